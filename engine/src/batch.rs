@@ -1,0 +1,175 @@
+//! What callers hand in: keys, sources, destinations, and how long it may take.
+
+use std::any::Any;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith_io::buffer::{AlignedBuf, Keep, Part};
+use pagelith_layouts::key::ObjectKey;
+
+/// One request of a cache controller (one prompt, say): what is asked for under it counts as equally recent,
+/// deeper pages before shallower ones. From [`crate::Store::begin_request`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Request(pub(crate) u64);
+
+/// How a batch is to be treated.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// The request that the batch belongs to; by default each batch is one of its own.
+    pub request: Option<Request>,
+    /// Chain depth in pages of the batch's first key; deeper keys follow in order. Default 0.
+    pub depth: u32,
+    /// Longest that the batch may take; by default the configured `deadline_ms`.
+    pub timeout: Option<Duration>,
+}
+
+/// Bytes to be stored, in one or several pieces; their sum is the object's length, 1 byte to 128 MiB.
+/// Memory is owned, or borrowed under a guard, until the put is done.
+#[derive(Debug)]
+pub struct Source(pub(crate) Vec<Part>);
+
+impl Source {
+    /// Store a buffer's bytes; it comes back when the put is done.
+    pub fn owned(buffer: AlignedBuf) -> Source {
+        Source(vec![buffer.into_part()])
+    }
+
+    /// Store shared bytes.
+    pub fn shared(bytes: Arc<[u8]>) -> Source {
+        let (ptr, len) = (NonNull::from(&bytes[..]).cast(), bytes.len());
+        let keep: Keep = Arc::new(bytes);
+        // SAFETY: the bytes live on the heap behind the Arc that `keep` holds, are initialised, and nobody
+        // can write them while a clone of the Arc exists.
+        Source(vec![unsafe { Part::shared(ptr, len, Some(keep)) }])
+    }
+
+    /// Store the bytes of `pieces`, in order.
+    ///
+    /// # Safety
+    /// Each (address, length) is initialised memory that stays valid and unwritten until the put is done;
+    /// `keep`, dropped no earlier, may be what ensures it.
+    pub unsafe fn borrowed(
+        pieces: &[(NonNull<u8>, usize)],
+        keep: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Source {
+        let part = |&(ptr, len): &(NonNull<u8>, usize)| {
+            // SAFETY: the caller's promise is exactly the one asked for.
+            unsafe { Part::shared(ptr, len, keep.clone()) }
+        };
+        Source(pieces.iter().map(part).collect())
+    }
+
+    /// Sum of the pieces' lengths in bytes.
+    pub fn len(&self) -> u64 {
+        self.0.iter().map(|p| p.len() as u64).sum()
+    }
+
+    /// Whether there is no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The buffer of [`Source::owned`].
+    pub fn into_buffer(mut self) -> Option<AlignedBuf> {
+        self.0.pop().and_then(Part::into_buf)
+    }
+}
+
+/// Where an object's bytes are to go, in one or several pieces; their sum must be the object's (or range's)
+/// length. Memory is owned, or borrowed under a guard, until the get is done. If the get is not a hit, what
+/// the pieces hold then is unspecified.
+#[derive(Debug)]
+pub struct Destination(pub(crate) Vec<Part>);
+
+impl Destination {
+    /// Fill a buffer; it comes back with the outcome.
+    pub fn owned(buffer: AlignedBuf) -> Destination {
+        Destination(vec![buffer.into_part()])
+    }
+
+    /// Fill `pieces`, in order. Pieces whose address and length are multiples of 4096 are read straight into.
+    ///
+    /// # Safety
+    /// Each (address, length) is initialised memory that stays valid, and that nothing else reads or writes,
+    /// until the get is done; `keep`, dropped no earlier, may be what ensures it.
+    pub unsafe fn borrowed(
+        pieces: &[(NonNull<u8>, usize)],
+        keep: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Destination {
+        let part = |&(ptr, len): &(NonNull<u8>, usize)| {
+            // SAFETY: the caller's promise is exactly the one asked for.
+            unsafe { Part::exclusive(ptr, len, keep.clone()) }
+        };
+        Destination(pieces.iter().map(part).collect())
+    }
+
+    /// Sum of the pieces' lengths in bytes.
+    pub fn len(&self) -> u64 {
+        self.0.iter().map(|p| p.len() as u64).sum()
+    }
+
+    /// Whether there is no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The pieces' bytes, in order.
+    pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        self.0.iter().map(Part::bytes)
+    }
+
+    /// The buffer of [`Destination::owned`].
+    pub fn into_buffer(mut self) -> Option<AlignedBuf> {
+        self.0.pop().and_then(Part::into_buf)
+    }
+}
+
+/// An object to be put.
+#[derive(Debug)]
+pub struct Put {
+    /// Its key.
+    pub key: ObjectKey,
+    /// Its bytes.
+    pub source: Source,
+}
+
+/// Objects of one page, put together: visible together or not at all, one unit of eviction and reclaim.
+/// A group of one is an object by itself.
+#[derive(Debug)]
+pub struct PutGroup {
+    /// The objects, all of one page, no key twice; in the order in which they will lie on SSD.
+    pub objects: Vec<Put>,
+}
+
+/// An object to be got.
+#[derive(Debug)]
+pub struct Get {
+    /// Its key.
+    pub key: ObjectKey,
+    /// Which of its bytes; `None` for all. A range is widened to whole checksum blocks inside.
+    pub range: Option<Range<u64>>,
+    /// Where they go.
+    pub destination: Destination,
+}
+
+/// An object to be put from memory that the caller lends for the call.
+#[derive(Clone, Copy, Debug)]
+pub struct PutSlice<'a> {
+    /// Its key.
+    pub key: ObjectKey,
+    /// Its bytes, in pieces.
+    pub pieces: &'a [&'a [u8]],
+}
+
+/// An object to be got into memory that the caller lends for the call.
+#[derive(Debug)]
+pub struct GetSlice<'a, 'b> {
+    /// Its key.
+    pub key: ObjectKey,
+    /// Which of its bytes; `None` for all.
+    pub range: Option<Range<u64>>,
+    /// Where they go, in pieces.
+    pub pieces: &'a mut [&'b mut [u8]],
+}

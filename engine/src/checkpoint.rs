@@ -1,0 +1,166 @@
+//! Taking a checkpoint of the index while it is in use.
+//!
+//! The snapshot is fuzzy. What makes it right: its position is the oldest segment not yet sealed when it
+//! began, so everything that changes meanwhile is in segments that the next open replays; and a data sync
+//! comes after the last entry was copied, so that an object which was moved out of an older segment
+//! meanwhile, and is left out here for being found in the replay, is durable where the replay looks.
+
+use pagelith_io::fault::IoFault;
+use pagelith_layouts::checkpoint::{CheckpointEntry, SegmentMark};
+use pagelith_layouts::ids::{SegmentId, SegmentOrder};
+use pagelith_tiers::ssd::checkpoint::CheckpointWriter;
+
+use crate::flusher::{Flusher, Purpose};
+use crate::index::Entry;
+
+/// Home slots copied in one critical section: some 100 us.
+const HOMES: u64 = 4096;
+
+/// A checkpoint being taken.
+pub(crate) struct Checkpointing {
+    writer: CheckpointWriter,
+    replay_from: SegmentOrder,
+    cursor: u64,
+    sync_asked: bool,
+    clean: bool,
+    serial: u64,
+}
+
+impl Flusher {
+    /// Begin a checkpoint if none is under way.
+    pub(crate) fn begin_checkpoint(&mut self, clean: bool) {
+        // With constant fingerprints the entries of a snapshot could not be told apart again.
+        if self.checkpoint.is_some() || self.shared.config.constant_fingerprint() {
+            return;
+        }
+        let Some(volume) = self.shared.volume.clone() else { return };
+        let replay_from = self.log.oldest_unsealed().unwrap_or(self.next_order);
+        let serial = self.checkpoint_serial + 1;
+        let core = self.shared.lock();
+        let Some(ssd) = core.ssd.as_ref() else { return };
+        let marks: Vec<_> = ssd
+            .segments
+            .iter()
+            .map(|(_, s)| SegmentMark {
+                incarnation: s.incarnation.0,
+                order: s.order.0,
+                min_sequence: s.min_sequence.0,
+                data_end: s.data_end,
+            })
+            .collect();
+        let sequence = core.sequence;
+        drop(core);
+        let file = volume.checkpoints[(serial % 2) as usize];
+        let bytes = volume.geometry.checkpoint_bytes();
+        match CheckpointWriter::begin(file, bytes, volume.store, serial, sequence, replay_from, &marks) {
+            Ok(writer) => {
+                self.checkpoint_serial = serial;
+                self.sealed_since_checkpoint = 0;
+                self.checkpoint =
+                    Some(Checkpointing { writer, replay_from, cursor: 0, sync_asked: false, clean, serial });
+            }
+            Err(fault) => self.checkpoint_failed(&fault),
+        }
+    }
+
+    /// Go on with the checkpoint, or begin one if it is time; true if anything was done.
+    pub(crate) fn step_checkpoint(&mut self) -> bool {
+        let every = self.shared.config.checkpoint_segments();
+        if self.checkpoint.is_none() {
+            let due = every > 0 && self.closing.is_none() && self.sealed_since_checkpoint >= every;
+            if due && self.log.is_trusted() {
+                self.begin_checkpoint(false);
+            }
+            return due && self.checkpoint.is_some();
+        }
+        let mut any = self.copy_entries();
+        while let Some(c) = self.checkpoint.as_mut() {
+            let Some(op) = c.writer.next_op() else { break };
+            // Operations are tagged with the checkpoint's number: one that failed may leave some behind.
+            if let Err(op) = self.log.submit(c.serial, op) {
+                c.writer.put_back(op);
+                break;
+            }
+            any = true;
+        }
+        any
+    }
+
+    fn copy_entries(&mut self) -> bool {
+        let shared = self.shared.clone();
+        let Some(c) = self.checkpoint.as_mut() else { return false };
+        let core = shared.lock();
+        let homes = core.index.home_slots();
+        if !c.writer.wants_entries() || c.sync_asked {
+            return false;
+        }
+        let Some(ssd) = core.ssd.as_ref() else { return false };
+        let to = (c.cursor + HOMES).min(homes);
+        let mut entries = Vec::new();
+        core.index.visit_homes(c.cursor, to, |e: &Entry| {
+            let Some(place) = e.ssd else { return };
+            // What lies at or behind the position is found by the replay.
+            if ssd.segments.get(SegmentId(place.segment)).order < c.replay_from {
+                entries.push(CheckpointEntry {
+                    fingerprint: e.fingerprint.to_le_bytes(),
+                    segment: place.segment,
+                    record_block: place.record_block,
+                    payload_delta: place.payload_delta,
+                    length: e.length,
+                    tick: e.tick,
+                });
+            }
+        });
+        drop(core);
+        c.cursor = to;
+        let mut failed = None;
+        for entry in entries {
+            if let Err(fault) = c.writer.push(entry) {
+                failed = Some(fault);
+                break;
+            }
+        }
+        if let Some(fault) = failed {
+            self.checkpoint_failed(&fault);
+        } else if to == homes {
+            if let Some(c) = self.checkpoint.as_mut() {
+                c.sync_asked = true;
+            }
+            self.sync_for(Purpose::Checkpoint);
+        }
+        true
+    }
+
+    /// What was found behind the position while copying is durable: the snapshot may be completed.
+    pub(crate) fn checkpoint_synced(&mut self, ok: bool) {
+        let next = self.shared.lock().sequence;
+        let Some(c) = self.checkpoint.as_mut() else { return };
+        let finished = if ok { c.writer.finish(next, c.clean) } else { Ok(()) };
+        match finished {
+            Ok(()) if ok => {}
+            Ok(()) => self.checkpoint = None,
+            Err(fault) => self.checkpoint_failed(&fault),
+        }
+    }
+
+    /// An operation of the checkpoint ended.
+    pub(crate) fn checkpoint_ended(&mut self, serial: u64, result: Result<(), IoFault>) {
+        let Some(c) = self.checkpoint.as_mut().filter(|c| c.serial == serial) else { return };
+        match c.writer.ended(result) {
+            None => {}
+            Some(Ok(())) => {
+                tracing::debug!(serial = c.serial, "checkpoint");
+                self.checkpoint = None;
+                self.shared.lock().counters.checkpoints += 1;
+            }
+            Some(Err(fault)) => self.checkpoint_failed(&fault),
+        }
+    }
+
+    /// The older checkpoint stands; open will replay more footers.
+    fn checkpoint_failed(&mut self, fault: &IoFault) {
+        tracing::warn!(%fault, "checkpoint failed, the older one stands");
+        self.checkpoint = None;
+        self.shared.lock().counters.checkpoint_failures += 1;
+    }
+}

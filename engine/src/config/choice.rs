@@ -1,0 +1,83 @@
+//! Settings that are one of a few names.
+
+use serde::ser::{Serialize, Serializer};
+
+macro_rules! choice {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $text:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$variant_doc])* $variant,)+ }
+
+        impl $name {
+            /// The names, as written in a file.
+            pub const NAMES: &'static [&'static str] = &[$($text),+];
+
+            /// The choice of that name; exact spelling.
+            pub fn of_name(name: &str) -> Option<$name> {
+                match name {
+                    $($text => Some($name::$variant),)+
+                    _ => None,
+                }
+            }
+
+            /// The name, as written in a file.
+            pub fn name(self) -> &'static str {
+                match self { $($name::$variant => $text,)+ }
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.name())
+            }
+        }
+    };
+}
+
+choice! {
+    /// Which object leaves DRAM first.
+    DramPolicy {
+        /// The least recently used.
+        #[default]
+        Lru = "lru",
+        /// The oldest.
+        Fifo = "fifo",
+        /// S3-FIFO (Yang et al., SOSP 2023): a small queue filters what is seen once.
+        S3Fifo = "s3fifo",
+    }
+}
+
+choice! {
+    /// Whether a hit on SSD is copied into DRAM.
+    Promote {
+        /// Every SSD hit is copied.
+        #[default]
+        Always = "always",
+        /// SSD hits stay on SSD only.
+        Never = "never",
+    }
+}
+
+choice! {
+    /// Which segment of the SSD log is reclaimed first.
+    SsdPolicy {
+        /// The oldest.
+        #[default]
+        Fifo = "fifo",
+        /// The one whose extents are worth least; recently used extents are copied forward.
+        Recency = "recency",
+    }
+}
+
+choice! {
+    /// How the SSD is driven.
+    SsdIo {
+        /// io_uring where the kernel and container allow it, else blocking.
+        #[default]
+        Auto = "auto",
+        /// io_uring, or refuse to open.
+        Uring = "uring",
+        /// Positioned reads and writes on threads.
+        Blocking = "blocking",
+    }
+}

@@ -1,0 +1,129 @@
+//! The table of settings: one row each. Reading, checking, "did you mean", the environment's names and the
+//! reference that `pagelith` prints all go by this table, so a setting missing here cannot be set at all.
+
+use pagelith_layouts::checksum::BLOCK_BYTES;
+
+use super::Config;
+use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
+use super::node::Node;
+use super::rule::{Grain, Rule, Value};
+use super::setting::Setting;
+use super::size::Size;
+
+/// What every environment variable that is a setting starts with.
+pub const ENV_PREFIX: &str = "PAGELITH_";
+
+/// One setting.
+pub struct Field {
+    path: &'static str,
+    rule: Rule,
+    read: fn(&mut Config, &Node) -> Result<(), String>,
+    value: for<'a> fn(&'a Config) -> Value<'a>,
+}
+
+/// A row for the member of [`Config`] that is named; the path is the member's, letter by letter.
+macro_rules! row {
+    ($section:ident . $name:ident, $rule:expr) => {
+        row!(@ concat!(stringify!($section), ".", stringify!($name)), [$section.$name], $rule)
+    };
+    ($name:ident, $rule:expr) => { row!(@ stringify!($name), [$name], $rule) };
+    (@ $path:expr, [$($member:tt)+], $rule:expr) => {
+        Field {
+            path: $path,
+            rule: $rule,
+            read: |config, node| {
+                config.$($member)+ = Setting::read(node)?;
+                Ok(())
+            },
+            value: |config| config.$($member)+.value(),
+        }
+    };
+}
+
+const TIB: Size = Size::gib(1024);
+const DRAM_MAX: Size = Size::gib(64 << 10);
+const SSD_MAX: Size = Size::gib(1 << 20);
+const KIB_64: Size = Size::kib(64);
+
+static FIELDS: [Field; 22] = [
+    row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
+    row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
+    row!(dram.bytes, Rule::SizeOrZero { min: KIB_64, max: DRAM_MAX }),
+    row!(dram.policy, Rule::Choice(DramPolicy::NAMES)),
+    row!(dram.promote, Rule::Choice(Promote::NAMES)),
+    row!(ssd.bytes, Rule::SizeOrZero { min: Size::mib(1), max: SSD_MAX }),
+    row!(ssd.dirs, Rule::Dirs),
+    row!(ssd.segment_bytes, Rule::Size { min: Size::mib(1), max: Size::mib(256), grain: Grain::PowerOfTwo }),
+    row!(ssd.policy, Rule::Choice(SsdPolicy::NAMES)),
+    row!(ssd.reinsert_ratio, Rule::Ratio { min: 0.0, max: 0.25 }),
+    row!(ssd.io, Rule::Choice(SsdIo::NAMES)),
+    row!(ssd.write_depth, Rule::Count { min: 1, max: 64 }),
+    row!(ssd.write_bytes, Rule::Size { min: KIB_64, max: Size::mib(16), grain: Grain::MultipleOf(4096) }),
+    row!(ssd.checkpoint_segments, Rule::Count { min: 0, max: u32::MAX as u64 }),
+    row!(staging.bytes, Rule::Size { min: KIB_64, max: TIB, grain: Grain::Any }),
+    row!(staging.ratio, Rule::RatioAboveZero { max: 1.0 }),
+    // Whole checksum blocks, so that each chunk can be verified by itself.
+    row!(
+        staging.chunk_bytes,
+        Rule::Size { min: KIB_64, max: Size::mib(256), grain: Grain::MultipleOf(BLOCK_BYTES as u64) }
+    ),
+    row!(index.max_objects, Rule::Count { min: 1, max: 1 << 32 }),
+    row!(index.constant_fingerprint, Rule::Flag),
+    row!(read.depth, Rule::Count { min: 1, max: 1024 }),
+    row!(memory.reserve, Rule::Size { min: Size::ZERO, max: DRAM_MAX, grain: Grain::Any }),
+    row!(log.batch_summary, Rule::Flag),
+];
+
+/// Every setting, in the order of the reference.
+pub fn fields() -> &'static [Field] {
+    &FIELDS
+}
+
+pub(super) fn field_at(path: &str) -> Option<&'static Field> {
+    FIELDS.iter().find(|field| field.path == path)
+}
+
+/// Whether `path` names a table of settings rather than a setting.
+pub(super) fn is_section(path: &str) -> bool {
+    FIELDS.iter().any(|field| field.path.split_once('.').is_some_and(|(section, _)| section == path))
+}
+
+impl Field {
+    /// The path in a file, such as `ssd.segment_bytes`.
+    pub fn path(&self) -> &'static str {
+        self.path
+    }
+
+    /// The environment variable, such as `PAGELITH_SSD__SEGMENT_BYTES`.
+    pub fn env_name(&self) -> String {
+        format!("{ENV_PREFIX}{}", self.path.replace('.', "__").to_ascii_uppercase())
+    }
+
+    /// What the setting may be, such as `a power of two between 1MiB and 256MiB`.
+    pub fn expects(&self) -> String {
+        self.rule.to_string()
+    }
+
+    /// The value in `config` as text.
+    pub fn shown_in(&self, config: &Config) -> String {
+        (self.value)(config).to_string()
+    }
+
+    /// Put the node's value into `config`; the message if it is not of the setting's type. A value of the
+    /// right type but outside its range is put, and [`Field::check`] names it.
+    pub(super) fn put(&self, config: &mut Config, node: &Node) -> Result<(), String> {
+        (self.read)(config, node).map_err(|detail| {
+            let colon = if detail.is_empty() { "" } else { ": " };
+            format!("must be {}{colon}{detail}, got={node}", self.rule)
+        })
+    }
+
+    /// Whether the value in `config` is within its range; if not, the message.
+    pub(super) fn check(&self, config: &Config) -> Result<(), String> {
+        self.rule.check(&(self.value)(config))
+    }
+
+    pub(super) fn node_of_text(&self, text: &str) -> Node {
+        self.rule.node_of_text(text)
+    }
+}

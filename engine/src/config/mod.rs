@@ -1,0 +1,232 @@
+//! Configuration: from code, a file (TOML or JSON) and the environment.
+//!
+//! **Precedence, lowest first: defaults < file < environment < code.** Each layer replaces single settings
+//! of the ones before it. Each layer must be right by itself: a wrong value in the file is refused even
+//! where the environment replaces it, since nobody wants to learn of it when the variable goes.
+//!
+//! - file: [`Config::from_toml_str`], [`Config::from_json_str`], or [`ConfigBuilder::file`]. The caller
+//!   reads the file; nothing here touches the disk.
+//! - environment: `PAGELITH_` and the path in upper case with `__` for each dot:
+//!   `PAGELITH_DRAM__BYTES=2GiB`. `ssd.dirs` is separated by commas, or a JSON list. *Every* variable with
+//!   the prefix must be a setting.
+//! - code: the fields of [`Config`], or [`ConfigBuilder::set`].
+//!
+//! A configuration is refused, never repaired or rounded: [`ConfigError`] lists every problem at once, each
+//! with the path of its setting and what would be right. Only a [`ValidConfig`] opens a store.
+//!
+//! ```
+//! use pagelith::config::{Config, ConfigFormat, Facts, Size};
+//!
+//! let facts = Facts { memory_bytes: 8 << 30, memory_source: "machine".into() };
+//! let valid = Config::builder()
+//!     .file(ConfigFormat::Toml, "[dram]\nbytes = \"1GiB\"\npolicy = \"s3fifo\"")
+//!     .env([("PAGELITH_DRAM__BYTES", "2GiB")])
+//!     .set(|config| config.read.depth = 128)
+//!     .validate(&facts)?;
+//! assert_eq!(valid.dram_bytes(), 2 << 30);
+//!
+//! let refused = Config::from_toml_str("[dram]\nbites = 1\npromote = false").unwrap_err();
+//! assert_eq!(
+//!     refused.to_string(),
+//!     "dram.bites: is not a setting; did you mean dram.bytes?\n\
+//!      dram.promote: must be one of \"always\", \"never\", got=false type=boolean"
+//! );
+//! # Ok::<(), pagelith::config::ConfigError>(())
+//! ```
+
+mod choice;
+mod depth;
+mod error;
+mod fields;
+mod node;
+mod parse;
+mod rule;
+mod setting;
+mod size;
+mod unknown;
+mod valid;
+mod validate;
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+pub use choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
+pub use error::{ConfigError, Problem};
+pub use fields::{ENV_PREFIX, Field, fields};
+pub use parse::{ConfigBuilder, ConfigFormat};
+pub use size::{Size, SizeError};
+pub use valid::{Facts, MemoryPlan, ValidConfig};
+
+/// All settings of a store. `Default` is a 256 MiB DRAM cache without an SSD tier.
+///
+/// Each setting says its default, its range, and why one would change it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Config {
+    /// The longest any call waits that is given no deadline of its own, in milliseconds. Default 30 000;
+    /// 1 to 3 600 000. Lower it where a late hit is worse than a miss.
+    pub deadline_ms: u64,
+    /// The most namespaces (model, revision, dtype, tenant, ...) the store knows at a time. Default 4096;
+    /// 1 to 65 536. Raise it for many tenants; each costs a row in memory and in the manifest.
+    pub namespaces_max: u32,
+    /// The DRAM tier.
+    pub dram: DramConfig,
+    /// The SSD tier.
+    pub ssd: SsdConfig,
+    /// Memory that direct reads land in when they cannot land in the caller's.
+    pub staging: StagingConfig,
+    /// The index.
+    pub index: IndexConfig,
+    /// Reading.
+    pub read: ReadConfig,
+    /// What the machine keeps.
+    pub memory: MemoryConfig,
+    /// Log events.
+    pub log: LogConfig,
+}
+
+/// Settings of the DRAM tier.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DramConfig {
+    /// Bytes of the arena. Default 256 MiB; 0, or 64 KiB to 64 TiB; with an SSD tier at least one segment.
+    /// As much as the host can spare: a DRAM hit is many times faster than an SSD hit. 0 means no DRAM cache
+    /// tier: the arena is then a write buffer of two segments.
+    pub bytes: Size,
+    /// Which object leaves first: `lru` (default), `fifo` or `s3fifo`. `s3fifo` where many pages are used
+    /// once; `fifo` to compare against.
+    pub policy: DramPolicy,
+    /// Whether an SSD hit is copied into DRAM: `always` (default) or `never`. `never` where hits do not
+    /// repeat, to save the copy and keep what is in DRAM.
+    pub promote: Promote,
+}
+
+/// Settings of the SSD tier.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SsdConfig {
+    /// Bytes of all files of the store together. Default 0: no SSD tier; at most 1 PiB, and at least four
+    /// segments (or one a directory, if that is more) and 1 MiB. The size of the cache that survives a
+    /// restart.
+    pub bytes: Size,
+    /// The directories, one a drive; segments are striped over them. Default none; at most 64, all
+    /// different. Name several to add up the bandwidth of drives.
+    pub dirs: Vec<PathBuf>,
+    /// Bytes of a segment: the unit of reclaim and, less its header and footer, the largest object. Default
+    /// `ssd.bytes` / 64 rounded down to a power of two, within 4 MiB to 256 MiB (which fits the
+    /// default `dram.bytes`); a power of two from 1 MiB to 256 MiB. Raise it for objects that do not fit;
+    /// lower it to reclaim in smaller steps.
+    pub segment_bytes: Option<Size>,
+    /// Which segment is reclaimed first: `fifo` (default) or `recency`. `recency` keeps what is used, for
+    /// more writes.
+    pub policy: SsdPolicy,
+    /// The most bytes copied forward while reclaiming, per byte put; used by `recency`. Default 0.25; 0 to
+    /// 0.25. Lower it to spare the drive's endurance.
+    pub reinsert_ratio: f64,
+    /// How the drive is driven: `auto` (default: io_uring where allowed, else blocking), `uring` (or refuse
+    /// to open) or `blocking`. `uring` makes a container that forbids io_uring an error instead of a slow
+    /// store.
+    pub io: SsdIo,
+    /// Writes in flight. Default 8; 1 to 64. Raise it if sustained puts stay below the drive's bandwidth;
+    /// lower it if reads suffer under them.
+    pub write_depth: u32,
+    /// The largest single write. Default 1 MiB; a multiple of 4096 from 64 KiB to 16 MiB, at most a segment.
+    /// Lower it if writes delay reads; raise it for drives with a large stripe.
+    pub write_bytes: Size,
+    /// Write an index checkpoint each time this many segments were sealed. Default 16; 0: only at close.
+    /// Lower it to open faster after a crash, for more writes.
+    pub checkpoint_segments: u32,
+}
+
+/// Settings of the staging memory.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StagingConfig {
+    /// Bytes of aligned memory for staged reads. Default 64 MiB; 64 KiB to 1 TiB, and `bytes` x `ratio` at
+    /// least one chunk + 8192. Raise it if batches with unaligned destinations are split too often.
+    pub bytes: Size,
+    /// The part of `bytes` that batches may be charged. Default 0.9; above 0, at most 1. Lower it to keep
+    /// room for reads beside a large batch.
+    pub ratio: f64,
+    /// The piece in which an object above the whole budget is read. Default 1 MiB; a multiple of 32 KiB (the
+    /// unit of checksum) from 64 KiB to 256 MiB. Raise it for drives that need large reads.
+    pub chunk_bytes: Size,
+}
+
+/// Settings of the index.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct IndexConfig {
+    /// The most objects the store knows; 40 bytes of memory each, allocated at open. Default
+    /// (`dram.bytes` + `ssd.bytes`) / 16 KiB, within 65 536 to 16 777 216; 1 to 2^32. Raise it for a large
+    /// drive full of small objects; lower it to save memory with large ones.
+    pub max_objects: Option<u64>,
+    /// Gives every key the same fingerprint, so that only whole keys tell objects apart. Default false. For
+    /// tests of the store: it is very slow.
+    pub constant_fingerprint: bool,
+}
+
+/// Settings of reading.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReadConfig {
+    /// Reads in flight per session. Default 64; 1 to 1024. Raise it for drives that need more to reach
+    /// their bandwidth with small objects.
+    pub depth: u32,
+}
+
+/// Settings of memory as a whole.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MemoryConfig {
+    /// What the machine or cgroup keeps for everything else. Default 256 MiB; at most 64 TiB. Arena,
+    /// staging and index together may be what is there less this. Raise it by what the process around the
+    /// store needs.
+    pub reserve: Size,
+}
+
+/// Settings of log events.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LogConfig {
+    /// An event for each batch, with the objects and bytes that each tier gave. Default false. Turn it on
+    /// to see where hits come from.
+    pub batch_summary: bool,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            deadline_ms: 30_000,
+            namespaces_max: 4096,
+            dram: DramConfig::default(),
+            ssd: SsdConfig::default(),
+            staging: StagingConfig::default(),
+            index: IndexConfig { max_objects: None, constant_fingerprint: false },
+            read: ReadConfig { depth: 64 },
+            memory: MemoryConfig { reserve: Size::mib(256) },
+            log: LogConfig { batch_summary: false },
+        }
+    }
+}
+
+impl Default for DramConfig {
+    fn default() -> DramConfig {
+        DramConfig { bytes: Size::mib(256), policy: DramPolicy::Lru, promote: Promote::Always }
+    }
+}
+
+impl Default for SsdConfig {
+    fn default() -> SsdConfig {
+        SsdConfig {
+            bytes: Size::ZERO,
+            dirs: Vec::new(),
+            segment_bytes: None,
+            policy: SsdPolicy::Fifo,
+            reinsert_ratio: 0.25,
+            io: SsdIo::Auto,
+            write_depth: 8,
+            write_bytes: Size::mib(1),
+            checkpoint_segments: 16,
+        }
+    }
+}
+
+impl Default for StagingConfig {
+    fn default() -> StagingConfig {
+        StagingConfig { bytes: Size::mib(64), ratio: 0.9, chunk_bytes: Size::mib(1) }
+    }
+}

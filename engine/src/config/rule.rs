@@ -1,0 +1,178 @@
+//! What one setting may be: its range as data, so that the check and the sentence that states it cannot
+//! drift apart.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::path::PathBuf;
+
+use super::node::{Node, quoted};
+use super::size::Size;
+
+/// Most directories (drives) of one store.
+pub(super) const DIRS_MAX: usize = 64;
+
+/// The range of a setting.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Rule {
+    Size {
+        min: Size,
+        max: Size,
+        grain: Grain,
+    },
+    /// As `Size`, and 0 as well.
+    SizeOrZero {
+        min: Size,
+        max: Size,
+    },
+    Count {
+        min: u64,
+        max: u64,
+    },
+    /// `min <= value <= max`.
+    Ratio {
+        min: f64,
+        max: f64,
+    },
+    /// `0 < value <= max`.
+    RatioAboveZero {
+        max: f64,
+    },
+    Flag,
+    Choice(&'static [&'static str]),
+    Dirs,
+}
+
+/// Which sizes within the range are allowed.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Grain {
+    Any,
+    MultipleOf(u64),
+    PowerOfTwo,
+}
+
+/// A setting's present value, as the rules see it.
+pub(super) enum Value<'a> {
+    Unset,
+    Size(Size),
+    Count(u64),
+    Ratio(f64),
+    Flag(bool),
+    Choice(&'static str),
+    Dirs(&'a [PathBuf]),
+}
+
+impl fmt::Display for Rule {
+    /// Completes "must be ...".
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Rule::Size { min, max, grain } => {
+                match grain {
+                    Grain::Any => f.write_str("a size")?,
+                    Grain::MultipleOf(step) => write!(f, "a multiple of {step}")?,
+                    Grain::PowerOfTwo => f.write_str("a power of two")?,
+                }
+                write!(f, " between {min} and {max}")
+            }
+            Rule::SizeOrZero { min, max } => write!(f, "0 or a size between {min} and {max}"),
+            Rule::Count { min, max } => write!(f, "an integer between {min} and {max}"),
+            Rule::Ratio { min, max } => write!(f, "a number between {min} and {max}"),
+            Rule::RatioAboveZero { max } => write!(f, "a number above 0 and at most {max}"),
+            Rule::Flag => f.write_str("true or false"),
+            Rule::Choice(names) => {
+                f.write_str("one of ")?;
+                for (number, name) in names.iter().enumerate() {
+                    write!(f, "{}{name:?}", if number > 0 { ", " } else { "" })?;
+                }
+                Ok(())
+            }
+            Rule::Dirs => write!(f, "a list of at most {DIRS_MAX} different directories"),
+        }
+    }
+}
+
+impl fmt::Display for Value<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Unset => f.write_str("unset"),
+            Value::Size(size) => write!(f, "{size}"),
+            Value::Count(count) => write!(f, "{count}"),
+            Value::Ratio(ratio) => write!(f, "{ratio}"),
+            Value::Flag(flag) => write!(f, "{flag}"),
+            Value::Choice(name) => write!(f, "{name:?}"),
+            Value::Dirs(dirs) => write!(f, "{dirs:?}"),
+        }
+    }
+}
+
+impl Rule {
+    /// Whether `value` is within the rule; if not, the message.
+    pub(super) fn check(&self, value: &Value<'_>) -> Result<(), String> {
+        let within = match (self, value) {
+            (Rule::Size { min, max, grain }, Value::Size(size)) => {
+                (*min..=*max).contains(size) && grain.holds(size.bytes())
+            }
+            (Rule::SizeOrZero { min, max }, Value::Size(size)) => {
+                *size == Size::ZERO || (*min..=*max).contains(size)
+            }
+            (Rule::Count { min, max }, Value::Count(count)) => (*min..=*max).contains(count),
+            (Rule::Ratio { min, max }, Value::Ratio(ratio)) => (*min..=*max).contains(ratio),
+            (Rule::RatioAboveZero { max }, Value::Ratio(ratio)) => *ratio > 0.0 && *ratio <= *max,
+            (Rule::Dirs, Value::Dirs(dirs)) => return self.check_dirs(dirs),
+            // Flags and choices are right by their type, and an optional setting may be unset.
+            _ => true,
+        };
+        if within { Ok(()) } else { Err(format!("must be {self}, got={value}")) }
+    }
+
+    fn check_dirs(&self, dirs: &[PathBuf]) -> Result<(), String> {
+        if dirs.len() > DIRS_MAX {
+            return Err(format!("must be {self}, got={} directories", dirs.len()));
+        }
+        let mut faults = Vec::new();
+        let mut seen = HashSet::new();
+        for (number, dir) in dirs.iter().enumerate() {
+            match dir.to_str() {
+                None => faults.push(format!("entry {number} is not UTF-8")),
+                Some("") => faults.push(format!("entry {number} is empty")),
+                Some(text) if text.contains('\0') => faults.push(format!("entry {number} holds a NUL")),
+                // `Path` compares by component, so "/a/" and "/a/./" are "/a". Links and ".." are not
+                // followed here (no file is touched): the lock on the data files refuses those.
+                Some(text) if !seen.insert(dir.as_path()) => {
+                    faults.push(format!("entry {number} repeats {}", quoted(text)));
+                }
+                Some(_) => {}
+            }
+        }
+        if faults.is_empty() { Ok(()) } else { Err(format!("must be {self}, but {}", faults.join(", "))) }
+    }
+
+    /// The value that an environment variable's text stands for. What is not the setting's type stays
+    /// text, and is refused as any other string would be.
+    pub(super) fn node_of_text(&self, text: &str) -> Node {
+        let as_text = || Node::Text(text.to_owned());
+        let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        match self {
+            Rule::Flag => text.parse().map_or_else(|_| as_text(), Node::Bool),
+            Rule::Count { .. } if digits(text) => text.parse().map_or_else(|_| as_text(), Node::Integer),
+            Rule::Ratio { .. } | Rule::RatioAboveZero { .. }
+                if text.split_once('.').map_or(digits(text), |(a, b)| digits(a) && digits(b)) =>
+            {
+                text.parse().map_or_else(|_| as_text(), Node::Float)
+            }
+            Rule::Dirs if text.is_empty() => as_text(),
+            Rule::Dirs if text.starts_with('[') => serde_json::from_str(text).unwrap_or_else(|_| as_text()),
+            Rule::Dirs => Node::List(text.split(',').map(|dir| Node::Text(dir.to_owned())).collect()),
+            _ => as_text(),
+        }
+    }
+}
+
+impl Grain {
+    fn holds(self, bytes: u64) -> bool {
+        match self {
+            Grain::Any => true,
+            Grain::MultipleOf(step) => bytes.is_multiple_of(step),
+            Grain::PowerOfTwo => bytes.is_power_of_two(),
+        }
+    }
+}

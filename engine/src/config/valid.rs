@@ -1,0 +1,191 @@
+//! A configuration that was checked against itself and the machine: the numbers a store is built from.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::Config;
+use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
+use super::size::Size;
+
+/// What validation has to know of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Memory that this process may use: the machine's, or its cgroup's limit if that is less. Bytes.
+    pub memory_bytes: u64,
+    /// Where the number is from, for messages; such as `machine` or the cgroup's file.
+    pub memory_source: String,
+}
+
+impl Facts {
+    /// What this machine, and the control group that the process is in, allow.
+    pub fn of_this_machine() -> Result<Facts, crate::Error> {
+        let facts = pagelith_io::facts::MemoryFacts::read()?;
+        Ok(Facts { memory_bytes: facts.limit, memory_source: facts.source })
+    }
+}
+
+/// A [`Config`] that may open a store. Made by [`Config::validate`] only; every number is resolved.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ValidConfig {
+    pub(super) config: Config,
+    pub(super) arena_bytes: u64,
+    pub(super) segment_bytes: u64,
+    pub(super) staging_budget: u64,
+    pub(super) max_objects: u64,
+    pub(super) memory: MemoryPlan,
+}
+
+/// The memory a store allocates, in bytes; printed at open and never exceeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// The DRAM arena, or the write buffer where there is no DRAM tier.
+    pub arena: u64,
+    /// Staging memory.
+    pub staging: u64,
+    /// The index.
+    pub index: u64,
+    /// All of them.
+    pub total: u64,
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = Size::from_bytes;
+        let (arena, staging) = (size(self.arena), size(self.staging));
+        let (index, total) = (size(self.index), size(self.total));
+        write!(f, "arena={arena} staging={staging} index={index} total={total}")
+    }
+}
+
+impl ValidConfig {
+    /// The settings as they were given.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What the store allocates.
+    pub fn memory_plan(&self) -> MemoryPlan {
+        self.memory
+    }
+
+    /// Bytes of the DRAM cache tier; 0: there is none.
+    pub fn dram_bytes(&self) -> u64 {
+        self.config.dram.bytes.bytes()
+    }
+
+    /// Bytes of the arena: `dram_bytes`, or two segments where that is 0.
+    pub fn arena_bytes(&self) -> u64 {
+        self.arena_bytes
+    }
+
+    /// Which object leaves DRAM first.
+    pub fn dram_policy(&self) -> DramPolicy {
+        self.config.dram.policy
+    }
+
+    /// Whether SSD hits are copied into DRAM.
+    pub fn promote(&self) -> Promote {
+        self.config.dram.promote
+    }
+
+    /// Whether there is an SSD tier.
+    pub fn has_ssd(&self) -> bool {
+        self.config.ssd.bytes > Size::ZERO
+    }
+
+    /// Bytes of all files together; 0 without an SSD tier.
+    pub fn ssd_bytes(&self) -> u64 {
+        self.config.ssd.bytes.bytes()
+    }
+
+    /// The SSD tier's directories; empty without one.
+    pub fn ssd_dirs(&self) -> &[PathBuf] {
+        &self.config.ssd.dirs
+    }
+
+    /// Bytes of a segment, given or derived. Meaningless without an SSD tier.
+    pub fn segment_bytes(&self) -> u64 {
+        self.segment_bytes
+    }
+
+    /// Which segment is reclaimed first.
+    pub fn ssd_policy(&self) -> SsdPolicy {
+        self.config.ssd.policy
+    }
+
+    /// The most bytes copied forward per byte put.
+    pub fn reinsert_ratio(&self) -> f64 {
+        self.config.ssd.reinsert_ratio
+    }
+
+    /// How the drive is driven.
+    pub fn ssd_io(&self) -> SsdIo {
+        self.config.ssd.io
+    }
+
+    /// Writes in flight.
+    pub fn write_depth(&self) -> u32 {
+        self.config.ssd.write_depth
+    }
+
+    /// Bytes of the largest single write; at most a segment.
+    pub fn write_bytes(&self) -> u64 {
+        self.config.ssd.write_bytes.bytes()
+    }
+
+    /// Sealed segments between index checkpoints; 0: only at close.
+    pub fn checkpoint_segments(&self) -> u32 {
+        self.config.ssd.checkpoint_segments
+    }
+
+    /// Bytes of staging memory.
+    pub fn staging_bytes(&self) -> u64 {
+        self.config.staging.bytes.bytes()
+    }
+
+    /// Bytes of staging that one batch may be charged: bytes x ratio, rounded down; at least a chunk + 8192.
+    pub fn staging_budget(&self) -> u64 {
+        self.staging_budget
+    }
+
+    /// Bytes of the piece in which an object above the budget is read; a multiple of the checksum block.
+    pub fn staging_chunk_bytes(&self) -> u64 {
+        self.config.staging.chunk_bytes.bytes()
+    }
+
+    /// Objects the index holds, given or derived.
+    pub fn max_objects(&self) -> u64 {
+        self.max_objects
+    }
+
+    /// Whether every key gets the same fingerprint (tests).
+    pub fn constant_fingerprint(&self) -> bool {
+        self.config.index.constant_fingerprint
+    }
+
+    /// Reads in flight per session.
+    pub fn read_depth(&self) -> u32 {
+        self.config.read.depth
+    }
+
+    /// The longest wait that is given no deadline of its own.
+    pub fn deadline(&self) -> Duration {
+        Duration::from_millis(self.config.deadline_ms)
+    }
+
+    /// The most namespaces at a time.
+    pub fn namespaces_max(&self) -> u32 {
+        self.config.namespaces_max
+    }
+
+    /// Bytes left to the rest of the machine.
+    pub fn memory_reserve(&self) -> u64 {
+        self.config.memory.reserve.bytes()
+    }
+
+    /// Whether each batch logs an event.
+    pub fn batch_summary(&self) -> bool {
+        self.config.log.batch_summary
+    }
+}

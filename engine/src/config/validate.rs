@@ -1,0 +1,221 @@
+//! Relations between settings, and to the machine.
+//!
+//! Ranges bound every number here (at most 2^50 bytes), so sums cannot overflow; a relation is checked only
+//! if all of the settings it reads are within their ranges.
+
+use pagelith_layouts::staging;
+
+use super::Config;
+use super::error::{ConfigError, Problem, unless_problems};
+use super::parse::Draft;
+use super::size::Size;
+use super::valid::{Facts, MemoryPlan, ValidConfig};
+
+/// Segments that an SSD tier cannot do without: open, being reclaimed, and two to hold something.
+const SEGMENTS_MIN: u64 = 4;
+/// The room beside the segments that is asked for here; the exact figure depends on the layout and is
+/// checked at open.
+const SSD_OVERHEAD_BYTES: u64 = 1 << 20;
+/// Segments of write buffer without a DRAM tier: one is filled while the other is flushed.
+const WRITE_BUFFER_SEGMENTS: u64 = 2;
+/// Bounds of the derived segment. The largest fits the default `dram.bytes`, so that an SSD tier of any size
+/// opens with the other defaults.
+const SEGMENT_DERIVED: (u64, u64) = (4 << 20, 256 << 20);
+/// The derived segment is this part of the tier: reclaim then frees 1 to 2 % at a time.
+const SEGMENTS_DERIVED: u64 = 64;
+/// The limit of DESIGN.md, "Index".
+const INDEX_BYTES_PER_OBJECT: u64 = 40;
+/// The mean object that the derived index is sized for, and its bounds.
+const OBJECT_BYTES_ASSUMED: u64 = 16 << 10;
+const OBJECTS_DERIVED: (u64, u64) = (65_536, 16_777_216);
+
+impl Config {
+    /// Check every setting, the relations between them and to the machine. All problems are in the error;
+    /// nothing is created, on disk or elsewhere.
+    pub fn validate(&self, facts: &Facts) -> Result<ValidConfig, ConfigError> {
+        let mut draft = Draft::of(self.clone());
+        draft.check_ranges();
+        resolve(draft, facts)
+    }
+}
+
+/// The draft's problems, those of its relations, or else its resolved numbers.
+pub(super) fn resolve(draft: Draft, facts: &Facts) -> Result<ValidConfig, ConfigError> {
+    let numbers = Numbers::of(&draft.config);
+    let mut relations = Relations { draft, numbers };
+    relations.check_capacity();
+    relations.check_segments();
+    relations.check_staging();
+    relations.check_memory(facts);
+    let Draft { config, problems, .. } = relations.draft;
+    unless_problems(problems, ()).map(|()| ValidConfig {
+        config,
+        arena_bytes: numbers.memory.arena,
+        segment_bytes: numbers.segment,
+        staging_budget: numbers.staging_budget,
+        max_objects: numbers.max_objects,
+        memory: numbers.memory,
+    })
+}
+
+/// What the settings come to. Saturating, since settings that are out of range come here too.
+#[derive(Clone, Copy)]
+struct Numbers {
+    segment: u64,
+    staging_budget: u64,
+    max_objects: u64,
+    memory: MemoryPlan,
+}
+
+impl Numbers {
+    fn of(config: &Config) -> Numbers {
+        let (dram, ssd) = (config.dram.bytes.bytes(), config.ssd.bytes.bytes());
+        let segment = config.ssd.segment_bytes.map_or_else(|| derived_segment(ssd), Size::bytes);
+        let arena = match dram {
+            0 if ssd > 0 => segment.saturating_mul(WRITE_BUFFER_SEGMENTS),
+            dram => dram,
+        };
+        let max_objects = config.index.max_objects.unwrap_or_else(|| {
+            (dram.saturating_add(ssd) / OBJECT_BYTES_ASSUMED).clamp(OBJECTS_DERIVED.0, OBJECTS_DERIVED.1)
+        });
+        let staging_bytes = config.staging.bytes.bytes();
+        let index = max_objects.saturating_mul(INDEX_BYTES_PER_OBJECT);
+        let total = arena.saturating_add(staging_bytes).saturating_add(index);
+        Numbers {
+            segment,
+            staging_budget: staging::usable(staging_bytes, config.staging.ratio),
+            max_objects,
+            memory: MemoryPlan { arena, staging: staging_bytes, index, total },
+        }
+    }
+}
+
+fn derived_segment(ssd_bytes: u64) -> u64 {
+    let part = (ssd_bytes / SEGMENTS_DERIVED).clamp(SEGMENT_DERIVED.0, SEGMENT_DERIVED.1);
+    1 << part.ilog2()
+}
+
+struct Relations {
+    draft: Draft,
+    numbers: Numbers,
+}
+
+impl Relations {
+    fn sound(&self, paths: &[&str]) -> bool {
+        !paths.iter().any(|path| self.draft.suspects.contains(path))
+    }
+
+    fn problem(&mut self, field: &str, message: String) {
+        self.draft.problems.push(Problem { field: field.to_owned(), message });
+    }
+
+    /// A store has somewhere to put things, and an SSD tier has both a size and a place.
+    fn check_capacity(&mut self) {
+        let (dram, ssd) = (self.draft.config.dram.bytes, self.draft.config.ssd.bytes);
+        let dirs = self.draft.config.ssd.dirs.len();
+        if self.sound(&["dram.bytes", "ssd.bytes"]) && dram == Size::ZERO && ssd == Size::ZERO {
+            let message = "must be above 0, or ssd.bytes must be: embedded with no capacity, \
+                           got=0B ssd.bytes=0B";
+            self.problem("dram.bytes", message.to_owned());
+        }
+        if !self.sound(&["ssd.bytes", "ssd.dirs"]) {
+            return;
+        }
+        if ssd > Size::ZERO && dirs == 0 {
+            self.problem("ssd.dirs", format!("must name a directory, got=[] ssd.bytes={ssd}"));
+        }
+        if ssd == Size::ZERO && dirs > 0 {
+            let message = format!("must be above 0, or ssd.dirs empty, got=0B ssd.dirs={dirs} directories");
+            self.problem("ssd.bytes", message);
+        }
+    }
+
+    /// Tier, arena and single writes fit the segment.
+    fn check_segments(&mut self) {
+        let config = &self.draft.config;
+        let (dram, ssd, write) = (config.dram.bytes, config.ssd.bytes, config.ssd.write_bytes);
+        if ssd == Size::ZERO || !self.sound(&["ssd.bytes", "ssd.segment_bytes"]) {
+            return;
+        }
+        let segment = Size::from_bytes(self.numbers.segment);
+        let segments = SEGMENTS_MIN.max(config.ssd.dirs.len() as u64);
+        let ssd_min = Size::from_bytes(segments * segment.bytes() + SSD_OVERHEAD_BYTES);
+        if self.sound(&["ssd.dirs"]) && ssd < ssd_min {
+            let message = format!(
+                "must be at least {ssd_min} ({segments} segments and 1MiB), got={ssd} \
+                 ssd.segment_bytes={segment}"
+            );
+            self.problem("ssd.bytes", message);
+        }
+        if self.sound(&["dram.bytes"]) && dram > Size::ZERO && dram < segment {
+            let message = format!(
+                "must be 0 or at least a segment ({segment}) with an SSD tier, got={dram} \
+                 ssd.segment_bytes={segment}"
+            );
+            self.problem("dram.bytes", message);
+        }
+        if self.sound(&["ssd.write_bytes"]) && write > segment {
+            let message = format!("must be at most a segment, got={write} ssd.segment_bytes={segment}");
+            self.problem("ssd.write_bytes", message);
+        }
+    }
+
+    /// One chunk of an object above the whole budget can always be read.
+    fn check_staging(&mut self) {
+        if !self.sound(&["staging.bytes", "staging.ratio", "staging.chunk_bytes"]) {
+            return;
+        }
+        let settings = &self.draft.config.staging;
+        let budget = self.numbers.staging_budget;
+        let needed = staging::cost(settings.chunk_bytes.bytes());
+        if budget < needed {
+            let message = format!(
+                "must leave a budget (bytes x ratio) of at least one chunk + {} = {needed} bytes, \
+                 got={} budget={budget} staging.ratio={} staging.chunk_bytes={}",
+                staging::OVERHEAD,
+                settings.bytes,
+                settings.ratio,
+                settings.chunk_bytes
+            );
+            self.problem("staging.bytes", message);
+        }
+    }
+
+    /// All memory of the store, and the reserve, are there. The problem is the
+    /// largest term's, the first of equals: that is where there is most to gain.
+    fn check_memory(&mut self, facts: &Facts) {
+        let terms = ["dram.bytes", "ssd.bytes", "ssd.segment_bytes", "staging.bytes", "index.max_objects"];
+        if !self.sound(&terms) || !self.sound(&["memory.reserve"]) {
+            return;
+        }
+        let plan = self.numbers.memory;
+        let reserve = self.draft.config.memory.reserve;
+        let needed = plan.total.saturating_add(reserve.bytes());
+        if needed <= facts.memory_bytes {
+            return;
+        }
+        let arena_field =
+            if self.draft.config.dram.bytes == Size::ZERO { "ssd.segment_bytes" } else { "dram.bytes" };
+        let terms = [
+            (plan.arena, arena_field),
+            (plan.staging, "staging.bytes"),
+            (plan.index, "index.max_objects"),
+            (reserve.bytes(), "memory.reserve"),
+        ];
+        let largest =
+            terms.iter().rev().max_by_key(|(bytes, _)| *bytes).map_or(arena_field, |(_, field)| *field);
+        let size = Size::from_bytes;
+        let message = format!(
+            "must be lower: arena + staging + index + memory.reserve must be at most {}, got={} arena={} \
+             staging={} index={} memory.reserve={} source={}",
+            size(facts.memory_bytes),
+            size(needed),
+            size(plan.arena),
+            size(plan.staging),
+            size(plan.index),
+            reserve,
+            facts.memory_source
+        );
+        self.problem(largest, message);
+    }
+}

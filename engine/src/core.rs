@@ -1,0 +1,311 @@
+//! What is behind the lock: index, frames, segments, generations, pins. Plain state, changed in short
+//! critical sections; no I/O, no copying, no hashing of payload happens here.
+
+use std::collections::{HashMap, VecDeque};
+
+use pagelith_layouts::align::align_up;
+use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::dram::arena::ArenaSpace;
+use pagelith_tiers::policy::{FrameId, FramePolicy, Recency, SegmentPolicy};
+use pagelith_tiers::ssd::append::RecordPlace;
+use pagelith_tiers::ssd::segments::SegmentTable;
+
+use crate::frames::{FrameRef, FrameState, Frames};
+use crate::index::{Entry, Index, SsdPlace, TICK_MODULUS, tick_age};
+use crate::pins::Pins;
+use crate::stats::Counters;
+
+/// Laps of the log that a recency tick counter takes to wrap: 2^20 ticks at 4096 a lap.
+const TICKS_PER_LAP: u64 = 4096;
+
+/// Work for the flusher, in the order in which it must reach the log.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// Write a frame.
+    Frame(FrameRef),
+    /// Write tombstones of one namespace, at most one record's worth.
+    Tombstones { id: u64, generation: Generation, sequence: Sequence, keys: Vec<ObjectKey> },
+    /// Raise a namespace's generation.
+    Clear { id: u64, namespace: NamespaceId, generation: Generation },
+    /// Everything before this is to become durable.
+    Flush { id: u64 },
+    /// Seal, write a checkpoint, and end.
+    Close { id: u64 },
+}
+
+/// Whether the SSD tier takes and gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SsdHealth {
+    On,
+    /// Nothing more is written: a sync or the manifest failed.
+    ReadOnly,
+}
+
+/// The SSD tier's part of the core.
+pub(crate) struct SsdCore {
+    pub segments: SegmentTable,
+    pub policy: Box<dyn SegmentPolicy>,
+    pub queue: VecDeque<Job>,
+    pub health: SsdHealth,
+    /// Bytes of frames waiting or being written.
+    pub unflushed_bytes: u64,
+    /// Bytes appended since the store was opened, and how many make a tick.
+    pub appended_bytes: u64,
+    pub tick_bytes: u64,
+    pub first_tick: u64,
+}
+
+impl SsdCore {
+    pub fn tick_bytes_of(capacity: u64) -> u64 {
+        (capacity / TICKS_PER_LAP).max(1)
+    }
+}
+
+/// A request that the flusher answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Done,
+    Failed(crate::Error),
+}
+
+pub(crate) struct Core {
+    pub index: Index,
+    pub frames: Frames,
+    pub space: ArenaSpace,
+    pub policy: Box<dyn FramePolicy>,
+    pub generations: HashMap<NamespaceId, Generation>,
+    pub ssd: Option<SsdCore>,
+    pub pins: Pins,
+    pub sequence: Sequence,
+    pub epoch: u64,
+    pub counters: Counters,
+    pub answers: HashMap<u64, Option<Answer>>,
+    pub next_answer: u64,
+    /// The arena is only a write buffer: frames leave as soon as they are written.
+    pub write_buffer_only: bool,
+    pub stopping: bool,
+}
+
+impl Core {
+    /// The generation that a namespace has now.
+    pub fn generation(&self, namespace: NamespaceId) -> Generation {
+        self.generations.get(&namespace).copied().unwrap_or(Generation::FIRST)
+    }
+
+    /// The next sequence.
+    pub fn next_sequence(&mut self) -> Sequence {
+        let now = self.sequence;
+        self.sequence.0 += 1;
+        now
+    }
+
+    /// The tick that counts as now.
+    pub fn now_tick(&self) -> u64 {
+        self.ssd.as_ref().map_or(0, |s| s.first_tick + s.appended_bytes / s.tick_bytes)
+    }
+
+    /// An entry's tick as the count it was taken from.
+    pub fn full_tick(&self, tick: u32) -> u64 {
+        let now = self.now_tick();
+        now.saturating_sub(u64::from(tick_age((now % u64::from(TICK_MODULUS)) as u32, tick)))
+    }
+
+    /// The frame and member that hold this object in DRAM.
+    pub fn find_memory(
+        &self,
+        key: &ObjectKey,
+        fingerprint: u128,
+        generation: Generation,
+    ) -> Option<(FrameRef, usize)> {
+        self.index.find(fingerprint).filter_map(|e| e.frame).find_map(|id| {
+            let id = FrameId(id);
+            let frame = self.frames.get(id).filter(|f| !f.dead)?;
+            let member = frame.data.find(key, generation)?;
+            Some((FrameRef { id, serial: frame.serial }, member))
+        })
+    }
+
+    /// The entries that may be this object on SSD: those with the fingerprint whose key is not known from
+    /// DRAM to be another.
+    pub fn find_ssd(&self, fingerprint: u128) -> Vec<Entry> {
+        self.index.find(fingerprint).filter(|e| e.frame.is_none() && e.ssd.is_some()).collect()
+    }
+
+    /// Note that an object was asked for.
+    pub fn touch(&mut self, fingerprint: u128, place: impl Fn(&Entry) -> bool, at: Recency) {
+        let now = self.now_tick();
+        let Some(entry) = self.index.find(fingerprint).find(|e| place(e)) else { return };
+        if let Some(frame) = entry.frame.map(FrameId)
+            && let Some(f) = self.frames.get_mut(frame)
+        {
+            f.recency = f.recency.max(at);
+            if f.state == FrameState::Clean {
+                self.policy.touch(frame, at);
+            }
+        }
+        let tick = (now % u64::from(TICK_MODULUS)) as u32;
+        if entry.tick == tick {
+            return;
+        }
+        let before = self.full_tick(entry.tick);
+        if let (Some(place), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
+            let s = ssd.segments.get_mut(SegmentId(place.segment));
+            s.recency_sum = s.recency_sum.saturating_sub(before) + now;
+        }
+        let same = |e: &Entry| *e == entry;
+        // Ticks wrap by design, so the change is never out of range.
+        let _ = self.index.update(fingerprint, same, |e| e.tick = tick);
+    }
+
+    /// Remove an entry, counting it out of its segment.
+    pub fn remove_entry(&mut self, fingerprint: u128, matches: impl FnMut(&Entry) -> bool) -> Option<Entry> {
+        let entry = self.index.remove(fingerprint, matches)?;
+        self.count_out(&entry);
+        Some(entry)
+    }
+
+    fn count_out(&mut self, entry: &Entry) {
+        let tick = self.full_tick(entry.tick);
+        if let (Some(place), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
+            ssd.segments.remove_live(SegmentId(place.segment), align_up(entry.length.into()), tick);
+        }
+    }
+
+    /// Forget an object's place on SSD; its entry goes too if it is nowhere else.
+    pub fn drop_ssd(&mut self, fingerprint: u128, place: SsdPlace) -> bool {
+        let at = |e: &Entry| e.ssd == Some(place);
+        let Some(entry) = self.index.find(fingerprint).find(at) else { return false };
+        if entry.frame.is_none() {
+            return self.remove_entry(fingerprint, at).is_some();
+        }
+        self.count_out(&entry);
+        self.index.update(fingerprint, at, |e| e.ssd = None).unwrap_or(false)
+    }
+
+    /// Give an object that `matches` its place on SSD, counting it out of an earlier one.
+    pub fn place_ssd(
+        &mut self,
+        fingerprint: u128,
+        matches: impl Fn(&Entry) -> bool,
+        place: SsdPlace,
+    ) -> bool {
+        let Some(entry) = self.index.find(fingerprint).find(|e| matches(e)) else { return false };
+        let placed =
+            self.index.update(fingerprint, |e| *e == entry, |e| e.ssd = Some(place)).unwrap_or(false);
+        if placed {
+            self.count_out(&entry);
+            let tick = self.full_tick(entry.tick);
+            if let Some(ssd) = self.ssd.as_mut() {
+                ssd.segments.add_live(SegmentId(place.segment), align_up(entry.length.into()), tick);
+            }
+        }
+        placed
+    }
+
+    /// Take a frame's objects out of the index's DRAM side, and the frame out of the policy. What is on SSD
+    /// stays found unless `everywhere`.
+    pub fn unlink_frame(&mut self, id: FrameId, everywhere: bool) {
+        let Some(frame) = self.frames.get_mut(id) else { return };
+        let data = frame.data.clone();
+        self.policy.remove(id);
+        for m in &data.members {
+            let here = |e: &Entry| e.frame == Some(id.0);
+            let on_ssd = self.index.find(m.fingerprint).any(|e| here(&e) && e.ssd.is_some());
+            if on_ssd && !everywhere {
+                let with_ssd = |e: &Entry| here(e) && e.ssd.is_some();
+                let _ = self.index.update(m.fingerprint, with_ssd, |e| e.frame = None);
+            } else {
+                self.remove_entry(m.fingerprint, here);
+            }
+        }
+    }
+
+    /// Drop a frame: unlink it, and free it now or when its last reader is done.
+    pub fn drop_frame(&mut self, id: FrameId, everywhere: bool) {
+        self.unlink_frame(id, everywhere);
+        let Some(frame) = self.frames.get_mut(id) else { return };
+        frame.dead = true;
+        let bytes = frame.data.bytes();
+        if frame.state == FrameState::Queued {
+            frame.state = FrameState::Clean;
+            if let Some(ssd) = self.ssd.as_mut() {
+                ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(bytes);
+            }
+        }
+        if self.frames.get(id).is_some_and(|f| f.readers == 0) {
+            self.frames.free(id, &mut self.space);
+        }
+    }
+
+    /// A reader of a frame is done.
+    pub fn release_frame(&mut self, frame: FrameRef) {
+        let Some(f) = self.frames.get_ref(frame) else { return };
+        f.readers -= 1;
+        if f.readers == 0 && f.dead {
+            self.frames.free(frame.id, &mut self.space);
+        }
+    }
+
+    /// Evict one frame; false if none may go now.
+    pub fn evict_one(&mut self) -> bool {
+        let (frames, pins) = (&self.frames, &self.pins);
+        let mut evictable = |id: FrameId| {
+            frames.get(id).is_some_and(|f| {
+                let free = f.readers == 0 && f.state == FrameState::Clean;
+                free && !f.data.members.iter().any(|m| pins.is_pinned(m.fingerprint))
+            })
+        };
+        match self.policy.victim(&mut evictable) {
+            Some(id) => {
+                self.counters.frames_evicted += 1;
+                self.drop_frame(id, false);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// A frame is written or was never to be: it may be evicted from now on.
+    pub fn settle_frame(&mut self, frame: FrameRef) {
+        let Some(f) = self.frames.get_ref(frame) else { return };
+        f.state = FrameState::Clean;
+        if f.dead {
+            return;
+        }
+        let (bytes, recency) = (f.data.bytes(), f.recency);
+        let fingerprint = f.data.members.first().map_or(0, |m| m.fingerprint);
+        let pinned = f.data.members.iter().any(|m| self.pins.is_pinned(m.fingerprint));
+        if self.write_buffer_only && f.readers == 0 && !pinned {
+            self.drop_frame(frame.id, false);
+        } else {
+            self.policy.insert(frame.id, bytes, fingerprint, recency);
+        }
+    }
+
+    /// Ask the flusher for something; the number to wait for.
+    pub fn ask(&mut self, job: impl FnOnce(u64) -> Job) -> Option<u64> {
+        let id = self.next_answer;
+        let ssd = self.ssd.as_mut()?;
+        ssd.queue.push_back(job(id));
+        self.next_answer += 1;
+        self.answers.insert(id, None);
+        Some(id)
+    }
+
+    /// Answer a request; nothing happens if nobody waits for it any more.
+    pub fn answer(&mut self, id: u64, answer: Answer) {
+        if let Some(slot) = self.answers.get_mut(&id) {
+            *slot = Some(answer);
+        }
+    }
+}
+
+/// Where a member of a record lies, as the index says it.
+pub(crate) fn ssd_place(place: &RecordPlace, payload_offset: u64) -> SsdPlace {
+    SsdPlace {
+        segment: place.identity.segment.0,
+        record_block: (place.offset / 4096) as u16,
+        payload_delta: (payload_offset / 4096) as u16,
+    }
+}

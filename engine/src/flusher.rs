@@ -1,0 +1,388 @@
+//! The flusher: the one background task. It takes frames, tombstones and requests in order, gives them to
+//! the log, and acts on what the log reports ([`crate::flushed`]). Reclaim and checkpoints run inside it,
+//! step by step, so that the log has one owner and one order.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith_io::runtime::{Step, Task};
+use pagelith_layouts::ids::{
+    Generation, GroupId, Incarnation, NamespaceId, SegmentId, SegmentOrder, Sequence,
+};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::record::{GroupKind, RecordKind};
+use pagelith_tiers::ssd::append::{Unit, UnitMember};
+use pagelith_tiers::ssd::log::Log;
+use pagelith_tiers::ssd::segments::SegmentState;
+use pagelith_tiers::ssd::sync::SyncId;
+
+use crate::checkpoint::Checkpointing;
+use crate::core::{Answer, Job, SsdHealth};
+use crate::error::{Error, ErrorKind};
+use crate::frame_io::Held;
+use crate::frames::{FrameRef, FrameState};
+use crate::index::SsdPlace;
+use crate::reclaim::Reclaim;
+use crate::shared::Shared;
+
+/// Longest that the flusher sleeps with nothing to do: leases end and readers leave without a signal.
+const IDLE: Duration = Duration::from_millis(50);
+/// Longest wait for a completion.
+const WAIT: Duration = Duration::from_millis(10);
+
+/// What a unit in the log is to the engine.
+pub(crate) enum Appended {
+    /// A frame, held until the write is over.
+    Frame(Held),
+    /// An extent that reclaim wrote again: fingerprint and old place of each member.
+    Moved(Vec<(u128, SsdPlace)>),
+    /// Tombstones, and who waits for them; nobody for those that reclaim wrote again.
+    Tombstones(Option<u64>),
+}
+
+/// Objects written and not yet durable.
+pub(crate) struct Written {
+    pub members: Vec<(u128, SsdPlace)>,
+    pub bytes: u64,
+    pub first_time: bool,
+}
+
+/// Why a sync was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Flush(u64),
+    Tombstones(u64),
+    Reclaim,
+    Checkpoint,
+}
+
+pub(crate) struct Flusher {
+    pub shared: Arc<Shared>,
+    pub log: Log,
+    pub units: HashMap<u64, Appended>,
+    pub written: HashMap<u64, Written>,
+    pub next_unit: u64,
+    /// A unit that waits for a segment.
+    stalled: Option<Unit>,
+    pub syncs: HashMap<SyncId, Purpose>,
+    /// Generations being made durable, and who waits.
+    pub clears: Vec<(NamespaceId, Generation, u64)>,
+    pub next_order: SegmentOrder,
+    pub reclaim: Option<Reclaim>,
+    /// Victims that could not be emptied.
+    pub quarantined: HashSet<SegmentId>,
+    pub checkpoint: Option<Checkpointing>,
+    pub checkpoint_serial: u64,
+    pub sealed_since_checkpoint: u32,
+    /// Bytes written to the device before this task had the log.
+    pub bytes_before: u64,
+    pub write_failures: u32,
+    pub closing: Option<u64>,
+    pub over: bool,
+}
+
+impl Flusher {
+    pub fn new(
+        shared: Arc<Shared>,
+        log: Log,
+        next_order: SegmentOrder,
+        serial: u64,
+        bytes_before: u64,
+    ) -> Flusher {
+        Flusher {
+            shared,
+            log,
+            units: HashMap::new(),
+            written: HashMap::new(),
+            next_unit: 0,
+            stalled: None,
+            syncs: HashMap::new(),
+            clears: Vec::new(),
+            next_order,
+            reclaim: None,
+            quarantined: HashSet::new(),
+            checkpoint: None,
+            checkpoint_serial: serial,
+            sealed_since_checkpoint: 0,
+            bytes_before,
+            write_failures: 0,
+            closing: None,
+            over: false,
+        }
+    }
+
+    /// A name for the next unit.
+    pub fn unit_id(&mut self) -> u64 {
+        self.next_unit += 1;
+        self.next_unit
+    }
+
+    /// Ask for a sync and remember why.
+    pub fn sync_for(&mut self, purpose: Purpose) {
+        let id = self.log.sync();
+        self.syncs.insert(id, purpose);
+    }
+
+    fn pump(&mut self, wait: Option<Duration>) -> bool {
+        let mut events = Vec::new();
+        self.log.pump(wait, &mut events);
+        let any = !events.is_empty();
+        for event in events {
+            self.handle(event);
+        }
+        if any {
+            let (bytes, syncs) = self.log.written();
+            let mut core = self.shared.lock();
+            core.counters.bytes_to_device = self.bytes_before + bytes;
+            core.counters.syncs = syncs;
+            drop(core);
+            self.shared.progress.raise();
+        }
+        any
+    }
+
+    /// Keep a segment ready for when the open one is full.
+    fn prepare_segment(&mut self) -> bool {
+        if !self.log.wants_segment() || self.closing.is_some() {
+            return false;
+        }
+        let mut core = self.shared.lock();
+        let Some(ssd) = core.ssd.as_mut().filter(|s| s.health == SsdHealth::On) else { return false };
+        let Some(id) = ssd.segments.next_free() else { return false };
+        let segment = ssd.segments.get_mut(id);
+        segment.state = SegmentState::Open;
+        let incarnation = Incarnation(segment.incarnation.0 + 1);
+        drop(core);
+        self.log.prepare(id, incarnation, self.next_order);
+        self.next_order.0 += 1;
+        true
+    }
+
+    /// Move jobs into the log while it has room.
+    fn take_jobs(&mut self) -> bool {
+        let mut moved = false;
+        while self.log.has_room() {
+            if let Some(unit) = self.stalled.take() {
+                if !self.append(unit) {
+                    break;
+                }
+                moved = true;
+            }
+            let Some(job) = self.shared.lock().ssd.as_mut().and_then(|s| s.queue.pop_front()) else { break };
+            moved = true;
+            match job {
+                Job::Frame(frame) => {
+                    if let Some(unit) = self.frame_unit(frame) {
+                        self.append(unit);
+                    }
+                }
+                Job::Tombstones { id, generation, sequence, keys } => {
+                    let unit = self.tombstone_unit(generation, sequence, &keys, Some(id));
+                    self.append(unit);
+                }
+                Job::Clear { id, namespace, generation } => {
+                    self.clears.push((namespace, generation, id));
+                    self.log.raise_generation(namespace, generation);
+                }
+                Job::Flush { id } => self.sync_for(Purpose::Flush(id)),
+                Job::Close { id } => {
+                    self.log.seal_open();
+                    self.closing = Some(id);
+                }
+            }
+        }
+        moved
+    }
+
+    /// Append a unit of a job. False if it has to wait for a segment; it is kept.
+    fn append(&mut self, unit: Unit) -> bool {
+        let moves = self.reclaim.as_ref().is_some_and(Reclaim::needs_room);
+        let free = {
+            let core = self.shared.lock();
+            core.ssd.as_ref().map_or(0, |s| s.segments.count(SegmentState::Free))
+        };
+        // The last segment is reclaim's while it has something to move: else nobody could make room.
+        if !self.log.open_fits(&unit) && moves && free == 0 {
+            self.stalled = Some(unit);
+            return false;
+        }
+        match self.append_now(unit) {
+            Ok(()) => true,
+            Err(unit) => {
+                self.stalled = Some(unit);
+                false
+            }
+        }
+    }
+
+    /// Append a unit, and note what its segment holds from now on.
+    pub fn append_now(&mut self, unit: Unit) -> Result<(), Unit> {
+        let (sequence, data) = (unit.sequence, unit.kind == RecordKind::Data);
+        let (bytes, id) = (unit.record_bytes(), unit.id);
+        let place = self.log.append(unit)?;
+        let mut core = self.shared.lock();
+        if let Some(ssd) = core.ssd.as_mut() {
+            ssd.appended_bytes += bytes;
+            let segment = ssd.segments.get_mut(place.identity.segment);
+            if data {
+                segment.min_sequence = segment.min_sequence.min(sequence);
+            }
+        }
+        drop(core);
+        let answer = match self.units.get(&id) {
+            Some(Appended::Tombstones(answer)) => *answer,
+            Some(Appended::Frame(_) | Appended::Moved(_)) | None => None,
+        };
+        if let Some(answer) = answer {
+            self.sync_for(Purpose::Tombstones(answer));
+        }
+        Ok(())
+    }
+
+    fn frame_unit(&mut self, frame: FrameRef) -> Option<Unit> {
+        let mut core = self.shared.lock();
+        let f = core.frames.get_ref(frame).filter(|f| !f.dead && f.state == FrameState::Queued)?;
+        f.state = FrameState::Writing;
+        let held = Held::new(&mut core, frame)?;
+        drop(core);
+        let id = self.unit_id();
+        let data = &held.data;
+        let member = |m: &crate::frames::FrameMember| UnitMember {
+            key: m.key,
+            length: m.extent.bytes,
+            checksums: m.checksums.clone(),
+        };
+        let unit = Unit {
+            id,
+            kind: RecordKind::Data,
+            group_kind: data.group_kind,
+            namespace: data.namespace,
+            generation: data.generation,
+            sequence: data.sequence,
+            group: GroupId(data.sequence.0),
+            base_group: GroupId(0),
+            depth: data.depth,
+            moved: false,
+            members: data.members.iter().map(member).collect(),
+            payload: held.parts(&self.shared.memory),
+        };
+        self.units.insert(id, Appended::Frame(held));
+        Some(unit)
+    }
+
+    /// A record of tombstones; `keys` is not empty, and all are of one namespace.
+    pub fn tombstone_unit(
+        &mut self,
+        generation: Generation,
+        sequence: Sequence,
+        keys: &[ObjectKey],
+        answer: Option<u64>,
+    ) -> Unit {
+        let id = self.unit_id();
+        self.units.insert(id, Appended::Tombstones(answer));
+        Unit {
+            id,
+            kind: RecordKind::Tombstones,
+            group_kind: GroupKind::Single,
+            namespace: keys[0].namespace(),
+            generation,
+            sequence,
+            group: GroupId(sequence.0),
+            base_group: GroupId(0),
+            depth: 0,
+            moved: answer.is_none(),
+            members: keys.iter().map(|k| UnitMember { key: *k, length: 0, checksums: Vec::new() }).collect(),
+            payload: Vec::new(),
+        }
+    }
+
+    /// Nothing more is written: everything that waits for the tier hears so, and frames stay in DRAM only.
+    pub fn fail_queue(&mut self) {
+        let stalled = self.stalled.take().map(|u| u.id);
+        let mut core = self.shared.lock();
+        let Some(ssd) = core.ssd.as_mut() else { return };
+        ssd.health = SsdHealth::ReadOnly;
+        let jobs = std::mem::take(&mut ssd.queue);
+        let failed = || Answer::Failed(Error::new(ErrorKind::Unavailable, "ssd tier is read-only"));
+        for job in jobs {
+            match job {
+                Job::Frame(frame) => {
+                    let Some(f) = core.frames.get_ref(frame).filter(|f| f.state == FrameState::Queued) else {
+                        continue;
+                    };
+                    let (objects, bytes) = (f.data.members.len() as u64, f.data.bytes());
+                    core.counters.lost_objects += objects;
+                    if let Some(ssd) = core.ssd.as_mut() {
+                        ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(bytes);
+                    }
+                    core.settle_frame(frame);
+                }
+                Job::Tombstones { id, .. } | Job::Clear { id, .. } | Job::Flush { id } => {
+                    core.answer(id, failed())
+                }
+                Job::Close { id } => self.closing = Some(id),
+            }
+        }
+        drop(core);
+        if let Some(id) = stalled {
+            self.write_failed(id, true);
+        }
+        self.shared.progress.raise();
+    }
+
+    /// A checkpoint behind everything, then the end.
+    fn close(&mut self) -> bool {
+        let Some(id) = self.closing else { return false };
+        if !self.log.idle() || self.reclaim.is_some() || self.checkpoint.is_some() || self.stalled.is_some() {
+            return false;
+        }
+        let answer = match self.log.is_trusted() && self.write_failures == 0 {
+            true if self.sealed_since_checkpoint == u32::MAX => Answer::Done,
+            true => {
+                self.begin_checkpoint(true);
+                // Set so that the second time round there is nothing left to do.
+                self.sealed_since_checkpoint = u32::MAX;
+                return true;
+            }
+            false => Answer::Done,
+        };
+        self.shared.lock().answer(id, answer);
+        self.over = true;
+        self.shared.progress.raise();
+        true
+    }
+}
+
+impl Task for Flusher {
+    fn step(&mut self) -> Step {
+        if self.over {
+            return Step::Done;
+        }
+        if self.shared.lock().stopping {
+            // Abandoned: what is under way ends, nothing new begins.
+            let mut events = Vec::new();
+            if self.log.in_flight() == 0 {
+                return Step::Done;
+            }
+            self.log.pump(Some(WAIT), &mut events);
+            return Step::Again;
+        }
+        self.shared.lock().pins.expire(self.shared.env.clock.now());
+        let mut busy = self.pump(None);
+        busy |= self.prepare_segment();
+        busy |= self.step_reclaim();
+        busy |= self.take_jobs();
+        busy |= self.step_checkpoint();
+        busy |= self.close();
+        if busy {
+            return Step::Again;
+        }
+        if self.log.in_flight() > 0 {
+            self.pump(Some(WAIT));
+            return Step::Again;
+        }
+        // What was only gathered is submitted before sleeping.
+        if self.pump(None) || !self.log.idle() { Step::Again } else { Step::Idle(IDLE) }
+    }
+}

@@ -1,0 +1,64 @@
+//! The bytes of frames. The only place in the engine that reaches into the arena; why that is safe hangs on
+//! the core's bookkeeping, so it is said once, here.
+
+use std::sync::Arc;
+
+use pagelith_io::buffer::Part;
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
+use pagelith_tiers::dram::arena::{ArenaMemory, Extent, ExtentReader};
+
+use crate::frames::FrameData;
+
+/// Memory that was allocated for an object and that nobody else has seen yet. Only [`crate::put`] makes one,
+/// from what the allocator has just handed out, and publishes the extent after it was filled.
+pub(crate) struct Unpublished(Extent);
+
+impl Unpublished {
+    /// An extent fresh from the allocator.
+    pub fn new(extent: Extent) -> Unpublished {
+        Unpublished(extent)
+    }
+
+    /// Copy `parts` in; the checksum of each block, made of what the arena now holds.
+    pub fn fill(&self, memory: &Arc<ArenaMemory>, parts: &[&[u8]]) -> Option<Vec<Checksum>> {
+        let mut sums = Vec::with_capacity(self.0.bytes.div_ceil(BLOCK_BYTES.into()) as usize);
+        // SAFETY: the allocator gives a page to one extent at a time, and the extent is in no frame, so no
+        // reader, part or other writer of its pages exists.
+        let mut writer = unsafe { memory.writer(self.0) };
+        writer.fill(parts, BLOCK_BYTES, |_, block| sums.push(checksum(block))).ok()?;
+        Some(sums)
+    }
+}
+
+/// Proof that a frame is counted as read: made under the core's lock together with `readers += 1`, and given
+/// back through [`crate::core::Core::release_frame`] after everything made from it is gone.
+pub(crate) struct Held {
+    pub frame: crate::frames::FrameRef,
+    pub data: Arc<FrameData>,
+}
+
+impl Held {
+    /// Count a reader in. `None` if the frame is gone.
+    pub fn new(core: &mut crate::core::Core, frame: crate::frames::FrameRef) -> Option<Held> {
+        let f = core.frames.get_ref(frame)?;
+        f.readers += 1;
+        Some(Held { frame, data: f.data.clone() })
+    }
+
+    /// A member's bytes.
+    pub fn reader(&self, memory: &Arc<ArenaMemory>, member: usize) -> ExtentReader {
+        // SAFETY: extents of a frame with readers are neither freed nor given to another, and filled extents
+        // are never written: nothing writes these pages while `self` is held.
+        unsafe { memory.reader(self.data.members[member].extent) }
+    }
+
+    /// Every member's padded bytes as parts of a write.
+    pub fn parts(&self, memory: &Arc<ArenaMemory>) -> Vec<Part> {
+        let part = |extent| {
+            // SAFETY: as in `reader`; the flusher holds the frame until the write's completion has handed
+            // the parts back.
+            unsafe { memory.part(extent, true) }
+        };
+        self.data.members.iter().map(|m| part(m.extent)).collect()
+    }
+}

@@ -1,0 +1,152 @@
+//! Frames: pages in DRAM. A frame holds the objects of one put group, and comes, goes and is flushed as a
+//! whole.
+//!
+//! Invariants (all under the core's lock):
+//! - A frame being filled is known to its filler only: it is in no index entry, no policy, no queue.
+//! - A frame with readers (gets, views, the flusher) keeps its extents. One that was dropped meanwhile is
+//!   dead: unreachable, and freed by its last reader.
+//! - Serial numbers tell a frame from a later one that took its place.
+
+use std::sync::Arc;
+
+use pagelith_layouts::checksum::Checksum;
+use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::record::GroupKind;
+use pagelith_tiers::dram::arena::{ArenaSpace, Extent};
+use pagelith_tiers::policy::{FrameId, Recency};
+
+use crate::index::FRAME_MAX;
+
+/// What a frame holds; does not change once it is filled.
+#[derive(Debug)]
+pub(crate) struct FrameData {
+    pub namespace: NamespaceId,
+    pub generation: Generation,
+    pub sequence: Sequence,
+    pub group_kind: GroupKind,
+    pub depth: u32,
+    pub members: Vec<FrameMember>,
+}
+
+/// One object of a frame.
+#[derive(Debug)]
+pub(crate) struct FrameMember {
+    pub key: ObjectKey,
+    /// What the index knows the key by.
+    pub fingerprint: u128,
+    pub extent: Extent,
+    pub checksums: Vec<Checksum>,
+}
+
+impl FrameData {
+    /// The member with this key, compared whole.
+    pub fn find(&self, key: &ObjectKey, generation: Generation) -> Option<usize> {
+        let at = self.members.iter().position(|m| m.key == *key)?;
+        (self.generation == generation).then_some(at)
+    }
+
+    /// Padded bytes of all members.
+    pub fn bytes(&self) -> u64 {
+        self.members.iter().map(|m| m.extent.padded_bytes()).sum()
+    }
+
+    /// Bytes of all members.
+    pub fn object_bytes(&self) -> u64 {
+        self.members.iter().map(|m| m.extent.bytes).sum()
+    }
+}
+
+/// Where a frame is on its way to SSD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FrameState {
+    /// Waits to be written, or to be written again.
+    Queued,
+    /// Being written.
+    Writing,
+    /// Written, or never to be: may be evicted.
+    Clean,
+}
+
+#[derive(Debug)]
+pub(crate) struct Frame {
+    pub serial: u64,
+    pub data: Arc<FrameData>,
+    pub state: FrameState,
+    pub readers: u32,
+    pub dead: bool,
+    pub recency: Recency,
+    /// Whether every byte was verified since it came here by the arena's own checksums.
+    pub verified: bool,
+}
+
+/// Names a frame and its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FrameRef {
+    pub id: FrameId,
+    pub serial: u64,
+}
+
+/// All frames.
+#[derive(Debug, Default)]
+pub(crate) struct Frames {
+    slots: Vec<Option<Frame>>,
+    free: Vec<u32>,
+    serial: u64,
+    live: usize,
+}
+
+impl Frames {
+    /// Take a filled frame in; `None` if there are too many.
+    pub fn insert(&mut self, data: Arc<FrameData>, state: FrameState, recency: Recency) -> Option<FrameRef> {
+        self.serial += 1;
+        let frame =
+            Frame { serial: self.serial, data, state, readers: 0, dead: false, recency, verified: false };
+        let id = match self.free.pop() {
+            Some(id) => id,
+            None if self.slots.len() > FRAME_MAX as usize => return None,
+            None => {
+                self.slots.push(None);
+                self.slots.len() as u32 - 1
+            }
+        };
+        self.slots[id as usize] = Some(frame);
+        self.live += 1;
+        Some(FrameRef { id: FrameId(id), serial: self.serial })
+    }
+
+    /// A frame by number.
+    pub fn get(&self, id: FrameId) -> Option<&Frame> {
+        self.slots.get(id.0 as usize)?.as_ref()
+    }
+
+    /// A frame by number, to be changed.
+    pub fn get_mut(&mut self, id: FrameId) -> Option<&mut Frame> {
+        self.slots.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    /// A frame in a certain life, to be changed.
+    pub fn get_ref(&mut self, frame: FrameRef) -> Option<&mut Frame> {
+        self.get_mut(frame.id).filter(|f| f.serial == frame.serial)
+    }
+
+    /// Free a frame's number and extents; nothing may refer to either any more.
+    pub fn free(&mut self, id: FrameId, space: &mut ArenaSpace) {
+        if let Some(frame) = self.slots.get_mut(id.0 as usize).and_then(Option::take) {
+            frame.data.members.iter().for_each(|m| space.free(m.extent));
+            self.free.push(id.0);
+            self.live -= 1;
+        }
+    }
+
+    /// Number of frames.
+    pub fn len(&self) -> usize {
+        self.live
+    }
+
+    /// All frames.
+    pub fn iter(&self) -> impl Iterator<Item = (FrameId, &Frame)> {
+        let slots = self.slots.iter().enumerate();
+        slots.filter_map(|(i, f)| f.as_ref().map(|f| (FrameId(i as u32), f)))
+    }
+}

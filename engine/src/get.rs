@@ -1,0 +1,450 @@
+//! The read path of a batch.
+//!
+//! 1. [`GetBatch::begin`]: one pass over the index under the lock makes a plan per tier; what is found is
+//!    held (frames by readers, segments by readers), so that nothing pulls the ground away.
+//! 2. DRAM: copied out block by block, each block verified where it landed.
+//! 3. SSD: the planned reads are submitted as the queue and the staging budget allow, sub-batch by
+//!    sub-batch; headers are judged and every block is verified before the caller hears `Hit`.
+//! 4. What fails is that object's outcome alone; its entry goes, so that the next `exists` says no.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use pagelith_io::buffer::Part;
+use pagelith_io::clock::Mono;
+use pagelith_io::disk::Completion;
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::staging;
+use pagelith_tiers::policy::Recency;
+
+use crate::batch::Get;
+use crate::error::{Error, Result};
+use crate::fetch::{self, Flight, Held, Landed};
+use crate::index::SsdPlace;
+use crate::locate::{self, Located};
+use crate::outcome::{GetDone, GetOutcome, MissCause, Ticket, Tier};
+use crate::plan::{self, Fetch, HeaderPlace, Piece, Target};
+use crate::session::SessionIo;
+use crate::slot::{Slot, Step};
+
+/// Tries of a read that the device failed.
+const ATTEMPTS: u32 = 2;
+
+/// A header of the batch: where it lies, and its bytes once they came.
+#[derive(Debug)]
+pub(crate) struct Header {
+    pub place: HeaderPlace,
+    pub part: Option<Part>,
+}
+
+/// An object that a probe found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Probed {
+    /// Length in bytes.
+    pub length: u64,
+    /// Every object of its record, itself among them, and where each is on SSD; empty if it was found in
+    /// DRAM.
+    pub siblings: Vec<(ObjectKey, SsdPlace)>,
+}
+
+/// A batch of gets.
+pub(crate) struct GetBatch {
+    slots: Vec<Slot>,
+    headers: Vec<Header>,
+    waiting: VecDeque<Fetch>,
+    flights: BTreeMap<u64, Flight>,
+    /// Staged objects of each sub-batch that are not done.
+    stage_open: Vec<usize>,
+    stage: usize,
+    deadline: Mono,
+    late: bool,
+    at: Recency,
+}
+
+impl GetBatch {
+    /// Steps 1 and 2, and the plan of step 3.
+    pub fn begin(io: &mut SessionIo, gets: Vec<Get>, at: Recency, deadline: Mono) -> GetBatch {
+        Self::begin_slots(io, gets.into_iter().map(Slot::new).collect(), at, deadline)
+    }
+
+    /// Ask only whether these objects are here, by their headers.
+    pub fn probe(io: &mut SessionIo, keys: &[ObjectKey], at: Recency, deadline: Mono) -> GetBatch {
+        Self::begin_slots(io, keys.iter().map(|k| Slot::probe(*k)).collect(), at, deadline)
+    }
+
+    fn begin_slots(io: &mut SessionIo, slots: Vec<Slot>, at: Recency, deadline: Mono) -> GetBatch {
+        let mut batch = GetBatch {
+            slots,
+            headers: Vec::new(),
+            waiting: VecDeque::new(),
+            flights: BTreeMap::new(),
+            stage_open: Vec::new(),
+            stage: 1,
+            deadline,
+            late: false,
+            at,
+        };
+        if let Err(error) = io.shared.check_open() {
+            batch.slots.iter_mut().for_each(|s| s.end(Err(error.clone())));
+            return batch;
+        }
+        let all: Vec<usize> = (0..batch.slots.len()).collect();
+        batch.locate(io, &all);
+        batch
+    }
+
+    /// Look these objects up and see to it that they are read.
+    fn locate(&mut self, io: &mut SessionIo, which: &[usize]) {
+        let located = locate::locate(&io.shared, &mut self.slots, which, self.at);
+        let mut from_ssd = Vec::new();
+        for (slot, found) in located {
+            match found {
+                Located::Memory(held, member) => {
+                    let outcome = self.slots[slot].copy_out(&io.shared, &held, member);
+                    let mut core = io.shared.lock();
+                    if outcome == Ok(GetOutcome::Miss(MissCause::Damaged)) {
+                        // What the arena holds is not what was put: the frame goes, with all that it says.
+                        core.drop_frame(held.frame.id, false);
+                    }
+                    core.release_frame(held.frame);
+                    drop(core);
+                    self.slots[slot].end(outcome);
+                }
+                Located::Ssd => from_ssd.push(slot),
+                Located::Settled(outcome) => self.slots[slot].end(outcome),
+            }
+        }
+        self.plan(io, &from_ssd);
+    }
+
+    fn plan(&mut self, io: &SessionIo, which: &[usize]) {
+        let Some(facts) = &io.facts else { return };
+        let align = facts.memory_align.max(facts.offset_align);
+        let budget = io.shared.config.staging_budget();
+        let sick = io.shared.sick.load(std::sync::atomic::Ordering::Relaxed);
+        let mut targets = Vec::new();
+        let mut staged = Vec::new();
+        for &i in which {
+            let Some(mut target) = self.slots[i].target(i, align, facts.parts_max, sick) else { continue };
+            self.slots[i].direct = target.direct_parts.is_some();
+            if target.direct_parts.is_none() {
+                let stretch = target.chunks[0].clone();
+                let cost = staging::cost(stretch.end - stretch.start);
+                if cost > budget {
+                    // Above the whole budget: it streams alone, in chunks.
+                    target.chunks = plan::chunks(stretch, io.shared.config.staging_chunk_bytes());
+                }
+                staged.push((targets.len(), cost));
+            }
+            self.slots[i].pieces_left = target.chunks.len();
+            targets.push(target);
+        }
+        self.assign_stages(&mut targets, &staged, budget);
+        let (fetches, headers, header_of) = plan::plan(&targets, self.headers.len(), facts.parts_max);
+        self.headers.extend(headers.into_iter().map(|place| Header { place, part: None }));
+        for (target, header) in targets.iter().zip(header_of) {
+            self.slots[target.slot].header = Some(header);
+        }
+        self.waiting.extend(fetches);
+    }
+
+    /// Split what is staged into sub-batches, in order and greedily. Sub-batch numbers go on from those that
+    /// the batch has already.
+    fn assign_stages(&mut self, targets: &mut [Target], staged: &[(usize, u64)], budget: u64) {
+        let costs: Vec<u64> = staged.iter().map(|(_, cost)| *cost).collect();
+        for range in staging::split(&costs, budget) {
+            self.stage_open.push(range.len());
+            for (target, _) in &staged[range] {
+                targets[*target].stage = self.stage_open.len();
+                self.slots[targets[*target].slot].stage = self.stage_open.len();
+            }
+        }
+    }
+
+    /// Go on as far as possible without waiting; true once every object has its outcome.
+    pub fn advance(&mut self, io: &mut SessionIo, ticket: Ticket) -> bool {
+        if !self.late && io.shared.now() >= self.deadline {
+            self.give_up(io);
+        }
+        while self.stage_open.get(self.stage - 1) == Some(&0) {
+            self.stage += 1;
+        }
+        let mut held_back = VecDeque::new();
+        let mut memory_held = false;
+        while let Some(fetch) = self.waiting.pop_front() {
+            if self.is_moot(&fetch) {
+                continue;
+            }
+            let staged = fetch.pieces.iter().any(|p| matches_staged(p));
+            if (staged && fetch.stage > self.stage) || (staged && memory_held) {
+                held_back.push_back(fetch);
+                continue;
+            }
+            let slots = &mut self.slots;
+            match fetch::submit(io, ticket, fetch, |slot| slots[slot].take_parts()) {
+                Ok((token, flight)) => {
+                    for piece in &flight.fetch.pieces {
+                        if let Piece::Staged { slot, .. } = piece {
+                            slots[*slot].began = true;
+                        }
+                    }
+                    self.flights.insert(token, flight);
+                }
+                Err((Held::Memory, fetch)) => {
+                    memory_held = true;
+                    held_back.push_back(fetch);
+                }
+                Err((Held::Queue, fetch)) => {
+                    held_back.push_back(fetch);
+                    break;
+                }
+            }
+        }
+        held_back.append(&mut self.waiting);
+        self.waiting = held_back;
+        self.slots.iter().all(|s| s.outcome.is_some()) && self.flights.is_empty()
+    }
+
+    /// Whether nobody needs a fetch any more.
+    fn is_moot(&self, fetch: &Fetch) -> bool {
+        let wanted = |p: &Piece| match p {
+            Piece::Header { header, .. } => {
+                self.slots.iter().any(|s| s.header == Some(*header) && s.outcome.is_none())
+            }
+            Piece::Direct { slot, round, .. } | Piece::Staged { slot, round, .. } => {
+                let slot = &self.slots[*slot];
+                slot.outcome.is_none() && slot.round == *round
+            }
+        };
+        !fetch.pieces.iter().any(wanted)
+    }
+
+    /// The time is up: what is not under way is late; what is staged is left to the kernel; what goes straight
+    /// into the caller's memory must be waited for, and says that the device is sick.
+    fn give_up(&mut self, io: &mut SessionIo) {
+        self.late = true;
+        let direct = |f: &Flight| f.fetch.pieces.iter().any(|p| matches_direct(p));
+        let flying: Vec<u64> = self.flights.keys().copied().collect();
+        for token in flying {
+            let Some(flight) = self.flights.get(&token) else { continue };
+            if direct(flight) {
+                io.shared.sick.store(true, std::sync::atomic::Ordering::Relaxed);
+                io.shared.lock().counters.late_direct += 1;
+            } else if let Some(flight) = self.flights.remove(&token) {
+                io.owners.remove(&token);
+                // The orphan keeps its segment from being reused until the kernel is done with it.
+                let segment = flight.fetch.segment;
+                if let Some(ssd) = io.shared.lock().ssd.as_mut() {
+                    ssd.segments.get_mut(segment).readers += 1;
+                }
+                io.orphans.insert(token, segment);
+            }
+        }
+        let away: Vec<usize> = self
+            .flights
+            .values()
+            .flat_map(|f| f.fetch.pieces.iter())
+            .filter_map(|p| match p {
+                Piece::Direct { slot, .. } => Some(*slot),
+                Piece::Header { .. } | Piece::Staged { .. } => None,
+            })
+            .collect();
+        for i in 0..self.slots.len() {
+            if self.slots[i].outcome.is_none() && !away.contains(&i) {
+                let busy = self.slots[i].stage > 0 && !self.slots[i].began;
+                let outcome = if busy {
+                    Err(Error::busy(format!("no staging memory in time key={}", self.slots[i].get.key)))
+                } else {
+                    Ok(GetOutcome::Miss(MissCause::Late))
+                };
+                self.settle(io, i, outcome);
+            }
+        }
+    }
+
+    /// A read came back.
+    pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
+        let Some(flight) = self.flights.remove(&completion.token) else { return };
+        let (landed, result, fetch) = fetch::land(flight, completion);
+        let mut touched: Vec<usize> = Vec::new();
+        for piece in landed {
+            match piece {
+                Landed::Direct { slot, parts } => {
+                    self.slots[slot].give_parts(parts);
+                    touched.push(slot);
+                }
+                Landed::Header { header, part } => {
+                    touched.extend((0..self.slots.len()).filter(|&i| self.slots[i].header == Some(header)));
+                    if result.is_ok() {
+                        self.headers[header].part = Some(part);
+                    }
+                }
+                Landed::Staged { slot, round, chunk, part } => {
+                    // What an earlier try asked for is of no use to this one.
+                    if self.slots[slot].round != round {
+                        continue;
+                    }
+                    if result.is_ok() {
+                        self.slots[slot].staged.push((chunk, part));
+                    }
+                    touched.push(slot);
+                }
+            }
+        }
+        if let Err(fault) = result {
+            tracing::warn!(%fault, "read failed");
+            io.shared.lock().counters.read_errors += 1;
+            self.retry(io, touched);
+            return;
+        }
+        if !self.late {
+            io.shared.sick.store(false, std::sync::atomic::Ordering::Relaxed);
+        }
+        for piece in fetch.pieces {
+            match piece {
+                Piece::Direct { slot, .. } => self.slots[slot].pieces_left -= 1,
+                Piece::Header { .. } | Piece::Staged { .. } => {}
+            }
+        }
+        touched.sort_unstable();
+        touched.dedup();
+        for slot in touched {
+            if self.slots[slot].again {
+                self.retry(io, vec![slot]);
+            } else {
+                self.look(io, slot);
+            }
+        }
+    }
+
+    /// Everything in a failed read is read once more by itself, then it is a miss.
+    fn retry(&mut self, io: &mut SessionIo, mut touched: Vec<usize>) {
+        touched.sort_unstable();
+        touched.dedup();
+        for slot in touched {
+            if self.slots[slot].outcome.is_some() {
+                continue;
+            }
+            if self.slots[slot].is_away() {
+                // Its memory is in another read still; it is tried again once that is back.
+                self.slots[slot].again = true;
+                continue;
+            }
+            self.slots[slot].again = false;
+            self.slots[slot].attempts += 1;
+            if self.slots[slot].attempts >= ATTEMPTS || self.late {
+                let cause = if self.late { MissCause::Late } else { MissCause::Unreadable };
+                self.settle(io, slot, Ok(GetOutcome::Miss(cause)));
+            } else {
+                self.leave_stage(slot);
+                self.slots[slot].begin_again();
+                self.plan(io, &[slot]);
+            }
+        }
+    }
+
+    /// Judge what is there of an object.
+    fn look(&mut self, io: &mut SessionIo, i: usize) {
+        if self.slots[i].outcome.is_some() {
+            return;
+        }
+        let Some(header) = self.slots[i].header else { return };
+        let step = self.slots[i].step(&self.headers[header]);
+        match step {
+            Step::Wait => {}
+            Step::LongerHeader(bytes) => {
+                let HeaderPlace { segment, record } = self.headers[header].place;
+                self.headers[header].part = None;
+                let pieces = vec![Piece::Header { header, bytes }];
+                let asked = self.waiting.iter().any(|f| f.pieces == pieces)
+                    || self.flights.values().any(|f| f.fetch.pieces == pieces);
+                if !asked {
+                    self.waiting.push_front(Fetch {
+                        segment,
+                        offset: record,
+                        bytes,
+                        parts: 1,
+                        pieces,
+                        stage: 0,
+                    });
+                }
+            }
+            Step::NextCandidate => {
+                self.leave_stage(i);
+                locate::release(&io.shared, &mut self.slots[i]);
+                self.slots[i].begin_again();
+                self.locate(io, &[i]);
+            }
+            Step::Done(outcome) => self.settle(io, i, outcome),
+        }
+    }
+
+    fn leave_stage(&mut self, i: usize) {
+        let stage = std::mem::take(&mut self.slots[i].stage);
+        if stage > 0 {
+            self.stage_open[stage - 1] -= 1;
+        }
+    }
+
+    fn settle(&mut self, io: &SessionIo, i: usize, outcome: Result<GetOutcome>) {
+        self.leave_stage(i);
+        let slot = &mut self.slots[i];
+        slot.staged.clear();
+        if let Ok(GetOutcome::Miss(cause @ (MissCause::Damaged | MissCause::Unreadable))) = &outcome {
+            tracing::warn!(key = %slot.get.key, %cause, "object on ssd is lost");
+            let header = slot.header.and_then(|h| self.headers[h].part.as_ref());
+            locate::forget(&io.shared, slot, header.map(Part::bytes));
+        }
+        locate::release(&io.shared, slot);
+        slot.end(outcome);
+    }
+
+    /// Of each probe, where the object is and its length; `None` if it is not here.
+    pub fn into_probed(self) -> Vec<Option<Probed>> {
+        let probed = |s: Slot| match s.outcome {
+            Some(Ok(GetOutcome::Hit { bytes, .. })) => Some(Probed { length: bytes, siblings: s.siblings }),
+            Some(Ok(GetOutcome::Miss(_)) | Err(_)) | None => None,
+        };
+        self.slots.into_iter().map(probed).collect()
+    }
+
+    /// The outcomes, once [`GetBatch::advance`] said that all are there.
+    pub fn finish(mut self, io: &mut SessionIo) -> Vec<GetDone> {
+        crate::promote::promote(&io.shared, &self.slots, self.at);
+        {
+            let mut core = io.shared.lock();
+            for slot in &self.slots {
+                match &slot.outcome {
+                    Some(Ok(GetOutcome::Hit { tier: Tier::Memory, bytes })) => {
+                        core.counters.hits_memory += 1;
+                        core.counters.bytes_memory += bytes;
+                    }
+                    Some(Ok(GetOutcome::Hit { bytes, .. })) => {
+                        core.counters.hits_ssd += 1;
+                        core.counters.bytes_ssd += bytes;
+                        core.counters.staged_bytes += slot.staged_bytes;
+                    }
+                    Some(Ok(GetOutcome::Miss(cause))) => core.counters.miss(*cause),
+                    Some(Err(_)) | None => {}
+                }
+            }
+        }
+        if io.shared.config.batch_summary() {
+            crate::summary::gets(&self.slots);
+        }
+        self.slots.drain(..).map(Slot::into_done).collect()
+    }
+}
+
+fn matches_staged(piece: &Piece) -> bool {
+    match piece {
+        Piece::Staged { .. } => true,
+        Piece::Header { .. } | Piece::Direct { .. } => false,
+    }
+}
+
+fn matches_direct(piece: &Piece) -> bool {
+    match piece {
+        Piece::Direct { .. } => true,
+        Piece::Header { .. } | Piece::Staged { .. } => false,
+    }
+}

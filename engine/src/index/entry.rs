@@ -1,0 +1,287 @@
+//! One object in the index: the view that callers see, and the 32 bytes it is packed into.
+//!
+//! ```text
+//! bytes  0..16  fingerprint, 0 = the slot is empty
+//! bytes 16..24  word A: segment 18 | record_block 16 | payload_delta 16 | flags 4 | tick, high half 10
+//! bytes 24..32  word B: length 28 | frame 24 | freq 2                             | tick, low half 10
+//! ```
+//!
+//! Fields are listed from the lowest bit up. The bytes never leave the process, so they are in host order.
+
+use super::IndexError;
+
+/// The size of a packed entry, bytes; two share a cache line.
+pub(super) const SLOT_BYTES: usize = 32;
+
+const SEGMENT_BITS: u32 = 18;
+const RECORD_BLOCK_BITS: u32 = 16;
+const PAYLOAD_DELTA_BITS: u32 = 16;
+const FLAG_BITS: u32 = 4;
+const LENGTH_BITS: u32 = 28;
+const FRAME_BITS: u32 = 24;
+const FREQ_BITS: u32 = 2;
+const HALF_TICK_BITS: u32 = 10;
+const TICK_BITS: u32 = 2 * HALF_TICK_BITS;
+
+const RECORD_BLOCK_AT: u32 = SEGMENT_BITS;
+const PAYLOAD_DELTA_AT: u32 = RECORD_BLOCK_AT + RECORD_BLOCK_BITS;
+const FLAGS_AT: u32 = PAYLOAD_DELTA_AT + PAYLOAD_DELTA_BITS;
+const TICK_HIGH_AT: u32 = FLAGS_AT + FLAG_BITS;
+const FRAME_AT: u32 = LENGTH_BITS;
+const FREQ_AT: u32 = FRAME_AT + FRAME_BITS;
+const TICK_LOW_AT: u32 = FREQ_AT + FREQ_BITS;
+
+/// Two of the four flag bits are spare and zero.
+const FLAG_ON_SSD: u64 = 1;
+const FLAG_PINNED: u64 = 1 << 1;
+
+const FRAME_NONE: u32 = (1 << FRAME_BITS) - 1;
+const TICK_MASK: u32 = (1 << TICK_BITS) - 1;
+
+/// The highest segment number an entry can name.
+pub const SEGMENT_MAX: u32 = (1 << SEGMENT_BITS) - 1;
+/// The highest DRAM frame number an entry can name; the one above it means "in no frame".
+pub const FRAME_MAX: u32 = FRAME_NONE - 1;
+/// The longest object, bytes: 128 MiB, the upper bound of a segment.
+pub const LENGTH_MAX: u32 = 128 << 20;
+/// The highest use count an entry can hold; callers saturate here.
+pub const FREQ_MAX: u8 = (1 << FREQ_BITS) - 1;
+/// Ticks are counted modulo this; compare them only through [`tick_age`].
+pub const TICK_MODULUS: u32 = 1 << TICK_BITS;
+
+const _: () = {
+    assert!(TICK_HIGH_AT + HALF_TICK_BITS == u64::BITS, "word A is full");
+    assert!(TICK_LOW_AT + HALF_TICK_BITS == u64::BITS, "word B is full");
+    assert!(size_of::<u128>() + 2 * size_of::<u64>() == SLOT_BYTES);
+    assert!(RECORD_BLOCK_BITS == u16::BITS && PAYLOAD_DELTA_BITS == u16::BITS, "no range check is needed");
+    assert!(LENGTH_MAX < 1 << LENGTH_BITS);
+    assert!(FLAG_ON_SSD < 1 << FLAG_BITS && FLAG_PINNED < 1 << FLAG_BITS);
+};
+
+/// Where an object's bytes are on SSD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SsdPlace {
+    /// Segment number, at most [`SEGMENT_MAX`].
+    pub segment: u32,
+    /// Offset in the segment of the record's header, in 4096-byte blocks.
+    pub record_block: u16,
+    /// Distance from the record's header to this object's payload, in 4096-byte blocks.
+    pub payload_delta: u16,
+}
+
+/// What the index knows about one object, unpacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Entry {
+    /// Keyed hash of the whole key. Not its identity: two keys may share one. 0 is stored as 1.
+    pub fingerprint: u128,
+    /// Object length, bytes, 1 to [`LENGTH_MAX`].
+    pub length: u32,
+    /// Where it is on SSD, if it is there.
+    pub ssd: Option<SsdPlace>,
+    /// The DRAM frame that holds it, if one does; at most [`FRAME_MAX`].
+    pub frame: Option<u32>,
+    /// When it was last used; kept modulo [`TICK_MODULUS`].
+    pub tick: u32,
+    /// A small use count for the eviction policies, at most [`FREQ_MAX`].
+    pub freq: u8,
+    /// A hint that eviction should look elsewhere first. The pins that protect are not kept here.
+    pub pinned: bool,
+}
+
+/// How long before `now` the tick `tick` was, modulo [`TICK_MODULUS`]: an entry not used for a whole turn of
+/// the counter looks young again.
+pub fn tick_age(now: u32, tick: u32) -> u32 {
+    now.wrapping_sub(tick) & TICK_MASK
+}
+
+/// The fingerprint as it is stored: zero marks an empty slot, so a fingerprint of zero shares the place of 1.
+pub(super) fn stored(fingerprint: u128) -> u128 {
+    fingerprint.max(1)
+}
+
+/// An entry as it lies in memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub(super) fingerprint: u128,
+    a: u64,
+    b: u64,
+}
+
+impl Slot {
+    pub(super) const EMPTY: Slot = Slot { fingerprint: 0, a: 0, b: 0 };
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.fingerprint == 0
+    }
+
+    /// Refuses a field that would not fit: a location cut to its low bits would name somebody else's bytes.
+    pub(super) fn pack(entry: &Entry) -> Result<Slot, IndexError> {
+        let place = entry.ssd.unwrap_or(SsdPlace { segment: 0, record_block: 0, payload_delta: 0 });
+        in_range("segment", place.segment, 0, SEGMENT_MAX)?;
+        in_range("length", entry.length, 1, LENGTH_MAX)?;
+        in_range("freq", entry.freq.into(), 0, FREQ_MAX.into())?;
+        if let Some(frame) = entry.frame {
+            in_range("frame", frame, 0, FRAME_MAX)?;
+        }
+        let mut flags = 0;
+        if entry.ssd.is_some() {
+            flags |= FLAG_ON_SSD;
+        }
+        if entry.pinned {
+            flags |= FLAG_PINNED;
+        }
+        let tick = u64::from(entry.tick & TICK_MASK);
+        let a = u64::from(place.segment)
+            | u64::from(place.record_block) << RECORD_BLOCK_AT
+            | u64::from(place.payload_delta) << PAYLOAD_DELTA_AT
+            | flags << FLAGS_AT
+            | (tick >> HALF_TICK_BITS) << TICK_HIGH_AT;
+        // The shift drops the high half of the tick.
+        let b = u64::from(entry.length)
+            | u64::from(entry.frame.unwrap_or(FRAME_NONE)) << FRAME_AT
+            | u64::from(entry.freq) << FREQ_AT
+            | tick << TICK_LOW_AT;
+        Ok(Slot { fingerprint: stored(entry.fingerprint), a, b })
+    }
+
+    pub(super) fn unpack(&self) -> Entry {
+        let flags = bits(self.a, FLAGS_AT, FLAG_BITS);
+        let frame = bits(self.b, FRAME_AT, FRAME_BITS) as u32;
+        let tick = bits(self.a, TICK_HIGH_AT, HALF_TICK_BITS) << HALF_TICK_BITS
+            | bits(self.b, TICK_LOW_AT, HALF_TICK_BITS);
+        Entry {
+            fingerprint: self.fingerprint,
+            length: bits(self.b, 0, LENGTH_BITS) as u32,
+            ssd: (flags & FLAG_ON_SSD != 0).then(|| SsdPlace {
+                segment: bits(self.a, 0, SEGMENT_BITS) as u32,
+                record_block: bits(self.a, RECORD_BLOCK_AT, RECORD_BLOCK_BITS) as u16,
+                payload_delta: bits(self.a, PAYLOAD_DELTA_AT, PAYLOAD_DELTA_BITS) as u16,
+            }),
+            frame: (frame != FRAME_NONE).then_some(frame),
+            tick: tick as u32,
+            freq: bits(self.b, FREQ_AT, FREQ_BITS) as u8,
+            pinned: flags & FLAG_PINNED != 0,
+        }
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8; SLOT_BYTES]) -> Slot {
+        let (words, _) = bytes.as_chunks::<8>();
+        Slot {
+            fingerprint: fingerprint_of(bytes),
+            a: u64::from_ne_bytes(words[2]),
+            b: u64::from_ne_bytes(words[3]),
+        }
+    }
+
+    pub(super) fn to_bytes(self) -> [u8; SLOT_BYTES] {
+        let mut bytes = [0; SLOT_BYTES];
+        bytes[..16].copy_from_slice(&self.fingerprint.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&self.a.to_ne_bytes());
+        bytes[24..].copy_from_slice(&self.b.to_ne_bytes());
+        bytes
+    }
+}
+
+/// Only the fingerprint of a packed entry: a probe looks at nothing else.
+pub(super) fn fingerprint_of(bytes: &[u8; SLOT_BYTES]) -> u128 {
+    let (halves, _) = bytes.as_chunks::<16>();
+    u128::from_ne_bytes(halves[0])
+}
+
+fn bits(word: u64, at: u32, count: u32) -> u64 {
+    word >> at & ((1 << count) - 1)
+}
+
+fn in_range(field: &'static str, value: u32, min: u32, max: u32) -> Result<(), IndexError> {
+    if value < min || value > max {
+        return Err(IndexError::Range { field, value, min, max });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain() -> Entry {
+        Entry { fingerprint: 7, length: 1, ssd: None, frame: None, tick: 0, freq: 0, pinned: false }
+    }
+
+    fn round_trip(entry: Entry) {
+        let slot = Slot::pack(&entry).expect("in range");
+        assert_eq!(Slot::from_bytes(&slot.to_bytes()).unpack(), entry);
+    }
+
+    /// Each field takes its lowest and highest value while all others are at an extreme, so that a field one
+    /// bit too wide or misplaced shows up in a neighbour.
+    #[test]
+    fn round_trip_at_all_boundaries() {
+        let places = [
+            None,
+            Some((0, 0, 0)),
+            Some((SEGMENT_MAX, 0, 0)),
+            Some((0, u16::MAX, 0)),
+            Some((0, 0, u16::MAX)),
+            Some((SEGMENT_MAX, u16::MAX, u16::MAX)),
+        ];
+        let ticks = [0, 1, (1 << HALF_TICK_BITS) - 1, 1 << HALF_TICK_BITS, TICK_MODULUS - 1];
+        for fingerprint in [1, u128::from(u64::MAX), 1 << 64, u128::MAX] {
+            for place in places {
+                for frame in [None, Some(0), Some(FRAME_MAX)] {
+                    for length in [1, LENGTH_MAX - 1, LENGTH_MAX] {
+                        for tick in ticks {
+                            for (freq, pinned) in [(0, false), (0, true), (FREQ_MAX, false), (FREQ_MAX, true)]
+                            {
+                                let ssd = place.map(|(segment, record_block, payload_delta)| SsdPlace {
+                                    segment,
+                                    record_block,
+                                    payload_delta,
+                                });
+                                round_trip(Entry { fingerprint, length, ssd, frame, tick, freq, pinned });
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_by_name() {
+        let at = |segment| Some(SsdPlace { segment, record_block: 0, payload_delta: 0 });
+        let cases = [
+            ("length", Entry { length: 0, ..plain() }),
+            ("length", Entry { length: LENGTH_MAX + 1, ..plain() }),
+            ("segment", Entry { ssd: at(SEGMENT_MAX + 1), ..plain() }),
+            ("frame", Entry { frame: Some(FRAME_MAX + 1), ..plain() }),
+            ("frame", Entry { frame: Some(u32::MAX), ..plain() }),
+            ("freq", Entry { freq: FREQ_MAX + 1, ..plain() }),
+        ];
+        for (name, entry) in cases {
+            match Slot::pack(&entry) {
+                Err(IndexError::Range { field, .. }) => assert_eq!(field, name),
+                Err(other) => panic!("{entry:?} was refused for another reason: {other}"),
+                Ok(_) => panic!("{entry:?} was packed"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_tick_wraps_and_its_age_is_counted_across_the_wrap() {
+        let entry = Entry { tick: TICK_MODULUS + 5, ..plain() };
+        assert_eq!(Slot::pack(&entry).expect("in range").unpack().tick, 5);
+        assert_eq!(tick_age(5, 5), 0);
+        assert_eq!(tick_age(3, TICK_MODULUS - 2), 5);
+        assert_eq!(tick_age(TICK_MODULUS + 3, TICK_MODULUS - 2), 5, "now need not be reduced");
+        assert_eq!(tick_age(0, u32::MAX), 1, "nor need its counter stop at the modulus");
+        assert_eq!(tick_age(4, 5), TICK_MODULUS - 1, "a tick ahead of now counts as the oldest");
+    }
+
+    #[test]
+    fn a_zero_fingerprint_does_not_look_like_an_empty_slot() {
+        let slot = Slot::pack(&Entry { fingerprint: 0, ..plain() }).expect("in range");
+        assert!(!slot.is_empty());
+        assert_eq!(slot.unpack().fingerprint, 1);
+        assert!(Slot::from_bytes(&[0; SLOT_BYTES]).is_empty());
+    }
+}

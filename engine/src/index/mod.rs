@@ -1,0 +1,298 @@
+//! The in-memory index: fingerprint of a key -> where its object is, how long, how recently used.
+//!
+//! Open addressing with linear probing in Robin Hood order (P. Celis, "Robin Hood hashing", 1986) and
+//! backward-shift deletion, so there are no tombstones and nothing degrades with age. All memory is mapped at
+//! creation: 32-byte entries at a load of at most 0.8, hence 40 bytes an object, and it never grows.
+//!
+//! Invariants, on the ring of slots:
+//! 1. From an entry's home to the entry, no slot is empty.
+//! 2. Walking forward, homes never go backwards within a run of full slots.
+//! 3. Somewhere there is a slot that is empty or holds an entry at its home; no entry lies past it that
+//!    belongs before it. (Even a full ring has one: n entries in n slots cannot all be displaced.)
+//!
+//! It is a multimap: a fingerprint is a hash, not an identity. Several entries may have the same one, and the
+//! caller tells them apart by the keys that their records hold. When *all* entries have the same one (the
+//! test mode with a constant hash) every operation is a walk over all of them, and still right.
+//!
+//! Plain data behind `&mut`: locks are the caller's.
+#![allow(unreachable_pub, reason = "the crate root decides how far the index can be seen")]
+
+mod entry;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+use entry::{SLOT_BYTES, Slot, stored};
+use slots::Slots;
+
+pub use entry::{Entry, FRAME_MAX, FREQ_MAX, LENGTH_MAX, SEGMENT_MAX, SsdPlace, TICK_MODULUS, tick_age};
+
+/// How many home slots are asked for before the first is looked at: enough to keep a core's line fill buffers
+/// (10 to 16 on current x86 and Arm cores) busy.
+const PREFETCH_GROUP: usize = 16;
+
+/// Why the index refused. Whatever the reason, it is unchanged.
+#[derive(Debug, thiserror::Error)]
+pub enum IndexError {
+    /// The system has no memory for this many objects: open with fewer.
+    #[error("no memory for the index max_objects={max_objects} errno={errno}")]
+    OutOfMemory {
+        /// What was asked for.
+        max_objects: u64,
+        /// The system's error number, 0 if the size alone ruled it out.
+        errno: i32,
+    },
+    /// It holds `max_objects` entries: remove one first.
+    #[error("index is full capacity={capacity}")]
+    Full {
+        /// How many entries it can hold.
+        capacity: u64,
+    },
+    /// A field of the entry does not fit its bits.
+    #[error("index entry field out of range field={field} value={value} min={min} max={max}")]
+    Range {
+        /// Name of the field.
+        field: &'static str,
+        /// What it was.
+        value: u32,
+        /// The least it may be.
+        min: u32,
+        /// The most it may be.
+        max: u32,
+    },
+}
+
+/// The index of a store. See the module's text for how it works.
+pub struct Index {
+    slots: Slots,
+    len: usize,
+    capacity: usize,
+}
+
+impl Index {
+    /// An empty index with room for exactly `max_objects` entries.
+    pub fn new(max_objects: u64) -> Result<Index, IndexError> {
+        let no_memory = |errno| IndexError::OutOfMemory { max_objects, errno };
+        let capacity = usize::try_from(max_objects).map_err(|_| no_memory(0))?;
+        // Rounded down, which keeps the bound of 40 bytes exact: capacity * 5 / 4 slots of 32.
+        let count = capacity.checked_add(capacity / 4).ok_or(no_memory(0))?;
+        count.checked_mul(SLOT_BYTES).ok_or(no_memory(0))?;
+        let slots = Slots::new(count).map_err(|e| no_memory(e.raw_os_error().unwrap_or(0)))?;
+        Ok(Index { slots, len: 0, capacity })
+    }
+
+    /// How many entries it can hold.
+    pub fn capacity(&self) -> u64 {
+        self.capacity as u64
+    }
+
+    /// How many entries it holds.
+    pub fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Memory set aside for entries, bytes: at most 40 for each of [`capacity`](Index::capacity), all of it
+    /// counted whether touched yet or not. The system rounds it up to whole pages.
+    pub fn memory_bytes(&self) -> u64 {
+        (self.slots.count() * SLOT_BYTES) as u64
+    }
+
+    /// Adds an entry, also next to others with the same fingerprint.
+    pub fn insert(&mut self, entry: &Entry) -> Result<(), IndexError> {
+        let mut carried = Slot::pack(entry)?;
+        if self.len == self.capacity {
+            return Err(IndexError::Full { capacity: self.capacity() });
+        }
+        self.len += 1;
+        let mut at = self.slots.home(carried.fingerprint);
+        let mut distance = 0;
+        // Ends: there are at least `capacity` slots and fewer entries, so one is empty.
+        loop {
+            let resident = self.slots.get(at);
+            if resident.is_empty() {
+                self.slots.set(at, carried);
+                return Ok(());
+            }
+            let resident_distance = self.slots.distance(at, resident.fingerprint);
+            if resident_distance < distance {
+                self.slots.set(at, carried);
+                carried = resident;
+                distance = resident_distance;
+            }
+            at = self.slots.next(at);
+            distance += 1;
+        }
+    }
+
+    /// All entries with this fingerprint, in no promised order.
+    pub fn find(&self, fingerprint: u128) -> impl Iterator<Item = Entry> {
+        self.positions(fingerprint).map(|at| self.slots.get(at).unpack())
+    }
+
+    /// Whether there is an entry with this fingerprint.
+    pub fn contains(&self, fingerprint: u128) -> bool {
+        self.positions(fingerprint).next().is_some()
+    }
+
+    /// [`contains`](Index::contains) for many: `found` is cleared and gets one answer a fingerprint, in order.
+    pub fn contains_batch(&self, fingerprints: &[u128], found: &mut Vec<bool>) {
+        found.clear();
+        found.reserve(fingerprints.len());
+        for group in fingerprints.chunks(PREFETCH_GROUP) {
+            self.prefetch(group);
+            found.extend(group.iter().map(|&fingerprint| self.contains(fingerprint)));
+        }
+    }
+
+    /// Starts bringing these fingerprints' home slots into the cache, at most a dozen or so at a time to good
+    /// effect. Changes nothing; only how long the next look at them takes.
+    pub fn prefetch(&self, fingerprints: &[u128]) {
+        if self.slots.count() == 0 {
+            return;
+        }
+        // Plain loads that do not depend on each other: the core has all of them under way at once, where the
+        // compare-and-branch of a probe would wait for each.
+        let touched =
+            fingerprints.iter().fold(0, |sum, &f| sum ^ self.slots.fingerprint(self.slots.home(stored(f))));
+        std::hint::black_box(touched);
+    }
+
+    /// Rewrites, in place, the first entry with this fingerprint that `matches`, and says whether there was
+    /// one. What `change` does to the fingerprint is ignored.
+    ///
+    /// # Errors
+    /// [`IndexError::Range`] if the changed entry does not fit; the old one stays.
+    pub fn update(
+        &mut self,
+        fingerprint: u128,
+        matches: impl FnMut(&Entry) -> bool,
+        change: impl FnOnce(&mut Entry),
+    ) -> Result<bool, IndexError> {
+        let Some((at, mut entry)) = self.locate(fingerprint, matches) else { return Ok(false) };
+        change(&mut entry);
+        entry.fingerprint = fingerprint;
+        self.slots.set(at, Slot::pack(&entry)?);
+        Ok(true)
+    }
+
+    /// Removes and returns the first entry with this fingerprint that `matches`.
+    pub fn remove(&mut self, fingerprint: u128, matches: impl FnMut(&Entry) -> bool) -> Option<Entry> {
+        let (mut hole, removed) = self.locate(fingerprint, matches)?;
+        // Whoever follows and is away from home moves one nearer, so that no hole stands in a probe's way.
+        for _ in 1..self.slots.count() {
+            let next = self.slots.next(hole);
+            let slot = self.slots.get(next);
+            if slot.is_empty() || self.slots.distance(next, slot.fingerprint) == 0 {
+                break;
+            }
+            self.slots.set(hole, slot);
+            hole = next;
+        }
+        self.slots.set(hole, Slot::EMPTY);
+        self.len -= 1;
+        Some(removed)
+    }
+
+    /// Asks about every entry once and drops those not kept, in one pass however many they are.
+    pub fn retain(&mut self, mut keep: impl FnMut(&Entry) -> bool) {
+        let count = self.slots.count();
+        // Invariant 3: seen from here, no entry lies before its home.
+        let Some(start) = (0..count).find(|&at| self.is_boundary(at)) else { return };
+        let mut free = 0;
+        for step in 0..count {
+            let at = self.slots.forward(start, step);
+            let slot = self.slots.get(at);
+            if slot.is_empty() {
+                continue;
+            }
+            let kept = keep(&slot.unpack());
+            self.slots.set(at, Slot::EMPTY);
+            if kept {
+                let home = step - self.slots.distance(at, slot.fingerprint);
+                let target = free.max(home);
+                self.slots.set(self.slots.forward(start, target), slot);
+                free = target + 1;
+            } else {
+                self.len -= 1;
+            }
+        }
+    }
+
+    /// How many homes there are: the end of the range for [`visit_homes`](Index::visit_homes).
+    pub fn home_slots(&self) -> u64 {
+        self.slots.count() as u64
+    }
+
+    /// Visits every entry whose *home* is in `from..to`. An entry's home is a function of its fingerprint
+    /// alone, so a caller that walks all homes in pieces, while inserts and removes between the pieces shift
+    /// entries to and fro, meets every entry that was there throughout exactly once. Positions would not do:
+    /// a remove can pull an entry from ahead of a cursor to behind it (missed), an insert can push one from
+    /// behind it to ahead (met twice).
+    pub fn visit_homes(&self, from: u64, to: u64, mut visit: impl FnMut(&Entry)) {
+        let count = self.slots.count();
+        let to = to.min(self.home_slots());
+        if from >= to {
+            return;
+        }
+        // Both are at most `count`, a usize.
+        let (from, span) = (from as usize, (to - from) as usize);
+        // An entry may lie almost a whole ring past its home; every pass over two rings meets it.
+        for step in 0..2 * count {
+            let at = self.slots.forward(from, step);
+            let slot = self.slots.get(at);
+            if slot.is_empty() {
+                if step >= span {
+                    return;
+                }
+                continue;
+            }
+            // Below zero: it belongs before `from` and was pushed here.
+            let Some(home) = step.checked_sub(self.slots.distance(at, slot.fingerprint)) else { continue };
+            if home >= span {
+                return;
+            }
+            visit(&slot.unpack());
+        }
+    }
+
+    /// Where entries with this fingerprint are. Stops at the first slot that is empty or whose resident is
+    /// nearer its home than the sought would be there: insert would have put the sought before it.
+    fn positions(&self, fingerprint: u128) -> impl Iterator<Item = usize> {
+        let sought = stored(fingerprint);
+        let mut at = self.slots.home(sought);
+        let mut distance = 0;
+        std::iter::from_fn(move || {
+            while distance < self.slots.count() {
+                let (here, resident) = (at, self.slots.fingerprint(at));
+                let found = resident == sought;
+                if !found && (resident == 0 || self.slots.distance(here, resident) < distance) {
+                    distance = usize::MAX;
+                    break;
+                }
+                at = self.slots.next(at);
+                distance += 1;
+                if found {
+                    return Some(here);
+                }
+            }
+            None
+        })
+    }
+
+    fn locate(&self, fingerprint: u128, mut matches: impl FnMut(&Entry) -> bool) -> Option<(usize, Entry)> {
+        self.positions(fingerprint)
+            .map(|at| (at, self.slots.get(at).unpack()))
+            .find(|(_, entry)| matches(entry))
+    }
+
+    /// Whether no entry at or after `at` belongs before it.
+    fn is_boundary(&self, at: usize) -> bool {
+        let fingerprint = self.slots.fingerprint(at);
+        fingerprint == 0 || self.slots.distance(at, fingerprint) == 0
+    }
+}

@@ -1,0 +1,121 @@
+//! Finding objects, and holding what was found.
+
+use pagelith_layouts::ids::SegmentId;
+use pagelith_layouts::record::Record;
+use pagelith_layouts::segment::SegmentIdentity;
+use pagelith_tiers::policy::Recency;
+use pagelith_tiers::ssd::read::Expected;
+
+use crate::core::Core;
+use crate::error::Result;
+use crate::frame_io::Held;
+use crate::index::{Entry, SsdPlace};
+use crate::outcome::{GetOutcome, MissCause};
+use crate::shared::Shared;
+use crate::slot::{Slot, siblings};
+
+/// Where an object is.
+pub(crate) enum Located {
+    /// In DRAM, held, as this member.
+    Memory(Held, usize),
+    /// On SSD; the slot says where, and its segment is held.
+    Ssd,
+    /// Nowhere, or the request does not fit it.
+    Settled(Result<GetOutcome>),
+}
+
+/// Look the slots `which` up, in one critical section; depth counts from the batch's first object.
+pub(crate) fn locate(
+    shared: &Shared,
+    slots: &mut [Slot],
+    which: &[usize],
+    at: Recency,
+) -> Vec<(usize, Located)> {
+    let mut core = shared.lock();
+    let one = |&i: &usize| {
+        let at = Recency { depth: at.depth.saturating_add(i as u32), ..at };
+        (i, locate_one(shared, &mut core, &mut slots[i], at))
+    };
+    which.iter().map(one).collect()
+}
+
+fn locate_one(shared: &Shared, core: &mut Core, slot: &mut Slot, at: Recency) -> Located {
+    let key = slot.get.key;
+    let generation = core.generation(key.namespace());
+    let fingerprint = shared.fingerprint(&key, generation);
+    slot.fingerprint = fingerprint;
+    if let Some((frame, member)) = core.find_memory(&key, fingerprint, generation) {
+        let length = core.frames.get(frame.id).map_or(0, |f| f.data.members[member].extent.bytes);
+        if let Err(error) = slot.fit(length) {
+            return Located::Settled(Err(error));
+        }
+        core.touch(fingerprint, |e| e.frame == Some(frame.id.0), at);
+        if let Some(held) = Held::new(core, frame) {
+            return Located::Memory(held, member);
+        }
+    }
+    let candidates = core.find_ssd(fingerprint);
+    let mut misfit = None;
+    for entry in candidates {
+        let Some(place) = entry.ssd.filter(|p| !slot.tried.contains(p)) else { continue };
+        match slot.fit(entry.length.into()) {
+            Ok(()) => {
+                hold(shared, core, slot, &entry, place, at, generation);
+                return Located::Ssd;
+            }
+            Err(error) => misfit = Some(error),
+        }
+    }
+    // With real fingerprints an entry of another length is this object, and the request is wrong.
+    Located::Settled(match misfit {
+        Some(error) if !shared.config.constant_fingerprint() => Err(error),
+        _ => Ok(GetOutcome::Miss(MissCause::Absent)),
+    })
+}
+
+fn hold(
+    shared: &Shared,
+    core: &mut Core,
+    slot: &mut Slot,
+    entry: &Entry,
+    place: SsdPlace,
+    at: Recency,
+    generation: pagelith_layouts::ids::Generation,
+) {
+    core.touch(entry.fingerprint, |e| e.ssd == Some(place), at);
+    let (Some(ssd), Some(volume)) = (core.ssd.as_mut(), &shared.volume) else { return };
+    let segment = SegmentId(place.segment);
+    let s = ssd.segments.get_mut(segment);
+    s.readers += 1;
+    slot.place = Some(place);
+    slot.expected = Some(Expected {
+        identity: SegmentIdentity { store: volume.store, segment, incarnation: s.incarnation },
+        offset: u64::from(place.record_block) * 4096,
+        payload_delta: u64::from(place.payload_delta) * 4096,
+        key: slot.get.key,
+        generation,
+        length: entry.length.into(),
+    });
+}
+
+/// Give the slot's segment back.
+pub(crate) fn release(shared: &Shared, slot: &mut Slot) {
+    if let Some(place) = slot.place.take() {
+        crate::session::release_segment(shared, SegmentId(place.segment));
+    }
+}
+
+/// Drop the entry that the slot's object was read by: the next `exists` says no. With it go the other
+/// objects of its record, as far as the header can still tell them: a page is whole or not here.
+pub(crate) fn forget(shared: &Shared, slot: &Slot, header: Option<&[u8]>) {
+    let (Some(place), Some(expected)) = (slot.place, slot.expected) else { return };
+    let mut core = shared.lock();
+    core.drop_ssd(slot.fingerprint, place);
+    let record = header.and_then(|bytes| Record::decode(bytes).ok());
+    let Some(record) = record.filter(|r| r.expect(expected.identity, expected.offset).is_ok()) else {
+        return;
+    };
+    for (key, place) in siblings(&record) {
+        core.drop_ssd(shared.fingerprint(&key, record.facts().generation), place);
+    }
+}

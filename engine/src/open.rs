@@ -1,0 +1,270 @@
+//! Opening a store: files, memory, recovery, the flusher. Everything big is allocated here.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pagelith_io::disk::Side;
+use pagelith_io::probe::{SideChoice, open_disk};
+use pagelith_io::runtime::{Env, Join};
+use pagelith_io::signal::Signal;
+use pagelith_io::staging::StagingPool;
+use pagelith_io::system::{SystemClock, SystemEntropy, Threads};
+use pagelith_layouts::checksum::FINGERPRINT_KEY_BYTES;
+use pagelith_layouts::footer;
+use pagelith_layouts::ids::Sequence;
+use pagelith_layouts::record::OBJECT_BYTES_MAX;
+use pagelith_tiers::dram::arena::Arena;
+use pagelith_tiers::policy::{frame_policy, segment_policy};
+use pagelith_tiers::ssd::log::{Log, LogConfig};
+use pagelith_tiers::ssd::recover::{Recovered, recover};
+use pagelith_tiers::ssd::serial::Serial;
+use pagelith_tiers::ssd::volume::{Geometry, OpenedVolume, Volume, VolumeError, open_or_make};
+
+use crate::config::{MemoryPlan, SsdIo, SsdPolicy, ValidConfig};
+use crate::core::{Core, SsdCore, SsdHealth};
+use crate::error::{Error, ErrorKind, Result};
+use crate::flusher::Flusher;
+use crate::index::Index;
+use crate::pins::Pins;
+use crate::recovery::Collector;
+use crate::shared::Shared;
+use crate::stats::Counters;
+
+/// What opening found.
+#[derive(Clone, Debug)]
+pub struct OpenReport {
+    /// The store was made just now.
+    pub made: bool,
+    /// How long recovery took.
+    pub recovery: Duration,
+    /// Objects found.
+    pub objects: u64,
+    /// Which side moves bytes to and from SSD; `None` without an SSD tier.
+    pub side: Option<Side>,
+    /// Why that side.
+    pub side_reason: String,
+    /// The memory that is allocated.
+    pub memory: MemoryPlan,
+    /// Segments, and the length of one in bytes.
+    pub segments: u32,
+    /// Length of a segment in bytes.
+    pub segment_bytes: u64,
+    /// Largest object that the store takes, in bytes.
+    pub object_bytes_max: u64,
+    /// Whether a checkpoint shortened recovery.
+    pub from_checkpoint: bool,
+    /// Footers read.
+    pub footers: u32,
+    /// Segments read record by record.
+    pub scanned_segments: u32,
+    /// Records that a crash tore; no flush had covered them.
+    pub torn_records: u64,
+    /// Manifest blocks mended from the other copy.
+    pub mended_blocks: u32,
+}
+
+/// The real world for a configuration.
+pub(crate) fn real_env(config: &ValidConfig) -> Result<Env> {
+    let disk = match config.has_ssd() {
+        false => None,
+        true => {
+            let choice = match config.ssd_io() {
+                SsdIo::Auto => SideChoice::Auto,
+                SsdIo::Uring => SideChoice::Uring,
+                SsdIo::Blocking => SideChoice::Blocking,
+            };
+            Some(open_disk(config.ssd_dirs(), choice)?)
+        }
+    };
+    Ok(Env {
+        disk,
+        clock: Arc::new(SystemClock::new()),
+        entropy: Arc::new(SystemEntropy),
+        runtime: Arc::new(Threads),
+    })
+}
+
+/// An opened store's parts.
+pub(crate) struct Opened {
+    pub shared: Arc<Shared>,
+    pub flusher: Option<Box<dyn Join>>,
+    pub report: OpenReport,
+}
+
+/// Open or make a store in `env`.
+#[tracing::instrument(level = "info", skip_all, name = "recover")]
+pub(crate) fn open(config: ValidConfig, env: Env) -> Result<Opened> {
+    let began = env.clock.now();
+    let ssd = match (&env.disk, config.has_ssd()) {
+        (Some(_), true) => Some(open_volume(&config, &env)?),
+        _ => None,
+    };
+    let arena = Arena::new(config.arena_bytes())
+        .map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
+    let index = Index::new(config.max_objects()).map_err(|e| Error::new(ErrorKind::Busy, e.to_string()))?;
+    let staging = StagingPool::new(config.staging_bytes() as usize)
+        .map_err(|e| Error::new(ErrorKind::Busy, format!("staging.bytes: {e}")))?;
+    let policy = frame_policy(config.dram_policy().name())
+        .ok_or_else(|| Error::new(ErrorKind::Internal, "dram.policy is unknown"))?;
+    let mut fingerprint_key = [0; FINGERPRINT_KEY_BYTES];
+    match &ssd {
+        Some(opened) => fingerprint_key = opened.manifest.superblock().fingerprint_key,
+        None => env.entropy.fill(&mut fingerprint_key),
+    }
+    let mut core = Core {
+        index,
+        frames: Default::default(),
+        space: arena.space,
+        policy,
+        generations: HashMap::new(),
+        ssd: None,
+        pins: Pins::default(),
+        sequence: Sequence(1),
+        epoch: 0,
+        counters: Counters::default(),
+        answers: HashMap::new(),
+        next_answer: 1,
+        write_buffer_only: config.dram_bytes() == 0,
+        stopping: false,
+    };
+    let recovered = match &ssd {
+        Some(opened) => Some(recover_into(&mut core, &config, opened, fingerprint_key)?),
+        None => None,
+    };
+    let report = report(&config, &env, &core, ssd.as_ref(), recovered.as_ref(), began);
+    let (volume, manifest) = ssd.map(|o| (Arc::new(o.volume), o.manifest)).unzip();
+    let shared = Arc::new(Shared {
+        core: Mutex::new(core),
+        memory: arena.memory,
+        volume: volume.clone(),
+        staging,
+        env: env.clone(),
+        config,
+        fingerprint_key,
+        object_bytes_max: report.object_bytes_max,
+        work: Signal::default(),
+        progress: Signal::default(),
+        closed: AtomicBool::new(false),
+        sick: AtomicBool::new(false),
+    });
+    let flusher = match (volume, manifest, recovered) {
+        (Some(volume), Some(manifest), Some(r)) => {
+            let log_config = LogConfig {
+                write_bytes: shared.config.write_bytes(),
+                write_depth: shared.config.write_depth() as usize,
+            };
+            let log = Log::new(volume, manifest, log_config)?;
+            let task = Flusher::new(shared.clone(), log, r.next_order, r.last_serial, r.bytes_written);
+            Some(env.runtime.spawn("pagelith-flusher", Box::new(task), shared.work.clone())?)
+        }
+        _ => None,
+    };
+    Ok(Opened { shared, flusher, report })
+}
+
+fn open_volume(config: &ValidConfig, env: &Env) -> Result<OpenedVolume> {
+    let Some(disk) = env.disk.clone() else {
+        return Err(Error::new(ErrorKind::Internal, "no disk for the ssd tier"));
+    };
+    let dirs = disk.dirs() as u32;
+    // An object in a record of its own takes two blocks at least.
+    let objects = config.max_objects().min(config.ssd_bytes() / 8192);
+    let (bytes, segment) = (config.ssd_bytes(), config.segment_bytes());
+    let geometry =
+        Geometry::fit(bytes, segment, dirs, objects, config.namespaces_max()).ok_or_else(|| {
+            let detail = "too small for four segments, two manifests and two checkpoints";
+            Error::invalid(format!(
+                "ssd.bytes: {detail} bytes={bytes} segment_bytes={segment} max_objects={objects}"
+            ))
+        })?;
+    let owner = format!("pid={}\n", std::process::id());
+    open_or_make(disk, geometry, &*env.entropy, &owner, config.deadline()).map_err(volume_error)
+}
+
+fn volume_error(error: VolumeError) -> Error {
+    let kind = match &error {
+        VolumeError::Io(fault) => return Error::from(fault.clone()).context("open store"),
+        VolumeError::NotAStore { .. } => ErrorKind::Invalid,
+        VolumeError::Locked { .. } => ErrorKind::Denied,
+        VolumeError::File { .. } => ErrorKind::Damaged,
+        VolumeError::Manifest { error: inner, .. } => return Error::format(inner, error.to_string()),
+        VolumeError::Incompatible { .. } => ErrorKind::Incompatible,
+    };
+    Error::new(kind, error.to_string())
+}
+
+fn recover_into(
+    core: &mut Core,
+    config: &ValidConfig,
+    opened: &OpenedVolume,
+    secret: [u8; FINGERPRINT_KEY_BYTES],
+) -> Result<Recovered> {
+    let volume: &Volume = &opened.volume;
+    let mut serial = Serial::new(&*volume.disk, config.deadline())?;
+    let mut collector = Collector::new(secret, opened.manifest.generations());
+    let constant = config.constant_fingerprint();
+    let recovered = recover(volume, &opened.manifest, &mut serial, !constant, &mut collector)
+        .map_err(|f| Error::from(f).context("recover"))?;
+    let policy = match config.ssd_policy() {
+        SsdPolicy::Fifo => "fifo",
+        SsdPolicy::Recency => "lowest-mean-recency",
+    };
+    let tick_bytes = SsdCore::tick_bytes_of(config.ssd_bytes());
+    core.sequence = recovered.next_sequence;
+    core.ssd = Some(SsdCore {
+        segments: recovered.segments.clone(),
+        policy: segment_policy(policy, config.reinsert_ratio())
+            .ok_or_else(|| Error::new(ErrorKind::Internal, "ssd.policy is unknown"))?,
+        queue: VecDeque::new(),
+        health: SsdHealth::On,
+        unflushed_bytes: 0,
+        appended_bytes: 0,
+        tick_bytes,
+        first_tick: collector.newest_tick() + 1,
+    });
+    core.counters.bytes_to_device = recovered.bytes_written;
+    collector.finish(core, constant.then_some(crate::shared::CONSTANT));
+    Ok(recovered)
+}
+
+fn report(
+    config: &ValidConfig,
+    env: &Env,
+    core: &Core,
+    ssd: Option<&OpenedVolume>,
+    recovered: Option<&Recovered>,
+    began: pagelith_io::clock::Mono,
+) -> OpenReport {
+    let geometry = ssd.map(|o| o.volume.geometry);
+    let facts = env.disk.as_ref().filter(|_| ssd.is_some()).map(|d| d.facts());
+    let block = pagelith_layouts::checksum::BLOCK_BYTES;
+    let by_segment = geometry.map_or(OBJECT_BYTES_MAX, |g| footer::object_bytes_max(g.segment_bytes, block));
+    let report = OpenReport {
+        made: ssd.is_some_and(|o| o.made),
+        recovery: env.clock.now().since(began),
+        objects: core.index.len(),
+        side: facts.as_ref().map(|f| f.side),
+        side_reason: facts.map(|f| f.reason).unwrap_or_default(),
+        memory: config.memory_plan(),
+        segments: geometry.map_or(0, |g| g.segment_count),
+        segment_bytes: geometry.map_or(0, |g| g.segment_bytes),
+        object_bytes_max: by_segment.min(config.arena_bytes()),
+        from_checkpoint: recovered.is_some_and(|r| r.checkpoint.is_some()),
+        footers: recovered.map_or(0, |r| r.footers),
+        scanned_segments: recovered.map_or(0, |r| r.scanned),
+        torn_records: recovered.map_or(0, |r| r.torn),
+        mended_blocks: ssd.map_or(0, |o| o.mended),
+    };
+    tracing::info!(
+        side = ?report.side,
+        reason = report.side_reason,
+        memory = %report.memory,
+        objects = report.objects,
+        recovery_ms = report.recovery.as_millis() as u64,
+        torn = report.torn_records,
+        "store is open"
+    );
+    report
+}

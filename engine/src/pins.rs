@@ -1,0 +1,73 @@
+//! Pins and leases: "not now" to eviction and reclaim.
+
+use std::collections::HashMap;
+
+use pagelith_io::clock::Mono;
+
+/// Which objects may not leave. By fingerprint: a pin may hold one object too many, never one too few.
+#[derive(Debug, Default)]
+pub(crate) struct Pins {
+    held: HashMap<u128, u32>,
+    leases: HashMap<u128, Mono>,
+}
+
+impl Pins {
+    /// Pin once more.
+    pub fn pin(&mut self, fingerprint: u128) {
+        *self.held.entry(fingerprint).or_insert(0) += 1;
+    }
+
+    /// Take one pin back.
+    pub fn unpin(&mut self, fingerprint: u128) {
+        if let Some(count) = self.held.get_mut(&fingerprint) {
+            *count -= 1;
+            if *count == 0 {
+                self.held.remove(&fingerprint);
+            }
+        }
+    }
+
+    /// Pin until `deadline`, or longer if it is leased longer.
+    pub fn lease(&mut self, fingerprint: u128, deadline: Mono) {
+        let until = self.leases.entry(fingerprint).or_default();
+        *until = (*until).max(deadline);
+    }
+
+    /// Forget leases that are over.
+    pub fn expire(&mut self, now: Mono) {
+        self.leases.retain(|_, until| *until > now);
+    }
+
+    /// Whether an object may not leave. Leases count until [`Pins::expire`] has seen their end.
+    pub fn is_pinned(&self, fingerprint: u128) -> bool {
+        self.held.contains_key(&fingerprint) || self.leases.contains_key(&fingerprint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pin_is_taken_back_by_itself() {
+        let mut p = Pins::default();
+        p.pin(7);
+        p.pin(7);
+        p.unpin(7);
+        assert!(p.is_pinned(7));
+        p.unpin(7);
+        assert!(!p.is_pinned(7));
+        p.unpin(7);
+    }
+
+    #[test]
+    fn a_lease_ends_by_itself_and_the_longest_counts() {
+        let mut p = Pins::default();
+        p.lease(7, Mono(10));
+        p.lease(7, Mono(5));
+        p.expire(Mono(9));
+        assert!(p.is_pinned(7));
+        p.expire(Mono(10));
+        assert!(!p.is_pinned(7));
+    }
+}

@@ -1,0 +1,236 @@
+//! Planning the reads of a batch: neighbours on SSD become one read, headers are read once, and what does
+//! not fit the caller's memory as it is goes through staging. Pure: places in, reads out.
+
+use std::ops::Range;
+
+use pagelith_layouts::align::{ALIGN, align_up};
+use pagelith_layouts::checksum::BLOCK_BYTES;
+use pagelith_layouts::ids::SegmentId;
+
+/// Longest read that neighbours are joined into, in bytes. Past some hundred KiB a longer read gains
+/// nothing on NVMe, and a failed or late read should not take many objects with it.
+pub(crate) const JOIN_BYTES_MAX: u64 = 1 << 20;
+/// Longest stretch in front of a payload that is read along with it for the header's sake, in bytes; beyond
+/// it the header is read by itself.
+pub(crate) const LEAD_BYTES_MAX: u64 = 64 * 1024;
+
+/// What is wanted of one object, and where it lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// The object's number in its batch, and which of its tries this is.
+    pub slot: usize,
+    pub round: u32,
+    pub segment: SegmentId,
+    /// Byte offset of the record in the segment, and of the payload in the record.
+    pub record: u64,
+    pub delta: u64,
+    /// The stretches of the payload to read, each a multiple of 4096 from an aligned start.
+    pub chunks: Vec<Range<u64>>,
+    /// Straight into the caller's memory, in this many parts; `None` through staging.
+    pub direct_parts: Option<usize>,
+    /// Which sub-batch of the staging budget it belongs to; 0 for direct ones.
+    pub stage: usize,
+}
+
+/// A stretch of a read, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Piece {
+    /// The front of a record, with its header, into scratch.
+    Header { header: usize, bytes: u64 },
+    /// A whole wanted stretch, straight into the caller's memory.
+    Direct { slot: usize, round: u32, bytes: u64 },
+    /// A chunk through staging.
+    Staged { slot: usize, round: u32, chunk: Range<u64> },
+}
+
+impl Piece {
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Piece::Header { bytes, .. } | Piece::Direct { bytes, .. } => *bytes,
+            Piece::Staged { chunk, .. } => chunk.end - chunk.start,
+        }
+    }
+}
+
+/// One read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fetch {
+    pub segment: SegmentId,
+    /// Byte offset in the segment.
+    pub offset: u64,
+    pub bytes: u64,
+    /// Scatter parts that it takes.
+    pub parts: usize,
+    pub pieces: Vec<Piece>,
+    /// It may be submitted once this sub-batch's turn has come.
+    pub stage: usize,
+}
+
+/// A record whose header is to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeaderPlace {
+    pub segment: SegmentId,
+    pub record: u64,
+}
+
+/// The reads for `targets`, and the headers they bring. `headers_before` is how many the batch has already;
+/// new ones are numbered from there. Returns each target's header too, in the order of `targets`.
+pub(crate) fn plan(
+    targets: &[Target],
+    headers_before: usize,
+    parts_max: usize,
+) -> (Vec<Fetch>, Vec<HeaderPlace>, Vec<usize>) {
+    let mut order: Vec<usize> = (0..targets.len()).collect();
+    order.sort_by_key(|&i| {
+        let t = &targets[i];
+        (t.segment, t.record, t.delta, t.chunks.first().map_or(0, |c| c.start))
+    });
+    let mut fetches: Vec<Fetch> = Vec::new();
+    let mut headers: Vec<HeaderPlace> = Vec::new();
+    let mut header_of = vec![0; targets.len()];
+    for i in order {
+        let t = &targets[i];
+        let place = HeaderPlace { segment: t.segment, record: t.record };
+        if headers.last() != Some(&place) {
+            headers.push(place);
+            let bytes = if t.delta <= LEAD_BYTES_MAX { t.delta } else { ALIGN };
+            let header = headers_before + headers.len() - 1;
+            push(&mut fetches, t, t.record, Piece::Header { header, bytes }, 1, parts_max);
+        }
+        header_of[i] = headers_before + headers.len() - 1;
+        for chunk in &t.chunks {
+            let at = t.record + t.delta + chunk.start;
+            let (piece, parts) = match t.direct_parts {
+                Some(parts) => {
+                    let bytes = chunk.end - chunk.start;
+                    (Piece::Direct { slot: t.slot, round: t.round, bytes }, parts)
+                }
+                None => (Piece::Staged { slot: t.slot, round: t.round, chunk: chunk.clone() }, 1),
+            };
+            push(&mut fetches, t, at, piece, parts, parts_max);
+        }
+    }
+    (fetches, headers, header_of)
+}
+
+/// Join a piece to the last read if it continues it, else begin a new one.
+fn push(fetches: &mut Vec<Fetch>, t: &Target, offset: u64, piece: Piece, parts: usize, parts_max: usize) {
+    let bytes = piece.bytes();
+    if let Some(last) = fetches.last_mut() {
+        let continues = last.segment == t.segment && last.offset + last.bytes == offset;
+        // A header always goes with the payload behind it, however long: one read brings both.
+        let with_header = last.pieces.len() == 1 && last.bytes <= LEAD_BYTES_MAX;
+        let small = last.bytes + bytes <= JOIN_BYTES_MAX || with_header;
+        // A staged read waits for its turn; nobody else should wait with it.
+        let same_turn = last.stage == t.stage || last.pieces.is_empty();
+        if continues && small && same_turn && last.parts + parts <= parts_max {
+            last.bytes += bytes;
+            last.parts += parts;
+            last.pieces.push(piece);
+            return;
+        }
+    }
+    let stage = t.stage;
+    fetches.push(Fetch { segment: t.segment, offset, bytes, parts, pieces: vec![piece], stage });
+}
+
+/// How a wanted range of an object is read: the stretch of its payload in whole blocks, padded to 4096.
+pub(crate) fn widen(want: &Range<u64>, length: u64) -> Range<u64> {
+    let block = u64::from(BLOCK_BYTES);
+    let start = want.start / block * block;
+    let end = want.end.div_ceil(block).saturating_mul(block).min(length);
+    start..start + align_up(end - start)
+}
+
+/// Whether a wanted range is whole blocks, so that it can be verified where it lands.
+pub(crate) fn is_whole_blocks(want: &Range<u64>, length: u64) -> bool {
+    let block = u64::from(BLOCK_BYTES);
+    want.start % block == 0 && (want.end % block == 0 || want.end == length)
+}
+
+/// Split a stretch into chunks of at most `chunk` bytes.
+pub(crate) fn chunks(stretch: Range<u64>, chunk: u64) -> Vec<Range<u64>> {
+    let mut out = Vec::new();
+    let mut at = stretch.start;
+    while at < stretch.end {
+        let end = (at + chunk).min(stretch.end);
+        out.push(at..end);
+        at = end;
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(slot: usize, record: u64, delta: u64, bytes: u64) -> Target {
+        Target {
+            slot,
+            round: 0,
+            segment: SegmentId(1),
+            record,
+            delta,
+            chunks: vec![0..bytes],
+            direct_parts: Some(1),
+            stage: 0,
+        }
+    }
+
+    #[test]
+    fn a_group_is_one_read_with_one_header() {
+        let (k, v) = (target(0, 4096, 4096, 32768), target(1, 4096, 4096 + 32768, 32768));
+        let (fetches, headers, of) = plan(&[v.clone(), k.clone()], 0, 64);
+        assert_eq!((headers.len(), of), (1, vec![0, 0]));
+        assert_eq!(fetches.len(), 1);
+        assert_eq!((fetches[0].offset, fetches[0].bytes), (4096, 4096 + 65536));
+        let slots: Vec<_> = fetches[0].pieces.iter().map(Piece::bytes).collect();
+        assert_eq!(slots, vec![4096, 32768, 32768]);
+    }
+
+    #[test]
+    fn neighbours_join_up_to_the_limit_and_strangers_do_not() {
+        let one = 4096 + 65536;
+        let run: Vec<_> = (0..20).map(|i| target(i, 4096 + i as u64 * one, 4096, 65536)).collect();
+        let (fetches, headers, _) = plan(&run, 0, 1024);
+        assert_eq!(headers.len(), 20);
+        assert!(fetches.iter().all(|f| f.bytes <= JOIN_BYTES_MAX + LEAD_BYTES_MAX), "{fetches:?}");
+        assert_eq!(fetches.iter().map(|f| f.bytes).sum::<u64>(), 20 * one);
+        assert_eq!(fetches.len(), 2);
+        let apart = [target(0, 4096, 4096, 65536), target(1, 4096 + one + 4096, 4096, 65536)];
+        assert_eq!(plan(&apart, 0, 1024).0.len(), 2);
+    }
+
+    #[test]
+    fn a_far_payload_has_its_header_read_by_itself() {
+        let far = target(0, 4096, 4096 + (1 << 20), 65536);
+        let (fetches, ..) = plan(&[far], 3, 64);
+        assert_eq!(fetches.len(), 2);
+        assert_eq!(fetches[0].pieces, vec![Piece::Header { header: 3, bytes: 4096 }]);
+    }
+
+    #[test]
+    fn too_many_parts_begin_another_read() {
+        let run: Vec<_> = (0..4).map(|i| target(i, 4096 + i as u64 * 8192, 4096, 4096)).collect();
+        let (fetches, ..) = plan(&run, 0, 4);
+        assert_eq!(fetches.len(), 2);
+        assert!(fetches.iter().all(|f| f.parts <= 4));
+    }
+
+    #[test]
+    fn ranges_widen_to_blocks() {
+        assert_eq!(widen(&(0..1), 100_000), 0..32768);
+        assert_eq!(widen(&(32767..32769), 100_000), 0..65536);
+        assert_eq!(widen(&(99_999..100_000), 100_000), 98304..98304 + 4096);
+        assert!(is_whole_blocks(&(0..100_000), 100_000));
+        assert!(is_whole_blocks(&(32768..65536), 100_000));
+        assert!(!is_whole_blocks(&(1..65536), 100_000));
+        assert!(!is_whole_blocks(&(0..65537), 100_000));
+    }
+
+    #[test]
+    fn chunks_cover_without_gaps() {
+        assert_eq!(chunks(0..10, 4), vec![0..4, 4..8, 8..10]);
+        assert_eq!(chunks(4..8, 4), vec![4..8]);
+    }
+}

@@ -1,0 +1,112 @@
+//! Submit and wait, with memory that the caller lends for the call.
+
+use std::time::Duration;
+
+use pagelith_io::buffer::Lender;
+
+use crate::batch::{Destination, Get, GetSlice, Options, Put, PutGroup, PutSlice, Source};
+use crate::error::{Error, ErrorKind, Result};
+use crate::outcome::{Done, GetOutcome, PutOutcome};
+use crate::store::Store;
+
+/// Longest single wait for room in the arena.
+const BUSY_STEP: Duration = Duration::from_millis(10);
+
+fn internal() -> Error {
+    Error::new(ErrorKind::Internal, "a batch ended without outcomes")
+}
+
+/// Get, and return when all lent memory is back.
+pub(crate) fn get(store: &Store, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
+    let count = gets.len();
+    let outcomes = store.with_session(|session| {
+        Lender::scope(|lender| {
+            let gets: Vec<Get> = gets
+                .iter_mut()
+                .map(|g| Get {
+                    key: g.key,
+                    range: g.range.clone(),
+                    destination: Destination(g.pieces.iter_mut().map(|p| lender.exclusive(p)).collect()),
+                })
+                .collect();
+            let ticket = session.submit_get(gets, options);
+            // However long it takes: the memory is the kernel's until then.
+            let done = loop {
+                if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
+                    break done;
+                }
+            };
+            match done {
+                Done::Get(done) => done.into_iter().map(|d| d.outcome).collect(),
+                Done::Put(_) | Done::Exists(_) => Vec::new(),
+            }
+        })
+    });
+    whole(outcomes, count)
+}
+
+/// One outcome an object, whatever happened.
+fn whole<T>(outcomes: Result<Vec<Result<T>>>, count: usize) -> Vec<Result<T>> {
+    let failed = |error: Error| (0..count).map(|_| Err(error.clone())).collect();
+    match outcomes {
+        Ok(outcomes) if outcomes.len() == count => outcomes,
+        Ok(_) => failed(internal()),
+        Err(error) => failed(error),
+    }
+}
+
+/// Put groups; those that meet a full arena are tried again until the time is up.
+pub(crate) fn put(store: &Store, groups: &[&[PutSlice<'_>]], options: Options) -> Vec<Result<PutOutcome>> {
+    let shared = &store.shared;
+    let deadline = shared.deadline(options.timeout);
+    let mut outcomes: Vec<Result<PutOutcome>> = groups.iter().map(|_| Err(internal())).collect();
+    let mut left: Vec<usize> = (0..groups.len()).collect();
+    loop {
+        let seen = shared.progress.value();
+        let some: Vec<_> = left.iter().map(|&i| groups[i]).collect();
+        let depth = left.first().map_or(0, |&i| i as u32);
+        let options = Options { depth: options.depth.saturating_add(depth), ..options };
+        let done = whole(store.with_session(|session| put_once(session, &some, options)), left.len());
+        for (i, outcome) in left.iter().zip(done) {
+            outcomes[*i] = outcome;
+        }
+        left.retain(|&i| outcomes[i].as_ref().is_err_and(|e| e.kind == ErrorKind::Busy));
+        let time = deadline.since(shared.now());
+        if left.is_empty() || time.is_zero() {
+            return outcomes;
+        }
+        shared.env.runtime.pause(&shared.progress, seen, time.min(BUSY_STEP));
+    }
+}
+
+fn put_once(
+    session: &mut crate::session::Session,
+    groups: &[&[PutSlice<'_>]],
+    options: Options,
+) -> Vec<Result<PutOutcome>> {
+    Lender::scope(|lender| {
+        let lent: Vec<PutGroup> = groups
+            .iter()
+            .map(|group| {
+                let objects = group.iter().map(|o| Put {
+                    key: o.key,
+                    source: Source(o.pieces.iter().map(|p| lender.shared(p)).collect()),
+                });
+                PutGroup { objects: objects.collect() }
+            })
+            .collect();
+        let ticket = session.submit_put(lent, options);
+        let done = loop {
+            if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
+                break done;
+            }
+        };
+        let Done::Put(done) = done else { return Vec::new() };
+        let mut done = done.into_iter().map(|d| d.outcome);
+        let empty = || Err(Error::invalid("a group has no object"));
+        groups
+            .iter()
+            .map(|g| g.iter().map(|_| done.next().unwrap_or_else(empty)).last().unwrap_or_else(empty))
+            .collect()
+    })
+}

@@ -1,0 +1,97 @@
+//! Promotion: what was read whole from SSD is kept in DRAM too, page by page.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pagelith_layouts::ids::SegmentId;
+use pagelith_tiers::policy::Recency;
+
+use crate::config::Promote;
+use crate::frame_io::Unpublished;
+use crate::frames::{FrameData, FrameMember, FrameState};
+use crate::index::Entry;
+use crate::outcome::{GetOutcome, Tier};
+use crate::shared::Shared;
+use crate::slot::Slot;
+
+/// Promote every record of which this batch brought all members whole. Gives up on one that DRAM has no
+/// room for: a promotion is never worth waiting.
+pub(crate) fn promote(shared: &Shared, slots: &[Slot], at: Recency) {
+    if shared.config.promote() == Promote::Never || shared.config.dram_bytes() == 0 {
+        return;
+    }
+    let mut records: BTreeMap<(SegmentId, u64), BTreeMap<u64, (usize, &Slot)>> = BTreeMap::new();
+    for (i, slot) in slots.iter().enumerate() {
+        let whole = slot.want == (0..slot.length);
+        let from_ssd = match &slot.outcome {
+            Some(Ok(GetOutcome::Hit { tier, .. })) => *tier == Tier::Ssd,
+            Some(Ok(GetOutcome::Miss(_)) | Err(_)) | None => false,
+        };
+        if let (true, true, Some(e), Some(_)) = (whole, from_ssd, &slot.expected, &slot.verified) {
+            let record = records.entry((e.identity.segment, e.offset)).or_default();
+            record.insert(e.payload_delta, (i, slot));
+        }
+    }
+    for members in records.values() {
+        let all = members.values().next().and_then(|(_, s)| s.verified.as_ref());
+        if all.is_some_and(|v| v.member_count == members.len()) {
+            let members: Vec<_> = members.values().copied().collect();
+            promote_record(shared, &members, at);
+        }
+    }
+}
+
+fn promote_record(shared: &Shared, members: &[(usize, &Slot)], at: Recency) {
+    let on_ssd_only = |slot: &Slot| {
+        let place = slot.found();
+        move |e: &Entry| e.ssd == place && e.frame.is_none()
+    };
+    let mut core = shared.lock();
+    let there =
+        |core: &crate::core::Core, s: &Slot| core.index.find(s.fingerprint).any(|e| on_ssd_only(s)(&e));
+    if !members.iter().all(|(_, s)| there(&core, s)) {
+        return;
+    }
+    let lengths: Vec<_> = members.iter().map(|(_, s)| (s.get.key, s.length)).collect();
+    let Some(extents) = crate::put::set_aside(&mut core, &lengths) else { return };
+    drop(core);
+    let mut filled = true;
+    for ((_, slot), extent) in members.iter().zip(&extents) {
+        let pieces: Vec<_> = slot.get.destination.pieces().collect();
+        let checksums = slot.verified.as_ref().map(|v| &v.checksums);
+        // The caller has not got its memory back yet, so this is what was verified; the copy is compared
+        // all the same, since it will be served as if it were the original.
+        filled &= Unpublished::new(*extent).fill(&shared.memory, &pieces).as_ref() == checksums;
+    }
+    let mut core = shared.lock();
+    let first = members[0].1.verified.as_ref().map(|v| v.facts);
+    let (true, Some(facts), true) = (filled, first, members.iter().all(|(_, s)| there(&core, s))) else {
+        extents.into_iter().for_each(|e| core.space.free(e));
+        return;
+    };
+    let member = |((_, slot), extent): (&(usize, &Slot), &pagelith_tiers::dram::arena::Extent)| FrameMember {
+        key: slot.get.key,
+        fingerprint: slot.fingerprint,
+        extent: *extent,
+        checksums: slot.verified.as_ref().map(|v| v.checksums.clone()).unwrap_or_default(),
+    };
+    let data = Arc::new(FrameData {
+        namespace: facts.namespace,
+        generation: facts.generation,
+        sequence: facts.sequence,
+        group_kind: facts.group_kind,
+        depth: facts.depth,
+        members: members.iter().zip(&extents).map(member).collect(),
+    });
+    let depth = at.depth.saturating_add(members[0].0 as u32);
+    let Some(frame) = core.frames.insert(data, FrameState::Clean, Recency { depth, ..at }) else {
+        extents.into_iter().for_each(|e| core.space.free(e));
+        return;
+    };
+    for (_, slot) in members {
+        let linked = core.index.update(slot.fingerprint, on_ssd_only(slot), |e| e.frame = Some(frame.id.0));
+        debug_assert!(linked.is_ok_and(|found| found));
+    }
+    core.counters.promoted += 1;
+    core.settle_frame(frame);
+}

@@ -1,0 +1,165 @@
+//! What recovery found, made into an index.
+//!
+//! Of each key the youngest put wins, unless a tombstone is younger; of a group all members or none; and
+//! nothing from before its namespace's last clear.
+
+use std::collections::HashMap;
+
+use pagelith_layouts::checkpoint::{CheckpointEntry, CheckpointFacts};
+use pagelith_layouts::checksum::{FINGERPRINT_KEY_BYTES, fingerprint};
+use pagelith_layouts::footer::FooterEntry;
+use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId};
+use pagelith_layouts::record::RecordKind;
+use pagelith_tiers::ssd::recover::Sink;
+
+use crate::core::Core;
+use crate::index::{Entry, SsdPlace};
+
+/// An object that was found.
+#[derive(Clone, Copy, Debug)]
+struct Object {
+    /// The true fingerprint, whatever the index is configured to use.
+    fingerprint: u128,
+    sequence: u64,
+    /// Found later in the log.
+    position: u64,
+    place: SsdPlace,
+    length: u32,
+    tick: Option<u32>,
+    /// Members of its record; 0 if a checkpoint says so, which only holds whole groups.
+    member_count: u32,
+    namespace: Option<(NamespaceId, Generation)>,
+}
+
+/// Collects what recovery finds.
+pub(crate) struct Collector {
+    secret: [u8; FINGERPRINT_KEY_BYTES],
+    objects: Vec<Object>,
+    tombstones: HashMap<u128, u64>,
+    generations: HashMap<NamespaceId, Generation>,
+}
+
+impl Collector {
+    /// With the generations that the manifest knows.
+    pub fn new(
+        secret: [u8; FINGERPRINT_KEY_BYTES],
+        generations: impl Iterator<Item = (NamespaceId, Generation)>,
+    ) -> Collector {
+        let generations = generations.collect();
+        Collector { secret, objects: Vec::new(), tombstones: HashMap::new(), generations }
+    }
+
+    /// Fill the core: generations, index, live counts. `constant` replaces every fingerprint.
+    pub fn finish(mut self, core: &mut Core, constant: Option<u128>) {
+        let generations = &self.generations;
+        let current = |(ns, generation): (NamespaceId, Generation)| {
+            generations.get(&ns).copied().unwrap_or(Generation::FIRST) == generation
+        };
+        self.objects.retain(|o| o.namespace.is_none_or(current));
+        let tombstones = &self.tombstones;
+        self.objects.retain(|o| tombstones.get(&o.fingerprint).is_none_or(|t| *t < o.sequence));
+        self.objects.sort_unstable_by_key(|o| (o.fingerprint, o.sequence, o.position));
+        // Keep the last of each key.
+        self.objects.dedup_by(|later, kept| {
+            let same = later.fingerprint == kept.fingerprint;
+            if same {
+                *kept = *later;
+            }
+            same
+        });
+        let mut groups: HashMap<(u32, u16), u32> = HashMap::new();
+        for o in self.objects.iter().filter(|o| o.member_count > 1) {
+            *groups.entry((o.place.segment, o.place.record_block)).or_default() += 1;
+        }
+        let whole = |o: &Object| {
+            o.member_count <= 1
+                || groups.get(&(o.place.segment, o.place.record_block)) == Some(&o.member_count)
+        };
+        let newest = self.objects.iter().filter_map(|o| o.tick).max().unwrap_or(0);
+        let (mut dropped, mut partial) = (0u64, 0u64);
+        for o in &self.objects {
+            if !whole(o) {
+                partial += 1;
+                continue;
+            }
+            let entry = Entry {
+                fingerprint: constant.unwrap_or(o.fingerprint),
+                length: o.length,
+                ssd: None,
+                frame: None,
+                tick: o.tick.unwrap_or(newest),
+                freq: 0,
+                pinned: false,
+            };
+            if core.index.insert(&entry).is_err() {
+                dropped += 1;
+                continue;
+            }
+            core.place_ssd(entry.fingerprint, |e| e.ssd.is_none() && e.length == o.length, o.place);
+        }
+        core.counters.groups_dropped += partial;
+        if dropped > 0 {
+            tracing::warn!(dropped, "index is too small for what the store holds");
+        }
+        core.generations = self.generations;
+    }
+
+    /// The newest tick that a checkpoint knew.
+    pub fn newest_tick(&self) -> u64 {
+        self.objects.iter().filter_map(|o| o.tick).max().map_or(0, u64::from)
+    }
+}
+
+impl Sink for Collector {
+    fn from_checkpoint(&mut self, facts: &CheckpointFacts, entry: &CheckpointEntry) {
+        self.objects.push(Object {
+            fingerprint: u128::from_le_bytes(entry.fingerprint),
+            // The snapshot is of this moment: older tombstones had their effect on it, younger ones count.
+            sequence: facts.sequence.0.saturating_sub(1),
+            position: 0,
+            place: SsdPlace {
+                segment: entry.segment,
+                record_block: entry.record_block,
+                payload_delta: entry.payload_delta,
+            },
+            length: entry.length,
+            tick: Some(entry.tick),
+            member_count: 0,
+            namespace: None,
+        });
+    }
+
+    fn forget_checkpoint(&mut self) {
+        self.objects.clear();
+    }
+
+    fn from_log(&mut self, segment: SegmentId, entry: &FooterEntry) {
+        let (namespace, generation) = (entry.key.namespace(), Generation(entry.generation));
+        // A record of a generation that the manifest does not know yet: the clear was under way, and
+        // something put after it is durable. It counts as done.
+        let known = self.generations.get(&namespace).copied().unwrap_or(Generation::FIRST);
+        if generation > known {
+            self.generations.insert(namespace, generation);
+        }
+        let fingerprint = fingerprint(&self.secret, &entry.key, generation);
+        if entry.kind == RecordKind::Tombstones as u8 {
+            let youngest = self.tombstones.entry(fingerprint).or_default();
+            *youngest = (*youngest).max(entry.sequence);
+            return;
+        }
+        self.objects.push(Object {
+            fingerprint,
+            sequence: entry.sequence,
+            position: self.objects.len() as u64 + 1,
+            place: SsdPlace {
+                segment: segment.0,
+                record_block: entry.record_block as u16,
+                payload_delta: entry.payload_delta as u16,
+            },
+            length: entry.length as u32,
+            tick: None,
+            member_count: entry.member_count,
+            namespace: Some((namespace, generation)),
+        });
+    }
+}

@@ -1,0 +1,267 @@
+//! One thread's way into a store: it submits batches, drives its own disk queue, and collects what is done.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith_io::clock::Mono;
+use pagelith_io::disk::{Completion, DiskFacts, Queue};
+use pagelith_io::staging::StagingPool;
+use pagelith_layouts::ids::SegmentId;
+use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::policy::Recency;
+
+use crate::batch::{Get, Options, PutGroup, Request};
+use crate::error::{Error, ErrorKind, Result};
+use crate::get::{GetBatch, Probed};
+use crate::outcome::{Done, Ticket};
+use crate::put_batch::PutBatch;
+use crate::shared::Shared;
+
+/// Scratch of a session in bytes, for headers and ragged ends: room for the longest header twice.
+const SCRATCH_BYTES: usize = 2 * pagelith_layouts::record::HEADER_BYTES_MAX as usize;
+/// Longest single wait, so that a wait for several things notices each.
+const WAIT_STEP: Duration = Duration::from_millis(20);
+
+/// One thread's way into a store. Not shared between threads: make one a thread.
+pub struct Session {
+    pub(crate) io: SessionIo,
+    batches: Vec<(Ticket, Batch)>,
+    finished: VecDeque<(Ticket, Done)>,
+    next_ticket: u64,
+}
+
+enum Batch {
+    Get(Box<GetBatch>),
+    Put(Box<PutBatch>),
+}
+
+/// What batches do I/O with.
+pub(crate) struct SessionIo {
+    pub shared: Arc<Shared>,
+    pub queue: Option<Box<dyn Queue>>,
+    pub facts: Option<DiskFacts>,
+    pub scratch: StagingPool,
+    /// Whose operation a token is.
+    pub owners: HashMap<u64, Ticket>,
+    /// Operations whose batch gave up on them: the segment each reads from.
+    pub orphans: HashMap<u64, SegmentId>,
+    pub next_token: u64,
+}
+
+impl SessionIo {
+    /// A token for a new operation of `ticket`.
+    pub fn token(&mut self, ticket: Ticket) -> u64 {
+        self.next_token += 1;
+        self.owners.insert(self.next_token, ticket);
+        self.next_token
+    }
+}
+
+impl Session {
+    pub(crate) fn new(shared: Arc<Shared>) -> Result<Session> {
+        shared.check_open()?;
+        let depth = shared.config.read_depth() as usize;
+        let (queue, facts) = match &shared.volume {
+            Some(volume) => (Some(volume.disk.queue(depth)?), Some(volume.disk.facts())),
+            None => (None, None),
+        };
+        let scratch = StagingPool::new(SCRATCH_BYTES)
+            .map_err(|e| Error::new(ErrorKind::Busy, format!("no memory for a session: {e}")))?;
+        let io = SessionIo {
+            shared,
+            queue,
+            facts,
+            scratch,
+            owners: HashMap::new(),
+            orphans: HashMap::new(),
+            next_token: 0,
+        };
+        Ok(Session { io, batches: Vec::new(), finished: VecDeque::new(), next_ticket: 0 })
+    }
+
+    fn ticket(&mut self) -> Ticket {
+        self.next_ticket += 1;
+        Ticket(self.next_ticket)
+    }
+
+    /// Submit objects to be got. Never waits for the disk. What is in DRAM is copied now, in this thread;
+    /// what is on SSD is read while [`Session::poll`] or [`Session::wait`] is called.
+    pub fn submit_get(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
+        let ticket = self.ticket();
+        let at = recency(&self.io.shared, &options);
+        let deadline = self.io.shared.deadline(options.timeout);
+        let batch = GetBatch::begin(&mut self.io, gets, at, deadline);
+        self.batches.push((ticket, Batch::Get(Box::new(batch))));
+        self.drive();
+        ticket
+    }
+
+    /// Submit groups to be put; each becomes visible as a whole. Never waits: a full arena is `Busy` at once.
+    /// New objects are copied now, in this thread; only a put that meets what may be the same object on SSD
+    /// has to look there first.
+    pub fn submit_put(&mut self, groups: Vec<PutGroup>, options: Options) -> Ticket {
+        let ticket = self.ticket();
+        let at = recency(&self.io.shared, &options);
+        let deadline = self.io.shared.deadline(options.timeout);
+        let batch = PutBatch::begin(&mut self.io, groups, at, deadline);
+        self.batches.push((ticket, Batch::Put(Box::new(batch))));
+        self.drive();
+        ticket
+    }
+
+    /// Ask which objects are here; memory only, done at once. See [`crate::Store::exists_batch`].
+    pub fn submit_exists(&mut self, keys: &[ObjectKey], options: Options) -> Ticket {
+        let ticket = self.ticket();
+        let found = crate::exists::exists(&self.io.shared, keys, recency(&self.io.shared, &options));
+        self.finished.push_back((ticket, Done::Exists(found)));
+        ticket
+    }
+
+    /// Ask of each key whether its object is here by the header, and wait for the answers.
+    pub(crate) fn probe(&mut self, keys: &[ObjectKey], at: Recency, deadline: Mono) -> Vec<Option<Probed>> {
+        let ticket = self.ticket();
+        let mut batch = GetBatch::probe(&mut self.io, keys, at, deadline);
+        while !batch.advance(&mut self.io, ticket) {
+            let mut done = Vec::new();
+            match self.io.queue.as_mut().filter(|q| q.in_flight() > 0) {
+                Some(queue) => queue.wait(&mut done, WAIT_STEP),
+                None => {
+                    let progress = &self.io.shared.progress;
+                    self.io.shared.env.runtime.pause(progress, progress.value(), WAIT_STEP);
+                }
+            }
+            for completion in done {
+                if self.io.owners.get(&completion.token) == Some(&ticket) {
+                    self.io.owners.remove(&completion.token);
+                    batch.completed(&mut self.io, completion);
+                } else {
+                    self.completed(vec![completion]);
+                }
+            }
+        }
+        batch.into_probed()
+    }
+
+    /// Do what can be done without waiting; a finished batch, if there is one.
+    pub fn poll(&mut self) -> Option<(Ticket, Done)> {
+        self.drive();
+        self.finished.pop_front()
+    }
+
+    /// Wait for a batch, at most `timeout`. `None` if it is not done by then (it goes on, ask again), or if
+    /// it was handed out already.
+    pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Option<Done> {
+        let deadline = self.io.shared.now().after(timeout);
+        loop {
+            self.drive();
+            if let Some(at) = self.finished.iter().position(|(t, _)| *t == ticket) {
+                return self.finished.remove(at).map(|(_, done)| done);
+            }
+            let left = deadline.since(self.io.shared.now());
+            if left.is_zero() || !self.batches.iter().any(|(t, _)| *t == ticket) {
+                return None;
+            }
+            self.pause(left.min(WAIT_STEP));
+        }
+    }
+
+    /// Wait for the disk, or for staging that others hold.
+    fn pause(&mut self, timeout: Duration) {
+        let mut done = Vec::new();
+        match self.io.queue.as_mut().filter(|q| q.in_flight() > 0) {
+            Some(queue) => queue.wait(&mut done, timeout),
+            None => {
+                let released = self.io.shared.staging.released();
+                self.io.shared.env.runtime.pause(released, released.value(), timeout);
+            }
+        }
+        self.completed(done);
+    }
+
+    /// Take completions, let every batch go on, and collect those that are done.
+    fn drive(&mut self) {
+        let mut done = Vec::new();
+        if let Some(queue) = self.io.queue.as_mut() {
+            queue.poll(&mut done);
+        }
+        self.completed(done);
+        let mut i = 0;
+        while i < self.batches.len() {
+            let (ticket, batch) = &mut self.batches[i];
+            let over = match batch {
+                Batch::Get(b) => b.advance(&mut self.io, *ticket),
+                Batch::Put(b) => b.advance(&mut self.io, *ticket),
+            };
+            if !over {
+                i += 1;
+                continue;
+            }
+            let (ticket, batch) = self.batches.remove(i);
+            let done = match batch {
+                Batch::Get(b) => Done::Get(b.finish(&mut self.io)),
+                Batch::Put(b) => Done::Put(b.finish(&mut self.io)),
+            };
+            self.finished.push_back((ticket, done));
+        }
+        if let Some(queue) = self.io.queue.as_mut() {
+            // What the batches submitted is on its way before the caller goes on with other things.
+            let mut early = Vec::new();
+            queue.poll(&mut early);
+            self.completed(early);
+        }
+    }
+
+    fn completed(&mut self, done: Vec<Completion>) {
+        for completion in done {
+            let token = completion.token;
+            if let Some(segment) = self.io.orphans.remove(&token) {
+                release_segment(&self.io.shared, segment);
+                continue;
+            }
+            let Some(ticket) = self.io.owners.remove(&token) else { continue };
+            match self.batches.iter_mut().find(|(t, _)| *t == ticket) {
+                Some((_, Batch::Get(b))) => b.completed(&mut self.io, completion),
+                Some((_, Batch::Put(b))) => b.completed(&mut self.io, completion),
+                None => {}
+            }
+        }
+    }
+}
+
+impl Drop for Session {
+    /// Waits for reads under way: their memory is the caller's. The queue's own drop bounds the wait.
+    fn drop(&mut self) {
+        let tickets: Vec<Ticket> = self.batches.iter().map(|(t, _)| *t).collect();
+        for ticket in tickets {
+            let deadline: Mono = self.io.shared.deadline(None);
+            while self.io.shared.now() < deadline {
+                if self.wait(ticket, WAIT_STEP).is_some()
+                    || self.io.queue.as_ref().is_none_or(|q| q.in_flight() == 0)
+                {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Recency of a batch's first key.
+pub(crate) fn recency(shared: &Shared, options: &Options) -> Recency {
+    let Request(epoch) = options.request.unwrap_or_else(|| begin_request(shared));
+    Recency { epoch, depth: options.depth }
+}
+
+/// A new request.
+pub(crate) fn begin_request(shared: &Shared) -> Request {
+    let mut core = shared.lock();
+    core.epoch += 1;
+    Request(core.epoch)
+}
+
+/// A reader of a segment is done.
+pub(crate) fn release_segment(shared: &Shared, segment: SegmentId) {
+    if let Some(ssd) = shared.lock().ssd.as_mut() {
+        ssd.segments.get_mut(segment).readers -= 1;
+    }
+}

@@ -1,0 +1,97 @@
+//! What every session and the flusher share.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pagelith_io::clock::Mono;
+use pagelith_io::runtime::Env;
+use pagelith_io::signal::Signal;
+use pagelith_io::staging::StagingPool;
+use pagelith_layouts::checksum::{self, FINGERPRINT_KEY_BYTES};
+use pagelith_layouts::ids::Generation;
+use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::dram::arena::ArenaMemory;
+use pagelith_tiers::ssd::volume::Volume;
+
+use crate::config::ValidConfig;
+use crate::core::{Answer, Core};
+use crate::error::{Error, ErrorKind, Result};
+
+/// The fingerprint of every key under `index.constant_fingerprint`.
+pub(crate) const CONSTANT: u128 = 1;
+
+pub(crate) struct Shared {
+    pub core: Mutex<Core>,
+    pub memory: Arc<ArenaMemory>,
+    pub volume: Option<Arc<Volume>>,
+    pub staging: StagingPool,
+    pub env: Env,
+    pub config: ValidConfig,
+    pub fingerprint_key: [u8; FINGERPRINT_KEY_BYTES],
+    /// Largest object and largest group record that the store takes, in bytes.
+    pub object_bytes_max: u64,
+    /// Wakes the flusher.
+    pub work: Signal,
+    /// Raised by the flusher whenever something that callers wait for may have changed.
+    pub progress: Signal,
+    pub closed: AtomicBool,
+    /// A direct read was late: until one comes in time again, reads are staged.
+    pub sick: AtomicBool,
+}
+
+impl Shared {
+    /// The core. A panic elsewhere leaves it consistent enough to go on: every change keeps the invariants
+    /// from one statement to the next, and what is found is verified.
+    pub fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the index knows a key by.
+    pub fn fingerprint(&self, key: &ObjectKey, generation: Generation) -> u128 {
+        if self.config.constant_fingerprint() {
+            return CONSTANT;
+        }
+        checksum::fingerprint(&self.fingerprint_key, key, generation)
+    }
+
+    pub fn now(&self) -> Mono {
+        self.env.clock.now()
+    }
+
+    /// An error if the store was closed.
+    pub fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Closed, "store is closed"));
+        }
+        Ok(())
+    }
+
+    /// The deadline of an operation.
+    pub fn deadline(&self, timeout: Option<Duration>) -> Mono {
+        self.now().after(timeout.unwrap_or_else(|| self.config.deadline()))
+    }
+
+    /// Wait until the flusher answers request `id`.
+    pub fn await_answer(&self, id: u64, deadline: Mono, what: &str) -> Result<()> {
+        loop {
+            let seen = self.progress.value();
+            let mut core = self.lock();
+            let answer = core.answers.get(&id).cloned().flatten();
+            let left = deadline.since(self.now());
+            if answer.is_some() || left.is_zero() {
+                core.answers.remove(&id);
+            }
+            drop(core);
+            match answer {
+                Some(Answer::Done) => return Ok(()),
+                Some(Answer::Failed(error)) => return Err(error.context(what)),
+                None if left.is_zero() => {
+                    let detail = format!("{what} did not end in time");
+                    return Err(Error::new(ErrorKind::Unavailable, detail));
+                }
+                None => self.env.runtime.pause(&self.progress, seen, left),
+            }
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! One object of a batch of gets: what is known of it, and what its bytes turn out to be.
+
+use std::ops::Range;
+
+use pagelith_io::buffer::Part;
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::record::{Record, RecordFacts};
+use pagelith_tiers::ssd::read::{Expected, Verdict, Verifier, judge};
+
+use crate::batch::{Destination, Get};
+use crate::error::{Error, Result};
+use crate::frame_io::Held;
+use crate::get::Header;
+use crate::index::SsdPlace;
+use crate::outcome::{GetDone, GetOutcome, MissCause, Tier};
+use crate::plan::{self, Target};
+use crate::scatter;
+use crate::shared::Shared;
+
+/// What is next for an object after something of it arrived.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// More has to arrive.
+    Wait,
+    /// The header is this long, longer than what was read.
+    LongerHeader(u64),
+    /// The record is another key's with an equal fingerprint.
+    NextCandidate,
+    /// That is it.
+    Done(Result<GetOutcome>),
+}
+
+/// What a verified header said; kept for a promotion.
+#[derive(Debug)]
+pub(crate) struct Verified {
+    pub facts: RecordFacts,
+    pub member_count: usize,
+    pub checksums: Vec<Checksum>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub get: Get,
+    /// The range wanted, and the object's length; known once it was located.
+    pub want: Range<u64>,
+    pub length: u64,
+    pub fingerprint: u128,
+    pub expected: Option<Expected>,
+    pub place: Option<SsdPlace>,
+    /// Places that turned out to be other keys'.
+    pub tried: Vec<SsdPlace>,
+    pub header: Option<usize>,
+    pub stage: usize,
+    pub pieces_left: usize,
+    pub attempts: u32,
+    pub round: u32,
+    pub again: bool,
+    pub began: bool,
+    /// Whether the payload goes straight into the caller's memory.
+    pub direct: bool,
+    /// Only whether the object is here is asked; nothing is delivered.
+    pub probe: bool,
+    away: bool,
+    pub staged: Vec<(Range<u64>, Part)>,
+    pub staged_bytes: u64,
+    pub verified: Option<Verified>,
+    /// What a probe found in the record: every member and its place.
+    pub siblings: Vec<(ObjectKey, SsdPlace)>,
+    pub outcome: Option<Result<GetOutcome>>,
+}
+
+impl Slot {
+    pub fn new(get: Get) -> Slot {
+        Slot {
+            get,
+            want: 0..0,
+            length: 0,
+            fingerprint: 0,
+            expected: None,
+            place: None,
+            tried: Vec::new(),
+            header: None,
+            stage: 0,
+            pieces_left: 0,
+            attempts: 0,
+            round: 0,
+            again: false,
+            began: false,
+            direct: false,
+            probe: false,
+            away: false,
+            staged: Vec::new(),
+            staged_bytes: 0,
+            verified: None,
+            siblings: Vec::new(),
+            outcome: None,
+        }
+    }
+
+    /// A question whether an object is here; the outcome's bytes are its length.
+    pub fn probe(key: ObjectKey) -> Slot {
+        let get = Get { key, range: None, destination: Destination(Vec::new()) };
+        Slot { probe: true, ..Slot::new(get) }
+    }
+
+    /// Settle what is wanted of an object of `length` bytes; an error if range or destination do not fit it.
+    pub fn fit(&mut self, length: u64) -> Result<()> {
+        if self.probe {
+            self.length = length;
+            return Ok(());
+        }
+        let key = &self.get.key;
+        let want = self.get.range.clone().unwrap_or(0..length);
+        if want.start >= want.end || want.end > length {
+            let Range { start, end } = want;
+            let detail =
+                format!("range is empty or beyond the object key={key} range={start}..{end} length={length}");
+            return Err(Error::invalid(detail));
+        }
+        let (wanted, have) = (want.end - want.start, self.get.destination.len());
+        if have != wanted {
+            let relation = if have < wanted { "shorter" } else { "longer" };
+            let detail = format!(
+                "destination is {relation} than the object key={key} destination={have} object={wanted}"
+            );
+            return Err(Error::invalid(detail));
+        }
+        (self.want, self.length) = (want, length);
+        Ok(())
+    }
+
+    /// Where the object was found on SSD.
+    pub fn found(&self) -> Option<SsdPlace> {
+        self.expected.map(|e| SsdPlace {
+            segment: e.identity.segment.0,
+            record_block: (e.offset / 4096) as u16,
+            payload_delta: (e.payload_delta / 4096) as u16,
+        })
+    }
+
+    /// How to read the object from SSD.
+    pub fn target(&self, slot: usize, align: usize, parts_max: usize, sick: bool) -> Option<Target> {
+        let expected = self.expected.as_ref()?;
+        let direct = !sick && plan::is_whole_blocks(&self.want, self.length) && self.is_aligned(align);
+        let parts = self.get.destination.0.len() + 1;
+        let payload = vec![plan::widen(&self.want, self.length)];
+        Some(Target {
+            slot,
+            round: self.round,
+            segment: expected.identity.segment,
+            record: expected.offset,
+            delta: expected.payload_delta,
+            chunks: if self.probe { Vec::new() } else { payload },
+            direct_parts: Some(parts).filter(|p| self.probe || (direct && p + 1 < parts_max)),
+            stage: 0,
+        })
+    }
+
+    /// Whether the disk can read straight into the destination; the end of its last part may be ragged.
+    fn is_aligned(&self, align: usize) -> bool {
+        let parts = &self.get.destination.0;
+        let inner = parts.len().saturating_sub(1);
+        parts.iter().all(|p| p.addr() % align == 0) && parts[..inner].iter().all(|p| p.len() % align == 0)
+    }
+
+    /// The caller's memory, on its way into a read.
+    pub fn take_parts(&mut self) -> Vec<Part> {
+        self.away = true;
+        self.began = true;
+        std::mem::take(&mut self.get.destination.0)
+    }
+
+    /// The caller's memory, back.
+    pub fn give_parts(&mut self, parts: Vec<Part>) {
+        self.away = false;
+        self.get.destination.0 = parts;
+    }
+
+    /// Whether the caller's memory is in a read.
+    pub fn is_away(&self) -> bool {
+        self.away
+    }
+
+    /// Forget what arrived; the next try is planned anew.
+    pub fn begin_again(&mut self) {
+        self.round += 1;
+        self.header = None;
+        self.staged.clear();
+    }
+
+    /// Copy a member of a frame out, verifying each block where it landed (or where it lies, if only part of
+    /// it is wanted).
+    pub fn copy_out(&mut self, shared: &Shared, held: &Held, member: usize) -> Result<GetOutcome> {
+        if self.probe {
+            return Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: self.length });
+        }
+        let reader = held.reader(&shared.memory, member);
+        let checksums = &held.data.members[member].checksums;
+        let stretch = plan::widen(&self.want, self.length);
+        let block = u64::from(BLOCK_BYTES);
+        let end = stretch.end.min(self.length);
+        let mut at = stretch.start;
+        while at < end {
+            let next = (at + block).min(end);
+            let bytes = &reader.bytes()[at as usize..next as usize];
+            if self.deliver(at..next, bytes, checksums).is_err() {
+                scatter::zero(&mut self.get.destination.0);
+                tracing::error!(key = %self.get.key, offset = at, "memory does not hold what was put");
+                return Ok(GetOutcome::Miss(MissCause::Damaged));
+            }
+            at = next;
+        }
+        Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: self.want.end - self.want.start })
+    }
+
+    /// Copy what is wanted of the object's bytes `at`, whole blocks, and verify them: after the copy, where
+    /// they landed, unless only a part of a block is wanted.
+    fn deliver(
+        &mut self,
+        at: Range<u64>,
+        bytes: &[u8],
+        checksums: &[Checksum],
+    ) -> std::result::Result<(), ()> {
+        let (lo, hi) = (self.want.start.max(at.start), self.want.end.min(at.end));
+        let inside = (lo - at.start) as usize..(hi - at.start) as usize;
+        let target = lo - self.want.start..hi - self.want.start;
+        let block = u64::from(BLOCK_BYTES);
+        let (first, last) = ((at.start / block) as usize, at.end.div_ceil(block) as usize);
+        let sums = checksums.get(first..last).ok_or(())?.to_vec();
+        let mut verifier = Verifier::new(sums, 0, at.end - at.start, BLOCK_BYTES);
+        let pieces = &mut self.get.destination.0;
+        scatter::copy_in(pieces, target.start, &bytes[inside]);
+        if (lo, hi) == (at.start, at.end) {
+            scatter::visit(pieces, target, |b| verifier.update(b)).map_err(|_| ())?;
+        } else {
+            verifier.update(bytes).map_err(|_| ())?;
+        }
+        verifier.is_complete().then_some(()).ok_or(())
+    }
+
+    /// Judge what has arrived from SSD.
+    pub fn step(&mut self, header: &Header) -> Step {
+        let (Some(part), Some(expected), false) = (&header.part, self.expected, self.away) else {
+            return Step::Wait;
+        };
+        let bytes = part.bytes();
+        if let Some(claimed) = Record::claimed_header_bytes(bytes).filter(|n| *n > bytes.len() as u64) {
+            return Step::LongerHeader(claimed);
+        }
+        let (record, member) = match judge(bytes, &expected) {
+            Verdict::Match(record, member) => (record, member),
+            Verdict::OtherKey => {
+                scatter::zero(&mut self.get.destination.0);
+                self.tried.extend(self.place);
+                return Step::NextCandidate;
+            }
+            Verdict::Damaged(error) => return self.damaged(&error),
+        };
+        if record.facts().block_bytes != BLOCK_BYTES {
+            return self.damaged(&pagelith_layouts::error::FormatError::Field {
+                structure: "record header",
+                field: "block_bytes",
+                value: record.facts().block_bytes.to_string(),
+            });
+        }
+        if self.probe {
+            self.siblings = siblings(&record);
+            return Step::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.length }));
+        }
+        let checksums: Vec<Checksum> = record.checksums(&member).collect();
+        if let Err(error) = self.take_staged(&checksums) {
+            return self.damaged(&error);
+        }
+        if self.pieces_left > 0 {
+            return Step::Wait;
+        }
+        if self.direct
+            && let Err(error) = self.verify_direct(checksums.clone())
+        {
+            return self.damaged(&error);
+        }
+        self.verified =
+            Some(Verified { facts: record.facts(), member_count: record.member_count(), checksums });
+        Step::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.want.end - self.want.start }))
+    }
+
+    fn verify_direct(
+        &self,
+        checksums: Vec<Checksum>,
+    ) -> std::result::Result<(), pagelith_layouts::error::FormatError> {
+        let first = self.want.start / u64::from(BLOCK_BYTES);
+        let length = self.want.end - self.want.start;
+        let mut verifier = Verifier::new(checksums, first, length, BLOCK_BYTES);
+        scatter::visit(&self.get.destination.0, 0..length, |b| verifier.update(b))?;
+        if verifier.is_complete() {
+            return Ok(());
+        }
+        Err(pagelith_layouts::error::FormatError::Payload { block: first })
+    }
+
+    /// Hand the staged chunks on.
+    fn take_staged(
+        &mut self,
+        checksums: &[Checksum],
+    ) -> std::result::Result<(), pagelith_layouts::error::FormatError> {
+        for (chunk, part) in std::mem::take(&mut self.staged) {
+            let end = chunk.end.min(self.length);
+            let bytes = &part.bytes()[..(end - chunk.start) as usize];
+            self.staged_bytes += chunk.end - chunk.start;
+            self.pieces_left -= 1;
+            let block = chunk.start / u64::from(BLOCK_BYTES);
+            self.deliver(chunk.start..end, bytes, checksums)
+                .map_err(|()| pagelith_layouts::error::FormatError::Payload { block })?;
+        }
+        Ok(())
+    }
+
+    fn damaged(&mut self, error: &pagelith_layouts::error::FormatError) -> Step {
+        let (segment, offset) = self.expected.map_or((0, 0), |e| (e.identity.segment.0, e.offset));
+        tracing::warn!(key = %self.get.key, segment, offset, %error, "damaged");
+        scatter::zero(&mut self.get.destination.0);
+        Step::Done(Ok(GetOutcome::Miss(MissCause::Damaged)))
+    }
+
+    /// Set the outcome, once.
+    pub fn end(&mut self, outcome: Result<GetOutcome>) {
+        self.outcome.get_or_insert(outcome);
+    }
+
+    pub fn into_done(self) -> GetDone {
+        let outcome = self.outcome.unwrap_or(Ok(GetOutcome::Miss(MissCause::Late)));
+        let Destination(parts) = self.get.destination;
+        GetDone { outcome, destination: Destination(parts) }
+    }
+}
+
+/// Every member of a record, and where the index has it.
+pub(crate) fn siblings(record: &Record<'_>) -> Vec<(ObjectKey, SsdPlace)> {
+    let facts = record.facts();
+    let place = |payload: u64| SsdPlace {
+        segment: facts.identity.segment.0,
+        record_block: (facts.offset / 4096) as u16,
+        payload_delta: (payload / 4096) as u16,
+    };
+    record.members().map(|m| (m.key, place(m.payload_offset))).collect()
+}

@@ -1,0 +1,171 @@
+//! Counters. All count from open, unless they say "now".
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::outcome::MissCause;
+
+/// Counted under the core's lock.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counters {
+    pub puts_stored: u64,
+    pub puts_present: u64,
+    pub puts_refused: u64,
+    pub puts_busy: u64,
+    pub bytes_put: u64,
+    pub hits_memory: u64,
+    pub hits_ssd: u64,
+    pub bytes_memory: u64,
+    pub bytes_ssd: u64,
+    pub misses: [u64; MissCause::ALL.len()],
+    pub damaged: u64,
+    pub staged_bytes: u64,
+    pub late_direct: u64,
+    pub frames_evicted: u64,
+    pub promoted: u64,
+    pub bytes_to_device: u64,
+    pub syncs: u64,
+    pub bytes_reinserted: u64,
+    pub segments_sealed: u64,
+    pub segments_reclaimed: u64,
+    pub checkpoints: u64,
+    pub checkpoint_failures: u64,
+    pub groups_dropped: u64,
+    pub flush_errors: u64,
+    pub read_errors: u64,
+    /// Since the last flush report.
+    pub durable_objects: u64,
+    pub durable_bytes: u64,
+    pub refused_objects: u64,
+    pub lost_objects: u64,
+}
+
+impl Counters {
+    /// Count a miss.
+    pub fn miss(&mut self, cause: MissCause) {
+        if let Some(at) = MissCause::ALL.iter().position(|c| *c == cause) {
+            self.misses[at] += 1;
+        }
+        self.damaged += u64::from(cause == MissCause::Damaged);
+    }
+}
+
+/// What a store has done and holds.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Stats {
+    /// Objects in the index now.
+    pub objects: u64,
+    /// Objects in DRAM now.
+    pub dram_objects: u64,
+    /// Bytes of the arena in use now.
+    pub dram_bytes: u64,
+    /// Most bytes of the arena that were ever in use.
+    pub dram_peak_bytes: u64,
+    /// Memory of the index in bytes.
+    pub index_bytes: u64,
+    /// Objects stored.
+    pub puts_stored: u64,
+    /// Objects that were there already.
+    pub puts_present: u64,
+    /// Objects refused by policy.
+    pub puts_refused: u64,
+    /// Objects answered `Busy`.
+    pub puts_busy: u64,
+    /// Bytes stored, as the callers counted them.
+    pub bytes_put: u64,
+    /// Objects got from memory.
+    pub hits_memory: u64,
+    /// Objects got from SSD.
+    pub hits_ssd: u64,
+    /// Objects got from a peer.
+    pub hits_remote: u64,
+    /// Bytes got from memory.
+    pub bytes_memory: u64,
+    /// Bytes got from SSD.
+    pub bytes_ssd: u64,
+    /// Objects not got, by cause.
+    pub misses: BTreeMap<String, u64>,
+    /// Objects that failed verification.
+    pub damaged: u64,
+    /// Bytes that went through staging.
+    pub staged_bytes: u64,
+    /// Reads straight into a caller's memory that came back after their deadline.
+    pub late_direct: u64,
+    /// Pages evicted from DRAM.
+    pub frames_evicted: u64,
+    /// Pages copied from SSD into DRAM.
+    pub promoted: u64,
+    /// Everything written to the device in bytes: records, footers, manifest, checkpoints.
+    pub bytes_to_device: u64,
+    /// Syncs of data files.
+    pub syncs: u64,
+    /// Bytes of records that reclaim wrote again.
+    pub bytes_reinserted: u64,
+    /// Segments sealed.
+    pub segments_sealed: u64,
+    /// Segments reclaimed.
+    pub segments_reclaimed: u64,
+    /// Checkpoints written.
+    pub checkpoints: u64,
+    /// Checkpoints that failed; the older one stands.
+    pub checkpoint_failures: u64,
+    /// Groups that never became complete.
+    pub groups_dropped: u64,
+    /// Writes and syncs that failed.
+    pub flush_errors: u64,
+    /// Reads that failed.
+    pub read_errors: u64,
+    /// `off`, `on` or `read-only` now.
+    pub ssd_state: String,
+    /// Bytes acked and not yet written to SSD now.
+    pub unflushed_bytes: u64,
+}
+
+impl Stats {
+    pub(crate) fn of(core: &crate::core::Core) -> Stats {
+        let c = &core.counters;
+        let dram_objects = core.frames.iter().map(|(_, f)| f.data.members.len() as u64).sum();
+        let named = MissCause::ALL.iter().zip(c.misses);
+        Stats {
+            objects: core.index.len(),
+            dram_objects,
+            dram_bytes: core.space.in_use_bytes(),
+            dram_peak_bytes: core.space.peak_bytes(),
+            index_bytes: core.index.memory_bytes(),
+            puts_stored: c.puts_stored,
+            puts_present: c.puts_present,
+            puts_refused: c.puts_refused,
+            puts_busy: c.puts_busy,
+            bytes_put: c.bytes_put,
+            hits_memory: c.hits_memory,
+            hits_ssd: c.hits_ssd,
+            hits_remote: 0,
+            bytes_memory: c.bytes_memory,
+            bytes_ssd: c.bytes_ssd,
+            misses: named.filter(|(_, n)| *n > 0).map(|(cause, n)| (cause.to_string(), n)).collect(),
+            damaged: c.damaged,
+            staged_bytes: c.staged_bytes,
+            late_direct: c.late_direct,
+            frames_evicted: c.frames_evicted,
+            promoted: c.promoted,
+            bytes_to_device: c.bytes_to_device,
+            syncs: c.syncs,
+            bytes_reinserted: c.bytes_reinserted,
+            segments_sealed: c.segments_sealed,
+            segments_reclaimed: c.segments_reclaimed,
+            checkpoints: c.checkpoints,
+            checkpoint_failures: c.checkpoint_failures,
+            groups_dropped: c.groups_dropped,
+            flush_errors: c.flush_errors,
+            read_errors: c.read_errors,
+            ssd_state: match core.ssd.as_ref().map(|s| s.health) {
+                None => "off",
+                Some(crate::core::SsdHealth::On) => "on",
+                Some(crate::core::SsdHealth::ReadOnly) => "read-only",
+            }
+            .into(),
+            unflushed_bytes: core.ssd.as_ref().map_or(0, |s| s.unflushed_bytes),
+        }
+    }
+}

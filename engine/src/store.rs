@@ -1,0 +1,162 @@
+//! The public face of a store. Each method is a few lines that delegate.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pagelith_io::runtime::{Env, Join};
+use pagelith_layouts::ids::{Generation, NamespaceId};
+use pagelith_layouts::key::ObjectKey;
+
+use crate::batch::{GetSlice, Options, PutSlice, Request};
+use crate::config::ValidConfig;
+use crate::error::Result;
+use crate::open::OpenReport;
+use crate::outcome::{FlushReport, GetOutcome, PutOutcome};
+use crate::pin::Pin;
+use crate::session::{self, Session};
+use crate::shared::Shared;
+use crate::stats::Stats;
+use crate::view::View;
+use crate::{close, exists, flush, open, pin, pooled, remove, view};
+
+/// An open store. Shared between threads by reference; threads that get or put much have a [`Session`] each.
+///
+/// Dropping a store without [`Store::close`] leaves on SSD what a crash at that moment would have left:
+/// everything that a flush covered, and no promise about the rest.
+pub struct Store {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) sessions: Mutex<Vec<Session>>,
+    pub(crate) flusher: Option<Box<dyn Join>>,
+    report: OpenReport,
+}
+
+impl Store {
+    /// Open the store that `config` describes, or make it. Blocks; allocates all memory that the store will
+    /// use. Fails without touching anything if the directories hold something else, another format or
+    /// another configuration, or if another process has the store open.
+    pub fn open(config: ValidConfig) -> Result<Store> {
+        let env = open::real_env(&config)?;
+        Store::open_in(config, env)
+    }
+
+    /// As [`Store::open`], in a world of the caller's: a simulation, or an application's own clock.
+    pub fn open_in(config: ValidConfig, env: Env) -> Result<Store> {
+        let opened = open::open(config, env)?;
+        let (shared, flusher, report) = (opened.shared, opened.flusher, opened.report);
+        Ok(Store { shared, sessions: Mutex::new(Vec::new()), flusher, report })
+    }
+
+    /// What opening found.
+    pub fn opened(&self) -> &OpenReport {
+        &self.report
+    }
+
+    /// A thread's own way in, with its own disk queue.
+    pub fn session(&self) -> Result<Session> {
+        Session::new(self.shared.clone())
+    }
+
+    /// Begin a request: batches that carry it count as equally recent, deeper pages before shallower ones.
+    pub fn begin_request(&self) -> Request {
+        session::begin_request(&self.shared)
+    }
+
+    /// Put objects, each by itself. A full arena is waited out until the timeout, then `Busy`.
+    pub fn put_batch(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
+        let groups: Vec<&[PutSlice<'_>]> = objects.chunks(1).collect();
+        pooled::put(self, &groups, options)
+    }
+
+    /// Put groups of objects of one page each; one outcome a group.
+    pub fn put_groups(&self, groups: &[&[PutSlice<'_>]], options: Options) -> Vec<Result<PutOutcome>> {
+        pooled::put(self, groups, options)
+    }
+
+    /// Get objects. Returns when every destination is the caller's again, which a device that hangs can
+    /// delay beyond the timeout (counted in [`Stats::late_direct`]).
+    pub fn get_batch(&self, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
+        pooled::get(self, gets, options)
+    }
+
+    /// Which objects are here; from memory alone. What is here counts as asked for.
+    pub fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Vec<bool> {
+        exists::exists(&self.shared, keys, session::recency(&self.shared, &options))
+    }
+
+    /// How many of `keys` are here before the first that is not.
+    pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> usize {
+        exists::prefix(&self.shared, keys, session::recency(&self.shared, &options))
+    }
+
+    /// An object in DRAM, in place: verified once since it came there, and pinned while the view lives.
+    /// `None` if it is not in DRAM.
+    pub fn view(&self, key: &ObjectKey) -> Result<Option<View>> {
+        view::view(&self.shared, key)
+    }
+
+    /// Remove objects, and with each the other objects of its group. Returns how many were here. When it
+    /// returns `Ok`, they stay gone, also across a crash.
+    pub fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
+        remove::remove(self, keys, options)
+    }
+
+    /// Make everything in a namespace invisible for ever, by raising its generation; durable when it returns.
+    pub fn clear(&self, namespace: NamespaceId, options: Options) -> Result<Generation> {
+        remove::clear(&self.shared, namespace, options)
+    }
+
+    /// Keep objects from being evicted or reclaimed until the pin is dropped.
+    pub fn pin(&self, keys: &[ObjectKey]) -> Pin {
+        Pin::new(self.shared.clone(), keys)
+    }
+
+    /// Keep objects from being evicted or reclaimed for `duration`. Returns how many of them are here.
+    pub fn lease(&self, keys: &[ObjectKey], duration: Duration) -> usize {
+        pin::lease(&self.shared, keys, duration)
+    }
+
+    /// Make everything put so far durable, and say what became so since the last report.
+    pub fn flush(&self, options: Options) -> Result<FlushReport> {
+        flush::flush(&self.shared, options)
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> Stats {
+        Stats::of(&self.shared.lock())
+    }
+
+    /// Flush, seal, write a checkpoint, and release everything. Sessions still in use find the store closed.
+    pub fn close(mut self) -> Result<FlushReport> {
+        close::close(&mut self)
+    }
+
+    /// Drop the process's state without flushing: on SSD is what a crash at this moment leaves. Waits for
+    /// writes under way, so that the directory can be opened again at once.
+    pub fn abandon(mut self) {
+        close::stop(&mut self);
+    }
+
+    /// Run `body` with a pooled session.
+    pub(crate) fn with_session<R>(&self, body: impl FnOnce(&mut Session) -> R) -> Result<R> {
+        let pooled = self.sessions.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut session = match pooled {
+            Some(session) => session,
+            None => self.session()?,
+        };
+        let result = body(&mut session);
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).push(session);
+        Ok(result)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        close::stop(self);
+    }
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("opened", &self.report).finish_non_exhaustive()
+    }
+}

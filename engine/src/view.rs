@@ -1,0 +1,73 @@
+//! Borrowed views of objects in DRAM.
+
+use std::sync::Arc;
+
+use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::dram::arena::ExtentReader;
+
+use crate::error::Result;
+use crate::frame_io::Held;
+use crate::outcome::MissCause;
+use crate::shared::Shared;
+
+/// An object's bytes in the arena. Pinned while the view lives.
+pub struct View {
+    // Dropped before the frame is released.
+    reader: Option<ExtentReader>,
+    held: Held,
+    shared: Arc<Shared>,
+}
+
+impl std::ops::Deref for View {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.reader.as_ref().map_or(&[], ExtentReader::bytes)
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        self.reader = None;
+        self.shared.lock().release_frame(self.held.frame);
+    }
+}
+
+impl std::fmt::Debug for View {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "View(len={})", self.len())
+    }
+}
+
+/// See [`crate::Store::view`].
+pub(crate) fn view(shared: &Arc<Shared>, key: &ObjectKey) -> Result<Option<View>> {
+    shared.check_open()?;
+    let mut core = shared.lock();
+    let generation = core.generation(key.namespace());
+    let fingerprint = shared.fingerprint(key, generation);
+    let Some((frame, member)) = core.find_memory(key, fingerprint, generation) else { return Ok(None) };
+    let Some(held) = Held::new(&mut core, frame) else { return Ok(None) };
+    let verified = core.frames.get(frame.id).is_some_and(|f| f.verified);
+    drop(core);
+    let view = View { reader: Some(held.reader(&shared.memory, member)), held, shared: shared.clone() };
+    if verified {
+        return Ok(Some(view));
+    }
+    let whole = (0..view.held.data.members.len()).all(|m| {
+        let reader = view.held.reader(&shared.memory, m);
+        let blocks = reader.bytes().chunks(BLOCK_BYTES as usize);
+        blocks.zip(&view.held.data.members[m].checksums).all(|(b, sum)| checksum(b) == *sum)
+    });
+    let mut core = shared.lock();
+    if !whole {
+        core.counters.miss(MissCause::Damaged);
+        core.drop_frame(frame.id, false);
+        drop(core);
+        return Ok(None);
+    }
+    if let Some(f) = core.frames.get_ref(frame) {
+        f.verified = true;
+    }
+    drop(core);
+    Ok(Some(view))
+}

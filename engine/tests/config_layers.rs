@@ -1,0 +1,350 @@
+//! Which layer wins, what a right configuration comes to, and that no text makes the parsers panic.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pagelith::config::{
+    Config, ConfigFormat, DramPolicy, Facts, MemoryPlan, Promote, Size, SsdIo, SsdPolicy, fields,
+};
+use proptest::prelude::*;
+
+fn facts(memory_bytes: u64) -> Facts {
+    Facts { memory_bytes, memory_source: "test".to_owned() }
+}
+
+#[test]
+fn code_wins_over_environment_over_file_over_defaults() {
+    let file = "[dram]\nbytes = \"1GiB\"\n[read]\ndepth = 2\n[ssd]\nwrite_depth = 2";
+    let environment = [("PAGELITH_READ__DEPTH", "3"), ("PAGELITH_SSD__WRITE_DEPTH", "3"), ("HOME", "/root")];
+    // The order of the calls is not the order of precedence.
+    let config = Config::builder()
+        .set(|config| config.ssd.write_depth = 4)
+        .env(environment)
+        .file(ConfigFormat::Toml, file)
+        .build()
+        .unwrap();
+    assert_eq!(config.deadline_ms, 30_000);
+    assert_eq!(config.dram.bytes, Size::gib(1));
+    assert_eq!(config.read.depth, 3);
+    assert_eq!(config.ssd.write_depth, 4);
+}
+
+#[test]
+fn a_wrong_value_is_refused_even_where_a_later_layer_replaces_it() {
+    let error = Config::builder()
+        .file(ConfigFormat::Toml, "read.depth = 0")
+        .env([("PAGELITH_READ__DEPTH", "7")])
+        .build()
+        .unwrap_err();
+    assert_eq!(error.to_string(), "read.depth: must be an integer between 1 and 1024, got=0");
+}
+
+#[test]
+fn every_problem_of_every_layer_is_told_at_once() {
+    let file = "deadline_ms = 0\nnope.x = 1\nnope.y = 2\n[dram]\nbytes = \"64MB!\"\npromote = true\n\
+                [staging]\nchunk_bytes = \"128MiB\"\n[ssd]\ndirs = [\"/a\"]";
+    let error = Config::builder()
+        .file(ConfigFormat::Toml, file)
+        .env([("PAGELITH_LOG__BATCH_SUMMARY", "1"), ("PAGELITH_SSD_IO", "auto")])
+        .set(|config| config.read.depth = 5000)
+        .validate(&facts(1 << 40))
+        .unwrap_err();
+    let named: Vec<&str> = error.problems.iter().map(|problem| problem.field.as_str()).collect();
+    let mut sorted = named.clone();
+    sorted.sort_unstable();
+    let mut expected = vec![
+        "PAGELITH_SSD_IO",
+        "deadline_ms",
+        "dram.bytes",
+        "dram.promote",
+        "log.batch_summary",
+        "nope.x",
+        "nope.y",
+        "read.depth",
+        "ssd.bytes",
+        "staging.bytes",
+    ];
+    expected.sort_unstable();
+    assert_eq!(sorted, expected);
+    assert_eq!(error.to_string().lines().count(), expected.len());
+}
+
+#[test]
+fn a_misspelled_setting_is_not_also_reported_as_missing() {
+    let text = "ssd.byts = \"1GiB\"\nssd.dirs = [\"/a\"]";
+    let error = Config::builder().file(ConfigFormat::Toml, text).validate(&facts(1 << 40)).unwrap_err();
+    assert_eq!(error.to_string(), "ssd.byts: is not a setting; did you mean ssd.bytes?");
+}
+
+#[test]
+fn code_that_sets_fields_is_checked_as_a_file_is() {
+    let mut config = Config::default();
+    config.staging.ratio = f64::NAN;
+    config.ssd.segment_bytes = Some(Size::mib(3));
+    config.dram.bytes = Size::from_bytes(u64::MAX);
+    config.staging.bytes = Size::from_bytes(u64::MAX);
+    config.index.max_objects = Some(u64::MAX);
+    let error = config.validate(&facts(1 << 40)).unwrap_err();
+    let named: Vec<&str> = error.problems.iter().map(|problem| problem.field.as_str()).collect();
+    assert_eq!(
+        named,
+        ["dram.bytes", "ssd.segment_bytes", "staging.bytes", "staging.ratio", "index.max_objects"]
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn what_is_not_utf8_is_refused_and_does_not_panic() {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt;
+    let broken = || OsString::from_vec(vec![b'/', 0xff]);
+    let mut name = OsString::from("PAGELITH_");
+    name.push(broken());
+    let variables = [(OsString::from("PAGELITH_SSD__IO"), broken()), (name, OsString::new())];
+    let error = Config::builder().env(variables).build().unwrap_err();
+    assert_eq!(error.problems[0].field, "ssd.io");
+    assert!(error.problems[0].message.contains("not UTF-8"), "{error}");
+    assert_eq!(error.problems[1].field, "\"PAGELITH_/\u{fffd}\"");
+
+    let mut config = Config::default();
+    config.ssd.bytes = Size::gib(1);
+    config.ssd.dirs = vec![PathBuf::from(broken())];
+    let error = config.validate(&facts(1 << 40)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "ssd.dirs: must be a list of at most 64 different directories, but entry 0 is not UTF-8"
+    );
+    assert!(config.to_json_string().contains("\u{fffd}"));
+}
+
+#[test]
+fn a_variable_set_twice_is_refused() {
+    let variables = [("PAGELITH_READ__DEPTH", "1"), ("PAGELITH_READ__DEPTH", "2")];
+    let error = Config::builder().env(variables).build().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "read.depth: must be set once in the environment, got=twice env=PAGELITH_READ__DEPTH"
+    );
+}
+
+#[test]
+fn directories_in_the_environment_are_separated_by_commas_or_a_json_list() {
+    for text in ["/a:b,/c", "[\"/a:b\", \"/c\"]"] {
+        let config = Config::builder().env([("PAGELITH_SSD__DIRS", text)]).build().unwrap();
+        assert_eq!(config.ssd.dirs, [PathBuf::from("/a:b"), PathBuf::from("/c")], "text={text}");
+    }
+}
+
+#[test]
+fn every_setting_of_a_file_arrives() {
+    let text = r#"
+        deadline_ms = 1
+        namespaces_max = 65536
+        [dram]
+        bytes = "3GB"
+        policy = "s3fifo"
+        promote = "never"
+        [ssd]
+        bytes = 1099511627776
+        dirs = ["/a", "/b"]
+        segment_bytes = "256 MiB"
+        policy = "recency"
+        reinsert_ratio = 0
+        io = "blocking"
+        write_depth = 64
+        write_bytes = "64KiB"
+        checkpoint_segments = 0
+        [staging]
+        bytes = "8MiB"
+        ratio = 0.5
+        chunk_bytes = "96KiB"
+        [index]
+        max_objects = 1000
+        constant_fingerprint = true
+        [read]
+        depth = 1024
+        [memory]
+        reserve = 0
+        [log]
+        batch_summary = true
+    "#;
+    let valid = Config::builder().file(ConfigFormat::Toml, text).validate(&facts(1 << 40)).unwrap();
+    assert_eq!(valid.deadline(), Duration::from_millis(1));
+    assert_eq!(valid.namespaces_max(), 65_536);
+    assert_eq!((valid.dram_bytes(), valid.arena_bytes()), (3_000_000_000, 3_000_000_000));
+    assert_eq!((valid.dram_policy(), valid.promote()), (DramPolicy::S3Fifo, Promote::Never));
+    assert_eq!((valid.has_ssd(), valid.ssd_bytes()), (true, 1 << 40));
+    assert_eq!(valid.ssd_dirs(), [PathBuf::from("/a"), PathBuf::from("/b")]);
+    assert_eq!(valid.segment_bytes(), 256 << 20);
+    assert_eq!((valid.ssd_policy(), valid.reinsert_ratio()), (SsdPolicy::Recency, 0.0));
+    assert_eq!((valid.ssd_io(), valid.write_depth(), valid.write_bytes()), (SsdIo::Blocking, 64, 64 << 10));
+    assert_eq!(valid.checkpoint_segments(), 0);
+    assert_eq!((valid.staging_bytes(), valid.staging_budget()), (8 << 20, 4 << 20));
+    assert_eq!(valid.staging_chunk_bytes(), 96 << 10);
+    assert_eq!((valid.max_objects(), valid.constant_fingerprint()), (1000, true));
+    assert_eq!((valid.read_depth(), valid.memory_reserve(), valid.batch_summary()), (1024, 0, true));
+    // No setting is left at its default, so none of the lines above could pass by accident.
+    for field in fields() {
+        let default = field.shown_in(&Config::default());
+        assert_ne!(field.shown_in(valid.config()), default, "{}", field.path());
+    }
+    assert_eq!(Config::from_json_str(&valid.config().to_json_string()).as_ref(), Ok(valid.config()));
+}
+
+#[test]
+fn defaults_open_and_print_and_read_back() {
+    let config = Config::default();
+    let valid = config.validate(&facts(1 << 30)).unwrap();
+    assert_eq!(
+        valid.memory_plan(),
+        MemoryPlan {
+            arena: 256 << 20,
+            staging: 64 << 20,
+            index: 65_536 * 40,
+            total: (320 << 20) + 65_536 * 40
+        }
+    );
+    let printed = "arena=256MiB staging=64MiB index=2560KiB total=330240KiB";
+    assert_eq!(valid.memory_plan().to_string(), printed);
+    assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
+    assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
+    assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
+    assert_eq!(fields().len(), 22);
+}
+
+/// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)
+#[test]
+fn derived_numbers() {
+    let cases = [
+        ((17 << 20, 0), (4 << 20, 8 << 20, 65_536)),
+        ((1 << 30, 256 << 20), (16 << 20, 256 << 20, 81_920)),
+        (((2 << 30) - 1, 256 << 20), (16 << 20, 256 << 20, 147_455)),
+        ((4 << 40, 256 << 20), (128 << 20, 256 << 20, 16_777_216)),
+        ((1 << 40, 0), (128 << 20, 256 << 20, 16_777_216)),
+    ];
+    for ((ssd, dram), (segment, arena, max_objects)) in cases {
+        let mut config = Config::default();
+        config.ssd.bytes = Size::from_bytes(ssd);
+        config.ssd.dirs = vec![PathBuf::from("/a")];
+        config.dram.bytes = Size::from_bytes(dram);
+        let valid = config.validate(&facts(1 << 40)).unwrap();
+        let numbers = (valid.segment_bytes(), valid.arena_bytes(), valid.max_objects());
+        assert_eq!(numbers, (segment, arena, max_objects), "ssd={ssd} dram={dram}");
+    }
+}
+
+#[test]
+fn more_memory_than_there_is_less_the_reserve_is_refused_and_names_each_part() {
+    let needed = (320 << 20) + 65_536 * 40 + (256 << 20);
+    Config::default().validate(&facts(needed)).unwrap();
+    let error = Config::default().validate(&facts(needed - 1)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "dram.bytes: must be lower: arena + staging + index + memory.reserve must be at most 606601215B, \
+         got=592384KiB arena=256MiB staging=64MiB index=2560KiB memory.reserve=256MiB source=test"
+    );
+    let largest = |set: fn(&mut Config)| {
+        let error = Config::builder().set(set).validate(&facts(1 << 29)).unwrap_err();
+        assert_eq!(error.problems.len(), 1, "{error}");
+        error.problems[0].field.clone()
+    };
+    assert_eq!(largest(|config| config.memory.reserve = Size::gib(1)), "memory.reserve");
+    assert_eq!(largest(|config| config.staging.bytes = Size::gib(1)), "staging.bytes");
+    assert_eq!(largest(|config| config.index.max_objects = Some(1 << 25)), "index.max_objects");
+    let write_buffer = |config: &mut Config| {
+        config.dram.bytes = Size::ZERO;
+        config.ssd.bytes = Size::gib(64);
+        config.ssd.dirs = vec![PathBuf::from("/a")];
+        config.ssd.segment_bytes = Some(Size::mib(256));
+    };
+    assert_eq!(largest(write_buffer), "ssd.segment_bytes");
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a test looks at the real directory")]
+fn nothing_is_created_on_disk_whether_refused_or_not() {
+    let root = tempfile::tempdir().unwrap();
+    let mut config = Config::default();
+    config.ssd.bytes = Size::gib(1);
+    config.ssd.dirs = vec![root.path().join("a"), root.path().join("b")];
+    config.validate(&facts(1 << 40)).unwrap();
+    config.validate(&facts(0)).unwrap_err();
+    assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn text_that_is_too_long_or_too_deep_is_refused() {
+    let long = " ".repeat((1 << 20) + 1);
+    let error = Config::from_toml_str(&long).unwrap_err();
+    assert_eq!(error.to_string(), "(file): must be at most 1MiB of text, got=1048577B");
+    let json = format!("{}1{}", "{\"a\":".repeat(100_000), "}".repeat(100_000));
+    assert_eq!(Config::from_json_str(&json).unwrap_err().problems[0].field, "(file)");
+    // The deepest that each construct of TOML allows, in each other.
+    let dotted = ["a"; 79].join(".");
+    let inline = format!("{}1{}", format!("{{{dotted}=").repeat(78), "}".repeat(78));
+    // 78 dots and 50 braces: the deepest that is parsed.
+    let parsed = format!("{{{dotted}={}1{}}}", "{a=".repeat(49), "}".repeat(49));
+    let error = Config::from_toml_str(&format!("a={parsed}")).unwrap_err();
+    assert!(error.problems[0].message.starts_with("is not a setting"), "{error}");
+    for text in [format!("{}=1", ["a"; 100_000].join(".")), format!("[{dotted}]\n{dotted}={inline}")] {
+        assert!(!Config::from_toml_str(&text).unwrap_err().problems.is_empty());
+    }
+}
+
+/// Texts that are nearly right: they reach further than noise does.
+fn nearly_right() -> impl Strategy<Value = String> {
+    let key = prop::sample::select(fields().iter().map(|field| field.path().to_owned()).collect::<Vec<_>>());
+    let key = prop_oneof![key, "[a-z._\"]{0,12}"];
+    let value = prop_oneof![
+        any::<i64>().prop_map(|value| value.to_string()),
+        any::<f64>().prop_map(|value| format!("{value:?}")),
+        "\"[0-9.]{1,24} ?[KMGTiB]{0,3}\"",
+        "\"\\PC{0,8}\"",
+        Just("true".to_owned()),
+        Just("[\"/a\", [], {}]".to_owned()),
+        Just("1979-05-27T07:32:00Z".to_owned()),
+    ];
+    let line = (key, value).prop_map(|(key, value)| format!("{key} = {value}\n"));
+    prop::collection::vec(line, 0..6).prop_map(|lines| lines.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// Whatever is refused says why; whatever is accepted prints and reads back.
+    #[test]
+    fn no_text_panics(
+        text in prop_oneof![nearly_right(), "\\PC{0,200}", any::<String>()],
+        memory in any::<u64>(),
+    ) {
+        for format in [ConfigFormat::Toml, ConfigFormat::Json] {
+            match Config::from_text(format, &text) {
+                Ok(config) => {
+                    prop_assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
+                    if let Ok(valid) = config.validate(&facts(memory)) {
+                        prop_assert!(valid.memory_plan().total + valid.memory_reserve() <= memory);
+                    }
+                }
+                Err(error) => {
+                    prop_assert!(!error.problems.is_empty());
+                    prop_assert_eq!(error.to_string().lines().count(), error.problems.len());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_variable_panics(name in "PAGELITH_\\PC{0,20}", index in 0..22_usize, text in any::<String>()) {
+        let known = fields()[index].env_name();
+        let _ = Config::builder().env([(name, text.clone()), (known, text)]).build().map_err(|e| e.to_string());
+    }
+
+    #[test]
+    fn sizes_read_back(bytes in any::<u64>(), text in "[0-9.]{0,24} ?[KMGTkmgtiBb]{0,3}") {
+        let size = Size::from_bytes(bytes);
+        prop_assert_eq!(size.to_string().parse(), Ok(size));
+        if let Ok(parsed) = text.parse::<Size>() {
+            prop_assert_eq!(parsed.to_string().parse(), Ok(parsed));
+        }
+    }
+}

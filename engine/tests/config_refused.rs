@@ -1,0 +1,195 @@
+//! A configuration that is wrong is refused, and the refusal names the setting and what would be right.
+//! One row a wrong value; the whole message is compared.
+
+use pagelith::config::{Config, ConfigError, ConfigFormat, Facts, fields};
+
+const SSD: &str = "ssd.bytes = \"1GiB\"\nssd.dirs = [\"/a\"]\n";
+
+/// (TOML after [`SSD`], the setting, the message). The tier has segments of 16 MiB.
+#[rustfmt::skip]
+const TOML_ROWS: &[(&str, &str, &str)] = &[
+    ("deadline_ms = 0", "deadline_ms", "must be an integer between 1 and 3600000, got=0"),
+    ("deadline_ms = 3_600_001", "deadline_ms", "must be an integer between 1 and 3600000, got=3600001"),
+    ("deadline_ms = -1", "deadline_ms", "must be an integer between 1 and 3600000, got=-1 type=integer"),
+    ("deadline_ms = \"30s\"", "deadline_ms", "must be an integer between 1 and 3600000, got=\"30s\" type=string"),
+    ("deadline_ms = 1.5", "deadline_ms", "must be an integer between 1 and 3600000, got=1.5 type=float"),
+    ("deadline_ms = 1979-05-27", "deadline_ms", "must be an integer between 1 and 3600000, got=1979-05-27 type=date"),
+    ("namespaces_max = 0", "namespaces_max", "must be an integer between 1 and 65536, got=0"),
+    ("namespaces_max = 65537", "namespaces_max", "must be an integer between 1 and 65536, got=65537"),
+    ("namespaces_max = 4294967297", "namespaces_max", "must be an integer between 1 and 65536, got=4294967297 type=integer"),
+    ("namespaces_max = true", "namespaces_max", "must be an integer between 1 and 65536, got=true type=boolean"),
+    ("dram.bytes = -1", "dram.bytes", "must be 0 or a size between 64KiB and 64TiB, got=-1 type=integer"),
+    ("dram.bytes = 65535", "dram.bytes", "must be 0 or a size between 64KiB and 64TiB, got=65535B"),
+    ("dram.bytes = \"65TiB\"", "dram.bytes", "must be 0 or a size between 64KiB and 64TiB, got=65TiB"),
+    ("dram.bytes = 1.5", "dram.bytes", "must be 0 or a size between 64KiB and 64TiB, got=1.5 type=float"),
+    ("dram.bytes = nan", "dram.bytes", "must be 0 or a size between 64KiB and 64TiB, got=NaN type=float"),
+    ("dram.bytes = \"lots\"", "dram.bytes", "must be 0 or a size between 64KiB and 64TiB: no decimal number before the unit, got=\"lots\" type=string"),
+    ("dram.bytes = \"1G\"", "dram.bytes", "must be 0 or a size between 64KiB and 64TiB: \"G\" is no unit (B; KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB are powers of 1024), got=\"1G\" type=string"),
+    ("dram.bytes = \"100000.3KiB\"", "dram.bytes", "must be 0 or a size between 64KiB and 64TiB: not a whole number of bytes, got=\"100000.3KiB\" type=string"),
+    ("dram.bytes = \"16777216TiB\"", "dram.bytes", "must be 0 or a size between 64KiB and 64TiB: more than 2^64 - 1 bytes, got=\"16777216TiB\" type=string"),
+    ("dram.bytes = []", "dram.bytes", "must be 0 or a size between 64KiB and 64TiB, got=[..] type=list entries=0"),
+    ("dram.bytes.min = 1", "dram.bytes", "must be 0 or a size between 64KiB and 64TiB, got={..} type=table entries=1"),
+    ("dram.bytes = \"15MiB\"", "dram.bytes", "must be 0 or at least a segment (16MiB) with an SSD tier, got=15MiB ssd.segment_bytes=16MiB"),
+    ("dram.policy = \"LRU\"", "dram.policy", "must be one of \"lru\", \"fifo\", \"s3fifo\", got=\"LRU\" type=string"),
+    ("dram.policy = 1", "dram.policy", "must be one of \"lru\", \"fifo\", \"s3fifo\", got=1 type=integer"),
+    ("dram.promote = true", "dram.promote", "must be one of \"always\", \"never\", got=true type=boolean"),
+    ("dram.promote = \"\"", "dram.promote", "must be one of \"always\", \"never\", got=\"\" type=string"),
+    ("ssd.segment_bytes = \"3MiB\"", "ssd.segment_bytes", "must be a power of two between 1MiB and 256MiB, got=3MiB"),
+    ("ssd.segment_bytes = 524288", "ssd.segment_bytes", "must be a power of two between 1MiB and 256MiB, got=512KiB"),
+    ("ssd.segment_bytes = \"512MiB\"", "ssd.segment_bytes", "must be a power of two between 1MiB and 256MiB, got=512MiB"),
+    ("ssd.segment_bytes = 0", "ssd.segment_bytes", "must be a power of two between 1MiB and 256MiB, got=0B"),
+    ("ssd.segment_bytes = \"auto\"", "ssd.segment_bytes", "must be a power of two between 1MiB and 256MiB: no decimal number before the unit, got=\"auto\" type=string"),
+    ("ssd.policy = \"lru\"", "ssd.policy", "must be one of \"fifo\", \"recency\", got=\"lru\" type=string"),
+    ("ssd.reinsert_ratio = 0.26", "ssd.reinsert_ratio", "must be a number between 0 and 0.25, got=0.26"),
+    ("ssd.reinsert_ratio = -0.1", "ssd.reinsert_ratio", "must be a number between 0 and 0.25, got=-0.1"),
+    ("ssd.reinsert_ratio = nan", "ssd.reinsert_ratio", "must be a number between 0 and 0.25, got=NaN"),
+    ("ssd.reinsert_ratio = 1", "ssd.reinsert_ratio", "must be a number between 0 and 0.25, got=1"),
+    ("ssd.reinsert_ratio = \"0.1\"", "ssd.reinsert_ratio", "must be a number between 0 and 0.25, got=\"0.1\" type=string"),
+    ("ssd.io = \"io_uring\"", "ssd.io", "must be one of \"auto\", \"uring\", \"blocking\", got=\"io_uring\" type=string"),
+    ("ssd.io = false", "ssd.io", "must be one of \"auto\", \"uring\", \"blocking\", got=false type=boolean"),
+    ("ssd.write_depth = 0", "ssd.write_depth", "must be an integer between 1 and 64, got=0"),
+    ("ssd.write_depth = 65", "ssd.write_depth", "must be an integer between 1 and 64, got=65"),
+    ("ssd.write_depth = \"8\"", "ssd.write_depth", "must be an integer between 1 and 64, got=\"8\" type=string"),
+    ("ssd.write_bytes = 65537", "ssd.write_bytes", "must be a multiple of 4096 between 64KiB and 16MiB, got=65537B"),
+    ("ssd.write_bytes = \"32KiB\"", "ssd.write_bytes", "must be a multiple of 4096 between 64KiB and 16MiB, got=32KiB"),
+    ("ssd.write_bytes = \"32MiB\"", "ssd.write_bytes", "must be a multiple of 4096 between 64KiB and 16MiB, got=32MiB"),
+    ("ssd.segment_bytes = \"1MiB\"\nssd.write_bytes = \"2MiB\"", "ssd.write_bytes", "must be at most a segment, got=2MiB ssd.segment_bytes=1MiB"),
+    ("ssd.checkpoint_segments = -1", "ssd.checkpoint_segments", "must be an integer between 0 and 4294967295, got=-1 type=integer"),
+    ("ssd.checkpoint_segments = 4294967296", "ssd.checkpoint_segments", "must be an integer between 0 and 4294967295, got=4294967296 type=integer"),
+    ("staging.bytes = \"32KiB\"", "staging.bytes", "must be a size between 64KiB and 1TiB, got=32KiB"),
+    ("staging.bytes = \"2TiB\"", "staging.bytes", "must be a size between 64KiB and 1TiB, got=2TiB"),
+    ("staging.bytes = false", "staging.bytes", "must be a size between 64KiB and 1TiB, got=false type=boolean"),
+    ("staging.bytes = 1056768", "staging.bytes", "must leave a budget (bytes x ratio) of at least one chunk + 8192 = 1056768 bytes, got=1032KiB budget=951091 staging.ratio=0.9 staging.chunk_bytes=1MiB"),
+    ("staging.bytes = 1056767\nstaging.ratio = 1", "staging.bytes", "must leave a budget (bytes x ratio) of at least one chunk + 8192 = 1056768 bytes, got=1056767B budget=1056767 staging.ratio=1 staging.chunk_bytes=1MiB"),
+    ("staging.ratio = 0", "staging.ratio", "must be a number above 0 and at most 1, got=0"),
+    ("staging.ratio = 1.01", "staging.ratio", "must be a number above 0 and at most 1, got=1.01"),
+    ("staging.ratio = inf", "staging.ratio", "must be a number above 0 and at most 1, got=inf"),
+    ("staging.ratio = \"90%\"", "staging.ratio", "must be a number above 0 and at most 1, got=\"90%\" type=string"),
+    ("staging.chunk_bytes = \"32KiB\"", "staging.chunk_bytes", "must be a multiple of 32768 between 64KiB and 256MiB, got=32KiB"),
+    ("staging.chunk_bytes = \"80KiB\"", "staging.chunk_bytes", "must be a multiple of 32768 between 64KiB and 256MiB, got=80KiB"),
+    ("staging.chunk_bytes = \"257MiB\"", "staging.chunk_bytes", "must be a multiple of 32768 between 64KiB and 256MiB, got=257MiB"),
+    ("index.max_objects = 0", "index.max_objects", "must be an integer between 1 and 4294967296, got=0"),
+    ("index.max_objects = 4294967297", "index.max_objects", "must be an integer between 1 and 4294967296, got=4294967297"),
+    ("index.max_objects = \"1M\"", "index.max_objects", "must be an integer between 1 and 4294967296, got=\"1M\" type=string"),
+    ("index.constant_fingerprint = \"false\"", "index.constant_fingerprint", "must be true or false, got=\"false\" type=string"),
+    ("index.constant_fingerprint = 0", "index.constant_fingerprint", "must be true or false, got=0 type=integer"),
+    ("read.depth = 0", "read.depth", "must be an integer between 1 and 1024, got=0"),
+    ("read.depth = 1025", "read.depth", "must be an integer between 1 and 1024, got=1025"),
+    ("memory.reserve = \"-1GiB\"", "memory.reserve", "must be a size between 0B and 64TiB: no decimal number before the unit, got=\"-1GiB\" type=string"),
+    ("memory.reserve = \"65TiB\"", "memory.reserve", "must be a size between 0B and 64TiB, got=65TiB"),
+    ("log.batch_summary = \"true\"", "log.batch_summary", "must be true or false, got=\"true\" type=string"),
+    ("log.batch_summary = 1", "log.batch_summary", "must be true or false, got=1 type=integer"),
+    ("dram = 5", "dram", "must be a table of settings, got=5 type=integer"),
+    ("[[dram]]\nbytes = 1", "dram", "must be a table of settings, got=[..] type=list entries=1"),
+    ("dram.byts = 1", "dram.byts", "is not a setting; did you mean dram.bytes?"),
+    ("dram.segment_bytes = 1", "dram.segment_bytes", "is not a setting; did you mean ssd.segment_bytes?"),
+    ("segment_bytes = 1", "segment_bytes", "is not a setting; did you mean ssd.segment_bytes?"),
+    ("SSD.io = \"auto\"", "SSD.io", "is not a setting; did you mean ssd.io?"),
+    ("staging.chunk-bytes = 1", "staging.chunk-bytes", "is not a setting; did you mean staging.chunk_bytes?"),
+    ("read.zzz = 1", "read.zzz", "is not a setting; read has depth"),
+    ("qqqq = 1", "qqqq", "is not a setting; at the top are deadline_ms, namespaces_max, dram, ssd, staging, index, read, memory, log"),
+    ("[qqqq]", "qqqq", "is not a setting; at the top are deadline_ms, namespaces_max, dram, ssd, staging, index, read, memory, log"),
+    ("\"dram.bytes\" = 1", "\"dram.bytes\"", "is not a setting; did you mean dram.bytes, a key inside a table?"),
+    ("\"a\\nb\" = 1", "\"a\\nb\"", "is not a setting; at the top are deadline_ms, namespaces_max, dram, ssd, staging, index, read, memory, log"),
+    ("dram.bytes", "(file)", "is not TOML: key with no value, expected `=` line=3 column=11"),
+    ("read.depth = 1\nread.depth = 2", "(file)", "is not TOML: duplicate key line=4 column=6"),
+];
+
+/// (TOML, the setting, the message) where the SSD tier itself is in question.
+#[rustfmt::skip]
+const SSD_ROWS: &[(&str, &str, &str)] = &[
+    ("dram.bytes = 0", "dram.bytes", "must be above 0, or ssd.bytes must be: embedded with no capacity, got=0B ssd.bytes=0B"),
+    ("ssd.bytes = \"1GiB\"", "ssd.dirs", "must name a directory, got=[] ssd.bytes=1GiB"),
+    ("ssd.dirs = [\"/a\", \"/b\"]", "ssd.bytes", "must be above 0, or ssd.dirs empty, got=0B ssd.dirs=2 directories"),
+    ("ssd = { bytes = \"1000KiB\", dirs = [\"/a\"] }", "ssd.bytes", "must be 0 or a size between 1MiB and 1024TiB, got=1000KiB"),
+    ("ssd = { bytes = \"1025TiB\", dirs = [\"/a\"] }", "ssd.bytes", "must be 0 or a size between 1MiB and 1024TiB, got=1025TiB"),
+    ("ssd = { bytes = \"16MiB\", dirs = [\"/a\"] }", "ssd.bytes", "must be at least 17MiB (4 segments and 1MiB), got=16MiB ssd.segment_bytes=4MiB"),
+    ("ssd = { bytes = \"17MiB\", dirs = [\"/a\", \"/b\", \"/c\", \"/d\", \"/e\"] }", "ssd.bytes", "must be at least 21MiB (5 segments and 1MiB), got=17MiB ssd.segment_bytes=4MiB"),
+    ("ssd = { bytes = \"4TiB\", dirs = \"/a\" }", "ssd.dirs", "must be a list of at most 64 different directories, got=\"/a\" type=string"),
+    ("ssd = { bytes = \"1GiB\", dirs = [\"/a\", 1, true] }", "ssd.dirs", "must be a list of at most 64 different directories: entry 1 is 1 type=integer, entry 2 is true type=boolean, got=[..] type=list entries=3"),
+    ("ssd = { bytes = \"1GiB\", dirs = [\"/a\", \"/b\", \"/a/./\", \"\"] }", "ssd.dirs", "must be a list of at most 64 different directories, but entry 2 repeats \"/a/./\", entry 3 is empty"),
+    ("ssd = { bytes = \"1GiB\", dirs = [\"/a\\u0000\"] }", "ssd.dirs", "must be a list of at most 64 different directories, but entry 0 holds a NUL"),
+];
+
+#[rustfmt::skip]
+const JSON_ROWS: &[(&str, &str, &str)] = &[
+    ("", "(file)", "is not JSON: EOF while parsing a value line=1 column=0"),
+    ("[]", "(file)", "must be a table of settings, got=[..] type=list entries=0"),
+    ("null", "(file)", "must be a table of settings, got=null"),
+    (r#"{"read": {"depth": 1, "depth": 2}}"#, "(file)", "is not JSON: duplicate key \"depth\" line=1 column=33"),
+    (r#"{"read": null}"#, "read", "must be a table of settings, got=null"),
+    (r#"{"read": {"depth": null}}"#, "read.depth", "must be an integer between 1 and 1024, got=null"),
+    (r#"{"read": {"depth": 64.0}}"#, "read.depth", "must be an integer between 1 and 1024, got=64 type=float"),
+    (r#"{"dram": {"bytes": 18446744073709551616}}"#, "dram.bytes", "must be 0 or a size between 64KiB and 64TiB, got=18446744073709552000 type=float"),
+    (r#"{"dram.bytes": 1}"#, "\"dram.bytes\"", "is not a setting; did you mean dram.bytes, a key inside a table?"),
+    (r#"{"log": {"batch_sumary": true}}"#, "log.batch_sumary", "is not a setting; did you mean log.batch_summary?"),
+];
+
+/// (variable, its text, the setting, the message)
+#[rustfmt::skip]
+const ENV_ROWS: &[(&str, &str, &str, &str)] = &[
+    ("PAGELITH_LOG__BATCH_SUMMARY", "yes", "log.batch_summary", "must be true or false, got=\"yes\" type=string env=PAGELITH_LOG__BATCH_SUMMARY"),
+    ("PAGELITH_LOG__BATCH_SUMMARY", "", "log.batch_summary", "must be true or false, got=\"\" type=string env=PAGELITH_LOG__BATCH_SUMMARY"),
+    ("PAGELITH_DRAM__BYTES", "2GiB ", "dram.bytes", "must be 0 or a size between 64KiB and 64TiB: \"GiB \" is no unit (B; KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB are powers of 1024), got=\"2GiB \" type=string env=PAGELITH_DRAM__BYTES"),
+    ("PAGELITH_DRAM__BYTES", "1", "dram.bytes", "must be 0 or a size between 64KiB and 64TiB, got=1B env=PAGELITH_DRAM__BYTES"),
+    ("PAGELITH_READ__DEPTH", "+8", "read.depth", "must be an integer between 1 and 1024, got=\"+8\" type=string env=PAGELITH_READ__DEPTH"),
+    ("PAGELITH_READ__DEPTH", "0", "read.depth", "must be an integer between 1 and 1024, got=0 env=PAGELITH_READ__DEPTH"),
+    ("PAGELITH_STAGING__RATIO", "nan", "staging.ratio", "must be a number above 0 and at most 1, got=\"nan\" type=string env=PAGELITH_STAGING__RATIO"),
+    ("PAGELITH_STAGING__RATIO", "2", "staging.ratio", "must be a number above 0 and at most 1, got=2 env=PAGELITH_STAGING__RATIO"),
+    ("PAGELITH_SSD__DIRS", "", "ssd.dirs", "must be a list of at most 64 different directories, got=\"\" type=string env=PAGELITH_SSD__DIRS"),
+    ("PAGELITH_SSD__DIRS", "/a,", "ssd.dirs", "must be a list of at most 64 different directories, but entry 1 is empty env=PAGELITH_SSD__DIRS"),
+    ("PAGELITH_SSD__DIRS", "[\"/a\"", "ssd.dirs", "must be a list of at most 64 different directories, got=\"[\\\"/a\\\"\" type=string env=PAGELITH_SSD__DIRS"),
+    ("PAGELITH_DRAM__BYTS", "1", "PAGELITH_DRAM__BYTS", "is not a setting; did you mean PAGELITH_DRAM__BYTES?"),
+    ("PAGELITH_DRAM_BYTES", "1", "PAGELITH_DRAM_BYTES", "is not a setting; did you mean PAGELITH_DRAM__BYTES?"),
+    ("PAGELITH_dram__bytes", "1", "PAGELITH_dram__bytes", "is not a setting; did you mean PAGELITH_DRAM__BYTES?"),
+    ("PAGELITH_QQQQ", "1", "PAGELITH_QQQQ", "is not a setting; a setting is PAGELITH_ and its path with __ for dots, such as PAGELITH_DRAM__BYTES"),
+];
+
+fn facts() -> Facts {
+    Facts { memory_bytes: 1 << 50, memory_source: "test".to_owned() }
+}
+
+/// The only problem of `result`.
+fn only(result: Result<impl std::fmt::Debug, ConfigError>, row: &str) -> (String, String) {
+    let error = result.expect_err(row);
+    assert_eq!(error.problems.len(), 1, "row={row} problems:\n{error}");
+    (error.problems[0].field.clone(), error.problems[0].message.clone())
+}
+
+#[test]
+fn wrong_values_in_toml() {
+    for (text, field, message) in TOML_ROWS {
+        let text = format!("{SSD}{text}");
+        let result = Config::builder().file(ConfigFormat::Toml, &text).validate(&facts());
+        assert_eq!(only(result, &text), (field.to_string(), message.to_string()), "row={text}");
+    }
+    for (text, field, message) in SSD_ROWS {
+        let result = Config::builder().file(ConfigFormat::Toml, text).validate(&facts());
+        assert_eq!(only(result, text), (field.to_string(), message.to_string()), "row={text}");
+    }
+}
+
+#[test]
+fn wrong_values_in_json() {
+    for (text, field, message) in JSON_ROWS {
+        let result = Config::builder().file(ConfigFormat::Json, text).validate(&facts());
+        assert_eq!(only(result, text), (field.to_string(), message.to_string()), "row={text}");
+    }
+}
+
+#[test]
+fn wrong_values_in_the_environment() {
+    for (name, text, field, message) in ENV_ROWS {
+        let result = Config::builder().env([(*name, *text)]).validate(&facts());
+        assert_eq!(only(result, name), (field.to_string(), message.to_string()), "row={name}={text}");
+    }
+}
+
+#[test]
+fn every_setting_has_rows() {
+    assert!(TOML_ROWS.len() + SSD_ROWS.len() + JSON_ROWS.len() + ENV_ROWS.len() >= 80);
+    for field in fields() {
+        let rows = TOML_ROWS.iter().chain(SSD_ROWS).filter(|row| row.1 == field.path()).count();
+        assert!(rows > 0, "no wrong value is tried for {}", field.path());
+    }
+}

@@ -1,0 +1,39 @@
+//! Where finished operations wait for their queue.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::disk::Completion;
+
+/// Finished operations of one queue.
+#[derive(Default)]
+pub(super) struct Inbox {
+    finished: Mutex<Vec<Completion>>,
+    arrived: Condvar,
+}
+
+impl Inbox {
+    fn lock(&self) -> MutexGuard<'_, Vec<Completion>> {
+        self.finished.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Add one, and wake the queue.
+    pub(super) fn push(&self, completion: Completion) {
+        self.lock().push(completion);
+        self.arrived.notify_one();
+    }
+
+    /// Move all to `done`; returns how many.
+    pub(super) fn take(&self, done: &mut Vec<Completion>) -> usize {
+        let mut finished = self.lock();
+        let n = finished.len();
+        done.append(&mut finished);
+        n
+    }
+
+    /// Wait until there is one, or `timeout` passed.
+    pub(super) fn wait(&self, timeout: Duration) {
+        let guard = self.lock();
+        let _ = self.arrived.wait_timeout_while(guard, timeout, |finished| finished.is_empty());
+    }
+}

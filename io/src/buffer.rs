@@ -1,0 +1,277 @@
+//! Memory that I/O reads into and writes from: aligned, owned, or borrowed under a guard.
+
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use memmap2::{MmapMut, MmapOptions};
+
+/// Keeps borrowed memory valid for as long as a [`Part`] of it exists.
+pub type Keep = Arc<dyn Any + Send + Sync>;
+
+/// An owned, zeroed, page-aligned (4096) buffer, mapped rather than allocated, so that it goes back to the
+/// system when dropped.
+pub struct AlignedBuf {
+    map: MmapMut,
+    len: usize,
+}
+
+impl AlignedBuf {
+    /// A zeroed buffer of `len` bytes, at least 1. Fails if the system has no memory.
+    pub fn new(len: usize) -> std::io::Result<AlignedBuf> {
+        let map = MmapOptions::new().len(len.max(1)).map_anon()?;
+        Ok(AlignedBuf { map, len })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the length is zero.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The whole buffer as an exclusive part of an operation.
+    pub fn into_part(mut self) -> Part {
+        let len = self.len;
+        // `map` is never empty, so its address is never null; it does not move with the buffer's handle.
+        let ptr = NonNull::new(self.map.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        Part { ptr, len, exclusive: true, keep: Held::Owned(Arc::new(self)) }
+    }
+}
+
+impl std::ops::Deref for AlignedBuf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.map[..self.len]
+    }
+}
+
+impl std::ops::DerefMut for AlignedBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.map[..self.len]
+    }
+}
+
+impl fmt::Debug for AlignedBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AlignedBuf(len={})", self.len)
+    }
+}
+
+#[derive(Clone)]
+enum Held {
+    Owned(Arc<AlignedBuf>),
+    Guarded(#[allow(dead_code, reason = "held for its drop")] Option<Keep>),
+}
+
+/// A stretch of memory on its way to, in, or back from an operation. Holding a `Part` *is* the right to the
+/// memory: exclusive parts may be written, read-only parts are shared with other readers. While an
+/// operation is in flight the disk holds its parts, so nobody can look at memory the kernel may be changing.
+pub struct Part {
+    ptr: NonNull<u8>,
+    len: usize,
+    exclusive: bool,
+    keep: Held,
+}
+
+// SAFETY: a Part is an owner (Held::Owned) or a borrower whose constructor promised that the memory may be
+// used from any thread; the guard it holds is Send + Sync by its type.
+unsafe impl Send for Part {}
+
+impl Part {
+    /// Exclusive access to `len` bytes at `ptr`.
+    ///
+    /// # Safety
+    /// `ptr..ptr + len` is initialised memory, valid for reads and writes until the part is dropped (`keep`
+    /// may be what ensures it), and nothing else reads or writes it while the part or an operation holding
+    /// the part exists.
+    pub unsafe fn exclusive(ptr: NonNull<u8>, len: usize, keep: Option<Keep>) -> Part {
+        Part { ptr, len, exclusive: true, keep: Held::Guarded(keep) }
+    }
+
+    /// Shared, read-only access to `len` bytes at `ptr`.
+    ///
+    /// # Safety
+    /// `ptr..ptr + len` is initialised memory, valid for reads until the part is dropped (`keep` may be what
+    /// ensures it), and nothing writes it while the part or an operation holding the part exists.
+    pub unsafe fn shared(ptr: NonNull<u8>, len: usize, keep: Option<Keep>) -> Part {
+        Part { ptr, len, exclusive: false, keep: Held::Guarded(keep) }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the length is zero.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The address, for alignment checks and the kernel.
+    pub fn addr(&self) -> usize {
+        self.ptr.as_ptr() as usize
+    }
+
+    /// The pointer, for the sides that hand it to the kernel.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// Whether the part may be written.
+    pub fn is_exclusive(&self) -> bool {
+        self.exclusive
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the constructors promise initialised memory valid for reads while the part lives, and no
+        // writer but an operation holding the part, which then is not here to be called.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+
+    /// The bytes, to be written; `None` for a shared part.
+    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        if !self.exclusive {
+            return None;
+        }
+        // SAFETY: as in `bytes`, and an exclusive part is the only access to its memory.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) })
+    }
+
+    /// The buffer, if the part was made from one and no other part of it is left.
+    pub fn into_buf(self) -> Option<AlignedBuf> {
+        match self.keep {
+            Held::Owned(buf) => Arc::try_unwrap(buf).ok(),
+            Held::Guarded(_) => None,
+        }
+    }
+
+    /// Two parts, the first of `at` bytes (at most all of them).
+    pub fn split(self, at: usize) -> (Part, Part) {
+        let at = at.min(self.len);
+        // SAFETY: `at` is within the part, or one past its end.
+        let second = unsafe { self.ptr.add(at) };
+        let keep = self.keep.clone();
+        let rest = Part { ptr: second, len: self.len - at, exclusive: self.exclusive, keep };
+        (Part { len: at, ..self }, rest)
+    }
+
+    /// One part again of two that [`Part::split`] made; hands both back if they are not neighbours in memory
+    /// under one owner.
+    pub fn join(self, next: Part) -> Result<Part, (Part, Part)> {
+        let same_owner = match (&self.keep, &next.keep) {
+            (Held::Owned(a), Held::Owned(b)) => Arc::ptr_eq(a, b),
+            (Held::Guarded(Some(a)), Held::Guarded(Some(b))) => Arc::ptr_eq(a, b),
+            (Held::Guarded(None), Held::Guarded(None)) => true,
+            _ => false,
+        };
+        let neighbours = self.addr() + self.len == next.addr() && self.exclusive == next.exclusive;
+        if !(same_owner && neighbours) {
+            return Err((self, next));
+        }
+        Ok(Part { len: self.len + next.len, ..self })
+    }
+
+    /// Shared bytes as a read-only part.
+    pub fn from_shared(bytes: Arc<[u8]>) -> Part {
+        let (ptr, len) = (NonNull::from(&bytes[..]).cast(), bytes.len());
+        // SAFETY: the bytes live on the heap behind the Arc that the part keeps, are initialised, and nobody
+        // can write them while a clone of the Arc exists.
+        unsafe { Part::shared(ptr, len, Some(Arc::new(bytes))) }
+    }
+}
+
+/// Makes parts of memory that is lent for the length of a call. [`Lender::scope`] does not return while any
+/// of its parts exists: rather than let the kernel write into memory that its owner has back, it ends the
+/// process, so whoever uses it waits for every operation first.
+pub struct Lender<'mem> {
+    lent: Arc<()>,
+    _memory: std::marker::PhantomData<std::cell::Cell<&'mem mut ()>>,
+}
+
+impl<'mem> Lender<'mem> {
+    /// Run `body` with a lender.
+    pub fn scope<R>(body: impl FnOnce(&Lender<'mem>) -> R) -> R {
+        struct AllBack(Arc<()>);
+        impl Drop for AllBack {
+            fn drop(&mut self) {
+                // The guard's own count and the lender's; also reached when `body` panics.
+                let lent = Arc::strong_count(&self.0) > 1;
+                // What other threads did with the memory happens before it is given back.
+                std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+                if lent {
+                    std::process::abort();
+                }
+            }
+        }
+        let lender = Lender { lent: Arc::new(()), _memory: std::marker::PhantomData };
+        let all_back = AllBack(lender.lent.clone());
+        let lender = std::panic::AssertUnwindSafe(lender);
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&lender)));
+        drop(lender);
+        drop(all_back);
+        match result {
+            Ok(value) => value,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+
+    /// Lend bytes to be written.
+    pub fn exclusive(&self, bytes: &'mem mut [u8]) -> Part {
+        let (ptr, len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
+        // SAFETY: the borrow lasts for 'mem, which outlives `scope`'s call, and `scope` does not return while
+        // the part, which holds a clone of `lent`, exists.
+        unsafe { Part::exclusive(ptr, len, Some(self.lent.clone())) }
+    }
+
+    /// Lend bytes to be read.
+    pub fn shared(&self, bytes: &'mem [u8]) -> Part {
+        let (ptr, len) = (NonNull::from(bytes).cast(), bytes.len());
+        // SAFETY: as in `exclusive`, with a shared borrow for shared access.
+        unsafe { Part::shared(ptr, len, Some(self.lent.clone())) }
+    }
+}
+
+impl fmt::Debug for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Part(len={}, exclusive={})", self.len, self.exclusive)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_split_part_joins_again_and_gives_its_buffer_back() {
+        let mut buf = AlignedBuf::new(8192).expect("memory");
+        buf[4096] = 7;
+        let (a, b) = buf.into_part().split(4096);
+        assert_eq!((a.len(), b.len(), b.bytes()[0]), (4096, 4096, 7));
+        let (b, a) = b.join(a).expect_err("wrong order");
+        let whole = a.join(b).expect("neighbours");
+        assert_eq!(whole.into_buf().map(|b| b.len()), Some(8192));
+    }
+
+    #[test]
+    fn a_buffer_stays_while_another_part_of_it_exists() {
+        let (a, b) = AlignedBuf::new(8192).expect("memory").into_part().split(4096);
+        assert!(a.into_buf().is_none());
+        assert_eq!(b.bytes().len(), 4096);
+    }
+
+    #[test]
+    fn lent_memory_is_written_through() {
+        let mut bytes = vec![0u8; 16];
+        Lender::scope(|lender| {
+            let mut part = lender.exclusive(&mut bytes);
+            part.bytes_mut().expect("exclusive").fill(9);
+        });
+        assert_eq!(bytes, vec![9; 16]);
+    }
+}

@@ -1,0 +1,111 @@
+//! The rules an operation has to keep before the kernel is asked, and the verdict after it answered: the
+//! same for every real side, in release builds too.
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::disk::{Completion, FileId, Op};
+use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::files::{DataFile, Files};
+
+/// Most parts of one operation: the kernel's UIO_MAXIOV (include/uapi/linux/uio.h).
+pub(crate) const PARTS_MAX: usize = 1024;
+
+/// Most bytes of one operation: the kernel's MAX_RW_COUNT (include/linux/fs.h), INT_MAX rounded down to a
+/// page. It cuts longer transfers short without an error.
+pub(crate) const BYTES_MAX: u64 = 0x7fff_f000;
+
+/// Alignment in bytes that transfers must keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Align {
+    /// Of a part's address and length.
+    pub(crate) memory: usize,
+    /// Of offsets and total lengths.
+    pub(crate) offset: usize,
+}
+
+/// The file of `op`, if `op` keeps every rule.
+pub(crate) fn check(files: &Files, align: Align, op: &Op) -> Result<Arc<DataFile>, IoFault> {
+    let (id, offset) = place(op);
+    let kind = FaultKind::Invalid;
+    let Some(file) = files.get(id) else {
+        return Err(IoFault::found(kind, name(op), "", offset, format!("no such file is open: id={}", id.0)));
+    };
+    match broken_rule(&file, align, op) {
+        None => Ok(file),
+        Some(rule) => Err(IoFault::found(kind, name(op), file.path.clone(), offset, rule)),
+    }
+}
+
+fn broken_rule(file: &DataFile, align: Align, op: &Op) -> Option<String> {
+    let (offset, parts, reads) = match op {
+        Op::Read { offset, parts, .. } => (*offset, parts, true),
+        Op::Write { offset, parts, .. } => (*offset, parts, false),
+        Op::Sync { .. } => return None,
+    };
+    if parts.len() > PARTS_MAX {
+        return Some(format!("too many parts: parts={} most={PARTS_MAX}", parts.len()));
+    }
+    for part in parts {
+        if !part.addr().is_multiple_of(align.memory) || !part.len().is_multiple_of(align.memory) {
+            let (addr, len) = (part.addr(), part.len());
+            return Some(format!("part not aligned: addr={addr:#x} len={len} align={}", align.memory));
+        }
+        if reads && !part.is_exclusive() {
+            return Some("a read needs exclusive parts".to_owned());
+        }
+    }
+    let bytes = op.bytes();
+    let unit = align.offset as u64;
+    if !offset.is_multiple_of(unit) || !bytes.is_multiple_of(unit) {
+        return Some(format!("range not aligned: bytes={bytes} align={unit}"));
+    }
+    if bytes > BYTES_MAX {
+        return Some(format!("too long for one operation: bytes={bytes} most={BYTES_MAX}"));
+    }
+    // Offsets are signed in the kernel, and io_uring takes -1 for "where the file stands".
+    let end = offset.checked_add(bytes).filter(|end| *end <= i64::MAX as u64);
+    match end {
+        None => Some(format!("range beyond any file: bytes={bytes}")),
+        // The file was allocated whole; a write past it would take room that nobody accounted for.
+        Some(end) if !reads && end > file.len => {
+            Some(format!("write past the allocated end: bytes={bytes} len={}", file.len))
+        }
+        Some(_) => None,
+    }
+}
+
+/// The verdict on an operation of which the kernel says that it moved so many bytes.
+pub(crate) fn verdict(op: &Op, path: &str, moved: Result<u64, Errno>) -> Result<(), IoFault> {
+    let (_, offset) = place(op);
+    let wanted = op.bytes();
+    match moved {
+        Ok(n) if n == wanted => Ok(()),
+        Ok(n) => {
+            let detail = format!("moved={n} wanted={wanted}");
+            Err(IoFault::found(FaultKind::Short, name(op), path, offset, detail))
+        }
+        Err(e) => Err(IoFault::of_errno(name(op), path, offset, e.raw_os_error())),
+    }
+}
+
+/// The completion of an operation that was refused before it started.
+pub(crate) fn refused(token: u64, op: Op, fault: IoFault) -> Completion {
+    Completion { token, result: Err(fault), op }
+}
+
+fn place(op: &Op) -> (FileId, u64) {
+    match op {
+        Op::Read { file, offset, .. } | Op::Write { file, offset, .. } => (*file, *offset),
+        Op::Sync { file } => (*file, 0),
+    }
+}
+
+fn name(op: &Op) -> FaultOp {
+    match op {
+        Op::Read { .. } => FaultOp::Read,
+        Op::Write { .. } => FaultOp::Write,
+        Op::Sync { .. } => FaultOp::Sync,
+    }
+}

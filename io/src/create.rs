@@ -1,0 +1,170 @@
+//! Making a data file: directory, name, lock, every block, and all of it durable; or nothing at all.
+
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, flock};
+use rustix::io::{Errno, retry_on_intr};
+
+use crate::fault::{FaultKind, FaultOp, IoFault};
+
+/// Bytes of zeros written at once where the file system cannot allocate.
+const ZEROS: usize = 1 << 20;
+
+/// Create and lock `dir/name` with `len` allocated bytes that read as zeros. `direct` sets O_DIRECT.
+pub(crate) fn create(dir: &Path, name: &str, len: u64, direct: bool) -> Result<OwnedFd, IoFault> {
+    check_name(dir, name, FaultOp::Create)?;
+    let made = make_dirs(dir)?;
+    let created = create_in(dir, name, len, direct);
+    if created.is_err() {
+        remove_dirs(&made);
+    }
+    created
+}
+
+/// A name must be one plain path component.
+pub(crate) fn check_name(dir: &Path, name: &str, op: FaultOp) -> Result<(), IoFault> {
+    if Path::new(name).file_name() == Some(OsStr::new(name)) && !name.contains('\0') {
+        return Ok(());
+    }
+    let detail = format!("not a plain file name: name={name:?}");
+    Err(IoFault::found(FaultKind::Invalid, op, show(dir), 0, detail))
+}
+
+fn create_in(dir: &Path, name: &str, len: u64, direct: bool) -> Result<OwnedFd, IoFault> {
+    let path = dir.join(name);
+    let fault = |e: Errno| IoFault::of_errno(FaultOp::Create, show(&path), 0, e.raw_os_error());
+    // O_DIRECT only later: an open that refuses it with EINVAL has made the file all the same.
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    let fd = retry_on_intr(|| rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)).map_err(fault)?;
+    let filled = lock(&fd, &path, FaultOp::Create).and_then(|()| {
+        allocate(&fd, len).map_err(fault)?;
+        retry_on_intr(|| rustix::fs::fsync(&fd)).map_err(fault)?;
+        sync_dir(dir, FaultOp::Create)?;
+        set_direct(&fd, direct).map_err(fault)
+    });
+    match filled {
+        Ok(()) => Ok(fd),
+        Err(e) => {
+            roll_back(&fd, dir, &path);
+            Err(e)
+        }
+    }
+}
+
+/// Take the lock of one writer on the open description `fd`.
+pub(crate) fn lock(fd: &OwnedFd, path: &Path, op: FaultOp) -> Result<(), IoFault> {
+    retry_on_intr(|| flock(fd, FlockOperation::NonBlockingLockExclusive)).map_err(|e| {
+        let mut fault = IoFault::of_errno(op, show(path), 0, e.raw_os_error());
+        if e == Errno::WOULDBLOCK {
+            fault.kind = FaultKind::Locked;
+            fault.detail = "another process, or a transfer it left behind, holds the file".to_owned();
+        }
+        fault
+    })
+}
+
+/// Make transfers on `fd` bypass the page cache, or fail with EINVAL.
+pub(crate) fn set_direct(fd: &OwnedFd, direct: bool) -> Result<(), Errno> {
+    if !direct {
+        return Ok(());
+    }
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    rustix::fs::fcntl_setfl(fd, flags | OFlags::DIRECT)
+}
+
+/// Make a directory's entries durable.
+pub(crate) fn sync_dir(dir: &Path, op: FaultOp) -> Result<(), IoFault> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    retry_on_intr(|| rustix::fs::open(dir, flags, Mode::empty()))
+        .and_then(|fd| retry_on_intr(|| rustix::fs::fsync(&fd)))
+        .map_err(|e| IoFault::of_errno(op, show(dir), 0, e.raw_os_error()))
+}
+
+/// A path as messages show it.
+pub(crate) fn show(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn allocate(fd: &OwnedFd, len: u64) -> Result<(), Errno> {
+    if len == 0 {
+        return Ok(());
+    }
+    if i64::try_from(len).is_err() {
+        return Err(Errno::FBIG);
+    }
+    match retry_on_intr(|| rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, len)) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => write_zeros(fd, len),
+        answer => answer,
+    }
+}
+
+fn write_zeros(fd: &OwnedFd, len: u64) -> Result<(), Errno> {
+    // Known beforehand, it need not be found by filling the file system for everybody else.
+    let room = rustix::fs::fstatvfs(fd)?;
+    if room.f_bavail.saturating_mul(room.f_frsize) < len {
+        return Err(Errno::NOSPC);
+    }
+    let zeros = vec![0; ZEROS];
+    let mut at = 0;
+    while at < len {
+        let n = usize::try_from(len - at).unwrap_or(ZEROS).min(ZEROS);
+        match retry_on_intr(|| rustix::io::pwrite(fd, &zeros[..n], at))? {
+            0 => return Err(Errno::NOSPC),
+            n => at += n as u64,
+        }
+    }
+    Ok(())
+}
+
+/// Give back what a failed creation took. A failed fallocate leaves the blocks it got allocated (seen on ext4:
+/// the file system stays full), so the file is cut before its name goes: the descriptor may live on.
+fn roll_back(fd: &OwnedFd, dir: &Path, path: &Path) {
+    let undone = rustix::fs::ftruncate(fd, 0).and(rustix::fs::unlink(path));
+    if let Err(e) = undone {
+        tracing::error!(path = %show(path), errno = e.raw_os_error(), "could not undo a failed creation");
+    }
+    if let Err(fault) = sync_dir(dir, FaultOp::Create) {
+        tracing::warn!(%fault, "directory not synced after a failed creation");
+    }
+}
+
+/// Make `dir` and its missing ancestors, each entry durable; returns those made, outermost first.
+fn make_dirs(dir: &Path) -> Result<Vec<PathBuf>, IoFault> {
+    let missing: Vec<&Path> =
+        dir.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.is_dir()).collect();
+    let mut made = Vec::new();
+    for path in missing.into_iter().rev() {
+        let result = make_dir(path, &mut made);
+        if let Err(fault) = result {
+            remove_dirs(&made);
+            return Err(fault);
+        }
+    }
+    Ok(made)
+}
+
+fn make_dir(path: &Path, made: &mut Vec<PathBuf>) -> Result<(), IoFault> {
+    match rustix::fs::mkdir(path, Mode::RWXU) {
+        Ok(()) => made.push(path.to_owned()),
+        // Another store of the same process may be making its own below the same parent.
+        Err(Errno::EXIST) => {}
+        Err(e) => return Err(IoFault::of_errno(FaultOp::Create, show(path), 0, e.raw_os_error())),
+    }
+    sync_dir(&parent(path), FaultOp::Create)
+}
+
+fn parent(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+fn remove_dirs(made: &[PathBuf]) {
+    for path in made.iter().rev() {
+        // Not empty means that somebody else uses it by now, which is fine.
+        let _ = rustix::fs::rmdir(path);
+    }
+}

@@ -1,0 +1,14 @@
+//! Randomness, injected so that a seed replays a run.
+
+/// A source of random bytes. The real side is the kernel's generator.
+pub trait Entropy: Send + Sync {
+    /// Fill `out`.
+    fn fill(&self, out: &mut [u8]);
+
+    /// Sixteen random bytes.
+    fn bytes16(&self) -> [u8; 16] {
+        let mut b = [0; 16];
+        self.fill(&mut b);
+        b
+    }
+}

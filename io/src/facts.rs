@@ -1,0 +1,206 @@
+//! How much memory this process may use: what the machine has, and what its control groups allow.
+
+use std::path::{Path, PathBuf};
+
+use crate::fault::{FaultKind, FaultOp, IoFault};
+
+/// Memory of the machine and of this process's share of it, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryFacts {
+    /// The machine's memory: `MemTotal` of /proc/meminfo.
+    pub total: u64,
+    /// What could be taken now without swapping: `MemAvailable` of /proc/meminfo, at most `limit`.
+    pub available: u64,
+    /// The most this process may use: the least of `total` and the limits of its control group and all above
+    /// it, version 1 (`memory.limit_in_bytes`) and 2 (`memory.max`).
+    pub limit: u64,
+    /// What sets `limit`: "MemTotal", or the control group's file.
+    pub source: String,
+}
+
+impl MemoryFacts {
+    /// Read the facts from /proc and the cgroup file systems. Fails only if /proc/meminfo cannot be read or
+    /// understood; a control group that cannot be seen does not limit.
+    pub fn read() -> Result<MemoryFacts, IoFault> {
+        let meminfo = "/proc/meminfo";
+        let text = std::fs::read_to_string(meminfo)
+            .map_err(|e| IoFault::of_errno(FaultOp::Probe, meminfo, 0, e.raw_os_error().unwrap_or(0)))?;
+        let (total, available) = parse_meminfo(&text).ok_or_else(|| {
+            let detail = "no MemTotal and MemAvailable in kB";
+            IoFault::found(FaultKind::Other, FaultOp::Probe, meminfo, 0, detail)
+        })?;
+        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let limits = limit_files(&own, &mounts).into_iter().filter_map(|file| {
+            let limit = parse_limit(&std::fs::read_to_string(&file).ok()?)?;
+            Some((limit, file.display().to_string()))
+        });
+        Ok(least(total, available, limits))
+    }
+}
+
+fn least(total: u64, available: u64, limits: impl Iterator<Item = (u64, String)>) -> MemoryFacts {
+    // The first of equals: a limit equal to the machine's memory is none.
+    let (limit, source) = limits.fold((total, "MemTotal".to_owned()), |a, b| if b.0 < a.0 { b } else { a });
+    MemoryFacts { total, available: available.min(limit), limit, source }
+}
+
+/// `MemTotal` and `MemAvailable` in bytes. The kernel's "kB" are 1024 bytes.
+fn parse_meminfo(text: &str) -> Option<(u64, u64)> {
+    let field = |name: &str| {
+        let line = text.lines().find_map(|l| l.strip_prefix(name))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    Some((field("MemTotal:")?, field("MemAvailable:")?))
+}
+
+/// A limit file's bytes; `None` for "max" and for what is no number.
+fn parse_limit(text: &str) -> Option<u64> {
+    text.trim().parse().ok()
+}
+
+/// Where a hierarchy is mounted, and which of its groups is the root of what can be seen there.
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    root: String,
+    point: PathBuf,
+    file: &'static str,
+}
+
+const V1_FILE: &str = "memory.limit_in_bytes";
+const V2_FILE: &str = "memory.max";
+
+/// The limit files of this process's group and every visible group above it, in both hierarchies.
+fn limit_files(own_cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for mount in mountinfo.lines().filter_map(parse_mount) {
+        for (file, path) in own_cgroup.lines().filter_map(parse_own) {
+            if file == mount.file {
+                walk(&mount, path, &mut files);
+            }
+        }
+    }
+    files
+}
+
+fn walk(mount: &Mount, group: &str, files: &mut Vec<PathBuf>) {
+    // A group outside the mount's root (seen through a foreign mount) leaves the mount point itself, which is
+    // what a container sees as its own.
+    let below = Path::new(group).strip_prefix(&mount.root).unwrap_or(Path::new(""));
+    let mut dir = mount.point.join(below);
+    loop {
+        files.push(dir.join(mount.file));
+        if dir == mount.point || !dir.pop() {
+            return;
+        }
+    }
+}
+
+/// A line of /proc/self/cgroup, "id:controllers:path", if it is of a memory hierarchy (cgroups(7)).
+fn parse_own(line: &str) -> Option<(&'static str, &str)> {
+    let mut fields = line.splitn(3, ':');
+    let (id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+    // ".." stands for groups outside this process's namespace.
+    let path = if path.starts_with("/..") { "/" } else { path };
+    match (id, controllers) {
+        ("0", "") => Some((V2_FILE, path)),
+        _ if controllers.split(',').any(|c| c == "memory") => Some((V1_FILE, path)),
+        _ => None,
+    }
+}
+
+/// A line of /proc/self/mountinfo if it mounts a memory hierarchy (proc_pid_mountinfo(5)).
+fn parse_mount(line: &str) -> Option<Mount> {
+    let (front, back) = line.split_once(" - ")?;
+    let mut front = front.split(' ').skip(3);
+    let (root, point) = (unescape(front.next()?), PathBuf::from(unescape(front.next()?)));
+    let mut back = back.split(' ');
+    let (fs_type, options) = (back.next()?, back.nth(1)?);
+    let file = match fs_type {
+        "cgroup2" => V2_FILE,
+        "cgroup" if options.split(',').any(|o| o == "memory") => V1_FILE,
+        _ => return None,
+    };
+    Some(Mount { root, point, file })
+}
+
+/// Undo the kernel's octal escapes of space, tab, newline and backslash.
+fn unescape(field: &str) -> String {
+    // The backslash last, so that what it yields is not read again.
+    field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMINFO: &str = "MemTotal:       16384 kB\nMemFree:  1 kB\nMemAvailable:    8192 kB\n";
+    const V1_MOUNTS: &str = "\
+25 1 0:23 / /proc rw - proc proc rw
+31 26 0:28 / /sys/fs/cgroup/cpu rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct
+32 26 0:29 / /sys/fs/cgroup/memory rw,nosuid shared:10 - cgroup cgroup rw,memory
+33 26 0:30 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate
+";
+
+    fn names(own: &str, mounts: &str) -> Vec<String> {
+        limit_files(own, mounts).iter().map(|p| p.display().to_string()).collect()
+    }
+
+    #[test]
+    fn meminfo_is_in_bytes() {
+        assert_eq!(parse_meminfo(MEMINFO), Some((16 << 20, 8 << 20)));
+        assert_eq!(parse_meminfo("MemTotal: 1 kB\n"), None);
+        assert_eq!(parse_meminfo("MemTotal: x kB\nMemAvailable: 1 kB\n"), None);
+        assert_eq!(parse_meminfo(""), None);
+    }
+
+    #[test]
+    fn both_hierarchies_are_walked_to_their_roots() {
+        let own = "9:name=systemd:/\n4:memory:/a/b\n3:cpu,cpuacct:/a\n0::/x\n";
+        let expected = [
+            "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/a/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/unified/x/memory.max",
+            "/sys/fs/cgroup/unified/memory.max",
+        ];
+        assert_eq!(names(own, V1_MOUNTS), expected);
+    }
+
+    #[test]
+    fn a_container_sees_its_group_as_the_mount_point() {
+        let mounts = "32 26 0:29 /docker/abc /sys/fs/cgroup/memory\\040x ro - cgroup cgroup rw,memory\n";
+        let at_root = ["/sys/fs/cgroup/memory x/memory.limit_in_bytes"];
+        assert_eq!(names("4:memory:/docker/abc\n", mounts), at_root);
+        assert_eq!(names("4:memory:/elsewhere\n", mounts), at_root);
+        assert_eq!(names("4:memory:/../..\n", mounts), at_root);
+        let below = "/sys/fs/cgroup/memory x/job/memory.limit_in_bytes";
+        assert_eq!(names("4:memory:/docker/abc/job\n", mounts), [below, at_root[0]]);
+    }
+
+    #[test]
+    fn what_is_not_understood_does_not_limit() {
+        assert_eq!(names("garbage\n:::\n4:memory\n", V1_MOUNTS), Vec::<String>::new());
+        assert_eq!(names("4:memory:/a\n", "garbage\n1 2 3 - cgroup\n - - -\n"), Vec::<String>::new());
+        assert_eq!(parse_limit("max\n"), None);
+        assert_eq!(parse_limit("-1\n"), None);
+        assert_eq!(parse_limit("4096\n"), Some(4096));
+    }
+
+    #[test]
+    fn the_least_limit_wins_and_is_named() {
+        let none = [(9_223_372_036_854_771_712, "v1".to_owned())];
+        let facts = least(100, 50, none.into_iter());
+        assert_eq!((facts.limit, facts.source.as_str(), facts.available), (100, "MemTotal", 50));
+        let some = [(60, "a".to_owned()), (40, "b".to_owned()), (40, "c".to_owned())];
+        let facts = least(100, 50, some.into_iter());
+        assert_eq!((facts.limit, facts.source.as_str(), facts.available), (40, "b", 40));
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        let facts = MemoryFacts::read().unwrap();
+        assert!(facts.available > 0 && facts.available <= facts.limit, "{facts:?}");
+        assert!(facts.limit <= facts.total, "{facts:?}");
+    }
+}

@@ -1,0 +1,34 @@
+//! The seams of Pagelith and their real sides: disk, clock, randomness, background work, aligned memory.
+//!
+//! Everything the store takes from the outside world comes through this crate, so that a simulator can
+//! stand in for it. See `docs/architecture.md`.
+
+pub mod buffer;
+pub mod clock;
+pub mod disk;
+pub mod entropy;
+pub mod fault;
+pub mod runs;
+pub mod runtime;
+pub mod signal;
+pub mod staging;
+
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the real side of files: reads /proc and the cgroup file systems"
+)]
+pub mod facts;
+pub mod probe;
+#[allow(clippy::disallowed_methods, reason = "the real side of the clock")]
+pub mod system;
+
+#[allow(clippy::disallowed_methods, reason = "the real side of files, threads and of waiting for them")]
+mod blocking;
+mod check;
+mod create;
+mod files;
+mod real;
+#[allow(clippy::disallowed_methods, reason = "the real side of the runtime starts threads")]
+mod threads;
+#[allow(clippy::disallowed_methods, reason = "waits for the kernel with a deadline")]
+mod uring;

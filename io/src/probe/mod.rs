@@ -1,0 +1,178 @@
+//! Which side moves the bytes: found by doing, said aloud, never changed in silence.
+//!
+//! io_uring may be switched off by a sysctl, a container's seccomp filter or an old kernel, and O_DIRECT may
+//! be accepted by an open that means nothing (tmpfs since Linux 6.5). So each is tried: a ring is made, and
+//! an aligned block is written and read back in every directory.
+
+mod place;
+#[cfg(test)]
+mod tests;
+mod trial;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use self::place::Place;
+use crate::blocking::{BlockingQueue, Pool};
+use crate::check::Align;
+use crate::disk::{Disk, Queue, Side};
+use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::files::Files;
+use crate::real::{Mover, RealDisk};
+use crate::uring::UringQueue;
+
+/// Which side the configuration asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SideChoice {
+    /// io_uring with O_DIRECT if every directory takes it, else blocking; `DiskFacts::reason` says why.
+    Auto,
+    /// io_uring with O_DIRECT or an error.
+    Uring,
+    /// Helper threads, with O_DIRECT if every directory takes it, else through the page cache.
+    Blocking,
+}
+
+/// Operations in flight while probing.
+const PROBE_DEPTH: usize = 1;
+
+/// Alignment asked for where transfers go through the page cache, which needs none: the smallest sector, so
+/// that a caller that works here is not far from working with O_DIRECT.
+const BUFFERED: Align = Align { memory: 512, offset: 512 };
+
+/// A disk over `dirs`, which need not exist yet (their nearest existing ancestors are probed, and nothing is
+/// left behind). All directories use one side.
+///
+/// Errors: kind `Unsupported` if `Uring` was asked for and is refused, naming what refused it; `ReadOnly`,
+/// `NoSpace` or `Device` if a directory cannot be written. A full file system is no error if the directory
+/// already holds files to read, for a store's own files may be what fills it.
+pub fn open_disk(dirs: &[PathBuf], choice: SideChoice) -> Result<Arc<dyn Disk>, IoFault> {
+    if dirs.is_empty() {
+        return Err(IoFault::found(FaultKind::Invalid, FaultOp::Probe, "", 0, "no directory given"));
+    }
+    let places = dirs.iter().map(|d| Place::open(d)).collect::<Result<Vec<Place>, IoFault>>()?;
+    let mut pool = None;
+    let chosen = decide(choice, || try_uring(&places), || try_direct(&places, &mut pool))?;
+    let mover = match chosen.side {
+        Side::Uring => Mover::Uring,
+        _ => Mover::Blocking(helper_threads(&mut pool)?),
+    };
+    tracing::info!(side = ?chosen.side, direct = chosen.direct, reason = %chosen.reason, "disk opened");
+    Ok(Arc::new(RealDisk::new(dirs, mover, chosen.direct, chosen.align, chosen.reason)))
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Chosen {
+    side: Side,
+    direct: bool,
+    align: Align,
+    reason: String,
+}
+
+/// The choice, given what trying each mechanism says. Only the mechanism's refusal leads to another one: a
+/// directory that cannot be written, or a device that fails, is an error on any side.
+fn decide(
+    choice: SideChoice,
+    uring: impl FnOnce() -> Result<Align, IoFault>,
+    direct: impl FnOnce() -> Result<Align, IoFault>,
+) -> Result<Chosen, IoFault> {
+    let mut reason = String::from("blocking was asked for");
+    if choice != SideChoice::Blocking {
+        match uring() {
+            Ok(align) => {
+                let reason = "io_uring and O_DIRECT work in every directory".to_owned();
+                return Ok(Chosen { side: Side::Uring, direct: true, align, reason });
+            }
+            Err(fault) if !refuses_mechanism(&fault) => return Err(fault),
+            Err(mut fault) if choice == SideChoice::Uring => {
+                fault.kind = FaultKind::Unsupported;
+                fault.detail = format!("io_uring was asked for and is refused: {}", why(&fault));
+                return Err(fault);
+            }
+            Err(fault) => reason = format!("{}, using blocking", why(&fault)),
+        }
+    }
+    match direct() {
+        Ok(align) => Ok(Chosen { side: Side::Blocking, direct: true, align, reason }),
+        Err(fault) if !refuses_mechanism(&fault) => Err(fault),
+        Err(fault) => {
+            let reason = format!("{reason}; no O_DIRECT: {}", why(&fault));
+            Ok(Chosen { side: Side::Blocking, direct: false, align: BUFFERED, reason })
+        }
+    }
+}
+
+fn refuses_mechanism(fault: &IoFault) -> bool {
+    match fault.kind {
+        FaultKind::Unsupported | FaultKind::Invalid | FaultKind::Other | FaultKind::Exhausted => true,
+        // A short answer to a block inside the file: the file system does not do what it says.
+        FaultKind::Short => true,
+        FaultKind::Device | FaultKind::NoSpace | FaultKind::ReadOnly => false,
+        FaultKind::Locked | FaultKind::NotFound | FaultKind::Exists => false,
+    }
+}
+
+fn why(fault: &IoFault) -> String {
+    if fault.errno == 0 {
+        return format!("{}: {}", fault.path, fault.detail);
+    }
+    let text = rustix::io::Errno::from_raw_os_error(fault.errno).to_string();
+    // The standard library adds the number, which stands here already.
+    let text = text.split(" (os error").next().unwrap_or_default();
+    format!("{}: errno={} ({text})", fault.path, fault.errno)
+}
+
+fn try_uring(places: &[Place]) -> Result<Align, IoFault> {
+    let files = Arc::new(Files::default());
+    // The ring first: if both it and O_DIRECT are refused, the ring is what an operator asks about.
+    let first = Align { memory: 4096, offset: 4096 };
+    drop(UringQueue::new(Arc::clone(&files), first, PROBE_DEPTH).map_err(setup_refused)?);
+    let align = common_align(places)?;
+    let mut queue = UringQueue::new(Arc::clone(&files), align, PROBE_DEPTH).map_err(setup_refused)?;
+    try_places(&mut queue, &files, places, align)
+}
+
+/// Whatever keeps a ring from being made, memory or descriptors included, another side can do without it.
+fn setup_refused(mut fault: IoFault) -> IoFault {
+    fault.kind = FaultKind::Unsupported;
+    fault
+}
+
+fn try_direct(places: &[Place], pool: &mut Option<Arc<Pool>>) -> Result<Align, IoFault> {
+    let align = common_align(places)?;
+    let files = Arc::new(Files::default());
+    // Threads that cannot start are no matter of O_DIRECT; opening the disk will say so again.
+    let pool = helper_threads(pool)?;
+    let mut queue = BlockingQueue::new(Arc::clone(&files), align, pool, PROBE_DEPTH);
+    try_places(&mut queue, &files, places, align)
+}
+
+fn helper_threads(pool: &mut Option<Arc<Pool>>) -> Result<Arc<Pool>, IoFault> {
+    if pool.is_none() {
+        *pool = Some(Arc::new(Pool::start()?));
+    }
+    pool.clone().ok_or_else(|| IoFault::found(FaultKind::Other, FaultOp::Spawn, "", 0, "no helper threads"))
+}
+
+fn try_places(
+    queue: &mut dyn Queue,
+    files: &Files,
+    places: &[Place],
+    align: Align,
+) -> Result<Align, IoFault> {
+    for place in places {
+        let id = files.insert(place.direct_file()?);
+        trial::round_trip(queue, id, place.may_write(), align, &place.name())?;
+    }
+    Ok(align)
+}
+
+/// The strictest alignment of all directories.
+fn common_align(places: &[Place]) -> Result<Align, IoFault> {
+    let mut all = Align { memory: 512, offset: 512 };
+    for place in places {
+        let one = place.align()?;
+        all.memory = all.memory.max(one.memory);
+        all.offset = all.offset.max(one.offset);
+    }
+    Ok(all)
+}

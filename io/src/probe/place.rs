@@ -1,0 +1,164 @@
+//! A directory as a place to try things: a file that vanishes by itself, and the alignment that the file
+//! system asks for.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::io::{Errno, retry_on_intr};
+
+use crate::check::Align;
+use crate::create::{set_direct, show};
+use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::files::DataFile;
+use crate::real::list;
+
+/// Bytes of the file to try things on: two blocks of the largest alignment that is accepted.
+const LEN: u64 = 2 * ALIGN_MAX as u64;
+
+/// Alignment below which nothing is accepted: the smallest sector.
+const ALIGN_MIN: usize = 512;
+
+/// Alignment above which O_DIRECT is refused: extents and buffers of the store keep 4096.
+pub(super) const ALIGN_MAX: usize = 4096;
+
+// File system numbers of include/uapi/linux/magic.h.
+pub(super) const TMPFS: u64 = 0x0102_1994;
+pub(super) const RAMFS: u64 = 0x8584_58f6;
+pub(super) const OVERLAYFS: u64 = 0x794c_7630;
+
+/// An open file in, or nearest to, a directory.
+pub(super) struct Place {
+    path: PathBuf,
+    fd: OwnedFd,
+    may_write: bool,
+    align: Result<Align, String>,
+}
+
+impl Place {
+    /// A place to try things for `dir`. Errors as `open_disk`.
+    pub(super) fn open(dir: &Path) -> Result<Place, IoFault> {
+        let path = nearest(dir);
+        let fault = |e: Errno| IoFault::of_errno(FaultOp::Probe, show(&path), 0, e.raw_os_error());
+        let (fd, may_write) = match scratch(&path).and_then(|fd| fill(&fd).map(|()| fd)) {
+            Ok(fd) => (fd, true),
+            Err(e @ (Errno::NOSPC | Errno::DQUOT)) => match existing(dir)? {
+                Some(fd) => (fd, false),
+                None => return Err(fault(e)),
+            },
+            Err(e) => return Err(fault(e)),
+        };
+        let fs_type = rustix::fs::fstatfs(&fd).map_err(fault)?.f_type as u64;
+        let align = alignment(fs_type, direct_alignment(&fd));
+        Ok(Place { path, fd, may_write, align })
+    }
+
+    /// Whether the file may be written; otherwise it is one of the store's own.
+    pub(super) fn may_write(&self) -> bool {
+        self.may_write
+    }
+
+    /// For messages.
+    pub(super) fn name(&self) -> String {
+        show(&self.path)
+    }
+
+    /// The alignment that O_DIRECT needs here, or why it is not to be used.
+    pub(super) fn align(&self) -> Result<Align, IoFault> {
+        self.align
+            .clone()
+            .map_err(|why| IoFault::found(FaultKind::Unsupported, FaultOp::Probe, show(&self.path), 0, why))
+    }
+
+    /// The file with O_DIRECT set.
+    pub(super) fn direct_file(&self) -> Result<DataFile, IoFault> {
+        let fault = |e: i32| IoFault::of_errno(FaultOp::Probe, show(&self.path), 0, e);
+        set_direct(&self.fd, true).map_err(|e| fault(e.raw_os_error()))?;
+        let fd = self.fd.try_clone().map_err(|e| fault(e.raw_os_error().unwrap_or(0)))?;
+        Ok(DataFile { fd, path: show(&self.path), dir: 0, name: String::new(), len: LEN })
+    }
+}
+
+/// Alignment by what is known of the file system: its type, and what statx says (memory, offset; zeros if it
+/// says that O_DIRECT does not work, `None` if it says nothing).
+pub(super) fn alignment(fs_type: u64, said: Option<(u32, u32)>) -> Result<Align, String> {
+    match (fs_type, said) {
+        // Linux 6.5 and later accept O_DIRECT there, and mean nothing by it.
+        (TMPFS, _) => Err("tmpfs has no device".to_owned()),
+        (RAMFS, _) => Err("ramfs has no device".to_owned()),
+        (_, Some((0, _) | (_, 0))) => Err("statx says that the file takes no direct i/o".to_owned()),
+        (OVERLAYFS, None) => Err("overlayfs does not say what lies below it".to_owned()),
+        (_, None) => Ok(Align { memory: ALIGN_MAX, offset: ALIGN_MAX }),
+        (_, Some((memory, offset))) => Ok(Align { memory: accept(memory)?, offset: accept(offset)? }),
+    }
+}
+
+fn accept(said: u32) -> Result<usize, String> {
+    let said = said as usize;
+    if said > ALIGN_MAX || !said.is_power_of_two() {
+        return Err(format!(
+            "direct i/o needs an alignment that is not supported: align={said} most={ALIGN_MAX}"
+        ));
+    }
+    Ok(said.max(ALIGN_MIN))
+}
+
+/// What statx says of direct I/O on a file: STATX_DIOALIGN, since Linux 6.1.
+fn direct_alignment(fd: &OwnedFd) -> Option<(u32, u32)> {
+    let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+    let answered = stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+    answered.then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
+}
+
+/// The directory itself, or the ancestor in which it would be made, which is on the same file system.
+fn nearest(dir: &Path) -> PathBuf {
+    match dir.ancestors().find(|p| !p.as_os_str().is_empty() && p.exists()) {
+        Some(p) => p.to_owned(),
+        None => PathBuf::from("."),
+    }
+}
+
+/// An unnamed file in `dir`.
+fn scratch(dir: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    match retry_on_intr(|| rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR)) {
+        // What file systems without O_TMPFILE answer (open(2)); EINVAL from some network ones.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => named_scratch(dir),
+        answer => answer,
+    }
+}
+
+/// As `scratch` where every file has a name: the name goes at once.
+fn named_scratch(dir: &Path) -> Result<OwnedFd, Errno> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let n = COUNT.fetch_add(1, Ordering::Relaxed);
+    let path = dir.join(format!(".pagelith-probe-{}-{n}", std::process::id()));
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    let fd = retry_on_intr(|| rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR))?;
+    rustix::fs::unlink(&path)?;
+    Ok(fd)
+}
+
+/// Give the file its blocks, so that a full file system shows here and not as a failed trial.
+fn fill(fd: &OwnedFd) -> Result<(), Errno> {
+    let zeros = [0; LEN as usize];
+    let mut at = 0;
+    while at < LEN {
+        match retry_on_intr(|| rustix::io::pwrite(fd, &zeros[at as usize..], at))? {
+            0 => return Err(Errno::NOSPC),
+            n => at += n as u64,
+        }
+    }
+    retry_on_intr(|| rustix::fs::fdatasync(fd))
+}
+
+/// A file of `dir` that is long enough to read from.
+fn existing(dir: &Path) -> Result<Option<OwnedFd>, IoFault> {
+    let Some((name, _)) = list(dir)?.into_iter().find(|(_, len)| *len >= LEN) else { return Ok(None) };
+    let path = dir.join(name);
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    retry_on_intr(|| rustix::fs::open(&path, flags, Mode::empty()))
+        .map(Some)
+        .map_err(|e| IoFault::of_errno(FaultOp::Probe, show(&path), 0, e.raw_os_error()))
+}

@@ -1,0 +1,79 @@
+use super::place::{ALIGN_MAX, OVERLAYFS, RAMFS, TMPFS, alignment};
+use super::*;
+
+const EXT4: u64 = 0xef53;
+const ALIGN: Align = Align { memory: 512, offset: 4096 };
+
+fn unsupported(path: &str, errno: i32) -> IoFault {
+    let mut fault = IoFault::of_errno(FaultOp::Queue, path, 0, errno);
+    fault.kind = FaultKind::Unsupported;
+    fault
+}
+
+fn chosen(
+    choice: SideChoice,
+    uring: Result<Align, IoFault>,
+    direct: Result<Align, IoFault>,
+) -> Result<(Side, bool, Align, String), IoFault> {
+    decide(choice, || uring, || direct).map(|c| (c.side, c.direct, c.align, c.reason))
+}
+
+#[test]
+fn uring_is_taken_where_it_works() {
+    for choice in [SideChoice::Auto, SideChoice::Uring] {
+        let (side, direct, align, _) = chosen(choice, Ok(ALIGN), Err(unsupported("d", 22))).unwrap();
+        assert_eq!((side, direct, align), (Side::Uring, true, ALIGN));
+    }
+    let (side, direct, ..) = chosen(SideChoice::Blocking, Ok(ALIGN), Ok(ALIGN)).unwrap();
+    assert_eq!((side, direct), (Side::Blocking, true));
+}
+
+#[test]
+fn a_refusal_is_named_and_falls_back_only_if_it_may() {
+    let eperm = || Err(unsupported("io_uring_setup", 1));
+    let (side, direct, align, reason) = chosen(SideChoice::Auto, eperm(), Ok(ALIGN)).unwrap();
+    assert_eq!((side, direct, align), (Side::Blocking, true, ALIGN));
+    assert!(reason.starts_with("io_uring_setup: errno=1") && reason.ends_with("using blocking"), "{reason}");
+
+    let (side, direct, align, reason) =
+        chosen(SideChoice::Auto, eperm(), Err(unsupported("dir", 22))).unwrap();
+    assert_eq!((side, direct, align), (Side::Blocking, false, BUFFERED));
+    assert!(reason.contains("errno=1 ") && reason.contains("no O_DIRECT: dir: errno=22"), "{reason}");
+
+    let fault = chosen(SideChoice::Uring, eperm(), Ok(ALIGN)).unwrap_err();
+    assert_eq!((fault.kind, fault.errno), (FaultKind::Unsupported, 1));
+    assert!(fault.detail.contains("io_uring_setup"), "{fault}");
+}
+
+#[test]
+fn a_sick_or_full_directory_is_no_reason_to_fall_back() {
+    for kind in [FaultKind::Device, FaultKind::NoSpace, FaultKind::ReadOnly] {
+        let fault = || Err(IoFault::found(kind, FaultOp::Write, "dir", 0, "planted"));
+        assert_eq!(chosen(SideChoice::Auto, fault(), Ok(ALIGN)).unwrap_err().kind, kind);
+        let refused = Err(unsupported("io_uring_setup", 38));
+        assert_eq!(chosen(SideChoice::Auto, refused, fault()).unwrap_err().kind, kind);
+        assert_eq!(chosen(SideChoice::Blocking, Ok(ALIGN), fault()).unwrap_err().kind, kind);
+    }
+}
+
+#[test]
+fn alignment_follows_file_system_and_statx() {
+    let align = |memory, offset| Ok(Align { memory, offset });
+    assert_eq!(alignment(EXT4, Some((4, 512))), align(512, 512));
+    assert_eq!(alignment(EXT4, Some((512, 4096))), align(512, 4096));
+    assert_eq!(alignment(EXT4, None), align(ALIGN_MAX, ALIGN_MAX));
+    assert_eq!(alignment(OVERLAYFS, Some((512, 512))), align(512, 512));
+    let refused = [
+        (EXT4, Some((0, 0)), "statx"),
+        (EXT4, Some((512, 8192)), "align=8192"),
+        (EXT4, Some((768, 512)), "align=768"),
+        (TMPFS, Some((512, 512)), "tmpfs"),
+        (TMPFS, None, "tmpfs"),
+        (RAMFS, None, "ramfs"),
+        (OVERLAYFS, None, "overlayfs"),
+    ];
+    for (fs, said, why) in refused {
+        let text = alignment(fs, said).unwrap_err();
+        assert!(text.contains(why), "{text}");
+    }
+}

@@ -1,0 +1,166 @@
+//! Storage in directories of real file systems.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+
+use crate::blocking::{BlockingQueue, Pool};
+use crate::check::{Align, PARTS_MAX};
+use crate::create::{check_name, create, lock, set_direct, show, sync_dir};
+use crate::disk::{Disk, DiskFacts, FileId, Queue, Side};
+use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::files::{DataFile, Files};
+use crate::uring::UringQueue;
+
+/// What moves the bytes.
+pub(crate) enum Mover {
+    /// A ring for each queue.
+    Uring,
+    /// The disk's helper threads.
+    Blocking(Arc<Pool>),
+}
+
+/// A list of directories whose files are moved one way.
+pub(crate) struct RealDisk {
+    dirs: Vec<PathBuf>,
+    files: Arc<Files>,
+    mover: Mover,
+    direct: bool,
+    align: Align,
+    reason: String,
+}
+
+impl RealDisk {
+    /// A disk over `dirs`, which need not exist; `reason` says why `mover` was chosen.
+    pub(crate) fn new(
+        dirs: &[PathBuf],
+        mover: Mover,
+        direct: bool,
+        align: Align,
+        reason: String,
+    ) -> RealDisk {
+        RealDisk { dirs: dirs.to_vec(), files: Arc::default(), mover, direct, align, reason }
+    }
+
+    fn dir(&self, dir: usize, op: FaultOp) -> Result<&Path, IoFault> {
+        self.dirs.get(dir).map(PathBuf::as_path).ok_or_else(|| {
+            let detail = format!("no such directory: dir={dir} dirs={}", self.dirs.len());
+            IoFault::found(FaultKind::Invalid, op, "", 0, detail)
+        })
+    }
+}
+
+impl Disk for RealDisk {
+    fn facts(&self) -> DiskFacts {
+        DiskFacts {
+            side: match self.mover {
+                Mover::Uring => Side::Uring,
+                Mover::Blocking(_) => Side::Blocking,
+            },
+            direct: self.direct,
+            memory_align: self.align.memory,
+            offset_align: self.align.offset,
+            parts_max: PARTS_MAX,
+            reason: self.reason.clone(),
+        }
+    }
+
+    fn dirs(&self) -> usize {
+        self.dirs.len()
+    }
+
+    fn dir_name(&self, dir: usize) -> String {
+        self.dirs.get(dir).map_or_else(String::new, |d| show(d))
+    }
+
+    fn list(&self, dir: usize) -> Result<Vec<(String, u64)>, IoFault> {
+        list(self.dir(dir, FaultOp::List)?)
+    }
+
+    fn create(&self, dir: usize, name: &str, len: u64) -> Result<FileId, IoFault> {
+        let path = self.dir(dir, FaultOp::Create)?;
+        let fd = create(path, name, len, self.direct)?;
+        let path = show(&path.join(name));
+        Ok(self.files.insert(DataFile { fd, path, dir, name: name.to_owned(), len }))
+    }
+
+    fn open(&self, dir: usize, name: &str) -> Result<(FileId, u64), IoFault> {
+        let file = open(self.dir(dir, FaultOp::Open)?, dir, name, self.direct)?;
+        let len = file.len;
+        Ok((self.files.insert(file), len))
+    }
+
+    fn remove(&self, dir: usize, name: &str) -> Result<(), IoFault> {
+        let path = self.dir(dir, FaultOp::Remove)?;
+        check_name(path, name, FaultOp::Remove)?;
+        let unlinked = retry_on_intr(|| rustix::fs::unlink(path.join(name)));
+        if matches!(unlinked, Ok(()) | Err(Errno::NOENT)) {
+            self.files.forget(dir, name);
+        }
+        match unlinked {
+            Ok(()) => sync_dir(path, FaultOp::Remove),
+            Err(Errno::NOENT) => Ok(()),
+            Err(e) => Err(IoFault::of_errno(FaultOp::Remove, show(&path.join(name)), 0, e.raw_os_error())),
+        }
+    }
+
+    fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault> {
+        let files = Arc::clone(&self.files);
+        Ok(match &self.mover {
+            Mover::Uring => Box::new(UringQueue::new(files, self.align, depth)?),
+            Mover::Blocking(pool) => Box::new(BlockingQueue::new(files, self.align, Arc::clone(pool), depth)),
+        })
+    }
+}
+
+fn open(dir: &Path, index: usize, name: &str, direct: bool) -> Result<DataFile, IoFault> {
+    check_name(dir, name, FaultOp::Open)?;
+    let path = dir.join(name);
+    let fault = |e: Errno| IoFault::of_errno(FaultOp::Open, show(&path), 0, e.raw_os_error());
+    // NONBLOCK, so that a pipe or device put there under this name cannot hang the open.
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let fd = retry_on_intr(|| rustix::fs::open(&path, flags, Mode::empty())).map_err(fault)?;
+    lock(&fd, &path, FaultOp::Open)?;
+    let stat = rustix::fs::fstat(&fd).map_err(fault)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        let detail = "not a regular file";
+        return Err(IoFault::found(FaultKind::Invalid, FaultOp::Open, show(&path), 0, detail));
+    }
+    if stat.st_nlink == 0 {
+        // Its owner removed it between our open and our lock.
+        return Err(fault(Errno::NOENT));
+    }
+    rustix::fs::fcntl_setfl(&fd, OFlags::RDWR).and_then(|()| set_direct(&fd, direct)).map_err(fault)?;
+    let len = u64::try_from(stat.st_size).unwrap_or(0);
+    Ok(DataFile { fd, path: show(&path), dir: index, name: name.to_owned(), len })
+}
+
+/// Regular files of `dir` by name. Names that are no UTF-8 are not ours.
+pub(crate) fn list(dir: &Path) -> Result<Vec<(String, u64)>, IoFault> {
+    let fault = |e: Errno| IoFault::of_errno(FaultOp::List, show(dir), 0, e.raw_os_error());
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = match retry_on_intr(|| rustix::fs::open(dir, flags, Mode::empty())) {
+        Ok(fd) => fd,
+        Err(Errno::NOENT) => return Ok(Vec::new()),
+        Err(e) => return Err(fault(e)),
+    };
+    let mut files = Vec::new();
+    for entry in rustix::fs::Dir::read_from(&fd).map_err(fault)? {
+        let entry = entry.map_err(fault)?;
+        let name = std::ffi::OsStr::from_bytes(entry.file_name().to_bytes());
+        let stat = match rustix::fs::statat(&fd, entry.file_name(), rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            // Removed since the directory was read.
+            Err(Errno::NOENT) => continue,
+            Err(e) => return Err(fault(e)),
+        };
+        if let (FileType::RegularFile, Some(name)) = (FileType::from_raw_mode(stat.st_mode), name.to_str()) {
+            files.push((name.to_owned(), u64::try_from(stat.st_size).unwrap_or(0)));
+        }
+    }
+    files.sort();
+    Ok(files)
+}

@@ -1,0 +1,163 @@
+//! Staging memory: one mapped region, handed out in page runs to transfers that cannot go straight into the
+//! caller's memory.
+//!
+//! Invariant: a byte of the region belongs to at most one part at a time. The run allocator says which, and a
+//! part gives its run back only when it is dropped, which is after every operation that held it.
+
+use std::fmt;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::buffer::{AlignedBuf, Part};
+use crate::runs::{PAGE, Runs};
+use crate::signal::Signal;
+
+/// A bounded pool of staging memory; clones share it.
+#[derive(Clone)]
+pub struct StagingPool {
+    region: Arc<Region>,
+}
+
+struct Region {
+    base: NonNull<u8>,
+    /// Owns the mapping; its bytes are reached through `base` alone.
+    buf: AlignedBuf,
+    runs: Mutex<Runs>,
+    released: Signal,
+}
+
+// SAFETY: `base` points into the mapping that `buf` owns, which may be used from any thread; bytes are only
+// reached through parts, whose runs are disjoint, and the rest is behind a Mutex or Sync by itself.
+unsafe impl Send for Region {}
+// SAFETY: as for Send: a shared Region gives access to no byte but through disjoint parts.
+unsafe impl Sync for Region {}
+
+impl Region {
+    fn runs(&self) -> MutexGuard<'_, Runs> {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A run on loan; held by its part.
+struct Loan {
+    region: Arc<Region>,
+    start: u32,
+    pages: u32,
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        self.region.runs().free(self.start, self.pages);
+        self.region.released.raise();
+    }
+}
+
+impl StagingPool {
+    /// A pool of `bytes` bytes, mapped and zeroed now (pages become resident as they are used). Fails with
+    /// kind `InvalidInput` unless `bytes` is a positive multiple of 4096 below 16 TiB, and if the system has no
+    /// memory.
+    pub fn new(bytes: usize) -> io::Result<StagingPool> {
+        let pages = u32::try_from(bytes / PAGE).ok().filter(|n| *n > 0 && bytes.is_multiple_of(PAGE));
+        let Some(pages) = pages else {
+            let text = format!("staging memory must be a positive multiple of 4096: bytes={bytes}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        };
+        let mut buf = AlignedBuf::new(bytes)?;
+        let base = NonNull::from(&mut buf[..]).cast();
+        let runs = Mutex::new(Runs::new(pages));
+        Ok(StagingPool { region: Arc::new(Region { base, buf, runs, released: Signal::default() }) })
+    }
+
+    /// Exclusive memory of `len` bytes rounded up to 4096, page-aligned; `None` if no run that long is free now,
+    /// or for 0. It holds zeros or what its last user left. Dropping the part gives the memory back and raises
+    /// [`StagingPool::released`].
+    pub fn try_part(&self, len: usize) -> Option<Part> {
+        let pages = u32::try_from(len.div_ceil(PAGE)).ok()?;
+        let start = self.region.runs().alloc(pages)?;
+        let loan = Loan { region: Arc::clone(&self.region), start, pages };
+        // SAFETY: the run lies inside the mapping, because the allocator counts exactly its pages.
+        let ptr = unsafe { self.region.base.add(start as usize * PAGE) };
+        // SAFETY: the mapping is zeroed, so initialised; `loan` keeps the mapping alive and the run taken until
+        // the part is dropped, so no other part of this pool covers these bytes, and nothing else reaches them.
+        Some(unsafe { Part::exclusive(ptr, pages as usize * PAGE, Some(Arc::new(loan))) })
+    }
+
+    /// Bytes of the pool.
+    pub fn capacity(&self) -> usize {
+        self.region.buf.len()
+    }
+
+    /// Bytes on loan.
+    pub fn in_use(&self) -> usize {
+        self.capacity() - self.region.runs().free_pages() as usize * PAGE
+    }
+
+    /// Bytes of the longest part that [`StagingPool::try_part`] could give now.
+    pub fn largest_free(&self) -> usize {
+        self.region.runs().largest_free() as usize * PAGE
+    }
+
+    /// Raised each time a part came back.
+    pub fn released(&self) -> &Signal {
+        &self.region.released
+    }
+}
+
+impl fmt::Debug for StagingPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StagingPool(capacity={}, in_use={})", self.capacity(), self.in_use())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_zeroed_aligned_and_disjoint() {
+        let pool = StagingPool::new(8 * PAGE).unwrap();
+        let mut parts: Vec<Part> = (0..4).map(|_| pool.try_part(PAGE + 1).unwrap()).collect();
+        assert!(pool.try_part(1).is_none());
+        assert_eq!(pool.in_use(), pool.capacity());
+        for (i, part) in parts.iter_mut().enumerate() {
+            assert_eq!((part.len(), part.addr() % PAGE), (2 * PAGE, 0));
+            assert!(part.bytes().iter().all(|b| *b == 0));
+            part.bytes_mut().unwrap().fill(i as u8 + 1);
+        }
+        for (i, part) in parts.iter().enumerate() {
+            assert!(part.bytes().iter().all(|b| *b == i as u8 + 1), "part={i} was written by another");
+        }
+    }
+
+    #[test]
+    fn a_dropped_part_comes_back_and_says_so() {
+        let pool = StagingPool::new(4 * PAGE).unwrap();
+        let part = pool.try_part(4 * PAGE).unwrap();
+        let seen = pool.released().value();
+        assert!(pool.clone().try_part(1).is_none());
+        drop(part);
+        assert_eq!(pool.released().value(), seen + 1);
+        assert_eq!((pool.in_use(), pool.largest_free()), (0, 4 * PAGE));
+    }
+
+    #[test]
+    fn a_part_outlives_its_pool() {
+        let pool = StagingPool::new(PAGE).unwrap();
+        let mut part = pool.try_part(1).unwrap();
+        drop(pool);
+        part.bytes_mut().unwrap().fill(7);
+        assert_eq!(part.bytes()[PAGE - 1], 7);
+    }
+
+    #[test]
+    fn sizes_are_refused_not_rounded() {
+        for bytes in [0, 1, PAGE - 1, PAGE + 1] {
+            let refused = StagingPool::new(bytes).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "bytes={bytes}");
+        }
+        let pool = StagingPool::new(PAGE).unwrap();
+        assert!(pool.try_part(0).is_none());
+        assert!(pool.try_part(usize::MAX).is_none());
+    }
+}

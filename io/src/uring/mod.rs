@@ -1,0 +1,254 @@
+//! The io_uring side: one ring a queue.
+//!
+//! Invariants:
+//! - What the kernel may touch (parts, vectors, file) is owned by `slots` from before its entry is pushed
+//!   until its completion is seen. A queue that cannot wait for that leaks it.
+//! - A completion is matched by slot and generation; one that matches nothing is counted and dropped, never
+//!   counted for another operation.
+//! - Operations in flight never outnumber the submission ring's entries, so a push always finds room and the
+//!   completion ring, twice as large, cannot overflow.
+//! - The kernel cancels queued work of a thread that exits: a queue's submitting thread should outlive its
+//!   operations, else they may complete with ECANCELED.
+
+mod ring;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use io_uring::IoUring;
+use rustix::io::Errno;
+
+use self::slots::{Held, Slots};
+use crate::check::{Align, check, refused, verdict};
+use crate::disk::{Completion, Op, Queue};
+use crate::fault::IoFault;
+use crate::files::Files;
+
+/// How long a dropped queue waits for its operations before it leaks them. Longer than the 30 s that the
+/// kernel's SCSI layer gives a command by default would stall a shutdown for nothing.
+const DROP_WAIT: Duration = Duration::from_secs(30);
+
+/// Pause before trying again when the kernel lacks memory to take anything and nothing is in flight.
+const BACK_OFF: Duration = Duration::from_millis(1);
+
+/// A queue over one ring.
+pub(crate) struct UringQueue {
+    ring: ManuallyDrop<IoUring>,
+    slots: ManuallyDrop<Slots>,
+    /// Pushed entries that the kernel has not consumed, oldest first.
+    pending: VecDeque<u64>,
+    /// Completions that need no kernel.
+    ready: Vec<Completion>,
+    files: Arc<Files>,
+    align: Align,
+    depth: usize,
+    /// The errno after which nothing is submitted any more.
+    broken: Option<Errno>,
+    /// Completions that matched no operation.
+    strays: u64,
+    drop_wait: Duration,
+}
+
+impl UringQueue {
+    /// A queue for up to `depth` operations (at least 1, at most what the kernel's ring can hold).
+    pub(crate) fn new(files: Arc<Files>, align: Align, depth: usize) -> Result<UringQueue, IoFault> {
+        let wanted = u32::try_from(depth.max(1)).unwrap_or(u32::MAX);
+        let ring = ring::build(wanted)?;
+        let depth = wanted.min(ring.params().sq_entries());
+        Ok(UringQueue {
+            ring: ManuallyDrop::new(ring),
+            slots: ManuallyDrop::new(Slots::new(depth)),
+            pending: VecDeque::new(),
+            ready: Vec::new(),
+            files,
+            align,
+            depth: depth as usize,
+            broken: None,
+            strays: 0,
+            drop_wait: DROP_WAIT,
+        })
+    }
+
+    /// Start what is pending and wait up to `timeout` for `want` completions. False if the kernel was short of
+    /// something and should be tried again later.
+    fn enter(&mut self, want: u32, timeout: Duration) -> bool {
+        let submit = if self.broken.is_some() { 0 } else { self.pending.len() as u32 };
+        let entered = ring::enter(&self.ring, submit, want, timeout);
+        if self.broken.is_none() {
+            let queued = ring::queued(&mut self.ring);
+            let consumed = self.pending.len().saturating_sub(queued);
+            self.pending.drain(..consumed);
+        }
+        match entered {
+            Ok(()) => self.pending.is_empty(),
+            // EBUSY: completions must be reaped first. EAGAIN, ENOMEM: no memory for requests.
+            Err(Errno::AGAIN | Errno::BUSY | Errno::NOMEM) => false,
+            Err(e) if self.broken.is_none() => {
+                self.give_up(e);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// The ring takes nothing any more: what the kernel has not consumed it never will, so that it can be
+    /// handed back.
+    fn give_up(&mut self, e: Errno) {
+        tracing::error!(
+            errno = e.raw_os_error(),
+            "io_uring_enter failed, the queue takes no more operations"
+        );
+        self.broken = Some(e);
+        for id in std::mem::take(&mut self.pending) {
+            if let Some(held) = self.slots.take(id) {
+                let fault = broken_fault(&held.file.path, e);
+                self.ready.push(refused(held.token, held.op, fault));
+            }
+        }
+    }
+
+    /// Move what finished to `done`, without entering the kernel.
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        done.append(&mut self.ready);
+        for entry in self.ring.completion() {
+            let Some(held) = self.slots.take(entry.user_data()) else {
+                self.strays += 1;
+                tracing::warn!(
+                    id = entry.user_data(),
+                    strays = self.strays,
+                    "completion of no operation dropped"
+                );
+                continue;
+            };
+            let moved = match entry.result() {
+                n if n < 0 => Err(Errno::from_raw_os_error(-n)),
+                n => Ok(n as u64),
+            };
+            let result = verdict(&held.op, &held.file.path, moved);
+            done.push(Completion { token: held.token, result, op: held.op });
+        }
+    }
+}
+
+impl Queue for UringQueue {
+    fn room(&self) -> usize {
+        self.depth - self.in_flight()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.live() + self.ready.len()
+    }
+
+    fn submit(&mut self, token: u64, op: Op) -> Result<(), Op> {
+        if self.room() == 0 {
+            return Err(op);
+        }
+        let file = match check(&self.files, self.align, &op) {
+            Ok(file) => file,
+            Err(fault) => {
+                self.ready.push(refused(token, op, fault));
+                return Ok(());
+            }
+        };
+        if let Some(e) = self.broken {
+            self.ready.push(refused(token, op, broken_fault(&file.path, e)));
+            return Ok(());
+        }
+        let id = self.slots.insert(Held::new(token, op, file)).map_err(|held| held.op)?;
+        if ring::push(&mut self.ring, &self.slots, id) {
+            self.pending.push_back(id);
+            return Ok(());
+        }
+        match self.slots.take(id) {
+            Some(held) => Err(held.op),
+            None => Ok(()),
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        if !self.pending.is_empty() || ring::needs_enter(&mut self.ring) {
+            self.enter(0, Duration::ZERO);
+        }
+        self.reap(done);
+    }
+
+    fn wait(&mut self, done: &mut Vec<Completion>, timeout: Duration) {
+        let before = done.len();
+        self.poll_if(done, timeout.is_zero());
+        let start = Instant::now();
+        while done.len() == before && self.in_flight() > 0 {
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            let started = self.enter(1, left);
+            self.reap(done);
+            if !started && done.len() == before {
+                self.wait_for_resources(left);
+                self.reap(done);
+            }
+        }
+    }
+}
+
+impl UringQueue {
+    /// What `wait` does before it sleeps. The sleep itself starts what is pending, so that the common case
+    /// enters the kernel once.
+    fn poll_if(&mut self, done: &mut Vec<Completion>, now: bool) {
+        let before = done.len();
+        self.reap(done);
+        if now || done.len() > before {
+            self.poll(done);
+        }
+    }
+
+    /// Sleep until something that is in the kernel's hands finishes, which frees what it was short of.
+    fn wait_for_resources(&mut self, left: Duration) {
+        let in_kernel = self.slots.live() > self.pending.len();
+        if !in_kernel {
+            std::thread::sleep(left.min(BACK_OFF));
+        } else if let Err(e) = ring::enter(&self.ring, 0, 1, left) {
+            tracing::debug!(errno = e.raw_os_error(), "io_uring_enter refused to wait");
+            std::thread::sleep(left.min(BACK_OFF));
+        }
+    }
+}
+
+impl Drop for UringQueue {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        let mut done = Vec::new();
+        loop {
+            self.wait(&mut done, self.drop_wait.saturating_sub(start.elapsed()));
+            done.clear();
+            if self.in_flight() == 0 {
+                break;
+            }
+            if start.elapsed() >= self.drop_wait {
+                let stuck = self.slots.live();
+                tracing::error!(
+                    stuck,
+                    "queue dropped with operations stuck in the kernel, their memory is leaked"
+                );
+                return;
+            }
+        }
+        // SAFETY: this is the destructor, so neither field is used again; no operation is in flight, so the
+        // kernel has no address in either.
+        unsafe {
+            ManuallyDrop::drop(&mut self.ring);
+            ManuallyDrop::drop(&mut self.slots);
+        }
+    }
+}
+
+fn broken_fault(path: &str, e: Errno) -> IoFault {
+    let mut fault = ring::mechanism_fault(path, e);
+    fault.detail = "the ring takes no more operations".to_owned();
+    fault
+}

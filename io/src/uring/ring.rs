@@ -1,0 +1,114 @@
+//! The ring itself: set up, entries made and pushed, the kernel entered. All unsafe code of this side is
+//! here.
+
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring, opcode, squeue};
+use rustix::io::Errno;
+
+use super::slots::{Held, Slots};
+use crate::buffer::Part;
+use crate::disk::Op;
+use crate::fault::{FaultKind, FaultOp, IoFault};
+
+/// Longest single sleep in the kernel; longer waits come back and sleep again.
+const SLEEP_MAX: Duration = Duration::from_secs(60);
+
+/// A ring with at least one entry and about `depth`, clamped to what the kernel allows.
+pub(super) fn build(depth: u32) -> Result<IoUring, IoFault> {
+    // A queue may move between threads, which rules SINGLE_ISSUER and DEFER_TASKRUN out. COOP_TASKRUN spares
+    // interrupts, and is too new (5.19) to insist on.
+    let mut wanted = IoUring::builder();
+    wanted.setup_clamp().setup_coop_taskrun().setup_taskrun_flag();
+    let ring = match wanted.build(depth) {
+        Err(e) if errno(&e) == Errno::INVAL => IoUring::builder().setup_clamp().build(depth),
+        ring => ring,
+    };
+    let ring = ring.map_err(|e| mechanism_fault("io_uring_setup", errno(&e)))?;
+    let has = ring.params();
+    if has.is_feature_ext_arg() && has.is_feature_nodrop() {
+        return Ok(ring);
+    }
+    let detail = "kernel too old: io_uring lacks EXT_ARG or NODROP (5.11)";
+    Err(IoFault::found(FaultKind::Unsupported, FaultOp::Queue, "io_uring_setup", 0, detail))
+}
+
+/// Queue the held operation `id` for the kernel; false if the submission ring is full. The caller keeps
+/// `slots` until the kernel has completed the operation, and takes it out only then.
+pub(super) fn push(ring: &mut IoUring, slots: &Slots, id: u64) -> bool {
+    let Some(held) = slots.get(id) else { return false };
+    let entry = entry(held).user_data(id);
+    // SAFETY: the entry points to the parts' memory and to `held.vectors`, and names `held.file`. `slots`
+    // owns all three until `Slots::take`, which is called only for a number that came back in a completion
+    // or whose entry the kernel has not consumed and never will; a queue dropped earlier leaks `slots`. The
+    // parts of a read are exclusive (checked by `check`), so nobody else looks at what the kernel writes.
+    unsafe { ring.submission().push(&entry).is_ok() }
+}
+
+fn entry(held: &Held) -> squeue::Entry {
+    let fd = Fd(held.file.fd.as_raw_fd());
+    let vectors = held.vectors.as_ptr().cast();
+    let count = held.vectors.len() as u32;
+    match &held.op {
+        Op::Read { offset, parts, .. } => match single(parts) {
+            Some((part, len)) => opcode::Read::new(fd, part.as_ptr(), len).offset(*offset).build(),
+            None => opcode::Readv::new(fd, vectors, count).offset(*offset).build(),
+        },
+        Op::Write { offset, parts, .. } => match single(parts) {
+            Some((part, len)) => opcode::Write::new(fd, part.as_ptr(), len).offset(*offset).build(),
+            None => opcode::Writev::new(fd, vectors, count).offset(*offset).build(),
+        },
+        Op::Sync { .. } => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+    }
+}
+
+fn single(parts: &[Part]) -> Option<(&Part, u32)> {
+    match parts {
+        [part] => Some((part, u32::try_from(part.len()).ok()?)),
+        _ => None,
+    }
+}
+
+/// Hand the next `submit` queued entries to the kernel, let it post completions, and wait up to `timeout`
+/// until `want` are there. `Ok` says nothing about how many entries were taken: see [`queued`].
+pub(super) fn enter(ring: &IoUring, submit: u32, want: u32, timeout: Duration) -> Result<(), Errno> {
+    let timeout = timeout.min(SLEEP_MAX);
+    let time = Timespec::new().sec(timeout.as_secs()).nsec(timeout.subsec_nanos());
+    let args = SubmitArgs::new().timespec(&time);
+    let flags = (EnterFlags::EXT_ARG | EnterFlags::GETEVENTS).bits();
+    // SAFETY: `args` is what EXT_ARG announces, and it and `time` outlive the call; the entries submitted were
+    // pushed by `push`, whose proof covers what they point to.
+    let entered = unsafe { ring.submitter().enter(submit, want, flags, Some(&args)) };
+    match entered.map_err(|e| errno(&e)) {
+        // Time is up, or a signal came: no fault, the caller looks at its clock.
+        Ok(_) | Err(Errno::TIME | Errno::INTR) => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+/// Entries pushed and not consumed by the kernel, which consumes them in order.
+pub(super) fn queued(ring: &mut IoUring) -> usize {
+    ring.submission().len()
+}
+
+/// Whether completions wait for somebody to enter the kernel.
+pub(super) fn needs_enter(ring: &mut IoUring) -> bool {
+    let entries = ring.submission();
+    entries.taskrun() || entries.cq_overflow()
+}
+
+/// The fault of a refused setup or enter. EPERM and EACCES here speak of the mechanism (sysctl, seccomp, LSM), not
+/// of a file.
+pub(super) fn mechanism_fault(path: &str, e: Errno) -> IoFault {
+    let mut fault = IoFault::of_errno(FaultOp::Queue, path, 0, e.raw_os_error());
+    if fault.kind == FaultKind::ReadOnly {
+        fault.kind = FaultKind::Unsupported;
+    }
+    fault
+}
+
+fn errno(e: &std::io::Error) -> Errno {
+    Errno::from_raw_os_error(e.raw_os_error().unwrap_or(Errno::IO.raw_os_error()))
+}

@@ -1,0 +1,101 @@
+//! Operations that the kernel may be working on, found again by the number it hands back. A number is used
+//! once: it names a slot and the slot's generation, so that a late or foreign completion finds nothing.
+
+use std::sync::Arc;
+
+use crate::buffer::Part;
+use crate::disk::Op;
+use crate::files::DataFile;
+
+/// The kernel's `struct iovec` (include/uapi/linux/uio.h). The address is a number here, so that the array
+/// may move between threads with its queue.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IoVec {
+    base: usize,
+    len: usize,
+}
+
+/// An operation and all that the kernel reads while it works on it. Dropping it early would free memory
+/// under the kernel's hands.
+#[derive(Debug)]
+pub(super) struct Held {
+    /// The submitter's name for it.
+    pub(super) token: u64,
+    /// The operation with its parts.
+    pub(super) op: Op,
+    /// Keeps file and lock.
+    pub(super) file: Arc<DataFile>,
+    /// The parts as the kernel wants them; on the heap, so its address stays when the slot moves.
+    pub(super) vectors: Box<[IoVec]>,
+}
+
+impl Held {
+    /// Hold `op`, with the vectors of its parts.
+    pub(super) fn new(token: u64, op: Op, file: Arc<DataFile>) -> Held {
+        let vectors = match &op {
+            Op::Read { parts, .. } | Op::Write { parts, .. } => vectors(parts),
+            Op::Sync { .. } => Box::default(),
+        };
+        Held { token, op, file, vectors }
+    }
+}
+
+fn vectors(parts: &[Part]) -> Box<[IoVec]> {
+    parts.iter().map(|p| IoVec { base: p.addr(), len: p.len() }).collect()
+}
+
+#[derive(Debug)]
+struct Slot {
+    generation: u32,
+    held: Option<Held>,
+}
+
+/// A fixed number of slots.
+#[derive(Debug)]
+pub(super) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+impl Slots {
+    /// Room for `depth` operations.
+    pub(super) fn new(depth: u32) -> Slots {
+        let slots = (0..depth).map(|_| Slot { generation: 0, held: None }).collect();
+        Slots { slots, free: (0..depth).rev().collect() }
+    }
+
+    /// How many operations are held.
+    pub(super) fn live(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Hold an operation under a number that was not used before (in 2^32 uses of its slot). It is handed
+    /// back if there is no room.
+    pub(super) fn insert(&mut self, held: Held) -> Result<u64, Held> {
+        let Some(index) = self.free.pop() else { return Err(held) };
+        let slot = &mut self.slots[index as usize];
+        // 0 is never a generation in use, so that no zeroed completion names an operation.
+        slot.generation = slot.generation.wrapping_add(1).max(1);
+        slot.held = Some(held);
+        Ok(u64::from(slot.generation) << 32 | u64::from(index))
+    }
+
+    /// The operation of a number, while it is held.
+    pub(super) fn get(&self, id: u64) -> Option<&Held> {
+        let slot = self.slots.get(id as u32 as usize)?;
+        if u64::from(slot.generation) != id >> 32 {
+            return None;
+        }
+        slot.held.as_ref()
+    }
+
+    /// Take the operation of a number out; `None` if the number is stale or was never given.
+    pub(super) fn take(&mut self, id: u64) -> Option<Held> {
+        self.get(id)?;
+        let index = id as u32;
+        let held = self.slots[index as usize].held.take();
+        self.free.push(index);
+        held
+    }
+}

@@ -1,0 +1,147 @@
+use std::io::Write;
+use std::os::fd::OwnedFd;
+
+use io_uring::opcode;
+use tempfile::TempDir;
+
+use super::*;
+use crate::buffer::{AlignedBuf, Part};
+use crate::disk::FileId;
+use crate::fault::FaultKind;
+use crate::files::DataFile;
+
+const ALIGN: Align = Align { memory: 512, offset: 512 };
+const LONG: Duration = Duration::from_secs(60);
+
+/// A queue over one file, or `None` (and a line) if io_uring is refused here.
+fn queue_over(fd: OwnedFd, depth: usize) -> Option<(UringQueue, FileId)> {
+    let files = Arc::new(Files::default());
+    let file = DataFile { fd, path: "test".to_owned(), dir: 0, name: "test".to_owned(), len: 4096 };
+    let id = files.insert(file);
+    match UringQueue::new(files, ALIGN, depth) {
+        Ok(queue) => Some((queue, id)),
+        Err(fault) => {
+            eprintln!("skipped: {fault}");
+            None
+        }
+    }
+}
+
+fn data_file(dir: &TempDir) -> OwnedFd {
+    crate::create::create(dir.path(), "a", 4096, false).unwrap()
+}
+
+/// A part whose guard tells whether the part still exists.
+fn guarded() -> (Part, Arc<AlignedBuf>) {
+    let mut buf = AlignedBuf::new(4096).unwrap();
+    let ptr = std::ptr::NonNull::from(&mut buf[..]).cast();
+    let buf = Arc::new(buf);
+    // SAFETY: the whole of `buf`, which the part keeps; the tests do not look at its bytes.
+    let part = unsafe { Part::exclusive(ptr, 4096, Some(buf.clone())) };
+    (part, buf)
+}
+
+fn read(file: FileId) -> Op {
+    Op::Read { file, offset: 0, parts: vec![AlignedBuf::new(4096).unwrap().into_part()] }
+}
+
+/// Make the kernel complete something that the queue did not ask for.
+fn complete_stray(queue: &mut UringQueue, id: u64) {
+    let entry = opcode::Nop::new().build().user_data(id);
+    // SAFETY: a nop refers to no memory.
+    unsafe { queue.ring.submission().push(&entry).unwrap() };
+    ring::enter(&queue.ring, 1, 1, LONG).unwrap();
+}
+
+#[test]
+fn a_completion_of_no_operation_is_counted_for_none() {
+    let dir = TempDir::new().unwrap();
+    let Some((mut queue, file)) = queue_over(data_file(&dir), 4) else { return };
+    queue.submit(1, read(file)).unwrap();
+    let stale = queue.pending[0];
+    let mut done = Vec::new();
+    queue.wait(&mut done, LONG);
+    assert_eq!(done.len(), 1);
+
+    // The slot is used again, and completions that are not its own come before its operation has started.
+    let held = queue.files.get(file).map(|f| Held::new(2, read(file), f)).unwrap();
+    let id = queue.slots.insert(held).unwrap();
+    assert_eq!((id as u32, id >> 32), (stale as u32, (stale >> 32) + 1), "the slot is not the same");
+    for stray in [stale, 0, u64::from(id as u32), u64::MAX, id + 1, id + (1 << 32)] {
+        complete_stray(&mut queue, stray);
+    }
+    done.clear();
+    queue.reap(&mut done);
+    assert_eq!((done.len(), queue.strays, queue.in_flight()), (0, 6, 1));
+
+    assert!(ring::push(&mut queue.ring, &queue.slots, id));
+    queue.pending.push_back(id);
+    queue.wait(&mut done, LONG);
+    assert_eq!(done.iter().map(|c| c.token).collect::<Vec<_>>(), [2]);
+    assert_eq!(queue.in_flight(), 0);
+}
+
+#[test]
+fn waiting_for_what_does_not_come_ends_in_time() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let Some((mut queue, file)) = queue_over(reader.into(), 4) else { return };
+    queue.submit(1, read(file)).unwrap();
+    let mut done = Vec::new();
+    queue.wait(&mut done, Duration::from_millis(5));
+    queue.wait(&mut done, Duration::ZERO);
+    queue.poll(&mut done);
+    assert_eq!((done.len(), queue.in_flight()), (0, 1));
+    writer.write_all(&[7; 4096]).unwrap();
+    queue.wait(&mut done, LONG);
+    done[0].result.as_ref().unwrap();
+}
+
+#[test]
+fn memory_under_the_kernels_hands_is_leaked_not_freed() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let Some((mut queue, file)) = queue_over(reader.into(), 4) else { return };
+    let (part, guard) = guarded();
+    queue.submit(1, Op::Read { file, offset: 0, parts: vec![part] }).unwrap();
+    queue.poll(&mut Vec::new());
+    queue.drop_wait = Duration::from_millis(1);
+    drop(queue);
+    assert_eq!(Arc::strong_count(&guard), 2, "the part was dropped while the kernel may write to it");
+    // The kernel does write now; the sanitizers would say so if the memory were gone.
+    writer.write_all(&[7; 4096]).unwrap();
+}
+
+#[test]
+fn a_broken_ring_hands_back_what_it_never_started() {
+    let dir = TempDir::new().unwrap();
+    let Some((mut queue, file)) = queue_over(data_file(&dir), 4) else { return };
+    let (part, guard) = guarded();
+    queue.submit(1, Op::Write { file, offset: 0, parts: vec![part] }).unwrap();
+    queue.give_up(Errno::BADF);
+    queue.submit(2, Op::Sync { file }).unwrap();
+    assert_eq!((queue.in_flight(), queue.room()), (2, 2));
+    let mut done = Vec::new();
+    queue.wait(&mut done, LONG);
+    assert_eq!(done.iter().map(|c| c.token).collect::<Vec<_>>(), [1, 2]);
+    for completion in done.drain(..) {
+        let fault = completion.result.unwrap_err();
+        assert_eq!((fault.kind, fault.errno), (FaultKind::Other, Errno::BADF.raw_os_error()));
+    }
+    queue.poll(&mut done);
+    assert!(done.is_empty());
+    assert_eq!(Arc::strong_count(&guard), 1);
+    // The entry is still in the ring, and the kernel must not find it when the queue goes.
+    assert_eq!(ring::queued(&mut queue.ring), 1);
+    drop(queue);
+    assert_eq!(guard[0], 0);
+}
+
+#[test]
+fn a_depth_of_nothing_and_of_everything_are_bounded() {
+    let dir = TempDir::new().unwrap();
+    let Some((queue, _)) = queue_over(data_file(&dir), 0) else { return };
+    assert_eq!(queue.room(), 1);
+    drop(queue);
+    let fd = rustix::fs::open(dir.path().join("a"), rustix::fs::OFlags::RDWR, 0.into()).unwrap();
+    let Some((queue, _)) = queue_over(fd, usize::MAX) else { return };
+    assert!(queue.room() >= 1024 && queue.room() <= 1 << 20, "room={}", queue.room());
+}

@@ -1,0 +1,134 @@
+//! The only place that names XXH3. 128 bits over payload blocks and over every header
+//! (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>); and the keyed fingerprint that the
+//! index knows a key by.
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_128, xxh3_128_with_secret};
+
+use crate::ids::Generation;
+use crate::key::ObjectKey;
+
+/// A checksum as it lies on disk: XXH3-128, little-endian.
+pub type Checksum = [u8; 16];
+
+/// Default block size in bytes: the unit that payload is checksummed in, and that a range read is widened
+/// to. Small enough to be hashed out of the L1/L2 cache, large enough that 16 B a block is 0.05 %.
+pub const BLOCK_BYTES: u32 = 32 * 1024;
+
+/// Largest block size in bytes that the format takes: what a reader must be able to hold to check a block.
+pub const BLOCK_BYTES_MAX: u32 = 1 << 20;
+
+/// Whether objects may be checksummed in blocks of this many bytes: a multiple of 4096 up to
+/// [`BLOCK_BYTES_MAX`].
+pub const fn block_bytes_ok(block_bytes: u32) -> bool {
+    block_bytes > 0 && block_bytes <= BLOCK_BYTES_MAX && crate::align::is_aligned(block_bytes as u64)
+}
+
+/// The checksum of `bytes`.
+pub fn checksum(bytes: &[u8]) -> Checksum {
+    xxh3_128(bytes).to_le_bytes()
+}
+
+/// The checksum of `bytes` with the 16 bytes at `hole` taken as zero: how a structure covers itself.
+/// `None` if the hole does not lie inside.
+pub fn checksum_around(bytes: &[u8], hole: usize) -> Option<Checksum> {
+    let rest = bytes.get(hole.checked_add(16)?..)?;
+    let mut h = Xxh3::new();
+    h.update(&bytes[..hole]);
+    h.update(&[0; 16]);
+    h.update(rest);
+    Some(h.digest128().to_le_bytes())
+}
+
+/// The checksum of a block that arrives in pieces (a scatter list).
+#[derive(Default)]
+pub struct StreamChecksum(Xxh3);
+
+impl StreamChecksum {
+    /// A checksum of nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Append `bytes`.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The checksum so far; starts over.
+    pub fn finish(&mut self) -> Checksum {
+        let sum = self.0.digest128().to_le_bytes();
+        self.0.reset();
+        sum
+    }
+}
+
+/// Number of blocks of an object of `length` bytes; `block_bytes` must not be 0.
+pub const fn block_count(length: u64, block_bytes: u32) -> u64 {
+    length.div_ceil(block_bytes as u64)
+}
+
+/// Length of the key that fingerprints are made with: XXH3's full secret, kept in the superblock.
+pub const FINGERPRINT_KEY_BYTES: usize = 192;
+
+/// The 128-bit keyed fingerprint of a key under a generation of its namespace. The generation is part of it,
+/// so that raising it makes every older entry of an index unreachable at once. Never 0.
+pub fn fingerprint(secret: &[u8; FINGERPRINT_KEY_BYTES], key: &ObjectKey, generation: Generation) -> u128 {
+    let mut input = [0; ObjectKey::BYTES + 8];
+    input[..8].copy_from_slice(&generation.0.to_le_bytes());
+    input[8..].copy_from_slice(key.as_bytes());
+    xxh3_128_with_secret(&input, secret).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hole_counts_as_zeros() {
+        let mut bytes = [7u8; 64];
+        let around = checksum_around(&bytes, 8);
+        bytes[8..24].fill(0);
+        assert_eq!(around, Some(checksum(&bytes)));
+        assert_eq!(checksum_around(&bytes, 49), None);
+    }
+
+    #[test]
+    fn a_stream_equals_one_pass_and_starts_over() {
+        let bytes: Vec<u8> = (0..100_000u32).map(|i| i.wrapping_mul(31) as u8).collect();
+        let mut s = StreamChecksum::new();
+        for _ in 0..2 {
+            bytes.chunks(777).for_each(|c| s.update(c));
+            assert_eq!(s.finish(), checksum(&bytes));
+        }
+    }
+
+    #[test]
+    fn block_sizes_have_bounds() {
+        let sizes = [0, 512, 4095, 4096, BLOCK_BYTES, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX + 4096, u32::MAX];
+        assert_eq!(sizes.map(block_bytes_ok), [false, false, false, true, true, true, false, false]);
+    }
+
+    #[test]
+    fn a_fingerprint_depends_on_secret_generation_and_every_byte_of_the_key() {
+        let secret = std::array::from_fn(|i| i as u8);
+        let key: ObjectKey = bytemuck::Zeroable::zeroed();
+        let mut seen = vec![
+            fingerprint(&secret, &key, Generation(1)),
+            fingerprint(&secret, &key, Generation(2)),
+            fingerprint(&[9; FINGERPRINT_KEY_BYTES], &key, Generation(1)),
+        ];
+        for i in 0..ObjectKey::BYTES {
+            let mut bytes = [0u8; ObjectKey::BYTES];
+            bytes[i] = 1;
+            seen.push(fingerprint(&secret, &bytemuck::cast(bytes), Generation(1)));
+        }
+        let distinct: std::collections::HashSet<_> = seen.iter().collect();
+        assert_eq!(distinct.len(), seen.len());
+        assert_eq!(fingerprint(&secret, &key, Generation(1)), seen[0], "and on nothing else");
+    }
+
+    #[test]
+    fn blocks_are_counted_up() {
+        assert_eq!([1, 32768, 32769].map(|n| block_count(n, BLOCK_BYTES)), [1, 1, 2]);
+    }
+}

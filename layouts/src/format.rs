@@ -1,0 +1,126 @@
+//! Field tables: each structure of the format is declared once, as a `Pod` type with a compile-time size,
+//! and its table of offsets comes from the same declaration. `docs/format.md` is rendered from them.
+
+/// One field of a structure.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    /// Name in the code.
+    pub name: &'static str,
+    /// Byte offset.
+    pub offset: usize,
+    /// Length in bytes.
+    pub size: usize,
+    /// Type in the code.
+    pub ty: &'static str,
+    /// What it means.
+    pub doc: &'static str,
+}
+
+/// One structure of the format.
+#[derive(Clone, Copy, Debug)]
+pub struct Structure {
+    /// Name in the code.
+    pub name: &'static str,
+    /// Length in bytes.
+    pub size: usize,
+    /// What it is.
+    pub doc: &'static str,
+    /// Its fields, by offset.
+    pub fields: &'static [Field],
+}
+
+/// Declare a structure of the format: a `Pod` struct without padding, of the size stated.
+macro_rules! structure {
+    ($(#[doc = $doc:literal])+ $vis:vis struct $name:ident = $size:literal {
+        $($(#[doc = $fdoc:literal])+ $fvis:vis $field:ident: $ty:ty,)+
+    }) => {
+        $(#[doc = $doc])+
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+        #[repr(C)]
+        $vis struct $name { $($(#[doc = $fdoc])+ $fvis $field: $ty,)+ }
+
+        const _: () = assert!(std::mem::size_of::<$name>() == $size);
+
+        impl $name {
+            /// Length in bytes.
+            pub const BYTES: usize = $size;
+            /// The structure's field table.
+            pub const STRUCTURE: $crate::format::Structure = $crate::format::Structure {
+                name: stringify!($name),
+                size: $size,
+                doc: concat!($($doc),+),
+                fields: &[$($crate::format::Field {
+                    name: stringify!($field),
+                    offset: std::mem::offset_of!($name, $field),
+                    size: std::mem::size_of::<$ty>(),
+                    ty: stringify!($ty),
+                    doc: concat!($($fdoc),+),
+                },)+],
+            };
+        }
+    };
+}
+pub(crate) use structure;
+
+/// The newest version of the format that this build reads and the one it writes.
+pub const VERSION: u16 = 1;
+
+/// Every structure of the format, in the order of `docs/format.md`.
+pub const STRUCTURES: &[Structure] = &[
+    crate::key::ObjectKey::STRUCTURE,
+    crate::shard::RawShard::STRUCTURE,
+    crate::segment::SegmentHead::STRUCTURE,
+    crate::record::RecordHead::STRUCTURE,
+    crate::record::Member::STRUCTURE,
+    crate::footer::FooterEntry::STRUCTURE,
+    crate::footer::FooterTail::STRUCTURE,
+    crate::manifest::BlockHead::STRUCTURE,
+    crate::manifest::Superblock::STRUCTURE,
+    crate::manifest::SegmentFact::STRUCTURE,
+    crate::manifest::NamespaceFact::STRUCTURE,
+    crate::checkpoint::CheckpointHead::STRUCTURE,
+    crate::checkpoint::ChunkHead::STRUCTURE,
+    crate::checkpoint::SegmentMark::STRUCTURE,
+    crate::checkpoint::CheckpointEntry::STRUCTURE,
+];
+
+/// Read a structure from the start of `bytes`; `None` if they are too few.
+pub(crate) fn read<T: bytemuck::AnyBitPattern>(bytes: &[u8]) -> Option<T> {
+    bytes.get(..std::mem::size_of::<T>()).map(bytemuck::pod_read_unaligned)
+}
+
+/// Whether a stored counter is one that was ever given: they count from 1, and whoever counts on from one that
+/// a file holds must not overflow.
+pub(crate) const fn counter_ok(value: u64) -> bool {
+    value != 0 && value != u64::MAX
+}
+
+/// Whether all of `bytes` are zero: what is reserved must be, so that a later version may give it a meaning.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|b| *b == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_follow_one_another_without_gaps() {
+        for s in STRUCTURES {
+            let mut at = 0;
+            for f in s.fields {
+                assert_eq!(f.offset, at, "{}.{}", s.name, f.name);
+                assert!(f.doc.starts_with(' ') && f.doc.ends_with('.'), "{}.{}: {}", s.name, f.name, f.doc);
+                at += f.size;
+            }
+            assert_eq!(at, s.size, "{}", s.name);
+        }
+    }
+
+    #[test]
+    fn reading_past_the_end_is_none() {
+        assert_eq!(read::<u32>(&[1, 0, 0]), None);
+        assert_eq!(read::<u32>(&[1, 0, 0, 0, 9]), Some(1));
+        assert!(is_zero(&[0; 3]) && !is_zero(&[0, 1]));
+    }
+}

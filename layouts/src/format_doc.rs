@@ -1,0 +1,46 @@
+//! The field tables as the page `docs/format.md` shows them.
+
+use std::fmt::Write;
+
+use crate::format::STRUCTURES;
+
+/// Every structure of the format as a Markdown section with its field table: what stands in `docs/format.md`
+/// between its markers, so that the page cannot drift from the code.
+pub fn render_structures() -> String {
+    let mut out = String::new();
+    for s in STRUCTURES {
+        // Writing to a String cannot fail.
+        let _ = write!(out, "### {}: {} bytes\n\n{}\n\n", s.name, s.size, s.doc.trim());
+        out.push_str("| offset | bytes | field | type | meaning |\n| ---: | ---: | --- | --- | --- |\n");
+        for f in s.fields {
+            let _ = writeln!(
+                out,
+                "| {} | {} | `{}` | `{}` | {} |",
+                f.offset,
+                f.size,
+                f.name,
+                f.ty,
+                f.doc.trim().replace('|', "\\|")
+            );
+        }
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_structure_and_field_is_in_the_page() {
+        let page = render_structures();
+        for s in STRUCTURES {
+            assert!(page.contains(&format!("### {}: {} bytes\n", s.name, s.size)), "{}", s.name);
+            for f in s.fields {
+                let row = format!("| {} | {} | `{}` |", f.offset, f.size, f.name);
+                assert!(page.contains(&row), "{}.{}", s.name, f.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! What Pagelith's bytes mean: keys, records, segments, manifest, checkpoint, and the arithmetic around
+//! them. No I/O, no threads, no `unsafe`: everything here is a pure function of bytes, fuzzed alone, and
+//! enough to read a store with (`pagelith inspect` and `pagelith verify` use nothing else).
+//!
+//! `docs/format.md` is rendered from the field tables in this crate ([`format`]) and a test compares them.
+#![forbid(unsafe_code)]
+
+#[cfg(target_endian = "big")]
+compile_error!("the format is little-endian and its structures are cast in place");
+
+pub mod align;
+pub mod checkpoint;
+pub mod checksum;
+pub mod error;
+pub mod footer;
+pub mod format;
+pub mod format_doc;
+pub mod ids;
+pub mod key;
+pub mod manifest;
+pub mod names;
+pub mod namespace;
+pub mod record;
+pub mod scan;
+pub mod segment;
+pub mod shard;
+pub mod staging;

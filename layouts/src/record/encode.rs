@@ -1,0 +1,103 @@
+//! Writing a record's header, and the arithmetic of how long it gets.
+
+use super::{
+    CHECKSUM_AT, FLAG_MOVED, HEADER_BYTES_MAX, MAGIC, MEMBERS_MAX, Member, Record, RecordFacts, RecordHead,
+    RecordKind,
+};
+use crate::align::align_up;
+use crate::checksum::{Checksum, block_count, checksum_around};
+use crate::format::VERSION;
+use crate::key::ObjectKey;
+
+/// An object to be laid out: key, length in bytes, and the checksum of each block.
+#[derive(Clone, Copy, Debug)]
+pub struct MemberSpec<'a> {
+    /// Whole key.
+    pub key: ObjectKey,
+    /// Length in bytes; 0 in a tombstone.
+    pub length: u64,
+    /// Block checksums, empty in a tombstone.
+    pub checksums: &'a [Checksum],
+}
+
+/// Length in bytes of a header for `members` members with `blocks` checksums together.
+pub const fn header_bytes(members: u64, blocks: u64) -> u64 {
+    align_up(RecordHead::BYTES as u64 + members * Member::BYTES as u64 + blocks * 16)
+}
+
+/// Length in bytes of a data record for objects of these lengths; `block_bytes` must not be 0.
+pub fn record_bytes(lengths: impl IntoIterator<Item = u64>, block_bytes: u32) -> u64 {
+    let (mut members, mut blocks, mut payload) = (0, 0, 0);
+    for length in lengths {
+        members += 1;
+        blocks += block_count(length, block_bytes);
+        payload += align_up(length);
+    }
+    header_bytes(members, blocks) + payload
+}
+
+/// Write a record's header. `None` if the members break the format's rules (counts, lengths, a foreign
+/// namespace), which the caller has checked where it took them in.
+pub fn encode(facts: &RecordFacts, members: &[MemberSpec<'_>]) -> Option<Vec<u8>> {
+    let blocks: u64 = members.iter().map(|m| m.checksums.len() as u64).sum();
+    let header = header_bytes(members.len() as u64, blocks);
+    if members.len() > MEMBERS_MAX || header > HEADER_BYTES_MAX {
+        return None;
+    }
+    let mut bytes = vec![0; usize::try_from(header).ok()?];
+    let (mut at, mut payload_offset, mut first_block) = (RecordHead::BYTES, header, 0u32);
+    let sums_at = at + members.len() * Member::BYTES;
+    for spec in members {
+        let count = u32::try_from(spec.checksums.len()).ok()?;
+        let data = facts.kind == RecordKind::Data;
+        let member = Member {
+            key: spec.key,
+            length: spec.length,
+            payload_offset: if data { payload_offset } else { 0 },
+            first_block: if data { first_block } else { 0 },
+            block_count: count,
+            reserved: 0,
+        };
+        bytes[at..at + Member::BYTES].copy_from_slice(bytemuck::bytes_of(&member));
+        let sums = bytemuck::cast_slice(spec.checksums);
+        let from = sums_at + first_block as usize * 16;
+        bytes[from..from + sums.len()].copy_from_slice(sums);
+        at += Member::BYTES;
+        payload_offset = payload_offset.checked_add(align_up(spec.length))?;
+        first_block = first_block.checked_add(count)?;
+    }
+    let head = head(facts, members.len(), first_block, header, payload_offset)?;
+    bytes[..RecordHead::BYTES].copy_from_slice(bytemuck::bytes_of(&head));
+    let sum = checksum_around(&bytes, CHECKSUM_AT)?;
+    bytes[CHECKSUM_AT..CHECKSUM_AT + 16].copy_from_slice(&sum);
+    // A header that its own reader refuses must never reach a disk.
+    Record::decode(&bytes).ok()?;
+    Some(bytes)
+}
+
+fn head(facts: &RecordFacts, members: usize, blocks: u32, header: u64, record: u64) -> Option<RecordHead> {
+    Some(RecordHead {
+        magic: MAGIC,
+        checksum: [0; 16],
+        version: VERSION,
+        kind: facts.kind as u8,
+        group_kind: facts.group_kind as u8,
+        header_bytes: u32::try_from(header).ok()?,
+        store: facts.identity.store,
+        namespace: facts.namespace,
+        generation: facts.generation.0,
+        segment: facts.identity.segment.0,
+        member_count: u32::try_from(members).ok()?,
+        incarnation: facts.identity.incarnation.0,
+        offset: facts.offset,
+        sequence: facts.sequence.0,
+        group: facts.group.0,
+        record_bytes: record,
+        block_bytes: facts.block_bytes,
+        block_count: blocks,
+        base_group: facts.base_group.0,
+        depth: facts.depth,
+        flags: if facts.moved { FLAG_MOVED } else { 0 },
+        reserved: [0; 48],
+    })
+}

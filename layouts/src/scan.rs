@@ -1,0 +1,166 @@
+//! Finding the records of a segment without its footer: every 4096 is tried, not up to the first bad one,
+//! because writes of an open segment land in any order and one torn record says nothing about the next.
+
+use crate::align::{ALIGN, align_down};
+use crate::checksum::{BLOCK_BYTES_MAX, checksum};
+use crate::error::FormatError;
+use crate::record::{HEADER_BYTES_MAX, Record, RecordKind};
+use crate::segment::SegmentIdentity;
+
+/// What was found at an offset of a segment.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "lives on the stack for the length of one call")]
+pub enum Found<'a> {
+    /// A whole header that belongs here, and whether its payload verified.
+    Record {
+        /// The header.
+        record: Record<'a>,
+        /// The first payload block that does not match, if any, with its member.
+        payload: Result<(), (usize, FormatError)>,
+    },
+    /// Something that begins like a header and is none, or belongs to another place or time.
+    Junk {
+        /// Byte offset in the segment.
+        offset: u64,
+        /// Why it was refused.
+        error: FormatError,
+    },
+}
+
+/// Bytes of scratch that [`scan`] needs: the longest header or block, twice, so that most are read once.
+pub const SCRATCH_BYTES: usize = 2 * HEADER_BYTES_MAX as usize;
+const _: () = assert!(SCRATCH_BYTES >= BLOCK_BYTES_MAX as usize);
+
+/// Fills a buffer from a byte offset of the segment.
+pub type ReadAt<'a, E> = dyn FnMut(u64, &mut [u8]) -> Result<(), E> + 'a;
+
+/// A window onto a segment that is refilled by `read`.
+struct Window<'a, 'r, E> {
+    scratch: &'a mut [u8],
+    at: u64,
+    len: usize,
+    end: u64,
+    read: &'a mut ReadAt<'r, E>,
+}
+
+impl<E> Window<'_, '_, E> {
+    /// At least `need` bytes from `offset` (fewer only at the end), reading more if they are not here.
+    fn get(&mut self, offset: u64, need: usize) -> Result<&[u8], E> {
+        let need = need.min((self.end - offset) as usize).min(self.scratch.len());
+        let inside = offset >= self.at && offset + need as u64 <= self.at + self.len as u64;
+        if !inside {
+            let from = align_down(offset);
+            let len = self.scratch.len().min((self.end - from) as usize);
+            // Forget the old content first: a failed read leaves the scratch unspecified.
+            self.len = 0;
+            (self.read)(from, &mut self.scratch[..len])?;
+            (self.at, self.len) = (from, len);
+        }
+        let start = (offset - self.at) as usize;
+        Ok(&self.scratch[start..start + need])
+    }
+}
+
+/// Walk a segment from behind its head to `end` bytes and report every record and every ruin of one. `read`
+/// fills a buffer from an aligned offset, always whole multiples of 4096. A whole record with a valid payload
+/// is stepped over, so that what looks like a record inside a payload is not one; anything else by one block.
+///
+/// # Panics
+/// If `scratch` holds neither [`SCRATCH_BYTES`] nor the whole segment: a record that does not fit would be lost
+/// in silence.
+pub fn scan<E>(
+    identity: SegmentIdentity,
+    end: u64,
+    scratch: &mut [u8],
+    read: &mut ReadAt<'_, E>,
+    found: &mut dyn FnMut(Found<'_>),
+) -> Result<(), E> {
+    let end = align_down(end);
+    let room = align_down(scratch.len() as u64);
+    assert!(room >= end.min(SCRATCH_BYTES as u64), "scan needs more scratch have={room} end={end}");
+    let scratch = &mut scratch[..room as usize];
+    let mut window = Window { scratch, at: 0, len: 0, end, read };
+    let mut offset = ALIGN;
+    while offset + ALIGN <= end {
+        let block = window.get(offset, ALIGN as usize)?;
+        let header = match claim(block, identity) {
+            Ok(None) => {
+                offset += ALIGN;
+                continue;
+            }
+            Ok(Some(header_bytes)) => Ok(window.get(offset, header_bytes as usize)?.to_vec()),
+            Err(error) => Err(error),
+        };
+        let checked =
+            header.as_ref().map_err(FormatError::clone).and_then(|h| placed(h, identity, offset, end));
+        match checked {
+            Ok(record) => {
+                let payload = verify_payload(&record, offset, &mut window)?;
+                let step = if payload.is_ok() { record.record_bytes() } else { ALIGN };
+                found(Found::Record { record, payload });
+                offset += step;
+            }
+            Err(error) => {
+                found(Found::Junk { offset, error });
+                offset += ALIGN;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How long the header claims to be that begins here, if one does.
+fn claim(block: &[u8], identity: SegmentIdentity) -> Result<Option<u64>, FormatError> {
+    let Some(header_bytes) = Record::claimed_header_bytes(block) else {
+        return match Record::decode(block) {
+            Err(FormatError::Empty { .. } | FormatError::Magic { .. }) | Ok(_) => Ok(None),
+            Err(ruin) => Err(ruin),
+        };
+    };
+    // Payload bytes are a client's: of forged headers, each claiming 1 MiB, only those may cost a megabyte of
+    // hashing that know the store's random name.
+    let store = Record::claimed_store(block).unwrap_or(identity.store);
+    FormatError::same("record header", "store", store, identity.store)?;
+    Ok(Some(header_bytes))
+}
+
+/// The record whose header is `header`, if it belongs at `offset` and ends inside the segment.
+fn placed(
+    header: &[u8],
+    identity: SegmentIdentity,
+    offset: u64,
+    end: u64,
+) -> Result<Record<'_>, FormatError> {
+    let record = Record::decode(header)?;
+    record.expect(identity, offset)?;
+    if offset + record.record_bytes() > end {
+        return Err(FormatError::field("record header", "record_bytes", record.record_bytes()));
+    }
+    Ok(record)
+}
+
+fn verify_payload<E>(
+    record: &Record<'_>,
+    offset: u64,
+    window: &mut Window<'_, '_, E>,
+) -> Result<Result<(), (usize, FormatError)>, E> {
+    let facts = record.facts();
+    if facts.kind == RecordKind::Tombstones {
+        return Ok(Ok(()));
+    }
+    for (i, member) in record.members().enumerate() {
+        let mut at = offset + member.payload_offset;
+        let mut left = member.length;
+        for (block, sum) in record.checksums(&member).enumerate() {
+            let len = left.min(facts.block_bytes.into());
+            // Never short: blocks are at most BLOCK_BYTES_MAX and the record ends inside the segment.
+            let bytes = window.get(at, len as usize)?;
+            if bytes.len() as u64 != len || checksum(bytes) != sum {
+                return Ok(Err((i, FormatError::Payload { block: block as u64 })));
+            }
+            at += len;
+            left -= len;
+        }
+    }
+    Ok(Ok(()))
+}

@@ -1,0 +1,179 @@
+//! The head of a segment: who it is in this incarnation. The manifest says the same; where they differ the
+//! manifest is right.
+
+use crate::align::ALIGN;
+use crate::checksum::{Checksum, checksum_around};
+use crate::error::FormatError;
+use crate::format::{VERSION, read, structure};
+use crate::ids::{Incarnation, SegmentId, SegmentOrder, StoreId};
+
+structure! {
+    /// First block of a segment (the rest of its 4096 bytes is zero).
+    pub struct SegmentHead = 96 {
+        /// `PLSEGMNT`.
+        magic: [u8; 8],
+        /// XXH3-128 of the block with this field zero.
+        checksum: Checksum,
+        /// Format version.
+        version: u16,
+        /// Zero.
+        reserved: u16,
+        /// Segment number.
+        segment: u32,
+        /// Store.
+        store: StoreId,
+        /// Incarnation.
+        incarnation: u64,
+        /// Opened as the store's how-manieth.
+        order: u64,
+        /// Length of the segment in bytes.
+        segment_bytes: u64,
+        /// Zero.
+        tail: [u8; 24],
+    }
+}
+
+const WHAT: &str = "segment header";
+const MAGIC: [u8; 8] = *b"PLSEGMNT";
+const CHECKSUM_AT: usize = 8;
+
+/// Shortest segment in bytes that the format takes.
+pub const SEGMENT_BYTES_MIN: u64 = 4 * ALIGN;
+/// Longest segment in bytes: an index entry and a checkpoint entry name a place inside it by a 16-bit number of
+/// a 4096-byte block.
+pub const SEGMENT_BYTES_MAX: u64 = (u16::MAX as u64 + 1) * ALIGN;
+
+/// Which segment, in which life, of which store: what every structure inside it must repeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentIdentity {
+    /// The store.
+    pub store: StoreId,
+    /// The segment.
+    pub segment: SegmentId,
+    /// Its incarnation.
+    pub incarnation: Incarnation,
+}
+
+/// Write the head into a 4096-byte block.
+pub fn encode_head(
+    identity: SegmentIdentity,
+    order: SegmentOrder,
+    segment_bytes: u64,
+) -> [u8; ALIGN as usize] {
+    let mut block = [0; ALIGN as usize];
+    let head = SegmentHead {
+        magic: MAGIC,
+        checksum: [0; 16],
+        version: VERSION,
+        reserved: 0,
+        segment: identity.segment.0,
+        store: identity.store,
+        incarnation: identity.incarnation.0,
+        order: order.0,
+        segment_bytes,
+        tail: [0; 24],
+    };
+    block[..SegmentHead::BYTES].copy_from_slice(bytemuck::bytes_of(&head));
+    if let Some(sum) = checksum_around(&block, CHECKSUM_AT) {
+        block[CHECKSUM_AT..CHECKSUM_AT + 16].copy_from_slice(&sum);
+    }
+    block
+}
+
+/// Read the head of `segment` and check that it is one of `store`'s. The incarnation is returned, not
+/// checked: only the manifest knows which is right.
+pub fn decode_head(
+    block: &[u8],
+    store: StoreId,
+    segment: SegmentId,
+) -> Result<(Incarnation, SegmentOrder, u64), FormatError> {
+    let short = FormatError::Short { structure: WHAT, need: ALIGN, have: block.len() as u64 };
+    let block = block.get(..ALIGN as usize).ok_or_else(|| short.clone())?;
+    let head: SegmentHead = read(block).ok_or(short)?;
+    if head.magic == [0; 8] {
+        return Err(FormatError::Empty { structure: WHAT });
+    }
+    if head.magic != MAGIC {
+        return Err(FormatError::Magic { structure: WHAT });
+    }
+    if checksum_around(block, CHECKSUM_AT) != Some(head.checksum) {
+        return Err(FormatError::Checksum { structure: WHAT });
+    }
+    if head.version != VERSION {
+        return Err(FormatError::Version { structure: WHAT, found: head.version, known: VERSION });
+    }
+    FormatError::same(WHAT, "store", head.store, store)?;
+    FormatError::same(WHAT, "segment", head.segment, segment.0)?;
+    let identity = SegmentIdentity { store, segment, incarnation: Incarnation(head.incarnation) };
+    let order = SegmentOrder(head.order);
+    // Comparing with the re-encoding demands that all that is reserved is zero.
+    if encode_head(identity, order, head.segment_bytes) != block {
+        return Err(FormatError::field(WHAT, "reserved", "not zero"));
+    }
+    Ok((identity.incarnation, order, head.segment_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STORE: StoreId = StoreId([7; 16]);
+    const SEGMENT: SegmentId = SegmentId(3);
+
+    fn head() -> [u8; ALIGN as usize] {
+        let identity = SegmentIdentity { store: STORE, segment: SEGMENT, incarnation: Incarnation(9) };
+        encode_head(identity, SegmentOrder(21), 1 << 20)
+    }
+
+    /// Change a byte and make the checksum right again.
+    fn forged(at: usize, value: u8) -> [u8; ALIGN as usize] {
+        let mut block = head();
+        block[at] = value;
+        let sum = checksum_around(&block, CHECKSUM_AT).expect("a hole inside");
+        block[CHECKSUM_AT..CHECKSUM_AT + 16].copy_from_slice(&sum);
+        block
+    }
+
+    #[test]
+    fn the_longest_segment_is_256_mib() {
+        assert_eq!(SEGMENT_BYTES_MAX, 256 << 20);
+    }
+
+    #[test]
+    fn a_head_reads_back() {
+        let read = decode_head(&head(), STORE, SEGMENT);
+        assert_eq!(read, Ok((Incarnation(9), SegmentOrder(21), 1 << 20)));
+    }
+
+    #[test]
+    fn every_flipped_bit_is_seen() {
+        let mut block = head();
+        for bit in 0..block.len() * 8 {
+            block[bit / 8] ^= 1 << (bit % 8);
+            assert!(decode_head(&block, STORE, SEGMENT).is_err(), "bit={bit}");
+            block[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+
+    #[test]
+    fn a_head_of_another_place_is_refused_by_name() {
+        let other = decode_head(&head(), StoreId([8; 16]), SEGMENT).unwrap_err();
+        assert!(other.to_string().contains("field=store"), "{other}");
+        let other = decode_head(&head(), STORE, SegmentId(4)).unwrap_err();
+        assert_eq!(other.to_string(), "segment header belongs elsewhere field=segment found=3 expected=4");
+    }
+
+    #[test]
+    fn what_is_not_a_head_is_named() {
+        let refused = |block: &[u8]| decode_head(block, STORE, SEGMENT).unwrap_err();
+        assert_eq!(refused(&[0; 4096]), FormatError::Empty { structure: WHAT });
+        assert_eq!(refused(&[1; 4096]), FormatError::Magic { structure: WHAT });
+        assert_eq!(refused(&head()[..4095]), FormatError::Short { structure: WHAT, need: 4096, have: 4095 });
+        let version = std::mem::offset_of!(SegmentHead, version);
+        let newer = FormatError::Version { structure: WHAT, found: 2, known: VERSION };
+        assert_eq!(refused(&forged(version, 2)), newer);
+        for reserved in [std::mem::offset_of!(SegmentHead, reserved), 90, SegmentHead::BYTES, 4095] {
+            assert_eq!(refused(&forged(reserved, 1)), FormatError::field(WHAT, "reserved", "not zero"));
+        }
+    }
+}

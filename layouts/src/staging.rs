@@ -1,0 +1,64 @@
+//! The arithmetic of the staging budget: what an object costs, and how a batch is split.
+//!
+//! The cost formula is the one that vLLM's Mooncake connector estimates disk offload staging by
+//! (`align_up(sum of segments, 4096) + 8192` a key, against 0.9 of the budget), so that a batch which its
+//! caller has sized by that rule is never split here.
+
+use std::ops::Range;
+
+use crate::align::align_up;
+
+/// Bytes charged beside the payload: one alignment unit in front (the header's block) and one behind (the
+/// ragged end).
+pub const OVERHEAD: u64 = 8192;
+
+/// What staging an object costs whose parts sum to `bytes`.
+pub const fn cost(bytes: u64) -> u64 {
+    align_up(bytes).saturating_add(OVERHEAD)
+}
+
+/// How much of a budget of `capacity` bytes one batch may hold, at least 1.
+pub fn usable(capacity: u64, ratio: f64) -> u64 {
+    ((capacity as f64 * ratio) as u64).clamp(1, capacity.max(1))
+}
+
+/// Split a batch, in order and greedily, so that the cost of each sub-batch fits `usable`. An object above
+/// it stands alone (it streams in chunks). Every object is in exactly one range; an empty batch has none.
+pub fn split(costs: &[u64], usable: u64) -> Vec<Range<usize>> {
+    let mut out = Vec::new();
+    let (mut start, mut sum) = (0, 0u64);
+    for (i, &cost) in costs.iter().enumerate() {
+        if i > start && sum.saturating_add(cost) > usable {
+            out.push(start..i);
+            (start, sum) = (i, 0);
+        }
+        sum = sum.saturating_add(cost);
+    }
+    if start < costs.len() {
+        out.push(start..costs.len());
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cost_is_the_clients_formula() {
+        assert_eq!(cost(256 + 512), 12_288);
+        assert_eq!(cost(4096), 12_288);
+        assert_eq!(cost(4097), 16_384);
+        assert_eq!(usable(1_342_177_280, 0.9), 1_207_959_552);
+        assert_eq!(usable(0, 0.9), 1);
+    }
+
+    #[test]
+    fn splits_in_order_and_leaves_nothing_out() {
+        assert_eq!(split(&[], 10), vec![]);
+        assert_eq!(split(&[4, 4, 2], 10), vec![0..3]);
+        assert_eq!(split(&[4, 4, 3], 10), vec![0..2, 2..3]);
+        assert_eq!(split(&[11, 1, 30, 30, 1], 10), vec![0..1, 1..2, 2..3, 3..4, 4..5]);
+        assert_eq!(split(&[u64::MAX, u64::MAX], 10), vec![0..1, 1..2]);
+    }
+}

@@ -1,0 +1,194 @@
+//! Finding records without a footer: exactly the intact ones, whatever lies between them.
+
+mod common;
+
+use std::convert::Infallible;
+
+use common::*;
+use pagelith_layouts::align::ALIGN;
+use pagelith_layouts::error::FormatError;
+use pagelith_layouts::ids::*;
+use pagelith_layouts::key::Role;
+use pagelith_layouts::record::*;
+use pagelith_layouts::scan::{Found, SCRATCH_BYTES, scan};
+use pagelith_layouts::segment::SegmentIdentity;
+
+/// What a scan reported: offsets of records whose payload verified, (offset, member) of those whose did not,
+/// and offset and reason of the junk.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Report {
+    intact: Vec<u64>,
+    torn: Vec<(u64, usize)>,
+    junk: Vec<(u64, FormatError)>,
+}
+
+fn report(identity: SegmentIdentity, image: &[u8], end: u64) -> Report {
+    let mut report = Report::default();
+    let mut read = |offset: u64, out: &mut [u8]| {
+        assert_eq!((offset % ALIGN, out.len() as u64 % ALIGN), (0, 0), "reads are aligned");
+        let from = offset as usize;
+        out.copy_from_slice(&image[from..from + out.len()]);
+        Ok::<(), Infallible>(())
+    };
+    let mut found = |found: Found<'_>| match found {
+        Found::Record { record, payload: Ok(()) } => report.intact.push(record.facts().offset),
+        Found::Record { record, payload: Err((member, _)) } => {
+            report.torn.push((record.facts().offset, member))
+        }
+        Found::Junk { offset, error } => report.junk.push((offset, error)),
+    };
+    scan(identity, end, &mut vec![0; SCRATCH_BYTES], &mut read, &mut found).expect("reads never fail");
+    report
+}
+
+/// A segment of single records of these lengths, in 8 KiB blocks, one behind the other; their offsets and it.
+fn segment_of(lengths: &[usize]) -> (Vec<u64>, Vec<u8>) {
+    let mut image = vec![0; ALIGN as usize];
+    let mut offsets = Vec::new();
+    for (i, length) in lengths.iter().enumerate() {
+        let offset = image.len() as u64;
+        let facts = RecordFacts { block_bytes: 8192, ..facts(identity(1, 2), offset) };
+        let object = Object { key: key(i as u8, Role::Target, "kv", "k"), bytes: bytes(i as u64, *length) };
+        image.extend(record(&facts, &[object]));
+        offsets.push(offset);
+    }
+    (offsets, image)
+}
+
+#[test]
+fn every_record_is_found_also_behind_a_torn_one() {
+    let (offsets, mut image) = segment_of(&[5000, 20_000, 1, 4096]);
+    let end = image.len() as u64;
+    assert_eq!(report(identity(1, 2), &image, end).intact, offsets);
+    image[offsets[1] as usize + 4096 + 19_999] ^= 1;
+    let r = report(identity(1, 2), &image, end);
+    assert_eq!((r.intact, r.torn), (vec![offsets[0], offsets[2], offsets[3]], vec![(offsets[1], 0)]));
+}
+
+#[test]
+fn a_damaged_header_is_reported_and_costs_its_own_record_only() {
+    let (offsets, good) = segment_of(&[5000, 5000, 5000]);
+    let second = offsets[1] as usize;
+    for (at, reason) in [
+        (at(&RecordHead::STRUCTURE, "sequence"), "checksum of record header does not match"),
+        (at(&RecordHead::STRUCTURE, "header_bytes"), "record header is malformed field=header_bytes"),
+        (at(&RecordHead::STRUCTURE, "store"), "record header belongs elsewhere field=store"),
+        (4095, "checksum of record header does not match"),
+    ] {
+        let mut image = good.clone();
+        image[second + at] ^= 1;
+        let r = report(identity(1, 2), &image, good.len() as u64);
+        assert_eq!(r.intact, [offsets[0], offsets[2]]);
+        let [(offset, error)] = &r.junk[..] else { panic!("one ruin, not {:?}", r.junk) };
+        assert_eq!(*offset, offsets[1]);
+        assert!(error.to_string().starts_with(reason), "{error}");
+    }
+}
+
+#[test]
+fn records_of_another_life_place_or_store_are_junk() {
+    let (offsets, image) = segment_of(&[5000, 5000]);
+    let foreign = SegmentIdentity { store: StoreId([9; 16]), ..identity(1, 2) };
+    for (place, field) in [(identity(1, 3), "incarnation"), (identity(2, 2), "segment"), (foreign, "store")] {
+        let r = report(place, &image, image.len() as u64);
+        assert_eq!((r.intact, r.torn), (vec![], vec![]));
+        assert_eq!(r.junk.iter().map(|(offset, _)| *offset).collect::<Vec<_>>(), offsets);
+        assert!(
+            r.junk.iter().all(|(_, e)| e.to_string().contains(&format!("field={field} "))),
+            "{:?}",
+            r.junk
+        );
+    }
+    // The same bytes one block further: a misdirected write.
+    let mut moved = vec![0; ALIGN as usize];
+    moved.extend_from_slice(&image);
+    let r = report(identity(1, 2), &moved, moved.len() as u64);
+    assert_eq!((r.intact.len(), r.junk.len()), (0, 2));
+}
+
+#[test]
+fn what_looks_like_a_record_inside_a_payload_is_not_one() {
+    // A client that could guess the store's name puts an object that holds a whole record of another namespace.
+    let forged_at = 3 * ALIGN;
+    let inner = record(
+        &facts(identity(1, 2), forged_at),
+        &[Object { key: key(9, Role::Target, "kv", "k"), bytes: bytes(9, 100) }],
+    );
+    let mut payload = bytes(1, ALIGN as usize);
+    payload.extend_from_slice(&inner);
+    let mut image = vec![0; ALIGN as usize];
+    image.extend(record(
+        &facts(identity(1, 2), ALIGN),
+        &[Object { key: key(1, Role::Target, "kv", "k"), bytes: payload }],
+    ));
+    let r = report(identity(1, 2), &image, image.len() as u64);
+    assert_eq!((r.intact, r.junk), (vec![ALIGN], vec![]));
+}
+
+/// A header whose payload was lost does not hide what was written where the payload should be.
+#[test]
+fn behind_a_torn_header_every_block_is_tried() {
+    let (offsets, mut image) = segment_of(&[60_000, 5000]);
+    let inside = offsets[0] + 3 * ALIGN;
+    let object = Object { key: key(9, Role::Target, "kv", "k"), bytes: bytes(9, 100) };
+    let whole = record(&facts(identity(1, 2), inside), &[object]);
+    image[inside as usize..][..whole.len()].copy_from_slice(&whole);
+    let r = report(identity(1, 2), &image, image.len() as u64);
+    assert_eq!((r.intact, r.torn), (vec![inside, offsets[1]], vec![(offsets[0], 0)]));
+}
+
+#[test]
+fn a_record_that_runs_over_the_end_is_not_reported() {
+    let (offsets, image) = segment_of(&[5000, 20_000]);
+    for end in [image.len() as u64 - ALIGN, offsets[1] + ALIGN, offsets[1] + ALIGN + 1] {
+        let r = report(identity(1, 2), &image, end);
+        assert_eq!((r.intact, r.torn), (vec![offsets[0]], vec![]), "end={end}");
+        assert_eq!(r.junk.len(), 1);
+    }
+    for end in [0, 1, ALIGN - 1, ALIGN, ALIGN + 1, offsets[0] + 4095] {
+        assert_eq!(report(identity(1, 2), &image, end), Report::default(), "end={end}");
+    }
+}
+
+#[test]
+fn objects_longer_than_the_scratch_are_verified_whole() {
+    let (offsets, mut image) = segment_of(&[SCRATCH_BYTES * 2 + 777, 5000]);
+    let end = image.len() as u64;
+    assert_eq!(report(identity(1, 2), &image, end).intact, offsets);
+    image[ALIGN as usize * 2 + SCRATCH_BYTES * 2 + 776] ^= 0x80;
+    let r = report(identity(1, 2), &image, end);
+    assert_eq!((r.intact, r.torn), (vec![offsets[1]], vec![(offsets[0], 0)]));
+}
+
+#[test]
+fn a_failed_read_ends_the_scan() {
+    let (_, image) = segment_of(&[5000, 5000]);
+    let mut read = |_: u64, _: &mut [u8]| Err("sick");
+    let mut found = |f: Found<'_>| panic!("nothing was read, found {f:?}");
+    let end = image.len() as u64;
+    assert_eq!(scan(identity(1, 2), end, &mut vec![0; SCRATCH_BYTES], &mut read, &mut found), Err("sick"));
+}
+
+#[test]
+#[should_panic(expected = "scan needs more scratch")]
+fn too_little_scratch_is_a_defect_of_the_caller() {
+    let mut read = |_: u64, _: &mut [u8]| Ok::<(), Infallible>(());
+    let _ = scan(identity(1, 2), 8192, &mut [0; 8191], &mut read, &mut |_| {});
+}
+
+#[test]
+fn a_scratch_as_long_as_a_short_segment_is_enough() {
+    let (offsets, image) = segment_of(&[20_000, 5000]);
+    let mut read = |offset: u64, out: &mut [u8]| {
+        out.copy_from_slice(&image[offset as usize..][..out.len()]);
+        Ok::<(), Infallible>(())
+    };
+    let mut whole = Vec::new();
+    let mut found = |f: Found<'_>| match f {
+        Found::Record { record, payload: Ok(()) } => whole.push(record.facts().offset),
+        other => panic!("only whole records, not {other:?}"),
+    };
+    let mut scratch = vec![0; image.len()];
+    scan(identity(1, 2), image.len() as u64, &mut scratch, &mut read, &mut found).expect("reads never fail");
+    assert_eq!(whole, offsets);
+}

@@ -1,0 +1,110 @@
+//! Control operations: list, create, open, remove. Durable when they return.
+
+use pagelith_io::disk::FileId;
+use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
+
+use super::file::SimFile;
+use super::plan::fault;
+use super::state::{FileKey, OpenFile, State, path};
+
+impl State {
+    /// What may fail before an operation looks at files: a dead process, a wrong directory, an injected fault.
+    fn admit(&mut self, process: u64, op: FaultOp, key: &FileKey) -> Result<(), IoFault> {
+        self.require_alive(process, op, &path(key))?;
+        if key.0 >= self.dirs {
+            let detail = format!("no such directory dir={} dirs={}", key.0, self.dirs);
+            return Err(fault(FaultKind::Invalid, op, &path(key), 0, &detail));
+        }
+        match self.pending.draw(op) {
+            None => Ok(()),
+            Some(kind) => {
+                self.log_control(op, key, 0, Some(kind));
+                Err(fault(kind, op, &path(key), 0, "injected"))
+            }
+        }
+    }
+
+    fn log_control(&mut self, op: FaultOp, key: &FileKey, len: u64, fault: Option<FaultKind>) {
+        self.record(op, path(key), 0, len, fault);
+    }
+
+    /// Refuse a process that was killed or stopped.
+    pub(crate) fn require_alive(&self, process: u64, op: FaultOp, path: &str) -> Result<(), IoFault> {
+        if self.alive.contains(&process) && !self.stopped() {
+            return Ok(());
+        }
+        Err(fault(FaultKind::Device, op, path, 0, "the simulated process is dead"))
+    }
+
+    /// Names and lengths in a directory, by name.
+    pub(crate) fn list(&mut self, process: u64, dir: usize) -> Result<Vec<(String, u64)>, IoFault> {
+        let key = (dir, String::new());
+        self.admit(process, FaultOp::List, &key)?;
+        Ok(self.files.iter().filter(|(k, _)| k.0 == dir).map(|(k, f)| (k.1.clone(), f.len)).collect())
+    }
+
+    /// Create, allocate and lock a file.
+    pub(crate) fn create(&mut self, process: u64, key: FileKey, len: u64) -> Result<FileId, IoFault> {
+        const OP: FaultOp = FaultOp::Create;
+        self.admit(process, OP, &key)?;
+        if key.1.is_empty() || key.1.contains('/') {
+            return Err(fault(FaultKind::Invalid, OP, &path(&key), 0, "not a file name"));
+        }
+        if self.files.contains_key(&key) {
+            return Err(fault(FaultKind::Exists, OP, &path(&key), 0, ""));
+        }
+        let used: u64 = self.files.values().map(|f| f.len).sum();
+        if used.checked_add(len).is_none_or(|sum| sum > self.capacity) {
+            let detail =
+                format!("the simulated device is full capacity={} used={used} len={len}", self.capacity);
+            return Err(fault(FaultKind::NoSpace, OP, &path(&key), 0, &detail));
+        }
+        self.log_control(OP, &key, len, None);
+        self.files.insert(key.clone(), SimFile::new(len));
+        Ok(self.number(process, key))
+    }
+
+    /// Open and lock a file.
+    pub(crate) fn open(&mut self, process: u64, key: FileKey) -> Result<(FileId, u64), IoFault> {
+        const OP: FaultOp = FaultOp::Open;
+        self.admit(process, OP, &key)?;
+        let Some(len) = self.files.get(&key).map(|f| f.len) else {
+            return Err(fault(FaultKind::NotFound, OP, &path(&key), 0, ""));
+        };
+        self.require_unlocked(OP, &key, None)?;
+        self.log_control(OP, &key, 0, None);
+        Ok((self.number(process, key), len))
+    }
+
+    /// Remove a file. One that this process has open loses its number: later operations on it are `Invalid`,
+    /// those in flight `NotFound`. One that another process holds is `Locked`: Linux would unlink it, and a
+    /// store that removes what another writes has a bug that must not pass here.
+    pub(crate) fn remove(&mut self, process: u64, key: FileKey) -> Result<(), IoFault> {
+        const OP: FaultOp = FaultOp::Remove;
+        self.admit(process, OP, &key)?;
+        self.require_unlocked(OP, &key, Some(process))?;
+        if self.files.remove(&key).is_some() {
+            self.log_control(OP, &key, 0, None);
+        }
+        self.open.retain(|_, o| o.key != key);
+        Ok(())
+    }
+
+    fn require_unlocked(&self, op: FaultOp, key: &FileKey, except: Option<u64>) -> Result<(), IoFault> {
+        match self.open.values().find(|o| o.key == *key && Some(o.process) != except) {
+            None => Ok(()),
+            Some(holder) => {
+                let detail = format!("held by a live process process={}", holder.process);
+                Err(fault(FaultKind::Locked, op, &path(key), 0, &detail))
+            }
+        }
+    }
+
+    /// A number no file of this disk ever had, so that a number from before a crash names nothing.
+    fn number(&mut self, process: u64, key: FileKey) -> FileId {
+        let id = FileId(self.next_file);
+        self.next_file += 1;
+        self.open.insert(id, OpenFile { key, process });
+        id
+    }
+}

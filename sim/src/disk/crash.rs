@@ -1,0 +1,111 @@
+//! The end of processes, with and without the machine's, and copies of the machine's disk.
+
+use std::collections::BTreeMap;
+
+use super::file::SimFile;
+use super::state::{FileKey, InFlight, State};
+use super::transfer::dead;
+use crate::entropy::SplitMix64;
+use pagelith_io::disk::Op;
+
+/// What a crash does to writes that no sync has covered. Writes in flight, of a process that was not stopped,
+/// execute or not by the crash's seed first, as io_uring's do when their process is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CrashMode {
+    /// `kill -9`: the machine runs on, so nothing that executed is lost yet. It stays unsynced: a power cut
+    /// before the next process's sync may still take it.
+    KeepAll,
+    /// Power cut that takes every unsynced write.
+    DropAll,
+    /// Power cut in which each unsynced 512-byte sector is kept, lost or (rarely) garbage, by the seed. A
+    /// quarter of the writes is kept whole and a quarter lost whole; order between writes counts for nothing,
+    /// but of two writes to a sector, both kept, the younger wins.
+    Random,
+}
+
+/// The machine's disk at one moment: files, durable and unsynced, and the random state. Costs a few
+/// pointers a file; blocks are shared until written.
+#[derive(Clone, Debug)]
+pub struct DiskSnapshot {
+    files: BTreeMap<FileKey, SimFile>,
+    moment: u64,
+    changes: u64,
+    capacity: u64,
+    rng: SplitMix64,
+}
+
+impl State {
+    /// Kill every process, then do to the disk what `mode` says.
+    pub(crate) fn crash(&mut self, mode: CrashMode, seed: u64) {
+        let mut rng = SplitMix64::new(seed);
+        self.kill_all(&mut rng);
+        match mode {
+            CrashMode::KeepAll => {}
+            CrashMode::DropAll => self.files.values_mut().for_each(SimFile::drop_unsynced),
+            CrashMode::Random => self.files.values_mut().for_each(|f| f.tear_unsynced(&mut rng)),
+        }
+    }
+
+    fn kill_all(&mut self, rng: &mut SplitMix64) {
+        for process in self.alive.clone() {
+            self.kill(process, rng);
+        }
+        self.stop_at = None;
+        self.holds.clear();
+    }
+
+    /// Kill a process: each write in flight executes or not, by `rng`; all operations end as faults.
+    pub(crate) fn kill(&mut self, process: u64, rng: &mut SplitMix64) {
+        let own = |e: &InFlight| e.process == process;
+        let ids: Vec<u64> = self.in_flight.iter().filter(|(_, e)| own(e)).map(|(id, _)| *id).collect();
+        for id in ids {
+            let writes = self.in_flight.get(&id).is_some_and(|e| matches!(e.op, Op::Write { .. }));
+            if writes && rng.one_in(2) {
+                self.execute(id);
+            }
+            if let Some(entry) = self.in_flight.get_mut(&id) {
+                entry.outcome = Some(Err(dead(&entry.op)));
+                // Whoever hands the dead operation back must not touch the write's record, which now
+                // belongs to the next process.
+                entry.wrote = None;
+            }
+        }
+        self.bury(process);
+    }
+
+    /// A process is gone: its locks open, and its writes wait for the next process's sync.
+    pub(crate) fn bury(&mut self, process: u64) {
+        self.alive.remove(&process);
+        for open in self.open.values().filter(|o| o.process == process) {
+            if let Some(file) = self.files.get_mut(&open.key) {
+                file.orphan();
+            }
+        }
+        self.open.retain(|_, o| o.process != process);
+    }
+
+    /// Copy the disk. Operations in flight are not part of it.
+    pub(crate) fn snapshot(&self) -> DiskSnapshot {
+        DiskSnapshot {
+            files: self.files.clone(),
+            moment: self.moment,
+            changes: self.changes,
+            capacity: self.capacity,
+            rng: self.rng.clone(),
+        }
+    }
+
+    /// Put a copy back; kills every process.
+    pub(crate) fn restore(&mut self, from: &DiskSnapshot) {
+        self.kill_all(&mut SplitMix64::new(0));
+        self.files = from.files.clone();
+        // Who wrote these files is no longer alive, whatever it was when the copy was made.
+        self.files.values_mut().for_each(SimFile::orphan);
+        self.moment = self.moment.max(from.moment);
+        self.changes = from.changes;
+        self.capacity = from.capacity;
+        self.rng = from.rng.clone();
+        self.pending = Default::default();
+        self.log.clear();
+    }
+}

@@ -1,0 +1,144 @@
+//! What a file holds: a sparse, copy-on-write map of 4096-byte blocks.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use pagelith_layouts::align::ALIGN;
+
+use crate::entropy::SplitMix64;
+
+/// Bytes in a block: the alignment unit, so every aligned write is a run of whole blocks.
+pub(crate) const BLOCK: usize = ALIGN as usize;
+
+/// Bytes in a sector: what a disk promises to write as a whole at most, hence what a power cut tears at.
+pub(crate) const SECTOR: usize = 512;
+
+/// One block, shared between images, unsynced writes and snapshots.
+pub(crate) type Block = Arc<[u8; BLOCK]>;
+
+/// The content of a file. Blocks never written read as zeros and cost nothing; a clone costs one pointer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Image(Arc<BTreeMap<u64, Block>>);
+
+impl Image {
+    /// Replace block number `block`.
+    pub(crate) fn put(&mut self, block: u64, data: Block) {
+        Arc::make_mut(&mut self.0).insert(block, data);
+    }
+
+    /// Block number `block`.
+    pub(crate) fn get(&self, block: u64) -> Block {
+        self.0.get(&block).cloned().unwrap_or_else(|| Arc::new([0; BLOCK]))
+    }
+
+    /// Copy the bytes at `offset` to `out`; any alignment.
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
+        for (block, at, range) in spans(offset, out.len()) {
+            match self.0.get(&block) {
+                Some(data) => {
+                    let len = range.len();
+                    out[range].copy_from_slice(&data[at..at + len]);
+                }
+                None => out[range].fill(0),
+            }
+        }
+    }
+
+    /// Change the bytes at `offset`; any alignment. For damage at rest, not for writes.
+    pub(crate) fn patch(&mut self, offset: u64, bytes: &[u8]) {
+        for (block, at, range) in spans(offset, bytes.len()) {
+            let mut data = *self.get(block);
+            data[at..at + range.len()].copy_from_slice(&bytes[range]);
+            self.put(block, Arc::new(data));
+        }
+    }
+}
+
+/// The pieces of `offset..offset + len`, cut at block borders: block number, start inside the block, and the
+/// piece's place in the caller's buffer.
+fn spans(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        if done == len {
+            return None;
+        }
+        let place = offset + done as u64;
+        let at = (place % ALIGN) as usize;
+        let take = (BLOCK - at).min(len - done);
+        let range = done..done + take;
+        done += take;
+        Some((place / ALIGN, at, range))
+    })
+}
+
+/// `bytes`, whose length is a multiple of 4096, as blocks.
+pub(crate) fn blocks_of(bytes: &[u8]) -> Vec<Block> {
+    let (blocks, rest) = bytes.as_chunks::<BLOCK>();
+    assert!(rest.is_empty(), "a checked write has whole blocks len={}", bytes.len());
+    blocks.iter().map(|b| Arc::new(*b)).collect()
+}
+
+/// What became of one sector of an unfinished write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// The new bytes.
+    New,
+    /// The old bytes.
+    Old,
+    /// Neither: random bytes.
+    Garbage,
+}
+
+/// A block that is part `old`, part `new`, part garbage, as `fate` decides a sector at a time.
+pub(crate) fn mix(
+    old: &Block,
+    new: &Block,
+    rng: &mut SplitMix64,
+    mut fate: impl FnMut(&mut SplitMix64) -> Fate,
+) -> Block {
+    let mut out = **old;
+    for (to, from) in out.chunks_exact_mut(SECTOR).zip(new.chunks_exact(SECTOR)) {
+        match fate(rng) {
+            Fate::New => to.copy_from_slice(from),
+            Fate::Old => {}
+            Fate::Garbage => rng.fill(to),
+        }
+    }
+    Arc::new(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_back_across_block_borders_and_zeros_elsewhere() {
+        let mut image = Image::default();
+        image.patch(4090, &[7; 12]);
+        let mut out = [9; 20];
+        image.read(4086, &mut out);
+        assert_eq!(out, [0, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_clone_keeps_its_bytes() {
+        let mut image = Image::default();
+        image.patch(0, &[1; 8]);
+        let before = image.clone();
+        image.patch(0, &[2; 8]);
+        let mut out = [0; 8];
+        before.read(0, &mut out);
+        assert_eq!(out, [1; 8]);
+    }
+
+    #[test]
+    fn a_mixed_block_follows_the_fate_of_each_sector() {
+        let (old, new) = (Arc::new([1; BLOCK]), Arc::new([2; BLOCK]));
+        let mut fates = [Fate::New, Fate::Old, Fate::Garbage].into_iter().cycle();
+        let out = mix(&old, &new, &mut SplitMix64::new(1), |_| fates.next().unwrap_or(Fate::Old));
+        assert_eq!(out[..SECTOR], [2; SECTOR]);
+        assert_eq!(out[SECTOR..2 * SECTOR], [1; SECTOR]);
+        let garbage = &out[2 * SECTOR..3 * SECTOR];
+        assert!(garbage.iter().any(|b| *b != 1 && *b != 2), "a garbage sector looks old or new");
+    }
+}

@@ -1,0 +1,114 @@
+//! Faults that a test orders, and the log of what the disk did.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
+
+/// One fault, given to [`super::SimDisk::inject`]. Torn, lost, misdirected and stale transfers are not here yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FaultPlan {
+    /// Fail the `nth` next operation of kind `op` (1 is the very next) with `kind`, once. Counted over all
+    /// queues and processes. A failed write leaves each sector old or new; a failed read has filled a part
+    /// of its memory; a failed sync makes nothing durable, and no later sync makes durable what was dirty
+    /// then; a failed control operation changes nothing.
+    Fail {
+        /// Which operations to count; any kind.
+        op: FaultOp,
+        /// Which of them fails, from 1.
+        nth: u64,
+        /// How it fails.
+        kind: FaultKind,
+    },
+    /// Flip one bit at rest, at once.
+    FlipBit {
+        /// Directory number.
+        dir: usize,
+        /// File name.
+        name: String,
+        /// Byte offset in the file.
+        offset: u64,
+        /// Bit number, 0 (least significant) to 7.
+        bit: u8,
+    },
+    /// Replace bytes at rest, at once.
+    Overwrite {
+        /// Directory number.
+        dir: usize,
+        /// File name.
+        name: String,
+        /// Byte offset in the file; any alignment.
+        offset: u64,
+        /// The new bytes.
+        bytes: Vec<u8>,
+    },
+    /// The device holds this many bytes of files; a create that needs more is `NoSpace` and leaves nothing.
+    /// `u64::MAX`, the value at first, is no limit.
+    Capacity {
+        /// Sum of the lengths of all files, in bytes.
+        bytes: u64,
+    },
+}
+
+/// One executed operation that a fault, a rule or the store's code can be blamed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoggedOp {
+    /// Changes done so far, this one included: the number to give to [`super::SimDisk::stop_after`] on a fresh
+    /// disk to stop right after it.
+    pub n: u64,
+    /// What it was.
+    pub kind: FaultOp,
+    /// Directory and file name, as in faults.
+    pub file: String,
+    /// Byte offset; 0 for a sync and for control operations.
+    pub offset: u64,
+    /// Bytes moved or allocated; 0 for a sync, a remove and an open.
+    pub len: u64,
+    /// How it failed, if an injected fault made it fail.
+    pub fault: Option<FaultKind>,
+}
+
+impl fmt::Display for LoggedOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "n={} {} file={} offset={} len={}", self.n, self.kind, self.file, self.offset, self.len)?;
+        match self.fault {
+            Some(kind) => write!(f, " fault={kind:?}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Faults that wait for their operation.
+#[derive(Debug, Default)]
+pub(crate) struct Pending {
+    /// Operations of a kind still to pass, 1 when the next one fails, and how it fails.
+    waiting: BTreeMap<u8, Vec<(u64, FaultKind)>>,
+}
+
+impl Pending {
+    /// Fail the `nth` next `op`.
+    pub(crate) fn add(&mut self, op: FaultOp, nth: u64, kind: FaultKind) {
+        assert!(nth > 0, "faults are counted from 1 op={op}");
+        self.waiting.entry(op as u8).or_default().push((nth, kind));
+    }
+
+    /// Count one `op`; how it has to fail.
+    pub(crate) fn draw(&mut self, op: FaultOp) -> Option<FaultKind> {
+        let waiting = self.waiting.get_mut(&(op as u8))?;
+        waiting.iter_mut().for_each(|(left, _)| *left -= 1);
+        let due = waiting.iter().position(|(left, _)| *left == 0)?;
+        let kind = waiting.swap_remove(due).1;
+        waiting.retain(|(left, _)| *left > 0);
+        Some(kind)
+    }
+}
+
+/// A simulated fault, with the errno that Linux gives for its kind where there is one that everybody knows.
+pub(crate) fn fault(kind: FaultKind, op: FaultOp, path: &str, offset: u64, detail: &str) -> IoFault {
+    let errno = match kind {
+        FaultKind::Device => 5,   // EIO
+        FaultKind::NoSpace => 28, // ENOSPC
+        _ => 0,
+    };
+    IoFault { kind, op, path: path.to_string(), offset, errno, detail: detail.to_string() }
+}

@@ -1,0 +1,152 @@
+//! What all handles of a simulated disk share.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use pagelith_io::clock::Mono;
+use pagelith_io::disk::{FileId, Op};
+use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
+
+use super::file::SimFile;
+use super::plan::{LoggedOp, Pending};
+use crate::clock::SimClock;
+use crate::entropy::SplitMix64;
+
+/// Operations that the log keeps; older ones are forgotten, so that a long run stays small.
+pub(crate) const LOG_MAX: usize = 65_536;
+
+/// Time from submission to completion of an operation until a test says otherwise: that of a busy NVMe drive.
+pub(crate) const LATENCY_DEFAULT: Duration = Duration::from_micros(100);
+
+/// A file by directory number and name.
+pub(crate) type FileKey = (usize, String);
+
+/// An open file: its lock, and whose it is.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub(crate) key: FileKey,
+    pub(crate) process: u64,
+}
+
+/// An operation that was submitted and not handed back.
+#[derive(Debug)]
+pub(crate) struct InFlight {
+    pub(crate) process: u64,
+    pub(crate) queue: u64,
+    pub(crate) token: u64,
+    pub(crate) op: Op,
+    /// The file; `None` if the operation was refused at submission.
+    pub(crate) key: Option<FileKey>,
+    /// When it was submitted, for what a sync covers.
+    pub(crate) submitted: u64,
+    /// When it executes.
+    pub(crate) ready_at: Mono,
+    /// The sequence number of the write it executed.
+    pub(crate) wrote: Option<u64>,
+    /// The verdict, once executed or refused.
+    pub(crate) outcome: Option<Result<(), IoFault>>,
+}
+
+/// Completions that stay back.
+#[derive(Clone, Debug)]
+pub(crate) struct Hold {
+    pub(crate) op: FaultOp,
+    pub(crate) name: Option<String>,
+}
+
+/// The shared state. Locked for the length of one call; never while foreign code (a part's guard) runs.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) clock: SimClock,
+    pub(crate) dirs: usize,
+    pub(crate) files: BTreeMap<FileKey, SimFile>,
+    pub(crate) open: BTreeMap<FileId, OpenFile>,
+    /// Processes that may use the disk.
+    pub(crate) alive: BTreeSet<u64>,
+    /// By submission.
+    pub(crate) in_flight: BTreeMap<u64, InFlight>,
+    /// Orders submissions, executions and returns; also numbers processes, queues, operations and writes.
+    pub(crate) moment: u64,
+    pub(crate) next_file: u32,
+    pub(crate) rng: SplitMix64,
+    /// Completion order; `None` is the order of submission.
+    pub(crate) order: Option<SplitMix64>,
+    pub(crate) latency: Duration,
+    pub(crate) holds: Vec<Hold>,
+    pub(crate) pending: Pending,
+    pub(crate) capacity: u64,
+    /// Changes executed: writes, syncs, creates and removes.
+    pub(crate) changes: u64,
+    /// The number of changes after which nothing happens any more.
+    pub(crate) stop_at: Option<u64>,
+    pub(crate) log: VecDeque<LoggedOp>,
+}
+
+impl State {
+    /// An empty disk.
+    pub(crate) fn new(clock: SimClock, dirs: usize, seed: u64) -> State {
+        State {
+            clock,
+            dirs,
+            files: BTreeMap::new(),
+            open: BTreeMap::new(),
+            alive: BTreeSet::new(),
+            in_flight: BTreeMap::new(),
+            moment: 0,
+            next_file: 0,
+            rng: SplitMix64::new(seed),
+            order: None,
+            latency: LATENCY_DEFAULT,
+            holds: Vec::new(),
+            pending: Pending::default(),
+            capacity: u64::MAX,
+            changes: 0,
+            stop_at: None,
+            log: VecDeque::new(),
+        }
+    }
+
+    /// The next moment: later than all before, never 0.
+    pub(crate) fn tick(&mut self) -> u64 {
+        self.moment += 1;
+        self.moment
+    }
+
+    /// Whether the test's stop point is reached.
+    pub(crate) fn stopped(&self) -> bool {
+        self.stop_at.is_some_and(|at| self.changes >= at)
+    }
+
+    /// Count and log an operation that executed.
+    pub(crate) fn record(
+        &mut self,
+        kind: FaultOp,
+        file: String,
+        offset: u64,
+        len: u64,
+        fault: Option<FaultKind>,
+    ) {
+        if changes(kind) {
+            self.changes += 1;
+        }
+        if self.log.len() == LOG_MAX {
+            self.log.pop_front();
+        }
+        self.log.push_back(LoggedOp { n: self.changes, kind, file, offset, len, fault });
+    }
+}
+
+/// Whether operations of this kind may change what a reboot finds, hence count as crash points.
+fn changes(kind: FaultOp) -> bool {
+    matches!(kind, FaultOp::Write | FaultOp::Sync | FaultOp::Create | FaultOp::Remove)
+}
+
+/// A directory's name in messages.
+pub(crate) fn dir_name(dir: usize) -> String {
+    format!("sim{dir}")
+}
+
+/// A file's name in messages.
+pub(crate) fn path(key: &FileKey) -> String {
+    format!("{}/{}", dir_name(key.0), key.1)
+}

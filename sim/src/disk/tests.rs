@@ -1,0 +1,107 @@
+//! Tests of the simulated disk, by what they hold it to.
+
+mod durability;
+mod faults;
+mod rules;
+mod schedule;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith_io::buffer::{AlignedBuf, Part};
+use pagelith_io::disk::{Completion, Disk, FileId, Op, Queue};
+use pagelith_io::fault::FaultKind;
+
+use super::{SimDisk, SimProcess};
+use crate::clock::SimClock;
+
+/// Long enough for any operation, in simulated time.
+const LONG: Duration = Duration::from_secs(1);
+
+/// A process with one file open and one queue.
+struct Bench {
+    disk: SimDisk,
+    clock: SimClock,
+    process: Arc<SimProcess>,
+    queue: Box<dyn Queue>,
+    file: FileId,
+}
+
+impl Bench {
+    /// A fresh disk with the file `f` of 16 blocks, created by change 1.
+    fn new(seed: u64) -> Bench {
+        let clock = SimClock::new();
+        let disk = SimDisk::new(clock.clone(), 1, seed);
+        let process = disk.connect();
+        let file = process.create(0, "f", 16 * 4096).expect("an empty disk");
+        let queue = process.queue(32).expect("a live process");
+        Bench { disk, clock, process, queue, file }
+    }
+
+    /// The same machine, after its processes ended, as a new process sees it.
+    fn reopen(self) -> Bench {
+        let Bench { disk, clock, process, queue, .. } = self;
+        drop((process, queue));
+        let process = disk.connect();
+        let (file, _) = process.open(0, "f").expect("the file and its lock");
+        let queue = process.queue(32).expect("a live process");
+        Bench { disk, clock, process, queue, file }
+    }
+
+    fn submit(&mut self, token: u64, op: Op) {
+        self.queue.submit(token, op).expect("room in the queue");
+    }
+
+    fn finish(&mut self) -> Vec<Completion> {
+        drain(self.queue.as_mut())
+    }
+
+    /// One operation from submission to its verdict.
+    fn run(&mut self, op: Op) -> Result<(), FaultKind> {
+        self.submit(0, op);
+        let done = self.finish().pop().expect("one completion");
+        done.result.map_err(|f| f.kind)
+    }
+
+    /// Write `count` blocks of `byte` from block `first`, to the end.
+    fn write(&mut self, first: u64, count: usize, byte: u8) {
+        self.run(write(self.file, first, count, byte)).expect("a write");
+    }
+
+    fn sync(&mut self) {
+        self.run(Op::Sync { file: self.file }).expect("a sync");
+    }
+
+    /// The byte that all of a block has; panics if it has several.
+    fn block(&self, block: u64) -> u8 {
+        let bytes = self.disk.peek(0, "f", block * 4096, 4096).expect("a block of the file");
+        assert_eq!(bytes, vec![bytes[0]; 4096], "a torn block block={block}");
+        bytes[0]
+    }
+}
+
+/// Wait until nothing is in flight.
+fn drain(queue: &mut dyn Queue) -> Vec<Completion> {
+    let mut done = Vec::new();
+    while queue.in_flight() > 0 {
+        let before = done.len();
+        queue.wait(&mut done, LONG);
+        assert!(done.len() > before, "an operation is stuck in_flight={}", queue.in_flight());
+    }
+    done
+}
+
+/// A part of `count` blocks full of `byte`.
+fn part(count: usize, byte: u8) -> Part {
+    let mut buf = AlignedBuf::new(count * 4096).expect("memory");
+    buf.fill(byte);
+    buf.into_part()
+}
+
+fn write(file: FileId, first: u64, count: usize, byte: u8) -> Op {
+    Op::Write { file, offset: first * 4096, parts: vec![part(count, byte)] }
+}
+
+fn read(file: FileId, first: u64, count: usize) -> Op {
+    Op::Read { file, offset: first * 4096, parts: vec![part(count, 0xEE)] }
+}

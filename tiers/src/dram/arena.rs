@@ -1,0 +1,436 @@
+//! The arena's memory: one anonymous mapping that frames are filled into, read from, and written to the SSD
+//! from without another copy. The only file of this crate with `unsafe`.
+//!
+//! Memory and bookkeeping are apart. [`ArenaSpace`] says which pages belong to whom, and lives under the
+//! store's lock. [`ArenaMemory`] is shared and lockless, and knows nothing: that a writer is alone and that
+//! nobody writes under a reader is the promise of the caller, once for each [`ExtentWriter`],
+//! [`ExtentReader`] or part, and it is what makes the methods of those three safe.
+//!
+//! Extents are not zeroed when they are freed: [`ExtentWriter::fill`] overwrites every byte of an extent,
+//! padding included, so nothing of an earlier owner reaches a reader or the SSD. Pages that were never used
+//! cost no memory until they are first filled.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use memmap2::{Advice, MmapMut, MmapRaw};
+use pagelith_io::buffer::{Keep, Part};
+use pagelith_layouts::align::{ALIGN, is_aligned};
+
+pub use super::space::{ArenaSpace, Extent};
+
+/// Arenas from this size on ask for huge pages (the size of one on x86-64 and most arm64): fewer TLB misses
+/// in copies, fewer faults while the arena fills.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
+/// Why there is no arena.
+#[derive(Debug, thiserror::Error)]
+pub enum ArenaError {
+    /// Not a positive multiple of 4096, or more than 2^32 - 1 pages (16 TiB).
+    #[error("an arena has a whole number of 4096-byte pages, from 1 to 2^32 - 1 bytes={bytes}")]
+    Capacity {
+        /// What was asked for, in bytes.
+        bytes: u64,
+    },
+    /// The system has no such memory.
+    #[error("no memory for the arena: {source} bytes={bytes}")]
+    Map {
+        /// What was asked for, in bytes.
+        bytes: u64,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// Why an extent was not filled. It then holds what it held before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FillError {
+    /// The parts' lengths do not add up to the extent's.
+    #[error(
+        "parts are not as long as the extent they fill parts_bytes={parts_bytes} extent_bytes={extent_bytes}"
+    )]
+    Length {
+        /// Sum of the parts' lengths.
+        parts_bytes: u64,
+        /// Length of the extent without padding.
+        extent_bytes: u64,
+    },
+    /// Blocks of no bytes.
+    #[error("a block has at least one byte block_bytes=0")]
+    Block,
+}
+
+/// A new arena: its memory, to be shared, and its space, to be owned by whoever hands out extents.
+#[derive(Debug)]
+pub struct Arena {
+    /// The bytes.
+    pub memory: Arc<ArenaMemory>,
+    /// Who has which of them.
+    pub space: ArenaSpace,
+}
+
+impl Arena {
+    /// Map `capacity_bytes` bytes, a multiple of 4096, zeroed. Huge pages are asked for from 2 MiB up; that
+    /// the system declines is no error (see [`ArenaMemory::huge_pages_advised`]).
+    pub fn new(capacity_bytes: u64) -> Result<Arena, ArenaError> {
+        let bytes = capacity_bytes;
+        let pages = u32::try_from(bytes / ALIGN).ok().filter(|pages| *pages > 0 && is_aligned(bytes));
+        let (Some(pages), Ok(len)) = (pages, usize::try_from(bytes)) else {
+            return Err(ArenaError::Capacity { bytes });
+        };
+        let map = MmapMut::map_anon(len).map_err(|source| ArenaError::Map { bytes, source })?;
+        let huge_pages_advised = bytes >= HUGE_PAGE_BYTES && map.advise(Advice::HugePage).is_ok();
+        let memory = Arc::new(ArenaMemory { map: MmapRaw::from(map), huge_pages_advised });
+        Ok(Arena { memory, space: ArenaSpace::new(pages) })
+    }
+}
+
+/// The mapping. Unmapped when its last writer, reader and part are gone.
+#[derive(Debug)]
+pub struct ArenaMemory {
+    map: MmapRaw,
+    huge_pages_advised: bool,
+}
+
+impl ArenaMemory {
+    /// Size in bytes.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.map.len() as u64
+    }
+
+    /// Whether the system took the advice to use huge pages; not whether it found any.
+    pub fn huge_pages_advised(&self) -> bool {
+        self.huge_pages_advised
+    }
+
+    /// Access to fill an extent.
+    ///
+    /// # Safety
+    /// Until the writer is dropped, nothing else reads or writes the extent's pages: there is no reader, no
+    /// other writer and no part of an extent that shares a page with it.
+    ///
+    /// # Panics
+    /// If the extent does not lie in this arena.
+    pub unsafe fn writer(self: &Arc<Self>, extent: Extent) -> ExtentWriter {
+        self.start(extent);
+        ExtentWriter { memory: Arc::clone(self), extent }
+    }
+
+    /// Access to read an extent.
+    ///
+    /// # Safety
+    /// Until the reader is dropped, nothing writes the extent's pages: there is no writer of an extent that
+    /// shares a page with it.
+    ///
+    /// # Panics
+    /// If the extent does not lie in this arena.
+    pub unsafe fn reader(self: &Arc<Self>, extent: Extent) -> ExtentReader {
+        self.start(extent);
+        ExtentReader { memory: Arc::clone(self), extent }
+    }
+
+    /// The extent as a shared part of a disk operation, aligned to 4096; with its padding if `padded`, so
+    /// that the length is a multiple of 4096 too. The part keeps the arena mapped.
+    ///
+    /// # Safety
+    /// As for [`ArenaMemory::reader`], until the part is dropped.
+    ///
+    /// # Panics
+    /// If the extent does not lie in this arena.
+    pub unsafe fn part(self: &Arc<Self>, extent: Extent, padded: bool) -> Part {
+        let start = self.start(extent);
+        let bytes = if padded { extent.padded_bytes() } else { extent.bytes };
+        let keep: Keep = Arc::clone(self) as Keep;
+        // SAFETY: `start` checked that the padded extent lies in the mapping, which is initialised (anonymous
+        // memory reads as zeros) and stays mapped while `keep` lives; the caller promises that nothing
+        // writes it.
+        unsafe { Part::shared(start, bytes as usize, Some(keep)) }
+    }
+
+    /// Where the extent starts, once it is known to lie in the mapping with its padding. Checked in release
+    /// builds too: against a copy of the extent's bytes it costs nothing, and a wrong extent from a bug
+    /// elsewhere must not become a wild pointer.
+    fn start(&self, extent: Extent) -> NonNull<u8> {
+        let end = extent.offset().checked_add(extent.padded_bytes());
+        assert!(
+            extent.bytes > 0 && end.is_some_and(|end| end <= self.capacity_bytes()),
+            "extent outside the arena first_page={} bytes={} arena_bytes={}",
+            extent.first_page,
+            extent.bytes,
+            self.capacity_bytes()
+        );
+        // SAFETY: the offset was just checked to lie in the mapping, and a mapping is never at null.
+        unsafe { NonNull::new_unchecked(self.map.as_mut_ptr().add(extent.offset() as usize)) }
+    }
+}
+
+/// The right to fill an extent. Dropped without [`ExtentWriter::fill`], the extent holds what an earlier
+/// owner left there, and must not be read.
+#[derive(Debug)]
+pub struct ExtentWriter {
+    memory: Arc<ArenaMemory>,
+    extent: Extent,
+}
+
+impl ExtentWriter {
+    /// The extent.
+    pub fn extent(&self) -> Extent {
+        self.extent
+    }
+
+    /// Copy `parts` one after the other into the extent, and zero its padding. `each` sees every block of
+    /// `block_bytes` (the last may be shorter) with its index, in order, right after it was copied and while
+    /// it is in the cache: what a checksum is made of is what the arena holds, not what the caller's memory
+    /// may have become.
+    pub fn fill(
+        &mut self,
+        parts: &[&[u8]],
+        block_bytes: u32,
+        mut each: impl FnMut(usize, &[u8]),
+    ) -> Result<(), FillError> {
+        let extent_bytes = self.extent.bytes;
+        let parts_bytes = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.len() as u64));
+        if parts_bytes != extent_bytes {
+            return Err(FillError::Length { parts_bytes, extent_bytes });
+        }
+        if block_bytes == 0 {
+            return Err(FillError::Block);
+        }
+        let (payload, padding) = self.padded_mut().split_at_mut(extent_bytes as usize);
+        let mut source = Gather { parts, taken: 0 };
+        for (index, block) in payload.chunks_mut(block_bytes as usize).enumerate() {
+            source.copy_to(block);
+            each(index, block);
+        }
+        padding.fill(0);
+        Ok(())
+    }
+
+    fn padded_mut(&mut self) -> &mut [u8] {
+        let start = self.memory.start(self.extent);
+        // SAFETY: `start` checked that the padded extent lies in the mapping, which is initialised and which
+        // `memory` keeps mapped; `writer`'s contract makes this the only access to it, and the borrow of
+        // `self` the only one through this writer.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), self.extent.padded_bytes() as usize) }
+    }
+}
+
+/// What is left to copy of a gather list.
+struct Gather<'a> {
+    parts: &'a [&'a [u8]],
+    /// Bytes of the first part that were copied already.
+    taken: usize,
+}
+
+impl Gather<'_> {
+    /// Fill `block` from the list, which the caller has checked to be long enough.
+    fn copy_to(&mut self, mut block: &mut [u8]) {
+        while let Some((part, rest)) = self.parts.split_first() {
+            let left = &part[self.taken..];
+            let len = left.len().min(block.len());
+            let (now, later) = block.split_at_mut(len);
+            now.copy_from_slice(&left[..len]);
+            block = later;
+            if len < left.len() {
+                self.taken += len;
+                return;
+            }
+            (self.parts, self.taken) = (rest, 0);
+        }
+    }
+}
+
+/// The right to read an extent.
+#[derive(Debug)]
+pub struct ExtentReader {
+    memory: Arc<ArenaMemory>,
+    extent: Extent,
+}
+
+impl ExtentReader {
+    /// The extent.
+    pub fn extent(&self) -> Extent {
+        self.extent
+    }
+
+    /// Its bytes, without the padding.
+    pub fn bytes(&self) -> &[u8] {
+        let start = self.memory.start(self.extent);
+        // SAFETY: `start` checked that the extent lies in the mapping, which is initialised and which
+        // `memory` keeps mapped; `reader`'s contract keeps writers away while `self`, and so the slice,
+        // lives.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), self.extent.bytes as usize) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BLOCK: u32 = 32 * 1024;
+
+    fn arena(bytes: u64) -> Arena {
+        Arena::new(bytes).expect("memory")
+    }
+
+    fn pattern(len: usize, seed: u8) -> Vec<u8> {
+        (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0] ^ seed).collect()
+    }
+
+    /// Fill as the only user of the extent; the blocks as the callback saw them.
+    fn fill(memory: &Arc<ArenaMemory>, extent: Extent, parts: &[&[u8]], block: u32) -> Vec<(usize, Vec<u8>)> {
+        let mut seen = Vec::new();
+        // SAFETY: tests make no other access to the extent while they fill it.
+        let mut writer = unsafe { memory.writer(extent) };
+        writer.fill(parts, block, |index, bytes| seen.push((index, bytes.to_vec()))).expect("filled");
+        seen
+    }
+
+    fn padded(memory: &Arc<ArenaMemory>, extent: Extent) -> Part {
+        // SAFETY: no test keeps a part while it fills the extent.
+        unsafe { memory.part(extent, true) }
+    }
+
+    fn reader(memory: &Arc<ArenaMemory>, extent: Extent) -> ExtentReader {
+        // SAFETY: no test keeps a reader while it fills the extent.
+        unsafe { memory.reader(extent) }
+    }
+
+    #[test]
+    fn one_byte_and_75_mb_come_back_as_they_were_put() {
+        let Arena { memory, mut space } = arena(80 << 20);
+        for len in [1, 75_000_000] {
+            let bytes = pattern(len, 7);
+            let extent = space.alloc(len as u64).expect("room");
+            let blocks = fill(&memory, extent, &[&bytes], BLOCK);
+            assert_eq!(blocks.len(), len.div_ceil(BLOCK as usize));
+            assert!(reader(&memory, extent).bytes() == bytes, "len={len}");
+            space.free(extent);
+        }
+    }
+
+    #[test]
+    fn padding_is_zero_even_where_an_earlier_owner_left_bytes() {
+        let Arena { memory, mut space } = arena(16 * 4096);
+        for len in [1u64, 4095, 4096, 4097, 8191] {
+            let old = space.alloc(8192).expect("room");
+            fill(&memory, old, &[&[0xff; 8192]], BLOCK);
+            space.free(old);
+            let extent = space.alloc(len).expect("room");
+            assert_eq!(extent.first_page, old.first_page, "the test is about the same memory");
+            fill(&memory, extent, &[&pattern(len as usize, 1)], BLOCK);
+            let part = padded(&memory, extent);
+            assert_eq!((part.len() as u64, part.addr() % 4096), (extent.padded_bytes(), 0));
+            assert_eq!(part.bytes()[..len as usize], pattern(len as usize, 1));
+            assert_eq!(part.bytes().iter().skip(len as usize).find(|byte| **byte != 0), None, "len={len}");
+            space.free(extent);
+        }
+    }
+
+    #[test]
+    fn neighbours_are_not_touched() {
+        let Arena { memory, mut space } = arena(3 * 4096);
+        let [left, middle, right] = [0, 1, 2].map(|_| space.alloc(4096).expect("room"));
+        fill(&memory, left, &[&[1; 4096]], BLOCK);
+        fill(&memory, right, &[&[3; 4096]], BLOCK);
+        fill(&memory, middle, &[&[2; 4096]], BLOCK);
+        let readers = [left, middle, right].map(|extent| reader(&memory, extent));
+        assert_eq!(readers.each_ref().map(|reader| reader.bytes() == [reader.bytes()[0]; 4096]), [true; 3]);
+        assert_eq!(readers.each_ref().map(|reader| reader.bytes()[0]), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_gather_list_of_another_length_is_refused_and_nothing_is_copied() {
+        let Arena { memory, mut space } = arena(4096);
+        let extent = space.alloc(10).expect("room");
+        fill(&memory, extent, &[&[9; 10]], BLOCK);
+        // SAFETY: the only access to the extent until it is dropped below.
+        let mut writer = unsafe { memory.writer(extent) };
+        for (parts, parts_bytes) in [(&[&[0u8; 5][..], &[0; 4]][..], 9), (&[&[0; 11]], 11), (&[], 0)] {
+            let result = writer.fill(parts, BLOCK, |_, _| panic!("no block"));
+            assert_eq!(result, Err(FillError::Length { parts_bytes, extent_bytes: 10 }));
+        }
+        assert_eq!(writer.fill(&[&[0; 10]], 0, |_, _| panic!("no block")), Err(FillError::Block));
+        drop(writer);
+        assert_eq!(reader(&memory, extent).bytes(), [9; 10]);
+    }
+
+    #[test]
+    fn a_part_keeps_the_arena_mapped() {
+        let Arena { memory, mut space } = arena(4096);
+        let extent = space.alloc(100).expect("room");
+        fill(&memory, extent, &[&pattern(100, 3)], BLOCK);
+        // SAFETY: nothing writes the extent any more.
+        let part = unsafe { memory.part(extent, false) };
+        let alive = Arc::downgrade(&memory);
+        drop((memory, space));
+        assert_eq!(part.bytes(), pattern(100, 3));
+        assert!(!part.is_exclusive());
+        drop(part);
+        assert_eq!(alive.strong_count(), 0, "the last part gives the memory back");
+    }
+
+    #[test]
+    fn capacities_that_are_not_whole_pages_are_refused() {
+        for bytes in [0, 1, 4095, 4097, (1 << 44) + 4096, u64::MAX] {
+            let error = Arena::new(bytes).expect_err("refused");
+            assert!(error.to_string().ends_with(&format!("bytes={bytes}")), "{error}");
+        }
+        let Arena { memory, space } = arena(3 << 20);
+        assert_eq!((memory.capacity_bytes(), space.capacity_bytes()), (3 << 20, 3 << 20));
+    }
+
+    #[test]
+    #[should_panic(expected = "extent outside the arena")]
+    fn an_extent_that_reaches_over_the_end_is_not_survived() {
+        let Arena { memory, .. } = arena(2 * 4096);
+        padded(&memory, Extent { first_page: 1, bytes: 4097 });
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "what is tested is that threads may share the memory")]
+    fn threads_fill_and_read_their_own_extents_side_by_side() {
+        let Arena { memory, mut space } = arena(64 * 4096);
+        let extents: Vec<Extent> = (0..8).map(|_| space.alloc(5000).expect("room")).collect();
+        std::thread::scope(|scope| {
+            for (seed, extent) in extents.iter().enumerate() {
+                let memory = &memory;
+                scope.spawn(move || {
+                    for round in 0..50 {
+                        let bytes = pattern(5000, seed as u8 ^ round);
+                        fill(memory, *extent, &[&bytes[..777], &bytes[777..]], 512);
+                        assert_eq!(reader(memory, *extent).bytes(), bytes);
+                    }
+                });
+            }
+        });
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_of_the_same_bytes_gives_the_same_content_and_blocks(
+            len in 1usize..20_000,
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
+            block in prop::sample::select(vec![1u32, 3, 512, 4096, 5000, BLOCK]),
+        ) {
+            let bytes = pattern(len, 5);
+            let mut ends: Vec<usize> = cuts.iter().map(|cut| cut.index(len + 1)).collect();
+            ends.sort_unstable();
+            ends.push(len);
+            // Equal ends make empty parts, which a caller may pass too.
+            let mut from = 0;
+            let part = |end: &usize| &bytes[std::mem::replace(&mut from, *end)..*end];
+            let parts: Vec<&[u8]> = ends.iter().map(part).collect();
+
+            let Arena { memory, mut space } = arena(8 * 4096);
+            let extent = space.alloc(len as u64).expect("room");
+            let blocks = fill(&memory, extent, &parts, block);
+            let whole: Vec<(usize, Vec<u8>)> =
+                bytes.chunks(block as usize).map(<[u8]>::to_vec).enumerate().collect();
+            prop_assert!(blocks == whole);
+            prop_assert!(reader(&memory, extent).bytes() == bytes);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Reclaim the segment whose objects were, in the mean, asked for longest ago, and write the most recent of
+//! them again.
+
+use super::{ExtentFacts, SegmentFacts, SegmentPolicy, pinned_extents};
+
+/// Lowest mean tick of the live objects first; a segment without any before all others. Up to `ratio` of a
+/// segment's payload is written again. A store makes it through [`super::segment_policy`], which checks the
+/// ratio.
+#[derive(Clone, Copy, Debug)]
+pub struct LowestMeanRecency {
+    /// Share of a segment's payload that may be written again, 0 to [`super::REINSERT_RATIO_MAX`].
+    pub ratio: f64,
+}
+
+impl SegmentPolicy for LowestMeanRecency {
+    fn name(&self) -> &'static str {
+        "lowest-mean-recency"
+    }
+
+    fn reinsert_ratio(&self) -> f64 {
+        self.ratio
+    }
+
+    fn victim(&self, sealed: &[SegmentFacts]) -> Option<usize> {
+        let free = (0..sealed.len()).filter(|&i| !sealed[i].pinned);
+        free.min_by(|&a, &b| {
+            let (a, b) = (&sealed[a], &sealed[b]);
+            mean_cmp(a, b).then(a.order.cmp(&b.order))
+        })
+    }
+
+    fn reinsert(&self, extents: &[ExtentFacts], mean_tick: u64, budget_bytes: u64) -> Vec<usize> {
+        let (mut chosen, pinned_bytes) = pinned_extents(extents);
+        let pinned = chosen.len();
+        let mut budget = budget_bytes.saturating_sub(pinned_bytes);
+
+        let warm = |i: &usize| !extents[*i].pinned && extents[*i].tick > mean_tick;
+        let mut recent: Vec<usize> = (0..extents.len()).filter(warm).collect();
+        recent.sort_by_key(|&i| std::cmp::Reverse(extents[i].tick));
+        for i in recent {
+            // Stop at the first that does not fit rather than look for smaller ones: what follows is deeper
+            // in its chain or older, and of no use behind the hole that this one leaves.
+            if extents[i].bytes > budget {
+                break;
+            }
+            budget -= extents[i].bytes;
+            chosen.push(i);
+        }
+        chosen[pinned..].reverse();
+        chosen
+    }
+}
+
+/// Compares means without dividing; no live object counts as a mean below all others.
+fn mean_cmp(a: &SegmentFacts, b: &SegmentFacts) -> std::cmp::Ordering {
+    match (a.live_objects, b.live_objects) {
+        (0, _) | (_, 0) => a.live_objects.min(1).cmp(&b.live_objects.min(1)),
+        (a_count, b_count) => {
+            let a_scaled = u128::from(a.recency_sum) * u128::from(b_count);
+            let b_scaled = u128::from(b.recency_sum) * u128::from(a_count);
+            a_scaled.cmp(&b_scaled)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagelith_layouts::ids::SegmentId;
+
+    use super::*;
+
+    const POLICY: LowestMeanRecency = LowestMeanRecency { ratio: 0.25 };
+
+    fn segment(order: u64, live_objects: u32, recency_sum: u64) -> SegmentFacts {
+        SegmentFacts {
+            segment: SegmentId(order as u32),
+            order,
+            live_objects,
+            live_bytes: u64::from(live_objects) * 4096,
+            recency_sum,
+            pinned: false,
+            min_sequence: 0,
+        }
+    }
+
+    fn extent(bytes: u64, tick: u64) -> ExtentFacts {
+        ExtentFacts { bytes, tick, pinned: false }
+    }
+
+    #[test]
+    fn the_lowest_mean_is_the_victim_not_the_lowest_sum() {
+        let sealed = [segment(1, 10, 1000), segment(2, 1, 200), segment(3, 3, 297)];
+        assert_eq!(POLICY.victim(&sealed), Some(2), "99 is below 100 and 200");
+        assert_eq!(POLICY.victim(&[]), None);
+    }
+
+    #[test]
+    fn means_that_differ_by_less_than_one_are_told_apart() {
+        // 299 / 3 and 199 / 2 both divide to 99.
+        assert_eq!(POLICY.victim(&[segment(1, 3, 299), segment(2, 2, 199)]), Some(1));
+        let huge = [segment(1, u32::MAX, u64::MAX), segment(2, u32::MAX, u64::MAX - 1)];
+        assert_eq!(POLICY.victim(&huge), Some(1), "no overflow");
+    }
+
+    #[test]
+    fn an_empty_segment_goes_first_and_ties_go_to_the_oldest() {
+        let sealed = [segment(1, 1, 0), segment(8, 0, 0), segment(7, 0, 0)];
+        assert_eq!(POLICY.victim(&sealed), Some(2));
+        assert_eq!(POLICY.victim(&[segment(5, 2, 8), segment(4, 1, 4), segment(6, 3, 12)]), Some(1));
+    }
+
+    #[test]
+    fn a_pinned_segment_is_never_the_victim() {
+        let mut sealed = [segment(1, 0, 0), segment(2, 4, 400)];
+        sealed[0].pinned = true;
+        assert_eq!(POLICY.victim(&sealed), Some(1));
+        sealed[1].pinned = true;
+        assert_eq!(POLICY.victim(&sealed), None);
+    }
+
+    #[test]
+    fn the_most_recent_are_chosen_and_appended_oldest_first() {
+        let extents = [extent(4, 30), extent(4, 50), extent(4, 10), extent(4, 40)];
+        assert_eq!(POLICY.reinsert(&extents, 0, 12), [0, 3, 1]);
+        assert_eq!(POLICY.reinsert(&extents, 0, 11), [3, 1]);
+        assert_eq!(POLICY.reinsert(&extents, 0, 4), [1]);
+        assert!(POLICY.reinsert(&extents, 0, 3).is_empty());
+    }
+
+    #[test]
+    fn only_extents_above_the_mean_qualify() {
+        let extents = [extent(4, 30), extent(4, 31), extent(4, 29)];
+        assert_eq!(POLICY.reinsert(&extents, 30, 1 << 20), [1]);
+        assert!(POLICY.reinsert(&extents, 31, 1 << 20).is_empty());
+    }
+
+    #[test]
+    fn nothing_is_reinserted_behind_the_hole_of_one_that_did_not_fit() {
+        let extents = [extent(4, 50), extent(16, 40), extent(4, 30)];
+        assert_eq!(POLICY.reinsert(&extents, 0, 12), [0]);
+    }
+
+    #[test]
+    fn pinned_extents_come_first_and_are_charged_to_the_budget_that_cannot_refuse_them() {
+        let mut extents = [extent(8, 90), extent(8, 5), extent(4, 80), extent(8, 2)];
+        extents[1].pinned = true;
+        extents[3].pinned = true;
+        assert_eq!(POLICY.reinsert(&extents, 10, 0), [3, 1]);
+        assert_eq!(POLICY.reinsert(&extents, 10, 23), [3, 1]);
+        assert_eq!(POLICY.reinsert(&extents, 10, 24), [3, 1, 0]);
+        assert_eq!(POLICY.reinsert(&extents, 10, 28), [3, 1, 2, 0]);
+    }
+}

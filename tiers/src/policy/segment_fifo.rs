@@ -1,0 +1,62 @@
+//! Reclaim the oldest segment: the log as a ring, the least that a device can be asked to write.
+
+use super::{ExtentFacts, SegmentFacts, SegmentPolicy, pinned_extents};
+
+/// Oldest segment first; only what is pinned is written again.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SegmentFifo;
+
+impl SegmentPolicy for SegmentFifo {
+    fn name(&self) -> &'static str {
+        "fifo"
+    }
+
+    fn reinsert_ratio(&self) -> f64 {
+        0.0
+    }
+
+    fn victim(&self, sealed: &[SegmentFacts]) -> Option<usize> {
+        let free = (0..sealed.len()).filter(|&i| !sealed[i].pinned);
+        free.min_by_key(|&i| sealed[i].order)
+    }
+
+    fn reinsert(&self, extents: &[ExtentFacts], _mean_tick: u64, _budget_bytes: u64) -> Vec<usize> {
+        pinned_extents(extents).0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagelith_layouts::ids::SegmentId;
+
+    use super::*;
+
+    fn segment(order: u64, pinned: bool) -> SegmentFacts {
+        SegmentFacts {
+            segment: SegmentId(order as u32),
+            order,
+            live_objects: 1,
+            live_bytes: 4096,
+            recency_sum: 100 - order,
+            pinned,
+            min_sequence: 0,
+        }
+    }
+
+    #[test]
+    fn the_oldest_segment_that_is_not_pinned_is_the_victim() {
+        assert_eq!(SegmentFifo.victim(&[]), None);
+        assert_eq!(SegmentFifo.victim(&[segment(1, true)]), None);
+        let sealed = [segment(9, false), segment(2, true), segment(5, false), segment(7, false)];
+        assert_eq!(SegmentFifo.victim(&sealed), Some(2));
+    }
+
+    #[test]
+    fn only_pinned_extents_are_written_again_whatever_the_budget() {
+        let extent = |tick, pinned| ExtentFacts { bytes: 4096, tick, pinned };
+        let extents = [extent(50, false), extent(9, true), extent(70, false), extent(3, true)];
+        assert_eq!(SegmentFifo.reinsert(&extents, 0, 1 << 30), [3, 1]);
+        assert_eq!(SegmentFifo.reinsert(&extents, 0, 0), [3, 1]);
+        assert!(SegmentFifo.reinsert(&[], 0, 0).is_empty());
+    }
+}

@@ -1,0 +1,303 @@
+//! The log's one writer: appends to the open segment, seals full ones, keeps a spare segment ready, and
+//! makes writes, syncs and manifest changes happen in the order that crash safety needs.
+//!
+//! Invariants:
+//! - Nothing is written to a segment before both copies of the manifest durably hold its new incarnation:
+//!   otherwise, after a crash, records of the old incarnation further back would pass for current ones.
+//! - A footer is written only after a sync that covers every record it lists: otherwise a crash leaves a
+//!   valid table of invalid records, and open prefers it to older copies that are intact.
+//! - Records are appended in the order they were given in: a tombstone lies behind all that it shadows.
+//! - After a failed sync nothing is appended, sealed or trusted any more.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith_io::buffer::AlignedBuf;
+use pagelith_io::disk::{Completion, FileId, Op, Queue};
+use pagelith_io::fault::IoFault;
+use pagelith_layouts::footer::FooterFacts;
+use pagelith_layouts::ids::{Generation, Incarnation, NamespaceId, SegmentId, SegmentOrder};
+use pagelith_layouts::manifest::Manifest;
+use pagelith_layouts::segment::SegmentIdentity;
+
+use super::append::{Gather, OpenSegment, RecordPlace, Unit};
+use super::manifest_writer::{Change, ManifestWriter};
+use super::sync::{SyncId, Syncs};
+use super::volume::Volume;
+
+/// What happened; the owner of the log acts on it.
+#[derive(Debug)]
+pub enum Event {
+    /// These records lie on the device and can be read; they are not durable yet.
+    Written(Vec<(u64, RecordPlace)>),
+    /// These were not written; the owner may append them again.
+    WriteFailed(Vec<u64>, IoFault),
+    /// These are durable.
+    Durable(Vec<(u64, RecordPlace)>),
+    /// A sync failed: these were written since the last good one and are not to be trusted.
+    Untrusted(Vec<(u64, RecordPlace)>, IoFault),
+    /// A request of [`Log::sync`] is answered; true if everything it covers is durable.
+    Synced(SyncId, bool),
+    /// A segment's incarnation is durable: it will be opened next.
+    Ready(SegmentId, Incarnation, SegmentOrder),
+    /// A segment is full and closed; false if it has no footer because a write of it failed.
+    Sealed(FooterFacts, bool),
+    /// A namespace's generation is durable, or may not be.
+    Generation(NamespaceId, Generation, Result<(), IoFault>),
+    /// The manifest could not be written: segments can no longer be reused.
+    ManifestFailed(IoFault),
+    /// An operation of [`Log::submit`] ended.
+    Other(u64, Completion),
+}
+
+/// How the log writes.
+#[derive(Clone, Copy, Debug)]
+pub struct LogConfig {
+    /// A write is submitted once it has gathered this many bytes.
+    pub write_bytes: u64,
+    /// Record writes in flight.
+    pub write_depth: usize,
+}
+
+pub(super) enum Pending {
+    Records { segment: SegmentId, file: FileId, units: Vec<(u64, RecordPlace)> },
+    Footer { segment: SegmentId, file: FileId },
+    Sync { file: FileId },
+    Manifest,
+    Other { tag: u64 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Writes,
+    Sync(SyncId),
+    Footer,
+}
+
+pub(super) struct Sealing {
+    pub(super) segment: OpenSegment,
+    pub(super) stage: Stage,
+}
+
+/// Operations beside record writes that may be in flight: footers, syncs, the manifest, and the owner's.
+const OTHER_DEPTH: usize = 24;
+/// Header buffers kept for the next records.
+pub(super) const SPARE_BUFFERS: usize = 256;
+
+/// The log's writer.
+pub struct Log {
+    pub(super) volume: Arc<Volume>,
+    pub(super) queue: Box<dyn Queue>,
+    pub(super) config: LogConfig,
+    pub(super) parts_max: usize,
+    pub(super) manifest: ManifestWriter,
+    pub(super) open: Option<OpenSegment>,
+    pub(super) spare: Option<(SegmentIdentity, SegmentOrder)>,
+    pub(super) preparing: bool,
+    pub(super) sealing: Vec<Sealing>,
+    pub(super) syncs: Syncs,
+    pub(super) sync_fault: Option<IoFault>,
+    /// Written since the last sync round began, and in the round under way.
+    pub(super) unsynced: Vec<(u64, RecordPlace)>,
+    pub(super) in_round: Vec<(u64, RecordPlace)>,
+    pub(super) pending: HashMap<u64, Pending>,
+    pub(super) token: u64,
+    pub(super) record_writes: usize,
+    pub(super) spare_buffers: Vec<AlignedBuf>,
+    pub(super) bytes_written: u64,
+    pub(super) sync_count: u64,
+    /// Completions that came while waiting for room.
+    pub(super) early: Vec<Completion>,
+}
+
+impl Log {
+    /// The writer of a store whose segments are all sealed or free.
+    pub fn new(volume: Arc<Volume>, manifest: Manifest, config: LogConfig) -> Result<Log, IoFault> {
+        let queue = volume.disk.queue(config.write_depth + OTHER_DEPTH)?;
+        let parts_max = volume.disk.facts().parts_max;
+        Ok(Log {
+            volume,
+            queue,
+            config,
+            parts_max,
+            manifest: ManifestWriter::new(manifest),
+            open: None,
+            spare: None,
+            preparing: false,
+            sealing: Vec::new(),
+            syncs: Syncs::default(),
+            sync_fault: None,
+            unsynced: Vec::new(),
+            in_round: Vec::new(),
+            pending: HashMap::new(),
+            token: 0,
+            record_writes: 0,
+            spare_buffers: Vec::new(),
+            bytes_written: 0,
+            sync_count: 0,
+            early: Vec::new(),
+        })
+    }
+
+    /// Bytes handed to the device by this writer, and syncs.
+    pub fn written(&self) -> (u64, u64) {
+        (self.bytes_written + self.manifest.bytes_written(), self.sync_count)
+    }
+
+    /// Whether nothing is gathered, in flight or waiting.
+    pub fn idle(&self) -> bool {
+        let gathered = self.open.as_ref().is_some_and(|o| o.gathered().1 > 0 && !o.is_empty());
+        !gathered
+            && self.pending.is_empty()
+            && !self.syncs.busy()
+            && !self.manifest.busy()
+            && self.sealing.is_empty()
+    }
+
+    /// Operations in flight.
+    pub fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Whether another record write may be begun.
+    pub fn has_room(&self) -> bool {
+        self.record_writes < self.config.write_depth && self.sync_fault.is_none()
+    }
+
+    /// Whether the log takes records at all: false after a failed sync.
+    pub fn is_trusted(&self) -> bool {
+        self.sync_fault.is_none()
+    }
+
+    /// Whether a segment should be prepared with [`Log::prepare`].
+    pub fn wants_segment(&self) -> bool {
+        self.spare.is_none() && !self.preparing && self.is_trusted()
+    }
+
+    /// The oldest segment that is not sealed, if there is one: what a checkpoint must replay from.
+    pub fn oldest_unsealed(&self) -> Option<SegmentOrder> {
+        let sealing = self.sealing.iter().map(|s| s.segment.order);
+        let spare = self.spare.iter().map(|s| s.1);
+        sealing.chain(self.open.iter().map(|o| o.order)).chain(spare).min()
+    }
+
+    /// Whether the open segment takes this unit.
+    pub fn open_fits(&self, unit: &Unit) -> bool {
+        self.open.as_ref().is_some_and(|o| o.fits(unit.record_bytes(), unit.members.len()))
+    }
+
+    /// Whether a unit that the open segment does not take could go into the spare one.
+    pub fn has_spare(&self) -> bool {
+        self.spare.is_some()
+    }
+
+    /// Whether segments are being sealed.
+    pub fn is_sealing(&self) -> bool {
+        !self.sealing.is_empty()
+    }
+
+    /// Raise a free segment's incarnation and keep it ready; [`Event::Ready`] follows.
+    pub fn prepare(&mut self, segment: SegmentId, incarnation: Incarnation, order: SegmentOrder) {
+        self.preparing = true;
+        self.manifest.request(Change::Segment(segment, incarnation, order));
+    }
+
+    /// Raise a namespace's generation; [`Event::Generation`] follows.
+    pub fn raise_generation(&mut self, namespace: NamespaceId, generation: Generation) {
+        self.manifest.request(Change::Generation(namespace, generation));
+    }
+
+    /// Ask for a sync that covers everything appended so far; [`Event::Synced`] follows.
+    pub fn sync(&mut self) -> SyncId {
+        self.submit_gathered();
+        self.syncs.request(self.token)
+    }
+
+    /// Submit an operation of the owner's; [`Event::Other`] follows. Handed back if there is no room.
+    pub fn submit(&mut self, tag: u64, op: Op) -> Result<(), Op> {
+        if self.queue.room() == 0 {
+            return Err(op);
+        }
+        if let Op::Write { .. } = &op {
+            self.bytes_written += op.bytes();
+        }
+        self.begin(op, Pending::Other { tag });
+        Ok(())
+    }
+
+    /// Append a unit. Handed back if no segment is ready for it, or the log is not trusted.
+    pub fn append(&mut self, unit: Unit) -> Result<RecordPlace, Unit> {
+        if !self.is_trusted() {
+            return Err(unit);
+        }
+        let (bytes, members) = (unit.record_bytes(), unit.members.len());
+        if !self.open.as_ref().is_some_and(|o| o.fits(bytes, members)) && !self.next_segment(bytes, members) {
+            return Err(unit);
+        }
+        let spare = self.spare_buffers.pop();
+        let parts = unit.payload.len() + 1;
+        if self.open.as_ref().is_some_and(|o| o.gathered().1 + parts > self.parts_max) {
+            self.submit_gathered();
+        }
+        let Some(open) = self.open.as_mut() else { return Err(unit) };
+        let place = open.append(unit, spare)?;
+        if open.gathered().0 >= self.config.write_bytes {
+            self.submit_gathered();
+        }
+        Ok(place)
+    }
+
+    /// Put the open segment away and open the spare one; false if there is none, or it is too small.
+    fn next_segment(&mut self, bytes: u64, members: usize) -> bool {
+        let Some((identity, order)) = self.spare else { return false };
+        let segment_bytes = self.volume.geometry.segment_bytes;
+        let Ok(next) = OpenSegment::new(identity, order, segment_bytes) else { return false };
+        if !next.fits(bytes, members) {
+            return false;
+        }
+        self.seal_open();
+        self.spare = None;
+        self.open = Some(next);
+        true
+    }
+
+    /// Begin to seal the open segment, if there is one with records in it.
+    pub fn seal_open(&mut self) {
+        self.submit_gathered();
+        if let Some(segment) = self.open.take() {
+            if segment.is_empty() {
+                self.open = Some(segment);
+                return;
+            }
+            self.sealing.push(Sealing { segment, stage: Stage::Writes });
+        }
+    }
+
+    /// Submit what has been gathered, full or not.
+    pub fn submit_gathered(&mut self) {
+        let Some(gather) = self.open.as_mut().and_then(OpenSegment::take) else { return };
+        let Some(open) = self.open.as_ref() else { return };
+        let Gather { offset, bytes, parts, units } = gather;
+        let segment = open.segment();
+        let (file, at) = self.volume.place(segment, offset);
+        self.bytes_written += bytes;
+        self.record_writes += 1;
+        self.begin(Op::Write { file, offset: at, parts }, Pending::Records { segment, file, units });
+        self.syncs.write_begun(self.token);
+    }
+
+    pub(super) fn begin(&mut self, op: Op, pending: Pending) {
+        self.token += 1;
+        self.pending.insert(self.token, pending);
+        let mut op = op;
+        let mut done = Vec::new();
+        // The queue was made deep enough for everything that the log submits by itself; the owner's
+        // operations were checked for room. A full queue here still only means waiting a little.
+        while let Err(back) = self.queue.submit(self.token, op) {
+            op = back;
+            self.queue.wait(&mut done, Duration::from_millis(100));
+        }
+        self.early.append(&mut done);
+    }
+}

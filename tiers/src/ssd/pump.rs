@@ -1,0 +1,215 @@
+//! The log's completions: what each one allows to happen next.
+
+use std::time::Duration;
+
+use pagelith_io::buffer::{AlignedBuf, Part};
+use pagelith_io::disk::{Completion, Op};
+use pagelith_io::fault::IoFault;
+
+use super::log::{Event, Log, Pending, SPARE_BUFFERS, Sealing, Stage};
+use super::manifest_writer::Change;
+use pagelith_layouts::segment::SegmentIdentity;
+
+impl Log {
+    /// Submit what may be submitted, take what finished, and report what happened. With `wait`, waits that
+    /// long for one completion if any operation is in flight.
+    pub fn pump(&mut self, wait: Option<Duration>, events: &mut Vec<Event>) {
+        self.advance(events);
+        let mut done = std::mem::take(&mut self.early);
+        match wait.filter(|_| done.is_empty()) {
+            Some(timeout) => self.queue.wait(&mut done, timeout),
+            None => self.queue.poll(&mut done),
+        }
+        for completion in done {
+            self.completed(completion, events);
+        }
+        self.advance(events);
+    }
+
+    /// Begin every step whose time has come.
+    fn advance(&mut self, events: &mut Vec<Event>) {
+        // With nothing in flight there is no reason to gather any longer.
+        if self.record_writes == 0 {
+            self.submit_gathered();
+        }
+        self.advance_sealing(events);
+        self.advance_syncs(events);
+        loop {
+            match self.manifest.next_op(&self.volume) {
+                Ok(Some(op)) => self.begin(op, Pending::Manifest),
+                Ok(None) => break,
+                Err(fault) => {
+                    events.push(Event::ManifestFailed(fault));
+                    break;
+                }
+            }
+        }
+    }
+
+    fn advance_sealing(&mut self, events: &mut Vec<Event>) {
+        let mut i = 0;
+        while i < self.sealing.len() {
+            let Sealing { segment, stage } = &mut self.sealing[i];
+            if *stage == Stage::Writes && segment.writes == 0 {
+                if segment.failed || self.sync_fault.is_some() {
+                    let facts = segment.footer_facts();
+                    self.sealing.remove(i);
+                    events.push(Event::Sealed(facts, false));
+                    continue;
+                }
+                // Data first: the footer vouches for it. Answered in `synced`.
+                *stage = Stage::Sync(self.syncs.request(self.token));
+            }
+            i += 1;
+        }
+    }
+
+    fn advance_syncs(&mut self, events: &mut Vec<Event>) {
+        // After a failed sync no other is tried; whoever waits for one hears so.
+        while let Some(files) = self.syncs.begin() {
+            self.in_round.append(&mut self.unsynced);
+            if self.sync_fault.is_some() {
+                for file in &files {
+                    self.syncs
+                        .ended(*file, false)
+                        .into_iter()
+                        .for_each(|(ids, _)| self.answer(ids, false, events));
+                }
+            } else {
+                for file in &files {
+                    self.sync_count += 1;
+                    self.begin(Op::Sync { file: *file }, Pending::Sync { file: *file });
+                }
+            }
+            if !files.is_empty() {
+                break;
+            }
+            let ok = self.sync_fault.is_none();
+            self.syncs.finish().into_iter().for_each(|(ids, _)| self.answer(ids, ok, events));
+        }
+    }
+
+    fn completed(&mut self, completion: Completion, events: &mut Vec<Event>) {
+        let Some(pending) = self.pending.remove(&completion.token) else { return };
+        let token = completion.token;
+        match pending {
+            Pending::Records { segment, file, units } => {
+                self.record_writes -= 1;
+                self.syncs.write_ended(token, file);
+                self.keep_buffers(completion.op.into_parts());
+                let open = self.open.iter_mut().chain(self.sealing.iter_mut().map(|s| &mut s.segment));
+                if let Some(open) = open.into_iter().find(|o| o.segment() == segment) {
+                    open.writes -= 1;
+                    open.failed |= completion.result.is_err();
+                }
+                match completion.result {
+                    Ok(()) => {
+                        self.unsynced.extend_from_slice(&units);
+                        events.push(Event::Written(units));
+                    }
+                    Err(fault) => {
+                        let ids = units.into_iter().map(|(id, _)| id).collect();
+                        events.push(Event::WriteFailed(ids, fault));
+                        // Nothing more goes into a segment that the device refuses.
+                        self.seal_open_if(segment);
+                    }
+                }
+            }
+            Pending::Footer { segment, file } => {
+                self.syncs.write_ended(token, file);
+                if let Some(at) = self.sealing.iter().position(|s| s.segment.segment() == segment) {
+                    let sealed = self.sealing.remove(at);
+                    events.push(Event::Sealed(sealed.segment.footer_facts(), completion.result.is_ok()));
+                }
+            }
+            Pending::Sync { file } => {
+                let ok = completion.result.is_ok();
+                if let Err(fault) = completion.result {
+                    self.sync_fault.get_or_insert(fault);
+                }
+                if let Some((ids, ok)) = self.syncs.ended(file, ok) {
+                    self.answer(ids, ok, events);
+                }
+            }
+            Pending::Manifest => {
+                if let Some((changes, result)) = self.manifest.ended(&self.volume, completion.result) {
+                    changes.into_iter().for_each(|c| self.changed(c, &result, events));
+                }
+            }
+            Pending::Other { tag } => events.push(Event::Other(tag, completion)),
+        }
+    }
+
+    fn seal_open_if(&mut self, segment: pagelith_layouts::ids::SegmentId) {
+        if self.open.as_ref().is_some_and(|o| o.segment() == segment) {
+            self.seal_open();
+        }
+    }
+
+    /// A round of syncs is over: tell who asked, write the footers that waited for it, and say what became
+    /// durable or is no longer to be trusted.
+    fn answer(&mut self, ids: Vec<super::sync::SyncId>, ok: bool, events: &mut Vec<Event>) {
+        let covered = std::mem::take(&mut self.in_round);
+        if ok {
+            if !covered.is_empty() {
+                events.push(Event::Durable(covered));
+            }
+        } else if let Some(fault) = self.sync_fault.clone() {
+            events.push(Event::Untrusted(covered, fault));
+        }
+        for i in 0..self.sealing.len() {
+            let waits = match self.sealing[i].stage {
+                Stage::Sync(id) => ids.contains(&id),
+                Stage::Writes | Stage::Footer => false,
+            };
+            if waits && ok {
+                self.write_footer(i);
+            } else if waits {
+                // Found again by the next look at the segments being sealed.
+                self.sealing[i].segment.failed = true;
+                self.sealing[i].stage = Stage::Writes;
+            }
+        }
+        events.extend(ids.into_iter().map(|id| Event::Synced(id, ok)));
+    }
+
+    fn write_footer(&mut self, i: usize) {
+        let segment = self.sealing[i].segment.segment();
+        let (bytes, at) = self.sealing[i].segment.footer();
+        let Ok(mut buf) = AlignedBuf::new(bytes.len()) else {
+            self.sealing[i].segment.failed = true;
+            self.sealing[i].stage = Stage::Writes;
+            return;
+        };
+        buf.copy_from_slice(&bytes);
+        self.sealing[i].stage = Stage::Footer;
+        let (file, offset) = self.volume.place(segment, at);
+        self.bytes_written += bytes.len() as u64;
+        self.begin(
+            Op::Write { file, offset, parts: vec![buf.into_part()] },
+            Pending::Footer { segment, file },
+        );
+        self.syncs.write_begun(self.token);
+    }
+
+    fn changed(&mut self, change: Change, result: &Result<(), IoFault>, events: &mut Vec<Event>) {
+        match (change, result) {
+            (Change::Segment(segment, incarnation, order), Ok(())) => {
+                self.preparing = false;
+                self.spare =
+                    Some((SegmentIdentity { store: self.volume.store, segment, incarnation }, order));
+                events.push(Event::Ready(segment, incarnation, order));
+            }
+            (Change::Segment(..), Err(fault)) => events.push(Event::ManifestFailed(fault.clone())),
+            (Change::Generation(namespace, generation), result) => {
+                events.push(Event::Generation(namespace, generation, result.clone()));
+            }
+        }
+    }
+
+    fn keep_buffers(&mut self, parts: Vec<Part>) {
+        let room = SPARE_BUFFERS.saturating_sub(self.spare_buffers.len());
+        let headers = parts.into_iter().filter_map(Part::into_buf);
+        self.spare_buffers.extend(headers.filter(|b| b.len() == 4096).take(room));
+    }
+}

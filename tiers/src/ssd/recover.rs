@@ -1,0 +1,326 @@
+//! What a store holds after any end: a checkpoint, if there is a whole one, and then every segment opened
+//! since, by footer, or record by record where there is none.
+
+use pagelith_io::buffer::AlignedBuf;
+use pagelith_io::fault::IoFault;
+use pagelith_layouts::align::ALIGN;
+use pagelith_layouts::checkpoint::{
+    self, CHUNK_BYTES, CheckpointEntry, CheckpointFacts, ChunkKind, SegmentMark,
+};
+use pagelith_layouts::error::FormatError;
+use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
+use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder, Sequence};
+use pagelith_layouts::manifest::Manifest;
+use pagelith_layouts::record::RecordKind;
+use pagelith_layouts::scan::{self, Found};
+use pagelith_layouts::segment::{self, SegmentIdentity};
+
+use super::segments::{Segment, SegmentState, SegmentTable};
+use super::serial::{Serial, no_memory};
+use super::volume::Volume;
+
+/// Who learns what was found.
+pub trait Sink {
+    /// An object of the checkpoint whose segment still has the same incarnation. It counts as put before
+    /// everything the log says with a sequence of the checkpoint's or later.
+    fn from_checkpoint(&mut self, facts: &CheckpointFacts, entry: &CheckpointEntry);
+    /// The checkpoint was not whole after all: forget what came from it.
+    fn forget_checkpoint(&mut self);
+    /// A member of a record found in the log, tombstones included.
+    fn from_log(&mut self, segment: SegmentId, entry: &FooterEntry);
+}
+
+/// What was found.
+#[derive(Debug)]
+pub struct Recovered {
+    /// Every segment, sealed or free.
+    pub segments: SegmentTable,
+    /// First order not yet given.
+    pub next_order: SegmentOrder,
+    /// First sequence not yet given.
+    pub next_sequence: Sequence,
+    /// Number of the checkpoint used.
+    pub checkpoint: Option<u64>,
+    /// Largest number of any checkpoint seen.
+    pub last_serial: u64,
+    /// Footers read.
+    pub footers: u32,
+    /// Segments without a footer, read whole.
+    pub scanned: u32,
+    /// Records that were begun and not whole: torn by the crash, no flush covered them.
+    pub torn: u64,
+    /// Segments that the device would not read; what they held is forgotten.
+    pub unreadable: u32,
+    /// Bytes written to seal what was open.
+    pub bytes_written: u64,
+}
+
+/// Find out what the store holds. Segments without a footer are sealed on the way, so that afterwards all
+/// are sealed or free.
+pub fn recover(
+    volume: &Volume,
+    manifest: &Manifest,
+    serial: &mut Serial,
+    use_checkpoint: bool,
+    sink: &mut dyn Sink,
+) -> Result<Recovered, IoFault> {
+    let count = volume.geometry.segment_count;
+    let mut found = Recovered {
+        segments: SegmentTable::new(count),
+        next_order: SegmentOrder(1),
+        next_sequence: Sequence(1),
+        checkpoint: None,
+        last_serial: 0,
+        footers: 0,
+        scanned: 0,
+        torn: 0,
+        unreadable: 0,
+        bytes_written: 0,
+    };
+    let marks = newest_checkpoint(volume, manifest, serial, use_checkpoint, sink, &mut found)?;
+    let mut replay = Vec::new();
+    for id in (0..count).map(SegmentId) {
+        let Some((incarnation, order)) = manifest.segment(id) else { continue };
+        let s = found.segments.get_mut(id);
+        (s.incarnation, s.order) = (incarnation, order);
+        found.next_order = found.next_order.max(SegmentOrder(order.0 + 1));
+        match marks.get(id.0 as usize) {
+            _ if incarnation == Incarnation(0) => {}
+            Some(mark) if mark.incarnation == incarnation.0 => {
+                s.state = SegmentState::Sealed;
+                (s.min_sequence, s.data_end) = (Sequence(mark.min_sequence), mark.data_end);
+            }
+            _ => replay.push((order, id)),
+        }
+    }
+    // In log order, so that a later fact about a key meets the earlier ones already known.
+    replay.sort();
+    for (_, id) in replay {
+        replay_segment(volume, serial, id, sink, &mut found)?;
+    }
+    Ok(found)
+}
+
+/// Load the newest whole checkpoint; returns the marks of the segments that it speaks for.
+fn newest_checkpoint(
+    volume: &Volume,
+    manifest: &Manifest,
+    serial: &mut Serial,
+    use_it: bool,
+    sink: &mut dyn Sink,
+    found: &mut Recovered,
+) -> Result<Vec<SegmentMark>, IoFault> {
+    let mut heads = Vec::new();
+    for file in volume.checkpoints {
+        let Ok(block) = serial.read(file, 0, ALIGN as usize) else { continue };
+        if let Ok(facts) = checkpoint::decode_head(&block, volume.store) {
+            found.last_serial = found.last_serial.max(facts.serial);
+            heads.push((facts.serial, file, facts));
+        }
+    }
+    heads.sort_by_key(|(serial, ..)| std::cmp::Reverse(*serial));
+    for (number, file, facts) in heads.into_iter().filter(|_| use_it) {
+        match load_checkpoint(volume, manifest, serial, file, &facts, sink) {
+            Ok(marks) => {
+                found.checkpoint = Some(number);
+                found.next_sequence = found.next_sequence.max(facts.next_sequence);
+                return Ok(marks);
+            }
+            Err(reason) => {
+                tracing::warn!(serial = number, reason, "checkpoint is not whole, going without it");
+                sink.forget_checkpoint();
+            }
+        }
+    }
+    Ok(Vec::new())
+}
+
+fn load_checkpoint(
+    volume: &Volume,
+    manifest: &Manifest,
+    serial: &mut Serial,
+    file: pagelith_io::disk::FileId,
+    facts: &CheckpointFacts,
+    sink: &mut dyn Sink,
+) -> Result<Vec<SegmentMark>, String> {
+    let room = (volume.geometry.checkpoint_bytes() - checkpoint::chunk_offset(0)) / CHUNK_BYTES as u64;
+    if facts.chunk_count > room || facts.segment_count != volume.geometry.segment_count {
+        return Err(format!("chunk_count={} segment_count={}", facts.chunk_count, facts.segment_count));
+    }
+    let mut buf = AlignedBuf::new(CHUNK_BYTES).map_err(|e| e.to_string())?;
+    let mut marks: Vec<SegmentMark> = Vec::new();
+    let mut entries = 0;
+    for index in 0..facts.chunk_count {
+        buf = serial.read_into(file, checkpoint::chunk_offset(index), buf).map_err(|e| e.to_string())?;
+        let (kind, items) = checkpoint::decode_chunk(&buf, facts, index).map_err(|e| e.to_string())?;
+        match kind {
+            ChunkKind::Segments => {
+                marks.extend(
+                    items.chunks_exact(SegmentMark::BYTES).map(bytemuck::pod_read_unaligned::<SegmentMark>),
+                );
+            }
+            ChunkKind::Entries => {
+                for item in items.chunks_exact(CheckpointEntry::BYTES) {
+                    let entry: CheckpointEntry = bytemuck::pod_read_unaligned(item);
+                    entries += 1;
+                    let now =
+                        manifest.segment(SegmentId(entry.segment)).map(|(incarnation, _)| incarnation.0);
+                    let then = marks.get(entry.segment as usize).map(|m| m.incarnation);
+                    if now.is_some() && now == then {
+                        sink.from_checkpoint(facts, &entry);
+                    }
+                }
+            }
+        }
+    }
+    if entries != facts.entry_count || marks.len() != facts.segment_count as usize {
+        return Err(format!("entry_count={} found={entries} marks={}", facts.entry_count, marks.len()));
+    }
+    // Segments opened at or after the log position say for themselves what they hold.
+    for mark in &mut marks {
+        if mark.order >= facts.replay_from.0 {
+            mark.incarnation = 0;
+        }
+    }
+    Ok(marks)
+}
+
+fn replay_segment(
+    volume: &Volume,
+    serial: &mut Serial,
+    id: SegmentId,
+    sink: &mut dyn Sink,
+    found: &mut Recovered,
+) -> Result<(), IoFault> {
+    let &Segment { incarnation, order, .. } = found.segments.get(id);
+    let identity = SegmentIdentity { store: volume.store, segment: id, incarnation };
+    let (file, start) = volume.place(id, 0);
+    match serial.read(file, start, ALIGN as usize) {
+        Ok(block) => match segment::decode_head(&block, volume.store, id) {
+            Ok((in_head, ..)) if in_head == incarnation => {}
+            // A ruined head says nothing; look at the records.
+            Err(FormatError::Checksum { .. }) => {}
+            // The head goes first into a segment: without it nothing was ever synced under this incarnation.
+            _ => return Ok(()),
+        },
+        Err(fault) => return unreadable(found, id, &fault),
+    }
+    let footer = match read_footer(volume, serial, identity) {
+        Ok(footer) => footer,
+        Err(fault) => return unreadable(found, id, &fault),
+    };
+    let (facts, entries) = match footer {
+        Ok(footer) => {
+            found.footers += 1;
+            footer
+        }
+        Err(_) => match scan_segment(volume, serial, identity, order, found) {
+            Ok(Some(scanned)) => scanned,
+            Ok(None) => return Ok(()),
+            Err(fault) => return unreadable(found, id, &fault),
+        },
+    };
+    for entry in &entries {
+        sink.from_log(id, entry);
+    }
+    let s = found.segments.get_mut(id);
+    s.state = SegmentState::Sealed;
+    (s.min_sequence, s.data_end) = (facts.min_sequence, facts.data_end);
+    found.next_sequence = found.next_sequence.max(Sequence(facts.max_sequence.0 + 1));
+    Ok(())
+}
+
+fn unreadable(found: &mut Recovered, id: SegmentId, fault: &IoFault) -> Result<(), IoFault> {
+    tracing::warn!(segment = id.0, %fault, "segment cannot be read, what it held is forgotten");
+    found.unreadable += 1;
+    let s = found.segments.get_mut(id);
+    s.state = SegmentState::Sealed;
+    // What is in it is unknown, so every tombstone is kept.
+    s.min_sequence = Sequence(0);
+    Ok(())
+}
+
+/// A segment's footer, as [`footer::decode`] returns it.
+pub type Footer = (FooterFacts, Vec<FooterEntry>);
+
+/// Read a segment's footer. The outer error is the device's, the inner one says why it is no footer.
+pub fn read_footer(
+    volume: &Volume,
+    serial: &mut Serial,
+    identity: SegmentIdentity,
+) -> Result<Result<Footer, FormatError>, IoFault> {
+    let segment_bytes = volume.geometry.segment_bytes;
+    // Enough for the footer of a segment of 64 KiB objects at the default sizes; longer ones take two reads.
+    let first = (64 * 1024).min(segment_bytes) as usize;
+    let tail_at = segment_bytes - first as u64;
+    let (file, at) = volume.place(identity.segment, tail_at);
+    let tail = serial.read(file, at, first)?;
+    let Some(bytes) = footer::claimed_bytes(&tail, segment_bytes) else {
+        return Ok(footer::decode(&tail, identity, segment_bytes));
+    };
+    if bytes <= first as u64 {
+        return Ok(footer::decode(&tail[first - bytes as usize..], identity, segment_bytes));
+    }
+    let (file, at) = volume.place(identity.segment, segment_bytes - bytes);
+    let whole = serial.read(file, at, bytes as usize)?;
+    Ok(footer::decode(&whole, identity, segment_bytes))
+}
+
+/// Read a segment record by record, and seal it with what verified. `None` if nothing did.
+fn scan_segment(
+    volume: &Volume,
+    serial: &mut Serial,
+    identity: SegmentIdentity,
+    order: SegmentOrder,
+    found: &mut Recovered,
+) -> Result<Option<Footer>, IoFault> {
+    found.scanned += 1;
+    let segment_bytes = volume.geometry.segment_bytes;
+    let (file, start) = volume.place(identity.segment, 0);
+    let len = scan::SCRATCH_BYTES.min(segment_bytes as usize);
+    let mut scratch = AlignedBuf::new(len).map_err(|e| no_memory(len, &e))?;
+    let mut entries = Vec::new();
+    let mut facts = FooterFacts {
+        identity,
+        order,
+        min_sequence: Sequence(u64::MAX),
+        max_sequence: Sequence(0),
+        data_end: ALIGN,
+    };
+    let mut torn = 0;
+    scan::scan(
+        identity,
+        segment_bytes,
+        &mut scratch,
+        &mut |offset, out: &mut [u8]| {
+            out.copy_from_slice(&serial.read(file, start + offset, out.len())?);
+            Ok::<_, IoFault>(())
+        },
+        &mut |what| match what {
+            Found::Record { record, payload: Ok(()) } => {
+                let r = record.facts();
+                if r.kind == RecordKind::Data {
+                    facts.min_sequence = facts.min_sequence.min(r.sequence);
+                }
+                facts.max_sequence = facts.max_sequence.max(r.sequence);
+                facts.data_end = facts.data_end.max(r.offset + record.record_bytes());
+                entries.extend(footer::entries_of(&record));
+            }
+            Found::Record { payload: Err(_), .. } => torn += 1,
+            // Old incarnations' records are no ruins of this one.
+            Found::Junk { error: FormatError::Identity { .. }, .. } => {}
+            Found::Junk { .. } => torn += 1,
+        },
+    )?;
+    found.torn += torn;
+    if entries.is_empty() {
+        return Ok(None);
+    }
+    // The records were read, which does not make them durable: the footer waits for that here too.
+    serial.sync(file)?;
+    let bytes = footer::encode(&facts, &entries);
+    serial.write(file, start + segment_bytes - bytes.len() as u64, &bytes)?;
+    serial.sync(file)?;
+    found.bytes_written += bytes.len() as u64;
+    Ok(Some((facts, entries)))
+}

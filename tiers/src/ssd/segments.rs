@@ -1,0 +1,168 @@
+//! What the store knows of its segments while it runs.
+//!
+//! Invariant: a segment's incarnation is raised only while it is free, and it becomes free only when no
+//! reader holds it and everything that had to survive it is durable elsewhere.
+
+use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder, Sequence};
+
+use crate::policy::SegmentFacts;
+
+/// A segment's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentState {
+    /// May be opened.
+    Free,
+    /// Opened, or about to be: the log writes to it or will.
+    Open,
+    /// Full; records are only read.
+    Sealed,
+    /// Being emptied.
+    Reclaiming,
+}
+
+/// What is known of one segment.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    /// Its state.
+    pub state: SegmentState,
+    /// Its incarnation.
+    pub incarnation: Incarnation,
+    /// When that was opened; 0 never.
+    pub order: SegmentOrder,
+    /// Smallest sequence that lies in it on disk; `u64::MAX` if nothing does. Stays until the incarnation is
+    /// raised: what is on disk can come back at a crash.
+    pub min_sequence: Sequence,
+    /// End of its last record in bytes.
+    pub data_end: u64,
+    /// Objects that the index finds here.
+    pub live_objects: u32,
+    /// Their padded bytes.
+    pub live_bytes: u64,
+    /// Sum of their recency ticks.
+    pub recency_sum: u64,
+    /// Reads under way.
+    pub readers: u32,
+}
+
+impl Segment {
+    const NEW: Segment = Segment {
+        state: SegmentState::Free,
+        incarnation: Incarnation(0),
+        order: SegmentOrder(0),
+        min_sequence: Sequence(u64::MAX),
+        data_end: 0,
+        live_objects: 0,
+        live_bytes: 0,
+        recency_sum: 0,
+        readers: 0,
+    };
+}
+
+/// All segments of a store.
+#[derive(Clone, Debug)]
+pub struct SegmentTable(Vec<Segment>);
+
+impl SegmentTable {
+    /// `count` segments that were never used.
+    pub fn new(count: u32) -> SegmentTable {
+        SegmentTable(vec![Segment::NEW; count as usize])
+    }
+
+    /// A segment; ids come from this store, so they are in range.
+    pub fn get(&self, id: SegmentId) -> &Segment {
+        &self.0[id.0 as usize]
+    }
+
+    /// A segment, to be changed.
+    pub fn get_mut(&mut self, id: SegmentId) -> &mut Segment {
+        &mut self.0[id.0 as usize]
+    }
+
+    /// All segments by number.
+    pub fn iter(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
+        self.0.iter().enumerate().map(|(i, s)| (SegmentId(i as u32), s))
+    }
+
+    /// Number of segments in a state.
+    pub fn count(&self, state: SegmentState) -> usize {
+        self.0.iter().filter(|s| s.state == state).count()
+    }
+
+    /// The free segment to open next: the one opened longest ago, so that wear spreads and what a crash
+    /// could still bring back is gone soonest.
+    pub fn next_free(&self) -> Option<SegmentId> {
+        let free = self.iter().filter(|(_, s)| s.state == SegmentState::Free);
+        free.min_by_key(|(id, s)| (s.order, id.0)).map(|(id, _)| id)
+    }
+
+    /// The sealed segments, as policies see them.
+    pub fn sealed(&self) -> Vec<SegmentFacts> {
+        let sealed = self.iter().filter(|(_, s)| s.state == SegmentState::Sealed);
+        sealed
+            .map(|(segment, s)| SegmentFacts {
+                segment,
+                order: s.order.0,
+                live_objects: s.live_objects,
+                live_bytes: s.live_bytes,
+                recency_sum: s.recency_sum,
+                pinned: false,
+                min_sequence: s.min_sequence.0,
+            })
+            .collect()
+    }
+
+    /// Mean recency tick of all live objects, 0 if there are none.
+    pub fn mean_tick(&self) -> u64 {
+        let objects: u64 = self.0.iter().map(|s| u64::from(s.live_objects)).sum();
+        self.0.iter().map(|s| s.recency_sum).sum::<u64>().checked_div(objects).unwrap_or(0)
+    }
+
+    /// Whether a tombstone in `segment` may still shadow something: whether any other segment holds, on
+    /// disk, anything older than `sequence`.
+    pub fn tombstone_needed(&self, segment: SegmentId, sequence: Sequence) -> bool {
+        self.iter().any(|(id, s)| id != segment && s.min_sequence < sequence)
+    }
+
+    /// Count an object of `bytes` with recency `tick` in.
+    pub fn add_live(&mut self, id: SegmentId, bytes: u64, tick: u64) {
+        let s = self.get_mut(id);
+        s.live_objects += 1;
+        s.live_bytes += bytes;
+        s.recency_sum += tick;
+    }
+
+    /// Count it out again.
+    pub fn remove_live(&mut self, id: SegmentId, bytes: u64, tick: u64) {
+        let s = self.get_mut(id);
+        s.live_objects = s.live_objects.saturating_sub(1);
+        s.live_bytes = s.live_bytes.saturating_sub(bytes);
+        s.recency_sum = s.recency_sum.saturating_sub(tick);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tombstone_is_needed_while_anything_older_lies_elsewhere() {
+        let mut t = SegmentTable::new(3);
+        t.get_mut(SegmentId(0)).min_sequence = Sequence(5);
+        t.get_mut(SegmentId(1)).min_sequence = Sequence(9);
+        assert!(t.tombstone_needed(SegmentId(1), Sequence(6)));
+        assert!(!t.tombstone_needed(SegmentId(1), Sequence(5)));
+        assert!(!t.tombstone_needed(SegmentId(0), Sequence(9)));
+        assert!(t.tombstone_needed(SegmentId(0), Sequence(10)));
+    }
+
+    #[test]
+    fn the_oldest_free_segment_is_next() {
+        let mut t = SegmentTable::new(3);
+        for (i, order) in [(0, 7), (1, 3), (2, 5)] {
+            t.get_mut(SegmentId(i)).order = SegmentOrder(order);
+        }
+        assert_eq!(t.next_free(), Some(SegmentId(1)));
+        t.get_mut(SegmentId(1)).state = SegmentState::Open;
+        assert_eq!(t.next_free(), Some(SegmentId(2)));
+    }
+}

@@ -1,0 +1,454 @@
+//! The files of a store: how many segments fit under the cap, making them, opening and locking them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith_io::disk::{Disk, FileId};
+use pagelith_io::entropy::Entropy;
+use pagelith_io::fault::{FaultKind, IoFault};
+use pagelith_layouts::align::ALIGN;
+use pagelith_layouts::checkpoint;
+use pagelith_layouts::checksum::{BLOCK_BYTES, FINGERPRINT_KEY_BYTES};
+use pagelith_layouts::error::FormatError;
+use pagelith_layouts::ids::{SegmentId, StoreId};
+use pagelith_layouts::manifest::{self, Manifest, Superblock};
+use pagelith_layouts::names;
+
+use super::serial::Serial;
+
+/// Fewest segments of a store: one open, one to be opened next, one being reclaimed, one to hold something.
+pub const SEGMENTS_MIN: u32 = 4;
+
+/// The sizes of a store's files. All of them together never exceed `capacity_bytes`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// The cap in bytes.
+    pub capacity_bytes: u64,
+    /// Length of a segment in bytes.
+    pub segment_bytes: u64,
+    /// Number of segments.
+    pub segment_count: u32,
+    /// Number of directories.
+    pub dirs: u32,
+    /// Objects that a checkpoint has room for.
+    pub objects_max: u64,
+    /// Namespaces that the manifest has room for.
+    pub namespaces_max: u32,
+}
+
+impl Geometry {
+    /// As many segments as fit under the cap beside the other files; `None` if fewer than
+    /// [`SEGMENTS_MIN`] do.
+    pub fn fit(
+        capacity_bytes: u64,
+        segment_bytes: u64,
+        dirs: u32,
+        objects_max: u64,
+        namespaces_max: u32,
+    ) -> Option<Geometry> {
+        let most = u32::try_from(capacity_bytes / segment_bytes.max(1)).ok()?;
+        (SEGMENTS_MIN..=most)
+            .rev()
+            .map(|segment_count| Geometry {
+                capacity_bytes,
+                segment_bytes,
+                segment_count,
+                dirs,
+                objects_max,
+                namespaces_max,
+            })
+            .find(|g| g.total_bytes() <= capacity_bytes)
+    }
+
+    /// Length of a copy of the manifest in bytes.
+    pub fn manifest_bytes(&self) -> u64 {
+        Manifest::copy_bytes(self.segment_count, self.namespaces_max)
+    }
+
+    /// Length of a checkpoint file in bytes.
+    pub fn checkpoint_bytes(&self) -> u64 {
+        checkpoint::file_bytes(self.segment_count.into(), self.objects_max)
+    }
+
+    /// Length of the segments file of a directory in bytes.
+    pub fn dir_bytes(&self, dir: u32) -> u64 {
+        let segments = self.segment_count.saturating_sub(dir).div_ceil(self.dirs.max(1));
+        u64::from(segments) * self.segment_bytes
+    }
+
+    /// Length of all files together in bytes, the lock file included.
+    pub fn total_bytes(&self) -> u64 {
+        u64::from(self.segment_count) * self.segment_bytes
+            + 2 * (self.manifest_bytes() + self.checkpoint_bytes())
+            + ALIGN
+    }
+
+    fn superblock(&self, fingerprint_key: [u8; FINGERPRINT_KEY_BYTES]) -> Superblock {
+        Superblock {
+            segment_bytes: self.segment_bytes,
+            capacity_bytes: self.capacity_bytes,
+            checkpoint_bytes: self.checkpoint_bytes(),
+            objects_max: self.objects_max,
+            segment_count: self.segment_count,
+            dir_count: self.dirs,
+            block_bytes: BLOCK_BYTES,
+            namespaces_max: self.namespaces_max,
+            fingerprint_key,
+            reserved: [0; 80],
+        }
+    }
+}
+
+/// Why a store could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// The disk failed or refused.
+    #[error("{0}")]
+    Io(#[from] IoFault),
+    /// The directory holds other things.
+    #[error("directory is not a store and not empty dir={dir} file={file}")]
+    NotAStore {
+        /// The directory.
+        dir: String,
+        /// What lies in it.
+        file: String,
+    },
+    /// Another process has the store open, or one was killed and its writes are still under way.
+    #[error("store is open elsewhere dir={dir} file={file}, its LOCK file names the owner")]
+    Locked {
+        /// The directory.
+        dir: String,
+        /// The file whose lock is held.
+        file: String,
+    },
+    /// A file of the store is missing or of another length than the manifest says.
+    #[error(
+        "file of the store is missing or has another length dir={dir} file={file} expected_bytes={expected} found_bytes={found}"
+    )]
+    File {
+        /// The directory.
+        dir: String,
+        /// The file.
+        file: &'static str,
+        /// Its length as it should be.
+        expected: u64,
+        /// Its length, 0 if it is missing.
+        found: u64,
+    },
+    /// No copy of a manifest block can be read.
+    #[error("{error} file={file} offset={offset}")]
+    Manifest {
+        /// What is wrong.
+        error: FormatError,
+        /// Which copy.
+        file: &'static str,
+        /// Byte offset in it.
+        offset: u64,
+    },
+    /// The store was made with another configuration.
+    #[error(
+        "store was made with another {field}: it has {found}, the configuration asks for {wanted} dir={dir}"
+    )]
+    Incompatible {
+        /// The configuration field.
+        field: &'static str,
+        /// What the store has.
+        found: u64,
+        /// What was asked for.
+        wanted: u64,
+        /// The first directory.
+        dir: String,
+    },
+}
+
+/// An open store's files.
+pub struct Volume {
+    /// The disk they lie on.
+    pub disk: Arc<dyn Disk>,
+    /// Their sizes.
+    pub geometry: Geometry,
+    /// The store's name.
+    pub store: StoreId,
+    /// The two copies of the manifest.
+    pub manifests: [FileId; 2],
+    /// The two checkpoints.
+    pub checkpoints: [FileId; 2],
+    /// The segments file of each directory.
+    pub segments: Vec<FileId>,
+}
+
+impl Volume {
+    /// The file and byte offset of a byte of a segment.
+    pub fn place(&self, segment: SegmentId, offset: u64) -> (FileId, u64) {
+        let (dir, start) = names::segment_place(segment, self.geometry.dirs, self.geometry.segment_bytes);
+        (self.segments[dir], start + offset)
+    }
+}
+
+/// A store as it was found or made.
+pub struct OpenedVolume {
+    /// Its files.
+    pub volume: Volume,
+    /// Its manifest.
+    pub manifest: Manifest,
+    /// Whether it was made just now.
+    pub made: bool,
+    /// Manifest blocks that were damaged in one copy and have been mended from the other.
+    pub mended: u32,
+}
+
+/// Open the store in `disk`'s directories, or make one there if they are empty. `owner` is written to the
+/// LOCK file for people. Nothing is left behind when making fails.
+pub fn open_or_make(
+    disk: Arc<dyn Disk>,
+    geometry: Geometry,
+    entropy: &dyn Entropy,
+    owner: &str,
+    timeout: Duration,
+) -> Result<OpenedVolume, VolumeError> {
+    match look(&*disk)? {
+        Look::Store => open(disk, geometry, owner, timeout),
+        Look::Empty => make(disk, geometry, entropy, owner, timeout),
+        Look::HalfMade => {
+            unmake(&*disk)?;
+            make(disk, geometry, entropy, owner, timeout)
+        }
+    }
+}
+
+enum Look {
+    Empty,
+    HalfMade,
+    Store,
+}
+
+/// What lies in the directories.
+fn look(disk: &dyn Disk) -> Result<Look, VolumeError> {
+    let mut ours = None;
+    let mut manifest = false;
+    for dir in 0..disk.dirs() {
+        for (name, _) in disk.list(dir)? {
+            if !names::is_ours(&name) {
+                return Err(VolumeError::NotAStore { dir: disk.dir_name(dir), file: name });
+            }
+            if name == names::CREATING {
+                // Whoever is making the store right now holds this file's lock.
+                lock(disk, dir, names::CREATING)?;
+                return Ok(Look::HalfMade);
+            }
+            manifest |= names::MANIFESTS.contains(&&*name);
+            ours.get_or_insert(dir);
+        }
+    }
+    match ours {
+        None => Ok(Look::Empty),
+        Some(_) if manifest => Ok(Look::Store),
+        Some(dir) => Err(VolumeError::File {
+            dir: disk.dir_name(dir),
+            file: names::MANIFESTS[0],
+            expected: ALIGN,
+            found: 0,
+        }),
+    }
+}
+
+/// Open and lock a file of the store.
+fn lock(disk: &dyn Disk, dir: usize, name: &'static str) -> Result<(FileId, u64), VolumeError> {
+    disk.open(dir, name).map_err(|fault| match fault.kind {
+        FaultKind::Locked => VolumeError::Locked { dir: disk.dir_name(dir), file: name.into() },
+        FaultKind::NotFound => {
+            VolumeError::File { dir: disk.dir_name(dir), file: name, expected: ALIGN, found: 0 }
+        }
+        _ => VolumeError::Io(fault),
+    })
+}
+
+fn unmake(disk: &dyn Disk) -> Result<(), IoFault> {
+    for dir in 0..disk.dirs() {
+        let files = disk.list(dir)?;
+        // The marker goes last: until then the rest is known to be half made.
+        for (name, _) in files.iter().filter(|(n, _)| names::is_ours(n) && n != names::CREATING) {
+            disk.remove(dir, name)?;
+        }
+    }
+    disk.remove(0, names::CREATING)
+}
+
+fn make(
+    disk: Arc<dyn Disk>,
+    geometry: Geometry,
+    entropy: &dyn Entropy,
+    owner: &str,
+    timeout: Duration,
+) -> Result<OpenedVolume, VolumeError> {
+    let made = make_files(&disk, geometry, entropy, owner, timeout);
+    if made.is_err() {
+        // The first failure is the one to tell of; a directory that cannot be cleaned keeps its marker.
+        let _ = unmake(&*disk);
+    }
+    made
+}
+
+fn make_files(
+    disk: &Arc<dyn Disk>,
+    geometry: Geometry,
+    entropy: &dyn Entropy,
+    owner: &str,
+    timeout: Duration,
+) -> Result<OpenedVolume, VolumeError> {
+    disk.create(0, names::CREATING, ALIGN)?;
+    let mut segments = Vec::new();
+    for dir in 0..geometry.dirs {
+        segments.push(disk.create(dir as usize, names::SEGMENTS, geometry.dir_bytes(dir))?);
+    }
+    let [c0, c1] = names::CHECKPOINTS;
+    let bytes = geometry.checkpoint_bytes();
+    let checkpoints = [disk.create(0, c0, bytes)?, disk.create(0, c1, bytes)?];
+    let mut key = [0; FINGERPRINT_KEY_BYTES];
+    entropy.fill(&mut key);
+    let manifest = Manifest::new(StoreId(entropy.bytes16()), geometry.superblock(key));
+    let mut manifests = [FileId(0); 2];
+    let mut serial = Serial::new(&**disk, timeout)?;
+    let copy = manifest.copy();
+    for (i, file) in manifests.iter_mut().enumerate() {
+        *file =
+            disk.create(manifest_dir(geometry.dirs, i), names::MANIFESTS[i], geometry.manifest_bytes())?;
+        serial.write(*file, 0, &copy)?;
+        serial.sync(*file)?;
+    }
+    let lock_file = disk.create(0, names::LOCK, ALIGN)?;
+    serial.write(lock_file, 0, owner.as_bytes().get(..ALIGN as usize).unwrap_or(owner.as_bytes()))?;
+    // From here on it is a store: everything above is synced.
+    disk.remove(0, names::CREATING)?;
+    let store = manifest.store();
+    let volume = Volume { disk: disk.clone(), geometry, store, manifests, checkpoints, segments };
+    Ok(OpenedVolume { volume, manifest, made: true, mended: 0 })
+}
+
+/// The copies lie on different drives where there are several.
+fn manifest_dir(dirs: u32, copy: usize) -> usize {
+    if copy == 0 { 0 } else { dirs as usize - 1 }
+}
+
+fn open(
+    disk: Arc<dyn Disk>,
+    geometry: Geometry,
+    owner: &str,
+    timeout: Duration,
+) -> Result<OpenedVolume, VolumeError> {
+    let dirs = geometry.dirs;
+    // Every lock is taken before a byte is looked at.
+    let mut segments = Vec::new();
+    for dir in 0..dirs as usize {
+        segments.push(lock(&*disk, dir, names::SEGMENTS)?);
+    }
+    let mut serial = Serial::new(&*disk, timeout)?;
+    let mut files = [None; 2];
+    let mut copies = [Vec::new(), Vec::new()];
+    for i in 0..2 {
+        match lock(&*disk, manifest_dir(dirs, i), names::MANIFESTS[i]) {
+            Ok((file, len)) => {
+                files[i] = Some((file, len));
+                if len >= ALIGN {
+                    let len = pagelith_layouts::align::align_down(len) as usize;
+                    copies[i] = serial.read(file, 0, len).map(|b| b.to_vec()).unwrap_or_default();
+                }
+            }
+            Err(VolumeError::File { .. }) => {}
+            Err(other) => return Err(other),
+        }
+    }
+    let (manifest, damage) =
+        manifest::decode([&copies[0], &copies[1]]).map_err(|d| VolumeError::Manifest {
+            error: d.error,
+            file: names::MANIFESTS[d.copy],
+            offset: u64::from(d.index) * ALIGN,
+        })?;
+    compatible(&*disk, &geometry, manifest.superblock())?;
+    for (dir, (_, found)) in segments.iter().enumerate() {
+        check_length(&*disk, dir, names::SEGMENTS, geometry.dir_bytes(dir as u32), *found)?;
+    }
+    let manifests = mend(&*disk, &mut serial, &geometry, &manifest, files, &copies)?;
+    let mut checkpoints = [FileId(0); 2];
+    for (i, file) in checkpoints.iter_mut().enumerate() {
+        *file = open_or_replace(&*disk, 0, names::CHECKPOINTS[i], geometry.checkpoint_bytes())?;
+    }
+    let lock_file = open_or_replace(&*disk, 0, names::LOCK, ALIGN)?;
+    serial.write(lock_file, 0, owner.as_bytes().get(..ALIGN as usize).unwrap_or(owner.as_bytes()))?;
+    let store = manifest.store();
+    let segments = segments.into_iter().map(|(file, _)| file).collect();
+    let volume = Volume { disk, geometry, store, manifests, checkpoints, segments };
+    Ok(OpenedVolume { volume, manifest, made: false, mended: damage.len() as u32 })
+}
+
+/// A file that the store can do without is made anew if it is missing or has another length.
+fn open_or_replace(disk: &dyn Disk, dir: usize, name: &'static str, len: u64) -> Result<FileId, VolumeError> {
+    match lock(disk, dir, name) {
+        Ok((file, found)) if found == len => return Ok(file),
+        Ok(_) => disk.remove(dir, name)?,
+        Err(VolumeError::File { .. }) => {}
+        Err(other) => return Err(other),
+    }
+    Ok(disk.create(dir, name, len)?)
+}
+
+fn check_length(
+    disk: &dyn Disk,
+    dir: usize,
+    file: &'static str,
+    expected: u64,
+    found: u64,
+) -> Result<(), VolumeError> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(VolumeError::File { dir: disk.dir_name(dir), file, expected, found })
+}
+
+fn compatible(disk: &dyn Disk, wanted: &Geometry, found: &Superblock) -> Result<(), VolumeError> {
+    let pairs = [
+        ("number of ssd.dirs", u64::from(found.dir_count), u64::from(wanted.dirs)),
+        ("ssd.bytes", found.capacity_bytes, wanted.capacity_bytes),
+        ("ssd.segment_bytes", found.segment_bytes, wanted.segment_bytes),
+        ("index.max_objects", found.objects_max, wanted.objects_max),
+        ("namespaces_max", found.namespaces_max.into(), wanted.namespaces_max.into()),
+        ("checksum block size", found.block_bytes.into(), BLOCK_BYTES.into()),
+        ("number of segments", found.segment_count.into(), wanted.segment_count.into()),
+    ];
+    match pairs.into_iter().find(|(_, found, wanted)| found != wanted) {
+        None => Ok(()),
+        Some((field, found, wanted)) => {
+            Err(VolumeError::Incompatible { field, found, wanted, dir: disk.dir_name(0) })
+        }
+    }
+}
+
+/// Bring both copies to the same state before anything else is written: from then on either may be lost.
+fn mend(
+    disk: &dyn Disk,
+    serial: &mut Serial,
+    geometry: &Geometry,
+    manifest: &Manifest,
+    files: [Option<(FileId, u64)>; 2],
+    copies: &[Vec<u8>; 2],
+) -> Result<[FileId; 2], VolumeError> {
+    let wanted = manifest.copy();
+    let mut out = [FileId(0); 2];
+    for i in 0..2 {
+        let name = names::MANIFESTS[i];
+        let dir = manifest_dir(geometry.dirs, i);
+        out[i] = match files[i] {
+            Some((file, len)) if len == geometry.manifest_bytes() => file,
+            // Of another length: it is open here already, so it is replaced without being opened again.
+            _ => {
+                disk.remove(dir, name)?;
+                disk.create(dir, name, geometry.manifest_bytes())?
+            }
+        };
+        if copies[i] != wanted {
+            serial.write(out[i], 0, &wanted)?;
+            serial.sync(out[i])?;
+        }
+    }
+    Ok(out)
+}
