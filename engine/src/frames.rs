@@ -93,7 +93,6 @@ pub(crate) struct Frames {
     slots: Vec<Option<Frame>>,
     free: Vec<u32>,
     serial: u64,
-    live: usize,
 }
 
 impl Frames {
@@ -111,7 +110,6 @@ impl Frames {
             }
         };
         self.slots[id as usize] = Some(frame);
-        self.live += 1;
         Some(FrameRef { id: FrameId(id), serial: self.serial })
     }
 
@@ -135,13 +133,7 @@ impl Frames {
         if let Some(frame) = self.slots.get_mut(id.0 as usize).and_then(Option::take) {
             frame.data.members.iter().for_each(|m| space.free(m.extent));
             self.free.push(id.0);
-            self.live -= 1;
         }
-    }
-
-    /// Number of frames.
-    pub fn len(&self) -> usize {
-        self.live
     }
 
     /// All frames.

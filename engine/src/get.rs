@@ -23,7 +23,7 @@ use crate::index::SsdPlace;
 use crate::locate::{self, Located};
 use crate::outcome::{GetDone, GetOutcome, MissCause, Ticket, Tier};
 use crate::plan::{self, Fetch, HeaderPlace, Piece, Target};
-use crate::session::SessionIo;
+use crate::session::{SessionIo, page_steps};
 use crate::slot::{Slot, Step};
 
 /// Tries of a read that the device failed.
@@ -71,7 +71,9 @@ impl GetBatch {
         Self::begin_slots(io, keys.iter().map(|k| Slot::probe(*k)).collect(), at, deadline)
     }
 
-    fn begin_slots(io: &mut SessionIo, slots: Vec<Slot>, at: Recency, deadline: Mono) -> GetBatch {
+    fn begin_slots(io: &mut SessionIo, mut slots: Vec<Slot>, at: Recency, deadline: Mono) -> GetBatch {
+        let keys: Vec<ObjectKey> = slots.iter().map(|s| s.get.key).collect();
+        slots.iter_mut().zip(page_steps(keys.iter())).for_each(|(slot, step)| slot.step_back = step);
         let mut batch = GetBatch {
             slots,
             headers: Vec::new(),

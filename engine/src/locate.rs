@@ -33,7 +33,7 @@ pub(crate) fn locate(
 ) -> Vec<(usize, Located)> {
     let mut core = shared.lock();
     let one = |&i: &usize| {
-        let at = Recency { depth: at.depth.saturating_add(i as u32), ..at };
+        let at = Recency { depth: at.depth.saturating_add(slots[i].step_back), ..at };
         (i, locate_one(shared, &mut core, &mut slots[i], at))
     };
     which.iter().map(one).collect()

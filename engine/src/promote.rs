@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pagelith_layouts::ids::SegmentId;
+use pagelith_tiers::dram::arena::Extent;
 use pagelith_tiers::policy::Recency;
 
 use crate::config::Promote;
@@ -20,8 +21,8 @@ pub(crate) fn promote(shared: &Shared, slots: &[Slot], at: Recency) {
     if shared.config.promote() == Promote::Never || shared.config.dram_bytes() == 0 {
         return;
     }
-    let mut records: BTreeMap<(SegmentId, u64), BTreeMap<u64, (usize, &Slot)>> = BTreeMap::new();
-    for (i, slot) in slots.iter().enumerate() {
+    let mut records: BTreeMap<(SegmentId, u64), BTreeMap<u64, &Slot>> = BTreeMap::new();
+    for slot in slots {
         let whole = slot.want == (0..slot.length);
         let from_ssd = match &slot.outcome {
             Some(Ok(GetOutcome::Hit { tier, .. })) => *tier == Tier::Ssd,
@@ -29,11 +30,11 @@ pub(crate) fn promote(shared: &Shared, slots: &[Slot], at: Recency) {
         };
         if let (true, true, Some(e), Some(_)) = (whole, from_ssd, &slot.expected, &slot.verified) {
             let record = records.entry((e.identity.segment, e.offset)).or_default();
-            record.insert(e.payload_delta, (i, slot));
+            record.insert(e.payload_delta, slot);
         }
     }
     for members in records.values() {
-        let all = members.values().next().and_then(|(_, s)| s.verified.as_ref());
+        let all = members.values().next().and_then(|s| s.verified.as_ref());
         if all.is_some_and(|v| v.member_count == members.len()) {
             let members: Vec<_> = members.values().copied().collect();
             promote_record(shared, &members, at);
@@ -41,7 +42,7 @@ pub(crate) fn promote(shared: &Shared, slots: &[Slot], at: Recency) {
     }
 }
 
-fn promote_record(shared: &Shared, members: &[(usize, &Slot)], at: Recency) {
+fn promote_record(shared: &Shared, members: &[&Slot], at: Recency) {
     let on_ssd_only = |slot: &Slot| {
         let place = slot.found();
         move |e: &Entry| e.ssd == place && e.frame.is_none()
@@ -49,14 +50,14 @@ fn promote_record(shared: &Shared, members: &[(usize, &Slot)], at: Recency) {
     let mut core = shared.lock();
     let there =
         |core: &crate::core::Core, s: &Slot| core.index.find(s.fingerprint).any(|e| on_ssd_only(s)(&e));
-    if !members.iter().all(|(_, s)| there(&core, s)) {
+    if !members.iter().all(|s| there(&core, s)) {
         return;
     }
-    let lengths: Vec<_> = members.iter().map(|(_, s)| (s.get.key, s.length)).collect();
+    let lengths: Vec<_> = members.iter().map(|s| (s.get.key, s.length)).collect();
     let Some(extents) = crate::put::set_aside(&mut core, &lengths) else { return };
     drop(core);
     let mut filled = true;
-    for ((_, slot), extent) in members.iter().zip(&extents) {
+    for (slot, extent) in members.iter().zip(&extents) {
         let pieces: Vec<_> = slot.get.destination.pieces().collect();
         let checksums = slot.verified.as_ref().map(|v| &v.checksums);
         // The caller has not got its memory back yet, so this is what was verified; the copy is compared
@@ -64,12 +65,12 @@ fn promote_record(shared: &Shared, members: &[(usize, &Slot)], at: Recency) {
         filled &= Unpublished::new(*extent).fill(&shared.memory, &pieces).as_ref() == checksums;
     }
     let mut core = shared.lock();
-    let first = members[0].1.verified.as_ref().map(|v| v.facts);
-    let (true, Some(facts), true) = (filled, first, members.iter().all(|(_, s)| there(&core, s))) else {
+    let first = members[0].verified.as_ref().map(|v| v.facts);
+    let (true, Some(facts), true) = (filled, first, members.iter().all(|s| there(&core, s))) else {
         extents.into_iter().for_each(|e| core.space.free(e));
         return;
     };
-    let member = |((_, slot), extent): (&(usize, &Slot), &pagelith_tiers::dram::arena::Extent)| FrameMember {
+    let member = |(slot, extent): (&&Slot, &Extent)| FrameMember {
         key: slot.get.key,
         fingerprint: slot.fingerprint,
         extent: *extent,
@@ -83,12 +84,12 @@ fn promote_record(shared: &Shared, members: &[(usize, &Slot)], at: Recency) {
         depth: facts.depth,
         members: members.iter().zip(&extents).map(member).collect(),
     });
-    let depth = at.depth.saturating_add(members[0].0 as u32);
+    let depth = at.depth.saturating_add(members[0].step_back);
     let Some(frame) = core.frames.insert(data, FrameState::Clean, Recency { depth, ..at }) else {
         extents.into_iter().for_each(|e| core.space.free(e));
         return;
     };
-    for (_, slot) in members {
+    for slot in members {
         let linked = core.index.update(slot.fingerprint, on_ssd_only(slot), |e| e.frame = Some(frame.id.0));
         debug_assert!(linked.is_ok_and(|found| found));
     }

@@ -32,10 +32,6 @@ pub(crate) struct Incoming<'a> {
 }
 
 impl Incoming<'_> {
-    pub fn length(&self) -> u64 {
-        self.pieces.iter().map(|p| p.len() as u64).sum()
-    }
-
     /// The pieces of a source.
     pub fn of<'a>(key: ObjectKey, parts: &'a [Part]) -> Incoming<'a> {
         Incoming { key, pieces: parts.iter().map(Part::bytes).collect() }

@@ -246,6 +246,16 @@ impl Drop for Session {
     }
 }
 
+/// How many pages each key's page lies behind the first: neighbours of one page count once.
+pub(crate) fn page_steps<'a>(keys: impl Iterator<Item = &'a ObjectKey>) -> impl Iterator<Item = u32> {
+    let mut previous: Option<ObjectKey> = None;
+    keys.scan(0u32, move |depth, key| {
+        *depth = depth.saturating_add(u32::from(previous.is_some_and(|p| !p.same_page(key))));
+        previous = Some(*key);
+        Some(*depth)
+    })
+}
+
 /// Recency of a batch's first key.
 pub(crate) fn recency(shared: &Shared, options: &Options) -> Recency {
     let Request(epoch) = options.request.unwrap_or_else(|| begin_request(shared));

@@ -51,6 +51,8 @@ pub(crate) struct Slot {
     /// Places that turned out to be other keys'.
     pub tried: Vec<SsdPlace>,
     pub header: Option<usize>,
+    /// Pages that it lies behind the batch's first.
+    pub step_back: u32,
     pub stage: usize,
     pub pieces_left: usize,
     pub attempts: u32,
@@ -81,6 +83,7 @@ impl Slot {
             place: None,
             tried: Vec::new(),
             header: None,
+            step_back: 0,
             stage: 0,
             pieces_left: 0,
             attempts: 0,

@@ -25,11 +25,11 @@ mod tests;
 use entry::{SLOT_BYTES, Slot, stored};
 use slots::Slots;
 
-pub use entry::{Entry, FRAME_MAX, FREQ_MAX, LENGTH_MAX, SEGMENT_MAX, SsdPlace, TICK_MODULUS, tick_age};
+pub use entry::{Entry, FRAME_MAX, SsdPlace, TICK_MODULUS, tick_age};
 
 /// How many home slots are asked for before the first is looked at: enough to keep a core's line fill buffers
 /// (10 to 16 on current x86 and Arm cores) busy.
-const PREFETCH_GROUP: usize = 16;
+pub(crate) const PREFETCH_GROUP: usize = 16;
 
 /// Why the index refused. Whatever the reason, it is unchanged.
 #[derive(Debug, thiserror::Error)]
@@ -91,11 +91,6 @@ impl Index {
         self.len as u64
     }
 
-    /// Whether it holds none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Memory set aside for entries, bytes: at most 40 for each of [`capacity`](Index::capacity), all of it
     /// counted whether touched yet or not. The system rounds it up to whole pages.
     pub fn memory_bytes(&self) -> u64 {
@@ -139,17 +134,7 @@ impl Index {
         self.positions(fingerprint).next().is_some()
     }
 
-    /// [`contains`](Index::contains) for many: `found` is cleared and gets one answer a fingerprint, in order.
-    pub fn contains_batch(&self, fingerprints: &[u128], found: &mut Vec<bool>) {
-        found.clear();
-        found.reserve(fingerprints.len());
-        for group in fingerprints.chunks(PREFETCH_GROUP) {
-            self.prefetch(group);
-            found.extend(group.iter().map(|&fingerprint| self.contains(fingerprint)));
-        }
-    }
-
-    /// Starts bringing these fingerprints' home slots into the cache, at most a dozen or so at a time to good
+    /// Starts bringing these fingerprints' home slots into the cache, [`PREFETCH_GROUP`] at a time to good
     /// effect. Changes nothing; only how long the next look at them takes.
     pub fn prefetch(&self, fingerprints: &[u128]) {
         if self.slots.count() == 0 {
@@ -196,31 +181,6 @@ impl Index {
         self.slots.set(hole, Slot::EMPTY);
         self.len -= 1;
         Some(removed)
-    }
-
-    /// Asks about every entry once and drops those not kept, in one pass however many they are.
-    pub fn retain(&mut self, mut keep: impl FnMut(&Entry) -> bool) {
-        let count = self.slots.count();
-        // Invariant 3: seen from here, no entry lies before its home.
-        let Some(start) = (0..count).find(|&at| self.is_boundary(at)) else { return };
-        let mut free = 0;
-        for step in 0..count {
-            let at = self.slots.forward(start, step);
-            let slot = self.slots.get(at);
-            if slot.is_empty() {
-                continue;
-            }
-            let kept = keep(&slot.unpack());
-            self.slots.set(at, Slot::EMPTY);
-            if kept {
-                let home = step - self.slots.distance(at, slot.fingerprint);
-                let target = free.max(home);
-                self.slots.set(self.slots.forward(start, target), slot);
-                free = target + 1;
-            } else {
-                self.len -= 1;
-            }
-        }
     }
 
     /// How many homes there are: the end of the range for [`visit_homes`](Index::visit_homes).
@@ -288,11 +248,5 @@ impl Index {
         self.positions(fingerprint)
             .map(|at| (at, self.slots.get(at).unpack()))
             .find(|(_, entry)| matches(entry))
-    }
-
-    /// Whether no entry at or after `at` belongs before it.
-    fn is_boundary(&self, at: usize) -> bool {
-        let fingerprint = self.slots.fingerprint(at);
-        fingerprint == 0 || self.slots.distance(at, fingerprint) == 0
     }
 }
