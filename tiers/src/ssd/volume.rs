@@ -447,8 +447,9 @@ fn mend(
         };
         if copies[i] != wanted {
             serial.write(out[i], 0, &wanted)?;
-            serial.sync(out[i])?;
         }
+        // Also what reads as it should: a killed process may have written it and not synced it.
+        serial.sync(out[i])?;
     }
     Ok(out)
 }
