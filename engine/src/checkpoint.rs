@@ -3,12 +3,17 @@
 //! The snapshot is fuzzy. What makes it right: its position is the oldest segment not yet sealed when it
 //! began, so everything that changes meanwhile is in segments that the next open replays; and a data sync
 //! comes after the last entry was copied, so that an object which was moved out of an older segment
-//! meanwhile, and is left out here for being found in the replay, is durable where the replay looks.
+//! meanwhile, and is left out here for being found in the replay, is durable where the replay looks. Of a
+//! record that entries left meanwhile, one member may have been copied before and another not; so such
+//! records are withdrawn at the end, all members at once.
+
+use std::collections::HashSet;
 
 use pagelith_io::fault::IoFault;
 use pagelith_layouts::checkpoint::{CheckpointEntry, SegmentMark};
 use pagelith_layouts::ids::{SegmentId, SegmentOrder};
 use pagelith_tiers::ssd::checkpoint::CheckpointWriter;
+use pagelith_tiers::ssd::segments::SegmentState;
 
 use crate::flusher::{Flusher, Purpose};
 use crate::index::Entry;
@@ -36,13 +41,20 @@ impl Flusher {
         let Some(volume) = self.shared.volume.clone() else { return };
         let replay_from = self.log.oldest_unsealed().unwrap_or(self.next_order);
         let serial = self.checkpoint_serial + 1;
-        let core = self.shared.lock();
-        let Some(ssd) = core.ssd.as_ref() else { return };
+        let mut core = self.shared.lock();
+        let Some(ssd) = core.ssd.as_mut() else { return };
+        ssd.left = Some(HashSet::new());
         let marks: Vec<_> = ssd
             .segments
             .iter()
             .map(|(_, s)| SegmentMark {
-                incarnation: s.incarnation.0,
+                // A free segment in which nothing was written in this life has no footer: told to be sealed,
+                // the next open could never reclaim it.
+                incarnation: if s.state == SegmentState::Free && s.data_end == 0 {
+                    0
+                } else {
+                    s.incarnation.0
+                },
                 order: s.order.0,
                 min_sequence: s.min_sequence.0,
                 data_end: s.data_end,
@@ -89,7 +101,7 @@ impl Flusher {
     fn copy_entries(&mut self) -> bool {
         let shared = self.shared.clone();
         let Some(c) = self.checkpoint.as_mut() else { return false };
-        let core = shared.lock();
+        let mut core = shared.lock();
         let homes = core.index.home_slots();
         if !c.writer.wants_entries() || c.sync_asked {
             return false;
@@ -111,6 +123,12 @@ impl Flusher {
                 });
             }
         });
+        if to == homes {
+            // No later: a move after this is not covered by the sync, and its old place must count.
+            let left = core.ssd.as_mut().and_then(|s| s.left.take());
+            entries
+                .extend(left.into_iter().flatten().map(|(s, record)| CheckpointEntry::withdraws(s, record)));
+        }
         drop(core);
         c.cursor = to;
         let mut failed = None;

@@ -1,7 +1,7 @@
 //! What is behind the lock: index, frames, segments, generations, pins. Plain state, changed in short
 //! critical sections; no I/O, no copying, no hashing of payload happens here.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use pagelith_layouts::align::align_up;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
@@ -54,6 +54,8 @@ pub(crate) struct SsdCore {
     pub appended_bytes: u64,
     pub tick_bytes: u64,
     pub first_tick: u64,
+    /// While a checkpoint copies the index: the records (segment, block) that entries have left meanwhile.
+    pub left: Option<HashSet<(u32, u16)>>,
 }
 
 impl SsdCore {
@@ -169,6 +171,9 @@ impl Core {
         let tick = self.full_tick(entry.tick);
         if let (Some(place), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
             ssd.segments.remove_live(SegmentId(place.segment), align_up(entry.length.into()), tick);
+            if let Some(left) = ssd.left.as_mut() {
+                left.insert((place.segment, place.record_block));
+            }
         }
     }
 
@@ -247,8 +252,8 @@ impl Core {
         }
     }
 
-    /// Evict one frame; false if none may go now.
-    pub fn evict_one(&mut self) -> bool {
+    /// Evict one frame, with `everywhere` its objects on SSD too; false if none may go now.
+    pub fn evict_one(&mut self, everywhere: bool) -> bool {
         let (frames, pins) = (&self.frames, &self.pins);
         let mut evictable = |id: FrameId| {
             frames.get(id).is_some_and(|f| {
@@ -259,7 +264,7 @@ impl Core {
         match self.policy.victim(&mut evictable) {
             Some(id) => {
                 self.counters.frames_evicted += 1;
-                self.drop_frame(id, false);
+                self.drop_frame(id, everywhere);
                 true
             }
             None => false,

@@ -13,6 +13,8 @@ use crate::session::SessionIo;
 pub(crate) struct Ragged {
     /// The end of the last part that is too short to be read into.
     end: Option<Part>,
+    /// Whether that part has a front that was read into.
+    has_front: bool,
 }
 
 /// A read under way.
@@ -37,8 +39,10 @@ pub(crate) enum Landed {
 pub(crate) enum Held {
     /// The queue is full.
     Queue,
-    /// Staging or scratch is lent out.
-    Memory,
+    /// Staging memory is lent out.
+    Staging,
+    /// Scratch is lent out.
+    Scratch,
 }
 
 /// Submit a fetch. `take` hands over the caller's memory of a slot. On `Err` nothing was taken.
@@ -55,21 +59,23 @@ pub(crate) fn submit(
         return Err((Held::Queue, fetch));
     }
     let align = facts.memory_align.max(facts.offset_align);
+    let Some(volume) = io.shared.volume.clone() else { return Err((Held::Queue, fetch)) };
     // All memory of the store's own first: without it nothing of the caller's is touched.
     let mut own = Vec::new();
     for piece in &fetch.pieces {
-        let part = match piece {
-            Piece::Header { bytes, .. } => Some(io.scratch.try_part(*bytes as usize)),
+        let (part, held) = match piece {
+            Piece::Header { bytes, .. } => (io.scratch.try_part(*bytes as usize), Held::Scratch),
             Piece::Staged { chunk, .. } => {
-                Some(io.shared.staging.try_part((chunk.end - chunk.start) as usize))
+                (io.shared.staging.try_part((chunk.end - chunk.start) as usize), Held::Staging)
             }
             // A ragged end always fits into one alignment unit.
-            Piece::Direct { .. } => Some(io.scratch.try_part(pagelith_layouts::align::ALIGN as usize)),
+            Piece::Direct { .. } => {
+                (io.scratch.try_part(pagelith_layouts::align::ALIGN as usize), Held::Scratch)
+            }
         };
         match part {
-            Some(None) => return Err((Held::Memory, fetch)),
-            Some(some) => own.push(some),
-            None => own.push(None),
+            Some(part) => own.push(Some(part)),
+            None => return Err((held, fetch)),
         }
     }
     let (mut parts, mut counts, mut ragged) = (Vec::new(), Vec::new(), Vec::new());
@@ -90,6 +96,7 @@ pub(crate) fn submit(
                         last.split(keep)
                     };
                     let short = bytes - (have - end.len() as u64);
+                    rag.has_front = !whole.is_empty();
                     theirs.extend(Some(whole).filter(|w| !w.is_empty()));
                     parts.append(&mut theirs);
                     if short > 0 {
@@ -102,7 +109,6 @@ pub(crate) fn submit(
         counts.push(parts.len() - before);
         ragged.push(rag);
     }
-    let Some(volume) = io.shared.volume.clone() else { return Err((Held::Queue, fetch)) };
     let (file, offset) = volume.place(fetch.segment, fetch.offset);
     let token = io.token(ticket);
     let op = Op::Read { file, offset, parts };
@@ -133,10 +139,14 @@ pub(crate) fn land(flight: Flight, completion: Completion) -> (Vec<Landed>, Resu
                     if let (Some(tail), Some(target)) = (mine.pop(), end.bytes_mut()) {
                         target.copy_from_slice(&tail.bytes()[..target.len()]);
                     }
-                    match mine.pop().map(|whole| whole.join(end)) {
-                        Some(Ok(part)) => mine.push(part),
-                        Some(Err((whole, end))) => mine.extend([whole, end]),
-                        None => {}
+                    // Without a front the end is a part of its own, perhaps the only one.
+                    let joined = match mine.pop_if(|_| rag.has_front) {
+                        Some(front) => front.join(end),
+                        None => Ok(end),
+                    };
+                    match joined {
+                        Ok(part) => mine.push(part),
+                        Err((front, end)) => mine.extend([front, end]),
                     }
                 }
                 landed.push(Landed::Direct { slot: *slot, parts: mine });

@@ -76,7 +76,9 @@ impl Flusher {
         match self.units.remove(&id) {
             Some(Appended::Frame(held)) => self.frame_written(id, held, &place),
             Some(Appended::Moved(members)) => self.move_written(id, members, &place),
-            Some(Appended::Tombstones(_)) | None => {}
+            // Those of reclaim's: it waits for everything it gave to the log.
+            Some(Appended::Tombstones(None)) => self.reclaim_unit_done(),
+            Some(Appended::Tombstones(Some(_))) | None => {}
         }
     }
 

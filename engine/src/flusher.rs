@@ -2,10 +2,11 @@
 //! the log, and acts on what the log reports ([`crate::flushed`]). Reclaim and checkpoints run inside it,
 //! step by step, so that the log has one owner and one order.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pagelith_io::clock::Mono;
 use pagelith_io::runtime::{Step, Task};
 use pagelith_layouts::ids::{
     Generation, GroupId, Incarnation, NamespaceId, SegmentId, SegmentOrder, Sequence,
@@ -70,8 +71,10 @@ pub(crate) struct Flusher {
     pub clears: Vec<(NamespaceId, Generation, u64)>,
     pub next_order: SegmentOrder,
     pub reclaim: Option<Reclaim>,
-    /// Victims that could not be emptied.
-    pub quarantined: HashSet<SegmentId>,
+    /// Victims that could not be emptied, and when they may be tried again.
+    pub quarantined: HashMap<SegmentId, Mono>,
+    /// Refused puts that room was made for.
+    pub refused_seen: u64,
     pub checkpoint: Option<Checkpointing>,
     pub checkpoint_serial: u64,
     pub sealed_since_checkpoint: u32,
@@ -101,7 +104,8 @@ impl Flusher {
             clears: Vec::new(),
             next_order,
             reclaim: None,
-            quarantined: HashSet::new(),
+            quarantined: HashMap::new(),
+            refused_seen: 0,
             checkpoint: None,
             checkpoint_serial: serial,
             sealed_since_checkpoint: 0,
@@ -144,7 +148,10 @@ impl Flusher {
 
     /// Keep a segment ready for when the open one is full.
     fn prepare_segment(&mut self) -> bool {
-        if !self.log.wants_segment() || self.closing.is_some() {
+        // While closing, only for what is still to be written.
+        let moves = self.reclaim.as_ref().is_some_and(Reclaim::needs_room);
+        let done = self.closing.is_some() && self.stalled.is_none() && !moves;
+        if !self.log.wants_segment() || done {
             return false;
         }
         let mut core = self.shared.lock();
@@ -202,8 +209,9 @@ impl Flusher {
             let core = self.shared.lock();
             core.ssd.as_ref().map_or(0, |s| s.segments.count(SegmentState::Free))
         };
-        // The last segment is reclaim's while it has something to move: else nobody could make room.
-        if !self.log.open_fits(&unit) && moves && free == 0 {
+        // The last segment is reclaim's while it has something to move, from its first byte to its last: else
+        // nobody could make room. What may be moved fits into it, since it came out of one.
+        if moves && free == 0 && !(self.log.has_spare() && self.log.open_fits(&unit)) {
             self.stalled = Some(unit);
             return false;
         }
@@ -297,6 +305,23 @@ impl Flusher {
         }
     }
 
+    /// Whether the tier was given up.
+    pub fn is_read_only(&self) -> bool {
+        !self.log.is_trusted()
+            || self.shared.lock().ssd.as_ref().is_none_or(|s| s.health == SsdHealth::ReadOnly)
+    }
+
+    /// What is asked of a tier that was given up hears so at once: nobody else would answer it.
+    fn refuse_jobs(&mut self) -> bool {
+        let asked = self.stalled.is_some()
+            || self.shared.lock().ssd.as_ref().is_some_and(|s| !s.queue.is_empty());
+        let refuse = asked && self.is_read_only();
+        if refuse {
+            self.fail_queue();
+        }
+        refuse
+    }
+
     /// Nothing more is written: everything that waits for the tier hears so, and frames stay in DRAM only.
     pub fn fail_queue(&mut self) {
         let stalled = self.stalled.take().map(|u| u.id);
@@ -372,6 +397,7 @@ impl Task for Flusher {
         let mut busy = self.pump(None);
         busy |= self.prepare_segment();
         busy |= self.step_reclaim();
+        busy |= self.refuse_jobs();
         busy |= self.take_jobs();
         busy |= self.step_checkpoint();
         busy |= self.close();

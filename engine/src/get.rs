@@ -34,6 +34,9 @@ const ATTEMPTS: u32 = 2;
 pub(crate) struct Header {
     pub place: HeaderPlace,
     pub part: Option<Part>,
+    /// Objects without an outcome that need it. With none its memory goes back at once: scratch has room for
+    /// some hundred headers, and a batch may have thousands.
+    users: usize,
 }
 
 /// An object that a probe found.
@@ -142,8 +145,9 @@ impl GetBatch {
         }
         self.assign_stages(&mut targets, &staged, budget);
         let (fetches, headers, header_of) = plan::plan(&targets, self.headers.len(), facts.parts_max);
-        self.headers.extend(headers.into_iter().map(|place| Header { place, part: None }));
+        self.headers.extend(headers.into_iter().map(|place| Header { place, part: None, users: 0 }));
         for (target, header) in targets.iter().zip(header_of) {
+            self.headers[header].users += 1;
             self.slots[target.slot].header = Some(header);
         }
         self.waiting.extend(fetches);
@@ -164,20 +168,23 @@ impl GetBatch {
 
     /// Go on as far as possible without waiting; true once every object has its outcome.
     pub fn advance(&mut self, io: &mut SessionIo, ticket: Ticket) -> bool {
-        if !self.late && io.shared.now() >= self.deadline {
-            self.give_up(io);
+        if io.shared.now() >= self.deadline {
+            if !self.late {
+                self.give_up(io);
+            }
+            self.settle_late(io);
         }
         while self.stage_open.get(self.stage - 1) == Some(&0) {
             self.stage += 1;
         }
         let mut held_back = VecDeque::new();
-        let mut memory_held = false;
+        let mut staging_held = false;
         while let Some(fetch) = self.waiting.pop_front() {
             if self.is_moot(&fetch) {
                 continue;
             }
             let staged = fetch.pieces.iter().any(|p| matches_staged(p));
-            if (staged && fetch.stage > self.stage) || (staged && memory_held) {
+            if staged && (fetch.stage > self.stage || staging_held) {
                 held_back.push_back(fetch);
                 continue;
             }
@@ -191,10 +198,11 @@ impl GetBatch {
                     }
                     self.flights.insert(token, flight);
                 }
-                Err((Held::Memory, fetch)) => {
-                    memory_held = true;
+                Err((Held::Staging, fetch)) => {
+                    staging_held = true;
                     held_back.push_back(fetch);
                 }
+                Err((Held::Scratch, fetch)) => held_back.push_back(fetch),
                 Err((Held::Queue, fetch)) => {
                     held_back.push_back(fetch);
                     break;
@@ -209,9 +217,7 @@ impl GetBatch {
     /// Whether nobody needs a fetch any more.
     fn is_moot(&self, fetch: &Fetch) -> bool {
         let wanted = |p: &Piece| match p {
-            Piece::Header { header, .. } => {
-                self.slots.iter().any(|s| s.header == Some(*header) && s.outcome.is_none())
-            }
+            Piece::Header { header, .. } => self.headers[*header].users > 0,
             Piece::Direct { slot, round, .. } | Piece::Staged { slot, round, .. } => {
                 let slot = &self.slots[*slot];
                 slot.outcome.is_none() && slot.round == *round
@@ -241,17 +247,13 @@ impl GetBatch {
                 io.orphans.insert(token, segment);
             }
         }
-        let away: Vec<usize> = self
-            .flights
-            .values()
-            .flat_map(|f| f.fetch.pieces.iter())
-            .filter_map(|p| match p {
-                Piece::Direct { slot, .. } => Some(*slot),
-                Piece::Header { .. } | Piece::Staged { .. } => None,
-            })
-            .collect();
+    }
+
+    /// What is still without an outcome after the deadline, and whose memory is here. Asked for again each
+    /// time: of what comes back late, the header may be one that was given up.
+    fn settle_late(&mut self, io: &mut SessionIo) {
         for i in 0..self.slots.len() {
-            if self.slots[i].outcome.is_none() && !away.contains(&i) {
+            if self.slots[i].outcome.is_none() && !self.slots[i].is_away() {
                 let busy = self.slots[i].stage > 0 && !self.slots[i].began;
                 let outcome = if busy {
                     Err(Error::busy(format!("no staging memory in time key={}", self.slots[i].get.key)))
@@ -276,13 +278,14 @@ impl GetBatch {
                 }
                 Landed::Header { header, part } => {
                     touched.extend((0..self.slots.len()).filter(|&i| self.slots[i].header == Some(header)));
-                    if result.is_ok() {
+                    if result.is_ok() && self.headers[header].users > 0 {
                         self.headers[header].part = Some(part);
                     }
                 }
                 Landed::Staged { slot, round, chunk, part } => {
-                    // What an earlier try asked for is of no use to this one.
-                    if self.slots[slot].round != round {
+                    // What an earlier try asked for is of no use to this one; and what comes after the outcome
+                    // must not hold staging memory until the batch is over.
+                    if self.slots[slot].round != round || self.slots[slot].outcome.is_some() {
                         continue;
                     }
                     if result.is_ok() {
@@ -326,8 +329,8 @@ impl GetBatch {
             if self.slots[slot].outcome.is_some() {
                 continue;
             }
-            if self.slots[slot].is_away() {
-                // Its memory is in another read still; it is tried again once that is back.
+            if self.slots[slot].is_away() || self.is_queued(slot) {
+                // Its memory is in another read still, or will be; it is tried again once that is back.
                 self.slots[slot].again = true;
                 continue;
             }
@@ -338,10 +341,21 @@ impl GetBatch {
                 self.settle(io, slot, Ok(GetOutcome::Miss(cause)));
             } else {
                 self.leave_stage(slot);
+                self.leave_header(slot);
                 self.slots[slot].begin_again();
                 self.plan(io, &[slot]);
             }
         }
+    }
+
+    /// Whether a read that is yet to be submitted will take the object's memory: together with objects that
+    /// want it, so that it cannot be dropped.
+    fn is_queued(&self, i: usize) -> bool {
+        let takes = |p: &Piece| match p {
+            Piece::Direct { slot, .. } => *slot == i,
+            Piece::Header { .. } | Piece::Staged { .. } => false,
+        };
+        self.waiting.iter().any(|f| f.pieces.iter().any(takes) && !self.is_moot(f))
     }
 
     /// Judge what is there of an object.
@@ -371,7 +385,11 @@ impl GetBatch {
                 }
             }
             Step::NextCandidate => {
+                if self.is_queued(i) {
+                    return;
+                }
                 self.leave_stage(i);
+                self.leave_header(i);
                 locate::release(&io.shared, &mut self.slots[i]);
                 self.slots[i].begin_again();
                 self.locate(io, &[i]);
@@ -387,6 +405,15 @@ impl GetBatch {
         }
     }
 
+    fn leave_header(&mut self, i: usize) {
+        if let Some(header) = self.slots[i].header.take().map(|h| &mut self.headers[h]) {
+            header.users -= 1;
+            if header.users == 0 {
+                header.part = None;
+            }
+        }
+    }
+
     fn settle(&mut self, io: &SessionIo, i: usize, outcome: Result<GetOutcome>) {
         self.leave_stage(i);
         let slot = &mut self.slots[i];
@@ -398,6 +425,12 @@ impl GetBatch {
         }
         locate::release(&io.shared, slot);
         slot.end(outcome);
+        self.leave_header(i);
+    }
+
+    /// Let go of what is held for a batch that nobody will finish.
+    pub fn abandon(&mut self, io: &SessionIo) {
+        self.slots.iter_mut().for_each(|slot| locate::release(&io.shared, slot));
     }
 
     /// Of each probe, where the object is and its length; `None` if it is not here.

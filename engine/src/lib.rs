@@ -73,3 +73,8 @@ pub use session::Session;
 pub use stats::Stats;
 pub use store::Store;
 pub use view::View;
+
+/// The example of the README is run as a test too.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -190,7 +190,7 @@ fn volume_error(error: VolumeError) -> Error {
         VolumeError::Locked { .. } => ErrorKind::Denied,
         VolumeError::File { .. } => ErrorKind::Damaged,
         VolumeError::Manifest { error: inner, .. } => return Error::format(inner, error.to_string()),
-        VolumeError::Incompatible { .. } => ErrorKind::Incompatible,
+        VolumeError::Incompatible { .. } | VolumeError::Misplaced { .. } => ErrorKind::Incompatible,
     };
     Error::new(kind, error.to_string())
 }
@@ -223,6 +223,7 @@ fn recover_into(
         appended_bytes: 0,
         tick_bytes,
         first_tick: collector.newest_tick() + 1,
+        left: None,
     });
     core.counters.bytes_to_device = recovered.bytes_written;
     collector.finish(core, constant.then_some(crate::shared::CONSTANT));

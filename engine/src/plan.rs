@@ -88,14 +88,20 @@ pub(crate) fn plan(
     let mut fetches: Vec<Fetch> = Vec::new();
     let mut headers: Vec<HeaderPlace> = Vec::new();
     let mut header_of = vec![0; targets.len()];
-    for i in order {
+    for (at, &i) in order.iter().enumerate() {
         let t = &targets[i];
         let place = HeaderPlace { segment: t.segment, record: t.record };
         if headers.last() != Some(&place) {
             headers.push(place);
             let bytes = if t.delta <= LEAD_BYTES_MAX { t.delta } else { ALIGN };
             let header = headers_before + headers.len() - 1;
-            push(&mut fetches, t, t.record, Piece::Header { header, bytes }, 1, parts_max);
+            // As soon as the first of those that need it has its turn: were it read with one of a later
+            // turn, the earlier one would wait for a turn that waits for it.
+            let sharing = order[at..].iter().map(|&i| &targets[i]);
+            let sharing = sharing.take_while(|o| (o.segment, o.record) == (t.segment, t.record));
+            let stage = sharing.map(|o| o.stage).min().unwrap_or(t.stage);
+            let first = Turn { segment: t.segment, stage };
+            push(&mut fetches, first, t.record, Piece::Header { header, bytes }, 1, parts_max);
         }
         header_of[i] = headers_before + headers.len() - 1;
         for chunk in &t.chunks {
@@ -107,14 +113,21 @@ pub(crate) fn plan(
                 }
                 None => (Piece::Staged { slot: t.slot, round: t.round, chunk: chunk.clone() }, 1),
             };
-            push(&mut fetches, t, at, piece, parts, parts_max);
+            push(&mut fetches, Turn { segment: t.segment, stage: t.stage }, at, piece, parts, parts_max);
         }
     }
     (fetches, headers, header_of)
 }
 
+/// Where a piece is read from, and when.
+#[derive(Clone, Copy)]
+struct Turn {
+    segment: SegmentId,
+    stage: usize,
+}
+
 /// Join a piece to the last read if it continues it, else begin a new one.
-fn push(fetches: &mut Vec<Fetch>, t: &Target, offset: u64, piece: Piece, parts: usize, parts_max: usize) {
+fn push(fetches: &mut Vec<Fetch>, t: Turn, offset: u64, piece: Piece, parts: usize, parts_max: usize) {
     let bytes = piece.bytes();
     if let Some(last) = fetches.last_mut() {
         let continues = last.segment == t.segment && last.offset + last.bytes == offset;
@@ -123,7 +136,13 @@ fn push(fetches: &mut Vec<Fetch>, t: &Target, offset: u64, piece: Piece, parts: 
         let small = last.bytes + bytes <= JOIN_BYTES_MAX || with_header;
         // A staged read waits for its turn; nobody else should wait with it.
         let same_turn = last.stage == t.stage || last.pieces.is_empty();
-        if continues && small && same_turn && last.parts + parts <= parts_max {
+        // Chunks of an object that streams are read one by one: together they may need more memory than there
+        // is, and then none of them would ever be read.
+        let streams = match (last.pieces.last(), &piece) {
+            (Some(Piece::Staged { slot: before, .. }), Piece::Staged { slot, .. }) => before == slot,
+            _ => false,
+        };
+        if continues && small && same_turn && !streams && last.parts + parts <= parts_max {
             last.bytes += bytes;
             last.parts += parts;
             last.pieces.push(piece);
@@ -186,6 +205,19 @@ mod tests {
         assert_eq!((fetches[0].offset, fetches[0].bytes), (4096, 4096 + 65536));
         let slots: Vec<_> = fetches[0].pieces.iter().map(Piece::bytes).collect();
         assert_eq!(slots, vec![4096, 32768, 32768]);
+    }
+
+    #[test]
+    fn a_header_is_read_in_the_turn_of_the_first_that_needs_it() {
+        let staged =
+            |slot, delta, stage| Target { direct_parts: None, stage, ..target(slot, 4096, delta, 32768) };
+        // Asked for last member first: the first member's payload has the later turn.
+        let (v, k) = (staged(0, 4096 + 32768, 1), staged(1, 4096, 2));
+        let (fetches, headers, of) = plan(&[v, k], 0, 64);
+        assert_eq!((headers.len(), of), (1, vec![0, 0]));
+        let with_header =
+            fetches.iter().find(|f| f.pieces.contains(&Piece::Header { header: 0, bytes: 4096 }));
+        assert_eq!(with_header.map(|f| (f.stage, f.pieces.len())), Some((1, 1)), "{fetches:?}");
     }
 
     #[test]

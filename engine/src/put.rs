@@ -82,6 +82,14 @@ pub(crate) fn check(shared: &Shared, group: &[(ObjectKey, u64)]) -> Result<()> {
         }
     }
     if let Some(volume) = &shared.volume {
+        // One write takes a group whole: each object is a part, and so are its header and the segment's head.
+        let most = volume.disk.facts().parts_max.saturating_sub(2);
+        if group.len() > most {
+            let objects = group.len();
+            return Err(Error::invalid(format!(
+                "a group has more objects than a write has parts objects={objects} max={most}"
+            )));
+        }
         let bytes = record::record_bytes(group.iter().map(|g| g.1), BLOCK_BYTES);
         let max = footer::record_bytes_max(volume.geometry.segment_bytes, group.len() as u64);
         if bytes > max {
@@ -108,7 +116,16 @@ pub(crate) fn admit(
         let known = match core.find_memory(key, *fp, generation) {
             Some((frame, member)) => core.frames.get(frame.id).map(|f| f.data.members[member].extent.bytes),
             None => match present {
-                Some(present) => present[i],
+                Some(present) => {
+                    let unclear = present[i].is_none() && !core.find_ssd(*fp).is_empty();
+                    if unclear && !shared.config.constant_fingerprint() {
+                        // The look at its header was late, or it was written meanwhile: not to be replaced.
+                        core.counters.puts_busy += group.len() as u64;
+                        let detail = format!("key may be present, its header was not read in time key={key}");
+                        return Admission::Settled(Err(Error::busy(detail)));
+                    }
+                    present[i]
+                }
                 None if !core.find_ssd(*fp).is_empty() => {
                     doubtful.push(i);
                     continue;
@@ -130,7 +147,12 @@ pub(crate) fn admit(
     if !doubtful.is_empty() {
         return Admission::Doubtful(doubtful);
     }
-    match set_aside(&mut core, group) {
+    let extents = set_aside(&mut core, group).or_else(|| {
+        // Leases that are over hold nothing back; without an SSD tier nobody else ends them.
+        core.pins.expire(shared.now());
+        set_aside(&mut core, group)
+    });
+    match extents {
         Some(extents) => Admission::Admitted(Admitted { generation, fingerprints, extents }),
         None => {
             core.counters.puts_busy += group.len() as u64;
@@ -149,7 +171,7 @@ pub(crate) fn set_aside(core: &mut Core, group: &[(ObjectKey, u64)]) -> Option<V
         let extent = loop {
             match core.space.alloc(*length) {
                 Some(extent) => break Some(extent),
-                None if core.evict_one() => {}
+                None if core.evict_one(false) => {}
                 None => break None,
             }
         };
@@ -227,6 +249,24 @@ fn publish(
         core.counters.puts_present += objects;
         return Ok((PutOutcome::AlreadyPresent, None));
     }
+    let writes = core.ssd.as_ref().is_some_and(|s| s.health == SsdHealth::On);
+    if core.write_buffer_only && !writes {
+        // There is no tier left that would keep it.
+        give_back(&mut core, &members);
+        core.counters.puts_refused += objects;
+        core.counters.refused_objects += objects;
+        return Ok((PutOutcome::Refused, None));
+    }
+    // First, so that a refusal leaves everything as it was.
+    while core.index.len() + objects > core.index.capacity() {
+        // What is on SSD too would keep its entries, and all of DRAM would go for nothing.
+        if !core.evict_one(true) {
+            give_back(&mut core, &members);
+            core.counters.puts_refused += objects;
+            core.counters.refused_objects += objects;
+            return Ok((PutOutcome::Refused, None));
+        }
+    }
     // What of the group is there already, put by itself or in another group, is replaced: a page is whole.
     for m in &members {
         if let Some((frame, _)) = there(&core, m) {
@@ -234,14 +274,6 @@ fn publish(
         }
         if !shared.config.constant_fingerprint() {
             while core.remove_entry(m.fingerprint, |e| e.frame.is_none()).is_some() {}
-        }
-    }
-    while core.index.len() + objects > core.index.capacity() {
-        if !core.evict_one() {
-            give_back(&mut core, &members);
-            core.counters.puts_refused += objects;
-            core.counters.refused_objects += objects;
-            return Ok((PutOutcome::Refused, None));
         }
     }
     let bytes: u64 = members.iter().map(|m| m.extent.bytes).sum();

@@ -119,6 +119,13 @@ impl PutBatch {
         }
     }
 
+    /// Let go of what is held for a batch that nobody will finish.
+    pub fn abandon(&mut self, io: &SessionIo) {
+        if let Some(probes) = self.probes.as_mut() {
+            probes.abandon(io);
+        }
+    }
+
     /// The outcomes, group by group, object by object.
     pub fn finish(self, _io: &mut SessionIo) -> Vec<PutDone> {
         let group = |g: Group| {

@@ -8,6 +8,7 @@
 //!    durable, the old one because the segment was written over.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::disk::{Completion, Op};
@@ -32,6 +33,8 @@ pub(crate) const TAG_RECORD: u64 = 2 << 32;
 const TAIL_BYTES: u64 = 64 * 1024;
 /// Records read and not yet appended.
 const READS_MAX: usize = 4;
+/// How long a victim that could not be emptied is left alone: pins end, and room comes, without a signal.
+const KEPT: Duration = Duration::from_secs(1);
 
 /// A record of the victim that is to survive.
 #[derive(Clone, Debug)]
@@ -69,9 +72,12 @@ pub(crate) struct Reclaim {
 }
 
 impl Reclaim {
-    /// Whether something of the victim is still to be appended.
+    /// Whether something of the victim is, or may be once its footer was read, still to be appended.
     pub fn needs_room(&self) -> bool {
-        self.stage == Stage::Moving
+        match self.stage {
+            Stage::Footer | Stage::Moving => true,
+            Stage::Syncing | Stage::Leaving => false,
+        }
     }
 }
 
@@ -85,6 +91,9 @@ impl Flusher {
 
     /// Begin or go on with a reclaim; true if anything was done.
     pub(crate) fn step_reclaim(&mut self) -> bool {
+        if self.reclaim.is_some() && self.is_read_only() {
+            self.stop_moving();
+        }
         let Some(stage) = self.reclaim.as_ref().map(|r| &r.stage) else { return self.begin_reclaim() };
         match stage {
             Stage::Footer | Stage::Syncing => false,
@@ -101,14 +110,19 @@ impl Flusher {
         let Some(volume) = self.shared.volume.clone() else { return false };
         let mut core = self.shared.lock();
         let index_full = core.index.len() * 100 > core.index.capacity() * 95;
-        let quarantined = self.quarantined.clone();
+        let now = self.shared.now();
+        self.quarantined.retain(|_, until| *until > now);
         let Some(ssd) = core.ssd.as_mut().filter(|s| s.health == SsdHealth::On) else { return false };
         if ssd.segments.count(SegmentState::Free) >= low && !index_full {
             return false;
         }
         let mut sealed = ssd.segments.sealed();
-        sealed.retain(|s| !quarantined.contains(&s.segment));
-        let Some(victim) = ssd.policy.victim(&sealed).map(|i| sealed[i].segment) else { return false };
+        sealed.retain(|s| !self.quarantined.contains_key(&s.segment));
+        let Some(victim) = ssd.policy.victim(&sealed).map(|i| sealed[i].segment) else {
+            let refused = core.counters.puts_refused;
+            drop(core);
+            return index_full && self.seal_for_room(refused);
+        };
         let s = ssd.segments.get_mut(victim);
         s.state = SegmentState::Reclaiming;
         let identity = SegmentIdentity { store: volume.store, segment: victim, incarnation: s.incarnation };
@@ -131,6 +145,17 @@ impl Flusher {
         true
     }
 
+    /// The index is full of what lies in the open segment: that becomes a victim once it is sealed. Only after
+    /// another put was refused, else what is pinned would be written again and again.
+    fn seal_for_room(&mut self, puts_refused: u64) -> bool {
+        if self.refused_seen == puts_refused {
+            return false;
+        }
+        self.refused_seen = puts_refused;
+        self.log.seal_open();
+        true
+    }
+
     fn read_footer(&mut self, bytes: u64) {
         let (Some(volume), Some(r)) = (self.shared.volume.clone(), self.reclaim.as_ref()) else { return };
         let (file, offset) = volume.place(r.segment, volume.geometry.segment_bytes - bytes);
@@ -141,7 +166,7 @@ impl Flusher {
             Err(_) => false,
         };
         if !submitted {
-            self.keep_victim();
+            self.keep_victim(KEPT);
         }
     }
 
@@ -174,7 +199,7 @@ impl Flusher {
                     segment = identity.segment.0,
                     "segment has no readable footer, it is not reused before the next open"
                 );
-                self.keep_victim();
+                self.keep_victim(Duration::MAX);
             }
         }
     }
@@ -204,6 +229,9 @@ impl Flusher {
                 payload_delta: e.payload_delta as u16,
             };
             r.members.push((fingerprint, place));
+            if core.generation(e.key.namespace()) != Generation(e.generation) {
+                continue;
+            }
             let found = core.index.find(fingerprint).find(|i| i.ssd == Some(place));
             let Some(found) = found else { continue };
             let tick = core.full_tick(found.tick);
@@ -247,7 +275,7 @@ impl Flusher {
         let Some(r) = self.reclaim.as_mut() else { return moved };
         if r.to_read.is_empty() && r.reading.is_empty() && r.ready.is_empty() && r.in_log == 0 {
             if r.kept {
-                self.keep_victim();
+                self.keep_victim(KEPT);
                 return true;
             }
             r.stage = Stage::Syncing;
@@ -328,7 +356,6 @@ impl Flusher {
         let mut any = false;
         while self.log.has_room() {
             let Some(unit) = self.reclaim.as_mut().and_then(|r| r.ready.pop()) else { break };
-            any = true;
             let id = unit.id;
             let members = match self.units.get(&id) {
                 Some(Appended::Moved(members)) => members.clone(),
@@ -341,11 +368,13 @@ impl Flusher {
             if !alive {
                 // Removed, replaced or cleared since: writing it again would bring it back at a crash.
                 self.units.remove(&id);
+                any = true;
                 continue;
             }
             let bytes = unit.record_bytes();
             match self.append_now(unit) {
                 Ok(()) => {
+                    any = true;
                     if let Some(r) = self.reclaim.as_mut() {
                         r.in_log += 1;
                     }
@@ -358,6 +387,7 @@ impl Flusher {
                     return any;
                 }
                 Err(_) => {
+                    any = true;
                     // No room will come: what may go goes, what may not keeps the victim as it is.
                     self.units.remove(&id);
                     if let Some(r) = self.reclaim.as_mut() {
@@ -407,7 +437,7 @@ impl Flusher {
     pub(crate) fn reclaim_synced(&mut self, ok: bool) {
         let Some(r) = self.reclaim.as_mut() else { return };
         if !ok {
-            return self.keep_victim();
+            return self.keep_victim(Duration::MAX);
         }
         let members = std::mem::take(&mut r.members);
         r.stage = Stage::Leaving;
@@ -433,10 +463,20 @@ impl Flusher {
         true
     }
 
-    /// Give up on this victim until the store is opened again.
-    fn keep_victim(&mut self) {
+    /// Nothing more is written: what was to be moved stays where it is, and so does the victim.
+    fn stop_moving(&mut self) {
+        let Some(r) = self.reclaim.as_mut().filter(|r| r.needs_room()) else { return };
+        r.kept = true;
+        r.to_read.clear();
+        for unit in r.ready.drain(..) {
+            self.units.remove(&unit.id);
+        }
+    }
+
+    /// Give up on this victim for `duration`.
+    fn keep_victim(&mut self, duration: Duration) {
         let Some(r) = self.reclaim.take() else { return };
-        self.quarantined.insert(r.segment);
+        self.quarantined.insert(r.segment, self.shared.now().after(duration));
         if let Some(ssd) = self.shared.lock().ssd.as_mut() {
             ssd.segments.get_mut(r.segment).state = SegmentState::Sealed;
         }

@@ -3,7 +3,7 @@
 //! Of each key the youngest put wins, unless a tombstone is younger; of a group all members or none; and
 //! nothing from before its namespace's last clear.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use pagelith_layouts::checkpoint::{CheckpointEntry, CheckpointFacts};
 use pagelith_layouts::checksum::{FINGERPRINT_KEY_BYTES, fingerprint};
@@ -36,6 +36,8 @@ pub(crate) struct Collector {
     secret: [u8; FINGERPRINT_KEY_BYTES],
     objects: Vec<Object>,
     tombstones: HashMap<u128, u64>,
+    /// Records (segment, block) that the checkpoint says something of and takes back.
+    withdrawn: HashSet<(u32, u16)>,
     generations: HashMap<NamespaceId, Generation>,
 }
 
@@ -46,7 +48,8 @@ impl Collector {
         generations: impl Iterator<Item = (NamespaceId, Generation)>,
     ) -> Collector {
         let generations = generations.collect();
-        Collector { secret, objects: Vec::new(), tombstones: HashMap::new(), generations }
+        let (tombstones, withdrawn) = (HashMap::new(), HashSet::new());
+        Collector { secret, objects: Vec::new(), tombstones, withdrawn, generations }
     }
 
     /// Fill the core: generations, index, live counts. `constant` replaces every fingerprint.
@@ -56,6 +59,11 @@ impl Collector {
             generations.get(&ns).copied().unwrap_or(Generation::FIRST) == generation
         };
         self.objects.retain(|o| o.namespace.is_none_or(current));
+        let withdrawn = &self.withdrawn;
+        // Only of what the checkpoint said: in a replayed segment the same place is another record.
+        self.objects.retain(|o| {
+            o.namespace.is_some() || !withdrawn.contains(&(o.place.segment, o.place.record_block))
+        });
         let tombstones = &self.tombstones;
         self.objects.retain(|o| tombstones.get(&o.fingerprint).is_none_or(|t| *t < o.sequence));
         self.objects.sort_unstable_by_key(|o| (o.fingerprint, o.sequence, o.position));
@@ -77,6 +85,7 @@ impl Collector {
         };
         let newest = self.objects.iter().filter_map(|o| o.tick).max().unwrap_or(0);
         let (mut dropped, mut partial) = (0u64, 0u64);
+        let mut without_room = HashSet::new();
         for o in &self.objects {
             if !whole(o) {
                 partial += 1;
@@ -92,10 +101,17 @@ impl Collector {
                 pinned: false,
             };
             if core.index.insert(&entry).is_err() {
+                without_room.insert((o.place.segment, o.place.record_block));
                 dropped += 1;
                 continue;
             }
             core.place_ssd(entry.fingerprint, |e| e.ssd.is_none() && e.length == o.length, o.place);
+        }
+        // A group that had room for some of its members only goes as a whole.
+        for o in &self.objects {
+            if without_room.contains(&(o.place.segment, o.place.record_block)) {
+                core.drop_ssd(constant.unwrap_or(o.fingerprint), o.place);
+            }
         }
         core.counters.groups_dropped += partial;
         if dropped > 0 {
@@ -111,7 +127,11 @@ impl Collector {
 }
 
 impl Sink for Collector {
-    fn from_checkpoint(&mut self, facts: &CheckpointFacts, entry: &CheckpointEntry) {
+    fn checkpoint_entry(&mut self, facts: &CheckpointFacts, entry: &CheckpointEntry) {
+        if entry.is_withdrawal() {
+            self.withdrawn.insert((entry.segment, entry.record_block));
+            return;
+        }
         self.objects.push(Object {
             fingerprint: u128::from_le_bytes(entry.fingerprint),
             // The snapshot is of this moment: older tombstones had their effect on it, younger ones count.
@@ -131,9 +151,15 @@ impl Sink for Collector {
 
     fn forget_checkpoint(&mut self) {
         self.objects.clear();
+        self.withdrawn.clear();
     }
 
-    fn from_log(&mut self, segment: SegmentId, entry: &FooterEntry) {
+    fn forget_all(&mut self) {
+        // Tombstones, generations and withdrawals stay: they only ever hide something.
+        self.objects.clear();
+    }
+
+    fn log_entry(&mut self, segment: SegmentId, entry: &FooterEntry) {
         let (namespace, generation) = (entry.key.namespace(), Generation(entry.generation));
         // A record of a generation that the manifest does not know yet: the clear was under way, and
         // something put after it is durable. It counts as done.

@@ -11,6 +11,7 @@ use crate::core::{Core, Job};
 use crate::error::{Error, ErrorKind, Result};
 use crate::frames::FrameRef;
 use crate::get::Probed;
+use crate::index::SsdPlace;
 use crate::session::recency;
 use crate::shared::Shared;
 use crate::store::Store;
@@ -21,21 +22,55 @@ pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Res
     shared.check_open()?;
     let deadline = shared.deadline(options.timeout);
     let at = recency(shared, &options);
-    // Where they lie, and who lies with them: only the headers know.
-    let probed = store.with_session(|session| session.probe(keys, at, deadline))?;
-    let mut core = shared.lock();
     let mut gone: BTreeSet<ObjectKey> = keys.iter().copied().collect();
-    let mut here = 0;
-    for (key, probed) in keys.iter().zip(probed) {
-        here += usize::from(unlink(shared, &mut core, key, probed, &mut gone));
-    }
-    let answers = queue_tombstones(&mut core, &gone);
-    drop(core);
+    let mut here = vec![false; keys.len()];
+    let answers = loop {
+        // Where they lie, and who lies with them: only the headers know.
+        let probed = store.with_session(|session| session.probe(keys, at, deadline))?;
+        let mut core = shared.lock();
+        let again = if keys.iter().zip(&probed).any(|(key, p)| has_moved(shared, &core, key, p.as_ref())) {
+            true
+        } else {
+            let found = probed.iter().any(Option::is_some);
+            for ((key, probed), here) in keys.iter().zip(probed).zip(&mut here) {
+                *here |= unlink(shared, &mut core, key, probed, &mut gone);
+            }
+            // Under one fingerprint for all, a key may have been found in one place and lie in another too.
+            found && shared.config.constant_fingerprint()
+        };
+        if !again {
+            break queue_tombstones(&mut core, &gone);
+        }
+        drop(core);
+        if deadline.since(shared.now()).is_zero() {
+            return Err(Error::new(ErrorKind::Unavailable, "remove did not end in time"));
+        }
+    };
     shared.work.raise();
-    for id in answers {
-        shared.await_answer(id, deadline, "remove")?;
+    // Every answer is taken, also behind one that failed: nobody else would.
+    let ends: Vec<_> = answers.into_iter().map(|id| shared.await_answer(id, deadline, "remove")).collect();
+    ends.into_iter().collect::<Result<()>>()?;
+    Ok(here.into_iter().filter(|here| *here).count())
+}
+
+/// Whether what a probe said of a key is no longer so: its record was moved or written meanwhile, and who lies
+/// with it would be missed.
+fn has_moved(shared: &Shared, core: &Core, key: &ObjectKey, probed: Option<&Probed>) -> bool {
+    let generation = core.generation(key.namespace());
+    let fingerprint = |key: &ObjectKey| shared.fingerprint(key, generation);
+    if core.find_memory(key, fingerprint(key), generation).is_some() {
+        return false;
     }
-    Ok(here)
+    match probed {
+        Some(p) => {
+            let lies = |(key, place): &(ObjectKey, SsdPlace)| {
+                core.index.find(fingerprint(key)).any(|e| e.ssd == Some(*place))
+            };
+            let own = p.siblings.iter().filter(|(k, _)| k == key).any(lies);
+            !own && !core.find_ssd(fingerprint(key)).is_empty()
+        }
+        None => !shared.config.constant_fingerprint() && !core.find_ssd(fingerprint(key)).is_empty(),
+    }
 }
 
 /// Take a key and its group out of DRAM and index; true if it was there.

@@ -243,6 +243,15 @@ impl Drop for Session {
                 }
             }
         }
+        // What is left is read into memory that nobody will look at: it must not keep segments from being
+        // reclaimed for ever.
+        for (_, batch) in &mut self.batches {
+            match batch {
+                Batch::Get(b) => b.abandon(&self.io),
+                Batch::Put(b) => b.abandon(&self.io),
+            }
+        }
+        self.io.orphans.drain().for_each(|(_, segment)| release_segment(&self.io.shared, segment));
     }
 }
 

@@ -1,4 +1,4 @@
-//! Making a data file: directory, name, lock, every block, and all of it durable; or nothing at all.
+//! Making a data file: directories, name, lock, every block, and all of it durable; or nothing at all.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -12,17 +12,6 @@ use crate::fault::{FaultKind, FaultOp, IoFault};
 /// Bytes of zeros written at once where the file system cannot allocate.
 const ZEROS: usize = 1 << 20;
 
-/// Create and lock `dir/name` with `len` allocated bytes that read as zeros. `direct` sets O_DIRECT.
-pub(crate) fn create(dir: &Path, name: &str, len: u64, direct: bool) -> Result<OwnedFd, IoFault> {
-    check_name(dir, name, FaultOp::Create)?;
-    let made = make_dirs(dir)?;
-    let created = create_in(dir, name, len, direct);
-    if created.is_err() {
-        remove_dirs(&made);
-    }
-    created
-}
-
 /// A name must be one plain path component.
 pub(crate) fn check_name(dir: &Path, name: &str, op: FaultOp) -> Result<(), IoFault> {
     if Path::new(name).file_name() == Some(OsStr::new(name)) && !name.contains('\0') {
@@ -32,7 +21,10 @@ pub(crate) fn check_name(dir: &Path, name: &str, op: FaultOp) -> Result<(), IoFa
     Err(IoFault::found(FaultKind::Invalid, op, show(dir), 0, detail))
 }
 
-fn create_in(dir: &Path, name: &str, len: u64, direct: bool) -> Result<OwnedFd, IoFault> {
+/// Create and lock `dir/name` with `len` allocated bytes that read as zeros; `dir` exists. `direct` sets
+/// O_DIRECT.
+pub(crate) fn create(dir: &Path, name: &str, len: u64, direct: bool) -> Result<OwnedFd, IoFault> {
+    check_name(dir, name, FaultOp::Create)?;
     let path = dir.join(name);
     let fault = |e: Errno| IoFault::of_errno(FaultOp::Create, show(&path), 0, e.raw_os_error());
     // O_DIRECT only later: an open that refuses it with EINVAL has made the file all the same.
@@ -131,7 +123,7 @@ fn roll_back(fd: &OwnedFd, dir: &Path, path: &Path) {
 }
 
 /// Make `dir` and its missing ancestors, each entry durable; returns those made, outermost first.
-fn make_dirs(dir: &Path) -> Result<Vec<PathBuf>, IoFault> {
+pub(crate) fn make_dirs(dir: &Path) -> Result<Vec<PathBuf>, IoFault> {
     let missing: Vec<&Path> =
         dir.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.is_dir()).collect();
     let mut made = Vec::new();
@@ -162,7 +154,8 @@ fn parent(path: &Path) -> PathBuf {
     }
 }
 
-fn remove_dirs(made: &[PathBuf]) {
+/// Remove those of `made` (outermost first) that are empty.
+pub(crate) fn remove_dirs(made: &[PathBuf]) {
     for path in made.iter().rev() {
         // Not empty means that somebody else uses it by now, which is fine.
         let _ = rustix::fs::rmdir(path);

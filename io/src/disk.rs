@@ -140,7 +140,8 @@ pub trait Disk: Send + Sync {
     /// `Locked`; absent, of kind `NotFound`. The lock lives on the open description that transfers use, so
     /// that a killed process's transfer still in flight keeps it. Returns the file's length too.
     fn open(&self, dir: usize, name: &str) -> Result<(FileId, u64), IoFault>;
-    /// Remove a file by name and sync the directory; absent is fine.
+    /// Remove a file by name and sync the directory; absent is fine. A directory that this disk made goes with
+    /// the last file in it.
     fn remove(&self, dir: usize, name: &str) -> Result<(), IoFault>;
     /// A queue for one thread that holds up to `depth` operations in flight.
     fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault>;

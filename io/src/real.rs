@@ -2,14 +2,14 @@
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::blocking::{BlockingQueue, Pool};
 use crate::check::{Align, PARTS_MAX};
-use crate::create::{check_name, create, lock, set_direct, show, sync_dir};
+use crate::create::{check_name, create, lock, make_dirs, remove_dirs, set_direct, show, sync_dir};
 use crate::disk::{Disk, DiskFacts, FileId, Queue, Side};
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::files::{DataFile, Files};
@@ -31,6 +31,8 @@ pub(crate) struct RealDisk {
     direct: bool,
     align: Align,
     reason: String,
+    /// Directories that this disk made, outermost first: a store whose making failed takes them with it.
+    made: Mutex<Vec<PathBuf>>,
 }
 
 impl RealDisk {
@@ -42,7 +44,8 @@ impl RealDisk {
         align: Align,
         reason: String,
     ) -> RealDisk {
-        RealDisk { dirs: dirs.to_vec(), files: Arc::default(), mover, direct, align, reason }
+        let made = Mutex::default();
+        RealDisk { dirs: dirs.to_vec(), files: Arc::default(), mover, direct, align, reason, made }
     }
 
     fn dir(&self, dir: usize, op: FaultOp) -> Result<&Path, IoFault> {
@@ -82,7 +85,9 @@ impl Disk for RealDisk {
 
     fn create(&self, dir: usize, name: &str, len: u64) -> Result<FileId, IoFault> {
         let path = self.dir(dir, FaultOp::Create)?;
-        let fd = create(path, name, len, self.direct)?;
+        let made = make_dirs(path)?;
+        let fd = create(path, name, len, self.direct).inspect_err(|_| remove_dirs(&made))?;
+        self.made.lock().unwrap_or_else(PoisonError::into_inner).extend(made);
         let path = show(&path.join(name));
         Ok(self.files.insert(DataFile { fd, path, dir, name: name.to_owned(), len }))
     }
@@ -101,7 +106,11 @@ impl Disk for RealDisk {
             self.files.forget(dir, name);
         }
         match unlinked {
-            Ok(()) => sync_dir(path, FaultOp::Remove),
+            Ok(()) => {
+                sync_dir(path, FaultOp::Remove)?;
+                remove_dirs(&self.made.lock().unwrap_or_else(PoisonError::into_inner));
+                Ok(())
+            }
             Err(Errno::NOENT) => Ok(()),
             Err(e) => Err(IoFault::of_errno(FaultOp::Remove, show(&path.join(name)), 0, e.raw_os_error())),
         }

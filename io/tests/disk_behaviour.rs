@@ -107,6 +107,22 @@ fn a_failed_creation_leaves_nothing() {
 }
 
 #[test]
+fn a_directory_that_was_made_goes_with_its_last_file() {
+    let dir = TempDir::new().unwrap();
+    let disk = open_disk(&[dir.path().join("x/y"), dir.path().to_owned()], SideChoice::Auto).unwrap();
+    disk.create(0, "a", LEN).unwrap();
+    disk.create(0, "b", LEN).unwrap();
+    disk.remove(0, "a").unwrap();
+    assert_eq!(disk.list(0).unwrap(), [("b".to_owned(), LEN)]);
+    disk.remove(0, "b").unwrap();
+    assert!(!dir.path().join("x").exists());
+    // One that was there before stays.
+    disk.create(1, "a", LEN).unwrap();
+    disk.remove(1, "a").unwrap();
+    assert!(dir.path().exists());
+}
+
+#[test]
 fn directories_are_made_as_needed_and_numbered() {
     let dir = TempDir::new().unwrap();
     let dirs = [dir.path().join("one/deep"), dir.path().join("two")];

@@ -93,10 +93,23 @@ structure! {
         pub record_block: u16,
         /// Where its payload begins in the record, in units of 4096 bytes.
         pub payload_delta: u16,
-        /// Length in bytes.
+        /// Length in bytes; 0 withdraws every entry of the record.
         pub length: u32,
         /// Recency, in ticks of the store's own clock.
         pub tick: u32,
+    }
+}
+
+impl CheckpointEntry {
+    /// Takes back every entry of the record at `record_block` of `segment`: objects left it while the
+    /// snapshot was being copied, so that not all members of its group may have been caught.
+    pub fn withdraws(segment: u32, record_block: u16) -> CheckpointEntry {
+        CheckpointEntry { segment, record_block, ..bytemuck::Zeroable::zeroed() }
+    }
+
+    /// Whether it takes entries back, rather than being one.
+    pub fn is_withdrawal(&self) -> bool {
+        self.length == 0
     }
 }
 

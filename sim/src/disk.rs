@@ -13,6 +13,7 @@ mod control;
 mod crash;
 mod file;
 mod image;
+mod lie;
 mod plan;
 mod process;
 mod state;

@@ -23,4 +23,5 @@ pub mod clock;
 pub mod disk;
 pub mod entropy;
 pub mod env;
+pub mod model;
 pub mod runtime;

@@ -49,7 +49,9 @@ fn fill(c: &mut Criterion) {
             let mut writer = unsafe { arena.memory.writer(extent) };
             b.iter(|| {
                 let mut sums: Vec<Checksum> = Vec::with_capacity(bytes / BLOCK_BYTES as usize);
-                writer.fill(&[black_box(data)], BLOCK_BYTES, |_, block| sums.push(checksum(block))).expect("fits");
+                writer
+                    .fill(&[black_box(data)], BLOCK_BYTES, |_, block| sums.push(checksum(block)))
+                    .expect("fits");
                 sums
             });
         });
@@ -61,10 +63,15 @@ fn records(c: &mut Criterion) {
     let mut group = c.benchmark_group("record");
     let namespace = NamespaceId([1; 16]);
     let key = |part| {
-        ObjectKey::new(namespace, PrefixHash([2; 32]), Role::Target, "kv", part, Shard::Whole).expect("a name")
+        ObjectKey::new(namespace, PrefixHash([2; 32]), Role::Target, "kv", part, Shard::Whole)
+            .expect("a name")
     };
     let facts = RecordFacts {
-        identity: SegmentIdentity { store: StoreId([3; 16]), segment: SegmentId(4), incarnation: Incarnation(5) },
+        identity: SegmentIdentity {
+            store: StoreId([3; 16]),
+            segment: SegmentId(4),
+            incarnation: Incarnation(5),
+        },
         offset: 4096,
         kind: RecordKind::Data,
         group_kind: GroupKind::Base,
@@ -82,7 +89,9 @@ fn records(c: &mut Criterion) {
     let header = record::encode(&facts, &members).expect("a record");
     group.bench_function("limit: checksum of a header", |b| b.iter(|| checksum(black_box(&header))));
     group.bench_function("encode", |b| b.iter(|| record::encode(black_box(&facts), &members)));
-    group.bench_function("decode", |b| b.iter(|| Record::decode(black_box(&header)).map(|r| r.record_bytes())));
+    group.bench_function("decode", |b| {
+        b.iter(|| Record::decode(black_box(&header)).map(|r| r.record_bytes()))
+    });
     group.finish();
 }
 

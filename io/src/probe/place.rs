@@ -40,7 +40,14 @@ impl Place {
     /// A place to try things for `dir`. Errors as `open_disk`.
     pub(super) fn open(dir: &Path) -> Result<Place, IoFault> {
         let path = nearest(dir);
-        let fault = |e: Errno| IoFault::of_errno(FaultOp::Probe, show(&path), 0, e.raw_os_error());
+        let fault = |e: Errno| {
+            let mut fault = IoFault::of_errno(FaultOp::Probe, show(&path), 0, e.raw_os_error());
+            if path != dir {
+                // Who reads this knows the directory that was configured, not the one it would be made in.
+                fault.detail = format!("dir={} is to be made there", show(dir));
+            }
+            fault
+        };
         let (fd, may_write) = match scratch(&path).and_then(|fd| fill(&fd).map(|()| fd)) {
             Ok(fd) => (fd, true),
             Err(e @ (Errno::NOSPC | Errno::DQUOT)) => match existing(dir)? {

@@ -59,8 +59,8 @@ impl State {
                 format!("the simulated device is full capacity={} used={used} len={len}", self.capacity);
             return Err(fault(FaultKind::NoSpace, OP, &path(&key), 0, &detail));
         }
-        self.log_control(OP, &key, len, None);
         self.files.insert(key.clone(), SimFile::new(len));
+        self.log_control(OP, &key, len, None);
         Ok(self.number(process, key))
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::file::SimFile;
+use super::lie::Lies;
 use super::state::{FileKey, InFlight, State};
 use super::transfer::dead;
 use crate::entropy::SplitMix64;
@@ -52,6 +53,7 @@ impl State {
         }
         self.stop_at = None;
         self.holds.clear();
+        self.lies = Lies::default();
     }
 
     /// Kill a process: each write in flight executes or not, by `rng`; all operations end as faults.

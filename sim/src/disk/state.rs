@@ -7,7 +7,9 @@ use pagelith_io::clock::Mono;
 use pagelith_io::disk::{FileId, Op};
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 
+use super::crash::DiskSnapshot;
 use super::file::SimFile;
+use super::lie::Lies;
 use super::plan::{LoggedOp, Pending};
 use crate::clock::SimClock;
 use crate::entropy::SplitMix64;
@@ -80,6 +82,10 @@ pub(crate) struct State {
     /// The number of changes after which nothing happens any more.
     pub(crate) stop_at: Option<u64>,
     pub(crate) log: VecDeque<LoggedOp>,
+    /// Syncs that make nothing durable.
+    pub(crate) lies: Lies,
+    /// Copies of the disk after each change, if a test keeps them.
+    pub(crate) points: Option<Vec<DiskSnapshot>>,
 }
 
 impl State {
@@ -103,6 +109,8 @@ impl State {
             changes: 0,
             stop_at: None,
             log: VecDeque::new(),
+            lies: Lies::default(),
+            points: None,
         }
     }
 
@@ -126,13 +134,15 @@ impl State {
         len: u64,
         fault: Option<FaultKind>,
     ) {
-        if changes(kind) {
-            self.changes += 1;
-        }
+        let changed = changes(kind);
+        self.changes += u64::from(changed);
         if self.log.len() == LOG_MAX {
             self.log.pop_front();
         }
         self.log.push_back(LoggedOp { n: self.changes, kind, file, offset, len, fault });
+        if changed {
+            self.keep_point();
+        }
     }
 }
 

@@ -15,6 +15,7 @@ pub mod append;
 pub mod checkpoint;
 pub mod log;
 pub mod manifest_writer;
+mod order;
 mod pump;
 pub mod read;
 pub mod recover;

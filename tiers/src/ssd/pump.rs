@@ -104,8 +104,12 @@ impl Log {
                 }
                 match completion.result {
                     Ok(()) => {
-                        self.unsynced.extend_from_slice(&units);
-                        events.push(Event::Written(units));
+                        events.push(Event::Written(units.clone()));
+                        match &self.sync_fault {
+                            // No sync will follow that could cover it.
+                            Some(fault) => events.push(Event::Untrusted(units, fault.clone())),
+                            None => self.unsynced.extend(units),
+                        }
                     }
                     Err(fault) => {
                         let ids = units.into_iter().map(|(id, _)| id).collect();
@@ -149,7 +153,11 @@ impl Log {
     /// A round of syncs is over: tell who asked, write the footers that waited for it, and say what became
     /// durable or is no longer to be trusted.
     fn answer(&mut self, ids: Vec<super::sync::SyncId>, ok: bool, events: &mut Vec<Event>) {
-        let covered = std::mem::take(&mut self.in_round);
+        let mut covered = std::mem::take(&mut self.in_round);
+        if !ok {
+            // What was written while the failing sync was under way has no other to come.
+            covered.append(&mut self.unsynced);
+        }
         if ok {
             if !covered.is_empty() {
                 events.push(Event::Durable(covered));

@@ -27,6 +27,7 @@ pub struct Expected {
 
 /// What a header turned out to be.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "made once a read and taken apart at once, never stored")]
 pub enum Verdict<'a> {
     /// The object's; payload is still to be verified.
     Match(Record<'a>, Member),
@@ -53,6 +54,10 @@ pub fn judge<'a>(bytes: &'a [u8], expected: &Expected) -> Verdict<'a> {
         return wrong("kind", format!("{:?}", facts.kind));
     }
     let Some(member) = record.find(&expected.key) else { return Verdict::OtherKey };
+    // The key is in the record, and the index entry is that of another of its members.
+    if record.members().any(|m| m.payload_offset == expected.payload_delta && m.key != expected.key) {
+        return Verdict::OtherKey;
+    }
     if facts.generation != expected.generation {
         // The fingerprint holds the generation, so this is another key's entry as well.
         return Verdict::OtherKey;

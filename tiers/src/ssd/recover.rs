@@ -19,15 +19,20 @@ use super::segments::{Segment, SegmentState, SegmentTable};
 use super::serial::{Serial, no_memory};
 use super::volume::Volume;
 
+/// More sequences than were given since any segment was opened.
+const UNREADABLE_SEQUENCES: u64 = 1 << 40;
+
 /// Who learns what was found.
 pub trait Sink {
     /// An object of the checkpoint whose segment still has the same incarnation. It counts as put before
     /// everything the log says with a sequence of the checkpoint's or later.
-    fn from_checkpoint(&mut self, facts: &CheckpointFacts, entry: &CheckpointEntry);
+    fn checkpoint_entry(&mut self, facts: &CheckpointFacts, entry: &CheckpointEntry);
     /// The checkpoint was not whole after all: forget what came from it.
     fn forget_checkpoint(&mut self);
+    /// A segment cannot be read, nor the tombstones in it: forget every object found so far.
+    fn forget_all(&mut self);
     /// A member of a record found in the log, tombstones included.
-    fn from_log(&mut self, segment: SegmentId, entry: &FooterEntry);
+    fn log_entry(&mut self, segment: SegmentId, entry: &FooterEntry);
 }
 
 /// What was found.
@@ -167,7 +172,7 @@ fn load_checkpoint(
                         manifest.segment(SegmentId(entry.segment)).map(|(incarnation, _)| incarnation.0);
                     let then = marks.get(entry.segment as usize).map(|m| m.incarnation);
                     if now.is_some() && now == then {
-                        sink.from_checkpoint(facts, &entry);
+                        sink.checkpoint_entry(facts, &entry);
                     }
                 }
             }
@@ -197,31 +202,40 @@ fn replay_segment(
     let (file, start) = volume.place(id, 0);
     match serial.read(file, start, ALIGN as usize) {
         Ok(block) => match segment::decode_head(&block, volume.store, id) {
-            Ok((in_head, ..)) if in_head == incarnation => {}
-            // A ruined head says nothing; look at the records.
-            Err(FormatError::Checksum { .. }) => {}
-            // The head goes first into a segment: without it nothing was ever synced under this incarnation.
-            _ => return Ok(()),
+            // The head goes first into a segment: while it is another life's, or nothing, nothing was ever
+            // synced under this incarnation.
+            Ok((in_head, ..)) if in_head != incarnation => return Ok(()),
+            Err(FormatError::Empty { .. }) => return Ok(()),
+            // A ruined head says nothing; footer and records do.
+            Ok(_) | Err(_) => {}
         },
-        Err(fault) => return unreadable(found, id, &fault),
+        Err(fault) => on_time(serial, fault)?,
     }
     let footer = match read_footer(volume, serial, identity) {
-        Ok(footer) => footer,
-        Err(fault) => return unreadable(found, id, &fault),
+        Ok(footer) => footer.ok(),
+        Err(fault) => {
+            on_time(serial, fault)?;
+            None
+        }
     };
     let (facts, entries) = match footer {
-        Ok(footer) => {
+        Some(footer) => {
             found.footers += 1;
             footer
         }
-        Err(_) => match scan_segment(volume, serial, identity, order, found) {
+        None => match scan_segment(volume, serial, identity, order, found) {
             Ok(Some(scanned)) => scanned,
             Ok(None) => return Ok(()),
-            Err(fault) => return unreadable(found, id, &fault),
+            Err(fault) => {
+                on_time(serial, fault.clone())?;
+                // Its tombstones are lost with it, and what they shadow lies before it in the log.
+                sink.forget_all();
+                return unreadable(found, id, &fault);
+            }
         },
     };
     for entry in &entries {
-        sink.from_log(id, entry);
+        sink.log_entry(id, entry);
     }
     let s = found.segments.get_mut(id);
     s.state = SegmentState::Sealed;
@@ -230,13 +244,21 @@ fn replay_segment(
     Ok(())
 }
 
+/// A device that does not answer at all says nothing about the store: it is not opened. One that fails a read
+/// has lost what lies there.
+fn on_time(serial: &Serial, fault: IoFault) -> Result<(), IoFault> {
+    if serial.is_late() { Err(fault) } else { Ok(()) }
+}
+
 fn unreadable(found: &mut Recovered, id: SegmentId, fault: &IoFault) -> Result<(), IoFault> {
     tracing::warn!(segment = id.0, %fault, "segment cannot be read, what it held is forgotten");
     found.unreadable += 1;
     let s = found.segments.get_mut(id);
     s.state = SegmentState::Sealed;
-    // What is in it is unknown, so every tombstone is kept.
+    // What is in it is unknown, so every tombstone is kept, and no sequence in it is given again: should it be
+    // readable at a later open, what it holds is older than what comes now.
     s.min_sequence = Sequence(0);
+    found.next_sequence = Sequence(found.next_sequence.0.saturating_add(UNREADABLE_SEQUENCES));
     Ok(())
 }
 

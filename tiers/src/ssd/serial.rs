@@ -11,15 +11,22 @@ pub struct Serial {
     queue: Box<dyn Queue>,
     timeout: Duration,
     token: u64,
+    late: bool,
 }
 
 impl Serial {
     /// A queue of its own on `disk`; each operation may take `timeout`.
     pub fn new(disk: &dyn Disk, timeout: Duration) -> Result<Serial, IoFault> {
-        Ok(Serial { queue: disk.queue(1)?, timeout, token: 0 })
+        Ok(Serial { queue: disk.queue(1)?, timeout, token: 0, late: false })
     }
 
-    /// Do one operation and hand its parts back. After a time-out the queue is not to be used again.
+    /// Whether an operation timed out. Nothing is done from then on: its completion may still come, and must
+    /// not be taken for another's.
+    pub fn is_late(&self) -> bool {
+        self.late
+    }
+
+    /// Do one operation and hand its parts back. After a time-out every other fails.
     pub fn run(&mut self, op: Op) -> Result<Vec<Part>, IoFault> {
         let late = |detail: &str| IoFault {
             kind: FaultKind::Device,
@@ -29,11 +36,17 @@ impl Serial {
             errno: 0,
             detail: detail.into(),
         };
+        if self.late {
+            return Err(late("an earlier operation timed out"));
+        }
         self.token += 1;
         self.queue.submit(self.token, op).map_err(|_| late("no room in an idle queue"))?;
         let mut done = Vec::new();
         self.queue.wait(&mut done, self.timeout);
-        let completion = done.pop().ok_or_else(|| late("operation timed out"))?;
+        let Some(completion) = done.pop() else {
+            self.late = true;
+            return Err(late("operation timed out"));
+        };
         completion.result.map(|()| completion.op.into_parts())
     }
 

@@ -14,6 +14,7 @@ use pagelith_layouts::ids::{SegmentId, StoreId};
 use pagelith_layouts::manifest::{self, Manifest, Superblock};
 use pagelith_layouts::names;
 
+use super::order;
 use super::serial::Serial;
 
 /// Fewest segments of a store: one open, one to be opened next, one being reclaimed, one to hold something.
@@ -144,6 +145,16 @@ pub enum VolumeError {
         file: &'static str,
         /// Byte offset in it.
         offset: u64,
+    },
+    /// A directory is another store's, or another of this store's.
+    #[error("ssd.dirs: directory {number} is not the one it was: it holds {found} dir={dir}")]
+    Misplaced {
+        /// The directory.
+        dir: String,
+        /// Its number in the configuration, from 0.
+        number: usize,
+        /// What gives it away.
+        found: String,
     },
     /// The store was made with another configuration.
     #[error(
@@ -337,6 +348,7 @@ fn open(
     timeout: Duration,
 ) -> Result<OpenedVolume, VolumeError> {
     let dirs = geometry.dirs;
+    order::check_names(&*disk, dirs as usize)?;
     // Every lock is taken before a byte is looked at.
     let mut segments = Vec::new();
     for dir in 0..dirs as usize {
@@ -365,9 +377,15 @@ fn open(
             offset: u64::from(d.index) * ALIGN,
         })?;
     compatible(&*disk, &geometry, manifest.superblock())?;
+    // How many segments fit was settled when the store was made; so was the room in its checkpoints, which
+    // the size of today's index need not match.
+    let found = manifest.superblock();
+    let geometry = Geometry { segment_count: found.segment_count, objects_max: found.objects_max, ..geometry };
     for (dir, (_, found)) in segments.iter().enumerate() {
         check_length(&*disk, dir, names::SEGMENTS, geometry.dir_bytes(dir as u32), *found)?;
     }
+    let files_of_segments: Vec<FileId> = segments.iter().map(|(file, _)| *file).collect();
+    order::check_heads(&*disk, &mut serial, manifest.store(), &files_of_segments)?;
     let manifests = mend(&*disk, &mut serial, &geometry, &manifest, files, &copies)?;
     let mut checkpoints = [FileId(0); 2];
     for (i, file) in checkpoints.iter_mut().enumerate() {
@@ -376,8 +394,7 @@ fn open(
     let lock_file = open_or_replace(&*disk, 0, names::LOCK, ALIGN)?;
     serial.write(lock_file, 0, owner.as_bytes().get(..ALIGN as usize).unwrap_or(owner.as_bytes()))?;
     let store = manifest.store();
-    let segments = segments.into_iter().map(|(file, _)| file).collect();
-    let volume = Volume { disk, geometry, store, manifests, checkpoints, segments };
+    let volume = Volume { disk, geometry, store, manifests, checkpoints, segments: files_of_segments };
     Ok(OpenedVolume { volume, manifest, made: false, mended: damage.len() as u32 })
 }
 
@@ -410,10 +427,8 @@ fn compatible(disk: &dyn Disk, wanted: &Geometry, found: &Superblock) -> Result<
         ("number of ssd.dirs", u64::from(found.dir_count), u64::from(wanted.dirs)),
         ("ssd.bytes", found.capacity_bytes, wanted.capacity_bytes),
         ("ssd.segment_bytes", found.segment_bytes, wanted.segment_bytes),
-        ("index.max_objects", found.objects_max, wanted.objects_max),
         ("namespaces_max", found.namespaces_max.into(), wanted.namespaces_max.into()),
         ("checksum block size", found.block_bytes.into(), BLOCK_BYTES.into()),
-        ("number of segments", found.segment_count.into(), wanted.segment_count.into()),
     ];
     match pairs.into_iter().find(|(_, found, wanted)| found != wanted) {
         None => Ok(()),

@@ -1,0 +1,178 @@
+//! `pagelith bench`: how fast the store is beside the limit of the same machine: what bare reads, writes or
+//! copies of the same sizes reach in the same minute. Rounds of both take turns, so that whatever else the
+//! machine does meets both; the figures are medians.
+
+mod limit;
+mod objects;
+mod report;
+mod round;
+mod store;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::bail;
+use clap::{Args, ValueEnum};
+use pagelith::config::{Promote, Size};
+use serde::Serialize;
+
+use self::report::Report;
+use crate::exit::Verdict;
+use crate::settings::{Defaults, StoreFlags};
+
+/// Measure the store, and the limit it is measured against, in turns.
+///
+/// SSD reads are cold: O_DIRECT where there is, no DRAM tier, nothing promoted. The store verifies every
+/// byte.
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    /// Which tier
+    #[arg(long, value_enum)]
+    tier: BenchTier,
+    /// What to do
+    #[arg(long, value_enum)]
+    op: Op,
+    /// Bytes of an object
+    #[arg(long, value_name = "SIZE", default_value_t = Size::mib(1))]
+    object_bytes: Size,
+    /// Objects of a batch, and operations in flight of the limit
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    batch: u32,
+    /// Batches in flight; 1 waits for each before the next
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    in_flight: u32,
+    /// Seconds that the measurement takes, store and limit together, without filling
+    #[arg(long, value_name = "T", default_value_t = 10.0)]
+    seconds: f64,
+    /// Rounds of each
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Bytes of objects to read from or write over [default: 1GiB on SSD, 256MiB in DRAM]
+    #[arg(long, value_name = "SIZE")]
+    data: Option<Size>,
+    /// Seed of contents and of the order of reads
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Directory for the store and for the limit's file, kept afterwards and used again by the next run with
+    /// the same sizes [default: a fresh one under the system's temporary directory, removed at the end]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// What moves the bytes to and from the SSD
+    #[arg(long, value_name = "SIDE", value_parser = crate::settings::io_side())]
+    io: Option<pagelith::config::SsdIo>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// A tier to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum BenchTier {
+    /// The arena.
+    Dram,
+    /// The segment log.
+    Ssd,
+}
+
+/// What to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Op {
+    /// Store new objects; on SSD until they are durable.
+    Put,
+    /// Read random objects.
+    Get,
+    /// Ask whether objects are there.
+    Exists,
+}
+
+/// The sizes of a measurement.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    tier: BenchTier,
+    op: Op,
+    object_bytes: usize,
+    objects: u64,
+    batch: usize,
+    in_flight: usize,
+    round: Duration,
+    rounds: u32,
+    seed: u64,
+}
+
+impl BenchArgs {
+    fn data(&self) -> Size {
+        self.data.unwrap_or(match self.tier {
+            BenchTier::Dram => Size::mib(256),
+            BenchTier::Ssd => Size::gib(1),
+        })
+    }
+
+    fn shape(&self) -> anyhow::Result<Shape> {
+        let (object_bytes, data) = (self.object_bytes.bytes(), self.data().bytes());
+        let batch = u64::from(self.batch);
+        if object_bytes == 0 || data / object_bytes.max(1) < batch {
+            bail!(
+                "--data must hold at least one batch of objects --object-bytes={object_bytes} --data={data}"
+            );
+        }
+        if !(self.seconds > 0.0 && self.seconds <= 86_400.0) {
+            bail!("must be above 0 and at most a day --seconds={}", self.seconds);
+        }
+        // Store and limit share the time.
+        let round = Duration::from_secs_f64(self.seconds / f64::from(2 * self.rounds));
+        Ok(Shape {
+            tier: self.tier,
+            op: self.op,
+            object_bytes: usize::try_from(object_bytes)?,
+            objects: data / object_bytes,
+            batch: self.batch as usize,
+            in_flight: self.in_flight as usize,
+            round,
+            rounds: self.rounds,
+            seed: self.seed,
+        })
+    }
+
+    /// Room for the data in the tier that is measured, and no other tier.
+    fn sizes(&self) -> Defaults {
+        // Each object has a header of a block or more, and reclaim needs free segments: an eighth covers both
+        // from 64 KiB up, and small objects get a block each.
+        let objects = self.data().bytes() / self.object_bytes.bytes().max(1);
+        let padded = self.object_bytes.bytes().next_multiple_of(4096) + 4096;
+        let room = Size::from_bytes((objects * padded / 8 * 9 + (64 << 20)).next_multiple_of(1 << 20));
+        match self.tier {
+            BenchTier::Dram => Defaults { dram: room, ssd: Size::ZERO },
+            BenchTier::Ssd => Defaults { dram: Size::ZERO, ssd: room },
+        }
+    }
+}
+
+pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
+    let shape = args.shape()?;
+    let fresh = tempfile::Builder::new().prefix("pagelith-bench-").tempdir()?;
+    let dir = args.dir.clone().unwrap_or_else(|| fresh.path().to_owned());
+    let flags = StoreFlags::of_io(args.io);
+    let config = flags.resolve(args.sizes(), &dir.join("store"), &|config| {
+        // Whatever the environment says, nothing may be read from memory that is to be read from SSD.
+        config.dram.promote = if args.tier == BenchTier::Ssd { Promote::Never } else { Promote::Always };
+        config.index.max_objects = config.index.max_objects.or(Some((2 * shape.objects).max(65_536)));
+    })?;
+    let mut store = store::Bench::open(shape, config)?;
+    let mut limit = limit::Limit::prepare(shape, &dir.join("limit"), args.io)?;
+    let mut report = Report::new(shape, store.io());
+    for _ in 0..shape.rounds {
+        report.store(store.round()?);
+        if let Some(round) = limit.round()? {
+            report.limit(round);
+        }
+    }
+    store.close()?;
+    if args.json {
+        println!("{}", serde_json::to_string(&report.summary(limit.name()))?);
+    } else {
+        println!("{}", report.summary(limit.name()));
+    }
+    Ok(Verdict::Fine)
+}

@@ -1,0 +1,60 @@
+//! What one round of a measurement did, and what it cost.
+
+use std::time::{Duration, Instant};
+
+use crate::meter::process_cpu;
+
+/// A round that is over.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Round {
+    /// Objects moved, or asked for.
+    pub(super) objects: u64,
+    /// Their bytes.
+    pub(super) bytes: u64,
+    /// How long it took.
+    pub(super) time: Duration,
+    /// CPU time of the whole process meanwhile.
+    pub(super) cpu: Duration,
+}
+
+impl Round {
+    /// Bytes a second, in 10^9.
+    pub(super) fn gb_per_s(&self) -> f64 {
+        self.bytes as f64 / 1e9 / self.time.as_secs_f64()
+    }
+
+    /// Objects a second.
+    pub(super) fn objects_per_s(&self) -> f64 {
+        self.objects as f64 / self.time.as_secs_f64()
+    }
+
+    /// CPU seconds for 10^9 bytes.
+    pub(super) fn cpu_s_per_gb(&self) -> f64 {
+        self.cpu.as_secs_f64() / (self.bytes as f64 / 1e9)
+    }
+}
+
+/// A round under way.
+pub(super) struct Timer {
+    start: Instant,
+    cpu: Duration,
+    length: Duration,
+}
+
+impl Timer {
+    /// Begin a round of this length.
+    pub(super) fn start(length: Duration) -> Timer {
+        Timer { start: Instant::now(), cpu: process_cpu(), length }
+    }
+
+    /// Whether the time is up.
+    pub(super) fn is_over(&self) -> bool {
+        self.start.elapsed() >= self.length
+    }
+
+    /// End the round.
+    pub(super) fn stop(self, objects: u64, bytes: u64) -> Round {
+        let (time, cpu) = (self.start.elapsed(), process_cpu().saturating_sub(self.cpu));
+        Round { objects, bytes, time, cpu }
+    }
+}

@@ -1,0 +1,56 @@
+//! The program `pagelith`, as a library so that its tests can use its parts. One file a command; `inspect`
+//! and `verify` read a store with `layouts` alone.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, reason = "a program's results go to stdout")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the program is an edge: it has the real clock and the real files"
+)]
+
+mod bench;
+mod content;
+mod exit;
+mod inspect;
+mod meter;
+mod on_disk;
+mod replay;
+mod rng;
+mod said;
+mod settings;
+pub mod trace;
+mod verify;
+pub mod workload;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// A log-structured, tiered page store for LLM KV caches.
+#[derive(Parser, Debug)]
+#[command(name = "pagelith", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    Replay(Box<replay::ReplayArgs>),
+    Bench(bench::BenchArgs),
+    Inspect(inspect::InspectArgs),
+    Verify(verify::VerifyArgs),
+}
+
+/// Run the program with the process's arguments.
+pub fn main() -> ExitCode {
+    // Log events go to stderr, warnings and worse unless RUST_LOG says otherwise: stdout is for results.
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    exit::code(match Cli::parse().command {
+        Command::Replay(args) => replay::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Verify(args) => verify::run(&args),
+    })
+}

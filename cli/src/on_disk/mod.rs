@@ -1,0 +1,227 @@
+//! A store's files as they lie there, read with `layouts` alone: no engine, no lock needed, nothing written.
+//! What cannot be read is part of the answer, so that a broken store can be looked at.
+
+mod locks;
+pub(crate) mod segment;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use pagelith_layouts::align::{ALIGN, align_down};
+use pagelith_layouts::checkpoint::{self, CheckpointFacts};
+use pagelith_layouts::error::FormatError;
+use pagelith_layouts::ids::{SegmentId, StoreId};
+use pagelith_layouts::manifest::{self, BlockDamage, Manifest, Superblock};
+use pagelith_layouts::names;
+
+/// Most bytes of a manifest copy that are read: twice what the largest configuration needs, so that a huge
+/// file of that name cannot take all memory.
+const MANIFEST_BYTES_MAX: u64 = 256 << 20;
+
+/// The files of a store.
+pub(crate) struct OnDisk {
+    dirs: Vec<PathBuf>,
+    /// Segments file of each directory, `None` if missing.
+    segments: Vec<Option<File>>,
+    /// Contents of the manifest copies, `None` if missing.
+    pub(crate) copies: [Option<Vec<u8>>; 2],
+    /// A file that another process holds the lock of, if any.
+    pub(crate) locked: Option<PathBuf>,
+    /// Held as long as this value lives, if it was asked for.
+    _locks: Option<locks::Locks>,
+}
+
+impl OnDisk {
+    /// Look at the directories of a store, all of them in the order of its configuration. With `hold`, a lock
+    /// is kept meanwhile, so that no engine opens the store. An error if there is no store at all.
+    pub(crate) fn open(dirs: &[PathBuf], hold: bool) -> anyhow::Result<OnDisk> {
+        let mut files = Vec::new();
+        for dir in dirs {
+            for name in list(dir)?.iter().filter(|n| names::is_ours(n)) {
+                if name == names::CREATING {
+                    bail!("not a store: its creation was never finished dir={}", dir.display());
+                }
+                files.push(dir.join(name));
+            }
+        }
+        if files.is_empty() {
+            bail!("not a store: no file of a store is there dir={}", shown(dirs));
+        }
+        let mut disk = OnDisk {
+            dirs: dirs.to_vec(),
+            segments: Vec::new(),
+            copies: [None, None],
+            locked: None,
+            _locks: None,
+        };
+        let owner = disk.owner().filter(|_| hold);
+        match locks::take(&files, owner.as_deref()) {
+            Ok(locks) => disk._locks = Some(locks).filter(|_| hold),
+            Err(path) => disk.locked = Some(path),
+        }
+        for copy in 0..2 {
+            disk.copies[copy] = read_if_there(&disk.manifest_path(copy), MANIFEST_BYTES_MAX)?;
+        }
+        for dir in dirs {
+            disk.segments.push(open_if_there(&dir.join(names::SEGMENTS))?);
+        }
+        Ok(disk)
+    }
+
+    /// The manifest and what is damaged of it; or what is wrong with each copy if neither will do.
+    pub(crate) fn manifest(&self) -> Result<(Manifest, Vec<BlockDamage>), Vec<BlockDamage>> {
+        let bytes = |copy: usize| self.copies[copy].as_deref().unwrap_or_default();
+        manifest::decode([bytes(0), bytes(1)]).map_err(|first| {
+            // Each copy by itself, so that both are named.
+            let alone = |copy| {
+                let damage = manifest::decode([bytes(copy), &[]]).err()?;
+                Some(BlockDamage { copy, ..damage })
+            };
+            let mut all: Vec<BlockDamage> = (0..2).filter_map(alone).collect();
+            if !all.contains(&first) {
+                all.push(first);
+            }
+            all
+        })
+    }
+
+    /// Path of a manifest copy: the first lies in the first directory, the second in the last.
+    pub(crate) fn manifest_path(&self, copy: usize) -> PathBuf {
+        let dir = if copy == 0 { self.dirs.first() } else { self.dirs.last() };
+        dir.map(|d| d.join(names::MANIFESTS[copy])).unwrap_or_default()
+    }
+
+    /// Path of a checkpoint.
+    pub(crate) fn checkpoint_path(&self, which: usize) -> PathBuf {
+        self.dirs.first().map(|d| d.join(names::CHECKPOINTS[which])).unwrap_or_default()
+    }
+
+    /// Number of directories given.
+    pub(crate) fn dir_count(&self) -> u32 {
+        self.dirs.len() as u32
+    }
+
+    /// What the LOCK file says of the store's owner.
+    pub(crate) fn owner(&self) -> Option<String> {
+        let path = self.dirs.first()?.join(names::LOCK);
+        let bytes = read_if_there(&path, ALIGN).ok()??;
+        let text = String::from_utf8_lossy(&bytes).trim_matches(['\0', '\n', ' ']).to_owned();
+        (!text.is_empty()).then_some(text)
+    }
+
+    /// Path of the file that a segment lies in, and the segment's byte offset there.
+    pub(crate) fn segment_place(&self, segment: SegmentId, superblock: &Superblock) -> (PathBuf, u64) {
+        let (dir, offset) = names::segment_place(segment, self.dir_count(), superblock.segment_bytes);
+        (self.dirs.get(dir).map(|d| d.join(names::SEGMENTS)).unwrap_or_default(), offset)
+    }
+
+    /// Fill `buf` from a byte offset of a segment.
+    pub(crate) fn read_segment(
+        &self,
+        segment: SegmentId,
+        superblock: &Superblock,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> anyhow::Result<()> {
+        let (dir, start) = names::segment_place(segment, self.dir_count(), superblock.segment_bytes);
+        let read = match self.segments.get(dir).and_then(Option::as_ref) {
+            Some(file) => file.read_exact_at(buf, start + offset),
+            None => Err(io::Error::new(io::ErrorKind::NotFound, "the file is missing")),
+        };
+        read.with_context(|| {
+            let (path, _) = self.segment_place(segment, superblock);
+            format!("cannot read {segment} offset={offset} file={}", path.display())
+        })
+    }
+
+    /// Each file that the store should have, with the length it should have and the one it has (`None` if it
+    /// is missing).
+    pub(crate) fn lengths(&self, superblock: &Superblock) -> Vec<(PathBuf, u64, Option<u64>)> {
+        let manifest = Manifest::copy_bytes(superblock.segment_count, superblock.namespaces_max);
+        let mut files = Vec::new();
+        for i in 0..2 {
+            files.push((self.manifest_path(i), manifest));
+            files.push((self.checkpoint_path(i), superblock.checkpoint_bytes));
+        }
+        for (i, dir) in self.dirs.iter().enumerate() {
+            let segments = superblock.segment_count.saturating_sub(i as u32).div_ceil(self.dir_count());
+            files.push((dir.join(names::SEGMENTS), u64::from(segments) * superblock.segment_bytes));
+        }
+        let found = |path: &Path| std::fs::metadata(path).ok().map(|m| m.len());
+        files.into_iter().map(|(path, expected)| (path.clone(), expected, found(&path))).collect()
+    }
+
+    /// The head of a checkpoint, and the file to read its chunks from; `None` if the file is missing.
+    pub(crate) fn checkpoint(&self, which: usize, store: StoreId) -> anyhow::Result<Option<CheckpointFile>> {
+        let path = self.checkpoint_path(which);
+        let Some(file) = open_if_there(&path)? else { return Ok(None) };
+        let mut block = vec![0; ALIGN as usize];
+        let read = read_up_to(&file, 0, &mut block);
+        let read = read.with_context(|| format!("cannot read the checkpoint file={}", path.display()))?;
+        Ok(Some(CheckpointFile { head: checkpoint::decode_head(&block[..read], store), file }))
+    }
+}
+
+/// An open checkpoint.
+pub(crate) struct CheckpointFile {
+    /// What its head says.
+    pub(crate) head: Result<CheckpointFacts, FormatError>,
+    file: File,
+}
+
+impl CheckpointFile {
+    /// Read a chunk into `buf`; returns how much of it is there.
+    pub(crate) fn read_chunk(&self, index: u64, buf: &mut [u8]) -> io::Result<usize> {
+        read_up_to(&self.file, checkpoint::chunk_offset(index), buf)
+    }
+}
+
+/// The directories as messages show them.
+pub(crate) fn shown(dirs: &[PathBuf]) -> String {
+    dirs.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(",")
+}
+
+fn list(dir: &Path) -> anyhow::Result<Vec<String>> {
+    let context = || format!("not a store: the directory cannot be read dir={}", dir.display());
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(dir).with_context(context)? {
+        names.extend(entry.with_context(context)?.file_name().into_string());
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn open_if_there(path: &Path) -> anyhow::Result<Option<File>> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e).with_context(|| format!("cannot open file={}", path.display())),
+    }
+}
+
+fn read_if_there(path: &Path, bytes_max: u64) -> anyhow::Result<Option<Vec<u8>>> {
+    let Some(file) = open_if_there(path)? else { return Ok(None) };
+    let mut bytes = Vec::new();
+    let read = file.take(bytes_max).read_to_end(&mut bytes);
+    read.with_context(|| format!("cannot read file={}", path.display()))?;
+    // A ragged end is no block.
+    bytes.truncate(align_down(bytes.len() as u64) as usize);
+    Ok(Some(bytes))
+}
+
+/// Fill `buf` from `offset` as far as the file goes.
+fn read_up_to(file: &File, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buf.len() {
+        match file.read_at(&mut buf[filled..], offset + filled as u64) {
+            Ok(0) => break,
+            Ok(n) => filled += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(filled)
+}

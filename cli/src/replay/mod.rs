@@ -1,0 +1,109 @@
+//! `pagelith replay`: drives the embedded store with a prefix trace the way a cache controller does. For each
+//! request it asks for the longest stored prefix, reads those pages, checks every byte, and puts the pages
+//! that were missing. Timestamps are ignored: requests follow each other as fast as the store lets them.
+
+mod latency;
+mod pages;
+mod report;
+mod request;
+mod run;
+mod series;
+mod source;
+mod tally;
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::Args;
+use pagelith::config::Size;
+
+use self::pages::Pages;
+use self::report::Report;
+use self::run::Plan;
+use self::source::Source;
+use crate::content::Content;
+use crate::exit::Verdict;
+use crate::settings::{Defaults, StoreFlags};
+
+/// Sizes that make the built-in workload use both tiers, and finish in seconds.
+const DEFAULTS: Defaults = Defaults { dram: Size::mib(128), ssd: Size::mib(512) };
+const OBJECT_BYTES_DEFAULT: Size = Size::kib(32);
+
+/// Replay a request trace through the store, and check every byte it hands back.
+///
+/// Without --trace, a built-in chat workload is made from the seed. Exit status: 0; 1 if the store handed
+/// back a wrong byte; 2 if the replay could not be run.
+#[derive(Args, Debug)]
+pub(crate) struct ReplayArgs {
+    /// Trace of JSON lines with timestamp, input_length, output_length and hash_ids; may be gzipped
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    #[command(flatten)]
+    store: StoreFlags,
+    /// Bytes of an object; a page is two, k and v
+    #[arg(long, value_name = "SIZE", default_value_t = OBJECT_BYTES_DEFAULT)]
+    object_bytes: Size,
+    /// Stop after this many requests
+    #[arg(long, value_name = "N")]
+    requests: Option<u64>,
+    /// Seed of the built-in workload and of the objects' contents
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// After N requests, drop the process's state without closing the store, reopen it and go on
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    reopen_at: Option<u64>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
+    if args.object_bytes == Size::ZERO {
+        bail!("an object has at least one byte --object-bytes=0");
+    }
+    let source = match &args.trace {
+        Some(path) => Source::trace(path, args.requests)?,
+        None => Source::chat(args.seed, args.requests),
+    };
+    // Removed when it goes out of scope, whatever the outcome; the process must not exit before.
+    let fresh = tempfile::Builder::new().prefix("pagelith-replay-").tempdir()?;
+    let config = args.store.resolve(DEFAULTS, &fresh.path().join("store"), &|_| {})?;
+    let object_bytes = args.object_bytes.bytes();
+    let plan = Plan {
+        config,
+        pages: Pages::new(source.name(), args.seed, object_bytes),
+        content: Content::new(args.seed),
+        object_bytes: usize::try_from(object_bytes)?,
+        reopen_at: args.reopen_at,
+    };
+    let (report, series) = run::replay(&plan, source)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        println!("{}\n{}", report.table(), report::plot(&series));
+    }
+    Ok(verdict(&report))
+}
+
+/// One wrong byte is one too many.
+fn verdict(report: &Report) -> Verdict {
+    if report.wrong_bytes == 0 {
+        return Verdict::Fine;
+    }
+    eprintln!("error: the store handed back bytes that were not put wrong_bytes={}", report.wrong_bytes);
+    Verdict::Wrong
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_byte_is_the_exit_status() {
+        let costs = report::Costs::default();
+        let mut tally = tally::Tally::new();
+        assert_eq!(verdict(&Report::new(&tally, costs.clone())), Verdict::Fine);
+        tally.wrong_bytes = 1;
+        assert_eq!(verdict(&Report::new(&tally, costs)), Verdict::Wrong);
+    }
+}

@@ -1,0 +1,160 @@
+//! The configuration of a store that a command opens: the command's defaults < file < environment < flags.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use pagelith::config::{
+    Config, ConfigFormat, DramPolicy, ENV_PREFIX, Facts, Size, SsdIo, SsdPolicy, ValidConfig,
+};
+
+/// Flags that set the store up. Whatever is not given comes from the environment
+/// (`PAGELITH_DRAM__BYTES=...`), the file, or the command's defaults.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct StoreFlags {
+    /// Directory of the store, kept afterwards; again for each further drive [default: a fresh one under the
+    /// system's temporary directory, removed at the end]
+    #[arg(long = "dir", value_name = "DIR")]
+    dirs: Vec<PathBuf>,
+    /// Bytes of the DRAM tier, such as 256MiB; 0 leaves it out
+    #[arg(long, value_name = "SIZE")]
+    dram: Option<Size>,
+    /// Bytes that all files of the store may have together; 0 leaves the SSD tier out
+    #[arg(long, value_name = "SIZE")]
+    ssd: Option<Size>,
+    /// Which object leaves DRAM first
+    #[arg(long, value_name = "NAME", value_parser = choice(DramPolicy::NAMES, DramPolicy::of_name))]
+    policy: Option<DramPolicy>,
+    /// Which segment of the SSD log is reclaimed first
+    #[arg(long, value_name = "NAME", value_parser = choice(SsdPolicy::NAMES, SsdPolicy::of_name))]
+    ssd_policy: Option<SsdPolicy>,
+    /// What moves the bytes to and from the SSD
+    #[arg(long, value_name = "SIDE", value_parser = io_side())]
+    io: Option<SsdIo>,
+    /// Bytes of aligned memory for reads that cannot go straight into their destination
+    #[arg(long, value_name = "SIZE")]
+    staging: Option<Size>,
+    /// Configuration file, `.toml` or `.json`
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// What a command takes where neither file nor environment nor flag says anything.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Defaults {
+    pub(crate) dram: Size,
+    pub(crate) ssd: Size,
+}
+
+fn choice<T: Clone + Send + Sync + 'static>(
+    names: &'static [&'static str],
+    of_name: fn(&str) -> Option<T>,
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(names).try_map(move |name| of_name(&name).ok_or("not a known name"))
+}
+
+/// The parser of `--io`.
+pub(crate) fn io_side() -> impl TypedValueParser<Value = SsdIo> {
+    choice(SsdIo::NAMES, SsdIo::of_name)
+}
+
+/// Sets single settings; the last layer of a configuration.
+pub(crate) type Tune<'a> = &'a dyn Fn(&mut Config);
+
+impl StoreFlags {
+    /// No flag but this one.
+    pub(crate) fn of_io(io: Option<SsdIo>) -> StoreFlags {
+        StoreFlags { io, ..StoreFlags::default() }
+    }
+
+    /// The configuration, checked against this machine. `fresh_dir` is where the store goes if no directory
+    /// was named anywhere; it is not made here. `tune` sets what the command itself has to insist on.
+    pub(crate) fn resolve(
+        &self,
+        defaults: Defaults,
+        fresh_dir: &Path,
+        tune: Tune<'_>,
+    ) -> anyhow::Result<ValidConfig> {
+        let file = self.config.as_deref().map(read_file).transpose()?;
+        let mut builder = Config::builder().env(std::env::vars_os());
+        if let Some((format, text)) = &file {
+            builder = builder.file(*format, text);
+        }
+        let given = |section: &str, name: &str| {
+            file.as_ref().is_some_and(|(format, text)| names_setting(*format, text, section, name))
+                || std::env::var_os(env_name(section, name)).is_some()
+        };
+        let (dram_given, ssd_given) = (given("dram", "bytes"), given("ssd", "bytes"));
+        let builder = builder.set(|config| {
+            if !dram_given {
+                config.dram.bytes = defaults.dram;
+            }
+            if !ssd_given {
+                config.ssd.bytes = defaults.ssd;
+            }
+            self.apply(config);
+            if config.ssd.bytes == Size::ZERO {
+                // A tier that is left out needs no directory; `--ssd 0` may be added to any command line.
+                config.ssd.dirs.clear();
+            } else if config.ssd.dirs.is_empty() {
+                config.ssd.dirs = vec![fresh_dir.to_owned()];
+            }
+            tune(config);
+        });
+        builder.validate(&Facts::of_this_machine()?).context("the configuration is refused")
+    }
+
+    fn apply(&self, config: &mut Config) {
+        fn set<T: Copy>(target: &mut T, flag: Option<T>) {
+            *target = flag.unwrap_or(*target);
+        }
+        set(&mut config.dram.bytes, self.dram);
+        set(&mut config.ssd.bytes, self.ssd);
+        set(&mut config.dram.policy, self.policy);
+        set(&mut config.ssd.policy, self.ssd_policy);
+        set(&mut config.ssd.io, self.io);
+        set(&mut config.staging.bytes, self.staging);
+        if !self.dirs.is_empty() {
+            config.ssd.dirs.clone_from(&self.dirs);
+        }
+    }
+}
+
+fn read_file(path: &Path) -> anyhow::Result<(ConfigFormat, String)> {
+    let Some(format) = ConfigFormat::of_path(path) else {
+        bail!("a configuration file is .toml or .json file={}", path.display());
+    };
+    let text = std::fs::read_to_string(path);
+    Ok((format, text.with_context(|| format!("cannot read the configuration file={}", path.display()))?))
+}
+
+fn env_name(section: &str, name: &str) -> String {
+    format!("{ENV_PREFIX}{section}__{name}").to_ascii_uppercase()
+}
+
+/// Whether a file sets this setting. One that cannot be parsed sets none: its error is the configuration's.
+fn names_setting(format: ConfigFormat, text: &str, section: &str, name: &str) -> bool {
+    let tree: Option<serde_json::Value> = match format {
+        ConfigFormat::Toml => toml::from_str(text).ok(),
+        ConfigFormat::Json => serde_json::from_str(text).ok(),
+    };
+    tree.and_then(|t| t.get(section)?.get(name).map(|_| ())).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_names_what_it_sets() {
+        for (format, text) in
+            [(ConfigFormat::Toml, "[ssd]\nbytes = 0"), (ConfigFormat::Json, r#"{"ssd": {"bytes": 0}}"#)]
+        {
+            assert!(names_setting(format, text, "ssd", "bytes"));
+            assert!(!names_setting(format, text, "dram", "bytes"));
+            assert!(!names_setting(format, "not a file", "ssd", "bytes"));
+        }
+        assert_eq!(env_name("ssd", "bytes"), "PAGELITH_SSD__BYTES");
+    }
+}

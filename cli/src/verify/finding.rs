@@ -1,0 +1,85 @@
+//! What verification found, and where.
+
+use std::fmt;
+
+use pagelith_layouts::ids::SegmentId;
+use serde::Serialize;
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Severity {
+    /// Something that was durable is not what was written.
+    Wrong,
+    /// A write that no sync covered did not arrive whole: what a crash leaves.
+    TornTail,
+    /// Worth knowing; the next open deals with it.
+    Note,
+}
+
+/// One thing that was found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    /// How bad it is.
+    pub(crate) severity: Severity,
+    /// What is the matter, lower-case.
+    pub(crate) cause: String,
+    /// The segment, if it is in one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) segment: Option<u32>,
+    /// Byte offset: in the segment if there is one, else in the file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) offset: Option<u64>,
+    /// Where the damaged payload block begins, as `offset`, which then is its record's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) block_offset: Option<u64>,
+    /// The object concerned, if one is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) key: Option<String>,
+    /// The file.
+    pub(crate) file: String,
+}
+
+impl Finding {
+    /// A finding about a file.
+    pub(crate) fn new(severity: Severity, cause: impl fmt::Display, file: impl Into<String>) -> Finding {
+        let (cause, file) = (cause.to_string(), file.into());
+        Finding { severity, cause, segment: None, offset: None, block_offset: None, key: None, file }
+    }
+
+    /// At this offset of the file, or of the segment.
+    pub(crate) fn at(mut self, offset: u64) -> Finding {
+        self.offset = Some(offset);
+        self
+    }
+
+    /// In this segment.
+    pub(crate) fn within(mut self, segment: SegmentId) -> Finding {
+        self.segment = Some(segment.0);
+        self
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = match self.severity {
+            Severity::Wrong => "wrong",
+            Severity::TornTail => "torn tail",
+            Severity::Note => "note",
+        };
+        write!(f, "{severity}: {}", self.cause)?;
+        if let Some(segment) = self.segment {
+            write!(f, " segment={segment}")?;
+        }
+        if let Some(offset) = self.offset {
+            write!(f, " offset={offset}")?;
+        }
+        if let Some(block) = self.block_offset {
+            write!(f, " block_offset={block}")?;
+        }
+        if let Some(key) = &self.key {
+            write!(f, " key={key}")?;
+        }
+        write!(f, " file={}", self.file)
+    }
+}

@@ -1,0 +1,40 @@
+//! What the tests of the program share.
+#![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
+#![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
+
+pub mod fixture;
+
+use std::process::{Command, Output};
+
+/// How a run of the program ended.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Ran {
+    /// The one JSON object on stdout.
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}\n{self:?}"))
+    }
+}
+
+/// Run the program. No setting of the environment reaches it.
+pub fn pagelith<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Ran {
+    pagelith_with(args, &[])
+}
+
+/// Run the program with these variables.
+pub fn pagelith_with<S: AsRef<std::ffi::OsStr>>(args: &[S], env: &[(&str, &str)]) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagelith"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("PAGELITH_") || name == "RUST_LOG" {
+            command.env_remove(name);
+        }
+    }
+    let Output { status, stdout, stderr } = command.args(args).envs(env.iter().copied()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+}

@@ -1,0 +1,309 @@
+//! `replay`, end to end: what it prints, what it checks, what it refuses.
+#![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
+
+mod common;
+
+use std::path::Path;
+
+use common::{Ran, pagelith, pagelith_with};
+
+/// A small store that both tiers of are used by the small workload.
+const SMALL: [&str; 10] = [
+    "replay",
+    "--json",
+    "--requests=300",
+    "--dram=8MiB",
+    "--ssd=40MiB",
+    "--object-bytes=8KiB",
+    "--seed=3",
+    "--staging=2MiB",
+    "--policy=lru",
+    "--ssd-policy=fifo",
+];
+
+/// Run the small workload; flags given here take the place of its own.
+fn replay(more: &[&str]) -> Ran {
+    let name = |flag: &str| flag.split('=').next().map(str::to_owned);
+    let own = SMALL.into_iter().filter(|own| !more.iter().any(|flag| name(flag) == name(own)));
+    pagelith(&own.chain(more.iter().copied()).collect::<Vec<_>>())
+}
+
+/// The error on stderr of a run that could not be done.
+fn refused(args: &[&str]) -> String {
+    let ran = pagelith(args);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
+    ran.stderr
+}
+
+fn keys(json: &str) -> Vec<String> {
+    // serde_json's map is sorted; the order on the line is what is promised.
+    let mut depth = 0;
+    let mut found = Vec::new();
+    for part in json.split_inclusive(['{', '}', ',']) {
+        if depth == 1
+            && let Some((name, _)) = part.trim_start().split_once("\":")
+        {
+            found.push(name.trim_start_matches('"').to_owned());
+        }
+        depth += part.matches('{').count();
+        depth -= part.matches('}').count();
+    }
+    found
+}
+
+#[test]
+fn one_json_object_with_the_agreed_keys_and_nothing_wrong() {
+    let ran = replay(&[]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let expected = "requests pages_requested prefix_hits prefix_hit_ratio misses bytes_put bytes_to_device \
+                    write_amplification wrong_bytes partial_groups busy_waits get_gb_per_s put_gb_per_s \
+                    cpu_s_per_gb get_batch_ms dram_peak_bytes rss_peak_bytes reopen_ms io";
+    assert_eq!(keys(&ran.stdout).join(" "), expected);
+    let json = ran.json();
+    let number = |name: &str| json[name].as_u64().unwrap_or_else(|| panic!("{name} {json}"));
+    assert_eq!((number("wrong_bytes"), number("partial_groups"), number("requests")), (0, 0, 300), "{json}");
+    let (dram, ssd) =
+        (json["prefix_hits"]["dram"].as_u64().unwrap(), json["prefix_hits"]["ssd"].as_u64().unwrap());
+    assert!(dram > 0 && ssd > 0, "both tiers hit: {json}");
+    let missed: u64 = json["misses"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum();
+    assert_eq!(
+        dram + ssd + missed,
+        number("pages_requested"),
+        "every page is a hit or has one cause: {json}"
+    );
+    assert_eq!(number("bytes_put") % (2 * 8192), 0);
+    assert!(number("bytes_to_device") > 0 && number("dram_peak_bytes") <= 8 << 20, "{json}");
+    assert!(json["reopen_ms"].is_null(), "{json}");
+    assert!(["uring", "blocking"].contains(&json["io"].as_str().unwrap()), "{json}");
+    assert!(ran.stderr.contains("store made io="), "{ran:?}");
+}
+
+/// A page asked for is a prefix hit, or a miss of one cause.
+fn assert_every_page_is_accounted_for(json: &serde_json::Value) {
+    let hits = ["dram", "ssd"].map(|tier| json["prefix_hits"][tier].as_u64().unwrap());
+    let missed: u64 = json["misses"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum();
+    assert_eq!(hits[0] + hits[1] + missed, json["pages_requested"].as_u64().unwrap(), "{json}");
+}
+
+#[test]
+fn pages_behind_a_hole_are_misses_of_their_own_kind() {
+    // In order of arrival the heads of chains leave first.
+    let json = replay(&["--policy=fifo", "--ssd=0", "--dram=4MiB"]).json();
+    assert!(json["misses"]["stranded"].as_u64().unwrap() > 0, "{json}");
+    assert_every_page_is_accounted_for(&json);
+    assert_eq!(json["wrong_bytes"], 0, "{json}");
+}
+
+#[test]
+fn a_table_and_a_plot_without_json() {
+    let args: Vec<&str> = SMALL.into_iter().filter(|a| *a != "--json").collect();
+    let ran = pagelith(&args);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    for text in ["prefix hits in DRAM", "wrong bytes", "by request: memory", "by request: ssd"] {
+        assert!(ran.stdout.contains(text), "{text} {ran:?}");
+    }
+}
+
+#[test]
+fn the_same_seed_makes_the_same_requests_and_another_does_not() {
+    let pages = |seed: &str| {
+        let ran = pagelith(&[
+            "replay",
+            "--json",
+            "--requests=50",
+            "--ssd=0",
+            "--dram=64MiB",
+            "--object-bytes=4KiB",
+            seed,
+        ]);
+        ran.json()["pages_requested"].as_u64().unwrap()
+    };
+    assert_eq!(pages("--seed=5"), pages("--seed=5"));
+    assert_ne!(pages("--seed=5"), pages("--seed=6"));
+}
+
+#[test]
+fn either_tier_can_be_left_out() {
+    let dram_only = replay(&["--ssd=0"]);
+    assert_eq!(dram_only.code, Some(0), "{dram_only:?}");
+    let json = dram_only.json();
+    assert_eq!((&json["io"], &json["bytes_to_device"]), (&"off".into(), &0.into()), "{json}");
+    assert_eq!(json["prefix_hits"]["ssd"], 0, "{json}");
+    let dir = tempfile::tempdir().unwrap();
+    let with_dir = replay(&["--ssd=0", "--dir", &dir.path().join("s").to_string_lossy()]);
+    assert_eq!(with_dir.code, Some(0), "{with_dir:?}");
+    let ssd_only = replay(&["--dram=0"]);
+    assert_eq!(ssd_only.code, Some(0), "{ssd_only:?}");
+    assert!(ssd_only.json()["prefix_hits"]["ssd"].as_u64().unwrap() > 0, "{ssd_only:?}");
+}
+
+#[test]
+fn a_named_directory_is_kept_whole_and_warm() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let flag = format!("--dir={}", store.display());
+    let first = replay(&[&flag]).json();
+    let verified = pagelith(&["verify".as_ref(), store.as_os_str()]);
+    assert_eq!(verified.code, Some(0), "{verified:?}");
+    let inspected = pagelith(&["inspect".as_ref(), "--json".as_ref(), store.as_os_str()]);
+    assert_eq!(inspected.code, Some(0), "{inspected:?}");
+    let sealed =
+        inspected.json()["segments"].as_array().unwrap().iter().filter(|s| s["state"] == "sealed").count();
+    assert!(sealed > 0, "{inspected:?}");
+    let second = replay(&[&flag]);
+    assert_eq!((second.code, &second.json()["wrong_bytes"]), (Some(0), &0.into()), "{second:?}");
+    let ratio = |json: &serde_json::Value| json["prefix_hit_ratio"].as_f64().unwrap();
+    assert!(ratio(&second.json()) > ratio(&first), "{second:?} {first}");
+    let other_seed = replay(&[&flag, "--seed=4"]);
+    assert_eq!(other_seed.json()["wrong_bytes"], 0, "{other_seed:?}");
+    let bytes: u64 = std::fs::read_dir(&store).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
+    assert!(bytes <= 40 << 20, "bytes={bytes}");
+}
+
+#[test]
+fn opening_and_closing_often_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let flag = format!("--dir={}", dir.path().join("store").display());
+    let first = replay(&[&flag, "--requests=200"]).json();
+    assert!(first["prefix_hit_ratio"].as_f64().unwrap() < 1.0, "{first}");
+    for _ in 0..12 {
+        assert_eq!(replay(&[&flag, "--requests=1"]).code, Some(0));
+    }
+    let last = replay(&[&flag, "--requests=200"]).json();
+    assert_eq!(last["prefix_hit_ratio"], 1.0, "{last}");
+}
+
+#[test]
+fn reopening_without_closing_goes_on() {
+    let ran = replay(&["--reopen-at=150"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let json = ran.json();
+    assert!(json["reopen_ms"].as_f64().unwrap() > 0.0, "{json}");
+    assert_eq!((&json["wrong_bytes"], &json["partial_groups"]), (&0.into(), &0.into()), "{json}");
+    assert!(ran.stderr.contains("store opened io="), "{ran:?}");
+    let never = replay(&["--reopen-at=301"]);
+    assert!(never.stderr.contains("fewer requests than --reopen-at requests=300"), "{never:?}");
+}
+
+#[test]
+fn nothing_is_left_in_the_temporary_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let tmp = dir.path().to_string_lossy().into_owned();
+    let bad = dir.path().join("bad.jsonl");
+    std::fs::write(&bad, "{\n").unwrap();
+    let fine = pagelith_with(&SMALL, &[("TMPDIR", &tmp)]);
+    assert_eq!(fine.code, Some(0), "{fine:?}");
+    let trace = format!("--trace={}", bad.display());
+    let args = [&SMALL[..], &[&trace]].concat();
+    let failed = pagelith_with(&args, &[("TMPDIR", &tmp)]);
+    assert_eq!(failed.code, Some(2), "{failed:?}");
+    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["bad.jsonl"]);
+}
+
+#[test]
+fn a_trace_is_replayed_and_its_bad_lines_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = |ids: &str| {
+        format!("{{\"timestamp\": 1, \"input_length\": 1024, \"output_length\": 3, \"hash_ids\": [{ids}]}}\n")
+    };
+    let write = |name: &str, text: String| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_string_lossy().into_owned()
+    };
+    let good = write("good.jsonl", [line("1, 2"), line("1, 2, 3"), line("1, 4"), line("1, 2, 3")].concat());
+    let json = replay(&["--trace", &good]).json();
+    assert_eq!((&json["requests"], &json["pages_requested"]), (&4.into(), &10.into()), "{json}");
+    assert_eq!((&json["prefix_hits"]["dram"], &json["prefix_hit_ratio"]), (&6.into(), &0.6.into()), "{json}");
+    assert_eq!(json["misses"], serde_json::json!({"absent": 4}), "{json}");
+    let two = replay(&["--trace", &good, "--requests=2"]).json();
+    assert_eq!(two["requests"], 2, "{two}");
+
+    let bad = write("bad.jsonl", [line("1"), line("2"), "oops\n".to_owned()].concat());
+    let said = refused(&["replay", "--ssd=0", "--trace", &bad]);
+    assert!(
+        said.contains(&format!("trace line is not JSON: expected value file={bad} line=3 column=1")),
+        "{said}"
+    );
+    let missing = write("missing.jsonl", line("1") + "{\"timestamp\": 0}\n");
+    let said = refused(&["replay", "--ssd=0", "--trace", &missing]);
+    assert!(said.contains("missing field `input_length`") && said.contains("line=2"), "{said}");
+    let empty = write("empty.jsonl", String::new());
+    assert!(refused(&["replay", "--ssd=0", "--trace", &empty]).contains("there is no request to replay"));
+    let absent = dir.path().join("absent").to_string_lossy().into_owned();
+    assert!(refused(&["replay", "--trace", &absent]).contains("cannot read the trace file="));
+}
+
+#[test]
+fn bad_flags_settings_and_files_are_named() {
+    let said = refused(&["replay", "--dram=64M"]);
+    assert!(said.contains("--dram") && said.contains("\"M\" is no unit"), "{said}");
+    let said = refused(&["replay", "--policy=clock"]);
+    assert!(said.contains("--policy") && said.contains("s3fifo"), "{said}");
+    let said = refused(&["replay", "--object-bytes=0"]);
+    assert!(said.contains("--object-bytes=0"), "{said}");
+    let said = refused(&["replay", "--dram=0", "--ssd=0"]);
+    assert!(said.contains("dram.bytes") && said.contains("no capacity"), "{said}");
+    let said = refused(&["replay", "--dram=100TiB"]);
+    assert!(said.contains("dram.bytes"), "{said}");
+    let said = refused(&["replay", "--object-bytes=64MiB", "--requests=5"]);
+    assert!(said.contains("too large") || said.contains("larger than a segment"), "{said}");
+
+    let ran = pagelith_with(&["replay"], &[("PAGELITH_DRAM__BITES", "1GiB")]);
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(
+        ran.stderr.contains("PAGELITH_DRAM__BITES") && ran.stderr.contains("PAGELITH_DRAM__BYTES"),
+        "{ran:?}"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("c.toml");
+    std::fs::write(&file, "[dram]\nbites = 1\n").unwrap();
+    let said = refused(&["replay", "--config", &file.to_string_lossy()]);
+    assert!(said.contains("dram.bites: is not a setting; did you mean dram.bytes?"), "{said}");
+}
+
+#[test]
+fn flags_go_before_the_environment_and_that_before_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("c.json");
+    std::fs::write(&file, r#"{"dram": {"bytes": "10MiB"}, "ssd": {"bytes": 0}}"#).unwrap();
+    let base =
+        ["replay", "--json", "--requests=2", "--object-bytes=4KiB", "--config", &*file.to_string_lossy()];
+    let arena = |ran: Ran| {
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let at = ran.stderr.find("arena=").unwrap();
+        ran.stderr[at..].split_whitespace().next().unwrap().to_owned()
+    };
+    let env = [("PAGELITH_DRAM__BYTES", "11MiB")];
+    assert_eq!(arena(pagelith(&base)), "arena=10MiB");
+    assert_eq!(arena(pagelith_with(&base, &env)), "arena=11MiB");
+    assert_eq!(arena(pagelith_with(&[&base[..], &["--dram=12MiB"]].concat(), &env)), "arena=12MiB");
+}
+
+#[test]
+fn a_store_in_use_or_of_another_shape_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let flag = format!("--dir={}", store.display());
+    assert_eq!(replay(&[&flag]).code, Some(0));
+    let held = std::fs::File::open(store.join("segments")).unwrap();
+    held.lock().unwrap();
+    let said = replay(&[&flag]);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(
+        said.stderr.contains("open elsewhere") && said.stderr.contains(&*store.to_string_lossy()),
+        "{said:?}"
+    );
+    drop(held);
+    let said = replay(&[&flag, "--ssd=48MiB"]);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.stderr.contains("ssd.bytes"), "{said:?}");
+    let stranger = dir.path().join("stranger");
+    std::fs::create_dir(&stranger).unwrap();
+    std::fs::write(stranger.join("letter.txt"), "dear").unwrap();
+    let said = replay(&[&format!("--dir={}", stranger.display())]);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.stderr.contains("letter.txt"), "{said:?}");
+    assert!(Path::new(&stranger.join("letter.txt")).exists());
+}

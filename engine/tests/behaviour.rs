@@ -1,0 +1,53 @@
+//! Every behaviour over every side, with true fingerprints and with a constant one.
+
+use std::io::Write as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+mod suite;
+
+use suite::world::{Kind, World, unavailable};
+
+static SHOWN: AtomicUsize = AtomicUsize::new(0);
+static SKIPPED: AtomicUsize = AtomicUsize::new(0);
+
+fn show(name: &str, kind: Kind, constant: bool, behaviour: fn(&World)) {
+    // Past the test harness's capture: what was not tested is said aloud.
+    let say = |line: String| {
+        let _ = writeln!(std::io::stderr(), "{line}");
+    };
+    match unavailable(kind) {
+        Some(why) => {
+            SKIPPED.fetch_add(1, Ordering::Relaxed);
+            say(format!("skipped: {name} over {kind:?}: {why}"));
+        }
+        None => behaviour(&World::new(kind, constant, 1)),
+    }
+    if SHOWN.fetch_add(1, Ordering::Relaxed) + 1 == suite::ALL.len() * SIDES {
+        let skipped = SKIPPED.load(Ordering::Relaxed);
+        say(format!("behaviours: shown={} skipped={skipped}", suite::ALL.len() * SIDES - skipped));
+    }
+}
+
+/// Modules below.
+const SIDES: usize = 5;
+
+macro_rules! tests {
+    ($side:ident, $kind:ident, $constant:literal, $($module:ident :: $name:ident,)+) => {
+        mod $side {
+            $(
+                #[test]
+                #[allow(non_snake_case)]
+                fn $name() {
+                    let name = concat!(stringify!($module), "::", stringify!($name));
+                    super::show(name, super::Kind::$kind, $constant, super::suite::$module::$name);
+                }
+            )+
+        }
+    };
+}
+
+suite::for_all_behaviours!(tests, uring, Uring, false);
+suite::for_all_behaviours!(tests, blocking, Blocking, false);
+suite::for_all_behaviours!(tests, sim, Sim, false);
+suite::for_all_behaviours!(tests, uring_constant_fingerprint, Uring, true);
+suite::for_all_behaviours!(tests, sim_constant_fingerprint, Sim, true);

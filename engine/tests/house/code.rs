@@ -1,0 +1,151 @@
+//! Rules for the Rust files themselves.
+
+use std::collections::BTreeMap;
+
+use super::source::{code, files, is_test_file, rust_files, text, words};
+
+/// Most lines of a file under `src`, its unit tests among them.
+const LINES_MAX: usize = 500;
+/// Files that are longer, and why they may be.
+const LONGER: [(&str, &str); 1] =
+    [("engine/src/reclaim.rs", "one state machine of four stages; to be cut where issue 4 adds quarantine")];
+
+/// Crates whose code takes time, threads and files from the seams only. `io` (and `transport`) is where they
+/// are made; `cli`, `sim` and the benches are edges.
+const SEALED: [&str; 3] = ["layouts", "tiers", "engine"];
+/// What they must not name. clippy.toml bans the calls; this sees the imports too.
+const SYSTEM: [&str; 10] = [
+    "std::fs",
+    "std::thread",
+    "std::net",
+    "fs::",
+    "thread::",
+    "std::time::Instant",
+    "Instant::now",
+    "SystemTime",
+    // What there is to say is an event of `tracing`.
+    "println!",
+    "eprintln!",
+];
+
+fn too_long(files: &[(String, usize)]) -> Vec<String> {
+    let excused = |path: &str| LONGER.iter().any(|(file, _)| *file == path);
+    let long = |(path, lines): &(String, usize)| match (*lines > LINES_MAX, excused(path)) {
+        (true, false) => Some(format!("{path} has {lines} lines, most is {LINES_MAX}")),
+        (false, true) => Some(format!("{path} has {lines} lines and needs no exception any more")),
+        _ => None,
+    };
+    files.iter().filter_map(long).collect()
+}
+
+#[test]
+fn no_file_is_too_long() {
+    let sources = rust_files().into_iter().filter(|path| path.contains("/src/"));
+    let lines: Vec<_> = sources.map(|path| (path.clone(), text(&path).lines().count())).collect();
+    assert!(lines.len() > 50, "files={}", lines.len());
+    assert_eq!(too_long(&lines), Vec::<String>::new());
+}
+
+#[test]
+fn a_long_file_is_seen_and_so_is_an_exception_too_many() {
+    assert_eq!(too_long(&[("io/src/a.rs".into(), 500)]), Vec::<String>::new());
+    assert_eq!(too_long(&[("io/src/a.rs".into(), 501)]).len(), 1);
+    assert_eq!(too_long(&[(LONGER[0].0.into(), 501)]), Vec::<String>::new());
+    assert_eq!(too_long(&[(LONGER[0].0.into(), 500)]).len(), 1);
+}
+
+/// What ships of a file: without comments, strings and the module of unit tests at its end.
+fn shipping(rust: &str) -> String {
+    let code = code(rust);
+    let tests = code.match_indices("#[cfg(test)]").find(|(at, attribute)| {
+        let behind = code[at + attribute.len()..].trim_start();
+        behind.starts_with("mod ")
+            && behind.split(['{', ';']).next().is_some_and(|m| behind[m.len()..].starts_with('{'))
+    });
+    tests.map_or(code.clone(), |(at, _)| code[..at].to_owned())
+}
+
+fn names_the_system(path: &str, rust: &str) -> Vec<String> {
+    let code = shipping(rust);
+    let mut found = Vec::new();
+    for (number, line) in code.lines().enumerate() {
+        for name in SYSTEM {
+            let whole = line
+                .match_indices(name)
+                .any(|(at, _)| !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':'));
+            if whole {
+                found.push(format!("{path}:{}: {name}", number + 1));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn what_ships_takes_time_threads_and_files_from_the_seams() {
+    let sealed = SEALED.iter().flat_map(|dir| files(&format!("{dir}/src"), ".rs"));
+    let found: Vec<_> = sealed
+        .filter(|path| !is_test_file(path))
+        .flat_map(|path| names_the_system(&path, &text(&path)))
+        .collect();
+    assert_eq!(found, Vec::<String>::new());
+}
+
+#[test]
+fn a_call_around_the_seams_is_seen() {
+    let planted = [
+        "use std::time::{Duration, SystemTime};",
+        "fn f() { std::fs::read(\"x\"); }",
+        "use std::{fs, io};\nfn f() { fs::read(\"x\"); }",
+        "fn f() { let t = Instant::now(); }",
+        "use std::thread;\n",
+        "fn f() { eprintln!(\"seen\"); }",
+    ];
+    for rust in planted {
+        assert!(!names_the_system("tiers/src/x.rs", rust).is_empty(), "{rust}");
+    }
+    let harmless = [
+        "// std::fs::read\nlet s = \"std::thread\";",
+        "fn f() {}\n#[cfg(test)]\nmod tests {\n    use std::thread;\n}",
+        "#[cfg(test)]\nmod tests;\nmod offs { } use crate::offs::x;",
+    ];
+    for rust in harmless {
+        assert_eq!(names_the_system("tiers/src/x.rs", rust), Vec::<String>::new(), "{rust}");
+    }
+    // A module declared for tests alone does not end the file.
+    assert!(!names_the_system("x", "#[cfg(test)]\nmod tests;\nuse std::fs;").is_empty());
+}
+
+/// Rows of docs/unsafe.md: how many uses of the keyword it accounts for, by file.
+fn accounted(page: &str) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for row in page.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let file = cells[1].trim_matches('`').to_owned();
+        let count: usize = cells[2].parse().unwrap_or_else(|_| panic!("second cell must be a number: {row}"));
+        assert!(cells.len() >= 7 && cells[3..6].iter().all(|c| !c.is_empty()), "a cell is empty: {row}");
+        *counts.entry(file).or_default() += count;
+    }
+    counts
+}
+
+fn used(files: impl Iterator<Item = (String, String)>) -> BTreeMap<String, usize> {
+    let count = |(path, rust): (String, String)| (path, words(&code(&rust), "unsafe"));
+    files.map(count).filter(|(_, n)| *n > 0).collect()
+}
+
+#[test]
+fn every_unsafe_block_has_its_row() {
+    let used = used(rust_files().into_iter().map(|path| (path.clone(), text(&path))));
+    assert!(used.len() >= 5, "{used:?}");
+    assert_eq!(used, accounted(&text("docs/unsafe.md")), "left: in the code; right: in docs/unsafe.md");
+}
+
+#[test]
+fn an_unsafe_block_without_a_row_is_seen() {
+    let page = "| `io/src/a.rs` | 1 | `f` | because | ASan |\n";
+    let file = |rust: &str| used([("io/src/a.rs".to_owned(), rust.to_owned())].into_iter());
+    assert_eq!(file("// unsafe\nfn f() { unsafe { g() } }"), accounted(page));
+    assert_ne!(file("fn f() { unsafe { g() } }\nunsafe impl Send for X {}"), accounted(page));
+    assert_ne!(file("#![deny(unsafe_code)]"), accounted(page));
+}

@@ -1,0 +1,174 @@
+//! The documents name what is there: files, functions, tests, dependencies.
+
+use super::source::{code, exists, files, root, rust_files, text};
+
+/// Markdown pages written by hand or rendered, by path from the root.
+fn pages() -> Vec<String> {
+    let mut pages = vec!["README.md".to_owned(), "CHANGELOG.md".to_owned()];
+    pages.extend(["docs", "sim", "fuzz", "benches"].iter().flat_map(|dir| files(dir, ".md")));
+    pages
+}
+
+/// Targets of the page's links, without those that leave the repository.
+fn links(page: &str) -> Vec<String> {
+    let targets = page.match_indices("](").filter_map(|(at, _)| page[at + 2..].split(')').next());
+    let own =
+        targets.filter(|t| !t.contains("://") && !t.starts_with('#') && !t.contains(char::is_whitespace));
+    own.map(|t| t.split('#').next().unwrap_or(t).to_owned()).collect()
+}
+
+/// Pages of docs/ that `contents` does not link to.
+fn unlisted(contents: &str, pages: &[String]) -> Vec<String> {
+    let links = links(contents);
+    let listed = |page: &&String| !links.iter().any(|link| format!("docs/{link}") == **page);
+    pages.iter().filter(listed).cloned().collect()
+}
+
+#[test]
+fn the_reading_list_names_every_page_and_decision() {
+    let pages: Vec<_> = files("docs", ".md").into_iter().filter(|p| p != "docs/README.md").collect();
+    assert!(pages.iter().any(|p| p.starts_with("docs/decisions/0001")), "{pages:?}");
+    assert_eq!(unlisted(&text("docs/README.md"), &pages), Vec::<String>::new());
+    let planted = ["docs/decisions/0099-forgotten.md".to_owned()];
+    assert_eq!(unlisted(&text("docs/README.md"), &planted), planted);
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut broken = Vec::new();
+    for page in pages() {
+        let dir = page.rsplit_once('/').map_or("", |(dir, _)| dir);
+        for link in links(&text(&page)) {
+            if !root().join(dir).join(&link).exists() {
+                broken.push(format!("{page}: {link}"));
+            }
+        }
+    }
+    assert_eq!(broken, Vec::<String>::new());
+    assert_eq!(links("[a](b.md#c) [d](https://e) [f](#g) `x](y z)`"), ["b.md"]);
+}
+
+/// What stands between backticks, outside of fenced blocks.
+fn spans(page: &str) -> Vec<&str> {
+    let outside = page.split("\n```").step_by(2);
+    outside.flat_map(|part| part.split('`').skip(1).step_by(2)).collect()
+}
+
+/// Spans `module::function` and `Type::function` that no source file has. A module is a file's name or its
+/// directory's.
+fn absent_functions(page: &str, sources: &[(String, String)]) -> Vec<String> {
+    let name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut absent = Vec::new();
+    for span in spans(page) {
+        let Some((place, function)) = span.split_once("::") else { continue };
+        if place.is_empty() || function.is_empty() || !place.chars().chain(function.chars()).all(name) {
+            continue;
+        }
+        let is_type = place.starts_with(|c: char| c.is_ascii_uppercase());
+        let there = sources.iter().any(|(path, code)| {
+            let here = if is_type {
+                code.contains(place)
+            } else {
+                path.ends_with(&format!("/{place}.rs")) || path.contains(&format!("/{place}/"))
+            };
+            let function_is =
+                |before: &str, after: &str| code.contains(&format!("{before}{function}{after}"));
+            here && (function_is("fn ", "(") || function_is("fn ", "<"))
+        });
+        if !there {
+            absent.push(span.to_owned());
+        }
+    }
+    absent
+}
+
+fn sources() -> Vec<(String, String)> {
+    rust_files().into_iter().map(|path| (path.clone(), code(&text(&path)))).collect()
+}
+
+#[test]
+fn functions_that_the_documents_name_exist() {
+    let sources = sources();
+    for page in ["docs/architecture.md", "docs/promises.md", "docs/operations.md", "docs/security.md"] {
+        assert_eq!(absent_functions(&text(page), &sources), Vec::<String>::new(), "{page}");
+    }
+    let planted = absent_functions("`put::admit` `put::no_such` `Flusher::step` `A::b`", &sources);
+    assert_eq!(planted, ["put::no_such", "A::b"]);
+}
+
+/// Tests named as `path.rs` `test` in the page's rows that are not there: a path that begins a span, and the
+/// names in the spans after it up to the next path.
+fn absent_tests(page: &str) -> Vec<String> {
+    let mut absent = Vec::new();
+    for row in page.lines().filter(|line| line.starts_with("| ")) {
+        let mut file: Option<(&str, String)> = None;
+        for span in row.split('`').skip(1).step_by(2) {
+            if span.ends_with(".rs") && span.contains('/') {
+                if !exists(span) {
+                    absent.push(span.to_owned());
+                    file = None;
+                    continue;
+                }
+                file = Some((span, text(span)));
+            } else if let Some((path, text)) = &file
+                && !text.contains(&format!("fn {span}("))
+                && !text.contains(&format!("{span}!("))
+            {
+                absent.push(format!("{path} {span}"));
+            }
+        }
+    }
+    absent
+}
+
+#[test]
+fn tests_that_hold_the_promises_exist() {
+    let page = text("docs/promises.md");
+    assert!(page.lines().filter(|line| line.starts_with("| ")).count() > 8);
+    assert_eq!(absent_tests(&page), Vec::<String>::new());
+    let planted = "| 1 | `engine/tests/none.rs` `x` `engine/tests/house.rs` `nor_this` |";
+    assert_eq!(absent_tests(planted), ["engine/tests/none.rs", "engine/tests/house.rs nor_this"]);
+}
+
+/// External dependencies of the workspace that the page gives no row.
+fn without_reason(manifest: &str, page: &str) -> Vec<String> {
+    let table: toml::Table = manifest.parse().expect("a manifest");
+    let all = table["workspace"]["dependencies"].as_table().expect("the workspace's dependencies");
+    let own = |name: &&String| name.as_str() != "pagelith" && !name.starts_with("pagelith-");
+    all.keys().filter(own).filter(|name| !page.contains(&format!("| `{name}` |"))).cloned().collect()
+}
+
+#[test]
+fn every_dependency_has_its_reason() {
+    let (manifest, page) = (text("Cargo.toml"), text("docs/decisions/0002-dependencies.md"));
+    assert_eq!(without_reason(&manifest, &page), Vec::<String>::new());
+    let planted = "[workspace.dependencies]\nleft-pad = \"1\"\nserde = \"1\"\npagelith-io = {}\n";
+    assert_eq!(without_reason(planted, &page), ["left-pad"]);
+    // No crate goes around the workspace's list.
+    for path in super::source::CRATES.iter().flat_map(|dir| files(dir, "Cargo.toml")) {
+        let table: toml::Table = text(&path).parse().expect("a manifest");
+        for kind in ["dependencies", "dev-dependencies", "build-dependencies"] {
+            for (name, value) in table.get(kind).and_then(toml::Value::as_table).into_iter().flatten() {
+                let shared = value.get("workspace").and_then(toml::Value::as_bool) == Some(true);
+                let alone = page.contains(&format!("| `{name}` |"));
+                assert!(shared || alone, "{path}: {name} is not from the workspace's list");
+            }
+        }
+    }
+}
+
+/// The first Rust block of a text, without the marks of a comment and of hidden lines.
+fn example(text: &str, comment: &str, fence: &str) -> String {
+    let lines = text.lines().map(|line| line.strip_prefix(comment).unwrap_or(line));
+    let block = lines.map(str::trim_end).skip_while(|line| *line != fence).skip(1);
+    let block = block.take_while(|line| *line != "```").map(|line| line.strip_prefix("# ").unwrap_or(line));
+    block.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_readme_shows_the_crates_own_example() {
+    let readme = example(&text("README.md"), "", "```rust");
+    let in_crate = example(&text("engine/src/lib.rs"), "//! ", "```").replace("//!", "");
+    assert!(readme.contains("Store::open"), "{readme}");
+    assert_eq!(readme, in_crate);
+}

@@ -1,0 +1,125 @@
+//! Which crate may name which. Normal and build dependencies count; a crate's tests may name the simulator.
+
+use std::collections::BTreeMap;
+
+use super::source::{CRATES, exists, files, text, words};
+
+/// Package, its directory, and the packages of the workspace that it may depend on.
+const ARROWS: [(&str, &str, &[&str]); 8] = [
+    ("pagelith-layouts", "layouts", &[]),
+    ("pagelith-io", "io", &["pagelith-layouts"]),
+    ("pagelith-tiers", "tiers", &["pagelith-layouts", "pagelith-io"]),
+    ("pagelith-transport", "transport", &["pagelith-layouts", "pagelith-io"]),
+    ("pagelith", "engine", &["pagelith-layouts", "pagelith-io", "pagelith-tiers", "pagelith-transport"]),
+    ("pagelith-cli", "cli", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
+    ("pagelith-python", "python", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
+    // Sides of io's and transport's seams; nothing that ships depends on it.
+    ("pagelith-sim", "sim", &["pagelith-layouts", "pagelith-io", "pagelith-transport"]),
+];
+
+/// Packages of the workspace that `manifest` depends on other than for its tests.
+fn dependencies(manifest: &toml::Table) -> Vec<String> {
+    let mut tables: Vec<&toml::Value> = Vec::new();
+    let kinds = ["dependencies", "build-dependencies"];
+    tables.extend(kinds.iter().filter_map(|kind| manifest.get(*kind)));
+    let targets = manifest.get("target").and_then(toml::Value::as_table);
+    for target in targets.into_iter().flat_map(|t| t.values()) {
+        tables.extend(kinds.iter().filter_map(|kind| target.get(kind)));
+    }
+    let mut found = Vec::new();
+    for (name, value) in tables.iter().filter_map(|t| t.as_table()).flatten() {
+        // A dependency may be renamed; `package` is its true name then.
+        let package = value.get("package").and_then(toml::Value::as_str).unwrap_or(name);
+        if package == "pagelith" || package.starts_with("pagelith-") {
+            found.push(package.to_owned());
+        }
+    }
+    found
+}
+
+/// What is wrong with the manifests, by directory.
+fn wrong_arrows(manifests: &BTreeMap<String, String>) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (dir, manifest) in manifests {
+        // Benches may name anything; nothing may name them, which the other rows see to.
+        if dir.starts_with("benches/") {
+            continue;
+        }
+        let table: toml::Table = manifest.parse().unwrap_or_else(|e| panic!("{dir}/Cargo.toml: {e}"));
+        let package = table["package"]["name"].as_str().unwrap_or_default();
+        let Some((_, _, allowed)) = ARROWS.iter().find(|(p, d, _)| *p == package && d == dir) else {
+            wrong.push(format!("crate has no place in the house package={package} dir={dir}"));
+            continue;
+        };
+        for dependency in dependencies(&table) {
+            if !allowed.contains(&dependency.as_str()) {
+                wrong.push(format!("{package} must not depend on {dependency}"));
+            }
+        }
+    }
+    wrong
+}
+
+fn manifests() -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for path in CRATES.iter().flat_map(|dir| files(dir, "Cargo.toml")) {
+        let text = text(&path);
+        found.insert(path.trim_end_matches("/Cargo.toml").to_owned(), text);
+    }
+    found
+}
+
+#[test]
+fn the_arrows_hold() {
+    let manifests = manifests();
+    assert!(manifests.contains_key("engine") && manifests.contains_key("sim"), "{:?}", manifests.keys());
+    assert_eq!(wrong_arrows(&manifests), Vec::<String>::new());
+}
+
+#[test]
+fn an_arrow_the_wrong_way_is_seen() {
+    let planted = [
+        ("layouts", "pagelith-layouts", "[dependencies]\npagelith-io = {}"),
+        ("tiers", "pagelith-tiers", "[dependencies]\npagelith-transport.workspace = true"),
+        ("engine", "pagelith", "[target.'cfg(unix)'.dependencies]\npagelith-sim = {}"),
+        ("cli", "pagelith-cli", "[build-dependencies]\nhelper = { package = \"pagelith-sim\" }"),
+        ("shed", "pagelith-shed", ""),
+    ];
+    for (dir, package, rest) in planted {
+        let manifest = format!("[package]\nname = \"{package}\"\n{rest}\n");
+        let wrong = wrong_arrows(&BTreeMap::from([(dir.to_owned(), manifest)]));
+        assert_eq!(wrong.len(), 1, "{package}: {wrong:?}");
+    }
+    let tests_only = "[package]\nname = \"pagelith\"\n[dev-dependencies]\npagelith-sim = {}\n";
+    assert_eq!(
+        wrong_arrows(&BTreeMap::from([("engine".to_owned(), tests_only.to_owned())])),
+        Vec::<String>::new()
+    );
+}
+
+/// So that `cargo run` at the root needs no name.
+#[test]
+fn the_workspace_has_one_program() {
+    let mut programs = Vec::new();
+    for (dir, manifest) in manifests() {
+        let table: toml::Table = manifest.parse().expect("a manifest");
+        let named = table.get("bin").and_then(toml::Value::as_array).map_or(0, Vec::len);
+        let implied = usize::from(named == 0 && exists(&format!("{dir}/src/main.rs")));
+        let more = files(&format!("{dir}/src/bin"), ".rs").len();
+        programs.extend(std::iter::repeat_n(dir, named + implied + more));
+    }
+    assert_eq!(programs, ["cli"]);
+}
+
+/// They must work on a store that the engine cannot open.
+#[test]
+fn inspect_and_verify_read_with_layouts_alone() {
+    let mut read = files("cli/src/verify", ".rs");
+    read.extend(files("cli/src/on_disk", ".rs"));
+    read.extend(files("cli/src", "/inspect.rs"));
+    read.extend(files("cli/src", "inspect.rs"));
+    assert!(read.len() >= 3, "{read:?}");
+    let with_engine: Vec<_> =
+        read.into_iter().filter(|path| words(&super::source::code(&text(path)), "pagelith") > 0).collect();
+    assert_eq!(with_engine, Vec::<String>::new());
+}

@@ -1,0 +1,62 @@
+//! Tables of the documents that are made from the code. `PAGELITH_BLESS=1 cargo test -p pagelith --test house`
+//! writes the settings anew; everything around the markers is written by hand.
+
+use pagelith::Stats;
+use pagelith::config::{Config, Field, fields};
+
+use super::source::{root, text};
+
+const PAGE: &str = "docs/operations.md";
+const BEGIN: &str = "<!-- settings: rendered from config::fields(), see engine/tests/house/rendered.rs -->\n";
+const END: &str = "<!-- end of settings -->\n";
+
+fn settings() -> String {
+    let config = Config::default();
+    let mut page = "\n| setting | default | must be | environment |\n| --- | --- | --- | --- |\n".to_owned();
+    let row = |f: &Field| {
+        let (path, default, expects) = (f.path(), f.shown_in(&config), f.expects());
+        format!("| `{path}` | {default} | {expects} | `{}` |\n", f.env_name())
+    };
+    page.extend(fields().iter().map(row));
+    page.push('\n');
+    page
+}
+
+#[test]
+fn the_settings_are_those_of_the_code() {
+    let page = text(PAGE);
+    let (before, rest) = page.split_once(BEGIN).expect("the begin marker");
+    let (shown, after) = rest.split_once(END).expect("the end marker");
+    let rendered = settings();
+    if std::env::var_os("PAGELITH_BLESS").is_some_and(|v| v == "1") {
+        std::fs::write(root().join(PAGE), format!("{before}{BEGIN}{rendered}{END}{after}"))
+            .expect("the page can be written");
+        return;
+    }
+    let differs = shown.lines().zip(rendered.lines()).find(|(a, b)| a != b);
+    assert!(shown == rendered, "{PAGE} is not what the code says; first difference: {differs:?}");
+}
+
+/// Counters that the page gives no row, and rows that no counter has.
+fn uncounted(page: &str, names: &[String]) -> Vec<String> {
+    let (_, section) = page.split_once("## Counters\n").expect("the section on counters");
+    let section = section.split("\n## ").next().unwrap_or(section);
+    let rows: Vec<&str> = section
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .flat_map(|line| line.split('|').nth(1).unwrap_or("").split('`').skip(1).step_by(2))
+        .collect();
+    let missing = names.iter().filter(|name| !rows.contains(&name.as_str())).cloned();
+    let strange = rows.iter().filter(|row| !names.iter().any(|name| name == *row)).map(|r| (*r).to_owned());
+    missing.chain(strange).collect()
+}
+
+#[test]
+fn every_counter_is_explained() {
+    let stats = serde_json::to_value(Stats::default()).expect("stats are data");
+    let names: Vec<String> = stats.as_object().expect("an object").keys().cloned().collect();
+    assert!(names.len() > 20, "{names:?}");
+    assert_eq!(uncounted(&text(PAGE), &names), Vec::<String>::new());
+    let planted = "## Counters\n| `a`, `b` | x |\n| `c` | y |\n## Next\n| `d` | z |\n";
+    assert_eq!(uncounted(planted, &["a".into(), "c".into(), "d".into()]), ["d", "b"]);
+}

@@ -1,0 +1,133 @@
+//! A process is killed while its writes are on their way to a slow device. Whoever opens the store next is
+//! refused until they have landed: none lands in a store that is open.
+//!
+//! Slow is a loop device with ext4 and a cgroup v1 write limit; without root or these, the test is skipped.
+#![allow(clippy::disallowed_methods, reason = "tests start processes, look at files and measure time")]
+#![allow(clippy::print_stdout, reason = "a skip is printed, and how long opening was refused")]
+
+#[allow(dead_code, reason = "other tests use the rest")]
+mod killed;
+#[allow(dead_code, reason = "other tests use the rest")]
+mod loop_device;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use killed::model::Model;
+use killed::workload::Plan;
+use killed::{Victim, Word};
+use loop_device::{LoopFs, Throttle};
+use pagelith::io::disk::Side;
+use pagelith::{ErrorKind, Store};
+
+/// Bytes that the device takes in a second.
+const SLOW: u64 = 1 << 20;
+/// Longest that writes under way can take: 2 of 512 KiB at 1 MiB/s, and much besides.
+const LANDED_MAX: Duration = Duration::from_secs(30);
+
+#[test]
+fn child() {
+    killed::workload::child();
+}
+
+#[test]
+fn a_write_that_a_killed_process_left_never_lands_in_an_open_store() {
+    let slow = LoopFs::new(96).and_then(|fs| Throttle::new(&fs, SLOW).map(|throttle| (throttle, fs)));
+    let (throttle, fs) = match slow {
+        Ok(slow) => slow,
+        Err(why) => return println!("skipped: no slow loop device: {why}"),
+    };
+    let mut refused = 0;
+    for (round, io) in (1..).zip(["uring", "blocking"]) {
+        let dir = fs.path().join("store");
+        let plan = Plan { seed: round, ..plan(&dir, io) };
+        // Made and opened at full speed, so that only records are slow. Whether io_uring is to be had here
+        // shows too.
+        match plan.open() {
+            Ok(store) => drop(store.close().expect("close")),
+            Err(e) if io == "uring" && e.message.contains("io_uring was asked for") => {
+                println!("skipped: no io_uring here: {e}");
+                continue;
+            }
+            Err(e) => panic!("open: {e}"),
+        }
+        let mut model = Model::default();
+        kill_while_it_writes(&plan, &throttle, &mut model);
+        let (store, refusals, waited) = open_when_it_may_be(&plan);
+        println!("{io}: refused {refusals} times in {waited:?}");
+        if store.opened().side == Some(Side::Uring) {
+            refused += refusals;
+        }
+        nothing_changes_by_itself(&dir, &throttle, &fs);
+        model.check(&store);
+        store.abandon();
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+    assert!(refused > 0, "no write was in flight at any kill, so nothing was shown");
+}
+
+fn plan(dir: &Path, io: &'static str) -> Plan {
+    Plan {
+        dir: dir.to_owned(),
+        ssd_mib: 48,
+        write_kib: 512,
+        write_depth: 2,
+        seed: 0,
+        pages: 3000,
+        budget: u64::MAX,
+        io,
+        reinsert: false,
+        only_put: true,
+    }
+}
+
+/// Let a child in the slow group put until the arena holds far more than the device can have taken.
+fn kill_while_it_writes(plan: &Plan, throttle: &Throttle, model: &mut Model) {
+    let program = std::env::current_exe().unwrap();
+    let mut victim = Victim::start(plan, Some(throttle.command(&program)));
+    let mut stored = 0;
+    while stored < 450 {
+        let word = victim.hear().expect("a child that lives");
+        if let Word::Stored(..) = word {
+            stored += 1;
+        }
+        model.hear(word);
+    }
+    victim.kill();
+    while let Some(word) = victim.hear() {
+        model.hear(word);
+    }
+}
+
+/// Try to open until it is no longer refused: the store, how often it was refused, and for how long.
+fn open_when_it_may_be(plan: &Plan) -> (Store, u32, Duration) {
+    let began = Instant::now();
+    let mut refusals = 0;
+    loop {
+        match plan.open() {
+            Ok(store) => return (store, refusals, began.elapsed()),
+            Err(e) if e.kind == ErrorKind::Denied => {
+                assert!(e.message.contains("store is open elsewhere"), "{e}");
+                assert!(began.elapsed() < LANDED_MAX, "the dead process's writes never landed: {e}");
+                refusals += 1;
+            }
+            Err(e) => panic!("open: {e}"),
+        }
+    }
+}
+
+/// Whatever the dead process had submitted is drained from the slow group; it was there before the store was
+/// opened, or it changes the file now. The store itself, asked for nothing, writes no segment.
+fn nothing_changes_by_itself(dir: &Path, throttle: &Throttle, fs: &LoopFs) {
+    let before = segments(dir);
+    throttle.drain(fs);
+    let after = segments(dir);
+    let differs = before.iter().zip(&after).position(|(a, b)| a != b);
+    assert_eq!(differs, None, "a write of the dead process landed in an open store at this offset");
+}
+
+fn segments(dir: &Path) -> Vec<u8> {
+    let bytes = std::fs::read(dir.join("segments")).unwrap();
+    assert!(bytes.len() > 1 << 20);
+    bytes
+}

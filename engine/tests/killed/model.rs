@@ -1,0 +1,171 @@
+//! What a parent knows of a store from what its children said, and what may and must be found in it.
+
+use std::collections::{BTreeMap, HashMap};
+
+use pagelith::{Options, Store};
+
+use super::content::{COMPONENTS, key, version_of};
+use super::workload::read_page;
+use super::{Page, Word};
+
+/// What is known of a page.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    /// Versions that may be found, and when the put of each was acked: those that no acked removal followed.
+    may: Vec<(u64, u64)>,
+    /// When the present version was acked, unless a removal has begun since.
+    acked: Option<u64>,
+    /// A flush that began after the ack has completed.
+    durable: bool,
+}
+
+/// What is known of a namespace.
+#[derive(Clone, Copy, Debug, Default)]
+struct Clears {
+    began: u64,
+    ended: u64,
+}
+
+/// When a put was acked that was not.
+const NEVER: u64 = u64::MAX;
+
+/// All pages of a store, as far as its children spoke of them.
+#[derive(Debug, Default)]
+pub struct Model {
+    now: u64,
+    pages: BTreeMap<Page, Known>,
+    clears: HashMap<u8, Clears>,
+    flushes: HashMap<u64, u64>,
+    /// When the put that a page is waiting for began.
+    begun: HashMap<Page, u64>,
+    /// A child has reclaimed a segment, so that pages may be missing.
+    pub evicts: bool,
+}
+
+/// What a check found.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    /// Pages that were there, with the right bytes.
+    pub here: usize,
+    /// Of those, pages that a completed flush had covered.
+    pub durable: usize,
+    /// Pages that were removed or cleared, and are gone.
+    pub gone: usize,
+}
+
+impl Model {
+    /// Learn from a word.
+    pub fn hear(&mut self, word: Word) {
+        self.now += 1;
+        let now = self.now;
+        match word {
+            Word::Opening | Word::Opened => {}
+            Word::PutBegins(page, version) => {
+                self.begun.insert(page, now);
+                self.page(page).may.push((version, NEVER));
+            }
+            Word::Stored(page, version) => {
+                let mut may = self.page(page).may.iter_mut();
+                may.find(|(v, _)| *v == version).expect("a put that began").1 = now;
+                self.acked(page);
+            }
+            Word::Present(page, version) => {
+                // Its bytes were not taken.
+                self.page(page).may.retain(|(v, _)| *v != version);
+                self.acked(page);
+            }
+            Word::RemoveBegins(page) => forget_ack(self.page(page)),
+            Word::Removed(page) => self.page(page).may.clear(),
+            Word::ClearBegins(namespace) => {
+                self.clears.entry(namespace).or_default().began = now;
+                self.of(namespace).for_each(forget_ack);
+            }
+            Word::Cleared(namespace) => {
+                let clears = self.clears.entry(namespace).or_default();
+                clears.ended = now;
+                let began = clears.began;
+                // A put that was not over when the clear began may have come after it.
+                self.of(namespace).for_each(|known| known.may.retain(|(_, acked)| *acked > began));
+            }
+            Word::FlushBegins(number) => {
+                self.flushes.insert(number, now);
+            }
+            Word::Flushed(number) => {
+                let began = self.flushes.remove(&number).expect("a flush that began");
+                for known in self.pages.values_mut() {
+                    known.durable |= known.acked.is_some_and(|at| at < began);
+                }
+            }
+            Word::Reclaimed => self.evicts = true,
+            Word::Failed => panic!("the child failed"),
+        }
+    }
+
+    fn page(&mut self, page: Page) -> &mut Known {
+        self.pages.entry(page).or_default()
+    }
+
+    fn of(&mut self, namespace: u8) -> impl Iterator<Item = &mut Known> {
+        self.pages.iter_mut().filter(move |(page, _)| page.namespace == namespace).map(|(_, known)| known)
+    }
+
+    fn acked(&mut self, page: Page) {
+        let (now, begun) = (self.now, self.begun.remove(&page).expect("a put that began"));
+        let clears = self.clears.get(&page.namespace).copied().unwrap_or_default();
+        // A put that a clear overlapped may be on either side of it.
+        if clears.began <= clears.ended && clears.ended < begun {
+            self.page(page).acked.get_or_insert(now);
+        }
+    }
+
+    /// Compare with what `store` holds now, and go on from there.
+    pub fn check(&mut self, store: &Store) -> Tally {
+        let mut tally = Tally::default();
+        let evicts = self.evicts;
+        for (&page, known) in &mut self.pages {
+            let keys = [0, 1].map(|c| key(page, c));
+            let exist = store.exists_batch(&keys, Options::default());
+            let read = read_page(store, page);
+            let hit = [0, 1].map(|c| read[c].is_some());
+            assert_eq!(hit, exist[..], "get and exists differ {page:?} misses={:?}", store.stats().misses);
+            let [Some(k), Some(v)] = read else {
+                assert_eq!(hit, [false; 2], "group is not whole {page:?}");
+                assert!(!known.durable || evicts, "durable page is missing {page:?} {known:?}");
+                tally.gone += usize::from(known.may.is_empty());
+                *known = Known { may: std::mem::take(&mut known.may), ..Known::default() };
+                continue;
+            };
+            let may: Vec<u64> = known.may.iter().map(|(version, _)| *version).collect();
+            assert!(!may.is_empty(), "removed or cleared page is back {page:?}");
+            let found =
+                [k, v].iter().enumerate().map(|(c, b)| version_of(page, c, b, &may)).collect::<Vec<_>>();
+            for (component, found) in COMPONENTS.iter().zip(&found) {
+                let found = found.unwrap_or_else(|| panic!("wrong bytes {page:?} {component}"));
+                assert!(may.contains(&found), "stale bytes {page:?} {component} {found} {known:?}");
+            }
+            let short = found.iter().zip(0..).any(|(_, c)| super::content::length(page, c) < 8);
+            assert!(short || found[0] == found[1], "components of two versions {page:?} {found:?}");
+            tally.here += 1;
+            tally.durable += usize::from(known.durable);
+            // What was found after a kill stays: recovery has synced it.
+            (known.acked, known.durable) = (Some(0), true);
+            if !evicts && !short {
+                known.may.retain(|(version, _)| Some(*version) == found[0]);
+            }
+        }
+        // Of the dead child nothing is under way any more.
+        let now = self.now;
+        self.pages
+            .values_mut()
+            .flat_map(|known| &mut known.may)
+            .for_each(|(_, acked)| *acked = now.min(*acked));
+        self.clears.values_mut().for_each(|clears| clears.ended = clears.ended.max(clears.began));
+        self.begun.clear();
+        self.flushes.clear();
+        tally
+    }
+}
+
+fn forget_ack(known: &mut Known) {
+    (known.acked, known.durable) = (None, false);
+}

@@ -1,0 +1,232 @@
+//! What a child does: several threads put, get, remove, clear and flush until the process is killed.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pagelith::config::{SsdIo, SsdPolicy};
+use pagelith::{Config, Facts, GetSlice, Options, PutOutcome, PutSlice, Result, Size, Store};
+
+use super::content::{COMPONENTS, Rng, content, key, length, namespace, version_of};
+use super::{CHILD, Mouth, Page, Word};
+
+/// Threads of a child.
+pub const THREADS: u32 = 3;
+/// Namespaces: the last one is cleared now and then, the others never.
+pub const NAMESPACES: u8 = 2;
+
+/// A store and what is to be done to it.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Its size.
+    pub ssd_mib: u32,
+    /// Length of a single write at most.
+    pub write_kib: u32,
+    /// Writes in flight at most.
+    pub write_depth: u32,
+    /// What to do.
+    pub seed: u64,
+    /// Pages of a namespace.
+    pub pages: u32,
+    /// Bytes that are written at most; from then on there is only reading and flushing.
+    pub budget: u64,
+    /// `uring`, `blocking` or `auto`.
+    pub io: &'static str,
+    /// Copy forward what was used when a segment is reclaimed.
+    pub reinsert: bool,
+    /// Only put.
+    pub only_put: bool,
+}
+
+impl Plan {
+    /// The store's configuration.
+    pub fn config(&self) -> Config {
+        let mut config = Config::default();
+        config.dram.bytes = Size::mib(8);
+        config.staging.bytes = Size::mib(4);
+        config.staging.chunk_bytes = Size::kib(256);
+        config.index.max_objects = Some(1 << 16);
+        config.namespaces_max = 16;
+        config.ssd.bytes = Size::mib(self.ssd_mib);
+        config.ssd.segment_bytes = Some(Size::mib(4));
+        config.ssd.write_bytes = Size::kib(self.write_kib);
+        config.ssd.write_depth = self.write_depth;
+        config.ssd.checkpoint_segments = 2;
+        config.ssd.dirs = vec![self.dir.clone()];
+        config.ssd.policy = if self.reinsert { SsdPolicy::Recency } else { SsdPolicy::Fifo };
+        config.ssd.io = match self.io {
+            "uring" => SsdIo::Uring,
+            "blocking" => SsdIo::Blocking,
+            _ => SsdIo::Auto,
+        };
+        config
+    }
+
+    /// Open its store, or make it.
+    pub fn open(&self) -> Result<Store> {
+        let facts = Facts::of_this_machine().expect("facts");
+        Store::open(self.config().validate(&facts).expect("a valid configuration"))
+    }
+
+    /// For the child's environment.
+    pub fn to_text(&self) -> String {
+        let Plan { dir, ssd_mib, write_kib, write_depth, seed, pages, budget, io, reinsert, only_put } = self;
+        let dir = dir.to_str().expect("a path that is text");
+        format!(
+            "{ssd_mib}\n{write_kib}\n{write_depth}\n{seed}\n{pages}\n{budget}\n{io}\n{reinsert}\n{only_put}\n{dir}"
+        )
+    }
+
+    fn from_text(text: &str) -> Option<Plan> {
+        let mut lines = text.splitn(10, '\n');
+        let mut next = || lines.next();
+        Some(Plan {
+            ssd_mib: next()?.parse().ok()?,
+            write_kib: next()?.parse().ok()?,
+            write_depth: next()?.parse().ok()?,
+            seed: next()?.parse().ok()?,
+            pages: next()?.parse().ok()?,
+            budget: next()?.parse().ok()?,
+            io: match next()? {
+                "uring" => "uring",
+                "blocking" => "blocking",
+                _ => "auto",
+            },
+            reinsert: next()? == "true",
+            only_put: next()? == "true",
+            dir: next()?.into(),
+        })
+    }
+}
+
+/// The child's whole life, if this process is one.
+pub fn child() {
+    let Ok(text) = std::env::var(CHILD) else { return };
+    let plan = Plan::from_text(&text).expect("a plan");
+    let mouth = Mouth::new();
+    mouth.say(Word::Opening);
+    let store = match plan.open() {
+        Ok(store) => store,
+        Err(error) => fail(&mouth, &format!("open: {error}")),
+    };
+    mouth.say(Word::Opened);
+    let spent = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let worker = Worker { plan: &plan, store: &store, mouth: &mouth, spent: &spent, thread };
+            scope.spawn(move || worker.work());
+        }
+    });
+}
+
+fn fail(mouth: &Mouth, what: &str) -> ! {
+    eprintln!("child: {what}");
+    mouth.say(Word::Failed);
+    std::process::exit(1)
+}
+
+struct Worker<'a> {
+    plan: &'a Plan,
+    store: &'a Store,
+    mouth: &'a Mouth,
+    spent: &'a AtomicU64,
+    thread: u32,
+}
+
+impl Worker<'_> {
+    fn work(&self) -> ! {
+        let mut rng = Rng(self.plan.seed ^ u64::from(self.thread) << 32);
+        for step in 0.. {
+            let may_write = self.spent.load(Ordering::Relaxed) < self.plan.budget;
+            // Each thread has pages of its own, so that what it does to one is done in a known order.
+            let number = rng.below(u64::from(self.plan.pages / THREADS)) as u32 * THREADS + self.thread;
+            let page = Page { namespace: rng.below(NAMESPACES.into()) as u8, number };
+            // Versions are never used twice: the seed differs in every round.
+            let version = self.plan.seed << 32 | u64::from(self.thread) << 28 | step;
+            match rng.below(1000) {
+                _ if self.plan.only_put => self.put(page, version),
+                0..650 if may_write => self.put(page, version),
+                650..700 if may_write => self.remove(page),
+                700..703 if may_write && self.thread == 0 => self.clear(NAMESPACES - 1),
+                980.. => self.flush(version),
+                _ => self.get(page),
+            }
+        }
+        unreachable!("a child works until it is killed")
+    }
+
+    fn check<T>(&self, what: &str, outcome: Result<T>) -> T {
+        outcome.unwrap_or_else(|error| fail(self.mouth, &format!("{what}: {error}")))
+    }
+
+    fn put(&self, page: Page, version: u64) {
+        let bytes = [0, 1].map(|c| content(page, c, version));
+        let pieces: [[&[u8]; 1]; 2] = [[&bytes[0]], [&bytes[1]]];
+        let group = [0, 1].map(|c| PutSlice { key: key(page, c), pieces: &pieces[c] });
+        self.mouth.say(Word::PutBegins(page, version));
+        let mut outcomes = self.store.put_groups(&[&group], Options::default());
+        match self.check("put", outcomes.pop().expect("an outcome")) {
+            PutOutcome::Stored => self.mouth.say(Word::Stored(page, version)),
+            PutOutcome::AlreadyPresent => return self.mouth.say(Word::Present(page, version)),
+            PutOutcome::Refused => fail(self.mouth, "put was refused"),
+        }
+        // A header and padding are written too.
+        let written = bytes.iter().map(|b| b.len() as u64 + 4096).sum::<u64>() + 4096;
+        self.spent.fetch_add(written, Ordering::Relaxed);
+    }
+
+    fn remove(&self, page: Page) {
+        self.mouth.say(Word::RemoveBegins(page));
+        // Its sibling goes with it.
+        self.check("remove", self.store.remove(&[key(page, 0)], Options::default()));
+        self.mouth.say(Word::Removed(page));
+        self.spent.fetch_add(8192, Ordering::Relaxed);
+        let here = self.store.exists_batch(&[key(page, 0), key(page, 1)], Options::default());
+        if here != [false, false] {
+            fail(self.mouth, &format!("removed page is still there {page:?} {here:?}"));
+        }
+    }
+
+    fn clear(&self, number: u8) {
+        self.mouth.say(Word::ClearBegins(number));
+        self.check("clear", self.store.clear(namespace(number), Options::default()));
+        self.mouth.say(Word::Cleared(number));
+    }
+
+    fn flush(&self, number: u64) {
+        self.mouth.say(Word::FlushBegins(number));
+        let report = self.check("flush", self.store.flush(Options::default()));
+        if report.lost_objects > 0 {
+            fail(self.mouth, &format!("flush lost objects: {report:?}"));
+        }
+        self.mouth.say(Word::Flushed(number));
+        if self.store.stats().segments_reclaimed > 0 {
+            self.mouth.say(Word::Reclaimed);
+        }
+    }
+
+    fn get(&self, page: Page) {
+        for (component, bytes) in read_page(self.store, page).into_iter().enumerate() {
+            let Some(bytes) = bytes else { continue };
+            // A version too short to be seen in the bytes is looked at by the parent.
+            if bytes.len() >= 8 && version_of(page, component, &bytes, &[]).is_none() {
+                fail(self.mouth, &format!("wrong bytes {page:?} {}", COMPONENTS[component]));
+            }
+        }
+    }
+}
+
+/// The components of a page that are there.
+pub fn read_page(store: &Store, page: Page) -> [Option<Vec<u8>>; 2] {
+    let mut bytes = [0, 1].map(|c| vec![0; length(page, c)]);
+    let [k, v] = &mut bytes;
+    let (mut k, mut v) = ([&mut k[..]], [&mut v[..]]);
+    let mut gets = [
+        GetSlice { key: key(page, 0), range: None, pieces: &mut k },
+        GetSlice { key: key(page, 1), range: None, pieces: &mut v },
+    ];
+    let outcomes = store.get_batch(&mut gets, Options::default());
+    let mut hits = outcomes.into_iter().map(|o| o.expect("get").is_hit());
+    bytes.map(|b| hits.next().expect("an outcome").then_some(b))
+}

@@ -1,0 +1,144 @@
+//! A small ext4 on a loop device, optionally with slow writes. Everything is undone when dropped, also when
+//! the test fails. Needs root; [`LoopFs::new`] says what is missing, for the skip that the test prints.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// Where cgroup v1 has its block I/O controller.
+const BLKIO: &str = "/sys/fs/cgroup/blkio";
+
+/// A mounted ext4 of its own.
+pub struct LoopFs {
+    device: Device,
+    mount: Mount,
+    // Last: the image's directory goes when nothing uses it any more.
+    home: TempDir,
+}
+
+struct Device(String);
+
+struct Mount(PathBuf);
+
+impl LoopFs {
+    /// An empty file system of `mib` MiB; `Err` says why there can be none here.
+    pub fn new(mib: u64) -> Result<LoopFs, String> {
+        if fs::metadata("/proc/self").map_err(|e| e.to_string())?.uid() != 0 {
+            return Err("not root".into());
+        }
+        let home = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let image = home.path().join("image");
+        let file = fs::File::create(&image).map_err(|e| e.to_string())?;
+        file.set_len(mib << 20).map_err(|e| e.to_string())?;
+        let device = run("losetup", &["--find", "--show", text(&image)])?;
+        let device = Device(device.trim().to_owned());
+        run("mkfs.ext4", &["-q", "-F", "-m", "0", &device.0])?;
+        let at = home.path().join("mount");
+        fs::create_dir(&at).map_err(|e| e.to_string())?;
+        run("mount", &[&device.0, text(&at)])?;
+        Ok(LoopFs { device, mount: Mount(at), home })
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        debug_assert!(self.mount.0.starts_with(self.home.path()));
+        &self.mount.0
+    }
+
+    /// Make it read-only from here on.
+    pub fn make_read_only(&self) {
+        run("mount", &["-o", "remount,ro", text(self.path())]).expect("remount");
+    }
+
+    /// Free bytes, once everything under way is on the device.
+    pub fn free_bytes(&self) -> u64 {
+        run("sync", &["-f", text(self.path())]).expect("sync");
+        let said = run("stat", &["-f", "-c", "%f %S", text(self.path())]).expect("stat");
+        let numbers: Vec<u64> = said.split_whitespace().map(|n| n.parse().expect("a number")).collect();
+        numbers[0] * numbers[1]
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // Lazily if need be: writes that a killed process left may hold it for another moment.
+        if run("umount", &[text(&self.0)]).is_err() {
+            let _ = run("umount", &["--lazy", text(&self.0)]);
+        }
+    }
+}
+
+impl Drop for LoopFs {
+    fn drop(&mut self) {
+        // Fields are dropped after this, device first. A loop device that is still mounted lets go by itself
+        // as soon as the mount is gone.
+        debug_assert!(!self.device.0.is_empty());
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let _ = run("losetup", &["--detach", &self.0]);
+    }
+}
+
+/// A cgroup whose writes to one device are slow.
+pub struct Throttle(PathBuf);
+
+impl Throttle {
+    /// Writes of its processes to `fs` go at `bytes_per_s`; `Err` says why that cannot be.
+    pub fn new(fs: &LoopFs, bytes_per_s: u64) -> Result<Throttle, String> {
+        let control = "blkio.throttle.write_bps_device";
+        if !Path::new(BLKIO).join(control).exists() {
+            return Err(format!("no cgroup v1 blkio throttle at {BLKIO}"));
+        }
+        let name = fs.device.0.trim_start_matches("/dev/");
+        let number = fs::read_to_string(format!("/sys/block/{name}/dev")).map_err(|e| e.to_string())?;
+        let group = Path::new(BLKIO).join(format!("pagelith-test-{}-{name}", std::process::id()));
+        fs::create_dir(&group).map_err(|e| format!("{}: {e}", group.display()))?;
+        let throttle = Throttle(group);
+        fs::write(throttle.0.join(control), format!("{} {bytes_per_s}", number.trim()))
+            .map_err(|e| format!("{control}: {e}"))?;
+        Ok(throttle)
+    }
+
+    /// A command whose process is in the group from its first instruction on.
+    pub fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", r#"echo $$ > "$0/cgroup.procs" && exec "$@""#]).arg(&self.0).arg(program);
+        command
+    }
+
+    /// Wait for every write that the group has submitted to `fs`. The throttle lets a group's writes to a
+    /// device through in order, so a write submitted now is done after all of them.
+    pub fn drain(&self, fs: &LoopFs) {
+        let file = format!("of={}", text(&fs.path().join("drain")));
+        let mut dd = self.command(Path::new("dd"));
+        let done = dd.args(["if=/dev/zero", &file, "bs=4096", "count=1", "oflag=direct"]).output();
+        let done = done.expect("dd");
+        assert!(done.status.success(), "{done:?}");
+    }
+}
+
+impl Drop for Throttle {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// Run a tool to its end; what it printed, or what it complained of.
+pub fn run(program: &str, args: &[&str]) -> Result<String, String> {
+    let done = Command::new(program).args(args).output().map_err(|e| format!("{program}: {e}"))?;
+    if done.status.success() {
+        return Ok(String::from_utf8_lossy(&done.stdout).into_owned());
+    }
+    Err(format!("{program}: {}", String::from_utf8_lossy(&done.stderr).trim()))
+}
+
+/// A path as an argument.
+pub fn text(path: &Path) -> &str {
+    path.to_str().expect("a path that is text")
+}

@@ -1,0 +1,362 @@
+//! What a store refuses, and in which words: one test a row of "bad input".
+#![allow(clippy::disallowed_methods)] // Tests make files of their own.
+
+mod suite;
+
+use std::path::Path;
+use std::process::Command;
+
+use pagelith::layouts::checksum::checksum_around;
+use pagelith::{Config, ErrorKind, PutOutcome, Size, Store};
+use suite::kit::*;
+use suite::world::{Kind, World};
+
+const LEN: usize = 50_000;
+
+/// A world whose store is as the machine allows: io_uring where it can be had.
+fn world() -> World {
+    World::new(Kind::Blocking, false, 1)
+}
+
+fn config(world: &World) -> Config {
+    let mut config = world.config();
+    config.ssd.io = pagelith::config::SsdIo::Auto;
+    config
+}
+
+fn open(world: &World) -> Result<Store, pagelith::Error> {
+    world.try_open(&config(world))
+}
+
+/// A closed store of forty pages: two full segments and one that is not.
+fn closed() -> World {
+    let world = world();
+    let store = open(&world).expect("made");
+    store_pages(&store, 0..40, LEN);
+    store.close().expect("closed");
+    world
+}
+
+fn dir(world: &World) -> String {
+    world.paths()[0].display().to_string()
+}
+
+#[test]
+fn a_directory_that_is_open_elsewhere() {
+    let world = world();
+    let first = open(&world).expect("made");
+    store_page(&first, 1, LEN);
+    let message = format!(
+        "store is open elsewhere dir={} file=segments, its LOCK file names the owner",
+        dir(&world)
+    );
+    refused(open(&world), ErrorKind::Denied, &message);
+    let lock = String::from_utf8(world.read(0, "LOCK")).expect("text");
+    assert!(lock.starts_with(&format!("pid={}\n", std::process::id())), "{lock}");
+    hit_page(&first, 1, LEN);
+    first.close().expect("closed");
+    hit_page(&open(&world).expect("free again"), 1, LEN);
+}
+
+#[test]
+fn a_directory_that_is_not_a_store() {
+    let world = world();
+    let path = world.paths()[0].clone();
+    std::fs::create_dir(&path).expect("made");
+    std::fs::write(path.join("thesis.tex"), b"irreplaceable").expect("written");
+    let message = format!("directory is not a store and not empty dir={} file=thesis.tex", dir(&world));
+    refused(open(&world), ErrorKind::Invalid, &message);
+    assert_eq!(std::fs::read(path.join("thesis.tex")).expect("there"), b"irreplaceable");
+    assert_eq!(world.files(0).len(), 1, "nothing was made");
+}
+
+#[test]
+fn a_file_where_the_directory_should_be() {
+    let world = world();
+    std::fs::write(&world.paths()[0], b"x").expect("written");
+    let error = open(&world).expect_err("refused");
+    assert!(error.message.contains(&dir(&world)), "{error}");
+    assert_eq!(std::fs::read(&world.paths()[0]).expect("there"), b"x");
+}
+
+/// Change a manifest block and make its checksum right again.
+fn forge(world: &World, name: &str, block: usize, change: impl FnOnce(&mut [u8])) {
+    let mut bytes = world.read(0, name)[block * 4096..][..4096].to_vec();
+    change(&mut bytes);
+    let sum = checksum_around(&bytes, 8).expect("a block");
+    bytes[8..24].copy_from_slice(&sum);
+    world.write(0, name, block as u64 * 4096, &bytes);
+}
+
+#[test]
+fn a_store_of_a_newer_format() {
+    let world = closed();
+    let before = world.read(0, "segments");
+    for name in ["manifest.0", "manifest.1"] {
+        forge(&world, name, 0, |b| b[24] += 1);
+    }
+    let now = world.read(0, "manifest.0")[24];
+    let message = format!(
+        "manifest block has a newer format version={now} newest_known={} file=manifest.0 offset=0",
+        now - 1
+    );
+    refused(open(&world), ErrorKind::Incompatible, &message);
+    assert!(world.read(0, "segments") == before, "nothing was touched");
+    for name in ["manifest.0", "manifest.1"] {
+        forge(&world, name, 0, |b| b[24] -= 1);
+    }
+    hit_page(&open(&world).expect("opens again"), 7, LEN);
+}
+
+#[test]
+fn one_damaged_manifest_copy_is_mended() {
+    for name in ["manifest.0", "manifest.1"] {
+        for at in [0, 30, 100, 4096 + 9, 2 * 4096 + 70] {
+            let world = closed();
+            world.flip(0, name, at);
+            let store = open(&world).unwrap_or_else(|e| panic!("{name} at={at} {e}"));
+            assert_eq!(store.opened().mended_blocks, 1, "{name} at={at}");
+            (0..40).for_each(|n| assert_eq!(hit_page(&store, n, LEN), pagelith::Tier::Ssd));
+            store.close().expect("closed");
+            assert!(world.read(0, "manifest.0") == world.read(0, "manifest.1"), "{name} at={at}");
+        }
+    }
+}
+
+#[test]
+fn one_truncated_or_missing_manifest_copy_is_made_anew() {
+    for name in ["manifest.0", "manifest.1"] {
+        for len in [Some(0), Some(5000), None] {
+            let world = closed();
+            let path = world.paths()[0].join(name);
+            match len {
+                Some(len) => truncate(&path, len),
+                None => std::fs::remove_file(&path).expect("removed"),
+            }
+            let store = open(&world).unwrap_or_else(|e| panic!("{name} len={len:?} {e}"));
+            hit_page(&store, 39, LEN);
+            store.close().expect("closed");
+            assert!(world.read(0, "manifest.0") == world.read(0, "manifest.1"), "{name} len={len:?}");
+        }
+    }
+}
+
+fn truncate(path: &Path, len: u64) {
+    let file = std::fs::OpenOptions::new().write(true).open(path).expect("a file");
+    file.set_len(len).expect("cut");
+}
+
+#[test]
+fn two_damaged_manifest_copies() {
+    let world = closed();
+    for name in ["manifest.0", "manifest.1"] {
+        world.flip(0, name, 4096 + 100);
+    }
+    let message = "checksum of manifest block does not match file=manifest.0 offset=4096";
+    refused(open(&world), ErrorKind::Damaged, message);
+    for name in ["manifest.0", "manifest.1"] {
+        world.flip(0, name, 4096 + 100);
+    }
+    hit_page(&open(&world).expect("opens again"), 7, LEN);
+}
+
+#[test]
+fn two_truncated_manifest_copies() {
+    let world = closed();
+    for name in ["manifest.0", "manifest.1"] {
+        truncate(&world.paths()[0].join(name), 4096);
+    }
+    let message = "manifest block is cut short need=4096 have=0 file=manifest.0 offset=4096";
+    refused(open(&world), ErrorKind::Damaged, message);
+}
+
+#[test]
+fn a_truncated_segments_file() {
+    let world = closed();
+    let path = world.paths()[0].join("segments");
+    let whole = std::fs::metadata(&path).expect("a file").len();
+    for len in [0, whole - 4096, whole - 1, 1 << 20] {
+        truncate(&path, len);
+        let message = format!(
+            "file of the store is missing or has another length dir={} file=segments \
+             expected_bytes={whole} found_bytes={len}",
+            dir(&world)
+        );
+        refused(open(&world), ErrorKind::Damaged, &message);
+    }
+}
+
+#[test]
+fn a_missing_segments_file() {
+    let world = closed();
+    std::fs::remove_file(world.paths()[0].join("segments")).expect("removed");
+    let message = format!(
+        "file of the store is missing or has another length dir={} file=segments expected_bytes=4096 \
+         found_bytes=0",
+        dir(&world)
+    );
+    refused(open(&world), ErrorKind::Damaged, &message);
+}
+
+#[test]
+fn damaged_checkpoints_are_gone_without() {
+    let world = closed();
+    for name in ["checkpoint.0", "checkpoint.1"] {
+        for at in [10, 4096 + 100, 8192] {
+            world.flip(0, name, at);
+        }
+    }
+    let store = open(&world).expect("opens");
+    assert!(!store.opened().from_checkpoint && store.opened().footers > 0, "{:?}", store.opened());
+    (0..40).for_each(|n| assert_eq!(hit_page(&store, n, LEN), pagelith::Tier::Ssd));
+}
+
+#[test]
+fn an_object_of_no_bytes() {
+    let store = open(&world()).expect("made");
+    let message = format!("object has no bytes key={} length=0", key(1));
+    refused(put(&store, key(1), &[]), ErrorKind::Invalid, &message);
+    assert_eq!(store.stats().objects, 0);
+}
+
+#[test]
+fn an_object_above_the_maximum() {
+    let store = open(&world()).expect("made");
+    let max = store.opened().object_bytes_max as usize;
+    // A segment of 1 MiB less its head, its footer and the record's header.
+    assert_eq!(max, (1 << 20) - 3 * 4096);
+    let message = format!("object is too large key={} length={} max={max}", key(1), max + 1);
+    refused(put(&store, key(1), &bytes(1, max + 1)), ErrorKind::Invalid, &message);
+    store_page(&store, 1, max);
+    flush(&store);
+    assert_eq!(store.stats().unflushed_bytes, 0);
+    hit_page(&store, 1, max);
+}
+
+#[test]
+fn a_destination_of_another_length() {
+    let world = world();
+    let store = open(&world).expect("made");
+    store_page(&store, 1, LEN);
+    let check = |store: &Store| {
+        for (have, relation) in [(LEN - 1, "shorter"), (0, "shorter"), (LEN + 1, "longer")] {
+            let mut to = vec![7; have];
+            let message = format!(
+                "destination is {relation} than the object key={} destination={have} object={LEN}",
+                key(1)
+            );
+            refused(get_into(store, key(1), &mut to), ErrorKind::Invalid, &message);
+            assert!(to.iter().all(|b| *b == 7), "nothing was written");
+        }
+        hit_page(store, 1, LEN);
+    };
+    check(&store);
+    store.close().expect("closed");
+    check(&open(&world).expect("opens"));
+}
+
+#[test]
+fn another_length_for_a_key_that_is_here() {
+    let store = open(&world()).expect("made");
+    assert_eq!(put(&store, key(1), &bytes(1, 100)), Ok(PutOutcome::Stored));
+    let message = format!("key is present with another length key={} present=100 given=99", key(1));
+    refused(put(&store, key(1), &bytes(1, 99)), ErrorKind::Invalid, &message);
+}
+
+#[test]
+fn another_configuration_than_the_store_was_made_with() {
+    let world = closed();
+    type Change = fn(&mut Config);
+    let rows: [(&str, u64, u64, Change); 4] = [
+        ("ssd.bytes", 16 << 20, 17 << 20, |c| c.ssd.bytes = Size::mib(17)),
+        ("ssd.segment_bytes", 1 << 20, 2 << 20, |c| c.ssd.segment_bytes = Some(Size::mib(2))),
+        ("index.max_objects", 2048, 1000, |c| c.index.max_objects = Some(1000)),
+        ("namespaces_max", 64, 65, |c| c.namespaces_max = 65),
+    ];
+    for (field, has, asked, change) in rows {
+        let mut config = config(&world);
+        change(&mut config);
+        let message = format!(
+            "store was made with another {field}: it has {has}, the configuration asks for {asked} dir={}",
+            dir(&world)
+        );
+        refused(world.try_open(&config), ErrorKind::Incompatible, &message);
+    }
+    hit_page(&open(&world).expect("opens"), 7, LEN);
+}
+
+/// A small ext4 of its own, gone with the value.
+struct SmallFs {
+    mount: tempfile::TempDir,
+    _image: tempfile::NamedTempFile,
+}
+
+impl SmallFs {
+    fn new(mib: u64) -> Result<SmallFs, String> {
+        let image = tempfile::NamedTempFile::new().map_err(|e| e.to_string())?;
+        image.as_file().set_len(mib << 20).map_err(|e| e.to_string())?;
+        let mount = tempfile::tempdir().map_err(|e| e.to_string())?;
+        run(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0"]).arg(image.path()))?;
+        run(Command::new("mount").args(["-o", "loop"]).arg(image.path()).arg(mount.path()))?;
+        Ok(SmallFs { mount, _image: image })
+    }
+
+    fn config(&self, ssd: Size) -> Config {
+        let mut config = config(&world());
+        config.ssd.bytes = ssd;
+        config.ssd.dirs = vec![self.mount.path().join("store")];
+        config
+    }
+}
+
+impl Drop for SmallFs {
+    fn drop(&mut self) {
+        let _ = run(Command::new("umount").arg(self.mount.path()));
+    }
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() { Ok(()) } else { Err(format!("{command:?}: {}", said.trim())) }
+}
+
+/// The file system, or a line that says what is not tested without it.
+fn small_fs(what: &str) -> Option<SmallFs> {
+    use std::io::Write as _;
+    SmallFs::new(32).map_err(|why| writeln!(std::io::stderr(), "skipped: {what}: {why}")).ok()
+}
+
+#[test]
+fn a_full_file_system() {
+    let Some(fs) = small_fs("a full file system") else { return };
+    let error = world().try_open(&fs.config(Size::mib(64))).expect_err("refused");
+    assert_eq!((error.kind, error.errno), (ErrorKind::NoSpace, Some(28)), "{error}");
+    assert!(error.message.contains("segments"), "it names the file: {error}");
+    let left: Vec<_> = std::fs::read_dir(fs.mount.path().join("store")).expect("listed").collect();
+    assert!(left.is_empty(), "nothing is left behind: {left:?}");
+    // And the room is free again.
+    let store = world().try_open(&fs.config(Size::mib(16))).expect("made");
+    store_page(&store, 1, LEN);
+    store.close().expect("closed");
+}
+
+#[test]
+fn a_read_only_file_system() {
+    let Some(fs) = small_fs("a read-only file system") else { return };
+    let config = fs.config(Size::mib(16));
+    let store = world().try_open(&config).expect("made");
+    store_page(&store, 1, LEN);
+    store.close().expect("closed");
+    let remount = |how: &str| run(Command::new("mount").args(["-o", how]).arg(fs.mount.path()));
+    remount("remount,ro").expect("remounted");
+    for dirs in [config.ssd.dirs.clone(), vec![fs.mount.path().join("another")]] {
+        let mut config = config.clone();
+        config.ssd.dirs = dirs;
+        let error = world().try_open(&config).expect_err("refused");
+        assert_eq!((error.kind, error.errno), (ErrorKind::Denied, Some(30)), "{error}");
+        assert!(error.message.contains(&*fs.mount.path().to_string_lossy()), "{error}");
+    }
+    remount("remount,rw").expect("remounted");
+    hit_page(&world().try_open(&config).expect("opens again"), 1, LEN);
+}

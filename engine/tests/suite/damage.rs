@@ -1,0 +1,165 @@
+//! Bytes that rot on SSD: a miss, counted, and nothing else lost.
+
+use pagelith::layouts::key::ObjectKey;
+use pagelith::{GetOutcome, MissCause, Options, PutOutcome, Store};
+
+use super::kit::*;
+use super::world::World;
+
+const LEN: usize = 100_000;
+
+#[track_caller]
+fn damaged(world: &World, store: &Store, key: ObjectKey, len: usize) {
+    let mut to = pagelith::AlignedBuf::new(len).expect("memory");
+    let outcome = get_into(store, key, &mut to);
+    if world.tells_keys_apart() {
+        assert_eq!(outcome, Ok(GetOutcome::Miss(MissCause::Damaged)), "key={key}");
+        assert_eq!(store.exists_batch(&[key], Options::default()), [false], "the next exists says no");
+        assert!(to.iter().all(|b| *b == 0), "nothing of it is handed out");
+    } else {
+        assert_eq!(outcome.as_ref().map(GetOutcome::is_hit), Ok(false), "key={key} {outcome:?}");
+    }
+}
+
+/// Eight pages, closed.
+fn closed(world: &World) -> pagelith::Config {
+    let config = world.config();
+    let store = world.open(&config);
+    store_pages(&store, 0..8, LEN);
+    store.close().expect("closed");
+    config
+}
+
+fn others_are_fine(store: &Store, without: u64) {
+    (0..8).filter(|n| *n != without).for_each(|n| {
+        hit_page(store, n, LEN);
+    });
+}
+
+pub fn in_the_payload(world: &World) {
+    // First, middle and last byte, each of another page.
+    for (n, at) in [(2, 0), (3, 50_000), (4, LEN as u64 - 1)] {
+        for crooked in [false, true] {
+            let world = world.fresh(1);
+            let config = closed(&world);
+            world.flip(0, "segments", find(&world, key(n)).payload + at);
+            let store = world.open(&config);
+            if crooked && world.tells_keys_apart() {
+                let mut to = Crooked::new(LEN);
+                let outcome = get_into(&store, key(n), to.slice());
+                assert_eq!(outcome, Ok(GetOutcome::Miss(MissCause::Damaged)));
+                gone(&world, &store, key(n), LEN);
+            } else {
+                damaged(&world, &store, key(n), LEN);
+            }
+            if world.tells_keys_apart() {
+                assert_eq!(store.stats().damaged, 1);
+            }
+            others_are_fine(&store, n);
+            // It can be put again, and lasts.
+            if world.tells_keys_apart() {
+                store_page(&store, n, LEN);
+                hit_page(&world.reopen(store, &config), n, LEN);
+            }
+        }
+    }
+}
+
+pub fn in_the_header(world: &World) {
+    // Magic, checksum, lengths, key, block checksums.
+    for at in [0, 9, 70, 200, 400] {
+        let world = world.fresh(1);
+        let config = closed(&world);
+        world.flip(0, "segments", find(&world, key(5)).record + at);
+        let store = world.open(&config);
+        damaged(&world, &store, key(5), LEN);
+        if world.tells_keys_apart() {
+            others_are_fine(&store, 5);
+        }
+    }
+}
+
+pub fn in_the_footer(world: &World) {
+    let mut config = world.config();
+    config.ssd.checkpoint_segments = 0;
+    let store = world.open(&config);
+    store_pages(&store, 0..40, LEN);
+    flush(&store);
+    store.abandon();
+    let intact = world.open(&config);
+    let (footers, scanned) = (intact.opened().footers, intact.opened().scanned_segments);
+    assert!(footers > 1 && scanned <= 1, "footers={footers} scanned={scanned}");
+    intact.abandon();
+    let first_segment = find(world, key(0)).record >> 20 << 20;
+    world.flip(0, "segments", first_segment + (1 << 20) - 40);
+    let store = world.open(&config);
+    let report = store.opened().clone();
+    assert_eq!(report.scanned_segments, 1, "{report:?}");
+    assert_eq!(report.torn_records, 0, "{report:?}");
+    for n in 0..40 {
+        hit_page(&store, n, LEN);
+    }
+    // It was written anew on the way.
+    let store = world.crash(store, &config);
+    assert_eq!(store.opened().scanned_segments, 0, "{:?}", store.opened());
+}
+
+pub fn in_a_group_takes_all_of_it(world: &World) {
+    if !world.tells_keys_apart() {
+        return; // Siblings cannot be told from strangers.
+    }
+    let config = world.config();
+    let store = world.open(&config);
+    for n in 0..3 {
+        assert_eq!(put_group(&store, &group(n, 6)), Ok(PutOutcome::Stored));
+    }
+    store.close().expect("closed");
+    let page = group(1, 6);
+    world.flip(0, "segments", find(world, page[4].0).payload + 10);
+    let store = world.open(&config);
+    damaged(world, &store, page[4].0, page[4].1.len());
+    let keys: Vec<ObjectKey> = page.iter().map(|(key, _)| *key).collect();
+    assert_eq!(store.exists_batch(&keys, Options::default()), [false; 6]);
+    for n in [0, 2] {
+        group(n, 6).iter().for_each(|(key, bytes)| assert!(is_here(&store, *key, bytes)));
+    }
+    assert_eq!(put_group(&store, &page), Ok(PutOutcome::Stored));
+    page.iter().for_each(|(key, bytes)| assert!(is_here(&store, *key, bytes)));
+}
+
+pub fn of_a_range_is_found_where_it_is_read(world: &World) {
+    if !world.tells_keys_apart() {
+        return; // Nothing about it depends on fingerprints.
+    }
+    let config = closed(world);
+    // In the second block.
+    world.flip(0, "segments", find(world, key(5)).payload + 40_000);
+    let store = world.open(&config);
+    let whole = bytes(5, LEN);
+    for range in [0..10, 65_536..100_000] {
+        let expected = &whole[range.start as usize..range.end as usize];
+        let mut to = vec![0; expected.len()];
+        let outcome = get_range(&store, key(5), Some(range), &mut to);
+        assert_eq!(outcome.as_ref().map(GetOutcome::is_hit), Ok(true), "{outcome:?}");
+        assert!(to == expected);
+    }
+    // One byte of that block, though not the damaged one.
+    let outcome = get_range(&store, key(5), Some(32_768..32_769), &mut [0]);
+    assert_eq!(outcome, Ok(GetOutcome::Miss(MissCause::Damaged)));
+    gone(world, &store, key(5), LEN);
+}
+
+/// A whole valid record where another should be: a misdirected write.
+pub fn by_the_record_of_another_place(world: &World) {
+    let config = closed(world);
+    let file = world.read(0, "segments");
+    let (from, to) = (find(world, key(3)), find(world, key(5)));
+    assert_eq!(from.record_bytes, to.record_bytes);
+    let record = &file[from.record as usize..(from.record + from.record_bytes) as usize];
+    world.write(0, "segments", to.record, record);
+    let store = world.open(&config);
+    damaged(world, &store, key(5), LEN);
+    if world.tells_keys_apart() {
+        others_are_fine(&store, 5);
+    }
+}

@@ -1,0 +1,117 @@
+//! What a store must do, whichever side moves its bytes: one function a behaviour, run by `behaviour.rs` and
+//! `seccomp.rs` over every side there is.
+#![allow(clippy::disallowed_methods)] // Tests make files and threads of their own.
+#![allow(dead_code)] // Each test program uses its own part.
+
+pub mod damage;
+pub mod deadlines;
+pub mod eviction;
+pub mod first_writer;
+pub mod groups;
+pub mod kit;
+pub mod pins;
+pub mod pressure;
+pub mod reclaim;
+pub mod removal;
+pub mod round_trip;
+pub mod shapes;
+pub mod staging;
+pub mod stats;
+pub mod tickets;
+pub mod tombstones;
+pub mod world;
+
+/// Hands the list of behaviours to a macro.
+macro_rules! for_all_behaviours {
+    ($then:ident $(, $arg:tt)*) => {
+        $then! { $($arg,)*
+            round_trip::every_size_from_memory_and_cold,
+            round_trip::aligned_destinations_are_read_straight_into,
+            round_trip::scatter_lists,
+            round_trip::ranges,
+            round_trip::ranges_that_do_not_fit,
+            round_trip::batches_of_any_size_and_a_key_twice,
+            round_trip::an_object_of_75_mb,
+            staging::an_object_larger_than_the_budget_arrives_whole,
+            staging::a_batch_larger_than_the_budget_arrives_whole,
+            staging::four_threads_share_a_small_staging,
+            tickets::several_in_flight_and_out_of_order,
+            tickets::owned_buffers_come_back,
+            tickets::a_session_dropped_in_flight_is_clean,
+            tickets::a_closed_store_says_so,
+            first_writer::the_second_put_is_not_stored,
+            first_writer::the_first_on_ssd_wins,
+            first_writer::the_first_wins_after_reopen,
+            first_writer::another_length_is_invalid,
+            groups::visible_whole_or_not,
+            groups::ten_objects_lie_together_on_ssd,
+            groups::evicted_whole,
+            groups::larger_than_a_segment_is_invalid,
+            groups::what_is_no_group_is_invalid,
+            groups::a_group_replaces_what_was_put_alone,
+            groups::whole_or_gone_after_a_crash,
+            removal::removed_is_gone_at_once,
+            removal::removed_stays_gone_after_a_crash,
+            removal::removed_stays_gone_after_close,
+            removal::put_again_after_remove_survives,
+            removal::one_member_takes_its_group_along,
+            removal::clear_takes_one_namespace,
+            removal::cleared_stays_gone_after_a_crash,
+            removal::cleared_stays_gone_after_close,
+            removal::put_again_after_clear_survives,
+            tombstones::survive_reclaim_under_fifo,
+            tombstones::survive_reclaim_under_recency,
+            tombstones::survive_several_crashes,
+            pins::a_pin_holds_while_its_segment_is_reclaimed,
+            pins::what_was_pinned_goes_when_the_pin_does,
+            pins::a_pin_holds_in_memory,
+            pins::a_lease_holds,
+            pins::a_lease_ends,
+            pins::a_view_survives_pressure,
+            pins::remove_is_stronger_than_a_pin,
+            reclaim::laps_leave_the_youngest,
+            reclaim::recency_keeps_what_is_asked_for_within_its_budget,
+            reclaim::fifo_writes_nothing_again,
+            reclaim::files_never_exceed_the_cap,
+            eviction::tail_before_head,
+            eviction::the_least_recently_asked_for_goes_first,
+            eviction::exists_prefix_stops_at_the_first_hole,
+            eviction::ssd_hits_are_promoted_whole,
+            eviction::promotion_can_be_switched_off,
+            eviction::a_full_index_refuses_and_does_not_panic,
+            eviction::a_full_index_makes_room_by_reclaim,
+            pressure::a_full_arena_is_busy_at_once,
+            pressure::a_waiting_writer_gets_everything_in,
+            pressure::an_abandoned_writer_leaves_nothing_torn,
+            deadlines::a_put_into_a_pinned_arena_ends_busy,
+            deadlines::no_time_at_all,
+            deadlines::flush_and_remove_end_while_syncs_hang,
+            deadlines::a_staged_get_ends_while_reads_hang,
+            shapes::without_ssd,
+            shapes::without_dram,
+            shapes::two_directories,
+            shapes::directories_in_another_order_are_refused,
+            shapes::a_missing_directory_is_refused,
+            shapes::a_directory_of_another_store_is_refused,
+            stats::flush_reports_what_it_made_durable,
+            stats::hits_and_misses_are_all_gets,
+            stats::puts_add_up,
+            damage::in_the_payload,
+            damage::in_the_header,
+            damage::in_the_footer,
+            damage::in_a_group_takes_all_of_it,
+            damage::of_a_range_is_found_where_it_is_read,
+            damage::by_the_record_of_another_place,
+        }
+    };
+}
+pub(crate) use for_all_behaviours;
+
+macro_rules! table {
+    ($($module:ident :: $name:ident,)+) => {
+        /// Every behaviour by name.
+        pub const ALL: &[(&str, fn(&world::World))] =
+            &[$((concat!(stringify!($module), "::", stringify!($name)), $module::$name),)+];
+    };
+}
+for_all_behaviours!(table);

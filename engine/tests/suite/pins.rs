@@ -1,0 +1,157 @@
+//! Pins, leases and views: "not now" to eviction and reclaim.
+
+use std::time::Duration;
+
+use pagelith::{ErrorKind, Options, PutOutcome, Size, Tier};
+
+use super::kit::*;
+use super::world::World;
+
+const LEN: usize = 50_000;
+const LAP: usize = 14 << 20;
+
+fn keys(pages: std::ops::Range<u64>) -> Vec<pagelith::layouts::key::ObjectKey> {
+    pages.map(key).collect()
+}
+
+pub fn a_pin_holds_while_its_segment_is_reclaimed(world: &World) {
+    if !world.tells_keys_apart() {
+        return; // A pin would hold everything.
+    }
+    let config = world.cold_config();
+    let store = world.open(&config);
+    store_pages(&store, 0..30, LEN);
+    flush(&store);
+    let pin = store.pin(&keys(10..15));
+    assert_eq!(pin.pinned(), 5);
+    assert_eq!(store.pin(&keys(500..510)).pinned(), 0);
+    let mut next = 1000;
+    for _ in 0..3 {
+        next = pour(&store, next, LEN, LAP);
+        for n in 10..15 {
+            assert_eq!(hit_page(&store, n, LEN), Tier::Ssd);
+        }
+    }
+    assert!(store.stats().segments_reclaimed > 30, "{:?}", store.stats());
+    assert!(!is_page_here(&store, 9, LEN) && !is_page_here(&store, 15, LEN), "only what was pinned");
+    drop(pin);
+    let store = world.crash(store, &config);
+    for n in 10..15 {
+        hit_page(&store, n, LEN);
+    }
+}
+
+pub fn what_was_pinned_goes_when_the_pin_does(world: &World) {
+    if !world.tells_keys_apart() {
+        return; // A pin would hold everything.
+    }
+    let store = world.open(&world.cold_config());
+    store_pages(&store, 0..5, LEN);
+    flush(&store);
+    let (first, second) = (store.pin(&keys(0..5)), store.pin(&keys(2..5)));
+    drop(first);
+    let next = pour(&store, 1000, LEN, 2 * LAP);
+    let here: Vec<bool> = (0..5).map(|n| is_page_here(&store, n, LEN)).collect();
+    assert_eq!(here, [false, false, true, true, true]);
+    drop(second);
+    pour(&store, next, LEN, 2 * LAP);
+    assert!((0..5).all(|n| !is_page_here(&store, n, LEN)));
+}
+
+pub fn a_pin_holds_in_memory(world: &World) {
+    if !world.tells_keys_apart() {
+        return; // A pin would hold everything.
+    }
+    let store = world.open(&world.memory_config(Size::mib(1)));
+    store_pages(&store, 0..4, LEN);
+    let pin = store.pin(&keys(0..2));
+    store_pages(&store, 100..160, LEN);
+    let here: Vec<bool> = (0..4).map(|n| is_page_here(&store, n, LEN)).collect();
+    assert_eq!(here, [true, true, false, false]);
+    drop(pin);
+    store_pages(&store, 200..260, LEN);
+    assert!(!is_page_here(&store, 0, LEN) && !is_page_here(&store, 1, LEN));
+}
+
+pub fn a_lease_holds(world: &World) {
+    if !world.tells_keys_apart() {
+        return; // A lease would hold everything.
+    }
+    let store = world.open(&world.cold_config());
+    store_pages(&store, 0..10, LEN);
+    flush(&store);
+    assert_eq!(store.lease(&keys(5..20), Duration::from_secs(3600)), 5);
+    pour(&store, 1000, LEN, 2 * LAP);
+    for n in 0..10 {
+        eprintln!("{n} {:?}", get_into(&store, key(n), &mut vec![0; LEN]));
+    }
+    let here: Vec<bool> = (3..7).map(|n| is_page_here(&store, n, LEN)).collect();
+    assert_eq!(here, [false, false, true, true]);
+}
+
+pub fn a_lease_ends(world: &World) {
+    if !world.tells_keys_apart() {
+        return; // A lease would hold everything.
+    }
+    let store = world.open(&world.cold_config());
+    store_pages(&store, 0..5, LEN);
+    flush(&store);
+    // Over long before a lap is written; in the simulation the clock is moved.
+    let duration = if world.sim().is_some() { Duration::from_secs(3600) } else { Duration::from_nanos(1) };
+    assert_eq!(store.lease(&keys(0..5), duration), 5);
+    if let Some(sim) = world.sim() {
+        sim.runtime.run_for(Duration::from_secs(3601));
+    }
+    pour(&store, 1000, LEN, 2 * LAP);
+    assert!((0..5).all(|n| !is_page_here(&store, n, LEN)));
+}
+
+pub fn a_view_survives_pressure(world: &World) {
+    let store = world.open(&world.memory_config(Size::mib(1)));
+    let whole = bytes(0, LEN);
+    store_page(&store, 0, LEN);
+    assert!(store.view(&key(7)).expect("open").is_none());
+    let view = store.view(&key(0)).expect("open").expect("in memory");
+    store_pages(&store, 100..150, LEN);
+    assert!(view[..] == whole[..]);
+    assert_eq!(hit(&store, key(0), &whole), Tier::Memory);
+    let again = store.view(&key(0)).expect("open").expect("in memory");
+    drop(view);
+    store_pages(&store, 200..250, LEN);
+    assert!(again[..] == whole[..]);
+    // The view keeps its bytes even when the object is removed.
+    assert_eq!(store.remove(&[key(0)], Options::default()), Ok(1));
+    store_pages(&store, 300..350, LEN);
+    assert!(again[..] == whole[..]);
+    gone(world, &store, key(0), LEN);
+    drop(again);
+    assert_eq!(put(&store, key(0), &bytes(1, 3)), Ok(PutOutcome::Stored));
+}
+
+pub fn remove_is_stronger_than_a_pin(world: &World) {
+    if !world.tells_keys_apart() {
+        return; // A pin would hold everything.
+    }
+    let config = world.config();
+    let store = world.open(&config);
+    store_pages(&store, 0..3, LEN);
+    flush(&store);
+    let pin = store.pin(&keys(0..3));
+    assert_eq!(store.remove(&[key(1)], Options::default()), Ok(1));
+    gone(world, &store, key(1), LEN);
+    pour(&store, 1000, LEN, 2 * LAP);
+    gone(world, &store, key(1), LEN);
+    hit_page(&store, 0, LEN);
+    drop(pin);
+    let store = world.crash(store, &config);
+    gone(world, &store, key(1), LEN);
+    // A store of pinned pages only is busy, not broken.
+    let full = world.fresh(1);
+    let store = full.open(&full.memory_config(Size::mib(1)));
+    store_pages(&store, 0..15, LEN);
+    let pin = store.pin(&keys(0..15));
+    let busy = put_with(&store, key(99), &bytes(99, 500_000), NOW);
+    refused(busy, ErrorKind::Busy, "arena is full of pages in use bytes=500000");
+    drop(pin);
+    assert_eq!(put(&store, key(99), &bytes(99, 500_000)), Ok(PutOutcome::Stored));
+}

@@ -1,0 +1,69 @@
+//! A writer faster than the disk: it hears so or waits, and memory stays what was agreed.
+
+use std::time::Duration;
+
+use pagelith::{Done, ErrorKind, Options, Put, PutGroup, PutOutcome, PutSlice, Source};
+
+use super::kit::*;
+use super::world::World;
+
+const LEN: usize = 128 << 10;
+
+pub fn a_full_arena_is_busy_at_once(world: &World) {
+    // The write buffer holds two segments, so sixteen of these. A batch reaches the flusher in steps of 4 MiB
+    // or at its end: nothing of this one is written before the arena is full.
+    let store = world.open(&world.cold_config());
+    let mut session = store.session().expect("a session");
+    let groups = (0..24)
+        .map(|n| PutGroup {
+            objects: vec![Put { key: key(n), source: Source::shared(bytes(n, LEN).into()) }],
+        })
+        .collect();
+    let ticket = session.submit_put(groups, Options::default());
+    let Some(Done::Put(done)) = session.wait(ticket, Duration::from_secs(30)) else { panic!("no put") };
+    for (n, done) in (0u64..).zip(done) {
+        match n {
+            0..16 => assert_eq!(done.outcome, Ok(PutOutcome::Stored), "n={n}"),
+            _ => refused(done.outcome, ErrorKind::Busy, "arena is full of pages in use bytes=131072"),
+        }
+    }
+    assert_eq!((store.stats().puts_stored, store.stats().puts_busy), (16, 8));
+    flush(&store);
+    for n in 0..16 {
+        hit_page(&store, n, LEN);
+    }
+    for n in 16..24 {
+        assert!(!is_page_here(&store, n, LEN), "what was busy is not here n={n}");
+    }
+}
+
+pub fn a_waiting_writer_gets_everything_in(world: &World) {
+    let config = world.cold_config();
+    let store = world.open(&config);
+    let data: Vec<_> = (0..80).map(|n| bytes(n, LEN)).collect();
+    let pieces: Vec<[&[u8]; 1]> = data.iter().map(|d| [&d[..]]).collect();
+    let puts: Vec<_> = (0u64..).zip(&pieces).map(|(n, pieces)| PutSlice { key: key(n), pieces }).collect();
+    let outcomes = store.put_batch(&puts, Options::default());
+    assert_eq!(outcomes, vec![Ok(PutOutcome::Stored); 80]);
+    let stats = store.stats();
+    assert!(stats.puts_busy > 0, "it met a full arena {stats:?}");
+    assert!(stats.dram_peak_bytes <= 2 << 20, "{stats:?}");
+    assert_eq!(stats.puts_stored, 80);
+    flush(&store);
+    assert_eq!(store.stats().unflushed_bytes, 0);
+    for n in 0..80 {
+        hit_page(&store, n, LEN);
+    }
+}
+
+pub fn an_abandoned_writer_leaves_nothing_torn(world: &World) {
+    let config = world.cold_config();
+    let mut store = world.open(&config);
+    for round in 0..4 {
+        store_pages(&store, round * 100..round * 100 + 40, LEN);
+        store = world.crash(store, &config);
+        // Any of them may be lost; none may be wrong.
+        let here = (round * 100..round * 100 + 40).filter(|n| is_page_here(&store, *n, LEN)).count();
+        assert!(here >= 40 - 17, "what the arena cannot hold was written before here={here}");
+    }
+}

@@ -1,0 +1,100 @@
+//! The log goes round and round: what is overwritten, what is kept, and the cap.
+
+use pagelith::Options;
+use pagelith::config::SsdPolicy;
+
+use super::kit::*;
+use super::world::World;
+
+const LEN: usize = 50_000;
+const LAP: usize = 14 << 20;
+
+pub fn laps_leave_the_youngest(world: &World) {
+    if world.constant {
+        return; // Each get would look at hundreds of records.
+    }
+    let config = world.config();
+    let store = world.open(&config);
+    let laps = if world.constant { 1 } else { 4 };
+    let end = pour(&store, 0, LEN, laps * LAP + LAP / 2);
+    let here =
+        |store: &pagelith::Store| -> Vec<bool> { (0..end).map(|n| is_page_here(store, n, LEN)).collect() };
+    let store = world.crash(store, &config);
+    let seen = here(&store);
+    let kept = seen.iter().filter(|h| **h).count();
+    // Fifteen segments of twenty such objects at most, of which one or two are free.
+    assert!((220..=300).contains(&kept), "kept={kept}");
+    let first = seen.iter().position(|h| *h).expect("some");
+    assert!(seen[first + 20..].iter().all(|h| *h), "the youngest are here first={first} {seen:?}");
+    // To open is to make room for what comes: a segment may be reclaimed, the oldest.
+    let store = world.reopen(store, &config);
+    let again = here(&store);
+    let lost: Vec<usize> = (0..seen.len()).filter(|i| seen[*i] != again[*i]).collect();
+    assert!(lost.len() <= 40 && lost.iter().all(|i| *i < first + 60), "first={first} lost={lost:?}");
+}
+
+pub fn recency_keeps_what_is_asked_for_within_its_budget(world: &World) {
+    if !world.tells_keys_apart() {
+        return; // Asking for one would be asking for any.
+    }
+    let mut config = world.cold_config();
+    config.ssd.policy = SsdPolicy::Recency;
+    let store = world.open(&config);
+    // Four are asked for again and again: as many as a quarter of a segment takes, wherever they come to lie.
+    let hot: Vec<_> = (0..100).step_by(25).map(key).collect();
+    store_pages(&store, 0..100, LEN);
+    let mut next = 1000;
+    while next < 1000 + (4 * LAP / LEN) as u64 {
+        next = pour(&store, next, LEN, LAP / 10);
+        store.exists_batch(&hot, Options::default());
+    }
+    for n in (0..100).step_by(25) {
+        assert!(is_page_here(&store, n, LEN), "asked for all along n={n}");
+    }
+    assert!(!is_page_here(&store, 5, LEN), "never asked for");
+    let stats = store.stats();
+    assert!(stats.bytes_reinserted > 0, "{stats:?}");
+    let budget = 0.25 * (stats.segments_reclaimed << 20) as f64;
+    assert!(stats.bytes_reinserted as f64 <= budget, "{stats:?}");
+    let store = world.crash(store, &config);
+    for n in (0..100).step_by(25) {
+        hit_page(&store, n, LEN);
+    }
+}
+
+pub fn fifo_writes_nothing_again(world: &World) {
+    if world.constant {
+        return; // Each get would look at hundreds of records.
+    }
+    let store = world.open(&world.cold_config());
+    store_pages(&store, 0..10, LEN);
+    let mut next = 1000;
+    while next < 1000 + (LAP * 3 / 2 / LEN) as u64 {
+        next = pour(&store, next, LEN, LAP / 10);
+        store.exists_batch(&(0..10).map(key).collect::<Vec<_>>(), Options::default());
+    }
+    assert_eq!(store.stats().bytes_reinserted, 0);
+    assert!(!is_page_here(&store, 0, LEN));
+}
+
+pub fn files_never_exceed_the_cap(world: &World) {
+    if world.constant {
+        return; // Each get would look at hundreds of records.
+    }
+    for mib in [6u64, 9, 16] {
+        let world = world.fresh(1);
+        let mut config = world.config();
+        config.ssd.bytes = pagelith::Size::from_bytes(mib << 20);
+        let cap = mib << 20;
+        let mut store = world.open(&config);
+        assert!(world.total_bytes() <= cap, "made mib={mib} total={}", world.total_bytes());
+        assert!(world.total_bytes() > cap - (3 << 20), "the room is used mib={mib}");
+        let mut next = 0;
+        for round in 0..4 {
+            next = pour(&store, next, LEN, mib as usize * (200 << 10));
+            assert!(world.total_bytes() <= cap, "round={round} total={}", world.total_bytes());
+            store = if round % 2 == 0 { world.crash(store, &config) } else { world.reopen(store, &config) };
+            assert!(world.total_bytes() <= cap, "reopened round={round} total={}", world.total_bytes());
+        }
+    }
+}

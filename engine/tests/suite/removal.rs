@@ -1,0 +1,198 @@
+//! Remove and clear: gone at once, and for good.
+
+use pagelith::{GetOutcome, Options, PutOutcome, Store};
+
+use super::kit::*;
+use super::world::World;
+
+const LEN: usize = 9000;
+
+fn remove(store: &Store, n: u64) {
+    assert_eq!(store.remove(&[key(n)], Options::default()), Ok(1), "n={n}");
+}
+
+pub fn removed_is_gone_at_once(world: &World) {
+    for flushed in [false, true] {
+        let world = world.fresh(1);
+        let store = world.open(&world.config());
+        store_pages(&store, 0..4, LEN);
+        if flushed {
+            flush(&store);
+        }
+        remove(&store, 2);
+        gone(&world, &store, key(2), LEN);
+        assert_eq!(store.remove(&[key(2), key(77)], Options::default()), Ok(0), "no longer here");
+        for n in [0, 1, 3] {
+            hit_page(&store, n, LEN);
+        }
+        assert_eq!(store.remove(&[key(0), key(1)], Options::default()), Ok(2));
+        assert_eq!(store.remove(&[], Options::default()), Ok(0));
+    }
+    let store = world.open(&world.cold_config());
+    store_pages(&store, 0..2, LEN);
+    flush(&store);
+    remove(&store, 1);
+    gone(world, &store, key(1), LEN);
+    hit_page(&store, 0, LEN);
+}
+
+pub fn removed_stays_gone_after_a_crash(world: &World) {
+    let config = world.config();
+    let store = world.open(&config);
+    store_pages(&store, 0..4, LEN);
+    flush(&store);
+    remove(&store, 2);
+    let store = world.crash(store, &config);
+    gone(world, &store, key(2), LEN);
+    for n in [0, 1, 3] {
+        hit_page(&store, n, LEN);
+    }
+    remove(&store, 3);
+    let store = world.crash(store, &config);
+    gone(world, &store, key(2), LEN);
+    gone(world, &store, key(3), LEN);
+    hit_page(&store, 0, LEN);
+}
+
+pub fn removed_stays_gone_after_close(world: &World) {
+    let config = world.config();
+    let store = world.open(&config);
+    store_pages(&store, 0..4, LEN);
+    remove(&store, 2);
+    let store = world.reopen(store, &config);
+    gone(world, &store, key(2), LEN);
+    hit_page(&store, 1, LEN);
+    remove(&store, 1);
+    let store = world.reopen(world.reopen(store, &config), &config);
+    gone(world, &store, key(1), LEN);
+    gone(world, &store, key(2), LEN);
+    hit_page(&store, 0, LEN);
+}
+
+pub fn put_again_after_remove_survives(world: &World) {
+    let config = world.config();
+    let mut store = world.open(&config);
+    store_pages(&store, 0..2, LEN);
+    flush(&store);
+    for round in 1..4 {
+        remove(&store, 1);
+        // Another length and other bytes: nothing of the old object stands in the way.
+        let again = bytes(100 + round, LEN + round as usize);
+        assert_eq!(put(&store, key(1), &again), Ok(PutOutcome::Stored));
+        hit(&store, key(1), &again);
+        flush(&store);
+        store = if round == 2 { world.reopen(store, &config) } else { world.crash(store, &config) };
+        hit(&store, key(1), &again);
+        store = world.reopen(store, &config);
+        hit(&store, key(1), &again);
+        hit_page(&store, 0, LEN);
+    }
+}
+
+pub fn one_member_takes_its_group_along(world: &World) {
+    let config = world.config();
+    for stage in ["in memory", "on ssd", "after reopen"] {
+        let world = world.fresh(1);
+        let config = pagelith::Config {
+            ssd: pagelith::config::SsdConfig { dirs: world.paths(), ..config.ssd.clone() },
+            ..config.clone()
+        };
+        let mut store = world.open(&config);
+        let (page, other) = (group(1, 5), group(2, 5));
+        assert_eq!(put_group(&store, &page), Ok(PutOutcome::Stored));
+        assert_eq!(put_group(&store, &other), Ok(PutOutcome::Stored));
+        if stage != "in memory" {
+            flush(&store);
+        }
+        if stage == "after reopen" {
+            store = world.reopen(store, &config);
+        }
+        assert_eq!(store.remove(&[page[3].0], Options::default()), Ok(1), "{stage}");
+        for (key, bytes) in &page {
+            gone(&world, &store, *key, bytes.len());
+        }
+        let store = world.crash(store, &config);
+        for (key, bytes) in &page {
+            gone(&world, &store, *key, bytes.len());
+        }
+        if stage != "in memory" {
+            other.iter().for_each(|(key, bytes)| assert!(is_here(&store, *key, bytes), "{stage}"));
+        }
+    }
+}
+
+fn fill_two_namespaces(store: &Store) {
+    for n in 0..5 {
+        for name in ["a", "b"] {
+            let key = key_in(namespace(name), n, "k");
+            assert_eq!(put(store, key, &bytes(n, LEN)), Ok(PutOutcome::Stored));
+        }
+    }
+}
+
+#[track_caller]
+fn only_b_is_here(world: &World, store: &Store) {
+    for n in 0..5 {
+        gone(world, store, key_in(namespace("a"), n, "k"), LEN);
+        hit(store, key_in(namespace("b"), n, "k"), &bytes(n, LEN));
+    }
+}
+
+fn clear(store: &Store) {
+    store.clear(namespace("a"), Options::default()).expect("cleared");
+}
+
+pub fn clear_takes_one_namespace(world: &World) {
+    let store = world.open(&world.config());
+    fill_two_namespaces(&store);
+    clear(&store);
+    only_b_is_here(world, &store);
+    flush(&store);
+    only_b_is_here(world, &store);
+    let cold = world.fresh(1);
+    let store = cold.open(&cold.cold_config());
+    fill_two_namespaces(&store);
+    flush(&store);
+    clear(&store);
+    only_b_is_here(&cold, &store);
+}
+
+pub fn cleared_stays_gone_after_a_crash(world: &World) {
+    let config = world.config();
+    let store = world.open(&config);
+    fill_two_namespaces(&store);
+    flush(&store);
+    clear(&store);
+    let store = world.crash(store, &config);
+    only_b_is_here(world, &store);
+}
+
+pub fn cleared_stays_gone_after_close(world: &World) {
+    let config = world.config();
+    let store = world.open(&config);
+    fill_two_namespaces(&store);
+    let store = world.reopen(store, &config);
+    clear(&store);
+    let store = world.reopen(store, &config);
+    only_b_is_here(world, &store);
+    let store = world.reopen(store, &config);
+    only_b_is_here(world, &store);
+}
+
+pub fn put_again_after_clear_survives(world: &World) {
+    let config = world.config();
+    let store = world.open(&config);
+    fill_two_namespaces(&store);
+    clear(&store);
+    clear(&store);
+    let key = key_in(namespace("a"), 1, "k");
+    let again = bytes(50, LEN + 1);
+    assert_eq!(put(&store, key, &again), Ok(PutOutcome::Stored));
+    flush(&store);
+    let store = world.crash(store, &config);
+    hit(&store, key, &again);
+    let store = world.reopen(store, &config);
+    hit(&store, key, &again);
+    let outcome = get_into(&store, key_in(namespace("a"), 2, "k"), &mut [0; LEN]);
+    assert_eq!(outcome.as_ref().map(GetOutcome::is_hit), Ok(false), "{outcome:?}");
+}

@@ -1,0 +1,82 @@
+//! A tombstone outlives every record that it shadows, however the log turns.
+
+use pagelith::config::SsdPolicy;
+use pagelith::layouts::key::ObjectKey;
+use pagelith::{Config, Options};
+
+use super::kit::*;
+use super::world::World;
+
+const LEN: usize = 50_000;
+/// Bytes of segments that the store of these tests has, about.
+const LAP: usize = 14 << 20;
+
+/// Hot pages and a page to be removed lie in the same old segments; after a while the tombstone's own
+/// segment is reclaimed, perhaps before theirs.
+fn removed_then_poured(world: &World, config: &Config, laps: f64) {
+    let world = world.fresh(1);
+    let config = Config {
+        ssd: pagelith::config::SsdConfig { dirs: world.paths(), ..config.ssd.clone() },
+        ..config.clone()
+    };
+    let store = world.open(&config);
+    let hot: Vec<ObjectKey> = (0..18).map(key).collect();
+    store_pages(&store, 0..9, LEN);
+    store_page(&store, 500, LEN);
+    store_pages(&store, 9..18, LEN);
+    flush(&store);
+    assert_eq!(store.remove(&[key(500)], Options::default()), Ok(1));
+    let mut next = 1000;
+    let total = (laps * LAP as f64) as usize;
+    while ((next - 1000) as usize) * LEN < total {
+        next = pour(&store, next, LEN, 10 * LEN);
+        store.exists_batch(&hot, Options::default());
+    }
+    gone(&world, &store, key(500), LEN);
+    let store = world.crash(store, &config);
+    gone(&world, &store, key(500), LEN);
+    let store = world.reopen(store, &config);
+    gone(&world, &store, key(500), LEN);
+}
+
+fn under(world: &World, policy: SsdPolicy, checkpoints: u32) {
+    let mut config = world.cold_config();
+    config.ssd.policy = policy;
+    config.ssd.checkpoint_segments = checkpoints;
+    let laps: &[f64] = if world.constant { &[1.2] } else { &[0.3, 0.9, 1.1, 1.6, 2.3] };
+    for laps in laps {
+        removed_then_poured(world, &config, *laps);
+    }
+}
+
+pub fn survive_reclaim_under_fifo(world: &World) {
+    under(world, SsdPolicy::Fifo, 0);
+}
+
+pub fn survive_reclaim_under_recency(world: &World) {
+    if world.constant {
+        return; // Each get would look at hundreds of records.
+    }
+    under(world, SsdPolicy::Recency, 0);
+    under(world, SsdPolicy::Recency, 3);
+}
+
+pub fn survive_several_crashes(world: &World) {
+    if world.constant {
+        return; // Each get would look at hundreds of records.
+    }
+    let mut config = world.cold_config();
+    config.ssd.policy = SsdPolicy::Recency;
+    let mut store = world.open(&config);
+    store_pages(&store, 0..20, LEN);
+    flush(&store);
+    assert_eq!(store.remove(&[key(4), key(11)], Options::default()), Ok(2));
+    let mut next = 1000;
+    for _ in 0..5 {
+        next = pour(&store, next, LEN, LAP / 2);
+        store.exists_batch(&[key(3), key(5), key(10), key(12)], Options::default());
+        store = world.crash(store, &config);
+        gone(world, &store, key(4), LEN);
+        gone(world, &store, key(11), LEN);
+    }
+}

@@ -1,0 +1,223 @@
+//! The worlds that a behaviour is shown in: real directories driven by one side or the other, or the
+//! simulated machine.
+
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use pagelith::config::SsdIo;
+use pagelith::io::disk::{Disk, Side};
+use pagelith::{Config, Error, Facts, Size, Store};
+use pagelith_sim::disk::FaultPlan;
+use pagelith_sim::env::SimWorld;
+use tempfile::TempDir;
+
+/// Who moves the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Uring,
+    Blocking,
+    /// The store chooses, and io_uring is refused.
+    Refused,
+    Sim,
+}
+
+enum Place {
+    Real(TempDir),
+    Sim(Box<SimWorld>),
+}
+
+/// Where one behaviour is shown. Every store in it is opened in the same directories.
+pub struct World {
+    pub kind: Kind,
+    /// Every key has the same fingerprint: only whole keys tell objects apart.
+    pub constant: bool,
+    dirs: usize,
+    place: Place,
+}
+
+impl World {
+    pub fn new(kind: Kind, constant: bool, dirs: usize) -> World {
+        let place = match kind {
+            Kind::Sim => Place::Sim(Box::new(SimWorld::with_dirs(7, dirs))),
+            Kind::Uring | Kind::Blocking | Kind::Refused => {
+                Place::Real(tempfile::tempdir().expect("a directory"))
+            }
+        };
+        World { kind, constant, dirs, place }
+    }
+
+    /// Another empty world of this kind.
+    pub fn fresh(&self, dirs: usize) -> World {
+        World::new(self.kind, self.constant, dirs)
+    }
+
+    /// The simulated machine, if this is one.
+    pub fn sim(&self) -> Option<&SimWorld> {
+        match &self.place {
+            Place::Sim(sim) => Some(sim),
+            Place::Real(_) => None,
+        }
+    }
+
+    /// Whether what `exists` says is about the very key.
+    pub fn tells_keys_apart(&self) -> bool {
+        !self.constant
+    }
+
+    /// `n`, or few where each object is compared with all others.
+    pub fn many(&self, n: usize) -> usize {
+        if self.constant { n.min(24) } else { n }
+    }
+
+    /// The directories.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        let root = match &self.place {
+            Place::Real(dir) => dir.path().to_path_buf(),
+            Place::Sim(_) => PathBuf::from("/sim"),
+        };
+        (0..self.dirs).map(|i| root.join(i.to_string())).collect()
+    }
+
+    /// 4 MiB of DRAM, 16 MiB of SSD in segments of 1 MiB, nothing promoted.
+    pub fn config(&self) -> Config {
+        let mut c = Config::default();
+        c.dram.bytes = Size::mib(4);
+        c.dram.promote = pagelith::config::Promote::Never;
+        c.ssd.bytes = Size::mib(16);
+        c.ssd.segment_bytes = Some(Size::mib(1));
+        c.ssd.dirs = self.paths();
+        c.ssd.io = match self.kind {
+            Kind::Uring => SsdIo::Uring,
+            Kind::Blocking => SsdIo::Blocking,
+            Kind::Refused | Kind::Sim => SsdIo::Auto,
+        };
+        c.staging.bytes = Size::mib(4);
+        c.namespaces_max = 64;
+        c.index.max_objects = Some(4096);
+        c.index.constant_fingerprint = self.constant;
+        c.memory.reserve = Size::ZERO;
+        c
+    }
+
+    /// As [`World::config`], without a DRAM tier: what is flushed is on SSD only.
+    pub fn cold_config(&self) -> Config {
+        let mut c = self.config();
+        c.dram.bytes = Size::ZERO;
+        c
+    }
+
+    /// As [`World::config`], without an SSD tier.
+    pub fn memory_config(&self, bytes: Size) -> Config {
+        let mut c = self.config();
+        c.dram.bytes = bytes;
+        c.ssd.bytes = Size::ZERO;
+        c.ssd.dirs = Vec::new();
+        c
+    }
+
+    pub fn try_open(&self, config: &Config) -> Result<Store, Error> {
+        let facts = Facts::of_this_machine().expect("facts");
+        let valid = config.validate(&facts).unwrap_or_else(|e| panic!("{e}"));
+        match &self.place {
+            Place::Sim(sim) => Store::open_in(valid, sim.env()),
+            Place::Real(_) => Store::open(valid),
+        }
+    }
+
+    pub fn open(&self, config: &Config) -> Store {
+        let store = self.try_open(config).unwrap_or_else(|e| panic!("{:?}: {e}", e.kind));
+        if config.ssd.bytes > Size::ZERO {
+            let report = store.opened();
+            let side = match self.kind {
+                Kind::Uring => Side::Uring,
+                Kind::Blocking | Kind::Refused => Side::Blocking,
+                Kind::Sim => Side::Simulated,
+            };
+            assert_eq!(report.side, Some(side), "reason={}", report.side_reason);
+            if self.kind == Kind::Refused {
+                assert!(report.side_reason.contains("io_uring"), "reason={}", report.side_reason);
+            }
+        }
+        store
+    }
+
+    /// Let go of the store as a crash would, and open it again.
+    pub fn crash(&self, store: Store, config: &Config) -> Store {
+        store.abandon();
+        self.open(config)
+    }
+
+    /// Close the store and open it again.
+    pub fn reopen(&self, store: Store, config: &Config) -> Store {
+        store.close().expect("closed");
+        self.open(config)
+    }
+
+    /// A directory's files and their lengths.
+    pub fn files(&self, dir: usize) -> Vec<(String, u64)> {
+        match &self.place {
+            Place::Sim(sim) => sim.disk.connect().list(dir).expect("listed"),
+            Place::Real(_) => std::fs::read_dir(&self.paths()[dir])
+                .expect("listed")
+                .map(|entry| {
+                    let entry = entry.expect("an entry");
+                    let len = entry.metadata().expect("metadata").len();
+                    (entry.file_name().to_string_lossy().into_owned(), len)
+                })
+                .collect(),
+        }
+    }
+
+    /// Bytes of all files together.
+    pub fn total_bytes(&self) -> u64 {
+        (0..self.dirs).flat_map(|d| self.files(d)).map(|f| f.1).sum()
+    }
+
+    /// A whole file.
+    pub fn read(&self, dir: usize, name: &str) -> Vec<u8> {
+        match &self.place {
+            Place::Sim(sim) => {
+                let len = self.files(dir).iter().find(|f| f.0 == name).expect("a file").1;
+                sim.disk.peek(dir, name, 0, len as usize).expect("bytes")
+            }
+            Place::Real(_) => std::fs::read(self.paths()[dir].join(name)).expect("bytes"),
+        }
+    }
+
+    /// Change bytes of a file, as rot would; the store is closed.
+    pub fn write(&self, dir: usize, name: &str, offset: u64, bytes: &[u8]) {
+        match &self.place {
+            Place::Sim(sim) => {
+                let (name, bytes) = (name.to_string(), bytes.to_vec());
+                sim.disk.inject(FaultPlan::Overwrite { dir, name, offset, bytes });
+            }
+            Place::Real(_) => {
+                let path = self.paths()[dir].join(name);
+                let file = std::fs::OpenOptions::new().write(true).open(path).expect("a file");
+                file.write_all_at(bytes, offset).expect("written");
+                file.sync_all().expect("synced");
+            }
+        }
+    }
+
+    /// Flip a bit of a file; the store is closed.
+    pub fn flip(&self, dir: usize, name: &str, offset: u64) {
+        let byte = self.read(dir, name)[offset as usize];
+        self.write(dir, name, offset, &[byte ^ 0x10]);
+    }
+}
+
+/// Why stores of this kind cannot be opened here; `None` if they can.
+pub fn unavailable(kind: Kind) -> Option<String> {
+    static URING: OnceLock<Option<String>> = OnceLock::new();
+    if kind != Kind::Uring {
+        return None;
+    }
+    URING
+        .get_or_init(|| {
+            let world = World::new(kind, false, 1);
+            world.try_open(&world.config()).err().map(|e| e.to_string())
+        })
+        .clone()
+}

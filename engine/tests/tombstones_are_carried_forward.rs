@@ -1,0 +1,52 @@
+//! Reclaiming a segment with tombstones that were still needed never ended, because nobody told reclaim that
+//! its tombstones had been written; once all segments were full, the store took no more.
+#![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
+
+use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
+use pagelith::{Config, Facts, Options, PutOutcome, PutSlice, Size, Store};
+
+const BYTES: usize = 60 << 10;
+
+fn key(n: u32) -> ObjectKey {
+    let mut hash = [0; 32];
+    hash[..4].copy_from_slice(&n.to_le_bytes());
+    ObjectKey::new(Namespace::default().id(), PrefixHash(hash), Role::Target, "kv", "k", Shard::Whole)
+        .unwrap()
+}
+
+fn put(store: &Store, n: u32) {
+    let bytes = vec![n as u8; BYTES];
+    let outcomes = store.put_batch(&[PutSlice { key: key(n), pieces: &[&bytes] }], Options::default());
+    assert_eq!(outcomes, [Ok(PutOutcome::Stored)], "n={n}");
+}
+
+#[test]
+fn the_log_goes_round_with_tombstones_in_it() {
+    let home = tempfile::tempdir().unwrap();
+    let mut config = Config::default();
+    // A stall is an error soon.
+    config.deadline_ms = 5_000;
+    config.dram.bytes = Size::mib(4);
+    config.ssd.bytes = Size::mib(16);
+    config.ssd.segment_bytes = Some(Size::mib(1));
+    config.ssd.dirs = vec![home.path().join("store")];
+    let open = || Store::open(config.validate(&Facts::of_this_machine().unwrap()).unwrap()).unwrap();
+    let store = open();
+    let per_segment = (1 << 20) as u32 / BYTES as u32;
+    // Each segment holds what the next one's tombstones shadow, so they are needed when theirs is reclaimed.
+    for n in 0..per_segment * 40 {
+        put(&store, n);
+        if n % 4 == 3 {
+            store.remove(&[key(n - 3)], Options::default()).unwrap();
+        }
+    }
+    store.flush(Options::default()).unwrap();
+    assert!(store.stats().segments_reclaimed > 20, "{:?}", store.stats());
+    store.abandon();
+    let store = open();
+    let all: Vec<_> = (0..per_segment * 40).map(key).collect();
+    let here = store.exists_batch(&all, Options::default());
+    let back: Vec<_> = (0..here.len()).filter(|n| n % 4 == 0 && here[*n]).collect();
+    assert!(back.is_empty(), "removed objects are back: {back:?}");
+    assert!(here.iter().filter(|h| **h).count() as u32 > 5 * per_segment);
+}

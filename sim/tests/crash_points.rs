@@ -1,0 +1,161 @@
+//! Short plans, crashed after every single change that the disk executes, in every way; each time the store
+//! opens again and everything is asked for.
+
+mod support;
+
+use support::check::{WAYS, record};
+use support::plan::Step::*;
+use support::plan::{Plan, Shape, Step};
+
+fn hold(name: &'static str, shape: Shape, steps: Vec<Step>) {
+    let plan = Plan { name, shape, steps };
+    let recorded = record(&plan, None);
+    assert!(recorded.points.len() > 20, "a plan that hardly writes points={}", recorded.points.len());
+    let began = std::time::Instant::now();
+    let found = recorded.findings(&WAYS, std::env::var("TWICE").is_ok(), 5);
+    eprintln!("plan={} points={} {:?}", plan.name, recorded.points.len(), began.elapsed());
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn puts_flushes_and_removes() {
+    let steps =
+        vec![Group(0), Single(0), Flush, Group(1), Group(2), Flush, Remove(1), Group(1), Flush, Get(0)];
+    hold("puts_flushes_and_removes", Shape::ROOMY, steps);
+}
+
+#[test]
+fn a_namespace_is_cleared_and_filled_again() {
+    let steps = vec![
+        Group(0),
+        Group(1),
+        Flush,
+        Clear(0),
+        Group(0),
+        Group(2),
+        Flush,
+        Clear(1),
+        Clear(0),
+        Group(1),
+        Group(4),
+        Flush,
+        Abandon,
+        Get(0),
+    ];
+    hold("a_namespace_is_cleared_and_filled_again", Shape { checkpoint: 1, ..Shape::ROOMY }, steps);
+}
+
+#[test]
+fn segments_are_sealed_and_checkpointed() {
+    let steps =
+        vec![Group(0), Flush, Fill(10, 12), Flush, Remove(12), Fill(30, 8), Group(12), Flush, Single(3)];
+    hold("segments_are_sealed_and_checkpointed", Shape { checkpoint: 1, ..Shape::ROOMY }, steps);
+}
+
+#[test]
+fn stores_are_abandoned_closed_and_opened_again() {
+    let steps = vec![
+        Group(0),
+        Flush,
+        Fill(10, 5),
+        Abandon,
+        Remove(10),
+        Group(1),
+        Close,
+        Fill(20, 6),
+        Group(10),
+        Abandon,
+        Clear(0),
+        Close,
+        Group(0),
+        Flush,
+        Abandon,
+        Get(1),
+    ];
+    hold("stores_are_abandoned_closed_and_opened_again", Shape { checkpoint: 2, ..Shape::ROOMY }, steps);
+}
+
+#[test]
+fn a_group_replaces_a_member_of_another() {
+    let steps =
+        vec![Group(0), Flush, Fill(10, 7), Other(0), Flush, Single(1), Other(1), Flush, Abandon, Get(0)];
+    hold("a_group_replaces_a_member_of_another", Shape { checkpoint: 1, ..Shape::ROOMY }, steps);
+}
+
+#[test]
+fn pinned_objects_outlive_their_segments() {
+    let steps = vec![
+        Group(0),
+        Single(1),
+        Flush,
+        Pin(0),
+        Pin(1),
+        Fill(10, 30),
+        Flush,
+        Remove(11),
+        Fill(50, 12),
+        Flush,
+    ];
+    hold("pinned_objects_outlive_their_segments", Shape::TIGHT, steps);
+}
+
+#[test]
+fn recent_objects_move_while_checkpoints_are_taken() {
+    let steps = vec![
+        Group(0),
+        Group(1),
+        Flush,
+        Pin(0),
+        Fill(10, 8),
+        Warm(10, 3),
+        Fill(20, 10),
+        Warm(20, 4),
+        Pin(21),
+        Fill(30, 14),
+        Flush,
+        Fill(50, 10),
+        Flush,
+    ];
+    let shape = Shape { recency: true, checkpoint: 1, ..Shape::TIGHT };
+    hold("recent_objects_move_while_checkpoints_are_taken", shape, steps);
+}
+
+#[test]
+fn what_was_removed_stays_gone_while_the_log_wraps() {
+    let steps = vec![
+        Group(0),
+        Group(1),
+        Single(2),
+        Flush,
+        Pin(0),
+        Fill(10, 4),
+        Remove(1),
+        RemoveSingle(2),
+        Fill(20, 12),
+        Clear(1),
+        Fill(40, 12),
+        Single(2),
+        Flush,
+        Fill(60, 16),
+        Flush,
+    ];
+    hold("what_was_removed_stays_gone_while_the_log_wraps", Shape::TIGHT, steps);
+}
+
+#[test]
+fn two_directories_and_equal_fingerprints() {
+    let steps = vec![
+        Group(0),
+        Group(1),
+        Flush,
+        Remove(0),
+        Fill(10, 8),
+        Flush,
+        Group(0),
+        Abandon,
+        Clear(1),
+        Flush,
+        Get(0),
+    ];
+    hold("two_directories_and_equal_fingerprints", Shape { dirs: 2, constant: true, ..Shape::ROOMY }, steps);
+}

@@ -1,0 +1,179 @@
+//! Every crash point of a plan, every way to fall, and what the store says afterwards.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pagelith_sim::disk::{CrashMode, DiskSnapshot};
+use pagelith_sim::env::SimWorld;
+use pagelith_sim::model::{Event, Model};
+
+use super::plan::{Plan, Step};
+use super::run::Run;
+use super::world::Contents;
+
+/// Ways to fall: what the crash does, and its seed.
+pub const WAYS: [(CrashMode, u64); 6] = [
+    (CrashMode::DropAll, 0),
+    (CrashMode::KeepAll, 0),
+    (CrashMode::Random, 1),
+    (CrashMode::Random, 2),
+    (CrashMode::Random, 3),
+    (CrashMode::Random, 4),
+];
+
+/// A page that no plan puts: shows that a recovered store takes new things.
+const NEW_PAGE: u32 = 999_983;
+
+/// Changes after reopening at which it is crashed again: recovery itself makes fewer.
+const RECOVERY_MOST: usize = 8;
+/// Puts by a reopened store are numbered from here.
+const PUTS_AFTER: u64 = 1 << 20;
+
+/// One run of a plan: the disk after every change, and what the model knew by then.
+pub struct Recorded {
+    pub plan: Plan,
+    pub points: Vec<DiskSnapshot>,
+    pub events: Vec<(u64, Event)>,
+    pub wrong: Vec<String>,
+    pub log: Vec<String>,
+}
+
+/// Run a plan to its end and keep every crash point.
+pub fn record(plan: &Plan, lie: Option<Box<dyn Fn(&str, u64) -> bool + Send>>) -> Recorded {
+    let world = SimWorld::with_dirs(1, plan.shape.dirs);
+    world.disk.keep_points();
+    if let Some(lie) = lie {
+        world.disk.ignore_syncs(lie);
+    }
+    let mut run = Run::new(&world, plan.shape);
+    run.run(plan);
+    run.look_at_everything();
+    let points = world.disk.take_points();
+    let (events, wrong) = (std::mem::take(&mut run.events), std::mem::take(&mut run.wrong));
+    let log = world.disk.log().iter().map(ToString::to_string).collect();
+    world.crash(CrashMode::KeepAll);
+    drop(run);
+    Recorded { plan: plan.clone(), points, events, wrong, log }
+}
+
+impl Recorded {
+    /// What the model knew when `n` changes had been executed.
+    fn model_at(&self, n: u64) -> Model {
+        let mut model = Model::new(self.plan.shape.evicts);
+        self.events.iter().take_while(|(at, _)| *at <= n).for_each(|(_, e)| model.apply(e));
+        model
+    }
+
+    /// The contents of every put.
+    fn contents(&self) -> Contents {
+        let contents = Contents::default();
+        for (_, event) in &self.events {
+            if let Event::PutBegun(put, keys) = event {
+                keys.iter().for_each(|k| {
+                    contents.of(k, *put);
+                });
+            }
+        }
+        contents
+    }
+
+    /// Whether change `n` (from 1) is of this kind.
+    fn is(&self, n: u64, kind: &str) -> bool {
+        let start = format!("n={n} {kind} ");
+        self.log.iter().any(|line| line.starts_with(&start))
+    }
+
+    /// Whether a crash of this mode after `n` changes leaves what one after `n + 1` leaves, when the model
+    /// knows more: then only the later one is looked at.
+    fn is_same_next(&self, n: u64, mode: CrashMode) -> bool {
+        match mode {
+            CrashMode::DropAll => self.is(n + 1, "write"),
+            CrashMode::KeepAll => self.is(n + 1, "sync"),
+            CrashMode::Random => false,
+        }
+    }
+
+    /// Crash after each change in each of `ways`, reopen, and check; with `twice`, crash also at each change
+    /// that recovery makes. Returns what was wrong, about `most` findings.
+    pub fn findings(&self, ways: &[(CrashMode, u64)], twice: bool, most: usize) -> Vec<String> {
+        let mut found = self.wrong.clone();
+        let contents = self.contents();
+        for (n, point) in self.points.iter().enumerate() {
+            let model = self.model_at(n as u64);
+            for (i, &(mode, fall)) in ways.iter().enumerate() {
+                if found.len() >= most {
+                    return found;
+                }
+                if self.is_same_next(n as u64, mode) {
+                    continue;
+                }
+                let fallen =
+                    Fallen { recorded: self, model: &model, n: n as u64, mode, fall, contents: &contents };
+                // Of the ways to fall one after the other is followed into recovery.
+                found.extend(fallen.check(point, twice && (n + i) % 3 == 0 && i < 3));
+            }
+        }
+        found
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Fallen<'a> {
+    recorded: &'a Recorded,
+    model: &'a Model,
+    n: u64,
+    mode: CrashMode,
+    fall: u64,
+    contents: &'a Contents,
+}
+
+impl Fallen<'_> {
+    fn check(self, point: &DiskSnapshot, twice: bool) -> Vec<String> {
+        let (mut wrong, recovery) = self.reopen(point, twice);
+        let mut second = Vec::new();
+        // The first is the crash itself again.
+        for (m, again) in recovery.iter().enumerate().skip(1).take(RECOVERY_MOST) {
+            for (mode, fall) in [(CrashMode::DropAll, 0), (CrashMode::Random, self.n + m as u64)] {
+                let deeper = Fallen { mode, fall, ..self };
+                let (more, _) = deeper.reopen(again, false);
+                second.extend(more.into_iter().map(|w| format!("second crash m={m} {mode:?}: {w}")));
+            }
+        }
+        wrong.extend(second);
+        let Fallen { recorded, n, mode, fall, .. } = self;
+        let log = &recorded.log;
+        let line = |w: String| {
+            let end = log.iter().position(|l| l.starts_with(&format!("n={} ", n + 1))).unwrap_or(log.len());
+            let tail = log[end.saturating_sub(12)..end].join("\n    ");
+            format!("plan={} n={n} mode={mode:?} fall={fall}: {w}\n    {tail}", recorded.plan.name)
+        };
+        wrong.into_iter().map(line).collect()
+    }
+
+    /// Crash, reopen, look; with `keep`, every point of the reopening.
+    fn reopen(&self, point: &DiskSnapshot, keep: bool) -> (Vec<String>, Vec<DiskSnapshot>) {
+        let shape = self.recorded.plan.shape;
+        let world = SimWorld::with_dirs(2, shape.dirs);
+        world.disk.restore(point);
+        world.disk.crash(self.mode, self.fall);
+        let mut run = Run::new(&world, shape);
+        run.model = self.model.clone();
+        run.contents = self.contents.clone();
+        run.puts = PUTS_AFTER;
+        let mut points = Vec::new();
+        // A panic is a finding like any other, and its message needs the place.
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            if keep {
+                world.disk.keep_points();
+            }
+            run.reopened();
+            points = world.disk.take_points();
+            run.step(Step::Group(NEW_PAGE));
+            run.step(Step::Flush);
+        }));
+        if outcome.is_err() {
+            run.wrong.push("panicked".to_string());
+        }
+        world.crash(CrashMode::KeepAll);
+        (std::mem::take(&mut run.wrong), points)
+    }
+}

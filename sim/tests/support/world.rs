@@ -1,0 +1,89 @@
+//! Keys, contents and configurations of the small stores.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pagelith::config::SsdPolicy;
+use pagelith::layouts::ids::{NamespaceId, PrefixHash};
+use pagelith::layouts::key::{ObjectKey, Role};
+use pagelith::layouts::namespace::Namespace;
+use pagelith::layouts::shard::Shard;
+use pagelith::{Config, Facts, Size, ValidConfig};
+use pagelith_sim::entropy::SplitMix64;
+use pagelith_sim::model::Put;
+
+use super::plan::Shape;
+
+/// The configuration of a shape.
+pub fn config(shape: Shape) -> ValidConfig {
+    let mut c = Config { deadline_ms: 2_000, namespaces_max: 8, ..Config::default() };
+    c.dram.bytes = Size::mib(2);
+    c.ssd.bytes = Size::mib(shape.ssd_mib);
+    c.ssd.dirs = (0..shape.dirs).map(|d| format!("sim{d}").into()).collect();
+    c.ssd.segment_bytes = Some(Size::mib(1));
+    c.ssd.policy = if shape.recency { SsdPolicy::Recency } else { SsdPolicy::Fifo };
+    c.ssd.write_bytes = Size::kib(256);
+    c.ssd.write_depth = 4;
+    c.ssd.checkpoint_segments = shape.checkpoint;
+    c.staging.bytes = Size::mib(1);
+    c.staging.chunk_bytes = Size::kib(64);
+    c.index.max_objects = Some(512);
+    c.index.constant_fingerprint = shape.constant;
+    let facts = Facts { memory_bytes: 1 << 40, memory_source: "test".into() };
+    c.validate(&facts).expect("a valid configuration")
+}
+
+/// The namespace of a page.
+pub fn namespace(page: u32) -> NamespaceId {
+    Namespace { model: format!("model-{}", page % 2), ..Namespace::default() }.id()
+}
+
+/// A component of a page.
+pub fn key(page: u32, component: &str) -> ObjectKey {
+    let mut hash = [0; 32];
+    hash[..4].copy_from_slice(&page.to_le_bytes());
+    ObjectKey::new(namespace(page), PrefixHash(hash), Role::Target, "kv", component, Shard::Whole)
+        .expect("a key")
+}
+
+/// All components of a page.
+pub fn components(page: u32) -> [ObjectKey; 3] {
+    [key(page, "k"), key(page, "v"), key(page, "x")]
+}
+
+/// An object's length in bytes, 40 to 140 KB: always the same of one key.
+pub fn length(key: &ObjectKey) -> usize {
+    let page = u32::from_le_bytes(key.hash().0[..4].try_into().expect("four bytes")) as usize;
+    let own = key.component().as_bytes()[0] as usize;
+    40_000 + (page * 7919 + own * 104_729) % 100_000
+}
+
+/// What each put wrote. Contents are random by key and put, so none is a part of another.
+/// Clones share them.
+#[derive(Clone, Default)]
+pub struct Contents(Arc<Mutex<HashMap<(ObjectKey, Put), Arc<Vec<u8>>>>>);
+
+impl Contents {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(ObjectKey, Put), Arc<Vec<u8>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The bytes of a put. They begin with its number.
+    pub fn of(&self, key: &ObjectKey, put: Put) -> Arc<Vec<u8>> {
+        let make = || {
+            let mut bytes = vec![0; length(key)];
+            let page = u64::from(key.hash().0[0]) << 8 | u64::from(key.component().as_bytes()[0]);
+            SplitMix64::new(put.0 << 20 | page).fill(&mut bytes[8..]);
+            bytes[..8].copy_from_slice(&put.0.to_le_bytes());
+            Arc::new(bytes)
+        };
+        self.lock().entry((*key, put)).or_insert_with(make).clone()
+    }
+
+    /// Which put wrote these bytes, all of them; `None` if none did.
+    pub fn whose(&self, key: &ObjectKey, bytes: &[u8]) -> Option<Put> {
+        let put = Put(u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?));
+        let known = self.lock().get(&(*key, put))?.clone();
+        (known.as_slice() == bytes).then_some(put)
+    }
+}
