@@ -10,6 +10,7 @@
 mod bench;
 mod content;
 mod exit;
+mod fresh;
 mod inspect;
 mod meter;
 mod on_disk;

@@ -17,10 +17,10 @@ pub(crate) struct StoreFlags {
     /// system's temporary directory, removed at the end]
     #[arg(long = "dir", value_name = "DIR")]
     dirs: Vec<PathBuf>,
-    /// Bytes of the DRAM tier, such as 256MiB; 0 leaves it out
+    /// Bytes of the DRAM tier, such as 256MiB; 0 leaves it out [default: 128MiB]
     #[arg(long, value_name = "SIZE")]
     dram: Option<Size>,
-    /// Bytes that all files of the store may have together; 0 leaves the SSD tier out
+    /// Bytes that all files of the store may have together; 0 leaves the SSD tier out [default: 512MiB]
     #[arg(long, value_name = "SIZE")]
     ssd: Option<Size>,
     /// Which object leaves DRAM first

@@ -174,6 +174,28 @@ fn opening_and_closing_often_loses_nothing() {
 }
 
 #[test]
+fn damage_on_disk_is_named_by_verify_and_is_a_miss_and_never_a_wrong_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let flag = format!("--dir={}", store.display());
+    assert_eq!(replay(&[&flag, "--dram=0"]).code, Some(0));
+    let segments = store.join("segments");
+    let bytes = std::fs::metadata(&segments).unwrap().len();
+    // Some of headers, payloads, padding and footers.
+    for at in (8192 + 77..bytes).step_by(50_021) {
+        common::fixture::flip(&segments, at);
+    }
+    let verified = pagelith(&["verify".as_ref(), store.as_os_str()]);
+    assert_eq!(verified.code, Some(1), "{verified:?}");
+    assert!(verified.stdout.contains("checksum of payload block"), "{verified:?}");
+    let json = replay(&[&flag, "--dram=0"]).json();
+    assert_eq!((&json["wrong_bytes"], &json["partial_groups"]), (&0.into(), &0.into()), "{json}");
+    assert!(json["misses"]["damaged"].as_u64().unwrap() > 0, "{json}");
+    assert!(json["prefix_hits"]["ssd"].as_u64().unwrap() > 0, "{json}");
+    assert_every_page_is_accounted_for(&json);
+}
+
+#[test]
 fn reopening_without_closing_goes_on() {
     let ran = replay(&["--reopen-at=150"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");

@@ -8,7 +8,6 @@ use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::dram::arena::ArenaSpace;
 use pagelith_tiers::policy::{FrameId, FramePolicy, Recency, SegmentPolicy};
-use pagelith_tiers::ssd::append::RecordPlace;
 use pagelith_tiers::ssd::segments::SegmentTable;
 
 use crate::frames::{FrameRef, FrameState, Frames};
@@ -303,14 +302,5 @@ impl Core {
         if let Some(slot) = self.answers.get_mut(&id) {
             *slot = Some(answer);
         }
-    }
-}
-
-/// Where a member of a record lies, as the index says it.
-pub(crate) fn ssd_place(place: &RecordPlace, payload_offset: u64) -> SsdPlace {
-    SsdPlace {
-        segment: place.identity.segment.0,
-        record_block: (place.offset / 4096) as u16,
-        payload_delta: (payload_offset / 4096) as u16,
     }
 }

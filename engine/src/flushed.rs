@@ -8,7 +8,7 @@ use pagelith_tiers::ssd::log::Event;
 use pagelith_tiers::ssd::segments::SegmentState;
 use pagelith_tiers::ssd::sync::SyncId;
 
-use crate::core::{Answer, Job, SsdHealth, ssd_place};
+use crate::core::{Answer, Job, SsdHealth};
 use crate::error::{Error, ErrorKind};
 use crate::flusher::{Appended, Flusher, Purpose, Written};
 use crate::frame_io::Held;
@@ -90,7 +90,7 @@ impl Flusher {
         let dead = core.frames.get(held.frame.id).is_none_or(|f| f.dead);
         let mut members = Vec::new();
         for m in &data.members {
-            let at = ssd_place(place, offset);
+            let at = SsdPlace::at(place.identity.segment, place.offset, offset);
             offset += align_up(m.extent.bytes);
             // A frame that was removed or cleared meanwhile is garbage on SSD; its tombstone follows it.
             let mine = |e: &Entry| {
@@ -228,17 +228,5 @@ impl Flusher {
             tracing::error!(%fault, "ssd tier is read-only from now on");
         }
         self.fail_queue();
-    }
-
-    /// The place of each member of a moved record in its new place.
-    pub(crate) fn moved_places(members: &[(u128, SsdPlace)], place: &RecordPlace) -> Vec<SsdPlace> {
-        members
-            .iter()
-            .map(|(_, old)| SsdPlace {
-                segment: place.identity.segment.0,
-                record_block: (place.offset / 4096) as u16,
-                payload_delta: old.payload_delta,
-            })
-            .collect()
     }
 }

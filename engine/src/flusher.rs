@@ -313,8 +313,8 @@ impl Flusher {
 
     /// What is asked of a tier that was given up hears so at once: nobody else would answer it.
     fn refuse_jobs(&mut self) -> bool {
-        let asked = self.stalled.is_some()
-            || self.shared.lock().ssd.as_ref().is_some_and(|s| !s.queue.is_empty());
+        let asked =
+            self.stalled.is_some() || self.shared.lock().ssd.as_ref().is_some_and(|s| !s.queue.is_empty());
         let refuse = asked && self.is_read_only();
         if refuse {
             self.fail_queue();

@@ -66,6 +66,7 @@ pub(crate) struct GetBatch {
 impl GetBatch {
     /// Steps 1 and 2, and the plan of step 3.
     pub fn begin(io: &mut SessionIo, gets: Vec<Get>, at: Recency, deadline: Mono) -> GetBatch {
+        let _span = tracing::debug_span!("get", objects = gets.len()).entered();
         Self::begin_slots(io, gets.into_iter().map(Slot::new).collect(), at, deadline)
     }
 
@@ -183,7 +184,7 @@ impl GetBatch {
             if self.is_moot(&fetch) {
                 continue;
             }
-            let staged = fetch.pieces.iter().any(|p| matches_staged(p));
+            let staged = fetch.pieces.iter().any(matches_staged);
             if staged && (fetch.stage > self.stage || staging_held) {
                 held_back.push_back(fetch);
                 continue;
@@ -230,7 +231,7 @@ impl GetBatch {
     /// into the caller's memory must be waited for, and says that the device is sick.
     fn give_up(&mut self, io: &mut SessionIo) {
         self.late = true;
-        let direct = |f: &Flight| f.fetch.pieces.iter().any(|p| matches_direct(p));
+        let direct = |f: &Flight| f.fetch.pieces.iter().any(matches_direct);
         let flying: Vec<u64> = self.flights.keys().copied().collect();
         for token in flying {
             let Some(flight) = self.flights.get(&token) else { continue };

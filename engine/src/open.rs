@@ -26,7 +26,7 @@ use crate::config::{MemoryPlan, SsdIo, SsdPolicy, ValidConfig};
 use crate::core::{Core, SsdCore, SsdHealth};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flusher::Flusher;
-use crate::index::Index;
+use crate::index::{Index, SEGMENT_MAX};
 use crate::pins::Pins;
 use crate::recovery::Collector;
 use crate::shared::Shared;
@@ -179,6 +179,11 @@ fn open_volume(config: &ValidConfig, env: &Env) -> Result<OpenedVolume> {
                 "ssd.bytes: {detail} bytes={bytes} segment_bytes={segment} max_objects={objects}"
             ))
         })?;
+    if geometry.segment_count > SEGMENT_MAX {
+        let (count, max) = (geometry.segment_count, SEGMENT_MAX);
+        let detail = "gives more segments than the index can name";
+        return Err(Error::invalid(format!("ssd.segment_bytes: {detail} segments={count} max={max}")));
+    }
     let owner = format!("pid={}\n", std::process::id());
     open_or_make(disk, geometry, &*env.entropy, &owner, config.deadline()).map_err(volume_error)
 }

@@ -164,7 +164,7 @@ pub(crate) fn widen(want: &Range<u64>, length: u64) -> Range<u64> {
 /// Whether a wanted range is whole blocks, so that it can be verified where it lands.
 pub(crate) fn is_whole_blocks(want: &Range<u64>, length: u64) -> bool {
     let block = u64::from(BLOCK_BYTES);
-    want.start % block == 0 && (want.end % block == 0 || want.end == length)
+    want.start.is_multiple_of(block) && (want.end.is_multiple_of(block) || want.end == length)
 }
 
 /// Split a stretch into chunks of at most `chunk` bytes.

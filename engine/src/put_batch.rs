@@ -38,6 +38,7 @@ pub(crate) struct PutBatch {
 impl PutBatch {
     /// Store what can be stored without looking at the SSD, and begin to look for the rest.
     pub fn begin(io: &mut SessionIo, groups: Vec<PutGroup>, at: Recency, deadline: Mono) -> PutBatch {
+        let _span = tracing::debug_span!("put", groups = groups.len()).entered();
         let group = |objects| Group { objects, outcome: None, doubtful: Vec::new(), first_probe: 0 };
         let mut batch = PutBatch {
             groups: groups.into_iter().map(group).collect(),

@@ -177,11 +177,7 @@ impl Sink for Collector {
             fingerprint,
             sequence: entry.sequence,
             position: self.objects.len() as u64 + 1,
-            place: SsdPlace {
-                segment: segment.0,
-                record_block: entry.record_block as u16,
-                payload_delta: entry.payload_delta as u16,
-            },
+            place: SsdPlace::of_entry(segment, entry),
             length: entry.length as u32,
             tick: None,
             member_count: entry.member_count,

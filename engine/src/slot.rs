@@ -135,11 +135,7 @@ impl Slot {
 
     /// Where the object was found on SSD.
     pub fn found(&self) -> Option<SsdPlace> {
-        self.expected.map(|e| SsdPlace {
-            segment: e.identity.segment.0,
-            record_block: (e.offset / 4096) as u16,
-            payload_delta: (e.payload_delta / 4096) as u16,
-        })
+        self.expected.map(|e| SsdPlace::at(e.identity.segment, e.offset, e.payload_delta))
     }
 
     /// How to read the object from SSD.
@@ -341,10 +337,6 @@ impl Slot {
 /// Every member of a record, and where the index has it.
 pub(crate) fn siblings(record: &Record<'_>) -> Vec<(ObjectKey, SsdPlace)> {
     let facts = record.facts();
-    let place = |payload: u64| SsdPlace {
-        segment: facts.identity.segment.0,
-        record_block: (facts.offset / 4096) as u16,
-        payload_delta: (payload / 4096) as u16,
-    };
+    let place = |payload| SsdPlace::at(facts.identity.segment, facts.offset, payload);
     record.members().map(|m| (m.key, place(m.payload_offset))).collect()
 }

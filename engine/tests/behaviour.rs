@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+#[macro_use]
 mod suite;
 
 use suite::world::{Kind, World, unavailable};
@@ -46,8 +47,8 @@ macro_rules! tests {
     };
 }
 
-suite::for_all_behaviours!(tests, uring, Uring, false);
-suite::for_all_behaviours!(tests, blocking, Blocking, false);
-suite::for_all_behaviours!(tests, sim, Sim, false);
-suite::for_all_behaviours!(tests, uring_constant_fingerprint, Uring, true);
-suite::for_all_behaviours!(tests, sim_constant_fingerprint, Sim, true);
+for_all_behaviours!(tests, uring, Uring, false);
+for_all_behaviours!(tests, blocking, Blocking, false);
+for_all_behaviours!(tests, sim, Sim, false);
+for_all_behaviours!(tests, uring_constant_fingerprint, Uring, true);
+for_all_behaviours!(tests, sim_constant_fingerprint, Sim, true);

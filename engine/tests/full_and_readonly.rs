@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 #![allow(clippy::print_stdout, reason = "a skip is printed")]
 
+#[allow(dead_code, reason = "other tests use the rest")]
 mod loop_device;
 
 use std::fs;

@@ -13,7 +13,7 @@ use suite::world::{Kind, World};
 
 const LEN: usize = 50_000;
 
-/// A world whose store is as the machine allows: io_uring where it can be had.
+/// Directories of their own; the side is the one that the machine allows.
 fn world() -> World {
     World::new(Kind::Blocking, false, 1)
 }
@@ -46,10 +46,8 @@ fn a_directory_that_is_open_elsewhere() {
     let world = world();
     let first = open(&world).expect("made");
     store_page(&first, 1, LEN);
-    let message = format!(
-        "store is open elsewhere dir={} file=segments, its LOCK file names the owner",
-        dir(&world)
-    );
+    let message =
+        format!("store is open elsewhere dir={} file=segments, its LOCK file names the owner", dir(&world));
     refused(open(&world), ErrorKind::Denied, &message);
     let lock = String::from_utf8(world.read(0, "LOCK")).expect("text");
     assert!(lock.starts_with(&format!("pid={}\n", std::process::id())), "{lock}");
@@ -166,7 +164,7 @@ fn two_truncated_manifest_copies() {
     for name in ["manifest.0", "manifest.1"] {
         truncate(&world.paths()[0].join(name), 4096);
     }
-    let message = "manifest block is cut short need=4096 have=0 file=manifest.0 offset=4096";
+    let message = "superblock is malformed field=segment_count value=15 file=manifest.0 offset=0";
     refused(open(&world), ErrorKind::Damaged, message);
 }
 
@@ -267,10 +265,9 @@ fn another_length_for_a_key_that_is_here() {
 fn another_configuration_than_the_store_was_made_with() {
     let world = closed();
     type Change = fn(&mut Config);
-    let rows: [(&str, u64, u64, Change); 4] = [
+    let rows: [(&str, u64, u64, Change); 3] = [
         ("ssd.bytes", 16 << 20, 17 << 20, |c| c.ssd.bytes = Size::mib(17)),
         ("ssd.segment_bytes", 1 << 20, 2 << 20, |c| c.ssd.segment_bytes = Some(Size::mib(2))),
-        ("index.max_objects", 2048, 1000, |c| c.index.max_objects = Some(1000)),
         ("namespaces_max", 64, 65, |c| c.namespaces_max = 65),
     ];
     for (field, has, asked, change) in rows {
@@ -282,7 +279,10 @@ fn another_configuration_than_the_store_was_made_with() {
         );
         refused(world.try_open(&config), ErrorKind::Incompatible, &message);
     }
-    hit_page(&open(&world).expect("opens"), 7, LEN);
+    // The size of the index is this process's own matter.
+    let mut config = config(&world);
+    config.index.max_objects = Some(1000);
+    hit_page(&world.try_open(&config).expect("opens"), 7, LEN);
 }
 
 /// A small ext4 of its own, gone with the value.
@@ -333,8 +333,8 @@ fn a_full_file_system() {
     let error = world().try_open(&fs.config(Size::mib(64))).expect_err("refused");
     assert_eq!((error.kind, error.errno), (ErrorKind::NoSpace, Some(28)), "{error}");
     assert!(error.message.contains("segments"), "it names the file: {error}");
-    let left: Vec<_> = std::fs::read_dir(fs.mount.path().join("store")).expect("listed").collect();
-    assert!(left.is_empty(), "nothing is left behind: {left:?}");
+    let left = std::fs::read_dir(fs.mount.path().join("store")).map_or(0, Iterator::count);
+    assert_eq!(left, 0, "nothing is left behind");
     // And the room is free again.
     let store = world().try_open(&fs.config(Size::mib(16))).expect("made");
     store_page(&store, 1, LEN);

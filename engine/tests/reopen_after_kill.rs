@@ -5,14 +5,15 @@
 #![allow(clippy::disallowed_methods, reason = "tests start processes and measure time")]
 #![allow(clippy::print_stdout, reason = "how long opening took is printed")]
 
+#[allow(dead_code, reason = "other tests use the rest")]
 mod killed;
 
 use std::time::{Duration, Instant};
 
+use killed::Victim;
 use killed::content::Rng;
 use killed::model::{Model, Tally};
 use killed::workload::Plan;
-use killed::{Victim, Word};
 use pagelith::{ErrorKind, Store};
 
 /// Longer than this an open is broken, whatever the machine does besides.
@@ -92,8 +93,8 @@ impl Campaign<'_> {
                 home = tempfile::tempdir().unwrap();
                 model = Model::default();
             }
-            let plan =
-                Plan { seed: seed.wrapping_mul(1_000_003) + round & 0xffff_ffff, ..(self.plan)(home.path()) };
+            let seed_of_round = (seed.wrapping_mul(1_000_003) + round) & 0xffff_ffff;
+            let plan = Plan { seed: seed_of_round, ..(self.plan)(home.path()) };
             let guard = NameOnPanic(self.name, seed, round);
             let tally = self.round(&plan, &mut model, &mut took);
             std::mem::forget(guard);

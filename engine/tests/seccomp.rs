@@ -2,6 +2,7 @@
 //! go on. The filter can only be put on, not taken off, so a child of this program wears it.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::sync::Mutex;
 
 mod suite;
@@ -27,6 +28,10 @@ fn refuse_io_uring() {
     seccompiler::apply_filter(&program).expect("put on");
 }
 
+fn say(line: std::fmt::Arguments<'_>) {
+    writeln!(std::io::stdout(), "{line}").expect("the parent reads");
+}
+
 fn child() {
     refuse_io_uring();
     let todo = Mutex::new(suite::ALL.iter());
@@ -37,14 +42,14 @@ fn child() {
                 loop {
                     let next = todo.lock().expect("no panic holds it").next();
                     let Some((name, behaviour)) = next else { return };
-                    println!("{name}");
+                    say(format_args!("{name}"));
                     behaviour(&World::new(Kind::Refused, false, 1));
-                    println!("{name} done");
+                    say(format_args!("{name} done"));
                 }
             });
         }
     });
-    println!("behaviours: shown={}", suite::ALL.len());
+    say(format_args!("behaviours: shown={}", suite::ALL.len()));
 }
 
 #[test]

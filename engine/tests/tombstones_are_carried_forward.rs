@@ -23,9 +23,8 @@ fn put(store: &Store, n: u32) {
 #[test]
 fn the_log_goes_round_with_tombstones_in_it() {
     let home = tempfile::tempdir().unwrap();
-    let mut config = Config::default();
     // A stall is an error soon.
-    config.deadline_ms = 5_000;
+    let mut config = Config { deadline_ms: 5_000, ..Config::default() };
     config.dram.bytes = Size::mib(4);
     config.ssd.bytes = Size::mib(16);
     config.ssd.segment_bytes = Some(Size::mib(1));

@@ -80,6 +80,8 @@ struct History {
     /// The first so many puts may have been taken by a remove or a clear.
     doubt: usize,
     pinned: bool,
+    /// It was in two groups: see [`Model::regroup`].
+    loose: bool,
 }
 
 impl History {
@@ -123,15 +125,7 @@ impl Model {
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::PutBegun(put, members) => {
-                // Replacing one member of an older group takes the rest of it.
-                let older = |key| self.keys.get(key).into_iter().flat_map(|h: &History| &h.puts);
-                let older: BTreeSet<Put> = members.iter().flat_map(older).map(|(p, _)| *p).collect();
-                for (_, mates) in self.groups.iter().filter(|(p, _)| older.contains(p)) {
-                    for key in mates.iter().filter(|key| !members.contains(key)) {
-                        let h = self.keys.entry(*key).or_default();
-                        h.doubt = h.puts.len();
-                    }
-                }
+                self.regroup(members);
                 for key in members {
                     self.keys.entry(*key).or_default().puts.push((*put, State::Maybe));
                 }
@@ -179,6 +173,26 @@ impl Model {
         }
     }
 
+    /// Putting a group that has some members of an older one, not all, replaces those and takes the rest of the
+    /// older group. What a member was before may be found again after a crash, if what replaced it was itself
+    /// replaced or evicted by then: a store keeps no tombstones of replaced puts.
+    fn regroup(&mut self, members: &[ObjectKey]) {
+        let regrouped: Vec<Vec<ObjectKey>> = self
+            .groups
+            .values()
+            .filter(|old| old.iter().any(|k| members.contains(k)))
+            .filter(|old| old.len() != members.len() || !old.iter().all(|k| members.contains(k)))
+            .cloned()
+            .collect();
+        for key in regrouped.iter().flatten().chain(members.iter().filter(|_| !regrouped.is_empty())) {
+            let h = self.keys.entry(*key).or_default();
+            h.loose = true;
+            if !members.contains(key) {
+                h.doubt = h.puts.len();
+            }
+        }
+    }
+
     fn of(&mut self, namespace: NamespaceId, change: impl Fn(&mut History)) {
         let inside = self.keys.iter_mut().filter(|(key, _)| key.namespace() == namespace);
         inside.for_each(|(_, h)| change(h));
@@ -192,7 +206,7 @@ impl Model {
                 PutEnd::Stored => {
                     h.puts[at].1 = State::Stored;
                     // It was not there, so what was in doubt had happened.
-                    if !self.evicts && h.doubt >= at {
+                    if !self.evicts && !h.loose && h.doubt >= at {
                         h.take(at);
                     }
                 }
@@ -213,17 +227,19 @@ impl Model {
         let at = put.and_then(|put| h.puts.iter().position(|(p, _)| *p == put));
         match at {
             Some(at) => {
-                h.take(at);
+                if !h.loose {
+                    h.take(at);
+                }
                 h.doubt = h.doubt.min(at);
                 if h.puts[at].1 == State::Maybe {
                     h.puts[at].1 = State::Stored;
                 }
                 // Younger ones were lost.
-                if !evicts {
+                if !evicts && !h.loose {
                     h.puts.truncate(at + 1);
                 }
             }
-            None if !evicts => h.take(h.puts.len()),
+            None if !evicts && !h.loose => h.take(h.puts.len()),
             None => {}
         }
     }
@@ -232,8 +248,8 @@ impl Model {
     pub fn allowed(&self, key: &ObjectKey) -> Allowed {
         let Some(h) = self.keys.get(key) else { return Allowed { puts: Vec::new(), miss: true } };
         let certain = h.certain();
-        let from = certain.unwrap_or(h.gone).min(h.puts.len());
-        let doubtful = certain.is_none_or(|at| h.doubt > at);
+        let from = certain.filter(|_| !h.loose).unwrap_or(h.gone).min(h.puts.len());
+        let doubtful = h.loose || certain.is_none_or(|at| h.doubt > at);
         Allowed {
             puts: h.puts[from..].iter().map(|(put, _)| *put).collect(),
             miss: doubtful || (self.evicts && !h.pinned),
@@ -269,11 +285,11 @@ impl Model {
             }
             let here = members.iter().filter(|key| answers.get(key) == Some(&Some(*put))).count();
             if here != 0 && here != members.len() {
-                wrong.push(format!(
-                    "part of a group put={put:?} here={here} of={} key={}",
-                    members.len(),
-                    members[0]
-                ));
+                let seen: Vec<_> = members
+                    .iter()
+                    .map(|k| format!("{k}={:?} {:?}", answers.get(k), self.keys.get(k)))
+                    .collect();
+                wrong.push(format!("part of a group put={put:?} here={here} {}", seen.join(" ")));
             }
         }
         wrong

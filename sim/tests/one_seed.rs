@@ -48,6 +48,7 @@ fn live(run: &mut Run<'_>, plan: &Plan, rng: &mut SplitMix64, crashes: &mut Vec<
     run.open();
     for (i, step) in plan.steps.iter().enumerate() {
         if !run.wrong.is_empty() {
+            run.wrong.push(format!("before step={i} {step:?}"));
             return;
         }
         if rng.one_in(9) {

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use self::report::Report;
 use crate::exit::Verdict;
+use crate::fresh::FreshDir;
 use crate::settings::{Defaults, StoreFlags};
 
 /// Measure the store, and the limit it is measured against, in turns.
@@ -151,7 +152,7 @@ impl BenchArgs {
 
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
     let shape = args.shape()?;
-    let fresh = tempfile::Builder::new().prefix("pagelith-bench-").tempdir()?;
+    let mut fresh = FreshDir::named("pagelith-bench");
     let dir = args.dir.clone().unwrap_or_else(|| fresh.path().to_owned());
     let flags = StoreFlags::of_io(args.io);
     let config = flags.resolve(args.sizes(), &dir.join("store"), &|config| {
@@ -159,6 +160,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
         config.dram.promote = if args.tier == BenchTier::Ssd { Promote::Never } else { Promote::Always };
         config.index.max_objects = config.index.max_objects.or(Some((2 * shape.objects).max(65_536)));
     })?;
+    fresh.make_for(config.ssd_dirs())?;
     let mut store = store::Bench::open(shape, config)?;
     let mut limit = limit::Limit::prepare(shape, &dir.join("limit"), args.io)?;
     let mut report = Report::new(shape, store.io());

@@ -23,6 +23,7 @@ use self::run::Plan;
 use self::source::Source;
 use crate::content::Content;
 use crate::exit::Verdict;
+use crate::fresh::FreshDir;
 use crate::settings::{Defaults, StoreFlags};
 
 /// Sizes that make the built-in workload use both tiers, and finish in seconds.
@@ -65,9 +66,9 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
         Some(path) => Source::trace(path, args.requests)?,
         None => Source::chat(args.seed, args.requests),
     };
-    // Removed when it goes out of scope, whatever the outcome; the process must not exit before.
-    let fresh = tempfile::Builder::new().prefix("pagelith-replay-").tempdir()?;
+    let mut fresh = FreshDir::named("pagelith-replay");
     let config = args.store.resolve(DEFAULTS, &fresh.path().join("store"), &|_| {})?;
+    fresh.make_for(config.ssd_dirs())?;
     let object_bytes = args.object_bytes.bytes();
     let plan = Plan {
         config,

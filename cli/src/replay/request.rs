@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{
-    AlignedBuf, Destination, Done, ErrorKind, Get, GetOutcome, Options, Put, PutGroup, PutOutcome, Session,
-    Source, Store, Ticket, Tier,
+    AlignedBuf, Destination, Done, ErrorKind, Get, GetOutcome, MissCause, Options, Put, PutGroup, PutOutcome,
+    Session, Source, Store, Ticket, Tier,
 };
 
 use super::pages::MEMBERS;
@@ -114,8 +114,11 @@ impl<'a> Harness<'a> {
         }
         for (page, outcome) in run.clone().zip(outcomes) {
             let Some(outcome) = outcome else { continue };
-            let hits = outcome.iter().filter(|o| o.is_hit()).count();
-            self.tally.partial_groups += u64::from(hits != 0 && hits != MEMBERS);
+            // A member that was found damaged, or late, is that member's; one that is not there beside one that is
+            // would be a page half visible.
+            let absent = |o: &GetOutcome| *o == GetOutcome::Miss(MissCause::Absent);
+            self.tally.partial_groups +=
+                u64::from(outcome.iter().any(GetOutcome::is_hit) && outcome.iter().any(absent));
             let cause = outcome.iter().find_map(|o| match o {
                 GetOutcome::Miss(cause) => Some(cause.to_string()),
                 GetOutcome::Hit { .. } => None,

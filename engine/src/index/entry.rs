@@ -9,6 +9,9 @@
 //! Fields are listed from the lowest bit up. The bytes never leave the process, so they are in host order.
 
 use super::IndexError;
+use pagelith_layouts::align::ALIGN;
+use pagelith_layouts::footer::FooterEntry;
+use pagelith_layouts::ids::SegmentId;
 
 /// The size of a packed entry, bytes; two share a cache line.
 pub(super) const SLOT_BYTES: usize = 32;
@@ -42,7 +45,7 @@ const TICK_MASK: u32 = (1 << TICK_BITS) - 1;
 pub const SEGMENT_MAX: u32 = (1 << SEGMENT_BITS) - 1;
 /// The highest DRAM frame number an entry can name; the one above it means "in no frame".
 pub const FRAME_MAX: u32 = FRAME_NONE - 1;
-/// The longest object, bytes: 128 MiB, the upper bound of a segment.
+/// The longest object, bytes: 128 MiB, as the format has it.
 pub const LENGTH_MAX: u32 = 128 << 20;
 /// The highest use count an entry can hold; callers saturate here.
 pub const FREQ_MAX: u8 = (1 << FREQ_BITS) - 1;
@@ -67,6 +70,21 @@ pub struct SsdPlace {
     pub record_block: u16,
     /// Distance from the record's header to this object's payload, in 4096-byte blocks.
     pub payload_delta: u16,
+}
+
+impl SsdPlace {
+    /// The place of a payload `delta` bytes into the record at byte `record` of a segment; both are multiples
+    /// of 4096 below 256 MiB.
+    pub fn at(segment: SegmentId, record: u64, delta: u64) -> SsdPlace {
+        let blocks = |bytes: u64| (bytes / ALIGN) as u16;
+        SsdPlace { segment: segment.0, record_block: blocks(record), payload_delta: blocks(delta) }
+    }
+
+    /// The place that a footer gives one of its entries.
+    pub fn of_entry(segment: SegmentId, entry: &FooterEntry) -> SsdPlace {
+        let (record_block, payload_delta) = (entry.record_block as u16, entry.payload_delta as u16);
+        SsdPlace { segment: segment.0, record_block, payload_delta }
+    }
 }
 
 /// What the index knows about one object, unpacked.

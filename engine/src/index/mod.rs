@@ -25,7 +25,7 @@ mod tests;
 use entry::{SLOT_BYTES, Slot, stored};
 use slots::Slots;
 
-pub use entry::{Entry, FRAME_MAX, SsdPlace, TICK_MODULUS, tick_age};
+pub use entry::{Entry, FRAME_MAX, SEGMENT_MAX, SsdPlace, TICK_MODULUS, tick_age};
 
 /// How many home slots are asked for before the first is looked at: enough to keep a core's line fill buffers
 /// (10 to 16 on current x86 and Arm cores) busy.

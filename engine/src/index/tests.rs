@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::entry::{FREQ_MAX, SEGMENT_MAX};
+use super::entry::FREQ_MAX;
 use super::*;
 
 /// SplitMix64 (Steele, Lea and Flood, 2014): a seed names a whole history, and a failure prints it.

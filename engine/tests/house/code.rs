@@ -6,10 +6,6 @@ use super::source::{code, files, is_test_file, rust_files, text, words};
 
 /// Most lines of a file under `src`, its unit tests among them.
 const LINES_MAX: usize = 500;
-/// Files that are longer, and why they may be.
-const LONGER: [(&str, &str); 1] =
-    [("engine/src/reclaim.rs", "one state machine of four stages; to be cut where issue 4 adds quarantine")];
-
 /// Crates whose code takes time, threads and files from the seams only. `io` (and `transport`) is where they
 /// are made; `cli`, `sim` and the benches are edges.
 const SEALED: [&str; 3] = ["layouts", "tiers", "engine"];
@@ -29,13 +25,8 @@ const SYSTEM: [&str; 10] = [
 ];
 
 fn too_long(files: &[(String, usize)]) -> Vec<String> {
-    let excused = |path: &str| LONGER.iter().any(|(file, _)| *file == path);
-    let long = |(path, lines): &(String, usize)| match (*lines > LINES_MAX, excused(path)) {
-        (true, false) => Some(format!("{path} has {lines} lines, most is {LINES_MAX}")),
-        (false, true) => Some(format!("{path} has {lines} lines and needs no exception any more")),
-        _ => None,
-    };
-    files.iter().filter_map(long).collect()
+    let long = files.iter().filter(|(_, lines)| *lines > LINES_MAX);
+    long.map(|(path, lines)| format!("{path} has {lines} lines, most is {LINES_MAX}")).collect()
 }
 
 #[test]
@@ -47,11 +38,9 @@ fn no_file_is_too_long() {
 }
 
 #[test]
-fn a_long_file_is_seen_and_so_is_an_exception_too_many() {
+fn a_long_file_is_seen() {
     assert_eq!(too_long(&[("io/src/a.rs".into(), 500)]), Vec::<String>::new());
     assert_eq!(too_long(&[("io/src/a.rs".into(), 501)]).len(), 1);
-    assert_eq!(too_long(&[(LONGER[0].0.into(), 501)]), Vec::<String>::new());
-    assert_eq!(too_long(&[(LONGER[0].0.into(), 500)]).len(), 1);
 }
 
 /// What ships of a file: without comments, strings and the module of unit tests at its end.

@@ -129,7 +129,7 @@ impl Model {
             let hit = [0, 1].map(|c| read[c].is_some());
             assert_eq!(hit, exist[..], "get and exists differ {page:?} misses={:?}", store.stats().misses);
             let [Some(k), Some(v)] = read else {
-                assert_eq!(hit, [false; 2], "group is not whole {page:?}");
+                assert_eq!(hit, [false; 2], "group is not whole {page:?} {known:?} {store:?}");
                 assert!(!known.durable || evicts, "durable page is missing {page:?} {known:?}");
                 tally.gone += usize::from(known.may.is_empty());
                 *known = Known { may: std::mem::take(&mut known.may), ..Known::default() };

@@ -42,7 +42,8 @@ pub struct Plan {
 impl Plan {
     /// The store's configuration.
     pub fn config(&self) -> Config {
-        let mut config = Config::default();
+        // A stall is an error soon, but not on a machine that does much besides.
+        let mut config = Config { deadline_ms: 15_000, ..Config::default() };
         config.dram.bytes = Size::mib(8);
         config.staging.bytes = Size::mib(4);
         config.staging.chunk_bytes = Size::kib(256);
@@ -207,6 +208,10 @@ impl Worker<'_> {
     }
 
     fn get(&self, page: Page) {
+        let here = self.store.exists_batch(&[key(page, 0), key(page, 1)], Options::default());
+        if here[0] != here[1] {
+            fail(self.mouth, &format!("half a group {page:?} {here:?} {:?}", self.store.stats()));
+        }
         for (component, bytes) in read_page(self.store, page).into_iter().enumerate() {
             let Some(bytes) = bytes else { continue };
             // A version too short to be seen in the bytes is looked at by the parent.

@@ -13,9 +13,9 @@ const BLKIO: &str = "/sys/fs/cgroup/blkio";
 
 /// A mounted ext4 of its own.
 pub struct LoopFs {
-    device: Device,
+    // In the order in which they are undone.
     mount: Mount,
-    // Last: the image's directory goes when nothing uses it any more.
+    device: Device,
     home: TempDir,
 }
 
@@ -39,7 +39,7 @@ impl LoopFs {
         let at = home.path().join("mount");
         fs::create_dir(&at).map_err(|e| e.to_string())?;
         run("mount", &[&device.0, text(&at)])?;
-        Ok(LoopFs { device, mount: Mount(at), home })
+        Ok(LoopFs { mount: Mount(at), device, home })
     }
 
     /// Where it is mounted.
@@ -68,14 +68,6 @@ impl Drop for Mount {
         if run("umount", &[text(&self.0)]).is_err() {
             let _ = run("umount", &["--lazy", text(&self.0)]);
         }
-    }
-}
-
-impl Drop for LoopFs {
-    fn drop(&mut self) {
-        // Fields are dropped after this, device first. A loop device that is still mounted lets go by itself
-        // as soon as the mount is gone.
-        debug_assert!(!self.device.0.is_empty());
     }
 }
 

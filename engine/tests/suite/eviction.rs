@@ -135,6 +135,9 @@ fn gone_unless_constant(world: &World, store: &Store, n: u64) {
 }
 
 pub fn a_full_index_makes_room_by_reclaim(world: &World) {
+    if world.constant {
+        return; // Each get would look at hundreds of records.
+    }
     for (max, len) in [(64, 60_000), (64, 4000)] {
         let world = world.fresh(1);
         let mut config = world.cold_config();

@@ -105,7 +105,6 @@ macro_rules! for_all_behaviours {
         }
     };
 }
-pub(crate) use for_all_behaviours;
 
 macro_rules! table {
     ($($module:ident :: $name:ident,)+) => {

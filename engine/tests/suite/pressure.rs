@@ -38,6 +38,9 @@ pub fn a_full_arena_is_busy_at_once(world: &World) {
 }
 
 pub fn a_waiting_writer_gets_everything_in(world: &World) {
+    if world.constant {
+        return; // Each get would look at hundreds of records.
+    }
     let config = world.cold_config();
     let store = world.open(&config);
     let data: Vec<_> = (0..80).map(|n| bytes(n, LEN)).collect();
@@ -57,6 +60,9 @@ pub fn a_waiting_writer_gets_everything_in(world: &World) {
 }
 
 pub fn an_abandoned_writer_leaves_nothing_torn(world: &World) {
+    if world.constant {
+        return; // Each get would look at hundreds of records.
+    }
     let config = world.cold_config();
     let mut store = world.open(&config);
     for round in 0..4 {

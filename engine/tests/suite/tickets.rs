@@ -81,7 +81,7 @@ pub fn owned_buffers_come_back(world: &World) {
     let done = done.remove(0);
     assert_eq!(done.outcome, Ok(PutOutcome::Stored));
     let back = done.source.into_buffer().expect("the buffer");
-    assert_eq!((back.as_ptr(), &back[..] == bytes(9, LEN)), (at, true));
+    assert_eq!((back.as_ptr(), back[..] == bytes(9, LEN)[..]), (at, true));
     // From SSD, from memory, a miss, and a request that is refused.
     for (n, len, hits) in [(0, LEN, true), (9, LEN, true), (77, LEN, false), (1, LEN - 1, false)] {
         let buffer = AlignedBuf::new(len).expect("memory");

@@ -43,13 +43,15 @@ fn under(world: &World, policy: SsdPolicy, checkpoints: u32) {
     let mut config = world.cold_config();
     config.ssd.policy = policy;
     config.ssd.checkpoint_segments = checkpoints;
-    let laps: &[f64] = if world.constant { &[1.2] } else { &[0.3, 0.9, 1.1, 1.6, 2.3] };
-    for laps in laps {
-        removed_then_poured(world, &config, *laps);
+    for laps in [0.3, 0.9, 1.1, 1.6, 2.3] {
+        removed_then_poured(world, &config, laps);
     }
 }
 
 pub fn survive_reclaim_under_fifo(world: &World) {
+    if world.constant {
+        return; // Each get would look at hundreds of records.
+    }
     under(world, SsdPolicy::Fifo, 0);
 }
 

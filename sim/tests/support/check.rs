@@ -167,8 +167,9 @@ impl Fallen<'_> {
             }
             run.reopened();
             points = world.disk.take_points();
+            // It takes new things, and with a checkpoint behind all says the same again.
             run.step(Step::Group(NEW_PAGE));
-            run.step(Step::Flush);
+            run.step(Step::Close);
         }));
         if outcome.is_err() {
             run.wrong.push("panicked".to_string());

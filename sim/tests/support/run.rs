@@ -196,6 +196,7 @@ impl<'a> Run<'a> {
 
     fn close(&mut self) {
         self.pins.clear();
+        self.event(Event::Unpinned);
         self.event(Event::FlushBegun);
         if let Some(store) = self.store.take() {
             self.checkpoints += store.stats().checkpoints;
@@ -259,8 +260,8 @@ impl<'a> Run<'a> {
         let mut answers = BTreeMap::new();
         for some in keys.chunks(8) {
             let exists = store.exists_batch(some, Options::default());
-            let mut bufs: Vec<Vec<u8>> = some.iter().map(|k| vec![0; super::world::length(k)]).collect();
-            let mut pieces: Vec<[&mut [u8]; 1]> = bufs.iter_mut().map(|b| [b.as_mut_slice()]).collect();
+            let mut bufs: Vec<_> = some.iter().map(super::world::Memory::of).collect();
+            let mut pieces: Vec<[&mut [u8]; 1]> = bufs.iter_mut().map(|b| [b.bytes_mut()]).collect();
             let mut gets: Vec<GetSlice<'_, '_>> = some
                 .iter()
                 .zip(&mut pieces)
@@ -269,7 +270,7 @@ impl<'a> Run<'a> {
             let outcomes = store.get_batch(&mut gets, Options::default());
             for (((key, buf), outcome), exists) in some.iter().zip(&bufs).zip(outcomes).zip(exists) {
                 let answer = match outcome {
-                    Ok(GetOutcome::Hit { .. }) => Some(self.contents.whose(key, buf).unwrap_or(NOBODYS)),
+                    Ok(GetOutcome::Hit { .. }) => Some(self.contents.whose(key, buf.bytes()).unwrap_or(NOBODYS)),
                     Ok(GetOutcome::Miss(cause)) => {
                         let torn = cause == MissCause::Damaged || cause == MissCause::Late;
                         let broken = exists && !self.shape.constant && !self.shape.evicts;

@@ -8,7 +8,7 @@ use pagelith::layouts::ids::{NamespaceId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::namespace::Namespace;
 use pagelith::layouts::shard::Shard;
-use pagelith::{Config, Facts, Size, ValidConfig};
+use pagelith::{AlignedBuf, Config, Facts, Size, ValidConfig};
 use pagelith_sim::entropy::SplitMix64;
 use pagelith_sim::model::Put;
 
@@ -85,5 +85,32 @@ impl Contents {
         let put = Put(u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?));
         let known = self.lock().get(&(*key, put))?.clone();
         (known.as_slice() == bytes).then_some(put)
+    }
+}
+
+/// Memory to get an object into: aligned or not by the key, never by where the allocator happens to put it,
+/// because the store reads aligned memory in another way.
+pub struct Memory {
+    buf: AlignedBuf,
+    at: std::ops::Range<usize>,
+}
+
+impl Memory {
+    /// For this key.
+    pub fn of(key: &ObjectKey) -> Memory {
+        let start = usize::from(key.component() == "x") * 8;
+        let len = length(key);
+        let buf = AlignedBuf::new((start + len).next_multiple_of(4096)).expect("memory");
+        Memory { buf, at: start..start + len }
+    }
+
+    /// What it holds.
+    pub fn bytes(&self) -> &[u8] {
+        &self.buf[self.at.clone()]
+    }
+
+    /// To be filled.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.buf[self.at.clone()]
     }
 }
