@@ -80,7 +80,7 @@ impl Flusher {
         let every = self.shared.config.checkpoint_segments();
         if self.checkpoint.is_none() {
             let due = every > 0 && self.closing.is_none() && self.sealed_since_checkpoint >= every;
-            if due && self.log.is_trusted() {
+            if due && self.log.is_trusted() && self.generations_are_durable() {
                 self.begin_checkpoint(false);
             }
             return due && self.checkpoint.is_some();
@@ -96,6 +96,13 @@ impl Flusher {
             any = true;
         }
         any
+    }
+
+    /// Whether the manifest has every generation. Until it does, only the records themselves tell of a newer one,
+    /// and a checkpoint spares the next open the look at them: what was put in it would not be found.
+    fn generations_are_durable(&self) -> bool {
+        let core = self.shared.lock();
+        core.generations.iter().all(|(ns, generation)| self.durable_generations.get(ns) == Some(generation))
     }
 
     fn copy_entries(&mut self) -> bool {

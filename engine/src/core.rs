@@ -10,7 +10,7 @@ use pagelith_tiers::dram::arena::ArenaSpace;
 use pagelith_tiers::policy::{FrameId, FramePolicy, Recency, SegmentPolicy};
 use pagelith_tiers::ssd::segments::SegmentTable;
 
-use crate::frames::{FrameRef, FrameState, Frames};
+use crate::frames::{Frame, FrameRef, FrameState, Frames};
 use crate::index::{Entry, Index, SsdPlace, TICK_MODULUS, tick_age};
 use crate::pins::Pins;
 use crate::stats::Counters;
@@ -92,6 +92,17 @@ impl Core {
     /// The generation that a namespace has now.
     pub fn generation(&self, namespace: NamespaceId) -> Generation {
         self.generations.get(&namespace).copied().unwrap_or(Generation::FIRST)
+    }
+
+    /// Raise a namespace's generation: what it holds is unreachable from here on. The manifest has to hear of
+    /// it.
+    pub fn clear(&mut self, namespace: NamespaceId) -> Generation {
+        let generation = Generation(self.generation(namespace).0 + 1);
+        self.generations.insert(namespace, generation);
+        let in_it = |f: &Frame| !f.dead && f.data.namespace == namespace;
+        let old: Vec<_> = self.frames.iter().filter(|(_, f)| in_it(f)).map(|(id, _)| id).collect();
+        old.into_iter().for_each(|id| self.drop_frame(id, true));
+        generation
     }
 
     /// The next sequence.

@@ -52,7 +52,10 @@ impl Flusher {
             }
             Event::Generation(namespace, generation, result) => {
                 let answer = match result {
-                    Ok(()) => Answer::Done,
+                    Ok(()) => {
+                        self.durable_generations.insert(namespace, generation);
+                        Answer::Done
+                    }
                     Err(fault) => {
                         self.tier_failed(&fault);
                         Answer::Failed(fault.into())

@@ -2,7 +2,7 @@
 //! the log, and acts on what the log reports ([`crate::flushed`]). Reclaim and checkpoints run inside it,
 //! step by step, so that the log has one owner and one order.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,6 +67,10 @@ pub(crate) struct Flusher {
     /// A unit that waits for a segment.
     stalled: Option<Unit>,
     pub syncs: HashMap<SyncId, Purpose>,
+    /// Generations that the manifest durably holds; namespaces that were never cleared are not in it.
+    pub durable_generations: HashMap<NamespaceId, Generation>,
+    /// Namespaces whose tombstones keep victims from being emptied.
+    pub stuck: BTreeSet<NamespaceId>,
     /// Generations being made durable, and who waits.
     pub clears: Vec<(NamespaceId, Generation, u64)>,
     pub next_order: SegmentOrder,
@@ -101,6 +105,8 @@ impl Flusher {
             next_unit: 0,
             stalled: None,
             syncs: HashMap::new(),
+            durable_generations: HashMap::new(),
+            stuck: BTreeSet::new(),
             clears: Vec::new(),
             next_order,
             reclaim: None,
@@ -211,7 +217,10 @@ impl Flusher {
         };
         // The last segment is reclaim's while it has something to move, from its first byte to its last: else
         // nobody could make room. What may be moved fits into it, since it came out of one.
-        if moves && free == 0 && !(self.log.has_spare() && self.log.open_fits(&unit)) {
+        let fits = self.log.open_fits(&unit);
+        // And nobody but reclaim takes the last segment at all: after a crash the open one is sealed, and
+        // without another one nothing could be moved any more.
+        if free == 0 && !(fits && (self.log.has_spare() || !moves)) {
             self.stalled = Some(unit);
             return false;
         }

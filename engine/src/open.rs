@@ -13,7 +13,7 @@ use pagelith_io::staging::StagingPool;
 use pagelith_io::system::{SystemClock, SystemEntropy, Threads};
 use pagelith_layouts::checksum::FINGERPRINT_KEY_BYTES;
 use pagelith_layouts::footer;
-use pagelith_layouts::ids::Sequence;
+use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_tiers::dram::arena::Arena;
 use pagelith_tiers::policy::{frame_policy, segment_policy};
@@ -23,7 +23,7 @@ use pagelith_tiers::ssd::serial::Serial;
 use pagelith_tiers::ssd::volume::{Geometry, OpenedVolume, Volume, VolumeError, open_or_make};
 
 use crate::config::{MemoryPlan, SsdIo, SsdPolicy, ValidConfig};
-use crate::core::{Core, SsdCore, SsdHealth};
+use crate::core::{Core, Job, SsdCore, SsdHealth};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flusher::Flusher;
 use crate::index::{Index, SEGMENT_MAX};
@@ -55,6 +55,8 @@ pub struct OpenReport {
     pub object_bytes_max: u64,
     /// Whether a checkpoint shortened recovery.
     pub from_checkpoint: bool,
+    /// Checkpoints that say they are whole and are not: their file was damaged.
+    pub refused_checkpoints: u32,
     /// Footers read.
     pub footers: u32,
     /// Segments read record by record.
@@ -134,6 +136,8 @@ pub(crate) fn open(config: ValidConfig, env: Env) -> Result<Opened> {
         None => None,
     };
     let report = report(&config, &env, &core, ssd.as_ref(), recovered.as_ref(), began);
+    let durable_generations = ssd.iter().flat_map(|o| o.manifest.generations()).collect();
+    write_back_generations(&mut core, &durable_generations);
     let (volume, manifest) = ssd.map(|o| (Arc::new(o.volume), o.manifest)).unzip();
     let shared = Arc::new(Shared {
         core: Mutex::new(core),
@@ -156,7 +160,8 @@ pub(crate) fn open(config: ValidConfig, env: Env) -> Result<Opened> {
                 write_depth: shared.config.write_depth() as usize,
             };
             let log = Log::new(volume, manifest, log_config)?;
-            let task = Flusher::new(shared.clone(), log, r.next_order, r.last_serial, r.bytes_written);
+            let mut task = Flusher::new(shared.clone(), log, r.next_order, r.last_serial, r.bytes_written);
+            task.durable_generations = durable_generations;
             Some(env.runtime.spawn("pagelith-flusher", Box::new(task), shared.work.clone())?)
         }
         _ => None,
@@ -235,6 +240,19 @@ fn recover_into(
     Ok(recovered)
 }
 
+/// A generation that recovery knows only from records was on its way into the manifest when the store ended.
+fn write_back_generations(core: &mut Core, durable: &HashMap<NamespaceId, Generation>) {
+    let newer = core.generations.iter().filter(|(ns, g)| durable.get(ns) != Some(g));
+    let mut newer: Vec<_> = newer.map(|(ns, g)| (*ns, *g)).collect();
+    newer.sort_unstable();
+    for (namespace, generation) in newer {
+        // Nobody waits for this one.
+        if let Some(ssd) = core.ssd.as_mut() {
+            ssd.queue.push_back(Job::Clear { id: 0, namespace, generation });
+        }
+    }
+}
+
 fn report(
     config: &ValidConfig,
     env: &Env,
@@ -258,6 +276,7 @@ fn report(
         segment_bytes: geometry.map_or(0, |g| g.segment_bytes),
         object_bytes_max: by_segment.min(config.arena_bytes()),
         from_checkpoint: recovered.is_some_and(|r| r.checkpoint.is_some()),
+        refused_checkpoints: recovered.map_or(0, |r| r.refused_checkpoints),
         footers: recovered.map_or(0, |r| r.footers),
         scanned_segments: recovered.map_or(0, |r| r.scanned),
         torn_records: recovered.map_or(0, |r| r.torn),

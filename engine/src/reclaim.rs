@@ -116,9 +116,10 @@ impl Flusher {
         let mut sealed = ssd.segments.sealed();
         sealed.retain(|s| !self.quarantined.contains_key(&s.segment));
         let Some(victim) = ssd.policy.victim(&sealed).map(|i| sealed[i].segment) else {
+            let none_free = ssd.segments.count(SegmentState::Free) == 0;
             let refused = core.counters.puts_refused;
             drop(core);
-            return index_full && self.seal_for_room(refused);
+            return (none_free && self.forget_stuck()) || (index_full && self.seal_for_room(refused));
         };
         let s = ssd.segments.get_mut(victim);
         s.state = SegmentState::Reclaiming;
@@ -140,6 +141,24 @@ impl Flusher {
         tracing::debug!(segment = victim.0, "reclaim");
         self.read_footer(TAIL_BYTES.min(volume.geometry.segment_bytes));
         true
+    }
+
+    /// Every victim is kept, there is no segment left, and what keeps some of them are tombstones that no
+    /// room is left for: nothing could ever be written again. Their namespaces are cleared, which the
+    /// manifest has room for: a cache may forget, what was removed may not come back. Only removals in great
+    /// numbers, or a crash at the one moment at which reclaim holds the last segment, lead here.
+    fn forget_stuck(&mut self) -> bool {
+        let stuck = std::mem::take(&mut self.stuck);
+        for &namespace in &stuck {
+            tracing::error!(%namespace, "no room is left for tombstones, their namespace is cleared");
+            let mut core = self.shared.lock();
+            let generation = core.clear(namespace);
+            drop(core);
+            self.clears.push((namespace, generation, 0));
+            self.log.raise_generation(namespace, generation);
+        }
+        // The victims are tried again when their time is over; by then the manifest has it.
+        !stuck.is_empty()
     }
 
     /// The index is full of what lies in the open segment: that becomes a victim once it is sealed. Only after
@@ -215,7 +234,9 @@ impl Flusher {
                     .ssd
                     .as_ref()
                     .is_some_and(|s| s.segments.tombstone_needed(r.segment, Sequence(e.sequence)));
-                let current = core.generation(e.key.namespace()) == Generation(e.generation);
+                // A clear hides what the tombstone hides, but only once it is durable itself.
+                let durable = self.durable_generations.get(&e.key.namespace()).copied();
+                let current = durable.unwrap_or(Generation::FIRST) <= Generation(e.generation);
                 if needed && current {
                     r.tombstones.push((Generation(e.generation), Sequence(e.sequence), vec![e.key]));
                 }
@@ -270,6 +291,14 @@ impl Flusher {
         let members = std::mem::take(&mut r.members);
         r.stage = Stage::Leaving;
         let mut core = self.shared.lock();
+        let stays = |(fp, place): &(u128, SsdPlace)| {
+            core.pins.is_pinned(*fp) && core.index.find(*fp).any(|e| e.ssd == Some(*place))
+        };
+        if members.iter().any(stays) {
+            // Pinned after the choice was made. The next try moves it.
+            drop(core);
+            return self.keep_victim(KEPT);
+        }
         for (fingerprint, place) in members {
             core.drop_ssd(fingerprint, place);
         }

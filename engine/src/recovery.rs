@@ -31,6 +31,13 @@ struct Object {
     namespace: Option<(NamespaceId, Generation)>,
 }
 
+impl Object {
+    /// The record it lies in: segment and block.
+    fn record(&self) -> (u32, u16) {
+        (self.place.segment, self.place.record_block)
+    }
+}
+
 /// Collects what recovery finds.
 pub(crate) struct Collector {
     secret: [u8; FINGERPRINT_KEY_BYTES],
@@ -52,8 +59,8 @@ impl Collector {
         Collector { secret, objects: Vec::new(), tombstones, withdrawn, generations }
     }
 
-    /// Fill the core: generations, index, live counts. `constant` replaces every fingerprint.
-    pub fn finish(mut self, core: &mut Core, constant: Option<u128>) {
+    /// Drop what is not to be found again; returns how many members of groups that are not whole went.
+    fn settle(&mut self) -> u64 {
         let generations = &self.generations;
         let current = |(ns, generation): (NamespaceId, Generation)| {
             generations.get(&ns).copied().unwrap_or(Generation::FIRST) == generation
@@ -61,36 +68,48 @@ impl Collector {
         self.objects.retain(|o| o.namespace.is_none_or(current));
         let withdrawn = &self.withdrawn;
         // Only of what the checkpoint said: in a replayed segment the same place is another record.
-        self.objects.retain(|o| {
-            o.namespace.is_some() || !withdrawn.contains(&(o.place.segment, o.place.record_block))
-        });
+        self.objects.retain(|o| o.namespace.is_some() || !withdrawn.contains(&o.record()));
+        // Records of which a member is hidden or replaced. The checkpoint does not say who lies with whom, so
+        // of its objects these are the parts of groups.
+        let mut broken = HashSet::new();
         let tombstones = &self.tombstones;
-        self.objects.retain(|o| tombstones.get(&o.fingerprint).is_none_or(|t| *t < o.sequence));
+        self.objects.retain(|o| {
+            let hidden = tombstones.get(&o.fingerprint).is_some_and(|t| *t >= o.sequence);
+            if hidden {
+                broken.insert(o.record());
+            }
+            !hidden
+        });
         self.objects.sort_unstable_by_key(|o| (o.fingerprint, o.sequence, o.position));
         // Keep the last of each key.
         self.objects.dedup_by(|later, kept| {
             let same = later.fingerprint == kept.fingerprint;
             if same {
+                broken.insert(kept.record());
                 *kept = *later;
             }
             same
         });
         let mut groups: HashMap<(u32, u16), u32> = HashMap::new();
         for o in self.objects.iter().filter(|o| o.member_count > 1) {
-            *groups.entry((o.place.segment, o.place.record_block)).or_default() += 1;
+            *groups.entry(o.record()).or_default() += 1;
         }
-        let whole = |o: &Object| {
-            o.member_count <= 1
-                || groups.get(&(o.place.segment, o.place.record_block)) == Some(&o.member_count)
-        };
+        let before = self.objects.len();
+        self.objects.retain(|o| match o.member_count {
+            0 => !broken.contains(&o.record()),
+            1 => true,
+            members => groups.get(&o.record()) == Some(&members),
+        });
+        (before - self.objects.len()) as u64
+    }
+
+    /// Fill the core: generations, index, live counts. `constant` replaces every fingerprint.
+    pub fn finish(mut self, core: &mut Core, constant: Option<u128>) {
+        core.counters.groups_dropped += self.settle();
         let newest = self.objects.iter().filter_map(|o| o.tick).max().unwrap_or(0);
-        let (mut dropped, mut partial) = (0u64, 0u64);
+        let mut dropped = 0u64;
         let mut without_room = HashSet::new();
         for o in &self.objects {
-            if !whole(o) {
-                partial += 1;
-                continue;
-            }
             let entry = Entry {
                 fingerprint: constant.unwrap_or(o.fingerprint),
                 length: o.length,
@@ -101,7 +120,7 @@ impl Collector {
                 pinned: false,
             };
             if core.index.insert(&entry).is_err() {
-                without_room.insert((o.place.segment, o.place.record_block));
+                without_room.insert(o.record());
                 dropped += 1;
                 continue;
             }
@@ -109,11 +128,10 @@ impl Collector {
         }
         // A group that had room for some of its members only goes as a whole.
         for o in &self.objects {
-            if without_room.contains(&(o.place.segment, o.place.record_block)) {
+            if without_room.contains(&o.record()) {
                 core.drop_ssd(constant.unwrap_or(o.fingerprint), o.place);
             }
         }
-        core.counters.groups_dropped += partial;
         if dropped > 0 {
             tracing::warn!(dropped, "index is too small for what the store holds");
         }
@@ -183,5 +201,99 @@ impl Sink for Collector {
             member_count: entry.member_count,
             namespace: Some((namespace, generation)),
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagelith_layouts::ids::{PrefixHash, SegmentOrder, Sequence, StoreId};
+    use pagelith_layouts::key::{ObjectKey, Role};
+    use pagelith_layouts::shard::Shard;
+
+    use super::*;
+
+    const SECRET: [u8; FINGERPRINT_KEY_BYTES] = [7; FINGERPRINT_KEY_BYTES];
+
+    fn key(component: &str) -> ObjectKey {
+        let ns = pagelith_layouts::namespace::Namespace::default().id();
+        ObjectKey::new(ns, PrefixHash([1; 32]), Role::Target, "kv", component, Shard::Whole).expect("a key")
+    }
+
+    /// An object of the record at (`segment`, 1), as a checkpoint whose snapshot began at sequence 100 has it.
+    fn snapshot(collector: &mut Collector, component: &str, segment: u32, payload_delta: u16) {
+        let facts = CheckpointFacts {
+            store: StoreId([7; 16]),
+            serial: 1,
+            sequence: Sequence(100),
+            next_sequence: Sequence(100),
+            replay_from: SegmentOrder(9),
+            segment_count: 4,
+            entry_count: 2,
+            chunk_count: 2,
+            clean: false,
+        };
+        let entry = CheckpointEntry {
+            fingerprint: fingerprint(&SECRET, &key(component), Generation::FIRST).to_le_bytes(),
+            segment,
+            record_block: 1,
+            payload_delta,
+            length: 5000,
+            tick: 3,
+        };
+        collector.checkpoint_entry(&facts, &entry);
+    }
+
+    fn entry(component: &str, kind: RecordKind, sequence: u64, members: u32) -> FooterEntry {
+        FooterEntry {
+            key: key(component),
+            kind: kind as u8,
+            generation: 1,
+            sequence,
+            record_block: 2,
+            record_blocks: 3,
+            payload_delta: 1,
+            length: 5000,
+            member_count: members,
+            group: 1,
+            base_group: 0,
+            group_kind: 1,
+            reserved: 0,
+            depth: 0,
+        }
+    }
+
+    fn whole_page() -> Collector {
+        let mut collector = Collector::new(SECRET, std::iter::empty());
+        snapshot(&mut collector, "k", 0, 1);
+        snapshot(&mut collector, "v", 0, 3);
+        collector
+    }
+
+    #[test]
+    fn a_tombstone_of_one_member_takes_the_group_out_of_a_checkpoint() {
+        // The page was evicted when `k` was removed, so the store did not know that `v` lies with it; its
+        // segment was not yet used again when the store crashed.
+        let mut collector = whole_page();
+        collector.log_entry(SegmentId(3), &entry("k", RecordKind::Tombstones, 100, 1));
+        assert_eq!(collector.settle(), 1);
+        assert!(collector.objects.is_empty(), "half a page: {:?}", collector.objects);
+    }
+
+    #[test]
+    fn a_member_put_again_takes_the_rest_of_its_old_group_out_of_a_checkpoint() {
+        let mut collector = whole_page();
+        collector.log_entry(SegmentId(3), &entry("k", RecordKind::Data, 101, 1));
+        assert_eq!(collector.settle(), 1);
+        let places: Vec<_> = collector.objects.iter().map(Object::record).collect();
+        assert_eq!(places, [(3, 2)]);
+    }
+
+    #[test]
+    fn an_untouched_group_of_a_checkpoint_stays() {
+        let mut collector = whole_page();
+        collector.log_entry(SegmentId(3), &entry("x", RecordKind::Tombstones, 100, 1));
+        collector.log_entry(SegmentId(3), &entry("k", RecordKind::Tombstones, 98, 1));
+        assert_eq!(collector.settle(), 0);
+        assert_eq!(collector.objects.len(), 2);
     }
 }

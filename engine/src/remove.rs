@@ -132,15 +132,7 @@ pub(crate) fn clear(shared: &Shared, namespace: NamespaceId, options: Options) -
             format!("no room for another cleared namespace namespace={namespace} namespaces_max={max}");
         return Err(Error::new(ErrorKind::NoSpace, detail));
     }
-    let generation = Generation(core.generation(namespace).0 + 1);
-    core.generations.insert(namespace, generation);
-    let old: Vec<_> = core
-        .frames
-        .iter()
-        .filter(|(_, f)| !f.dead && f.data.namespace == namespace)
-        .map(|(id, _)| id)
-        .collect();
-    old.into_iter().for_each(|id| core.drop_frame(id, true));
+    let generation = core.clear(namespace);
     let answer = core.ask(|id| Job::Clear { id, namespace, generation });
     drop(core);
     shared.work.raise();

@@ -17,6 +17,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::key::ObjectKey;
 
+/// Puts after which an object is still in the newest part of the log.
+const PUTS_IN_FRONT: u32 = 4;
+
 /// The number of a put; the members of a group have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Put(pub u64);
@@ -51,7 +54,7 @@ pub enum Event {
     ClearBegun(NamespaceId),
     /// It returned; true if it succeeded.
     ClearEnded(NamespaceId, bool),
-    /// An object is pinned that was here.
+    /// An object is pinned that was here. Counts only if it was put a short time ago.
     Pinned(ObjectKey),
     /// Nothing is pinned any more.
     Unpinned,
@@ -80,6 +83,9 @@ struct History {
     /// The first so many puts may have been taken by a remove or a clear.
     doubt: usize,
     pinned: bool,
+    /// Puts stored since its own was: what was put long ago may have left the SSD and be in memory only, where
+    /// a pin keeps it, but not across a crash.
+    since: u32,
     /// It was in two groups: see [`Model::regroup`].
     loose: bool,
 }
@@ -159,7 +165,10 @@ impl Model {
             Event::ClearBegun(namespace) => self.of(*namespace, |h| h.doubt = h.puts.len()),
             Event::ClearEnded(namespace, true) => self.of(*namespace, |h| h.take(h.puts.len())),
             Event::RemoveEnded(_, false) | Event::ClearEnded(_, false) => {}
-            Event::Pinned(key) => self.keys.entry(*key).or_default().pinned = true,
+            Event::Pinned(key) => {
+                let h = self.keys.entry(*key).or_default();
+                h.pinned |= h.since <= PUTS_IN_FRONT;
+            }
             Event::Unpinned => self.keys.values_mut().for_each(|h| h.pinned = false),
             Event::Died => {
                 self.flushing.clear();
@@ -199,11 +208,17 @@ impl Model {
     }
 
     fn put_ended(&mut self, put: Put, end: PutEnd) {
+        if end == PutEnd::Stored {
+            self.keys.values_mut().for_each(|h| h.since += 1);
+        }
         for key in self.groups.get(&put).into_iter().flatten() {
             let Some(h) = self.keys.get_mut(key) else { continue };
             let Some(at) = h.puts.iter().position(|(p, _)| *p == put) else { continue };
             match end {
                 PutEnd::Stored => {
+                    h.since = 0;
+                    // None of the older ones was there, so none must be found again.
+                    h.puts[..at].iter_mut().for_each(|(_, state)| *state = State::Maybe);
                     h.puts[at].1 = State::Stored;
                     // It was not there, so what was in doubt had happened.
                     if !self.evicts && !h.loose && h.doubt >= at {

@@ -136,8 +136,11 @@ impl Flusher {
                     }
                     return any;
                 }
-                Err(_) => {
+                Err(unit) => {
                     any = true;
+                    if members.is_empty() {
+                        self.stuck.insert(unit.namespace);
+                    }
                     // No room will come: what may go goes, what may not keeps the victim as it is.
                     self.units.remove(&id);
                     if let Some(r) = self.reclaim.as_mut() {

@@ -46,6 +46,8 @@ pub struct Recovered {
     pub next_sequence: Sequence,
     /// Number of the checkpoint used.
     pub checkpoint: Option<u64>,
+    /// Checkpoints that say they are whole and are not: only damage at rest makes one.
+    pub refused_checkpoints: u32,
     /// Largest number of any checkpoint seen.
     pub last_serial: u64,
     /// Footers read.
@@ -75,6 +77,7 @@ pub fn recover(
         next_order: SegmentOrder(1),
         next_sequence: Sequence(1),
         checkpoint: None,
+        refused_checkpoints: 0,
         last_serial: 0,
         footers: 0,
         scanned: 0,
@@ -120,6 +123,8 @@ fn newest_checkpoint(
         let Ok(block) = serial.read(file, 0, ALIGN as usize) else { continue };
         if let Ok(facts) = checkpoint::decode_head(&block, volume.store) {
             found.last_serial = found.last_serial.max(facts.serial);
+            // Also of one that is not used: what was given must not be given again.
+            found.next_sequence = found.next_sequence.max(facts.next_sequence);
             heads.push((facts.serial, file, facts));
         }
     }
@@ -128,11 +133,13 @@ fn newest_checkpoint(
         match load_checkpoint(volume, manifest, serial, file, &facts, sink) {
             Ok(marks) => {
                 found.checkpoint = Some(number);
-                found.next_sequence = found.next_sequence.max(facts.next_sequence);
+                // Its head may not be durable yet, and the next checkpoint is written over the older one.
+                serial.sync(file)?;
                 return Ok(marks);
             }
             Err(reason) => {
                 tracing::warn!(serial = number, reason, "checkpoint is not whole, going without it");
+                found.refused_checkpoints += 1;
                 sink.forget_checkpoint();
             }
         }

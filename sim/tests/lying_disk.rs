@@ -1,0 +1,135 @@
+//! Every sync that crash safety hangs on, left out: the disk acknowledges it and makes nothing durable. The
+//! checker has to notice each, else what it says of the honest disk is worth nothing.
+
+mod support;
+
+use pagelith_sim::disk::CrashMode;
+use support::check::{Recorded, WAYS, record};
+use support::plan::Step::*;
+use support::plan::{Plan, Shape, Step};
+
+/// More ways to tear, since what a missing sync leaves open may be a narrow gap.
+fn ways() -> Vec<(CrashMode, u64)> {
+    WAYS.into_iter().chain((5..30).map(|seed| (CrashMode::Random, seed))).collect()
+}
+
+fn plan(name: &'static str, shape: Shape, steps: &[Step]) -> Plan {
+    Plan { name, shape, steps: steps.to_vec() }
+}
+
+/// The findings on a disk that ignores these syncs, a few at most.
+fn caught(plan: &Plan, lie: impl Fn(&str, u64) -> bool + Send + 'static) -> Vec<String> {
+    record(plan, Some(Box::new(lie))).findings(&ways(), false, 3)
+}
+
+/// The honest disk gives no cause for complaint, in the same ways.
+fn honest(plan: &Plan) -> Recorded {
+    let recorded = record(plan, None);
+    let found = recorded.findings(&ways(), false, 1);
+    assert!(found.is_empty(), "{}", found.join("\n"));
+    recorded
+}
+
+/// Which syncs of a file (from 1) are followed, as the next change to that file, by one that `next` knows.
+fn syncs_before(recorded: &Recorded, file: &str, next: impl Fn(&str) -> bool) -> Vec<u64> {
+    let own = format!("file={file} ");
+    let changed = |l: &&String| l.contains(&own) && [" write ", " sync "].iter().any(|k| l.contains(k));
+    let changes: Vec<&String> = recorded.log.iter().filter(changed).collect();
+    let syncs = changes.iter().enumerate().filter(|(_, c)| c.contains(" sync "));
+    let followed = syncs.enumerate().filter(|(_, (i, _))| changes.get(i + 1).is_some_and(|c| next(c)));
+    followed.map(|(n, _)| n as u64 + 1).collect()
+}
+
+#[test]
+fn without_the_sync_before_the_footer_it_is_caught() {
+    let plan = plan("fill", Shape::ROOMY, &[Fill(10, 12)]);
+    let footer = |change: &str| {
+        let number = |field: &str| {
+            let rest = &change[change.find(field).expect("a field") + field.len()..];
+            rest.split(' ').next().expect("a number").parse::<u64>().expect("a number")
+        };
+        (number("offset=") + number("len=")).is_multiple_of(1 << 20)
+    };
+    let before = syncs_before(&honest(&plan), "sim0/segments", footer);
+    assert!(!before.is_empty(), "no segment was sealed");
+    for n in before {
+        let found = caught(&plan, move |file, at| file == "sim0/segments" && at == n);
+        assert!(found.iter().any(|f| f.contains("not intact") || f.contains("cannot be got")), "{found:?}");
+    }
+}
+
+#[test]
+fn without_the_syncs_of_the_manifest_a_segment_is_used_too_early_and_it_is_caught() {
+    let plan = plan("wrap", Shape::TIGHT, &[Group(0), Flush, Pin(0), Fill(10, 20), Flush]);
+    honest(&plan);
+    let found = caught(&plan, |file, at| file.contains("manifest") && at > 1);
+    assert!(found.iter().any(|f| f.contains("wrong answer") && f.contains("got=None")), "{found:?}");
+}
+
+#[test]
+fn without_the_sync_between_the_manifest_copies_it_is_caught() {
+    let plan = plan("copies", Shape::ROOMY, &[Group(0), Flush, Fill(10, 12), Flush]);
+    honest(&plan);
+    let found = caught(&plan, |file, at| file.contains("manifest.0") && at > 1);
+    // Both copies of a block are old or ruined at once.
+    let lost =
+        |f: &String| f.contains("open failed") || (f.contains("wrong answer") && f.contains("got=None"));
+    assert!(found.iter().any(lost), "{found:?}");
+}
+
+#[test]
+fn without_the_sync_of_what_was_moved_it_is_caught() {
+    let plan = plan("move", Shape::TIGHT, &[Group(0), Flush, Pin(0), Fill(10, 26)]);
+    let syncs = honest(&plan).log.iter().filter(|l| l.contains(" sync file=sim0/segments ")).count() as u64;
+    // Nothing but the syncs differs in a cut that takes all that was not synced: the copy that was moved, and
+    // the old one, whose segment has another incarnation by then.
+    let lost = |n: u64| {
+        let lie = move |file: &str, at: u64| file == "sim0/segments" && at == n;
+        let found = record(&plan, Some(Box::new(lie))).findings(&[(CrashMode::DropAll, 0)], false, 1);
+        found.iter().any(|f| f.contains("wrong answer") && f.contains("pinned: true"))
+    };
+    // The first is the flush's own.
+    assert!((2..=syncs).any(lost), "syncs={syncs}");
+}
+
+#[test]
+fn without_the_sync_before_the_head_of_a_checkpoint_it_is_caught() {
+    let shape = Shape { checkpoint: 1, ..Shape::ROOMY };
+    let plan = plan("checkpoint", shape, &[Group(0), Flush, Fill(10, 9), Flush, Fill(30, 6), Flush]);
+    let head = |change: &str| change.contains(" write ") && change.contains("offset=0 len=4096");
+    let recorded = honest(&plan);
+    for file in ["sim0/checkpoint.0", "sim0/checkpoint.1"] {
+        let before = syncs_before(&recorded, file, head);
+        assert!(!before.is_empty(), "no checkpoint was written file={file}");
+        for n in before {
+            let found = caught(&plan, move |name, at| name == file && at == n);
+            assert!(found.iter().any(|f| f.contains("not whole")), "file={file} n={n} {found:?}");
+        }
+    }
+}
+
+#[test]
+fn without_the_sync_of_a_tombstone_it_is_caught() {
+    let plan = plan("remove", Shape::ROOMY, &[Group(0), Flush, Remove(0), Idle(1000)]);
+    honest(&plan);
+    let found = caught(&plan, |file, at| file == "sim0/segments" && at == 2);
+    assert!(found.iter().any(|f| f.contains("wrong answer") && f.contains("got=Some(Put(1))")), "{found:?}");
+}
+
+#[test]
+fn without_the_sync_of_a_generation_it_is_caught() {
+    let plan = plan("clear", Shape::ROOMY, &[Group(0), Flush, Clear(0), Idle(1000)]);
+    honest(&plan);
+    let written =
+        record(&plan, None).log.iter().filter(|l| l.contains(" sync file=sim0/manifest.0 ")).count();
+    let found = caught(&plan, move |file, at| file.contains("manifest") && at == written as u64);
+    assert!(found.iter().any(|f| f.contains("wrong answer") && f.contains("got=Some(Put(1))")), "{found:?}");
+}
+
+#[test]
+fn without_the_sync_of_a_flush_it_is_caught() {
+    let plan = plan("flush", Shape::ROOMY, &[Group(0), Flush, Idle(1000)]);
+    honest(&plan);
+    let found = caught(&plan, |file, _| file == "sim0/segments");
+    assert!(found.iter().any(|f| f.contains("wrong answer") && f.contains("got=None")), "{found:?}");
+}
