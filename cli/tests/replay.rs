@@ -329,3 +329,21 @@ fn a_store_in_use_or_of_another_shape_is_refused() {
     assert!(said.stderr.contains("letter.txt"), "{said:?}");
     assert!(Path::new(&stranger.join("letter.txt")).exists());
 }
+
+#[test]
+fn memory_stays_within_the_plan_while_the_writer_outruns_the_disk() {
+    // A write buffer of two segments of 1 MiB, emptied by one small write at a time.
+    let dir = tempfile::tempdir().expect("a directory");
+    let config = dir.path().join("slow.toml");
+    let text =
+        "[ssd]\nsegment_bytes = \"1MiB\"\nwrite_depth = 1\nwrite_bytes = \"64KiB\"\nio = \"blocking\"\n";
+    std::fs::write(&config, text).expect("written");
+    let config = format!("--config={}", config.display());
+    let json = replay(&["--dram=0", "--object-bytes=64KiB", "--requests=150", &config]).json();
+    assert_eq!(json["wrong_bytes"], 0, "{json}");
+    assert!(json["busy_waits"].as_u64().unwrap() > 0, "the writer never waited: {json}");
+    // Arena, staging, index of 65,536 objects, and 128 MiB for everything else.
+    let plan = (2 << 20) + (2 << 20) + 65_536 * 40;
+    let rss = json["rss_peak_bytes"].as_u64().unwrap();
+    assert!(rss <= plan + (128 << 20), "rss={rss} plan={plan}");
+}

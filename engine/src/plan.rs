@@ -190,7 +190,7 @@ mod tests {
             segment: SegmentId(1),
             record,
             delta,
-            chunks: vec![0..bytes],
+            chunks: chunks(0..bytes, bytes),
             direct_parts: Some(1),
             stage: 0,
         }

@@ -82,6 +82,8 @@ struct History {
     gone: usize,
     /// The first so many puts may have been taken by a remove or a clear.
     doubt: usize,
+    /// By one that this process began and that may not be durable yet.
+    pending: bool,
     pinned: bool,
     /// Puts stored since its own was: what was put long ago may have left the SSD and be in memory only, where
     /// a pin keeps it, but not across a crash.
@@ -95,6 +97,11 @@ impl History {
     fn certain(&self) -> Option<usize> {
         let certain = |(_, s): &(Put, State)| *s != State::Maybe;
         self.puts.iter().rposition(certain).filter(|at| *at >= self.gone)
+    }
+
+    fn begin_taking(&mut self) {
+        self.doubt = self.puts.len();
+        self.pending = true;
     }
 
     fn take(&mut self, all: usize) {
@@ -155,15 +162,19 @@ impl Model {
                 let mates = group.map(|at| self.keys[key].puts[at].0).and_then(|p| self.groups.get(&p));
                 for key in mates.into_iter().flatten().chain([key]) {
                     let h = self.keys.entry(*key).or_default();
-                    h.doubt = h.puts.len();
+                    h.begin_taking();
                 }
             }
             Event::RemoveEnded(key, true) => {
                 let h = self.keys.entry(*key).or_default();
                 h.take(h.puts.len());
+                h.pending = false;
             }
-            Event::ClearBegun(namespace) => self.of(*namespace, |h| h.doubt = h.puts.len()),
-            Event::ClearEnded(namespace, true) => self.of(*namespace, |h| h.take(h.puts.len())),
+            Event::ClearBegun(namespace) => self.of(*namespace, History::begin_taking),
+            Event::ClearEnded(namespace, true) => self.of(*namespace, |h| {
+                h.take(h.puts.len());
+                h.pending = false;
+            }),
             Event::RemoveEnded(_, false) | Event::ClearEnded(_, false) => {}
             Event::Pinned(key) => {
                 let h = self.keys.entry(*key).or_default();
@@ -172,6 +183,7 @@ impl Model {
             Event::Unpinned => self.keys.values_mut().for_each(|h| h.pinned = false),
             Event::Died => {
                 self.flushing.clear();
+                self.keys.values_mut().for_each(|h| h.pending = false);
                 for (_, state) in self.keys.values_mut().flat_map(|h| &mut h.puts) {
                     if *state == State::Stored {
                         *state = State::Maybe;
@@ -220,10 +232,6 @@ impl Model {
                     // None of the older ones was there, so none must be found again.
                     h.puts[..at].iter_mut().for_each(|(_, state)| *state = State::Maybe);
                     h.puts[at].1 = State::Stored;
-                    // It was not there, so what was in doubt had happened.
-                    if !self.evicts && !h.loose && h.doubt >= at {
-                        h.take(at);
-                    }
                 }
                 PutEnd::Present => {
                     h.puts.remove(at);
@@ -254,7 +262,7 @@ impl Model {
                     h.puts.truncate(at + 1);
                 }
             }
-            None if !evicts && !h.loose => h.take(h.puts.len()),
+            None if !evicts && !h.loose && !h.pending => h.take(h.puts.len()),
             None => {}
         }
     }

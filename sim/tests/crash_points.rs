@@ -84,18 +84,8 @@ fn a_group_replaces_a_member_of_another() {
 
 #[test]
 fn pinned_objects_outlive_their_segments() {
-    let steps = vec![
-        Group(0),
-        Single(1),
-        Flush,
-        Pin(0),
-        Pin(1),
-        Fill(10, 30),
-        Flush,
-        Remove(11),
-        Fill(50, 12),
-        Flush,
-    ];
+    let steps =
+        vec![Group(0), Single(1), Flush, Pin(0), Pin(1), Fill(10, 24), Flush, Remove(11), Fill(50, 8), Flush];
     hold("pinned_objects_outlive_their_segments", Shape::TIGHT, steps);
 }
 
@@ -111,7 +101,7 @@ fn recent_objects_move_while_checkpoints_are_taken() {
         Fill(20, 10),
         Warm(20, 4),
         Pin(21),
-        Fill(30, 14),
+        Fill(30, 8),
         Flush,
         Fill(50, 10),
         Flush,
@@ -136,7 +126,7 @@ fn what_was_removed_stays_gone_while_the_log_wraps() {
         Fill(40, 12),
         Single(2),
         Flush,
-        Fill(60, 16),
+        Fill(60, 8),
         Flush,
     ];
     hold("what_was_removed_stays_gone_while_the_log_wraps", Shape::TIGHT, steps);

@@ -6,7 +6,7 @@ use pagelith_sim::disk::{CrashMode, DiskSnapshot};
 use pagelith_sim::env::SimWorld;
 use pagelith_sim::model::{Event, Model};
 
-use super::plan::{Plan, Step};
+use super::plan::{Plan, Shape, Step};
 use super::run::Run;
 use super::world::Contents;
 
@@ -151,7 +151,8 @@ impl Fallen<'_> {
 
     /// Crash, reopen, look; with `keep`, every point of the reopening.
     fn reopen(&self, point: &DiskSnapshot, keep: bool) -> (Vec<String>, Vec<DiskSnapshot>) {
-        let shape = self.recorded.plan.shape;
+        // Nothing that is asked here is asked twice, and copies cost time.
+        let shape = Shape { promote: false, ..self.recorded.plan.shape };
         let world = SimWorld::with_dirs(2, shape.dirs);
         world.disk.restore(point);
         world.disk.crash(self.mode, self.fall);

@@ -21,6 +21,8 @@ pub enum Step {
     RemoveSingle(u32),
     /// Clear a namespace; page `p` is in namespace `p % 2`.
     Clear(u32),
+    /// Clear a namespace and do not wait until that is durable.
+    Hasty(u32),
     /// Get every component of a page.
     Get(u32),
     /// Get every component of this many pages, from this one on.
@@ -61,17 +63,33 @@ pub struct Shape {
     pub constant: bool,
     /// Sealed segments between checkpoints; 0 for none but at close.
     pub checkpoint: u32,
+    /// Whether what is read from SSD is kept in DRAM too.
+    pub promote: bool,
     /// Whether the log may wrap, so that a miss is right unless it is pinned.
     pub evicts: bool,
 }
 
 impl Shape {
     /// A store in which nothing is evicted, without checkpoints.
-    pub const ROOMY: Shape =
-        Shape { dirs: 1, ssd_mib: 12, recency: false, constant: false, checkpoint: 0, evicts: false };
+    pub const ROOMY: Shape = Shape {
+        dirs: 1,
+        ssd_mib: 12,
+        recency: false,
+        constant: false,
+        checkpoint: 0,
+        promote: true,
+        evicts: false,
+    };
     /// A store of five segments that wraps.
-    pub const TIGHT: Shape =
-        Shape { dirs: 1, ssd_mib: 7, recency: false, constant: false, checkpoint: 0, evicts: true };
+    pub const TIGHT: Shape = Shape {
+        dirs: 1,
+        ssd_mib: 7,
+        recency: false,
+        constant: false,
+        checkpoint: 0,
+        promote: true,
+        evicts: true,
+    };
 }
 
 /// A random plan of `len` steps.
@@ -82,6 +100,7 @@ pub fn random(rng: &mut SplitMix64, len: usize) -> Plan {
         recency: rng.one_in(2),
         constant: rng.one_in(5),
         checkpoint: [0, 1, 2][rng.below(3) as usize],
+        promote: !rng.one_in(3),
         evicts: false,
     };
     let shape = Shape { evicts: shape.ssd_mib < 40, ..shape };
@@ -103,6 +122,7 @@ fn step(rng: &mut SplitMix64, fresh: &mut u32, evicts: bool) -> Step {
         13..=16 => Step::Flush,
         17..=18 => Step::Remove(page),
         19 => Step::RemoveSingle(page),
+        20 if rng.one_in(3) => Step::Hasty(rng.below(2) as u32),
         20 => Step::Clear(rng.below(2) as u32),
         21..=22 => Step::Get(page),
         23 => Step::Warm(fresh.saturating_sub(4), 4),

@@ -104,6 +104,14 @@ impl<'a> Run<'a> {
             Step::Remove(page) => self.remove(key(page, "k")),
             Step::RemoveSingle(page) => self.remove(key(page, "x")),
             Step::Clear(ns) => self.clear(ns),
+            Step::Hasty(ns) => {
+                let ns = namespace(ns);
+                self.event(Event::ClearBegun(ns));
+                let Some(store) = &self.store else { return };
+                let hasty = Options { timeout: Some(std::time::Duration::ZERO), ..Options::default() };
+                let outcome = store.clear(ns, hasty);
+                self.event(Event::ClearEnded(ns, outcome.is_ok()));
+            }
             Step::Get(page) => self.get(&components(page)),
             Step::Warm(from, count) => (from..from + count).for_each(|page| self.get(&components(page))),
             Step::Pin(page) => self.pin(&components(page)),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pagelith::config::SsdPolicy;
+use pagelith::config::{Promote, SsdPolicy};
 use pagelith::layouts::ids::{NamespaceId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::namespace::Namespace;
@@ -18,6 +18,7 @@ use super::plan::Shape;
 pub fn config(shape: Shape) -> ValidConfig {
     let mut c = Config { deadline_ms: 2_000, namespaces_max: 8, ..Config::default() };
     c.dram.bytes = Size::mib(2);
+    c.dram.promote = if shape.promote { Promote::Always } else { Promote::Never };
     c.ssd.bytes = Size::mib(shape.ssd_mib);
     c.ssd.dirs = (0..shape.dirs).map(|d| format!("sim{d}").into()).collect();
     c.ssd.segment_bytes = Some(Size::mib(1));

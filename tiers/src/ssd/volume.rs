@@ -380,7 +380,8 @@ fn open(
     // How many segments fit was settled when the store was made; so was the room in its checkpoints, which
     // the size of today's index need not match.
     let found = manifest.superblock();
-    let geometry = Geometry { segment_count: found.segment_count, objects_max: found.objects_max, ..geometry };
+    let geometry =
+        Geometry { segment_count: found.segment_count, objects_max: found.objects_max, ..geometry };
     for (dir, (_, found)) in segments.iter().enumerate() {
         check_length(&*disk, dir, names::SEGMENTS, geometry.dir_bytes(dir as u32), *found)?;
     }

@@ -1,0 +1,79 @@
+//! Moments that no plan meets by itself, walked through in small steps of time.
+
+mod support;
+
+use std::time::Duration;
+
+use pagelith::Options;
+use pagelith_sim::disk::CrashMode;
+use pagelith_sim::env::SimWorld;
+use support::check::{WAYS, record};
+use support::plan::Step::*;
+use support::plan::{Plan, Shape};
+use support::run::Run;
+use support::world::{components, key};
+
+/// Pins that found their object, over all moments tried.
+fn pin_at(pages: u32, wait: Duration) -> bool {
+    let shape = Shape { promote: false, ..Shape::TIGHT };
+    let world = SimWorld::with_dirs(1, shape.dirs);
+    let mut run = Run::new(&world, shape);
+    assert!(run.open());
+    for step in [Group(0), Flush, Fill(10, pages)] {
+        run.step(step);
+    }
+    world.runtime.run_for(wait);
+    let store = run.store.take().expect("an open store");
+    let keys = &components(0)[..2];
+    let pin = store.pin(keys);
+    let held = pin.pinned() == 2;
+    run.store = Some(store);
+    run.step(Fill(100, 30));
+    let answers = run.ask(keys).expect("a disk that runs");
+    let here = answers.values().all(Option::is_some);
+    assert!(here || !held, "pinned and gone pages={pages} wait={wait:?} {answers:?}");
+    drop(pin);
+    world.crash(CrashMode::KeepAll);
+    assert!(run.wrong.is_empty(), "pages={pages} wait={wait:?} {:?}", run.wrong);
+    held
+}
+
+#[test]
+fn a_pin_taken_while_its_segment_is_being_reclaimed_holds() {
+    let mut outcomes = [0, 0];
+    for pages in 16..34 {
+        for wait in 0..8 {
+            outcomes[usize::from(pin_at(pages, Duration::from_micros(wait * 97)))] += 1;
+        }
+    }
+    assert!(outcomes.iter().all(|n| *n > 5), "both sides of the moment are met {outcomes:?}");
+}
+
+#[test]
+fn what_is_put_behind_a_clear_that_was_not_awaited_survives_checkpoints() {
+    let shape = Shape { checkpoint: 1, ..Shape::ROOMY };
+    let steps = vec![Group(0), Flush, Hasty(0), Group(0), Flush, Abandon, Group(2), Flush, Close, Get(0)];
+    let recorded = record(&Plan { name: "hasty_clear", shape, steps }, None);
+    let found = recorded.findings(&WAYS, false, 3);
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn a_lease_ends_and_a_pin_does_not() {
+    let world = SimWorld::new(1);
+    let mut run = Run::new(&world, Shape::TIGHT);
+    assert!(run.open());
+    for step in [Group(0), Group(2), Flush] {
+        run.step(step);
+    }
+    let store = run.store.take().expect("an open store");
+    let _pin = store.pin(&[key(0, "k"), key(0, "v")]);
+    assert_eq!(store.lease(&[key(2, "k"), key(2, "v")], Duration::from_millis(1)), 2);
+    run.store = Some(store);
+    world.clock.advance(Duration::from_millis(2));
+    run.step(Fill(10, 60));
+    let store = run.store.as_ref().expect("an open store");
+    let here = store.exists_batch(&[key(0, "k"), key(0, "v"), key(2, "k")], Options::default());
+    assert_eq!(here, [true, true, false]);
+    world.crash(CrashMode::KeepAll);
+}
