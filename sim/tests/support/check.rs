@@ -37,8 +37,11 @@ pub struct Recorded {
     pub log: Vec<String>,
 }
 
+/// Which syncs a disk acknowledges without making anything durable: by file name and number.
+pub type Lie = Box<dyn Fn(&str, u64) -> bool + Send>;
+
 /// Run a plan to its end and keep every crash point.
-pub fn record(plan: &Plan, lie: Option<Box<dyn Fn(&str, u64) -> bool + Send>>) -> Recorded {
+pub fn record(plan: &Plan, lie: Option<Lie>) -> Recorded {
     let world = SimWorld::with_dirs(1, plan.shape.dirs);
     world.disk.keep_points();
     if let Some(lie) = lie {

@@ -59,13 +59,16 @@ pub fn length(key: &ObjectKey) -> usize {
     40_000 + (page * 7919 + own * 104_729) % 100_000
 }
 
+/// The bytes of each put, made once.
+type Made = HashMap<(ObjectKey, Put), Arc<Vec<u8>>>;
+
 /// What each put wrote. Contents are random by key and put, so none is a part of another.
 /// Clones share them.
 #[derive(Clone, Default)]
-pub struct Contents(Arc<Mutex<HashMap<(ObjectKey, Put), Arc<Vec<u8>>>>>);
+pub struct Contents(Arc<Mutex<Made>>);
 
 impl Contents {
-    fn lock(&self) -> MutexGuard<'_, HashMap<(ObjectKey, Put), Arc<Vec<u8>>>> {
+    fn lock(&self) -> MutexGuard<'_, Made> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
