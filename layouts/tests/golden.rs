@@ -234,6 +234,8 @@ fn the_checkpoint_is_read() {
     let (kind, items) = checkpoint::decode_chunk(&second, &facts, 1).expect("a chunk");
     let read: Vec<CheckpointEntry> = items.chunks_exact(32).map(bytemuck::pod_read_unaligned).collect();
     assert_eq!((kind, &read[..]), (ChunkKind::Entries, &checkpoint_entries()[..]));
+    let withdrawals: Vec<bool> = read.iter().map(CheckpointEntry::is_withdrawal).collect();
+    assert_eq!(withdrawals, [false, false, true]);
 }
 
 /// The fingerprint that the index and the checkpoint know a key by is part of the format too.

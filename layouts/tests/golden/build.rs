@@ -162,7 +162,7 @@ pub(crate) fn checkpoint_facts() -> CheckpointFacts {
         next_sequence: Sequence(45),
         replay_from: SegmentOrder(2),
         segment_count: 2,
-        entry_count: 2,
+        entry_count: 3,
         chunk_count: 2,
         clean: true,
     }
@@ -176,8 +176,8 @@ pub(crate) fn marks() -> [SegmentMark; 2] {
     ]
 }
 
-/// Two of the segment's objects.
-pub(crate) fn checkpoint_entries() -> [CheckpointEntry; 2] {
+/// Two of the segment's objects, and the withdrawal of the second's record.
+pub(crate) fn checkpoint_entries() -> [CheckpointEntry; 3] {
     let secret = superblock().fingerprint_key;
     let entry = |key: &ObjectKey, at: u64, payload_delta, length, tick| CheckpointEntry {
         fingerprint: fingerprint(&secret, key, GENERATION).to_le_bytes(),
@@ -187,7 +187,11 @@ pub(crate) fn checkpoint_entries() -> [CheckpointEntry; 2] {
         length,
         tick,
     };
-    [entry(&group().1[1].key, GROUP_AT, 2, 4096, 7), entry(&object().1[0].key, OBJECT_AT, 1, 100_000, 8)]
+    [
+        entry(&group().1[1].key, GROUP_AT, 2, 4096, 7),
+        entry(&object().1[0].key, OBJECT_AT, 1, 100_000, 8),
+        CheckpointEntry::withdraws(SEGMENT, (OBJECT_AT / ALIGN) as u16),
+    ]
 }
 
 /// Bytes kept of each chunk; behind them it is zero.
