@@ -185,7 +185,10 @@ impl Flusher {
     /// The older checkpoint stands; open will replay more footers.
     fn checkpoint_failed(&mut self, fault: &IoFault) {
         tracing::warn!(%fault, "checkpoint failed, the older one stands");
-        self.checkpoint = None;
+        if self.checkpoint.take().is_some() {
+            // The next one goes into the same file, not over the older one.
+            self.checkpoint_serial += 1;
+        }
         self.shared.lock().counters.checkpoint_failures += 1;
     }
 }

@@ -301,6 +301,15 @@ pub fn decode_chunk<'a>(
     Ok((kind, items))
 }
 
+/// Of which checkpoint a chunk is; `None` if it is no whole chunk of `store`.
+pub fn chunk_serial(bytes: &[u8], store: StoreId) -> Option<u64> {
+    let bytes = bytes.get(..CHUNK_BYTES)?;
+    let head: ChunkHead = read(bytes)?;
+    let whole = head.magic == CHUNK_MAGIC && checksum_around(bytes, 8) == Some(head.checksum);
+    // Whoever counts on from it must not overflow.
+    (whole && head.store == store && head.serial < u64::MAX).then_some(head.serial)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -370,6 +379,16 @@ mod tests {
             let items: Vec<u8> = (0..count * 32).map(|i| (i % 251) as u8).collect();
             assert_eq!(decode_chunk(&chunk(&items), &facts(), 2), Ok((ChunkKind::Entries, &items[..])));
         }
+    }
+
+    #[test]
+    fn a_chunk_says_of_which_checkpoint_it_is() {
+        let mut good = chunk(&[3; 64]);
+        assert_eq!(chunk_serial(&good, STORE), Some(5));
+        assert_eq!(chunk_serial(&good, StoreId([8; 16])), None);
+        assert_eq!(chunk_serial(&good[1..], STORE), None);
+        good[CHUNK_BYTES - 1] ^= 1;
+        assert_eq!(chunk_serial(&good, STORE), None);
     }
 
     #[test]

@@ -250,7 +250,8 @@ impl Model {
         let at = put.and_then(|put| h.puts.iter().position(|(p, _)| *p == put));
         match at {
             Some(at) => {
-                if !h.loose {
+                // What was evicted may be found again if this one is lost.
+                if !h.loose && !evicts {
                     h.take(at);
                 }
                 h.doubt = h.doubt.min(at);

@@ -10,7 +10,7 @@ use support::plan::{Plan, Shape, Step};
 
 /// More ways to tear, since what a missing sync leaves open may be a narrow gap.
 fn ways() -> Vec<(CrashMode, u64)> {
-    WAYS.into_iter().chain((5..17).map(|seed| (CrashMode::Random, seed))).collect()
+    WAYS.into_iter().chain((4..17).map(|seed| (CrashMode::Random, seed))).collect()
 }
 
 fn plan(name: &'static str, shape: Shape, steps: &[Step]) -> Plan {

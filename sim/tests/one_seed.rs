@@ -97,12 +97,12 @@ fn hold(seeds: std::ops::Range<u64>) {
 }
 
 #[test]
-fn random_plans_of_even_hundreds() {
+fn random_plans_of_the_lower_half() {
     hold(seeds(0));
 }
 
 #[test]
-fn random_plans_of_odd_hundreds() {
+fn random_plans_of_the_upper_half() {
     hold(seeds(1));
 }
 
@@ -119,13 +119,18 @@ fn seeds(half: u64) -> std::ops::Range<u64> {
     if half == 0 { from..middle } else { middle..to }
 }
 
+/// The seed that showed it.
+#[test]
+fn a_torn_head_of_a_checkpoint_that_the_next_one_made_whole_is_not_believed() {
+    hold(1287..1288);
+}
+
 #[test]
 fn one_seed_is_one_log() {
     for seed in [3, 4, 5] {
         let (a, b) = (run_seed(seed), run_seed(seed));
         assert!(a.log.len() > 50, "a run that hardly does anything seed={seed}");
         let at = a.log.iter().zip(&b.log).position(|(a, b)| a != b);
-        let near = at.map(|at| (&a.log[at.saturating_sub(3)..=at], &b.log[at]));
-        assert!(a.log == b.log, "{near:#?} two runs of one seed differ seed={seed}");
+        assert!(a.log == b.log, "two runs of one seed differ seed={seed} line={at:?}");
     }
 }

@@ -2,6 +2,7 @@
 
 mod durability;
 mod faults;
+mod lies;
 mod rules;
 mod schedule;
 

@@ -105,7 +105,14 @@ pub fn random(rng: &mut SplitMix64, len: usize) -> Plan {
     };
     let shape = Shape { evicts: shape.ssd_mib < 40, ..shape };
     let mut fresh = 1000;
-    let steps = (0..len).map(|_| step(rng, &mut fresh, shape.evicts)).collect();
+    let steps = (0..len).map(|_| match step(rng, &mut fresh, shape.evicts) {
+        // With equal fingerprints a store cannot tell which of the entries on SSD a group replaces.
+        Step::Other(page) if shape.constant => Step::Group(page),
+        // And a pin of one object is one of all.
+        Step::Pin(page) if shape.constant => Step::Get(page),
+        step => step,
+    });
+    let steps = steps.collect();
     Plan { name: "random", shape, steps }
 }
 

@@ -46,7 +46,8 @@ pub struct Recovered {
     pub next_sequence: Sequence,
     /// Number of the checkpoint used.
     pub checkpoint: Option<u64>,
-    /// Checkpoints that say they are whole and are not: only damage at rest makes one.
+    /// Checkpoints that say they are whole and are not, other than by being written over: only damage at rest
+    /// makes one.
     pub refused_checkpoints: u32,
     /// Largest number of any checkpoint seen.
     pub last_serial: u64,
@@ -120,6 +121,12 @@ fn newest_checkpoint(
 ) -> Result<Vec<SegmentMark>, IoFault> {
     let mut heads = Vec::new();
     for file in volume.checkpoints {
+        // The chunks of one that was not finished have its number, too, and it must not be given again: a head
+        // that was torn can become whole when the next one is torn over it, and would then vouch for chunks
+        // that are not its own.
+        let chunk = serial.read(file, checkpoint::chunk_offset(0), CHUNK_BYTES).ok();
+        let begun = chunk.and_then(|bytes| checkpoint::chunk_serial(&bytes, volume.store));
+        found.last_serial = found.last_serial.max(begun.unwrap_or(0));
         let Ok(block) = serial.read(file, 0, ALIGN as usize) else { continue };
         if let Ok(facts) = checkpoint::decode_head(&block, volume.store) {
             found.last_serial = found.last_serial.max(facts.serial);
@@ -133,11 +140,17 @@ fn newest_checkpoint(
         match load_checkpoint(volume, manifest, serial, file, &facts, sink) {
             Ok(marks) => {
                 found.checkpoint = Some(number);
+                // The next one, by its number, goes into the other file.
+                found.last_serial += (found.last_serial ^ number) & 1;
                 // Its head may not be durable yet, and the next checkpoint is written over the older one.
                 serial.sync(file)?;
                 return Ok(marks);
             }
-            Err(reason) => {
+            Err(Refusal::WrittenOver) => {
+                tracing::info!(serial = number, "checkpoint was being replaced, going without it");
+                sink.forget_checkpoint();
+            }
+            Err(Refusal::Damaged(reason)) => {
                 tracing::warn!(serial = number, reason, "checkpoint is not whole, going without it");
                 found.refused_checkpoints += 1;
                 sink.forget_checkpoint();
@@ -147,6 +160,19 @@ fn newest_checkpoint(
     Ok(Vec::new())
 }
 
+/// Why a checkpoint is not used.
+enum Refusal {
+    /// A later one was on its way into its file.
+    WrittenOver,
+    Damaged(String),
+}
+
+impl Refusal {
+    fn damaged(error: impl std::fmt::Display) -> Refusal {
+        Refusal::Damaged(error.to_string())
+    }
+}
+
 fn load_checkpoint(
     volume: &Volume,
     manifest: &Manifest,
@@ -154,17 +180,21 @@ fn load_checkpoint(
     file: pagelith_io::disk::FileId,
     facts: &CheckpointFacts,
     sink: &mut dyn Sink,
-) -> Result<Vec<SegmentMark>, String> {
+) -> Result<Vec<SegmentMark>, Refusal> {
     let room = (volume.geometry.checkpoint_bytes() - checkpoint::chunk_offset(0)) / CHUNK_BYTES as u64;
     if facts.chunk_count > room || facts.segment_count != volume.geometry.segment_count {
-        return Err(format!("chunk_count={} segment_count={}", facts.chunk_count, facts.segment_count));
+        let (chunks, segments) = (facts.chunk_count, facts.segment_count);
+        return Err(Refusal::Damaged(format!("chunk_count={chunks} segment_count={segments}")));
     }
-    let mut buf = AlignedBuf::new(CHUNK_BYTES).map_err(|e| e.to_string())?;
+    let mut buf = AlignedBuf::new(CHUNK_BYTES).map_err(Refusal::damaged)?;
     let mut marks: Vec<SegmentMark> = Vec::new();
     let mut entries = 0;
     for index in 0..facts.chunk_count {
-        buf = serial.read_into(file, checkpoint::chunk_offset(index), buf).map_err(|e| e.to_string())?;
-        let (kind, items) = checkpoint::decode_chunk(&buf, facts, index).map_err(|e| e.to_string())?;
+        buf = serial.read_into(file, checkpoint::chunk_offset(index), buf).map_err(Refusal::damaged)?;
+        if checkpoint::chunk_serial(&buf, facts.store).is_some_and(|other| other > facts.serial) {
+            return Err(Refusal::WrittenOver);
+        }
+        let (kind, items) = checkpoint::decode_chunk(&buf, facts, index).map_err(Refusal::damaged)?;
         match kind {
             ChunkKind::Segments => {
                 marks.extend(
@@ -186,7 +216,8 @@ fn load_checkpoint(
         }
     }
     if entries != facts.entry_count || marks.len() != facts.segment_count as usize {
-        return Err(format!("entry_count={} found={entries} marks={}", facts.entry_count, marks.len()));
+        let (said, marks) = (facts.entry_count, marks.len());
+        return Err(Refusal::Damaged(format!("entry_count={said} found={entries} marks={marks}")));
     }
     // Segments opened at or after the log position say for themselves what they hold.
     for mark in &mut marks {
