@@ -85,13 +85,14 @@ impl Campaign<'_> {
     fn run(&self) -> Ended {
         let seed = number("PAGELITH_KILL_SEED", 1);
         let mut home = tempfile::tempdir().unwrap();
-        let mut model = Model::default();
+        let wraps = self.rounds_of_a_store == u64::MAX;
+        let mut model = Model::of_a_store(wraps);
         let mut ended = Ended { tally: Tally::default(), evicts: false };
         let mut took = Vec::new();
         for round in 0..self.kills {
             if round > 0 && round % self.rounds_of_a_store == 0 {
                 home = tempfile::tempdir().unwrap();
-                model = Model::default();
+                model = Model::of_a_store(wraps);
             }
             let seed_of_round = (seed.wrapping_mul(1_000_003) + round) & 0xffff_ffff;
             let plan = Plan { seed: seed_of_round, ..(self.plan)(home.path()) };
