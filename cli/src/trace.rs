@@ -14,6 +14,8 @@ use serde::Deserialize;
 
 /// First bytes of a gzip member (RFC 1952).
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+/// Tokens a block.
+const BLOCK_TOKENS: u64 = 512;
 /// Longest line in bytes; a request of a million blocks is shorter. Bounds memory when the file is no trace.
 const LINE_BYTES_MAX: u64 = 16 << 20;
 
@@ -22,6 +24,8 @@ const LINE_BYTES_MAX: u64 = 16 << 20;
 pub struct TraceRequest {
     /// The blocks of the prompt, in order.
     pub hash_ids: Vec<u64>,
+    /// How many of them, from the first, the prompt fills: the last may be one that it only begins.
+    pub whole_blocks: usize,
 }
 
 /// A line as it is written. All four fields must be there; others are passed over.
@@ -29,8 +33,7 @@ pub struct TraceRequest {
 struct Line {
     #[serde(rename = "timestamp")]
     _timestamp: serde_json::Number,
-    #[serde(rename = "input_length")]
-    _input_length: u64,
+    input_length: u64,
     #[serde(rename = "output_length")]
     _output_length: u64,
     hash_ids: Vec<u64>,
@@ -113,7 +116,8 @@ impl Trace {
                 bail!("trace line {what}: {cause} {} column={}", self.place(), e.column());
             }
         };
-        Ok(TraceRequest { hash_ids: line.hash_ids })
+        let whole = usize::try_from(line.input_length / BLOCK_TOKENS).unwrap_or(usize::MAX);
+        Ok(TraceRequest { whole_blocks: whole.min(line.hash_ids.len()), hash_ids: line.hash_ids })
     }
 }
 

@@ -77,7 +77,7 @@ impl Chat {
             history = self.prompts[prompt].clone();
         }
         history.extend(self.new_pages(QUESTION_PAGES));
-        let request = TraceRequest { hash_ids: history.clone() };
+        let request = TraceRequest { whole_blocks: history.len(), hash_ids: history.clone() };
         history.extend(self.new_pages(ANSWER_PAGES));
         self.sessions[at] = history;
         request

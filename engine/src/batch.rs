@@ -141,6 +141,22 @@ pub struct Put {
 pub struct PutGroup {
     /// The objects, all of one page, no key twice; in the order in which they will lie on SSD.
     pub objects: Vec<Put>,
+    /// For objects of pools that a page need not have (a Mamba checkpoint, a sliding window): an object of the
+    /// base group that they are attached to, of the same page. They are visible only while that is. If it is not
+    /// here yet, they wait for it.
+    pub base: Option<ObjectKey>,
+}
+
+impl PutGroup {
+    /// A base group, or an object by itself.
+    pub fn new(objects: Vec<Put>) -> PutGroup {
+        PutGroup { objects, base: None }
+    }
+
+    /// Objects that are attached to the group of `base`.
+    pub fn attached(base: ObjectKey, objects: Vec<Put>) -> PutGroup {
+        PutGroup { objects, base: Some(base) }
+    }
 }
 
 /// An object to be got.

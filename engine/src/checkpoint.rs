@@ -16,7 +16,7 @@ use pagelith_tiers::ssd::checkpoint::CheckpointWriter;
 use pagelith_tiers::ssd::segments::SegmentState;
 
 use crate::flusher::{Flusher, Purpose};
-use crate::index::Entry;
+use crate::index::Visited;
 
 /// Home slots copied in one critical section: some 100 us.
 const HOMES: u64 = 4096;
@@ -116,19 +116,25 @@ impl Flusher {
         let Some(ssd) = core.ssd.as_ref() else { return false };
         let to = (c.cursor + HOMES).min(homes);
         let mut entries = Vec::new();
-        core.index.visit_homes(c.cursor, to, |e: &Entry| {
+        core.index.visit_homes(c.cursor, to, |visited| {
+            // A link is written beside its object.
+            let Visited::Object(e) = visited else { return };
             let Some(place) = e.ssd else { return };
             // What lies at or behind the position is found by the replay.
-            if ssd.segments.get(SegmentId(place.segment)).order < c.replay_from {
-                entries.push(CheckpointEntry {
-                    fingerprint: e.fingerprint.to_le_bytes(),
-                    segment: place.segment,
-                    record_block: place.record_block,
-                    payload_delta: place.payload_delta,
-                    length: e.length,
-                    tick: e.tick,
-                });
+            let before = ssd.segments.get(SegmentId(place.segment)).order < c.replay_from;
+            if !before || core.is_broken_at(place) {
+                return;
             }
+            entries.push(CheckpointEntry {
+                fingerprint: e.fingerprint.to_le_bytes(),
+                segment: place.segment,
+                record_block: place.record_block,
+                payload_delta: place.payload_delta,
+                length: e.length,
+                tick: CheckpointEntry::tick(e.tick, e.attached),
+            });
+            let link = core.index.link(e.fingerprint).filter(|_| e.attached);
+            entries.extend(link.map(|base| CheckpointEntry::links(e.fingerprint, base)));
         });
         if to == homes {
             // No later: a move after this is not covered by the sync, and its old place must count.

@@ -14,6 +14,7 @@ use crate::store::Store;
 #[tracing::instrument(level = "info", skip_all)]
 pub(crate) fn close(store: &mut Store) -> Result<FlushReport> {
     let shared = store.shared.clone();
+    shared.lock().drop_waiting_groups();
     let flushed = flush::flush(&shared, Options::default());
     shared.closed.store(true, Ordering::Release);
     let deadline = shared.deadline(None);

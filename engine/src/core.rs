@@ -11,6 +11,7 @@ use pagelith_tiers::policy::{FrameId, FramePolicy, Recency, SegmentPolicy};
 use pagelith_tiers::ssd::segments::SegmentTable;
 
 use crate::frames::{Frame, FrameRef, FrameState, Frames};
+use crate::groups::waiting::Waiting;
 use crate::index::{Entry, Index, SsdPlace, TICK_MODULUS, tick_age};
 use crate::pins::Pins;
 use crate::stats::Counters;
@@ -53,6 +54,9 @@ pub(crate) struct SsdCore {
     pub appended_bytes: u64,
     pub tick_bytes: u64,
     pub first_tick: u64,
+    /// Records (segment, block) of which nothing is seen, until their segment is used again: one of their objects
+    /// could not be read or was removed, and the index does not know who lies with it.
+    pub broken: HashSet<(u32, u16)>,
     /// While a checkpoint copies the index: the records (segment, block) that entries have left meanwhile.
     pub left: Option<HashSet<(u32, u16)>>,
 }
@@ -78,6 +82,10 @@ pub(crate) struct Core {
     pub generations: HashMap<NamespaceId, Generation>,
     pub ssd: Option<SsdCore>,
     pub pins: Pins,
+    /// Groups that are not visible yet.
+    pub waiting: Waiting,
+    /// Bytes of memory in use for objects that groups take in.
+    pub adopting: u64,
     pub sequence: Sequence,
     pub epoch: u64,
     pub counters: Counters,
@@ -99,6 +107,7 @@ impl Core {
     pub fn clear(&mut self, namespace: NamespaceId) -> Generation {
         let generation = Generation(self.generation(namespace).0 + 1);
         self.generations.insert(namespace, generation);
+        self.clear_waiting_groups(namespace);
         let in_it = |f: &Frame| !f.dead && f.data.namespace == namespace;
         let old: Vec<_> = self.frames.iter().filter(|(_, f)| in_it(f)).map(|(id, _)| id).collect();
         old.into_iter().for_each(|id| self.drop_frame(id, true));
@@ -141,7 +150,41 @@ impl Core {
     /// The entries that may be this object on SSD: those with the fingerprint whose key is not known from
     /// DRAM to be another.
     pub fn find_ssd(&self, fingerprint: u128) -> Vec<Entry> {
-        self.index.find(fingerprint).filter(|e| e.frame.is_none() && e.ssd.is_some()).collect()
+        let on_ssd = |e: &Entry| e.frame.is_none() && e.ssd.is_some() && !self.is_broken(e);
+        self.index.find(fingerprint).filter(on_ssd).collect()
+    }
+
+    /// Whether an entry's object may be seen: what is attached only while its base group is.
+    pub fn is_visible(&self, entry: &Entry) -> bool {
+        !self.is_broken(entry) && (!entry.attached || self.has_base(entry.fingerprint))
+    }
+
+    /// Whether the base group is here that an attached object's link names.
+    fn has_base(&self, fingerprint: u128) -> bool {
+        self.index.link(fingerprint).is_some_and(|base| self.is_base_here(base))
+    }
+
+    /// Whether an object of this name is here and can have others attached to it.
+    pub fn is_base_here(&self, name: u64) -> bool {
+        self.index.find_named(name).any(|e| !e.attached && !self.is_broken(&e))
+    }
+
+    /// Whether an object lies on SSD only, in a record that is not to be believed.
+    pub fn is_broken(&self, entry: &Entry) -> bool {
+        entry.ssd.filter(|_| entry.frame.is_none()).is_some_and(|place| self.is_broken_at(place))
+    }
+
+    /// Nothing of the record that an object on SSD lies in is seen any more.
+    pub fn hide_record(&mut self, entry: &Entry) {
+        if let (Some(place), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
+            ssd.broken.insert((place.segment, place.record_block));
+        }
+    }
+
+    /// Whether the record of a place is not to be believed.
+    pub fn is_broken_at(&self, place: SsdPlace) -> bool {
+        let broken = self.ssd.as_ref().map(|s| &s.broken).filter(|b| !b.is_empty());
+        broken.is_some_and(|b| b.contains(&(place.segment, place.record_block)))
     }
 
     /// Note that an object was asked for.
@@ -173,6 +216,9 @@ impl Core {
     /// Remove an entry, counting it out of its segment.
     pub fn remove_entry(&mut self, fingerprint: u128, matches: impl FnMut(&Entry) -> bool) -> Option<Entry> {
         let entry = self.index.remove(fingerprint, matches)?;
+        if entry.attached {
+            self.index.remove_link(fingerprint);
+        }
         self.count_out(&entry);
         Some(entry)
     }

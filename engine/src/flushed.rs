@@ -25,7 +25,12 @@ impl Flusher {
                 self.write_failures = 0;
                 units.into_iter().for_each(|(id, place)| self.written(id, place));
             }
-            Event::WriteFailed(ids, fault) => self.writes_failed(ids, &fault),
+            Event::WriteFailed(ids, fault) => {
+                self.write_failures += 1;
+                self.writes_failed(ids, &fault);
+            }
+            // Of one failure that was counted.
+            Event::Headless(ids, fault) => self.writes_failed(ids, &fault),
             Event::Durable(units) => self.durable(units),
             Event::Untrusted(units, fault) => self.untrusted(units, &fault),
             Event::Synced(id, ok) => self.synced(id, ok),
@@ -36,6 +41,7 @@ impl Flusher {
                     (s.incarnation, s.order) = (incarnation, order);
                     // Only now can nothing of the old incarnation come back.
                     (s.min_sequence, s.data_end) = (pagelith_layouts::ids::Sequence(u64::MAX), 0);
+                    ssd.broken.retain(|(broken, _)| *broken != segment.0);
                 }
             }
             Event::Sealed(facts, whole) => {
@@ -116,7 +122,6 @@ impl Flusher {
     /// Units whose write failed go to the front of the queue again, twice at most.
     fn writes_failed(&mut self, ids: Vec<u64>, fault: &IoFault) {
         tracing::warn!(%fault, "write failed");
-        self.write_failures += 1;
         self.shared.lock().counters.flush_errors += 1;
         let give_up = self.write_failures >= WRITE_FAILURES_MAX || !self.log.is_trusted();
         // Whoever asked for a flush waits for these too: its request goes behind them.

@@ -278,7 +278,7 @@ impl Flusher {
             generation: data.generation,
             sequence: data.sequence,
             group: GroupId(data.sequence.0),
-            base_group: GroupId(0),
+            base_group: GroupId(data.base_group),
             depth: data.depth,
             moved: false,
             members: data.members.iter().map(member).collect(),
@@ -402,7 +402,7 @@ impl Task for Flusher {
             self.log.pump(Some(WAIT), &mut events);
             return Step::Again;
         }
-        self.shared.lock().pins.expire(self.shared.env.clock.now());
+        crate::put::expire(&self.shared, &mut self.shared.lock());
         let mut busy = self.pump(None);
         busy |= self.prepare_segment();
         busy |= self.step_reclaim();

@@ -25,6 +25,8 @@ pub(crate) struct FrameData {
     pub generation: Generation,
     pub sequence: Sequence,
     pub group_kind: GroupKind,
+    /// Name of the base group that it is attached to, as records have it; else 0.
+    pub base_group: u64,
     pub depth: u32,
     pub members: Vec<FrameMember>,
 }
@@ -44,6 +46,11 @@ impl FrameData {
     pub fn find(&self, key: &ObjectKey, generation: Generation) -> Option<usize> {
         let at = self.members.iter().position(|m| m.key == *key)?;
         (self.generation == generation).then_some(at)
+    }
+
+    /// Whether it is visible only with a base group.
+    pub fn is_attached(&self) -> bool {
+        self.group_kind == GroupKind::Attached
     }
 
     /// Padded bytes of all members.
@@ -96,6 +103,11 @@ pub(crate) struct Frames {
 }
 
 impl Frames {
+    /// Whether there is no number for another frame.
+    pub fn is_full(&self) -> bool {
+        self.free.is_empty() && self.slots.len() > FRAME_MAX as usize
+    }
+
     /// Take a filled frame in; `None` if there are too many.
     pub fn insert(&mut self, data: Arc<FrameData>, state: FrameState, recency: Recency) -> Option<FrameRef> {
         self.serial += 1;

@@ -7,23 +7,24 @@
 //!    sub-batch; headers are judged and every block is verified before the caller hears `Hit`.
 //! 4. What fails is that object's outcome alone; its entry goes, so that the next `exists` says no.
 
+mod own;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::Completion;
-use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::staging;
 use pagelith_tiers::policy::Recency;
 
+pub(crate) use self::own::Probed;
 use crate::batch::Get;
 use crate::error::{Error, Result};
 use crate::fetch::{self, Flight, Held, Landed};
-use crate::index::SsdPlace;
 use crate::locate::{self, Located};
 use crate::outcome::{GetDone, GetOutcome, MissCause, Ticket, Tier};
 use crate::plan::{self, Fetch, HeaderPlace, Piece, Target};
-use crate::session::{SessionIo, page_steps};
+use crate::session::{PageSteps, SessionIo};
 use crate::slot::{Slot, Step};
 
 /// Tries of a read that the device failed.
@@ -37,16 +38,6 @@ pub(crate) struct Header {
     /// Objects without an outcome that need it. With none its memory goes back at once: scratch has room for
     /// some hundred headers, and a batch may have thousands.
     users: usize,
-}
-
-/// An object that a probe found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Probed {
-    /// Length in bytes.
-    pub length: u64,
-    /// Every object of its record, itself among them, and where each is on SSD; empty if it was found in
-    /// DRAM.
-    pub siblings: Vec<(ObjectKey, SsdPlace)>,
 }
 
 /// A batch of gets.
@@ -70,14 +61,9 @@ impl GetBatch {
         Self::begin_slots(io, gets.into_iter().map(Slot::new).collect(), at, deadline)
     }
 
-    /// Ask only whether these objects are here, by their headers.
-    pub fn probe(io: &mut SessionIo, keys: &[ObjectKey], at: Recency, deadline: Mono) -> GetBatch {
-        Self::begin_slots(io, keys.iter().map(|k| Slot::probe(*k)).collect(), at, deadline)
-    }
-
     fn begin_slots(io: &mut SessionIo, mut slots: Vec<Slot>, at: Recency, deadline: Mono) -> GetBatch {
-        let keys: Vec<ObjectKey> = slots.iter().map(|s| s.get.key).collect();
-        slots.iter_mut().zip(page_steps(keys.iter())).for_each(|(slot, step)| slot.step_back = step);
+        let mut steps = PageSteps::default();
+        slots.iter_mut().for_each(|slot| slot.step_back = steps.step(&slot.get.key));
         let mut batch = GetBatch {
             slots,
             headers: Vec::new(),
@@ -432,15 +418,6 @@ impl GetBatch {
     /// Let go of what is held for a batch that nobody will finish.
     pub fn abandon(&mut self, io: &SessionIo) {
         self.slots.iter_mut().for_each(|slot| locate::release(&io.shared, slot));
-    }
-
-    /// Of each probe, where the object is and its length; `None` if it is not here.
-    pub fn into_probed(self) -> Vec<Option<Probed>> {
-        let probed = |s: Slot| match s.outcome {
-            Some(Ok(GetOutcome::Hit { bytes, .. })) => Some(Probed { length: bytes, siblings: s.siblings }),
-            Some(Ok(GetOutcome::Miss(_)) | Err(_)) | None => None,
-        };
-        self.slots.into_iter().map(probed).collect()
     }
 
     /// The outcomes, once [`GetBatch::advance`] said that all are there.

@@ -44,6 +44,11 @@ fn locate_one(shared: &Shared, core: &mut Core, slot: &mut Slot, at: Recency) ->
     let generation = core.generation(key.namespace());
     let fingerprint = shared.fingerprint(&key, generation);
     slot.fingerprint = fingerprint;
+    // A probe asks what lies there, seen or not.
+    let hidden = |core: &Core| core.index.find(fingerprint).any(|e| e.attached && !core.is_visible(&e));
+    if !slot.probe && hidden(core) {
+        return Located::Settled(Ok(GetOutcome::Miss(MissCause::Absent)));
+    }
     if let Some((frame, member)) = core.find_memory(&key, fingerprint, generation) {
         let length = core.frames.get(frame.id).map_or(0, |f| f.data.members[member].extent.bytes);
         if let Err(error) = slot.fit(length) {
@@ -106,13 +111,17 @@ pub(crate) fn release(shared: &Shared, slot: &mut Slot) {
 }
 
 /// Drop the entry that the slot's object was read by: the next `exists` says no. With it go the other
-/// objects of its record, as far as the header can still tell them: a page is whole or not here.
+/// objects of its record: a page is whole or not here. If no header can tell who they are, the record is
+/// noted as broken, and nothing in it is seen any more.
 pub(crate) fn forget(shared: &Shared, slot: &Slot, header: Option<&[u8]>) {
     let (Some(place), Some(expected)) = (slot.place, slot.expected) else { return };
     let mut core = shared.lock();
     core.drop_ssd(slot.fingerprint, place);
     let record = header.and_then(|bytes| Record::decode(bytes).ok());
     let Some(record) = record.filter(|r| r.expect(expected.identity, expected.offset).is_ok()) else {
+        if let Some(ssd) = core.ssd.as_mut() {
+            ssd.broken.insert((place.segment, place.record_block));
+        }
         return;
     };
     for (key, place) in siblings(&record) {

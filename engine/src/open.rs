@@ -1,6 +1,6 @@
 //! Opening a store: files, memory, recovery, the flusher. Everything big is allocated here.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -26,6 +26,7 @@ use crate::config::{MemoryPlan, SsdIo, SsdPolicy, ValidConfig};
 use crate::core::{Core, Job, SsdCore, SsdHealth};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flusher::Flusher;
+use crate::groups::waiting::Waiting;
 use crate::index::{Index, SEGMENT_MAX};
 use crate::pins::Pins;
 use crate::recovery::Collector;
@@ -123,6 +124,8 @@ pub(crate) fn open(config: ValidConfig, env: Env) -> Result<Opened> {
         generations: HashMap::new(),
         ssd: None,
         pins: Pins::default(),
+        waiting: Waiting::default(),
+        adopting: 0,
         sequence: Sequence(1),
         epoch: 0,
         counters: Counters::default(),
@@ -174,8 +177,8 @@ fn open_volume(config: &ValidConfig, env: &Env) -> Result<OpenedVolume> {
         return Err(Error::new(ErrorKind::Internal, "no disk for the ssd tier"));
     };
     let dirs = disk.dirs() as u32;
-    // An object in a record of its own takes two blocks at least.
-    let objects = config.max_objects().min(config.ssd_bytes() / 8192);
+    // An object takes a block at least, and two entries if it is attached.
+    let objects = config.max_objects().min(config.ssd_bytes() / 2048);
     let (bytes, segment) = (config.ssd_bytes(), config.segment_bytes());
     let geometry =
         Geometry::fit(bytes, segment, dirs, objects, config.namespaces_max()).ok_or_else(|| {
@@ -233,6 +236,7 @@ fn recover_into(
         appended_bytes: 0,
         tick_bytes,
         first_tick: collector.newest_tick() + 1,
+        broken: HashSet::new(),
         left: None,
     });
     core.counters.bytes_to_device = recovered.bytes_written;
@@ -268,7 +272,7 @@ fn report(
     let report = OpenReport {
         made: ssd.is_some_and(|o| o.made),
         recovery: env.clock.now().since(began),
-        objects: core.index.len(),
+        objects: core.index.objects(),
         side: facts.as_ref().map(|f| f.side),
         side_reason: facts.map(|f| f.reason).unwrap_or_default(),
         memory: config.memory_plan(),

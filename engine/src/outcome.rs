@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::batch::{Destination, Source};
 use crate::error::Result;
+use crate::hits::PagesFound;
 
 /// Where bytes came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,6 +81,9 @@ pub enum PutOutcome {
     Stored,
     /// The key was there already; these bytes were not read.
     AlreadyPresent,
+    /// It is kept and not visible yet: it is attached to a base that is not here, or its group is not
+    /// complete. At the deadline of its group it is dropped. No flush covers it.
+    Waiting,
     /// Policy said no: the index is full of objects that may not be dropped.
     Refused,
 }
@@ -101,7 +105,8 @@ pub struct GetDone {
 /// A finished put: its outcome, and its memory back.
 #[derive(Debug)]
 pub struct PutDone {
-    /// What became of it. The objects of a group have the same outcome.
+    /// What became of it. The objects of a group have the same outcome, except that what was here by itself
+    /// and is now of the group is `AlreadyPresent` beside others that were `Stored`.
     pub outcome: Result<PutOutcome>,
     /// The caller's memory.
     pub source: Source,
@@ -116,6 +121,8 @@ pub enum Done {
     Get(Vec<GetDone>),
     /// Of `submit_exists`.
     Exists(Vec<bool>),
+    /// Of `submit_exists_groups`: one answer for the whole query.
+    ExistsGroups(Result<PagesFound>),
 }
 
 /// What a flush did.

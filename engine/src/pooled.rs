@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use pagelith_io::buffer::Lender;
 
+use pagelith_layouts::key::ObjectKey;
+
 use crate::batch::{Destination, Get, GetSlice, Options, Put, PutGroup, PutSlice, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::outcome::{Done, GetOutcome, PutOutcome};
+use crate::shared::BUSY_STEP;
 use crate::store::Store;
-
-/// Longest single wait for room in the arena.
-const BUSY_STEP: Duration = Duration::from_millis(10);
 
 fn internal() -> Error {
     Error::new(ErrorKind::Internal, "a batch ended without outcomes")
@@ -38,7 +38,7 @@ pub(crate) fn get(store: &Store, gets: &mut [GetSlice<'_, '_>], options: Options
             };
             match done {
                 Done::Get(done) => done.into_iter().map(|d| d.outcome).collect(),
-                Done::Put(_) | Done::Exists(_) => Vec::new(),
+                Done::Put(_) | Done::Exists(_) | Done::ExistsGroups(_) => Vec::new(),
             }
         })
     });
@@ -55,8 +55,11 @@ fn whole<T>(outcomes: Result<Vec<Result<T>>>, count: usize) -> Vec<Result<T>> {
     }
 }
 
+/// A group in lent memory: what it is attached to, if it is, and its objects.
+pub(crate) type LentGroup<'a> = (Option<ObjectKey>, &'a [PutSlice<'a>]);
+
 /// Put groups; those that meet a full arena are tried again until the time is up.
-pub(crate) fn put(store: &Store, groups: &[&[PutSlice<'_>]], options: Options) -> Vec<Result<PutOutcome>> {
+pub(crate) fn put(store: &Store, groups: &[LentGroup<'_>], options: Options) -> Vec<Result<PutOutcome>> {
     let shared = &store.shared;
     let deadline = shared.deadline(options.timeout);
     let mut outcomes: Vec<Result<PutOutcome>> = groups.iter().map(|_| Err(internal())).collect();
@@ -81,18 +84,18 @@ pub(crate) fn put(store: &Store, groups: &[&[PutSlice<'_>]], options: Options) -
 
 fn put_once(
     session: &mut crate::session::Session,
-    groups: &[&[PutSlice<'_>]],
+    groups: &[LentGroup<'_>],
     options: Options,
 ) -> Vec<Result<PutOutcome>> {
     Lender::scope(|lender| {
         let lent: Vec<PutGroup> = groups
             .iter()
-            .map(|group| {
+            .map(|(base, group)| {
                 let objects = group.iter().map(|o| Put {
                     key: o.key,
                     source: Source(o.pieces.iter().map(|p| lender.shared(p)).collect()),
                 });
-                PutGroup { objects: objects.collect() }
+                PutGroup { objects: objects.collect(), base: *base }
             })
             .collect();
         let ticket = session.submit_put(lent, options);
@@ -104,9 +107,16 @@ fn put_once(
         let Done::Put(done) = done else { return Vec::new() };
         let mut done = done.into_iter().map(|d| d.outcome);
         let empty = || Err(Error::invalid("a group has no object"));
-        groups
-            .iter()
-            .map(|g| g.iter().map(|_| done.next().unwrap_or_else(empty)).last().unwrap_or_else(empty))
-            .collect()
+        let one =
+            |(_, g): &LentGroup<'_>| outcome_of_group(done.by_ref().take(g.len())).unwrap_or_else(empty);
+        groups.iter().map(one).collect()
     })
+}
+
+/// One outcome for a group, of those of its objects: `Stored` if any was, else the same for all. `None` if
+/// there is no object.
+pub(crate) fn outcome_of_group(
+    outcomes: impl Iterator<Item = Result<PutOutcome>>,
+) -> Option<Result<PutOutcome>> {
+    outcomes.reduce(|one, other| if one == Ok(PutOutcome::Stored) { one } else { other })
 }

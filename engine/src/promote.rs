@@ -12,6 +12,7 @@ use crate::frame_io::Unpublished;
 use crate::frames::{FrameData, FrameMember, FrameState};
 use crate::index::Entry;
 use crate::outcome::{GetOutcome, Tier};
+use crate::put::Size;
 use crate::shared::Shared;
 use crate::slot::Slot;
 
@@ -53,8 +54,10 @@ fn promote_record(shared: &Shared, members: &[&Slot], at: Recency) {
     if !members.iter().all(|s| there(&core, s)) {
         return;
     }
-    let lengths: Vec<_> = members.iter().map(|s| (s.get.key, s.length)).collect();
-    let Some(extents) = crate::put::set_aside(&mut core, &lengths) else { return };
+    let size = |s: &&Slot| Size { key: s.get.key, length: Some(s.length), in_arena: false };
+    let sizes: Vec<_> = members.iter().map(size).collect();
+    let Some(extents) = crate::put::set_aside(&mut core, &sizes) else { return };
+    let extents: Vec<Extent> = extents.into_iter().flatten().collect();
     drop(core);
     let mut filled = true;
     for (slot, extent) in members.iter().zip(&extents) {
@@ -81,6 +84,7 @@ fn promote_record(shared: &Shared, members: &[&Slot], at: Recency) {
         generation: facts.generation,
         sequence: facts.sequence,
         group_kind: facts.group_kind,
+        base_group: facts.base_group.0,
         depth: facts.depth,
         members: members.iter().zip(&extents).map(member).collect(),
     });

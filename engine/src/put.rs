@@ -1,184 +1,201 @@
 //! The write path: look, copy with checksums, publish.
 //!
-//! 1. [`admit`]: under the lock, what is present is told apart from what is new, and memory is set aside,
-//!    evicting where needed. A full arena answers `Busy` here; nothing waits and nothing grows.
-//! 2. [`fill`]: outside the lock, in the caller's thread, one copy into the arena and the block checksums.
-//! 3. [`publish`]: under the lock again, the group becomes visible as a whole, unless its namespace was
-//!    cleared or somebody else was first meanwhile; then it is queued for the flusher.
+//! 1. [`admit`](admit::admit): under the lock, what is present is told apart from what is new, and memory is
+//!    set aside, evicting where needed. A full arena answers `Busy` here; nothing waits and nothing grows.
+//! 2. [`store`]: outside the lock, in the caller's thread, one copy into the arena and the block checksums.
+//! 3. [`publish`](publish::publish): under the lock again, the group becomes visible as a whole, unless its
+//!    namespace was cleared or somebody else was first meanwhile; then it is queued for the flusher.
+//!
+//! What is visible never changes its bytes by a put: an object of a group that was put by itself before is
+//! *adopted*, its bytes read and stored again with the group's.
 
-use std::sync::Arc;
+pub(crate) mod admit;
+pub(crate) mod publish;
 
 use pagelith_io::buffer::Part;
+use pagelith_layouts::align::align_up;
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::footer;
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::record::{self, GroupKind, MEMBERS_MAX, OBJECT_BYTES_MAX};
+use pagelith_layouts::record::{self, MEMBERS_MAX, OBJECT_BYTES_MAX};
 use pagelith_tiers::dram::arena::Extent;
-use pagelith_tiers::policy::{FrameId, Recency};
+use pagelith_tiers::policy::Recency;
 
-use crate::core::{Core, Job, SsdHealth};
+use crate::core::{Core, Job};
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame_io::Unpublished;
-use crate::frames::{FrameData, FrameMember, FrameRef, FrameState};
-use crate::index::{Entry, TICK_MODULUS};
+use crate::frames::{FrameMember, FrameRef};
+use crate::index::SsdPlace;
 use crate::outcome::PutOutcome;
 use crate::shared::Shared;
+
+/// How the objects of a put belong together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One object by itself.
+    Single,
+    /// A page's base group.
+    Base,
+    /// Attached to the base group that this key is of.
+    Attached(ObjectKey),
+}
+
+/// Where an object is, exactly: what is found elsewhere later was put, moved or written since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum At {
+    Frame(FrameRef),
+    Ssd(SsdPlace),
+}
 
 /// One object of a group to be put.
 pub(crate) struct Incoming<'a> {
     pub key: ObjectKey,
-    pub pieces: Vec<&'a [u8]>,
+    pub bytes: Bytes<'a>,
 }
 
-impl Incoming<'_> {
-    /// The pieces of a source.
-    pub fn of<'a>(key: ObjectKey, parts: &'a [Part]) -> Incoming<'a> {
-        Incoming { key, pieces: parts.iter().map(Part::bytes).collect() }
-    }
+/// Where the bytes of an object to be put are.
+pub(crate) enum Bytes<'a> {
+    /// In the caller's memory.
+    Lent(&'a [Part]),
+    /// Read from where the object was by itself.
+    Adopted(&'a [u8]),
+    /// In the arena already.
+    Arena(FrameMember),
 }
 
-/// What is known of a group before its bytes are looked at.
-pub(crate) enum Admission {
-    /// Nothing more to do.
-    Settled(Result<PutOutcome>),
-    /// Some members may be on SSD: an entry has their fingerprint, and only the header there can tell whether
-    /// it is their key. By member.
-    Doubtful(Vec<usize>),
-    /// Memory is set aside.
-    Admitted(Admitted),
+/// What the store has to know of an object before it looks at its bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    pub key: ObjectKey,
+    /// In bytes; `None` for an object of an open group that was not put: it has to be here already.
+    pub length: Option<u64>,
+    pub in_arena: bool,
 }
 
 /// A group with memory of its own, invisible so far.
 pub(crate) struct Admitted {
     generation: Generation,
     fingerprints: Vec<u128>,
-    extents: Vec<Extent>,
+    /// For those that are not in the arena yet.
+    extents: Vec<Option<Extent>>,
+    /// Where those of them are that are here already, and give way to the group; empty if none is.
+    here: Vec<Option<At>>,
+    /// Which of those are seen, so that their bytes are the group's; empty if none is.
+    pub adopts: Vec<bool>,
+}
+
+impl Admitted {
+    /// Nothing will be stored: free what was set aside.
+    pub fn give_back(self, core: &mut Core) {
+        self.extents.into_iter().flatten().for_each(|e| core.space.free(e));
+    }
+}
+
+/// What became of a group that was admitted.
+pub(crate) enum Stored {
+    /// That, and these frames are to be written.
+    Done(PutOutcome, Vec<FrameRef>),
+    /// Not now. All of it lies in the arena, in the order given, and is the caller's.
+    Back(Error, Vec<FrameMember>),
 }
 
 /// Check what does not depend on the store's state: every rule names what it refuses.
-pub(crate) fn check(shared: &Shared, group: &[(ObjectKey, u64)]) -> Result<()> {
-    let Some((first, _)) = group.first() else { return Err(Error::invalid("a group has no object")) };
-    if group.len() > MEMBERS_MAX {
-        let most = MEMBERS_MAX;
-        return Err(Error::invalid(format!(
-            "a group has too many objects objects={} max={most}",
-            group.len()
-        )));
+pub(crate) fn check(shared: &Shared, kind: Kind, group: &[Size]) -> Result<()> {
+    let Some(Size { key: first, .. }) = group.first() else {
+        return Err(Error::invalid("a group has no object"));
+    };
+    for object in group {
+        check_object(shared, object, first)?;
     }
-    for (i, (key, length)) in group.iter().enumerate() {
-        if *length == 0 {
-            return Err(Error::invalid(format!("object has no bytes key={key} length=0")));
-        }
-        let max = shared.object_bytes_max.min(OBJECT_BYTES_MAX);
-        if *length > max {
-            return Err(Error::invalid(format!("object is too large key={key} length={length} max={max}")));
-        }
-        if !key.same_page(first) {
-            return Err(Error::invalid(format!("a group has objects of two pages key={key} other={first}")));
-        }
-        if group[..i].iter().any(|(k, _)| k == key) {
+    if let (Kind::Single, [Size { length: Some(length), .. }]) = (kind, group) {
+        return check_bytes(shared, first, &[*length]);
+    }
+    let keys: Vec<ObjectKey> = group.iter().map(|o| o.key).collect();
+    check_keys(shared, kind, &keys)?;
+    check_bytes(shared, first, &group.iter().filter_map(|o| o.length).collect::<Vec<_>>())
+}
+
+/// The rules for an object of a group by itself.
+pub(crate) fn check_object(shared: &Shared, object: &Size, first: &ObjectKey) -> Result<()> {
+    let Size { key, length, .. } = object;
+    let max = shared.object_bytes_max.min(OBJECT_BYTES_MAX);
+    if *length == Some(0) {
+        return Err(Error::invalid(format!("object has no bytes key={key} length=0")));
+    }
+    if let Some(length) = length.filter(|length| *length > max) {
+        return Err(Error::invalid(format!("object is too large key={key} length={length} max={max}")));
+    }
+    if !key.same_page(first) {
+        return Err(Error::invalid(format!("a group has objects of two pages key={key} other={first}")));
+    }
+    Ok(())
+}
+
+/// The rules for which objects make a group.
+pub(crate) fn check_keys(shared: &Shared, kind: Kind, keys: &[ObjectKey]) -> Result<()> {
+    let (objects, most) = (keys.len(), MEMBERS_MAX);
+    if objects > most {
+        return Err(Error::invalid(format!("a group has too many objects objects={objects} max={most}")));
+    }
+    for (i, key) in keys.iter().enumerate() {
+        if keys[..i].contains(key) {
             return Err(Error::invalid(format!("a group has a key twice key={key}")));
+        }
+        if let Kind::Attached(base) = kind {
+            if !key.same_page(&base) {
+                return Err(Error::invalid(format!("base is of another page key={key} base={base}")));
+            }
+            if *key == base {
+                return Err(Error::invalid(format!("an object is attached to itself key={key}")));
+            }
         }
     }
     if let Some(volume) = &shared.volume {
         // One write takes a group whole: each object is a part, and so are its header and the segment's head.
         let most = volume.disk.facts().parts_max.saturating_sub(2);
-        if group.len() > most {
-            let objects = group.len();
+        if objects > most {
             return Err(Error::invalid(format!(
                 "a group has more objects than a write has parts objects={objects} max={most}"
             )));
         }
-        let bytes = record::record_bytes(group.iter().map(|g| g.1), BLOCK_BYTES);
-        let max = footer::record_bytes_max(volume.geometry.segment_bytes, group.len() as u64);
+    }
+    Ok(())
+}
+
+/// The rules for how large a group of objects of these lengths may be; each is at most the largest object.
+pub(crate) fn check_bytes(shared: &Shared, first: &ObjectKey, lengths: &[u64]) -> Result<()> {
+    let objects = lengths.len() as u64;
+    if let Some(volume) = &shared.volume {
+        let bytes = record::record_bytes(lengths.iter().copied(), BLOCK_BYTES);
+        let max = footer::record_bytes_max(volume.geometry.segment_bytes, objects);
         if bytes > max {
             let detail =
                 format!("group is larger than a segment's payload key={first} bytes={bytes} max={max}");
             return Err(Error::invalid(detail));
         }
     }
+    let bytes: u64 = lengths.iter().map(|length| align_up(*length)).sum();
+    let max = shared.config.arena_bytes();
+    if bytes > max {
+        let detail = format!("group is larger than the arena key={first} bytes={bytes} max={max}");
+        return Err(Error::invalid(detail));
+    }
     Ok(())
 }
 
-/// Step 1. `present` tells of each member what its headers on SSD said: that it is there, with this length.
-pub(crate) fn admit(
-    shared: &Shared,
-    group: &[(ObjectKey, u64)],
-    present: Option<&[Option<u64>]>,
-) -> Admission {
-    let mut core = shared.lock();
-    let generation = core.generation(group[0].0.namespace());
-    let fingerprints: Vec<_> = group.iter().map(|(key, _)| shared.fingerprint(key, generation)).collect();
-    let mut here = 0;
-    let mut doubtful = Vec::new();
-    for (i, ((key, length), fp)) in group.iter().zip(&fingerprints).enumerate() {
-        let known = match core.find_memory(key, *fp, generation) {
-            Some((frame, member)) => core.frames.get(frame.id).map(|f| f.data.members[member].extent.bytes),
-            None => match present {
-                Some(present) => {
-                    let unclear = present[i].is_none() && !core.find_ssd(*fp).is_empty();
-                    if unclear && !shared.config.constant_fingerprint() {
-                        // The look at its header was late, or it was written meanwhile: not to be replaced.
-                        core.counters.puts_busy += group.len() as u64;
-                        let detail = format!("key may be present, its header was not read in time key={key}");
-                        return Admission::Settled(Err(Error::busy(detail)));
-                    }
-                    present[i]
-                }
-                None if !core.find_ssd(*fp).is_empty() => {
-                    doubtful.push(i);
-                    continue;
-                }
-                None => None,
-            },
-        };
-        if let Some(known) = known.filter(|known| known != length) {
-            let detail =
-                format!("key is present with another length key={key} present={known} given={length}");
-            return Admission::Settled(Err(Error::invalid(detail)));
-        }
-        here += usize::from(known.is_some());
-    }
-    if here == group.len() {
-        core.counters.puts_present += group.len() as u64;
-        return Admission::Settled(Ok(PutOutcome::AlreadyPresent));
-    }
-    if !doubtful.is_empty() {
-        return Admission::Doubtful(doubtful);
-    }
-    let extents = set_aside(&mut core, group).or_else(|| {
-        // Leases that are over hold nothing back; without an SSD tier nobody else ends them.
-        core.pins.expire(shared.now());
-        set_aside(&mut core, group)
-    });
-    match extents {
-        Some(extents) => Admission::Admitted(Admitted { generation, fingerprints, extents }),
-        None => {
-            core.counters.puts_busy += group.len() as u64;
-            drop(core);
-            shared.work.raise();
-            let bytes: u64 = group.iter().map(|g| g.1).sum();
-            Admission::Settled(Err(Error::busy(format!("arena is full of pages in use bytes={bytes}"))))
-        }
-    }
-}
-
-/// Memory for every member, or none.
-pub(crate) fn set_aside(core: &mut Core, group: &[(ObjectKey, u64)]) -> Option<Vec<Extent>> {
+/// Memory for every object of the group that has none, or for nothing.
+pub(crate) fn set_aside(core: &mut Core, group: &[Size]) -> Option<Vec<Option<Extent>>> {
     let mut extents = Vec::with_capacity(group.len());
-    for (_, length) in group {
-        let extent = loop {
-            match core.space.alloc(*length) {
-                Some(extent) => break Some(extent),
-                None if core.evict_one(false) => {}
-                None => break None,
-            }
-        };
-        match extent {
-            Some(extent) => extents.push(extent),
+    for object in group {
+        if object.in_arena {
+            extents.push(None);
+            continue;
+        }
+        match set_aside_one(core, object.length.unwrap_or(0)) {
+            Some(extent) => extents.push(Some(extent)),
             None => {
-                extents.into_iter().for_each(|e| core.space.free(e));
+                extents.into_iter().flatten().for_each(|e| core.space.free(e));
                 return None;
             }
         }
@@ -186,30 +203,62 @@ pub(crate) fn set_aside(core: &mut Core, group: &[(ObjectKey, u64)]) -> Option<V
     Some(extents)
 }
 
+/// Memory for one object, evicting what may go.
+pub(crate) fn set_aside_one(core: &mut Core, length: u64) -> Option<Extent> {
+    loop {
+        match core.space.alloc(length) {
+            Some(extent) => return Some(extent),
+            None if core.evict_one(false) => {}
+            None => return None,
+        }
+    }
+}
+
+/// What holds memory back only until its time is up is let go: without an SSD tier nobody else sees to it.
+pub(crate) fn expire(shared: &Shared, core: &mut Core) {
+    let now = shared.now();
+    core.pins.expire(now);
+    core.drop_expired_groups(now);
+}
+
 /// Steps 2 and 3.
 pub(crate) fn store(
     shared: &Shared,
-    group: &[Incoming<'_>],
+    kind: Kind,
+    group: Vec<Incoming<'_>>,
     admitted: Admitted,
     at: Recency,
-) -> Result<(PutOutcome, Option<FrameRef>)> {
-    let filled: Option<Vec<_>> = group
-        .iter()
-        .zip(&admitted.extents)
-        .map(|(object, extent)| Unpublished::new(*extent).fill(&shared.memory, &object.pieces))
-        .collect();
-    let Some(checksums) = filled else {
-        let mut core = shared.lock();
-        admitted.extents.iter().for_each(|e| core.space.free(*e));
-        return Err(Error::new(ErrorKind::Internal, "extent and object have different lengths"));
-    };
-    let members = group.iter().zip(checksums).enumerate().map(|(i, (object, checksums))| FrameMember {
-        key: object.key,
-        fingerprint: admitted.fingerprints[i],
-        extent: admitted.extents[i],
-        checksums,
-    });
-    publish(shared, members.collect(), admitted.generation, at)
+) -> Stored {
+    let Admitted { generation, fingerprints, extents, here, .. } = admitted;
+    let mut members = Vec::with_capacity(group.len());
+    let mut whole = true;
+    for ((object, extent), fingerprint) in group.into_iter().zip(extents).zip(fingerprints) {
+        let lent: Vec<&[u8]>;
+        let (pieces, extent) = match (object.bytes, extent) {
+            (Bytes::Arena(member), _) => {
+                members.push(member);
+                continue;
+            }
+            (Bytes::Lent(parts), Some(extent)) => {
+                lent = parts.iter().map(Part::bytes).collect();
+                (&lent[..], extent)
+            }
+            (Bytes::Adopted(bytes), Some(extent)) => (&[bytes][..], extent),
+            (Bytes::Lent(_) | Bytes::Adopted(_), None) => {
+                whole = false;
+                continue;
+            }
+        };
+        let checksums = Unpublished::new(extent).fill(&shared.memory, pieces);
+        whole &= checksums.is_some();
+        let checksums = checksums.unwrap_or_default();
+        members.push(FrameMember { key: object.key, fingerprint, extent, checksums });
+    }
+    if !whole {
+        let detail = "extent and object have different lengths";
+        return Stored::Back(Error::new(ErrorKind::Internal, detail), members);
+    }
+    publish::publish(shared, kind, members, here, generation, at)
 }
 
 /// Queue the frames of a batch for the flusher, the last first: heads of chains become younger in the log
@@ -223,114 +272,4 @@ pub(crate) fn enqueue(shared: &Shared, frames: &mut Vec<FrameRef>) {
     }
     frames.clear();
     shared.work.raise();
-}
-
-/// Step 3.
-fn publish(
-    shared: &Shared,
-    members: Vec<FrameMember>,
-    generation: Generation,
-    at: Recency,
-) -> Result<(PutOutcome, Option<FrameRef>)> {
-    let mut core = shared.lock();
-    let objects = members.len() as u64;
-    let key = members[0].key;
-    let give_back = |core: &mut Core, members: &[FrameMember]| {
-        members.iter().for_each(|m| core.space.free(m.extent));
-    };
-    if core.generation(key.namespace()) != generation {
-        // Cleared while it was being copied: stored, and gone already.
-        give_back(&mut core, &members);
-        return Ok((PutOutcome::Stored, None));
-    }
-    let there = |core: &Core, m: &FrameMember| core.find_memory(&m.key, m.fingerprint, generation);
-    if members.iter().all(|m| there(&core, m).is_some()) {
-        give_back(&mut core, &members);
-        core.counters.puts_present += objects;
-        return Ok((PutOutcome::AlreadyPresent, None));
-    }
-    let writes = core.ssd.as_ref().is_some_and(|s| s.health == SsdHealth::On);
-    if core.write_buffer_only && !writes {
-        // There is no tier left that would keep it.
-        give_back(&mut core, &members);
-        core.counters.puts_refused += objects;
-        core.counters.refused_objects += objects;
-        return Ok((PutOutcome::Refused, None));
-    }
-    // First, so that a refusal leaves everything as it was.
-    while core.index.len() + objects > core.index.capacity() {
-        // What is on SSD too would keep its entries, and all of DRAM would go for nothing.
-        if !core.evict_one(true) {
-            give_back(&mut core, &members);
-            core.counters.puts_refused += objects;
-            core.counters.refused_objects += objects;
-            return Ok((PutOutcome::Refused, None));
-        }
-    }
-    // What of the group is there already, put by itself or in another group, is replaced: a page is whole.
-    for m in &members {
-        if let Some((frame, _)) = there(&core, m) {
-            core.drop_frame(frame.id, true);
-        }
-        if !shared.config.constant_fingerprint() {
-            while core.remove_entry(m.fingerprint, |e| e.frame.is_none()).is_some() {}
-        }
-    }
-    let bytes: u64 = members.iter().map(|m| m.extent.bytes).sum();
-    let data = Arc::new(FrameData {
-        namespace: key.namespace(),
-        generation,
-        sequence: core.next_sequence(),
-        group_kind: if objects > 1 { GroupKind::Base } else { GroupKind::Single },
-        depth: at.depth,
-        members,
-    });
-    let Some(frame) = insert(&mut core, data, at) else {
-        return Err(Error::busy("too many pages in memory"));
-    };
-    core.counters.puts_stored += objects;
-    core.counters.bytes_put += bytes;
-    Ok((PutOutcome::Stored, frame))
-}
-
-/// Make a frame visible; with an SSD tier the inner `Some` names it for the queue. `None`, and everything
-/// given back, if there is no number for it.
-fn insert(core: &mut Core, data: Arc<FrameData>, at: Recency) -> Option<Option<FrameRef>> {
-    let on_ssd = core.ssd.as_ref().is_some_and(|s| s.health == SsdHealth::On);
-    let Some(frame) = core.frames.insert(data.clone(), FrameState::Queued, at) else {
-        data.members.iter().for_each(|m| core.space.free(m.extent));
-        return None;
-    };
-    link(core, frame.id, &data);
-    match core.ssd.as_mut().filter(|_| on_ssd) {
-        Some(ssd) => {
-            ssd.unflushed_bytes += data.bytes();
-            Some(Some(frame))
-        }
-        None => {
-            if core.ssd.is_some() {
-                core.counters.lost_objects += data.members.len() as u64;
-            }
-            core.settle_frame(frame);
-            Some(None)
-        }
-    }
-}
-
-/// Enter a frame's objects into the index; there is room, the caller has seen to it.
-pub(crate) fn link(core: &mut Core, id: FrameId, data: &FrameData) {
-    let tick = (core.now_tick() % u64::from(TICK_MODULUS)) as u32;
-    for m in &data.members {
-        let entry = Entry {
-            fingerprint: m.fingerprint,
-            length: m.extent.bytes as u32,
-            ssd: None,
-            frame: Some(id.0),
-            tick,
-            freq: 0,
-            pinned: false,
-        };
-        let inserted = core.index.insert(&entry);
-        debug_assert!(inserted.is_ok(), "{inserted:?}");
-    }
 }

@@ -1,36 +1,178 @@
-//! A batch of put groups: most are done at once; those that meet what may be the same object on SSD look
-//! there first.
+//! A batch of groups to be put. What is new is stored at once; only what may be on SSD already has to be looked
+//! at there first, and what is here by itself read, before its group can be made.
 
+use std::sync::Arc;
+
+use pagelith_io::buffer::AlignedBuf;
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::Completion;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 
-use crate::batch::PutGroup;
-use crate::error::Result;
-use crate::frames::FrameRef;
-use crate::get::GetBatch;
+use crate::batch::{Destination, Get, Put, PutGroup, Source};
+use crate::error::{Error, ErrorKind, Result};
+use crate::frames::{FrameMember, FrameRef};
+use crate::get::{GetBatch, Probed};
 use crate::outcome::{PutDone, PutOutcome, Ticket};
-use crate::put::{self, Admission, Incoming};
+use crate::put::admit::{Admission, Alone, admit};
+use crate::put::{self, At, Bytes, Incoming, Kind, Size, Stored};
 use crate::session::SessionIo;
+use crate::shared::Shared;
 
 /// Bytes after which what was stored so far is handed to the flusher, so that a batch larger than the arena
 /// makes progress.
 const ENQUEUE_BYTES: u64 = 4 << 20;
 
+/// Where a group's objects come from.
+enum From {
+    /// The caller.
+    Lent(Vec<Put>),
+    /// An open group, and what it requires.
+    Open(u64, Arc<[ObjectKey]>),
+}
+
+impl From {
+    fn objects(&self) -> usize {
+        match self {
+            From::Lent(objects) => objects.len(),
+            From::Open(_, required) => required.len(),
+        }
+    }
+}
+
+/// What has to be read before a group can be stored.
+enum Needs {
+    Nothing,
+    /// The headers of these members.
+    Headers(Vec<usize>),
+    /// These members, which are here by themselves.
+    Objects(Vec<Alone>),
+}
+
 struct Group {
-    objects: PutGroup,
+    from: From,
+    kind: Kind,
     outcome: Option<Result<PutOutcome>>,
-    /// Members that may be on SSD, and the first of their probes.
-    doubtful: Vec<usize>,
-    first_probe: usize,
+    needs: Needs,
+    /// What the members' headers on SSD said, once they were looked at.
+    probed: Option<Vec<Option<Probed>>>,
+    /// The bytes of members that are here by themselves, and where they were when they were asked for; empty before.
+    adopted: Vec<Option<(At, AlignedBuf)>>,
+    asked: bool,
+    /// Which members were stored with bytes that were here; empty if none was.
+    takes_in: Vec<bool>,
+    /// What of the memory for that it holds, in bytes.
+    memory: u64,
+}
+
+impl Group {
+    fn new(from: From, base: Option<ObjectKey>) -> Group {
+        let kind = match base {
+            Some(base) => Kind::Attached(base),
+            None if from.objects() > 1 => Kind::Base,
+            None => Kind::Single,
+        };
+        let (adopted, takes_in) = (Vec::new(), Vec::new());
+        Group {
+            from,
+            kind,
+            outcome: None,
+            needs: Needs::Nothing,
+            probed: None,
+            adopted,
+            asked: false,
+            takes_in,
+            memory: 0,
+        }
+    }
+
+    fn key(&self, member: usize) -> ObjectKey {
+        match &self.from {
+            From::Lent(objects) => objects[member].key,
+            From::Open(_, required) => required[member],
+        }
+    }
+
+    /// What was put; `None` if it is an open group that is gone.
+    fn sizes(&self, shared: &Shared) -> Option<Vec<Size>> {
+        match &self.from {
+            From::Lent(objects) => {
+                let size = |o: &Put| Size { key: o.key, length: Some(o.source.len()), in_arena: false };
+                Some(objects.iter().map(size).collect())
+            }
+            From::Open(id, required) => {
+                let core = shared.lock();
+                let open = core.waiting.get(*id)?;
+                let size = |(i, key): (usize, &ObjectKey)| {
+                    let length = open.filled(i);
+                    Size { key: *key, length, in_arena: length.is_some() }
+                };
+                Some(required.iter().enumerate().map(size).collect())
+            }
+        }
+    }
+
+    /// The objects, those of an open group out of the hands of the table. `None` if it is gone, or no longer what
+    /// was admitted.
+    fn incoming(&self, shared: &Shared, adopts: &[bool]) -> Option<Vec<Incoming<'_>>> {
+        let adopted = |i: usize| {
+            let (_, bytes) = self.adopted.get(i)?.as_ref().filter(|_| takes_in(adopts, i))?;
+            Some(Incoming { key: self.key(i), bytes: Bytes::Adopted(bytes) })
+        };
+        match &self.from {
+            From::Lent(objects) => {
+                let lent = |o| Incoming { key: self.key(o), bytes: Bytes::Lent(&objects[o].source.0) };
+                Some((0..objects.len()).map(|i| adopted(i).unwrap_or_else(|| lent(i))).collect())
+            }
+            From::Open(id, required) => {
+                let mut core = shared.lock();
+                let open = core.waiting.get_mut(*id)?;
+                let whole = (0..required.len()).all(|i| takes_in(adopts, i) || open.filled(i).is_some());
+                let mut one = |i| {
+                    let of_arena = |m| Incoming { key: required[i], bytes: Bytes::Arena(m) };
+                    adopted(i).or_else(|| open.hand_out(i).map(of_arena))
+                };
+                whole.then(|| (0..required.len()).filter_map(&mut one).collect())
+            }
+        }
+    }
+
+    /// It cannot be stored now: what of it is in the arena goes back to where it was.
+    fn take_back(&self, shared: &Shared, adopts: &[bool], members: Vec<FrameMember>) {
+        let mut core = shared.lock();
+        for (i, member) in members.into_iter().enumerate() {
+            let open = match &self.from {
+                From::Open(id, _) if !takes_in(adopts, i) => core.waiting.get_mut(*id),
+                From::Open(..) | From::Lent(_) => None,
+            };
+            match open {
+                Some(open) => open.take_back(member),
+                None => core.space.free(member.extent),
+            }
+        }
+    }
+}
+
+/// Whether member `i` is stored with bytes that were here.
+fn takes_in(adopts: &[bool], i: usize) -> bool {
+    adopts.get(i).copied().unwrap_or(false)
+}
+
+/// What is being read for a batch.
+enum Reading {
+    Nothing,
+    /// Headers of (group, member).
+    Headers(GetBatch, Vec<(usize, usize)>),
+    /// Whole objects of (group, member), and where each is.
+    Objects(GetBatch, Vec<(usize, usize, At)>),
 }
 
 /// A batch of put groups.
 pub(crate) struct PutBatch {
     groups: Vec<Group>,
-    probes: Option<GetBatch>,
+    reading: Reading,
     at: Recency,
+    deadline: Mono,
     frames: Vec<FrameRef>,
     unqueued_bytes: u64,
 }
@@ -39,101 +181,268 @@ impl PutBatch {
     /// Store what can be stored without looking at the SSD, and begin to look for the rest.
     pub fn begin(io: &mut SessionIo, groups: Vec<PutGroup>, at: Recency, deadline: Mono) -> PutBatch {
         let _span = tracing::debug_span!("put", groups = groups.len()).entered();
-        let group = |objects| Group { objects, outcome: None, doubtful: Vec::new(), first_probe: 0 };
-        let mut batch = PutBatch {
-            groups: groups.into_iter().map(group).collect(),
-            probes: None,
-            at,
-            frames: Vec::new(),
-            unqueued_bytes: 0,
-        };
-        let mut keys: Vec<ObjectKey> = Vec::new();
-        for i in 0..batch.groups.len() {
-            batch.try_group(io, i, None);
-            let group = &mut batch.groups[i];
-            group.first_probe = keys.len();
-            keys.extend(group.doubtful.iter().map(|&m| group.objects.objects[m].key));
+        let group = |g: PutGroup| Group::new(From::Lent(g.objects), g.base);
+        Self::begin_groups(io, groups.into_iter().map(group).collect(), at, deadline)
+    }
+
+    /// Make an open group visible.
+    pub fn commit(io: &mut SessionIo, open: u64, at: Recency, deadline: Mono) -> PutBatch {
+        let mut core = io.shared.lock();
+        let found = core
+            .waiting
+            .get_mut(open)
+            .map(|group| (std::mem::replace(&mut group.committing, true), group.required.clone(), group.at));
+        drop(core);
+        let (busy, required, at) = found.unwrap_or((false, Arc::new([]), at));
+        let mut group = Group::new(From::Open(open, required), None);
+        if busy {
+            group.outcome = Some(Err(Error::busy("group is being committed")));
         }
-        put::enqueue(&io.shared, &mut batch.frames);
-        if !keys.is_empty() {
-            batch.probes = Some(GetBatch::probe(io, &keys, at, deadline));
-        }
+        Self::begin_groups(io, vec![group], at, deadline)
+    }
+
+    fn begin_groups(io: &mut SessionIo, groups: Vec<Group>, at: Recency, deadline: Mono) -> PutBatch {
+        let (reading, frames) = (Reading::Nothing, Vec::new());
+        let mut batch = PutBatch { groups, reading, at, deadline, frames, unqueued_bytes: 0 };
+        batch.try_groups(io);
+        batch.read(io);
         batch
     }
 
-    fn try_group(&mut self, io: &SessionIo, i: usize, present: Option<&[Option<u64>]>) {
-        let shared = &io.shared;
-        let group = &mut self.groups[i];
-        let objects = &group.objects.objects;
-        let sizes: Vec<_> = objects.iter().map(|o| (o.key, o.source.len())).collect();
-        let at = Recency { depth: self.at.depth.saturating_add(i as u32), ..self.at };
-        let checked = shared.check_open().and_then(|()| put::check(shared, &sizes));
-        let admission = match checked {
-            Ok(()) => put::admit(shared, &sizes, present),
-            Err(error) => Admission::Settled(Err(error)),
-        };
-        match admission {
-            Admission::Settled(outcome) => group.outcome = Some(outcome),
-            Admission::Doubtful(members) => group.doubtful = members,
-            Admission::Admitted(admitted) => {
-                let incoming: Vec<_> = objects.iter().map(|o| Incoming::of(o.key, &o.source.0)).collect();
-                let stored = put::store(shared, &incoming, admitted, at);
-                self.unqueued_bytes += sizes.iter().map(|s| s.1).sum::<u64>();
-                group.outcome = Some(stored.map(|(outcome, frame)| {
-                    self.frames.extend(frame);
-                    outcome
-                }));
+    fn try_groups(&mut self, io: &SessionIo) {
+        for i in 0..self.groups.len() {
+            if self.groups[i].outcome.is_none() {
+                self.try_group(io, i);
             }
         }
+        put::enqueue(&io.shared, &mut self.frames);
+        self.let_go(&io.shared);
+    }
+
+    fn try_group(&mut self, io: &SessionIo, i: usize) {
+        let shared = &io.shared;
+        let group = &mut self.groups[i];
+        let Some(sizes) = group.sizes(shared) else {
+            group.outcome = Some(Err(crate::groups::gone()));
+            return;
+        };
+        let checked = shared.check_open().and_then(|()| put::check(shared, group.kind, &sizes));
+        let adopted: Vec<_> = group.adopted.iter().map(|a| a.as_ref().map(|(at, _)| *at)).collect();
+        let admission = match checked {
+            Ok(()) => admit(shared, group.kind, &sizes, group.probed.as_deref(), &adopted),
+            Err(error) => Admission::Settled(Err(error)),
+        };
+        // What was asked for once and did not come is not asked for again.
+        let in_vain =
+            || Error::busy(format!("an object changed while it was looked at key={}", sizes[0].key));
+        match admission {
+            Admission::Settled(outcome) => group.outcome = Some(outcome),
+            Admission::Incomplete => group.outcome = Some(Ok(PutOutcome::Waiting)),
+            Admission::Doubtful(_) if group.probed.is_some() => group.outcome = Some(Err(in_vain())),
+            Admission::Doubtful(members) => group.needs = Needs::Headers(members),
+            Admission::Adopt(_) if group.asked => group.outcome = Some(Err(in_vain())),
+            Admission::Adopt(members) => (group.needs, group.asked) = (Needs::Objects(members), true),
+            Admission::Admitted(admitted) => {
+                self.store(shared, i, admitted);
+                self.unqueued_bytes += sizes.iter().filter_map(|s| s.length).sum::<u64>();
+            }
+        }
+        self.settle_open(shared, i);
         if self.unqueued_bytes >= ENQUEUE_BYTES {
             self.unqueued_bytes = 0;
             put::enqueue(shared, &mut self.frames);
         }
     }
 
-    /// Go on without waiting; true once every group has its outcome.
-    pub fn advance(&mut self, io: &mut SessionIo, ticket: Ticket) -> bool {
-        let Some(probes) = self.probes.as_mut() else { return true };
-        if !probes.advance(io, ticket) {
-            return false;
-        }
-        let found = self.probes.take().map(GetBatch::into_probed).unwrap_or_default();
-        for i in 0..self.groups.len() {
-            if self.groups[i].outcome.is_some() {
-                continue;
+    fn store(&mut self, shared: &Shared, i: usize, admitted: put::Admitted) {
+        let group = &self.groups[i];
+        let at = Recency { depth: self.at.depth.saturating_add(i as u32), ..self.at };
+        let adopts = admitted.adopts.clone();
+        let outcome = match group.incoming(shared, &adopts) {
+            None => {
+                admitted.give_back(&mut shared.lock());
+                Err(Error::busy(format!("the group changed while it was looked at key={}", group.key(0))))
             }
-            let group = &self.groups[i];
-            let mut present = vec![None; group.objects.objects.len()];
-            for (probe, &member) in group.doubtful.iter().enumerate() {
-                present[member] = found[group.first_probe + probe].as_ref().map(|p| p.length);
-            }
-            self.try_group(io, i, Some(&present));
-        }
-        put::enqueue(&io.shared, &mut self.frames);
-        true
+            Some(incoming) => match put::store(shared, group.kind, incoming, admitted, at) {
+                Stored::Done(outcome, frames) => {
+                    self.frames.extend(frames);
+                    Ok(outcome)
+                }
+                Stored::Back(error, members) => {
+                    group.take_back(shared, &adopts, members);
+                    Err(error)
+                }
+            },
+        };
+        let group = &mut self.groups[i];
+        (group.takes_in, group.outcome) = (adopts, Some(outcome));
     }
 
-    /// A read of a probe came back.
+    /// An open group that has its outcome: committed it is closed, else it stays open for the next try.
+    fn settle_open(&self, shared: &Shared, i: usize) {
+        let Group { from: From::Open(id, _), outcome: Some(outcome), .. } = &self.groups[i] else { return };
+        let mut core = shared.lock();
+        match outcome {
+            Ok(PutOutcome::Waiting) | Err(_) => {
+                let Some(open) = core.waiting.get_mut(*id) else { return };
+                open.committing = false;
+                let (namespace, generation) = (open.required[0].namespace(), open.generation);
+                if core.generation(namespace) != generation {
+                    core.close_group(*id);
+                }
+            }
+            Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent | PutOutcome::Refused) => {
+                core.close_group(*id);
+            }
+        }
+    }
+
+    /// Begin to read what groups need: headers first, since what they say may settle the rest.
+    fn read(&mut self, io: &mut SessionIo) {
+        let mut headers = Vec::new();
+        let mut objects = Vec::new();
+        for (g, group) in self.groups.iter_mut().enumerate() {
+            match std::mem::replace(&mut group.needs, Needs::Nothing) {
+                Needs::Nothing => {}
+                Needs::Headers(members) => headers.extend(members.into_iter().map(|m| (g, m))),
+                Needs::Objects(members) => objects.push((g, members)),
+            }
+        }
+        if !headers.is_empty() {
+            let keys: Vec<_> = headers.iter().map(|(g, m)| self.groups[*g].key(*m)).collect();
+            self.reading = Reading::Headers(GetBatch::probe(io, &keys, self.at, self.deadline), headers);
+            // They come next.
+            objects.into_iter().for_each(|(g, members)| self.groups[g].needs = Needs::Objects(members));
+            return;
+        }
+        let mut gets = Vec::new();
+        let mut of = Vec::new();
+        for (g, alone) in objects {
+            match self.buffers(&io.shared, g, &alone) {
+                Ok(buffers) => {
+                    for (alone, buffer) in alone.iter().zip(buffers) {
+                        let key = self.groups[g].key(alone.member);
+                        gets.push(Get { key, range: None, destination: Destination::owned(buffer) });
+                        of.push((g, alone.member, alone.at));
+                    }
+                }
+                Err(error) => {
+                    self.groups[g].outcome = Some(Err(error));
+                    self.settle_open(&io.shared, g);
+                }
+            }
+        }
+        self.let_go(&io.shared);
+        if !gets.is_empty() {
+            self.reading = Reading::Objects(GetBatch::begin(io, gets, self.at, self.deadline), of);
+        }
+    }
+
+    /// Memory for the objects that a group takes in. It is not the arena's: all groups together have as much as
+    /// there is staging memory, except that one may always go on.
+    fn buffers(&mut self, shared: &Shared, g: usize, alone: &[Alone]) -> Result<Vec<AlignedBuf>> {
+        let bytes: u64 = alone.iter().map(|a| a.length).sum();
+        {
+            let mut core = shared.lock();
+            let max = shared.staging.capacity() as u64;
+            if core.adopting > 0 && core.adopting + bytes > max {
+                let now = core.adopting;
+                let detail =
+                    format!("too much is read for other groups bytes={bytes} reading={now} max={max}");
+                return Err(Error::busy(detail));
+            }
+            core.adopting += bytes;
+        }
+        self.groups[g].memory += bytes;
+        let buffers: std::io::Result<Vec<_>> =
+            alone.iter().map(|a| AlignedBuf::new(a.length as usize)).collect();
+        buffers.map_err(|e| Error::busy(format!("no memory for objects of a group bytes={bytes}: {e}")))
+    }
+
+    /// Groups that have their outcome let go of what was read for them.
+    fn let_go(&mut self, shared: &Shared) {
+        for group in self.groups.iter_mut().filter(|g| g.outcome.is_some() && g.memory > 0) {
+            group.adopted.iter_mut().for_each(|bytes| *bytes = None);
+            shared.lock().adopting -= std::mem::take(&mut group.memory);
+        }
+    }
+
+    /// Go on without waiting; true once every group has its outcome.
+    pub fn advance(&mut self, io: &mut SessionIo, ticket: Ticket) -> bool {
+        loop {
+            match &mut self.reading {
+                Reading::Nothing => return true,
+                Reading::Headers(batch, _) | Reading::Objects(batch, _) => {
+                    if !batch.advance(io, ticket) {
+                        return false;
+                    }
+                }
+            }
+            match std::mem::replace(&mut self.reading, Reading::Nothing) {
+                Reading::Nothing => {}
+                Reading::Headers(batch, of) => {
+                    for ((g, m), probed) in of.into_iter().zip(batch.into_probed()) {
+                        let group = &mut self.groups[g];
+                        let members = group.from.objects();
+                        group.probed.get_or_insert_with(|| vec![None; members])[m] = probed;
+                    }
+                }
+                Reading::Objects(batch, of) => {
+                    for ((g, m, at), buffer) in of.into_iter().zip(batch.into_buffers()) {
+                        let group = &mut self.groups[g];
+                        let members = group.from.objects();
+                        group.adopted.resize_with(members, || None);
+                        group.adopted[m] = buffer.map(|bytes| (at, bytes));
+                    }
+                }
+            }
+            self.try_groups(io);
+            self.read(io);
+        }
+    }
+
+    /// A read came back.
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
-        if let Some(probes) = self.probes.as_mut() {
-            probes.completed(io, completion);
+        match &mut self.reading {
+            Reading::Nothing => {}
+            Reading::Headers(batch, _) | Reading::Objects(batch, _) => batch.completed(io, completion),
         }
     }
 
     /// Let go of what is held for a batch that nobody will finish.
     pub fn abandon(&mut self, io: &SessionIo) {
-        if let Some(probes) = self.probes.as_mut() {
-            probes.abandon(io);
+        match &mut self.reading {
+            Reading::Nothing => {}
+            Reading::Headers(batch, _) | Reading::Objects(batch, _) => batch.abandon(io),
         }
+        for i in 0..self.groups.len() {
+            let internal = || Error::new(ErrorKind::Unavailable, "its session was dropped");
+            self.groups[i].outcome.get_or_insert_with(|| Err(internal()));
+            self.settle_open(&io.shared, i);
+        }
+        self.let_go(&io.shared);
     }
 
     /// The outcomes, group by group, object by object.
     pub fn finish(self, _io: &mut SessionIo) -> Vec<PutDone> {
-        let group = |g: Group| {
-            let internal = || crate::error::Error::new(crate::ErrorKind::Internal, "put without an outcome");
-            let outcome = g.outcome.unwrap_or_else(|| Err(internal()));
-            g.objects.objects.into_iter().map(move |o| PutDone { outcome: outcome.clone(), source: o.source })
-        };
-        self.groups.into_iter().flat_map(group).collect()
+        self.groups.into_iter().flat_map(done).collect()
     }
+}
+
+/// Of each object of a group: the group's outcome, or that it was here by itself.
+fn done(group: Group) -> Vec<PutDone> {
+    let internal = || Error::new(ErrorKind::Internal, "put without an outcome");
+    let outcome = group.outcome.unwrap_or_else(|| Err(internal()));
+    let sources: Vec<Source> = match group.from {
+        From::Lent(objects) => objects.into_iter().map(|o| o.source).collect(),
+        From::Open(_, required) => required.iter().map(|_| Source(Vec::new())).collect(),
+    };
+    let one = |(i, source): (usize, Source)| {
+        let outcome = match &outcome {
+            Ok(PutOutcome::Stored) if takes_in(&group.takes_in, i) => Ok(PutOutcome::AlreadyPresent),
+            other => other.clone(),
+        };
+        PutDone { outcome, source }
+    };
+    sources.into_iter().enumerate().map(one).collect()
 }

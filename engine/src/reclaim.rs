@@ -248,7 +248,8 @@ impl Flusher {
                 continue;
             }
             let found = core.index.find(fingerprint).find(|i| i.ssd == Some(place));
-            let Some(found) = found else { continue };
+            // What is attached to nothing is of no use to anybody.
+            let Some(found) = found.filter(|f| core.is_visible(f)) else { continue };
             let tick = core.full_tick(found.tick);
             let pinned = core.pins.is_pinned(fingerprint);
             let record = records.entry(e.record_block).or_insert_with(|| {
@@ -292,7 +293,8 @@ impl Flusher {
         r.stage = Stage::Leaving;
         let mut core = self.shared.lock();
         let stays = |(fp, place): &(u128, SsdPlace)| {
-            core.pins.is_pinned(*fp) && core.index.find(*fp).any(|e| e.ssd == Some(*place))
+            core.pins.is_pinned(*fp)
+                && core.index.find(*fp).any(|e| e.ssd == Some(*place) && core.is_visible(&e))
         };
         if members.iter().any(stays) {
             // Pinned after the choice was made. The next try moves it.

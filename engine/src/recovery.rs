@@ -1,7 +1,7 @@
 //! What recovery found, made into an index.
 //!
-//! Of each key the youngest put wins, unless a tombstone is younger; of a group all members or none; and
-//! nothing from before its namespace's last clear.
+//! Of each key the youngest put wins, unless a tombstone is younger; of a group all members or none; what is
+//! attached to a group only with that; and nothing from before its namespace's last clear.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,11 +9,11 @@ use pagelith_layouts::checkpoint::{CheckpointEntry, CheckpointFacts};
 use pagelith_layouts::checksum::{FINGERPRINT_KEY_BYTES, fingerprint};
 use pagelith_layouts::footer::FooterEntry;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId};
-use pagelith_layouts::record::RecordKind;
+use pagelith_layouts::record::{GroupKind, RecordKind};
 use pagelith_tiers::ssd::recover::Sink;
 
 use crate::core::Core;
-use crate::index::{Entry, SsdPlace};
+use crate::index::{Entry, SsdPlace, name_of};
 
 /// An object that was found.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +29,9 @@ struct Object {
     /// Members of its record; 0 if a checkpoint says so, which only holds whole groups.
     member_count: u32,
     namespace: Option<(NamespaceId, Generation)>,
+    attached: bool,
+    /// Name of the base group that it is attached to, if it is and its record said so.
+    base: Option<u64>,
 }
 
 impl Object {
@@ -45,6 +48,8 @@ pub(crate) struct Collector {
     tombstones: HashMap<u128, u64>,
     /// Records (segment, block) that the checkpoint says something of and takes back.
     withdrawn: HashSet<(u32, u16)>,
+    /// Of objects that the checkpoint says are attached: to which base group.
+    links: HashMap<u128, u64>,
     generations: HashMap<NamespaceId, Generation>,
 }
 
@@ -55,11 +60,12 @@ impl Collector {
         generations: impl Iterator<Item = (NamespaceId, Generation)>,
     ) -> Collector {
         let generations = generations.collect();
-        let (tombstones, withdrawn) = (HashMap::new(), HashSet::new());
-        Collector { secret, objects: Vec::new(), tombstones, withdrawn, generations }
+        let (tombstones, withdrawn, links) = (HashMap::new(), HashSet::new(), HashMap::new());
+        Collector { secret, objects: Vec::new(), tombstones, withdrawn, links, generations }
     }
 
-    /// Drop what is not to be found again; returns how many members of groups that are not whole went.
+    /// Drop what is not to be found again; returns how many groups went that are not whole, or not attached to
+    /// anything.
     fn settle(&mut self) -> u64 {
         let generations = &self.generations;
         let current = |(ns, generation): (NamespaceId, Generation)| {
@@ -81,11 +87,16 @@ impl Collector {
             !hidden
         });
         self.objects.sort_unstable_by_key(|o| (o.fingerprint, o.sequence, o.position));
+        let shared = self.shared_records();
+        let mut older = Vec::new();
         // Keep the last of each key.
         self.objects.dedup_by(|later, kept| {
             let same = later.fingerprint == kept.fingerprint;
             if same {
                 broken.insert(kept.record());
+                if later.attached && !kept.attached && !shared.contains(&kept.record()) {
+                    older.push(*kept);
+                }
                 *kept = *later;
             }
             same
@@ -94,13 +105,58 @@ impl Collector {
         for o in self.objects.iter().filter(|o| o.member_count > 1) {
             *groups.entry(o.record()).or_default() += 1;
         }
-        let before = self.objects.len();
-        self.objects.retain(|o| match o.member_count {
-            0 => !broken.contains(&o.record()),
-            1 => true,
-            members => groups.get(&o.record()) == Some(&members),
+        let mut dropped = HashSet::new();
+        self.objects.retain(|o| {
+            let whole = match o.member_count {
+                0 => !broken.contains(&o.record()),
+                1 => true,
+                members => groups.get(&o.record()) == Some(&members),
+            };
+            if !whole {
+                dropped.insert(o.record());
+            }
+            whole
         });
-        (before - self.objects.len()) as u64
+        self.drop_without_base(&mut dropped);
+        // What was by itself, was taken into an attached group, and has lost that, is by itself again: a flush may
+        // have covered it.
+        if !older.is_empty() {
+            let here: HashSet<u128> = self.objects.iter().map(|o| o.fingerprint).collect();
+            self.objects.extend(older.into_iter().filter(|o| !here.contains(&o.fingerprint)));
+        }
+        dropped.len() as u64
+    }
+
+    /// Records of which several objects were found; none is looked for if nothing is attached.
+    fn shared_records(&self) -> HashSet<(u32, u16)> {
+        if !self.objects.iter().any(|o| o.attached) {
+            return HashSet::new();
+        }
+        let mut seen = HashSet::new();
+        self.objects.iter().map(Object::record).filter(|record| !seen.insert(*record)).collect()
+    }
+
+    /// Drop what is attached to a base group that was not found, or that was removed since.
+    fn drop_without_base(&mut self, dropped: &mut HashSet<(u32, u16)>) {
+        let mut removed: HashMap<u64, u64> = HashMap::new();
+        for (fingerprint, sequence) in &self.tombstones {
+            let youngest = removed.entry(name_of(*fingerprint)).or_default();
+            *youngest = (*youngest).max(*sequence);
+        }
+        let bases: HashSet<u64> =
+            self.objects.iter().filter(|o| !o.attached).map(|o| name_of(o.fingerprint)).collect();
+        let links = &self.links;
+        self.objects.retain_mut(|o| {
+            // The checkpoint's links are of its own objects.
+            let link = || links.get(&o.fingerprint).filter(|_| o.namespace.is_none()).copied();
+            o.base = o.base.or_else(link).filter(|_| o.attached);
+            let here = !o.attached || o.base.is_some_and(|base| bases.contains(&base));
+            let removed = o.base.and_then(|base| removed.get(&base)).is_some_and(|t| *t >= o.sequence);
+            if !here && !removed {
+                dropped.insert(o.record());
+            }
+            here && !removed
+        });
     }
 
     /// Fill the core: generations, index, live counts. `constant` replaces every fingerprint.
@@ -117,9 +173,15 @@ impl Collector {
                 frame: None,
                 tick: o.tick.unwrap_or(newest),
                 freq: 0,
-                pinned: false,
+                attached: o.attached,
             };
-            if core.index.insert(&entry).is_err() {
+            // An index with one fingerprint for all has one name for all.
+            let base = o.base.map(|base| constant.map_or(base, name_of));
+            let linked = base.is_none_or(|base| core.index.insert_link(entry.fingerprint, base).is_ok());
+            if !linked || core.index.insert(&entry).is_err() {
+                if linked && o.attached {
+                    core.index.remove_link(entry.fingerprint);
+                }
                 without_room.insert(o.record());
                 dropped += 1;
                 continue;
@@ -150,6 +212,10 @@ impl Sink for Collector {
             self.withdrawn.insert((entry.segment, entry.record_block));
             return;
         }
+        if let Some(base) = entry.link() {
+            self.links.insert(u128::from_le_bytes(entry.fingerprint), base);
+            return;
+        }
         self.objects.push(Object {
             fingerprint: u128::from_le_bytes(entry.fingerprint),
             // The snapshot is of this moment: older tombstones had their effect on it, younger ones count.
@@ -161,15 +227,18 @@ impl Sink for Collector {
                 payload_delta: entry.payload_delta,
             },
             length: entry.length,
-            tick: Some(entry.tick),
+            tick: Some(entry.ticks()),
             member_count: 0,
             namespace: None,
+            attached: entry.is_attached(),
+            base: None,
         });
     }
 
     fn forget_checkpoint(&mut self) {
         self.objects.clear();
         self.withdrawn.clear();
+        self.links.clear();
     }
 
     fn forget_all(&mut self) {
@@ -200,6 +269,8 @@ impl Sink for Collector {
             tick: None,
             member_count: entry.member_count,
             namespace: Some((namespace, generation)),
+            attached: entry.group_kind == GroupKind::Attached as u8,
+            base: Some(entry.base_group).filter(|base| *base != 0),
         });
     }
 }
@@ -286,6 +357,46 @@ mod tests {
         assert_eq!(collector.settle(), 1);
         let places: Vec<_> = collector.objects.iter().map(Object::record).collect();
         assert_eq!(places, [(3, 2)]);
+    }
+
+    /// A checkpoint of page `k` in the log, attached to `base`.
+    fn attached(sequence: u64, base: &str) -> FooterEntry {
+        let name = name_of(fingerprint(&SECRET, &key(base), Generation::FIRST));
+        let kind = GroupKind::Attached as u8;
+        FooterEntry {
+            group_kind: kind,
+            base_group: name,
+            record_block: 9,
+            ..entry("t", RecordKind::Data, sequence, 1)
+        }
+    }
+
+    fn settled(entries: &[FooterEntry]) -> (u64, Vec<(u32, u16)>) {
+        let mut collector = Collector::new(SECRET, std::iter::empty());
+        entries.iter().for_each(|e| collector.log_entry(SegmentId(3), e));
+        let dropped = collector.settle();
+        (dropped, collector.objects.iter().map(Object::record).collect())
+    }
+
+    #[test]
+    fn what_is_attached_is_found_with_its_base_only() {
+        let base = entry("k", RecordKind::Data, 5, 1);
+        let gone = entry("k", RecordKind::Tombstones, 8, 1);
+        let again = FooterEntry { record_block: 4, ..entry("k", RecordKind::Data, 9, 1) };
+        let with = |rest: &[FooterEntry]| settled(&[&[attached(7, "k")], rest].concat());
+        assert_eq!(with(&[]), (1, vec![]));
+        assert_eq!(with(&[entry("x", RecordKind::Data, 5, 1)]).0, 1, "another's base");
+        assert_eq!(with(std::slice::from_ref(&base)).1.len(), 2);
+        assert_eq!(with(&[base, gone, again]), (0, vec![(3, 4)]), "it went with the base that was removed");
+    }
+
+    #[test]
+    fn what_was_by_itself_before_it_was_attached_comes_back_without_the_base() {
+        let alone = entry("t", RecordKind::Data, 3, 1);
+        assert_eq!(settled(&[alone, attached(7, "k")]), (1, vec![(3, 2)]));
+        // One of two in its record: the other is gone, so it is too.
+        let two = ["t", "u"].map(|c| entry(c, RecordKind::Data, 3, 2));
+        assert_eq!(settled(&[two[0], two[1], attached(7, "k")]).1, vec![]);
     }
 
     #[test]

@@ -1,22 +1,27 @@
 //! Removing objects and clearing namespaces, durably.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use pagelith_layouts::ids::{Generation, NamespaceId};
+use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::MEMBERS_MAX;
+use pagelith_tiers::policy::FrameId;
 
 use crate::batch::Options;
 use crate::core::{Core, Job};
 use crate::error::{Error, ErrorKind, Result};
 use crate::frames::FrameRef;
 use crate::get::Probed;
-use crate::index::SsdPlace;
+use crate::index::{SsdPlace, Visited, name_of};
 use crate::session::recency;
 use crate::shared::Shared;
 use crate::store::Store;
 
-/// Remove `keys` and the rest of their groups: invisible at once, tombstones synced before it returns.
+/// Home slots looked at in one critical section: some 100 us.
+const HOMES: u64 = 4096;
+
+/// Remove `keys`, the rest of their groups and what is attached to them: invisible at once, tombstones synced
+/// before it returns.
 pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Result<usize> {
     let shared = &store.shared;
     shared.check_open()?;
@@ -39,6 +44,7 @@ pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Res
             found && shared.config.constant_fingerprint()
         };
         if !again {
+            core.remove_waiting(&gone);
             break queue_tombstones(&mut core, &gone);
         }
         drop(core);
@@ -47,6 +53,7 @@ pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Res
         }
     };
     shared.work.raise();
+    forget_attached(shared, &gone);
     // Every answer is taken, also behind one that failed: nobody else would.
     let ends: Vec<_> = answers.into_iter().map(|id| shared.await_answer(id, deadline, "remove")).collect();
     ends.into_iter().collect::<Result<()>>()?;
@@ -101,6 +108,48 @@ fn unlink(
         }
     }
     found
+}
+
+/// Drop what was attached to objects that are `gone`, so that it does not come back with a later base of the
+/// same name; after a crash their tombstones hide it. It is invisible already, so this takes its time: a walk over
+/// the index, since only links know.
+fn forget_attached(shared: &Shared, gone: &BTreeSet<ObjectKey>) {
+    let mut core = shared.lock();
+    if core.index.links() == 0 {
+        return;
+    }
+    let name = |key: &ObjectKey| name_of(shared.fingerprint(key, core.generation(key.namespace())));
+    let names: HashSet<u64> = gone.iter().map(name).collect();
+    let before = core.sequence;
+    let homes = core.index.home_slots();
+    for from in (0..homes).step_by(HOMES as usize) {
+        let mut attached = Vec::new();
+        core.index.visit_homes(from, from + HOMES, |visited| match visited {
+            Visited::Link { fingerprint, base } if names.contains(&base) => attached.push(fingerprint),
+            Visited::Link { .. } | Visited::Object(_) => {}
+        });
+        attached.into_iter().for_each(|fingerprint| forget_one(&mut core, fingerprint, before));
+        drop(core);
+        core = shared.lock();
+    }
+}
+
+/// Drop an attached object, unless it was put since.
+fn forget_one(core: &mut Core, fingerprint: u128, before: Sequence) {
+    let entries: Vec<_> = core.index.find(fingerprint).filter(|e| e.attached).collect();
+    for entry in entries {
+        match entry.frame.map(FrameId) {
+            Some(id) if core.frames.get(id).is_some_and(|f| f.data.sequence < before) => {
+                core.drop_frame(id, true);
+            }
+            Some(_) => {}
+            None => {
+                // All that lies with it at once, although the walk comes to the others later.
+                core.hide_record(&entry);
+                core.remove_entry(fingerprint, |e| *e == entry);
+            }
+        }
+    }
 }
 
 /// Tombstones for all of `gone`, also for what is not in the index: an older record of it may still lie on

@@ -14,6 +14,8 @@ use pagelith_tiers::policy::Recency;
 use crate::batch::{Get, Options, PutGroup, Request};
 use crate::error::{Error, ErrorKind, Result};
 use crate::get::{GetBatch, Probed};
+use crate::groups::GroupId;
+use crate::hits::{self, PagesQuery};
 use crate::outcome::{Done, Ticket};
 use crate::put_batch::PutBatch;
 use crate::shared::Shared;
@@ -110,11 +112,33 @@ impl Session {
         ticket
     }
 
+    /// Make a group visible that [`crate::Store::begin_group`] opened. Never waits; see [`crate::Group::commit`]
+    /// for the outcomes, one for each of [`crate::Group::required`], and none if the group is open no more.
+    pub fn submit_commit(&mut self, group: GroupId, options: Options) -> Ticket {
+        let ticket = self.ticket();
+        let at = recency(&self.io.shared, &options);
+        let deadline = self.io.shared.deadline(options.timeout);
+        let batch = PutBatch::commit(&mut self.io, group.0, at, deadline);
+        self.batches.push((ticket, Batch::Put(Box::new(batch))));
+        self.drive();
+        ticket
+    }
+
     /// Ask which objects are here; memory only, done at once. See [`crate::Store::exists_batch`].
     pub fn submit_exists(&mut self, keys: &[ObjectKey], options: Options) -> Ticket {
         let ticket = self.ticket();
-        let found = crate::exists::exists(&self.io.shared, keys, recency(&self.io.shared, &options));
+        let at = recency(&self.io.shared, &options);
+        let found =
+            crate::exists::exists(&self.io.shared, &mut self.io.shared.lock(), keys.iter().copied(), at);
         self.finished.push_back((ticket, Done::Exists(found)));
+        ticket
+    }
+
+    /// Ask how long a prefix can be restored; memory only, done at once. See [`crate::Store::exists_groups`].
+    pub fn submit_exists_groups(&mut self, query: &PagesQuery<'_>, options: Options) -> Ticket {
+        let ticket = self.ticket();
+        let found = hits::exists_groups(&self.io.shared, query, recency(&self.io.shared, &options));
+        self.finished.push_back((ticket, Done::ExistsGroups(found)));
         ticket
     }
 
@@ -255,14 +279,20 @@ impl Drop for Session {
     }
 }
 
-/// How many pages each key's page lies behind the first: neighbours of one page count once.
-pub(crate) fn page_steps<'a>(keys: impl Iterator<Item = &'a ObjectKey>) -> impl Iterator<Item = u32> {
-    let mut previous: Option<ObjectKey> = None;
-    keys.scan(0u32, move |depth, key| {
-        *depth = depth.saturating_add(u32::from(previous.is_some_and(|p| !p.same_page(key))));
-        previous = Some(*key);
-        Some(*depth)
-    })
+/// Counts how many pages each key's page lies behind the first: neighbours of one page count once.
+#[derive(Default)]
+pub(crate) struct PageSteps {
+    previous: Option<ObjectKey>,
+    depth: u32,
+}
+
+impl PageSteps {
+    /// The next key's.
+    pub fn step(&mut self, key: &ObjectKey) -> u32 {
+        self.depth = self.depth.saturating_add(u32::from(self.previous.is_some_and(|p| !p.same_page(key))));
+        self.previous = Some(*key);
+        self.depth
+    }
 }
 
 /// Recency of a batch's first key.

@@ -17,9 +17,13 @@ use pagelith_tiers::ssd::volume::Volume;
 use crate::config::ValidConfig;
 use crate::core::{Answer, Core};
 use crate::error::{Error, ErrorKind, Result};
+use crate::index::name_of;
 
 /// The fingerprint of every key under `index.constant_fingerprint`.
 pub(crate) const CONSTANT: u128 = 1;
+
+/// Longest single wait for room in the arena.
+pub(crate) const BUSY_STEP: Duration = Duration::from_millis(10);
 
 pub(crate) struct Shared {
     pub core: Mutex<Core>,
@@ -55,6 +59,17 @@ impl Shared {
         checksum::fingerprint(&self.fingerprint_key, key, generation)
     }
 
+    /// What records call the base group that has this object: the upper half of its true fingerprint, whatever
+    /// the index is configured to use.
+    pub fn group_name(&self, key: &ObjectKey, generation: Generation) -> u64 {
+        name_of(checksum::fingerprint(&self.fingerprint_key, key, generation))
+    }
+
+    /// When a group that begins now is dropped if it is not complete.
+    pub fn group_deadline(&self) -> Mono {
+        self.now().after(self.config.group_deadline())
+    }
+
     pub fn now(&self) -> Mono {
         self.env.clock.now()
     }
@@ -70,6 +85,19 @@ impl Shared {
     /// The deadline of an operation.
     pub fn deadline(&self, timeout: Option<Duration>) -> Mono {
         self.now().after(timeout.unwrap_or_else(|| self.config.deadline()))
+    }
+
+    /// Try `once` again as long as it is `Busy`, until the deadline.
+    pub fn while_busy<T>(&self, deadline: Mono, mut once: impl FnMut() -> Result<T>) -> Result<T> {
+        loop {
+            let seen = self.progress.value();
+            let outcome = once();
+            let left = deadline.since(self.now());
+            if !outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Busy) || left.is_zero() {
+                return outcome;
+            }
+            self.env.runtime.pause(&self.progress, seen, left.min(BUSY_STEP));
+        }
     }
 
     /// Wait until the flusher answers request `id`.

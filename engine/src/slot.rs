@@ -5,7 +5,7 @@ use std::ops::Range;
 use pagelith_io::buffer::Part;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::record::{Record, RecordFacts};
+use pagelith_layouts::record::{GroupKind, Record, RecordFacts};
 use pagelith_tiers::ssd::read::{Expected, Verdict, Verifier, judge};
 
 use crate::batch::{Destination, Get};
@@ -67,8 +67,9 @@ pub(crate) struct Slot {
     pub staged: Vec<(Range<u64>, Part)>,
     pub staged_bytes: u64,
     pub verified: Option<Verified>,
-    /// What a probe found in the record: every member and its place.
+    /// What a probe found in the record: every member and its place, and how they belong together.
     pub siblings: Vec<(ObjectKey, SsdPlace)>,
+    pub kind: Option<GroupKind>,
     pub outcome: Option<Result<GetOutcome>>,
 }
 
@@ -97,6 +98,7 @@ impl Slot {
             staged_bytes: 0,
             verified: None,
             siblings: Vec::new(),
+            kind: None,
             outcome: None,
         }
     }
@@ -265,6 +267,7 @@ impl Slot {
         }
         if self.probe {
             self.siblings = siblings(&record);
+            self.kind = Some(record.facts().group_kind);
             return Step::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.length }));
         }
         let checksums: Vec<Checksum> = record.checksums(&member).collect();

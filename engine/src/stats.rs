@@ -110,8 +110,13 @@ pub struct Stats {
     pub checkpoints: u64,
     /// Checkpoints that failed; the older one stands.
     pub checkpoint_failures: u64,
-    /// Groups that never became complete.
+    /// Groups that never became complete: dropped at their deadline or at close, or found by the open without
+    /// one of their objects or without their base.
     pub groups_dropped: u64,
+    /// Groups that wait for the rest of their objects, or for their base, now.
+    pub groups_waiting: u64,
+    /// Bytes of the arena that they take now.
+    pub waiting_bytes: u64,
     /// Writes and syncs that failed.
     pub flush_errors: u64,
     /// Reads that failed.
@@ -128,7 +133,7 @@ impl Stats {
         let dram_objects = core.frames.iter().map(|(_, f)| f.data.members.len() as u64).sum();
         let named = MissCause::ALL.iter().zip(c.misses);
         Stats {
-            objects: core.index.len(),
+            objects: core.index.objects(),
             dram_objects,
             dram_bytes: core.space.in_use_bytes(),
             dram_peak_bytes: core.space.peak_bytes(),
@@ -157,6 +162,8 @@ impl Stats {
             checkpoints: c.checkpoints,
             checkpoint_failures: c.checkpoint_failures,
             groups_dropped: c.groups_dropped,
+            groups_waiting: core.waiting.len(),
+            waiting_bytes: core.waiting.bytes(),
             flush_errors: c.flush_errors,
             read_errors: c.read_errors,
             ssd_state: match core.ssd.as_ref().map(|s| s.health) {

@@ -10,6 +10,8 @@ use pagelith_layouts::key::ObjectKey;
 use crate::batch::{GetSlice, Options, PutSlice, Request};
 use crate::config::ValidConfig;
 use crate::error::Result;
+use crate::groups::{self, Group};
+use crate::hits::{PagesFound, PagesQuery};
 use crate::open::OpenReport;
 use crate::outcome::{FlushReport, GetOutcome, PutOutcome};
 use crate::pin::Pin;
@@ -17,7 +19,7 @@ use crate::session::{self, Session};
 use crate::shared::Shared;
 use crate::stats::Stats;
 use crate::view::View;
-use crate::{close, exists, flush, open, pin, pooled, remove, view};
+use crate::{close, exists, flush, hits, open, pin, pooled, remove, view};
 
 /// An open store. Shared between threads by reference; threads that get or put much have a [`Session`] each.
 ///
@@ -63,13 +65,38 @@ impl Store {
 
     /// Put objects, each by itself. A full arena is waited out until the timeout, then `Busy`.
     pub fn put_batch(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
-        let groups: Vec<&[PutSlice<'_>]> = objects.chunks(1).collect();
+        let groups: Vec<_> = objects.chunks(1).map(|object| (None, object)).collect();
         pooled::put(self, &groups, options)
     }
 
     /// Put groups of objects of one page each; one outcome a group.
     pub fn put_groups(&self, groups: &[&[PutSlice<'_>]], options: Options) -> Vec<Result<PutOutcome>> {
-        pooled::put(self, groups, options)
+        let groups: Vec<_> = groups.iter().map(|group| (None, *group)).collect();
+        pooled::put(self, &groups, options)
+    }
+
+    /// Put objects of pools that a page need not have (a Mamba checkpoint, a sliding window). Each group is
+    /// attached to the base group that the key beside it is of, on the same page: visible together, and only
+    /// while that is. If the base is not here yet, the group waits for it (`Waiting`) until its deadline.
+    pub fn put_attached(
+        &self,
+        groups: &[(ObjectKey, &[PutSlice<'_>])],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>> {
+        let groups: Vec<_> = groups.iter().map(|(base, group)| (Some(*base), *group)).collect();
+        pooled::put(self, &groups, options)
+    }
+
+    /// Begin the base group of a page that consists of the objects `required`, or join it if it was begun:
+    /// they may be put in any order, in several calls and from several threads, and become visible together at
+    /// [`Group::commit`]. A group that is not committed within `groups.deadline_ms` is dropped and counted.
+    ///
+    /// # Errors
+    /// `Invalid` if the keys are none, too many, of two pages, or twice the same, or if one of them is in a
+    /// group of other objects, open or in DRAM (what is only on SSD is compared at the commit); `Busy` if the open
+    /// groups require too many objects.
+    pub fn begin_group(&self, required: &[ObjectKey], options: Options) -> Result<Group<'_>> {
+        groups::begin(self, required, options)
     }
 
     /// Get objects. Returns when every destination is the caller's again, which a device that hangs can
@@ -80,12 +107,21 @@ impl Store {
 
     /// Which objects are here; from memory alone. What is here counts as asked for.
     pub fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Vec<bool> {
-        exists::exists(&self.shared, keys, session::recency(&self.shared, &options))
+        let at = session::recency(&self.shared, &options);
+        exists::exists(&self.shared, &mut self.shared.lock(), keys.iter().copied(), at)
     }
 
     /// How many of `keys` are here before the first that is not.
     pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> usize {
-        exists::prefix(&self.shared, keys, session::recency(&self.shared, &options))
+        let at = session::recency(&self.shared, &options);
+        exists::prefix(&self.shared, &mut self.shared.lock(), keys.iter().copied(), at)
+    }
+
+    /// How long a prefix can be restored when a page's state lies in several pools, and every length at which
+    /// one may stop; from memory alone. What is here and could be used counts as asked for. `Invalid` names
+    /// what is no query.
+    pub fn exists_groups(&self, query: &PagesQuery<'_>, options: Options) -> Result<PagesFound> {
+        hits::exists_groups(&self.shared, query, session::recency(&self.shared, &options))
     }
 
     /// An object in DRAM, in place: verified once since it came there, and pinned while the view lives.
@@ -94,7 +130,8 @@ impl Store {
         view::view(&self.shared, key)
     }
 
-    /// Remove objects, and with each the other objects of its group. Returns how many were here. When it
+    /// Remove objects, and with each the other objects of its group and what is attached to it. Returns how many of
+    /// `keys` were here. When it
     /// returns `Ok`, they stay gone, also across a crash.
     pub fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
         remove::remove(self, keys, options)
@@ -115,7 +152,7 @@ impl Store {
         pin::lease(&self.shared, keys, duration)
     }
 
-    /// Make everything put so far durable, and say what became so since the last report.
+    /// Make everything put so far durable (what waits for its group or its base is not), and say what became so since the last report.
     pub fn flush(&self, options: Options) -> Result<FlushReport> {
         flush::flush(&self.shared, options)
     }

@@ -87,15 +87,17 @@ structure! {
     pub struct CheckpointEntry = 32 {
         /// Keyed fingerprint, little-endian.
         pub fingerprint: [u8; 16],
-        /// Segment.
+        /// Segment. All ones make the entry a link: it says which base group the object is attached to.
         pub segment: u32,
-        /// Where its record begins in the segment, in units of 4096 bytes.
+        /// Where its record begins in the segment, in units of 4096 bytes; 0 in a link.
         pub record_block: u16,
-        /// Where its payload begins in the record, in units of 4096 bytes.
+        /// Where its payload begins in the record, in units of 4096 bytes; 0 in a link.
         pub payload_delta: u16,
-        /// Length in bytes; 0 withdraws every entry of the record.
+        /// Length in bytes; 0 withdraws every entry of the record. In a link the lower half of the name of the
+        /// base group.
         pub length: u32,
-        /// Recency, in ticks of the store's own clock.
+        /// Bits 0 to 19: recency, in ticks of the store's own clock. Bit 31: the object is attached to a base
+        /// group. In a link the upper half of the name of the base group.
         pub tick: u32,
     }
 }
@@ -109,9 +111,40 @@ impl CheckpointEntry {
 
     /// Whether it takes entries back, rather than being one.
     pub fn is_withdrawal(&self) -> bool {
-        self.length == 0
+        self.length == 0 && self.segment != LINK
+    }
+
+    /// Says that the object of this fingerprint is attached to the base group of this name.
+    pub fn links(fingerprint: u128, base: u64) -> CheckpointEntry {
+        let (length, tick) = (base as u32, (base >> 32) as u32);
+        let fingerprint = fingerprint.to_le_bytes();
+        CheckpointEntry { fingerprint, segment: LINK, length, tick, ..bytemuck::Zeroable::zeroed() }
+    }
+
+    /// The name of the base group, if it is a link.
+    pub fn link(&self) -> Option<u64> {
+        (self.segment == LINK).then_some(u64::from(self.tick) << 32 | u64::from(self.length))
+    }
+
+    /// The field of this name: recency, and whether the object is attached to a base group.
+    pub fn tick(tick: u32, attached: bool) -> u32 {
+        tick & TICK_MASK | u32::from(attached) << 31
+    }
+
+    /// Recency in ticks.
+    pub fn ticks(&self) -> u32 {
+        self.tick & TICK_MASK
+    }
+
+    /// Whether the object is attached to a base group.
+    pub fn is_attached(&self) -> bool {
+        self.tick >> 31 == 1
     }
 }
+
+/// No segment has this number.
+const LINK: u32 = u32::MAX;
+const TICK_MASK: u32 = (1 << 20) - 1;
 
 const WHAT: &str = "checkpoint";
 const MAGIC: [u8; 8] = *b"PLCHKPNT";

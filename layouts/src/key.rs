@@ -141,6 +141,11 @@ impl ObjectKey {
         Shard::decode(&self.shard).unwrap_or(Shard::Whole)
     }
 
+    /// The key of the same pool, component and shard on another page of the namespace.
+    pub fn on_page(&self, hash: PrefixHash) -> ObjectKey {
+        ObjectKey { hash, ..*self }
+    }
+
     /// Whether two keys name objects of one page.
     pub fn same_page(&self, other: &ObjectKey) -> bool {
         self.namespace == other.namespace && self.hash == other.hash

@@ -11,10 +11,12 @@ compile_error!("the format is little-endian and its structures are cast in place
 pub mod align;
 pub mod checkpoint;
 pub mod checksum;
+pub mod client_names;
 pub mod error;
 pub mod footer;
 pub mod format;
 pub mod format_doc;
+pub mod geometry;
 pub mod ids;
 pub mod key;
 pub mod manifest;

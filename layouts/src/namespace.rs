@@ -4,6 +4,10 @@ use sha2::{Digest, Sha256};
 
 use crate::ids::{NamespaceId, PrefixHash};
 
+/// Domain tags of the same length: no description with one hashes as a description with the other.
+const TAG: &[u8; 21] = b"pagelith-namespace-v1";
+const TAG_WITH_LAYERS: &[u8; 21] = b"pagelith-namespace-v2";
+
 /// What makes two servers' pages interchangeable. Two that differ in any field never see each other's pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Namespace {
@@ -21,15 +25,32 @@ pub struct Namespace {
     pub layout: String,
     /// Version of that layout.
     pub layout_version: u32,
-    /// Anything else that pages depend on (layer split, quantisation, LoRA, salt), name and value.
+    /// Layers of each pipeline stage, in order; empty if one stage holds all of them. Two servers with as many
+    /// stages but other boundaries have pages of the same names and other bytes.
+    pub layer_split: Vec<LayerRange>,
+    /// Anything else that pages depend on (quantisation, LoRA, salt, and what a client's key strings say:
+    /// [`ClientNames::namespace_facts`](crate::client_names::ClientNames::namespace_facts)), name and value.
     pub extra: Vec<(String, String)>,
+}
+
+/// The layers that one pipeline stage holds; a packed draft's layers count as layers of its stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerRange {
+    /// First layer.
+    pub from: u32,
+    /// One past the last layer.
+    pub to: u32,
 }
 
 impl Namespace {
     /// The namespace's stable fingerprint: the first 16 bytes of SHA-256 over a domain tag and every field
     /// with its length (so that no two descriptions run together). `extra` counts in the order given.
+    ///
+    /// A layer split has a domain tag of its own: descriptions without one keep the fingerprint they had before
+    /// splits could be described.
     pub fn id(&self) -> NamespaceId {
-        let mut h = Sha256::new_with_prefix(b"pagelith-namespace-v1");
+        let tag = if self.layer_split.is_empty() { TAG } else { TAG_WITH_LAYERS };
+        let mut h = Sha256::new_with_prefix(tag);
         let mut text = |s: &str| {
             h.update((s.len() as u64).to_le_bytes());
             h.update(s.as_bytes());
@@ -44,6 +65,13 @@ impl Namespace {
         h.update(self.page_tokens.to_le_bytes());
         h.update(self.layout_version.to_le_bytes());
         h.update((self.extra.len() as u64).to_le_bytes());
+        if !self.layer_split.is_empty() {
+            for stage in &self.layer_split {
+                h.update(stage.from.to_le_bytes());
+                h.update(stage.to.to_le_bytes());
+            }
+            h.update((self.layer_split.len() as u64).to_le_bytes());
+        }
         let mut id = [0; 16];
         id.copy_from_slice(&h.finalize()[..16]);
         NamespaceId(id)
@@ -76,6 +104,11 @@ mod tests {
             |n: &mut Namespace| n.layout_version = 1,
             |n: &mut Namespace| n.extra.push(("layers".into(), "0-31".into())),
             |n: &mut Namespace| n.extra.push((String::new(), String::new())),
+            |n: &mut Namespace| n.layer_split = vec![LayerRange { from: 0, to: 32 }],
+            |n: &mut Namespace| n.layer_split = vec![LayerRange { from: 0, to: 32 }; 2],
+            |n: &mut Namespace| n.layer_split = vec![LayerRange { from: 1, to: 32 }],
+            |n: &mut Namespace| n.layer_split = vec![LayerRange { from: 0, to: 31 }],
+            |n: &mut Namespace| n.layer_split = vec![LayerRange::default()],
         ] {
             let mut n = base.clone();
             change(&mut n);
@@ -109,6 +142,7 @@ mod tests {
             layout: "page_first".into(),
             layout_version: 2,
             extra: vec![("layers".into(), "0-31".into()), ("quant".into(), "none".into())],
+            ..Default::default()
         };
         assert_eq!(n.id().to_string(), "9869cc7744a2065eb81013ce7d142cbb");
         let opaque = "e686f6000184cd0afa9653ed018e7d480410026fbf97dc4ee7294b79675a2be0";

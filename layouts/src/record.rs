@@ -60,7 +60,8 @@ structure! {
         block_bytes: u32,
         /// Number of payload checksums.
         block_count: u32,
-        /// Base group that an attached record belongs to; else zero.
+        /// Name of the base group that an attached record belongs to: the upper 8 bytes of a member's keyed
+        /// fingerprint; else zero.
         base_group: u64,
         /// Chain depth of the page, as far as the writer was told; else zero.
         depth: u32,

@@ -238,6 +238,23 @@ fn the_checkpoint_is_read() {
     assert_eq!(withdrawals, [false, false, true]);
 }
 
+#[test]
+fn what_is_attached_is_read() {
+    let bytes = golden("attached_record.bin");
+    let record = Record::decode(&bytes).expect("a record");
+    assert_eq!((record.facts(), record.member_count()), (attached().0, 2));
+    assert_eq!(record.facts().base_group.0, base_group());
+    let read: Vec<CheckpointEntry> = golden("attached_entries.bin")
+        .chunks_exact(CheckpointEntry::BYTES)
+        .map(bytemuck::pod_read_unaligned)
+        .collect();
+    assert_eq!(read, attached_entries());
+    let [object, link] = [read[0], read[1]];
+    assert_eq!((object.link(), object.is_attached(), object.ticks()), (None, true, 9));
+    assert_eq!((link.link(), link.is_withdrawal()), (Some(base_group()), false));
+    assert_eq!(link.fingerprint, object.fingerprint);
+}
+
 /// The fingerprint that the index and the checkpoint know a key by is part of the format too.
 #[test]
 fn a_fingerprint_is_stable() {

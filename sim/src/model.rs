@@ -6,31 +6,42 @@
 //!
 //! Rules:
 //! - Acked and not crashed since: hit, with that put. After a crash, the same if a flush covered it.
-//! - A put that a later durable one replaced, or that a remove or a clear took (acked), never comes back.
+//! - A put never changes what is visible: an object that was here by itself keeps its bytes in the group that it
+//!   is put with, and what is in a group is not put with others.
+//! - What a remove or a clear took (acked) never comes back, nor does what was in its group or attached to that.
+//! - Of a group all objects are here or none; of an attached one all or none, and only beside its base.
+//! - What was put into a group that is not committed, or waits for its base, is not here.
 //! - What a reopened store was seen to hold it goes on holding; of what it was seen not to hold, nothing comes
-//!   back, except what may have been evicted.
+//!   back, except what may have been evicted, and what is attached: that waits for its base on SSD too.
 //! - Where the log may wrap ([`Model::new`] with `evicts`), a miss is always right, except for what was
 //!   pinned all the time.
+
+mod history;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::key::ObjectKey;
 
-/// Puts after which an object is still in the newest part of the log.
-const PUTS_IN_FRONT: u32 = 4;
+use history::{History, State};
 
 /// The number of a put; the members of a group have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Put(pub u64);
 
 /// What became of a put.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PutEnd {
-    /// Acked as stored.
-    Stored,
+    /// Acked as stored. These of its objects were here by themselves, and keep their bytes.
+    Stored(Vec<ObjectKey>),
     /// Acked as present already: its bytes were not looked at.
     Present,
+    /// Acked, and not visible before its base is.
+    Waiting,
+    /// Nothing was put.
+    Nothing,
     /// An error: nothing is known.
     Unknown,
 }
@@ -38,10 +49,12 @@ pub enum PutEnd {
 /// A call, before it is made or after it returned, or what else changes what may be answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A group is about to be put.
-    PutBegun(Put, Vec<ObjectKey>),
+    /// A group is about to be put or committed; attached to the group of an object, if one is given.
+    PutBegun(Put, Option<ObjectKey>, Vec<ObjectKey>),
     /// It returned.
     PutEnded(Put, PutEnd),
+    /// Every group that waited is dropped.
+    WaitingDropped,
     /// A flush (or close) is about to be asked for.
     FlushBegun,
     /// It returned; true if it succeeded.
@@ -64,49 +77,16 @@ pub enum Event {
     Seen(ObjectKey, Option<Put>),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// May be there or not.
-    Maybe,
-    /// Acked by the process that runs.
-    Stored,
-    /// Acked, and covered by a flush.
-    Flushed,
-}
-
-/// What was done to one key.
-#[derive(Clone, Debug, Default)]
-struct History {
-    puts: Vec<(Put, State)>,
-    /// The first so many puts never come back.
-    gone: usize,
-    /// The first so many puts may have been taken by a remove or a clear.
-    doubt: usize,
-    /// By one that this process began and that may not be durable yet.
-    pending: bool,
-    pinned: bool,
-    /// Puts stored since its own was: what was put long ago may have left the SSD and be in memory only, where
-    /// a pin keeps it, but not across a crash.
-    since: u32,
-    /// It was in two groups: see [`Model::regroup`].
-    loose: bool,
-}
-
-impl History {
-    /// The youngest put that is there for certain, if none was taken or evicted.
-    fn certain(&self) -> Option<usize> {
-        let certain = |(_, s): &(Put, State)| *s != State::Maybe;
-        self.puts.iter().rposition(certain).filter(|at| *at >= self.gone)
-    }
-
-    fn begin_taking(&mut self) {
-        self.doubt = self.puts.len();
-        self.pending = true;
-    }
-
-    fn take(&mut self, all: usize) {
-        self.gone = self.gone.max(all);
-    }
+/// What was put together.
+#[derive(Clone, Debug)]
+struct Group {
+    base: Option<ObjectKey>,
+    members: Vec<ObjectKey>,
+    /// Those that keep the bytes of an older put; all may, while it is not known which.
+    kept: BTreeSet<ObjectKey>,
+    waiting: bool,
+    /// It never comes back.
+    gone: bool,
 }
 
 /// What a get of a key may bring.
@@ -122,162 +102,243 @@ pub struct Allowed {
 #[derive(Clone, Debug)]
 pub struct Model {
     keys: BTreeMap<ObjectKey, History>,
-    groups: BTreeMap<Put, Vec<ObjectKey>>,
+    groups: BTreeMap<Put, Group>,
     /// Puts that the flush under way will cover.
     flushing: BTreeSet<Put>,
+    /// Groups of which an object is being removed, and that are here for certain.
+    removing: Vec<Put>,
     evicts: bool,
 }
 
 impl Model {
     /// Of an empty store. `evicts`: whether more is put than it has room for.
     pub fn new(evicts: bool) -> Model {
-        Model { keys: BTreeMap::new(), groups: BTreeMap::new(), flushing: BTreeSet::new(), evicts }
+        let (keys, groups, flushing) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        Model { keys, groups, flushing, removing: Vec::new(), evicts }
     }
 
     /// Take an event in.
     pub fn apply(&mut self, event: &Event) {
         match event {
-            Event::PutBegun(put, members) => {
-                self.regroup(members);
-                for key in members {
-                    self.keys.entry(*key).or_default().puts.push((*put, State::Maybe));
-                }
-                self.groups.insert(*put, members.clone());
-            }
-            Event::PutEnded(put, end) => self.put_ended(*put, *end),
+            Event::PutBegun(put, base, members) => self.put_begun(*put, *base, members),
+            Event::PutEnded(put, end) => self.put_ended(*put, end),
+            Event::WaitingDropped => self.groups.retain(|_, g| !g.waiting),
             Event::FlushBegun => {
-                let stored = self.keys.values().flat_map(|h| &h.puts).filter(|(_, s)| *s == State::Stored);
-                self.flushing = stored.map(|(put, _)| *put).collect();
+                let items = self.keys.values().flat_map(|h| &h.items);
+                self.flushing = items.filter(|i| i.state == State::Stored).map(|i| i.put).collect();
             }
             Event::FlushEnded(ok) => {
                 let flushed = std::mem::take(&mut self.flushing);
-                for (put, state) in self.keys.values_mut().flat_map(|h| &mut h.puts) {
-                    if *ok && *state == State::Stored && flushed.contains(put) {
-                        *state = State::Flushed;
+                for item in self.keys.values_mut().flat_map(|h| &mut h.items) {
+                    if *ok && item.state == State::Stored && flushed.contains(&item.put) {
+                        item.state = State::Flushed;
                     }
                 }
             }
-            Event::RemoveBegun(key) => {
-                let group = self.keys.get(key).and_then(History::certain);
-                let mates = group.map(|at| self.keys[key].puts[at].0).and_then(|p| self.groups.get(&p));
-                for key in mates.into_iter().flatten().chain([key]) {
-                    let h = self.keys.entry(*key).or_default();
-                    h.begin_taking();
-                }
-            }
-            Event::RemoveEnded(key, true) => {
-                let h = self.keys.entry(*key).or_default();
-                h.take(h.puts.len());
-                h.pending = false;
-            }
+            Event::RemoveBegun(key) => self.remove_begun(key),
+            Event::RemoveEnded(key, true) => self.removed(key),
             Event::ClearBegun(namespace) => self.of(*namespace, History::begin_taking),
-            Event::ClearEnded(namespace, true) => self.of(*namespace, |h| {
-                h.take(h.puts.len());
-                h.pending = false;
-            }),
+            Event::ClearEnded(namespace, true) => {
+                self.of(*namespace, History::end_taking);
+                let inside = self.groups.values_mut().filter(|g| g.members[0].namespace() == *namespace);
+                inside.for_each(|g| g.gone = true);
+            }
             Event::RemoveEnded(_, false) | Event::ClearEnded(_, false) => {}
-            Event::Pinned(key) => {
-                let h = self.keys.entry(*key).or_default();
-                h.pinned |= h.since <= PUTS_IN_FRONT;
-            }
+            Event::Pinned(key) => self.keys.entry(*key).or_default().pin(),
             Event::Unpinned => self.keys.values_mut().for_each(|h| h.pinned = false),
-            Event::Died => {
-                self.flushing.clear();
-                self.keys.values_mut().for_each(|h| h.pending = false);
-                for (_, state) in self.keys.values_mut().flat_map(|h| &mut h.puts) {
-                    if *state == State::Stored {
-                        *state = State::Maybe;
-                    }
-                }
-            }
+            Event::Died => self.died(),
             Event::Seen(key, put) => self.seen(key, *put),
-        }
-    }
-
-    /// Putting a group that has some members of an older one, not all, replaces those and takes the rest of the
-    /// older group. What a member was before may be found again after a crash, if what replaced it was itself
-    /// replaced or evicted by then: a store keeps no tombstones of replaced puts.
-    fn regroup(&mut self, members: &[ObjectKey]) {
-        let regrouped: Vec<Vec<ObjectKey>> = self
-            .groups
-            .values()
-            .filter(|old| old.iter().any(|k| members.contains(k)))
-            .filter(|old| old.len() != members.len() || !old.iter().all(|k| members.contains(k)))
-            .cloned()
-            .collect();
-        for key in regrouped.iter().flatten().chain(members.iter().filter(|_| !regrouped.is_empty())) {
-            let h = self.keys.entry(*key).or_default();
-            h.loose = true;
-            if !members.contains(key) {
-                h.doubt = h.puts.len();
-            }
         }
     }
 
     fn of(&mut self, namespace: NamespaceId, change: impl Fn(&mut History)) {
         let inside = self.keys.iter_mut().filter(|(key, _)| key.namespace() == namespace);
         inside.for_each(|(_, h)| change(h));
+        // A clear takes what waits at once.
+        self.groups.retain(|_, g| !g.waiting || g.members[0].namespace() != namespace);
     }
 
-    fn put_ended(&mut self, put: Put, end: PutEnd) {
-        if end == PutEnd::Stored {
-            self.keys.values_mut().for_each(|h| h.since += 1);
-        }
-        for key in self.groups.get(&put).into_iter().flatten() {
-            let Some(h) = self.keys.get_mut(key) else { continue };
-            let Some(at) = h.puts.iter().position(|(p, _)| *p == put) else { continue };
-            match end {
-                PutEnd::Stored => {
-                    h.since = 0;
-                    // None of the older ones was there, so none must be found again.
-                    h.puts[..at].iter_mut().for_each(|(_, state)| *state = State::Maybe);
-                    h.puts[at].1 = State::Stored;
-                }
-                PutEnd::Present => {
-                    h.puts.remove(at);
-                }
-                PutEnd::Unknown => {}
+    fn put_begun(&mut self, put: Put, base: Option<ObjectKey>, members: &[ObjectKey]) {
+        let alone = |key: &ObjectKey| {
+            self.groups_with(key)
+                .any(|(put, g)| g.members.len() == 1 && g.base.is_none() && self.has(key, *put))
+        };
+        let kept = members.iter().copied().filter(alone).collect();
+        let group = Group { base, members: members.to_vec(), kept, waiting: false, gone: false };
+        self.groups.insert(put, group);
+        members.iter().for_each(|key| self.keys.entry(*key).or_default().begin(put));
+        // What waits for it comes with it.
+        for put in self.waiting_for(members) {
+            for key in self.groups[&put].members.clone() {
+                self.keys.entry(key).or_default().begin(put);
             }
         }
-        if end == PutEnd::Present {
-            self.groups.remove(&put);
+    }
+
+    fn has(&self, key: &ObjectKey, put: Put) -> bool {
+        self.keys.get(key).is_some_and(|h| h.items.iter().any(|i| i.put == put && !i.gone))
+    }
+
+    fn waiting_for(&self, bases: &[ObjectKey]) -> Vec<Put> {
+        let waits = |g: &Group| g.waiting && g.base.is_some_and(|base| bases.contains(&base));
+        self.groups.iter().filter(|(_, g)| waits(g)).map(|(put, _)| *put).collect()
+    }
+
+    fn put_ended(&mut self, put: Put, end: &PutEnd) {
+        let Some(members) = self.groups.get(&put).map(|g| g.members.clone()) else { return };
+        let waiting = self.waiting_for(&members);
+        match end {
+            PutEnd::Stored(kept) => {
+                self.stored(put, kept);
+                for put in waiting {
+                    if let Some(g) = self.groups.get_mut(&put) {
+                        g.waiting = false;
+                    }
+                    self.stored(put, &[]);
+                }
+            }
+            PutEnd::Present | PutEnd::Nothing => {
+                self.groups.remove(&put);
+                self.forget(put, &members);
+                waiting.into_iter().for_each(|put| self.forget(put, &self.groups[&put].members.clone()));
+            }
+            PutEnd::Waiting => {
+                self.forget(put, &members);
+                let base = self.groups[&put].base;
+                if self.groups.values().any(|g| g.waiting && g.base == base && g.members == members) {
+                    // It waits already, and its bytes are those of the first.
+                    self.groups.remove(&put);
+                } else if let Some(g) = self.groups.get_mut(&put) {
+                    g.waiting = true;
+                }
+            }
+            PutEnd::Unknown => {}
+        }
+    }
+
+    fn stored(&mut self, put: Put, kept: &[ObjectKey]) {
+        self.keys.values_mut().for_each(|h| h.since += 1);
+        let Some(group) = self.groups.get_mut(&put) else { return };
+        group.kept = kept.iter().copied().collect();
+        for key in &group.members {
+            let Some(h) = self.keys.get_mut(key) else { continue };
+            h.since = 0;
+            match group.kept.contains(key) {
+                true => h.items.retain(|i| i.put != put),
+                false => h.store(put),
+            }
+        }
+    }
+
+    fn forget(&mut self, put: Put, members: &[ObjectKey]) {
+        for key in members {
+            if let Some(h) = self.keys.get_mut(key) {
+                h.items.retain(|i| i.put != put);
+            }
+        }
+    }
+
+    /// The groups that have this object, and may be here.
+    fn groups_with<'a>(&'a self, key: &'a ObjectKey) -> impl Iterator<Item = (&'a Put, &'a Group)> {
+        self.groups.iter().filter(move |(_, g)| !g.gone && !g.waiting && g.members.contains(key))
+    }
+
+    fn remove_begun(&mut self, key: &ObjectKey) {
+        let here = |(put, g): &(&Put, &Group)| {
+            g.members.iter().all(|m| {
+                let certain = self.keys.get(m).and_then(History::certain_put);
+                !self.allowed(m).miss && (g.kept.contains(m) || certain == Some(**put))
+            })
+        };
+        self.removing = self.groups_with(key).filter(here).map(|(put, _)| *put).collect();
+        let mut mates: BTreeSet<ObjectKey> =
+            self.groups_with(key).flat_map(|(_, g)| g.members.clone()).chain([*key]).collect();
+        // What is attached to one of them goes too.
+        let attached = self.groups.values().filter(|g| g.base.is_some_and(|base| mates.contains(&base)));
+        let attached: Vec<ObjectKey> = attached.flat_map(|g| g.members.clone()).collect();
+        mates.extend(attached);
+        for key in mates {
+            self.keys.entry(key).or_default().begin_taking();
+        }
+    }
+
+    fn removed(&mut self, key: &ObjectKey) {
+        let here = std::mem::take(&mut self.removing);
+        let gone = here.iter().flat_map(|put| self.groups[put].members.clone()).chain([*key]);
+        let gone: BTreeSet<ObjectKey> = gone.collect();
+        for key in &gone {
+            self.keys.entry(*key).or_default().end_taking();
+        }
+        self.groups.retain(|_, g| !g.waiting || !g.has_any(&gone));
+        // A group of which one object is gone is gone, and so is what was attached to it.
+        for (put, group) in self.groups.iter_mut().filter(|(_, g)| g.has_any(&gone)) {
+            group.gone = true;
+            for m in &group.members {
+                let Some(h) = self.keys.get_mut(m) else { continue };
+                h.items.iter_mut().filter(|i| i.put == *put).for_each(|i| i.gone = true);
+            }
+        }
+    }
+
+    fn died(&mut self) {
+        self.flushing.clear();
+        self.removing.clear();
+        self.groups.retain(|_, g| !g.waiting);
+        self.keys.values_mut().for_each(History::died);
+        // What is attached to a base that is not found is not found either, though it lies on SSD still.
+        let lost = |g: &&Group| !g.gone && g.base.is_some_and(|base| self.own(&base).miss);
+        let lost: Vec<_> = self.groups.values().filter(lost).flat_map(|g| g.members.clone()).collect();
+        for key in lost {
+            let Some(h) = self.keys.get_mut(&key) else { continue };
+            h.items.iter_mut().for_each(|i| i.state = State::Maybe);
         }
     }
 
     fn seen(&mut self, key: &ObjectKey, put: Option<Put>) {
-        let evicts = self.evicts;
+        // What was evicted may be found again if this one is lost, and what lost its base once that is back.
+        let attached = self.groups_with(key).any(|(_, g)| g.base.is_some());
+        let final_ = !self.evicts && !attached;
         let Some(h) = self.keys.get_mut(key) else { return };
-        let at = put.and_then(|put| h.puts.iter().position(|(p, _)| *p == put));
-        match at {
+        match put.and_then(|put| h.items.iter().position(|i| i.put == put)) {
             Some(at) => {
-                // What was evicted may be found again if this one is lost.
-                if !h.loose && !evicts {
+                if final_ {
                     h.take(at);
+                    // Younger ones were lost.
+                    h.items.truncate(at + 1);
                 }
                 h.doubt = h.doubt.min(at);
-                if h.puts[at].1 == State::Maybe {
-                    h.puts[at].1 = State::Stored;
-                }
-                // Younger ones were lost.
-                if !evicts && !h.loose {
-                    h.puts.truncate(at + 1);
+                if h.items[at].state == State::Maybe {
+                    h.items[at].state = State::Stored;
                 }
             }
-            None if !evicts && !h.loose && !h.pending => h.take(h.puts.len()),
+            None if final_ && !h.pending => h.take(h.items.len()),
             None => {}
         }
     }
 
+    /// What a get of `key` may bring if nothing it is attached to matters.
+    fn own(&self, key: &ObjectKey) -> Allowed {
+        let none = || Allowed { puts: Vec::new(), miss: true };
+        self.keys.get(key).map_or_else(none, |h| h.allowed(self.evicts))
+    }
+
     /// What a get of `key` may bring now.
     pub fn allowed(&self, key: &ObjectKey) -> Allowed {
-        let Some(h) = self.keys.get(key) else { return Allowed { puts: Vec::new(), miss: true } };
-        let certain = h.certain();
-        let from = certain.filter(|_| !h.loose).unwrap_or(h.gone).min(h.puts.len());
-        let doubtful = h.loose || certain.is_none_or(|at| h.doubt > at);
-        Allowed {
-            puts: h.puts[from..].iter().map(|(put, _)| *put).collect(),
-            miss: doubtful || (self.evicts && !h.pinned),
-        }
+        let mut own = self.own(key);
+        let base = |put: &Put| self.groups.get(put).and_then(|g| g.base);
+        own.puts.retain(|put| base(put).is_none_or(|base| !self.own(&base).puts.is_empty()));
+        let mut bases = self.groups_with(key).filter_map(|(_, g)| g.base);
+        own.miss |= own.puts.is_empty() || bases.any(|base| self.own(&base).miss);
+        own
+    }
+
+    /// Whether these objects may be in a group, visible or not, that is not just of them.
+    pub fn may_conflict(&self, base: Option<ObjectKey>, keys: &[ObjectKey]) -> bool {
+        let other = |g: &Group| {
+            let same = g.members.len() == keys.len() && g.members.iter().all(|m| keys.contains(m));
+            (g.members.len() > 1 || g.base.is_some()) && (!same || g.base.is_some() != base.is_some())
+        };
+        keys.iter().any(|key| self.groups_with(key).any(|(_, g)| other(g)))
     }
 
     /// Every key that was ever put.
@@ -299,114 +360,48 @@ impl Model {
                 wrong.push(format!("wrong answer key={key} got={answer:?} allowed={allowed:?} {history:?}"));
             }
         }
-        for (put, members) in self.groups.iter().filter(|(_, members)| members.len() > 1) {
-            // A member that was put again meanwhile says nothing about this group any more.
-            let youngest = |key: &&ObjectKey| {
-                self.keys.get(key).and_then(|h| h.puts.last()).is_some_and(|(p, _)| p == put)
-            };
-            if members.iter().filter(youngest).count() != members.len() {
-                continue;
-            }
-            let here = members.iter().filter(|key| answers.get(key) == Some(&Some(*put))).count();
-            if here != 0 && here != members.len() {
-                let seen: Vec<_> = members
-                    .iter()
-                    .map(|k| format!("{k}={:?} {:?}", answers.get(k), self.keys.get(k)))
-                    .collect();
-                wrong.push(format!("part of a group put={put:?} here={here} {}", seen.join(" ")));
-            }
+        for (put, group) in &self.groups {
+            wrong.extend(group.judge(*put, answers));
         }
         wrong
     }
+
+    /// What is wrong with the end of a put of objects of which a get could bring `before`.
+    pub fn judge_end(before: &BTreeMap<ObjectKey, Allowed>, end: &PutEnd) -> Vec<String> {
+        let PutEnd::Stored(kept) = end else { return Vec::new() };
+        let wrong = before.iter().filter_map(|(key, allowed)| match kept.contains(key) {
+            true if allowed.puts.is_empty() => Some(format!("kept bytes that are not here key={key}")),
+            false if !allowed.miss => Some(format!("a put replaced what is visible key={key} {allowed:?}")),
+            true | false => None,
+        });
+        wrong.collect()
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use pagelith_layouts::ids::PrefixHash;
-    use pagelith_layouts::key::Role;
-    use pagelith_layouts::namespace::Namespace;
-    use pagelith_layouts::shard::Shard;
-
-    use super::*;
-
-    fn key(component: &str) -> ObjectKey {
-        let ns = Namespace::default().id();
-        ObjectKey::new(ns, PrefixHash([1; 32]), Role::Target, "kv", component, Shard::Whole).expect("a key")
+impl Group {
+    /// Whether any of these is a member, or what it is attached to.
+    fn has_any(&self, keys: &BTreeSet<ObjectKey>) -> bool {
+        self.members.iter().chain(&self.base).any(|key| keys.contains(key))
     }
 
-    fn told(evicts: bool, events: &[Event]) -> Model {
-        let mut model = Model::new(evicts);
-        events.iter().for_each(|e| model.apply(e));
-        model
-    }
-
-    fn put(n: u64, keys: &[&str]) -> [Event; 2] {
-        let members = keys.iter().map(|k| key(k)).collect();
-        [Event::PutBegun(Put(n), members), Event::PutEnded(Put(n), PutEnd::Stored)]
-    }
-
-    fn allowed(events: &[Event]) -> (Vec<u64>, bool) {
-        let Allowed { puts, miss } = told(false, events).allowed(&key("k"));
-        (puts.into_iter().map(|p| p.0).collect(), miss)
-    }
-
-    #[test]
-    fn an_acked_put_hits_until_a_crash_and_after_it_if_flushed() {
-        let [begun, ended] = put(1, &["k"]);
-        assert_eq!(allowed(&[]), (vec![], true));
-        assert_eq!(allowed(std::slice::from_ref(&begun)), (vec![1], true));
-        assert_eq!(allowed(&[begun.clone(), ended.clone()]), (vec![1], false));
-        assert_eq!(allowed(&[begun.clone(), ended.clone(), Event::Died]), (vec![1], true));
-        let flush = [Event::FlushBegun, Event::FlushEnded(true), Event::Died];
-        assert_eq!(allowed(&[&[begun.clone(), ended.clone()][..], &flush].concat()), (vec![1], false));
-        let failed = [begun, ended, Event::FlushBegun, Event::FlushEnded(false), Event::Died];
-        assert_eq!(allowed(&failed), (vec![1], true));
-    }
-
-    #[test]
-    fn a_flush_covers_what_was_put_before_it_began() {
-        let late = [&[Event::FlushBegun][..], &put(1, &["k"]), &[Event::FlushEnded(true), Event::Died]];
-        assert_eq!(allowed(&late.concat()), (vec![1], true));
-    }
-
-    #[test]
-    fn what_was_removed_or_cleared_never_comes_back() {
-        let flushed = [&put(1, &["k"])[..], &[Event::FlushBegun, Event::FlushEnded(true)]].concat();
-        let removed = |end: &[Event]| allowed(&[&flushed[..], &[Event::RemoveBegun(key("k"))], end].concat());
-        assert_eq!(removed(&[Event::Died]), (vec![1], true));
-        assert_eq!(removed(&[Event::RemoveEnded(key("k"), true), Event::Died]), (vec![], true));
-        let ns = key("k").namespace();
-        let cleared = [Event::ClearBegun(ns), Event::ClearEnded(ns, true)];
-        assert_eq!(allowed(&[&flushed[..], &cleared].concat()), (vec![], true));
-        let again = [&flushed[..], &cleared, &put(2, &["k"])].concat();
-        assert_eq!(allowed(&again), (vec![2], false));
-    }
-
-    #[test]
-    fn what_was_seen_stays_so() {
-        let crashed = [&put(1, &["k"])[..], &[Event::Died]].concat();
-        let seen = |put| allowed(&[&crashed[..], &[Event::Seen(key("k"), put)]].concat());
-        assert_eq!(seen(Some(Put(1))), (vec![1], false));
-        assert_eq!(seen(None), (vec![], true));
-    }
-
-    #[test]
-    fn a_part_of_a_group_is_told_from_the_whole() {
-        let events = [&put(1, &["k", "v"])[..], &[Event::Died]].concat();
-        let judge = |k: Option<Put>, v: Option<Put>| {
-            told(false, &events).judge(&BTreeMap::from([(key("k"), k), (key("v"), v)])).len()
+    /// What is wrong with these answers as far as they are of this group.
+    fn judge(&self, put: Put, answers: &BTreeMap<ObjectKey, Option<Put>>) -> Option<String> {
+        let here = |key: &ObjectKey| answers.get(key) == Some(&Some(put));
+        if !self.members.iter().any(here) {
+            return None;
+        }
+        let seen = || {
+            let answer = |key: &ObjectKey| format!("{key}={:?}", answers.get(key));
+            self.members.iter().chain(&self.base).map(answer).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(judge(None, None), 0);
-        assert_eq!(judge(Some(Put(1)), Some(Put(1))), 0);
-        assert_eq!(judge(Some(Put(1)), None), 1);
-        assert_eq!(judge(Some(Put(2)), Some(Put(2))), 2, "bytes nobody put");
-    }
-
-    #[test]
-    fn only_the_pinned_must_stay_where_the_log_wraps() {
-        let events = [&put(1, &["k"])[..], &[Event::FlushBegun, Event::FlushEnded(true)]].concat();
-        assert!(told(true, &events).allowed(&key("k")).miss);
-        let pinned = [&events[..], &[Event::Pinned(key("k")), Event::Died]].concat();
-        assert!(!told(true, &pinned).allowed(&key("k")).miss);
+        let missing = |key: &ObjectKey| match answers.get(key) {
+            None => false,
+            Some(answer) => *answer != Some(put) && !(self.kept.contains(key) && answer.is_some()),
+        };
+        if self.members.iter().any(missing) {
+            return Some(format!("part of a group put={put:?} {}", seen()));
+        }
+        let alone = self.base.is_some_and(|base| answers.get(&base) == Some(&None));
+        alone.then(|| format!("attached and without its base put={put:?} {}", seen()))
     }
 }

@@ -8,7 +8,7 @@ use support::plan::Step::*;
 use support::plan::{Plan, Shape, Step};
 
 fn hold(name: &'static str, shape: Shape, steps: Vec<Step>) {
-    let plan = Plan { name, shape, steps };
+    let plan = Plan { name, shape, steps, after: Vec::new() };
     let recorded = record(&plan, None);
     assert!(recorded.points.len() > 20, "a plan that hardly writes points={}", recorded.points.len());
     let found = recorded.findings(&WAYS, true, 5);
@@ -72,13 +72,6 @@ fn stores_are_abandoned_closed_and_opened_again() {
         Get(1),
     ];
     hold("stores_are_abandoned_closed_and_opened_again", Shape { checkpoint: 2, ..Shape::ROOMY }, steps);
-}
-
-#[test]
-fn a_group_replaces_a_member_of_another() {
-    let steps =
-        vec![Group(0), Flush, Fill(10, 7), Other(0), Flush, Single(1), Other(1), Flush, Abandon, Get(0)];
-    hold("a_group_replaces_a_member_of_another", Shape { checkpoint: 1, ..Shape::ROOMY }, steps);
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn ways() -> Vec<(CrashMode, u64)> {
 }
 
 fn plan(name: &'static str, shape: Shape, steps: &[Step]) -> Plan {
-    Plan { name, shape, steps: steps.to_vec() }
+    Plan { name, shape, steps: steps.to_vec(), after: Vec::new() }
 }
 
 /// The findings on a disk that ignores these syncs, a few at most.

@@ -11,7 +11,7 @@ use support::check::{WAYS, record};
 use support::plan::Step::*;
 use support::plan::{Plan, Shape};
 use support::run::Run;
-use support::world::{components, key};
+use support::world::key;
 
 /// Pins that found their object, over all moments tried.
 fn pin_at(pages: u32, wait: Duration) -> bool {
@@ -24,7 +24,7 @@ fn pin_at(pages: u32, wait: Duration) -> bool {
     }
     world.runtime.run_for(wait);
     let store = run.store.take().expect("an open store");
-    let keys = &components(0)[..2];
+    let keys = &[key(0, "k"), key(0, "v")];
     let pin = store.pin(keys);
     let held = pin.pinned() == 2;
     run.store = Some(store);
@@ -53,7 +53,7 @@ fn a_pin_taken_while_its_segment_is_being_reclaimed_holds() {
 fn what_is_put_behind_a_clear_that_was_not_awaited_survives_checkpoints() {
     let shape = Shape { checkpoint: 1, ..Shape::ROOMY };
     let steps = vec![Group(0), Flush, Hasty(0), Group(0), Flush, Abandon, Group(2), Flush, Close, Get(0)];
-    let recorded = record(&Plan { name: "hasty_clear", shape, steps }, None);
+    let recorded = record(&Plan { name: "hasty_clear", shape, steps, after: Vec::new() }, None);
     let found = recorded.findings(&WAYS, false, 3);
     assert!(found.is_empty(), "{}", found.join("\n"));
 }

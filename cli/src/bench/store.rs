@@ -116,7 +116,7 @@ impl Bench {
         }
         while !wanted.is_empty() {
             let keys: Vec<ObjectKey> = wanted.iter().map(|put| put.key).collect();
-            let groups = wanted.drain(..).map(|put| PutGroup { objects: vec![put] }).collect();
+            let groups = wanted.drain(..).map(|put| PutGroup::new(vec![put])).collect();
             let ticket = self.session.submit_put(groups, Options::default());
             let Done::Put(done) = self.wait(ticket)? else { bail!("a put was answered with something else") };
             for (key, done) in keys.into_iter().zip(done) {

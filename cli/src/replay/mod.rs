@@ -2,14 +2,22 @@
 //! request it asks for the longest stored prefix, reads those pages, checks every byte, and puts the pages
 //! that were missing. Timestamps are ignored: requests follow each other as fast as the store lets them.
 
+mod buffers;
+mod groups;
 mod latency;
+mod lookup;
+mod model;
 mod pages;
+#[cfg(test)]
+mod planted;
+mod read;
 mod report;
 mod request;
 mod run;
 mod series;
 mod source;
 mod tally;
+mod write;
 
 use std::path::PathBuf;
 
@@ -17,6 +25,7 @@ use anyhow::bail;
 use clap::Args;
 use pagelith::config::Size;
 
+use self::model::ModelFlags;
 use self::pages::Pages;
 use self::report::Report;
 use self::run::Plan;
@@ -33,7 +42,7 @@ const OBJECT_BYTES_DEFAULT: Size = Size::kib(32);
 /// Replay a request trace through the store, and check every byte it hands back.
 ///
 /// Without --trace, a built-in chat workload is made from the seed. Exit status: 0; 1 if the store handed
-/// back a wrong byte; 2 if the replay could not be run.
+/// back a wrong byte or showed a part of a group; 2 if the replay could not be run.
 #[derive(Args, Debug)]
 pub(crate) struct ReplayArgs {
     /// Trace of JSON lines with timestamp, input_length, output_length and hash_ids; may be gzipped
@@ -44,6 +53,8 @@ pub(crate) struct ReplayArgs {
     /// Bytes of an object; a page is two, k and v
     #[arg(long, value_name = "SIZE", default_value_t = OBJECT_BYTES_DEFAULT)]
     object_bytes: Size,
+    #[command(flatten)]
+    model: ModelFlags,
     /// Stop after this many requests
     #[arg(long, value_name = "N")]
     requests: Option<u64>,
@@ -66,17 +77,14 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
         Some(path) => Source::trace(path, args.requests)?,
         None => Source::chat(args.seed, args.requests),
     };
+    let pages = match args.model.pages(source.name(), args.seed)? {
+        Some(pages) => pages,
+        None => Pages::plain(source.name(), args.seed, args.object_bytes.bytes())?,
+    };
     let mut fresh = FreshDir::named("pagelith-replay");
     let config = args.store.resolve(DEFAULTS, &fresh.path().join("store"), &|_| {})?;
     fresh.make_for(config.ssd_dirs())?;
-    let object_bytes = args.object_bytes.bytes();
-    let plan = Plan {
-        config,
-        pages: Pages::new(source.name(), args.seed, object_bytes),
-        content: Content::new(args.seed),
-        object_bytes: usize::try_from(object_bytes)?,
-        reopen_at: args.reopen_at,
-    };
+    let plan = Plan { config, pages, content: Content::new(args.seed), reopen_at: args.reopen_at };
     let (report, series) = run::replay(&plan, source)?;
     if args.json {
         println!("{}", serde_json::to_string(&report)?);
@@ -86,13 +94,15 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
     Ok(verdict(&report))
 }
 
-/// One wrong byte is one too many.
+/// One wrong byte is one too many, and so is one group of which a part was seen.
 fn verdict(report: &Report) -> Verdict {
-    if report.wrong_bytes == 0 {
-        return Verdict::Fine;
+    if report.wrong_bytes > 0 {
+        eprintln!("error: the store handed back bytes that were not put wrong_bytes={}", report.wrong_bytes);
     }
-    eprintln!("error: the store handed back bytes that were not put wrong_bytes={}", report.wrong_bytes);
-    Verdict::Wrong
+    if report.partial_groups > 0 {
+        eprintln!("error: the store showed a part of a group partial_groups={}", report.partial_groups);
+    }
+    if report.wrong_bytes + report.partial_groups > 0 { Verdict::Wrong } else { Verdict::Fine }
 }
 
 #[cfg(test)]
@@ -100,11 +110,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_byte_is_the_exit_status() {
-        let costs = report::Costs::default();
-        let mut tally = tally::Tally::new();
-        assert_eq!(verdict(&Report::new(&tally, costs.clone())), Verdict::Fine);
-        tally.wrong_bytes = 1;
-        assert_eq!(verdict(&Report::new(&tally, costs)), Verdict::Wrong);
+    fn a_wrong_byte_or_a_part_of_a_group_is_the_exit_status() {
+        let pages = Pages::plain("chat", 1, 4096).expect("pages");
+        let of = |wrong_bytes, partial_groups| {
+            let tally = tally::Tally { wrong_bytes, partial_groups, ..tally::Tally::new(1) };
+            verdict(&Report::new(&tally, &pages, report::Costs::default()))
+        };
+        assert_eq!((of(0, 0), of(1, 0), of(0, 1)), (Verdict::Fine, Verdict::Wrong, Verdict::Wrong));
     }
 }

@@ -8,8 +8,9 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use textplots::{Chart, LabelBuilder, LabelFormat, Plot, Shape, TickDisplay, TickDisplayBuilder};
 
+use super::pages::Pages;
 use super::series::{Series, Window};
-use super::tally::Tally;
+use super::tally::{GroupCounts, PoolCounts, StopCounts, Tally};
 
 /// What a replay found. The order of the fields is the order of the JSON keys.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -33,6 +34,18 @@ pub(crate) struct Report {
     pub(crate) rss_peak_bytes: u64,
     pub(crate) reopen_ms: Option<f64>,
     pub(crate) io: String,
+    #[serde(flatten)]
+    pub(crate) of_model: Option<OfModel>,
+}
+
+/// What a replay of a model's pages has besides.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct OfModel {
+    pub(crate) model: String,
+    pub(crate) page_bytes: u64,
+    pub(crate) pools: BTreeMap<String, PoolCounts>,
+    pub(crate) groups: GroupCounts,
+    pub(crate) stops: StopCounts,
 }
 
 /// Prefix hits in pages. A page is a DRAM hit if all of its objects came from memory.
@@ -68,7 +81,7 @@ pub(crate) struct Costs {
 }
 
 impl Report {
-    pub(crate) fn new(tally: &Tally, costs: Costs) -> Report {
+    pub(crate) fn new(tally: &Tally, pages: &Pages, costs: Costs) -> Report {
         let hits = tally.hits_dram + tally.hits_ssd;
         let moved = tally.bytes_put + tally.bytes_got;
         let percentile = |share| millis(tally.get_batches.percentile(share));
@@ -96,6 +109,7 @@ impl Report {
             rss_peak_bytes: costs.rss_peak_bytes,
             reopen_ms: costs.reopen.map(millis),
             io: costs.io,
+            of_model: pages.model.as_ref().map(|model| OfModel::new(model, tally, pages)),
         }
     }
 
@@ -113,7 +127,7 @@ impl Report {
     }
 
     fn rows(&self) -> Vec<(String, String)> {
-        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+        let mib = |bytes: u64| format!("{:.1} MiB", mib(bytes));
         let percent = |pages: u64| 100.0 * ratio(pages as f64, self.pages_requested as f64);
         let pages = |pages: u64| format!("{pages} ({:.1} %)", percent(pages));
         let ms = &self.get_batch_ms;
@@ -145,8 +159,43 @@ impl Report {
             rows.push(("reopen", format!("{ms:.1} ms")));
         }
         rows.push(("io", self.io.clone()));
-        rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        let rows = rows.into_iter().map(|(name, value)| (name.to_owned(), value));
+        rows.chain(self.of_model.iter().flat_map(OfModel::rows)).collect()
     }
+}
+
+impl OfModel {
+    fn new(model: &str, tally: &Tally, pages: &Pages) -> OfModel {
+        let pools = pages.pools().iter().zip(&tally.pools);
+        OfModel {
+            model: model.to_owned(),
+            page_bytes: pages.page_bytes(),
+            pools: pools.map(|(pool, counts)| (pool.name.clone(), *counts)).collect(),
+            groups: tally.groups,
+            stops: tally.stops,
+        }
+    }
+
+    fn rows(&self) -> Vec<(String, String)> {
+        let (groups, stops) = (&self.groups, &self.stops);
+        let mut rows = vec![
+            ("model".to_owned(), self.model.clone()),
+            ("page".to_owned(), format!("{} bytes", self.page_bytes)),
+        ];
+        for (name, pool) in &self.pools {
+            let found = format!("{} objects, {} missed", pool.hits, pool.misses);
+            rows.push((format!("pool {name}"), format!("{found}, {:.1} MiB", mib(pool.bytes))));
+        }
+        let attached = groups.attached + groups.attached_waiting;
+        rows.push(("groups".to_owned(), format!("{} committed, {attached} attached", groups.committed)));
+        rows.push(("groups dropped".to_owned(), groups.waiting_dropped.to_string()));
+        rows.push(("hits cut short, dropped".to_owned(), format!("{}, {}", stops.cut_short, stops.dropped)));
+        rows
+    }
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
 }
 
 /// The hit ratio over time, one small plot a tier. Empty if there is too little to draw.
@@ -198,8 +247,12 @@ fn rounded(x: f64) -> f64 {
 mod tests {
     use super::*;
 
+    fn plain() -> Pages {
+        Pages::plain("chat", 1, 4096).expect("pages")
+    }
+
     fn report() -> (Report, Tally) {
-        let mut tally = Tally::new();
+        let mut tally = Tally::new(1);
         tally.request(10, 4, 1);
         tally.request(10, 2, 0);
         for cause in ["absent", "absent", "damaged"] {
@@ -216,7 +269,7 @@ mod tests {
             reopen: Some(Duration::from_micros(1500)),
             io: "uring".into(),
         };
-        (Report::new(&tally, costs), tally)
+        (Report::new(&tally, &plain(), costs), tally)
     }
 
     #[test]
@@ -233,7 +286,7 @@ mod tests {
 
     #[test]
     fn nothing_done_is_no_division_by_zero() {
-        let json = serde_json::to_value(Report::new(&Tally::new(), Costs::default())).unwrap();
+        let json = serde_json::to_value(Report::new(&Tally::new(1), &plain(), Costs::default())).unwrap();
         assert_eq!(json["prefix_hit_ratio"], 0.0);
         assert_eq!(json["cpu_s_per_gb"], 0.0);
         assert!(json["reopen_ms"].is_null());
@@ -253,7 +306,7 @@ mod tests {
 
     #[test]
     fn one_request_is_no_plot() {
-        let mut tally = Tally::new();
+        let mut tally = Tally::new(1);
         tally.request(1, 0, 0);
         assert_eq!(plot(&tally.series), "");
     }

@@ -20,7 +20,6 @@ pub(crate) struct Plan {
     pub(crate) config: ValidConfig,
     pub(crate) pages: Pages,
     pub(crate) content: Content,
-    pub(crate) object_bytes: usize,
     pub(crate) reopen_at: Option<u64>,
 }
 
@@ -29,12 +28,14 @@ pub(crate) struct Plan {
 struct Totals {
     bytes_to_device: u64,
     dram_peak_bytes: u64,
+    groups_dropped: u64,
 }
 
 impl Totals {
     fn add(&mut self, stats: &Stats) {
         self.bytes_to_device += stats.bytes_to_device;
         self.dram_peak_bytes = self.dram_peak_bytes.max(stats.dram_peak_bytes);
+        self.groups_dropped += stats.groups_dropped;
     }
 }
 
@@ -50,7 +51,12 @@ pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Ser
     let mut requests = 0;
     while let Some(request) = source.next() {
         requests += 1;
-        harness.request(&mut live, &request?.hash_ids).with_context(|| format!("request={requests}"))?;
+        let request = request?;
+        // A model's page is stored when it is whole.
+        let pages = if plan.pages.model.is_some() { request.whole_blocks } else { request.hash_ids.len() };
+        harness.dies = plan.reopen_at == Some(requests);
+        let ids = &request.hash_ids[..pages];
+        harness.request(&mut live, ids).with_context(|| format!("request={requests}"))?;
         if plan.reopen_at == Some(requests) {
             totals.add(&live.store.stats());
             let Live { session, store } = live;
@@ -76,6 +82,7 @@ pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Ser
     let Live { session, store } = live;
     drop(session);
     harness.meter.call(|| store.close()).0.context("cannot close")?;
+    harness.tally.groups.waiting_dropped = totals.groups_dropped;
     let costs = Costs {
         bytes_to_device: totals.bytes_to_device,
         cpu: harness.meter.store_cpu(),
@@ -84,7 +91,7 @@ pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Ser
         reopen,
         io,
     };
-    Ok((Report::new(&harness.tally, costs), harness.tally.series))
+    Ok((Report::new(&harness.tally, &plan.pages, costs), harness.tally.series))
 }
 
 fn open(plan: &Plan) -> anyhow::Result<Live> {

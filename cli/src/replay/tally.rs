@@ -3,8 +3,51 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use super::latency::Latencies;
 use super::series::{Series, Window};
+
+/// Objects of one pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct PoolCounts {
+    /// Objects got.
+    pub(crate) hits: u64,
+    /// Objects asked for and not got.
+    pub(crate) misses: u64,
+    /// Bytes got.
+    pub(crate) bytes: u64,
+    /// Bytes that the store took.
+    pub(crate) bytes_put: u64,
+}
+
+/// Groups put.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct GroupCounts {
+    /// Base groups that became visible.
+    pub(crate) committed: u64,
+    /// Groups attached to a base that was there.
+    pub(crate) attached: u64,
+    /// Groups attached to a base that was put after them.
+    pub(crate) attached_waiting: u64,
+    /// Groups that were there.
+    pub(crate) already_present: u64,
+    /// Groups that policy said no to.
+    pub(crate) refused: u64,
+    /// Groups that the store dropped: never complete, or of which a crash left a part.
+    pub(crate) waiting_dropped: u64,
+}
+
+/// Where prefixes could stop.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct StopCounts {
+    /// Lengths that could be restored, over all requests.
+    pub(crate) legal: u64,
+    /// Requests of which a trailing pool allowed less than every page's objects did.
+    pub(crate) cut_short: u64,
+    /// Hits dropped because what the last pages must have was not got.
+    pub(crate) dropped: u64,
+}
 
 /// Counts of a whole replay. A page asked for is either a prefix hit or a miss of exactly one cause.
 #[derive(Clone, Debug)]
@@ -33,6 +76,10 @@ pub(crate) struct Tally {
     pub(crate) get_time: Duration,
     /// Time in put calls.
     pub(crate) put_time: Duration,
+    /// By number of the pool.
+    pub(crate) pools: Vec<PoolCounts>,
+    pub(crate) groups: GroupCounts,
+    pub(crate) stops: StopCounts,
     /// Time of each get call.
     pub(crate) get_batches: Latencies,
     /// Hit ratio over time.
@@ -40,7 +87,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    pub(crate) fn new() -> Tally {
+    pub(crate) fn new(pools: usize) -> Tally {
         Tally {
             requests: 0,
             pages_requested: 0,
@@ -54,9 +101,25 @@ impl Tally {
             busy_waits: 0,
             get_time: Duration::ZERO,
             put_time: Duration::ZERO,
+            pools: vec![PoolCounts::default(); pools],
+            groups: GroupCounts::default(),
+            stops: StopCounts::default(),
             get_batches: Latencies::new(),
             series: Series::new(),
         }
+    }
+
+    /// Count an object got.
+    pub(crate) fn got(&mut self, pool: usize, bytes: u64) {
+        self.bytes_got += bytes;
+        self.pools[pool].hits += 1;
+        self.pools[pool].bytes += bytes;
+    }
+
+    /// Count an object that the store took.
+    pub(crate) fn put(&mut self, pool: usize, bytes: u64) {
+        self.bytes_put += bytes;
+        self.pools[pool].bytes_put += bytes;
     }
 
     /// Count pages that were no prefix hit.

@@ -75,6 +75,8 @@ pub struct Config {
     pub ssd: SsdConfig,
     /// Memory that direct reads land in when they cannot land in the caller's.
     pub staging: StagingConfig,
+    /// Groups that are put in several calls.
+    pub groups: GroupsConfig,
     /// The index.
     pub index: IndexConfig,
     /// Reading.
@@ -150,6 +152,15 @@ pub struct StagingConfig {
     pub chunk_bytes: Size,
 }
 
+/// Settings of groups.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GroupsConfig {
+    /// How long a group that was begun and is not complete is kept, in milliseconds; then it is dropped and
+    /// counted. Default 30 000, as Mooncake discards puts that were not finished; 1 to 3 600 000. Lower it if
+    /// groups that never complete hold memory back; raise it for slow writers.
+    pub deadline_ms: u64,
+}
+
 /// Settings of the index.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct IndexConfig {
@@ -195,6 +206,7 @@ impl Default for Config {
             dram: DramConfig::default(),
             ssd: SsdConfig::default(),
             staging: StagingConfig::default(),
+            groups: GroupsConfig { deadline_ms: 30_000 },
             index: IndexConfig { max_objects: None, constant_fingerprint: false },
             read: ReadConfig { depth: 64 },
             memory: MemoryConfig { reserve: Size::mib(256) },

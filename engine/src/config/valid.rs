@@ -169,6 +169,11 @@ impl ValidConfig {
         self.config.read.depth
     }
 
+    /// How long a group that is not complete is kept.
+    pub fn group_deadline(&self) -> Duration {
+        Duration::from_millis(self.config.groups.deadline_ms)
+    }
+
     /// The longest wait that is given no deadline of its own.
     pub fn deadline(&self) -> Duration {
         Duration::from_millis(self.config.deadline_ms)

@@ -6,6 +6,8 @@
 //! bytes 24..32  word B: length 28 | frame 24 | freq 2                             | tick, low half 10
 //! ```
 //!
+//! A link has the flag for it, zeros in the rest of word A, and the name of a base group's member in word B.
+//!
 //! Fields are listed from the lowest bit up. The bytes never leave the process, so they are in host order.
 
 use super::IndexError;
@@ -34,9 +36,10 @@ const FRAME_AT: u32 = LENGTH_BITS;
 const FREQ_AT: u32 = FRAME_AT + FRAME_BITS;
 const TICK_LOW_AT: u32 = FREQ_AT + FREQ_BITS;
 
-/// Two of the four flag bits are spare and zero.
+/// One of the four flag bits is spare and zero.
 const FLAG_ON_SSD: u64 = 1;
-const FLAG_PINNED: u64 = 1 << 1;
+const FLAG_ATTACHED: u64 = 1 << 1;
+const FLAG_LINK: u64 = 1 << 2;
 
 const FRAME_NONE: u32 = (1 << FRAME_BITS) - 1;
 const TICK_MASK: u32 = (1 << TICK_BITS) - 1;
@@ -58,7 +61,7 @@ const _: () = {
     assert!(size_of::<u128>() + 2 * size_of::<u64>() == SLOT_BYTES);
     assert!(RECORD_BLOCK_BITS == u16::BITS && PAYLOAD_DELTA_BITS == u16::BITS, "no range check is needed");
     assert!(LENGTH_MAX < 1 << LENGTH_BITS);
-    assert!(FLAG_ON_SSD < 1 << FLAG_BITS && FLAG_PINNED < 1 << FLAG_BITS);
+    assert!(FLAG_LINK < 1 << FLAG_BITS);
 };
 
 /// Where an object's bytes are on SSD.
@@ -102,8 +105,18 @@ pub struct Entry {
     pub tick: u32,
     /// A small use count for the eviction policies, at most [`FREQ_MAX`].
     pub freq: u8,
-    /// A hint that eviction should look elsewhere first. The pins that protect are not kept here.
-    pub pinned: bool,
+    /// Whether it is attached to a base group, and visible only with that: a link says to which.
+    pub attached: bool,
+}
+
+/// What the index knows an object by in links: the upper half of its fingerprint. Homes follow from it alone.
+pub fn name_of(fingerprint: u128) -> u64 {
+    (fingerprint >> 64) as u64
+}
+
+/// What the link of an object is found by. Fingerprints are keyed hashes, so this is nobody else's.
+pub(super) fn link_of(fingerprint: u128) -> u128 {
+    stored(!fingerprint)
 }
 
 /// How long before `now` the tick `tick` was, modulo [`TICK_MODULUS`]: an entry not used for a whole turn of
@@ -145,8 +158,8 @@ impl Slot {
         if entry.ssd.is_some() {
             flags |= FLAG_ON_SSD;
         }
-        if entry.pinned {
-            flags |= FLAG_PINNED;
+        if entry.attached {
+            flags |= FLAG_ATTACHED;
         }
         let tick = u64::from(entry.tick & TICK_MASK);
         let a = u64::from(place.segment)
@@ -160,6 +173,16 @@ impl Slot {
             | u64::from(entry.freq) << FREQ_AT
             | tick << TICK_LOW_AT;
         Ok(Slot { fingerprint: stored(entry.fingerprint), a, b })
+    }
+
+    /// The link of an object to the base group that has a member of this name.
+    pub(super) fn link(fingerprint: u128, base: u64) -> Slot {
+        Slot { fingerprint: link_of(fingerprint), a: FLAG_LINK << FLAGS_AT, b: base }
+    }
+
+    /// If it is a link: the fingerprint of the object it is of, and the name of its base.
+    pub(super) fn as_link(&self) -> Option<(u128, u64)> {
+        (bits(self.a, FLAGS_AT, FLAG_BITS) & FLAG_LINK != 0).then_some((!self.fingerprint, self.b))
     }
 
     pub(super) fn unpack(&self) -> Entry {
@@ -178,7 +201,7 @@ impl Slot {
             frame: (frame != FRAME_NONE).then_some(frame),
             tick: tick as u32,
             freq: bits(self.b, FREQ_AT, FREQ_BITS) as u8,
-            pinned: flags & FLAG_PINNED != 0,
+            attached: flags & FLAG_ATTACHED != 0,
         }
     }
 
@@ -222,7 +245,7 @@ mod tests {
     use super::*;
 
     fn plain() -> Entry {
-        Entry { fingerprint: 7, length: 1, ssd: None, frame: None, tick: 0, freq: 0, pinned: false }
+        Entry { fingerprint: 7, length: 1, ssd: None, frame: None, tick: 0, freq: 0, attached: false }
     }
 
     fn round_trip(entry: Entry) {
@@ -248,14 +271,15 @@ mod tests {
                 for frame in [None, Some(0), Some(FRAME_MAX)] {
                     for length in [1, LENGTH_MAX - 1, LENGTH_MAX] {
                         for tick in ticks {
-                            for (freq, pinned) in [(0, false), (0, true), (FREQ_MAX, false), (FREQ_MAX, true)]
+                            for (freq, attached) in
+                                [(0, false), (0, true), (FREQ_MAX, false), (FREQ_MAX, true)]
                             {
                                 let ssd = place.map(|(segment, record_block, payload_delta)| SsdPlace {
                                     segment,
                                     record_block,
                                     payload_delta,
                                 });
-                                round_trip(Entry { fingerprint, length, ssd, frame, tick, freq, pinned });
+                                round_trip(Entry { fingerprint, length, ssd, frame, tick, freq, attached });
                             }
                         }
                     }
@@ -293,6 +317,18 @@ mod tests {
         assert_eq!(tick_age(TICK_MODULUS + 3, TICK_MODULUS - 2), 5, "now need not be reduced");
         assert_eq!(tick_age(0, u32::MAX), 1, "nor need its counter stop at the modulus");
         assert_eq!(tick_age(4, 5), TICK_MODULUS - 1, "a tick ahead of now counts as the oldest");
+    }
+
+    #[test]
+    fn a_link_is_told_from_an_entry() {
+        for fingerprint in [1, u128::from(u64::MAX), 1 << 64, u128::MAX - 1] {
+            for base in [0, 1, u64::MAX] {
+                let slot = Slot::from_bytes(&Slot::link(fingerprint, base).to_bytes());
+                assert_eq!(slot.as_link(), Some((fingerprint, base)));
+            }
+        }
+        let all = Entry { tick: TICK_MASK, freq: FREQ_MAX, attached: true, ..plain() };
+        assert_eq!(Slot::pack(&all).expect("in range").as_link(), None);
     }
 
     #[test]

@@ -14,6 +14,9 @@
 //! caller tells them apart by the keys that their records hold. When *all* entries have the same one (the
 //! test mode with a constant hash) every operation is a walk over all of them, and still right.
 //!
+//! What is attached to a base group has a second entry, its link, which names a member of that group: an object
+//! of the index is one entry, an attached one is two.
+//!
 //! Plain data behind `&mut`: locks are the caller's.
 #![allow(unreachable_pub, reason = "the crate root decides how far the index can be seen")]
 
@@ -22,10 +25,10 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
-use entry::{SLOT_BYTES, Slot, stored};
+use entry::{SLOT_BYTES, Slot, link_of, stored};
 use slots::Slots;
 
-pub use entry::{Entry, FRAME_MAX, SEGMENT_MAX, SsdPlace, TICK_MODULUS, tick_age};
+pub use entry::{Entry, FRAME_MAX, SEGMENT_MAX, SsdPlace, TICK_MODULUS, name_of, tick_age};
 
 /// How many home slots are asked for before the first is looked at: enough to keep a core's line fill buffers
 /// (10 to 16 on current x86 and Arm cores) busy.
@@ -62,10 +65,25 @@ pub enum IndexError {
     },
 }
 
+/// What lies in a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Visited {
+    /// Where an object is.
+    Object(Entry),
+    /// What an object is attached to.
+    Link {
+        /// The attached object's.
+        fingerprint: u128,
+        /// Name of a member of its base group.
+        base: u64,
+    },
+}
+
 /// The index of a store. See the module's text for how it works.
 pub struct Index {
     slots: Slots,
     len: usize,
+    links: usize,
     capacity: usize,
 }
 
@@ -78,7 +96,7 @@ impl Index {
         let count = capacity.checked_add(capacity / 4).ok_or(no_memory(0))?;
         count.checked_mul(SLOT_BYTES).ok_or(no_memory(0))?;
         let slots = Slots::new(count).map_err(|e| no_memory(e.raw_os_error().unwrap_or(0)))?;
-        Ok(Index { slots, len: 0, capacity })
+        Ok(Index { slots, len: 0, links: 0, capacity })
     }
 
     /// How many entries it can hold.
@@ -91,6 +109,16 @@ impl Index {
         self.len as u64
     }
 
+    /// How many of them are objects.
+    pub fn objects(&self) -> u64 {
+        (self.len - self.links) as u64
+    }
+
+    /// How many of them are links.
+    pub fn links(&self) -> u64 {
+        self.links as u64
+    }
+
     /// Memory set aside for entries, bytes: at most 40 for each of [`capacity`](Index::capacity), all of it
     /// counted whether touched yet or not. The system rounds it up to whole pages.
     pub fn memory_bytes(&self) -> u64 {
@@ -99,7 +127,18 @@ impl Index {
 
     /// Adds an entry, also next to others with the same fingerprint.
     pub fn insert(&mut self, entry: &Entry) -> Result<(), IndexError> {
-        let mut carried = Slot::pack(entry)?;
+        self.insert_slot(Slot::pack(entry)?)
+    }
+
+    /// Notes that the object with this fingerprint is attached to the base group that has a member of the name
+    /// `base` ([`name_of`] its fingerprint). Takes an entry of its own.
+    pub fn insert_link(&mut self, fingerprint: u128, base: u64) -> Result<(), IndexError> {
+        self.insert_slot(Slot::link(fingerprint, base))?;
+        self.links += 1;
+        Ok(())
+    }
+
+    fn insert_slot(&mut self, mut carried: Slot) -> Result<(), IndexError> {
         if self.len == self.capacity {
             return Err(IndexError::Full { capacity: self.capacity() });
         }
@@ -129,7 +168,19 @@ impl Index {
         self.positions(fingerprint).map(|at| self.slots.get(at).unpack())
     }
 
+    /// The base that an attached object names.
+    pub fn link(&self, fingerprint: u128) -> Option<u64> {
+        self.positions(link_of(fingerprint)).find_map(|at| self.slots.get(at).as_link()).map(|(_, base)| base)
+    }
+
+    /// All entries of objects that `name` is the name of: by 64 bits, so one may be another's, once in 2^64.
+    pub fn find_named(&self, name: u64) -> impl Iterator<Item = Entry> {
+        let entries = self.matching(u128::from(name) << 64, move |f| (f >> 64) as u64 == name);
+        entries.map(|at| self.slots.get(at)).filter(|slot| slot.as_link().is_none()).map(|slot| slot.unpack())
+    }
+
     /// Whether there is an entry with this fingerprint.
+    #[cfg(test)]
     pub fn contains(&self, fingerprint: u128) -> bool {
         self.positions(fingerprint).next().is_some()
     }
@@ -167,7 +218,24 @@ impl Index {
 
     /// Removes and returns the first entry with this fingerprint that `matches`.
     pub fn remove(&mut self, fingerprint: u128, matches: impl FnMut(&Entry) -> bool) -> Option<Entry> {
-        let (mut hole, removed) = self.locate(fingerprint, matches)?;
+        let (at, removed) = self.locate(fingerprint, matches)?;
+        self.remove_slot(at);
+        Some(removed)
+    }
+
+    /// Removes an attached object's link; false if it has none.
+    pub fn remove_link(&mut self, fingerprint: u128) -> bool {
+        let Some(at) =
+            self.positions(link_of(fingerprint)).find(|&at| self.slots.get(at).as_link().is_some())
+        else {
+            return false;
+        };
+        self.remove_slot(at);
+        self.links -= 1;
+        true
+    }
+
+    fn remove_slot(&mut self, mut hole: usize) {
         // Whoever follows and is away from home moves one nearer, so that no hole stands in a probe's way.
         for _ in 1..self.slots.count() {
             let next = self.slots.next(hole);
@@ -180,7 +248,6 @@ impl Index {
         }
         self.slots.set(hole, Slot::EMPTY);
         self.len -= 1;
-        Some(removed)
     }
 
     /// How many homes there are: the end of the range for [`visit_homes`](Index::visit_homes).
@@ -193,7 +260,7 @@ impl Index {
     /// entries to and fro, meets every entry that was there throughout exactly once. Positions would not do:
     /// a remove can pull an entry from ahead of a cursor to behind it (missed), an insert can push one from
     /// behind it to ahead (met twice).
-    pub fn visit_homes(&self, from: u64, to: u64, mut visit: impl FnMut(&Entry)) {
+    pub fn visit_homes(&self, from: u64, to: u64, mut visit: impl FnMut(Visited)) {
         let count = self.slots.count();
         let to = to.min(self.home_slots());
         if from >= to {
@@ -216,7 +283,10 @@ impl Index {
             if home >= span {
                 return;
             }
-            visit(&slot.unpack());
+            visit(match slot.as_link() {
+                Some((fingerprint, base)) => Visited::Link { fingerprint, base },
+                None => Visited::Object(slot.unpack()),
+            });
         }
     }
 
@@ -224,12 +294,17 @@ impl Index {
     /// nearer its home than the sought would be there: insert would have put the sought before it.
     fn positions(&self, fingerprint: u128) -> impl Iterator<Item = usize> {
         let sought = stored(fingerprint);
-        let mut at = self.slots.home(sought);
+        self.matching(sought, move |found| found == sought)
+    }
+
+    /// Where entries are that `is_sought`, all of which have the home of `like`.
+    fn matching(&self, like: u128, is_sought: impl Fn(u128) -> bool) -> impl Iterator<Item = usize> {
+        let mut at = self.slots.home(like);
         let mut distance = 0;
         std::iter::from_fn(move || {
             while distance < self.slots.count() {
                 let (here, resident) = (at, self.slots.fingerprint(at));
-                let found = resident == sought;
+                let found = resident != 0 && is_sought(resident);
                 if !found && (resident == 0 || self.slots.distance(here, resident) < distance) {
                     distance = usize::MAX;
                     break;

@@ -71,7 +71,7 @@ fn entry(random: &mut Random, fingerprint: u128, name: u32) -> Entry {
         frame: (bits & 2 == 0).then_some((bits >> 40) as u32 & 0xffff),
         tick: (bits >> 32) as u32 % TICK_MODULUS,
         freq: (bits >> 4) as u8 & FREQ_MAX,
-        pinned: bits & 4 == 0,
+        attached: bits & 4 == 0,
     }
 }
 
@@ -102,8 +102,15 @@ fn sorted(entries: impl Iterator<Item = Entry>) -> Vec<Entry> {
 
 fn visited(index: &Index, from: u64, to: u64) -> Vec<Entry> {
     let mut seen = Vec::new();
-    index.visit_homes(from, to, |e| seen.push(*e));
+    index.visit_homes(from, to, |v| seen.extend(object(v)));
     seen
+}
+
+fn object(visited: Visited) -> Option<Entry> {
+    match visited {
+        Visited::Object(entry) => Some(entry),
+        Visited::Link { .. } => None,
+    }
 }
 
 /// The invariants at the head of the module, read off the slots themselves.
@@ -320,8 +327,9 @@ fn walk_while_changing(seed: u64, spread: Spread, visit: Visit) -> Result<(), St
 fn a_walk_by_homes_visits_what_stays_exactly_once() {
     for spread in Spread::ALL {
         for seed in 0..400 {
-            let walked =
-                walk_while_changing(seed, spread, |index, from, to, f| index.visit_homes(from, to, f));
+            let walked = walk_while_changing(seed, spread, |index, from, to, f| {
+                index.visit_homes(from, to, |v| object(v).iter().for_each(&mut *f));
+            });
             assert_eq!(walked, Ok(()), "spread={spread:?} seed={seed}");
         }
     }
@@ -386,4 +394,40 @@ fn homes_partition_the_entries() {
         assert_eq!(visited(&index, 7, 7), []);
         assert_eq!(visited(&index, homes, u64::MAX), []);
     }
+}
+
+#[test]
+fn links_come_and_go_beside_entries() {
+    let mut random = Random(7);
+    let mut index = Index::new(64).expect("memory");
+    let mut links: HashMap<u128, u64> = HashMap::new();
+    for step in 0..20_000u32 {
+        // Few homes, so that links and entries push each other about.
+        let fingerprint = u128::from(random.below(24)) << 100 | 5;
+        match random.below(5) {
+            0 if !links.contains_key(&fingerprint) => {
+                let base = random.next();
+                if index.insert_link(fingerprint, base).is_ok() {
+                    links.insert(fingerprint, base);
+                }
+            }
+            1 => assert_eq!(index.remove_link(fingerprint), links.remove(&fingerprint).is_some()),
+            2 => {
+                let _ = index.insert(&entry(&mut random, fingerprint, step + 1));
+            }
+            3 => drop(index.remove(fingerprint, |_| true)),
+            _ => {}
+        }
+        check_structure(&index);
+        assert_eq!(index.link(fingerprint), links.get(&fingerprint).copied(), "step={step}");
+        let named: Vec<_> = sorted(index.find_named(name_of(fingerprint)));
+        assert_eq!(named, sorted(index.find(fingerprint)), "step={step}");
+        let mut seen = HashMap::new();
+        index.visit_homes(0, index.home_slots(), |v| match v {
+            Visited::Link { fingerprint, base } => assert_eq!(seen.insert(fingerprint, base), None),
+            Visited::Object(_) => {}
+        });
+        assert_eq!(seen, links, "step={step}");
+    }
+    assert!(!links.is_empty() && index.len() > links.len() as u64);
 }

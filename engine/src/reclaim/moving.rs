@@ -161,7 +161,15 @@ impl Flusher {
     pub(crate) fn move_written(&mut self, id: u64, members: Vec<(u128, SsdPlace)>, place: &RecordPlace) {
         let mut core = self.shared.lock();
         let mut now = Vec::new();
-        for (fingerprint, old) in &members {
+        // A member that could not be read has left meanwhile, and takes the others along: a group is whole or not
+        // here.
+        let whole = is_alive(&core, &members) && !members.iter().any(|(_, old)| core.is_broken_at(*old));
+        if !whole {
+            members.iter().for_each(|(fingerprint, old)| {
+                core.drop_ssd(*fingerprint, *old);
+            });
+        }
+        for (fingerprint, old) in members.iter().filter(|_| whole) {
             // A record moves as it is: its payloads lie as far behind its header as before.
             let (segment, record) = (place.identity.segment, place.offset);
             let new = SsdPlace { payload_delta: old.payload_delta, ..SsdPlace::at(segment, record, 0) };

@@ -170,7 +170,9 @@ impl Worker<'_> {
         match self.check("put", outcomes.pop().expect("an outcome")) {
             PutOutcome::Stored => self.mouth.say(Word::Stored(page, version)),
             PutOutcome::AlreadyPresent => return self.mouth.say(Word::Present(page, version)),
-            PutOutcome::Refused => fail(self.mouth, "put was refused"),
+            other @ (PutOutcome::Refused | PutOutcome::Waiting) => {
+                fail(self.mouth, &format!("put: {other:?}"))
+            }
         }
         // A header and padding are written too.
         let written = bytes.iter().map(|b| b.len() as u64 + 4096).sum::<u64>() + 4096;

@@ -91,7 +91,7 @@ pub fn what_is_no_group_is_invalid(world: &World) {
     assert_eq!(here(&store, &mixed) + here(&store, &twice) + here(&store, &many), 0);
 }
 
-pub fn a_group_replaces_what_was_put_alone(world: &World) {
+pub fn a_group_takes_in_what_was_put_alone(world: &World) {
     for config in [world.config(), world.cold_config()] {
         let world = world.fresh(1);
         let config = pagelith::Config {

@@ -3,11 +3,15 @@
 #![allow(clippy::disallowed_methods)] // Tests make files and threads of their own.
 #![allow(dead_code)] // Each test program uses its own part.
 
+pub mod attached;
 pub mod damage;
 pub mod deadlines;
 pub mod eviction;
 pub mod first_writer;
+pub mod group_changes;
 pub mod groups;
+pub mod groups_begun;
+pub mod hits;
 pub mod kit;
 pub mod pins;
 pub mod pressure;
@@ -48,8 +52,41 @@ macro_rules! for_all_behaviours {
             groups::evicted_whole,
             groups::larger_than_a_segment_is_invalid,
             groups::what_is_no_group_is_invalid,
-            groups::a_group_replaces_what_was_put_alone,
+            groups::a_group_takes_in_what_was_put_alone,
             groups::whole_or_gone_after_a_crash,
+            groups_begun::visible_at_commit_and_not_before,
+            groups_begun::from_several_threads,
+            groups_begun::what_is_here_by_itself_counts_as_put_and_keeps_its_bytes,
+            groups_begun::two_base_sets_are_refused,
+            groups_begun::what_cannot_be_put_is_named,
+            groups_begun::dropped_at_its_deadline,
+            groups_begun::what_was_not_committed_is_not_there_after_an_end,
+            groups_begun::a_clear_takes_what_waits,
+            groups_begun::what_waits_takes_half_of_the_arena_at_most,
+            group_changes::what_waits_gives_way_to_what_is_put_meanwhile,
+            group_changes::another_member_names_the_same_base,
+            group_changes::what_lost_its_base_is_no_obstacle,
+            group_changes::removed_or_cleared_while_it_is_taken_in,
+            group_changes::cleared_while_a_group_in_one_call_takes_it_in,
+            group_changes::what_waits_is_removed_too,
+            group_changes::several_threads_commit,
+            group_changes::the_oldest_of_many_becomes_complete,
+            group_changes::a_pin_keeps_the_base_too,
+            group_changes::a_checkpoint_has_room_for_every_link,
+            attached::with_its_base,
+            attached::before_its_base,
+            attached::a_base_that_never_comes,
+            attached::removed_with_its_base,
+            attached::evicted_from_memory_with_its_base,
+            attached::reclaimed_with_its_base,
+            attached::what_does_not_fit_together_is_refused,
+            attached::to_a_page_that_is_one_object,
+            hits::any_residency_in_any_pools,
+            hits::a_page_counts_with_all_its_objects,
+            hits::thousands_of_pages_in_one_call,
+            hits::what_can_be_used_counts_as_asked_for,
+            hits::a_session_answers_at_once,
+            hits::no_pages_and_no_query,
             removal::removed_is_gone_at_once,
             removal::removed_stays_gone_after_a_crash,
             removal::removed_stays_gone_after_close,

@@ -15,9 +15,7 @@ pub fn a_full_arena_is_busy_at_once(world: &World) {
     let store = world.open(&world.cold_config());
     let mut session = store.session().expect("a session");
     let groups = (0..24)
-        .map(|n| PutGroup {
-            objects: vec![Put { key: key(n), source: Source::shared(bytes(n, LEN).into()) }],
-        })
+        .map(|n| PutGroup::new(vec![Put { key: key(n), source: Source::shared(bytes(n, LEN).into()) }]))
         .collect();
     let ticket = session.submit_put(groups, Options::default());
     let Some(Done::Put(done)) = session.wait(ticket, Duration::from_secs(30)) else { panic!("no put") };

@@ -20,7 +20,7 @@ fn owned(n: u64) -> Get {
 }
 
 fn single(n: u64, source: Source) -> PutGroup {
-    PutGroup { objects: vec![Put { key: key(n), source }] }
+    PutGroup::new(vec![Put { key: key(n), source }])
 }
 
 fn got(done: Option<Done>) -> Vec<(pagelith::Result<GetOutcome>, Vec<u8>)> {

@@ -42,6 +42,8 @@ pub(crate) fn files() -> Vec<File> {
         ("manifest.0.bin", manifest.copy()),
         ("manifest.1.bin", manifest.copy()),
         ("checkpoint.bin", checkpoint()),
+        ("attached_record.bin", record(&attached().0, &attached().1)),
+        ("attached_entries.bin", bytemuck::cast_slice::<_, u8>(&attached_entries()).to_vec()),
         ("superblock_newer.bin", superblock_newer(&manifest)),
         ("keys.txt", keys().iter().flat_map(|k| format!("{k}\n").into_bytes()).collect()),
     ]
@@ -64,6 +66,41 @@ pub(crate) fn object() -> (RecordFacts, Vec<Object>) {
         ..facts(identity(SEGMENT, 2), OBJECT_AT)
     };
     (facts, vec![Object { key: key(2, Role::Target, "mamba", "temporal"), bytes: bytes(20, 100_000) }])
+}
+
+/// The name of the base group that [`attached`] belongs to, by its target's `v`.
+pub(crate) fn base_group() -> u64 {
+    let key = group().1[1].key;
+    (fingerprint(&superblock().fingerprint_key, &key, GENERATION) >> 64) as u64
+}
+
+/// A checkpoint of the group's page, attached to it.
+pub(crate) fn attached() -> (RecordFacts, Vec<Object>) {
+    let facts = RecordFacts {
+        generation: GENERATION,
+        sequence: Sequence(43),
+        group: GroupId(43),
+        group_kind: GroupKind::Attached,
+        base_group: GroupId(base_group()),
+        ..facts(identity(SEGMENT, 2), DATA_END)
+    };
+    let object = |part, len| Object { key: key(1, Role::Target, "mamba", part), bytes: bytes(50, len) };
+    (facts, vec![object("temporal", 5000), object("conv_0", 70)])
+}
+
+/// What a checkpoint has of the first of those: where it is, and what it is attached to.
+pub(crate) fn attached_entries() -> [CheckpointEntry; 2] {
+    let secret = superblock().fingerprint_key;
+    let fingerprint = fingerprint(&secret, &attached().1[0].key, GENERATION);
+    let object = CheckpointEntry {
+        fingerprint: fingerprint.to_le_bytes(),
+        segment: SEGMENT,
+        record_block: (DATA_END / ALIGN) as u16,
+        payload_delta: 1,
+        length: 5000,
+        tick: CheckpointEntry::tick(9, true),
+    };
+    [object, CheckpointEntry::links(fingerprint, base_group())]
 }
 
 /// Two keys removed.

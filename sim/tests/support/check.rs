@@ -69,7 +69,7 @@ impl Recorded {
     fn contents(&self) -> Contents {
         let contents = Contents::default();
         for (_, event) in &self.events {
-            if let Event::PutBegun(put, keys) = event {
+            if let Event::PutBegun(put, _, keys) = event {
                 keys.iter().for_each(|k| {
                     contents.of(k, *put);
                 });
@@ -171,6 +171,9 @@ impl Fallen<'_> {
             run.reopened();
             points = world.disk.take_points();
             // It takes new things, and with a checkpoint behind all says the same again.
+            for step in &self.recorded.plan.after {
+                run.step(*step);
+            }
             run.step(Step::Group(NEW_PAGE));
             run.step(Step::Close);
         }));

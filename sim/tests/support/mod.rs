@@ -5,5 +5,6 @@
 
 pub mod check;
 pub mod plan;
+pub mod puts;
 pub mod run;
 pub mod world;

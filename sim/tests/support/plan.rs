@@ -2,13 +2,32 @@
 
 use pagelith_sim::entropy::SplitMix64;
 
-/// One step. Pages are numbers; a page has the components `k` and `v`, put as a group, and `x`, put alone.
+use super::world::{ATTACHED, FORMS};
+
+/// One step. Pages are numbers; a page has the components `k` and `v`, put as a group, and `x`, put alone, or one of
+/// the other [`FORMS`], and what is [`ATTACHED`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Put `k` and `v` of a page as a group.
     Group(u32),
-    /// Put `k` and `x` of a page as a group, which replaces what `k` was with.
-    Other(u32),
+    /// Put a page in this of the [`FORMS`].
+    Base(u32, usize),
+    /// Attach this of [`ATTACHED`] to a page.
+    Attach(u32, usize),
+    /// Begin the group of a page in this form, or join it.
+    Begin(u32, usize),
+    /// Put this object into it.
+    Member(u32, usize, usize),
+    /// Put all of its objects that are not there.
+    Members(u32, usize),
+    /// Commit it.
+    Commit(u32, usize),
+    /// Give it up.
+    Abort(u32, usize),
+    /// Let the time of all groups that wait be over.
+    Expire,
+    /// Remove a component of a page, and with it its group.
+    Take(u32, &'static str),
     /// Put `x` of a page.
     Single(u32),
     /// Put groups of this many pages that no other step names, from this one on.
@@ -48,6 +67,8 @@ pub struct Plan {
     pub shape: Shape,
     /// The steps.
     pub steps: Vec<Step>,
+    /// What is done behind each crash, once the store was looked at.
+    pub after: Vec<Step>,
 }
 
 /// The configuration of a small store.
@@ -63,6 +84,8 @@ pub struct Shape {
     pub constant: bool,
     /// Sealed segments between checkpoints; 0 for none but at close.
     pub checkpoint: u32,
+    /// Whether there is no DRAM tier but a write buffer.
+    pub cold: bool,
     /// Whether what is read from SSD is kept in DRAM too.
     pub promote: bool,
     /// Whether the log may wrap, so that a miss is right unless it is pinned.
@@ -77,6 +100,7 @@ impl Shape {
         recency: false,
         constant: false,
         checkpoint: 0,
+        cold: false,
         promote: true,
         evicts: false,
     };
@@ -87,6 +111,7 @@ impl Shape {
         recency: false,
         constant: false,
         checkpoint: 0,
+        cold: false,
         promote: true,
         evicts: true,
     };
@@ -100,44 +125,54 @@ pub fn random(rng: &mut SplitMix64, len: usize) -> Plan {
         recency: rng.one_in(2),
         constant: rng.one_in(5),
         checkpoint: [0, 1, 2][rng.below(3) as usize],
+        cold: rng.one_in(4),
         promote: !rng.one_in(3),
         evicts: false,
     };
     let shape = Shape { evicts: shape.ssd_mib < 40, ..shape };
     let mut fresh = 1000;
     let steps = (0..len).map(|_| match step(rng, &mut fresh, shape.evicts) {
-        // With equal fingerprints a store cannot tell which of the entries on SSD a group replaces.
-        Step::Other(page) if shape.constant => Step::Group(page),
-        // And a pin of one object is one of all.
+        // With equal fingerprints a pin of one object is one of all.
         Step::Pin(page) if shape.constant => Step::Get(page),
+        // And what is the base of one is that of all.
+        Step::Attach(page, _) if shape.constant => Step::Group(page),
         step => step,
     });
     let steps = steps.collect();
-    Plan { name: "random", shape, steps }
+    Plan { name: "random", shape, steps, after: Vec::new() }
 }
 
 fn step(rng: &mut SplitMix64, fresh: &mut u32, evicts: bool) -> Step {
     let page = rng.below(6) as u32;
-    match rng.below(32) {
-        0..=6 => Step::Group(page),
-        7..=8 => Step::Single(page),
-        9..=12 => {
+    let form = rng.below(FORMS.len() as u64) as usize;
+    match rng.below(48) {
+        0..=4 => Step::Group(page),
+        5..=6 => Step::Single(page),
+        7..=10 => {
             let count = 1 + rng.below(if evicts { 5 } else { 2 }) as u32;
             *fresh += count;
             Step::Fill(*fresh - count, count)
         }
-        13..=16 => Step::Flush,
-        17..=18 => Step::Remove(page),
-        19 => Step::RemoveSingle(page),
-        20 if rng.one_in(3) => Step::Hasty(rng.below(2) as u32),
-        20 => Step::Clear(rng.below(2) as u32),
-        21..=22 => Step::Get(page),
-        23 => Step::Warm(fresh.saturating_sub(4), 4),
-        24..=25 => Step::Pin(page),
-        26 => Step::Unpin,
-        27..=28 => Step::Idle(rng.below(3000)),
-        29 => Step::Other(page),
-        30 => Step::Abandon,
+        11..=14 => Step::Flush,
+        15..=16 => Step::Remove(page),
+        17 => Step::RemoveSingle(page),
+        18 if rng.one_in(3) => Step::Hasty(rng.below(2) as u32),
+        18 => Step::Clear(rng.below(2) as u32),
+        19..=20 => Step::Get(page),
+        21 => Step::Warm(fresh.saturating_sub(4), 4),
+        22..=23 => Step::Pin(page),
+        24 => Step::Unpin,
+        25..=26 => Step::Idle(rng.below(3000)),
+        27..=29 => Step::Base(page, form),
+        30..=34 => Step::Attach(page, rng.below(ATTACHED.len() as u64) as usize),
+        35 => Step::Begin(page, form),
+        36..=38 => Step::Members(page, form),
+        39 => Step::Member(page, form, rng.below(FORMS[form].len() as u64) as usize),
+        40..=42 => Step::Commit(page, form),
+        43 => Step::Abort(page, form),
+        44 if rng.one_in(3) => Step::Expire,
+        44..=45 => Step::Take(page, ["m", "w", "o", "a"][rng.below(4) as usize]),
+        46 => Step::Abandon,
         _ => Step::Close,
     }
 }

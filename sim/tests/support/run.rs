@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{ErrorKind, GetOutcome, GetSlice, MissCause, Options, Pin, PutOutcome, PutSlice, Store};
+use pagelith::{ErrorKind, GetOutcome, GetSlice, MissCause, Options, Pin, Store};
 use pagelith_sim::env::SimWorld;
-use pagelith_sim::model::{Event, Model, Put, PutEnd};
+use pagelith_sim::model::{Event, Model, Put};
 
 use super::plan::{Plan, Shape, Step};
-use super::world::{Contents, components, config, key, namespace};
+use super::puts::OpenGroups;
+use super::world::{ATTACHED, Contents, FORMS, components, config, key, keys, namespace};
 
 /// A number for bytes that nobody put.
 pub const NOBODYS: Put = Put(u64::MAX);
@@ -30,7 +31,13 @@ pub struct Run<'a> {
     pins: Vec<Pin>,
     /// The number of the last put.
     pub puts: u64,
+    /// The device fails operations: calls may fail, and what was there may be gone.
+    pub faulty: bool,
+    pub(super) opened: OpenGroups,
 }
+
+/// Tries to open a store on a device that fails a few operations.
+const OPENINGS: usize = 6;
 
 impl<'a> Run<'a> {
     /// Begin in `world`, whose disk is empty.
@@ -46,11 +53,22 @@ impl<'a> Run<'a> {
             store: None,
             pins: Vec::new(),
             puts: 0,
+            faulty: false,
+            opened: OpenGroups::default(),
         }
     }
 
     /// Open the store; false if that failed, which only a stopped disk may cause.
     pub fn open(&mut self) -> bool {
+        if self.faulty {
+            // Whatever the device does: once it is well again the store opens.
+            let open = |_| Store::open_in(config(self.shape), self.world.env());
+            self.store = (0..OPENINGS).map(open).find_map(Result::ok);
+            if self.store.is_none() {
+                self.wrong.push("it does not open any more".to_string());
+            }
+            return self.store.is_some();
+        }
         match Store::open_in(config(self.shape), self.world.env()) {
             Ok(store) => {
                 let refused = store.opened().refused_checkpoints;
@@ -79,14 +97,14 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn event(&mut self, event: Event) {
+    pub(super) fn event(&mut self, event: Event) {
         self.model.apply(&event);
         self.events.push((self.world.disk.ops_done(), event));
     }
 
     /// An error that is no bug: the disk is gone, or the arena was full for too long.
-    fn excused(&mut self, what: &str, error: &pagelith::Error) {
-        if !self.world.disk.stopped() && error.kind != ErrorKind::Busy {
+    pub(super) fn excused(&mut self, what: &str, error: &pagelith::Error) {
+        if !self.world.disk.stopped() && error.kind != ErrorKind::Busy && !self.faulty {
             self.wrong.push(format!("{what} failed error={error}"));
         }
     }
@@ -94,11 +112,22 @@ impl<'a> Run<'a> {
     /// Do one step.
     pub fn step(&mut self, step: Step) {
         match step {
-            Step::Group(page) => self.put(&[key(page, "k"), key(page, "v")]),
-            Step::Other(page) => self.put(&[key(page, "k"), key(page, "x")]),
-            Step::Single(page) => self.put(&[key(page, "x")]),
+            Step::Group(page) => self.put(None, &keys(page, FORMS[0])),
+            Step::Base(page, form) => self.put(None, &keys(page, FORMS[form])),
+            Step::Single(page) => self.put(None, &[key(page, "x")]),
+            Step::Attach(page, which) => {
+                let (base, members) = ATTACHED[which];
+                self.put(Some(key(page, base)), &keys(page, members));
+            }
+            Step::Begin(page, form) => self.begin(&keys(page, FORMS[form])),
+            Step::Member(page, form, i) => self.members(&keys(page, FORMS[form]), Some(i)),
+            Step::Members(page, form) => self.members(&keys(page, FORMS[form]), None),
+            Step::Commit(page, form) => self.commit(&keys(page, FORMS[form])),
+            Step::Abort(page, form) => self.abort(&keys(page, FORMS[form])),
+            Step::Expire => self.expire(),
+            Step::Take(page, component) => self.remove(key(page, component)),
             Step::Fill(from, count) => {
-                (from..from + count).for_each(|page| self.put(&[key(page, "k"), key(page, "v")]));
+                (from..from + count).for_each(|page| self.put(None, &keys(page, FORMS[0])));
             }
             Step::Flush => self.flush(),
             Step::Remove(page) => self.remove(key(page, "k")),
@@ -106,6 +135,7 @@ impl<'a> Run<'a> {
             Step::Clear(ns) => self.clear(ns),
             Step::Hasty(ns) => {
                 let ns = namespace(ns);
+                self.opened.clear(ns);
                 self.event(Event::ClearBegun(ns));
                 let Some(store) = &self.store else { return };
                 let hasty = Options { timeout: Some(std::time::Duration::ZERO), ..Options::default() };
@@ -132,30 +162,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn put(&mut self, keys: &[ObjectKey]) {
-        let Some(store) = &self.store else { return };
-        self.puts += 1;
-        let put = Put(self.puts);
-        let begun = Event::PutBegun(put, keys.to_vec());
-        self.model.apply(&begun);
-        self.events.push((self.world.disk.ops_done(), begun));
-        let contents: Vec<_> = keys.iter().map(|k| self.contents.of(k, put)).collect();
-        let pieces: Vec<[&[u8]; 1]> = contents.iter().map(|c| [c.as_slice()]).collect();
-        let group: Vec<_> =
-            keys.iter().zip(&pieces).map(|(key, pieces)| PutSlice { key: *key, pieces }).collect();
-        let outcome = store.put_groups(&[&group], Options::default()).remove(0);
-        let end = match &outcome {
-            Ok(PutOutcome::Stored) => PutEnd::Stored,
-            Ok(PutOutcome::AlreadyPresent) => PutEnd::Present,
-            Ok(PutOutcome::Refused) | Err(_) => PutEnd::Unknown,
-        };
-        if let Err(error) = &outcome {
-            self.excused("put", error);
-        }
-        self.event(Event::PutEnded(put, end));
-        if end == PutEnd::Present {
-            self.present(keys);
-        }
+    /// How many operations the device has failed.
+    fn faults(&self) -> usize {
+        self.world.disk.log().iter().filter(|op| op.fault.is_some()).count()
     }
 
     fn flush(&mut self) {
@@ -163,7 +172,7 @@ impl<'a> Run<'a> {
         let Some(store) = &self.store else { return };
         let outcome = store.flush(Options::default());
         match &outcome {
-            Ok(report) if report.lost_objects > 0 => {
+            Ok(report) if report.lost_objects > 0 && !self.faulty => {
                 self.wrong.push(format!("flush lost objects {report:?}"))
             }
             Ok(_) => {}
@@ -179,11 +188,13 @@ impl<'a> Run<'a> {
         if let Err(error) = &outcome {
             self.excused("remove", error);
         }
+        self.opened.removed(&key);
         self.event(Event::RemoveEnded(key, outcome.is_ok()));
     }
 
     fn clear(&mut self, ns: u32) {
         let ns = namespace(ns);
+        self.opened.clear(ns);
         self.event(Event::ClearBegun(ns));
         let Some(store) = &self.store else { return };
         let outcome = store.clear(ns, Options::default());
@@ -225,6 +236,7 @@ impl<'a> Run<'a> {
     pub fn reopened(&mut self) {
         self.pins.clear();
         self.store = None;
+        self.opened = OpenGroups::default();
         self.event(Event::Died);
         if self.open() {
             let keep: Vec<ObjectKey> = self.model.keys().copied().collect();
@@ -246,23 +258,22 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn get(&mut self, keys: &[ObjectKey]) {
-        let Some(answers) = self.ask(keys) else { return };
+    pub(super) fn get(&mut self, keys: &[ObjectKey]) {
+        let answers = loop {
+            let faults = self.faults();
+            let Some(answers) = self.ask(keys) else { return };
+            if !self.faulty || self.faults() == faults {
+                break answers;
+            }
+            // An object that the device does not give is that object's miss; its group goes with it, but what was
+            // asked for in the same breath may have come. So groups are judged by answers without a fault.
+            let nobodys = answers.iter().filter(|(_, put)| **put == Some(NOBODYS));
+            self.wrong.extend(nobodys.map(|(key, _)| format!("bytes that nobody put key={key}")));
+        };
         let wrong = self.model.judge(&answers);
         self.wrong.extend(wrong);
         for (key, put) in answers {
             self.event(Event::Seen(key, put));
-        }
-    }
-
-    /// What a put was told to be present is present.
-    fn present(&mut self, keys: &[ObjectKey]) {
-        let Some(answers) = self.ask(keys) else { return };
-        for (key, answer) in &answers {
-            let allowed = self.model.allowed(key);
-            if answer.map_or(!self.shape.evicts, |put| !allowed.puts.contains(&put)) {
-                self.wrong.push(format!("put said present key={key} got={answer:?} {allowed:?}"));
-            }
         }
     }
 
@@ -289,7 +300,7 @@ impl<'a> Run<'a> {
                     Ok(GetOutcome::Miss(cause)) => {
                         let torn = cause == MissCause::Damaged || cause == MissCause::Late;
                         let broken = exists && !self.shape.constant && !self.shape.evicts;
-                        if (torn || broken) && !self.world.disk.stopped() {
+                        if (torn || broken) && !self.world.disk.stopped() && !self.faulty {
                             self.wrong.push(format!("exists and cannot be got key={key} cause={cause}"));
                         }
                         None

@@ -14,10 +14,14 @@ use pagelith_sim::model::Put;
 
 use super::plan::Shape;
 
+/// Longer than any plan takes by itself: groups are dropped when a step says so.
+pub const GROUP_DEADLINE_MS: u64 = 3_600_000;
+
 /// The configuration of a shape.
 pub fn config(shape: Shape) -> ValidConfig {
     let mut c = Config { deadline_ms: 2_000, namespaces_max: 8, ..Config::default() };
-    c.dram.bytes = Size::mib(2);
+    c.groups.deadline_ms = GROUP_DEADLINE_MS;
+    c.dram.bytes = if shape.cold { Size::ZERO } else { Size::mib(2) };
     c.dram.promote = if shape.promote { Promote::Always } else { Promote::Never };
     c.ssd.bytes = Size::mib(shape.ssd_mib);
     c.ssd.dirs = (0..shape.dirs).map(|d| format!("sim{d}").into()).collect();
@@ -47,20 +51,56 @@ pub fn key(page: u32, component: &str) -> ObjectKey {
         .expect("a key")
 }
 
+/// All components of a page: of the base groups, then of what is attached to them.
+pub const COMPONENTS: [&str; 17] =
+    ["k", "v", "x", "a", "b", "c", "d", "e", "f", "g", "h", "m", "n", "o", "q", "r", "w"];
+
 /// All components of a page.
-pub fn components(page: u32) -> [ObjectKey; 3] {
-    [key(page, "k"), key(page, "v"), key(page, "x")]
+pub fn components(page: u32) -> [ObjectKey; COMPONENTS.len()] {
+    COMPONENTS.map(|component| key(page, component))
 }
 
-/// An object's length in bytes, 40 to 140 KB: always the same of one key.
+/// The base groups of two to ten objects that a page may be put as, in which only `x` is ever put by itself. All
+/// have `k`, so a page is in one of them at a time.
+pub const FORMS: [&[&str]; 5] = [
+    &["k", "v"],
+    &["k", "x"],
+    &["k", "a", "b", "c", "d"],
+    &["k", "v", "x", "a", "b", "c", "d", "e", "f", "g"],
+    &["h", "k", "x"],
+];
+
+/// What may be attached, and to which component's group.
+pub const ATTACHED: [(&str, &[&str]); 3] = [("k", &["m", "n"]), ("k", &["w"]), ("v", &["o", "q", "r"])];
+
+/// These components of a page.
+pub fn keys(page: u32, components: &[&str]) -> Vec<ObjectKey> {
+    components.iter().map(|component| key(page, component)).collect()
+}
+
+/// An object's length in bytes, always the same of one key: `k`, `v`, `x` and `m` have 40 to 140 KB, the others
+/// are around a block of 32 KiB, around a page of 4096, or tiny.
 pub fn length(key: &ObjectKey) -> usize {
     let page = u32::from_le_bytes(key.hash().0[..4].try_into().expect("four bytes")) as usize;
-    let own = key.component().as_bytes()[0] as usize;
-    40_000 + (page * 7919 + own * 104_729) % 100_000
+    let own = key.component().as_bytes()[0];
+    match own {
+        b'a' | b'o' => 4095 + page % 3,
+        b'b' => 32_767 + page % 3,
+        b'c' | b'q' => 9 + page % 7,
+        b'd' => 65_537,
+        b'e' => 12_345,
+        b'f' => 1,
+        b'g' => 511,
+        b'h' | b'n' => 33_333,
+        b'r' => 40_961,
+        b'w' => 70_001,
+        own => 40_000 + (page * 7919 + usize::from(own) * 104_729) % 100_000,
+    }
+    .max(9)
 }
 
 /// The bytes of each put, made once.
-type Made = HashMap<(ObjectKey, Put), Arc<Vec<u8>>>;
+type Made = HashMap<(ObjectKey, Put), Arc<[u8]>>;
 
 /// What each put wrote. Contents are random by key and put, so none is a part of another.
 /// Clones share them.
@@ -73,13 +113,13 @@ impl Contents {
     }
 
     /// The bytes of a put. They begin with its number.
-    pub fn of(&self, key: &ObjectKey, put: Put) -> Arc<Vec<u8>> {
+    pub fn of(&self, key: &ObjectKey, put: Put) -> Arc<[u8]> {
         let make = || {
             let mut bytes = vec![0; length(key)];
             let page = u64::from(key.hash().0[0]) << 8 | u64::from(key.component().as_bytes()[0]);
             SplitMix64::new(put.0 << 20 | page).fill(&mut bytes[8..]);
             bytes[..8].copy_from_slice(&put.0.to_le_bytes());
-            Arc::new(bytes)
+            Arc::from(bytes)
         };
         self.lock().entry((*key, put)).or_insert_with(make).clone()
     }
@@ -88,7 +128,7 @@ impl Contents {
     pub fn whose(&self, key: &ObjectKey, bytes: &[u8]) -> Option<Put> {
         let put = Put(u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?));
         let known = self.lock().get(&(*key, put))?.clone();
-        (known.as_slice() == bytes).then_some(put)
+        (*known == *bytes).then_some(put)
     }
 }
 
@@ -102,7 +142,7 @@ pub struct Memory {
 impl Memory {
     /// For this key.
     pub fn of(key: &ObjectKey) -> Memory {
-        let start = usize::from(key.component() == "x") * 8;
+        let start = usize::from("xaw".contains(key.component())) * 8;
         let len = length(key);
         let buf = AlignedBuf::new((start + len).next_multiple_of(4096)).expect("memory");
         Memory { buf, at: start..start + len }

@@ -1,6 +1,7 @@
 //! Laying records out in the open segment and gathering them into large writes.
 
 use pagelith_io::buffer::{AlignedBuf, Part};
+use pagelith_io::fault::IoFault;
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
 use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
@@ -83,6 +84,17 @@ pub struct Gather {
     pub units: Vec<(u64, RecordPlace)>,
 }
 
+/// What became of a segment's head, which goes out with its first write.
+#[derive(Debug)]
+pub enum Head {
+    /// Not known yet; these records behind it are written. Without the head nobody would look for them.
+    Awaited(Vec<(u64, RecordPlace)>),
+    /// It is there.
+    Written,
+    /// It could not be written: recovery takes the segment for unused, and everything in it is lost.
+    Failed(IoFault),
+}
+
 /// The segment that records are appended to.
 #[derive(Debug)]
 pub struct OpenSegment {
@@ -96,6 +108,8 @@ pub struct OpenSegment {
     min_sequence: u64,
     max_sequence: u64,
     gather: Gather,
+    /// Its head.
+    pub head: Head,
     /// Writes under way.
     pub writes: usize,
     /// A write failed: nothing more is appended, and no footer is written.
@@ -120,6 +134,7 @@ impl OpenSegment {
             min_sequence: u64::MAX,
             max_sequence: 0,
             gather: Gather { offset: 0, bytes: ALIGN, parts: vec![head.into_part()], units: Vec::new() },
+            head: Head::Awaited(Vec::new()),
             writes: 0,
             failed: false,
         })

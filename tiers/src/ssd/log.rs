@@ -33,6 +33,9 @@ pub enum Event {
     Written(Vec<(u64, RecordPlace)>),
     /// These were not written; the owner may append them again.
     WriteFailed(Vec<u64>, IoFault),
+    /// These were written for nothing: the head of their segment, whose failure was told before, was not. The owner
+    /// may append them again.
+    Headless(Vec<u64>, IoFault),
     /// These are durable.
     Durable(Vec<(u64, RecordPlace)>),
     /// A sync failed: these were written since the last good one and are not to be trusted.
@@ -61,7 +64,7 @@ pub struct LogConfig {
 }
 
 pub(super) enum Pending {
-    Records { segment: SegmentId, file: FileId, units: Vec<(u64, RecordPlace)> },
+    Records { segment: SegmentId, file: FileId, units: Vec<(u64, RecordPlace)>, with_head: bool },
     Footer { segment: SegmentId, file: FileId },
     Sync { file: FileId },
     Manifest,
@@ -283,7 +286,11 @@ impl Log {
         let (file, at) = self.volume.place(segment, offset);
         self.bytes_written += bytes;
         self.record_writes += 1;
-        self.begin(Op::Write { file, offset: at, parts }, Pending::Records { segment, file, units });
+        let with_head = offset == 0;
+        self.begin(
+            Op::Write { file, offset: at, parts },
+            Pending::Records { segment, file, units, with_head },
+        );
         self.syncs.write_begun(self.token);
     }
 

@@ -6,8 +6,10 @@ use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::disk::{Completion, Op};
 use pagelith_io::fault::IoFault;
 
+use super::append::{Head, RecordPlace};
 use super::log::{Event, Log, Pending, SPARE_BUFFERS, Sealing, Stage};
 use super::manifest_writer::Change;
+use pagelith_layouts::ids::SegmentId;
 use pagelith_layouts::segment::SegmentIdentity;
 
 impl Log {
@@ -93,31 +95,11 @@ impl Log {
         let Some(pending) = self.pending.remove(&completion.token) else { return };
         let token = completion.token;
         match pending {
-            Pending::Records { segment, file, units } => {
+            Pending::Records { segment, file, units, with_head } => {
                 self.record_writes -= 1;
                 self.syncs.write_ended(token, file);
                 self.keep_buffers(completion.op.into_parts());
-                let open = self.open.iter_mut().chain(self.sealing.iter_mut().map(|s| &mut s.segment));
-                if let Some(open) = open.into_iter().find(|o| o.segment() == segment) {
-                    open.writes -= 1;
-                    open.failed |= completion.result.is_err();
-                }
-                match completion.result {
-                    Ok(()) => {
-                        events.push(Event::Written(units.clone()));
-                        match &self.sync_fault {
-                            // No sync will follow that could cover it.
-                            Some(fault) => events.push(Event::Untrusted(units, fault.clone())),
-                            None => self.unsynced.extend(units),
-                        }
-                    }
-                    Err(fault) => {
-                        let ids = units.into_iter().map(|(id, _)| id).collect();
-                        events.push(Event::WriteFailed(ids, fault));
-                        // Nothing more goes into a segment that the device refuses.
-                        self.seal_open_if(segment);
-                    }
-                }
+                self.records_written(segment, units, with_head, completion.result, events);
             }
             Pending::Footer { segment, file } => {
                 self.syncs.write_ended(token, file);
@@ -144,7 +126,54 @@ impl Log {
         }
     }
 
-    fn seal_open_if(&mut self, segment: pagelith_layouts::ids::SegmentId) {
+    /// A write of records ended. What lies behind a head that is not known to be written is not reported yet, and
+    /// so covered by no sync that anybody asks for: if the head fails, it was written for nothing.
+    fn records_written(
+        &mut self,
+        segment: SegmentId,
+        mut units: Vec<(u64, RecordPlace)>,
+        with_head: bool,
+        result: Result<(), IoFault>,
+        events: &mut Vec<Event>,
+    ) {
+        let open = self.open.iter_mut().chain(self.sealing.iter_mut().map(|s| &mut s.segment));
+        let Some(open) = open.into_iter().find(|o| o.segment() == segment) else { return };
+        open.writes -= 1;
+        open.failed |= result.is_err();
+        let ids = |units: Vec<(u64, RecordPlace)>| units.into_iter().map(|(id, _)| id).collect::<Vec<_>>();
+        match (result, &mut open.head) {
+            (Ok(()), head @ Head::Awaited(_)) if with_head => {
+                if let Head::Awaited(behind) = std::mem::replace(head, Head::Written) {
+                    units.extend(behind);
+                }
+                self.readable(units, events);
+            }
+            (Ok(()), Head::Awaited(behind)) => behind.extend(units),
+            (Ok(()), Head::Written) => self.readable(units, events),
+            (Ok(()), Head::Failed(fault)) => events.push(Event::Headless(ids(units), fault.clone())),
+            (Err(fault), head) => {
+                if let (Head::Awaited(behind), true) = (&mut *head, with_head) {
+                    units.append(behind);
+                    *head = Head::Failed(fault.clone());
+                }
+                events.push(Event::WriteFailed(ids(units), fault));
+                // Nothing more goes into a segment that the device refuses.
+                self.seal_open_if(segment);
+            }
+        }
+    }
+
+    /// Records lie on the device, and will be found there.
+    fn readable(&mut self, units: Vec<(u64, RecordPlace)>, events: &mut Vec<Event>) {
+        events.push(Event::Written(units.clone()));
+        match &self.sync_fault {
+            // No sync will follow that could cover it.
+            Some(fault) => events.push(Event::Untrusted(units, fault.clone())),
+            None => self.unsynced.extend(units),
+        }
+    }
+
+    fn seal_open_if(&mut self, segment: SegmentId) {
         if self.open.as_ref().is_some_and(|o| o.segment() == segment) {
             self.seal_open();
         }

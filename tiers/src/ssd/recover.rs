@@ -208,7 +208,7 @@ fn load_checkpoint(
                     let now =
                         manifest.segment(SegmentId(entry.segment)).map(|(incarnation, _)| incarnation.0);
                     let then = marks.get(entry.segment as usize).map(|m| m.incarnation);
-                    if now.is_some() && now == then {
+                    if entry.link().is_some() || (now.is_some() && now == then) {
                         sink.checkpoint_entry(facts, &entry);
                     }
                 }

@@ -1,0 +1,54 @@
+//! The hit rules as a pure function of what is here, linear in pages x pools.
+
+use super::{HitPolicy, PagesFound};
+
+/// What is here. What lies beyond the end of a list is not.
+#[derive(Debug)]
+pub(super) struct Residency {
+    /// The anchor, by page.
+    pub anchor: Vec<bool>,
+    /// Each other pool: by page, or by key of its own (block groups).
+    pub pools: Vec<Vec<bool>>,
+}
+
+/// What the pools, each with its policy, make of what is here.
+pub(super) fn evaluate(residency: &Residency, policies: &[HitPolicy<'_>]) -> PagesFound {
+    let anchor_pages = leading(&residency.anchor);
+    // By length less one: whether all pools so far allow it.
+    let mut allowed = vec![true; anchor_pages];
+    let fold = |(policy, here): (&HitPolicy<'_>, &Vec<bool>)| match *policy {
+        HitPolicy::AllPages => trailing(here, usize::MAX, &mut allowed),
+        HitPolicy::TrailingPages(pages) => trailing(here, pages.max(1), &mut allowed),
+        HitPolicy::BlockGroups { block_pages, group_pages, .. } => {
+            here.chunks_exact(group_pages.max(1)).take_while(|group| leading(group) == group.len()).count()
+                * block_pages
+        }
+    };
+    let pool_pages = policies.iter().zip(&residency.pools).map(fold).collect();
+    let stops: Vec<usize> = (1..).zip(allowed).filter_map(|(length, ok)| ok.then_some(length)).collect();
+    PagesFound { usable_pages: stops.last().copied().unwrap_or(0), anchor_pages, pool_pages, stops }
+}
+
+/// Pages here before the first that is not.
+fn leading(here: &[bool]) -> usize {
+    here.iter().take_while(|here| **here).count()
+}
+
+/// Disallow every length of which the last `window` pages are not all here; the longest that they all are at.
+/// All pages are a window as long as there is.
+fn trailing(here: &[bool], window: usize, allowed: &mut [bool]) -> usize {
+    let (mut run, mut boundary) = (0, 0);
+    for (page, allowed) in allowed.iter_mut().enumerate() {
+        run = if here.get(page).copied().unwrap_or(false) { run + 1 } else { 0 };
+        let length = page + 1;
+        if run >= window.min(length) {
+            boundary = length;
+        } else {
+            *allowed = false;
+        }
+    }
+    boundary
+}
+
+#[cfg(test)]
+mod tests;

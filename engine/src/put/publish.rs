@@ -1,0 +1,275 @@
+//! Step 3 of a put: a group becomes visible, and with it what waited for it.
+
+use std::sync::Arc;
+
+use pagelith_layouts::ids::Generation;
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::record::GroupKind;
+use pagelith_tiers::policy::{FrameId, Recency};
+
+use super::{At, Kind, Stored};
+use crate::core::{Core, SsdHealth};
+use crate::error::Error;
+use crate::frames::{FrameData, FrameMember, FrameRef, FrameState};
+use crate::groups::waiting::Attached;
+use crate::index::{Entry, TICK_MODULUS, name_of};
+use crate::outcome::PutOutcome;
+use crate::shared::Shared;
+
+/// Make a group visible. `here` says which of its members admission met, and what they give way to.
+pub(crate) fn publish(
+    shared: &Shared,
+    kind: Kind,
+    members: Vec<FrameMember>,
+    here: Vec<Option<At>>,
+    generation: Generation,
+    at: Recency,
+) -> Stored {
+    let mut core = shared.lock();
+    let objects = members.len() as u64;
+    let namespace = members[0].key.namespace();
+    if core.generation(namespace) != generation {
+        // Cleared while it was being copied: stored, and gone already.
+        give_back(&mut core, &members);
+        return Stored::Done(PutOutcome::Stored, Vec::new());
+    }
+    if is_present(&core, kind, &members, generation) {
+        give_back(&mut core, &members);
+        core.counters.puts_present += objects;
+        return Stored::Done(PutOutcome::AlreadyPresent, Vec::new());
+    }
+    if let Some(key) = changed(shared, &core, &members, &here, generation) {
+        let error = Error::busy(format!("an object was put, removed or is being written key={key}"));
+        core.counters.puts_busy += objects;
+        return Stored::Back(error, members);
+    }
+    let writes = core.ssd.as_ref().is_some_and(|s| s.health == SsdHealth::On);
+    if core.write_buffer_only && !writes {
+        // There is no tier left that would keep it.
+        return refused(&mut core, &members);
+    }
+    if let Kind::Attached(base) = kind {
+        let attached = Attached { base, generation, at, members, here };
+        if core.is_base_here(name_of(shared.fingerprint(&base, generation))) {
+            return attach(shared, &mut core, attached);
+        }
+        return wait(shared, &mut core, attached);
+    }
+    // First, so that a refusal leaves everything as it was.
+    if !make_room(&mut core, objects) {
+        return refused(&mut core, &members);
+    }
+    if core.frames.is_full() {
+        return Stored::Back(too_many(), members);
+    }
+    replace(shared, &mut core, &members, generation);
+    let bytes: u64 = members.iter().map(|m| m.extent.bytes).sum();
+    let keys: Vec<_> = members.iter().map(|m| m.key).collect();
+    let data = FrameData {
+        namespace,
+        generation,
+        sequence: core.next_sequence(),
+        group_kind: if kind == Kind::Base { GroupKind::Base } else { GroupKind::Single },
+        base_group: 0,
+        depth: at.depth,
+        members,
+    };
+    let mut frames: Vec<FrameRef> = match insert(&mut core, data, at) {
+        Ok(frame) => frame.into_iter().collect(),
+        Err(members) => return Stored::Back(too_many(), members),
+    };
+    core.counters.puts_stored += objects;
+    core.counters.bytes_put += bytes;
+    for attached in core.waiting.take_attached(&keys) {
+        // What it met when it was put may have changed while it waited.
+        if changed(shared, &core, &attached.members, &attached.here, generation).is_some() {
+            give_back(&mut core, &attached.members);
+            core.counters.groups_dropped += 1;
+            continue;
+        }
+        match attach(shared, &mut core, attached) {
+            Stored::Done(_, more) => frames.extend(more),
+            Stored::Back(_, members) => give_back(&mut core, &members),
+        }
+    }
+    Stored::Done(PutOutcome::Stored, frames)
+}
+
+/// Keep attached objects until their base is there.
+fn wait(shared: &Shared, core: &mut Core, attached: Attached) -> Stored {
+    if core.waiting.waits(&attached.base, &attached.members) {
+        give_back(core, &attached.members);
+        return Stored::Done(PutOutcome::Waiting, Vec::new());
+    }
+    let bytes = attached.members.iter().map(|m| m.extent.padded_bytes()).sum();
+    if let Err(error) = core.room_to_wait(shared.now(), None, bytes) {
+        core.counters.puts_busy += attached.members.len() as u64;
+        return Stored::Back(error, attached.members);
+    }
+    core.waiting.wait(attached, shared.group_deadline());
+    Stored::Done(PutOutcome::Waiting, Vec::new())
+}
+
+/// Make attached objects visible beside their base, which is here.
+fn attach(shared: &Shared, core: &mut Core, attached: Attached) -> Stored {
+    let Attached { base, generation, at, members, .. } = attached;
+    let objects = members.len() as u64;
+    let name = name_of(shared.fingerprint(&base, generation));
+    // Each takes a link too. Making room may cost the base.
+    if !make_room(core, 2 * objects) || !core.is_base_here(name) {
+        return refused(core, &members);
+    }
+    if core.frames.is_full() {
+        return Stored::Back(too_many(), members);
+    }
+    replace(shared, core, &members, generation);
+    let bytes: u64 = members.iter().map(|m| m.extent.bytes).sum();
+    let data = FrameData {
+        namespace: base.namespace(),
+        generation,
+        sequence: core.next_sequence(),
+        group_kind: GroupKind::Attached,
+        base_group: shared.group_name(&base, generation),
+        depth: at.depth,
+        members,
+    };
+    let fingerprints: Vec<u128> = data.members.iter().map(|m| m.fingerprint).collect();
+    let frames = match insert(core, data, at) {
+        Ok(frame) => frame.into_iter().collect(),
+        Err(members) => return Stored::Back(too_many(), members),
+    };
+    for fingerprint in fingerprints {
+        let linked = core.index.insert_link(fingerprint, name);
+        debug_assert!(linked.is_ok(), "{linked:?}");
+    }
+    core.counters.puts_stored += objects;
+    core.counters.bytes_put += bytes;
+    Stored::Done(PutOutcome::Stored, frames)
+}
+
+fn too_many() -> Error {
+    Error::busy("too many pages in memory")
+}
+
+fn give_back(core: &mut Core, members: &[FrameMember]) {
+    members.iter().for_each(|m| core.space.free(m.extent));
+}
+
+fn refused(core: &mut Core, members: &[FrameMember]) -> Stored {
+    give_back(core, members);
+    core.counters.puts_refused += members.len() as u64;
+    core.counters.refused_objects += members.len() as u64;
+    Stored::Done(PutOutcome::Refused, Vec::new())
+}
+
+/// Whether DRAM holds exactly this group, seen by everybody.
+fn is_present(core: &Core, kind: Kind, members: &[FrameMember], generation: Generation) -> bool {
+    let Some(first) = members.first() else { return false };
+    let Some((frame, _)) = core.find_memory(&first.key, first.fingerprint, generation) else { return false };
+    let seen = core.index.find(first.fingerprint).any(|e| e.frame == Some(frame.id.0) && core.is_visible(&e));
+    let Some(data) = core.frames.get(frame.id).map(|f| &f.data).filter(|_| seen) else { return false };
+    let holds = |n: &FrameMember| data.members.iter().any(|m| m.key == n.key);
+    let same = data.members.len() == members.len() && members.iter().all(holds);
+    match kind {
+        Kind::Single => true,
+        Kind::Base => same && !data.is_attached(),
+        Kind::Attached(_) => same && data.is_attached(),
+    }
+}
+
+/// The first object that is no longer where admission met it (nowhere, if `here` has no word of it), or that is there and still on its way to SSD:
+/// somebody may have been told that a flush covered it. What is gone may have been removed, and must not come
+/// back with the group.
+fn changed(
+    shared: &Shared,
+    core: &Core,
+    members: &[FrameMember],
+    here: &[Option<At>],
+    generation: Generation,
+) -> Option<ObjectKey> {
+    let as_met = |(i, m): (usize, &FrameMember)| {
+        let here = here.get(i).copied().flatten();
+        let frame = core.find_memory(&m.key, m.fingerprint, generation).map(|(frame, _)| frame);
+        match (here, frame) {
+            (Some(At::Frame(met)), Some(frame)) => {
+                met == frame && core.frames.get(frame.id).is_some_and(|f| f.state == FrameState::Clean)
+            }
+            (Some(At::Ssd(met)), None) => core.find_ssd(m.fingerprint).iter().any(|e| e.ssd == Some(met)),
+            (None, None) => shared.config.constant_fingerprint() || core.find_ssd(m.fingerprint).is_empty(),
+            (Some(At::Frame(_)), None) | (Some(At::Ssd(_)) | None, Some(_)) => false,
+        }
+    };
+    members.iter().enumerate().find(|m| !as_met(*m)).map(|(_, m)| m.key)
+}
+
+/// Take what the group's objects were before out of the index, with all that lay with it: objects by themselves,
+/// and what is attached to nothing.
+fn replace(shared: &Shared, core: &mut Core, members: &[FrameMember], generation: Generation) {
+    for m in members {
+        if let Some((frame, _)) = core.find_memory(&m.key, m.fingerprint, generation) {
+            core.drop_frame(frame.id, true);
+        }
+        if shared.config.constant_fingerprint() {
+            continue;
+        }
+        while let Some(entry) = core.remove_entry(m.fingerprint, |e| e.frame.is_none()) {
+            // What was by itself has no siblings; those of what is attached are known to its header only.
+            if entry.attached {
+                core.hide_record(&entry);
+            }
+        }
+    }
+}
+
+/// Room for so many entries in the index.
+fn make_room(core: &mut Core, entries: u64) -> bool {
+    while core.index.len() + entries > core.index.capacity() {
+        // What is on SSD too would keep its entries, and all of DRAM would go for nothing.
+        if !core.evict_one(true) {
+            return false;
+        }
+    }
+    true
+}
+
+/// Make a frame visible; with an SSD tier it is to be queued. The members come back if there is no number for
+/// it.
+fn insert(
+    core: &mut Core,
+    data: FrameData,
+    at: Recency,
+) -> std::result::Result<Option<FrameRef>, Vec<FrameMember>> {
+    let on_ssd = core.ssd.as_ref().is_some_and(|s| s.health == SsdHealth::On);
+    let data = Arc::new(data);
+    let Some(frame) = core.frames.insert(data.clone(), FrameState::Queued, at) else {
+        return Err(Arc::try_unwrap(data).map(|d| d.members).unwrap_or_default());
+    };
+    link(core, frame.id, &data);
+    if let Some(ssd) = core.ssd.as_mut().filter(|_| on_ssd) {
+        ssd.unflushed_bytes += data.bytes();
+        return Ok(Some(frame));
+    }
+    if core.ssd.is_some() {
+        core.counters.lost_objects += data.members.len() as u64;
+    }
+    core.settle_frame(frame);
+    Ok(None)
+}
+
+/// Enter a frame's objects into the index; there is room, the caller has seen to it.
+fn link(core: &mut Core, id: FrameId, data: &FrameData) {
+    let tick = (core.now_tick() % u64::from(TICK_MODULUS)) as u32;
+    for m in &data.members {
+        let entry = Entry {
+            fingerprint: m.fingerprint,
+            length: m.extent.bytes as u32,
+            ssd: None,
+            frame: Some(id.0),
+            tick,
+            freq: 0,
+            attached: data.is_attached(),
+        };
+        let inserted = core.index.insert(&entry);
+        debug_assert!(inserted.is_ok(), "{inserted:?}");
+    }
+}

@@ -1,0 +1,295 @@
+//! How long a prefix can be restored when a page's state lies in several pools.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use pagelith::layouts::ids::PrefixHash;
+use pagelith::layouts::key::{ObjectKey, Role};
+use pagelith::layouts::shard::Shard;
+use pagelith::{
+    Done, ErrorKind, HitPolicy, Options, PagesFound, PagesQuery, PoolQuery, PutOutcome, PutSlice, Result,
+    Size, Store,
+};
+
+use super::kit::*;
+use super::world::World;
+
+const MAMBA: HitPolicy<'_> = HitPolicy::TrailingPages(1);
+
+fn page(n: u64) -> PrefixHash {
+    key(n).hash()
+}
+
+fn pages(range: std::ops::Range<u64>) -> Vec<PrefixHash> {
+    range.map(page).collect()
+}
+
+/// The objects that a page has in a pool; their own page is none that is ever put.
+fn objects(role: Role, pool: &str, components: &[&str]) -> Vec<ObjectKey> {
+    let object = |part: &&str| {
+        ObjectKey::new(namespace("m"), page(u64::MAX), role, pool, part, Shard::Whole).expect("a key")
+    };
+    components.iter().map(object).collect()
+}
+
+fn put_all(store: &Store, keys: &[ObjectKey]) {
+    let puts: Vec<_> = keys.iter().map(|key| PutSlice { key: *key, pieces: &[b"state"] }).collect();
+    assert_eq!(store.put_batch(&puts, Options::default()), vec![Ok(PutOutcome::Stored); keys.len()]);
+}
+
+fn ask(store: &Store, query: &PagesQuery<'_>) -> PagesFound {
+    store.exists_groups(query, Options::default()).expect("a query")
+}
+
+/// A small generator, so that a failure can be shown again by its round.
+struct Dice(u64);
+
+impl Dice {
+    /// One of 0..n.
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+}
+
+/// What a query asks about, owned.
+struct Asked {
+    pages: Vec<PrefixHash>,
+    anchor: Vec<ObjectKey>,
+    pools: Vec<(Vec<ObjectKey>, Rule)>,
+}
+
+enum Rule {
+    All,
+    Trailing(usize),
+    Groups { block_pages: usize, group_pages: usize, keys: Vec<PrefixHash> },
+}
+
+impl Asked {
+    /// Up to 40 pages in up to 5 pools.
+    fn random(dice: &mut Dice) -> Asked {
+        let span = dice.below(41);
+        let names =
+            [(Role::Target, "indexer"), (Role::Target, "mamba"), (Role::Draft, "kv"), (Role::Target, "swa")];
+        let count = dice.below(5) as usize;
+        let mut pools = Vec::new();
+        for (role, name) in &names[..count] {
+            let parts = 1 + dice.below(3) as usize;
+            let rule = match dice.below(5) {
+                0 | 1 => Rule::All,
+                2 | 3 => Rule::Trailing(dice.below(4) as usize),
+                _ => {
+                    let block_pages = 1 + dice.below(4);
+                    let group_pages = 1 + dice.below(block_pages);
+                    let keys = pages(1000..1000 + span / block_pages * group_pages + dice.below(3));
+                    Rule::Groups {
+                        block_pages: block_pages as usize,
+                        group_pages: group_pages as usize,
+                        keys,
+                    }
+                }
+            };
+            pools.push((objects(*role, name, &["a", "b", "c"][..parts]), rule));
+        }
+        let decided = pools.iter().any(|(_, rule)| !matches!(rule, Rule::Groups { .. }));
+        let logical = decided && dice.below(4) == 0;
+        let anchor = if logical { Vec::new() } else { objects(Role::Target, "kv", &["k", "v"]) };
+        Asked { pages: pages(0..span), anchor, pools }
+    }
+
+    fn ask(&self, store: &Store) -> PagesFound {
+        let pools: Vec<_> = self
+            .pools
+            .iter()
+            .map(|(objects, rule)| PoolQuery {
+                objects,
+                policy: match rule {
+                    Rule::All => HitPolicy::AllPages,
+                    Rule::Trailing(n) => HitPolicy::TrailingPages(*n),
+                    Rule::Groups { block_pages, group_pages, keys } => {
+                        HitPolicy::BlockGroups { block_pages: *block_pages, group_pages: *group_pages, keys }
+                    }
+                },
+            })
+            .collect();
+        ask(store, &PagesQuery { pages: &self.pages, anchor: &self.anchor, pools: &pools })
+    }
+
+    /// Every object there is to put.
+    fn all_keys(&self) -> Vec<Vec<ObjectKey>> {
+        let own = |rule: &Rule| match rule {
+            Rule::Groups { keys, .. } => keys.clone(),
+            _ => self.pages.clone(),
+        };
+        let pools = self.pools.iter().map(|(objects, rule)| spread(objects, &own(rule)));
+        std::iter::once(spread(&self.anchor, &self.pages)).chain(pools).collect()
+    }
+
+    /// The answer by the rules' words, from what was put.
+    fn expected(&self, put: &BTreeSet<ObjectKey>) -> PagesFound {
+        let here = |objects: &[ObjectKey], pages: &[PrefixHash]| {
+            spread(objects, pages).iter().all(|key| put.contains(key))
+        };
+        let anchor = |l: usize| here(&self.anchor, &self.pages[..l]);
+        let allows = |(objects, rule): &(Vec<ObjectKey>, Rule), l: usize| match rule {
+            Rule::All => here(objects, &self.pages[..l]),
+            Rule::Trailing(n) => here(objects, &self.pages[l.saturating_sub((*n).max(1))..l]),
+            Rule::Groups { .. } => true,
+        };
+        let anchor_pages = (0..=self.pages.len()).filter(|l| anchor(*l)).max().unwrap_or(0);
+        let own = |pool: &(Vec<ObjectKey>, Rule)| match &pool.1 {
+            Rule::Groups { block_pages, group_pages, keys } => {
+                let covered = |blocks: &usize| here(&pool.0, &keys[..blocks * group_pages]);
+                (0..=self.pages.len() / block_pages).filter(covered).max().unwrap_or(0) * block_pages
+            }
+            _ => (0..=anchor_pages).filter(|l| *l == 0 || allows(pool, *l)).max().unwrap_or(0),
+        };
+        let is_stop = |l: &usize| anchor(*l) && self.pools.iter().all(|pool| allows(pool, *l));
+        let stops: Vec<usize> = (1..=self.pages.len()).filter(is_stop).collect();
+        PagesFound {
+            usable_pages: stops.last().copied().unwrap_or(0),
+            anchor_pages,
+            pool_pages: self.pools.iter().map(own).collect(),
+            stops,
+        }
+    }
+}
+
+fn spread(objects: &[ObjectKey], pages: &[PrefixHash]) -> Vec<ObjectKey> {
+    pages.iter().flat_map(|page| objects.iter().map(|object| object.on_page(*page))).collect()
+}
+
+pub fn any_residency_in_any_pools(world: &World) {
+    if !world.tells_keys_apart() {
+        return; // It answers from fingerprints alone.
+    }
+    let mut dice = Dice(1);
+    let mut sparse = 0;
+    for round in 0..32 {
+        let world = world.fresh(1);
+        let config = world.config();
+        let mut store = world.open(&config);
+        let asked = Asked::random(&mut dice);
+        let mut put = BTreeSet::new();
+        for (pool, keys) in asked.all_keys().into_iter().enumerate() {
+            // Pools whole, with few holes, with many; an anchor mostly whole, so that others decide.
+            let holes_in_64 = if pool == 0 { [0, 0, 1, 2] } else { [0, 2, 8, 32] };
+            let holes = holes_in_64[dice.below(4) as usize];
+            put.extend(keys.into_iter().filter(|_| dice.below(64) >= holes));
+        }
+        put_all(&store, &put.iter().copied().collect::<Vec<_>>());
+        let expected = asked.expected(&put);
+        sparse += usize::from(expected.stops.len() < expected.usable_pages);
+        assert_eq!(asked.ask(&store), expected, "round={round}");
+        store = world.reopen(store, &config);
+        assert_eq!(asked.ask(&store), expected, "round={round}, from SSD");
+        let gone: Vec<_> = put.iter().copied().filter(|_| dice.below(32) == 0).collect();
+        assert_eq!(store.remove(&gone, Options::default()), Ok(gone.len()), "round={round}");
+        gone.iter().for_each(|key| assert!(put.remove(key)));
+        assert_eq!(asked.ask(&store), asked.expected(&put), "round={round}, less what was removed");
+    }
+    assert!(sparse >= 8, "stops with holes were among them sparse={sparse}");
+}
+
+pub fn a_page_counts_with_all_its_objects(world: &World) {
+    if !world.tells_keys_apart() {
+        return; // It answers from fingerprints alone.
+    }
+    let store = world.open(&world.config());
+    let kv = objects(Role::Target, "kv", &["k", "v"]);
+    let mamba = objects(Role::Target, "mamba", &["temporal", "conv_0"]);
+    let span = pages(0..3);
+    let pools = [PoolQuery { objects: &mamba, policy: MAMBA }];
+    let query = PagesQuery { pages: &span, anchor: &kv, pools: &pools };
+    let expect = |put: ObjectKey, usable_pages, anchor_pages, mamba_pages, stops: &[usize]| {
+        put_all(&store, &[put]);
+        let pool_pages = vec![mamba_pages];
+        let expected = PagesFound { usable_pages, anchor_pages, pool_pages, stops: stops.to_vec() };
+        assert_eq!(ask(&store, &query), expected, "put={put}");
+    };
+    expect(kv[0].on_page(span[0]), 0, 0, 0, &[]);
+    expect(mamba[0].on_page(span[1]), 0, 0, 0, &[]);
+    expect(kv[1].on_page(span[0]), 0, 1, 0, &[]);
+    expect(kv[1].on_page(span[1]), 0, 1, 0, &[]);
+    expect(kv[0].on_page(span[1]), 0, 2, 0, &[]);
+    expect(mamba[1].on_page(span[1]), 2, 2, 2, &[2]);
+    expect(mamba[1].on_page(span[0]), 2, 2, 2, &[2]);
+    expect(mamba[0].on_page(span[0]), 2, 2, 2, &[1, 2]);
+}
+
+pub fn thousands_of_pages_in_one_call(world: &World) {
+    if !world.tells_keys_apart() {
+        return; // It answers from fingerprints alone.
+    }
+    let store = world.open(&world.memory_config(Size::mib(16)));
+    let kv = objects(Role::Target, "kv", &["k", "v"]);
+    let mamba = objects(Role::Target, "mamba", &["temporal"]);
+    let span = pages(0..4000);
+    put_all(&store, &spread(&kv, &span[..1500]));
+    let checkpoints: Vec<_> = span.iter().copied().skip(7).step_by(8).take(240).collect();
+    put_all(&store, &spread(&mamba, &checkpoints));
+    let pools = [PoolQuery { objects: &mamba, policy: MAMBA }];
+    let found = ask(&store, &PagesQuery { pages: &span, anchor: &kv, pools: &pools });
+    assert_eq!((found.usable_pages, found.anchor_pages, found.pool_pages), (1496, 1500, vec![1496]));
+    assert_eq!(found.stops, (8..=1496).step_by(8).collect::<Vec<_>>());
+}
+
+pub fn what_can_be_used_counts_as_asked_for(world: &World) {
+    if !world.tells_keys_apart() {
+        return; // It answers from fingerprints alone.
+    }
+    const LEN: usize = 64 << 10;
+    let store = world.open(&world.memory_config(Size::kib(8 * 64)));
+    let kv = [key(0)];
+    let mamba = objects(Role::Target, "mamba", &["temporal"]);
+    let checkpoint = |n: u64| mamba[0].on_page(page(n));
+    let put_one = |key| assert_eq!(put(&store, key, &bytes(1, LEN)), Ok(PutOutcome::Stored));
+    // Pages 0 and 1, a checkpoint of 1, and one of 5, to which there is no way.
+    [key(0), key(1), checkpoint(1), checkpoint(5)].into_iter().for_each(put_one);
+    (10..14).map(key).for_each(put_one);
+    let pools = [PoolQuery { objects: &mamba, policy: MAMBA }];
+    let found = ask(&store, &PagesQuery { pages: &pages(0..6), anchor: &kv, pools: &pools });
+    assert_eq!((found.stops, found.anchor_pages), (vec![2], 2));
+    (20..24).map(key).for_each(put_one);
+    let here = |keys: &[ObjectKey]| store.exists_batch(keys, Options::default());
+    assert_eq!(here(&[key(0), key(1), checkpoint(1), checkpoint(5)]), [true, true, true, false]);
+    assert_eq!(here(&[key(10), key(11), key(12), key(13)]), [false, false, false, true]);
+}
+
+pub fn a_session_answers_at_once(world: &World) {
+    let store = world.open(&world.config());
+    let kv = objects(Role::Target, "kv", &["k"]);
+    let span = pages(0..4);
+    put_all(&store, &spread(&kv, &span));
+    let mut session = store.session().expect("a session");
+    let query = PagesQuery { pages: &span, anchor: &kv, pools: &[] };
+    let ticket = session.submit_exists_groups(&query, Options::default());
+    let Some((done, Done::ExistsGroups(Ok(found)))) = session.poll() else { panic!("not answered at once") };
+    assert_eq!((done, found), (ticket, ask(&store, &query)));
+    let expected =
+        PagesFound { usable_pages: 4, anchor_pages: 4, pool_pages: vec![], stops: vec![1, 2, 3, 4] };
+    assert_eq!(ask(&store, &query), expected);
+    store.close().expect("closed");
+    let ticket = session.submit_exists_groups(&query, Options::default());
+    let answer = session.wait(ticket, Duration::from_secs(30));
+    let Some(Done::ExistsGroups(closed)) = answer else { panic!("not an answer: {answer:?}") };
+    refused(closed, ErrorKind::Closed, "store is closed");
+}
+
+pub fn no_pages_and_no_query(world: &World) {
+    let store = world.open(&world.config());
+    let kv = objects(Role::Target, "kv", &["k"]);
+    put_all(&store, &spread(&kv, &pages(0..1)));
+    let mamba = objects(Role::Target, "mamba", &["temporal"]);
+    let pools = [PoolQuery { objects: &mamba, policy: MAMBA }];
+    let answer = |anchor: &[ObjectKey], pools: &[PoolQuery<'_>]| -> Result<PagesFound> {
+        store.exists_groups(&PagesQuery { pages: &[], anchor, pools }, Options::default())
+    };
+    let nothing = PagesFound { pool_pages: vec![0], ..PagesFound::default() };
+    assert_eq!(answer(&kv, &pools), Ok(nothing.clone()));
+    assert_eq!(answer(&[], &pools), Ok(nothing));
+    let message = "a query names a pool twice field=pools[1].objects pool=mamba";
+    refused(answer(&kv, &[pools[0], pools[0]]), ErrorKind::Invalid, message);
+    let message = "an anchor without objects needs a pool with all_pages or trailing_pages field=pools";
+    refused(answer(&[], &[]), ErrorKind::Invalid, message);
+}

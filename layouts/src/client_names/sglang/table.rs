@@ -1,0 +1,153 @@
+//! The parts that the Mooncake backend names: `_get_hybrid_page_component_keys` and the three buffer functions of
+//! `mooncake_store.py`.
+
+use super::{Part, SglangConfig};
+use crate::client_names::{DATA, take_number};
+use crate::key::Role;
+use crate::shard::Shard;
+
+/// Which servers print a row.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    Always,
+    /// The target's KV is rank-replicated, or not.
+    Target {
+        replicated: bool,
+    },
+    /// The draft's KV is rank-replicated, or not.
+    Draft {
+        replicated: bool,
+    },
+}
+
+/// One kind of object.
+#[derive(Clone, Copy)]
+pub(super) struct Row {
+    /// What stands behind the ranks; empty for a convolution state, whose component is its own tail.
+    pub tail: &'static str,
+    /// Whether a tensor rank (`mha_suffix`) stands before the tail; else what all tensor ranks share (`mla_suffix`).
+    pub sharded: bool,
+    /// Whether it is K or V by heads, which servers of different sizes may share by head group.
+    pub heads: bool,
+    pub role: Role,
+    pub pool: &'static str,
+    component: &'static str,
+    when: When,
+}
+
+impl Row {
+    pub fn part<'a>(&self, tail: &'a str, shard: Shard) -> Part<'a> {
+        let component = if self.component.is_empty() { tail } else { self.component };
+        Part { role: self.role, pool: self.pool, component, shard }
+    }
+}
+
+const fn heads(
+    tail: &'static str,
+    role: Role,
+    pool: &'static str,
+    component: &'static str,
+    when: When,
+) -> Row {
+    Row { tail, sharded: true, heads: true, role, pool, component, when }
+}
+
+const fn shared(
+    tail: &'static str,
+    role: Role,
+    pool: &'static str,
+    component: &'static str,
+    when: When,
+) -> Row {
+    Row { tail, sharded: false, heads: false, role, pool, component, when }
+}
+
+/// A pool whose page is one object, named as the pool is.
+const fn one(pool: &'static str) -> Row {
+    shared(pool, Role::Target, pool, DATA, When::Always)
+}
+
+const fn mamba(tail: &'static str) -> Row {
+    Row {
+        tail,
+        sharded: true,
+        heads: false,
+        role: Role::Target,
+        pool: "mamba",
+        component: tail,
+        when: When::Always,
+    }
+}
+
+const SHARDED: When = When::Target { replicated: false };
+const REPLICATED: When = When::Target { replicated: true };
+const DRAFT_SHARDED: When = When::Draft { replicated: false };
+const DRAFT_REPLICATED: When = When::Draft { replicated: true };
+
+/// A convolution state; the only part with a number of its own.
+const CONV: Row = mamba("");
+
+const ROWS: [Row; 31] = [
+    heads("k", Role::Target, "kv", "k", SHARDED),
+    heads("v", Role::Target, "kv", "v", SHARDED),
+    shared("k", Role::Target, "kv", "k", REPLICATED),
+    mamba("temporal"),
+    one("indexer"),
+    heads("draft_k", Role::Draft, "kv", "k", DRAFT_SHARDED),
+    heads("draft_v", Role::Draft, "kv", "v", DRAFT_SHARDED),
+    shared("draft_k", Role::Draft, "kv", "k", DRAFT_REPLICATED),
+    shared("draft_indexer", Role::Draft, "indexer", DATA, When::Always),
+    heads("swa_k", Role::Target, "swa", "k", SHARDED),
+    heads("swa_v", Role::Target, "swa", "v", SHARDED),
+    shared("swa", Role::Target, "swa", DATA, REPLICATED),
+    // The draft window's class follows neither flag; its two forms have components of different names.
+    heads("draft_swa_k", Role::Draft, "swa", "k", When::Always),
+    heads("draft_swa_v", Role::Draft, "swa", "v", When::Always),
+    shared("draft_swa", Role::Draft, "swa", DATA, When::Always),
+    CONV,
+    one("deepseek_v4_c1"),
+    one("deepseek_v4_c1_indexer"),
+    one("deepseek_v4_c1_indexer_scale"),
+    one("deepseek_v4_c2"),
+    one("deepseek_v4_c2_indexer"),
+    one("deepseek_v4_c2_indexer_scale"),
+    one("deepseek_v4_c4"),
+    one("deepseek_v4_c4_indexer"),
+    one("deepseek_v4_c4_indexer_scale"),
+    one("deepseek_v4_c4_rope"),
+    one("deepseek_v4_c4_state"),
+    one("deepseek_v4_c4_indexer_state"),
+    one("deepseek_v4_c128"),
+    one("deepseek_v4_c128_rope"),
+    one("deepseek_v4_c128_state"),
+];
+
+/// Whether a text is `conv_{i}`.
+fn is_conv(text: &str) -> bool {
+    text.strip_prefix("conv_").and_then(take_number).is_some_and(|(_, rest)| rest.is_empty())
+}
+
+fn applies(config: &SglangConfig, when: When) -> bool {
+    match when {
+        When::Always => true,
+        When::Target { replicated } => config.rank_replicated == replicated,
+        When::Draft { replicated } => config.draft_rank_replicated == replicated,
+    }
+}
+
+/// The row of a text behind its ranks.
+pub(super) fn by_tail(config: &SglangConfig, tail: &str, sharded: bool) -> Option<&'static Row> {
+    ROWS.iter().find(|row| {
+        let named = if row.tail.is_empty() { is_conv(tail) } else { row.tail == tail };
+        named && row.sharded == sharded && applies(config, row.when)
+    })
+}
+
+/// The row of a key's part.
+pub(super) fn by_part(config: &SglangConfig, part: Part<'_>) -> Option<&'static Row> {
+    ROWS.iter().find(|row| {
+        let named =
+            if row.component.is_empty() { is_conv(part.component) } else { row.component == part.component };
+        named && row.role == part.role && row.pool == part.pool && applies(config, row.when)
+    })
+}

@@ -1,0 +1,142 @@
+//! The pools of a page: components, their sizes and shards, and the keys of their objects.
+
+use super::buffer::{Buffer, Part};
+use super::error::{GeometryError, Problems};
+use super::model::{Model, Placement};
+use super::{build, check};
+use crate::ids::{NamespaceId, PrefixHash};
+use crate::key::{ObjectKey, Role};
+use crate::shard::Shard;
+
+/// Which pages of a prefix must be in a pool for the prefix to be usable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HitPolicy {
+    /// Every page.
+    AllPages,
+    /// The last so many pages up to the stop; at least 1.
+    TrailingPages(u32),
+}
+
+/// One separately stored part of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Component {
+    /// Its name in a key.
+    pub name: String,
+    /// Whose slice it is.
+    pub shard: Shard,
+    /// Bytes a page; never 0.
+    pub bytes: u64,
+    pub(super) parts: Vec<Part>,
+}
+
+/// One kind of state of a page on one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Whose state.
+    pub role: Role,
+    /// Its name in a key: a draft's `kv`, `indexer` and `swa` differ from the target's in `role` only.
+    pub name: String,
+    /// Which pages of a prefix must be there.
+    pub hit: HitPolicy,
+    /// Whether this rank stores it. Of ranks with equal bytes one does.
+    pub writes: bool,
+    /// Slots of a page in the client's indices: its tokens, or 1 for a pool of checkpoints.
+    pub slots_per_page: u64,
+    /// Components, in the order of the client's pointer lists. None in a logical anchor.
+    pub components: Vec<Component>,
+    /// The caller's buffers.
+    pub buffers: Vec<Buffer>,
+}
+
+impl Pool {
+    /// The name a client calls the pool by: `draft` for the draft's `kv`, else `draft_` before a draft's.
+    pub fn client_name(&self) -> String {
+        match (self.role, self.name.as_str()) {
+            (Role::Target, name) => name.into(),
+            (Role::Draft, "kv") => "draft".into(),
+            (Role::Draft, name) => format!("draft_{name}"),
+        }
+    }
+
+    /// Bytes of all components of a page.
+    pub fn page_bytes(&self) -> u64 {
+        self.components.iter().map(|c| c.bytes).sum()
+    }
+
+    /// The keys of a page's objects, in the order of `components`, behind what `out` has already.
+    pub fn keys(
+        &self,
+        namespace: NamespaceId,
+        hash: PrefixHash,
+        out: &mut Vec<ObjectKey>,
+    ) -> Result<(), GeometryError> {
+        for component in &self.components {
+            out.push(ObjectKey::new(
+                namespace,
+                hash,
+                self.role,
+                &self.name,
+                &component.name,
+                component.shard,
+            )?);
+        }
+        Ok(())
+    }
+
+    /// Whether a caller's list of pieces, by their lengths, is as long as a component.
+    pub fn check_lengths(
+        &self,
+        component: usize,
+        lengths: impl IntoIterator<Item = u64>,
+    ) -> Result<(), GeometryError> {
+        let of = self.component(component)?;
+        let given = lengths.into_iter().fold(0, u64::saturating_add);
+        if given == of.bytes {
+            return Ok(());
+        }
+        Err(GeometryError::WrongLength {
+            pool: self.client_name(),
+            component: of.name.clone(),
+            expected: of.bytes,
+            given,
+        })
+    }
+
+    pub(super) fn component(&self, component: usize) -> Result<&Component, GeometryError> {
+        self.components.get(component).ok_or_else(|| GeometryError::ComponentOutOfRange {
+            pool: self.client_name(),
+            component,
+            components: self.components.len(),
+        })
+    }
+}
+
+/// All pools of a model on one rank, in one host layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// The pools: target before draft, `kv` first.
+    pub pools: Vec<Pool>,
+}
+
+impl Geometry {
+    /// The geometry of a model at a placement, or everything that is wrong with the two.
+    pub fn new(model: &Model, placement: &Placement) -> Result<Geometry, GeometryError> {
+        let mut problems = Problems::default();
+        check::check(model, placement, &mut problems);
+        problems.into_result()?;
+        Ok(Geometry { pools: build::pools(model, placement)? })
+    }
+
+    /// A pool by role and name.
+    pub fn pool(&self, role: Role, name: &str) -> Result<&Pool, GeometryError> {
+        self.pools.iter().find(|p| p.role == role && p.name == name).ok_or_else(|| {
+            let mark = if role == Role::Draft { "d:" } else { "" };
+            GeometryError::UnknownPool { pool: format!("{mark}{name}") }
+        })
+    }
+
+    /// Bytes of a page over all pools; a pool with trailing pages counts as if every page had it.
+    pub fn page_bytes(&self) -> u64 {
+        self.pools.iter().map(Pool::page_bytes).sum()
+    }
+}

@@ -1,0 +1,312 @@
+//! Ranged reads with which a rank takes its heads and layers from what servers of another parallel layout stored.
+//!
+//! Invariant: an object's byte is an element at model coordinates (K or V, layer, token, head, element), whatever
+//! the writer's parallel layout and host layout. A plan is the intersection of the reader's box with every
+//! writer's, so it is the same for every page of the model: it is made once.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use super::buffer::{AxisKind, Buffer, Part, What};
+use super::error::GeometryError;
+use super::extents::{Chunk, Extents};
+use super::model::{Model, Placement};
+use super::pool::{Component, Geometry, Pool};
+use crate::key::Role;
+use crate::shard::{Shard, Slice};
+
+/// Ranges of one object and component above which no plan is made; a real model has some 40,000.
+const RANGES_MAX: u64 = 1 << 24;
+
+/// Ranks of a writer above which no plan is made.
+const RANKS_MAX: u64 = 1 << 14;
+
+/// So many bytes of a stored object and where they belong in the reader's component.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// First byte in the stored object.
+    pub from: u64,
+    /// First byte in the reader's component, its bytes counted in the order of its own object.
+    pub to: u64,
+    /// Bytes; never 0.
+    pub len: u64,
+}
+
+/// One stored object and what is taken from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The object's component name.
+    pub component: String,
+    /// The object's shard.
+    pub shard: Shard,
+    /// The object's length.
+    pub bytes: u64,
+    /// Ranges, by their place in the reader's component; no two touch.
+    pub moves: Vec<Move>,
+}
+
+impl Source {
+    /// Bytes taken from the object. If they are all of its bytes, one read of the whole with a scatter list of the
+    /// ranges, ordered by `from`, is cheaper than a read a range.
+    pub fn taken(&self) -> u64 {
+        self.moves.iter().map(|m| m.len).sum()
+    }
+
+    /// First byte taken and one past the last: what one read must cover to have every range.
+    pub fn span(&self) -> Range<u64> {
+        let from = self.moves.iter().map(|m| m.from).min().unwrap_or(0);
+        let to = self.moves.iter().map(|m| m.from + m.len).max().unwrap_or(0);
+        from..to
+    }
+}
+
+/// A ranged get: which bytes of a stored object, and where they go in the reader's buffers, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RangeRead {
+    /// Bytes of the stored object.
+    pub range: Range<u64>,
+    /// The reader's memory for them; the lengths add up to the range's.
+    pub chunks: Vec<Chunk>,
+}
+
+impl Source {
+    /// The gets that take the object's part of a page into the reader's buffers; neighbours in the object are one.
+    /// `component` is the plan's, `extents` are of the reader's pool.
+    ///
+    /// # Errors
+    /// As [`Extents::chunks`], and `WrongLength` if the plan is of another pool.
+    pub fn reads(
+        &self,
+        extents: &Extents,
+        page: u64,
+        component: usize,
+    ) -> Result<Vec<RangeRead>, GeometryError> {
+        // Where each chunk begins in the component.
+        let mut end = 0;
+        let chunks: Vec<(u64, Chunk)> = extents
+            .chunks(page, component)?
+            .map(|chunk| {
+                end += chunk.len;
+                (end - chunk.len, chunk)
+            })
+            .collect();
+        let need = self.moves.iter().map(|m| m.to + m.len).max().unwrap_or(0);
+        if need > end {
+            let (pool, component) = (extents.pool().into(), self.component.clone());
+            return Err(GeometryError::WrongLength { pool, component, expected: need, given: end });
+        }
+        let mut moves = self.moves.clone();
+        moves.sort_unstable_by_key(|m| m.from);
+        let read = |run: &[Move]| {
+            let bytes: u64 = run.iter().map(|m| m.len).sum();
+            let first = run.first().map_or(0, |m| m.from);
+            let chunks = run.iter().flat_map(|m| cut(&chunks, m)).collect();
+            RangeRead { range: first..first + bytes, chunks }
+        };
+        Ok(moves.chunk_by(|a, b| a.from + a.len == b.from).map(read).collect())
+    }
+}
+
+/// The parts of the chunks that a move's bytes go to.
+fn cut<'a>(chunks: &'a [(u64, Chunk)], m: &Move) -> impl Iterator<Item = Chunk> + use<'a> {
+    let (from, to) = (m.to, m.to + m.len);
+    let first = chunks.partition_point(|(at, chunk)| at + chunk.len <= from);
+    chunks[first..].iter().take_while(move |(at, _)| *at < to).map(move |(at, chunk)| {
+        let (lo, hi) = (from.max(*at), to.min(at + chunk.len));
+        Chunk { offset: chunk.offset + (lo - at), len: hi - lo, ..*chunk }
+    })
+}
+
+/// How one of the reader's components is filled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Which of the reader's pool's components.
+    pub component: usize,
+    /// The objects to read from; their moves fill the component without gap or overlap.
+    pub sources: Vec<Source>,
+}
+
+/// How a reader's pool is filled from what a writer with these sizes stored. Of `writer` the layout, sizes and head
+/// split count; its ranks do not. Context-parallel sizes must be equal, and decode-context ones where a page's tokens
+/// are divided among the ranks: there the reader reads what its own rank stored.
+pub fn plan(
+    model: &Model,
+    writer: &Placement,
+    reader: &Placement,
+    role: Role,
+    pool: &str,
+) -> Result<Vec<Plan>, GeometryError> {
+    let mine = Geometry::new(model, reader)?.pool(role, pool)?.clone();
+    let stored = stored(model, writer, reader, role, pool)?;
+    (0..).zip(&mine.components).map(|(i, component)| fill(&mine, i, component, &stored)).collect()
+}
+
+/// The pools that the writer's ranks store: per-rank bytes of every rank, shared bytes of one.
+fn stored(
+    model: &Model,
+    writer: &Placement,
+    reader: &Placement,
+    role: Role,
+    pool: &str,
+) -> Result<Vec<Pool>, GeometryError> {
+    let ranks = u64::from(writer.tp.of) * u64::from(writer.pp.of);
+    if ranks > RANKS_MAX {
+        return Err(GeometryError::TooMany {
+            pool: pool.into(),
+            what: "ranks of the writer",
+            max: RANKS_MAX,
+        });
+    }
+    let mut pools = Vec::new();
+    if writer.cp.of != reader.cp.of {
+        return Ok(pools);
+    }
+    for pp in 0..writer.pp.of.max(1) {
+        for tp in 0..writer.tp.of.max(1) {
+            let dcp = Slice { rank: tp % writer.dcp.of.max(1), of: writer.dcp.of };
+            let (tp, pp) = (Slice { rank: tp, of: writer.tp.of }, Slice { rank: pp, of: writer.pp.of });
+            let rank = Placement { tp, pp, cp: reader.cp, dcp, ..writer.clone() };
+            let geometry = Geometry::new(model, &rank)?;
+            pools.extend(geometry.pools.into_iter().filter(|p| p.role == role && p.name == pool && p.writes));
+        }
+    }
+    Ok(pools)
+}
+
+/// Take a component from the first writer that has each piece of it: replicated heads are read once.
+fn fill(mine: &Pool, index: usize, component: &Component, stored: &[Pool]) -> Result<Plan, GeometryError> {
+    let wanted = pieces(component, &mine.buffers);
+    let (mut sources, mut taken, mut found) = (Vec::new(), BTreeSet::new(), 0u64);
+    for pool in stored {
+        for object in &pool.components {
+            let mut moves = Vec::new();
+            for held in pieces(object, &pool.buffers).iter().filter(|held| taken.insert(held.model_box())) {
+                for want in &wanted {
+                    held.common(want, &mut moves).ok_or_else(|| GeometryError::TooMany {
+                        pool: mine.client_name(),
+                        what: "ranges",
+                        max: RANGES_MAX,
+                    })?;
+                }
+            }
+            let moves = merged(moves);
+            if !moves.is_empty() {
+                let Component { name, shard, bytes, .. } = object;
+                let source = Source { component: name.clone(), shard: *shard, bytes: *bytes, moves };
+                found += source.taken();
+                sources.push(source);
+            }
+        }
+    }
+    if found == component.bytes {
+        return Ok(Plan { component: index, sources });
+    }
+    Err(GeometryError::NotHeld {
+        pool: mine.client_name(),
+        component: component.name.clone(),
+        rule: "only heads and layers may be divided otherwise",
+        need: component.bytes,
+        found,
+    })
+}
+
+/// In the order of the reader's bytes, neighbours that touch on both sides as one.
+fn merged(mut moves: Vec<Move>) -> Vec<Move> {
+    moves.sort_unstable_by_key(|m| m.to);
+    moves.dedup_by(|next, last| {
+        let touches = last.from + last.len == next.from && last.to + last.len == next.to;
+        if touches {
+            last.len += next.len;
+        }
+        touches
+    });
+    moves
+}
+
+/// One part of an object: which box of the model it is, and how its bytes lie in the object.
+struct Piece {
+    what: What,
+    element_bytes: u64,
+    /// Its first byte in the object.
+    base: u64,
+    /// Outermost first; the page and the head group (whose heads have the model's numbers) are left out.
+    axes: Vec<PieceAxis>,
+}
+
+#[derive(Clone, Copy)]
+struct PieceAxis {
+    kind: AxisKind,
+    /// First in the model, and how many.
+    first: u64,
+    len: u64,
+    /// Bytes in the object from one to the next.
+    stride: u64,
+}
+
+/// An object's parts. Sizes fit 64 bits: the object's length does.
+fn pieces(component: &Component, buffers: &[Buffer]) -> Vec<Piece> {
+    let mut base = 0;
+    let piece = |part: &Part| {
+        let buffer = buffers.get(part.buffer)?;
+        let mut stride = buffer.element_bytes;
+        let mut axes = Vec::with_capacity(buffer.axes.len());
+        for (axis, span) in buffer.axes.iter().zip(&part.spans).rev() {
+            let (kind, first, len) = (axis.kind, span.origin + span.start, span.len);
+            if !matches!(kind, AxisKind::Page | AxisKind::HeadGroup) {
+                axes.push(PieceAxis { kind, first, len, stride });
+            }
+            stride *= len;
+        }
+        axes.reverse();
+        let piece = Piece { what: part.what, element_bytes: buffer.element_bytes, base, axes };
+        base += stride;
+        Some(piece)
+    };
+    component.parts.iter().filter_map(piece).collect()
+}
+
+impl Piece {
+    /// What two pieces have in common exactly if they are the same state, in whatever order.
+    fn model_box(&self) -> (What, Vec<(AxisKind, u64, u64)>) {
+        let mut axes: Vec<_> = self.axes.iter().map(|a| (a.kind, a.first, a.len)).collect();
+        axes.sort_unstable();
+        (self.what, axes)
+    }
+
+    /// Ranges of the elements that both have; `None` if they are too many to list.
+    fn common(&self, want: &Piece, moves: &mut Vec<Move>) -> Option<()> {
+        if self.what != want.what || self.element_bytes != want.element_bytes {
+            return Some(());
+        }
+        let (mut from, mut to) = (self.base, want.base);
+        // (count, stride in the stored object, stride in the reader's), innermost first.
+        let mut loops: Vec<(u64, u64, u64)> = Vec::new();
+        let mut run = self.element_bytes;
+        for w in want.axes.iter().rev() {
+            let Some(h) = self.axes.iter().find(|h| h.kind == w.kind) else { return Some(()) };
+            let first = h.first.max(w.first);
+            let end = (h.first + h.len).min(w.first + w.len);
+            let Some(count) = end.checked_sub(first).filter(|n| *n > 0) else { return Some(()) };
+            from += (first - h.first) * h.stride;
+            to += (first - w.first) * w.stride;
+            if count == 1 {
+            } else if h.stride == run && w.stride == run {
+                run *= count;
+            } else {
+                loops.push((count, h.stride, w.stride));
+            }
+        }
+        let total = loops.iter().try_fold(1u64, |n, (count, ..)| n.checked_mul(*count));
+        let total = total.filter(|n| *n <= RANGES_MAX - (moves.len() as u64).min(RANGES_MAX))?;
+        moves.extend((0..total).map(|mut index| {
+            let mut m = Move { from, to, len: run };
+            for (count, held, wanted) in &loops {
+                m.from += index % count * held;
+                m.to += index % count * wanted;
+                index /= count;
+            }
+            m
+        }));
+        Some(())
+    }
+}

@@ -1,0 +1,52 @@
+//! Clients' key strings: every row of `docs/names.md` as a pair written by hand, laws for all values both ways, and
+//! texts that nobody printed.
+
+#[path = "client_names/chain.rs"]
+mod chain;
+#[path = "client_names/hostile.rs"]
+mod hostile;
+#[path = "client_names/laws.rs"]
+mod laws;
+#[path = "client_names/namespaces.rs"]
+mod namespaces;
+#[path = "client_names/sglang.rs"]
+mod sglang;
+#[path = "client_names/vllm.rs"]
+mod vllm;
+
+use pagelith_layouts::client_names::ClientNames;
+use pagelith_layouts::client_names::sglang::{SglangConfig, SglangNames};
+use pagelith_layouts::client_names::vllm::{VllmConfig, VllmNames};
+use pagelith_layouts::ids::NamespaceId;
+use proptest::prelude::ProptestConfig;
+
+const NS: NamespaceId = NamespaceId([0xab; 16]);
+
+/// A page hash as a client writes it, and `NAMESPACE/HASH/` of the key's own text form.
+const H: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+const K: &str = concat!(
+    "abababababababababababababababab/",
+    "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef/"
+);
+
+fn sglang(config: SglangConfig) -> ClientNames {
+    ClientNames::Sglang(SglangNames::new(config).expect("a good configuration"))
+}
+
+fn vllm(config: VllmConfig) -> ClientNames {
+    ClientNames::Vllm(VllmNames::new(config).expect("a good configuration"))
+}
+
+/// Each text stands for its key, and each key for its text. Texts are given without what stands before the hash.
+fn pairs(names: &ClientNames, head: &str, rows: &[(&str, &str)]) {
+    for (tail, key) in rows {
+        let (text, key) = (format!("{head}{tail}"), format!("{K}{key}").parse().expect("a key's text"));
+        assert_eq!(names.parse(NS, &text), Some(key), "{text}");
+        assert_eq!(names.print(&key), Ok(text));
+    }
+}
+
+fn config(cases: u32) -> ProptestConfig {
+    let default = ProptestConfig::default();
+    ProptestConfig { cases: cases * (default.cases / 256).max(1), failure_persistence: None, ..default }
+}

@@ -1,0 +1,193 @@
+//! `docs/geometry.md` shows what the code says. `PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test geometry
+//! doc::tables` writes the tables anew between the page's markers; the prose around them is written by hand.
+
+#![expect(clippy::disallowed_methods, reason = "a test reads the page it checks itself; nothing here ships")]
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use pagelith_layouts::geometry::presets::DeepSeekV4Layers;
+use pagelith_layouts::geometry::*;
+use pagelith_layouts::key::Role;
+
+fn path() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/geometry.md")
+}
+
+fn page() -> String {
+    std::fs::read_to_string(path()).expect("docs/geometry.md is there")
+}
+
+#[test]
+fn tables() {
+    let mut page = page();
+    let blessed = std::env::var_os("PAGELITH_BLESS").is_some_and(|v| v == "1");
+    for (name, table) in [("layouts", shapes()), ("presets", sizes()), ("resharding", ranges())] {
+        let begin = format!("<!-- {name}: rendered from the code, see layouts/tests/geometry/doc.rs -->\n");
+        let end = format!("<!-- end of {name} -->\n");
+        let (before, rest) = page.split_once(&begin).expect("the begin marker");
+        let (shown, after) = rest.split_once(&end).expect("the end marker");
+        let differs = shown.lines().zip(table.lines()).find(|(a, b)| a != b);
+        assert!(
+            blessed || shown == table,
+            "docs/geometry.md is not what the code says of {name}; first difference: {differs:?}"
+        );
+        page = format!("{before}{begin}{table}{end}{after}");
+    }
+    if blessed {
+        std::fs::write(path(), page).expect("the page can be written");
+    }
+}
+
+/// Every field of the description is in the page.
+#[test]
+fn the_prose_names_every_field() {
+    let page = page();
+    let mut model = presets::model("qwen3-next").expect("a preset");
+    model.indexer = presets::model("deepseek-v3.2").expect("a preset").indexer;
+    model.window = presets::model("gpt-oss-20b").expect("a preset").window;
+    model.draft = presets::model("deepseek-v3+deepseek-v3-mtp").expect("a preset").draft;
+    let rows = presets::deepseek_v4(DeepSeekV4Layers { window: 1, c4: 1, c128: 1 }, 128).rows;
+    let fp8 = presets::model("deepseek-v3.2").expect("a preset").attention;
+    let all = format!("{model:#?}{rows:#?}{fp8:#?}{:#?}", Placement::single(Layout::PageFirst));
+    let fields = all.lines().filter_map(|line| Some(line.trim_start().split_once(": ")?.0));
+    let mut count = 0;
+    for field in fields.filter(|f| !f.starts_with(|c: char| c.is_uppercase())) {
+        assert!(page.contains(&format!("`{field}`")), "docs/geometry.md must have `{field}`");
+        count += 1;
+    }
+    assert!(count > 40, "the fields were found");
+}
+
+/// A small model of each class, to show a layout's axes.
+fn samples() -> Vec<(&'static str, Model, Role, &'static str)> {
+    let of = |name: &str| presets::model(name).expect("a preset");
+    let mut asymmetric = of("llama-3-8b");
+    if let Attention::Heads(heads) = &mut asymmetric.attention {
+        heads.v_dim = 64;
+    }
+    let rows = presets::deepseek_v4(DeepSeekV4Layers { window: 43, c4: 21, c128: 20 }, 128);
+    vec![
+        ("MHA", of("llama-3-8b"), Role::Target, "kv"),
+        ("MHA, `k_dim` not `v_dim`", asymmetric, Role::Target, "kv"),
+        ("MLA", of("deepseek-v3"), Role::Target, "kv"),
+        ("indexer", of("deepseek-v3.2"), Role::Target, "indexer"),
+        ("linear-attention state", of("qwen3-next"), Role::Target, "mamba"),
+        ("packed rows", rows, Role::Target, "deepseek_v4_c4"),
+    ]
+}
+
+fn shape(buffer: &Buffer) -> String {
+    let letters: Vec<_> = buffer
+        .axes
+        .iter()
+        .filter(|axis| axis.kind != AxisKind::Kv || axis.count > 1)
+        .map(|axis| match axis.kind {
+            AxisKind::Page => "pages".to_owned(),
+            AxisKind::Kv => "2".into(),
+            AxisKind::Layer => "L".into(),
+            AxisKind::Token if axis.count == 1 => String::new(),
+            AxisKind::Token => "P".into(),
+            AxisKind::HeadGroup => "groups".into(),
+            AxisKind::Head => "H".into(),
+            AxisKind::Element => "D".into(),
+        })
+        .filter(|letter| !letter.is_empty())
+        .collect();
+    format!("{} ({})", buffer.name, letters.join(", "))
+}
+
+fn shapes() -> String {
+    let mut out = "| layout | pool | buffers | chunks a component |\n| --- | --- | --- | --- |\n".to_owned();
+    for layout in Layout::ALL {
+        for (class, model, role, name) in samples() {
+            let Ok(geometry) = Geometry::new(&model, &Placement::single(layout)) else { continue };
+            let Ok(pool) = geometry.pool(role, name) else { continue };
+            let extents = Extents::new(pool, 2).expect("fits");
+            let buffers: Vec<_> = pool.buffers.iter().map(shape).collect();
+            let layers = pool.buffers[0].axes.iter().find(|a| a.kind == AxisKind::Layer).map(|a| a.count);
+            let chunks = match extents.chunk_count(0) {
+                n if n > 1 && Some(n) == layers => "L".to_owned(),
+                n => n.to_string(),
+            };
+            writeln!(out, "| `{layout}` | {class} | {} | {chunks} |", buffers.join("; ")).expect("a string");
+        }
+    }
+    out
+}
+
+fn sizes() -> String {
+    let mut out = "| preset | tp | pool | hit | component | bytes | multiple of 4096 |\n\
+                   | --- | --- | --- | --- | --- | --- | --- |\n"
+        .to_owned();
+    for (name, tp) in [
+        ("llama-3-8b", 1),
+        ("llama-3-70b", 4),
+        ("llama-3-70b", 8),
+        ("qwen3-8b", 1),
+        ("qwen3-32b", 4),
+        ("qwen3-235b", 8),
+        ("deepseek-v3", 8),
+        ("deepseek-v3+packed-mtp", 8),
+        ("deepseek-v3.2+deepseek-v3.2-mtp", 8),
+        ("qwen3-next", 1),
+        ("qwen3-next", 4),
+        ("gpt-oss-20b", 1),
+        ("llama-3-8b+llama-3-8b-eagle3", 1),
+    ] {
+        let model = presets::model(name).expect("a preset");
+        let place = Placement::tensor_parallel(Layout::PageFirst, 0, tp);
+        for pool in Geometry::new(&model, &place).expect("goes").pools {
+            let hit = match pool.hit {
+                HitPolicy::AllPages => "all".to_owned(),
+                HitPolicy::TrailingPages(n) => format!("last {n}"),
+            };
+            for c in &pool.components {
+                let aligned = if c.bytes.is_multiple_of(4096) { "yes" } else { "no" };
+                let (pool, component, bytes) = (pool.client_name(), &c.name, c.bytes);
+                writeln!(out, "| {name} | {tp} | {pool} | {hit} | `{component}` | {bytes} | {aligned} |")
+                    .expect("a string");
+            }
+        }
+    }
+    out
+}
+
+/// Objects and ranges that fill rank 0's first component.
+fn ranges() -> String {
+    const TPS: [u16; 5] = [1, 2, 4, 8, 16];
+    let mut out = "| pool | layout | written at | read at 1 | at 2 | at 4 | at 8 | at 16 |\n\
+                   | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        .to_owned();
+    let heads = "llama-3-8b+llama-3-8b-eagle3";
+    for (name, role, layout, split) in [
+        (heads, Role::Target, Layout::PageHead, false),
+        (heads, Role::Target, Layout::PageHead, true),
+        (heads, Role::Target, Layout::PageUnified, true),
+        (heads, Role::Target, Layout::PageFirst, false),
+        (heads, Role::Target, Layout::PageFirstDirect, false),
+        (heads, Role::Draft, Layout::PageHead, false),
+        (heads, Role::Draft, Layout::PageHead, true),
+        ("deepseek-v3", Role::Target, Layout::PageFirst, false),
+    ] {
+        let model = presets::model(name).expect("a preset");
+        for write in TPS.into_iter().filter(|tp| *tp <= 8 || !split) {
+            let at = |of| Placement::tensor_parallel(layout, 0, of);
+            let writer = Placement { tp_lcm_size: split.then_some(8), ..at(write) };
+            let cells: Vec<_> = TPS.into_iter().map(|read| cell(&model, &writer, &at(read), role)).collect();
+            let pool =
+                Geometry::new(&model, &at(1)).expect("goes").pool(role, "kv").expect("there").client_name();
+            let what = format!("{} {pool}", name.split('+').next().unwrap_or(name));
+            let written = if split { format!("tp {write}, lcm 8") } else { format!("tp {write}") };
+            writeln!(out, "| {what} | `{layout}` | {written} | {} |", cells.join(" | ")).expect("a string");
+        }
+    }
+    out
+}
+
+fn cell(model: &Model, writer: &Placement, reader: &Placement, role: Role) -> String {
+    let plans = reshard::plan(model, writer, reader, role, "kv").expect("a plan");
+    let sources = &plans[0].sources;
+    let ranges: usize = sources.iter().map(|s| s.moves.len()).sum();
+    format!("{} / {ranges}", sources.len())
+}

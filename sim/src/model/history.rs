@@ -1,0 +1,96 @@
+//! What was done to one key.
+
+use super::{Allowed, Put};
+
+/// Puts after which an object is still in the newest part of the log.
+const PUTS_IN_FRONT: u32 = 4;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// May be there or not.
+    Maybe,
+    /// Acked by the process that runs.
+    Stored,
+    /// Acked, and covered by a flush.
+    Flushed,
+}
+
+/// A put of the key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Item {
+    pub put: Put,
+    pub state: State,
+    /// It never comes back.
+    pub gone: bool,
+}
+
+/// All of them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct History {
+    pub items: Vec<Item>,
+    /// The first so many puts may have been taken by a remove or a clear.
+    pub doubt: usize,
+    /// By one that this process began and that may not be durable yet.
+    pub pending: bool,
+    pub pinned: bool,
+    /// Puts stored since its own was: what was put long ago may have left the SSD and be in memory only, where
+    /// a pin keeps it, but not across a crash.
+    pub since: u32,
+}
+
+impl History {
+    /// The youngest put that is there for certain, if none was taken or evicted.
+    fn certain(&self) -> Option<usize> {
+        self.items.iter().rposition(|i| i.state != State::Maybe && !i.gone)
+    }
+
+    pub fn certain_put(&self) -> Option<Put> {
+        self.certain().map(|at| self.items[at].put)
+    }
+
+    pub fn begin(&mut self, put: Put) {
+        self.items.push(Item { put, state: State::Maybe, gone: false });
+    }
+
+    /// A put was acked: none of the older ones was there.
+    pub fn store(&mut self, put: Put) {
+        let Some(at) = self.items.iter().position(|i| i.put == put) else { return };
+        self.items[..at].iter_mut().for_each(|i| i.state = State::Maybe);
+        self.items[at].state = State::Stored;
+    }
+
+    pub fn begin_taking(&mut self) {
+        self.doubt = self.items.len();
+        self.pending = true;
+    }
+
+    pub fn end_taking(&mut self) {
+        self.take(self.items.len());
+        self.pending = false;
+    }
+
+    /// The first so many never come back.
+    pub fn take(&mut self, all: usize) {
+        self.items[..all].iter_mut().for_each(|i| i.gone = true);
+    }
+
+    pub fn pin(&mut self) {
+        self.pinned |= self.since <= PUTS_IN_FRONT;
+    }
+
+    pub fn died(&mut self) {
+        self.pending = false;
+        for item in &mut self.items {
+            if item.state == State::Stored {
+                item.state = State::Maybe;
+            }
+        }
+    }
+
+    pub fn allowed(&self, evicts: bool) -> Allowed {
+        let certain = self.certain();
+        let possible = self.items[certain.unwrap_or(0)..].iter().filter(|i| !i.gone);
+        let doubtful = certain.is_none_or(|at| self.doubt > at);
+        Allowed { puts: possible.map(|i| i.put).collect(), miss: doubtful || (evicts && !self.pinned) }
+    }
+}

@@ -1,0 +1,176 @@
+//! What the model allows, event by event.
+
+use pagelith_layouts::ids::PrefixHash;
+use pagelith_layouts::key::Role;
+use pagelith_layouts::namespace::Namespace;
+use pagelith_layouts::shard::Shard;
+
+use super::*;
+
+fn key(component: &str) -> ObjectKey {
+    let ns = Namespace::default().id();
+    ObjectKey::new(ns, PrefixHash([1; 32]), Role::Target, "kv", component, Shard::Whole).expect("a key")
+}
+
+fn told(evicts: bool, events: &[Event]) -> Model {
+    let mut model = Model::new(evicts);
+    events.iter().for_each(|e| model.apply(e));
+    model
+}
+
+fn put(n: u64, keys: &[&str]) -> [Event; 2] {
+    put_as(n, None, keys, PutEnd::Stored(Vec::new()))
+}
+
+fn put_as(n: u64, base: Option<&str>, keys: &[&str], end: PutEnd) -> [Event; 2] {
+    let members = keys.iter().map(|k| key(k)).collect();
+    [Event::PutBegun(Put(n), base.map(key), members), Event::PutEnded(Put(n), end)]
+}
+
+fn allowed(events: &[Event]) -> (Vec<u64>, bool) {
+    allowed_of("k", events)
+}
+
+fn allowed_of(component: &str, events: &[Event]) -> (Vec<u64>, bool) {
+    let Allowed { puts, miss } = told(false, events).allowed(&key(component));
+    (puts.into_iter().map(|p| p.0).collect(), miss)
+}
+
+#[test]
+fn an_acked_put_hits_until_a_crash_and_after_it_if_flushed() {
+    let [begun, ended] = put(1, &["k"]);
+    assert_eq!(allowed(&[]), (vec![], true));
+    assert_eq!(allowed(std::slice::from_ref(&begun)), (vec![1], true));
+    assert_eq!(allowed(&[begun.clone(), ended.clone()]), (vec![1], false));
+    assert_eq!(allowed(&[begun.clone(), ended.clone(), Event::Died]), (vec![1], true));
+    let flush = [Event::FlushBegun, Event::FlushEnded(true), Event::Died];
+    assert_eq!(allowed(&[&[begun.clone(), ended.clone()][..], &flush].concat()), (vec![1], false));
+    let failed = [begun, ended, Event::FlushBegun, Event::FlushEnded(false), Event::Died];
+    assert_eq!(allowed(&failed), (vec![1], true));
+}
+
+#[test]
+fn a_flush_covers_what_was_put_before_it_began() {
+    let late = [&[Event::FlushBegun][..], &put(1, &["k"]), &[Event::FlushEnded(true), Event::Died]];
+    assert_eq!(allowed(&late.concat()), (vec![1], true));
+}
+
+#[test]
+fn what_was_removed_or_cleared_never_comes_back() {
+    let flushed = [&put(1, &["k"])[..], &[Event::FlushBegun, Event::FlushEnded(true)]].concat();
+    let removed = |end: &[Event]| allowed(&[&flushed[..], &[Event::RemoveBegun(key("k"))], end].concat());
+    assert_eq!(removed(&[Event::Died]), (vec![1], true));
+    assert_eq!(removed(&[Event::RemoveEnded(key("k"), true), Event::Died]), (vec![], true));
+    let ns = key("k").namespace();
+    let cleared = [Event::ClearBegun(ns), Event::ClearEnded(ns, true)];
+    assert_eq!(allowed(&[&flushed[..], &cleared].concat()), (vec![], true));
+    let again = [&flushed[..], &cleared, &put(2, &["k"])].concat();
+    assert_eq!(allowed(&again), (vec![2], false));
+}
+
+#[test]
+fn what_was_seen_stays_so() {
+    let crashed = [&put(1, &["k"])[..], &[Event::Died]].concat();
+    let seen = |put| allowed(&[&crashed[..], &[Event::Seen(key("k"), put)]].concat());
+    assert_eq!(seen(Some(Put(1))), (vec![1], false));
+    assert_eq!(seen(None), (vec![], true));
+}
+
+#[test]
+fn a_part_of_a_group_is_told_from_the_whole() {
+    let events = [&put(1, &["k", "v"])[..], &[Event::Died]].concat();
+    let judge = |k: Option<Put>, v: Option<Put>| {
+        told(false, &events).judge(&BTreeMap::from([(key("k"), k), (key("v"), v)])).len()
+    };
+    assert_eq!(judge(None, None), 0);
+    assert_eq!(judge(Some(Put(1)), Some(Put(1))), 0);
+    assert_eq!(judge(Some(Put(1)), None), 1);
+    assert_eq!(judge(Some(Put(2)), Some(Put(2))), 2, "bytes nobody put");
+}
+
+#[test]
+fn only_the_pinned_must_stay_where_the_log_wraps() {
+    let events = [&put(1, &["k"])[..], &[Event::FlushBegun, Event::FlushEnded(true)]].concat();
+    assert!(told(true, &events).allowed(&key("k")).miss);
+    let pinned = [&events[..], &[Event::Pinned(key("k")), Event::Died]].concat();
+    assert!(!told(true, &pinned).allowed(&key("k")).miss);
+}
+
+const FLUSH: [Event; 2] = [Event::FlushBegun, Event::FlushEnded(true)];
+
+#[test]
+fn a_remove_takes_the_group_for_good() {
+    let flushed = [&put(1, &["k", "v"])[..], &FLUSH].concat();
+    let removed = [Event::RemoveBegun(key("k")), Event::RemoveEnded(key("k"), true), Event::Died];
+    assert_eq!(allowed_of("v", &[&flushed[..], &removed].concat()), (vec![], true));
+    // That of an object that is here by itself takes nothing else.
+    let single = [&flushed[..], &put(2, &["x"]), &FLUSH].concat();
+    let removed = [Event::RemoveBegun(key("x")), Event::RemoveEnded(key("x"), true), Event::Died];
+    assert_eq!(allowed_of("v", &[&single[..], &removed].concat()), (vec![1], false));
+}
+
+#[test]
+fn what_is_kept_keeps_its_bytes_and_is_judged_with_the_group() {
+    let group = put_as(2, None, &["k", "v"], PutEnd::Stored(vec![key("v")]));
+    let events = [&put(1, &["v"])[..], &FLUSH, &group].concat();
+    assert_eq!(allowed_of("v", &events), (vec![1], false));
+    let judge = |k, v| {
+        let died = [&events[..], &[Event::Died]].concat();
+        told(false, &died).judge(&BTreeMap::from([(key("k"), k), (key("v"), v)])).len()
+    };
+    assert_eq!(judge(Some(Put(2)), Some(Put(1))), 0);
+    assert_eq!(judge(None, Some(Put(1))), 0, "the group is lost, what was flushed is not");
+    assert_eq!(judge(Some(Put(2)), None), 2);
+    let before = |events: &[Event]| BTreeMap::from([(key("v"), told(false, events).allowed(&key("v")))]);
+    let here = before(&put(1, &["v"]));
+    assert_eq!(Model::judge_end(&here, &PutEnd::Stored(vec![key("v")])).len(), 0);
+    assert_eq!(Model::judge_end(&here, &PutEnd::Stored(vec![])).len(), 1, "other bytes took its place");
+    assert_eq!(Model::judge_end(&before(&[]), &PutEnd::Stored(vec![key("v")])).len(), 1);
+}
+
+#[test]
+fn what_is_attached_is_here_with_its_base_alone() {
+    let attached = put_as(2, Some("k"), &["m", "n"], PutEnd::Stored(Vec::new()));
+    let both = [&put(1, &["k", "v"])[..], &attached, &FLUSH].concat();
+    assert_eq!(allowed_of("m", &both), (vec![2], false));
+    let removed = [Event::RemoveBegun(key("v")), Event::RemoveEnded(key("v"), true)];
+    let bare = [&both[..], &removed].concat();
+    assert_eq!(allowed_of("m", &bare), (vec![], true));
+    assert_eq!(
+        allowed_of("m", &[&bare[..], &put(3, &["k", "v"])].concat()),
+        (vec![], true),
+        "removed with it"
+    );
+    let again = put_as(2, Some("k"), &["m", "n"], PutEnd::Stored(Vec::new()));
+    let lost = [&put(1, &["k", "v"])[..], &FLUSH, &put(4, &["x"]), &again, &[Event::Died]].concat();
+    assert_eq!(allowed_of("m", &lost), (vec![2], true));
+    let bare = [&put(1, &["k", "v"])[..], &again, &[Event::Died, Event::Seen(key("k"), None)]].concat();
+    assert_eq!(allowed_of("m", &bare), (vec![], true));
+    let based = [&bare[..], &[Event::Seen(key("m"), None)], &put(3, &["k", "v"])].concat();
+    assert_eq!(allowed_of("m", &based), (vec![2], true), "dropped by recovery, and on SSD still");
+    let judge = |k, m, n| {
+        let answers = [("k", k), ("v", k), ("m", m), ("n", n)].map(|(c, put)| (key(c), put));
+        told(true, &both).judge(&BTreeMap::from(answers)).len()
+    };
+    assert_eq!(judge(Some(Put(1)), Some(Put(2)), Some(Put(2))), 0);
+    assert_eq!(judge(Some(Put(1)), None, None), 0);
+    assert_eq!(judge(Some(Put(1)), Some(Put(2)), None), 1);
+    assert_eq!(judge(None, Some(Put(2)), Some(Put(2))), 1);
+}
+
+#[test]
+fn what_waits_comes_with_its_base_or_not_at_all() {
+    let waits = put_as(1, Some("k"), &["m"], PutEnd::Waiting);
+    assert_eq!(allowed_of("m", &waits), (vec![], true));
+    assert_eq!(allowed_of("m", &[&waits[..], &put(2, &["k", "v"])].concat()), (vec![1], false));
+    let twice = [&waits[..], &put_as(3, Some("k"), &["m"], PutEnd::Waiting), &put(2, &["k", "v"])].concat();
+    assert_eq!(allowed_of("m", &twice), (vec![1], false), "the first writer wins");
+    let removed = [Event::RemoveBegun(key("m")), Event::RemoveEnded(key("m"), true)];
+    assert_eq!(allowed_of("m", &[&waits[..], &removed, &put(2, &["k", "v"])].concat()), (vec![], true));
+    let begun = [&waits[..], &put(2, &["k", "v"])[..1]].concat();
+    assert_eq!(allowed_of("m", &begun), (vec![1], true));
+    for end in [Event::WaitingDropped, Event::Died, Event::ClearBegun(key("k").namespace())] {
+        let late = [&waits[..], &[end], &put(2, &["k", "v"])].concat();
+        assert_eq!(allowed_of("m", &late), (vec![], true));
+    }
+}

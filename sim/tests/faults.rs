@@ -1,0 +1,99 @@
+//! A device that fails reads, writes and syncs: every operation of short plans in turn, once or several times in a
+//! row. Calls may fail and objects may be lost; nothing wrong, nothing removed and no part of a group may come, in
+//! the process that met the fault or after a crash, and the store opens again once the device is well.
+
+mod support;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pagelith_io::fault::{FaultKind, FaultOp};
+use pagelith_sim::disk::{CrashMode, FaultPlan};
+use pagelith_sim::env::SimWorld;
+use support::plan::Step::*;
+use support::plan::{Plan, Shape, Step};
+use support::run::Run;
+
+/// As often as an operation is tried, and once more.
+const IN_A_ROW: [u64; 2] = [1, 4];
+/// Operations of a kind that a plan may make at most.
+const MOST: u64 = 400;
+
+const GROUPS: [Step; 14] = [
+    Base(0, 3),
+    Attach(0, 0),
+    Single(1),
+    Flush,
+    Get(0),
+    Begin(2, 2),
+    Members(2, 2),
+    Commit(2, 2),
+    Attach(2, 0),
+    Base(1, 3),
+    Flush,
+    Get(2),
+    Get(1),
+    Remove(0),
+];
+
+const ROUND: [Step; 9] =
+    [Group(0), Flush, Fill(10, 9), Remove(0), Flush, Warm(12, 6), Fill(30, 9), Flush, Get(0)];
+
+/// Run the plan with the `nth` operation of a kind failing, `row` times; what was wrong, and whether it failed.
+fn with_fault(plan: &Plan, op: FaultOp, nth: u64, row: u64) -> (Vec<String>, bool) {
+    let world = SimWorld::with_dirs(3, plan.shape.dirs);
+    for n in nth..nth + row {
+        world.disk.inject(FaultPlan::Fail { op, nth: n, kind: FaultKind::Device });
+    }
+    let mut run = Run::new(&world, plan.shape);
+    run.faulty = true;
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        run.run(plan);
+        run.look_at_everything();
+        run.step(Abandon);
+        run.look_at_everything();
+        run.step(Close);
+    }));
+    if outcome.is_err() {
+        run.wrong.push("panicked".to_string());
+    }
+    let failed = world.disk.log().iter().any(|op| op.fault.is_some());
+    world.crash(CrashMode::KeepAll);
+    let place = |wrong: String| format!("plan={} op={op} nth={nth} row={row}: {wrong}", plan.name);
+    (std::mem::take(&mut run.wrong).into_iter().map(place).collect(), failed)
+}
+
+fn hold(name: &'static str, shape: Shape, steps: &[Step]) {
+    // What the device fails may be gone, as if it had been evicted.
+    let plan =
+        Plan { name, shape: Shape { evicts: true, ..shape }, steps: steps.to_vec(), after: Vec::new() };
+    for op in [FaultOp::Read, FaultOp::Write, FaultOp::Sync] {
+        for row in IN_A_ROW {
+            let mut failed = 0;
+            for nth in 1..MOST {
+                let (wrong, met) = with_fault(&plan, op, nth, row);
+                assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+                failed = nth;
+                if !met {
+                    break;
+                }
+            }
+            eprintln!("plan={name} op={op} row={row} operations={}", failed - 1);
+            assert!((2..MOST - 1).contains(&failed), "plan={name} op={op} operations={failed}");
+        }
+    }
+}
+
+#[test]
+fn groups_on_a_device_that_fails() {
+    hold("groups_on_a_device_that_fails", Shape { cold: true, checkpoint: 1, ..Shape::ROOMY }, &GROUPS);
+}
+
+#[test]
+fn a_log_that_wraps_on_a_device_that_fails() {
+    hold("a_log_that_wraps_on_a_device_that_fails", Shape { cold: true, ..Shape::TIGHT }, &ROUND);
+}
+
+#[test]
+fn groups_that_are_in_memory_too() {
+    hold("groups_that_are_in_memory_too", Shape { checkpoint: 1, ..Shape::ROOMY }, &GROUPS);
+}

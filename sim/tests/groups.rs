@@ -1,0 +1,310 @@
+//! Groups of two to ten objects, put at once, begun and committed, and attached to one another: plans of at most
+//! twelve operations, crashed after every single change in every way, and again at every change of the recovery.
+//! Never a part of a group, never an attached one without its base, never what was not committed.
+//!
+//! `PAGELITH_SIM_FALLS=N` lets each crash fall in N more random ways.
+
+mod support;
+
+use pagelith_sim::disk::{CrashMode, FaultPlan, SimDisk};
+use pagelith_sim::env::SimWorld;
+use pagelith_sim::model::Put;
+use support::check::{WAYS, record};
+use support::plan::Step::*;
+use support::plan::{Plan, Shape, Step};
+use support::run::Run;
+use support::world::{ATTACHED as POOLS, FORMS, key, keys};
+
+/// Operations of a plan at most.
+const STEPS_MAX: usize = 12;
+const CHECKPOINTED: Shape = Shape { checkpoint: 1, ..Shape::ROOMY };
+const COLD: Shape = Shape { cold: true, ..CHECKPOINTED };
+const MOVING: Shape = Shape { recency: true, checkpoint: 1, ..Shape::TIGHT };
+
+fn ways() -> Vec<(CrashMode, u64)> {
+    let more = match std::env::var("PAGELITH_SIM_FALLS") {
+        Ok(text) => text.parse().expect("PAGELITH_SIM_FALLS=N"),
+        Err(_) => 0,
+    };
+    WAYS.into_iter().chain((0..more).map(|i| (CrashMode::Random, 100 + i))).collect()
+}
+
+fn hold(name: &'static str, shape: Shape, steps: &[Step], after: &[Step]) {
+    assert!(steps.len() <= STEPS_MAX, "plan={name} steps={}", steps.len());
+    let plan = Plan { name, shape, steps: steps.to_vec(), after: after.to_vec() };
+    let recorded = record(&plan, None);
+    assert!(recorded.points.len() > 20, "a plan that hardly writes points={}", recorded.points.len());
+    let found = recorded.findings(&ways(), true, 5);
+    eprintln!("plan={} points={}", plan.name, recorded.points.len());
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+const BEGUN: [Step; 12] = [
+    Begin(0, 2),
+    Member(0, 2, 0),
+    Flush,
+    Members(0, 2),
+    Commit(0, 2),
+    Flush,
+    Begin(2, 3),
+    Members(2, 3),
+    Fill(10, 8),
+    Commit(2, 3),
+    Attach(2, 0),
+    Flush,
+];
+
+#[test]
+fn begun_and_committed() {
+    hold("begun_and_committed", CHECKPOINTED, &BEGUN, &[Commit(0, 2), Members(2, 3), Commit(2, 3)]);
+}
+
+#[test]
+fn begun_and_committed_without_memory() {
+    hold("begun_and_committed_without_memory", COLD, &BEGUN, &[Base(0, 2), Base(2, 3)]);
+}
+
+#[test]
+fn begun_and_never_committed() {
+    let steps = [
+        Begin(0, 2),
+        Members(0, 2),
+        Attach(2, 0),
+        Flush,
+        Expire,
+        Commit(0, 2),
+        Group(2),
+        Begin(1, 4),
+        Members(1, 4),
+        Close,
+        Commit(1, 4),
+        Flush,
+    ];
+    hold("begun_and_never_committed", CHECKPOINTED, &steps, &[Base(0, 2), Base(1, 4), Get(2)]);
+}
+
+const ATTACHED: [Step; 12] = [
+    Attach(0, 0),
+    Attach(0, 2),
+    Flush,
+    Group(0),
+    Flush,
+    Attach(0, 1),
+    Attach(1, 0),
+    Base(1, 2),
+    Fill(10, 6),
+    Flush,
+    Attach(1, 1),
+    Close,
+];
+
+#[test]
+fn attached_before_and_after_their_base() {
+    hold("attached_before_and_after_their_base", CHECKPOINTED, &ATTACHED, &[Group(0), Base(1, 2)]);
+}
+
+#[test]
+fn attached_before_and_after_their_base_without_memory() {
+    let name = "attached_before_and_after_their_base_without_memory";
+    hold(name, COLD, &ATTACHED, &[Group(0), Attach(0, 0), Base(1, 2)]);
+}
+
+#[test]
+fn a_base_and_what_is_attached_are_removed() {
+    let steps = [
+        Group(0),
+        Attach(0, 0),
+        Attach(0, 1),
+        Flush,
+        Remove(0),
+        Fill(10, 6),
+        Base(0, 3),
+        Flush,
+        Take(0, "m"),
+        Close,
+        Remove(0),
+        Flush,
+    ];
+    hold("a_base_and_what_is_attached_are_removed", CHECKPOINTED, &steps, &[Group(0), Attach(0, 0)]);
+}
+
+#[test]
+fn what_was_put_alone_keeps_its_bytes_in_a_group() {
+    let steps = [
+        Single(0),
+        Flush,
+        Base(0, 3),
+        Single(1),
+        Fill(10, 6),
+        Begin(1, 4),
+        Members(1, 4),
+        Commit(1, 4),
+        Flush,
+        RemoveSingle(0),
+        Single(0),
+        Flush,
+    ];
+    hold("what_was_put_alone_keeps_its_bytes_in_a_group", CHECKPOINTED, &steps, &[Base(0, 3), Base(1, 4)]);
+}
+
+#[test]
+fn other_groups_of_the_same_objects_follow_one_another() {
+    let steps = [
+        Group(0),
+        Flush,
+        Base(0, 1),
+        Remove(0),
+        Base(0, 1),
+        Attach(0, 0),
+        Flush,
+        Fill(10, 6),
+        Remove(0),
+        Base(0, 2),
+        Flush,
+        Abandon,
+    ];
+    hold(
+        "other_groups_of_the_same_objects_follow_one_another",
+        CHECKPOINTED,
+        &steps,
+        &[Base(0, 0), Base(0, 4)],
+    );
+}
+
+#[test]
+fn a_clear_takes_what_waits_and_what_is_attached() {
+    let steps = [
+        Group(0),
+        Attach(0, 0),
+        Attach(2, 1),
+        Begin(4, 2),
+        Members(4, 2),
+        Flush,
+        Clear(0),
+        Commit(4, 2),
+        Group(2),
+        Group(0),
+        Flush,
+        Get(2),
+    ];
+    hold("a_clear_takes_what_waits_and_what_is_attached", CHECKPOINTED, &steps, &[Base(4, 2), Attach(0, 0)]);
+}
+
+#[test]
+fn a_base_and_what_is_attached_lie_apart_and_move() {
+    let steps = [
+        Base(0, 2),
+        Pin(0),
+        Fill(10, 5),
+        Attach(0, 0),
+        Pin(0),
+        Fill(20, 6),
+        Attach(0, 1),
+        Pin(0),
+        Fill(30, 14),
+        Flush,
+        Fill(60, 8),
+        Flush,
+    ];
+    let shape = Shape { checkpoint: 1, ..Shape::TIGHT };
+    hold("a_base_and_what_is_attached_lie_apart_and_move", shape, &steps, &[Attach(0, 0), Base(0, 2)]);
+}
+
+#[test]
+fn a_recent_base_and_what_is_attached_move_while_checkpoints_are_taken() {
+    let steps = [
+        Base(0, 2),
+        Attach(0, 0),
+        Fill(10, 8),
+        Get(0),
+        Fill(20, 8),
+        Attach(0, 2),
+        Get(0),
+        Fill(30, 8),
+        Flush,
+        Get(0),
+        Fill(50, 8),
+        Flush,
+    ];
+    let name = "a_recent_base_and_what_is_attached_move_while_checkpoints_are_taken";
+    hold(name, MOVING, &steps, &[Get(0), Base(0, 2)]);
+}
+
+#[test]
+fn a_removed_base_leaves_nothing_while_the_log_wraps_without_memory() {
+    let steps = [
+        Base(0, 3),
+        Attach(0, 1),
+        Base(1, 2),
+        Attach(1, 0),
+        Flush,
+        Fill(10, 6),
+        Remove(0),
+        Take(1, "m"),
+        Fill(20, 14),
+        Base(0, 2),
+        Fill(40, 8),
+        Flush,
+    ];
+    let name = "a_removed_base_leaves_nothing_while_the_log_wraps_without_memory";
+    hold(name, Shape { cold: true, ..MOVING }, &steps, &[Group(0), Base(1, 2)]);
+}
+
+#[test]
+fn closed_and_opened_from_its_checkpoint() {
+    let steps = [
+        Base(0, 3),
+        Attach(0, 0),
+        Close,
+        Attach(0, 2),
+        Remove(0),
+        Close,
+        Group(0),
+        Attach(2, 0),
+        Base(2, 4),
+        Close,
+        Take(2, "n"),
+        Flush,
+    ];
+    hold("closed_and_opened_from_its_checkpoint", Shape::ROOMY, &steps, &[Attach(0, 0), Attach(2, 0)]);
+}
+
+/// Where bytes lie in the segments of a small store.
+fn find(disk: &SimDisk, bytes: &[u8]) -> u64 {
+    let blocks = (0..).map(|block| block * 4096);
+    let mut blocks =
+        blocks.map_while(|at| disk.peek(0, "segments", at, bytes.len()).map(|found| (at, found)));
+    blocks.find(|(_, found)| found == bytes).expect("it is on the disk").0
+}
+
+/// What is left of a page of ten and what is attached to it when a byte is damaged: of the payload of its member
+/// `of`, or of the header of their record.
+fn after_damage(of: &str, header: bool) -> [usize; 2] {
+    let world = SimWorld::new(1);
+    let mut run = Run::new(&world, Shape { cold: true, ..Shape::ROOMY });
+    assert!(run.open());
+    [Base(0, 3), Attach(0, 0), Flush].into_iter().for_each(|step| run.step(step));
+    let (base, attached) = (keys(0, FORMS[3]), keys(0, POOLS[0].1));
+    let all = [&base[..], &attached].concat();
+    assert!(run.ask(&all).expect("a disk that runs").values().all(Option::is_some));
+    let at = match header {
+        true => find(&world.disk, &run.contents.of(&base[0], Put(1))[..64]) - 4096,
+        false => find(&world.disk, &run.contents.of(&key(0, of), Put(1))[..64]),
+    };
+    world.disk.inject(FaultPlan::FlipBit { dir: 0, name: "segments".into(), offset: at + 3, bit: 1 });
+    assert!(run.wrong.is_empty(), "{:?}", run.wrong);
+    // Only the damaged one is read: the others must go with it.
+    run.ask(&[key(0, of)]);
+    let answers = run.ask(&all).expect("a disk that runs");
+    let here = |some: &[_]| some.iter().filter(|key| answers[*key].is_some()).count();
+    let left = [here(&base), here(&attached)];
+    world.crash(CrashMode::KeepAll);
+    left
+}
+
+#[test]
+fn what_is_damaged_takes_its_group_and_what_is_attached() {
+    for (of, header) in [("d", false), ("k", false), ("g", false), ("d", true), ("k", true)] {
+        assert_eq!(after_damage(of, header), [0, 0], "of={of} header={header}");
+    }
+}
