@@ -57,14 +57,16 @@ fn a_store_larger_than_the_file_system_is_refused_and_leaves_nothing() {
     fs::remove_dir_all(fs.path().join("a")).unwrap();
     let ballast = fs.path().join("ballast");
     let blocks = ((free - need) / 4096 + 4).to_string();
-    run("dd", &["if=/dev/zero", &format!("of={}", text(&ballast)), "bs=4096", &format!("count={blocks}")]).unwrap();
+    run("dd", &["if=/dev/zero", &format!("of={}", text(&ballast)), "bs=4096", &format!("count={blocks}")])
+        .unwrap();
     let left = fs.free_bytes();
     assert!(left < need && need - left < 64 << 10, "left={left} need={need}");
     let error = refused(config(&[&dir], Size::mib(16)));
     assert_eq!(error.kind, ErrorKind::NoSpace, "{error}");
     assert!(!fs.path().join("a").exists() && fs.free_bytes() == left);
 
-    // And the same place takes a store that fits.
+    // And the same place takes a store once there is room.
+    fs::remove_file(&ballast).unwrap();
     open(config(&[&dir], Size::mib(16))).unwrap().close().unwrap();
 }
 
