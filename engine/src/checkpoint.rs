@@ -12,6 +12,7 @@ use std::collections::HashSet;
 use pagelith_io::fault::IoFault;
 use pagelith_layouts::checkpoint::{CheckpointEntry, SegmentMark};
 use pagelith_layouts::ids::{SegmentId, SegmentOrder};
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_tiers::ssd::checkpoint::CheckpointWriter;
 use pagelith_tiers::ssd::segments::SegmentState;
 
@@ -39,7 +40,8 @@ impl Flusher {
             return;
         }
         let Some(volume) = self.shared.volume.clone() else { return };
-        let replay_from = self.log.oldest_unsealed().unwrap_or(self.next_order);
+        let oldest = self.log.oldest_unsealed().filter(|_| !mutant::on(Mutant::CheckpointTooLate));
+        let replay_from = oldest.unwrap_or(self.next_order);
         let serial = self.checkpoint_serial + 1;
         let mut core = self.shared.lock();
         let Some(ssd) = core.ssd.as_mut() else { return };
@@ -139,6 +141,7 @@ impl Flusher {
         if to == homes {
             // No later: a move after this is not covered by the sync, and its old place must count.
             let left = core.ssd.as_mut().and_then(|s| s.left.take());
+            let left = left.filter(|_| !mutant::on(Mutant::WithdrawalsLost));
             entries
                 .extend(left.into_iter().flatten().map(|(s, record)| CheckpointEntry::withdraws(s, record)));
         }

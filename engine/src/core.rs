@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use pagelith_layouts::align::align_up;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_tiers::dram::arena::ArenaSpace;
 use pagelith_tiers::policy::{FrameId, FramePolicy, Recency, SegmentPolicy};
 use pagelith_tiers::ssd::segments::SegmentTable;
@@ -156,7 +157,8 @@ impl Core {
 
     /// Whether an entry's object may be seen: what is attached only while its base group is.
     pub fn is_visible(&self, entry: &Entry) -> bool {
-        !self.is_broken(entry) && (!entry.attached || self.has_base(entry.fingerprint))
+        !self.is_broken(entry)
+            && (!entry.attached || self.has_base(entry.fingerprint) || mutant::on(Mutant::AttachedAlone))
     }
 
     /// Whether the base group is here that an attached object's link names.
@@ -294,7 +296,7 @@ impl Core {
                 ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(bytes);
             }
         }
-        if self.frames.get(id).is_some_and(|f| f.readers == 0) {
+        if self.frames.get(id).is_some_and(|f| f.readers == 0 || mutant::on(Mutant::HeldFrameFreed)) {
             self.frames.free(id, &mut self.space);
         }
     }

@@ -12,6 +12,7 @@ use pagelith_layouts::ids::{
     Generation, GroupId, Incarnation, NamespaceId, SegmentId, SegmentOrder, Sequence,
 };
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{GroupKind, RecordKind};
 use pagelith_tiers::ssd::append::{Unit, UnitMember};
 use pagelith_tiers::ssd::log::Log;
@@ -195,8 +196,14 @@ impl Flusher {
                     self.append(unit);
                 }
                 Job::Clear { id, namespace, generation } => {
+                    if mutant::on(Mutant::ClearBeforeSync) {
+                        self.shared.lock().answer(id, Answer::Done);
+                    }
                     self.clears.push((namespace, generation, id));
                     self.log.raise_generation(namespace, generation);
+                }
+                Job::Flush { id } if mutant::on(Mutant::FlushBeforeSync) => {
+                    self.shared.lock().answer(id, Answer::Done);
                 }
                 Job::Flush { id } => self.sync_for(Purpose::Flush(id)),
                 Job::Close { id } => {
@@ -252,6 +259,9 @@ impl Flusher {
             Some(Appended::Frame(_) | Appended::Moved(_)) | None => None,
         };
         if let Some(answer) = answer {
+            if mutant::on(Mutant::TombstoneBeforeSync) {
+                self.shared.lock().answer(answer, Answer::Done);
+            }
             self.sync_for(Purpose::Tombstones(answer));
         }
         Ok(())

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use pagelith_layouts::checksum::Checksum;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::GroupKind;
 use pagelith_tiers::dram::arena::{ArenaSpace, Extent};
 use pagelith_tiers::policy::{FrameId, Recency};
@@ -144,6 +145,9 @@ impl Frames {
     pub fn free(&mut self, id: FrameId, space: &mut ArenaSpace) {
         if let Some(frame) = self.slots.get_mut(id.0 as usize).and_then(Option::take) {
             frame.data.members.iter().for_each(|m| space.free(m.extent));
+            if mutant::on(Mutant::FrameFreedTwice) {
+                frame.data.members.iter().for_each(|m| space.free(m.extent));
+            }
             self.free.push(id.0);
         }
     }

@@ -15,6 +15,7 @@ use std::time::Duration;
 use pagelith_io::disk::{Completion, Op};
 use pagelith_layouts::footer::{self, FooterEntry};
 use pagelith_layouts::ids::{Generation, SegmentId, Sequence};
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{MEMBERS_MAX, RecordKind};
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_tiers::policy::ExtentFacts;
@@ -237,7 +238,7 @@ impl Flusher {
                 // A clear hides what the tombstone hides, but only once it is durable itself.
                 let durable = self.durable_generations.get(&e.key.namespace()).copied();
                 let current = durable.unwrap_or(Generation::FIRST) <= Generation(e.generation);
-                if needed && current {
+                if needed && current && !mutant::on(Mutant::TombstoneDropped) {
                     r.tombstones.push((Generation(e.generation), Sequence(e.sequence), vec![e.key]));
                 }
                 continue;
@@ -251,7 +252,7 @@ impl Flusher {
             // What is attached to nothing is of no use to anybody.
             let Some(found) = found.filter(|f| core.is_visible(f)) else { continue };
             let tick = core.full_tick(found.tick);
-            let pinned = core.pins.is_pinned(fingerprint);
+            let pinned = core.pins.is_pinned(fingerprint) && !mutant::on(Mutant::PinIgnored);
             let record = records.entry(e.record_block).or_insert_with(|| {
                 let bytes = u64::from(e.record_blocks) * 4096;
                 let record = u64::from(e.record_block) * 4096;
@@ -296,7 +297,7 @@ impl Flusher {
             core.pins.is_pinned(*fp)
                 && core.index.find(*fp).any(|e| e.ssd == Some(*place) && core.is_visible(&e))
         };
-        if members.iter().any(stays) {
+        if members.iter().any(stays) && !mutant::on(Mutant::PinIgnored) {
             // Pinned after the choice was made. The next try moves it.
             drop(core);
             return self.keep_victim(KEPT);
@@ -311,7 +312,7 @@ impl Flusher {
         let mut core = self.shared.lock();
         let Some(ssd) = core.ssd.as_mut() else { return false };
         let s = ssd.segments.get_mut(segment);
-        if s.readers > 0 {
+        if s.readers > 0 && !mutant::on(Mutant::ReadersIgnored) {
             return false;
         }
         s.state = SegmentState::Free;

@@ -9,6 +9,7 @@ use pagelith_layouts::checkpoint::{CheckpointEntry, CheckpointFacts};
 use pagelith_layouts::checksum::{FINGERPRINT_KEY_BYTES, fingerprint};
 use pagelith_layouts::footer::FooterEntry;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId};
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{GroupKind, RecordKind};
 use pagelith_tiers::ssd::recover::Sink;
 
@@ -108,9 +109,9 @@ impl Collector {
         let mut dropped = HashSet::new();
         self.objects.retain(|o| {
             let whole = match o.member_count {
-                0 => !broken.contains(&o.record()),
+                0 => !broken.contains(&o.record()) || mutant::on(Mutant::PartialGroup),
                 1 => true,
-                members => groups.get(&o.record()) == Some(&members),
+                members => groups.get(&o.record()) == Some(&members) || mutant::on(Mutant::PartialGroup),
             };
             if !whole {
                 dropped.insert(o.record());

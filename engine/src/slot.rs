@@ -5,6 +5,7 @@ use std::ops::Range;
 use pagelith_io::buffer::Part;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{GroupKind, Record, RecordFacts};
 use pagelith_tiers::ssd::read::{Expected, Verdict, Verifier, judge};
 
@@ -274,7 +275,7 @@ impl Slot {
         if let Err(error) = self.take_staged(&checksums) {
             return self.damaged(&error);
         }
-        if self.pieces_left > 0 {
+        if self.pieces_left > 0 && (self.direct || !mutant::on(Mutant::SkipAndComplete)) {
             return Step::Wait;
         }
         if self.direct
@@ -314,6 +315,9 @@ impl Slot {
             let block = chunk.start / u64::from(BLOCK_BYTES);
             self.deliver(chunk.start..end, bytes, checksums)
                 .map_err(|()| pagelith_layouts::error::FormatError::Payload { block })?;
+            if mutant::on(Mutant::StagingLeak) {
+                std::mem::forget(part);
+            }
         }
         Ok(())
     }

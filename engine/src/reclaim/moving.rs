@@ -3,6 +3,7 @@
 use pagelith_io::buffer::Part;
 use pagelith_io::disk::{Completion, Op};
 use pagelith_layouts::checksum::Checksum;
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{Record, RecordKind};
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_tiers::ssd::append::{RecordPlace, Unit, UnitMember};
@@ -31,6 +32,10 @@ impl Flusher {
             r.stage = Stage::Syncing;
             // Step 3: also when nothing was moved, because what the index lost to newer records in other
             // segments may be no more durable there.
+            if mutant::on(Mutant::FreeBeforeMoved) {
+                self.reclaim_synced(true);
+                return true;
+            }
             self.sync_for(Purpose::Reclaim);
             return true;
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::buffer::Part;
 use crate::disk::Op;
 use crate::files::DataFile;
+use pagelith_layouts::mutant::{self, Mutant};
 
 /// The kernel's `struct iovec` (include/uapi/linux/uio.h). The address is a number here, so that the array
 /// may move between threads with its queue.
@@ -84,7 +85,7 @@ impl Slots {
     /// The operation of a number, while it is held.
     pub(super) fn get(&self, id: u64) -> Option<&Held> {
         let slot = self.slots.get(id as u32 as usize)?;
-        if u64::from(slot.generation) != id >> 32 {
+        if u64::from(slot.generation) != id >> 32 && !mutant::on(Mutant::StaleCompletion) {
             return None;
         }
         slot.held.as_ref()

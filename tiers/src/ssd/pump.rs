@@ -10,6 +10,7 @@ use super::append::{Head, RecordPlace};
 use super::log::{Event, Log, Pending, SPARE_BUFFERS, Sealing, Stage};
 use super::manifest_writer::Change;
 use pagelith_layouts::ids::SegmentId;
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::segment::SegmentIdentity;
 
 impl Log {
@@ -57,6 +58,11 @@ impl Log {
                     let facts = segment.footer_facts();
                     self.sealing.remove(i);
                     events.push(Event::Sealed(facts, false));
+                    continue;
+                }
+                if mutant::on(Mutant::FooterBeforeData) {
+                    self.write_footer(i);
+                    i += 1;
                     continue;
                 }
                 // Data first: the footer vouches for it. Answered in `synced`.
@@ -109,8 +115,9 @@ impl Log {
                 }
             }
             Pending::Sync { file } => {
-                let ok = completion.result.is_ok();
-                if let Err(fault) = completion.result {
+                let retried = mutant::on(Mutant::SyncRetried);
+                let ok = completion.result.is_ok() || retried;
+                if let Err(fault) = completion.result.or_else(|e| if retried { Ok(()) } else { Err(e) }) {
                     self.sync_fault.get_or_insert(fault);
                 }
                 if let Some((ids, ok)) = self.syncs.ended(file, ok) {

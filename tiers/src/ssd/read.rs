@@ -5,6 +5,7 @@ use pagelith_layouts::checksum::{Checksum, StreamChecksum, checksum};
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{Member, Record, RecordKind};
 use pagelith_layouts::segment::SegmentIdentity;
 
@@ -53,12 +54,15 @@ pub fn judge<'a>(bytes: &'a [u8], expected: &Expected) -> Verdict<'a> {
     if facts.kind != RecordKind::Data {
         return wrong("kind", format!("{:?}", facts.kind));
     }
-    let Some(member) = record.find(&expected.key) else { return Verdict::OtherKey };
+    let any_key = || record.members().find(|m| m.payload_offset == expected.payload_delta);
+    let found = if mutant::on(Mutant::KeyUnchecked) { any_key() } else { record.find(&expected.key) };
+    let Some(member) = found else { return Verdict::OtherKey };
     // The key is in the record, and the index entry is that of another of its members.
-    if record.members().any(|m| m.payload_offset == expected.payload_delta && m.key != expected.key) {
+    let other = |m: Member| m.payload_offset == expected.payload_delta && m.key != expected.key;
+    if record.members().any(other) && !mutant::on(Mutant::KeyUnchecked) {
         return Verdict::OtherKey;
     }
-    if facts.generation != expected.generation {
+    if facts.generation != expected.generation && !mutant::on(Mutant::GenerationUnchecked) {
         // The fingerprint holds the generation, so this is another key's entry as well.
         return Verdict::OtherKey;
     }
@@ -123,7 +127,7 @@ impl Verifier {
                 }
                 self.stream.finish()
             };
-            if self.sums.next() != Some(sum) {
+            if self.sums.next() != Some(sum) && !mutant::on(Mutant::PayloadUnchecked) {
                 return Err(FormatError::Payload { block: self.block });
             }
             self.partial = 0;

@@ -1,0 +1,117 @@
+//! Planted bugs. Each takes out one of the things that keep bytes right, so that the checkers can be seen to
+//! notice: a checker that has never caught one is a decoration (FAULTS, section 3).
+//!
+//! They exist only in a build with `--cfg pagelith_mutants`, all of them in that one build; `PAGELITH_MUTANT` names
+//! the one that is on in a process. In every other build [`on`] is `false` at compile time, and nothing is left
+//! of any of them.
+
+/// A planted bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutant {
+    /// A read's bytes are not compared with their checksums.
+    PayloadUnchecked,
+    /// The key in a record is not compared with the key that was asked for.
+    KeyUnchecked,
+    /// A namespace's generation counts for nothing.
+    GenerationUnchecked,
+    /// A transfer that moved too few bytes is a success.
+    ShortIsOk,
+    /// A late completion is taken for that of the operation that has its slot now.
+    StaleCompletion,
+    /// A flush is answered before its sync.
+    FlushBeforeSync,
+    /// A remove is answered before its tombstones are synced.
+    TombstoneBeforeSync,
+    /// A clear is answered before the manifest is synced.
+    ClearBeforeSync,
+    /// A footer is written before what it vouches for is synced.
+    FooterBeforeData,
+    /// A segment is freed before what was moved out of it is synced.
+    FreeBeforeMoved,
+    /// A sync that failed is taken for one that was tried again and succeeded.
+    SyncRetried,
+    /// Reclaim leaves pinned objects behind.
+    PinIgnored,
+    /// Reclaim does not wait for those who read in the segment.
+    ReadersIgnored,
+    /// A frame is freed while the flusher writes from it.
+    HeldFrameFreed,
+    /// A frame is freed twice.
+    FrameFreedTwice,
+    /// Staging memory is not given back.
+    StagingLeak,
+    /// An object above the staging budget is a hit once its first chunk has come.
+    SkipAndComplete,
+    /// A block of the manifest that was torn is believed.
+    ManifestTorn,
+    /// A checkpoint's log position is behind the open segment: the records and tombstones in it are lost.
+    CheckpointTooLate,
+    /// A checkpoint does not withdraw what was replaced or removed while it was taken.
+    WithdrawalsLost,
+    /// Reclaim does not carry tombstones forward.
+    TombstoneDropped,
+    /// Recovery takes objects of a checkpoint whose segment has been used again since.
+    IncarnationUnchecked,
+    /// Recovery takes a group of which members are missing.
+    PartialGroup,
+    /// What is attached is visible without its base.
+    AttachedAlone,
+}
+
+impl Mutant {
+    /// All of them.
+    pub const ALL: [Mutant; 24] = [
+        Mutant::PayloadUnchecked,
+        Mutant::KeyUnchecked,
+        Mutant::GenerationUnchecked,
+        Mutant::ShortIsOk,
+        Mutant::StaleCompletion,
+        Mutant::FlushBeforeSync,
+        Mutant::TombstoneBeforeSync,
+        Mutant::ClearBeforeSync,
+        Mutant::FooterBeforeData,
+        Mutant::FreeBeforeMoved,
+        Mutant::SyncRetried,
+        Mutant::PinIgnored,
+        Mutant::ReadersIgnored,
+        Mutant::HeldFrameFreed,
+        Mutant::FrameFreedTwice,
+        Mutant::StagingLeak,
+        Mutant::SkipAndComplete,
+        Mutant::ManifestTorn,
+        Mutant::CheckpointTooLate,
+        Mutant::WithdrawalsLost,
+        Mutant::TombstoneDropped,
+        Mutant::IncarnationUnchecked,
+        Mutant::PartialGroup,
+        Mutant::AttachedAlone,
+    ];
+
+    /// Its name in `PAGELITH_MUTANT`: that of the variant.
+    pub fn name(self) -> String {
+        format!("{self:?}")
+    }
+}
+
+/// Whether a mutant is planted in this process.
+#[cfg(not(pagelith_mutants))]
+#[inline(always)]
+pub const fn on(_: Mutant) -> bool {
+    false
+}
+
+/// Whether a mutant is planted in this process.
+///
+/// # Panics
+/// If `PAGELITH_MUTANT` names none: a run that plants nothing would prove nothing.
+#[cfg(pagelith_mutants)]
+#[allow(clippy::disallowed_methods, reason = "never in what ships")]
+pub fn on(mutant: Mutant) -> bool {
+    static PLANTED: std::sync::OnceLock<Option<Mutant>> = std::sync::OnceLock::new();
+    let planted = PLANTED.get_or_init(|| {
+        let name = std::env::var("PAGELITH_MUTANT").ok()?;
+        let found = Mutant::ALL.into_iter().find(|m| m.name() == name);
+        Some(found.unwrap_or_else(|| panic!("no such mutant PAGELITH_MUTANT={name}")))
+    });
+    *planted == Some(mutant)
+}
