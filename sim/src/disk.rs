@@ -11,12 +11,16 @@
 
 mod control;
 mod crash;
+mod execute;
 mod file;
 mod image;
 mod lie;
 mod plan;
 mod process;
+mod rates;
 mod state;
+mod strike;
+mod table;
 mod transfer;
 
 #[cfg(test)]
@@ -32,7 +36,8 @@ pub use crash::{CrashMode, DiskSnapshot};
 pub use plan::{FaultPlan, LoggedOp};
 pub use process::SimProcess;
 use process::lock;
-use state::{FileKey, Hold, State, path};
+pub use rates::{DiskFault, FaultRates, Place, Struck};
+use state::{Hold, State};
 
 use crate::clock::SimClock;
 use crate::entropy::SplitMix64;
@@ -117,7 +122,7 @@ impl SimDisk {
     /// Operations that executed and are kept back by a hold.
     pub fn held(&self) -> usize {
         let state = lock(&self.0);
-        state.in_flight.values().filter(|e| e.outcome.is_some() && state.held(e)).count()
+        state.in_flight.iter().filter(|e| e.outcome.is_some() && state.held(e)).count()
     }
 
     /// Order a fault.
@@ -129,6 +134,10 @@ impl SimDisk {
         match plan {
             FaultPlan::Fail { op, nth, kind } => state.pending.add(op, nth, kind),
             FaultPlan::Capacity { bytes } => state.capacity = bytes,
+            FaultPlan::Strike { fault, nth } => {
+                state.strikes.order(fault, nth);
+                state.remember();
+            }
             FaultPlan::FlipBit { dir, name, offset, bit } => {
                 assert!(bit < 8, "a byte has eight bits bit={bit}");
                 damage(&mut state, (dir, name), offset, 1, |_, byte| byte ^ (1 << bit));
@@ -137,6 +146,37 @@ impl SimDisk {
                 damage(&mut state, (dir, name), offset, bytes.len(), |i, _| bytes[i]);
             }
         }
+    }
+
+    /// From now on faults strike at these rates, in place of those set before. They stay through crashes, as those
+    /// of a sick device do, and end with [`SimDisk::clear_faults`] or a restore. What places held before their last
+    /// write is remembered from here on, if reads may be stale.
+    pub fn set_faults(&self, rates: FaultRates) {
+        let mut state = lock(&self.0);
+        state.strikes.set(rates);
+        state.remember();
+    }
+
+    /// End faults by chance. Bad blocks stay bad, and what is stuck stays stuck; ordered strikes stay ordered.
+    pub fn clear_faults(&self) {
+        self.set_faults(FaultRates::new(0));
+    }
+
+    /// Every fault that struck by [`SimDisk::set_faults`] or [`FaultPlan::Strike`], oldest first, since the disk was
+    /// made, restored, or [`SimDisk::take_struck`] was called.
+    pub fn struck(&self) -> Vec<Struck> {
+        lock(&self.0).strikes.struck().to_vec()
+    }
+
+    /// Take them.
+    pub fn take_struck(&self) -> Vec<Struck> {
+        lock(&self.0).strikes.take()
+    }
+
+    /// A hash of every operation that was ever executed on this disk, with its simulated time and what became of
+    /// it: two runs with the same hash did the same. Costs nothing to ask for.
+    pub fn trace_hash(&self) -> u64 {
+        lock(&self.0).trace
     }
 
     /// Copy the files with their durable and unsynced state, the counter and the random state; not the
@@ -153,13 +193,13 @@ impl SimDisk {
 
     /// Names of the files in a directory, sorted.
     pub fn names(&self, dir: usize) -> Vec<String> {
-        lock(&self.0).files.keys().filter(|key| key.0 == dir).map(|key| key.1.clone()).collect()
+        lock(&self.0).files.list(dir).into_iter().map(|(name, _)| name).collect()
     }
 
     /// The bytes a read would see now, whoever holds the file; `None` if there is no such file or place.
     pub fn peek(&self, dir: usize, name: &str, offset: u64, len: usize) -> Option<Vec<u8>> {
         let state = lock(&self.0);
-        let file = state.files.get(&(dir, name.to_string()))?;
+        let file = &state.files.get(state.files.find(dir, name)?)?.file;
         offset.checked_add(len as u64).filter(|end| *end <= file.len)?;
         let mut out = vec![0; len];
         file.read(offset, &mut out);
@@ -168,25 +208,31 @@ impl SimDisk {
 
     /// 512-byte sectors at risk in a power cut now, over all files: a sector written twice counts twice.
     pub fn unsynced_sectors(&self) -> usize {
-        lock(&self.0).files.values().map(|f| f.unsynced_sectors()).sum()
+        lock(&self.0).files.iter().map(|(_, f)| f.file.unsynced_sectors()).sum()
     }
 }
 
 impl fmt::Debug for SimDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = lock(&self.0);
-        write!(f, "SimDisk(files={}, ops_done={})", state.files.len(), state.changes)
+        write!(f, "SimDisk(files={}, ops_done={})", state.files.iter().count(), state.changes)
     }
 }
 
-fn damage(state: &mut State, key: FileKey, offset: u64, len: usize, change: impl Fn(usize, u8) -> u8) {
-    let file = state.files.get_mut(&key);
-    let file = file.unwrap_or_else(|| panic!("damage to a file that does not exist file={}", path(&key)));
+fn damage(
+    state: &mut State,
+    (dir, name): (usize, String),
+    offset: u64,
+    len: usize,
+    change: impl Fn(usize, u8) -> u8,
+) {
+    let found = state.files.find(dir, &name).and_then(|no| state.files.get_mut(no));
+    let named = found.unwrap_or_else(|| panic!("damage to a file that does not exist file=sim{dir}/{name}"));
     let end = offset.checked_add(len as u64);
     assert!(
-        end.is_some_and(|end| end <= file.len),
+        end.is_some_and(|end| end <= named.file.len),
         "damage beyond the end of a file file={} offset={offset} len={len}",
-        path(&key)
+        named.path
     );
-    file.damage(offset, len, change);
+    named.file.damage(offset, len, change);
 }

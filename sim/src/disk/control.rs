@@ -1,11 +1,14 @@
 //! Control operations: list, create, open, remove. Durable when they return.
 
+use pagelith_io::clock::Clock;
 use pagelith_io::disk::FileId;
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 
 use super::file::SimFile;
 use super::plan::fault;
-use super::state::{FileKey, OpenFile, State, path};
+use super::state::{OpenFile, State};
+use super::strike::Blow;
+use super::table::{FileKey, FileNo, path};
 
 impl State {
     /// What may fail before an operation looks at files: a dead process, a wrong directory, an injected fault.
@@ -25,7 +28,7 @@ impl State {
     }
 
     fn log_control(&mut self, op: FaultOp, key: &FileKey, len: u64, fault: Option<FaultKind>) {
-        self.record(op, path(key), 0, len, fault);
+        self.record(op, path(key).into(), 0, len, (fault, None));
     }
 
     /// Refuse a process that was killed or stopped.
@@ -40,7 +43,7 @@ impl State {
     pub(crate) fn list(&mut self, process: u64, dir: usize) -> Result<Vec<(String, u64)>, IoFault> {
         let key = (dir, String::new());
         self.admit(process, FaultOp::List, &key)?;
-        Ok(self.files.iter().filter(|(k, _)| k.0 == dir).map(|(k, f)| (k.1.clone(), f.len)).collect())
+        Ok(self.files.list(dir))
     }
 
     /// Create, allocate and lock a file.
@@ -50,30 +53,38 @@ impl State {
         if key.1.is_empty() || key.1.contains('/') {
             return Err(fault(FaultKind::Invalid, OP, &path(&key), 0, "not a file name"));
         }
-        if self.files.contains_key(&key) {
+        if self.files.find(key.0, &key.1).is_some() {
             return Err(fault(FaultKind::Exists, OP, &path(&key), 0, ""));
         }
-        let used: u64 = self.files.values().map(|f| f.len).sum();
+        if let Some(fault) = self.strikes.draw(OP, &key.1, false) {
+            self.record(OP, path(&key).into(), 0, len, (Some(FaultKind::NoSpace), Some(fault)));
+            let struck = Blow { fault, op: OP, dir: key.0, name: &key.1, offset: 0, len };
+            self.strikes.log(self.changes, self.clock.now(), struck, None, true);
+            return Err(super::plan::fault(FaultKind::NoSpace, OP, &path(&key), 0, "struck"));
+        }
+        let used: u64 = self.files.iter().map(|(_, f)| f.file.len).sum();
         if used.checked_add(len).is_none_or(|sum| sum > self.capacity) {
             let detail =
                 format!("the simulated device is full capacity={} used={used} len={len}", self.capacity);
             return Err(fault(FaultKind::NoSpace, OP, &path(&key), 0, &detail));
         }
-        self.files.insert(key.clone(), SimFile::new(len));
+        let file = self.files.add(&key, SimFile::new(len));
+        self.remember();
         self.log_control(OP, &key, len, None);
-        Ok(self.number(process, key))
+        Ok(self.number(process, file))
     }
 
     /// Open and lock a file.
     pub(crate) fn open(&mut self, process: u64, key: FileKey) -> Result<(FileId, u64), IoFault> {
         const OP: FaultOp = FaultOp::Open;
         self.admit(process, OP, &key)?;
-        let Some(len) = self.files.get(&key).map(|f| f.len) else {
+        let Some(file) = self.files.find(key.0, &key.1) else {
             return Err(fault(FaultKind::NotFound, OP, &path(&key), 0, ""));
         };
+        let len = self.files.get(file).map_or(0, |f| f.file.len);
         self.require_unlocked(OP, &key, None)?;
         self.log_control(OP, &key, 0, None);
-        Ok((self.number(process, key), len))
+        Ok((self.number(process, file), len))
     }
 
     /// Remove a file. One that this process has open loses its number: later operations on it are `Invalid`,
@@ -83,15 +94,17 @@ impl State {
         const OP: FaultOp = FaultOp::Remove;
         self.admit(process, OP, &key)?;
         self.require_unlocked(OP, &key, Some(process))?;
-        if self.files.remove(&key).is_some() {
+        if let Some(file) = self.files.find(key.0, &key.1) {
+            self.files.remove(file);
             self.log_control(OP, &key, 0, None);
+            self.open.retain(|_, o| o.file != file);
         }
-        self.open.retain(|_, o| o.key != key);
         Ok(())
     }
 
     fn require_unlocked(&self, op: FaultOp, key: &FileKey, except: Option<u64>) -> Result<(), IoFault> {
-        match self.open.values().find(|o| o.key == *key && Some(o.process) != except) {
+        let file = self.files.find(key.0, &key.1);
+        match self.open.values().find(|o| Some(o.file) == file && Some(o.process) != except) {
             None => Ok(()),
             Some(holder) => {
                 let detail = format!("held by a live process process={}", holder.process);
@@ -101,10 +114,10 @@ impl State {
     }
 
     /// A number no file of this disk ever had, so that a number from before a crash names nothing.
-    fn number(&mut self, process: u64, key: FileKey) -> FileId {
+    fn number(&mut self, process: u64, file: FileNo) -> FileId {
         let id = FileId(self.next_file);
         self.next_file += 1;
-        self.open.insert(id, OpenFile { key, process });
+        self.open.insert(id, OpenFile { file, process });
         id
     }
 }

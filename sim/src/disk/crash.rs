@@ -1,10 +1,9 @@
 //! The end of processes, with and without the machine's, and copies of the machine's disk.
 
-use std::collections::BTreeMap;
-
 use super::file::SimFile;
 use super::lie::Lies;
-use super::state::{FileKey, InFlight, State};
+use super::state::{InFlight, State};
+use super::table::FileTable;
 use super::transfer::dead;
 use crate::entropy::SplitMix64;
 use pagelith_io::disk::Op;
@@ -28,7 +27,7 @@ pub enum CrashMode {
 /// pointers a file; blocks are shared until written.
 #[derive(Clone, Debug)]
 pub struct DiskSnapshot {
-    files: BTreeMap<FileKey, SimFile>,
+    files: FileTable,
     moment: u64,
     changes: u64,
     capacity: u64,
@@ -42,8 +41,8 @@ impl State {
         self.kill_all(&mut rng);
         match mode {
             CrashMode::KeepAll => {}
-            CrashMode::DropAll => self.files.values_mut().for_each(SimFile::drop_unsynced),
-            CrashMode::Random => self.files.values_mut().for_each(|f| f.tear_unsynced(&mut rng)),
+            CrashMode::DropAll => self.files.files_mut().for_each(SimFile::drop_unsynced),
+            CrashMode::Random => self.files.files_mut().for_each(|f| f.tear_unsynced(&mut rng)),
         }
     }
 
@@ -59,13 +58,13 @@ impl State {
     /// Kill a process: each write in flight executes or not, by `rng`; all operations end as faults.
     pub(crate) fn kill(&mut self, process: u64, rng: &mut SplitMix64) {
         let own = |e: &InFlight| e.process == process;
-        let ids: Vec<u64> = self.in_flight.iter().filter(|(_, e)| own(e)).map(|(id, _)| *id).collect();
+        let ids: Vec<u64> = self.in_flight.iter().filter(|e| own(e)).map(|e| e.submitted).collect();
         for id in ids {
-            let writes = self.in_flight.get(&id).is_some_and(|e| matches!(e.op, Op::Write { .. }));
+            let writes = self.in_flight_of(id).is_some_and(|e| matches!(e.op, Op::Write { .. }));
             if writes && rng.one_in(2) {
                 self.execute(id);
             }
-            if let Some(entry) = self.in_flight.get_mut(&id) {
+            if let Some(entry) = self.in_flight_of(id) {
                 entry.outcome = Some(Err(dead(&entry.op)));
                 // Whoever hands the dead operation back must not touch the write's record, which now
                 // belongs to the next process.
@@ -79,8 +78,8 @@ impl State {
     pub(crate) fn bury(&mut self, process: u64) {
         self.alive.remove(&process);
         for open in self.open.values().filter(|o| o.process == process) {
-            if let Some(file) = self.files.get_mut(&open.key) {
-                file.orphan();
+            if let Some(named) = self.files.get_mut(open.file) {
+                named.file.orphan();
             }
         }
         self.open.retain(|_, o| o.process != process);
@@ -102,12 +101,14 @@ impl State {
         self.kill_all(&mut SplitMix64::new(0));
         self.files = from.files.clone();
         // Who wrote these files is no longer alive, whatever it was when the copy was made.
-        self.files.values_mut().for_each(SimFile::orphan);
+        self.files.files_mut().for_each(SimFile::orphan);
         self.moment = self.moment.max(from.moment);
         self.changes = from.changes;
         self.capacity = from.capacity;
         self.rng = from.rng.clone();
         self.pending = Default::default();
+        self.strikes.clear();
+        self.remember();
         self.log.clear();
     }
 }

@@ -1,6 +1,5 @@
-//! What a file holds: a sparse, copy-on-write map of 4096-byte blocks.
+//! What a file holds: a sparse, copy-on-write table of 4096-byte blocks.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pagelith_layouts::align::ALIGN;
@@ -13,28 +12,59 @@ pub(crate) const BLOCK: usize = ALIGN as usize;
 /// Bytes in a sector: what a disk promises to write as a whole at most, hence what a power cut tears at.
 pub(crate) const SECTOR: usize = 512;
 
+/// Sectors in a block.
+pub(crate) const SECTORS: usize = BLOCK / SECTOR;
+
 /// One block, shared between images, unsynced writes and snapshots.
 pub(crate) type Block = Arc<[u8; BLOCK]>;
 
+/// Blocks in a chunk of the table: few enough that a copy after a snapshot is cheap, enough that the table of
+/// chunks is short.
+const CHUNK: usize = 128;
+
+/// A block that was written, and the number of the write.
+type Entry = Option<(u64, Block)>;
+type Chunk = Arc<[Entry; CHUNK]>;
+
 /// The content of a file. Blocks never written read as zeros and cost nothing; a clone costs one pointer.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Image(Arc<BTreeMap<u64, Block>>);
+pub(crate) struct Image(Arc<Vec<Option<Chunk>>>);
 
 impl Image {
-    /// Replace block number `block`.
-    pub(crate) fn put(&mut self, block: u64, data: Block) {
-        Arc::make_mut(&mut self.0).insert(block, data);
+    /// Replace block number `block` by what write `seq` wrote.
+    pub(crate) fn put(&mut self, seq: u64, block: u64, data: Block) {
+        let (chunk, at) = (block as usize / CHUNK, block as usize % CHUNK);
+        let chunks = Arc::make_mut(&mut self.0);
+        if chunks.len() <= chunk {
+            chunks.resize(chunk + 1, None);
+        }
+        let chunk = chunks[chunk].get_or_insert_with(|| Arc::new([const { None }; CHUNK]));
+        Arc::make_mut(chunk)[at] = Some((seq, data));
+    }
+
+    fn entry(&self, block: u64) -> Option<&(u64, Block)> {
+        self.0.get(block as usize / CHUNK)?.as_ref()?[block as usize % CHUNK].as_ref()
+    }
+
+    /// Block number `block`, if it was ever written.
+    pub(crate) fn written(&self, block: u64) -> Option<&Block> {
+        self.entry(block).map(|(_, data)| data)
     }
 
     /// Block number `block`.
     pub(crate) fn get(&self, block: u64) -> Block {
-        self.0.get(&block).cloned().unwrap_or_else(|| Arc::new([0; BLOCK]))
+        self.written(block).cloned().unwrap_or_else(|| Arc::new([0; BLOCK]))
+    }
+
+    /// The number of the write that block number `block` is from; 0 if there was none.
+    pub(crate) fn seq(&self, block: u64) -> u64 {
+        self.entry(block).map_or(0, |(seq, _)| *seq)
     }
 
     /// Copy the bytes at `offset` to `out`; any alignment.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
         for (block, at, range) in spans(offset, out.len()) {
-            match self.0.get(&block) {
+            match self.written(block) {
                 Some(data) => {
                     let len = range.len();
                     out[range].copy_from_slice(&data[at..at + len]);
@@ -49,14 +79,14 @@ impl Image {
         for (block, at, range) in spans(offset, bytes.len()) {
             let mut data = *self.get(block);
             data[at..at + range.len()].copy_from_slice(&bytes[range]);
-            self.put(block, Arc::new(data));
+            self.put(self.seq(block), block, Arc::new(data));
         }
     }
 }
 
 /// The pieces of `offset..offset + len`, cut at block borders: block number, start inside the block, and the
 /// piece's place in the caller's buffer.
-fn spans(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
+pub(crate) fn spans(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
         if done == len {
@@ -71,11 +101,11 @@ fn spans(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops:
     })
 }
 
-/// `bytes`, whose length is a multiple of 4096, as blocks.
-pub(crate) fn blocks_of(bytes: &[u8]) -> Vec<Block> {
-    let (blocks, rest) = bytes.as_chunks::<BLOCK>();
+/// Append `bytes`, whose length is a multiple of 4096, to `blocks`.
+pub(crate) fn push_blocks(blocks: &mut Vec<Block>, bytes: &[u8]) {
+    let (whole, rest) = bytes.as_chunks::<BLOCK>();
     assert!(rest.is_empty(), "a checked write has whole blocks len={}", bytes.len());
-    blocks.iter().map(|b| Arc::new(*b)).collect()
+    blocks.extend(whole.iter().map(|b| Arc::new(*b)));
 }
 
 /// What became of one sector of an unfinished write.
@@ -118,6 +148,17 @@ mod tests {
         let mut out = [9; 20];
         image.read(4086, &mut out);
         assert_eq!(out, [0, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn reads_back_across_chunk_borders() {
+        let mut image = Image::default();
+        let border = (3 * CHUNK * BLOCK) as u64;
+        image.patch(border - 2, &[1, 2, 3, 4]);
+        let mut out = [9; 6];
+        image.read(border - 3, &mut out);
+        assert_eq!(out, [0, 1, 2, 3, 4, 0]);
+        assert!(image.written(0).is_none(), "a block that nobody wrote");
     }
 
     #[test]

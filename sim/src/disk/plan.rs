@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 
-/// One fault, given to [`super::SimDisk::inject`]. Torn, lost, misdirected and stale transfers are not here yet.
+use super::rates::DiskFault;
+
+/// One fault, given to [`super::SimDisk::inject`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FaultPlan {
     /// Fail the `nth` next operation of kind `op` (1 is the very next) with `kind`, once. Counted over all
@@ -19,6 +22,15 @@ pub enum FaultPlan {
         nth: u64,
         /// How it fails.
         kind: FaultKind,
+    },
+    /// Let a fault strike the `nth` next operation that it can strike (1 is the very next), once, on any file. It
+    /// is logged as those by chance are ([`super::SimDisk::struck`]). What places held before their last write is
+    /// remembered from this call on.
+    Strike {
+        /// What strikes.
+        fault: DiskFault,
+        /// Which operation, from 1.
+        nth: u64,
     },
     /// Flip one bit at rest, at once.
     FlipBit {
@@ -59,20 +71,25 @@ pub struct LoggedOp {
     /// What it was.
     pub kind: FaultOp,
     /// Directory and file name, as in faults.
-    pub file: String,
+    pub file: Arc<str>,
     /// Byte offset; 0 for a sync and for control operations.
     pub offset: u64,
     /// Bytes moved or allocated; 0 for a sync, a remove and an open.
     pub len: u64,
     /// How it failed, if an injected fault made it fail.
     pub fault: Option<FaultKind>,
+    /// What struck it, by [`super::SimDisk::set_faults`] or [`FaultPlan::Strike`]; delays are not noted here.
+    pub struck: Option<DiskFault>,
 }
 
 impl fmt::Display for LoggedOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "n={} {} file={} offset={} len={}", self.n, self.kind, self.file, self.offset, self.len)?;
-        match self.fault {
-            Some(kind) => write!(f, " fault={kind:?}"),
+        if let Some(kind) = self.fault {
+            write!(f, " fault={kind:?}")?;
+        }
+        match self.struck {
+            Some(fault) => write!(f, " struck={fault}"),
             None => Ok(()),
         }
     }
@@ -94,6 +111,9 @@ impl Pending {
 
     /// Count one `op`; how it has to fail.
     pub(crate) fn draw(&mut self, op: FaultOp) -> Option<FaultKind> {
+        if self.waiting.is_empty() {
+            return None;
+        }
         let waiting = self.waiting.get_mut(&(op as u8))?;
         waiting.iter_mut().for_each(|(left, _)| *left -= 1);
         let due = waiting.iter().position(|(left, _)| *left == 0)?;

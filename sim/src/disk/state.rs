@@ -1,16 +1,19 @@
 //! What all handles of a simulated disk share.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
-use pagelith_io::clock::Mono;
+use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::disk::{FileId, Op};
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 
 use super::crash::DiskSnapshot;
-use super::file::SimFile;
 use super::lie::Lies;
 use super::plan::{LoggedOp, Pending};
+use super::rates::DiskFault;
+use super::strike::Strikes;
+use super::table::{FileNo, FileTable};
 use crate::clock::SimClock;
 use crate::entropy::SplitMix64;
 
@@ -20,13 +23,10 @@ pub(crate) const LOG_MAX: usize = 65_536;
 /// Time from submission to completion of an operation until a test says otherwise: that of a busy NVMe drive.
 pub(crate) const LATENCY_DEFAULT: Duration = Duration::from_micros(100);
 
-/// A file by directory number and name.
-pub(crate) type FileKey = (usize, String);
-
 /// An open file: its lock, and whose it is.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
-    pub(crate) key: FileKey,
+    pub(crate) file: FileNo,
     pub(crate) process: u64,
 }
 
@@ -38,13 +38,13 @@ pub(crate) struct InFlight {
     pub(crate) token: u64,
     pub(crate) op: Op,
     /// The file; `None` if the operation was refused at submission.
-    pub(crate) key: Option<FileKey>,
-    /// When it was submitted, for what a sync covers.
+    pub(crate) file: Option<FileNo>,
+    /// When it was submitted, for what a sync covers; also its name among those in flight.
     pub(crate) submitted: u64,
     /// When it executes.
     pub(crate) ready_at: Mono,
-    /// The sequence number of the write it executed.
-    pub(crate) wrote: Option<u64>,
+    /// The write it executed: where it landed, and its sequence number.
+    pub(crate) wrote: Option<(FileNo, u64)>,
     /// The verdict, once executed or refused.
     pub(crate) outcome: Option<Result<(), IoFault>>,
 }
@@ -61,12 +61,12 @@ pub(crate) struct Hold {
 pub(crate) struct State {
     pub(crate) clock: SimClock,
     pub(crate) dirs: usize,
-    pub(crate) files: BTreeMap<FileKey, SimFile>,
+    pub(crate) files: FileTable,
     pub(crate) open: BTreeMap<FileId, OpenFile>,
     /// Processes that may use the disk.
     pub(crate) alive: BTreeSet<u64>,
     /// By submission.
-    pub(crate) in_flight: BTreeMap<u64, InFlight>,
+    pub(crate) in_flight: Vec<InFlight>,
     /// Orders submissions, executions and returns; also numbers processes, queues, operations and writes.
     pub(crate) moment: u64,
     pub(crate) next_file: u32,
@@ -76,12 +76,16 @@ pub(crate) struct State {
     pub(crate) latency: Duration,
     pub(crate) holds: Vec<Hold>,
     pub(crate) pending: Pending,
+    /// Faults by chance.
+    pub(crate) strikes: Strikes,
     pub(crate) capacity: u64,
     /// Changes executed: writes, syncs, creates and removes.
     pub(crate) changes: u64,
     /// The number of changes after which nothing happens any more.
     pub(crate) stop_at: Option<u64>,
     pub(crate) log: VecDeque<LoggedOp>,
+    /// A hash of everything that was ever logged.
+    pub(crate) trace: u64,
     /// Syncs that make nothing durable.
     pub(crate) lies: Lies,
     /// Copies of the disk after each change, if a test keeps them.
@@ -94,10 +98,10 @@ impl State {
         State {
             clock,
             dirs,
-            files: BTreeMap::new(),
+            files: FileTable::default(),
             open: BTreeMap::new(),
             alive: BTreeSet::new(),
-            in_flight: BTreeMap::new(),
+            in_flight: Vec::new(),
             moment: 0,
             next_file: 0,
             rng: SplitMix64::new(seed),
@@ -105,10 +109,12 @@ impl State {
             latency: LATENCY_DEFAULT,
             holds: Vec::new(),
             pending: Pending::default(),
+            strikes: Strikes::default(),
             capacity: u64::MAX,
             changes: 0,
             stop_at: None,
             log: VecDeque::new(),
+            trace: 0,
             lies: Lies::default(),
             points: None,
         }
@@ -125,25 +131,44 @@ impl State {
         self.stop_at.is_some_and(|at| self.changes >= at)
     }
 
+    /// Let all files remember what was before, or none, as what may strike needs it.
+    pub(crate) fn remember(&mut self) {
+        let on = self.strikes.remembers();
+        self.files.files_mut().for_each(|f| f.remember(on));
+    }
+
     /// Count and log an operation that executed.
     pub(crate) fn record(
         &mut self,
         kind: FaultOp,
-        file: String,
+        file: Arc<str>,
         offset: u64,
         len: u64,
-        fault: Option<FaultKind>,
+        (fault, struck): (Option<FaultKind>, Option<DiskFault>),
     ) {
         let changed = changes(kind);
         self.changes += u64::from(changed);
         if self.log.len() == LOG_MAX {
             self.log.pop_front();
         }
-        self.log.push_back(LoggedOp { n: self.changes, kind, file, offset, len, fault });
+        let verdict = fault.map_or(0, |f| 1 + f as u64) << 8 | struck.map_or(0, |s| 1 + s as u64);
+        for word in [kind as u64, hash_of(&file), offset, len, verdict, self.clock.now().0] {
+            self.trace = stir(self.trace, word);
+        }
+        self.log.push_back(LoggedOp { n: self.changes, kind, file, offset, len, fault, struck });
         if changed {
             self.keep_point();
         }
     }
+}
+
+/// A step of the trace's hash: SplitMix64's mixing of the sum.
+fn stir(hash: u64, word: u64) -> u64 {
+    SplitMix64::new(hash ^ word).next_u64()
+}
+
+fn hash_of(path: &str) -> u64 {
+    path.bytes().fold(0, |hash, byte| stir(hash, u64::from(byte)))
 }
 
 /// Whether operations of this kind may change what a reboot finds, hence count as crash points.
@@ -154,9 +179,4 @@ fn changes(kind: FaultOp) -> bool {
 /// A directory's name in messages.
 pub(crate) fn dir_name(dir: usize) -> String {
     format!("sim{dir}")
-}
-
-/// A file's name in messages.
-pub(crate) fn path(key: &FileKey) -> String {
-    format!("{}/{}", dir_name(key.0), key.1)
 }

@@ -5,6 +5,7 @@ mod faults;
 mod lies;
 mod rules;
 mod schedule;
+mod strikes;
 
 use std::sync::Arc;
 use std::time::Duration;

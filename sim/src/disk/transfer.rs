@@ -1,13 +1,17 @@
 //! Data operations: the rules checked at submission, execution, and handing back.
 
+use std::time::Duration;
+
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::disk::{Completion, FileId, Op};
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 use pagelith_layouts::align::is_aligned;
 
-use super::image::blocks_of;
+use super::execute::Done;
 use super::plan::fault;
-use super::state::{FileKey, InFlight, State, path};
+use super::state::{Hold, InFlight, State};
+use super::strike::Blow;
+use super::table::FileNo;
 
 /// Most parts of an operation: UIO_MAXIOV of Linux.
 pub(crate) const PARTS_MAX: usize = 1024;
@@ -32,46 +36,70 @@ impl State {
         } else {
             Err(dead(&op))
         };
-        let (key, outcome) = match checked {
-            Ok(key) => (Some(key), None),
+        let (file, outcome) = match checked {
+            Ok(file) => (Some(file), None),
             Err(fault) => (None, Some(Err(fault))),
         };
-        if let Some(other) = key.as_ref().and_then(|key| self.overlapping(key, &op)) {
+        if let Some(other) = file.and_then(|file| self.overlapping(file, &op)) {
             let message = format!(
                 "operations in flight overlap: {} and {} file={}",
                 describe(token, &op),
                 describe(other.token, &other.op),
-                key.as_ref().map(path).unwrap_or_default(),
+                file.and_then(|file| self.files.get(file)).map_or("", |f| &f.path),
             );
             return Err(Clash { message, op });
         }
-        let ready_at = self.clock.now().after(self.draw_latency());
+        let latency = self.draw_latency();
+        let late = file.map_or(Duration::ZERO, |file| self.draw_delay(file, &op, latency));
+        let ready_at = self.clock.now().after(latency.saturating_add(late));
         let submitted = self.tick();
-        let entry = InFlight { process, queue, token, op, key, submitted, ready_at, wrote: None, outcome };
-        self.in_flight.insert(submitted, entry);
+        self.in_flight.push(InFlight {
+            process,
+            queue,
+            token,
+            op,
+            file,
+            submitted,
+            ready_at,
+            wrote: None,
+            outcome,
+        });
         Ok(())
     }
 
-    fn draw_latency(&mut self) -> std::time::Duration {
+    fn draw_latency(&mut self) -> Duration {
         match &mut self.order {
             None => self.latency,
             // Half to one and a half times: enough for later operations to overtake earlier ones.
             Some(rng) => {
                 let ns = self.latency.as_nanos() as u64;
-                std::time::Duration::from_nanos(ns / 2 + rng.below(ns + 1))
+                Duration::from_nanos(ns / 2 + rng.below(ns + 1))
             }
         }
     }
 
+    /// How much longer the operation takes because a fault strikes it.
+    fn draw_delay(&mut self, file: FileNo, op: &Op, latency: Duration) -> Duration {
+        let State { files, strikes, clock, changes, .. } = self;
+        let (kind, _, offset) = outline(op);
+        let Some(named) = files.get(file) else { return Duration::ZERO };
+        let Some(fault) = strikes.draw(kind, &named.name, true) else { return Duration::ZERO };
+        let blow = Blow { fault, op: kind, dir: named.dir, name: &named.name, offset, len: op.bytes() };
+        strikes.log(*changes, clock.now(), blow, None, true);
+        strikes.delay(fault, latency)
+    }
+
     /// The rules of the seam that can be seen at submission.
-    fn check(&self, process: u64, op: &Op) -> Result<FileKey, IoFault> {
+    fn check(&self, process: u64, op: &Op) -> Result<FileNo, IoFault> {
         let (kind, id, offset) = outline(op);
         let Some(open) = self.open.get(&id).filter(|o| o.process == process) else {
             let detail = format!("no such open file id={}", id.0);
             return Err(fault(FaultKind::Invalid, kind, "", offset, &detail));
         };
-        let invalid = |kind_of, detail| Err(fault(kind_of, kind, &path(&open.key), offset, detail));
-        let (Op::Read { parts, .. } | Op::Write { parts, .. }) = op else { return Ok(open.key.clone()) };
+        let named = self.files.get(open.file);
+        let invalid =
+            |kind_of, detail| Err(fault(kind_of, kind, named.map_or("", |f| &f.path), offset, detail));
+        let (Op::Read { parts, .. } | Op::Write { parts, .. }) = op else { return Ok(open.file) };
         let len = op.bytes();
         if len == 0 {
             return invalid(FaultKind::Invalid, "no bytes");
@@ -88,142 +116,132 @@ impl State {
         if kind == FaultOp::Read && parts.iter().any(|p| !p.is_exclusive()) {
             return invalid(FaultKind::Invalid, "read into shared memory");
         }
-        let file_len = self.files.get(&open.key).map_or(0, |f| f.len);
+        let file_len = named.map_or(0, |f| f.file.len);
         if offset.checked_add(len).is_none_or(|end| end > file_len) {
             // As the real sides: such a write is refused, such a read finds fewer bytes.
             let short = if kind == FaultOp::Read { FaultKind::Short } else { FaultKind::Invalid };
             return invalid(short, "beyond the end of the file");
         }
-        Ok(open.key.clone())
+        Ok(open.file)
     }
 
     /// An operation in flight that shares bytes with `op`, if one of the two writes.
-    fn overlapping(&self, key: &FileKey, op: &Op) -> Option<&InFlight> {
-        let writes = |op: &Op| outline(op).0 == FaultOp::Write;
+    fn overlapping(&self, file: FileNo, op: &Op) -> Option<&InFlight> {
+        let writes = |op: &Op| matches!(op, Op::Write { .. });
         let (_, _, from) = outline(op);
         let to = from + op.bytes();
-        self.in_flight.values().find(|other| {
+        self.in_flight.iter().find(|other| {
             let (_, _, start) = outline(&other.op);
-            other.key.as_ref() == Some(key)
-                && self.alive.contains(&other.process)
+            other.file == Some(file)
+                && (writes(op) || writes(&other.op))
                 && start < to
                 && from < start + other.op.bytes()
-                && (writes(op) || writes(&other.op))
+                && self.alive.contains(&other.process)
         })
+    }
+
+    /// An operation in flight by the moment it was submitted.
+    pub(crate) fn in_flight_of(&mut self, id: u64) -> Option<&mut InFlight> {
+        let at = self.in_flight.binary_search_by_key(&id, |e| e.submitted).ok()?;
+        self.in_flight.get_mut(at)
     }
 
     /// Execute an operation in flight, unless it has a verdict already.
     pub(crate) fn execute(&mut self, id: u64) {
-        let Some(mut entry) = self.in_flight.remove(&id) else { return };
-        if entry.outcome.is_none() {
-            entry.outcome = Some(self.perform(&mut entry));
+        let stopped = self.stopped();
+        let Some(entry) = self.in_flight_of(id).filter(|e| e.outcome.is_none()) else { return };
+        if stopped {
+            entry.outcome = Some(Err(dead(&entry.op)));
+            return;
         }
-        self.in_flight.insert(id, entry);
-    }
-
-    fn perform(&mut self, entry: &mut InFlight) -> Result<(), IoFault> {
-        let (kind, id, offset) = outline(&entry.op);
-        if self.stopped() {
-            return Err(dead(&entry.op));
+        let (kind, number, offset) = outline(&entry.op);
+        let (file, len) = (entry.file, entry.op.bytes());
+        let done =
+            match file.filter(|file| self.open.contains_key(&number) && self.files.get(*file).is_some()) {
+                None => Err(fault(FaultKind::NotFound, kind, "", offset, "the file was removed")),
+                Some(file) => Ok(self.perform(id, file)),
+            };
+        let outcome = done.and_then(|done| {
+            let Some(named) = file.and_then(|file| self.files.get(file)) else { return Ok(()) };
+            let path = named.path.clone();
+            let Done { failed, struck, detail } = done;
+            self.record(kind, path.clone(), offset, len, (failed, struck));
+            failed.map_or(Ok(()), |failed| Err(fault(failed, kind, &path, offset, detail)))
+        });
+        if let Some(entry) = self.in_flight_of(id) {
+            entry.outcome = Some(outcome);
         }
-        let Some(key) = entry.key.as_ref().filter(|_| self.open.contains_key(&id)) else {
-            return Err(fault(FaultKind::NotFound, kind, "", offset, "the file was removed"));
-        };
-        let injected = self.pending.draw(kind);
-        let seq = self.tick();
-        let Some(file) = self.files.get_mut(key) else {
-            return Err(fault(FaultKind::NotFound, kind, &path(key), offset, "the file was removed"));
-        };
-        let len = entry.op.bytes();
-        match &mut entry.op {
-            Op::Read { parts, .. } => {
-                // A failed read has filled the first half of each part.
-                let share = if injected.is_some() { 2 } else { 1 };
-                let mut at = offset;
-                for part in parts {
-                    let part_len = part.len() as u64;
-                    if let Some(bytes) = part.bytes_mut() {
-                        let filled = bytes.len() / share;
-                        file.read(at, &mut bytes[..filled]);
-                    }
-                    at += part_len;
-                }
-            }
-            Op::Write { parts, .. } => {
-                let blocks = parts.iter().flat_map(|p| blocks_of(p.bytes())).collect::<Vec<_>>();
-                entry.wrote = Some(seq);
-                match injected {
-                    None => file.write(seq, offset, blocks),
-                    Some(_) => file.write_failing(seq, offset, &blocks, &mut self.rng),
-                }
-            }
-            Op::Sync { .. } if injected.is_some() => file.sync_failing(),
-            Op::Sync { .. } if self.lies.strike(&path(key)) => {}
-            Op::Sync { .. } => file.sync(entry.submitted),
-        }
-        let name = path(key);
-        self.record(kind, name.clone(), offset, len, injected);
-        injected.map_or(Ok(()), |k| Err(fault(k, kind, &name, offset, "injected")))
     }
 
     /// Execute what is due on `queue` and hand back what is not held.
     pub(crate) fn collect(&mut self, queue: u64, done: &mut Vec<Completion>) {
-        let now = self.clock.now();
-        let due = |e: &InFlight| e.outcome.is_some() || e.ready_at <= now || self.stopped();
-        let mut ids: Vec<u64> =
-            self.in_flight.iter().filter(|(_, e)| e.queue == queue && due(e)).map(|(id, _)| *id).collect();
-        if let Some(rng) = &mut self.order {
-            rng.shuffle(&mut ids);
-        }
-        for id in ids {
-            self.execute(id);
-            if self.in_flight.get(&id).is_some_and(|e| self.held(e)) {
-                continue;
+        let (now, stopped) = (self.clock.now(), self.stopped());
+        let due = |e: &InFlight| e.queue == queue && (e.outcome.is_some() || e.ready_at <= now || stopped);
+        let Some(rng) = &mut self.order else {
+            let mut at = 0;
+            while let Some(entry) = self.in_flight.get(at) {
+                let id = entry.submitted;
+                at += usize::from(!due(entry) || !self.hand_back(id, done));
             }
-            let Some(entry) = self.in_flight.remove(&id) else { continue };
-            let moment = self.tick();
-            if let (Some(key), Some(seq)) = (&entry.key, entry.wrote)
-                && let Some(file) = self.files.get_mut(key)
-            {
-                file.returned(seq, moment);
-            }
-            let result = entry.outcome.unwrap_or_else(|| Err(dead(&entry.op)));
-            done.push(Completion { token: entry.token, result, op: entry.op });
+            return;
+        };
+        let mut ids: Vec<u64> = self.in_flight.iter().filter(|e| due(e)).map(|e| e.submitted).collect();
+        rng.shuffle(&mut ids);
+        ids.into_iter().for_each(|id| _ = self.hand_back(id, done));
+    }
+
+    /// Execute an operation and hand it back; false if it is held.
+    fn hand_back(&mut self, id: u64, done: &mut Vec<Completion>) -> bool {
+        self.execute(id);
+        let Ok(at) = self.in_flight.binary_search_by_key(&id, |e| e.submitted) else { return true };
+        if self.held(&self.in_flight[at]) {
+            return false;
         }
+        let entry = self.in_flight.remove(at);
+        let moment = self.tick();
+        if let Some((file, seq)) = entry.wrote
+            && let Some(named) = self.files.get_mut(file)
+        {
+            named.file.returned(seq, moment);
+        }
+        let result = entry.outcome.unwrap_or_else(|| Err(dead(&entry.op)));
+        done.push(Completion { token: entry.token, result, op: entry.op });
+        true
     }
 
     /// Whether a test keeps this completion back. A dead process's operations are never kept.
     pub(crate) fn held(&self, entry: &InFlight) -> bool {
-        let Some(key) = &entry.key else { return false };
+        let Some(named) = entry.file.filter(|_| !self.holds.is_empty()).and_then(|f| self.files.get(f))
+        else {
+            return false;
+        };
         let (kind, _, _) = outline(&entry.op);
-        let matches = self.holds.iter().any(|h| h.op == kind && h.name.as_ref().is_none_or(|n| *n == key.1));
-        matches && self.alive.contains(&entry.process) && !self.stopped()
+        let matches = |h: &Hold| h.op == kind && h.name.as_ref().is_none_or(|n| **n == *named.name);
+        self.holds.iter().any(matches) && self.alive.contains(&entry.process) && !self.stopped()
     }
 
     /// When the next operation of `queue` executes; `None` if all that are in flight are held.
     pub(crate) fn next_due(&self, queue: u64) -> Option<Mono> {
         let waits = |e: &&InFlight| e.queue == queue && e.outcome.is_none();
-        self.in_flight.values().filter(waits).map(|e| e.ready_at).min()
+        self.in_flight.iter().filter(waits).map(|e| e.ready_at).min()
     }
 
     /// Operations of `queue` not handed back.
     pub(crate) fn count(&self, queue: u64) -> usize {
-        self.in_flight.values().filter(|e| e.queue == queue).count()
+        self.in_flight.iter().filter(|e| e.queue == queue).count()
     }
 
     /// The queue is dropped: what it had in flight executes or not, by chance, and its completions are lost.
     /// The operations go to the caller, whose drop of them may run foreign code.
     pub(crate) fn forget(&mut self, queue: u64) -> Vec<Op> {
-        let ids: Vec<u64> =
-            self.in_flight.iter().filter(|(_, e)| e.queue == queue).map(|(id, _)| *id).collect();
-        let mut ops = Vec::with_capacity(ids.len());
+        let own = |e: &InFlight| e.queue == queue;
+        let ids: Vec<u64> = self.in_flight.iter().filter(|e| own(e)).map(|e| e.submitted).collect();
         for id in ids {
             if self.rng.one_in(2) {
                 self.execute(id);
             }
-            ops.extend(self.in_flight.remove(&id).map(|e| e.op));
         }
-        ops
+        self.in_flight.extract_if(.., |e| own(e)).map(|e| e.op).collect()
     }
 }
 

@@ -73,8 +73,15 @@ fn the_log_names_what_happened() {
     b.disk.inject(FaultPlan::Fail { op: FaultOp::Sync, nth: 1, kind: FaultKind::Device });
     assert_eq!(b.run(Op::Sync { file }), Err(FaultKind::Device));
     assert_eq!(b.run(read(file, 2, 1)), Ok(()));
-    let entry =
-        |n, kind, offset, len, fault| LoggedOp { n, kind, file: "sim0/f".to_string(), offset, len, fault };
+    let entry = |n, kind, offset, len, fault| LoggedOp {
+        n,
+        kind,
+        file: "sim0/f".into(),
+        offset,
+        len,
+        fault,
+        struck: None,
+    };
     let expected = [
         entry(1, FaultOp::Create, 0, 16 * 4096, None),
         entry(2, FaultOp::Write, 8192, 4096, None),

@@ -1,0 +1,163 @@
+//! What an operation does when its time has come: to files, to memory, and by the faults that strike it.
+
+use pagelith_io::buffer::Part;
+use pagelith_io::clock::Clock;
+use pagelith_io::disk::{FileId, Op};
+use pagelith_io::fault::{FaultKind, FaultOp};
+
+use super::file::SimFile;
+use super::image::{BLOCK, Fate, push_blocks};
+use super::rates::DiskFault;
+use super::state::State;
+use super::strike::{Blow, Effect, Written};
+use super::table::FileNo;
+use crate::entropy::SplitMix64;
+
+/// How an operation ended.
+#[derive(Default)]
+pub(crate) struct Done {
+    /// How it failed.
+    pub(crate) failed: Option<FaultKind>,
+    /// What struck it.
+    pub(crate) struck: Option<DiskFault>,
+    /// Why it failed, for its message.
+    pub(crate) detail: &'static str,
+}
+
+impl Done {
+    /// What a test ordered, or what struck.
+    fn of(ordered: Option<FaultKind>, struck: Option<DiskFault>) -> Done {
+        let failed = ordered.or(struck.and_then(DiskFault::failure));
+        let detail = if ordered.is_some() { "injected" } else { "struck" };
+        Done { failed, struck, detail }
+    }
+}
+
+impl State {
+    /// Do what operation `id`, on an open file, is to do.
+    pub(crate) fn perform(&mut self, id: u64, no: FileNo) -> Done {
+        let Ok(at) = self.in_flight.binary_search_by_key(&id, |e| e.submitted) else {
+            return Done::default();
+        };
+        // Out of the table for as long as it executes: nobody looks for it meanwhile.
+        let unit = Op::Sync { file: FileId(0) };
+        let mut op = std::mem::replace(&mut self.in_flight[at].op, unit);
+        let done = match &mut op {
+            Op::Read { offset, parts, .. } => self.perform_read(no, *offset, parts),
+            Op::Write { offset, parts, .. } => {
+                let (done, wrote) = self.perform_write(no, *offset, parts);
+                self.in_flight[at].wrote = wrote;
+                done
+            }
+            Op::Sync { .. } => self.perform_sync(no, self.in_flight[at].submitted),
+        };
+        self.in_flight[at].op = op;
+        done
+    }
+
+    fn perform_read(&mut self, no: FileNo, offset: u64, parts: &mut [Part]) -> Done {
+        let len = parts.iter().map(|p| p.len() as u64).sum();
+        let ordered = self.pending.draw(FaultOp::Read);
+        let Some(named) = self.files.get(no) else { return Done::default() };
+        if named.file.is_bad(offset, len) {
+            fill(&named.file, offset, parts, 2);
+            return Done { failed: Some(FaultKind::Device), struck: None, detail: "a bad block" };
+        }
+        let struck = match ordered {
+            None => self.strikes.draw(FaultOp::Read, &named.name, false),
+            Some(_) => None,
+        };
+        let mut done = Done::of(ordered, struck);
+        // A failed read has filled the first half of each part.
+        fill(&named.file, offset, parts, if done.failed.is_some() { 2 } else { 1 });
+        if let Some(fault) = struck {
+            let effect = match fault {
+                DiskFault::ReadError | DiskFault::ShortRead => Some((None, true)),
+                _ => self.strikes.read(fault, &mut self.files, (no, offset), parts),
+            };
+            done.struck = self.note(fault, FaultOp::Read, (no, offset, len), effect);
+        }
+        done
+    }
+
+    fn perform_write(&mut self, no: FileNo, offset: u64, parts: &[Part]) -> (Done, Option<(FileNo, u64)>) {
+        let len = parts.iter().map(|p| p.len()).sum::<usize>();
+        let mut blocks = Vec::with_capacity(len / BLOCK);
+        parts.iter().for_each(|p| push_blocks(&mut blocks, p.bytes()));
+        let ordered = self.pending.draw(FaultOp::Write);
+        let seq = self.tick();
+        let State { files, strikes, rng, .. } = self;
+        let Some(named) = files.get_mut(no) else { return (Done::default(), None) };
+        let struck = match ordered {
+            None => strikes.draw(FaultOp::Write, &named.name, false),
+            Some(_) => None,
+        };
+        let mut done = Done::of(ordered, struck);
+        let half = |rng: &mut SplitMix64| if rng.one_in(2) { Fate::New } else { Fate::Old };
+        let Written { landed, effect } = match (ordered, struck) {
+            (None, None) => Written::honest(no, offset, blocks),
+            (Some(_), _) => Written::honest(no, offset, named.file.partly(offset, &blocks, rng, half)),
+            (None, Some(fault)) => strikes.write(fault, files, (no, offset), blocks),
+        };
+        let mut wrote = None;
+        if let Some((no, offset, blocks)) = landed
+            && let Some(named) = self.files.get_mut(no)
+        {
+            named.file.write(seq, offset, blocks);
+            wrote = Some((no, seq));
+        }
+        if let Some(fault) = struck {
+            done.struck = self.note(fault, FaultOp::Write, (no, offset, len as u64), effect);
+        }
+        (done, wrote)
+    }
+
+    fn perform_sync(&mut self, no: FileNo, submitted: u64) -> Done {
+        let ordered = self.pending.draw(FaultOp::Sync);
+        let State { files, strikes, lies, .. } = self;
+        let Some(named) = files.get_mut(no) else { return Done::default() };
+        let struck = match ordered {
+            None => strikes.draw(FaultOp::Sync, &named.name, false),
+            Some(_) => None,
+        };
+        let done = Done::of(ordered, struck);
+        if done.failed.is_some() {
+            named.file.sync_failing();
+        } else if !lies.strike(&named.path) {
+            named.file.sync(submitted);
+        }
+        if let Some(fault) = struck {
+            self.note(fault, FaultOp::Sync, (no, 0, 0), Some((None, true)));
+        }
+        done
+    }
+
+    /// Log a strike if it did anything; what is to be noted beside the operation.
+    fn note(
+        &mut self,
+        fault: DiskFault,
+        op: FaultOp,
+        (no, offset, len): (FileNo, u64, u64),
+        effect: Option<Effect>,
+    ) -> Option<DiskFault> {
+        let ((hit, effective), named) = effect.zip(self.files.get(no))?;
+        // The number that the operation is about to get.
+        let n = self.changes + u64::from(op != FaultOp::Read);
+        let blow = Blow { fault, op, dir: named.dir, name: &named.name, offset, len };
+        self.strikes.log(n, self.clock.now(), blow, hit, effective);
+        Some(fault)
+    }
+}
+
+/// Fill one of `share` parts of each part's memory, from `offset` of the file on.
+fn fill(file: &SimFile, offset: u64, parts: &mut [Part], share: usize) {
+    let mut at = offset;
+    for part in parts {
+        let len = part.len() as u64;
+        if let Some(bytes) = part.bytes_mut() {
+            let filled = bytes.len() / share;
+            file.read(at, &mut bytes[..filled]);
+        }
+        at += len;
+    }
+}

@@ -1,0 +1,343 @@
+//! Faults by chance at work: who draws them, what they do to an operation, and the log of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith_io::buffer::Part;
+use pagelith_io::clock::Mono;
+use pagelith_io::fault::FaultOp;
+use pagelith_layouts::align::ALIGN;
+
+use super::file::SimFile;
+use super::image::{BLOCK, Block, Fate, SECTORS};
+use super::rates::{DiskFault, FaultRates, MILLION, Place, SLOW_TIMES, Struck};
+use super::table::{FileNo, FileTable};
+use crate::entropy::SplitMix64;
+
+/// What a strike did: the place it hit, and whether anything is not as it should be.
+pub(crate) type Effect = (Option<Place>, bool);
+
+/// The operation that a fault strikes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Blow<'a> {
+    pub(crate) fault: DiskFault,
+    pub(crate) op: FaultOp,
+    pub(crate) dir: usize,
+    pub(crate) name: &'a str,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+/// Rates, orders, and what struck.
+#[derive(Debug)]
+pub(crate) struct Strikes {
+    rates: FaultRates,
+    /// For each kind of operation, the delays and the others: each fault with the sum of the rates up to it.
+    tables: [[Vec<(DiskFault, u64)>; 2]; OPS.len()],
+    /// Faults that a test ordered, and how many operations are still to pass, 1 when the next one is struck.
+    ordered: Vec<(DiskFault, u64)>,
+    rng: SplitMix64,
+    struck: Vec<Struck>,
+    /// Whether anything may strike.
+    armed: bool,
+}
+
+/// Operations that can be struck.
+const OPS: [FaultOp; 4] = [FaultOp::Read, FaultOp::Write, FaultOp::Sync, FaultOp::Create];
+
+impl Default for Strikes {
+    fn default() -> Strikes {
+        Strikes {
+            rates: FaultRates::new(0),
+            tables: Default::default(),
+            ordered: Vec::new(),
+            rng: SplitMix64::new(0),
+            struck: Vec::new(),
+            armed: false,
+        }
+    }
+}
+
+impl Strikes {
+    /// From now on faults strike at these rates; what was ordered stays.
+    pub(crate) fn set(&mut self, rates: FaultRates) {
+        self.rng = SplitMix64::new(rates.seed());
+        for (table, op) in self.tables.iter_mut().zip(OPS) {
+            for (table, delays) in table.iter_mut().zip([false, true]) {
+                let mut sum = 0;
+                let entry = |(fault, rate)| {
+                    sum += u64::from(rate);
+                    (fault, sum)
+                };
+                *table = rates.of(op, delays).map(entry).collect();
+            }
+        }
+        self.rates = rates;
+        self.arm();
+    }
+
+    /// Strike the `nth` next operation that `fault` can strike.
+    pub(crate) fn order(&mut self, fault: DiskFault, nth: u64) {
+        assert!(nth > 0, "faults are counted from 1 fault={fault}");
+        self.ordered.push((fault, nth));
+        self.arm();
+    }
+
+    /// Nothing strikes any more, and nothing is left in the log.
+    pub(crate) fn clear(&mut self) {
+        *self = Strikes::default();
+    }
+
+    fn arm(&mut self) {
+        let any = |tables: &[Vec<(DiskFault, u64)>; 2]| tables.iter().any(|t| !t.is_empty());
+        self.armed = !self.ordered.is_empty() || self.tables.iter().any(any);
+    }
+
+    /// Whether a read may be told what was there before.
+    pub(crate) fn remembers(&self) -> bool {
+        let stale = DiskFault::StaleRead;
+        self.rates.rate(stale) > 0 || self.ordered.iter().any(|(fault, _)| *fault == stale)
+    }
+
+    /// What struck.
+    pub(crate) fn struck(&self) -> &[Struck] {
+        &self.struck
+    }
+
+    /// What struck, and forget it.
+    pub(crate) fn take(&mut self) -> Vec<Struck> {
+        std::mem::take(&mut self.struck)
+    }
+
+    /// What strikes this operation, of the delays or of the others.
+    pub(crate) fn draw(&mut self, op: FaultOp, name: &str, delays: bool) -> Option<DiskFault> {
+        if !self.armed {
+            return None;
+        }
+        let mut due = None;
+        for (i, (fault, left)) in self.ordered.iter_mut().enumerate() {
+            if fault.strikes(op) && fault.delays() == delays {
+                *left -= 1;
+                due = due.or((*left == 0).then_some((i, *fault)));
+            }
+        }
+        if let Some((i, fault)) = due {
+            self.ordered.remove(i);
+            // Two that were due for the same operation: the other one strikes the next.
+            self.ordered.iter_mut().for_each(|(_, left)| *left = (*left).max(1));
+            self.arm();
+            return Some(fault);
+        }
+        let table = &self.tables[OPS.iter().position(|o| *o == op)?][usize::from(delays)];
+        if table.is_empty() || !self.rates.covers(name) {
+            return None;
+        }
+        let drawn = self.rng.below(MILLION);
+        table.iter().find(|(_, sum)| drawn < *sum).map(|(fault, _)| *fault)
+    }
+
+    /// How much longer than `latency` an operation takes that is struck by a delay.
+    pub(crate) fn delay(&self, fault: DiskFault, latency: Duration) -> Duration {
+        match fault {
+            DiskFault::Slow => latency * (SLOW_TIMES - 1),
+            _ => self.rates.stuck(),
+        }
+    }
+
+    /// Note that a fault struck.
+    pub(crate) fn log(&mut self, n: u64, at: Mono, blow: Blow<'_>, hit: Option<Place>, effective: bool) {
+        let Blow { fault, op, dir, name, offset, len } = blow;
+        self.struck.push(Struck {
+            n,
+            at,
+            fault,
+            op,
+            dir,
+            name: name.to_string(),
+            offset,
+            len,
+            hit,
+            effective,
+        });
+    }
+
+    /// Do to a read what a fault does that lets it succeed, or that spoils a block. `None` if there was nothing to
+    /// do it with.
+    pub(crate) fn read(
+        &mut self,
+        fault: DiskFault,
+        files: &mut FileTable,
+        (no, offset): (FileNo, u64),
+        parts: &mut [Part],
+    ) -> Option<Effect> {
+        let len = parts.iter().map(|p| p.len() as u64).sum::<u64>();
+        match fault {
+            DiskFault::BadBlock => {
+                let block = offset / ALIGN + self.rng.below(len / ALIGN);
+                let named = files.get_mut(no)?;
+                named.file.spoil(block);
+                Some((Some(named.place(block * ALIGN)), true))
+            }
+            DiskFault::BitFlipRead => {
+                let (at, bit) = (self.rng.below(len), self.rng.below(8));
+                flip(parts, at, bit)?;
+                Some((Some(files.get(no)?.place(offset + at)), true))
+            }
+            DiskFault::MisdirectedRead => {
+                let (other, from) = self.elsewhere(files, no, offset, len)?;
+                let other = files.get(other)?;
+                let changed = replace(parts, |at, out| other.file.read(from + at, out));
+                Some((Some(other.place(from)), changed))
+            }
+            DiskFault::StaleRead => {
+                let file = &files.get(no)?.file;
+                let blocks = offset / ALIGN..(offset + len) / ALIGN;
+                blocks.clone().find(|block| file.before(*block).is_some())?;
+                let changed = replace(parts, |at, out| {
+                    for (i, out) in out.chunks_exact_mut(BLOCK).enumerate() {
+                        let block = (offset + at) / ALIGN + i as u64;
+                        match file.before(block) {
+                            Some(before) => out.copy_from_slice(&**before),
+                            None => file.read(block * ALIGN, out),
+                        }
+                    }
+                });
+                Some((None, changed))
+            }
+            _ => None,
+        }
+    }
+
+    /// What a struck write of `blocks` leaves, in which file and where.
+    pub(crate) fn write(
+        &mut self,
+        fault: DiskFault,
+        files: &FileTable,
+        (no, offset): (FileNo, u64),
+        mut blocks: Vec<Block>,
+    ) -> Written {
+        let Some(named) = files.get(no) else { return Written::honest(no, offset, blocks) };
+        let differs = |file: &SimFile, offset: u64, blocks: &[Block]| {
+            (offset / ALIGN..).zip(blocks).any(|(n, new)| file.block(n) != *new)
+        };
+        match fault {
+            DiskFault::LostWrite => {
+                Written { landed: None, effect: Some((None, differs(&named.file, offset, &blocks))) }
+            }
+            DiskFault::WriteError => {
+                let half = |rng: &mut SplitMix64| if rng.one_in(2) { Fate::New } else { Fate::Old };
+                let torn = named.file.partly(offset, &blocks, &mut self.rng, half);
+                Written { landed: Some((no, offset, torn)), effect: Some((None, true)) }
+            }
+            DiskFault::TornWrite | DiskFault::ShortWrite => {
+                let mut new = self.sectors(fault, blocks.len() * SECTORS).into_iter();
+                let fate = |_: &mut SplitMix64| if new.next() == Some(true) { Fate::New } else { Fate::Old };
+                let torn = named.file.partly(offset, &blocks, &mut self.rng, fate);
+                let effective = fault == DiskFault::ShortWrite || torn != blocks;
+                Written { landed: Some((no, offset, torn)), effect: Some((None, effective)) }
+            }
+            DiskFault::MisdirectedWrite => {
+                let found = self.elsewhere(files, no, offset, (blocks.len() * BLOCK) as u64);
+                let Some((other, to, target)) = found.and_then(|(no, to)| Some((no, to, files.get(no)?)))
+                else {
+                    return Written::honest(no, offset, blocks);
+                };
+                let effective = differs(&named.file, offset, &blocks) || differs(&target.file, to, &blocks);
+                Written {
+                    landed: Some((other, to, blocks)),
+                    effect: Some((Some(target.place(to)), effective)),
+                }
+            }
+            DiskFault::BitFlipAtRest => {
+                let (at, bit) = (self.rng.below((blocks.len() * BLOCK) as u64), self.rng.below(8));
+                let block = Arc::make_mut(&mut blocks[(at / ALIGN) as usize]);
+                block[(at % ALIGN) as usize] ^= 1 << bit;
+                let effect = Some((Some(named.place(offset + at)), true));
+                Written { landed: Some((no, offset, blocks)), effect }
+            }
+            _ => Written::honest(no, offset, blocks),
+        }
+    }
+
+    /// Which of so many sectors are new.
+    fn sectors(&mut self, fault: DiskFault, sectors: usize) -> Vec<bool> {
+        let cut = 1 + self.rng.below(sectors as u64 - 1) as usize;
+        let shape = if fault == DiskFault::ShortWrite { 0 } else { self.rng.below(3) };
+        match shape {
+            0 => (0..sectors).map(|i| i < cut).collect(),
+            1 => (0..sectors).map(|i| i >= cut).collect(),
+            _ => {
+                let mut new: Vec<bool> = (0..sectors).map(|_| self.rng.one_in(2)).collect();
+                // Neither none nor all of them: one sector is one, its neighbour is not.
+                new[cut] = self.rng.one_in(2);
+                new[cut - 1] = !new[cut];
+                new
+            }
+        }
+    }
+
+    /// Another aligned place of `len` bytes, that shares none with the one meant, in a file of the same kind.
+    fn elsewhere(&mut self, files: &FileTable, no: FileNo, offset: u64, len: u64) -> Option<(FileNo, u64)> {
+        let meant = files.get(no)?;
+        // Places before the one meant, and in all.
+        let places = |other: FileNo, file_len: u64| {
+            let count = |room: u64| if room < len { 0 } else { (room - len) / ALIGN + 1 };
+            match other == no {
+                true => (count(offset), count(offset) + count(file_len - (offset + len))),
+                false => (0, count(file_len)),
+            }
+        };
+        let kin = files.iter().filter(|(_, f)| f.kind() == meant.kind());
+        let kin: Vec<_> = kin.map(|(other, f)| (other, places(other, f.file.len))).collect();
+        let kin: Vec<_> = kin.into_iter().filter(|(_, (_, all))| *all > 0).collect();
+        let (other, (before, all)) = *kin.get(self.rng.below(kin.len() as u64) as usize)?;
+        let place = self.rng.below(all);
+        let skipped = if other == no && place >= before { offset + len } else { 0 };
+        let first = if skipped > 0 { place - before } else { place };
+        Some((other, skipped + first * ALIGN))
+    }
+}
+
+/// What a write left.
+pub(crate) struct Written {
+    /// File, offset and blocks; `None` if nothing was written.
+    pub(crate) landed: Option<(FileNo, u64, Vec<Block>)>,
+    /// What a strike did; `None` if none did anything.
+    pub(crate) effect: Option<Effect>,
+}
+
+impl Written {
+    /// All of it, where it belongs.
+    pub(crate) fn honest(no: FileNo, offset: u64, blocks: Vec<Block>) -> Written {
+        Written { landed: Some((no, offset, blocks)), effect: None }
+    }
+}
+
+/// Flip a bit of byte `at` of the parts.
+fn flip(parts: &mut [Part], mut at: u64, bit: u64) -> Option<()> {
+    for part in parts {
+        match part.bytes_mut()?.get_mut(at as usize) {
+            Some(byte) => {
+                *byte ^= 1 << bit;
+                return Some(());
+            }
+            None => at -= part.len() as u64,
+        }
+    }
+    None
+}
+
+/// Replace what the parts hold by what `read` says, given the distance from the first; whether that changed it.
+fn replace(parts: &mut [Part], read: impl Fn(u64, &mut [u8])) -> bool {
+    let (mut at, mut changed) = (0, false);
+    for part in parts {
+        let len = part.len() as u64;
+        if let Some(bytes) = part.bytes_mut() {
+            let honest = bytes.to_vec();
+            read(at, bytes);
+            changed |= *bytes != *honest;
+        }
+        at += len;
+    }
+    changed
+}

@@ -1,0 +1,99 @@
+//! The files of a disk, by number: a number is found once, at open or create, and used ever after, so that no
+//! operation has to look a name up or copy one.
+
+use std::sync::Arc;
+
+use super::file::SimFile;
+use super::rates::Place;
+use super::state::dir_name;
+
+/// A file by directory number and name.
+pub(crate) type FileKey = (usize, String);
+
+/// A file of the table. Never used for another file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileNo(usize);
+
+/// A file and its name.
+#[derive(Clone, Debug)]
+pub(crate) struct Named {
+    pub(crate) dir: usize,
+    pub(crate) name: Arc<str>,
+    /// Directory and name, as messages have it.
+    pub(crate) path: Arc<str>,
+    pub(crate) file: SimFile,
+}
+
+impl Named {
+    /// A place in it.
+    pub(crate) fn place(&self, offset: u64) -> Place {
+        Place { dir: self.dir, name: self.name.to_string(), offset }
+    }
+
+    /// What a store has several of, in one directory or in several: `manifest.0` and `manifest.1` are of a kind.
+    pub(crate) fn kind(&self) -> &str {
+        match self.name.rsplit_once('.') {
+            Some((stem, number)) if number.bytes().all(|b| b.is_ascii_digit()) => stem,
+            _ => &self.name,
+        }
+    }
+}
+
+/// All files; one that was removed leaves a hole.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FileTable(Vec<Option<Named>>);
+
+impl FileTable {
+    /// Add a file whose name is not in use.
+    pub(crate) fn add(&mut self, key: &FileKey, file: SimFile) -> FileNo {
+        let (dir, name) = (key.0, Arc::from(key.1.as_str()));
+        self.0.push(Some(Named { dir, name, path: path(key).into(), file }));
+        FileNo(self.0.len() - 1)
+    }
+
+    /// The file called so.
+    pub(crate) fn find(&self, dir: usize, name: &str) -> Option<FileNo> {
+        let is = |f: &Option<Named>| f.as_ref().is_some_and(|f| f.dir == dir && *f.name == *name);
+        self.0.iter().position(is).map(FileNo)
+    }
+
+    /// Take a file out.
+    pub(crate) fn remove(&mut self, no: FileNo) {
+        self.0[no.0] = None;
+    }
+
+    /// A file, if it was not removed.
+    pub(crate) fn get(&self, no: FileNo) -> Option<&Named> {
+        self.0.get(no.0)?.as_ref()
+    }
+
+    /// A file, if it was not removed.
+    pub(crate) fn get_mut(&mut self, no: FileNo) -> Option<&mut Named> {
+        self.0.get_mut(no.0)?.as_mut()
+    }
+
+    /// All files, by number.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (FileNo, &Named)> {
+        self.0.iter().enumerate().filter_map(|(i, f)| f.as_ref().map(|f| (FileNo(i), f)))
+    }
+
+    /// All files, by name, to be changed.
+    pub(crate) fn files_mut(&mut self) -> impl Iterator<Item = &mut SimFile> {
+        let mut files: Vec<&mut Named> = self.0.iter_mut().flatten().collect();
+        files.sort_unstable_by(|a, b| (a.dir, &a.name).cmp(&(b.dir, &b.name)));
+        files.into_iter().map(|f| &mut f.file)
+    }
+
+    /// Names and lengths in a directory, by name.
+    pub(crate) fn list(&self, dir: usize) -> Vec<(String, u64)> {
+        let own = self.iter().filter(|(_, f)| f.dir == dir);
+        let mut list: Vec<_> = own.map(|(_, f)| (f.name.to_string(), f.file.len)).collect();
+        list.sort_unstable();
+        list
+    }
+}
+
+/// A file's name in messages.
+pub(crate) fn path(key: &FileKey) -> String {
+    format!("{}/{}", dir_name(key.0), key.1)
+}
