@@ -13,6 +13,7 @@ use pagelith_tiers::ssd::segments::SegmentTable;
 
 use crate::frames::{Frame, FrameRef, FrameState, Frames};
 use crate::groups::waiting::Waiting;
+use crate::health::Health;
 use crate::index::{Entry, Index, SsdPlace, TICK_MODULUS, tick_age};
 use crate::pins::Pins;
 use crate::stats::Counters;
@@ -35,20 +36,12 @@ pub(crate) enum Job {
     Close { id: u64 },
 }
 
-/// Whether the SSD tier takes and gives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SsdHealth {
-    On,
-    /// Nothing more is written: a sync or the manifest failed.
-    ReadOnly,
-}
-
 /// The SSD tier's part of the core.
 pub(crate) struct SsdCore {
     pub segments: SegmentTable,
     pub policy: Box<dyn SegmentPolicy>,
     pub queue: VecDeque<Job>,
-    pub health: SsdHealth,
+    pub health: Health,
     /// Bytes of frames waiting or being written.
     pub unflushed_bytes: u64,
     /// Bytes appended since the store was opened, and how many make a tick.
@@ -60,6 +53,8 @@ pub(crate) struct SsdCore {
     pub broken: HashSet<(u32, u16)>,
     /// While a checkpoint copies the index: the records (segment, block) that entries have left meanwhile.
     pub left: Option<HashSet<(u32, u16)>>,
+    /// Segments whose entries are to leave the index, or `None` for all of them.
+    pub purges: VecDeque<Option<SegmentId>>,
 }
 
 impl SsdCore {
@@ -183,10 +178,11 @@ impl Core {
         }
     }
 
-    /// Whether the record of a place is not to be believed.
+    /// Whether the record of a place is not to be believed, or its segment or the whole tier is not read any more.
     pub fn is_broken_at(&self, place: SsdPlace) -> bool {
-        let broken = self.ssd.as_ref().map(|s| &s.broken).filter(|b| !b.is_empty());
-        broken.is_some_and(|b| b.contains(&(place.segment, place.record_block)))
+        let Some(ssd) = &self.ssd else { return false };
+        let broken = !ssd.broken.is_empty() && ssd.broken.contains(&(place.segment, place.record_block));
+        broken || !ssd.health.reads() || ssd.health.is_quarantined(SegmentId(place.segment))
     }
 
     /// Note that an object was asked for.
@@ -344,6 +340,43 @@ impl Core {
         } else {
             self.policy.insert(frame.id, bytes, fingerprint, recency);
         }
+    }
+
+    /// Put a page that is in DRAM, and that SSD does not hold or no longer holds whole, in the queue for SSD; false if
+    /// it is there already, or if nothing is written.
+    pub fn requeue_frame(&mut self, id: FrameId) -> bool {
+        if !self.ssd.as_ref().is_some_and(|s| s.health.writes()) || self.write_buffer_only {
+            return false;
+        }
+        let Some(f) = self.frames.get(id).filter(|f| !f.dead && f.state == FrameState::Clean) else {
+            return false;
+        };
+        let (data, serial) = (f.data.clone(), f.serial);
+        // A group lies in one record: what is left of an older one is not its place any more.
+        for m in &data.members {
+            let place = self.index.find(m.fingerprint).find(|e| e.frame == Some(id.0)).and_then(|e| e.ssd);
+            place.map(|place| self.drop_ssd(m.fingerprint, place));
+        }
+        self.policy.remove(id);
+        if let Some(f) = self.frames.get_mut(id) {
+            f.state = FrameState::Queued;
+        }
+        if let Some(ssd) = self.ssd.as_mut() {
+            ssd.unflushed_bytes += data.bytes();
+            ssd.queue.push_back(Job::Frame(FrameRef { id, serial }));
+        }
+        true
+    }
+
+    /// Put every page that only DRAM holds in the queue for SSD; how many. A look at every frame, for when the tier
+    /// is on again.
+    pub fn requeue_unsaved(&mut self) -> usize {
+        let unsaved = |(id, f): (FrameId, &Frame)| {
+            let only_here = |e: &Entry| e.frame == Some(id.0) && e.ssd.is_none();
+            f.data.members.iter().any(|m| self.index.find(m.fingerprint).any(|e| only_here(&e))).then_some(id)
+        };
+        let ids: Vec<FrameId> = self.frames.iter().filter_map(unsaved).collect();
+        ids.into_iter().filter(|id| self.requeue_frame(*id)).count()
     }
 
     /// Ask the flusher for something; the number to wait for.

@@ -1,6 +1,6 @@
 //! What follows from the log's reports: places enter the index, requests are answered, faults are acted on.
 
-use pagelith_io::fault::IoFault;
+use pagelith_io::fault::{FaultOp, IoFault};
 use pagelith_layouts::align::align_up;
 use pagelith_layouts::record;
 use pagelith_tiers::ssd::append::RecordPlace;
@@ -8,31 +8,35 @@ use pagelith_tiers::ssd::log::Event;
 use pagelith_tiers::ssd::segments::SegmentState;
 use pagelith_tiers::ssd::sync::SyncId;
 
-use crate::core::{Answer, Job, SsdHealth};
+use crate::core::{Answer, Job};
 use crate::error::{Error, ErrorKind};
 use crate::flusher::{Appended, Flusher, Purpose, Written};
 use crate::frame_io::Held;
 use crate::frames::FrameState;
 use crate::index::{Entry, SsdPlace};
 
-/// Failed writes in a row after which nothing more is written.
-const WRITE_FAILURES_MAX: u32 = 3;
-
 impl Flusher {
     pub(crate) fn handle(&mut self, event: Event) {
         match event {
-            Event::Written(units) => {
-                self.write_failures = 0;
-                units.into_iter().for_each(|(id, place)| self.written(id, place));
+            Event::Written(units) => units.into_iter().for_each(|(id, place)| self.written(id, place)),
+            Event::WriteFailed(of, ids, fault) => {
+                tracing::warn!(%fault, "write failed");
+                let now = self.shared.now();
+                let mut core = self.shared.lock();
+                core.counters.flush_errors += 1;
+                let health = core.ssd.as_mut().map(|s| &mut s.health);
+                let changed = health.is_some_and(|h| h.write_failed(of.segment, of.incarnation, now));
+                drop(core);
+                self.writes_failed(ids);
+                if changed {
+                    self.state_changed(&fault.to_string());
+                }
             }
-            Event::WriteFailed(ids, fault) => {
-                self.write_failures += 1;
-                self.writes_failed(ids, &fault);
-            }
-            // Of one failure that was counted.
-            Event::Headless(ids, fault) => self.writes_failed(ids, &fault),
+            Event::Unwritten(ids, _) => self.writes_failed(ids),
+            Event::SyncFailed(fault) => self.sync_failed(&fault),
+            Event::NotReady(segment, fault) => self.not_ready(segment, &fault),
             Event::Durable(units) => self.durable(units),
-            Event::Untrusted(units, fault) => self.untrusted(units, &fault),
+            Event::Untrusted(units, _) => self.untrusted(units),
             Event::Synced(id, ok) => self.synced(id, ok),
             Event::Ready(segment, incarnation, order) => {
                 let mut core = self.shared.lock();
@@ -42,16 +46,16 @@ impl Flusher {
                     // Only now can nothing of the old incarnation come back.
                     (s.min_sequence, s.data_end) = (pagelith_layouts::ids::Sequence(u64::MAX), 0);
                     ssd.broken.retain(|(broken, _)| *broken != segment.0);
+                    ssd.health.reused(segment);
                 }
             }
             Event::Sealed(facts, whole) => {
                 let mut core = self.shared.lock();
                 core.counters.segments_sealed += 1;
                 if let Some(ssd) = core.ssd.as_mut() {
-                    let s = ssd.segments.get_mut(facts.identity.segment);
-                    s.data_end = facts.data_end;
-                    s.state = SegmentState::Sealed;
+                    ssd.segments.get_mut(facts.identity.segment).data_end = facts.data_end;
                 }
+                core.set_segment_state(facts.identity.segment, SegmentState::Sealed);
                 drop(core);
                 self.sealed_since_checkpoint = self.sealed_since_checkpoint.saturating_add(1);
                 tracing::debug!(segment = facts.identity.segment.0, footer = whole, "sealed");
@@ -62,10 +66,8 @@ impl Flusher {
                         self.durable_generations.insert(namespace, generation);
                         Answer::Done
                     }
-                    Err(fault) => {
-                        self.tier_failed(&fault);
-                        Answer::Failed(fault.into())
-                    }
+                    // That the manifest failed is told of by itself.
+                    Err(fault) => Answer::Failed(fault.into()),
                 };
                 let mut core = self.shared.lock();
                 self.clears.retain(|(ns, gen_, id)| {
@@ -76,7 +78,7 @@ impl Flusher {
                     !this
                 });
             }
-            Event::ManifestFailed(fault) => self.tier_failed(&fault),
+            Event::ManifestFailed(fault) => self.manifest_failed(&fault),
             Event::Other(tag, completion) => self.other(tag, completion),
         }
     }
@@ -97,6 +99,13 @@ impl Flusher {
         let mut offset = record::header_bytes(data.members.len() as u64, blocks);
         let mut core = self.shared.lock();
         let dead = core.frames.get(held.frame.id).is_none_or(|f| f.dead);
+        let lost = core.ssd.as_ref().is_some_and(|s| s.health.is_quarantined(place.identity.segment));
+        if lost && !dead {
+            // Nobody would read it there.
+            drop(core);
+            self.units.insert(id, Appended::Frame(held));
+            return self.write_failed(id, self.is_read_only());
+        }
         let mut members = Vec::new();
         for m in &data.members {
             let at = SsdPlace::at(place.identity.segment, place.offset, offset);
@@ -116,14 +125,12 @@ impl Flusher {
         core.release_frame(held.frame);
         core.settle_frame(held.frame);
         drop(core);
-        self.written.insert(id, Written { members, bytes, first_time: true });
+        self.written.insert(id, Written { members, bytes, from: Vec::new() });
     }
 
-    /// Units whose write failed go to the front of the queue again, twice at most.
-    fn writes_failed(&mut self, ids: Vec<u64>, fault: &IoFault) {
-        tracing::warn!(%fault, "write failed");
-        self.shared.lock().counters.flush_errors += 1;
-        let give_up = self.write_failures >= WRITE_FAILURES_MAX || !self.log.is_trusted();
+    /// Units that were not written go to the front of the queue again, as long as the tier is on.
+    fn writes_failed(&mut self, ids: Vec<u64>) {
+        let give_up = self.is_read_only();
         // Whoever asked for a flush waits for these too: its request goes behind them.
         let flushes: Vec<SyncId> = self
             .syncs
@@ -143,9 +150,6 @@ impl Flusher {
         }
         for id in ids.into_iter().rev() {
             self.write_failed(id, give_up);
-        }
-        if give_up {
-            self.tier_failed(fault);
         }
     }
 
@@ -188,7 +192,7 @@ impl Flusher {
     fn durable(&mut self, units: Vec<(u64, RecordPlace)>) {
         let mut core = self.shared.lock();
         for (id, _) in units {
-            if let Some(w) = self.written.remove(&id).filter(|w| w.first_time) {
+            if let Some(w) = self.written.remove(&id).filter(|w| w.from.is_empty()) {
                 core.counters.durable_objects += w.members.len() as u64;
                 core.counters.durable_bytes += w.bytes;
             }
@@ -196,18 +200,22 @@ impl Flusher {
     }
 
     /// A sync failed: what it should have covered may be gone although reads still see it, and a second sync
-    /// would prove nothing. It is forgotten, and nothing more is written.
-    fn untrusted(&mut self, units: Vec<(u64, RecordPlace)>, fault: &IoFault) {
+    /// would prove nothing. It is forgotten on SSD; what DRAM has is written again once the tier is on, and what
+    /// reclaim had moved is where it was.
+    fn untrusted(&mut self, units: Vec<(u64, RecordPlace)>) {
         let mut core = self.shared.lock();
-        core.counters.flush_errors += 1;
         for (id, _) in units {
             let Some(w) = self.written.remove(&id) else { continue };
-            for (fingerprint, place) in w.members {
-                core.counters.lost_objects += u64::from(core.drop_ssd(fingerprint, place));
+            if w.from.is_empty() {
+                for (fingerprint, place) in w.members {
+                    core.counters.lost_objects += u64::from(core.drop_ssd(fingerprint, place));
+                }
+                continue;
+            }
+            for ((fingerprint, place), from) in w.members.into_iter().zip(w.from) {
+                core.place_ssd(fingerprint, |e| e.ssd == Some(place), from);
             }
         }
-        drop(core);
-        self.tier_failed(fault);
     }
 
     fn synced(&mut self, id: SyncId, ok: bool) {
@@ -224,17 +232,42 @@ impl Flusher {
         }
     }
 
-    /// Nothing more is written from now on; what is there is served.
-    pub(crate) fn tier_failed(&mut self, fault: &IoFault) {
-        let was_on = {
-            let mut core = self.shared.lock();
-            core.ssd
-                .as_mut()
-                .is_some_and(|s| std::mem::replace(&mut s.health, SsdHealth::ReadOnly) == SsdHealth::On)
-        };
-        if was_on {
-            tracing::error!(%fault, "ssd tier is read-only from now on");
+    fn sync_failed(&mut self, fault: &IoFault) {
+        let now = self.shared.now();
+        let mut core = self.shared.lock();
+        core.counters.flush_errors += 1;
+        let changed = core.ssd.as_mut().is_some_and(|s| s.health.sync_failed(now));
+        drop(core);
+        if changed {
+            self.state_changed(&fault.to_string());
         }
+    }
+
+    /// Segments cannot be used again, nor namespaces cleared, before the manifest is written again.
+    fn manifest_failed(&mut self, fault: &IoFault) {
+        if fault.op == FaultOp::Sync {
+            return self.sync_failed(fault);
+        }
+        let now = self.shared.now();
+        let mut core = self.shared.lock();
+        core.counters.flush_errors += 1;
+        let changed = core.ssd.as_mut().is_some_and(|s| s.health.stop_writing(now));
+        drop(core);
+        if changed {
+            self.state_changed(&fault.to_string());
+        }
+    }
+
+    /// The tier takes nothing from now on, until a trial succeeds.
+    pub(crate) fn state_changed(&mut self, reason: &str) {
+        let mut core = self.shared.lock();
+        let Some(ssd) = core.ssd.as_mut() else { return };
+        let state = ssd.health.state();
+        if !ssd.health.reads() {
+            ssd.purges.push_back(None);
+        }
+        drop(core);
+        tracing::error!(reason, state = state.name(), "ssd tier has failed");
         self.fail_queue();
     }
 }

@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::runtime::{Step, Task};
-use pagelith_layouts::ids::{
-    Generation, GroupId, Incarnation, NamespaceId, SegmentId, SegmentOrder, Sequence,
-};
+use pagelith_layouts::ids::{Generation, GroupId, NamespaceId, SegmentId, SegmentOrder, Sequence};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{GroupKind, RecordKind};
@@ -20,11 +18,13 @@ use pagelith_tiers::ssd::segments::SegmentState;
 use pagelith_tiers::ssd::sync::SyncId;
 
 use crate::checkpoint::Checkpointing;
-use crate::core::{Answer, Job, SsdHealth};
+use crate::core::{Answer, Job};
 use crate::error::{Error, ErrorKind};
 use crate::frame_io::Held;
 use crate::frames::{FrameRef, FrameState};
 use crate::index::SsdPlace;
+use crate::probe::Trial;
+use crate::quarantine::Purge;
 use crate::reclaim::Reclaim;
 use crate::shared::Shared;
 
@@ -32,6 +32,12 @@ use crate::shared::Shared;
 const IDLE: Duration = Duration::from_millis(50);
 /// Longest wait for a completion.
 const WAIT: Duration = Duration::from_millis(10);
+
+/// Tags of the operations that are submitted beside the log's own; below them are the numbers of checkpoints.
+pub(crate) const TAG_FOOTER: u64 = 1 << 32;
+pub(crate) const TAG_RECORD: u64 = 2 << 32;
+pub(crate) const TAG_TRIAL: u64 = 3 << 32;
+pub(crate) const TAG_SCAN: u64 = 4 << 32;
 
 /// What a unit in the log is to the engine.
 pub(crate) enum Appended {
@@ -47,7 +53,8 @@ pub(crate) enum Appended {
 pub(crate) struct Written {
     pub members: Vec<(u128, SsdPlace)>,
     pub bytes: u64,
-    pub first_time: bool,
+    /// Where reclaim took each member from; empty for what was put.
+    pub from: Vec<SsdPlace>,
 }
 
 /// Why a sync was asked for.
@@ -77,7 +84,9 @@ pub(crate) struct Flusher {
     pub next_order: SegmentOrder,
     pub reclaim: Option<Reclaim>,
     /// Victims that could not be emptied, and when they may be tried again.
-    pub quarantined: HashMap<SegmentId, Mono>,
+    pub kept: HashMap<SegmentId, Mono>,
+    /// Emptied victims that somebody still reads, and since when.
+    pub leaving: Vec<(SegmentId, Mono)>,
     /// Refused puts that room was made for.
     pub refused_seen: u64,
     pub checkpoint: Option<Checkpointing>,
@@ -85,7 +94,11 @@ pub(crate) struct Flusher {
     pub sealed_since_checkpoint: u32,
     /// Bytes written to the device before this task had the log.
     pub bytes_before: u64,
-    pub write_failures: u32,
+    /// A trial of a device that failed, and entries on their way out of the index.
+    pub trial: Option<Trial>,
+    pub purge: Option<Purge>,
+    /// Operations of the log that had ended, and since when there were no more.
+    ended: (u64, Mono),
     pub closing: Option<u64>,
     pub over: bool,
 }
@@ -98,6 +111,7 @@ impl Flusher {
         serial: u64,
         bytes_before: u64,
     ) -> Flusher {
+        let ended = (0, shared.now());
         Flusher {
             shared,
             log,
@@ -111,13 +125,16 @@ impl Flusher {
             clears: Vec::new(),
             next_order,
             reclaim: None,
-            quarantined: HashMap::new(),
+            kept: HashMap::new(),
+            leaving: Vec::new(),
             refused_seen: 0,
             checkpoint: None,
             checkpoint_serial: serial,
             sealed_since_checkpoint: 0,
             bytes_before,
-            write_failures: 0,
+            trial: None,
+            purge: None,
+            ended,
             closing: None,
             over: false,
         }
@@ -161,16 +178,7 @@ impl Flusher {
         if !self.log.wants_segment() || done {
             return false;
         }
-        let mut core = self.shared.lock();
-        let Some(ssd) = core.ssd.as_mut().filter(|s| s.health == SsdHealth::On) else { return false };
-        let Some(id) = ssd.segments.next_free() else { return false };
-        let segment = ssd.segments.get_mut(id);
-        segment.state = SegmentState::Open;
-        let incarnation = Incarnation(segment.incarnation.0 + 1);
-        drop(core);
-        self.log.prepare(id, incarnation, self.next_order);
-        self.next_order.0 += 1;
-        true
+        !self.is_read_only() && self.prepare_free().is_some()
     }
 
     /// Move jobs into the log while it has room.
@@ -324,13 +332,25 @@ impl Flusher {
         }
     }
 
-    /// Whether the tier was given up.
+    /// Whether nothing is written for now.
     pub fn is_read_only(&self) -> bool {
-        !self.log.is_trusted()
-            || self.shared.lock().ssd.as_ref().is_none_or(|s| s.health == SsdHealth::ReadOnly)
+        !self.log.is_trusted() || self.shared.lock().ssd.as_ref().is_none_or(|s| !s.health.writes())
     }
 
-    /// What is asked of a tier that was given up hears so at once: nobody else would answer it.
+    /// A device that ends nothing for as long as any call may take is not waited for: callers go on without it.
+    fn notice_stuck(&mut self) {
+        let (ended, now) = (self.log.ended(), self.shared.now());
+        if self.ended.0 != ended || self.log.in_flight() == 0 {
+            self.ended = (ended, now);
+        } else if now.since(self.ended.1) >= self.shared.config.deadline() {
+            let stopped = self.shared.lock().ssd.as_mut().is_some_and(|s| s.health.stop_writing(now));
+            if stopped {
+                self.state_changed("nothing that was submitted ends");
+            }
+        }
+    }
+
+    /// What is asked of a tier that takes nothing hears so at once: nobody else would answer it.
     fn refuse_jobs(&mut self) -> bool {
         let asked =
             self.stalled.is_some() || self.shared.lock().ssd.as_ref().is_some_and(|s| !s.queue.is_empty());
@@ -341,14 +361,14 @@ impl Flusher {
         refuse
     }
 
-    /// Nothing more is written: everything that waits for the tier hears so, and frames stay in DRAM only.
+    /// Nothing is written for now: everything that waits for the tier hears so, and frames stay in DRAM only.
     pub fn fail_queue(&mut self) {
         let stalled = self.stalled.take().map(|u| u.id);
         let mut core = self.shared.lock();
         let Some(ssd) = core.ssd.as_mut() else { return };
-        ssd.health = SsdHealth::ReadOnly;
+        let state = ssd.health.state().name();
         let jobs = std::mem::take(&mut ssd.queue);
-        let failed = || Answer::Failed(Error::new(ErrorKind::Unavailable, "ssd tier is read-only"));
+        let failed = || Answer::Failed(Error::new(ErrorKind::Unavailable, format!("ssd tier is {state}")));
         for job in jobs {
             match job {
                 Job::Frame(frame) => {
@@ -381,7 +401,7 @@ impl Flusher {
         if !self.log.idle() || self.reclaim.is_some() || self.checkpoint.is_some() || self.stalled.is_some() {
             return false;
         }
-        let answer = match self.log.is_trusted() && self.write_failures == 0 {
+        let answer = match !self.is_read_only() {
             true if self.sealed_since_checkpoint == u32::MAX => Answer::Done,
             true => {
                 self.begin_checkpoint(true);
@@ -414,6 +434,9 @@ impl Task for Flusher {
         }
         crate::put::expire(&self.shared, &mut self.shared.lock());
         let mut busy = self.pump(None);
+        self.notice_stuck();
+        busy |= self.step_purge();
+        busy |= self.step_probe();
         busy |= self.prepare_segment();
         busy |= self.step_reclaim();
         busy |= self.refuse_jobs();

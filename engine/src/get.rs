@@ -10,6 +10,7 @@
 mod own;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::Ordering;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
@@ -112,7 +113,7 @@ impl GetBatch {
         let Some(facts) = &io.facts else { return };
         let align = facts.memory_align.max(facts.offset_align);
         let budget = io.shared.config.staging_budget();
-        let sick = io.shared.sick.load(std::sync::atomic::Ordering::Relaxed);
+        let sick = io.shared.sick.load(Ordering::Relaxed);
         let mut targets = Vec::new();
         let mut staged = Vec::new();
         for &i in which {
@@ -222,7 +223,8 @@ impl GetBatch {
         for token in flying {
             let Some(flight) = self.flights.get(&token) else { continue };
             if direct(flight) {
-                io.shared.sick.store(true, std::sync::atomic::Ordering::Relaxed);
+                io.shared.sick.store(true, Ordering::Relaxed);
+                io.shared.late_reads.fetch_add(1, Ordering::Relaxed);
                 io.shared.lock().counters.late_direct += 1;
             } else if let Some(flight) = self.flights.remove(&token) {
                 io.owners.remove(&token);
@@ -255,6 +257,10 @@ impl GetBatch {
     /// A read came back.
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
         let Some(flight) = self.flights.remove(&completion.token) else { return };
+        if self.late {
+            // All that is still waited for after the deadline is direct.
+            io.shared.late_reads.fetch_sub(1, Ordering::Relaxed);
+        }
         let (landed, result, fetch) = fetch::land(flight, completion);
         let mut touched: Vec<usize> = Vec::new();
         for piece in landed {
@@ -288,8 +294,9 @@ impl GetBatch {
             self.retry(io, touched);
             return;
         }
-        if !self.late {
-            io.shared.sick.store(false, std::sync::atomic::Ordering::Relaxed);
+        // As long as the kernel has reads of callers who wait for their memory, another may be as late.
+        if !self.late && io.shared.late_reads.load(Ordering::Relaxed) == 0 {
+            io.shared.sick.store(false, Ordering::Relaxed);
         }
         for piece in fetch.pieces {
             match piece {
@@ -417,6 +424,9 @@ impl GetBatch {
 
     /// Let go of what is held for a batch that nobody will finish.
     pub fn abandon(&mut self, io: &SessionIo) {
+        if self.late {
+            io.shared.late_reads.fetch_sub(self.flights.len() as u64, Ordering::Relaxed);
+        }
         self.slots.iter_mut().for_each(|slot| locate::release(&io.shared, slot));
     }
 

@@ -116,7 +116,11 @@ pub(crate) fn release(shared: &Shared, slot: &mut Slot) {
 pub(crate) fn forget(shared: &Shared, slot: &Slot, header: Option<&[u8]>) {
     let (Some(place), Some(expected)) = (slot.place, slot.expected) else { return };
     let mut core = shared.lock();
-    core.drop_ssd(slot.fingerprint, place);
+    // What went together is one failure.
+    if core.drop_ssd(slot.fingerprint, place) && !core.is_broken_at(place) {
+        core.suspect(SegmentId(place.segment), shared.now());
+        shared.work.raise();
+    }
     let record = header.and_then(|bytes| Record::decode(bytes).ok());
     let Some(record) = record.filter(|r| r.expect(expected.identity, expected.offset).is_ok()) else {
         if let Some(ssd) = core.ssd.as_mut() {

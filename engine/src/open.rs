@@ -1,10 +1,11 @@
 //! Opening a store: files, memory, recovery, the flusher. Everything big is allocated here.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use pagelith_io::clock::Mono;
 use pagelith_io::disk::Side;
 use pagelith_io::probe::{SideChoice, open_disk};
 use pagelith_io::runtime::{Env, Join};
@@ -23,10 +24,11 @@ use pagelith_tiers::ssd::serial::Serial;
 use pagelith_tiers::ssd::volume::{Geometry, OpenedVolume, Volume, VolumeError, open_or_make};
 
 use crate::config::{MemoryPlan, SsdIo, SsdPolicy, ValidConfig};
-use crate::core::{Core, Job, SsdCore, SsdHealth};
+use crate::core::{Core, Job, SsdCore};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flusher::Flusher;
 use crate::groups::waiting::Waiting;
+use crate::health::{Health, Limits};
 use crate::index::{Index, SEGMENT_MAX};
 use crate::pins::Pins;
 use crate::recovery::Collector;
@@ -135,7 +137,7 @@ pub(crate) fn open(config: ValidConfig, env: Env) -> Result<Opened> {
         stopping: false,
     };
     let recovered = match &ssd {
-        Some(opened) => Some(recover_into(&mut core, &config, opened, fingerprint_key)?),
+        Some(opened) => Some(recover_into(&mut core, &config, opened, fingerprint_key, env.clock.now())?),
         None => None,
     };
     let report = report(&config, &env, &core, ssd.as_ref(), recovered.as_ref(), began);
@@ -155,6 +157,7 @@ pub(crate) fn open(config: ValidConfig, env: Env) -> Result<Opened> {
         progress: Signal::default(),
         closed: AtomicBool::new(false),
         sick: AtomicBool::new(false),
+        late_reads: AtomicU64::new(0),
     });
     let flusher = match (volume, manifest, recovered) {
         (Some(volume), Some(manifest), Some(r)) => {
@@ -213,6 +216,7 @@ fn recover_into(
     config: &ValidConfig,
     opened: &OpenedVolume,
     secret: [u8; FINGERPRINT_KEY_BYTES],
+    now: Mono,
 ) -> Result<Recovered> {
     let volume: &Volume = &opened.volume;
     let mut serial = Serial::new(&*volume.disk, config.deadline())?;
@@ -225,19 +229,23 @@ fn recover_into(
         SsdPolicy::Recency => "lowest-mean-recency",
     };
     let tick_bytes = SsdCore::tick_bytes_of(config.ssd_bytes());
+    let (probe, probe_max) = config.probe_pauses();
+    let quarantine_after = config.quarantine_after();
+    let limits = Limits { probe, probe_max, quarantine_after, segments: volume.geometry.segment_count };
     core.sequence = recovered.next_sequence;
     core.ssd = Some(SsdCore {
         segments: recovered.segments.clone(),
         policy: segment_policy(policy, config.reinsert_ratio())
             .ok_or_else(|| Error::new(ErrorKind::Internal, "ssd.policy is unknown"))?,
         queue: VecDeque::new(),
-        health: SsdHealth::On,
+        health: Health::new(limits, now),
         unflushed_bytes: 0,
         appended_bytes: 0,
         tick_bytes,
         first_tick: collector.newest_tick() + 1,
         broken: HashSet::new(),
         left: None,
+        purges: VecDeque::new(),
     });
     core.counters.bytes_to_device = recovered.bytes_written;
     collector.finish(core, constant.then_some(crate::shared::CONSTANT));
@@ -263,7 +271,7 @@ fn report(
     core: &Core,
     ssd: Option<&OpenedVolume>,
     recovered: Option<&Recovered>,
-    began: pagelith_io::clock::Mono,
+    began: Mono,
 ) -> OpenReport {
     let geometry = ssd.map(|o| o.volume.geometry);
     let facts = env.disk.as_ref().filter(|_| ssd.is_some()).map(|d| d.facts());

@@ -1,6 +1,6 @@
 //! Reclaim: emptying a sealed segment so that it can be used again.
 //!
-//! 1. The policy picks a victim; its footer says what was in it.
+//! 1. The policy picks a victim; its footer says what was in it, or its headers if it has none.
 //! 2. Records that the index still finds there, and that are pinned or recent enough for the budget, are
 //!    read, verified and appended again, and so are tombstones that may still shadow something.
 //! 3. A sync covers them. Only then does the index forget the rest, and only when the last reader has left
@@ -8,6 +8,7 @@
 //!    durable, the old one because the segment was written over.
 
 mod moving;
+mod scan;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,17 +23,16 @@ use pagelith_tiers::policy::ExtentFacts;
 use pagelith_tiers::ssd::append::Unit;
 use pagelith_tiers::ssd::segments::SegmentState;
 
-use crate::core::SsdHealth;
-use crate::flusher::Flusher;
+use self::scan::Scan;
+use crate::flusher::{Flusher, TAG_FOOTER, TAG_RECORD, TAG_SCAN, TAG_TRIAL};
 use crate::index::SsdPlace;
 
-/// Tags of reclaim's operations in the log's queue; below them are the numbers of checkpoints.
-pub(crate) const TAG_FOOTER: u64 = 1 << 32;
-pub(crate) const TAG_RECORD: u64 = 2 << 32;
 /// Bytes of a segment's end that are read at first.
 const TAIL_BYTES: u64 = 64 * 1024;
 /// How long a victim that could not be emptied is left alone: pins end, and room comes, without a signal.
 const KEPT: Duration = Duration::from_secs(1);
+/// The same of one that could not be read: each try may take the device long.
+const UNREADABLE: Duration = Duration::from_secs(60);
 
 /// A record of the victim that is to survive.
 #[derive(Clone, Debug)]
@@ -46,9 +46,9 @@ struct Survivor {
 #[derive(Debug, PartialEq, Eq)]
 enum Stage {
     Footer,
+    Scanning,
     Moving,
     Syncing,
-    Leaving,
 }
 
 /// A reclaim under way.
@@ -56,6 +56,7 @@ pub(crate) struct Reclaim {
     segment: SegmentId,
     identity: SegmentIdentity,
     stage: Stage,
+    scan: Option<Scan>,
     /// Every member of the victim: fingerprint and place.
     members: Vec<(u128, SsdPlace)>,
     to_read: Vec<Survivor>,
@@ -73,8 +74,8 @@ impl Reclaim {
     /// Whether something of the victim is, or may be once its footer was read, still to be appended.
     pub fn needs_room(&self) -> bool {
         match self.stage {
-            Stage::Footer | Stage::Moving => true,
-            Stage::Syncing | Stage::Leaving => false,
+            Stage::Footer | Stage::Scanning | Stage::Moving => true,
+            Stage::Syncing => false,
         }
     }
 }
@@ -92,12 +93,13 @@ impl Flusher {
         if self.reclaim.is_some() && self.is_read_only() {
             self.stop_moving();
         }
-        let Some(stage) = self.reclaim.as_ref().map(|r| &r.stage) else { return self.begin_reclaim() };
-        match stage {
-            Stage::Footer | Stage::Syncing => false,
-            Stage::Moving => self.move_records(),
-            Stage::Leaving => self.leave(),
-        }
+        let left = self.leave();
+        let more = match self.reclaim.as_ref().map(|r| &r.stage) {
+            None => self.begin_reclaim(),
+            Some(Stage::Footer | Stage::Scanning | Stage::Syncing) => false,
+            Some(Stage::Moving) => self.move_records(),
+        };
+        left || more
     }
 
     fn begin_reclaim(&mut self) -> bool {
@@ -109,13 +111,15 @@ impl Flusher {
         let mut core = self.shared.lock();
         let index_full = core.index.len() * 100 > core.index.capacity() * 95;
         let now = self.shared.now();
-        self.quarantined.retain(|_, until| *until > now);
-        let Some(ssd) = core.ssd.as_mut().filter(|s| s.health == SsdHealth::On) else { return false };
-        if ssd.segments.count(SegmentState::Free) >= low && !index_full {
+        self.kept.retain(|_, until| *until > now);
+        let Some(ssd) = core.ssd.as_mut().filter(|s| s.health.writes()) else { return false };
+        // Readers are gone soon; one that stays does not hold up the rest.
+        let soon = self.leaving.iter().filter(|(_, since)| now.since(*since) < KEPT).count();
+        if ssd.segments.count(SegmentState::Free) + soon >= low && !index_full {
             return false;
         }
         let mut sealed = ssd.segments.sealed();
-        sealed.retain(|s| !self.quarantined.contains_key(&s.segment));
+        sealed.retain(|s| !self.kept.contains_key(&s.segment));
         let Some(victim) = ssd.policy.victim(&sealed).map(|i| sealed[i].segment) else {
             let none_free = ssd.segments.count(SegmentState::Free) == 0;
             let refused = core.counters.puts_refused;
@@ -130,6 +134,7 @@ impl Flusher {
             segment: victim,
             identity,
             stage: Stage::Footer,
+            scan: None,
             members: Vec::new(),
             to_read: Vec::new(),
             reading: BTreeMap::new(),
@@ -189,12 +194,12 @@ impl Flusher {
 
     /// An operation that reclaim or a checkpoint submitted came back.
     pub(crate) fn other(&mut self, tag: u64, completion: Completion) {
-        if tag == TAG_FOOTER {
-            self.footer_read(completion);
-        } else if tag >= TAG_RECORD {
-            self.record_read(tag, completion);
-        } else {
-            self.checkpoint_ended(tag, completion.result);
+        match tag >> 32 << 32 {
+            TAG_TRIAL => self.trial_ended(completion),
+            TAG_SCAN => self.scan_read(completion),
+            TAG_RECORD => self.record_read(tag, completion),
+            TAG_FOOTER => self.footer_read(completion),
+            _ => self.checkpoint_ended(tag, completion.result),
         }
     }
 
@@ -212,11 +217,10 @@ impl Flusher {
         match footer::decode(&part.bytes()[from..], identity, segment_bytes) {
             Ok((_, entries)) if !failed => self.choose(&entries),
             _ => {
-                tracing::warn!(
-                    segment = identity.segment.0,
-                    "segment has no readable footer, it is not reused before the next open"
-                );
-                self.keep_victim(Duration::MAX);
+                if failed {
+                    self.suspect(identity.segment);
+                }
+                self.begin_scan();
             }
         }
     }
@@ -288,10 +292,9 @@ impl Flusher {
     pub(crate) fn reclaim_synced(&mut self, ok: bool) {
         let Some(r) = self.reclaim.as_mut() else { return };
         if !ok {
-            return self.keep_victim(Duration::MAX);
+            return self.keep_victim(KEPT);
         }
-        let members = std::mem::take(&mut r.members);
-        r.stage = Stage::Leaving;
+        let (segment, members) = (r.segment, std::mem::take(&mut r.members));
         let mut core = self.shared.lock();
         let stays = |(fp, place): &(u128, SsdPlace)| {
             core.pins.is_pinned(*fp)
@@ -305,22 +308,34 @@ impl Flusher {
         for (fingerprint, place) in members {
             core.drop_ssd(fingerprint, place);
         }
-    }
-
-    fn leave(&mut self) -> bool {
-        let Some(segment) = self.reclaim.as_ref().map(|r| r.segment) else { return false };
-        let mut core = self.shared.lock();
-        let Some(ssd) = core.ssd.as_mut() else { return false };
-        let s = ssd.segments.get_mut(segment);
-        if s.readers > 0 && !mutant::on(Mutant::ReadersIgnored) {
-            return false;
-        }
-        s.state = SegmentState::Free;
-        core.counters.segments_reclaimed += 1;
         drop(core);
         self.reclaim = None;
-        self.shared.progress.raise();
-        true
+        self.leaving.push((segment, self.shared.now()));
+        self.leave();
+    }
+
+    /// Emptied victims are free once their last reader has left; true if one is.
+    fn leave(&mut self) -> bool {
+        if self.leaving.is_empty() {
+            return false;
+        }
+        let shared = self.shared.clone();
+        let mut core = shared.lock();
+        let before = self.leaving.len();
+        self.leaving.retain(|(segment, _)| {
+            let readers = core.ssd.as_ref().map_or(0, |s| s.segments.get(*segment).readers);
+            if readers > 0 && !mutant::on(Mutant::ReadersIgnored) {
+                return true;
+            }
+            core.set_segment_state(*segment, SegmentState::Free);
+            core.counters.segments_reclaimed += 1;
+            false
+        });
+        let left = self.leaving.len() < before;
+        if left {
+            self.shared.progress.raise();
+        }
+        left
     }
 
     /// Nothing more is written: what was to be moved stays where it is, and so does the victim.
@@ -336,10 +351,8 @@ impl Flusher {
     /// Give up on this victim for `duration`.
     fn keep_victim(&mut self, duration: Duration) {
         let Some(r) = self.reclaim.take() else { return };
-        self.quarantined.insert(r.segment, self.shared.now().after(duration));
-        if let Some(ssd) = self.shared.lock().ssd.as_mut() {
-            ssd.segments.get_mut(r.segment).state = SegmentState::Sealed;
-        }
+        self.kept.insert(r.segment, self.shared.now().after(duration));
+        self.shared.lock().set_segment_state(r.segment, SegmentState::Sealed);
     }
 }
 

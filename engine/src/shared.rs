@@ -1,6 +1,6 @@
 //! What every session and the flusher share.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -40,8 +40,10 @@ pub(crate) struct Shared {
     /// Raised by the flusher whenever something that callers wait for may have changed.
     pub progress: Signal,
     pub closed: AtomicBool,
-    /// A direct read was late: until one comes in time again, reads are staged.
+    /// A direct read was late: until all of those are back, and then one comes in time, reads are staged.
     pub sick: AtomicBool,
+    /// Direct reads past their deadline that the kernel still has.
+    pub late_reads: AtomicU64,
 }
 
 impl Shared {

@@ -121,8 +121,14 @@ pub struct Stats {
     pub flush_errors: u64,
     /// Reads that failed.
     pub read_errors: u64,
-    /// `off`, `on` or `read-only` now.
+    /// `on`, `read-only` or `off` now; `off` too if there is no SSD tier.
     pub ssd_state: String,
+    /// How often that has changed.
+    pub ssd_state_changes: u64,
+    /// Segments of which something could not be read, or was not intact, now.
+    pub segments_suspect: u64,
+    /// Segments that are not read or used any more, since too much of them was not intact, now.
+    pub segments_quarantined: u64,
     /// Bytes acked and not yet written to SSD now.
     pub unflushed_bytes: u64,
 }
@@ -131,6 +137,7 @@ impl Stats {
     pub(crate) fn of(core: &crate::core::Core) -> Stats {
         let c = &core.counters;
         let dram_objects = core.frames.iter().map(|(_, f)| f.data.members.len() as u64).sum();
+        let health = core.ssd.as_ref().map(|s| &s.health);
         let named = MissCause::ALL.iter().zip(c.misses);
         Stats {
             objects: core.index.objects(),
@@ -166,12 +173,10 @@ impl Stats {
             waiting_bytes: core.waiting.bytes(),
             flush_errors: c.flush_errors,
             read_errors: c.read_errors,
-            ssd_state: match core.ssd.as_ref().map(|s| s.health) {
-                None => "off",
-                Some(crate::core::SsdHealth::On) => "on",
-                Some(crate::core::SsdHealth::ReadOnly) => "read-only",
-            }
-            .into(),
+            ssd_state: health.map_or("off", |h| h.state().name()).into(),
+            ssd_state_changes: health.map_or(0, |h| h.changes()),
+            segments_suspect: health.map_or(0, |h| h.suspects() as u64),
+            segments_quarantined: health.map_or(0, |h| h.quarantined() as u64),
             unflushed_bytes: core.ssd.as_ref().map_or(0, |s| s.unflushed_bytes),
         }
     }

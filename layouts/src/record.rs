@@ -197,7 +197,7 @@ impl<'a> Record<'a> {
 
     /// The store that the header at the start of `block` claims to belong to: a test that costs nothing, for
     /// refusing foreign bytes before anything else is read for their sake.
-    pub(crate) fn claimed_store(block: &[u8]) -> Option<StoreId> {
+    pub fn claimed_store(block: &[u8]) -> Option<StoreId> {
         read::<RecordHead>(block).map(|head| head.store)
     }
 

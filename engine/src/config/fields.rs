@@ -45,7 +45,7 @@ const DRAM_MAX: Size = Size::gib(64 << 10);
 const SSD_MAX: Size = Size::gib(1 << 20);
 const KIB_64: Size = Size::kib(64);
 
-static FIELDS: [Field; 23] = [
+static FIELDS: [Field; 26] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
     row!(dram.bytes, Rule::SizeOrZero { min: KIB_64, max: DRAM_MAX }),
@@ -60,6 +60,9 @@ static FIELDS: [Field; 23] = [
     row!(ssd.write_depth, Rule::Count { min: 1, max: 64 }),
     row!(ssd.write_bytes, Rule::Size { min: KIB_64, max: Size::mib(16), grain: Grain::MultipleOf(4096) }),
     row!(ssd.checkpoint_segments, Rule::Count { min: 0, max: u32::MAX as u64 }),
+    row!(ssd.probe_ms, Rule::Count { min: 1, max: 3_600_000 }),
+    row!(ssd.probe_max_ms, Rule::Count { min: 1, max: 3_600_000 }),
+    row!(ssd.quarantine_after, Rule::Count { min: 1, max: 1_000_000 }),
     row!(staging.bytes, Rule::Size { min: KIB_64, max: TIB, grain: Grain::Any }),
     row!(staging.ratio, Rule::RatioAboveZero { max: 1.0 }),
     // Whole checksum blocks, so that each chunk can be verified by itself.

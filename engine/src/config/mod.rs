@@ -136,6 +136,16 @@ pub struct SsdConfig {
     /// Write an index checkpoint each time this many segments were sealed. Default 16; 0: only at close.
     /// Lower it to open faster after a crash, for more writes.
     pub checkpoint_segments: u32,
+    /// How long after the drive failed it is tried again whether it does its work, in milliseconds; the pause doubles
+    /// as long as it does not. Default 1000; 1 to 3 600 000. Raise it for drives that take long to come back.
+    pub probe_ms: u64,
+    /// The longest such pause, in milliseconds. Default 60 000; at least `ssd.probe_ms`, at most 3 600 000. Lower it
+    /// where the drive must be in use again soon.
+    pub probe_max_ms: u64,
+    /// Failing reads in a segment (of the device, or of what is not intact) after which it is quarantined: neither
+    /// read nor used before the store is opened again. Default 3; 1 to 1 000 000. Raise it for drives that fail reads
+    /// and recover; 1 where reads from a bad place take long.
+    pub quarantine_after: u32,
 }
 
 /// Settings of the staging memory.
@@ -233,6 +243,9 @@ impl Default for SsdConfig {
             write_depth: 8,
             write_bytes: Size::mib(1),
             checkpoint_segments: 16,
+            probe_ms: 1000,
+            probe_max_ms: 60_000,
+            quarantine_after: 3,
         }
     }
 }

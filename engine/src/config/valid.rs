@@ -139,6 +139,17 @@ impl ValidConfig {
         self.config.ssd.checkpoint_segments
     }
 
+    /// Pause before the first trial of a drive that failed, and the longest.
+    pub fn probe_pauses(&self) -> (Duration, Duration) {
+        let ssd = &self.config.ssd;
+        (Duration::from_millis(ssd.probe_ms), Duration::from_millis(ssd.probe_max_ms))
+    }
+
+    /// Failing reads in a segment after which it is quarantined.
+    pub fn quarantine_after(&self) -> u32 {
+        self.config.ssd.quarantine_after
+    }
+
     /// Bytes of staging memory.
     pub fn staging_bytes(&self) -> u64 {
         self.config.staging.bytes.bytes()

@@ -45,6 +45,7 @@ pub(super) fn resolve(draft: Draft, facts: &Facts) -> Result<ValidConfig, Config
     let mut relations = Relations { draft, numbers };
     relations.check_capacity();
     relations.check_segments();
+    relations.check_probe();
     relations.check_staging();
     relations.check_memory(facts);
     let Draft { config, problems, .. } = relations.draft;
@@ -157,6 +158,15 @@ impl Relations {
         if self.sound(&["ssd.write_bytes"]) && write > segment {
             let message = format!("must be at most a segment, got={write} ssd.segment_bytes={segment}");
             self.problem("ssd.write_bytes", message);
+        }
+    }
+
+    /// The longest pause is no shorter than the first.
+    fn check_probe(&mut self) {
+        let (first, longest) = (self.draft.config.ssd.probe_ms, self.draft.config.ssd.probe_max_ms);
+        if self.sound(&["ssd.probe_ms", "ssd.probe_max_ms"]) && longest < first {
+            let message = format!("must be at least ssd.probe_ms, got={longest} ssd.probe_ms={first}");
+            self.problem("ssd.probe_max_ms", message);
         }
     }
 

@@ -8,7 +8,7 @@ use pagelith_layouts::record::GroupKind;
 use pagelith_tiers::policy::{FrameId, Recency};
 
 use super::{At, Kind, Stored};
-use crate::core::{Core, SsdHealth};
+use crate::core::Core;
 use crate::error::Error;
 use crate::frames::{FrameData, FrameMember, FrameRef, FrameState};
 use crate::groups::waiting::Attached;
@@ -43,7 +43,7 @@ pub(crate) fn publish(
         core.counters.puts_busy += objects;
         return Stored::Back(error, members);
     }
-    let writes = core.ssd.as_ref().is_some_and(|s| s.health == SsdHealth::On);
+    let writes = core.ssd.as_ref().is_some_and(|s| s.health.writes());
     if core.write_buffer_only && !writes {
         // There is no tier left that would keep it.
         return refused(&mut core, &members);
@@ -239,7 +239,7 @@ fn insert(
     data: FrameData,
     at: Recency,
 ) -> std::result::Result<Option<FrameRef>, Vec<FrameMember>> {
-    let on_ssd = core.ssd.as_ref().is_some_and(|s| s.health == SsdHealth::On);
+    let on_ssd = core.ssd.as_ref().is_some_and(|s| s.health.writes());
     let data = Arc::new(data);
     let Some(frame) = core.frames.insert(data.clone(), FrameState::Queued, at) else {
         return Err(Arc::try_unwrap(data).map(|d| d.members).unwrap_or_default());

@@ -10,9 +10,9 @@ use pagelith_tiers::ssd::append::{RecordPlace, Unit, UnitMember};
 use pagelith_tiers::ssd::read::Verifier;
 use pagelith_tiers::ssd::segments::SegmentState;
 
-use super::{KEPT, Stage, TAG_RECORD};
+use super::{KEPT, Stage};
 use crate::core::Core;
-use crate::flusher::{Appended, Flusher, Purpose, Written};
+use crate::flusher::{Appended, Flusher, Purpose, TAG_RECORD, Written};
 use crate::index::SsdPlace;
 
 /// Records read and not yet appended.
@@ -98,8 +98,11 @@ impl Flusher {
                     offset = survivor.record,
                     "extent is damaged, it is not moved"
                 );
+                let segment = r.segment;
+                let now = self.shared.now();
                 let mut core = self.shared.lock();
                 core.counters.damaged += survivor.members.len() as u64;
+                core.suspect(segment, now);
                 survivor.members.iter().for_each(|(fp, place)| {
                     core.drop_ssd(*fp, *place);
                 });
@@ -165,7 +168,7 @@ impl Flusher {
 
     pub(crate) fn move_written(&mut self, id: u64, members: Vec<(u128, SsdPlace)>, place: &RecordPlace) {
         let mut core = self.shared.lock();
-        let mut now = Vec::new();
+        let (mut now, mut from) = (Vec::new(), Vec::new());
         // A member that could not be read has left meanwhile, and takes the others along: a group is whole or not
         // here.
         let whole = is_alive(&core, &members) && !members.iter().any(|(_, old)| core.is_broken_at(*old));
@@ -180,10 +183,14 @@ impl Flusher {
             let new = SsdPlace { payload_delta: old.payload_delta, ..SsdPlace::at(segment, record, 0) };
             if core.place_ssd(*fingerprint, |e| e.ssd == Some(*old), new) {
                 now.push((*fingerprint, new));
+                from.push(*old);
             }
         }
         drop(core);
-        self.written.insert(id, Written { members: now, bytes: place.bytes, first_time: false });
+        // Without members nobody's place depends on it.
+        if !now.is_empty() {
+            self.written.insert(id, Written { members: now, bytes: place.bytes, from });
+        }
         self.reclaim_unit_done();
     }
 

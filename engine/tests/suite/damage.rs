@@ -104,6 +104,26 @@ pub fn in_the_footer(world: &World) {
     assert_eq!(store.opened().scanned_segments, 0, "{:?}", store.opened());
 }
 
+/// A head that was acked and never came: what lies behind it was flushed.
+pub fn in_the_head_of_a_segment_costs_nothing(world: &World) {
+    let mut config = world.config();
+    config.ssd.checkpoint_segments = 0;
+    let store = world.open(&config);
+    store_pages(&store, 0..40, LEN);
+    store.remove(&[key(0)], Options::default()).expect("removed");
+    store_pages(&store, 40..60, LEN);
+    flush(&store);
+    store.abandon();
+    for n in [1, 39] {
+        world.write(0, "segments", find(world, key(n)).record >> 20 << 20, &[0; 4096]);
+    }
+    let store = world.open(&config);
+    for n in 1..60 {
+        hit_page(&store, n, LEN);
+    }
+    gone(world, &store, key(0), LEN);
+}
+
 pub fn in_a_group_takes_all_of_it(world: &World) {
     if !world.tells_keys_apart() {
         return; // Siblings cannot be told from strangers.

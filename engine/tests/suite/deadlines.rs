@@ -58,6 +58,125 @@ pub fn flush_and_remove_end_while_syncs_hang(world: &World) {
     assert_eq!(store.stats().ssd_state, "on");
 }
 
+/// A direct read that hangs returns late; as long as the kernel has its memory, all other reads are staged and end in
+/// time, however well some of them go.
+pub fn while_a_direct_read_is_late_others_are_staged(world: &World) {
+    let Some(sim) = world.sim() else { return };
+    if world.constant {
+        return; // Each get would look at several records.
+    }
+    let config = world.config();
+    let store = world.open(&config);
+    store_pages(&store, 0..6, LEN);
+    let store = world.reopen(store, &config);
+    let mut stuck = store.session().expect("a session");
+    let mut session = store.session().expect("a session");
+    let submit = |session: &mut pagelith::Session, n: u64| {
+        let destination = pagelith::Destination::owned(pagelith::AlignedBuf::new(LEN).expect("memory"));
+        session.submit_get(vec![pagelith::Get { key: key(n), range: None, destination }], SOON)
+    };
+    let outcome =
+        |session: &mut pagelith::Session, ticket| match session.wait(ticket, Duration::from_millis(40)) {
+            Some(pagelith::Done::Get(mut done)) => Some(done.remove(0).outcome),
+            Some(other) => panic!("{other:?}"),
+            None => None,
+        };
+    sim.disk.hold(FaultOp::Read, None);
+    let late = submit(&mut stuck, 0);
+    assert_eq!(outcome(&mut stuck, late), None, "its memory is the kernel's");
+    assert_eq!(store.stats().late_direct, 1);
+    let ticket = submit(&mut session, 1);
+    assert_eq!(outcome(&mut session, ticket), Some(Ok(GetOutcome::Miss(MissCause::Late))), "staged: it ends");
+    // Reads end again, but nobody has asked for the first one yet.
+    sim.disk.release();
+    let before = store.stats().staged_bytes;
+    for n in 2..4 {
+        let ticket = submit(&mut session, n);
+        assert!(outcome(&mut session, ticket).is_some_and(|o| o.is_ok_and(|o| o.is_hit())), "n={n}");
+    }
+    assert!(store.stats().staged_bytes > before + LEN as u64, "one read in time is no proof");
+    assert!(outcome(&mut stuck, late).is_some(), "it is back");
+    for n in 4..6 {
+        let ticket = submit(&mut session, n);
+        assert!(outcome(&mut session, ticket).is_some_and(|o| o.is_ok_and(|o| o.is_hit())), "n={n}");
+    }
+    let staged = store.stats().staged_bytes;
+    hit_page(&store, 4, LEN);
+    assert_eq!(store.stats().staged_bytes, staged, "reads are direct again");
+    assert_eq!(store.stats().late_direct, 1);
+}
+
+/// Everything that asks the device something ends while the device does not answer.
+pub fn every_call_ends_while_the_device_hangs(world: &World) {
+    let Some(sim) = world.sim() else { return };
+    if world.constant {
+        return; // Each look would be at several records.
+    }
+    let mut config = world.config();
+    config.deadline_ms = 200;
+    let store = world.open(&config);
+    store_pages(&store, 0..6, LEN);
+    let store = world.reopen(store, &config);
+    for op in [FaultOp::Read, FaultOp::Write, FaultOp::Sync] {
+        sim.disk.hold(op, None);
+    }
+    let took = |what: &str, began: pagelith::io::clock::Mono| {
+        let took = pagelith::io::clock::Clock::now(&sim.clock).since(began);
+        assert!(took <= Duration::from_millis(450), "{what} took {took:?}");
+    };
+    let now = || pagelith::io::clock::Clock::now(&sim.clock);
+    let mut crooked = Crooked::new(LEN);
+    let began = now();
+    assert_eq!(get_into(&store, key(1), crooked.slice()), Ok(GetOutcome::Miss(MissCause::Late)));
+    took("get", began);
+    // A put that has to look at a header first.
+    let began = now();
+    let outcome = put(&store, key(2), &bytes(2, LEN)).map_err(|e| e.kind);
+    assert_eq!(outcome, Err(ErrorKind::Busy));
+    took("put", began);
+    for (what, call) in [
+        (
+            "remove",
+            Box::new(|| store.remove(&[key(3)], Options::default()).map(|_| ())) as Box<dyn Fn() -> _>,
+        ),
+        ("clear", Box::new(|| store.clear(namespace("m"), Options::default()).map(|_| ()))),
+        ("flush", Box::new(|| store.flush(Options::default()).map(|_| ()))),
+    ] {
+        let began = now();
+        assert_eq!(call().map_err(|e: pagelith::Error| e.kind), Err(ErrorKind::Unavailable), "{what}");
+        took(what, began);
+    }
+    // Puts go on from memory.
+    let began = now();
+    assert_eq!(put(&store, key(50), &bytes(50, LEN)), Ok(PutOutcome::Stored));
+    took("put", began);
+    let began = now();
+    assert_eq!(store.close().map_err(|e| e.kind), Err(ErrorKind::Unavailable));
+    let took_all = now().since(began);
+    assert!(took_all <= Duration::from_millis(1000), "close took {took_all:?}");
+    sim.disk.release();
+}
+
+/// So does opening a store.
+pub fn an_open_ends_while_reads_hang(world: &World) {
+    let Some(sim) = world.sim() else { return };
+    let mut config = world.config();
+    config.deadline_ms = 200;
+    let store = world.open(&config);
+    store_pages(&store, 0..6, LEN);
+    store.close().expect("closed");
+    for op in [FaultOp::Read, FaultOp::Sync] {
+        sim.disk.hold(op, None);
+        let began = pagelith::io::clock::Clock::now(&sim.clock);
+        let opened = world.try_open(&config).map(|_| ());
+        let took = pagelith::io::clock::Clock::now(&sim.clock).since(began);
+        assert!(took <= Duration::from_millis(1000), "op={op} took {took:?}");
+        assert!(opened.is_err(), "op={op}");
+        sim.disk.release();
+    }
+    hit_page(&world.open(&config), 1, LEN);
+}
+
 pub fn a_staged_get_ends_while_reads_hang(world: &World) {
     let Some(sim) = world.sim() else { return };
     let config = world.config();

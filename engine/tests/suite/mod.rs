@@ -19,6 +19,7 @@ pub mod reclaim;
 pub mod removal;
 pub mod round_trip;
 pub mod shapes;
+pub mod sick;
 pub mod staging;
 pub mod stats;
 pub mod tickets;
@@ -124,6 +125,9 @@ macro_rules! for_all_behaviours {
             deadlines::no_time_at_all,
             deadlines::flush_and_remove_end_while_syncs_hang,
             deadlines::a_staged_get_ends_while_reads_hang,
+            deadlines::while_a_direct_read_is_late_others_are_staged,
+            deadlines::every_call_ends_while_the_device_hangs,
+            deadlines::an_open_ends_while_reads_hang,
             shapes::without_ssd,
             shapes::without_dram,
             shapes::two_directories,
@@ -136,9 +140,20 @@ macro_rules! for_all_behaviours {
             damage::in_the_payload,
             damage::in_the_header,
             damage::in_the_footer,
+            damage::in_the_head_of_a_segment_costs_nothing,
             damage::in_a_group_takes_all_of_it,
             damage::of_a_range_is_found_where_it_is_read,
             damage::by_the_record_of_another_place,
+            sick::a_failed_sync_makes_it_read_only_until_a_trial_succeeds,
+            sick::a_second_failed_sync_turns_it_off_and_a_trial_on_again,
+            sick::two_rounds_of_failing_writes_are_borne_and_three_are_not,
+            sick::a_failed_write_seals_the_segment_at_its_last_good_record,
+            sick::a_manifest_that_could_not_be_written_is_written_later,
+            sick::a_device_that_ends_nothing_is_not_waited_for,
+            sick::what_was_durable_is_not_lost_by_a_sync_that_fails_while_it_moves,
+            sick::a_segment_without_a_footer_is_reclaimed,
+            sick::a_segment_that_fails_too_often_is_quarantined,
+            sick::many_quarantined_segments_make_it_read_only,
         }
     };
 }

@@ -112,8 +112,10 @@ pub struct OpenSegment {
     pub head: Head,
     /// Writes under way.
     pub writes: usize,
-    /// A write failed: nothing more is appended, and no footer is written.
+    /// A write failed: nothing more is appended.
     pub failed: bool,
+    /// No footer is to be written: what it would vouch for is not known to be durable.
+    pub footerless: bool,
 }
 
 impl OpenSegment {
@@ -137,6 +139,7 @@ impl OpenSegment {
             head: Head::Awaited(Vec::new()),
             writes: 0,
             failed: false,
+            footerless: false,
         })
     }
 
@@ -197,6 +200,23 @@ impl OpenSegment {
         self.gather.bytes += place.bytes;
         self.next_offset += place.bytes;
         Ok(place)
+    }
+
+    /// These records were not written: nothing more is appended, and the footer will not name them. The smallest
+    /// sequence stays as it is: a device that fails a write may have written it all the same.
+    pub fn lost(&mut self, units: &[(u64, RecordPlace)]) {
+        self.failed = true;
+        let of = |e: &FooterEntry| units.iter().any(|(_, p)| p.offset == u64::from(e.record_block) * ALIGN);
+        self.entries.retain(|e| !of(e));
+    }
+
+    /// Whether a footer is to be written once everything in it is durable.
+    pub fn wants_footer(&self) -> bool {
+        let headless = match &self.head {
+            Head::Failed(_) => true,
+            Head::Awaited(_) | Head::Written => false,
+        };
+        !self.footerless && !headless && !self.entries.is_empty()
     }
 
     /// Bytes and parts gathered and not yet taken.

@@ -7,7 +7,8 @@
 //! - A footer is written only after a sync that covers every record it lists: otherwise a crash leaves a
 //!   valid table of invalid records, and open prefers it to older copies that are intact.
 //! - Records are appended in the order they were given in: a tombstone lies behind all that it shadows.
-//! - After a failed sync nothing is appended, sealed or trusted any more.
+//! - After a failed sync nothing is appended or sealed with a footer, and nothing that was written since the last
+//!   good one is trusted. The sync is never tried again; [`Log::trust_again`] begins anew, with other segments.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,11 +32,14 @@ use super::volume::Volume;
 pub enum Event {
     /// These records lie on the device and can be read; they are not durable yet.
     Written(Vec<(u64, RecordPlace)>),
-    /// These were not written; the owner may append them again.
-    WriteFailed(Vec<u64>, IoFault),
-    /// These were written for nothing: the head of their segment, whose failure was told before, was not. The owner
-    /// may append them again.
-    Headless(Vec<u64>, IoFault),
+    /// A write to this segment failed, and these were not written (none, if it was the footer); the owner may append
+    /// them again. The segment is sealed early.
+    WriteFailed(SegmentIdentity, Vec<u64>, IoFault),
+    /// These were never written because of a failure that is told of by itself, or written for nothing: the head of
+    /// their segment was not. The owner may append them again.
+    Unwritten(Vec<u64>, IoFault),
+    /// A sync failed: from now on nothing is appended.
+    SyncFailed(IoFault),
     /// These are durable.
     Durable(Vec<(u64, RecordPlace)>),
     /// A sync failed: these were written since the last good one and are not to be trusted.
@@ -48,7 +52,9 @@ pub enum Event {
     Sealed(FooterFacts, bool),
     /// A namespace's generation is durable, or may not be.
     Generation(NamespaceId, Generation, Result<(), IoFault>),
-    /// The manifest could not be written: segments can no longer be reused.
+    /// This segment's new incarnation may be durable or not: it is not opened.
+    NotReady(SegmentId, IoFault),
+    /// The manifest could not be written.
     ManifestFailed(IoFault),
     /// An operation of [`Log::submit`] ended.
     Other(u64, Completion),
@@ -112,6 +118,8 @@ pub struct Log {
     pub(super) sync_count: u64,
     /// Completions that came while waiting for room.
     pub(super) early: Vec<Completion>,
+    /// Operations that have ended.
+    pub(super) ended: u64,
 }
 
 impl Log {
@@ -140,6 +148,7 @@ impl Log {
             bytes_written: 0,
             sync_count: 0,
             early: Vec::new(),
+            ended: 0,
         })
     }
 
@@ -156,6 +165,11 @@ impl Log {
             && !self.syncs.busy()
             && !self.manifest.busy()
             && self.sealing.is_empty()
+    }
+
+    /// Operations that have ended so far: while it stands still with some in flight, the device does nothing.
+    pub fn ended(&self) -> u64 {
+        self.ended
     }
 
     /// Operations in flight.
@@ -193,6 +207,31 @@ impl Log {
     /// Whether a unit that the open segment does not take could go into the spare one.
     pub fn has_spare(&self) -> bool {
         self.spare.is_some()
+    }
+
+    /// The segment that is kept ready: its incarnation is durable and nothing was written to it.
+    pub fn spare(&self) -> Option<(SegmentIdentity, SegmentOrder)> {
+        self.spare
+    }
+
+    /// Give the segment that is kept ready back to the owner.
+    pub fn drop_spare(&mut self) -> Option<SegmentId> {
+        self.spare.take().map(|(identity, _)| identity.segment)
+    }
+
+    /// Whether a segment is being prepared.
+    pub fn is_preparing(&self) -> bool {
+        self.preparing
+    }
+
+    /// Take records again after a failed sync; false, and nothing happens, while anything from before is under way.
+    /// What was untrusted stays so: its segment is sealed, and no later sync is taken to cover it.
+    pub fn trust_again(&mut self) -> bool {
+        let over = self.idle() && self.open.is_none() && self.unsynced.is_empty() && self.in_round.is_empty();
+        if self.sync_fault.is_some() && over {
+            self.sync_fault = None;
+        }
+        self.sync_fault.is_none()
     }
 
     /// Whether segments are being sealed.
@@ -292,6 +331,24 @@ impl Log {
             Pending::Records { segment, file, units, with_head },
         );
         self.syncs.write_begun(self.token);
+    }
+
+    /// A sync failed. What was only gathered is not written any more, and the open segment is put away.
+    pub(super) fn distrust(&mut self, fault: IoFault, events: &mut Vec<Event>) {
+        if self.sync_fault.is_some() {
+            return;
+        }
+        self.sync_fault = Some(fault.clone());
+        if let Some(mut segment) = self.open.take() {
+            segment.footerless = true;
+            if let Some(Gather { units, .. }) = segment.take() {
+                segment.writes -= 1;
+                segment.lost(&units);
+                events.push(Event::Unwritten(units.into_iter().map(|(id, _)| id).collect(), fault.clone()));
+            }
+            self.sealing.push(Sealing { segment, stage: Stage::Writes });
+        }
+        events.push(Event::SyncFailed(fault));
     }
 
     pub(super) fn begin(&mut self, op: Op, pending: Pending) {

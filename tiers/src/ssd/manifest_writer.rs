@@ -1,5 +1,8 @@
 //! Changing the manifest: first one copy, synced, then the other, synced. At every moment at least one copy
 //! holds each block whole, and a change counts once both do.
+//!
+//! After a failure the blocks of the round are suspect in the copy that was being written: torn, or written and not
+//! durable. The next round writes them again, and begins with that copy, because the other one is whole.
 
 use std::collections::BTreeSet;
 
@@ -33,6 +36,8 @@ struct Round {
     changes: Vec<Change>,
     blocks: BTreeSet<u32>,
     copy: usize,
+    /// Whether the other copy is done.
+    second: bool,
     stage: Stage,
     /// Operations not yet handed out.
     ops: Vec<Op>,
@@ -45,13 +50,17 @@ pub struct ManifestWriter {
     manifest: Manifest,
     waiting: Vec<Change>,
     round: Option<Round>,
+    /// Blocks that may be ruined, or not durable, in the copy that the next round begins with.
+    suspect: BTreeSet<u32>,
+    first: usize,
     bytes_written: u64,
 }
 
 impl ManifestWriter {
     /// The writer of a store's manifest.
     pub fn new(manifest: Manifest) -> ManifestWriter {
-        ManifestWriter { manifest, waiting: Vec::new(), round: None, bytes_written: 0 }
+        let (waiting, suspect) = (Vec::new(), BTreeSet::new());
+        ManifestWriter { manifest, waiting, round: None, suspect, first: 0, bytes_written: 0 }
     }
 
     /// The manifest with every change that was asked for so far and has begun to be written.
@@ -74,8 +83,8 @@ impl ManifestWriter {
         self.round.is_some() || !self.waiting.is_empty()
     }
 
-    /// The next operation to submit, if there is one.
-    pub fn next_op(&mut self, volume: &Volume) -> Result<Option<Op>, IoFault> {
+    /// The next operation to submit, if there is one; or the changes that could not even be begun.
+    pub fn next_op(&mut self, volume: &Volume) -> Result<Option<Op>, (Vec<Change>, IoFault)> {
         if self.round.is_none() && !self.waiting.is_empty() {
             self.begin(volume)?;
         }
@@ -85,9 +94,9 @@ impl ManifestWriter {
         Ok(op)
     }
 
-    fn begin(&mut self, volume: &Volume) -> Result<(), IoFault> {
+    fn begin(&mut self, volume: &Volume) -> Result<(), (Vec<Change>, IoFault)> {
         let changes = std::mem::take(&mut self.waiting);
-        let mut blocks = BTreeSet::new();
+        let mut blocks = self.suspect.clone();
         for change in &changes {
             let block = match *change {
                 Change::Segment(id, incarnation, order) => self.manifest.set_segment(id, incarnation, order),
@@ -98,13 +107,21 @@ impl ManifestWriter {
         let mut round = Round {
             changes,
             blocks,
-            copy: 0,
+            copy: self.first,
+            second: false,
             stage: Stage::Write,
             ops: Vec::new(),
             in_flight: 0,
             fault: None,
         };
-        round.ops = self.writes(volume, &round)?;
+        match self.writes(volume, &round) {
+            Ok(ops) => round.ops = ops,
+            Err(fault) => {
+                // The changes are in the manifest, so their blocks differ from both copies.
+                self.suspect = round.blocks;
+                return Err((round.changes, fault));
+            }
+        }
         self.round = Some(round);
         Ok(())
     }
@@ -122,7 +139,7 @@ impl ManifestWriter {
     }
 
     /// An operation of [`ManifestWriter::next_op`] ended. Returns the changes that are over: durable, or
-    /// failed with the fault. After a failure nothing is known of them; the caller stops trusting the tier.
+    /// failed with the fault. After a failure nothing is known of them: they may be asked for again.
     pub fn ended(
         &mut self,
         volume: &Volume,
@@ -138,27 +155,34 @@ impl ManifestWriter {
             return None;
         }
         if round.fault.is_none() {
-            match (round.stage, round.copy) {
+            match (round.stage, round.second) {
                 (Stage::Write, _) => {
                     // The other copy is not touched before this one is durable.
                     round.stage = Stage::Sync;
                     round.ops.push(Op::Sync { file: volume.manifests[round.copy] });
                     return None;
                 }
-                (Stage::Sync, 0) => {
-                    (round.copy, round.stage) = (1, Stage::Write);
+                (Stage::Sync, false) => {
+                    (round.copy, round.second, round.stage) = (1 - round.copy, true, Stage::Write);
                     let mut next = self.round.take()?;
                     match self.writes(volume, &next) {
                         Ok(ops) => next.ops = ops,
-                        Err(fault) => return Some((next.changes, Err(fault))),
+                        Err(fault) => next.fault = Some(fault),
                     }
+                    let failed = next.fault.is_some();
                     self.round = Some(next);
-                    return None;
+                    if !failed {
+                        return None;
+                    }
                 }
-                (Stage::Sync, _) => {}
+                (Stage::Sync, true) => {}
             }
         }
         let round = self.round.take()?;
+        match &round.fault {
+            Some(_) => (self.suspect, self.first) = (round.blocks, round.copy),
+            None => (self.suspect, self.first) = (BTreeSet::new(), 0),
+        }
         Some((round.changes, round.fault.map_or(Ok(()), Err)))
     }
 }

@@ -23,3 +23,4 @@ pub mod segments;
 pub mod serial;
 pub mod sync;
 pub mod volume;
+pub mod walk;

@@ -41,7 +41,8 @@ impl Log {
             match self.manifest.next_op(&self.volume) {
                 Ok(Some(op)) => self.begin(op, Pending::Manifest),
                 Ok(None) => break,
-                Err(fault) => {
+                Err((changes, fault)) => {
+                    changes.into_iter().for_each(|c| self.changed(c, &Err(fault.clone()), events));
                     events.push(Event::ManifestFailed(fault));
                     break;
                 }
@@ -54,7 +55,7 @@ impl Log {
         while i < self.sealing.len() {
             let Sealing { segment, stage } = &mut self.sealing[i];
             if *stage == Stage::Writes && segment.writes == 0 {
-                if segment.failed || self.sync_fault.is_some() {
+                if !segment.wants_footer() || self.sync_fault.is_some() {
                     let facts = segment.footer_facts();
                     self.sealing.remove(i);
                     events.push(Event::Sealed(facts, false));
@@ -100,6 +101,7 @@ impl Log {
     fn completed(&mut self, completion: Completion, events: &mut Vec<Event>) {
         let Some(pending) = self.pending.remove(&completion.token) else { return };
         let token = completion.token;
+        self.ended += 1;
         match pending {
             Pending::Records { segment, file, units, with_head } => {
                 self.record_writes -= 1;
@@ -110,15 +112,18 @@ impl Log {
             Pending::Footer { segment, file } => {
                 self.syncs.write_ended(token, file);
                 if let Some(at) = self.sealing.iter().position(|s| s.segment.segment() == segment) {
-                    let sealed = self.sealing.remove(at);
-                    events.push(Event::Sealed(sealed.segment.footer_facts(), completion.result.is_ok()));
+                    let sealed = self.sealing.remove(at).segment;
+                    events.push(Event::Sealed(sealed.footer_facts(), completion.result.is_ok()));
+                    if let Err(fault) = completion.result {
+                        events.push(Event::WriteFailed(sealed.identity, Vec::new(), fault));
+                    }
                 }
             }
             Pending::Sync { file } => {
                 let retried = mutant::on(Mutant::SyncRetried);
                 let ok = completion.result.is_ok() || retried;
                 if let Err(fault) = completion.result.or_else(|e| if retried { Ok(()) } else { Err(e) }) {
-                    self.sync_fault.get_or_insert(fault);
+                    self.distrust(fault, events);
                 }
                 if let Some((ids, ok)) = self.syncs.ended(file, ok) {
                     self.answer(ids, ok, events);
@@ -127,6 +132,7 @@ impl Log {
             Pending::Manifest => {
                 if let Some((changes, result)) = self.manifest.ended(&self.volume, completion.result) {
                     changes.into_iter().for_each(|c| self.changed(c, &result, events));
+                    events.extend(result.err().map(Event::ManifestFailed));
                 }
             }
             Pending::Other { tag } => events.push(Event::Other(tag, completion)),
@@ -146,7 +152,10 @@ impl Log {
         let open = self.open.iter_mut().chain(self.sealing.iter_mut().map(|s| &mut s.segment));
         let Some(open) = open.into_iter().find(|o| o.segment() == segment) else { return };
         open.writes -= 1;
-        open.failed |= result.is_err();
+        let identity = open.identity;
+        if result.is_err() {
+            open.lost(&units);
+        }
         let ids = |units: Vec<(u64, RecordPlace)>| units.into_iter().map(|(id, _)| id).collect::<Vec<_>>();
         match (result, &mut open.head) {
             (Ok(()), head @ Head::Awaited(_)) if with_head => {
@@ -157,13 +166,13 @@ impl Log {
             }
             (Ok(()), Head::Awaited(behind)) => behind.extend(units),
             (Ok(()), Head::Written) => self.readable(units, events),
-            (Ok(()), Head::Failed(fault)) => events.push(Event::Headless(ids(units), fault.clone())),
+            (Ok(()), Head::Failed(fault)) => events.push(Event::Unwritten(ids(units), fault.clone())),
             (Err(fault), head) => {
                 if let (Head::Awaited(behind), true) = (&mut *head, with_head) {
                     units.append(behind);
                     *head = Head::Failed(fault.clone());
                 }
-                events.push(Event::WriteFailed(ids(units), fault));
+                events.push(Event::WriteFailed(identity, ids(units), fault));
                 // Nothing more goes into a segment that the device refuses.
                 self.seal_open_if(segment);
             }
@@ -180,7 +189,8 @@ impl Log {
         }
     }
 
-    fn seal_open_if(&mut self, segment: SegmentId) {
+    /// Nothing more is appended to this segment.
+    pub fn seal_open_if(&mut self, segment: SegmentId) {
         if self.open.as_ref().is_some_and(|o| o.segment() == segment) {
             self.seal_open();
         }
@@ -210,7 +220,7 @@ impl Log {
                 self.write_footer(i);
             } else if waits {
                 // Found again by the next look at the segments being sealed.
-                self.sealing[i].segment.failed = true;
+                self.sealing[i].segment.footerless = true;
                 self.sealing[i].stage = Stage::Writes;
             }
         }
@@ -221,7 +231,7 @@ impl Log {
         let segment = self.sealing[i].segment.segment();
         let (bytes, at) = self.sealing[i].segment.footer();
         let Ok(mut buf) = AlignedBuf::new(bytes.len()) else {
-            self.sealing[i].segment.failed = true;
+            self.sealing[i].segment.footerless = true;
             self.sealing[i].stage = Stage::Writes;
             return;
         };
@@ -244,7 +254,10 @@ impl Log {
                     Some((SegmentIdentity { store: self.volume.store, segment, incarnation }, order));
                 events.push(Event::Ready(segment, incarnation, order));
             }
-            (Change::Segment(..), Err(fault)) => events.push(Event::ManifestFailed(fault.clone())),
+            (Change::Segment(segment, ..), Err(fault)) => {
+                self.preparing = false;
+                events.push(Event::NotReady(segment, fault.clone()));
+            }
             (Change::Generation(namespace, generation), result) => {
                 events.push(Event::Generation(namespace, generation, result.clone()));
             }

@@ -12,7 +12,7 @@ use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
 use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder, Sequence};
 use pagelith_layouts::manifest::Manifest;
 use pagelith_layouts::mutant::{self, Mutant};
-use pagelith_layouts::record::RecordKind;
+use pagelith_layouts::record::{Record, RecordKind};
 use pagelith_layouts::scan::{self, Found};
 use pagelith_layouts::segment::{self, SegmentIdentity};
 
@@ -244,9 +244,11 @@ fn replay_segment(
     match serial.read(file, start, ALIGN as usize) {
         Ok(block) => match segment::decode_head(&block, volume.store, id) {
             // The head goes first into a segment: while it is another life's, or nothing, nothing was ever
-            // synced under this incarnation.
-            Ok((in_head, ..)) if in_head != incarnation => return Ok(()),
-            Err(FormatError::Empty { .. }) => return Ok(()),
+            // synced under this incarnation. Unless the device acked it and lost it: then a footer or a record says so.
+            Ok((in_head, ..)) if in_head != incarnation && !was_used(volume, serial, identity) => {
+                return Ok(());
+            }
+            Err(FormatError::Empty { .. }) if !was_used(volume, serial, identity) => return Ok(()),
             // A ruined head says nothing; footer and records do.
             Ok(_) | Err(_) => {}
         },
@@ -283,6 +285,20 @@ fn replay_segment(
     (s.min_sequence, s.data_end) = (facts.min_sequence, facts.data_end);
     found.next_sequence = found.next_sequence.max(Sequence(facts.max_sequence.0 + 1));
     Ok(())
+}
+
+/// Whether something was written to a segment that has no head of its life: a footer, or its first record. What else
+/// might lie in it is not looked for: most segments without a head were only kept ready.
+fn was_used(volume: &Volume, serial: &mut Serial, identity: SegmentIdentity) -> bool {
+    let footer = read_footer(volume, serial, identity).is_ok_and(|f| f.is_ok());
+    let (file, at) = volume.place(identity.segment, ALIGN);
+    let first =
+        |bytes: &AlignedBuf| Record::decode(bytes).is_ok_and(|record| record.expect(identity, ALIGN).is_ok());
+    let used = footer || serial.read(file, at, ALIGN as usize).is_ok_and(|bytes| first(&bytes));
+    if used {
+        tracing::warn!(segment = identity.segment.0, "segment has no head, what is in it is looked for");
+    }
+    used
 }
 
 /// A device that does not answer at all says nothing about the store: it is not opened. One that fails a read

@@ -18,6 +18,8 @@ pub enum SegmentState {
     Sealed,
     /// Being emptied.
     Reclaiming,
+    /// Not trusted: neither read nor used again before the store is opened anew.
+    Quarantined,
 }
 
 /// What is known of one segment.

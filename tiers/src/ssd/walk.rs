@@ -1,0 +1,158 @@
+//! Going through a segment header by header, piece by piece, for whoever has no footer or does not believe it:
+//! reclaim and scrub. Without I/O: it says what to read next and is fed what was read.
+//!
+//! Payloads are stepped over and not verified; a block that is no header of this segment's life is stepped over too.
+
+use pagelith_layouts::align::{ALIGN, align_down};
+use pagelith_layouts::record::Record;
+use pagelith_layouts::segment::SegmentIdentity;
+
+/// Bytes of a segment that are read at a time.
+pub const WINDOW: u64 = 128 * 1024;
+
+/// A walk through one segment.
+#[derive(Debug)]
+pub struct Walk {
+    identity: SegmentIdentity,
+    end: u64,
+    at: u64,
+    /// A header at `at` is longer than what was read of it.
+    need: u64,
+}
+
+impl Walk {
+    /// A walk from behind the segment's head to byte `end`.
+    pub fn new(identity: SegmentIdentity, end: u64) -> Walk {
+        Walk { identity, end: align_down(end), at: ALIGN, need: 0 }
+    }
+
+    /// What to read next: byte offset and length in the segment, multiples of 4096. `None` at the end.
+    pub fn next_read(&self) -> Option<(u64, u64)> {
+        let left = self.end.checked_sub(self.at).filter(|left| *left > 0)?;
+        Some((self.at, self.need.max(WINDOW).min(left)))
+    }
+
+    /// What [`Walk::next_read`] asked for. Each record whose header begins in it, and is all there, is `found`.
+    pub fn feed(&mut self, bytes: &[u8], found: &mut dyn FnMut(&Record<'_>)) {
+        let from = self.at;
+        self.need = 0;
+        while self.at < self.end {
+            let Some(rest) = bytes.get((self.at - from) as usize..).filter(|rest| !rest.is_empty()) else {
+                return;
+            };
+            let room = self.end - self.at;
+            // Payload bytes are a client's: a forged header, which cannot know the store's name, costs no long read.
+            let ours = Record::claimed_store(rest) == Some(self.identity.store);
+            let claimed = Record::claimed_header_bytes(rest).filter(|_| ours);
+            if let Some(need) = claimed.filter(|n| *n > rest.len() as u64 && *n <= room) {
+                self.need = need;
+                return;
+            }
+            let record = Record::decode(rest).ok().filter(|r| r.expect(self.identity, self.at).is_ok());
+            match record.filter(|r| r.record_bytes() <= room) {
+                Some(record) => {
+                    found(&record);
+                    self.at += record.record_bytes();
+                }
+                None => self.at += ALIGN,
+            }
+        }
+    }
+
+    /// What was asked for could not be read: go on behind its first block.
+    pub fn skip(&mut self) {
+        self.at += ALIGN;
+        self.need = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagelith_layouts::ids::{Generation, GroupId, Incarnation, PrefixHash, SegmentId, Sequence, StoreId};
+    use pagelith_layouts::key::{ObjectKey, Role};
+    use pagelith_layouts::namespace::Namespace;
+    use pagelith_layouts::record::{self, GroupKind, MemberSpec, RecordFacts, RecordKind};
+    use pagelith_layouts::shard::Shard;
+
+    use super::*;
+
+    const END: u64 = 1 << 20;
+
+    fn identity() -> SegmentIdentity {
+        SegmentIdentity { store: StoreId([7; 16]), segment: SegmentId(3), incarnation: Incarnation(2) }
+    }
+
+    /// Put a record of `members` members with `length` bytes each at `offset`; where it ends.
+    fn put(segment: &mut [u8], identity: SegmentIdentity, offset: u64, members: usize, length: u64) -> u64 {
+        let namespace = Namespace::default().id();
+        let key = |n: usize| {
+            let component = format!("c{n}");
+            ObjectKey::new(namespace, PrefixHash([1; 32]), Role::Target, "kv", &component, Shard::Whole)
+                .expect("a key")
+        };
+        let sums = vec![[0; 16]; length.div_ceil(32 << 10) as usize];
+        let keys: Vec<_> = (0..members).map(key).collect();
+        let specs: Vec<_> = keys.iter().map(|k| MemberSpec { key: *k, length, checksums: &sums }).collect();
+        let facts = RecordFacts {
+            identity,
+            offset,
+            kind: RecordKind::Data,
+            group_kind: if members > 1 { GroupKind::Base } else { GroupKind::Single },
+            namespace,
+            generation: Generation::FIRST,
+            sequence: Sequence(offset),
+            group: GroupId(offset),
+            base_group: GroupId(0),
+            block_bytes: 32 << 10,
+            depth: 0,
+            moved: false,
+        };
+        let header = record::encode(&facts, &specs).expect("a header");
+        segment[offset as usize..][..header.len()].copy_from_slice(&header);
+        offset + Record::decode(&header).expect("a record").record_bytes()
+    }
+
+    fn walk(segment: &[u8]) -> (Vec<u64>, usize) {
+        let mut walk = Walk::new(identity(), END);
+        let (mut found, mut reads) = (Vec::new(), 0);
+        while let Some((at, len)) = walk.next_read() {
+            reads += 1;
+            walk.feed(&segment[at as usize..(at + len) as usize], &mut |r| found.push(r.facts().offset));
+        }
+        (found, reads)
+    }
+
+    #[test]
+    fn every_record_is_found_also_across_windows_and_behind_ruins() {
+        let mut segment = vec![0; END as usize];
+        let mut at = ALIGN;
+        let mut expected = Vec::new();
+        for (members, length) in [(1, 9000), (40, 100), (1, 200_000), (600, 10), (2, 40_000), (1, 1)] {
+            expected.push(at);
+            at = put(&mut segment, identity(), at, members, length);
+            assert!(at < END);
+        }
+        assert_eq!(walk(&segment).0, expected);
+        // A header that is damaged costs its own record alone.
+        segment[expected[2] as usize + 50] ^= 1;
+        expected.remove(2);
+        assert_eq!(walk(&segment).0, expected);
+    }
+
+    #[test]
+    fn what_is_of_another_life_or_place_is_not_found() {
+        let mut segment = vec![0; END as usize];
+        let old = SegmentIdentity { incarnation: Incarnation(1), ..identity() };
+        let at = put(&mut segment, old, ALIGN, 1, 9000);
+        let next = put(&mut segment, identity(), at, 1, 9000);
+        let copy = segment[at as usize..next as usize].to_vec();
+        segment[next as usize..][..copy.len()].copy_from_slice(&copy);
+        assert_eq!(walk(&segment).0, [at]);
+    }
+
+    #[test]
+    fn an_empty_segment_is_read_once() {
+        let (found, reads) = walk(&vec![0; END as usize]);
+        assert_eq!((found.len(), reads as u64), (0, (END - ALIGN).div_ceil(WINDOW)));
+    }
+}
