@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::exit::Verdict;
 use crate::on_disk::segment::{Footer, Head, Segment};
-use crate::on_disk::{OnDisk, shown};
+use crate::on_disk::{Hold, OnDisk, shown};
 use crate::verify::finding::Severity;
 use crate::verify::{manifest_findings, newer_format};
 
@@ -87,7 +87,7 @@ struct CheckpointRow {
 }
 
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Verdict> {
-    let disk = OnDisk::open(&args.dirs, false)?;
+    let disk = OnDisk::open(&args.dirs, Hold::Peek)?;
     if let Some(path) = &disk.locked {
         eprintln!("the store is in use, and may change while it is read file={}", path.display());
     }

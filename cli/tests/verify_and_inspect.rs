@@ -62,6 +62,17 @@ fn a_whole_store_is_fine_and_older_incarnations_are_no_damage() {
     assert!(text.stdout.starts_with("nothing is wrong segments=4 sealed=2 records=8 "), "{text:?}");
 }
 
+/// Tombstones do not count for the smallest sequence that a footer names.
+#[test]
+fn a_segment_of_removals_is_fine() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut f = Fixture::new(&[dir.path()]);
+    f.segment(0, 1, 1, 1, true);
+    f.removal(1, 2);
+    let ran = verify(&f);
+    assert_eq!((ran.code, &ran.json()["findings"]), (Some(0), &serde_json::json!([])), "{ran:?}");
+}
+
 #[test]
 fn every_bit_of_a_sealed_header_and_footer_is_covered() {
     let dir = tempfile::tempdir().unwrap();

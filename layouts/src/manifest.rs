@@ -10,6 +10,7 @@
 //! and after a crash each block is as it was before or after.
 
 mod decode;
+mod salvage;
 
 use crate::align::ALIGN;
 use crate::checksum::{Checksum, FINGERPRINT_KEY_BYTES, checksum_around};
@@ -17,6 +18,7 @@ use crate::format::{VERSION, structure};
 use crate::ids::{Generation, Incarnation, NamespaceId, SegmentId, SegmentOrder, StoreId};
 
 pub use decode::{BlockDamage, decode};
+pub use salvage::{Salvage, salvage};
 
 structure! {
     /// Start of each manifest block.

@@ -1,7 +1,9 @@
-//! A store's files as they lie there, read with `layouts` alone: no engine, no lock needed, nothing written.
-//! What cannot be read is part of the answer, so that a broken store can be looked at.
+//! A store's files as they lie there, read with `layouts` alone: no engine, no lock needed, nothing written
+//! (what repair writes goes through [`files`]). What cannot be read is part of the answer, so that a broken store
+//! can be looked at.
 
-mod locks;
+pub(crate) mod files;
+pub(crate) mod locks;
 pub(crate) mod segment;
 
 use std::fs::File;
@@ -21,6 +23,17 @@ use pagelith_layouts::names;
 /// file of that name cannot take all memory.
 const MANIFEST_BYTES_MAX: u64 = 256 << 20;
 
+/// What a look at a store does about its locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// Find out whether the store is in use.
+    Peek,
+    /// Keep everybody who would write away as long as the look lasts.
+    Shared,
+    /// The caller has the store to itself already.
+    Mine,
+}
+
 /// The files of a store.
 pub(crate) struct OnDisk {
     dirs: Vec<PathBuf>,
@@ -35,21 +48,10 @@ pub(crate) struct OnDisk {
 }
 
 impl OnDisk {
-    /// Look at the directories of a store, all of them in the order of its configuration. With `hold`, a lock
-    /// is kept meanwhile, so that no engine opens the store. An error if there is no store at all.
-    pub(crate) fn open(dirs: &[PathBuf], hold: bool) -> anyhow::Result<OnDisk> {
-        let mut files = Vec::new();
-        for dir in dirs {
-            for name in list(dir)?.iter().filter(|n| names::is_ours(n)) {
-                if name == names::CREATING {
-                    bail!("not a store: its creation was never finished dir={}", dir.display());
-                }
-                files.push(dir.join(name));
-            }
-        }
-        if files.is_empty() {
-            bail!("not a store: no file of a store is there dir={}", shown(dirs));
-        }
+    /// Look at the directories of a store, all of them in the order of its configuration. An error if there is
+    /// no store at all.
+    pub(crate) fn open(dirs: &[PathBuf], hold: Hold) -> anyhow::Result<OnDisk> {
+        let files = files_of(dirs)?;
         let mut disk = OnDisk {
             dirs: dirs.to_vec(),
             segments: Vec::new(),
@@ -57,10 +59,12 @@ impl OnDisk {
             locked: None,
             _locks: None,
         };
-        let owner = disk.owner().filter(|_| hold);
-        match locks::take(&files, owner.as_deref()) {
-            Ok(locks) => disk._locks = Some(locks).filter(|_| hold),
-            Err(path) => disk.locked = Some(path),
+        if hold != Hold::Mine {
+            let owner = disk.owner().filter(|_| hold == Hold::Shared);
+            match locks::take(&files, locks::Kind::Shared, owner.as_deref()) {
+                Ok(locks) => disk._locks = Some(locks).filter(|_| hold == Hold::Shared),
+                Err(path) => disk.locked = Some(path),
+            }
         }
         for copy in 0..2 {
             disk.copies[copy] = read_if_there(&disk.manifest_path(copy), MANIFEST_BYTES_MAX)?;
@@ -73,11 +77,11 @@ impl OnDisk {
 
     /// The manifest and what is damaged of it; or what is wrong with each copy if neither will do.
     pub(crate) fn manifest(&self) -> Result<(Manifest, Vec<BlockDamage>), Vec<BlockDamage>> {
-        let bytes = |copy: usize| self.copies[copy].as_deref().unwrap_or_default();
-        manifest::decode([bytes(0), bytes(1)]).map_err(|first| {
+        let bytes = self.manifest_bytes();
+        manifest::decode(bytes).map_err(|first| {
             // Each copy by itself, so that both are named.
             let alone = |copy| {
-                let damage = manifest::decode([bytes(copy), &[]]).err()?;
+                let damage = manifest::decode([bytes[copy], &[]]).err()?;
                 Some(BlockDamage { copy, ..damage })
             };
             let mut all: Vec<BlockDamage> = (0..2).filter_map(alone).collect();
@@ -97,6 +101,16 @@ impl OnDisk {
     /// Path of a checkpoint.
     pub(crate) fn checkpoint_path(&self, which: usize) -> PathBuf {
         self.dirs.first().map(|d| d.join(names::CHECKPOINTS[which])).unwrap_or_default()
+    }
+
+    /// The two manifest copies' bytes, empty if missing.
+    pub(crate) fn manifest_bytes(&self) -> [&[u8]; 2] {
+        [0, 1].map(|copy| self.copies[copy].as_deref().unwrap_or_default())
+    }
+
+    /// The directories, in the order given.
+    pub(crate) fn dirs(&self) -> &[PathBuf] {
+        &self.dirs
     }
 
     /// Number of directories given.
@@ -135,6 +149,19 @@ impl OnDisk {
             let (path, _) = self.segment_place(segment, superblock);
             format!("cannot read {segment} offset={offset} file={}", path.display())
         })
+    }
+
+    /// Fill `buf` from a byte offset of a directory's segments; whether it could be.
+    pub(crate) fn read_slot(&self, dir: usize, offset: u64, buf: &mut [u8]) -> bool {
+        let file = self.segments.get(dir).and_then(Option::as_ref);
+        file.is_some_and(|file| file.read_exact_at(buf, offset).is_ok())
+    }
+
+    /// Length of each directory's segments in bytes, 0 if they are missing.
+    pub(crate) fn segment_file_bytes(&self) -> Vec<u64> {
+        let bytes =
+            |file: &Option<File>| file.as_ref().and_then(|f| f.metadata().ok()).map_or(0, |m| m.len());
+        self.segments.iter().map(bytes).collect()
     }
 
     /// Each file that the store should have, with the length it should have and the one it has (`None` if it
@@ -179,12 +206,30 @@ impl CheckpointFile {
     }
 }
 
+/// The store's files that are there. An error if none is, or if the store was never finished.
+pub(crate) fn files_of(dirs: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for dir in dirs {
+        for name in list(dir)?.iter().filter(|n| names::is_ours(n)) {
+            if name == names::CREATING {
+                bail!("not a store: its creation was never finished dir={}", dir.display());
+            }
+            files.push(dir.join(name));
+        }
+    }
+    if files.is_empty() {
+        bail!("not a store: no file of a store is there dir={}", shown(dirs));
+    }
+    Ok(files)
+}
+
 /// The directories as messages show them.
 pub(crate) fn shown(dirs: &[PathBuf]) -> String {
     dirs.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(",")
 }
 
-fn list(dir: &Path) -> anyhow::Result<Vec<String>> {
+/// Names of what is in a directory.
+pub(crate) fn list(dir: &Path) -> anyhow::Result<Vec<String>> {
     let context = || format!("not a store: the directory cannot be read dir={}", dir.display());
     let mut names = Vec::new();
     for entry in std::fs::read_dir(dir).with_context(context)? {

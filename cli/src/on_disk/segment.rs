@@ -4,10 +4,11 @@ use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::footer::{self, FooterEntry, FooterFacts, FooterTail};
 use pagelith_layouts::format::Structure;
-use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder};
+use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder, StoreId};
 use pagelith_layouts::manifest::{Manifest, Superblock};
+use pagelith_layouts::record::RecordHead;
 use pagelith_layouts::scan::{self, Found};
-use pagelith_layouts::segment::{self, SegmentIdentity};
+use pagelith_layouts::segment::{self, SegmentHead, SegmentIdentity};
 
 use super::OnDisk;
 
@@ -32,6 +33,8 @@ pub(crate) enum Footer {
         from: u64,
         /// The incarnation that it names.
         incarnation: Incarnation,
+        /// Where it says that the last record ends.
+        data_end: u64,
     },
 }
 
@@ -101,7 +104,8 @@ impl Segment {
         if tail.iter().all(|b| *b == 0) {
             return Ok(Footer::None);
         }
-        let incarnation = Incarnation(field_u64(&FooterTail::STRUCTURE, "incarnation", tail));
+        let field = |name| field_u64(&FooterTail::STRUCTURE, name, tail);
+        let (incarnation, data_end) = (Incarnation(field("incarnation")), field("data_end"));
         let claimed = footer::claimed_bytes(&bytes, segment_bytes).unwrap_or(ALIGN);
         let from = segment_bytes - claimed;
         bytes.resize(claimed as usize, 0);
@@ -111,13 +115,24 @@ impl Segment {
             Err(_) if incarnation < self.identity.incarnation && self.is_footer_of(incarnation, &bytes) => {
                 Footer::Older
             }
-            Err(error) => Footer::Broken { error, from, incarnation },
+            Err(error) => Footer::Broken { error, from, incarnation, data_end },
         })
     }
 
     fn is_footer_of(&self, incarnation: Incarnation, bytes: &[u8]) -> bool {
         let identity = SegmentIdentity { incarnation, ..self.identity };
         footer::decode(bytes, identity, self.superblock.segment_bytes).is_ok()
+    }
+
+    /// Whether its head is what it should be.
+    pub(crate) fn head_is_current(&self) -> bool {
+        matches!(self.head, Head::Current)
+    }
+
+    /// Whether its head makes a store that is opened pass the segment over: a whole one of another incarnation, or
+    /// none.
+    pub(crate) fn head_hides(&self) -> bool {
+        matches!(&self.head, Head::Older | Head::Broken(FormatError::Identity { field: "incarnation", .. }))
     }
 
     /// Walk the segment's records, verifying headers and payloads.
@@ -134,6 +149,56 @@ impl Segment {
         };
         scan::scan(self.identity, end, &mut scratch, &mut read, found)
     }
+}
+
+/// The head of a segment that says itself which one it is: whole, of whatever store and place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RawHead {
+    /// Store.
+    pub(crate) store: StoreId,
+    /// Segment.
+    pub(crate) segment: SegmentId,
+    /// Incarnation.
+    pub(crate) incarnation: Incarnation,
+    /// Its place in the log.
+    pub(crate) order: SegmentOrder,
+    /// Length of a segment in bytes.
+    pub(crate) segment_bytes: u64,
+}
+
+impl RawHead {
+    /// Read a block as a head.
+    pub(crate) fn read(block: &[u8]) -> Option<RawHead> {
+        let at = |name| SegmentHead::STRUCTURE.fields.iter().find(|f| f.name == name).map(|f| f.offset);
+        let store = StoreId(*block.get(at("store")?..)?.first_chunk()?);
+        let segment = SegmentId(u32::from_le_bytes(*block.get(at("segment")?..)?.first_chunk()?));
+        let (incarnation, order, segment_bytes) = segment::decode_head(block, store, segment).ok()?;
+        Some(RawHead { store, segment, incarnation, order, segment_bytes })
+    }
+}
+
+/// The incarnation that a footer names, whole or not.
+pub(crate) fn claimed_incarnation(footer: &[u8]) -> Incarnation {
+    let tail = footer.len().checked_sub(FooterTail::BYTES).map_or(&[][..], |at| &footer[at..]);
+    Incarnation(field_u64(&FooterTail::STRUCTURE, "incarnation", tail))
+}
+
+/// Whether a ruin that a scan of a segment found is one of its present life.
+pub(crate) fn is_ruin_of(
+    disk: &OnDisk,
+    superblock: &Superblock,
+    segment: &Segment,
+    offset: u64,
+    error: &FormatError,
+) -> bool {
+    if let FormatError::Identity { .. } = error {
+        // Whole, and says itself that it is another's.
+        return false;
+    }
+    let mut block = vec![0; ALIGN as usize];
+    let id = segment.identity;
+    let read = disk.read_segment(id.segment, superblock, offset, &mut block);
+    read.is_ok() && field_u64(&RecordHead::STRUCTURE, "incarnation", &block) == id.incarnation.0
 }
 
 /// A field of a structure that may be damaged, as it stands there; 0 if the bytes end before it. For judging

@@ -1,8 +1,10 @@
 //! `pagelith verify`: reads everything a store has and says what is wrong, where and why. Uses `layouts`
-//! alone and writes nothing, so it works on a store that no engine would open.
+//! alone and writes nothing unless it is asked to repair, so it works on a store that no engine would open.
 
 mod checkpoint;
 pub(crate) mod finding;
+mod look;
+mod repair;
 mod segment;
 
 use std::path::PathBuf;
@@ -10,22 +12,21 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::Args;
 use pagelith_layouts::align::ALIGN;
-use pagelith_layouts::checkpoint::CheckpointFacts;
 use pagelith_layouts::error::FormatError;
-use pagelith_layouts::ids::{SegmentId, SegmentOrder};
+use pagelith_layouts::ids::SegmentId;
 use pagelith_layouts::manifest::{BlockDamage, Manifest};
 use serde::Serialize;
 
 use self::finding::{Finding, Severity};
+use self::look::Look;
 use crate::exit::Verdict;
-use crate::on_disk::segment::{Footer, Segment};
-use crate::on_disk::{OnDisk, shown};
+use crate::on_disk::{Hold, OnDisk, shown};
 
-/// Read a whole store and name everything that is wrong with it.
+/// Read a whole store and name everything that is wrong with it; with --repair, take it out.
 ///
-/// Exit status: 0 if nothing is wrong, 1 if something is, 2 if there is no store to verify (or it is in use,
-/// or of a newer format). A write that a crash cut short before any flush covered it is reported as a torn
-/// tail and is not wrong; neither are remains of a segment's earlier use.
+/// Exit status: 0 if nothing is wrong (or nothing is any more), 1 if something is, 2 if there is no store to verify (or
+/// it is in use, or of a newer format). A write that a crash cut short before any flush covered it is reported as a
+/// torn tail and is not wrong; neither are remains of a segment's earlier use.
 #[derive(Args, Debug)]
 pub(crate) struct VerifyArgs {
     /// Directories of the store, in the order of its configuration
@@ -34,6 +35,8 @@ pub(crate) struct VerifyArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    repair: repair::RepairArgs,
 }
 
 /// What was read and what is the matter. The order of the fields is the order of the JSON keys.
@@ -52,39 +55,29 @@ struct Outcome {
 }
 
 pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<Verdict> {
-    let disk = OnDisk::open(&args.dirs, true)?;
+    if let Some(how) = args.repair.how() {
+        return repair::run(&args.dirs, how, args.json);
+    }
+    let disk = OnDisk::open(&args.dirs, Hold::Shared)?;
     if let Some(path) = &disk.locked {
-        let owner = disk.owner().map(|o| format!(" owner={o:?}")).unwrap_or_default();
-        bail!(
-            "the store is in use, and what is being written would look damaged file={}{owner}",
-            path.display()
-        );
+        return Err(in_use(&disk, path));
     }
-    let mut outcome = Outcome::default();
-    match disk.manifest() {
-        Ok((manifest, damage)) => {
-            if manifest.superblock().dir_count != disk.dir_count() {
-                let (has, given) = (manifest.superblock().dir_count, disk.dir_count());
-                bail!("the store has another number of directories has={has} given={given}");
-            }
-            outcome.store = manifest.store().to_string();
-            outcome.findings = manifest_findings(&disk, &damage);
-            outcome.everything(&disk, &manifest)?;
-        }
-        Err(damage) => {
-            newer_format(&disk, &damage)?;
-            outcome.findings = manifest_findings(&disk, &damage);
-            let cause = "no copy of the manifest can be used, so nothing else can be read";
-            outcome.findings.push(Finding::new(Severity::Wrong, cause, shown(&args.dirs)));
-        }
-    }
-    outcome.sum_up();
+    let (outcome, _) = Outcome::of(&disk)?;
     if args.json {
         println!("{}", serde_json::to_string(&outcome)?);
     } else {
         print!("{}", outcome.text(&args.dirs));
     }
     Ok(if outcome.wrong == 0 { Verdict::Fine } else { Verdict::Wrong })
+}
+
+/// Why a store that somebody else has open is left alone.
+fn in_use(disk: &OnDisk, path: &std::path::Path) -> anyhow::Error {
+    let owner = disk.owner().map(|o| format!(" owner={o:?}")).unwrap_or_default();
+    anyhow::anyhow!(
+        "the store is in use, and what is being written would look damaged file={}{owner}",
+        path.display()
+    )
 }
 
 /// A newer format is nothing that this build can judge.
@@ -118,53 +111,49 @@ pub(crate) fn manifest_findings(disk: &OnDisk, damage: &[BlockDamage]) -> Vec<Fi
 }
 
 impl Outcome {
-    fn everything(&mut self, disk: &OnDisk, manifest: &Manifest) -> anyhow::Result<()> {
-        let superblock = manifest.superblock();
-        for (path, expected, found) in disk.lengths(superblock) {
-            let cause = match found {
-                Some(found) if found == expected => continue,
-                Some(found) => {
-                    format!("file has another length expected_bytes={expected} found_bytes={found}")
+    /// Read the whole store. With it comes what repair starts from, unless no copy of the manifest can be used.
+    fn of(disk: &OnDisk) -> anyhow::Result<(Outcome, Option<Look>)> {
+        let mut outcome = Outcome::default();
+        let look = match disk.manifest() {
+            Ok((manifest, damage)) => {
+                if manifest.superblock().dir_count != disk.dir_count() {
+                    let (has, given) = (manifest.superblock().dir_count, disk.dir_count());
+                    bail!("the store has another number of directories has={has} given={given}");
                 }
-                None => format!("file is missing expected_bytes={expected}"),
-            };
-            self.findings.push(Finding::new(Severity::Wrong, cause, path.display().to_string()));
-        }
-        let (newest, findings) = checkpoint::verify(disk, manifest.store())?;
-        self.findings.extend(findings);
-        self.all_segments(disk, manifest, newest)
+                outcome.store = manifest.store().to_string();
+                outcome.findings = manifest_findings(disk, &damage);
+                let look = Look::at(disk, manifest)?;
+                outcome.everything(disk, &look);
+                Some(look)
+            }
+            Err(damage) => {
+                newer_format(disk, &damage)?;
+                outcome.findings = manifest_findings(disk, &damage);
+                let cause = "no copy of the manifest can be used, so nothing else can be read";
+                outcome.findings.push(Finding::new(Severity::Wrong, cause, shown(disk.dirs())));
+                None
+            }
+        };
+        outcome.sum_up();
+        Ok((outcome, look))
     }
 
-    fn all_segments(
-        &mut self,
-        disk: &OnDisk,
-        manifest: &Manifest,
-        checkpoint: Option<CheckpointFacts>,
-    ) -> anyhow::Result<()> {
-        let superblock = manifest.superblock();
-        self.segments = superblock.segment_count;
-        let mut segments = Vec::new();
-        for id in (0..superblock.segment_count).map(SegmentId) {
-            match Segment::load(disk, manifest, id) {
-                Ok(segment) => segments.extend(segment),
-                Err(error) => self.unreadable(disk, manifest, id, &error),
-            }
+    fn everything(&mut self, disk: &OnDisk, look: &Look) {
+        let manifest = &look.manifest;
+        self.findings.extend(look.findings());
+        self.segments = manifest.superblock().segment_count;
+        for (id, error) in &look.unreadable {
+            self.unreadable(disk, manifest, *id, error);
         }
-        let sealed = |s: &&Segment| matches!(s.footer, Footer::Sealed { .. });
-        let newest_sealed = segments.iter().filter(sealed).map(|s| s.order).max().unwrap_or_default();
-        let replay_from = checkpoint.map_or(SegmentOrder(0), |c| c.replay_from);
-        self.segments_sealed = segments.iter().filter(sealed).count() as u32;
-        for segment in &segments {
-            // A segment is sealed after a sync of all that was written before, and a checkpoint replays from
-            // the oldest segment that was not sealed yet.
-            let covered = segment.order < newest_sealed || segment.order < replay_from;
-            let context = segment::Context { disk, superblock, covered };
+        self.segments_sealed = look.segments.iter().filter(|s| s.is_sealed()).count() as u32;
+        for segment in &look.segments {
+            let covered = look.covered(segment);
+            let context = segment::Context { disk, superblock: manifest.superblock(), covered };
             match segment::verify(&context, segment) {
                 Ok(verdict) => self.add(verdict),
                 Err(error) => self.unreadable(disk, manifest, segment.identity.segment, &error),
             }
         }
-        Ok(())
     }
 
     fn unreadable(&mut self, disk: &OnDisk, manifest: &Manifest, id: SegmentId, error: &anyhow::Error) {

@@ -11,12 +11,12 @@ use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
 use pagelith_layouts::manifest::Superblock;
-use pagelith_layouts::record::{Record, RecordHead};
+use pagelith_layouts::record::{Record, RecordKind};
 use pagelith_layouts::scan::Found;
 
 use super::finding::{Finding, Severity};
 use crate::on_disk::OnDisk;
-use crate::on_disk::segment::{Footer, Head, Segment, field_u64};
+use crate::on_disk::segment::{Footer, Head, Segment, is_ruin_of};
 
 /// What verification of a segment needs to know beside the segment.
 pub(crate) struct Context<'a> {
@@ -164,7 +164,9 @@ impl Verifier<'_> {
         let at = self.context.superblock.segment_bytes - footer::footer_bytes(entries.len() as u64);
         let end =
             entries.iter().map(|e| (u64::from(e.record_block) + u64::from(e.record_blocks)) * ALIGN).max();
-        let least = entries.iter().map(|e| e.sequence).min().unwrap_or(u64::MAX);
+        // Tombstones do not count: it says what a tombstone elsewhere may still hide here.
+        let objects = entries.iter().filter(|e| e.kind == RecordKind::Data as u8);
+        let least = objects.map(|e| e.sequence).min().unwrap_or(u64::MAX);
         let most = entries.iter().map(|e| e.sequence).max().unwrap_or(0);
         let claims = [
             ("order", facts.order.0, self.segment.order.0),
@@ -195,7 +197,9 @@ impl Verifier<'_> {
                     Err((member, error)) => self.payload(severity, &record, member, &error),
                 }
             }
-            Found::Junk { offset, error } if self.is_current(offset, &error) => {
+            Found::Junk { offset, error }
+                if is_ruin_of(self.context.disk, self.context.superblock, self.segment, offset, &error) =>
+            {
                 self.broken += 1;
                 self.find(severity, &error, offset);
             }
@@ -217,7 +221,7 @@ impl Verifier<'_> {
         let records = self.verdict.records > 0;
         let older = |incarnation| incarnation < self.segment.identity.incarnation;
         match &self.segment.footer {
-            Footer::Broken { error, from, incarnation } if !older(*incarnation) => {
+            Footer::Broken { error, from, incarnation, .. } if !older(*incarnation) => {
                 let (error, from) = (error.clone(), *from);
                 self.find(severity, error, from);
             }
@@ -229,19 +233,6 @@ impl Verifier<'_> {
             }
             _ => {}
         }
-    }
-
-    /// Whether a ruin is one of this incarnation's.
-    fn is_current(&self, offset: u64, error: &FormatError) -> bool {
-        if let FormatError::Identity { .. } = error {
-            // Whole, and says itself that it is another's.
-            return false;
-        }
-        let mut block = vec![0; ALIGN as usize];
-        let id = self.segment.identity;
-        let read = self.context.disk.read_segment(id.segment, self.context.superblock, offset, &mut block);
-        let incarnation = field_u64(&RecordHead::STRUCTURE, "incarnation", &block);
-        read.is_ok() && incarnation == id.incarnation.0
     }
 
     /// Why there is no record at `offset`.

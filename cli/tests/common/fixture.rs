@@ -130,6 +130,40 @@ impl Fixture {
         offsets
     }
 
+    /// A sealed segment with nothing in it but the removal of one object.
+    pub fn removal(&mut self, id: u32, order: u64) {
+        self.announce(id, 1, order);
+        let identity = SegmentIdentity { store: STORE, segment: SegmentId(id), incarnation: Incarnation(1) };
+        let order = SegmentOrder(order);
+        self.write(id, 0, &segment::encode_head(identity, order, SEGMENT_BYTES));
+        let sequence = Sequence(self.sequence);
+        self.sequence += 1;
+        let facts = RecordFacts {
+            identity,
+            offset: ALIGN,
+            kind: RecordKind::Tombstones,
+            group_kind: GroupKind::Single,
+            namespace: NAMESPACE,
+            generation: Generation::FIRST,
+            sequence,
+            group: GroupId(sequence.0),
+            base_group: GroupId(0),
+            block_bytes: BLOCK_BYTES,
+            depth: 0,
+            moved: false,
+        };
+        let key =
+            ObjectKey::new(NAMESPACE, PrefixHash([1; 32]), Role::Target, "kv", "k", Shard::Whole).unwrap();
+        let bytes = record::encode(&facts, &[MemberSpec { key, length: 0, checksums: &[] }]).unwrap();
+        self.write(id, ALIGN, &bytes);
+        let entries: Vec<_> = footer::entries_of(&Record::decode(&bytes).unwrap()).collect();
+        let data_end = ALIGN + bytes.len() as u64;
+        let min_sequence = Sequence(u64::MAX);
+        let facts = FooterFacts { identity, order, min_sequence, max_sequence: sequence, data_end };
+        let footer = footer::encode(&facts, &entries);
+        self.write(id, SEGMENT_BYTES - footer.len() as u64, &footer);
+    }
+
     /// A group of two objects, header and payload.
     fn record(&mut self, identity: SegmentIdentity, offset: u64) -> Vec<u8> {
         let sequence = self.sequence;

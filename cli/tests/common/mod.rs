@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
+pub mod filled;
 pub mod fixture;
 
 use std::process::{Command, Output};

@@ -49,7 +49,8 @@ impl Chosen<'_> {
 pub fn decode(copies: [&[u8]; 2]) -> Result<(Manifest, Vec<BlockDamage>), BlockDamage> {
     let mut damage = Vec::new();
     let first = newest(copies, 0, None, &mut damage)?;
-    let body = superblock(&first, copies).map_err(|error| first.wrong(error))?;
+    let body =
+        superblock(first.head.kind, first.bytes, longest(copies)).map_err(|error| first.wrong(error))?;
     let store = first.head.store;
     let mut m = Manifest::new(store, body);
     m.segments.clear();
@@ -85,15 +86,20 @@ fn accept(m: &mut Manifest, block: &Chosen<'_>) -> Result<(), BlockDamage> {
     Ok(())
 }
 
-/// What the store is, if there are bytes for as many blocks as it claims.
-fn superblock(block: &Chosen<'_>, copies: [&[u8]; 2]) -> Result<Superblock, FormatError> {
+/// Bytes of the longer copy.
+pub(super) fn longest(copies: [&[u8]; 2]) -> u64 {
+    copies.iter().map(|c| c.len() as u64).max().unwrap_or(0)
+}
+
+/// What the store is, by the bytes of block 0, if there are bytes for as many blocks as it claims.
+pub(super) fn superblock(kind: u8, bytes: &[u8], longest: u64) -> Result<Superblock, FormatError> {
     const WHAT: &str = "superblock";
     let wrong = |field, value: u64| Err(FormatError::field(WHAT, field, value));
-    if block.head.kind != KIND_SUPER {
-        return wrong("kind", block.head.kind.into());
+    if kind != KIND_SUPER {
+        return wrong("kind", kind.into());
     }
-    let short = FormatError::Short { structure: WHAT, need: ALIGN, have: block.bytes.len() as u64 };
-    let s: Superblock = read(&block.bytes[BlockHead::BYTES..]).ok_or(short)?;
+    let short = FormatError::Short { structure: WHAT, need: ALIGN, have: bytes.len() as u64 };
+    let s: Superblock = bytes.get(BlockHead::BYTES..).and_then(read).ok_or(short)?;
     let sizes = SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX;
     if !sizes.contains(&s.segment_bytes) || !is_aligned(s.segment_bytes) {
         return wrong("segment_bytes", s.segment_bytes);
@@ -110,7 +116,6 @@ fn superblock(block: &Chosen<'_>, copies: [&[u8]; 2]) -> Result<Superblock, Form
         return wrong("block_bytes", s.block_bytes.into());
     }
     // A count is believed only as far as there are bytes for it.
-    let longest = copies.iter().map(|c| c.len() as u64).max().unwrap_or(0);
     if Manifest::copy_bytes(s.segment_count, s.namespaces_max) > longest {
         return wrong("segment_count", s.segment_count.into());
     }
@@ -133,7 +138,7 @@ fn check_facts(m: &Manifest) -> Result<(), FormatError> {
     }
 }
 
-fn block_head(bytes: &[u8], index: u32) -> Result<BlockHead, FormatError> {
+pub(super) fn block_head(bytes: &[u8], index: u32) -> Result<BlockHead, FormatError> {
     let short = FormatError::Short { structure: WHAT, need: ALIGN, have: bytes.len() as u64 };
     let bytes = bytes.get(..ALIGN as usize).ok_or_else(|| short.clone())?;
     let head: BlockHead = read(bytes).ok_or(short)?;

@@ -1,0 +1,154 @@
+//! Writing to a store's files while nobody else has it open. Every file is written through the description that
+//! carries its lock, so that no engine gets in before the last write has landed.
+
+use std::fs::{File, TryLockError};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use rustix::fs::FallocateFlags;
+use rustix::io::{Errno, retry_on_intr};
+
+use super::locks::{self, Kind, Locks};
+
+/// Bytes of zeros written at once.
+const ZEROS: usize = 1 << 20;
+
+/// The files of a store, each with its exclusive lock.
+pub(crate) struct Files {
+    locks: Locks,
+}
+
+impl Files {
+    /// Take the locks of these files, as an engine does when it opens the store; the file that somebody else has
+    /// if that cannot be done. `owner` is what the store's LOCK file says.
+    pub(crate) fn lock(files: &[PathBuf], owner: Option<&str>) -> Result<Files, PathBuf> {
+        locks::take(files, Kind::Exclusive, owner).map(|locks| Files { locks })
+    }
+
+    fn file(&self, path: &Path) -> anyhow::Result<&File> {
+        self.locks
+            .held
+            .get(path)
+            .with_context(|| format!("cannot write, it was not opened file={}", path.display()))
+    }
+
+    /// Write `bytes` at an offset. Durable after [`Files::sync`].
+    pub(crate) fn write(&self, path: &Path, offset: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        let written = self.file(path)?.write_all_at(bytes, offset);
+        written.with_context(|| format!("cannot write offset={offset} file={}", path.display()))
+    }
+
+    /// Write zeros. Durable after [`Files::sync`].
+    pub(crate) fn zero(&self, path: &Path, offset: u64, bytes: u64) -> anyhow::Result<()> {
+        let zeros = vec![0; ZEROS.min(usize::try_from(bytes).unwrap_or(ZEROS))];
+        let mut done = 0;
+        while done < bytes {
+            let now = (bytes - done).min(zeros.len() as u64);
+            self.write(path, offset + done, &zeros[..now as usize])?;
+            done += now;
+        }
+        Ok(())
+    }
+
+    /// Make what was written to a file durable. Never tried again: after a failure nobody knows what is on disk.
+    pub(crate) fn sync(&self, path: &Path) -> anyhow::Result<()> {
+        self.file(path)?.sync_all().with_context(|| format!("cannot sync file={}", path.display()))
+    }
+
+    /// Give a file its length: cut, or with blocks allocated that read as zeros. Made if it is missing. Durable when
+    /// it returns.
+    pub(crate) fn resize(&mut self, path: &Path, bytes: u64) -> anyhow::Result<()> {
+        if !self.locks.held.contains_key(path) {
+            return self.create(path, bytes);
+        }
+        let file = self.file(path)?;
+        let sized = file.metadata().and_then(|m| if m.len() > bytes { file.set_len(bytes) } else { Ok(()) });
+        sized.with_context(|| format!("cannot resize bytes={bytes} file={}", path.display()))?;
+        allocate(file, bytes)
+            .with_context(|| format!("cannot allocate bytes={bytes} file={}", path.display()))?;
+        self.sync(path)
+    }
+
+    /// Make a file of `bytes` zeros in the place of the one that may be there. Durable when it returns; a crash in
+    /// between leaves none.
+    pub(crate) fn create(&mut self, path: &Path, bytes: u64) -> anyhow::Result<()> {
+        let context = || format!("cannot make bytes={bytes} file={}", path.display());
+        self.remove(path)?;
+        let file =
+            File::options().read(true).write(true).create_new(true).open(path).with_context(context)?;
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            bail!("the store is in use file={}", path.display());
+        }
+        allocate(&file, bytes).with_context(context)?;
+        file.sync_all().with_context(context)?;
+        self.locks.held.insert(path.to_owned(), file);
+        sync_dir(path)
+    }
+
+    /// Remove a file, if it is there, durably.
+    pub(crate) fn remove(&mut self, path: &Path) -> anyhow::Result<()> {
+        match std::fs::remove_file(path) {
+            Ok(()) => {}
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(e).with_context(|| format!("cannot remove file={}", path.display())),
+        }
+        self.locks.held.remove(path);
+        sync_dir(path)
+    }
+}
+
+/// Allocate blocks up to `bytes`, so that writing to them cannot meet a full file system.
+fn allocate(file: &File, bytes: u64) -> std::io::Result<()> {
+    let have = file.metadata()?.len();
+    if bytes == 0 {
+        return Ok(());
+    }
+    match retry_on_intr(|| rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes)) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+        answer => return Ok(answer?),
+    }
+    let zeros = vec![0; ZEROS];
+    let mut at = have;
+    while at < bytes {
+        let now = (bytes - at).min(ZEROS as u64);
+        file.write_all_at(&zeros[..now as usize], at)?;
+        at += now;
+    }
+    Ok(())
+}
+
+/// Make a directory's entries durable.
+fn sync_dir(path: &Path) -> anyhow::Result<()> {
+    let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let synced = File::open(dir).and_then(|d| d.sync_all());
+    synced.with_context(|| format!("cannot sync the directory dir={}", dir.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_made_resized_written_and_removed_under_their_locks() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("segments");
+        let mut files = Files::lock(&[], None).unwrap_or_else(|p| panic!("held {p:?}"));
+        assert!(files.write(&path, 0, &[1]).is_err(), "nothing is written without a lock");
+        files.resize(&path, 8192).unwrap();
+        files.write(&path, 4096, &[7; 4096]).unwrap();
+        files.zero(&path, 4096, 100).unwrap();
+        files.sync(&path).unwrap();
+        assert!(Files::lock(std::slice::from_ref(&path), None).is_err(), "what was made is locked");
+        files.resize(&path, 4196).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), vec![0; 4196]);
+        files.resize(&path, 5000).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), vec![0; 5000], "what was cut off does not come back");
+        files.write(&path, 0, &[9]).unwrap();
+        files.create(&path, 3).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), [0; 3]);
+        files.remove(&path).unwrap();
+        files.remove(&path).unwrap();
+        assert!(!path.exists());
+    }
+}
