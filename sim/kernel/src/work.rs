@@ -17,8 +17,6 @@ use crate::report::Seen;
 
 /// Longer than this an open hangs.
 const OPEN_MAX: Duration = Duration::from_secs(20);
-/// A call that lasts so much longer than its time hangs, whatever the machine does besides.
-const OVER_MAX: Duration = Duration::from_secs(10);
 
 /// A store's life over several openings.
 pub struct Life {
@@ -30,6 +28,8 @@ pub struct Life {
     pub seen: Seen,
     /// Each call's time.
     pub timeout: Duration,
+    /// A call that lasts so much longer than its time hangs, whatever the machine does besides.
+    pub over_max: Duration,
     /// Faults that the store counted, whatever their number in the end.
     pub noticed: u64,
     /// What the device may have done by now.
@@ -56,7 +56,17 @@ impl Life {
         };
         let (model, seen, timeout) = (Model::default(), Seen::default(), Duration::from_secs(2));
         let device = Device::Well;
-        Life { plan, model, seen, timeout, noticed: 0, device, rng: Rng(seed ^ 0x11fe), version: seed << 32 }
+        Life {
+            plan,
+            model,
+            seen,
+            timeout,
+            noticed: 0,
+            over_max: Duration::from_secs(10),
+            device,
+            rng: Rng(seed ^ 0x11fe),
+            version: seed << 32,
+        }
     }
 
     /// A number below `n`.
@@ -144,7 +154,7 @@ impl Life {
         let began = Instant::now();
         let answer = call(self.options());
         let over = began.elapsed().saturating_sub(self.timeout);
-        assert!(over < OVER_MAX, "hang: {what} went on for {over:?} after its time");
+        assert!(over < self.over_max, "hang: {what} went on for {over:?} after its time");
         self.seen.longest_over_deadline_ms = self.seen.longest_over_deadline_ms.max(over.as_millis() as u64);
         answer
     }

@@ -47,9 +47,13 @@ fn life_with(dir: &Path, seed: u64, rules: &[Rule], device: Device, timeout: Dur
     let store = life.open();
     disk.set(rules);
     life.device = device;
-    let usual = std::mem::replace(&mut life.timeout, timeout);
+    let usual = (life.timeout, life.over_max);
+    life.timeout = timeout;
+    if timeout < STALLED_CALL_MAX {
+        life.over_max = STALLED_CALL_MAX;
+    }
     life.work(&store, 350);
-    life.timeout = usual;
+    (life.timeout, life.over_max) = usual;
     if seed.is_multiple_of(2) {
         disk.set(&[]);
     }
@@ -161,9 +165,14 @@ pub fn no_space(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     life_with(dir, seed, &on(On::Write, 8, Fault::NoSpace), Device::Well, USUAL)
 }
 
-/// Reads, writes and syncs take longer than calls may.
+/// How late an operation is that is late.
+const LATE_MS: u32 = 3000;
+/// Between this and that lies what tells a call that has a deadline from one that waits for its operation.
+const STALLED_CALL_MAX: Duration = Duration::from_millis(LATE_MS as u64 * 2 / 3);
+
+/// Reads, writes and syncs take much longer than calls may.
 pub fn stall(dir: &Path, seed: u64) -> Result<Seen, Skip> {
-    let late = |on| Rule { on, file: DATA, one_in: 20, fault: Fault::Late(700) };
+    let late = |on| Rule { on, file: DATA, one_in: 30, fault: Fault::Late(LATE_MS) };
     life_with(dir, seed, &[On::Read, On::Write, On::Sync].map(late), Device::Well, Duration::from_millis(150))
 }
 

@@ -22,7 +22,7 @@ pub struct Lane {
 }
 
 /// All of them.
-pub const LANES: [Lane; 23] = [
+pub const LANES: [Lane; 24] = [
     Lane { name: "fuse-torn-write", row: "1", run: fuse::torn_write },
     Lane { name: "fuse-lost-write", row: "2", run: fuse::lost_write },
     Lane { name: "fuse-misdirected-write", row: "3", run: fuse::misdirected_write },
@@ -37,6 +37,7 @@ pub const LANES: [Lane; 23] = [
     Lane { name: "fuse-enospc", row: "11", run: fuse::no_space },
     Lane { name: "fuse-kill-power-cut", row: "12,13", run: power::kill_and_cut },
     Lane { name: "fuse-power-cut", row: "13", run: power::cut },
+    Lane { name: "fuse-power-cut-reclaiming", row: "13", run: power::cut_while_reclaiming },
     Lane { name: "fuse-fsync-eio", row: "14", run: power::failed_sync_and_cut },
     Lane { name: "fuse-lost-sync", row: "13", run: power::lost_sync_and_cut },
     Lane { name: "fuse-all", row: "1-11", run: fuse::all },

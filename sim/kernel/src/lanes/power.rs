@@ -5,7 +5,7 @@ use std::path::Path;
 use super::Skip;
 use super::fuse::{disk_and_life, done};
 use crate::fault_disk::{Cut, Fault, On, Rule};
-use crate::killed::model::Device;
+use crate::killed::model::{Device, Model};
 use crate::killed::{Victim, workload::Plan};
 use crate::report::Seen;
 
@@ -30,6 +30,31 @@ pub fn failed_sync_and_cut(dir: &Path, seed: u64) -> Result<Seen, Skip> {
 /// Syncs that lie. What was flushed may be gone; nothing may be wrong.
 pub fn lost_sync_and_cut(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     cuts(dir, seed, &[Rule { on: On::Sync, file: "segments", one_in: 3, fault: Fault::Lost }], Device::Lying)
+}
+
+/// As [`cut`], while segments are reclaimed all the time: what was removed stays gone wherever it moved to.
+pub fn cut_while_reclaiming(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    let (disk, mut life) = disk_and_life(dir, seed)?;
+    life.plan = Plan { ssd_mib: 20, reinsert: true, ..life.plan };
+    life.model = Model::of_a_store(true);
+    let mut blocks = 0;
+    for round in 0..2 * CUTS {
+        let store = life.open();
+        life.check(&store);
+        let steps = 100 + life.below(400) as u32;
+        life.work(&store, steps);
+        life.take_counters(&store);
+        if round > 3 && !life.model.evicts {
+            return Err("nothing was reclaimed in four lives".into());
+        }
+        store.abandon();
+        blocks += u64::from(disk.power_cut(cut_of(life.below(3))) > 0);
+    }
+    let store = life.open();
+    life.check(&store);
+    drop(store.close());
+    let seen = done(&disk, life);
+    Ok(Seen { injected: seen.injected + blocks, ..seen })
 }
 
 fn cuts(dir: &Path, seed: u64, rules: &[Rule], device: Device) -> Result<Seen, Skip> {
