@@ -78,6 +78,7 @@ fn plan(dir: &Path, io: &'static str) -> Plan {
         io,
         reinsert: false,
         only_put: true,
+        aim: None,
     }
 }
 

@@ -1,18 +1,22 @@
 //! A process that works on a store is killed at any moment; the store is opened again, compared with what
 //! the process had said before it died, and the next process goes on in the same directory.
 //!
-//! `PAGELITH_KILLS=1000` kills more often, `PAGELITH_KILL_SEED=n` begins with another seed.
+//! `PAGELITH_KILLS=1000` kills so often in each test, `PAGELITH_KILL_SEED=n` begins with another seed, and
+//! `PAGELITH_LANE_RESULTS=FILE` appends a line of JSON with what each test saw.
 #![allow(clippy::disallowed_methods, reason = "tests start processes and measure time")]
 #![allow(clippy::print_stdout, reason = "how long opening took is printed")]
 
 #[allow(dead_code, reason = "other tests use the rest")]
 mod killed;
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use killed::Victim;
 use killed::content::Rng;
 use killed::model::{Model, Tally};
+use killed::points::POINTS;
+use killed::trap::Aim;
 use killed::workload::Plan;
 use pagelith::{ErrorKind, Store};
 
@@ -35,7 +39,7 @@ fn everything_that_a_flush_covered_is_present_after_a_kill() {
         reinsert: false,
         ..overfilled(home)
     };
-    let ended = Campaign { name: "sparse", kills, rounds_of_a_store: 5, plan: &plan }.run();
+    let ended = Campaign::new("sparse", &plan, 5).run(kills);
     assert!(!ended.evicts, "a segment was reclaimed, the store is too small for this test");
     assert!(ended.tally.durable > 0 && ended.tally.gone > 0, "{:?}", ended.tally);
 }
@@ -43,7 +47,7 @@ fn everything_that_a_flush_covered_is_present_after_a_kill() {
 #[test]
 fn nothing_wrong_is_found_after_a_kill_while_segments_are_reclaimed() {
     let kills = number("PAGELITH_KILLS", 30);
-    let ended = Campaign { name: "overfilled", kills, rounds_of_a_store: u64::MAX, plan: &overfilled }.run();
+    let ended = Campaign::new("overfilled", &overfilled, u64::MAX).run(kills);
     assert!(ended.evicts, "no segment was reclaimed");
     assert!(ended.tally.here > 0 && ended.tally.gone > 0, "{:?}", ended.tally);
 }
@@ -60,83 +64,172 @@ fn overfilled(home: &std::path::Path) -> Plan {
         io: "auto",
         reinsert: true,
         only_put: false,
+        aim: None,
     }
+}
+
+/// Of the points in a store's first seconds: what they hit is being made.
+const POINTS_OF_A_NEW_STORE: usize = 3;
+
+#[test]
+fn nothing_wrong_is_found_after_a_kill_at_each_named_point() {
+    let kills = number("PAGELITH_KILLS", 2 * POINTS.len() as u64);
+    // Small, so that it wraps and moves what was used within a few rounds.
+    let plan = |home: &std::path::Path| Plan { ssd_mib: 24, pages: 900, ..overfilled(home) };
+    let mut campaign = Campaign::new("points", &plan, u64::MAX);
+    let mut hit = vec![0u64; POINTS.len()];
+    for round in 0..kills {
+        let point = round as usize % POINTS.len();
+        if point < POINTS_OF_A_NEW_STORE {
+            campaign.new_store();
+        }
+        let mut rng = Rng(campaign.seed.wrapping_mul(7919) ^ round);
+        // The first time that it comes in a child's life, later the second or third. The mark goes once.
+        let most = match (round < POINTS.len() as u64, point) {
+            (true, _) | (_, 1 | 2) => 1,
+            _ => 3,
+        };
+        let nth = 1 + rng.below(most);
+        let died = campaign.round(round, Death::At(Aim { point, nth: nth as u32 }));
+        hit[point] += u64::from(died);
+    }
+    let missed: Vec<_> = POINTS.iter().zip(&hit).filter(|(_, n)| **n == 0).map(|(p, _)| p.0).collect();
+    for (point, n) in POINTS.iter().zip(&hit) {
+        println!("points: {n} x {}", point.0);
+    }
+    campaign.report(kills);
+    assert!(missed.is_empty(), "points that no process died at: {missed:?}");
 }
 
 fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().expect("a number"))
 }
 
+/// How a child ends.
+enum Death {
+    /// After so many words, at any moment.
+    Random,
+    /// At a point, by itself; at any moment if it does not come to it.
+    At(Aim),
+}
+
 /// Kills in one or several stores.
 struct Campaign<'a> {
     name: &'a str,
-    kills: u64,
+    plan: &'a dyn Fn(&std::path::Path) -> Plan,
     /// Then a new store is made.
     rounds_of_a_store: u64,
-    plan: &'a dyn Fn(&std::path::Path) -> Plan,
-}
-
-struct Ended {
+    seed: u64,
+    home: tempfile::TempDir,
+    model: Model,
     tally: Tally,
     evicts: bool,
+    took: Vec<Duration>,
 }
 
-impl Campaign<'_> {
-    fn run(&self) -> Ended {
-        let seed = number("PAGELITH_KILL_SEED", 1);
-        let mut home = tempfile::tempdir().unwrap();
-        let wraps = self.rounds_of_a_store == u64::MAX;
-        let mut model = Model::of_a_store(wraps);
-        let mut ended = Ended { tally: Tally::default(), evicts: false };
-        let mut took = Vec::new();
-        for round in 0..self.kills {
-            if round > 0 && round % self.rounds_of_a_store == 0 {
-                home = tempfile::tempdir().unwrap();
-                model = Model::of_a_store(wraps);
-            }
-            let seed_of_round = (seed.wrapping_mul(1_000_003) + round) & 0xffff_ffff;
-            let plan = Plan { seed: seed_of_round, ..(self.plan)(home.path()) };
-            let guard = NameOnPanic(self.name, seed, round);
-            let tally = self.round(&plan, &mut model, &mut took);
-            std::mem::forget(guard);
-            ended.tally.here += tally.here;
-            ended.tally.durable += tally.durable;
-            ended.tally.gone += tally.gone;
-            ended.evicts |= model.evicts;
+impl<'a> Campaign<'a> {
+    fn new(
+        name: &'a str,
+        plan: &'a dyn Fn(&std::path::Path) -> Plan,
+        rounds_of_a_store: u64,
+    ) -> Campaign<'a> {
+        Campaign {
+            name,
+            plan,
+            rounds_of_a_store,
+            seed: number("PAGELITH_KILL_SEED", 1),
+            home: tempfile::tempdir().unwrap(),
+            model: Model::of_a_store(rounds_of_a_store == u64::MAX),
+            tally: Tally::default(),
+            evicts: false,
+            took: Vec::new(),
         }
-        took.sort();
-        let (median, max) = (took[took.len() / 2], took[took.len() - 1]);
-        println!("{}: kills={} open median={median:?} max={max:?} {:?}", self.name, self.kills, ended.tally);
-        ended
     }
 
-    /// One life, one death, one look.
-    fn round(&self, plan: &Plan, model: &mut Model, took: &mut Vec<Duration>) -> Tally {
-        let mut rng = Rng(plan.seed);
-        let mut victim = Victim::start(plan, None);
-        let mut left = words_to_live(&mut rng);
-        while left > 0 {
-            model.hear(victim.hear().expect("a child that lives"));
+    fn new_store(&mut self) {
+        self.home = tempfile::tempdir().unwrap();
+        self.model = Model::of_a_store(self.rounds_of_a_store == u64::MAX);
+    }
+
+    fn run(mut self, kills: u64) -> Self {
+        for round in 0..kills {
+            if round > 0 && round % self.rounds_of_a_store == 0 {
+                self.new_store();
+            }
+            self.round(round, Death::Random);
+        }
+        self.report(kills);
+        self
+    }
+
+    fn report(&mut self, kills: u64) {
+        self.took.sort();
+        let (median, max) = (self.took[self.took.len() / 2], self.took[self.took.len() - 1]);
+        println!("{}: kills={kills} open median={median:?} max={max:?} {:?}", self.name, self.tally);
+        // The checks panic, so what comes here was found wrong nowhere.
+        let line = format!(
+            "{{\"lane\":\"kill-{}\",\"row\":12,\"runs\":{kills},\"injected\":{kills},\"detected\":{kills},\
+             \"harmless\":0,\"wrong\":0,\"phantom\":0,\"synced_lost\":0,\"worst_recovery_ms\":{},\
+             \"longest_over_deadline_ms\":0,\"pages_present\":{},\"pages_flushed_present\":{},\"pages_gone\":{}}}\n",
+            self.name,
+            max.as_millis(),
+            self.tally.here,
+            self.tally.durable,
+            self.tally.gone
+        );
+        if let Some(path) = std::env::var_os("PAGELITH_LANE_RESULTS") {
+            let mut file = std::fs::File::options().append(true).create(true).open(path).unwrap();
+            file.write_all(line.as_bytes()).unwrap();
+        }
+    }
+
+    /// One life, one death, one look. Whether the child died at the point it was meant to.
+    fn round(&mut self, round: u64, death: Death) -> bool {
+        let guard = NameOnPanic(self.name, self.seed, round);
+        let seed = (self.seed.wrapping_mul(1_000_003) + round) & 0xffff_ffff;
+        let aim = if let Death::At(aim) = death { Some(aim) } else { None };
+        let plan = Plan { seed, aim, ..(self.plan)(self.home.path()) };
+        let mut rng = Rng(seed);
+        let mut victim = Victim::start(&plan, None);
+        let mut left = if aim.is_some() { WORDS_MAX } else { words_to_live(&mut rng) };
+        let mut ended = false;
+        while left > 0 && !ended {
+            match victim.hear() {
+                Some(word) => self.model.hear(word),
+                None => ended = true,
+            }
             left -= 1;
         }
-        for _ in 0..rng.below(1 << 18) {
-            std::hint::spin_loop();
+        if ended {
+            assert!(aim.is_some() && victim.was_killed(), "the child ended by itself");
+        } else {
+            for _ in 0..rng.below(1 << 18) {
+                std::hint::spin_loop();
+            }
+            victim.kill();
+            while let Some(word) = victim.hear() {
+                self.model.hear(word);
+            }
         }
-        victim.kill();
-        while let Some(word) = victim.hear() {
-            model.hear(word);
-        }
-        let (store, open) = open(plan);
-        took.push(open);
-        let tally = model.check(&store);
+        let (store, open) = open(&plan);
+        self.took.push(open);
+        let tally = self.model.check(&store);
         match rng.below(3) {
             0 => drop(store.close().expect("close")),
             1 => store.abandon(),
             _ => drop(store),
         }
-        tally
+        std::mem::forget(guard);
+        self.tally.here += tally.here;
+        self.tally.durable += tally.durable;
+        self.tally.gone += tally.gone;
+        self.evicts |= self.model.evicts;
+        ended
     }
 }
+
+/// Words after which a child that has not come to its point is killed.
+const WORDS_MAX: u64 = 12_000;
 
 /// How many words a child may say: sometimes it dies while it opens, mostly while it works.
 fn words_to_live(rng: &mut Rng) -> u64 {

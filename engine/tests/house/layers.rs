@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::source::{CRATES, exists, files, text, words};
 
 /// Package, its directory, and the packages of the workspace that it may depend on.
-const ARROWS: [(&str, &str, &[&str]); 8] = [
+const ARROWS: [(&str, &str, &[&str]); 9] = [
     ("pagelith-layouts", "layouts", &[]),
     ("pagelith-io", "io", &["pagelith-layouts"]),
     ("pagelith-tiers", "tiers", &["pagelith-layouts", "pagelith-io"]),
@@ -15,6 +15,8 @@ const ARROWS: [(&str, &str, &[&str]); 8] = [
     ("pagelith-python", "python", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
     // Sides of io's and transport's seams; nothing that ships depends on it.
     ("pagelith-sim", "sim", &["pagelith-layouts", "pagelith-io", "pagelith-transport"]),
+    // The store over the real kernel, from outside like any program; nothing may name it.
+    ("pagelith-kernel-lanes", "sim/kernel", &["pagelith"]),
 ];
 
 /// Packages of the workspace that `manifest` depends on other than for its tests.
@@ -103,6 +105,9 @@ fn the_workspace_has_one_program() {
     let mut programs = Vec::new();
     for (dir, manifest) in manifests() {
         let table: toml::Table = manifest.parse().expect("a manifest");
+        if table.contains_key("workspace") {
+            continue; // A workspace of its own.
+        }
         let named = table.get("bin").and_then(toml::Value::as_array).map_or(0, Vec::len);
         let implied = usize::from(named == 0 && exists(&format!("{dir}/src/main.rs")));
         let more = files(&format!("{dir}/src/bin"), ".rs").len();

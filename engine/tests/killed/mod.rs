@@ -3,6 +3,8 @@
 
 pub mod content;
 pub mod model;
+pub mod points;
+pub mod trap;
 pub mod workload;
 
 use std::fmt;
@@ -160,6 +162,12 @@ impl Victim {
                 return Some(word.parse().expect("a word"));
             }
         }
+    }
+
+    /// Wait for a child that has fallen silent: true if it was killed, as by itself at a point.
+    pub fn was_killed(&mut self) -> bool {
+        let status = self.child.wait().expect("wait");
+        std::os::unix::process::ExitStatusExt::signal(&status) == Some(9)
     }
 
     /// Kill it, and wait until it is gone. What it said is still to be heard.

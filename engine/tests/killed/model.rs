@@ -17,6 +17,8 @@ struct Known {
     acked: Option<u64>,
     /// A flush that began after the ack has completed.
     durable: bool,
+    /// A flush has said that it could not be made durable.
+    given_up: bool,
 }
 
 /// What is known of a namespace.
@@ -53,6 +55,22 @@ pub struct Tally {
     pub durable: usize,
     /// Pages that were removed or cleared, and are gone.
     pub gone: usize,
+    /// Pages that a completed flush had covered, and that are not there.
+    pub lost: usize,
+    /// Pages that were removed or cleared, and are there: only on a device that lied about the writes that said so.
+    pub undone: usize,
+}
+
+/// What a store's device may have done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// Nothing that costs what is durable.
+    Well,
+    /// Reads failed or brought something else: what exists may turn out to be damaged when it is got, and its group is
+    /// then gone from there on.
+    Sick,
+    /// What it was given it said it had, and had not: that a page was removed may be forgotten with it.
+    Lying,
 }
 
 impl Model {
@@ -74,6 +92,7 @@ impl Model {
             Word::Stored(page, version) => {
                 let mut may = self.page(page).may.iter_mut();
                 may.find(|(v, _)| *v == version).expect("a put that began").1 = now;
+                self.page(page).given_up = false;
                 self.acked(page);
             }
             Word::Present(page, version) => {
@@ -100,7 +119,7 @@ impl Model {
             Word::Flushed(number) => {
                 let began = self.flushes.remove(&number).expect("a flush that began");
                 for known in self.pages.values_mut() {
-                    known.durable |= known.acked.is_some_and(|at| at < began);
+                    known.durable |= !known.given_up && known.acked.is_some_and(|at| at < began);
                 }
             }
             Word::Reclaimed => self.evicts = true,
@@ -125,26 +144,67 @@ impl Model {
         }
     }
 
+    /// A flush reported objects lost: none that is not durable by now is vouched for, until it is stored again.
+    pub fn some_are_lost(&mut self) {
+        self.pages.values_mut().for_each(|known| known.given_up |= !known.durable);
+    }
+
+    /// Versions of a page that may be found.
+    pub fn may(&self, page: Page) -> Vec<u64> {
+        self.pages
+            .get(&page)
+            .map_or(Vec::new(), |known| known.may.iter().map(|(version, _)| *version).collect())
+    }
+
     /// Compare with what `store` holds now, and go on from there.
     pub fn check(&mut self, store: &Store) -> Tally {
+        let tally = self.check_on_a_sick_device(store, Device::Well);
+        assert!(tally.lost == 0 || self.evicts || self.wraps, "{} durable pages are missing", tally.lost);
+        tally
+    }
+
+    /// As [`Model::check`], but what is durable may be missing, and what else `device` allows may be.
+    pub fn check_on_a_sick_device(&mut self, store: &Store, device: Device) -> Tally {
         let mut tally = Tally::default();
         let evicts = self.evicts || self.wraps;
         for (&page, known) in &mut self.pages {
             let keys = [0, 1].map(|c| key(page, c));
             // The store that was opened to look reclaims, too: not between two questions about one page.
             let _pin = store.pin(&keys);
-            let exist = store.exists_batch(&keys, Options::default());
-            let read = read_page(store, page);
+            let mut exist = store.exists_batch(&keys, Options::default());
+            let mut read = read_page(store, page);
+            let found = read.iter().flatten().count();
+            if device != Device::Well && found < 2 {
+                let here = (read.iter().zip(0..)).filter_map(|(bytes, c)| Some((c, bytes.as_ref()?)));
+                for (c, bytes) in here {
+                    let may: Vec<u64> = known.may.iter().map(|(version, _)| *version).collect();
+                    let found = version_of(page, c, bytes, &may);
+                    let undone = may.is_empty() && device == Device::Lying;
+                    let right = undone || found.is_some_and(|v| may.contains(&v));
+                    assert!(right, "wrong bytes {page:?} {c} {known:?}");
+                }
+                exist = store.exists_batch(&keys, Options::default());
+                read = [None, None];
+            }
             let hit = [0, 1].map(|c| read[c].is_some());
             assert_eq!(hit, exist[..], "get and exists differ {page:?} misses={:?}", store.stats().misses);
             let [Some(k), Some(v)] = read else {
                 assert_eq!(hit, [false; 2], "group is not whole {page:?} {known:?} {store:?}");
-                assert!(!known.durable || evicts, "durable page is missing {page:?} {known:?}");
+                if known.durable {
+                    tally.lost += 1;
+                    if !evicts {
+                        eprintln!("durable page is missing {page:?} {known:?}");
+                    }
+                }
                 tally.gone += usize::from(known.may.is_empty());
                 *known = Known { may: std::mem::take(&mut known.may), ..Known::default() };
                 continue;
             };
             let may: Vec<u64> = known.may.iter().map(|(version, _)| *version).collect();
+            if may.is_empty() && device == Device::Lying {
+                tally.undone += 1;
+                continue;
+            }
             assert!(!may.is_empty(), "removed or cleared page is back {page:?}");
             let found =
                 [k, v].iter().enumerate().map(|(c, b)| version_of(page, c, b, &may)).collect::<Vec<_>>();

@@ -1,12 +1,17 @@
 //! What a child does: several threads put, get, remove, clear and flush until the process is killed.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pagelith::config::{SsdIo, SsdPolicy};
+use pagelith::io::probe::{SideChoice, open_disk};
+use pagelith::io::runtime::Env;
+use pagelith::io::system::{SystemClock, SystemEntropy, Threads};
 use pagelith::{Config, Facts, GetSlice, Options, PutOutcome, PutSlice, Result, Size, Store};
 
 use super::content::{COMPONENTS, Rng, content, key, length, namespace, version_of};
+use super::trap::{Aim, Trap};
 use super::{CHILD, Mouth, Page, Word};
 
 /// Threads of a child.
@@ -37,6 +42,8 @@ pub struct Plan {
     pub reinsert: bool,
     /// Only put.
     pub only_put: bool,
+    /// Where the child kills itself.
+    pub aim: Option<Aim>,
 }
 
 impl Plan {
@@ -70,17 +77,41 @@ impl Plan {
         Store::open(self.config().validate(&facts).expect("a valid configuration"))
     }
 
+    /// Open its store over a disk that kills this process where [`Plan::aim`] says.
+    fn open_trapped(&self, aim: Aim) -> Result<Store> {
+        let side = match self.config().ssd.io {
+            SsdIo::Auto => SideChoice::Auto,
+            SsdIo::Uring => SideChoice::Uring,
+            SsdIo::Blocking => SideChoice::Blocking,
+        };
+        let trap = Trap::new(open_disk(std::slice::from_ref(&self.dir), side)?, aim);
+        let opened = trap.opened();
+        let env = Env {
+            disk: Some(Arc::new(trap)),
+            clock: Arc::new(SystemClock::new()),
+            entropy: Arc::new(SystemEntropy),
+            runtime: Arc::new(Threads),
+        };
+        let facts = Facts::of_this_machine().expect("facts");
+        let store = Store::open_in(self.config().validate(&facts).expect("a valid configuration"), env)?;
+        opened();
+        Ok(store)
+    }
+
     /// For the child's environment.
     pub fn to_text(&self) -> String {
-        let Plan { dir, ssd_mib, write_kib, write_depth, seed, pages, budget, io, reinsert, only_put } = self;
+        let Plan { dir, ssd_mib, write_kib, write_depth, seed, pages, budget, io, reinsert, only_put, aim } =
+            self;
         let dir = dir.to_str().expect("a path that is text");
+        let aim = aim.map_or("-".to_owned(), |aim| format!("{} {}", aim.point, aim.nth));
         format!(
-            "{ssd_mib}\n{write_kib}\n{write_depth}\n{seed}\n{pages}\n{budget}\n{io}\n{reinsert}\n{only_put}\n{dir}"
+            "{ssd_mib}\n{write_kib}\n{write_depth}\n{seed}\n{pages}\n{budget}\n{io}\n{reinsert}\n{only_put}\n\
+             {aim}\n{dir}"
         )
     }
 
     fn from_text(text: &str) -> Option<Plan> {
-        let mut lines = text.splitn(10, '\n');
+        let mut lines = text.splitn(11, '\n');
         let mut next = || lines.next();
         Some(Plan {
             ssd_mib: next()?.parse().ok()?,
@@ -96,6 +127,10 @@ impl Plan {
             },
             reinsert: next()? == "true",
             only_put: next()? == "true",
+            aim: match next()?.split_once(' ') {
+                Some((point, nth)) => Some(Aim { point: point.parse().ok()?, nth: nth.parse().ok()? }),
+                None => None,
+            },
             dir: next()?.into(),
         })
     }
@@ -107,7 +142,8 @@ pub fn child() {
     let plan = Plan::from_text(&text).expect("a plan");
     let mouth = Mouth::new();
     mouth.say(Word::Opening);
-    let store = match plan.open() {
+    let opened = plan.aim.map_or_else(|| plan.open(), |aim| plan.open_trapped(aim));
+    let store = match opened {
         Ok(store) => store,
         Err(error) => fail(&mouth, &format!("open: {error}")),
     };

@@ -10,6 +10,8 @@ use tempfile::TempDir;
 
 /// Where cgroup v1 has its block I/O controller.
 const BLKIO: &str = "/sys/fs/cgroup/blkio";
+const WRITES: &str = "blkio.throttle.write_bps_device";
+const READS: &str = "blkio.throttle.read_bps_device";
 
 /// A mounted ext4 of its own.
 pub struct LoopFs {
@@ -26,6 +28,11 @@ struct Mount(PathBuf);
 impl LoopFs {
     /// An empty file system of `mib` MiB; `Err` says why there can be none here.
     pub fn new(mib: u64) -> Result<LoopFs, String> {
+        LoopFs::made_with(mib, &[])
+    }
+
+    /// As [`LoopFs::new`], with more arguments for mkfs.ext4.
+    pub fn made_with(mib: u64, options: &[&str]) -> Result<LoopFs, String> {
         if fs::metadata("/proc/self").map_err(|e| e.to_string())?.uid() != 0 {
             return Err("not root".into());
         }
@@ -35,7 +42,8 @@ impl LoopFs {
         file.set_len(mib << 20).map_err(|e| e.to_string())?;
         let device = run("losetup", &["--find", "--show", text(&image)])?;
         let device = Device(device.trim().to_owned());
-        run("mkfs.ext4", &["-q", "-F", "-m", "0", &device.0])?;
+        let args = [&["-q", "-F", "-m", "0"], options, &[&device.0]].concat();
+        run("mkfs.ext4", &args)?;
         let at = home.path().join("mount");
         fs::create_dir(&at).map_err(|e| e.to_string())?;
         run("mount", &[&device.0, text(&at)])?;
@@ -46,6 +54,26 @@ impl LoopFs {
     pub fn path(&self) -> &Path {
         debug_assert!(self.mount.0.starts_with(self.home.path()));
         &self.mount.0
+    }
+
+    /// The file that stands for the device.
+    pub fn image(&self) -> PathBuf {
+        self.home.path().join("image")
+    }
+
+    /// Where the bytes of a file lie in [`LoopFs::image`]: pieces of (offset in the file, in the image, length), in
+    /// order.
+    pub fn extents(&self, file: &Path) -> Vec<(u64, u64, u64)> {
+        let said = run("filefrag", &["-v", "-b4096", text(file)]).expect("filefrag");
+        // "   0:        0..    1023:      34816..     35839:   1024:  ..."
+        let piece = |line: &str| {
+            let (number, rest) = line.trim_start().split_once(':')?;
+            number.parse::<u64>().ok()?;
+            let words: Vec<&str> = rest.split(['.', ':', ' ']).filter(|w| !w.is_empty()).collect();
+            let number = |i: usize| words.get(i)?.parse::<u64>().ok();
+            Some((number(0)? * 4096, number(2)? * 4096, number(4)? * 4096))
+        };
+        said.lines().filter_map(piece).collect()
     }
 
     /// Make it read-only from here on.
@@ -83,18 +111,37 @@ pub struct Throttle(PathBuf);
 impl Throttle {
     /// Writes of its processes to `fs` go at `bytes_per_s`; `Err` says why that cannot be.
     pub fn new(fs: &LoopFs, bytes_per_s: u64) -> Result<Throttle, String> {
-        let control = "blkio.throttle.write_bps_device";
-        if !Path::new(BLKIO).join(control).exists() {
+        if !Path::new(BLKIO).join(WRITES).exists() {
             return Err(format!("no cgroup v1 blkio throttle at {BLKIO}"));
         }
         let name = fs.device.0.trim_start_matches("/dev/");
-        let number = fs::read_to_string(format!("/sys/block/{name}/dev")).map_err(|e| e.to_string())?;
         let group = Path::new(BLKIO).join(format!("pagelith-test-{}-{name}", std::process::id()));
         fs::create_dir(&group).map_err(|e| format!("{}: {e}", group.display()))?;
         let throttle = Throttle(group);
-        fs::write(throttle.0.join(control), format!("{} {bytes_per_s}", number.trim()))
-            .map_err(|e| format!("{control}: {e}"))?;
+        throttle.limit(WRITES, fs, bytes_per_s)?;
         Ok(throttle)
+    }
+
+    /// Reads of its processes go at this rate too.
+    pub fn read_too(&self, fs: &LoopFs, bytes_per_s: u64) -> Result<(), String> {
+        self.limit(READS, fs, bytes_per_s)
+    }
+
+    fn limit(&self, control: &str, fs: &LoopFs, bytes_per_s: u64) -> Result<(), String> {
+        let name = fs.device.0.trim_start_matches("/dev/");
+        let number = fs::read_to_string(format!("/sys/block/{name}/dev")).map_err(|e| e.to_string())?;
+        fs::write(self.0.join(control), format!("{} {bytes_per_s}", number.trim()))
+            .map_err(|e| format!("{control}: {e}"))
+    }
+
+    /// Put this process into the group, with all of its threads.
+    pub fn take_in_this_process(&self) -> Result<(), String> {
+        enter(&self.0)
+    }
+
+    /// Take it out again.
+    pub fn let_this_process_go(&self) -> Result<(), String> {
+        enter(Path::new(BLKIO))
     }
 
     /// A command whose process is in the group from its first instruction on.
@@ -113,6 +160,11 @@ impl Throttle {
         let done = done.expect("dd");
         assert!(done.status.success(), "{done:?}");
     }
+}
+
+fn enter(group: &Path) -> Result<(), String> {
+    let procs = group.join("cgroup.procs");
+    fs::write(&procs, std::process::id().to_string()).map_err(|e| format!("{}: {e}", procs.display()))
 }
 
 impl Drop for Throttle {

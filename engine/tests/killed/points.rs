@@ -1,0 +1,155 @@
+//! Moments in the life of a store at which a process is killed: operations on its files, told apart by what is in
+//! them and what went before. Nothing in the store knows of them.
+
+use pagelith::io::disk::Op;
+use pagelith::layouts::names::{CHECKPOINTS, CREATING, MANIFESTS, SEGMENTS};
+use pagelith::layouts::record::{Record, RecordKind};
+
+/// When in an operation's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// It never reaches the disk.
+    Before,
+    /// The kernel has it, and nobody has heard of its end.
+    InFlight,
+    /// It is over, and the store has not yet been told.
+    After,
+}
+
+/// An operation, as far as it matters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// What is done.
+    pub what: What,
+    /// The flusher does it.
+    pub by_flusher: bool,
+    /// The store is still being opened.
+    pub opening: bool,
+    /// Records were written since the last sync of segments.
+    pub records: bool,
+    /// Tombstones were among them.
+    pub tombstones: bool,
+    /// Reclaim wrote records elsewhere, and the manifest has not changed since.
+    pub moved: bool,
+    /// The file was written since its last sync.
+    pub dirty: bool,
+}
+
+/// What a write into a segment has in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// The segment's head.
+    pub head: bool,
+    /// Its footer, and nothing else.
+    pub footer: bool,
+    /// Tombstones.
+    pub tombstones: bool,
+    /// Records that reclaim moves.
+    pub moved: bool,
+}
+
+/// What is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum What {
+    /// A write into a segment.
+    Segment(Parts),
+    /// A write of a manifest copy.
+    Manifest(usize),
+    /// A write of a checkpoint.
+    Checkpoint,
+    /// A sync of the segments.
+    SyncSegments,
+    /// A sync of a manifest copy.
+    SyncManifest(usize),
+    /// A sync of a checkpoint.
+    SyncCheckpoint,
+    /// A read of segments.
+    Read,
+    /// A file is made.
+    Create,
+    /// The mark of a store that is being made goes.
+    Made,
+    /// Anything else.
+    #[default]
+    Other,
+}
+
+impl What {
+    /// Of an operation on the file of this name.
+    pub fn of(op: &Op, name: &str) -> What {
+        let manifest = MANIFESTS.iter().position(|m| *m == name);
+        let checkpoint = CHECKPOINTS.contains(&name);
+        match (op, manifest) {
+            (Op::Write { .. }, Some(copy)) => What::Manifest(copy),
+            (Op::Sync { .. }, Some(copy)) => What::SyncManifest(copy),
+            (Op::Write { .. }, None) if checkpoint => What::Checkpoint,
+            (Op::Sync { .. }, None) if checkpoint => What::SyncCheckpoint,
+            (Op::Sync { .. }, None) if name == SEGMENTS => What::SyncSegments,
+            (Op::Read { .. }, None) if name == SEGMENTS => What::Read,
+            (Op::Write { parts, .. }, None) if name == SEGMENTS => segment(parts.iter().map(|p| p.bytes())),
+            _ => What::Other,
+        }
+    }
+
+    /// Of the removal of a file.
+    pub fn of_removal(name: &str) -> What {
+        if name == CREATING { What::Made } else { What::Other }
+    }
+}
+
+/// A header, and what the store writes beside it, is a part of its own.
+fn segment<'a>(parts: impl Iterator<Item = &'a [u8]>) -> What {
+    let mut found = Parts::default();
+    for part in parts {
+        found.head |= part.starts_with(b"PLSEGMNT");
+        let last_block = part.len().saturating_sub(4096);
+        found.footer |= part[last_block..].windows(8).any(|w| w == b"PLFOOTER");
+        if let Ok(record) = Record::decode(part) {
+            found.tombstones |= record.facts().kind == RecordKind::Tombstones;
+            found.moved |= record.facts().moved;
+        }
+    }
+    What::Segment(found)
+}
+
+/// A point at which to kill: its name, which operations are meant, and when in them.
+pub type Point = (&'static str, fn(&Seen) -> bool, Phase);
+
+fn writes(seen: &Seen, of: fn(Parts) -> bool) -> bool {
+    matches!(seen.what, What::Segment(parts) if of(parts))
+}
+
+/// All points, in the order of a store's life.
+pub const POINTS: [Point; 27] = [
+    ("a file of a new store made", |s| s.what == What::Create, Phase::After),
+    ("all files made, the mark still there", |s| s.what == What::Made, Phase::Before),
+    ("the mark gone, nobody told", |s| s.what == What::Made, Phase::After),
+    ("recovery reads", |s| s.opening && s.what == What::Read, Phase::After),
+    ("recovery syncs", |s| s.opening && s.what == What::SyncSegments, Phase::Before),
+    ("head in flight", |s| writes(s, |w| w.head), Phase::InFlight),
+    ("records in flight", |s| writes(s, |w| !w.footer), Phase::InFlight),
+    ("records written, not synced", |s| s.records && s.what == What::SyncSegments, Phase::Before),
+    ("sync of records in flight", |s| s.records && s.what == What::SyncSegments, Phase::InFlight),
+    ("records synced, nobody told", |s| s.records && s.what == What::SyncSegments, Phase::After),
+    ("data synced, before the footer", |s| writes(s, |w| w.footer), Phase::Before),
+    ("footer in flight", |s| writes(s, |w| w.footer), Phase::InFlight),
+    ("footer written, not synced", |s| writes(s, |w| w.footer), Phase::After),
+    ("tombstones in flight", |s| writes(s, |w| w.tombstones), Phase::InFlight),
+    ("tombstones written, not synced", |s| s.tombstones && s.what == What::SyncSegments, Phase::Before),
+    ("before the first manifest copy", |s| s.what == What::Manifest(0), Phase::Before),
+    ("first manifest copy in flight", |s| s.what == What::Manifest(0), Phase::InFlight),
+    ("first manifest copy not synced", |s| s.dirty && s.what == What::SyncManifest(0), Phase::Before),
+    ("between the manifest copies", |s| s.what == What::Manifest(1), Phase::Before),
+    ("second manifest copy not synced", |s| s.dirty && s.what == What::SyncManifest(1), Phase::Before),
+    ("manifest changed, nobody told", |s| s.what == What::SyncManifest(1), Phase::After),
+    ("mid checkpoint", |s| s.what == What::Checkpoint, Phase::InFlight),
+    ("checkpoint written, not synced", |s| s.dirty && s.what == What::SyncCheckpoint, Phase::Before),
+    ("checkpoint synced, nobody told", |s| s.what == What::SyncCheckpoint, Phase::After),
+    ("reclaim reads its victim", |s| s.by_flusher && !s.opening && s.what == What::Read, Phase::After),
+    ("moved, not synced", |s| s.moved && s.what == What::SyncSegments, Phase::Before),
+    (
+        "moved and synced, before the new incarnation",
+        |s| s.moved && s.what == What::Manifest(0),
+        Phase::Before,
+    ),
+];

@@ -1,0 +1,219 @@
+//! A store over the FUSE fault disk, in this process.
+
+use std::path::Path;
+use std::time::Duration;
+
+use pagelith::Store;
+
+use super::Skip;
+use crate::fault_disk::{Fault, FaultDisk, On, Rule};
+use crate::killed::model::Device;
+use crate::report::Seen;
+use crate::work::Life;
+
+/// The store's data; its manifest, checkpoints and the rest begin otherwise.
+const DATA: &str = "segments";
+/// Every file of a store, and none that was made to try the disk.
+const FILES: [&str; 3] = [DATA, "manifest", "checkpoint"];
+
+/// An empty store on an empty fault disk.
+pub(super) fn disk_and_life(dir: &Path, seed: u64) -> Result<(FaultDisk, Life), Skip> {
+    let at = dir.join("mount");
+    std::fs::create_dir(&at).map_err(|e| e.to_string())?;
+    let disk = FaultDisk::mount(&at, seed)?;
+    let life = Life::new(disk.path(), seed);
+    Ok((disk, life))
+}
+
+/// Three ways to end.
+pub(super) fn end(life: &mut Life, store: Store) {
+    life.take_counters(&store);
+    match life.below(3) {
+        // A device that fails may fail the close too.
+        0 => drop(store.close()),
+        1 => store.abandon(),
+        _ => drop(store),
+    }
+}
+
+/// A life: healthy, then with the faults of `rules`, then looked at twice. What `rules` do is said by `device`.
+fn life_with(dir: &Path, seed: u64, rules: &[Rule], device: Device, timeout: Duration) -> Result<Seen, Skip> {
+    let (disk, mut life) = disk_and_life(dir, seed)?;
+    let store = life.open();
+    life.work(&store, 250);
+    life.flush(&store);
+    end(&mut life, store);
+
+    let store = life.open();
+    disk.set(rules);
+    life.device = device;
+    let usual = (life.timeout, life.over_max);
+    life.timeout = timeout;
+    if timeout < STALLED_CALL_MAX {
+        life.over_max = STALLED_CALL_MAX;
+    }
+    life.work(&store, 350);
+    (life.timeout, life.over_max) = usual;
+    if seed.is_multiple_of(2) {
+        disk.set(&[]);
+    }
+    end(&mut life, store);
+    disk.set(&[]);
+
+    for _ in 0..2 {
+        let store = life.open();
+        life.check(&store);
+        life.work(&store, 50);
+        life.flush(&store);
+        end(&mut life, store);
+    }
+    Ok(done(&disk, life))
+}
+
+/// The run's numbers.
+pub(super) fn done(disk: &FaultDisk, life: Life) -> Seen {
+    let injected = disk.take_injected();
+    Seen { runs: 1, injected, detected: life.noticed.min(injected), ..life.seen }
+}
+
+const USUAL: Duration = Duration::from_secs(2);
+
+fn on(on: On, one_in: u64, fault: Fault) -> [Rule; 3] {
+    FILES.map(|file| Rule { on, file, one_in, fault })
+}
+
+/// Some sectors of a write do not arrive.
+pub fn torn_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    life_with(
+        dir,
+        seed,
+        &[Rule { on: On::Write, file: DATA, one_in: 6, fault: Fault::Torn }],
+        Device::Lying,
+        USUAL,
+    )
+}
+
+/// Writes do not arrive.
+pub fn lost_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    life_with(
+        dir,
+        seed,
+        &[Rule { on: On::Write, file: DATA, one_in: 6, fault: Fault::Lost }],
+        Device::Lying,
+        USUAL,
+    )
+}
+
+/// Writes arrive elsewhere.
+pub fn misdirected_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    life_with(
+        dir,
+        seed,
+        &[Rule { on: On::Write, file: DATA, one_in: 6, fault: Fault::Misdirected }],
+        Device::Lying,
+        USUAL,
+    )
+}
+
+/// Reads bring what lies elsewhere.
+pub fn misdirected_read(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    life_with(dir, seed, &on(On::Read, 6, Fault::Misdirected), Device::Sick, USUAL)
+}
+
+/// Bits flip on the way in.
+pub fn flip_in_read(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    life_with(dir, seed, &on(On::Read, 6, Fault::Flip), Device::Sick, USUAL)
+}
+
+/// Bits flip on the way out.
+pub fn flip_in_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    life_with(
+        dir,
+        seed,
+        &[Rule { on: On::Write, file: DATA, one_in: 6, fault: Fault::Flip }],
+        Device::Lying,
+        USUAL,
+    )
+}
+
+/// Transfers of which half is done, over and over, until the kernel gives up with a byte missing.
+pub fn short(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    let [reads, ..] = on(On::Read, 1, Fault::Short);
+    let [writes, ..] = on(On::Write, 1, Fault::Short);
+    let reading = seed.is_multiple_of(2);
+    life_with(
+        dir,
+        seed,
+        &[if reading { reads } else { writes }],
+        if reading { Device::Sick } else { Device::Well },
+        USUAL,
+    )
+}
+
+/// Reads fail.
+pub fn eio_read(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    life_with(dir, seed, &on(On::Read, 4, Fault::Eio), Device::Sick, USUAL)
+}
+
+/// Writes fail.
+pub fn eio_write(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    life_with(dir, seed, &on(On::Write, 8, Fault::Eio), Device::Well, USUAL)
+}
+
+/// The file system below has no room for what was allocated: thin provisioning, snapshots.
+pub fn no_space(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    life_with(dir, seed, &on(On::Write, 8, Fault::NoSpace), Device::Well, USUAL)
+}
+
+/// How late an operation is that is late.
+const LATE_MS: u32 = 3000;
+/// Between this and that lies what tells a call that has a deadline from one that waits for its operation.
+const STALLED_CALL_MAX: Duration = Duration::from_millis(LATE_MS as u64 * 2 / 3);
+
+/// Reads, writes and syncs take much longer than calls may.
+pub fn stall(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    let late = |on| Rule { on, file: DATA, one_in: 30, fault: Fault::Late(LATE_MS) };
+    life_with(dir, seed, &[On::Read, On::Write, On::Sync].map(late), Device::Well, Duration::from_millis(150))
+}
+
+/// Everything at once.
+pub fn all(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    let mut rules = Vec::new();
+    for fault in [Fault::Eio, Fault::Misdirected, Fault::Flip, Fault::Short, Fault::Late(300)] {
+        rules.push(Rule { on: On::Read, file: DATA, one_in: 40, fault });
+    }
+    for fault in [
+        Fault::Eio,
+        Fault::NoSpace,
+        Fault::Lost,
+        Fault::Torn,
+        Fault::Misdirected,
+        Fault::Flip,
+        Fault::Short,
+        Fault::Late(300),
+    ] {
+        rules.push(Rule { on: On::Write, file: DATA, one_in: 60, fault });
+    }
+    life_with(dir, seed, &rules, Device::Lying, USUAL)
+}
+
+/// Bits that flip while nobody looks: in the data, while the store runs and while it is closed.
+pub fn flip_at_rest(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    let (disk, mut life) = disk_and_life(dir, seed)?;
+    let store = life.open();
+    life.work(&store, 400);
+    life.flush(&store);
+    end(&mut life, store);
+    life.device = Device::Lying;
+    for _ in 0..2 {
+        let store = life.open();
+        // About what has been written so far.
+        (0..20).for_each(|_| disk.flip_at_rest(DATA, Some(6 << 20)));
+        life.work(&store, 150);
+        end(&mut life, store);
+    }
+    let store = life.open();
+    life.check(&store);
+    end(&mut life, store);
+    Ok(done(&disk, life))
+}

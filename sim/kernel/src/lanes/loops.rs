@@ -1,0 +1,250 @@
+//! A store on an ext4 of its own on a loop device, whose faults are made in the file behind the device.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+use super::Skip;
+use super::fuse::end;
+use crate::killed::content::Rng;
+use crate::killed::model::Device;
+use crate::loop_device::{LoopFs, Throttle};
+use crate::report::Seen;
+use crate::work::Life;
+
+/// Bytes that have been written to the store by the time that faults are made, about.
+const WRITTEN: u64 = 6 << 20;
+
+fn fs_and_life(seed: u64, options: &[&str]) -> Result<(LoopFs, Life), Skip> {
+    let fs = LoopFs::made_with(160, options)?;
+    let life = Life::new(&fs.path().join("store"), seed);
+    Ok((fs, life))
+}
+
+/// Fill the store, and end so that nothing of it is in memory.
+fn filled(life: &mut Life) {
+    let store = life.open();
+    life.work(&store, 400);
+    life.flush(&store);
+    end(life, store);
+}
+
+fn done(life: Life, injected: u64) -> Seen {
+    Seen { runs: 1, injected, detected: life.noticed.min(injected), ..life.seen }
+}
+
+/// Where a block of a file lies in the image.
+fn place(extents: &[(u64, u64, u64)], at: u64) -> Option<u64> {
+    let (from, image, _) = extents.iter().find(|(from, _, len)| (*from..from + len).contains(&at))?;
+    Some(image + (at - from))
+}
+
+/// Flips, stale blocks and blocks in the wrong place in the image, while the store is open.
+pub fn at_rest(_: &Path, seed: u64) -> Result<Seen, Skip> {
+    let (fs, mut life) = fs_and_life(seed, &[])?;
+    filled(&mut life);
+    let extents = fs.extents(&life.plan.dir.join("segments"));
+    let image = image(&fs)?;
+    let mut rng = Rng(seed);
+    let block = |rng: &mut Rng| place(&extents, rng.below(WRITTEN / 4096) * 4096);
+    let mut old = Vec::new();
+    life.device = Device::Lying;
+    let mut injected = 0;
+    for round in 0..3 {
+        let store = life.open();
+        for _ in 0..12 {
+            let (Some(to), Some(from)) = (block(&mut rng), block(&mut rng)) else { continue };
+            let mut bytes = [0; 4096];
+            match rng.below(3) {
+                // One bit.
+                0 => {
+                    read(&image, to, &mut bytes)?;
+                    bytes[rng.below(4096) as usize] ^= 1 << rng.below(8);
+                }
+                // What lay there earlier.
+                1 if !old.is_empty() => {
+                    let (at, earlier): &(u64, [u8; 4096]) = &old[rng.below(old.len() as u64) as usize];
+                    write(&image, *at, earlier)?;
+                    injected += 1;
+                    continue;
+                }
+                // What lies elsewhere.
+                _ => read(&image, from, &mut bytes)?,
+            }
+            write(&image, to, &bytes)?;
+            injected += 1;
+        }
+        life.work(&store, 100);
+        if round == 0 {
+            // Blocks as they are now come back later.
+            for _ in 0..40 {
+                let (Some(at), mut bytes) = (block(&mut rng), [0; 4096]) else { continue };
+                read(&image, at, &mut bytes)?;
+                old.push((at, bytes));
+            }
+        }
+        end(&mut life, store);
+    }
+    let store = life.open();
+    life.check(&store);
+    end(&mut life, store);
+    Ok(done(life, injected))
+}
+
+/// Flips in one copy of the manifest and in a checkpoint, while the store is closed.
+pub fn manifest_at_rest(_: &Path, seed: u64) -> Result<Seen, Skip> {
+    let (fs, mut life) = fs_and_life(seed, &[])?;
+    filled(&mut life);
+    let mut rng = Rng(seed);
+    let mut injected = 0;
+    for _ in 0..6 {
+        // One valid copy opens the store.
+        let names = [["manifest.0", "checkpoint.0"], ["manifest.1", "checkpoint.1"]][rng.below(2) as usize];
+        for name in names {
+            let extents = fs.extents(&life.plan.dir.join(name));
+            let len: u64 = extents.iter().map(|(_, _, len)| len).sum();
+            // Most of a checkpoint is room.
+            let at = rng.below(len.clamp(1, 64 << 10));
+            let (Some(place), image) = (place(&extents, at), image(&fs)?) else { continue };
+            let mut byte = [0];
+            read(&image, place, &mut byte)?;
+            write(&image, place, &[byte[0] ^ 1 << rng.below(8)])?;
+            injected += 1;
+        }
+        let store = life.open();
+        life.check(&store);
+        life.work(&store, 30);
+        life.flush(&store);
+        end(&mut life, store);
+    }
+    Ok(done(life, injected))
+}
+
+/// The device ends in the middle of the data: reads behind that fail with EIO, until it is whole again.
+pub fn eio(_: &Path, seed: u64) -> Result<Seen, Skip> {
+    // Without a journal only data lies behind the first blocks.
+    let (fs, mut life) = fs_and_life(seed, &["-O", "^has_journal"])?;
+    filled(&mut life);
+    let extents = fs.extents(&life.plan.dir.join("segments"));
+    let store = life.open();
+    let image = image(&fs)?;
+    let len = image.metadata().map_err(|e| e.to_string())?.len();
+    let end_of_device = place(&extents, (WRITTEN / 4 + Rng(seed).below(WRITTEN / 2)) / 4096 * 4096)
+        .ok_or("no extent where the device is to end")?;
+    fs.free_bytes();
+    life.device = Device::Sick;
+    let mut rest = vec![0; (len - end_of_device) as usize];
+    read(&image, end_of_device, &mut rest)?;
+    image.set_len(end_of_device).map_err(|e| e.to_string())?;
+    // Only gets: a write behind the end would make the file longer again.
+    for number in 0..life.plan.pages {
+        for namespace in 0..crate::killed::workload::NAMESPACES {
+            life.get(&store, crate::killed::Page { namespace, number });
+        }
+    }
+    life.take_counters(&store);
+    let injected = store.stats().read_errors;
+    store.abandon();
+    image.set_len(len).map_err(|e| e.to_string())?;
+    write(&image, end_of_device, &rest)?;
+    life.device = Device::Well;
+    let store = life.open();
+    life.check(&store);
+    end(&mut life, store);
+    Ok(done(life, injected))
+}
+
+/// The data file ends early, not at a block: short completions, none of which is a success.
+pub fn short(_: &Path, seed: u64) -> Result<Seen, Skip> {
+    let (_fs, mut life) = fs_and_life(seed, &[])?;
+    filled(&mut life);
+    let path = life.plan.dir.join("segments");
+    let store = life.open();
+    let file = File::options().read(true).write(true).open(&path).map_err(|e| e.to_string())?;
+    let len = file.metadata().map_err(|e| e.to_string())?.len();
+    let mut rest = vec![0; len as usize];
+    read(&file, 0, &mut rest)?;
+    life.device = Device::Sick;
+    let cut = WRITTEN / 4 + Rng(seed).below(WRITTEN / 2);
+    file.set_len(cut).map_err(|e| e.to_string())?;
+    for number in 0..life.plan.pages {
+        for namespace in 0..crate::killed::workload::NAMESPACES {
+            life.get(&store, crate::killed::Page { namespace, number });
+        }
+    }
+    let injected = store.stats().read_errors;
+    life.take_counters(&store);
+    store.abandon();
+    write(&file, cut, &rest[cut as usize..])?;
+    file.sync_all().map_err(|e| e.to_string())?;
+    life.device = Device::Well;
+    let store = life.open();
+    life.check(&store);
+    end(&mut life, store);
+    Ok(done(life, injected))
+}
+
+/// A device that takes 1 MiB a second and gives 128 KiB, used by a process whose calls have a fifth of a second.
+pub fn throttled(_: &Path, seed: u64) -> Result<Seen, Skip> {
+    let (fs, mut life) = fs_and_life(seed, &[])?;
+    let throttle = Throttle::new(&fs, 1 << 20)?;
+    filled(&mut life);
+    let store = life.open();
+    throttle.read_too(&fs, 128 << 10)?;
+    throttle.take_in_this_process()?;
+    let usual = std::mem::replace(&mut life.timeout, Duration::from_millis(200));
+    life.work(&store, 120);
+    life.timeout = usual;
+    throttle.let_this_process_go()?;
+    life.take_counters(&store);
+    store.abandon();
+    throttle.drain(&fs);
+    let store = life.open();
+    life.check(&store);
+    end(&mut life, store);
+    let late = life.noticed;
+    Ok(done(life, late))
+}
+
+/// A file system that somebody else fills: a store that is there goes on; one more is refused and leaves nothing.
+pub fn full(_: &Path, seed: u64) -> Result<Seen, Skip> {
+    let (fs, mut life) = fs_and_life(seed, &[])?;
+    let store = life.open();
+    let rest = format!("of={}", fs.path().join("rest").display());
+    let full = crate::loop_device::run("dd", &["if=/dev/zero", &rest, "bs=4096"]).unwrap_err();
+    assert!(full.contains("No space left"), "{full}");
+    life.work(&store, 300);
+    assert!(life.flush(&store), "a store whose blocks are allocated needs none");
+    end(&mut life, store);
+    let mut other = Life::new(&fs.path().join("other"), seed);
+    let free = fs.free_bytes();
+    for _ in 0..3 {
+        let error = other.try_open().expect_err("no room");
+        assert_eq!(error.kind, pagelith::ErrorKind::NoSpace, "{error}");
+        assert!(!fs.path().join("other").exists() && fs.free_bytes() == free, "something is left behind");
+        life.noticed += 1;
+    }
+    let store = life.open();
+    life.check(&store);
+    end(&mut life, store);
+    // Room again: the refused one is made after all.
+    std::fs::remove_file(fs.path().join("rest")).map_err(|e| e.to_string())?;
+    other.plan.ssd_mib = 20;
+    let store = other.open();
+    other.work(&store, 20);
+    end(&mut other, store);
+    Ok(done(life, 3))
+}
+
+fn image(fs: &LoopFs) -> Result<File, Skip> {
+    File::options().read(true).write(true).open(fs.image()).map_err(|e| e.to_string())
+}
+
+fn read(file: &File, at: u64, bytes: &mut [u8]) -> Result<(), Skip> {
+    file.read_exact_at(bytes, at).map_err(|e| format!("reading the image: {e}"))
+}
+
+fn write(file: &File, at: u64, bytes: &[u8]) -> Result<(), Skip> {
+    file.write_all_at(bytes, at).map_err(|e| format!("writing the image: {e}"))
+}

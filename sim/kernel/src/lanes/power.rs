@@ -1,0 +1,118 @@
+//! Power cuts: what was not synced goes, in whole or in part, and everything that a flush covered is there.
+
+use std::path::Path;
+
+use super::Skip;
+use super::fuse::{disk_and_life, done};
+use crate::fault_disk::{Cut, Fault, On, Rule};
+use crate::killed::model::{Device, Model};
+use crate::killed::{Victim, workload::Plan};
+use crate::report::Seen;
+
+/// How often a life is cut.
+const CUTS: u32 = 4;
+
+fn cut_of(n: u64) -> Cut {
+    if n == 0 { Cut::DropAll } else { Cut::Some }
+}
+
+/// Cut after the process ended without a close.
+pub fn cut(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    cuts(dir, seed, &[], Device::Well)
+}
+
+/// Syncs fail before the cut: nothing that one covered is vouched for, everything older is there.
+pub fn failed_sync_and_cut(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    let rule = |file| Rule { on: On::Sync, file, one_in: 10, fault: Fault::Eio };
+    cuts(dir, seed, &["segments", "manifest", "checkpoint"].map(rule), Device::Well)
+}
+
+/// Syncs that lie. What was flushed may be gone; nothing may be wrong.
+pub fn lost_sync_and_cut(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    cuts(dir, seed, &[Rule { on: On::Sync, file: "segments", one_in: 3, fault: Fault::Lost }], Device::Lying)
+}
+
+/// As [`cut`], while segments are reclaimed all the time: what was removed stays gone wherever it moved to.
+pub fn cut_while_reclaiming(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    let (disk, mut life) = disk_and_life(dir, seed)?;
+    life.plan = Plan { ssd_mib: 20, reinsert: true, ..life.plan };
+    life.model = Model::of_a_store(true);
+    let mut blocks = 0;
+    for round in 0..2 * CUTS {
+        let store = life.open();
+        life.check(&store);
+        let steps = 100 + life.below(400) as u32;
+        life.work(&store, steps);
+        life.take_counters(&store);
+        if round > 3 && !life.model.evicts {
+            return Err("nothing was reclaimed in four lives".into());
+        }
+        store.abandon();
+        blocks += u64::from(disk.power_cut(cut_of(life.below(3))) > 0);
+    }
+    let store = life.open();
+    life.check(&store);
+    drop(store.close());
+    let seen = done(&disk, life);
+    Ok(Seen { injected: seen.injected + blocks, ..seen })
+}
+
+fn cuts(dir: &Path, seed: u64, rules: &[Rule], device: Device) -> Result<Seen, Skip> {
+    let (disk, mut life) = disk_and_life(dir, seed)?;
+    life.device = device;
+    let mut blocks = 0;
+    for _ in 0..CUTS {
+        let store = life.open();
+        life.check(&store);
+        disk.set(rules);
+        let steps = 20 + life.below(150) as u32;
+        life.work(&store, steps);
+        life.take_counters(&store);
+        store.abandon();
+        disk.set(&[]);
+        blocks += u64::from(disk.power_cut(cut_of(life.below(3))) > 0);
+    }
+    let store = life.open();
+    life.check(&store);
+    drop(store.close());
+    let seen = done(&disk, life);
+    // A cut is a fault too. That it was met shows in what is no longer there; it is not counted by the store.
+    Ok(Seen { injected: seen.injected + blocks, ..seen })
+}
+
+/// A process is killed, and the power goes with it.
+pub fn kill_and_cut(dir: &Path, seed: u64) -> Result<Seen, Skip> {
+    let (disk, mut life) = disk_and_life(dir, seed)?;
+    // Three lives put less than it holds, so nothing may be evicted.
+    life.plan = Plan { ssd_mib: 64, pages: 600, budget: 6 << 20, ..life.plan };
+    for round in 0..3 {
+        let plan = Plan { seed: (seed * 3 + round) & 0xffff_ffff, ..life.plan.clone() };
+        let mut victim = Victim::start(&plan, None);
+        let words = 2 + life.below(1500);
+        for _ in 0..words {
+            life.model.hear(victim.hear().expect("a child that lives"));
+        }
+        victim.kill();
+        while let Some(word) = victim.hear() {
+            life.model.hear(word);
+        }
+        // Its transfers in flight are over once the files are free again.
+        wait_until_free(disk.path());
+        disk.power_cut(cut_of(life.below(3)));
+        let store = life.open();
+        assert!(!life.model.evicts, "a segment was reclaimed, the store is too small");
+        life.check(&store);
+        store.abandon();
+        disk.power_cut(cut_of(life.below(3)));
+    }
+    let store = life.open();
+    life.check(&store);
+    drop(store);
+    let seen = done(&disk, life);
+    Ok(Seen { injected: seen.injected + 6, ..seen })
+}
+
+fn wait_until_free(dir: &Path) {
+    let Ok(file) = std::fs::File::options().read(true).write(true).open(dir.join("segments")) else { return };
+    file.lock().expect("a lock");
+}

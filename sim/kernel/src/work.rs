@@ -1,0 +1,263 @@
+//! A store at work on a device that fails: puts, gets, removals, clears and flushes in one thread, each answer
+//! judged when it comes, and everything compared again after each reopening.
+//!
+//! The contents and the oracle are those of the kill tests: a page's bytes tell its version, and what may be found
+//! is what was put since its last acked removal.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use pagelith::{ErrorKind, GetSlice, Options, PutOutcome, PutSlice, Result, Store};
+
+use crate::killed::content::{Rng, content, key, length, namespace, version_of};
+use crate::killed::model::{Device, Model};
+use crate::killed::workload::{NAMESPACES, Plan};
+use crate::killed::{Page, Word};
+use crate::report::Seen;
+
+/// Longer than this an open hangs.
+const OPEN_MAX: Duration = Duration::from_secs(20);
+
+/// A store's life over several openings.
+pub struct Life {
+    /// Where and how.
+    pub plan: Plan,
+    /// What is known of it.
+    pub model: Model,
+    /// What was seen so far.
+    pub seen: Seen,
+    /// Each call's time.
+    pub timeout: Duration,
+    /// A call that lasts so much longer than its time hangs, whatever the machine does besides.
+    pub over_max: Duration,
+    /// Faults that the store counted, whatever their number in the end.
+    pub noticed: u64,
+    /// What the device may have done by now.
+    pub device: Device,
+    rng: Rng,
+    version: u64,
+}
+
+impl Life {
+    /// Of a store that is to be made in `dir`. It holds more than a few hundred steps put.
+    pub fn new(dir: &Path, seed: u64) -> Life {
+        let plan = Plan {
+            dir: dir.to_owned(),
+            ssd_mib: 96,
+            write_kib: 256,
+            write_depth: 4,
+            seed,
+            pages: 240,
+            budget: 8 << 20,
+            io: "uring",
+            reinsert: seed.is_multiple_of(2),
+            only_put: false,
+            aim: None,
+        };
+        let (model, seen, timeout) = (Model::default(), Seen::default(), Duration::from_secs(2));
+        let device = Device::Well;
+        Life {
+            plan,
+            model,
+            seen,
+            timeout,
+            noticed: 0,
+            over_max: Duration::from_secs(10),
+            device,
+            rng: Rng(seed ^ 0x11fe),
+            version: seed << 32,
+        }
+    }
+
+    /// A number below `n`.
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.rng.below(n)
+    }
+
+    /// Open it; a dead process's transfers may hold it for a moment.
+    pub fn open(&mut self) -> Store {
+        let began = Instant::now();
+        loop {
+            match self.try_open() {
+                Ok(store) => return store,
+                Err(e) if e.kind == ErrorKind::Denied && began.elapsed() < OPEN_MAX => {}
+                Err(e) => panic!("open: {:?} {e}", e.kind),
+            }
+        }
+    }
+
+    /// Open it, or hear why not.
+    pub fn try_open(&mut self) -> Result<Store> {
+        let began = Instant::now();
+        let store = self.plan.open()?;
+        let took = began.elapsed();
+        assert!(took < OPEN_MAX, "hang: open took {took:?}");
+        self.seen.worst_recovery_ms = self.seen.worst_recovery_ms.max(took.as_millis() as u64);
+        let found = store.opened();
+        self.noticed +=
+            found.torn_records + u64::from(found.mended_blocks) + u64::from(found.refused_checkpoints);
+        Ok(store)
+    }
+
+    /// What the store has counted: to be called once before it goes.
+    pub fn take_counters(&mut self, store: &Store) {
+        self.note_reclaim(store);
+        let stats = store.stats();
+        let missed = |cause: &str| stats.misses.get(cause).copied().unwrap_or(0);
+        self.noticed += missed("damaged") + missed("unreadable") + missed("late");
+        self.noticed += stats.read_errors + stats.flush_errors + stats.checkpoint_failures;
+    }
+
+    /// Compare everything.
+    pub fn check(&mut self, store: &Store) {
+        let device = self.device;
+        let tally = self.model.check_on_a_sick_device(store, device);
+        self.note_reclaim(store);
+        // What was evicted is not lost.
+        let lost = if self.model.evicts { 0 } else { tally.lost };
+        let opened = store.opened();
+        assert!(device != Device::Well || lost == 0, "{lost} durable pages are missing {opened:?}");
+        self.seen.synced_lost += lost as u64;
+        self.seen.present += tally.here as u64;
+        self.seen.removals_undone += tally.undone as u64;
+    }
+
+    fn note_reclaim(&mut self, store: &Store) {
+        if store.stats().segments_reclaimed > 0 {
+            self.model.hear(Word::Reclaimed);
+        }
+    }
+
+    /// So many random calls.
+    pub fn work(&mut self, store: &Store, steps: u32) {
+        for _ in 0..steps {
+            let page = Page {
+                namespace: self.below(NAMESPACES.into()) as u8,
+                number: self.below(self.plan.pages.into()) as u32,
+            };
+            match self.below(1000) {
+                0..400 => self.put(store, page),
+                400..440 => self.remove(store, page),
+                440..443 => self.clear(store, NAMESPACES - 1),
+                443..470 => drop(self.flush(store)),
+                _ => self.get(store, page),
+            }
+        }
+    }
+
+    fn options(&self) -> Options {
+        Options { timeout: Some(self.timeout), ..Options::default() }
+    }
+
+    /// Call, and look at the clock.
+    fn timed<T>(&mut self, what: &str, call: impl FnOnce(Options) -> T) -> T {
+        let began = Instant::now();
+        let answer = call(self.options());
+        let over = began.elapsed().saturating_sub(self.timeout);
+        assert!(over < self.over_max, "hang: {what} went on for {over:?} after its time");
+        self.seen.longest_over_deadline_ms = self.seen.longest_over_deadline_ms.max(over.as_millis() as u64);
+        answer
+    }
+
+    /// Put both objects of a page, as a new version.
+    pub fn put(&mut self, store: &Store, page: Page) {
+        self.version += 1;
+        let version = self.version;
+        let bytes = [0, 1].map(|c| content(page, c, version));
+        let pieces: [[&[u8]; 1]; 2] = [[&bytes[0]], [&bytes[1]]];
+        let group = [0, 1].map(|c| PutSlice { key: key(page, c), pieces: &pieces[c] });
+        self.model.hear(Word::PutBegins(page, version));
+        let outcome = self.timed("put", |options| store.put_groups(&[&group], options)).pop();
+        match outcome.expect("an outcome") {
+            Ok(PutOutcome::Stored) => self.model.hear(Word::Stored(page, version)),
+            Ok(PutOutcome::AlreadyPresent) => self.model.hear(Word::Present(page, version)),
+            Ok(other) => panic!("put: {other:?}"),
+            Err(e) => self.sick("put", &e),
+        }
+    }
+
+    /// Remove a page.
+    pub fn remove(&mut self, store: &Store, page: Page) {
+        self.model.hear(Word::RemoveBegins(page));
+        match self.timed("remove", |options| store.remove(&[key(page, 0)], options)) {
+            Ok(_) => {
+                self.model.hear(Word::Removed(page));
+                let here = store.exists_batch(&[key(page, 0), key(page, 1)], Options::default());
+                assert_eq!(here, [false, false], "removed page is back at once {page:?}");
+            }
+            Err(e) => self.sick("remove", &e),
+        }
+    }
+
+    fn clear(&mut self, store: &Store, number: u8) {
+        self.model.hear(Word::ClearBegins(number));
+        match self.timed("clear", |options| store.clear(namespace(number), options)) {
+            Ok(_) => self.model.hear(Word::Cleared(number)),
+            Err(e) => self.sick("clear", &e),
+        }
+    }
+
+    /// Flush; whether everything is durable.
+    pub fn flush(&mut self, store: &Store) -> bool {
+        self.version += 1;
+        let number = self.version;
+        self.model.hear(Word::FlushBegins(number));
+        match self.timed("flush", |options| store.flush(options)) {
+            Ok(report) if report.lost_objects == 0 => {
+                self.model.hear(Word::Flushed(number));
+                return true;
+            }
+            Ok(_) => {
+                self.noticed += 1;
+                self.model.some_are_lost();
+            }
+            Err(e) => self.sick("flush", &e),
+        }
+        false
+    }
+
+    /// Get both objects of a page, and judge what comes.
+    pub fn get(&mut self, store: &Store, page: Page) {
+        let mut bytes = [0, 1].map(|c| vec![0; length(page, c)]);
+        let [k, v] = &mut bytes;
+        let (mut k, mut v) = ([&mut k[..]], [&mut v[..]]);
+        let mut gets = [
+            GetSlice { key: key(page, 0), range: None, pieces: &mut k },
+            GetSlice { key: key(page, 1), range: None, pieces: &mut v },
+        ];
+        let outcomes = self.timed("get", |options| store.get_batch(&mut gets, options));
+        let mut hits = 0;
+        for (c, outcome) in outcomes.into_iter().enumerate() {
+            match outcome {
+                Ok(outcome) if outcome.is_hit() => {
+                    hits += 1;
+                    let may = self.model.may(page);
+                    let found = version_of(page, c, &bytes[c], &may);
+                    if may.is_empty() && self.device == Device::Lying {
+                        self.seen.removals_undone += 1;
+                        continue;
+                    }
+                    assert!(!may.is_empty(), "removed or cleared page is back {page:?}");
+                    assert!(
+                        found.is_some_and(|v| may.contains(&v)),
+                        "wrong bytes {page:?} {c} {found:?} {may:?}"
+                    );
+                }
+                Ok(_) => {}
+                Err(e) => self.sick("get", &e),
+            }
+        }
+        if hits == 1 {
+            // The other one failed: then neither is here.
+            let here = store.exists_batch(&[key(page, 0), key(page, 1)], Options::default());
+            assert_eq!(here[0], here[1], "group is not whole {page:?}");
+        }
+    }
+
+    /// An error of a call is one of those that a sick device may cause.
+    fn sick(&mut self, what: &str, e: &pagelith::Error) {
+        let kinds = [ErrorKind::Busy, ErrorKind::NoSpace, ErrorKind::Unavailable];
+        assert!(kinds.contains(&e.kind), "{what}: {:?} {e}", e.kind);
+        self.noticed += 1;
+    }
+}
