@@ -140,6 +140,19 @@ fn a_torn_write_has_new_sectors_and_old_ones_in_all_shapes() {
         assert!(only(&b).effective);
     }
     assert!(shapes.len() == 3 && shapes.values().all(|n| *n > 30), "prefix, suffix, any: {shapes:?}");
+    // Never none and never all of eight sectors, which chance alone would give once in 128 times.
+    let mut b = full(1);
+    b.disk.set_faults(FaultRates::new(2).with(DiskFault::TornWrite, 1_000_000));
+    for i in 0..2000 {
+        let byte = 100 + (i % 2) as u8;
+        let before = b.disk.peek(0, "f", 0, 4096).expect("a block");
+        b.write(0, 1, byte);
+        let after = b.disk.peek(0, "f", 0, 4096).expect("a block");
+        let old = after.chunks(512).zip(before.chunks(512)).filter(|(a, b)| a == b && a[0] != byte).count();
+        let new = after.chunks(512).filter(|s| **s == [byte; 512]).count();
+        let same = before.chunks(512).filter(|s| **s == [byte; 512]).count();
+        assert!(old + new == 8 && old < 8 && (old > 0 || same > 0), "i={i} old={old} new={new} same={same}");
+    }
 }
 
 #[test]
