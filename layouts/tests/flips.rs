@@ -5,19 +5,22 @@ mod common;
 
 use common::*;
 use pagelith_layouts::align::ALIGN;
-use pagelith_layouts::checkpoint::{self, CHUNK_BYTES, CheckpointFacts, ChunkHead, ChunkKind};
+use pagelith_layouts::checkpoint::{
+    self, CHUNK_BYTES, CHUNK_ITEMS, CheckpointEntry, CheckpointFacts, ChunkHead, ChunkKind, SegmentMark,
+};
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::footer::{self, FooterFacts};
 use pagelith_layouts::ids::*;
-use pagelith_layouts::key::Role;
+use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::manifest::{Manifest, Superblock, decode as decode_manifest};
-use pagelith_layouts::record::{Record, RecordFacts, RecordKind};
+use pagelith_layouts::record::{GroupKind, MEMBERS_MAX, Member, Record, RecordFacts, RecordHead, RecordKind};
 use pagelith_layouts::segment::{decode_head, encode_head};
+use pagelith_layouts::shard::{Shard, Slice};
 
-/// Flip each of the first `bits` bits of `bytes` in turn; `survives` says whether it went unnoticed.
-fn flip_each(bytes: &mut [u8], bits: usize, survives: impl Fn(&[u8]) -> bool) {
+/// Flip each of these bits of `bytes` in turn; `survives` says whether it went unnoticed.
+fn flip_these(bytes: &mut [u8], bits: impl Iterator<Item = usize>, survives: impl Fn(&[u8]) -> bool) {
     assert!(survives(bytes), "the untouched bytes are read");
-    for bit in 0..bits {
+    for bit in bits {
         bytes[bit / 8] ^= 1 << (bit % 8);
         assert!(!survives(bytes), "bit={bit} byte={} was flipped unnoticed", bit / 8);
         bytes[bit / 8] ^= 1 << (bit % 8);
@@ -25,7 +28,8 @@ fn flip_each(bytes: &mut [u8], bits: usize, survives: impl Fn(&[u8]) -> bool) {
 }
 
 fn flip_all(bytes: &mut [u8], survives: impl Fn(&[u8]) -> bool) {
-    flip_each(bytes, bytes.len() * 8, survives);
+    let bits = 0..bytes.len() * 8;
+    flip_these(bytes, bits, survives);
 }
 
 #[test]
@@ -49,27 +53,108 @@ fn tombstones() {
     flip_all(&mut try_header(&facts, &gone).expect("within the rules"), |b| Record::decode(b).is_ok());
 }
 
+/// Headers of as many members as fit one block, of two and three blocks, and tombstones of many.
+#[test]
+fn record_headers_of_many_members() {
+    let some = |members: u8| {
+        let object = |i| Object { key: key(i, Role::Target, "kv", "k"), bytes: bytes(i.into(), 50) };
+        (0..members).map(object).collect::<Vec<_>>()
+    };
+    for members in (1..=22).chain([23, 47]) {
+        let group = RecordFacts { group_kind: GroupKind::Base, ..facts(identity(1, 2), 4096) };
+        let mut header = try_header(&group, &some(members)).expect("within the rules");
+        flip_all(&mut header, |b| Record::decode(b).is_ok());
+    }
+    let facts = RecordFacts { kind: RecordKind::Tombstones, ..facts(identity(1, 2), 4096) };
+    let gone: Vec<_> = some(60).into_iter().map(|o| Object { bytes: vec![], ..o }).collect();
+    flip_all(&mut try_header(&facts, &gone).expect("within the rules"), |b| Record::decode(b).is_ok());
+}
+
+/// The longest list of members. Every bit would take minutes; here it is every bit of the head, of the first and last
+/// member and checksum, and one bit of every 64 bytes between.
+#[test]
+fn record_header_of_the_most_members() {
+    let objects: Vec<_> = (0..MEMBERS_MAX)
+        .map(|i| {
+            let hash = PrefixHash(std::array::from_fn(|b| (i >> (b % 2 * 8)) as u8));
+            let key =
+                ObjectKey::new(NAMESPACE, hash, Role::Target, "kv", "k", Shard::Whole).expect("valid names");
+            Object { key, bytes: vec![7] }
+        })
+        .collect();
+    let group = RecordFacts { group_kind: GroupKind::Base, ..facts(identity(1, 2), 4096) };
+    let mut header = try_header(&group, &objects).expect("within the rules");
+    let members_end = RecordHead::BYTES + MEMBERS_MAX * Member::BYTES;
+    let sums_end = members_end + MEMBERS_MAX * 16;
+    let whole = [0..RecordHead::BYTES + Member::BYTES, members_end - Member::BYTES..members_end + 16];
+    let whole = whole.into_iter().chain(std::iter::once(sums_end - 16..sums_end + 8));
+    let every_bit = whole.flatten().flat_map(|byte| byte * 8..byte * 8 + 8);
+    let between = (0..header.len()).step_by(64).map(|byte| byte * 8 + byte / 64 % 8);
+    flip_these(&mut header, every_bit.chain(between), |b| Record::decode(b).is_ok());
+}
+
+#[test]
+fn record_header_of_attached_objects() {
+    let (group, objects) = group_of_three(4096);
+    let attached =
+        RecordFacts { group_kind: GroupKind::Attached, base_group: GroupId(0x0123_4567_89AB_CDEF), ..group };
+    let mut header = try_header(&attached, &objects).expect("within the rules");
+    flip_all(&mut header, |b| Record::decode(b).is_ok());
+}
+
 #[test]
 fn segment_head() {
     let mut block = encode_head(identity(1, 2), SegmentOrder(7), 1 << 20);
     flip_all(&mut block, |b| decode_head(b, STORE, SegmentId(1)).is_ok());
 }
 
+/// A footer of these records, which stand one behind the other.
+fn footer_of(records: &[Vec<u8>]) -> Vec<u8> {
+    let decoded: Vec<_> = records.iter().map(|r| Record::decode(r).expect("what was written")).collect();
+    let entries: Vec<_> = decoded.iter().flat_map(footer::entries_of).collect();
+    let facts = FooterFacts {
+        identity: identity(1, 2),
+        order: SegmentOrder(7),
+        min_sequence: Sequence(entries.iter().map(|e| e.sequence).min().unwrap_or(u64::MAX)),
+        max_sequence: Sequence(entries.iter().map(|e| e.sequence).max().unwrap_or(0)),
+        data_end: ALIGN + records.iter().map(|r| r.len() as u64).sum::<u64>(),
+    };
+    footer::encode(&facts, &entries)
+}
+
 #[test]
 fn footer_of_three_entries() {
     let (facts, objects) = group_of_three(4096);
-    let image = record(&facts, &objects);
-    let entries: Vec<_> = footer::entries_of(&Record::decode(&image).expect("what was written")).collect();
-    let footer_facts = FooterFacts {
-        identity: identity(1, 2),
-        order: SegmentOrder(7),
-        min_sequence: facts.sequence,
-        max_sequence: facts.sequence,
-        data_end: 5 * ALIGN,
-    };
-    let mut bytes = footer::encode(&footer_facts, &entries);
+    let mut bytes = footer_of(&[record(&facts, &objects)]);
     assert_eq!(bytes.len() as u64, ALIGN);
     flip_all(&mut bytes, |b| footer::decode(b, identity(1, 2), 1 << 20).is_ok());
+}
+
+/// Of nothing, of tombstones and attached objects, and of two blocks.
+#[test]
+fn footers_of_other_records() {
+    let (base, objects) = group_of_three(4096);
+    let group = record(&base, &objects);
+    let at = 4096 + group.len() as u64;
+    let attached =
+        RecordFacts { offset: at, group_kind: GroupKind::Attached, base_group: GroupId(77), ..base };
+    let attached = record(&attached, &objects[..1]);
+    let at = at + attached.len() as u64;
+    let gone = [1, 2].map(|page| Object { key: key(page, Role::Draft, "kv", "k"), bytes: vec![] });
+    let gone = record(&RecordFacts { kind: RecordKind::Tombstones, ..facts(identity(1, 2), at) }, &gone);
+    let many: Vec<_> = (0..30u64)
+        .map(|i| {
+            record(
+                &facts(identity(1, 2), 4096 + i * 8192),
+                &[Object { bytes: bytes(i, 9), ..objects[0].clone() }],
+            )
+        })
+        .collect();
+    for (records, blocks) in [(vec![], 1), (vec![group, attached, gone], 1), (many, 2)] {
+        let mut bytes = footer_of(&records);
+        assert_eq!(bytes.len() as u64, blocks * ALIGN);
+        flip_all(&mut bytes, |b| footer::decode(b, identity(1, 2), 1 << 20).is_ok());
+    }
 }
 
 /// Each flip in one copy: the store opens with what it had, and the caller learns what to mend. The same flip in
@@ -105,13 +190,8 @@ fn manifest_blocks() {
             [(turn, block)],
             "bit={bit}"
         );
-        if bit % 8 == 0 {
-            assert_eq!(
-                decode_manifest([&bad, &bad]).map(|_| ()).map_err(|d| d.index),
-                Err(block),
-                "bit={bit}"
-            );
-        }
+        let both = decode_manifest([&bad, &bad]).map(|_| ()).map_err(|d| d.index);
+        assert_eq!(both, Err(block), "bit={bit}");
         bad[bit / 8] ^= 1 << (bit % 8);
     }
 }
@@ -136,10 +216,62 @@ fn checkpoint_head() {
     flip_all(&mut block, |b| checkpoint::decode_head(b, STORE).is_ok());
 }
 
+/// Items of every kind: marks; objects, attached ones, links and withdrawals. Every bit of what is used, and one of
+/// every byte behind it, which is zero.
 #[test]
-fn checkpoint_chunk_head() {
-    let mut chunk = vec![0; CHUNK_BYTES];
-    assert!(checkpoint::encode_chunk(&mut chunk, ChunkKind::Entries, STORE, 5, 1, &bytes(1, 64)));
+fn checkpoint_chunks() {
+    let marks = [SegmentMark { incarnation: 3, order: 4, min_sequence: u64::MAX, data_end: 8192 }; 4];
+    let object = CheckpointEntry {
+        fingerprint: [9; 16],
+        segment: 2,
+        record_block: 5,
+        payload_delta: 1,
+        length: 4000,
+        tick: CheckpointEntry::tick(77, true),
+    };
+    let links = CheckpointEntry::links(u128::from_le_bytes([9; 16]), 0x0123_4567_89AB_CDEF);
+    let entries = [object, links, CheckpointEntry::withdraws(2, 9)];
     let facts = checkpoint_facts();
-    flip_each(&mut chunk, (ChunkHead::BYTES + 64) * 8, |b| checkpoint::decode_chunk(b, &facts, 1).is_ok());
+    let marks: &[u8] = bytemuck::cast_slice(&marks);
+    for (kind, items) in [(ChunkKind::Segments, marks), (ChunkKind::Entries, bytemuck::cast_slice(&entries))]
+    {
+        let mut chunk = vec![0; CHUNK_BYTES];
+        assert!(checkpoint::encode_chunk(&mut chunk, kind, STORE, 5, 1, items));
+        let used = ChunkHead::BYTES + items.len();
+        let behind = (used..CHUNK_BYTES).map(|byte| byte * 8 + byte % 8);
+        flip_these(&mut chunk, (0..used * 8).chain(behind), |b| {
+            checkpoint::decode_chunk(b, &facts, 1).is_ok()
+        });
+        // What says of which checkpoint a chunk is reads no less than the chunk.
+        flip_these(&mut chunk, 0..used * 8, |b| checkpoint::chunk_serial(b, STORE).is_some());
+    }
+}
+
+/// A chunk that is full: there is no byte that is not used.
+#[test]
+fn a_full_checkpoint_chunk() {
+    let facts = checkpoint_facts();
+    let mut chunk = vec![0; CHUNK_BYTES];
+    let items = bytes(3, CHUNK_ITEMS * CheckpointEntry::BYTES);
+    assert!(checkpoint::encode_chunk(&mut chunk, ChunkKind::Entries, STORE, 5, 1, &items));
+    let bits = 0..CHUNK_BYTES * 8;
+    flip_these(&mut chunk, bits, |b| checkpoint::decode_chunk(b, &facts, 1).is_ok());
+}
+
+/// A key of an index: 128 bytes in every record, footer and tombstone. By itself it has no checksum, so a flip that
+/// leaves a key is another key, never the same one.
+#[test]
+fn keys() {
+    let rank = Slice::new(3, 8).expect("rank below of");
+    let shard = Shard::Rank { tp: rank, pp: rank, cp: rank, dcp: rank };
+    let key = ObjectKey::new(NAMESPACE, PrefixHash([5; 32]), Role::Draft, "swa.1", "k", shard)
+        .expect("valid names");
+    let mut bytes = *key.as_bytes();
+    for bit in 0..bytes.len() * 8 {
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        if let Ok(other) = ObjectKey::decode(&bytes) {
+            assert!(other != key && other.to_string() != key.to_string(), "bit={bit}");
+        }
+        bytes[bit / 8] ^= 1 << (bit % 8);
+    }
 }

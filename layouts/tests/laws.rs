@@ -9,6 +9,8 @@ mod any_bytes;
 mod keys;
 #[path = "laws/manifest.rs"]
 mod manifest;
+#[path = "laws/namespaces.rs"]
+mod namespaces;
 #[path = "laws/scan.rs"]
 mod scan;
 #[path = "laws/structures.rs"]

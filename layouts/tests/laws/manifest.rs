@@ -3,7 +3,7 @@
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::ids::*;
-use pagelith_layouts::manifest::{Manifest, Superblock, decode};
+use pagelith_layouts::manifest::{Manifest, Superblock, decode, salvage};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -142,5 +142,79 @@ proptest! {
         let (read, damage) = decode([&copies[0], &copies[1]]).expect("one valid version of each block");
         prop_assert!(read == m);
         prop_assert_eq!(damage.iter().map(|d| (d.copy, d.index)).collect::<Vec<_>>(), expected);
+    }
+
+    /// Any superblock within the rules reads back; one without is refused, not believed.
+    #[test]
+    fn a_superblock_reads_back_or_is_refused(
+        store in any::<[u8; 16]>(),
+        sizes in (any::<u32>(), any::<u64>(), any::<u32>(), any::<u64>()),
+        counts in (0..300u32, 0..5u32, 0..300u32),
+        block_bytes in prop_oneof![(0..300u32).prop_map(|n| n * 4096), any::<u32>()],
+        key in prop::array::uniform32(any::<u8>()),
+    ) {
+        let superblock = Superblock {
+            segment_bytes: u64::from(sizes.0) % (1 << 16) * 4096,
+            capacity_bytes: sizes.1,
+            checkpoint_bytes: u64::from(sizes.2) * 4096,
+            objects_max: sizes.3,
+            segment_count: counts.0,
+            dir_count: counts.1,
+            block_bytes,
+            namespaces_max: counts.2,
+            fingerprint_key: std::array::from_fn(|i| key[i % 32] ^ i as u8),
+            reserved: [0; 80],
+        };
+        let m = Manifest::new(StoreId(store), superblock);
+        let copy = m.copy();
+        let fits = superblock.segment_bytes >= 4 * ALIGN
+            && counts.0 > 0
+            && counts.1 > 0
+            && (1..=256).contains(&(block_bytes / 4096))
+            && block_bytes % 4096 == 0;
+        let read = decode([&copy, &copy]);
+        prop_assert_eq!(read.is_ok(), fits, "{:?}", read.err());
+        if let Ok((read, damage)) = decode([&copy, &copy]) {
+            prop_assert_eq!((read, damage), (m, vec![]));
+        }
+        let saved = salvage([&copy, &copy]).map(|s| (s.store, s.superblock));
+        prop_assert_eq!(saved.ok(), fits.then_some((StoreId(store), superblock)));
+    }
+
+    /// Whatever becomes of the blocks: what is saved is what is whole, and what is written over it is read.
+    #[test]
+    fn what_is_saved_is_what_is_whole(
+        sizes in (1..400u32, 1..300u32),
+        changes in changes(),
+        lost in prop::collection::vec((0..4u8, any::<Index>()), 8),
+    ) {
+        let mut m = empty(sizes.0, sizes.1);
+        changes.iter().for_each(|c| _ = apply(&mut m, c));
+        let good = m.copy();
+        let mut copies = [good.clone(), good.clone()];
+        let segment_blocks = sizes.0.div_ceil(126) as usize;
+        let mut gone = Vec::new();
+        for (block, (how, at)) in (1..good.len() / BLOCK).zip(lost.iter().cycle()) {
+            for copy in (0..2).filter(|copy| how & (1 << copy) != 0) {
+                copies[copy][block * BLOCK + at.index(BLOCK)] ^= 1;
+            }
+            gone.extend((*how == 3).then_some(block));
+        }
+        let saved = salvage([&copies[0], &copies[1]]).expect("the superblock is whole");
+        for (i, fact) in saved.segments.iter().enumerate() {
+            let known = m.segment(SegmentId(i as u32)).filter(|_| !gone.contains(&(1 + i / 126)));
+            prop_assert_eq!(*fact, known, "segment={}", i);
+        }
+        let lost_namespaces = gone.iter().filter(|b| **b > segment_blocks).count();
+        prop_assert_eq!(saved.namespace_blocks_lost as usize, lost_namespaces);
+        for (namespace, generation) in &saved.generations {
+            prop_assert_eq!(m.generation(*namespace), *generation);
+        }
+        let over = Manifest::superseding(saved.store, saved.superblock, [&copies[0], &copies[1]])
+            .with_segments(&saved.segments);
+        let copy = over.copy();
+        for copies in [[&copy[..], &copies[1]], [&copies[0], &copy]] {
+            prop_assert_eq!(decode(copies).map(|(read, _)| read), Ok(over.clone()));
+        }
     }
 }

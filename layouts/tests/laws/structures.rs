@@ -210,4 +210,32 @@ proptest! {
         let is_identity = |e: &FormatError| e.to_string().contains("belongs elsewhere field=serial");
         prop_assert!(is_identity(&refused), "{}", refused);
     }
+
+    #[test]
+    fn an_entry_is_an_object_a_link_or_a_withdrawal(
+        fingerprint in any::<u128>(),
+        base in any::<u64>(),
+        place in (0..u32::MAX, any::<u16>(), any::<u16>()),
+        length in 1..=u32::MAX,
+        tick in 0..1u32 << 20,
+        attached in any::<bool>(),
+    ) {
+        let (segment, record_block, payload_delta) = place;
+        let object = CheckpointEntry {
+            fingerprint: fingerprint.to_le_bytes(),
+            segment,
+            record_block,
+            payload_delta,
+            length,
+            tick: CheckpointEntry::tick(tick, attached),
+        };
+        prop_assert_eq!((object.ticks(), object.is_attached()), (tick, attached));
+        prop_assert_eq!((object.link(), object.is_withdrawal()), (None, false));
+        let link = CheckpointEntry::links(fingerprint, base);
+        prop_assert_eq!((link.link(), link.is_withdrawal()), (Some(base), false));
+        prop_assert_eq!(link.fingerprint, object.fingerprint);
+        let gone = CheckpointEntry::withdraws(segment, record_block);
+        prop_assert_eq!((gone.link(), gone.is_withdrawal()), (None, true));
+        prop_assert_eq!((gone.segment, gone.record_block), (segment, record_block));
+    }
 }
