@@ -30,7 +30,7 @@ fn child() {
 
 #[test]
 fn everything_that_a_flush_covered_is_present_after_a_kill() {
-    let kills = number("PAGELITH_KILLS", 50);
+    let kills = number("PAGELITH_KILLS", 30);
     // Five rounds of a store fill less than it holds, so nothing is evicted.
     let plan = |home: &std::path::Path| Plan {
         ssd_mib: 128,
@@ -166,16 +166,14 @@ impl<'a> Campaign<'a> {
         self.took.sort();
         let (median, max) = (self.took[self.took.len() / 2], self.took[self.took.len() - 1]);
         println!("{}: kills={kills} open median={median:?} max={max:?} {:?}", self.name, self.tally);
-        // The checks panic, so what comes here was found wrong nowhere.
+        // The checks panic, so what comes here was found wrong nowhere. No counter of the store knows of a kill.
+        let Tally { here, durable, gone, .. } = self.tally;
         let line = format!(
-            "{{\"lane\":\"kill-{}\",\"row\":12,\"runs\":{kills},\"injected\":{kills},\"detected\":{kills},\
-             \"harmless\":0,\"wrong\":0,\"phantom\":0,\"synced_lost\":0,\"worst_recovery_ms\":{},\
-             \"longest_over_deadline_ms\":0,\"pages_present\":{},\"pages_flushed_present\":{},\"pages_gone\":{}}}\n",
+            "{{\"lane\":\"kill-{}\",\"row\":\"12\",\"harmless\":{kills},\"runs\":{kills},\"injected\":{kills},\
+             \"detected\":0,\"wrong\":0,\"phantom\":0,\"synced_lost\":0,\"removals_undone\":0,\"present\":{here},\
+             \"worst_recovery_ms\":{},\"longest_over_deadline_ms\":0,\"flushed_present\":{durable},\"gone\":{gone}}}\n",
             self.name,
             max.as_millis(),
-            self.tally.here,
-            self.tally.durable,
-            self.tally.gone
         );
         if let Some(path) = std::env::var_os("PAGELITH_LANE_RESULTS") {
             let mut file = std::fs::File::options().append(true).create(true).open(path).unwrap();

@@ -1,5 +1,6 @@
 use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::process::Command;
 
 use io_uring::opcode;
 use tempfile::TempDir;
@@ -15,8 +16,13 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// A queue over one file, or `None` (and a line) if io_uring is refused here.
 fn queue_over(fd: OwnedFd, depth: usize) -> Option<(UringQueue, FileId)> {
+    queue_over_bytes(fd, 4096, depth)
+}
+
+/// The same over a file of so many bytes.
+fn queue_over_bytes(fd: OwnedFd, len: u64, depth: usize) -> Option<(UringQueue, FileId)> {
     let files = Arc::new(Files::default());
-    let file = DataFile { fd, path: "test".to_owned(), dir: 0, name: "test".to_owned(), len: 4096 };
+    let file = DataFile { fd, path: "test".to_owned(), dir: 0, name: "test".to_owned(), len };
     let id = files.insert(file);
     match UringQueue::new(files, ALIGN, depth) {
         Ok(queue) => Some((queue, id)),
@@ -144,4 +150,51 @@ fn a_depth_of_nothing_and_of_everything_are_bounded() {
     let fd = rustix::fs::open(dir.path().join("a"), rustix::fs::OFlags::RDWR, 0.into()).unwrap();
     let Some((queue, _)) = queue_over(fd, usize::MAX) else { return };
     assert!(queue.room() >= 1024 && queue.room() <= 1 << 20, "room={}", queue.room());
+}
+
+/// A loop device that ends in the middle of a transfer; detached when dropped.
+struct Ends(String);
+
+impl Ends {
+    fn after(bytes: u64, image: &std::path::Path) -> Result<Ends, String> {
+        let args = ["--find", "--show", "--sizelimit", &bytes.to_string()];
+        let done = Command::new("losetup").args(args).arg(image).output().map_err(|e| e.to_string())?;
+        if !done.status.success() {
+            return Err(String::from_utf8_lossy(&done.stderr).trim().to_owned());
+        }
+        Ok(Ends(String::from_utf8_lossy(&done.stdout).trim().to_owned()))
+    }
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+#[test]
+fn where_a_device_ends_a_transfer_is_short_and_never_ok() {
+    const LEN: usize = 64 << 10;
+    let dir = TempDir::new().unwrap();
+    let image = dir.path().join("image");
+    std::fs::write(&image, vec![7; LEN]).unwrap();
+    let device = match Ends::after(8192, &image) {
+        Ok(device) => device,
+        Err(why) => return eprintln!("skipped: no loop device: {why}"),
+    };
+    let file = std::fs::File::options().read(true).write(true).open(&device.0).unwrap();
+    crate::create::set_direct(&file.try_clone().unwrap().into(), true).unwrap();
+    let Some((mut queue, file)) = queue_over_bytes(file.into(), LEN as u64, 4) else { return };
+    let parts = || vec![AlignedBuf::new(LEN).unwrap().into_part()];
+    queue.submit(1, Op::Read { file, offset: 0, parts: parts() }).unwrap();
+    queue.submit(2, Op::Write { file, offset: 0, parts: parts() }).unwrap();
+    let mut done = Vec::new();
+    while queue.in_flight() > 0 {
+        queue.wait(&mut done, LONG);
+    }
+    for completion in done {
+        let fault = completion.result.expect_err("short");
+        assert_eq!(fault.kind, FaultKind::Short, "{fault}");
+        assert!(fault.detail.contains("moved=8192 wanted=65536"), "{fault}");
+    }
 }

@@ -54,6 +54,10 @@ fn life_with(dir: &Path, seed: u64, rules: &[Rule], device: Device, timeout: Dur
     }
     life.work(&store, 350);
     (life.timeout, life.over_max) = usual;
+    if rules.iter().any(|r| r.on == On::Read && r.fault == Fault::Short && r.one_in == 1) {
+        // Not one of its reads moved all that it should.
+        assert_eq!(store.stats().hits_ssd, 0, "wrong bytes: a short read was a hit");
+    }
     if seed.is_multiple_of(2) {
         disk.set(&[]);
     }

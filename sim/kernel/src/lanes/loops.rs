@@ -1,14 +1,21 @@
 //! A store on an ext4 of its own on a loop device, whose faults are made in the file behind the device.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
+use pagelith::Store;
+use pagelith::layouts::key::ObjectKey;
+use pagelith::layouts::record::{Record, RecordKind};
+
 use super::Skip;
 use super::fuse::end;
+use crate::killed::Page;
 use crate::killed::content::Rng;
 use crate::killed::model::Device;
+use crate::killed::workload::NAMESPACES;
 use crate::loop_device::{LoopFs, Throttle};
 use crate::report::Seen;
 use crate::work::Life;
@@ -92,6 +99,65 @@ pub fn at_rest(_: &Path, seed: u64) -> Result<Seen, Skip> {
     Ok(done(life, injected))
 }
 
+/// A block's record: its sequence, where it begins, how many bytes it has.
+type Place = (u64, usize, usize);
+
+/// Of each key the places of its records in the data file, oldest first.
+fn records(bytes: &[u8]) -> HashMap<ObjectKey, Vec<Place>> {
+    let mut found: HashMap<ObjectKey, Vec<Place>> = HashMap::new();
+    for at in (0..bytes.len()).step_by(4096) {
+        let Ok(record) = Record::decode(&bytes[at..]) else { continue };
+        if let (RecordKind::Data, Some(member)) = (record.facts().kind, record.member(0)) {
+            let place = (record.facts().sequence.0, at, record.record_bytes() as usize);
+            found.entry(member.key).or_default().push(place);
+        }
+    }
+    found.values_mut().for_each(|places| places.sort());
+    found
+}
+
+/// Whole records of removed versions lie where the newer ones of the same pages were: nothing in them is wrong but
+/// the place.
+pub fn stale_records(_: &Path, seed: u64) -> Result<Seen, Skip> {
+    let (fs, mut life) = fs_and_life(seed, &[])?;
+    // Few pages, so that most are removed and put again.
+    life.plan.pages = 40;
+    filled(&mut life);
+    filled(&mut life);
+    let path = life.plan.dir.join("segments");
+    let (extents, image) = (fs.extents(&path), image(&fs)?);
+    let store = life.open();
+    let bytes = std::fs::read(&path).map_err(|e| e.to_string())?;
+    let mut injected = 0;
+    for places in records(&bytes).values() {
+        let [.., (_, from, older), (_, to, newer)] = places[..] else { continue };
+        if older != newer {
+            continue;
+        }
+        for block in (0..newer).step_by(4096) {
+            let Some(at) = place(&extents, (to + block) as u64) else { continue };
+            write(&image, at, &bytes[from + block..from + block + 4096])?;
+        }
+        injected += 1;
+    }
+    life.device = Device::Sick;
+    everything(&mut life, &store);
+    end(&mut life, store);
+    let store = life.open();
+    life.check(&store);
+    end(&mut life, store);
+    Ok(done(life, injected))
+}
+
+/// Get each page.
+fn everything(life: &mut Life, store: &Store) {
+    for number in 0..life.plan.pages {
+        for namespace in 0..NAMESPACES {
+            life.get(store, Page { namespace, number });
+        }
+    }
+}
+
 /// Flips in one copy of the manifest and in a checkpoint, while the store is closed.
 pub fn manifest_at_rest(_: &Path, seed: u64) -> Result<Seen, Skip> {
     let (fs, mut life) = fs_and_life(seed, &[])?;
@@ -138,11 +204,7 @@ pub fn eio(_: &Path, seed: u64) -> Result<Seen, Skip> {
     read(&image, end_of_device, &mut rest)?;
     image.set_len(end_of_device).map_err(|e| e.to_string())?;
     // Only gets: a write behind the end would make the file longer again.
-    for number in 0..life.plan.pages {
-        for namespace in 0..crate::killed::workload::NAMESPACES {
-            life.get(&store, crate::killed::Page { namespace, number });
-        }
-    }
+    everything(&mut life, &store);
     life.take_counters(&store);
     let injected = store.stats().read_errors;
     store.abandon();
@@ -168,11 +230,7 @@ pub fn short(_: &Path, seed: u64) -> Result<Seen, Skip> {
     life.device = Device::Sick;
     let cut = WRITTEN / 4 + Rng(seed).below(WRITTEN / 2);
     file.set_len(cut).map_err(|e| e.to_string())?;
-    for number in 0..life.plan.pages {
-        for namespace in 0..crate::killed::workload::NAMESPACES {
-            life.get(&store, crate::killed::Page { namespace, number });
-        }
-    }
+    everything(&mut life, &store);
     let injected = store.stats().read_errors;
     life.take_counters(&store);
     store.abandon();

@@ -22,7 +22,7 @@ pub struct Lane {
 }
 
 /// All of them.
-pub const LANES: [Lane; 24] = [
+pub const LANES: [Lane; 25] = [
     Lane { name: "fuse-torn-write", row: "1", run: fuse::torn_write },
     Lane { name: "fuse-lost-write", row: "2", run: fuse::lost_write },
     Lane { name: "fuse-misdirected-write", row: "3", run: fuse::misdirected_write },
@@ -42,6 +42,7 @@ pub const LANES: [Lane; 24] = [
     Lane { name: "fuse-lost-sync", row: "13", run: power::lost_sync_and_cut },
     Lane { name: "fuse-all", row: "1-11", run: fuse::all },
     Lane { name: "loop-at-rest", row: "3,4", run: loops::at_rest },
+    Lane { name: "loop-stale-records", row: "3", run: loops::stale_records },
     Lane { name: "loop-manifest-at-rest", row: "23", run: loops::manifest_at_rest },
     Lane { name: "loop-eio-truncated", row: "8", run: loops::eio },
     Lane { name: "loop-short-file", row: "7", run: loops::short },

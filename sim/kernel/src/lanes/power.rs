@@ -5,8 +5,11 @@ use std::path::Path;
 use super::Skip;
 use super::fuse::{disk_and_life, done};
 use crate::fault_disk::{Cut, Fault, On, Rule};
+use crate::killed::Victim;
 use crate::killed::model::{Device, Model};
-use crate::killed::{Victim, workload::Plan};
+use crate::killed::points::POINTS;
+use crate::killed::trap::Aim;
+use crate::killed::workload::Plan;
 use crate::report::Seen;
 
 /// How often a life is cut.
@@ -86,15 +89,27 @@ pub fn kill_and_cut(dir: &Path, seed: u64) -> Result<Seen, Skip> {
     // Three lives put less than it holds, so nothing may be evicted.
     life.plan = Plan { ssd_mib: 64, pages: 600, budget: 6 << 20, ..life.plan };
     for round in 0..3 {
-        let plan = Plan { seed: (seed * 3 + round) & 0xffff_ffff, ..life.plan.clone() };
+        // At a named point, where the cut finds most to take, or at any moment.
+        let aimed = Aim { point: life.below(POINTS.len() as u64) as usize, nth: 1 + life.below(3) as u32 };
+        let aim = (life.below(3) > 0).then_some(aimed);
+        let plan = Plan { seed: (seed * 3 + round) & 0xffff_ffff, aim, ..life.plan.clone() };
         let mut victim = Victim::start(&plan, None);
-        let words = 2 + life.below(1500);
-        for _ in 0..words {
-            life.model.hear(victim.hear().expect("a child that lives"));
+        let mut words = if aim.is_some() { 4000 } else { 2 + life.below(1500) };
+        let mut alive = true;
+        while alive && words > 0 {
+            words -= 1;
+            match victim.hear() {
+                Some(word) => life.model.hear(word),
+                None => alive = false,
+            }
         }
-        victim.kill();
-        while let Some(word) = victim.hear() {
-            life.model.hear(word);
+        if alive {
+            victim.kill();
+            while let Some(word) = victim.hear() {
+                life.model.hear(word);
+            }
+        } else {
+            assert!(aim.is_some() && victim.was_killed(), "the child ended by itself");
         }
         // Its transfers in flight are over once the files are free again.
         wait_until_free(disk.path());
