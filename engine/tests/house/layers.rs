@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::source::{CRATES, exists, files, text, words};
 
 /// Package, its directory, and the packages of the workspace that it may depend on.
-const ARROWS: [(&str, &str, &[&str]); 8] = [
+const ARROWS: [(&str, &str, &[&str]); 9] = [
     ("pagelith-layouts", "layouts", &[]),
     ("pagelith-io", "io", &["pagelith-layouts"]),
     ("pagelith-tiers", "tiers", &["pagelith-layouts", "pagelith-io"]),
@@ -15,6 +15,8 @@ const ARROWS: [(&str, &str, &[&str]); 8] = [
     ("pagelith-python", "python", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
     // Sides of io's and transport's seams; nothing that ships depends on it.
     ("pagelith-sim", "sim", &["pagelith-layouts", "pagelith-io", "pagelith-transport"]),
+    // Tests alone.
+    ("pagelith-concurrency", "sim/concurrency", &[]),
 ];
 
 /// Packages of the workspace that `manifest` depends on other than for its tests.
