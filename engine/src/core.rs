@@ -1,7 +1,7 @@
 //! What is behind the lock: index, frames, segments, generations, pins. Plain state, changed in short
 //! critical sections; no I/O, no copying, no hashing of payload happens here.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use pagelith_layouts::align::align_up;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
@@ -41,6 +41,8 @@ pub(crate) struct SsdCore {
     pub segments: SegmentTable,
     pub policy: Box<dyn SegmentPolicy>,
     pub queue: VecDeque<Job>,
+    /// Frames that are visible and not in the queue yet, by serial: their batch is still being put.
+    pub unqueued: BTreeMap<u64, FrameRef>,
     pub health: Health,
     /// Bytes of frames waiting or being written.
     pub unflushed_bytes: u64,
@@ -58,6 +60,15 @@ pub(crate) struct SsdCore {
 }
 
 impl SsdCore {
+    /// Queue those of `frames` that are not queued yet, the last first.
+    pub fn enqueue(&mut self, frames: impl DoubleEndedIterator<Item = FrameRef>) {
+        for frame in frames.rev() {
+            if self.unqueued.remove(&frame.serial).is_some() {
+                self.queue.push_back(Job::Frame(frame));
+            }
+        }
+    }
+
     pub fn tick_bytes_of(capacity: u64) -> u64 {
         (capacity / TICKS_PER_LAP).max(1)
     }
@@ -379,10 +390,13 @@ impl Core {
         ids.into_iter().filter(|id| self.requeue_frame(*id)).count()
     }
 
-    /// Ask the flusher for something; the number to wait for.
+    /// Ask the flusher for something; the number to wait for. What is visible by now comes before it, also if its
+    /// batch is not done: others were told that it is here, and may take it for covered.
     pub fn ask(&mut self, job: impl FnOnce(u64) -> Job) -> Option<u64> {
         let id = self.next_answer;
         let ssd = self.ssd.as_mut()?;
+        let visible = std::mem::take(&mut ssd.unqueued);
+        ssd.queue.extend(visible.into_values().rev().map(Job::Frame));
         ssd.queue.push_back(job(id));
         self.next_answer += 1;
         self.answers.insert(id, None);

@@ -1,8 +1,6 @@
 //! Opening a store: files, memory, recovery, the flusher. Everything big is allocated here.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
@@ -11,6 +9,7 @@ use pagelith_io::probe::{SideChoice, open_disk};
 use pagelith_io::runtime::{Env, Join};
 use pagelith_io::signal::Signal;
 use pagelith_io::staging::StagingPool;
+use pagelith_io::sync::{Arc, AtomicBool, AtomicU64, Mutex};
 use pagelith_io::system::{SystemClock, SystemEntropy, Threads};
 use pagelith_layouts::checksum::FINGERPRINT_KEY_BYTES;
 use pagelith_layouts::footer;
@@ -238,6 +237,7 @@ fn recover_into(
         policy: segment_policy(policy, config.reinsert_ratio())
             .ok_or_else(|| Error::new(ErrorKind::Internal, "ssd.policy is unknown"))?,
         queue: VecDeque::new(),
+        unqueued: BTreeMap::new(),
         health: Health::new(limits, now),
         unflushed_bytes: 0,
         appended_bytes: 0,

@@ -22,7 +22,7 @@ use pagelith_layouts::record::{self, MEMBERS_MAX, OBJECT_BYTES_MAX};
 use pagelith_tiers::dram::arena::Extent;
 use pagelith_tiers::policy::Recency;
 
-use crate::core::{Core, Job};
+use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame_io::Unpublished;
 use crate::frames::{FrameMember, FrameRef};
@@ -83,6 +83,8 @@ pub(crate) struct Admitted {
     here: Vec<Option<At>>,
     /// Which of those are seen, so that their bytes are the group's; empty if none is.
     pub adopts: Vec<bool>,
+    /// The open group that is committed, if it is one.
+    pub open: Option<u64>,
 }
 
 impl Admitted {
@@ -229,7 +231,7 @@ pub(crate) fn store(
     admitted: Admitted,
     at: Recency,
 ) -> Stored {
-    let Admitted { generation, fingerprints, extents, here, .. } = admitted;
+    let Admitted { generation, fingerprints, extents, here, open, .. } = admitted;
     let mut members = Vec::with_capacity(group.len());
     let mut whole = true;
     for ((object, extent), fingerprint) in group.into_iter().zip(extents).zip(fingerprints) {
@@ -258,7 +260,7 @@ pub(crate) fn store(
         let detail = "extent and object have different lengths";
         return Stored::Back(Error::new(ErrorKind::Internal, detail), members);
     }
-    publish::publish(shared, kind, members, here, generation, at)
+    publish::publish(shared, kind, members, here, generation, at, open)
 }
 
 /// Queue the frames of a batch for the flusher, the last first: heads of chains become younger in the log
@@ -268,7 +270,7 @@ pub(crate) fn enqueue(shared: &Shared, frames: &mut Vec<FrameRef>) {
         return;
     }
     if let Some(ssd) = shared.lock().ssd.as_mut() {
-        ssd.queue.extend(frames.drain(..).rev().map(Job::Frame));
+        ssd.enqueue(frames.drain(..));
     }
     frames.clear();
     shared.work.raise();

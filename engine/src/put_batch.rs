@@ -145,9 +145,12 @@ impl Group {
                 From::Open(id, _) if !takes_in(adopts, i) => core.waiting.get_mut(*id),
                 From::Open(..) | From::Lent(_) => None,
             };
-            match open {
+            let nobodys = match open {
                 Some(open) => open.take_back(member),
-                None => core.space.free(member.extent),
+                None => Some(member),
+            };
+            if let Some(member) = nobodys {
+                core.space.free(member.extent);
             }
         }
     }
@@ -254,8 +257,11 @@ impl PutBatch {
         }
     }
 
-    fn store(&mut self, shared: &Shared, i: usize, admitted: put::Admitted) {
+    fn store(&mut self, shared: &Shared, i: usize, mut admitted: put::Admitted) {
         let group = &self.groups[i];
+        if let From::Open(id, _) = &group.from {
+            admitted.open = Some(*id);
+        }
         let at = Recency { depth: self.at.depth.saturating_add(i as u32), ..self.at };
         let adopts = admitted.adopts.clone();
         let outcome = match group.incoming(shared, &adopts) {
@@ -285,7 +291,7 @@ impl PutBatch {
         match outcome {
             Ok(PutOutcome::Waiting) | Err(_) => {
                 let Some(open) = core.waiting.get_mut(*id) else { return };
-                open.committing = false;
+                (open.committing, open.lost_some) = (false, false);
                 let (namespace, generation) = (open.required[0].namespace(), open.generation);
                 if core.generation(namespace) != generation {
                     core.close_group(*id);

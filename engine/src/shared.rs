@@ -1,13 +1,13 @@
 //! What every session and the flusher share.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::runtime::Env;
 use pagelith_io::signal::Signal;
 use pagelith_io::staging::StagingPool;
+use pagelith_io::sync::{Arc, AtomicBool, AtomicU64, Mutex, MutexGuard, PoisonError};
 use pagelith_layouts::checksum::{self, FINGERPRINT_KEY_BYTES};
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;

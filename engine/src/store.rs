@@ -1,9 +1,9 @@
 //! The public face of a store. Each method is a few lines that delegate.
 
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pagelith_io::runtime::{Env, Join};
+use pagelith_io::sync::{Arc, Mutex, PoisonError};
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 

@@ -12,6 +12,7 @@ pub mod runs;
 pub mod runtime;
 pub mod signal;
 pub mod staging;
+pub mod sync;
 
 #[allow(
     clippy::disallowed_methods,

@@ -1,7 +1,8 @@
 //! A counter that can be waited on: raised when something changed, never lost between look and wait.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, wait_while};
 
 /// A shared event counter. Read [`Signal::value`], look at the state, then wait with the value read:
 /// a raise in between ends the wait at once.
@@ -27,7 +28,6 @@ impl Signal {
     /// Wait on this thread until the value differs from `seen` or `timeout` passed. For real runtimes;
     /// others wait through [`crate::runtime::Runtime::pause`].
     pub fn wait(&self, seen: u64, timeout: Duration) {
-        let guard = self.lock();
-        let _ = self.0.1.wait_timeout_while(guard, timeout, |v| *v == seen);
+        wait_while(&self.0.1, self.lock(), timeout, |v| *v == seen);
     }
 }

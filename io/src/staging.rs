@@ -7,11 +7,11 @@
 use std::fmt;
 use std::io;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::buffer::{AlignedBuf, Part};
 use crate::runs::{PAGE, Runs};
 use crate::signal::Signal;
+use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A bounded pool of staging memory; clones share it.
 #[derive(Clone)]

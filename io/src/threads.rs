@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::runtime::{Join, Runtime, Step, Task};
 use crate::signal::Signal;
+use crate::sync::Builder;
 
 /// Runs each task on its own thread.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,7 +43,7 @@ impl Runtime for Threads {
         let finished = Signal::default();
         let guard = RaiseOnDrop(finished.clone());
         let own_name = name.to_owned();
-        std::thread::Builder::new()
+        Builder::new()
             .name(own_name.clone())
             .spawn(move || {
                 let _last = guard;

@@ -90,6 +90,8 @@ pub(crate) struct Open {
     deadline: Mono,
     /// Somebody is committing it.
     pub committing: bool,
+    /// Objects were removed while who commits it had them in hand.
+    pub lost_some: bool,
 }
 
 impl Open {
@@ -123,21 +125,32 @@ impl Open {
         Some(member)
     }
 
-    /// Take an object back that [`Open::hand_out`] gave.
-    pub fn take_back(&mut self, member: FrameMember) {
+    /// Take an object back that [`Open::hand_out`] gave; one that was removed meanwhile is the caller's.
+    pub fn take_back(&mut self, member: FrameMember) -> Option<FrameMember> {
         let at = self.required.iter().position(|key| *key == member.key);
-        if let Some(place) = at.and_then(|at| self.places.get_mut(at)) {
-            *place = Place::Filled(member);
+        match at.and_then(|at| self.places.get_mut(at)) {
+            Some(place @ Place::Taken { .. }) => {
+                *place = Place::Filled(member);
+                None
+            }
+            Some(Place::Empty | Place::Filling(_) | Place::Filled(_)) | None => Some(member),
         }
     }
 
-    /// Forget an object that was put; its memory is the caller's.
+    /// Forget an object that was put; its memory is the caller's, or that of who has it in hand.
     fn forget(&mut self, key: &ObjectKey) -> Option<FrameMember> {
         let at = self.required.iter().position(|k| k == key)?;
-        self.places.get(at).filter(|place| matches!(place, Place::Filled(_)))?;
-        match std::mem::replace(self.places.get_mut(at)?, Place::Empty) {
+        let place = self.places.get_mut(at)?;
+        match std::mem::replace(place, Place::Empty) {
             Place::Filled(member) => Some(member),
-            Place::Empty | Place::Filling(_) | Place::Taken { .. } => None,
+            Place::Taken { .. } => {
+                self.lost_some = true;
+                None
+            }
+            other @ (Place::Empty | Place::Filling(_)) => {
+                *place = other;
+                None
+            }
         }
     }
 
@@ -199,7 +212,15 @@ impl Waiting {
         self.expect(deadline);
         let places = required.iter().map(|_| Place::Empty).collect();
         let required: Arc<[ObjectKey]> = required.into();
-        let group = Open { required: required.clone(), places, generation, at, deadline, committing: false };
+        let group = Open {
+            required: required.clone(),
+            places,
+            generation,
+            at,
+            deadline,
+            committing: false,
+            lost_some: false,
+        };
         self.open.insert(self.next_id, group);
         self.open_of.entry(page).or_default().push(self.next_id);
         Ok((self.next_id, required))
@@ -325,16 +346,20 @@ impl Waiting {
     /// Take out what waits of removed objects and for removed bases; the members are the caller's.
     fn take_removed(&mut self, gone: &BTreeSet<ObjectKey>) -> Vec<FrameMember> {
         let mut out = Vec::new();
+        let mut went = 0;
         let pages: BTreeSet<Page> = gone.iter().map(page_of).collect();
         for page in pages {
             for id in self.open_of.get(&page).cloned().unwrap_or_default() {
                 let Some(open) = self.open.get_mut(&id) else { continue };
+                let before = open.bytes();
                 out.extend(gone.iter().filter_map(|key| open.forget(key)));
+                went += before - open.bytes();
             }
             let Some(waiting) = self.attached.get_mut(&page) else { continue };
             waiting.retain_mut(|(_, a)| {
                 let goes = gone.contains(&a.base) || a.members.iter().any(|m| gone.contains(&m.key));
                 if goes {
+                    went += a.bytes();
                     out.append(&mut a.members);
                 }
                 !goes
@@ -343,7 +368,7 @@ impl Waiting {
                 self.attached.remove(&page);
             }
         }
-        self.count(0, out.iter().map(|m| m.extent.padded_bytes()).sum());
+        self.count(0, went);
         out
     }
 

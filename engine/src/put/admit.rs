@@ -143,7 +143,7 @@ pub(crate) fn admit(
                 true => found.iter().map(|f| f.as_ref().map(|f| f.at)).collect(),
                 false => Vec::new(),
             };
-            Admission::Admitted(Admitted { generation, fingerprints, extents, here, adopts })
+            Admission::Admitted(Admitted { generation, fingerprints, extents, here, adopts, open: None })
         }
         None => {
             core.counters.puts_busy += group.len() as u64;

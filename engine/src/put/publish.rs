@@ -16,7 +16,8 @@ use crate::index::{Entry, TICK_MODULUS, name_of};
 use crate::outcome::PutOutcome;
 use crate::shared::Shared;
 
-/// Make a group visible. `here` says which of its members admission met, and what they give way to.
+/// Make a group visible. `here` says which of its members admission met, and what they give way to; `open` is the
+/// open group that it was, if it was one.
 pub(crate) fn publish(
     shared: &Shared,
     kind: Kind,
@@ -24,6 +25,7 @@ pub(crate) fn publish(
     here: Vec<Option<At>>,
     generation: Generation,
     at: Recency,
+    open: Option<u64>,
 ) -> Stored {
     let mut core = shared.lock();
     let objects = members.len() as u64;
@@ -40,6 +42,10 @@ pub(crate) fn publish(
     }
     if let Some(key) = changed(shared, &core, &members, &here, generation) {
         let error = Error::busy(format!("an object was put, removed or is being written key={key}"));
+        core.counters.puts_busy += objects;
+        return Stored::Back(error, members);
+    }
+    if let Some(error) = open.and_then(|id| lost(&core, id)) {
         core.counters.puts_busy += objects;
         return Stored::Back(error, members);
     }
@@ -93,6 +99,18 @@ pub(crate) fn publish(
         }
     }
     Stored::Done(PutOutcome::Stored, frames)
+}
+
+/// What keeps an open group from being committed that was admitted: it was aborted since, or objects were removed out
+/// of the hands of who commits it. They must not come back with it.
+fn lost(core: &Core, id: u64) -> Option<Error> {
+    match core.waiting.get(id) {
+        None => Some(crate::groups::gone()),
+        Some(open) if open.lost_some => {
+            Some(Error::busy(format!("an object of the group was removed key={}", open.required[0])))
+        }
+        Some(_) => None,
+    }
 }
 
 /// Keep attached objects until their base is there.
@@ -247,6 +265,7 @@ fn insert(
     link(core, frame.id, &data);
     if let Some(ssd) = core.ssd.as_mut().filter(|_| on_ssd) {
         ssd.unflushed_bytes += data.bytes();
+        ssd.unqueued.insert(frame.serial, frame);
         return Ok(Some(frame));
     }
     if core.ssd.is_some() {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::source::{CRATES, exists, files, text, words};
 
 /// Package, its directory, and the packages of the workspace that it may depend on.
-const ARROWS: [(&str, &str, &[&str]); 9] = [
+const ARROWS: [(&str, &str, &[&str]); 10] = [
     ("pagelith-layouts", "layouts", &[]),
     ("pagelith-io", "io", &["pagelith-layouts"]),
     ("pagelith-tiers", "tiers", &["pagelith-layouts", "pagelith-io"]),
@@ -17,6 +17,8 @@ const ARROWS: [(&str, &str, &[&str]); 9] = [
     ("pagelith-sim", "sim", &["pagelith-layouts", "pagelith-io", "pagelith-transport"]),
     // The store over the real kernel, from outside like any program; nothing may name it.
     ("pagelith-kernel-lanes", "sim/kernel", &["pagelith"]),
+    // Tests alone.
+    ("pagelith-concurrency", "sim/concurrency", &[]),
 ];
 
 /// Packages of the workspace that `manifest` depends on other than for its tests.

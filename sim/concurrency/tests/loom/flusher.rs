@@ -1,0 +1,78 @@
+//! Waking the flusher, and waiting for it: `Signal`, and the loop of `Threads` that drives a task.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use loom::sync::Mutex;
+use loom::thread;
+use pagelith_io::runtime::{Runtime, Step, Task};
+use pagelith_io::signal::Signal;
+use pagelith_io::system::Threads;
+
+use super::every_order;
+
+/// A raise between the look and the wait ends the wait; a lost one would be a deadlock.
+#[test]
+fn a_raise_between_look_and_wait_is_seen() {
+    every_order("signal_two_raisers", None, || {
+        let (signal, state) = (Signal::default(), Arc::new(Mutex::new(0)));
+        let raisers: Vec<_> = (0..2)
+            .map(|_| {
+                let (signal, state) = (signal.clone(), state.clone());
+                thread::spawn(move || {
+                    *state.lock().unwrap() += 1;
+                    signal.raise();
+                })
+            })
+            .collect();
+        loop {
+            let seen = signal.value();
+            if *state.lock().unwrap() == 2 {
+                break;
+            }
+            signal.wait(seen, Duration::MAX);
+        }
+        raisers.into_iter().for_each(|r| r.join().unwrap());
+    });
+}
+
+/// Takes what is queued, and answers when all of it came.
+struct Worker {
+    queue: Arc<Mutex<Vec<u32>>>,
+    taken: Vec<u32>,
+    progress: Signal,
+}
+
+impl Task for Worker {
+    fn step(&mut self) -> Step {
+        self.taken.append(&mut self.queue.lock().unwrap());
+        if self.taken.len() == 2 {
+            self.progress.raise();
+            return Step::Done;
+        }
+        Step::Idle(Duration::MAX)
+    }
+}
+
+/// Jobs that come while the task looks, steps or falls asleep are taken, and whoever joins it hears of its end.
+#[test]
+fn a_task_sleeps_through_no_job() {
+    every_order("task_two_jobs", Some(4), || {
+        let (queue, work, progress) =
+            (Arc::new(Mutex::new(Vec::new())), Signal::default(), Signal::default());
+        let worker = Worker { queue: queue.clone(), taken: Vec::new(), progress: progress.clone() };
+        let join = Threads.spawn("worker", Box::new(worker), work.clone()).unwrap();
+        let other = {
+            let (queue, work) = (queue.clone(), work.clone());
+            thread::spawn(move || {
+                queue.lock().unwrap().push(1);
+                work.raise();
+            })
+        };
+        queue.lock().unwrap().push(2);
+        work.raise();
+        Threads.pause(&progress, 0, Duration::MAX);
+        assert!(join.join(Duration::MAX));
+        other.join().unwrap();
+    });
+}

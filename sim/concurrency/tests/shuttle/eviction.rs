@@ -1,0 +1,118 @@
+//! Memory that changes hands under readers: a DRAM-only store with room for two objects.
+
+use pagelith::Size;
+
+use super::explore::explore;
+use super::kit::{Play, is_fair, part, thread, together, value_of};
+use super::world::{World, memory};
+
+const LEN: usize = 24 << 10;
+
+fn play() -> std::sync::Arc<Play> {
+    Play::new(World::new().open(&memory(Size::kib(64))), LEN)
+}
+
+/// Everyone who puts and gets one key agrees on whose bytes it has.
+#[test]
+fn first_writer() {
+    explore("first_writer", 3000, || {
+        let play = Play::new(World::new().open(&memory(Size::kib(128))), LEN);
+        let writer = |value: u64| {
+            thread(&play, move |p| {
+                let outcome = p.put(1, value);
+                assert!(is_fair(&outcome), "{outcome:?}");
+                let first = p.get(1).expect("what was put is not there");
+                assert_eq!(p.get(1), Some(first), "a present key changed its bytes");
+            })
+        };
+        together(vec![writer(10), writer(11), writer(12)]);
+        let stored = play.history.stored(1);
+        assert_eq!(stored.len(), 1, "several first writers {stored:?}");
+        assert_eq!(play.get(1), Some(stored[0]));
+        play.ends_clean();
+    });
+}
+
+/// Frames are evicted and filled again while others copy out of them.
+#[test]
+fn evicted_while_read() {
+    explore("evicted_while_read", 4000, || {
+        let play = play();
+        assert!(play.put(1, 100).is_ok() && play.put(2, 200).is_ok());
+        let mut threads = Vec::new();
+        threads.push(thread(&play, |p| {
+            for key in 3..6 {
+                let outcome = p.put(key, key * 100);
+                assert!(is_fair(&outcome), "{outcome:?}");
+            }
+        }));
+        threads.push(thread(&play, |p| {
+            for key in [1, 2, 3, 1] {
+                p.get(key);
+            }
+        }));
+        threads.push(thread(&play, |p| {
+            for key in [2, 4, 3] {
+                p.get(key);
+            }
+            p.remove(4);
+        }));
+        together(threads);
+        play.ends_clean();
+    });
+}
+
+/// What a view shows stays as it is, whatever others put, remove and clear meanwhile.
+#[test]
+fn a_view_is_held() {
+    explore("a_view_is_held", 3000, || {
+        let play = play();
+        assert!(play.put(1, 100).is_ok());
+        let mut threads = Vec::new();
+        threads.push(thread(&play, |p| {
+            if let Some(view) = p.store.view(&part(1, 0)).expect("open") {
+                let first = value_of(&view);
+                let _ = p.store.stats();
+                shuttle::thread::yield_now();
+                assert_eq!(value_of(&view), first, "the bytes of a view changed");
+            }
+        }));
+        threads.push(thread(&play, |p| {
+            p.remove(1);
+            let outcome = p.put(2, 200);
+            assert!(is_fair(&outcome), "{outcome:?}");
+        }));
+        threads.push(thread(&play, |p| {
+            let outcome = p.put(3, 300);
+            assert!(is_fair(&outcome), "{outcome:?}");
+            p.get(2);
+        }));
+        together(threads);
+        play.ends_clean();
+    });
+}
+
+/// A pin that counted an object keeps it.
+#[test]
+fn pinned_while_evicted() {
+    explore("pinned_while_evicted", 3000, || {
+        let play = play();
+        assert!(play.put(1, 100).is_ok());
+        let mut threads = Vec::new();
+        threads.push(thread(&play, |p| {
+            let pin = p.store.pin(&[part(1, 0)]);
+            if pin.pinned() == 1 {
+                p.store.stats();
+                assert_eq!(p.get(1), Some(100), "a pinned object is gone");
+            }
+        }));
+        for key in [2, 3] {
+            threads.push(thread(&play, move |p| {
+                let outcome = p.put(key, key * 100);
+                assert!(is_fair(&outcome), "{outcome:?}");
+            }));
+        }
+        together(threads);
+        play.ends_clean();
+    });
+}

@@ -1,0 +1,175 @@
+//! Words that the scenarios are told in.
+
+use std::sync::Arc;
+
+use pagelith::layouts::ids::PrefixHash;
+use pagelith::layouts::key::{ObjectKey, Role};
+use pagelith::layouts::namespace::Namespace;
+use pagelith::layouts::shard::Shard;
+use pagelith::{ErrorKind, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice, Result, Store};
+use pagelith_io::buffer::AlignedBuf;
+
+use super::history::History;
+
+/// One store, and what its threads did to it.
+pub struct Play {
+    pub store: Arc<Store>,
+    pub history: History,
+    /// Length of every object in bytes.
+    pub len: usize,
+}
+
+impl Play {
+    pub fn new(store: Arc<Store>, len: usize) -> Arc<Play> {
+        Arc::new(Play { store, history: History::default(), len })
+    }
+
+    /// Put by itself.
+    pub fn put(&self, key: u64, value: u64) -> Result<PutOutcome> {
+        let begun = self.history.begin_put(key, value);
+        let bytes = bytes_of(value, self.len);
+        let put = PutSlice { key: part(key, 0), pieces: &[&bytes] };
+        let outcome = self.store.put_batch(&[put], Options::default()).remove(0);
+        self.history.end(begun, outcome == Ok(PutOutcome::Stored));
+        outcome
+    }
+
+    /// The value found, judged; `None` for a miss.
+    pub fn get(&self, key: u64) -> Option<u64> {
+        let mut to = AlignedBuf::new(self.len).expect("memory");
+        self.get_into(key, &mut to)
+    }
+
+    /// As [`Play::get`], into memory that nothing can be read straight into.
+    pub fn get_crooked(&self, key: u64) -> Option<u64> {
+        let mut to = AlignedBuf::new(self.len + 1).expect("memory");
+        self.get_into(key, &mut to[1..])
+    }
+
+    fn get_into(&self, key: u64, to: &mut [u8]) -> Option<u64> {
+        let from = self.history.now();
+        let get = GetSlice { key: part(key, 0), range: None, pieces: &mut [to] };
+        let outcome = self.store.get_batch(&mut [get], Options::default()).remove(0);
+        let found = judged(outcome, to)?;
+        self.history.judge(key, from, found);
+        Some(found)
+    }
+
+    /// Remove, which must succeed.
+    pub fn remove(&self, key: u64) {
+        let begun = self.history.begin_remove(key);
+        let removed = self.store.remove(&[part(key, 0)], Options::default());
+        assert!(removed.is_ok(), "{removed:?}");
+        self.history.end(begun, true);
+    }
+
+    /// Clear the namespace; `keys` are all that is in it.
+    pub fn clear(&self, keys: &[u64]) {
+        let begun: Vec<_> = keys.iter().map(|key| self.history.begin_remove(*key)).collect();
+        let cleared = self.store.clear(namespace().id(), Options::default());
+        assert!(cleared.is_ok(), "{cleared:?}");
+        begun.into_iter().for_each(|b| self.history.end(b, true));
+    }
+
+    /// Nothing was found damaged, and with every object gone the arena is whole again.
+    pub fn ends_clean(&self) {
+        // The flusher holds what it writes.
+        self.store.flush(Options::default()).expect("flushed");
+        let stats = self.store.stats();
+        assert_eq!((stats.damaged, stats.read_errors, stats.flush_errors), (0, 0, 0), "{stats:?}");
+        self.clear(&[]);
+        let stats = self.store.stats();
+        assert_eq!((stats.dram_bytes, stats.waiting_bytes, stats.groups_waiting), (0, 0, 0), "{stats:?}");
+    }
+}
+
+/// The value of a hit.
+pub fn judged(outcome: Result<GetOutcome>, to: &[u8]) -> Option<u64> {
+    match outcome {
+        Ok(GetOutcome::Hit { bytes, .. }) => {
+            assert_eq!(bytes, to.len() as u64);
+            Some(value_of(to))
+        }
+        Ok(GetOutcome::Miss(MissCause::Absent | MissCause::Gone)) => None,
+        other => panic!("a get ended as none may here {other:?}"),
+    }
+}
+
+/// Whether an outcome says what a put beside others may say.
+pub fn is_fair(outcome: &Result<PutOutcome>) -> bool {
+    match outcome {
+        Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent) => true,
+        Ok(PutOutcome::Waiting | PutOutcome::Refused) => false,
+        Err(error) => error.kind == ErrorKind::Busy,
+    }
+}
+
+fn namespace() -> Namespace {
+    Namespace { model: "m".into(), ..Namespace::default() }
+}
+
+/// Component `component` of page `page`.
+pub fn part(page: u64, component: u64) -> ObjectKey {
+    let mut hash = [0; 32];
+    hash[..8].copy_from_slice(&page.to_le_bytes());
+    ObjectKey::new(
+        namespace().id(),
+        PrefixHash(hash),
+        Role::Target,
+        "kv",
+        &format!("c{component}"),
+        Shard::Whole,
+    )
+    .expect("a key")
+}
+
+/// `len` bytes that say which value they are, all of them.
+pub fn bytes_of(value: u64, len: usize) -> Vec<u8> {
+    let word = value.to_le_bytes();
+    (0..len).map(|i| word[i % 8].wrapping_add((i / 8) as u8)).collect()
+}
+
+/// The value that all of `bytes` say.
+pub fn value_of(bytes: &[u8]) -> u64 {
+    let value = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+    assert!(bytes == bytes_of(value, bytes.len()), "bytes of several values first={value}");
+    value
+}
+
+/// Run each on a thread of its own, and wait for all.
+pub fn together(threads: Vec<Box<dyn FnOnce() + Send>>) {
+    let running: Vec<_> = threads.into_iter().map(shuttle::thread::spawn).collect();
+    running.into_iter().for_each(|t| t.join().expect("no panic"));
+}
+
+/// A thread of [`together`] that has the play.
+pub fn thread(play: &Arc<Play>, body: impl FnOnce(&Play) + Send + 'static) -> Box<dyn FnOnce() + Send> {
+    let play = play.clone();
+    Box::new(move || body(&play))
+}
+
+/// Put both components of a page as a group.
+pub fn put_pair(p: &Play, page: u64, value: u64) -> Result<PutOutcome> {
+    let begun = p.history.begin_put(page, value);
+    let bytes = bytes_of(value, p.len);
+    let pieces = [&bytes[..]];
+    let group = [0, 1].map(|c| PutSlice { key: part(page, c), pieces: &pieces });
+    let outcome = p.store.put_groups(&[&group], Options::default()).remove(0);
+    p.history.end(begun, outcome == Ok(PutOutcome::Stored));
+    outcome
+}
+
+/// Both components of a page in one batch, which is one look at the index; the values found.
+pub fn get_pair(p: &Play, page: u64) -> [Option<u64>; 2] {
+    let (mut a, mut b) = (vec![0; p.len], vec![0; p.len]);
+    let from = p.history.now();
+    let mut gets = [(0, &mut a), (1, &mut b)].map(|(c, to)| (part(page, c), [&mut to[..]]));
+    let mut gets: Vec<_> =
+        gets.iter_mut().map(|(key, pieces)| GetSlice { key: *key, range: None, pieces }).collect();
+    let outcomes = p.store.get_batch(&mut gets, Options::default());
+    drop(gets);
+    let mut outcomes = outcomes.into_iter().zip([&a, &b]).map(|(outcome, to)| judged(outcome, to));
+    let found = [(); 2].map(|()| outcomes.next().expect("two outcomes"));
+    found.into_iter().flatten().for_each(|value| p.history.judge(page, from, value));
+    found
+}

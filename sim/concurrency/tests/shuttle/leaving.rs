@@ -1,0 +1,123 @@
+//! Several threads ask the flusher for things at once; then the store is closed, or the machine loses its power.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith::{AlignedBuf, Destination, Done, ErrorKind, Get, Options, PutOutcome, PutSlice, Size};
+use pagelith_sim::disk::CrashMode;
+
+use super::explore::explore;
+use super::kit::{Play, bytes_of, get_pair, is_fair, part, put_pair, thread, together};
+use super::world::{World, tiers};
+
+const LEN: usize = 8 << 10;
+
+/// What a flush covered is there after a power cut, what was removed is not, groups are whole: whoever's flush and
+/// remove it was, and whatever syncs they shared.
+#[test]
+fn flushed_by_several() {
+    explore("flushed_by_several", 1200, || {
+        let world = World::new();
+        let config = tiers(Size::mib(1));
+        let play = Play::new(world.open(&config), LEN);
+        assert_eq!(play.put(3, 30), Ok(PutOutcome::Stored));
+        together(vec![
+            thread(&play, |p| {
+                assert_eq!(p.put(1, 10), Ok(PutOutcome::Stored));
+                p.store.flush(Options::default()).expect("flushed");
+            }),
+            thread(&play, |p| {
+                assert_eq!(put_pair(p, 2, 20), Ok(PutOutcome::Stored));
+                p.store.flush(Options::default()).expect("flushed");
+            }),
+            thread(&play, |p| {
+                p.get(1);
+                p.remove(3);
+            }),
+        ]);
+        world.sim.crash_seeded(CrashMode::DropAll, 1);
+        let play = reopened(&world, play, &config);
+        assert_eq!(play.get(1), Some(10), "flushed and gone");
+        assert_eq!(get_pair(&play, 2), [Some(20); 2], "flushed and gone");
+        assert_eq!(play.get(3), None, "removed and back");
+        play.ends_clean();
+    });
+}
+
+/// Whoever hears that an object is present and then flushes has it, also if its writer is not done with its batch.
+#[test]
+fn present_and_flushed() {
+    explore("present_and_flushed", 1000, || {
+        let world = World::new();
+        let config = tiers(Size::mib(1));
+        let play = Play::new(world.open(&config), LEN);
+        together(vec![
+            thread(&play, |p| {
+                let bytes = bytes_of(10, LEN);
+                let pieces = [&bytes[..]];
+                let puts = [1, 2].map(|page| PutSlice { key: part(page, 0), pieces: &pieces });
+                let begun = p.history.begin_put(1, 10);
+                let outcomes = p.store.put_batch(&puts, Options::default());
+                p.history.end(begun, outcomes[0] == Ok(PutOutcome::Stored));
+            }),
+            thread(&play, |p| {
+                assert!(is_fair(&p.put(1, 10)));
+                p.store.flush(Options::default()).expect("flushed");
+            }),
+        ]);
+        world.sim.crash_seeded(CrashMode::DropAll, 1);
+        let play = reopened(&world, play, &config);
+        assert_eq!(play.get(1), Some(10), "flushed and gone");
+        play.ends_clean();
+    });
+}
+
+/// Closing while others put and get: they finish or hear that it is closed, and what was put before is there after.
+#[test]
+fn closed_while_used() {
+    explore("closed_while_used", 1200, || {
+        let world = World::new();
+        let config = tiers(Size::mib(1));
+        let play = Play::new(world.open(&config), LEN);
+        assert_eq!(play.put(1, 10), Ok(PutOutcome::Stored));
+        together(vec![
+            thread(&play, |p| {
+                let outcome = p.put(2, 20);
+                assert!(is_fair(&outcome), "{outcome:?}");
+                p.get(1);
+            }),
+            thread(&play, |p| {
+                p.store.flush(Options::default()).expect("flushed");
+            }),
+        ]);
+        let Ok(play) = Arc::try_unwrap(play) else { panic!("a thread is left") };
+        let (store, history) = (play.store, play.history);
+        let mut session = store.session().expect("a session");
+        let Ok(store) = Arc::try_unwrap(store) else { panic!("a thread is left") };
+        let late = shuttle::thread::spawn(move || {
+            let memory = AlignedBuf::new(LEN).expect("memory");
+            let get = Get { key: part(1, 0), range: None, destination: Destination::owned(memory) };
+            let ticket = session.submit_get(vec![get], Options::default());
+            let Some(Done::Get(mut done)) = session.wait(ticket, Duration::from_secs(50)) else {
+                panic!("a get did not end")
+            };
+            match done.remove(0).outcome {
+                Ok(outcome) => assert!(outcome.is_hit(), "{outcome:?}"),
+                Err(error) => assert_eq!(error.kind, ErrorKind::Closed, "{error}"),
+            }
+        });
+        store.close().expect("closed");
+        late.join().expect("no panic");
+        let play = Arc::new(Play { store: world.open(&config), history, len: LEN });
+        assert_eq!(play.get(1), Some(10), "closed and gone");
+        assert_eq!(play.get(2), Some(20), "closed and gone");
+        play.ends_clean();
+    });
+}
+
+/// The store of the next process, with the same past.
+fn reopened(world: &World, play: Arc<Play>, config: &pagelith::Config) -> Arc<Play> {
+    let Ok(play) = Arc::try_unwrap(play) else { panic!("a thread is left") };
+    drop(play.store);
+    Arc::new(Play { store: world.open(config), history: play.history, len: play.len })
+}

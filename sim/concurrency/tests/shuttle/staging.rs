@@ -1,0 +1,70 @@
+//! Staging memory, shared by more threads than it has room for.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use pagelith::{Options, PutOutcome, Size};
+use pagelith_io::runtime::Runtime;
+use pagelith_io::staging::StagingPool;
+
+use super::explore::explore;
+use super::kit::{Play, thread, together};
+use super::world::{Turns, World, tiers};
+
+/// Four threads on a budget of two: no byte belongs to two of them, everybody gets a turn, and all of it comes home.
+#[test]
+fn permits() {
+    explore("permits", 4000, || {
+        let pool = StagingPool::new(2 * 4096).expect("memory");
+        let turns = Turns(World::new().sim.clock.clone());
+        let owned = Arc::new(Mutex::new(BTreeSet::new()));
+        let user = |who: u8| {
+            let (pool, turns, owned) = (pool.clone(), turns.clone(), owned.clone());
+            let body = move || {
+                for _ in 0..2 {
+                    let mut tries = 0;
+                    let mut mine = loop {
+                        let seen = pool.released().value();
+                        if let Some(part) = pool.try_part(4096) {
+                            break part;
+                        }
+                        tries += 1;
+                        assert!(tries < 50, "starved");
+                        turns.pause(pool.released(), seen, std::time::Duration::from_secs(60));
+                    };
+                    assert!(owned.lock().expect("set").insert(mine.addr()), "memory that another has");
+                    mine.bytes_mut().expect("exclusive").fill(who);
+                    assert!(pool.in_use() >= 4096);
+                    assert!(mine.bytes().iter().all(|b| *b == who), "another wrote here");
+                    owned.lock().expect("set").remove(&mine.addr());
+                }
+            };
+            Box::new(body) as Box<dyn FnOnce() + Send>
+        };
+        together((0..4).map(user).collect());
+        assert_eq!((pool.in_use(), pool.largest_free()), (0, pool.capacity()));
+    });
+}
+
+/// Gets that must be staged, one object at a time within the budget, from three threads.
+#[test]
+fn staged_gets_take_turns() {
+    explore("staged_gets_take_turns", 800, || {
+        let world = World::new();
+        let play = Play::new(world.open(&tiers(Size::ZERO)), 60 << 10);
+        for key in 1..4 {
+            assert_eq!(play.put(key, key * 100), Ok(PutOutcome::Stored));
+        }
+        play.store.flush(Options::default()).expect("flushed");
+        let reader = |keys: [u64; 2]| {
+            thread(&play, move |p| {
+                for key in keys {
+                    assert_eq!(p.get_crooked(key), Some(key * 100));
+                }
+            })
+        };
+        together(vec![reader([1, 2]), reader([2, 3]), reader([3, 1])]);
+        assert!(play.store.stats().staged_bytes > 0, "nothing was staged");
+        play.ends_clean();
+    });
+}
