@@ -2,6 +2,7 @@
 //! critical sections; no I/O, no copying, no hashing of payload happens here.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 
 use pagelith_layouts::align::align_up;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
@@ -11,7 +12,7 @@ use pagelith_tiers::dram::arena::ArenaSpace;
 use pagelith_tiers::policy::{FrameId, FramePolicy, Recency, SegmentPolicy};
 use pagelith_tiers::ssd::segments::SegmentTable;
 
-use crate::frames::{Frame, FrameRef, FrameState, Frames};
+use crate::frames::{Frame, FrameData, FrameRef, FrameState, Frames};
 use crate::groups::waiting::Waiting;
 use crate::health::Health;
 use crate::index::{Entry, Index, SsdPlace, TICK_MODULUS, tick_age};
@@ -363,6 +364,9 @@ impl Core {
             return false;
         };
         let (data, serial) = (f.data.clone(), f.serial);
+        // The last checkpoint may say where it was, and counts as younger than what was put before it. A new number
+        // makes this the younger one; what is attached keeps its own, by which a removal of its base judges it.
+        let sequence = if data.is_attached() { data.sequence } else { self.next_sequence() };
         // A group lies in one record: what is left of an older one is not its place any more.
         for m in &data.members {
             let place = self.index.find(m.fingerprint).find(|e| e.frame == Some(id.0)).and_then(|e| e.ssd);
@@ -371,6 +375,7 @@ impl Core {
         self.policy.remove(id);
         if let Some(f) = self.frames.get_mut(id) {
             f.state = FrameState::Queued;
+            f.data = Arc::new(FrameData { sequence, ..(*data).clone() });
         }
         if let Some(ssd) = self.ssd.as_mut() {
             ssd.unflushed_bytes += data.bytes();

@@ -26,6 +26,7 @@ use crate::index::SsdPlace;
 use crate::probe::Trial;
 use crate::quarantine::Purge;
 use crate::reclaim::Reclaim;
+use crate::scrub::Background;
 use crate::shared::Shared;
 
 /// Longest that the flusher sleeps with nothing to do: leases end and readers leave without a signal.
@@ -38,6 +39,7 @@ pub(crate) const TAG_FOOTER: u64 = 1 << 32;
 pub(crate) const TAG_RECORD: u64 = 2 << 32;
 pub(crate) const TAG_TRIAL: u64 = 3 << 32;
 pub(crate) const TAG_SCAN: u64 = 4 << 32;
+pub(crate) const TAG_SCRUB: u64 = 5 << 32;
 
 /// What a unit in the log is to the engine.
 pub(crate) enum Appended {
@@ -97,6 +99,7 @@ pub(crate) struct Flusher {
     /// A trial of a device that failed, and entries on their way out of the index.
     pub trial: Option<Trial>,
     pub purge: Option<Purge>,
+    pub scrub: Background,
     /// Operations of the log that had ended, and since when there were no more.
     ended: (u64, Mono),
     pub closing: Option<u64>,
@@ -134,6 +137,7 @@ impl Flusher {
             bytes_before,
             trial: None,
             purge: None,
+            scrub: Background::default(),
             ended,
             closing: None,
             over: false,
@@ -442,6 +446,7 @@ impl Task for Flusher {
         busy |= self.refuse_jobs();
         busy |= self.take_jobs();
         busy |= self.step_checkpoint();
+        busy |= self.step_scrub();
         busy |= self.close();
         if busy {
             return Step::Again;

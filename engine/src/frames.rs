@@ -20,7 +20,7 @@ use pagelith_tiers::policy::{FrameId, Recency};
 use crate::index::FRAME_MAX;
 
 /// What a frame holds; does not change once it is filled.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct FrameData {
     pub namespace: NamespaceId,
     pub generation: Generation,
@@ -33,7 +33,7 @@ pub(crate) struct FrameData {
 }
 
 /// One object of a frame.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct FrameMember {
     pub key: ObjectKey,
     /// What the index knows the key by.

@@ -34,6 +34,9 @@ pub(crate) struct Counters {
     pub groups_dropped: u64,
     pub flush_errors: u64,
     pub read_errors: u64,
+    pub scrubbed_objects: u64,
+    pub scrubbed_bytes: u64,
+    pub scrub_repaired: u64,
     /// Since the last flush report.
     pub durable_objects: u64,
     pub durable_bytes: u64,
@@ -121,6 +124,12 @@ pub struct Stats {
     pub flush_errors: u64,
     /// Reads that failed.
     pub read_errors: u64,
+    /// Objects that scrubs verified.
+    pub scrubbed_objects: u64,
+    /// Bytes that scrubs read.
+    pub scrubbed_bytes: u64,
+    /// Objects that scrubs found lost on SSD and DRAM had too.
+    pub scrub_repaired: u64,
     /// `on`, `read-only` or `off` now; `off` too if there is no SSD tier.
     pub ssd_state: String,
     /// How often that has changed.
@@ -173,6 +182,9 @@ impl Stats {
             waiting_bytes: core.waiting.bytes(),
             flush_errors: c.flush_errors,
             read_errors: c.read_errors,
+            scrubbed_objects: c.scrubbed_objects,
+            scrubbed_bytes: c.scrubbed_bytes,
+            scrub_repaired: c.scrub_repaired,
             ssd_state: health.map_or("off", |h| h.state().name()).into(),
             ssd_state_changes: health.map_or(0, |h| h.changes()),
             segments_suspect: health.map_or(0, |h| h.suspects() as u64),

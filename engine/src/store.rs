@@ -15,6 +15,7 @@ use crate::hits::{PagesFound, PagesQuery};
 use crate::open::OpenReport;
 use crate::outcome::{FlushReport, GetOutcome, PutOutcome};
 use crate::pin::Pin;
+use crate::scrub::{self, ScrubOptions, ScrubReport};
 use crate::session::{self, Session};
 use crate::shared::Shared;
 use crate::stats::Stats;
@@ -155,6 +156,15 @@ impl Store {
     /// Make everything put so far durable (what waits for its group or its base is not), and say what became so since the last report.
     pub fn flush(&self, options: Options) -> Result<FlushReport> {
         flush::flush(&self.shared, options)
+    }
+
+    /// Read everything in sealed segments and verify it, in this thread. What is damaged or cannot be read is dropped,
+    /// and written again if DRAM has it. Gets, puts and reclaim go on meanwhile.
+    ///
+    /// # Errors
+    /// `Unavailable` if a read did not end within `deadline_ms`; `Closed`.
+    pub fn scrub(&self, options: ScrubOptions) -> Result<ScrubReport> {
+        scrub::scrub(self, options)
     }
 
     /// Counters.

@@ -154,6 +154,10 @@ fn every_setting_of_a_file_arrives() {
         write_depth = 64
         write_bytes = "64KiB"
         checkpoint_segments = 0
+        probe_ms = 250
+        probe_max_ms = 1250
+        quarantine_after = 9
+        scrub_bytes_per_s = "5MiB"
         [staging]
         bytes = "8MiB"
         ratio = 0.5
@@ -181,6 +185,8 @@ fn every_setting_of_a_file_arrives() {
     assert_eq!((valid.ssd_policy(), valid.reinsert_ratio()), (SsdPolicy::Recency, 0.0));
     assert_eq!((valid.ssd_io(), valid.write_depth(), valid.write_bytes()), (SsdIo::Blocking, 64, 64 << 10));
     assert_eq!(valid.checkpoint_segments(), 0);
+    assert_eq!(valid.probe_pauses(), (Duration::from_millis(250), Duration::from_millis(1250)));
+    assert_eq!((valid.quarantine_after(), valid.scrub_bytes_per_s()), (9, 5 << 20));
     assert_eq!((valid.staging_bytes(), valid.staging_budget()), (8 << 20, 4 << 20));
     assert_eq!(valid.staging_chunk_bytes(), 96 << 10);
     assert_eq!(valid.group_deadline(), Duration::from_millis(5));
@@ -212,7 +218,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 26);
+    assert_eq!(fields().len(), 27);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)

@@ -61,6 +61,8 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("ssd.probe_max_ms = 3600001", "ssd.probe_max_ms", "must be an integer between 1 and 3600000, got=3600001"),
     ("ssd.probe_ms = 5000\nssd.probe_max_ms = 4999", "ssd.probe_max_ms", "must be at least ssd.probe_ms, got=4999 ssd.probe_ms=5000"),
     ("ssd.quarantine_after = 0", "ssd.quarantine_after", "must be an integer between 1 and 1000000, got=0"),
+    ("ssd.scrub_bytes_per_s = 1", "ssd.scrub_bytes_per_s", "must be 0 or a size between 4KiB and 1TiB, got=1B"),
+    ("ssd.scrub_bytes_per_s = \"2TiB\"", "ssd.scrub_bytes_per_s", "must be 0 or a size between 4KiB and 1TiB, got=2TiB"),
     ("ssd.quarantine_after = true", "ssd.quarantine_after", "must be an integer between 1 and 1000000, got=true type=boolean"),
     ("staging.bytes = \"32KiB\"", "staging.bytes", "must be a size between 64KiB and 1TiB, got=32KiB"),
     ("staging.bytes = \"2TiB\"", "staging.bytes", "must be a size between 64KiB and 1TiB, got=2TiB"),

@@ -146,6 +146,10 @@ pub struct SsdConfig {
     /// read nor used before the store is opened again. Default 3; 1 to 1 000 000. Raise it for drives that fail reads
     /// and recover; 1 where reads from a bad place take long.
     pub quarantine_after: u32,
+    /// Bytes a second that are read in the background and verified, pass after pass, while nothing is being written.
+    /// Default 0: none; or 4 KiB to 1 TiB. Turn it on to find rot while DRAM or a peer still has the object; the tier's
+    /// bytes divided by it is how long a pass takes.
+    pub scrub_bytes_per_s: Size,
 }
 
 /// Settings of the staging memory.
@@ -246,6 +250,7 @@ impl Default for SsdConfig {
             probe_ms: 1000,
             probe_max_ms: 60_000,
             quarantine_after: 3,
+            scrub_bytes_per_s: Size::ZERO,
         }
     }
 }

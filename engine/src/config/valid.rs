@@ -145,6 +145,11 @@ impl ValidConfig {
         (Duration::from_millis(ssd.probe_ms), Duration::from_millis(ssd.probe_max_ms))
     }
 
+    /// Bytes a second that the background scrub reads; 0: there is none.
+    pub fn scrub_bytes_per_s(&self) -> u64 {
+        self.config.ssd.scrub_bytes_per_s.bytes()
+    }
+
     /// Failing reads in a segment after which it is quarantined.
     pub fn quarantine_after(&self) -> u32 {
         self.config.ssd.quarantine_after

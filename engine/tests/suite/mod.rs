@@ -18,6 +18,7 @@ pub mod pressure;
 pub mod reclaim;
 pub mod removal;
 pub mod round_trip;
+pub mod scrub;
 pub mod shapes;
 pub mod sick;
 pub mod staging;
@@ -151,6 +152,11 @@ macro_rules! for_all_behaviours {
             sick::a_manifest_that_could_not_be_written_is_written_later,
             sick::a_device_that_ends_nothing_is_not_waited_for,
             sick::what_was_durable_is_not_lost_by_a_sync_that_fails_while_it_moves,
+            scrub::what_is_intact_is_read_and_left_alone,
+            scrub::what_is_damaged_is_dropped_and_written_again_from_memory,
+            scrub::what_cannot_be_read_is_tried_twice,
+            scrub::no_faster_than_it_is_told_and_no_longer,
+            scrub::in_the_background_while_nothing_is_written,
             sick::a_segment_without_a_footer_is_reclaimed,
             sick::a_segment_that_fails_too_often_is_quarantined,
             sick::many_quarantined_segments_make_it_read_only,

@@ -1,0 +1,178 @@
+//! Scrub: reading what lies on SSD before anybody asks for it, so that what rots is found while DRAM may still have it.
+//!
+//! [`Store::scrub`] makes one pass in the caller's thread, with a disk queue of its own. With `ssd.scrub_bytes_per_s` the
+//! flusher makes one pass after the other while it has nothing else in flight.
+
+mod pass;
+
+use std::time::Duration;
+
+use pagelith_io::clock::Mono;
+use pagelith_io::disk::Completion;
+use pagelith_io::signal::Signal;
+
+use self::pass::Pass;
+use crate::error::{Error, ErrorKind, Result};
+use crate::flusher::{Flusher, TAG_SCRUB};
+use crate::shared::Shared;
+use crate::store::Store;
+
+/// Longest single wait, so that a closed store is noticed.
+const STEP: Duration = Duration::from_millis(100);
+/// From the beginning of one background pass to that of the next, at least.
+const BETWEEN: Duration = Duration::from_secs(60);
+
+/// How a scrub goes about its work.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ScrubOptions {
+    /// Bytes read per second, on average over the pass; 0 reads as fast as the device gives, one read at a time.
+    pub bytes_per_s: u64,
+    /// Longest that the pass may take; then it ends with what it has. Each read has the configured `deadline_ms`.
+    pub timeout: Option<Duration>,
+}
+
+/// What a scrub found. What is not intact was dropped: the next `exists` says no.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubReport {
+    /// Segments of which every record was looked at.
+    pub segments: u64,
+    /// Objects of which every byte was verified.
+    pub objects: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// Objects that failed verification.
+    pub damaged: u64,
+    /// Objects that the device did not give, each read tried twice.
+    pub unreadable: u64,
+    /// Of both, objects that DRAM had too, and that are on their way to SSD again.
+    pub repaired_from_dram: u64,
+}
+
+/// Spends bytes no faster than a rate.
+#[derive(Clone, Copy, Debug)]
+struct Budget {
+    per_s: u64,
+    began: Mono,
+    spent: u64,
+}
+
+impl Budget {
+    fn new(per_s: u64, began: Mono) -> Budget {
+        Budget { per_s, began, spent: 0 }
+    }
+
+    /// How long to wait before anything more is read.
+    fn wait(&self, now: Mono) -> Duration {
+        if self.per_s == 0 {
+            return Duration::ZERO;
+        }
+        let due = u128::from(self.spent) * 1_000_000_000 / u128::from(self.per_s);
+        Duration::from_nanos(u64::try_from(due).unwrap_or(u64::MAX)).saturating_sub(now.since(self.began))
+    }
+}
+
+/// See [`Store::scrub`].
+#[tracing::instrument(level = "info", skip_all)]
+pub(crate) fn scrub(store: &Store, options: ScrubOptions) -> Result<ScrubReport> {
+    let shared = &*store.shared;
+    shared.check_open()?;
+    let Some(volume) = shared.volume.clone() else { return Ok(ScrubReport::default()) };
+    let mut queue = volume.disk.queue(1)?;
+    let mut pass = Pass::new(shared);
+    let mut budget = Budget::new(options.bytes_per_s, shared.now());
+    let end = options.timeout.map(|timeout| shared.now().after(timeout));
+    let never = Signal::default();
+    loop {
+        let left = end.map_or(STEP, |end| end.since(shared.now()).min(STEP));
+        if left.is_zero() || shared.check_open().is_err() {
+            return Ok(pass.report);
+        }
+        let wait = budget.wait(shared.now());
+        if !wait.is_zero() {
+            shared.env.runtime.pause(&never, never.value(), wait.min(left));
+            continue;
+        }
+        let Some(op) = pass.next_op(shared) else { return Ok(pass.report) };
+        budget.spent += op.bytes();
+        let mut done = Vec::new();
+        if queue.submit(0, op).is_ok() {
+            queue.wait(&mut done, shared.config.deadline());
+        }
+        let completion = done.pop();
+        let late = completion.is_none();
+        if late {
+            // The kernel has the memory until the queue is gone; nobody writes there before that.
+            drop(queue);
+            pass.ended(shared, None);
+            let detail = "scrub: a read did not end in time";
+            return Err(Error::new(ErrorKind::Unavailable, detail));
+        }
+        pass.ended(shared, completion);
+    }
+}
+
+/// The flusher's own passes.
+#[derive(Default)]
+pub(crate) struct Background {
+    pass: Option<(Pass, Budget)>,
+    began: Option<Mono>,
+    reading: bool,
+}
+
+impl Flusher {
+    /// Go on with the background pass while nothing else is in flight; true if anything was done.
+    pub(crate) fn step_scrub(&mut self) -> bool {
+        let per_s = self.shared.config.scrub_bytes_per_s();
+        let busy = self.scrub.reading || self.log.in_flight() > 0 || self.closing.is_some();
+        if per_s == 0 || busy {
+            return false;
+        }
+        let shared: &Shared = &self.shared;
+        let now = shared.now();
+        if self.scrub.pass.is_none() {
+            if self.scrub.began.is_some_and(|began| now.since(began) < BETWEEN) {
+                return false;
+            }
+            self.scrub.began = Some(now);
+            self.scrub.pass = Some((Pass::new(shared), Budget::new(per_s, now)));
+        }
+        let Some((pass, budget)) = self.scrub.pass.as_mut() else { return false };
+        if !budget.wait(now).is_zero() {
+            return false;
+        }
+        let Some(op) = pass.next_op(shared) else {
+            tracing::info!(report = ?pass.report, "scrub");
+            self.scrub.pass = None;
+            return false;
+        };
+        budget.spent += op.bytes();
+        match self.log.submit(TAG_SCRUB, op) {
+            Ok(()) => self.scrub.reading = true,
+            Err(_) => pass.ended(shared, None),
+        }
+        true
+    }
+
+    /// A read of the background pass ended.
+    pub(crate) fn scrub_read(&mut self, completion: Completion) {
+        self.scrub.reading = false;
+        if let Some((pass, _)) = self.scrub.pass.as_mut() {
+            pass.ended(&self.shared, Some(completion));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_spent_no_faster_than_the_rate() {
+        let mut b = Budget::new(1 << 20, Mono(0));
+        assert_eq!(b.wait(Mono(0)), Duration::ZERO);
+        b.spent = 3 << 19;
+        assert_eq!(b.wait(Mono(500_000_000)), Duration::from_secs(1));
+        assert_eq!(b.wait(Mono(1_500_000_000)), Duration::ZERO);
+        assert_eq!(Budget { per_s: 0, ..b }.wait(Mono(0)), Duration::ZERO);
+    }
+}
