@@ -89,7 +89,10 @@ impl Flusher {
             Some(Appended::Moved(members)) => self.move_written(id, members, &place),
             // Those of reclaim's: it waits for everything it gave to the log.
             Some(Appended::Tombstones(None)) => self.reclaim_unit_done(),
-            Some(Appended::Tombstones(Some(_))) | None => {}
+            Some(Appended::Tombstones(Some(answer))) => {
+                self.tombstones.insert(answer, place);
+            }
+            None => {}
         }
     }
 
@@ -226,7 +229,11 @@ impl Flusher {
         };
         match purpose {
             Purpose::Flush(id) => self.shared.lock().answer(id, answer("flush")),
-            Purpose::Tombstones(id) => self.shared.lock().answer(id, answer("remove")),
+            Purpose::Tombstones(id) if ok => self.read_back(id),
+            Purpose::Tombstones(id) => {
+                self.tombstones.remove(&id);
+                self.shared.lock().answer(id, answer("remove"));
+            }
             Purpose::Reclaim => self.reclaim_synced(ok),
             Purpose::Checkpoint => self.checkpoint_synced(ok),
         }

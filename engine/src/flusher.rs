@@ -12,7 +12,7 @@ use pagelith_layouts::ids::{Generation, GroupId, NamespaceId, SegmentId, Segment
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{GroupKind, RecordKind};
-use pagelith_tiers::ssd::append::{Unit, UnitMember};
+use pagelith_tiers::ssd::append::{RecordPlace, Unit, UnitMember};
 use pagelith_tiers::ssd::log::Log;
 use pagelith_tiers::ssd::segments::SegmentState;
 use pagelith_tiers::ssd::sync::SyncId;
@@ -40,6 +40,7 @@ pub(crate) const TAG_RECORD: u64 = 2 << 32;
 pub(crate) const TAG_TRIAL: u64 = 3 << 32;
 pub(crate) const TAG_SCAN: u64 = 4 << 32;
 pub(crate) const TAG_SCRUB: u64 = 5 << 32;
+pub(crate) const TAG_READBACK: u64 = 6 << 32;
 
 /// What a unit in the log is to the engine.
 pub(crate) enum Appended {
@@ -99,6 +100,10 @@ pub(crate) struct Flusher {
     /// A trial of a device that failed, and entries on their way out of the index.
     pub trial: Option<Trial>,
     pub purge: Option<Purge>,
+    /// Tombstones that somebody waits for: where they lie, which are being read back, and which wait for that.
+    pub tombstones: HashMap<u64, RecordPlace>,
+    pub reading_back: HashMap<u64, u64>,
+    pub to_read_back: Vec<u64>,
     pub scrub: Background,
     /// Operations of the log that had ended, and since when there were no more.
     ended: (u64, Mono),
@@ -137,6 +142,9 @@ impl Flusher {
             bytes_before,
             trial: None,
             purge: None,
+            tombstones: HashMap::new(),
+            reading_back: HashMap::new(),
+            to_read_back: Vec::new(),
             scrub: Background::default(),
             ended,
             closing: None,
@@ -441,6 +449,7 @@ impl Task for Flusher {
         self.notice_stuck();
         busy |= self.step_purge();
         busy |= self.step_probe();
+        busy |= self.step_read_back();
         busy |= self.prepare_segment();
         busy |= self.step_reclaim();
         busy |= self.refuse_jobs();

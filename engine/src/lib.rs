@@ -53,6 +53,7 @@ mod promote;
 mod put;
 mod put_batch;
 mod quarantine;
+mod readback;
 mod reclaim;
 mod recovery;
 mod remove;

@@ -24,7 +24,7 @@ use pagelith_tiers::ssd::append::Unit;
 use pagelith_tiers::ssd::segments::SegmentState;
 
 use self::scan::Scan;
-use crate::flusher::{Flusher, TAG_FOOTER, TAG_RECORD, TAG_SCAN, TAG_SCRUB, TAG_TRIAL};
+use crate::flusher::{Flusher, TAG_FOOTER, TAG_READBACK, TAG_RECORD, TAG_SCAN, TAG_SCRUB, TAG_TRIAL};
 use crate::index::SsdPlace;
 
 /// Bytes of a segment's end that are read at first.
@@ -196,6 +196,7 @@ impl Flusher {
     pub(crate) fn other(&mut self, tag: u64, completion: Completion) {
         match tag >> 32 << 32 {
             TAG_TRIAL => self.trial_ended(completion),
+            TAG_READBACK => self.was_read_back(tag, completion),
             TAG_SCRUB => self.scrub_read(completion),
             TAG_SCAN => self.scan_read(completion),
             TAG_RECORD => self.record_read(tag, completion),

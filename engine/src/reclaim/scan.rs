@@ -72,7 +72,7 @@ impl Flusher {
     }
 
     /// Something of a segment could not be read, or is not intact.
-    pub(super) fn suspect(&mut self, segment: SegmentId) {
+    pub(crate) fn suspect(&mut self, segment: SegmentId) {
         let now = self.shared.now();
         let mut core = self.shared.lock();
         core.counters.read_errors += 1;

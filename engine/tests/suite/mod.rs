@@ -152,6 +152,8 @@ macro_rules! for_all_behaviours {
             sick::a_manifest_that_could_not_be_written_is_written_later,
             sick::a_device_that_ends_nothing_is_not_waited_for,
             sick::what_was_durable_is_not_lost_by_a_sync_that_fails_while_it_moves,
+            sick::a_crash_while_the_manifest_is_written_again_leaves_one_whole,
+            sick::a_tombstone_that_was_acked_and_lost_is_noticed,
             scrub::what_is_intact_is_read_and_left_alone,
             scrub::what_is_damaged_is_dropped_and_written_again_from_memory,
             scrub::what_cannot_be_read_is_tried_twice,

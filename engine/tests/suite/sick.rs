@@ -192,6 +192,62 @@ pub fn a_manifest_that_could_not_be_written_is_written_later(world: &World) {
     }
 }
 
+/// A crash at any moment of the manifest being written again leaves one whole copy of each block.
+pub fn a_crash_while_the_manifest_is_written_again_leaves_one_whole(world: &World) {
+    if world.sim().is_none() || world.constant {
+        return; // Nothing about it depends on fingerprints.
+    }
+    for (op, nth) in [(FaultOp::Write, 1), (FaultOp::Write, 2), (FaultOp::Sync, 1), (FaultOp::Sync, 2)] {
+        for stop in 0..7 {
+            for seed in 0..6 {
+                let world = world.fresh(1);
+                let sim = world.sim().expect("simulated as the other");
+                let config = world.config();
+                let store = world.open(&config);
+                store_page(&store, 1, LEN);
+                flush(&store);
+                wait(sim, 20);
+                fail(sim, op, nth..nth + 1);
+                store.clear(namespace("x"), Options::default()).expect_err("refused");
+                sim.disk.stop_after(stop);
+                wait(sim, 1200);
+                drop(store);
+                sim.crash_seeded(CrashMode::Random, seed);
+                hit_page(&world.open(&config), 1, LEN);
+            }
+        }
+    }
+}
+
+/// A removal whose tombstone did not come to lie where it was written is not answered as done.
+pub fn a_tombstone_that_was_acked_and_lost_is_noticed(world: &World) {
+    let Some(sim) = world.sim() else { return };
+    if world.constant {
+        return; // Nothing about it depends on fingerprints.
+    }
+    let store = world.open(&world.config());
+    store_pages(&store, 0..5, LEN);
+    flush(&store);
+    assert_eq!(store.remove(&[key(0)], Options::default()), Ok(1));
+    // The write is acked; before it is read back, its place holds something else.
+    let at = find(world, key(4));
+    sim.disk.hold(FaultOp::Sync, Some("segments"));
+    let soon = Options { timeout: Some(Duration::from_millis(20)), ..Options::default() };
+    store.remove(&[key(1)], soon).expect_err("its sync hangs");
+    let waiting = store.remove(&[key(2)], soon);
+    assert_eq!(waiting.map_err(|e| e.kind), Err(ErrorKind::Unavailable));
+    // All that lies behind the last page.
+    let from = at.record + at.record_bytes;
+    let zeros = vec![0; 64 << 10];
+    let ruin = FaultPlan::Overwrite { dir: 0, name: "segments".into(), offset: from, bytes: zeros };
+    sim.disk.inject(ruin);
+    sim.disk.release();
+    wait(sim, 50);
+    let stats = store.stats();
+    assert_eq!((stats.damaged, stats.segments_suspect), (2, 1), "{stats:?}");
+    assert_eq!(store.remove(&[key(3)], Options::default()), Ok(1));
+}
+
 pub fn a_device_that_ends_nothing_is_not_waited_for(world: &World) {
     let Some(sim) = world.sim() else { return };
     let mut config = world.config();

@@ -1,0 +1,69 @@
+//! A removal is answered only after its tombstones were read back from the device: a write that was acked and lost, torn
+//! or misdirected would let what was removed come back at the next open, and nothing else would ever notice.
+
+use pagelith_io::buffer::AlignedBuf;
+use pagelith_io::disk::{Completion, Op};
+use pagelith_layouts::record::{Record, RecordKind};
+use pagelith_tiers::ssd::append::RecordPlace;
+
+use crate::core::Answer;
+use crate::error::{Error, ErrorKind};
+use crate::flusher::{Flusher, TAG_READBACK};
+
+impl Flusher {
+    /// The tombstones of a request are durable, as far as the device says: look.
+    pub(crate) fn read_back(&mut self, answer: u64) {
+        let (Some(volume), Some(place)) = (self.shared.volume.clone(), self.tombstones.get(&answer)) else {
+            return self.read_back_ended(answer, "tombstone was not written");
+        };
+        let (file, offset) = volume.place(place.identity.segment, place.offset);
+        let tag = TAG_READBACK + answer % (1 << 32);
+        let submitted = AlignedBuf::new(place.bytes as usize).ok().is_some_and(|buf| {
+            self.log.submit(tag, Op::Read { file, offset, parts: vec![buf.into_part()] }).is_ok()
+        });
+        if submitted {
+            self.reading_back.insert(tag, answer);
+        } else {
+            // No room in the queue: it is tried again with the next step.
+            self.to_read_back.push(answer);
+        }
+    }
+
+    /// Go on with what found no room in the queue.
+    pub(crate) fn step_read_back(&mut self) -> bool {
+        let waiting = std::mem::take(&mut self.to_read_back);
+        let any = !waiting.is_empty();
+        waiting.into_iter().for_each(|answer| self.read_back(answer));
+        any && self.to_read_back.is_empty()
+    }
+
+    pub(crate) fn was_read_back(&mut self, tag: u64, completion: Completion) {
+        let Some(answer) = self.reading_back.remove(&tag) else { return };
+        let Some(place) = self.tombstones.get(&answer).copied() else { return };
+        let read = completion.result.is_ok();
+        let part = completion.op.into_parts().pop().filter(|_| read);
+        if part.is_some_and(|part| holds(part.bytes(), &place)) {
+            self.tombstones.remove(&answer);
+            self.shared.lock().answer(answer, Answer::Done);
+            self.shared.progress.raise();
+            return;
+        }
+        self.shared.lock().counters.damaged += u64::from(read);
+        self.suspect(place.identity.segment);
+        self.read_back_ended(answer, "tombstone cannot be read back");
+    }
+
+    fn read_back_ended(&mut self, answer: u64, reason: &str) {
+        self.tombstones.remove(&answer);
+        let error = Error::new(ErrorKind::Unavailable, format!("remove: {reason}"));
+        self.shared.lock().answer(answer, Answer::Failed(error));
+        self.shared.progress.raise();
+    }
+}
+
+/// Whether these bytes are the tombstones that were written there.
+fn holds(bytes: &[u8], place: &RecordPlace) -> bool {
+    Record::decode(bytes).is_ok_and(|record| {
+        record.expect(place.identity, place.offset).is_ok() && record.facts().kind == RecordKind::Tombstones
+    })
+}
