@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use pagelith::io::fault::{FaultKind, FaultOp};
+use pagelith::layouts::footer;
+use pagelith::layouts::record::Record;
 use pagelith::{Error, ErrorKind, FlushReport, Options, PutOutcome, Store, Tier};
 use pagelith_sim::disk::{CrashMode, FaultPlan};
 use pagelith_sim::env::SimWorld;
@@ -141,6 +143,13 @@ pub fn a_failed_write_seals_the_segment_at_its_last_good_record(world: &World) {
     store_pages(&store, 6..9, LEN);
     flush(&store);
     assert_eq!(store.stats().flush_errors, 1);
+    let file = world.read(0, "segments");
+    let at = find(world, key(0)).record >> 20 << 20;
+    let identity = Record::decode(&file[at as usize + 4096..]).expect("the first record").facts().identity;
+    let tail = &file[(at + (1 << 20) - 4096) as usize..(at + (1 << 20)) as usize];
+    let (_, entries) = footer::decode(tail, identity, 1 << 20).expect("a footer");
+    let named: Vec<_> = entries.iter().map(|e| e.key).collect();
+    assert_eq!(named, (0..5).map(key).collect::<Vec<_>>(), "what failed is not vouched for");
     drop(store);
     sim.crash(CrashMode::DropAll);
     let store = world.open(&config);
@@ -206,9 +215,15 @@ pub fn a_crash_while_the_manifest_is_written_again_leaves_one_whole(world: &Worl
                 let store = world.open(&config);
                 store_page(&store, 1, LEN);
                 flush(&store);
+                // So many that a change of the last touches several sectors of its block: one can be torn.
+                for n in 0..40 {
+                    store.clear(namespace(&format!("x{n}")), Options::default()).expect("cleared");
+                }
                 wait(sim, 20);
                 fail(sim, op, nth..nth + 1);
                 store.clear(namespace("x"), Options::default()).expect_err("refused");
+                // This one is made durable together with the other, so that the blocks differ in two sectors.
+                store.clear(namespace("y"), Options::default()).expect_err("refused");
                 sim.disk.stop_after(stop);
                 wait(sim, 1200);
                 drop(store);
