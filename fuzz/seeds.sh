@@ -8,7 +8,8 @@ blocks() { # FILE FIRST COUNT: so many 4096-byte blocks of a file
     dd if="$golden/$1" bs=4096 skip="$2" count="$3" status=none
 }
 
-mkdir -p corpus/{key_text,record_decode,segment_scan,footer_decode,manifest_decode,checkpoint_decode}
+mkdir -p corpus/{key_text,client_names,record_decode,segment_scan,footer_decode,manifest_decode,checkpoint_decode} \
+    corpus/{store_open,config,trace}
 n=0
 while read -r line; do
     printf '%s' "$line" >"corpus/key_text/key$n"
@@ -25,3 +26,49 @@ blocks segment.bin 0 5 >corpus/segment_scan/group
 { printf '\x03'; cat "$golden/manifest.0.bin" "$golden/superblock_newer.bin"; } >corpus/manifest_decode/newer
 head -c 4608 "$golden/checkpoint.bin" >corpus/checkpoint_decode/marks
 { head -c 4096 "$golden/checkpoint.bin"; tail -c 512 "$golden/checkpoint.bin"; } >corpus/checkpoint_decode/entries
+
+# Three bytes choose the configuration (two ranks, one stage), the rest is a client's text.
+hash=$(printf 'ab%.0s' {1..32})
+client() { # NAME KIND TEXT: the kind in hexadecimal
+    { printf '%b' "\\x$2\\x0a\\x05"; printf '%s' "$3"; } >"corpus/client_names/$1"
+}
+client sglang 00 "${hash}_0_k"
+client sglang_draft 00 "${hash}_1_draft_v"
+client sglang_tagged 06 "t_o-m_${hash}_1_k"
+client sglang_split 08 "${hash}_0_k"
+client vllm 07 "p@m@tp_rank:1@pcp0@dcp0@pp_rank:0@group:0@$hash"
+client vllm_shared 0f "p@m@store_tp:8@store_pp:1@store_format:tp_shared_lbhnc@tp_rank:1@pcp0@dcp0@pp_rank:0@group:0@$hash"
+client opaque 01 'anything else'
+
+# Which end of the store, then edits: file, block, offset (two bytes), what, flags (bit 0: make the checksum right).
+edit() { # NAME BYTES: hexadecimal
+    printf '%b' "$(printf '%s' "$2" | tr -d ' ' | sed 's/../\\x&/g')" >"corpus/store_open/$1"
+}
+edit closed 00
+edit dropped 01
+edit manifest_copy_gone '00 01 00 0000 c0 00 01 01 0000 c0 00'
+edit manifest_one_block '01 01 01 0046 e0 00'
+edit incarnation_forged '01 01 01 0040 08 01 02 00 00 00 00 00 00 00 02 01 0040 08 01 02 00 00 00 00 00 00 00'
+edit generation_forged '00 01 02 0050 08 01 ff ff 00 00 00 00 00 00'
+edit checkpoint_head '00 04 00 0030 e1 00'
+edit checkpoint_head_forged '00 04 00 0048 08 01 ff ff ff 00 00 00 00 00'
+edit checkpoint_chunk_forged '00 04 01 001c 04 01 ff 00 00 00'
+edit checkpoint_entry_forged '00 04 11 0054 04 01 ff ff ff ff'
+edit segment_head_gone '01 00 00 0000 c0 00'
+edit record_header '01 00 01 00c8 e2 00'
+edit record_forged '01 00 01 0048 08 01 05 00 00 00 00 00 00 00'
+edit record_misdirected '01 00 0c 0001 d0 00'
+edit footer '01 00 ff 0fe0 e3 00'
+
+# The first byte's lowest bit is the format, the others the machine's memory; variables come behind the text.
+{ printf '\x80[dram]\nbytes = "1GiB"\npolicy = "s3fifo"\n[ssd]\nbytes = "8GiB"\ndirs = ["/a", "/b"]\n'
+  printf '\0DRAM__BYTES=2GiB\0READ__DEPTH=128'; } >corpus/config/toml
+{ printf '\x81{"ssd": {"bytes": 1073741824, "dirs": ["/a"], "segment_bytes": "16MiB"}, "deadline_ms": 5}'
+  printf '\0SSD__DIRS=/c,/d\0STAGING__RATIO=0.5'; } >corpus/config/json
+printf '\x80dram.bites = 1\ndram.promote = false\nindex.max_objects = 0\nssd.reinsert_ratio = nan' >corpus/config/wrong
+printf '\x28[staging]\nbytes = "64KiB"\nratio = 0.1\n[groups]\ndeadline_ms = 1\n\0SSD__BYTES=1B' >corpus/config/relations
+
+line='{"timestamp": 0, "input_length": 900, "output_length": 5, "hash_ids": [0, 7]}'
+printf '%s\n\n%s' "$line" "$line" >corpus/trace/plain
+printf '%s\n' "$line" | gzip -n >corpus/trace/gzipped
+printf '%s\n{"timestamp": 0, "hash_ids": [1, 2.5]}' "$line" >corpus/trace/wrong

@@ -50,12 +50,12 @@ pub struct Trace {
 }
 
 /// Counts what is read of the file itself, compressed or not: the progress through it.
-struct Counting {
-    file: File,
+struct Counting<R> {
+    file: R,
     bytes: Arc<AtomicU64>,
 }
 
-impl Read for Counting {
+impl<R: Read> Read for Counting<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let n = self.file.read(buf)?;
         self.bytes.fetch_add(n as u64, Ordering::Relaxed);
@@ -69,6 +69,12 @@ impl Trace {
         let context = || format!("cannot read the trace file={}", path.display());
         let file = File::open(path).with_context(context)?;
         let file_bytes = file.metadata().with_context(context)?.len();
+        Trace::read(file, file_bytes, path)
+    }
+
+    /// Read a trace of `file_bytes` from anywhere; `path` is what errors name.
+    pub fn read(file: impl Read + 'static, file_bytes: u64, path: &Path) -> anyhow::Result<Trace> {
+        let context = || format!("cannot read the trace file={}", path.display());
         let bytes_read = Arc::new(AtomicU64::new(0));
         let mut raw = BufReader::new(Counting { file, bytes: Arc::clone(&bytes_read) });
         let gzipped = raw.fill_buf().with_context(context)?.starts_with(&GZIP_MAGIC);

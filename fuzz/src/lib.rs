@@ -2,6 +2,8 @@
 //! and with every checksum made right, which is what an enemy or a defective writer could make.
 #![forbid(unsafe_code)]
 
+pub mod damaged;
+
 use pagelith_layouts::checksum::checksum_around;
 use pagelith_layouts::ids::{Incarnation, SegmentId, StoreId};
 use pagelith_layouts::segment::SegmentIdentity;

@@ -27,6 +27,8 @@ impl Files {
     }
 
     fn file(&self, path: &Path) -> anyhow::Result<&File> {
+        #[cfg(test)]
+        tests::step()?;
         self.locks
             .held
             .get(path)
@@ -88,6 +90,8 @@ impl Files {
 
     /// Remove a file, if it is there, durably.
     pub(crate) fn remove(&mut self, path: &Path) -> anyhow::Result<()> {
+        #[cfg(test)]
+        tests::step()?;
         match std::fs::remove_file(path) {
             Ok(()) => {}
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -126,8 +130,31 @@ fn sync_dir(path: &Path) -> anyhow::Result<()> {
 }
 
 #[cfg(test)]
+pub(crate) use tests::stop_after;
+
+#[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    thread_local! {
+        static STEPS: Cell<Option<u32>> = const { Cell::new(None) };
+    }
+
+    /// From now on only so many steps (writes, syncs, files made or removed) of this thread succeed, as if it was
+    /// killed behind them.
+    pub(crate) fn stop_after(steps: Option<u32>) {
+        STEPS.set(steps);
+    }
+
+    pub(super) fn step() -> anyhow::Result<()> {
+        match STEPS.get() {
+            Some(0) => bail!("stopped by a test"),
+            left => STEPS.set(left.map(|n| n - 1)),
+        }
+        Ok(())
+    }
 
     #[test]
     fn files_are_made_resized_written_and_removed_under_their_locks() {

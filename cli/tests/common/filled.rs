@@ -99,21 +99,31 @@ impl Filled {
     }
 
     pub fn open(&self) -> Store {
+        self.try_open().unwrap()
+    }
+
+    pub fn try_open(&self) -> pagelith::Result<Store> {
         let facts = Facts { memory_bytes: 8 << 30, memory_source: "test".into() };
-        Store::open(self.config().validate(&facts).unwrap()).unwrap()
+        Store::open(self.config().validate(&facts).unwrap())
     }
 
     /// Open the store and read everything. Nothing wrong, nothing removed or cleared, groups whole; returns the pages
     /// that are missing.
     #[track_caller]
     pub fn missing(&self) -> Vec<u64> {
+        self.missing_of(&self.removed)
+    }
+
+    /// As [`Filled::missing`], of a store of which these pages were removed.
+    #[track_caller]
+    pub fn missing_of(&self, removed: &[u64]) -> Vec<u64> {
         let store = self.open();
         let mut missing = Vec::new();
         for page in 0..PAGES {
             let here = [0, 1].map(|part| is_here(&store, &key("m", page, part), &bytes(page, part, 0)));
             assert_eq!(here[0], here[1], "half a group page={page}");
-            assert!(!here[0] || !self.removed.contains(&page), "removed and here again page={page}");
-            if !here[0] && !self.removed.contains(&page) {
+            assert!(!here[0] || !removed.contains(&page), "removed and here again page={page}");
+            if !here[0] && !removed.contains(&page) {
                 missing.push(page);
             }
         }

@@ -5,7 +5,7 @@ use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checksum::checksum;
 use pagelith_layouts::footer::{self, FooterEntry};
 use pagelith_layouts::manifest::Superblock;
-use pagelith_layouts::record::Record;
+use pagelith_layouts::record::{Record, RecordKind};
 
 use crate::on_disk::OnDisk;
 use crate::on_disk::segment::Segment;
@@ -43,7 +43,7 @@ pub(super) fn judge(
         return Ok(Judged::Damaged);
     }
     if !footer::entries_of(&record).eq(entries.iter().copied()) {
-        return Ok(Judged::Another);
+        return Ok(if is_replacement(&record, entries) { Judged::Damaged } else { Judged::Another });
     }
     let mut block = Vec::new();
     for member in record.members() {
@@ -58,4 +58,13 @@ pub(super) fn judge(
         }
     }
     Ok(Judged::Whole)
+}
+
+/// Whether a record is what a repair puts in the place of a damaged one: it ended before it wrote the footer.
+fn is_replacement(record: &Record<'_>, entries: &[FooterEntry]) -> bool {
+    let facts = record.facts();
+    let keys = record.members().map(|m| m.key);
+    facts.kind == RecordKind::Tombstones
+        && entries.iter().all(|e| e.sequence == facts.sequence.0 + 1 && e.kind == RecordKind::Data as u8)
+        && keys.eq(entries.iter().map(|e| e.key))
 }

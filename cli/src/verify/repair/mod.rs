@@ -5,6 +5,8 @@
 //! - Each step is durable before one that relies on it, and a crash in between leaves a store that the next run goes
 //!   on with ([`mend`] has the order). On a store that is whole nothing is written.
 
+#[cfg(test)]
+mod interrupted;
 mod judge;
 mod lost;
 mod mend;
@@ -139,8 +141,14 @@ impl Report {
     }
 }
 
-/// Repair the store in these directories.
+/// Repair the store in these directories, and say what was done.
 pub(super) fn run(dirs: &[PathBuf], wish: Wish, json: bool) -> anyhow::Result<Verdict> {
+    let report = repair(dirs, wish)?;
+    tell(&report, dirs, json)?;
+    Ok(if report.after.wrong == 0 { Verdict::Fine } else { Verdict::Wrong })
+}
+
+fn repair(dirs: &[PathBuf], wish: Wish) -> anyhow::Result<Report> {
     let before = OnDisk::open(dirs, Hold::Mine)?;
     let mut files =
         Files::lock(&files_of(dirs)?, before.owner().as_deref()).map_err(|path| in_use(&before, &path))?;
@@ -170,8 +178,7 @@ pub(super) fn run(dirs: &[PathBuf], wish: Wish, json: bool) -> anyhow::Result<Ve
         report.after = Outcome::default();
     }
     report.dropped_objects = report.repairs.iter().map(|r| r.objects).sum();
-    tell(&report, dirs, json)?;
-    Ok(if report.after.wrong == 0 { Verdict::Fine } else { Verdict::Wrong })
+    Ok(report)
 }
 
 fn tell(report: &Report, dirs: &[PathBuf], json: bool) -> anyhow::Result<()> {

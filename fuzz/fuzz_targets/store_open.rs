@@ -1,0 +1,13 @@
+//! A store whose manifest, checkpoints and segments are overwritten opens or refuses, and hands out no wrong byte.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use pagelith_fuzz::damaged::Damaged;
+
+thread_local! {
+    static STORE: Damaged = Damaged::default();
+}
+
+fuzz_target!(|data: &[u8]| {
+    STORE.with(|store| store.run(data));
+});
