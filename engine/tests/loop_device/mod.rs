@@ -64,14 +64,15 @@ impl LoopFs {
     /// Where the bytes of a file lie in [`LoopFs::image`]: pieces of (offset in the file, in the image, length), in
     /// order.
     pub fn extents(&self, file: &Path) -> Vec<(u64, u64, u64)> {
-        let said = run("filefrag", &["-v", "-b4096", text(file)]).expect("filefrag");
-        // "   0:        0..    1023:      34816..     35839:   1024:  ..."
+        // In bytes: a small ext4 has blocks of 1024, and larger units would be rounded.
+        let said = run("filefrag", &["-v", "-b1", text(file)]).expect("filefrag");
+        // "   0:        0..    8191:      34816..     43007:   8192:  ..."
         let piece = |line: &str| {
             let (number, rest) = line.trim_start().split_once(':')?;
             number.parse::<u64>().ok()?;
             let words: Vec<&str> = rest.split(['.', ':', ' ']).filter(|w| !w.is_empty()).collect();
             let number = |i: usize| words.get(i)?.parse::<u64>().ok();
-            Some((number(0)? * 4096, number(2)? * 4096, number(4)? * 4096))
+            Some((number(0)?, number(2)?, number(4)?))
         };
         said.lines().filter_map(piece).collect()
     }
