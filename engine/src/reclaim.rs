@@ -159,6 +159,7 @@ impl Flusher {
             tracing::error!(%namespace, "no room is left for tombstones, their namespace is cleared");
             let mut core = self.shared.lock();
             let generation = core.clear(namespace);
+            core.counters.namespaces_forgotten += 1;
             drop(core);
             self.clears.push((namespace, generation, 0));
             self.log.raise_generation(namespace, generation);

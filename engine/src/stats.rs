@@ -32,6 +32,7 @@ pub(crate) struct Counters {
     pub checkpoints: u64,
     pub checkpoint_failures: u64,
     pub groups_dropped: u64,
+    pub namespaces_forgotten: u64,
     pub flush_errors: u64,
     pub read_errors: u64,
     pub scrubbed_objects: u64,
@@ -120,6 +121,8 @@ pub struct Stats {
     pub groups_waiting: u64,
     /// Bytes of the arena that they take now.
     pub waiting_bytes: u64,
+    /// Namespaces that the store cleared by itself, because no room was left for their tombstones.
+    pub namespaces_forgotten: u64,
     /// Writes and syncs that failed.
     pub flush_errors: u64,
     /// Reads that failed.
@@ -180,6 +183,7 @@ impl Stats {
             groups_dropped: c.groups_dropped,
             groups_waiting: core.waiting.len(),
             waiting_bytes: core.waiting.bytes(),
+            namespaces_forgotten: c.namespaces_forgotten,
             flush_errors: c.flush_errors,
             read_errors: c.read_errors,
             scrubbed_objects: c.scrubbed_objects,

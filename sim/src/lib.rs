@@ -23,5 +23,7 @@ pub mod clock;
 pub mod disk;
 pub mod entropy;
 pub mod env;
+pub mod explore;
 pub mod model;
+pub mod program;
 pub mod runtime;

@@ -1,0 +1,332 @@
+//! Processes that end and begin, and what has to hold at quiet moments and in the end.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use pagelith::{ErrorKind, Options, PutOutcome, PutSlice, Stats, Store};
+use pagelith_io::clock::Clock;
+
+use super::objects::{self, Content, NAMESPACES, Oid, key};
+use super::report::FindingKind;
+use super::run::Run;
+use crate::disk::CrashMode;
+use crate::entropy::SplitMix64;
+
+/// Tries to open a store on a device that fails now and then; behind them the device is well.
+const OPENINGS: u32 = 4;
+/// Time for the background task to come to rest.
+const REST: Duration = Duration::from_secs(2);
+
+impl Run<'_> {
+    /// The device fails from now on as the plan says.
+    fn arm(&mut self) {
+        if !self.plan.faults.is_empty() {
+            self.rounds += 1;
+            self.world.disk.set_faults(self.plan.faults.rates(self.rounds));
+        }
+    }
+
+    fn disarm(&mut self) {
+        self.take_strikes();
+        if !self.plan.faults.is_empty() {
+            self.world.disk.clear_faults();
+        }
+    }
+
+    /// Open the store, with or without faults.
+    pub(super) fn open(&mut self) {
+        let during = self.rng.one_in(2);
+        if during {
+            self.arm();
+        } else {
+            self.disarm();
+        }
+        let before = self.take_count();
+        for attempt in 0..OPENINGS * 2 {
+            if attempt == OPENINGS {
+                self.disarm();
+            }
+            let config = self.plan.setup.config();
+            match Store::open_in(config, self.world.env()) {
+                Ok(store) => {
+                    let whole = self.take_count() == before;
+                    self.opened(Rc::new(store), whole);
+                    if !during || attempt >= OPENINGS {
+                        self.arm();
+                    }
+                    return;
+                }
+                Err(error) => {
+                    self.take_strikes();
+                    self.say(|| format!("  open failed {error}"));
+                    let refused = matches!(error.kind, ErrorKind::Damaged | ErrorKind::Incompatible);
+                    if self.world.disk.stopped() {
+                        return;
+                    }
+                    if error.kind == ErrorKind::Denied && self.plan.faults.delays() {
+                        // An operation that is stuck keeps its files until it ends.
+                        self.world.runtime.run_for(self.plan.faults.stuck_for());
+                        continue;
+                    }
+                    if error.kind == ErrorKind::Denied {
+                        return self.find(FindingKind::Leak, format!("a lock is left error={error}"));
+                    }
+                    if refused && self.oracle.has_been_lied_to() {
+                        self.sums.refused_opens += 1;
+                        self.ledger.noticed(1);
+                        self.disarm();
+                        self.wipe();
+                    } else if !self.struck {
+                        return self.find(FindingKind::Error, format!("it does not open error={error}"));
+                    }
+                }
+            }
+        }
+        self.find(FindingKind::Error, "it does not open any more on a device that is well again");
+    }
+
+    fn take_count(&mut self) -> u64 {
+        self.take_strikes();
+        self.ledger.injected()
+    }
+
+    /// An operator makes the store anew.
+    fn wipe(&mut self) {
+        self.oracle.wiped();
+        let process = self.world.disk.connect();
+        use pagelith_io::disk::Disk;
+        for dir in 0..self.plan.setup.dirs {
+            for name in self.world.disk.names(dir) {
+                let removed = process.remove(dir, &name);
+                removed.expect("a file that nobody holds");
+            }
+        }
+    }
+
+    fn opened(&mut self, store: Rc<Store>, whole: bool) {
+        let report = store.opened().clone();
+        self.sums.worst_recovery_us = self.sums.worst_recovery_us.max(report.recovery.as_micros() as u64);
+        self.say(|| format!("  opened {report:?}"));
+        let noticed = report.torn_records + u64::from(report.mended_blocks + report.refused_checkpoints);
+        self.ledger.noticed(noticed);
+        if report.refused_checkpoints > 0 && !self.struck {
+            self.find(FindingKind::Error, "a checkpoint with a head and not whole");
+        }
+        self.fold(report.objects);
+        self.store = Some(store.clone());
+        for _ in 0..self.plan.setup.sessions {
+            self.add_session();
+        }
+        self.oracle.rebooted(whole);
+        // A lie lasts, and so does a bad block; what else struck the last process is over.
+        self.struck = self.oracle.is_rotten() || !whole;
+        self.hurried = !whole;
+        if report.made {
+            return;
+        }
+        let all: Vec<Oid> = objects::all().collect();
+        self.check_exists(&store, &all);
+        for _ in 0..3 {
+            self.get_page();
+        }
+        self.get_some();
+    }
+
+    /// Let go of what a process has of its store; its counters.
+    pub(super) fn leave_process(&mut self) -> Option<Stats> {
+        let flights = std::mem::take(&mut self.flights);
+        self.unheard(flights);
+        self.views.clear();
+        self.pins.clear();
+        self.groups.clear();
+        self.sessions.clear();
+        let stats = self.store.as_ref().map(|store| store.stats())?;
+        self.sums.reclaimed += stats.segments_reclaimed;
+        self.sums.checkpoints += stats.checkpoints;
+        self.sums.late_direct += stats.late_direct;
+        Some(stats)
+    }
+
+    fn take_store(&mut self) -> Option<Store> {
+        self.store.take().and_then(Rc::into_inner)
+    }
+
+    pub(super) fn crash(&mut self) {
+        let mode = [CrashMode::KeepAll, CrashMode::DropAll, CrashMode::Random][self.rng.below(3) as usize];
+        self.fall(mode);
+        self.open();
+        if self.store.is_none() && self.findings.is_empty() {
+            // It stopped while the store was opened.
+            self.fall(mode);
+            self.open();
+        }
+    }
+
+    pub(super) fn crash_twice(&mut self) {
+        self.fall(CrashMode::Random);
+        let n = self.rng.below(20);
+        self.world.disk.stop_after(n);
+        self.open();
+        self.fall(CrashMode::Random);
+        self.open();
+    }
+
+    fn fall(&mut self, mode: CrashMode) {
+        self.say(|| format!("  crash {mode:?}"));
+        self.sums.crashes += 1;
+        // The disk first: what is dropped afterwards finds its process dead.
+        self.world.crash(mode);
+        self.dying = 0;
+        self.leave_process();
+        self.store = None;
+        self.take_strikes();
+    }
+
+    pub(super) fn abandon(&mut self) {
+        self.leave_process();
+        if let Some(store) = self.take_store() {
+            store.abandon();
+        }
+        self.sums.abandons += 1;
+        self.take_strikes();
+        self.open();
+    }
+
+    pub(super) fn close(&mut self) {
+        if self.rng.one_in(2) {
+            self.drain();
+        }
+        self.leave_process();
+        let start = self.oracle.tick();
+        if let Some(store) = self.take_store() {
+            let begun = self.world.clock.now();
+            let outcome = store.close();
+            let took = self.world.clock.now().since(begun);
+            self.take_strikes();
+            self.say(|| format!("  close {outcome:?}"));
+            match outcome {
+                Ok(report) => self.flushed(start, report.lost_objects),
+                Err(error) => self.excuse("close", &error),
+            }
+            let deadline = self.plan.setup.deadline();
+            self.check_time("close", took, deadline * 2);
+        }
+        self.sums.clean_reboots += 1;
+        self.open();
+    }
+
+    /// What has to be so when nothing is in flight.
+    pub(super) fn audit(&mut self) {
+        self.drain();
+        let Some(store) = self.store.clone() else { return };
+        let stats = store.stats();
+        let arena = self.plan.setup.config().arena_bytes();
+        if stats.dram_bytes > arena || stats.dram_peak_bytes > arena {
+            self.find(FindingKind::Leak, format!("more memory than there is {stats:?}"));
+        }
+        if self.plan.setup.roomy && stats.segments_reclaimed > 0 {
+            self.find(FindingKind::Error, "a store with room for everything went round");
+        }
+        if !self.memory.wake_all() {
+            self.find(FindingKind::Memory, "memory of a get that was over changed");
+        }
+    }
+
+    /// The end: the device is well, everything is looked at once more, everything goes, and the store still takes
+    /// and gives.
+    pub(super) fn epilogue(&mut self) {
+        self.rng = SplitMix64::new(self.plan.seed ^ 0xe1d);
+        if self.world.disk.stopped() || self.store.is_none() || self.dying > 0 {
+            self.crash();
+        }
+        self.disarm();
+        self.audit();
+        while !self.pins.is_empty() {
+            self.unpin();
+        }
+        self.views.clear();
+        let Some(store) = self.store.clone() else { return };
+        let all: Vec<Oid> = objects::all().collect();
+        self.check_exists(&store, &all);
+        for page in 0..objects::PAGES {
+            if !self.findings.is_empty() {
+                return;
+            }
+            self.get_all_of(page);
+        }
+        self.drain();
+        for ns in 0..NAMESPACES {
+            self.clear_one(ns, None);
+        }
+        self.world.runtime.run_for(REST);
+        let stats = store.stats();
+        if stats.dram_bytes > 0 || stats.dram_objects > 0 || stats.groups_waiting > 0 {
+            self.find(FindingKind::Leak, format!("memory in use when everything was cleared {stats:?}"));
+        }
+        drop(store);
+        self.lives();
+    }
+
+    /// The store takes new things, keeps them, and gives them back after a close.
+    fn lives(&mut self) {
+        let Some(store) = self.store.clone() else { return };
+        let well = store.stats().ssd_state == "on" || self.plan.setup.ssd_mib == 0;
+        let oids: Vec<Oid> = objects::oids(0, &[0, 1, 2]);
+        self.no += 1;
+        let no = self.no;
+        self.oracle.tick();
+        oids.iter().for_each(|oid| self.oracle.put_begun(*oid, no, objects::length(*oid)));
+        let bytes: Vec<Vec<u8>> = oids
+            .iter()
+            .map(|oid| {
+                let mut bytes = vec![0; objects::length(*oid)];
+                Content::of(*oid, no).fill(&mut bytes);
+                bytes
+            })
+            .collect();
+        let pieces: Vec<[&[u8]; 1]> = bytes.iter().map(|b| [&b[..]]).collect();
+        let slices: Vec<_> =
+            oids.iter().zip(&pieces).map(|(oid, p)| PutSlice { key: key(*oid), pieces: p }).collect();
+        let outcomes = store.put_batch(&slices, Options::default());
+        self.oracle.tick();
+        for (oid, outcome) in oids.iter().zip(&outcomes) {
+            match outcome {
+                Ok(PutOutcome::Stored) => self.oracle.put_stored(*oid, no),
+                // An index full of what was cleared, in segments that a device that failed keeps from reclaim.
+                Ok(PutOutcome::Refused) if !self.plan.faults.is_empty() => return,
+                outcome => {
+                    let text =
+                        format!("an empty store does not take oid={oid} {outcome:?} {:?}", store.stats());
+                    self.find(FindingKind::Hang, text);
+                }
+            }
+        }
+        let keys: Vec<_> = oids.iter().map(|oid| key(*oid)).collect();
+        let here = store.exists_batch(&keys, Options::default());
+        if here.iter().any(|here| !here) && !self.plan.setup.constant {
+            self.find(FindingKind::Lost, format!("an empty store lost what was just put {here:?}"));
+        }
+        drop(store);
+        if !well || !self.findings.is_empty() {
+            return;
+        }
+        self.plain_close();
+    }
+
+    /// Close without a fault, open, and find everything that had room.
+    fn plain_close(&mut self) {
+        self.leave_process();
+        let start = self.oracle.tick();
+        let Some(store) = self.take_store() else { return };
+        match store.close() {
+            Ok(report) => self.flushed(start, report.lost_objects),
+            Err(error) => self.excuse("close", &error),
+        }
+        let config = self.plan.setup.config();
+        match Store::open_in(config, self.world.env()) {
+            Ok(store) => self.opened(Rc::new(store), true),
+            Err(error) => self.find(FindingKind::Error, format!("it does not open error={error}")),
+        }
+        self.drain();
+    }
+}

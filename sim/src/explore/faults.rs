@@ -1,0 +1,175 @@
+//! Which faults a run meets, and what became of each.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::ops::Verb;
+use super::oracle;
+use super::report::FaultCount;
+use crate::disk::{DiskFault, FaultRates, Struck};
+use crate::entropy::SplitMix64;
+
+/// Which faults the runs of a range of seeds meet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FaultChoice {
+    /// By seed: all of them, each alone, or none.
+    #[default]
+    Mixed,
+    /// None.
+    None,
+    /// This one.
+    One(DiskFault),
+}
+
+impl FromStr for FaultChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<FaultChoice, String> {
+        match text {
+            "mixed" => Ok(FaultChoice::Mixed),
+            "none" => Ok(FaultChoice::None),
+            name => {
+                let found = DiskFault::ALL.into_iter().find(|f| f.name() == name);
+                let names = || DiskFault::ALL.map(DiskFault::name).join(", ");
+                found.map(FaultChoice::One).ok_or_else(|| format!("not one of mixed, none, {}", names()))
+            }
+        }
+    }
+}
+
+impl fmt::Display for FaultChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FaultChoice::Mixed => f.write_str("mixed"),
+            FaultChoice::None => f.write_str("none"),
+            FaultChoice::One(fault) => f.write_str(fault.name()),
+        }
+    }
+}
+
+/// The faults of one run: how many of a million operations each strikes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FaultMix {
+    rates: Vec<(DiskFault, u32)>,
+    seed: u64,
+    stuck_ms: u64,
+}
+
+impl FaultMix {
+    /// What the seed's generator draws.
+    pub fn draw(rng: &mut SplitMix64, choice: FaultChoice) -> FaultMix {
+        let all = DiskFault::ALL.len() as u64;
+        let rate = [300, 2_000, 12_000][rng.below(3) as usize];
+        let drawn = rng.below(10);
+        let one = DiskFault::ALL[rng.below(all) as usize];
+        let kinds: Vec<DiskFault> = match choice {
+            FaultChoice::None => Vec::new(),
+            FaultChoice::One(fault) => vec![fault],
+            FaultChoice::Mixed if drawn < 2 => Vec::new(),
+            FaultChoice::Mixed if drawn < 6 => vec![one],
+            FaultChoice::Mixed => DiskFault::ALL.to_vec(),
+        };
+        let share = if kinds.len() > 1 { 6 } else { 1 };
+        // A stuck operation stops most of a run for as long as it lasts.
+        let of = |fault: DiskFault| if fault == DiskFault::Stuck { rate / 8 } else { rate };
+        let rates = kinds.into_iter().map(|fault| (fault, (of(fault) / share).max(1))).collect();
+        FaultMix { rates, seed: rng.next_u64(), stuck_ms: [200, 3_000, 30_000][rng.below(3) as usize] }
+    }
+
+    /// Whether there is no fault.
+    pub fn is_empty(&self) -> bool {
+        self.rates.is_empty()
+    }
+
+    /// Whether one of them changes in silence what is at rest.
+    pub fn lies(&self) -> bool {
+        self.rates.iter().any(|(fault, _)| effect(*fault) == Some(oracle::Struck::Lie))
+    }
+
+    /// Whether one of them makes operations late.
+    pub fn delays(&self) -> bool {
+        self.rates.iter().any(|(fault, _)| fault.delays())
+    }
+
+    /// The rates, the `round`-th time they are set.
+    pub fn rates(&self, round: u64) -> FaultRates {
+        let rates = FaultRates::new(self.seed.wrapping_add(round)).stuck_for(self.stuck_for());
+        self.rates.iter().fold(rates, |rates, (fault, rate)| rates.with(*fault, *rate))
+    }
+
+    /// How long a stuck operation takes.
+    pub fn stuck_for(&self) -> Duration {
+        Duration::from_millis(self.stuck_ms)
+    }
+}
+
+/// What a fault may have done to objects.
+pub fn effect(fault: DiskFault) -> Option<oracle::Struck> {
+    use DiskFault::*;
+    match fault {
+        BadBlock => Some(oracle::Struck::Rot),
+        ReadError | ShortRead | MisdirectedRead | StaleRead | BitFlipRead => Some(oracle::Struck::Read),
+        WriteError | ShortWrite | SyncError => Some(oracle::Struck::Write),
+        LostWrite | TornWrite | MisdirectedWrite | BitFlipAtRest => Some(oracle::Struck::Lie),
+        NoSpace => None,
+        // A late read is a miss, a late write may be given up.
+        Slow | Stuck => Some(oracle::Struck::Write),
+    }
+}
+
+/// What struck, and what came of it.
+///
+/// A fault that failed its operation was *detected*: the store heard of it. One that changed no byte was *harmless*.
+/// The others changed bytes in silence. They wait here until the store says that something did not verify: a
+/// damaged miss, a torn record, a mended manifest block, a refused checkpoint. Each such word is held against the
+/// oldest silent fault of a kind that can cause it. What is left in the end was never read, or was overwritten,
+/// reclaimed, or in bytes that nobody asked for: harmless too. That no fault was neither (`wrong`) is what the
+/// oracle shows, by looking at every byte.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    silent: Vec<DiskFault>,
+    counts: BTreeMap<DiskFault, FaultCount>,
+    pairs: BTreeMap<(DiskFault, Verb), u64>,
+}
+
+impl Ledger {
+    /// A fault struck during an operation.
+    pub fn struck(&mut self, struck: &Struck, during: Verb) {
+        let fault = struck.fault;
+        let count = self.counts.entry(fault).or_default();
+        count.injected += 1;
+        *self.pairs.entry((fault, during)).or_default() += 1;
+        if fault.failure().is_some() {
+            count.detected += 1;
+        } else if !struck.effective || fault.delays() {
+            count.harmless += 1;
+        } else {
+            self.silent.push(fault);
+        }
+    }
+
+    /// How many struck.
+    pub fn injected(&self) -> u64 {
+        self.counts.values().map(|count| count.injected).sum()
+    }
+
+    /// The store said of this many things that they do not verify.
+    pub fn noticed(&mut self, times: u64) {
+        for fault in self.silent.drain(..(times as usize).min(self.silent.len())) {
+            self.counts.entry(fault).or_default().detected += 1;
+        }
+    }
+
+    /// The run is over: what became of each kind, and how often each struck during each operation.
+    pub fn end(mut self) -> (BTreeMap<String, FaultCount>, BTreeMap<String, u64>) {
+        for fault in std::mem::take(&mut self.silent) {
+            self.counts.entry(fault).or_default().harmless += 1;
+        }
+        let name = |fault: DiskFault| fault.name().to_string();
+        let counts = self.counts.into_iter().map(|(fault, count)| (name(fault), count)).collect();
+        let pairs = self.pairs.into_iter().map(|((f, verb), n)| (format!("{} {verb:?}", f.name()), n));
+        (counts, pairs.collect())
+    }
+}

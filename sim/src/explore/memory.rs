@@ -1,0 +1,231 @@
+//! Destinations of gets, and what becomes of them afterwards.
+//!
+//! A slot of memory is lent to one get; around its pieces lie guard bytes. When the get has returned, the slot is
+//! not used again for a while, and looked at once more before it is: bytes that changed then were written by an
+//! operation that should have been over.
+
+#![expect(unsafe_code, reason = "lends memory to gets in flight, as bindings of other languages do")]
+
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use pagelith::{AlignedBuf, Destination};
+use pagelith_layouts::checksum::{Checksum, checksum};
+
+use crate::entropy::SplitMix64;
+
+/// Guard bytes on each side of a piece, and what they hold.
+const GUARD: usize = 32;
+const GUARD_BYTE: u8 = 0xA5;
+/// Bytes of a small and of a large slot; the largest destination takes an object, page borders and guards.
+const SIZES: [usize; 2] = [48 << 10, 160 << 10];
+/// Slots that wait before they are used again.
+const RESTING: usize = 24;
+
+/// How a destination lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// One piece that begins at a multiple of 4096.
+    Aligned,
+    /// One piece anywhere.
+    Ragged,
+    /// Several pieces that begin at multiples of 4096, all but the last of whole pages.
+    Pages,
+    /// Several pieces anywhere.
+    Scattered,
+}
+
+impl Shape {
+    /// One of them.
+    pub fn draw(rng: &mut SplitMix64) -> Shape {
+        [Shape::Aligned, Shape::Aligned, Shape::Ragged, Shape::Pages, Shape::Scattered][rng.below(5) as usize]
+    }
+}
+
+#[derive(Debug)]
+struct Slot {
+    ptr: NonNull<u8>,
+    len: usize,
+    keep: Arc<AlignedBuf>,
+}
+
+/// A destination: a slot and its pieces, which begin and end inside of it.
+#[derive(Debug)]
+pub struct Target {
+    slot: Slot,
+    pieces: Vec<(usize, usize)>,
+}
+
+impl Target {
+    /// The memory as a destination, for one get.
+    pub fn destination(&self) -> Destination {
+        // SAFETY: a slot's pointer is to its mapping, which is never null.
+        let piece = |(at, len): &(usize, usize)| (unsafe { self.slot.ptr.add(*at) }, *len);
+        let pieces: Vec<_> = self.pieces.iter().map(piece).collect();
+        // SAFETY: the pieces lie inside of the slot's mapping (checked when they were made), are initialised
+        // (mappings are zeroed), and are looked at by nobody before the get has handed the destination back; the
+        // mapping lives as long as the clone of `keep`.
+        unsafe { Destination::borrowed(&pieces, Some(self.slot.keep.clone())) }
+    }
+
+    /// What the slot holds, from its first guard to its last. The get is over, and its destination dropped.
+    fn bytes(&self) -> &[u8] {
+        let (from, to) = self.span();
+        // SAFETY: inside of the mapping, initialised, and nothing else has the memory: the destination's parts
+        // are gone with the get. If a stray operation of the store still had it, that is what is looked for.
+        unsafe { std::slice::from_raw_parts(self.slot.ptr.as_ptr().add(from), to - from) }
+    }
+
+    fn span(&self) -> (usize, usize) {
+        let first = self.pieces.first().map_or(GUARD, |(at, _)| *at);
+        let last = self.pieces.last().map_or(GUARD, |(at, len)| at + len);
+        (first - GUARD, last + GUARD)
+    }
+
+    /// The pieces' bytes, each with its place in what was asked for. The get is over.
+    pub fn pieces(&self) -> impl Iterator<Item = (usize, &[u8])> + Clone {
+        let from = self.span().0;
+        let all = self.bytes();
+        self.pieces.iter().scan(0, move |done, (at, len)| {
+            let place = *done;
+            *done += len;
+            Some((place, &all[at - from..at - from + len]))
+        })
+    }
+
+    /// Whether the bytes around the pieces are as they were.
+    pub fn guards_hold(&self) -> bool {
+        let from = self.span().0;
+        let all = self.bytes();
+        let mut edge = 0;
+        self.pieces.iter().all(|(at, len)| {
+            let before = &all[edge.max(at - from - GUARD)..at - from];
+            let after = &all[at - from + len..at - from + len + GUARD];
+            edge = at - from + len;
+            before.iter().chain(after).all(|b| *b == GUARD_BYTE)
+        })
+    }
+}
+
+/// The memory of a run.
+#[derive(Debug, Default)]
+pub struct Memory {
+    free: [Vec<Slot>; SIZES.len()],
+    resting: VecDeque<(Target, Checksum)>,
+}
+
+impl Memory {
+    /// A destination of `len` bytes.
+    pub fn target(&mut self, len: usize, shape: Shape, rng: &mut SplitMix64) -> Target {
+        let mut cuts = vec![0, len];
+        if matches!(shape, Shape::Pages | Shape::Scattered) {
+            let unit = if shape == Shape::Pages { 4096 } else { 1 };
+            let cut = |rng: &mut SplitMix64| (1 + rng.below((len / unit) as u64)) as usize * unit;
+            cuts.extend((0..1 + rng.below(2)).map(|_| cut(rng)).filter(|cut| *cut < len));
+            cuts.sort_unstable();
+            cuts.dedup();
+        }
+        let mut at = 0;
+        let mut pieces = Vec::with_capacity(cuts.len() - 1);
+        for cut in cuts.windows(2) {
+            at += GUARD;
+            match shape {
+                Shape::Aligned | Shape::Pages => at = at.next_multiple_of(4096),
+                Shape::Ragged | Shape::Scattered => at += 1 + rng.below(60) as usize,
+            }
+            pieces.push((at, cut[1] - cut[0]));
+            at += cut[1] - cut[0] + GUARD;
+        }
+        let class = SIZES.iter().position(|size| at <= *size).expect("a slot takes every destination");
+        let slot = self.free[class].pop().unwrap_or_else(|| Slot::new(SIZES[class]));
+        assert!(at <= slot.len, "pieces inside of the slot");
+        for (at, len) in &pieces {
+            slot.guard(at - GUARD);
+            slot.guard(at + len);
+        }
+        Target { slot, pieces }
+    }
+
+    /// A get is over: keep its memory for a while. Returns false if that of an earlier one changed meanwhile.
+    pub fn rest(&mut self, target: Target) -> bool {
+        let sum = checksum(target.bytes());
+        self.resting.push_back((target, sum));
+        self.resting.len() <= RESTING || self.wake_one()
+    }
+
+    /// Look at everything that rests; false if some of it changed.
+    pub fn wake_all(&mut self) -> bool {
+        let mut held = true;
+        while !self.resting.is_empty() {
+            held &= self.wake_one();
+        }
+        held
+    }
+
+    fn wake_one(&mut self) -> bool {
+        let Some((target, sum)) = self.resting.pop_front() else { return true };
+        let held = checksum(target.bytes()) == sum;
+        let class = SIZES.iter().position(|size| *size == target.slot.len).unwrap_or(0);
+        self.free[class].push(target.slot);
+        held
+    }
+}
+
+impl Slot {
+    fn new(len: usize) -> Slot {
+        let mut buf = AlignedBuf::new(len).expect("memory");
+        let ptr = NonNull::from(&mut buf[..]).cast();
+        Slot { ptr, len, keep: Arc::new(buf) }
+    }
+
+    /// Write guard bytes at `at`.
+    fn guard(&self, at: usize) {
+        assert!(at + GUARD <= self.len, "a guard inside of the slot");
+        // SAFETY: inside of the mapping, and the slot is lent to nobody yet.
+        unsafe { self.ptr.as_ptr().add(at).write_bytes(GUARD_BYTE, GUARD) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_add_up_and_guards_hold() {
+        let (mut memory, mut rng) = (Memory::default(), SplitMix64::new(1));
+        for round in 0..200 {
+            let len = 1 + rng.below(100_000) as usize;
+            let shape = Shape::draw(&mut rng);
+            let target = memory.target(len, shape, &mut rng);
+            assert_eq!(target.destination().len(), len as u64, "round={round}");
+            let ends: Vec<_> = target.pieces().map(|(at, bytes)| at + bytes.len()).collect();
+            assert_eq!(ends.last(), Some(&len), "round={round}");
+            assert!(target.guards_hold(), "round={round} {shape:?}");
+            assert!(memory.rest(target));
+        }
+        assert!(memory.wake_all());
+    }
+
+    #[test]
+    fn a_late_write_is_seen() {
+        let (mut memory, mut rng) = (Memory::default(), SplitMix64::new(1));
+        let target = memory.target(5000, Shape::Aligned, &mut rng);
+        let ptr = target.slot.ptr;
+        let at = target.pieces[0].0;
+        assert!(memory.rest(target));
+        // SAFETY: inside of the mapping, which the resting slot keeps.
+        unsafe { ptr.as_ptr().add(at + 4999).write(1) };
+        assert!(!memory.wake_all());
+    }
+
+    #[test]
+    fn a_write_beside_a_piece_is_seen() {
+        let (mut memory, mut rng) = (Memory::default(), SplitMix64::new(1));
+        let target = memory.target(100, Shape::Ragged, &mut rng);
+        let (at, len) = target.pieces[0];
+        // SAFETY: inside of the mapping, which the target keeps.
+        unsafe { target.slot.ptr.as_ptr().add(at + len).write(1) };
+        assert!(!target.guards_hold());
+    }
+}

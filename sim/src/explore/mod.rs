@@ -1,0 +1,56 @@
+//! Long runs, each of one seed: the seed gives configuration, workload, faults, schedule and crash points, and the
+//! production code runs unchanged over the simulated machine. [`Plan::of_seed`] says what a seed stands for,
+//! [`explore`] does it, [`shrink`] makes a plan that fails as short as it can.
+
+mod boots;
+pub mod faults;
+mod memory;
+pub mod objects;
+pub mod ops;
+pub mod oracle;
+mod reads;
+pub mod report;
+mod run;
+pub mod setup;
+mod shrink;
+mod takes;
+mod writes;
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+pub use faults::FaultChoice;
+pub use ops::Plan;
+pub use report::{Finding, FindingKind, Sums};
+pub use run::Run;
+pub use shrink::{Shrunk, shrink};
+
+/// Do a plan: what it came to, and what is wrong, at most a few findings.
+pub fn explore(plan: &Plan) -> (Sums, Vec<Finding>) {
+    explore_telling(plan, None)
+}
+
+/// As [`explore`]; every step and answer is told to `tell`.
+pub fn explore_telling(plan: &Plan, tell: Option<Box<dyn FnMut(String)>>) -> (Sums, Vec<Finding>) {
+    let mut run = Run::new(plan);
+    if let Some(tell) = tell {
+        run.telling(tell);
+    }
+    let outcome = catch_unwind(AssertUnwindSafe(|| run.go()));
+    if let Err(panic) = outcome {
+        let text = format!("panicked: {}", message(&*panic));
+        run.find(FindingKind::Panic, text);
+    }
+    // What is left after a panic may panic again when it is dropped.
+    let findings = run.findings.clone();
+    catch_unwind(AssertUnwindSafe(|| run.finish())).unwrap_or_else(|_| {
+        let mut sums = Sums { seeds: 1, ..Sums::default() };
+        findings.iter().for_each(|f| sums.found(f.kind));
+        (sums, findings)
+    })
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message").to_string()
+}

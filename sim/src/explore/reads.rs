@@ -1,0 +1,426 @@
+//! The operations that read, and what is made of their answers.
+
+use std::rc::Rc;
+
+use pagelith::{
+    Done, Get, GetDone, GetOutcome, GetSlice, HitPolicy, MissCause, Options, PagesFound, PagesQuery,
+    PoolQuery, Result, Tier,
+};
+use pagelith_io::clock::Clock;
+
+use super::memory::Shape;
+use super::objects::{self, NAMESPACES, Oid, PAGES, PageKind, key};
+use super::report::FindingKind;
+use super::run::{Cargo, Flight, Getting, Run};
+
+impl Run<'_> {
+    /// A page; half of the time one of a few.
+    pub(super) fn some_page(&mut self) -> usize {
+        let hot = self.rng.one_in(2);
+        self.rng.below(if hot { 18 } else { PAGES as u64 }) as usize
+    }
+
+    /// An object that pages of its kind have.
+    pub(super) fn some_oid(&mut self) -> Oid {
+        let page = self.some_page();
+        let singles = objects::singles(page);
+        let parts: Vec<usize> = match objects::kind(page) {
+            PageKind::Singles => singles.to_vec(),
+            _ => {
+                let attached = objects::attached(page).iter().flat_map(|(_, parts)| *parts);
+                objects::base_form(page).iter().chain(attached).copied().collect()
+            }
+        };
+        objects::oid(page, parts[self.rng.below(parts.len() as u64) as usize])
+    }
+
+    fn length(&self, oid: Oid) -> usize {
+        self.oracle.length(oid).unwrap_or_else(|| objects::length(oid))
+    }
+
+    fn whole(&mut self, oid: Oid) -> Getting {
+        let len = self.length(oid);
+        let shape = Shape::draw(&mut self.rng);
+        let target = self.memory.target(len, shape, &mut self.rng);
+        Getting { oid, from: 0, len, whole: Some(len), target }
+    }
+
+    fn part(&mut self, oid: Oid) -> Getting {
+        let all = self.length(oid);
+        let from = self.rng.below(all as u64) as usize;
+        let len = 1 + self.rng.below((all - from) as u64) as usize;
+        let (from, len) = match self.rng.below(4) {
+            // To block borders.
+            0 => (from / 32_768 * 32_768, all - from / 32_768 * 32_768),
+            _ => (from, len),
+        };
+        let shape = Shape::draw(&mut self.rng);
+        let target = self.memory.target(len, shape, &mut self.rng);
+        Getting { oid, from, len, whole: None, target }
+    }
+
+    pub(super) fn get_some(&mut self) {
+        let count = [1, 1, 2, 4, 8][self.rng.below(5) as usize];
+        let gets = (0..count).map(|_| {
+            let oid = self.some_oid();
+            self.whole(oid)
+        });
+        let gets = gets.collect();
+        self.submit_gets(gets, false);
+    }
+
+    pub(super) fn get_page(&mut self) {
+        let page = self.some_page();
+        let gets: Vec<Getting> = self.parts_of(page).into_iter().map(|oid| self.whole(oid)).collect();
+        self.submit_gets(gets, true);
+    }
+
+    /// The objects that a page is put as: its base group, or singles.
+    fn parts_of(&self, page: usize) -> Vec<Oid> {
+        match objects::kind(page) {
+            PageKind::Singles => objects::oids(page, objects::singles(page)),
+            _ => objects::oids(page, objects::base_form(page)),
+        }
+    }
+
+    /// Every object that a page may have.
+    pub(super) fn get_all_of(&mut self, page: usize) {
+        let of = objects::all().filter(|oid| objects::page_of(*oid) == page).collect::<Vec<_>>();
+        let gets = of.into_iter().map(|oid| self.whole(oid)).collect();
+        self.submit_gets(gets, false);
+    }
+
+    pub(super) fn get_ranges(&mut self) {
+        let count = 1 + self.rng.below(4);
+        let gets = (0..count).map(|_| {
+            let oid = self.some_oid();
+            self.part(oid)
+        });
+        let gets = gets.collect();
+        self.submit_gets(gets, false);
+    }
+
+    fn options(&mut self) -> Options {
+        let request = match self.rng.below(4) {
+            0 => self.store.as_ref().map(|s| s.begin_request()),
+            _ => None,
+        };
+        Options { request, depth: self.rng.below(8) as u32, timeout: None }
+    }
+
+    fn submit_gets(&mut self, gets: Vec<Getting>, page: bool) {
+        let Some(session) = self.some_session() else { return };
+        let options = self.options();
+        self.say(|| {
+            let of = |g: &Getting| format!("{}[{}+{}]", g.oid, g.from, g.len);
+            format!("  get {}", gets.iter().map(of).collect::<Vec<_>>().join(" "))
+        });
+        let request = |g: &Getting| Get {
+            key: key(g.oid),
+            range: g.whole.is_none().then(|| g.from as u64..(g.from + g.len) as u64),
+            destination: g.target.destination(),
+        };
+        let requests = gets.iter().map(request).collect();
+        let (start, begun) = (self.oracle.tick(), self.world.clock.now());
+        let ticket = self.sessions[session].submit_get(requests, options);
+        self.launch(session, ticket, start, begun, Cargo::Get { gets, page });
+    }
+
+    /// A batch in flight is done.
+    pub(super) fn land(&mut self, flight: Flight, done: Done) {
+        self.oracle.tick();
+        let Flight { start, cargo, begun, crowded, .. } = flight;
+        match (cargo, done) {
+            (Cargo::Get { gets, page }, Done::Get(done)) => {
+                if done.len() != gets.len() {
+                    return self.find(FindingKind::Error, "a batch with another number of answers");
+                }
+                self.land_gets(gets, page, (start, crowded), done);
+            }
+            (Cargo::Put(puts), Done::Put(done)) => self.land_puts(puts, start, done),
+            _ => self.find(FindingKind::Error, "a batch that ended as another kind"),
+        }
+        let _ = begun;
+        let oldest = self.flights.iter().map(|f| f.start).min();
+        let oldest = oldest.unwrap_or_else(|| self.oracle.tick());
+        self.oracle.oldest(oldest);
+    }
+
+    fn land_gets(
+        &mut self,
+        gets: Vec<Getting>,
+        page: bool,
+        (start, crowded): (u32, bool),
+        done: Vec<GetDone>,
+    ) {
+        self.crowded = crowded;
+        let mut seen = Vec::with_capacity(gets.len());
+        let oids: Vec<Oid> = gets.iter().map(|g| g.oid).collect();
+        for (get, GetDone { outcome, destination }) in gets.into_iter().zip(done) {
+            drop(destination);
+            if !get.target.guards_hold() {
+                self.find(
+                    FindingKind::Memory,
+                    format!("bytes beside a destination were written oid={}", get.oid),
+                );
+            }
+            let from = get.from;
+            let pieces = get.target.pieces().map(move |(at, bytes)| (from + at, bytes));
+            let no = self.answered(get.oid, start, get.len, get.whole, &outcome, pieces);
+            seen.push((no, outcome));
+            if !self.memory.rest(get.target) {
+                self.find(FindingKind::Memory, "memory of a get that was over changed");
+            }
+        }
+        if page {
+            self.check_group(&oids, start, &seen);
+        }
+    }
+
+    /// What one get brought; the number of the put whose bytes it was.
+    pub(super) fn answered<'a>(
+        &mut self,
+        oid: Oid,
+        start: u32,
+        len: usize,
+        whole: Option<usize>,
+        outcome: &Result<GetOutcome>,
+        pieces: impl Iterator<Item = (usize, &'a [u8])> + Clone,
+    ) -> Option<u32> {
+        self.say(|| format!("  oid={oid} {outcome:?}"));
+        let stopped = self.world.disk.stopped();
+        match outcome {
+            Ok(GetOutcome::Hit { tier, bytes }) => {
+                self.fold(*bytes ^ (u64::from(*tier == Tier::Ssd) << 40));
+                self.sums.reads_checked += 1;
+                self.sums.bytes_checked += bytes;
+                if *bytes != len as u64 {
+                    self.find(FindingKind::Wrong, format!("a hit of another length oid={oid} bytes={bytes}"));
+                }
+                let answer = self.oracle.hit(oid, start, pieces, whole);
+                let seen = self.judge(answer)?;
+                self.sums.returned += u64::from(seen.returned);
+                self.fold(u64::from(seen.no));
+                seen.sure.then_some(seen.no)
+            }
+            Ok(GetOutcome::Miss(cause)) => {
+                self.fold(*cause as u64 ^ 0x155);
+                self.sums.misses += 1;
+                if *cause == MissCause::Damaged {
+                    self.ledger.noticed(1);
+                }
+                let faulty = matches!(cause, MissCause::Damaged | MissCause::Unreadable);
+                if stopped {
+                    return None;
+                }
+                if faulty && !self.struck {
+                    self.find(FindingKind::Lost, format!("{cause} without a fault oid={oid}"));
+                } else if *cause == MissCause::Late {
+                    if !self.hurried && !self.crowded {
+                        self.find(FindingKind::Late, format!("a get is late for no reason oid={oid}"));
+                    }
+                } else {
+                    let answer = self.oracle.miss(oid, start, &format!("cause={cause}"));
+                    self.judge(answer);
+                }
+                None
+            }
+            Err(error) => {
+                self.fold(error.kind as u64 ^ 0x1e44);
+                let invalid = error.kind == pagelith::ErrorKind::Invalid;
+                let asked = whole.unwrap_or(len);
+                let known = self.plan.setup.constant || self.oracle.may_have_another_length(oid, asked);
+                if !(invalid && known) {
+                    self.excuse("get", error);
+                }
+                None
+            }
+        }
+    }
+
+    /// The objects of a group, asked for in one batch, are here or not.
+    fn check_group(&mut self, oids: &[Oid], start: u32, seen: &[(Option<u32>, Result<GetOutcome>)]) {
+        let page = objects::page_of(oids[0]);
+        let grouped = matches!(objects::kind(page), PageKind::Pair | PageKind::Many);
+        let absent = |o: &Result<GetOutcome>| matches!(o, Ok(GetOutcome::Miss(MissCause::Absent)));
+        let missing = seen.iter().any(|(_, outcome)| absent(outcome));
+        let mut puts: Vec<u32> = seen.iter().filter_map(|(no, _)| *no).collect();
+        puts.dedup();
+        let changed = oids.iter().any(|oid| self.oracle.was_taken_since(*oid, start));
+        // With equal fingerprints a get goes from candidate to candidate, while others come.
+        if !grouped || changed || self.plan.setup.constant || self.struck || self.world.disk.stopped() {
+            return;
+        }
+        let hits = seen.iter().any(|(_, o)| matches!(o, Ok(GetOutcome::Hit { .. })));
+        if puts.len() > 1 || (missing && hits) {
+            self.find(FindingKind::Wrong, format!("a part of a group page={page} {seen:?}"));
+        }
+    }
+
+    pub(super) fn get_lent(&mut self) {
+        let count = 1 + self.rng.below(4);
+        let oids: Vec<Oid> = (0..count).map(|_| self.some_oid()).collect();
+        let mut buffers: Vec<Vec<u8>> = oids.iter().map(|oid| vec![0xEE; self.length(*oid)]).collect();
+        let cuts: Vec<usize> = buffers.iter().map(|b| self.rng.below(b.len() as u64 + 1) as usize).collect();
+        let options = self.options();
+        let start = self.oracle.tick();
+        let mut pieces: Vec<[&mut [u8]; 2]> = buffers
+            .iter_mut()
+            .zip(&cuts)
+            .map(|(b, cut)| {
+                let (a, b) = b.split_at_mut(*cut);
+                [a, b]
+            })
+            .collect();
+        let mut gets: Vec<GetSlice<'_, '_>> = oids
+            .iter()
+            .zip(&mut pieces)
+            .map(|(oid, pieces)| {
+                // An empty piece is no piece.
+                let pieces = match (pieces[0].is_empty(), pieces[1].is_empty()) {
+                    (true, _) => &mut pieces[1..],
+                    (_, true) => &mut pieces[..1],
+                    _ => &mut pieces[..],
+                };
+                GetSlice { key: key(*oid), range: None, pieces }
+            })
+            .collect();
+        self.crowded = !self.flights.is_empty();
+        let outcomes = self.timed("get_batch", None, |store| store.get_batch(&mut gets, options));
+        drop(gets);
+        drop(pieces);
+        self.oracle.tick();
+        for ((oid, buffer), outcome) in oids.iter().zip(&buffers).zip(outcomes.into_iter().flatten()) {
+            let len = buffer.len();
+            self.answered(*oid, start, len, Some(len), &outcome, std::iter::once((0, &buffer[..])));
+        }
+    }
+
+    pub(super) fn exists(&mut self) {
+        let Some(store) = self.store.clone() else { return };
+        let mut oids = Vec::new();
+        for _ in 0..1 + self.rng.below(12) {
+            let page = self.some_page();
+            oids.extend(self.parts_of(page));
+        }
+        self.check_exists(&store, &oids);
+    }
+
+    pub(super) fn check_exists(&mut self, store: &Rc<pagelith::Store>, oids: &[Oid]) {
+        let keys: Vec<_> = oids.iter().map(|oid| key(*oid)).collect();
+        let here = store.exists_batch(&keys, Options::default());
+        let prefix = store.exists_prefix(&keys, Options::default());
+        let now = self.oracle.tick();
+        let holes = here.iter().position(|here| !here).unwrap_or(here.len());
+        if prefix != holes {
+            self.find(FindingKind::Wrong, format!("exists_prefix={prefix} exists={here:?}"));
+        }
+        let bits = here.iter().fold(0u64, |bits, here| bits.rotate_left(1) ^ u64::from(*here));
+        self.fold(bits);
+        // With equal fingerprints the index cannot tell.
+        if self.plan.setup.constant || self.world.disk.stopped() {
+            return;
+        }
+        for (oid, here) in oids.iter().zip(&here) {
+            if *here && !self.oracle.may_be_here(*oid, now) {
+                self.find(FindingKind::Wrong, format!("exists, and was never put or is gone oid={oid}"));
+            }
+            if !here {
+                let answer = self.oracle.miss(*oid, now, "exists");
+                self.judge(answer);
+            } else {
+                self.sums.durable_checked += u64::from(self.oracle.is_certain(*oid, now));
+            }
+        }
+        for of in oids.chunk_by(|a, b| objects::page_of(*a) == objects::page_of(*b)) {
+            let at = oids.iter().position(|oid| *oid == of[0]).unwrap_or(0);
+            let page = objects::page_of(of[0]);
+            let grouped = matches!(objects::kind(page), PageKind::Pair | PageKind::Many);
+            let whole = of.len() == objects::base_form(page).len();
+            let some = &here[at..at + of.len()];
+            if grouped && whole && some.iter().any(|h| *h) && !some.iter().all(|h| *h) {
+                self.find(FindingKind::Wrong, format!("a part of a group exists page={page} {some:?}"));
+            }
+        }
+    }
+
+    pub(super) fn exists_groups(&mut self) {
+        let Some(store) = self.store.clone() else { return };
+        let ns = self.rng.below(NAMESPACES as u64) as usize;
+        let first = self.rng.below(PAGES as u64 / NAMESPACES as u64) as usize;
+        let pages: Vec<usize> = (first..PAGES / NAMESPACES)
+            .map(|at| at * NAMESPACES + ns)
+            .filter(|page| matches!(objects::kind(*page), PageKind::Pair | PageKind::Many))
+            .take(1 + self.rng.below(12) as usize)
+            .collect();
+        let Some(any) = pages.first() else { return };
+        let (anchor, mamba, swa) = ([0, 1], [4, 5], [6]);
+        let window = 1 + self.rng.below(3) as usize;
+        let keys_of =
+            |parts: &[usize]| -> Vec<_> { parts.iter().map(|part| key(objects::oid(*any, *part))).collect() };
+        let (anchor_keys, mamba_keys, swa_keys) = (keys_of(&anchor), keys_of(&mamba), keys_of(&swa));
+        let hashes: Vec<_> = pages.iter().map(|page| objects::page_hash(*page)).collect();
+        let pools = [
+            PoolQuery { objects: &mamba_keys, policy: HitPolicy::TrailingPages(1) },
+            PoolQuery { objects: &swa_keys, policy: HitPolicy::TrailingPages(window) },
+        ];
+        let query = PagesQuery { pages: &hashes, anchor: &anchor_keys, pools: &pools };
+        let found = match store.exists_groups(&query, Options::default()) {
+            Ok(found) => found,
+            Err(error) => return self.excuse("exists_groups", &error),
+        };
+        let here = |parts: &[usize]| -> Vec<bool> {
+            let ask = |page: &usize| {
+                let keys: Vec<_> = parts.iter().map(|part| key(objects::oid(*page, *part))).collect();
+                store.exists_batch(&keys, Options::default()).iter().all(|here| *here)
+            };
+            pages.iter().map(ask).collect()
+        };
+        let expected = pages_found(&here(&anchor), &[(here(&mamba), 1), (here(&swa), window)]);
+        self.fold(found.usable_pages as u64);
+        if found != expected {
+            self.find(FindingKind::Wrong, format!("exists_groups {found:?} expected={expected:?}"));
+        }
+    }
+
+    pub(super) fn view(&mut self) {
+        let Some(store) = self.store.clone() else { return };
+        if self.views.len() >= 2 || (!self.views.is_empty() && self.rng.one_in(2)) {
+            let (view, oid, no) = self.views.remove(0);
+            if !objects::Content::of(oid, no).is(0, &view) {
+                self.find(FindingKind::Wrong, format!("a view changed oid={oid} no={no}"));
+            }
+            return;
+        }
+        let oid = self.some_oid();
+        let start = self.oracle.tick();
+        match store.view(&key(oid)) {
+            Ok(Some(view)) => {
+                let answer = self.oracle.hit(oid, start, std::iter::once((0, &view[..])), Some(view.len()));
+                if let Some(seen) = self.judge(answer) {
+                    self.views.push((view, oid, seen.no));
+                }
+            }
+            Ok(None) => {}
+            Err(error) => self.excuse("view", &error),
+        }
+    }
+}
+
+/// What [`pagelith::Store::exists_groups`] has to answer: which pages are here in the anchor, and in each pool of
+/// which only a tail of so many pages is needed.
+fn pages_found(anchor: &[bool], pools: &[(Vec<bool>, usize)]) -> PagesFound {
+    let boundary = anchor.iter().position(|here| !here).unwrap_or(anchor.len());
+    let allows = |(here, window): &(Vec<bool>, usize), length: usize| {
+        length > 0 && here[length.saturating_sub(*window)..length].iter().all(|here| *here)
+    };
+    let longest = |pool| (1..=boundary).rev().find(|length| allows(pool, *length)).unwrap_or(0);
+    let stops: Vec<usize> =
+        (1..=boundary).filter(|length| pools.iter().all(|pool| allows(pool, *length))).collect();
+    PagesFound {
+        usable_pages: stops.last().copied().unwrap_or(0),
+        anchor_pages: boundary,
+        pool_pages: pools.iter().map(longest).collect(),
+        stops,
+    }
+}

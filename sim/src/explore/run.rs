@@ -1,0 +1,460 @@
+//! A plan under way: the machine, the store on it, what is in flight, and what the oracle knows.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use pagelith::{Error, ErrorKind, GroupId, Pin, Session, Store, Ticket, View};
+use pagelith_io::clock::{Clock, Mono};
+
+use super::faults::{Ledger, effect};
+use super::memory::{Memory, Target};
+use super::objects::{Oid, mix};
+use super::ops::{Op, Plan, Verb};
+use super::oracle::{Oracle, Wrong};
+use super::report::{Finding, FindingKind, Sums};
+use crate::entropy::SplitMix64;
+use crate::env::SimWorld;
+
+/// Batches in flight on a session.
+const FLIGHTS_MAX: usize = 3;
+/// Simulated time after which a batch that is waited for counts as hanging, behind its deadline and whatever the
+/// device is stuck for.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How much later than its deadline a call may return: a tenth, and the steps that things are waited for in.
+const SLACK: Duration = Duration::from_millis(25);
+
+/// One object that is being got.
+pub(super) struct Getting {
+    pub oid: Oid,
+    /// First byte asked for.
+    pub from: usize,
+    /// Bytes asked for.
+    pub len: usize,
+    /// The object's length, if all of it was asked for.
+    pub whole: Option<usize>,
+    pub target: Target,
+}
+
+/// One group that is being put.
+pub(super) struct Putting {
+    pub no: u32,
+    pub base: Option<Oid>,
+    pub members: Vec<Oid>,
+    /// It is put in a way that may be refused.
+    pub odd: bool,
+    /// The open group that is being committed.
+    pub open: Option<GroupId>,
+}
+
+pub(super) enum Cargo {
+    Get { gets: Vec<Getting>, page: bool },
+    Put(Vec<Putting>),
+}
+
+/// A batch in flight.
+pub(super) struct Flight {
+    pub session: usize,
+    pub ticket: Ticket,
+    pub start: u32,
+    pub begun: Mono,
+    /// Others were in flight with it, on sessions that only this thread drives: it may have waited for what they
+    /// hold until its time was up.
+    pub crowded: bool,
+    pub cargo: Cargo,
+}
+
+/// An open group, and the number of the put that its bytes are of.
+pub(super) struct OpenGroup {
+    pub page: usize,
+    pub id: GroupId,
+    pub no: u32,
+    pub filled: Vec<Oid>,
+}
+
+/// A run.
+pub struct Run<'p> {
+    pub(super) plan: &'p Plan,
+    pub(super) world: SimWorld,
+    pub(super) oracle: Oracle,
+    pub(super) store: Option<Rc<Store>>,
+    pub(super) sessions: Vec<Session>,
+    pub(super) flights: Vec<Flight>,
+    pub(super) memory: Memory,
+    pub(super) groups: Vec<OpenGroup>,
+    pub(super) pins: Vec<(Pin, Option<Oid>)>,
+    pub(super) views: Vec<(View, Oid, u32)>,
+    /// The number of the last put.
+    pub(super) no: u32,
+    pub(super) rng: SplitMix64,
+    pub(super) ledger: Ledger,
+    /// Faults were set so often.
+    pub(super) rounds: u64,
+    /// A fault of each effect has struck in this process's life, or one that lasts before it.
+    pub(super) struck: bool,
+    /// Steps until a machine whose disk has stopped goes down.
+    pub(super) dying: u32,
+    /// The clock jumped, or a device was slow: batches may be late.
+    pub(super) hurried: bool,
+    /// Of the answers being looked at: see [`Flight::crowded`].
+    pub(super) crowded: bool,
+    pub(super) sums: Sums,
+    pub(super) findings: Vec<Finding>,
+    pub(super) verb: Verb,
+    pub(super) at: usize,
+    done: BTreeMap<Verb, u64>,
+    hash: u64,
+    /// What is done is told, line by line.
+    pub(super) tell: Option<Box<dyn FnMut(String)>>,
+}
+
+impl<'p> Run<'p> {
+    /// A machine with an empty disk.
+    pub fn new(plan: &'p Plan) -> Run<'p> {
+        let setup = &plan.setup;
+        let world = SimWorld::with_dirs(mix(plan.seed ^ 0xd15c), setup.dirs);
+        world.disk.set_latency(Duration::from_micros(setup.latency_us));
+        if setup.shuffle {
+            world.disk.shuffle(mix(plan.seed ^ 0x54ff));
+        }
+        let mut oracle = Oracle::new(setup.roomy, setup.constant);
+        if plan.faults.lies() {
+            oracle.may_be_lied_to();
+        }
+        Run {
+            plan,
+            world,
+            oracle,
+            store: None,
+            sessions: Vec::new(),
+            flights: Vec::new(),
+            memory: Memory::default(),
+            groups: Vec::new(),
+            pins: Vec::new(),
+            views: Vec::new(),
+            no: 0,
+            rng: SplitMix64::new(plan.seed),
+            ledger: Ledger::default(),
+            rounds: 0,
+            struck: false,
+            dying: 0,
+            hurried: false,
+            crowded: false,
+            sums: Sums::default(),
+            findings: Vec::new(),
+            verb: Verb::Close,
+            at: 0,
+            done: BTreeMap::new(),
+            hash: plan.seed,
+            tell: None,
+        }
+    }
+
+    /// Tell `tell` what is done.
+    pub fn telling(&mut self, tell: Box<dyn FnMut(String)>) {
+        self.tell = Some(tell);
+    }
+
+    /// Do everything, up to the first finding.
+    pub fn go(&mut self) {
+        self.open();
+        for (at, op) in &self.plan.ops {
+            if !self.findings.is_empty() {
+                return;
+            }
+            (self.at, self.verb) = (*at, op.verb);
+            self.step(*op);
+        }
+        if self.findings.is_empty() {
+            self.at = self.plan.ops.last().map_or(0, |(at, _)| at + 1);
+            self.verb = Verb::Audit;
+            self.epilogue();
+        }
+    }
+
+    /// End the machine, and say what the run came to.
+    pub fn finish(mut self) -> (Sums, Vec<Finding>) {
+        self.leave_process();
+        self.world.crash(crate::disk::CrashMode::KeepAll);
+        self.store = None;
+        let mut sums = std::mem::take(&mut self.sums);
+        sums.seeds = 1;
+        sums.ops = self.done.values().sum();
+        sums.operations = self.done.iter().map(|(verb, n)| (format!("{verb:?}"), *n)).collect();
+        sums.disk_ops = self.world.disk.ops_done();
+        let (faults, pairs) = std::mem::take(&mut self.ledger).end();
+        (sums.faults, sums.fault_by_operation) = (faults, pairs);
+        sums.trace_hash = mix(self.hash);
+        self.findings.iter().for_each(|f| sums.found(f.kind));
+        (sums, self.findings)
+    }
+
+    pub(super) fn say(&mut self, text: impl FnOnce() -> String) {
+        if let Some(tell) = self.tell.as_mut() {
+            tell(text());
+        }
+    }
+
+    pub(super) fn fold(&mut self, x: u64) {
+        self.hash = mix(self.hash ^ x);
+    }
+
+    pub(super) fn find(&mut self, kind: FindingKind, text: impl Into<String>) {
+        let text = format!("{} (at {} {:?})", text.into(), self.at, self.verb);
+        self.say(|| format!("  FOUND {kind:?}: {text}"));
+        self.findings.push(Finding { kind, text, at: self.at });
+    }
+
+    pub(super) fn judge<T>(&mut self, answer: Result<T, Wrong>) -> Option<T> {
+        match answer {
+            Ok(t) => return Some(t),
+            Err(Wrong::Bytes(text)) => self.find(FindingKind::Wrong, text),
+            // It says so itself: there was no room for tombstones, and their namespaces are cleared.
+            Err(_) if self.forgot() => self.sums.forgotten += 1,
+            Err(Wrong::SyncedLost(text)) => self.find(FindingKind::SyncedLost, text),
+            Err(Wrong::Lost(text)) => self.find(FindingKind::Lost, text),
+        }
+        None
+    }
+
+    /// Whether the store cleared a namespace by itself.
+    fn forgot(&self) -> bool {
+        let forgotten = self.store.as_ref().map_or(0, |s| s.stats().namespaces_forgotten);
+        forgotten > 0 && !self.plan.setup.roomy
+    }
+
+    /// An error that nothing explains, unless something does.
+    pub(super) fn excuse(&mut self, what: &str, error: &Error) {
+        let internal = error.kind == ErrorKind::Internal;
+        let crowded = error.kind == ErrorKind::Unavailable && !self.flights.is_empty();
+        let explained = self.world.disk.stopped() || self.struck || error.kind == ErrorKind::Busy || crowded;
+        if internal || !explained {
+            self.find(FindingKind::Error, format!("{what} failed kind={:?} error={error}", error.kind));
+        }
+    }
+
+    pub(super) fn step(&mut self, op: Op) {
+        *self.done.entry(op.verb).or_default() += 1;
+        self.rng = SplitMix64::new(op.r);
+        self.oracle.tick();
+        let at = self.at;
+        self.say(|| format!("{at} {:?}", op.verb));
+        self.dispatch(op.verb);
+        let steps = self.rng.below(self.plan.setup.steps + 1);
+        for _ in 0..steps {
+            if !self.world.runtime.step_once() {
+                break;
+            }
+        }
+        self.take_strikes();
+        self.fold(self.world.disk.ops_done());
+        self.fold(self.world.clock.now().0);
+        if self.world.disk.stopped() {
+            self.dying = self.dying.saturating_sub(1);
+            if self.dying == 0 || self.store.is_none() {
+                self.crash();
+            }
+        }
+    }
+
+    fn dispatch(&mut self, verb: Verb) {
+        match verb {
+            Verb::Get => self.get_some(),
+            Verb::GetPage => self.get_page(),
+            Verb::GetRange => self.get_ranges(),
+            Verb::GetLent => self.get_lent(),
+            Verb::Put => self.put_page(),
+            Verb::PutMany => self.put_many(),
+            Verb::PutLent => self.put_lent(),
+            Verb::PutOther => self.put_other(),
+            Verb::Attach => self.attach(),
+            Verb::Fill => self.fill(),
+            Verb::Commit => self.commit(),
+            Verb::Abort => self.abort(),
+            Verb::Exists => self.exists(),
+            Verb::ExistsGroups => self.exists_groups(),
+            Verb::View => self.view(),
+            Verb::Remove => self.remove(None),
+            Verb::Clear => self.clear(None),
+            Verb::Hasty if self.rng.one_in(2) => self.remove(Some(Duration::ZERO)),
+            Verb::Hasty => self.clear(Some(Duration::ZERO)),
+            Verb::Pin => self.pin(),
+            Verb::Unpin => self.unpin(),
+            Verb::Lease => self.lease(),
+            Verb::Flush => self.flush(),
+            Verb::Poll => self.poll(),
+            Verb::Drain => self.drain(),
+            Verb::Idle => {
+                let us = [50, 500, 5_000, 50_000][self.rng.below(4) as usize];
+                let us = self.rng.below(us);
+                self.world.runtime.run_for(Duration::from_micros(us));
+            }
+            Verb::Jump => {
+                let seconds = [1, 60, 3600][self.rng.below(3) as usize];
+                self.hurried |= !self.flights.is_empty();
+                self.world.clock.advance(Duration::from_secs(seconds));
+            }
+            Verb::NewSession => self.new_session(),
+            Verb::Audit => self.audit(),
+            Verb::Close => self.close(),
+            Verb::Abandon => self.abandon(),
+            Verb::Crash => self.crash(),
+            Verb::CrashSoon => {
+                let n = self.rng.below(40);
+                self.dying = 1 + self.rng.below(4) as u32;
+                self.world.disk.stop_after(n);
+            }
+            Verb::CrashTwice => self.crash_twice(),
+        }
+    }
+
+    /// Take in what struck since the last look: before answers are judged.
+    pub(super) fn take_strikes(&mut self) {
+        if self.plan.faults.is_empty() {
+            return;
+        }
+        for struck in self.world.disk.take_struck() {
+            self.say(|| format!("  struck {struck}"));
+            self.ledger.struck(&struck, self.verb);
+            self.struck = true;
+            self.hurried |= struck.fault.delays();
+            if let Some(effect) = effect(struck.fault) {
+                self.oracle.struck(effect);
+            }
+        }
+    }
+
+    /// Do something with the store that has a deadline.
+    pub(super) fn timed<R>(
+        &mut self,
+        what: &str,
+        timeout: Option<Duration>,
+        body: impl FnOnce(&Store) -> R,
+    ) -> Option<R> {
+        let store = self.store.clone()?;
+        let timeout = timeout.unwrap_or(self.plan.setup.deadline());
+        let begun = self.world.clock.now();
+        let result = body(&store);
+        let took = self.world.clock.now().since(begun);
+        self.take_strikes();
+        self.check_time(what, took, timeout);
+        Some(result)
+    }
+
+    pub(super) fn check_time(&mut self, what: &str, took: Duration, timeout: Duration) {
+        let over = took.saturating_sub(timeout);
+        let over_us = over.as_micros() as u64;
+        if over > timeout / 10 + SLACK {
+            // A direct read is waited for until the kernel gives the memory back.
+            let late_direct = self.store.as_ref().map_or(0, |s| s.stats().late_direct);
+            if late_direct > 0 && self.plan.faults.delays() {
+                return;
+            }
+            self.find(FindingKind::Late, format!("{what} took={took:?} timeout={timeout:?}"));
+        }
+        self.sums.longest_over_deadline_us = self.sums.longest_over_deadline_us.max(over_us);
+    }
+
+    /// A session with room for another batch.
+    pub(super) fn some_session(&mut self) -> Option<usize> {
+        let count = self.sessions.len() as u64;
+        if count == 0 {
+            return None;
+        }
+        let session = self.rng.below(count) as usize;
+        let of = |f: &Flight| f.session == session;
+        while self.flights.iter().filter(|f| of(f)).count() >= FLIGHTS_MAX {
+            let oldest = self.flights.iter().position(of)?;
+            self.wait_for(oldest);
+        }
+        Some(session)
+    }
+
+    pub(super) fn launch(&mut self, session: usize, ticket: Ticket, start: u32, begun: Mono, cargo: Cargo) {
+        let crowded = !self.flights.is_empty();
+        self.flights.iter_mut().for_each(|f| f.crowded = true);
+        self.flights.push(Flight { session, ticket, start, begun, crowded, cargo });
+        if self.rng.one_in(2) {
+            let last = self.flights.len() - 1;
+            self.wait_for(last);
+        }
+    }
+
+    /// Wait for a batch in flight.
+    pub(super) fn wait_for(&mut self, at: usize) {
+        let flight = self.flights.remove(at);
+        let begun = self.world.clock.now();
+        let limit = self.plan.setup.deadline() + self.plan.faults.stuck_for() + PATIENCE;
+        let mut done = None;
+        while let Some(session) = self.sessions.get_mut(flight.session) {
+            done = session.wait(flight.ticket, Duration::from_secs(1));
+            if done.is_some() || self.world.clock.now().since(begun) > limit {
+                break;
+            }
+        }
+        self.take_strikes();
+        match done {
+            Some(done) => self.land(flight, done),
+            None => self.find(FindingKind::Hang, format!("a batch does not end ticket={:?}", flight.ticket)),
+        }
+    }
+
+    fn poll(&mut self) {
+        let count = self.sessions.len() as u64;
+        if count == 0 {
+            return;
+        }
+        let at = self.rng.below(count) as usize;
+        while let Some((ticket, done)) = self.sessions[at].poll() {
+            self.take_strikes();
+            let flight = self.flights.iter().position(|f| f.session == at && f.ticket == ticket);
+            match flight {
+                Some(flight) => {
+                    let flight = self.flights.remove(flight);
+                    self.land(flight, done);
+                }
+                None => return self.find(FindingKind::Error, format!("a batch nobody submitted {ticket:?}")),
+            }
+        }
+    }
+
+    pub(super) fn drain(&mut self) {
+        while !self.flights.is_empty() {
+            self.wait_for(0);
+        }
+    }
+
+    fn new_session(&mut self) {
+        if self.sessions.is_empty() {
+            return;
+        }
+        let at = self.rng.below(self.sessions.len() as u64) as usize;
+        // What it has in flight ends unheard: its puts may have happened.
+        let (own, others) = std::mem::take(&mut self.flights).into_iter().partition(|f| f.session == at);
+        self.flights = others;
+        drop(self.sessions.swap_remove(at));
+        let moved = self.sessions.len();
+        self.flights.iter_mut().filter(|f| f.session == moved).for_each(|f| f.session = at);
+        self.unheard(own);
+        self.take_strikes();
+        self.add_session();
+    }
+
+    pub(super) fn unheard(&mut self, flights: Vec<Flight>) {
+        for flight in flights {
+            if let Cargo::Put(puts) = flight.cargo {
+                for put in puts {
+                    put.members.iter().for_each(|oid| self.oracle.put_unknown(*oid, put.no));
+                }
+            }
+        }
+    }
+
+    pub(super) fn add_session(&mut self) {
+        let Some(store) = self.store.clone() else { return };
+        match store.session() {
+            Ok(session) => self.sessions.push(session),
+            Err(error) => self.excuse("session", &error),
+        }
+    }
+}

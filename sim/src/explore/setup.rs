@@ -1,0 +1,125 @@
+//! What a seed makes of a store: its configuration, and how the disk under it behaves.
+
+use std::time::Duration;
+
+use pagelith::config::{DramPolicy, Promote, SsdPolicy};
+use pagelith::{Config, Facts, Size, ValidConfig};
+
+use crate::entropy::SplitMix64;
+
+/// How the store of a run is made. Small everything, so that every limit is met within a few thousand operations.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setup {
+    /// Directories.
+    pub dirs: usize,
+    /// MiB of the SSD tier, 0 for none; segments have 1 MiB.
+    pub ssd_mib: u32,
+    /// The store has room for everything: nothing may be missing.
+    pub roomy: bool,
+    /// KiB of the arena; 0 for a write buffer.
+    pub dram_kib: u32,
+    /// Which pages leave DRAM first.
+    pub dram_policy: DramPolicy,
+    /// Whether reads from SSD are kept in DRAM.
+    pub promote: bool,
+    /// Whether reclaim goes by recency, not first in first out.
+    pub recency: bool,
+    /// Sealed segments between checkpoints.
+    pub checkpoint: u32,
+    /// KiB of the largest write.
+    pub write_kib: u32,
+    /// Writes in flight.
+    pub write_depth: u32,
+    /// Reads in flight a session.
+    pub read_depth: u32,
+    /// KiB of staging memory.
+    pub staging_kib: u32,
+    /// Objects in the index.
+    pub objects: u64,
+    /// One fingerprint for all keys.
+    pub constant: bool,
+    /// Deadline of calls that bring none.
+    pub deadline_ms: u64,
+    /// Deadline of groups.
+    pub group_ms: u64,
+    /// Sessions beside those of the store.
+    pub sessions: usize,
+    /// Simulated time of a disk operation.
+    pub latency_us: u64,
+    /// Operations overtake one another.
+    pub shuffle: bool,
+    /// How many of the background task's steps happen between two operations, at most.
+    pub steps: u64,
+}
+
+impl Setup {
+    /// What the seed's generator draws.
+    pub fn draw(rng: &mut SplitMix64, constant: bool) -> Setup {
+        let pick = |rng: &mut SplitMix64, of: &[u32]| of[rng.below(of.len() as u64) as usize];
+        let constant = constant || rng.one_in(24);
+        let roomy = rng.one_in(4) && !constant;
+        let ssd = !rng.one_in(20) || roomy;
+        let dirs = 1 + rng.below(2) as usize;
+        let dram_kib = match ssd {
+            true => pick(rng, &[0, 1024, 1024, 2048, 4096]),
+            false => pick(rng, &[256, 1024, 4096]),
+        };
+        let objects = match roomy {
+            true => 4096,
+            // An index that fills up, one that hardly does, one that never does.
+            false => u64::from(pick(rng, &[96, 320, 2048, 2048])),
+        };
+        Setup {
+            dirs,
+            ssd_mib: if roomy { 320 } else { u32::from(ssd) * pick(rng, &[7, 8, 10, 16]) },
+            roomy,
+            dram_kib,
+            dram_policy: [DramPolicy::Lru, DramPolicy::Fifo, DramPolicy::S3Fifo][rng.below(3) as usize],
+            promote: !rng.one_in(3),
+            recency: rng.one_in(2),
+            checkpoint: pick(rng, &[0, 1, 2, 4]),
+            write_kib: pick(rng, &[64, 256, 1024]),
+            write_depth: pick(rng, &[1, 4, 8]),
+            read_depth: pick(rng, &[1, 4, 64]),
+            staging_kib: pick(rng, &[96, 160, 1024]),
+            objects,
+            constant,
+            deadline_ms: u64::from(pick(rng, &[2000, 5000])),
+            group_ms: u64::from(pick(rng, &[50, 30_000])),
+            sessions: 2 + rng.below(3) as usize,
+            latency_us: u64::from(pick(rng, &[20, 100, 1000])),
+            shuffle: rng.one_in(2),
+            steps: u64::from(pick(rng, &[1, 4, 12])),
+        }
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> ValidConfig {
+        let mut c = Config { deadline_ms: self.deadline_ms, namespaces_max: 8, ..Config::default() };
+        c.groups.deadline_ms = self.group_ms;
+        c.dram.bytes = Size::kib(self.dram_kib);
+        c.dram.policy = self.dram_policy;
+        c.dram.promote = if self.promote { Promote::Always } else { Promote::Never };
+        if self.ssd_mib > 0 {
+            c.ssd.bytes = Size::mib(self.ssd_mib);
+            c.ssd.dirs = (0..self.dirs).map(|d| format!("sim{d}").into()).collect();
+        }
+        c.ssd.segment_bytes = Some(Size::mib(1));
+        c.ssd.policy = if self.recency { SsdPolicy::Recency } else { SsdPolicy::Fifo };
+        c.ssd.write_bytes = Size::kib(self.write_kib);
+        c.ssd.write_depth = self.write_depth;
+        c.ssd.checkpoint_segments = self.checkpoint;
+        c.staging.bytes = Size::kib(self.staging_kib);
+        c.staging.chunk_bytes = Size::kib(64);
+        c.index.max_objects = Some(self.objects);
+        c.index.constant_fingerprint = self.constant;
+        c.read.depth = self.read_depth;
+        let facts = Facts { memory_bytes: 1 << 40, memory_source: "simulated".into() };
+        c.validate(&facts).expect("a valid configuration")
+    }
+
+    /// The deadline of calls that bring none.
+    pub fn deadline(&self) -> Duration {
+        Duration::from_millis(self.deadline_ms)
+    }
+}

@@ -1,0 +1,61 @@
+//! The program `pagelith-sim`.
+
+#![expect(clippy::print_stdout, reason = "a program talks")]
+
+mod replay;
+mod seeds;
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::explore::{FaultChoice, Plan};
+
+#[derive(Parser)]
+#[command(name = "pagelith-sim", about = "Runs the store over a simulated machine, one seed a run")]
+struct Program {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a range of seeds; at the end one JSON object of what they came to.
+    Run(seeds::RunArgs),
+    /// Run one seed and tell every step and answer.
+    Replay(replay::ReplayArgs),
+}
+
+/// What a seed stands for, beside its number.
+#[derive(Args, Clone, Debug)]
+struct PlanArgs {
+    /// Operations a seed.
+    #[arg(long, default_value_t = 5000)]
+    ops: usize,
+    /// Which faults strike: `mixed` (by seed all, each alone, or none), `none`, or one by name.
+    #[arg(long, default_value_t = FaultChoice::Mixed)]
+    faults: FaultChoice,
+    /// Give all keys one fingerprint.
+    #[arg(long)]
+    constant_fingerprint: bool,
+}
+
+impl PlanArgs {
+    fn plan(&self, seed: u64) -> Plan {
+        Plan::of_seed(seed, self.ops, self.faults, self.constant_fingerprint)
+    }
+
+    /// The arguments as they are given.
+    fn text(&self) -> String {
+        let constant = if self.constant_fingerprint { " --constant-fingerprint" } else { "" };
+        format!("--ops {} --faults {}{constant}", self.ops, self.faults)
+    }
+}
+
+/// Do what the command line says.
+pub fn main() -> ExitCode {
+    match Program::parse().command {
+        Command::Run(args) => seeds::run(&args),
+        Command::Replay(args) => replay::replay(&args),
+    }
+}

@@ -1,0 +1,245 @@
+//! `run`: a range of seeds on several threads, resumable.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a program's threads, clock and files; the store under test has none"
+)]
+
+use std::collections::BTreeSet;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use super::PlanArgs;
+use super::replay::keep_of;
+use crate::explore::{Finding, Sums, explore, shrink};
+
+/// Seeds that are noted as done together.
+const BLOCK: u64 = 100;
+/// Time that one seed may take: the loop it hangs in is not one that simulated time gets out of.
+const SEED_TIME: Duration = Duration::from_secs(120);
+/// How often progress is said.
+const SAY_EVERY: Duration = Duration::from_secs(15);
+
+#[derive(Args)]
+pub struct RunArgs {
+    /// The seeds, as `FROM..TO`, the end not included.
+    #[arg(long, value_parser = parse_range)]
+    seeds: Range<u64>,
+    #[command(flatten)]
+    plan: PlanArgs,
+    /// Threads.
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// Failing seeds that are told and shortened.
+    #[arg(long, default_value_t = 3)]
+    tell: usize,
+    /// Runs that shortening a failing plan may take.
+    #[arg(long, default_value_t = 150)]
+    shrink: usize,
+    /// Where finished blocks of seeds are noted, a line each; those that are there are not done again.
+    #[arg(long)]
+    done: Option<PathBuf>,
+    /// The commit under test, for the report; by default that of `PAGELITH_COMMIT`.
+    #[arg(long)]
+    commit: Option<String>,
+}
+
+impl RunArgs {
+    fn commit(&self) -> String {
+        let set = || std::env::var("PAGELITH_COMMIT").ok();
+        self.commit.clone().or_else(set).unwrap_or_else(|| "unknown".to_owned())
+    }
+}
+
+fn parse_range(text: &str) -> Result<Range<u64>, String> {
+    let parts = text.split_once("..").ok_or("must be FROM..TO")?;
+    let number = |s: &str| u64::from_str(s).map_err(|_| format!("not a number: {s:?}"));
+    Ok(number(parts.0)?..number(parts.1)?)
+}
+
+/// A finished block, as it is noted.
+#[derive(Serialize, Deserialize)]
+struct Block {
+    from: u64,
+    to: u64,
+    plan: String,
+    commit: String,
+    sums: Sums,
+}
+
+/// The end of it all.
+#[derive(Serialize)]
+struct Report<'a> {
+    version: &'a str,
+    seeds_from: u64,
+    seeds_to: u64,
+    plan: String,
+    seconds: f64,
+    failed_seeds: Vec<u64>,
+    #[serde(flatten)]
+    sums: &'a Sums,
+}
+
+struct Shared<'a> {
+    args: &'a RunArgs,
+    blocks: Vec<Range<u64>>,
+    next: AtomicUsize,
+    seeds_done: AtomicU64,
+    sums: Mutex<Sums>,
+    failed: Mutex<Vec<(u64, Finding)>>,
+    /// What each thread is at, and since when.
+    busy: Vec<Mutex<Option<(u64, Instant)>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Blocks that a file says are done, with their sums, and the file's lines that are of another plan.
+fn done_before(file: &Path, plan: &str) -> Vec<Block> {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let blocks = text.lines().filter_map(|line| serde_json::from_str::<Block>(line).ok());
+    blocks.filter(|block| block.plan == plan).collect()
+}
+
+pub fn run(args: &RunArgs) -> ExitCode {
+    // A panic is a finding; its message is in the report.
+    std::panic::set_hook(Box::new(|_| {}));
+    let began = Instant::now();
+    let plan = args.plan.text();
+    let before = args.done.as_deref().map(|file| done_before(file, &plan)).unwrap_or_default();
+    let mut sums = Sums::default();
+    let mut known = BTreeSet::new();
+    for block in &before {
+        if block.from >= args.seeds.start
+            && block.to <= args.seeds.end
+            && known.insert((block.from, block.to))
+        {
+            sums.add(&block.sums);
+        }
+    }
+    let all = args.seeds.clone().step_by(BLOCK as usize).map(|from| from..(from + BLOCK).min(args.seeds.end));
+    let blocks: Vec<_> = all.filter(|b| !known.contains(&(b.start, b.end))).collect();
+    let shared = Shared {
+        args,
+        blocks,
+        next: AtomicUsize::new(0),
+        seeds_done: AtomicU64::new(sums.seeds),
+        sums: Mutex::new(sums),
+        failed: Mutex::default(),
+        busy: (0..args.jobs.max(1)).map(|_| Mutex::new(None)).collect(),
+    };
+    std::thread::scope(|scope| {
+        let shared = &shared;
+        let workers: Vec<_> =
+            (0..shared.busy.len()).map(|at| scope.spawn(move || work(shared, at))).collect();
+        watch(shared, began, || workers.iter().all(|w| w.is_finished()));
+    });
+    end(&shared, &plan, began)
+}
+
+fn work(shared: &Shared<'_>, me: usize) {
+    while let Some(block) = shared.blocks.get(shared.next.fetch_add(1, Ordering::SeqCst)) {
+        let mut sums = Sums::default();
+        for seed in block.clone() {
+            *lock(&shared.busy[me]) = Some((seed, Instant::now()));
+            let (own, findings) = explore(&shared.args.plan.plan(seed));
+            sums.add(&own);
+            shared.seeds_done.fetch_add(1, Ordering::SeqCst);
+            if let Some(finding) = findings.into_iter().next() {
+                lock(&shared.failed).push((seed, finding));
+            }
+        }
+        *lock(&shared.busy[me]) = None;
+        if let Some(file) = &shared.args.done {
+            note(file, shared.args, block, &sums);
+        }
+        lock(&shared.sums).add(&sums);
+    }
+}
+
+fn note(file: &Path, args: &RunArgs, block: &Range<u64>, sums: &Sums) {
+    let block = Block {
+        from: block.start,
+        to: block.end,
+        plan: args.plan.text(),
+        commit: args.commit(),
+        sums: sums.clone(),
+    };
+    let line = serde_json::to_string(&block).expect("sums are plain data") + "\n";
+    let appended = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(file)
+        .and_then(|mut f| f.write_all(line.as_bytes()));
+    if let Err(error) = appended {
+        eprintln!("cannot note a block file={} error={error}", file.display());
+    }
+}
+
+/// Say how far it is, and end the program if a seed hangs.
+fn watch(shared: &Shared<'_>, began: Instant, finished: impl Fn() -> bool) {
+    let mut said = Instant::now();
+    while !finished() {
+        std::thread::sleep(Duration::from_millis(50));
+        for busy in &shared.busy {
+            let Some((seed, since)) = *lock(busy) else { continue };
+            if since.elapsed() > SEED_TIME {
+                println!("HANG seed={seed} runs since {:?}", since.elapsed());
+                println!("replay: pagelith-sim replay --seed {seed} {}", shared.args.plan.text());
+                std::process::exit(1);
+            }
+        }
+        if said.elapsed() > SAY_EVERY {
+            said = Instant::now();
+            let done = shared.seeds_done.load(Ordering::SeqCst);
+            let all = shared.args.seeds.end - shared.args.seeds.start;
+            let failed = lock(&shared.failed).len();
+            eprintln!("{done} of {all} seeds, {failed} failed, {:.0} s", began.elapsed().as_secs_f64());
+        }
+    }
+}
+
+fn end(shared: &Shared<'_>, plan: &str, began: Instant) -> ExitCode {
+    let args = shared.args;
+    let version = args.commit();
+    let mut failed = std::mem::take(&mut *lock(&shared.failed));
+    failed.sort_by_key(|(seed, _)| *seed);
+    for (seed, finding) in failed.iter().take(args.tell) {
+        println!("seed {seed}, commit {version}: {:?}: {}", finding.kind, finding.text);
+        println!("replay: pagelith-sim replay --seed {seed} {plan}");
+        if args.shrink == 0 {
+            continue;
+        }
+        let shrunk = shrink(&args.plan.plan(*seed), finding, args.shrink);
+        println!(
+            "shrunk to {} operations in {} runs: {}",
+            shrunk.plan.ops.len(),
+            shrunk.runs,
+            shrunk.finding.text
+        );
+        println!("replay: pagelith-sim replay --seed {seed} {plan} --keep {}", keep_of(&shrunk.plan));
+    }
+    let sums = lock(&shared.sums);
+    let report = Report {
+        version: &version,
+        seeds_from: args.seeds.start,
+        seeds_to: args.seeds.end,
+        plan: plan.to_owned(),
+        seconds: began.elapsed().as_secs_f64(),
+        failed_seeds: failed.iter().map(|(seed, _)| *seed).collect(),
+        sums: &sums,
+    };
+    println!("{}", serde_json::to_string(&report).expect("sums are plain data"));
+    if sums.findings() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,60 @@
+//! A few seeds of the explorer in every test run; `pagelith-sim run` does the many.
+
+use pagelith_sim::explore::{FaultChoice, Plan, Sums, explore, shrink};
+
+const OPS: usize = 1500;
+
+/// Run seeds; a finding fails the test with what a person needs to see it again.
+fn hold(seeds: std::ops::Range<u64>, faults: FaultChoice, constant: bool) -> Sums {
+    let mut sums = Sums::default();
+    for seed in seeds {
+        let plan = Plan::of_seed(seed, OPS, faults, constant);
+        let (own, findings) = explore(&plan);
+        if let Some(finding) = findings.first() {
+            let shrunk = shrink(&plan, finding, 40);
+            panic!(
+                "seed={seed} {finding:?}\nreplay: pagelith-sim replay --seed {seed} --ops {OPS} --faults {faults}{}\n\
+                 shrunk to {} operations: {:#?}",
+                if constant { " --constant-fingerprint" } else { "" },
+                shrunk.plan.ops.len(),
+                shrunk.plan.ops,
+            );
+        }
+        sums.add(&own);
+    }
+    sums
+}
+
+#[test]
+fn seeds_without_faults() {
+    let sums = hold(0..12, FaultChoice::None, false);
+    assert!(sums.faults.is_empty(), "{:?}", sums.faults);
+    assert!(sums.reads_checked > 1000 && sums.crashes > 20 && sums.clean_reboots > 5, "{sums:?}");
+    assert!(sums.durable_checked > 1000, "what must be there was hardly looked at: {sums:?}");
+}
+
+#[test]
+fn seeds_with_faults() {
+    let sums = hold(0..24, FaultChoice::Mixed, false);
+    let injected: u64 = sums.faults.values().map(|f| f.injected).sum();
+    let explained: u64 = sums.faults.values().map(|f| f.detected + f.harmless).sum();
+    assert!(injected > 100, "{:?}", sums.faults);
+    assert_eq!(injected, explained, "{:?}", sums.faults);
+}
+
+#[test]
+fn seeds_with_one_fingerprint_for_all_keys() {
+    hold(0..6, FaultChoice::None, true);
+}
+
+#[test]
+fn one_seed_is_one_trace() {
+    for seed in [3, 4, 5, 6] {
+        let plan = Plan::of_seed(seed, OPS, FaultChoice::Mixed, false);
+        let (a, b) = (explore(&plan), explore(&plan));
+        assert_eq!(a, b, "seed={seed}");
+    }
+    let traces: std::collections::BTreeSet<u64> =
+        (0..4).map(|s| explore(&Plan::of_seed(s, 200, FaultChoice::None, false)).0.trace_hash).collect();
+    assert_eq!(traces.len(), 4, "seeds do not matter");
+}
