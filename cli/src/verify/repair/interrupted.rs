@@ -10,7 +10,7 @@ mod fixture;
 
 use std::path::Path;
 
-use pagelith::layouts::record::RecordKind;
+use pagelith_layouts::record::RecordKind;
 
 use self::filled::{Filled, PAGES, SEGMENT_BYTES, is_here, key};
 use super::{Wish, repair};
