@@ -2,6 +2,7 @@
 
 #![expect(clippy::print_stdout, reason = "a program talks")]
 
+mod mutants;
 mod replay;
 mod seeds;
 
@@ -24,6 +25,10 @@ enum Command {
     Run(seeds::RunArgs),
     /// Run one seed and tell every step and answer.
     Replay(replay::ReplayArgs),
+    /// Run seeds until something is wrong.
+    Hunt(mutants::HuntArgs),
+    /// Plant each bug in turn and see it caught; only in a build with `--cfg pagelith_mutants`.
+    Mutants(mutants::MutantsArgs),
 }
 
 /// What a seed stands for, beside its number.
@@ -57,5 +62,7 @@ pub fn main() -> ExitCode {
     match Program::parse().command {
         Command::Run(args) => seeds::run(&args),
         Command::Replay(args) => replay::replay(&args),
+        Command::Hunt(args) => mutants::hunt(&args),
+        Command::Mutants(args) => mutants::mutants(&args),
     }
 }

@@ -1,0 +1,202 @@
+//! `hunt`: seeds until something is wrong. `mutants`: a hunt for each planted bug, in a process of its own.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a program's processes, clock and files; the store under test has none"
+)]
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use pagelith_layouts::mutant::Mutant;
+use serde::Serialize;
+
+use crate::explore::{FaultChoice, FindingKind, Plan, explore};
+
+/// What names the mutant of a process; see `layouts::mutant`.
+const CHOICE: &str = "PAGELITH_MUTANT";
+/// A hunt under way when the time is up may go on for as long again before it is ended.
+const GRACE: u32 = 2;
+
+#[derive(Args)]
+pub struct HuntArgs {
+    /// Seconds after which no other seed is begun.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Operations a seed.
+    #[arg(long, default_value_t = 2000)]
+    ops: usize,
+}
+
+/// The first thing found.
+#[derive(Serialize)]
+struct Caught {
+    seed: u64,
+    constant_fingerprint: bool,
+    kind: FindingKind,
+    text: String,
+}
+
+/// Seeds from 0 on, every fourth with one fingerprint for all keys, until something is found. Ends with failure if
+/// it was.
+pub fn hunt(args: &HuntArgs) -> ExitCode {
+    std::panic::set_hook(Box::new(|_| {}));
+    let began = Instant::now();
+    let mut seed = 0;
+    while began.elapsed() < Duration::from_secs(args.seconds) {
+        let constant_fingerprint = seed % 4 == 3;
+        let plan = Plan::of_seed(seed, args.ops, FaultChoice::Mixed, constant_fingerprint);
+        if let Some(found) = explore(&plan).1.into_iter().next() {
+            let caught = Caught { seed, constant_fingerprint, kind: found.kind, text: found.text };
+            println!("{}", serde_json::to_string(&caught).expect("plain data"));
+            return ExitCode::FAILURE;
+        }
+        seed += 1;
+    }
+    println!("nothing found in {seed} seeds");
+    ExitCode::SUCCESS
+}
+
+#[derive(Args)]
+pub struct MutantsArgs {
+    /// Only these, by the names of `layouts::mutant`.
+    #[arg(long)]
+    only: Vec<String>,
+    /// Seconds in which each must be caught.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Processes at a time.
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// The test program of `pagelith-io`, of the same build: it has to catch what a simulated disk cannot show.
+    #[arg(long)]
+    io_tests: Option<PathBuf>,
+    /// Where a line of JSON for each is appended.
+    #[arg(long)]
+    results: Option<PathBuf>,
+}
+
+/// What became of one.
+#[derive(Serialize)]
+struct Outcome {
+    mutant: String,
+    caught: bool,
+    seconds: f64,
+    by: &'static str,
+    how: String,
+}
+
+/// Those that are on the real sides of the disk seam.
+fn is_real(mutant: Mutant) -> bool {
+    match mutant {
+        Mutant::ShortIsOk | Mutant::StaleCompletion => true,
+        _ => false,
+    }
+}
+
+/// Run a command to its end, at most `limit`: whether it failed, and the last line it printed.
+fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, String)> {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let began = Instant::now();
+    let failed = loop {
+        match child.try_wait()? {
+            Some(status) => break !status.success(),
+            None if began.elapsed() > limit => {
+                // A hang is caught too: nothing else of the explorer takes so long.
+                child.kill()?;
+                child.wait()?;
+                break true;
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    let mut said = String::new();
+    if let Some(mut out) = child.stdout.take() {
+        std::io::Read::read_to_string(&mut out, &mut said)?;
+    }
+    let last = said.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no word").to_owned();
+    Ok((failed, last))
+}
+
+fn try_one(args: &MutantsArgs, mutant: Option<Mutant>) -> std::io::Result<Option<Outcome>> {
+    let real = mutant.is_some_and(is_real);
+    let mut command = match (&args.io_tests, real) {
+        (None, true) => return Ok(None),
+        (Some(tests), true) => Command::new(tests),
+        (_, false) => {
+            let mut hunt = Command::new(std::env::current_exe()?);
+            hunt.args(["hunt", "--seconds", &args.seconds.to_string()]);
+            hunt
+        }
+    };
+    match mutant {
+        Some(mutant) => command.env(CHOICE, mutant.name()),
+        None => command.env_remove(CHOICE),
+    };
+    let began = Instant::now();
+    let (caught, how) = fails(&mut command, Duration::from_secs(args.seconds) * GRACE)?;
+    let by = if real { "io's tests" } else { "the explorer" };
+    let mutant = mutant.map_or_else(|| "none".to_owned(), Mutant::name);
+    Ok(Some(Outcome { mutant, caught, seconds: began.elapsed().as_secs_f64(), by, how }))
+}
+
+fn note(file: &Path, outcome: &Outcome) -> std::io::Result<()> {
+    let line = serde_json::to_string(outcome).expect("plain data") + "\n";
+    OpenOptions::new().create(true).append(true).open(file)?.write_all(line.as_bytes())
+}
+
+/// Plant each bug and see it caught; fails if one is missed, or if something is found without any.
+pub fn mutants(args: &MutantsArgs) -> ExitCode {
+    if !cfg!(pagelith_mutants) {
+        eprintln!(
+            "error: this build has no planted bugs; build it with RUSTFLAGS=\"--cfg pagelith_mutants\""
+        );
+        return ExitCode::from(2);
+    }
+    let wanted = |m: &Mutant| args.only.is_empty() || args.only.contains(&m.name());
+    let chosen: Vec<Option<Mutant>> =
+        std::iter::once(None).chain(Mutant::ALL.into_iter().filter(wanted).map(Some)).collect();
+    let (next, wrong, skipped) = (AtomicUsize::new(0), Mutex::new(Vec::new()), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..args.jobs.max(1) {
+            scope.spawn(|| {
+                while let Some(mutant) = chosen.get(next.fetch_add(1, Ordering::SeqCst)) {
+                    let name = mutant.map_or_else(|| "none".to_owned(), Mutant::name);
+                    let ended = try_one(args, *mutant);
+                    let right = match &ended {
+                        Ok(Some(outcome)) => {
+                            let Outcome { caught, seconds, by, how, .. } = outcome;
+                            let word = if *caught { "caught" } else { "not caught" };
+                            println!("{name}: {word} by {by} in {seconds:.1} s: {how}");
+                            let noted = args.results.as_deref().map_or(Ok(()), |file| note(file, outcome));
+                            let in_time = *seconds <= args.seconds as f64;
+                            noted.is_ok() && if mutant.is_some() { *caught && in_time } else { !*caught }
+                        }
+                        Ok(None) => {
+                            println!("{name}: skipped, it needs --io-tests");
+                            skipped.fetch_add(1, Ordering::SeqCst);
+                            true
+                        }
+                        Err(error) => {
+                            println!("{name}: {error}");
+                            false
+                        }
+                    };
+                    if !right {
+                        wrong.lock().unwrap_or_else(PoisonError::into_inner).push(name);
+                    }
+                }
+            });
+        }
+    });
+    let wrong = wrong.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let skipped = skipped.into_inner();
+    println!("planted={} skipped={skipped} missed={wrong:?}", chosen.len() - 1);
+    if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
