@@ -28,6 +28,7 @@ use crate::quarantine::Purge;
 use crate::reclaim::Reclaim;
 use crate::scrub::Background;
 use crate::shared::Shared;
+use crate::stuck::Stuck;
 
 /// Longest that the flusher sleeps with nothing to do: leases end and readers leave without a signal.
 const IDLE: Duration = Duration::from_millis(50);
@@ -105,8 +106,8 @@ pub(crate) struct Flusher {
     pub reading_back: HashMap<u64, u64>,
     pub to_read_back: Vec<u64>,
     pub scrub: Background,
-    /// Operations of the log that had ended, and since when there were no more.
-    ended: (u64, Mono),
+    /// Whether the device ends what was submitted.
+    device: Stuck,
     pub closing: Option<u64>,
     pub over: bool,
 }
@@ -119,7 +120,7 @@ impl Flusher {
         serial: u64,
         bytes_before: u64,
     ) -> Flusher {
-        let ended = (0, shared.now());
+        let device = Stuck::new(shared.now());
         Flusher {
             shared,
             log,
@@ -146,7 +147,7 @@ impl Flusher {
             reading_back: HashMap::new(),
             to_read_back: Vec::new(),
             scrub: Background::default(),
-            ended,
+            device,
             closing: None,
             over: false,
         }
@@ -351,14 +352,12 @@ impl Flusher {
 
     /// A device that ends nothing for as long as any call may take is not waited for: callers go on without it.
     fn notice_stuck(&mut self) {
-        let (ended, now) = (self.log.ended(), self.shared.now());
-        if self.ended.0 != ended || self.log.in_flight() == 0 {
-            self.ended = (ended, now);
-        } else if now.since(self.ended.1) >= self.shared.config.deadline() {
-            let stopped = self.shared.lock().ssd.as_mut().is_some_and(|s| s.health.stop_writing(now));
-            if stopped {
-                self.state_changed("nothing that was submitted ends");
-            }
+        let now = self.shared.now();
+        if self.device.look(self.log.ended(), self.log.in_flight(), now) < self.shared.config.deadline() {
+            return;
+        }
+        if self.shared.lock().ssd.as_mut().is_some_and(|s| s.health.stop_writing(now)) {
+            self.state_changed("nothing that was submitted ends");
         }
     }
 

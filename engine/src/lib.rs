@@ -64,6 +64,7 @@ mod shared;
 mod slot;
 mod stats;
 mod store;
+mod stuck;
 mod summary;
 mod view;
 
