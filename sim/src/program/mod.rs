@@ -2,8 +2,10 @@
 
 #![expect(clippy::print_stdout, reason = "a program talks")]
 
+mod matrix;
 mod mutants;
 mod replay;
+mod report;
 mod seeds;
 
 use std::process::ExitCode;
@@ -29,6 +31,8 @@ enum Command {
     Hunt(mutants::HuntArgs),
     /// Plant each bug in turn and see it caught; only in a build with `--cfg pagelith_mutants`.
     Mutants(mutants::MutantsArgs),
+    /// Write `docs/faults.md` from the results that are kept.
+    Report(report::ReportArgs),
 }
 
 /// What a seed stands for, beside its number.
@@ -64,5 +68,6 @@ pub fn main() -> ExitCode {
         Command::Replay(args) => replay::replay(&args),
         Command::Hunt(args) => mutants::hunt(&args),
         Command::Mutants(args) => mutants::mutants(&args),
+        Command::Report(args) => report::report(&args),
     }
 }

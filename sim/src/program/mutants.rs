@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use pagelith_layouts::mutant::Mutant;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::explore::{FaultChoice, FindingKind, Plan, explore};
 
@@ -83,13 +83,18 @@ pub struct MutantsArgs {
 }
 
 /// What became of one.
-#[derive(Serialize)]
-struct Outcome {
-    mutant: String,
-    caught: bool,
-    seconds: f64,
-    by: &'static str,
-    how: String,
+#[derive(Serialize, Deserialize)]
+pub struct Outcome {
+    /// Its name.
+    pub mutant: String,
+    /// Whether it was caught.
+    pub caught: bool,
+    /// How long that took.
+    pub seconds: f64,
+    /// What looked for it.
+    pub by: String,
+    /// The first thing that was seen.
+    pub how: String,
 }
 
 /// Those that are on the real sides of the disk seam.
@@ -141,7 +146,7 @@ fn try_one(args: &MutantsArgs, mutant: Option<Mutant>) -> std::io::Result<Option
     };
     let began = Instant::now();
     let (caught, how) = fails(&mut command, Duration::from_secs(args.seconds) * GRACE)?;
-    let by = if real { "io's tests" } else { "the explorer" };
+    let by = if real { "io's tests" } else { "the explorer" }.to_owned();
     let mutant = mutant.map_or_else(|| "none".to_owned(), Mutant::name);
     Ok(Some(Outcome { mutant, caught, seconds: began.elapsed().as_secs_f64(), by, how }))
 }

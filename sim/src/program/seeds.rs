@@ -69,12 +69,17 @@ fn parse_range(text: &str) -> Result<Range<u64>, String> {
 
 /// A finished block, as it is noted.
 #[derive(Serialize, Deserialize)]
-struct Block {
-    from: u64,
-    to: u64,
-    plan: String,
-    commit: String,
-    sums: Sums,
+pub struct Block {
+    /// Its first seed.
+    pub from: u64,
+    /// The first seed behind it.
+    pub to: u64,
+    /// The arguments beside the seed.
+    pub plan: String,
+    /// What was under test.
+    pub commit: String,
+    /// What the seeds came to.
+    pub sums: Sums,
 }
 
 /// The end of it all.

@@ -1,0 +1,259 @@
+//! `report`: what runs have shown, as `docs/faults.md`. It is made of the results that are kept in `sim/results`,
+//! so that anybody can make it again and see that it says what they say.
+
+#![expect(clippy::disallowed_methods, reason = "reads results and writes a document")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use serde::Deserialize;
+
+use super::matrix::ROWS;
+use super::mutants::Outcome;
+use super::seeds::Block;
+use crate::explore::Sums;
+
+#[derive(Args)]
+pub struct ReportArgs {
+    /// Where the results are: `seeds.jsonl`, `lanes.jsonl`, `mutants.jsonl`, `coverage.txt`.
+    #[arg(long, default_value = "sim/results")]
+    results: PathBuf,
+    /// Where the report is written; printed without it.
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+/// What a lane over the real kernel says of itself.
+#[derive(Deserialize)]
+struct Lane {
+    lane: String,
+    row: String,
+    runs: u64,
+    injected: u64,
+    detected: u64,
+    harmless: u64,
+    wrong: u64,
+    phantom: u64,
+    synced_lost: u64,
+    removals_undone: u64,
+    worst_recovery_ms: u64,
+    longest_over_deadline_ms: u64,
+}
+
+fn lines<T: for<'a> Deserialize<'a>>(file: &Path) -> Result<Vec<T>, String> {
+    let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+    let parse = |(i, line): (usize, &str)| {
+        serde_json::from_str(line).map_err(|e| format!("{}:{}: {e}", file.display(), i + 1))
+    };
+    text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()).map(parse).collect()
+}
+
+/// The results of a directory as a document.
+pub fn render(results: &Path) -> Result<String, String> {
+    let blocks: Vec<Block> = lines(&results.join("seeds.jsonl"))?;
+    let lanes: Vec<Lane> = lines(&results.join("lanes.jsonl"))?;
+    let mutants: Vec<Outcome> = lines(&results.join("mutants.jsonl"))?;
+    let coverage = std::fs::read_to_string(results.join("coverage.txt"));
+    let coverage = coverage.map_err(|e| format!("coverage.txt: {e}"))?;
+    let mut out = String::from(HEAD);
+    let sums = seeds(&mut out, &blocks);
+    matrix(&mut out, &sums, &lanes);
+    kernel(&mut out, &lanes);
+    planted(&mut out, &mutants);
+    pairs(&mut out, &sums);
+    out += "\n## Lines of `engine` and `tiers` that the seeds execute\n\n";
+    out += &format!("`sim/coverage.sh`: {}\n", coverage.trim());
+    Ok(out)
+}
+
+const HEAD: &str = "# Faults, and what the store made of them
+
+Written by `cargo run --release -p pagelith-sim -- report --out docs/faults.md` from the results kept in `sim/results`; a
+test compares the two. The lanes and the fault matrix are those of the project's fault specification; how each fault is made
+is told in [sim/README.md](../sim/README.md) and [sim/kernel/README.md](../sim/kernel/README.md).
+
+*Injected* is how often a fault struck; *detected*, that the operation failed, or that the store said that something did
+not verify; *harmless*, that it changed nothing that anybody asked for. `injected = detected + harmless` because no answer
+was wrong: every byte of every hit was compared. Of silent faults the split is the simulator's, which holds each word of the
+store against the oldest silent fault.
+";
+
+/// The seeds that were run, by plan; returns the sums of all.
+fn seeds(out: &mut String, blocks: &[Block]) -> Sums {
+    let mut plans: BTreeMap<&str, (Sums, BTreeSet<&str>, BTreeSet<(u64, u64)>)> = BTreeMap::new();
+    for block in blocks {
+        let (sums, commits, ranges) = plans.entry(&block.plan).or_default();
+        if ranges.insert((block.from, block.to)) {
+            sums.add(&block.sums);
+            commits.insert(&block.commit);
+        }
+    }
+    *out += "\n## Seeds\n\n`pagelith-sim run --seeds A..B PLAN --done FILE`; ranges are resumable.\n\n";
+    *out += "| plan | commits | seeds | operations | reads compared | crashes | wrong | synced lost | lost | panics | hangs | \
+             leaks | other | worst recovery | longest over a deadline |\n";
+    *out += "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+    let mut all = Sums::default();
+    for (plan, (s, commits, _)) in &plans {
+        let commits: Vec<_> = commits.iter().copied().collect();
+        let _ = writeln!(
+            out,
+            "| `{plan}` | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} ms | {} ms |",
+            commits.join(" "),
+            s.seeds,
+            s.ops,
+            s.reads_checked,
+            s.crashes,
+            s.wrong,
+            s.synced_lost,
+            s.lost,
+            s.panics,
+            s.hangs,
+            s.leaks,
+            s.other_findings,
+            s.worst_recovery_us / 1000,
+            s.longest_over_deadline_us / 1000
+        );
+        all.add(s);
+    }
+    let _ = writeln!(
+        out,
+        "\nTimes are simulated. Reboots after a close: {}; stores dropped: {}; segments reclaimed: {}; checkpoints: {}. A device that \
+         lied made {} stores refuse to open, and undid {} removals or clears.",
+        all.clean_reboots, all.abandons, all.reclaimed, all.checkpoints, all.refused_opens, all.returned
+    );
+    all
+}
+
+fn matrix(out: &mut String, sums: &Sums, lanes: &[Lane]) {
+    *out += "\n## The matrix\n\n";
+    *out += "| # | fault | where | runs | injected | detected | harmless | wrong | synced lost |\n";
+    *out += "| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+    for row in ROWS {
+        let mut said = false;
+        for kind in row.kinds {
+            let Some(f) = sums.faults.get(*kind) else { continue };
+            said = true;
+            let _ = writeln!(
+                out,
+                "| {} | {} | seeds: `{kind}` | {} | {} | {} | {} | {} | {} |",
+                row.number,
+                row.fault,
+                sums.seeds,
+                f.injected,
+                f.detected,
+                f.harmless,
+                sums.wrong,
+                sums.synced_lost
+            );
+        }
+        for l in lanes.iter().filter(|l| l.row.split(", ").any(|r| r == row.number.to_string())) {
+            said = true;
+            let _ = writeln!(
+                out,
+                "| {} | {} | kernel: `{}` | {} | {} | {} | {} | {} | {} |",
+                row.number,
+                row.fault,
+                l.lane,
+                l.runs,
+                l.injected,
+                l.detected,
+                l.harmless,
+                l.wrong,
+                l.synced_lost
+            );
+        }
+        if !row.tests.is_empty() || !said {
+            let where_ = if row.tests.is_empty() { "**nothing yet**" } else { row.tests };
+            let _ = writeln!(out, "| {} | {} | {where_} | | | | | | |", row.number, row.fault);
+        }
+    }
+    *out += "\nOf seeds, *wrong* and *synced lost* are those of all seeds together, since faults are mixed: no answer was wrong under any. \
+             Of the kernel's lanes, a device that lies or rots may cost what was flushed to it, and that is counted here; where \
+             the device kept what it acked nothing was lost.\n";
+}
+
+fn kernel(out: &mut String, lanes: &[Lane]) {
+    *out += "\n## Over the real kernel\n\n`sim/kernel` and `engine/tests/reopen_after_kill.rs` (`PAGELITH_KILLS=1000`).\n\n";
+    *out += "| lane | row | runs | wrong | phantom | synced lost | removals undone | worst recovery | longest over a deadline |\n";
+    *out += "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+    for l in lanes {
+        let _ = writeln!(
+            out,
+            "| `{}` | {} | {} | {} | {} | {} | {} | {} ms | {} ms |",
+            l.lane,
+            l.row,
+            l.runs,
+            l.wrong,
+            l.phantom,
+            l.synced_lost,
+            l.removals_undone,
+            l.worst_recovery_ms,
+            l.longest_over_deadline_ms
+        );
+    }
+    *out += "\nTimes are of a busy machine. A removal is undone only where the device acked a write or sync and did not do it.\n";
+}
+
+fn planted(out: &mut String, mutants: &[Outcome]) {
+    *out += "\n## Planted bugs\n\n`sim/mutants.sh`: one build, one bug a process (`layouts::mutant` says what each breaks).\n\n";
+    *out += "| planted | caught | seconds | by | what was seen |\n| --- | --- | ---: | --- | --- |\n";
+    for m in mutants {
+        let how: String = m.how.replace('|', "/").chars().take(160).collect();
+        let caught = if m.caught { "yes" } else { "no" };
+        let _ = writeln!(out, "| `{}` | {caught} | {:.1} | {} | {how} |", m.mutant, m.seconds, m.by);
+    }
+}
+
+/// Which fault struck during which operation.
+fn pairs(out: &mut String, sums: &Sums) {
+    let split = |name: &str| name.split_once(' ').map(|(f, v)| (f.to_owned(), v.to_owned()));
+    let verbs: BTreeSet<String> = sums.operations.keys().cloned().collect();
+    let faults: BTreeSet<String> = sums.faults.keys().cloned().collect();
+    let counts: BTreeMap<(String, String), u64> =
+        sums.fault_by_operation.iter().filter_map(|(name, n)| Some((split(name)?, *n))).collect();
+    *out += "\n## Faults by operation\n\nHow often a fault struck while an operation was being done; an empty cell is a pair that was never met.\n\n";
+    let _ = writeln!(out, "| operation | {} |", faults.iter().cloned().collect::<Vec<_>>().join(" | "));
+    let _ = writeln!(out, "| --- |{}", " ---: |".repeat(faults.len()));
+    for verb in verbs {
+        let cell = |fault: &String| {
+            counts.get(&(fault.clone(), verb.clone())).map_or_else(String::new, ToString::to_string)
+        };
+        let cells: Vec<_> = faults.iter().map(cell).collect();
+        let _ = writeln!(out, "| {verb} | {} |", cells.join(" | "));
+    }
+}
+
+pub fn report(args: &ReportArgs) -> ExitCode {
+    let written = render(&args.results).and_then(|text| match &args.out {
+        Some(file) => std::fs::write(file, text).map_err(|e| format!("{}: {e}", file.display())),
+        None => {
+            print!("{text}");
+            Ok(())
+        }
+    });
+    match written {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_says_what_the_results_say() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let said = std::fs::read_to_string(root.join("../docs/faults.md")).expect("the report");
+        assert!(
+            said == render(&root.join("results")).expect("results"),
+            "docs/faults.md is to be written anew"
+        );
+    }
+}
