@@ -9,7 +9,7 @@ blocks() { # FILE FIRST COUNT: so many 4096-byte blocks of a file
 }
 
 mkdir -p corpus/{key_text,client_names,record_decode,segment_scan,footer_decode,manifest_decode,checkpoint_decode} \
-    corpus/{store_open,config,trace}
+    corpus/{store_open,ops_model,config,trace}
 n=0
 while read -r line; do
     printf '%s' "$line" >"corpus/key_text/key$n"
@@ -72,3 +72,17 @@ line='{"timestamp": 0, "input_length": 900, "output_length": 5, "hash_ids": [0, 
 printf '%s\n\n%s' "$line" "$line" >corpus/trace/plain
 printf '%s\n' "$line" | gzip -n >corpus/trace/gzipped
 printf '%s\n{"timestamp": 0, "hash_ids": [1, 2.5]}' "$line" >corpus/trace/wrong
+
+# The store, what fails, then operations of three bytes: an operation and a number.
+ops() { # NAME STORE FLAGS OPERATION...: the numbers count up
+    local name=$1 n=0 op
+    { printf '%b' "\\x$2\\x00\\x$3"; shift 3
+      for op in "$@"; do printf '%b' "\\x$op\\x$(printf %02x $((n % 256)))\\x00"; n=$((n + 1)); done; } >"corpus/ops_model/$name"
+}
+puts=$(printf '04 %.0s' {1..24})
+# shellcheck disable=SC2086
+ops put_get 07 00 $puts 15 00 01 02 03 0c 0d 0e 1c 00 01 1d 01 1e 01
+# shellcheck disable=SC2086
+ops crash 0b 01 $puts 08 09 0a 15 0f 10 $puts 1e 00 01 1f $puts 15 00 01 20 01 1b
+# shellcheck disable=SC2086
+ops constant 03 02 $puts 15 0f 12 13 01 1c 01

@@ -92,7 +92,11 @@ impl Default for Damaged {
             world.disk.restore(&empty);
             let store = Store::open_in(config(), world.env()).expect("an empty disk");
             fill(&store);
-            if close { _ = store.close().expect("a device that works") } else { store.abandon() }
+            if close {
+                _ = store.close().expect("a device that works")
+            } else {
+                store.abandon()
+            }
             world.crash(CrashMode::KeepAll);
             (world.disk.snapshot(), FILES.map(|name| length(&world, name)).to_vec())
         };

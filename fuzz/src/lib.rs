@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod damaged;
+pub mod operations;
 
 use pagelith_layouts::checksum::checksum_around;
 use pagelith_layouts::ids::{Incarnation, SegmentId, StoreId};

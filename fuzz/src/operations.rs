@@ -1,0 +1,86 @@
+//! Operations against a store on the simulated machine, judged by the explorer's oracle. The explorer draws them from a
+//! seed; here the fuzzer spells them.
+//!
+//! The first two bytes draw the store, the third what fails (bit 0: something does) and whether all keys have one
+//! fingerprint (bit 1). Each three bytes behind them are an operation and a number that all about it follows from.
+
+use pagelith_sim::entropy::SplitMix64;
+use pagelith_sim::explore::ops::{Op, Verb};
+use pagelith_sim::explore::{FaultChoice, Finding, Plan, Sums, explore};
+
+/// More operations than these are not done: an input must not take minutes.
+const OPS_MAX: usize = 300;
+
+const VERBS: [Verb; 33] = [
+    Verb::Get,
+    Verb::GetPage,
+    Verb::GetRange,
+    Verb::GetLent,
+    Verb::Put,
+    Verb::PutMany,
+    Verb::PutLent,
+    Verb::PutOther,
+    Verb::Attach,
+    Verb::Fill,
+    Verb::Commit,
+    Verb::Abort,
+    Verb::Exists,
+    Verb::ExistsGroups,
+    Verb::View,
+    Verb::Remove,
+    Verb::Clear,
+    Verb::Hasty,
+    Verb::Pin,
+    Verb::Unpin,
+    Verb::Lease,
+    Verb::Flush,
+    Verb::Poll,
+    Verb::Drain,
+    Verb::Idle,
+    Verb::Jump,
+    Verb::NewSession,
+    Verb::Audit,
+    Verb::Close,
+    Verb::Abandon,
+    Verb::Crash,
+    Verb::CrashSoon,
+    Verb::CrashTwice,
+];
+
+/// The plan that an input spells; `None` if it is too short.
+pub fn plan(input: &[u8]) -> Option<Plan> {
+    let ([a, b, flags], rest) = input.split_first_chunk::<3>()?;
+    let seed = u64::from(u16::from_le_bytes([*a, *b]));
+    let faults = if flags & 1 == 1 { FaultChoice::Mixed } else { FaultChoice::None };
+    let mut plan = Plan::of_seed(seed, 0, faults, flags & 2 == 2);
+    let op = |bytes: &[u8; 3]| Op {
+        verb: VERBS[usize::from(bytes[0]) % VERBS.len()],
+        r: SplitMix64::new(u64::from(u16::from_le_bytes([bytes[1], bytes[2]]))).next_u64(),
+    };
+    let (ops, _) = rest.as_chunks::<3>();
+    plan.ops = ops.iter().take(OPS_MAX).map(op).enumerate().collect();
+    Some(plan)
+}
+
+/// Do what an input says; what is wrong.
+pub fn run(input: &[u8]) -> (Sums, Vec<Finding>) {
+    plan(input).map(|plan| explore(&plan)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_input_is_a_run_and_the_same_one_each_time() {
+        // Puts, a flush, gets, a crash, gets.
+        let ops: Vec<u8> =
+            [4, 21, 0, 30, 0].iter().flat_map(|verb| (0..20u8).flat_map(move |r| [*verb, r, 0])).collect();
+        let input = [&[7, 0, 0][..], &ops].concat();
+        let (sums, findings) = run(&input);
+        assert!(findings.is_empty(), "{findings:?}");
+        assert!(sums.puts_stored > 0 && sums.reads_checked > 0 && sums.crashes > 0, "{sums:?}");
+        assert_eq!(run(&input).0.trace_hash, sums.trace_hash);
+        assert!(plan(&[1, 2]).is_none());
+    }
+}
