@@ -13,7 +13,7 @@ case $sanitizer in
 thread)
     # A race is data used before its lock or release is seen: reported, and an error.
     export TSAN_OPTIONS="halt_on_error=0 exitcode=66 suppressions=$PWD/sim/concurrency/tsan.supp ${TSAN_OPTIONS:-}"
-    flags="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer"
+    flags="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer --cfg pagelith_tsan"
     ;;
 address)
     # Leaks are not looked for: what the kernel still writes into is leaked on purpose.
@@ -52,7 +52,7 @@ wanted layouts "$@" && tests layouts -p pagelith-layouts --lib
 wanted io "$@" && tests io -p pagelith-io --lib --test queue_behaviour --test disk_behaviour
 wanted tiers "$@" && tests tiers -p pagelith-tiers --lib
 # Each behaviour over every side, one fingerprint for all keys left out: it finds the same races, slowly.
-wanted engine "$@" && tests engine -p pagelith --lib --test behaviour -- --skip constant --skip an_object_of_75_mb
+wanted engine "$@" && tests engine -p pagelith --lib --test behaviour -- --skip sim --skip constant --skip an_object_of_75_mb
 echo "== $sanitizer sanitizer: skipped: tests that kill processes or end them on purpose (kill_*, reopen_after_kill," \
     "seccomp), configuration, resharding, cli, and what runs on one thread over the simulated disk (sim)"
 if [ ${#failed[@]} -gt 0 ]; then

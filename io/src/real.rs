@@ -2,7 +2,7 @@
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
@@ -13,6 +13,7 @@ use crate::create::{check_name, create, lock, make_dirs, remove_dirs, set_direct
 use crate::disk::{Disk, DiskFacts, FileId, Queue, Side};
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::files::{DataFile, Files};
+use crate::sync::{Mutex, PoisonError};
 use crate::uring::UringQueue;
 
 /// What moves the bytes.

@@ -1,6 +1,6 @@
 //! Locks, waiting and threads: std's, or those of a checker that decides who runs when. Whatever threads of the
 //! store share goes through here, so that loom and shuttle see each step of it; a build without
-//! `--cfg loom` or `--cfg shuttle` has std's types and nothing else.
+//! `--cfg loom`, `--cfg shuttle` or `--cfg pagelith_tsan` has std's types and nothing else.
 
 pub use std::sync::{Arc, LockResult, PoisonError};
 
@@ -20,7 +20,7 @@ pub use shuttle::{
     },
     thread::Builder,
 };
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, shuttle, pagelith_tsan)))]
 pub use std::{
     sync::{
         Condvar, Mutex, MutexGuard,
@@ -28,20 +28,28 @@ pub use std::{
     },
     thread::Builder,
 };
+#[cfg(pagelith_tsan)]
+pub use {
+    ordered::{Condvar, Mutex, MutexGuard},
+    std::{sync::atomic::AtomicBool, thread::Builder},
+};
+
+#[cfg(pagelith_tsan)]
+mod ordered;
 
 use std::time::Duration;
 
-/// Wait while `waits` holds, at most `timeout`. Under a checker time does not pass: what waits for a raise that
+/// Wait while `waits` holds, at most `timeout`. Under loom and shuttle time does not pass: what waits for a raise that
 /// was lost is found as a deadlock.
-pub fn wait_while<T>(
+pub fn wait_while<'a, T>(
     condvar: &Condvar,
-    guard: MutexGuard<'_, T>,
+    guard: MutexGuard<'a, T>,
     timeout: Duration,
     mut waits: impl FnMut(&mut T) -> bool,
-) {
+) -> MutexGuard<'a, T> {
     #[cfg(not(any(loom, shuttle)))]
     {
-        let _ = condvar.wait_timeout_while(guard, timeout, |v| waits(v));
+        condvar.wait_timeout_while(guard, timeout, |v| waits(v)).unwrap_or_else(PoisonError::into_inner).0
     }
     #[cfg(any(loom, shuttle))]
     {
@@ -49,5 +57,22 @@ pub fn wait_while<T>(
         while !timeout.is_zero() && waits(&mut guard) {
             guard = condvar.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
+        guard
+    }
+}
+
+/// Where memory is touched that threads hand to one another without a lock: a checker may let another run here, which
+/// it otherwise does at locks alone. Nothing in an ordinary build.
+#[inline]
+pub fn step() {
+    #[cfg(all(shuttle, not(loom)))]
+    AtomicBool::new(false).load(std::sync::atomic::Ordering::SeqCst);
+    #[cfg(loom)]
+    {
+        loom::lazy_static! {
+            // One for all: loom takes the order of two accesses for something to be tried out.
+            static ref TOUCHED: loom::sync::atomic::AtomicUsize = loom::sync::atomic::AtomicUsize::new(0);
+        }
+        TOUCHED.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
 }

@@ -1,9 +1,9 @@
 //! Where finished operations wait for their queue.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::disk::Completion;
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError, wait_while};
 
 /// Finished operations of one queue.
 #[derive(Default)]
@@ -33,7 +33,6 @@ impl Inbox {
 
     /// Wait until there is one, or `timeout` passed.
     pub(super) fn wait(&self, timeout: Duration) {
-        let guard = self.lock();
-        let _ = self.arrived.wait_timeout_while(guard, timeout, |finished| finished.is_empty());
+        wait_while(&self.arrived, self.lock(), timeout, |finished| finished.is_empty());
     }
 }

@@ -1,13 +1,14 @@
 //! The helper threads of a disk: a queue of jobs, and a few threads that work it off in order.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::inbox::Inbox;
 use super::transfer;
 use crate::disk::{Completion, Op};
 use crate::fault::{FaultOp, IoFault};
 use crate::files::DataFile;
+use crate::sync::{Arc, Builder, Condvar, Mutex, MutexGuard, PoisonError, wait_while};
 
 /// Threads of one disk. A few overlap the device's latency; more would only add switching, since this side
 /// is for systems where speed is already given up.
@@ -44,12 +45,8 @@ impl Shared {
 
     /// The next job; `None` once the pool is closed and empty.
     fn next(&self) -> Option<Job> {
-        let guard = self.lock();
-        let mut guard = self
-            .changed
-            .wait_while(guard, |jobs| jobs.waiting.is_empty() && !jobs.closed)
-            .unwrap_or_else(PoisonError::into_inner);
-        guard.waiting.pop_front()
+        let waits = |jobs: &mut Jobs| jobs.waiting.is_empty() && !jobs.closed;
+        wait_while(&self.changed, self.lock(), Duration::MAX, waits).waiting.pop_front()
     }
 }
 
@@ -66,12 +63,9 @@ impl Pool {
         let pool = Pool { shared: Arc::default() };
         for n in 0..THREADS {
             let shared = Arc::clone(&pool.shared);
-            std::thread::Builder::new()
-                .name(format!("pagelith-io-{n}"))
-                .spawn(move || work(&shared))
-                .map_err(|e| {
-                    IoFault::of_errno(FaultOp::Spawn, "pagelith-io", 0, e.raw_os_error().unwrap_or(0))
-                })?;
+            Builder::new().name(format!("pagelith-io-{n}")).spawn(move || work(&shared)).map_err(|e| {
+                IoFault::of_errno(FaultOp::Spawn, "pagelith-io", 0, e.raw_os_error().unwrap_or(0))
+            })?;
         }
         Ok(pool)
     }

@@ -196,6 +196,7 @@ impl ExtentWriter {
         if block_bytes == 0 {
             return Err(FillError::Block);
         }
+        pagelith_io::sync::step();
         let (payload, padding) = self.padded_mut().split_at_mut(extent_bytes as usize);
         let mut source = Gather { parts, taken: 0 };
         for (index, block) in payload.chunks_mut(block_bytes as usize).enumerate() {
@@ -255,6 +256,7 @@ impl ExtentReader {
 
     /// Its bytes, without the padding.
     pub fn bytes(&self) -> &[u8] {
+        pagelith_io::sync::step();
         let start = self.memory.start(self.extent);
         // SAFETY: `start` checked that the extent lies in the mapping, which is initialised and which
         // `memory` keeps mapped; `reader`'s contract keeps writers away while `self`, and so the slice,

@@ -36,6 +36,22 @@ fn a_raise_between_look_and_wait_is_seen() {
     });
 }
 
+/// A raise wakes all who wait.
+#[test]
+fn a_raise_wakes_everybody() {
+    every_order("signal_two_waiters", Some(4), || {
+        let signal = Signal::default();
+        let waiters: Vec<_> = (0..2)
+            .map(|_| {
+                let signal = signal.clone();
+                thread::spawn(move || signal.wait(0, Duration::MAX))
+            })
+            .collect();
+        signal.raise();
+        waiters.into_iter().for_each(|w| w.join().unwrap());
+    });
+}
+
 /// Takes what is queued, and answers when all of it came.
 struct Worker {
     queue: Arc<Mutex<Vec<u32>>>,

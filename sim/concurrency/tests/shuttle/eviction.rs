@@ -9,14 +9,14 @@ use super::world::{World, memory};
 const LEN: usize = 24 << 10;
 
 fn play() -> std::sync::Arc<Play> {
-    Play::new(World::new().open(&memory(Size::kib(64))), LEN)
+    Play::new(&World::new(), &memory(Size::kib(64)), LEN)
 }
 
 /// Everyone who puts and gets one key agrees on whose bytes it has.
 #[test]
 fn first_writer() {
     explore("first_writer", 3000, || {
-        let play = Play::new(World::new().open(&memory(Size::kib(128))), LEN);
+        let play = Play::new(&World::new(), &memory(Size::kib(128)), LEN);
         let writer = |value: u64| {
             thread(&play, move |p| {
                 let outcome = p.put(1, value);

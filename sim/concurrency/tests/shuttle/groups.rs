@@ -16,7 +16,7 @@ const SOON: Options =
     Options { request: None, depth: 0, timeout: Some(std::time::Duration::from_millis(40)) };
 
 fn play() -> Arc<Play> {
-    Play::new(World::new().open(&memory(Size::kib(128))), LEN)
+    Play::new(&World::new(), &memory(Size::kib(128)), LEN)
 }
 
 fn required() -> [ObjectKey; 2] {
@@ -184,7 +184,7 @@ fn expires_while_committed() {
         config.groups.deadline_ms = 1;
         let world = World::new();
         let clock = world.sim.clock.clone();
-        let play = Play::new(world.open(&config), LEN);
+        let play = Play::new(&world, &config, LEN);
         together(vec![
             thread(&play, |p| drop(contribute(p, 0, 10))),
             thread(&play, |p| drop(contribute(p, 1, 11))),
@@ -205,7 +205,7 @@ fn expires_while_committed() {
 #[test]
 fn attached_while_its_base_comes_and_goes() {
     explore("attached_while_its_base_comes_and_goes", 1000, || {
-        let play = Play::new(World::new().open(&tiers(Size::mib(1))), LEN);
+        let play = Play::new(&World::new(), &tiers(Size::mib(1)), LEN);
         together(vec![
             thread(&play, |p| {
                 let outcome = put_pair(p, 1, 10);

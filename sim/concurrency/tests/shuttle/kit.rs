@@ -1,15 +1,21 @@
 //! Words that the scenarios are told in.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pagelith::layouts::ids::PrefixHash;
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::namespace::Namespace;
 use pagelith::layouts::shard::Shard;
-use pagelith::{ErrorKind, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice, Result, Store};
+use pagelith::{
+    Config, ErrorKind, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice, Result, Store,
+};
 use pagelith_io::buffer::AlignedBuf;
+use pagelith_io::clock::Clock;
+use pagelith_sim::clock::SimClock;
 
 use super::history::History;
+use super::world::World;
 
 /// One store, and what its threads did to it.
 pub struct Play {
@@ -17,11 +23,22 @@ pub struct Play {
     pub history: History,
     /// Length of every object in bytes.
     pub len: usize,
+    pub clock: SimClock,
+    slow_reads: bool,
 }
 
 impl Play {
-    pub fn new(store: Arc<Store>, len: usize) -> Arc<Play> {
-        Arc::new(Play { store, history: History::default(), len })
+    pub fn new(world: &World, config: &Config, len: usize) -> Arc<Play> {
+        let (store, clock) = (world.open(config), world.sim.clock.clone());
+        Arc::new(Play { store, history: History::default(), len, clock, slow_reads: world.slow_reads })
+    }
+
+    /// The store of the next process, with the same past; `end` is how this one ends.
+    pub fn reopened(self: Arc<Play>, world: &World, config: &Config, end: impl FnOnce(Store)) -> Arc<Play> {
+        let Ok(play) = Arc::try_unwrap(self) else { panic!("a thread is left") };
+        let Ok(store) = Arc::try_unwrap(play.store) else { panic!("a thread is left") };
+        end(store);
+        Arc::new(Play { store: world.open(config), ..play })
     }
 
     /// Put by itself.
@@ -55,12 +72,34 @@ impl Play {
         Some(found)
     }
 
-    /// Remove, which must succeed.
+    /// Remove component 0 of a page, and with it what it is grouped with.
     pub fn remove(&self, key: u64) {
+        self.remove_part(key, 0);
+    }
+
+    pub fn remove_part(&self, key: u64, component: u64) {
         let begun = self.history.begin_remove(key);
-        let removed = self.store.remove(&[part(key, 0)], Options::default());
+        let removed = self.in_time(|| self.store.remove(&[part(key, component)], Options::default()));
         assert!(removed.is_ok(), "{removed:?}");
         self.history.end(begun, true);
+    }
+
+    pub fn flush(&self) {
+        let flushed = self.in_time(|| self.store.flush(Options::default()));
+        assert!(flushed.is_ok(), "{flushed:?}");
+    }
+
+    /// Do what waits for the flusher. Who sleeps through its answer wakes at the deadline of ten simulated seconds, and
+    /// finds the answer then; nothing else takes half as long.
+    fn in_time<T>(&self, what: impl FnOnce() -> T) -> T {
+        let from = self.clock.now();
+        let result = what();
+        let took = self.clock.now().since(from);
+        assert!(
+            self.slow_reads || took < Duration::from_secs(5),
+            "an answer was slept through took={took:?}"
+        );
+        result
     }
 
     /// Clear the namespace; `keys` are all that is in it.
@@ -74,7 +113,7 @@ impl Play {
     /// Nothing was found damaged, and with every object gone the arena is whole again.
     pub fn ends_clean(&self) {
         // The flusher holds what it writes.
-        self.store.flush(Options::default()).expect("flushed");
+        self.flush();
         let stats = self.store.stats();
         assert_eq!((stats.damaged, stats.read_errors, stats.flush_errors), (0, 0, 0), "{stats:?}");
         self.clear(&[]);

@@ -1,6 +1,5 @@
 //! Several threads ask the flusher for things at once; then the store is closed, or the machine loses its power.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith::{AlignedBuf, Destination, Done, ErrorKind, Get, Options, PutOutcome, PutSlice, Size};
@@ -19,16 +18,16 @@ fn flushed_by_several() {
     explore("flushed_by_several", 1200, || {
         let world = World::new();
         let config = tiers(Size::mib(1));
-        let play = Play::new(world.open(&config), LEN);
+        let play = Play::new(&world, &config, LEN);
         assert_eq!(play.put(3, 30), Ok(PutOutcome::Stored));
         together(vec![
             thread(&play, |p| {
                 assert_eq!(p.put(1, 10), Ok(PutOutcome::Stored));
-                p.store.flush(Options::default()).expect("flushed");
+                p.flush();
             }),
             thread(&play, |p| {
                 assert_eq!(put_pair(p, 2, 20), Ok(PutOutcome::Stored));
-                p.store.flush(Options::default()).expect("flushed");
+                p.flush();
             }),
             thread(&play, |p| {
                 p.get(1);
@@ -36,7 +35,7 @@ fn flushed_by_several() {
             }),
         ]);
         world.sim.crash_seeded(CrashMode::DropAll, 1);
-        let play = reopened(&world, play, &config);
+        let play = play.reopened(&world, &config, drop);
         assert_eq!(play.get(1), Some(10), "flushed and gone");
         assert_eq!(get_pair(&play, 2), [Some(20); 2], "flushed and gone");
         assert_eq!(play.get(3), None, "removed and back");
@@ -50,7 +49,7 @@ fn present_and_flushed() {
     explore("present_and_flushed", 1000, || {
         let world = World::new();
         let config = tiers(Size::mib(1));
-        let play = Play::new(world.open(&config), LEN);
+        let play = Play::new(&world, &config, LEN);
         together(vec![
             thread(&play, |p| {
                 let bytes = bytes_of(10, LEN);
@@ -62,11 +61,11 @@ fn present_and_flushed() {
             }),
             thread(&play, |p| {
                 assert!(is_fair(&p.put(1, 10)));
-                p.store.flush(Options::default()).expect("flushed");
+                p.flush();
             }),
         ]);
         world.sim.crash_seeded(CrashMode::DropAll, 1);
-        let play = reopened(&world, play, &config);
+        let play = play.reopened(&world, &config, drop);
         assert_eq!(play.get(1), Some(10), "flushed and gone");
         play.ends_clean();
     });
@@ -78,7 +77,7 @@ fn closed_while_used() {
     explore("closed_while_used", 1200, || {
         let world = World::new();
         let config = tiers(Size::mib(1));
-        let play = Play::new(world.open(&config), LEN);
+        let play = Play::new(&world, &config, LEN);
         assert_eq!(play.put(1, 10), Ok(PutOutcome::Stored));
         together(vec![
             thread(&play, |p| {
@@ -87,13 +86,10 @@ fn closed_while_used() {
                 p.get(1);
             }),
             thread(&play, |p| {
-                p.store.flush(Options::default()).expect("flushed");
+                p.flush();
             }),
         ]);
-        let Ok(play) = Arc::try_unwrap(play) else { panic!("a thread is left") };
-        let (store, history) = (play.store, play.history);
-        let mut session = store.session().expect("a session");
-        let Ok(store) = Arc::try_unwrap(store) else { panic!("a thread is left") };
+        let mut session = play.store.session().expect("a session");
         let late = shuttle::thread::spawn(move || {
             let memory = AlignedBuf::new(LEN).expect("memory");
             let get = Get { key: part(1, 0), range: None, destination: Destination::owned(memory) };
@@ -106,18 +102,12 @@ fn closed_while_used() {
                 Err(error) => assert_eq!(error.kind, ErrorKind::Closed, "{error}"),
             }
         });
-        store.close().expect("closed");
-        late.join().expect("no panic");
-        let play = Arc::new(Play { store: world.open(&config), history, len: LEN });
+        let play = play.reopened(&world, &config, |store| {
+            store.close().expect("closed");
+            late.join().expect("no panic");
+        });
         assert_eq!(play.get(1), Some(10), "closed and gone");
         assert_eq!(play.get(2), Some(20), "closed and gone");
         play.ends_clean();
     });
-}
-
-/// The store of the next process, with the same past.
-fn reopened(world: &World, play: Arc<Play>, config: &pagelith::Config) -> Arc<Play> {
-    let Ok(play) = Arc::try_unwrap(play) else { panic!("a thread is left") };
-    drop(play.store);
-    Arc::new(Play { store: world.open(config), history: play.history, len: play.len })
 }

@@ -5,11 +5,12 @@
 use std::sync::{Arc, Mutex};
 
 use pagelith::config::SsdPolicy;
-use pagelith::{Config, Options, PutOutcome, Size};
-use pagelith_sim::disk::DiskSnapshot;
+use pagelith::{Config, PutOutcome, Size};
+use pagelith_sim::disk::{CrashMode, DiskSnapshot};
+use shuttle::rand::{Rng, thread_rng};
 
 use super::explore::explore;
-use super::kit::{Play, is_fair, part, thread, together};
+use super::kit::{Play, get_pair, is_fair, part, put_pair, thread, together};
 use super::world::{World, tiers};
 
 /// Two to a segment.
@@ -17,32 +18,36 @@ const LEN: usize = 480 << 10;
 
 fn config() -> Config {
     let mut c = tiers(Size::ZERO);
+    c.deadline_ms = 600_000;
     c.ssd.policy = SsdPolicy::Recency;
     c
 }
 
-/// A store whose every segment but one is full, of objects 1 to 8: the next that is put makes a victim of the first.
+/// A store whose every segment but two is full, of page 1, a group, and of objects 3 to 8: what is put next makes a
+/// victim of the first.
 fn full_log() -> (World, Arc<Play>) {
     // Made in the first schedule of each program, and copied from then on.
     static FULL: Mutex<Option<DiskSnapshot>> = Mutex::new(None);
-    let world = World::new();
+    let world = World { slow_reads: true, ..World::new() };
     let kept = FULL.lock().expect("snapshot").clone();
     match kept {
         Some(kept) => world.sim.disk.restore(&kept),
         None => {
-            let play = Play::new(world.open(&config()), LEN);
-            for key in 1..9 {
+            let play = Play::new(&world, &config(), LEN);
+            assert_eq!(put_pair(&play, 1, 100), Ok(PutOutcome::Stored));
+            play.flush();
+            for key in 3..9 {
                 assert_eq!(play.put(key, key * 100), Ok(PutOutcome::Stored));
-                play.store.flush(Options::default()).expect("flushed");
+                play.flush();
             }
-            let Ok(play) = Arc::try_unwrap(play) else { panic!("shared") };
-            let Ok(store) = Arc::try_unwrap(play.store) else { panic!("shared") };
-            store.close().expect("closed");
-            *FULL.lock().expect("snapshot") = Some(world.sim.disk.snapshot());
+            drop(play.reopened(&world, &config(), |store| assert!(store.close().is_ok())));
+            let mut full = FULL.lock().expect("snapshot");
+            *full = Some(world.sim.disk.snapshot());
+            world.sim.disk.restore(full.as_ref().expect("just made"));
         }
     }
-    let play = Play::new(world.open(&config()), LEN);
-    for key in 1..9 {
+    let play = Play::new(&world, &config(), LEN);
+    for key in (1..9).filter(|key| *key != 2) {
         let begun = play.history.begin_put(key, key * 100);
         play.history.end(begun, true);
     }
@@ -53,8 +58,13 @@ fn pour(p: &Play, keys: std::ops::Range<u64>) {
     for key in keys {
         let outcome = p.put(key, key * 100);
         assert!(is_fair(&outcome), "{outcome:?}");
-        p.store.flush(Options::default()).expect("flushed");
+        p.flush();
     }
+}
+
+/// Let others go on for a while, so that what follows meets reclaim at any of its steps.
+fn linger() {
+    (0..thread_rng().gen_range(0..600)).for_each(|_| shuttle::thread::yield_now());
 }
 
 /// Reads of what is being reclaimed.
@@ -62,15 +72,18 @@ fn pour(p: &Play, keys: std::ops::Range<u64>) {
 fn reclaimed_while_read() {
     explore("reclaimed_while_read", 600, || {
         let (_world, play) = full_log();
-        let reader = |keys: [u64; 4]| {
+        let reader = |keys: [u64; 3]| {
             thread(&play, move |p| {
-                keys.into_iter().for_each(|key| {
+                for key in keys {
                     p.get(key);
-                });
+                }
             })
         };
-        together(vec![thread(&play, |p| pour(p, 10..15)), reader([1, 2, 3, 4]), reader([3, 1, 5, 2])]);
-        assert!(play.store.stats().segments_reclaimed > 0, "nothing was reclaimed");
+        together(vec![thread(&play, |p| pour(p, 10..17)), reader([1, 3, 1]), reader([4, 1, 3])]);
+        let stats = play.store.stats();
+        assert!(stats.segments_reclaimed > 0, "nothing was reclaimed");
+        // A segment that is read is not used again, so what was found there is there until it was read.
+        assert_eq!(stats.misses.get("gone"), None, "a segment was used again under a reader");
         play.ends_clean();
     });
 }
@@ -82,44 +95,45 @@ fn reclaimed_while_pinned() {
         let (_world, play) = full_log();
         let pinner = |key: u64| {
             thread(&play, move |p| {
+                linger();
                 let pin = p.store.pin(&[part(key, 0)]);
                 if pin.pinned() == 1 {
-                    for _ in 0..3 {
-                        assert_eq!(p.get(key), Some(key * 100), "a pinned object is gone");
-                    }
+                    linger();
+                    assert_eq!(p.get(key), Some(key * 100), "a pinned object is gone");
                 }
             })
         };
-        together(vec![thread(&play, |p| pour(p, 10..14)), pinner(1), pinner(2)]);
+        together(vec![thread(&play, |p| pour(p, 10..14)), pinner(1), pinner(3)]);
         play.ends_clean();
     });
 }
 
-/// What is removed while reclaim moves it stays gone.
+/// What is removed while reclaim moves it stays gone, with all of its group.
 #[test]
 fn removed_while_moved() {
     explore("removed_while_moved", 500, || {
         let (world, play) = full_log();
-        // Recently asked for: worth moving.
-        play.get(1);
-        play.get(2);
+        // Pinned, so that it is moved; removing is stronger.
+        let pin = play.store.pin(&[part(1, 0)]);
+        assert_eq!(pin.pinned(), 1);
+        let gone = |p: &Play| assert_eq!(get_pair(p, 1), [None; 2], "removed and here");
         together(vec![
             thread(&play, |p| pour(p, 10..14)),
-            thread(&play, |p| {
-                p.remove(1);
-                assert_eq!(p.get(1), None, "removed and here");
+            thread(&play, move |p| {
+                linger();
+                p.remove_part(1, 1);
+                gone(p);
             }),
             thread(&play, |p| {
-                p.get(2);
+                get_pair(p, 1);
             }),
         ]);
-        assert_eq!(play.get(1), None, "removed and here");
-        play.store.flush(Options::default()).expect("flushed");
-        world.sim.crash_seeded(pagelith_sim::disk::CrashMode::DropAll, 1);
-        let Ok(play) = Arc::try_unwrap(play) else { panic!("shared") };
-        drop(play.store);
-        let play = Arc::new(Play { store: world.open(&config()), history: play.history, len: play.len });
-        assert_eq!(play.get(1), None, "removed and back after a crash");
+        gone(&play);
+        drop(pin);
+        play.flush();
+        world.sim.crash_seeded(CrashMode::DropAll, 1);
+        let play = play.reopened(&world, &config(), drop);
+        gone(&play);
         play.ends_clean();
     });
 }

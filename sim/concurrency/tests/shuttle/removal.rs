@@ -15,7 +15,7 @@ const LEN: usize = 24 << 10;
 #[test]
 fn removed_while_put() {
     explore("removed_while_put", 3000, || {
-        let play = Play::new(World::new().open(&memory(Size::kib(64))), LEN);
+        let play = Play::new(&World::new(), &memory(Size::kib(64)), LEN);
         let mut threads = Vec::new();
         threads.push(thread(&play, |p| {
             assert!(is_fair(&p.put(1, 10)));
@@ -41,11 +41,14 @@ fn removed_while_put() {
 fn removed_while_written_and_promoted() {
     explore("removed_while_written_and_promoted", 1500, || {
         let world = World::new();
-        let play = Play::new(world.open(&tiers(Size::mib(1))), 8 << 10);
+        let config = tiers(Size::mib(1));
+        let play = Play::new(&world, &config, 8 << 10);
         assert_eq!(play.put(1, 10), Ok(PutOutcome::Stored));
+        // Closed and opened again it is on SSD alone, and the gets promote it.
+        let play = play.reopened(&world, &config, |store| assert!(store.close().is_ok()));
         let mut threads = Vec::new();
         threads.push(thread(&play, |p| {
-            p.store.flush(Options::default()).expect("flushed");
+            p.get(1);
             p.get(1);
         }));
         threads.push(thread(&play, |p| {
@@ -77,10 +80,10 @@ fn removed_while_adopted_from_ssd() {
 fn adopted(config: pagelith::Config) {
     let world = World::new();
     let cold = config.ssd.bytes > Size::ZERO;
-    let play = Play::new(world.open(&config), 8 << 10);
+    let play = Play::new(&world, &config, 8 << 10);
     assert_eq!(play.put(1, 10), Ok(PutOutcome::Stored));
     if cold {
-        play.store.flush(Options::default()).expect("flushed");
+        play.flush();
     }
     let mut threads = Vec::new();
     threads.push(thread(&play, |p| assert!(is_fair(&put_pair(p, 1, 20)))));

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use pagelith::{Options, PutOutcome, Size};
+use pagelith::{PutOutcome, Size};
 use pagelith_io::runtime::Runtime;
 use pagelith_io::staging::StagingPool;
 
@@ -51,11 +51,11 @@ fn permits() {
 fn staged_gets_take_turns() {
     explore("staged_gets_take_turns", 800, || {
         let world = World::new();
-        let play = Play::new(world.open(&tiers(Size::ZERO)), 60 << 10);
+        let play = Play::new(&world, &tiers(Size::ZERO), 60 << 10);
         for key in 1..4 {
             assert_eq!(play.put(key, key * 100), Ok(PutOutcome::Stored));
         }
-        play.store.flush(Options::default()).expect("flushed");
+        play.flush();
         let reader = |keys: [u64; 2]| {
             thread(&play, move |p| {
                 for key in keys {

@@ -6,11 +6,14 @@ use std::time::Duration;
 
 use pagelith::{Config, Facts, Size, Store};
 use pagelith_io::clock::Clock;
+use pagelith_io::disk::{Completion, Disk, DiskFacts, FileId, Op, Queue};
 use pagelith_io::fault::IoFault;
 use pagelith_io::runtime::{Env, Join, Runtime, Step, Task};
 use pagelith_io::signal::Signal;
+use pagelith_io::sync::step;
 use pagelith_sim::clock::SimClock;
 use pagelith_sim::env::SimWorld;
+use shuttle::rand::{Rng, thread_rng};
 
 /// Time that passes each time a waiting thread is asked whether it still waits.
 const TURN: Duration = Duration::from_millis(2);
@@ -58,17 +61,94 @@ impl Runtime for Turns {
     }
 }
 
+/// The simulated disk, at whose operations others may run: between the look at the index and the read that follows,
+/// and while a read is under way.
+struct Stepping(Arc<dyn Disk>, bool);
+
+struct SteppingQueue(Box<dyn Queue>, bool);
+
+impl Disk for Stepping {
+    fn facts(&self) -> DiskFacts {
+        self.0.facts()
+    }
+
+    fn dirs(&self) -> usize {
+        self.0.dirs()
+    }
+
+    fn dir_name(&self, dir: usize) -> String {
+        self.0.dir_name(dir)
+    }
+
+    fn list(&self, dir: usize) -> Result<Vec<(String, u64)>, IoFault> {
+        self.0.list(dir)
+    }
+
+    fn create(&self, dir: usize, name: &str, len: u64) -> Result<FileId, IoFault> {
+        self.0.create(dir, name, len)
+    }
+
+    fn open(&self, dir: usize, name: &str) -> Result<(FileId, u64), IoFault> {
+        self.0.open(dir, name)
+    }
+
+    fn remove(&self, dir: usize, name: &str) -> Result<(), IoFault> {
+        self.0.remove(dir, name)
+    }
+
+    fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault> {
+        Ok(Box::new(SteppingQueue(self.0.queue(depth)?, self.1)))
+    }
+}
+
+impl Queue for SteppingQueue {
+    fn room(&self) -> usize {
+        self.0.room()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+
+    fn submit(&mut self, token: u64, op: Op) -> Result<(), Op> {
+        // A thread that the system keeps off the processor for long, now and then: others may do much between what it
+        // found in the index and its read.
+        let turns = match op {
+            Op::Read { .. } if self.1 && thread_rng().gen_range(0..6) == 0 => 3000,
+            Op::Read { .. } | Op::Write { .. } | Op::Sync { .. } => 0,
+        };
+        (0..turns).for_each(|_| shuttle::thread::yield_now());
+        step();
+        self.0.submit(token, op)
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        self.0.poll(done);
+    }
+
+    fn wait(&mut self, done: &mut Vec<Completion>, timeout: Duration) {
+        if self.0.in_flight() > 0 {
+            step();
+        }
+        self.0.wait(done, timeout);
+    }
+}
+
 pub struct World {
     pub sim: SimWorld,
+    /// Threads are kept from their reads for long, now and then.
+    pub slow_reads: bool,
 }
 
 impl World {
     pub fn new() -> World {
-        World { sim: SimWorld::new(7) }
+        World { sim: SimWorld::new(7), slow_reads: false }
     }
 
     fn env(&self) -> Env {
-        Env { runtime: Arc::new(Turns(self.sim.clock.clone())), ..self.sim.env() }
+        let env = self.sim.env();
+        let disk = env.disk.clone().map(|disk| Arc::new(Stepping(disk, self.slow_reads)) as Arc<dyn Disk>);
+        Env { disk, runtime: Arc::new(Turns(self.sim.clock.clone())), ..env }
     }
 
     pub fn open(&self, config: &Config) -> Arc<Store> {
@@ -82,7 +162,7 @@ impl World {
 /// DRAM alone, of `bytes`.
 pub fn memory(bytes: Size) -> Config {
     let mut c = Config::default();
-    c.deadline_ms = 60_000;
+    c.deadline_ms = 10_000;
     c.dram.bytes = bytes;
     c.staging.bytes = Size::kib(128);
     c.staging.chunk_bytes = Size::kib(64);
@@ -92,10 +172,10 @@ pub fn memory(bytes: Size) -> Config {
     c
 }
 
-/// As [`memory`], with an SSD tier of five segments of 1 MiB.
+/// As [`memory`], with an SSD tier of six segments of 1 MiB.
 pub fn tiers(dram: Size) -> Config {
     let mut c = memory(dram);
-    c.ssd.bytes = Size::kib(5 * 1024 + 512);
+    c.ssd.bytes = Size::kib(6 * 1024 + 512);
     c.ssd.segment_bytes = Some(Size::mib(1));
     c.ssd.dirs = vec!["/sim".into()];
     c
