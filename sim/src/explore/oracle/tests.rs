@@ -1,1 +1,231 @@
-//! What the oracle allows.
+//! What the oracle allows, call by call. Each rule is held by an answer that it lets pass and one that it does not.
+
+use super::*;
+
+const A: Oid = 8;
+
+struct Case {
+    oracle: Oracle,
+    no: u32,
+}
+
+impl Case {
+    fn new(roomy: bool) -> Case {
+        Case { oracle: Oracle::new(roomy, false), no: 0 }
+    }
+
+    /// Put, and hear that it is stored: its number.
+    fn put(&mut self) -> u32 {
+        self.no += 1;
+        self.oracle.tick();
+        self.oracle.put_begun(A, self.no, 100);
+        self.oracle.tick();
+        self.oracle.put_stored(A, self.no);
+        self.no
+    }
+
+    fn take(&mut self, acked: bool) {
+        self.oracle.tick();
+        self.oracle.take_begun(A);
+        self.oracle.perhaps_taken(A);
+        self.oracle.tick();
+        if acked {
+            self.oracle.taken(A);
+        }
+    }
+
+    fn flush(&mut self) {
+        let start = self.oracle.tick();
+        self.oracle.tick();
+        self.oracle.flushed(start);
+    }
+
+    /// A get that began at `start` brings the bytes of put `no`.
+    fn hit_since(&mut self, start: u32, no: u32) -> Result<Seen, Wrong> {
+        let mut bytes = [0; 100];
+        Content::of(A, no).fill(&mut bytes);
+        self.oracle.tick();
+        self.oracle.hit(A, start, std::iter::once((0, &bytes[..])), Some(100))
+    }
+
+    fn hit(&mut self, no: u32) -> bool {
+        let start = self.oracle.tick();
+        self.hit_since(start, no).is_ok()
+    }
+
+    fn miss(&mut self) -> bool {
+        let start = self.oracle.tick();
+        self.oracle.tick();
+        self.oracle.miss(A, start, "test").is_ok()
+    }
+}
+
+#[test]
+fn bytes_of_another_put_or_object_are_wrong() {
+    let mut c = Case::new(false);
+    let put = c.put();
+    assert!(c.hit(put) && !c.hit(put + 1));
+    let mut bytes = [0; 100];
+    Content::of(A + 1, put).fill(&mut bytes);
+    let start = c.oracle.tick();
+    let other = c.oracle.hit(A, start, std::iter::once((0, &bytes[..])), Some(100));
+    assert!(matches!(other, Err(Wrong::Bytes(_))), "{other:?}");
+    let short = c.oracle.hit(A, start, std::iter::once((0, &bytes[..50])), Some(50));
+    assert!(matches!(short, Err(Wrong::Bytes(_))), "{short:?}");
+}
+
+#[test]
+fn what_was_replaced_may_be_seen_by_gets_that_began_before() {
+    let mut c = Case::new(false);
+    let old = c.put();
+    let before = c.oracle.tick();
+    let new = c.put();
+    let after = c.oracle.tick();
+    assert!(c.hit_since(before, old).is_ok());
+    assert!(c.hit_since(after, old).is_err());
+    assert!(c.hit_since(after, new).is_ok());
+    c.oracle.rebooted(true);
+    assert!(c.hit(old), "evicted, and found again because the newer one was lost");
+}
+
+#[test]
+fn what_is_durable_hides_what_it_replaced_where_nothing_is_evicted() {
+    let mut c = Case::new(true);
+    let old = c.put();
+    c.take(false);
+    let new = c.put();
+    c.flush();
+    c.oracle.rebooted(true);
+    assert!(c.hit(new));
+    assert!(!c.hit(old));
+}
+
+#[test]
+fn what_was_removed_is_gone_for_ever() {
+    let mut c = Case::new(false);
+    let put = c.put();
+    let before = c.oracle.tick();
+    c.take(true);
+    assert!(c.hit_since(before, put).is_ok(), "the get began before the remove");
+    assert!(!c.hit(put) && c.miss());
+    c.oracle.rebooted(true);
+    assert!(!c.hit(put));
+}
+
+#[test]
+fn a_remove_that_failed_may_have_happened() {
+    let mut c = Case::new(true);
+    let put = c.put();
+    c.flush();
+    c.take(false);
+    assert!(c.miss() && c.hit(put));
+    c.oracle.rebooted(true);
+    assert!(c.miss() && c.hit(put));
+}
+
+#[test]
+fn where_nothing_is_evicted_nothing_is_missing() {
+    let mut c = Case::new(true);
+    c.put();
+    assert!(!c.miss());
+    c.oracle.rebooted(true);
+    assert!(c.miss(), "no flush covered it");
+    c.put();
+    c.flush();
+    c.oracle.rebooted(true);
+    let start = c.oracle.tick();
+    assert!(matches!(c.oracle.miss(A, start, "test"), Err(Wrong::SyncedLost(_))));
+    c.oracle.rebooted(false);
+    assert!(c.miss(), "the process that runs could not read everything");
+    c.oracle.rebooted(true);
+    assert!(!c.miss());
+}
+
+#[test]
+fn where_things_are_evicted_a_pin_holds() {
+    let mut c = Case::new(false);
+    c.put();
+    assert!(c.miss());
+    c.oracle.pinned(A);
+    assert!(!c.miss());
+    c.oracle.unpinned(A);
+    assert!(c.miss());
+}
+
+#[test]
+fn a_struck_read_excuses_until_it_is_seen_again() {
+    let mut c = Case::new(true);
+    let put = c.put();
+    c.flush();
+    c.oracle.tick();
+    c.oracle.struck(Struck::Read);
+    assert!(c.miss());
+    let now = c.oracle.tick();
+    c.oracle.oldest(now);
+    assert!(c.hit(put) && !c.miss());
+    c.oracle.struck(Struck::Read);
+    c.oracle.rebooted(true);
+    assert!(!c.miss(), "it is durable, and the next process finds it");
+}
+
+#[test]
+fn a_failed_write_excuses_what_no_flush_covered() {
+    let mut c = Case::new(true);
+    let put = c.put();
+    c.flush();
+    c.oracle.struck(Struck::Write);
+    assert!(!c.miss());
+    c.take(true);
+    c.put();
+    assert!(c.miss(), "memory alone has it, and evicts");
+    assert!(!c.hit(put));
+}
+
+#[test]
+fn only_a_lie_brings_back_what_was_removed() {
+    for (what, comes_back) in [(Struck::Rot, false), (Struck::Lie, true)] {
+        let mut c = Case::new(true);
+        c.oracle.may_be_lied_to();
+        let put = c.put();
+        c.flush();
+        c.take(true);
+        c.oracle.struck(what);
+        c.oracle.rebooted(true);
+        assert!(c.miss());
+        let start = c.oracle.tick();
+        let seen = c.hit_since(start, put);
+        assert_eq!(seen.is_ok_and(|seen| seen.returned), comes_back, "{what:?}");
+        assert!(!c.hit(put + 1), "but never bytes that nobody put");
+    }
+}
+
+#[test]
+fn a_put_that_put_nothing_was_never_there() {
+    let mut c = Case::new(false);
+    c.oracle.tick();
+    c.oracle.put_begun(A, 7, 100);
+    assert!(c.hit(7), "it runs, and may have taken effect");
+    c.oracle.put_nothing(A, 7);
+    assert!(!c.hit(7));
+    // Of one open group that is committed twice, the second time in vain.
+    c.oracle.put_begun(A, 8, 100);
+    c.oracle.tick();
+    c.oracle.put_unknown(A, 8);
+    c.oracle.put_begun(A, 8, 100);
+    c.oracle.put_nothing(A, 8);
+    assert!(c.hit(8));
+}
+
+#[test]
+fn few_bytes_do_not_tell_which_put_wrote_them() {
+    let mut oracle = Oracle::new(false, false);
+    let one = |oracle: &mut Oracle, no: u32| {
+        oracle.tick();
+        oracle.put_begun(A, no, 1);
+        oracle.put_unknown(A, no);
+    };
+    (0..600).for_each(|no| one(&mut oracle, no));
+    let start = oracle.tick();
+    let seen = oracle.hit(A, start, std::iter::once((0, &[7u8][..])), Some(1)).expect("one of 600 has it");
+    assert!(!seen.sure);
+}
