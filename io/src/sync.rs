@@ -31,7 +31,10 @@ pub use std::{
 #[cfg(pagelith_tsan)]
 pub use {
     ordered::{Condvar, Mutex, MutexGuard},
-    std::{sync::atomic::AtomicBool, thread::Builder},
+    std::{
+        sync::atomic::{AtomicBool, AtomicU64},
+        thread::Builder,
+    },
 };
 
 #[cfg(pagelith_tsan)]
