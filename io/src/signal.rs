@@ -28,6 +28,6 @@ impl Signal {
     /// Wait on this thread until the value differs from `seen` or `timeout` passed. For real runtimes;
     /// others wait through [`crate::runtime::Runtime::pause`].
     pub fn wait(&self, seen: u64, timeout: Duration) {
-        wait_while(&self.0.1, self.lock(), timeout, |v| *v == seen);
+        drop(wait_while(&self.0.1, self.lock(), timeout, |v| *v == seen));
     }
 }

@@ -33,6 +33,6 @@ impl Inbox {
 
     /// Wait until there is one, or `timeout` passed.
     pub(super) fn wait(&self, timeout: Duration) {
-        wait_while(&self.arrived, self.lock(), timeout, |finished| finished.is_empty());
+        drop(wait_while(&self.arrived, self.lock(), timeout, |finished| finished.is_empty()));
     }
 }
