@@ -144,6 +144,10 @@ impl Run<'_> {
         self.sums.reclaimed += stats.segments_reclaimed;
         self.sums.checkpoints += stats.checkpoints;
         self.sums.late_direct += stats.late_direct;
+        if stats.segments_quarantined > 0 || stats.ssd_state_changes > 1 {
+            // A quarantine, or a tier that was off, drops more than was read, and a checkpoint makes that last.
+            self.oracle.may_all_be_dropped();
+        }
         Some(stats)
     }
 
@@ -209,7 +213,8 @@ impl Run<'_> {
                 Err(error) => self.excuse("close", &error),
             }
             let deadline = self.plan.setup.deadline();
-            self.check_time("close", took, deadline * 2);
+            // The flush, the checkpoint and the end of the background task have a deadline each.
+            self.check_time("close", took, deadline * 3);
         }
         self.sums.clean_reboots += 1;
         self.open();

@@ -62,6 +62,8 @@ pub enum Verb {
     Jump,
     /// A session ends, perhaps with batches in flight, and another begins.
     NewSession,
+    /// Verify everything that is sealed.
+    Scrub,
     /// Look at the counters at a quiet moment.
     Audit,
     /// Close and open again.
@@ -77,7 +79,7 @@ pub enum Verb {
 }
 
 /// How often each is drawn.
-const WEIGHTS: [(Verb, u32); 33] = [
+const WEIGHTS: [(Verb, u32); 34] = [
     (Verb::Get, 220),
     (Verb::GetPage, 70),
     (Verb::GetRange, 60),
@@ -105,6 +107,7 @@ const WEIGHTS: [(Verb, u32); 33] = [
     (Verb::Idle, 24),
     (Verb::Jump, 1),
     (Verb::NewSession, 2),
+    (Verb::Scrub, 1),
     (Verb::Audit, 2),
     (Verb::Close, 1),
     (Verb::Abandon, 1),

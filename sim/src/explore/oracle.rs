@@ -62,6 +62,14 @@ struct Object {
     pins: u32,
 }
 
+impl Object {
+    fn doubt_all(&mut self) {
+        self.certain = NEVER;
+        let durable = self.versions.iter_mut().filter(|v| v.state == State::Durable);
+        durable.for_each(|v| v.state = State::Maybe);
+    }
+}
+
 /// What a fault may have done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Struck {
@@ -116,8 +124,11 @@ pub struct Oracle {
     lied: bool,
     /// Blocks went bad, or the device lied: a flush proves nothing any more.
     rotten: bool,
-    /// When a read was last struck.
+    /// When a read was last struck, and how often in this process.
     read_struck: u32,
+    reads_struck: u32,
+    /// Of so many, a segment is quarantined, whatever else is in it.
+    quarantine_after: u32,
     /// A write or sync of this process failed: the SSD tier may take nothing more, and then memory evicts.
     weak: bool,
     /// Calls in flight began at this time or later.
@@ -140,9 +151,26 @@ impl Oracle {
             lied: false,
             rotten: false,
             read_struck: 0,
+            reads_struck: 0,
+            quarantine_after: 1000,
             weak: false,
             oldest: 1,
         }
+    }
+
+    /// After so many reads that failed a segment is quarantined.
+    pub fn quarantines_after(&mut self, reads: u32) {
+        self.quarantine_after = reads;
+    }
+
+    /// A page's objects may have been dropped, for good.
+    pub fn may_be_dropped(&mut self, page: usize) {
+        self.objects[page * PARTS..(page + 1) * PARTS].iter_mut().for_each(Object::doubt_all);
+    }
+
+    /// Any object may have been dropped, for good.
+    pub fn may_all_be_dropped(&mut self) {
+        self.objects.iter_mut().for_each(Object::doubt_all);
     }
 
     /// The device may lie.
@@ -275,32 +303,34 @@ impl Oracle {
     /// A fault struck, now.
     pub fn struck(&mut self, what: Struck) {
         match what {
+            // What cannot be looked at cannot be told from others by its fingerprint either: a remove misses it.
+            Struck::Read if self.blind => self.struck(Struck::Lie),
             Struck::Read => {
+                self.reads_struck += 1;
                 self.read_struck = self.now;
                 self.objects.iter_mut().for_each(|o| o.certain = NEVER);
             }
             Struck::Write => {
                 self.weak = true;
-                for (oid, _) in &self.dirty {
-                    self.objects[usize::from(*oid)].certain = NEVER;
-                }
+                // The tier may be turned off, and what only it has is not seen before the next process.
+                self.objects.iter_mut().for_each(|o| o.certain = NEVER);
             }
             Struck::Lie | Struck::Rot => {
                 self.rotten = true;
                 if what == Struck::Lie {
                     self.lied = true;
                 }
-                for o in &mut self.objects {
-                    o.certain = NEVER;
-                    let durable = o.versions.iter_mut().filter(|v| v.state == State::Durable);
-                    durable.for_each(|v| v.state = State::Maybe);
-                }
+                self.may_all_be_dropped();
             }
         }
     }
 
     /// The process ended, and another one runs. `whole`: it read everything without a fault.
     pub fn rebooted(&mut self, whole: bool) {
+        if !whole {
+            // The next checkpoint is of what this process found.
+            self.may_all_be_dropped();
+        }
         self.now += 1;
         let (now, roomy, lies) = (self.now, self.roomy, self.lies);
         for o in &mut self.objects {
@@ -324,7 +354,7 @@ impl Oracle {
             }
         }
         self.dirty.clear();
-        (self.weak, self.read_struck, self.oldest) = (false, now, now);
+        (self.weak, self.read_struck, self.reads_struck, self.oldest) = (false, now, 0, now);
         self.now += 1;
     }
 
@@ -382,7 +412,9 @@ impl Oracle {
     ) -> Result<Seen, Wrong> {
         let (now, lied, roomy) = (self.now, self.lied, self.roomy);
         // A struck read of a batch that is still in flight may yet take what lies beside its object.
-        let clear = !self.rotten && self.read_struck < start.min(self.oldest);
+        let clear = !self.rotten
+            && self.reads_struck < self.quarantine_after
+            && self.read_struck < start.min(self.oldest);
         let weak = self.weak;
         let is = |v: &Version| {
             let content = Content::of(oid, v.no);
@@ -428,8 +460,7 @@ impl Oracle {
                 v.dead = v.dead.min(start);
             }
         }
-        let lasts = !weak || o.versions[seen].state == State::Durable;
-        if clear && lasts && (roomy || o.pins > 0) && o.taken < start && !returned {
+        if clear && !weak && (roomy || o.pins > 0) && o.taken < start && !returned {
             o.certain = o.certain.min(now);
         }
         Ok(Seen { no, returned, sure: true })

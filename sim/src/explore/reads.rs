@@ -285,6 +285,7 @@ impl Run<'_> {
                 GetSlice { key: key(*oid), range: None, pieces }
             })
             .collect();
+        self.touch(oids.iter().copied());
         self.crowded = !self.flights.is_empty();
         let outcomes = self.timed("get_batch", None, |store| store.get_batch(&mut gets, options));
         drop(gets);

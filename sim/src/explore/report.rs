@@ -79,6 +79,8 @@ pub struct Sums {
     pub refused_opens: u64,
     /// Objects that were removed or cleared, and came back after a device had lost what says so.
     pub returned: u64,
+    /// Objects verified by scrubs.
+    pub scrubbed: u64,
     /// Pinned objects that were gone because the store had to clear their namespace by itself.
     pub forgotten: u64,
     /// Objects that a later get of a store without room for doubt did find.
@@ -134,7 +136,7 @@ impl Sums {
             ($($field:ident)*) => { $(self.$field += other.$field;)* };
         }
         sum!(seeds ops reads_checked bytes_checked misses puts_stored puts_present disk_ops crashes clean_reboots
-            abandons refused_opens returned forgotten durable_checked wrong synced_lost lost panics hangs leaks
+            abandons refused_opens returned scrubbed forgotten durable_checked wrong synced_lost lost panics hangs leaks
             other_findings reclaimed checkpoints late_direct);
         self.worst_recovery_us = self.worst_recovery_us.max(other.worst_recovery_us);
         self.longest_over_deadline_us = self.longest_over_deadline_us.max(other.longest_over_deadline_us);

@@ -1,6 +1,6 @@
 //! A plan under way: the machine, the store on it, what is in flight, and what the oracle knows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use pagelith_io::clock::{Clock, Mono};
 
 use super::faults::{Ledger, effect};
 use super::memory::{Memory, Target};
-use super::objects::{Oid, mix};
+use super::objects::{Oid, mix, page_of};
 use super::ops::{Op, Plan, Verb};
-use super::oracle::{Oracle, Wrong};
+use super::oracle::{Oracle, Struck, Wrong};
 use super::report::{Finding, FindingKind, Sums};
 use crate::entropy::SplitMix64;
 use crate::env::SimWorld;
@@ -22,7 +22,7 @@ const FLIGHTS_MAX: usize = 3;
 /// device is stuck for.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How much later than its deadline a call may return: a tenth, and the steps that things are waited for in.
-const SLACK: Duration = Duration::from_millis(25);
+const SLACK: Duration = Duration::from_millis(45);
 
 /// One object that is being got.
 pub(super) struct Getting {
@@ -96,6 +96,8 @@ pub struct Run<'p> {
     pub(super) dying: u32,
     /// The clock jumped, or a device was slow: batches may be late.
     pub(super) hurried: bool,
+    /// Pages that reads in flight, and those of this operation, may be of; `None` for all.
+    pub(super) touched: Option<BTreeSet<usize>>,
     /// Of the answers being looked at: see [`Flight::crowded`].
     pub(super) crowded: bool,
     pub(super) sums: Sums,
@@ -118,9 +120,10 @@ impl<'p> Run<'p> {
             world.disk.shuffle(mix(plan.seed ^ 0x54ff));
         }
         let mut oracle = Oracle::new(setup.roomy, setup.constant);
-        if plan.faults.lies() {
+        if plan.faults.lies() || (setup.constant && !plan.faults.is_empty()) {
             oracle.may_be_lied_to();
         }
+        oracle.quarantines_after(setup.quarantine_after);
         Run {
             plan,
             world,
@@ -139,6 +142,7 @@ impl<'p> Run<'p> {
             struck: false,
             dying: 0,
             hurried: false,
+            touched: Some(BTreeSet::new()),
             crowded: false,
             sums: Sums::default(),
             findings: Vec::new(),
@@ -237,6 +241,9 @@ impl<'p> Run<'p> {
         *self.done.entry(op.verb).or_default() += 1;
         self.rng = SplitMix64::new(op.r);
         self.oracle.tick();
+        if self.flights.is_empty() && self.plan.setup.scrub_kib == 0 {
+            self.touched = Some(BTreeSet::new());
+        }
         let at = self.at;
         self.say(|| format!("{at} {:?}", op.verb));
         self.dispatch(op.verb);
@@ -295,6 +302,7 @@ impl<'p> Run<'p> {
                 self.world.clock.advance(Duration::from_secs(seconds));
             }
             Verb::NewSession => self.new_session(),
+            Verb::Scrub => self.scrub(),
             Verb::Audit => self.audit(),
             Verb::Close => self.close(),
             Verb::Abandon => self.abandon(),
@@ -318,8 +326,14 @@ impl<'p> Run<'p> {
             self.ledger.struck(&struck, self.verb);
             self.struck = true;
             self.hurried |= struck.fault.delays();
-            if let Some(effect) = effect(struck.fault) {
-                self.oracle.struck(effect);
+            let Some(effect) = effect(struck.fault) else { continue };
+            self.oracle.struck(effect);
+            if effect == Struck::Read {
+                // What could not be read is dropped with all that lies with it, and the next checkpoint has it so.
+                match &self.touched {
+                    Some(pages) => pages.iter().for_each(|page| self.oracle.may_be_dropped(*page)),
+                    None => self.oracle.may_all_be_dropped(),
+                }
             }
         }
     }
@@ -370,7 +384,18 @@ impl<'p> Run<'p> {
         Some(session)
     }
 
+    /// The operation reads of these objects, or may.
+    pub(super) fn touch(&mut self, oids: impl IntoIterator<Item = Oid>) {
+        if let Some(pages) = &mut self.touched {
+            pages.extend(oids.into_iter().map(page_of));
+        }
+    }
+
     pub(super) fn launch(&mut self, session: usize, ticket: Ticket, start: u32, begun: Mono, cargo: Cargo) {
+        match &cargo {
+            Cargo::Get { gets, .. } => self.touch(gets.iter().map(|g| g.oid).collect::<Vec<_>>()),
+            Cargo::Put(puts) => self.touch(puts.iter().flat_map(|p| p.members.clone()).collect::<Vec<_>>()),
+        }
         let crowded = !self.flights.is_empty();
         self.flights.iter_mut().for_each(|f| f.crowded = true);
         self.flights.push(Flight { session, ticket, start, begun, crowded, cargo });

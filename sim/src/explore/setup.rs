@@ -48,6 +48,12 @@ pub struct Setup {
     pub latency_us: u64,
     /// Operations overtake one another.
     pub shuffle: bool,
+    /// Reads that fail in a segment before it is quarantined.
+    pub quarantine_after: u32,
+    /// Milliseconds after which a device that failed is tried again.
+    pub probe_ms: u64,
+    /// KiB a second that are verified in the background; 0 for none.
+    pub scrub_kib: u32,
     /// How many of the background task's steps happen between two operations, at most.
     pub steps: u64,
 }
@@ -66,6 +72,8 @@ impl Setup {
         };
         let objects = match roomy {
             true => 4096,
+            // Every operation looks at all of them.
+            false if constant => 40,
             // An index that fills up, one that hardly does, one that never does.
             false => u64::from(pick(rng, &[96, 320, 2048, 2048])),
         };
@@ -89,6 +97,9 @@ impl Setup {
             sessions: 2 + rng.below(3) as usize,
             latency_us: u64::from(pick(rng, &[20, 100, 1000])),
             shuffle: rng.one_in(2),
+            quarantine_after: pick(rng, &[1, 3, 1000]),
+            probe_ms: u64::from(pick(rng, &[1, 20, 1000])),
+            scrub_kib: pick(rng, &[0, 0, 0, 4096]),
             steps: u64::from(pick(rng, &[1, 4, 12])),
         }
     }
@@ -109,6 +120,10 @@ impl Setup {
         c.ssd.write_bytes = Size::kib(self.write_kib);
         c.ssd.write_depth = self.write_depth;
         c.ssd.checkpoint_segments = self.checkpoint;
+        c.ssd.quarantine_after = self.quarantine_after;
+        c.ssd.probe_ms = self.probe_ms;
+        c.ssd.probe_max_ms = 4 * self.probe_ms;
+        c.ssd.scrub_bytes_per_s = Size::kib(self.scrub_kib);
         c.staging.bytes = Size::kib(self.staging_kib);
         c.staging.chunk_bytes = Size::kib(64);
         c.index.max_objects = Some(self.objects);

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use pagelith::Options;
+use pagelith::{Options, ScrubOptions};
+use pagelith_io::clock::Clock;
 
 use super::objects::{self, NAMESPACES, Oid, PAGES, PARTS, key};
 use super::report::FindingKind;
@@ -23,6 +24,7 @@ impl Run<'_> {
         oids.sort_unstable();
         oids.dedup();
         let keys: Vec<_> = oids.iter().map(|oid| key(*oid)).collect();
+        self.touch(oids.iter().copied());
         let start = self.oracle.tick();
         for oid in &oids {
             let page = objects::page_of(*oid);
@@ -181,6 +183,32 @@ impl Run<'_> {
             }
             Some(Err(error)) if timeout.is_none() => self.excuse("flush", &error),
             _ => {}
+        }
+    }
+
+    /// Verify what is sealed.
+    pub(super) fn scrub(&mut self) {
+        let Some(store) = self.store.clone() else { return };
+        // It reads everything.
+        self.touched = None;
+        let rate = [0, 1 << 20, 64 << 20][self.rng.below(3) as usize];
+        let timeout = Some(Duration::from_millis(1 + self.rng.below(200)));
+        let begun = self.world.clock.now();
+        let outcome = store.scrub(ScrubOptions { bytes_per_s: rate, timeout });
+        let took = self.world.clock.now().since(begun);
+        self.take_strikes();
+        self.say(|| format!("  scrub {outcome:?}"));
+        // The last read has the deadline of its own.
+        self.check_time("scrub", took, timeout.unwrap_or_default() + self.plan.setup.deadline());
+        match outcome {
+            Ok(report) => {
+                self.ledger.noticed(report.damaged);
+                self.sums.scrubbed += report.objects;
+                if report.damaged + report.unreadable > 0 && !self.struck && !self.world.disk.stopped() {
+                    self.find(FindingKind::Lost, format!("damaged without a fault {report:?}"));
+                }
+            }
+            Err(error) => self.excuse("scrub", &error),
         }
     }
 
