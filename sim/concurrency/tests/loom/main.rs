@@ -1,5 +1,7 @@
 //! The small kernels under loom, every order of their steps. Run by `sim/concurrency.sh`.
 #![cfg(loom)]
+#![allow(clippy::disallowed_methods, clippy::print_stdout, reason = "says how long it searched")]
+#![allow(clippy::field_reassign_with_default, reason = "as the other tests make their configurations")]
 
 mod flusher;
 mod segment;

@@ -1,5 +1,11 @@
 //! A real store, its flusher among its threads, under shuttle's schedulers. Run by `sim/concurrency.sh`.
 #![cfg(shuttle)]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    reason = "says how long it searched, and what it found"
+)]
+#![allow(clippy::field_reassign_with_default, reason = "as the other tests make their configurations")]
 
 mod explore;
 mod history;
