@@ -42,6 +42,7 @@ impl Run<'_> {
             self.disarm();
         }
         let before = self.take_count();
+        self.misled = false;
         for attempt in 0..OPENINGS * 2 {
             if attempt == OPENINGS {
                 self.disarm();
@@ -50,6 +51,9 @@ impl Run<'_> {
             match Store::open_in(config, self.world.env()) {
                 Ok(store) => {
                     let whole = self.take_count() == before;
+                    if self.misled {
+                        self.oracle.was_misled();
+                    }
                     self.opened(Rc::new(store), whole);
                     if !during || attempt >= OPENINGS {
                         self.arm();

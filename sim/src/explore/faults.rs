@@ -83,11 +83,6 @@ impl FaultMix {
         self.rates.is_empty()
     }
 
-    /// Whether one of them changes in silence what is at rest.
-    pub fn lies(&self) -> bool {
-        self.rates.iter().any(|(fault, _)| effect(*fault) == Some(oracle::Struck::Lie))
-    }
-
     /// Whether one of them makes operations late.
     pub fn delays(&self) -> bool {
         self.rates.iter().any(|(fault, _)| fault.delays())
@@ -103,6 +98,11 @@ impl FaultMix {
     pub fn stuck_for(&self) -> Duration {
         Duration::from_millis(self.stuck_ms)
     }
+}
+
+/// Whether a read brings other bytes and says nothing.
+pub fn misleads(fault: DiskFault) -> bool {
+    matches!(fault, DiskFault::MisdirectedRead | DiskFault::StaleRead | DiskFault::BitFlipRead)
 }
 
 /// What a fault may have done to objects.

@@ -158,6 +158,14 @@ impl Oracle {
         }
     }
 
+    /// A process that opened the store was shown other bytes than there are: what removes is not seen, and the scan
+    /// is sealed as it went.
+    pub fn was_misled(&mut self) {
+        self.lied = true;
+        self.rotten = true;
+        self.may_all_be_dropped();
+    }
+
     /// After so many reads that failed a segment is quarantined.
     pub fn quarantines_after(&mut self, reads: u32) {
         self.quarantine_after = reads;
@@ -227,7 +235,7 @@ impl Oracle {
     /// It ended as stored: what was put before it began was not there when it took effect.
     pub fn put_stored(&mut self, oid: Oid, no: u32) {
         let (now, roomy, blind) = (self.now, self.roomy, self.blind);
-        let may_be_certain = !self.rotten && !self.weak;
+        let may_be_certain = !self.rotten && !self.weak && self.reads_struck < self.quarantine_after;
         let o = self.at(oid);
         let Some(mine) = o.versions.iter_mut().rfind(|v| v.no == no) else { return };
         (mine.done, mine.state) = (now, State::Stored);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pagelith::{Error, ErrorKind, GroupId, Pin, Session, Store, Ticket, View};
 use pagelith_io::clock::{Clock, Mono};
 
-use super::faults::{Ledger, effect};
+use super::faults::{Ledger, effect, misleads};
 use super::memory::{Memory, Target};
 use super::objects::{Oid, mix, page_of};
 use super::ops::{Op, Plan, Verb};
@@ -96,6 +96,8 @@ pub struct Run<'p> {
     pub(super) dying: u32,
     /// The clock jumped, or a device was slow: batches may be late.
     pub(super) hurried: bool,
+    /// A read brought other bytes, since this was last set to false.
+    pub(super) misled: bool,
     /// Pages that reads in flight, and those of this operation, may be of; `None` for all.
     pub(super) touched: Option<BTreeSet<usize>>,
     /// Of the answers being looked at: see [`Flight::crowded`].
@@ -120,7 +122,7 @@ impl<'p> Run<'p> {
             world.disk.shuffle(mix(plan.seed ^ 0x54ff));
         }
         let mut oracle = Oracle::new(setup.roomy, setup.constant);
-        if plan.faults.lies() || (setup.constant && !plan.faults.is_empty()) {
+        if !plan.faults.is_empty() {
             oracle.may_be_lied_to();
         }
         oracle.quarantines_after(setup.quarantine_after);
@@ -142,6 +144,7 @@ impl<'p> Run<'p> {
             struck: false,
             dying: 0,
             hurried: false,
+            misled: false,
             touched: Some(BTreeSet::new()),
             crowded: false,
             sums: Sums::default(),
@@ -307,6 +310,8 @@ impl<'p> Run<'p> {
             Verb::Close => self.close(),
             Verb::Abandon => self.abandon(),
             Verb::Crash => self.crash(),
+            // A disk that has stopped does not run on.
+            Verb::CrashSoon if self.world.disk.stopped() => {}
             Verb::CrashSoon => {
                 let n = self.rng.below(40);
                 self.dying = 1 + self.rng.below(4) as u32;
@@ -324,6 +329,7 @@ impl<'p> Run<'p> {
         for struck in self.world.disk.take_struck() {
             self.say(|| format!("  struck {struck}"));
             self.ledger.struck(&struck, self.verb);
+            self.misled |= misleads(struck.fault);
             self.struck = true;
             self.hurried |= struck.fault.delays();
             let Some(effect) = effect(struck.fault) else { continue };
