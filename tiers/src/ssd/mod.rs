@@ -19,6 +19,7 @@ mod order;
 mod pump;
 pub mod read;
 pub mod recover;
+mod scanned;
 pub mod segments;
 pub mod serial;
 pub mod sync;

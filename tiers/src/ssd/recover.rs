@@ -12,10 +12,11 @@ use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
 use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder, Sequence};
 use pagelith_layouts::manifest::Manifest;
 use pagelith_layouts::mutant::{self, Mutant};
-use pagelith_layouts::record::{Record, RecordKind};
-use pagelith_layouts::scan::{self, Found};
+use pagelith_layouts::record::Record;
+use pagelith_layouts::scan;
 use pagelith_layouts::segment::{self, SegmentIdentity};
 
+use super::scanned::Scanned;
 use super::segments::{Segment, SegmentState, SegmentTable};
 use super::serial::{Serial, no_memory};
 use super::volume::Volume;
@@ -358,43 +359,31 @@ fn scan_segment(
     let (file, start) = volume.place(identity.segment, 0);
     let len = scan::SCRATCH_BYTES.min(segment_bytes as usize);
     let mut scratch = AlignedBuf::new(len).map_err(|e| no_memory(len, &e))?;
-    let mut entries = Vec::new();
-    let mut facts = FooterFacts {
-        identity,
-        order,
-        min_sequence: Sequence(u64::MAX),
-        max_sequence: Sequence(0),
-        data_end: ALIGN,
-    };
-    let mut torn = 0;
-    scan::scan(
-        identity,
-        segment_bytes,
-        &mut scratch,
-        &mut |offset, out: &mut [u8]| {
-            out.copy_from_slice(&serial.read(file, start + offset, out.len())?);
-            Ok::<_, IoFault>(())
-        },
-        &mut |what| match what {
-            Found::Record { record, payload: Ok(()) } => {
-                let r = record.facts();
-                if r.kind == RecordKind::Data {
-                    facts.min_sequence = facts.min_sequence.min(r.sequence);
-                }
-                facts.max_sequence = facts.max_sequence.max(r.sequence);
-                facts.data_end = facts.data_end.max(r.offset + record.record_bytes());
-                entries.extend(footer::entries_of(&record));
-            }
-            Found::Record { payload: Err(_), .. } => torn += 1,
-            // Old incarnations' records are no ruins of this one.
-            Found::Junk { error: FormatError::Identity { .. }, .. } => {}
-            Found::Junk { .. } => torn += 1,
-        },
-    )?;
-    found.torn += torn;
-    if entries.is_empty() {
+    let mut seen = Scanned::default();
+    // A device may bring the bytes of another place once and the right ones after: what was removed would come back
+    // with the tombstones that were not seen. So what looks like that is looked at again, and both looks count, since
+    // every record says for itself where it belongs.
+    for _ in 0..2 {
+        (seen.torn, seen.misplaced) = (0, false);
+        scan::scan(
+            identity,
+            segment_bytes,
+            &mut scratch,
+            &mut |offset, out: &mut [u8]| {
+                out.copy_from_slice(&serial.read(file, start + offset, out.len())?);
+                Ok::<_, IoFault>(())
+            },
+            &mut |what| seen.take(what),
+        )?;
+        if !seen.is_doubtful() {
+            break;
+        }
+    }
+    found.torn += seen.torn;
+    if seen.is_empty() {
         return Ok(None);
     }
+    let (facts, entries) = seen.footer(identity, order);
     // The records were read, which does not make them durable: the footer waits for that here too.
     serial.sync(file)?;
     let bytes = footer::encode(&facts, &entries);
