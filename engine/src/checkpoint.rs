@@ -82,10 +82,15 @@ impl Flusher {
         let every = self.shared.config.checkpoint_segments();
         if self.checkpoint.is_none() {
             let due = every > 0 && self.closing.is_none() && self.sealed_since_checkpoint >= every;
-            if due && self.log.is_trusted() && self.generations_are_durable() {
+            if due && !self.is_read_only() && self.generations_are_durable() {
                 self.begin_checkpoint(false);
             }
             return due && self.checkpoint.is_some();
+        }
+        // It would say that nothing is there, of segments that it spares the next open to look at.
+        let off = self.shared.lock().ssd.as_ref().is_none_or(|s| !s.health.reads());
+        if off && self.forget_checkpoint() {
+            return true;
         }
         let mut any = self.copy_entries();
         while let Some(c) = self.checkpoint.as_mut() {
@@ -189,6 +194,18 @@ impl Flusher {
             }
             Some(Err(fault)) => self.checkpoint_failed(&fault),
         }
+    }
+
+    /// Give up a checkpoint whose entries are not all copied, without a fault of its own; true if there was one.
+    fn forget_checkpoint(&mut self) -> bool {
+        let partial = self.checkpoint.take_if(|c| !c.sync_asked).is_some();
+        if partial {
+            self.checkpoint_serial += 1;
+            if let Some(ssd) = self.shared.lock().ssd.as_mut() {
+                ssd.left = None;
+            }
+        }
+        partial
     }
 
     /// The older checkpoint stands; open will replay more footers.

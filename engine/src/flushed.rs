@@ -107,7 +107,7 @@ impl Flusher {
             // Nobody would read it there.
             drop(core);
             self.units.insert(id, Appended::Frame(held));
-            return self.write_failed(id, self.is_read_only());
+            return self.writes_failed(vec![id]);
         }
         let mut members = Vec::new();
         for m in &data.members {

@@ -119,7 +119,8 @@ impl Flusher {
     pub(crate) fn not_ready(&mut self, segment: SegmentId, fault: &IoFault) {
         self.free_segment(segment);
         if self.trial.is_some() {
-            self.trial_failed(&fault.to_string(), fault.op == FaultOp::Sync);
+            // What it was of the manifest that failed is told of by itself.
+            self.trial_failed(&fault.to_string(), false);
         }
     }
 

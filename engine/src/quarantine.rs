@@ -20,7 +20,7 @@ const HOMES: u64 = 4096;
 #[derive(Debug)]
 pub(crate) struct Purge {
     /// Which segment's entries go; all of them if none is named.
-    what: Option<SegmentId>,
+    pub what: Option<SegmentId>,
     cursor: u64,
     objects: u64,
     again: u64,

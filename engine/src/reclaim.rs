@@ -311,13 +311,17 @@ impl Flusher {
         for (fingerprint, place) in members {
             core.drop_ssd(fingerprint, place);
         }
+        // Where headers were read instead of the footer, one that is damaged said nothing of what lies behind it.
+        if let Some(ssd) = core.ssd.as_mut().filter(|s| s.segments.get(segment).live_objects > 0) {
+            ssd.purges.push_back(Some(segment));
+        }
         drop(core);
         self.reclaim = None;
         self.leaving.push((segment, self.shared.now()));
         self.leave();
     }
 
-    /// Emptied victims are free once their last reader has left; true if one is.
+    /// Emptied victims are free once their last reader has left and nothing leads to them; true if one is.
     fn leave(&mut self) -> bool {
         if self.leaving.is_empty() {
             return false;
@@ -325,9 +329,14 @@ impl Flusher {
         let shared = self.shared.clone();
         let mut core = shared.lock();
         let before = self.leaving.len();
+        let purging = self.purge.as_ref().map(|p| p.what);
         self.leaving.retain(|(segment, _)| {
             let readers = core.ssd.as_ref().map_or(0, |s| s.segments.get(*segment).readers);
             if readers > 0 && !mutant::on(Mutant::ReadersIgnored) {
+                return true;
+            }
+            let waiting = core.ssd.as_ref().is_some_and(|s| s.purges.contains(&Some(*segment)));
+            if waiting || purging == Some(Some(*segment)) {
                 return true;
             }
             core.set_segment_state(*segment, SegmentState::Free);

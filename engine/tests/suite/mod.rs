@@ -21,6 +21,7 @@ pub mod round_trip;
 pub mod scrub;
 pub mod shapes;
 pub mod sick;
+pub mod sick_segments;
 pub mod staging;
 pub mod stats;
 pub mod tickets;
@@ -160,6 +161,10 @@ macro_rules! for_all_behaviours {
             scrub::no_faster_than_it_is_told_and_no_longer,
             scrub::in_the_background_while_nothing_is_written,
             sick::a_segment_without_a_footer_is_reclaimed,
+            sick_segments::one_whose_first_write_failed_is_used_again,
+            sick_segments::one_that_is_used_again_is_nobodys_place_any_more,
+            sick_segments::no_checkpoint_is_taken_of_a_tier_that_is_off,
+            sick_segments::one_failed_sync_of_a_trial_counts_once,
             sick::a_segment_that_fails_too_often_is_quarantined,
             sick::many_quarantined_segments_make_it_read_only,
         }

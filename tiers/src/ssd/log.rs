@@ -304,11 +304,11 @@ impl Log {
         true
     }
 
-    /// Begin to seal the open segment, if there is one with records in it.
+    /// Begin to seal the open segment, if there is one with records in it, or one in which all of them failed.
     pub fn seal_open(&mut self) {
         self.submit_gathered();
         if let Some(segment) = self.open.take() {
-            if segment.is_empty() {
+            if segment.is_empty() && !segment.failed {
                 self.open = Some(segment);
                 return;
             }

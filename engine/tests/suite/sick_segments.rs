@@ -1,0 +1,128 @@
+//! What a device that fails leaves in segments: that they are used again, and what is known of them is right.
+
+use std::time::Duration;
+
+use pagelith::io::fault::{FaultKind, FaultOp};
+use pagelith::{ErrorKind, Options, Tier};
+use pagelith_sim::disk::{CrashMode, FaultPlan};
+use pagelith_sim::env::SimWorld;
+
+use super::kit::*;
+use super::world::World;
+
+const LEN: usize = 50_000;
+/// So long that each page takes a segment of its own.
+const LONG: usize = 900_000;
+const LAP: usize = 14 << 20;
+
+fn fail(sim: &SimWorld, op: FaultOp, nth: u64) {
+    sim.disk.inject(FaultPlan::Fail { op, nth, kind: FaultKind::Device });
+}
+
+fn wait(sim: &SimWorld, ms: u64) {
+    sim.runtime.run_for(Duration::from_millis(ms));
+}
+
+pub fn one_whose_first_write_failed_is_used_again(world: &World) {
+    let Some(sim) = world.sim() else { return };
+    if world.constant {
+        return; // Nothing about it depends on fingerprints.
+    }
+    let store = world.open(&world.config());
+    store_page(&store, 0, LONG);
+    // More often than there are segments, and so far apart that the tier stays on.
+    for n in 1..30 {
+        wait(sim, 31_000);
+        fail(sim, FaultOp::Write, 1);
+        store_page(&store, n, LONG);
+        let flushed = store.flush(Options::default()).map(|_| ());
+        assert_eq!((flushed, store.stats().ssd_state.as_str()), (Ok(()), "on"), "n={n}");
+        assert_eq!(store.stats().flush_errors, n);
+    }
+}
+
+/// Of an object whose header is gone, in a segment whose footer is gone too, only the index knows.
+pub fn one_that_is_used_again_is_nobodys_place_any_more(world: &World) {
+    if world.sim().is_none() || world.constant {
+        return; // Nothing about it depends on fingerprints.
+    }
+    let mut config = world.config();
+    config.ssd.scrub_bytes_per_s = pagelith::Size::ZERO;
+    let store = world.open(&config);
+    store_pages(&store, 0..40, LEN);
+    flush(&store);
+    let (at, other) = (find(world, key(3)).record, find(world, key(4)).record);
+    let segment = at >> 20 << 20;
+    assert_eq!(other >> 20 << 20, segment);
+    world.flip(0, "segments", at + 100);
+    world.write(0, "segments", segment + (1 << 20) - 4096, &[0; 4096]);
+    let before = world.read(0, "segments")[other as usize..][..4096].to_vec();
+    pour(&store, 100, LEN, 2 * LAP);
+    let now = world.read(0, "segments")[other as usize..][..4096].to_vec();
+    assert!(before != now, "its segment was used again");
+    for n in 0..10 {
+        gone(world, &store, key(n), LEN);
+    }
+    let stats = store.stats();
+    assert_eq!((stats.segments_suspect, stats.damaged), (0, 0), "the new life of it is not to blame");
+}
+
+/// What an `off` tier holds is not in the index, and a checkpoint that said so would hide it for good.
+pub fn no_checkpoint_is_taken_of_a_tier_that_is_off(world: &World) {
+    if world.sim().is_none() || world.constant {
+        return; // There are no checkpoints then.
+    }
+    let mut off = 0;
+    for nth in 1..12 {
+        let world = world.fresh(1);
+        let sim = world.sim().expect("simulated as the other");
+        let mut config = world.config();
+        config.ssd.checkpoint_segments = 1;
+        let store = world.open(&config);
+        store_pages(&store, 0..5, LEN);
+        flush(&store);
+        fail(sim, FaultOp::Sync, 1);
+        store_page(&store, 5, LEN);
+        store.flush(Options::default()).expect_err("its sync fails");
+        wait(sim, 1100);
+        assert_eq!(store.stats().ssd_state, "on");
+        wait(sim, 100);
+        // The next that fails turns it off.
+        fail(sim, FaultOp::Sync, nth);
+        for n in 10..13 {
+            store_page(&store, n, LONG);
+            wait(sim, 5);
+        }
+        wait(sim, 200);
+        off += u32::from(store.stats().ssd_state == "off");
+        drop(store);
+        sim.crash(CrashMode::DropAll);
+        let store = world.open(&config);
+        for n in 0..5 {
+            assert!(is_page_here(&store, n, LEN), "nth={nth} n={n} {:?}", store.opened());
+        }
+    }
+    assert!(off > 2, "off={off}");
+}
+
+pub fn one_failed_sync_of_a_trial_counts_once(world: &World) {
+    let Some(sim) = world.sim() else { return };
+    let config = world.config();
+    let store = world.open(&config);
+    store_page(&store, 1, LEN);
+    let store = world.reopen(store, &config);
+    wait(sim, 20);
+    fail(sim, FaultOp::Write, 1);
+    let cleared = store.clear(namespace("x"), Options::default()).map_err(|e| e.kind);
+    assert_eq!(cleared, Err(ErrorKind::Unavailable));
+    // The first trial fails in its head, the second in the sync of the manifest.
+    fail(sim, FaultOp::Write, 1);
+    wait(sim, 1100);
+    assert_eq!(store.stats().ssd_state, "read-only");
+    fail(sim, FaultOp::Sync, 1);
+    wait(sim, 2100);
+    assert_eq!(store.stats().ssd_state, "read-only", "the first sync that failed");
+    assert_eq!(hit_page(&store, 1, LEN), Tier::Ssd);
+    wait(sim, 4100);
+    assert_eq!(store.stats().ssd_state, "on");
+}
