@@ -56,10 +56,16 @@ impl Serial {
         self.read_into(file, offset, buf)
     }
 
-    /// Fill `buf`, whose length is a multiple of 4096.
+    /// Fill `buf`, whose length is a multiple of 4096; tried twice if the device fails it.
     pub fn read_into(&mut self, file: FileId, offset: u64, buf: AlignedBuf) -> Result<AlignedBuf, IoFault> {
-        let mut parts = self.run(Op::Read { file, offset, parts: vec![buf.into_part()] })?;
-        let buf = parts.pop().and_then(Part::into_buf);
+        let len = buf.len();
+        let mut read = self.run(Op::Read { file, offset, parts: vec![buf.into_part()] });
+        // Once more: what cannot be read is taken for lost, and everything older may go with it.
+        if read.is_err() && !self.late {
+            let again = AlignedBuf::new(len).map_err(|e| no_memory(len, &e))?;
+            read = self.run(Op::Read { file, offset, parts: vec![again.into_part()] });
+        }
+        let buf = read?.pop().and_then(Part::into_buf);
         buf.ok_or_else(|| no_memory(0, &std::io::Error::other("a buffer did not come back")))
     }
 
