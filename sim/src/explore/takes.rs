@@ -192,14 +192,14 @@ impl Run<'_> {
         // It reads everything.
         self.touched = None;
         let rate = [0, 1 << 20, 64 << 20][self.rng.below(3) as usize];
-        let timeout = Some(Duration::from_millis(1 + self.rng.below(200)));
+        let timeout = Duration::from_millis(1 + self.rng.below(200));
         let begun = self.world.clock.now();
-        let outcome = store.scrub(ScrubOptions { bytes_per_s: rate, timeout });
+        let outcome = store.scrub(ScrubOptions { bytes_per_s: rate, timeout: Some(timeout) });
         let took = self.world.clock.now().since(begun);
         self.take_strikes();
         self.say(|| format!("  scrub {outcome:?}"));
         // The last read has the deadline of its own.
-        self.check_time("scrub", took, timeout.unwrap_or_default() + self.plan.setup.deadline());
+        self.check_time("scrub", took, timeout + self.plan.setup.deadline());
         match outcome {
             Ok(report) => {
                 self.ledger.noticed(report.damaged);

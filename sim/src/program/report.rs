@@ -83,7 +83,8 @@ store against the oldest silent fault.
 
 /// The seeds that were run, by plan; returns the sums of all.
 fn seeds(out: &mut String, blocks: &[Block]) -> Sums {
-    let mut plans: BTreeMap<&str, (Sums, BTreeSet<&str>, BTreeSet<(u64, u64)>)> = BTreeMap::new();
+    type OfPlan<'a> = (Sums, BTreeSet<&'a str>, BTreeSet<(u64, u64)>);
+    let mut plans: BTreeMap<&str, OfPlan<'_>> = BTreeMap::new();
     for block in blocks {
         let (sums, commits, ranges) = plans.entry(&block.plan).or_default();
         if ranges.insert((block.from, block.to)) {
