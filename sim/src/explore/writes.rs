@@ -150,8 +150,8 @@ impl Run<'_> {
         let all = put.members.len();
         let mixed = objects::kind(objects::page_of(put.members[0])) == PageKind::Mixed;
         let uniform = [stored, present, waiting, refused].contains(&all);
-        let explained = mixed && stored > 0 && stored + present == all;
-        if !(uniform || explained) {
+        let taken_in = mixed && stored > 0 && stored + present == all;
+        if !uniform && !taken_in {
             self.find(FindingKind::Wrong, format!("outcomes that cannot be together {outcomes:?}"));
         }
         if waiting > 0 && put.base.is_none() && put.open.is_none() {
@@ -185,8 +185,8 @@ impl Run<'_> {
         let other = |oid: &Oid| self.oracle.may_have_another_length(*oid, objects::length(*oid));
         let conflict = put.odd || mixed || put.members.iter().any(other);
         let gone = put.open.is_some() && error.kind == ErrorKind::Unavailable;
-        let refused = error.kind == ErrorKind::Invalid && conflict;
-        if !(refused || gone) {
+        let right = error.kind == ErrorKind::Invalid && conflict;
+        if !right && !gone {
             self.excuse("put", error);
         }
     }

@@ -101,7 +101,7 @@ pub struct Outcome {
 
 /// Those that are on the real sides of the disk seam.
 fn is_real(mutant: Mutant) -> bool {
-    mutant == Mutant::ShortIsOk || mutant == Mutant::StaleCompletion
+    matches!(mutant, Mutant::ShortIsOk | Mutant::StaleCompletion)
 }
 
 /// Run a command to its end, at most `limit`: whether it failed, and the last line it printed.

@@ -81,11 +81,9 @@ was wrong: every byte of every hit was compared. Of silent faults the split is t
 store against the oldest silent fault.
 ";
 
-/// Sums, commits and ranges of seeds of one plan.
-type OfPlan<'a> = (Sums, BTreeSet<&'a str>, BTreeSet<(u64, u64)>);
-
 /// The seeds that were run, by plan; returns the sums of all.
 fn seeds(out: &mut String, blocks: &[Block]) -> Sums {
+    type OfPlan<'a> = (Sums, BTreeSet<&'a str>, BTreeSet<(u64, u64)>);
     let mut plans: BTreeMap<&str, OfPlan<'_>> = BTreeMap::new();
     for block in blocks {
         let (sums, commits, ranges) = plans.entry(&block.plan).or_default();
