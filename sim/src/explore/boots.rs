@@ -216,6 +216,10 @@ impl Run<'_> {
                 Ok(report) => self.flushed(start, report.lost_objects),
                 Err(error) => self.excuse("close", &error),
             }
+            if self.struck {
+                // Until its end it may have quarantined a segment, and its checkpoint has it so.
+                self.oracle.may_all_be_dropped();
+            }
             let deadline = self.plan.setup.deadline();
             // The flush, the checkpoint and the end of the background task have a deadline each.
             self.check_time("close", took, deadline * 3);
