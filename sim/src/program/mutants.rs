@@ -35,12 +35,16 @@ pub struct HuntArgs {
 }
 
 /// The first thing found.
-#[derive(Serialize)]
-struct Caught {
-    seed: u64,
-    constant_fingerprint: bool,
-    kind: FindingKind,
-    text: String,
+#[derive(Serialize, Deserialize)]
+pub struct Caught {
+    /// By this seed.
+    pub seed: u64,
+    /// Whether all keys had one fingerprint.
+    pub constant_fingerprint: bool,
+    /// Which promise was broken.
+    pub kind: FindingKind,
+    /// What was seen.
+    pub text: String,
 }
 
 /// Seeds from 0 on, every other one without faults, every fourth with one fingerprint for all keys, until something is

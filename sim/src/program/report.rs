@@ -12,7 +12,7 @@ use clap::Args;
 use serde::Deserialize;
 
 use super::matrix::ROWS;
-use super::mutants::Outcome;
+use super::mutants::{Caught, Outcome};
 use super::seeds::Block;
 use crate::explore::Sums;
 
@@ -202,8 +202,15 @@ fn planted(out: &mut String, mutants: &[Outcome]) {
     *out += "\n## Planted bugs\n\n`sim/mutants.sh`: one build, one bug a process (`layouts::mutant` says what each breaks).\n\n";
     *out += "| planted | caught | seconds | by | what was seen |\n| --- | --- | ---: | --- | --- |\n";
     for m in mutants {
-        let how: String = m.how.replace('|', "/").chars().take(160).collect();
-        let caught = if m.caught { "yes" } else { "no" };
+        let said = serde_json::from_str::<Caught>(&m.how);
+        let how =
+            said.map_or_else(|_| m.how.clone(), |c| format!("{:?}, seed {}: {}", c.kind, c.seed, c.text));
+        let how: String = how.replace('|', "/").chars().take(120).collect();
+        let caught = match (m.caught, m.mutant == "none") {
+            (true, _) => "yes",
+            (false, true) => "nothing to catch",
+            (false, false) => "**no**",
+        };
         let _ = writeln!(out, "| `{}` | {caught} | {:.1} | {} | {how} |", m.mutant, m.seconds, m.by);
     }
 }
