@@ -157,9 +157,12 @@ impl SimDisk {
         state.remember();
     }
 
-    /// End faults by chance. Bad blocks stay bad, and what is stuck stays stuck; ordered strikes stay ordered.
+    /// End faults by chance, and [`FaultPlan::Strike`]s that have not struck. Bad blocks stay bad, and what is stuck
+    /// stays stuck.
     pub fn clear_faults(&self) {
-        self.set_faults(FaultRates::new(0));
+        let mut state = lock(&self.0);
+        state.strikes.disarm();
+        state.remember();
     }
 
     /// Every fault that struck by [`SimDisk::set_faults`] or [`FaultPlan::Strike`], oldest first, since the disk was

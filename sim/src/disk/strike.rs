@@ -83,6 +83,11 @@ impl Strikes {
         self.arm();
     }
 
+    /// Nothing strikes any more.
+    pub(crate) fn disarm(&mut self) {
+        *self = Strikes { struck: std::mem::take(&mut self.struck), ..Strikes::default() };
+    }
+
     /// Nothing strikes any more, and nothing is left in the log.
     pub(crate) fn clear(&mut self) {
         *self = Strikes::default();

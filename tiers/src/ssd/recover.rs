@@ -268,7 +268,17 @@ fn replay_segment(
             footer
         }
         None => match scan_segment(volume, serial, identity, order, found) {
-            Ok(Some(scanned)) => scanned,
+            Ok(Some(scanned)) => {
+                match seal(volume, serial, &scanned) {
+                    Ok(bytes) => found.bytes_written += bytes,
+                    // What was read is there, footer or not; the next open reads the segment again.
+                    Err(fault) => {
+                        on_time(serial, fault.clone())?;
+                        tracing::warn!(segment = id.0, %fault, "segment cannot be sealed");
+                    }
+                }
+                scanned
+            }
             Ok(None) => return Ok(()),
             Err(fault) => {
                 on_time(serial, fault.clone())?;
@@ -346,7 +356,7 @@ pub fn read_footer(
     Ok(footer::decode(&whole, identity, segment_bytes))
 }
 
-/// Read a segment record by record, and seal it with what verified. `None` if nothing did.
+/// Read a segment record by record: what a footer of it would say. `None` if nothing in it verified.
 fn scan_segment(
     volume: &Volume,
     serial: &mut Serial,
@@ -384,11 +394,16 @@ fn scan_segment(
         return Ok(None);
     }
     let (facts, entries) = seen.footer(identity, order);
+    Ok(Some((facts, entries)))
+}
+
+/// Write the footer of what a scan found; returns its length in bytes.
+fn seal(volume: &Volume, serial: &mut Serial, (facts, entries): &Footer) -> Result<u64, IoFault> {
+    let (file, start) = volume.place(facts.identity.segment, 0);
     // The records were read, which does not make them durable: the footer waits for that here too.
     serial.sync(file)?;
-    let bytes = footer::encode(&facts, &entries);
-    serial.write(file, start + segment_bytes - bytes.len() as u64, &bytes)?;
+    let bytes = footer::encode(facts, entries);
+    serial.write(file, start + volume.geometry.segment_bytes - bytes.len() as u64, &bytes)?;
     serial.sync(file)?;
-    found.bytes_written += bytes.len() as u64;
-    Ok(Some((facts, entries)))
+    Ok(bytes.len() as u64)
 }

@@ -391,6 +391,10 @@ fn an_order_counts_the_operations_it_can_strike() {
     }
     let struck: Vec<_> = b.disk.struck().iter().map(|s| (s.fault, s.offset / 4096)).collect();
     assert_eq!(struck, [(DiskFault::LostWrite, 2), (DiskFault::BitFlipAtRest, 3)], "one an operation");
+    strike(&b, DiskFault::LostWrite);
+    b.disk.clear_faults();
+    b.write(9, 1, 99);
+    assert_eq!((b.block(9), b.disk.struck().len()), (99, 2), "an order ends like the rest");
 }
 
 #[test]

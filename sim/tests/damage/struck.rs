@@ -1,0 +1,380 @@
+//! A store at work on a device of which the first, the second, the third, ... operation is struck, until a run has
+//! no fault: once for each kind of fault (rows 2, 3, 4, 7, 8, 9, 10, 11 and 14 of the fault matrix).
+//!
+//! Whatever happens, nobody gets bytes that were not put under that key, every call ends in time, and the store opens
+//! again once the device is well. What the device says it failed costs nothing that a flush covered.
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use pagelith::io::clock::{Clock, Mono};
+use pagelith::io::fault::FaultOp;
+use pagelith::layouts::key::ObjectKey;
+use pagelith::{AlignedBuf, Store};
+use pagelith_sim::disk::{CrashMode, DiskFault, FaultPlan, Struck};
+use pagelith_sim::env::SimWorld;
+
+use super::ledger::{Ledger, SECOND};
+use super::report::all;
+use super::scene::config_of;
+
+/// Operations of a kind that a run makes at most.
+const MOST: u64 = 2_000;
+/// The deadline of the configuration, and a tenth.
+const LONGEST: Duration = Duration::from_millis(2_200);
+/// As often as an open is tried while the device is sick.
+const OPENINGS: usize = 4;
+
+/// What is done in a run.
+type Body = for<'a, 'b> fn(&'a mut Run<'b>);
+
+/// A run under way.
+struct Run<'a> {
+    world: &'a SimWorld,
+    ssd_mib: u32,
+    ledger: Ledger,
+    scratch: AlignedBuf,
+    wrong: Vec<String>,
+    returned: BTreeSet<ObjectKey>,
+    /// Whether the store told of anything.
+    told: bool,
+    longest: Duration,
+    /// Calls longer than that, because a read into the caller's memory had not come back.
+    late: usize,
+}
+
+impl Run<'_> {
+    fn open(&mut self) -> Option<Store> {
+        let mut refusal = String::new();
+        for _ in 0..OPENINGS {
+            match Store::open_in(config_of(self.ssd_mib, 3), self.world.env()) {
+                Ok(store) => {
+                    let r = store.opened();
+                    self.told |= r.torn_records + u64::from(r.mended_blocks + r.refused_checkpoints) > 0;
+                    return Some(store);
+                }
+                Err(error) => (self.told, refusal) = (true, error.to_string()),
+            }
+            // What is stuck ends, and a process that waits for it.
+            self.world.runtime.run_for(Duration::from_secs(20));
+        }
+        self.wrong.push(format!("it does not open error={refusal}"));
+        None
+    }
+
+    /// Do one call, and see how long it took.
+    fn timed<T>(&mut self, what: &str, store: &Store, call: impl FnOnce(&mut Self) -> T) -> T {
+        let (from, late): (Mono, u64) = (self.world.clock.now(), store.stats().late_direct);
+        let out = call(self);
+        let took = self.world.clock.now().since(from);
+        if store.stats().late_direct > late {
+            self.late += 1;
+        } else if took > LONGEST {
+            self.wrong.push(format!("{what} took {took:?}"));
+        } else {
+            self.longest = self.longest.max(took);
+        }
+        out
+    }
+
+    fn put(&mut self, store: &Store, page: u32, base: Option<&str>, components: &[&str]) {
+        self.timed("put", store, |run| run.ledger.put(store, page, base, components));
+    }
+
+    fn flush(&mut self, store: &Store) {
+        self.timed("flush", store, |run| run.ledger.flush(store));
+    }
+
+    fn remove(&mut self, store: &Store, page: u32, component: &str) {
+        self.timed("remove", store, |run| run.ledger.remove(store, page, component));
+    }
+
+    /// Look at everything; returns what is missing.
+    fn look(&mut self, store: &Store) -> BTreeSet<ObjectKey> {
+        let strikes = || self.world.disk.struck().len();
+        let look = self.ledger.look_at(store, &mut self.scratch, &self.world.clock, strikes);
+        let late = store.stats().late_direct > 0;
+        if look.longest > LONGEST && !late {
+            self.wrong.push(format!("get took {:?}", look.longest));
+        }
+        self.wrong.extend(look.wrong);
+        self.returned.extend(look.returned);
+        let stats = store.stats();
+        self.told |= stats.read_errors + stats.flush_errors + stats.damaged > 0;
+        look.lost
+    }
+
+    fn end(&mut self, store: Store, closed: bool) {
+        let stats = store.stats();
+        self.told |= stats.read_errors + stats.flush_errors + stats.damaged > 0;
+        if closed {
+            self.told |= store.close().is_err();
+        } else {
+            drop(store);
+            self.world.crash(CrashMode::KeepAll);
+        }
+        self.ledger.died();
+    }
+
+    /// Everything once: put, flush, read back, remove, clear, seal, close, open.
+    fn live(&mut self) {
+        let Some(store) = self.open() else { return };
+        for page in 0..3 {
+            self.put(&store, page, None, &["x"]);
+        }
+        for page in 3..6 {
+            self.put(&store, page, None, &["k", "v"]);
+        }
+        self.put(&store, 3, Some("k"), &["m", "n"]);
+        self.put(&store, SECOND, None, &["k", "v"]);
+        self.flush(&store);
+        self.end(store, false);
+
+        let Some(store) = self.open() else { return };
+        self.look(&store);
+        self.remove(&store, 0, "x");
+        self.remove(&store, 4, "k");
+        self.timed("clear", &store, |run| run.ledger.clear(&store, SECOND));
+        self.put(&store, 0, None, &["x"]);
+        self.put(&store, SECOND + 1, None, &["x"]);
+        for page in 20..43 {
+            self.put(&store, page, None, &["k", "v"]);
+        }
+        self.flush(&store);
+        self.end(store, true);
+
+        let Some(store) = self.open() else { return };
+        self.look(&store);
+        self.remove(&store, 5, "k");
+        self.put(&store, 6, None, &["x"]);
+        self.flush(&store);
+        self.look(&store);
+        self.end(store, false);
+    }
+
+    /// A log that wraps: reclaim reads, moves and reuses.
+    fn wrap(&mut self) {
+        let Some(store) = self.open() else { return };
+        for page in 0..4 {
+            self.put(&store, page, None, &["k", "v"]);
+        }
+        self.flush(&store);
+        let pin = store.pin(&[super::ledger::key(0, "k"), super::ledger::key(1, "v")]);
+        self.remove(&store, 2, "k");
+        for page in 20..170 {
+            self.put(&store, page, None, &["k", "v"]);
+            if page % 25 == 0 {
+                self.flush(&store);
+            }
+        }
+        self.flush(&store);
+        drop(pin);
+        self.end(store, false);
+        let Some(store) = self.open() else { return };
+        self.look(&store);
+        self.end(store, true);
+    }
+}
+
+/// What a run came to.
+struct Outcome {
+    wrong: Vec<String>,
+    struck: Vec<Struck>,
+    lost: usize,
+    returned: usize,
+    told: bool,
+    longest: Duration,
+    late: usize,
+    /// Operations that the fault can strike.
+    could: u64,
+}
+
+fn run(fault: DiskFault, nth: u64, ssd_mib: u32, body: Body) -> Outcome {
+    let world = SimWorld::new(nth);
+    // The n-th strike of each run has other chances: which sectors, which bit, which other place.
+    world.disk.set_faults(pagelith_sim::disk::FaultRates::new(nth));
+    world.disk.inject(FaultPlan::Strike { fault, nth });
+    let scratch = AlignedBuf::new(1 << 17).expect("memory");
+    let ledger = Ledger::default();
+    let mut run = Run {
+        world: &world,
+        ssd_mib,
+        ledger,
+        scratch,
+        wrong: Vec::new(),
+        returned: BTreeSet::new(),
+        told: false,
+        longest: Duration::ZERO,
+        late: 0,
+    };
+    let mut lost = BTreeSet::new();
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        body(&mut run);
+        world.disk.clear_faults();
+        // The device is well again; what is stuck in it may happen or not.
+        world.crash(if nth.is_multiple_of(2) { CrashMode::DropAll } else { CrashMode::KeepAll });
+        run.told |= !run.ledger.errors.is_empty();
+        run.ledger.died();
+        let Some(store) = run.open() else { return };
+        lost = run.look(&store);
+        run.end(store, true);
+        // A process that has met too much damage takes no more; the next one does.
+        let Some(store) = run.open() else { return };
+        let mut new = Ledger::default();
+        new.put(&store, 999, None, &["k", "v"]);
+        new.flush(&store);
+        let again = new.look(&store, &mut run.scratch);
+        if !new.errors.is_empty() || !again.lost.is_empty() || !again.wrong.is_empty() {
+            run.wrong.push(format!("it does not take new things {:?} {again:?}", new.errors));
+        }
+        run.end(store, true);
+    }));
+    if ended.is_err() {
+        run.wrong.push("panicked".to_string());
+    }
+    let Run { wrong, returned, told, longest, late, .. } = run;
+    let could = world.disk.log().iter().filter(|op| fault.strikes(op.kind)).count() as u64;
+    let struck = world.disk.take_struck();
+    world.crash(CrashMode::KeepAll);
+    Outcome { wrong, struck, lost: lost.len(), returned: returned.len(), told, longest, late, could }
+}
+
+/// Strike one operation after the other. Of the many reads each kind of fault strikes one in six, each kind others,
+/// and delays one operation in nine, unless all are asked for.
+fn strike_each(fault: DiskFault, name: &str, ssd_mib: u32, evicts: bool, body: Body) {
+    let (mut injected, mut detected, mut lost, mut returned, mut late) = (0u64, 0u64, 0, 0, 0);
+    let (mut worst, mut worst_lost) = (String::new(), 0);
+    let mut longest = Duration::ZERO;
+    let (step, first) = match fault {
+        _ if all() => (1, 1),
+        _ if fault.delays() => (9, 1 + fault as u64 % 9),
+        _ if fault.strikes(FaultOp::Read) => (6, 1 + fault as u64 % 6),
+        _ => (if evicts { 4 } else { 1 }, 1),
+    };
+    for nth in (first..MOST).step_by(step) {
+        let o = run(fault, nth, ssd_mib, body);
+        let place = format!(
+            "fault={fault} nth={nth} plan={name} struck={:?}",
+            o.struck.first().map(ToString::to_string)
+        );
+        assert!(o.wrong.is_empty(), "{place}\n{}", o.wrong.join("\n"));
+        longest = longest.max(o.longest);
+        if o.struck.is_empty() {
+            assert!(!o.told && o.returned == 0 && (evicts || o.lost == 0), "told of nothing {place}");
+            if nth > o.could {
+                break;
+            }
+            continue;
+        }
+        injected += 1;
+        let seen = o.told || (o.lost > 0 && !evicts);
+        detected += u64::from(seen);
+        // A device that lies may take what was acked; one that fails may not, but for what an open cannot read.
+        let honest = fault.failure().is_some() || fault.delays();
+        let unread = fault.strikes(FaultOp::Read) && !fault.delays();
+        assert!(!honest || o.returned == 0, "{place} returned={}", o.returned);
+        assert!(!honest || unread || evicts || o.lost == 0, "{place} lost={}", o.lost);
+        if !evicts {
+            lost += o.lost;
+            if o.lost + o.returned > worst_lost {
+                (worst, worst_lost) = (format!(" most by {}", o.struck[0]), o.lost + o.returned);
+            }
+        }
+        returned += o.returned;
+        late += o.late;
+    }
+    eprintln!(
+        "plan={name} fault={fault}: injected={injected} detected={detected} harmless={} wrong=0 lost={lost} \
+         returned={returned} longest_ms={} late={late}{worst}",
+        injected - detected,
+        longest.as_millis()
+    );
+    assert!(injected > 0, "fault={fault} strikes nothing");
+}
+
+/// Through a life of a store, and through a log that wraps.
+fn both(fault: DiskFault) {
+    strike_each(fault, "live", 12, false, |run| run.live());
+    strike_each(fault, "wrap", 7, true, |run| run.wrap());
+}
+
+#[test]
+fn each_read_fails() {
+    both(DiskFault::ReadError);
+}
+
+#[test]
+fn each_read_is_short() {
+    both(DiskFault::ShortRead);
+}
+
+#[test]
+fn each_read_meets_a_bad_block() {
+    both(DiskFault::BadBlock);
+}
+
+#[test]
+fn each_read_is_misdirected() {
+    both(DiskFault::MisdirectedRead);
+}
+
+#[test]
+fn each_read_is_stale() {
+    both(DiskFault::StaleRead);
+}
+
+#[test]
+fn each_read_has_a_bit_flipped() {
+    both(DiskFault::BitFlipRead);
+}
+
+#[test]
+fn each_write_fails() {
+    both(DiskFault::WriteError);
+}
+
+#[test]
+fn each_write_is_short() {
+    both(DiskFault::ShortWrite);
+}
+
+#[test]
+fn each_write_is_lost() {
+    both(DiskFault::LostWrite);
+}
+
+#[test]
+fn each_write_is_torn() {
+    both(DiskFault::TornWrite);
+}
+
+#[test]
+fn each_write_is_misdirected() {
+    both(DiskFault::MisdirectedWrite);
+}
+
+#[test]
+fn each_write_lands_with_a_bit_flipped() {
+    both(DiskFault::BitFlipAtRest);
+}
+
+#[test]
+fn each_sync_fails() {
+    both(DiskFault::SyncError);
+}
+
+#[test]
+fn each_create_finds_no_room() {
+    strike_each(DiskFault::NoSpace, "live", 12, false, |run| run.live());
+}
+
+#[test]
+fn each_operation_is_slow() {
+    both(DiskFault::Slow);
+}
+
+#[test]
+fn each_operation_is_stuck() {
+    both(DiskFault::Stuck);
+}

@@ -1,0 +1,118 @@
+//! One record torn at every sector (row 1), over zeros and over a twin: a record of the same key, length, place,
+//! store, life and sequence with other bytes, as the same machine would have written it in another world.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use pagelith::layouts::record::{GroupKind, RecordKind};
+use pagelith_sim::disk::{FaultPlan, SimDisk};
+
+use super::report::Sums;
+use super::scene::{Made, Placed, Scene};
+
+const SECTOR: usize = 512;
+
+/// What lies where the write did not land.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Under {
+    Zeros,
+    Twin,
+}
+
+/// Which sectors of `count` landed: every prefix, every suffix, every single one, and all but a single one.
+fn tears(count: usize) -> Vec<Vec<bool>> {
+    let mut tears = Vec::new();
+    for at in 1..count {
+        tears.push((0..count).map(|i| i < at).collect());
+        tears.push((0..count).map(|i| i >= at).collect());
+    }
+    for at in 0..count {
+        tears.push((0..count).map(|i| i == at).collect());
+        tears.push((0..count).map(|i| i != at).collect());
+    }
+    tears
+}
+
+fn bytes_of(disk: &SimDisk, record: &Placed) -> Vec<u8> {
+    disk.peek(0, "segments", record.at, record.bytes as usize).expect("a record")
+}
+
+/// What checksums cover of a record: its header, and its payloads without the zeros behind them.
+fn covered(record: &Placed) -> impl Iterator<Item = Range<usize>> + '_ {
+    let payloads = record.payloads.iter().map(|(start, len)| {
+        let start = (start - record.at) as usize;
+        start..start + *len as usize
+    });
+    std::iter::once(0..record.header_bytes as usize).chain(payloads)
+}
+
+fn record_of(made: &Made, group: GroupKind) -> Placed {
+    let of = |r: &&Placed| r.kind == RecordKind::Data && r.group == group && !r.needed_by.is_empty();
+    made.records.iter().find(of).expect("a record of each group kind").clone()
+}
+
+fn tear(scene: Scene, group: GroupKind, under: Under) {
+    let (mut made, twin) = (scene.make(), scene.twin());
+    let record = record_of(&made, group);
+    let new = bytes_of(&made.on_disk(), &record);
+    let old = match under {
+        Under::Zeros => vec![0; new.len()],
+        Under::Twin => bytes_of(&twin.on_disk(), &record),
+    };
+    assert!(under == Under::Zeros || record_of(&twin, group).at == record.at, "twins");
+    let mut sums = Sums::default();
+    for landed in tears(new.len() / SECTOR) {
+        let mut bytes = old.clone();
+        for (i, _) in landed.iter().enumerate().filter(|(_, landed)| **landed) {
+            let sector = i * SECTOR..(i + 1) * SECTOR;
+            bytes[sector.clone()].copy_from_slice(&new[sector]);
+        }
+        let differs = covered(&record).any(|range| bytes[range.clone()] != new[range]);
+        let is_old = |range: &Range<usize>| bytes[range.clone()] == old[range.clone()];
+        if under == Under::Twin
+            && is_old(&(0..record.header_bytes as usize))
+            && covered(&record).skip(1).any(|range| is_old(&range))
+        {
+            // This is the twin, or one whole object of it under its whole header.
+            continue;
+        }
+        let place = record.at;
+        let seen = made.reopen(|disk| {
+            let name = "segments".to_string();
+            disk.inject(FaultPlan::Overwrite { dir: 0, name, offset: place, bytes });
+        });
+        let place = format!("{scene:?} {group:?} over {under:?} landed={landed:?}");
+        assert!(seen.is_whole() && seen.look.returned.is_empty(), "{place} {seen:?}");
+        // Behind the last byte of a payload nobody looks.
+        let lost = if differs { record.needed_by.clone() } else { BTreeSet::new() };
+        assert_eq!(seen.look.lost, lost, "{place}");
+        sums.injected += 1;
+        sums.detected += u64::from(differs);
+    }
+    assert!(sums.detected * 3 > sums.injected * 2, "{sums:?}");
+    sums.print(
+        1,
+        &format!("{group:?} record of {} sectors torn over {under:?}, {scene:?}", new.len() / SECTOR),
+    );
+}
+
+fn tear_all(scene: Scene) {
+    for group in [GroupKind::Single, GroupKind::Base, GroupKind::Attached] {
+        [Under::Zeros, Under::Twin].into_iter().for_each(|under| tear(scene, group, under));
+    }
+}
+
+#[test]
+fn a_record_of_an_open_segment_torn_at_every_sector() {
+    tear_all(Scene::Open);
+}
+
+#[test]
+fn a_record_of_a_sealed_segment_torn_at_every_sector() {
+    tear_all(Scene::Sealed);
+}
+
+#[test]
+fn a_record_under_a_checkpoint_torn_at_every_sector() {
+    tear_all(Scene::Closed);
+}
