@@ -204,7 +204,9 @@ impl Run<'_> {
         if self.rng.one_in(2) {
             self.drain();
         }
-        self.leave_process();
+        let stats = self.leave_process();
+        // Also of what was put before the last flush: see `leave_process`.
+        let dropped = stats.is_some_and(|s| s.segments_quarantined > 0 || s.ssd_state_changes > 1);
         let start = self.oracle.tick();
         if let Some(store) = self.take_store() {
             let begun = self.world.clock.now();
@@ -213,7 +215,8 @@ impl Run<'_> {
             self.take_strikes();
             self.say(|| format!("  close {outcome:?}"));
             match outcome {
-                Ok(report) => self.flushed(start, report.lost_objects),
+                Ok(report) if !dropped => self.flushed(start, report.lost_objects),
+                Ok(_) => {}
                 Err(error) => self.excuse("close", &error),
             }
             if self.struck {

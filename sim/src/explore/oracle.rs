@@ -335,8 +335,8 @@ impl Oracle {
 
     /// The process ended, and another one runs. `whole`: it read everything without a fault.
     pub fn rebooted(&mut self, whole: bool) {
-        if !whole {
-            // The next checkpoint is of what this process found.
+        if !whole || self.reads_struck >= self.quarantine_after {
+            // The next checkpoint is of what this process found; that of the last one, of what a quarantine had left it.
             self.may_all_be_dropped();
         }
         self.now += 1;
