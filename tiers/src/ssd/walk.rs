@@ -76,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    const END: u64 = 1 << 20;
+    const END: u64 = 4 << 20;
 
     fn identity() -> SegmentIdentity {
         SegmentIdentity { store: StoreId([7; 16]), segment: SegmentId(3), incarnation: Incarnation(2) }
