@@ -463,7 +463,6 @@ impl Oracle {
                     v.state = State::Stored;
                     self.dirty.push((oid, no));
                 }
-                v.dead = if v.gone == NEVER { NEVER } else { v.dead };
             } else if v.done <= start && v.state != State::Waiting {
                 v.dead = v.dead.min(start);
             }
