@@ -77,11 +77,13 @@ pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Ser
     if reopen.is_none() && plan.reopen_at.is_some() {
         eprintln!("there were fewer requests than --reopen-at requests={requests}");
     }
-    harness.meter.call(|| live.store.flush(Options::default())).0.context("cannot flush")?;
+    let flushed = harness.meter.call(|| live.store.flush(Options::default())).0;
+    unless_unavailable(flushed).context("cannot flush")?;
     totals.add(&live.store.stats());
     let Live { session, store } = live;
     drop(session);
-    harness.meter.call(|| store.close()).0.context("cannot close")?;
+    let closed = harness.meter.call(|| store.close()).0;
+    unless_unavailable(closed).context("cannot close")?;
     harness.tally.groups.waiting_dropped = totals.groups_dropped;
     let costs = Costs {
         bytes_to_device: totals.bytes_to_device,
@@ -107,4 +109,15 @@ fn progress_bar() -> ProgressBar {
     let style = ProgressStyle::with_template("{elapsed_precise} {wide_bar} {percent:>3} % {eta} left");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar
+}
+
+/// A device that went bad is a part of what a replay measures: it is said, and the replay ends like any other.
+fn unless_unavailable<T>(ended: pagelith::Result<T>) -> pagelith::Result<()> {
+    match ended {
+        Err(error) if error.kind == pagelith::ErrorKind::Unavailable => {
+            eprintln!("not everything is durable: {error}");
+            Ok(())
+        }
+        ended => ended.map(|_| ()),
+    }
 }
