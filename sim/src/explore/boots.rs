@@ -17,6 +17,10 @@ const OPENINGS: u32 = 4;
 /// Time for the background task to come to rest.
 const REST: Duration = Duration::from_secs(2);
 
+/// How often a store whose index is full of what was cleared may refuse the same object: it seals what is open and
+/// reclaims segments, the last of which may have waited for its turn.
+const ROUNDS_TO_MAKE_ROOM: usize = 4;
+
 impl Run<'_> {
     /// The device fails from now on as the plan says.
     fn arm(&mut self) {
@@ -303,7 +307,16 @@ impl Run<'_> {
         let pieces: Vec<[&[u8]; 1]> = bytes.iter().map(|b| [&b[..]]).collect();
         let slices: Vec<_> =
             oids.iter().zip(&pieces).map(|(oid, p)| PutSlice { key: key(*oid), pieces: p }).collect();
-        let outcomes = store.put_batch(&slices, Options::default());
+        let mut outcomes = store.put_batch(&slices, Options::default());
+        for (slice, outcome) in slices.iter().zip(&mut outcomes) {
+            for _ in 0..ROUNDS_TO_MAKE_ROOM {
+                if !matches!(outcome, Ok(PutOutcome::Refused)) {
+                    break;
+                }
+                self.world.runtime.run_for(REST);
+                *outcome = store.put_batch(std::slice::from_ref(slice), Options::default()).remove(0);
+            }
+        }
         self.oracle.tick();
         for (oid, outcome) in oids.iter().zip(&outcomes) {
             match outcome {

@@ -61,7 +61,7 @@ impl FaultMix {
     /// What the seed's generator draws.
     pub fn draw(rng: &mut SplitMix64, choice: FaultChoice) -> FaultMix {
         let all = DiskFault::ALL.len() as u64;
-        let rate = [300, 2_000, 12_000][rng.below(3) as usize];
+        let rate = [1_000, 8_000, 40_000][rng.below(3) as usize];
         let drawn = rng.below(10);
         let one = DiskFault::ALL[rng.below(all) as usize];
         let kinds: Vec<DiskFault> = match choice {
