@@ -5,23 +5,25 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use memmap2::{MmapMut, MmapOptions};
+use memmap2::MmapMut;
+
+use crate::spare;
 
 /// Keeps borrowed memory valid for as long as a [`Part`] of it exists.
 pub type Keep = Arc<dyn Any + Send + Sync>;
 
-/// An owned, zeroed, page-aligned (4096) buffer, mapped rather than allocated, so that it goes back to the
-/// system when dropped.
+/// An owned, zeroed, page-aligned (4096) buffer, mapped rather than allocated, so that a long one goes back to the
+/// system when dropped; what short ones leave is kept for the next, at most 16 MiB of it.
 pub struct AlignedBuf {
-    map: MmapMut,
+    /// `None` only while it is dropped.
+    map: Option<MmapMut>,
     len: usize,
 }
 
 impl AlignedBuf {
     /// A zeroed buffer of `len` bytes, at least 1. Fails if the system has no memory.
     pub fn new(len: usize) -> std::io::Result<AlignedBuf> {
-        let map = MmapOptions::new().len(len.max(1)).map_anon()?;
-        Ok(AlignedBuf { map, len })
+        Ok(AlignedBuf { map: Some(spare::zeroed(len)?), len })
     }
 
     /// Length in bytes.
@@ -37,8 +39,9 @@ impl AlignedBuf {
     /// The whole buffer as an exclusive part of an operation.
     pub fn into_part(mut self) -> Part {
         let len = self.len;
-        // `map` is never empty, so its address is never null; it does not move with the buffer's handle.
-        let ptr = NonNull::new(self.map.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        // A map is never empty, so its address is never null; it does not move with the buffer's handle.
+        let ptr =
+            self.map.as_mut().and_then(|map| NonNull::new(map.as_mut_ptr())).unwrap_or(NonNull::dangling());
         Part { ptr, len, exclusive: true, keep: Held::Owned(Arc::new(self)) }
     }
 }
@@ -46,13 +49,19 @@ impl AlignedBuf {
 impl std::ops::Deref for AlignedBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.map[..self.len]
+        self.map.as_deref().map_or(&[], |map| &map[..self.len])
     }
 }
 
 impl std::ops::DerefMut for AlignedBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.map[..self.len]
+        self.map.as_deref_mut().map_or(&mut [], |map| &mut map[..self.len])
+    }
+}
+
+impl Drop for AlignedBuf {
+    fn drop(&mut self) {
+        self.map.take().into_iter().for_each(spare::keep);
     }
 }
 
@@ -263,6 +272,22 @@ mod tests {
         let (a, b) = AlignedBuf::new(8192).expect("memory").into_part().split(4096);
         assert!(a.into_buf().is_none());
         assert_eq!(b.bytes().len(), 4096);
+    }
+
+    #[test]
+    fn memory_that_was_used_before_is_zeroed_and_nobody_elses() {
+        for len in [1usize, 4096, 5000, 65536, 1 << 20, 3 << 20] {
+            for _ in 0..3 {
+                let mut two = [AlignedBuf::new(len).expect("memory"), AlignedBuf::new(len).expect("memory")];
+                for buf in &mut two {
+                    assert!(buf.len() == len && buf.iter().all(|b| *b == 0), "len={len}");
+                    assert_eq!(buf.as_ptr() as usize % 4096, 0);
+                    buf.fill(0xa5);
+                }
+                let [a, b] = two.map(|buf| buf.as_ptr() as usize);
+                assert!(a.abs_diff(b) >= len, "one memory for two");
+            }
+        }
     }
 
     #[test]

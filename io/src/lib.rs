@@ -29,6 +29,7 @@ mod check;
 mod create;
 mod files;
 mod real;
+mod spare;
 #[allow(clippy::disallowed_methods, reason = "the real side of the runtime starts threads")]
 mod threads;
 #[allow(clippy::disallowed_methods, reason = "waits for the kernel with a deadline")]

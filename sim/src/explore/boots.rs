@@ -105,8 +105,9 @@ impl Run<'_> {
         use pagelith_io::disk::Disk;
         for dir in 0..self.plan.setup.dirs {
             for name in self.world.disk.names(dir) {
+                // Nobody holds it; the machine may go down before all are gone, and is wiped again after that.
                 let removed = process.remove(dir, &name);
-                removed.expect("a file that nobody holds");
+                assert!(removed.is_ok() || self.world.disk.stopped(), "{removed:?}");
             }
         }
     }
