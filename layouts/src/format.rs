@@ -97,7 +97,8 @@ pub(crate) const fn counter_ok(value: u64) -> bool {
 
 /// Whether all of `bytes` are zero: what is reserved must be, so that a later version may give it a meaning.
 pub(crate) fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|b| *b == 0)
+    // In pieces without a branch inside, which compile to wide compares: headers are mostly padding.
+    bytes.chunks(64).all(|piece| piece.iter().fold(0, |any, b| any | b) == 0)
 }
 
 #[cfg(test)]
