@@ -261,6 +261,10 @@ impl Run<'_> {
             self.crash();
         }
         self.disarm();
+        if self.plan.faults.delays() {
+            // What is stuck holds memory and files until it ends.
+            self.world.runtime.run_for(self.plan.faults.stuck_for());
+        }
         self.audit();
         while !self.pins.is_empty() {
             self.unpin();
