@@ -25,7 +25,7 @@ use crate::frames::{FrameRef, FrameState};
 use crate::index::SsdPlace;
 use crate::probe::Trial;
 use crate::quarantine::Purge;
-use crate::reclaim::Reclaim;
+use crate::reclaim::{Kept, Reclaim};
 use crate::scrub::Background;
 use crate::shared::Shared;
 use crate::stuck::Stuck;
@@ -87,8 +87,8 @@ pub(crate) struct Flusher {
     pub clears: Vec<(NamespaceId, Generation, u64)>,
     pub next_order: SegmentOrder,
     pub reclaim: Option<Reclaim>,
-    /// Victims that could not be emptied, and when they may be tried again.
-    pub kept: HashMap<SegmentId, Mono>,
+    /// Victims that could not be emptied.
+    pub kept: HashMap<SegmentId, Kept>,
     /// Emptied victims that somebody still reads, and since when.
     pub leaving: Vec<(SegmentId, Mono)>,
     /// Refused puts that room was made for.

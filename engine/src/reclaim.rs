@@ -13,6 +13,7 @@ mod scan;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use pagelith_io::clock::Mono;
 use pagelith_io::disk::{Completion, Op};
 use pagelith_layouts::footer::{self, FooterEntry};
 use pagelith_layouts::ids::{Generation, SegmentId, Sequence};
@@ -49,6 +50,12 @@ enum Stage {
     Scanning,
     Moving,
     Syncing,
+}
+
+/// A victim that could not be emptied: when it may be tried again, and whether the device is to blame.
+pub(crate) struct Kept {
+    until: Mono,
+    unreadable: bool,
 }
 
 /// A reclaim under way.
@@ -111,7 +118,7 @@ impl Flusher {
         let mut core = self.shared.lock();
         let index_full = core.index.len() * 100 > core.index.capacity() * 95;
         let now = self.shared.now();
-        self.kept.retain(|_, until| *until > now);
+        self.kept.retain(|_, kept| kept.until > now);
         let Some(ssd) = core.ssd.as_mut().filter(|s| s.health.writes()) else { return false };
         // Readers are gone soon; one that stays does not hold up the rest.
         let soon = self.leaving.iter().filter(|(_, since)| now.since(*since) < KEPT).count();
@@ -124,7 +131,8 @@ impl Flusher {
             let none_free = ssd.segments.count(SegmentState::Free) == 0;
             let refused = core.counters.puts_refused;
             drop(core);
-            return (none_free && self.forget_stuck()) || (index_full && self.seal_for_room(refused));
+            return (none_free && (self.forget_stuck() || self.stop_without_room()))
+                || (index_full && self.seal_for_room(refused));
         };
         let s = ssd.segments.get_mut(victim);
         s.state = SegmentState::Reclaiming;
@@ -168,6 +176,22 @@ impl Flusher {
         !stuck.is_empty()
     }
 
+    /// There is no segment left, and the device can read none of those that might be emptied. Who waits for room would
+    /// wait as long as the device is as it is, and so would a clear behind it: nothing more is written. Each trial
+    /// looks at the victims again.
+    fn stop_without_room(&mut self) -> bool {
+        let moving = self.log.in_flight() > 0 || !self.leaving.is_empty() || self.is_purging();
+        if self.kept.is_empty() || moving || !self.kept.values().all(|kept| kept.unreadable) {
+            return false;
+        }
+        let now = self.shared.now();
+        let stopped = self.shared.lock().ssd.as_mut().is_some_and(|s| s.health.stop_writing(now));
+        if stopped {
+            self.state_changed("no segment is left, and none can be read to be emptied");
+        }
+        stopped
+    }
+
     /// The index is full of what lies in the open segment: that becomes a victim once it is sealed. Only after
     /// another put was refused, else what is pinned would be written again and again.
     fn seal_for_room(&mut self, puts_refused: u64) -> bool {
@@ -189,7 +213,7 @@ impl Flusher {
             Err(_) => false,
         };
         if !submitted {
-            self.keep_victim(KEPT);
+            self.keep_victim();
         }
     }
 
@@ -295,7 +319,7 @@ impl Flusher {
     pub(crate) fn reclaim_synced(&mut self, ok: bool) {
         let Some(r) = self.reclaim.as_mut() else { return };
         if !ok {
-            return self.keep_victim(KEPT);
+            return self.keep_victim();
         }
         let (segment, members) = (r.segment, std::mem::take(&mut r.members));
         let mut core = self.shared.lock();
@@ -306,7 +330,7 @@ impl Flusher {
         if members.iter().any(stays) && !mutant::on(Mutant::PinIgnored) {
             // Pinned after the choice was made. The next try moves it.
             drop(core);
-            return self.keep_victim(KEPT);
+            return self.keep_victim();
         }
         for (fingerprint, place) in members {
             core.drop_ssd(fingerprint, place);
@@ -360,10 +384,19 @@ impl Flusher {
         }
     }
 
-    /// Give up on this victim for `duration`.
-    fn keep_victim(&mut self, duration: Duration) {
+    /// Give up on this victim for now.
+    fn keep_victim(&mut self) {
+        self.keep_for(KEPT, false);
+    }
+
+    /// Give up on it for longer: there may be tombstones in what was not read, so it cannot be used again.
+    fn keep_unreadable(&mut self) {
+        self.keep_for(UNREADABLE, true);
+    }
+
+    fn keep_for(&mut self, duration: Duration, unreadable: bool) {
         let Some(r) = self.reclaim.take() else { return };
-        self.kept.insert(r.segment, self.shared.now().after(duration));
+        self.kept.insert(r.segment, Kept { until: self.shared.now().after(duration), unreadable });
         self.shared.lock().set_segment_state(r.segment, SegmentState::Sealed);
     }
 }

@@ -10,7 +10,7 @@ use pagelith_tiers::ssd::append::{RecordPlace, Unit, UnitMember};
 use pagelith_tiers::ssd::read::Verifier;
 use pagelith_tiers::ssd::segments::SegmentState;
 
-use super::{KEPT, Stage};
+use super::Stage;
 use crate::core::Core;
 use crate::flusher::{Appended, Flusher, Purpose, TAG_RECORD, Written};
 use crate::index::SsdPlace;
@@ -26,7 +26,7 @@ impl Flusher {
         let Some(r) = self.reclaim.as_mut() else { return moved };
         if r.to_read.is_empty() && r.reading.is_empty() && r.ready.is_empty() && r.in_log == 0 {
             if r.kept {
-                self.keep_victim(KEPT);
+                self.keep_victim();
                 return true;
             }
             r.stage = Stage::Syncing;

@@ -6,7 +6,7 @@ use pagelith_layouts::footer::{self, FooterEntry};
 use pagelith_layouts::ids::SegmentId;
 use pagelith_tiers::ssd::walk::Walk;
 
-use super::{Stage, UNREADABLE};
+use super::Stage;
 use crate::flusher::{Flusher, TAG_SCAN};
 
 /// A look at every header of the victim.
@@ -46,7 +46,7 @@ impl Flusher {
             self.log.submit(TAG_SCAN, Op::Read { file, offset, parts: vec![buf.into_part()] }).is_ok()
         });
         if !submitted {
-            self.keep_victim(super::KEPT);
+            self.keep_victim();
         }
     }
 
@@ -60,9 +60,8 @@ impl Flusher {
             if !std::mem::replace(&mut scan.tried, true) {
                 return self.scan_on();
             }
-            // There may be tombstones in what was not read: the segment cannot be used again.
             self.suspect(segment);
-            return self.keep_victim(UNREADABLE);
+            return self.keep_unreadable();
         }
         scan.tried = false;
         let Some(part) = completion.op.into_parts().pop() else { return };
