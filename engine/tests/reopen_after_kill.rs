@@ -71,14 +71,11 @@ fn overfilled(home: &std::path::Path) -> Plan {
 /// Of the points in a store's first seconds: what they hit is being made.
 const POINTS_OF_A_NEW_STORE: usize = 3;
 
+/// Lives more that a point gets which no process died at.
+const MORE_LIVES: u64 = 12;
+
 #[test]
 fn nothing_wrong_is_found_after_a_kill_at_each_named_point() {
-    // Two findings are open (docs/roadmap.md): on a busy machine a point may not be met in two rounds each, and once
-    // a pinned page was gone between two questions.
-    if std::env::var_os("PAGELITH_KILLS").is_none() {
-        println!("skipped: the named points are a campaign, PAGELITH_KILLS=54 runs each twice");
-        return;
-    }
     let kills = number("PAGELITH_KILLS", 2 * POINTS.len() as u64);
     // Small, so that it wraps and moves what was used within a few rounds.
     let plan = |home: &std::path::Path| Plan { ssd_mib: 24, pages: 900, ..overfilled(home) };
@@ -99,11 +96,23 @@ fn nothing_wrong_is_found_after_a_kill_at_each_named_point() {
         let died = campaign.round(round, Death::At(Aim { point, nth: nth as u32 }));
         hit[point] += u64::from(died);
     }
+    // How far a child comes depends on the machine too: what was not met yet gets more lives.
+    let mut round = kills;
+    for point in 0..POINTS.len() {
+        let last = round + MORE_LIVES;
+        while hit[point] == 0 && round < last {
+            if point < POINTS_OF_A_NEW_STORE {
+                campaign.new_store();
+            }
+            hit[point] += u64::from(campaign.round(round, Death::At(Aim { point, nth: 1 })));
+            round += 1;
+        }
+    }
     let missed: Vec<_> = POINTS.iter().zip(&hit).filter(|(_, n)| **n == 0).map(|(p, _)| p.0).collect();
     for (point, n) in POINTS.iter().zip(&hit) {
         println!("points: {n} x {}", point.0);
     }
-    campaign.report(kills);
+    campaign.report(round);
     assert!(missed.is_empty(), "points that no process died at: {missed:?}");
 }
 

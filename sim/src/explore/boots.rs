@@ -79,7 +79,7 @@ impl Run<'_> {
                     if error.kind == ErrorKind::Denied {
                         return self.find(FindingKind::Leak, format!("a lock is left error={error}"));
                     }
-                    if refused && self.oracle.has_been_lied_to() {
+                    if refused && self.oracle.is_rotten() {
                         self.sums.refused_opens += 1;
                         self.ledger.noticed(1);
                         self.disarm();
@@ -98,16 +98,16 @@ impl Run<'_> {
         self.ledger.injected()
     }
 
-    /// An operator makes the store anew.
+    /// An operator makes the store anew, on a machine that stays up for that.
     fn wipe(&mut self) {
         self.oracle.wiped();
+        self.world.disk.stop_after(u64::MAX);
         let process = self.world.disk.connect();
         use pagelith_io::disk::Disk;
         for dir in 0..self.plan.setup.dirs {
             for name in self.world.disk.names(dir) {
-                // Nobody holds it; the machine may go down before all are gone, and is wiped again after that.
                 let removed = process.remove(dir, &name);
-                assert!(removed.is_ok() || self.world.disk.stopped(), "{removed:?}");
+                removed.expect("a file that nobody holds");
             }
         }
     }

@@ -371,11 +371,6 @@ impl Oracle {
         self.rotten
     }
 
-    /// Whether a device lied since the store was made.
-    pub fn has_been_lied_to(&self) -> bool {
-        self.lied
-    }
-
     /// All files are gone: nothing that was ever put is there.
     pub fn wiped(&mut self) {
         self.now += 1;

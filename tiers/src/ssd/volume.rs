@@ -363,7 +363,7 @@ fn open(
                 files[i] = Some((file, len));
                 if len >= ALIGN {
                     let len = pagelith_layouts::align::align_down(len) as usize;
-                    copies[i] = serial.read(file, 0, len).map(|b| b.to_vec()).unwrap_or_default();
+                    copies[i] = read_copy(&mut serial, file, len);
                 }
             }
             Err(VolumeError::File { .. }) => {}
@@ -437,6 +437,20 @@ fn compatible(disk: &dyn Disk, wanted: &Geometry, found: &Superblock) -> Result<
             Err(VolumeError::Incompatible { field, found, wanted, dir: disk.dir_name(0) })
         }
     }
+}
+
+/// A copy of the manifest, with zeros for blocks that cannot be read: what one copy lacks the other may have.
+fn read_copy(serial: &mut Serial, file: FileId, len: usize) -> Vec<u8> {
+    if let Ok(whole) = serial.read(file, 0, len) {
+        return whole.to_vec();
+    }
+    let mut copy = vec![0; len];
+    for (i, block) in copy.chunks_exact_mut(ALIGN as usize).enumerate() {
+        if let Ok(read) = serial.read(file, i as u64 * ALIGN, ALIGN as usize) {
+            block.copy_from_slice(&read);
+        }
+    }
+    copy
 }
 
 /// Bring both copies to the same state before anything else is written: from then on either may be lost.
