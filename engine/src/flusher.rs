@@ -91,8 +91,9 @@ pub(crate) struct Flusher {
     pub kept: HashMap<SegmentId, Kept>,
     /// Emptied victims that somebody still reads, and since when.
     pub leaving: Vec<(SegmentId, Mono)>,
-    /// Refused puts that room was made for.
+    /// Refused puts that room was made for, and entries in the index when that last began.
     pub refused_seen: u64,
+    pub entries_before: u64,
     pub checkpoint: Option<Checkpointing>,
     pub checkpoint_serial: u64,
     pub sealed_since_checkpoint: u32,
@@ -137,6 +138,7 @@ impl Flusher {
             kept: HashMap::new(),
             leaving: Vec::new(),
             refused_seen: 0,
+            entries_before: u64::MAX,
             checkpoint: None,
             checkpoint_serial: serial,
             sealed_since_checkpoint: 0,

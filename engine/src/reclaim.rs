@@ -116,26 +116,36 @@ impl Flusher {
         let low = self.low_water();
         let Some(volume) = self.shared.volume.clone() else { return false };
         let mut core = self.shared.lock();
-        let index_full = core.index.len() * 100 > core.index.capacity() * 95;
+        let (entries, refused) = (core.index.len(), core.counters.puts_refused);
+        let index_full = entries * 100 > core.index.capacity() * 95;
+        if !index_full {
+            self.entries_before = u64::MAX;
+        }
+        // A victim full of what is pinned gives no entry back, and the next one does not either: without a put that
+        // asks for room, the device would be written full of the same for as long as the pins are held.
+        let for_index = index_full && (entries < self.entries_before || refused != self.refused_seen);
         let now = self.shared.now();
         self.kept.retain(|_, kept| kept.until > now);
         let Some(ssd) = core.ssd.as_mut().filter(|s| s.health.writes()) else { return false };
         // Readers are gone soon; one that stays does not hold up the rest.
         let soon = self.leaving.iter().filter(|(_, since)| now.since(*since) < KEPT).count();
-        if ssd.segments.count(SegmentState::Free) + soon >= low && !index_full {
+        let for_space = ssd.segments.count(SegmentState::Free) + soon < low;
+        if !for_space && !for_index {
             return false;
         }
         let mut sealed = ssd.segments.sealed();
         sealed.retain(|s| !self.kept.contains_key(&s.segment));
         let Some(victim) = ssd.policy.victim(&sealed).map(|i| sealed[i].segment) else {
             let none_free = ssd.segments.count(SegmentState::Free) == 0;
-            let refused = core.counters.puts_refused;
             drop(core);
             return (none_free && (self.forget_stuck() || self.stop_without_room()))
                 || (index_full && self.seal_for_room(refused));
         };
         let s = ssd.segments.get_mut(victim);
         s.state = SegmentState::Reclaiming;
+        if !for_space {
+            (self.refused_seen, self.entries_before) = (refused, entries);
+        }
         let identity = SegmentIdentity { store: volume.store, segment: victim, incarnation: s.incarnation };
         drop(core);
         self.reclaim = Some(Reclaim {
@@ -198,7 +208,7 @@ impl Flusher {
         if self.refused_seen == puts_refused {
             return false;
         }
-        self.refused_seen = puts_refused;
+        (self.refused_seen, self.entries_before) = (puts_refused, u64::MAX);
         self.log.seal_open();
         true
     }
