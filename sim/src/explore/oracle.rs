@@ -65,8 +65,9 @@ struct Object {
 impl Object {
     fn doubt_all(&mut self) {
         self.certain = NEVER;
-        let durable = self.versions.iter_mut().filter(|v| v.state == State::Durable);
-        durable.for_each(|v| v.state = State::Maybe);
+        // What no flush had covered yet neither: the next one may cover a write that nothing finds any more.
+        let here = self.versions.iter_mut().filter(|v| matches!(v.state, State::Durable | State::Stored));
+        here.for_each(|v| v.state = State::Maybe);
     }
 }
 

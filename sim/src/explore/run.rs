@@ -233,8 +233,10 @@ impl<'p> Run<'p> {
     /// An error that nothing explains, unless something does.
     pub(super) fn excuse(&mut self, what: &str, error: &Error) {
         let internal = error.kind == ErrorKind::Internal;
-        let crowded = error.kind == ErrorKind::Unavailable && !self.flights.is_empty();
-        let explained = self.world.disk.stopped() || self.struck || error.kind == ErrorKind::Busy || crowded;
+        // A pin of one key is a pin of all where all have one fingerprint: then no segment can be emptied.
+        let pinned = self.plan.setup.constant && !self.pins.is_empty();
+        let late = error.kind == ErrorKind::Unavailable && (pinned || !self.flights.is_empty());
+        let explained = self.world.disk.stopped() || self.struck || error.kind == ErrorKind::Busy || late;
         if internal || !explained {
             self.find(FindingKind::Error, format!("{what} failed kind={:?} error={error}", error.kind));
         }
