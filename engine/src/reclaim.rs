@@ -9,6 +9,7 @@
 
 mod moving;
 mod scan;
+mod tombstones;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,18 +17,21 @@ use std::time::Duration;
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::{Completion, Op};
 use pagelith_layouts::footer::{self, FooterEntry};
-use pagelith_layouts::ids::{Generation, SegmentId, Sequence};
+use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
 use pagelith_layouts::mutant::{self, Mutant};
-use pagelith_layouts::record::{MEMBERS_MAX, RecordKind};
+use pagelith_layouts::record::RecordKind;
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_tiers::policy::ExtentFacts;
 use pagelith_tiers::ssd::append::Unit;
 use pagelith_tiers::ssd::segments::SegmentState;
 
 use self::scan::Scan;
+use self::tombstones::Tombstone;
 use crate::flusher::{Flusher, TAG_FOOTER, TAG_READBACK, TAG_RECORD, TAG_SCAN, TAG_SCRUB, TAG_TRIAL};
 use crate::index::SsdPlace;
 
+/// Of a segment, one part in so many has to come free for it to be emptied.
+const GAIN_MIN: u64 = 64;
 /// Bytes of a segment's end that are read at first.
 const TAIL_BYTES: u64 = 64 * 1024;
 /// How long a victim that could not be emptied is left alone: pins end, and room comes, without a signal.
@@ -58,21 +62,27 @@ pub(crate) struct Kept {
     unreadable: bool,
 }
 
+/// A member of one of the victim's records.
+struct Member {
+    fingerprint: u128,
+    place: SsdPlace,
+    namespace: NamespaceId,
+    generation: Generation,
+}
+
 /// A reclaim under way.
 pub(crate) struct Reclaim {
     segment: SegmentId,
     identity: SegmentIdentity,
     stage: Stage,
     scan: Option<Scan>,
-    /// Every member of the victim: fingerprint and place.
-    members: Vec<(u128, SsdPlace)>,
+    members: Vec<Member>,
     to_read: Vec<Survivor>,
     reading: BTreeMap<u64, Survivor>,
     next_tag: u64,
     /// Units that wait for room in the log, and how many are in it.
     ready: Vec<Unit>,
     in_log: usize,
-    tombstones: Vec<(Generation, Sequence, Vec<pagelith_layouts::key::ObjectKey>)>,
     /// Something that must survive could not be moved: the victim is kept.
     kept: bool,
 }
@@ -159,10 +169,9 @@ impl Flusher {
             next_tag: 0,
             ready: Vec::new(),
             in_log: 0,
-            tombstones: Vec::new(),
             kept: false,
         });
-        tracing::debug!(segment = victim.0, "reclaim");
+        tracing::debug!(segment = victim.0, for_space, entries, "reclaim");
         self.read_footer(TAIL_BYTES.min(volume.geometry.segment_bytes));
         true
     }
@@ -267,6 +276,7 @@ impl Flusher {
     fn choose(&mut self, entries: &[FooterEntry]) {
         let shared = self.shared.clone();
         let Some(mut r) = self.reclaim.take() else { return };
+        let mut tombstones = Vec::new();
         let mut records: BTreeMap<u32, (Survivor, u64, usize, u32)> = BTreeMap::new();
         let core = shared.lock();
         for e in entries {
@@ -280,13 +290,19 @@ impl Flusher {
                 let durable = self.durable_generations.get(&e.key.namespace()).copied();
                 let current = durable.unwrap_or(Generation::FIRST) <= Generation(e.generation);
                 if needed && current && !mutant::on(Mutant::TombstoneDropped) {
-                    r.tombstones.push((Generation(e.generation), Sequence(e.sequence), vec![e.key]));
+                    tombstones.push(Tombstone {
+                        generation: Generation(e.generation),
+                        sequence: Sequence(e.sequence),
+                        key: e.key,
+                        absent: core.index.find(fingerprint).next().is_none(),
+                    });
                 }
                 continue;
             }
             let place = SsdPlace::of_entry(r.segment, e);
-            r.members.push((fingerprint, place));
-            if core.generation(e.key.namespace()) != Generation(e.generation) {
+            let (namespace, generation) = (e.key.namespace(), Generation(e.generation));
+            r.members.push(Member { fingerprint, place, namespace, generation });
+            if core.generation(namespace) != generation {
                 continue;
             }
             let found = core.index.find(fingerprint).find(|i| i.ssd == Some(place));
@@ -318,8 +334,16 @@ impl Flusher {
             r.to_read = chosen.into_iter().rev().map(|i| whole[i].0.clone()).collect();
         }
         drop(core);
-        r.tombstones = joined(std::mem::take(&mut r.tombstones));
-        for (generation, sequence, keys) in std::mem::take(&mut r.tombstones) {
+        let tombstones = tombstones::joined(tombstones);
+        let bytes: u64 = r.to_read.iter().map(|s| s.bytes).sum();
+        let gain = segment_bytes.saturating_sub(bytes + tombstones.len() as u64 * 4096);
+        if gain < segment_bytes / GAIN_MIN {
+            // Full of what is pinned: to write it all again would free nothing.
+            self.reclaim = Some(r);
+            return self.keep_victim();
+        }
+        tracing::debug!(records = r.to_read.len(), tombstones = tombstones.len(), "what survives");
+        for (generation, sequence, keys) in tombstones {
             r.ready.push(self.tombstone_unit(generation, sequence, &keys, None));
         }
         r.stage = Stage::Moving;
@@ -333,17 +357,19 @@ impl Flusher {
         }
         let (segment, members) = (r.segment, std::mem::take(&mut r.members));
         let mut core = self.shared.lock();
-        let stays = |(fp, place): &(u128, SsdPlace)| {
-            core.pins.is_pinned(*fp)
-                && core.index.find(*fp).any(|e| e.ssd == Some(*place) && core.is_visible(&e))
+        // What was cleared is held by no pin.
+        let stays = |m: &Member| {
+            core.pins.is_pinned(m.fingerprint)
+                && core.generation(m.namespace) == m.generation
+                && core.index.find(m.fingerprint).any(|e| e.ssd == Some(m.place) && core.is_visible(&e))
         };
         if members.iter().any(stays) && !mutant::on(Mutant::PinIgnored) {
             // Pinned after the choice was made. The next try moves it.
             drop(core);
             return self.keep_victim();
         }
-        for (fingerprint, place) in members {
-            core.drop_ssd(fingerprint, place);
+        for m in members {
+            core.drop_ssd(m.fingerprint, m.place);
         }
         // Where headers were read instead of the footer, one that is damaged said nothing of what lies behind it.
         if let Some(ssd) = core.ssd.as_mut().filter(|s| s.segments.get(segment).live_objects > 0) {
@@ -409,24 +435,4 @@ impl Flusher {
         self.kept.insert(r.segment, Kept { until: self.shared.now().after(duration), unreadable });
         self.shared.lock().set_segment_state(r.segment, SegmentState::Sealed);
     }
-}
-
-/// Tombstones of one namespace, generation and sequence in one record each.
-fn joined(
-    tombstones: Vec<(Generation, Sequence, Vec<pagelith_layouts::key::ObjectKey>)>,
-) -> Vec<(Generation, Sequence, Vec<pagelith_layouts::key::ObjectKey>)> {
-    let mut out: Vec<(Generation, Sequence, Vec<pagelith_layouts::key::ObjectKey>)> = Vec::new();
-    for (generation, sequence, keys) in tombstones {
-        match out.last_mut() {
-            Some((g, s, k))
-                if (*g, *s) == (generation, sequence)
-                    && k[0].namespace() == keys[0].namespace()
-                    && k.len() < MEMBERS_MAX =>
-            {
-                k.extend(keys);
-            }
-            _ => out.push((generation, sequence, keys)),
-        }
-    }
-    out
 }

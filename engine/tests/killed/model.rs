@@ -236,7 +236,11 @@ impl Model {
 
 /// What exists says of a page and what get brings. A store that was killed while reclaim held its last segment may
 /// have to forget a namespace to have room for anything again, pins or not, and counts that: then both are asked anew.
-fn both_answers(store: &Store, page: Page, keys: &[pagelith_layouts::key::ObjectKey]) -> (Vec<bool>, [Option<Vec<u8>>; 2]) {
+fn both_answers(
+    store: &Store,
+    page: Page,
+    keys: &[pagelith_layouts::key::ObjectKey],
+) -> (Vec<bool>, [Option<Vec<u8>>; 2]) {
     loop {
         let forgotten = store.stats().namespaces_forgotten;
         let exist = store.exists_batch(keys, Options::default());

@@ -314,6 +314,7 @@ impl Run<'_> {
         let slices: Vec<_> =
             oids.iter().zip(&pieces).map(|(oid, p)| PutSlice { key: key(*oid), pieces: p }).collect();
         let mut outcomes = store.put_batch(&slices, Options::default());
+        let refused = outcomes.iter().any(|o| matches!(o, Ok(PutOutcome::Refused)));
         for (slice, outcome) in slices.iter().zip(&mut outcomes) {
             for _ in 0..ROUNDS_TO_MAKE_ROOM {
                 if !matches!(outcome, Ok(PutOutcome::Refused)) {
@@ -338,8 +339,9 @@ impl Run<'_> {
         }
         let keys: Vec<_> = oids.iter().map(|oid| key(*oid)).collect();
         let here = store.exists_batch(&keys, Options::default());
-        // Of a tier that stopped writing meanwhile, a write buffer keeps nothing.
-        let well = well && store.stats().ssd_state_changes == changes;
+        // Of a tier that stopped writing meanwhile, a write buffer keeps nothing; and while the index was full, each
+        // took the place of the one before.
+        let well = well && store.stats().ssd_state_changes == changes && !refused;
         if here.iter().any(|here| !here) && well && !self.plan.setup.constant {
             self.find(FindingKind::Lost, format!("an empty store lost what was just put {here:?}"));
         }
