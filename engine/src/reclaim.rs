@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::{Completion, Op};
+use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::footer::{self, FooterEntry};
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
 use pagelith_layouts::mutant::{self, Mutant};
@@ -30,8 +31,9 @@ use self::tombstones::Tombstone;
 use crate::flusher::{Flusher, TAG_FOOTER, TAG_READBACK, TAG_RECORD, TAG_SCAN, TAG_SCRUB, TAG_TRIAL};
 use crate::index::SsdPlace;
 
-/// Of a segment, one part in so many has to come free for it to be emptied.
-const GAIN_MIN: u64 = 64;
+/// Of a segment, one part in so many has to come free for it to be emptied: less, and the device would write that
+/// much more than it is given.
+const GAIN_MIN: u64 = 8;
 /// Bytes of a segment's end that are read at first.
 const TAIL_BYTES: u64 = 64 * 1024;
 /// How long a victim that could not be emptied is left alone: pins end, and room comes, without a signal.
@@ -336,9 +338,14 @@ impl Flusher {
         drop(core);
         let tombstones = tombstones::joined(tombstones);
         let bytes: u64 = r.to_read.iter().map(|s| s.bytes).sum();
-        let gain = segment_bytes.saturating_sub(bytes + tombstones.len() as u64 * 4096);
+        let tombstone_bytes = tombstones.len() as u64 * ALIGN;
+        let gain = segment_bytes.saturating_sub(bytes + tombstone_bytes);
         if gain < segment_bytes / GAIN_MIN {
-            // Full of what is pinned: to write it all again would free nothing.
+            // To write it all again would free nothing. What is older goes first, and with it the tombstones' use;
+            // pins end.
+            if tombstone_bytes > segment_bytes / 2 {
+                self.stuck.extend(tombstones.iter().map(|(.., keys)| keys[0].namespace()));
+            }
             self.reclaim = Some(r);
             return self.keep_victim();
         }

@@ -263,7 +263,8 @@ impl Run<'_> {
         }
         self.disarm();
         if self.plan.faults.delays() {
-            // What is stuck holds memory and files until it ends.
+            // What is stuck holds memory and files until it ends. Nobody looks after gets in flight for so long.
+            self.hurried |= !self.flights.is_empty();
             self.world.runtime.run_for(self.plan.faults.stuck_for());
         }
         self.audit();
