@@ -104,7 +104,7 @@ pub(crate) struct Flusher {
     pub purge: Option<Purge>,
     /// Tombstones that somebody waits for: where they lie, which are being read back, and which wait for that.
     pub tombstones: HashMap<u64, RecordPlace>,
-    pub reading_back: HashMap<u64, u64>,
+    pub reading_back: HashMap<u64, (u64, SegmentId)>,
     pub to_read_back: Vec<u64>,
     pub scrub: Background,
     /// Whether the device ends what was submitted.

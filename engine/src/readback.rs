@@ -22,7 +22,12 @@ impl Flusher {
             self.log.submit(tag, Op::Read { file, offset, parts: vec![buf.into_part()] }).is_ok()
         });
         if submitted {
-            self.reading_back.insert(tag, answer);
+            let segment = place.identity.segment;
+            self.reading_back.insert(tag, (answer, segment));
+            // Nobody is to write there while the device has the read, however long that takes.
+            if let Some(ssd) = self.shared.lock().ssd.as_mut() {
+                ssd.segments.get_mut(segment).readers += 1;
+            }
         } else {
             // No room in the queue: it is tried again with the next step.
             self.to_read_back.push(answer);
@@ -38,7 +43,10 @@ impl Flusher {
     }
 
     pub(crate) fn was_read_back(&mut self, tag: u64, completion: Completion) {
-        let Some(answer) = self.reading_back.remove(&tag) else { return };
+        let Some((answer, segment)) = self.reading_back.remove(&tag) else { return };
+        if let Some(ssd) = self.shared.lock().ssd.as_mut() {
+            ssd.segments.get_mut(segment).readers -= 1;
+        }
         let Some(place) = self.tombstones.get(&answer).copied() else { return };
         let read = completion.result.is_ok();
         let part = completion.op.into_parts().pop().filter(|_| read);
