@@ -19,9 +19,6 @@ use pagelith_tiers::ssd::segments::SegmentState;
 use crate::flusher::{Flusher, Purpose};
 use crate::index::Visited;
 
-/// Home slots copied in one critical section: some 100 us.
-const HOMES: u64 = 4096;
-
 /// A checkpoint being taken.
 pub(crate) struct Checkpointing {
     writer: CheckpointWriter,
@@ -121,15 +118,19 @@ impl Flusher {
             return false;
         }
         let Some(ssd) = core.ssd.as_ref() else { return false };
-        let to = (c.cursor + HOMES).min(homes);
-        let mut entries = Vec::new();
+        let to = (c.cursor + core.index.walk_piece()).min(homes);
+        let (mut entries, mut broken) = (Vec::new(), Vec::new());
         core.index.visit_homes(c.cursor, to, |visited| {
             // A link is written beside its object.
             let Visited::Object(e) = visited else { return };
             let Some(place) = e.ssd else { return };
             // What lies at or behind the position is found by the replay.
             let before = ssd.segments.get(SegmentId(place.segment)).order < c.replay_from;
-            if !before || core.is_broken_at(place) {
+            if !before {
+                return;
+            }
+            if core.is_broken_at(place) {
+                broken.push((place.segment, place.record_block));
                 return;
             }
             entries.push(CheckpointEntry {
@@ -143,6 +144,10 @@ impl Flusher {
             let link = core.index.link(e.fingerprint).filter(|_| e.attached);
             entries.extend(link.map(|base| CheckpointEntry::links(e.fingerprint, base)));
         });
+        // What is not trusted since a moment ago may have been trusted when others of its record were copied.
+        if let Some(left) = core.ssd.as_mut().and_then(|s| s.left.as_mut()) {
+            left.extend(broken);
+        }
         if to == homes {
             // No later: a move after this is not covered by the sync, and its old place must count.
             let left = core.ssd.as_mut().and_then(|s| s.left.take());

@@ -13,9 +13,6 @@ use crate::core::Core;
 use crate::flusher::Flusher;
 use crate::index::Visited;
 
-/// Home slots looked at in one critical section: some 100 us.
-const HOMES: u64 = 4096;
-
 /// A walk under way.
 #[derive(Debug)]
 pub(crate) struct Purge {
@@ -70,7 +67,7 @@ impl Flusher {
         }
         let Some(purge) = self.purge.as_mut() else { return false };
         let mut entries = Vec::new();
-        let to = purge.cursor + HOMES;
+        let to = purge.cursor + core.index.walk_piece();
         core.index.visit_homes(purge.cursor, to, |visited| {
             let Visited::Object(e) = visited else { return };
             let of = |at: &crate::index::SsdPlace| purge.what.is_none_or(|s| s.0 == at.segment);

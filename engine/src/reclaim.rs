@@ -87,6 +87,8 @@ pub(crate) struct Reclaim {
     in_log: usize,
     /// Something that must survive could not be moved: the victim is kept.
     kept: bool,
+    /// Something is to be written again.
+    moves: bool,
 }
 
 impl Reclaim {
@@ -172,6 +174,7 @@ impl Flusher {
             ready: Vec::new(),
             in_log: 0,
             kept: false,
+            moves: false,
         });
         tracing::debug!(segment = victim.0, for_space, entries, "reclaim");
         self.read_footer(TAIL_BYTES.min(volume.geometry.segment_bytes));
@@ -350,6 +353,7 @@ impl Flusher {
             return self.keep_victim();
         }
         tracing::debug!(records = r.to_read.len(), tombstones = tombstones.len(), "what survives");
+        r.moves = !r.to_read.is_empty() || !tombstones.is_empty();
         for (generation, sequence, keys) in tombstones {
             r.ready.push(self.tombstone_unit(generation, sequence, &keys, None));
         }
@@ -363,6 +367,10 @@ impl Flusher {
             return self.keep_victim();
         }
         let (segment, members) = (r.segment, std::mem::take(&mut r.members));
+        if !r.moves {
+            // It cost nothing, so the next may follow, whatever came of it.
+            self.entries_before = u64::MAX;
+        }
         let mut core = self.shared.lock();
         // What was cleared is held by no pin.
         let stays = |m: &Member| {

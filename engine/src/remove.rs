@@ -17,9 +17,6 @@ use crate::session::recency;
 use crate::shared::Shared;
 use crate::store::Store;
 
-/// Home slots looked at in one critical section: some 100 us.
-const HOMES: u64 = 4096;
-
 /// Remove `keys`, the rest of their groups and what is attached to them: invisible at once, tombstones synced
 /// before it returns.
 pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Result<usize> {
@@ -122,9 +119,10 @@ fn forget_attached(shared: &Shared, gone: &BTreeSet<ObjectKey>) {
     let names: HashSet<u64> = gone.iter().map(name).collect();
     let before = core.sequence;
     let homes = core.index.home_slots();
-    for from in (0..homes).step_by(HOMES as usize) {
+    let piece = core.index.walk_piece();
+    for from in (0..homes).step_by(piece as usize) {
         let mut attached = Vec::new();
-        core.index.visit_homes(from, from + HOMES, |visited| match visited {
+        core.index.visit_homes(from, from + piece, |visited| match visited {
             Visited::Link { fingerprint, base } if names.contains(&base) => attached.push(fingerprint),
             Visited::Link { .. } | Visited::Object(_) => {}
         });

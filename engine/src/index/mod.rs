@@ -255,6 +255,12 @@ impl Index {
         self.slots.count() as u64
     }
 
+    /// How many homes to visit in one critical section: some 100 us of them at most, and so few that also a small index
+    /// takes several, and what changes between two is met in small stores as in large ones.
+    pub fn walk_piece(&self) -> u64 {
+        (self.home_slots() / 16).clamp(64, 4096)
+    }
+
     /// Visits every entry whose *home* is in `from..to`. An entry's home is a function of its fingerprint
     /// alone, so a caller that walks all homes in pieces, while inserts and removes between the pieces shift
     /// entries to and fro, meets every entry that was there throughout exactly once. Positions would not do:

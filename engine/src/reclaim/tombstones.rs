@@ -24,12 +24,8 @@ pub(super) struct Tombstone {
 /// sequence is never higher than that of some tombstone, so that it goes as soon as everything older has gone.
 pub(super) fn joined(mut tombstones: Vec<Tombstone>) -> Vec<(Generation, Sequence, Vec<ObjectKey>)> {
     let order = |t: &Tombstone| (t.absent, t.key.namespace(), t.generation);
-    // What is absent by key, so that none is in a record twice; of the others each keeps its place.
-    tombstones.sort_by(|a, b| {
-        order(a)
-            .cmp(&order(b))
-            .then_with(|| if a.absent { a.key.cmp(&b.key) } else { std::cmp::Ordering::Equal })
-    });
+    // By key in the end, so that none is in a record twice.
+    tombstones.sort_by_key(|t| (order(t), if t.absent { Sequence(0) } else { t.sequence }, t.key));
     let mut out: Vec<(Generation, Sequence, Vec<ObjectKey>)> = Vec::new();
     let mut last: Option<(bool, NamespaceId, Generation)> = None;
     for t in &tombstones {

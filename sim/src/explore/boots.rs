@@ -136,6 +136,7 @@ impl Run<'_> {
         }
         let all: Vec<Oid> = objects::all().collect();
         self.check_exists(&store, &all);
+        self.oracle.pins_are_over();
         for _ in 0..3 {
             self.get_page();
         }
@@ -154,8 +155,8 @@ impl Run<'_> {
         self.sums.reclaimed += stats.segments_reclaimed;
         self.sums.checkpoints += stats.checkpoints;
         self.sums.late_direct += stats.late_direct;
-        if stats.segments_quarantined > 0 || stats.ssd_state_changes > 1 {
-            // A quarantine, or a tier that was off, drops more than was read, and a checkpoint makes that last.
+        if stats.segments_quarantined > 0 || stats.ssd_state_changes > 1 || stats.namespaces_forgotten > 0 {
+            // A namespace that was forgotten, a quarantine, or a tier that was off, drops more than was read, and a checkpoint makes that last.
             self.oracle.may_all_be_dropped();
         }
         Some(stats)
@@ -191,6 +192,7 @@ impl Run<'_> {
         // The disk first: what is dropped afterwards finds its process dead.
         self.world.crash(mode);
         self.dying = 0;
+        self.oracle.fell();
         self.leave_process();
         self.store = None;
         self.take_strikes();
@@ -366,6 +368,8 @@ impl Run<'_> {
         let config = self.plan.setup.config();
         match Store::open_in(config, self.world.env()) {
             Ok(store) => self.opened(Rc::new(store), true),
+            // What the device made of the manifest in silence, only an operator mends.
+            Err(error) if error.kind == ErrorKind::Damaged && self.oracle.is_rotten() => {}
             Err(error) => self.find(FindingKind::Error, format!("it does not open error={error}")),
         }
         self.drain();

@@ -130,6 +130,10 @@ pub struct Oracle {
     reads_struck: u32,
     /// Of so many, a segment is quarantined, whatever else is in it.
     quarantine_after: u32,
+    /// The index has room for all that segments hold: what is pinned when the machine goes down is found again.
+    keeps_pins: bool,
+    /// The last process went down with its pins held.
+    held: bool,
     /// A write or sync of this process failed: the SSD tier may take nothing more, and then memory evicts.
     weak: bool,
     /// Calls in flight began at this time or later.
@@ -154,6 +158,8 @@ impl Oracle {
             read_struck: 0,
             reads_struck: 0,
             quarantine_after: 1000,
+            keeps_pins: false,
+            held: false,
             weak: false,
             oldest: 1,
         }
@@ -170,6 +176,23 @@ impl Oracle {
     /// After so many reads that failed a segment is quarantined.
     pub fn quarantines_after(&mut self, reads: u32) {
         self.quarantine_after = reads;
+    }
+
+    /// The index has room for all that segments hold.
+    pub fn keeps_pins(&mut self) {
+        self.keeps_pins = true;
+    }
+
+    /// The machine went down with the process: nothing that was pinned had left by then.
+    pub fn fell(&mut self) {
+        self.held = self.keeps_pins;
+    }
+
+    /// What was pinned before the machine went down was looked for; from here on it may be evicted.
+    pub fn pins_are_over(&mut self) {
+        if !self.roomy {
+            self.objects.iter_mut().for_each(|o| o.certain = NEVER);
+        }
     }
 
     /// A page's objects may have been dropped, for good.
@@ -313,7 +336,7 @@ impl Oracle {
     pub fn struck(&mut self, what: Struck) {
         match what {
             // What cannot be looked at cannot be told from others by its fingerprint either: a remove misses it.
-            Struck::Read if self.blind => self.struck(Struck::Lie),
+            Struck::Read | Struck::Rot if self.blind => self.struck(Struck::Lie),
             Struck::Read => {
                 self.reads_struck += 1;
                 self.read_struck = self.now;
@@ -341,8 +364,10 @@ impl Oracle {
             self.may_all_be_dropped();
         }
         self.now += 1;
-        let (now, roomy, lies) = (self.now, self.roomy, self.lies);
+        let (now, roomy, lies, held) = (self.now, self.roomy, self.lies, self.held);
         for o in &mut self.objects {
+            // A younger version of which no flush spoke may have taken the place of the durable one, and be lost.
+            let held = held && o.pins > 0 && o.versions.last().is_some_and(|v| v.state == State::Durable);
             o.versions.retain(|v| v.gone == NEVER || lies);
             for v in &mut o.versions {
                 v.done = v.done.min(now);
@@ -355,7 +380,7 @@ impl Oracle {
             }
             (o.pins, o.certain) = (0, NEVER);
             let last = o.versions.iter().rposition(|v| v.state == State::Durable && v.gone == NEVER);
-            if let (true, Some(last)) = (roomy, last) {
+            if let (true, Some(last)) = (roomy || held, last) {
                 o.versions[..last].iter_mut().for_each(|v| v.dead = v.dead.min(now));
                 if whole && o.doubt < o.versions[last].start {
                     o.certain = now;
@@ -363,6 +388,7 @@ impl Oracle {
             }
         }
         self.dirty.clear();
+        self.held = false;
         (self.weak, self.read_struck, self.reads_struck, self.oldest) = (false, now, 0, now);
         self.now += 1;
     }

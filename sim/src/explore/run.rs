@@ -126,6 +126,10 @@ impl<'p> Run<'p> {
             oracle.may_be_lied_to();
         }
         oracle.quarantines_after(setup.quarantine_after);
+        // With pages kept in memory, what is pinned there may have left its segment before.
+        if setup.objects >= 2048 && setup.dram_kib == 0 && !setup.constant {
+            oracle.keeps_pins();
+        }
         Run {
             plan,
             world,
