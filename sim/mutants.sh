@@ -7,6 +7,10 @@ cd "$(dirname "$0")/.."
 export RUSTFLAGS="${RUSTFLAGS:-} --cfg pagelith_mutants"
 target=target/mutants
 cargo build --quiet --release -p pagelith-sim --target-dir $target
-io_tests=$(cargo test --release -p pagelith-io --lib --no-run --message-format json --target-dir $target 2>/dev/null |
-    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1)
-exec $target/release/pagelith-sim mutants --io-tests "$io_tests" "$@"
+tests_of() { # WHICH...: the file of a test program
+    cargo test --release "$@" --no-run --message-format json --target-dir $target 2>/dev/null |
+        sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1
+}
+exec $target/release/pagelith-sim mutants --tests "io=$(tests_of -p pagelith-io --lib)" \
+    --tests "groups=$(tests_of -p pagelith-sim --test groups)" \
+    --tests "pins_and_clears=$(tests_of -p pagelith-sim --test pins_and_clears)" "$@"

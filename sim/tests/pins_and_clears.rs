@@ -49,6 +49,49 @@ fn a_pin_taken_while_its_segment_is_being_reclaimed_holds() {
     assert!(outcomes.iter().all(|n| *n > 5), "both sides of the moment are met {outcomes:?}");
 }
 
+/// The machine goes down after so many changes, while the store that went round makes room, in its second life: with
+/// no segment in reserve what it frees is used at once. Whether they were enough for all of it.
+fn down_after(changes: u64, pages: u32, mode: CrashMode) -> bool {
+    let shape = Shape { promote: false, ..Shape::TIGHT };
+    let world = SimWorld::with_dirs(changes, shape.dirs);
+    let mut run = Run::new(&world, shape);
+    assert!(run.open());
+    for step in [Fill(0, pages), Flush, Abandon] {
+        run.step(step);
+    }
+    assert!(run.store.is_some() || run.open());
+    let store = run.store.take().expect("an open store");
+    let here = |page: &u32| {
+        let keys = [key(*page, "k"), key(*page, "v")];
+        store.exists_batch(&keys, Options::default()) == [true, true]
+    };
+    // The oldest is in the next victim.
+    let page = (0..pages).find(here).expect("something is left");
+    let keys = &[key(page, "k"), key(page, "v")];
+    let pin = store.pin(keys);
+    assert_eq!(pin.pinned(), 2);
+    run.store = Some(store);
+    world.disk.stop_after(changes);
+    run.step(Fill(1000, 40));
+    let whole = !world.disk.stopped();
+    world.crash(mode);
+    run.store = None;
+    drop(pin);
+    assert!(run.open(), "{:?}", run.wrong);
+    let store = run.store.as_ref().expect("an open store");
+    let here = store.exists_batch(keys, Options::default());
+    assert_eq!(here, [true, true], "pinned, flushed and gone changes={changes} pages={pages} mode={mode:?}");
+    whole
+}
+
+#[test]
+fn what_is_pinned_and_durable_survives_a_crash_at_each_change_of_a_reclaim() {
+    for mode in [CrashMode::DropAll, CrashMode::Random] {
+        let moments = (0..).take_while(|n| !down_after(*n, 60, mode)).count();
+        assert!(moments > 40, "reclaim was hardly met moments={moments}");
+    }
+}
+
 #[test]
 fn what_is_put_behind_a_clear_that_was_not_awaited_survives_checkpoints() {
     let shape = Shape { checkpoint: 1, ..Shape::ROOMY };

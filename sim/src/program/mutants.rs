@@ -80,9 +80,10 @@ pub struct MutantsArgs {
     /// Processes at a time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// The test program of `pagelith-io`, of the same build: it has to catch what a simulated disk cannot show.
-    #[arg(long)]
-    io_tests: Option<PathBuf>,
+    /// NAME=FILE, the test programs `io`, `groups` and `pins_and_clears` of the same build: they have to catch what the explorer cannot
+    /// show, or not soon.
+    #[arg(long = "tests", value_parser = test_program)]
+    tests: Vec<(String, PathBuf)>,
     /// Where a line of JSON for each is appended.
     #[arg(long)]
     results: Option<PathBuf>,
@@ -103,9 +104,21 @@ pub struct Outcome {
     pub how: String,
 }
 
-/// Those that are on the real sides of the disk seam.
-fn is_real(mutant: Mutant) -> bool {
-    matches!(mutant, Mutant::ShortIsOk | Mutant::StaleCompletion)
+/// The tests that have to catch a planted bug; the explorer for most.
+fn tests_for(mutant: Mutant) -> Option<&'static str> {
+    match mutant {
+        // On the real sides of the disk seam.
+        Mutant::ShortIsOk | Mutant::StaleCompletion => Some("io"),
+        // It takes a crash at one moment: these try every one.
+        Mutant::FreeBeforeMoved => Some("pins_and_clears"),
+        Mutant::AttachedAlone => Some("groups"),
+        _ => None,
+    }
+}
+
+fn test_program(text: &str) -> Result<(String, PathBuf), String> {
+    let (name, file) = text.split_once('=').ok_or("not NAME=FILE")?;
+    Ok((name.to_owned(), PathBuf::from(file)))
 }
 
 /// Run a command to its end, at most `limit`: whether it failed, and the last line it printed.
@@ -133,11 +146,13 @@ fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, Strin
 }
 
 fn try_one(args: &MutantsArgs, mutant: Option<Mutant>) -> std::io::Result<Option<Outcome>> {
-    let real = mutant.is_some_and(is_real);
-    let mut command = match (&args.io_tests, real) {
-        (None, true) => return Ok(None),
-        (Some(tests), true) => Command::new(tests),
-        (_, false) => {
+    let tests = mutant.and_then(tests_for);
+    let mut command = match tests {
+        Some(wanted) => match args.tests.iter().find(|(name, _)| name == wanted) {
+            Some((_, file)) => Command::new(file),
+            None => return Ok(None),
+        },
+        None => {
             let mut hunt = Command::new(std::env::current_exe()?);
             hunt.args(["hunt", "--seconds", &args.seconds.to_string()]);
             hunt
@@ -149,7 +164,7 @@ fn try_one(args: &MutantsArgs, mutant: Option<Mutant>) -> std::io::Result<Option
     };
     let began = Instant::now();
     let (caught, how) = fails(&mut command, Duration::from_secs(args.seconds) * GRACE)?;
-    let by = if real { "io's tests" } else { "the explorer" }.to_owned();
+    let by = tests.map_or_else(|| "the explorer".to_owned(), |name| format!("the tests of {name}"));
     let mutant = mutant.map_or_else(|| "none".to_owned(), Mutant::name);
     Ok(Some(Outcome { mutant, caught, seconds: began.elapsed().as_secs_f64(), by, how }))
 }
@@ -187,7 +202,7 @@ pub fn mutants(args: &MutantsArgs) -> ExitCode {
                             noted.is_ok() && if mutant.is_some() { *caught && in_time } else { !*caught }
                         }
                         Ok(None) => {
-                            println!("{name}: skipped, it needs --io-tests");
+                            println!("{name}: skipped, it needs --tests");
                             skipped.fetch_add(1, Ordering::SeqCst);
                             true
                         }
