@@ -98,13 +98,13 @@ fn nothing_wrong_is_found_after_a_kill_at_each_named_point() {
     }
     // How far a child comes depends on the machine too: what was not met yet gets more lives.
     let mut round = kills;
-    for point in 0..POINTS.len() {
+    for (point, hit) in hit.iter_mut().enumerate() {
         let last = round + MORE_LIVES;
-        while hit[point] == 0 && round < last {
+        while *hit == 0 && round < last {
             if point < POINTS_OF_A_NEW_STORE {
                 campaign.new_store();
             }
-            hit[point] += u64::from(campaign.round(round, Death::At(Aim { point, nth: 1 })));
+            *hit += u64::from(campaign.round(round, Death::At(Aim { point, nth: 1 })));
             round += 1;
         }
     }
