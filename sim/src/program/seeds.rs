@@ -5,7 +5,6 @@
     reason = "a program's threads, clock and files; the store under test has none"
 )]
 
-use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::ops::Range;
@@ -110,11 +109,39 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Blocks that a file says are done, with their sums, and the file's lines that are of another plan.
-fn done_before(file: &Path, plan: &str) -> Vec<Block> {
+/// Every block that a file says is done, neighbours of one plan and commit as one.
+fn done_before(file: &Path) -> Vec<Block> {
     let text = std::fs::read_to_string(file).unwrap_or_default();
-    let blocks = text.lines().filter_map(|line| serde_json::from_str::<Block>(line).ok());
-    blocks.filter(|block| block.plan == plan).collect()
+    joined(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
+}
+
+fn joined(mut blocks: Vec<Block>) -> Vec<Block> {
+    blocks.sort_by(|a, b| (&a.plan, &a.commit, a.from, a.to).cmp(&(&b.plan, &b.commit, b.from, b.to)));
+    let mut joined: Vec<Block> = Vec::new();
+    for block in blocks {
+        match joined.last_mut() {
+            Some(last) if (&last.plan, &last.commit, last.to) == (&block.plan, &block.commit, block.from) => {
+                last.to = block.to;
+                last.sums.add(&block.sums);
+            }
+            // A second run of the same seeds.
+            Some(last)
+                if (&last.plan, &last.commit) == (&block.plan, &block.commit) && block.to <= last.to => {}
+            _ => joined.push(block),
+        }
+    }
+    joined
+}
+
+/// Write a file of blocks anew, with neighbours as one.
+fn compact(file: &Path) -> std::io::Result<()> {
+    let lines: String = done_before(file)
+        .iter()
+        .map(|block| serde_json::to_string(block).expect("sums are plain data") + "\n")
+        .collect();
+    let new = file.with_extension("new");
+    std::fs::write(&new, lines)?;
+    std::fs::rename(new, file)
 }
 
 pub fn run(args: &RunArgs) -> ExitCode {
@@ -122,19 +149,15 @@ pub fn run(args: &RunArgs) -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let began = Instant::now();
     let plan = args.plan.text();
-    let before = args.done.as_deref().map(|file| done_before(file, &plan)).unwrap_or_default();
+    let mut before = args.done.as_deref().map(done_before).unwrap_or_default();
+    before.retain(|b| b.plan == plan);
     let mut sums = Sums::default();
-    let mut known = BTreeSet::new();
-    for block in &before {
-        if block.from >= args.seeds.start
-            && block.to <= args.seeds.end
-            && known.insert((block.from, block.to))
-        {
-            sums.add(&block.sums);
-        }
-    }
+    // What reaches beyond the range that is asked for is done, and cannot be divided.
+    let inside = |b: &&Block| b.from >= args.seeds.start && b.to <= args.seeds.end;
+    before.iter().filter(inside).for_each(|block| sums.add(&block.sums));
+    let is_done = |b: &Range<u64>| before.iter().any(|done| done.from <= b.start && b.end <= done.to);
     let all = args.seeds.clone().step_by(BLOCK as usize).map(|from| from..(from + BLOCK).min(args.seeds.end));
-    let blocks: Vec<_> = all.filter(|b| !known.contains(&(b.start, b.end))).collect();
+    let blocks: Vec<_> = all.filter(|b| !is_done(b)).collect();
     let shared = Shared {
         args,
         blocks,
@@ -150,6 +173,9 @@ pub fn run(args: &RunArgs) -> ExitCode {
             (0..shared.busy.len()).map(|at| scope.spawn(move || work(shared, at))).collect();
         watch(shared, began, || workers.iter().all(|w| w.is_finished()));
     });
+    if let Some(Err(error)) = args.done.as_deref().map(compact) {
+        eprintln!("cannot write the blocks error={error}");
+    }
     end(&shared, &plan, began)
 }
 
@@ -247,4 +273,30 @@ fn end(shared: &Shared<'_>, plan: &str, began: Instant) -> ExitCode {
     };
     println!("{}", serde_json::to_string(&report).expect("sums are plain data"));
     if sums.findings() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_of_one_commit_are_one_block_and_no_seed_counts_twice() {
+        let block = |from: u64, to: u64, commit: &str| Block {
+            from,
+            to,
+            plan: "p".to_owned(),
+            commit: commit.to_owned(),
+            sums: Sums { seeds: to - from, ..Sums::default() },
+        };
+        let done = joined(vec![
+            block(200, 300, "a"),
+            block(0, 100, "a"),
+            block(100, 200, "a"),
+            block(100, 200, "a"),
+            block(300, 400, "b"),
+            block(500, 600, "b"),
+        ]);
+        let found: Vec<_> = done.iter().map(|b| (b.from, b.to, b.commit.as_str(), b.sums.seeds)).collect();
+        assert_eq!(found, [(0, 300, "a", 300), (300, 400, "b", 100), (500, 600, "b", 100)]);
+    }
 }
