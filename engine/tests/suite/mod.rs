@@ -13,6 +13,7 @@ pub mod groups;
 pub mod groups_begun;
 pub mod hits;
 pub mod kit;
+pub mod making_room;
 pub mod pins;
 pub mod pressure;
 pub mod reclaim;
@@ -165,6 +166,11 @@ macro_rules! for_all_behaviours {
             sick_segments::one_that_is_used_again_is_nobodys_place_any_more,
             sick_segments::no_checkpoint_is_taken_of_a_tier_that_is_off,
             sick_segments::one_failed_sync_of_a_trial_counts_once,
+            making_room::what_is_cleared_is_held_by_no_pin,
+            making_room::an_index_full_of_pins_is_not_written_again_and_again,
+            making_room::removals_one_by_one_do_not_fill_the_log,
+            making_room::a_tier_that_can_read_no_victim_stops_writing,
+            making_room::copies_of_the_manifest_are_read_block_by_block,
             sick::a_segment_that_fails_too_often_is_quarantined,
             sick::many_quarantined_segments_make_it_read_only,
         }

@@ -1,0 +1,126 @@
+//! Room for what is new, whatever holds what is old: pins, tombstones, an index that is full, blocks that cannot be read.
+
+use std::time::Duration;
+
+use pagelith::io::fault::{FaultKind, FaultOp};
+use pagelith::{ErrorKind, Options, PutOutcome, Size};
+use pagelith_sim::disk::{DiskFault, FaultPlan, FaultRates};
+
+use super::kit::*;
+use super::world::World;
+
+const LEN: usize = 50_000;
+/// Bytes of segments that the store of these tests has, about.
+const LAP: usize = 14 << 20;
+
+pub fn what_is_cleared_is_held_by_no_pin(world: &World) {
+    if !world.tells_keys_apart() {
+        return; // A pin would hold everything.
+    }
+    let store = world.open(&world.cold_config());
+    let last = pour(&store, 0, LEN, LAP);
+    flush(&store);
+    let keys: Vec<_> = (0..last).map(key).collect();
+    let pin = store.pin(&keys);
+    assert!(pin.pinned() > 200, "{}", pin.pinned());
+    store.clear(namespace("m"), Options::default()).expect("a clear");
+    pour(&store, 10_000, LEN, 2 * LAP);
+    flush(&store);
+    assert!(store.stats().segments_reclaimed > 20, "{:?}", store.stats());
+    drop(pin);
+}
+
+/// With every object pinned no victim gives an entry back: the device would be written without end.
+pub fn an_index_full_of_pins_is_not_written_again_and_again(world: &World) {
+    let Some(sim) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
+    let mut config = world.config();
+    config.dram.bytes = Size::mib(8);
+    config.index.max_objects = Some(100);
+    let store = world.open(&config);
+    // The last ones as soon as they are there: above 95 in a hundred it makes room.
+    let mut pins = Vec::new();
+    for n in 0..100 {
+        store_page(&store, n, LEN);
+        pins.push(store.pin(&[key(n)]));
+    }
+    assert_eq!(pins.iter().map(pagelith::Pin::pinned).sum::<usize>(), 100);
+    flush(&store);
+    assert_eq!(put(&store, key(100), &bytes(100, LEN)), Ok(PutOutcome::Refused));
+    sim.runtime.run_for(Duration::from_secs(2));
+    let before = store.stats().bytes_to_device;
+    sim.runtime.run_for(Duration::from_secs(60));
+    let after = store.stats().bytes_to_device;
+    assert!(after - before < 1 << 20, "nobody asked for anything, and it wrote {}", after - before);
+    drop(pins);
+}
+
+/// What is pinned is older than all tombstones, wherever it moves to: they stay needed.
+pub fn removals_one_by_one_do_not_fill_the_log(world: &World) {
+    let Some(_) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
+    let store = world.open(&world.cold_config());
+    store_pages(&store, 0..5, LEN);
+    flush(&store);
+    let keys: Vec<_> = (0..5).map(key).collect();
+    let pin = store.pin(&keys);
+    assert_eq!(pin.pinned(), 5);
+    // A block each: more than the log holds, twice.
+    for n in 0..8000 {
+        assert_eq!(store.remove(&[key(100_000 + n)], Options::default()), Ok(0), "n={n}");
+    }
+    pour(&store, 1000, LEN, LAP);
+    for n in 0..5 {
+        hit_page(&store, n, LEN);
+    }
+    assert_eq!(store.stats().namespaces_forgotten, 0);
+    drop(pin);
+}
+
+/// Nobody waits for room that does not come, and what the tier is asked ends.
+pub fn a_tier_that_can_read_no_victim_stops_writing(world: &World) {
+    let Some(sim) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
+    let mut config = world.config();
+    config.ssd.quarantine_after = 1_000_000;
+    let store = world.open(&config);
+    let next = pour(&store, 0, LEN, LAP);
+    flush(&store);
+    sim.disk.set_faults(FaultRates::new(1).with(DiskFault::ReadError, 1_000_000));
+    for n in next..next + 60 {
+        // In memory, or refused there for a while: never stuck.
+        let outcome = put(&store, key(n), &bytes(n, LEN));
+        assert!(
+            matches!(&outcome, Ok(PutOutcome::Stored | PutOutcome::Refused))
+                || outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Busy),
+            "{outcome:?}"
+        );
+    }
+    sim.runtime.run_for(Duration::from_secs(1));
+    assert_eq!(store.stats().ssd_state, "read-only");
+    let cleared = store.clear(namespace("other"), Options::default());
+    assert_eq!(cleared.expect_err("it takes nothing").message, "clear: ssd tier is read-only");
+    sim.disk.clear_faults();
+    sim.runtime.run_for(Duration::from_secs(120));
+    assert_eq!(store.stats().ssd_state, "on");
+    pour(&store, 1000, LEN, 2 * LAP);
+    flush(&store);
+}
+
+/// The reads of both copies fail, whichever reads those are; block by block the device gives them.
+pub fn copies_of_the_manifest_are_read_block_by_block(world: &World) {
+    if world.sim().is_none() || world.constant {
+        return; // Nothing about it depends on fingerprints.
+    }
+    for blocks in 1..12 {
+        let world = world.fresh(1);
+        let sim = world.sim().expect("simulated as the other");
+        let store = world.open(&world.config());
+        store_pages(&store, 0..3, LEN);
+        flush(&store);
+        store.close().expect("a close");
+        // Twice the first copy, so many blocks of it, twice the second.
+        for nth in [1, 2, blocks + 3, blocks + 4] {
+            sim.disk.inject(FaultPlan::Fail { op: FaultOp::Read, nth, kind: FaultKind::Device });
+        }
+        let store = world.try_open(&world.config());
+        assert!(store.is_ok(), "blocks={blocks} {:?}", store.err());
+    }
+}
