@@ -164,6 +164,11 @@ fn try_one(args: &MutantsArgs, mutant: Option<Mutant>) -> std::io::Result<Option
     };
     let began = Instant::now();
     let (caught, how) = fails(&mut command, Duration::from_secs(args.seconds) * GRACE)?;
+    // What a test program says in its last line is not to be taken for a line of this one's own tests.
+    let how = match how.split_once("FAILED. ").filter(|_| tests.is_some()) {
+        Some((_, counts)) => counts.split("; 0 ignored").next().unwrap_or(counts).to_owned(),
+        None => how,
+    };
     let by = tests.map_or_else(|| "the explorer".to_owned(), |name| format!("the tests of {name}"));
     let mutant = mutant.map_or_else(|| "none".to_owned(), Mutant::name);
     Ok(Some(Outcome { mutant, caught, seconds: began.elapsed().as_secs_f64(), by, how }))
