@@ -239,7 +239,7 @@ impl Model {
 fn both_answers(
     store: &Store,
     page: Page,
-    keys: &[pagelith_layouts::key::ObjectKey],
+    keys: &[pagelith::layouts::key::ObjectKey],
 ) -> (Vec<bool>, [Option<Vec<u8>>; 2]) {
     loop {
         let forgotten = store.stats().namespaces_forgotten;
