@@ -32,8 +32,9 @@ fn every_tier_and_operation_is_measured_beside_its_limit() {
         let rate = |side: &str| json[side]["gb_per_s"].as_f64().unwrap();
         assert!(rate("store") > 0.0 && rate("limit") > 0.0, "{json}");
         let ratio = rate("store") / rate("limit");
-        // Both were rounded to four decimals.
-        assert!((json["ratio"].as_f64().unwrap() / ratio - 1.0).abs() < 0.01, "{json}");
+        // All three were rounded to four decimals: a bound in parts alone fails for a ratio near nothing, as an
+        // unoptimized build of the store has beside an optimized `memcpy`.
+        assert!((json["ratio"].as_f64().unwrap() - ratio).abs() < 0.0001 + 0.01 * ratio, "{json}");
     }
     let json = bench(&["--tier=dram", "--op=exists"]);
     assert!(json["store"]["objects_per_s"].as_f64().unwrap() > 0.0 && json["limit"].is_null(), "{json}");
