@@ -383,6 +383,8 @@ impl Flusher {
             drop(core);
             return self.keep_victim();
         }
+        // There will be room: what an earlier victim was kept for may be written now.
+        self.stuck.clear();
         for m in members {
             core.drop_ssd(m.fingerprint, m.place);
         }

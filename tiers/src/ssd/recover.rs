@@ -379,7 +379,10 @@ fn scan_segment(
             identity,
             segment_bytes,
             &mut scratch,
-            &mut |offset, out: &mut [u8]| serial.read_copy(file, start + offset, out),
+            &mut |offset, out: &mut [u8]| {
+                out.copy_from_slice(&serial.read(file, start + offset, out.len())?);
+                Ok(())
+            },
             &mut |what| seen.take(what),
         )?;
         if !seen.is_doubtful() {

@@ -12,14 +12,12 @@ pub struct Serial {
     timeout: Duration,
     token: u64,
     late: bool,
-    /// Memory of the last [`Serial::read_copy`]: a scan reads many windows of one size.
-    spare: Option<AlignedBuf>,
 }
 
 impl Serial {
     /// A queue of its own on `disk`; each operation may take `timeout`.
     pub fn new(disk: &dyn Disk, timeout: Duration) -> Result<Serial, IoFault> {
-        Ok(Serial { queue: disk.queue(1)?, timeout, token: 0, late: false, spare: None })
+        Ok(Serial { queue: disk.queue(1)?, timeout, token: 0, late: false })
     }
 
     /// Whether an operation timed out. Nothing is done from then on: its completion may still come, and must
@@ -61,31 +59,13 @@ impl Serial {
     /// Fill `buf`, whose length is a multiple of 4096; tried twice if the device fails it.
     pub fn read_into(&mut self, file: FileId, offset: u64, buf: AlignedBuf) -> Result<AlignedBuf, IoFault> {
         let len = buf.len();
-        self.read_part(file, offset, len, buf.into_part())?.into_buf().ok_or_else(not_back)
-    }
-
-    /// Fill `out`, whose length is a multiple of 4096, by way of memory that is kept for the next time.
-    pub fn read_copy(&mut self, file: FileId, offset: u64, out: &mut [u8]) -> Result<(), IoFault> {
-        let len = out.len();
-        let buf = match self.spare.take().filter(|buf| buf.len() >= len) {
-            Some(buf) => buf,
-            None => AlignedBuf::new(len).map_err(|e| no_memory(len, &e))?,
-        };
-        let (part, rest) = buf.into_part().split(len);
-        let part = self.read_part(file, offset, len, part)?;
-        out.copy_from_slice(part.bytes());
-        self.spare = part.join(rest).ok().and_then(Part::into_buf);
-        Ok(())
-    }
-
-    fn read_part(&mut self, file: FileId, offset: u64, len: usize, part: Part) -> Result<Part, IoFault> {
-        let mut read = self.run(Op::Read { file, offset, parts: vec![part] });
+        let mut read = self.run(Op::Read { file, offset, parts: vec![buf.into_part()] });
         // Once more: what cannot be read is taken for lost, and everything older may go with it.
         if read.is_err() && !self.late {
             let again = AlignedBuf::new(len).map_err(|e| no_memory(len, &e))?;
             read = self.run(Op::Read { file, offset, parts: vec![again.into_part()] });
         }
-        read?.pop().ok_or_else(not_back)
+        read?.pop().and_then(Part::into_buf).ok_or_else(not_back)
     }
 
     /// Write `bytes`, padded with zeros to a multiple of 4096.
