@@ -409,10 +409,9 @@ impl Oracle {
         len: Option<usize>,
     ) -> Result<Seen, Wrong> {
         let (now, lied, roomy) = (self.now, self.lied, self.roomy);
-        // A struck read of a batch that is still in flight may yet take what lies beside its object.
-        let clear = !self.rotten
-            && self.reads_struck < self.quarantine_after
-            && self.read_struck < start.min(self.oldest);
+        // A struck read of a batch that is still in flight, or of this one, may yet take what lies beside its object.
+        let whole = self.read_struck < start.min(self.oldest);
+        let clear = whole && !self.rotten && self.reads_struck < self.quarantine_after;
         let weak = self.weak;
         let is = |v: &Version| {
             let content = Content::of(oid, v.no);
@@ -449,7 +448,7 @@ impl Oracle {
         }
         for (at, v) in o.versions.iter_mut().enumerate() {
             if at == seen {
-                if v.state == State::Maybe && v.done < NEVER && v.gone == NEVER {
+                if whole && v.state == State::Maybe && v.done < NEVER && v.gone == NEVER {
                     v.state = State::Stored;
                     self.dirty.push((oid, no));
                 }

@@ -419,6 +419,7 @@ impl<'p> Run<'p> {
 
     /// Wait for a batch in flight.
     pub(super) fn wait_for(&mut self, at: usize) {
+        self.notice_left_alone();
         let flight = self.flights.remove(at);
         let begun = self.world.clock.now();
         let limit = self.plan.setup.deadline() + self.plan.faults.stuck_for() + PATIENCE;
@@ -436,11 +437,18 @@ impl<'p> Run<'p> {
         }
     }
 
+    /// A batch that nobody drove for half of its time, while other calls took it, may well be late.
+    fn notice_left_alone(&mut self) {
+        let (now, half) = (self.world.clock.now(), self.plan.setup.deadline() / 2);
+        self.flights.iter_mut().for_each(|f| f.crowded |= now.since(f.begun) > half);
+    }
+
     fn poll(&mut self) {
         let count = self.sessions.len() as u64;
         if count == 0 {
             return;
         }
+        self.notice_left_alone();
         let at = self.rng.below(count) as usize;
         while let Some((ticket, done)) = self.sessions[at].poll() {
             self.take_strikes();
