@@ -129,7 +129,8 @@ impl Run<'_> {
         }
         self.oracle.rebooted(whole);
         // A lie lasts, and so does a bad block; what else struck the last process is over.
-        self.struck = self.oracle.is_rotten() || !whole;
+        self.struck = self.oracle.is_rotten() || self.half_saved || !whole;
+        self.sync_failed = false;
         self.hurried = !whole;
         if report.made {
             return;
@@ -205,6 +206,10 @@ impl Run<'_> {
         }
         self.sums.abandons += 1;
         self.take_strikes();
+        if self.sync_failed {
+            self.oracle.ended_behind_a_failed_sync();
+            self.half_saved = true;
+        }
         self.open();
     }
 

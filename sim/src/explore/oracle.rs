@@ -104,6 +104,9 @@ pub struct Oracle {
     held: bool,
     /// A write or sync of this process failed: the SSD tier may take nothing more, and then memory evicts.
     weak: bool,
+    /// A sync failed, its process has ended, and the machine has not gone down since: what a later process reads
+    /// may be gone when it does, whatever is synced until then.
+    unsaved: bool,
     /// Calls in flight began at this time or later.
     oldest: u32,
 }
@@ -129,6 +132,7 @@ impl Oracle {
             keeps_pins: false,
             held: false,
             weak: false,
+            unsaved: false,
             oldest: 1,
         }
     }
@@ -154,6 +158,12 @@ impl Oracle {
     /// The machine went down with the process: nothing that was pinned had left by then.
     pub fn fell(&mut self) {
         self.held = self.keeps_pins;
+        self.unsaved = false;
+    }
+
+    /// The process ends without hearing of a sync that failed, and the machine goes on.
+    pub fn ended_behind_a_failed_sync(&mut self) {
+        self.unsaved = true;
     }
 
     /// What was pinned before the machine went down was looked for; from here on it may be evicted.
@@ -448,11 +458,12 @@ impl Oracle {
         }
         for (at, v) in o.versions.iter_mut().enumerate() {
             if at == seen {
-                if whole && v.state == State::Maybe && v.done < NEVER && v.gone == NEVER {
+                if whole && !self.unsaved && v.state == State::Maybe && v.done < NEVER && v.gone == NEVER {
                     v.state = State::Stored;
                     self.dirty.push((oid, no));
                 }
-            } else if v.done <= start && v.state != State::Waiting {
+            } else if v.no != no && v.done <= start && v.state != State::Waiting {
+                // (An open group that is committed twice is two versions of the same bytes.)
                 v.dead = v.dead.min(start);
             }
         }

@@ -13,6 +13,7 @@ use super::objects::{Oid, mix, page_of};
 use super::ops::{Op, Plan, Verb};
 use super::oracle::{Oracle, Struck, Wrong};
 use super::report::{Finding, FindingKind, Sums};
+use crate::disk::DiskFault;
 use crate::entropy::SplitMix64;
 use crate::env::SimWorld;
 
@@ -92,6 +93,11 @@ pub struct Run<'p> {
     pub(super) rounds: u64,
     /// A fault of each effect has struck in this process's life, or one that lasts before it.
     pub(super) struck: bool,
+    /// A sync failed in this process's life.
+    pub(super) sync_failed: bool,
+    /// One had failed when a process ended without hearing of it: what was written before it may be damaged when the
+    /// machine goes down, and be found so at any time from then on.
+    pub(super) half_saved: bool,
     /// Steps until a machine whose disk has stopped goes down.
     pub(super) dying: u32,
     /// The clock jumped, or a device was slow: batches may be late.
@@ -146,6 +152,8 @@ impl<'p> Run<'p> {
             ledger: Ledger::default(),
             rounds: 0,
             struck: false,
+            sync_failed: false,
+            half_saved: false,
             dying: 0,
             hurried: false,
             misled: false,
@@ -337,6 +345,7 @@ impl<'p> Run<'p> {
             self.ledger.struck(&struck, self.verb);
             self.misled |= misleads(struck.fault);
             self.struck = true;
+            self.sync_failed |= struck.fault == DiskFault::SyncError;
             self.hurried |= struck.fault.delays();
             let Some(effect) = effect(struck.fault) else { continue };
             self.oracle.struck(effect);

@@ -232,3 +232,59 @@ fn few_bytes_do_not_tell_which_put_wrote_them() {
     let seen = oracle.hit(A, start, std::iter::once((0, &[7u8][..])), Some(1)).expect("one of 600 has it");
     assert!(!seen.sure);
 }
+
+#[test]
+fn what_a_get_saw_beside_its_own_struck_read_is_not_made_durable_by_a_flush() {
+    let mut c = Case::new(true);
+    let put = c.put();
+    c.flush();
+    let start = c.oracle.tick();
+    c.oracle.struck(Struck::Read);
+    c.oracle.may_be_dropped(crate::explore::objects::page_of(A));
+    assert!(c.hit_since(start, put).is_ok());
+    c.flush();
+    c.oracle.rebooted(true);
+    assert!(c.miss(), "its group was dropped, and a checkpoint has it so");
+    let now = c.oracle.tick();
+    c.oracle.oldest(now);
+    assert!(c.hit(put));
+    c.flush();
+    c.oracle.rebooted(true);
+    assert!(!c.miss(), "what is seen later is there");
+}
+
+#[test]
+fn an_open_group_that_is_committed_twice_is_one_put() {
+    let mut c = Case::new(false);
+    c.no = 1;
+    c.oracle.tick();
+    c.oracle.put_begun(A, 1, 100);
+    c.oracle.put_unknown(A, 1);
+    c.oracle.tick();
+    c.oracle.put_begun(A, 1, 100);
+    assert!(c.hit(1));
+    // The second commit finds no such group any more.
+    c.oracle.put_nothing(A, 1);
+    let start = c.oracle.tick();
+    assert!(c.oracle.may_be_here(A, start));
+}
+
+#[test]
+fn behind_a_failed_sync_only_the_machines_fall_shows_what_is_durable() {
+    for fell in [false, true] {
+        let mut c = Case::new(true);
+        let put = c.put();
+        c.oracle.struck(Struck::Write);
+        c.oracle.ended_behind_a_failed_sync();
+        if fell {
+            c.oracle.fell();
+        }
+        c.oracle.rebooted(true);
+        let now = c.oracle.tick();
+        c.oracle.oldest(now);
+        assert!(c.hit(put));
+        c.flush();
+        c.oracle.rebooted(true);
+        assert_eq!(c.miss(), !fell, "the device may have kept it in its cache alone");
+    }
+}
