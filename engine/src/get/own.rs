@@ -2,6 +2,7 @@
 
 use pagelith_io::buffer::AlignedBuf;
 use pagelith_io::clock::Mono;
+use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::GroupKind;
 use pagelith_tiers::policy::Recency;
@@ -22,6 +23,8 @@ pub(crate) struct Probed {
     pub siblings: Vec<(ObjectKey, SsdPlace)>,
     /// How they belong together; `None` if it was found in DRAM.
     pub kind: Option<GroupKind>,
+    /// Of its namespace, when it was found on SSD: cleared since, it is not here any more.
+    pub generation: Option<Generation>,
 }
 
 impl GetBatch {
@@ -34,7 +37,8 @@ impl GetBatch {
     pub fn into_probed(self) -> Vec<Option<Probed>> {
         let probed = |s: Slot| match s.outcome {
             Some(Ok(GetOutcome::Hit { bytes, .. })) => {
-                Some(Probed { length: bytes, siblings: s.siblings, kind: s.kind })
+                let generation = s.expected.map(|expected| expected.generation);
+                Some(Probed { length: bytes, siblings: s.siblings, kind: s.kind, generation })
             }
             Some(Ok(GetOutcome::Miss(_)) | Err(_)) | None => None,
         };

@@ -186,7 +186,9 @@ fn known(
         Some(Some(probed)) => {
             let own = probed.siblings.iter().find(|(k, _)| k == key).map(|(_, place)| *place);
             let lies = |e: &crate::index::Entry| e.ssd.is_some() && e.ssd == own && !core.is_broken(e);
-            let entry = core.index.find(fingerprint).find(lies);
+            // With equal fingerprints an entry is found also of a generation that was cleared since.
+            let entry =
+                core.index.find(fingerprint).find(|e| lies(e) && probed.generation == Some(generation));
             match (entry, own, probed.kind) {
                 (Some(entry), Some(place), Some(kind)) => Known::Here(Found {
                     at: At::Ssd(place),

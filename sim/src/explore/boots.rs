@@ -128,9 +128,12 @@ impl Run<'_> {
             self.add_session();
         }
         self.oracle.rebooted(whole);
+        if std::mem::take(&mut self.sync_failed) {
+            self.oracle.began_behind_a_failed_sync();
+            self.half_saved = true;
+        }
         // A lie lasts, and so does a bad block; what else struck the last process is over.
         self.struck = self.oracle.is_rotten() || self.half_saved || !whole;
-        self.sync_failed = false;
         self.hurried = !whole;
         if report.made {
             return;
@@ -197,6 +200,7 @@ impl Run<'_> {
         self.leave_process();
         self.store = None;
         self.take_strikes();
+        self.sync_failed = false;
     }
 
     pub(super) fn abandon(&mut self) {
@@ -206,10 +210,6 @@ impl Run<'_> {
         }
         self.sums.abandons += 1;
         self.take_strikes();
-        if self.sync_failed {
-            self.oracle.ended_behind_a_failed_sync();
-            self.half_saved = true;
-        }
         self.open();
     }
 

@@ -104,8 +104,8 @@ pub struct Oracle {
     held: bool,
     /// A write or sync of this process failed: the SSD tier may take nothing more, and then memory evicts.
     weak: bool,
-    /// A sync failed, its process has ended, and the machine has not gone down since: what a later process reads
-    /// may be gone when it does, whatever is synced until then.
+    /// A sync failed, in an earlier process or while this one opened the store, and the machine has not gone down
+    /// since: what was read may be gone when it does, whatever is synced until then.
     unsaved: bool,
     /// Calls in flight began at this time or later.
     oldest: u32,
@@ -161,8 +161,8 @@ impl Oracle {
         self.unsaved = false;
     }
 
-    /// The process ends without hearing of a sync that failed, and the machine goes on.
-    pub fn ended_behind_a_failed_sync(&mut self) {
+    /// A sync failed before this process began, on a machine that has stayed up.
+    pub fn began_behind_a_failed_sync(&mut self) {
         self.unsaved = true;
     }
 

@@ -93,10 +93,10 @@ pub struct Run<'p> {
     pub(super) rounds: u64,
     /// A fault of each effect has struck in this process's life, or one that lasts before it.
     pub(super) struck: bool,
-    /// A sync failed in this process's life.
+    /// A sync failed since the store was opened, or while it was.
     pub(super) sync_failed: bool,
-    /// One had failed when a process ended without hearing of it: what was written before it may be damaged when the
-    /// machine goes down, and be found so at any time from then on.
+    /// One had failed when a process began, on a machine that had not gone down since: what it read may be damaged
+    /// when the machine does, and be found so at any time from then on.
     pub(super) half_saved: bool,
     /// Steps until a machine whose disk has stopped goes down.
     pub(super) dying: u32,

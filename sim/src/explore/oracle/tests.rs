@@ -275,7 +275,7 @@ fn behind_a_failed_sync_only_the_machines_fall_shows_what_is_durable() {
         let mut c = Case::new(true);
         let put = c.put();
         c.oracle.struck(Struck::Write);
-        c.oracle.ended_behind_a_failed_sync();
+        c.oracle.began_behind_a_failed_sync();
         if fell {
             c.oracle.fell();
         }
