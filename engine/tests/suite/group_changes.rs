@@ -139,7 +139,11 @@ pub fn cleared_while_a_group_in_one_call_takes_it_in(world: &World) {
         let mut session = store.session().expect("a session");
         let one = |(key, bytes): &Object| Put { key: *key, source: Source::shared(bytes.clone().into()) };
         let ticket = session.submit_put(vec![PutGroup::new(vec![one(&new), one(&v)])], Options::default());
-        let early = (0..polls).find_map(|_| session.poll());
+        let early = (0..polls).find_map(|_| {
+            // A simulated device ends what it does only when time goes by.
+            world.sim().inspect(|sim| sim.runtime.run_for(Duration::from_micros(50)));
+            session.poll()
+        });
         store.clear(namespace("m"), Options::default()).expect("cleared");
         if early.is_none() {
             session.wait(ticket, Duration::from_secs(30)).expect("an outcome");
