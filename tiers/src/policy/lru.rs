@@ -1,20 +1,32 @@
-//! Least recently used, exactly: by [`Recency`], so within a request the chain's tail goes before its head.
+//! Least recently used, by [`Recency`], so within a request the chain's tail goes before its head.
+//!
+//! A request only notes when it was, in constant time: frames are moved to where they belong when they come up as
+//! victims, since most requests never matter to one. The victim is exactly the least recently used frame as long as the
+//! frames that come up fit into one walk ([`LOOKS_MAX`](super::order::LOOKS_MAX)); where a walk meets only frames that
+//! were asked for since, it is the least recently used of those.
 
-use super::order::Order;
+use super::order::{Order, Walk};
 use super::slab::Slab;
 use super::{FrameId, FramePolicy, Recency};
 
-/// Least recently used. About 50 bytes a frame.
+/// When a frame was asked for last, and as of when it stands in the order.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    at: Recency,
+    placed: Recency,
+}
+
+/// Least recently used. About 70 bytes a frame.
 #[derive(Debug)]
 pub struct Lru {
     order: Order,
-    at: Slab<Recency>,
+    known: Slab<Known>,
 }
 
 impl Lru {
     /// An empty one.
     pub fn new() -> Lru {
-        Lru { order: Order::new(), at: Slab::new() }
+        Lru { order: Order::new(), known: Slab::new() }
     }
 }
 
@@ -32,27 +44,41 @@ impl FramePolicy for Lru {
     fn insert(&mut self, frame: FrameId, _bytes: u64, _fingerprint: u128, at: Recency) {
         self.remove(frame);
         self.order.insert(frame, at);
-        self.at.set(frame, at);
+        self.known.set(frame, Known { at, placed: at });
     }
 
     fn touch(&mut self, frame: FrameId, at: Recency) {
-        let Some(known) = self.at.get_mut(frame) else { return };
-        if at > *known {
-            self.order.remove(frame, *known);
-            self.order.insert(frame, at);
-            *known = at;
-        }
+        let Some(known) = self.known.get_mut(frame) else { return };
+        known.at = known.at.max(at);
     }
 
     fn remove(&mut self, frame: FrameId) {
-        if let Some(at) = self.at.take(frame) {
-            self.order.remove(frame, at);
+        if let Some(known) = self.known.take(frame) {
+            self.order.remove(frame, known.placed);
         }
     }
 
     fn victim(&mut self, evictable: &mut dyn FnMut(FrameId) -> bool) -> Option<FrameId> {
-        let frame = self.order.victim(evictable)?;
-        self.at.take(frame);
+        let mut walk = Walk::default();
+        let mut moved: Option<(Recency, FrameId)> = None;
+        while let Some(place) = self.order.look(&mut walk) {
+            let known = self.known.get_mut(place.frame)?;
+            if known.at > place.at {
+                known.placed = known.at;
+                let newer = (known.at, place.frame);
+                self.order.remove(place.frame, place.at);
+                self.order.insert(place.frame, newer.0);
+                if moved.is_none_or(|moved| newer < moved) && evictable(place.frame) {
+                    moved = Some(newer);
+                }
+            } else if evictable(place.frame) {
+                self.order.take(&walk, place);
+                self.known.take(place.frame);
+                return Some(place.frame);
+            }
+        }
+        let (_, frame) = moved?;
+        self.remove(frame);
         Some(frame)
     }
 
@@ -161,5 +187,24 @@ mod tests {
         assert_eq!(lru.victim(&mut |_| false), None);
         assert_eq!(lru.victim(&mut |_| true), Some(FrameId(0)));
         assert_eq!(lru.len(), 2);
+    }
+
+    /// More than a walk looks at: all were asked for since, and the oldest of those that came up goes.
+    #[test]
+    fn where_everything_was_asked_for_again_a_victim_is_found_in_one_call() {
+        let frames = 3 * super::super::order::LOOKS_MAX as u32;
+        let mut lru = Lru::new();
+        for frame in 0..frames {
+            lru.insert(FrameId(frame), 1, 0, Recency { epoch: u64::from(frame), depth: 0 });
+        }
+        for frame in 0..frames {
+            lru.touch(FrameId(frame), Recency { epoch: u64::from(2 * frames - frame), depth: 0 });
+        }
+        let mut left: BTreeSet<u32> = (0..frames).collect();
+        while let Some(FrameId(frame)) = lru.victim(&mut |_| true) {
+            assert!(left.remove(&frame), "frame {frame} twice");
+        }
+        assert!(left.is_empty(), "{} were never found", left.len());
+        assert_eq!(lru.len(), 0);
     }
 }
