@@ -199,28 +199,35 @@ impl Core {
 
     /// Note that an object was asked for.
     pub fn touch(&mut self, fingerprint: u128, place: impl Fn(&Entry) -> bool, at: Recency) {
+        let Some((slot, entry)) = self.index.locate(fingerprint, place) else { return };
+        if let Some(frame) = self.touch_located(slot, &entry, at) {
+            self.policy.touch(frame, at);
+        }
+    }
+
+    /// As [`Core::touch`], of what [`Index::locate`] found, but for the frame that it returns: the policy is still to be
+    /// told of it.
+    pub fn touch_located(&mut self, slot: usize, entry: &Entry, at: Recency) -> Option<FrameId> {
         let now = self.now_tick();
-        let Some(entry) = self.index.find(fingerprint).find(|e| place(e)) else { return };
+        let mut clean = None;
         if let Some(frame) = entry.frame.map(FrameId)
             && let Some(f) = self.frames.get_mut(frame)
         {
             f.recency = f.recency.max(at);
-            if f.state == FrameState::Clean {
-                self.policy.touch(frame, at);
+            clean = (f.state == FrameState::Clean).then_some(frame);
+        }
+        // Ticks wrap by design.
+        let tick = (now % u64::from(TICK_MODULUS)) as u32;
+        // As the index has it: a batch may name an object twice.
+        let before = self.index.replace_tick(slot, tick);
+        if before != tick {
+            let before = self.full_tick(before);
+            if let (Some(place), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
+                let s = ssd.segments.get_mut(SegmentId(place.segment));
+                s.recency_sum = s.recency_sum.saturating_sub(before) + now;
             }
         }
-        let tick = (now % u64::from(TICK_MODULUS)) as u32;
-        if entry.tick == tick {
-            return;
-        }
-        let before = self.full_tick(entry.tick);
-        if let (Some(place), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
-            let s = ssd.segments.get_mut(SegmentId(place.segment));
-            s.recency_sum = s.recency_sum.saturating_sub(before) + now;
-        }
-        let same = |e: &Entry| *e == entry;
-        // Ticks wrap by design, so the change is never out of range.
-        let _ = self.index.update(fingerprint, same, |e| e.tick = tick);
+        clean
     }
 
     /// Remove an entry, counting it out of its segment.

@@ -1,10 +1,11 @@
 //! Existence: from the index alone, thousands of keys in one critical section.
 
+use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 
 use crate::core::Core;
-use crate::index::{Entry, PREFETCH_GROUP};
+use crate::index::PREFETCH_GROUP;
 use crate::session::PageSteps;
 use crate::shared::Shared;
 
@@ -39,6 +40,10 @@ fn look(
     let mut steps = PageSteps::default();
     let mut group = Vec::with_capacity(PREFETCH_GROUP);
     let mut fingerprints = Vec::with_capacity(PREFETCH_GROUP);
+    let mut entries = Vec::with_capacity(PREFETCH_GROUP);
+    let mut touched = Vec::with_capacity(PREFETCH_GROUP);
+    // The keys of a batch are of one namespace, mostly.
+    let mut of: Option<(NamespaceId, Generation)> = None;
     loop {
         group.clear();
         group.extend(keys.by_ref().take(PREFETCH_GROUP));
@@ -46,19 +51,34 @@ fn look(
             return found;
         }
         fingerprints.clear();
-        fingerprints.extend(group.iter().map(|k| shared.fingerprint(k, core.generation(k.namespace()))));
+        fingerprints.extend(group.iter().map(|key| {
+            let namespace = key.namespace();
+            let known = of.filter(|known| known.0 == namespace);
+            let (_, generation) =
+                *of.insert(known.unwrap_or_else(|| (namespace, core.generation(namespace))));
+            shared.fingerprint(key, generation)
+        }));
         core.index.prefetch(&fingerprints);
-        for (key, fingerprint) in group.iter().zip(&fingerprints) {
+        // One step for all of the group at a time, so that their misses of the cache are under way together.
+        entries.clear();
+        entries.extend(fingerprints.iter().map(|f| core.index.locate(*f, |e| core.is_visible(e))));
+        core.frames.prefetch(entries.iter().filter_map(|e| e.as_ref()?.1.frame));
+        for (key, entry) in group.iter().zip(&entries) {
             let depth = at.depth.saturating_add(steps.step(key));
-            let entry = core.index.find(*fingerprint).find(|e| core.is_visible(e));
             found.push(entry.is_some());
             match entry {
-                Some(entry) => {
-                    core.touch(*fingerprint, |e: &Entry| *e == entry, Recency { depth, ..at });
+                Some((slot, entry)) => {
+                    let at = Recency { depth, ..at };
+                    touched.extend(core.touch_located(*slot, entry, at).map(|frame| (frame, at)));
                 }
-                None if stop => return found,
+                None if stop => break,
                 None => {}
             }
+        }
+        core.policy.touch_all(&touched);
+        touched.clear();
+        if stop && found.last() == Some(&false) {
+            return found;
         }
     }
 }

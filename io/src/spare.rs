@@ -8,7 +8,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use memmap2::{MmapMut, MmapOptions};
+use memmap2::{Advice, MmapMut, MmapOptions};
 
 /// Most that is kept, bytes: the reads and writes of a deep queue, not somebody's staging memory.
 const SPARE_BYTES: usize = 16 << 20;
@@ -19,12 +19,25 @@ const SPARES: usize = 64;
 /// Maps of up to this many bytes serve any shorter buffer; a longer one must be half used.
 const ANY: usize = 64 << 10;
 
+/// Maps of so many bytes are asked to be of huge pages.
+const HUGE: usize = 4 << 20;
+
 static SPARE: Mutex<Vec<MmapMut>> = Mutex::new(Vec::new());
 
 /// At least `len` bytes, at least one, the first `len` of them zero.
 pub(crate) fn zeroed(len: usize) -> std::io::Result<MmapMut> {
-    let Some(mut map) = taken(len) else { return MmapOptions::new().len(len.max(1)).map_anon() };
+    let Some(mut map) = taken(len) else { return fresh(len) };
     map[..len].fill(0);
+    Ok(map)
+}
+
+fn fresh(len: usize) -> std::io::Result<MmapMut> {
+    let map = MmapOptions::new().len(len.max(1)).map_anon()?;
+    if len >= HUGE {
+        // A table of many MiB that is looked at here and there misses the TLB each time. What the system declines
+        // is no error.
+        let _ = map.advise(Advice::HugePage);
+    }
     Ok(map)
 }
 

@@ -16,6 +16,10 @@ use pagelith_layouts::record::{self, GroupKind, MemberSpec, Record, RecordFacts,
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_layouts::shard::Shard;
 use pagelith_tiers::dram::arena::Arena;
+use xxhash_rust::xxh3::xxh3_128;
+
+/// More than any cache holds.
+const COLD_BYTES: usize = 256 << 20;
 
 fn checksums(c: &mut Criterion) {
     let mut group = c.benchmark_group("checksum");
@@ -29,7 +33,23 @@ fn checksums(c: &mut Criterion) {
         group.bench_with_input(BenchmarkId::new("xxh3-128", bytes), &data, |b, data| {
             b.iter(|| checksum(black_box(data)));
         });
+        group.bench_with_input(BenchmarkId::new("xxhash-rust as built", bytes), &data, |b, data| {
+            b.iter(|| xxh3_128(black_box(data)));
+        });
     }
+    let data = vec![7u8; COLD_BYTES];
+    group.throughput(Throughput::Bytes(COLD_BYTES as u64)).sample_size(10);
+    let blocks = || black_box(&data).chunks(BLOCK_BYTES as usize);
+    group.bench_function("limit: sum of words, out of memory", |b| {
+        let sum = |block: &[u8]| block.as_chunks().0.iter().fold(0, |s, w| s ^ u64::from_le_bytes(*w));
+        b.iter(|| blocks().fold(0, |all, block| all ^ sum(block)));
+    });
+    group.bench_function("xxh3-128, out of memory", |b| {
+        b.iter(|| blocks().fold(0, |all, block| all ^ checksum(block)[0]));
+    });
+    group.bench_function("xxhash-rust as built, out of memory", |b| {
+        b.iter(|| blocks().fold(0, |all, block| all ^ xxh3_128(block)));
+    });
     group.finish();
 }
 

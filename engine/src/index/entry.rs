@@ -175,6 +175,21 @@ impl Slot {
         Ok(Slot { fingerprint: stored(entry.fingerprint), a, b })
     }
 
+    /// When it was last used.
+    pub(super) fn tick(&self) -> u32 {
+        let high = bits(self.a, TICK_HIGH_AT, HALF_TICK_BITS) << HALF_TICK_BITS;
+        (high | bits(self.b, TICK_LOW_AT, HALF_TICK_BITS)) as u32
+    }
+
+    /// The same entry, last used at this tick.
+    pub(super) fn with_tick(self, tick: u32) -> Slot {
+        let tick = u64::from(tick & TICK_MASK);
+        let a = self.a & !(u64::MAX << TICK_HIGH_AT) | (tick >> HALF_TICK_BITS) << TICK_HIGH_AT;
+        // The shift drops the high half of the tick.
+        let b = self.b & !(u64::MAX << TICK_LOW_AT) | tick << TICK_LOW_AT;
+        Slot { a, b, ..self }
+    }
+
     /// The link of an object to the base group that has a member of this name.
     pub(super) fn link(fingerprint: u128, base: u64) -> Slot {
         Slot { fingerprint: link_of(fingerprint), a: FLAG_LINK << FLAGS_AT, b: base }
@@ -188,8 +203,6 @@ impl Slot {
     pub(super) fn unpack(&self) -> Entry {
         let flags = bits(self.a, FLAGS_AT, FLAG_BITS);
         let frame = bits(self.b, FRAME_AT, FRAME_BITS) as u32;
-        let tick = bits(self.a, TICK_HIGH_AT, HALF_TICK_BITS) << HALF_TICK_BITS
-            | bits(self.b, TICK_LOW_AT, HALF_TICK_BITS);
         Entry {
             fingerprint: self.fingerprint,
             length: bits(self.b, 0, LENGTH_BITS) as u32,
@@ -199,7 +212,7 @@ impl Slot {
                 payload_delta: bits(self.a, PAYLOAD_DELTA_AT, PAYLOAD_DELTA_BITS) as u16,
             }),
             frame: (frame != FRAME_NONE).then_some(frame),
-            tick: tick as u32,
+            tick: self.tick(),
             freq: bits(self.b, FREQ_AT, FREQ_BITS) as u8,
             attached: flags & FLAG_ATTACHED != 0,
         }
@@ -279,7 +292,10 @@ mod tests {
                                     record_block,
                                     payload_delta,
                                 });
-                                round_trip(Entry { fingerprint, length, ssd, frame, tick, freq, attached });
+                                let entry = Entry { fingerprint, length, ssd, frame, tick, freq, attached };
+                                round_trip(entry);
+                                let slot = Slot::pack(&Entry { tick: !tick & TICK_MASK, ..entry });
+                                assert_eq!(slot.expect("in range").with_tick(tick).unpack(), entry);
                             }
                         }
                     }

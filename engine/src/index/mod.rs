@@ -216,6 +216,14 @@ impl Index {
         Ok(true)
     }
 
+    /// Notes when the entry that [`locate`](Index::locate) found at `at` was last used, modulo [`TICK_MODULUS`];
+    /// returns when it was before.
+    pub fn replace_tick(&mut self, at: usize, tick: u32) -> u32 {
+        let slot = self.slots.get(at);
+        self.slots.set(at, slot.with_tick(tick));
+        slot.tick()
+    }
+
     /// Removes and returns the first entry with this fingerprint that `matches`.
     pub fn remove(&mut self, fingerprint: u128, matches: impl FnMut(&Entry) -> bool) -> Option<Entry> {
         let (at, removed) = self.locate(fingerprint, matches)?;
@@ -325,7 +333,12 @@ impl Index {
         })
     }
 
-    fn locate(&self, fingerprint: u128, mut matches: impl FnMut(&Entry) -> bool) -> Option<(usize, Entry)> {
+    /// The first entry with this fingerprint that `matches`, and where it is until the next insert or remove.
+    pub fn locate(
+        &self,
+        fingerprint: u128,
+        mut matches: impl FnMut(&Entry) -> bool,
+    ) -> Option<(usize, Entry)> {
         self.positions(fingerprint)
             .map(|at| (at, self.slots.get(at).unpack()))
             .find(|(_, entry)| matches(entry))

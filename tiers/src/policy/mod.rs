@@ -88,6 +88,10 @@ pub trait FramePolicy: Send {
     /// The frame was asked for again. Unknown frames are ignored. Requests may report out of order: an older
     /// `at` than the one known changes nothing.
     fn touch(&mut self, frame: FrameId, at: Recency);
+    /// As [`touch`](FramePolicy::touch) for each: one call for many, so that their misses of the cache overlap.
+    fn touch_all(&mut self, touched: &[(FrameId, Recency)]) {
+        touched.iter().for_each(|(frame, at)| self.touch(*frame, *at));
+    }
     /// The frame left for another reason than being the victim (removed, cleared, damaged). Unknown frames
     /// are ignored.
     fn remove(&mut self, frame: FrameId);
