@@ -4,6 +4,7 @@
 
 mod boots;
 pub mod faults;
+mod flights;
 mod memory;
 pub mod objects;
 pub mod ops;

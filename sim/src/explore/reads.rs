@@ -8,10 +8,11 @@ use pagelith::{
 };
 use pagelith_io::clock::Clock;
 
+use super::flights::{Cargo, Flight, Getting};
 use super::memory::Shape;
 use super::objects::{self, NAMESPACES, Oid, PAGES, PageKind, key};
 use super::report::FindingKind;
-use super::run::{Cargo, Flight, Getting, Run};
+use super::run::Run;
 
 impl Run<'_> {
     /// A page; half of the time one of a few.

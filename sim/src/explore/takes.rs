@@ -5,9 +5,10 @@ use std::time::Duration;
 use pagelith::{Options, ScrubOptions};
 use pagelith_io::clock::Clock;
 
+use super::flights::Cargo;
 use super::objects::{self, NAMESPACES, Oid, PAGES, PARTS, key};
 use super::report::FindingKind;
-use super::run::{Cargo, Run};
+use super::run::Run;
 
 /// Pins held at once.
 const PINS_MAX: usize = 10;

@@ -7,9 +7,10 @@ use std::time::Duration;
 use pagelith::{Error, ErrorKind, Options, Put, PutDone, PutGroup, PutOutcome, PutSlice, Result, Source};
 use pagelith_io::clock::Clock;
 
+use super::flights::{Cargo, Putting};
 use super::objects::{self, Content, OTHER_FORM, Oid, PageKind, key};
 use super::report::FindingKind;
-use super::run::{Cargo, OpenGroup, Putting, Run};
+use super::run::{OpenGroup, Run};
 
 /// Bytes more than an object has, where it is put with another length.
 const LONGER: usize = 3;

@@ -1,0 +1,181 @@
+//! Batches in flight, and the sessions that they are on.
+
+use std::time::Duration;
+
+use pagelith::{GroupId, Ticket};
+use pagelith_io::clock::{Clock, Mono};
+
+use super::memory::Target;
+use super::objects::{Oid, page_of};
+use super::report::FindingKind;
+use super::run::Run;
+
+/// Batches in flight on a session.
+const FLIGHTS_MAX: usize = 3;
+/// Simulated time after which a batch that is waited for counts as hanging, behind its deadline and whatever the
+/// device is stuck for.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// One object that is being got.
+pub(super) struct Getting {
+    pub oid: Oid,
+    /// First byte asked for.
+    pub from: usize,
+    /// Bytes asked for.
+    pub len: usize,
+    /// The object's length, if all of it was asked for.
+    pub whole: Option<usize>,
+    pub target: Target,
+}
+
+/// One group that is being put.
+pub(super) struct Putting {
+    pub no: u32,
+    pub base: Option<Oid>,
+    pub members: Vec<Oid>,
+    /// It is put in a way that may be refused.
+    pub odd: bool,
+    /// The open group that is being committed.
+    pub open: Option<GroupId>,
+}
+
+/// What a batch in flight is to bring or take.
+pub(super) enum Cargo {
+    Get { gets: Vec<Getting>, page: bool },
+    Put(Vec<Putting>),
+}
+
+/// A batch in flight.
+pub(super) struct Flight {
+    pub session: usize,
+    pub ticket: Ticket,
+    pub start: u32,
+    pub begun: Mono,
+    /// Others were in flight with it, on sessions that only this thread drives, or nobody drove it for long: it may have
+    /// waited for what they hold until its time was up.
+    pub crowded: bool,
+    pub cargo: Cargo,
+}
+
+impl Run<'_> {
+    /// A session with room for another batch.
+    pub(super) fn some_session(&mut self) -> Option<usize> {
+        let count = self.sessions.len() as u64;
+        if count == 0 {
+            return None;
+        }
+        let session = self.rng.below(count) as usize;
+        let of = |f: &Flight| f.session == session;
+        while self.flights.iter().filter(|f| of(f)).count() >= FLIGHTS_MAX {
+            let oldest = self.flights.iter().position(of)?;
+            self.wait_for(oldest);
+        }
+        Some(session)
+    }
+
+    /// The operation reads of these objects, or may.
+    pub(super) fn touch(&mut self, oids: impl IntoIterator<Item = Oid>) {
+        if let Some(pages) = &mut self.touched {
+            pages.extend(oids.into_iter().map(page_of));
+        }
+    }
+
+    pub(super) fn launch(&mut self, session: usize, ticket: Ticket, start: u32, begun: Mono, cargo: Cargo) {
+        match &cargo {
+            Cargo::Get { gets, .. } => self.touch(gets.iter().map(|g| g.oid).collect::<Vec<_>>()),
+            Cargo::Put(puts) => self.touch(puts.iter().flat_map(|p| p.members.clone()).collect::<Vec<_>>()),
+        }
+        let crowded = !self.flights.is_empty();
+        self.flights.iter_mut().for_each(|f| f.crowded = true);
+        self.flights.push(Flight { session, ticket, start, begun, crowded, cargo });
+        if self.rng.one_in(2) {
+            let last = self.flights.len() - 1;
+            self.wait_for(last);
+        }
+    }
+
+    /// Wait for a batch in flight.
+    pub(super) fn wait_for(&mut self, at: usize) {
+        self.notice_left_alone();
+        let flight = self.flights.remove(at);
+        let begun = self.world.clock.now();
+        let limit = self.plan.setup.deadline() + self.plan.faults.stuck_for() + PATIENCE;
+        let mut done = None;
+        while let Some(session) = self.sessions.get_mut(flight.session) {
+            done = session.wait(flight.ticket, Duration::from_secs(1));
+            if done.is_some() || self.world.clock.now().since(begun) > limit {
+                break;
+            }
+        }
+        self.take_strikes();
+        match done {
+            Some(done) => self.land(flight, done),
+            None => self.find(FindingKind::Hang, format!("a batch does not end ticket={:?}", flight.ticket)),
+        }
+    }
+
+    /// A batch that nobody drove for half of its time, while other calls took it, may well be late.
+    fn notice_left_alone(&mut self) {
+        let (now, half) = (self.world.clock.now(), self.plan.setup.deadline() / 2);
+        self.flights.iter_mut().for_each(|f| f.crowded |= now.since(f.begun) > half);
+    }
+
+    pub(super) fn poll(&mut self) {
+        let count = self.sessions.len() as u64;
+        if count == 0 {
+            return;
+        }
+        self.notice_left_alone();
+        let at = self.rng.below(count) as usize;
+        while let Some((ticket, done)) = self.sessions[at].poll() {
+            self.take_strikes();
+            let flight = self.flights.iter().position(|f| f.session == at && f.ticket == ticket);
+            match flight {
+                Some(flight) => {
+                    let flight = self.flights.remove(flight);
+                    self.land(flight, done);
+                }
+                None => return self.find(FindingKind::Error, format!("a batch nobody submitted {ticket:?}")),
+            }
+        }
+    }
+
+    pub(super) fn drain(&mut self) {
+        while !self.flights.is_empty() {
+            self.wait_for(0);
+        }
+    }
+
+    pub(super) fn new_session(&mut self) {
+        if self.sessions.is_empty() {
+            return;
+        }
+        let at = self.rng.below(self.sessions.len() as u64) as usize;
+        // What it has in flight ends unheard: its puts may have happened.
+        let (own, others) = std::mem::take(&mut self.flights).into_iter().partition(|f| f.session == at);
+        self.flights = others;
+        drop(self.sessions.swap_remove(at));
+        let moved = self.sessions.len();
+        self.flights.iter_mut().filter(|f| f.session == moved).for_each(|f| f.session = at);
+        self.unheard(own);
+        self.take_strikes();
+        self.add_session();
+    }
+
+    pub(super) fn unheard(&mut self, flights: Vec<Flight>) {
+        for flight in flights {
+            if let Cargo::Put(puts) = flight.cargo {
+                for put in puts {
+                    put.members.iter().for_each(|oid| self.oracle.put_unknown(*oid, put.no));
+                }
+            }
+        }
+    }
+
+    pub(super) fn add_session(&mut self) {
+        let Some(store) = self.store.clone() else { return };
+        match store.session() {
+            Ok(session) => self.sessions.push(session),
+            Err(error) => self.excuse("session", &error),
+        }
+    }
+}
