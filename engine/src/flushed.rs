@@ -8,7 +8,7 @@ use pagelith_tiers::ssd::log::Event;
 use pagelith_tiers::ssd::segments::SegmentState;
 use pagelith_tiers::ssd::sync::SyncId;
 
-use crate::core::{Answer, Job};
+use crate::core::{Answer, Job, SsdCore};
 use crate::error::{Error, ErrorKind};
 use crate::flusher::{Appended, Flusher, Purpose, Written};
 use crate::frame_io::Held;
@@ -102,9 +102,11 @@ impl Flusher {
         let mut offset = record::header_bytes(data.members.len() as u64, blocks);
         let mut core = self.shared.lock();
         let dead = core.frames.get(held.frame.id).is_none_or(|f| f.dead);
-        let lost = core.ssd.as_ref().is_some_and(|s| s.health.is_quarantined(place.identity.segment));
+        let unread = |s: &SsdCore| !s.health.reads() || s.health.is_quarantined(place.identity.segment);
+        let lost = core.ssd.as_ref().is_some_and(unread);
         if lost && !dead {
-            // Nobody would read it there.
+            // Nobody would read it there. The walk that forgets what is there may have passed a part of its group: the
+            // rest would be left behind, and be seen without it when the tier is on again.
             drop(core);
             self.units.insert(id, Appended::Frame(held));
             return self.writes_failed(vec![id]);

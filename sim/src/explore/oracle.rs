@@ -59,10 +59,8 @@ struct Object {
     versions: Vec<Version>,
     /// Since when it is certainly there.
     certain: u32,
-    /// When the last remove or clear of it began.
+    /// When the last remove or clear of it began: whether it succeeded or not, what is older may be gone.
     taken: u32,
-    /// A remove or clear of it began then and did not succeed: what is older may be there or not.
-    doubt: u32,
     pins: u32,
 }
 
@@ -115,7 +113,7 @@ impl Oracle {
     /// Of an empty store. `roomy`: it has room for all that is ever put. `blind`: it has one fingerprint for all
     /// keys, and a put may miss what moves from memory to SSD while it looks at all the others.
     pub fn new(roomy: bool, blind: bool) -> Oracle {
-        let object = Object { versions: Vec::new(), certain: NEVER, taken: 0, doubt: 0, pins: 0 };
+        let object = Object { versions: Vec::new(), certain: NEVER, taken: 0, pins: 0 };
         let objects = vec![object; PAGES * PARTS];
         Oracle {
             objects,
@@ -238,15 +236,18 @@ impl Oracle {
     pub fn put_stored(&mut self, oid: Oid, no: u32) {
         let (now, roomy, blind) = (self.now, self.roomy, self.blind);
         let may_be_certain = !self.rotten && !self.weak && self.reads_struck < self.quarantine_after;
+        let read_struck = self.read_struck;
         let o = self.at(oid);
         let Some(mine) = o.versions.iter_mut().rfind(|v| v.no == no) else { return };
-        (mine.done, mine.state) = (now, State::Stored);
         let start = mine.start;
+        // It may have been stored, written, read, found damaged and dropped before anybody heard that it was stored.
+        let whole = read_struck < start;
+        (mine.done, mine.state) = (now, if whole { State::Stored } else { State::Maybe });
         let older = o.versions.iter_mut().filter(|v| v.no != no && v.done <= start);
         if !blind {
             older.for_each(|v| v.dead = v.dead.min(now));
         }
-        if may_be_certain && (roomy || o.pins > 0) && o.taken < start {
+        if whole && may_be_certain && (roomy || o.pins > 0) && o.taken < start {
             o.certain = o.certain.min(now);
         }
         self.dirty.push((oid, no));
@@ -267,12 +268,6 @@ impl Oracle {
         for v in o.versions.iter_mut().filter(|v| v.done <= begun && v.gone == NEVER) {
             (v.gone, v.dead) = (now, v.dead.min(now));
         }
-    }
-
-    /// It failed, or took the object only along with another: perhaps it happened.
-    pub fn perhaps_taken(&mut self, oid: Oid) {
-        let o = self.at(oid);
-        o.doubt = o.taken;
     }
 
     /// The object is there, and is pinned.
@@ -359,8 +354,12 @@ impl Oracle {
             (o.pins, o.certain) = (0, NEVER);
             let last = o.versions.iter().rposition(|v| v.state == State::Durable && v.gone == NEVER);
             if let (true, Some(last)) = (roomy || held, last) {
-                o.versions[..last].iter_mut().for_each(|v| v.dead = v.dead.min(now));
-                if whole && o.doubt < o.versions[last].start {
+                // Of two puts that were in flight together either may have been the later one, and of a put and a
+                // clear.
+                let start = o.versions[last].start;
+                let earlier = o.versions[..last].iter_mut().filter(|v| v.done <= start);
+                earlier.for_each(|v| v.dead = v.dead.min(now));
+                if whole && o.taken < start {
                     o.certain = now;
                 }
             }

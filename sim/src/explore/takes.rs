@@ -34,7 +34,6 @@ impl Run<'_> {
                 let mate = objects::oid(page, part);
                 if mate == *oid || !objects::base_form(page).is_empty() {
                     self.oracle.take_begun(mate);
-                    self.oracle.perhaps_taken(mate);
                 }
             }
         }
@@ -110,7 +109,6 @@ impl Run<'_> {
         };
         for oid in inside() {
             self.oracle.take_begun(oid);
-            self.oracle.perhaps_taken(oid);
         }
         let namespace = objects::namespace(ns);
         let outcome = self.timed("clear", timeout, |store| store.clear(namespace, Self::hasty(timeout)));

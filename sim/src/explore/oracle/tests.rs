@@ -4,6 +4,7 @@ use super::*;
 
 const A: Oid = 8;
 
+#[derive(Clone)]
 struct Case {
     oracle: Oracle,
     no: u32,
@@ -27,7 +28,6 @@ impl Case {
     fn take(&mut self, acked: bool) {
         self.oracle.tick();
         self.oracle.take_begun(A);
-        self.oracle.perhaps_taken(A);
         self.oracle.tick();
         if acked {
             self.oracle.taken(A);
@@ -286,5 +286,40 @@ fn behind_a_failed_sync_only_the_machines_fall_shows_what_is_durable() {
         c.flush();
         c.oracle.rebooted(true);
         assert_eq!(c.miss(), !fell, "the device may have kept it in its cache alone");
+    }
+}
+
+#[test]
+fn of_puts_in_flight_together_either_may_be_the_later_one() {
+    let mut c = Case::new(true);
+    c.oracle.tick();
+    c.oracle.put_begun(A, 1, 100);
+    c.oracle.put_begun(A, 2, 100);
+    c.take(true);
+    for no in [1, 2] {
+        c.oracle.tick();
+        c.oracle.put_stored(A, no);
+    }
+    c.flush();
+    c.oracle.rebooted(true);
+    assert!(c.miss(), "both may have been cleared");
+    assert!(c.clone().hit(1) && c.hit(2), "and so may have been either");
+}
+
+#[test]
+fn a_put_beside_a_struck_read_may_be_dropped_before_it_is_acked() {
+    for struck in [false, true] {
+        let mut c = Case::new(true);
+        c.oracle.tick();
+        c.oracle.put_begun(A, 1, 100);
+        if struck {
+            c.oracle.struck(Struck::Read);
+        }
+        c.oracle.tick();
+        c.oracle.put_stored(A, 1);
+        c.flush();
+        assert_eq!(c.miss(), struck);
+        c.oracle.rebooted(true);
+        assert_eq!(c.miss(), struck);
     }
 }
