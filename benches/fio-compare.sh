@@ -12,6 +12,8 @@ object_bytes=${2:-1048576}
 batch=${3:-32}
 seconds=${4:-5}
 runs=${5:-5}
+# Batches in flight.
+depth=4
 data=$((1024 * 1024 * 1024))
 
 if ! command -v fio >/dev/null 2>&1; then
@@ -29,12 +31,13 @@ mkdir -p "$work"
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' INT TERM
 
-# The first number of a key of a JSON line.
-number() { sed -n "s/.*\"$1\":{\"gb_per_s\":\([0-9.e+-]*\).*/\1/p"; }
+# The bandwidths of a JSON line: the store's own comes first, the limit's stands inside of `limit`.
+store_rate() { sed -n 's/^[^{]*{[^{]*"gb_per_s":\([0-9.e+-]*\).*"limit".*/\1/p'; }
+bare_rate() { sed -n 's/.*"limit":{[^}]*"gb_per_s":\([0-9.e+-]*\).*/\1/p'; }
 
 # fio's read bandwidth in GB/s (10^9). The terse format has it in KiB/s, field 7 of version 3.
 fio_run() {
-    fio --name=limit --filename="$work/fio" --size=$data --rw="$1" --bs="$2" --iodepth="$batch" \
+    fio --name=limit --filename="$work/fio" --size=$data --rw="$1" --bs="$2" --iodepth="$((batch * depth))" \
         --ioengine=io_uring --direct=1 --minimal --terse-version=3 $3 |
         awk -F';' 'NF > 40 { print $7 * 1024 / 1e9 }'
 }
@@ -43,7 +46,7 @@ fio_run() {
 fio_run write 1048576 "--end_fsync=1" >/dev/null
 store_run() {
     "$PAGELITH" bench --tier ssd --op get --io uring --object-bytes "$object_bytes" --batch "$batch" \
-        --data "$data" --dir "$work/store" --rounds 1 --seconds "$((2 * seconds))" --json 2>/dev/null
+        --depth $depth --data "$data" --dir "$work/store" --rounds 1 --seconds "$((2 * seconds))" --json 2>/dev/null
 }
 store_run >/dev/null
 
@@ -54,8 +57,8 @@ run=0
 while [ "$run" -lt "$runs" ]; do
     fio_run randread "$object_bytes" "--time_based --runtime=$seconds" >>"$work/fio.txt"
     line=$(store_run)
-    echo "$line" | number store >>"$work/store.txt"
-    echo "$line" | number limit >>"$work/bare.txt"
+    echo "$line" | store_rate >>"$work/store.txt"
+    echo "$line" | bare_rate >>"$work/bare.txt"
     run=$((run + 1))
 done
 
@@ -63,7 +66,7 @@ median() { sort -g "$1" | awk '{ v[NR] = $1 } END { print (NR % 2) ? v[(NR + 1) 
 fio_median=$(median "$work/fio.txt")
 store_median=$(median "$work/store.txt")
 bare_median=$(median "$work/bare.txt")
-echo "object_bytes=$object_bytes batch=$batch seconds=$seconds runs=$runs dir=$dir"
+echo "object_bytes=$object_bytes batch=$batch depth=$depth seconds=$seconds runs=$runs dir=$dir"
 echo "fio   GB/s: $(tr '\n' ' ' <"$work/fio.txt") median $fio_median"
 echo "store GB/s: $(tr '\n' ' ' <"$work/store.txt") median $store_median"
 echo "bare  GB/s: $(tr '\n' ' ' <"$work/bare.txt") median $bare_median"

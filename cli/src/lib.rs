@@ -12,6 +12,7 @@ mod content;
 mod exit;
 mod fresh;
 mod inspect;
+mod latency;
 mod meter;
 mod on_disk;
 mod replay;

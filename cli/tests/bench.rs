@@ -10,7 +10,7 @@ fn bench(args: &[&str]) -> serde_json::Value {
         "--json",
         "--object-bytes=64KiB",
         "--batch=8",
-        "--data=8MiB",
+        "--data=32MiB",
         "--seconds=0.2",
         "--rounds=2",
     ];
@@ -21,31 +21,38 @@ fn bench(args: &[&str]) -> serde_json::Value {
 
 #[test]
 fn every_tier_and_operation_is_measured_beside_its_limit() {
-    for (tier, op, limit) in [
+    for (tier, op, what) in [
         ("dram", "get", "copy and checksum"),
         ("dram", "put", "memcpy"),
+        ("dram", "mixed", "copy and checksum, then memcpy"),
         ("ssd", "get", "bare reads"),
         ("ssd", "put", "bare writes and a sync"),
+        ("ssd", "mixed", "bare reads beside bare writes, and a sync"),
+        ("dram", "exists", "a line of memory for each key"),
     ] {
         let json = bench(&["--tier", tier, "--op", op]);
-        assert_eq!(json["limit_name"], limit, "{json}");
-        let rate = |side: &str| json[side]["gb_per_s"].as_f64().unwrap();
-        assert!(rate("store") > 0.0 && rate("limit") > 0.0, "{json}");
-        let ratio = rate("store") / rate("limit");
+        assert_eq!(json["limit"]["what"], what, "{json}");
+        let rate = if op == "exists" { "ops_per_s" } else { "gb_per_s" };
+        let (store, limit) = (json[rate].as_f64().unwrap(), json["limit"][rate].as_f64().unwrap());
+        assert!(store > 0.0 && limit > 0.0, "{json}");
         // All three were rounded to four decimals: a bound in parts alone fails for a ratio near nothing, as an
         // unoptimized build of the store has beside an optimized `memcpy`.
+        let ratio = store / limit;
         assert!((json["ratio"].as_f64().unwrap() - ratio).abs() < 0.0001 + 0.01 * ratio, "{json}");
+        let times = ["p50_us", "p99_us", "p999_us"].map(|key| json[key].as_f64().unwrap());
+        assert!(times[0] > 0.0 && times.is_sorted(), "{json}");
+        let calls = json["syscalls_per_object"].as_f64().unwrap();
+        assert_eq!(calls > 0.0, tier == "ssd", "{json}");
+        assert_eq!(json["cpu_s_per_gb"].is_null(), op == "exists", "{json}");
     }
-    let json = bench(&["--tier=dram", "--op=exists"]);
-    assert!(json["store"]["objects_per_s"].as_f64().unwrap() > 0.0 && json["limit"].is_null(), "{json}");
 }
 
 #[test]
 fn a_named_directory_is_filled_once() {
     let dir = tempfile::tempdir().unwrap();
     let flag = format!("--dir={}", dir.path().display());
-    let args = ["--tier=ssd", "--op=get", &flag, "--in-flight=2"];
-    assert_eq!(bench(&args)["in_flight"], 2);
+    let args = ["--tier=ssd", "--op=get", &flag, "--depth=2"];
+    assert_eq!(bench(&args)["depth"], 2);
     assert_eq!(bench(&args)["op"], "get");
 }
 

@@ -4,6 +4,7 @@
 //! stand in for it. See `docs/architecture.md`.
 
 pub mod buffer;
+pub mod calls;
 pub mod clock;
 pub mod disk;
 pub mod entropy;

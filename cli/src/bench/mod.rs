@@ -2,6 +2,7 @@
 //! copies of the same sizes reach in the same minute. Rounds of both take turns, so that whatever else the
 //! machine does meets both; the figures are medians.
 
+mod bare;
 mod limit;
 mod objects;
 mod report;
@@ -39,9 +40,9 @@ pub(crate) struct BenchArgs {
     /// Objects of a batch, and operations in flight of the limit
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: u32,
-    /// Batches in flight; 1 waits for each before the next
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
-    in_flight: u32,
+    /// Batches of gets in flight; 1 waits for each before the next
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    depth: u32,
     /// Seconds that the measurement takes, store and limit together, without filling
     #[arg(long, value_name = "T", default_value_t = 10.0)]
     seconds: f64,
@@ -86,6 +87,8 @@ enum Op {
     Get,
     /// Ask whether objects are there.
     Exists,
+    /// As many batches of gets as of puts. Times are those of gets.
+    Mixed,
 }
 
 /// The sizes of a measurement.
@@ -96,7 +99,9 @@ struct Shape {
     object_bytes: usize,
     objects: u64,
     batch: usize,
-    in_flight: usize,
+    depth: usize,
+    /// Objects that the index has room for, as far as is known before the store is open.
+    index_objects: u64,
     round: Duration,
     rounds: u32,
     seed: u64,
@@ -129,7 +134,8 @@ impl BenchArgs {
             object_bytes: usize::try_from(object_bytes)?,
             objects: data / object_bytes,
             batch: self.batch as usize,
-            in_flight: self.in_flight as usize,
+            depth: self.depth as usize,
+            index_objects: index_objects(data / object_bytes),
             round,
             rounds: self.rounds,
             seed: self.seed,
@@ -150,6 +156,11 @@ impl BenchArgs {
     }
 }
 
+/// Room in the index for this many objects and those that take their place.
+fn index_objects(objects: u64) -> u64 {
+    (2 * objects).max(65_536)
+}
+
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
     let shape = args.shape()?;
     let mut fresh = FreshDir::named("pagelith-bench");
@@ -158,7 +169,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
     let config = flags.resolve(args.sizes(), &dir.join("store"), &|config| {
         // Whatever the environment says, nothing may be read from memory that is to be read from SSD.
         config.dram.promote = if args.tier == BenchTier::Ssd { Promote::Never } else { Promote::Always };
-        config.index.max_objects = config.index.max_objects.or(Some((2 * shape.objects).max(65_536)));
+        config.index.max_objects = config.index.max_objects.or(Some(shape.index_objects));
     })?;
     fresh.make_for(config.ssd_dirs())?;
     let mut store = store::Bench::open(shape, config)?;
@@ -166,15 +177,13 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
     let mut report = Report::new(shape, store.io());
     for _ in 0..shape.rounds {
         report.store(store.round()?);
-        if let Some(round) = limit.round()? {
-            report.limit(round);
-        }
+        report.limit(limit.round()?);
     }
     store.close()?;
     if args.json {
-        println!("{}", serde_json::to_string(&report.summary(limit.name()))?);
+        println!("{}", serde_json::to_string(&report.summary(limit.what()))?);
     } else {
-        println!("{}", report.summary(limit.name()));
+        println!("{}", report.summary(limit.what()));
     }
     Ok(Verdict::Fine)
 }

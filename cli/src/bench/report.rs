@@ -1,4 +1,4 @@
-//! The figures of a measurement: medians over its rounds.
+//! The figures of a measurement: medians over its rounds, percentiles over all of them.
 
 use std::fmt;
 
@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::round::Round;
 use super::{BenchTier, Op, Shape};
+use crate::latency::Latencies;
 
 /// Collects rounds.
 pub(super) struct Report {
@@ -22,22 +23,35 @@ pub(super) struct Summary {
     op: Op,
     object_bytes: usize,
     batch: usize,
-    in_flight: usize,
+    depth: usize,
     rounds: u32,
     io: String,
+    #[serde(flatten)]
     store: Figures,
-    limit_name: Option<&'static str>,
-    limit: Option<Figures>,
-    /// Store over limit, medians of bandwidth.
-    ratio: Option<f64>,
+    limit: Limit,
+    /// Store over limit, medians: of bandwidth, or of keys for `exists`.
+    ratio: f64,
 }
 
-/// Medians of one side.
+/// What the store is measured against.
+#[derive(Debug, Serialize)]
+struct Limit {
+    what: &'static str,
+    #[serde(flatten)]
+    figures: Figures,
+}
+
+/// Medians of one side; percentiles are of batches, and of single transfers in a bare loop.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Figures {
-    gb_per_s: f64,
-    objects_per_s: f64,
-    cpu_s_per_gb: f64,
+    /// `None` where no bytes are moved.
+    gb_per_s: Option<f64>,
+    ops_per_s: f64,
+    cpu_s_per_gb: Option<f64>,
+    p50_us: f64,
+    p99_us: f64,
+    p999_us: f64,
+    syscalls_per_object: f64,
 }
 
 impl Report {
@@ -53,30 +67,40 @@ impl Report {
         self.limit.push(round);
     }
 
-    pub(super) fn summary(&self, limit_name: Option<&'static str>) -> Summary {
-        let store = figures(&self.store);
-        let limit = (!self.limit.is_empty()).then(|| figures(&self.limit));
+    pub(super) fn summary(&self, what: &'static str) -> Summary {
+        let (store, limit) = (figures(&self.store), figures(&self.limit));
+        let ratio = match (store.gb_per_s, limit.gb_per_s) {
+            (Some(store), Some(limit)) => store / limit,
+            _ => store.ops_per_s / limit.ops_per_s,
+        };
         Summary {
             tier: self.shape.tier,
             op: self.shape.op,
             object_bytes: self.shape.object_bytes,
             batch: self.shape.batch,
-            in_flight: self.shape.in_flight,
+            depth: self.shape.depth,
             rounds: self.shape.rounds,
             io: self.io.clone(),
             store,
-            limit_name,
-            limit,
-            ratio: limit.map(|l| rounded(store.gb_per_s / l.gb_per_s)),
+            limit: Limit { what, figures: limit },
+            ratio: rounded(ratio),
         }
     }
 }
 
 fn figures(rounds: &[Round]) -> Figures {
+    let moves = rounds.iter().any(|round| round.bytes > 0);
+    let mut latencies = Latencies::new();
+    rounds.iter().for_each(|round| latencies.join(&round.latencies));
+    let micros = |share: f64| rounded(latencies.percentile(share).as_secs_f64() * 1e6);
     Figures {
-        gb_per_s: median(rounds.iter().map(Round::gb_per_s)),
-        objects_per_s: median(rounds.iter().map(Round::objects_per_s)),
-        cpu_s_per_gb: median(rounds.iter().map(Round::cpu_s_per_gb)),
+        gb_per_s: moves.then(|| median(rounds.iter().map(Round::gb_per_s))),
+        ops_per_s: median(rounds.iter().map(Round::ops_per_s)),
+        cpu_s_per_gb: moves.then(|| median(rounds.iter().map(Round::cpu_s_per_gb))),
+        p50_us: micros(0.5),
+        p99_us: micros(0.99),
+        p999_us: micros(0.999),
+        syscalls_per_object: median(rounds.iter().map(Round::calls_per_object)),
     }
 }
 
@@ -97,26 +121,28 @@ fn rounded(x: f64) -> f64 {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = |f: &mut fmt::Formatter<'_>, name: &str, x: &Figures| {
-            let (gb, n, cpu) = (x.gb_per_s, x.objects_per_s, x.cpu_s_per_gb);
-            if self.op == Op::Exists {
-                writeln!(f, "{name:<24} {:>8.2} M keys/s", n / 1e6)
-            } else {
-                writeln!(f, "{name:<24} {gb:>8.3} GB/s {n:>12.0} objects/s {cpu:>8.4} CPU-s/GB")
-            }
-        };
         let (tier, op) = (format!("{:?}", self.tier).to_lowercase(), format!("{:?}", self.op).to_lowercase());
         writeln!(
             f,
-            "{tier} {op} object_bytes={} batch={} in_flight={} rounds={} io={}",
-            self.object_bytes, self.batch, self.in_flight, self.rounds, self.io
+            "{tier} {op} object_bytes={} batch={} depth={} rounds={} io={}",
+            self.object_bytes, self.batch, self.depth, self.rounds, self.io
         )?;
-        line(f, "store", &self.store)?;
-        if let (Some(name), Some(limit), Some(ratio)) = (self.limit_name, &self.limit, self.ratio) {
-            line(f, name, limit)?;
-            write!(f, "{:<24} {ratio:>8.3}", "ratio")?;
+        for (name, x) in [("store", &self.store), (self.limit.what, &self.limit.figures)] {
+            write!(f, "{name:<40}")?;
+            match (x.gb_per_s, x.cpu_s_per_gb) {
+                (Some(gb), Some(cpu)) => {
+                    write!(f, " {gb:>8.3} GB/s {:>10.0} objects/s {cpu:>8.4} CPU-s/GB", x.ops_per_s)?
+                }
+                _ => write!(f, " {:>8.2} M keys/s", x.ops_per_s / 1e6)?,
+            }
+            let calls = x.syscalls_per_object;
+            writeln!(
+                f,
+                "  p50 {:.0} p99 {:.0} p999 {:.0} us, {calls:.3} calls/object",
+                x.p50_us, x.p99_us, x.p999_us
+            )?;
         }
-        Ok(())
+        write!(f, "{:<40} {:>8.3}", "ratio", self.ratio)
     }
 }
 

@@ -2,10 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use pagelith::io::calls::calls;
+
+use crate::latency::Latencies;
 use crate::meter::process_cpu;
 
 /// A round that is over.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Round {
     /// Objects moved, or asked for.
     pub(super) objects: u64,
@@ -15,6 +18,10 @@ pub(super) struct Round {
     pub(super) time: Duration,
     /// CPU time of the whole process meanwhile.
     pub(super) cpu: Duration,
+    /// System calls that moved bytes, waited for them, or made them durable.
+    pub(super) calls: u64,
+    /// How long each batch took.
+    pub(super) latencies: Latencies,
 }
 
 impl Round {
@@ -24,7 +31,7 @@ impl Round {
     }
 
     /// Objects a second.
-    pub(super) fn objects_per_s(&self) -> f64 {
+    pub(super) fn ops_per_s(&self) -> f64 {
         self.objects as f64 / self.time.as_secs_f64()
     }
 
@@ -32,19 +39,27 @@ impl Round {
     pub(super) fn cpu_s_per_gb(&self) -> f64 {
         self.cpu.as_secs_f64() / (self.bytes as f64 / 1e9)
     }
+
+    /// System calls for an object.
+    pub(super) fn calls_per_object(&self) -> f64 {
+        self.calls as f64 / self.objects as f64
+    }
 }
 
 /// A round under way.
 pub(super) struct Timer {
     start: Instant,
     cpu: Duration,
+    calls: u64,
     length: Duration,
+    latencies: Latencies,
 }
 
 impl Timer {
     /// Begin a round of this length.
     pub(super) fn start(length: Duration) -> Timer {
-        Timer { start: Instant::now(), cpu: process_cpu(), length }
+        let latencies = Latencies::new();
+        Timer { start: Instant::now(), cpu: process_cpu(), calls: calls(), length, latencies }
     }
 
     /// Whether the time is up.
@@ -52,9 +67,15 @@ impl Timer {
         self.start.elapsed() >= self.length
     }
 
+    /// A batch ended that was begun then.
+    pub(super) fn ended(&mut self, begun: Instant) {
+        self.latencies.add(begun.elapsed());
+    }
+
     /// End the round.
     pub(super) fn stop(self, objects: u64, bytes: u64) -> Round {
         let (time, cpu) = (self.start.elapsed(), process_cpu().saturating_sub(self.cpu));
-        Round { objects, bytes, time, cpu }
+        let calls = calls() - self.calls;
+        Round { objects, bytes, time, cpu, calls, latencies: self.latencies }
     }
 }

@@ -1,16 +1,18 @@
 //! The store's side of a measurement.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use pagelith::config::ValidConfig;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{
-    AlignedBuf, Destination, Done, ErrorKind, Get, GetOutcome, Options, Put, PutGroup, Session, Source,
-    Store, Ticket, Tier,
+    AlignedBuf, Destination, Done, ErrorKind, Get, GetDone, GetOutcome, Options, Put, PutGroup, Session,
+    Source, Store, Ticket, Tier,
 };
 
+use super::limit::EXISTS_BATCHES;
 use super::objects::Objects;
 use super::round::{Round, Timer};
 use super::{BenchTier, Op, Shape};
@@ -21,8 +23,6 @@ use crate::rng::SplitMix64;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How long to wait when the store is busy before asking again.
 const BUSY_PAUSE: Duration = Duration::from_micros(200);
-/// Keys of a set that random batches are drawn from for `exists`: making a key costs more than the question.
-const EXISTS_BATCHES: usize = 256;
 
 /// An open store, filled, and what is needed to go on.
 pub(super) struct Bench {
@@ -34,7 +34,8 @@ pub(super) struct Bench {
     next_new: u64,
     /// Objects' bytes on their way in, or room for those on their way out.
     buffers: Vec<AlignedBuf>,
-    keys: Vec<ObjectKey>,
+    /// Gets in flight, the oldest first, and when each was begun.
+    tickets: VecDeque<(Ticket, Instant)>,
 }
 
 impl Bench {
@@ -42,26 +43,29 @@ impl Bench {
     pub(super) fn open(shape: Shape, config: ValidConfig) -> anyhow::Result<Bench> {
         let mut bench = Bench::begin(shape, config.clone())?;
         crate::said::opened(bench.store.opened());
-        let keys = (0..shape.objects).map(|i| bench.objects.key(i)).collect::<anyhow::Result<Vec<_>>>()?;
         if shape.op == Op::Put {
             // The first lap over fresh files allocates; what is measured is the log as it goes on for ever.
-            bench.keys = keys;
             return Ok(bench);
         }
-        if bench.store.exists_prefix(&keys, Options::default()) < keys.len() {
-            bench.fill(&keys)?;
+        if bench.found() < shape.objects {
+            bench.fill()?;
         }
         if shape.tier == BenchTier::Ssd {
             // What was written last is still in the write buffer.
             bench.close()?;
             bench = Bench::begin(shape, config)?;
         }
-        let found = bench.store.exists_prefix(&keys, Options::default());
-        if found < keys.len() {
-            bail!("the store could not keep all that is to be read objects={} found={found}", keys.len());
+        let found = bench.found();
+        if found < shape.objects {
+            bail!("the store could not keep all that is to be read objects={} found={found}", shape.objects);
         }
-        bench.keys = keys;
         Ok(bench)
+    }
+
+    /// How many of the objects are here, from the first on.
+    fn found(&self) -> u64 {
+        let keys: Vec<ObjectKey> = (0..self.shape.objects).map(|i| self.objects.key(i)).collect();
+        self.store.exists_prefix(&keys, Options::default()) as u64
     }
 
     fn begin(shape: Shape, config: ValidConfig) -> anyhow::Result<Bench> {
@@ -69,14 +73,15 @@ impl Bench {
         let session = store.session().context("cannot begin a session")?;
         let mut buffers = Vec::new();
         let content = Content::new(shape.seed);
-        let objects = Objects::new(shape.object_bytes, shape.seed);
-        for i in 0..shape.batch * shape.in_flight {
+        let objects = Objects::new(shape.object_bytes, shape.seed)?;
+        // For the gets in flight, and a batch of puts beside them.
+        for i in 0..shape.batch * (shape.depth + 1) {
             let mut buffer = AlignedBuf::new(shape.object_bytes).context("no memory for a batch")?;
-            content.fill(&objects.key(i as u64)?, &mut buffer);
+            content.fill(&objects.key(i as u64), &mut buffer);
             buffers.push(buffer);
         }
         let (rng, next_new) = (SplitMix64::new(shape.seed), shape.objects);
-        Ok(Bench { shape, session, store, objects, rng, next_new, buffers, keys: Vec::new() })
+        Ok(Bench { shape, session, store, objects, rng, next_new, buffers, tickets: VecDeque::new() })
     }
 
     /// What moves the bytes.
@@ -95,16 +100,26 @@ impl Bench {
         match self.shape.op {
             Op::Put => self.puts(),
             Op::Get => self.gets(),
+            Op::Mixed => self.mixed(),
             Op::Exists => self.exists(),
         }
     }
 
-    fn fill(&mut self, keys: &[ObjectKey]) -> anyhow::Result<()> {
-        for batch in keys.chunks(self.shape.batch) {
-            self.put(batch)?;
+    fn fill(&mut self) -> anyhow::Result<()> {
+        self.next_new = 0;
+        while self.next_new < self.shape.objects {
+            self.put_batch()?;
         }
         self.store.flush(Options::default()).context("cannot flush")?;
         Ok(())
+    }
+
+    /// Put a batch of objects that were never put.
+    fn put_batch(&mut self) -> anyhow::Result<()> {
+        let numbers = self.next_new..self.next_new + self.shape.batch as u64;
+        self.next_new = numbers.end;
+        let keys: Vec<ObjectKey> = numbers.map(|i| self.objects.key(i)).collect();
+        self.put(&keys)
     }
 
     /// Put a batch, waiting where the store is busy.
@@ -141,65 +156,127 @@ impl Bench {
 
     /// New objects, until all of them are durable where there is an SSD tier.
     fn puts(&mut self) -> anyhow::Result<Round> {
-        let timer = Timer::start(self.shape.round);
+        let mut timer = Timer::start(self.shape.round);
         let mut objects = 0;
         while !timer.is_over() {
-            let numbers = self.next_new..self.next_new + self.shape.batch as u64;
-            self.next_new = numbers.end;
-            let keys = numbers.map(|i| self.objects.key(i)).collect::<anyhow::Result<Vec<_>>>()?;
-            self.put(&keys)?;
+            let begun = Instant::now();
+            self.put_batch()?;
+            timer.ended(begun);
             objects += self.shape.batch as u64;
         }
+        self.flush()?;
+        Ok(timer.stop(objects, objects * self.shape.object_bytes as u64))
+    }
+
+    fn flush(&mut self) -> anyhow::Result<()> {
         if self.shape.tier == BenchTier::Ssd {
             self.store.flush(Options::default()).context("cannot flush")?;
         }
-        Ok(timer.stop(objects, objects * self.shape.object_bytes as u64))
+        Ok(())
     }
 
     fn gets(&mut self) -> anyhow::Result<Round> {
-        let timer = Timer::start(self.shape.round);
+        let mut timer = Timer::start(self.shape.round);
         let mut objects = 0;
-        let mut tickets = VecDeque::new();
         loop {
-            while tickets.len() < self.shape.in_flight && !timer.is_over() {
-                tickets.push_back(self.submit_get()?);
+            while self.tickets.len() < self.shape.depth && !timer.is_over() {
+                self.submit_get(0..self.shape.objects)?;
             }
-            let Some(ticket) = tickets.pop_front() else { break };
-            let Done::Get(done) = self.wait(ticket)? else { bail!("a get was answered with something else") };
-            for done in done {
-                match done.outcome.context("get failed")? {
-                    GetOutcome::Hit { tier: Tier::Memory, .. } if self.shape.tier == BenchTier::Ssd => {
-                        bail!("an object came from memory, so that this is no measurement of the SSD")
-                    }
-                    GetOutcome::Hit { .. } => objects += 1,
-                    GetOutcome::Miss(cause) => bail!("an object that is to be read is a miss cause={cause}"),
-                }
-                self.buffers.extend(done.destination.into_buffer());
+            if self.tickets.is_empty() {
+                break;
             }
+            objects += self.take_gets(&mut timer)?;
         }
         Ok(timer.stop(objects, objects * self.shape.object_bytes as u64))
     }
 
-    fn submit_get(&mut self) -> anyhow::Result<Ticket> {
+    /// A batch of puts for each batch of gets that ends. What is read was neither put a moment ago nor is it about to be
+    /// evicted.
+    fn mixed(&mut self) -> anyhow::Result<Round> {
+        let mut timer = Timer::start(self.shape.round);
+        let quarter = self.shape.objects / 4;
+        // What is in the write buffer still would come from memory.
+        let buffered = match self.shape.tier {
+            BenchTier::Dram => 0,
+            BenchTier::Ssd => self.store.opened().memory.arena / self.shape.object_bytes as u64,
+        };
+        let young = quarter.max(buffered + self.shape.batch as u64);
+        if young >= 3 * quarter {
+            bail!(
+                "--data is too little beside the write buffer --data={}",
+                self.shape.objects * self.shape.object_bytes as u64
+            );
+        }
+        let mut objects = 0;
+        loop {
+            while self.tickets.len() < self.shape.depth && !timer.is_over() {
+                self.submit_get(self.next_new - 3 * quarter..self.next_new - young)?;
+            }
+            if self.tickets.is_empty() {
+                break;
+            }
+            self.put_batch()?;
+            objects += self.shape.batch as u64 + self.take_gets(&mut timer)?;
+        }
+        self.flush()?;
+        Ok(timer.stop(objects, objects * self.shape.object_bytes as u64))
+    }
+
+    fn submit_get(&mut self, among: Range<u64>) -> anyhow::Result<()> {
         let mut gets = Vec::with_capacity(self.shape.batch);
         for _ in 0..self.shape.batch {
-            let key = self.keys[self.rng.within(0, self.shape.objects - 1) as usize];
+            let key = self.objects.key(self.rng.within(among.start, among.end.max(1) - 1));
             let buffer = self.buffers.pop().context("more gets than buffers")?;
             gets.push(Get { key, range: None, destination: Destination::owned(buffer) });
         }
-        Ok(self.session.submit_get(gets, Options::default()))
+        let begun = Instant::now();
+        self.tickets.push_back((self.session.submit_get(gets, Options::default()), begun));
+        Ok(())
+    }
+
+    /// Wait for the oldest batch of gets, and take what else has ended by then: objects that came.
+    fn take_gets(&mut self, timer: &mut Timer) -> anyhow::Result<u64> {
+        let Some((ticket, begun)) = self.tickets.pop_front() else { return Ok(0) };
+        let done = self.wait(ticket)?;
+        timer.ended(begun);
+        let mut objects = self.take(done)?;
+        while let Some((ticket, done)) = self.session.poll() {
+            let at = self.tickets.iter().position(|(t, _)| *t == ticket).context("nobody's batch ended")?;
+            let begun = self.tickets.remove(at).map(|(_, begun)| begun);
+            begun.into_iter().for_each(|begun| timer.ended(begun));
+            objects += self.take(done)?;
+        }
+        Ok(objects)
+    }
+
+    fn take(&mut self, done: Done) -> anyhow::Result<u64> {
+        let Done::Get(done) = done else { bail!("a get was answered with something else") };
+        let objects = done.len() as u64;
+        for GetDone { outcome, destination } in done {
+            match outcome.context("get failed")? {
+                GetOutcome::Hit { tier: Tier::Memory, .. } if self.shape.tier == BenchTier::Ssd => {
+                    bail!("an object came from memory, so that this is no measurement of the SSD")
+                }
+                GetOutcome::Hit { .. } => {}
+                GetOutcome::Miss(cause) => bail!("an object that is to be read is a miss cause={cause}"),
+            }
+            self.buffers.extend(destination.into_buffer());
+        }
+        Ok(objects)
     }
 
     fn exists(&mut self) -> anyhow::Result<Round> {
         let mut batches = Vec::new();
         for _ in 0..EXISTS_BATCHES {
-            let draw = |_| self.keys[self.rng.within(0, self.shape.objects - 1) as usize];
+            let draw = |_| self.objects.key(self.rng.within(0, self.shape.objects - 1));
             batches.push((0..self.shape.batch).map(draw).collect::<Vec<ObjectKey>>());
         }
-        let timer = Timer::start(self.shape.round);
+        let mut timer = Timer::start(self.shape.round);
         let mut asked = 0;
         for batch in batches.iter().cycle() {
+            let begun = Instant::now();
             let found = self.store.exists_batch(batch, Options::default());
+            timer.ended(begun);
             if !found.iter().all(|found| *found) {
                 bail!("an object that was put is not there");
             }

@@ -4,7 +4,6 @@
 
 mod buffers;
 mod groups;
-mod latency;
 mod lookup;
 mod model;
 mod pages;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::latency::Latencies;
 use super::series::{Series, Window};
+use crate::latency::Latencies;
 
 /// Objects of one pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

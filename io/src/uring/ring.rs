@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use super::slots::{Held, Slots};
 use crate::buffer::Part;
+use crate::calls;
 use crate::disk::Op;
 use crate::fault::{FaultKind, FaultOp, IoFault};
 
@@ -78,6 +79,7 @@ pub(super) fn enter(ring: &IoUring, submit: u32, want: u32, timeout: Duration) -
     let time = Timespec::new().sec(timeout.as_secs()).nsec(timeout.subsec_nanos());
     let args = SubmitArgs::new().timespec(&time);
     let flags = (EnterFlags::EXT_ARG | EnterFlags::GETEVENTS).bits();
+    calls::count();
     // SAFETY: `args` is what EXT_ARG announces, and it and `time` outlive the call; the entries submitted were
     // pushed by `push`, whose proof covers what they point to.
     let entered = unsafe { ring.submitter().enter(submit, want, flags, Some(&args)) };

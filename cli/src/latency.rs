@@ -26,6 +26,13 @@ impl Latencies {
         self.max = self.max.max(took);
     }
 
+    /// Those of `other` too.
+    pub(crate) fn join(&mut self, other: &Latencies) {
+        self.counts.iter_mut().zip(&other.counts).for_each(|(all, more)| *all += more);
+        self.total += other.total;
+        self.max = self.max.max(other.max);
+    }
+
     /// The duration that `share` of all are at most as long as; zero if there are none.
     pub(crate) fn percentile(&self, share: f64) -> Duration {
         let wanted = ((self.total as f64 * share).ceil() as u64).max(1);
@@ -90,5 +97,12 @@ mod tests {
             assert!(found >= micros && found <= micros * 1.016, "share={share} found={found}");
         }
         assert_eq!(latencies.max(), Duration::from_millis(1));
+        let mut others = Latencies::new();
+        others.add(Duration::from_micros(5000));
+        others.join(&latencies);
+        assert_eq!(
+            (others.max(), others.percentile(0.5)),
+            (Duration::from_millis(5), latencies.percentile(0.501))
+        );
     }
 }
