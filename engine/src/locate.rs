@@ -9,7 +9,7 @@ use pagelith_tiers::ssd::read::Expected;
 use crate::core::Core;
 use crate::error::Result;
 use crate::frame_io::Held;
-use crate::index::{Entry, SsdPlace};
+use crate::index::{Entry, PREFETCH_GROUP, SsdPlace};
 use crate::outcome::{GetOutcome, MissCause};
 use crate::shared::Shared;
 use crate::slot::{Slot, siblings};
@@ -32,18 +32,29 @@ pub(crate) fn locate(
     at: Recency,
 ) -> Vec<(usize, Located)> {
     let mut core = shared.lock();
-    let one = |&i: &usize| {
-        let at = Recency { depth: at.depth.saturating_add(slots[i].step_back), ..at };
-        (i, locate_one(shared, &mut core, &mut slots[i], at))
-    };
-    which.iter().map(one).collect()
+    let mut located = Vec::with_capacity(which.len());
+    let mut fingerprints = Vec::with_capacity(PREFETCH_GROUP);
+    for group in which.chunks(PREFETCH_GROUP) {
+        // One step for all of the group at a time, so that their misses of the cache are under way together.
+        fingerprints.clear();
+        fingerprints.extend(group.iter().map(|&i| {
+            let slot = &mut slots[i];
+            slot.fingerprint = shared.fingerprint(&slot.get.key, core.generation(slot.get.key.namespace()));
+            slot.fingerprint
+        }));
+        core.index.prefetch(&fingerprints);
+        core.frames.prefetch_keys(fingerprints.iter().filter_map(|f| core.index.find(*f).next()?.frame));
+        for &i in group {
+            let at = Recency { depth: at.depth.saturating_add(slots[i].step_back), ..at };
+            located.push((i, locate_one(shared, &mut core, &mut slots[i], at)));
+        }
+    }
+    located
 }
 
 fn locate_one(shared: &Shared, core: &mut Core, slot: &mut Slot, at: Recency) -> Located {
-    let key = slot.get.key;
+    let (key, fingerprint) = (slot.get.key, slot.fingerprint);
     let generation = core.generation(key.namespace());
-    let fingerprint = shared.fingerprint(&key, generation);
-    slot.fingerprint = fingerprint;
     // A probe asks what lies there, seen or not.
     let hidden = |core: &Core| core.index.find(fingerprint).any(|e| e.attached && !core.is_visible(&e));
     if !slot.probe && hidden(core) {

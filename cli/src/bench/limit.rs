@@ -109,8 +109,10 @@ impl Probes {
 /// Copies between buffers of the sizes that the store copies between.
 pub(super) struct Memory {
     shape: Shape,
-    from: AlignedBuf,
-    to: AlignedBuf,
+    /// As the store's arena: one mapping.
+    far: AlignedBuf,
+    /// As the buffers of the store's side: one for each object in flight.
+    near: Vec<AlignedBuf>,
     rng: SplitMix64,
 }
 
@@ -118,11 +120,15 @@ impl Memory {
     fn new(shape: Shape) -> anyhow::Result<Memory> {
         let stride = align_up(shape.object_bytes as u64) as usize;
         // As spread out as the store's objects, or the caches would do the work.
-        let mut from = AlignedBuf::new(stride * usize::try_from(shape.objects)?).context("no memory")?;
-        from.chunks_mut(4096).for_each(|page| page[0] = 1);
-        // As many as the store's side has in flight.
-        let to = AlignedBuf::new(stride * shape.batch * shape.depth).context("no memory")?;
-        Ok(Memory { shape, from, to, rng: SplitMix64::new(shape.seed) })
+        let mut far = AlignedBuf::new(stride * usize::try_from(shape.objects)?).context("no memory")?;
+        far.chunks_mut(4096).for_each(|page| page[0] = 1);
+        let mut near = Vec::new();
+        for _ in 0..shape.batch * shape.depth {
+            let mut buffer = AlignedBuf::new(shape.object_bytes).context("no memory")?;
+            buffer.fill(1);
+            near.push(buffer);
+        }
+        Ok(Memory { shape, far, near, rng: SplitMix64::new(shape.seed) })
     }
 
     fn round(&mut self) -> Round {
@@ -153,22 +159,23 @@ impl Memory {
         timer.stop(objects, objects * self.shape.object_bytes as u64)
     }
 
-    /// Where an object's bytes are far away, and near.
-    fn places(&mut self, slot: usize) -> (usize, usize) {
+    /// Where an object's bytes are far away.
+    fn place(&mut self) -> std::ops::Range<usize> {
         let stride = align_up(self.shape.object_bytes as u64) as usize;
-        (self.rng.within(0, self.shape.objects - 1) as usize * stride, slot * stride)
+        let at = self.rng.within(0, self.shape.objects - 1) as usize * stride;
+        at..at + self.shape.object_bytes
     }
 
     fn put(&mut self, slot: usize) {
-        let (bytes, (far, near)) = (self.shape.object_bytes, self.places(slot));
-        self.from[far..far + bytes].copy_from_slice(&self.to[near..near + bytes]);
-        std::hint::black_box(&self.from[far..far + bytes]);
+        let place = self.place();
+        self.far[place.clone()].copy_from_slice(&self.near[slot]);
+        std::hint::black_box(&self.far[place]);
     }
 
     fn get(&mut self, slot: usize) {
-        let (bytes, (far, near)) = (self.shape.object_bytes, self.places(slot));
-        let blocks = self.from[far..far + bytes].chunks(BLOCK_BYTES as usize);
-        for (from, to) in blocks.zip(self.to[near..near + bytes].chunks_mut(BLOCK_BYTES as usize)) {
+        let place = self.place();
+        let blocks = self.far[place].chunks(BLOCK_BYTES as usize);
+        for (from, to) in blocks.zip(self.near[slot].chunks_mut(BLOCK_BYTES as usize)) {
             to.copy_from_slice(from);
             std::hint::black_box(checksum(to));
         }

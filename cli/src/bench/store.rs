@@ -43,12 +43,12 @@ impl Bench {
     pub(super) fn open(shape: Shape, config: ValidConfig) -> anyhow::Result<Bench> {
         let mut bench = Bench::begin(shape, config.clone())?;
         crate::said::opened(bench.store.opened());
-        if shape.op == Op::Put {
-            // The first lap over fresh files allocates; what is measured is the log as it goes on for ever.
-            return Ok(bench);
-        }
+        // Also before puts: the first lap allocates, files and memory; what is measured goes on for ever.
         if bench.found() < shape.objects {
             bench.fill()?;
+        }
+        if shape.op == Op::Put {
+            return Ok(bench);
         }
         if shape.tier == BenchTier::Ssd {
             // What was written last is still in the write buffer.
