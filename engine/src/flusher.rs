@@ -201,7 +201,9 @@ impl Flusher {
         let mut moved = false;
         while self.log.has_room() {
             if let Some(unit) = self.stalled.take() {
-                if !self.append(unit) {
+                if self.is_dead(unit.id) {
+                    self.write_failed(unit.id, true);
+                } else if !self.append(unit) {
                     break;
                 }
                 moved = true;
@@ -236,6 +238,13 @@ impl Flusher {
             }
         }
         moved
+    }
+
+    /// Whether a unit is of a page that was removed or cleared while it waited for a segment: there may be none for
+    /// long, and its memory is wanted.
+    fn is_dead(&self, id: u64) -> bool {
+        let Some(Appended::Frame(held)) = self.units.get(&id) else { return false };
+        self.shared.lock().frames.get(held.frame.id).is_none_or(|f| f.dead)
     }
 
     /// Append a unit of a job. False if it has to wait for a segment; it is kept.
