@@ -1,7 +1,7 @@
 //! What is behind the lock: index, frames, segments, generations, pins. Plain state, changed in short
 //! critical sections; no I/O, no copying, no hashing of payload happens here.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use pagelith_layouts::align::align_up;
@@ -58,6 +58,9 @@ pub(crate) struct SsdCore {
     pub left: Option<HashSet<(u32, u16)>>,
     /// Segments whose entries are to leave the index, or `None` for all of them.
     pub purges: VecDeque<Option<SegmentId>>,
+    /// Emptied victims that the index may still lead to, until the walk is over: part of a group of theirs may be gone
+    /// already.
+    pub emptied: BTreeSet<SegmentId>,
 }
 
 impl SsdCore {
@@ -194,7 +197,8 @@ impl Core {
     pub fn is_broken_at(&self, place: SsdPlace) -> bool {
         let Some(ssd) = &self.ssd else { return false };
         let broken = !ssd.broken.is_empty() && ssd.broken.contains(&(place.segment, place.record_block));
-        broken || !ssd.health.reads() || ssd.health.is_quarantined(SegmentId(place.segment))
+        let segment = SegmentId(place.segment);
+        broken || !ssd.health.reads() || ssd.health.is_quarantined(segment) || ssd.emptied.contains(&segment)
     }
 
     /// Note that an object was asked for.

@@ -1,6 +1,6 @@
 //! Opening a store: files, memory, recovery, the flusher. Everything big is allocated here.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
@@ -246,6 +246,7 @@ fn recover_into(
         broken: HashSet::new(),
         left: None,
         purges: VecDeque::new(),
+        emptied: BTreeSet::new(),
     });
     core.counters.bytes_to_device = recovered.bytes_written;
     collector.finish(core, constant.then_some(crate::shared::CONSTANT));

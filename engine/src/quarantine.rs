@@ -82,6 +82,9 @@ impl Flusher {
         purge.cursor = to;
         if to >= core.index.home_slots() {
             let Purge { what, objects, again, .. } = *purge;
+            if let (Some(segment), Some(ssd)) = (what, core.ssd.as_mut()) {
+                ssd.emptied.remove(&segment);
+            }
             tracing::warn!(segment = what.map(|s| s.0), objects, again, "what is not trusted is forgotten");
             self.purge = None;
         }

@@ -391,6 +391,7 @@ impl Flusher {
         // Where headers were read instead of the footer, one that is damaged said nothing of what lies behind it.
         if let Some(ssd) = core.ssd.as_mut().filter(|s| s.segments.get(segment).live_objects > 0) {
             ssd.purges.push_back(Some(segment));
+            ssd.emptied.insert(segment);
         }
         drop(core);
         self.reclaim = None;

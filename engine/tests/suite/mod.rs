@@ -167,6 +167,7 @@ macro_rules! for_all_behaviours {
             sick_segments::no_checkpoint_is_taken_of_a_tier_that_is_off,
             sick_segments::one_failed_sync_of_a_trial_counts_once,
             sick_segments::what_is_written_while_an_off_tier_is_forgotten_is_whole_or_gone,
+            sick_segments::of_one_that_is_emptied_nobody_sees_a_part_of_a_group,
             making_room::what_is_cleared_is_held_by_no_pin,
             making_room::an_index_full_of_pins_is_not_written_again_and_again,
             making_room::removals_one_by_one_do_not_fill_the_log,

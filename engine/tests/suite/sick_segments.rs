@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use pagelith::io::fault::{FaultKind, FaultOp};
+use pagelith::layouts::key::ObjectKey;
 use pagelith::{ErrorKind, Options, PutOutcome, Size, Tier};
 use pagelith_sim::disk::{CrashMode, FaultPlan};
 use pagelith_sim::env::SimWorld;
@@ -164,4 +165,44 @@ pub fn what_is_written_while_an_off_tier_is_forgotten_is_whole_or_gone(world: &W
         }
     }
     assert!(was_off > 30, "{was_off} of 59");
+}
+
+/// Whose headers are damaged is not known, so the walk over the index finds what lay there, in several pieces.
+pub fn of_one_that_is_emptied_nobody_sees_a_part_of_a_group(world: &World) {
+    let Some(sim) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
+    let mut config = world.config();
+    config.ssd.scrub_bytes_per_s = Size::ZERO;
+    config.dram.bytes = Size::ZERO;
+    config.index.max_objects = Some(1024);
+    let store = world.open(&config);
+    let groups: Vec<_> = (0..40).map(|n| group(n, 2)).collect();
+    groups.iter().for_each(|objects| assert_eq!(put_group(&store, objects), Ok(PutOutcome::Stored)));
+    flush(&store);
+    store_pages(&store, 1000..1040, LEN);
+    flush(&store);
+    let records: Vec<u64> = groups.iter().map(|objects| find(world, objects[0].0).record).collect();
+    let segment = records[0] >> 20 << 20;
+    assert!(records.iter().all(|at| at >> 20 << 20 == segment), "{records:?}");
+    records.iter().for_each(|at| world.flip(0, "segments", at + 100));
+    world.write(0, "segments", segment + (1 << 20) - 4096, &[0; 4096]);
+    let here = |objects: &[(ObjectKey, Vec<u8>)]| {
+        let keys: Vec<_> = objects.iter().map(|(key, _)| *key).collect();
+        store.exists_batch(&keys, Options::default())
+    };
+    let mut last = true;
+    for n in 2000..2600 {
+        store_page(&store, n, LEN);
+        for _ in 0..60 {
+            sim.runtime.run_for(Duration::from_micros(1));
+            for objects in &groups {
+                let here = here(objects);
+                assert!(here[0] == here[1], "page={n} {here:?}");
+                last = here[0];
+            }
+        }
+        if !last {
+            return;
+        }
+    }
+    panic!("it was never emptied");
 }

@@ -54,6 +54,8 @@ pub struct Run<'p> {
     /// One had failed when a process began, on a machine that had not gone down since: what it read may be damaged
     /// when the machine does, and be found so at any time from then on.
     pub(super) half_saved: bool,
+    /// What the store says by then that it found damaged.
+    found_damaged: u64,
     /// Steps until a machine whose disk has stopped goes down.
     pub(super) dying: u32,
     /// The clock jumped, or a device was slow: batches may be late.
@@ -110,6 +112,7 @@ impl<'p> Run<'p> {
             struck: false,
             sync_failed: false,
             half_saved: false,
+            found_damaged: 0,
             dying: 0,
             hurried: false,
             misled: false,
@@ -295,6 +298,16 @@ impl<'p> Run<'p> {
     pub(super) fn take_strikes(&mut self) {
         if self.plan.faults.is_empty() {
             return;
+        }
+        if let (true, Some(store)) = (self.half_saved, &self.store) {
+            // As if the read that found it had been struck: it may cost all of a segment.
+            let stats = store.stats();
+            let found =
+                stats.damaged + stats.read_errors + stats.segments_suspect + stats.segments_quarantined;
+            if found != std::mem::replace(&mut self.found_damaged, found) {
+                self.oracle.struck(Struck::Read);
+                self.oracle.may_all_be_dropped();
+            }
         }
         for struck in self.world.disk.take_struck() {
             self.say(|| format!("  struck {struck}"));
