@@ -27,7 +27,7 @@ row() { # TIER OP OBJECT_BYTES BATCH DEPTH [MORE FLAGS]
     tier=$1 op=$2 bytes=$3 batch=$4 depth=$5
     shift 5
     line=$("$PAGELITH" bench --tier "$tier" --op "$op" --object-bytes "$bytes" --batch "$batch" --depth "$depth" \
-        --seconds "$seconds" --rounds 7 --json --dir "$work" "$@" 2>/dev/null)
+        --seconds "$seconds" --rounds 5 --json --dir "$work" "$@" 2>/dev/null)
     rm -rf "$work"/*
     echo "| $tier $op | $bytes | $batch x $depth | **$(own ratio)** of $(limits what) | $(own cpu_s_per_gb) | $(limits cpu_s_per_gb) |" \
         "$(own p50_us) | $(own p99_us) | $(own syscalls_per_object) |"

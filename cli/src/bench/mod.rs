@@ -145,10 +145,11 @@ impl BenchArgs {
     /// Room for the data in the tier that is measured, and no other tier.
     fn sizes(&self) -> Defaults {
         // Each object has a header of a block or more, and reclaim needs free segments: an eighth covers both
-        // from 64 KiB up, and small objects get a block each.
+        // from 64 KiB up, and small objects get a block each. Of large ones the last does not fit into a segment.
         let objects = self.data().bytes() / self.object_bytes.bytes().max(1);
         let padded = self.object_bytes.bytes().next_multiple_of(4096) + 4096;
-        let room = Size::from_bytes((objects * padded / 8 * 9 + (64 << 20)).next_multiple_of(1 << 20));
+        let eighths = if padded > 512 << 10 { 12 } else { 9 };
+        let room = Size::from_bytes((objects * padded / 8 * eighths + (64 << 20)).next_multiple_of(1 << 20));
         match self.tier {
             BenchTier::Dram => Defaults { dram: room, ssd: Size::ZERO },
             BenchTier::Ssd => Defaults { dram: Size::ZERO, ssd: room },
