@@ -25,7 +25,7 @@ fn every_tier_and_operation_is_measured_beside_its_limit() {
         ("dram", "get", "copy and checksum"),
         ("dram", "put", "memcpy"),
         ("dram", "mixed", "copy and checksum, then memcpy"),
-        ("ssd", "get", "bare reads"),
+        ("ssd", "get", "bare reads of the same extents"),
         ("ssd", "put", "bare writes and a sync"),
         ("ssd", "mixed", "bare reads beside bare writes, and a sync"),
         ("dram", "exists", "a line of memory for each key"),

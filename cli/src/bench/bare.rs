@@ -1,7 +1,7 @@
 //! Bare transfers of a file, as the store's own disk seam makes them: what is left of the device's bandwidth when nothing
 //! is found, verified or kept.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,17 @@ use pagelith::io::buffer::Part;
 use pagelith::io::disk::{Completion, Disk, FileId, Op as DiskOp, Queue};
 use pagelith::io::fault::FaultKind;
 use pagelith::io::probe::{SideChoice, open_disk};
-use pagelith::layouts::align::align_up;
+use pagelith::layouts::align::{ALIGN, align_up};
+use pagelith::layouts::footer::FooterEntry;
+use pagelith::layouts::ids::SegmentId;
+use pagelith::layouts::names::SEGMENTS;
 
 use super::round::{Round, Timer};
 use super::{Op, Shape};
+use crate::on_disk::{
+    Hold, OnDisk,
+    segment::{Footer, Segment},
+};
 use crate::rng::SplitMix64;
 
 const FILE: &str = "limit";
@@ -25,16 +32,98 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const WRITE_BYTES: usize = 1 << 20;
 const WRITE_DEPTH: usize = 8;
 
-/// Bare transfers of a file of the data's size.
-pub(super) struct Bare {
+/// The file that bare transfers are measured on. It is open during a round only.
+pub(super) struct File {
+    pub(super) shape: Shape,
+    dir: PathBuf,
+    name: &'static str,
+    side: SideChoice,
+    /// What is read, at random: (offset, length), multiples of 4096.
+    extents: Vec<(u64, usize)>,
+    /// Where the next write goes.
+    next: u64,
+    rng: SplitMix64,
+}
+
+impl File {
+    /// The extents of a closed store, of one directory, whose segments are sealed.
+    pub(super) fn of_store(shape: Shape, dirs: &[PathBuf], io: Option<SsdIo>) -> anyhow::Result<File> {
+        let [dir] = dirs else { bail!("a store of several directories dirs={}", dirs.len()) };
+        let disk = OnDisk::open(dirs, Hold::Peek)?;
+        let Ok((manifest, _)) = disk.manifest() else { bail!("the store has no manifest") };
+        let mut extents = Vec::new();
+        for id in (0..manifest.superblock().segment_count).map(SegmentId) {
+            let Some(segment) = Segment::load(&disk, &manifest, id)? else { continue };
+            let Footer::Sealed { entries, .. } = &segment.footer else { continue };
+            let (_, start) = disk.segment_place(id, manifest.superblock());
+            let place = |e: &FooterEntry| start + u64::from(e.record_block + e.payload_delta) * ALIGN;
+            extents.extend(
+                entries.iter().filter(|e| e.length > 0).map(|e| (place(e), align_up(e.length) as usize)),
+            );
+        }
+        if extents.is_empty() {
+            bail!("the store has no objects on SSD");
+        }
+        Ok(File { extents, name: SEGMENTS, ..File::named(shape, dir, io) })
+    }
+
+    /// A file of its own, of the data's size, full.
+    pub(super) fn made(shape: Shape, dir: &Path, io: Option<SsdIo>) -> anyhow::Result<File> {
+        let object = align_up(shape.object_bytes as u64);
+        let extents = (0..shape.objects).map(|i| (i * object, object as usize)).collect();
+        let file = File { extents, ..File::named(shape, dir, io) };
+        let len = (object * shape.objects).next_multiple_of(WRITE_BYTES as u64);
+        let disk = open_disk(&[dir.to_owned()], file.side)?;
+        let fresh = match disk.open(0, FILE) {
+            Ok((_, found)) if found == len => false,
+            Ok(_) => {
+                disk.remove(0, FILE)?;
+                true
+            }
+            Err(fault) if fault.kind == FaultKind::NotFound => true,
+            Err(fault) => return Err(fault.into()),
+        };
+        if fresh {
+            disk.create(0, FILE, len)?;
+            drop(disk);
+            // Blocks that were never written are read without asking the device.
+            let mut bare = Bare::open(&file)?;
+            for _ in 0..len / WRITE_BYTES as u64 {
+                bare.write()?;
+            }
+            bare.drain(None)?;
+            bare.sync()?;
+        }
+        Ok(file)
+    }
+
+    fn named(shape: Shape, dir: &Path, io: Option<SsdIo>) -> File {
+        let side = match io.unwrap_or_default() {
+            SsdIo::Auto => SideChoice::Auto,
+            SsdIo::Uring => SideChoice::Uring,
+            SsdIo::Blocking => SideChoice::Blocking,
+        };
+        let rng = SplitMix64::new(shape.seed);
+        File { shape, dir: dir.to_owned(), name: FILE, side, extents: Vec::new(), next: 0, rng }
+    }
+
+    /// One round.
+    pub(super) fn round(&mut self) -> anyhow::Result<Round> {
+        let mut bare = Bare::open(self)?;
+        let round = bare.round();
+        (self.rng, self.next) = (bare.rng, bare.next);
+        round
+    }
+}
+
+/// Bare transfers under way.
+struct Bare<'f> {
     shape: Shape,
+    extents: &'f [(u64, usize)],
     file: FileId,
     queue: Box<dyn Queue>,
-    /// Length of a read, of an object with its padding, and of the file, in bytes.
-    read_bytes: usize,
     len: u64,
     rng: SplitMix64,
-    /// Where the next write goes.
     next: u64,
     /// When each transfer in flight was begun, by token.
     begun: Vec<Instant>,
@@ -47,36 +136,22 @@ pub(super) struct Bare {
     _disk: Arc<dyn Disk>,
 }
 
-impl Bare {
-    pub(super) fn new(shape: Shape, dir: &Path, io: Option<SsdIo>) -> anyhow::Result<Bare> {
-        let side = match io.unwrap_or_default() {
-            SsdIo::Auto => SideChoice::Auto,
-            SsdIo::Uring => SideChoice::Uring,
-            SsdIo::Blocking => SideChoice::Blocking,
-        };
-        let disk = open_disk(&[dir.to_owned()], side)?;
-        let object = align_up(shape.object_bytes as u64);
-        let len = (object * shape.objects).next_multiple_of(WRITE_BYTES as u64);
-        let (file, fresh) = match disk.open(0, FILE) {
-            Ok((file, found)) if found == len => (file, false),
-            Ok(_) => {
-                disk.remove(0, FILE)?;
-                (disk.create(0, FILE, len)?, true)
-            }
-            Err(fault) if fault.kind == FaultKind::NotFound => (disk.create(0, FILE, len)?, true),
-            Err(fault) => return Err(fault.into()),
-        };
+impl<'f> Bare<'f> {
+    fn open(of: &'f File) -> anyhow::Result<Bare<'f>> {
+        let shape = of.shape;
+        let disk = open_disk(&[of.dir.clone()], of.side)?;
+        let (file, len) = disk.open(0, of.name)?;
         let readers = if shape.op == Op::Put { 0 } else { shape.batch * shape.depth };
         let depth = readers + WRITE_DEPTH;
         let queue = disk.queue(depth)?;
         let mut bare = Bare {
             shape,
+            extents: &of.extents,
             file,
             queue,
-            read_bytes: object as usize,
             len,
-            rng: SplitMix64::new(shape.seed),
-            next: 0,
+            rng: of.rng.clone(),
+            next: of.next,
             begun: vec![Instant::now(); depth],
             free: (0..depth as u64).collect(),
             done: Vec::new(),
@@ -84,30 +159,21 @@ impl Bare {
             writes: Vec::new(),
             _disk: disk,
         };
+        let longest = of.extents.iter().map(|e| e.1).max().unwrap_or(0);
         for _ in 0..readers {
-            bare.reads.push(AlignedBuf::new(object as usize).context("no memory for a transfer")?);
+            bare.reads.push(AlignedBuf::new(longest).context("no memory for a transfer")?);
         }
-        for _ in 0..WRITE_DEPTH {
-            let noise = bare.noise(WRITE_BYTES)?;
-            bare.writes.push(noise);
-        }
-        if fresh {
-            // Blocks that were never written are read without asking the device.
-            for _ in 0..len / WRITE_BYTES as u64 {
-                bare.write()?;
+        if shape.op != Op::Get {
+            for _ in 0..WRITE_DEPTH {
+                let noise = bare.noise(WRITE_BYTES)?;
+                bare.writes.push(noise);
             }
-            bare.drain(None)?;
-            bare.sync()?;
         }
         Ok(bare)
     }
 
-    pub(super) fn op(&self) -> Op {
-        self.shape.op
-    }
-
     /// Random reads, sequential writes, or both with as many bytes of each; a new transfer for each that ends.
-    pub(super) fn round(&mut self) -> anyhow::Result<Round> {
+    fn round(&mut self) -> anyhow::Result<Round> {
         let reads = self.shape.op != Op::Put;
         let writes = matches!(self.shape.op, Op::Put | Op::Mixed);
         let mut timer = Timer::start(self.shape.round);
@@ -133,7 +199,7 @@ impl Bare {
 
     fn read(&mut self) -> anyhow::Result<()> {
         let buffer = self.reads.pop().context("more reads than buffers")?;
-        let offset = self.rng.within(0, self.shape.objects - 1) * self.read_bytes as u64;
+        let (offset, _) = self.extents[self.rng.within(0, self.extents.len() as u64 - 1) as usize];
         self.submit(DiskOp::Read { file: self.file, offset, parts: vec![buffer.into_part()] })
     }
 

@@ -2,7 +2,7 @@
 //! writes of the store's own disk seam, of the same sizes, at the depth of a batch; in DRAM, a copy; for `exists`, a
 //! look at as many lines of memory.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Context;
@@ -11,7 +11,7 @@ use pagelith::config::SsdIo;
 use pagelith::layouts::align::align_up;
 use pagelith::layouts::checksum::{BLOCK_BYTES, checksum};
 
-use super::bare::Bare;
+use super::bare::File;
 use super::round::{Round, Timer};
 use super::{BenchTier, Op, Shape};
 use crate::rng::SplitMix64;
@@ -23,16 +23,22 @@ pub(super) enum Limit {
     /// Copies in memory.
     Memory(Memory),
     /// Transfers of a file.
-    File(Box<Bare>),
+    File(File),
 }
 
 impl Limit {
     /// Make ready what the measurement needs.
-    pub(super) fn prepare(shape: Shape, dir: &Path, io: Option<SsdIo>) -> anyhow::Result<Limit> {
+    pub(super) fn prepare(
+        shape: Shape,
+        dir: &Path,
+        store: &[PathBuf],
+        io: Option<SsdIo>,
+    ) -> anyhow::Result<Limit> {
         Ok(match (shape.op, shape.tier) {
             (Op::Exists, _) => Limit::Probes(Probes::new(shape)?),
             (_, BenchTier::Dram) => Limit::Memory(Memory::new(shape)?),
-            (_, BenchTier::Ssd) => Limit::File(Box::new(Bare::new(shape, dir, io)?)),
+            (Op::Get, BenchTier::Ssd) => Limit::File(File::of_store(shape, store, io)?),
+            (_, BenchTier::Ssd) => Limit::File(File::made(shape, dir, io)?),
         })
     }
 
@@ -45,10 +51,10 @@ impl Limit {
                 Op::Mixed => "copy and checksum, then memcpy",
                 Op::Get | Op::Exists => "copy and checksum",
             },
-            Limit::File(bare) => match bare.op() {
+            Limit::File(file) => match file.shape.op {
                 Op::Put => "bare writes and a sync",
                 Op::Mixed => "bare reads beside bare writes, and a sync",
-                Op::Get | Op::Exists => "bare reads",
+                Op::Get | Op::Exists => "bare reads of the same extents",
             },
         }
     }
@@ -58,7 +64,7 @@ impl Limit {
         match self {
             Limit::Probes(probes) => Ok(probes.round()),
             Limit::Memory(memory) => Ok(memory.round()),
-            Limit::File(bare) => bare.round(),
+            Limit::File(file) => file.round(),
         }
     }
 }

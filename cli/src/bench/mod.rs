@@ -17,6 +17,7 @@ use clap::{Args, ValueEnum};
 use pagelith::config::{Promote, Size};
 use serde::Serialize;
 
+use self::limit::Limit;
 use self::report::Report;
 use crate::exit::Verdict;
 use crate::fresh::FreshDir;
@@ -173,18 +174,34 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
         config.index.max_objects = config.index.max_objects.or(Some(shape.index_objects));
     })?;
     fresh.make_for(config.ssd_dirs())?;
-    let mut store = store::Bench::open(shape, config)?;
-    let mut limit = limit::Limit::prepare(shape, &dir.join("limit"), args.io)?;
+    let mut store = store::Bench::open(shape, config.clone())?;
     let mut report = Report::new(shape, store.io());
+    // Reads are measured over the very extents that the store reads, which only one of the two can have open.
+    let shared = shape.tier == BenchTier::Ssd && shape.op == Op::Get;
+    let mut limit = None;
+    let limit_round = |limit: &mut Option<Limit>| match limit {
+        Some(limit) => limit.round(),
+        none => {
+            let made = Limit::prepare(shape, &dir.join("limit"), config.ssd_dirs(), args.io)?;
+            none.insert(made).round()
+        }
+    };
     for _ in 0..shape.rounds {
         report.store(store.round()?);
-        report.limit(limit.round()?);
+        if shared {
+            let paused = store.pause()?;
+            report.limit(limit_round(&mut limit)?);
+            store = store::Bench::resume(shape, config.clone(), paused)?;
+        } else {
+            report.limit(limit_round(&mut limit)?);
+        }
     }
-    store.close()?;
+    store.pause()?;
+    let what = limit.as_ref().map_or("", Limit::what);
     if args.json {
-        println!("{}", serde_json::to_string(&report.summary(limit.what()))?);
+        println!("{}", serde_json::to_string(&report.summary(what))?);
     } else {
-        println!("{}", report.summary(limit.what()));
+        println!("{}", report.summary(what));
     }
     Ok(Verdict::Fine)
 }

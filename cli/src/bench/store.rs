@@ -38,6 +38,13 @@ pub(super) struct Bench {
     tickets: VecDeque<(Ticket, Instant)>,
 }
 
+/// What is kept while the store is closed.
+pub(super) struct Paused {
+    rng: SplitMix64,
+    next_new: u64,
+    buffers: Vec<AlignedBuf>,
+}
+
 impl Bench {
     /// Open the store and fill it as the measurement needs it.
     pub(super) fn open(shape: Shape, config: ValidConfig) -> anyhow::Result<Bench> {
@@ -52,8 +59,8 @@ impl Bench {
         }
         if shape.tier == BenchTier::Ssd {
             // What was written last is still in the write buffer.
-            bench.close()?;
-            bench = Bench::begin(shape, config)?;
+            let paused = bench.pause()?;
+            bench = Bench::resume(shape, config, paused)?;
         }
         let found = bench.found();
         if found < shape.objects {
@@ -69,8 +76,6 @@ impl Bench {
     }
 
     fn begin(shape: Shape, config: ValidConfig) -> anyhow::Result<Bench> {
-        let store = Store::open(config).context("cannot open the store")?;
-        let session = store.session().context("cannot begin a session")?;
         let mut buffers = Vec::new();
         let content = Content::new(shape.seed);
         let objects = Objects::new(shape.object_bytes, shape.seed)?;
@@ -80,7 +85,19 @@ impl Bench {
             content.fill(&objects.key(i as u64), &mut buffer);
             buffers.push(buffer);
         }
-        let (rng, next_new) = (SplitMix64::new(shape.seed), shape.objects);
+        Bench::resume(
+            shape,
+            config,
+            Paused { rng: SplitMix64::new(shape.seed), next_new: shape.objects, buffers },
+        )
+    }
+
+    /// Open the store and go on.
+    pub(super) fn resume(shape: Shape, config: ValidConfig, paused: Paused) -> anyhow::Result<Bench> {
+        let Paused { rng, next_new, buffers } = paused;
+        let store = Store::open(config).context("cannot open the store")?;
+        let session = store.session().context("cannot begin a session")?;
+        let objects = Objects::new(shape.object_bytes, shape.seed)?;
         Ok(Bench { shape, session, store, objects, rng, next_new, buffers, tickets: VecDeque::new() })
     }
 
@@ -89,10 +106,12 @@ impl Bench {
         crate::said::io(self.store.opened())
     }
 
-    pub(super) fn close(self) -> anyhow::Result<()> {
-        drop(self.session);
-        self.store.close().context("cannot close the store")?;
-        Ok(())
+    /// Close the store; what it takes to go on.
+    pub(super) fn pause(self) -> anyhow::Result<Paused> {
+        let Bench { session, store, rng, next_new, buffers, .. } = self;
+        drop(session);
+        store.close().context("cannot close the store")?;
+        Ok(Paused { rng, next_new, buffers })
     }
 
     /// One round.
