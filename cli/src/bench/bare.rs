@@ -73,7 +73,7 @@ impl File {
         let extents = (0..shape.objects).map(|i| (i * object, object as usize)).collect();
         let file = File { extents, ..File::named(shape, dir, io) };
         let len = (object * shape.objects).next_multiple_of(WRITE_BYTES as u64);
-        let disk = open_disk(&[dir.to_owned()], file.side)?;
+        let disk = open_disk(std::slice::from_ref(&file.dir), file.side)?;
         let fresh = match disk.open(0, FILE) {
             Ok((_, found)) if found == len => false,
             Ok(_) => {
@@ -139,7 +139,7 @@ struct Bare<'f> {
 impl<'f> Bare<'f> {
     fn open(of: &'f File) -> anyhow::Result<Bare<'f>> {
         let shape = of.shape;
-        let disk = open_disk(&[of.dir.clone()], of.side)?;
+        let disk = open_disk(std::slice::from_ref(&of.dir), of.side)?;
         let (file, len) = disk.open(0, of.name)?;
         let readers = if shape.op == Op::Put { 0 } else { shape.batch * shape.depth };
         let depth = readers + WRITE_DEPTH;
