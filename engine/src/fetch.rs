@@ -3,27 +3,38 @@
 use pagelith_io::buffer::Part;
 use pagelith_io::disk::{Completion, Op};
 use pagelith_io::fault::IoFault;
+use pagelith_layouts::align::ALIGN;
 
 use crate::outcome::Ticket;
 use crate::plan::{Fetch, Piece};
+use crate::scratch::Scratch;
 use crate::session::SessionIo;
 
 /// The caller's memory of one object while it is away in an operation.
-#[derive(Debug, Default)]
-pub(crate) struct Ragged {
+#[derive(Debug)]
+struct Ragged {
     /// The end of the last part that is too short to be read into.
-    end: Option<Part>,
-    /// Whether that part has a front that was read into.
+    end: Part,
+    /// Whether that part has a front that is read into.
     has_front: bool,
+    /// What the read leaves of the page of scratch that the end is read into, to make it whole again.
+    rest: Part,
+}
+
+/// What a piece of a read took.
+#[derive(Debug)]
+struct Taken {
+    /// Number of parts of the operation.
+    parts: usize,
+    ragged: Option<Ragged>,
 }
 
 /// A read under way.
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub fetch: Fetch,
-    /// Number of parts that each piece took.
-    counts: Vec<usize>,
-    ragged: Vec<Ragged>,
+    /// By piece.
+    taken: Vec<Taken>,
 }
 
 /// What a read brought for one piece.
@@ -61,97 +72,129 @@ pub(crate) fn submit(
     let align = facts.memory_align.max(facts.offset_align);
     let Some(volume) = io.shared.volume.clone() else { return Err((Held::Queue, fetch)) };
     // All memory of the store's own first: without it nothing of the caller's is touched.
-    let mut own = Vec::new();
+    let mut own = Vec::with_capacity(fetch.pieces.len());
     for piece in &fetch.pieces {
         let (part, held) = match piece {
-            Piece::Header { bytes, .. } => (io.scratch.try_part(*bytes as usize), Held::Scratch),
+            Piece::Header { bytes, .. } => (io.scratch.take(*bytes as usize), Held::Scratch),
             Piece::Staged { chunk, .. } => {
                 (io.shared.staging.try_part((chunk.end - chunk.start) as usize), Held::Staging)
             }
             // A ragged end always fits into one alignment unit.
-            Piece::Direct { .. } => {
-                (io.scratch.try_part(pagelith_layouts::align::ALIGN as usize), Held::Scratch)
-            }
+            Piece::Direct { ragged: true, .. } => (io.scratch.take(ALIGN as usize), Held::Scratch),
+            Piece::Direct { ragged: false, .. } => continue,
         };
         match part {
-            Some(part) => own.push(Some(part)),
-            None => return Err((held, fetch)),
+            Some(part) => own.push(part),
+            None => {
+                own.into_iter().for_each(|part| io.scratch.give_back(part));
+                return Err((held, fetch));
+            }
         }
     }
-    let (mut parts, mut counts, mut ragged) = (Vec::new(), Vec::new(), Vec::new());
-    for (piece, own) in fetch.pieces.iter().zip(own) {
+    let mut own = own.into_iter();
+    let mut parts = Vec::with_capacity(fetch.parts);
+    let mut taken = Vec::with_capacity(fetch.pieces.len());
+    for piece in &fetch.pieces {
         let before = parts.len();
-        let mut rag = Ragged::default();
+        let mut rag = None;
         match piece {
-            Piece::Header { bytes, .. } => parts.extend(own.map(|p| p.split(*bytes as usize).0)),
-            Piece::Staged { chunk, .. } => {
-                parts.extend(own.map(|p| p.split((chunk.end - chunk.start) as usize).0));
+            Piece::Header { .. } | Piece::Staged { .. } => {
+                parts.extend(own.next().map(|p| cut(p, piece.bytes())));
             }
-            Piece::Direct { slot, bytes, .. } => {
-                let mut theirs = take(*slot);
-                let have: u64 = theirs.iter().map(|p| p.len() as u64).sum();
-                if let Some(last) = theirs.pop() {
-                    let (whole, end) = {
-                        let keep = last.len() / align * align;
-                        last.split(keep)
-                    };
-                    let short = bytes - (have - end.len() as u64);
-                    rag.has_front = !whole.is_empty();
-                    theirs.extend(Some(whole).filter(|w| !w.is_empty()));
-                    parts.append(&mut theirs);
-                    if short > 0 {
-                        parts.extend(own.map(|p| p.split(short as usize).0));
-                        rag.end = Some(end);
-                    }
+            Piece::Direct { slot, bytes, ragged, .. } => {
+                parts.append(&mut take(*slot));
+                if *ragged && let Some((last, page)) = parts.pop().zip(own.next()) {
+                    rag = Some(cut_ragged(&mut parts, before, last, page, *bytes, align));
                 }
             }
         }
-        counts.push(parts.len() - before);
-        ragged.push(rag);
+        taken.push(Taken { parts: parts.len() - before, ragged: rag });
     }
     let (file, offset) = volume.place(fetch.segment, fetch.offset);
     let token = io.token(ticket);
     let op = Op::Read { file, offset, parts };
     match io.queue.as_mut().map(|q| q.submit(token, op)) {
-        Some(Ok(())) => Ok((token, Flight { fetch, counts, ragged })),
+        Some(Ok(())) => Ok((token, Flight { fetch, taken })),
         // Room was checked above, and this thread is the queue's only user.
         _ => unreachable!("a queue with room took no operation"),
     }
 }
 
+/// The front of `part`, `bytes` long.
+fn cut(part: Part, bytes: u64) -> Part {
+    if part.len() as u64 == bytes { part } else { part.split(bytes as usize).0 }
+}
+
+/// Add the caller's `last` part to `parts`, its ragged end replaced by the front of `page`, so that those from `first`
+/// on are `bytes` long.
+fn cut_ragged(
+    parts: &mut Vec<Part>,
+    first: usize,
+    last: Part,
+    page: Part,
+    bytes: u64,
+    align: usize,
+) -> Ragged {
+    let keep = last.len() / align * align;
+    let (whole, end) = last.split(keep);
+    let has_front = !whole.is_empty();
+    parts.extend(Some(whole).filter(|_| has_front));
+    let short = bytes - parts[first..].iter().map(|p| p.len() as u64).sum::<u64>();
+    let (front, rest) = page.split(short as usize);
+    parts.push(front);
+    Ragged { end, has_front, rest }
+}
+
 /// Take a read apart again: the caller's memory back in one piece a part, everything by piece.
-pub(crate) fn land(flight: Flight, completion: Completion) -> (Vec<Landed>, Result<(), IoFault>, Fetch) {
-    let Flight { fetch, counts, ragged } = flight;
+pub(crate) fn land(
+    scratch: &mut Scratch,
+    flight: Flight,
+    completion: Completion,
+) -> (Vec<Landed>, Result<(), IoFault>, Fetch) {
+    let Flight { fetch, taken } = flight;
+    let arrived = completion.result.is_ok();
     let mut parts = completion.op.into_parts().into_iter();
-    let mut landed = Vec::new();
-    for ((piece, count), rag) in fetch.pieces.iter().zip(counts).zip(ragged) {
-        let mut mine: Vec<Part> = parts.by_ref().take(count).collect();
+    let mut landed = Vec::with_capacity(fetch.pieces.len());
+    for (piece, taken) in fetch.pieces.iter().zip(taken) {
         match piece {
             Piece::Header { header, .. } => {
-                landed.extend(mine.pop().map(|part| Landed::Header { header: *header, part }));
+                landed.extend(parts.next().map(|part| Landed::Header { header: *header, part }));
             }
             Piece::Staged { slot, round, chunk } => {
                 let (slot, round, chunk) = (*slot, *round, chunk.clone());
-                landed.extend(mine.pop().map(|part| Landed::Staged { slot, round, chunk, part }));
+                landed.extend(parts.next().map(|part| Landed::Staged { slot, round, chunk, part }));
             }
             Piece::Direct { slot, .. } => {
-                if let Some(mut end) = rag.end {
-                    if let (Some(tail), Some(target)) = (mine.pop(), end.bytes_mut()) {
-                        target.copy_from_slice(&tail.bytes()[..target.len()]);
-                    }
-                    // Without a front the end is a part of its own, perhaps the only one.
-                    let joined = match mine.pop_if(|_| rag.has_front) {
-                        Some(front) => front.join(end),
-                        None => Ok(end),
-                    };
-                    match joined {
-                        Ok(part) => mine.push(part),
-                        Err((front, end)) => mine.extend([front, end]),
-                    }
+                let mut mine: Vec<Part> = parts.by_ref().take(taken.parts).collect();
+                if let Some(ragged) = taken.ragged {
+                    put_back(&mut mine, ragged, arrived, scratch);
                 }
                 landed.push(Landed::Direct { slot: *slot, parts: mine });
             }
         }
     }
     (landed, completion.result, fetch)
+}
+
+/// Make the caller's last part whole again, with its end if that `arrived`: else the page may hold what somebody else
+/// read.
+fn put_back(parts: &mut Vec<Part>, ragged: Ragged, arrived: bool, scratch: &mut Scratch) {
+    let Ragged { mut end, has_front, rest } = ragged;
+    if let Some(tail) = parts.pop() {
+        if let Some(target) = end.bytes_mut().filter(|_| arrived) {
+            target.copy_from_slice(&tail.bytes()[..target.len()]);
+        }
+        if let Ok(page) = tail.join(rest) {
+            scratch.give_back(page);
+        }
+    }
+    // Without a front the end is a part of its own, perhaps the only one.
+    let joined = match parts.pop_if(|_| has_front) {
+        Some(front) => front.join(end),
+        None => Ok(end),
+    };
+    match joined {
+        Ok(part) => parts.push(part),
+        Err((front, end)) => parts.extend([front, end]),
+    }
 }

@@ -19,7 +19,7 @@ impl Unpublished {
         Unpublished(extent)
     }
 
-    /// Copy `parts` in; the checksum of each block, made of what the arena now holds.
+    /// Copy `parts` in; the checksum of each block.
     pub fn fill(&self, memory: &Arc<ArenaMemory>, parts: &[&[u8]]) -> Option<Vec<Checksum>> {
         let mut sums = Vec::with_capacity(self.0.bytes.div_ceil(BLOCK_BYTES.into()) as usize);
         // SAFETY: the allocator gives a page to one extent at a time, and the extent is in no frame, so no

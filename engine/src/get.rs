@@ -7,9 +7,11 @@
 //!    sub-batch; headers are judged and every block is verified before the caller hears `Hit`.
 //! 4. What fails is that object's outcome alone; its entry goes, so that the next `exists` says no.
 
+#[cfg(test)]
+mod flipped;
 mod own;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use pagelith_io::buffer::Part;
@@ -17,6 +19,7 @@ use pagelith_io::clock::Mono;
 use pagelith_io::disk::Completion;
 use pagelith_layouts::staging;
 use pagelith_tiers::policy::Recency;
+use rustc_hash::FxHashMap;
 
 pub(crate) use self::own::Probed;
 use crate::batch::Get;
@@ -46,7 +49,9 @@ pub(crate) struct GetBatch {
     slots: Vec<Slot>,
     headers: Vec<Header>,
     waiting: VecDeque<Fetch>,
-    flights: BTreeMap<u64, Flight>,
+    flights: FxHashMap<u64, Flight>,
+    /// Objects without an outcome.
+    open: usize,
     /// Staged objects of each sub-batch that are not done.
     stage_open: Vec<usize>,
     stage: usize,
@@ -65,11 +70,13 @@ impl GetBatch {
     fn begin_slots(io: &mut SessionIo, mut slots: Vec<Slot>, at: Recency, deadline: Mono) -> GetBatch {
         let mut steps = PageSteps::default();
         slots.iter_mut().for_each(|slot| slot.step_back = steps.step(&slot.get.key));
+        let open = slots.len();
         let mut batch = GetBatch {
             slots,
             headers: Vec::new(),
             waiting: VecDeque::new(),
-            flights: BTreeMap::new(),
+            flights: FxHashMap::default(),
+            open,
             stage_open: Vec::new(),
             stage: 1,
             deadline,
@@ -77,7 +84,7 @@ impl GetBatch {
             at,
         };
         if let Err(error) = io.shared.check_open() {
-            batch.slots.iter_mut().for_each(|s| s.end(Err(error.clone())));
+            (0..open).for_each(|i| batch.end(i, Err(error.clone())));
             return batch;
         }
         let all: Vec<usize> = (0..batch.slots.len()).collect();
@@ -92,7 +99,8 @@ impl GetBatch {
         for (slot, found) in located {
             match found {
                 Located::Memory(held, member) => {
-                    let outcome = self.slots[slot].copy_out(&io.shared, &held, member);
+                    let verify = self.slots[slot].probe || io.sampler.next();
+                    let outcome = self.slots[slot].copy_out(&io.shared, &held, member, verify);
                     let mut core = io.shared.lock();
                     if outcome == Ok(GetOutcome::Miss(MissCause::Damaged)) {
                         // What the arena holds is not what was put: the frame goes, with all that it says.
@@ -100,10 +108,10 @@ impl GetBatch {
                     }
                     core.release_frame(held.frame);
                     drop(core);
-                    self.slots[slot].end(outcome);
+                    self.end(slot, outcome);
                 }
                 Located::Ssd => from_ssd.push(slot),
-                Located::Settled(outcome) => self.slots[slot].end(outcome),
+                Located::Settled(outcome) => self.end(slot, outcome),
             }
         }
         self.plan(io, &from_ssd);
@@ -199,7 +207,7 @@ impl GetBatch {
         }
         held_back.append(&mut self.waiting);
         self.waiting = held_back;
-        self.slots.iter().all(|s| s.outcome.is_some()) && self.flights.is_empty()
+        self.open == 0 && self.flights.is_empty()
     }
 
     /// Whether nobody needs a fetch any more.
@@ -219,7 +227,8 @@ impl GetBatch {
     fn give_up(&mut self, io: &mut SessionIo) {
         self.late = true;
         let direct = |f: &Flight| f.fetch.pieces.iter().any(matches_direct);
-        let flying: Vec<u64> = self.flights.keys().copied().collect();
+        let mut flying: Vec<u64> = self.flights.keys().copied().collect();
+        flying.sort_unstable();
         for token in flying {
             let Some(flight) = self.flights.get(&token) else { continue };
             if direct(flight) {
@@ -261,20 +270,18 @@ impl GetBatch {
             // All that is still waited for after the deadline is direct.
             io.shared.late_reads.fetch_sub(1, Ordering::Relaxed);
         }
-        let (landed, result, fetch) = fetch::land(flight, completion);
-        let mut touched: Vec<usize> = Vec::new();
+        let (landed, result, fetch) = fetch::land(&mut io.scratch, flight, completion);
+        let mut touched: Vec<usize> = Vec::with_capacity(landed.len());
         for piece in landed {
             match piece {
                 Landed::Direct { slot, parts } => {
                     self.slots[slot].give_parts(parts);
                     touched.push(slot);
                 }
-                Landed::Header { header, part } => {
-                    touched.extend((0..self.slots.len()).filter(|&i| self.slots[i].header == Some(header)));
-                    if result.is_ok() && self.headers[header].users > 0 {
-                        self.headers[header].part = Some(part);
-                    }
-                }
+                Landed::Header { header, part } => match result.is_ok() && self.headers[header].users > 0 {
+                    true => self.headers[header].part = Some(part),
+                    false => io.scratch.give_back(part),
+                },
                 Landed::Staged { slot, round, chunk, part } => {
                     // What an earlier try asked for is of no use to this one; and what comes after the outcome
                     // must not hold staging memory until the batch is over.
@@ -286,6 +293,13 @@ impl GetBatch {
                     }
                     touched.push(slot);
                 }
+            }
+        }
+        touched.sort_unstable();
+        touched.dedup();
+        for piece in &fetch.pieces {
+            if let Piece::Header { header, .. } = piece {
+                self.touch_users(*header, &mut touched);
             }
         }
         if let Err(fault) = result {
@@ -304,8 +318,6 @@ impl GetBatch {
                 Piece::Header { .. } | Piece::Staged { .. } => {}
             }
         }
-        touched.sort_unstable();
-        touched.dedup();
         for slot in touched {
             if self.slots[slot].again {
                 self.retry(io, vec![slot]);
@@ -315,10 +327,19 @@ impl GetBatch {
         }
     }
 
+    /// Add those that wait for this header and are not among the `touched`: nobody, unless some of its record was read
+    /// apart from it.
+    fn touch_users(&self, header: usize, touched: &mut Vec<usize>) {
+        let needs = |i: &usize| self.slots[*i].header == Some(header);
+        if touched.iter().filter(|i| needs(i)).count() < self.headers[header].users {
+            touched.extend((0..self.slots.len()).filter(needs));
+            touched.sort_unstable();
+            touched.dedup();
+        }
+    }
+
     /// Everything in a failed read is read once more by itself, then it is a miss.
-    fn retry(&mut self, io: &mut SessionIo, mut touched: Vec<usize>) {
-        touched.sort_unstable();
-        touched.dedup();
+    fn retry(&mut self, io: &mut SessionIo, touched: Vec<usize>) {
         for slot in touched {
             if self.slots[slot].outcome.is_some() {
                 continue;
@@ -335,7 +356,7 @@ impl GetBatch {
                 self.settle(io, slot, Ok(GetOutcome::Miss(cause)));
             } else {
                 self.leave_stage(slot);
-                self.leave_header(slot);
+                self.leave_header(io, slot);
                 self.slots[slot].begin_again();
                 self.plan(io, &[slot]);
             }
@@ -383,7 +404,7 @@ impl GetBatch {
                     return;
                 }
                 self.leave_stage(i);
-                self.leave_header(i);
+                self.leave_header(io, i);
                 locate::release(&io.shared, &mut self.slots[i]);
                 self.slots[i].begin_again();
                 self.locate(io, &[i]);
@@ -399,16 +420,25 @@ impl GetBatch {
         }
     }
 
-    fn leave_header(&mut self, i: usize) {
+    fn leave_header(&mut self, io: &mut SessionIo, i: usize) {
         if let Some(header) = self.slots[i].header.take().map(|h| &mut self.headers[h]) {
             header.users -= 1;
             if header.users == 0 {
-                header.part = None;
+                header.part.take().into_iter().for_each(|part| io.scratch.give_back(part));
             }
         }
     }
 
-    fn settle(&mut self, io: &SessionIo, i: usize, outcome: Result<GetOutcome>) {
+    /// Set an object's outcome, once.
+    fn end(&mut self, i: usize, outcome: Result<GetOutcome>) {
+        let slot = &mut self.slots[i];
+        if slot.outcome.is_none() {
+            slot.outcome = Some(outcome);
+            self.open -= 1;
+        }
+    }
+
+    fn settle(&mut self, io: &mut SessionIo, i: usize, outcome: Result<GetOutcome>) {
         self.leave_stage(i);
         let slot = &mut self.slots[i];
         slot.staged.clear();
@@ -418,8 +448,8 @@ impl GetBatch {
             locate::forget(&io.shared, slot, header.map(Part::bytes));
         }
         locate::release(&io.shared, slot);
-        slot.end(outcome);
-        self.leave_header(i);
+        self.end(i, outcome);
+        self.leave_header(io, i);
     }
 
     /// Let go of what is held for a batch that nobody will finish.
@@ -440,6 +470,7 @@ impl GetBatch {
                     Some(Ok(GetOutcome::Hit { tier: Tier::Memory, bytes })) => {
                         core.counters.hits_memory += 1;
                         core.counters.bytes_memory += bytes;
+                        core.counters.hits_unverified += u64::from(slot.unverified);
                     }
                     Some(Ok(GetOutcome::Hit { bytes, .. })) => {
                         core.counters.hits_ssd += 1;

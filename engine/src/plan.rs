@@ -28,6 +28,8 @@ pub(crate) struct Target {
     pub chunks: Vec<Range<u64>>,
     /// Straight into the caller's memory, in this many parts; `None` through staging.
     pub direct_parts: Option<usize>,
+    /// Whether the last of those parts has an end too short to be read into.
+    pub ragged: bool,
     /// Which sub-batch of the staging budget it belongs to; 0 for direct ones.
     pub stage: usize,
 }
@@ -37,8 +39,8 @@ pub(crate) struct Target {
 pub(crate) enum Piece {
     /// The front of a record, with its header, into scratch.
     Header { header: usize, bytes: u64 },
-    /// A whole wanted stretch, straight into the caller's memory.
-    Direct { slot: usize, round: u32, bytes: u64 },
+    /// A whole wanted stretch, straight into the caller's memory, but for a ragged end.
+    Direct { slot: usize, round: u32, bytes: u64, ragged: bool },
     /// A chunk through staging.
     Staged { slot: usize, round: u32, chunk: Range<u64> },
 }
@@ -109,7 +111,7 @@ pub(crate) fn plan(
             let (piece, parts) = match t.direct_parts {
                 Some(parts) => {
                     let bytes = chunk.end - chunk.start;
-                    (Piece::Direct { slot: t.slot, round: t.round, bytes }, parts)
+                    (Piece::Direct { slot: t.slot, round: t.round, bytes, ragged: t.ragged }, parts)
                 }
                 None => (Piece::Staged { slot: t.slot, round: t.round, chunk: chunk.clone() }, 1),
             };
@@ -192,6 +194,7 @@ mod tests {
             delta,
             chunks: chunks(0..bytes, bytes),
             direct_parts: Some(1),
+            ragged: false,
             stage: 0,
         }
     }

@@ -63,8 +63,8 @@ fn promote_record(shared: &Shared, members: &[&Slot], at: Recency) {
     for (slot, extent) in members.iter().zip(&extents) {
         let pieces: Vec<_> = slot.get.destination.pieces().collect();
         let checksums = slot.verified.as_ref().map(|v| &v.checksums);
-        // The caller has not got its memory back yet, so this is what was verified; the copy is compared
-        // all the same, since it will be served as if it were the original.
+        // The caller has not got its memory back yet, so this is what was verified; it is compared all the same,
+        // since it will be served as if it were the original.
         filled &= Unpublished::new(*extent).fill(&shared.memory, &pieces).as_ref() == checksums;
     }
     let mut core = shared.lock();

@@ -30,6 +30,27 @@ use crate::index::SsdPlace;
 use crate::outcome::PutOutcome;
 use crate::shared::Shared;
 
+/// Bring what these pages' admission will look at into the cache, all of it at once: what the index has of them, and of
+/// the pages that may have to leave for them. Changes nothing.
+pub(crate) fn prefetch(shared: &Shared, firsts: impl Iterator<Item = ObjectKey>) {
+    let firsts: Vec<ObjectKey> = firsts.collect();
+    // One miss of the cache has nothing to overlap with.
+    if firsts.len() < 2 {
+        return;
+    }
+    let core = shared.lock();
+    let fingerprint = |key: &ObjectKey| shared.fingerprint(key, core.generation(key.namespace()));
+    let mut fingerprints: Vec<u128> = firsts.iter().map(fingerprint).collect();
+    core.index.prefetch(&fingerprints);
+    let mut leave = Vec::with_capacity(firsts.len());
+    core.policy.ahead(firsts.len(), &mut leave);
+    core.frames.prefetch_keys(leave.iter().map(|frame| frame.0));
+    fingerprints.clear();
+    let members = leave.iter().filter_map(|frame| core.frames.get(*frame)).flat_map(|f| &f.data.members);
+    fingerprints.extend(members.map(|m| m.fingerprint));
+    core.index.prefetch(&fingerprints);
+}
+
 /// How the objects of a put belong together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {

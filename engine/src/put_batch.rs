@@ -13,6 +13,7 @@ use crate::batch::{Destination, Get, Put, PutGroup, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::frames::{FrameMember, FrameRef};
 use crate::get::{GetBatch, Probed};
+use crate::index::PREFETCH_GROUP;
 use crate::outcome::{PutDone, PutOutcome, Ticket};
 use crate::put::admit::{Admission, Alone, admit};
 use crate::put::{self, At, Bytes, Incoming, Kind, Size, Stored};
@@ -214,6 +215,14 @@ impl PutBatch {
 
     fn try_groups(&mut self, io: &SessionIo) {
         for i in 0..self.groups.len() {
+            if i.is_multiple_of(PREFETCH_GROUP) {
+                let next = &self.groups[i..(i + PREFETCH_GROUP).min(self.groups.len())];
+                let new = next.iter().filter(|group| group.outcome.is_none());
+                put::prefetch(
+                    &io.shared,
+                    new.filter(|group| group.from.objects() > 0).map(|group| group.key(0)),
+                );
+            }
             if self.groups[i].outcome.is_none() {
                 self.try_group(io, i);
             }

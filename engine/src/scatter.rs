@@ -3,33 +3,35 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
+use pagelith_io::stream::copy_past_cache;
 
-/// The pieces that overlap `want`, each with its own overlapping range and that range in the whole.
-fn overlaps(
-    lengths: impl Iterator<Item = u64>,
-    want: Range<u64>,
-) -> impl Iterator<Item = (usize, Range<usize>, Range<u64>)> {
-    lengths
-        .scan(0u64, |at, len| {
-            let start = *at;
-            *at += len;
-            Some((start, start + len))
-        })
-        .enumerate()
-        .filter_map(move |(i, (start, end))| {
-            let (lo, hi) = (want.start.max(start), want.end.min(end));
-            (lo < hi).then(|| (i, (lo - start) as usize..(hi - start) as usize, lo..hi))
-        })
+/// Of the next piece, `len` bytes from `at` on, what overlaps `want`: its range in the piece and in the whole. `at` is
+/// where the piece after it begins.
+fn overlap(at: &mut u64, len: usize, want: &Range<u64>) -> Option<(Range<usize>, Range<u64>)> {
+    let start = *at;
+    *at += len as u64;
+    let (lo, hi) = (want.start.max(start), want.end.min(*at));
+    (lo < hi).then(|| ((lo - start) as usize..(hi - start) as usize, lo..hi))
 }
 
 /// Copy `bytes` into `pieces`, beginning at byte `offset` of their concatenation.
 pub(crate) fn copy_in(pieces: &mut [Part], offset: u64, bytes: &[u8]) {
+    copy_in_with(pieces, offset, bytes, |to, from| to.copy_from_slice(from));
+}
+
+/// As [`copy_in`], past the cache: for bytes that this thread does not look at again.
+pub(crate) fn copy_in_past_cache(pieces: &mut [Part], offset: u64, bytes: &[u8]) {
+    copy_in_with(pieces, offset, bytes, copy_past_cache);
+}
+
+fn copy_in_with(pieces: &mut [Part], offset: u64, bytes: &[u8], copy: impl Fn(&mut [u8], &[u8])) {
     let want = offset..offset + bytes.len() as u64;
-    let lengths: Vec<u64> = pieces.iter().map(|p| p.len() as u64).collect();
-    for (i, inside, whole) in overlaps(lengths.into_iter(), want) {
-        if let Some(target) = pieces[i].bytes_mut() {
-            let from = (whole.start - offset) as usize..(whole.end - offset) as usize;
-            target[inside].copy_from_slice(&bytes[from]);
+    let mut at = 0;
+    for piece in pieces {
+        if let Some((inside, whole)) = overlap(&mut at, piece.len(), &want)
+            && let Some(target) = piece.bytes_mut()
+        {
+            copy(&mut target[inside], &bytes[(whole.start - offset) as usize..(whole.end - offset) as usize]);
         }
     }
 }
@@ -40,8 +42,11 @@ pub(crate) fn visit<E>(
     want: Range<u64>,
     mut visit: impl FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let lengths = pieces.iter().map(|p| p.len() as u64);
-    overlaps(lengths, want).try_for_each(|(i, inside, _)| visit(&pieces[i].bytes()[inside]))
+    let mut at = 0;
+    pieces.iter().try_for_each(|piece| match overlap(&mut at, piece.len(), &want) {
+        Some((inside, _)) => visit(&piece.bytes()[inside]),
+        None => Ok(()),
+    })
 }
 
 /// Overwrite everything with zeros: what arrived was not what was asked for.
@@ -68,7 +73,11 @@ mod tests {
         for offset in 0..=20usize {
             for len in 0..=20 - offset {
                 let mut p = pieces(&[3, 1, 9, 7]);
-                copy_in(&mut p, offset as u64, &source[..len]);
+                if offset % 2 == 0 {
+                    copy_in(&mut p, offset as u64, &source[..len]);
+                } else {
+                    copy_in_past_cache(&mut p, offset as u64, &source[..len]);
+                }
                 let mut expected = vec![0; 20];
                 expected[offset..offset + len].copy_from_slice(&source[..len]);
                 assert_eq!(all(&p), expected, "offset={offset} len={len}");

@@ -1,15 +1,15 @@
 //! One thread's way into a store: it submits batches, drives its own disk queue, and collects what is done.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::{Completion, DiskFacts, Queue};
-use pagelith_io::staging::StagingPool;
 use pagelith_layouts::ids::SegmentId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
+use rustc_hash::FxHashMap;
 
 use crate::batch::{Get, Options, PutGroup, Request};
 use crate::error::{Error, ErrorKind, Result};
@@ -18,10 +18,10 @@ use crate::groups::GroupId;
 use crate::hits::{self, PagesQuery};
 use crate::outcome::{Done, Ticket};
 use crate::put_batch::PutBatch;
+use crate::sampler::Sampler;
+use crate::scratch::Scratch;
 use crate::shared::Shared;
 
-/// Scratch of a session in bytes, for headers and ragged ends: room for the longest header twice.
-const SCRATCH_BYTES: usize = 2 * pagelith_layouts::record::HEADER_BYTES_MAX as usize;
 /// Longest single wait, so that a wait for several things notices each.
 const WAIT_STEP: Duration = Duration::from_millis(20);
 
@@ -43,12 +43,14 @@ pub(crate) struct SessionIo {
     pub shared: Arc<Shared>,
     pub queue: Option<Box<dyn Queue>>,
     pub facts: Option<DiskFacts>,
-    pub scratch: StagingPool,
+    pub scratch: Scratch,
     /// Whose operation a token is.
-    pub owners: HashMap<u64, Ticket>,
+    pub owners: FxHashMap<u64, Ticket>,
     /// Operations whose batch gave up on them: the segment each reads from.
-    pub orphans: HashMap<u64, SegmentId>,
+    pub orphans: FxHashMap<u64, SegmentId>,
     pub next_token: u64,
+    /// Which hits from DRAM are verified.
+    pub sampler: Sampler,
 }
 
 impl SessionIo {
@@ -68,16 +70,19 @@ impl Session {
             Some(volume) => (Some(volume.disk.queue(depth)?), Some(volume.disk.facts())),
             None => (None, None),
         };
-        let scratch = StagingPool::new(SCRATCH_BYTES)
+        let scratch = Scratch::new()
             .map_err(|e| Error::new(ErrorKind::Busy, format!("no memory for a session: {e}")))?;
+        let seed = || u64::from_le_bytes(*shared.env.entropy.bytes16().first_chunk().unwrap_or(&[0; 8]));
+        let sampler = Sampler::new(shared.config.verify_ratio(), seed);
         let io = SessionIo {
             shared,
             queue,
             facts,
             scratch,
-            owners: HashMap::new(),
-            orphans: HashMap::new(),
+            owners: FxHashMap::default(),
+            orphans: FxHashMap::default(),
             next_token: 0,
+            sampler,
         };
         Ok(Session { io, batches: Vec::new(), finished: VecDeque::new(), next_ticket: 0 })
     }
@@ -90,12 +95,19 @@ impl Session {
     /// Submit objects to be got. Never waits for the disk. What is in DRAM is copied now, in this thread;
     /// what is on SSD is read while [`Session::poll`] or [`Session::wait`] is called.
     pub fn submit_get(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
+        let ticket = self.begin_get(gets, options);
+        self.drive();
+        self.start();
+        ticket
+    }
+
+    /// As [`Session::submit_get`], for who waits next: the wait enters the kernel, once.
+    pub(crate) fn begin_get(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let deadline = self.io.shared.deadline(options.timeout);
         let batch = GetBatch::begin(&mut self.io, gets, at, deadline);
         self.batches.push((ticket, Batch::Get(Box::new(batch))));
-        self.drive();
         ticket
     }
 
@@ -109,6 +121,7 @@ impl Session {
         let batch = PutBatch::begin(&mut self.io, groups, at, deadline);
         self.batches.push((ticket, Batch::Put(Box::new(batch))));
         self.drive();
+        self.start();
         ticket
     }
 
@@ -121,6 +134,7 @@ impl Session {
         let batch = PutBatch::commit(&mut self.io, group.0, at, deadline);
         self.batches.push((ticket, Batch::Put(Box::new(batch))));
         self.drive();
+        self.start();
         ticket
     }
 
@@ -170,6 +184,7 @@ impl Session {
     /// Do what can be done without waiting; a finished batch, if there is one.
     pub fn poll(&mut self) -> Option<(Ticket, Done)> {
         self.drive();
+        self.start();
         self.finished.pop_front()
     }
 
@@ -180,10 +195,12 @@ impl Session {
         loop {
             self.drive();
             if let Some(at) = self.finished.iter().position(|(t, _)| *t == ticket) {
+                self.start();
                 return self.finished.remove(at).map(|(_, done)| done);
             }
             let left = deadline.since(self.io.shared.now());
             if left.is_zero() || !self.batches.iter().any(|(t, _)| *t == ticket) {
+                self.start();
                 return None;
             }
             self.pause(left.min(WAIT_STEP));
@@ -203,7 +220,8 @@ impl Session {
         self.completed(done);
     }
 
-    /// Take completions, let every batch go on, and collect those that are done.
+    /// Take completions, let every batch go on, and collect those that are done. What they submit waits for
+    /// [`Session::start`] or a wait.
     fn drive(&mut self) {
         let mut done = Vec::new();
         if let Some(queue) = self.io.queue.as_mut() {
@@ -228,8 +246,11 @@ impl Session {
             };
             self.finished.push_back((ticket, done));
         }
+    }
+
+    /// See to it that what the batches submitted is on its way before the caller goes on with other things.
+    fn start(&mut self) {
         if let Some(queue) = self.io.queue.as_mut() {
-            // What the batches submitted is on its way before the caller goes on with other things.
             let mut early = Vec::new();
             queue.poll(&mut early);
             self.completed(early);

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
+use pagelith_layouts::align::is_aligned;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
@@ -62,6 +63,8 @@ pub(crate) struct Slot {
     pub began: bool,
     /// Whether the payload goes straight into the caller's memory.
     pub direct: bool,
+    /// It was copied out of DRAM as it lay there.
+    pub unverified: bool,
     /// Only whether the object is here is asked; nothing is delivered.
     pub probe: bool,
     away: bool,
@@ -93,6 +96,7 @@ impl Slot {
             again: false,
             began: false,
             direct: false,
+            unverified: false,
             probe: false,
             away: false,
             staged: Vec::new(),
@@ -145,7 +149,8 @@ impl Slot {
     pub fn target(&self, slot: usize, align: usize, parts_max: usize, sick: bool) -> Option<Target> {
         let expected = self.expected.as_ref()?;
         let direct = !sick && plan::is_whole_blocks(&self.want, self.length) && self.is_aligned(align);
-        let parts = self.get.destination.0.len() + 1;
+        let ragged = !is_aligned(self.want.end - self.want.start);
+        let parts = self.get.destination.0.len() + usize::from(ragged);
         let payload = vec![plan::widen(&self.want, self.length)];
         Some(Target {
             slot,
@@ -155,6 +160,7 @@ impl Slot {
             delta: expected.payload_delta,
             chunks: if self.probe { Vec::new() } else { payload },
             direct_parts: Some(parts).filter(|p| self.probe || (direct && p + 1 < parts_max)),
+            ragged,
             stage: 0,
         })
     }
@@ -191,13 +197,25 @@ impl Slot {
         self.staged.clear();
     }
 
-    /// Copy a member of a frame out, verifying each block where it landed (or where it lies, if only part of
-    /// it is wanted).
-    pub fn copy_out(&mut self, shared: &Shared, held: &Held, member: usize) -> Result<GetOutcome> {
+    /// Copy a member of a frame out. With `verify` each block is verified where it landed (or where it lies, if only
+    /// part of it is wanted).
+    pub fn copy_out(
+        &mut self,
+        shared: &Shared,
+        held: &Held,
+        member: usize,
+        verify: bool,
+    ) -> Result<GetOutcome> {
         if self.probe {
             return Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: self.length });
         }
         let reader = held.reader(&shared.memory, member);
+        if !verify {
+            self.unverified = true;
+            let wanted = &reader.bytes()[self.want.start as usize..self.want.end as usize];
+            scatter::copy_in_past_cache(&mut self.get.destination.0, 0, wanted);
+            return Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: wanted.len() as u64 });
+        }
         let checksums = &held.data.members[member].checksums;
         let stretch = plan::widen(&self.want, self.length);
         let block = u64::from(BLOCK_BYTES);
@@ -229,8 +247,8 @@ impl Slot {
         let target = lo - self.want.start..hi - self.want.start;
         let block = u64::from(BLOCK_BYTES);
         let (first, last) = ((at.start / block) as usize, at.end.div_ceil(block) as usize);
-        let sums = checksums.get(first..last).ok_or(())?.to_vec();
-        let mut verifier = Verifier::new(sums, 0, at.end - at.start, BLOCK_BYTES);
+        let sums = checksums.get(first..last).ok_or(())?;
+        let mut verifier = Verifier::new(sums.iter().copied(), 0, at.end - at.start, BLOCK_BYTES);
         let pieces = &mut self.get.destination.0;
         scatter::copy_in(pieces, target.start, &bytes[inside]);
         if (lo, hi) == (at.start, at.end) {
@@ -279,7 +297,7 @@ impl Slot {
             return Step::Wait;
         }
         if self.direct
-            && let Err(error) = self.verify_direct(checksums.clone())
+            && let Err(error) = self.verify_direct(&checksums)
         {
             return self.damaged(&error);
         }
@@ -290,11 +308,11 @@ impl Slot {
 
     fn verify_direct(
         &self,
-        checksums: Vec<Checksum>,
+        checksums: &[Checksum],
     ) -> std::result::Result<(), pagelith_layouts::error::FormatError> {
         let first = self.want.start / u64::from(BLOCK_BYTES);
         let length = self.want.end - self.want.start;
-        let mut verifier = Verifier::new(checksums, first, length, BLOCK_BYTES);
+        let mut verifier = Verifier::new(checksums.iter().copied(), first, length, BLOCK_BYTES);
         scatter::visit(&self.get.destination.0, 0..length, |b| verifier.update(b))?;
         if verifier.is_complete() {
             return Ok(());
@@ -327,11 +345,6 @@ impl Slot {
         tracing::warn!(key = %self.get.key, segment, offset, %error, "damaged");
         scatter::zero(&mut self.get.destination.0);
         Step::Done(Ok(GetOutcome::Miss(MissCause::Damaged)))
-    }
-
-    /// Set the outcome, once.
-    pub fn end(&mut self, outcome: Result<GetOutcome>) {
-        self.outcome.get_or_insert(outcome);
     }
 
     pub fn into_done(self) -> GetDone {

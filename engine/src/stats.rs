@@ -15,6 +15,7 @@ pub(crate) struct Counters {
     pub puts_busy: u64,
     pub bytes_put: u64,
     pub hits_memory: u64,
+    pub hits_unverified: u64,
     pub hits_ssd: u64,
     pub bytes_memory: u64,
     pub bytes_ssd: u64,
@@ -80,6 +81,8 @@ pub struct Stats {
     pub bytes_put: u64,
     /// Objects got from memory.
     pub hits_memory: u64,
+    /// Of those, how many were not verified (`dram.verify_ratio`).
+    pub hits_unverified: u64,
     /// Objects got from SSD.
     pub hits_ssd: u64,
     /// Objects got from a peer.
@@ -163,6 +166,7 @@ impl Stats {
             puts_busy: c.puts_busy,
             bytes_put: c.bytes_put,
             hits_memory: c.hits_memory,
+            hits_unverified: c.hits_unverified,
             hits_ssd: c.hits_ssd,
             hits_remote: 0,
             bytes_memory: c.bytes_memory,

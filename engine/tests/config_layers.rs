@@ -144,6 +144,7 @@ fn every_setting_of_a_file_arrives() {
         bytes = "3GB"
         policy = "s3fifo"
         promote = "never"
+        verify_ratio = 0.125
         [ssd]
         bytes = 1099511627776
         dirs = ["/a", "/b"]
@@ -218,7 +219,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 27);
+    assert_eq!(fields().len(), 28);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)

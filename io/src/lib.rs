@@ -13,6 +13,7 @@ pub mod runs;
 pub mod runtime;
 pub mod signal;
 pub mod staging;
+pub mod stream;
 pub mod sync;
 
 #[allow(

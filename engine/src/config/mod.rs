@@ -100,6 +100,10 @@ pub struct DramConfig {
     /// Whether an SSD hit is copied into DRAM: `always` (default) or `never`. `never` where hits do not
     /// repeat, to save the copy and keep what is in DRAM.
     pub promote: Promote,
+    /// The share of hits from DRAM that are verified on their way out. Default 1: all of them; 0 to 1. Lower it to
+    /// get at the speed of a copy where memory has ECC and is trusted; what is not verified may hand over bytes that
+    /// changed in memory.
+    pub verify_ratio: f64,
 }
 
 /// Settings of the SSD tier.
@@ -231,7 +235,8 @@ impl Default for Config {
 
 impl Default for DramConfig {
     fn default() -> DramConfig {
-        DramConfig { bytes: Size::mib(256), policy: DramPolicy::Lru, promote: Promote::Always }
+        let (policy, promote) = (DramPolicy::Lru, Promote::Always);
+        DramConfig { bytes: Size::mib(256), policy, promote, verify_ratio: 1.0 }
     }
 }
 

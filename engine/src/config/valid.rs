@@ -89,6 +89,11 @@ impl ValidConfig {
         self.config.dram.promote
     }
 
+    /// The share of hits from DRAM that are verified.
+    pub fn verify_ratio(&self) -> f64 {
+        self.config.dram.verify_ratio
+    }
+
     /// Whether there is an SSD tier.
     pub fn has_ssd(&self) -> bool {
         self.config.ssd.bytes > Size::ZERO

@@ -228,7 +228,7 @@ fn unit_of(id: u64, part: Part, identity: SegmentIdentity, offset: u64) -> Optio
         let checksums: Vec<Checksum> = record.checksums(&m).collect();
         let from = m.payload_offset as usize;
         let bytes = part.bytes().get(from..from + m.length as usize)?;
-        let mut verifier = Verifier::new(checksums.clone(), 0, m.length, facts.block_bytes);
+        let mut verifier = Verifier::new(checksums.iter().copied(), 0, m.length, facts.block_bytes);
         verifier.update(bytes).ok()?;
         members.push(UnitMember { key: m.key, length: m.length, checksums });
     }

@@ -50,7 +50,7 @@ struct Verifying {
     record: Live,
     /// Byte offset in the record of what is read next.
     at: u64,
-    verifiers: Vec<Verifier>,
+    verifiers: Vec<Verifier<std::vec::IntoIter<Checksum>>>,
 }
 
 struct Current {

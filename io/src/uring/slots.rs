@@ -42,7 +42,11 @@ impl Held {
     }
 }
 
+/// One part is handed over as it is.
 fn vectors(parts: &[Part]) -> Box<[IoVec]> {
+    if parts.len() == 1 {
+        return Box::default();
+    }
     parts.iter().map(|p| IoVec { base: p.addr(), len: p.len() }).collect()
 }
 

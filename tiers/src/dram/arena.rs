@@ -17,11 +17,16 @@ use memmap2::{Advice, MmapMut, MmapRaw};
 use pagelith_io::buffer::{Keep, Part};
 use pagelith_layouts::align::{ALIGN, is_aligned};
 
+use super::gather::Gather;
 pub use super::space::{ArenaSpace, Extent};
 
 /// Arenas from this size on ask for huge pages (the size of one on x86-64 and most arm64): fewer TLB misses
 /// in copies, fewer faults while the arena fills.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
+/// Blocks that are copied before the first of them is looked at: together they fit into a core's own cache, and long
+/// runs of stores past it are cheaper than short ones.
+const STRIDE_BLOCKS: usize = 4;
 
 /// Why there is no arena.
 #[derive(Debug, thiserror::Error)]
@@ -178,10 +183,10 @@ impl ExtentWriter {
         self.extent
     }
 
-    /// Copy `parts` one after the other into the extent, and zero its padding. `each` sees every block of
-    /// `block_bytes` (the last may be shorter) with its index, in order, right after it was copied and while
-    /// it is in the cache: what a checksum is made of is what the arena holds, not what the caller's memory
-    /// may have become.
+    /// Copy `parts` one after the other into the extent, past the cache, and zero its padding. `each` sees every block
+    /// of `block_bytes` (the last may be shorter) with its index, in order: the caller's bytes right after they were
+    /// copied and while they are in the cache, or what the arena holds of a block that several parts have. Bytes that
+    /// somebody changes meanwhile do not match their checksum, and are found as damaged.
     pub fn fill(
         &mut self,
         parts: &[&[u8]],
@@ -198,10 +203,13 @@ impl ExtentWriter {
         }
         pagelith_io::sync::step();
         let (payload, padding) = self.padded_mut().split_at_mut(extent_bytes as usize);
-        let mut source = Gather { parts, taken: 0 };
-        for (index, block) in payload.chunks_mut(block_bytes as usize).enumerate() {
-            source.copy_to(block);
-            each(index, block);
+        let (mut copied, mut seen) = (Gather::new(parts), Gather::new(parts));
+        let mut blocks = 0..;
+        for stride in payload.chunks_mut(STRIDE_BLOCKS * block_bytes as usize) {
+            copied.copy_to(stride);
+            for (block, index) in stride.chunks(block_bytes as usize).zip(blocks.by_ref()) {
+                each(index, seen.take(block.len()).unwrap_or(block));
+            }
         }
         padding.fill(0);
         Ok(())
@@ -213,31 +221,6 @@ impl ExtentWriter {
         // `memory` keeps mapped; `writer`'s contract makes this the only access to it, and the borrow of
         // `self` the only one through this writer.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), self.extent.padded_bytes() as usize) }
-    }
-}
-
-/// What is left to copy of a gather list.
-struct Gather<'a> {
-    parts: &'a [&'a [u8]],
-    /// Bytes of the first part that were copied already.
-    taken: usize,
-}
-
-impl Gather<'_> {
-    /// Fill `block` from the list, which the caller has checked to be long enough.
-    fn copy_to(&mut self, mut block: &mut [u8]) {
-        while let Some((part, rest)) = self.parts.split_first() {
-            let left = &part[self.taken..];
-            let len = left.len().min(block.len());
-            let (now, later) = block.split_at_mut(len);
-            now.copy_from_slice(&left[..len]);
-            block = later;
-            if len < left.len() {
-                self.taken += len;
-                return;
-            }
-            (self.parts, self.taken) = (rest, 0);
-        }
     }
 }
 

@@ -82,6 +82,10 @@ impl FramePolicy for Lru {
         Some(frame)
     }
 
+    fn ahead(&self, frames: usize, into: &mut Vec<FrameId>) {
+        into.extend(self.order.front().take(frames));
+    }
+
     fn len(&self) -> usize {
         self.order.len()
     }

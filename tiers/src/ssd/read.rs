@@ -76,21 +76,28 @@ pub fn judge<'a>(bytes: &'a [u8], expected: &Expected) -> Verdict<'a> {
 }
 
 /// Verifies blocks as their bytes come by, in pieces of any size.
-pub struct Verifier {
-    sums: std::vec::IntoIter<Checksum>,
+pub struct Verifier<S> {
+    /// Of the blocks still to come.
+    sums: S,
     block_bytes: usize,
     /// Bytes still to come.
     left: u64,
     /// Bytes of the current block that came already.
     partial: usize,
-    stream: StreamChecksum,
+    /// Of those bytes; made only for a block that comes in several pieces.
+    stream: Option<StreamChecksum>,
     block: u64,
 }
 
-impl Verifier {
+impl<S: Iterator<Item = Checksum>> Verifier<S> {
     /// For `length` bytes that begin with block `first_block` of an object with these checksums of all its
     /// blocks.
-    pub fn new(sums: Vec<Checksum>, first_block: u64, length: u64, block_bytes: u32) -> Verifier {
+    pub fn new(
+        sums: impl IntoIterator<IntoIter = S>,
+        first_block: u64,
+        length: u64,
+        block_bytes: u32,
+    ) -> Verifier<S> {
         let mut sums = sums.into_iter();
         if first_block > 0 {
             sums.nth(first_block as usize - 1);
@@ -100,7 +107,7 @@ impl Verifier {
             block_bytes: block_bytes as usize,
             left: length,
             partial: 0,
-            stream: StreamChecksum::new(),
+            stream: None,
             block: first_block,
         }
     }
@@ -120,12 +127,13 @@ impl Verifier {
             let sum = if self.partial == 0 && ends {
                 checksum(now)
             } else {
-                self.stream.update(now);
+                let stream = self.stream.get_or_insert_default();
+                stream.update(now);
                 self.partial += take;
                 if !ends {
                     continue;
                 }
-                self.stream.finish()
+                stream.finish()
             };
             if self.sums.next() != Some(sum) && !mutant::on(Mutant::PayloadUnchecked) {
                 return Err(FormatError::Payload { block: self.block });
