@@ -7,7 +7,7 @@
 //! memory for a hash in pieces.
 
 use twox_hash::XxHash3_128;
-use xxhash_rust::xxh3::{Xxh3, xxh3_128_with_secret};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128_with_secret};
 
 use crate::ids::Generation;
 use crate::key::ObjectKey;
@@ -32,6 +32,16 @@ pub const fn block_bytes_ok(block_bytes: u32) -> bool {
 /// The checksum of `bytes`.
 pub fn checksum(bytes: &[u8]) -> Checksum {
     XxHash3_128::oneshot(bytes).to_le_bytes()
+}
+
+/// XXH3-64 of `bytes`: the checksum of what lives for one frame on a link, where nothing is stored under it.
+pub fn checksum64(bytes: &[u8]) -> u64 {
+    xxh3_64(bytes)
+}
+
+/// The checksum of a whole key: what an answer names its key by. Never 0.
+pub fn key_hash(key: &ObjectKey) -> Checksum {
+    u128::from_le_bytes(checksum(key.as_bytes())).max(1).to_le_bytes()
 }
 
 /// The checksum of `bytes` with the 16 bytes at `hole` taken as zero: how a structure covers itself.

@@ -1,14 +1,24 @@
-//! The field tables as the page `docs/format.md` shows them.
+//! The field tables as the pages `docs/format.md` and `docs/protocol.md` show them.
 
 use std::fmt::Write;
 
-use crate::format::STRUCTURES;
+use crate::format::{STRUCTURES, Structure};
+use crate::wire;
 
 /// Every structure of the format as a Markdown section with its field table: what stands in `docs/format.md`
 /// between its markers, so that the page cannot drift from the code.
 pub fn render_structures() -> String {
+    render(STRUCTURES)
+}
+
+/// The same for the structures of the wire protocol, in `docs/protocol.md`.
+pub fn render_wire_structures() -> String {
+    render(wire::STRUCTURES)
+}
+
+fn render(structures: &[Structure]) -> String {
     let mut out = String::new();
-    for s in STRUCTURES {
+    for s in structures {
         // Writing to a String cannot fail.
         let _ = write!(out, "### {}: {} bytes\n\n{}\n\n", s.name, s.size, s.doc.trim());
         out.push_str("| offset | bytes | field | type | meaning |\n| ---: | ---: | --- | --- | --- |\n");

@@ -29,6 +29,8 @@ number_ids! {
     Generation(u64) as "generation";
     /// A group's name, unique in a store: the sequence of its record.
     GroupId(u64) as "group";
+    /// An operation on a link, named by its client, from 1; unique among those in flight on that connection.
+    OpId(u64) as "op";
 }
 
 impl Generation {

@@ -28,3 +28,4 @@ pub mod scan;
 pub mod segment;
 pub mod shard;
 pub mod staging;
+pub mod wire;

@@ -1,0 +1,239 @@
+//! The head of every frame. It covers itself with a checksum, so that a reader believes a length only after the
+//! head was seen to be whole, and then only up to a cap.
+
+use super::{CONTROL_BODY_MAX, DATA_BODY_MAX, GREETING_BODY_MAX, Kind};
+use crate::checksum::checksum64;
+use crate::error::FormatError;
+use crate::format::{read, structure};
+use crate::ids::OpId;
+
+structure! {
+    /// Start of every frame; the body follows.
+    pub struct FrameHead = 64 {
+        /// `PLWF`.
+        magic: [u8; 4],
+        /// Agreed protocol version; 1 in greetings, challenge and proof, which come before it is agreed.
+        version: u16,
+        /// What the frame is: 1 hello, 2 welcome, 3 refusal, 4 challenge, 5 proof, 6 request, 7 pull, 8 data, 9
+        /// outcome, 10 cancel, 11 ping, 12 pong, 13 bye; 0 is never valid.
+        kind: u8,
+        /// Zero.
+        flags: u8,
+        /// Operation, named by the client and at least 1; in ping and pong whatever the ping says; else zero.
+        op: u64,
+        /// In data: the item's number in its request, from 0; else zero.
+        item: u32,
+        /// Length of the body in bytes.
+        body_bytes: u32,
+        /// In data: where the body's first byte belongs, in bytes from the start of what was asked for; else zero.
+        offset: u64,
+        /// XXH3-64 of the body; zero in data, whose bytes have the block checksums of their outcome or request.
+        body_checksum: u64,
+        /// First 16 bytes of an HMAC-SHA-256 by the sender's session key, see the text; zero before there is one.
+        mac: [u8; 16],
+        /// XXH3-64 of the 56 bytes before.
+        checksum: u64,
+    }
+}
+
+const WHAT: &str = "frame";
+const MAGIC: [u8; 4] = *b"PLWF";
+/// Bytes that the head's own checksum covers.
+const COVERED: usize = FrameHead::BYTES - 8;
+
+/// A truncated HMAC-SHA-256.
+pub type Mac = [u8; 16];
+
+/// What a head says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadFacts {
+    /// Protocol version.
+    pub version: u16,
+    /// What the frame is.
+    pub kind: Kind,
+    /// Operation.
+    pub op: OpId,
+    /// The item's number; 0 except in data.
+    pub item: u32,
+    /// Where data belongs, in bytes; 0 except in data.
+    pub offset: u64,
+    /// Length of the body in bytes.
+    pub body_bytes: u32,
+    /// XXH3-64 of the body; 0 in data.
+    pub body_checksum: u64,
+}
+
+impl HeadFacts {
+    /// Of a control frame with this body.
+    pub fn control(version: u16, kind: Kind, op: OpId, body: &[u8]) -> HeadFacts {
+        let body_bytes = u32::try_from(body.len()).unwrap_or(u32::MAX);
+        HeadFacts { version, kind, op, item: 0, offset: 0, body_bytes, body_checksum: checksum64(body) }
+    }
+
+    /// Of a data frame.
+    pub fn data(version: u16, op: OpId, item: u32, offset: u64, body_bytes: u32) -> HeadFacts {
+        HeadFacts { version, kind: Kind::Data, op, item, offset, body_bytes, body_checksum: 0 }
+    }
+
+    /// Check a control frame's body against its head.
+    pub fn check_body(&self, body: &[u8]) -> Result<(), FormatError> {
+        let whole = u64::from(self.body_bytes) == body.len() as u64 && checksum64(body) == self.body_checksum;
+        if whole { Ok(()) } else { Err(FormatError::Checksum { structure: "frame body" }) }
+    }
+}
+
+/// A head's 64 bytes; `mac` is zero where there is no session key.
+pub fn encode(facts: &HeadFacts, mac: Mac) -> [u8; FrameHead::BYTES] {
+    let mut head = FrameHead {
+        magic: MAGIC,
+        version: facts.version,
+        kind: facts.kind as u8,
+        flags: 0,
+        op: facts.op.0,
+        item: facts.item,
+        body_bytes: facts.body_bytes,
+        offset: facts.offset,
+        body_checksum: facts.body_checksum,
+        mac,
+        checksum: 0,
+    };
+    head.checksum = checksum64(&bytemuck::bytes_of(&head)[..COVERED]);
+    bytemuck::cast(head)
+}
+
+/// Read a head. `version` is the agreed one, `None` before there is one. Refuses what no sender writes; what a kind
+/// may hold at most is bounded here, what was agreed is compared by the caller.
+pub fn decode(bytes: &[u8; FrameHead::BYTES], version: Option<u16>) -> Result<(HeadFacts, Mac), FormatError> {
+    let head: FrameHead = bytemuck::pod_read_unaligned(bytes);
+    if head.magic != MAGIC {
+        return Err(FormatError::Magic { structure: WHAT });
+    }
+    if checksum64(&bytes[..COVERED]) != head.checksum {
+        return Err(FormatError::Checksum { structure: WHAT });
+    }
+    let kind = Kind::of(head.kind).ok_or_else(|| FormatError::field(WHAT, "kind", head.kind))?;
+    let expected = if kind.is_greeting() { super::VERSION_GREETING } else { version.unwrap_or(0) };
+    FormatError::same(WHAT, "version", head.version, expected)?;
+    if head.flags != 0 {
+        return Err(FormatError::field(WHAT, "flags", head.flags));
+    }
+    let facts = HeadFacts {
+        version: head.version,
+        kind,
+        op: OpId(head.op),
+        item: head.item,
+        offset: head.offset,
+        body_bytes: head.body_bytes,
+        body_checksum: head.body_checksum,
+    };
+    check(&facts)?;
+    Ok((facts, head.mac))
+}
+
+fn check(h: &HeadFacts) -> Result<(), FormatError> {
+    let (least, most) = match h.kind {
+        kind if kind.is_bare() => (0, 0),
+        kind if kind.is_greeting() => (1, GREETING_BODY_MAX),
+        Kind::Data => (1, DATA_BODY_MAX),
+        _ => (1, CONTROL_BODY_MAX),
+    };
+    if !(least..=most).contains(&h.body_bytes) {
+        return Err(FormatError::field(WHAT, "body_bytes", h.body_bytes));
+    }
+    let named = match h.kind {
+        Kind::Request | Kind::Pull | Kind::Data | Kind::Outcome | Kind::Cancel => h.op.0 != 0,
+        Kind::Ping | Kind::Pong => true,
+        Kind::Hello | Kind::Welcome | Kind::Refusal | Kind::Challenge | Kind::Proof | Kind::Bye => {
+            h.op.0 == 0
+        }
+    };
+    if !named {
+        return Err(FormatError::field(WHAT, "op", h.op.0));
+    }
+    if h.kind == Kind::Data {
+        if h.body_checksum != 0 {
+            return Err(FormatError::field(WHAT, "body_checksum", h.body_checksum));
+        }
+        return h
+            .offset
+            .checked_add(h.body_bytes.into())
+            .map(|_| ())
+            .ok_or_else(|| FormatError::field(WHAT, "offset", h.offset));
+    }
+    if (h.item, h.offset) != (0, 0) {
+        return Err(FormatError::field(WHAT, "item", h.item));
+    }
+    Ok(())
+}
+
+/// The whole of a frame in `bytes`, as it lies on the wire: its head, and its body. For whoever has all of it at
+/// once; a link reads the head first.
+pub fn split(bytes: &[u8], version: Option<u16>) -> Result<(HeadFacts, Mac, &[u8]), FormatError> {
+    let short = |need: u64| FormatError::Short { structure: WHAT, need, have: bytes.len() as u64 };
+    let head: [u8; FrameHead::BYTES] = read(bytes).ok_or_else(|| short(FrameHead::BYTES as u64))?;
+    let (facts, mac) = decode(&head, version)?;
+    let need = FrameHead::BYTES as u64 + u64::from(facts.body_bytes);
+    let body = bytes
+        .get(FrameHead::BYTES..)
+        .and_then(|rest| rest.get(..facts.body_bytes as usize))
+        .ok_or_else(|| short(need))?;
+    if facts.kind != Kind::Data {
+        facts.check_body(body)?;
+    }
+    Ok((facts, mac, body))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_reads_back() {
+        let data = HeadFacts::data(1, OpId(7), 3, 4096, 5);
+        assert_eq!(decode(&encode(&data, [9; 16]), Some(1)), Ok((data, [9; 16])));
+        let control = HeadFacts::control(1, Kind::Request, OpId(7), b"body");
+        assert_eq!(decode(&encode(&control, [0; 16]), Some(1)), Ok((control, [0; 16])));
+        assert_eq!(control.check_body(b"body"), Ok(()));
+        assert_eq!(control.check_body(b"bodY"), Err(FormatError::Checksum { structure: "frame body" }));
+    }
+
+    #[test]
+    fn a_head_that_contradicts_itself_is_refused_by_field() {
+        let good = HeadFacts::control(1, Kind::Request, OpId(7), b"body");
+        let data = HeadFacts::data(1, OpId(7), 3, 4096, 5);
+        let cases = [
+            (HeadFacts { op: OpId(0), ..good }, "op"),
+            (HeadFacts { kind: Kind::Hello, ..good }, "op"),
+            (HeadFacts { body_bytes: 0, ..good }, "body_bytes"),
+            (HeadFacts { body_bytes: CONTROL_BODY_MAX + 1, ..good }, "body_bytes"),
+            (HeadFacts { kind: Kind::Ping, ..good }, "body_bytes"),
+            (
+                HeadFacts { kind: Kind::Proof, op: OpId(0), body_bytes: GREETING_BODY_MAX + 1, ..good },
+                "body_bytes",
+            ),
+            (HeadFacts { item: 1, ..good }, "item"),
+            (HeadFacts { offset: 1, ..good }, "item"),
+            (HeadFacts { version: 2, ..good }, "version"),
+            (HeadFacts { body_bytes: DATA_BODY_MAX + 1, ..data }, "body_bytes"),
+            (HeadFacts { body_checksum: 1, ..data }, "body_checksum"),
+            (HeadFacts { offset: u64::MAX, ..data }, "offset"),
+        ];
+        for (facts, field) in cases {
+            let refused = decode(&encode(&facts, [0; 16]), Some(1)).expect_err(field).to_string();
+            assert!(refused.contains(&format!("field={field}")), "{field}: {refused}");
+        }
+        let before = decode(&encode(&good, [0; 16]), None).expect_err("no version was agreed");
+        assert!(before.to_string().contains("field=version"), "{before}");
+    }
+
+    #[test]
+    fn a_whole_frame_is_split_or_cut_short() {
+        let facts = HeadFacts::control(1, Kind::Request, OpId(7), b"body");
+        let mut frame = encode(&facts, [0; 16]).to_vec();
+        frame.extend_from_slice(b"body and more");
+        assert_eq!(split(&frame, Some(1)).map(|(_, _, body)| body), Ok(&b"body"[..]));
+        for len in 0..68 {
+            assert!(split(&frame[..len], Some(1)).is_err(), "len={len}");
+        }
+    }
+}

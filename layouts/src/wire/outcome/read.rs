@@ -1,0 +1,189 @@
+//! Reading outcomes.
+
+use super::*;
+use crate::checksum::{block_bytes_ok, block_count};
+use crate::error::FormatError;
+use crate::format::{is_zero, read};
+use crate::record::OBJECT_BYTES_MAX;
+
+/// Read an outcome. Every number in it has been checked when this is `Ok`; that it answers the request (its verb, its
+/// items, their keys and lengths) is for the client to check.
+pub fn decode(body: &[u8]) -> Result<(Verb, Answer<'_>), FormatError> {
+    let have = body.len() as u64;
+    let head: OutcomeHead =
+        read(body).ok_or(FormatError::Short { structure: WHAT, need: OutcomeHead::BYTES as u64, have })?;
+    let verb = Verb::of(head.verb).ok_or_else(|| FormatError::field(WHAT, "verb", head.verb))?;
+    if head.form != form_of(verb) && head.form != FORM_FAILED {
+        return Err(FormatError::field(WHAT, "form", head.form));
+    }
+    check_unused(&head)?;
+    let mut rest = &body[OutcomeHead::BYTES..];
+    let answer = match head.form {
+        FORM_ITEMS => Answer::Items(items(&head, &mut rest)?),
+        FORM_BITS => {
+            let bits = Bits::new(rest, head.item_count).filter(|bits| !bits.is_empty());
+            rest = &[];
+            Answer::Bits(bits.ok_or_else(|| FormatError::field(WHAT, "item_count", head.item_count))?)
+        }
+        FORM_NUMBER => Answer::Number(head.number),
+        FORM_FLUSHED => {
+            let flushed = List::<Flushed>::take(&mut rest, 1).and_then(|list| list.get(0));
+            Answer::Flushed(flushed.ok_or_else(|| FormatError::field(WHAT, "length", have))?)
+        }
+        FORM_TEXT => Answer::Text(text(&mut rest, head.text_bytes)?),
+        _ => {
+            let text = text(&mut rest, head.text_bytes)?;
+            Answer::Failed(failure(head.error, head.errno, text)?)
+        }
+    };
+    if !rest.is_empty() {
+        return Err(FormatError::field(WHAT, "length", have));
+    }
+    Ok((verb, answer))
+}
+
+/// What the form has no use for must be zero.
+fn check_unused(head: &OutcomeHead) -> Result<(), FormatError> {
+    let form = head.form;
+    let counted = form == FORM_ITEMS || form == FORM_BITS;
+    let worded = form == FORM_ITEMS || form == FORM_TEXT || form == FORM_FAILED;
+    let block_ok =
+        if head.checksum_count > 0 { block_bytes_ok(head.block_bytes) } else { head.block_bytes == 0 };
+    let checks = [
+        ("reserved", head.reserved == 0 && is_zero(&head.reserved_too)),
+        ("error", form == FORM_FAILED || (head.error, head.errno) == (0, 0)),
+        ("item_count", (head.item_count > 0) == counted),
+        ("checksum_count", form == FORM_ITEMS || head.checksum_count == 0),
+        ("block_bytes", block_ok),
+        ("text_bytes", worded || head.text_bytes == 0),
+        ("number", form == FORM_NUMBER || head.number == 0),
+    ];
+    match checks.into_iter().find(|(_, ok)| !ok) {
+        Some((field, _)) => Err(FormatError::field(WHAT, field, "out of range")),
+        None => Ok(()),
+    }
+}
+
+fn text<'a>(rest: &mut &'a [u8], bytes: u32) -> Result<&'a str, FormatError> {
+    let (text, behind) =
+        rest.split_at_checked(bytes as usize).ok_or_else(|| FormatError::field(WHAT, "text_bytes", bytes))?;
+    *rest = behind;
+    str::from_utf8(text).map_err(|_| FormatError::field(WHAT, "text", "no utf-8"))
+}
+
+fn failure(tag: u8, errno: i32, text: &str) -> Result<Failure<'_>, FormatError> {
+    let error = ErrorTag::of(tag).ok_or_else(|| FormatError::field(WHAT, "error", tag))?;
+    if text.len() > TEXT_MAX {
+        return Err(FormatError::field(WHAT, "text_bytes", text.len()));
+    }
+    Ok(Failure { error, errno, text })
+}
+
+fn items<'a>(head: &OutcomeHead, rest: &mut &'a [u8]) -> Result<Items<'a>, FormatError> {
+    let missing = |field| move || FormatError::field(WHAT, field, "not all there");
+    let rows = List::<OutcomeItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
+    let checksums =
+        List::<Checksum>::take(rest, head.checksum_count).ok_or_else(missing("checksum_count"))?;
+    let texts = text(rest, head.text_bytes)?;
+    let (mut sums, mut said) = (0u64, 0u64);
+    for row in rows.iter() {
+        check_row(&row, head.block_bytes)?;
+        sums += u64::from(row.checksum_count);
+        said += u64::from(row.text_bytes);
+        // Each text is text by itself.
+        if usize::try_from(said).map_or(true, |end| !texts.is_char_boundary(end)) {
+            return Err(FormatError::field(WHAT, "text_bytes", row.text_bytes));
+        }
+    }
+    if sums != checksums.len() as u64 {
+        return Err(FormatError::field(WHAT, "checksum_count", sums));
+    }
+    if said != texts.len() as u64 {
+        return Err(FormatError::field(WHAT, "text_bytes", said));
+    }
+    Ok(Items { items: rows, checksums, texts, block_bytes: head.block_bytes })
+}
+
+fn check_row(row: &OutcomeItem, block_bytes: u32) -> Result<(), FormatError> {
+    const WHAT: &str = "outcome item";
+    let state = row.state;
+    let (hit, miss, failed) = (state == STATE_HIT, state == STATE_MISS, state == STATE_FAILED);
+    // The bytes of a range may begin and end inside a block: they lie in one block more than their length says.
+    let blocks = u64::from(row.checksum_count);
+    let blocks_ok = hit && block_bytes > 0 && {
+        let least = block_count(row.length, block_bytes);
+        (least..=least + 1).contains(&blocks)
+    };
+    let checks = [
+        ("state", (STATE_HIT..=STATE_FAILED).contains(&state)),
+        ("tier", if hit { tier(row.tier).is_some() } else { row.tier == 0 }),
+        ("cause", if miss { cause(row.cause).is_some() } else { row.cause == 0 }),
+        ("error", if failed { ErrorTag::of(row.error).is_some() } else { row.error == 0 && row.errno == 0 }),
+        ("length", if hit { (1..=OBJECT_BYTES_MAX).contains(&row.length) } else { row.length == 0 }),
+        ("checksum_count", if hit { blocks_ok } else { blocks == 0 }),
+        ("text_bytes", row.text_bytes as usize <= if failed { TEXT_MAX } else { 0 }),
+        ("key_hash", !is_zero(&row.key_hash)),
+        ("reserved", is_zero(&row.reserved)),
+    ];
+    match checks.into_iter().find(|(_, ok)| !ok) {
+        Some((field, _)) => Err(FormatError::field(WHAT, field, "out of range")),
+        None => Ok(()),
+    }
+}
+
+fn tier(tag: u8) -> Option<TierTag> {
+    TierTag::ALL.into_iter().find(|t| *t as u8 == tag)
+}
+
+fn cause(tag: u8) -> Option<CauseTag> {
+    CauseTag::ALL.into_iter().find(|c| *c as u8 == tag)
+}
+
+impl<'a> Items<'a> {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// Block size of the hits' checksums in bytes; 0 if there are none.
+    pub fn block_bytes(&self) -> u32 {
+        self.block_bytes
+    }
+
+    /// All, in the order of the request.
+    pub fn iter(&self) -> impl Iterator<Item = Item<'a>> + use<'a> {
+        let (checksums, texts) = (self.checksums, self.texts);
+        let (mut sum, mut said) = (0usize, 0usize);
+        self.items.iter().map(move |row| {
+            let last = sum + row.checksum_count as usize;
+            let end = said + row.text_bytes as usize;
+            let (own, text) = (checksums.slice(sum, last), texts.get(said..end).unwrap_or_default());
+            (sum, said) = (last, end);
+            Item { key_hash: row.key_hash, verdict: verdict(&row, own, text) }
+        })
+    }
+}
+
+/// The verdict of a row that [`check_row`] passed.
+fn verdict<'a>(row: &OutcomeItem, checksums: List<'a, Checksum>, text: &'a str) -> Verdict<'a> {
+    match row.state {
+        STATE_HIT => {
+            let tier = tier(row.tier).unwrap_or(TierTag::Remote);
+            Verdict::Hit { tier, length: row.length, checksums }
+        }
+        STATE_MISS => Verdict::Miss(cause(row.cause).unwrap_or(CauseTag::Absent)),
+        STATE_STORED => Verdict::Stored,
+        STATE_PRESENT => Verdict::AlreadyPresent,
+        STATE_WAITING => Verdict::Waiting,
+        STATE_REFUSED => Verdict::Refused,
+        _ => {
+            let error = ErrorTag::of(row.error).unwrap_or(ErrorTag::Internal);
+            Verdict::Failed(Failure { error, errno: row.errno, text })
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Writing outcomes.
+
+use super::*;
+
+/// What an answer to be written holds: as [`Answer`], with the items as a slice.
+pub enum Written<'a> {
+    /// One verdict an item; the block size of the hits' checksums in bytes.
+    Items(&'a [Item<'a>], u32),
+    /// One bit an item.
+    Bits(&'a [bool]),
+    /// A number.
+    Number(u64),
+    /// What a flush did.
+    Flushed(Flushed),
+    /// A text.
+    Text(&'a str),
+    /// A failure of the whole.
+    Failed(Failure<'a>),
+}
+
+/// The body of an outcome. Whoever reads it checks it; here nothing is.
+pub fn encode(verb: Verb, answer: &Written<'_>) -> Vec<u8> {
+    let mut head: OutcomeHead = bytemuck::Zeroable::zeroed();
+    head.verb = verb as u8;
+    let mut tail = Vec::new();
+    match answer {
+        Written::Items(items, block_bytes) => {
+            head.form = FORM_ITEMS;
+            head.item_count = items.len() as u32;
+            tail = encode_items(&mut head, items, *block_bytes);
+        }
+        Written::Bits(bits) => {
+            (head.form, head.item_count) = (FORM_BITS, bits.len() as u32);
+            tail = Bits::pack(bits);
+        }
+        Written::Number(number) => (head.form, head.number) = (FORM_NUMBER, *number),
+        Written::Flushed(flushed) => {
+            head.form = FORM_FLUSHED;
+            tail.extend_from_slice(bytemuck::bytes_of(flushed));
+        }
+        Written::Text(text) => {
+            (head.form, head.text_bytes) = (FORM_TEXT, text.len() as u32);
+            tail.extend_from_slice(text.as_bytes());
+        }
+        Written::Failed(failure) => {
+            let text = failure.sent();
+            (head.form, head.error, head.errno) = (FORM_FAILED, failure.error as u8, failure.errno);
+            head.text_bytes = text.len() as u32;
+            tail.extend_from_slice(text.as_bytes());
+        }
+    }
+    [bytemuck::bytes_of(&head), &tail].concat()
+}
+
+fn encode_items(head: &mut OutcomeHead, items: &[Item<'_>], block_bytes: u32) -> Vec<u8> {
+    let mut rows = Vec::with_capacity(items.len() * OutcomeItem::BYTES);
+    let (mut sums, mut texts) = (Vec::new(), Vec::new());
+    for item in items {
+        let mut row: OutcomeItem = bytemuck::Zeroable::zeroed();
+        row.key_hash = item.key_hash;
+        match item.verdict {
+            Verdict::Hit { tier, length, checksums } => {
+                (row.state, row.tier, row.length) = (STATE_HIT, tier as u8, length);
+                row.checksum_count = checksums.len() as u32;
+                sums.extend_from_slice(checksums.bytes());
+            }
+            Verdict::Miss(cause) => (row.state, row.cause) = (STATE_MISS, cause as u8),
+            Verdict::Stored => row.state = STATE_STORED,
+            Verdict::AlreadyPresent => row.state = STATE_PRESENT,
+            Verdict::Waiting => row.state = STATE_WAITING,
+            Verdict::Refused => row.state = STATE_REFUSED,
+            Verdict::Failed(failure) => {
+                let text = failure.sent();
+                (row.state, row.error, row.errno) = (STATE_FAILED, failure.error as u8, failure.errno);
+                row.text_bytes = text.len() as u32;
+                texts.extend_from_slice(text.as_bytes());
+            }
+        }
+        rows.extend_from_slice(bytemuck::bytes_of(&row));
+    }
+    head.checksum_count = (sums.len() / size_of::<Checksum>()) as u32;
+    head.block_bytes = if sums.is_empty() { 0 } else { block_bytes };
+    head.text_bytes = texts.len() as u32;
+    [rows, sums, texts].concat()
+}

@@ -1,0 +1,179 @@
+//! What a put asks to store: groups of objects with their lengths and the checksums that their bytes must have.
+
+use super::List;
+use crate::checksum::{Checksum, block_count};
+use crate::error::FormatError;
+use crate::format::{is_zero, structure};
+use crate::key::ObjectKey;
+use crate::record::OBJECT_BYTES_MAX;
+
+structure! {
+    /// One object to be put.
+    pub struct PutItem = 160 {
+        /// Whole key.
+        pub key: ObjectKey,
+        /// Length in bytes, at least 1.
+        pub length: u64,
+        /// Number of the group that it is of, from 0, in order.
+        pub group: u32,
+        /// Number of its payload checksums: one a block; 0 for the server to make them of what arrives.
+        pub checksum_count: u32,
+        /// Zero.
+        reserved: [u8; 16],
+    }
+}
+
+const WHAT: &str = "put";
+
+/// The groups of a put; a view that owns nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Puts<'a> {
+    items: List<'a, PutItem>,
+    bases: List<'a, ObjectKey>,
+    checksums: List<'a, Checksum>,
+    block_bytes: u32,
+    group_count: u32,
+}
+
+/// One object of a put, with its checksums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PutObject<'a> {
+    /// Its number in the request: what it is pulled and answered by.
+    pub number: u32,
+    /// Whole key.
+    pub key: ObjectKey,
+    /// Length in bytes.
+    pub length: u64,
+    /// The group that it is of, from 0.
+    pub group: u32,
+    /// One a block; none if the server is to make them.
+    pub checksums: List<'a, Checksum>,
+}
+
+impl<'a> Puts<'a> {
+    /// The view, if all of it goes together.
+    pub(super) fn checked(
+        items: List<'a, PutItem>,
+        bases: List<'a, ObjectKey>,
+        checksums: List<'a, Checksum>,
+        block_bytes: u32,
+        group_count: u32,
+    ) -> Result<Puts<'a>, FormatError> {
+        let wrong = |field, value: u64| Err(FormatError::field(WHAT, field, value));
+        // The first item's group is 0; each other's is that of the one before, or the next.
+        let mut last = None;
+        let mut sums = 0u64;
+        for item in items.iter() {
+            item.key.check()?;
+            if !(1..=OBJECT_BYTES_MAX).contains(&item.length) {
+                return wrong("length", item.length);
+            }
+            if !is_zero(&item.reserved) {
+                return wrong("reserved", 1);
+            }
+            let next = last.map_or(0, |group: u32| group.saturating_add(1));
+            if item.group != next && Some(item.group) != last {
+                return wrong("group", item.group.into());
+            }
+            last = Some(item.group);
+            let count = u64::from(item.checksum_count);
+            if count != 0 && (block_bytes == 0 || count != block_count(item.length, block_bytes)) {
+                return wrong("checksum_count", count);
+            }
+            sums += count;
+        }
+        if last.map_or(0, |group| u64::from(group) + 1) != u64::from(group_count) {
+            return wrong("group_count", group_count.into());
+        }
+        if sums != checksums.len() as u64 {
+            return wrong("checksum_count", sums);
+        }
+        Ok(Puts { items, bases, checksums, block_bytes, group_count })
+    }
+
+    /// Whether the groups are attached to bases.
+    pub fn is_attached(&self) -> bool {
+        !self.bases.is_empty()
+    }
+
+    /// Block size of the checksums in bytes; 0 if there are none.
+    pub fn block_bytes(&self) -> u32 {
+        self.block_bytes
+    }
+
+    /// Number of groups.
+    pub fn group_count(&self) -> u32 {
+        self.group_count
+    }
+
+    /// An object of the base group that a group is attached to.
+    pub fn base(&self, group: u32) -> Option<ObjectKey> {
+        self.bases.get(group as usize)
+    }
+
+    /// The items as they lie in the frame.
+    pub fn items(&self) -> List<'a, PutItem> {
+        self.items
+    }
+
+    pub(super) fn bases(&self) -> List<'a, ObjectKey> {
+        self.bases
+    }
+
+    pub(super) fn checksums(&self) -> List<'a, Checksum> {
+        self.checksums
+    }
+
+    /// All objects, in order.
+    pub fn objects(&self) -> impl Iterator<Item = PutObject<'a>> + use<'a> {
+        let (checksums, mut first) = (self.checksums, 0usize);
+        self.items.iter().enumerate().map(move |(number, item)| {
+            let last = first + item.checksum_count as usize;
+            let own = checksums.slice(first, last);
+            first = last;
+            let PutItem { key, length, group, .. } = item;
+            PutObject { number: number as u32, key, length, group, checksums: own }
+        })
+    }
+}
+
+/// A put that is being put together.
+#[derive(Clone, Debug, Default)]
+pub struct PutDraft {
+    items: Vec<PutItem>,
+    bases: Vec<ObjectKey>,
+    checksums: Vec<Checksum>,
+    block_bytes: u32,
+    groups: u32,
+}
+
+impl PutDraft {
+    /// An empty put whose checksums are of blocks of `block_bytes`.
+    pub fn new(block_bytes: u32) -> PutDraft {
+        PutDraft { block_bytes, ..PutDraft::default() }
+    }
+
+    /// Begin a group; `base` is an object of the group that it is attached to. A put has groups of one kind.
+    pub fn group(&mut self, base: Option<ObjectKey>) {
+        self.groups += 1;
+        self.bases.extend(base);
+    }
+
+    /// Add an object to the last group begun; no checksums for the server to make them.
+    pub fn object(&mut self, key: ObjectKey, length: u64, checksums: &[Checksum]) {
+        let group = self.groups.saturating_sub(1);
+        let checksum_count = checksums.len() as u32;
+        self.items.push(PutItem { key, length, group, checksum_count, reserved: [0; 16] });
+        self.checksums.extend_from_slice(checksums);
+    }
+
+    /// The put so far. An error names what does not go together: a group without objects, a checksum too many.
+    pub fn puts(&self) -> Result<Puts<'_>, FormatError> {
+        if !self.bases.is_empty() && self.bases.len() != self.groups as usize {
+            return Err(FormatError::field(WHAT, "bases", self.bases.len()));
+        }
+        let checksums = List::of(&self.checksums);
+        let block_bytes = if checksums.is_empty() { 0 } else { self.block_bytes };
+        Puts::checked(List::of(&self.items), List::of(&self.bases), checksums, block_bytes, self.groups)
+    }
+}

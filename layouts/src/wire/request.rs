@@ -1,0 +1,305 @@
+//! Requests: what a client asks for. Control only: keys, lengths, ranges, checksums; the bytes of a put are pulled.
+
+use std::ops::Range;
+
+use super::List;
+use super::put::{PutItem, Puts};
+use crate::checksum::{Checksum, block_bytes_ok};
+use crate::error::FormatError;
+use crate::format::{is_zero, read, structure};
+use crate::ids::NamespaceId;
+use crate::key::ObjectKey;
+use crate::record::OBJECT_BYTES_MAX;
+
+structure! {
+    /// Start of a request's body. Behind it come `item_count` keys (exists, prefix, remove), get items or put items; then
+    /// `group_count` keys of bases (attached puts alone); then `checksum_count` checksums of 16 bytes.
+    pub struct RequestHead = 64 {
+        /// What is asked: 1 exists, 2 exists prefix, 3 get, 4 put, 5 put attached, 6 remove, 7 clear, 8 flush, 9 stats, 10
+        /// ping; 0 is never valid.
+        verb: u8,
+        /// Zero.
+        flags: u8,
+        /// Zero.
+        reserved: u16,
+        /// Longest that it may take, in milliseconds from when the server has read it; 0 for the server's default.
+        deadline_ms: u32,
+        /// Number of items, at least 1 where the verb has items.
+        item_count: u32,
+        /// Number of groups of a put, at least 1 in a put; else zero.
+        group_count: u32,
+        /// Number of payload checksums of a put; else zero.
+        checksum_count: u32,
+        /// Block size of the payload checksums in bytes; zero where there is none.
+        block_bytes: u32,
+        /// Chain depth in pages of the first key; deeper keys follow in order.
+        depth: u32,
+        /// Zero.
+        reserved_too: u32,
+        /// Names the client's own request that it belongs to, for recency; 0 for one by itself.
+        request: u64,
+        /// Which namespace to clear; else zero.
+        namespace: NamespaceId,
+        /// Zero.
+        reserved_last: [u8; 8],
+    }
+}
+
+structure! {
+    /// One object to be got.
+    pub struct GetItem = 160 {
+        /// Whole key.
+        pub key: ObjectKey,
+        /// First byte wanted; 0 for all.
+        from: u64,
+        /// One past the last byte wanted; 0 for all.
+        to: u64,
+        /// Bytes that the destination has room for: the length of the object, or of the range.
+        length: u64,
+        /// Bit 0: a range. Other bits are zero.
+        flags: u32,
+        /// Zero.
+        reserved: u32,
+    }
+}
+
+const WHAT: &str = "request";
+const FLAG_RANGE: u32 = 1;
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Verb {
+    /// Which keys are here.
+    Exists = 1,
+    /// How many keys are here before the first that is not.
+    ExistsPrefix = 2,
+    /// Bytes.
+    Get = 3,
+    /// Store groups.
+    Put = 4,
+    /// Store objects attached to groups.
+    PutAttached = 5,
+    /// Remove objects and their groups.
+    Remove = 6,
+    /// Make a namespace's objects invisible.
+    Clear = 7,
+    /// Make durable what was put.
+    Flush = 8,
+    /// Counters.
+    Stats = 9,
+    /// Nothing: whether the store answers.
+    Ping = 10,
+}
+
+impl Verb {
+    /// All verbs, for tables.
+    pub const ALL: [Verb; 10] = [
+        Verb::Exists,
+        Verb::ExistsPrefix,
+        Verb::Get,
+        Verb::Put,
+        Verb::PutAttached,
+        Verb::Remove,
+        Verb::Clear,
+        Verb::Flush,
+        Verb::Stats,
+        Verb::Ping,
+    ];
+
+    /// The verb of a tag; 0 is none.
+    pub fn of(tag: u8) -> Option<Verb> {
+        Verb::ALL.into_iter().find(|verb| *verb as u8 == tag)
+    }
+}
+
+impl GetItem {
+    /// A get of all of an object of `length` bytes, or of a range of it. A range decides the length.
+    pub fn new(key: ObjectKey, range: Option<Range<u64>>, length: u64) -> GetItem {
+        let (from, to, flags) = range.map_or((0, 0, 0), |r| (r.start, r.end, FLAG_RANGE));
+        let length = if flags == 0 { length } else { to.saturating_sub(from) };
+        GetItem { key, from, to, length, flags, reserved: 0 }
+    }
+
+    /// Which bytes; `None` for all.
+    pub fn range(&self) -> Option<Range<u64>> {
+        (self.flags & FLAG_RANGE != 0).then_some(self.from..self.to)
+    }
+
+    /// Bytes that the destination has room for.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// The stretch of the object that is wanted, in bytes.
+    pub fn stretch(&self) -> Range<u64> {
+        self.range().unwrap_or(0..self.length)
+    }
+
+    fn check(&self) -> Result<(), FormatError> {
+        const WHAT: &str = "get item";
+        self.key.check()?;
+        let wrong = |field, value: u64| Err(FormatError::field(WHAT, field, value));
+        if !(1..=OBJECT_BYTES_MAX).contains(&self.length) {
+            return wrong("length", self.length);
+        }
+        if self.reserved != 0 || self.flags & !FLAG_RANGE != 0 {
+            return wrong("flags", self.flags.into());
+        }
+        let range_ok = match self.range() {
+            Some(r) => r.end <= OBJECT_BYTES_MAX && r.end.checked_sub(r.start) == Some(self.length),
+            None => (self.from, self.to) == (0, 0),
+        };
+        if range_ok { Ok(()) } else { wrong("to", self.to) }
+    }
+}
+
+/// How a request is to be treated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Longest that it may take, in milliseconds from when the server has read it; 0 for the server's default.
+    pub deadline_ms: u32,
+    /// Chain depth in pages of the first key.
+    pub depth: u32,
+    /// Names the client's own request that it belongs to; 0 for one by itself.
+    pub request: u64,
+}
+
+/// What a request asks for; a view that owns nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask<'a> {
+    /// Which of these are here.
+    Exists(List<'a, ObjectKey>),
+    /// How many of these are here before the first that is not.
+    ExistsPrefix(List<'a, ObjectKey>),
+    /// Bytes of these.
+    Get(List<'a, GetItem>),
+    /// Store these; [`Puts::is_attached`] says which of the two verbs it is.
+    Put(Puts<'a>),
+    /// Remove these.
+    Remove(List<'a, ObjectKey>),
+    /// Clear this namespace.
+    Clear(NamespaceId),
+    /// Make durable what was put.
+    Flush,
+    /// Counters.
+    Stats,
+    /// Whether the store answers.
+    Ping,
+}
+
+impl Ask<'_> {
+    /// Its verb.
+    pub fn verb(&self) -> Verb {
+        match self {
+            Ask::Exists(_) => Verb::Exists,
+            Ask::ExistsPrefix(_) => Verb::ExistsPrefix,
+            Ask::Get(_) => Verb::Get,
+            Ask::Put(puts) if puts.is_attached() => Verb::PutAttached,
+            Ask::Put(_) => Verb::Put,
+            Ask::Remove(_) => Verb::Remove,
+            Ask::Clear(_) => Verb::Clear,
+            Ask::Flush => Verb::Flush,
+            Ask::Stats => Verb::Stats,
+            Ask::Ping => Verb::Ping,
+        }
+    }
+}
+
+/// The body of a request. Whoever reads it checks it; here nothing is.
+pub fn encode(terms: Terms, ask: &Ask<'_>) -> Vec<u8> {
+    let mut head: RequestHead = bytemuck::Zeroable::zeroed();
+    head.verb = ask.verb() as u8;
+    (head.deadline_ms, head.depth, head.request) = (terms.deadline_ms, terms.depth, terms.request);
+    let mut parts: [&[u8]; 3] = [&[]; 3];
+    match ask {
+        Ask::Exists(keys) | Ask::ExistsPrefix(keys) | Ask::Remove(keys) => {
+            (head.item_count, parts[0]) = (keys.len() as u32, keys.bytes());
+        }
+        Ask::Get(items) => (head.item_count, parts[0]) = (items.len() as u32, items.bytes()),
+        Ask::Put(puts) => {
+            head.item_count = puts.items().len() as u32;
+            head.group_count = puts.group_count();
+            head.checksum_count = puts.checksums().len() as u32;
+            head.block_bytes = puts.block_bytes();
+            parts = [puts.items().bytes(), puts.bases().bytes(), puts.checksums().bytes()];
+        }
+        Ask::Clear(namespace) => head.namespace = *namespace,
+        Ask::Flush | Ask::Stats | Ask::Ping => {}
+    }
+    [bytemuck::bytes_of(&head), parts[0], parts[1], parts[2]].concat()
+}
+
+/// Read a request. Every key and every number in it has been checked when this is `Ok`; whether the peer may ask it
+/// is not.
+pub fn decode(body: &[u8]) -> Result<(Terms, Ask<'_>), FormatError> {
+    let have = body.len() as u64;
+    let head: RequestHead =
+        read(body).ok_or(FormatError::Short { structure: WHAT, need: RequestHead::BYTES as u64, have })?;
+    let verb = Verb::of(head.verb).ok_or_else(|| FormatError::field(WHAT, "verb", head.verb))?;
+    let reserved = head.flags == 0 && head.reserved == 0 && head.reserved_too == 0;
+    if !reserved || !is_zero(&head.reserved_last) {
+        return Err(FormatError::field(WHAT, "reserved", "not zero"));
+    }
+    check_counts(&head, verb)?;
+    let mut rest = &body[RequestHead::BYTES..];
+    let ask = read_ask(&head, verb, &mut rest)?;
+    if !rest.is_empty() {
+        return Err(FormatError::field(WHAT, "length", have));
+    }
+    let terms = Terms { deadline_ms: head.deadline_ms, depth: head.depth, request: head.request };
+    Ok((terms, ask))
+}
+
+/// Numbers that the verb has no use for must be zero.
+fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
+    let (items, puts) = match verb {
+        Verb::Put | Verb::PutAttached => (true, true),
+        Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Remove => (true, false),
+        Verb::Clear | Verb::Flush | Verb::Stats | Verb::Ping => (false, false),
+    };
+    let block_ok =
+        if head.checksum_count > 0 { block_bytes_ok(head.block_bytes) } else { head.block_bytes == 0 };
+    let checks = [
+        ("item_count", (head.item_count > 0) == items),
+        ("group_count", (head.group_count > 0) == puts && head.group_count <= head.item_count),
+        ("checksum_count", puts || head.checksum_count == 0),
+        ("block_bytes", block_ok),
+        ("namespace", verb == Verb::Clear || is_zero(&head.namespace.0)),
+    ];
+    match checks.into_iter().find(|(_, ok)| !ok) {
+        Some((field, _)) => Err(FormatError::field(WHAT, field, "out of range")),
+        None => Ok(()),
+    }
+}
+
+fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<Ask<'a>, FormatError> {
+    let missing = |field| move || FormatError::field(WHAT, field, "not all there");
+    let keys = |rest: &mut &'a [u8], count| -> Result<List<'a, ObjectKey>, FormatError> {
+        let keys = List::<ObjectKey>::take(rest, count).ok_or_else(missing("item_count"))?;
+        keys.iter().try_for_each(|key| key.check())?;
+        Ok(keys)
+    };
+    Ok(match verb {
+        Verb::Exists => Ask::Exists(keys(rest, head.item_count)?),
+        Verb::ExistsPrefix => Ask::ExistsPrefix(keys(rest, head.item_count)?),
+        Verb::Remove => Ask::Remove(keys(rest, head.item_count)?),
+        Verb::Get => {
+            let items = List::<GetItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
+            items.iter().try_for_each(|item| item.check())?;
+            Ask::Get(items)
+        }
+        Verb::Put | Verb::PutAttached => {
+            let items = List::<PutItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
+            let bases = if verb == Verb::PutAttached { head.group_count } else { 0 };
+            let bases = keys(rest, bases)?;
+            let sums =
+                List::<Checksum>::take(rest, head.checksum_count).ok_or_else(missing("checksum_count"))?;
+            Ask::Put(Puts::checked(items, bases, sums, head.block_bytes, head.group_count)?)
+        }
+        Verb::Clear => Ask::Clear(head.namespace),
+        Verb::Flush => Ask::Flush,
+        Verb::Stats => Ask::Stats,
+        Verb::Ping => Ask::Ping,
+    })
+}

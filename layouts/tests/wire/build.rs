@@ -1,0 +1,170 @@
+//! One frame of every kind and form, as today's encoder writes it: a function of nothing.
+
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum, key_hash};
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::key::{ObjectKey, Role};
+use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
+use pagelith_layouts::wire::greeting::{self, Feature, Greeting, Reason, Refusal};
+use pagelith_layouts::wire::head::{self, HeadFacts};
+use pagelith_layouts::wire::outcome::{
+    CauseTag, ErrorTag, Failure, Flushed, Item, TierTag, Verdict, Written,
+};
+use pagelith_layouts::wire::pull::{self, PullItem};
+use pagelith_layouts::wire::put::PutDraft;
+use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms, Verb};
+use pagelith_layouts::wire::{Frame, Kind, List, VERSION_GREETING, outcome};
+
+use super::common::{NAMESPACE, bytes, checksums, key};
+
+/// A frame by name, with its head.
+pub(crate) type Named = (&'static str, Vec<u8>);
+
+/// The version that the frames are of.
+pub(crate) const VERSION: u16 = 1;
+/// The operation that they are of.
+pub(crate) const OP: OpId = OpId(0x0102_0304_0506_0708);
+/// What stands for a MAC in them.
+pub(crate) const MAC: [u8; 16] = *b"sixteen mac byte";
+
+/// Keys of one page: the target's `k` and `v`, and the draft's `k`.
+pub(crate) fn keys() -> [ObjectKey; 3] {
+    [key(1, Role::Target, "kv", "k"), key(1, Role::Target, "kv", "v"), key(1, Role::Draft, "kv", "k")]
+}
+
+/// A control frame's bytes.
+pub(crate) fn control(frame: &Frame) -> Vec<u8> {
+    let greeting = frame.kind.is_greeting();
+    let version = if greeting { VERSION_GREETING } else { VERSION };
+    let facts = HeadFacts::control(version, frame.kind, frame.op, &frame.body);
+    let mac = if greeting { [0; 16] } else { MAC };
+    [&head::encode(&facts, mac)[..], &frame.body].concat()
+}
+
+pub(crate) fn greeting() -> Greeting {
+    Greeting {
+        version_min: 1,
+        version_max: 1,
+        auth: greeting::AUTH_KEY,
+        checksums: greeting::CHECKSUM_XXH3_128,
+        reserved: 0,
+        alignment: 4096,
+        control_bytes_max: 1 << 20,
+        data_bytes_max: 1 << 20,
+        reserved_too: 0,
+        object_bytes_max: 128 << 20,
+        features: Feature::ALL.iter().fold(0, |all, f| all | f.bit()),
+        instance: *b"one process here",
+        reserved_last: [0; 8],
+    }
+}
+
+pub(crate) fn refusal() -> Refusal {
+    let text = "no protocol version in common ours=1..1 theirs=2..3".to_owned();
+    Refusal { reason: Reason::Version, versions: (1, 1), missing: 0, text }
+}
+
+/// The put of one group of two objects, and of one whose checksums the server makes.
+pub(crate) fn put() -> PutDraft {
+    let [k, v, draft] = keys();
+    let mut put = PutDraft::new(BLOCK_BYTES);
+    put.group(None);
+    put.object(k, 70_000, &checksums(&bytes(1, 70_000), BLOCK_BYTES));
+    put.object(v, 4096, &checksums(&bytes(2, 4096), BLOCK_BYTES));
+    put.group(None);
+    put.object(draft, 100, &[]);
+    put
+}
+
+/// Objects attached to a group.
+pub(crate) fn attached() -> PutDraft {
+    let mut put = PutDraft::new(BLOCK_BYTES);
+    put.group(Some(keys()[0]));
+    put.object(key(1, Role::Target, "mamba", "temporal"), 100, &[checksum(&bytes(3, 100))]);
+    put
+}
+
+/// Everything that an item can be.
+pub(crate) fn items(sums: &[Checksum]) -> Vec<Item<'_>> {
+    let verdicts = [
+        Verdict::Hit { tier: TierTag::Ssd, length: 70_000, checksums: List::of(sums) },
+        Verdict::Miss(CauseTag::Absent),
+        Verdict::Failed(Failure { error: ErrorTag::Busy, errno: 11, text: "staging is lent bytes=70000" }),
+    ];
+    keys().iter().zip(verdicts).map(|(key, verdict)| Item { key_hash: key_hash(key), verdict }).collect()
+}
+
+fn requests() -> Vec<Named> {
+    let (keys, terms) = (keys(), Terms { deadline_ms: 250, depth: 3, request: 7 });
+    let (put, attached) = (put(), attached());
+    let gets = [GetItem::new(keys[0], None, 70_000), GetItem::new(keys[1], Some(100..4096), 0)];
+    let asks = [
+        ("request_exists", Ask::Exists(List::of(&keys))),
+        ("request_exists_prefix", Ask::ExistsPrefix(List::of(&keys))),
+        ("request_get", Ask::Get(List::of(&gets))),
+        ("request_put", Ask::Put(put.puts().expect("a put"))),
+        ("request_put_attached", Ask::Put(attached.puts().expect("a put"))),
+        ("request_remove", Ask::Remove(List::of(&keys[..1]))),
+        ("request_clear", Ask::Clear(NAMESPACE)),
+        ("request_flush", Ask::Flush),
+        ("request_stats", Ask::Stats),
+        ("request_ping", Ask::Ping),
+    ];
+    let frame = |ask| control(&Frame::new(Kind::Request, OP, request::encode(terms, ask)));
+    asks.iter().map(|(name, ask)| (*name, frame(ask))).collect()
+}
+
+fn outcomes() -> Vec<Named> {
+    let sums = checksums(&bytes(1, 70_000), BLOCK_BYTES);
+    let items = items(&sums);
+    let stored = [Verdict::Stored, Verdict::AlreadyPresent, Verdict::Waiting, Verdict::Refused];
+    let stored = stored.map(|verdict| Item { key_hash: key_hash(&keys()[0]), verdict });
+    let flushed = Flushed { durable_objects: 3, durable_bytes: 74_196, refused_objects: 1, lost_objects: 0 };
+    let failed = Failure { error: ErrorTag::Closed, errno: 0, text: "the store is closed" };
+    let answers = [
+        ("outcome_get", Verb::Get, Written::Items(&items, BLOCK_BYTES)),
+        ("outcome_put", Verb::Put, Written::Items(&stored, 0)),
+        ("outcome_exists", Verb::Exists, Written::Bits(&[true, false, true])),
+        ("outcome_exists_prefix", Verb::ExistsPrefix, Written::Number(2)),
+        ("outcome_remove", Verb::Remove, Written::Number(1)),
+        ("outcome_clear", Verb::Clear, Written::Number(2)),
+        ("outcome_flush", Verb::Flush, Written::Flushed(flushed)),
+        ("outcome_stats", Verb::Stats, Written::Text("{\"puts_stored\":3}")),
+        ("outcome_ping", Verb::Ping, Written::Number(0)),
+        ("outcome_failed", Verb::Get, Written::Failed(failed)),
+    ];
+    let frame = |verb, answer| control(&Frame::new(Kind::Outcome, OP, outcome::encode(verb, answer)));
+    answers.iter().map(|(name, verb, answer)| (*name, frame(*verb, answer))).collect()
+}
+
+/// A frame of every kind, in the order in which a connection may see them.
+pub(crate) fn frames() -> Vec<Named> {
+    let greet = |kind, body: Vec<u8>| control(&Frame::new(kind, OpId(0), body));
+    let bare = |kind, op| control(&Frame::bare(kind, op));
+    let challenge = ChallengeBody { nonce: [0x5a; 32] };
+    let proof = ProofBody::new("rank-0", [0xa5; 32], [0x3c; 32]).expect("a name");
+    let pulls = [PullItem::new(0, 0, 65_536), PullItem::new(1, 0, 4096)];
+    let data = HeadFacts::data(VERSION, OP, 1, 4096, 100);
+    let mut frames = vec![
+        ("hello", greet(Kind::Hello, greeting().encode())),
+        ("welcome", greet(Kind::Welcome, greeting().encode())),
+        ("refusal", greet(Kind::Refusal, refusal().encode())),
+        ("challenge", greet(Kind::Challenge, bytemuck::bytes_of(&challenge).to_vec())),
+        ("proof", greet(Kind::Proof, bytemuck::bytes_of(&proof).to_vec())),
+        ("pull", control(&Frame::new(Kind::Pull, OP, pull::encode(&pulls)))),
+        ("data", [&head::encode(&data, MAC)[..], &bytes(4, 100)].concat()),
+        ("cancel", bare(Kind::Cancel, OP)),
+        ("ping", bare(Kind::Ping, OpId(9))),
+        ("pong", bare(Kind::Pong, OpId(9))),
+        ("bye", bare(Kind::Bye, OpId(0))),
+    ];
+    frames.extend(requests());
+    frames.extend(outcomes());
+    frames
+}
+
+/// A hello of a later version: other versions, and more than this build knows.
+pub(crate) fn hello_newer() -> Vec<u8> {
+    let newer = Greeting { version_min: 2, version_max: 3, features: u64::MAX, ..greeting() };
+    let body = [&newer.encode()[..], b"what a later version says"].concat();
+    control(&Frame::new(Kind::Hello, OpId(0), body))
+}

@@ -1,0 +1,129 @@
+//! Every single bit of every frame's head and control body, flipped: it is noticed. And forged bodies, with every
+//! checksum made right: what is read then is within the rules, and nothing panics.
+
+use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
+use pagelith_layouts::wire::greeting::{Greeting, Refusal};
+use pagelith_layouts::wire::outcome::{self, Answer};
+use pagelith_layouts::wire::request::{self, Ask};
+use pagelith_layouts::wire::{Kind, head, pull};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use super::build::*;
+use super::config;
+
+const HEAD: usize = 64;
+
+#[test]
+fn every_flipped_bit_of_a_head_or_control_body_is_seen() {
+    for (name, mut frame) in frames() {
+        assert!(head::split(&frame, Some(VERSION)).is_ok(), "{name}");
+        let covered = if name == "data" { HEAD } else { frame.len() };
+        for bit in 0..covered * 8 {
+            frame[bit / 8] ^= 1 << (bit % 8);
+            assert!(head::split(&frame, Some(VERSION)).is_err(), "{name}: bit={bit} was flipped unnoticed");
+            frame[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+}
+
+/// Bits in data's bytes are the block checksums' affair; here none is taken for a head.
+#[test]
+fn a_frame_cut_short_anywhere_is_refused() {
+    for (name, frame) in frames() {
+        for len in 0..frame.len() {
+            assert!(head::split(&frame[..len], Some(VERSION)).is_err(), "{name} len={len}");
+        }
+    }
+}
+
+/// Read a body as its kind is read, and all of what it holds. Says whether it was taken.
+fn read_all(kind: Kind, body: &[u8]) -> bool {
+    match kind {
+        Kind::Hello | Kind::Welcome => Greeting::decode(body).is_ok(),
+        Kind::Refusal => Refusal::decode(body).is_ok(),
+        Kind::Challenge => ChallengeBody::decode(body).is_ok(),
+        Kind::Proof => ProofBody::decode(body).is_ok_and(|p| !p.key_name().is_empty()),
+        Kind::Pull => pull::decode(body).is_ok_and(|items| items.iter().count() > 0),
+        Kind::Request => read_request(body),
+        Kind::Outcome => read_outcome(body),
+        Kind::Data | Kind::Cancel | Kind::Ping | Kind::Pong | Kind::Bye => true,
+    }
+}
+
+fn read_request(body: &[u8]) -> bool {
+    let Ok((terms, ask)) = request::decode(body) else { return false };
+    match ask {
+        Ask::Exists(keys) | Ask::ExistsPrefix(keys) | Ask::Remove(keys) => {
+            assert!(keys.iter().all(|key| key.to_string().parse() == Ok(key)));
+        }
+        Ask::Get(items) => assert!(items.iter().all(|i| i.stretch().end - i.stretch().start == i.length())),
+        Ask::Put(puts) => {
+            let groups = puts.objects().map(|o| o.group).max().map(|last| last + 1);
+            assert_eq!(groups, Some(puts.group_count()));
+            assert!(puts.objects().all(|o| puts.base(o.group).is_some() == puts.is_attached()));
+        }
+        Ask::Clear(_) | Ask::Flush | Ask::Stats | Ask::Ping => {}
+    }
+    assert_eq!(request::encode(terms, &ask), body, "what was read is written the same again");
+    true
+}
+
+fn read_outcome(body: &[u8]) -> bool {
+    let Ok((_, answer)) = outcome::decode(body) else { return false };
+    match answer {
+        Answer::Items(items) => assert_eq!(items.iter().count(), items.len()),
+        Answer::Bits(bits) => assert_eq!(bits.iter().count(), bits.len()),
+        Answer::Number(_) | Answer::Flushed(_) | Answer::Text(_) | Answer::Failed(_) => {}
+    }
+    true
+}
+
+#[test]
+fn every_body_is_read_by_the_decoder_of_its_kind() {
+    for (name, frame) in frames() {
+        let (facts, _, body) = head::split(&frame, Some(VERSION)).expect(name);
+        assert!(read_all(facts.kind, body), "{name}");
+        // Neither longer nor shorter; a greeting alone may grow.
+        let longer = [body, &[0]].concat();
+        let grows = [Kind::Hello, Kind::Welcome, Kind::Data].contains(&facts.kind) || facts.kind.is_bare();
+        assert_eq!(read_all(facts.kind, &longer), grows, "{name}");
+        for len in 0..body.len() {
+            // A pull has no count of its own: fewer stretches are a pull too.
+            let whole = facts.kind == Kind::Data || (facts.kind == Kind::Pull && len > 0 && len % 24 == 0);
+            assert_eq!(read_all(facts.kind, &body[..len]), whole, "{name} len={len}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(config(2048))]
+
+    #[test]
+    fn forged_bodies_are_refused_or_within_the_rules(
+        which in any::<Index>(),
+        edits in prop::collection::vec(
+            (any::<Index>(), prop::bool::weighted(0.7), prop_oneof![Just(0u8), Just(1), Just(2), Just(0xff), any::<u8>()]),
+            1..6,
+        ),
+    ) {
+        let frames = frames();
+        let (_, frame) = &frames[which.index(frames.len())];
+        let (facts, _, body) = head::split(frame, Some(VERSION)).expect("whole");
+        let mut forged = body.to_vec();
+        if forged.is_empty() {
+            return Ok(());
+        }
+        for (at, front, value) in edits {
+            let within = if front { forged.len().min(HEAD) } else { forged.len() };
+            forged[at.index(within)] = value;
+        }
+        read_all(facts.kind, &forged);
+    }
+
+    #[test]
+    fn any_bytes_as_any_body(kind in 0..Kind::ALL.len(), body in prop::collection::vec(any::<u8>(), 0..600)) {
+        read_all(Kind::ALL[kind], &body);
+        let _ = head::split(&body, Some(VERSION));
+    }
+}

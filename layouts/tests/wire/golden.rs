@@ -1,0 +1,151 @@
+//! Golden files: a frame of every kind and form in the bytes of protocol version 1, kept in `golden/wire1/`. A reader
+//! must read them for as long as it speaks that version, and today's encoder must write exactly them.
+//!
+//! `PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test wire todays_encoder` writes them anew (one test alone, since
+//! the others read them meanwhile). That is right only while no version was released with the old ones: after that a
+//! change of bytes is a new version of the protocol.
+
+use std::path::PathBuf;
+
+use pagelith_layouts::checksum::{BLOCK_BYTES, key_hash};
+use pagelith_layouts::wire::greeting::{Greeting, Refusal};
+use pagelith_layouts::wire::outcome::{self, Answer};
+use pagelith_layouts::wire::pull::{self, PullItem};
+use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms, Verb};
+use pagelith_layouts::wire::{Kind, head};
+
+use super::build::*;
+use super::common::{NAMESPACE, bytes, checksums};
+
+fn path(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/wire1").join(name)
+}
+
+fn files() -> Vec<(String, Vec<u8>)> {
+    let named = frames().into_iter().chain([("hello_newer", hello_newer())]);
+    named.map(|(name, bytes)| (format!("{name}.bin"), bytes)).collect()
+}
+
+/// The body of a golden frame, read as a reader of version 1 does.
+fn body(name: &str) -> (Kind, Vec<u8>) {
+    let kept = std::fs::read(path(name)).unwrap_or_else(|e| panic!("golden file {name} must be there: {e}"));
+    let (facts, _, body) = head::split(&kept, Some(1)).unwrap_or_else(|e| panic!("{name}: {e}"));
+    assert_eq!(kept.len(), 64 + facts.body_bytes as usize, "{name}");
+    (facts.kind, body.to_vec())
+}
+
+#[test]
+fn todays_encoder_writes_exactly_these_frames() {
+    let bless = std::env::var_os("PAGELITH_BLESS").is_some_and(|v| v == "1");
+    for (name, bytes) in files() {
+        if bless {
+            std::fs::write(path(&name), &bytes).expect("the golden folder can be written");
+        }
+        let kept = std::fs::read(path(&name)).unwrap_or_else(|e| panic!("golden file {name}: {e}"));
+        let differs = kept.iter().zip(&bytes).position(|(a, b)| a != b);
+        assert!(
+            kept == bytes,
+            "{name} differs: kept={} written={} first={differs:?}",
+            kept.len(),
+            bytes.len()
+        );
+    }
+}
+
+#[test]
+fn there_is_no_golden_frame_that_nobody_checks() {
+    let kept = std::fs::read_dir(path("")).expect("the golden folder");
+    let mut kept: Vec<_> =
+        kept.map(|e| e.expect("an entry").file_name().into_string().expect("a plain name")).collect();
+    let mut known: Vec<_> = files().into_iter().map(|(name, _)| name).collect();
+    kept.sort();
+    known.sort();
+    assert_eq!(kept, known);
+    let kinds: Vec<Kind> = frames().iter().map(|(name, _)| body(&format!("{name}.bin")).0).collect();
+    assert!(Kind::ALL.iter().all(|kind| kinds.contains(kind)), "{kinds:?}");
+}
+
+#[test]
+fn greetings_and_refusals_are_read() {
+    assert_eq!(Greeting::decode(&body("hello.bin").1), Ok(greeting()));
+    assert_eq!(Greeting::decode(&body("welcome.bin").1), Ok(greeting()));
+    assert_eq!(Refusal::decode(&body("refusal.bin").1), Ok(refusal()));
+    let newer = Greeting::decode(&body("hello_newer.bin").1).expect("what is known of it");
+    assert_eq!((newer.version_min, newer.version_max, newer.features), (2, 3, u64::MAX));
+}
+
+#[test]
+fn requests_are_read_in_every_field() {
+    let read = |name: &str, check: &dyn Fn(Ask<'_>)| {
+        let (kind, body) = body(&format!("request_{name}.bin"));
+        let (terms, ask) = request::decode(&body).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!((kind, terms), (Kind::Request, Terms { deadline_ms: 250, depth: 3, request: 7 }));
+        check(ask);
+    };
+    read("exists", &|ask| {
+        let Ask::Exists(keys) = ask else { panic!("{ask:?}") };
+        assert_eq!(keys.iter().collect::<Vec<_>>(), super::build::keys());
+    });
+    read("get", &|ask| {
+        let Ask::Get(items) = ask else { panic!("{ask:?}") };
+        let whole = |i: GetItem| (i.key, i.range(), i.length(), i.stretch());
+        let [k, v, _] = keys();
+        let expected = [(k, None, 70_000, 0..70_000), (v, Some(100..4096), 3996, 100..4096)];
+        assert_eq!(items.iter().map(whole).collect::<Vec<_>>(), expected);
+    });
+    read("put", &|ask| {
+        let Ask::Put(puts) = ask else { panic!("{ask:?}") };
+        let objects: Vec<_> = puts.objects().collect();
+        let shape = objects.iter().map(|o| (o.number, o.key, o.length, o.group, o.checksums.len()));
+        let [k, v, draft] = keys();
+        let expected = [(0, k, 70_000, 0, 3), (1, v, 4096, 0, 1), (2, draft, 100, 1, 0)];
+        assert_eq!(shape.collect::<Vec<_>>(), expected);
+        let sums = checksums(&bytes(1, 70_000), BLOCK_BYTES);
+        assert_eq!(objects[0].checksums.iter().collect::<Vec<_>>(), sums);
+        assert_eq!((puts.group_count(), puts.block_bytes(), puts.is_attached()), (2, BLOCK_BYTES, false));
+    });
+    read("put_attached", &|ask| {
+        let Ask::Put(puts) = ask else { panic!("{ask:?}") };
+        assert_eq!((puts.base(0), puts.base(1), puts.is_attached()), (Some(keys()[0]), None, true));
+    });
+    read("clear", &|ask| assert_eq!(ask, Ask::Clear(NAMESPACE)));
+    for (name, verb) in [
+        ("exists_prefix", Verb::ExistsPrefix),
+        ("remove", Verb::Remove),
+        ("flush", Verb::Flush),
+        ("stats", Verb::Stats),
+        ("ping", Verb::Ping),
+    ] {
+        read(name, &|ask| assert_eq!(ask.verb(), verb));
+    }
+}
+
+#[test]
+fn pulls_and_outcomes_are_read() {
+    let pulled = body("pull.bin").1;
+    let pulled: Vec<_> = pull::decode(&pulled).expect("a pull").iter().collect();
+    assert_eq!(pulled, [PullItem::new(0, 0, 65_536), PullItem::new(1, 0, 4096)]);
+
+    let got = body("outcome_get.bin").1;
+    let (verb, Answer::Items(read)) = outcome::decode(&got).expect("an outcome") else { panic!("items") };
+    let sums = checksums(&bytes(1, 70_000), BLOCK_BYTES);
+    assert_eq!((verb, read.len(), read.block_bytes()), (Verb::Get, 3, BLOCK_BYTES));
+    for (found, expected) in read.iter().zip(items(&sums)) {
+        assert_eq!(found, expected);
+    }
+    let hashes: Vec<_> = read.iter().map(|i| i.key_hash).collect();
+    assert_eq!(hashes, keys().map(|k| key_hash(&k)));
+
+    let exists = body("outcome_exists.bin").1;
+    let (_, Answer::Bits(bits)) = outcome::decode(&exists).expect("an outcome") else { panic!("bits") };
+    assert_eq!(bits.iter().collect::<Vec<_>>(), [true, false, true]);
+    for (name, number) in [("exists_prefix", 2), ("remove", 1), ("clear", 2), ("ping", 0)] {
+        let body = body(&format!("outcome_{name}.bin")).1;
+        assert_eq!(outcome::decode(&body).map(|(_, answer)| answer), Ok(Answer::Number(number)), "{name}");
+    }
+    let failed = body("outcome_failed.bin").1;
+    let (_, Answer::Failed(failure)) = outcome::decode(&failed).expect("an outcome") else {
+        panic!("failed")
+    };
+    assert_eq!(failure.text, "the store is closed");
+}

@@ -1,0 +1,166 @@
+//! Laws that hold for all values: decode(encode(x)) = x.
+
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, key_hash};
+use pagelith_layouts::ids::{OpId, PrefixHash};
+use pagelith_layouts::key::{ObjectKey, Role};
+use pagelith_layouts::record::OBJECT_BYTES_MAX;
+use pagelith_layouts::shard::Shard;
+use pagelith_layouts::wire::head::{self, HeadFacts};
+use pagelith_layouts::wire::outcome::{
+    self, Answer, CauseTag, ErrorTag, Failure, Item, TierTag, Verdict, Written,
+};
+use pagelith_layouts::wire::put::PutDraft;
+use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms, Verb};
+use pagelith_layouts::wire::{CONTROL_BODY_MAX, DATA_BODY_MAX, Kind, List};
+use proptest::prelude::*;
+
+use super::common::{NAMESPACE, bytes};
+use super::config;
+
+fn key() -> impl Strategy<Value = ObjectKey> {
+    ("[A-Za-z0-9_.-]{1,30}", "[A-Za-z0-9_.-]{1,23}", any::<[u8; 32]>(), any::<bool>()).prop_map(
+        |(pool, component, hash, draft)| {
+            let role = if draft { Role::Draft } else { Role::Target };
+            ObjectKey::new(NAMESPACE, PrefixHash(hash), role, &pool, &component, Shard::Whole)
+                .expect("valid names")
+        },
+    )
+}
+
+fn keys() -> impl Strategy<Value = Vec<ObjectKey>> {
+    prop::collection::vec(key(), 1..20)
+}
+
+fn terms() -> impl Strategy<Value = Terms> {
+    any::<(u32, u32, u64)>().prop_map(|(deadline_ms, depth, request)| Terms { deadline_ms, depth, request })
+}
+
+fn get_item() -> impl Strategy<Value = GetItem> {
+    let range = (0..OBJECT_BYTES_MAX, 1..=OBJECT_BYTES_MAX)
+        .prop_map(|(from, len)| from..(from + len).min(OBJECT_BYTES_MAX));
+    (key(), prop::option::of(range), 1..=OBJECT_BYTES_MAX)
+        .prop_map(|(key, range, length)| GetItem::new(key, range, length))
+}
+
+/// An object of a put: whether it begins a group, its length, whether its checksums are sent.
+type Planned = (ObjectKey, bool, u64, bool);
+
+fn put() -> impl Strategy<Value = (Vec<Planned>, bool)> {
+    (prop::collection::vec((key(), any::<bool>(), 1..200_000u64, any::<bool>()), 1..12), any::<bool>())
+}
+
+fn draft(objects: &[Planned], attached: bool, sums: &[Checksum]) -> PutDraft {
+    let mut put = PutDraft::new(BLOCK_BYTES);
+    for (i, (key, begins, length, summed)) in objects.iter().enumerate() {
+        if i == 0 || *begins {
+            put.group(attached.then_some(*key));
+        }
+        let count = length.div_ceil(BLOCK_BYTES.into()) as usize;
+        put.object(*key, *length, if *summed { &sums[..count] } else { &[] });
+    }
+    put
+}
+
+fn some_checksums(seed: u64) -> Vec<Checksum> {
+    bytes(seed, 16 * 16).chunks_exact(16).map(|c| c.try_into().expect("16 bytes")).collect()
+}
+
+/// A verdict as owned values: which, how long, what text.
+fn verdict() -> impl Strategy<Value = (usize, u64, String, i32)> {
+    (0..7usize, 1..400_000u64, ".{0,40}", any::<i32>())
+}
+
+fn build<'a>(
+    (which, length, text, errno): &'a (usize, u64, String, i32),
+    sums: &'a [Checksum],
+) -> Verdict<'a> {
+    let blocks = length.div_ceil(BLOCK_BYTES.into()) as usize;
+    match which {
+        0 => Verdict::Hit {
+            tier: TierTag::ALL[blocks % 3],
+            length: *length,
+            checksums: List::of(&sums[..blocks]),
+        },
+        1 => Verdict::Miss(CauseTag::ALL[blocks % 5]),
+        2 => Verdict::Stored,
+        3 => Verdict::AlreadyPresent,
+        4 => Verdict::Waiting,
+        5 => Verdict::Refused,
+        _ => Verdict::Failed(Failure { error: ErrorTag::ALL[blocks % 9], errno: *errno, text }),
+    }
+}
+
+proptest! {
+    #![proptest_config(config(256))]
+
+    #[test]
+    fn a_head_reads_back(
+        op in 1..u64::MAX,
+        item in any::<u32>(),
+        offset in 0..u64::from(u32::MAX),
+        len in 1..=DATA_BODY_MAX,
+        control in 1..=CONTROL_BODY_MAX,
+        sum in any::<u64>(),
+        mac in any::<[u8; 16]>(),
+        version in 1..u16::MAX,
+    ) {
+        let data = HeadFacts::data(version, OpId(op), item, offset, len);
+        prop_assert_eq!(head::decode(&head::encode(&data, mac), Some(version)), Ok((data, mac)));
+        let facts = HeadFacts { body_bytes: control, body_checksum: sum, ..HeadFacts::control(version, Kind::Outcome, OpId(op), &[]) };
+        prop_assert_eq!(head::decode(&head::encode(&facts, mac), Some(version)), Ok((facts, mac)));
+        prop_assert!(head::decode(&head::encode(&facts, mac), Some(version ^ 1)).is_err());
+    }
+
+    #[test]
+    fn requests_of_keys_read_back(terms in terms(), keys in keys(), verb in 0..3u8) {
+        let list = List::of(&keys);
+        let ask = [Ask::Exists(list), Ask::ExistsPrefix(list), Ask::Remove(list)][usize::from(verb)];
+        let body = request::encode(terms, &ask);
+        prop_assert_eq!(request::decode(&body), Ok((terms, ask)));
+    }
+
+    #[test]
+    fn a_get_reads_back(terms in terms(), items in prop::collection::vec(get_item(), 1..20)) {
+        let ask = Ask::Get(List::of(&items));
+        let body = request::encode(terms, &ask);
+        prop_assert_eq!(request::decode(&body), Ok((terms, ask)));
+    }
+
+    #[test]
+    fn a_put_reads_back(terms in terms(), (objects, attached) in put(), seed in any::<u64>()) {
+        let sums = some_checksums(seed);
+        let put = draft(&objects, attached, &sums);
+        let ask = Ask::Put(put.puts().expect("a put"));
+        let body = request::encode(terms, &ask);
+        prop_assert_eq!(request::decode(&body), Ok((terms, ask)));
+        let (_, Ask::Put(read)) = request::decode(&body).expect("just read") else { panic!("a put") };
+        for (object, (key, _, length, summed)) in read.objects().zip(&objects) {
+            prop_assert_eq!((object.key, object.length), (*key, *length));
+            let count = if *summed { length.div_ceil(BLOCK_BYTES.into()) as usize } else { 0 };
+            prop_assert_eq!(object.checksums.iter().collect::<Vec<_>>(), &sums[..count]);
+        }
+    }
+
+    #[test]
+    fn outcomes_of_items_read_back(verdicts in prop::collection::vec((key(), verdict()), 1..20), seed in any::<u64>()) {
+        let sums = some_checksums(seed);
+        let items: Vec<_> = verdicts.iter().map(|(key, v)| Item { key_hash: key_hash(key), verdict: build(v, &sums) }).collect();
+        let body = outcome::encode(Verb::Get, &Written::Items(&items, BLOCK_BYTES));
+        let Ok((Verb::Get, Answer::Items(read))) = outcome::decode(&body) else { panic!("items") };
+        prop_assert_eq!(read.iter().collect::<Vec<_>>(), items);
+    }
+
+    #[test]
+    fn outcomes_of_bits_and_texts_read_back(bits in prop::collection::vec(any::<bool>(), 1..70), text in ".{0,99}", number in any::<u64>()) {
+        let body = outcome::encode(Verb::Exists, &Written::Bits(&bits));
+        let Ok((Verb::Exists, Answer::Bits(read))) = outcome::decode(&body) else { panic!("bits") };
+        prop_assert_eq!(read.iter().collect::<Vec<_>>(), bits);
+        let body = outcome::encode(Verb::Stats, &Written::Text(&text));
+        prop_assert_eq!(outcome::decode(&body), Ok((Verb::Stats, Answer::Text(&text))));
+        let body = outcome::encode(Verb::Clear, &Written::Number(number));
+        prop_assert_eq!(outcome::decode(&body), Ok((Verb::Clear, Answer::Number(number))));
+        let failure = Failure { error: ErrorTag::Internal, errno: 5, text: &text };
+        let body = outcome::encode(Verb::Exists, &Written::Failed(failure));
+        prop_assert_eq!(outcome::decode(&body), Ok((Verb::Exists, Answer::Failed(failure))));
+    }
+}

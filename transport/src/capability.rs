@@ -1,0 +1,173 @@
+//! What two peers agree on: computed by both from the two greetings, so that nothing is asked twice or guessed.
+
+use pagelith_layouts::record::OBJECT_BYTES_MAX;
+use pagelith_layouts::wire::greeting::{
+    AUTH_CONNECTION, AUTH_KEY, CHECKSUM_XXH3_128, Feature, Greeting, Reason, Refusal,
+};
+use pagelith_layouts::wire::{VERSION_MAX, VERSION_MIN};
+
+/// What one side says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Versions that it speaks, oldest and newest.
+    pub versions: (u16, u16),
+    /// Features that it has, or would like to use, a bit each.
+    pub features: u64,
+    /// Those of them that it cannot do without.
+    pub required: u64,
+    /// Alignment in bytes of memory that bytes move to without another copy, a power of two.
+    pub alignment: u32,
+    /// Longest control body in bytes that it reads, at least 16 KiB.
+    pub control_bytes_max: u32,
+    /// Longest body of a data frame in bytes that it reads, at least 64 KiB.
+    pub data_bytes_max: u32,
+    /// Longest object in bytes that it can hold.
+    pub object_bytes_max: u64,
+    /// Names this process, at random.
+    pub instance: [u8; 16],
+}
+
+impl Offer {
+    /// What this build speaks and has, as the process named `instance`: control bodies up to 1 MiB, data frames up to
+    /// 1 MiB, so that a ping waits for no more than that.
+    pub fn of_this_build(instance: [u8; 16]) -> Offer {
+        Offer {
+            versions: (VERSION_MIN, VERSION_MAX),
+            features: Feature::ALL.iter().fold(0, |all, feature| all | feature.bit()),
+            required: 0,
+            alignment: 4096,
+            control_bytes_max: 1 << 20,
+            data_bytes_max: 1 << 20,
+            object_bytes_max: OBJECT_BYTES_MAX,
+            instance,
+        }
+    }
+
+    /// Its greeting; `keyed` says whether peers are known by a key.
+    pub(crate) fn greeting(&self, keyed: bool) -> Greeting {
+        Greeting {
+            version_min: self.versions.0,
+            version_max: self.versions.1,
+            auth: if keyed { AUTH_KEY } else { AUTH_CONNECTION },
+            checksums: CHECKSUM_XXH3_128,
+            reserved: 0,
+            alignment: self.alignment,
+            control_bytes_max: self.control_bytes_max,
+            data_bytes_max: self.data_bytes_max,
+            reserved_too: 0,
+            object_bytes_max: self.object_bytes_max,
+            features: self.features,
+            instance: self.instance,
+            reserved_last: [0; 8],
+        }
+    }
+}
+
+/// What two peers have in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Common {
+    /// Protocol version.
+    pub version: u16,
+    /// Features of both.
+    pub features: u64,
+    /// Features that this side would like and the other does not have, by name.
+    pub missing: Vec<&'static str>,
+    /// The larger alignment in bytes.
+    pub alignment: u32,
+    /// Longest control body in bytes that the peer reads.
+    pub control_bytes_max: u32,
+    /// Longest data body in bytes that the peer reads.
+    pub data_bytes_max: u32,
+    /// Longest object in bytes that both can hold.
+    pub object_bytes_max: u64,
+    /// Names the peer's process.
+    pub peer_instance: [u8; 16],
+}
+
+/// What `own` and the greeting of a peer have in common, or the refusal that says why it is not enough.
+pub fn agree(own: &Offer, theirs: &Greeting, keyed: bool) -> Result<Common, Refusal> {
+    let refuse = |reason, missing, text| Err(Refusal { reason, versions: own.versions, missing, text });
+    let (oldest, newest) = own.versions;
+    let version = newest.min(theirs.version_max);
+    if version < oldest.max(theirs.version_min) {
+        let (from, to) = (theirs.version_min, theirs.version_max);
+        let text = format!("no protocol version in common ours={oldest}..{newest} theirs={from}..{to}");
+        return refuse(Reason::Version, 0, text);
+    }
+    let features = own.features & theirs.features;
+    let lacking = own.required & !features;
+    if lacking != 0 {
+        let names = Feature::names(lacking).join(",");
+        return refuse(Reason::Feature, lacking, format!("features are missing names={names}"));
+    }
+    if theirs.checksums & CHECKSUM_XXH3_128 == 0 {
+        let text = format!("no checksum in common ours=xxh3_128 theirs={:#04x}", theirs.checksums);
+        return refuse(Reason::Feature, 0, text);
+    }
+    let auth = if keyed { AUTH_KEY } else { AUTH_CONNECTION };
+    if theirs.auth & auth == 0 {
+        let need = if keyed { "a key is needed" } else { "this connection takes no key" };
+        return refuse(Reason::Denied, 0, need.into());
+    }
+    Ok(Common {
+        version,
+        features,
+        missing: Feature::names(own.features & !features),
+        alignment: own.alignment.max(theirs.alignment),
+        control_bytes_max: theirs.control_bytes_max,
+        data_bytes_max: theirs.data_bytes_max,
+        object_bytes_max: own.object_bytes_max.min(theirs.object_bytes_max),
+        peer_instance: theirs.instance,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(versions: (u16, u16)) -> Offer {
+        Offer { versions, ..Offer::of_this_build([7; 16]) }
+    }
+
+    #[test]
+    fn the_newest_version_of_both_is_spoken_or_none() {
+        let meet = |a, b| agree(&offer(a), &offer(b).greeting(true), true).map(|c| c.version);
+        assert_eq!(meet((1, 1), (1, 1)), Ok(1));
+        assert_eq!(meet((1, 2), (1, 5)), Ok(2));
+        assert_eq!(meet((1, 5), (1, 2)), Ok(2));
+        for (a, b) in [((1, 1), (2, 3)), ((2, 3), (1, 1))] {
+            let refused = meet(a, b).expect_err("apart");
+            assert_eq!((refused.reason, refused.versions), (Reason::Version, a));
+            let text = format!("no protocol version in common ours={}..{} theirs={}..{}", a.0, a.1, b.0, b.1);
+            assert_eq!(refused.text, text);
+        }
+    }
+
+    #[test]
+    fn a_missing_feature_is_named_and_a_required_one_refused() {
+        let few = Offer { features: Feature::Groups.bit(), ..offer((1, 1)) };
+        let common = agree(&offer((1, 1)), &few.greeting(true), true).expect("enough");
+        assert_eq!(common.features, Feature::Groups.bit());
+        assert_eq!(common.missing, ["ranges", "attached", "durable", "any_pool", "server_checksums"]);
+        let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };
+        let refused = agree(&strict, &few.greeting(true), true).expect_err("durable is required");
+        assert_eq!((refused.reason, refused.missing), (Reason::Feature, Feature::Durable.bit()));
+        assert_eq!(refused.text, "features are missing names=durable");
+        // Features of a later version mean nothing here, and harm nothing.
+        let later = Offer { features: u64::MAX, ..few };
+        assert_eq!(agree(&few, &later.greeting(true), true).map(|c| c.features), Ok(few.features));
+    }
+
+    #[test]
+    fn caps_are_the_receivers_and_sizes_those_of_both() {
+        let small =
+            Offer { alignment: 512, control_bytes_max: 16 << 10, object_bytes_max: 9, ..offer((1, 1)) };
+        let common = agree(&offer((1, 1)), &small.greeting(false), false).expect("enough");
+        assert_eq!(
+            (common.alignment, common.control_bytes_max, common.object_bytes_max),
+            (4096, 16 << 10, 9)
+        );
+        let keyless = agree(&small, &offer((1, 1)).greeting(true), false).expect_err("not the same way");
+        assert_eq!(keyless.reason, Reason::Denied);
+    }
+}

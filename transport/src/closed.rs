@@ -1,0 +1,78 @@
+//! Why a link ended, or was not made.
+
+use pagelith_layouts::error::FormatError;
+use pagelith_layouts::wire::greeting::Refusal;
+use thiserror::Error;
+
+/// Why a link ended, or was not made. Another try may help where [`Closed::retryable`] says so.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Closed {
+    /// This side closed it.
+    #[error("closed by this side")]
+    Here,
+    /// The peer said that it closes.
+    #[error("closed by the peer")]
+    Bye,
+    /// The connection ended without a word.
+    #[error("the connection ended")]
+    Ended,
+    /// Nothing was heard of the peer for too long: it is dead, or the network to it.
+    #[error("nothing was heard of the peer silent_ms={silent_ms}")]
+    Silent {
+        /// How long, in milliseconds.
+        silent_ms: u64,
+    },
+    /// The greeting or the proof took too long.
+    #[error("the handshake took too long limit_ms={limit_ms}")]
+    Late {
+        /// The limit in milliseconds.
+        limit_ms: u64,
+    },
+    /// The system failed an operation.
+    #[error("{operation} failed: {} errno={errno}", std::io::Error::from_raw_os_error(*.errno))]
+    System {
+        /// Which operation.
+        operation: &'static str,
+        /// The kernel's errno.
+        errno: i32,
+    },
+    /// The peer sent what is no frame of the protocol, or one that does not belong here.
+    #[error("the peer broke the protocol: {0}")]
+    Broken(FormatError),
+    /// A frame's MAC or a proof does not match: the peer does not have the key, or somebody is between.
+    #[error("the peer is not who it says: {what} does not match")]
+    NotAuthentic {
+        /// What was compared.
+        what: &'static str,
+    },
+    /// The server does not serve this client.
+    #[error("refused: {} reason={:?}", .0.text, .0.reason)]
+    Refused(Refusal),
+    /// The peers have nothing in common to work with.
+    #[error("the peers do not fit: {0}")]
+    Misfit(String),
+}
+
+impl Closed {
+    /// Whether the same may succeed if it is tried again later.
+    pub fn retryable(&self) -> bool {
+        use pagelith_layouts::wire::greeting::Reason;
+        match self {
+            Closed::Bye | Closed::Ended | Closed::Silent { .. } | Closed::Late { .. } => true,
+            Closed::System { .. } => true,
+            Closed::Refused(refusal) => refusal.reason == Reason::Busy || refusal.reason == Reason::Late,
+            Closed::Here | Closed::Broken(_) | Closed::NotAuthentic { .. } | Closed::Misfit(_) => false,
+        }
+    }
+
+    /// The peer broke the rules in a field.
+    pub(crate) fn broken(field: &'static str, value: impl std::fmt::Display) -> Closed {
+        Closed::Broken(FormatError::Field { structure: "frame", field, value: value.to_string() })
+    }
+}
+
+impl From<FormatError> for Closed {
+    fn from(error: FormatError) -> Closed {
+        Closed::Broken(error)
+    }
+}

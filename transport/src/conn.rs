@@ -1,0 +1,265 @@
+//! A link over a stream of bytes: the two halves, the memory that bytes land in, and the heartbeat.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith_io::buffer::Part;
+use pagelith_io::clock::{Clock, Mono};
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::{Frame, Kind, Side};
+
+use crate::capability::Offer;
+use crate::closed::Closed;
+use crate::handshake::Agreed;
+use crate::inbound::{Inbound, Reading, Sink};
+use crate::landing::Landing;
+use crate::limits::Limits;
+use crate::link::{Counts, Event, Facts, Link, Push, Room};
+use crate::outbound::{Outbound, Writing};
+use crate::stream::Stream;
+
+/// One end of a connection over `S`.
+pub struct Conn<S> {
+    /// `None` once the link is closed: the stream goes at once.
+    stream: Option<S>,
+    inbound: Inbound,
+    outbound: Outbound,
+    landing: Landing,
+    facts: Facts,
+    limits: Limits,
+    counts: Counts,
+    /// What happened outside of `poll`.
+    happened: Vec<Event>,
+    heartbeat: Heartbeat,
+}
+
+/// When the peer was heard last, and whether it was asked since.
+struct Heartbeat {
+    clock: Arc<dyn Clock>,
+    heard: Mono,
+    asked: Option<Mono>,
+    pings: u64,
+}
+
+impl Heartbeat {
+    fn heard(&mut self, now: Mono) {
+        (self.heard, self.asked) = (now, None);
+    }
+
+    /// A ping that is due now; an error once the peer did not answer one for too long.
+    fn beat(&mut self, now: Mono, limits: &Limits) -> Result<Option<Frame>, Closed> {
+        let silent = now.since(self.heard);
+        match self.asked {
+            Some(asked) if now.since(asked) >= limits.dead_after.saturating_sub(limits.ping_after) => {
+                let silent_ms = u64::try_from(silent.as_millis()).unwrap_or(u64::MAX);
+                Err(Closed::Silent { silent_ms })
+            }
+            None if silent >= limits.ping_after => {
+                self.asked = Some(now);
+                self.pings += 1;
+                Ok(Some(Frame::bare(Kind::Ping, OpId(self.pings))))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// How long until there is something to do.
+    fn due(&self, now: Mono, limits: &Limits) -> Duration {
+        let (from, least) = match self.asked {
+            Some(asked) => (asked, limits.dead_after.saturating_sub(limits.ping_after)),
+            None => (self.heard, limits.ping_after),
+        };
+        least.saturating_sub(now.since(from))
+    }
+}
+
+impl<S: Stream> Conn<S> {
+    /// A link over a stream whose handshake is done; `first` are bytes of it that are not sent yet.
+    pub(crate) fn new(
+        stream: S,
+        side: Side,
+        peer: String,
+        own: &Offer,
+        agreed: Agreed,
+        first: Vec<u8>,
+        (clock, limits): (Arc<dyn Clock>, Limits),
+    ) -> Conn<S> {
+        let Agreed { common, rights, key_name, macs } = agreed;
+        let (sends, reads) = macs.unzip();
+        let reading = Reading {
+            from: side.other(),
+            version: common.version,
+            control_bytes_max: own.control_bytes_max,
+            data_bytes_max: own.data_bytes_max,
+            mac: reads,
+        };
+        let writing = Writing {
+            side,
+            version: common.version,
+            control_bytes_max: common.control_bytes_max,
+            data_bytes_max: common.data_bytes_max,
+            mac: sends,
+        };
+        let facts = Facts {
+            side,
+            peer,
+            peer_instance: common.peer_instance,
+            version: common.version,
+            features: common.features,
+            missing: common.missing,
+            alignment: common.alignment,
+            control_bytes_max: common.control_bytes_max,
+            object_bytes_max: common.object_bytes_max,
+            key_name,
+            rights,
+        };
+        let heard = clock.now();
+        Conn {
+            stream: Some(stream),
+            inbound: Inbound::new(reading),
+            outbound: Outbound::new(writing, limits, first),
+            landing: Landing::new(limits.exposures_max),
+            facts,
+            limits,
+            counts: Counts::default(),
+            happened: Vec::new(),
+            heartbeat: Heartbeat { clock, heard, asked: None, pings: 0 },
+        }
+    }
+
+    /// The stream; `None` once the link is closed. For whoever waits for several links at once.
+    pub fn stream(&self) -> Option<&S> {
+        self.stream.as_ref()
+    }
+
+    /// Whether it waits for the stream to take bytes.
+    pub fn wants_write(&self) -> bool {
+        self.stream.is_some() && self.outbound.is_busy()
+    }
+
+    /// How long until [`Link::poll`] must be called though nothing arrived.
+    pub fn due(&self) -> Duration {
+        self.heartbeat.due(self.heartbeat.clock.now(), &self.limits)
+    }
+
+    /// Move bytes both ways once.
+    fn turn(&mut self, events: &mut Vec<Event>) -> Result<(), Closed> {
+        let Some(stream) = self.stream.as_mut() else { return Ok(()) };
+        let now = self.heartbeat.clock.now();
+        self.outbound.pump(stream, events, &mut self.counts)?;
+        let mut own = Vec::new();
+        let mut sink = Sink {
+            landing: &mut self.landing,
+            events: &mut *events,
+            own: &mut own,
+            counts: &mut self.counts,
+        };
+        let read = self.inbound.pump(stream, &mut sink);
+        // What arrived before the stream ended has arrived.
+        let goodbye = own.iter().any(|frame| frame.kind == Kind::Bye);
+        if goodbye {
+            return Err(Closed::Bye);
+        }
+        if read? > 0 {
+            self.heartbeat.heard(now);
+        }
+        for ping in own.into_iter().filter(|frame| frame.kind == Kind::Ping) {
+            if !self.outbound.send_urgent(Frame::bare(Kind::Pong, ping.op)) {
+                return Err(Closed::broken("kind", "too many pings"));
+            }
+        }
+        if let Some(ping) = self.heartbeat.beat(now, &self.limits)? {
+            self.outbound.send_urgent(ping);
+        }
+        self.outbound.pump(stream, events, &mut self.counts)
+    }
+
+    /// Hand everything back and let the stream go.
+    fn end(&mut self, why: Closed, events: &mut Vec<Event>) {
+        self.stream = None;
+        self.landing.retract(None, events);
+        self.outbound.retract(None, events);
+        events.push(Event::Closed(why));
+    }
+}
+
+impl<S: Stream> Link for Conn<S> {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    fn room(&self) -> Room {
+        match self.stream {
+            Some(_) => self.outbound.room(self.landing.room()),
+            None => Room { frames: 0, frame_bytes: 0, pushes: 0, exposures: 0 },
+        }
+    }
+
+    fn send(&mut self, frame: Frame) -> Result<(), Frame> {
+        if self.stream.is_none() {
+            return Err(frame);
+        }
+        self.outbound.send(frame)
+    }
+
+    fn push(&mut self, push: Push) -> Result<(), Push> {
+        if self.stream.is_none() {
+            return Err(push);
+        }
+        self.outbound.push(push)
+    }
+
+    fn expose(&mut self, op: OpId, item: u32, parts: Vec<Part>) -> Result<(), Vec<Part>> {
+        if self.stream.is_none() {
+            return Err(parts);
+        }
+        self.landing.expose((op, item), parts)
+    }
+
+    fn retract(&mut self, op: OpId) {
+        self.landing.retract(Some(op), &mut self.happened);
+        self.inbound.forget(op);
+        self.outbound.retract(Some(op), &mut self.happened);
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        events.append(&mut self.happened);
+        if let Err(why) = self.turn(events) {
+            self.end(why, events);
+        }
+    }
+
+    fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration) {
+        let had = events.len();
+        let until = self.heartbeat.clock.now().after(timeout);
+        loop {
+            self.poll(events);
+            let (now, write) = (self.heartbeat.clock.now(), self.wants_write());
+            let due = self.heartbeat.due(now, &self.limits);
+            let Some(stream) = self.stream.as_mut().filter(|_| events.len() == had && now < until) else {
+                return;
+            };
+            let left = until.since(now);
+            let ready = stream.ready(write, left.min(due));
+            // Nothing in all the time that is left; or in some of it, by a clock that stands still.
+            if !ready && (left <= due || self.heartbeat.clock.now() == now) {
+                self.poll(events);
+                return;
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        let Some(stream) = self.stream.as_mut() else { return };
+        let mut events = std::mem::take(&mut self.happened);
+        self.outbound.send_urgent(Frame::bare(Kind::Bye, OpId(0)));
+        // If it cannot be told at once, the end of the connection tells it.
+        let _ = self.outbound.pump(stream, &mut events, &mut self.counts);
+        self.end(Closed::Here, &mut events);
+        self.happened = events;
+    }
+}

@@ -1,0 +1,42 @@
+//! How much a link may hold, and how long it waits. Every bound here is one that a peer cannot move.
+
+use std::time::Duration;
+
+/// Most bytes that are held for a peer before it is known.
+pub const UNKNOWN_PEER_BYTES_MAX: usize = 16 << 10;
+
+/// Bounds of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most control frames that wait to be sent. Default 1024.
+    pub frames_max: usize,
+    /// Most bytes of their bodies. Default 8 MiB.
+    pub frame_bytes_max: usize,
+    /// Most pushes that wait to be sent. Default 4096.
+    pub pushes_max: usize,
+    /// Most items exposed. Default 65536.
+    pub exposures_max: usize,
+    /// A peer that was silent for so long is asked whether it is there. Default 2 s.
+    pub ping_after: Duration,
+    /// A peer that was silent for so long is dead. Default 6 s.
+    pub dead_after: Duration,
+    /// Longest that connecting, greeting and proof may take together. Default 5 s.
+    pub handshake: Duration,
+    /// Most connections of a listener that are not known yet; more are closed at once. Default 64.
+    pub unknown_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            frames_max: 1024,
+            frame_bytes_max: 8 << 20,
+            pushes_max: 4096,
+            exposures_max: 65_536,
+            ping_after: Duration::from_secs(2),
+            dead_after: Duration::from_secs(6),
+            handshake: Duration::from_secs(5),
+            unknown_max: 64,
+        }
+    }
+}

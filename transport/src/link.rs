@@ -1,0 +1,170 @@
+//! The link seam: one end of a connection between a client and a store, whatever carries it.
+//!
+//! Invariants that every side (TCP, shared memory, RDMA, simulated) keeps:
+//! - A [`Part`] moved into [`Link::push`] or [`Link::expose`] belongs to the link until an [`Event`] hands it back.
+//!   Nothing else touches that memory in between, and the link, its peer and its device never touch it afterwards.
+//! - Every part is handed back exactly once: in [`Event::Pushed`], [`Event::Landed`] or [`Event::Retracted`]. When a
+//!   link closes, all are handed back before [`Event::Closed`], its last event.
+//! - Bytes land only where they were exposed for exactly that operation and item, once each, in order, and only up to
+//!   the length exposed. What arrives for nothing exposed is read, thrown away and counted.
+//! - Frames arrive whole, authentic where the link has a key, in the order they were sent; [`Event::Frame`] and
+//!   [`Event::Landed`] come in the order of arrival, so that what was sent before an outcome has landed before it.
+//! - Nothing waits but [`Link::wait`]. Queues are bounded, and what does not fit is handed back by the call itself.
+//!   A peer that is silent for as long as was configured is taken for dead, and the link closes.
+//! - What landed is not verified: whoever exposed the memory compares it with checksums before believing it.
+
+use std::time::Duration;
+
+use pagelith_io::buffer::Part;
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::{Frame, Side};
+
+use crate::closed::Closed;
+use crate::rights::Rights;
+
+/// What was agreed when the link was made, and what is known of the peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Which end this is.
+    pub side: Side,
+    /// The peer's name for messages: its address.
+    pub peer: String,
+    /// Names the peer's process: a store that was started again is another one.
+    pub peer_instance: [u8; 16],
+    /// Protocol version.
+    pub version: u16,
+    /// Features that both have, a bit each (`wire::greeting::Feature`).
+    pub features: u64,
+    /// Features that this side would like and does not get, by name.
+    pub missing: Vec<&'static str>,
+    /// Alignment in bytes of memory that bytes move to and from without another copy, the larger of both sides'.
+    pub alignment: u32,
+    /// Longest control body in bytes that may be sent.
+    pub control_bytes_max: u32,
+    /// Longest object in bytes that both can hold.
+    pub object_bytes_max: u64,
+    /// The key that the peer proved to have, by name; `None` where it is known by the connection itself.
+    pub key_name: Option<String>,
+    /// What the peer may do here; on a client's side it is not known and says everything.
+    pub rights: Rights,
+}
+
+/// How much more a link takes now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Control frames.
+    pub frames: usize,
+    /// Bytes of their bodies.
+    pub frame_bytes: usize,
+    /// Pushes.
+    pub pushes: usize,
+    /// Items exposed.
+    pub exposures: usize,
+}
+
+/// Bytes to be sent, and where they belong. Lengths add up to at least 1 byte.
+#[derive(Debug)]
+pub struct Push {
+    /// The operation.
+    pub op: OpId,
+    /// The item's number in its request.
+    pub item: u32,
+    /// Where the first byte belongs, in bytes from the start of what was asked for.
+    pub offset: u64,
+    /// The bytes, in order.
+    pub parts: Vec<Part>,
+    /// What the caller names the push by; handed back in [`Event::Pushed`].
+    pub token: u64,
+}
+
+/// What happened on a link.
+#[derive(Debug)]
+pub enum Event {
+    /// A control frame arrived: whole, and authentic where the link has a key. Its body is not decoded. Greetings,
+    /// pings and goodbyes are the link's own affair and are not among them.
+    Frame(Frame),
+    /// Every byte of an exposed item arrived. Nothing can touch the memory any more.
+    Landed {
+        /// The operation.
+        op: OpId,
+        /// The item's number.
+        item: u32,
+        /// The memory, as it was exposed.
+        parts: Vec<Part>,
+    },
+    /// A push is over.
+    Pushed {
+        /// The push's operation.
+        op: OpId,
+        /// What the caller named it by.
+        token: u64,
+        /// Whether all of it went out; that it arrived, only the peer can say.
+        sent: bool,
+        /// The memory, as it was pushed.
+        parts: Vec<Part>,
+    },
+    /// An exposed item was given up before all of it arrived; what the memory holds is unspecified.
+    Retracted {
+        /// The operation.
+        op: OpId,
+        /// The item's number.
+        item: u32,
+        /// The memory, as it was exposed.
+        parts: Vec<Part>,
+    },
+    /// The link is closed, and everything was handed back. No event follows.
+    Closed(Closed),
+}
+
+/// What a link has counted since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Control frames that arrived.
+    pub frames_in: u64,
+    /// Control frames sent.
+    pub frames_out: u64,
+    /// Bulk bytes that landed.
+    pub bytes_in: u64,
+    /// Bulk bytes sent.
+    pub bytes_out: u64,
+    /// Bulk bytes that arrived for nothing exposed, and were thrown away.
+    pub bytes_late: u64,
+    /// System calls that moved bytes.
+    pub calls: u64,
+}
+
+/// One end of a connection. Used by one thread at a time. Dropping it closes it and drops what was not handed back.
+pub trait Link: Send {
+    /// What was agreed.
+    fn facts(&self) -> &Facts;
+
+    /// What was counted.
+    fn counts(&self) -> Counts;
+
+    /// How much more the link takes now; all zero once it is closed.
+    fn room(&self) -> Room;
+
+    /// Queue a control frame. Handed back when there is no room for it, when it is one that this side does not send,
+    /// and when its body is longer than was agreed.
+    fn send(&mut self, frame: Frame) -> Result<(), Frame>;
+
+    /// Queue bytes of an item, behind everything queued before. Handed back when there is no room, or no byte.
+    fn push(&mut self, push: Push) -> Result<(), Push>;
+
+    /// Let bytes of an item land in `parts`, in order, from offset 0 of what was asked for. Handed back when there is
+    /// no room, when a part is shared, when there is no byte, and when that item is exposed already.
+    fn expose(&mut self, op: OpId, item: u32, parts: Vec<Part>) -> Result<(), Vec<Part>>;
+
+    /// Give up an operation: each of its exposed items comes back in [`Event::Retracted`] and each of its pushes in
+    /// [`Event::Pushed`], as soon as nothing can touch them. What still arrives for it is thrown away.
+    fn retract(&mut self, op: OpId);
+
+    /// Move bytes as far as they go now, and add what happened to `events`. Never waits.
+    fn poll(&mut self, events: &mut Vec<Event>);
+
+    /// As `poll`, but wait until something happened, the link is closed, or `timeout` passed.
+    fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration);
+
+    /// Close: everything is handed back, the peer is told if it can be told at once.
+    fn close(&mut self);
+}

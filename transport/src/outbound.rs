@@ -1,0 +1,306 @@
+//! The sending half of a byte-stream link: a bounded queue of frames and pushes, cut into frames and written as the
+//! stream takes them. Control frames are copied into one run of bytes; bulk bytes are written from where they lie.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::head::{self, HeadFacts};
+use pagelith_layouts::wire::{Frame, FrameHead, Kind, Side};
+
+use crate::auth::FrameMac;
+use crate::closed::Closed;
+use crate::limits::Limits;
+use crate::link::{Counts, Event, Push, Room};
+use crate::stream::{Moved, Stream};
+
+/// Bytes of control frames that are written together.
+const STAGE_BYTES: usize = 64 << 10;
+/// Most stretches of memory in one system call.
+const STRETCHES_MAX: usize = 64;
+/// Bytes after which a poll goes on to other things.
+const TURN_BYTES: u64 = 8 << 20;
+/// Most pings, pongs and goodbyes that wait.
+const URGENT_MAX: usize = 16;
+
+enum Queued {
+    Frame(Frame),
+    Push(Sending),
+}
+
+/// A push on its way.
+struct Sending {
+    push: Push,
+    len: u64,
+    /// Bytes that have a head already.
+    framed: u64,
+    /// Where the next byte to be written lies: the part, and the place in it.
+    part: usize,
+    at: usize,
+}
+
+/// What a writer goes by: its side, and what was agreed.
+pub(crate) struct Writing {
+    pub side: Side,
+    pub version: u16,
+    pub control_bytes_max: u32,
+    pub data_bytes_max: u32,
+    pub mac: Option<FrameMac>,
+}
+
+pub(crate) struct Outbound {
+    writing: Writing,
+    limits: Limits,
+    queue: VecDeque<Queued>,
+    /// In front of the queue, between two frames.
+    urgent: VecDeque<Frame>,
+    /// Whole frames and the head of a data frame, written up to `at`.
+    staged: Vec<u8>,
+    at: usize,
+    /// Bytes that the data frame whose head was staged last still needs, of the push in front.
+    body_left: u64,
+    frames: usize,
+    frame_bytes: usize,
+    pushes: usize,
+}
+
+impl Outbound {
+    /// `first` goes out in front of everything: what is left of the handshake.
+    pub fn new(writing: Writing, limits: Limits, first: Vec<u8>) -> Outbound {
+        Outbound {
+            writing,
+            limits,
+            queue: VecDeque::new(),
+            urgent: VecDeque::new(),
+            staged: first,
+            at: 0,
+            body_left: 0,
+            frames: 0,
+            frame_bytes: 0,
+            pushes: 0,
+        }
+    }
+
+    pub fn room(&self, exposures: usize) -> Room {
+        Room {
+            frames: self.limits.frames_max.saturating_sub(self.frames),
+            frame_bytes: self.limits.frame_bytes_max.saturating_sub(self.frame_bytes),
+            pushes: self.limits.pushes_max.saturating_sub(self.pushes),
+            exposures,
+        }
+    }
+
+    /// Whether there is anything to be written.
+    pub fn is_busy(&self) -> bool {
+        self.at < self.staged.len() || self.body_left > 0 || !self.queue.is_empty() || !self.urgent.is_empty()
+    }
+
+    pub fn send(&mut self, frame: Frame) -> Result<(), Frame> {
+        let room = self.room(0);
+        let kind = frame.kind;
+        let ours = kind.is_sent_by(self.writing.side) && !kind.is_greeting();
+        let users = ours && !matches!(kind, Kind::Data | Kind::Ping | Kind::Pong | Kind::Bye);
+        let fits = frame.body.len() <= self.writing.control_bytes_max as usize
+            && frame.body.is_empty() == kind.is_bare()
+            && frame.op.0 != 0;
+        if !users || !fits || room.frames == 0 || room.frame_bytes < frame.body.len() {
+            return Err(frame);
+        }
+        self.frames += 1;
+        self.frame_bytes += frame.body.len();
+        self.queue.push_back(Queued::Frame(frame));
+        Ok(())
+    }
+
+    /// Put a ping, pong or goodbye in front; false if too many wait.
+    pub fn send_urgent(&mut self, frame: Frame) -> bool {
+        let room = self.urgent.len() < URGENT_MAX;
+        if room {
+            self.urgent.push_back(frame);
+        }
+        room
+    }
+
+    pub fn push(&mut self, push: Push) -> Result<(), Push> {
+        let len: u64 = push.parts.iter().map(|part| part.len() as u64).sum();
+        let named = push.op.0 != 0 && push.offset.checked_add(len).is_some();
+        if len == 0 || !named || self.pushes >= self.limits.pushes_max {
+            return Err(push);
+        }
+        self.pushes += 1;
+        self.queue.push_back(Queued::Push(Sending { push, len, framed: 0, part: 0, at: 0 }));
+        Ok(())
+    }
+
+    /// Hand back the pushes of `op`, or all. A frame that is half out is finished from a copy, so that the stream stays
+    /// whole and the memory is free at once.
+    pub fn retract(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
+        let given_up = |sending: &Sending| op.is_none_or(|op| sending.push.op == op);
+        if self.body_left > 0
+            && let Some(Queued::Push(front)) = self.queue.front()
+            && given_up(front)
+        {
+            self.staged.drain(..std::mem::take(&mut self.at));
+            let rest = front.rest(self.body_left, usize::MAX);
+            rest.iter().for_each(|bytes| self.staged.extend_from_slice(bytes));
+            self.body_left = 0;
+        }
+        for queued in std::mem::take(&mut self.queue) {
+            match queued {
+                Queued::Push(sending) if given_up(&sending) => {
+                    self.pushes -= 1;
+                    events.push(sending.over(false));
+                }
+                other => self.queue.push_back(other),
+            }
+        }
+    }
+
+    /// Write as far as it goes now.
+    pub fn pump(
+        &mut self,
+        stream: &mut dyn Stream,
+        events: &mut Vec<Event>,
+        counts: &mut Counts,
+    ) -> Result<(), Closed> {
+        let mut total = 0;
+        while total < TURN_BYTES {
+            if self.at == self.staged.len() && self.body_left == 0 {
+                self.stage(counts);
+                if self.staged.is_empty() {
+                    return Ok(());
+                }
+            }
+            counts.calls += 1;
+            match self.write(stream) {
+                Moved::Bytes(n) => {
+                    total += n as u64;
+                    self.advance(n, events, counts);
+                }
+                Moved::Blocked => return Ok(()),
+                Moved::Ended => return Err(Closed::Ended),
+                Moved::Failed { operation, errno } => return Err(Closed::System { operation, errno }),
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, stream: &mut dyn Stream) -> Moved {
+        let mut stretches = Vec::new();
+        if self.at < self.staged.len() {
+            stretches.push(IoSlice::new(&self.staged[self.at..]));
+        }
+        if self.body_left > 0
+            && let Some(Queued::Push(front)) = self.queue.front()
+        {
+            stretches.extend(front.rest(self.body_left, STRETCHES_MAX).into_iter().map(IoSlice::new));
+        }
+        stream.write(&stretches)
+    }
+
+    /// So many bytes were written.
+    fn advance(&mut self, bytes: usize, events: &mut Vec<Event>, counts: &mut Counts) {
+        let staged = bytes.min(self.staged.len() - self.at);
+        self.at += staged;
+        let bulk = bytes - staged;
+        if bulk == 0 {
+            return;
+        }
+        counts.bytes_out += bulk as u64;
+        self.body_left -= bulk as u64;
+        if let Some(Queued::Push(front)) = self.queue.front_mut() {
+            front.advance(bulk);
+            if self.body_left == 0
+                && front.framed == front.len
+                && let Some(Queued::Push(whole)) = self.queue.pop_front()
+            {
+                self.pushes -= 1;
+                events.push(whole.over(true));
+            }
+        }
+    }
+
+    /// Make the next bytes to be written: control frames, up to and with the head of a data frame.
+    fn stage(&mut self, counts: &mut Counts) {
+        self.staged.clear();
+        self.at = 0;
+        while let Some(frame) = self.urgent.pop_front() {
+            self.writing.control(&frame, &mut self.staged);
+        }
+        while self.staged.len() < STAGE_BYTES {
+            match self.queue.front_mut() {
+                None => return,
+                Some(Queued::Push(front)) => {
+                    let most = u64::from(self.writing.data_bytes_max);
+                    let bytes = (front.len - front.framed).min(most) as u32;
+                    let offset = front.push.offset + front.framed;
+                    self.writing.data(&front.push, offset, bytes, &mut self.staged);
+                    front.framed += u64::from(bytes);
+                    self.body_left = bytes.into();
+                    return;
+                }
+                Some(Queued::Frame(_)) => {
+                    let Some(Queued::Frame(frame)) = self.queue.pop_front() else { return };
+                    self.frames -= 1;
+                    self.frame_bytes -= frame.body.len();
+                    counts.frames_out += 1;
+                    self.writing.control(&frame, &mut self.staged);
+                }
+            }
+        }
+    }
+}
+
+impl Writing {
+    fn control(&mut self, frame: &Frame, out: &mut Vec<u8>) {
+        let facts = HeadFacts::control(self.version, frame.kind, frame.op, &frame.body);
+        out.extend_from_slice(&self.head(&facts, &frame.body));
+        out.extend_from_slice(&frame.body);
+    }
+
+    fn data(&mut self, push: &Push, offset: u64, bytes: u32, out: &mut Vec<u8>) {
+        let facts = HeadFacts::data(self.version, push.op, push.item, offset, bytes);
+        out.extend_from_slice(&self.head(&facts, &[]));
+    }
+
+    fn head(&mut self, facts: &HeadFacts, body: &[u8]) -> [u8; FrameHead::BYTES] {
+        let bare = head::encode(facts, [0; 16]);
+        match &mut self.mac {
+            Some(macs) => head::encode(facts, macs.next(&bare, body)),
+            None => bare,
+        }
+    }
+}
+
+impl Sending {
+    /// The next `most` bytes to be written, in at most so many stretches.
+    fn rest(&self, most: u64, stretches: usize) -> Vec<&[u8]> {
+        let (mut left, mut skip) = (most, self.at);
+        let mut found = Vec::new();
+        for part in self.push.parts.iter().skip(self.part) {
+            if left == 0 || found.len() == stretches {
+                break;
+            }
+            let rest = part.bytes().get(std::mem::take(&mut skip)..).unwrap_or_default();
+            let len = rest.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            left -= len as u64;
+            if len > 0 {
+                found.push(&rest[..len]);
+            }
+        }
+        found
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        self.at += bytes;
+        while let Some(part) = self.push.parts.get(self.part).filter(|part| self.at >= part.len()) {
+            self.at -= part.len();
+            self.part += 1;
+        }
+    }
+
+    fn over(self, sent: bool) -> Event {
+        let Push { op, token, parts, .. } = self.push;
+        Event::Pushed { op, token, sent, parts }
+    }
+}

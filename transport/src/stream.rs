@@ -1,0 +1,32 @@
+//! What a byte-stream link is made over: a socket, or in tests memory that gives a byte at a time.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::time::Duration;
+
+/// What came of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moved {
+    /// So many bytes, at least 1.
+    Bytes(usize),
+    /// None can be moved now.
+    Blocked,
+    /// The peer sends no more.
+    Ended,
+    /// The system failed it.
+    Failed {
+        /// Which operation.
+        operation: &'static str,
+        /// The kernel's errno.
+        errno: i32,
+    },
+}
+
+/// A stream of bytes in both directions. Bytes arrive in order or not at all.
+pub trait Stream: Send {
+    /// Fill `parts` in order with what has arrived. Never waits.
+    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved;
+    /// Send from `parts` in order. Never waits.
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved;
+    /// Wait until bytes can be read, or with `write` sent, at most `timeout`; false if none can.
+    fn ready(&mut self, write: bool, timeout: Duration) -> bool;
+}

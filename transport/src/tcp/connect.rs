@@ -1,0 +1,64 @@
+//! A client's end: connecting, greeting, proof.
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith_io::clock::Clock;
+use pagelith_io::entropy::Entropy;
+use pagelith_layouts::wire::Side;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect as start, socket_with};
+
+use super::{Socket, TcpLink, TcpPending};
+use crate::auth::Key;
+use crate::capability::Offer;
+use crate::closed::Closed;
+use crate::handshake::Handshake;
+use crate::limits::Limits;
+use crate::pending::{Pending, Progress};
+
+/// Longest single wait of [`dial`].
+const WAIT_STEP: Duration = Duration::from_millis(100);
+
+/// Begin to connect to a server. Never waits: connecting, greeting and proof go on in [`Pending::poll`], and together
+/// take at most `limits.handshake`. `key` is needed where the server demands one, and refused where it takes none.
+pub fn connect(
+    to: SocketAddr,
+    offer: Offer,
+    key: Option<Key>,
+    entropy: &dyn Entropy,
+    clock: Arc<dyn Clock>,
+    limits: Limits,
+) -> Result<TcpPending, Closed> {
+    let fault = |operation| move |e: Errno| Closed::System { operation, errno: e.raw_os_error() };
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = socket_with(family, SocketType::STREAM, flags, None).map_err(fault("socket"))?;
+    match start(&fd, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => {}
+        Err(e) => return Err(fault("connect")(e)),
+    }
+    let socket = Socket::new(TcpStream::from(fd))?;
+    let handshake = Handshake::client(offer, key, entropy);
+    Ok(Pending::new(socket, to.to_string(), Side::Client, offer, handshake, (clock, limits)))
+}
+
+/// As [`connect`], and wait for the end of it.
+pub fn dial(
+    to: SocketAddr,
+    offer: Offer,
+    key: Option<Key>,
+    entropy: &dyn Entropy,
+    clock: Arc<dyn Clock>,
+    limits: Limits,
+) -> Result<TcpLink, Closed> {
+    let mut progress = connect(to, offer, key, entropy, clock, limits)?.poll();
+    loop {
+        progress = match progress {
+            Progress::Waiting(pending) => pending.wait(WAIT_STEP),
+            Progress::Ready(link) => return Ok(*link),
+            Progress::Over(why) => return Err(why),
+        };
+    }
+}

@@ -1,0 +1,173 @@
+//! A server's end: accepting, and the handshakes of peers that are not known yet.
+
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith_io::clock::Clock;
+use pagelith_io::entropy::Entropy;
+use pagelith_layouts::wire::Side;
+use pagelith_layouts::wire::greeting::{Reason, Refusal};
+
+use super::socket::wait_for;
+use super::{Socket, TcpLink, TcpPending};
+use crate::capability::Offer;
+use crate::closed::Closed;
+use crate::handshake::{Admission, Handshake};
+use crate::limits::Limits;
+use crate::pending::{Pending, Progress};
+
+/// Most connections accepted in one poll.
+const ACCEPTS_MAX: usize = 64;
+
+/// Where to listen, and for whom.
+#[derive(Clone, Debug)]
+pub struct Listen {
+    /// Address and port; port 0 for any that is free.
+    pub address: SocketAddr,
+    /// How clients are known.
+    pub admission: Admission,
+    /// Take clients from other hosts too. They must be known by a key. Without it the address must be loopback.
+    pub beyond_this_host: bool,
+}
+
+/// Why a listener was not made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ListenError {
+    /// The address can be reached from other hosts, which was not asked for.
+    #[error("the address is not loopback; say that clients of other hosts are meant address={0}")]
+    BeyondThisHost(SocketAddr),
+    /// Clients of other hosts would not be known by a key.
+    #[error("clients of other hosts must be known by a key address={0}")]
+    NoKey(SocketAddr),
+    /// The system failed it.
+    #[error("{operation} failed: {} address={address} errno={errno}", std::io::Error::from_raw_os_error(*.errno))]
+    System {
+        /// Which operation.
+        operation: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// The kernel's errno.
+        errno: i32,
+    },
+}
+
+/// What came in.
+pub enum Arrival {
+    /// A client that is known.
+    Link(Box<TcpLink>),
+    /// One that was not let in, and why.
+    Refused {
+        /// Its address.
+        peer: String,
+        /// Why.
+        why: Closed,
+    },
+}
+
+/// A socket that listens, and the connections whose peers are not known yet.
+pub struct Listener {
+    socket: TcpListener,
+    address: SocketAddr,
+    unknown: Vec<TcpPending>,
+    admission: Admission,
+    offer: Offer,
+    entropy: Arc<dyn Entropy>,
+    clock: Arc<dyn Clock>,
+    limits: Limits,
+}
+
+impl Listener {
+    /// Listen.
+    pub fn new(
+        listen: &Listen,
+        offer: Offer,
+        entropy: Arc<dyn Entropy>,
+        clock: Arc<dyn Clock>,
+        limits: Limits,
+    ) -> Result<Listener, ListenError> {
+        let address = listen.address;
+        let keyed = matches!(listen.admission, Admission::Keys(_));
+        match (address.ip().is_loopback(), listen.beyond_this_host, keyed) {
+            (false, false, _) => return Err(ListenError::BeyondThisHost(address)),
+            (_, true, false) => return Err(ListenError::NoKey(address)),
+            _ => {}
+        }
+        let fault = |operation| {
+            move |e: std::io::Error| ListenError::System {
+                operation,
+                address,
+                errno: e.raw_os_error().unwrap_or(0),
+            }
+        };
+        let socket = TcpListener::bind(address).map_err(fault("bind"))?;
+        socket.set_nonblocking(true).map_err(fault("fcntl"))?;
+        let address = socket.local_addr().map_err(fault("getsockname"))?;
+        let admission = listen.admission.clone();
+        Ok(Listener { socket, address, unknown: Vec::new(), admission, offer, entropy, clock, limits })
+    }
+
+    /// Where it listens: the port that was found, if none was said.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Bytes that are held for each peer that is not known yet.
+    pub fn held_bytes(&mut self) -> Vec<usize> {
+        self.unknown.iter_mut().map(Pending::held_bytes).collect()
+    }
+
+    /// Accept, and go on with handshakes, as far as it goes now. Never waits.
+    pub fn poll(&mut self, arrivals: &mut Vec<Arrival>) {
+        for _ in 0..ACCEPTS_MAX {
+            match self.socket.accept() {
+                Ok((stream, from)) => match Socket::new(stream) {
+                    Ok(socket) => self.begin(socket, from, arrivals),
+                    Err(why) => arrivals.push(Arrival::Refused { peer: from.to_string(), why }),
+                },
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
+                // The peer went away before it was accepted, or this process is out of files: whoever polls sees it.
+                Err(e) => {
+                    let why = Closed::System { operation: "accept", errno: e.raw_os_error().unwrap_or(0) };
+                    arrivals.push(Arrival::Refused { peer: String::new(), why });
+                    break;
+                }
+            }
+        }
+        for pending in std::mem::take(&mut self.unknown) {
+            let peer = pending.peer().to_owned();
+            match pending.poll() {
+                Progress::Waiting(pending) => self.unknown.push(pending),
+                Progress::Ready(link) => arrivals.push(Arrival::Link(link)),
+                Progress::Over(why) => arrivals.push(Arrival::Refused { peer, why }),
+            }
+        }
+    }
+
+    /// As `poll`, but wait until something came in or a handshake has taken too long, at most `timeout`.
+    pub fn wait(&mut self, arrivals: &mut Vec<Arrival>, timeout: Duration) {
+        let due = self.unknown.iter().map(Pending::due).min().unwrap_or(timeout);
+        let mut waits = vec![(self.socket.as_fd(), false)];
+        let wants: Vec<bool> = self.unknown.iter_mut().map(Pending::wants_write).collect();
+        waits.extend(self.unknown.iter().zip(wants).map(|(p, write)| (p.stream().as_fd(), write)));
+        wait_for(&mut waits, timeout.min(due));
+        self.poll(arrivals);
+    }
+
+    fn begin(&mut self, socket: Socket, from: SocketAddr, arrivals: &mut Vec<Arrival>) {
+        let handshake = Handshake::server(self.offer, self.admission.clone(), &*self.entropy);
+        let peer = from.to_string();
+        let outside = (self.clock.clone(), self.limits);
+        let pending = Pending::new(socket, peer.clone(), Side::Server, self.offer, handshake, outside);
+        if self.unknown.len() < self.limits.unknown_max {
+            self.unknown.push(pending);
+            return;
+        }
+        let text = format!("too many connections that are not known yet most={}", self.limits.unknown_max);
+        let busy = Refusal { reason: Reason::Busy, versions: self.offer.versions, missing: 0, text };
+        if let Progress::Over(why) = pending.refuse(Closed::Refused(busy)) {
+            arrivals.push(Arrival::Refused { peer, why });
+        }
+    }
+}

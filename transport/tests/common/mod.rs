@@ -1,0 +1,296 @@
+//! Two ends of a link in one thread: over memory that gives so many bytes a call, or over loopback. Time is set by the
+//! test.
+
+// Each test file is a program of its own and uses its part of this.
+#![allow(dead_code)]
+
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use pagelith_io::buffer::{AlignedBuf, Part};
+use pagelith_io::clock::{Clock, Mono};
+use pagelith_io::entropy::Entropy;
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::{Frame, Kind, Side};
+use pagelith_transport::auth::{Key, KeyRing};
+use pagelith_transport::capability::Offer;
+use pagelith_transport::closed::Closed;
+use pagelith_transport::conn::Conn;
+use pagelith_transport::handshake::{Admission, Handshake};
+use pagelith_transport::limits::Limits;
+use pagelith_transport::link::{Event, Link, Push};
+use pagelith_transport::pending::{Pending, Progress};
+use pagelith_transport::rights::Rights;
+use pagelith_transport::stream::{Moved, Stream};
+
+/// Time that stands still until the test moves it.
+#[derive(Default)]
+pub struct HandClock(AtomicU64);
+
+impl HandClock {
+    pub fn pass(&self, time: Duration) {
+        self.0.fetch_add(time.as_nanos() as u64, Ordering::SeqCst);
+    }
+}
+
+impl Clock for HandClock {
+    fn now(&self) -> Mono {
+        Mono(self.0.load(Ordering::SeqCst))
+    }
+}
+
+/// Bytes that count up: nothing here depends on chance.
+pub struct Counting(pub AtomicU64);
+
+impl Entropy for Counting {
+    fn fill(&self, out: &mut [u8]) {
+        for byte in out {
+            *byte = self.0.fetch_add(1, Ordering::SeqCst) as u8;
+        }
+    }
+}
+
+/// One direction of a pipe.
+#[derive(Default)]
+pub struct Way {
+    pub bytes: VecDeque<u8>,
+    /// All that was ever written.
+    pub record: Vec<u8>,
+    pub ended: bool,
+    /// Most bytes in flight; 0 for no bound.
+    pub most: usize,
+}
+
+/// An end of a pipe in memory.
+pub struct Pipe {
+    pub reads: Arc<Mutex<Way>>,
+    pub writes: Arc<Mutex<Way>>,
+    /// Most bytes a call.
+    pub step: usize,
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        lock(&self.writes).ended = true;
+        lock(&self.reads).ended = true;
+    }
+}
+
+pub fn lock(way: &Mutex<Way>) -> MutexGuard<'_, Way> {
+    way.lock().expect("nobody panicked with it")
+}
+
+impl Stream for Pipe {
+    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved {
+        let mut way = lock(&self.reads);
+        let mut moved = 0;
+        for place in parts.iter_mut().flat_map(|part| part.iter_mut()).take(self.step) {
+            let Some(byte) = way.bytes.pop_front() else { break };
+            (*place, moved) = (byte, moved + 1);
+        }
+        match moved {
+            0 if way.ended => Moved::Ended,
+            0 => Moved::Blocked,
+            n => Moved::Bytes(n),
+        }
+    }
+
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+        let mut way = lock(&self.writes);
+        if way.ended {
+            return Moved::Ended;
+        }
+        let room = if way.most == 0 { usize::MAX } else { way.most.saturating_sub(way.bytes.len()) };
+        let bytes: Vec<u8> =
+            parts.iter().flat_map(|part| part.iter().copied()).take(self.step.min(room)).collect();
+        way.bytes.extend(&bytes);
+        way.record.extend(&bytes);
+        if bytes.is_empty() { Moved::Blocked } else { Moved::Bytes(bytes.len()) }
+    }
+
+    fn ready(&mut self, write: bool, _: Duration) -> bool {
+        write || !lock(&self.reads).bytes.is_empty()
+    }
+}
+
+/// The two ends of a pipe that moves at most `step` bytes a call.
+pub fn pipe(step: usize) -> (Pipe, Pipe) {
+    let (a, b): (Arc<Mutex<Way>>, Arc<Mutex<Way>>) = Default::default();
+    (Pipe { reads: a.clone(), writes: b.clone(), step }, Pipe { reads: b, writes: a, step })
+}
+
+pub fn key(secret: u8) -> Key {
+    Key::new("rank-0", &[secret; 32]).expect("a key")
+}
+
+pub fn entropy() -> Arc<Counting> {
+    Arc::new(Counting(AtomicU64::new(1)))
+}
+
+pub fn keys(secret: u8) -> Admission {
+    Admission::Keys(Arc::new(KeyRing::new([(key(secret), Rights::all())], &*entropy()).expect("a ring")))
+}
+
+pub fn offer() -> Offer {
+    Offer { data_bytes_max: 64 << 10, control_bytes_max: 64 << 10, ..Offer::of_this_build([5; 16]) }
+}
+
+pub type PipeLink = Conn<Pipe>;
+
+/// Both ends, known to each other.
+pub struct Pair {
+    pub client: PipeLink,
+    pub server: PipeLink,
+    pub clock: Arc<HandClock>,
+    /// What the client writes and what the server writes.
+    pub ways: (Arc<Mutex<Way>>, Arc<Mutex<Way>>),
+}
+
+/// Two ends of a pipe in their handshake.
+pub fn pendings(
+    step: usize,
+    key: Option<Key>,
+    admission: Admission,
+) -> (Pending<Pipe>, Pending<Pipe>, Arc<HandClock>) {
+    let (a, b) = pipe(step);
+    let clock = Arc::new(HandClock::default());
+    let outside = || (clock.clone() as Arc<dyn Clock>, Limits::default());
+    let client = Handshake::client(offer(), key, &*entropy());
+    let server = Handshake::server(offer(), admission, &*entropy());
+    let client = Pending::new(a, "server".into(), Side::Client, offer(), client, outside());
+    let server = Pending::new(b, "client".into(), Side::Server, offer(), server, outside());
+    (client, server, clock)
+}
+
+/// Both ends over a pipe, with a key or without.
+pub fn pair(step: usize, keyed: bool) -> Pair {
+    let admission = if keyed { keys(1) } else { Admission::Connection(Rights::all()) };
+    let (client, server, clock) = pendings(step, keyed.then(|| key(1)), admission);
+    let ways = (client.stream().writes.clone(), server.stream().writes.clone());
+    let (client, server) = meet(client, server);
+    Pair { client: client.expect("a link"), server: server.expect("a link"), clock, ways }
+}
+
+type Met<S> = Result<Conn<S>, Closed>;
+
+/// Drive two handshakes to their ends.
+pub fn meet<S: Stream, T: Stream>(client: Pending<S>, server: Pending<T>) -> (Met<S>, Met<T>) {
+    let (mut client, mut server) = (Progress::Waiting(client), Progress::Waiting(server));
+    for _ in 0..100_000 {
+        client = go(client);
+        server = go(server);
+        if !matches!(client, Progress::Waiting(_)) && !matches!(server, Progress::Waiting(_)) {
+            break;
+        }
+    }
+    (met(client), met(server))
+}
+
+fn go<S: Stream>(progress: Progress<S>) -> Progress<S> {
+    match progress {
+        Progress::Waiting(pending) => pending.poll(),
+        over => over,
+    }
+}
+
+fn met<S: Stream>(progress: Progress<S>) -> Met<S> {
+    match progress {
+        Progress::Ready(link) => Ok(*link),
+        Progress::Over(why) => Err(why),
+        Progress::Waiting(_) => panic!("the handshake does not end"),
+    }
+}
+
+/// Poll both ends until nothing moves.
+pub fn settle(a: &mut dyn Link, b: &mut dyn Link) -> (Vec<Event>, Vec<Event>) {
+    settle_slowly(a, b, 4)
+}
+
+/// Poll both ends until nothing was counted in so many rounds: a byte of a head that arrives alone is not counted.
+pub fn settle_slowly(a: &mut dyn Link, b: &mut dyn Link, rounds: u32) -> (Vec<Event>, Vec<Event>) {
+    let (mut at_a, mut at_b) = (Vec::new(), Vec::new());
+    let mut quiet = 0;
+    while quiet < rounds {
+        let before = (a.counts(), b.counts(), at_a.len(), at_b.len());
+        a.poll(&mut at_a);
+        b.poll(&mut at_b);
+        let moved = |c: pagelith_transport::link::Counts| {
+            (c.frames_in, c.frames_out, c.bytes_in, c.bytes_out, c.bytes_late)
+        };
+        let after = (a.counts(), b.counts(), at_a.len(), at_b.len());
+        let same = (moved(before.0), moved(before.1), before.2, before.3)
+            == (moved(after.0), moved(after.1), after.2, after.3);
+        quiet = if same { quiet + 1 } else { 0 };
+    }
+    (at_a, at_b)
+}
+
+/// Bytes that differ from those of every other seed.
+pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 24) as u8
+    });
+    next.take(len).collect()
+}
+
+/// A scatter list over one buffer, in parts of these lengths, the rest in the last.
+pub fn scatter(content: &[u8], lengths: &[usize]) -> Vec<Part> {
+    let mut buffer = AlignedBuf::new(content.len().max(1)).expect("memory");
+    buffer[..content.len()].copy_from_slice(content);
+    let mut rest = buffer.into_part().split(content.len()).0;
+    let mut parts = Vec::new();
+    for len in lengths {
+        let (part, behind) = rest.split(*len);
+        parts.push(part);
+        rest = behind;
+    }
+    parts.push(rest);
+    parts
+}
+
+pub fn gathered(parts: &[Part]) -> Vec<u8> {
+    parts.iter().flat_map(|part| part.bytes().to_vec()).collect()
+}
+
+pub fn push(op: u64, item: u32, offset: u64, content: &[u8]) -> Push {
+    Push { op: OpId(op), item, offset, parts: scatter(content, &[1, 3]), token: op * 100 + u64::from(item) }
+}
+
+pub fn request(op: u64, body: &[u8]) -> Frame {
+    Frame::new(Kind::Request, OpId(op), body.to_vec())
+}
+
+pub fn outcome(op: u64, body: &[u8]) -> Frame {
+    Frame::new(Kind::Outcome, OpId(op), body.to_vec())
+}
+
+/// Events as text, without memory: what happened, in order.
+pub fn told(events: &[Event]) -> Vec<String> {
+    let line = |event: &Event| match event {
+        Event::Frame(frame) => format!("{:?} {} {}", frame.kind, frame.op.0, frame.body.len()),
+        Event::Landed { op, item, .. } => format!("landed {} {item}", op.0),
+        Event::Pushed { token, sent, .. } => format!("pushed {token} {sent}"),
+        Event::Retracted { op, item, .. } => format!("retracted {} {item}", op.0),
+        Event::Closed(why) => format!("closed: {why}"),
+    };
+    events.iter().map(line).collect()
+}
+
+/// The memory that an event hands back for an item.
+pub fn handed(events: &[Event], wanted: (u64, u32)) -> Option<Vec<u8>> {
+    events.iter().find_map(|event| match event {
+        Event::Landed { op, item, parts } | Event::Retracted { op, item, parts }
+            if (op.0, *item) == wanted =>
+        {
+            Some(gathered(parts))
+        }
+        _ => None,
+    })
+}

@@ -1,0 +1,77 @@
+//! Queues are bounded, and what does not fit is handed back.
+
+use pagelith_io::buffer::Part;
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::{Frame, Kind};
+use pagelith_transport::limits::{Limits, UNKNOWN_PEER_BYTES_MAX};
+use pagelith_transport::link::{Link, Push};
+
+use crate::common::*;
+
+#[test]
+fn a_full_queue_hands_back_and_takes_more_when_it_has_drained() {
+    let mut pair = pair(usize::MAX, true);
+    let Pair { client, server, ways, .. } = &mut pair;
+    lock(&ways.0).most = 1;
+    let limits = Limits::default();
+    let mut taken = 0;
+    while client.send(request(taken + 1, &[0; 64 << 10])).is_ok() {
+        taken += 1;
+    }
+    assert_eq!(taken as usize, limits.frame_bytes_max / (64 << 10));
+    assert_eq!(client.room().frame_bytes, 0);
+    while client.send(Frame::bare(Kind::Cancel, OpId(1))).is_ok() {
+        taken += 1;
+    }
+    assert_eq!((taken as usize, client.room().frames), (limits.frames_max, 0));
+    let mut pushes = 0;
+    while client.push(push(1, 0, 0, &[1])).is_ok() {
+        pushes += 1;
+    }
+    assert_eq!(pushes, limits.pushes_max);
+    lock(&ways.0).most = 0;
+    let (_, got) = settle(client, server);
+    assert_eq!(got.len() as u64, taken);
+    assert_eq!((client.room().frames, client.room().pushes), (limits.frames_max, limits.pushes_max));
+    assert_eq!(client.room().frame_bytes, limits.frame_bytes_max);
+}
+
+#[test]
+fn what_a_side_does_not_send_is_handed_back() {
+    let mut pair = pair(usize::MAX, true);
+    for kind in Kind::ALL {
+        let body = if kind.is_bare() { Vec::new() } else { vec![1; 64] };
+        let sent = [&mut pair.client, &mut pair.server]
+            .map(|link| link.send(Frame::new(kind, OpId(1), body.clone())).is_ok());
+        let expected = match kind {
+            Kind::Request | Kind::Cancel => [true, false],
+            Kind::Pull | Kind::Outcome => [false, true],
+            _ => [false, false],
+        };
+        assert_eq!(sent, expected, "{kind:?}");
+    }
+    assert!(pair.client.send(request(1, &[0; (64 << 10) + 1])).is_err(), "longer than agreed");
+    assert!(pair.client.send(request(0, &[0])).is_err(), "no operation");
+    assert!(pair.client.send(request(1, &[])).is_err(), "no body");
+    let nothing = Push { parts: Vec::new(), ..push(1, 0, 0, &[]) };
+    assert!(pair.client.push(nothing).is_err());
+    assert!(pair.client.push(push(1, 0, u64::MAX, &[1, 2])).is_err());
+    let shared = vec![Part::from_shared(std::sync::Arc::from([0u8; 4].as_slice()))];
+    assert!(pair.client.expose(OpId(1), 0, shared).is_err());
+}
+
+/// Whatever a peer sends before it is known, at any point of its handshake.
+#[test]
+fn little_is_held_for_a_peer_that_is_not_known() {
+    for (key, steps) in [(None, 40), (Some(key(1)), 40)] {
+        let (client, mut server, _) = pendings(7, key, keys(1));
+        let mut client = client;
+        for _ in 0..steps {
+            assert!(server.held_bytes() <= UNKNOWN_PEER_BYTES_MAX / 4, "bytes={}", server.held_bytes());
+            let pagelith_transport::pending::Progress::Waiting(next) = client.poll() else { break };
+            client = next;
+            let pagelith_transport::pending::Progress::Waiting(next) = server.poll() else { break };
+            server = next;
+        }
+    }
+}

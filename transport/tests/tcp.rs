@@ -1,0 +1,288 @@
+//! Links over TCP on loopback: what only a real socket shows. Nothing sleeps; each wait ends with what it waits for.
+
+#![expect(clippy::disallowed_methods, reason = "two ends that wait need a thread each; nothing here ships")]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::*;
+use pagelith_io::clock::Clock;
+use pagelith_io::system::{SystemClock, SystemEntropy};
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::greeting::{Feature, Reason, Refusal};
+use pagelith_layouts::wire::head;
+use pagelith_transport::auth::Key;
+use pagelith_transport::capability::Offer;
+use pagelith_transport::closed::Closed;
+use pagelith_transport::handshake::Admission;
+use pagelith_transport::limits::{Limits, UNKNOWN_PEER_BYTES_MAX};
+use pagelith_transport::link::{Event, Link};
+use pagelith_transport::pending::Progress;
+use pagelith_transport::rights::Rights;
+use pagelith_transport::tcp::{Arrival, Listen, ListenError, Listener, TcpLink, connect};
+
+/// Longest single wait. Every wait here is for something that comes.
+const WAIT: Duration = Duration::from_secs(10);
+
+fn listener(admission: Admission, offer: Offer, limits: Limits, clock: Arc<dyn Clock>) -> Listener {
+    let address = "127.0.0.1:0".parse().expect("an address");
+    let listen = Listen { address, admission, beyond_this_host: false };
+    Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, limits).expect("loopback")
+}
+
+fn clock() -> Arc<dyn Clock> {
+    Arc::new(SystemClock::new())
+}
+
+type Ends = (Result<TcpLink, Closed>, Result<TcpLink, Closed>);
+
+/// A client and a server in one thread, until both know how it ended.
+fn meet_over_tcp(client: (Offer, Option<Key>), listener: &mut Listener) -> Ends {
+    let (limits, entropy) = (Limits::default(), SystemEntropy);
+    let mut progress =
+        connect(listener.address(), client.0, client.1, &entropy, clock(), limits).expect("a socket").poll();
+    let mut arrivals = Vec::new();
+    for _ in 0..1000 {
+        if arrivals.is_empty() {
+            listener.wait(&mut arrivals, Duration::from_millis(100));
+        }
+        progress = match progress {
+            Progress::Waiting(pending) => pending.wait(Duration::from_millis(100)),
+            over => over,
+        };
+        if !matches!(progress, Progress::Waiting(_)) && !arrivals.is_empty() {
+            break;
+        }
+    }
+    let client = match progress {
+        Progress::Ready(link) => Ok(*link),
+        Progress::Over(why) => Err(why),
+        Progress::Waiting(_) => panic!("the client's handshake does not end"),
+    };
+    let server = match arrivals.pop().expect("an arrival") {
+        Arrival::Link(link) => Ok(*link),
+        Arrival::Refused { why, .. } => Err(why),
+    };
+    (client, server)
+}
+
+fn linked(data_bytes_max: u32) -> (TcpLink, TcpLink) {
+    let offer = Offer { data_bytes_max, ..offer() };
+    let mut listener = listener(keys(1), offer, Limits::default(), clock());
+    let (client, server) = meet_over_tcp((offer, Some(key(1))), &mut listener);
+    (client.expect("a link"), server.expect("a link"))
+}
+
+/// Drive both ends until `done` says so.
+fn drive(
+    a: &mut TcpLink,
+    b: &mut TcpLink,
+    done: impl Fn(&[Event], &[Event]) -> bool,
+) -> (Vec<Event>, Vec<Event>) {
+    let (mut at_a, mut at_b) = (Vec::new(), Vec::new());
+    for _ in 0..1_000_000 {
+        a.poll(&mut at_a);
+        b.poll(&mut at_b);
+        if done(&at_a, &at_b) {
+            return (at_a, at_b);
+        }
+    }
+    panic!("it does not come: {:?} {:?}", told(&at_a), told(&at_b));
+}
+
+#[test]
+fn long_objects_arrive_in_scatter_lists_of_odd_lengths() {
+    let objects = [bytes(1, 3_000_001), bytes(2, 1), bytes(3, 4096), bytes(4, 777_777)];
+    let lengths: Vec<usize> = (0..900).map(|i| (i * 37) % 1999).collect();
+    let (mut client, mut server) = linked(64 << 10);
+    for (item, object) in objects.iter().enumerate() {
+        client.expose(OpId(1), item as u32, scatter(&vec![0; object.len()], &lengths)).expect("room");
+    }
+    client.send(request(1, b"a get")).expect("room");
+    let (_, asked) = drive(&mut client, &mut server, |_, at_server| !at_server.is_empty());
+    assert_eq!(told(&asked), ["Request 1 5"]);
+    for (item, object) in objects.iter().enumerate() {
+        server.push(push(1, item as u32, 0, object)).expect("room");
+    }
+    server.send(outcome(1, b"over")).expect("room");
+    let (got, sent) = drive(&mut client, &mut server, |at_client, _| at_client.len() == objects.len() + 1);
+    assert_eq!(told(&got)[..], ["landed 1 0", "landed 1 1", "landed 1 2", "landed 1 3", "Outcome 1 4"]);
+    assert_eq!(told(&sent).len(), objects.len());
+    for (item, object) in objects.iter().enumerate() {
+        assert!(handed(&got, (1, item as u32)).as_ref() == Some(object), "item={item}");
+    }
+    let total: usize = objects.iter().map(Vec::len).sum();
+    assert_eq!((client.counts().bytes_in, server.counts().bytes_out), (total as u64, total as u64));
+}
+
+#[test]
+fn a_wait_ends_with_what_arrives() {
+    let (mut client, mut server) = linked(1 << 20);
+    let asking = std::thread::spawn(move || {
+        let mut events = Vec::new();
+        server.wait(&mut events, WAIT);
+        server.send(outcome(1, b"over")).expect("room");
+        while server.wants_write() {
+            server.poll(&mut events);
+        }
+        client_gone(&mut server, events)
+    });
+    client.send(request(1, b"is it here")).expect("room");
+    let mut events = Vec::new();
+    client.wait(&mut events, WAIT);
+    assert_eq!(told(&events), ["Outcome 1 4"]);
+    client.close();
+    assert_eq!(asking.join().expect("no panic"), ["Request 1 10", "closed: closed by the peer"]);
+}
+
+/// Wait for the end; all that was told.
+fn client_gone(server: &mut TcpLink, mut events: Vec<Event>) -> Vec<String> {
+    while !matches!(events.last(), Some(Event::Closed(_))) {
+        server.wait(&mut events, WAIT);
+    }
+    told(&events)
+}
+
+#[test]
+fn a_process_that_dies_in_the_middle_of_data_closes_the_link() {
+    let (mut client, mut server) = linked(1 << 20);
+    client.expose(OpId(1), 0, scatter(&vec![0; 64 << 20], &[])).expect("room");
+    server.push(push(1, 0, 0, &vec![7; 64 << 20])).expect("room");
+    let mut events = Vec::new();
+    server.poll(&mut events);
+    drop(server);
+    while !matches!(events.last(), Some(Event::Closed(_))) {
+        client.wait(&mut events, WAIT);
+    }
+    assert_eq!(told(&events), ["retracted 1 0", "closed: the connection ended"]);
+}
+
+#[test]
+fn a_wrong_key_and_no_key_are_refused() {
+    for (wrong, reason) in [(Some(key(2)), Reason::Denied), (None, Reason::Denied)] {
+        let mut listener = listener(keys(1), offer(), Limits::default(), clock());
+        let (client, server) = meet_over_tcp((offer(), wrong), &mut listener);
+        let Err(Closed::Refused(Refusal { reason: found, .. })) = client.map(|_| ()) else {
+            panic!("not refused")
+        };
+        assert_eq!(found, reason);
+        assert!(server.is_err());
+        assert_eq!(listener.held_bytes(), Vec::<usize>::new());
+    }
+}
+
+#[test]
+fn versions_meet_or_part_by_name() {
+    let of = |versions, required| Offer { versions, required, ..offer() };
+    for (ours, theirs, expected) in [((1, 1), (1, 2), 1), ((1, 2), (1, 1), 1), ((1, 9), (2, 5), 5)] {
+        let mut listener = listener(keys(1), of(theirs, 0), Limits::default(), clock());
+        let (client, server) = meet_over_tcp((of(ours, 0), Some(key(1))), &mut listener);
+        let (mut client, mut server) = (client.expect("a link"), server.expect("a link"));
+        assert_eq!((client.facts().version, server.facts().version), (expected, expected));
+        client.send(request(1, b"in the agreed version")).expect("room");
+        drive(&mut client, &mut server, |_, at_server| !at_server.is_empty());
+    }
+    for (ours, theirs) in [((1, 1), (2, 3)), ((2, 3), (1, 1))] {
+        let mut listener = listener(keys(1), of(theirs, 0), Limits::default(), clock());
+        let (client, server) = meet_over_tcp((of(ours, 0), Some(key(1))), &mut listener);
+        let refused = client.map(|_| ()).expect_err("apart");
+        assert!(!refused.retryable() && server.is_err());
+        let (from, to) = theirs;
+        let text = format!("no protocol version in common ours={from}..{to} theirs={}..{}", ours.0, ours.1);
+        assert_eq!(refused.to_string(), format!("refused: {text} reason=Version"));
+    }
+    let few = Offer { features: Feature::Groups.bit(), ..offer() };
+    let mut listener = listener(keys(1), few, Limits::default(), clock());
+    let (client, _) = meet_over_tcp((of((1, 1), 0), Some(key(1))), &mut listener);
+    assert_eq!(client.expect("a link").facts().missing.len(), Feature::ALL.len() - 1);
+    let (client, server) = meet_over_tcp((of((1, 1), Feature::Durable.bit()), Some(key(1))), &mut listener);
+    let text = client.map(|_| ()).expect_err("durable is required").to_string();
+    assert_eq!(text, "the peers do not fit: features are missing names=durable");
+    // The client goes before the server knows it.
+    let _ = server;
+}
+
+/// Many that say a byte and no more: little is held for each, no more than so many, and all are let go in time.
+#[test]
+fn slow_peers_hold_little_and_not_for_long() {
+    let time = Arc::new(HandClock::default());
+    let limits = Limits { unknown_max: 8, ..Limits::default() };
+    let mut listener = listener(keys(1), offer(), limits, time.clone());
+    let mut slow: Vec<TcpStream> = Vec::new();
+    let mut arrivals = Vec::new();
+    for _ in 0..12 {
+        let mut stream = TcpStream::connect(listener.address()).expect("a connection");
+        stream.write_all(b"P").expect("a byte");
+        slow.push(stream);
+        listener.wait(&mut arrivals, WAIT);
+    }
+    while listener.held_bytes().len() + arrivals.len() < 12 {
+        listener.wait(&mut arrivals, WAIT);
+    }
+    let held = listener.held_bytes();
+    assert_eq!((held.len(), arrivals.len()), (8, 4));
+    assert!(held.iter().all(|bytes| *bytes <= UNKNOWN_PEER_BYTES_MAX / 4), "{held:?}");
+    assert_eq!(refusals(arrivals), [Reason::Busy; 4].map(Some));
+    time.pass(limits.handshake);
+    let mut arrivals = Vec::new();
+    listener.poll(&mut arrivals);
+    assert_eq!((listener.held_bytes().len(), arrivals.len()), (0, 8));
+    assert!(refusals(arrivals).iter().all(Option::is_none));
+    // Each was told why: a refusal, and the end.
+    for (stream, reason) in slow.iter_mut().zip([Reason::Late; 8].into_iter().chain([Reason::Busy; 4])) {
+        let mut said = Vec::new();
+        // A connection that was closed with bytes unread may end with a reset behind what was said.
+        let _ = stream.read_to_end(&mut said);
+        if let Ok((_, _, body)) = head::split(&said, None) {
+            assert_eq!(Refusal::decode(body).map(|refusal| refusal.reason), Ok(reason));
+        }
+    }
+}
+
+/// The reasons of refusals that were sent, `None` for those of another kind.
+fn refusals(arrivals: Vec<Arrival>) -> Vec<Option<Reason>> {
+    let reason = |arrival| match arrival {
+        Arrival::Refused { why: Closed::Refused(refusal), .. } => Some(refusal.reason),
+        Arrival::Refused { why: Closed::Late { .. }, .. } => None,
+        Arrival::Refused { why, .. } => panic!("{why}"),
+        Arrival::Link(_) => panic!("a link"),
+    };
+    arrivals.into_iter().map(reason).collect()
+}
+
+#[test]
+fn other_hosts_are_let_in_only_when_asked_for_and_by_key() {
+    let try_to = |address: &str, admission, beyond_this_host| {
+        let listen = Listen { address: address.parse().expect("an address"), admission, beyond_this_host };
+        Listener::new(&listen, offer(), Arc::new(SystemEntropy), clock(), Limits::default()).map(|_| ())
+    };
+    let open = || Admission::Connection(Rights::all());
+    assert!(matches!(try_to("0.0.0.0:0", keys(1), false), Err(ListenError::BeyondThisHost(_))));
+    assert!(matches!(try_to("[::]:0", open(), false), Err(ListenError::BeyondThisHost(_))));
+    assert!(matches!(try_to("0.0.0.0:0", open(), true), Err(ListenError::NoKey(_))));
+    assert!(matches!(try_to("127.0.0.1:0", open(), true), Err(ListenError::NoKey(_))));
+    assert_eq!(try_to("0.0.0.0:0", keys(1), true), Ok(()));
+    assert_eq!(try_to("127.0.0.1:0", open(), false), Ok(()));
+}
+
+#[test]
+fn nobody_listening_is_named() {
+    let listener = listener(keys(1), offer(), Limits::default(), clock());
+    let address = listener.address();
+    drop(listener);
+    let why = pagelith_transport::tcp::dial(
+        address,
+        offer(),
+        Some(key(1)),
+        &SystemEntropy,
+        clock(),
+        Limits::default(),
+    )
+    .map(|_| ())
+    .expect_err("nobody");
+    assert!(why.to_string().contains("errno=111") && why.retryable(), "{why}");
+}
