@@ -9,14 +9,19 @@ use crate::shared::Shared;
 /// See [`crate::Store::flush`].
 #[tracing::instrument(level = "debug", skip_all)]
 pub(crate) fn flush(shared: &Shared, options: Options) -> Result<FlushReport> {
-    shared.check_open()?;
     let deadline = shared.deadline(options.timeout);
-    let asked = shared.lock().ask(|id| Job::Flush { id });
-    shared.work.raise();
-    if let Some(id) = asked {
+    for id in begin(shared)? {
         shared.await_answer(id, deadline, "flush")?;
     }
     Ok(report(shared))
+}
+
+/// Ask for it; the answers to wait for.
+pub(crate) fn begin(shared: &Shared) -> Result<Vec<u64>> {
+    shared.check_open()?;
+    let asked = shared.lock().ask(|id| Job::Flush { id });
+    shared.work.raise();
+    Ok(asked.into_iter().collect())
 }
 
 /// What happened since the last report.

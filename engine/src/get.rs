@@ -101,6 +101,9 @@ impl GetBatch {
                 Located::Memory(held, member) => {
                     let verify = self.slots[slot].probe || io.sampler.next();
                     let outcome = self.slots[slot].copy_out(&io.shared, &held, member, verify);
+                    if io.proofs {
+                        self.slots[slot].checksums.clone_from(&held.data.members[member].checksums);
+                    }
                     let mut core = io.shared.lock();
                     if outcome == Ok(GetOutcome::Miss(MissCause::Damaged)) {
                         // What the arena holds is not what was put: the frame goes, with all that it says.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use pagelith_layouts::checksum::Checksum;
+
 use crate::batch::{Destination, Source};
 use crate::error::Result;
 use crate::hits::PagesFound;
@@ -100,6 +102,10 @@ pub struct GetDone {
     pub outcome: Result<GetOutcome>,
     /// The caller's memory.
     pub destination: Destination,
+    /// The object's length in bytes, where it was found.
+    pub(crate) length: u64,
+    /// The checksums of all its blocks, for a session with proofs.
+    pub(crate) checksums: Vec<Checksum>,
 }
 
 /// A finished put: its outcome, and its memory back.

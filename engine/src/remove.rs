@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+use pagelith_io::clock::Mono;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::MEMBERS_MAX;
@@ -13,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::frames::FrameRef;
 use crate::get::Probed;
 use crate::index::{SsdPlace, Visited, name_of};
-use crate::session::recency;
+use crate::session::{Session, recency};
 use crate::shared::Shared;
 use crate::store::Store;
 
@@ -21,14 +22,30 @@ use crate::store::Store;
 /// before it returns.
 pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Result<usize> {
     let shared = &store.shared;
-    shared.check_open()?;
     let deadline = shared.deadline(options.timeout);
-    let at = recency(shared, &options);
+    let (answers, here) =
+        store.with_session(|session| begin(shared, session, keys, &options, deadline))??;
+    // Every answer is taken, also behind one that failed: nobody else would.
+    let ends: Vec<_> = answers.into_iter().map(|id| shared.await_answer(id, deadline, "remove")).collect();
+    ends.into_iter().collect::<Result<()>>()?;
+    Ok(here)
+}
+
+/// Make them invisible and queue their tombstones; the answers to wait for, and how many of `keys` were here.
+pub(crate) fn begin(
+    shared: &Shared,
+    session: &mut Session,
+    keys: &[ObjectKey],
+    options: &Options,
+    deadline: Mono,
+) -> Result<(Vec<u64>, usize)> {
+    shared.check_open()?;
+    let at = recency(shared, options);
     let mut gone: BTreeSet<ObjectKey> = keys.iter().copied().collect();
     let mut here = vec![false; keys.len()];
     let answers = loop {
         // Where they lie, and who lies with them: only the headers know.
-        let probed = store.with_session(|session| session.probe(keys, at, deadline))?;
+        let probed = session.probe(keys, at, deadline);
         let mut core = shared.lock();
         let again = if keys.iter().zip(&probed).any(|(key, p)| has_moved(shared, &core, key, p.as_ref())) {
             true
@@ -51,10 +68,7 @@ pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Res
     };
     shared.work.raise();
     forget_attached(shared, &gone);
-    // Every answer is taken, also behind one that failed: nobody else would.
-    let ends: Vec<_> = answers.into_iter().map(|id| shared.await_answer(id, deadline, "remove")).collect();
-    ends.into_iter().collect::<Result<()>>()?;
-    Ok(here.into_iter().filter(|here| *here).count())
+    Ok((answers, here.into_iter().filter(|here| *here).count()))
 }
 
 /// Whether what a probe said of a key is no longer so: its record was moved or written meanwhile, and who lies
@@ -169,8 +183,17 @@ fn queue_tombstones(core: &mut Core, gone: &BTreeSet<ObjectKey>) -> Vec<u64> {
 
 /// Raise a namespace's generation: what it holds is unreachable at once, and for ever once this returns.
 pub(crate) fn clear(shared: &Shared, namespace: NamespaceId, options: Options) -> Result<Generation> {
-    shared.check_open()?;
     let deadline = shared.deadline(options.timeout);
+    let (generation, answer) = begin_clear(shared, namespace)?;
+    if let Some(id) = answer {
+        shared.await_answer(id, deadline, "clear")?;
+    }
+    Ok(generation)
+}
+
+/// Make what the namespace holds unreachable; the answer to wait for.
+pub(crate) fn begin_clear(shared: &Shared, namespace: NamespaceId) -> Result<(Generation, Option<u64>)> {
+    shared.check_open()?;
     let mut core = shared.lock();
     let known = core.generations.contains_key(&namespace);
     if !known && core.generations.len() >= shared.config.namespaces_max() as usize {
@@ -183,8 +206,5 @@ pub(crate) fn clear(shared: &Shared, namespace: NamespaceId, options: Options) -
     let answer = core.ask(|id| Job::Clear { id, namespace, generation });
     drop(core);
     shared.work.raise();
-    if let Some(id) = answer {
-        shared.await_answer(id, deadline, "clear")?;
-    }
-    Ok(generation)
+    Ok((generation, answer))
 }

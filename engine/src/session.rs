@@ -12,6 +12,7 @@ use pagelith_tiers::policy::Recency;
 use rustc_hash::FxHashMap;
 
 use crate::batch::{Get, Options, PutGroup, Request};
+use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
 use crate::get::{GetBatch, Probed};
 use crate::groups::GroupId;
@@ -51,6 +52,8 @@ pub(crate) struct SessionIo {
     pub next_token: u64,
     /// Which hits from DRAM are verified.
     pub sampler: Sampler,
+    /// Whether hits bring their checksums: for who hands the bytes on.
+    pub proofs: bool,
 }
 
 impl SessionIo {
@@ -83,6 +86,7 @@ impl Session {
             orphans: FxHashMap::default(),
             next_token: 0,
             sampler,
+            proofs: false,
         };
         Ok(Session { io, batches: Vec::new(), finished: VecDeque::new(), next_ticket: 0 })
     }
@@ -207,8 +211,13 @@ impl Session {
         }
     }
 
+    /// Whether the disk is asked for something.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.io.queue.as_ref().is_some_and(|q| q.in_flight() > 0)
+    }
+
     /// Wait for the disk, or for staging that others hold.
-    fn pause(&mut self, timeout: Duration) {
+    pub(crate) fn pause(&mut self, timeout: Duration) {
         let mut done = Vec::new();
         match self.io.queue.as_mut().filter(|q| q.in_flight() > 0) {
             Some(queue) => queue.wait(&mut done, timeout),
@@ -318,13 +327,21 @@ impl PageSteps {
 
 /// Recency of a batch's first key.
 pub(crate) fn recency(shared: &Shared, options: &Options) -> Recency {
-    let Request(epoch) = options.request.unwrap_or_else(|| begin_request(shared));
+    recency_in(&mut shared.lock(), options)
+}
+
+/// As [`recency`], for who has the core.
+pub(crate) fn recency_in(core: &mut Core, options: &Options) -> Recency {
+    let Request(epoch) = options.request.unwrap_or_else(|| next_request(core));
     Recency { epoch, depth: options.depth }
 }
 
 /// A new request.
 pub(crate) fn begin_request(shared: &Shared) -> Request {
-    let mut core = shared.lock();
+    next_request(&mut shared.lock())
+}
+
+fn next_request(core: &mut Core) -> Request {
     core.epoch += 1;
     Request(core.epoch)
 }

@@ -106,22 +106,55 @@ impl Shared {
     pub fn await_answer(&self, id: u64, deadline: Mono, what: &str) -> Result<()> {
         loop {
             let seen = self.progress.value();
-            let mut core = self.lock();
-            let answer = core.answers.get(&id).cloned().flatten();
-            let left = deadline.since(self.now());
-            if answer.is_some() || left.is_zero() {
-                core.answers.remove(&id);
-            }
-            drop(core);
-            match answer {
-                Some(Answer::Done) => return Ok(()),
-                Some(Answer::Failed(error)) => return Err(error.context(what)),
-                None if left.is_zero() => {
-                    let detail = format!("{what} did not end in time");
-                    return Err(Error::new(ErrorKind::Unavailable, detail));
-                }
-                None => self.env.runtime.pause(&self.progress, seen, left),
+            match self.answer(id, deadline, what) {
+                Some(answer) => return answer,
+                None => self.env.runtime.pause(&self.progress, seen, deadline.since(self.now())),
             }
         }
+    }
+
+    /// The flusher's answer to request `id`, which is forgotten with it, or that the time is up; `None` as long as
+    /// neither is so.
+    fn answer(&self, id: u64, deadline: Mono, what: &str) -> Option<Result<()>> {
+        let mut core = self.lock();
+        let answer = core.answers.get(&id).cloned().flatten();
+        let late = deadline.since(self.now()).is_zero();
+        if answer.is_some() || late {
+            core.answers.remove(&id);
+        }
+        drop(core);
+        match answer {
+            Some(Answer::Done) => Some(Ok(())),
+            Some(Answer::Failed(error)) => Some(Err(error.context(what))),
+            None => {
+                late.then(|| Err(Error::new(ErrorKind::Unavailable, format!("{what} did not end in time"))))
+            }
+        }
+    }
+}
+
+/// Answers of the flusher that somebody comes back for.
+pub(crate) struct Pending {
+    ids: Vec<u64>,
+    deadline: Mono,
+    failed: Option<Error>,
+}
+
+impl Pending {
+    pub fn new(ids: Vec<u64>, deadline: Mono) -> Pending {
+        Pending { ids, deadline, failed: None }
+    }
+
+    /// What came of all of them, once each is answered or late.
+    pub fn poll(&mut self, shared: &Shared, what: &str) -> Option<Result<()>> {
+        self.ids.retain(|id| match shared.answer(*id, self.deadline, what) {
+            Some(Err(error)) => {
+                self.failed.get_or_insert(error);
+                false
+            }
+            Some(Ok(())) => false,
+            None => true,
+        });
+        self.ids.is_empty().then(|| self.failed.take().map_or(Ok(()), Err))
     }
 }

@@ -71,6 +71,8 @@ pub(crate) struct Slot {
     pub staged: Vec<(Range<u64>, Part)>,
     pub staged_bytes: u64,
     pub verified: Option<Verified>,
+    /// Of an object out of DRAM, where they are asked for.
+    pub checksums: Vec<Checksum>,
     /// What a probe found in the record: every member and its place, and how they belong together.
     pub siblings: Vec<(ObjectKey, SsdPlace)>,
     pub kind: Option<GroupKind>,
@@ -102,6 +104,7 @@ impl Slot {
             staged: Vec::new(),
             staged_bytes: 0,
             verified: None,
+            checksums: Vec::new(),
             siblings: Vec::new(),
             kind: None,
             outcome: None,
@@ -349,8 +352,9 @@ impl Slot {
 
     pub fn into_done(self) -> GetDone {
         let outcome = self.outcome.unwrap_or(Ok(GetOutcome::Miss(MissCause::Late)));
-        let Destination(parts) = self.get.destination;
-        GetDone { outcome, destination: Destination(parts) }
+        let proven = self.verified.map(|v| v.checksums).unwrap_or_default();
+        let checksums = if self.checksums.is_empty() { proven } else { self.checksums };
+        GetDone { outcome, destination: self.get.destination, length: self.length, checksums }
     }
 }
 

@@ -271,7 +271,7 @@ impl Bench {
     fn take(&mut self, done: Done) -> anyhow::Result<u64> {
         let Done::Get(done) = done else { bail!("a get was answered with something else") };
         let objects = done.len() as u64;
-        for GetDone { outcome, destination } in done {
+        for GetDone { outcome, destination, .. } in done {
             match outcome.context("get failed")? {
                 GetOutcome::Hit { tier: Tier::Memory, .. } if self.shape.tier == BenchTier::Ssd => {
                     bail!("an object came from memory, so that this is no measurement of the SSD")

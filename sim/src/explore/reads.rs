@@ -157,7 +157,7 @@ impl Run<'_> {
         self.crowded = crowded;
         let mut seen = Vec::with_capacity(gets.len());
         let oids: Vec<Oid> = gets.iter().map(|g| g.oid).collect();
-        for (get, GetDone { outcome, destination }) in gets.into_iter().zip(done) {
+        for (get, GetDone { outcome, destination, .. }) in gets.into_iter().zip(done) {
             drop(destination);
             if !get.target.guards_hold() {
                 self.find(

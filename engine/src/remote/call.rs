@@ -1,0 +1,330 @@
+//! One operation on its way to a peer and back.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use pagelith_io::buffer::Part;
+use pagelith_io::clock::Mono;
+use pagelith_layouts::checksum::{BLOCK_BYTES, key_hash};
+use pagelith_layouts::error::FormatError;
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::outcome::{Answer, CauseTag, ErrorTag, Failure, Items, Verdict};
+use pagelith_layouts::wire::pull::PullItem;
+use pagelith_layouts::wire::request::Verb;
+use pagelith_transport::link::Push;
+
+use super::verify;
+use crate::error::{Error, ErrorKind, Result};
+use crate::outcome::{GetOutcome, MissCause, PutOutcome, Tier};
+use crate::scatter;
+
+/// An object that is wanted of a peer.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    pub key: ObjectKey,
+    /// Which of its bytes; `None` for all.
+    pub range: Option<Range<u64>>,
+    /// Where they go: as long as what is wanted.
+    pub parts: Vec<Part>,
+}
+
+impl Wanted {
+    /// Bytes that there is room for.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.len() as u64).sum()
+    }
+}
+
+/// What became of it, and its memory back.
+#[derive(Debug)]
+pub(crate) struct Got {
+    pub outcome: Result<GetOutcome>,
+    pub parts: Vec<Part>,
+}
+
+/// What came of an operation.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    Exists(Result<Vec<bool>>),
+    Get(Vec<Got>),
+    /// One outcome an object.
+    Put(Vec<Result<PutOutcome>>),
+    Number(Result<u64>),
+}
+
+/// An object of a get.
+pub(super) struct Item {
+    key: ObjectKey,
+    stretch: Range<u64>,
+    /// `None` while the link has it.
+    parts: Option<Vec<Part>>,
+    landed: bool,
+    outcome: Option<Result<GetOutcome>>,
+}
+
+/// Lends an object's bytes, to be sent.
+pub(crate) type Lend = Box<dyn FnMut(u32) -> Vec<Part> + Send>;
+
+/// The objects of a put.
+pub(super) struct Offer {
+    keys: Vec<(ObjectKey, u64)>,
+    lend: Lend,
+    unsent: VecDeque<Push>,
+    /// Pushes that the link has.
+    sending: usize,
+    outcomes: Vec<Result<PutOutcome>>,
+}
+
+pub(super) enum Work {
+    Exists(usize, Result<Vec<bool>>),
+    Get(Vec<Item>),
+    Put(Offer),
+    Number(Verb, Result<u64>),
+}
+
+/// An operation under way.
+pub(super) struct Call {
+    pub token: u64,
+    pub deadline: Mono,
+    pub work: Work,
+    /// The peer's outcome came, or is not waited for any more.
+    pub over: bool,
+}
+
+fn no_answer() -> Error {
+    Error::new(ErrorKind::Unavailable, "the peer did not answer in time")
+}
+
+impl Call {
+    pub fn exists(token: u64, deadline: Mono, keys: usize) -> Call {
+        Call { token, deadline, work: Work::Exists(keys, Err(no_answer())), over: false }
+    }
+
+    /// A get whose memory the link has.
+    pub fn get(token: u64, deadline: Mono, items: impl Iterator<Item = (ObjectKey, Range<u64>)>) -> Call {
+        let item = |(key, stretch)| Item { key, stretch, parts: None, landed: false, outcome: None };
+        Call { token, deadline, work: Work::Get(items.map(item).collect()), over: false }
+    }
+
+    pub fn put(token: u64, deadline: Mono, keys: Vec<(ObjectKey, u64)>, lend: Lend) -> Call {
+        let outcomes = keys.iter().map(|_| Err(no_answer())).collect();
+        let offer = Offer { keys, lend, unsent: VecDeque::new(), sending: 0, outcomes };
+        Call { token, deadline, work: Work::Put(offer), over: false }
+    }
+
+    pub fn number(token: u64, deadline: Mono, verb: Verb) -> Call {
+        Call { token, deadline, work: Work::Number(verb, Err(no_answer())), over: false }
+    }
+
+    /// Whether it can be replied to: everything it lent is back.
+    pub fn is_done(&self) -> bool {
+        let back = match &self.work {
+            Work::Exists(..) | Work::Number(..) => true,
+            Work::Get(items) => items.iter().all(|item| item.parts.is_some()),
+            Work::Put(offer) => offer.sending == 0,
+        };
+        self.over && back
+    }
+
+    pub fn reply(self) -> (u64, Reply) {
+        let got = |item: Item| Got {
+            outcome: item.outcome.unwrap_or(Ok(GetOutcome::Miss(MissCause::Late))),
+            parts: item.parts.unwrap_or_default(),
+        };
+        let reply = match self.work {
+            Work::Exists(_, found) => Reply::Exists(found),
+            Work::Get(items) => Reply::Get(items.into_iter().map(got).collect()),
+            Work::Put(offer) => Reply::Put(offer.outcomes),
+            Work::Number(_, number) => Reply::Number(number),
+        };
+        (self.token, reply)
+    }
+
+    /// An object's memory is back; with all of its bytes if it `landed`.
+    pub fn take_back(&mut self, item: u32, parts: Vec<Part>, landed: bool) {
+        if let Work::Get(items) = &mut self.work
+            && let Some(item) = items.get_mut(item as usize)
+        {
+            (item.parts, item.landed) = (Some(parts), landed);
+        }
+    }
+
+    /// The link is done with a push.
+    pub fn pushed(&mut self) {
+        if let Work::Put(offer) = &mut self.work {
+            offer.sending -= 1;
+        }
+    }
+
+    /// The peer asks for bytes of a put.
+    pub fn pull(
+        &mut self,
+        op: OpId,
+        wanted: impl Iterator<Item = PullItem>,
+    ) -> std::result::Result<(), FormatError> {
+        let broken = |field, value: u64| {
+            Err(FormatError::Field { structure: "pull", field, value: value.to_string() })
+        };
+        let Work::Put(offer) = &mut self.work else { return broken("op", op.0) };
+        for pull in wanted {
+            let Some((_, length)) = offer.keys.get(pull.item as usize) else {
+                return broken("item", pull.item.into());
+            };
+            if pull.offset + pull.length > *length {
+                return broken("length", pull.length);
+            }
+            let parts = cut((offer.lend)(pull.item), pull.offset, pull.length);
+            offer.unsent.push_back(Push { op, item: pull.item, offset: pull.offset, parts, token: 0 });
+        }
+        Ok(())
+    }
+
+    /// The next bytes to be sent.
+    pub fn next_push(&mut self) -> Option<Push> {
+        let Work::Put(offer) = &mut self.work else { return None };
+        let push = offer.unsent.pop_front();
+        offer.sending += usize::from(push.is_some());
+        push
+    }
+
+    /// The link had no room for them.
+    pub fn push_later(&mut self, push: Push) {
+        if let Work::Put(offer) = &mut self.work {
+            offer.sending -= 1;
+            offer.unsent.push_front(push);
+        }
+    }
+
+    /// Nothing more is sent.
+    pub fn forget_unsent(&mut self) {
+        if let Work::Put(offer) = &mut self.work {
+            offer.unsent.clear();
+        }
+    }
+
+    /// What the peer says became of it. An error is an answer to something else.
+    pub fn answer(&mut self, verb: Verb, answer: &Answer<'_>) -> std::result::Result<(), FormatError> {
+        self.over = true;
+        let other = |field, value: String| Err(FormatError::Field { structure: "outcome", field, value });
+        match (&mut self.work, answer) {
+            (_, Answer::Failed(failure)) => self.fail(&error(failure)),
+            (Work::Exists(keys, found), Answer::Bits(bits)) if bits.len() == *keys => {
+                *found = Ok(bits.iter().collect());
+            }
+            (Work::Get(items), Answer::Items(said)) if said.len() == items.len() && blocks_fit(said) => {
+                judge_all(items, said);
+            }
+            (Work::Put(offer), Answer::Items(said)) if said.len() == offer.keys.len() => {
+                for (((key, _), outcome), said) in offer.keys.iter().zip(&mut offer.outcomes).zip(said.iter())
+                {
+                    *outcome =
+                        if said.key_hash == key_hash(key) { stored(&said.verdict) } else { Err(no_answer()) };
+                }
+            }
+            (Work::Number(asked, number), Answer::Number(said)) if *asked == verb => *number = Ok(*said),
+            (Work::Number(Verb::Flush, number), Answer::Flushed(said)) => *number = Ok(said.durable_objects),
+            _ => return other("verb", format!("{verb:?}")),
+        }
+        Ok(())
+    }
+
+    /// The same error for all of it.
+    pub fn fail(&mut self, error: &Error) {
+        self.over = true;
+        match &mut self.work {
+            Work::Exists(_, found) => *found = Err(error.clone()),
+            Work::Get(items) => items.iter_mut().for_each(|item| item.outcome = Some(Err(error.clone()))),
+            Work::Put(offer) => offer.outcomes.iter_mut().for_each(|o| *o = Err(error.clone())),
+            Work::Number(_, number) => *number = Err(error.clone()),
+        }
+    }
+}
+
+/// The bytes `offset..offset + len` of `parts`.
+fn cut(parts: Vec<Part>, offset: u64, len: u64) -> Vec<Part> {
+    let (mut skip, mut left) = (offset as usize, len as usize);
+    let mut taken = Vec::with_capacity(parts.len());
+    for part in parts {
+        let part = if skip > 0 {
+            let skipped = skip.min(part.len());
+            skip -= skipped;
+            part.split(skipped).1
+        } else {
+            part
+        };
+        let part = if part.len() > left { part.split(left).0 } else { part };
+        left -= part.len();
+        taken.extend(Some(part).filter(|part| !part.is_empty()));
+    }
+    taken
+}
+
+/// Whether checksums are of the blocks that this build knows; 0 where there are none.
+fn blocks_fit(said: &Items<'_>) -> bool {
+    said.block_bytes() == 0 || said.block_bytes() == BLOCK_BYTES
+}
+
+fn judge_all(items: &mut [Item], said: &Items<'_>) {
+    for (item, said) in items.iter_mut().zip(said.iter()) {
+        let outcome = match said.verdict {
+            // An answer about another object is no answer.
+            _ if said.key_hash != key_hash(&item.key) => Err(no_answer()),
+            Verdict::Hit { length, checksums, .. } => {
+                let whole = item.landed && length == item.stretch.end - item.stretch.start;
+                let parts = item.parts.as_deref().unwrap_or_default();
+                match whole && verify::holds(parts, &item.stretch, checksums.iter()) {
+                    true => Ok(GetOutcome::Hit { tier: Tier::Remote, bytes: length }),
+                    false => Ok(GetOutcome::Miss(MissCause::Damaged)),
+                }
+            }
+            Verdict::Miss(cause) => Ok(GetOutcome::Miss(miss(cause))),
+            Verdict::Failed(failure) => Err(error(&failure)),
+            Verdict::Stored | Verdict::AlreadyPresent | Verdict::Waiting | Verdict::Refused => {
+                Err(no_answer())
+            }
+        };
+        if outcome == Ok(GetOutcome::Miss(MissCause::Damaged)) {
+            tracing::warn!(key = %item.key, "a peer sent bytes that it does not vouch for");
+            item.parts.iter_mut().for_each(|parts| scatter::zero(parts));
+        }
+        item.outcome = Some(outcome);
+    }
+}
+
+fn stored(verdict: &Verdict<'_>) -> Result<PutOutcome> {
+    match verdict {
+        Verdict::Stored => Ok(PutOutcome::Stored),
+        Verdict::AlreadyPresent => Ok(PutOutcome::AlreadyPresent),
+        Verdict::Waiting => Ok(PutOutcome::Waiting),
+        Verdict::Refused => Ok(PutOutcome::Refused),
+        Verdict::Failed(failure) => Err(error(failure)),
+        Verdict::Hit { .. } | Verdict::Miss(_) => Err(no_answer()),
+    }
+}
+
+fn miss(cause: CauseTag) -> MissCause {
+    match cause {
+        CauseTag::Absent => MissCause::Absent,
+        CauseTag::Damaged => MissCause::Damaged,
+        CauseTag::Unreadable => MissCause::Unreadable,
+        CauseTag::Gone => MissCause::Gone,
+        CauseTag::Late => MissCause::Late,
+    }
+}
+
+fn error(failure: &Failure<'_>) -> Error {
+    let kind = match failure.error {
+        ErrorTag::Invalid => ErrorKind::Invalid,
+        ErrorTag::Busy => ErrorKind::Busy,
+        ErrorTag::NoSpace => ErrorKind::NoSpace,
+        ErrorTag::Unavailable => ErrorKind::Unavailable,
+        ErrorTag::Damaged => ErrorKind::Damaged,
+        ErrorTag::Incompatible => ErrorKind::Incompatible,
+        ErrorTag::Closed => ErrorKind::Closed,
+        ErrorTag::Denied => ErrorKind::Denied,
+        ErrorTag::Internal => ErrorKind::Internal,
+    };
+    let errno = (failure.errno != 0).then_some(failure.errno);
+    Error { errno, ..Error::new(kind, failure.text) }
+}

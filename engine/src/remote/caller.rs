@@ -1,0 +1,250 @@
+//! A client's end of a link: operations under way, their deadlines, their memory.
+//!
+//! Invariants:
+//! - Memory that is lent to an operation comes back with its reply, and nothing touches it afterwards: an operation whose
+//!   time is up is retracted from the link before it is replied to.
+//! - Every operation is replied to once, whatever becomes of the peer.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pagelith_io::clock::Mono;
+use pagelith_layouts::error::FormatError;
+use pagelith_layouts::ids::{NamespaceId, OpId};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::put::PutDraft;
+use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms, Verb};
+use pagelith_layouts::wire::{Frame, Kind, List, outcome, pull};
+use pagelith_transport::closed::Closed;
+use pagelith_transport::link::{Event, Link};
+
+use super::call::{Call, Lend, Reply, Wanted};
+use crate::error::{Error, ErrorKind, Result};
+
+/// Operations on one link.
+pub(crate) struct Caller {
+    link: Box<dyn Link>,
+    calls: BTreeMap<OpId, Call>,
+    last: u64,
+    closed: Option<Closed>,
+}
+
+impl Caller {
+    pub fn new(link: Box<dyn Link>) -> Caller {
+        Caller { link, calls: BTreeMap::new(), last: 0, closed: None }
+    }
+
+    /// Why the link ended, once it has: what is asked from then on fails at once.
+    pub fn closed(&self) -> Option<&Closed> {
+        self.closed.as_ref()
+    }
+
+    /// Operations under way.
+    pub fn calls(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// Ask which of these are there.
+    pub fn exists(&mut self, token: u64, keys: &[ObjectKey], terms: Terms, deadline: Mono) -> Result<()> {
+        self.ask(terms, &Ask::Exists(List::of(keys)), Call::exists(token, deadline, keys.len()))
+    }
+
+    /// Ask for the bytes of these. They are handed back if the link has no room for so many now.
+    pub fn get(
+        &mut self,
+        token: u64,
+        wanted: Vec<Wanted>,
+        terms: Terms,
+        deadline: Mono,
+    ) -> std::result::Result<(), (Error, Vec<Wanted>)> {
+        let items: Vec<GetItem> =
+            wanted.iter().map(|w| GetItem::new(w.key, w.range.clone(), w.bytes())).collect();
+        let room = self.link.room();
+        if room.exposures < wanted.len() || room.frames == 0 {
+            return Err((self.no_room(), wanted));
+        }
+        let body = request::encode(terms, &Ask::Get(List::of(&items)));
+        if body.len() > self.link.facts().control_bytes_max as usize || body.len() > room.frame_bytes {
+            return Err((self.no_room(), wanted));
+        }
+        let op = self.next_op();
+        let mut call = Call::get(token, deadline, items.iter().map(|item| (item.key, item.stretch())));
+        for (i, w) in wanted.into_iter().enumerate() {
+            if let Err(parts) = self.link.expose(op, i as u32, w.parts) {
+                call.take_back(i as u32, parts, false);
+            }
+        }
+        if self.link.send(Frame::new(Kind::Request, op, body)).is_err() {
+            call.fail(&self.no_room());
+            self.link.retract(op);
+        }
+        self.calls.insert(op, call);
+        Ok(())
+    }
+
+    /// Offer objects; `lend` gives the bytes of those that the peer wants.
+    pub fn put(
+        &mut self,
+        token: u64,
+        draft: &PutDraft,
+        lend: Lend,
+        terms: Terms,
+        deadline: Mono,
+    ) -> Result<()> {
+        let puts = draft.puts().map_err(|e| Error::invalid(e.to_string()))?;
+        let keys = puts.objects().map(|object| (object.key, object.length)).collect();
+        self.ask(terms, &Ask::Put(puts), Call::put(token, deadline, keys, lend))
+    }
+
+    /// Remove objects; the number of those that were there.
+    pub fn remove(&mut self, token: u64, keys: &[ObjectKey], deadline: Mono) -> Result<()> {
+        let ask = Ask::Remove(List::of(keys));
+        self.ask(Terms::default(), &ask, Call::number(token, deadline, Verb::Remove))
+    }
+
+    /// Clear a namespace; its new generation.
+    pub fn clear(&mut self, token: u64, namespace: NamespaceId, deadline: Mono) -> Result<()> {
+        let ask = Ask::Clear(namespace);
+        self.ask(Terms::default(), &ask, Call::number(token, deadline, Verb::Clear))
+    }
+
+    /// Make durable what was put; the number of objects that became so.
+    pub fn flush(&mut self, token: u64, deadline: Mono) -> Result<()> {
+        self.ask(Terms::default(), &Ask::Flush, Call::number(token, deadline, Verb::Flush))
+    }
+
+    fn ask(&mut self, terms: Terms, ask: &Ask<'_>, call: Call) -> Result<()> {
+        let op = self.next_op();
+        let frame = Frame::new(Kind::Request, op, request::encode(terms, ask));
+        if self.link.send(frame).is_err() {
+            return Err(self.no_room());
+        }
+        self.calls.insert(op, call);
+        Ok(())
+    }
+
+    fn next_op(&mut self) -> OpId {
+        self.last += 1;
+        OpId(self.last)
+    }
+
+    fn no_room(&self) -> Error {
+        match &self.closed {
+            Some(why) => Error::new(ErrorKind::Unavailable, format!("no link to the peer: {why}")),
+            None => Error::busy("too much is asked of the peer at once"),
+        }
+    }
+
+    /// Go on as far as it goes now; what has ended.
+    pub fn poll(&mut self, now: Mono, replies: &mut Vec<(u64, Reply)>) {
+        let mut events = Vec::new();
+        self.link.poll(&mut events);
+        self.take(events);
+        self.go_on(now, replies);
+    }
+
+    /// As `poll`, but wait until something happens, at most `timeout`.
+    pub fn wait(&mut self, now: Mono, timeout: Duration, replies: &mut Vec<(u64, Reply)>) {
+        let mut events = Vec::new();
+        let due = self.calls.values().filter(|call| !call.over).map(|call| call.deadline.since(now)).min();
+        self.link.wait(&mut events, timeout.min(due.unwrap_or(timeout)));
+        self.take(events);
+        self.go_on(now, replies);
+    }
+
+    fn go_on(&mut self, now: Mono, replies: &mut Vec<(u64, Reply)>) {
+        let late: Vec<OpId> =
+            self.calls.iter().filter(|(_, c)| !c.over && now >= c.deadline).map(|(id, _)| *id).collect();
+        for op in late {
+            // If the peer cannot be told, it finds out by its own deadline.
+            let _ = self.link.send(Frame::bare(Kind::Cancel, op));
+            self.give_up(op);
+        }
+        for call in self.calls.values_mut() {
+            while let Some(push) = call.next_push() {
+                if let Err(push) = self.link.push(push) {
+                    call.push_later(push);
+                    break;
+                }
+            }
+        }
+        // What was retracted comes back at the next look.
+        let mut events = Vec::new();
+        self.link.poll(&mut events);
+        self.take(events);
+        let done: Vec<OpId> =
+            self.calls.iter().filter(|(_, call)| call.is_done()).map(|(id, _)| *id).collect();
+        replies.extend(done.into_iter().filter_map(|op| self.calls.remove(&op)).map(Call::reply));
+    }
+
+    /// Nothing more is waited for but the memory.
+    fn give_up(&mut self, op: OpId) {
+        if let Some(call) = self.calls.get_mut(&op) {
+            call.over = true;
+            call.forget_unsent();
+        }
+        self.link.retract(op);
+    }
+
+    fn take(&mut self, events: Vec<Event>) {
+        for event in events {
+            if let Err(error) = self.event(event) {
+                tracing::warn!(peer = %self.link.facts().peer, %error, "a peer broke the protocol");
+                self.link.close();
+                let mut events = Vec::new();
+                self.link.poll(&mut events);
+                for event in events {
+                    // Memory that comes back, and the end.
+                    let _ = self.event(event);
+                }
+            }
+        }
+    }
+
+    fn event(&mut self, event: Event) -> std::result::Result<(), FormatError> {
+        match event {
+            Event::Frame(frame) => self.frame(&frame)?,
+            Event::Landed { op, item, parts } => {
+                if let Some(call) = self.calls.get_mut(&op) {
+                    call.take_back(item, parts, true);
+                }
+            }
+            Event::Retracted { op, item, parts } => {
+                if let Some(call) = self.calls.get_mut(&op) {
+                    call.take_back(item, parts, false);
+                }
+            }
+            Event::Pushed { op, parts, .. } => {
+                drop(parts);
+                self.calls.get_mut(&op).into_iter().for_each(Call::pushed);
+            }
+            Event::Closed(why) => {
+                let error = Error::new(ErrorKind::Unavailable, format!("the link to the peer ended: {why}"));
+                for call in self.calls.values_mut().filter(|call| !call.over) {
+                    call.fail(&error);
+                    call.forget_unsent();
+                }
+                self.closed.get_or_insert(why);
+            }
+        }
+        Ok(())
+    }
+
+    fn frame(&mut self, frame: &Frame) -> std::result::Result<(), FormatError> {
+        // What was given up may be answered still.
+        let Some(call) = self.calls.get_mut(&frame.op).filter(|call| !call.over) else { return Ok(()) };
+        match frame.kind {
+            Kind::Pull => {
+                let wanted = pull::decode(&frame.body)?;
+                call.pull(frame.op, wanted.iter())?;
+            }
+            Kind::Outcome => {
+                let (verb, answer) = outcome::decode(&frame.body)?;
+                call.answer(verb, &answer)?;
+                self.give_up(frame.op);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,272 @@
+//! A store, a server and a caller in one thread, over loopback.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith_io::buffer::{AlignedBuf, Part};
+use pagelith_io::clock::Clock;
+use pagelith_io::staging::StagingPool;
+use pagelith_io::system::{SystemClock, SystemEntropy};
+use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
+use pagelith_layouts::ids::{NamespaceId, PrefixHash};
+use pagelith_layouts::key::{ObjectKey, Role};
+use pagelith_layouts::shard::Shard;
+use pagelith_layouts::wire::put::PutDraft;
+use pagelith_layouts::wire::request::Terms;
+use pagelith_transport::capability::Offer;
+use pagelith_transport::handshake::Admission;
+use pagelith_transport::limits::Limits;
+use pagelith_transport::rights::Rights;
+use pagelith_transport::tcp::{Arrival, Listen, Listener, connect};
+use pagelith_transport::pending::Progress;
+
+use super::call::{Reply, Wanted};
+use super::caller::Caller;
+use crate::batch::{GetSlice, Options, PutSlice};
+use crate::config::{Config, Facts};
+use crate::error::ErrorKind;
+use crate::outcome::{GetOutcome, MissCause, PutOutcome, Tier};
+use crate::serve::Server;
+use crate::store::Store;
+
+const NAMESPACE: NamespaceId = NamespaceId([5; 16]);
+const PATIENCE: Duration = Duration::from_secs(60);
+const STAGING: usize = 16 << 20;
+
+struct Pair {
+    store: Store,
+    server: Server,
+    caller: Caller,
+    clock: Arc<dyn Clock>,
+}
+
+impl Pair {
+    fn new(rights: Rights) -> Pair {
+        let mut config = Config::default();
+        config.dram.bytes = crate::Size::mib(64);
+        config.index.max_objects = Some(10_000);
+        let facts = Facts::of_this_machine().expect("facts");
+        let store = Store::open(config.validate(&facts).expect("valid")).expect("opened");
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let limits = Limits::default();
+        let listen = Listen {
+            address: "127.0.0.1:0".parse().expect("an address"),
+            admission: Admission::Connection(rights),
+            beyond_this_host: false,
+        };
+        let offer = |who| Offer::of_this_build([who; 16]);
+        let mut listener =
+            Listener::new(&listen, offer(1), Arc::new(SystemEntropy), clock.clone(), limits).expect("listens");
+        let pending = connect(listener.address(), offer(2), None, &SystemEntropy, clock.clone(), limits);
+        let mut progress = Progress::Waiting(pending.expect("connects"));
+        let (mut client, mut arrivals) = (None, Vec::new());
+        while client.is_none() || arrivals.is_empty() {
+            listener.wait(&mut arrivals, Duration::from_millis(1));
+            progress = match progress {
+                Progress::Waiting(pending) => pending.poll(),
+                Progress::Ready(link) => {
+                    client = Some(link);
+                    break;
+                }
+                Progress::Over(why) => panic!("{why}"),
+            };
+        }
+        while arrivals.is_empty() {
+            listener.wait(&mut arrivals, Duration::from_millis(1));
+        }
+        let Some(Arrival::Link(link)) = arrivals.pop() else { panic!("refused") };
+        let staging = StagingPool::new(STAGING).expect("memory");
+        let server = Server::new(&store, link, staging).expect("serves");
+        Pair { store, server, caller: Caller::new(client.expect("a link")), clock }
+    }
+
+    /// Drive both ends until the one operation has its reply.
+    fn reply(&mut self) -> Reply {
+        let mut replies = Vec::new();
+        while replies.is_empty() {
+            self.server.turn();
+            self.caller.poll(self.clock.now(), &mut replies);
+        }
+        assert_eq!((replies.len(), self.caller.calls()), (1, 0));
+        replies.remove(0).1
+    }
+
+    fn get(&mut self, wanted: Vec<(ObjectKey, Option<std::ops::Range<u64>>, Vec<usize>)>) -> Vec<(Got, Vec<u8>)> {
+        let wanted = wanted.into_iter().map(|(key, range, lengths)| Wanted { key, range, parts: parts(&lengths) });
+        let deadline = self.clock.now().after(PATIENCE);
+        self.caller.get(1, wanted.collect(), Terms::default(), deadline).expect("room");
+        let Reply::Get(got) = self.reply() else { panic!("another reply") };
+        let bytes = |parts: &[Part]| parts.iter().flat_map(|part| part.bytes().to_vec()).collect();
+        got.into_iter().map(|got| (got.outcome, bytes(&got.parts))).collect()
+    }
+
+    /// Put groups of objects; `lie` changes a byte on the way.
+    fn put(&mut self, groups: &[(Option<ObjectKey>, Vec<(ObjectKey, Vec<u8>)>)], lie: bool) -> Vec<Stored> {
+        let mut draft = PutDraft::new(BLOCK_BYTES);
+        let mut all = Vec::new();
+        for (base, group) in groups {
+            draft.group(*base);
+            for (key, bytes) in group {
+                let sums: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
+                draft.object(*key, bytes.len() as u64, &sums);
+                let mut sent = bytes.clone();
+                sent[bytes.len() / 2] ^= u8::from(lie);
+                all.push(sent);
+            }
+        }
+        let pulled = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let count = pulled.clone();
+        let lend = Box::new(move |item: u32| {
+            count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            vec![Part::from_shared(Arc::from(&all[item as usize][..]))]
+        });
+        let deadline = self.clock.now().after(PATIENCE);
+        self.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
+        let Reply::Put(outcomes) = self.reply() else { panic!("another reply") };
+        let pulled = pulled.load(std::sync::atomic::Ordering::Relaxed);
+        outcomes.into_iter().map(|outcome| (outcome, pulled)).collect()
+    }
+}
+
+type Got = crate::error::Result<GetOutcome>;
+type Stored = (crate::error::Result<PutOutcome>, usize);
+
+fn parts(lengths: &[usize]) -> Vec<Part> {
+    lengths.iter().map(|len| AlignedBuf::new(*len).expect("memory").into_part()).collect()
+}
+
+fn key(page: u8, component: &str) -> ObjectKey {
+    ObjectKey::new(NAMESPACE, PrefixHash([page; 32]), Role::Target, "kv", component, Shard::Whole).expect("a key")
+}
+
+fn object(seed: u8, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + i / 253) as u8 ^ seed).collect()
+}
+
+#[test]
+fn what_the_store_has_arrives_whole_in_any_scatter_list() {
+    let mut pair = Pair::new(Rights::all());
+    let lengths = [1, 4095, 32_768, 100_000, 5_000_001];
+    for (page, len) in lengths.into_iter().enumerate() {
+        let put = PutSlice { key: key(page as u8, "k"), pieces: &[&object(page as u8, len)] };
+        pair.store.put_batch(&[put], Options::default()).remove(0).expect("put");
+    }
+    let mut wanted = Vec::new();
+    for (page, len) in lengths.into_iter().enumerate() {
+        let half = vec![len / 3, len - len / 3];
+        wanted.push((key(page as u8, "k"), None, half.into_iter().filter(|len| *len > 0).collect()));
+    }
+    wanted.push((key(9, "k"), None, vec![10]));
+    wanted.push((key(3, "k"), Some(40_000..70_001), vec![1, 30_000]));
+    wanted.push((key(4, "k"), Some(4_194_000..4_194_400), vec![400]));
+    wanted.push((key(3, "k"), None, vec![99_999]));
+    wanted.push((key(4, "k"), None, vec![5_000_000]));
+    let got = pair.get(wanted);
+    for (page, len) in lengths.into_iter().enumerate() {
+        assert_eq!(got[page].0, Ok(GetOutcome::Hit { tier: Tier::Remote, bytes: len as u64 }));
+        assert!(got[page].1 == object(page as u8, len), "page={page}");
+    }
+    assert_eq!(got[5].0, Ok(GetOutcome::Miss(MissCause::Absent)));
+    assert!(got[6].1 == object(3, 100_000)[40_000..70_001] && got[7].1 == object(4, 5_000_001)[4_194_000..4_194_400]);
+    for (wrong, _) in &got[8..] {
+        assert_eq!(wrong.as_ref().expect_err("another length").kind, ErrorKind::Invalid);
+    }
+}
+
+#[test]
+fn what_is_put_is_stored_once_and_its_bytes_are_asked_for_once() {
+    let mut pair = Pair::new(Rights::all());
+    let group = |page: u8| vec![(key(page, "k"), object(page, 70_000)), (key(page, "v"), object(!page, 33_000))];
+    let groups = [(None, group(1)), (None, group(2))];
+    let stored = |outcome| vec![(Ok(outcome), 4); 4];
+    assert_eq!(pair.put(&groups, false), stored(PutOutcome::Stored));
+    let again: Vec<_> = pair.put(&groups, false);
+    assert_eq!(again, vec![(Ok(PutOutcome::AlreadyPresent), 0); 4]);
+    let mut bytes = vec![0; 33_000];
+    let get = GetSlice { key: key(2, "v"), range: None, pieces: &mut [&mut bytes] };
+    assert!(pair.store.get_batch(&mut [get], Options::default())[0].as_ref().is_ok_and(|o| o.is_hit()));
+    assert!(bytes == object(!2, 33_000));
+    let attached = [(Some(key(1, "k")), vec![(key(1, "state"), object(7, 5000))])];
+    assert_eq!(pair.put(&attached, false), vec![(Ok(PutOutcome::Stored), 1)]);
+    let other = [(None, vec![(key(1, "k"), object(1, 69_999))])];
+    let (outcome, _) = pair.put(&other, false).remove(0);
+    assert_eq!(outcome.expect_err("another length").kind, ErrorKind::Invalid);
+}
+
+#[test]
+fn bytes_that_change_on_the_way_are_not_stored() {
+    let mut pair = Pair::new(Rights::all());
+    let group = vec![(key(1, "k"), object(1, 70_000)), (key(1, "v"), object(2, 100))];
+    let outcomes = pair.put(&[(None, group)], true);
+    for (outcome, _) in outcomes {
+        assert_eq!(outcome.expect_err("refused").kind, ErrorKind::Unavailable);
+    }
+    assert_eq!(pair.store.exists_batch(&[key(1, "k"), key(1, "v")], Options::default()), [false, false]);
+}
+
+#[test]
+fn exists_remove_clear_and_flush_reach_the_store() {
+    let mut pair = Pair::new(Rights::all());
+    let deadline = pair.clock.now().after(PATIENCE);
+    for page in 0..3 {
+        pair.put(&[(None, vec![(key(page, "k"), object(page, 100))])], false);
+    }
+    let keys = [key(0, "k"), key(9, "k"), key(2, "k")];
+    pair.caller.exists(1, &keys, Terms::default(), deadline).expect("room");
+    let Reply::Exists(found) = pair.reply() else { panic!("another reply") };
+    assert_eq!(found, Ok(vec![true, false, true]));
+    pair.caller.remove(1, &keys, deadline).expect("room");
+    let Reply::Number(removed) = pair.reply() else { panic!("another reply") };
+    assert_eq!((removed, pair.store.exists_batch(&keys, Options::default())), (Ok(2), vec![false; 3]));
+    pair.caller.clear(1, NAMESPACE, deadline).expect("room");
+    assert!(matches_number(&pair.reply()));
+    assert!(!pair.store.exists_batch(&[key(1, "k")], Options::default())[0]);
+    pair.caller.flush(1, deadline).expect("room");
+    assert!(matches_number(&pair.reply()));
+}
+
+fn matches_number(reply: &Reply) -> bool {
+    match reply {
+        Reply::Number(number) => number.is_ok(),
+        Reply::Exists(_) | Reply::Get(_) | Reply::Put(_) => false,
+    }
+}
+
+#[test]
+fn what_a_peer_has_no_right_to_is_denied_and_says_nothing_of_what_is_here() {
+    let mut pair = Pair::new(Rights { remove: false, ..Rights::all() });
+    let deadline = pair.clock.now().after(PATIENCE);
+    pair.caller.remove(1, &[key(0, "k")], deadline).expect("room");
+    let Reply::Number(Err(error)) = pair.reply() else { panic!("allowed") };
+    assert_eq!(error.kind, ErrorKind::Denied);
+}
+
+#[test]
+fn memory_comes_back_when_the_server_dies_or_the_time_is_up() {
+    let mut pair = Pair::new(Rights::all());
+    pair.put(&[(None, vec![(key(1, "k"), object(1, 1_000_000))])], false);
+    let wanted = |pair: &mut Pair, after| {
+        let deadline = pair.clock.now().after(after);
+        let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[600_000, 400_000]) };
+        pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
+    };
+    // Nobody drives the server.
+    wanted(&mut pair, Duration::ZERO);
+    let mut replies = Vec::new();
+    pair.caller.poll(pair.clock.now(), &mut replies);
+    let Some((1, Reply::Get(got))) = replies.pop() else { panic!("no reply") };
+    assert_eq!(got[0].outcome, Ok(GetOutcome::Miss(MissCause::Late)));
+    assert_eq!(got[0].parts.iter().map(Part::len).sum::<usize>(), 1_000_000);
+    // What it sends of that later lands nowhere, and the link goes on.
+    let (outcome, bytes) = pair.get(vec![(key(1, "k"), None, vec![1_000_000])]).remove(0);
+    assert!(outcome.is_ok_and(|o| o.is_hit()) && bytes == object(1, 1_000_000));
+    wanted(&mut pair, PATIENCE);
+    pair.server.close();
+    while replies.is_empty() {
+        pair.caller.wait(pair.clock.now(), PATIENCE, &mut replies);
+    }
+    let Some((1, Reply::Get(got))) = replies.pop() else { panic!("no reply") };
+    assert_eq!(got[0].outcome.as_ref().expect_err("a dead peer").kind, ErrorKind::Unavailable);
+    assert_eq!((got[0].parts.len(), pair.caller.closed().is_some()), (2, true));
+    assert!(pair.caller.flush(1, pair.clock.now().after(PATIENCE)).is_err());
+}

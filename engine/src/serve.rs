@@ -1,0 +1,330 @@
+//! A store's end of a link: requests come in, bytes and outcomes go out.
+//!
+//! Invariants:
+//! - What is sent and what arrives lies in staging memory, lent to one item of one operation; operations wait for it in
+//!   the order of their numbers. Nothing that a peer sends decides how much is allocated.
+//! - The server drives both directions: bytes of a put come only when they were pulled, into memory set aside for them.
+//! - Each operation ends with one outcome, behind all bytes that it speaks of; a cancelled one with none.
+//! - What a peer has no right to is refused before anything is looked up.
+
+mod answer;
+mod asked;
+mod get;
+mod put;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use pagelith_io::clock::Mono;
+use pagelith_io::staging::StagingPool;
+use pagelith_layouts::checksum::BLOCK_BYTES;
+use pagelith_layouts::error::FormatError;
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::request::{self, Ask, Terms, Verb};
+use pagelith_layouts::wire::{Frame, Kind};
+use pagelith_transport::closed::Closed;
+use pagelith_transport::link::{Event, Link};
+use rustc_hash::FxHashMap;
+
+use self::answer::Answered;
+use self::asked::AskedOp;
+use self::get::GetOp;
+use self::put::PutOp;
+use crate::batch::{Options, Request};
+use crate::error::{Error, ErrorKind, Result};
+use crate::outcome::{Done, Ticket};
+use crate::session::{Session, begin_request, recency};
+use crate::shared::Shared;
+use crate::store::Store;
+
+/// Most operations of one link under way; a client that asks for more is told `Busy`.
+const OPS_MAX: usize = 1024;
+/// Most requests of a client that are remembered, so that what it asks for under one of them counts as equally recent.
+const REQUESTS_MAX: usize = 1024;
+/// Longest stretch of an object that is staged at a time, in bytes: whole blocks.
+const CHUNK_BYTES: u64 = 128 * BLOCK_BYTES as u64;
+/// How long to wait for the disk before looking at the link again, while there is something to wait for on both.
+const DISK_STEP: Duration = Duration::from_millis(1);
+
+/// One end of one link, and a session on the store for it. One thread's.
+pub struct Server {
+    link: Box<dyn Link>,
+    ops: BTreeMap<OpId, Op>,
+    world: World,
+    /// Frames that the link had no room for.
+    outbox: VecDeque<Frame>,
+    /// Numbers that the client gave its requests, oldest first.
+    requests: VecDeque<(u64, Request)>,
+    closed: Option<Closed>,
+}
+
+/// What operations work with.
+struct World {
+    session: Session,
+    staging: StagingPool,
+    batches: FxHashMap<Ticket, OpId>,
+}
+
+impl World {
+    fn shared(&self) -> &Shared {
+        &self.session.io.shared
+    }
+}
+
+/// How an operation is to be treated.
+#[derive(Clone, Copy)]
+struct Manner {
+    options: Options,
+    deadline: Mono,
+}
+
+/// An operation under way.
+enum Op {
+    Get(GetOp),
+    Put(PutOp),
+    Asked(AskedOp),
+}
+
+impl Server {
+    /// Serve `store` to the peer of `link`, with `staging` for the bytes in both directions, which other servers may
+    /// share.
+    pub fn new(store: &Store, link: Box<dyn Link>, staging: StagingPool) -> Result<Server> {
+        let least = 2 * CHUNK_BYTES;
+        if (staging.capacity() as u64) < least {
+            let bytes = staging.capacity();
+            return Err(Error::invalid(format!("staging memory is too little bytes={bytes} least={least}")));
+        }
+        let mut session = store.session()?;
+        session.io.proofs = true;
+        Ok(Server {
+            link,
+            ops: BTreeMap::new(),
+            world: World { session, staging, batches: FxHashMap::default() },
+            outbox: VecDeque::new(),
+            requests: VecDeque::new(),
+            closed: None,
+        })
+    }
+
+    /// Why the link ended, once it has.
+    pub fn closed(&self) -> Option<&Closed> {
+        self.closed.as_ref()
+    }
+
+    /// Operations under way.
+    pub fn ops(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// Go on as far as it goes now; whether anything happened. Never waits, but for a removal, which reads headers.
+    pub fn turn(&mut self) -> bool {
+        let mut events = Vec::new();
+        self.link.poll(&mut events);
+        self.take(events)
+    }
+
+    /// As [`Server::turn`], but wait until something happens, at most `timeout`.
+    pub fn wait(&mut self, timeout: Duration) -> bool {
+        if self.turn() || self.closed.is_some() {
+            return true;
+        }
+        let mut events = Vec::new();
+        match self.world.session.is_busy() || self.has_asked() {
+            true => self.world.session.pause(timeout.min(DISK_STEP)),
+            false => self.link.wait(&mut events, timeout),
+        }
+        self.take(events) || self.turn()
+    }
+
+    /// Close the link. What was being done for it is given up.
+    pub fn close(&mut self) {
+        self.link.close();
+        self.turn();
+    }
+
+    fn has_asked(&self) -> bool {
+        self.ops.values().any(matches_asked)
+    }
+
+    fn take(&mut self, events: Vec<Event>) -> bool {
+        let mut moved = !events.is_empty();
+        for event in events {
+            if let Err(error) = self.event(event) {
+                tracing::warn!(peer = %self.link.facts().peer, %error, "a peer broke the protocol");
+                self.closed = Some(Closed::Broken(error));
+                self.link.close();
+            }
+        }
+        while let Some((ticket, done)) = self.world.session.poll() {
+            moved = true;
+            self.done(ticket, done);
+        }
+        let mut over = Vec::new();
+        for (id, op) in &mut self.ops {
+            let answered = match op {
+                Op::Get(get) => get.advance(&mut self.world, &mut *self.link, *id),
+                Op::Put(put) => put.advance(&mut self.world, &mut *self.link, *id),
+                Op::Asked(asked) => asked.advance(self.world.shared()),
+            };
+            over.extend(answered.map(|answered| (*id, answered)));
+        }
+        moved |= !over.is_empty();
+        for (id, answered) in over {
+            self.ops.remove(&id);
+            self.answer(id, answered);
+        }
+        self.send();
+        moved
+    }
+
+    fn event(&mut self, event: Event) -> std::result::Result<(), FormatError> {
+        match event {
+            Event::Frame(frame) => self.frame(frame)?,
+            Event::Landed { op, item, parts } => {
+                if let Some(Op::Put(put)) = self.ops.get_mut(&op) {
+                    put.landed(item, parts);
+                }
+            }
+            // Memory that is back is free again.
+            Event::Pushed { .. } | Event::Retracted { .. } => {}
+            Event::Closed(why) => {
+                tracing::info!(peer = %self.link.facts().peer, %why, "link closed");
+                self.closed.get_or_insert(why);
+                self.ops.clear();
+                self.outbox.clear();
+            }
+        }
+        Ok(())
+    }
+
+    fn frame(&mut self, frame: Frame) -> std::result::Result<(), FormatError> {
+        match frame.kind {
+            Kind::Request => {
+                let (terms, ask) = request::decode(&frame.body)?;
+                if self.ops.contains_key(&frame.op) {
+                    let value = format!("{:?}", frame.op);
+                    return Err(FormatError::Field { structure: "frame", field: "op", value });
+                }
+                self.begin(frame.op, terms, ask);
+            }
+            Kind::Cancel => {
+                self.ops.remove(&frame.op);
+                self.link.retract(frame.op);
+            }
+            // The link passes on nothing that a client does not send, and greetings and pings are its own.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, id: OpId, terms: Terms, ask: Ask<'_>) {
+        let verb = ask.verb();
+        if let Err(refused) = self.link.facts().rights.check(&ask) {
+            self.answer(id, Answered::failed(verb, Error::new(ErrorKind::Denied, refused.to_string())));
+            return;
+        }
+        if self.ops.len() >= OPS_MAX {
+            let detail = format!("too many operations on this link most={OPS_MAX}");
+            self.answer(id, Answered::failed(verb, Error::busy(detail)));
+            return;
+        }
+        let manner = self.manner(terms);
+        let op = match ask {
+            Ask::Get(items) => Op::Get(GetOp::new(manner, items.iter())),
+            Ask::Put(puts) => Op::Put(PutOp::new(manner, puts)),
+            Ask::Exists(_) | Ask::ExistsPrefix(_) | Ask::Stats | Ask::Ping => {
+                let answered = answer_now(self.world.shared(), &ask, &manner.options);
+                self.answer(id, answered);
+                return;
+            }
+            Ask::Remove(_) | Ask::Clear(_) | Ask::Flush => {
+                match AskedOp::begin(&mut self.world.session, &ask, manner) {
+                    Ok(asked) => Op::Asked(asked),
+                    Err(error) => {
+                        self.answer(id, Answered::failed(verb, error));
+                        return;
+                    }
+                }
+            }
+        };
+        self.ops.insert(id, op);
+    }
+
+    fn manner(&mut self, terms: Terms) -> Manner {
+        let timeout = (terms.deadline_ms > 0).then(|| Duration::from_millis(terms.deadline_ms.into()));
+        let known = self.requests.iter().find(|(theirs, _)| *theirs == terms.request).map(|(_, own)| *own);
+        let request = match (terms.request, known) {
+            (0, _) => None,
+            (_, Some(own)) => Some(own),
+            (theirs, None) => {
+                let own = begin_request(self.world.shared());
+                if self.requests.len() >= REQUESTS_MAX {
+                    self.requests.pop_front();
+                }
+                self.requests.push_back((theirs, own));
+                Some(own)
+            }
+        };
+        // The longest that the store would take by itself is the longest that a peer may ask for.
+        let shared = self.world.shared();
+        let timeout = timeout.map(|t| t.min(shared.config.deadline()));
+        let options = Options { request, depth: terms.depth, timeout };
+        Manner { options, deadline: shared.deadline(timeout) }
+    }
+
+    fn done(&mut self, ticket: Ticket, done: Done) {
+        let Some(id) = self.world.batches.remove(&ticket) else { return };
+        match (self.ops.get_mut(&id), done) {
+            (Some(Op::Get(get)), Done::Get(done)) => get.done(id, ticket, done),
+            (Some(Op::Put(put)), Done::Put(done)) => put.done(ticket, done),
+            // It was cancelled, and its memory is free with this.
+            _ => {}
+        }
+    }
+
+    fn answer(&mut self, id: OpId, answered: Answered) {
+        let most = self.link.facts().control_bytes_max as usize;
+        let mut body = answered.encode();
+        if body.len() > most {
+            let bytes = body.len();
+            let detail = format!("the outcome is longer than the peer reads bytes={bytes} max={most}");
+            body = Answered::failed(answered.verb, Error::invalid(detail)).encode();
+        }
+        self.outbox.push_back(Frame::new(Kind::Outcome, id, body));
+    }
+
+    fn send(&mut self) {
+        while let Some(frame) = self.outbox.pop_front() {
+            if let Err(frame) = self.link.send(frame) {
+                self.outbox.push_front(frame);
+                return;
+            }
+        }
+    }
+}
+
+fn matches_asked(op: &Op) -> bool {
+    match op {
+        Op::Asked(_) => true,
+        Op::Get(_) | Op::Put(_) => false,
+    }
+}
+
+/// Answer what memory alone can answer.
+fn answer_now(shared: &Shared, ask: &Ask<'_>, options: &Options) -> Answered {
+    let at = recency(shared, options);
+    match ask {
+        Ask::Exists(keys) => {
+            Answered::bits(crate::exists::exists(shared, &mut shared.lock(), keys.iter(), at))
+        }
+        Ask::ExistsPrefix(keys) => {
+            let found = crate::exists::prefix(shared, &mut shared.lock(), keys.iter(), at);
+            Answered::number(Verb::ExistsPrefix, found as u64)
+        }
+        Ask::Stats => {
+            let stats = crate::stats::Stats::of(&shared.lock());
+            Answered::text(serde_json::to_string(&stats).unwrap_or_default())
+        }
+        ask => Answered::number(ask.verb(), 0),
+    }
+}

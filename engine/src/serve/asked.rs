@@ -1,0 +1,56 @@
+//! What the flusher answers: flush, remove, clear.
+
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::request::{Ask, Verb};
+
+use super::Manner;
+use super::answer::Answered;
+use crate::error::{Error, Result};
+use crate::session::Session;
+use crate::shared::{Pending, Shared};
+
+/// One of them under way.
+pub(super) struct AskedOp {
+    verb: Verb,
+    pending: Pending,
+    /// What is said once all is durable.
+    number: u64,
+}
+
+impl AskedOp {
+    /// Begin it. A removal reads headers first, and waits for them.
+    pub fn begin(session: &mut Session, ask: &Ask<'_>, manner: Manner) -> Result<AskedOp> {
+        let shared = session.io.shared.clone();
+        let verb = ask.verb();
+        let (answers, number) = match ask {
+            Ask::Flush => (crate::flush::begin(&shared)?, 0),
+            Ask::Clear(namespace) => {
+                let (generation, answer) = crate::remove::begin_clear(&shared, *namespace)?;
+                (answer.into_iter().collect(), generation.0)
+            }
+            Ask::Remove(keys) => {
+                let keys: Vec<ObjectKey> = keys.iter().collect();
+                let (answers, removed) =
+                    crate::remove::begin(&shared, session, &keys, &manner.options, manner.deadline)?;
+                (answers, removed as u64)
+            }
+            ask => return Err(Error::invalid(format!("nothing to wait for verb={:?}", ask.verb()))),
+        };
+        Ok(AskedOp { verb, pending: Pending::new(answers, manner.deadline), number })
+    }
+
+    /// The outcome, once it is there.
+    pub fn advance(&mut self, shared: &Shared) -> Option<Answered> {
+        let what = match self.verb {
+            Verb::Flush => "flush",
+            Verb::Clear => "clear",
+            _ => "remove",
+        };
+        let ended = self.pending.poll(shared, what)?;
+        Some(match (ended, self.verb) {
+            (Err(error), verb) => Answered::failed(verb, error),
+            (Ok(()), Verb::Flush) => Answered::flushed(crate::flush::report(shared)),
+            (Ok(()), verb) => Answered::number(verb, self.number),
+        })
+    }
+}

@@ -1,0 +1,227 @@
+//! Gets: read into staging, a chunk at a time, and sent from there.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use pagelith_io::buffer::Part;
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::request::{GetItem, Verb};
+use pagelith_transport::link::{Link, Push};
+use rustc_hash::FxHashMap;
+
+use super::answer::{Answered, Verdict};
+use super::{CHUNK_BYTES, Manner, World};
+use crate::batch::{Destination, Get, Options};
+use crate::error::Error;
+use crate::outcome::{GetDone, GetOutcome, MissCause, Ticket, Tier};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// One object that is wanted.
+struct Wanted {
+    key: ObjectKey,
+    /// Which of its bytes.
+    stretch: Range<u64>,
+    /// Whether that has to be all of it.
+    whole: bool,
+    /// Bytes that are read and not sent, or not read.
+    left: u64,
+    tier: Tier,
+    /// The checksums of all its blocks, as what was read first has them: all must be read of one and the same.
+    record: Option<Vec<Checksum>>,
+    /// Of the blocks that the stretch lies in, of those of their bytes that are sent.
+    sums: Vec<Checksum>,
+    verdict: Option<Verdict>,
+}
+
+impl Wanted {
+    fn new(item: &GetItem) -> Wanted {
+        let stretch = item.stretch();
+        let blocks = stretch.end.div_ceil(BLOCK) - stretch.start / BLOCK;
+        Wanted {
+            key: item.key,
+            whole: item.range().is_none(),
+            left: stretch.end - stretch.start,
+            tier: Tier::Memory,
+            record: None,
+            sums: vec![Checksum::default(); blocks as usize],
+            verdict: None,
+            stretch,
+        }
+    }
+
+    /// Its chunks: they end where blocks end, so that each block is in one of them.
+    fn chunk(&self, from: u64) -> Range<u64> {
+        let end = (from / BLOCK * BLOCK).saturating_add(CHUNK_BYTES).min(self.stretch.end);
+        from..end
+    }
+
+    /// A chunk was read whole: note its checksums; what is wrong with it otherwise.
+    fn take(&mut self, chunk: &Range<u64>, tier: Tier, done: &GetDone, bytes: &[u8]) -> Result<(), Verdict> {
+        if self.whole && done.length != self.stretch.end {
+            let (key, have, given) = (&self.key, done.length, self.stretch.end);
+            let detail =
+                format!("destination has not the object's length key={key} object={have} given={given}");
+            return Err(Verdict::Failed(Error::invalid(detail)));
+        }
+        let record = self.record.get_or_insert_with(|| done.checksums.clone());
+        if *record != done.checksums {
+            // Removed and put again in between: no bytes of two objects are one object's.
+            return Err(Verdict::Miss(MissCause::Gone));
+        }
+        let first = self.stretch.start / BLOCK;
+        for block in chunk.start / BLOCK..chunk.end.div_ceil(BLOCK) {
+            let all = block * BLOCK..((block + 1) * BLOCK).min(done.length);
+            let sent = all.start.max(chunk.start)..all.end.min(chunk.end);
+            let sum = match sent == all {
+                true => record.get(block as usize).copied().unwrap_or_default(),
+                false => {
+                    checksum(&bytes[(sent.start - chunk.start) as usize..(sent.end - chunk.start) as usize])
+                }
+            };
+            self.sums[(block - first) as usize] = sum;
+        }
+        self.tier = tier;
+        Ok(())
+    }
+}
+
+/// A get under way.
+pub(super) struct GetOp {
+    manner: Manner,
+    wanted: Vec<Wanted>,
+    /// The first object of which not everything was asked for, and from which byte on.
+    next: (usize, u64),
+    /// What each batch of the session reads: object and chunk.
+    reading: FxHashMap<Ticket, Vec<(usize, Range<u64>)>>,
+    /// What was read and the link had no room for.
+    unsent: VecDeque<(usize, Push)>,
+}
+
+impl GetOp {
+    pub fn new(manner: Manner, items: impl Iterator<Item = GetItem>) -> GetOp {
+        let wanted: Vec<Wanted> = items.map(|item| Wanted::new(&item)).collect();
+        let from = wanted.first().map_or(0, |w| w.stretch.start);
+        GetOp { manner, wanted, next: (0, from), reading: FxHashMap::default(), unsent: VecDeque::new() }
+    }
+
+    /// Read and send as far as it goes; the outcome once all is on its way.
+    pub fn advance(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) -> Option<Answered> {
+        self.send(link);
+        if world.shared().now() >= self.manner.deadline {
+            // What is being read is waited for by the session, which has the same deadline.
+            self.next.0 = self.wanted.len();
+            let late = |w: &Wanted| w.verdict.is_none() && w.left > 0;
+            if self.reading.is_empty() && self.unsent.is_empty() {
+                self.wanted.iter_mut().filter(|w| late(w)).for_each(|w| {
+                    w.verdict = Some(Verdict::Miss(MissCause::Late));
+                });
+            }
+        }
+        self.read(world, id);
+        let over = self.next.0 >= self.wanted.len() && self.reading.is_empty() && self.unsent.is_empty();
+        over.then(|| self.answered())
+    }
+
+    fn answered(&mut self) -> Answered {
+        let verdict = |w: Wanted| {
+            let hit = |w: Wanted| Verdict::Hit(w.tier, w.stretch.end - w.stretch.start, w.sums);
+            match (w.verdict, w.left) {
+                (Some(verdict), _) => (w.key, verdict),
+                (None, 0) => (w.key, hit(Wanted { verdict: None, ..w })),
+                (None, _) => (w.key, Verdict::Miss(MissCause::Late)),
+            }
+        };
+        Answered::items(Verb::Get, self.wanted.drain(..).map(verdict).collect())
+    }
+
+    /// Ask for the next chunks, as many as there is staging memory for.
+    fn read(&mut self, world: &mut World, id: OpId) {
+        let mut gets = Vec::new();
+        let mut chunks = Vec::new();
+        let (mut at, mut from) = self.next;
+        while let Some(wanted) = self.wanted.get(at) {
+            let chunk = wanted.chunk(from);
+            if wanted.verdict.is_none() && !chunk.is_empty() {
+                let len = (chunk.end - chunk.start) as usize;
+                let Some(part) = world.staging.try_part(len) else { break };
+                let destination = Destination(vec![part.split(len).0]);
+                gets.push(Get { key: wanted.key, range: Some(chunk.clone()), destination });
+                chunks.push((at, chunk.clone()));
+                if chunk.end < wanted.stretch.end {
+                    from = chunk.end;
+                    continue;
+                }
+            }
+            at += 1;
+            from = self.wanted.get(at).map_or(0, |w| w.stretch.start);
+        }
+        self.next = (at, from);
+        if gets.is_empty() {
+            return;
+        }
+        let left = self.manner.deadline.since(world.shared().now());
+        let depth = self.manner.options.depth.saturating_add(chunks[0].0 as u32);
+        let options = Options { timeout: Some(left), depth, ..self.manner.options };
+        let ticket = world.session.submit_get(gets, options);
+        self.reading.insert(ticket, chunks);
+        world.batches.insert(ticket, id);
+    }
+
+    /// A batch was read.
+    pub fn done(&mut self, id: OpId, ticket: Ticket, done: Vec<GetDone>) {
+        let chunks = self.reading.remove(&ticket).unwrap_or_default();
+        for ((at, chunk), mut done) in chunks.into_iter().zip(done) {
+            let wanted = &mut self.wanted[at];
+            let parts: Vec<Part> = std::mem::take(&mut done.destination.0);
+            let verdict = match (&done.outcome, parts.first()) {
+                (Ok(GetOutcome::Hit { tier, .. }), Some(part)) => {
+                    wanted.take(&chunk, *tier, &done, part.bytes()).err()
+                }
+                (Ok(GetOutcome::Miss(cause)), _) => Some(Verdict::Miss(*cause)),
+                (Err(error), _) => Some(Verdict::Failed(error.clone())),
+                (Ok(GetOutcome::Hit { .. }), None) => Some(Verdict::Miss(MissCause::Gone)),
+            };
+            match verdict {
+                Some(verdict) => {
+                    wanted.verdict.get_or_insert(verdict);
+                }
+                None => {
+                    let offset = chunk.start - wanted.stretch.start;
+                    let push = Push { op: id, item: at as u32, offset, parts, token: 0 };
+                    self.unsent.push_back((at, push));
+                }
+            }
+        }
+    }
+
+    /// Send what was read, each object's bytes in order.
+    fn send(&mut self, link: &mut dyn Link) {
+        let mut later = VecDeque::new();
+        // An object whose next bytes are not there yet, or that the link has no room for, waits with all behind it.
+        let mut waits = std::collections::BTreeSet::new();
+        for (at, push) in std::mem::take(&mut self.unsent) {
+            let wanted = &mut self.wanted[at];
+            if wanted.verdict.is_some() {
+                continue;
+            }
+            let bytes: u64 = push.parts.iter().map(|p| p.len() as u64).sum();
+            let sent = wanted.stretch.end - wanted.stretch.start - wanted.left;
+            if waits.contains(&at) || push.offset != sent {
+                waits.insert(at);
+                later.push_back((at, push));
+                continue;
+            }
+            match link.push(push) {
+                Ok(()) => wanted.left -= bytes,
+                Err(push) => {
+                    waits.insert(at);
+                    later.push_back((at, push));
+                }
+            }
+        }
+        self.unsent = later;
+    }
+}

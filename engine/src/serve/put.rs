@@ -1,0 +1,266 @@
+//! Puts: what is here already is answered without its bytes; the rest is pulled into staging, a group at a time, and
+//! stored from there.
+
+use std::ops::Range;
+
+use pagelith_io::buffer::Part;
+use pagelith_layouts::align::align_up;
+use pagelith_layouts::checksum::Checksum;
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::pull::{self, PullItem};
+use pagelith_layouts::wire::put::Puts;
+use pagelith_layouts::wire::request::Verb;
+use pagelith_layouts::wire::{Frame, Kind};
+use pagelith_tiers::policy::Recency;
+use pagelith_tiers::ssd::read::Verifier;
+use pagelith_transport::link::Link;
+
+use super::answer::{Answered, Verdict};
+use super::{Manner, World};
+use crate::batch::{Options, Put, PutGroup, Source};
+use crate::error::{Error, ErrorKind};
+use crate::exists::exists;
+use crate::index::Entry;
+use crate::outcome::{PutDone, PutOutcome, Ticket};
+use crate::session::recency_in;
+use crate::shared::Shared;
+
+/// One object to be put.
+struct Offered {
+    key: ObjectKey,
+    length: u64,
+    /// Of its blocks, as the client has them; empty for the store's own.
+    sums: Vec<Checksum>,
+    bytes: Option<Part>,
+    verdict: Option<Verdict>,
+}
+
+enum State {
+    New,
+    /// So many objects are on their way.
+    Pulled(usize),
+    /// All of it is here.
+    Whole,
+    Storing(Ticket),
+    Done,
+}
+
+struct Group {
+    base: Option<ObjectKey>,
+    /// Numbers of its objects in the put.
+    objects: Range<usize>,
+    state: State,
+}
+
+/// A put under way.
+pub(super) struct PutOp {
+    manner: Manner,
+    verb: Verb,
+    block_bytes: u32,
+    offered: Vec<Offered>,
+    groups: Vec<Group>,
+}
+
+impl PutOp {
+    pub fn new(manner: Manner, puts: Puts<'_>) -> PutOp {
+        let mut groups: Vec<Group> = Vec::new();
+        let mut offered = Vec::new();
+        for object in puts.objects() {
+            let at = offered.len();
+            if object.group as usize == groups.len() {
+                let base = puts.base(object.group);
+                groups.push(Group { base, objects: at..at, state: State::New });
+            }
+            groups.iter_mut().last().into_iter().for_each(|g| g.objects.end = at + 1);
+            let sums = object.checksums.iter().collect();
+            offered.push(Offered {
+                key: object.key,
+                length: object.length,
+                sums,
+                bytes: None,
+                verdict: None,
+            });
+        }
+        let verb = if puts.is_attached() { Verb::PutAttached } else { Verb::Put };
+        PutOp { manner, verb, block_bytes: puts.block_bytes(), offered, groups }
+    }
+
+    /// Bytes of an object have arrived.
+    pub fn landed(&mut self, item: u32, parts: Vec<Part>) {
+        let at = item as usize;
+        let Some(object) = self.offered.get_mut(at) else { return };
+        object.bytes = parts.into_iter().next();
+        for group in self.groups.iter_mut().filter(|group| group.objects.contains(&at)) {
+            group.state = match std::mem::replace(&mut group.state, State::Done) {
+                State::Pulled(1) => State::Whole,
+                State::Pulled(left) => State::Pulled(left - 1),
+                other => other,
+            };
+        }
+    }
+
+    /// A group was stored, or was not.
+    pub fn done(&mut self, ticket: Ticket, done: Vec<PutDone>) {
+        let Some(group) = self.groups.iter_mut().find(|group| is_storing(&group.state, ticket)) else {
+            return;
+        };
+        group.state = State::Done;
+        for (object, done) in self.offered[group.objects.clone()].iter_mut().zip(done) {
+            object.verdict = Some(match done.outcome {
+                Ok(outcome) => Verdict::Put(outcome),
+                Err(error) => Verdict::Failed(error),
+            });
+        }
+    }
+
+    /// Pull and store as far as it goes; the outcome once all is settled.
+    pub fn advance(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) -> Option<Answered> {
+        if world.shared().now() >= self.manner.deadline {
+            link.retract(id);
+            self.give_up();
+        }
+        for at in 0..self.groups.len() {
+            match self.groups[at].state {
+                State::New => {
+                    if !self.begin(world, link, id, at) {
+                        break;
+                    }
+                }
+                State::Whole => self.store(world, id, at),
+                State::Pulled(_) | State::Storing(_) | State::Done => {}
+            }
+        }
+        let over = self.groups.iter().all(|group| is_done(&group.state));
+        over.then(|| {
+            let late = |key: &ObjectKey| Verdict::Failed(Error::busy(format!("the time was up key={key}")));
+            let verdict = |o: Offered| (o.key, o.verdict.unwrap_or_else(|| late(&o.key)));
+            Answered::items(self.verb, self.offered.drain(..).map(verdict).collect())
+        })
+    }
+
+    /// The time is up: what is not being stored will not be.
+    fn give_up(&mut self) {
+        for group in &mut self.groups {
+            match group.state {
+                State::New | State::Pulled(_) | State::Whole => {
+                    group.state = State::Done;
+                    self.offered[group.objects.clone()].iter_mut().for_each(|o| o.bytes = None);
+                }
+                State::Storing(_) | State::Done => {}
+            }
+        }
+    }
+
+    fn settle(&mut self, at: usize, verdict: impl Fn() -> Verdict) {
+        let group = &mut self.groups[at];
+        group.state = State::Done;
+        for object in &mut self.offered[group.objects.clone()] {
+            (object.verdict, object.bytes) = (Some(verdict()), None);
+        }
+    }
+
+    /// Settle a group without its bytes, or pull them; false if there is no room for them now.
+    fn begin(&mut self, world: &mut World, link: &mut dyn Link, id: OpId, at: usize) -> bool {
+        let objects = self.groups[at].objects.clone();
+        if self.is_present(world.shared(), &objects) {
+            self.settle(at, || Verdict::Put(PutOutcome::AlreadyPresent));
+            return true;
+        }
+        let bytes: u64 = self.offered[objects.clone()].iter().map(|o| align_up(o.length)).sum();
+        if bytes > world.staging.capacity() as u64 {
+            let (key, max) = (self.offered[objects.start].key, world.staging.capacity());
+            let detail = format!("group is larger than the staging memory key={key} bytes={bytes} max={max}");
+            self.settle(at, || Verdict::Failed(Error::invalid(detail.clone())));
+            return true;
+        }
+        let room = link.room();
+        if room.frames == 0 || room.exposures < objects.len() {
+            return false;
+        }
+        let part = |o: &Offered| Some(world.staging.try_part(o.length as usize)?.split(o.length as usize).0);
+        let parts: Option<Vec<Part>> = self.offered[objects.clone()].iter().map(part).collect();
+        let Some(parts) = parts else { return false };
+        let mut pulls = Vec::with_capacity(parts.len());
+        for (item, part) in objects.clone().zip(parts) {
+            pulls.push(PullItem::new(item as u32, 0, part.len() as u64));
+            if link.expose(id, item as u32, vec![part]).is_err() {
+                link.retract(id);
+                return false;
+            }
+        }
+        if link.send(Frame::new(Kind::Pull, id, pull::encode(&pulls))).is_err() {
+            link.retract(id);
+            return false;
+        }
+        self.groups[at].state = State::Pulled(objects.len());
+        true
+    }
+
+    /// Whether the index has all of these, by fingerprint and length: then their bytes need not travel. What is wrong
+    /// about that by chance is an object that is not stored, once in 2^128.
+    fn is_present(&self, shared: &Shared, objects: &Range<usize>) -> bool {
+        if shared.config.constant_fingerprint() {
+            return false;
+        }
+        let mut core = shared.lock();
+        let here = |o: &Offered| {
+            let fingerprint = shared.fingerprint(&o.key, core.generation(o.key.namespace()));
+            let fits = |e: &Entry| u64::from(e.length) == o.length && core.is_visible(e);
+            core.index.find(fingerprint).any(|e| fits(&e))
+        };
+        if !self.offered[objects.clone()].iter().all(here) {
+            return false;
+        }
+        let keys = self.offered[objects.clone()].iter().map(|o| o.key);
+        let at = Recency {
+            depth: self.manner.options.depth.saturating_add(objects.start as u32),
+            ..recency_in(&mut core, &self.manner.options)
+        };
+        let all = exists(shared, &mut core, keys, at).into_iter().all(|here| here);
+        core.counters.puts_present += if all { objects.len() as u64 } else { 0 };
+        all
+    }
+
+    /// Verify what was pulled, and store it.
+    fn store(&mut self, world: &mut World, id: OpId, at: usize) {
+        let objects = self.groups[at].objects.clone();
+        if let Some(key) = self.offered[objects.clone()].iter().find(|o| !self.is_whole(o)).map(|o| o.key) {
+            let detail = format!("bytes arrived that do not have the checksums sent with them key={key}");
+            self.settle(at, || Verdict::Failed(Error::new(ErrorKind::Unavailable, detail.clone())));
+            return;
+        }
+        let put = |o: &mut Offered| Put { key: o.key, source: Source(o.bytes.take().into_iter().collect()) };
+        let puts = self.offered[objects].iter_mut().map(put).collect();
+        let group = PutGroup { objects: puts, base: self.groups[at].base };
+        let left = self.manner.deadline.since(world.shared().now());
+        let depth = self.manner.options.depth.saturating_add(at as u32);
+        let options = Options { timeout: Some(left), depth, ..self.manner.options };
+        let ticket = world.session.submit_put(vec![group], options);
+        self.groups[at].state = State::Storing(ticket);
+        world.batches.insert(ticket, id);
+    }
+
+    fn is_whole(&self, object: &Offered) -> bool {
+        let Some(bytes) = &object.bytes else { return false };
+        if object.sums.is_empty() {
+            return true;
+        }
+        let mut verifier = Verifier::new(object.sums.iter().copied(), 0, object.length, self.block_bytes);
+        verifier.update(bytes.bytes()).is_ok() && verifier.is_complete()
+    }
+}
+
+fn is_done(state: &State) -> bool {
+    match state {
+        State::Done => true,
+        State::New | State::Pulled(_) | State::Whole | State::Storing(_) => false,
+    }
+}
+
+fn is_storing(state: &State, ticket: Ticket) -> bool {
+    match state {
+        State::Storing(own) => *own == ticket,
+        State::New | State::Pulled(_) | State::Whole | State::Done => false,
+    }
+}
