@@ -17,6 +17,7 @@ use crate::groups::waiting::Waiting;
 use crate::health::Health;
 use crate::index::{Entry, Index, SsdPlace, TICK_MODULUS, tick_age};
 use crate::pins::Pins;
+use crate::remote::queue::{RemoteJob, RemoteQueue};
 use crate::stats::Counters;
 
 /// Laps of the log that a recency tick counter takes to wrap: 2^20 ticks at 4096 a lap.
@@ -92,6 +93,8 @@ pub(crate) struct Core {
     pub policy: Box<dyn FramePolicy>,
     pub generations: HashMap<NamespaceId, Generation>,
     pub ssd: Option<SsdCore>,
+    /// What is to be told to peers; `None` without any.
+    pub remote: Option<RemoteQueue>,
     pub pins: Pins,
     /// Groups that are not visible yet.
     pub waiting: Waiting,
@@ -414,6 +417,15 @@ impl Core {
         let visible = std::mem::take(&mut ssd.unqueued);
         ssd.queue.extend(visible.into_values().rev().map(Job::Frame));
         ssd.queue.push_back(job(id));
+        self.next_answer += 1;
+        self.answers.insert(id, None);
+        Some(id)
+    }
+
+    /// Have peers told something; the number to wait for.
+    pub fn ask_remote(&mut self, job: impl FnOnce(u64) -> RemoteJob) -> Option<u64> {
+        let id = self.next_answer;
+        self.remote.as_mut()?.jobs.push_back(job(id));
         self.next_answer += 1;
         self.answers.insert(id, None);
         Some(id)

@@ -52,6 +52,12 @@ impl Held {
         unsafe { memory.reader(self.data.members[member].extent) }
     }
 
+    /// A member's bytes as a part of something that is sent; whoever holds `self` drops it first.
+    pub fn part(&self, memory: &Arc<ArenaMemory>, member: usize) -> Part {
+        // SAFETY: as in `reader`; the writer to peers holds the frame until a reply has brought every part back.
+        unsafe { memory.part(self.data.members[member].extent, false) }
+    }
+
     /// Every member's padded bytes as parts of a write.
     pub fn parts(&self, memory: &Arc<ArenaMemory>) -> Vec<Part> {
         let part = |extent| {

@@ -28,6 +28,7 @@ use crate::fetch::{self, Flight, Held, Landed};
 use crate::locate::{self, Located};
 use crate::outcome::{GetDone, GetOutcome, MissCause, Ticket, Tier};
 use crate::plan::{self, Fetch, HeaderPlace, Piece, Target};
+use crate::remote::batch::{Manner, Missed};
 use crate::session::{PageSteps, SessionIo};
 use crate::slot::{Slot, Step};
 
@@ -464,7 +465,8 @@ impl GetBatch {
     }
 
     /// The outcomes, once [`GetBatch::advance`] said that all are there.
-    pub fn finish(mut self, io: &mut SessionIo) -> Vec<GetDone> {
+    pub fn finish(mut self, io: &mut SessionIo) -> Finished {
+        let missed = self.missed(io);
         crate::promote::promote(&io.shared, &self.slots, self.at);
         {
             let mut core = io.shared.lock();
@@ -480,6 +482,8 @@ impl GetBatch {
                         core.counters.bytes_ssd += bytes;
                         core.counters.staged_bytes += slot.staged_bytes;
                     }
+                    // Peers are asked first.
+                    Some(Ok(GetOutcome::Miss(_))) if !missed.is_empty() => {}
                     Some(Ok(GetOutcome::Miss(cause))) => core.counters.miss(*cause),
                     Some(Err(_)) | None => {}
                 }
@@ -488,8 +492,29 @@ impl GetBatch {
         if io.shared.config.batch_summary() {
             crate::summary::gets(&self.slots);
         }
-        self.slots.drain(..).map(Slot::into_done).collect()
+        let manner = Manner { at: self.at, deadline: self.deadline };
+        Finished { done: self.slots.drain(..).map(Slot::into_done).collect(), missed, manner }
     }
+
+    /// What a peer may have.
+    fn missed(&self, io: &SessionIo) -> Vec<Missed> {
+        if io.lines.is_none() || self.late {
+            return Vec::new();
+        }
+        let is_miss =
+            |slot: &Slot| slot.outcome.as_ref().is_some_and(|o| o.as_ref().is_ok_and(|o| !o.is_hit()));
+        let missed =
+            |(at, slot): (usize, &Slot)| Missed { at, key: slot.get.key, range: slot.get.range.clone() };
+        self.slots.iter().enumerate().filter(|(_, slot)| is_miss(slot)).map(missed).collect()
+    }
+}
+
+/// A batch that is over here.
+pub(crate) struct Finished {
+    pub done: Vec<GetDone>,
+    /// What a peer may have.
+    pub missed: Vec<Missed>,
+    pub manner: Manner,
 }
 
 fn matches_staged(piece: &Piece) -> bool {

@@ -56,7 +56,7 @@ mod quarantine;
 mod readback;
 mod reclaim;
 mod recovery;
-mod remote;
+pub mod remote;
 mod remove;
 mod sampler;
 mod scatter;

@@ -31,6 +31,10 @@ use crate::health::{Health, Limits};
 use crate::index::{Index, SEGMENT_MAX};
 use crate::pins::Pins;
 use crate::recovery::Collector;
+use crate::remote::lines::Lines;
+use crate::remote::queue::RemoteQueue;
+use crate::remote::writer::Writer;
+use crate::remote::{Peer, Remote};
 use crate::shared::Shared;
 use crate::stats::Counters;
 
@@ -94,12 +98,17 @@ pub(crate) fn real_env(config: &ValidConfig) -> Result<Env> {
 pub(crate) struct Opened {
     pub shared: Arc<Shared>,
     pub flusher: Option<Box<dyn Join>>,
+    pub writer: Option<Box<dyn Join>>,
     pub report: OpenReport,
 }
 
 /// Open or make a store in `env`.
 #[tracing::instrument(level = "info", skip_all, name = "recover")]
-pub(crate) fn open(config: ValidConfig, env: Env) -> Result<Opened> {
+pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Opened> {
+    let remote = match peers.is_empty() {
+        true => None,
+        false => Some(Arc::new(Remote::new(peers)?)),
+    };
     let began = env.clock.now();
     let ssd = match (&env.disk, config.has_ssd()) {
         (Some(_), true) => Some(open_volume(&config, &env)?),
@@ -124,6 +133,7 @@ pub(crate) fn open(config: ValidConfig, env: Env) -> Result<Opened> {
         policy,
         generations: HashMap::new(),
         ssd: None,
+        remote: remote.as_ref().map(|_| RemoteQueue::default()),
         pins: Pins::default(),
         waiting: Waiting::default(),
         adopting: 0,
@@ -152,6 +162,7 @@ pub(crate) fn open(config: ValidConfig, env: Env) -> Result<Opened> {
         config,
         fingerprint_key,
         object_bytes_max: report.object_bytes_max,
+        remote: remote.clone(),
         work: Signal::default(),
         progress: Signal::default(),
         closed: AtomicBool::new(false),
@@ -171,7 +182,14 @@ pub(crate) fn open(config: ValidConfig, env: Env) -> Result<Opened> {
         }
         _ => None,
     };
-    Ok(Opened { shared, flusher, report })
+    let writer = match remote {
+        Some(remote) => {
+            let task = Writer::new(shared.clone(), Lines::new(remote.clone()));
+            Some(env.runtime.spawn("pagelith-remote", Box::new(task), remote.work.clone())?)
+        }
+        None => None,
+    };
+    Ok(Opened { shared, flusher, writer, report })
 }
 
 fn open_volume(config: &ValidConfig, env: &Env) -> Result<OpenedVolume> {

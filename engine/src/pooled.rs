@@ -45,6 +45,22 @@ pub(crate) fn get(store: &Store, gets: &mut [GetSlice<'_, '_>], options: Options
     whole(outcomes, count)
 }
 
+/// Which of `keys` are here or at a peer.
+pub(crate) fn exists(store: &Store, keys: &[ObjectKey], options: Options) -> Vec<bool> {
+    let found = store.with_session(|session| {
+        let ticket = session.submit_exists(keys, options);
+        loop {
+            if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
+                break done;
+            }
+        }
+    });
+    match found {
+        Ok(Done::Exists(found)) => found,
+        Ok(Done::Get(_) | Done::Put(_) | Done::ExistsGroups(_)) | Err(_) => vec![false; keys.len()],
+    }
+}
+
 /// One outcome an object, whatever happened.
 fn whole<T>(outcomes: Result<Vec<Result<T>>>, count: usize) -> Vec<Result<T>> {
     let failed = |error: Error| (0..count).map(|_| Err(error.clone())).collect();

@@ -228,6 +228,7 @@ impl PutBatch {
             }
         }
         put::enqueue(&io.shared, &mut self.frames);
+        io.shared.remote.iter().for_each(|remote| remote.work.raise());
         self.let_go(&io.shared);
     }
 

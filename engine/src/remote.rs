@@ -1,8 +1,82 @@
-//! A peer's store, seen from here: what is asked of it over a link.
+//! The remote tier: peers' stores behind DRAM and SSD. What is not here is asked of the peer that owns its page; what is put
+//! here goes to that peer too, in the background.
+//!
+//! - Each session has its own link to each peer ([`lines`]), and so has the task that writes ([`writer`]).
+//! - Bytes that a peer sends are verified where they landed, before the caller hears `Hit` ([`verify`]).
+//! - A peer that does not answer costs misses: after three failures it is not asked for a while.
 
+pub(crate) mod batch;
 mod call;
-mod caller;
+pub(crate) mod caller;
+pub(crate) mod lines;
+pub(crate) mod queue;
 mod verify;
+pub(crate) mod writer;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tier_test;
+
+use pagelith_io::signal::Signal;
+use pagelith_io::sync::{Arc, Mutex, PoisonError};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::remote::breaker::Breaker;
+use pagelith_tiers::remote::owners::{Owner, owner_of};
+use pagelith_transport::dial::Dial;
+
+use crate::error::{Error, Result};
+
+pub(crate) use call::Reply;
+
+/// A store process that holds pages for this one.
+#[derive(Clone)]
+pub struct Peer {
+    /// Its name, the same at every store that shares it: which pages it owns hangs on it.
+    pub name: String,
+    /// Its share of the pages beside the others'; above 0.
+    pub weight: f64,
+    /// How it is reached.
+    pub dial: Arc<dyn Dial>,
+}
+
+/// The peers of a store.
+pub(crate) struct Remote {
+    pub owners: Vec<Owner>,
+    pub dials: Vec<Arc<dyn Dial>>,
+    breakers: Vec<Mutex<Breaker>>,
+    /// Wakes the task that writes.
+    pub work: Signal,
+}
+
+impl Remote {
+    /// Peers, each name once and each weight above 0.
+    pub fn new(peers: Vec<Peer>) -> Result<Remote> {
+        for (i, peer) in peers.iter().enumerate() {
+            let Peer { name, weight, .. } = peer;
+            if !(weight.is_finite() && *weight > 0.0) {
+                return Err(Error::invalid(format!(
+                    "a peer's weight is above 0 name={name} weight={weight}"
+                )));
+            }
+            if peers[..i].iter().any(|other| other.name == *name) {
+                return Err(Error::invalid(format!("a peer is named twice name={name}")));
+            }
+        }
+        let breakers = peers.iter().map(|_| Mutex::new(Breaker::default())).collect();
+        let (owners, dials) =
+            peers.into_iter().map(|peer| (Owner { name: peer.name, weight: peer.weight }, peer.dial)).unzip();
+        Ok(Remote { owners, dials, breakers, work: Signal::default() })
+    }
+
+    /// The peer that owns the key's page.
+    pub fn owner(&self, key: &ObjectKey) -> Option<usize> {
+        owner_of(&self.owners, key)
+    }
+
+    /// Look at, or change, what is known of a peer.
+    pub fn breaker<R>(&self, peer: usize, with: impl FnOnce(&mut Breaker) -> R) -> Option<R> {
+        let breaker = self.breakers.get(peer)?;
+        Some(with(&mut breaker.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}

@@ -14,6 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::frames::FrameRef;
 use crate::get::Probed;
 use crate::index::{SsdPlace, Visited, name_of};
+use crate::remote::queue::RemoteJob;
 use crate::session::{Session, recency};
 use crate::shared::Shared;
 use crate::store::Store;
@@ -26,7 +27,9 @@ pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Res
     let (answers, here) =
         store.with_session(|session| begin(shared, session, keys, &options, deadline))??;
     // Every answer is taken, also behind one that failed: nobody else would.
-    let ends: Vec<_> = answers.into_iter().map(|id| shared.await_answer(id, deadline, "remove")).collect();
+    let told = tell(shared, |id| RemoteJob::Remove { id, keys: keys.to_vec() });
+    let ends: Vec<_> =
+        answers.into_iter().chain(told).map(|id| shared.await_answer(id, deadline, "remove")).collect();
     ends.into_iter().collect::<Result<()>>()?;
     Ok(here)
 }
@@ -185,10 +188,19 @@ fn queue_tombstones(core: &mut Core, gone: &BTreeSet<ObjectKey>) -> Vec<u64> {
 pub(crate) fn clear(shared: &Shared, namespace: NamespaceId, options: Options) -> Result<Generation> {
     let deadline = shared.deadline(options.timeout);
     let (generation, answer) = begin_clear(shared, namespace)?;
-    if let Some(id) = answer {
-        shared.await_answer(id, deadline, "clear")?;
-    }
+    let told = tell(shared, |id| RemoteJob::Clear { id, namespace });
+    let ends: Vec<_> =
+        answer.into_iter().chain(told).map(|id| shared.await_answer(id, deadline, "clear")).collect();
+    ends.into_iter().collect::<Result<()>>()?;
     Ok(generation)
+}
+
+/// Have peers told; the answer to wait for, if there are any.
+fn tell(shared: &Shared, job: impl FnOnce(u64) -> RemoteJob) -> Option<u64> {
+    let remote = shared.remote.as_ref()?;
+    let asked = shared.lock().ask_remote(job);
+    remote.work.raise();
+    asked
 }
 
 /// Make what the namespace holds unreachable; the answer to wait for.

@@ -14,15 +14,20 @@ use rustc_hash::FxHashMap;
 use crate::batch::{Get, Options, PutGroup, Request};
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
-use crate::get::{GetBatch, Probed};
+use crate::get::{Finished, GetBatch, Probed};
 use crate::groups::GroupId;
 use crate::hits::{self, PagesQuery};
 use crate::outcome::{Done, Ticket};
 use crate::put_batch::PutBatch;
+use crate::remote::Reply;
+use crate::remote::batch::{Manner, RemoteExists, RemoteGet};
+use crate::remote::lines::Lines;
 use crate::sampler::Sampler;
 use crate::scratch::Scratch;
 use crate::shared::Shared;
 
+/// Longest wait for the disk while a peer, too, may bring something.
+const BOTH_STEP: Duration = Duration::from_millis(1);
 /// Longest single wait, so that a wait for several things notices each.
 const WAIT_STEP: Duration = Duration::from_millis(20);
 
@@ -37,6 +42,8 @@ pub struct Session {
 enum Batch {
     Get(Box<GetBatch>),
     Put(Box<PutBatch>),
+    Remote(Box<RemoteGet>),
+    Exists(Box<RemoteExists>),
 }
 
 /// What batches do I/O with.
@@ -52,6 +59,10 @@ pub(crate) struct SessionIo {
     pub next_token: u64,
     /// Which hits from DRAM are verified.
     pub sampler: Sampler,
+    /// Links to peers.
+    pub lines: Option<Lines>,
+    /// What peers replied, by token.
+    pub replies: FxHashMap<u64, Reply>,
     /// Whether hits bring their checksums: for who hands the bytes on.
     pub proofs: bool,
 }
@@ -59,8 +70,14 @@ pub(crate) struct SessionIo {
 impl SessionIo {
     /// A token for a new operation of `ticket`.
     pub fn token(&mut self, ticket: Ticket) -> u64 {
+        let token = self.next_token();
+        self.owners.insert(token, ticket);
+        token
+    }
+
+    /// A number that names nothing yet.
+    pub fn next_token(&mut self) -> u64 {
         self.next_token += 1;
-        self.owners.insert(self.next_token, ticket);
         self.next_token
     }
 }
@@ -77,6 +94,7 @@ impl Session {
             .map_err(|e| Error::new(ErrorKind::Busy, format!("no memory for a session: {e}")))?;
         let seed = || u64::from_le_bytes(*shared.env.entropy.bytes16().first_chunk().unwrap_or(&[0; 8]));
         let sampler = Sampler::new(shared.config.verify_ratio(), seed);
+        let lines = shared.remote.clone().map(Lines::new);
         let io = SessionIo {
             shared,
             queue,
@@ -86,6 +104,8 @@ impl Session {
             orphans: FxHashMap::default(),
             next_token: 0,
             sampler,
+            lines,
+            replies: FxHashMap::default(),
             proofs: false,
         };
         Ok(Session { io, batches: Vec::new(), finished: VecDeque::new(), next_ticket: 0 })
@@ -142,13 +162,21 @@ impl Session {
         ticket
     }
 
-    /// Ask which objects are here; memory only, done at once. See [`crate::Store::exists_batch`].
+    /// Ask which objects are here; memory only, done at once, unless there are peers to be asked. See [`crate::Store::exists_batch`].
     pub fn submit_exists(&mut self, keys: &[ObjectKey], options: Options) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let found =
             crate::exists::exists(&self.io.shared, &mut self.io.shared.lock(), keys.iter().copied(), at);
-        self.finished.push_back((ticket, Done::Exists(found)));
+        if self.io.lines.is_none() || found.iter().all(|here| *here) {
+            self.finished.push_back((ticket, Done::Exists(found)));
+            return ticket;
+        }
+        let manner = Manner { at, deadline: self.io.shared.deadline(options.timeout) };
+        let exists = RemoteExists::begin(&self.io, keys, found, manner);
+        self.batches.push((ticket, Batch::Exists(Box::new(exists))));
+        self.drive();
+        self.start();
         ticket
     }
 
@@ -219,9 +247,13 @@ impl Session {
     /// Wait for the disk, or for staging that others hold.
     pub(crate) fn pause(&mut self, timeout: Duration) {
         let mut done = Vec::new();
-        match self.io.queue.as_mut().filter(|q| q.in_flight() > 0) {
-            Some(queue) => queue.wait(&mut done, timeout),
-            None => {
+        let lines = self.io.lines.as_mut().filter(|lines| lines.is_busy());
+        match (self.io.queue.as_mut().filter(|q| q.in_flight() > 0), lines) {
+            (Some(queue), None) => queue.wait(&mut done, timeout),
+            // The links are looked at between two waits.
+            (Some(queue), Some(_)) => queue.wait(&mut done, timeout.min(BOTH_STEP)),
+            (None, Some(lines)) => lines.wait(self.io.shared.now(), timeout, &mut self.io.replies),
+            (None, None) => {
                 let released = self.io.shared.staging.released();
                 self.io.shared.env.runtime.pause(released, released.value(), timeout);
             }
@@ -237,12 +269,17 @@ impl Session {
             queue.poll(&mut done);
         }
         self.completed(done);
+        if let Some(lines) = self.io.lines.as_mut() {
+            lines.poll(self.io.shared.now(), &mut self.io.replies);
+        }
         let mut i = 0;
         while i < self.batches.len() {
             let (ticket, batch) = &mut self.batches[i];
             let over = match batch {
                 Batch::Get(b) => b.advance(&mut self.io, *ticket),
                 Batch::Put(b) => b.advance(&mut self.io, *ticket),
+                Batch::Remote(b) => b.advance(&mut self.io),
+                Batch::Exists(b) => b.advance(&mut self.io),
             };
             if !over {
                 i += 1;
@@ -250,8 +287,18 @@ impl Session {
             }
             let (ticket, batch) = self.batches.remove(i);
             let done = match batch {
-                Batch::Get(b) => Done::Get(b.finish(&mut self.io)),
+                Batch::Get(b) => {
+                    let Finished { done, missed, manner } = b.finish(&mut self.io);
+                    if !missed.is_empty() {
+                        let remote = RemoteGet::begin(&self.io, done, missed, manner);
+                        self.batches.push((ticket, Batch::Remote(Box::new(remote))));
+                        continue;
+                    }
+                    Done::Get(done)
+                }
                 Batch::Put(b) => Done::Put(b.finish(&mut self.io)),
+                Batch::Remote(b) => Done::Get(b.finish(&self.io)),
+                Batch::Exists(b) => Done::Exists(b.finish()),
             };
             self.finished.push_back((ticket, done));
         }
@@ -277,7 +324,7 @@ impl Session {
             match self.batches.iter_mut().find(|(t, _)| *t == ticket) {
                 Some((_, Batch::Get(b))) => b.completed(&mut self.io, completion),
                 Some((_, Batch::Put(b))) => b.completed(&mut self.io, completion),
-                None => {}
+                Some((_, Batch::Remote(_) | Batch::Exists(_))) | None => {}
             }
         }
     }
@@ -303,6 +350,7 @@ impl Drop for Session {
             match batch {
                 Batch::Get(b) => b.abandon(&self.io),
                 Batch::Put(b) => b.abandon(&self.io),
+                Batch::Remote(_) | Batch::Exists(_) => {}
             }
         }
         self.io.orphans.drain().for_each(|(_, segment)| release_segment(&self.io.shared, segment));

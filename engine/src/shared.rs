@@ -18,6 +18,7 @@ use crate::config::ValidConfig;
 use crate::core::{Answer, Core};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::name_of;
+use crate::remote::Remote;
 
 /// The fingerprint of every key under `index.constant_fingerprint`.
 pub(crate) const CONSTANT: u128 = 1;
@@ -35,6 +36,8 @@ pub(crate) struct Shared {
     pub fingerprint_key: [u8; FINGERPRINT_KEY_BYTES],
     /// Largest object and largest group record that the store takes, in bytes.
     pub object_bytes_max: u64,
+    /// The remote tier, if there is one.
+    pub remote: Option<Arc<Remote>>,
     /// Wakes the flusher.
     pub work: Signal,
     /// Raised by the flusher whenever something that callers wait for may have changed.

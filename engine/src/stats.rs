@@ -17,8 +17,13 @@ pub(crate) struct Counters {
     pub hits_memory: u64,
     pub hits_unverified: u64,
     pub hits_ssd: u64,
+    pub hits_remote: u64,
     pub bytes_memory: u64,
     pub bytes_ssd: u64,
+    pub bytes_remote: u64,
+    pub remote_stored: u64,
+    pub remote_skipped: u64,
+    pub bytes_remote_put: u64,
     pub misses: [u64; MissCause::ALL.len()],
     pub damaged: u64,
     pub staged_bytes: u64,
@@ -91,6 +96,14 @@ pub struct Stats {
     pub bytes_memory: u64,
     /// Bytes got from SSD.
     pub bytes_ssd: u64,
+    /// Bytes got from peers.
+    pub bytes_remote: u64,
+    /// Objects that a peer stored.
+    pub remote_stored: u64,
+    /// Objects that were not offered to a peer, or that it did not take: they left DRAM first, or it did not answer.
+    pub remote_skipped: u64,
+    /// Bytes that peers stored.
+    pub bytes_remote_put: u64,
     /// Objects not got, by cause.
     pub misses: BTreeMap<String, u64>,
     /// Objects that failed verification.
@@ -168,7 +181,11 @@ impl Stats {
             hits_memory: c.hits_memory,
             hits_unverified: c.hits_unverified,
             hits_ssd: c.hits_ssd,
-            hits_remote: 0,
+            hits_remote: c.hits_remote,
+            bytes_remote: c.bytes_remote,
+            remote_stored: c.remote_stored,
+            remote_skipped: c.remote_skipped,
+            bytes_remote_put: c.bytes_remote_put,
             bytes_memory: c.bytes_memory,
             bytes_ssd: c.bytes_ssd,
             misses: named.filter(|(_, n)| *n > 0).map(|(cause, n)| (cause.to_string(), n)).collect(),

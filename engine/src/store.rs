@@ -15,6 +15,7 @@ use crate::hits::{PagesFound, PagesQuery};
 use crate::open::OpenReport;
 use crate::outcome::{FlushReport, GetOutcome, PutOutcome};
 use crate::pin::Pin;
+use crate::remote::Peer;
 use crate::scrub::{self, ScrubOptions, ScrubReport};
 use crate::session::{self, Session};
 use crate::shared::Shared;
@@ -30,6 +31,7 @@ pub struct Store {
     pub(crate) shared: Arc<Shared>,
     pub(crate) sessions: Mutex<Vec<Session>>,
     pub(crate) flusher: Option<Box<dyn Join>>,
+    pub(crate) writer: Option<Box<dyn Join>>,
     report: OpenReport,
 }
 
@@ -42,11 +44,22 @@ impl Store {
         Store::open_in(config, env)
     }
 
+    /// As [`Store::open`], with peers' stores as a tier behind DRAM and SSD: what is not here is asked of the peer that
+    /// owns its page, and what is put here is offered to it in the background. `Invalid` names a peer that is named
+    /// twice or has no weight; that one cannot be reached is no error, and costs misses.
+    pub fn open_with_peers(config: ValidConfig, peers: Vec<Peer>) -> Result<Store> {
+        let env = open::real_env(&config)?;
+        Store::opened_by(open::open(config, env, peers)?)
+    }
+
     /// As [`Store::open`], in a world of the caller's: a simulation, or an application's own clock.
     pub fn open_in(config: ValidConfig, env: Env) -> Result<Store> {
-        let opened = open::open(config, env)?;
-        let (shared, flusher, report) = (opened.shared, opened.flusher, opened.report);
-        Ok(Store { shared, sessions: Mutex::new(Vec::new()), flusher, report })
+        Store::opened_by(open::open(config, env, Vec::new())?)
+    }
+
+    fn opened_by(opened: open::Opened) -> Result<Store> {
+        let open::Opened { shared, flusher, writer, report } = opened;
+        Ok(Store { shared, sessions: Mutex::new(Vec::new()), flusher, writer, report })
     }
 
     /// What opening found.
@@ -106,14 +119,21 @@ impl Store {
         pooled::get(self, gets, options)
     }
 
-    /// Which objects are here; from memory alone. What is here counts as asked for.
+    /// Which objects are here; from memory alone, or with peers at the peer that owns them. What is here counts as asked
+    /// for.
     pub fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Vec<bool> {
+        if self.shared.remote.is_some() {
+            return pooled::exists(self, keys, options);
+        }
         let at = session::recency(&self.shared, &options);
         exists::exists(&self.shared, &mut self.shared.lock(), keys.iter().copied(), at)
     }
 
     /// How many of `keys` are here before the first that is not.
     pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> usize {
+        if self.shared.remote.is_some() {
+            return pooled::exists(self, keys, options).into_iter().take_while(|here| *here).count();
+        }
         let at = session::recency(&self.shared, &options);
         exists::prefix(&self.shared, &mut self.shared.lock(), keys.iter().copied(), at)
     }

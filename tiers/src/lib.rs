@@ -5,4 +5,5 @@
 
 pub mod dram;
 pub mod policy;
+pub mod remote;
 pub mod ssd;

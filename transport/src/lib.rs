@@ -10,6 +10,7 @@ pub mod auth;
 pub mod capability;
 pub mod closed;
 pub mod conn;
+pub mod dial;
 pub mod handshake;
 pub mod limits;
 pub mod link;

@@ -14,6 +14,7 @@ use crate::frames::{FrameData, FrameMember, FrameRef, FrameState};
 use crate::groups::waiting::Attached;
 use crate::index::{Entry, TICK_MODULUS, name_of};
 use crate::outcome::PutOutcome;
+use crate::remote::writer::is_offered;
 use crate::shared::Shared;
 
 /// Make a group visible. `here` says which of its members admission met, and what they give way to; `open` is the
@@ -263,6 +264,11 @@ fn insert(
         return Err(Arc::try_unwrap(data).map(|d| d.members).unwrap_or_default());
     };
     link(core, frame.id, &data);
+    if is_offered(data.group_kind)
+        && let Some(remote) = core.remote.as_mut()
+    {
+        core.counters.remote_skipped += remote.push_frame(frame);
+    }
     if let Some(ssd) = core.ssd.as_mut().filter(|_| on_ssd) {
         ssd.unflushed_bytes += data.bytes();
         ssd.unqueued.insert(frame.serial, frame);

@@ -16,9 +16,9 @@ use pagelith_layouts::wire::request::Terms;
 use pagelith_transport::capability::Offer;
 use pagelith_transport::handshake::Admission;
 use pagelith_transport::limits::Limits;
+use pagelith_transport::pending::Progress;
 use pagelith_transport::rights::Rights;
 use pagelith_transport::tcp::{Arrival, Listen, Listener, connect};
-use pagelith_transport::pending::Progress;
 
 use super::call::{Reply, Wanted};
 use super::caller::Caller;
@@ -55,8 +55,8 @@ impl Pair {
             beyond_this_host: false,
         };
         let offer = |who| Offer::of_this_build([who; 16]);
-        let mut listener =
-            Listener::new(&listen, offer(1), Arc::new(SystemEntropy), clock.clone(), limits).expect("listens");
+        let mut listener = Listener::new(&listen, offer(1), Arc::new(SystemEntropy), clock.clone(), limits)
+            .expect("listens");
         let pending = connect(listener.address(), offer(2), None, &SystemEntropy, clock.clone(), limits);
         let mut progress = Progress::Waiting(pending.expect("connects"));
         let (mut client, mut arrivals) = (None, Vec::new());
@@ -91,8 +91,12 @@ impl Pair {
         replies.remove(0).1
     }
 
-    fn get(&mut self, wanted: Vec<(ObjectKey, Option<std::ops::Range<u64>>, Vec<usize>)>) -> Vec<(Got, Vec<u8>)> {
-        let wanted = wanted.into_iter().map(|(key, range, lengths)| Wanted { key, range, parts: parts(&lengths) });
+    fn get(
+        &mut self,
+        wanted: Vec<(ObjectKey, Option<std::ops::Range<u64>>, Vec<usize>)>,
+    ) -> Vec<(Got, Vec<u8>)> {
+        let wanted =
+            wanted.into_iter().map(|(key, range, lengths)| Wanted { key, range, parts: parts(&lengths) });
         let deadline = self.clock.now().after(PATIENCE);
         self.caller.get(1, wanted.collect(), Terms::default(), deadline).expect("room");
         let Reply::Get(got) = self.reply() else { panic!("another reply") };
@@ -136,7 +140,8 @@ fn parts(lengths: &[usize]) -> Vec<Part> {
 }
 
 fn key(page: u8, component: &str) -> ObjectKey {
-    ObjectKey::new(NAMESPACE, PrefixHash([page; 32]), Role::Target, "kv", component, Shard::Whole).expect("a key")
+    ObjectKey::new(NAMESPACE, PrefixHash([page; 32]), Role::Target, "kv", component, Shard::Whole)
+        .expect("a key")
 }
 
 fn object(seed: u8, len: usize) -> Vec<u8> {
@@ -167,7 +172,10 @@ fn what_the_store_has_arrives_whole_in_any_scatter_list() {
         assert!(got[page].1 == object(page as u8, len), "page={page}");
     }
     assert_eq!(got[5].0, Ok(GetOutcome::Miss(MissCause::Absent)));
-    assert!(got[6].1 == object(3, 100_000)[40_000..70_001] && got[7].1 == object(4, 5_000_001)[4_194_000..4_194_400]);
+    assert!(
+        got[6].1 == object(3, 100_000)[40_000..70_001]
+            && got[7].1 == object(4, 5_000_001)[4_194_000..4_194_400]
+    );
     for (wrong, _) in &got[8..] {
         assert_eq!(wrong.as_ref().expect_err("another length").kind, ErrorKind::Invalid);
     }
@@ -176,7 +184,8 @@ fn what_the_store_has_arrives_whole_in_any_scatter_list() {
 #[test]
 fn what_is_put_is_stored_once_and_its_bytes_are_asked_for_once() {
     let mut pair = Pair::new(Rights::all());
-    let group = |page: u8| vec![(key(page, "k"), object(page, 70_000)), (key(page, "v"), object(!page, 33_000))];
+    let group =
+        |page: u8| vec![(key(page, "k"), object(page, 70_000)), (key(page, "v"), object(!page, 33_000))];
     let groups = [(None, group(1)), (None, group(2))];
     let stored = |outcome| vec![(Ok(outcome), 4); 4];
     assert_eq!(pair.put(&groups, false), stored(PutOutcome::Stored));

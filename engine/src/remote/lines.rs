@@ -1,0 +1,153 @@
+//! One thread's links to the peers: made when they are first needed, made again after they ended.
+
+use std::time::Duration;
+
+use pagelith_io::clock::Mono;
+use pagelith_io::sync::Arc;
+use pagelith_transport::dial::{Dialing, Dialled};
+use rustc_hash::FxHashMap;
+
+use super::caller::Caller;
+use super::{Remote, Reply};
+
+/// How long to wait for one link while others, too, may bring something.
+const TURN: Duration = Duration::from_millis(1);
+
+enum Line {
+    None,
+    Dialing(Box<dyn Dialing>),
+    Up(Caller),
+}
+
+/// Whether a peer can be asked.
+pub(crate) enum Standing<'a> {
+    /// Now, through this.
+    Up(&'a mut Caller),
+    /// Soon, perhaps.
+    Soon,
+    /// Not now.
+    Down,
+}
+
+/// The links.
+pub(crate) struct Lines {
+    remote: Arc<Remote>,
+    lines: Vec<Line>,
+}
+
+impl Lines {
+    pub fn new(remote: Arc<Remote>) -> Lines {
+        let lines = remote.dials.iter().map(|_| Line::None).collect();
+        Lines { remote, lines }
+    }
+
+    pub fn remote(&self) -> &Arc<Remote> {
+        &self.remote
+    }
+
+    /// A peer's link; one is made if there is none.
+    pub fn standing(&mut self, peer: usize, now: Mono) -> Standing<'_> {
+        let ended = |line: &Line| match line {
+            Line::Up(caller) => caller.closed().is_some() && caller.calls() == 0,
+            Line::None => true,
+            Line::Dialing(_) => false,
+        };
+        if self.lines.get(peer).is_none_or(ended) && !self.dial(peer, now) {
+            return Standing::Down;
+        }
+        match self.lines.get_mut(peer) {
+            Some(Line::Up(caller)) if caller.closed().is_none() => Standing::Up(caller),
+            Some(Line::Up(_) | Line::Dialing(_)) => Standing::Soon,
+            Some(Line::None) | None => Standing::Down,
+        }
+    }
+
+    fn dial(&mut self, peer: usize, now: Mono) -> bool {
+        let (Some(line), Some(dial)) = (self.lines.get_mut(peer), self.remote.dials.get(peer)) else {
+            return false;
+        };
+        *line = Line::None;
+        if !self.remote.breaker(peer, |breaker| breaker.may_ask(now)).unwrap_or(false) {
+            return false;
+        }
+        match dial.begin() {
+            Ok(dialing) => *line = Line::Dialing(dialing),
+            Err(why) => {
+                tracing::warn!(peer = %self.remote.owners[peer].name, %why, "peer cannot be reached");
+                self.remote.breaker(peer, |breaker| breaker.failed(now));
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Move everything as far as it goes now; what has ended, by token.
+    pub fn poll(&mut self, now: Mono, replies: &mut FxHashMap<u64, Reply>) {
+        for peer in 0..self.lines.len() {
+            self.turn(peer, now, None, replies);
+        }
+    }
+
+    /// As `poll`, but wait until something happens, at most `timeout`.
+    pub fn wait(&mut self, now: Mono, timeout: Duration, replies: &mut FxHashMap<u64, Reply>) {
+        let busy: Vec<usize> = (0..self.lines.len()).filter(|peer| is_busy(&self.lines[*peer])).collect();
+        let each = if busy.len() == 1 { timeout } else { timeout.min(TURN) };
+        for peer in busy {
+            let had = replies.len();
+            self.turn(peer, now, Some(each), replies);
+            if replies.len() > had {
+                break;
+            }
+        }
+    }
+
+    /// Whether something is on its way.
+    pub fn is_busy(&self) -> bool {
+        self.lines.iter().any(is_busy)
+    }
+
+    fn turn(&mut self, peer: usize, now: Mono, wait: Option<Duration>, replies: &mut FxHashMap<u64, Reply>) {
+        let line = &mut self.lines[peer];
+        *line = match std::mem::replace(line, Line::None) {
+            Line::None => Line::None,
+            Line::Dialing(dialing) => {
+                let dialled = match wait {
+                    Some(timeout) => dialing.wait(timeout),
+                    None => dialing.poll(),
+                };
+                match dialled {
+                    Dialled::Waiting(dialing) => Line::Dialing(dialing),
+                    Dialled::Ready(link) => {
+                        for missing in &link.facts().missing {
+                            tracing::warn!(peer = %link.facts().peer, missing, "the peer lacks a feature");
+                        }
+                        self.remote.breaker(peer, |breaker| breaker.answered());
+                        Line::Up(Caller::new(link))
+                    }
+                    Dialled::Over(why) => {
+                        tracing::warn!(peer = %self.remote.owners[peer].name, %why, "peer cannot be reached");
+                        self.remote.breaker(peer, |breaker| breaker.failed(now));
+                        Line::None
+                    }
+                }
+            }
+            Line::Up(mut caller) => {
+                let mut ended = Vec::new();
+                match wait {
+                    Some(timeout) => caller.wait(now, timeout, &mut ended),
+                    None => caller.poll(now, &mut ended),
+                }
+                replies.extend(ended);
+                Line::Up(caller)
+            }
+        };
+    }
+}
+
+fn is_busy(line: &Line) -> bool {
+    match line {
+        Line::None => false,
+        Line::Dialing(_) => true,
+        Line::Up(caller) => caller.calls() > 0,
+    }
+}

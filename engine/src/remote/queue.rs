@@ -1,0 +1,85 @@
+//! What is to be told to peers, in order.
+
+use std::collections::VecDeque;
+
+use pagelith_layouts::ids::NamespaceId;
+use pagelith_layouts::key::ObjectKey;
+
+use crate::frames::FrameRef;
+
+/// Most pages that wait. The oldest gives way to the newest: it is in DRAM or on SSD here still.
+const FRAMES_MAX: usize = 65_536;
+
+/// Work for the writer.
+#[derive(Debug)]
+pub(crate) enum RemoteJob {
+    /// Offer a page to its owner.
+    Frame(FrameRef),
+    /// Remove objects at their owners; answered.
+    Remove { id: u64, keys: Vec<ObjectKey> },
+    /// Clear a namespace at every peer; answered.
+    Clear { id: u64, namespace: NamespaceId },
+}
+
+/// The queue, a part of the core.
+#[derive(Debug, Default)]
+pub(crate) struct RemoteQueue {
+    pub jobs: VecDeque<RemoteJob>,
+    frames: usize,
+}
+
+impl RemoteQueue {
+    /// Queue a page; how many older ones were dropped for it.
+    pub fn push_frame(&mut self, frame: FrameRef) -> u64 {
+        self.jobs.push_back(RemoteJob::Frame(frame));
+        self.frames += 1;
+        if self.frames <= FRAMES_MAX {
+            return 0;
+        }
+        let oldest = self.jobs.iter().position(is_frame);
+        oldest.map(|at| self.jobs.remove(at));
+        self.frames -= 1;
+        1
+    }
+
+    /// The next job.
+    pub fn pop(&mut self) -> Option<RemoteJob> {
+        let job = self.jobs.pop_front()?;
+        self.frames -= usize::from(is_frame(&job));
+        Some(job)
+    }
+
+    /// A job that cannot be done yet.
+    pub fn push_back(&mut self, job: RemoteJob) {
+        self.frames += usize::from(is_frame(&job));
+        self.jobs.push_front(job);
+    }
+}
+
+fn is_frame(job: &RemoteJob) -> bool {
+    match job {
+        RemoteJob::Frame(_) => true,
+        RemoteJob::Remove { .. } | RemoteJob::Clear { .. } => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagelith_tiers::policy::FrameId;
+
+    use super::*;
+
+    #[test]
+    fn the_oldest_page_gives_way_and_nothing_else() {
+        let mut queue = RemoteQueue::default();
+        queue.jobs.push_back(RemoteJob::Clear { id: 1, namespace: NamespaceId([0; 16]) });
+        let frame = |i: usize| FrameRef { id: FrameId(i as u32), serial: i as u64 };
+        let dropped: u64 = (0..FRAMES_MAX + 3).map(|i| queue.push_frame(frame(i))).sum();
+        assert_eq!((dropped, queue.jobs.len()), (3, FRAMES_MAX + 1));
+        assert!(queue.pop().is_some_and(|job| !is_frame(&job)));
+        let Some(RemoteJob::Frame(first)) = queue.pop() else { panic!("no page") };
+        assert_eq!(first.serial, 3);
+        queue.push_back(RemoteJob::Frame(first));
+        assert_eq!(queue.frames, FRAMES_MAX);
+    }
+}

@@ -1,0 +1,291 @@
+//! The task that tells peers: offers them the pages that were put here, and passes removals and clears on, in order.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pagelith_io::clock::Mono;
+use pagelith_io::runtime::{Step, Task};
+use pagelith_layouts::checksum::BLOCK_BYTES;
+use pagelith_layouts::record::GroupKind;
+use pagelith_layouts::wire::put::PutDraft;
+use pagelith_layouts::wire::request::Terms;
+use rustc_hash::FxHashMap;
+
+use super::Reply;
+use super::lines::{Lines, Standing};
+use super::queue::RemoteJob;
+use crate::core::Answer;
+use crate::error::{Error, ErrorKind, Result};
+use crate::frame_io::Held;
+use crate::frames::FrameRef;
+use crate::outcome::PutOutcome;
+use crate::shared::Shared;
+
+/// Most bytes of pages on their way to peers.
+const BYTES_MAX: u64 = 64 << 20;
+/// How long to wait for links at a time, and for work.
+const LINK_STEP: Duration = Duration::from_millis(5);
+const IDLE: Duration = Duration::from_millis(200);
+
+/// A page on its way.
+struct Sending {
+    held: Arc<Held>,
+    peer: usize,
+    bytes: u64,
+    objects: u64,
+}
+
+/// Answers of peers that somebody waits for together.
+struct Telling {
+    id: u64,
+    left: usize,
+    failed: Option<Error>,
+}
+
+/// The task.
+pub(crate) struct Writer {
+    shared: Arc<Shared>,
+    lines: Lines,
+    replies: FxHashMap<u64, Reply>,
+    sending: FxHashMap<u64, Sending>,
+    bytes: u64,
+    telling: FxHashMap<u64, usize>,
+    /// What is being told to all that it concerns, nothing else meanwhile.
+    told: Option<Telling>,
+    last_token: u64,
+}
+
+/// Whether a job was taken.
+enum Taken {
+    Yes,
+    /// Not yet: here it is.
+    Later(RemoteJob),
+}
+
+impl Writer {
+    pub fn new(shared: Arc<Shared>, lines: Lines) -> Writer {
+        Writer {
+            shared,
+            lines,
+            replies: FxHashMap::default(),
+            sending: FxHashMap::default(),
+            bytes: 0,
+            telling: FxHashMap::default(),
+            told: None,
+            last_token: 0,
+        }
+    }
+
+    fn token(&mut self) -> u64 {
+        self.last_token += 1;
+        self.last_token
+    }
+
+    /// Take up jobs as far as it goes.
+    fn begin(&mut self) {
+        while self.told.is_none() && self.bytes < BYTES_MAX {
+            let Some(job) = self.shared.lock().remote.as_mut().and_then(|queue| queue.pop()) else { return };
+            let taken = match job {
+                RemoteJob::Frame(frame) => self.offer(frame),
+                job => self.tell(job),
+            };
+            if let Taken::Later(job) = taken {
+                if let Some(queue) = self.shared.lock().remote.as_mut() {
+                    queue.push_back(job);
+                }
+                return;
+            }
+        }
+    }
+
+    fn offer(&mut self, frame: FrameRef) -> Taken {
+        let now = self.shared.now();
+        let mut core = self.shared.lock();
+        // What was evicted or removed since is not offered.
+        let Some(data) = core.frames.get_ref(frame).filter(|f| !f.dead).map(|f| f.data.clone()) else {
+            core.counters.remote_skipped += 1;
+            return Taken::Yes;
+        };
+        drop(core);
+        let (objects, first) = (data.members.len() as u64, data.members[0].key);
+        let Some(peer) = self.lines.remote().owner(&first) else { return Taken::Yes };
+        let token = self.token();
+        let shared = self.shared.clone();
+        let skip = || shared.lock().counters.remote_skipped += objects;
+        let caller = match self.lines.standing(peer, now) {
+            Standing::Up(caller) => caller,
+            Standing::Soon => return Taken::Later(RemoteJob::Frame(frame)),
+            Standing::Down => {
+                skip();
+                return Taken::Yes;
+            }
+        };
+        let Some(held) = Held::new(&mut shared.lock(), frame).map(Arc::new) else { return Taken::Yes };
+        let mut draft = PutDraft::new(BLOCK_BYTES);
+        draft.group(None);
+        for m in &held.data.members {
+            draft.object(m.key, m.extent.bytes, &m.checksums);
+        }
+        let (lent, memory) = (held.clone(), shared.memory.clone());
+        let lend = Box::new(move |item: u32| vec![lent.part(&memory, item as usize)]);
+        let terms = Terms { depth: held.data.depth, ..Terms::default() };
+        match caller.put(token, &draft, lend, terms, shared.deadline(None)) {
+            Ok(()) => {
+                let bytes = held.data.bytes();
+                self.bytes += bytes;
+                self.sending.insert(token, Sending { held, peer, bytes, objects });
+                Taken::Yes
+            }
+            Err(error) => {
+                shared.lock().release_frame(frame);
+                if error.kind == ErrorKind::Busy {
+                    return Taken::Later(RemoteJob::Frame(frame));
+                }
+                skip();
+                Taken::Yes
+            }
+        }
+    }
+
+    /// Tell peers of a removal or a clear, once everything before it has its outcome.
+    fn tell(&mut self, job: RemoteJob) -> Taken {
+        if !self.sending.is_empty() {
+            return Taken::Later(job);
+        }
+        let (now, deadline) = (self.shared.now(), self.shared.deadline(None));
+        let peers: Vec<usize> = match &job {
+            RemoteJob::Remove { keys, .. } => {
+                let mut peers: Vec<usize> =
+                    keys.iter().filter_map(|key| self.lines.remote().owner(key)).collect();
+                peers.sort_unstable();
+                peers.dedup();
+                peers
+            }
+            RemoteJob::Clear { .. } => (0..self.lines.remote().owners.len()).collect(),
+            RemoteJob::Frame(_) => Vec::new(),
+        };
+        if peers.iter().any(|peer| is_soon(&self.lines.standing(*peer, now))) {
+            return Taken::Later(job);
+        }
+        let (RemoteJob::Remove { id, .. } | RemoteJob::Clear { id, .. }) = job else { return Taken::Yes };
+        let mut told = Telling { id, left: 0, failed: None };
+        for peer in peers {
+            let token = self.token();
+            let remote = self.lines.remote().clone();
+            let asked: Result<()> = match (self.lines.standing(peer, now), &job) {
+                (Standing::Up(caller), RemoteJob::Remove { keys, .. }) => {
+                    let own: Vec<_> =
+                        keys.iter().filter(|key| remote.owner(key) == Some(peer)).copied().collect();
+                    caller.remove(token, &own, deadline)
+                }
+                (Standing::Up(caller), RemoteJob::Clear { namespace, .. }) => {
+                    caller.clear(token, *namespace, deadline)
+                }
+                _ => {
+                    let detail = format!("a peer cannot be told peer={}", remote.owners[peer].name);
+                    Err(Error::new(ErrorKind::Unavailable, detail))
+                }
+            };
+            match asked {
+                Ok(()) => {
+                    told.left += 1;
+                    self.telling.insert(token, peer);
+                }
+                Err(error) => told.failed = Some(error),
+            }
+        }
+        self.told = Some(told);
+        self.answer();
+        Taken::Yes
+    }
+
+    /// Answer whoever waits for what was told to all.
+    fn answer(&mut self) {
+        let Some(told) = self.told.take_if(|told| told.left == 0) else { return };
+        let answer = told.failed.map_or(Answer::Done, Answer::Failed);
+        self.shared.lock().answer(told.id, answer);
+        self.shared.progress.raise();
+    }
+
+    fn ended(&mut self, now: Mono) {
+        for (token, reply) in std::mem::take(&mut self.replies) {
+            if let Some(sending) = self.sending.remove(&token) {
+                self.sent(sending, &reply, now);
+            }
+            if self.telling.remove(&token).is_some()
+                && let Some(told) = &mut self.told
+            {
+                told.left -= 1;
+                if let Reply::Number(Err(error)) = reply {
+                    told.failed = Some(error);
+                }
+            }
+        }
+        self.answer();
+    }
+
+    fn sent(&mut self, sending: Sending, reply: &Reply, now: Mono) {
+        let Sending { held, peer, bytes, objects } = sending;
+        self.bytes -= bytes;
+        let outcome = match reply {
+            Reply::Put(outcomes) => outcomes.first().cloned(),
+            Reply::Exists(_) | Reply::Get(_) | Reply::Number(_) => None,
+        };
+        let mut core = self.shared.lock();
+        core.release_frame(held.frame);
+        match &outcome {
+            Some(Ok(PutOutcome::Stored)) => {
+                core.counters.remote_stored += objects;
+                core.counters.bytes_remote_put += held.data.object_bytes();
+            }
+            Some(Ok(PutOutcome::AlreadyPresent)) => {}
+            _ => core.counters.remote_skipped += objects,
+        }
+        drop(core);
+        let failed = match outcome {
+            Some(Err(error)) => error.kind == ErrorKind::Unavailable,
+            Some(Ok(_)) | None => false,
+        };
+        self.lines.remote().breaker(peer, |breaker| match failed {
+            true => breaker.failed(now),
+            false => breaker.answered(),
+        });
+    }
+}
+
+impl Task for Writer {
+    fn step(&mut self) -> Step {
+        let now = self.shared.now();
+        self.begin();
+        if self.lines.is_busy() {
+            self.lines.wait(now, LINK_STEP, &mut self.replies);
+        }
+        self.ended(self.shared.now());
+        let core = self.shared.lock();
+        let waits = core.remote.as_ref().is_some_and(|queue| !queue.jobs.is_empty());
+        // What is under way ends first: it has memory of the arena.
+        if core.stopping && self.sending.is_empty() {
+            return Step::Done;
+        }
+        drop(core);
+        match self.lines.is_busy() || waits {
+            true => Step::Again,
+            false => Step::Idle(IDLE),
+        }
+    }
+}
+
+fn is_soon(standing: &Standing<'_>) -> bool {
+    match standing {
+        Standing::Soon => true,
+        Standing::Up(_) | Standing::Down => false,
+    }
+}
+
+/// Whether a frame of this kind is offered: what is attached is known here by the name of its base alone.
+pub(crate) fn is_offered(kind: GroupKind) -> bool {
+    match kind {
+        GroupKind::Single | GroupKind::Base => true,
+        GroupKind::Attached => false,
+    }
+}
