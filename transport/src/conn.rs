@@ -213,11 +213,11 @@ impl<S: Stream> Link for Conn<S> {
         self.outbound.push(push)
     }
 
-    fn expose(&mut self, op: OpId, item: u32, parts: Vec<Part>) -> Result<(), Vec<Part>> {
+    fn expose(&mut self, op: OpId, item: u32, offset: u64, parts: Vec<Part>) -> Result<(), Vec<Part>> {
         if self.stream.is_none() {
             return Err(parts);
         }
-        self.landing.expose((op, item), parts)
+        self.landing.expose((op, item, offset), parts)
     }
 
     fn retract(&mut self, op: OpId) {

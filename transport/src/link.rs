@@ -5,8 +5,8 @@
 //!   Nothing else touches that memory in between, and the link, its peer and its device never touch it afterwards.
 //! - Every part is handed back exactly once: in [`Event::Pushed`], [`Event::Landed`] or [`Event::Retracted`]. When a
 //!   link closes, all are handed back before [`Event::Closed`], its last event.
-//! - Bytes land only where they were exposed for exactly that operation and item, once each, in order, and only up to
-//!   the length exposed. What arrives for nothing exposed is read, thrown away and counted.
+//! - Bytes land only where they were exposed for exactly that operation, item and offset, once each, in order, and only
+//!   up to the length exposed. What arrives for nothing exposed is read, thrown away and counted.
 //! - Frames arrive whole, authentic where the link has a key, in the order they were sent; [`Event::Frame`] and
 //!   [`Event::Landed`] come in the order of arrival, so that what was sent before an outcome has landed before it.
 //! - Nothing waits but [`Link::wait`]. Queues are bounded, and what does not fit is handed back by the call itself.
@@ -58,7 +58,7 @@ pub struct Room {
     pub frame_bytes: usize,
     /// Pushes.
     pub pushes: usize,
-    /// Items exposed.
+    /// Stretches exposed.
     pub exposures: usize,
 }
 
@@ -83,12 +83,14 @@ pub enum Event {
     /// A control frame arrived: whole, and authentic where the link has a key. Its body is not decoded. Greetings,
     /// pings and goodbyes are the link's own affair and are not among them.
     Frame(Frame),
-    /// Every byte of an exposed item arrived. Nothing can touch the memory any more.
+    /// Every byte of an exposed stretch arrived. Nothing can touch the memory any more.
     Landed {
         /// The operation.
         op: OpId,
         /// The item's number.
         item: u32,
+        /// Where in the item the stretch begins, in bytes.
+        offset: u64,
         /// The memory, as it was exposed.
         parts: Vec<Part>,
     },
@@ -103,12 +105,14 @@ pub enum Event {
         /// The memory, as it was pushed.
         parts: Vec<Part>,
     },
-    /// An exposed item was given up before all of it arrived; what the memory holds is unspecified.
+    /// An exposed stretch was given up before all of it arrived; what the memory holds is unspecified.
     Retracted {
         /// The operation.
         op: OpId,
         /// The item's number.
         item: u32,
+        /// Where in the item the stretch begins, in bytes.
+        offset: u64,
         /// The memory, as it was exposed.
         parts: Vec<Part>,
     },
@@ -151,11 +155,12 @@ pub trait Link: Send {
     /// Queue bytes of an item, behind everything queued before. Handed back when there is no room, or no byte.
     fn push(&mut self, push: Push) -> Result<(), Push>;
 
-    /// Let bytes of an item land in `parts`, in order, from offset 0 of what was asked for. Handed back when there is
-    /// no room, when a part is shared, when there is no byte, and when that item is exposed already.
-    fn expose(&mut self, op: OpId, item: u32, parts: Vec<Part>) -> Result<(), Vec<Part>>;
+    /// Let bytes of an item land in `parts`, in order, from `offset` of what was asked for. An item may have several
+    /// stretches exposed, each with an end of its own. Handed back when there is no room, when a part is shared, when
+    /// there is no byte, and when one of the bytes is exposed already.
+    fn expose(&mut self, op: OpId, item: u32, offset: u64, parts: Vec<Part>) -> Result<(), Vec<Part>>;
 
-    /// Give up an operation: each of its exposed items comes back in [`Event::Retracted`] and each of its pushes in
+    /// Give up an operation: each of its exposed stretches comes back in [`Event::Retracted`] and each of its pushes in
     /// [`Event::Pushed`], as soon as nothing can touch them. What still arrives for it is thrown away.
     fn retract(&mut self, op: OpId);
 

@@ -100,7 +100,7 @@ fn long_objects_arrive_in_scatter_lists_of_odd_lengths() {
     let lengths: Vec<usize> = (0..900).map(|i| (i * 37) % 1999).collect();
     let (mut client, mut server) = linked(64 << 10);
     for (item, object) in objects.iter().enumerate() {
-        client.expose(OpId(1), item as u32, scatter(&vec![0; object.len()], &lengths)).expect("room");
+        client.expose(OpId(1), item as u32, 0, scatter(&vec![0; object.len()], &lengths)).expect("room");
     }
     client.send(request(1, b"a get")).expect("room");
     let (_, asked) = drive(&mut client, &mut server, |_, at_server| !at_server.is_empty());
@@ -150,7 +150,7 @@ fn client_gone(server: &mut TcpLink, mut events: Vec<Event>) -> Vec<String> {
 #[test]
 fn a_process_that_dies_in_the_middle_of_data_closes_the_link() {
     let (mut client, mut server) = linked(1 << 20);
-    client.expose(OpId(1), 0, scatter(&vec![0; 64 << 20], &[])).expect("room");
+    client.expose(OpId(1), 0, 0, scatter(&vec![0; 64 << 20], &[])).expect("room");
     server.push(push(1, 0, 0, &vec![7; 64 << 20])).expect("room");
     let mut events = Vec::new();
     server.poll(&mut events);

@@ -57,7 +57,7 @@ fn what_a_side_does_not_send_is_handed_back() {
     assert!(pair.client.push(nothing).is_err());
     assert!(pair.client.push(push(1, 0, u64::MAX, &[1, 2])).is_err());
     let shared = vec![Part::from_shared(std::sync::Arc::from([0u8; 4].as_slice()))];
-    assert!(pair.client.expose(OpId(1), 0, shared).is_err());
+    assert!(pair.client.expose(OpId(1), 0, 0, shared).is_err());
 }
 
 /// Whatever a peer sends before it is known, at any point of its handshake.
