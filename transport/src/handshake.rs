@@ -84,9 +84,19 @@ impl Handshake {
         Handshake { offer, transcript: Transcript::default(), nonce, state, out: Vec::new() }
     }
 
+    /// Whether there are bytes to be sent.
+    pub fn wants_write(&self) -> bool {
+        !self.out.is_empty()
+    }
+
     /// Bytes to be sent, in front of all others; whoever sends them takes them out.
     pub fn out(&mut self) -> &mut Vec<u8> {
         &mut self.out
+    }
+
+    /// Bytes that it holds on the heap.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.out.capacity()
     }
 
     fn side(&self) -> Side {

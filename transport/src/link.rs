@@ -9,6 +9,8 @@
 //!   up to the length exposed. What arrives for nothing exposed is read, thrown away and counted.
 //! - Frames arrive whole, authentic where the link has a key, in the order they were sent; [`Event::Frame`] and
 //!   [`Event::Landed`] come in the order of arrival, so that what was sent before an outcome has landed before it.
+//! - No more operations are in flight than were agreed: a client's end hands back the request that is one too many, a
+//!   server's end closes on it.
 //! - Nothing waits but [`Link::wait`]. Queues are bounded, and what does not fit is handed back by the call itself.
 //!   A peer that is silent for as long as was configured is taken for dead, and the link closes.
 //! - What landed is not verified: whoever exposed the memory compares it with checksums before believing it.
@@ -41,6 +43,8 @@ pub struct Facts {
     pub alignment: u32,
     /// Longest control body in bytes that may be sent.
     pub control_bytes_max: u32,
+    /// Most operations that may be in flight: requests that have no outcome yet.
+    pub operations_max: u32,
     /// Longest object in bytes that both can hold.
     pub object_bytes_max: u64,
     /// The key that the peer proved to have, by name; `None` where it is known by the connection itself.
@@ -60,6 +64,8 @@ pub struct Room {
     pub pushes: usize,
     /// Stretches exposed.
     pub exposures: usize,
+    /// Requests, until outcomes arrive; on a server's side none.
+    pub operations: usize,
 }
 
 /// Bytes to be sent, and where they belong. Lengths add up to at least 1 byte.
@@ -148,8 +154,8 @@ pub trait Link: Send {
     /// How much more the link takes now; all zero once it is closed.
     fn room(&self) -> Room;
 
-    /// Queue a control frame. Handed back when there is no room for it, when it is one that this side does not send,
-    /// and when its body is longer than was agreed.
+    /// Queue a control frame. Handed back when there is no room for it, when it is one that this side does not send, when
+    /// its body is longer than was agreed, and when it is a request and as many operations as were agreed are in flight.
     fn send(&mut self, frame: Frame) -> Result<(), Frame>;
 
     /// Queue bytes of an item, behind everything queued before. Handed back when there is no room, or no byte.

@@ -46,6 +46,7 @@ impl SimLink {
             missing: Vec::new(),
             alignment: 4096,
             control_bytes_max: CONTROL_BYTES_MAX,
+            operations_max: u32::MAX,
             object_bytes_max: OBJECT_BYTES_MAX,
             key_name: None,
             rights: Rights::all(),
@@ -116,6 +117,7 @@ impl Link for SimLink {
             frame_bytes: of(self.limits.frame_bytes_max),
             pushes: of(self.limits.pushes_max),
             exposures: of(self.limits.exposures_max.saturating_sub(self.landing.len())),
+            operations: of(if self.side == Side::Client { u32::MAX as usize } else { 0 }),
         }
     }
 

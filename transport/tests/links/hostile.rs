@@ -19,7 +19,7 @@ fn accept(bytes: &[u8], step: usize, admission: Admission) -> (bool, usize) {
     let mut progress = server.poll();
     let mut held = 0;
     for _ in 0..bytes.len() / step.min(bytes.len().max(1)) + 2 {
-        let Progress::Waiting(mut pending) = progress else { return (true, held) };
+        let Progress::Waiting(pending) = progress else { return (true, held) };
         held = held.max(pending.held_bytes());
         progress = pending.poll();
     }
