@@ -158,7 +158,7 @@ impl<S: Stream> Conn<S> {
     fn turn(&mut self, events: &mut Vec<Event>) -> Result<(), Closed> {
         let Some(stream) = self.stream.as_mut() else { return Ok(()) };
         let now = self.heartbeat.clock.now();
-        self.outbound.pump(stream, events, &mut self.counts)?;
+        let wrote = self.outbound.pump(stream, events, &mut self.counts);
         let (mut own, had) = (Vec::new(), events.len());
         let mut sink = Sink {
             landing: &mut self.landing,
@@ -171,7 +171,7 @@ impl<S: Stream> Conn<S> {
         if self.facts.side == Side::Server && self.operations > self.facts.operations_max {
             return Err(Closed::broken("op", "more in flight than agreed"));
         }
-        // What arrived before the stream ended has arrived.
+        // What arrived before the stream ended has arrived, whichever direction showed the end.
         let goodbye = own.iter().any(|frame| frame.kind == Kind::Bye);
         if goodbye {
             return Err(Closed::Bye);
@@ -179,6 +179,7 @@ impl<S: Stream> Conn<S> {
         if read? > 0 {
             self.heartbeat.heard(now);
         }
+        wrote?;
         for ping in own.into_iter().filter(|frame| frame.kind == Kind::Ping) {
             if !self.outbound.send_urgent(Frame::bare(Kind::Pong, ping.op)) {
                 return Err(Closed::broken("kind", "too many pings"));

@@ -1,6 +1,6 @@
 //! The first frames of a connection as two state machines: bytes in, bytes out, and in the end what was agreed or why
 //! not. No I/O and no clock: a link reads as many bytes as [`Handshake::need`] says, hands them to
-//! [`Handshake::take`], and sends what [`Handshake::out`] has.
+//! `Handshake::take`, and sends what [`Handshake::out`] has.
 
 use std::sync::Arc;
 

@@ -39,6 +39,19 @@ fn what_was_said_before_the_end_is_heard() {
     assert_eq!(told(&events), ["landed 1 0", "Outcome 1 4", "closed: the connection ended"]);
 }
 
+/// The first that is noticed of a dead peer may be that it takes no bytes.
+#[test]
+fn what_was_said_is_heard_though_nothing_can_be_said_any_more() {
+    let mut pair = pair(usize::MAX, true);
+    pair.server.send(outcome(1, b"over")).expect("room");
+    let mut events = Vec::new();
+    pair.server.poll(&mut events);
+    drop(pair.server);
+    pair.client.send(request(2, b"to nobody")).expect("room");
+    pair.client.poll(&mut events);
+    assert_eq!(told(&events), ["Outcome 1 4", "closed: the connection ended"]);
+}
+
 #[test]
 fn a_goodbye_is_an_end_with_a_name() {
     let mut pair = pair(usize::MAX, true);
