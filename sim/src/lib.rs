@@ -24,6 +24,7 @@ pub mod disk;
 pub mod entropy;
 pub mod env;
 pub mod explore;
+pub mod link;
 pub mod model;
 pub mod program;
 pub mod runtime;

@@ -21,6 +21,8 @@ pub struct Offer {
     pub control_bytes_max: u32,
     /// Longest body of a data frame in bytes that it reads, at least 64 KiB.
     pub data_bytes_max: u32,
+    /// Most operations in flight on a connection, at least 1: a server answers for the memory of each.
+    pub operations_max: u32,
     /// Longest object in bytes that it can hold.
     pub object_bytes_max: u64,
     /// Names this process, at random.
@@ -38,6 +40,7 @@ impl Offer {
             alignment: 4096,
             control_bytes_max: 1 << 20,
             data_bytes_max: 1 << 20,
+            operations_max: 256,
             object_bytes_max: OBJECT_BYTES_MAX,
             instance,
         }
@@ -54,11 +57,11 @@ impl Offer {
             alignment: self.alignment,
             control_bytes_max: self.control_bytes_max,
             data_bytes_max: self.data_bytes_max,
-            reserved_too: 0,
+            operations_max: self.operations_max,
             object_bytes_max: self.object_bytes_max,
             features: self.features,
             instance: self.instance,
-            reserved_last: [0; 8],
+            reserved_too: [0; 8],
         }
     }
 }
@@ -76,8 +79,10 @@ pub struct Common {
     pub alignment: u32,
     /// Longest control body in bytes that the peer reads.
     pub control_bytes_max: u32,
-    /// Longest data body in bytes that the peer reads.
+    /// Longest data body in bytes that the peer reads and this side makes.
     pub data_bytes_max: u32,
+    /// Most operations in flight, the fewer of both.
+    pub operations_max: u32,
     /// Longest object in bytes that both can hold.
     pub object_bytes_max: u64,
     /// Names the peer's process.
@@ -115,7 +120,9 @@ pub fn agree(own: &Offer, theirs: &Greeting, keyed: bool) -> Result<Common, Refu
         missing: Feature::names(own.features & !features),
         alignment: own.alignment.max(theirs.alignment),
         control_bytes_max: theirs.control_bytes_max,
-        data_bytes_max: theirs.data_bytes_max,
+        // A frame that has begun must be finished: no longer than this side would read itself.
+        data_bytes_max: theirs.data_bytes_max.min(own.data_bytes_max),
+        operations_max: theirs.operations_max.min(own.operations_max),
         object_bytes_max: own.object_bytes_max.min(theirs.object_bytes_max),
         peer_instance: theirs.instance,
     })

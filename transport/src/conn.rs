@@ -30,6 +30,8 @@ pub struct Conn<S> {
     counts: Counts,
     /// What happened outside of `poll`.
     happened: Vec<Event>,
+    /// Requests without an outcome.
+    operations: u32,
     heartbeat: Heartbeat,
 }
 
@@ -109,6 +111,7 @@ impl<S: Stream> Conn<S> {
             missing: common.missing,
             alignment: common.alignment,
             control_bytes_max: common.control_bytes_max,
+            operations_max: common.operations_max,
             object_bytes_max: common.object_bytes_max,
             key_name,
             rights,
@@ -123,6 +126,7 @@ impl<S: Stream> Conn<S> {
             limits,
             counts: Counts::default(),
             happened: Vec::new(),
+            operations: 0,
             heartbeat: Heartbeat { clock, heard, asked: None, pings: 0 },
         }
     }
@@ -142,12 +146,20 @@ impl<S: Stream> Conn<S> {
         self.heartbeat.due(self.heartbeat.clock.now(), &self.limits)
     }
 
+    /// Requests that this side may still send.
+    fn operations_left(&self) -> usize {
+        match self.facts.side {
+            Side::Client => self.facts.operations_max.saturating_sub(self.operations) as usize,
+            Side::Server => 0,
+        }
+    }
+
     /// Move bytes both ways once.
     fn turn(&mut self, events: &mut Vec<Event>) -> Result<(), Closed> {
         let Some(stream) = self.stream.as_mut() else { return Ok(()) };
         let now = self.heartbeat.clock.now();
-        self.outbound.pump(stream, events, &mut self.counts)?;
-        let mut own = Vec::new();
+        let wrote = self.outbound.pump(stream, events, &mut self.counts);
+        let (mut own, had) = (Vec::new(), events.len());
         let mut sink = Sink {
             landing: &mut self.landing,
             events: &mut *events,
@@ -155,7 +167,11 @@ impl<S: Stream> Conn<S> {
             counts: &mut self.counts,
         };
         let read = self.inbound.pump(stream, &mut sink);
-        // What arrived before the stream ended has arrived.
+        self.operations = in_flight(self.operations, &events[had..]);
+        if self.facts.side == Side::Server && self.operations > self.facts.operations_max {
+            return Err(Closed::broken("op", "more in flight than agreed"));
+        }
+        // What arrived before the stream ended has arrived, whichever direction showed the end.
         let goodbye = own.iter().any(|frame| frame.kind == Kind::Bye);
         if goodbye {
             return Err(Closed::Bye);
@@ -163,6 +179,7 @@ impl<S: Stream> Conn<S> {
         if read? > 0 {
             self.heartbeat.heard(now);
         }
+        wrote?;
         for ping in own.into_iter().filter(|frame| frame.kind == Kind::Ping) {
             if !self.outbound.send_urgent(Frame::bare(Kind::Pong, ping.op)) {
                 return Err(Closed::broken("kind", "too many pings"));
@@ -183,6 +200,15 @@ impl<S: Stream> Conn<S> {
     }
 }
 
+/// How many operations are in flight once these events have happened.
+fn in_flight(before: u32, events: &[Event]) -> u32 {
+    events.iter().fold(before, |count, event| match event {
+        Event::Frame(frame) if frame.kind == Kind::Request => count.saturating_add(1),
+        Event::Frame(frame) if frame.kind == Kind::Outcome => count.saturating_sub(1),
+        _ => count,
+    })
+}
+
 impl<S: Stream> Link for Conn<S> {
     fn facts(&self) -> &Facts {
         &self.facts
@@ -194,16 +220,23 @@ impl<S: Stream> Link for Conn<S> {
 
     fn room(&self) -> Room {
         match self.stream {
-            Some(_) => self.outbound.room(self.landing.room()),
-            None => Room { frames: 0, frame_bytes: 0, pushes: 0, exposures: 0 },
+            Some(_) => self.outbound.room(self.landing.room(), self.operations_left()),
+            None => Room { frames: 0, frame_bytes: 0, pushes: 0, exposures: 0, operations: 0 },
         }
     }
 
     fn send(&mut self, frame: Frame) -> Result<(), Frame> {
-        if self.stream.is_none() {
+        let kind = frame.kind;
+        if self.stream.is_none() || (kind == Kind::Request && self.operations_left() == 0) {
             return Err(frame);
         }
-        self.outbound.send(frame)
+        self.outbound.send(frame)?;
+        match kind {
+            Kind::Request => self.operations += 1,
+            Kind::Outcome => self.operations = self.operations.saturating_sub(1),
+            _ => {}
+        }
+        Ok(())
     }
 
     fn push(&mut self, push: Push) -> Result<(), Push> {
@@ -213,11 +246,11 @@ impl<S: Stream> Link for Conn<S> {
         self.outbound.push(push)
     }
 
-    fn expose(&mut self, op: OpId, item: u32, parts: Vec<Part>) -> Result<(), Vec<Part>> {
+    fn expose(&mut self, op: OpId, item: u32, offset: u64, parts: Vec<Part>) -> Result<(), Vec<Part>> {
         if self.stream.is_none() {
             return Err(parts);
         }
-        self.landing.expose((op, item), parts)
+        self.landing.expose((op, item, offset), parts)
     }
 
     fn retract(&mut self, op: OpId) {

@@ -1,6 +1,6 @@
 //! The first frames of a connection as two state machines: bytes in, bytes out, and in the end what was agreed or why
 //! not. No I/O and no clock: a link reads as many bytes as [`Handshake::need`] says, hands them to
-//! [`Handshake::take`], and sends what [`Handshake::out`] has.
+//! `Handshake::take`, and sends what [`Handshake::out`] has.
 
 use std::sync::Arc;
 
@@ -84,9 +84,19 @@ impl Handshake {
         Handshake { offer, transcript: Transcript::default(), nonce, state, out: Vec::new() }
     }
 
+    /// Whether there are bytes to be sent.
+    pub fn wants_write(&self) -> bool {
+        !self.out.is_empty()
+    }
+
     /// Bytes to be sent, in front of all others; whoever sends them takes them out.
     pub fn out(&mut self) -> &mut Vec<u8> {
         &mut self.out
+    }
+
+    /// Bytes that it holds on the heap.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.out.capacity()
     }
 
     fn side(&self) -> Side {

@@ -216,9 +216,11 @@ impl Reading {
             return Ok(State::Control { head: bytes, facts, mac, body });
         }
         self.check_mac(&bytes, &[], &mac)?;
-        let (name, left) = ((facts.op, facts.item), u64::from(facts.body_bytes));
-        let exposed = sink.landing.begin(name, facts.offset, facts.body_bytes)?;
-        Ok(if exposed { State::Land { name, left } } else { State::Drain { left } })
+        let left = u64::from(facts.body_bytes);
+        Ok(match sink.landing.begin(facts.op, facts.item, facts.offset, facts.body_bytes)? {
+            Some(name) => State::Land { name, left },
+            None => State::Drain { left },
+        })
     }
 
     fn check_mac(&mut self, head: &[u8; FrameHead::BYTES], body: &[u8], mac: &Mac) -> Result<(), Closed> {

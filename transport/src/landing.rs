@@ -1,7 +1,7 @@
-//! Memory that bytes may land in, by operation and item.
+//! Memory that bytes may land in, by operation, item, and the offset at which the stretch begins.
 //!
-//! Invariant: each byte of an exposed item lands once, in order. So an item is whole exactly when its length has
-//! landed, and its memory leaves this table in the same step: what comes later finds nothing.
+//! Invariant: each byte of an exposed stretch lands once, in order. So it is whole exactly when its length has landed,
+//! and its memory leaves this table in the same step: what comes later finds nothing.
 
 use std::collections::BTreeMap;
 use std::io::IoSliceMut;
@@ -12,8 +12,8 @@ use pagelith_layouts::ids::OpId;
 use crate::closed::Closed;
 use crate::link::Event;
 
-/// An operation's item.
-pub(crate) type Name = (OpId, u32);
+/// An operation, its item, and where in the item the stretch begins.
+pub(crate) type Name = (OpId, u32, u64);
 
 /// Most stretches of memory in one system call.
 const STRETCHES_MAX: usize = 64;
@@ -27,7 +27,7 @@ struct Exposed {
     at: usize,
 }
 
-/// The items exposed on one link.
+/// The stretches exposed on one link.
 pub(crate) struct Landing {
     items: BTreeMap<Name, Exposed>,
     most: usize,
@@ -50,7 +50,7 @@ impl Landing {
         let len = parts.iter().map(|part| part.len() as u64).sum();
         let refused = self.room() == 0
             || len == 0
-            || self.items.contains_key(&name)
+            || self.overlaps(name, len)
             || parts.iter().any(|part| !part.is_exclusive());
         if refused {
             return Err(parts);
@@ -59,16 +59,26 @@ impl Landing {
         Ok(())
     }
 
-    /// Whether `len` bytes may land at `offset` of an item; false if it is not exposed.
-    pub fn begin(&self, name: Name, offset: u64, len: u32) -> Result<bool, Closed> {
-        let Some(item) = self.items.get(&name) else { return Ok(false) };
-        if offset != item.landed {
+    /// Whether a stretch has bytes in common with one that is exposed, or does not end.
+    fn overlaps(&self, (op, item, from): Name, len: u64) -> bool {
+        let Some(last) = from.checked_add(len - 1) else { return true };
+        let before = self.items.range((op, item, 0)..=(op, item, last)).next_back();
+        before.is_some_and(|((_, _, begins), found)| begins.saturating_add(found.len) > from)
+    }
+
+    /// The stretch that `len` bytes at `offset` of an item land in; `None` if they are not exposed.
+    pub fn begin(&self, op: OpId, item: u32, offset: u64, len: u32) -> Result<Option<Name>, Closed> {
+        let before = self.items.range((op, item, 0)..=(op, item, offset)).next_back();
+        let Some((name, found)) = before.filter(|((_, _, from), found)| offset - from < found.len) else {
+            return Ok(None);
+        };
+        if offset - name.2 != found.landed {
             return Err(Closed::broken("offset", offset));
         }
-        if u64::from(len) > item.len - item.landed {
+        if u64::from(len) > found.len - found.landed {
             return Err(Closed::broken("body_bytes", len));
         }
-        Ok(true)
+        Ok(Some(*name))
     }
 
     /// The next `most` bytes of an item's memory, or those of them that one call can fill.
@@ -119,22 +129,25 @@ impl Landing {
         }
     }
 
-    /// Hand an item back if all of it has landed.
-    pub fn finish(&mut self, (op, item): Name) -> Option<Event> {
-        let whole = self.items.get(&(op, item)).is_some_and(|found| found.landed == found.len);
-        let found = if whole { self.items.remove(&(op, item)) } else { None };
-        found.map(|found| Event::Landed { op, item, parts: found.parts })
+    /// Hand a stretch back if all of it has landed.
+    pub fn finish(&mut self, name: Name) -> Option<Event> {
+        let whole = self.items.get(&name).is_some_and(|found| found.landed == found.len);
+        let found = if whole { self.items.remove(&name) } else { None };
+        let (op, item, offset) = name;
+        found.map(|found| Event::Landed { op, item, offset, parts: found.parts })
     }
 
     /// Hand back what is exposed for `op`, or for all.
     pub fn retract(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
         let gone: Vec<Name> = match op {
-            Some(op) => self.items.range((op, 0)..=(op, u32::MAX)).map(|(name, _)| *name).collect(),
+            Some(op) => {
+                self.items.range((op, 0, 0)..=(op, u32::MAX, u64::MAX)).map(|(name, _)| *name).collect()
+            }
             None => self.items.keys().copied().collect(),
         };
-        for (op, item) in gone {
-            if let Some(found) = self.items.remove(&(op, item)) {
-                events.push(Event::Retracted { op, item, parts: found.parts });
+        for (op, item, offset) in gone {
+            if let Some(found) = self.items.remove(&(op, item, offset)) {
+                events.push(Event::Retracted { op, item, offset, parts: found.parts });
             }
         }
     }
@@ -146,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    const NAME: Name = (OpId(1), 0);
+    const NAME: Name = (OpId(1), 0, 0);
 
     /// A scatter list of these lengths over one buffer.
     fn scatter(lengths: &[usize]) -> Vec<Part> {
@@ -191,22 +204,43 @@ mod tests {
         let mut landing = Landing::new(2);
         landing.expose(NAME, scatter(&[4, 4])).expect("room");
         assert!(landing.expose(NAME, scatter(&[1])).is_err(), "exposed already");
-        assert!(landing.expose((OpId(1), 1), scatter(&[0])).is_err(), "no byte");
+        assert!(landing.expose((OpId(1), 1, 0), scatter(&[0])).is_err(), "no byte");
         let shared = vec![Part::from_shared(std::sync::Arc::from([1u8].as_slice()))];
-        assert!(landing.expose((OpId(1), 1), shared).is_err(), "not to be written");
-        assert_eq!((landing.begin(NAME, 0, 8), landing.begin((OpId(2), 0), 0, 8)), (Ok(true), Ok(false)));
-        assert!(landing.begin(NAME, 0, 9).is_err() && landing.begin(NAME, 1, 1).is_err());
+        assert!(landing.expose((OpId(1), 1, 0), shared).is_err(), "not to be written");
+        let begin = |landing: &Landing, offset, len| landing.begin(OpId(1), 0, offset, len);
+        assert_eq!((begin(&landing, 0, 8), landing.begin(OpId(2), 0, 0, 8)), (Ok(Some(NAME)), Ok(None)));
+        assert!(begin(&landing, 0, 9).is_err() && begin(&landing, 1, 1).is_err());
         landing.copy(NAME, &[1; 3]);
-        assert!(landing.begin(NAME, 0, 1).is_err(), "landed already");
-        assert_eq!(landing.begin(NAME, 3, 5), Ok(true));
-        landing.expose((OpId(2), 7), scatter(&[1])).expect("room");
-        assert!(landing.expose((OpId(3), 0), scatter(&[1])).is_err(), "no room");
+        assert!(begin(&landing, 0, 1).is_err(), "landed already");
+        assert_eq!((begin(&landing, 3, 5), begin(&landing, 8, 1)), (Ok(Some(NAME)), Ok(None)));
+        landing.expose((OpId(2), 7, 0), scatter(&[1])).expect("room");
+        assert!(landing.expose((OpId(3), 0, 0), scatter(&[1])).is_err(), "no room");
+    }
+
+    #[test]
+    fn stretches_of_an_item_stand_side_by_side_and_never_overlap() {
+        let mut landing = Landing::new(9);
+        let (second, last) = ((OpId(1), 0, 8), (OpId(1), 0, u64::MAX));
+        landing.expose(second, scatter(&[8])).expect("room");
+        for (from, len) in [(0, 9), (7, 2), (8, 1), (15, 9), (0, 100), (u64::MAX, 2)] {
+            assert!(landing.expose((OpId(1), 0, from), scatter(&[len])).is_err(), "from={from} len={len}");
+        }
+        landing.expose(NAME, scatter(&[8])).expect("before it");
+        landing.expose((OpId(1), 0, 16), scatter(&[1])).expect("behind it");
+        landing.expose(last, scatter(&[1])).expect("the last byte there is");
+        let begin = |offset| landing.begin(OpId(1), 0, offset, 1);
+        assert_eq!((begin(0), begin(8)), (Ok(Some(NAME)), Ok(Some(second))));
+        assert_eq!(
+            (begin(16), begin(17), begin(u64::MAX)),
+            (Ok(Some((OpId(1), 0, 16))), Ok(None), Ok(Some(last)))
+        );
+        assert!(begin(9).is_err());
     }
 
     #[test]
     fn an_operations_items_come_back_and_no_others() {
         let mut landing = Landing::new(9);
-        for name in [(OpId(1), 0), (OpId(1), u32::MAX), (OpId(2), 0), (OpId(0), 5)] {
+        for name in [(OpId(1), 0, 0), (OpId(1), u32::MAX, 3), (OpId(2), 0, 0), (OpId(0), 5, 0)] {
             landing.expose(name, scatter(&[1])).expect("room");
         }
         let mut events = Vec::new();

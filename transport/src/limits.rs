@@ -14,7 +14,7 @@ pub struct Limits {
     pub frame_bytes_max: usize,
     /// Most pushes that wait to be sent. Default 4096.
     pub pushes_max: usize,
-    /// Most items exposed. Default 65536.
+    /// Most stretches exposed. Default 65536.
     pub exposures_max: usize,
     /// A peer that was silent for so long is asked whether it is there. Default 2 s.
     pub ping_after: Duration,

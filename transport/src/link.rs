@@ -5,10 +5,12 @@
 //!   Nothing else touches that memory in between, and the link, its peer and its device never touch it afterwards.
 //! - Every part is handed back exactly once: in [`Event::Pushed`], [`Event::Landed`] or [`Event::Retracted`]. When a
 //!   link closes, all are handed back before [`Event::Closed`], its last event.
-//! - Bytes land only where they were exposed for exactly that operation and item, once each, in order, and only up to
-//!   the length exposed. What arrives for nothing exposed is read, thrown away and counted.
+//! - Bytes land only where they were exposed for exactly that operation, item and offset, once each, in order, and only
+//!   up to the length exposed. What arrives for nothing exposed is read, thrown away and counted.
 //! - Frames arrive whole, authentic where the link has a key, in the order they were sent; [`Event::Frame`] and
 //!   [`Event::Landed`] come in the order of arrival, so that what was sent before an outcome has landed before it.
+//! - No more operations are in flight than were agreed: a client's end hands back the request that is one too many, a
+//!   server's end closes on it.
 //! - Nothing waits but [`Link::wait`]. Queues are bounded, and what does not fit is handed back by the call itself.
 //!   A peer that is silent for as long as was configured is taken for dead, and the link closes.
 //! - What landed is not verified: whoever exposed the memory compares it with checksums before believing it.
@@ -41,6 +43,8 @@ pub struct Facts {
     pub alignment: u32,
     /// Longest control body in bytes that may be sent.
     pub control_bytes_max: u32,
+    /// Most operations that may be in flight: requests that have no outcome yet.
+    pub operations_max: u32,
     /// Longest object in bytes that both can hold.
     pub object_bytes_max: u64,
     /// The key that the peer proved to have, by name; `None` where it is known by the connection itself.
@@ -58,8 +62,10 @@ pub struct Room {
     pub frame_bytes: usize,
     /// Pushes.
     pub pushes: usize,
-    /// Items exposed.
+    /// Stretches exposed.
     pub exposures: usize,
+    /// Requests, until outcomes arrive; on a server's side none.
+    pub operations: usize,
 }
 
 /// Bytes to be sent, and where they belong. Lengths add up to at least 1 byte.
@@ -83,12 +89,14 @@ pub enum Event {
     /// A control frame arrived: whole, and authentic where the link has a key. Its body is not decoded. Greetings,
     /// pings and goodbyes are the link's own affair and are not among them.
     Frame(Frame),
-    /// Every byte of an exposed item arrived. Nothing can touch the memory any more.
+    /// Every byte of an exposed stretch arrived. Nothing can touch the memory any more.
     Landed {
         /// The operation.
         op: OpId,
         /// The item's number.
         item: u32,
+        /// Where in the item the stretch begins, in bytes.
+        offset: u64,
         /// The memory, as it was exposed.
         parts: Vec<Part>,
     },
@@ -103,12 +111,14 @@ pub enum Event {
         /// The memory, as it was pushed.
         parts: Vec<Part>,
     },
-    /// An exposed item was given up before all of it arrived; what the memory holds is unspecified.
+    /// An exposed stretch was given up before all of it arrived; what the memory holds is unspecified.
     Retracted {
         /// The operation.
         op: OpId,
         /// The item's number.
         item: u32,
+        /// Where in the item the stretch begins, in bytes.
+        offset: u64,
         /// The memory, as it was exposed.
         parts: Vec<Part>,
     },
@@ -144,18 +154,19 @@ pub trait Link: Send {
     /// How much more the link takes now; all zero once it is closed.
     fn room(&self) -> Room;
 
-    /// Queue a control frame. Handed back when there is no room for it, when it is one that this side does not send,
-    /// and when its body is longer than was agreed.
+    /// Queue a control frame. Handed back when there is no room for it, when it is one that this side does not send, when
+    /// its body is longer than was agreed, and when it is a request and as many operations as were agreed are in flight.
     fn send(&mut self, frame: Frame) -> Result<(), Frame>;
 
     /// Queue bytes of an item, behind everything queued before. Handed back when there is no room, or no byte.
     fn push(&mut self, push: Push) -> Result<(), Push>;
 
-    /// Let bytes of an item land in `parts`, in order, from offset 0 of what was asked for. Handed back when there is
-    /// no room, when a part is shared, when there is no byte, and when that item is exposed already.
-    fn expose(&mut self, op: OpId, item: u32, parts: Vec<Part>) -> Result<(), Vec<Part>>;
+    /// Let bytes of an item land in `parts`, in order, from `offset` of what was asked for. An item may have several
+    /// stretches exposed, each with an end of its own. Handed back when there is no room, when a part is shared, when
+    /// there is no byte, and when one of the bytes is exposed already.
+    fn expose(&mut self, op: OpId, item: u32, offset: u64, parts: Vec<Part>) -> Result<(), Vec<Part>>;
 
-    /// Give up an operation: each of its exposed items comes back in [`Event::Retracted`] and each of its pushes in
+    /// Give up an operation: each of its exposed stretches comes back in [`Event::Retracted`] and each of its pushes in
     /// [`Event::Pushed`], as soon as nothing can touch them. What still arrives for it is thrown away.
     fn retract(&mut self, op: OpId);
 

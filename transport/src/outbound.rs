@@ -81,12 +81,13 @@ impl Outbound {
         }
     }
 
-    pub fn room(&self, exposures: usize) -> Room {
+    pub fn room(&self, exposures: usize, operations: usize) -> Room {
         Room {
             frames: self.limits.frames_max.saturating_sub(self.frames),
             frame_bytes: self.limits.frame_bytes_max.saturating_sub(self.frame_bytes),
             pushes: self.limits.pushes_max.saturating_sub(self.pushes),
             exposures,
+            operations,
         }
     }
 
@@ -96,7 +97,7 @@ impl Outbound {
     }
 
     pub fn send(&mut self, frame: Frame) -> Result<(), Frame> {
-        let room = self.room(0);
+        let room = self.room(0, 0);
         let kind = frame.kind;
         let ours = kind.is_sent_by(self.writing.side) && !kind.is_greeting();
         let users = ours && !matches!(kind, Kind::Data | Kind::Ping | Kind::Pong | Kind::Bye);

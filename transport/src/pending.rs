@@ -64,8 +64,8 @@ impl<S: Stream> Pending<S> {
     }
 
     /// Bytes that are held for the peer, beside the connection itself.
-    pub fn held_bytes(&mut self) -> usize {
-        size_of::<Self>() + self.have.capacity() + self.handshake.out().capacity()
+    pub fn held_bytes(&self) -> usize {
+        size_of::<Self>() + self.have.capacity() + self.handshake.held_bytes()
     }
 
     /// How long until the handshake has taken too long.
@@ -74,8 +74,8 @@ impl<S: Stream> Pending<S> {
     }
 
     /// Whether it waits for the stream to take bytes.
-    pub fn wants_write(&mut self) -> bool {
-        !self.handshake.out().is_empty()
+    pub fn wants_write(&self) -> bool {
+        self.handshake.wants_write()
     }
 
     /// Go as far as it goes now. Never waits.

@@ -7,6 +7,9 @@ mod connect;
 mod listener;
 mod socket;
 
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
 use crate::conn::Conn;
 use crate::pending::Pending;
 
@@ -18,3 +21,20 @@ pub use socket::Socket;
 pub type TcpLink = Conn<Socket>;
 /// A TCP connection in its handshake.
 pub type TcpPending = Pending<Socket>;
+
+/// Wait until one of these has something to be polled for, at most `timeout`; false if none has. `others` are what else a
+/// server's thread waits for: a ring, an event.
+pub fn wait(
+    listener: Option<&Listener>,
+    links: &[&TcpLink],
+    others: &[BorrowedFd<'_>],
+    timeout: Duration,
+) -> bool {
+    let open = links.iter().filter_map(|link| Some((link.stream()?.as_fd(), link.wants_write())));
+    let mut sockets: Vec<_> = open.collect();
+    sockets.extend(listener.into_iter().flat_map(Listener::sockets));
+    sockets.extend(others.iter().map(|fd| (*fd, false)));
+    let due = links.iter().map(|link| link.due()).chain(listener.and_then(Listener::due)).min();
+    let timeout = due.map_or(timeout, |due| due.min(timeout));
+    socket::wait_for(&sockets, timeout) || due.is_some_and(|due| due <= timeout)
+}

@@ -23,7 +23,7 @@ use pagelith_transport::limits::{Limits, UNKNOWN_PEER_BYTES_MAX};
 use pagelith_transport::link::{Event, Link};
 use pagelith_transport::pending::Progress;
 use pagelith_transport::rights::Rights;
-use pagelith_transport::tcp::{Arrival, Listen, ListenError, Listener, TcpLink, connect};
+use pagelith_transport::tcp::{self, Arrival, Listen, ListenError, Listener, TcpLink, connect};
 
 /// Longest single wait. Every wait here is for something that comes.
 const WAIT: Duration = Duration::from_secs(10);
@@ -100,7 +100,7 @@ fn long_objects_arrive_in_scatter_lists_of_odd_lengths() {
     let lengths: Vec<usize> = (0..900).map(|i| (i * 37) % 1999).collect();
     let (mut client, mut server) = linked(64 << 10);
     for (item, object) in objects.iter().enumerate() {
-        client.expose(OpId(1), item as u32, scatter(&vec![0; object.len()], &lengths)).expect("room");
+        client.expose(OpId(1), item as u32, 0, scatter(&vec![0; object.len()], &lengths)).expect("room");
     }
     client.send(request(1, b"a get")).expect("room");
     let (_, asked) = drive(&mut client, &mut server, |_, at_server| !at_server.is_empty());
@@ -147,10 +147,33 @@ fn client_gone(server: &mut TcpLink, mut events: Vec<Event>) -> Vec<String> {
     told(&events)
 }
 
+/// One thread with a listener and several links waits for all of them at once.
+#[test]
+fn a_server_waits_for_all_its_links() {
+    let mut listener = listener(keys(1), offer(), Limits::default(), clock());
+    let mut pairs = [0; 3].map(|_| {
+        let (client, server) = meet_over_tcp((offer(), Some(key(1))), &mut listener);
+        (client.expect("a link"), server.expect("a link"))
+    });
+    for which in [2, 0, 1] {
+        pairs[which].0.send(request(which as u64 + 1, b"x")).expect("room");
+        pairs[which].0.poll(&mut Vec::new());
+        let servers: Vec<&TcpLink> = pairs.iter().map(|(_, server)| server).collect();
+        assert!(tcp::wait(Some(&listener), &servers, &[], WAIT));
+        let mut events = [Vec::new(), Vec::new(), Vec::new()];
+        pairs.iter_mut().zip(&mut events).for_each(|((_, server), events)| server.poll(events));
+        for (i, events) in events.iter().enumerate() {
+            assert_eq!(events.len(), usize::from(i == which), "i={i} which={which}");
+        }
+    }
+    let servers: Vec<&TcpLink> = pairs.iter().map(|(_, server)| server).collect();
+    assert!(!tcp::wait(Some(&listener), &servers, &[], Duration::ZERO), "nothing is there");
+}
+
 #[test]
 fn a_process_that_dies_in_the_middle_of_data_closes_the_link() {
     let (mut client, mut server) = linked(1 << 20);
-    client.expose(OpId(1), 0, scatter(&vec![0; 64 << 20], &[])).expect("room");
+    client.expose(OpId(1), 0, 0, scatter(&vec![0; 64 << 20], &[])).expect("room");
     server.push(push(1, 0, 0, &vec![7; 64 << 20])).expect("room");
     let mut events = Vec::new();
     server.poll(&mut events);

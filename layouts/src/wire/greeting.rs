@@ -26,8 +26,8 @@ structure! {
         pub control_bytes_max: u32,
         /// Longest body of a data frame in bytes that the sender reads, at least 65536.
         pub data_bytes_max: u32,
-        /// Zero.
-        pub reserved_too: u32,
+        /// Most operations that may be in flight on the connection, as far as the sender goes, at least 1.
+        pub operations_max: u32,
         /// Longest object in bytes that the sender can hold, at least 1.
         pub object_bytes_max: u64,
         /// Features that the sender has, a bit each; a reader ignores those it does not know.
@@ -35,7 +35,7 @@ structure! {
         /// Names the sender's process, at random: a store process that restarted is another one.
         pub instance: [u8; 16],
         /// Zero.
-        pub reserved_last: [u8; 8],
+        pub reserved_too: [u8; 8],
     }
 }
 
@@ -180,7 +180,8 @@ impl Greeting {
             ("control_bytes_max", g.control_bytes_max >= CONTROL_BODY_LEAST),
             ("data_bytes_max", g.data_bytes_max >= DATA_BODY_LEAST),
             ("object_bytes_max", g.object_bytes_max >= 1),
-            ("reserved", g.reserved == 0 && g.reserved_too == 0 && is_zero(&g.reserved_last)),
+            ("operations_max", g.operations_max >= 1),
+            ("reserved", g.reserved == 0 && is_zero(&g.reserved_too)),
         ];
         match checks.into_iter().find(|(_, ok)| !ok) {
             Some((field, _)) => Err(FormatError::field(WHAT, field, "out of range")),

@@ -50,11 +50,11 @@ pub(crate) fn greeting() -> Greeting {
         alignment: 4096,
         control_bytes_max: 1 << 20,
         data_bytes_max: 1 << 20,
-        reserved_too: 0,
+        operations_max: 256,
         object_bytes_max: 128 << 20,
         features: Feature::ALL.iter().fold(0, |all, f| all | f.bit()),
         instance: *b"one process here",
-        reserved_last: [0; 8],
+        reserved_too: [0; 8],
     }
 }
 

@@ -1,7 +1,7 @@
 //! A server's end: accepting, and the handshakes of peers that are not known yet.
 
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,8 +10,7 @@ use pagelith_io::entropy::Entropy;
 use pagelith_layouts::wire::Side;
 use pagelith_layouts::wire::greeting::{Reason, Refusal};
 
-use super::socket::wait_for;
-use super::{Socket, TcpLink, TcpPending};
+use super::{Socket, TcpLink, TcpPending, wait};
 use crate::capability::Offer;
 use crate::closed::Closed;
 use crate::handshake::{Admission, Handshake};
@@ -114,8 +113,8 @@ impl Listener {
     }
 
     /// Bytes that are held for each peer that is not known yet.
-    pub fn held_bytes(&mut self) -> Vec<usize> {
-        self.unknown.iter_mut().map(Pending::held_bytes).collect()
+    pub fn held_bytes(&self) -> Vec<usize> {
+        self.unknown.iter().map(Pending::held_bytes).collect()
     }
 
     /// Accept, and go on with handshakes, as far as it goes now. Never waits.
@@ -147,12 +146,19 @@ impl Listener {
 
     /// As `poll`, but wait until something came in or a handshake has taken too long, at most `timeout`.
     pub fn wait(&mut self, arrivals: &mut Vec<Arrival>, timeout: Duration) {
-        let due = self.unknown.iter().map(Pending::due).min().unwrap_or(timeout);
-        let mut waits = vec![(self.socket.as_fd(), false)];
-        let wants: Vec<bool> = self.unknown.iter_mut().map(Pending::wants_write).collect();
-        waits.extend(self.unknown.iter().zip(wants).map(|(p, write)| (p.stream().as_fd(), write)));
-        wait_for(&mut waits, timeout.min(due));
+        wait(Some(self), &[], &[], timeout);
         self.poll(arrivals);
+    }
+
+    /// How long until [`Listener::poll`] must be called though nothing arrived.
+    pub(super) fn due(&self) -> Option<Duration> {
+        self.unknown.iter().map(Pending::due).min()
+    }
+
+    /// What to wait for: sockets, and whether bytes wait to be written to them.
+    pub(super) fn sockets(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool)> {
+        let unknown = self.unknown.iter().map(|pending| (pending.stream().as_fd(), pending.wants_write()));
+        std::iter::once((self.socket.as_fd(), false)).chain(unknown)
     }
 
     fn begin(&mut self, socket: Socket, from: SocketAddr, arrivals: &mut Vec<Arrival>) {

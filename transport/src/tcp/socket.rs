@@ -51,7 +51,7 @@ impl Stream for Socket {
     }
 
     fn ready(&mut self, write: bool, timeout: Duration) -> bool {
-        wait_for(&mut [(self.as_fd(), write)], timeout)
+        wait_for(&[(self.as_fd(), write)], timeout)
     }
 }
 
@@ -65,7 +65,7 @@ fn moved(operation: &'static str, result: Result<usize, Errno>) -> Moved {
 }
 
 /// Wait until one of these can be read, or written where that is asked for, at most `timeout`; false if none can.
-pub(super) fn wait_for(sockets: &mut [(BorrowedFd<'_>, bool)], timeout: Duration) -> bool {
+pub(super) fn wait_for(sockets: &[(BorrowedFd<'_>, bool)], timeout: Duration) -> bool {
     let flags = |write: &bool| if *write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
     let mut fds: Vec<_> =
         sockets.iter().map(|(fd, write)| PollFd::from_borrowed_fd(*fd, flags(write))).collect();

@@ -286,7 +286,7 @@ pub fn told(events: &[Event]) -> Vec<String> {
 /// The memory that an event hands back for an item.
 pub fn handed(events: &[Event], wanted: (u64, u32)) -> Option<Vec<u8>> {
     events.iter().find_map(|event| match event {
-        Event::Landed { op, item, parts } | Event::Retracted { op, item, parts }
+        Event::Landed { op, item, parts, .. } | Event::Retracted { op, item, parts, .. }
             if (op.0, *item) == wanted =>
         {
             Some(gathered(parts))

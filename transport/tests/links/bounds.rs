@@ -2,6 +2,7 @@
 
 use pagelith_io::buffer::Part;
 use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::head::{self, HeadFacts};
 use pagelith_layouts::wire::{Frame, Kind};
 use pagelith_transport::limits::{Limits, UNKNOWN_PEER_BYTES_MAX};
 use pagelith_transport::link::{Link, Push};
@@ -37,6 +38,31 @@ fn a_full_queue_hands_back_and_takes_more_when_it_has_drained() {
 }
 
 #[test]
+fn no_more_operations_are_in_flight_than_agreed() {
+    let mut pair = pair(usize::MAX, false);
+    let Pair { client, server, ways, .. } = &mut pair;
+    let most = client.facts().operations_max;
+    for op in 1..=u64::from(most) {
+        client.send(request(op, b"x")).expect("room");
+    }
+    assert_eq!((client.room().operations, server.room().operations), (0, 0));
+    assert!(client.send(request(1000, b"x")).is_err(), "one too many");
+    settle(client, server);
+    server.send(outcome(7, b"over")).expect("room");
+    settle(client, server);
+    assert_eq!(client.room().operations, 1);
+    client.send(request(1000, b"x")).expect("room again");
+    settle(client, server);
+    // A client that does not keep to it.
+    let facts = HeadFacts::control(1, Kind::Request, OpId(1001), b"x");
+    lock(&ways.0).bytes.extend(head::encode(&facts, [0; 16]).iter().chain(b"x"));
+    let mut events = Vec::new();
+    server.poll(&mut events);
+    let last = told(&events).pop().expect("an end");
+    assert!(last.contains("field=op value=more in flight than agreed"), "{last}");
+}
+
+#[test]
 fn what_a_side_does_not_send_is_handed_back() {
     let mut pair = pair(usize::MAX, true);
     for kind in Kind::ALL {
@@ -57,15 +83,14 @@ fn what_a_side_does_not_send_is_handed_back() {
     assert!(pair.client.push(nothing).is_err());
     assert!(pair.client.push(push(1, 0, u64::MAX, &[1, 2])).is_err());
     let shared = vec![Part::from_shared(std::sync::Arc::from([0u8; 4].as_slice()))];
-    assert!(pair.client.expose(OpId(1), 0, shared).is_err());
+    assert!(pair.client.expose(OpId(1), 0, 0, shared).is_err());
 }
 
 /// Whatever a peer sends before it is known, at any point of its handshake.
 #[test]
 fn little_is_held_for_a_peer_that_is_not_known() {
     for (key, steps) in [(None, 40), (Some(key(1)), 40)] {
-        let (client, mut server, _) = pendings(7, key, keys(1));
-        let mut client = client;
+        let (mut client, mut server, _) = pendings(7, key, keys(1));
         for _ in 0..steps {
             assert!(server.held_bytes() <= UNKNOWN_PEER_BYTES_MAX / 4, "bytes={}", server.held_bytes());
             let pagelith_transport::pending::Progress::Waiting(next) = client.poll() else { break };

@@ -13,7 +13,7 @@ use crate::common::*;
 fn a_peer_that_dies_in_the_middle_of_data_gives_the_memory_back() {
     let mut pair = pair(usize::MAX, true);
     lock(&pair.ways.1).most = 200;
-    pair.client.expose(OpId(1), 0, scatter(&[0; 1000], &[])).expect("room");
+    pair.client.expose(OpId(1), 0, 0, scatter(&[0; 1000], &[])).expect("room");
     pair.server.push(push(1, 0, 0, &[7; 1000])).expect("room");
     let mut events = Vec::new();
     pair.server.poll(&mut events);
@@ -27,7 +27,7 @@ fn a_peer_that_dies_in_the_middle_of_data_gives_the_memory_back() {
 #[test]
 fn what_was_said_before_the_end_is_heard() {
     let mut pair = pair(usize::MAX, true);
-    pair.client.expose(OpId(1), 0, scatter(&[0; 10], &[])).expect("room");
+    pair.client.expose(OpId(1), 0, 0, scatter(&[0; 10], &[])).expect("room");
     pair.server.push(push(1, 0, 0, &[7; 10])).expect("room");
     pair.server.send(outcome(1, b"over")).expect("room");
     let mut events = Vec::new();
@@ -37,6 +37,19 @@ fn what_was_said_before_the_end_is_heard() {
     pair.client.poll(&mut events);
     pair.client.poll(&mut events);
     assert_eq!(told(&events), ["landed 1 0", "Outcome 1 4", "closed: the connection ended"]);
+}
+
+/// The first that is noticed of a dead peer may be that it takes no bytes.
+#[test]
+fn what_was_said_is_heard_though_nothing_can_be_said_any_more() {
+    let mut pair = pair(usize::MAX, true);
+    pair.server.send(outcome(1, b"over")).expect("room");
+    let mut events = Vec::new();
+    pair.server.poll(&mut events);
+    drop(pair.server);
+    pair.client.send(request(2, b"to nobody")).expect("room");
+    pair.client.poll(&mut events);
+    assert_eq!(told(&events), ["Outcome 1 4", "closed: the connection ended"]);
 }
 
 #[test]
@@ -54,7 +67,7 @@ fn a_silent_peer_is_asked_and_then_taken_for_dead() {
     let limits = Limits::default();
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, clock, .. } = &mut pair;
-    client.expose(OpId(1), 0, scatter(&[0; 10], &[])).expect("room");
+    client.expose(OpId(1), 0, 0, scatter(&[0; 10], &[])).expect("room");
     let mut events = Vec::new();
     // As long as the other end answers, silence is no end.
     for _ in 0..20 {
@@ -122,7 +135,7 @@ fn a_handshake_that_takes_too_long_is_over() {
 #[test]
 fn events_hold_their_memory_alone() {
     let mut pair = pair(usize::MAX, true);
-    pair.client.expose(OpId(1), 0, scatter(&[0; 10], &[])).expect("room");
+    pair.client.expose(OpId(1), 0, 0, scatter(&[0; 10], &[])).expect("room");
     pair.server.push(push(1, 0, 0, &[7; 10])).expect("room");
     let (mut got, _) = settle(&mut pair.client, &mut pair.server);
     let Some(Event::Landed { parts, .. }) = got.pop() else { panic!("{:?}", told(&got)) };

@@ -14,7 +14,7 @@ use crate::common::*;
 fn recorded_bytes_are_those_of_today() {
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, ways, .. } = &mut pair;
-    client.expose(OpId(1), 0, scatter(&[0; 100], &[])).expect("room");
+    client.expose(OpId(1), 0, 0, scatter(&[0; 100], &[])).expect("room");
     client.send(request(1, b"a get")).expect("room");
     settle(client, server);
     server.push(push(1, 0, 0, &bytes(1, 100))).expect("room");

@@ -10,12 +10,12 @@ use crate::common::*;
 fn late_data_touches_no_other_operations_memory() {
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, .. } = &mut pair;
-    client.expose(OpId(1), 0, scatter(&[0x11; 1000], &[10])).expect("room");
+    client.expose(OpId(1), 0, 0, scatter(&[0x11; 1000], &[10])).expect("room");
     client.retract(OpId(1));
     let mut events = Vec::new();
     client.poll(&mut events);
     assert_eq!(told(&events), ["retracted 1 0"]);
-    client.expose(OpId(2), 0, scatter(&[0x22; 1000], &[10])).expect("room");
+    client.expose(OpId(2), 0, 0, scatter(&[0x22; 1000], &[10])).expect("room");
     server.push(push(1, 0, 0, &[0xff; 1000])).expect("room");
     server.send(outcome(1, b"late")).expect("room");
     let (got, _) = settle(client, server);
@@ -37,7 +37,7 @@ fn an_item_may_be_retracted_in_the_middle_of_its_frame() {
     for arrived in [0, 1, 63, 64, 65, 100, 163] {
         let mut pair = pair(usize::MAX, true);
         let Pair { client, server, ways, .. } = &mut pair;
-        client.expose(OpId(1), 0, scatter(&[0x11; 100], &[10])).expect("room");
+        client.expose(OpId(1), 0, 0, scatter(&[0x11; 100], &[10])).expect("room");
         server.push(push(1, 0, 0, &[0xff; 100])).expect("room");
         server.send(outcome(1, b"over")).expect("room");
         let mut events = Vec::new();
@@ -51,7 +51,7 @@ fn an_item_may_be_retracted_in_the_middle_of_its_frame() {
         let memory = handed(&events, (1, 0)).expect("handed back at once");
         let landed = arrived.saturating_sub(64);
         assert!(memory[..landed].iter().all(|b| *b == 0xff) && memory[landed..].iter().all(|b| *b == 0x11));
-        client.expose(OpId(1), 0, scatter(&memory, &[])).expect("the name is free again");
+        client.expose(OpId(1), 0, 0, scatter(&memory, &[])).expect("the name is free again");
         lock(&ways.1).bytes.extend(&all[arrived..]);
         events.clear();
         client.poll(&mut events);
@@ -87,7 +87,7 @@ fn a_push_may_be_retracted_in_the_middle_of_its_frame() {
         assert_eq!(gone, 2, "room={room}: {:?}", told(&events));
         lock(&ways.0).most = 0;
         for (op, item) in [(1, 0), (1, 1), (2, 0)] {
-            server.expose(OpId(op), item, scatter(&[0; 100], &[])).expect("room");
+            server.expose(OpId(op), item, 0, scatter(&[0; 100], &[])).expect("room");
         }
         let (_, got) = settle(client, server);
         assert_eq!(handed(&got, (1, 0)), Some(vec![0xaa; 100]), "room={room}");
@@ -103,7 +103,7 @@ fn everything_is_handed_back_before_a_link_closes() {
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, ways, .. } = &mut pair;
     lock(&ways.0).most = 10;
-    client.expose(OpId(1), 0, scatter(&[0; 9], &[])).expect("room");
+    client.expose(OpId(1), 0, 0, scatter(&[0; 9], &[])).expect("room");
     client.push(push(2, 0, 0, &[1; 100])).expect("room");
     let mut events = Vec::new();
     client.poll(&mut events);
@@ -113,10 +113,10 @@ fn everything_is_handed_back_before_a_link_closes() {
     events.clear();
     client.poll(&mut events);
     assert!(events.is_empty(), "closed is the last event: {:?}", told(&events));
-    assert!(client.expose(OpId(1), 0, scatter(&[0; 9], &[])).is_err());
+    assert!(client.expose(OpId(1), 0, 0, scatter(&[0; 9], &[])).is_err());
     assert!(client.push(push(2, 0, 0, &[1; 100])).is_err() && client.send(request(3, b"x")).is_err());
     assert_eq!((client.room().frames, client.room().pushes, client.room().exposures), (0, 0, 0));
-    server.expose(OpId(7), 0, scatter(&[0; 9], &[])).expect("room");
+    server.expose(OpId(7), 0, 0, scatter(&[0; 9], &[])).expect("room");
     server.poll(&mut events);
     server.poll(&mut events);
     assert_eq!(told(&events), ["retracted 7 0", "closed: the connection ended"]);

@@ -2,7 +2,7 @@
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::{Frame, Kind};
-use pagelith_transport::link::Link;
+use pagelith_transport::link::{Event, Link};
 
 use crate::common::*;
 
@@ -14,8 +14,8 @@ fn exchange(pair: &mut Pair, step: usize) -> [Vec<u8>; 3] {
     let settle = |a: &mut PipeLink, b: &mut PipeLink| settle_slowly(a, b, 4 + (500 / step) as u32);
     let (a, b, c) = (bytes(1, 100_000), bytes(2, 5), bytes(3, 200_001));
     let Pair { client, server, .. } = pair;
-    client.expose(OpId(1), 0, scatter(&vec![0; a.len()], &LENGTHS)).expect("room");
-    client.expose(OpId(1), 1, scatter(&[0; 5], &[2, 2])).expect("room");
+    client.expose(OpId(1), 0, 0, scatter(&vec![0; a.len()], &LENGTHS)).expect("room");
+    client.expose(OpId(1), 1, 0, scatter(&[0; 5], &[2, 2])).expect("room");
     client.send(request(1, b"a get of two items")).expect("room");
     let (_, asked) = settle(client, server);
     assert_eq!(told(&asked), ["Request 1 18"]);
@@ -30,7 +30,7 @@ fn exchange(pair: &mut Pair, step: usize) -> [Vec<u8>; 3] {
     let landed = [handed(&got, (1, 0)).expect("an item"), handed(&got, (1, 1)).expect("an item")];
 
     client.send(request(2, b"a put")).expect("room");
-    server.expose(OpId(2), 0, scatter(&vec![0; c.len()], &LENGTHS)).expect("room");
+    server.expose(OpId(2), 0, 0, scatter(&vec![0; c.len()], &LENGTHS)).expect("room");
     server.send(Frame::new(Kind::Pull, OpId(2), vec![1; 24])).expect("room");
     let (pulled, _) = settle(client, server);
     assert_eq!(told(&pulled), ["Pull 2 24"]);
@@ -53,6 +53,30 @@ fn bytes_arrive_as_they_were_sent_however_the_stream_is_cut() {
     }
 }
 
+/// A put above the server's budget: pulled in stretches, answered in any order.
+#[test]
+fn an_item_may_land_in_stretches() {
+    let mut pair = pair(usize::MAX, true);
+    let Pair { client, server, .. } = &mut pair;
+    let content = bytes(6, 300_000);
+    for from in [0, 100_000, 200_000] {
+        server.expose(OpId(1), 0, from, scatter(&vec![0; 100_000], &LENGTHS)).expect("room");
+    }
+    for from in [200_000, 0, 100_000] {
+        client.push(push(1, 0, from, &content[from as usize..][..100_000])).expect("room");
+    }
+    let (_, got) = settle(client, server);
+    let landed = |event: &Event| match event {
+        Event::Landed { offset, parts, .. } => (*offset, gathered(parts)),
+        other => panic!("{other:?}"),
+    };
+    let landed: Vec<_> = got.iter().map(landed).collect();
+    assert_eq!(landed.iter().map(|(from, _)| *from).collect::<Vec<_>>(), [200_000, 0, 100_000]);
+    for (from, memory) in landed {
+        assert!(memory == content[from as usize..][..100_000], "from={from}");
+    }
+}
+
 /// A short conversation whose whole stream is cut in two at each place.
 #[test]
 fn a_stream_may_pause_at_every_byte() {
@@ -60,7 +84,7 @@ fn a_stream_may_pause_at_every_byte() {
     for cut in 0.. {
         let mut pair = pair(usize::MAX, true);
         let Pair { client, server, ways, .. } = &mut pair;
-        client.expose(OpId(1), 0, scatter(&[0; 50], &[7])).expect("room");
+        client.expose(OpId(1), 0, 0, scatter(&[0; 50], &[7])).expect("room");
         server.push(push(1, 0, 0, &bytes(4, 20))).expect("room");
         server.push(push(1, 0, 20, &bytes(5, 30))).expect("room");
         server.send(outcome(1, b"over")).expect("room");
@@ -89,7 +113,7 @@ fn bulk_bytes_take_few_calls() {
     let mut pair = pair(usize::MAX, true);
     let Pair { client, server, .. } = &mut pair;
     let content = bytes(9, 1 << 20);
-    client.expose(OpId(1), 0, scatter(&vec![0; content.len()], &[])).expect("room");
+    client.expose(OpId(1), 0, 0, scatter(&vec![0; content.len()], &[])).expect("room");
     server.push(push(1, 0, 0, &content)).expect("room");
     let (before_in, before_out) = (client.counts().calls, server.counts().calls);
     let (got, _) = settle(client, server);

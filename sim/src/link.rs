@@ -1,0 +1,109 @@
+//! A network of one connection between two ends of a link, in one process and of one seed.
+//!
+//! Left alone it is what [`pagelith_transport::link`] promises: frames whole and in order, after a delay. Faults go
+//! beyond that promise, and what is built on links must bear them as misses: packets that are dropped, come twice, or
+//! are overtaken, as on a fabric that is defective or between connections; connections that break; ends that hear
+//! nothing any more and are not told; partitions, behind which everything is late.
+//!
+//! Invariants: an end's memory is written by that end's `poll` alone, and only while it is exposed there; the same seed
+//! and the same calls give the same trace.
+
+mod end;
+mod landing;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pagelith_io::runtime::Runtime;
+use pagelith_layouts::wire::Side;
+use pagelith_transport::limits::Limits;
+
+use crate::clock::SimClock;
+use wire::Wire;
+
+pub use end::SimLink;
+
+/// How packets fare. A packet is a control frame, or at most [`PACKET_BYTES`] of bulk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkFaults {
+    /// Shortest delay of a packet.
+    pub delay_min: Duration,
+    /// Longest delay of a packet.
+    pub delay_max: Duration,
+    /// So many of a million packets never arrive.
+    pub drop: u32,
+    /// So many of a million arrive twice.
+    pub duplicate: u32,
+    /// So many of a million are overtaken by those behind them.
+    pub reorder: u32,
+    /// At so many of a million the connection breaks: nothing behind arrives, and both ends are told.
+    pub cut: u32,
+}
+
+/// Most bulk bytes of a packet.
+pub const PACKET_BYTES: usize = 16 << 10;
+
+impl Default for LinkFaults {
+    fn default() -> LinkFaults {
+        let (delay_min, delay_max) = (Duration::from_micros(5), Duration::from_micros(50));
+        LinkFaults { delay_min, delay_max, drop: 0, duplicate: 0, reorder: 0, cut: 0 }
+    }
+}
+
+/// The connection, seen from outside: where tests break it. Clones are the same connection.
+#[derive(Clone)]
+pub struct SimNet(Arc<Mutex<Wire>>);
+
+impl SimNet {
+    /// A connection and its two ends, the client's first. Time is `clock`'s; waiting goes through `runtime`, so that the
+    /// tasks of the other end are stepped meanwhile.
+    pub fn new(
+        seed: u64,
+        clock: SimClock,
+        runtime: &Arc<dyn Runtime>,
+        limits: Limits,
+    ) -> (SimNet, SimLink, SimLink) {
+        let net = SimNet(Arc::new(Mutex::new(Wire::new(seed, clock, limits.dead_after))));
+        let end = |side| SimLink::new(side, net.clone(), runtime.clone(), limits);
+        let (client, server) = (end(Side::Client), end(Side::Server));
+        (net, client, server)
+    }
+
+    fn wire(&self) -> MutexGuard<'_, Wire> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How packets fare from now on.
+    pub fn set_faults(&self, faults: LinkFaults) {
+        self.wire().faults = faults;
+    }
+
+    /// Hold every packet for so long, as a network that is apart does; what is late arrives behind it, in order.
+    pub fn partition(&self, time: Duration) {
+        self.wire().partition(time);
+    }
+
+    /// Half-open: this side hears nothing any more, and nobody is told.
+    pub fn deafen(&self, side: Side) {
+        self.wire().deafen(side);
+    }
+
+    /// Break the connection: what is under way is lost, both ends are told.
+    pub fn cut(&self) {
+        self.wire().cut();
+    }
+
+    /// Packets sent so far.
+    pub fn packets(&self) -> u64 {
+        self.wire().packets
+    }
+
+    /// A hash of everything that was sent and arrived, when and how: equal for equal runs.
+    pub fn trace(&self) -> u64 {
+        self.wire().trace
+    }
+}

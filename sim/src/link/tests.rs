@@ -1,0 +1,287 @@
+use std::collections::BTreeSet;
+
+use pagelith_io::buffer::{AlignedBuf, Part};
+use pagelith_io::clock::Clock;
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::{Frame, Kind};
+use pagelith_transport::link::{Event, Link, Push};
+
+use super::*;
+use crate::entropy::SplitMix64;
+use crate::runtime::SimRuntime;
+
+struct World {
+    clock: SimClock,
+    net: SimNet,
+    client: SimLink,
+    server: SimLink,
+}
+
+fn world(seed: u64) -> World {
+    let clock = SimClock::new();
+    let runtime: Arc<dyn Runtime> = Arc::new(SimRuntime::new(clock.clone(), seed));
+    let (net, client, server) = SimNet::new(seed, clock.clone(), &runtime, Limits::default());
+    World { clock, net, client, server }
+}
+
+/// What byte `at` of an operation's item is: no two operations have the same.
+fn content(op: u64, item: u32, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    SplitMix64::new(op << 8 | u64::from(item)).fill(&mut bytes);
+    bytes
+}
+
+fn memory(bytes: &[u8]) -> Vec<Part> {
+    let mut buffer = AlignedBuf::new(bytes.len()).expect("memory");
+    buffer.copy_from_slice(bytes);
+    let (first, rest) = buffer.into_part().split(bytes.len() / 3);
+    vec![first, rest]
+}
+
+fn gathered(parts: &[Part]) -> Vec<u8> {
+    parts.iter().flat_map(|part| part.bytes().to_vec()).collect()
+}
+
+fn request(op: u64) -> Frame {
+    Frame::new(Kind::Request, OpId(op), vec![1])
+}
+
+fn outcome(op: u64) -> Frame {
+    Frame::new(Kind::Outcome, OpId(op), vec![2])
+}
+
+fn push(op: u64, item: u32, bytes: &[u8]) -> Push {
+    Push { op: OpId(op), item, offset: 0, parts: memory(bytes), token: op }
+}
+
+/// Words for what happened, without memory.
+fn told(events: &[Event]) -> Vec<String> {
+    let line = |event: &Event| match event {
+        Event::Frame(frame) => format!("{:?} {}", frame.kind, frame.op.0),
+        Event::Landed { op, item, .. } => format!("landed {} {item}", op.0),
+        Event::Pushed { token, .. } => format!("pushed {token}"),
+        Event::Retracted { op, item, .. } => format!("retracted {} {item}", op.0),
+        Event::Closed(why) => format!("closed: {why}"),
+    };
+    events.iter().map(line).collect()
+}
+
+/// Poll both ends over a second of simulated time.
+fn settle(world: &mut World) -> (Vec<Event>, Vec<Event>) {
+    let (mut at_client, mut at_server) = (Vec::new(), Vec::new());
+    for _ in 0..1000 {
+        world.client.poll(&mut at_client);
+        world.server.poll(&mut at_server);
+        world.clock.advance(Duration::from_millis(1));
+    }
+    (at_client, at_server)
+}
+
+#[test]
+fn left_alone_frames_and_bytes_arrive_in_order() {
+    let mut world = world(1);
+    let bytes = content(1, 0, 100_000);
+    world.client.expose(OpId(1), 0, 0, memory(&vec![0; bytes.len()])).expect("room");
+    world.client.send(request(1)).expect("room");
+    let (_, asked) = settle(&mut world);
+    assert_eq!(told(&asked), ["Request 1"]);
+    world.server.push(push(1, 0, &bytes)).expect("room");
+    world.server.send(outcome(1)).expect("room");
+    let (got, sent) = settle(&mut world);
+    assert_eq!(
+        (told(&got), told(&sent)),
+        (vec!["landed 1 0".into(), "Outcome 1".into()], vec!["pushed 1".to_owned()])
+    );
+    let Event::Landed { parts, .. } = &got[0] else { panic!("{got:?}") };
+    assert!(gathered(parts) == bytes);
+    world.server.close();
+    let (got, sent) = settle(&mut world);
+    assert_eq!(
+        (told(&got), told(&sent)),
+        (vec!["closed: closed by the peer".into()], vec!["closed: closed by this side".to_owned()])
+    );
+}
+
+#[test]
+fn half_open_partitioned_and_broken_connections_end_as_such() {
+    let dead = Limits::default().dead_after;
+    let pending = |world: &mut World| {
+        world.client.expose(OpId(1), 0, 0, memory(&[0; 9])).expect("room");
+        world.server.push(push(1, 0, &[7; 9])).expect("room");
+    };
+    let mut deaf = world(2);
+    pending(&mut deaf);
+    deaf.net.deafen(Side::Client);
+    assert_eq!(told(&settle(&mut deaf).0), Vec::<String>::new());
+    deaf.clock.advance(dead);
+    let (at_client, at_server) = settle(&mut deaf);
+    assert_eq!(told(&at_client)[0], "retracted 1 0");
+    assert!(
+        told(&at_client)[1].starts_with("closed: nothing was heard of the peer"),
+        "{:?}",
+        told(&at_client)
+    );
+    assert!(
+        told(&at_server)[0].starts_with("closed: nothing was heard of the peer"),
+        "{:?}",
+        told(&at_server)
+    );
+
+    let mut apart = world(3);
+    pending(&mut apart);
+    apart.net.partition(dead / 2);
+    assert_eq!(told(&settle(&mut apart).0), Vec::<String>::new());
+    apart.clock.advance(dead / 2);
+    assert_eq!(told(&settle(&mut apart).0), ["landed 1 0"], "what was held arrives");
+
+    let mut broken = world(4);
+    pending(&mut broken);
+    broken.net.cut();
+    let (at_client, at_server) = settle(&mut broken);
+    assert_eq!(told(&at_client), ["retracted 1 0", "closed: the connection ended"]);
+    assert_eq!(told(&at_server), ["pushed 1", "closed: the connection ended"]);
+}
+
+#[test]
+fn a_wait_passes_the_time_to_what_arrives_and_no_further() {
+    let mut world = world(5);
+    world.server.send(outcome(1)).expect("room");
+    let mut events = Vec::new();
+    world.client.wait(&mut events, Duration::from_secs(60));
+    assert_eq!(told(&events), ["Outcome 1"]);
+    assert!(world.clock.now().0 <= LinkFaults::default().delay_max.as_nanos() as u64 + 10_000);
+    world.client.wait(&mut events, Duration::from_secs(60));
+    assert!(world.clock.now().0 >= 60_000_000_000, "nothing came, and all of the time passed");
+}
+
+/// What a run of one seed came to.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tally {
+    trace: u64,
+    packets: u64,
+    exposed: u64,
+    landed: u64,
+    retracted: u64,
+    late: u64,
+    connections: u64,
+}
+
+/// Gets with retracts at random moments, over a network on which everything goes wrong.
+fn run(seed: u64, steps: u32) -> Tally {
+    let mut rng = SplitMix64::new(seed);
+    let mut tally = Tally::default();
+    let mut op = 0;
+    let mut left = steps;
+    while left > 0 {
+        tally.connections += 1;
+        let mut world = world(rng.next_u64());
+        world.net.set_faults(LinkFaults {
+            delay_max: Duration::from_micros(500),
+            drop: 10_000,
+            duplicate: 50_000,
+            reorder: 200_000,
+            cut: 200,
+            ..LinkFaults::default()
+        });
+        let mut open: BTreeSet<u64> = BTreeSet::new();
+        let mut ended = false;
+        while left > 0 && !ended {
+            left -= 1;
+            step(&mut world, &mut rng, &mut op, &mut open, &mut tally, &mut ended);
+        }
+        tally.late += world.client.counts().bytes_late;
+        tally.packets += world.net.packets();
+        tally.trace ^= world.net.trace().rotate_left(tally.connections as u32);
+        world.client.close();
+        let mut events = Vec::new();
+        world.client.poll(&mut events);
+        check(&events, &mut tally, &mut ended);
+    }
+    tally
+}
+
+fn step(
+    world: &mut World,
+    rng: &mut SplitMix64,
+    op: &mut u64,
+    open: &mut BTreeSet<u64>,
+    tally: &mut Tally,
+    ended: &mut bool,
+) {
+    match rng.below(4) {
+        0 => {
+            *op += 1;
+            for item in 0..2 {
+                let room = world.client.expose(OpId(*op), item, 0, memory(&vec![0; length(*op)]));
+                tally.exposed += u64::from(room.is_ok());
+            }
+            open.insert(*op);
+            let _ = world.client.send(request(*op));
+        }
+        1 => {
+            if let Some(given_up) = open.iter().copied().nth(rng.below(8) as usize) {
+                open.remove(&given_up);
+                world.client.retract(OpId(given_up));
+            }
+        }
+        _ => world.clock.advance(Duration::from_micros(rng.below(400))),
+    }
+    let mut events = Vec::new();
+    world.server.poll(&mut events);
+    for event in &events {
+        if let Event::Frame(frame) = event {
+            for item in 0..2 {
+                let _ =
+                    world.server.push(push(frame.op.0, item, &content(frame.op.0, item, length(frame.op.0))));
+            }
+            let _ = world.server.send(outcome(frame.op.0));
+        }
+    }
+    events.clear();
+    world.client.poll(&mut events);
+    check(&events, tally, ended);
+}
+
+fn length(op: u64) -> usize {
+    3 + (op as usize * 7919) % (3 * PACKET_BYTES)
+}
+
+/// Memory that comes back holds its own operation's bytes, or none.
+fn check(events: &[Event], tally: &mut Tally, ended: &mut bool) {
+    for event in events {
+        assert!(!*ended, "an event behind the last: {event:?}");
+        match event {
+            Event::Landed { op, item, parts, .. } => {
+                tally.landed += 1;
+                assert!(
+                    gathered(parts) == content(op.0, *item, length(op.0)),
+                    "wrong bytes landed {op} item={item}"
+                );
+            }
+            Event::Retracted { op, item, parts, .. } => {
+                tally.retracted += 1;
+                let own = content(op.0, *item, length(op.0));
+                let clean = gathered(parts).iter().zip(&own).all(|(byte, own)| *byte == 0 || byte == own);
+                assert!(clean, "another operation's bytes landed {op} item={item}");
+            }
+            Event::Closed(_) => *ended = true,
+            Event::Frame(_) | Event::Pushed { .. } => {}
+        }
+    }
+}
+
+/// `PAGELITH_LINK_STEPS=700000` makes it a million packets.
+#[test]
+fn whatever_the_network_does_memory_comes_back_once_with_its_own_bytes_or_none() {
+    let steps = std::env::var("PAGELITH_LINK_STEPS").ok().and_then(|text| text.parse().ok());
+    let tally = run(7, steps.unwrap_or(20_000));
+    assert_eq!(tally.exposed, tally.landed + tally.retracted, "{tally:?}");
+    let all_kinds = tally.landed > 500 && tally.retracted > 500 && tally.late > 0 && tally.connections > 1;
+    assert!(all_kinds, "a run that meets nothing shows nothing: {tally:?}");
+}
+
+#[test]
+fn one_seed_is_one_run() {
+    assert_eq!(run(11, 3000), run(11, 3000));
+    assert_ne!(run(11, 3000).trace, run(12, 3000).trace);
+}

@@ -1,0 +1,212 @@
+//! What is between the two ends: packets under way, and what becomes of them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pagelith_io::clock::{Clock, Mono};
+use pagelith_io::signal::Signal;
+use pagelith_layouts::checksum::checksum64;
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::{Frame, Side};
+
+use super::LinkFaults;
+use crate::clock::SimClock;
+use crate::entropy::SplitMix64;
+
+/// What travels.
+#[derive(Clone, Debug)]
+pub(super) enum Packet {
+    Frame(Frame),
+    Data {
+        op: OpId,
+        item: u32,
+        offset: u64,
+        bytes: Vec<u8>,
+    },
+    /// The sender closed; with a goodbye, or its process ended.
+    End {
+        goodbye: bool,
+    },
+}
+
+/// One end, as the wire sees it.
+#[derive(Default)]
+struct End {
+    /// When the last packet in order arrives: none behind it comes earlier.
+    last: Mono,
+    /// Since when it hears nothing.
+    deaf: Option<Mono>,
+    closed: bool,
+    arrived: Signal,
+}
+
+pub(super) struct Wire {
+    pub clock: SimClock,
+    pub faults: LinkFaults,
+    pub packets: u64,
+    pub trace: u64,
+    rng: SplitMix64,
+    under_way: BTreeMap<(Mono, u64), (Side, Packet)>,
+    ends: [End; 2],
+    /// Nothing arrives before.
+    apart_until: Mono,
+    /// Since when nothing arrives, and until when that lasts.
+    apart: Option<(Mono, Mono)>,
+    cut: bool,
+    dead_after: Duration,
+}
+
+fn index(side: Side) -> usize {
+    match side {
+        Side::Client => 0,
+        Side::Server => 1,
+    }
+}
+
+impl Wire {
+    pub fn new(seed: u64, clock: SimClock, dead_after: Duration) -> Wire {
+        Wire {
+            clock,
+            faults: LinkFaults::default(),
+            packets: 0,
+            trace: 0,
+            rng: SplitMix64::new(seed),
+            under_way: BTreeMap::new(),
+            ends: Default::default(),
+            apart_until: Mono::default(),
+            apart: None,
+            cut: false,
+            dead_after,
+        }
+    }
+
+    fn note(&mut self, what: &str, side: Side, packet: &Packet) {
+        let line = match packet {
+            Packet::Frame(f) => format!("{:?} {} {}", f.kind, f.op, checksum64(&f.body)),
+            Packet::Data { op, item, offset, bytes } => format!("{op} {item} {offset} {}", checksum64(bytes)),
+            Packet::End { goodbye } => format!("end {goodbye}"),
+        };
+        let line = format!("{} {} {what} {side:?} {line}", self.trace, self.clock.now().0);
+        self.trace = checksum64(line.as_bytes());
+    }
+
+    /// Send a packet from `side`.
+    pub fn send(&mut self, side: Side, packet: Packet) {
+        self.packets += 1;
+        let strikes = |rng: &mut SplitMix64, rate: u32| rng.below(1_000_000) < rate.into();
+        let faults = self.faults;
+        // Drawn for every packet, so that one rate does not shift the others' luck.
+        let [lost, twice, late, cut] = [faults.drop, faults.duplicate, faults.reorder, faults.cut]
+            .map(|rate| strikes(&mut self.rng, rate));
+        let ends = matches!(packet, Packet::End { .. });
+        if cut && !ends {
+            self.note("cut", side, &packet);
+            return self.cut();
+        }
+        if self.cut || (lost && !ends) {
+            return self.note("lost", side, &packet);
+        }
+        self.note("sent", side, &packet);
+        if twice && !ends {
+            let at = self.arrival(side.other(), true);
+            self.put(at, side.other(), packet.clone());
+        }
+        let at = self.arrival(side.other(), late && !ends);
+        self.put(at, side.other(), packet);
+    }
+
+    /// When a packet sent now arrives: behind all others, or, overtaken, some time later than it should.
+    fn arrival(&mut self, to: Side, overtaken: bool) -> Mono {
+        let (least, most) = (self.faults.delay_min, self.faults.delay_max);
+        let spread = u64::try_from(most.saturating_sub(least).as_nanos()).unwrap_or(u64::MAX);
+        let delay = least + Duration::from_nanos(self.rng.below(spread.saturating_add(1)));
+        let at = self.clock.now().after(delay).max(self.apart_until);
+        let end = &mut self.ends[index(to)];
+        if overtaken {
+            return at.max(end.last).after(most);
+        }
+        end.last = at.max(end.last);
+        end.last
+    }
+
+    fn put(&mut self, at: Mono, to: Side, packet: Packet) {
+        let number = self.packets * 2 + u64::from(self.under_way.contains_key(&(at, self.packets * 2)));
+        self.under_way.insert((at, number), (to, packet));
+        self.ends[index(to)].arrived.raise();
+    }
+
+    /// What has arrived at `side` by now, in order of arrival.
+    pub fn receive(&mut self, side: Side) -> Vec<Packet> {
+        let now = self.clock.now();
+        let here = self.under_way.range(..=(now, u64::MAX)).filter(|(_, (to, _))| *to == side);
+        let names: Vec<_> = here.map(|(name, _)| *name).collect();
+        let arrived: Vec<Packet> =
+            names.iter().filter_map(|name| self.under_way.remove(name)).map(|(_, packet)| packet).collect();
+        if self.ends[index(side)].deaf.is_some() {
+            return Vec::new();
+        }
+        arrived.iter().for_each(|packet| self.note("arrived", side, packet));
+        arrived
+    }
+
+    /// How long until something arrives at `side`, or it must find that nothing does.
+    pub fn due(&self, side: Side) -> Option<Duration> {
+        let now = self.clock.now();
+        let next = self.under_way.iter().find(|(_, (to, _))| *to == side).map(|((at, _), _)| at.since(now));
+        let dead = self.silent_since().map(|since| since.after(self.dead_after).since(now));
+        next.into_iter().chain(dead).min()
+    }
+
+    /// Since when pings go unanswered: both ways are needed for an answer.
+    fn silent_since(&self) -> Option<Mono> {
+        let now = self.clock.now();
+        let apart = self.apart.filter(|(_, until)| now < *until).map(|(since, _)| since);
+        self.ends.iter().filter_map(|end| end.deaf).chain(apart).min()
+    }
+
+    /// How long nothing has been heard, if that is too long.
+    pub fn silent(&self) -> Option<Duration> {
+        let silent = self.clock.now().since(self.silent_since()?);
+        (silent >= self.dead_after).then_some(silent)
+    }
+
+    /// Whether the connection is broken.
+    pub fn is_cut(&self) -> bool {
+        self.cut
+    }
+
+    pub fn signal(&self, side: Side) -> Signal {
+        self.ends[index(side)].arrived.clone()
+    }
+
+    pub fn cut(&mut self) {
+        self.cut = true;
+        self.under_way.clear();
+        self.ends.iter().for_each(|end| end.arrived.raise());
+    }
+
+    pub fn deafen(&mut self, side: Side) {
+        let now = self.clock.now();
+        self.ends[index(side)].deaf.get_or_insert(now);
+    }
+
+    /// What is under way arrives when the partition ends, in the order in which it would have.
+    pub fn partition(&mut self, time: Duration) {
+        let now = self.clock.now();
+        let until = now.after(time).max(self.apart_until);
+        let since = self.apart.filter(|(_, until)| now < *until).map_or(now, |(since, _)| since);
+        (self.apart, self.apart_until) = (Some((since, until)), until);
+        for ((at, number), packet) in std::mem::take(&mut self.under_way) {
+            self.under_way.insert((at.max(until), number), packet);
+        }
+        self.ends.iter_mut().for_each(|end| end.last = end.last.max(until));
+    }
+
+    /// This side closes; the other is told if it can be.
+    pub fn close(&mut self, side: Side, goodbye: bool) {
+        if !std::mem::replace(&mut self.ends[index(side)].closed, true) {
+            self.send(side, Packet::End { goodbye });
+        }
+        self.under_way.retain(|_, (to, _)| *to != side);
+    }
+}
