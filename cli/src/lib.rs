@@ -15,9 +15,11 @@ mod inspect;
 mod latency;
 mod meter;
 mod on_disk;
+mod peers;
 mod replay;
 mod rng;
 mod said;
+mod serve;
 mod settings;
 pub mod trace;
 mod verify;
@@ -40,6 +42,7 @@ struct Cli {
 enum Command {
     Replay(Box<replay::ReplayArgs>),
     Bench(bench::BenchArgs),
+    Serve(serve::ServeArgs),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
 }
@@ -52,6 +55,7 @@ pub fn main() -> ExitCode {
     exit::code(match Cli::parse().command {
         Command::Replay(args) => replay::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args),
     })

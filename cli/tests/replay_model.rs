@@ -228,7 +228,7 @@ fn flags_that_do_not_go_together_are_named() {
 fn a_run_without_a_model_is_unchanged() {
     let json = fine(&["--object-bytes=8KiB", "--ssd=0", "--dram=4MiB", "--policy=fifo"]);
     // As they were before there were models; without an SSD tier nothing depends on time.
-    assert_eq!(json["prefix_hits"], json!({"dram": 2169, "ssd": 0}), "{json}");
+    assert_eq!(json["prefix_hits"], json!({"dram": 2169, "ssd": 0, "remote": 0}), "{json}");
     assert_eq!(json["misses"], json!({"absent": 1915, "stranded": 483}), "{json}");
     assert_eq!(json["bytes_put"], 31_375_360, "{json}");
 }

@@ -7,6 +7,7 @@
 //!    sub-batch; headers are judged and every block is verified before the caller hears `Hit`.
 //! 4. What fails is that object's outcome alone; its entry goes, so that the next `exists` says no.
 
+mod finish;
 #[cfg(test)]
 mod flipped;
 mod own;
@@ -21,14 +22,14 @@ use pagelith_layouts::staging;
 use pagelith_tiers::policy::Recency;
 use rustc_hash::FxHashMap;
 
+pub(crate) use self::finish::Finished;
 pub(crate) use self::own::Probed;
 use crate::batch::Get;
 use crate::error::{Error, Result};
 use crate::fetch::{self, Flight, Held, Landed};
 use crate::locate::{self, Located};
-use crate::outcome::{GetDone, GetOutcome, MissCause, Ticket, Tier};
+use crate::outcome::{GetOutcome, MissCause, Ticket};
 use crate::plan::{self, Fetch, HeaderPlace, Piece, Target};
-use crate::remote::batch::{Manner, Missed};
 use crate::session::{PageSteps, SessionIo};
 use crate::slot::{Slot, Step};
 
@@ -463,58 +464,6 @@ impl GetBatch {
         }
         self.slots.iter_mut().for_each(|slot| locate::release(&io.shared, slot));
     }
-
-    /// The outcomes, once [`GetBatch::advance`] said that all are there.
-    pub fn finish(mut self, io: &mut SessionIo) -> Finished {
-        let missed = self.missed(io);
-        crate::promote::promote(&io.shared, &self.slots, self.at);
-        {
-            let mut core = io.shared.lock();
-            for slot in &self.slots {
-                match &slot.outcome {
-                    Some(Ok(GetOutcome::Hit { tier: Tier::Memory, bytes })) => {
-                        core.counters.hits_memory += 1;
-                        core.counters.bytes_memory += bytes;
-                        core.counters.hits_unverified += u64::from(slot.unverified);
-                    }
-                    Some(Ok(GetOutcome::Hit { bytes, .. })) => {
-                        core.counters.hits_ssd += 1;
-                        core.counters.bytes_ssd += bytes;
-                        core.counters.staged_bytes += slot.staged_bytes;
-                    }
-                    // Peers are asked first.
-                    Some(Ok(GetOutcome::Miss(_))) if !missed.is_empty() => {}
-                    Some(Ok(GetOutcome::Miss(cause))) => core.counters.miss(*cause),
-                    Some(Err(_)) | None => {}
-                }
-            }
-        }
-        if io.shared.config.batch_summary() {
-            crate::summary::gets(&self.slots);
-        }
-        let manner = Manner { at: self.at, deadline: self.deadline };
-        Finished { done: self.slots.drain(..).map(Slot::into_done).collect(), missed, manner }
-    }
-
-    /// What a peer may have.
-    fn missed(&self, io: &SessionIo) -> Vec<Missed> {
-        if io.lines.is_none() || self.late {
-            return Vec::new();
-        }
-        let is_miss =
-            |slot: &Slot| slot.outcome.as_ref().is_some_and(|o| o.as_ref().is_ok_and(|o| !o.is_hit()));
-        let missed =
-            |(at, slot): (usize, &Slot)| Missed { at, key: slot.get.key, range: slot.get.range.clone() };
-        self.slots.iter().enumerate().filter(|(_, slot)| is_miss(slot)).map(missed).collect()
-    }
-}
-
-/// A batch that is over here.
-pub(crate) struct Finished {
-    pub done: Vec<GetDone>,
-    /// What a peer may have.
-    pub missed: Vec<Missed>,
-    pub manner: Manner,
 }
 
 fn matches_staged(piece: &Piece) -> bool {

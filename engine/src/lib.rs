@@ -82,6 +82,7 @@ pub use outcome::{Done, FlushReport, GetDone, GetOutcome, MissCause, PutDone, Pu
 pub use pagelith_io as io;
 pub use pagelith_io::buffer::AlignedBuf;
 pub use pagelith_layouts as layouts;
+pub use pagelith_transport as transport;
 pub use pin::Pin;
 pub use scrub::{ScrubOptions, ScrubReport};
 pub use session::Session;

@@ -15,8 +15,6 @@ pub(crate) mod writer;
 
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod tier_test;
 
 use pagelith_io::signal::Signal;
 use pagelith_io::sync::{Arc, Mutex, PoisonError};

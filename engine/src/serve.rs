@@ -180,7 +180,7 @@ impl Server {
     fn event(&mut self, event: Event) -> std::result::Result<(), FormatError> {
         match event {
             Event::Frame(frame) => self.frame(frame)?,
-            Event::Landed { op, item, parts } => {
+            Event::Landed { op, item, parts, .. } => {
                 if let Some(Op::Put(put)) = self.ops.get_mut(&op) {
                     put.landed(item, parts);
                 }

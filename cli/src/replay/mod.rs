@@ -32,6 +32,7 @@ use self::source::Source;
 use crate::content::Content;
 use crate::exit::Verdict;
 use crate::fresh::FreshDir;
+use crate::peers::Address;
 use crate::settings::{Defaults, StoreFlags};
 
 /// Sizes that make the built-in workload use both tiers, and finish in seconds.
@@ -63,6 +64,9 @@ pub(crate) struct ReplayArgs {
     /// After N requests, drop the process's state without closing the store, reopen it and go on
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     reopen_at: Option<u64>,
+    /// A store process whose store is a tier behind this one's, as `pagelith serve` printed it; again for each further
+    #[arg(long, value_name = "tcp:HOST:PORT")]
+    remote: Vec<Address>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -83,7 +87,13 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
     let mut fresh = FreshDir::named("pagelith-replay");
     let config = args.store.resolve(DEFAULTS, &fresh.path().join("store"), &|_| {})?;
     fresh.make_for(config.ssd_dirs())?;
-    let plan = Plan { config, pages, content: Content::new(args.seed), reopen_at: args.reopen_at };
+    let plan = Plan {
+        config,
+        pages,
+        content: Content::new(args.seed),
+        reopen_at: args.reopen_at,
+        remote: args.remote.clone(),
+    };
     let (report, series) = run::replay(&plan, source)?;
     if args.json {
         println!("{}", serde_json::to_string(&report)?);

@@ -29,6 +29,7 @@ fn plan(model: &str, dir: &std::path::Path) -> Plan {
         pages: Pages::of_model("chat", SEED, &chosen).expect("pages"),
         content: Content::new(SEED),
         reopen_at: None,
+        remote: Vec::new(),
     }
 }
 

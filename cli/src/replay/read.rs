@@ -64,7 +64,7 @@ impl Harness<'_> {
             let cause = cause_of(&outcome);
             if cause.is_none() && page == course.hits {
                 course.hits += 1;
-                course.from_memory[page] = outcome.iter().all(is_from_memory);
+                course.from[page] = farthest(&outcome, Tier::Memory);
             }
             course.causes[page] = cause;
         }
@@ -85,7 +85,7 @@ impl Harness<'_> {
         let outcomes = self.read_units(live, &units, options)?;
         let whole = outcomes.iter().all(|outcome| cause_of(outcome).is_none());
         for (unit, outcome) in units.iter().zip(&outcomes) {
-            course.from_memory[unit.page] &= outcome.iter().all(is_from_memory);
+            course.from[unit.page] = farthest(outcome, course.from[unit.page]);
         }
         let kept = if whole { stop } else { 0 };
         self.tally.stops.dropped += u64::from(!whole);
@@ -176,9 +176,12 @@ fn cause_of(outcomes: &[GetOutcome]) -> Option<String> {
     })
 }
 
-fn is_from_memory(outcome: &GetOutcome) -> bool {
-    match outcome {
-        GetOutcome::Hit { tier, .. } => *tier == Tier::Memory,
-        GetOutcome::Miss(_) => false,
-    }
+/// The farthest tier that anything came from, at least `known`.
+fn farthest(outcomes: &[GetOutcome], known: Tier) -> Tier {
+    let place = |tier: &Tier| [Tier::Memory, Tier::Ssd, Tier::Remote].iter().position(|t| t == tier);
+    let tier = |outcome: &GetOutcome| match outcome {
+        GetOutcome::Hit { tier, .. } => Some(*tier),
+        GetOutcome::Miss(_) => None,
+    };
+    outcomes.iter().filter_map(tier).chain([known]).max_by_key(place).unwrap_or(known)
 }

@@ -10,7 +10,7 @@ use textplots::{Chart, LabelBuilder, LabelFormat, Plot, Shape, TickDisplay, Tick
 
 use super::pages::Pages;
 use super::series::{Series, Window};
-use super::tally::{GroupCounts, PoolCounts, StopCounts, Tally};
+use super::tally::{GroupCounts, PoolCounts, PrefixHits, StopCounts, Tally};
 
 /// What a replay found. The order of the fields is the order of the JSON keys.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -48,13 +48,6 @@ pub(crate) struct OfModel {
     pub(crate) stops: StopCounts,
 }
 
-/// Prefix hits in pages. A page is a DRAM hit if all of its objects came from memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct PrefixHits {
-    pub(crate) dram: u64,
-    pub(crate) ssd: u64,
-}
-
 /// How long get calls of up to 128 pages took, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct BatchMs {
@@ -82,13 +75,13 @@ pub(crate) struct Costs {
 
 impl Report {
     pub(crate) fn new(tally: &Tally, pages: &Pages, costs: Costs) -> Report {
-        let hits = tally.hits_dram + tally.hits_ssd;
+        let hits = tally.hits.dram + tally.hits.ssd + tally.hits.remote;
         let moved = tally.bytes_put + tally.bytes_got;
         let percentile = |share| millis(tally.get_batches.percentile(share));
         Report {
             requests: tally.requests,
             pages_requested: tally.pages_requested,
-            prefix_hits: PrefixHits { dram: tally.hits_dram, ssd: tally.hits_ssd },
+            prefix_hits: tally.hits,
             prefix_hit_ratio: ratio(hits as f64, tally.pages_requested as f64),
             misses: tally.misses.clone(),
             bytes_put: tally.bytes_put,
@@ -136,6 +129,7 @@ impl Report {
             ("pages requested", self.pages_requested.to_string()),
             ("prefix hits in DRAM", pages(self.prefix_hits.dram)),
             ("prefix hits on SSD", pages(self.prefix_hits.ssd)),
+            ("prefix hits at peers", pages(self.prefix_hits.remote)),
             ("prefix hit ratio", format!("{:.4}", self.prefix_hit_ratio)),
         ];
         let causes = self.misses.iter().map(|(cause, n)| (format!("misses: {cause}"), pages(*n)));
@@ -204,8 +198,10 @@ pub(crate) fn plot(series: &Series) -> String {
         return String::new();
     }
     let mut out = String::new();
-    for name in ["memory", "ssd"] {
-        let hits = |w: &Window| if name == "ssd" { w.ssd } else { w.dram };
+    let tiers: [(&str, fn(&Window) -> u64); 3] =
+        [("memory", |w| w.dram), ("ssd", |w| w.ssd), ("peers", |w| w.remote)];
+    let has_peers = series.windows().iter().any(|w| w.remote > 0);
+    for (name, hits) in tiers.into_iter().filter(|(name, _)| *name != "peers" || has_peers) {
         let share = |w: &Window| ratio(hits(w) as f64, w.pages as f64) as f32;
         let x = |i: usize| (i as u64 * series.width()) as f32;
         let points: Vec<(f32, f32)> =
@@ -253,8 +249,8 @@ mod tests {
 
     fn report() -> (Report, Tally) {
         let mut tally = Tally::new(1);
-        tally.request(10, 4, 1);
-        tally.request(10, 2, 0);
+        tally.request(10, PrefixHits { dram: 4, ssd: 1, remote: 0 });
+        tally.request(10, PrefixHits { dram: 2, ..PrefixHits::default() });
         for cause in ["absent", "absent", "damaged"] {
             tally.miss(cause);
         }
@@ -275,7 +271,7 @@ mod tests {
     #[test]
     fn the_json_has_the_agreed_keys_in_order() {
         let expected = concat!(
-            r#"{"requests":2,"pages_requested":20,"prefix_hits":{"dram":6,"ssd":1},"prefix_hit_ratio":0.35,"#,
+            r#"{"requests":2,"pages_requested":20,"prefix_hits":{"dram":6,"ssd":1,"remote":0},"prefix_hit_ratio":0.35,"#,
             r#""misses":{"absent":2,"damaged":1},"bytes_put":3000000,"bytes_to_device":3300000,"#,
             r#""write_amplification":1.1,"wrong_bytes":0,"partial_groups":0,"busy_waits":0,"get_gb_per_s":0.5,"#,
             r#""put_gb_per_s":1.0,"cpu_s_per_gb":0.25,"get_batch_ms":{"p50":2.0,"p99":2.0,"max":2.0},"#,
@@ -307,7 +303,7 @@ mod tests {
     #[test]
     fn one_request_is_no_plot() {
         let mut tally = Tally::new(1);
-        tally.request(1, 0, 0);
+        tally.request(1, PrefixHits::default());
         assert_eq!(plot(&tally.series), "");
     }
 }

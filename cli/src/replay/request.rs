@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use pagelith::layouts::ids::PrefixHash;
-use pagelith::{Done, Options, Session, Store, Ticket};
+use pagelith::{Done, Options, Session, Store, Ticket, Tier};
 
 use super::buffers::Buffers;
 use super::pages::Pages;
 use super::run::Plan;
-use super::tally::Tally;
+use super::tally::{PrefixHits, Tally};
 use crate::meter::Meter;
 
 /// Pages of a batch: what SGLang's HiCache asks its storage for at a time.
@@ -37,8 +37,8 @@ pub(super) struct Course {
     pub(super) causes: Vec<Option<String>>,
     /// Length of the prefix hit.
     pub(super) hits: usize,
-    /// One a page: whether all that was read of it came from memory.
-    pub(super) from_memory: Vec<bool>,
+    /// One a page: the farthest tier that something of it came from.
+    pub(super) from: Vec<Tier>,
 }
 
 /// Makes requests, and counts.
@@ -73,13 +73,13 @@ impl<'a> Harness<'a> {
         let request = live.store.begin_request();
         let options = Options { request: Some(request), ..Options::default() };
         let mut course =
-            Course { causes: vec![None; ids.len()], hits: 0, from_memory: vec![true; ids.len()] };
+            Course { causes: vec![None; ids.len()], hits: 0, from: vec![Tier::Memory; ids.len()] };
         let found = self.look_up(live, &hashes, options, &mut course)?;
         self.read_prefix(live, &hashes, &found, options, &mut course)?;
         self.write_rest(live, &hashes, options, &mut course)?;
-        let hits = course.hits as u64;
-        let from_memory = course.from_memory.iter().take(course.hits).filter(|m| **m).count() as u64;
-        self.tally.request(ids.len() as u64, from_memory, hits - from_memory);
+        let from = |tier| course.from.iter().take(course.hits).filter(|t| **t == tier).count() as u64;
+        let hits = PrefixHits { dram: from(Tier::Memory), ssd: from(Tier::Ssd), remote: from(Tier::Remote) };
+        self.tally.request(ids.len() as u64, hits);
         Ok(())
     }
 

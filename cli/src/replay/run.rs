@@ -14,6 +14,7 @@ use super::series::Series;
 use super::source::Source;
 use crate::content::Content;
 use crate::meter::rss_peak_bytes;
+use crate::peers::{self, Address};
 
 /// What to replay on.
 pub(crate) struct Plan {
@@ -21,6 +22,8 @@ pub(crate) struct Plan {
     pub(crate) pages: Pages,
     pub(crate) content: Content,
     pub(crate) reopen_at: Option<u64>,
+    /// Where the store's peers listen.
+    pub(crate) remote: Vec<Address>,
 }
 
 /// What the stores of a replay say, together: each counts from its own open.
@@ -97,7 +100,8 @@ pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Ser
 }
 
 fn open(plan: &Plan) -> anyhow::Result<Live> {
-    let store = Store::open(plan.config.clone()).context("cannot open the store")?;
+    let peers = peers::of(&plan.remote)?;
+    let store = Store::open_with_peers(plan.config.clone(), peers).context("cannot open the store")?;
     crate::said::opened(store.opened());
     let session = store.session().context("cannot begin a session")?;
     Ok(Live { session, store })

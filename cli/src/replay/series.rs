@@ -12,6 +12,8 @@ pub(crate) struct Window {
     pub(crate) dram: u64,
     /// Prefix hits on SSD.
     pub(crate) ssd: u64,
+    /// Prefix hits at peers.
+    pub(crate) remote: u64,
 }
 
 /// Windows of equal numbers of requests; the last may be shorter.
@@ -42,6 +44,7 @@ impl Series {
             last.pages += request.pages;
             last.dram += request.dram;
             last.ssd += request.ssd;
+            last.remote += request.remote;
         }
         self.filled += 1;
     }
@@ -52,6 +55,7 @@ impl Series {
                 pages: a.pages + b.pages,
                 dram: a.dram + b.dram,
                 ssd: a.ssd + b.ssd,
+                remote: a.remote + b.remote,
             })
         };
         self.windows = self.windows.chunks(2).map(sum).collect();
@@ -77,7 +81,7 @@ mod tests {
     fn merging_loses_nothing() {
         let mut series = Series::new();
         for n in 1..=1000 {
-            series.add(Window { pages: 3, dram: 2, ssd: n % 2 });
+            series.add(Window { pages: 3, dram: 2, ssd: n % 2, remote: 1 });
             let windows = series.windows();
             assert!(windows.len() <= WINDOWS_MAX, "n={n}");
             assert_eq!(windows.iter().map(|w| w.pages).sum::<u64>(), 3 * n);

@@ -8,6 +8,14 @@ use serde::Serialize;
 use super::series::{Series, Window};
 use crate::latency::Latencies;
 
+/// Prefix hits in pages, by the farthest tier that something of the page came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct PrefixHits {
+    pub(crate) dram: u64,
+    pub(crate) ssd: u64,
+    pub(crate) remote: u64,
+}
+
 /// Objects of one pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct PoolCounts {
@@ -56,10 +64,8 @@ pub(crate) struct Tally {
     pub(crate) requests: u64,
     /// Pages asked for.
     pub(crate) pages_requested: u64,
-    /// Prefix hits whose every object came from memory, in pages.
-    pub(crate) hits_dram: u64,
-    /// Other prefix hits, in pages.
-    pub(crate) hits_ssd: u64,
+    /// Prefix hits by tier.
+    pub(crate) hits: PrefixHits,
     /// Pages that were no prefix hit, by cause.
     pub(crate) misses: BTreeMap<String, u64>,
     /// Bytes of objects that the store took.
@@ -91,8 +97,7 @@ impl Tally {
         Tally {
             requests: 0,
             pages_requested: 0,
-            hits_dram: 0,
-            hits_ssd: 0,
+            hits: PrefixHits::default(),
             misses: BTreeMap::new(),
             bytes_put: 0,
             bytes_got: 0,
@@ -134,11 +139,13 @@ impl Tally {
     }
 
     /// Count a finished request of `pages` pages and its prefix hits by tier.
-    pub(crate) fn request(&mut self, pages: u64, dram: u64, ssd: u64) {
+    pub(crate) fn request(&mut self, pages: u64, hits: PrefixHits) {
         self.requests += 1;
         self.pages_requested += pages;
-        self.hits_dram += dram;
-        self.hits_ssd += ssd;
-        self.series.add(Window { pages, dram, ssd });
+        let PrefixHits { dram, ssd, remote } = hits;
+        self.hits.dram += dram;
+        self.hits.ssd += ssd;
+        self.hits.remote += remote;
+        self.series.add(Window { pages, dram, ssd, remote });
     }
 }

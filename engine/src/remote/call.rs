@@ -223,7 +223,6 @@ impl Call {
                 }
             }
             (Work::Number(asked, number), Answer::Number(said)) if *asked == verb => *number = Ok(*said),
-            (Work::Number(Verb::Flush, number), Answer::Flushed(said)) => *number = Ok(said.durable_objects),
             _ => return other("verb", format!("{verb:?}")),
         }
         Ok(())

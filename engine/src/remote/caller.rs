@@ -70,7 +70,7 @@ impl Caller {
         let op = self.next_op();
         let mut call = Call::get(token, deadline, items.iter().map(|item| (item.key, item.stretch())));
         for (i, w) in wanted.into_iter().enumerate() {
-            if let Err(parts) = self.link.expose(op, i as u32, w.parts) {
+            if let Err(parts) = self.link.expose(op, i as u32, 0, w.parts) {
                 call.take_back(i as u32, parts, false);
             }
         }
@@ -106,11 +106,6 @@ impl Caller {
     pub fn clear(&mut self, token: u64, namespace: NamespaceId, deadline: Mono) -> Result<()> {
         let ask = Ask::Clear(namespace);
         self.ask(Terms::default(), &ask, Call::number(token, deadline, Verb::Clear))
-    }
-
-    /// Make durable what was put; the number of objects that became so.
-    pub fn flush(&mut self, token: u64, deadline: Mono) -> Result<()> {
-        self.ask(Terms::default(), &Ask::Flush, Call::number(token, deadline, Verb::Flush))
     }
 
     fn ask(&mut self, terms: Terms, ask: &Ask<'_>, call: Call) -> Result<()> {
@@ -204,12 +199,12 @@ impl Caller {
     fn event(&mut self, event: Event) -> std::result::Result<(), FormatError> {
         match event {
             Event::Frame(frame) => self.frame(&frame)?,
-            Event::Landed { op, item, parts } => {
+            Event::Landed { op, item, parts, .. } => {
                 if let Some(call) = self.calls.get_mut(&op) {
                     call.take_back(item, parts, true);
                 }
             }
-            Event::Retracted { op, item, parts } => {
+            Event::Retracted { op, item, parts, .. } => {
                 if let Some(call) = self.calls.get_mut(&op) {
                     call.take_back(item, parts, false);
                 }

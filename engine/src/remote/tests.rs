@@ -214,7 +214,7 @@ fn bytes_that_change_on_the_way_are_not_stored() {
 }
 
 #[test]
-fn exists_remove_clear_and_flush_reach_the_store() {
+fn exists_remove_and_clear_reach_the_store() {
     let mut pair = Pair::new(Rights::all());
     let deadline = pair.clock.now().after(PATIENCE);
     for page in 0..3 {
@@ -230,8 +230,6 @@ fn exists_remove_clear_and_flush_reach_the_store() {
     pair.caller.clear(1, NAMESPACE, deadline).expect("room");
     assert!(matches_number(&pair.reply()));
     assert!(!pair.store.exists_batch(&[key(1, "k")], Options::default())[0]);
-    pair.caller.flush(1, deadline).expect("room");
-    assert!(matches_number(&pair.reply()));
 }
 
 fn matches_number(reply: &Reply) -> bool {
@@ -277,5 +275,5 @@ fn memory_comes_back_when_the_server_dies_or_the_time_is_up() {
     let Some((1, Reply::Get(got))) = replies.pop() else { panic!("no reply") };
     assert_eq!(got[0].outcome.as_ref().expect_err("a dead peer").kind, ErrorKind::Unavailable);
     assert_eq!((got[0].parts.len(), pair.caller.closed().is_some()), (2, true));
-    assert!(pair.caller.flush(1, pair.clock.now().after(PATIENCE)).is_err());
+    assert!(pair.caller.remove(1, &[key(1, "k")], pair.clock.now().after(PATIENCE)).is_err());
 }

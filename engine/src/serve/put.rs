@@ -184,7 +184,7 @@ impl PutOp {
         let mut pulls = Vec::with_capacity(parts.len());
         for (item, part) in objects.clone().zip(parts) {
             pulls.push(PullItem::new(item as u32, 0, part.len() as u64));
-            if link.expose(id, item as u32, vec![part]).is_err() {
+            if link.expose(id, item as u32, 0, vec![part]).is_err() {
                 link.retract(id);
                 return false;
             }

@@ -393,6 +393,11 @@ impl Oracle {
         self.objects[usize::from(oid)].versions.iter().any(|v| v.len as usize != len)
     }
 
+    /// Whether the object may be shorter than this.
+    pub fn may_be_shorter(&self, oid: Oid, len: usize) -> bool {
+        self.objects[usize::from(oid)].versions.iter().any(|v| (v.len as usize) < len)
+    }
+
     /// Whether the object was certainly there since `start`.
     pub fn is_certain(&self, oid: Oid, start: u32) -> bool {
         self.objects[usize::from(oid)].certain <= start

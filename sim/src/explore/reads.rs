@@ -1,5 +1,6 @@
 //! The operations that read, and what is made of their answers.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use pagelith::{
@@ -13,6 +14,29 @@ use super::memory::Shape;
 use super::objects::{self, NAMESPACES, Oid, PAGES, PageKind, key};
 use super::report::FindingKind;
 use super::run::Run;
+
+/// What a get asked for of an object.
+pub(super) enum Asked {
+    /// All of it, taken to be so long.
+    Whole(usize),
+    Range(Range<usize>),
+}
+
+impl Asked {
+    fn len(&self) -> usize {
+        match self {
+            Asked::Whole(len) => *len,
+            Asked::Range(range) => range.len(),
+        }
+    }
+
+    fn whole(&self) -> Option<usize> {
+        match self {
+            Asked::Whole(len) => Some(*len),
+            Asked::Range(_) => None,
+        }
+    }
+}
 
 impl Run<'_> {
     /// A page; half of the time one of a few.
@@ -167,7 +191,11 @@ impl Run<'_> {
             }
             let from = get.from;
             let pieces = get.target.pieces().map(move |(at, bytes)| (from + at, bytes));
-            let no = self.answered(get.oid, start, get.len, get.whole, &outcome, pieces);
+            let asked = match get.whole {
+                Some(len) => Asked::Whole(len),
+                None => Asked::Range(get.from..get.from + get.len),
+            };
+            let no = self.answered(get.oid, start, &asked, &outcome, pieces);
             seen.push((no, outcome));
             if !self.memory.rest(get.target) {
                 self.find(FindingKind::Memory, "memory of a get that was over changed");
@@ -183,8 +211,7 @@ impl Run<'_> {
         &mut self,
         oid: Oid,
         start: u32,
-        len: usize,
-        whole: Option<usize>,
+        asked: &Asked,
         outcome: &Result<GetOutcome>,
         pieces: impl Iterator<Item = (usize, &'a [u8])> + Clone,
     ) -> Option<u32> {
@@ -195,10 +222,10 @@ impl Run<'_> {
                 self.fold(*bytes ^ (u64::from(*tier == Tier::Ssd) << 40));
                 self.sums.reads_checked += 1;
                 self.sums.bytes_checked += bytes;
-                if *bytes != len as u64 {
+                if *bytes != asked.len() as u64 {
                     self.find(FindingKind::Wrong, format!("a hit of another length oid={oid} bytes={bytes}"));
                 }
-                let answer = self.oracle.hit(oid, start, pieces, whole);
+                let answer = self.oracle.hit(oid, start, pieces, asked.whole());
                 let seen = self.judge(answer)?;
                 self.sums.returned += u64::from(seen.returned);
                 self.fold(u64::from(seen.no));
@@ -229,8 +256,11 @@ impl Run<'_> {
             Err(error) => {
                 self.fold(error.kind as u64 ^ 0x1e44);
                 let invalid = error.kind == pagelith::ErrorKind::Invalid;
-                let asked = whole.unwrap_or(len);
-                let known = self.plan.setup.constant || self.oracle.may_have_another_length(oid, asked);
+                let fits_not = match asked {
+                    Asked::Whole(len) => self.oracle.may_have_another_length(oid, *len),
+                    Asked::Range(range) => self.oracle.may_be_shorter(oid, range.end),
+                };
+                let known = self.plan.setup.constant || fits_not;
                 if !(invalid && known) {
                     self.excuse("get", error);
                 }
@@ -294,7 +324,7 @@ impl Run<'_> {
         self.oracle.tick();
         for ((oid, buffer), outcome) in oids.iter().zip(&buffers).zip(outcomes.into_iter().flatten()) {
             let len = buffer.len();
-            self.answered(*oid, start, len, Some(len), &outcome, std::iter::once((0, &buffer[..])));
+            self.answered(*oid, start, &Asked::Whole(len), &outcome, std::iter::once((0, &buffer[..])));
         }
     }
 

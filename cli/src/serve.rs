@@ -1,0 +1,98 @@
+//! `pagelith serve`: a store that other processes of this host ask over TCP.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use pagelith::Store;
+use pagelith::config::Size;
+use pagelith::io::staging::StagingPool;
+use pagelith::io::system::{SystemClock, SystemEntropy};
+use pagelith::serve::Server;
+use pagelith::transport::handshake::Admission;
+use pagelith::transport::limits::Limits;
+use pagelith::transport::link::Link;
+use pagelith::transport::rights::Rights;
+use pagelith::transport::tcp::{Arrival, Listen, Listener};
+
+use crate::exit::Verdict;
+use crate::fresh::FreshDir;
+use crate::peers::{Address, offer};
+use crate::settings::{Defaults, StoreFlags};
+
+/// How long the listener and idle links wait at a time; a signal is noticed within it.
+const WAIT: Duration = Duration::from_millis(100);
+const DEFAULTS: Defaults = Defaults { dram: Size::mib(256), ssd: Size::ZERO };
+const TRANSFER_DEFAULT: Size = Size::mib(64);
+
+/// Serve a store to other processes of this host.
+///
+/// Prints `listening tcp:HOST:PORT` once it takes connections. Whoever can connect may read, write and remove
+/// everything, so the address must be loopback. SIGTERM and SIGINT flush the store and end it.
+#[derive(Args, Debug)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    store: StoreFlags,
+    /// Where to listen; port 0 for any that is free
+    #[arg(long, value_name = "tcp:HOST:PORT", default_value = "tcp:127.0.0.1:7411")]
+    listen: Address,
+    /// Bytes of memory for objects on their way in and out, of all connections together
+    #[arg(long, value_name = "SIZE", default_value_t = TRANSFER_DEFAULT)]
+    transfer: Size,
+}
+
+pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::flag::register(signal, stop.clone()).context("cannot take signals")?;
+    }
+    let mut fresh = FreshDir::named("pagelith-serve");
+    let config = args.store.resolve(DEFAULTS, &fresh.path().join("store"), &|_| {})?;
+    fresh.make_for(config.ssd_dirs())?;
+    let store = Store::open(config).context("cannot open the store")?;
+    crate::said::opened(store.opened());
+    let staging = StagingPool::new(args.transfer.bytes() as usize).context("no memory --transfer")?;
+    let listen = Listen {
+        address: args.listen.0,
+        admission: Admission::Connection(Rights::all()),
+        beyond_this_host: false,
+    };
+    let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
+    let mut listener =
+        Listener::new(&listen, offer(), entropy, clock, Limits::default()).context("cannot listen")?;
+    println!("listening {}", Address(listener.address()));
+    std::thread::scope(|scope| {
+        let mut arrivals = Vec::new();
+        while !stop.load(Ordering::Relaxed) {
+            listener.wait(&mut arrivals, WAIT);
+            for arrival in arrivals.drain(..) {
+                match arrival {
+                    Arrival::Link(link) => {
+                        let (store, staging, stop) = (&store, staging.clone(), &stop);
+                        scope.spawn(move || attend(store, link, staging, stop));
+                    }
+                    Arrival::Refused { peer, why } => eprintln!("refused peer={peer}: {why}"),
+                }
+            }
+        }
+    });
+    let flushed = store.close().context("cannot close the store")?;
+    eprintln!("closed durable_objects={} lost_objects={}", flushed.durable_objects, flushed.lost_objects);
+    Ok(Verdict::Fine)
+}
+
+/// Serve one client until it leaves or the process is told to end.
+fn attend(store: &Store, link: Box<dyn Link>, staging: StagingPool, stop: &AtomicBool) {
+    let peer = link.facts().peer.clone();
+    eprintln!("serving peer={peer}");
+    let mut server = match Server::new(store, link, staging) {
+        Ok(server) => server,
+        Err(error) => return eprintln!("cannot serve peer={peer}: {error}"),
+    };
+    while server.closed().is_none() && !stop.load(Ordering::Relaxed) {
+        server.wait(WAIT);
+    }
+    server.close();
+}
