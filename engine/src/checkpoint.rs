@@ -169,16 +169,18 @@ impl Flusher {
         } else if to == homes {
             if let Some(c) = self.checkpoint.as_mut() {
                 c.sync_asked = true;
+                let serial = c.serial;
+                self.sync_for(Purpose::Checkpoint(serial));
             }
-            self.sync_for(Purpose::Checkpoint);
         }
         true
     }
 
-    /// What was found behind the position while copying is durable: the snapshot may be completed.
-    pub(crate) fn checkpoint_synced(&mut self, ok: bool) {
+    /// What was found behind the position while copying is durable: the snapshot may be completed. The sync may be that
+    /// of one that failed meanwhile, whose successor has not copied everything yet.
+    pub(crate) fn checkpoint_synced(&mut self, serial: u64, ok: bool) {
         let next = self.shared.lock().sequence;
-        let Some(c) = self.checkpoint.as_mut() else { return };
+        let Some(c) = self.checkpoint.as_mut().filter(|c| c.serial == serial) else { return };
         let finished = if ok { c.writer.finish(next, c.clean) } else { Ok(()) };
         match finished {
             Ok(()) if ok => {}

@@ -142,7 +142,7 @@ impl Flusher {
             .iter()
             .filter(|(_, purpose)| match purpose {
                 Purpose::Flush(_) => true,
-                Purpose::Tombstones(_) | Purpose::Reclaim | Purpose::Checkpoint => false,
+                Purpose::Tombstones(_) | Purpose::Reclaim | Purpose::Checkpoint(_) => false,
             })
             .map(|(id, _)| *id)
             .collect();
@@ -237,7 +237,7 @@ impl Flusher {
                 self.shared.lock().answer(id, answer("remove"));
             }
             Purpose::Reclaim => self.reclaim_synced(ok),
-            Purpose::Checkpoint => self.checkpoint_synced(ok),
+            Purpose::Checkpoint(serial) => self.checkpoint_synced(serial, ok),
         }
     }
 

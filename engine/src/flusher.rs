@@ -67,7 +67,7 @@ pub(crate) enum Purpose {
     Flush(u64),
     Tombstones(u64),
     Reclaim,
-    Checkpoint,
+    Checkpoint(u64),
 }
 
 pub(crate) struct Flusher {
