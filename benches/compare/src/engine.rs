@@ -1,0 +1,113 @@
+//! A round of a store in this process.
+
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+
+use crate::cost::{Cost, Phase};
+use crate::peer::{Manner, Peer, Round, Setup, Side};
+use crate::rng::shuffled;
+
+/// Opens a store in an empty directory.
+pub(crate) type Open = fn(&Setup) -> anyhow::Result<Box<dyn Peer>>;
+
+/// A store that takes part.
+pub(crate) struct Engine {
+    pub(crate) name: &'static str,
+    pub(crate) open: Open,
+    pub(crate) manner: Manner,
+    /// Whether the engine verifies values, so that a glance is enough while the clock runs.
+    pub(crate) verifies: bool,
+    pub(crate) setup: Setup,
+}
+
+impl Side for Engine {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn manner(&self) -> Manner {
+        self.manner.clone()
+    }
+
+    fn round(&mut self, number: u32) -> anyhow::Result<Round> {
+        empty(&self.setup.dir)?;
+        let mut peer = (self.open)(&self.setup).context("cannot open")?;
+        let put = self.put(peer.as_mut()).context("cannot put")?;
+        let begun = Instant::now();
+        peer.reopen().context("cannot open again")?;
+        let reopen_s = begun.elapsed().as_secs_f64();
+        drop_page_cache()?;
+        self.setup.check.every_byte(!self.verifies);
+        let get = self.get(peer.as_mut(), number).context("cannot get")?;
+        if self.verifies && number == 0 {
+            // Once without the clock: an engine's word is not enough.
+            self.setup.check.every_byte(true);
+            self.get(peer.as_mut(), number).context("cannot get")?;
+        }
+        drop(peer);
+        empty(&self.setup.dir)?;
+        let (wrong, absent) = self.setup.check.take();
+        Ok(Round { put, get, reopen_s, wrong, absent })
+    }
+}
+
+impl Engine {
+    fn put(&self, peer: &mut dyn Peer) -> anyhow::Result<Phase> {
+        let work = &self.setup.work;
+        let mut cost = Cost::begin();
+        for first in (0..work.objects).step_by(work.batch) {
+            let begun = Instant::now();
+            peer.put_batch(first..first + work.batch as u64)?;
+            cost.batch(begun.elapsed());
+        }
+        peer.sync()?;
+        Ok(cost.end(work.bytes()))
+    }
+
+    fn get(&self, peer: &mut dyn Peer, round: u32) -> anyhow::Result<Phase> {
+        let work = &self.setup.work;
+        let order = shuffled(work.objects, work.seed ^ u64::from(round + 1));
+        let mut waiting = order.chunks(work.batch);
+        let (mut under_way, most) = (0, peer.batches_in_flight());
+        let mut cost = Cost::begin();
+        loop {
+            while under_way < most
+                && let Some(batch) = waiting.next()
+            {
+                peer.begin_get(batch.to_vec())?;
+                under_way += 1;
+            }
+            if under_way == 0 {
+                break;
+            }
+            cost.batch(peer.end_get()?);
+            under_way -= 1;
+        }
+        Ok(cost.end(work.bytes()))
+    }
+}
+
+/// Make the directory anew.
+pub(crate) fn empty(dir: &Path) -> anyhow::Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    fs::create_dir_all(dir)?;
+    // What is removed is the next side's to write over; let it be gone.
+    rustix::fs::syncfs(fs::File::open(dir)?)?;
+    Ok(())
+}
+
+/// Whatever was written or read: the next read of it asks the device.
+pub(crate) fn drop_page_cache() -> anyhow::Result<()> {
+    const CONTROL: &str = "/proc/sys/vm/drop_caches";
+    rustix::fs::sync();
+    if fs::write(CONTROL, "1").is_err() {
+        bail!("reads would not be cold: {CONTROL} cannot be written, which root may");
+    }
+    Ok(())
+}
