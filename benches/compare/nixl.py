@@ -72,6 +72,7 @@ class Side:
         fill(self.contents, object_bytes, seed)
         self.sums = [xxhash.xxh3_128_digest(self.object(self.contents, n)) for n in range(objects)]
         self.room = aligned(object_bytes * batch * depth)
+        self.room.fill(1)  # To fault in the destinations is no part of a get.
         self.agent = nixl_agent("compare", nixl_agent_config(backends=[]))
         self.agent.create_backend("POSIX", {"use_uring": "true"})
         self.memory = [self.register(m) for m in (self.contents, self.room)]

@@ -50,7 +50,7 @@ impl Side for Engine {
         drop(peer);
         empty(&self.setup.dir)?;
         let (wrong, absent) = self.setup.check.take();
-        Ok(Round { put, get, reopen_s, wrong, absent })
+        Ok(Round { put, get, reopen_s, values: self.setup.work.objects, wrong, absent })
     }
 }
 

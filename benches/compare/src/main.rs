@@ -12,6 +12,7 @@ mod cost;
 mod engine;
 mod peer;
 mod peers;
+mod pool;
 mod readers;
 mod result;
 mod rng;

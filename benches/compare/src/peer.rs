@@ -63,6 +63,8 @@ pub(crate) struct Round {
     pub(crate) get: Phase,
     /// Seconds from durable to open again.
     pub(crate) reopen_s: f64,
+    /// Values that came back or should have.
+    pub(crate) values: u64,
     /// Values that were not what was put.
     pub(crate) wrong: u64,
     /// Values that were not there.

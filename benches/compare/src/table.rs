@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use crate::cost::Phase;
 use crate::peer::{Manner, Round};
 use crate::result::Line;
 use crate::work::shown_size;
@@ -40,55 +41,83 @@ pub(crate) fn of_lines(lines: &str) -> anyhow::Result<String> {
             }
         }
     }
-    for (bytes, mut size) in sizes {
+    for size in sizes.values_mut() {
         size.sides.sort_by_key(|(name, ..)| (name != OURS, name != LIMIT));
-        write_size(&mut out, bytes, &size)?;
     }
+    write_phase(&mut out, "Gets", &sizes, |r| &r.get)?;
+    write_phase(&mut out, "Puts", &sizes, |r| &r.put)?;
+    write_sides(&mut out, &sizes)?;
     Ok(out)
 }
 
-fn write_size(out: &mut String, bytes: usize, size: &Size) -> anyhow::Result<()> {
-    writeln!(out, "### {}\n", shown_size(bytes))?;
+/// A row for each size and side.
+fn write_phase(
+    out: &mut String,
+    what: &str,
+    sizes: &BTreeMap<usize, Size>,
+    phase: fn(&Round) -> &Phase,
+) -> anyhow::Result<()> {
+    writeln!(out, "### {what}\n")?;
     writeln!(
         out,
-        "| side | get GB/s | of fio | Pagelith's to it | CPU-s/GB | to Pagelith's | p50 us | p99 us | put GB/s | \
-         Pagelith's to it | CPU-s/GB | open s | wrong, absent | in flight | verified by |"
+        "| object | side | GB/s | of fio's | Pagelith's to it | CPU-s/GB | Pagelith's to it | p50 us | p99 us |"
     )?;
-    writeln!(out, "| --- |{}--- | --- |", " ---: |".repeat(12))?;
-    let of = |name: &str| size.sides.iter().find(|(side, ..)| side == name).map(|(_, _, rounds)| rounds);
-    let (ours, limit) = (of(OURS), of(LIMIT));
-    for (name, manner, rounds) in &size.sides {
-        let figure = |f: fn(&Round) -> f64| median(rounds.values().map(f));
-        let to_limit = ratio(Some(rounds), limit, |r| r.get.gb_per_s);
-        let get = ratio(ours, Some(rounds), |r| r.get.gb_per_s);
-        let cpu = ratio(Some(rounds), ours, |r| r.get.cpu_s_per_gb);
-        let put = ratio(ours, Some(rounds), |r| r.put.gb_per_s);
-        let count = |f: fn(&Round) -> u64| rounds.values().map(f).sum::<u64>();
-        let (wrong, absent) = (count(|r| r.wrong), count(|r| r.absent));
-        let cache = if manner.page_cache { ", page cache" } else { "" };
-        writeln!(
-            out,
-            "| {name} | {:.2} | {} | {} | {:.3} | {} | {:.0} | {:.0} | {:.2} | {} | {:.3} | {:.2} | {wrong}, {absent} \
-             | {}{cache} | {} |",
-            figure(|r| r.get.gb_per_s),
-            shown(to_limit),
-            shown(get),
-            figure(|r| r.get.cpu_s_per_gb),
-            shown(cpu),
-            figure(|r| r.get.p50_us),
-            figure(|r| r.get.p99_us),
-            figure(|r| r.put.gb_per_s),
-            shown(put),
-            figure(|r| r.put.cpu_s_per_gb),
-            figure(|r| r.reopen_s),
-            manner.in_flight,
-            manner.verified_by,
-        )?;
-    }
-    for (side, why) in &size.skipped {
-        writeln!(out, "| {side} | skipped: {why} |{}", " |".repeat(13))?;
+    writeln!(out, "| ---: | --- |{}", " ---: |".repeat(7))?;
+    for (bytes, size) in sizes {
+        let of = |name: &str| size.sides.iter().find(|(side, ..)| side == name).map(|(_, _, rounds)| rounds);
+        for (name, _, rounds) in &size.sides {
+            let figure = |f: fn(&Phase) -> f64| median(rounds.values().map(|r| f(phase(r))));
+            let to = |top, bottom, f: fn(&Phase) -> f64| shown(ratio(top, bottom, |r| f(phase(r))));
+            writeln!(
+                out,
+                "| {} | {name} | {:.2} | {} | {} | {:.3} | {} | {:.0} | {:.0} |",
+                shown_size(*bytes),
+                figure(|p| p.gb_per_s),
+                to(Some(rounds), of(LIMIT), |p| p.gb_per_s),
+                to(of(OURS), Some(rounds), |p| p.gb_per_s),
+                figure(|p| p.cpu_s_per_gb),
+                to(of(OURS), Some(rounds), |p| p.cpu_s_per_gb),
+                figure(|p| p.p50_us),
+                figure(|p| p.p99_us),
+            )?;
+        }
     }
     writeln!(out)?;
+    Ok(())
+}
+
+/// What does not change with the size: how each works, the longest that it took to open again, what was wrong.
+fn write_sides(out: &mut String, sizes: &BTreeMap<usize, Size>) -> anyhow::Result<()> {
+    writeln!(out, "| side | in flight | verified by | values | wrong | absent | open again, ms at most |")?;
+    writeln!(out, "| --- | --- | --- | ---: | ---: | ---: | ---: |")?;
+    let mut names: Vec<&str> = Vec::new();
+    for (name, ..) in sizes.values().flat_map(|size| &size.sides) {
+        if !names.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    for name in names {
+        let all = || sizes.values().flat_map(|size| &size.sides).filter(|(side, ..)| side == name);
+        let rounds = || all().flat_map(|(_, _, rounds)| rounds.values());
+        let count = |f: fn(&Round) -> u64| rounds().map(f).sum::<u64>();
+        let Some((_, manner, _)) = all().next() else { continue };
+        let cache = if manner.page_cache { ", through the page cache" } else { "" };
+        writeln!(
+            out,
+            "| {name} | {}{cache} | {} | {} | {} | {} | {:.0} |",
+            manner.in_flight,
+            manner.verified_by,
+            count(|r| r.values),
+            count(|r| r.wrong),
+            count(|r| r.absent),
+            rounds().map(|r| r.reopen_s * 1e3).fold(0.0, f64::max),
+        )?;
+    }
+    let mut skipped: Vec<&(String, String)> = sizes.values().flat_map(|size| &size.skipped).collect();
+    skipped.dedup();
+    for (side, why) in skipped {
+        writeln!(out, "| {side} | skipped: {why} |{}", " |".repeat(5))?;
+    }
     Ok(())
 }
 
@@ -96,7 +125,7 @@ fn write_size(out: &mut String, bytes: usize, size: &Size) -> anyhow::Result<()>
 fn ratio(
     top: Option<&BTreeMap<u32, Round>>,
     bottom: Option<&BTreeMap<u32, Round>>,
-    f: fn(&Round) -> f64,
+    f: impl Fn(&Round) -> f64,
 ) -> Option<f64> {
     let (top, bottom) = (top?, bottom?);
     let ratios = top.iter().filter_map(|(round, of)| Some(f(of) / f(bottom.get(round)?)));
@@ -120,12 +149,11 @@ fn shown(ratio: Option<f64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::Phase;
 
     fn rounds(gb: &[f64]) -> BTreeMap<u32, Round> {
         let round = |gb_per_s: f64| {
             let get = Phase { gb_per_s, ..Phase::default() };
-            Round { put: Phase::default(), get, reopen_s: 0.0, wrong: 0, absent: 0 }
+            Round { put: Phase::default(), get, reopen_s: 0.0, values: 1, wrong: 0, absent: 0 }
         };
         (0..).zip(gb.iter().map(|gb| round(*gb))).collect()
     }
@@ -161,8 +189,11 @@ mod tests {
         let lines = [line("foyer"), line("fio"), line("pagelith"), serde_json::to_string(&skipped).unwrap()];
         let table = of_lines(&lines.join("\n")).unwrap();
         let at = |what: &str| table.find(what).unwrap();
-        assert!(at("### 64 KiB") < at("| pagelith |"), "{table}");
-        assert!(at("| pagelith |") < at("| fio |") && at("| fio |") < at("| foyer |"), "{table}");
+        let first = at("| 64 KiB | pagelith | 1.00 | 1.00 |");
+        assert!(
+            first < at("| 64 KiB | fio |") && at("| 64 KiB | fio |") < at("| 64 KiB | foyer |"),
+            "{table}"
+        );
         assert!(table.contains("| nixl | skipped: it is not here |"), "{table}");
     }
 }

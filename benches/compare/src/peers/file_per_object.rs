@@ -8,11 +8,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context;
-use pagelith::AlignedBuf;
+use anyhow::{Context, bail};
 use rustix::fs::OFlags;
 
 use crate::peer::{Peer, Setup};
+use crate::pool::touched;
 use crate::readers::Readers;
 
 /// Files that are written at a time.
@@ -77,12 +77,12 @@ impl Peer for FilePerObject {
 
     fn reopen(&mut self) -> anyhow::Result<()> {
         let setup = &self.setup;
-        let buffer = || AlignedBuf::new(setup.work.object_bytes).context("no memory for an object");
-        buffer()?;
         self.readers = Some(Readers::start(setup.work.threads, || {
-            let (mut buffer, check, dir) = (buffer().ok(), setup.check.clone(), setup.dir.clone());
+            let (mut memory, len) = (touched(1, setup.work.object_bytes), setup.work.object_bytes);
+            let (check, dir) = (setup.check.clone(), setup.dir.clone());
             move |number| {
-                let buffer = buffer.as_mut().context("no memory for an object")?;
+                let Ok(memory) = &mut memory else { bail!("no memory for a value") };
+                let buffer = &mut memory[..len];
                 options().read(true).open(path(&dir, number))?.read_exact(buffer)?;
                 check.value(number, buffer);
                 Ok(())

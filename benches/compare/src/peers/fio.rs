@@ -1,7 +1,9 @@
 //! fio, the limit: one large file, O_DIRECT, io_uring. Writes are of 1 MiB, eight in flight; reads are of an object each,
-//! as many in flight as the batches in flight have, every place once. Times are of single transfers, CPU is what fio says
+//! as many in flight as the batches in flight have, every place once, into registered memory (what is not registered it
+//! would fault in while its clock runs) of huge pages. Times are of single transfers, CPU is what fio says
 //! of its job, and nobody looks at the bytes.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -18,6 +20,38 @@ pub(super) const NAME: &str = "fio";
 pub(super) struct Fio {
     work: Work,
     dir: PathBuf,
+    huge: Option<HugePages>,
+}
+
+/// Huge pages for its memory, reserved while it takes part.
+struct HugePages {
+    before: u64,
+}
+
+/// How many of them the kernel has reserved.
+const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
+/// Bytes of one, on x86-64 and most arm64.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+impl HugePages {
+    /// `None` where the kernel does not give them.
+    fn reserve(bytes: usize) -> Option<HugePages> {
+        let reserved = || fs::read_to_string(RESERVED).ok()?.trim().parse::<u64>().ok();
+        let before = reserved()?;
+        // Two more: it rounds up.
+        let wanted = before + bytes.div_ceil(HUGE_PAGE_BYTES) as u64 + 2;
+        fs::write(RESERVED, wanted.to_string()).ok()?;
+        let pages = HugePages { before };
+        (reserved()? >= wanted).then_some(pages)
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        if let Err(error) = fs::write(RESERVED, self.before.to_string()) {
+            eprintln!("huge pages stay reserved: {error} file={RESERVED} before={}", self.before);
+        }
+    }
 }
 
 impl Fio {
@@ -26,14 +60,19 @@ impl Fio {
         if !found.is_ok_and(|out| out.status.success()) {
             bail!("it is not installed");
         }
-        Ok(Box::new(Fio { work: *work, dir: dir.join(NAME) }))
+        let huge = HugePages::reserve(work.batch * work.depth * work.object_bytes);
+        Ok(Box::new(Fio { work: *work, dir: dir.join(NAME), huge }))
     }
 
     fn job(&self, direction: &str, block: usize, in_flight: usize, more: &[String]) -> anyhow::Result<Phase> {
         let mut fio = Command::new("fio");
         fio.arg("--name=limit").arg(format!("--filename={}", self.dir.join("data").display()));
         fio.arg(format!("--size={}", self.work.bytes())).arg(format!("--bs={block}"));
-        fio.arg(format!("--iodepth={in_flight}")).args(["--ioengine=io_uring", "--direct=1"]);
+        fio.arg(format!("--iodepth={in_flight}")).args([
+            "--ioengine=io_uring",
+            "--direct=1",
+            "--fixedbufs=1",
+        ]);
         fio.arg("--output-format=json").args(more);
         let out = fio.output().context("fio does not start")?;
         if !out.status.success() {
@@ -66,7 +105,8 @@ impl Side for Fio {
     }
 
     fn manner(&self) -> Manner {
-        let in_flight = format!("{} reads", self.work.batch * self.work.depth);
+        let pages = if self.huge.is_some() { "huge pages" } else { "pages of 4 KiB" };
+        let in_flight = format!("{} reads into {pages}", self.work.batch * self.work.depth);
         Manner { in_flight, verified_by: "nobody".to_owned(), page_cache: false }
     }
 
@@ -79,7 +119,7 @@ impl Side for Fio {
         let in_flight = self.work.batch * self.work.depth;
         let get = self.job("read", self.work.object_bytes, in_flight, &seed)?;
         empty(&self.dir)?;
-        Ok(Round { put, get, reopen_s: 0.0, wrong: 0, absent: 0 })
+        Ok(Round { put, get, reopen_s: 0.0, values: 0, wrong: 0, absent: 0 })
     }
 }
 

@@ -19,7 +19,7 @@ use crate::peer::{Peer, Setup};
 /// What its memory cache may hold. Objects that were read push each other out.
 const MEMORY_BYTES: usize = 1 << 20;
 /// What its flusher may hold. What is over that it drops in silence, so that the harness must wait for it.
-const FLUSHER_BYTES: usize = 256 << 20;
+const FLUSHER_BYTES: usize = 64 << 20;
 /// Four of 16 MiB would hold three objects of 4 MiB each.
 const BLOCK_BYTES: usize = 64 << 20;
 

@@ -93,7 +93,14 @@ impl Side for Nixl {
         drop_page_cache()?;
         let got = self.ask(&format!("get {number}"))?;
         empty(&self.dir)?;
-        Ok(Round { put, get: got.phase, reopen_s: 0.0, wrong: got.wrong, absent: 0 })
+        Ok(Round {
+            put,
+            get: got.phase,
+            reopen_s: 0.0,
+            values: self.work.objects,
+            wrong: got.wrong,
+            absent: 0,
+        })
     }
 }
 

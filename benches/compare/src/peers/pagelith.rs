@@ -1,7 +1,10 @@
-//! Pagelith, embedded, as an application would: one session, four batches in flight, no DRAM tier.
+//! Pagelith, embedded, as an application would have it: one session, batches in flight, values straight into the
+//! application's own memory, no DRAM tier.
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -16,10 +19,11 @@ use pagelith::{
 };
 
 use crate::peer::{Peer, Setup};
+use crate::pool::touched;
 use crate::rng::mix;
 
-/// The least that the store gets: its segments are a share of it, and hold the largest object then.
-const SSD_BYTES_MIN: u64 = 1 << 30;
+/// Its write buffer is two segments: as little memory as the others have for what is on its way to the disk.
+const SEGMENT_BYTES: u64 = 32 << 20;
 /// Longer than any of the store's own deadlines.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -27,17 +31,37 @@ struct Pagelith {
     setup: Setup,
     first: ObjectKey,
     open: Option<(Store, Session)>,
-    buffers: Vec<AlignedBuf>,
-    under_way: VecDeque<(Ticket, Instant, Vec<u64>)>,
+    /// Where values go, its start, and the slots that are free. Nothing else has this memory: whoever reads a value
+    /// reads it through its destination.
+    memory: Arc<AlignedBuf>,
+    start: NonNull<u8>,
+    slots: Vec<usize>,
+    under_way: VecDeque<Batch>,
+}
+
+/// A batch of gets: when it was begun, and which object each slot is for.
+struct Batch {
+    ticket: Ticket,
+    begun: Instant,
+    taken: Vec<(u64, usize)>,
 }
 
 pub(super) fn open(setup: &Setup) -> anyhow::Result<Box<dyn Peer>> {
     let namespace = Namespace { model: "compare".to_owned(), ..Namespace::default() }.id();
     let first = ObjectKey::new(namespace, PrefixHash([0; 32]), Role::Target, "kv", "kv", Shard::Whole);
-    let buffer = |_| AlignedBuf::new(setup.work.object_bytes).context("no memory for a batch");
-    let buffers = (0..setup.work.batch * setup.work.depth).map(buffer).collect::<Result<_, _>>()?;
     let first = first.context("a key")?;
-    let mut peer = Pagelith { setup: setup.clone(), first, open: None, buffers, under_way: VecDeque::new() };
+    let slots = setup.work.batch * setup.work.depth;
+    let mut memory = touched(slots, setup.work.object_bytes)?;
+    let start = NonNull::from(&mut memory[..]).cast();
+    let mut peer = Pagelith {
+        setup: setup.clone(),
+        first,
+        open: None,
+        start,
+        memory: Arc::new(memory),
+        slots: (0..slots).collect(),
+        under_way: VecDeque::new(),
+    };
     peer.open()?;
     Ok(Box::new(peer))
 }
@@ -46,11 +70,11 @@ impl Pagelith {
     fn open(&mut self) -> anyhow::Result<()> {
         let work = &self.setup.work;
         let mut config = Config::default();
-        config.dram.promote = Promote::Never;
+        (config.dram.bytes, config.dram.promote) = (Size::ZERO, Promote::Never);
         // Each object has a header, of large ones the last does not fit into a segment, and some segments stay free.
-        let room = work.objects * (work.object_bytes as u64 + 4096) / 8 * 12 + (64 << 20);
-        let room = room.max(SSD_BYTES_MIN).next_multiple_of(1 << 20);
-        config.ssd.bytes = Size::from_bytes(room);
+        let room = work.objects * (work.object_bytes as u64 + 4096) / 8 * 12 + 8 * SEGMENT_BYTES;
+        config.ssd.bytes = Size::from_bytes(room.next_multiple_of(1 << 20));
+        config.ssd.segment_bytes = Some(Size::from_bytes(SEGMENT_BYTES));
         config.ssd.dirs = vec![self.setup.dir.clone()];
         config.index.max_objects = Some((2 * work.objects).max(65_536));
         let store = Store::open(config.validate(&Facts::of_this_machine()?)?)?;
@@ -65,6 +89,15 @@ impl Pagelith {
             *word = mix(number ^ salt << 56).to_le_bytes();
         }
         self.first.on_page(PrefixHash(hash))
+    }
+
+    fn destination(&self, slot: usize) -> Destination {
+        let len = self.setup.work.object_bytes;
+        // A slot beyond the memory would be a bug of this file; it is caught here, not by the kernel.
+        assert!((slot + 1) * len <= self.memory.len());
+        // SAFETY: inside the memory, initialised, aligned to nothing that matters; the slot was taken from the free ones
+        // and comes back when the get is done, so that nothing else reads or writes it; the Arc keeps it mapped.
+        unsafe { Destination::borrowed(&[(self.start.add(slot * len), len)], Some(self.memory.clone())) }
     }
 
     fn parts(&mut self) -> anyhow::Result<&mut (Store, Session)> {
@@ -103,28 +136,32 @@ impl Peer for Pagelith {
 
     fn begin_get(&mut self, numbers: Vec<u64>) -> anyhow::Result<()> {
         let mut gets = Vec::with_capacity(numbers.len());
-        for number in &numbers {
-            let buffer = self.buffers.pop().context("more gets than buffers")?;
-            gets.push(Get { key: self.key(*number), range: None, destination: Destination::owned(buffer) });
+        let mut taken = Vec::with_capacity(numbers.len());
+        for number in numbers {
+            let slot = self.slots.pop().context("more gets than slots")?;
+            let destination = self.destination(slot);
+            gets.push(Get { key: self.key(number), range: None, destination });
+            taken.push((number, slot));
         }
         let begun = Instant::now();
         let ticket = self.parts()?.1.submit_get(gets, Options::default());
-        self.under_way.push_back((ticket, begun, numbers));
+        self.under_way.push_back(Batch { ticket, begun, taken });
         Ok(())
     }
 
     fn end_get(&mut self) -> anyhow::Result<Duration> {
-        let (ticket, begun, numbers) = self.under_way.pop_front().context("no batch is under way")?;
+        let Batch { ticket, begun, taken } = self.under_way.pop_front().context("no batch is under way")?;
         let done = self.parts()?.1.wait(ticket, PATIENCE).context("no answer")?;
         let Done::Get(done) = done else { bail!("a get was answered with something else") };
-        for (number, get) in numbers.into_iter().zip(done) {
-            let hit = matches!(get.outcome?, GetOutcome::Hit { .. });
-            let buffer = get.destination.into_buffer().context("a buffer did not come back")?;
-            match hit {
-                true => self.setup.check.value(number, &buffer),
-                false => self.setup.check.absent(),
+        for ((number, slot), get) in taken.into_iter().zip(done) {
+            match get.outcome? {
+                GetOutcome::Hit { .. } => {
+                    let value = get.destination.pieces().next().context("a destination of one piece")?;
+                    self.setup.check.value(number, value);
+                }
+                GetOutcome::Miss(_) => self.setup.check.absent(),
             }
-            self.buffers.push(buffer);
+            self.slots.push(slot);
         }
         Ok(begun.elapsed())
     }

@@ -14,7 +14,7 @@ use crate::readers::Readers;
 
 /// Blocks of keys and places.
 const CACHE_BYTES: usize = 8 << 20;
-/// What is gathered in memory before it is written: as large as fjall's memtable, two at a time.
+/// What is gathered in memory before it is written, as much as in fjall; two at a time.
 const MEMTABLE_BYTES: usize = 64 << 20;
 
 struct RocksDb {
