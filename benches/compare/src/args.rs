@@ -42,7 +42,7 @@ pub(crate) struct RunArgs {
     /// MiB of all objects of a size together
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=2048))]
     pub(crate) mib: u32,
-    /// Sides to leave out or to keep alone, by the start of their names
+    /// Sides that take part, by the start of their names [default: all]
     #[arg(long, value_delimiter = ',')]
     pub(crate) only: Vec<String>,
     /// Objects of a batch

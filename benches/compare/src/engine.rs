@@ -111,3 +111,88 @@ pub(crate) fn drop_page_cache() -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::ops::Range;
+    use std::path::PathBuf;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::check::Check;
+    use crate::contents::Contents;
+    use crate::work::Work;
+
+    /// Answers with the right values, but for one that has a wrong byte and one that is lost.
+    struct Faulty {
+        setup: Setup,
+        under_way: VecDeque<Vec<u64>>,
+    }
+
+    const WRONG: u64 = 5;
+    const LOST: u64 = 9;
+
+    impl Peer for Faulty {
+        fn put_batch(&mut self, _: Range<u64>) -> anyhow::Result<()> {
+            Ok(())
+        }
+
+        fn sync(&mut self) -> anyhow::Result<()> {
+            Ok(())
+        }
+
+        fn reopen(&mut self) -> anyhow::Result<()> {
+            Ok(())
+        }
+
+        fn batches_in_flight(&self) -> usize {
+            2
+        }
+
+        fn begin_get(&mut self, numbers: Vec<u64>) -> anyhow::Result<()> {
+            self.under_way.push_back(numbers);
+            assert!(self.under_way.len() <= 2);
+            Ok(())
+        }
+
+        fn end_get(&mut self) -> anyhow::Result<Duration> {
+            let check = &self.setup.check;
+            for number in self.under_way.pop_front().context("nothing is under way")? {
+                let mut value = check.contents().of(number).to_vec();
+                match number {
+                    LOST => check.absent(),
+                    // Where no glance falls.
+                    WRONG => {
+                        value[100] ^= 1;
+                        check.value(number, &value);
+                    }
+                    _ => check.value(number, &value),
+                }
+            }
+            Ok(Duration::ZERO)
+        }
+    }
+
+    fn engine(open: Open) -> Engine {
+        let work = Work { object_bytes: 4096, objects: 12, batch: 4, depth: 2, threads: 1, seed: 3 };
+        let check = Arc::new(Check::new(Arc::new(Contents::new(&work).unwrap())));
+        let (in_flight, verified_by) = (String::new(), String::new());
+        let manner = Manner { in_flight, verified_by, page_cache: false };
+        let setup = Setup { dir: PathBuf::new(), work, check };
+        Engine { name: "faulty", open, manner, verifies: false, setup }
+    }
+
+    #[test]
+    fn a_wrong_byte_and_a_lost_object_are_counted_once_each() {
+        let engine =
+            engine(|setup| Ok(Box::new(Faulty { setup: setup.clone(), under_way: VecDeque::new() })));
+        let mut peer = (engine.open)(&engine.setup).unwrap();
+        engine.get(peer.as_mut(), 0).unwrap();
+        assert_eq!(engine.setup.check.take(), (1, 1));
+        engine.setup.check.every_byte(false);
+        engine.get(peer.as_mut(), 1).unwrap();
+        assert_eq!(engine.setup.check.take(), (0, 1), "a glance does not see it");
+    }
+}
