@@ -51,7 +51,7 @@ pub(crate) struct RunArgs {
     /// Batches in flight, where a side can
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) depth: u32,
-    /// Threads of the sides that read with blocking calls, a batch each
+    /// Threads of the sides that read with blocking calls
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) threads: u32,
     /// Seed of contents and of the order of reads

@@ -1,6 +1,7 @@
-//! Threads that read with blocking calls, a batch each: as many single reads in flight as there are threads, without a
-//! hand-over for each object.
+//! Threads that read with blocking calls. A batch is handed to them in parts, so that they share it, without a hand-over for
+//! each object.
 
+use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -8,11 +9,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 
-type Job = (Vec<u64>, Instant);
+/// Objects of a batch.
+struct Part {
+    numbers: Vec<u64>,
+    batch: Arc<Batch>,
+}
+
+/// A batch under way: when it was begun, and how many parts have not ended.
+struct Batch {
+    begun: Instant,
+    left: AtomicUsize,
+}
 
 /// The threads.
 pub(crate) struct Readers {
-    jobs: Option<Sender<Job>>,
+    parts: Option<Sender<Part>>,
     done: Receiver<anyhow::Result<Duration>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -23,29 +34,40 @@ impl Readers {
     where
         R: FnMut(u64) -> anyhow::Result<()> + Send + 'static,
     {
-        let (jobs, waiting) = channel::<Job>();
+        let (parts, waiting) = channel::<Part>();
         let waiting = Arc::new(Mutex::new(waiting));
         let (report, done) = channel();
         let start = |_| {
             let (waiting, report, mut read) = (waiting.clone(), report.clone(), make());
             thread::spawn(move || {
                 loop {
-                    let job = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok((numbers, begun)) = job else { break };
+                    let part = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    let Ok(Part { numbers, batch }) = part else { break };
                     let outcome = numbers.into_iter().try_for_each(&mut read);
-                    if report.send(outcome.map(|()| begun.elapsed())).is_err() {
+                    let is_last = batch.left.fetch_sub(1, AcqRel) == 1;
+                    let said = match outcome {
+                        Ok(()) if !is_last => continue,
+                        outcome => report.send(outcome.map(|()| batch.begun.elapsed())),
+                    };
+                    if said.is_err() {
                         break;
                     }
                 }
             })
         };
-        Readers { jobs: Some(jobs), done, threads: (0..count).map(start).collect() }
+        Readers { parts: Some(parts), done, threads: (0..count).map(start).collect() }
     }
 
-    /// Read a batch.
-    pub(crate) fn begin(&self, numbers: Vec<u64>) -> anyhow::Result<()> {
-        let jobs = self.jobs.as_ref().context("the readers have ended")?;
-        jobs.send((numbers, Instant::now())).map_err(|_| anyhow!("the readers have ended"))
+    /// Read a batch, in parts of so many objects.
+    pub(crate) fn begin(&self, numbers: &[u64], part: usize) -> anyhow::Result<()> {
+        let parts = self.parts.as_ref().context("the readers have ended")?;
+        let left = AtomicUsize::new(numbers.len().div_ceil(part));
+        let batch = Arc::new(Batch { begun: Instant::now(), left });
+        for numbers in numbers.chunks(part) {
+            let part = Part { numbers: numbers.to_vec(), batch: batch.clone() };
+            parts.send(part).map_err(|_| anyhow!("the readers have ended"))?;
+        }
+        Ok(())
     }
 
     /// Wait for a batch; how long it took.
@@ -56,7 +78,7 @@ impl Readers {
 
 impl Drop for Readers {
     fn drop(&mut self) {
-        self.jobs = None;
+        self.parts = None;
         for thread in self.threads.drain(..) {
             // One that panicked has said so.
             let _ = thread.join();
@@ -83,12 +105,12 @@ mod tests {
                 }
             }
         });
-        for batch in [vec![1, 2], vec![3], vec![4, 5, 6], vec![7]] {
-            readers.begin(batch).unwrap();
+        for batch in [&[1, 2][..], &[3], &[4, 5, 6], &[7]] {
+            readers.begin(batch, 2).unwrap();
         }
         assert!((0..4).all(|_| readers.end().is_ok()));
         assert_eq!(sum.load(Relaxed), 28);
-        readers.begin(vec![99]).unwrap();
+        readers.begin(&[99], 2).unwrap();
         assert!(readers.end().is_err());
     }
 }

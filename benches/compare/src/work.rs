@@ -34,6 +34,11 @@ impl Work {
         }
     }
 
+    /// Objects that a thread takes at a time where calls block: all threads are busy when all batches are in flight.
+    pub(crate) fn part(&self) -> usize {
+        (self.batch * self.depth).div_ceil(self.threads)
+    }
+
     /// Bytes of all objects.
     pub(crate) fn bytes(&self) -> u64 {
         self.objects * self.object_bytes as u64

@@ -49,7 +49,7 @@ fn path(dir: &Path, number: u64) -> PathBuf {
 }
 
 impl FilePerObject {
-    /// Wait until at most so many parts of batches are being written.
+    /// Wait until at most so many batches are being written.
     fn wait_for_writes(&mut self, most: usize) -> anyhow::Result<()> {
         while self.writes > most {
             self.writers.end()?;
@@ -62,11 +62,9 @@ impl FilePerObject {
 impl Peer for FilePerObject {
     fn put_batch(&mut self, numbers: Range<u64>) -> anyhow::Result<()> {
         let numbers: Vec<u64> = numbers.collect();
-        for part in numbers.chunks(numbers.len().div_ceil(WRITERS)) {
-            self.writers.begin(part.to_vec())?;
-            self.writes += 1;
-        }
-        self.wait_for_writes(WRITERS)
+        self.writers.begin(&numbers, numbers.len().div_ceil(WRITERS))?;
+        self.writes += 1;
+        self.wait_for_writes(1)
     }
 
     fn sync(&mut self) -> anyhow::Result<()> {
@@ -92,11 +90,11 @@ impl Peer for FilePerObject {
     }
 
     fn batches_in_flight(&self) -> usize {
-        self.setup.work.threads
+        self.setup.work.depth
     }
 
     fn begin_get(&mut self, numbers: Vec<u64>) -> anyhow::Result<()> {
-        self.readers.as_ref().context("not reading")?.begin(numbers)
+        self.readers.as_ref().context("not reading")?.begin(&numbers, self.setup.work.part())
     }
 
     fn end_get(&mut self) -> anyhow::Result<Duration> {

@@ -76,11 +76,11 @@ impl Peer for Fjall {
     }
 
     fn batches_in_flight(&self) -> usize {
-        self.setup.work.threads
+        self.setup.work.depth
     }
 
     fn begin_get(&mut self, numbers: Vec<u64>) -> anyhow::Result<()> {
-        self.readers.as_ref().context("not reading")?.begin(numbers)
+        self.readers.as_ref().context("not reading")?.begin(&numbers, self.setup.work.part())
     }
 
     fn end_get(&mut self) -> anyhow::Result<Duration> {

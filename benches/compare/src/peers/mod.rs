@@ -61,7 +61,7 @@ pub(crate) fn sides(
 /// The stores that run in this process.
 fn engines(work: &Work) -> Vec<(&'static str, Open, Manner, bool)> {
     let batches = format!("{} batches of {}", work.depth, work.batch);
-    let threads = format!("{} threads, one get each", work.threads);
+    let threads = format!("{batches}, by {} threads", work.threads);
     let manner = |in_flight: &str, verified_by: &str, page_cache: bool| Manner {
         in_flight: in_flight.to_owned(),
         verified_by: verified_by.to_owned(),
