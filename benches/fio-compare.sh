@@ -1,8 +1,10 @@
 #!/bin/sh
-# SSD reads of the store beside fio: same directory, same sizes, same minute, in turns; medians and their ratio.
+# SSD reads of the store beside fio: same directory, same sizes, same minute, in turns; medians, and the median of the
+# ratios within each run.
 #
 #   benches/fio-compare.sh DIR [OBJECT_BYTES] [BATCH] [SECONDS] [RUNS]
 #
+# fio reads whole blocks of 4096 bytes; of both only the objects' bytes count. Both read into pages of 4 KiB.
 # DIR is on the file system to measure and is left as it was found, but for DIR/pagelith-fio-compare, which is
 # removed. Sizes are in bytes. PAGELITH names the program (default: a release build of this repository).
 set -eu
@@ -31,15 +33,20 @@ mkdir -p "$work"
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' INT TERM
 
-# The bandwidths of a JSON line: the store's own comes first, the limit's stands inside of `limit`.
-store_rate() { sed -n 's/^[^{]*{[^{]*"gb_per_s":\([0-9.e+-]*\).*"limit".*/\1/p'; }
-bare_rate() { sed -n 's/.*"limit":{[^}]*"gb_per_s":\([0-9.e+-]*\).*/\1/p'; }
+# A field of the store's own side of a JSON line, which comes first, or of the limit's, which stands inside of `limit`.
+own() { echo "$line" | sed -n "s/\"limit\":{[^}]*}//; s/.*\"$1\":\([0-9.e+-]*\).*/\1/p"; }
+bare() { echo "$line" | sed -n "s/.*\"limit\":{[^}]*\"$1\":\([0-9.e+-]*\).*/\1/p"; }
 
-# fio's read bandwidth in GB/s (10^9). The terse format has it in KiB/s, field 7 of version 3.
+padded=$(((object_bytes + 4095) / 4096 * 4096))
+# fio's bandwidth in GB/s (10^9) of objects, and its CPU seconds for one. Of the terse format, version 3: field 7 is KiB/s
+# read, 88 and 89 are CPU in percent.
 fio_run() {
-    fio --name=limit --filename="$work/fio" --size=$data --rw="$1" --bs="$2" --iodepth="$((batch * depth))" \
-        --ioengine=io_uring --direct=1 --minimal --terse-version=3 $3 |
-        awk -F';' 'NF > 40 { print $7 * 1024 / 1e9 }'
+    out=$(fio --name=limit --filename="$work/fio" --size=$data --rw="$1" --bs="$2" --iodepth="$((batch * depth))" \
+        --ioengine=io_uring --direct=1 --minimal --terse-version=3 $3)
+    echo "$out" | awk -F';' -v share="$object_bytes" -v of="$padded" 'NF > 89 && $5 == 0 {
+        gb = $7 * 1024 / 1e9 * share / of
+        print gb, (gb > 0) ? ($88 + $89) / 100 / gb : 0
+    }'
 }
 
 # Fill both sides before anything is timed.
@@ -50,24 +57,29 @@ store_run() {
 }
 store_run >/dev/null
 
-: >"$work/fio.txt"
-: >"$work/store.txt"
-: >"$work/bare.txt"
+: >"$work/runs"
 run=0
 while [ "$run" -lt "$runs" ]; do
-    fio_run randread "$object_bytes" "--time_based --runtime=$seconds" >>"$work/fio.txt"
+    # The first second it faults in its memory; the store's is touched before its clock runs.
+    limit=$(fio_run randread "$padded" "--time_based --ramp_time=1 --runtime=$seconds")
     line=$(store_run)
-    echo "$line" | store_rate >>"$work/store.txt"
-    echo "$line" | bare_rate >>"$work/bare.txt"
+    echo "$limit $(own gb_per_s) $(own cpu_s_per_gb) $(bare gb_per_s) $(bare cpu_s_per_gb)" >>"$work/runs"
     run=$((run + 1))
 done
+if ! awk 'NF != 6 || $1 <= 0 { exit 1 }' "$work/runs"; then
+    echo "fio or the store failed in a run: fio's GB/s and CPU-s/GB, the store's, the bare loop's" >&2
+    cat "$work/runs" >&2
+    exit 1
+fi
 
-median() { sort -g "$1" | awk '{ v[NR] = $1 } END { print (NR % 2) ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
-fio_median=$(median "$work/fio.txt")
-store_median=$(median "$work/store.txt")
-bare_median=$(median "$work/bare.txt")
+# The median over runs of an expression in awk's fields.
+median() {
+    awk "{ print $1 }" "$work/runs" | sort -g |
+        awk '{ v[NR] = $1 } END { printf "%.3f", (NR % 2) ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'
+}
+all() { awk "{ printf \"%.2f \", $1 }" "$work/runs"; }
 echo "object_bytes=$object_bytes batch=$batch depth=$depth seconds=$seconds runs=$runs dir=$dir"
-echo "fio   GB/s: $(tr '\n' ' ' <"$work/fio.txt") median $fio_median"
-echo "store GB/s: $(tr '\n' ' ' <"$work/store.txt") median $store_median"
-echo "bare  GB/s: $(tr '\n' ' ' <"$work/bare.txt") median $bare_median"
-awk "BEGIN { printf \"store / fio = %.3f\n\", $store_median / $fio_median }"
+echo "fio   GB/s: $(all '$1')median $(median '$1'), CPU-s/GB $(median '$2')"
+echo "store GB/s: $(all '$3')median $(median '$3'), CPU-s/GB $(median '$4')"
+echo "bare  GB/s: $(all '$5')median $(median '$5'), CPU-s/GB $(median '$6')"
+echo "store / fio = $(median '$3 / $1'), bare / fio = $(median '$5 / $1'), store / bare = $(median '$3 / $5')"

@@ -1,13 +1,13 @@
-//! What a put costs in the caller's thread, and what a flush costs a record.
+//! What checksums cost, and what a record's header does.
 //!
 //! `cargo bench -p pagelith-micro`. The limit of each group stands first in it: a checksum cannot be faster
-//! than reading, a fill not faster than a copy.
+//! than reading, a header not be made or believed without its own.
 #![allow(missing_docs, reason = "criterion's macros")]
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
+use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith_layouts::ids::{
     Generation, GroupId, Incarnation, NamespaceId, PrefixHash, SegmentId, Sequence, StoreId,
 };
@@ -15,7 +15,6 @@ use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::record::{self, GroupKind, MemberSpec, Record, RecordFacts, RecordKind};
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_layouts::shard::Shard;
-use pagelith_tiers::dram::arena::Arena;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// More than any cache holds.
@@ -53,32 +52,6 @@ fn checksums(c: &mut Criterion) {
     group.finish();
 }
 
-fn fill(c: &mut Criterion) {
-    let mut group = c.benchmark_group("fill");
-    for bytes in [64usize << 10, 1 << 20] {
-        let data = vec![7u8; bytes];
-        let mut copy = vec![0u8; bytes];
-        let mut arena = Arena::new(8 << 20).expect("memory");
-        let extent = arena.space.alloc(bytes as u64).expect("room");
-        group.throughput(Throughput::Bytes(bytes as u64));
-        group.bench_with_input(BenchmarkId::new("limit: memcpy", bytes), &data, |b, data| {
-            b.iter(|| copy.copy_from_slice(black_box(data)));
-        });
-        group.bench_with_input(BenchmarkId::new("copy and checksum", bytes), &data, |b, data| {
-            // SAFETY: the extent is this benchmark's alone; there is one writer at a time.
-            let mut writer = unsafe { arena.memory.writer(extent) };
-            b.iter(|| {
-                let mut sums: Vec<Checksum> = Vec::with_capacity(bytes / BLOCK_BYTES as usize);
-                writer
-                    .fill(&[black_box(data)], BLOCK_BYTES, |_, block| sums.push(checksum(block)))
-                    .expect("fits");
-                sums
-            });
-        });
-    }
-    group.finish();
-}
-
 fn records(c: &mut Criterion) {
     let mut group = c.benchmark_group("record");
     let namespace = NamespaceId([1; 16]);
@@ -104,16 +77,30 @@ fn records(c: &mut Criterion) {
         depth: 0,
         moved: false,
     };
-    let sums = [[9u8; 16]; 2];
-    let members = ["k", "v"].map(|part| MemberSpec { key: key(part), length: 65536, checksums: &sums });
-    let header = record::encode(&facts, &members).expect("a record");
-    group.bench_function("limit: checksum of a header", |b| b.iter(|| checksum(black_box(&header))));
-    group.bench_function("encode", |b| b.iter(|| record::encode(black_box(&facts), &members)));
-    group.bench_function("decode", |b| {
-        b.iter(|| Record::decode(black_box(&header)).map(|r| r.record_bytes()))
-    });
+    // A page's two objects of 64 KiB, and one of 4 MiB.
+    for (shape, parts, blocks) in [("2 x 64 KiB", &["k", "v"][..], 2), ("1 x 4 MiB", &["kv"], 128)] {
+        let sums = vec![[9u8; 16]; blocks];
+        let length = u64::from(BLOCK_BYTES) * blocks as u64;
+        let members: Vec<MemberSpec<'_>> =
+            parts.iter().map(|part| MemberSpec { key: key(part), length, checksums: &sums }).collect();
+        let header = record::encode(&facts, &members).expect("a record");
+        group.throughput(Throughput::Bytes(header.len() as u64));
+        group.bench_with_input(
+            BenchmarkId::new("limit: checksum of a header", shape),
+            &header,
+            |b, header| {
+                b.iter(|| checksum(black_box(header)));
+            },
+        );
+        group.bench_with_input(BenchmarkId::new("encode", shape), &members, |b, members| {
+            b.iter(|| record::encode(black_box(&facts), members));
+        });
+        group.bench_with_input(BenchmarkId::new("decode", shape), &header, |b, header| {
+            b.iter(|| Record::decode(black_box(header)).map(|r| r.record_bytes()));
+        });
+    }
     group.finish();
 }
 
-criterion_group!(benches, checksums, fill, records);
+criterion_group!(benches, checksums, records);
 criterion_main!(benches);

@@ -1,0 +1,75 @@
+//! What the command line says.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+/// Pagelith beside its peers
+#[derive(Parser)]
+pub(crate) struct Args {
+    /// What to do
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Measure, and print the table
+    Run(RunArgs),
+    /// Print the table of an earlier run
+    Table {
+        /// The file that the run wrote
+        results: PathBuf,
+    },
+}
+
+/// A run.
+#[derive(clap::Args)]
+pub(crate) struct RunArgs {
+    /// Directory on the file system to measure; a directory inside is made and removed
+    #[arg(long)]
+    pub(crate) dir: PathBuf,
+    /// File for the raw results, a JSON object a line
+    #[arg(long)]
+    pub(crate) results: PathBuf,
+    /// Rounds of each side
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// KiB of an object
+    #[arg(long, value_delimiter = ',', default_value = "16,64,256,1024,4096")]
+    pub(crate) kib: Vec<u32>,
+    /// MiB of all objects of a size together
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=2048))]
+    pub(crate) mib: u32,
+    /// Sides that take part, by the start of their names [default: all]
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) only: Vec<String>,
+    /// Objects of a batch
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) batch: u32,
+    /// Batches in flight, where a side can
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) depth: u32,
+    /// Threads of the sides that read with blocking calls
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) threads: u32,
+    /// Seed of contents and of the order of reads
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// A Python that has NIXL, numpy and xxhash
+    #[arg(long, default_value = "python3")]
+    pub(crate) python: PathBuf,
+}
+
+impl RunArgs {
+    /// Bytes of an object, each size in turn.
+    pub(crate) fn sizes(&self) -> impl Iterator<Item = usize> {
+        self.kib.iter().map(|kib| *kib as usize * 1024)
+    }
+
+    /// Whether a side is to be measured.
+    pub(crate) fn wants(&self, side: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|start| side.starts_with(start.as_str()))
+    }
+}

@@ -1,0 +1,136 @@
+//! What a put's and a get's bytes cost in the caller's thread: into the arena with their checksums, and out of it
+//! verified. All of it between memory that no cache holds, as a store's is.
+//!
+//! `cargo bench -p pagelith-micro --bench copy`. The limits stand first in each group: memcpy, and for a verified get a
+//! bare loop of copy and checksum.
+#![allow(missing_docs, reason = "criterion's macros")]
+
+use std::hint::black_box;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use pagelith::layouts::key::{ObjectKey, Role};
+use pagelith::layouts::{ids::PrefixHash, namespace::Namespace, shard::Shard};
+use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Store};
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
+use pagelith_tiers::dram::arena::{Arena, Extent};
+
+/// More than any cache holds.
+const COLD_BYTES: usize = 256 << 20;
+const SIZES: [usize; 2] = [64 << 10, 1 << 20];
+/// Objects of a batch.
+const BATCH: usize = 32;
+
+/// Memory of huge pages, touched.
+fn memory(bytes: usize) -> AlignedBuf {
+    let mut memory = AlignedBuf::new(bytes).expect("memory");
+    memory.fill(7);
+    memory
+}
+
+/// Places in turn, in an order that no prefetcher follows.
+fn places(objects: usize) -> impl FnMut() -> usize {
+    let mut at = 0;
+    // Odd, so that it meets every place of a power of two.
+    let stride = (objects / 2 + 5) | 1;
+    move || {
+        at = (at + stride) % objects;
+        at
+    }
+}
+
+fn put(c: &mut Criterion) {
+    let mut group = c.benchmark_group("put");
+    let from = memory(COLD_BYTES);
+    for bytes in SIZES {
+        let objects = COLD_BYTES / bytes;
+        let mut to = memory(COLD_BYTES);
+        let mut arena = Arena::new(COLD_BYTES as u64).expect("memory");
+        let extents: Vec<Extent> =
+            (0..objects).map(|_| arena.space.alloc(bytes as u64).expect("room")).collect();
+        group.throughput(Throughput::Bytes(bytes as u64));
+        group.bench_function(BenchmarkId::new("limit: memcpy", bytes), |b| {
+            let mut next = places(objects);
+            b.iter(|| {
+                let at = next() * bytes;
+                to[at..at + bytes].copy_from_slice(black_box(&from[at..at + bytes]));
+            });
+        });
+        group.bench_function(BenchmarkId::new("arena fill: copy and checksum", bytes), |b| {
+            let mut next = places(objects);
+            b.iter(|| {
+                let at = next();
+                let data = black_box(&from[at * bytes..(at + 1) * bytes]);
+                // SAFETY: the extent is this benchmark's alone; there is one writer at a time.
+                let mut writer = unsafe { arena.memory.writer(extents[at]) };
+                let mut sums: Vec<Checksum> = Vec::with_capacity(bytes / BLOCK_BYTES as usize);
+                writer.fill(&[data], BLOCK_BYTES, |_, block| sums.push(checksum(block))).expect("fits");
+                sums
+            });
+        });
+    }
+    group.finish();
+}
+
+/// Objects of one length in a store of DRAM alone.
+fn filled(bytes: usize) -> (Store, Vec<ObjectKey>) {
+    let mut config = Config::default();
+    config.dram.bytes = Size::from_bytes(2 * COLD_BYTES as u64);
+    let store = Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("a config"));
+    let store = store.expect("a store");
+    let namespace = Namespace { model: "micro".into(), ..Namespace::default() }.id();
+    let mut keys = Vec::new();
+    let data = vec![7u8; bytes];
+    for number in 0..(COLD_BYTES / bytes) as u64 {
+        let mut hash = [0; 32];
+        hash[..8].copy_from_slice(&number.to_le_bytes());
+        let key = ObjectKey::new(namespace, PrefixHash(hash), Role::Target, "kv", "kv", Shard::Whole);
+        keys.push(key.expect("a key"));
+        let put = PutSlice { key: keys[keys.len() - 1], pieces: &[&data] };
+        store.put_batch(&[put], Options::default())[0].clone().expect("stored");
+    }
+    (store, keys)
+}
+
+fn get(c: &mut Criterion) {
+    let mut group = c.benchmark_group("get");
+    group.sample_size(20);
+    let from = memory(COLD_BYTES);
+    for bytes in SIZES {
+        let objects = COLD_BYTES / bytes;
+        let mut to = memory(BATCH * bytes);
+        group.throughput(Throughput::Bytes((BATCH * bytes) as u64));
+        for (name, verify) in [("limit: memcpy", false), ("limit: copy and checksum", true)] {
+            group.bench_function(BenchmarkId::new(name, bytes), |b| {
+                let mut next = places(objects);
+                b.iter(|| {
+                    for value in to.chunks_mut(bytes) {
+                        let object = &from[next() * bytes..][..bytes];
+                        let blocks = object.chunks(BLOCK_BYTES as usize);
+                        for (from, to) in blocks.zip(value.chunks_mut(BLOCK_BYTES as usize)) {
+                            to.copy_from_slice(black_box(from));
+                            if verify {
+                                black_box(checksum(to));
+                            }
+                        }
+                    }
+                });
+            });
+        }
+        let (store, keys) = filled(bytes);
+        group.bench_function(BenchmarkId::new("store, every hit verified", bytes), |b| {
+            let mut next = places(objects);
+            b.iter(|| {
+                let mut pieces: Vec<[&mut [u8]; 1]> = to.chunks_mut(bytes).map(|value| [value]).collect();
+                let get = |pieces| GetSlice { key: keys[next()], range: None, pieces };
+                let mut gets: Vec<GetSlice<'_, '_>> =
+                    pieces.iter_mut().map(|p| &mut p[..]).map(get).collect();
+                let outcomes = store.get_batch(&mut gets, Options::default());
+                assert!(outcomes.iter().all(|o| o.as_ref().is_ok_and(|o| o.is_hit())));
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, put, get);
+criterion_main!(benches);

@@ -1,0 +1,101 @@
+//! What it costs to ask whether objects are here, one key at a time and in batches: `Store::exists_batch`, which hashes
+//! the keys, takes the lock, finds them in the index and notes the request.
+//!
+//! `cargo bench -p pagelith-micro --bench index`. The limit stands first in each group: a look at one random line of
+//! memory for each key, of a table as large as the index.
+#![allow(missing_docs, reason = "criterion's macros")]
+
+use std::hint::black_box;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use pagelith::layouts::key::{ObjectKey, Role};
+use pagelith::layouts::{ids::PrefixHash, namespace::Namespace, shard::Shard};
+use pagelith::{AlignedBuf, Config, Facts, Options, PutSlice, Size, Store};
+
+/// A million objects of a byte take 4 GiB: a page each.
+const OBJECTS: [u64; 2] = [64 << 10, 1 << 20];
+const BATCHES: [usize; 2] = [1, 1024];
+/// Keys that are asked for in turn: more than a cache keeps the lines of.
+const ASKED: u64 = 256 << 10;
+/// Numbers of objects that were never put begin here.
+const ABSENT: u64 = 1 << 40;
+const PAGE: u64 = 4096;
+const LINE: usize = 64;
+/// Bytes that the index has for an object.
+const INDEX_BYTES: u64 = 40;
+
+/// SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014).
+fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// Numbers below `objects` in random order, some of them often.
+fn asked(objects: u64) -> impl Iterator<Item = u64> {
+    (0..ASKED).map(move |i| mix(i ^ 0xa5a5) % objects)
+}
+
+fn keys(numbers: impl Iterator<Item = u64>) -> Vec<ObjectKey> {
+    let namespace = Namespace { model: "micro".into(), ..Namespace::default() }.id();
+    let first = ObjectKey::new(namespace, PrefixHash([0; 32]), Role::Target, "kv", "kv", Shard::Whole);
+    let first = first.expect("a key");
+    let of = |number: u64| {
+        let mut hash = [0; 32];
+        hash[..8].copy_from_slice(&mix(number).to_le_bytes());
+        first.on_page(PrefixHash(hash))
+    };
+    numbers.map(of).collect()
+}
+
+/// A store of DRAM alone that holds so many objects; `None` on a machine that is too small for it.
+fn filled(objects: u64) -> Option<Store> {
+    let mut config = Config::default();
+    config.dram.bytes = Size::from_bytes(objects * PAGE);
+    config.index.max_objects = Some(objects);
+    let config = config.validate(&Facts::of_this_machine().expect("facts"));
+    let config = config.inspect_err(|why| eprintln!("skipped: objects={objects}: {why}")).ok()?;
+    let store = Store::open(config).expect("a store");
+    for batch in keys(0..objects).chunks(1024) {
+        let puts: Vec<PutSlice<'_>> =
+            batch.iter().map(|key| PutSlice { key: *key, pieces: &[b"x"] }).collect();
+        assert!(store.put_batch(&puts, Options::default()).iter().all(Result::is_ok));
+    }
+    Some(store)
+}
+
+fn exists(c: &mut Criterion) {
+    for objects in OBJECTS {
+        let Some(store) = filled(objects) else { continue };
+        let present = keys(asked(objects));
+        let absent = keys(asked(objects).map(|number| ABSENT + number));
+        let lines = (objects * INDEX_BYTES) as usize / LINE;
+        let mut table = AlignedBuf::new(lines * LINE).expect("memory");
+        table.fill(1);
+        let places: Vec<usize> = asked(lines as u64).map(|line| line as usize * LINE).collect();
+        for batch in BATCHES {
+            let mut group = c.benchmark_group(format!("exists_batch of {batch}"));
+            group.throughput(Throughput::Elements(batch as u64));
+            let mut turn = places.chunks(batch).cycle();
+            group.bench_function(BenchmarkId::new("limit: a line of memory each", objects), |b| {
+                b.iter(|| {
+                    let some = turn.next().expect("cycles");
+                    some.iter().fold(0, |all, place| all ^ black_box(&table)[*place])
+                });
+            });
+            for (name, keys) in [("present", &present), ("absent", &absent)] {
+                let mut turn = keys.chunks(batch).cycle();
+                group.bench_function(BenchmarkId::new(name, objects), |b| {
+                    b.iter(|| store.exists_batch(turn.next().expect("cycles"), Options::default()));
+                });
+            }
+            group.finish();
+        }
+        let found = store.exists_batch(&present, Options::default()).iter().filter(|found| **found).count();
+        let strange = store.exists_batch(&absent, Options::default()).iter().filter(|found| **found).count();
+        assert_eq!((found, strange), (present.len(), 0), "what was asked for is there, or is not");
+    }
+}
+
+criterion_group!(benches, exists);
+criterion_main!(benches);
