@@ -81,8 +81,11 @@ fn a_replay_finds_at_a_peer_what_its_own_memory_has_no_room_for() {
 #[test]
 fn a_peer_that_is_killed_in_the_middle_and_started_again_costs_misses() {
     let mut server = Serving::at("tcp:127.0.0.1:0");
-    let running =
-        replay(&server.address, "1000").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("spawned");
+    let running = replay(&server.address, "1000")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("spawned");
     server.says("serving peer=");
     server.kill();
     let mut server = Serving::at(&server.address.clone());

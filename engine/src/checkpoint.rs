@@ -166,12 +166,12 @@ impl Flusher {
         }
         if let Some(fault) = failed {
             self.checkpoint_failed(&fault);
-        } else if to == homes {
-            if let Some(c) = self.checkpoint.as_mut() {
-                c.sync_asked = true;
-                let serial = c.serial;
-                self.sync_for(Purpose::Checkpoint(serial));
-            }
+        } else if to == homes
+            && let Some(c) = self.checkpoint.as_mut()
+        {
+            c.sync_asked = true;
+            let serial = c.serial;
+            self.sync_for(Purpose::Checkpoint(serial));
         }
         true
     }

@@ -41,6 +41,7 @@ fn target(slot: usize, place: u64) -> Target {
         delta: HEADER_BYTES,
         chunks: plan::chunks(0..OBJECT_BYTES, OBJECT_BYTES),
         direct_parts: Some(1),
+        ragged: false,
         stage: 0,
     }
 }

@@ -198,11 +198,14 @@ pub(crate) fn plot(series: &Series) -> String {
         return String::new();
     }
     let mut out = String::new();
-    let tiers: [(&str, fn(&Window) -> u64); 3] =
-        [("memory", |w| w.dram), ("ssd", |w| w.ssd), ("peers", |w| w.remote)];
+    let hits = |w: &Window, name: &str| match name {
+        "memory" => w.dram,
+        "ssd" => w.ssd,
+        _ => w.remote,
+    };
     let has_peers = series.windows().iter().any(|w| w.remote > 0);
-    for (name, hits) in tiers.into_iter().filter(|(name, _)| *name != "peers" || has_peers) {
-        let share = |w: &Window| ratio(hits(w) as f64, w.pages as f64) as f32;
+    for name in ["memory", "ssd", "peers"].into_iter().filter(|name| *name != "peers" || has_peers) {
+        let share = |w: &Window| ratio(hits(w, name) as f64, w.pages as f64) as f32;
         let x = |i: usize| (i as u64 * series.width()) as f32;
         let points: Vec<(f32, f32)> =
             series.windows().iter().enumerate().map(|(i, w)| (x(i), share(w))).collect();

@@ -105,7 +105,7 @@ impl Pair {
     }
 
     /// Put groups of objects; `lie` changes a byte on the way.
-    fn put(&mut self, groups: &[(Option<ObjectKey>, Vec<(ObjectKey, Vec<u8>)>)], lie: bool) -> Vec<Stored> {
+    fn put(&mut self, groups: &[Offered], lie: bool) -> Vec<Stored> {
         let mut draft = PutDraft::new(BLOCK_BYTES);
         let mut all = Vec::new();
         for (base, group) in groups {
@@ -132,6 +132,8 @@ impl Pair {
     }
 }
 
+/// What a group is attached to, if it is, and its objects.
+type Offered = (Option<ObjectKey>, Vec<(ObjectKey, Vec<u8>)>);
 type Got = crate::error::Result<GetOutcome>;
 type Stored = (crate::error::Result<PutOutcome>, usize);
 
