@@ -29,7 +29,7 @@ pub(crate) fn get(store: &Store, gets: &mut [GetSlice<'_, '_>], options: Options
                     destination: Destination(g.pieces.iter_mut().map(|p| lender.exclusive(p)).collect()),
                 })
                 .collect();
-            let ticket = session.begin_get(gets, options);
+            let ticket = session.submit_get(gets, options);
             // However long it takes: the memory is the kernel's until then.
             let done = loop {
                 if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
