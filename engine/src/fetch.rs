@@ -85,10 +85,8 @@ pub(crate) fn submit(
         };
         match part {
             Some(part) => own.push(part),
-            None => {
-                own.into_iter().for_each(|part| io.scratch.give_back(part));
-                return Err((held, fetch));
-            }
+            // What was taken goes back to whom it is of, staging memory among it.
+            None => return Err((held, fetch)),
         }
     }
     let mut own = own.into_iter();
