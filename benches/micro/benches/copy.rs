@@ -47,25 +47,27 @@ fn put(c: &mut Criterion) {
         let mut arena = Arena::new(COLD_BYTES as u64).expect("memory");
         let extents: Vec<Extent> =
             (0..objects).map(|_| arena.space.alloc(bytes as u64).expect("room")).collect();
+        let fill = |at: usize| {
+            let data = black_box(&from[at * bytes..(at + 1) * bytes]);
+            // SAFETY: the extent is this benchmark's alone; there is one writer at a time.
+            let mut writer = unsafe { arena.memory.writer(extents[at]) };
+            let mut sums: Vec<Checksum> = Vec::with_capacity(bytes / BLOCK_BYTES as usize);
+            writer.fill(&[data], BLOCK_BYTES, |_, block| sums.push(checksum(block))).expect("fits");
+            sums
+        };
+        // Faulted in before anything is timed.
+        (0..objects).for_each(|at| drop(fill(at)));
         group.throughput(Throughput::Bytes(bytes as u64));
+        // Not in the closures: criterion calls those anew for each sample, which would begin where a cache still is.
+        let mut next = places(objects);
         group.bench_function(BenchmarkId::new("limit: memcpy", bytes), |b| {
-            let mut next = places(objects);
             b.iter(|| {
                 let at = next() * bytes;
                 to[at..at + bytes].copy_from_slice(black_box(&from[at..at + bytes]));
             });
         });
         group.bench_function(BenchmarkId::new("arena fill: copy and checksum", bytes), |b| {
-            let mut next = places(objects);
-            b.iter(|| {
-                let at = next();
-                let data = black_box(&from[at * bytes..(at + 1) * bytes]);
-                // SAFETY: the extent is this benchmark's alone; there is one writer at a time.
-                let mut writer = unsafe { arena.memory.writer(extents[at]) };
-                let mut sums: Vec<Checksum> = Vec::with_capacity(bytes / BLOCK_BYTES as usize);
-                writer.fill(&[data], BLOCK_BYTES, |_, block| sums.push(checksum(block))).expect("fits");
-                sums
-            });
+            b.iter(|| fill(next()));
         });
     }
     group.finish();
@@ -99,9 +101,9 @@ fn get(c: &mut Criterion) {
         let objects = COLD_BYTES / bytes;
         let mut to = memory(BATCH * bytes);
         group.throughput(Throughput::Bytes((BATCH * bytes) as u64));
+        let mut next = places(objects);
         for (name, verify) in [("limit: memcpy", false), ("limit: copy and checksum", true)] {
             group.bench_function(BenchmarkId::new(name, bytes), |b| {
-                let mut next = places(objects);
                 b.iter(|| {
                     for value in to.chunks_mut(bytes) {
                         let object = &from[next() * bytes..][..bytes];
@@ -118,7 +120,6 @@ fn get(c: &mut Criterion) {
         }
         let (store, keys) = filled(bytes);
         group.bench_function(BenchmarkId::new("store, every hit verified", bytes), |b| {
-            let mut next = places(objects);
             b.iter(|| {
                 let mut pieces: Vec<[&mut [u8]; 1]> = to.chunks_mut(bytes).map(|value| [value]).collect();
                 let get = |pieces| GetSlice { key: keys[next()], range: None, pieces };
