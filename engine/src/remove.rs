@@ -196,7 +196,7 @@ pub(crate) fn clear(shared: &Shared, namespace: NamespaceId, options: Options) -
 }
 
 /// Have peers told; the answer to wait for, if there are any.
-fn tell(shared: &Shared, job: impl FnOnce(u64) -> RemoteJob) -> Option<u64> {
+pub(crate) fn tell(shared: &Shared, job: impl FnOnce(u64) -> RemoteJob) -> Option<u64> {
     let remote = shared.remote.as_ref()?;
     let asked = shared.lock().ask_remote(job);
     remote.work.raise();

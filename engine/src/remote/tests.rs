@@ -205,6 +205,21 @@ fn what_is_put_is_stored_once_and_its_bytes_are_asked_for_once() {
 }
 
 #[test]
+fn what_is_here_by_itself_becomes_a_group_when_it_is_put_as_one() {
+    let mut pair = Pair::new(Rights::all());
+    let group = vec![(key(1, "k"), object(1, 70_000)), (key(1, "v"), object(2, 100))];
+    for (key, bytes) in &group {
+        let put = PutSlice { key: *key, pieces: &[bytes] };
+        pair.store.put_batch(&[put], Options::default()).remove(0).expect("put");
+    }
+    let outcomes = pair.put(&[(None, group)], false);
+    assert!(outcomes.iter().all(|(outcome, _)| outcome.is_ok()), "{outcomes:?}");
+    // One unit: what takes one takes the other.
+    assert_eq!(pair.store.remove(&[key(1, "k")], Options::default()), Ok(1));
+    assert_eq!(pair.store.exists_batch(&[key(1, "v")], Options::default()), [false]);
+}
+
+#[test]
 fn bytes_that_change_on_the_way_are_not_stored() {
     let mut pair = Pair::new(Rights::all());
     let group = vec![(key(1, "k"), object(1, 70_000)), (key(1, "v"), object(2, 100))];

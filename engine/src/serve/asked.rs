@@ -6,6 +6,7 @@ use pagelith_layouts::wire::request::{Ask, Verb};
 use super::Manner;
 use super::answer::Answered;
 use crate::error::{Error, Result};
+use crate::remote::queue::RemoteJob;
 use crate::session::Session;
 use crate::shared::{Pending, Shared};
 
@@ -26,12 +27,14 @@ impl AskedOp {
             Ask::Flush => (crate::flush::begin(&shared)?, 0),
             Ask::Clear(namespace) => {
                 let (generation, answer) = crate::remove::begin_clear(&shared, *namespace)?;
-                (answer.into_iter().collect(), generation.0)
+                let told = crate::remove::tell(&shared, |id| RemoteJob::Clear { id, namespace: *namespace });
+                (answer.into_iter().chain(told).collect(), generation.0)
             }
             Ask::Remove(keys) => {
                 let keys: Vec<ObjectKey> = keys.iter().collect();
-                let (answers, removed) =
+                let (mut answers, removed) =
                     crate::remove::begin(&shared, session, &keys, &manner.options, manner.deadline)?;
+                answers.extend(crate::remove::tell(&shared, |id| RemoteJob::Remove { id, keys }));
                 (answers, removed as u64)
             }
             ask => return Err(Error::invalid(format!("nothing to wait for verb={:?}", ask.verb()))),

@@ -12,7 +12,7 @@ use pagelith_layouts::wire::pull::{self, PullItem};
 use pagelith_layouts::wire::put::Puts;
 use pagelith_layouts::wire::request::Verb;
 use pagelith_layouts::wire::{Frame, Kind};
-use pagelith_tiers::policy::Recency;
+use pagelith_tiers::policy::{FrameId, Recency};
 use pagelith_tiers::ssd::read::Verifier;
 use pagelith_transport::link::Link;
 
@@ -21,6 +21,7 @@ use super::{Manner, World};
 use crate::batch::{Options, Put, PutGroup, Source};
 use crate::error::{Error, ErrorKind};
 use crate::exists::exists;
+use crate::frames::FrameData;
 use crate::index::Entry;
 use crate::outcome::{PutDone, PutOutcome, Ticket};
 use crate::session::recency_in;
@@ -163,7 +164,7 @@ impl PutOp {
     /// Settle a group without its bytes, or pull them; false if there is no room for them now.
     fn begin(&mut self, world: &mut World, link: &mut dyn Link, id: OpId, at: usize) -> bool {
         let objects = self.groups[at].objects.clone();
-        if self.is_present(world.shared(), &objects) {
+        if self.is_present(world.shared(), &self.groups[at]) {
             self.settle(at, || Verdict::Put(PutOutcome::AlreadyPresent));
             return true;
         }
@@ -197,9 +198,11 @@ impl PutOp {
         true
     }
 
-    /// Whether the index has all of these, by fingerprint and length: then their bytes need not travel. What is wrong
-    /// about that by chance is an object that is not stored, once in 2^128.
-    fn is_present(&self, shared: &Shared, objects: &Range<usize>) -> bool {
+    /// Whether the group is here as it was put, so that its bytes need not travel: one object by the index (what is wrong
+    /// about that by chance is an object that is not stored, once in 2^128), several only where one frame holds exactly
+    /// these. What lies apart, or on SSD alone, has to be looked at by who stores it.
+    fn is_present(&self, shared: &Shared, group: &Group) -> bool {
+        let objects = &group.objects;
         if shared.config.constant_fingerprint() {
             return false;
         }
@@ -207,10 +210,22 @@ impl PutOp {
         let here = |o: &Offered| {
             let fingerprint = shared.fingerprint(&o.key, core.generation(o.key.namespace()));
             let fits = |e: &Entry| u64::from(e.length) == o.length && core.is_visible(e);
-            core.index.find(fingerprint).any(|e| fits(&e))
+            core.index.find(fingerprint).find(fits)
         };
-        if !self.offered[objects.clone()].iter().all(here) {
-            return false;
+        let entries: Option<Vec<Entry>> = self.offered[objects.clone()].iter().map(here).collect();
+        let Some(entries) = entries else { return false };
+        if objects.len() > 1 || group.base.is_some() {
+            let frame = entries[0].frame.filter(|frame| entries.iter().all(|e| e.frame == Some(*frame)));
+            let data = frame.and_then(|frame| core.frames.get(FrameId(frame))).map(|f| &f.data);
+            let as_put = |data: &FrameData| {
+                let keys = self.offered[objects.clone()].iter().map(|o| &o.key);
+                data.members.len() == objects.len()
+                    && data.is_attached() == group.base.is_some()
+                    && keys.into_iter().all(|key| data.members.iter().any(|m| m.key == *key))
+            };
+            if !data.is_some_and(|data| as_put(data)) {
+                return false;
+            }
         }
         let keys = self.offered[objects.clone()].iter().map(|o| o.key);
         let at = Recency {
