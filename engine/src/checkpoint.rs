@@ -14,7 +14,6 @@ use pagelith_layouts::checkpoint::{CheckpointEntry, SegmentMark};
 use pagelith_layouts::ids::{SegmentId, SegmentOrder};
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_tiers::ssd::checkpoint::CheckpointWriter;
-use pagelith_tiers::ssd::segments::SegmentState;
 
 use crate::flusher::{Flusher, Purpose};
 use crate::index::Visited;
@@ -47,13 +46,7 @@ impl Flusher {
             .segments
             .iter()
             .map(|(_, s)| SegmentMark {
-                // A free segment in which nothing was written in this life has no footer: told to be sealed,
-                // the next open could never reclaim it.
-                incarnation: if s.state == SegmentState::Free && s.data_end == 0 {
-                    0
-                } else {
-                    s.incarnation.0
-                },
+                incarnation: s.incarnation.0,
                 order: s.order.0,
                 min_sequence: s.min_sequence.0,
                 data_end: s.data_end,

@@ -110,7 +110,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
         false => Some(Arc::new(Remote::new(peers)?)),
     };
     let began = env.clock.now();
-    let ssd = match (&env.disk, config.has_ssd()) {
+    let mut ssd = match (&env.disk, config.has_ssd()) {
         (Some(_), true) => Some(open_volume(&config, &env)?),
         _ => None,
     };
@@ -145,7 +145,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
         write_buffer_only: config.dram_bytes() == 0,
         stopping: false,
     };
-    let recovered = match &ssd {
+    let recovered = match &mut ssd {
         Some(opened) => Some(recover_into(&mut core, &config, opened, fingerprint_key, env.clock.now())?),
         None => None,
     };
@@ -231,7 +231,7 @@ fn volume_error(error: VolumeError) -> Error {
 fn recover_into(
     core: &mut Core,
     config: &ValidConfig,
-    opened: &OpenedVolume,
+    opened: &mut OpenedVolume,
     secret: [u8; FINGERPRINT_KEY_BYTES],
     now: Mono,
 ) -> Result<Recovered> {
@@ -239,7 +239,7 @@ fn recover_into(
     let mut serial = Serial::new(&*volume.disk, config.deadline())?;
     let mut collector = Collector::new(secret, opened.manifest.generations());
     let constant = config.constant_fingerprint();
-    let recovered = recover(volume, &opened.manifest, &mut serial, !constant, &mut collector)
+    let recovered = recover(volume, &mut opened.manifest, &mut serial, !constant, &mut collector)
         .map_err(|f| Error::from(f).context("recover"))?;
     let policy = match config.ssd_policy() {
         SsdPolicy::Fifo => "fifo",

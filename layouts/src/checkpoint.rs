@@ -71,13 +71,13 @@ structure! {
 structure! {
     /// A segment as it was when the snapshot began; mark `i` is segment `i`.
     pub struct SegmentMark = 32 {
-        /// Incarnation; 0 if there was nothing in it to be kept.
+        /// Incarnation; 0 if it was never used.
         pub incarnation: u64,
         /// When that incarnation was opened.
         pub order: u64,
         /// Smallest sequence of an object in it; tombstones do not count. All ones if there is none.
         pub min_sequence: u64,
-        /// Where its last record ends, in bytes.
+        /// Where its last record ends, in bytes; 0 if nothing was appended to this incarnation: it is free.
         pub data_end: u64,
     }
 }

@@ -28,13 +28,13 @@ pub(super) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// What the newest checkpoint says of a segment in its present life, if it speaks for it: what is in the segment
+    /// What the newest checkpoint says of a segment in its present life, if it speaks for something in it: that
     /// is found through it, whatever the segment itself says.
     pub(super) fn mark(&self, segment: &Segment) -> Option<&SegmentMark> {
         let SegmentId(id) = segment.identity.segment;
         let speaks = |m: &&SegmentMark| {
             let replayed = self.newest.is_none_or(|c| m.order >= c.replay_from.0);
-            m.incarnation == segment.identity.incarnation.0 && !replayed
+            m.incarnation == segment.identity.incarnation.0 && !replayed && m.data_end > 0
         };
         self.marks.get(id as usize).filter(speaks)
     }

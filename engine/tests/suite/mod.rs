@@ -103,6 +103,7 @@ macro_rules! for_all_behaviours {
             tombstones::survive_reclaim_under_fifo,
             tombstones::survive_reclaim_under_recency,
             tombstones::survive_several_crashes,
+            tombstones::are_not_undone_by_a_segment_without_a_head,
             pins::a_pin_holds_while_its_segment_is_reclaimed,
             pins::what_was_pinned_goes_when_the_pin_does,
             pins::a_pin_holds_in_memory,

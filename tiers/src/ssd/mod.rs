@@ -23,5 +23,6 @@ mod scanned;
 pub mod segments;
 pub mod serial;
 pub mod sync;
+mod unused;
 pub mod volume;
 pub mod walk;

@@ -19,10 +19,11 @@ use pagelith_layouts::segment::{self, SegmentIdentity};
 use super::scanned::Scanned;
 use super::segments::{Segment, SegmentState, SegmentTable};
 use super::serial::{Serial, no_memory};
+use super::unused::disown;
 use super::volume::Volume;
 
 /// More sequences than were given since any segment was opened.
-const UNREADABLE_SEQUENCES: u64 = 1 << 40;
+pub(super) const UNREADABLE_SEQUENCES: u64 = 1 << 40;
 
 /// Who learns what was found.
 pub trait Sink {
@@ -66,10 +67,10 @@ pub struct Recovered {
 }
 
 /// Find out what the store holds. Segments without a footer are sealed on the way, so that afterwards all
-/// are sealed or free.
+/// are sealed or free, and the incarnation of those in which nothing was found is raised.
 pub fn recover(
     volume: &Volume,
-    manifest: &Manifest,
+    manifest: &mut Manifest,
     serial: &mut Serial,
     use_checkpoint: bool,
     sink: &mut dyn Sink,
@@ -98,7 +99,9 @@ pub fn recover(
         match marks.get(id.0 as usize) {
             _ if incarnation == Incarnation(0) => {}
             Some(mark) if mark.incarnation == incarnation.0 => {
-                s.state = SegmentState::Sealed;
+                // Nothing was ever appended under this incarnation that counts, so it is free.
+                let empty = mark.data_end == 0;
+                s.state = if empty { SegmentState::Free } else { SegmentState::Sealed };
                 (s.min_sequence, s.data_end) = (Sequence(mark.min_sequence), mark.data_end);
             }
             _ => replay.push((order, id)),
@@ -106,9 +109,14 @@ pub fn recover(
     }
     // In log order, so that a later fact about a key meets the earlier ones already known.
     replay.sort();
+    let mut unused = Vec::new();
     for (_, id) in replay {
         replay_segment(volume, serial, id, sink, &mut found)?;
+        if found.segments.get(id).state == SegmentState::Free {
+            unused.push(id);
+        }
     }
+    disown(volume, manifest, serial, &unused, &mut found)?;
     Ok(found)
 }
 
