@@ -268,6 +268,17 @@ impl Core {
         self.index.update(fingerprint, at, |e| e.ssd = None).unwrap_or(false)
     }
 
+    /// Forget objects that are lost on SSD, each at its place; the pages that DRAM still has, which are to be written again
+    /// ([`Core::requeue_frame`]): they count as durable, and what is attached to them does with them.
+    pub fn drop_lost(&mut self, lost: impl IntoIterator<Item = (u128, SsdPlace)>) -> BTreeSet<u32> {
+        let mut pages = BTreeSet::new();
+        for (fingerprint, place) in lost {
+            pages.extend(self.index.find(fingerprint).find(|e| e.ssd == Some(place)).and_then(|e| e.frame));
+            self.drop_ssd(fingerprint, place);
+        }
+        pages
+    }
+
     /// Give an object that `matches` its place on SSD, counting it out of an earlier one.
     pub fn place_ssd(
         &mut self,

@@ -3,7 +3,7 @@
 use pagelith_layouts::ids::SegmentId;
 use pagelith_layouts::record::Record;
 use pagelith_layouts::segment::SegmentIdentity;
-use pagelith_tiers::policy::Recency;
+use pagelith_tiers::policy::{FrameId, Recency};
 use pagelith_tiers::ssd::read::Expected;
 
 use crate::core::Core;
@@ -126,20 +126,34 @@ pub(crate) fn release(shared: &Shared, slot: &mut Slot) {
 /// noted as broken, and nothing in it is seen any more.
 pub(crate) fn forget(shared: &Shared, slot: &Slot, header: Option<&[u8]>) {
     let (Some(place), Some(expected)) = (slot.place, slot.expected) else { return };
+    let record = header.and_then(|bytes| Record::decode(bytes).ok());
+    let record = record.filter(|r| r.expect(expected.identity, expected.offset).is_ok());
     let mut core = shared.lock();
+    let known = core.index.find(slot.fingerprint).any(|e| e.ssd == Some(place));
+    // Another get may have brought the page into memory meanwhile.
+    let mut pages = core.drop_lost([(slot.fingerprint, place)]);
     // What went together is one failure.
-    if core.drop_ssd(slot.fingerprint, place) && !core.is_broken_at(place) {
+    if known && !core.is_broken_at(place) {
         core.suspect(SegmentId(place.segment), shared.now());
         shared.work.raise();
     }
-    let record = header.and_then(|bytes| Record::decode(bytes).ok());
-    let Some(record) = record.filter(|r| r.expect(expected.identity, expected.offset).is_ok()) else {
-        if let Some(ssd) = core.ssd.as_mut() {
-            ssd.broken.insert((place.segment, place.record_block));
+    match record {
+        Some(record) => {
+            let generation = record.facts().generation;
+            let siblings = siblings(&record)
+                .into_iter()
+                .map(|(key, place)| (shared.fingerprint(&key, generation), place));
+            pages.extend(core.drop_lost(siblings));
         }
-        return;
-    };
-    for (key, place) in siblings(&record) {
-        core.drop_ssd(shared.fingerprint(&key, record.facts().generation), place);
+        None => {
+            if let Some(ssd) = core.ssd.as_mut() {
+                ssd.broken.insert((place.segment, place.record_block));
+            }
+        }
+    }
+    for page in pages {
+        if core.requeue_frame(FrameId(page)) {
+            shared.work.raise();
+        }
     }
 }

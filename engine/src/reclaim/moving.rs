@@ -6,6 +6,7 @@ use pagelith_layouts::checksum::Checksum;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{Record, RecordKind};
 use pagelith_layouts::segment::SegmentIdentity;
+use pagelith_tiers::policy::FrameId;
 use pagelith_tiers::ssd::append::{RecordPlace, Unit, UnitMember};
 use pagelith_tiers::ssd::read::Verifier;
 use pagelith_tiers::ssd::segments::SegmentState;
@@ -103,9 +104,9 @@ impl Flusher {
                 let mut core = self.shared.lock();
                 core.counters.damaged += survivor.members.len() as u64;
                 core.suspect(segment, now);
-                survivor.members.iter().for_each(|(fp, place)| {
-                    core.drop_ssd(*fp, *place);
-                });
+                for page in core.drop_lost(survivor.members) {
+                    core.requeue_frame(FrameId(page));
+                }
             }
         }
     }

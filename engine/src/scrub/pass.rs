@@ -4,7 +4,7 @@
 //! A segment is held (a reader counted) only while a read is under way, so a slow pass never keeps reclaim from it; one
 //! that was reclaimed meanwhile is left.
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 
 use pagelith_io::buffer::AlignedBuf;
 use pagelith_io::disk::{Completion, Op};
@@ -172,13 +172,7 @@ impl Pass {
         let now = shared.now();
         let mut core = shared.lock();
         core.counters.damaged += members.len() as u64;
-        let mut pages = BTreeSet::new();
-        for m in members {
-            pages.extend(
-                core.index.find(m.fingerprint).find(|e| e.ssd == Some(m.place)).and_then(|e| e.frame),
-            );
-            core.drop_ssd(m.fingerprint, m.place);
-        }
+        let pages = core.drop_lost(members.iter().map(|m| (m.fingerprint, m.place)));
         for id in pages.into_iter().map(FrameId) {
             let objects = core.frames.get(id).map_or(0, |f| f.data.members.len() as u64);
             if core.requeue_frame(id) {

@@ -1,7 +1,9 @@
 //! Bytes that rot on SSD: a miss, counted, and nothing else lost.
 
+use pagelith::io::fault::{FaultKind, FaultOp};
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{GetOutcome, MissCause, Options, PutOutcome, Store};
+use pagelith::{Destination, Done, Get, GetOutcome, MissCause, Options, PutOutcome, Store, Tier};
+use pagelith_sim::disk::FaultPlan;
 
 use super::kit::*;
 use super::world::World;
@@ -182,4 +184,37 @@ pub fn by_the_record_of_another_place(world: &World) {
     if world.tells_keys_apart() {
         others_are_fine(&store, 5);
     }
+}
+
+/// Two gets of a page are under way; one brings it into memory, the other cannot read it. What is durable stays so: it is
+/// written again from memory.
+pub fn met_while_another_get_promotes_it_costs_nothing(world: &World) {
+    let Some(sim) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
+    let mut config = world.config();
+    config.dram.promote = pagelith::config::Promote::Always;
+    let store = world.open(&config);
+    store_page(&store, 1, LEN);
+    let store = world.reopen(store, &config);
+    let mut session = store.session().expect("a session");
+    // The first read is the first get's; the second get tries twice.
+    for nth in [2, 3] {
+        sim.disk.inject(FaultPlan::Fail { op: FaultOp::Read, nth, kind: FaultKind::Device });
+    }
+    let get = || Get {
+        key: key(1),
+        range: None,
+        destination: Destination::owned(pagelith::AlignedBuf::new(LEN).expect("memory")),
+    };
+    let tickets = [(); 2].map(|()| session.submit_get(vec![get()], Options::default()));
+    let outcomes = tickets.map(|ticket| match session.wait(ticket, std::time::Duration::from_secs(30)) {
+        Some(Done::Get(mut done)) => done.remove(0).outcome,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(outcomes[0], Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: LEN as u64 }));
+    assert_eq!(outcomes[1], Ok(GetOutcome::Miss(MissCause::Unreadable)));
+    drop(session);
+    assert_eq!(hit_page(&store, 1, LEN), Tier::Memory);
+    assert_eq!(put(&store, key(1), &bytes(1, LEN)), Ok(PutOutcome::AlreadyPresent));
+    let store = world.reopen(store, &config);
+    assert_eq!(hit_page(&store, 1, LEN), Tier::Ssd);
 }
