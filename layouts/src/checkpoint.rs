@@ -77,7 +77,8 @@ structure! {
         pub order: u64,
         /// Smallest sequence of an object in it; tombstones do not count. All ones if there is none.
         pub min_sequence: u64,
-        /// Where its last record ends, in bytes; 0 if nothing was appended to this incarnation: it is free.
+        /// Where its last record ends, in bytes; 0 if nothing was appended to this incarnation: it is
+        /// free. The length of a segment if it could not be read.
         pub data_end: u64,
     }
 }

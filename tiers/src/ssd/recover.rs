@@ -292,7 +292,7 @@ fn replay_segment(
                 on_time(serial, fault.clone())?;
                 // Its tombstones are lost with it, and what they shadow lies before it in the log.
                 sink.forget_all();
-                return unreadable(found, id, &fault);
+                return unreadable(found, id, volume.geometry.segment_bytes, &fault);
             }
         },
     };
@@ -326,7 +326,12 @@ fn on_time(serial: &Serial, fault: IoFault) -> Result<(), IoFault> {
     if serial.is_late() { Err(fault) } else { Ok(()) }
 }
 
-fn unreadable(found: &mut Recovered, id: SegmentId, fault: &IoFault) -> Result<(), IoFault> {
+fn unreadable(
+    found: &mut Recovered,
+    id: SegmentId,
+    segment_bytes: u64,
+    fault: &IoFault,
+) -> Result<(), IoFault> {
     tracing::warn!(segment = id.0, %fault, "segment cannot be read, what it held is forgotten");
     found.unreadable += 1;
     let s = found.segments.get_mut(id);
@@ -334,6 +339,9 @@ fn unreadable(found: &mut Recovered, id: SegmentId, fault: &IoFault) -> Result<(
     // What is in it is unknown, so every tombstone is kept, and no sequence in it is given again: should it be
     // readable at a later open, what it holds is older than what comes now.
     s.min_sequence = Sequence(0);
+    // All of it, for all that is known: a checkpoint must not say that it is free, as long as an open without one would
+    // replay what is older.
+    s.data_end = segment_bytes;
     found.next_sequence = Sequence(found.next_sequence.0.saturating_add(UNREADABLE_SEQUENCES));
     Ok(())
 }

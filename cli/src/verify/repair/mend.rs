@@ -76,7 +76,9 @@ fn plans(disk: &OnDisk, look: &Look, wish: Wish, report: &mut Report) -> (Drops,
     }
     for segment in &look.segments {
         let id = segment.identity.segment;
-        let mark_end = look.checkpoints.mark(segment).map(|m| m.data_end);
+        // Of one that an open could not read it says that it may be full.
+        let known = |end: u64| if end < superblock.segment_bytes { end } else { 0 };
+        let mark_end = look.checkpoints.mark(segment).map(|m| known(m.data_end));
         match plan(disk, superblock, segment, look.covered(segment), mark_end) {
             _ if drops.contains_key(&id) => {}
             Plan::Leave => {}
