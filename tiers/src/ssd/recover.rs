@@ -249,19 +249,10 @@ fn replay_segment(
 ) -> Result<(), IoFault> {
     let &Segment { incarnation, order, .. } = found.segments.get(id);
     let identity = SegmentIdentity { store: volume.store, segment: id, incarnation };
-    let (file, start) = volume.place(id, 0);
-    match serial.read(file, start, ALIGN as usize) {
-        Ok(block) => match segment::decode_head(&block, volume.store, id) {
-            // The head goes first into a segment: while it is another life's, or nothing, nothing was ever
-            // synced under this incarnation. Unless the device acked it and lost it: then a footer or a record says so.
-            Ok((in_head, ..)) if in_head != incarnation && !was_used(volume, serial, identity) => {
-                return Ok(());
-            }
-            Err(FormatError::Empty { .. }) if !was_used(volume, serial, identity) => return Ok(()),
-            // A ruined head says nothing; footer and records do.
-            Ok(_) | Err(_) => {}
-        },
-        Err(fault) => on_time(serial, fault)?,
+    // Twice: of a segment that is not used the incarnation is raised, and what a device brought instead of its blocks
+    // must not decide that.
+    if is_unused(volume, serial, identity)? && is_unused(volume, serial, identity)? {
+        return Ok(());
     }
     let footer = match read_footer(volume, serial, identity) {
         Ok(footer) => footer.ok(),
@@ -304,6 +295,22 @@ fn replay_segment(
     (s.min_sequence, s.data_end) = (facts.min_sequence, facts.data_end);
     found.next_sequence = found.next_sequence.max(Sequence(facts.max_sequence.0 + 1));
     Ok(())
+}
+
+/// Whether a segment was only kept ready. The head goes first into a segment: while it is another life's, or nothing,
+/// nothing was ever synced under this incarnation. Unless the device acked it and lost it: then a footer or a record
+/// says so. A ruined head says nothing; footer and records do.
+fn is_unused(volume: &Volume, serial: &mut Serial, identity: SegmentIdentity) -> Result<bool, IoFault> {
+    let (file, start) = volume.place(identity.segment, 0);
+    let block = match serial.read(file, start, ALIGN as usize) {
+        Ok(block) => block,
+        Err(fault) => return on_time(serial, fault).map(|()| false),
+    };
+    let headless = match segment::decode_head(&block, volume.store, identity.segment) {
+        Ok((in_head, ..)) => in_head != identity.incarnation,
+        Err(error) => matches!(error, FormatError::Empty { .. }),
+    };
+    Ok(headless && !was_used(volume, serial, identity))
 }
 
 /// Whether something was written to a segment that has no head of its life: a footer, or its first record. What else
