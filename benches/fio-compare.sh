@@ -4,7 +4,8 @@
 #
 #   benches/fio-compare.sh DIR [OBJECT_BYTES] [BATCH] [SECONDS] [RUNS]
 #
-# fio reads whole blocks of 4096 bytes; of both only the objects' bytes count. Both read into pages of 4 KiB.
+# fio reads whole blocks of 4096 bytes; of both only the objects' bytes count. Both read into huge pages: as root they are
+# reserved for fio meanwhile; where that fails fio has pages of 4 KiB, which is said.
 # DIR is on the file system to measure and is left as it was found, but for DIR/pagelith-fio-compare, which is
 # removed. Sizes are in bytes. PAGELITH names the program (default: a release build of this repository).
 set -eu
@@ -30,7 +31,20 @@ fi
 
 work=$dir/pagelith-fio-compare
 mkdir -p "$work"
-trap 'rm -rf "$work"' EXIT
+reserved=/proc/sys/vm/nr_hugepages
+before=$(cat $reserved)
+pages=$((before + batch * depth * ((object_bytes + 4095) / 4096 * 4096) / 2097152 + 16))
+give_back() {
+    rm -rf "$work"
+    { echo "$before" >$reserved; } 2>/dev/null || true
+}
+trap give_back EXIT
+memory=
+if { echo $pages >$reserved; } 2>/dev/null && [ "$(cat $reserved)" -ge $pages ]; then
+    memory=--mem=mmaphuge
+else
+    echo "no huge pages can be reserved, fio reads into pages of 4 KiB"
+fi
 trap 'exit 1' INT TERM
 
 # A field of the store's own side of a JSON line, which comes first, or of the limit's, which stands inside of `limit`.
@@ -42,7 +56,7 @@ padded=$(((object_bytes + 4095) / 4096 * 4096))
 # read, 88 and 89 are CPU in percent.
 fio_run() {
     out=$(fio --name=limit --filename="$work/fio" --size=$data --rw="$1" --bs="$2" --iodepth="$((batch * depth))" \
-        --ioengine=io_uring --direct=1 --minimal --terse-version=3 $3)
+        --ioengine=io_uring --direct=1 --minimal --terse-version=3 $memory $3)
     echo "$out" | awk -F';' -v share="$object_bytes" -v of="$padded" 'NF > 89 && $5 == 0 {
         gb = $7 * 1024 / 1e9 * share / of
         print gb, (gb > 0) ? ($88 + $89) / 100 / gb : 0
@@ -50,7 +64,8 @@ fio_run() {
 }
 
 # Fill both sides before anything is timed.
-fio_run write 1048576 "--end_fsync=1" >/dev/null
+fio --name=fill --filename="$work/fio" --size=$data --rw=write --bs=1M --iodepth=8 --ioengine=io_uring --direct=1 \
+    --end_fsync=1 --minimal >/dev/null
 store_run() {
     "$PAGELITH" bench --tier ssd --op get --io uring --object-bytes "$object_bytes" --batch "$batch" \
         --depth $depth --data "$data" --dir "$work/store" --rounds 1 --seconds "$((2 * seconds))" --json 2>/dev/null
@@ -63,11 +78,11 @@ while [ "$run" -lt "$runs" ]; do
     # The first second it faults in its memory; the store's is touched before its clock runs.
     limit=$(fio_run randread "$padded" "--time_based --ramp_time=1 --runtime=$seconds")
     line=$(store_run)
-    echo "$limit $(own gb_per_s) $(own cpu_s_per_gb) $(bare gb_per_s) $(bare cpu_s_per_gb)" >>"$work/runs"
+    echo "$limit $(own gb_per_s) $(own cpu_s_per_gb) $(bare gb_per_s) $(bare cpu_s_per_gb) $(bare checksum_cpu_s_per_gb)" >>"$work/runs"
     run=$((run + 1))
 done
-if ! awk 'NF != 6 || $1 <= 0 { exit 1 }' "$work/runs"; then
-    echo "fio or the store failed in a run: fio's GB/s and CPU-s/GB, the store's, the bare loop's" >&2
+if ! awk 'NF != 7 || $1 <= 0 { exit 1 }' "$work/runs"; then
+    echo "fio or the store failed in a run: fio's GB/s and CPU-s/GB, the store's, the bare loop's, the checksum's CPU" >&2
     cat "$work/runs" >&2
     exit 1
 fi
@@ -82,4 +97,5 @@ echo "object_bytes=$object_bytes batch=$batch depth=$depth seconds=$seconds runs
 echo "fio   GB/s: $(all '$1')median $(median '$1'), CPU-s/GB $(median '$2')"
 echo "store GB/s: $(all '$3')median $(median '$3'), CPU-s/GB $(median '$4')"
 echo "bare  GB/s: $(all '$5')median $(median '$5'), CPU-s/GB $(median '$6')"
+echo "CPU-s/GB of a pass of the checksum: median $(median '$7'); fio's and 1.2 of that: $(median '$2 + 1.2 * $7')"
 echo "store / fio = $(median '$3 / $1'), bare / fio = $(median '$5 / $1'), store / bare = $(median '$3 / $5')"

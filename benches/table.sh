@@ -30,11 +30,11 @@ row() { # TIER OP OBJECT_BYTES BATCH DEPTH [MORE FLAGS]
         --seconds "$seconds" --rounds 5 --json --dir "$work" "$@" 2>/dev/null)
     rm -rf "$work"/*
     echo "| $tier $op | $bytes | $batch x $depth | **$(own ratio)** of $(limits what) | $(own cpu_s_per_gb) | $(limits cpu_s_per_gb) |" \
-        "$(own p50_us) | $(own p99_us) | $(own syscalls_per_object) |"
+        "$(limits checksum_cpu_s_per_gb) | $(own p50_us) | $(own p99_us) | $(own syscalls_per_object) |"
 }
 
-echo "| what | object | batch x depth | ratio to the limit of the run | CPU-s/GB | limit's | p50 us | p99 us | calls/object |"
-echo "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |"
+echo "| what | object | batch x depth | ratio to the limit of the run | CPU-s/GB | limit's | checksum's | p50 us | p99 us | calls/object |"
+echo "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
 for bytes in 64KiB 1MiB 4MiB; do
     row dram get $bytes 32 4
     row dram put $bytes 32 4
@@ -47,6 +47,8 @@ for bytes in 64KiB 1MiB 4MiB; do
     row ssd put $bytes 32 4
 done
 row ssd mixed 1MiB 8 4
+row ssd open 4KiB 32 1 --data 4GiB
+row ssd open-clean 4KiB 32 1 --data 4GiB
 row dram exists 4KiB 1024 1
 row dram exists 4KiB 1024 1 --data 4GiB
 row ssd exists 4KiB 1024 1

@@ -48,6 +48,11 @@ pub(crate) fn process_cpu() -> Duration {
     cpu(ClockId::ProcessCPUTime)
 }
 
+/// CPU time of this thread so far.
+pub(crate) fn thread_cpu() -> Duration {
+    cpu(ClockId::ThreadCPUTime)
+}
+
 fn cpu(clock: ClockId) -> Duration {
     let now = clock_gettime(clock);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);

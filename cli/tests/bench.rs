@@ -29,10 +29,13 @@ fn every_tier_and_operation_is_measured_beside_its_limit() {
         ("ssd", "put", "bare writes and a sync"),
         ("ssd", "mixed", "bare reads beside bare writes, and a sync"),
         ("dram", "exists", "a line of memory for each key"),
+        ("ssd", "open", "a bare read of as many entries of the checkpoint"),
+        ("ssd", "open-clean", "a bare read of as many entries of the checkpoint"),
     ] {
         let json = bench(&["--tier", tier, "--op", op]);
         assert_eq!(json["limit"]["what"], what, "{json}");
-        let rate = if op == "exists" { "ops_per_s" } else { "gb_per_s" };
+        let moves = matches!(op, "get" | "put" | "mixed");
+        let rate = if moves { "gb_per_s" } else { "ops_per_s" };
         let (store, limit) = (json[rate].as_f64().unwrap(), json["limit"][rate].as_f64().unwrap());
         assert!(store > 0.0 && limit > 0.0, "{json}");
         // All three were rounded to four decimals: a bound in parts alone fails for a ratio near nothing, as an
@@ -43,7 +46,9 @@ fn every_tier_and_operation_is_measured_beside_its_limit() {
         assert!(times[0] > 0.0 && times.is_sorted(), "{json}");
         let calls = json["syscalls_per_object"].as_f64().unwrap();
         assert_eq!(calls > 0.0, tier == "ssd", "{json}");
-        assert_eq!(json["cpu_s_per_gb"].is_null(), op == "exists", "{json}");
+        assert_eq!(json["cpu_s_per_gb"].is_null(), !moves, "{json}");
+        let verifies = (tier, op) == ("ssd", "get");
+        assert_eq!(json["limit"]["checksum_cpu_s_per_gb"].is_number(), verifies, "{json}");
     }
 }
 
@@ -54,6 +59,16 @@ fn a_named_directory_is_filled_once() {
     let args = ["--tier=ssd", "--op=get", &flag, "--depth=2"];
     assert_eq!(bench(&args)["depth"], 2);
     assert_eq!(bench(&args)["op"], "get");
+}
+
+#[test]
+fn a_writer_beside_writes_at_its_rate() {
+    let args = ["--tier=ssd", "--op=mixed", "--depth=1"];
+    let json = bench(&[&args[..], &["--write-rate=20MiB"]].concat());
+    let written = json["written_gb_per_s"].as_f64().unwrap();
+    // At most what was asked for; how much less is the machine's affair.
+    assert!(written > 0.0 && written <= 0.021, "{json}");
+    assert!(bench(&args)["written_gb_per_s"].is_null());
 }
 
 #[test]

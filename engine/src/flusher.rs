@@ -196,6 +196,12 @@ impl Flusher {
         !self.is_read_only() && self.prepare_free().is_some()
     }
 
+    /// Writes that may be in flight: few while somebody reads, who would wait for them.
+    fn write_depth(&self) -> usize {
+        let config = &self.shared.config;
+        (if self.shared.is_read() { config.write_depth_reading() } else { config.write_depth() }) as usize
+    }
+
     /// Move jobs into the log while it has room.
     fn take_jobs(&mut self) -> bool {
         let mut moved = false;
@@ -463,6 +469,7 @@ impl Task for Flusher {
         busy |= self.prepare_segment();
         busy |= self.step_reclaim();
         busy |= self.refuse_jobs();
+        self.log.limit_writes(self.write_depth());
         busy |= self.take_jobs();
         busy |= self.step_checkpoint();
         busy |= self.step_scrub();

@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use pagelith_io::huge;
 use pagelith_layouts::checksum::Checksum;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::key::ObjectKey;
@@ -104,6 +105,11 @@ pub(crate) struct Frames {
 }
 
 impl Frames {
+    /// None yet, with room for `most`.
+    pub fn with_room(most: usize) -> Frames {
+        Frames { slots: huge::table(most.min(FRAME_MAX as usize + 1)), ..Frames::default() }
+    }
+
     /// Whether there is no number for another frame.
     pub fn is_full(&self) -> bool {
         self.free.is_empty() && self.slots.len() > FRAME_MAX as usize

@@ -169,7 +169,8 @@ impl GetBatch {
 
     /// Go on as far as possible without waiting; true once every object has its outcome.
     pub fn advance(&mut self, io: &mut SessionIo, ticket: Ticket) -> bool {
-        if io.shared.now() >= self.deadline {
+        let now = io.shared.now();
+        if now >= self.deadline {
             if !self.late {
                 self.give_up(io);
             }
@@ -212,6 +213,9 @@ impl GetBatch {
         }
         held_back.append(&mut self.waiting);
         self.waiting = held_back;
+        if !self.flights.is_empty() {
+            io.shared.note_reads(now);
+        }
         self.open == 0 && self.flights.is_empty()
     }
 

@@ -150,7 +150,10 @@ impl Group<'_> {
     /// no room in time (it stays open); `Unavailable` if it was open no more.
     pub fn commit(&self, options: Options) -> Result<PutOutcome> {
         let shared = &self.store.shared;
-        shared.while_busy(shared.deadline(options.timeout), || self.commit_once(options))
+        let deadline = shared.deadline(options.timeout);
+        // Each try has the time that is left, not all of it again.
+        let left = || Some(deadline.since(shared.now()));
+        shared.while_busy(deadline, || self.commit_once(Options { timeout: left(), ..options }))
     }
 
     fn commit_once(&self, options: Options) -> Result<PutOutcome> {

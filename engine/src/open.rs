@@ -11,6 +11,7 @@ use pagelith_io::signal::Signal;
 use pagelith_io::staging::StagingPool;
 use pagelith_io::sync::{Arc, AtomicBool, AtomicU64, Mutex};
 use pagelith_io::system::{SystemClock, SystemEntropy, Threads};
+use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checksum::FINGERPRINT_KEY_BYTES;
 use pagelith_layouts::footer;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
@@ -26,6 +27,7 @@ use crate::config::{MemoryPlan, SsdIo, SsdPolicy, ValidConfig};
 use crate::core::{Core, Job, SsdCore};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flusher::Flusher;
+use crate::frames::Frames;
 use crate::groups::waiting::Waiting;
 use crate::health::{Health, Limits};
 use crate::index::{Index, SEGMENT_MAX};
@@ -35,7 +37,7 @@ use crate::remote::lines::Lines;
 use crate::remote::queue::RemoteQueue;
 use crate::remote::writer::Writer;
 use crate::remote::{Peer, Remote};
-use crate::shared::Shared;
+use crate::shared::{NEVER_READ, Shared};
 use crate::stats::Counters;
 
 /// What opening found.
@@ -119,8 +121,11 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
     let index = Index::new(config.max_objects()).map_err(|e| Error::new(ErrorKind::Busy, e.to_string()))?;
     let staging = StagingPool::new(config.staging_bytes() as usize)
         .map_err(|e| Error::new(ErrorKind::Busy, format!("staging.bytes: {e}")))?;
-    let policy = frame_policy(config.dram_policy().name())
+    let mut policy = frame_policy(config.dram_policy().name())
         .ok_or_else(|| Error::new(ErrorKind::Internal, "dram.policy is unknown"))?;
+    // A frame has an object at least, and that a block of the arena.
+    let frames_max = config.max_objects().min(config.arena_bytes() / ALIGN) as usize;
+    policy.expect(frames_max);
     let mut fingerprint_key = [0; FINGERPRINT_KEY_BYTES];
     match &ssd {
         Some(opened) => fingerprint_key = opened.manifest.superblock().fingerprint_key,
@@ -128,7 +133,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
     }
     let mut core = Core {
         index,
-        frames: Default::default(),
+        frames: Frames::with_room(frames_max),
         space: arena.space,
         policy,
         generations: HashMap::new(),
@@ -168,6 +173,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
         closed: AtomicBool::new(false),
         sick: AtomicBool::new(false),
         late_reads: AtomicU64::new(0),
+        read_at: AtomicU64::new(NEVER_READ),
     });
     let flusher = match (volume, manifest, recovered) {
         (Some(volume), Some(manifest), Some(r)) => {

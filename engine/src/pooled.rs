@@ -29,7 +29,7 @@ pub(crate) fn get(store: &Store, gets: &mut [GetSlice<'_, '_>], options: Options
                     destination: Destination(g.pieces.iter_mut().map(|p| lender.exclusive(p)).collect()),
                 })
                 .collect();
-            let ticket = session.submit_get(gets, options);
+            let ticket = session.begin_get(gets, options);
             // However long it takes: the memory is the kernel's until then.
             let done = loop {
                 if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
@@ -84,7 +84,9 @@ pub(crate) fn put(store: &Store, groups: &[LentGroup<'_>], options: Options) -> 
         let seen = shared.progress.value();
         let some: Vec<_> = left.iter().map(|&i| groups[i]).collect();
         let depth = left.first().map_or(0, |&i| i as u32);
-        let options = Options { depth: options.depth.saturating_add(depth), ..options };
+        // Each try has the time that is left, not all of it again.
+        let timeout = Some(deadline.since(shared.now()));
+        let options = Options { depth: options.depth.saturating_add(depth), timeout, ..options };
         let done = whole(store.with_session(|session| put_once(session, &some, options)), left.len());
         for (i, outcome) in left.iter().zip(done) {
             outcomes[*i] = outcome;

@@ -119,12 +119,19 @@ impl Session {
     /// Submit objects to be got. Never waits for the disk. What is in DRAM is copied now, in this thread;
     /// what is on SSD is read while [`Session::poll`] or [`Session::wait`] is called.
     pub fn submit_get(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
+        let ticket = self.begin_get(gets, options);
+        self.drive();
+        self.start();
+        ticket
+    }
+
+    /// As [`Session::submit_get`], for who waits next: the wait enters the kernel, once.
+    pub(crate) fn begin_get(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let deadline = self.io.shared.deadline(options.timeout);
         let batch = GetBatch::begin(&mut self.io, gets, at, deadline);
         self.batches.push((ticket, Batch::Get(Box::new(batch))));
-        self.drive();
         ticket
     }
 
@@ -138,6 +145,7 @@ impl Session {
         let batch = PutBatch::begin(&mut self.io, groups, at, deadline);
         self.batches.push((ticket, Batch::Put(Box::new(batch))));
         self.drive();
+        self.start();
         ticket
     }
 
@@ -150,6 +158,7 @@ impl Session {
         let batch = PutBatch::commit(&mut self.io, group.0, at, deadline);
         self.batches.push((ticket, Batch::Put(Box::new(batch))));
         self.drive();
+        self.start();
         ticket
     }
 
@@ -167,6 +176,7 @@ impl Session {
         let exists = RemoteExists::begin(&self.io, keys, found, manner);
         self.batches.push((ticket, Batch::Exists(Box::new(exists))));
         self.drive();
+        self.start();
         ticket
     }
 
@@ -206,6 +216,7 @@ impl Session {
     /// Do what can be done without waiting; a finished batch, if there is one.
     pub fn poll(&mut self) -> Option<(Ticket, Done)> {
         self.drive();
+        self.start();
         self.finished.pop_front()
     }
 
@@ -216,10 +227,12 @@ impl Session {
         loop {
             self.drive();
             if let Some(at) = self.finished.iter().position(|(t, _)| *t == ticket) {
+                self.start();
                 return self.finished.remove(at).map(|(_, done)| done);
             }
             let left = deadline.since(self.io.shared.now());
             if left.is_zero() || !self.batches.iter().any(|(t, _)| *t == ticket) {
+                self.start();
                 return None;
             }
             self.pause(left.min(WAIT_STEP));
@@ -248,7 +261,8 @@ impl Session {
         self.completed(done);
     }
 
-    /// Take completions, let every batch go on, and collect those that are done.
+    /// Take completions, let every batch go on, and collect those that are done. What they submit waits for
+    /// [`Session::start`] or a wait.
     fn drive(&mut self) {
         let mut done = Vec::new();
         if let Some(queue) = self.io.queue.as_mut() {
@@ -288,8 +302,11 @@ impl Session {
             };
             self.finished.push_back((ticket, done));
         }
+    }
+
+    /// See to it that what the batches submitted is on its way before the caller goes on with other things.
+    fn start(&mut self) {
         if let Some(queue) = self.io.queue.as_mut() {
-            // What the batches submitted is on its way before the caller goes on with other things.
             let mut early = Vec::new();
             queue.poll(&mut early);
             self.completed(early);

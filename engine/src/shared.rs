@@ -23,6 +23,12 @@ use crate::remote::Remote;
 /// The fingerprint of every key under `index.constant_fingerprint`.
 pub(crate) const CONSTANT: u128 = 1;
 
+/// Nobody read yet.
+pub(crate) const NEVER_READ: u64 = u64::MAX;
+/// How long after the last sign of a reader the next one is still expected: longer than a session's wait for the device
+/// before it gives another sign.
+const READER_GONE: Duration = Duration::from_millis(50);
+
 /// Longest single wait for room in the arena.
 pub(crate) const BUSY_STEP: Duration = Duration::from_millis(10);
 
@@ -47,6 +53,8 @@ pub(crate) struct Shared {
     pub sick: AtomicBool,
     /// Direct reads past their deadline that the kernel still has.
     pub late_reads: AtomicU64,
+    /// When somebody last had reads on the device, as the clock has it; [`NEVER_READ`] at first.
+    pub read_at: AtomicU64,
 }
 
 impl Shared {
@@ -77,6 +85,20 @@ impl Shared {
 
     pub fn now(&self) -> Mono {
         self.env.clock.now()
+    }
+
+    /// Somebody has reads on the device.
+    pub fn note_reads(&self, now: Mono) {
+        // Written at most once a millisecond: sessions share the line.
+        if now.0.abs_diff(self.read_at.load(Ordering::Relaxed)) > 1_000_000 {
+            self.read_at.store(now.0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether somebody reads from the device, or did a moment ago.
+    pub fn is_read(&self) -> bool {
+        let at = self.read_at.load(Ordering::Relaxed);
+        at != NEVER_READ && self.now().since(Mono(at)) < READER_GONE
     }
 
     /// An error if the store was closed.

@@ -5,7 +5,8 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use memmap2::MmapMut;
+use memmap2::{MmapMut, MmapRaw};
+use pagelith_layouts::align::align_up;
 
 use crate::spare;
 
@@ -15,15 +16,31 @@ pub type Keep = Arc<dyn Any + Send + Sync>;
 /// An owned, zeroed, page-aligned (4096) buffer, mapped rather than allocated, so that a long one goes back to the
 /// system when dropped; what short ones leave is kept for the next, at most 16 MiB of it.
 pub struct AlignedBuf {
-    /// `None` only while it is dropped.
-    map: Option<MmapMut>,
+    map: Map,
     len: usize,
+}
+
+enum Map {
+    /// All of a mapping; `None` only while it is dropped.
+    Whole(Option<MmapMut>),
+    /// Its part of a mapping, from this byte on. No two buffers have a byte in common.
+    Slice(Arc<MmapRaw>, usize),
 }
 
 impl AlignedBuf {
     /// A zeroed buffer of `len` bytes, at least 1. Fails if the system has no memory.
     pub fn new(len: usize) -> std::io::Result<AlignedBuf> {
-        Ok(AlignedBuf { map: Some(spare::zeroed(len)?), len })
+        Ok(AlignedBuf { map: Map::Whole(Some(spare::zeroed(len)?)), len })
+    }
+
+    /// `count` zeroed buffers of `len` bytes each, side by side in one mapping, which is of huge pages where the system has
+    /// them and goes back when the last of the buffers is dropped. What a device moves to or from a huge page is one
+    /// piece to it, and not one for every 4096 bytes. Fails if the system has no memory, or no such addresses.
+    pub fn many(count: usize, len: usize) -> std::io::Result<Vec<AlignedBuf>> {
+        let stride = align_up(len.max(1) as u64) as usize;
+        let total = stride.checked_mul(count).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        let map = Arc::new(MmapRaw::from(spare::fresh(total)?));
+        Ok((0..count).map(|i| AlignedBuf { map: Map::Slice(map.clone(), i * stride), len }).collect())
     }
 
     /// Length in bytes.
@@ -39,9 +56,8 @@ impl AlignedBuf {
     /// The whole buffer as an exclusive part of an operation.
     pub fn into_part(mut self) -> Part {
         let len = self.len;
-        // A map is never empty, so its address is never null; it does not move with the buffer's handle.
-        let ptr =
-            self.map.as_mut().and_then(|map| NonNull::new(map.as_mut_ptr())).unwrap_or(NonNull::dangling());
+        // The memory does not move with the buffer's handle.
+        let ptr = NonNull::from(&mut self[..]).cast();
         Part { ptr, len, exclusive: true, keep: Held::Owned(Arc::new(self)) }
     }
 }
@@ -49,19 +65,33 @@ impl AlignedBuf {
 impl std::ops::Deref for AlignedBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.map.as_deref().map_or(&[], |map| &map[..self.len])
+        match &self.map {
+            Map::Whole(map) => map.as_deref().map_or(&[], |map| &map[..self.len]),
+            // SAFETY: `many` mapped `len` zeroed bytes from there on, for this buffer alone, and the Arc keeps the mapping;
+            // the buffer's borrow is the slice's.
+            Map::Slice(map, at) => unsafe { std::slice::from_raw_parts(map.as_ptr().add(*at), self.len) },
+        }
     }
 }
 
 impl std::ops::DerefMut for AlignedBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.map.as_deref_mut().map_or(&mut [], |map| &mut map[..self.len])
+        match &mut self.map {
+            Map::Whole(map) => map.as_deref_mut().map_or(&mut [], |map| &mut map[..self.len]),
+            // SAFETY: as above, and the buffer is borrowed exclusively, which no other buffer shares a byte with.
+            Map::Slice(map, at) => unsafe {
+                std::slice::from_raw_parts_mut(map.as_mut_ptr().add(*at), self.len)
+            },
+        }
     }
 }
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        self.map.take().into_iter().for_each(spare::keep);
+        match &mut self.map {
+            Map::Whole(map) => map.take().into_iter().for_each(spare::keep),
+            Map::Slice(..) => {}
+        }
     }
 }
 
@@ -288,6 +318,26 @@ mod tests {
                 assert!(a.abs_diff(b) >= len, "one memory for two");
             }
         }
+    }
+
+    #[test]
+    fn buffers_of_one_mapping_are_apart_and_outlive_each_other() {
+        let mut many = AlignedBuf::many(5, 5000).expect("memory");
+        for (i, buf) in many.iter_mut().enumerate() {
+            assert!(buf.len() == 5000 && buf.iter().all(|b| *b == 0));
+            assert_eq!(buf.as_ptr() as usize % 4096, 0);
+            buf.fill(i as u8 + 1);
+        }
+        let last = many.pop().expect("five").into_part();
+        drop(many.drain(1..3));
+        for (buf, i) in many.iter().zip([1, 4]) {
+            assert!(buf.iter().all(|b| *b == i));
+        }
+        drop(many);
+        assert!(last.bytes().iter().all(|b| *b == 5));
+        assert_eq!(last.into_buf().map(|buf| buf.len()), Some(5000));
+        assert!(AlignedBuf::many(0, 1).expect("nothing").is_empty());
+        assert!(AlignedBuf::many(usize::MAX, 5000).is_err());
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub mod clock;
 pub mod disk;
 pub mod entropy;
 pub mod fault;
+pub mod huge;
 pub mod runs;
 pub mod runtime;
 pub mod signal;

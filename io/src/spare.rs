@@ -31,7 +31,8 @@ pub(crate) fn zeroed(len: usize) -> std::io::Result<MmapMut> {
     Ok(map)
 }
 
-fn fresh(len: usize) -> std::io::Result<MmapMut> {
+/// A zeroed map of its own, at least one byte long.
+pub(crate) fn fresh(len: usize) -> std::io::Result<MmapMut> {
     let map = MmapOptions::new().len(len.max(1)).map_anon()?;
     if len >= HUGE {
         // A table of many MiB that is looked at here and there misses the TLB each time. What the system declines

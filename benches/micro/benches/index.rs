@@ -5,12 +5,14 @@
 //! memory for each key, of a table as large as the index.
 #![allow(missing_docs, reason = "criterion's macros")]
 
+mod common;
+
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pagelith::layouts::key::{ObjectKey, Role};
-use pagelith::layouts::{ids::PrefixHash, namespace::Namespace, shard::Shard};
 use pagelith::{AlignedBuf, Config, Facts, Options, PutSlice, Size, Store};
+
+use common::{keys, mix};
 
 /// A million objects of a byte take 4 GiB: a page each.
 const OBJECTS: [u64; 2] = [64 << 10, 1 << 20];
@@ -24,28 +26,9 @@ const LINE: usize = 64;
 /// Bytes that the index has for an object.
 const INDEX_BYTES: u64 = 40;
 
-/// SplitMix64's finalizer (Steele, Lea, Flood, OOPSLA 2014).
-fn mix(x: u64) -> u64 {
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
 /// Numbers below `objects` in random order, some of them often.
 fn asked(objects: u64) -> impl Iterator<Item = u64> {
     (0..ASKED).map(move |i| mix(i ^ 0xa5a5) % objects)
-}
-
-fn keys(numbers: impl Iterator<Item = u64>) -> Vec<ObjectKey> {
-    let namespace = Namespace { model: "micro".into(), ..Namespace::default() }.id();
-    let first = ObjectKey::new(namespace, PrefixHash([0; 32]), Role::Target, "kv", "kv", Shard::Whole);
-    let first = first.expect("a key");
-    let of = |number: u64| {
-        let mut hash = [0; 32];
-        hash[..8].copy_from_slice(&mix(number).to_le_bytes());
-        first.on_page(PrefixHash(hash))
-    };
-    numbers.map(of).collect()
 }
 
 /// A store of DRAM alone that holds so many objects; `None` on a machine that is too small for it.

@@ -160,13 +160,14 @@ impl<'f> Bare<'f> {
             _disk: disk,
         };
         let longest = of.extents.iter().map(|e| e.1).max().unwrap_or(0);
-        for _ in 0..readers {
-            bare.reads.push(AlignedBuf::new(longest).context("no memory for a transfer")?);
-        }
+        bare.reads = AlignedBuf::many(readers, longest).context("no memory for a transfer")?;
+        // Not while the clock runs.
+        bare.reads.iter_mut().flat_map(|buffer| buffer.chunks_mut(4096)).for_each(|page| page[0] = 1);
         if shape.op != Op::Get {
-            for _ in 0..WRITE_DEPTH {
-                let noise = bare.noise(WRITE_BYTES)?;
-                bare.writes.push(noise);
+            bare.writes = AlignedBuf::many(WRITE_DEPTH, WRITE_BYTES).context("no memory for a transfer")?;
+            // Nothing that a device can take for zeros, or compress.
+            for word in bare.writes.iter_mut().flat_map(|buffer| buffer.chunks_mut(8)) {
+                word.copy_from_slice(&bare.rng.next_u64().to_le_bytes()[..word.len()]);
             }
         }
         Ok(bare)
@@ -257,14 +258,5 @@ impl<'f> Bare<'f> {
     fn sync(&mut self) -> anyhow::Result<()> {
         self.submit(DiskOp::Sync { file: self.file })?;
         self.drain(None)
-    }
-
-    /// A buffer that no device can take for zeros or compress.
-    fn noise(&mut self, bytes: usize) -> anyhow::Result<AlignedBuf> {
-        let mut buffer = AlignedBuf::new(bytes).context("no memory for a transfer")?;
-        for word in buffer.chunks_mut(8) {
-            word.copy_from_slice(&self.rng.next_u64().to_le_bytes()[..word.len()]);
-        }
-        Ok(buffer)
     }
 }

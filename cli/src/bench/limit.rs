@@ -49,12 +49,12 @@ impl Limit {
             Limit::Memory(m) => match m.shape.op {
                 Op::Put => "memcpy",
                 Op::Mixed => "copy and checksum, then memcpy",
-                Op::Get | Op::Exists => "copy and checksum",
+                Op::Get | Op::Exists | Op::Open | Op::OpenClean => "copy and checksum",
             },
             Limit::File(file) => match file.shape.op {
                 Op::Put => "bare writes and a sync",
                 Op::Mixed => "bare reads beside bare writes, and a sync",
-                Op::Get | Op::Exists => "bare reads of the same extents",
+                Op::Get | Op::Exists | Op::Open | Op::OpenClean => "bare reads of the same extents",
             },
         }
     }
@@ -128,12 +128,9 @@ impl Memory {
         // As spread out as the store's objects, or the caches would do the work.
         let mut far = AlignedBuf::new(stride * usize::try_from(shape.objects)?).context("no memory")?;
         far.chunks_mut(4096).for_each(|page| page[0] = 1);
-        let mut near = Vec::new();
-        for _ in 0..shape.batch * shape.depth {
-            let mut buffer = AlignedBuf::new(shape.object_bytes).context("no memory")?;
-            buffer.fill(1);
-            near.push(buffer);
-        }
+        let mut near =
+            AlignedBuf::many(shape.batch * shape.depth, shape.object_bytes).context("no memory")?;
+        near.iter_mut().for_each(|buffer| buffer.fill(1));
         Ok(Memory { shape, far, near, rng: SplitMix64::new(shape.seed) })
     }
 
@@ -147,7 +144,7 @@ impl Memory {
             let (gets, puts) = match self.shape.op {
                 Op::Put => (false, true),
                 Op::Mixed => (true, true),
-                Op::Get | Op::Exists => (true, false),
+                Op::Get | Op::Exists | Op::Open | Op::OpenClean => (true, false),
             };
             if gets {
                 slots.clone().for_each(|slot| self.get(slot));

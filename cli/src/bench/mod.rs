@@ -3,8 +3,11 @@
 //! machine does meets both; the figures are medians.
 
 mod bare;
+mod hash;
 mod limit;
 mod objects;
+mod open;
+mod put;
 mod report;
 mod round;
 mod store;
@@ -17,8 +20,9 @@ use clap::{Args, ValueEnum};
 use pagelith::config::{Promote, Size};
 use serde::Serialize;
 
+use self::hash::Cold;
 use self::limit::Limit;
-use self::report::Report;
+use self::report::{Report, Summary};
 use crate::exit::Verdict;
 use crate::fresh::FreshDir;
 use crate::settings::{Defaults, StoreFlags};
@@ -47,6 +51,9 @@ pub(crate) struct BenchArgs {
     /// Seconds that the measurement takes, store and limit together, without filling
     #[arg(long, value_name = "T", default_value_t = 10.0)]
     seconds: f64,
+    /// With `mixed`: one batch of gets at a time, beside a thread that puts so many bytes a second
+    #[arg(long, value_name = "SIZE")]
+    write_rate: Option<Size>,
     /// Rounds of each
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
@@ -90,6 +97,10 @@ enum Op {
     Exists,
     /// As many batches of gets as of puts. Times are those of gets.
     Mixed,
+    /// Open the store as a crash leaves it.
+    Open,
+    /// Open the store after it was closed.
+    OpenClean,
 }
 
 /// The sizes of a measurement.
@@ -103,6 +114,8 @@ struct Shape {
     depth: usize,
     /// Objects that the index has room for, as far as is known before the store is open.
     index_objects: u64,
+    /// Bytes a second of a writer beside.
+    write_rate: Option<u64>,
     round: Duration,
     rounds: u32,
     seed: u64,
@@ -127,6 +140,13 @@ impl BenchArgs {
         if !(self.seconds > 0.0 && self.seconds <= 86_400.0) {
             bail!("must be above 0 and at most a day --seconds={}", self.seconds);
         }
+        let opens = matches!(self.op, Op::Open | Op::OpenClean);
+        if opens && self.tier == BenchTier::Dram {
+            bail!("there is nothing to be opened --tier=dram");
+        }
+        if self.write_rate.is_some() && self.op != Op::Mixed {
+            bail!("a writer beside is for --op=mixed");
+        }
         // Store and limit share the time.
         let round = Duration::from_secs_f64(self.seconds / f64::from(2 * self.rounds));
         Ok(Shape {
@@ -137,6 +157,7 @@ impl BenchArgs {
             batch: self.batch as usize,
             depth: self.depth as usize,
             index_objects: index_objects(data / object_bytes),
+            write_rate: self.write_rate.map(Size::bytes),
             round,
             rounds: self.rounds,
             seed: self.seed,
@@ -174,8 +195,14 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
         config.index.max_objects = config.index.max_objects.or(Some(shape.index_objects));
     })?;
     fresh.make_for(config.ssd_dirs())?;
+    if matches!(shape.op, Op::Open | Op::OpenClean) {
+        let report = open::run(shape, config)?;
+        return print(args, report.summary(open::LIMIT));
+    }
     let mut store = store::Bench::open(shape, config.clone())?;
     let mut report = Report::new(shape, store.io());
+    let cold =
+        (shape.tier == BenchTier::Ssd && shape.op == Op::Get).then(|| Cold::new(shape.seed)).transpose()?;
     // Reads are measured over the very extents that the store reads, which only one of the two can have open.
     let shared = shape.tier == BenchTier::Ssd && shape.op == Op::Get;
     let mut limit = None;
@@ -188,6 +215,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
     };
     for _ in 0..shape.rounds {
         report.store(store.round()?);
+        report.checksum(cold.as_ref().map(Cold::pass));
         if shared {
             let paused = store.pause()?;
             report.limit(limit_round(&mut limit)?);
@@ -198,10 +226,14 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
     }
     store.pause()?;
     let what = limit.as_ref().map_or("", Limit::what);
+    print(args, report.summary(what))
+}
+
+fn print(args: &BenchArgs, summary: Summary) -> anyhow::Result<Verdict> {
     if args.json {
-        println!("{}", serde_json::to_string(&report.summary(what))?);
+        println!("{}", serde_json::to_string(&summary)?);
     } else {
-        println!("{}", report.summary(what));
+        println!("{summary}");
     }
     Ok(Verdict::Fine)
 }

@@ -14,6 +14,7 @@ pub(super) struct Report {
     io: String,
     store: Vec<Round>,
     limit: Vec<Round>,
+    checksums: Vec<f64>,
 }
 
 /// The result. The order of the fields is the order of the JSON keys.
@@ -28,6 +29,9 @@ pub(super) struct Summary {
     io: String,
     #[serde(flatten)]
     store: Figures,
+    /// What a writer beside wrote meanwhile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    written_gb_per_s: Option<f64>,
     limit: Limit,
     /// Store over limit, medians: of bandwidth, or of keys for `exists`.
     ratio: f64,
@@ -39,6 +43,9 @@ struct Limit {
     what: &'static str,
     #[serde(flatten)]
     figures: Figures,
+    /// One pass of the checksum over as many bytes of cold memory, where the store verifies what the limit does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checksum_cpu_s_per_gb: Option<f64>,
 }
 
 /// Medians of one side; percentiles are of batches, and of single transfers in a bare loop.
@@ -56,7 +63,7 @@ struct Figures {
 
 impl Report {
     pub(super) fn new(shape: Shape, io: String) -> Report {
-        Report { shape, io, store: Vec::new(), limit: Vec::new() }
+        Report { shape, io, store: Vec::new(), limit: Vec::new(), checksums: Vec::new() }
     }
 
     pub(super) fn store(&mut self, round: Round) {
@@ -65,6 +72,11 @@ impl Report {
 
     pub(super) fn limit(&mut self, round: Round) {
         self.limit.push(round);
+    }
+
+    /// What a pass of the checksum cost in a round, CPU seconds for 10^9 bytes.
+    pub(super) fn checksum(&mut self, cost: Option<f64>) {
+        self.checksums.extend(cost);
     }
 
     pub(super) fn summary(&self, what: &'static str) -> Summary {
@@ -82,7 +94,16 @@ impl Report {
             rounds: self.shape.rounds,
             io: self.io.clone(),
             store,
-            limit: Limit { what, figures: limit },
+            written_gb_per_s: self
+                .shape
+                .write_rate
+                .map(|_| median(self.store.iter().map(Round::written_gb_per_s))),
+            limit: Limit {
+                what,
+                figures: limit,
+                checksum_cpu_s_per_gb: (!self.checksums.is_empty())
+                    .then(|| median(self.checksums.iter().copied())),
+            },
             ratio: rounded(ratio),
         }
     }
@@ -133,7 +154,7 @@ impl fmt::Display for Summary {
                 (Some(gb), Some(cpu)) => {
                     write!(f, " {gb:>8.3} GB/s {:>10.0} objects/s {cpu:>8.4} CPU-s/GB", x.ops_per_s)?
                 }
-                _ => write!(f, " {:>8.2} M keys/s", x.ops_per_s / 1e6)?,
+                _ => write!(f, " {:>8.2} M objects/s", x.ops_per_s / 1e6)?,
             }
             let calls = x.syscalls_per_object;
             writeln!(
@@ -141,6 +162,12 @@ impl fmt::Display for Summary {
                 "  p50 {:.0} p99 {:.0} p999 {:.0} us, {calls:.3} calls/object",
                 x.p50_us, x.p99_us, x.p999_us
             )?;
+        }
+        if let Some(written) = self.written_gb_per_s {
+            writeln!(f, "{:<40} {written:>8.3} GB/s", "a writer beside")?;
+        }
+        if let Some(cost) = self.limit.checksum_cpu_s_per_gb {
+            writeln!(f, "{:<40} {cost:>8.4} CPU-s/GB", "a pass of the checksum")?;
         }
         write!(f, "{:<40} {:>8.3}", "ratio", self.ratio)
     }

@@ -14,6 +14,8 @@ pub(super) struct Round {
     pub(super) objects: u64,
     /// Their bytes.
     pub(super) bytes: u64,
+    /// Bytes that a writer beside wrote.
+    pub(super) written: u64,
     /// How long it took.
     pub(super) time: Duration,
     /// CPU time of the whole process meanwhile.
@@ -28,6 +30,11 @@ impl Round {
     /// Bytes a second, in 10^9.
     pub(super) fn gb_per_s(&self) -> f64 {
         self.bytes as f64 / 1e9 / self.time.as_secs_f64()
+    }
+
+    /// Bytes a second of the writer beside, in 10^9.
+    pub(super) fn written_gb_per_s(&self) -> f64 {
+        self.written as f64 / 1e9 / self.time.as_secs_f64()
     }
 
     /// Objects a second.
@@ -76,6 +83,6 @@ impl Timer {
     pub(super) fn stop(self, objects: u64, bytes: u64) -> Round {
         let (time, cpu) = (self.start.elapsed(), process_cpu().saturating_sub(self.cpu));
         let calls = calls() - self.calls;
-        Round { objects, bytes, time, cpu, calls, latencies: self.latencies }
+        Round { objects, bytes, written: 0, time, cpu, calls, latencies: self.latencies }
     }
 }

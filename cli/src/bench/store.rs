@@ -2,27 +2,23 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use pagelith::config::ValidConfig;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{
-    AlignedBuf, Destination, Done, ErrorKind, Get, GetDone, GetOutcome, Options, Put, PutGroup, Session,
-    Source, Store, Ticket, Tier,
+    AlignedBuf, Destination, Done, Get, GetDone, GetOutcome, GetSlice, Options, Session, Store, Ticket, Tier,
 };
 
 use super::limit::EXISTS_BATCHES;
 use super::objects::Objects;
+use super::put::{PATIENCE, PacedWriter, put};
 use super::round::{Round, Timer};
 use super::{BenchTier, Op, Shape};
 use crate::content::Content;
 use crate::rng::SplitMix64;
-
-/// Longer than any of the store's own deadlines.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// How long to wait when the store is busy before asking again.
-const BUSY_PAUSE: Duration = Duration::from_micros(200);
 
 /// An open store, filled, and what is needed to go on.
 pub(super) struct Bench {
@@ -54,7 +50,7 @@ impl Bench {
         if bench.found() < shape.objects {
             bench.fill()?;
         }
-        if shape.op == Op::Put {
+        if matches!(shape.op, Op::Put | Op::Open | Op::OpenClean) {
             return Ok(bench);
         }
         if shape.tier == BenchTier::Ssd {
@@ -76,14 +72,13 @@ impl Bench {
     }
 
     fn begin(shape: Shape, config: ValidConfig) -> anyhow::Result<Bench> {
-        let mut buffers = Vec::new();
         let content = Content::new(shape.seed);
         let objects = Objects::new(shape.object_bytes, shape.seed)?;
-        // For the gets in flight, and a batch of puts beside them.
-        for i in 0..shape.batch * (shape.depth + 1) {
-            let mut buffer = AlignedBuf::new(shape.object_bytes).context("no memory for a batch")?;
-            content.fill(&objects.key(i as u64), &mut buffer);
-            buffers.push(buffer);
+        // For the gets in flight, and a batch of puts beside them; as an application's pool of host memory.
+        let mut buffers = AlignedBuf::many(shape.batch * (shape.depth + 1), shape.object_bytes)
+            .context("no memory for a batch")?;
+        for (buffer, i) in buffers.iter_mut().zip(0..) {
+            content.fill(&objects.key(i), buffer);
         }
         Bench::resume(
             shape,
@@ -114,6 +109,21 @@ impl Bench {
         Ok(Paused { rng, next_new, buffers })
     }
 
+    /// Put as many new objects, at least, and see to it that they are durable.
+    pub(super) fn put_more(&mut self, objects: u64) -> anyhow::Result<()> {
+        let until = self.next_new + objects;
+        while self.next_new < until {
+            self.put_batch()?;
+        }
+        self.flush()
+    }
+
+    /// Leave the store as a crash would.
+    pub(super) fn abandon(self) {
+        drop(self.session);
+        self.store.abandon();
+    }
+
     /// One round.
     pub(super) fn round(&mut self) -> anyhow::Result<Round> {
         match self.shape.op {
@@ -121,52 +131,20 @@ impl Bench {
             Op::Get => self.gets(),
             Op::Mixed => self.mixed(),
             Op::Exists => self.exists(),
+            Op::Open | Op::OpenClean => bail!("nothing is done with an open store"),
         }
     }
 
     fn fill(&mut self) -> anyhow::Result<()> {
         self.next_new = 0;
-        while self.next_new < self.shape.objects {
-            self.put_batch()?;
-        }
-        self.store.flush(Options::default()).context("cannot flush")?;
-        Ok(())
+        self.put_more(self.shape.objects)
     }
 
     /// Put a batch of objects that were never put.
     fn put_batch(&mut self) -> anyhow::Result<()> {
         let numbers = self.next_new..self.next_new + self.shape.batch as u64;
         self.next_new = numbers.end;
-        let keys: Vec<ObjectKey> = numbers.map(|i| self.objects.key(i)).collect();
-        self.put(&keys)
-    }
-
-    /// Put a batch, waiting where the store is busy.
-    fn put(&mut self, keys: &[ObjectKey]) -> anyhow::Result<()> {
-        let mut wanted: Vec<Put> = Vec::with_capacity(keys.len());
-        for key in keys {
-            let buffer = self.buffers.pop().context("more puts than buffers")?;
-            wanted.push(Put { key: *key, source: Source::owned(buffer) });
-        }
-        while !wanted.is_empty() {
-            let keys: Vec<ObjectKey> = wanted.iter().map(|put| put.key).collect();
-            let groups = wanted.drain(..).map(|put| PutGroup::new(vec![put])).collect();
-            let ticket = self.session.submit_put(groups, Options::default());
-            let Done::Put(done) = self.wait(ticket)? else { bail!("a put was answered with something else") };
-            for (key, done) in keys.into_iter().zip(done) {
-                match done.outcome {
-                    Ok(_) => self.buffers.extend(done.source.into_buffer()),
-                    Err(error) if error.kind == ErrorKind::Busy => {
-                        wanted.push(Put { key, source: done.source })
-                    }
-                    Err(error) => return Err(error).context("put failed"),
-                }
-            }
-            if !wanted.is_empty() {
-                std::thread::sleep(BUSY_PAUSE);
-            }
-        }
-        Ok(())
+        put(&mut self.session, &self.objects, numbers, &mut self.buffers)
     }
 
     fn wait(&mut self, ticket: Ticket) -> anyhow::Result<Done> {
@@ -195,6 +173,9 @@ impl Bench {
     }
 
     fn gets(&mut self) -> anyhow::Result<Round> {
+        if self.shape.depth == 1 {
+            return self.gets_in_turn();
+        }
         let mut timer = Timer::start(self.shape.round);
         let mut objects = 0;
         loop {
@@ -209,10 +190,37 @@ impl Bench {
         Ok(timer.stop(objects, objects * self.shape.object_bytes as u64))
     }
 
-    /// A batch of puts for each batch of gets that ends. What is read was neither put a moment ago nor is it about to be
-    /// evicted.
-    fn mixed(&mut self) -> anyhow::Result<Round> {
+    /// One batch after the other, by the call that waits.
+    fn gets_in_turn(&mut self) -> anyhow::Result<Round> {
         let mut timer = Timer::start(self.shape.round);
+        let mut objects = 0;
+        while !timer.is_over() {
+            let begun = Instant::now();
+            self.get_in_turn(0..self.shape.objects)?;
+            timer.ended(begun);
+            objects += self.shape.batch as u64;
+        }
+        Ok(timer.stop(objects, objects * self.shape.object_bytes as u64))
+    }
+
+    fn get_in_turn(&mut self, among: Range<u64>) -> anyhow::Result<()> {
+        let Bench { shape, store, objects, rng, buffers, .. } = self;
+        let mut pieces: Vec<[&mut [u8]; 1]> =
+            buffers.iter_mut().take(shape.batch).map(|buffer| [&mut buffer[..]]).collect();
+        let mut gets = Vec::with_capacity(shape.batch);
+        for pieces in &mut pieces {
+            let key = objects.key(rng.within(among.start, among.end.max(1) - 1));
+            gets.push(GetSlice { key, range: None, pieces });
+        }
+        for outcome in store.get_batch(&mut gets, Options::default()) {
+            check(shape.tier, outcome)?;
+        }
+        Ok(())
+    }
+
+    /// What may be read of what is there, first to last: neither put a moment ago nor about to be evicted, as numbers
+    /// before the next new one.
+    fn settled(&self) -> anyhow::Result<(u64, u64)> {
         let quarter = self.shape.objects / 4;
         // What is in the write buffer still would come from memory.
         let buffered = match self.shape.tier {
@@ -226,10 +234,20 @@ impl Bench {
                 self.shape.objects * self.shape.object_bytes as u64
             );
         }
+        Ok((3 * quarter, young))
+    }
+
+    /// A batch of puts for each batch of gets that ends.
+    fn mixed(&mut self) -> anyhow::Result<Round> {
+        if let Some(rate) = self.shape.write_rate {
+            return self.beside_a_writer(rate);
+        }
+        let mut timer = Timer::start(self.shape.round);
+        let (old, young) = self.settled()?;
         let mut objects = 0;
         loop {
             while self.tickets.len() < self.shape.depth && !timer.is_over() {
-                self.submit_get(self.next_new - 3 * quarter..self.next_new - young)?;
+                self.submit_get(self.next_new - old..self.next_new - young)?;
             }
             if self.tickets.is_empty() {
                 break;
@@ -239,6 +257,47 @@ impl Bench {
         }
         self.flush()?;
         Ok(timer.stop(objects, objects * self.shape.object_bytes as u64))
+    }
+
+    /// Batches of gets, each as soon as the one before ended, beside a thread that puts `rate` bytes a second. What the
+    /// round counts is what was read.
+    fn beside_a_writer(&mut self, rate: u64) -> anyhow::Result<Round> {
+        let (old, young) = self.settled()?;
+        let next = AtomicU64::new(self.next_new);
+        let over = AtomicBool::new(false);
+        let mut writer = PacedWriter {
+            session: self.store.session().context("cannot begin a session")?,
+            objects: self.objects,
+            buffers: self.buffers.split_off(self.buffers.len() - self.shape.batch),
+            batch: self.shape.batch as u64,
+            rate: rate / self.shape.object_bytes as u64,
+        };
+        let first = self.next_new;
+        let read = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| writer.run(&next, &over));
+            let mut timer = Timer::start(self.shape.round);
+            let mut objects = 0;
+            let mut reads = || {
+                while !timer.is_over() {
+                    let newest = next.load(Ordering::Acquire);
+                    let begun = Instant::now();
+                    self.get_in_turn(newest - old..newest - young)?;
+                    timer.ended(begun);
+                    objects += self.shape.batch as u64;
+                }
+                anyhow::Ok(())
+            };
+            let outcome = reads();
+            over.store(true, Ordering::Release);
+            let written = thread.join().map_err(|_| anyhow!("the writer panicked"))?;
+            outcome.and(written)?;
+            let written = (next.load(Ordering::Acquire) - first) * self.shape.object_bytes as u64;
+            let round = timer.stop(objects, objects * self.shape.object_bytes as u64);
+            anyhow::Ok(Round { written, ..round })
+        });
+        self.next_new = next.load(Ordering::Acquire);
+        self.buffers.append(&mut writer.buffers);
+        read
     }
 
     fn submit_get(&mut self, among: Range<u64>) -> anyhow::Result<()> {
@@ -272,13 +331,7 @@ impl Bench {
         let Done::Get(done) = done else { bail!("a get was answered with something else") };
         let objects = done.len() as u64;
         for GetDone { outcome, destination, .. } in done {
-            match outcome.context("get failed")? {
-                GetOutcome::Hit { tier: Tier::Memory, .. } if self.shape.tier == BenchTier::Ssd => {
-                    bail!("an object came from memory, so that this is no measurement of the SSD")
-                }
-                GetOutcome::Hit { .. } => {}
-                GetOutcome::Miss(cause) => bail!("an object that is to be read is a miss cause={cause}"),
-            }
+            check(self.shape.tier, outcome)?;
             self.buffers.extend(destination.into_buffer());
         }
         Ok(objects)
@@ -305,5 +358,16 @@ impl Bench {
             }
         }
         Ok(timer.stop(asked, 0))
+    }
+}
+
+/// An object that is to be read must come, and from where it is to be read.
+fn check(tier: BenchTier, outcome: pagelith::Result<GetOutcome>) -> anyhow::Result<()> {
+    match outcome.context("get failed")? {
+        GetOutcome::Hit { tier: Tier::Memory, .. } if tier == BenchTier::Ssd => {
+            bail!("an object came from memory, so that this is no measurement of the SSD")
+        }
+        GetOutcome::Hit { .. } => Ok(()),
+        GetOutcome::Miss(cause) => bail!("an object that is to be read is a miss cause={cause}"),
     }
 }

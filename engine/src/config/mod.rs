@@ -134,6 +134,10 @@ pub struct SsdConfig {
     /// Writes in flight. Default 8; 1 to 64. Raise it if sustained puts stay below the drive's bandwidth;
     /// lower it if reads suffer under them.
     pub write_depth: u32,
+    /// Writes in flight while anybody reads from the drive, and for 50 ms after: what is queued before a read, the read
+    /// waits for. Default 2; 1 to 64, at most `ssd.write_depth` counts. Raise it if puts starve beside reads; 1 for the
+    /// shortest tails.
+    pub write_depth_reading: u32,
     /// The largest single write. Default 1 MiB; a multiple of 4096 from 64 KiB to 16 MiB, at most a segment.
     /// Lower it if writes delay reads; raise it for drives with a large stripe.
     pub write_bytes: Size,
@@ -250,6 +254,7 @@ impl Default for SsdConfig {
             reinsert_ratio: 0.25,
             io: SsdIo::Auto,
             write_depth: 8,
+            write_depth_reading: 2,
             write_bytes: Size::mib(1),
             checkpoint_segments: 16,
             probe_ms: 1000,

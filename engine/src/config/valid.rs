@@ -134,6 +134,11 @@ impl ValidConfig {
         self.config.ssd.write_depth
     }
 
+    /// Writes in flight while the drive is read.
+    pub fn write_depth_reading(&self) -> u32 {
+        self.config.ssd.write_depth_reading
+    }
+
     /// Bytes of the largest single write; at most a segment.
     pub fn write_bytes(&self) -> u64 {
         self.config.ssd.write_bytes.bytes()

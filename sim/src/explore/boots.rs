@@ -205,6 +205,7 @@ impl Run<'_> {
 
     pub(super) fn abandon(&mut self) {
         self.leave_process();
+        self.oracle.pins_let_go();
         if let Some(store) = self.take_store() {
             store.abandon();
         }
@@ -218,6 +219,7 @@ impl Run<'_> {
             self.drain();
         }
         let stats = self.leave_process();
+        self.oracle.pins_let_go();
         // Also of what was put before the last flush: see `leave_process`.
         let dropped = stats.is_some_and(|s| s.segments_quarantined > 0 || s.ssd_state_changes > 1);
         let start = self.oracle.tick();

@@ -159,6 +159,12 @@ impl Oracle {
         self.unsaved = false;
     }
 
+    /// The process lets go of its pins before it ends, and what the store does until then may take what they held.
+    pub fn pins_let_go(&mut self) {
+        self.objects.iter_mut().for_each(|o| o.pins = 0);
+        self.pins_are_over();
+    }
+
     /// A sync failed before this process began, on a machine that has stayed up.
     pub fn began_behind_a_failed_sync(&mut self) {
         self.unsaved = true;

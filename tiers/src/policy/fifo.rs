@@ -31,6 +31,10 @@ impl FramePolicy for Fifo {
         "fifo"
     }
 
+    fn expect(&mut self, frames: usize) {
+        self.at.expect(frames);
+    }
+
     fn insert(&mut self, frame: FrameId, _bytes: u64, _fingerprint: u128, at: Recency) {
         self.remove(frame);
         self.order.insert(frame, at);

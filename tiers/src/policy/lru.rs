@@ -41,6 +41,10 @@ impl FramePolicy for Lru {
         "lru"
     }
 
+    fn expect(&mut self, frames: usize) {
+        self.known.expect(frames);
+    }
+
     fn insert(&mut self, frame: FrameId, _bytes: u64, _fingerprint: u128, at: Recency) {
         self.remove(frame);
         self.order.insert(frame, at);
@@ -50,6 +54,13 @@ impl FramePolicy for Lru {
     fn touch(&mut self, frame: FrameId, at: Recency) {
         let Some(known) = self.known.get_mut(frame) else { return };
         known.at = known.at.max(at);
+    }
+
+    fn touch_all(&mut self, touched: &[(FrameId, Recency)]) {
+        // Looks that do not depend on each other come first: their misses of the cache overlap.
+        let epoch = |frame: FrameId| self.known.get(frame).map_or(0, |known| known.at.epoch);
+        std::hint::black_box(touched.iter().fold(0, |sum, (frame, _)| sum ^ epoch(*frame)));
+        touched.iter().for_each(|(frame, at)| self.touch(*frame, *at));
     }
 
     fn remove(&mut self, frame: FrameId) {

@@ -82,6 +82,8 @@ impl PartialOrd for Recency {
 pub trait FramePolicy: Send {
     /// The name that [`frame_policy`] knows it by.
     fn name(&self) -> &'static str;
+    /// There will be at most `frames` frames: make room where that is better done at once.
+    fn expect(&mut self, _frames: usize) {}
     /// Take a frame of `bytes` that was filled for a request at `at`. `fingerprint` names its page across
     /// evictions. A frame that is already known is replaced.
     fn insert(&mut self, frame: FrameId, bytes: u64, fingerprint: u128, at: Recency);

@@ -158,6 +158,10 @@ impl FramePolicy for S3Fifo {
         "s3fifo"
     }
 
+    fn expect(&mut self, frames: usize) {
+        self.entries.expect(frames);
+    }
+
     fn insert(&mut self, frame: FrameId, bytes: u64, fingerprint: u128, at: Recency) {
         self.remove(frame);
         let (queue, place) = if self.ghost.recall(fingerprint) {

@@ -1,5 +1,7 @@
 //! A table by frame number.
 
+use pagelith_io::huge;
+
 use super::FrameId;
 
 /// What a policy notes of each frame. As long as the largest frame number seen.
@@ -11,6 +13,13 @@ pub(super) struct Slab<T> {
 impl<T> Slab<T> {
     pub(super) fn new() -> Slab<T> {
         Slab { notes: Vec::new() }
+    }
+
+    /// There will be at most so many frames: room for all of them at once.
+    pub(super) fn expect(&mut self, frames: usize) {
+        if self.notes.is_empty() {
+            self.notes = huge::table(frames);
+        }
     }
 
     pub(super) fn get(&self, frame: FrameId) -> Option<&T> {

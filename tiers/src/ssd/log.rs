@@ -113,6 +113,8 @@ pub struct Log {
     pub(super) pending: HashMap<u64, Pending>,
     pub(super) token: u64,
     pub(super) record_writes: usize,
+    /// Most of them at present.
+    write_depth: usize,
     pub(super) spare_buffers: Vec<AlignedBuf>,
     pub(super) bytes_written: u64,
     pub(super) sync_count: u64,
@@ -144,6 +146,7 @@ impl Log {
             pending: HashMap::new(),
             token: 0,
             record_writes: 0,
+            write_depth: config.write_depth,
             spare_buffers: Vec::new(),
             bytes_written: 0,
             sync_count: 0,
@@ -177,9 +180,14 @@ impl Log {
         self.pending.len()
     }
 
+    /// Keep at most `depth` record writes in flight from now on, at least one and at most as many as configured.
+    pub fn limit_writes(&mut self, depth: usize) {
+        self.write_depth = depth.clamp(1, self.config.write_depth);
+    }
+
     /// Whether another record write may be begun.
     pub fn has_room(&self) -> bool {
-        self.record_writes < self.config.write_depth && self.sync_fault.is_none()
+        self.record_writes < self.write_depth && self.sync_fault.is_none()
     }
 
     /// Whether the log takes records at all: false after a failed sync.

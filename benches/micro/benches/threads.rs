@@ -1,0 +1,122 @@
+//! What a second thread brings: the same calls from one and from two threads at once, on a store of DRAM alone, whose lock
+//! they share.
+//!
+//! `cargo bench -p pagelith-micro --bench threads`. Beside gets and puts stands what the memory allows: as many threads that
+//! copy and hash, or copy. Throughput is that of all threads together.
+#![allow(missing_docs, reason = "criterion's macros")]
+
+mod common;
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use pagelith::layouts::checksum::{BLOCK_BYTES, checksum};
+use pagelith::layouts::key::ObjectKey;
+use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Store};
+
+use common::{keys, mix};
+
+const THREADS: [u64; 2] = [1, 2];
+const OBJECT_BYTES: usize = 64 << 10;
+const OBJECTS: u64 = 4096;
+/// Objects of a get or put.
+const BATCH: usize = 32;
+/// Keys of an exists.
+const KEYS: usize = 1024;
+
+fn filled() -> Store {
+    let mut config = Config::default();
+    config.dram.bytes = Size::from_bytes(2 * OBJECTS * OBJECT_BYTES as u64);
+    config.index.max_objects = Some(4 * OBJECTS);
+    let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("room for half a GiB");
+    let store = Store::open(config).expect("a store");
+    let buffers = AlignedBuf::many(BATCH, OBJECT_BYTES).expect("memory");
+    for batch in keys(0..OBJECTS).chunks(BATCH) {
+        put(&store, batch, &buffers);
+    }
+    store
+}
+
+fn put(store: &Store, keys: &[ObjectKey], buffers: &[AlignedBuf]) {
+    let pieces: Vec<[&[u8]; 1]> = buffers.iter().map(|buffer| [&buffer[..]]).collect();
+    let puts: Vec<PutSlice<'_>> =
+        keys.iter().zip(&pieces).map(|(key, pieces)| PutSlice { key: *key, pieces }).collect();
+    assert!(store.put_batch(&puts, Options::default()).iter().all(Result::is_ok));
+}
+
+/// `work(turn, buffers)` from so many threads at once, each its share of the turns.
+fn measure(
+    group: &mut BenchmarkGroup<'_, criterion::measurement::WallTime>,
+    name: &str,
+    work: impl Fn(u64, &mut [AlignedBuf]) + Sync,
+) {
+    for threads in THREADS {
+        group.bench_function(BenchmarkId::new(name, threads), |b| {
+            b.iter_custom(|turns| at_once(threads, turns, &work));
+        });
+    }
+}
+
+fn at_once(threads: u64, turns: u64, work: &(impl Fn(u64, &mut [AlignedBuf]) + Sync)) -> Duration {
+    let times = std::thread::scope(|scope| {
+        let each = |thread: u64| {
+            let mut buffers = AlignedBuf::many(BATCH, OBJECT_BYTES).expect("memory");
+            buffers.iter_mut().for_each(|buffer| buffer.fill(1));
+            let begun = Instant::now();
+            for turn in (thread..turns).step_by(threads as usize) {
+                work(turn, &mut buffers);
+            }
+            begun.elapsed()
+        };
+        let running: Vec<_> = (0..threads).map(|thread| scope.spawn(move || each(thread))).collect();
+        running.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Vec<_>>()
+    });
+    times.into_iter().max().unwrap_or_default()
+}
+
+fn threads(c: &mut Criterion) {
+    let store = filled();
+    let asked = keys((0..64 * KEYS as u64).map(|i| mix(i) % OBJECTS));
+    let mut group = c.benchmark_group(format!("exists_batch of {KEYS}"));
+    group.throughput(Throughput::Elements(KEYS as u64));
+    measure(&mut group, "threads", |turn, _| {
+        let at = (mix(turn) % 63) as usize * KEYS;
+        black_box(store.exists_batch(&asked[at..at + KEYS], Options::default()));
+    });
+    group.finish();
+
+    let mut group = c.benchmark_group(format!("{BATCH} objects of 64 KiB"));
+    group.throughput(Throughput::Bytes((BATCH * OBJECT_BYTES) as u64));
+    let far = AlignedBuf::many(OBJECTS as usize, OBJECT_BYTES).expect("memory");
+    measure(&mut group, "limit: copy and checksum", |turn, buffers| {
+        for (i, to) in buffers.iter_mut().enumerate() {
+            let from = &far[(mix(turn * BATCH as u64 + i as u64) % OBJECTS) as usize];
+            for (to, from) in to.chunks_mut(BLOCK_BYTES as usize).zip(from.chunks(BLOCK_BYTES as usize)) {
+                to.copy_from_slice(from);
+                black_box(checksum(to));
+            }
+        }
+    });
+    measure(&mut group, "get", |turn, buffers| {
+        let at = (mix(turn) as usize % (asked.len() / BATCH)) * BATCH;
+        let mut pieces: Vec<[&mut [u8]; 1]> = buffers.iter_mut().map(|b| [&mut b[..]]).collect();
+        let mut gets: Vec<_> = asked[at..at + BATCH]
+            .iter()
+            .zip(&mut pieces)
+            .map(|(key, pieces)| GetSlice { key: *key, range: None, pieces })
+            .collect();
+        let outcomes = store.get_batch(&mut gets, Options::default());
+        assert!(outcomes.iter().all(|o| o.as_ref().is_ok_and(pagelith::GetOutcome::is_hit)));
+    });
+    let next = AtomicU64::new(1 << 40);
+    measure(&mut group, "put", |_, buffers| {
+        let first = next.fetch_add(BATCH as u64, Ordering::Relaxed);
+        put(&store, &keys(first..first + BATCH as u64), buffers);
+    });
+    group.finish();
+}
+
+criterion_group!(benches, threads);
+criterion_main!(benches);

@@ -1,0 +1,45 @@
+#!/bin/sh
+# p99 of reads beside a writer, over the writer's share of what it writes alone.
+#
+#   benches/tails.sh DIR [SECONDS] [OBJECT_BYTES]
+#
+# One object at a time is read, in random order, by the call that waits; a thread beside puts objects of 1 MiB at a rate
+# (and reclaim makes room for them). DIR is on the file system to measure; DIR/pagelith-tails is made and removed. SECONDS are for
+# each row. PAGELITH names the program (default: a release build of this repository). PAGELITH_SSD__WRITE_DEPTH_READING sets
+# how many writes are in flight beside reads. Leave the machine alone meanwhile.
+set -eu
+
+dir=${1:?usage: tails.sh DIR [SECONDS] [OBJECT_BYTES]}
+seconds=${2:-10}
+bytes=${3:-1048576}
+root=$(cd "$(dirname "$0")/.." && pwd)
+if [ -z "${PAGELITH:-}" ]; then
+    cargo build --release --quiet --manifest-path "$root/Cargo.toml" -p pagelith-cli
+    PAGELITH=${CARGO_TARGET_DIR:-$root/target}/release/pagelith
+fi
+work=$dir/pagelith-tails
+mkdir -p "$work"
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' INT TERM
+
+# A field of the store's side of a JSON line.
+own() { echo "$line" | sed -n "s/\"limit\":{[^}]*}//; s/.*\"$1\":\([^,}]*\).*/\1/p"; }
+bench() {
+    line=$("$PAGELITH" bench --tier ssd --object-bytes "$bytes" --data 2GiB --rounds 5 --seconds "$seconds" --json \
+        --dir "$work" "$@" 2>/dev/null)
+}
+
+bench --op put --batch 8
+alone=$(own gb_per_s)
+bench --op get --batch 1 --depth 1
+idle=$(own p99_us)
+echo "alone the writer writes $alone GB/s"
+echo "| writer asks for | it gets, of what it writes alone | reads GB/s | p50 us | p99 us | to idle | p99.9 us |"
+echo "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+echo "| 0 | 0 | $(own gb_per_s) | $(own p50_us) | $idle | 1.00 | $(own p999_us) |"
+for share in 0.125 0.25 0.5 0.75 1 2; do
+    rate=$(awk "BEGIN { printf \"%d\", $share * $alone * 1e9 }")
+    bench --op mixed --batch 1 --depth 1 --write-rate "${rate}B"
+    awk "BEGIN { printf \"| %s | %.2f | %s | %s | %s | %.2f | %s |\\n\", \"$share\", $(own written_gb_per_s) / $alone,
+        \"$(own gb_per_s)\", \"$(own p50_us)\", \"$(own p99_us)\", $(own p99_us) / $idle, \"$(own p999_us)\" }"
+done

@@ -1,0 +1,35 @@
+//! What it costs to verify what was read: a pass of the checksum over memory that no cache has.
+
+use anyhow::Context;
+use pagelith::AlignedBuf;
+use pagelith::layouts::checksum::{BLOCK_BYTES, checksum};
+
+use crate::meter::thread_cpu;
+use crate::rng::SplitMix64;
+
+/// More than the caches of most machines.
+const BYTES: usize = 256 << 20;
+
+/// Memory to be hashed.
+pub(super) struct Cold(AlignedBuf);
+
+impl Cold {
+    /// Filled with what nothing can guess.
+    pub(super) fn new(seed: u64) -> anyhow::Result<Cold> {
+        let mut memory = AlignedBuf::new(BYTES).context("no memory")?;
+        let mut rng = SplitMix64::new(seed);
+        for word in memory.as_chunks_mut::<8>().0 {
+            *word = rng.next_u64().to_le_bytes();
+        }
+        Ok(Cold(memory))
+    }
+
+    /// CPU seconds of a pass, for 10^9 bytes.
+    pub(super) fn pass(&self) -> f64 {
+        let before = thread_cpu();
+        for block in self.0.chunks(BLOCK_BYTES as usize) {
+            std::hint::black_box(checksum(block));
+        }
+        (thread_cpu() - before).as_secs_f64() / (BYTES as f64 / 1e9)
+    }
+}
