@@ -11,7 +11,9 @@ mod bench;
 mod content;
 mod exit;
 mod fresh;
+mod http;
 mod inspect;
+mod keys;
 mod latency;
 mod meter;
 mod on_disk;
@@ -43,6 +45,8 @@ enum Command {
     Replay(Box<replay::ReplayArgs>),
     Bench(bench::BenchArgs),
     Serve(serve::ServeArgs),
+    Key(keys::KeyArgs),
+    Config(settings::ConfigArgs),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
 }
@@ -56,6 +60,8 @@ pub fn main() -> ExitCode {
         Command::Replay(args) => replay::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Serve(args) => serve::run(&args),
+        Command::Key(args) => keys::run(&args),
+        Command::Config(args) => settings::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args),
     })

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use pagelith::io::entropy::Entropy;
 use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::remote::Peer;
+use pagelith::transport::auth::Key;
 use pagelith::transport::capability::Offer;
 use pagelith::transport::dial::TcpDial;
 use pagelith::transport::limits::Limits;
@@ -39,22 +40,22 @@ pub(crate) fn offer() -> Offer {
     Offer::of_this_build(SystemEntropy.bytes16())
 }
 
-/// Peers of equal weight, named by their addresses.
-pub(crate) fn of(addresses: &[Address]) -> anyhow::Result<Vec<Peer>> {
+/// Peers of equal weight, named by their addresses; all of them know this process by `key`.
+pub(crate) fn of(addresses: &[Address], key: Option<&Key>) -> Vec<Peer> {
     let offer = offer();
     let clock = Arc::new(SystemClock::new());
     let peer = |address: &Address| {
         let dial = TcpDial {
             address: address.0,
             offer,
-            key: None,
+            key: key.cloned(),
             entropy: Arc::new(SystemEntropy),
             clock: clock.clone(),
             limits: Limits::default(),
         };
         Peer { name: address.to_string(), weight: 1.0, dial: Arc::new(dial) }
     };
-    Ok(addresses.iter().map(peer).collect())
+    addresses.iter().map(peer).collect()
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! `pagelith serve`: a store that other processes of this host ask over TCP.
 
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,6 +21,8 @@ use pagelith::transport::tcp::{Arrival, Listen, Listener};
 
 use crate::exit::Verdict;
 use crate::fresh::FreshDir;
+use crate::http::Http;
+use crate::keys;
 use crate::peers::{Address, offer};
 use crate::settings::{Defaults, StoreFlags};
 
@@ -29,8 +33,8 @@ const TRANSFER_DEFAULT: Size = Size::mib(64);
 
 /// Serve a store to other processes of this host.
 ///
-/// Prints `listening tcp:HOST:PORT` once it takes connections. Whoever can connect may read, write and remove
-/// everything, so the address must be loopback. SIGTERM and SIGINT flush the store and end it.
+/// Prints `listening tcp:HOST:PORT` once it takes connections. Without keys whoever can connect may read, write and
+/// remove everything, so the address must be loopback. SIGTERM and SIGINT flush the store and end it.
 #[derive(Args, Debug)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
@@ -38,6 +42,16 @@ pub(crate) struct ServeArgs {
     /// Where to listen; port 0 for any that is free
     #[arg(long, value_name = "tcp:HOST:PORT", default_value = "tcp:127.0.0.1:7411")]
     listen: Address,
+    /// Keys of the clients and what each may do, a file of entries as `pagelith key` prints them; without it whoever can
+    /// connect may do everything
+    #[arg(long, value_name = "FILE")]
+    keys: Option<PathBuf>,
+    /// Listen also where other hosts can connect; nothing is encrypted
+    #[arg(long, requires = "keys")]
+    beyond_this_host: bool,
+    /// Where `/metrics` and `/healthz` are answered over HTTP, on loopback; port 0 for any that is free
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics: Option<SocketAddr>,
     /// Bytes of memory for objects on their way in and out, of all connections together
     #[arg(long, value_name = "SIZE", default_value_t = TRANSFER_DEFAULT)]
     transfer: Size,
@@ -48,22 +62,30 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, stop.clone()).context("cannot take signals")?;
     }
+    let admission = match &args.keys {
+        Some(path) => Admission::Keys(keys::ring(path)?),
+        None => Admission::Connection(Rights::all()),
+    };
     let mut fresh = FreshDir::named("pagelith-serve");
     let config = args.store.resolve(DEFAULTS, &fresh.path().join("store"), &|_| {})?;
     fresh.make_for(config.ssd_dirs())?;
     let store = Store::open(config).context("cannot open the store")?;
     crate::said::opened(store.opened());
     let staging = StagingPool::new(args.transfer.bytes() as usize).context("no memory --transfer")?;
-    let listen = Listen {
-        address: args.listen.0,
-        admission: Admission::Connection(Rights::all()),
-        beyond_this_host: false,
-    };
+    let listen = Listen { address: args.listen.0, admission, beyond_this_host: args.beyond_this_host };
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
     let mut listener =
         Listener::new(&listen, offer(), entropy, clock, Limits::default()).context("cannot listen")?;
+    let http = args.metrics.map(Http::listen).transpose()?;
+    if let Some(http) = &http {
+        println!("metrics http://{}/metrics", http.address());
+    }
     println!("listening {}", Address(listener.address()));
     std::thread::scope(|scope| {
+        if let Some(http) = &http {
+            let (store, stop) = (&store, &stop);
+            scope.spawn(move || http.answer(store, stop, WAIT));
+        }
         let mut arrivals = Vec::new();
         while !stop.load(Ordering::Relaxed) {
             listener.wait(&mut arrivals, WAIT);

@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Subcommand};
 use pagelith::config::{
-    Config, ConfigFormat, DramPolicy, ENV_PREFIX, Facts, Size, SsdIo, SsdPolicy, ValidConfig,
+    Config, ConfigBuilder, ConfigFormat, DramPolicy, ENV_PREFIX, Facts, Size, SsdIo, SsdPolicy, ValidConfig,
 };
+
+use crate::exit::Verdict;
 
 /// Flags that set the store up. Whatever is not given comes from the environment
 /// (`PAGELITH_DRAM__BYTES=...`), the file, or the command's defaults.
@@ -38,6 +40,41 @@ pub(crate) struct StoreFlags {
     /// Configuration file, `.toml` or `.json`
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+}
+
+/// Look at a configuration: file, environment (`PAGELITH_DRAM__BYTES=...`) and flags, the later before the earlier
+#[derive(Args, Debug)]
+pub(crate) struct ConfigArgs {
+    #[command(subcommand)]
+    action: ConfigAction,
+}
+
+#[derive(Subcommand, Debug)]
+enum ConfigAction {
+    /// Name everything that is wrong with it, for this machine, and open nothing
+    Check(StoreFlags),
+    /// Print every setting with its value, as JSON that `--config` reads
+    Show(StoreFlags),
+}
+
+pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<Verdict> {
+    let (ConfigAction::Check(flags) | ConfigAction::Show(flags)) = &args.action;
+    let file = flags.file()?;
+    let builder = flags.layers(file.as_ref()).set(|config| flags.apply(config));
+    match builder.validate(&Facts::of_this_machine()?) {
+        Ok(valid) if matches!(args.action, ConfigAction::Show(_)) => {
+            println!("{}", valid.config().to_json_string());
+            Ok(Verdict::Fine)
+        }
+        Ok(valid) => {
+            println!("nothing is wrong with it memory={}", valid.memory_plan());
+            Ok(Verdict::Fine)
+        }
+        Err(problems) => {
+            println!("{problems}");
+            Ok(Verdict::Wrong)
+        }
+    }
 }
 
 /// What a command takes where neither file nor environment nor flag says anything.
@@ -76,11 +113,8 @@ impl StoreFlags {
         fresh_dir: &Path,
         tune: Tune<'_>,
     ) -> anyhow::Result<ValidConfig> {
-        let file = self.config.as_deref().map(read_file).transpose()?;
-        let mut builder = Config::builder().env(std::env::vars_os());
-        if let Some((format, text)) = &file {
-            builder = builder.file(*format, text);
-        }
+        let file = self.file()?;
+        let builder = self.layers(file.as_ref());
         let given = |section: &str, name: &str| {
             file.as_ref().is_some_and(|(format, text)| names_setting(*format, text, section, name))
                 || std::env::var_os(env_name(section, name)).is_some()
@@ -103,6 +137,18 @@ impl StoreFlags {
             tune(config);
         });
         builder.validate(&Facts::of_this_machine()?).context("the configuration is refused")
+    }
+
+    fn file(&self) -> anyhow::Result<Option<(ConfigFormat, String)>> {
+        self.config.as_deref().map(read_file).transpose()
+    }
+
+    fn layers<'a>(&self, file: Option<&'a (ConfigFormat, String)>) -> ConfigBuilder<'a> {
+        let builder = Config::builder().env(std::env::vars_os());
+        match file {
+            Some((format, text)) => builder.file(*format, text),
+            None => builder,
+        }
     }
 
     fn apply(&self, config: &mut Config) {

@@ -32,6 +32,7 @@ use self::source::Source;
 use crate::content::Content;
 use crate::exit::Verdict;
 use crate::fresh::FreshDir;
+use crate::keys;
 use crate::peers::Address;
 use crate::settings::{Defaults, StoreFlags};
 
@@ -67,6 +68,9 @@ pub(crate) struct ReplayArgs {
     /// A store process whose store is a tier behind this one's, as `pagelith serve` printed it; again for each further
     #[arg(long, value_name = "tcp:HOST:PORT")]
     remote: Vec<Address>,
+    /// This process's key, where a store process demands one: a file with one entry, as `pagelith key` prints it
+    #[arg(long, value_name = "FILE", requires = "remote")]
+    key: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -93,6 +97,7 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
         content: Content::new(args.seed),
         reopen_at: args.reopen_at,
         remote: args.remote.clone(),
+        key: args.key.as_deref().map(keys::own).transpose()?,
     };
     let (report, series) = run::replay(&plan, source)?;
     if args.json {

@@ -30,6 +30,7 @@ fn plan(model: &str, dir: &std::path::Path) -> Plan {
         content: Content::new(SEED),
         reopen_at: None,
         remote: Vec::new(),
+        key: None,
     }
 }
 

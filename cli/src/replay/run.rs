@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use pagelith::config::ValidConfig;
+use pagelith::transport::auth::Key;
 use pagelith::{Options, Stats, Store};
 
 use super::pages::Pages;
@@ -24,6 +25,8 @@ pub(crate) struct Plan {
     pub(crate) reopen_at: Option<u64>,
     /// Where the store's peers listen.
     pub(crate) remote: Vec<Address>,
+    /// What it is known by there.
+    pub(crate) key: Option<Key>,
 }
 
 /// What the stores of a replay say, together: each counts from its own open.
@@ -100,7 +103,7 @@ pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Ser
 }
 
 fn open(plan: &Plan) -> anyhow::Result<Live> {
-    let peers = peers::of(&plan.remote)?;
+    let peers = peers::of(&plan.remote, plan.key.as_ref());
     let store = Store::open_with_peers(plan.config.clone(), peers).context("cannot open the store")?;
     crate::said::opened(store.opened());
     let session = store.session().context("cannot begin a session")?;

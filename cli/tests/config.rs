@@ -1,0 +1,41 @@
+//! `config`: what is wrong with a configuration, all of it at once, and what it comes to.
+
+mod common;
+
+use common::{pagelith, pagelith_with};
+
+fn file(text: &str) -> (tempfile::TempDir, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pagelith.toml");
+    std::fs::write(&path, text).unwrap();
+    let path = path.to_str().unwrap().to_owned();
+    (dir, path)
+}
+
+#[test]
+fn every_problem_is_named_and_nothing_is_made() {
+    let (dir, path) = file("[ssd]\nbytes = \"1GiB\"\nwrite_depth = 0\n[dram]\npolcy = \"lru\"\n");
+    let ran = pagelith_with(&["config", "check", "--config", &path], &[("PAGELITH_STAGING__RATIO", "7")]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    for problem in ["ssd.write_depth", "polcy", "staging.ratio"] {
+        assert!(ran.stdout.contains(problem), "{problem} is not named: {ran:?}");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn flags_come_before_the_environment_and_that_before_the_file() {
+    let (_dir, path) = file("[dram]\nbytes = \"64MiB\"\npolicy = \"fifo\"\n[staging]\nbytes = \"5MiB\"\n");
+    let env = [("PAGELITH_DRAM__BYTES", "96MiB"), ("PAGELITH_STAGING__BYTES", "6MiB")];
+    let args = ["config", "show", "--config", &path, "--staging", "7MiB"];
+    let shown = pagelith_with(&args, &env).json();
+    assert_eq!(shown["dram"]["policy"], "fifo");
+    assert_eq!(shown["dram"]["bytes"], "96MiB");
+    assert_eq!(shown["staging"]["bytes"], "7MiB");
+    // What is shown is a configuration again.
+    let again = tempfile::tempdir().unwrap();
+    let json = again.path().join("pagelith.json");
+    std::fs::write(&json, shown.to_string()).unwrap();
+    let args = ["config", "check", "--config", json.to_str().unwrap()];
+    assert_eq!(pagelith(&args).code, Some(0));
+}
