@@ -64,6 +64,7 @@ impl AlignedBuf {
 
 impl std::ops::Deref for AlignedBuf {
     type Target = [u8];
+    #[inline]
     fn deref(&self) -> &[u8] {
         match &self.map {
             Map::Whole(map) => map.as_deref().map_or(&[], |map| &map[..self.len]),
@@ -75,6 +76,7 @@ impl std::ops::Deref for AlignedBuf {
 }
 
 impl std::ops::DerefMut for AlignedBuf {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.map {
             Map::Whole(map) => map.as_deref_mut().map_or(&mut [], |map| &mut map[..self.len]),

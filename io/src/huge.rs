@@ -8,9 +8,11 @@ const WORTH_IT: usize = 4 << 20;
 const PAGE: usize = 4096;
 
 /// An empty table with room for `entries`, in huge pages where it is long and the system has them. Room that is never
-/// used costs addresses, and no memory.
+/// used costs addresses, and no memory; where the system counts addresses as memory and has none, the table grows as it
+/// is filled.
 pub fn table<T>(entries: usize) -> Vec<T> {
-    let table: Vec<T> = Vec::with_capacity(entries);
+    let mut table: Vec<T> = Vec::new();
+    let _ = table.try_reserve_exact(entries);
     let bytes = table.capacity().saturating_mul(size_of::<T>());
     if bytes >= WORTH_IT {
         let at = table.as_ptr().cast_mut().cast::<u8>();

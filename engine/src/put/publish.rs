@@ -267,7 +267,7 @@ fn insert(
     if is_offered(data.group_kind)
         && let Some(remote) = core.remote.as_mut()
     {
-        core.counters.remote_skipped += remote.push_frame(frame);
+        core.counters.remote_skipped += remote.push_frame(frame, data.members.len() as u64);
     }
     if let Some(ssd) = core.ssd.as_mut().filter(|_| on_ssd) {
         ssd.unflushed_bytes += data.bytes();

@@ -13,8 +13,8 @@ const FRAMES_MAX: usize = 65_536;
 /// Work for the writer.
 #[derive(Debug)]
 pub(crate) enum RemoteJob {
-    /// Offer a page to its owner.
-    Frame(FrameRef),
+    /// Offer a page of so many objects to its owner.
+    Frame(FrameRef, u64),
     /// Remove objects at their owners; answered.
     Remove { id: u64, keys: Vec<ObjectKey> },
     /// Clear a namespace at every peer; answered.
@@ -29,17 +29,19 @@ pub(crate) struct RemoteQueue {
 }
 
 impl RemoteQueue {
-    /// Queue a page; how many older ones were dropped for it.
-    pub fn push_frame(&mut self, frame: FrameRef) -> u64 {
-        self.jobs.push_back(RemoteJob::Frame(frame));
+    /// Queue a page of so many objects; how many objects of older ones were dropped for it.
+    pub fn push_frame(&mut self, frame: FrameRef, objects: u64) -> u64 {
+        self.jobs.push_back(RemoteJob::Frame(frame, objects));
         self.frames += 1;
         if self.frames <= FRAMES_MAX {
             return 0;
         }
-        let oldest = self.jobs.iter().position(is_frame);
-        oldest.map(|at| self.jobs.remove(at));
         self.frames -= 1;
-        1
+        let oldest = self.jobs.iter().position(is_frame);
+        match oldest.and_then(|at| self.jobs.remove(at)) {
+            Some(RemoteJob::Frame(_, objects)) => objects,
+            Some(RemoteJob::Remove { .. } | RemoteJob::Clear { .. }) | None => 0,
+        }
     }
 
     /// The next job.
@@ -58,7 +60,7 @@ impl RemoteQueue {
 
 fn is_frame(job: &RemoteJob) -> bool {
     match job {
-        RemoteJob::Frame(_) => true,
+        RemoteJob::Frame(..) => true,
         RemoteJob::Remove { .. } | RemoteJob::Clear { .. } => false,
     }
 }
@@ -74,12 +76,12 @@ mod tests {
         let mut queue = RemoteQueue::default();
         queue.jobs.push_back(RemoteJob::Clear { id: 1, namespace: NamespaceId([0; 16]) });
         let frame = |i: usize| FrameRef { id: FrameId(i as u32), serial: i as u64 };
-        let dropped: u64 = (0..FRAMES_MAX + 3).map(|i| queue.push_frame(frame(i))).sum();
-        assert_eq!((dropped, queue.jobs.len()), (3, FRAMES_MAX + 1));
+        let dropped: u64 = (0..FRAMES_MAX + 3).map(|i| queue.push_frame(frame(i), 2)).sum();
+        assert_eq!((dropped, queue.jobs.len()), (6, FRAMES_MAX + 1));
         assert!(queue.pop().is_some_and(|job| !is_frame(&job)));
-        let Some(RemoteJob::Frame(first)) = queue.pop() else { panic!("no page") };
+        let Some(RemoteJob::Frame(first, 2)) = queue.pop() else { panic!("no page") };
         assert_eq!(first.serial, 3);
-        queue.push_back(RemoteJob::Frame(first));
+        queue.push_back(RemoteJob::Frame(first, 2));
         assert_eq!(queue.frames, FRAMES_MAX);
     }
 }

@@ -86,7 +86,7 @@ impl Writer {
         while self.told.is_none() && self.bytes < BYTES_MAX {
             let Some(job) = self.shared.lock().remote.as_mut().and_then(|queue| queue.pop()) else { return };
             let taken = match job {
-                RemoteJob::Frame(frame) => self.offer(frame),
+                RemoteJob::Frame(frame, objects) => self.offer(frame, objects),
                 job => self.tell(job),
             };
             if let Taken::Later(job) = taken {
@@ -98,23 +98,23 @@ impl Writer {
         }
     }
 
-    fn offer(&mut self, frame: FrameRef) -> Taken {
+    fn offer(&mut self, frame: FrameRef, objects: u64) -> Taken {
         let now = self.shared.now();
         let mut core = self.shared.lock();
         // What was evicted or removed since is not offered.
         let Some(data) = core.frames.get_ref(frame).filter(|f| !f.dead).map(|f| f.data.clone()) else {
-            core.counters.remote_skipped += 1;
+            core.counters.remote_skipped += objects;
             return Taken::Yes;
         };
         drop(core);
-        let (objects, first) = (data.members.len() as u64, data.members[0].key);
+        let first = data.members[0].key;
         let Some(peer) = self.lines.remote().owner(&first) else { return Taken::Yes };
         let token = self.token();
         let shared = self.shared.clone();
         let skip = || shared.lock().counters.remote_skipped += objects;
         let caller = match self.lines.standing(peer, now) {
             Standing::Up(caller) => caller,
-            Standing::Soon => return Taken::Later(RemoteJob::Frame(frame)),
+            Standing::Soon => return Taken::Later(RemoteJob::Frame(frame, objects)),
             Standing::Down => {
                 skip();
                 return Taken::Yes;
@@ -139,7 +139,7 @@ impl Writer {
             Err(error) => {
                 shared.lock().release_frame(frame);
                 if error.kind == ErrorKind::Busy {
-                    return Taken::Later(RemoteJob::Frame(frame));
+                    return Taken::Later(RemoteJob::Frame(frame, objects));
                 }
                 skip();
                 Taken::Yes
@@ -162,7 +162,7 @@ impl Writer {
                 peers
             }
             RemoteJob::Clear { .. } => (0..self.lines.remote().owners.len()).collect(),
-            RemoteJob::Frame(_) => Vec::new(),
+            RemoteJob::Frame(..) => Vec::new(),
         };
         if peers.iter().any(|peer| is_soon(&self.lines.standing(*peer, now))) {
             return Taken::Later(job);
