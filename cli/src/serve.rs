@@ -1,4 +1,4 @@
-//! `pagelith serve`: a store that other processes of this host ask over TCP.
+//! `pagelith serve`: a store that other processes ask over sockets.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,17 +13,18 @@ use pagelith::config::Size;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::serve::Server;
+use pagelith::transport::address::Address;
 use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::link::Link;
 use pagelith::transport::rights::Rights;
-use pagelith::transport::tcp::{Arrival, Listen, Listener};
+use pagelith::transport::socket::{Arrival, Listen, Listener};
 
 use crate::exit::Verdict;
 use crate::fresh::FreshDir;
 use crate::http::Http;
 use crate::keys;
-use crate::peers::{Address, offer};
+use crate::peers::offer;
 use crate::settings::{Defaults, StoreFlags};
 
 /// How long the listener and idle links wait at a time; a signal is noticed within it.
@@ -33,14 +34,14 @@ const TRANSFER_DEFAULT: Size = Size::mib(64);
 
 /// Serve a store to other processes of this host.
 ///
-/// Prints `listening tcp:HOST:PORT` once it takes connections. Without keys whoever can connect may read, write and
-/// remove everything, so the address must be loopback. SIGTERM and SIGINT flush the store and end it.
+/// Prints `listening tcp:HOST:PORT` (or `unix:PATH`) once it takes connections. Without keys whoever can connect may read,
+/// write and remove everything, so the address must be loopback or a Unix socket. SIGTERM and SIGINT flush the store and end it.
 #[derive(Args, Debug)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     store: StoreFlags,
-    /// Where to listen; port 0 for any that is free
-    #[arg(long, value_name = "tcp:HOST:PORT", default_value = "tcp:127.0.0.1:7411")]
+    /// Where to listen; port 0 for any that is free. A Unix socket takes this user's processes, and root's
+    #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH", default_value = "tcp:127.0.0.1:7411")]
     listen: Address,
     /// Keys of the clients and what each may do, a file of entries as `pagelith key` prints them; without it whoever can
     /// connect may do everything
@@ -72,7 +73,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     let store = Store::open(config).context("cannot open the store")?;
     crate::said::opened(store.opened());
     let staging = StagingPool::new(args.transfer.bytes() as usize).context("no memory --transfer")?;
-    let listen = Listen { address: args.listen.0, admission, beyond_this_host: args.beyond_this_host };
+    let listen = Listen { address: args.listen.clone(), admission, beyond_this_host: args.beyond_this_host };
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
     let mut listener =
         Listener::new(&listen, offer(), entropy, clock, Limits::default()).context("cannot listen")?;
@@ -80,7 +81,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     if let Some(http) = &http {
         println!("metrics http://{}/metrics", http.address());
     }
-    println!("listening {}", Address(listener.address()));
+    println!("listening {}", listener.address());
     std::thread::scope(|scope| {
         if let Some(http) = &http {
             let (store, stop) = (&store, &stop);

@@ -230,3 +230,18 @@ fn it_tells_over_http_what_it_did() {
     let refused = pagelith(&["serve", "--dram", "1MiB", "--metrics", "0.0.0.0:0"]).output().expect("run");
     assert!(String::from_utf8_lossy(&refused.stderr).contains("it would be answered to other hosts"));
 }
+
+#[test]
+fn a_unix_socket_serves_like_any_other_address() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("socket");
+    let mut server = Serving::at(&format!("unix:{}", path.display()));
+    let report = json(&replay(&server.address, "150").output().expect("run"));
+    assert!(hits(&report, "remote") > 0 && report["wrong_bytes"] == 0, "{report}");
+    // What a killed one leaves behind does not keep the next one out.
+    server.kill();
+    assert!(path.exists());
+    let server = Serving::at(&server.address.clone());
+    let report = json(&replay(&server.address, "150").output().expect("run"));
+    assert!(hits(&report, "remote") > 0 && report["wrong_bytes"] == 0, "{report}");
+}

@@ -1,19 +1,19 @@
 //! How a client reaches a peer: whatever carries the link, it begins, goes on without waiting, and ends.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::clock::Clock;
 use pagelith_io::entropy::Entropy;
 
+use crate::address::Address;
 use crate::auth::Key;
 use crate::capability::Offer;
 use crate::closed::Closed;
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::pending::Progress;
-use crate::tcp::{Socket, TcpPending, connect};
+use crate::socket::{Socket, SocketPending, connect};
 
 /// Makes links to one peer.
 pub trait Dial: Send + Sync {
@@ -39,10 +39,10 @@ pub enum Dialled {
     Over(Closed),
 }
 
-/// Links over TCP.
-pub struct TcpDial {
+/// Links over sockets.
+pub struct SocketDial {
     /// The peer.
-    pub address: SocketAddr,
+    pub address: Address,
     /// What this side says of itself.
     pub offer: Offer,
     /// What it is known by, where the peer demands it.
@@ -55,14 +55,21 @@ pub struct TcpDial {
     pub limits: Limits,
 }
 
-impl Dial for TcpDial {
+impl Dial for SocketDial {
     fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
         let clock = self.clock.clone();
-        Ok(Box::new(connect(self.address, self.offer, self.key.clone(), &*self.entropy, clock, self.limits)?))
+        Ok(Box::new(connect(
+            &self.address,
+            self.offer,
+            self.key.clone(),
+            &*self.entropy,
+            clock,
+            self.limits,
+        )?))
     }
 }
 
-impl Dialing for TcpPending {
+impl Dialing for SocketPending {
     fn poll(self: Box<Self>) -> Dialled {
         dialled((*self).poll())
     }

@@ -1,11 +1,12 @@
 //! Links between processes and hosts: what carries frames and bulk bytes between a client and a store.
 //!
 //! [`link::Link`] is the seam: one end of a connection, completion-based, that owns the memory it may touch until it
-//! hands it back. [`tcp`] is its first side; it is [`conn::Conn`], a link over any [`stream::Stream`] of bytes, over a
-//! socket. [`capability`], [`auth`] and [`handshake`] are pure state machines that every side shares. The bytes of a
+//! hands it back. [`socket`] is its first side, TCP and Unix sockets; it is [`conn::Conn`], a link over any
+//! [`stream::Stream`] of bytes. [`capability`], [`auth`] and [`handshake`] are pure state machines that every side shares. The bytes of a
 //! frame are in `pagelith_layouts::wire`, and `docs/protocol.md` has the protocol.
 #![forbid(unsafe_code)]
 
+pub mod address;
 pub mod auth;
 pub mod capability;
 pub mod closed;
@@ -16,8 +17,8 @@ pub mod limits;
 pub mod link;
 pub mod pending;
 pub mod rights;
+pub mod socket;
 pub mod stream;
-pub mod tcp;
 
 mod inbound;
 mod landing;

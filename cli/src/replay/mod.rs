@@ -23,6 +23,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::Args;
 use pagelith::config::Size;
+use pagelith::transport::address::Address;
 
 use self::model::ModelFlags;
 use self::pages::Pages;
@@ -33,7 +34,6 @@ use crate::content::Content;
 use crate::exit::Verdict;
 use crate::fresh::FreshDir;
 use crate::keys;
-use crate::peers::Address;
 use crate::settings::{Defaults, StoreFlags};
 
 /// Sizes that make the built-in workload use both tiers, and finish in seconds.
@@ -66,7 +66,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     reopen_at: Option<u64>,
     /// A store process whose store is a tier behind this one's, as `pagelith serve` printed it; again for each further
-    #[arg(long, value_name = "tcp:HOST:PORT")]
+    #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH")]
     remote: Vec<Address>,
     /// This process's key, where a store process demands one: a file with one entry, as `pagelith key` prints it
     #[arg(long, value_name = "FILE", requires = "remote")]

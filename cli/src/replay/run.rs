@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use pagelith::config::ValidConfig;
+use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
 use pagelith::{Options, Stats, Store};
 
@@ -15,7 +16,7 @@ use super::series::Series;
 use super::source::Source;
 use crate::content::Content;
 use crate::meter::rss_peak_bytes;
-use crate::peers::{self, Address};
+use crate::peers;
 
 /// What to replay on.
 pub(crate) struct Plan {

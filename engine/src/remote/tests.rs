@@ -18,7 +18,7 @@ use pagelith_transport::handshake::Admission;
 use pagelith_transport::limits::Limits;
 use pagelith_transport::pending::Progress;
 use pagelith_transport::rights::Rights;
-use pagelith_transport::tcp::{Arrival, Listen, Listener, connect};
+use pagelith_transport::socket::{Arrival, Listen, Listener, connect};
 
 use super::call::{Reply, Wanted};
 use super::caller::Caller;
@@ -50,7 +50,7 @@ impl Pair {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let limits = Limits::default();
         let listen = Listen {
-            address: "127.0.0.1:0".parse().expect("an address"),
+            address: "tcp:127.0.0.1:0".parse().expect("an address"),
             admission: Admission::Connection(rights),
             beyond_this_host: false,
         };

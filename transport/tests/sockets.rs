@@ -5,7 +5,10 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +18,7 @@ use pagelith_io::system::{SystemClock, SystemEntropy};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::greeting::{Feature, Reason, Refusal};
 use pagelith_layouts::wire::head;
+use pagelith_transport::address::Address;
 use pagelith_transport::auth::Key;
 use pagelith_transport::capability::Offer;
 use pagelith_transport::closed::Closed;
@@ -23,22 +27,36 @@ use pagelith_transport::limits::{Limits, UNKNOWN_PEER_BYTES_MAX};
 use pagelith_transport::link::{Event, Link};
 use pagelith_transport::pending::Progress;
 use pagelith_transport::rights::Rights;
-use pagelith_transport::tcp::{self, Arrival, Listen, ListenError, Listener, TcpLink, connect};
+use pagelith_transport::socket::{self, Arrival, Listen, ListenError, Listener, SocketLink, connect};
 
 /// Longest single wait. Every wait here is for something that comes.
 const WAIT: Duration = Duration::from_secs(10);
 
 fn listener(admission: Admission, offer: Offer, limits: Limits, clock: Arc<dyn Clock>) -> Listener {
-    let address = "127.0.0.1:0".parse().expect("an address");
+    let address = "tcp:127.0.0.1:0".parse().expect("an address");
     let listen = Listen { address, admission, beyond_this_host: false };
     Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, limits).expect("loopback")
+}
+
+fn port(listener: &Listener) -> SocketAddr {
+    match listener.address() {
+        Address::Tcp(address) => *address,
+        Address::Unix(path) => panic!("no port: {}", path.display()),
+    }
+}
+
+/// A listener on a Unix socket, for whoever the kernel says is this user.
+fn at(path: &Path) -> Result<Listener, ListenError> {
+    let admission = Admission::Connection(Rights::all());
+    let listen = Listen { address: Address::Unix(path.to_owned()), admission, beyond_this_host: false };
+    Listener::new(&listen, offer(), Arc::new(SystemEntropy), clock(), Limits::default())
 }
 
 fn clock() -> Arc<dyn Clock> {
     Arc::new(SystemClock::new())
 }
 
-type Ends = (Result<TcpLink, Closed>, Result<TcpLink, Closed>);
+type Ends = (Result<SocketLink, Closed>, Result<SocketLink, Closed>);
 
 /// A client and a server in one thread, until both know how it ended.
 fn meet_over_tcp(client: (Offer, Option<Key>), listener: &mut Listener) -> Ends {
@@ -70,7 +88,7 @@ fn meet_over_tcp(client: (Offer, Option<Key>), listener: &mut Listener) -> Ends 
     (client, server)
 }
 
-fn linked(data_bytes_max: u32) -> (TcpLink, TcpLink) {
+fn linked(data_bytes_max: u32) -> (SocketLink, SocketLink) {
     let offer = Offer { data_bytes_max, ..offer() };
     let mut listener = listener(keys(1), offer, Limits::default(), clock());
     let (client, server) = meet_over_tcp((offer, Some(key(1))), &mut listener);
@@ -79,8 +97,8 @@ fn linked(data_bytes_max: u32) -> (TcpLink, TcpLink) {
 
 /// Drive both ends until `done` says so.
 fn drive(
-    a: &mut TcpLink,
-    b: &mut TcpLink,
+    a: &mut SocketLink,
+    b: &mut SocketLink,
     done: impl Fn(&[Event], &[Event]) -> bool,
 ) -> (Vec<Event>, Vec<Event>) {
     let (mut at_a, mut at_b) = (Vec::new(), Vec::new());
@@ -140,7 +158,7 @@ fn a_wait_ends_with_what_arrives() {
 }
 
 /// Wait for the end; all that was told.
-fn client_gone(server: &mut TcpLink, mut events: Vec<Event>) -> Vec<String> {
+fn client_gone(server: &mut SocketLink, mut events: Vec<Event>) -> Vec<String> {
     while !matches!(events.last(), Some(Event::Closed(_))) {
         server.wait(&mut events, WAIT);
     }
@@ -158,16 +176,16 @@ fn a_server_waits_for_all_its_links() {
     for which in [2, 0, 1] {
         pairs[which].0.send(request(which as u64 + 1, b"x")).expect("room");
         pairs[which].0.poll(&mut Vec::new());
-        let servers: Vec<&TcpLink> = pairs.iter().map(|(_, server)| server).collect();
-        assert!(tcp::wait(Some(&listener), &servers, &[], WAIT));
+        let servers: Vec<&SocketLink> = pairs.iter().map(|(_, server)| server).collect();
+        assert!(socket::wait(Some(&listener), &servers, &[], WAIT));
         let mut events = [Vec::new(), Vec::new(), Vec::new()];
         pairs.iter_mut().zip(&mut events).for_each(|((_, server), events)| server.poll(events));
         for (i, events) in events.iter().enumerate() {
             assert_eq!(events.len(), usize::from(i == which), "i={i} which={which}");
         }
     }
-    let servers: Vec<&TcpLink> = pairs.iter().map(|(_, server)| server).collect();
-    assert!(!tcp::wait(Some(&listener), &servers, &[], Duration::ZERO), "nothing is there");
+    let servers: Vec<&SocketLink> = pairs.iter().map(|(_, server)| server).collect();
+    assert!(!socket::wait(Some(&listener), &servers, &[], Duration::ZERO), "nothing is there");
 }
 
 #[test]
@@ -238,7 +256,7 @@ fn slow_peers_hold_little_and_not_for_long() {
     let mut slow: Vec<TcpStream> = Vec::new();
     let mut arrivals = Vec::new();
     for _ in 0..12 {
-        let mut stream = TcpStream::connect(listener.address()).expect("a connection");
+        let mut stream = TcpStream::connect(port(&listener)).expect("a connection");
         stream.write_all(b"P").expect("a byte");
         slow.push(stream);
         listener.wait(&mut arrivals, WAIT);
@@ -280,7 +298,11 @@ fn refusals(arrivals: Vec<Arrival>) -> Vec<Option<Reason>> {
 #[test]
 fn other_hosts_are_let_in_only_when_asked_for_and_by_key() {
     let try_to = |address: &str, admission, beyond_this_host| {
-        let listen = Listen { address: address.parse().expect("an address"), admission, beyond_this_host };
+        let listen = Listen {
+            address: format!("tcp:{address}").parse().expect("an address"),
+            admission,
+            beyond_this_host,
+        };
         Listener::new(&listen, offer(), Arc::new(SystemEntropy), clock(), Limits::default()).map(|_| ())
     };
     let open = || Admission::Connection(Rights::all());
@@ -295,17 +317,50 @@ fn other_hosts_are_let_in_only_when_asked_for_and_by_key() {
 #[test]
 fn nobody_listening_is_named() {
     let listener = listener(keys(1), offer(), Limits::default(), clock());
-    let address = listener.address();
+    let address = listener.address().clone();
     drop(listener);
-    let why = pagelith_transport::tcp::dial(
-        address,
-        offer(),
-        Some(key(1)),
-        &SystemEntropy,
-        clock(),
-        Limits::default(),
-    )
-    .map(|_| ())
-    .expect_err("nobody");
+    let why = socket::dial(&address, offer(), Some(key(1)), &SystemEntropy, clock(), Limits::default())
+        .map(|_| ())
+        .expect_err("nobody");
     assert!(why.to_string().contains("errno=111") && why.retryable(), "{why}");
+}
+
+#[test]
+fn a_unix_socket_is_its_users_alone_carries_a_link_and_goes_with_its_listener() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("pagelith");
+    let mut listener = at(&path).expect("listens");
+    let mode = std::fs::metadata(&path).expect("a file").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "others may connect");
+    let (client, server) = meet_over_tcp((offer(), None), &mut listener);
+    let (mut client, mut server) = (client.expect("a link"), server.expect("a link"));
+    client.expose(OpId(1), 0, 0, scatter(&[0; 70_000], &[70_000])).expect("room");
+    client.send(request(1, b"a get")).expect("room");
+    drive(&mut client, &mut server, |_, at_server| !at_server.is_empty());
+    server.push(push(1, 0, 0, &bytes(7, 70_000))).expect("room");
+    let (got, _) = drive(&mut client, &mut server, |at_client, _| !at_client.is_empty());
+    assert!(handed(&got, (1, 0)).as_ref() == Some(&bytes(7, 70_000)));
+    // A key where none is asked for is refused, as over TCP.
+    let (with_key, _) = meet_over_tcp((offer(), Some(key(1))), &mut listener);
+    assert!(with_key.is_err());
+    drop(listener);
+    assert!(!path.exists(), "the file stays");
+}
+
+#[test]
+fn a_file_that_is_left_over_is_replaced_and_one_that_is_used_or_is_no_socket_is_not() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("pagelith");
+    drop(UnixListener::bind(&path).expect("bound"));
+    assert!(path.exists(), "nothing is left over");
+    let first = at(&path).expect("replaced");
+    let refused = |path: &Path| match at(path).map(|_| ()) {
+        Err(ListenError::System { operation: "bind", errno, .. }) => errno,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(&path), 98, "two listen at one path");
+    drop(first);
+    std::fs::write(&path, "precious").expect("written");
+    assert_eq!(refused(&path), 98);
+    assert_eq!(std::fs::read(&path).expect("read"), b"precious");
 }

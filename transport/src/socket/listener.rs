@@ -1,6 +1,5 @@
 //! A server's end: accepting, and the handshakes of peers that are not known yet.
 
-use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +9,9 @@ use pagelith_io::entropy::Entropy;
 use pagelith_layouts::wire::Side;
 use pagelith_layouts::wire::greeting::{Reason, Refusal};
 
-use super::{Socket, TcpLink, TcpPending, wait};
+use super::accept::Acceptor;
+use super::{Socket, SocketLink, SocketPending, wait};
+use crate::address::Address;
 use crate::capability::Offer;
 use crate::closed::Closed;
 use crate::handshake::{Admission, Handshake};
@@ -23,8 +24,9 @@ const ACCEPTS_MAX: usize = 64;
 /// Where to listen, and for whom.
 #[derive(Clone, Debug)]
 pub struct Listen {
-    /// Address and port; port 0 for any that is free.
-    pub address: SocketAddr,
+    /// The address; port 0 for any that is free. A Unix socket's file is made, for its user alone, and goes with the
+    /// listener; one that a process left behind that is gone is replaced.
+    pub address: Address,
     /// How clients are known.
     pub admission: Admission,
     /// Take clients from other hosts too. They must be known by a key. Without it the address must be loopback.
@@ -36,17 +38,17 @@ pub struct Listen {
 pub enum ListenError {
     /// The address can be reached from other hosts, which was not asked for.
     #[error("the address is not loopback; say that clients of other hosts are meant address={0}")]
-    BeyondThisHost(SocketAddr),
+    BeyondThisHost(Address),
     /// Clients of other hosts would not be known by a key.
     #[error("clients of other hosts must be known by a key address={0}")]
-    NoKey(SocketAddr),
+    NoKey(Address),
     /// The system failed it.
     #[error("{operation} failed: {} address={address} errno={errno}", std::io::Error::from_raw_os_error(*.errno))]
     System {
         /// Which operation.
         operation: &'static str,
         /// The address.
-        address: SocketAddr,
+        address: Address,
         /// The kernel's errno.
         errno: i32,
     },
@@ -55,7 +57,7 @@ pub enum ListenError {
 /// What came in.
 pub enum Arrival {
     /// A client that is known.
-    Link(Box<TcpLink>),
+    Link(Box<SocketLink>),
     /// One that was not let in, and why.
     Refused {
         /// Its address.
@@ -67,9 +69,9 @@ pub enum Arrival {
 
 /// A socket that listens, and the connections whose peers are not known yet.
 pub struct Listener {
-    socket: TcpListener,
-    address: SocketAddr,
-    unknown: Vec<TcpPending>,
+    acceptor: Acceptor,
+    address: Address,
+    unknown: Vec<SocketPending>,
     admission: Admission,
     offer: Offer,
     entropy: Arc<dyn Entropy>,
@@ -86,30 +88,24 @@ impl Listener {
         clock: Arc<dyn Clock>,
         limits: Limits,
     ) -> Result<Listener, ListenError> {
-        let address = listen.address;
         let keyed = matches!(listen.admission, Admission::Keys(_));
-        match (address.ip().is_loopback(), listen.beyond_this_host, keyed) {
-            (false, false, _) => return Err(ListenError::BeyondThisHost(address)),
-            (_, true, false) => return Err(ListenError::NoKey(address)),
+        let within_host = match &listen.address {
+            Address::Tcp(address) => address.ip().is_loopback(),
+            Address::Unix(_) => true,
+        };
+        match (within_host, listen.beyond_this_host, keyed) {
+            (false, false, _) => return Err(ListenError::BeyondThisHost(listen.address.clone())),
+            (_, true, false) => return Err(ListenError::NoKey(listen.address.clone())),
             _ => {}
         }
-        let fault = |operation| {
-            move |e: std::io::Error| ListenError::System {
-                operation,
-                address,
-                errno: e.raw_os_error().unwrap_or(0),
-            }
-        };
-        let socket = TcpListener::bind(address).map_err(fault("bind"))?;
-        socket.set_nonblocking(true).map_err(fault("fcntl"))?;
-        let address = socket.local_addr().map_err(fault("getsockname"))?;
+        let (acceptor, address) = Acceptor::new(&listen.address)?;
         let admission = listen.admission.clone();
-        Ok(Listener { socket, address, unknown: Vec::new(), admission, offer, entropy, clock, limits })
+        Ok(Listener { acceptor, address, unknown: Vec::new(), admission, offer, entropy, clock, limits })
     }
 
     /// Where it listens: the port that was found, if none was said.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    pub fn address(&self) -> &Address {
+        &self.address
     }
 
     /// Bytes that are held for each peer that is not known yet.
@@ -120,15 +116,12 @@ impl Listener {
     /// Accept, and go on with handshakes, as far as it goes now. Never waits.
     pub fn poll(&mut self, arrivals: &mut Vec<Arrival>) {
         for _ in 0..ACCEPTS_MAX {
-            match self.socket.accept() {
-                Ok((stream, from)) => match Socket::new(stream) {
-                    Ok(socket) => self.begin(socket, from, arrivals),
-                    Err(why) => arrivals.push(Arrival::Refused { peer: from.to_string(), why }),
-                },
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
+            match self.acceptor.accept() {
+                Ok(Some((peer, Ok(socket)))) => self.begin(socket, peer, arrivals),
+                Ok(Some((peer, Err(why)))) => arrivals.push(Arrival::Refused { peer, why }),
+                Ok(None) => break,
                 // The peer went away before it was accepted, or this process is out of files: whoever polls sees it.
-                Err(e) => {
-                    let why = Closed::System { operation: "accept", errno: e.raw_os_error().unwrap_or(0) };
+                Err(why) => {
                     arrivals.push(Arrival::Refused { peer: String::new(), why });
                     break;
                 }
@@ -158,12 +151,11 @@ impl Listener {
     /// What to wait for: sockets, and whether bytes wait to be written to them.
     pub(super) fn sockets(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool)> {
         let unknown = self.unknown.iter().map(|pending| (pending.stream().as_fd(), pending.wants_write()));
-        std::iter::once((self.socket.as_fd(), false)).chain(unknown)
+        std::iter::once((self.acceptor.as_fd(), false)).chain(unknown)
     }
 
-    fn begin(&mut self, socket: Socket, from: SocketAddr, arrivals: &mut Vec<Arrival>) {
+    fn begin(&mut self, socket: Socket, peer: String, arrivals: &mut Vec<Arrival>) {
         let handshake = Handshake::server(self.offer, self.admission.clone(), &*self.entropy);
-        let peer = from.to_string();
         let outside = (self.clock.clone(), self.limits);
         let pending = Pending::new(socket, peer.clone(), Side::Server, self.offer, handshake, outside);
         if self.unknown.len() < self.limits.unknown_max {

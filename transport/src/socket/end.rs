@@ -1,33 +1,41 @@
 //! A connected socket, never blocking.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, readv, retry_on_intr};
-use rustix::net::sockopt::set_socket_keepalive;
+use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay, socket_peercred};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use crate::closed::Closed;
 use crate::stream::{Moved, Stream};
 
-/// A TCP socket.
-pub struct Socket(TcpStream);
+/// A socket of TCP or of this host.
+pub struct Socket(OwnedFd);
 
 impl Socket {
-    /// Take a socket: without Nagle's delay, kept alive, never blocking.
-    pub(super) fn new(stream: TcpStream) -> Result<Socket, Closed> {
-        let fault = |operation| {
-            move |e: std::io::Error| Closed::System { operation, errno: e.raw_os_error().unwrap_or(0) }
-        };
-        stream.set_nonblocking(true).map_err(fault("fcntl"))?;
-        stream.set_nodelay(true).map_err(fault("setsockopt TCP_NODELAY"))?;
-        set_socket_keepalive(&stream, true)
-            .map_err(|e| Closed::System { operation: "setsockopt SO_KEEPALIVE", errno: e.raw_os_error() })?;
-        Ok(Socket(stream))
+    /// Take a socket of TCP that does not block: without Nagle's delay, kept alive.
+    pub(super) fn tcp(socket: OwnedFd) -> Result<Socket, Closed> {
+        set_tcp_nodelay(&socket, true).map_err(fault("setsockopt TCP_NODELAY"))?;
+        set_socket_keepalive(&socket, true).map_err(fault("setsockopt SO_KEEPALIVE"))?;
+        Ok(Socket(socket))
     }
+
+    /// Take a socket of this host that does not block, if this user's process is at its other end, or root's.
+    pub(super) fn unix(socket: OwnedFd) -> Result<Socket, Closed> {
+        let peer = socket_peercred(&socket).map_err(fault("getsockopt SO_PEERCRED"))?;
+        if peer.uid != rustix::process::geteuid() && !peer.uid.is_root() {
+            return Err(Closed::NotAuthentic { what: "the user" });
+        }
+        Ok(Socket(socket))
+    }
+}
+
+/// The system failed an operation.
+pub(super) fn fault(operation: &'static str) -> impl Fn(Errno) -> Closed {
+    move |e| Closed::System { operation, errno: e.raw_os_error() }
 }
 
 impl AsFd for Socket {

@@ -1,6 +1,5 @@
 //! A client's end: connecting, greeting, proof.
 
-use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,9 +7,11 @@ use pagelith_io::clock::Clock;
 use pagelith_io::entropy::Entropy;
 use pagelith_layouts::wire::Side;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, connect as start, socket_with};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect as start, socket_with};
 
-use super::{Socket, TcpLink, TcpPending};
+use super::end::fault;
+use super::{Socket, SocketLink, SocketPending};
+use crate::address::Address;
 use crate::auth::Key;
 use crate::capability::Offer;
 use crate::closed::Closed;
@@ -24,35 +25,45 @@ const WAIT_STEP: Duration = Duration::from_millis(100);
 /// Begin to connect to a server. Never waits: connecting, greeting and proof go on in [`Pending::poll`], and together
 /// take at most `limits.handshake`. `key` is needed where the server demands one, and refused where it takes none.
 pub fn connect(
-    to: SocketAddr,
+    to: &Address,
     offer: Offer,
     key: Option<Key>,
     entropy: &dyn Entropy,
     clock: Arc<dyn Clock>,
     limits: Limits,
-) -> Result<TcpPending, Closed> {
-    let fault = |operation| move |e: Errno| Closed::System { operation, errno: e.raw_os_error() };
-    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+) -> Result<SocketPending, Closed> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let fd = socket_with(family, SocketType::STREAM, flags, None).map_err(fault("socket"))?;
-    match start(&fd, &to) {
-        Ok(()) | Err(Errno::INPROGRESS) => {}
-        Err(e) => return Err(fault("connect")(e)),
-    }
-    let socket = Socket::new(TcpStream::from(fd))?;
+    let open = |family| socket_with(family, SocketType::STREAM, flags, None).map_err(fault("socket"));
+    let begun = |result| match result {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
+        Err(e) => Err(fault("connect")(e)),
+    };
+    let socket = match to {
+        Address::Tcp(to) => {
+            let socket = open(if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 })?;
+            begun(start(&socket, to))?;
+            Socket::tcp(socket)?
+        }
+        Address::Unix(path) => {
+            let socket = open(AddressFamily::UNIX)?;
+            let to = SocketAddrUnix::new(path).map_err(fault("connect"))?;
+            begun(start(&socket, &to))?;
+            Socket::unix(socket)?
+        }
+    };
     let handshake = Handshake::client(offer, key, entropy);
     Ok(Pending::new(socket, to.to_string(), Side::Client, offer, handshake, (clock, limits)))
 }
 
 /// As [`connect`], and wait for the end of it.
 pub fn dial(
-    to: SocketAddr,
+    to: &Address,
     offer: Offer,
     key: Option<Key>,
     entropy: &dyn Entropy,
     clock: Arc<dyn Clock>,
     limits: Limits,
-) -> Result<TcpLink, Closed> {
+) -> Result<SocketLink, Closed> {
     let mut progress = connect(to, offer, key, entropy, clock, limits)?.poll();
     loop {
         progress = match progress {

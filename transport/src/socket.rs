@@ -1,11 +1,13 @@
-//! Links over TCP: works everywhere. Bulk bytes go from the socket into the memory exposed for them by a scatter read,
+//! Links over sockets: TCP, which works everywhere, and Unix sockets within a host. Bulk bytes go from the socket into the memory exposed for them by a scatter read,
 //! and from the memory pushed into the socket by a gathering write; control frames are batched.
 //!
-//! Nothing is encrypted: `docs/security.md` says what that means.
+//! Over TCP nothing is encrypted: `docs/security.md` says what that means. Over a Unix socket the kernel says who the
+//! other side is: this user's processes are let in, and root's.
 
+mod accept;
 mod connect;
+mod end;
 mod listener;
-mod socket;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -14,19 +16,19 @@ use crate::conn::Conn;
 use crate::pending::Pending;
 
 pub use connect::{connect, dial};
+pub use end::Socket;
 pub use listener::{Arrival, Listen, ListenError, Listener};
-pub use socket::Socket;
 
-/// A TCP link.
-pub type TcpLink = Conn<Socket>;
-/// A TCP connection in its handshake.
-pub type TcpPending = Pending<Socket>;
+/// A link over a socket.
+pub type SocketLink = Conn<Socket>;
+/// A connection in its handshake.
+pub type SocketPending = Pending<Socket>;
 
 /// Wait until one of these has something to be polled for, at most `timeout`; false if none has. `others` are what else a
 /// server's thread waits for: a ring, an event.
 pub fn wait(
     listener: Option<&Listener>,
-    links: &[&TcpLink],
+    links: &[&SocketLink],
     others: &[BorrowedFd<'_>],
     timeout: Duration,
 ) -> bool {
@@ -36,5 +38,5 @@ pub fn wait(
     sockets.extend(others.iter().map(|fd| (*fd, false)));
     let due = links.iter().map(|link| link.due()).chain(listener.and_then(Listener::due)).min();
     let timeout = due.map_or(timeout, |due| due.min(timeout));
-    socket::wait_for(&sockets, timeout) || due.is_some_and(|due| due <= timeout)
+    end::wait_for(&sockets, timeout) || due.is_some_and(|due| due <= timeout)
 }
