@@ -146,7 +146,11 @@ impl RemoteGet {
         let caller = match standing {
             Standing::Up(caller) if now < self.manner.deadline => caller,
             Standing::Soon if now < self.manner.deadline => return State::New(items),
-            Standing::Up(_) | Standing::Soon | Standing::Down => return self.give_back(items),
+            Standing::Soon => {
+                note(io, peer, true, now);
+                return self.give_back(items);
+            }
+            Standing::Up(_) | Standing::Down => return self.give_back(items),
         };
         let (of, wanted): (Vec<usize>, Vec<Wanted>) = items.into_iter().unzip();
         match caller.get(token, wanted, self.manner.terms(now), self.manner.deadline) {
@@ -251,7 +255,11 @@ fn ask_exists(
     let caller = match standing {
         Standing::Up(caller) if now < manner.deadline => caller,
         Standing::Soon if now < manner.deadline => return State::New(keys),
-        Standing::Up(_) | Standing::Soon | Standing::Down => return State::Over,
+        Standing::Soon => {
+            note(io, peer, true, now);
+            return State::Over;
+        }
+        Standing::Up(_) | Standing::Down => return State::Over,
     };
     let asked: Vec<ObjectKey> = keys.iter().map(|(_, key)| *key).collect();
     match caller.exists(token, &asked, manner.terms(now), manner.deadline) {

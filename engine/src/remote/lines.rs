@@ -52,6 +52,10 @@ impl Lines {
             Line::None => true,
             Line::Dialing(_) => false,
         };
+        // A link that stands says little: the host behind it may be cut off without a word.
+        if !self.remote.breaker(peer, |breaker| breaker.may_ask(now)).unwrap_or(false) {
+            return Standing::Down;
+        }
         if self.lines.get(peer).is_none_or(ended) && !self.dial(peer, now) {
             return Standing::Down;
         }
@@ -67,9 +71,6 @@ impl Lines {
             return false;
         };
         *line = Line::None;
-        if !self.remote.breaker(peer, |breaker| breaker.may_ask(now)).unwrap_or(false) {
-            return false;
-        }
         match dial.begin() {
             Ok(dialing) => *line = Line::Dialing(dialing),
             Err(why) => {
@@ -149,5 +150,48 @@ fn is_busy(line: &Line) -> bool {
         Line::None => false,
         Line::Dialing(_) => true,
         Line::Up(caller) => caller.calls() > 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagelith_transport::closed::Closed;
+    use pagelith_transport::dial::Dial;
+
+    use super::super::Peer;
+    use super::*;
+
+    /// A host that is cut off: nobody answers, and nobody says so.
+    struct CutOff;
+
+    impl Dial for CutOff {
+        fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
+            Ok(Box::new(CutOff))
+        }
+    }
+
+    impl Dialing for CutOff {
+        fn poll(self: Box<Self>) -> Dialled {
+            Dialled::Waiting(self)
+        }
+
+        fn wait(self: Box<Self>, _timeout: Duration) -> Dialled {
+            Dialled::Waiting(self)
+        }
+    }
+
+    #[test]
+    fn who_did_not_answer_three_times_is_not_waited_for() {
+        let peer = Peer { name: "far".into(), weight: 1.0, dial: std::sync::Arc::new(CutOff) };
+        let remote = Arc::new(Remote::new(vec![peer]).expect("a peer"));
+        let mut lines = Lines::new(remote.clone());
+        let at = |ms| Mono::default().after(Duration::from_millis(ms));
+        for ms in [0, 500, 1000] {
+            assert!(matches!(lines.standing(0, at(ms)), Standing::Soon), "ms={ms}");
+            remote.breaker(0, |breaker| breaker.failed(at(ms)));
+        }
+        assert!(matches!(lines.standing(0, at(1001)), Standing::Down), "it is waited for again and again");
+        // It goes on meanwhile, and is asked once the pause is over.
+        assert!(lines.is_busy() && matches!(lines.standing(0, at(2000)), Standing::Soon));
     }
 }
