@@ -30,7 +30,7 @@ use crate::fetch::{self, Flight, Held, Landed};
 use crate::locate::{self, Located};
 use crate::outcome::{GetOutcome, MissCause, Ticket};
 use crate::plan::{self, Fetch, HeaderPlace, Piece, Target};
-use crate::session::{PageSteps, SessionIo};
+use crate::session::{PageSteps, SessionIo, release_segment};
 use crate::slot::{Slot, Step};
 
 /// Tries of a read that the device failed.
@@ -180,6 +180,7 @@ impl GetBatch {
             self.stage += 1;
         }
         let mut held_back = VecDeque::new();
+        let mut submitted = Vec::new();
         let mut staging_held = false;
         while let Some(fetch) = self.waiting.pop_front() {
             if self.is_moot(&fetch) {
@@ -198,6 +199,7 @@ impl GetBatch {
                             slots[*slot].began = true;
                         }
                     }
+                    submitted.push(flight.fetch.segment);
                     self.flights.insert(token, flight);
                 }
                 Err((Held::Staging, fetch)) => {
@@ -213,6 +215,13 @@ impl GetBatch {
         }
         held_back.append(&mut self.waiting);
         self.waiting = held_back;
+        // Each read holds its segment for itself: whoever it was for may have gone on to another candidate, or have an
+        // outcome, before it ends.
+        if !submitted.is_empty()
+            && let Some(ssd) = io.shared.lock().ssd.as_mut()
+        {
+            submitted.into_iter().for_each(|segment| ssd.segments.get_mut(segment).readers += 1);
+        }
         if !self.flights.is_empty() {
             io.shared.note_reads(now);
         }
@@ -246,12 +255,8 @@ impl GetBatch {
                 io.shared.lock().counters.late_direct += 1;
             } else if let Some(flight) = self.flights.remove(&token) {
                 io.owners.remove(&token);
-                // The orphan keeps its segment from being reused until the kernel is done with it.
-                let segment = flight.fetch.segment;
-                if let Some(ssd) = io.shared.lock().ssd.as_mut() {
-                    ssd.segments.get_mut(segment).readers += 1;
-                }
-                io.orphans.insert(token, segment);
+                // It keeps its segment from being reused until the kernel is done with it.
+                io.orphans.insert(token, flight.fetch.segment);
             }
         }
     }
@@ -275,6 +280,7 @@ impl GetBatch {
     /// A read came back.
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
         let Some(flight) = self.flights.remove(&completion.token) else { return };
+        release_segment(&io.shared, flight.fetch.segment);
         if self.late {
             // All that is still waited for after the deadline is direct.
             io.shared.late_reads.fetch_sub(1, Ordering::Relaxed);
@@ -466,6 +472,7 @@ impl GetBatch {
         if self.late {
             io.shared.late_reads.fetch_sub(self.flights.len() as u64, Ordering::Relaxed);
         }
+        self.flights.drain().for_each(|(_, flight)| release_segment(&io.shared, flight.fetch.segment));
         self.slots.iter_mut().for_each(|slot| locate::release(&io.shared, slot));
     }
 }

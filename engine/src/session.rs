@@ -344,8 +344,9 @@ impl Drop for Session {
                 }
             }
         }
-        // What is left is read into memory that nobody will look at: it must not keep segments from being
-        // reclaimed for ever.
+        // The queue's own end waits for what is left, as long as anything can. What the kernel has even then it reads into
+        // memory that nobody will look at: it must not keep segments from being reclaimed for ever.
+        drop(self.io.queue.take());
         for (_, batch) in &mut self.batches {
             match batch {
                 Batch::Get(b) => b.abandon(&self.io),
