@@ -89,7 +89,9 @@ fn threads(c: &mut Criterion) {
 
     let mut group = c.benchmark_group(format!("{BATCH} objects of 64 KiB"));
     group.throughput(Throughput::Bytes((BATCH * OBJECT_BYTES) as u64));
-    let far = AlignedBuf::many(OBJECTS as usize, OBJECT_BYTES).expect("memory");
+    let mut far = AlignedBuf::many(OBJECTS as usize, OBJECT_BYTES).expect("memory");
+    // Else all of it were one page of zeros.
+    far.iter_mut().for_each(|object| object.fill(1));
     measure(&mut group, "limit: copy and checksum", |turn, buffers| {
         for (i, to) in buffers.iter_mut().enumerate() {
             let from = &far[(mix(turn * BATCH as u64 + i as u64) % OBJECTS) as usize];

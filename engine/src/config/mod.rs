@@ -21,7 +21,7 @@
 //! let valid = Config::builder()
 //!     .file(ConfigFormat::Toml, "[dram]\nbytes = \"1GiB\"\npolicy = \"s3fifo\"")
 //!     .env([("PAGELITH_DRAM__BYTES", "2GiB")])
-//!     .set(|config| config.read.depth = 128)
+//!     .set(|config| config.read.depth = 256)
 //!     .validate(&facts)?;
 //! assert_eq!(valid.dram_bytes(), 2 << 30);
 //!
@@ -198,7 +198,7 @@ pub struct IndexConfig {
 /// Settings of reading.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReadConfig {
-    /// Reads in flight per session. Default 64; 1 to 1024. Raise it for drives that need more to reach
+    /// Reads in flight per session. Default 128; 1 to 1024. Raise it for drives that need more to reach
     /// their bandwidth with small objects.
     pub depth: u32,
 }
@@ -230,7 +230,7 @@ impl Default for Config {
             staging: StagingConfig::default(),
             groups: GroupsConfig { deadline_ms: 30_000 },
             index: IndexConfig { max_objects: None, constant_fingerprint: false },
-            read: ReadConfig { depth: 64 },
+            read: ReadConfig { depth: 128 },
             memory: MemoryConfig { reserve: Size::mib(256) },
             log: LogConfig { batch_summary: false },
         }
