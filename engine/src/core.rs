@@ -343,6 +343,17 @@ impl Core {
         }
     }
 
+    /// Readers of frames are done, each with whether what it read was damaged: what the arena holds is not what was put,
+    /// and the frame goes, with all that it says.
+    pub fn release_copied(&mut self, copied: &mut Vec<(FrameRef, bool)>) {
+        for (frame, damaged) in copied.drain(..) {
+            if damaged {
+                self.drop_frame(frame.id, false);
+            }
+            self.release_frame(frame);
+        }
+    }
+
     /// Evict one frame, with `everywhere` its objects on SSD too; false if none may go now.
     pub fn evict_one(&mut self, everywhere: bool) -> bool {
         let (frames, pins) = (&self.frames, &self.pins);

@@ -36,6 +36,10 @@ use crate::slot::{Slot, Step};
 /// Tries of a read that the device failed.
 const ATTEMPTS: u32 = 2;
 
+/// Frames that were copied out are let go of so many at a time: often enough for eviction, and seldom enough for other
+/// threads, which want the same lock.
+const RELEASED_AT_ONCE: usize = 16;
+
 /// A header of the batch: where it lies, and its bytes once they came.
 #[derive(Debug)]
 pub(crate) struct Header {
@@ -97,7 +101,7 @@ impl GetBatch {
     /// Look these objects up and see to it that they are read.
     fn locate(&mut self, io: &mut SessionIo, which: &[usize]) {
         let located = locate::locate(&io.shared, &mut self.slots, which, self.at);
-        let mut from_ssd = Vec::new();
+        let (mut from_ssd, mut copied) = (Vec::new(), Vec::new());
         for (slot, found) in located {
             match found {
                 Located::Memory(held, member) => {
@@ -106,18 +110,18 @@ impl GetBatch {
                     if io.proofs {
                         self.slots[slot].checksums.clone_from(&held.data.members[member].checksums);
                     }
-                    let mut core = io.shared.lock();
-                    if outcome == Ok(GetOutcome::Miss(MissCause::Damaged)) {
-                        // What the arena holds is not what was put: the frame goes, with all that it says.
-                        core.drop_frame(held.frame.id, false);
+                    copied.push((held.frame, outcome == Ok(GetOutcome::Miss(MissCause::Damaged))));
+                    if copied.len() == RELEASED_AT_ONCE {
+                        io.shared.lock().release_copied(&mut copied);
                     }
-                    core.release_frame(held.frame);
-                    drop(core);
                     self.end(slot, outcome);
                 }
                 Located::Ssd => from_ssd.push(slot),
                 Located::Settled(outcome) => self.end(slot, outcome),
             }
+        }
+        if !copied.is_empty() {
+            io.shared.lock().release_copied(&mut copied);
         }
         self.plan(io, &from_ssd);
     }
