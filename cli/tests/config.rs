@@ -1,4 +1,5 @@
 //! `config`: what is wrong with a configuration, all of it at once, and what it comes to.
+#![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! Store processes on several hosts, each a network namespace of its own: partitions, kills, and their end. As root; else
 //! it says that it was skipped.
+#![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt;

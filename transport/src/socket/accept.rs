@@ -2,10 +2,9 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, fchmod};
+use rustix::fs::{FileType, Mode, fchmod, lstat, unlink};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, acceptfrom_with, bind, connect, getsockname,
@@ -21,6 +20,9 @@ use crate::closed::Closed;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+/// A connection: its name for messages, and what became of it.
+pub(super) type Accepted = (String, Result<Socket, Closed>);
 
 /// A socket that listens; one of this host has a file, which goes with it.
 pub(super) struct Acceptor {
@@ -56,7 +58,7 @@ impl Acceptor {
                 let at = SocketAddrUnix::new(path).map_err(failed("bind"))?;
                 match bind(&socket, &at) {
                     Err(Errno::ADDRINUSE) if is_left_over(path, &at) => {
-                        let _ = std::fs::remove_file(path);
+                        let _ = unlink(path);
                         bind(&socket, &at).map_err(failed("bind"))?;
                     }
                     bound => bound.map_err(failed("bind"))?,
@@ -69,8 +71,8 @@ impl Acceptor {
         Ok((acceptor, found))
     }
 
-    /// The next connection and its name for messages, if there is one; what became of it.
-    pub(super) fn accept(&self) -> Result<Option<(String, Result<Socket, Closed>)>, Closed> {
+    /// The next connection, if there is one.
+    pub(super) fn accept(&self) -> Result<Option<Accepted>, Closed> {
         match acceptfrom_with(&self.socket, FLAGS) {
             Ok((socket, from)) => {
                 let from = from.and_then(|from| SocketAddr::try_from(from).ok());
@@ -86,7 +88,7 @@ impl Acceptor {
 
 /// Whether a file is the socket of a process that is gone: nobody takes a connection.
 fn is_left_over(path: &Path, at: &SocketAddrUnix) -> bool {
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
+    let is_socket = lstat(path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket);
     let probe = || {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
         connect(&socket, at)
@@ -103,7 +105,7 @@ impl AsFd for Acceptor {
 impl Drop for Acceptor {
     fn drop(&mut self) {
         if let Some(file) = &self.file {
-            let _ = std::fs::remove_file(file);
+            let _ = unlink(file);
         }
     }
 }
