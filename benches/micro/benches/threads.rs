@@ -4,6 +4,7 @@
 //! `cargo bench -p pagelith-micro --bench threads`. Beside gets and puts stands what the memory allows: as many threads that
 //! copy and hash, or copy. Throughput is that of all threads together.
 #![allow(missing_docs, reason = "criterion's macros")]
+#![allow(clippy::disallowed_methods, reason = "threads are what is measured, by the real clock")]
 
 mod common;
 
