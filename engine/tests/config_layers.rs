@@ -153,6 +153,7 @@ fn every_setting_of_a_file_arrives() {
         reinsert_ratio = 0
         io = "blocking"
         write_depth = 64
+        write_depth_reading = 7
         write_bytes = "64KiB"
         checkpoint_segments = 0
         probe_ms = 250
@@ -185,7 +186,7 @@ fn every_setting_of_a_file_arrives() {
     assert_eq!(valid.segment_bytes(), 256 << 20);
     assert_eq!((valid.ssd_policy(), valid.reinsert_ratio()), (SsdPolicy::Recency, 0.0));
     assert_eq!((valid.ssd_io(), valid.write_depth(), valid.write_bytes()), (SsdIo::Blocking, 64, 64 << 10));
-    assert_eq!(valid.checkpoint_segments(), 0);
+    assert_eq!((valid.write_depth_reading(), valid.checkpoint_segments()), (7, 0));
     assert_eq!(valid.probe_pauses(), (Duration::from_millis(250), Duration::from_millis(1250)));
     assert_eq!((valid.quarantine_after(), valid.scrub_bytes_per_s()), (9, 5 << 20));
     assert_eq!((valid.staging_bytes(), valid.staging_budget()), (8 << 20, 4 << 20));
@@ -219,7 +220,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 28);
+    assert_eq!(fields().len(), 29);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)

@@ -53,6 +53,7 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("ssd.write_depth = 0", "ssd.write_depth", "must be an integer between 1 and 64, got=0"),
     ("ssd.write_depth = 65", "ssd.write_depth", "must be an integer between 1 and 64, got=65"),
     ("ssd.write_depth = \"8\"", "ssd.write_depth", "must be an integer between 1 and 64, got=\"8\" type=string"),
+    ("ssd.write_depth_reading = 0", "ssd.write_depth_reading", "must be an integer between 1 and 64, got=0"),
     ("ssd.write_bytes = 65537", "ssd.write_bytes", "must be a multiple of 4096 between 64KiB and 16MiB, got=65537B"),
     ("ssd.write_bytes = \"32KiB\"", "ssd.write_bytes", "must be a multiple of 4096 between 64KiB and 16MiB, got=32KiB"),
     ("ssd.write_bytes = \"32MiB\"", "ssd.write_bytes", "must be a multiple of 4096 between 64KiB and 16MiB, got=32MiB"),

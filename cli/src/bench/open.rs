@@ -28,7 +28,7 @@ pub(super) fn run(shape: Shape, config: ValidConfig) -> anyhow::Result<Report> {
     let mut bench = Bench::open(shape, config.clone())?;
     let mut report = Report::new(shape, bench.io());
     if shape.op == Op::Open {
-        // As they come between two checkpoints, half of the time.
+        // What no checkpoint has yet, as a crash finds it.
         bench.put_more(shape.objects / 8)?;
         bench.abandon();
     } else {
