@@ -170,8 +170,8 @@ fn partitions_and_kills_cost_misses_and_end() {
     let without = remote(&run("150"));
     assert!(without < warm, "a host that is cut off was not missed: {without} of {warm}");
     network.join(1, true);
-    let again = remote(&run("150"));
-    assert!(again > without, "a host that is back is not asked: {again} after {without}");
+    // Its neighbours may take a moment to find it again.
+    assert!((0..10).any(|_| remote(&run("150")) > without), "a host that is back is not asked");
 
     // One dies in the middle, and another takes its place with nothing.
     servers[2].is_asked();
