@@ -110,8 +110,10 @@ impl GetBatch {
                     if io.proofs {
                         self.slots[slot].checksums.clone_from(&held.data.members[member].checksums);
                     }
-                    copied.push((held.frame, outcome == Ok(GetOutcome::Miss(MissCause::Damaged))));
-                    if copied.len() == RELEASED_AT_ONCE {
+                    let damaged = outcome == Ok(GetOutcome::Miss(MissCause::Damaged));
+                    copied.push((held.frame, damaged));
+                    // Nobody else is to find what is damaged, least of all who does not verify.
+                    if damaged || copied.len() >= RELEASED_AT_ONCE {
                         io.shared.lock().release_copied(&mut copied);
                     }
                     self.end(slot, outcome);
