@@ -19,6 +19,8 @@ use pagelith_tiers::policy::Recency;
 use crate::error::Result;
 use crate::shared::Shared;
 
+pub(crate) use ask::Look;
+
 /// Which prefix lengths a pool allows. A page counts as here only if *all* of the pool's objects of it are.
 ///
 /// The rules and their names are those of `PoolHitPolicy` in SGLang 0.5.23 (`hicache_storage.py`).
@@ -100,6 +102,16 @@ pub struct PagesFound {
 pub(crate) fn exists_groups(shared: &Shared, query: &PagesQuery<'_>, at: Recency) -> Result<PagesFound> {
     shared.check_open()?;
     check::check(query)?;
+    answer(&mut ask::Here { shared, core: &mut shared.lock(), at }, query)
+}
+
+/// Answer a query by what `look` says is here.
+pub(crate) fn exists_groups_by(look: &mut impl Look, query: &PagesQuery<'_>) -> Result<PagesFound> {
+    check::check(query)?;
+    answer(look, query)
+}
+
+fn answer(look: &mut impl Look, query: &PagesQuery<'_>) -> Result<PagesFound> {
     let policies: Vec<_> = query.pools.iter().map(|pool| pool.policy).collect();
-    Ok(evaluate::evaluate(&ask::ask(shared, query, at), &policies))
+    Ok(evaluate::evaluate(&ask::ask(look, query)?, &policies))
 }

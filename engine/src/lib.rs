@@ -23,6 +23,7 @@
 //!
 //! The write path is `put.rs`, the read path `get.rs`. What is promised is in `docs/promises.md`.
 
+pub mod attach;
 mod batch;
 mod checkpoint;
 mod close;

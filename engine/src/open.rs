@@ -33,7 +33,7 @@ use crate::health::{Health, Limits};
 use crate::index::{Index, SEGMENT_MAX};
 use crate::pins::Pins;
 use crate::recovery::Collector;
-use crate::remote::lines::Lines;
+use crate::remote::desk::Desk;
 use crate::remote::queue::RemoteQueue;
 use crate::remote::writer::Writer;
 use crate::remote::{Peer, Remote};
@@ -190,7 +190,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
     };
     let writer = match remote {
         Some(remote) => {
-            let task = Writer::new(shared.clone(), Lines::new(remote.clone()));
+            let task = Writer::new(shared.clone(), Desk::new(remote.clone()));
             Some(env.runtime.spawn("pagelith-remote", Box::new(task), remote.work.clone())?)
         }
         None => None,

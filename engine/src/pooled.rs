@@ -1,5 +1,6 @@
 //! Submit and wait, with memory that the caller lends for the call.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use pagelith_io::buffer::Lender;
@@ -8,7 +9,7 @@ use pagelith_layouts::key::ObjectKey;
 
 use crate::batch::{Destination, Get, GetSlice, Options, Put, PutGroup, PutSlice, Source};
 use crate::error::{Error, ErrorKind, Result};
-use crate::outcome::{Done, GetOutcome, PutOutcome};
+use crate::outcome::{Done, GetOutcome, PutDone, PutOutcome};
 use crate::shared::BUSY_STEP;
 use crate::store::Store;
 
@@ -21,15 +22,7 @@ pub(crate) fn get(store: &Store, gets: &mut [GetSlice<'_, '_>], options: Options
     let count = gets.len();
     let outcomes = store.with_session(|session| {
         Lender::scope(|lender| {
-            let gets: Vec<Get> = gets
-                .iter_mut()
-                .map(|g| Get {
-                    key: g.key,
-                    range: g.range.clone(),
-                    destination: Destination(g.pieces.iter_mut().map(|p| lender.exclusive(p)).collect()),
-                })
-                .collect();
-            let ticket = session.begin_get(gets, options);
+            let ticket = session.begin_get(lend_gets(lender, gets), options);
             // However long it takes: the memory is the kernel's until then.
             let done = loop {
                 if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
@@ -78,25 +71,46 @@ pub(crate) type LentGroup<'a> = (Option<ObjectKey>, &'a [PutSlice<'a>]);
 pub(crate) fn put(store: &Store, groups: &[LentGroup<'_>], options: Options) -> Vec<Result<PutOutcome>> {
     let shared = &store.shared;
     let deadline = shared.deadline(options.timeout);
+    let seen = Cell::new(shared.progress.value());
+    let once = |some: &[LentGroup<'_>], options| {
+        seen.set(shared.progress.value());
+        whole(store.with_session(|session| put_once(session, some, options)), some.len())
+    };
+    let rest = |left: Duration| {
+        shared.env.runtime.pause(&shared.progress, seen.get(), left.min(BUSY_STEP));
+    };
+    while_busy(groups, options, || deadline.since(shared.now()), once, rest)
+}
+
+/// Put groups with `once`, and those that it is too busy for again, after a `rest`, until no time is `left`.
+pub(crate) fn while_busy<'a>(
+    groups: &[LentGroup<'a>],
+    options: Options,
+    left: impl Fn() -> Duration,
+    mut once: impl FnMut(&[LentGroup<'a>], Options) -> Vec<Result<PutOutcome>>,
+    mut rest: impl FnMut(Duration),
+) -> Vec<Result<PutOutcome>> {
     let mut outcomes: Vec<Result<PutOutcome>> = groups.iter().map(|_| Err(internal())).collect();
-    let mut left: Vec<usize> = (0..groups.len()).collect();
+    let mut open: Vec<usize> = (0..groups.len()).collect();
     loop {
-        let seen = shared.progress.value();
-        let some: Vec<_> = left.iter().map(|&i| groups[i]).collect();
-        let depth = left.first().map_or(0, |&i| i as u32);
+        let some: Vec<_> = open.iter().map(|&i| groups[i]).collect();
+        let behind = open.first().map_or(0, |&i| i as u32);
         // Each try has the time that is left, not all of it again.
-        let timeout = Some(deadline.since(shared.now()));
-        let options = Options { depth: options.depth.saturating_add(depth), timeout, ..options };
-        let done = whole(store.with_session(|session| put_once(session, &some, options)), left.len());
-        for (i, outcome) in left.iter().zip(done) {
-            outcomes[*i] = outcome;
+        let options =
+            Options { depth: options.depth.saturating_add(behind), timeout: Some(left()), ..options };
+        let is_busy = |outcome: &Result<_>| outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Busy);
+        for (i, outcome) in open.iter().zip(once(&some, options)) {
+            // The first reason is the best: the last try may just have had no time.
+            if !(is_busy(&outcome) && is_busy(&outcomes[*i])) {
+                outcomes[*i] = outcome;
+            }
         }
-        left.retain(|&i| outcomes[i].as_ref().is_err_and(|e| e.kind == ErrorKind::Busy));
-        let time = deadline.since(shared.now());
-        if left.is_empty() || time.is_zero() {
+        open.retain(|&i| is_busy(&outcomes[i]));
+        let time = left();
+        if open.is_empty() || time.is_zero() {
             return outcomes;
         }
-        shared.env.runtime.pause(&shared.progress, seen, time.min(BUSY_STEP));
+        rest(time);
     }
 }
 
@@ -106,29 +120,44 @@ fn put_once(
     options: Options,
 ) -> Vec<Result<PutOutcome>> {
     Lender::scope(|lender| {
-        let lent: Vec<PutGroup> = groups
-            .iter()
-            .map(|(base, group)| {
-                let objects = group.iter().map(|o| Put {
-                    key: o.key,
-                    source: Source(o.pieces.iter().map(|p| lender.shared(p)).collect()),
-                });
-                PutGroup { objects: objects.collect(), base: *base }
-            })
-            .collect();
-        let ticket = session.submit_put(lent, options);
+        let ticket = session.submit_put(lend_groups(lender, groups), options);
         let done = loop {
             if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
                 break done;
             }
         };
         let Done::Put(done) = done else { return Vec::new() };
-        let mut done = done.into_iter().map(|d| d.outcome);
-        let empty = || Err(Error::invalid("a group has no object"));
-        let one =
-            |(_, g): &LentGroup<'_>| outcome_of_group(done.by_ref().take(g.len())).unwrap_or_else(empty);
-        groups.iter().map(one).collect()
+        outcomes_of_groups(groups, done)
     })
+}
+
+/// Gets into lent memory.
+pub(crate) fn lend_gets<'mem>(lender: &Lender<'mem>, gets: &'mem mut [GetSlice<'_, '_>]) -> Vec<Get> {
+    let get = |get: &'mem mut GetSlice<'_, '_>| {
+        let pieces = get.pieces.iter_mut().map(|piece| lender.exclusive(piece));
+        Get { key: get.key, range: get.range.clone(), destination: Destination(pieces.collect()) }
+    };
+    gets.iter_mut().map(get).collect()
+}
+
+/// Groups in lent memory.
+pub(crate) fn lend_groups<'mem>(lender: &Lender<'mem>, groups: &[LentGroup<'mem>]) -> Vec<PutGroup> {
+    let put = |object: &PutSlice<'mem>| {
+        let pieces = object.pieces.iter().map(|piece| lender.shared(piece));
+        Put { key: object.key, source: Source(pieces.collect()) }
+    };
+    let lent =
+        |(base, group): &LentGroup<'mem>| PutGroup { objects: group.iter().map(put).collect(), base: *base };
+    groups.iter().map(lent).collect()
+}
+
+/// One outcome a group, of those of all objects.
+pub(crate) fn outcomes_of_groups(groups: &[LentGroup<'_>], done: Vec<PutDone>) -> Vec<Result<PutOutcome>> {
+    let mut done = done.into_iter().map(|done| done.outcome);
+    let empty = || Err(Error::invalid("a group has no object"));
+    let one =
+        |(_, group): &LentGroup<'_>| outcome_of_group(done.by_ref().take(group.len())).unwrap_or_else(empty);
+    groups.iter().map(one).collect()
 }
 
 /// One outcome for a group, of those of its objects: `Stored` if any was, else the same for all. `None` if

@@ -8,6 +8,7 @@
 pub(crate) mod batch;
 mod call;
 pub(crate) mod caller;
+pub(crate) mod desk;
 pub(crate) mod lines;
 pub(crate) mod queue;
 mod verify;
@@ -25,7 +26,7 @@ use pagelith_transport::dial::Dial;
 
 use crate::error::{Error, Result};
 
-pub(crate) use call::Reply;
+pub(crate) use call::{Lend, Reply, Told};
 
 /// A store process that holds pages for this one.
 #[derive(Clone)]

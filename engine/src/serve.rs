@@ -252,23 +252,25 @@ impl Server {
 
     fn manner(&mut self, terms: Terms) -> Manner {
         let timeout = (terms.deadline_ms > 0).then(|| Duration::from_millis(terms.deadline_ms.into()));
-        let known = self.requests.iter().find(|(theirs, _)| *theirs == terms.request).map(|(_, own)| *own);
+        let mut youngest_first = self.requests.iter().rev();
+        let known = youngest_first.find(|(theirs, _)| *theirs == terms.request).map(|(_, own)| *own);
         let request = match (terms.request, known) {
-            (0, _) => None,
-            (_, Some(own)) => Some(own),
+            // All of it is one request, however many batches it becomes here.
+            (0, _) => begin_request(self.world.shared()),
+            (_, Some(own)) => own,
             (theirs, None) => {
                 let own = begin_request(self.world.shared());
                 if self.requests.len() >= REQUESTS_MAX {
                     self.requests.pop_front();
                 }
                 self.requests.push_back((theirs, own));
-                Some(own)
+                own
             }
         };
         // The longest that the store would take by itself is the longest that a peer may ask for.
         let shared = self.world.shared();
         let timeout = timeout.map(|t| t.min(shared.config.deadline()));
-        let options = Options { request, depth: terms.depth, timeout };
+        let options = Options { request: Some(request), depth: terms.depth, timeout };
         Manner { options, deadline: shared.deadline(timeout) }
     }
 

@@ -19,9 +19,8 @@ use crate::groups::GroupId;
 use crate::hits::{self, PagesQuery};
 use crate::outcome::{Done, Ticket};
 use crate::put_batch::PutBatch;
-use crate::remote::Reply;
-use crate::remote::batch::{Manner, RemoteExists, RemoteGet};
-use crate::remote::lines::Lines;
+use crate::remote::batch::{Asked, Manner, RemoteExists, RemoteGet};
+use crate::remote::desk::Desk;
 use crate::sampler::Sampler;
 use crate::scratch::Scratch;
 use crate::shared::Shared;
@@ -56,13 +55,11 @@ pub(crate) struct SessionIo {
     pub owners: FxHashMap<u64, Ticket>,
     /// Operations whose batch gave up on them: the segment each reads from.
     pub orphans: FxHashMap<u64, SegmentId>,
-    pub next_token: u64,
+    last_token: u64,
     /// Which hits from DRAM are verified.
     pub sampler: Sampler,
-    /// Links to peers.
-    pub lines: Option<Lines>,
-    /// What peers replied, by token.
-    pub replies: FxHashMap<u64, Reply>,
+    /// What is asked of peers.
+    pub desk: Option<Desk>,
     /// Whether hits bring their checksums: for who hands the bytes on.
     pub proofs: bool,
 }
@@ -70,15 +67,9 @@ pub(crate) struct SessionIo {
 impl SessionIo {
     /// A token for a new operation of `ticket`.
     pub fn token(&mut self, ticket: Ticket) -> u64 {
-        let token = self.next_token();
-        self.owners.insert(token, ticket);
-        token
-    }
-
-    /// A number that names nothing yet.
-    pub fn next_token(&mut self) -> u64 {
-        self.next_token += 1;
-        self.next_token
+        self.last_token += 1;
+        self.owners.insert(self.last_token, ticket);
+        self.last_token
     }
 }
 
@@ -94,7 +85,7 @@ impl Session {
             .map_err(|e| Error::new(ErrorKind::Busy, format!("no memory for a session: {e}")))?;
         let seed = || u64::from_le_bytes(*shared.env.entropy.bytes16().first_chunk().unwrap_or(&[0; 8]));
         let sampler = Sampler::new(shared.config.verify_ratio(), seed);
-        let lines = shared.remote.clone().map(Lines::new);
+        let desk = shared.remote.clone().map(Desk::new);
         let io = SessionIo {
             shared,
             queue,
@@ -102,10 +93,9 @@ impl Session {
             scratch,
             owners: FxHashMap::default(),
             orphans: FxHashMap::default(),
-            next_token: 0,
+            last_token: 0,
             sampler,
-            lines,
-            replies: FxHashMap::default(),
+            desk,
             proofs: false,
         };
         Ok(Session { io, batches: Vec::new(), finished: VecDeque::new(), next_ticket: 0 })
@@ -168,12 +158,12 @@ impl Session {
         let at = recency(&self.io.shared, &options);
         let found =
             crate::exists::exists(&self.io.shared, &mut self.io.shared.lock(), keys.iter().copied(), at);
-        if self.io.lines.is_none() || found.iter().all(|here| *here) {
+        let Some(desk) = self.io.desk.as_ref().filter(|_| !found.iter().all(|here| *here)) else {
             self.finished.push_back((ticket, Done::Exists(found)));
             return ticket;
-        }
+        };
         let manner = Manner { at, deadline: self.io.shared.deadline(options.timeout) };
-        let exists = RemoteExists::begin(&self.io, keys, found, manner);
+        let exists = RemoteExists::begin(desk, keys, found, manner);
         self.batches.push((ticket, Batch::Exists(Box::new(exists))));
         self.drive();
         self.start();
@@ -247,12 +237,12 @@ impl Session {
     /// Wait for the disk, or for staging that others hold.
     pub(crate) fn pause(&mut self, timeout: Duration) {
         let mut done = Vec::new();
-        let lines = self.io.lines.as_mut().filter(|lines| lines.is_busy());
-        match (self.io.queue.as_mut().filter(|q| q.in_flight() > 0), lines) {
+        let desk = self.io.desk.as_mut().filter(|desk| desk.is_busy());
+        match (self.io.queue.as_mut().filter(|q| q.in_flight() > 0), desk) {
             (Some(queue), None) => queue.wait(&mut done, timeout),
             // The links are looked at between two waits.
             (Some(queue), Some(_)) => queue.wait(&mut done, timeout.min(BOTH_STEP)),
-            (None, Some(lines)) => lines.wait(self.io.shared.now(), timeout, &mut self.io.replies),
+            (None, Some(desk)) => desk.wait(self.io.shared.now(), timeout),
             (None, None) => {
                 let released = self.io.shared.staging.released();
                 self.io.shared.env.runtime.pause(released, released.value(), timeout);
@@ -269,8 +259,9 @@ impl Session {
             queue.poll(&mut done);
         }
         self.completed(done);
-        if let Some(lines) = self.io.lines.as_mut() {
-            lines.poll(self.io.shared.now(), &mut self.io.replies);
+        let now = self.io.desk.as_ref().map_or(Mono::default(), |_| self.io.shared.now());
+        if let Some(desk) = self.io.desk.as_mut() {
+            desk.poll(now);
         }
         let mut i = 0;
         while i < self.batches.len() {
@@ -278,8 +269,8 @@ impl Session {
             let over = match batch {
                 Batch::Get(b) => b.advance(&mut self.io, *ticket),
                 Batch::Put(b) => b.advance(&mut self.io, *ticket),
-                Batch::Remote(b) => b.advance(&mut self.io),
-                Batch::Exists(b) => b.advance(&mut self.io),
+                Batch::Remote(b) => self.io.desk.as_mut().is_none_or(|desk| b.advance(desk, now)),
+                Batch::Exists(b) => self.io.desk.as_mut().is_none_or(|desk| b.advance(desk, now)),
             };
             if !over {
                 i += 1;
@@ -289,15 +280,18 @@ impl Session {
             let done = match batch {
                 Batch::Get(b) => {
                     let Finished { done, missed, manner } = b.finish(&mut self.io);
-                    if !missed.is_empty() {
-                        let remote = RemoteGet::begin(&self.io, done, missed, manner);
+                    if let Some(desk) = self.io.desk.as_ref().filter(|_| !missed.is_empty()) {
+                        let remote = RemoteGet::begin(desk, done, missed, manner, Asked::Peers);
                         self.batches.push((ticket, Batch::Remote(Box::new(remote))));
                         continue;
                     }
                     Done::Get(done)
                 }
                 Batch::Put(b) => Done::Put(b.finish(&mut self.io)),
-                Batch::Remote(b) => Done::Get(b.finish(&self.io)),
+                Batch::Remote(b) => {
+                    b.count(&mut self.io.shared.lock().counters);
+                    Done::Get(b.finish())
+                }
                 Batch::Exists(b) => Done::Exists(b.finish()),
             };
             self.finished.push_back((ticket, done));

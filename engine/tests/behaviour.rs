@@ -6,22 +6,27 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[macro_use]
 mod suite;
 
+use suite::face::{Between, EMBEDDED_ONLY};
 use suite::world::{Kind, World, unavailable};
 
 static SHOWN: AtomicUsize = AtomicUsize::new(0);
 static SKIPPED: AtomicUsize = AtomicUsize::new(0);
 
-fn show(name: &str, kind: Kind, constant: bool, behaviour: fn(&World)) {
+fn show(name: &str, between: Between, kind: Kind, constant: bool, behaviour: fn(&World)) {
     // Past the test harness's capture: what was not tested is said aloud.
     let say = |line: String| {
         let _ = writeln!(std::io::stderr(), "{line}");
     };
-    match unavailable(kind) {
+    let embedded_only = || {
+        let rows = EMBEDDED_ONLY.iter().filter(|_| between != Between::Nothing);
+        rows.filter(|(prefix, _)| name.starts_with(prefix)).map(|(_, why)| (*why).to_owned()).next()
+    };
+    match unavailable(kind).or_else(embedded_only) {
         Some(why) => {
             SKIPPED.fetch_add(1, Ordering::Relaxed);
-            say(format!("skipped: {name} over {kind:?}: {why}"));
+            say(format!("skipped: {name} over {kind:?} behind {between:?}: {why}"));
         }
-        None => behaviour(&World::new(kind, constant, 1)),
+        None => behaviour(&World::behind(between, kind, constant, 1)),
     }
     if SHOWN.fetch_add(1, Ordering::Relaxed) + 1 == suite::ALL.len() * SIDES {
         let skipped = SKIPPED.load(Ordering::Relaxed);
@@ -30,25 +35,27 @@ fn show(name: &str, kind: Kind, constant: bool, behaviour: fn(&World)) {
 }
 
 /// Modules below.
-const SIDES: usize = 5;
+const SIDES: usize = 7;
 
 macro_rules! tests {
-    ($side:ident, $kind:ident, $constant:literal, $($module:ident :: $name:ident,)+) => {
+    ($side:ident, $between:ident, $kind:ident, $constant:literal, $($module:ident :: $name:ident,)+) => {
         mod $side {
             $(
                 #[test]
                 #[allow(non_snake_case)]
                 fn $name() {
                     let name = concat!(stringify!($module), "::", stringify!($name));
-                    super::show(name, super::Kind::$kind, $constant, super::suite::$module::$name);
+                    super::show(name, super::Between::$between, super::Kind::$kind, $constant, super::suite::$module::$name);
                 }
             )+
         }
     };
 }
 
-for_all_behaviours!(tests, uring, Uring, false);
-for_all_behaviours!(tests, blocking, Blocking, false);
-for_all_behaviours!(tests, sim, Sim, false);
-for_all_behaviours!(tests, uring_constant_fingerprint, Uring, true);
-for_all_behaviours!(tests, sim_constant_fingerprint, Sim, true);
+for_all_behaviours!(tests, uring, Nothing, Uring, false);
+for_all_behaviours!(tests, blocking, Nothing, Blocking, false);
+for_all_behaviours!(tests, sim, Nothing, Sim, false);
+for_all_behaviours!(tests, uring_constant_fingerprint, Nothing, Uring, true);
+for_all_behaviours!(tests, sim_constant_fingerprint, Nothing, Sim, true);
+for_all_behaviours!(tests, tcp, Tcp, Blocking, false);
+for_all_behaviours!(tests, sim_link, Sim, Sim, false);

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::process::Command;
 
 use pagelith::layouts::checksum::checksum_around;
-use pagelith::{Config, ErrorKind, PutOutcome, Size, Store};
+use pagelith::{Config, ErrorKind, PutOutcome, Size};
+use suite::face::Store;
 use suite::kit::*;
 use suite::world::{Kind, World};
 

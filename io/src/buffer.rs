@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::{MmapMut, MmapRaw};
 use pagelith_layouts::align::align_up;
@@ -227,6 +227,35 @@ impl Part {
     }
 }
 
+/// Parts that several operations may read at once; they come back when none of them does any more.
+#[derive(Clone)]
+pub struct Readers(Arc<Mutex<Vec<Part>>>);
+
+impl Readers {
+    /// Let `parts` be read.
+    pub fn new(parts: Vec<Part>) -> Readers {
+        Readers(Arc::new(Mutex::new(parts)))
+    }
+
+    /// The same bytes, to be read.
+    pub fn parts(&self) -> Vec<Part> {
+        let keep: Keep = self.0.clone();
+        let parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let reader = |part: &Part| {
+            // SAFETY: `keep` holds the part that its memory is borrowed from, or owned by, and nothing reaches that part,
+            // which alone could write, while a reader keeps the Arc from being taken apart.
+            unsafe { Part::shared(part.ptr, part.len, Some(keep.clone())) }
+        };
+        parts.iter().map(reader).collect()
+    }
+
+    /// The parts; `None` while they are read.
+    pub fn into_parts(self) -> Option<Vec<Part>> {
+        let parts = Arc::try_unwrap(self.0).ok()?;
+        Some(parts.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
 /// Makes parts of memory that is lent for the length of a call. [`Lender::scope`] does not return while any
 /// of its parts exists: rather than let the kernel write into memory that its owner has back, it ends the
 /// process, so whoever uses it waits for every operation first.
@@ -340,6 +369,26 @@ mod tests {
         assert_eq!(last.into_buf().map(|buf| buf.len()), Some(5000));
         assert!(AlignedBuf::many(0, 1).expect("nothing").is_empty());
         assert!(AlignedBuf::many(usize::MAX, 5000).is_err());
+    }
+
+    #[test]
+    fn what_is_read_comes_back_when_nobody_reads_it_any_more() {
+        let mut buf = AlignedBuf::new(8192).expect("memory");
+        buf.fill(7);
+        let (a, b) = buf.into_part().split(5000);
+        let readers = Readers::new(vec![a, b]);
+        let (one, mut other) = (readers.parts(), readers.parts());
+        assert!(one.iter().chain(&other).all(|part| part.bytes().iter().all(|byte| *byte == 7)));
+        assert!(other[0].bytes_mut().is_none(), "a reader writes");
+        drop(other);
+        assert!(readers.clone().into_parts().is_none());
+        drop(one);
+        let whole = readers
+            .into_parts()
+            .expect("nobody reads")
+            .into_iter()
+            .reduce(|a, b| a.join(b).expect("neighbours"));
+        assert_eq!(whole.and_then(Part::into_buf).map(|buf| buf.len()), Some(8192));
     }
 
     #[test]

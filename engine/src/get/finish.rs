@@ -49,7 +49,7 @@ impl GetBatch {
 
     /// What a peer may have.
     fn missed(&self, io: &SessionIo) -> Vec<Missed> {
-        if io.lines.is_none() || self.late {
+        if io.desk.is_none() || self.late {
             return Vec::new();
         }
         let is_miss =

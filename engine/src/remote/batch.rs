@@ -12,10 +12,11 @@ use pagelith_tiers::policy::Recency;
 
 use super::Reply;
 use super::call::Wanted;
+use super::desk::Desk;
 use super::lines::Standing;
 use crate::error::{Error, ErrorKind, Result};
-use crate::outcome::{GetDone, GetOutcome};
-use crate::session::SessionIo;
+use crate::outcome::{GetDone, GetOutcome, MissCause, Tier};
+use crate::stats::Counters;
 
 /// Most keys of one question.
 const KEYS_MAX: usize = 4096;
@@ -40,11 +41,22 @@ pub(crate) struct Manner {
 }
 
 impl Manner {
-    fn terms(&self, now: Mono) -> Terms {
+    /// Of a question whose first object lies so far behind the batch's first.
+    pub fn terms(&self, now: Mono, behind: usize) -> Terms {
         let left = self.deadline.since(now).max(Duration::from_millis(1));
         let deadline_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
-        Terms { deadline_ms, depth: self.at.depth, request: self.at.epoch }
+        let depth = self.at.depth.saturating_add(u32::try_from(behind).unwrap_or(u32::MAX));
+        Terms { deadline_ms, depth, request: self.at.epoch }
     }
+}
+
+/// Who is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// Peers, for what is not here: only their hits count.
+    Peers,
+    /// The store that this process is attached to: what it says is the outcome.
+    Store,
 }
 
 enum State<T> {
@@ -61,11 +73,10 @@ struct Question<T> {
 }
 
 /// Split into questions: by owner, each of at most so much.
-fn questions<T>(io: &SessionIo, items: impl Iterator<Item = (ObjectKey, u64, T)>) -> Vec<Question<T>> {
-    let Some(lines) = &io.lines else { return Vec::new() };
+fn questions<T>(desk: &Desk, items: impl Iterator<Item = (ObjectKey, u64, T)>) -> Vec<Question<T>> {
     let mut by_peer: BTreeMap<usize, Vec<(u64, Vec<T>)>> = BTreeMap::new();
     for (key, cost, item) in items {
-        let Some(peer) = lines.remote().owner(&key) else { continue };
+        let Some(peer) = desk.lines.remote().owner(&key) else { continue };
         let of_peer = by_peer.entry(peer).or_default();
         match of_peer.last_mut().filter(|(sum, q)| sum + cost <= OUTCOME_BYTES_MAX && q.len() < KEYS_MAX) {
             Some((sum, question)) => {
@@ -86,42 +97,57 @@ pub(crate) struct RemoteGet {
     done: Vec<GetDone>,
     questions: Vec<Question<(usize, Wanted)>>,
     manner: Manner,
+    asked: Asked,
     hits: u64,
     bytes: u64,
 }
 
 impl RemoteGet {
     /// Ask for what was missed of a batch that is over here.
-    pub fn begin(io: &SessionIo, mut done: Vec<GetDone>, missed: Vec<Missed>, manner: Manner) -> RemoteGet {
-        let wanted = missed.into_iter().map(|missed| {
-            let parts = std::mem::take(&mut done[missed.at].destination.0);
+    pub fn begin(
+        desk: &Desk,
+        mut done: Vec<GetDone>,
+        missed: Vec<Missed>,
+        manner: Manner,
+        asked: Asked,
+    ) -> RemoteGet {
+        let wanted = missed.into_iter().filter_map(|missed| {
+            let done = &mut done[missed.at];
+            let parts = std::mem::take(&mut done.destination.0);
             let wanted = Wanted { key: missed.key, range: missed.range, parts };
+            // It would end the link. A peer need not say so of what is not here.
+            if let Err(error) = wanted.check() {
+                done.destination.0 = wanted.parts;
+                if asked == Asked::Store {
+                    done.outcome = Err(error);
+                }
+                return None;
+            }
             let cost = ITEM_BYTES + 16 * (block_count(wanted.bytes(), BLOCK_BYTES) + 1);
-            (missed.key, cost, (missed.at, wanted))
+            Some((missed.key, cost, (missed.at, wanted)))
         });
-        let questions = questions(io, wanted);
-        RemoteGet { done, questions, manner, hits: 0, bytes: 0 }
+        let questions = questions(desk, wanted);
+        RemoteGet { done, questions, manner, asked, hits: 0, bytes: 0 }
     }
 
     /// Go on as far as it goes now; true once every object has its outcome.
-    pub fn advance(&mut self, io: &mut SessionIo) -> bool {
-        let now = io.shared.now();
+    pub fn advance(&mut self, desk: &mut Desk, now: Mono) -> bool {
         let mut over = true;
         for i in 0..self.questions.len() {
             let peer = self.questions[i].peer;
             let state = std::mem::replace(&mut self.questions[i].state, State::Over);
             self.questions[i].state = match state {
-                State::New(items) => self.ask(io, peer, items, now),
-                State::Asked(token, of) => match io.replies.remove(&token) {
+                State::New(items) => self.ask(desk, peer, items, now),
+                State::Asked(token, of) => match desk.take(token) {
                     Some(Reply::Get(got)) => {
                         let mut failed = false;
                         for (at, got) in of.into_iter().zip(got) {
                             let lost = got.outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Unavailable);
-                            failed |= lost || got.outcome == Ok(GetOutcome::Miss(crate::MissCause::Late));
+                            failed |= lost || got.outcome == Ok(GetOutcome::Miss(MissCause::Late));
                             self.settle(at, got.outcome);
                             self.done[at].destination.0 = got.parts;
                         }
-                        note(io, peer, failed, now);
+                        desk.note(peer, failed, now);
                         State::Over
                     }
                     Some(_) => State::Over,
@@ -136,62 +162,70 @@ impl RemoteGet {
 
     fn ask(
         &mut self,
-        io: &mut SessionIo,
+        desk: &mut Desk,
         peer: usize,
         items: Vec<(usize, Wanted)>,
         now: Mono,
     ) -> State<(usize, Wanted)> {
-        let token = io.next_token();
-        let standing = io.lines.as_mut().map_or(Standing::Down, |lines| lines.standing(peer, now));
-        let caller = match standing {
+        let token = desk.token();
+        let caller = match desk.lines.standing(peer, now) {
             Standing::Up(caller) if now < self.manner.deadline => caller,
             Standing::Soon if now < self.manner.deadline => return State::New(items),
             Standing::Soon => {
-                note(io, peer, true, now);
-                return self.give_back(items);
+                desk.note(peer, true, now);
+                return self.give_back(items, no_link());
             }
-            Standing::Up(_) | Standing::Down => return self.give_back(items),
+            Standing::Up(_) | Standing::Down => return self.give_back(items, no_link()),
         };
         let (of, wanted): (Vec<usize>, Vec<Wanted>) = items.into_iter().unzip();
-        match caller.get(token, wanted, self.manner.terms(now), self.manner.deadline) {
+        let behind = of.first().copied().unwrap_or(0);
+        match caller.get(token, wanted, self.manner.terms(now, behind), self.manner.deadline) {
             Ok(()) => State::Asked(token, of),
             // Nothing is on its way that would make room.
-            Err((_, wanted)) if caller.calls() == 0 => self.give_back(of.into_iter().zip(wanted).collect()),
+            Err((error, wanted)) if caller.calls() == 0 => {
+                self.give_back(of.into_iter().zip(wanted).collect(), error)
+            }
             Err((_, wanted)) => State::New(of.into_iter().zip(wanted).collect()),
         }
     }
 
-    fn give_back(&mut self, items: Vec<(usize, Wanted)>) -> State<(usize, Wanted)> {
+    /// These are not asked for.
+    fn give_back(&mut self, items: Vec<(usize, Wanted)>, why: Error) -> State<(usize, Wanted)> {
         for (at, wanted) in items {
             self.done[at].destination.0 = wanted.parts;
+            self.settle(at, Err(why.clone()));
         }
         State::Over
     }
 
     /// A peer's misses and failures leave the miss that it was; what is wrong with the request is said.
     fn settle(&mut self, at: usize, outcome: Result<GetOutcome>) {
-        match outcome {
-            Ok(GetOutcome::Hit { tier, bytes }) => {
+        let done = &mut self.done[at].outcome;
+        match (outcome, self.asked) {
+            (outcome, Asked::Store) => *done = outcome,
+            (Ok(GetOutcome::Hit { bytes, .. }), Asked::Peers) => {
                 self.hits += 1;
                 self.bytes += bytes;
-                self.done[at].outcome = Ok(GetOutcome::Hit { tier, bytes });
+                *done = Ok(GetOutcome::Hit { tier: Tier::Remote, bytes });
             }
-            Err(error) if error.kind == ErrorKind::Invalid => self.done[at].outcome = Err(error),
-            Ok(GetOutcome::Miss(_)) | Err(_) => {}
+            (Err(error), Asked::Peers) if error.kind == ErrorKind::Invalid => *done = Err(error),
+            (Ok(GetOutcome::Miss(_)) | Err(_), Asked::Peers) => {}
+        }
+    }
+
+    /// Count what peers brought, and what they did not.
+    pub fn count(&self, counters: &mut Counters) {
+        counters.hits_remote += self.hits;
+        counters.bytes_remote += self.bytes;
+        for done in &self.done {
+            if let Ok(GetOutcome::Miss(cause)) = &done.outcome {
+                counters.miss(*cause);
+            }
         }
     }
 
     /// The outcomes, once [`RemoteGet::advance`] said that all are there.
-    pub fn finish(self, io: &SessionIo) -> Vec<GetDone> {
-        let mut core = io.shared.lock();
-        core.counters.hits_remote += self.hits;
-        core.counters.bytes_remote += self.bytes;
-        for done in &self.done {
-            if let Ok(GetOutcome::Miss(cause)) = &done.outcome {
-                core.counters.miss(*cause);
-            }
-        }
-        drop(core);
+    pub fn finish(self) -> Vec<GetDone> {
         self.done
     }
 }
@@ -201,29 +235,35 @@ pub(crate) struct RemoteExists {
     found: Vec<bool>,
     questions: Vec<Question<(usize, ObjectKey)>>,
     manner: Manner,
+    failed: Option<Error>,
 }
 
 impl RemoteExists {
     /// Ask for those of `keys` that were not `found`.
-    pub fn begin(io: &SessionIo, keys: &[ObjectKey], found: Vec<bool>, manner: Manner) -> RemoteExists {
+    pub fn begin(desk: &Desk, keys: &[ObjectKey], found: Vec<bool>, manner: Manner) -> RemoteExists {
         let absent = keys.iter().enumerate().filter(|(at, _)| !found[*at]);
-        let questions = questions(io, absent.map(|(at, key)| (*key, 1, (at, *key))));
-        RemoteExists { found, questions, manner }
+        let questions = questions(desk, absent.map(|(at, key)| (*key, 1, (at, *key))));
+        RemoteExists { found, questions, manner, failed: None }
     }
 
     /// Go on as far as it goes now; true once every key has its answer.
-    pub fn advance(&mut self, io: &mut SessionIo) -> bool {
-        let now = io.shared.now();
+    pub fn advance(&mut self, desk: &mut Desk, now: Mono) -> bool {
         let mut over = true;
         for question in &mut self.questions {
             let peer = question.peer;
             question.state = match std::mem::replace(&mut question.state, State::Over) {
-                State::New(keys) => ask_exists(io, peer, keys, self.manner, now),
-                State::Asked(token, of) => match io.replies.remove(&token) {
+                State::New(keys) => ask_exists(desk, peer, keys, self.manner, now).unwrap_or_else(|error| {
+                    self.failed.get_or_insert(error);
+                    State::Over
+                }),
+                State::Asked(token, of) => match desk.take(token) {
                     Some(Reply::Exists(found)) => {
-                        note(io, peer, found.is_err(), now);
-                        for (at, here) in of.into_iter().zip(found.unwrap_or_default()) {
-                            self.found[at] |= here;
+                        desk.note(peer, found.is_err(), now);
+                        match found {
+                            Ok(found) => {
+                                of.into_iter().zip(found).for_each(|(at, here)| self.found[at] |= here)
+                            }
+                            Err(error) => self.failed = Some(error),
                         }
                         State::Over
                     }
@@ -237,44 +277,46 @@ impl RemoteExists {
         over
     }
 
-    /// The answers.
+    /// Why some were not answered, if so.
+    pub fn failed(&self) -> Option<&Error> {
+        self.failed.as_ref()
+    }
+
+    /// The answers; of those that were not answered, no.
     pub fn finish(self) -> Vec<bool> {
         self.found
     }
 }
 
 fn ask_exists(
-    io: &mut SessionIo,
+    desk: &mut Desk,
     peer: usize,
     keys: Vec<(usize, ObjectKey)>,
     manner: Manner,
     now: Mono,
-) -> State<(usize, ObjectKey)> {
-    let token = io.next_token();
-    let standing = io.lines.as_mut().map_or(Standing::Down, |lines| lines.standing(peer, now));
-    let caller = match standing {
+) -> Result<State<(usize, ObjectKey)>> {
+    let token = desk.token();
+    let caller = match desk.lines.standing(peer, now) {
         Standing::Up(caller) if now < manner.deadline => caller,
-        Standing::Soon if now < manner.deadline => return State::New(keys),
+        Standing::Soon if now < manner.deadline => return Ok(State::New(keys)),
         Standing::Soon => {
-            note(io, peer, true, now);
-            return State::Over;
+            desk.note(peer, true, now);
+            return Err(no_link());
         }
-        Standing::Up(_) | Standing::Down => return State::Over,
+        Standing::Up(_) | Standing::Down => return Err(no_link()),
     };
     let asked: Vec<ObjectKey> = keys.iter().map(|(_, key)| *key).collect();
-    match caller.exists(token, &asked, manner.terms(now), manner.deadline) {
-        Ok(()) => State::Asked(token, keys.into_iter().map(|(at, _)| at).collect()),
-        Err(Error { kind: ErrorKind::Busy, .. }) if caller.calls() > 0 => State::New(keys),
-        Err(_) => State::Over,
+    let behind = keys.first().map_or(0, |(at, _)| *at);
+    match caller.exists(token, &asked, manner.terms(now, behind), manner.deadline) {
+        Ok(()) => Ok(State::Asked(token, keys.into_iter().map(|(at, _)| at).collect())),
+        Err(Error { kind: ErrorKind::Busy, .. }) if caller.calls() > 0 => Ok(State::New(keys)),
+        Err(error) => Err(error),
     }
 }
 
-fn note(io: &SessionIo, peer: usize, failed: bool, now: Mono) {
-    let Some(lines) = &io.lines else { return };
-    lines.remote().breaker(peer, |breaker| match failed {
-        true => breaker.failed(now),
-        false => breaker.answered(),
-    });
+/// There is no link, or none in time.
+pub(crate) fn no_link() -> Error {
+    Error::new(ErrorKind::Unavailable, "there is no link to the store")
 }
 
 fn is_over<T>(state: &State<T>) -> bool {

@@ -9,14 +9,16 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, key_hash};
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::wire::outcome::{Answer, CauseTag, ErrorTag, Failure, Items, Verdict};
+use pagelith_layouts::wire::outcome::{
+    Answer, CauseTag, ErrorTag, Failure, Flushed, Items, TierTag, Verdict,
+};
 use pagelith_layouts::wire::pull::PullItem;
-use pagelith_layouts::wire::request::Verb;
+use pagelith_layouts::wire::request::{GetItem, Verb};
 use pagelith_transport::link::Push;
 
 use super::verify;
 use crate::error::{Error, ErrorKind, Result};
-use crate::outcome::{GetOutcome, MissCause, PutOutcome, Tier};
+use crate::outcome::{FlushReport, GetOutcome, MissCause, PutOutcome, Tier};
 use crate::scatter;
 
 /// An object that is wanted of a peer.
@@ -34,6 +36,20 @@ impl Wanted {
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.len() as u64).sum()
     }
+
+    /// What is wrong with it, whatever the object is like.
+    pub fn check(&self) -> Result<()> {
+        let (key, bytes) = (self.key, self.bytes());
+        let item = GetItem::new(key, self.range.clone(), bytes);
+        if item.check().is_ok() && item.length() == bytes {
+            return Ok(());
+        }
+        let Range { start, end } = item.stretch();
+        let detail = format!(
+            "no object has such bytes, or the destination is not as long key={key} range={start}..{end} destination={bytes}"
+        );
+        Err(Error::invalid(detail))
+    }
 }
 
 /// What became of it, and its memory back.
@@ -50,7 +66,15 @@ pub(crate) enum Reply {
     Get(Vec<Got>),
     /// One outcome an object.
     Put(Vec<Result<PutOutcome>>),
-    Number(Result<u64>),
+    Told(Result<Told>),
+}
+
+/// What is said to a request that has no items.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    Number(u64),
+    Flushed(FlushReport),
+    Text(String),
 }
 
 /// An object of a get.
@@ -80,7 +104,7 @@ pub(super) enum Work {
     Exists(usize, Result<Vec<bool>>),
     Get(Vec<Item>),
     Put(Offer),
-    Number(Verb, Result<u64>),
+    Told(Verb, Result<Told>),
 }
 
 /// An operation under way.
@@ -113,14 +137,14 @@ impl Call {
         Call { token, deadline, work: Work::Put(offer), over: false }
     }
 
-    pub fn number(token: u64, deadline: Mono, verb: Verb) -> Call {
-        Call { token, deadline, work: Work::Number(verb, Err(no_answer())), over: false }
+    pub fn told(token: u64, deadline: Mono, verb: Verb) -> Call {
+        Call { token, deadline, work: Work::Told(verb, Err(no_answer())), over: false }
     }
 
     /// Whether it can be replied to: everything it lent is back.
     pub fn is_done(&self) -> bool {
         let back = match &self.work {
-            Work::Exists(..) | Work::Number(..) => true,
+            Work::Exists(..) | Work::Told(..) => true,
             Work::Get(items) => items.iter().all(|item| item.parts.is_some()),
             Work::Put(offer) => offer.sending == 0,
         };
@@ -136,7 +160,7 @@ impl Call {
             Work::Exists(_, found) => Reply::Exists(found),
             Work::Get(items) => Reply::Get(items.into_iter().map(got).collect()),
             Work::Put(offer) => Reply::Put(offer.outcomes),
-            Work::Number(_, number) => Reply::Number(number),
+            Work::Told(_, told) => Reply::Told(told),
         };
         (self.token, reply)
     }
@@ -222,7 +246,10 @@ impl Call {
                         if said.key_hash == key_hash(key) { stored(&said.verdict) } else { Err(no_answer()) };
                 }
             }
-            (Work::Number(asked, number), Answer::Number(said)) if *asked == verb => *number = Ok(*said),
+            (Work::Told(asked, told), answer) if *asked == verb => match told_by(answer) {
+                Some(said) => *told = Ok(said),
+                None => return other("form", format!("{verb:?}")),
+            },
             _ => return other("verb", format!("{verb:?}")),
         }
         Ok(())
@@ -235,7 +262,7 @@ impl Call {
             Work::Exists(_, found) => *found = Err(error.clone()),
             Work::Get(items) => items.iter_mut().for_each(|item| item.outcome = Some(Err(error.clone()))),
             Work::Put(offer) => offer.outcomes.iter_mut().for_each(|o| *o = Err(error.clone())),
-            Work::Number(_, number) => *number = Err(error.clone()),
+            Work::Told(_, told) => *told = Err(error.clone()),
         }
     }
 }
@@ -269,11 +296,11 @@ fn judge_all(items: &mut [Item], said: &Items<'_>) {
         let outcome = match said.verdict {
             // An answer about another object is no answer.
             _ if said.key_hash != key_hash(&item.key) => Err(no_answer()),
-            Verdict::Hit { length, checksums, .. } => {
+            Verdict::Hit { tier, length, checksums } => {
                 let whole = item.landed && length == item.stretch.end - item.stretch.start;
                 let parts = item.parts.as_deref().unwrap_or_default();
                 match whole && verify::holds(parts, &item.stretch, checksums.iter()) {
-                    true => Ok(GetOutcome::Hit { tier: Tier::Remote, bytes: length }),
+                    true => Ok(GetOutcome::Hit { tier: tier_of(tier), bytes: length }),
                     false => Ok(GetOutcome::Miss(MissCause::Damaged)),
                 }
             }
@@ -299,6 +326,27 @@ fn stored(verdict: &Verdict<'_>) -> Result<PutOutcome> {
         Verdict::Refused => Ok(PutOutcome::Refused),
         Verdict::Failed(failure) => Err(error(failure)),
         Verdict::Hit { .. } | Verdict::Miss(_) => Err(no_answer()),
+    }
+}
+
+fn told_by(answer: &Answer<'_>) -> Option<Told> {
+    match answer {
+        Answer::Number(number) => Some(Told::Number(*number)),
+        Answer::Flushed(said) => {
+            let Flushed { durable_objects, durable_bytes, refused_objects, lost_objects } = *said;
+            let report = FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects };
+            Some(Told::Flushed(report))
+        }
+        Answer::Text(text) => Some(Told::Text((*text).to_owned())),
+        Answer::Items(_) | Answer::Bits(_) | Answer::Failed(_) => None,
+    }
+}
+
+fn tier_of(tier: TierTag) -> Tier {
+    match tier {
+        TierTag::Memory => Tier::Memory,
+        TierTag::Ssd => Tier::Ssd,
+        TierTag::Remote => Tier::Remote,
     }
 }
 

@@ -13,7 +13,7 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::{NamespaceId, OpId};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::put::PutDraft;
-use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms, Verb};
+use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms};
 use pagelith_layouts::wire::{Frame, Kind, List, outcome, pull};
 use pagelith_transport::closed::Closed;
 use pagelith_transport::link::{Event, Link};
@@ -37,6 +37,16 @@ impl Caller {
     /// Why the link ended, once it has: what is asked from then on fails at once.
     pub fn closed(&self) -> Option<&Closed> {
         self.closed.as_ref()
+    }
+
+    /// Which process the peer is.
+    pub fn peer_instance(&self) -> [u8; 16] {
+        self.link.facts().peer_instance
+    }
+
+    /// Longest request in bytes.
+    pub fn request_bytes_max(&self) -> usize {
+        self.link.facts().control_bytes_max as usize
     }
 
     /// Operations under way.
@@ -98,14 +108,17 @@ impl Caller {
 
     /// Remove objects; the number of those that were there.
     pub fn remove(&mut self, token: u64, keys: &[ObjectKey], deadline: Mono) -> Result<()> {
-        let ask = Ask::Remove(List::of(keys));
-        self.ask(Terms::default(), &ask, Call::number(token, deadline, Verb::Remove))
+        self.tell(token, &Ask::Remove(List::of(keys)), Terms::default(), deadline)
     }
 
     /// Clear a namespace; its new generation.
     pub fn clear(&mut self, token: u64, namespace: NamespaceId, deadline: Mono) -> Result<()> {
-        let ask = Ask::Clear(namespace);
-        self.ask(Terms::default(), &ask, Call::number(token, deadline, Verb::Clear))
+        self.tell(token, &Ask::Clear(namespace), Terms::default(), deadline)
+    }
+
+    /// Ask what has one answer: a number, a report, a text.
+    pub fn tell(&mut self, token: u64, ask: &Ask<'_>, terms: Terms, deadline: Mono) -> Result<()> {
+        self.ask(terms, ask, Call::told(token, deadline, ask.verb()))
     }
 
     fn ask(&mut self, terms: Terms, ask: &Ask<'_>, call: Call) -> Result<()> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use pagelith_io::clock::Mono;
 use pagelith_io::sync::Arc;
 use pagelith_transport::dial::{Dialing, Dialled};
+use pagelith_transport::link::Link;
 use rustc_hash::FxHashMap;
 
 use super::caller::Caller;
@@ -43,6 +44,21 @@ impl Lines {
 
     pub fn remote(&self) -> &Arc<Remote> {
         &self.remote
+    }
+
+    /// Take a link that was made elsewhere.
+    pub fn adopt(&mut self, peer: usize, link: Box<dyn Link>) {
+        if let Some(line) = self.lines.get_mut(peer) {
+            *line = up(link);
+        }
+    }
+
+    /// The peer's link that stands now, as far as this side knows.
+    pub fn stands(&self, peer: usize) -> Option<&Caller> {
+        match self.lines.get(peer) {
+            Some(Line::Up(caller)) if caller.closed().is_none() => Some(caller),
+            Some(Line::Up(_) | Line::Dialing(_) | Line::None) | None => None,
+        }
     }
 
     /// A peer's link; one is made if there is none.
@@ -102,6 +118,11 @@ impl Lines {
         }
     }
 
+    /// Let a peer's link be for at most `timeout`, unless something happens on it.
+    pub fn rest(&mut self, peer: usize, now: Mono, timeout: Duration, replies: &mut FxHashMap<u64, Reply>) {
+        self.turn(peer, now, Some(timeout), replies);
+    }
+
     /// Whether something is on its way.
     pub fn is_busy(&self) -> bool {
         self.lines.iter().any(is_busy)
@@ -119,11 +140,8 @@ impl Lines {
                 match dialled {
                     Dialled::Waiting(dialing) => Line::Dialing(dialing),
                     Dialled::Ready(link) => {
-                        for missing in &link.facts().missing {
-                            tracing::warn!(peer = %link.facts().peer, missing, "the peer lacks a feature");
-                        }
                         self.remote.breaker(peer, |breaker| breaker.answered());
-                        Line::Up(Caller::new(link))
+                        up(link)
                     }
                     Dialled::Over(why) => {
                         tracing::warn!(peer = %self.remote.owners[peer].name, %why, "peer cannot be reached");
@@ -143,6 +161,13 @@ impl Lines {
             }
         };
     }
+}
+
+fn up(link: Box<dyn Link>) -> Line {
+    for missing in &link.facts().missing {
+        tracing::warn!(peer = %link.facts().peer, missing, "the peer lacks a feature");
+    }
+    Line::Up(Caller::new(link))
 }
 
 fn is_busy(line: &Line) -> bool {

@@ -20,7 +20,7 @@ use pagelith_transport::pending::Progress;
 use pagelith_transport::rights::Rights;
 use pagelith_transport::socket::{Arrival, Listen, Listener, connect};
 
-use super::call::{Reply, Wanted};
+use super::call::{Reply, Told, Wanted};
 use super::caller::Caller;
 use crate::batch::{GetSlice, Options, PutSlice};
 use crate::config::{Config, Facts};
@@ -170,7 +170,7 @@ fn what_the_store_has_arrives_whole_in_any_scatter_list() {
     wanted.push((key(4, "k"), None, vec![5_000_000]));
     let got = pair.get(wanted);
     for (page, len) in lengths.into_iter().enumerate() {
-        assert_eq!(got[page].0, Ok(GetOutcome::Hit { tier: Tier::Remote, bytes: len as u64 }));
+        assert_eq!(got[page].0, Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: len as u64 }));
         assert!(got[page].1 == object(page as u8, len), "page={page}");
     }
     assert_eq!(got[5].0, Ok(GetOutcome::Miss(MissCause::Absent)));
@@ -242,8 +242,11 @@ fn exists_remove_and_clear_reach_the_store() {
     let Reply::Exists(found) = pair.reply() else { panic!("another reply") };
     assert_eq!(found, Ok(vec![true, false, true]));
     pair.caller.remove(1, &keys, deadline).expect("room");
-    let Reply::Number(removed) = pair.reply() else { panic!("another reply") };
-    assert_eq!((removed, pair.store.exists_batch(&keys, Options::default())), (Ok(2), vec![false; 3]));
+    let Reply::Told(removed) = pair.reply() else { panic!("another reply") };
+    assert_eq!(
+        (removed, pair.store.exists_batch(&keys, Options::default())),
+        (Ok(Told::Number(2)), vec![false; 3])
+    );
     pair.caller.clear(1, NAMESPACE, deadline).expect("room");
     assert!(matches_number(&pair.reply()));
     assert!(!pair.store.exists_batch(&[key(1, "k")], Options::default())[0]);
@@ -251,7 +254,7 @@ fn exists_remove_and_clear_reach_the_store() {
 
 fn matches_number(reply: &Reply) -> bool {
     match reply {
-        Reply::Number(number) => number.is_ok(),
+        Reply::Told(told) => told.is_ok(),
         Reply::Exists(_) | Reply::Get(_) | Reply::Put(_) => false,
     }
 }
@@ -261,7 +264,7 @@ fn what_a_peer_has_no_right_to_is_denied_and_says_nothing_of_what_is_here() {
     let mut pair = Pair::new(Rights { remove: false, ..Rights::all() });
     let deadline = pair.clock.now().after(PATIENCE);
     pair.caller.remove(1, &[key(0, "k")], deadline).expect("room");
-    let Reply::Number(Err(error)) = pair.reply() else { panic!("allowed") };
+    let Reply::Told(Err(error)) = pair.reply() else { panic!("allowed") };
     assert_eq!(error.kind, ErrorKind::Denied);
 }
 

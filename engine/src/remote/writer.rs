@@ -12,7 +12,8 @@ use pagelith_layouts::wire::request::Terms;
 use rustc_hash::FxHashMap;
 
 use super::Reply;
-use super::lines::{Lines, Standing};
+use super::desk::Desk;
+use super::lines::Standing;
 use super::queue::RemoteJob;
 use crate::core::Answer;
 use crate::error::{Error, ErrorKind, Result};
@@ -45,14 +46,12 @@ struct Telling {
 /// The task.
 pub(crate) struct Writer {
     shared: Arc<Shared>,
-    lines: Lines,
-    replies: FxHashMap<u64, Reply>,
+    desk: Desk,
     sending: FxHashMap<u64, Sending>,
     bytes: u64,
     telling: FxHashMap<u64, usize>,
     /// What is being told to all that it concerns, nothing else meanwhile.
     told: Option<Telling>,
-    last_token: u64,
 }
 
 /// Whether a job was taken.
@@ -63,22 +62,15 @@ enum Taken {
 }
 
 impl Writer {
-    pub fn new(shared: Arc<Shared>, lines: Lines) -> Writer {
+    pub fn new(shared: Arc<Shared>, desk: Desk) -> Writer {
         Writer {
             shared,
-            lines,
-            replies: FxHashMap::default(),
+            desk,
             sending: FxHashMap::default(),
             bytes: 0,
             telling: FxHashMap::default(),
             told: None,
-            last_token: 0,
         }
-    }
-
-    fn token(&mut self) -> u64 {
-        self.last_token += 1;
-        self.last_token
     }
 
     /// Take up jobs as far as it goes.
@@ -108,11 +100,11 @@ impl Writer {
         };
         drop(core);
         let first = data.members[0].key;
-        let Some(peer) = self.lines.remote().owner(&first) else { return Taken::Yes };
-        let token = self.token();
+        let Some(peer) = self.desk.lines.remote().owner(&first) else { return Taken::Yes };
+        let token = self.desk.token();
         let shared = self.shared.clone();
         let skip = || shared.lock().counters.remote_skipped += objects;
-        let caller = match self.lines.standing(peer, now) {
+        let caller = match self.desk.lines.standing(peer, now) {
             Standing::Up(caller) => caller,
             Standing::Soon => return Taken::Later(RemoteJob::Frame(frame, objects)),
             Standing::Down => {
@@ -156,23 +148,23 @@ impl Writer {
         let peers: Vec<usize> = match &job {
             RemoteJob::Remove { keys, .. } => {
                 let mut peers: Vec<usize> =
-                    keys.iter().filter_map(|key| self.lines.remote().owner(key)).collect();
+                    keys.iter().filter_map(|key| self.desk.lines.remote().owner(key)).collect();
                 peers.sort_unstable();
                 peers.dedup();
                 peers
             }
-            RemoteJob::Clear { .. } => (0..self.lines.remote().owners.len()).collect(),
+            RemoteJob::Clear { .. } => (0..self.desk.lines.remote().owners.len()).collect(),
             RemoteJob::Frame(..) => Vec::new(),
         };
-        if peers.iter().any(|peer| is_soon(&self.lines.standing(*peer, now))) {
+        if peers.iter().any(|peer| is_soon(&self.desk.lines.standing(*peer, now))) {
             return Taken::Later(job);
         }
         let (RemoteJob::Remove { id, .. } | RemoteJob::Clear { id, .. }) = job else { return Taken::Yes };
         let mut told = Telling { id, left: 0, failed: None };
         for peer in peers {
-            let token = self.token();
-            let remote = self.lines.remote().clone();
-            let asked: Result<()> = match (self.lines.standing(peer, now), &job) {
+            let token = self.desk.token();
+            let remote = self.desk.lines.remote().clone();
+            let asked: Result<()> = match (self.desk.lines.standing(peer, now), &job) {
                 (Standing::Up(caller), RemoteJob::Remove { keys, .. }) => {
                     let own: Vec<_> =
                         keys.iter().filter(|key| remote.owner(key) == Some(peer)).copied().collect();
@@ -208,7 +200,7 @@ impl Writer {
     }
 
     fn ended(&mut self, now: Mono) {
-        for (token, reply) in std::mem::take(&mut self.replies) {
+        for (token, reply) in self.desk.take_all() {
             if let Some(sending) = self.sending.remove(&token) {
                 self.sent(sending, &reply, now);
             }
@@ -216,7 +208,7 @@ impl Writer {
                 && let Some(told) = &mut self.told
             {
                 told.left -= 1;
-                if let Reply::Number(Err(error)) = reply {
+                if let Reply::Told(Err(error)) = reply {
                     told.failed = Some(error);
                 }
             }
@@ -229,7 +221,7 @@ impl Writer {
         self.bytes -= bytes;
         let outcome = match reply {
             Reply::Put(outcomes) => outcomes.first().cloned(),
-            Reply::Exists(_) | Reply::Get(_) | Reply::Number(_) => None,
+            Reply::Exists(_) | Reply::Get(_) | Reply::Told(_) => None,
         };
         let mut core = self.shared.lock();
         core.release_frame(held.frame);
@@ -246,10 +238,7 @@ impl Writer {
             Some(Err(error)) => error.kind == ErrorKind::Unavailable,
             Some(Ok(_)) | None => false,
         };
-        self.lines.remote().breaker(peer, |breaker| match failed {
-            true => breaker.failed(now),
-            false => breaker.answered(),
-        });
+        self.desk.note(peer, failed, now);
     }
 }
 
@@ -257,8 +246,8 @@ impl Task for Writer {
     fn step(&mut self) -> Step {
         let now = self.shared.now();
         self.begin();
-        if self.lines.is_busy() {
-            self.lines.wait(now, LINK_STEP, &mut self.replies);
+        if self.desk.is_busy() {
+            self.desk.wait(now, LINK_STEP);
         }
         self.ended(self.shared.now());
         let core = self.shared.lock();
@@ -268,7 +257,7 @@ impl Task for Writer {
             return Step::Done;
         }
         drop(core);
-        match self.lines.is_busy() || waits {
+        match self.desk.is_busy() || waits {
             true => Step::Again,
             false => Step::Idle(IDLE),
         }

@@ -148,7 +148,9 @@ impl GetOp {
                 let len = (chunk.end - chunk.start) as usize;
                 let Some(part) = world.staging.try_part(len) else { break };
                 let destination = Destination(vec![part.split(len).0]);
-                gets.push(Get { key: wanted.key, range: Some(chunk.clone()), destination });
+                // Asked for as a whole it is refused, and not read, where its length is another.
+                let range = (!wanted.whole || chunk != wanted.stretch).then(|| chunk.clone());
+                gets.push(Get { key: wanted.key, range, destination });
                 chunks.push((at, chunk.clone()));
                 if chunk.end < wanted.stretch.end {
                     from = chunk.end;

@@ -1,8 +1,9 @@
 //! Objects of pools that a page need not have (a Mamba checkpoint, a sliding window): visible only with the
 //! base group that they are attached to.
 
+use super::face::Store;
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{Config, ErrorKind, Options, PutOutcome, PutSlice, Result, Size, Store};
+use pagelith::{Config, ErrorKind, Options, PutOutcome, PutSlice, Result, Size};
 
 use super::kit::*;
 use super::world::World;

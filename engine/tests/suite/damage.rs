@@ -1,8 +1,9 @@
 //! Bytes that rot on SSD: a miss, counted, and nothing else lost.
 
+use super::face::Store;
 use pagelith::io::fault::{FaultKind, FaultOp};
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{Destination, Done, Get, GetOutcome, MissCause, Options, PutOutcome, Store, Tier};
+use pagelith::{Destination, Done, Get, GetOutcome, MissCause, Options, PutOutcome, Tier};
 use pagelith_sim::disk::FaultPlan;
 
 use super::kit::*;

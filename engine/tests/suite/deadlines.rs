@@ -49,9 +49,14 @@ pub fn flush_and_remove_end_while_syncs_hang(world: &World) {
     flush(&store);
     store_page(&store, 3, LEN);
     sim.disk.hold(FaultOp::Sync, None);
-    refused(store.flush(SOON), ErrorKind::Unavailable, "flush did not end in time");
-    refused(store.remove(&[key(1)], SOON), ErrorKind::Unavailable, "remove did not end in time");
-    refused(store.clear(namespace("x"), SOON), ErrorKind::Unavailable, "clear did not end in time");
+    let late = |error: pagelith::Error, what: &str| match world.is_embedded() {
+        true => assert_eq!(error.message, format!("{what} did not end in time")),
+        // Whoever waits at the other end is no more patient.
+        false => assert_eq!(error.kind, ErrorKind::Unavailable),
+    };
+    late(store.flush(SOON).expect_err("a sync hangs"), "flush");
+    late(store.remove(&[key(1)], SOON).expect_err("a sync hangs"), "remove");
+    late(store.clear(namespace("x"), SOON).expect_err("a sync hangs"), "clear");
     hit_page(&store, 3, LEN);
     sim.disk.release();
     flush(&store);
@@ -132,7 +137,11 @@ pub fn every_call_ends_while_the_device_hangs(world: &World) {
     // A put that has to look at a header first.
     let began = now();
     let outcome = put(&store, key(2), &bytes(2, LEN)).map_err(|e| e.kind);
-    assert_eq!(outcome, Err(ErrorKind::Busy));
+    match world.is_embedded() {
+        true => assert_eq!(outcome, Err(ErrorKind::Busy)),
+        // What is to be sent over a link is looked up in the index alone.
+        false => assert_eq!(outcome, Ok(PutOutcome::AlreadyPresent)),
+    }
     took("put", began);
     for (what, call) in [
         (

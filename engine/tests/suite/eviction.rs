@@ -1,8 +1,9 @@
 //! Who leaves memory first, what comes back to it, and a full index.
 
+use super::face::Store;
 use pagelith::config::Promote;
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{Options, PutOutcome, PutSlice, Size, Store, Tier};
+use pagelith::{Options, PutOutcome, PutSlice, Size, Tier};
 
 use super::kit::*;
 use super::world::World;

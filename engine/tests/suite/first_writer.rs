@@ -1,6 +1,7 @@
 //! First writer wins: recomputed bytes of the same page differ in the last bits, and that is no error.
 
-use pagelith::{ErrorKind, PutOutcome, Store};
+use super::face::Store;
+use pagelith::{ErrorKind, PutOutcome};
 
 use super::kit::*;
 use super::world::World;

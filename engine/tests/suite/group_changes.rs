@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::face::Store;
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{Done, ErrorKind, Options, Put, PutGroup, PutOutcome, PutSlice, Result, Size, Source, Store};
+use pagelith::{Done, ErrorKind, Options, Put, PutGroup, PutOutcome, PutSlice, Result, Size, Source};
 
 use super::kit::*;
 use super::world::World;

@@ -1,7 +1,8 @@
 //! The objects of a page become visible, stay and go together.
 
+use super::face::Store;
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{ErrorKind, Options, PutOutcome, Size, Store};
+use pagelith::{ErrorKind, Options, PutOutcome, Size};
 
 use super::kit::*;
 use super::world::World;

@@ -1,7 +1,8 @@
 //! Groups that are put in several calls: invisible until they are committed, then whole.
 
+use super::face::Store;
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{Config, ErrorKind, Group, GroupId, Options, PutOutcome, PutSlice, Result, Size, Store};
+use pagelith::{Config, ErrorKind, Group, GroupId, Options, PutOutcome, PutSlice, Result, Size};
 
 use super::kit::*;
 use super::world::World;

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::face::Store;
 use pagelith::layouts::ids::PrefixHash;
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::shard::Shard;
 use pagelith::{
     Done, ErrorKind, HitPolicy, Options, PagesFound, PagesQuery, PoolQuery, PutOutcome, PutSlice, Result,
-    Size, Store,
+    Size,
 };
 
 use super::kit::*;

@@ -1,14 +1,13 @@
 //! Words that the behaviours are told in.
 
+use super::face::Store;
 use pagelith::io::buffer::AlignedBuf;
 use pagelith::layouts::ids::{NamespaceId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::namespace::Namespace;
 use pagelith::layouts::record::Record;
 use pagelith::layouts::shard::Shard;
-use pagelith::{
-    ErrorKind, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice, Result, Store, Tier,
-};
+use pagelith::{ErrorKind, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice, Result, Tier};
 
 use super::world::World;
 
@@ -126,6 +125,13 @@ pub fn hit_crooked(store: &Store, key: ObjectKey, expected: &[u8]) -> Tier {
     let Ok(GetOutcome::Hit { tier, .. }) = outcome else { panic!("not a hit key={key} {outcome:?}") };
     assert!(to.slice() == expected, "wrong bytes key={key}");
     tier
+}
+
+/// So many bytes went through the store's staging memory. What goes over a link does not.
+#[track_caller]
+pub fn staged(world: &World, store: &Store, bytes: usize) {
+    let expected = if world.is_embedded() { bytes as u64 } else { 0 };
+    assert_eq!(store.stats().staged_bytes, expected);
 }
 
 /// Page `n`'s usual bytes must be here.

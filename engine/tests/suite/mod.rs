@@ -7,6 +7,7 @@ pub mod attached;
 pub mod damage;
 pub mod deadlines;
 pub mod eviction;
+pub mod face;
 pub mod first_writer;
 pub mod group_changes;
 pub mod groups;

@@ -18,7 +18,7 @@ pub fn laps_leave_the_youngest(world: &World) {
     let laps = if world.constant { 1 } else { 4 };
     let end = pour(&store, 0, LEN, laps * LAP + LAP / 2);
     let here =
-        |store: &pagelith::Store| -> Vec<bool> { (0..end).map(|n| is_page_here(store, n, LEN)).collect() };
+        |store: &super::face::Store| -> Vec<bool> { (0..end).map(|n| is_page_here(store, n, LEN)).collect() };
     let store = world.crash(store, &config);
     let seen = here(&store);
     let kept = seen.iter().filter(|h| **h).count();

@@ -1,6 +1,7 @@
 //! Remove and clear: gone at once, and for good.
 
-use pagelith::{GetOutcome, Options, PutOutcome, Store};
+use super::face::Store;
+use pagelith::{GetOutcome, Options, PutOutcome};
 
 use super::kit::*;
 use super::world::World;

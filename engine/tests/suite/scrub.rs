@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use super::face::Store;
 use pagelith::io::clock::Clock;
 use pagelith::io::fault::{FaultKind, FaultOp};
-use pagelith::{Options, ScrubOptions, ScrubReport, Size, Store, Tier};
+use pagelith::{Options, ScrubOptions, ScrubReport, Size, Tier};
 use pagelith_sim::disk::{CrashMode, FaultPlan};
 
 use super::kit::*;

@@ -1,7 +1,8 @@
 //! Stores of one tier, and of several directories.
 
+use super::face::Store;
 use pagelith::config::SsdConfig;
-use pagelith::{Config, ErrorKind, Options, PutOutcome, Size, Store, Tier};
+use pagelith::{Config, ErrorKind, Options, PutOutcome, Size, Tier};
 
 use super::kit::*;
 use super::world::World;

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use super::face::Store;
 use pagelith::io::fault::{FaultKind, FaultOp};
 use pagelith::layouts::footer;
 use pagelith::layouts::record::Record;
-use pagelith::{Error, ErrorKind, FlushReport, Options, PutOutcome, Store, Tier};
+use pagelith::{Error, ErrorKind, FlushReport, Options, PutOutcome, Tier};
 use pagelith_sim::disk::{CrashMode, FaultPlan};
 use pagelith_sim::env::SimWorld;
 

@@ -1,6 +1,7 @@
 //! What cannot be read straight into the caller's memory goes through staging, of which there is little.
 
-use pagelith::{Config, GetOutcome, GetSlice, Options, PutOutcome, Size, Store, Tier};
+use super::face::Store;
+use pagelith::{Config, GetOutcome, GetSlice, Options, PutOutcome, Size, Tier};
 
 use super::kit::*;
 use super::world::World;
@@ -27,7 +28,7 @@ pub fn an_object_larger_than_the_budget_arrives_whole(world: &World) {
     store_page(&store, 2, 5000);
     let store = world.reopen(store, &config);
     assert_eq!(hit_crooked(&store, key(1), &whole), Tier::Ssd);
-    assert_eq!(store.stats().staged_bytes, LEN.next_multiple_of(4096) as u64);
+    staged(world, &store, LEN.next_multiple_of(4096));
     // A range of it that is above the budget too, beside an object that is not.
     let (mut part, mut small) = (Crooked::new(9_000_000), Crooked::new(5000));
     let mut gets = [

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::face::Store;
 use pagelith::io::buffer::AlignedBuf;
 use pagelith::{
-    Destination, Done, ErrorKind, Get, GetOutcome, Options, Put, PutGroup, PutOutcome, Source, Store, Tier,
+    Destination, Done, ErrorKind, Get, GetOutcome, Options, Put, PutGroup, PutOutcome, Source, Tier,
 };
 
 use super::kit::*;

@@ -5,9 +5,10 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use super::face::{Between, Store};
 use pagelith::config::SsdIo;
 use pagelith::io::disk::{Disk, Side};
-use pagelith::{Config, Error, Facts, Size, Store};
+use pagelith::{Config, Error, Facts, Size};
 use pagelith_sim::disk::FaultPlan;
 use pagelith_sim::env::SimWorld;
 use tempfile::TempDir;
@@ -32,24 +33,31 @@ pub struct World {
     pub kind: Kind,
     /// Every key has the same fingerprint: only whole keys tell objects apart.
     pub constant: bool,
+    /// What lies between a behaviour and its stores.
+    pub between: Between,
     dirs: usize,
     place: Place,
 }
 
 impl World {
     pub fn new(kind: Kind, constant: bool, dirs: usize) -> World {
+        World::behind(Between::Nothing, kind, constant, dirs)
+    }
+
+    /// A world of which the stores are behind a link.
+    pub fn behind(between: Between, kind: Kind, constant: bool, dirs: usize) -> World {
         let place = match kind {
             Kind::Sim => Place::Sim(Box::new(SimWorld::with_dirs(7, dirs))),
             Kind::Uring | Kind::Blocking | Kind::Refused => {
                 Place::Real(tempfile::tempdir().expect("a directory"))
             }
         };
-        World { kind, constant, dirs, place }
+        World { kind, constant, between, dirs, place }
     }
 
     /// Another empty world of this kind.
     pub fn fresh(&self, dirs: usize) -> World {
-        World::new(self.kind, self.constant, dirs)
+        World::behind(self.between, self.kind, self.constant, dirs)
     }
 
     /// The simulated machine, if this is one.
@@ -58,6 +66,11 @@ impl World {
             Place::Sim(sim) => Some(sim),
             Place::Real(_) => None,
         }
+    }
+
+    /// Whether nothing lies between a behaviour and its stores: only then can bytes go straight to where they belong.
+    pub fn is_embedded(&self) -> bool {
+        self.between == Between::Nothing
     }
 
     /// Whether what `exists` says is about the very key.
@@ -119,9 +132,20 @@ impl World {
     pub fn try_open(&self, config: &Config) -> Result<Store, Error> {
         let facts = Facts::of_this_machine().expect("facts");
         let valid = config.validate(&facts).unwrap_or_else(|e| panic!("{e}"));
-        match &self.place {
-            Place::Sim(sim) => Store::open_in(valid, sim.env()),
-            Place::Real(_) => Store::open(valid),
+        let timeout = valid.deadline();
+        match (&self.place, self.between) {
+            (Place::Sim(sim), between) => {
+                let env = sim.env();
+                let store = pagelith::Store::open_in(valid, env.clone())?;
+                Ok(match between {
+                    Between::Sim => Store::sim(store, timeout, sim.clock.clone(), env.runtime),
+                    Between::Nothing | Between::Tcp => Store::embedded(store),
+                })
+            }
+            (Place::Real(_), Between::Tcp) => Ok(Store::tcp(pagelith::Store::open(valid)?, timeout)),
+            (Place::Real(_), Between::Nothing | Between::Sim) => {
+                pagelith::Store::open(valid).map(Store::embedded)
+            }
         }
     }
 

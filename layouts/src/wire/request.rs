@@ -136,7 +136,8 @@ impl GetItem {
         self.range().unwrap_or(0..self.length)
     }
 
-    fn check(&self) -> Result<(), FormatError> {
+    /// Whether a store may be asked for it.
+    pub fn check(&self) -> Result<(), FormatError> {
         const WHAT: &str = "get item";
         self.key.check()?;
         let wrong = |field, value: u64| Err(FormatError::field(WHAT, field, value));

@@ -1,0 +1,347 @@
+//! A store in another process, of this host or another: the calls of a [`crate::Store`], over a link.
+//!
+//! - Bytes are verified where they land, before the caller hears `Hit`; those of a put by the store, before it stores them.
+//! - Each thread that calls has a link of its own, made when it is needed and kept for the next call. What a link that
+//!   ended took with it is asked once more where that is safe: gets, look-ups, puts. A removal, a clear and a flush are
+//!   not, and say `Unavailable`.
+//! - A store process that was started again has lost what no flush covered: the next flush says so, once.
+
+mod acked;
+mod put;
+mod tell;
+
+use std::time::Duration;
+
+use pagelith_io::buffer::Lender;
+use pagelith_io::clock::{Clock, Mono};
+use pagelith_io::sync::{Arc, Mutex, PoisonError};
+use pagelith_layouts::ids::{Generation, NamespaceId};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::List;
+use pagelith_layouts::wire::request::Ask;
+use pagelith_tiers::policy::Recency;
+use pagelith_transport::closed::Closed;
+use pagelith_transport::dial::{Dial, Dialled};
+use pagelith_transport::link::Link;
+
+use self::acked::Acked;
+use self::put::RemotePut;
+use crate::batch::{Get, GetSlice, Options, PutGroup, PutSlice, Request};
+use crate::error::{Error, ErrorKind, Result};
+use crate::hits::{self, PagesFound, PagesQuery};
+use crate::outcome::{FlushReport, GetDone, GetOutcome, PutDone, PutOutcome};
+use crate::pooled::{self, LentGroup};
+use crate::remote::batch::{Asked, Manner, Missed, RemoteExists, RemoteGet, no_link};
+use crate::remote::desk::Desk;
+use crate::remote::{Peer, Remote, Told};
+
+/// Longest single wait, so that a wait for several things notices each.
+const STEP: Duration = Duration::from_millis(20);
+/// How long to wait before a busy store is asked again.
+const BUSY_STEP: Duration = Duration::from_millis(2);
+/// Most keys of one look-up of a prefix.
+const PREFIX_KEYS_MAX: usize = 4096;
+
+/// The one store that is asked, as a desk numbers them.
+const STORE: usize = 0;
+
+/// A store in another process. Shared between threads by reference.
+pub struct Attached {
+    remote: Arc<Remote>,
+    clock: Arc<dyn Clock>,
+    timeout: Duration,
+    desks: Mutex<Vec<Desk>>,
+    requests: Mutex<u64>,
+    acked: Mutex<Acked>,
+}
+
+impl Attached {
+    /// Attach to the store that `dial` reaches. `timeout` is the longest that a call may take which names none itself, and
+    /// that attaching may take.
+    ///
+    /// # Errors
+    /// `Unavailable` if nobody answers there in time, `Denied` if the store does not take this process, `Incompatible` if
+    /// the two have no protocol in common; the message says which.
+    pub fn attach(dial: Arc<dyn Dial>, clock: Arc<dyn Clock>, timeout: Duration) -> Result<Attached> {
+        let link = first_link(&*dial, &*clock, timeout).map_err(|why| not_attached(&why))?;
+        let peer = Peer { name: "store".to_owned(), weight: 1.0, dial };
+        let remote = Arc::new(Remote::new(vec![peer])?);
+        let mut desk = Desk::patient(remote.clone());
+        desk.lines.adopt(STORE, link);
+        let desks = Mutex::new(vec![desk]);
+        Ok(Attached { remote, clock, timeout, desks, requests: Mutex::new(0), acked: Mutex::default() })
+    }
+
+    /// As [`crate::Store::begin_request`].
+    pub fn begin_request(&self) -> Request {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        *requests += 1;
+        Request(*requests)
+    }
+
+    /// As [`crate::Store::put_batch`]. `Unavailable` is for a store that cannot be reached.
+    pub fn put_batch(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
+        let groups: Vec<_> = objects.chunks(1).map(|object| (None, object)).collect();
+        self.put_lent(&groups, options)
+    }
+
+    /// As [`crate::Store::put_groups`].
+    pub fn put_groups(&self, groups: &[&[PutSlice<'_>]], options: Options) -> Vec<Result<PutOutcome>> {
+        let groups: Vec<_> = groups.iter().map(|group| (None, *group)).collect();
+        self.put_lent(&groups, options)
+    }
+
+    /// As [`crate::Store::put_attached`].
+    pub fn put_attached(
+        &self,
+        groups: &[(ObjectKey, &[PutSlice<'_>])],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>> {
+        let groups: Vec<_> = groups.iter().map(|(base, group)| (Some(*base), *group)).collect();
+        self.put_lent(&groups, options)
+    }
+
+    fn put_lent(&self, groups: &[LentGroup<'_>], options: Options) -> Vec<Result<PutOutcome>> {
+        let options = Options { request: Some(self.request(&options)), ..options };
+        let deadline = self.clock.now().after(options.timeout.unwrap_or(self.timeout));
+        let once = |groups: &[LentGroup<'_>], options| {
+            Lender::scope(|lender| {
+                let done = self.put(pooled::lend_groups(lender, groups), options);
+                pooled::outcomes_of_groups(groups, done)
+            })
+        };
+        let rest = |left: Duration| {
+            self.with_desk(|desk| desk.rest(STORE, self.clock.now(), left.min(BUSY_STEP)));
+        };
+        pooled::while_busy(groups, options, || deadline.since(self.clock.now()), once, rest)
+    }
+
+    /// Put groups; one outcome an object, and its memory back. Where there is no room it is `Busy` at once.
+    pub fn put(&self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
+        let manner = self.manner(&options);
+        self.with_desk(|desk| {
+            let mut put = RemotePut::new(groups, manner);
+            for _ in 0..tries(desk) {
+                put.offer(desk);
+                self.drive(desk, |desk, now| put.advance(desk, now));
+                self.acked().note(put.acked());
+            }
+            put.finish()
+        })
+    }
+
+    /// As [`crate::Store::get_batch`]; a hit's tier is the one that the store had it in. `Unavailable` is for a store that
+    /// cannot be reached.
+    pub fn get_batch(&self, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
+        Lender::scope(|lender| {
+            let done = self.get(pooled::lend_gets(lender, gets), options);
+            done.into_iter().map(|done| done.outcome).collect()
+        })
+    }
+
+    /// Get objects; returns with all memory back when each has its outcome.
+    pub fn get(&self, gets: Vec<Get>, options: Options) -> Vec<GetDone> {
+        let manner = self.manner(&options);
+        let asked: Vec<_> = gets.iter().map(|get| (get.key, get.range.clone())).collect();
+        let begun = |get: Get| {
+            let Get { destination, .. } = get;
+            GetDone { outcome: Err(no_link()), destination, length: 0, checksums: Vec::new() }
+        };
+        let mut done: Vec<GetDone> = gets.into_iter().map(begun).collect();
+        self.with_desk(|desk| {
+            for _ in 0..tries(desk) {
+                let missed = |(at, done): (usize, &GetDone)| {
+                    let (key, range) = asked[at].clone();
+                    is_unavailable(&done.outcome).then_some(Missed { at, key, range })
+                };
+                let missed: Vec<Missed> = done.iter().enumerate().filter_map(missed).collect();
+                let mut get = RemoteGet::begin(desk, std::mem::take(&mut done), missed, manner, Asked::Store);
+                self.drive(desk, |desk, now| get.advance(desk, now));
+                done = get.finish();
+            }
+        });
+        done
+    }
+
+    /// Which objects are here. What is here counts as asked for.
+    pub fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Result<Vec<bool>> {
+        let manner = self.manner(&options);
+        self.with_desk(|desk| {
+            let mut last = Err(no_link());
+            for _ in 0..tries(desk) {
+                let mut exists = RemoteExists::begin(desk, keys, vec![false; keys.len()], manner);
+                self.drive(desk, |desk, now| exists.advance(desk, now));
+                last = match exists.failed() {
+                    Some(error) => Err(error.clone()),
+                    None => return Ok(exists.finish()),
+                };
+            }
+            last
+        })
+    }
+
+    /// How many of `keys` are here before the first that is not.
+    pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
+        let mut here = 0;
+        for chunk in keys.chunks(PREFIX_KEYS_MAX) {
+            let depth = options.depth.saturating_add(u32::try_from(here).unwrap_or(u32::MAX));
+            let ask = Ask::ExistsPrefix(List::of(chunk));
+            let found = self.number(&ask, &Options { depth, ..options }, true)?;
+            let found = usize::try_from(found).map_or(chunk.len(), |found| found.min(chunk.len()));
+            here += found;
+            if found < chunk.len() {
+                break;
+            }
+        }
+        Ok(here)
+    }
+
+    /// As [`crate::Store::exists_groups`]; the pools are asked about one after the other, so that something may come or go
+    /// between two of them.
+    pub fn exists_groups(&self, query: &PagesQuery<'_>, options: Options) -> Result<PagesFound> {
+        hits::exists_groups_by(&mut There { attached: self, options }, query)
+    }
+
+    /// As [`crate::Store::remove`].
+    pub fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
+        if keys.is_empty() {
+            return Ok(0);
+        }
+        let removed = self.number(&Ask::Remove(List::of(keys)), &options, false)?;
+        Ok(usize::try_from(removed).unwrap_or(usize::MAX))
+    }
+
+    /// As [`crate::Store::clear`].
+    pub fn clear(&self, namespace: NamespaceId, options: Options) -> Result<Generation> {
+        self.number(&Ask::Clear(namespace), &options, false).map(Generation)
+    }
+
+    /// As [`crate::Store::flush`]: what any client put is covered, and counted in the report of whoever flushes first.
+    ///
+    /// # Errors
+    /// `Unavailable` also, once, if the store process was started again since something was put from here that no flush
+    /// covered: it may be gone.
+    pub fn flush(&self, options: Options) -> Result<FlushReport> {
+        let before = *self.acked();
+        let (told, instance) = self.tell(&Ask::Flush, &options, false)?;
+        let Told::Flushed(report) = told else { return Err(no_link()) };
+        self.acked().flushed(before, instance)?;
+        Ok(report)
+    }
+
+    /// The store's counters, a JSON object.
+    pub fn stats(&self, options: Options) -> Result<String> {
+        match self.tell(&Ask::Stats, &options, true)? {
+            (Told::Text(text), _) => Ok(text),
+            (Told::Number(_) | Told::Flushed(_), _) => Err(no_link()),
+        }
+    }
+
+    /// Whether the store answers.
+    pub fn ping(&self, options: Options) -> Result<()> {
+        self.tell(&Ask::Ping, &options, true).map(|_| ())
+    }
+
+    fn acked(&self) -> pagelith_io::sync::MutexGuard<'_, Acked> {
+        self.acked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn request(&self, options: &Options) -> Request {
+        options.request.unwrap_or_else(|| self.begin_request())
+    }
+
+    fn manner(&self, options: &Options) -> Manner {
+        let Request(epoch) = self.request(options);
+        let deadline = self.clock.now().after(options.timeout.unwrap_or(self.timeout));
+        Manner { at: Recency { epoch, depth: options.depth }, deadline }
+    }
+
+    /// Run `body` with a link that nobody else uses meanwhile.
+    fn with_desk<R>(&self, body: impl FnOnce(&mut Desk) -> R) -> R {
+        let pooled = self.desks.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut desk = pooled.unwrap_or_else(|| Desk::patient(self.remote.clone()));
+        // A link that ended since it was last used is found out before something hangs on it.
+        desk.poll(self.clock.now());
+        let result = body(&mut desk);
+        self.desks.lock().unwrap_or_else(PoisonError::into_inner).push(desk);
+        result
+    }
+
+    /// Go on until `advance` says that all is over.
+    fn drive(&self, desk: &mut Desk, mut advance: impl FnMut(&mut Desk, Mono) -> bool) {
+        loop {
+            desk.poll(self.clock.now());
+            if advance(desk, self.clock.now()) {
+                return;
+            }
+            desk.wait(self.clock.now(), STEP);
+        }
+    }
+}
+
+/// How often something safe is asked: once more over a new link, if one stands that may end under it.
+fn tries(desk: &Desk) -> usize {
+    1 + usize::from(desk.lines.stands(STORE).is_some())
+}
+
+fn is_unavailable<T>(outcome: &Result<T>) -> bool {
+    outcome.as_ref().is_err_and(|error| error.kind == ErrorKind::Unavailable)
+}
+
+fn first_link(
+    dial: &dyn Dial,
+    clock: &dyn Clock,
+    timeout: Duration,
+) -> std::result::Result<Box<dyn Link>, Closed> {
+    let deadline = clock.now().after(timeout);
+    let mut dialing = dial.begin()?;
+    loop {
+        let left = deadline.since(clock.now());
+        match dialing.wait(left.min(STEP)) {
+            Dialled::Ready(link) => return Ok(link),
+            Dialled::Over(why) => return Err(why),
+            Dialled::Waiting(_) if left.is_zero() => {
+                let limit_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+                return Err(Closed::Late { limit_ms });
+            }
+            Dialled::Waiting(waiting) => dialing = waiting,
+        }
+    }
+}
+
+fn not_attached(why: &Closed) -> Error {
+    use pagelith_layouts::wire::greeting::Reason;
+    let kind = match why {
+        Closed::NotAuthentic { .. } => ErrorKind::Denied,
+        Closed::Misfit(_) => ErrorKind::Incompatible,
+        Closed::Refused(refusal) => match refusal.reason {
+            Reason::Denied => ErrorKind::Denied,
+            Reason::Version | Reason::Feature => ErrorKind::Incompatible,
+            Reason::Busy | Reason::Malformed | Reason::Late => ErrorKind::Unavailable,
+        },
+        _ => ErrorKind::Unavailable,
+    };
+    Error::new(kind, format!("cannot attach to the store: {why}"))
+}
+
+/// Looks at the store over a link.
+struct There<'a> {
+    attached: &'a Attached,
+    options: Options,
+}
+
+impl hits::Look for There<'_> {
+    fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize> {
+        self.attached.exists_prefix(&keys.collect::<Vec<_>>(), self.options)
+    }
+
+    fn exists(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<Vec<bool>> {
+        self.attached.exists_batch(&keys.collect::<Vec<_>>(), self.options)
+    }
+}
+
+impl std::fmt::Debug for Attached {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attached").finish_non_exhaustive()
+    }
+}

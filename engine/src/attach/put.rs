@@ -1,0 +1,263 @@
+//! Puts over a link: groups are offered, and the store pulls the bytes of those that it has not.
+
+use std::collections::VecDeque;
+
+use pagelith_io::buffer::{Part, Readers};
+use pagelith_io::clock::Mono;
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, StreamChecksum, block_count};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::record::OBJECT_BYTES_MAX;
+use pagelith_layouts::wire::CONTROL_BODY_LEAST;
+use pagelith_layouts::wire::put::PutDraft;
+
+use super::STORE;
+use super::acked::Instance;
+use crate::batch::{Put, PutGroup, Source};
+use crate::error::{Error, ErrorKind, Result};
+use crate::outcome::{PutDone, PutOutcome};
+use crate::remote::batch::{Manner, no_link};
+use crate::remote::caller::Caller;
+use crate::remote::desk::Desk;
+use crate::remote::lines::Standing;
+use crate::remote::{Lend, Reply};
+use crate::scatter;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Most bytes of one offer, where the store takes so many: few enough that it pulls while the next is hashed.
+const OFFER_BYTES_MAX: u64 = 64 << 10;
+/// Bytes of an offer before its first object, and most that an object takes beside its checksums, its base with it.
+const HEAD_BYTES: u64 = 64;
+const OBJECT_BYTES: u64 = 320;
+
+/// One object of a batch.
+struct Object {
+    key: ObjectKey,
+    length: u64,
+    readers: Readers,
+    outcome: Result<PutOutcome>,
+}
+
+/// A group of a batch: objects that lie next to each other in it.
+struct Group {
+    base: Option<ObjectKey>,
+    objects: std::ops::Range<usize>,
+}
+
+enum State {
+    /// To be asked.
+    New,
+    /// Asked under this token, of this process.
+    Asked(u64, Instance),
+}
+
+/// Groups of one kind that are offered together, by their numbers.
+struct Offer {
+    groups: std::ops::Range<usize>,
+    /// Made when it is first asked, and kept while the link has no room for it.
+    draft: Option<PutDraft>,
+    state: State,
+}
+
+/// A batch of puts on its way.
+pub(super) struct RemotePut {
+    objects: Vec<Object>,
+    groups: Vec<Group>,
+    offers: VecDeque<Offer>,
+    manner: Manner,
+    acked: Vec<Instance>,
+}
+
+impl RemotePut {
+    pub fn new(groups: Vec<PutGroup>, manner: Manner) -> RemotePut {
+        let mut objects = Vec::new();
+        let grouped = |group: PutGroup| {
+            let first = objects.len();
+            objects.extend(group.objects.into_iter().map(|put| {
+                let Put { key, source } = put;
+                let length = source.len();
+                Object { key, length, readers: Readers::new(source.0), outcome: Err(no_link()) }
+            }));
+            Group { base: group.base, objects: first..objects.len() }
+        };
+        let groups: Vec<Group> =
+            groups.into_iter().map(grouped).filter(|group| !group.objects.is_empty()).collect();
+        let mut put = RemotePut { objects, groups, offers: VecDeque::new(), manner, acked: Vec::new() };
+        put.refuse();
+        put
+    }
+
+    /// What no store takes is not sent: it would end the link.
+    fn refuse(&mut self) {
+        for group in &self.groups {
+            let objects = &mut self.objects[group.objects.clone()];
+            let fits = |object: &Object| (1..=OBJECT_BYTES_MAX).contains(&object.length);
+            let Some(wrong) = objects.iter().find(|object| !fits(object)) else { continue };
+            let (key, length, max) = (wrong.key, wrong.length, OBJECT_BYTES_MAX);
+            let detail = match length {
+                0 => format!("object has no bytes key={key} length=0"),
+                _ => format!("object is too large key={key} length={length} max={max}"),
+            };
+            objects.iter_mut().for_each(|object| object.outcome = Err(Error::invalid(detail.clone())));
+        }
+    }
+
+    fn outcome(&self, group: &Group) -> &Result<PutOutcome> {
+        &self.objects[group.objects.start].outcome
+    }
+
+    /// Offer what has no outcome, or one that another try may better.
+    pub fn offer(&mut self, desk: &Desk) {
+        let taken = desk.lines.stands(STORE).map_or(CONTROL_BODY_LEAST as usize, Caller::request_bytes_max);
+        let most = OFFER_BYTES_MAX.min(taken as u64);
+        self.offers.clear();
+        let mut bytes = 0;
+        for (at, group) in self.groups.iter().enumerate() {
+            if !super::is_unavailable(self.outcome(group)) {
+                continue;
+            }
+            let cost = self.objects[group.objects.clone()].iter().map(cost).sum::<u64>();
+            let attached = group.base.is_some();
+            let joins = |offer: &&mut Offer| {
+                offer.groups.end == at
+                    && self.groups[offer.groups.start].base.is_some() == attached
+                    && bytes + cost <= most
+            };
+            match self.offers.back_mut().filter(joins) {
+                Some(offer) => {
+                    offer.groups.end = at + 1;
+                    bytes += cost;
+                }
+                None => {
+                    self.offers.push_back(Offer { groups: at..at + 1, draft: None, state: State::New });
+                    bytes = HEAD_BYTES + cost;
+                }
+            }
+        }
+    }
+
+    /// Go on as far as it goes now; true once every object has its outcome.
+    pub fn advance(&mut self, desk: &mut Desk, now: Mono) -> bool {
+        for _ in 0..self.offers.len() {
+            let Some(offer) = self.offers.pop_front() else { break };
+            let left = match offer.state {
+                State::New => self.ask(desk, offer, now),
+                State::Asked(token, by) => match desk.take(token) {
+                    Some(Reply::Put(outcomes)) => {
+                        self.settle(desk, &offer, outcomes, by, now);
+                        None
+                    }
+                    Some(Reply::Exists(_) | Reply::Get(_) | Reply::Told(_)) => None,
+                    None => Some(offer),
+                },
+            };
+            self.offers.extend(left);
+        }
+        self.offers.is_empty()
+    }
+
+    fn ask(&mut self, desk: &mut Desk, mut offer: Offer, now: Mono) -> Option<Offer> {
+        let token = desk.token();
+        let caller = match desk.lines.standing(STORE, now) {
+            standing @ (Standing::Up(_) | Standing::Soon) if now >= self.manner.deadline => {
+                if matches!(standing, Standing::Soon) {
+                    desk.note(STORE, true, now);
+                }
+                let late = Error::busy("the time was up before the store was asked");
+                self.of(&offer).iter_mut().for_each(|object| object.outcome = Err(late.clone()));
+                return None;
+            }
+            Standing::Up(caller) => caller,
+            Standing::Soon => return Some(offer),
+            Standing::Down => return None,
+        };
+        let first = self.groups[offer.groups.start].objects.start;
+        let draft = offer.draft.take().unwrap_or_else(|| self.draft(&offer));
+        let terms = self.manner.terms(now, offer.groups.start);
+        match caller.put(token, &draft, self.lend(first), terms, self.manner.deadline) {
+            Ok(()) => Some(Offer { state: State::Asked(token, caller.peer_instance()), ..offer }),
+            Err(error) if error.kind == ErrorKind::Busy && caller.calls() > 0 => {
+                Some(Offer { draft: Some(draft), ..offer })
+            }
+            Err(error) => {
+                let objects = self.of(&offer);
+                objects.iter_mut().for_each(|object| object.outcome = Err(error.clone()));
+                None
+            }
+        }
+    }
+
+    fn of(&mut self, offer: &Offer) -> &mut [Object] {
+        let groups = &self.groups[offer.groups.clone()];
+        let (first, last) =
+            (groups.first().map_or(0, |g| g.objects.start), groups.last().map_or(0, |g| g.objects.end));
+        &mut self.objects[first..last]
+    }
+
+    fn draft(&self, offer: &Offer) -> PutDraft {
+        let mut draft = PutDraft::new(BLOCK_BYTES);
+        for group in &self.groups[offer.groups.clone()] {
+            draft.group(group.base);
+            for object in &self.objects[group.objects.clone()] {
+                draft.object(object.key, object.length, &checksums(&object.readers.parts(), object.length));
+            }
+        }
+        draft
+    }
+
+    /// Gives the bytes of the objects from `first` on.
+    fn lend(&self, first: usize) -> Lend {
+        let readers: Vec<Readers> =
+            self.objects[first..].iter().map(|object| object.readers.clone()).collect();
+        Box::new(move |item| readers.get(item as usize).map(Readers::parts).unwrap_or_default())
+    }
+
+    fn settle(
+        &mut self,
+        desk: &Desk,
+        offer: &Offer,
+        outcomes: Vec<Result<PutOutcome>>,
+        by: Instance,
+        now: Mono,
+    ) {
+        let failed = |outcome: &Result<PutOutcome>| super::is_unavailable(outcome);
+        desk.note(STORE, outcomes.iter().any(failed), now);
+        self.acked.extend(outcomes.iter().any(Result::is_ok).then_some(by));
+        for (object, outcome) in self.of(offer).iter_mut().zip(outcomes) {
+            object.outcome = outcome;
+        }
+    }
+
+    /// Who acknowledged something since this was last asked.
+    pub fn acked(&mut self) -> Vec<Instance> {
+        std::mem::take(&mut self.acked)
+    }
+
+    /// The outcomes, and the memory.
+    pub fn finish(self) -> Vec<PutDone> {
+        let done = |object: Object| {
+            let parts = object.readers.into_parts().unwrap_or_default();
+            PutDone { outcome: object.outcome, source: Source(parts) }
+        };
+        self.objects.into_iter().map(done).collect()
+    }
+}
+
+/// Bytes that an object takes in an offer, at most.
+fn cost(object: &Object) -> u64 {
+    OBJECT_BYTES + 16 * block_count(object.length, BLOCK_BYTES)
+}
+
+/// The checksum of each block.
+fn checksums(parts: &[Part], length: u64) -> Vec<Checksum> {
+    let mut stream = StreamChecksum::new();
+    let block = |block: u64| {
+        let bytes = block * BLOCK..length.min((block + 1) * BLOCK);
+        let fed: std::result::Result<(), ()> = scatter::visit(parts, bytes, |bytes| {
+            stream.update(bytes);
+            Ok(())
+        });
+        debug_assert!(fed.is_ok(), "it never fails");
+        stream.finish()
+    };
+    (0..block_count(length, BLOCK_BYTES)).map(block).collect()
+}

@@ -1,0 +1,71 @@
+//! Questions that have one answer.
+
+use pagelith_layouts::wire::request::Ask;
+
+use super::acked::Instance;
+use super::{Attached, STORE, is_unavailable, tries};
+use crate::batch::Options;
+use crate::error::{ErrorKind, Result};
+use crate::remote::batch::{Manner, no_link};
+use crate::remote::desk::Desk;
+use crate::remote::lines::Standing;
+use crate::remote::{Reply, Told};
+
+impl Attached {
+    /// Ask what has a number for an answer.
+    pub(super) fn number(&self, ask: &Ask<'_>, options: &Options, safe: bool) -> Result<u64> {
+        match self.tell(ask, options, safe)? {
+            (Told::Number(number), _) => Ok(number),
+            (Told::Flushed(_) | Told::Text(_), _) => Err(no_link()),
+        }
+    }
+
+    /// The answer, and which process gave it. What is `safe` to be asked twice is, if the link ends under it.
+    pub(super) fn tell(&self, ask: &Ask<'_>, options: &Options, safe: bool) -> Result<(Told, Instance)> {
+        let manner = self.manner(options);
+        self.with_desk(|desk| {
+            let mut told = Err(no_link());
+            for _ in 0..if safe { tries(desk) } else { 1 } {
+                told = self.tell_once(desk, ask, manner);
+                if !is_unavailable(&told) {
+                    break;
+                }
+            }
+            told
+        })
+    }
+
+    fn tell_once(&self, desk: &mut Desk, ask: &Ask<'_>, manner: Manner) -> Result<(Told, Instance)> {
+        let token = desk.token();
+        let mut asked: Option<Result<Instance>> = None;
+        let mut told = None;
+        self.drive(desk, |desk, now| match &asked {
+            Some(Ok(_)) => {
+                told = desk.take(token);
+                told.is_some()
+            }
+            Some(Err(_)) => true,
+            None => {
+                asked = match desk.lines.standing(STORE, now) {
+                    Standing::Up(caller) if now < manner.deadline => {
+                        match caller.tell(token, ask, manner.terms(now, 0), manner.deadline) {
+                            Ok(()) => Some(Ok(caller.peer_instance())),
+                            Err(error) if error.kind == ErrorKind::Busy && caller.calls() > 0 => None,
+                            Err(error) => Some(Err(error)),
+                        }
+                    }
+                    Standing::Soon if now < manner.deadline => None,
+                    Standing::Up(_) | Standing::Soon | Standing::Down => Some(Err(no_link())),
+                };
+                asked.as_ref().is_some_and(Result::is_err)
+            }
+        });
+        let instance = asked.unwrap_or_else(|| Err(no_link()))?;
+        let told = match told {
+            Some(Reply::Told(told)) => told,
+            Some(Reply::Exists(_) | Reply::Get(_) | Reply::Put(_)) | None => Err(no_link()),
+        };
+        desk.note(STORE, is_unavailable(&told), self.clock.now());
+        told.map(|told| (told, instance))
+    }
+}

@@ -1,0 +1,75 @@
+//! One thread's questions to other stores: its links to them, and what came back.
+
+use std::time::Duration;
+
+use pagelith_io::clock::Mono;
+use pagelith_io::sync::Arc;
+use rustc_hash::FxHashMap;
+
+use super::lines::Lines;
+use super::{Remote, Reply};
+
+/// Links and replies. One thread's.
+pub(crate) struct Desk {
+    pub lines: Lines,
+    replies: FxHashMap<u64, Reply>,
+    last_token: u64,
+    patient: bool,
+}
+
+impl Desk {
+    pub fn new(remote: Arc<Remote>) -> Desk {
+        Desk { lines: Lines::new(remote), replies: FxHashMap::default(), last_token: 0, patient: false }
+    }
+
+    /// Of a process that has no other store: one that answers late is asked on, as long as its link stands.
+    pub fn patient(remote: Arc<Remote>) -> Desk {
+        Desk { patient: true, ..Desk::new(remote) }
+    }
+
+    /// A number for a new question.
+    pub fn token(&mut self) -> u64 {
+        self.last_token += 1;
+        self.last_token
+    }
+
+    /// Whether something is on its way.
+    pub fn is_busy(&self) -> bool {
+        self.lines.is_busy()
+    }
+
+    /// Move everything as far as it goes now.
+    pub fn poll(&mut self, now: Mono) {
+        self.lines.poll(now, &mut self.replies);
+    }
+
+    /// As `poll`, but wait until something happens, at most `timeout`.
+    pub fn wait(&mut self, now: Mono, timeout: Duration) {
+        self.lines.wait(now, timeout, &mut self.replies);
+    }
+
+    /// Let a store be for at most `timeout`, unless something happens on its link.
+    pub fn rest(&mut self, peer: usize, now: Mono, timeout: Duration) {
+        self.lines.rest(peer, now, timeout, &mut self.replies);
+    }
+
+    /// The reply to a question, once.
+    pub fn take(&mut self, token: u64) -> Option<Reply> {
+        self.replies.remove(&token)
+    }
+
+    /// All replies that nobody took yet.
+    pub fn take_all(&mut self) -> FxHashMap<u64, Reply> {
+        std::mem::take(&mut self.replies)
+    }
+
+    /// A store answered, or failed to.
+    pub fn note(&self, peer: usize, failed: bool, now: Mono) {
+        let stands = self.patient && self.lines.stands(peer).is_some();
+        self.lines.remote().breaker(peer, |breaker| match (failed, stands) {
+            (true, true) => {}
+            (true, false) => breaker.failed(now),
+            (false, _) => breaker.answered(),
+        });
+    }
+}

@@ -1,0 +1,313 @@
+//! The store that a behaviour is shown with: in this process, or in what stands for another, behind a link.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pagelith::attach::Attached;
+use pagelith::io::clock::Clock;
+use pagelith::io::runtime::{Join, Runtime, Step, Task};
+use pagelith::io::signal::Signal;
+use pagelith::io::staging::StagingPool;
+use pagelith::io::system::{SystemClock, SystemEntropy};
+use pagelith::layouts::ids::{Generation, NamespaceId};
+use pagelith::layouts::key::ObjectKey;
+use pagelith::serve::Server;
+use pagelith::transport::capability::Offer;
+use pagelith::transport::closed::Closed;
+use pagelith::transport::dial::{Dial, Dialing, Dialled, SocketDial};
+use pagelith::transport::handshake::Admission;
+use pagelith::transport::limits::Limits;
+use pagelith::transport::link::Link;
+use pagelith::transport::rights::Rights;
+use pagelith::transport::socket::{Arrival, Listen, Listener};
+use pagelith::{
+    FlushReport, GetOutcome, GetSlice, Options, PagesFound, PagesQuery, Put, PutGroup, PutOutcome, PutSlice,
+    Request, Result, Source,
+};
+use pagelith_sim::clock::SimClock;
+use pagelith_sim::link::SimNet;
+
+/// What lies between a behaviour and its store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Between {
+    /// Nothing.
+    Nothing,
+    /// TCP over loopback.
+    Tcp,
+    /// The simulated link, in a simulated machine.
+    Sim,
+}
+
+const SYNCS: &str = "which sync fails is counted, and a link leaves the store time for one more";
+
+/// Behaviours that say nothing over a link, and why: they are shown embedded only.
+pub const EMBEDDED_ONLY: &[(&str, &str)] = &[
+    ("tickets::", "sessions are a thread's of the store's process"),
+    ("deadlines::no_time_at_all", "over a link nothing happens in no time"),
+    ("hits::a_session_answers_at_once", "sessions are a thread's of the store's process"),
+    ("sick::a_second_failed_sync_turns_it_off_and_a_trial_on_again", SYNCS),
+    ("sick::a_tombstone_that_was_acked_and_lost_is_noticed", SYNCS),
+    ("sick_segments::what_is_written_while_an_off_tier_is_forgotten_is_whole_or_gone", SYNCS),
+];
+
+const STAGING: usize = 192 << 20;
+
+/// A store. What a client can ask goes over the link, if there is one; the rest (groups in several calls, pins, views,
+/// sessions, counters) is asked of the store itself.
+pub struct Store {
+    client: Option<Attached>,
+    serving: Option<Serving>,
+    store: Arc<pagelith::Store>,
+}
+
+/// Whatever answers on the store's end.
+enum Serving {
+    Threads { stop: Arc<AtomicBool>, threads: Vec<JoinHandle<()>> },
+    Tasks(Arc<SimDial>),
+}
+
+impl Store {
+    pub fn embedded(store: pagelith::Store) -> Store {
+        Store { client: None, serving: None, store: Arc::new(store) }
+    }
+
+    /// Behind TCP.
+    pub fn tcp(store: pagelith::Store, timeout: Duration) -> Store {
+        let store = Arc::new(store);
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let listen = Listen {
+            address: "tcp:127.0.0.1:0".parse().expect("an address"),
+            admission: Admission::Connection(Rights::all()),
+            beyond_this_host: false,
+        };
+        let (entropy, limits) = (Arc::new(SystemEntropy), Limits::default());
+        let offer = |who| Offer::of_this_build([who; 16]);
+        let listener =
+            Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), limits).expect("listens");
+        let address = listener.address().clone();
+        let stop = Arc::new(AtomicBool::new(false));
+        let threads = vec![listen_on(listener, store.clone(), stop.clone())];
+        let dial = SocketDial { address, offer: offer(2), key: None, entropy, clock: clock.clone(), limits };
+        let client = Attached::attach(Arc::new(dial), clock, timeout).expect("attached");
+        Store { client: Some(client), serving: Some(Serving::Threads { stop, threads }), store }
+    }
+
+    /// Behind the simulated link.
+    pub fn sim(
+        store: pagelith::Store,
+        timeout: Duration,
+        clock: SimClock,
+        runtime: Arc<dyn Runtime>,
+    ) -> Store {
+        let store = Arc::new(store);
+        let staging = StagingPool::new(STAGING).expect("memory");
+        let (links, tasks) = (std::sync::Mutex::new(0), std::sync::Mutex::new(Vec::new()));
+        let dial =
+            Arc::new(SimDial { store: store.clone(), clock: clock.clone(), runtime, staging, links, tasks });
+        let client = Attached::attach(dial.clone(), Arc::new(clock), timeout).expect("attached");
+        Store { client: Some(client), serving: Some(Serving::Tasks(dial)), store }
+    }
+
+    /// End the links, and hand out the store.
+    fn detach(mut self) -> pagelith::Store {
+        drop(self.client.take());
+        match self.serving.take() {
+            Some(Serving::Threads { stop, threads }) => {
+                stop.store(true, Ordering::Relaxed);
+                threads.into_iter().for_each(|thread| thread.join().expect("the server did not panic"));
+            }
+            Some(Serving::Tasks(dial)) => dial.join(),
+            None => {}
+        }
+        Arc::try_unwrap(self.store).unwrap_or_else(|_| panic!("something holds the store still"))
+    }
+
+    pub fn close(self) -> Result<FlushReport> {
+        self.detach().close()
+    }
+
+    pub fn abandon(self) {
+        self.detach().abandon();
+    }
+
+    pub fn begin_request(&self) -> Request {
+        self.client.as_ref().map_or_else(|| self.store.begin_request(), Attached::begin_request)
+    }
+
+    pub fn put_batch(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
+        match &self.client {
+            // Over a link nothing happens in no time: what is meant is that room is not waited for.
+            Some(client) if options.timeout == Some(Duration::ZERO) => {
+                let put = |put: &PutSlice<'_>| {
+                    let source = Source::shared(put.pieces.concat().into());
+                    PutGroup::new(vec![Put { key: put.key, source }])
+                };
+                let options = Options { timeout: None, ..options };
+                let done = client.put(objects.iter().map(put).collect(), options);
+                done.into_iter().map(|done| done.outcome).collect()
+            }
+            Some(client) => client.put_batch(objects, options),
+            None => self.store.put_batch(objects, options),
+        }
+    }
+
+    pub fn put_groups(&self, groups: &[&[PutSlice<'_>]], options: Options) -> Vec<Result<PutOutcome>> {
+        match &self.client {
+            Some(client) => client.put_groups(groups, options),
+            None => self.store.put_groups(groups, options),
+        }
+    }
+
+    pub fn put_attached(
+        &self,
+        groups: &[(ObjectKey, &[PutSlice<'_>])],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>> {
+        match &self.client {
+            Some(client) => client.put_attached(groups, options),
+            None => self.store.put_attached(groups, options),
+        }
+    }
+
+    pub fn get_batch(&self, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
+        match &self.client {
+            Some(client) => client.get_batch(gets, options),
+            None => self.store.get_batch(gets, options),
+        }
+    }
+
+    pub fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Vec<bool> {
+        match &self.client {
+            Some(client) => client.exists_batch(keys, options).expect("the store answers"),
+            None => self.store.exists_batch(keys, options),
+        }
+    }
+
+    pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> usize {
+        match &self.client {
+            Some(client) => client.exists_prefix(keys, options).expect("the store answers"),
+            None => self.store.exists_prefix(keys, options),
+        }
+    }
+
+    pub fn exists_groups(&self, query: &PagesQuery<'_>, options: Options) -> Result<PagesFound> {
+        match &self.client {
+            Some(client) => client.exists_groups(query, options),
+            None => self.store.exists_groups(query, options),
+        }
+    }
+
+    pub fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
+        match &self.client {
+            Some(client) => client.remove(keys, options),
+            None => self.store.remove(keys, options),
+        }
+    }
+
+    pub fn clear(&self, namespace: NamespaceId, options: Options) -> Result<Generation> {
+        match &self.client {
+            Some(client) => client.clear(namespace, options),
+            None => self.store.clear(namespace, options),
+        }
+    }
+
+    pub fn flush(&self, options: Options) -> Result<FlushReport> {
+        match &self.client {
+            Some(client) => client.flush(options),
+            None => self.store.flush(options),
+        }
+    }
+}
+
+impl Deref for Store {
+    type Target = pagelith::Store;
+    fn deref(&self) -> &pagelith::Store {
+        &self.store
+    }
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.store.fmt(f)
+    }
+}
+
+fn listen_on(mut listener: Listener, store: Arc<pagelith::Store>, stop: Arc<AtomicBool>) -> JoinHandle<()> {
+    const WAIT: Duration = Duration::from_millis(10);
+    std::thread::spawn(move || {
+        let staging = StagingPool::new(STAGING).expect("memory");
+        std::thread::scope(|scope| {
+            let mut arrivals = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                listener.wait(&mut arrivals, WAIT);
+                for arrival in arrivals.drain(..) {
+                    let Arrival::Link(link) = arrival else { panic!("refused") };
+                    let (store, stop, staging) = (&store, &stop, staging.clone());
+                    scope.spawn(move || {
+                        let mut server = Server::new(store, link, staging).expect("serves");
+                        while server.closed().is_none() && !stop.load(Ordering::Relaxed) {
+                            server.wait(WAIT);
+                        }
+                    });
+                }
+            }
+        });
+    })
+}
+
+/// Each link is a network of its own, and its server a task of the machine.
+struct SimDial {
+    store: Arc<pagelith::Store>,
+    clock: SimClock,
+    runtime: Arc<dyn Runtime>,
+    staging: StagingPool,
+    links: std::sync::Mutex<u64>,
+    tasks: std::sync::Mutex<Vec<Box<dyn Join>>>,
+}
+
+impl SimDial {
+    fn join(&self) {
+        for task in self.tasks.lock().expect("no panic").drain(..) {
+            assert!(task.join(Duration::from_secs(60)), "a server goes on without its link");
+        }
+    }
+}
+
+impl Dial for SimDial {
+    fn begin(&self) -> std::result::Result<Box<dyn Dialing>, Closed> {
+        let mut links = self.links.lock().expect("no panic");
+        *links += 1;
+        let (_, client, server) = SimNet::new(*links, self.clock.clone(), &self.runtime, Limits::default());
+        let server = Server::new(&self.store, Box::new(server), self.staging.clone()).expect("serves");
+        let task = self.runtime.spawn("server", Box::new(Serve(server)), Signal::default()).expect("a task");
+        self.tasks.lock().expect("no panic").push(task);
+        Ok(Box::new(Made(Box::new(client))))
+    }
+}
+
+struct Serve(Server);
+
+impl Task for Serve {
+    fn step(&mut self) -> Step {
+        match (self.0.turn(), self.0.closed()) {
+            (_, Some(_)) => Step::Done,
+            (true, None) => Step::Again,
+            (false, None) => Step::Idle(Duration::from_micros(20)),
+        }
+    }
+}
+
+struct Made(Box<dyn Link>);
+
+impl Dialing for Made {
+    fn poll(self: Box<Self>) -> Dialled {
+        Dialled::Ready(self.0)
+    }
+
+    fn wait(self: Box<Self>, _timeout: Duration) -> Dialled {
+        self.poll()
+    }
+}
