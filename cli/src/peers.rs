@@ -1,7 +1,10 @@
 //! Where other stores are, and how they are reached.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use anyhow::Context;
+use pagelith::attach::Attached;
 use pagelith::io::entropy::Entropy;
 use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::remote::Peer;
@@ -16,20 +19,27 @@ pub(crate) fn offer() -> Offer {
     Offer::of_this_build(SystemEntropy.bytes16())
 }
 
+/// Longest that a call to another process's store may take: as a store's own default.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Peers of equal weight, named by their addresses; all of them know this process by `key`.
 pub(crate) fn of(addresses: &[Address], key: Option<&Key>) -> Vec<Peer> {
-    let offer = offer();
-    let clock = Arc::new(SystemClock::new());
+    let (offer, clock) = (offer(), Arc::new(SystemClock::new()));
     let peer = |address: &Address| {
-        let dial = SocketDial {
-            address: address.clone(),
-            offer,
-            key: key.cloned(),
-            entropy: Arc::new(SystemEntropy),
-            clock: clock.clone(),
-            limits: Limits::default(),
-        };
-        Peer { name: address.to_string(), weight: 1.0, dial: Arc::new(dial) }
+        let dial = Arc::new(dial(address, key, offer, clock.clone()));
+        Peer { name: address.to_string(), weight: 1.0, dial }
     };
     addresses.iter().map(peer).collect()
+}
+
+/// The store of the process at `address`, which knows this one by `key`.
+pub(crate) fn attach(address: &Address, key: Option<&Key>) -> anyhow::Result<Attached> {
+    let clock = Arc::new(SystemClock::new());
+    let dial = Arc::new(dial(address, key, offer(), clock.clone()));
+    Attached::attach(dial, clock, TIMEOUT).with_context(|| format!("address={address}"))
+}
+
+fn dial(address: &Address, key: Option<&Key>, offer: Offer, clock: Arc<SystemClock>) -> SocketDial {
+    let (address, key) = (address.clone(), key.cloned());
+    SocketDial { address, offer, key, entropy: Arc::new(SystemEntropy), clock, limits: Limits::default() }
 }

@@ -1,96 +1,17 @@
 //! A store process, and replays whose store has it as a tier.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+mod common;
+
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use serde_json::Value;
-
-fn pagelith(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pagelith"));
-    command.args(args).env_remove("RUST_LOG");
-    command
-}
-
-/// A store process; killed when dropped.
-struct Serving {
-    child: Child,
-    address: String,
-    /// Where it answers HTTP, if it was told to.
-    metrics: Option<String>,
-    said: BufReader<ChildStderr>,
-}
-
-impl Serving {
-    fn at(address: &str) -> Serving {
-        Serving::with(&["--listen", address])
-    }
-
-    fn with(flags: &[&str]) -> Serving {
-        let mut command = pagelith(&[&["serve", "--dram", "64MiB"], flags].concat());
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawned");
-        let mut lines = BufReader::new(child.stdout.take().expect("stdout")).lines();
-        let mut metrics = None;
-        let address = loop {
-            let line = lines.next().expect("where it listens").expect("a line");
-            match (line.strip_prefix("listening "), line.strip_prefix("metrics http://")) {
-                (Some(address), _) => break address.to_owned(),
-                (None, Some(url)) => metrics = url.strip_suffix("/metrics").map(str::to_owned),
-                (None, None) => panic!("{line}"),
-            }
-        };
-        let said = BufReader::new(child.stderr.take().expect("stderr"));
-        Serving { child, address, metrics, said }
-    }
-
-    /// The status and body of an answer over HTTP.
-    fn get(&self, path: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(self.metrics.as_ref().expect("an address")).expect("connected");
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("asked");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("answered");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-        (head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status"), body.to_owned())
-    }
-
-    /// Wait until it says this.
-    fn says(&mut self, what: &str) {
-        let mut line = String::new();
-        while !line.contains(what) {
-            line.clear();
-            assert!(self.said.read_line(&mut line).expect("a line") > 0, "it ended without saying {what:?}");
-        }
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().expect("killed");
-        self.child.wait().expect("reaped");
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use common::serving::{Serving, command, hits, json, keys};
 
 /// A replay with little memory of its own.
 fn replay(remote: &str, requests: &str) -> Command {
     let own = ["replay", "--json", "--dram", "2MiB", "--ssd", "0", "--object-bytes", "8KiB"];
-    pagelith(&[&own[..], &["--remote", remote, "--requests", requests]].concat())
-}
-
-fn json(output: &std::process::Output) -> Value {
-    assert!(output.status.success(), "{output:?}");
-    serde_json::from_slice(&output.stdout).expect("JSON")
-}
-
-fn hits(report: &Value, tier: &str) -> u64 {
-    report["prefix_hits"][tier].as_u64().expect("a number")
+    command(&[&own[..], &["--remote", remote, "--requests", requests]].concat())
 }
 
 #[test]
@@ -136,18 +57,9 @@ fn a_terminated_server_closes_its_store_and_ends_well() {
 
 #[test]
 fn an_address_that_others_can_reach_is_refused() {
-    let output = pagelith(&["serve", "--dram", "1MiB", "--listen", "tcp:0.0.0.0:0"]).output().expect("run");
+    let output = command(&["serve", "--dram", "1MiB", "--listen", "tcp:0.0.0.0:0"]).output().expect("run");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("the address is not loopback"), "{said}");
-}
-
-/// A file of new keys of these names, which only its owner can read.
-fn keys(dir: &Path, names: &[&str]) -> String {
-    let path = dir.join(names.join("+"));
-    let entry = |name: &&str| pagelith(&["key", name]).output().expect("run").stdout;
-    std::fs::write(&path, names.iter().flat_map(entry).collect::<Vec<u8>>()).expect("written");
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("kept to oneself");
-    path.to_str().expect("text").to_owned()
 }
 
 #[test]
@@ -191,7 +103,7 @@ fn keys_that_others_can_read_and_files_of_no_use_are_refused() {
         said.into_owned()
     };
     let serve =
-        |path: &str| pagelith(&["serve", "--dram", "1MiB", "--listen", "tcp:127.0.0.1:0", "--keys", path]);
+        |path: &str| command(&["serve", "--dram", "1MiB", "--listen", "tcp:127.0.0.1:0", "--keys", path]);
     let mut replay = replay("tcp:127.0.0.1:1", "1");
     replay.args(["--key", &two]);
     refused(replay, "a client's file has one key keys=2");
@@ -212,7 +124,7 @@ fn keys_that_others_can_read_and_files_of_no_use_are_refused() {
     )
     .expect("written");
     refused(serve(&two), "unknown variant `all`");
-    refused(pagelith(&["serve", "--beyond-this-host"]), "--keys <FILE>");
+    refused(command(&["serve", "--beyond-this-host"]), "--keys <FILE>");
 }
 
 #[test]
@@ -228,7 +140,7 @@ fn it_tells_over_http_what_it_did() {
     assert!(served > 0 && told >= 2 * served, "served={served} told={told}");
     assert_eq!(server.get("/healthz"), (200, "ok ssd_state=off\n".to_owned()));
     assert_eq!(server.get("/").0, 404);
-    let refused = pagelith(&["serve", "--dram", "1MiB", "--metrics", "0.0.0.0:0"]).output().expect("run");
+    let refused = command(&["serve", "--dram", "1MiB", "--metrics", "0.0.0.0:0"]).output().expect("run");
     assert!(String::from_utf8_lossy(&refused.stderr).contains("it would be answered to other hosts"));
 }
 

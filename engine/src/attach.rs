@@ -121,7 +121,10 @@ impl Attached {
         let manner = self.manner(&options);
         self.with_desk(|desk| {
             let mut put = RemotePut::new(groups, manner);
-            for _ in 0..tries(desk) {
+            for tried in 0..tries(desk) {
+                if tried > 0 && self.clock.now() >= manner.deadline {
+                    break;
+                }
                 put.offer(desk);
                 self.drive(desk, |desk, now| put.advance(desk, now));
                 self.acked().note(put.acked());

@@ -10,8 +10,10 @@ use pagelith::layouts::ids::PrefixHash;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{AlignedBuf, Done, Error, ErrorKind, Group, Options, PutOutcome, PutSlice, Session, Store};
 
+use super::live::{Live, wait};
 use super::pages::{Object, Unit};
-use super::request::{BUSY_PAUSE, Course, Harness, Live, depth_of, wait};
+use super::request::{BUSY_PAUSE, Course, Harness, depth_of};
+use super::run::On;
 
 /// The part of the arena that a batch may fill with what is not visible yet: the store lets half of it wait, and
 /// what waits for its base must leave room for that.
@@ -42,7 +44,11 @@ impl Harness<'_> {
         if course.hits == hashes.len() {
             return Ok(());
         }
-        let waiting_max = self.plan.config.arena_bytes() / WAITING_SHARE;
+        let arena = match &self.plan.on {
+            On::Own { config, .. } => config.arena_bytes(),
+            On::Attached(_) => 0,
+        };
+        let waiting_max = arena / WAITING_SHARE;
         let page: u64 = self.pages().base().iter().map(|object| align_up(object.bytes as u64)).sum();
         let batch = self.batch_pages().min(usize::try_from(waiting_max / page).unwrap_or(1)).max(1);
         let mut attached: Vec<Unit<'_>> = self.pages().trailing_units(hashes).collect();
@@ -73,7 +79,7 @@ impl Harness<'_> {
         options: Options,
         course: &Course,
     ) -> anyhow::Result<()> {
-        let Live { session, store } = live;
+        let Live::Own { session, store } = live else { bail!("no groups in several calls there") };
         let first_pool = self.pages().base().first().map(|object| object.pool);
         let mut begun: Vec<Begun<'_, '_>> = Vec::with_capacity(run.len());
         for (page, hash) in run.clone().zip(&hashes[run]) {

@@ -3,10 +3,11 @@
 use anyhow::Context;
 use pagelith::layouts::ids::PrefixHash;
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{HitPolicy, Options, PagesQuery, PoolQuery};
+use pagelith::{HitPolicy, Options, PagesFound, PagesQuery, PoolQuery};
 
+use super::live::Live;
 use super::pages::Pages;
-use super::request::{Course, Harness, Live};
+use super::request::{Course, Harness};
 
 /// How far a prefix can be restored.
 pub(super) struct Found {
@@ -38,12 +39,13 @@ impl Harness<'_> {
     ) -> anyhow::Result<Found> {
         if self.pages().is_hybrid() {
             let found = self.look_up_groups(live, hashes, options, course)?;
-            self.look_for_partial_groups(live, hashes, options);
+            self.look_for_partial_groups(live, hashes, options)?;
             return Ok(found);
         }
         let members = self.pages().base().len();
         let keys: Vec<ObjectKey> = hashes.iter().flat_map(|hash| keys_of(self.pages(), *hash)).collect();
-        let (present, _) = self.meter.call(|| live.store.exists_prefix(&keys, options));
+        let (present, _) = self.meter.call(|| live.exists_prefix(&keys, options));
+        let present = self.unless_out_of_reach(live, present, 0).context("exists_prefix failed")?;
         self.tally.partial_groups += u64::from(present % members != 0);
         let usable = present / members;
         Ok(Found { usable, stops: (1..=usable).collect() })
@@ -67,8 +69,9 @@ impl Harness<'_> {
             })
             .collect();
         let query = PagesQuery { pages: hashes, anchor: &anchor.templates, pools: &pools };
-        let (found, _) = self.meter.call(|| live.store.exists_groups(&query, options));
-        let found = found.context("exists_groups failed")?;
+        let (found, _) = self.meter.call(|| live.exists_groups(&query, options));
+        let found =
+            self.unless_out_of_reach(live, found, PagesFound::default()).context("exists_groups failed")?;
         let whole = others.iter().zip(&found.pool_pages).filter(|(pool, _)| pool.trailing.is_none());
         let whole = whole.map(|(_, pages)| *pages).fold(found.anchor_pages, usize::min);
         let no_stop = course.causes.iter_mut().take(whole).skip(found.usable_pages);
@@ -79,11 +82,18 @@ impl Harness<'_> {
     }
 
     /// Of all pages of the request, with one question, so that nothing comes or goes between two answers.
-    fn look_for_partial_groups(&mut self, live: &Live, hashes: &[PrefixHash], options: Options) {
+    fn look_for_partial_groups(
+        &mut self,
+        live: &Live,
+        hashes: &[PrefixHash],
+        options: Options,
+    ) -> anyhow::Result<()> {
         let pages = self.pages();
         let keys: Vec<ObjectKey> = hashes.iter().flat_map(|hash| keys_of(pages, *hash)).collect();
-        let (here, _) = self.meter.call(|| live.store.exists_batch(&keys, options));
+        let (here, _) = self.meter.call(|| live.exists_batch(&keys, options));
+        let here = self.unless_out_of_reach(live, here, Vec::new()).context("exists_batch failed")?;
         self.tally.partial_groups += partial_groups(pages, &here);
+        Ok(())
     }
 }
 

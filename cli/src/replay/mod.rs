@@ -1,9 +1,11 @@
-//! `pagelith replay`: drives the embedded store with a prefix trace the way a cache controller does. For each
+//! `pagelith replay`: drives a store with a prefix trace the way a cache controller does, its own or, attached, that of a
+//! store process. For each
 //! request it asks for the longest stored prefix, reads those pages, checks every byte, and puts the pages
 //! that were missing. Timestamps are ignored: requests follow each other as fast as the store lets them.
 
 mod buffers;
 mod groups;
+mod live;
 mod lookup;
 mod model;
 mod pages;
@@ -28,7 +30,7 @@ use pagelith::transport::address::Address;
 use self::model::ModelFlags;
 use self::pages::Pages;
 use self::report::Report;
-use self::run::Plan;
+use self::run::{On, Plan};
 use self::source::Source;
 use crate::content::Content;
 use crate::exit::Verdict;
@@ -68,8 +70,15 @@ pub(crate) struct ReplayArgs {
     /// A store process whose store is a tier behind this one's, as `pagelith serve` printed it; again for each further
     #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH")]
     remote: Vec<Address>,
+    /// Replay on the store of a store process instead of one of this process, as `pagelith serve` printed it
+    #[arg(
+        long,
+        value_name = "tcp:HOST:PORT|unix:PATH",
+        conflicts_with_all = ["remote", "reopen_at", "dirs", "dram", "ssd", "policy", "ssd_policy", "io", "staging", "config"]
+    )]
+    attach: Option<Address>,
     /// This process's key, where a store process demands one: a file with one entry, as `pagelith key` prints it
-    #[arg(long, value_name = "FILE", requires = "remote")]
+    #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
@@ -88,15 +97,23 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
         Some(pages) => pages,
         None => Pages::plain(source.name(), args.seed, args.object_bytes.bytes())?,
     };
+    if args.key.is_some() && args.remote.is_empty() && args.attach.is_none() {
+        bail!("a key is shown to a store process: --key goes with --attach or --remote");
+    }
     let mut fresh = FreshDir::named("pagelith-replay");
-    let config = args.store.resolve(DEFAULTS, &fresh.path().join("store"), &|_| {})?;
-    fresh.make_for(config.ssd_dirs())?;
+    let on = match &args.attach {
+        Some(address) => On::Attached(address.clone()),
+        None => {
+            let config = args.store.resolve(DEFAULTS, &fresh.path().join("store"), &|_| {})?;
+            fresh.make_for(config.ssd_dirs())?;
+            On::Own { config: Box::new(config), remote: args.remote.clone() }
+        }
+    };
     let plan = Plan {
-        config,
+        on,
         pages,
         content: Content::new(args.seed),
         reopen_at: args.reopen_at,
-        remote: args.remote.clone(),
         key: args.key.as_deref().map(keys::own).transpose()?,
     };
     let (report, series) = run::replay(&plan, source)?;

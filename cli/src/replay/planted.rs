@@ -7,7 +7,7 @@ use pagelith::{Options, PutOutcome, PutSlice, Store};
 
 use super::pages::{Chosen, Object, Pages};
 use super::report::Report;
-use super::run::{self, Plan};
+use super::run::{self, On, Plan};
 use super::source::Source;
 use crate::content::Content;
 use crate::exit::Verdict;
@@ -25,11 +25,13 @@ fn plan(model: &str, dir: &std::path::Path) -> Plan {
     (config.dram.bytes, config.ssd.bytes) = (Size::mib(32), Size::mib(64));
     (config.staging.bytes, config.ssd.dirs) = (Size::mib(2), vec![dir.join("store")]);
     Plan {
-        config: config.validate(&Facts::of_this_machine().expect("facts")).expect("valid"),
+        on: On::Own {
+            config: Box::new(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid")),
+            remote: Vec::new(),
+        },
         pages: Pages::of_model("chat", SEED, &chosen).expect("pages"),
         content: Content::new(SEED),
         reopen_at: None,
-        remote: Vec::new(),
         key: None,
     }
 }
@@ -64,7 +66,8 @@ fn replay_on(model: &str, plant: impl FnOnce(&Plan, &Store, &[PrefixHash])) -> R
     let plan = plan(model, dir.path());
     let first: Vec<PrefixHash> =
         Chat::new(SEED).next_request().hash_ids.into_iter().map(Pages::hash).collect();
-    let store = Store::open(plan.config.clone()).expect("a store");
+    let On::Own { config, .. } = &plan.on else { panic!("its own") };
+    let store = Store::open((**config).clone()).expect("a store");
     plant(&plan, &store, &first);
     store.close().expect("closed");
     run::replay(&plan, Source::chat(SEED, Some(REQUESTS))).expect("replayed").0

@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use pagelith::layouts::ids::PrefixHash;
-use pagelith::{Destination, Done, ErrorKind, Get, GetOutcome, MissCause, Options, Tier};
+use pagelith::{Destination, ErrorKind, Get, GetOutcome, MissCause, Options, Tier};
 
+use super::live::Live;
 use super::lookup::Found;
 use super::pages::Unit;
-use super::request::{Course, Harness, Live, depth_of, wait};
+use super::request::{Course, Harness, depth_of};
 
 /// Why a page is no prefix hit though it was read: what the last pages must have was not got.
 const TRAILING: &str = "trailing";
@@ -132,20 +133,16 @@ impl Harness<'_> {
             gets.push(Get { key, range: None, destination });
         }
         let options = Options { depth: depth_of(units.first().map(|unit| unit.page)), ..options };
-        let session = &mut live.session;
-        let (done, took) = self.meter.call(|| {
-            let ticket = session.submit_get(gets, options);
-            wait(session, ticket)
-        });
+        let (done, took) = self.meter.call(|| live.get(gets, options));
         self.tally.get_time += took;
         self.tally.get_batches.add(took);
-        let Done::Get(done) = done? else { bail!("a get was answered with something else") };
-        let mut done = done.into_iter();
+        let mut done = done?.into_iter();
         let mut outcomes = Vec::with_capacity(units.len());
         for unit in units {
             let mut outcome = Vec::with_capacity(unit.objects.len());
             for ((object, key), done) in unit.objects.iter().zip(unit.keys()).zip(done.by_ref()) {
-                match done.outcome {
+                let instead = GetOutcome::Miss(MissCause::Unreadable);
+                match self.unless_out_of_reach(live, done.outcome, instead) {
                     Ok(o @ GetOutcome::Hit { bytes, .. }) => {
                         outcome.push(o);
                         self.tally.got(object.pool, bytes);

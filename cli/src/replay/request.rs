@@ -5,11 +5,12 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use pagelith::layouts::ids::PrefixHash;
-use pagelith::{Done, Options, Session, Store, Ticket, Tier};
+use pagelith::{Options, Tier};
 
 use super::buffers::Buffers;
+use super::live::{Live, PATIENCE};
 use super::pages::Pages;
 use super::run::Plan;
 use super::tally::{PrefixHits, Tally};
@@ -21,16 +22,6 @@ const BATCH_PAGES: usize = 128;
 const BATCH_BYTES_MAX: usize = 64 << 20;
 /// How long to wait when the store is busy before asking again.
 pub(super) const BUSY_PAUSE: Duration = Duration::from_millis(1);
-/// How long the store may do nothing at all, busy or silent, before the replay gives up. Twice the longest
-/// default deadline of the store, so that the store's own error comes first.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// An open store and this thread's way into it.
-pub(crate) struct Live {
-    pub(crate) session: Session,
-    pub(crate) store: Store,
-}
-
 /// What became of the pages of a request: those before the first that is not a hit are the prefix hit.
 pub(super) struct Course {
     /// One a page: the cause if it is known why it is no prefix hit.
@@ -49,12 +40,21 @@ pub(crate) struct Harness<'a> {
     pub(super) buffers: Buffers,
     /// The process is to die in this request, with the last page's group begun and not committed.
     pub(super) dies: bool,
+    /// Calls that did not reach another process's store, or were not answered.
+    pub(super) out_of_reach: u64,
 }
 
 impl<'a> Harness<'a> {
     pub(crate) fn new(plan: &'a Plan) -> Harness<'a> {
         let tally = Tally::new(plan.pages.pools().len());
-        Harness { plan, tally, meter: Meter::start(), buffers: Buffers::default(), dies: false }
+        Harness {
+            plan,
+            tally,
+            meter: Meter::start(),
+            buffers: Buffers::default(),
+            dies: false,
+            out_of_reach: 0,
+        }
     }
 
     pub(super) fn pages(&self) -> &'a Pages {
@@ -70,7 +70,7 @@ impl<'a> Harness<'a> {
     /// Make the request for these blocks.
     pub(crate) fn request(&mut self, live: &mut Live, ids: &[u64]) -> anyhow::Result<()> {
         let hashes: Vec<PrefixHash> = ids.iter().map(|id| Pages::hash(*id)).collect();
-        let request = live.store.begin_request();
+        let request = live.begin_request();
         let options = Options { request: Some(request), ..Options::default() };
         let mut course =
             Course { causes: vec![None; ids.len()], hits: 0, from: vec![Tier::Memory; ids.len()] };
@@ -81,6 +81,22 @@ impl<'a> Harness<'a> {
         let hits = PrefixHits { dram: from(Tier::Memory), ssd: from(Tier::Ssd), remote: from(Tier::Remote) };
         self.tally.request(ids.len() as u64, hits);
         Ok(())
+    }
+
+    /// What a call brought, or `instead` of it where the store is another process's and out of reach.
+    pub(super) fn unless_out_of_reach<T>(
+        &mut self,
+        live: &Live,
+        brought: pagelith::Result<T>,
+        instead: T,
+    ) -> pagelith::Result<T> {
+        match brought {
+            Err(error) if live.is_out_of_reach(&error) => {
+                self.out_of_reach += 1;
+                Ok(instead)
+            }
+            brought => brought,
+        }
     }
 
     /// Wait a little if anything was refused as busy, and not for ever if nothing at all gets through.
@@ -109,8 +125,4 @@ impl<'a> Harness<'a> {
 /// Chain depth of a page.
 pub(super) fn depth_of(page: Option<usize>) -> u32 {
     page.map_or(0, |page| u32::try_from(page).unwrap_or(u32::MAX))
-}
-
-pub(super) fn wait(session: &mut Session, ticket: Ticket) -> anyhow::Result<Done> {
-    session.wait(ticket, PATIENCE).with_context(|| format!("no answer waited_s={}", PATIENCE.as_secs()))
 }

@@ -4,54 +4,67 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use pagelith::Store;
 use pagelith::config::ValidConfig;
 use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
-use pagelith::{Options, Stats, Store};
 
+use super::live::{Counted, Live};
 use super::pages::Pages;
 use super::report::{Costs, Report};
-use super::request::{Harness, Live};
+use super::request::Harness;
 use super::series::Series;
 use super::source::Source;
 use crate::content::Content;
 use crate::meter::rss_peak_bytes;
 use crate::peers;
 
-/// What to replay on.
+/// What to replay, and how.
 pub(crate) struct Plan {
-    pub(crate) config: ValidConfig,
+    pub(crate) on: On,
     pub(crate) pages: Pages,
     pub(crate) content: Content,
     pub(crate) reopen_at: Option<u64>,
-    /// Where the store's peers listen.
-    pub(crate) remote: Vec<Address>,
-    /// What it is known by there.
+    /// What this process is known by elsewhere.
     pub(crate) key: Option<Key>,
 }
 
-/// What the stores of a replay say, together: each counts from its own open.
+/// Whose store it is.
+pub(crate) enum On {
+    /// This process's own, and where its peers listen.
+    Own { config: Box<ValidConfig>, remote: Vec<Address> },
+    /// A store process's.
+    Attached(Address),
+}
+
+/// What the stores of a replay say, together: each counts from its own open, and one that was open before had counted
+/// something already.
 #[derive(Default)]
 struct Totals {
-    bytes_to_device: u64,
-    dram_peak_bytes: u64,
-    groups_dropped: u64,
+    before: Counted,
+    sum: Counted,
 }
 
 impl Totals {
-    fn add(&mut self, stats: &Stats) {
-        self.bytes_to_device += stats.bytes_to_device;
-        self.dram_peak_bytes = self.dram_peak_bytes.max(stats.dram_peak_bytes);
-        self.groups_dropped += stats.groups_dropped;
+    fn add(&mut self, counted: Counted) {
+        // A store process that was started again counts from there.
+        let since = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
+        self.sum.bytes_to_device += since(counted.bytes_to_device, self.before.bytes_to_device);
+        self.sum.dram_peak_bytes = self.sum.dram_peak_bytes.max(counted.dram_peak_bytes);
+        self.sum.groups_dropped += since(counted.groups_dropped, self.before.groups_dropped);
+        self.before = Counted::default();
     }
 }
 
 /// Replay every request of `source`.
 pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Series)> {
     let mut live = open(plan)?;
-    let io = crate::said::io(live.store.opened());
+    let io = match &live {
+        Live::Own { store, .. } => crate::said::io(store.opened()),
+        Live::Attached(_) => "attached".to_owned(),
+    };
     let mut harness = Harness::new(plan);
-    let mut totals = Totals::default();
+    let mut totals = Totals { before: live.counted(), sum: Counted::default() };
     let mut reopen: Option<Duration> = None;
     let bar = progress_bar();
     let mut source = source;
@@ -65,8 +78,8 @@ pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Ser
         let ids = &request.hash_ids[..pages];
         harness.request(&mut live, ids).with_context(|| format!("request={requests}"))?;
         if plan.reopen_at == Some(requests) {
-            totals.add(&live.store.stats());
-            let Live { session, store } = live;
+            totals.add(live.counted());
+            let Live::Own { session, store } = live else { bail!("only a store of one's own is reopened") };
             drop(session);
             store.abandon();
             let start = Instant::now();
@@ -84,13 +97,15 @@ pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Ser
     if reopen.is_none() && plan.reopen_at.is_some() {
         eprintln!("there were fewer requests than --reopen-at requests={requests}");
     }
-    let flushed = harness.meter.call(|| live.store.flush(Options::default())).0;
+    let flushed = harness.meter.call(|| live.flush()).0;
     unless_unavailable(flushed).context("cannot flush")?;
-    totals.add(&live.store.stats());
-    let Live { session, store } = live;
-    drop(session);
-    let closed = harness.meter.call(|| store.close()).0;
+    totals.add(live.counted());
+    let closed = harness.meter.call(|| live.close()).0;
     unless_unavailable(closed).context("cannot close")?;
+    if harness.out_of_reach > 0 {
+        eprintln!("the store process was out of reach times={}", harness.out_of_reach);
+    }
+    let totals = totals.sum;
     harness.tally.groups.waiting_dropped = totals.groups_dropped;
     let costs = Costs {
         bytes_to_device: totals.bytes_to_device,
@@ -104,11 +119,17 @@ pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Ser
 }
 
 fn open(plan: &Plan) -> anyhow::Result<Live> {
-    let peers = peers::of(&plan.remote, plan.key.as_ref());
-    let store = Store::open_with_peers(plan.config.clone(), peers).context("cannot open the store")?;
-    crate::said::opened(store.opened());
-    let session = store.session().context("cannot begin a session")?;
-    Ok(Live { session, store })
+    match &plan.on {
+        On::Own { config, remote } => {
+            let peers = peers::of(remote, plan.key.as_ref());
+            let config = ValidConfig::clone(config);
+            let store = Store::open_with_peers(config, peers).context("cannot open the store")?;
+            crate::said::opened(store.opened());
+            let session = Box::new(store.session().context("cannot begin a session")?);
+            Ok(Live::Own { session, store })
+        }
+        On::Attached(address) => Ok(Live::Attached(peers::attach(address, plan.key.as_ref())?)),
+    }
 }
 
 /// Drawn on stderr, and only if that is a terminal.

@@ -5,10 +5,11 @@ use std::ops::Range;
 use anyhow::{Context, bail};
 use pagelith::layouts::ids::PrefixHash;
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{Done, ErrorKind, Options, Put, PutDone, PutGroup, PutOutcome, Source};
+use pagelith::{ErrorKind, Options, Put, PutDone, PutGroup, PutOutcome, Source};
 
+use super::live::Live;
 use super::pages::{Object, Unit};
-use super::request::{Course, Harness, Live, depth_of, wait};
+use super::request::{Course, Harness, depth_of};
 
 /// A unit on its way, and its place in the list of outcomes.
 struct OnItsWay<'a> {
@@ -26,12 +27,17 @@ impl Harness<'_> {
         options: Options,
         course: &mut Course,
     ) -> anyhow::Result<()> {
-        if self.pages().is_hybrid() {
+        if self.pages().is_hybrid() && matches!(live, Live::Own { .. }) {
             return self.write_pool_by_pool(live, hashes, options, course);
         }
         for first in (course.hits..hashes.len()).step_by(self.batch_pages()) {
             let last = hashes.len().min(first + self.batch_pages());
             self.write_pages(live, hashes, first..last, options, course)?;
+        }
+        // What goes with them follows, of a store that takes no groups in several calls.
+        let attached: Vec<Unit<'_>> = self.pages().trailing_units(&hashes[course.hits..]).collect();
+        for batch in attached.chunks(self.batch_pages()) {
+            self.put_attached(live, batch, options)?;
         }
         Ok(())
     }
@@ -119,18 +125,14 @@ impl Harness<'_> {
             units.push((at, unit, group.base));
             groups.push(group);
         }
-        let session = &mut live.session;
-        let (done, took) = self.meter.call(|| {
-            let ticket = session.submit_put(groups, options);
-            wait(session, ticket)
-        });
+        let (done, took) = self.meter.call(|| live.put(groups, options));
         self.tally.put_time += took;
-        let Done::Put(done) = done? else { bail!("a put was answered with something else") };
-        let mut done = done.into_iter();
+        let mut done = done?.into_iter();
         let mut busy = Vec::new();
         for (at, unit, base) in units {
             let done: Vec<PutDone> = done.by_ref().take(unit.objects.len()).collect();
-            match self.outcome_of(&unit, &done).transpose() {
+            let outcome = self.outcome_of(&unit, &done).transpose();
+            match self.unless_out_of_reach(live, outcome, Some(PutOutcome::Refused)) {
                 Ok(Some(outcome)) => outcomes[at] = Some(outcome),
                 Ok(None) => bail!("a put was not answered page={}", unit.page),
                 Err(error) if error.kind == ErrorKind::Busy => {

@@ -1,0 +1,117 @@
+//! Replays on the store of a store process.
+#![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+
+use common::serving::{Serving, command, hits, json, keys};
+use serde_json::Value;
+
+fn replay(attach: &str, requests: &str) -> Command {
+    command(&["replay", "--json", "--attach", attach, "--requests", requests])
+}
+
+fn is_right(report: &Value) -> bool {
+    report["wrong_bytes"] == 0 && report["partial_groups"] == 0
+}
+
+fn found(report: &Value) -> u64 {
+    hits(report, "dram") + hits(report, "ssd")
+}
+
+#[test]
+fn what_one_client_put_the_next_finds_over_tcp_and_over_a_unix_socket() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for listen in ["tcp:127.0.0.1:0".to_owned(), format!("unix:{}", dir.path().join("socket").display())] {
+        let store = tempfile::tempdir().expect("a directory");
+        let ssd = ["--ssd", "256MiB", "--dir", store.path().to_str().expect("text")];
+        let server = Serving::with(&[&["--listen", &listen][..], &ssd].concat());
+        let first = json(&replay(&server.address, "150").output().expect("run"));
+        let second = json(&replay(&server.address, "150").output().expect("run"));
+        for report in [&first, &second] {
+            assert!(
+                is_right(report) && hits(report, "remote") == 0 && report["io"] == "attached",
+                "{report}"
+            );
+        }
+        assert!(found(&second) > found(&first) && found(&first) > 0, "{first} {second}");
+        assert_eq!(
+            (&second["misses"], &second["bytes_put"]),
+            (&serde_json::json!({}), &0.into()),
+            "{second}"
+        );
+        // What was flushed is there for the next process of the store.
+        drop(server);
+        let server = Serving::with(&[&["--listen", &listen][..], &ssd].concat());
+        let third = json(&replay(&server.address, "150").output().expect("run"));
+        assert!(is_right(&third) && found(&third) == found(&second) && hits(&third, "ssd") > 0, "{third}");
+    }
+}
+
+#[test]
+fn pages_of_several_pools_are_found_whole() {
+    let server = Serving::at("tcp:127.0.0.1:0");
+    for model in ["deepseek-v3.2+deepseek-v3.2-mtp", "qwen3-next"] {
+        let run = || {
+            let mut replay = replay(&server.address, "40");
+            json(&replay.args(["--model", model, "--scale", "512"]).output().expect("run"))
+        };
+        let (first, second) = (run(), run());
+        assert!(is_right(&first) && is_right(&second), "{first} {second}");
+        assert!(hits(&second, "dram") > hits(&first, "dram"), "{first} {second}");
+    }
+}
+
+#[test]
+fn a_store_process_that_is_killed_and_started_again_costs_misses() {
+    let mut server = Serving::at("tcp:127.0.0.1:0");
+    let mut client = replay(&server.address, "3000");
+    client.env("RUST_LOG", "warn").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut running = client.spawn().expect("spawned");
+    server.says("serving peer=");
+    server.kill();
+    // It is up again only after it was missed.
+    let mut said = BufReader::new(running.stderr.take().expect("stderr"));
+    let mut line = String::new();
+    while !line.contains("peer cannot be reached") {
+        line.clear();
+        assert!(said.read_line(&mut line).expect("a line") > 0, "it ended without missing the store");
+    }
+    let again = Serving::at(&server.address.clone());
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).expect("text");
+    let report = json(&running.wait_with_output().expect("ended"));
+    assert!(is_right(&report) && report["requests"] == 3000, "{report}");
+    assert!(rest.contains("the store process was out of reach times="), "{rest}");
+    let warm = json(&replay(&again.address, "150").output().expect("run"));
+    assert!(is_right(&warm) && hits(&warm, "dram") > 0, "{warm}");
+}
+
+#[test]
+fn an_attached_process_has_no_store_of_its_own_and_shows_its_key() {
+    let refused = |mut command: Command, why: &str| {
+        let output = command.output().expect("run");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(why), "{said}");
+    };
+    for flag in [["--dram", "1MiB"], ["--ssd", "0"], ["--dir", "/tmp"], ["--remote", "tcp:127.0.0.1:1"]] {
+        let mut own = replay("tcp:127.0.0.1:1", "1");
+        own.args(flag);
+        refused(own, "cannot be used with");
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let (known, stranger) = (keys(dir.path(), &["rank-0"]), keys(dir.path(), &["rank-1"]));
+    let server = Serving::with(&["--listen", "tcp:127.0.0.1:0", "--keys", &known]);
+    let with = |key: &str| {
+        let mut command = replay(&server.address, "20");
+        command.args(["--key", key]);
+        command
+    };
+    assert!(is_right(&json(&with(&known).output().expect("run"))));
+    refused(with(&stranger), "cannot attach to the store");
+    refused(replay(&server.address, "1"), "cannot attach to the store");
+    refused(replay("tcp:127.0.0.1:1", "1"), "cannot attach to the store");
+    refused(command(&["replay", "--key", &known]), "--key goes with --attach or --remote");
+}

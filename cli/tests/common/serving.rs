@@ -1,0 +1,100 @@
+//! Store processes, as tests start and end them.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+use serde_json::Value;
+
+/// The program, to be run with these arguments.
+pub fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagelith"));
+    command.args(args).env_remove("RUST_LOG");
+    command
+}
+
+/// A store process; killed when dropped.
+pub struct Serving {
+    pub child: Child,
+    /// Where it listens.
+    pub address: String,
+    /// Where it answers HTTP, if it was told to.
+    pub metrics: Option<String>,
+    said: BufReader<ChildStderr>,
+}
+
+impl Serving {
+    pub fn at(address: &str) -> Serving {
+        Serving::with(&["--listen", address])
+    }
+
+    pub fn with(flags: &[&str]) -> Serving {
+        let mut command = command(&[&["serve", "--dram", "64MiB"], flags].concat());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawned");
+        let mut lines = BufReader::new(child.stdout.take().expect("stdout")).lines();
+        let mut metrics = None;
+        let address = loop {
+            let line = lines.next().expect("where it listens").expect("a line");
+            match (line.strip_prefix("listening "), line.strip_prefix("metrics http://")) {
+                (Some(address), _) => break address.to_owned(),
+                (None, Some(url)) => metrics = url.strip_suffix("/metrics").map(str::to_owned),
+                (None, None) => panic!("{line}"),
+            }
+        };
+        let said = BufReader::new(child.stderr.take().expect("stderr"));
+        Serving { child, address, metrics, said }
+    }
+
+    /// The status and body of an answer over HTTP.
+    pub fn get(&self, path: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.metrics.as_ref().expect("an address")).expect("connected");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("asked");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("answered");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        (head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status"), body.to_owned())
+    }
+
+    /// Wait until it says this.
+    pub fn says(&mut self, what: &str) {
+        let mut line = String::new();
+        while !line.contains(what) {
+            line.clear();
+            assert!(self.said.read_line(&mut line).expect("a line") > 0, "it ended without saying {what:?}");
+        }
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("reaped");
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a run that ended well printed.
+pub fn json(output: &std::process::Output) -> Value {
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+/// Prefix hits in a tier, in pages.
+pub fn hits(report: &Value, tier: &str) -> u64 {
+    report["prefix_hits"][tier].as_u64().expect("a number")
+}
+
+/// A file of new keys of these names, which only its owner can read.
+pub fn keys(dir: &Path, names: &[&str]) -> String {
+    let path = dir.join(names.join("+"));
+    let entry = |name: &&str| command(&["key", name]).output().expect("run").stdout;
+    std::fs::write(&path, names.iter().flat_map(entry).collect::<Vec<u8>>()).expect("written");
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("kept to oneself");
+    path.to_str().expect("text").to_owned()
+}

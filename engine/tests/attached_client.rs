@@ -1,0 +1,202 @@
+//! A client whose store process ends, is started again, or says nothing any more.
+#![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pagelith::attach::Attached;
+use pagelith::io::clock::Clock;
+use pagelith::io::staging::StagingPool;
+use pagelith::io::system::{SystemClock, SystemEntropy};
+use pagelith::layouts::ids::{NamespaceId, PrefixHash};
+use pagelith::layouts::key::{ObjectKey, Role};
+use pagelith::layouts::shard::Shard;
+use pagelith::serve::Server;
+use pagelith::transport::address::Address;
+use pagelith::transport::capability::Offer;
+use pagelith::transport::dial::SocketDial;
+use pagelith::transport::handshake::Admission;
+use pagelith::transport::limits::Limits;
+use pagelith::transport::rights::Rights;
+use pagelith::transport::socket::{Arrival, Listen, Listener};
+use pagelith::{
+    Config, ErrorKind, Facts, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice, Size, Store,
+    Tier,
+};
+
+const LEN: usize = 100_000;
+
+/// A store process; it ends without a word when dropped.
+struct Process {
+    address: Address,
+    stop: Arc<AtomicBool>,
+    /// It takes connections, and is to answer nothing; whether it does so by now.
+    deaf: Arc<AtomicBool>,
+    is_deaf: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Process {
+    fn at(address: &Address, instance: u8) -> Process {
+        let mut config = Config::default();
+        config.dram.bytes = Size::mib(16);
+        config.index.max_objects = Some(1000);
+        let valid = config.validate(&Facts::of_this_machine().expect("facts")).expect("valid");
+        let store = Store::open(valid).expect("opened");
+        let listen = Listen {
+            address: address.clone(),
+            admission: Admission::Connection(Rights::all()),
+            beyond_this_host: false,
+        };
+        let (offer, clock) = (Offer::of_this_build([instance; 16]), Arc::new(SystemClock::new()));
+        let mut listener = Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, Limits::default())
+            .expect("listens");
+        let address = listener.address().clone();
+        let flag = || Arc::new(AtomicBool::new(false));
+        let (stop, deaf, is_deaf) = (flag(), flag(), flag());
+        let (ends, hears_not, says_so) = (stop.clone(), deaf.clone(), is_deaf.clone());
+        let thread = std::thread::spawn(move || {
+            let staging = StagingPool::new(16 << 20).expect("memory");
+            let (mut arrivals, mut servers) = (Vec::new(), Vec::new());
+            while !ends.load(Ordering::Relaxed) {
+                listener.wait(&mut arrivals, Duration::from_micros(200));
+                for arrival in arrivals.drain(..) {
+                    let Arrival::Link(link) = arrival else { panic!("refused") };
+                    servers.push(Server::new(&store, link, staging.clone()).expect("serves"));
+                }
+                let deaf = hears_not.load(Ordering::Relaxed);
+                says_so.store(deaf, Ordering::Release);
+                if !deaf {
+                    servers.iter_mut().for_each(|server| while server.turn() {});
+                }
+            }
+        });
+        Process { address, stop, deaf, is_deaf, thread: Some(thread) }
+    }
+
+    fn hear(&self, hears: bool) {
+        self.deaf.store(!hears, Ordering::Relaxed);
+        while self.is_deaf.load(Ordering::Acquire) == hears {
+            std::thread::yield_now();
+        }
+    }
+
+    fn client(&self, timeout: Duration) -> Attached {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let dial = SocketDial {
+            address: self.address.clone(),
+            offer: Offer::of_this_build([9; 16]),
+            key: None,
+            entropy: Arc::new(SystemEntropy),
+            clock: clock.clone(),
+            limits: Limits::default(),
+        };
+        Attached::attach(Arc::new(dial), clock, timeout).expect("attached")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(ended.is_none_or(|ended| ended.is_ok()) || std::thread::panicking());
+    }
+}
+
+fn anywhere() -> Address {
+    "tcp:127.0.0.1:0".parse().expect("an address")
+}
+
+fn key(page: u8) -> ObjectKey {
+    let namespace = NamespaceId([5; 16]);
+    ObjectKey::new(namespace, PrefixHash([page; 32]), Role::Target, "kv", "k", Shard::Whole).expect("a key")
+}
+
+fn put(client: &Attached, page: u8) -> pagelith::Result<PutOutcome> {
+    let bytes = vec![page; LEN];
+    client.put_batch(&[PutSlice { key: key(page), pieces: &[&bytes] }], Options::default()).remove(0)
+}
+
+fn get(client: &Attached, page: u8) -> pagelith::Result<GetOutcome> {
+    let mut bytes = vec![0xee; LEN];
+    let get = GetSlice { key: key(page), range: None, pieces: &mut [&mut bytes] };
+    let outcome = client.get_batch(&mut [get], Options::default()).remove(0);
+    if outcome.as_ref().is_ok_and(GetOutcome::is_hit) {
+        assert!(bytes.iter().all(|byte| *byte == page), "wrong bytes page={page}");
+    }
+    outcome
+}
+
+#[test]
+fn what_a_process_took_with_it_is_said_by_the_next_flush_once() {
+    let first = Process::at(&anywhere(), 1);
+    let client = first.client(Duration::from_secs(30));
+    assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
+    client.flush(Options::default()).expect("flushed");
+    assert_eq!(put(&client, 2), Ok(PutOutcome::Stored));
+    let address = first.address.clone();
+    drop(first);
+    let second = Process::at(&address, 2);
+    // Asked again over a new link, without a word to the caller.
+    assert_eq!(get(&client, 2), Ok(GetOutcome::Miss(MissCause::Absent)));
+    assert_eq!(put(&client, 3), Ok(PutOutcome::Stored));
+    let error = client.flush(Options::default()).expect_err("page 2 is gone");
+    assert_eq!(error.kind, ErrorKind::Unavailable);
+    assert!(error.message.contains("the store process was started again"), "{error}");
+    client.flush(Options::default()).expect("it was said");
+    assert_eq!(get(&client, 3), Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: LEN as u64 }));
+    drop(second);
+}
+
+#[test]
+fn a_process_that_is_gone_is_an_error_and_one_that_is_deaf_is_late() {
+    let process = Process::at(&anywhere(), 1);
+    let client = process.client(Duration::from_millis(100));
+    assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
+    process.hear(false);
+    // The memory is the caller's again each time; five in a row open no breaker, since the link stands.
+    for _ in 0..5 {
+        assert_eq!(get(&client, 1), Ok(GetOutcome::Miss(MissCause::Late)));
+    }
+    let unavailable = |error: pagelith::Error| assert_eq!(error.kind, ErrorKind::Unavailable);
+    unavailable(put(&client, 2).expect_err("no answer"));
+    unavailable(client.exists_batch(&[key(1)], Options::default()).expect_err("no answer"));
+    unavailable(client.exists_prefix(&[key(1)], Options::default()).expect_err("no answer"));
+    unavailable(client.remove(&[key(1)], Options::default()).expect_err("no answer"));
+    process.hear(true);
+    let long = Options { timeout: Some(Duration::from_secs(30)), ..Options::default() };
+    client.ping(long).expect("it hears again");
+    assert!(client.stats(long).expect("told").contains("\"puts_stored\":"));
+    drop(process);
+    unavailable(get(&client, 1).expect_err("nobody is there"));
+    unavailable(put(&client, 2).expect_err("nobody is there"));
+    unavailable(client.flush(Options::default()).expect_err("nobody is there"));
+}
+
+#[test]
+fn what_no_store_takes_is_refused_here_and_the_link_goes_on() {
+    let process = Process::at(&anywhere(), 1);
+    let client = process.client(Duration::from_secs(30));
+    let empty = client.put_batch(&[PutSlice { key: key(1), pieces: &[] }], Options::default()).remove(0);
+    assert_eq!(empty.expect_err("no byte").kind, ErrorKind::Invalid);
+    assert_eq!(
+        client.put_groups(&[&[]], Options::default())[0].as_ref().expect_err("no object").kind,
+        ErrorKind::Invalid
+    );
+    let nothing = GetSlice { key: key(1), range: None, pieces: &mut [] };
+    let outcome = client.get_batch(&mut [nothing], Options::default()).remove(0);
+    assert_eq!(outcome.expect_err("no byte").kind, ErrorKind::Invalid);
+    let (mut ten, mut one) = ([0; 10], [0; 1]);
+    let short = GetSlice { key: key(1), range: Some(0..20), pieces: &mut [&mut ten] };
+    let backwards = GetSlice { key: key(1), range: Some(5..4), pieces: &mut [&mut one] };
+    for outcome in client.get_batch(&mut [short, backwards], Options::default()) {
+        assert_eq!(outcome.expect_err("another length").kind, ErrorKind::Invalid);
+    }
+    assert_eq!(client.exists_batch(&[], Options::default()), Ok(Vec::new()));
+    assert_eq!(client.exists_prefix(&[], Options::default()), Ok(0));
+    assert_eq!(client.remove(&[], Options::default()), Ok(0));
+    assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
+    assert!(get(&client, 1).is_ok_and(|outcome| outcome.is_hit()));
+}
