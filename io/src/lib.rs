@@ -12,6 +12,7 @@ pub mod fault;
 pub mod huge;
 pub mod runs;
 pub mod runtime;
+pub mod shm;
 pub mod signal;
 pub mod staging;
 pub mod stream;

@@ -46,6 +46,11 @@ impl Offer {
         }
     }
 
+    /// The same without a feature.
+    pub fn without(self, feature: Feature) -> Offer {
+        Offer { features: self.features & !feature.bit(), ..self }
+    }
+
     /// Its greeting; `keyed` says whether peers are known by a key.
     pub(crate) fn greeting(&self, keyed: bool) -> Greeting {
         Greeting {
@@ -155,7 +160,10 @@ mod tests {
         let few = Offer { features: Feature::Groups.bit(), ..offer((1, 1)) };
         let common = agree(&offer((1, 1)), &few.greeting(true), true).expect("enough");
         assert_eq!(common.features, Feature::Groups.bit());
-        assert_eq!(common.missing, ["ranges", "attached", "durable", "any_pool", "server_checksums"]);
+        assert_eq!(
+            common.missing,
+            ["ranges", "attached", "durable", "any_pool", "server_checksums", "shared_memory"]
+        );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };
         let refused = agree(&strict, &few.greeting(true), true).expect_err("durable is required");
         assert_eq!((refused.reason, refused.missing), (Reason::Feature, Feature::Durable.bit()));

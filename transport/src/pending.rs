@@ -26,6 +26,8 @@ pub struct Pending<S> {
     clock: Arc<dyn Clock>,
     limits: Limits,
     until: Mono,
+    /// What was agreed, while the stream goes over to something better.
+    agreed: Option<Agreed>,
 }
 
 /// How far a handshake is.
@@ -50,7 +52,7 @@ impl<S: Stream> Pending<S> {
         (clock, limits): (Arc<dyn Clock>, Limits),
     ) -> Pending<S> {
         let until = clock.now().after(limits.handshake);
-        Pending { stream, side, peer, offer, handshake, have: Vec::new(), clock, limits, until }
+        Pending { stream, side, peer, offer, handshake, have: Vec::new(), clock, limits, until, agreed: None }
     }
 
     /// The peer's name for messages.
@@ -122,6 +124,21 @@ impl<S: Stream> Pending<S> {
     }
 
     fn turn(&mut self) -> Result<Option<Agreed>, Closed> {
+        if self.agreed.is_none() {
+            let Some(agreed) = self.shake()? else { return Ok(None) };
+            if !self.stream.goes_over(agreed.common.features) {
+                // What is left of the last frame goes out with the link's own.
+                let _ = self.say();
+                return Ok(Some(agreed));
+            }
+            self.agreed = Some(agreed);
+        }
+        self.say()?;
+        let over = self.handshake.out().is_empty() && self.stream.go_over(self.side)?;
+        Ok(self.agreed.take_if(|_| over))
+    }
+
+    fn shake(&mut self) -> Result<Option<Agreed>, Closed> {
         loop {
             self.say()?;
             let need = self.handshake.need(&self.have).inspect_err(|why| self.handshake.refuse(why))?;
@@ -129,8 +146,6 @@ impl<S: Stream> Pending<S> {
                 let agreed = self.handshake.take(&self.have)?;
                 self.have.clear();
                 if agreed.is_some() {
-                    // What is left of the last frame goes out with the link's own.
-                    let _ = self.say();
                     return Ok(agreed);
                 }
                 continue;

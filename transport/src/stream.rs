@@ -3,6 +3,10 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
+use pagelith_layouts::wire::Side;
+
+use crate::closed::Closed;
+
 /// What came of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
@@ -27,6 +31,16 @@ pub trait Stream: Send {
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved;
     /// Send from `parts` in order. Never waits.
     fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved;
+    /// Whether, with these features agreed, the stream goes on over something better than what the handshake came over.
+    fn goes_over(&self, _features: u64) -> bool {
+        false
+    }
+
+    /// Go over, once everything of the handshake is sent; false if more must arrive first. Never waits.
+    fn go_over(&mut self, _side: Side) -> Result<bool, Closed> {
+        Ok(true)
+    }
+
     /// Wait until bytes can be read, or with `write` sent, at most `timeout`; false if none can.
     fn ready(&mut self, write: bool, timeout: Duration) -> bool;
 }

@@ -27,7 +27,7 @@ use pagelith_transport::limits::{Limits, UNKNOWN_PEER_BYTES_MAX};
 use pagelith_transport::link::{Event, Link};
 use pagelith_transport::pending::Progress;
 use pagelith_transport::rights::Rights;
-use pagelith_transport::socket::{self, Arrival, Listen, ListenError, Listener, SocketLink, connect};
+use pagelith_transport::socket::{self, Arrival, Listen, ListenError, Listener, Socket, SocketLink, connect};
 
 /// Longest single wait. Every wait here is for something that comes.
 const WAIT: Duration = Duration::from_secs(10);
@@ -58,8 +58,18 @@ fn clock() -> Arc<dyn Clock> {
 
 type Ends = (Result<SocketLink, Closed>, Result<SocketLink, Closed>);
 
+/// What a link is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Over {
+    Tcp,
+    Unix,
+    Shared,
+}
+
+const EVERYTHING: [Over; 3] = [Over::Tcp, Over::Unix, Over::Shared];
+
 /// A client and a server in one thread, until both know how it ended.
-fn meet_over_tcp(client: (Offer, Option<Key>), listener: &mut Listener) -> Ends {
+fn meet_over(client: (Offer, Option<Key>), listener: &mut Listener) -> Ends {
     let (limits, entropy) = (Limits::default(), SystemEntropy);
     let mut progress =
         connect(listener.address(), client.0, client.1, &entropy, clock(), limits).expect("a socket").poll();
@@ -88,11 +98,23 @@ fn meet_over_tcp(client: (Offer, Option<Key>), listener: &mut Listener) -> Ends 
     (client, server)
 }
 
-fn linked(data_bytes_max: u32) -> (SocketLink, SocketLink) {
-    let offer = Offer { data_bytes_max, ..offer() };
-    let mut listener = listener(keys(1), offer, Limits::default(), clock());
-    let (client, server) = meet_over_tcp((offer, Some(key(1))), &mut listener);
-    (client.expect("a link"), server.expect("a link"))
+fn linked(over: Over, data_bytes_max: u32) -> (SocketLink, SocketLink) {
+    let offer = if over == Over::Shared { sharing() } else { offer() };
+    let offer = Offer { data_bytes_max, ..offer };
+    let dir = tempfile::tempdir().expect("a directory");
+    let address = match over {
+        Over::Tcp => "tcp:127.0.0.1:0".parse().expect("an address"),
+        Over::Unix | Over::Shared => Address::Unix(dir.path().join("socket")),
+    };
+    let listen = Listen { address, admission: keys(1), beyond_this_host: false };
+    let mut listener =
+        Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), Limits::default()).expect("listens");
+    let (client, server) = meet_over((offer, Some(key(1))), &mut listener);
+    let (client, server) = (client.expect("a link"), server.expect("a link"));
+    for end in [&client, &server] {
+        assert_eq!(end.stream().is_some_and(Socket::is_shared_memory), over == Over::Shared);
+    }
+    (client, server)
 }
 
 /// Drive both ends until `done` says so.
@@ -114,9 +136,13 @@ fn drive(
 
 #[test]
 fn long_objects_arrive_in_scatter_lists_of_odd_lengths() {
+    EVERYTHING.into_iter().for_each(long_objects_arrive);
+}
+
+fn long_objects_arrive(over: Over) {
     let objects = [bytes(1, 3_000_001), bytes(2, 1), bytes(3, 4096), bytes(4, 777_777)];
     let lengths: Vec<usize> = (0..900).map(|i| (i * 37) % 1999).collect();
-    let (mut client, mut server) = linked(64 << 10);
+    let (mut client, mut server) = linked(over, 64 << 10);
     for (item, object) in objects.iter().enumerate() {
         client.expose(OpId(1), item as u32, 0, scatter(&vec![0; object.len()], &lengths)).expect("room");
     }
@@ -139,7 +165,11 @@ fn long_objects_arrive_in_scatter_lists_of_odd_lengths() {
 
 #[test]
 fn a_wait_ends_with_what_arrives() {
-    let (mut client, mut server) = linked(1 << 20);
+    EVERYTHING.into_iter().for_each(a_wait_ends);
+}
+
+fn a_wait_ends(over: Over) {
+    let (mut client, mut server) = linked(over, 1 << 20);
     let asking = std::thread::spawn(move || {
         let mut events = Vec::new();
         server.wait(&mut events, WAIT);
@@ -168,11 +198,8 @@ fn client_gone(server: &mut SocketLink, mut events: Vec<Event>) -> Vec<String> {
 /// One thread with a listener and several links waits for all of them at once.
 #[test]
 fn a_server_waits_for_all_its_links() {
-    let mut listener = listener(keys(1), offer(), Limits::default(), clock());
-    let mut pairs = [0; 3].map(|_| {
-        let (client, server) = meet_over_tcp((offer(), Some(key(1))), &mut listener);
-        (client.expect("a link"), server.expect("a link"))
-    });
+    let listener = listener(keys(1), offer(), Limits::default(), clock());
+    let mut pairs = EVERYTHING.map(|over| linked(over, 1 << 20));
     for which in [2, 0, 1] {
         pairs[which].0.send(request(which as u64 + 1, b"x")).expect("room");
         pairs[which].0.poll(&mut Vec::new());
@@ -190,7 +217,11 @@ fn a_server_waits_for_all_its_links() {
 
 #[test]
 fn a_process_that_dies_in_the_middle_of_data_closes_the_link() {
-    let (mut client, mut server) = linked(1 << 20);
+    EVERYTHING.into_iter().for_each(a_process_dies_in_the_middle);
+}
+
+fn a_process_dies_in_the_middle(over: Over) {
+    let (mut client, mut server) = linked(over, 1 << 20);
     client.expose(OpId(1), 0, 0, scatter(&vec![0; 64 << 20], &[])).expect("room");
     server.push(push(1, 0, 0, &vec![7; 64 << 20])).expect("room");
     let mut events = Vec::new();
@@ -206,7 +237,7 @@ fn a_process_that_dies_in_the_middle_of_data_closes_the_link() {
 fn a_wrong_key_and_no_key_are_refused() {
     for (wrong, reason) in [(Some(key(2)), Reason::Denied), (None, Reason::Denied)] {
         let mut listener = listener(keys(1), offer(), Limits::default(), clock());
-        let (client, server) = meet_over_tcp((offer(), wrong), &mut listener);
+        let (client, server) = meet_over((offer(), wrong), &mut listener);
         let Err(Closed::Refused(Refusal { reason: found, .. })) = client.map(|_| ()) else {
             panic!("not refused")
         };
@@ -221,7 +252,7 @@ fn versions_meet_or_part_by_name() {
     let of = |versions, required| Offer { versions, required, ..offer() };
     for (ours, theirs, expected) in [((1, 1), (1, 2), 1), ((1, 2), (1, 1), 1), ((1, 9), (2, 5), 5)] {
         let mut listener = listener(keys(1), of(theirs, 0), Limits::default(), clock());
-        let (client, server) = meet_over_tcp((of(ours, 0), Some(key(1))), &mut listener);
+        let (client, server) = meet_over((of(ours, 0), Some(key(1))), &mut listener);
         let (mut client, mut server) = (client.expect("a link"), server.expect("a link"));
         assert_eq!((client.facts().version, server.facts().version), (expected, expected));
         client.send(request(1, b"in the agreed version")).expect("room");
@@ -229,7 +260,7 @@ fn versions_meet_or_part_by_name() {
     }
     for (ours, theirs) in [((1, 1), (2, 3)), ((2, 3), (1, 1))] {
         let mut listener = listener(keys(1), of(theirs, 0), Limits::default(), clock());
-        let (client, server) = meet_over_tcp((of(ours, 0), Some(key(1))), &mut listener);
+        let (client, server) = meet_over((of(ours, 0), Some(key(1))), &mut listener);
         let refused = client.map(|_| ()).expect_err("apart");
         assert!(!refused.retryable() && server.is_err());
         let (from, to) = theirs;
@@ -238,9 +269,10 @@ fn versions_meet_or_part_by_name() {
     }
     let few = Offer { features: Feature::Groups.bit(), ..offer() };
     let mut listener = listener(keys(1), few, Limits::default(), clock());
-    let (client, _) = meet_over_tcp((of((1, 1), 0), Some(key(1))), &mut listener);
-    assert_eq!(client.expect("a link").facts().missing.len(), Feature::ALL.len() - 1);
-    let (client, server) = meet_over_tcp((of((1, 1), Feature::Durable.bit()), Some(key(1))), &mut listener);
+    let (client, _) = meet_over((of((1, 1), 0), Some(key(1))), &mut listener);
+    // Shared memory is not for TCP.
+    assert_eq!(client.expect("a link").facts().missing.len(), Feature::ALL.len() - 2);
+    let (client, server) = meet_over((of((1, 1), Feature::Durable.bit()), Some(key(1))), &mut listener);
     let text = client.map(|_| ()).expect_err("durable is required").to_string();
     assert_eq!(text, "the peers do not fit: features are missing names=durable");
     // The client goes before the server knows it.
@@ -332,7 +364,7 @@ fn a_unix_socket_is_its_users_alone_carries_a_link_and_goes_with_its_listener() 
     let mut listener = at(&path).expect("listens");
     let mode = std::fs::metadata(&path).expect("a file").permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "others may connect");
-    let (client, server) = meet_over_tcp((offer(), None), &mut listener);
+    let (client, server) = meet_over((offer(), None), &mut listener);
     let (mut client, mut server) = (client.expect("a link"), server.expect("a link"));
     client.expose(OpId(1), 0, 0, scatter(&[0; 70_000], &[70_000])).expect("room");
     client.send(request(1, b"a get")).expect("room");
@@ -341,7 +373,7 @@ fn a_unix_socket_is_its_users_alone_carries_a_link_and_goes_with_its_listener() 
     let (got, _) = drive(&mut client, &mut server, |at_client, _| !at_client.is_empty());
     assert!(handed(&got, (1, 0)).as_ref() == Some(&bytes(7, 70_000)));
     // A key where none is asked for is refused, as over TCP.
-    let (with_key, _) = meet_over_tcp((offer(), Some(key(1))), &mut listener);
+    let (with_key, _) = meet_over((offer(), Some(key(1))), &mut listener);
     assert!(with_key.is_err());
     drop(listener);
     assert!(!path.exists(), "the file stays");

@@ -15,6 +15,7 @@ use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::layouts::ids::{Generation, NamespaceId};
 use pagelith::layouts::key::ObjectKey;
 use pagelith::serve::Server;
+use pagelith::transport::address::Address;
 use pagelith::transport::capability::Offer;
 use pagelith::transport::closed::Closed;
 use pagelith::transport::dial::{Dial, Dialing, Dialled, SocketDial};
@@ -29,6 +30,7 @@ use pagelith::{
 };
 use pagelith_sim::clock::SimClock;
 use pagelith_sim::link::SimNet;
+use tempfile::TempDir;
 
 /// What lies between a behaviour and its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +39,8 @@ pub enum Between {
     Nothing,
     /// TCP over loopback.
     Tcp,
+    /// Memory that both sides have, beside a Unix socket.
+    Shared,
     /// The simulated link, in a simulated machine.
     Sim,
 }
@@ -65,7 +69,7 @@ pub struct Store {
 
 /// Whatever answers on the store's end.
 enum Serving {
-    Threads { stop: Arc<AtomicBool>, threads: Vec<JoinHandle<()>> },
+    Threads { stop: Arc<AtomicBool>, threads: Vec<JoinHandle<()>>, _dir: TempDir },
     Tasks(Arc<SimDial>),
 }
 
@@ -74,15 +78,17 @@ impl Store {
         Store { client: None, serving: None, store: Arc::new(store) }
     }
 
-    /// Behind TCP.
-    pub fn tcp(store: pagelith::Store, timeout: Duration) -> Store {
+    /// Behind a socket: TCP, or with shared memory.
+    pub fn socket(store: pagelith::Store, timeout: Duration, shared: bool) -> Store {
         let store = Arc::new(store);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let listen = Listen {
-            address: "tcp:127.0.0.1:0".parse().expect("an address"),
-            admission: Admission::Connection(Rights::all()),
-            beyond_this_host: false,
+        let dir = tempfile::tempdir().expect("a directory");
+        let address = match shared {
+            true => Address::Unix(dir.path().join("socket")),
+            false => "tcp:127.0.0.1:0".parse().expect("an address"),
         };
+        let admission = Admission::Connection(Rights::all());
+        let listen = Listen { address, admission, beyond_this_host: false };
         let (entropy, limits) = (Arc::new(SystemEntropy), Limits::default());
         let offer = |who| Offer::of_this_build([who; 16]);
         let listener =
@@ -92,7 +98,8 @@ impl Store {
         let threads = vec![listen_on(listener, store.clone(), stop.clone())];
         let dial = SocketDial { address, offer: offer(2), key: None, entropy, clock: clock.clone(), limits };
         let client = Attached::attach(Arc::new(dial), clock, timeout).expect("attached");
-        Store { client: Some(client), serving: Some(Serving::Threads { stop, threads }), store }
+        let serving = Serving::Threads { stop, threads, _dir: dir };
+        Store { client: Some(client), serving: Some(serving), store }
     }
 
     /// Behind the simulated link.
@@ -115,7 +122,7 @@ impl Store {
     fn detach(mut self) -> pagelith::Store {
         drop(self.client.take());
         match self.serving.take() {
-            Some(Serving::Threads { stop, threads }) => {
+            Some(Serving::Threads { stop, threads, .. }) => {
                 stop.store(true, Ordering::Relaxed);
                 threads.into_iter().for_each(|thread| thread.join().expect("the server did not panic"));
             }

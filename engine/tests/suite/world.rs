@@ -139,10 +139,12 @@ impl World {
                 let store = pagelith::Store::open_in(valid, env.clone())?;
                 Ok(match between {
                     Between::Sim => Store::sim(store, timeout, sim.clock.clone(), env.runtime),
-                    Between::Nothing | Between::Tcp => Store::embedded(store),
+                    Between::Nothing | Between::Tcp | Between::Shared => Store::embedded(store),
                 })
             }
-            (Place::Real(_), Between::Tcp) => Ok(Store::tcp(pagelith::Store::open(valid)?, timeout)),
+            (Place::Real(_), between @ (Between::Tcp | Between::Shared)) => {
+                Ok(Store::socket(pagelith::Store::open(valid)?, timeout, between == Between::Shared))
+            }
             (Place::Real(_), Between::Nothing | Between::Sim) => {
                 pagelith::Store::open(valid).map(Store::embedded)
             }

@@ -83,17 +83,20 @@ pub enum Feature {
     AnyPool = 1 << 4,
     /// Puts without checksums: the store makes them of what arrived.
     ServerChecksums = 1 << 5,
+    /// Memory that both sides have carries the link, over a socket of one host.
+    SharedMemory = 1 << 6,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 6] = [
+    pub const ALL: [Feature; 7] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
         Feature::Durable,
         Feature::AnyPool,
         Feature::ServerChecksums,
+        Feature::SharedMemory,
     ];
 
     /// Its bit.
@@ -110,6 +113,7 @@ impl Feature {
             Feature::Durable => "durable",
             Feature::AnyPool => "any_pool",
             Feature::ServerChecksums => "server_checksums",
+            Feature::SharedMemory => "shared_memory",
         }
     }
 

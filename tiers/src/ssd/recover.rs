@@ -3,7 +3,7 @@
 
 use pagelith_io::buffer::AlignedBuf;
 use pagelith_io::fault::IoFault;
-use pagelith_layouts::align::ALIGN;
+use pagelith_layouts::align::{ALIGN, align_up};
 use pagelith_layouts::checkpoint::{
     self, CHUNK_BYTES, CheckpointEntry, CheckpointFacts, ChunkKind, SegmentMark,
 };
@@ -408,7 +408,7 @@ fn scan_segment(
             },
             &mut |what| seen.take(what),
         )?;
-        if !seen.is_doubtful() {
+        if !seen.is_doubtful() && !goes_on(volume, serial, identity, seen.end()) {
             break;
         }
     }
@@ -418,6 +418,24 @@ fn scan_segment(
     }
     let (facts, entries) = seen.footer(identity, order);
     Ok(Some((facts, entries)))
+}
+
+/// Whether a record begins where a scan found the end. A footer ends the segment for ever, so the end is looked at twice.
+fn goes_on(volume: &Volume, serial: &mut Serial, identity: SegmentIdentity, end: u64) -> bool {
+    if end + ALIGN > volume.geometry.segment_bytes {
+        return false;
+    }
+    let (file, at) = volume.place(identity.segment, end);
+    let begins =
+        |bytes: &AlignedBuf| Record::decode(bytes).is_ok_and(|record| record.expect(identity, end).is_ok());
+    let Ok(block) = serial.read(file, at, ALIGN as usize) else { return false };
+    // Also of an earlier life, whose records end where this one's do if the objects are of one length.
+    match Record::claimed_header_bytes(&block).filter(|need| end + need <= volume.geometry.segment_bytes) {
+        Some(need) if need > ALIGN => {
+            serial.read(file, at, align_up(need) as usize).is_ok_and(|bytes| begins(&bytes))
+        }
+        _ => begins(&block),
+    }
 }
 
 /// Write the footer of what a scan found; returns its length in bytes.

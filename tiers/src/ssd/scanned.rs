@@ -44,7 +44,18 @@ impl Scanned {
 
     /// Whether the device may have brought something else than what is there.
     pub fn is_doubtful(&self) -> bool {
-        self.misplaced || self.torn > 0 || self.records.is_empty()
+        self.misplaced || self.torn > 0 || self.records.is_empty() || self.has_gap()
+    }
+
+    /// Whether records lie behind a place where none was found: one that the crash took, or one that was not read.
+    fn has_gap(&self) -> bool {
+        let mut expected = ALIGN;
+        self.records.iter().any(|(at, (_, _, end, _))| std::mem::replace(&mut expected, *end) != *at)
+    }
+
+    /// Where the next record would begin.
+    pub fn end(&self) -> u64 {
+        self.records.values().map(|(_, _, end, _)| *end).max().unwrap_or(ALIGN).max(ALIGN)
     }
 
     /// Whether nothing whole was found.
@@ -64,8 +75,26 @@ impl Scanned {
                 .min()
                 .unwrap_or(Sequence(u64::MAX)),
             max_sequence: sequences().map(|(_, sequence)| sequence).max().unwrap_or(Sequence(0)),
-            data_end: self.records.values().map(|(_, _, end, _)| *end).max().unwrap_or(ALIGN).max(ALIGN),
+            data_end: self.end(),
         };
         (facts, self.records.into_values().flat_map(|(.., entries)| entries).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_without_a_record_before_others_is_looked_at_again() {
+        let scanned = |records: &[(u64, u64)]| {
+            let record = |(at, end): &(u64, u64)| (*at, (RecordKind::Data, Sequence(1), *end, Vec::new()));
+            Scanned { records: records.iter().map(record).collect(), ..Scanned::default() }
+        };
+        assert!(!scanned(&[(4096, 16_384), (16_384, 20_480)]).is_doubtful());
+        assert!(scanned(&[(8192, 16_384)]).is_doubtful(), "the first is missing");
+        assert!(scanned(&[(4096, 16_384), (20_480, 24_576)]).is_doubtful(), "one between is missing");
+        assert!(scanned(&[]).is_doubtful());
+        assert_eq!((scanned(&[(4096, 16_384)]).end(), scanned(&[]).end()), (16_384, ALIGN));
     }
 }

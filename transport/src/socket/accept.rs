@@ -77,7 +77,8 @@ impl Acceptor {
             Ok((socket, from)) => {
                 let from = from.and_then(|from| SocketAddr::try_from(from).ok());
                 let name = from.map_or_else(|| "this host".to_owned(), |from| from.to_string());
-                let socket = if self.file.is_some() { Socket::unix(socket) } else { Socket::tcp(socket) };
+                let socket =
+                    if self.file.is_some() { Socket::unix(socket, None) } else { Socket::tcp(socket) };
                 Ok(Some((name, socket)))
             }
             Err(Errno::AGAIN) => Ok(None),

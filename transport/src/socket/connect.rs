@@ -6,11 +6,13 @@ use std::time::Duration;
 use pagelith_io::clock::Clock;
 use pagelith_io::entropy::Entropy;
 use pagelith_layouts::wire::Side;
+use pagelith_layouts::wire::greeting::Feature;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect as start, socket_with};
 
 use super::end::fault;
-use super::{Socket, SocketLink, SocketPending};
+use super::rings::Rings;
+use super::{Socket, SocketLink, SocketPending, offered};
 use crate::address::Address;
 use crate::auth::Key;
 use crate::capability::Offer;
@@ -38,6 +40,7 @@ pub fn connect(
         Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
         Err(e) => Err(fault("connect")(e)),
     };
+    let mut can_share = false;
     let socket = match to {
         Address::Tcp(to) => {
             let socket = open(if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 })?;
@@ -48,9 +51,12 @@ pub fn connect(
             let socket = open(AddressFamily::UNIX)?;
             let to = SocketAddrUnix::new(path).map_err(fault("connect"))?;
             begun(start(&socket, &to))?;
-            Socket::unix(socket)?
+            let memory = (offer.features & Feature::SharedMemory.bit() != 0).then(Rings::memory).flatten();
+            can_share = memory.is_some();
+            Socket::unix(socket, memory)?
         }
     };
+    let offer = offered(offer, to, can_share);
     let handshake = Handshake::client(offer, key, entropy);
     Ok(Pending::new(socket, to.to_string(), Side::Client, offer, handshake, (clock, limits)))
 }

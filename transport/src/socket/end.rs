@@ -4,32 +4,63 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use pagelith_io::shm::SharedMemory;
+use pagelith_layouts::wire::Side;
+use pagelith_layouts::wire::greeting::Feature;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, readv, retry_on_intr};
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay, socket_peercred};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
+use super::rings::Rings;
 use crate::closed::Closed;
 use crate::stream::{Moved, Stream};
 
 /// A socket of TCP or of this host.
-pub struct Socket(OwnedFd);
+pub struct Socket {
+    fd: OwnedFd,
+    carries: Carries,
+}
+
+/// What moves the bytes.
+enum Carries {
+    /// The socket.
+    Bytes,
+    /// The socket, until a client that has this memory hands it over, or a server takes it.
+    BytesUntil(Option<SharedMemory>),
+    /// Shared memory.
+    Rings(Rings),
+}
 
 impl Socket {
     /// Take a socket of TCP that does not block: without Nagle's delay, kept alive.
     pub(super) fn tcp(socket: OwnedFd) -> Result<Socket, Closed> {
         set_tcp_nodelay(&socket, true).map_err(fault("setsockopt TCP_NODELAY"))?;
         set_socket_keepalive(&socket, true).map_err(fault("setsockopt SO_KEEPALIVE"))?;
-        Ok(Socket(socket))
+        Ok(Socket { fd: socket, carries: Carries::Bytes })
     }
 
-    /// Take a socket of this host that does not block, if this user's process is at its other end, or root's.
-    pub(super) fn unix(socket: OwnedFd) -> Result<Socket, Closed> {
+    /// Take a socket of this host that does not block, if this user's process is at its other end, or root's. A
+    /// client has `memory` to share, if it can.
+    pub(super) fn unix(socket: OwnedFd, memory: Option<SharedMemory>) -> Result<Socket, Closed> {
         let peer = socket_peercred(&socket).map_err(fault("getsockopt SO_PEERCRED"))?;
         if peer.uid != rustix::process::geteuid() && !peer.uid.is_root() {
             return Err(Closed::NotAuthentic { what: "the user" });
         }
-        Ok(Socket(socket))
+        Ok(Socket { fd: socket, carries: Carries::BytesUntil(memory) })
+    }
+
+    /// Whether the bytes go through memory that both sides have.
+    pub fn is_shared_memory(&self) -> bool {
+        matches!(self.carries, Carries::Rings(_))
+    }
+
+    /// Before somebody waits at the descriptor: true if there is something to be done already.
+    pub(super) fn arm(&self, write: bool) -> bool {
+        match &self.carries {
+            Carries::Rings(rings) => rings.arm(write),
+            Carries::Bytes | Carries::BytesUntil(_) => false,
+        }
     }
 }
 
@@ -40,26 +71,55 @@ pub(super) fn fault(operation: &'static str) -> impl Fn(Errno) -> Closed {
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
 impl Stream for Socket {
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved {
-        match retry_on_intr(|| readv(&self.0, parts)) {
+        if let Carries::Rings(rings) = &mut self.carries {
+            return rings.read(&self.fd, parts);
+        }
+        match retry_on_intr(|| readv(&self.fd, parts)) {
             Ok(0) => Moved::Ended,
             other => moved("recv", other),
         }
     }
 
     fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+        if let Carries::Rings(rings) = &mut self.carries {
+            return rings.write(&self.fd, parts);
+        }
         // Not writev: a peer that is gone must be an error here, and no signal to the whole process.
         let flags = SendFlags::NOSIGNAL;
-        moved("send", retry_on_intr(|| sendmsg(&self.0, parts, &mut SendAncillaryBuffer::default(), flags)))
+        moved("send", retry_on_intr(|| sendmsg(&self.fd, parts, &mut SendAncillaryBuffer::default(), flags)))
     }
 
     fn ready(&mut self, write: bool, timeout: Duration) -> bool {
-        wait_for(&[(self.as_fd(), write)], timeout)
+        match &mut self.carries {
+            Carries::Rings(rings) => rings.ready(&self.fd, write, timeout),
+            Carries::Bytes | Carries::BytesUntil(_) => wait_for(&[(self.as_fd(), write)], timeout),
+        }
+    }
+
+    fn goes_over(&self, features: u64) -> bool {
+        matches!(self.carries, Carries::BytesUntil(_)) && features & Feature::SharedMemory.bit() != 0
+    }
+
+    fn go_over(&mut self, side: Side) -> Result<bool, Closed> {
+        let Carries::BytesUntil(memory) = &mut self.carries else { return Ok(true) };
+        let rings = match (side, memory.take()) {
+            (Side::Server, _) => Rings::take_over(&self.fd)?,
+            (Side::Client, Some(own)) => match Rings::hand_over(&self.fd, own)? {
+                Ok(rings) => Some(rings),
+                Err(own) => {
+                    *memory = Some(own);
+                    None
+                }
+            },
+            (Side::Client, None) => return Err(Closed::broken("shared memory", "this side has none")),
+        };
+        Ok(rings.map(|rings| self.carries = Carries::Rings(rings)).is_some())
     }
 }
 

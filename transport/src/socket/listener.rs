@@ -10,7 +10,7 @@ use pagelith_layouts::wire::Side;
 use pagelith_layouts::wire::greeting::{Reason, Refusal};
 
 use super::accept::Acceptor;
-use super::{Socket, SocketLink, SocketPending, wait};
+use super::{Socket, SocketLink, SocketPending, offered, wait};
 use crate::address::Address;
 use crate::capability::Offer;
 use crate::closed::Closed;
@@ -99,6 +99,7 @@ impl Listener {
             _ => {}
         }
         let (acceptor, address) = Acceptor::new(&listen.address)?;
+        let offer = offered(offer, &address, true);
         let admission = listen.admission.clone();
         Ok(Listener { acceptor, address, unknown: Vec::new(), admission, offer, entropy, clock, limits })
     }

@@ -14,6 +14,7 @@ use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::entropy::Entropy;
 use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::{Frame, Kind, Side};
 use pagelith_transport::auth::{Key, KeyRing};
 use pagelith_transport::capability::Offer;
@@ -134,7 +135,13 @@ pub fn keys(secret: u8) -> Admission {
     Admission::Keys(Arc::new(KeyRing::new([(key(secret), Rights::all())], &*entropy()).expect("a ring")))
 }
 
+/// As [`sharing`], without shared memory.
 pub fn offer() -> Offer {
+    sharing().without(Feature::SharedMemory)
+}
+
+/// What this build has, with short frames.
+pub fn sharing() -> Offer {
     Offer { data_bytes_max: 64 << 10, control_bytes_max: 64 << 10, ..Offer::of_this_build([5; 16]) }
 }
 

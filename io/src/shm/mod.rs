@@ -1,0 +1,100 @@
+//! Memory that two processes share, and rings of bytes in it.
+//!
+//! The other process is not trusted: it may write anything anywhere in this memory at any time. So nothing in it is ever
+//! borrowed as bytes, positions that it wrote are compared with this side's own, and bytes are copied out once, and only
+//! then looked at. That the memory cannot shrink under the mapping is sealed.
+
+mod ring;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::io::Errno;
+
+pub use ring::{Broken, RING_BYTES, RING_MEMORY_BYTES, RingReader, RingWriter};
+
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// A mapping of memory that another process has too.
+pub struct SharedMemory {
+    map: MmapRaw,
+    fd: OwnedFd,
+}
+
+impl SharedMemory {
+    /// New memory of `bytes` zeroed bytes, to be handed to another process.
+    pub fn new(bytes: usize) -> std::io::Result<SharedMemory> {
+        let fd = memfd_create("pagelith-link", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&fd, bytes as u64)?;
+        fcntl_add_seals(&fd, SEALS)?;
+        SharedMemory::map(fd, bytes)
+    }
+
+    /// Memory of `bytes` bytes that another process made. Refuses what is not sealed against becoming smaller, and what is
+    /// of another length.
+    pub fn of(fd: OwnedFd, bytes: usize) -> std::io::Result<SharedMemory> {
+        let sealed = fcntl_get_seals(&fd)?.contains(SEALS);
+        if !sealed || u64::try_from(fstat(&fd)?.st_size) != Ok(bytes as u64) {
+            return Err(Errno::INVAL.into());
+        }
+        SharedMemory::map(fd, bytes)
+    }
+
+    fn map(fd: OwnedFd, bytes: usize) -> std::io::Result<SharedMemory> {
+        let map = MmapOptions::new().len(bytes).map_raw(&fd)?;
+        Ok(SharedMemory { map, fd })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Whether there is no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes `at..at + len`, as what may change at any time.
+    fn cells(&self, at: usize, len: usize) -> &[AtomicU8] {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.map.len()), "beyond the shared memory");
+        // SAFETY: inside of the mapping, which lives as long as `self`; atomics may be written by others under a shared
+        // borrow, also by another process, and have the size and alignment of a byte.
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(at).cast::<AtomicU8>(), len) }
+    }
+
+    /// Copy the bytes from `at` on out.
+    fn copy_out(&self, at: usize, to: &mut [u8]) {
+        let from = self.cells(at, to.len()).as_ptr().cast::<u8>();
+        // SAFETY: `cells` checked the bounds, and the two do not overlap: one is a private borrow, the other the mapping.
+        // Another process may write these bytes meanwhile: this one's memory model does not know of it, the copy is then
+        // of no use, and nothing but the copy is ever read as bytes.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) }
+    }
+
+    /// Copy bytes in, from `at` on.
+    fn copy_in(&self, at: usize, from: &[u8]) {
+        let to = self.cells(at, from.len()).as_ptr().cast::<u8>().cast_mut();
+        // SAFETY: as in `copy_out`; the memory is mapped to be written, and is reached through atomics and raw pointers alone.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
+    }
+}
+
+impl AsFd for SharedMemory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Two rings in one memory, one each way.
+pub const PAIR_MEMORY_BYTES: usize = 2 * RING_MEMORY_BYTES;
+
+/// This side's ends of the two rings in `memory`; the `first` side writes to the first of them.
+pub fn pair(memory: SharedMemory, first: bool) -> (RingWriter, RingReader) {
+    let memory = Arc::new(memory);
+    let at = |second: bool| if second { RING_MEMORY_BYTES } else { 0 };
+    (RingWriter::new(memory.clone(), at(!first)), RingReader::new(memory, at(first)))
+}

@@ -1,0 +1,137 @@
+//! Memory that a client hands over: what is none, and what it writes there afterwards.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "clients of every kind are played by hand; nothing here ships"
+)]
+
+mod common;
+
+use std::io::{IoSlice, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::*;
+use pagelith_io::clock::Clock;
+use pagelith_io::shm::{PAIR_MEMORY_BYTES, SharedMemory};
+use pagelith_io::system::{SystemClock, SystemEntropy};
+use pagelith_layouts::wire::Side;
+use pagelith_transport::address::Address;
+use pagelith_transport::closed::Closed;
+use pagelith_transport::handshake::{Admission, Handshake};
+use pagelith_transport::limits::Limits;
+use pagelith_transport::link::{Event, Link};
+use pagelith_transport::pending::{Pending, Progress};
+use pagelith_transport::rights::Rights;
+use pagelith_transport::socket::{Arrival, Listen, Listener, SocketLink};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+/// Longest single wait. Every wait here is for something that comes.
+const WAIT: Duration = Duration::from_secs(10);
+
+fn clock() -> Arc<dyn Clock> {
+    Arc::new(SystemClock::new())
+}
+
+/// A client's greeting, as bytes.
+fn greeting() -> Vec<u8> {
+    let (ours, theirs) = pipe(usize::MAX);
+    let handshake = Handshake::client(sharing(), None, &*entropy());
+    let outside = (clock(), Limits::default());
+    let pending = Pending::new(ours, "nobody".into(), Side::Client, sharing(), handshake, outside).poll();
+    assert!(matches!(pending, Progress::Waiting(_)), "it waits for an answer");
+    let said = lock(&theirs.reads).bytes.iter().copied().collect();
+    said
+}
+
+/// A client that greets by hand, then does `behind`; the server's link, or why there is none.
+fn meet_by_hand(behind: impl FnOnce(&UnixStream)) -> (Result<Box<SocketLink>, Closed>, UnixStream) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("socket");
+    let address = Address::Unix(path.clone());
+    let listen = Listen { address, admission: Admission::Connection(Rights::all()), beyond_this_host: false };
+    let mut listener = Listener::new(&listen, sharing(), Arc::new(SystemEntropy), clock(), Limits::default())
+        .expect("listens");
+    let client = UnixStream::connect(&path).expect("connected");
+    (&client).write_all(&greeting()).expect("greeted");
+    behind(&client);
+    let mut arrivals = Vec::new();
+    while arrivals.is_empty() {
+        listener.wait(&mut arrivals, WAIT);
+    }
+    let met = match arrivals.pop() {
+        Some(Arrival::Link(link)) => Ok(link),
+        Some(Arrival::Refused { why, .. }) => Err(why),
+        None => panic!("nobody arrived"),
+    };
+    (met, client)
+}
+
+fn hand(client: &UnixStream, files: &[BorrowedFd<'_>]) {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() {
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(files)));
+    }
+    sendmsg(client, &[IoSlice::new(&[1])], &mut ancillary, SendFlags::empty()).expect("sent");
+}
+
+#[test]
+fn what_is_no_shared_memory_ends_the_link() {
+    let memory = SharedMemory::new(PAIR_MEMORY_BYTES).expect("memory");
+    let small = SharedMemory::new(4096).expect("memory");
+    let file = tempfile::tempfile().expect("a file");
+    file.set_len(PAIR_MEMORY_BYTES as u64).expect("grown");
+    assert!(meet_by_hand(|client| hand(client, &[memory.as_fd()])).0.is_ok(), "as it should be");
+    let wrong: [&[BorrowedFd<'_>]; 4] =
+        [&[], &[memory.as_fd(), memory.as_fd()], &[small.as_fd()], &[file.as_fd()]];
+    for files in wrong {
+        let (met, _client) = meet_by_hand(|client| hand(client, files));
+        assert!(matches!(met, Err(Closed::Broken(_))), "files={}", files.len());
+    }
+    let (met, _client) = meet_by_hand(|client| client.shutdown(std::net::Shutdown::Both).expect("shut"));
+    assert!(matches!(met, Err(Closed::Ended)));
+}
+
+/// Whatever a client writes into the memory, whenever: the link ends, or waits, and nothing else.
+#[test]
+fn any_bytes_in_the_rings_end_the_link_or_nothing() {
+    let mut rng = 0x9E37_79B9_7F4A_7C15u64;
+    let mut next = || {
+        rng ^= rng << 13;
+        rng ^= rng >> 7;
+        rng ^= rng << 17;
+        rng
+    };
+    let mut closed = 0;
+    for round in 0..300u64 {
+        let memory = SharedMemory::new(PAIR_MEMORY_BYTES).expect("memory");
+        let fd = rustix::io::dup(&memory).expect("another descriptor");
+        let (met, client) = meet_by_hand(|client| hand(client, &[memory.as_fd()]));
+        let mut server = met.expect("a link");
+        let file = std::fs::File::from(fd);
+        let mut events = Vec::new();
+        for step in 0..6 {
+            let mut bytes = vec![0; (next() % 9000) as usize + 1];
+            bytes.iter_mut().for_each(|byte| *byte = next() as u8);
+            // Now the counts, then what follows them; near ones, so that what lies between is read.
+            let at = if step % 2 == 0 { 4096 } else { [0, 128, 256, 384][(next() % 4) as usize] };
+            if at < 4096 {
+                bytes = (next() % if round % 3 == 0 { u64::MAX } else { 9000 }).to_le_bytes().to_vec();
+            }
+            std::os::unix::fs::FileExt::write_all_at(&file, &bytes, at).expect("written");
+            server.poll(&mut events);
+            if round % 5 == 0 {
+                server.wait(&mut events, Duration::ZERO);
+            }
+        }
+        drop(client);
+        while !matches!(events.last(), Some(Event::Closed(_))) {
+            server.wait(&mut events, WAIT);
+        }
+        closed += usize::from(!matches!(events.last(), Some(Event::Closed(Closed::Ended))));
+    }
+    assert!(closed > 100, "most of it is no frame: {closed}");
+}
