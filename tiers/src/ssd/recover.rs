@@ -25,6 +25,10 @@ use super::volume::Volume;
 /// More sequences than were given since any segment was opened.
 pub(super) const UNREADABLE_SEQUENCES: u64 = 1 << 40;
 
+/// How often a segment is looked at that may not be what the device brought: what a crash left looks like it too, so there
+/// is an end to it.
+const LOOKS: u32 = 4;
+
 /// Who learns what was found.
 pub trait Sink {
     /// An object of the checkpoint whose segment still has the same incarnation. It counts as put before
@@ -393,10 +397,10 @@ fn scan_segment(
     let len = scan::SCRATCH_BYTES.min(segment_bytes as usize);
     let mut scratch = AlignedBuf::new(len).map_err(|e| no_memory(len, &e))?;
     let mut seen = Scanned::default();
-    // A device may bring the bytes of another place once and the right ones after: what was removed would come back
-    // with the tombstones that were not seen. So what looks like that is looked at again, and both looks count, since
-    // every record says for itself where it belongs.
-    for _ in 0..2 {
+    // A device may bring the bytes of another place, or older ones, and the right ones after: what was removed would come
+    // back with the tombstones that were not seen, and what a flush covered would be sealed out. So what looks like that
+    // is looked at again, and all looks count, since every record says for itself where it belongs.
+    for _ in 0..LOOKS {
         (seen.torn, seen.misplaced) = (0, false);
         scan::scan(
             identity,
