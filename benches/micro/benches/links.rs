@@ -1,0 +1,229 @@
+//! What a link costs: the same gets, puts and look-ups embedded, through shared memory, over a Unix socket without it and
+//! over TCP, of a store of DRAM alone; client and server are two threads of one process.
+//!
+//! `cargo bench -p pagelith-micro --bench links`. Beside them stands what TCP allows: a thread that sends as many bytes for
+//! each byte that asks for them, and one that receives them into the same buffers, and checksums them.
+#![allow(missing_docs, reason = "criterion's macros")]
+#![allow(clippy::disallowed_methods, reason = "threads are what is measured, by the real clock")]
+
+mod common;
+
+use std::hint::black_box;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use pagelith::attach::Attached;
+use pagelith::io::staging::StagingPool;
+use pagelith::io::system::{SystemClock, SystemEntropy};
+use pagelith::layouts::checksum::{BLOCK_BYTES, checksum};
+use pagelith::layouts::key::ObjectKey;
+use pagelith::layouts::wire::greeting::Feature;
+use pagelith::serve::Server;
+use pagelith::transport::address::Address;
+use pagelith::transport::capability::Offer;
+use pagelith::transport::dial::SocketDial;
+use pagelith::transport::handshake::Admission;
+use pagelith::transport::limits::Limits;
+use pagelith::transport::rights::Rights;
+use pagelith::transport::socket::{Arrival, Listen, Listener};
+use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Store};
+
+use common::{keys, mix};
+
+/// Objects of a get or put.
+const BATCH: usize = 32;
+/// Bytes of objects that gets choose from.
+const DATA: usize = 256 << 20;
+const WAIT: Duration = Duration::from_millis(10);
+
+fn store() -> Store {
+    let mut config = Config::default();
+    config.dram.bytes = Size::from_bytes(2 * DATA as u64);
+    config.index.max_objects = Some(65_536);
+    let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("room for half a GiB");
+    Store::open(config).expect("a store")
+}
+
+/// A store as its user sees it.
+enum Side<'a> {
+    Embedded(&'a Store),
+    Attached(Attached),
+}
+
+impl Side<'_> {
+    fn get(&self, keys: &[ObjectKey], buffers: &mut [AlignedBuf]) {
+        let mut pieces: Vec<[&mut [u8]; 1]> = buffers.iter_mut().map(|b| [&mut b[..]]).collect();
+        let mut gets: Vec<_> = keys
+            .iter()
+            .zip(&mut pieces)
+            .map(|(key, pieces)| GetSlice { key: *key, range: None, pieces })
+            .collect();
+        let outcomes = match self {
+            Side::Embedded(store) => store.get_batch(&mut gets, Options::default()),
+            Side::Attached(store) => store.get_batch(&mut gets, Options::default()),
+        };
+        assert!(outcomes.iter().all(|o| o.as_ref().is_ok_and(pagelith::GetOutcome::is_hit)));
+    }
+
+    fn put(&self, keys: &[ObjectKey], buffers: &[AlignedBuf]) {
+        let pieces: Vec<[&[u8]; 1]> = buffers.iter().map(|buffer| [&buffer[..]]).collect();
+        let puts: Vec<_> =
+            keys.iter().zip(&pieces).map(|(key, pieces)| PutSlice { key: *key, pieces }).collect();
+        let outcomes = match self {
+            Side::Embedded(store) => store.put_batch(&puts, Options::default()),
+            Side::Attached(store) => store.put_batch(&puts, Options::default()),
+        };
+        assert!(outcomes.iter().all(Result::is_ok));
+    }
+
+    fn exists(&self, keys: &[ObjectKey]) -> bool {
+        match self {
+            Side::Embedded(store) => store.exists_batch(keys, Options::default())[0],
+            Side::Attached(store) => store.exists_batch(keys, Options::default()).expect("an answer")[0],
+        }
+    }
+}
+
+/// Serve `store` at `address` until told to stop, and attach to it.
+fn attach<'s, 'e>(
+    scope: &'s std::thread::Scope<'s, 'e>,
+    store: &'e Store,
+    (address, shared): (Address, bool),
+    stop: &'e AtomicBool,
+) -> Attached {
+    let clock = Arc::new(SystemClock::new());
+    let entropy = Arc::new(SystemEntropy);
+    let offer = |who| match Offer::of_this_build([who; 16]) {
+        offer if shared => offer,
+        offer => offer.without(Feature::SharedMemory),
+    };
+    let listen = Listen { address, admission: Admission::Connection(Rights::all()), beyond_this_host: false };
+    let mut listener =
+        Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), Limits::default()).expect("listens");
+    let address = listener.address().clone();
+    scope.spawn(move || {
+        let staging = StagingPool::new(256 << 20).expect("memory");
+        let mut arrivals = Vec::new();
+        // One client at a time, which comes again when its link was idle for too long.
+        while !stop.load(Ordering::Relaxed) {
+            listener.wait(&mut arrivals, WAIT);
+            for arrival in arrivals.drain(..) {
+                let Arrival::Link(link) = arrival else { panic!("refused") };
+                let mut server = Server::new(store, link, staging.clone()).expect("serves");
+                while server.closed().is_none() && !stop.load(Ordering::Relaxed) {
+                    server.wait(WAIT);
+                }
+            }
+        }
+    });
+    let limits = Limits::default();
+    let dial = SocketDial { address, offer: offer(2), key: None, entropy, clock: clock.clone(), limits };
+    Attached::attach(Arc::new(dial), clock, Duration::from_secs(30)).expect("attached")
+}
+
+/// A client that asks with a byte and receives so many objects, checksummed where they land.
+fn bare_get(stream: &mut TcpStream, buffers: &mut [AlignedBuf]) {
+    stream.write_all(&[1]).expect("asked");
+    for buffer in buffers {
+        stream.read_exact(buffer).expect("received");
+        for block in buffer.chunks(BLOCK_BYTES as usize) {
+            black_box(checksum(block));
+        }
+    }
+}
+
+fn bare_server(listener: TcpListener, object_bytes: usize) {
+    let Ok((mut stream, _)) = listener.accept() else { return };
+    stream.set_nodelay(true).expect("set");
+    let objects = DATA / object_bytes;
+    let mut far = AlignedBuf::many(objects, object_bytes).expect("memory");
+    far.iter_mut().for_each(|object| object.fill(1));
+    let (mut asked, mut turn) = ([0], 0u64);
+    while stream.read_exact(&mut asked).is_ok() {
+        for i in 0..BATCH as u64 {
+            turn += 1;
+            if stream.write_all(&far[(mix(turn + i) % objects as u64) as usize]).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn links(c: &mut Criterion) {
+    let dir = std::env::temp_dir().join(format!("pagelith-links-{}", std::process::id()));
+    std::fs::create_dir(&dir).expect("a directory");
+    let unix = |name: &str| Address::Unix(dir.join(name));
+    let tcp = || "tcp:127.0.0.1:0".parse().expect("an address");
+    for object_bytes in [64 << 10, 1 << 20] {
+        let (store, stop) = (store(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let sides = [
+                ("embedded", Side::Embedded(&store)),
+                ("shared memory", Side::Attached(attach(scope, &store, (unix("shared"), true), &stop))),
+                ("unix socket", Side::Attached(attach(scope, &store, (unix("socket"), false), &stop))),
+                ("tcp", Side::Attached(attach(scope, &store, (tcp(), false), &stop))),
+            ];
+            let mut buffers = AlignedBuf::many(BATCH, object_bytes).expect("memory");
+            buffers.iter_mut().for_each(|buffer| buffer.fill(1));
+            let objects = (DATA / object_bytes) as u64;
+            for batch in keys(0..objects).chunks(BATCH) {
+                sides[0].1.put(batch, &buffers[..batch.len()]);
+            }
+            let asked = keys((0..objects * 4).map(|i| mix(i) % objects));
+            let batch = |turn: u64| &asked[(mix(turn) as usize % (asked.len() / BATCH)) * BATCH..][..BATCH];
+
+            let mut group = c.benchmark_group(format!("get {BATCH} of {} KiB", object_bytes >> 10));
+            group.throughput(Throughput::Bytes((BATCH * object_bytes) as u64));
+            for (name, side) in &sides {
+                let mut turn = 0;
+                group.bench_function(BenchmarkId::from_parameter(name), |b| {
+                    b.iter(|| {
+                        turn += 1;
+                        side.get(batch(turn), &mut buffers);
+                    });
+                });
+            }
+            let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+            let address = listener.local_addr().expect("an address");
+            let bare = scope.spawn(move || bare_server(listener, object_bytes));
+            let mut stream = TcpStream::connect(address).expect("connected");
+            stream.set_nodelay(true).expect("set");
+            group.bench_function(BenchmarkId::from_parameter("limit: bare tcp and checksum"), |b| {
+                b.iter(|| bare_get(&mut stream, &mut buffers));
+            });
+            drop(stream);
+            bare.join().expect("no panic");
+            group.finish();
+
+            let mut group = c.benchmark_group(format!("put {BATCH} of {} KiB", object_bytes >> 10));
+            group.throughput(Throughput::Bytes((BATCH * object_bytes) as u64));
+            let next = AtomicU64::new(1 << 40);
+            for (name, side) in &sides {
+                group.bench_function(BenchmarkId::from_parameter(name), |b| {
+                    b.iter(|| {
+                        let first = next.fetch_add(BATCH as u64, Ordering::Relaxed);
+                        side.put(&keys(first..first + BATCH as u64), &buffers);
+                    });
+                });
+            }
+            group.finish();
+
+            let mut group = c.benchmark_group(format!("exists of 1, objects of {} KiB", object_bytes >> 10));
+            for (name, side) in &sides {
+                group.bench_function(BenchmarkId::from_parameter(name), |b| {
+                    b.iter(|| side.exists(&asked[..1]))
+                });
+            }
+            group.finish();
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+    std::fs::remove_dir_all(&dir).expect("removed");
+}
+
+criterion_group!(benches, links);
+criterion_main!(benches);
