@@ -1,10 +1,11 @@
 //! What a store process says of itself over HTTP, on loopback: `/metrics`, as Prometheus reads them, and `/healthz`.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use pagelith::io::staging::StagingPool;
 use pagelith::{Stats, Store};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -16,7 +17,7 @@ use serde_json::Value;
 use tiny_http::{Header, Method, Request, Response, Server};
 
 /// What [`Stats`] says of this moment; all else only grows.
-const NOW: [&str; 10] = [
+const NOW: [&str; 11] = [
     "objects",
     "dram_objects",
     "dram_bytes",
@@ -27,6 +28,7 @@ const NOW: [&str; 10] = [
     "segments_suspect",
     "segments_quarantined",
     "unflushed_bytes",
+    "readers",
 ];
 const TEXT: &str = "text/plain; charset=utf-8";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -54,10 +56,10 @@ impl Http {
     }
 
     /// Answer until told to stop; that is looked at each `wait`.
-    pub(crate) fn answer(&self, store: &Store, stop: &AtomicBool, wait: Duration) {
+    pub(crate) fn answer(&self, store: &Store, serving: &Serving, stop: &AtomicBool, wait: Duration) {
         while !stop.load(Ordering::Relaxed) {
             match self.server.recv_timeout(wait) {
-                Ok(Some(request)) => respond(request, store),
+                Ok(Some(request)) => respond(request, store, serving),
                 Ok(None) => {}
                 Err(error) => {
                     eprintln!("metrics are not answered any more: {error}");
@@ -68,9 +70,9 @@ impl Http {
     }
 }
 
-fn respond(request: Request, store: &Store) {
+fn respond(request: Request, store: &Store, serving: &Serving) {
     let (status, kind, body) = match (request.method(), request.url()) {
-        (Method::Get, "/metrics") => (200, OPEN_METRICS, metrics(&store.stats())),
+        (Method::Get, "/metrics") => (200, OPEN_METRICS, metrics(&store.stats(), &serving.now())),
         // That it answers is what is asked; a tier that is off is no reason to be ended, DRAM serves on.
         (Method::Get, "/healthz") => (200, TEXT, format!("ok ssd_state={}\n", store.stats().ssd_state)),
         (Method::Get, _) => (404, TEXT, "there are /metrics and /healthz\n".to_owned()),
@@ -87,8 +89,28 @@ struct Named {
     name: String,
 }
 
-fn metrics(stats: &Stats) -> String {
+/// What a process does for its clients now.
+pub(crate) struct Serving {
+    pub(crate) links: AtomicU64,
+    pub(crate) staging: StagingPool,
+}
+
+impl Serving {
+    fn now(&self) -> [(&'static str, &'static str, u64); 2] {
+        [
+            ("links", "clients", self.links.load(Ordering::Relaxed)),
+            ("transfer_bytes", "bytes of transfer memory in use", self.staging.in_use() as u64),
+        ]
+    }
+}
+
+fn metrics(stats: &Stats, serving: &[(&'static str, &'static str, u64)]) -> String {
     let mut registry = Registry::with_prefix("pagelith");
+    for (name, help, value) in serving {
+        let gauge = Gauge::<i64>::default();
+        gauge.set(i64::try_from(*value).unwrap_or(i64::MAX));
+        registry.register(*name, *help, gauge);
+    }
     let fields = serde_json::to_value(stats).unwrap_or_default();
     for (name, value) in fields.as_object().into_iter().flatten() {
         let help = name.replace('_', " ");
@@ -135,7 +157,7 @@ mod tests {
         let mut stats =
             Stats { objects: 3, puts_stored: 7, ssd_state: "read-only".into(), ..Stats::default() };
         stats.misses.insert("absent".into(), 5);
-        let text = metrics(&stats);
+        let text = metrics(&stats, &[("links", "clients", 2)]);
         for line in [
             "# TYPE pagelith_objects gauge",
             "pagelith_objects 3",
@@ -143,6 +165,7 @@ mod tests {
             "pagelith_puts_stored_total 7",
             "pagelith_misses_total{name=\"absent\"} 5",
             "pagelith_ssd_state{name=\"read-only\"} 1",
+            "pagelith_links 2",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -22,7 +22,7 @@ use pagelith::transport::socket::{Arrival, Listen, Listener};
 
 use crate::exit::Verdict;
 use crate::fresh::FreshDir;
-use crate::http::Http;
+use crate::http::{Http, Serving};
 use crate::keys;
 use crate::peers::offer;
 use crate::settings::{Defaults, StoreFlags};
@@ -73,6 +73,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     let store = Store::open(config).context("cannot open the store")?;
     crate::said::opened(store.opened());
     let staging = StagingPool::new(args.transfer.bytes() as usize).context("no memory --transfer")?;
+    let serving = Serving { links: AtomicU64::new(0), staging };
     let listen = Listen { address: args.listen.clone(), admission, beyond_this_host: args.beyond_this_host };
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
     let mut listener =
@@ -84,8 +85,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     println!("listening {}", listener.address());
     std::thread::scope(|scope| {
         if let Some(http) = &http {
-            let (store, stop) = (&store, &stop);
-            scope.spawn(move || http.answer(store, stop, WAIT));
+            let (store, serving, stop) = (&store, &serving, &stop);
+            scope.spawn(move || http.answer(store, serving, stop, WAIT));
         }
         let mut arrivals = Vec::new();
         while !stop.load(Ordering::Relaxed) {
@@ -93,8 +94,12 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
             for arrival in arrivals.drain(..) {
                 match arrival {
                     Arrival::Link(link) => {
-                        let (store, staging, stop) = (&store, staging.clone(), &stop);
-                        scope.spawn(move || attend(store, link, staging, stop));
+                        let (store, serving, stop) = (&store, &serving, &stop);
+                        scope.spawn(move || {
+                            serving.links.fetch_add(1, Ordering::Relaxed);
+                            attend(store, link, serving.staging.clone(), stop);
+                            serving.links.fetch_sub(1, Ordering::Relaxed);
+                        });
                     }
                     Arrival::Refused { peer, why } => eprintln!("refused peer={peer}: {why}"),
                 }

@@ -1,6 +1,7 @@
 //! Finding objects, and holding what was found.
 
 use pagelith_layouts::ids::SegmentId;
+use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::Record;
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_tiers::policy::{FrameId, Recency};
@@ -50,6 +51,25 @@ pub(crate) fn locate(
         }
     }
     located
+}
+
+/// An object's frame in DRAM, held, if it is there as it is wanted: everything else is for a get to say.
+pub(crate) fn hold_in_memory(
+    shared: &Shared,
+    core: &mut Core,
+    key: &ObjectKey,
+    at: Recency,
+    fits: impl Fn(u64) -> bool,
+) -> Option<(Held, usize)> {
+    let generation = core.generation(key.namespace());
+    let fingerprint = shared.fingerprint(key, generation);
+    if core.index.find(fingerprint).any(|e| e.attached && !core.is_visible(&e)) {
+        return None;
+    }
+    let (frame, member) = core.find_memory(key, fingerprint, generation)?;
+    core.frames.get(frame.id).filter(|f| fits(f.data.members[member].extent.bytes))?;
+    core.touch(fingerprint, |e| e.frame == Some(frame.id.0), at);
+    Some((Held::new(core, frame)?, member))
 }
 
 fn locate_one(shared: &Shared, core: &mut Core, slot: &mut Slot, at: Recency) -> Located {

@@ -1,8 +1,9 @@
 //! A store's end of a link: requests come in, bytes and outcomes go out.
 //!
 //! Invariants:
-//! - What is sent and what arrives lies in staging memory, lent to one item of one operation; operations wait for it in
-//!   the order of their numbers. Nothing that a peer sends decides how much is allocated.
+//! - What is sent lies in the arena, in a frame that is held meanwhile, or in staging memory, as what arrives does; staging
+//!   is lent to one item of one operation, and operations wait for it in the order of their numbers. Nothing that a peer
+//!   sends decides how much is allocated or held.
 //! - The server drives both directions: bytes of a put come only when they were pulled, into memory set aside for them.
 //! - Each operation ends with one outcome, behind all bytes that it speaks of; a cancelled one with none.
 //! - What a peer has no right to is refused before anything is looked up.
@@ -10,6 +11,7 @@
 mod answer;
 mod asked;
 mod get;
+mod lent;
 mod put;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -29,6 +31,7 @@ use rustc_hash::FxHashMap;
 use self::answer::Answered;
 use self::asked::AskedOp;
 use self::get::GetOp;
+use self::lent::Lent;
 use self::put::PutOp;
 use crate::batch::{Options, Request};
 use crate::error::{Error, ErrorKind, Result};
@@ -63,6 +66,7 @@ struct World {
     session: Session,
     staging: StagingPool,
     batches: FxHashMap<Ticket, OpId>,
+    lent: Lent,
 }
 
 impl World {
@@ -99,7 +103,7 @@ impl Server {
         Ok(Server {
             link,
             ops: BTreeMap::new(),
-            world: World { session, staging, batches: FxHashMap::default() },
+            world: World { session, staging, batches: FxHashMap::default(), lent: Lent::default() },
             outbox: VecDeque::new(),
             requests: VecDeque::new(),
             closed: None,
@@ -148,13 +152,20 @@ impl Server {
 
     fn take(&mut self, events: Vec<Event>) -> bool {
         let mut moved = !events.is_empty();
+        let mut back = Vec::new();
         for event in events {
+            if let Event::Pushed { token, .. } = &event {
+                back.push(*token);
+            }
             if let Err(error) = self.event(event) {
                 tracing::warn!(peer = %self.link.facts().peer, %error, "a peer broke the protocol");
                 self.closed = Some(Closed::Broken(error));
                 self.link.close();
             }
         }
+        // Their memory is free: the events are gone.
+        let World { lent, session, .. } = &mut self.world;
+        lent.back(&session.io.shared, &back);
         while let Some((ticket, done)) = self.world.session.poll() {
             moved = true;
             self.done(ticket, done);
@@ -302,6 +313,18 @@ impl Server {
                 return;
             }
         }
+    }
+}
+
+impl Drop for Server {
+    /// What the link has of the arena is the store's again.
+    fn drop(&mut self) {
+        self.link.close();
+        let mut events = Vec::new();
+        self.link.poll(&mut events);
+        drop(events);
+        let World { lent, session, .. } = &mut self.world;
+        lent.all_back(&session.io.shared);
     }
 }
 

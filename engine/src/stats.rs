@@ -159,6 +159,8 @@ pub struct Stats {
     pub segments_quarantined: u64,
     /// Bytes acked and not yet written to SSD now.
     pub unflushed_bytes: u64,
+    /// Frames and segments that gets, links, views and writes hold now, each as often as it is held.
+    pub readers: u64,
 }
 
 impl Stats {
@@ -215,6 +217,8 @@ impl Stats {
             segments_suspect: health.map_or(0, |h| h.suspects() as u64),
             segments_quarantined: health.map_or(0, |h| h.quarantined() as u64),
             unflushed_bytes: core.ssd.as_ref().map_or(0, |s| s.unflushed_bytes),
+            readers: core.frames.iter().map(|(_, f)| u64::from(f.readers)).sum::<u64>()
+                + core.ssd.as_ref().map_or(0, |s| s.segments.iter().map(|(_, s)| u64::from(s.readers)).sum()),
         }
     }
 }

@@ -2,6 +2,9 @@
 //! verified, or not at all.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 
+#[path = "suite/face.rs"]
+#[allow(dead_code, reason = "each test program uses its own part")]
+mod face;
 #[path = "reshard/fleet.rs"]
 mod fleet;
 #[path = "suite/kit.rs"]
@@ -15,11 +18,12 @@ mod tensor;
 #[allow(dead_code, reason = "each test program uses its own part")]
 mod world;
 
+use face::Store;
 use fleet::{Case, Read, Side, get, get_all, mha, namespace_of, restored};
 use pagelith::layouts::checksum::BLOCK_BYTES;
 use pagelith::layouts::geometry::Layout;
 use pagelith::layouts::key::{ObjectKey, Role};
-use pagelith::{ErrorKind, GetOutcome, MissCause, Options, PutOutcome, PutSlice, Store, Tier};
+use pagelith::{ErrorKind, GetOutcome, MissCause, Options, PutOutcome, PutSlice, Tier};
 use world::{Kind, World};
 
 /// The drive, as the machine lets it be driven.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
-use pagelith_layouts::checksum::{BLOCK_BYTES, key_hash};
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, key_hash};
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
@@ -83,7 +83,8 @@ pub(super) struct Item {
     stretch: Range<u64>,
     /// `None` while the link has it.
     parts: Option<Vec<Part>>,
-    landed: bool,
+    /// The checksums of what landed, made as it did: the bytes are warm then, and the next are on their way.
+    landed: Option<Vec<Checksum>>,
     outcome: Option<Result<GetOutcome>>,
 }
 
@@ -127,7 +128,7 @@ impl Call {
 
     /// A get whose memory the link has.
     pub fn get(token: u64, deadline: Mono, items: impl Iterator<Item = (ObjectKey, Range<u64>)>) -> Call {
-        let item = |(key, stretch)| Item { key, stretch, parts: None, landed: false, outcome: None };
+        let item = |(key, stretch)| Item { key, stretch, parts: None, landed: None, outcome: None };
         Call { token, deadline, work: Work::Get(items.map(item).collect()), over: false }
     }
 
@@ -170,7 +171,8 @@ impl Call {
         if let Work::Get(items) = &mut self.work
             && let Some(item) = items.get_mut(item as usize)
         {
-            (item.parts, item.landed) = (Some(parts), landed);
+            item.landed = if landed && !self.over { verify::sums(&parts, &item.stretch) } else { None };
+            item.parts = Some(parts);
         }
     }
 
@@ -297,9 +299,9 @@ fn judge_all(items: &mut [Item], said: &Items<'_>) {
             // An answer about another object is no answer.
             _ if said.key_hash != key_hash(&item.key) => Err(no_answer()),
             Verdict::Hit { tier, length, checksums } => {
-                let whole = item.landed && length == item.stretch.end - item.stretch.start;
-                let parts = item.parts.as_deref().unwrap_or_default();
-                match whole && verify::holds(parts, &item.stretch, checksums.iter()) {
+                let whole = length == item.stretch.end - item.stretch.start;
+                let holds = |landed: &Vec<Checksum>| checksums.iter().eq(landed.iter().copied());
+                match whole && item.landed.as_ref().is_some_and(holds) {
                     true => Ok(GetOutcome::Hit { tier: tier_of(tier), bytes: length }),
                     false => Ok(GetOutcome::Miss(MissCause::Damaged)),
                 }

@@ -184,6 +184,35 @@ fn what_the_store_has_arrives_whole_in_any_scatter_list() {
 }
 
 #[test]
+fn what_a_link_has_of_memory_is_bounded_and_free_once_the_client_is_gone() {
+    let mut pair = Pair::new(Rights::all());
+    const LEN: usize = 1_000_000;
+    for page in 0..40 {
+        pair.store.put_batch(
+            &[PutSlice { key: key(page, "k"), pieces: &[&object(page, LEN)] }],
+            Options::default(),
+        );
+    }
+    let wanted = |page| Wanted { key: key(page, "k"), range: None, parts: parts(&[LEN]) };
+    let deadline = pair.clock.now().after(PATIENCE);
+    pair.caller.get(1, (0..40).map(wanted).collect(), Terms::default(), deadline).expect("room");
+    pair.caller.poll(pair.clock.now(), &mut Vec::new());
+    // Nobody reads: the socket fills, and the rest waits.
+    for _ in 0..1000 {
+        pair.server.turn();
+    }
+    pair.store.clear(NAMESPACE, Options::default()).expect("cleared");
+    let held = pair.store.stats().dram_bytes;
+    assert!(held > 0 && held <= 64 << 20 >> 3, "an eighth of the arena at most: {held}");
+    let Pair { store, mut server, caller, .. } = pair;
+    drop(caller);
+    while server.closed().is_none() {
+        server.turn();
+    }
+    assert_eq!(store.stats().dram_bytes, 0, "something is held for nobody");
+}
+
+#[test]
 fn what_is_put_is_stored_once_and_its_bytes_are_asked_for_once() {
     let mut pair = Pair::new(Rights::all());
     let group =

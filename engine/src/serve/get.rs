@@ -1,4 +1,4 @@
-//! Gets: read into staging, a chunk at a time, and sent from there.
+//! Gets: from DRAM sent from where it lies, else read into staging, a chunk at a time, and sent from there.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,6 +12,7 @@ use pagelith_transport::link::{Link, Push};
 use rustc_hash::FxHashMap;
 
 use super::answer::{Answered, Verdict};
+use super::lent::{self, Granted, Wish};
 use super::{CHUNK_BYTES, Manner, World};
 use crate::batch::{Destination, Get, Options};
 use crate::error::Error;
@@ -50,6 +51,12 @@ impl Wanted {
             verdict: None,
             stretch,
         }
+    }
+
+    /// It, as a wish of operation `op`, of which it is item `at`.
+    fn wish(&self, op: OpId, at: usize) -> Wish {
+        let (key, stretch, whole) = (self.key, self.stretch.clone(), self.whole);
+        Wish { op, item: at as u32, key, stretch, whole, behind: at as u32 }
     }
 
     /// Its chunks: they end where blocks end, so that each block is in one of them.
@@ -120,7 +127,7 @@ impl GetOp {
                 });
             }
         }
-        self.read(world, id);
+        self.read(world, link, id);
         let over = self.next.0 >= self.wanted.len() && self.reading.is_empty() && self.unsent.is_empty();
         over.then(|| self.answered())
     }
@@ -138,12 +145,35 @@ impl GetOp {
     }
 
     /// Ask for the next chunks, as many as there is staging memory for.
-    fn read(&mut self, world: &mut World, id: OpId) {
+    fn read(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) {
         let mut gets = Vec::new();
         let mut chunks = Vec::new();
         let (mut at, mut from) = self.next;
         while let Some(wanted) = self.wanted.get(at) {
             let chunk = wanted.chunk(from);
+            if wanted.verdict.is_none() && from == wanted.stretch.start {
+                let wish = wanted.wish(id, at);
+                let granted = lent::grant(world, link, &wish, &self.manner.options);
+                let wanted = &mut self.wanted[at];
+                let settled = match granted {
+                    Granted::Sent(sums) => {
+                        (wanted.sums, wanted.left, wanted.tier) = (sums, 0, Tier::Memory);
+                        true
+                    }
+                    Granted::Damaged => {
+                        wanted.verdict = Some(Verdict::Miss(MissCause::Damaged));
+                        true
+                    }
+                    Granted::Later => break,
+                    Granted::No => false,
+                };
+                if settled {
+                    at += 1;
+                    from = self.wanted.get(at).map_or(0, |w| w.stretch.start);
+                    continue;
+                }
+            }
+            let wanted = &self.wanted[at];
             if wanted.verdict.is_none() && !chunk.is_empty() {
                 let len = (chunk.end - chunk.start) as usize;
                 let Some(part) = world.staging.try_part(len) else { break };

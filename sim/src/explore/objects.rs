@@ -76,6 +76,14 @@ pub fn attached(page: usize) -> &'static [(usize, &'static [usize])] {
     }
 }
 
+/// What an object is seen with alone, if it is one that is attached: its page's base group.
+pub fn base_of(oid: Oid) -> impl Iterator<Item = Oid> {
+    let (page, part) = (page_of(oid), part_of(oid));
+    let is_attached = attached(page).iter().any(|(_, parts)| parts.contains(&part));
+    let base = if is_attached { base_form(page) } else { &[] };
+    base.iter().map(move |part| self::oid(page, *part))
+}
+
 /// The parts that are put by themselves.
 pub fn singles(page: usize) -> &'static [usize] {
     match kind(page) {

@@ -19,7 +19,7 @@ mod words;
 
 pub use words::{Seen, Struck, Wrong};
 
-use super::objects::{Content, Oid, PAGES, PARTS};
+use super::objects::{Content, Oid, PAGES, PARTS, base_of};
 
 /// No time.
 const NEVER: u32 = u32::MAX;
@@ -344,9 +344,12 @@ impl Oracle {
         }
         self.now += 1;
         let (now, roomy, lies, held) = (self.now, self.roomy, self.lies, self.held);
-        for o in &mut self.objects {
-            // A younger version of which no flush spoke may have taken the place of the durable one, and be lost.
-            let held = held && o.pins > 0 && o.versions.last().is_some_and(|v| v.state == State::Durable);
+        // A younger version of which no flush spoke may have taken the place of the durable one, and be lost.
+        let last = |o: &Object| o.versions.last().is_some_and(|v| v.state == State::Durable);
+        let durable: Vec<bool> = self.objects.iter().map(last).collect();
+        for (oid, o) in (0..).zip(&mut self.objects) {
+            // What is attached may be of a base that went and was put again, and is lost with that.
+            let held = held && o.pins > 0 && base_of(oid).chain([oid]).all(|o| durable[usize::from(o)]);
             o.versions.retain(|v| v.gone == NEVER || lies);
             for v in &mut o.versions {
                 v.done = v.done.min(now);

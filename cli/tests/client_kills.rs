@@ -1,0 +1,102 @@
+//! Clients of a store process that die at any moment, beside one that lives: nothing of theirs is left, and no byte of the
+//! other is wrong.
+//!
+//! `PAGELITH_CLIENT_KILLS=1000 cargo test --release -p pagelith-cli --test client_kills -- --nocapture` makes a campaign of it.
+#![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real processes")]
+
+mod common;
+
+use std::process::{Child, Command, Stdio};
+
+use common::serving::{Serving, command, hits, json};
+
+const KILLS: u64 = 12;
+/// Clients that live at a time, beside the one that nobody kills.
+const DOOMED: usize = 2;
+/// How often the metrics are read until what is left of dead clients is gone: some seconds of a busy machine.
+const LOOKS: u64 = 20_000;
+
+fn replay(address: &str, seed: u64, requests: &str) -> Command {
+    let seed = seed.to_string();
+    let mut replay =
+        command(&["replay", "--json", "--attach", address, "--seed", &seed, "--requests", requests]);
+    replay.stdout(Stdio::piped()).stderr(Stdio::null());
+    replay
+}
+
+fn metric(server: &Serving, name: &str) -> u64 {
+    let (status, text) = server.get("/metrics");
+    assert_eq!(status, 200);
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("pagelith_{name} ")));
+    line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name} is not in\n{text}"))
+}
+
+/// Objects that the store has stored or handed out: what dies, dies when this has gone up by so many.
+fn moved(server: &Serving) -> u64 {
+    ["puts_stored_total", "hits_memory_total", "hits_ssd_total"].iter().map(|name| metric(server, name)).sum()
+}
+
+/// Kill clients over one address, each after the store has moved some objects more.
+fn campaign(listen: &str, kills: u64) {
+    let dir = tempfile::tempdir().expect("a directory");
+    // Less memory than the clients put, so that gets read from the disk too.
+    let flags = ["--listen", listen, "--metrics", "127.0.0.1:0", "--ssd", "256MiB", "--dir"];
+    let server = Serving::with(&[&flags[..], &[dir.path().join("store").to_str().expect("text")]].concat());
+    let mut survivor = replay(&server.address, 1, "400").spawn().expect("spawned");
+    let mut ended = 0;
+    let spawn = |seed| replay(&server.address, 1 + seed % 5, "400").spawn().expect("spawned");
+    let mut doomed: Vec<Child> = (0..DOOMED as u64).map(spawn).collect();
+    for kill in 0..kills {
+        // A few objects, or some hundred: in the greeting, in a look-up, in the middle of bytes either way.
+        let until = moved(&server) + [0, 3, 50, 400][(kill % 4) as usize];
+        let at = kill as usize % DOOMED;
+        while moved(&server) < until && doomed[at].try_wait().expect("a state").is_none() {}
+        // It may have ended by itself.
+        let _ = doomed[at].kill();
+        doomed[at].wait().expect("reaped");
+        doomed[at] = spawn(kill + DOOMED as u64);
+        if survivor.try_wait().expect("a state").is_some() {
+            ended += 1;
+            check(std::mem::replace(&mut survivor, spawn(kill)));
+        }
+    }
+    for mut client in doomed {
+        let _ = client.kill();
+        client.wait().expect("reaped");
+    }
+    check(survivor);
+    let left = || ["links", "transfer_bytes", "readers"].map(|name| metric(&server, name));
+    let mut looks = 0;
+    while left() != [0; 3] {
+        looks += 1;
+        assert!(looks < LOOKS, "links, transfer_bytes, readers: {:?}", left());
+    }
+    let last = json(&replay(&server.address, 1, "400").output().expect("run"));
+    assert!(hits(&last, "dram") + hits(&last, "ssd") > 0 && last["wrong_bytes"] == 0, "{last}");
+    let over = listen.split(':').next().unwrap_or_default();
+    println!(
+        "{over}: clients killed={kills} survivors={} wrong_bytes=0 left: links=0 transfer_bytes=0 readers=0",
+        ended + 1
+    );
+}
+
+/// A client that nobody killed ends well, with no wrong byte and no part of a group.
+fn check(client: Child) {
+    let report = json(&client.wait_with_output().expect("ended"));
+    assert_eq!((&report["wrong_bytes"], &report["partial_groups"]), (&0.into(), &0.into()), "{report}");
+}
+
+fn kills() -> u64 {
+    std::env::var("PAGELITH_CLIENT_KILLS").map_or(KILLS, |text| text.parse().expect("a number"))
+}
+
+#[test]
+fn nothing_is_left_of_clients_that_die_over_shared_memory() {
+    let dir = tempfile::tempdir().expect("a directory");
+    campaign(&format!("unix:{}", dir.path().join("socket").display()), kills());
+}
+
+#[test]
+fn nothing_is_left_of_clients_that_die_over_tcp() {
+    campaign("tcp:127.0.0.1:0", kills());
+}

@@ -1,0 +1,163 @@
+//! Objects in DRAM, sent from where they lie.
+//!
+//! Invariants:
+//! - A frame is held from when a push of its bytes is queued until the link hands the push back, or is gone itself.
+//! - What a link has at a time is bounded: a peer that does not read keeps no more of the arena from eviction than that.
+
+use pagelith_io::buffer::Part;
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::policy::Recency;
+use pagelith_transport::link::{Link, Push};
+use rustc_hash::FxHashMap;
+
+use super::World;
+use crate::frame_io::Held;
+use crate::frames::FrameRef;
+use crate::locate;
+use crate::session::recency_in;
+use crate::shared::Shared;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Most bytes of the arena that a link has at a time: an eighth, and at most so many.
+const LENT_BYTES_MAX: u64 = 64 << 20;
+const LENT_SHARE: u64 = 8;
+
+/// What a link has of the arena.
+#[derive(Default)]
+pub(super) struct Lent {
+    frames: FxHashMap<u64, (FrameRef, u64)>,
+    bytes: u64,
+    last: u64,
+}
+
+/// What is wanted of an object.
+pub(super) struct Wish {
+    pub op: OpId,
+    pub item: u32,
+    pub key: ObjectKey,
+    pub stretch: std::ops::Range<u64>,
+    /// Whether that has to be all of it.
+    pub whole: bool,
+    /// Objects of the operation before it.
+    pub behind: u32,
+}
+
+/// What became of a wish.
+pub(super) enum Granted {
+    /// On its way, with these checksums of the blocks that the stretch lies in.
+    Sent(Vec<Checksum>),
+    /// Its bytes changed in memory: it is gone from there.
+    Damaged,
+    /// Not now: the link has enough.
+    Later,
+    /// Not from DRAM, or not as it is wanted.
+    No,
+}
+
+impl Lent {
+    /// Pushes came back.
+    pub fn back(&mut self, shared: &Shared, tokens: &[u64]) {
+        let frames: Vec<FrameRef> = tokens.iter().filter_map(|token| self.taken(*token)).collect();
+        if frames.is_empty() {
+            return;
+        }
+        let mut core = shared.lock();
+        frames.into_iter().for_each(|frame| core.release_frame(frame));
+    }
+
+    /// The link is gone, and with it whatever could look at its pushes.
+    pub fn all_back(&mut self, shared: &Shared) {
+        let tokens: Vec<u64> = self.frames.keys().copied().collect();
+        self.back(shared, &tokens);
+    }
+
+    fn taken(&mut self, token: u64) -> Option<FrameRef> {
+        let (frame, bytes) = self.frames.remove(&token)?;
+        self.bytes -= bytes;
+        Some(frame)
+    }
+}
+
+/// Send an object from the arena, if it is there.
+pub(super) fn grant(
+    world: &mut World,
+    link: &mut dyn Link,
+    wish: &Wish,
+    options: &crate::Options,
+) -> Granted {
+    let shared = world.session.io.shared.clone();
+    let length = wish.stretch.end - wish.stretch.start;
+    let most = (shared.config.arena_bytes() / LENT_SHARE).min(LENT_BYTES_MAX);
+    if length > most || length == 0 {
+        return Granted::No;
+    }
+    if world.lent.bytes + length > most || link.room().pushes == 0 {
+        return Granted::Later;
+    }
+    let mut core = shared.lock();
+    let at = recency_in(&mut core, options);
+    let at = Recency { depth: at.depth.saturating_add(wish.behind), ..at };
+    let fits = |have: u64| if wish.whole { have == wish.stretch.end } else { wish.stretch.end <= have };
+    let Some((held, member)) = locate::hold_in_memory(&shared, &mut core, &wish.key, at, fits) else {
+        return Granted::No;
+    };
+    let verify = world.session.io.sampler.next();
+    core.counters.hits_memory += 1;
+    core.counters.bytes_memory += length;
+    core.counters.hits_unverified += u64::from(!verify);
+    drop(core);
+    let Some(sums) = proofs(&shared, &held, member, wish, verify) else {
+        let mut core = shared.lock();
+        core.counters.hits_memory -= 1;
+        core.counters.bytes_memory -= length;
+        core.counters.miss(crate::MissCause::Damaged);
+        core.release_copied(&mut vec![(held.frame, true)]);
+        return Granted::Damaged;
+    };
+    world.lent.last += 1;
+    let token = world.lent.last;
+    let parts = vec![cut(held.part(&shared.memory, member), wish)];
+    match link.push(Push { op: wish.op, item: wish.item, offset: 0, parts, token }) {
+        Ok(()) => {
+            world.lent.frames.insert(token, (held.frame, length));
+            world.lent.bytes += length;
+            Granted::Sent(sums)
+        }
+        Err(push) => {
+            drop(push);
+            let mut core = shared.lock();
+            core.counters.hits_memory -= 1;
+            core.counters.bytes_memory -= length;
+            core.counters.hits_unverified -= u64::from(!verify);
+            core.release_frame(held.frame);
+            Granted::Later
+        }
+    }
+}
+
+fn cut(part: Part, wish: &Wish) -> Part {
+    let (from, len) = (wish.stretch.start as usize, (wish.stretch.end - wish.stretch.start) as usize);
+    part.split(from).1.split(len).0
+}
+
+/// The checksums of the blocks that the stretch lies in, of those of their bytes that are sent; `None` if a block that was
+/// to be verified is not as it was put.
+fn proofs(shared: &Shared, held: &Held, member: usize, wish: &Wish, verify: bool) -> Option<Vec<Checksum>> {
+    let kept = &held.data.members[member].checksums;
+    let reader = held.reader(&shared.memory, member);
+    let (bytes, stretch) = (reader.bytes(), &wish.stretch);
+    let block = |block: u64| {
+        let all = block * BLOCK..((block + 1) * BLOCK).min(bytes.len() as u64);
+        let sent = all.start.max(stretch.start)..all.end.min(stretch.end);
+        let sum = kept.get(block as usize).copied().unwrap_or_default();
+        let is_whole = sent == all;
+        // A part of a block that is not as it was put must not get a checksum of its own.
+        if (verify || !is_whole) && checksum(&bytes[all.start as usize..all.end as usize]) != sum {
+            return None;
+        }
+        Some(if is_whole { sum } else { checksum(&bytes[sent.start as usize..sent.end as usize]) })
+    };
+    (stretch.start / BLOCK..stretch.end.div_ceil(BLOCK)).map(block).collect()
+}
