@@ -54,7 +54,8 @@ impl Held {
 
     /// A member's bytes as a part of something that is sent; whoever holds `self` drops it first.
     pub fn part(&self, memory: &Arc<ArenaMemory>, member: usize) -> Part {
-        // SAFETY: as in `reader`; the writer to peers holds the frame until a reply has brought every part back.
+        // SAFETY: as in `reader`; the writer to peers holds the frame until a reply has brought every part back, a server until its
+        // link has handed the push back.
         unsafe { memory.part(self.data.members[member].extent, false) }
     }
 
