@@ -9,7 +9,7 @@ blocks() { # FILE FIRST COUNT: so many 4096-byte blocks of a file
 }
 
 mkdir -p corpus/{key_text,client_names,record_decode,segment_scan,footer_decode,manifest_decode,checkpoint_decode} \
-    corpus/{wire_decode,store_open,ops_model,config,trace}
+    corpus/{wire_decode,store_open,ops_model,server,config,trace}
 n=0
 while read -r line; do
     printf '%s' "$line" >"corpus/key_text/key$n"
@@ -88,3 +88,12 @@ ops put_get 07 00 $puts 15 00 01 02 03 0c 0d 0e 1c 00 01 1d 01 1e 01
 ops crash 0b 01 $puts 08 09 0a 15 0f 10 $puts 1e 00 01 1f $puts 15 00 01 20 01 1b
 # shellcheck disable=SC2086
 ops constant 03 02 $puts 15 0f 12 13 01 1c 01
+
+# Steps of a client: requests (a verb and three numbers), bytes as they are, counts, anything anywhere.
+steps() { # NAME BYTES: hexadecimal
+    printf '%b' "$(printf '%s' "$2" | tr -d ' ' | sed 's/../\\x&/g')" >"corpus/server/$1"
+}
+steps asks '04 02 01 01 00 04 00 01 02 00 04 01 01 02 00 04 09 00 00 00 04 0a 00 00 00'
+steps puts '04 05 06 06 05 04 05 07 07 01 04 08 06 06 00'
+steps counts '04 02 01 01 00 06 00 00 00 00 00 01 00 00 0e 00 00 00 00 00 00 10 00'
+steps anywhere '04 02 01 01 00 07 00 10 00 ff ff ff ff ff ff ff ff'

@@ -30,13 +30,19 @@ pub fn pagelith<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Ran {
 
 /// Run the program with these variables.
 pub fn pagelith_with<S: AsRef<std::ffi::OsStr>>(args: &[S], env: &[(&str, &str)]) -> Ran {
+    let mut command = unset();
+    let Output { status, stdout, stderr } = command.args(args).envs(env.iter().copied()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+}
+
+/// The program, with no setting of the environment.
+fn unset() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagelith"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("PAGELITH_") || name == "RUST_LOG" {
             command.env_remove(name);
         }
     }
-    let Output { status, stdout, stderr } = command.args(args).envs(env.iter().copied()).output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Ran { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+    command
 }

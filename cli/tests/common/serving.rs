@@ -8,10 +8,10 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 
 use serde_json::Value;
 
-/// The program, to be run with these arguments.
+/// The program, to be run with these arguments. No setting of the environment reaches it.
 pub fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pagelith"));
-    command.args(args).env_remove("RUST_LOG");
+    let mut command = super::unset();
+    command.args(args);
     command
 }
 

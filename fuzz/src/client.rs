@@ -1,0 +1,253 @@
+//! A client of a store process that writes whatever the input says, through shared memory and once it was greeted.
+//!
+//! The input is a list of steps: a byte that says what, then what it takes from the bytes behind it.
+
+use std::io::{IoSlice, IoSliceMut, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pagelith::io::clock::Clock;
+use pagelith::io::shm::{PAIR_MEMORY_BYTES, RING_BYTES, SharedMemory};
+use pagelith::io::staging::StagingPool;
+use pagelith::io::system::{SystemClock, SystemEntropy};
+use pagelith::layouts::ids::{NamespaceId, OpId, PrefixHash};
+use pagelith::layouts::key::{ObjectKey, Role};
+use pagelith::layouts::shard::Shard;
+use pagelith::layouts::wire::head::{self, HeadFacts};
+use pagelith::layouts::wire::put::PutDraft;
+use pagelith::layouts::wire::request::{self, Ask, GetItem, Terms};
+use pagelith::layouts::wire::{Kind, List, Side, VERSION_MAX};
+use pagelith::serve::Server;
+use pagelith::transport::address::Address;
+use pagelith::transport::capability::Offer;
+use pagelith::transport::closed::Closed;
+use pagelith::transport::handshake::{Admission, Handshake};
+use pagelith::transport::limits::Limits;
+use pagelith::transport::pending::Pending;
+use pagelith::transport::rights::Rights;
+use pagelith::transport::socket::{Arrival, Listen, Listener};
+use pagelith::transport::stream::{Moved, Stream};
+use pagelith::{Config, Facts, Options, PutSlice, Size, Store};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+/// Where a ring's bytes begin, and its count of bytes written.
+const BYTES_AT: u64 = 4096;
+const WRITTEN_AT: u64 = 0;
+/// Turns of the server after each step, and at the end until the link is closed.
+const TURNS: usize = 4;
+const LAST_TURNS: usize = 100_000;
+
+struct World {
+    store: Store,
+    staging: StagingPool,
+    listener: Listener,
+    path: PathBuf,
+    greeting: Vec<u8>,
+}
+
+static WORLD: Mutex<Option<World>> = Mutex::new(None);
+
+/// Keeps what is written to it.
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<Vec<u8>>>);
+
+impl Stream for Kept {
+    fn read(&mut self, _: &mut [IoSliceMut<'_>]) -> Moved {
+        Moved::Blocked
+    }
+
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = kept.len();
+        parts.iter().for_each(|part| kept.extend_from_slice(part));
+        Moved::Bytes(kept.len() - before)
+    }
+
+    fn ready(&mut self, _: bool, _: Duration) -> bool {
+        true
+    }
+}
+
+fn clock() -> Arc<dyn Clock> {
+    Arc::new(SystemClock::new())
+}
+
+fn key(page: u8) -> ObjectKey {
+    ObjectKey::new(NamespaceId([5; 16]), PrefixHash([page % 8; 32]), Role::Target, "kv", "k", Shard::Whole)
+        .expect("a key")
+}
+
+impl World {
+    fn new() -> World {
+        let mut config = Config::default();
+        config.dram.bytes = Size::mib(8);
+        config.index.max_objects = Some(1000);
+        config.deadline_ms = 50;
+        let valid = config.validate(&Facts::of_this_machine().expect("facts")).expect("valid");
+        let store = Store::open(valid).expect("a store");
+        for page in 0..4 {
+            let bytes = vec![page; 70_000];
+            store.put_batch(&[PutSlice { key: key(page), pieces: &[&bytes] }], Options::default());
+        }
+        let path = std::env::temp_dir().join(format!("pagelith-fuzz-{}", std::process::id()));
+        let address = Address::Unix(path.clone());
+        let admission = Admission::Connection(Rights::all());
+        let listen = Listen { address, admission, beyond_this_host: false };
+        let offer = Offer::of_this_build([1; 16]);
+        let listener = Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), Limits::default());
+        let said = Kept::default();
+        let offer = Offer::of_this_build([2; 16]);
+        let handshake = Handshake::client(offer, None, &SystemEntropy);
+        let outside = (clock(), Limits::default());
+        drop(Pending::new(said.clone(), "server".into(), Side::Client, offer, handshake, outside).poll());
+        let greeting = said.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let staging = StagingPool::new(9 << 20).expect("memory");
+        World { store, staging, listener: listener.expect("listens"), path, greeting }
+    }
+
+    /// A client that was greeted and handed its memory over, and the server's end of it.
+    fn meet(&mut self) -> (UnixStream, OwnedFd, Server) {
+        let client = UnixStream::connect(&self.path).expect("connected");
+        (&client).write_all(&self.greeting).expect("greeted");
+        let memory = SharedMemory::new(PAIR_MEMORY_BYTES).expect("memory");
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let fds = [memory.as_fd()];
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+        sendmsg(&client, &[IoSlice::new(&[1])], &mut ancillary, SendFlags::empty()).expect("handed over");
+        let mut arrivals = Vec::new();
+        while arrivals.is_empty() {
+            self.listener.wait(&mut arrivals, Duration::from_secs(5));
+        }
+        let Some(Arrival::Link(link)) = arrivals.pop() else { panic!("a client that greets well is let in") };
+        let server = Server::new(&self.store, link, self.staging.clone()).expect("serves");
+        (client, rustix::io::dup(&memory).expect("another descriptor"), server)
+    }
+}
+
+/// Whether the link ended because of a closed end, and not of the client's going.
+pub fn run(data: &[u8]) -> Option<Closed> {
+    let mut world = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
+    let world = world.get_or_insert_with(World::new);
+    let (client, memory, mut server) = world.meet();
+    let (mut rest, mut written, mut op) = (data, 0u64, 0u64);
+    while let Some((what, behind)) = rest.split_first() {
+        rest = behind;
+        let mut take = |most: usize| {
+            let (taken, left) = rest.split_at(most.min(rest.len()));
+            rest = left;
+            taken.to_vec()
+        };
+        match what % 8 {
+            // Bytes as they are, behind those before.
+            0 | 1 => send(&memory, &mut written, &take(usize::from(*what) + 1)),
+            // A frame with its checksums made right: of any kind, or a request.
+            2 | 3 => {
+                op += u64::from(what % 3);
+                let kind = Kind::ALL[usize::from(*what) % Kind::ALL.len()];
+                send(&memory, &mut written, &frame(kind, OpId(op), take(usize::from(what / 8) * 8)));
+            }
+            4 | 5 => {
+                op += 1;
+                let numbers = take(4);
+                let of = |i: usize| numbers.get(i).copied().unwrap_or(0);
+                send(&memory, &mut written, &frame(Kind::Request, OpId(op), ask(of(0), of(1), of(2), of(3))));
+            }
+            // A count, and anything anywhere.
+            6 => {
+                let at = [WRITTEN_AT, 128, 256, 384][usize::from(what / 8 % 4)];
+                let near = if what / 32 == 0 { u64::MAX } else { 2 * RING_BYTES as u64 };
+                let number = take(8).iter().fold(0u64, |n, byte| n << 8 | u64::from(*byte));
+                write_at(&memory, at, &(number % near).to_le_bytes());
+            }
+            _ => {
+                let at = take(3).iter().fold(0u64, |n, byte| n << 8 | u64::from(*byte));
+                write_at(&memory, at % (PAIR_MEMORY_BYTES as u64 - 64), &take(32));
+            }
+        }
+        for _ in 0..TURNS {
+            server.turn();
+        }
+    }
+    drop(client);
+    let mut turns = 0;
+    while server.closed().is_none() {
+        turns += 1;
+        assert!(turns < LAST_TURNS, "the link outlives its client");
+        server.turn();
+    }
+    let why = server.closed().cloned();
+    drop(server);
+    assert_eq!((world.staging.in_use(), world.store.stats().readers), (0, 0), "something is held for nobody");
+    why
+}
+
+fn write_at(memory: &OwnedFd, at: u64, bytes: &[u8]) {
+    rustix::io::pwrite(memory, bytes, at).expect("written");
+}
+
+/// Put bytes into the client's ring, and let the server see them.
+fn send(memory: &OwnedFd, written: &mut u64, bytes: &[u8]) {
+    for byte in bytes.chunks(4096) {
+        let at = *written % RING_BYTES as u64;
+        let most = byte.len().min(RING_BYTES - at as usize);
+        write_at(memory, BYTES_AT + at, &byte[..most]);
+        write_at(memory, BYTES_AT, &byte[most..]);
+        *written += byte.len() as u64;
+    }
+    write_at(memory, WRITTEN_AT, &written.to_ne_bytes());
+}
+
+fn frame(kind: Kind, op: OpId, body: Vec<u8>) -> Vec<u8> {
+    let facts = match kind {
+        Kind::Data => HeadFacts::data(VERSION_MAX, op, 0, 0, body.len() as u32),
+        _ => HeadFacts::control(VERSION_MAX, kind, op, &body),
+    };
+    [&head::encode(&facts, [0; 16])[..], &body].concat()
+}
+
+/// A request that can be decoded.
+fn ask(verb: u8, page: u8, other: u8, number: u8) -> Vec<u8> {
+    let terms =
+        Terms { deadline_ms: u32::from(number % 8), depth: number.into(), request: u64::from(other % 3) };
+    let keys = [key(page), key(other)];
+    let length = [70_000, 1, 100, 70_001][usize::from(number % 4)];
+    let items = [
+        GetItem::new(key(page), None, length),
+        GetItem::new(key(other), Some(10..u64::from(number) + 11), 0),
+    ];
+    let mut draft = PutDraft::new(32 << 10);
+    draft.group((verb % 16 > 12).then(|| key(page)));
+    draft.object(key(other), u64::from(number) * 1000 + 1, &[]);
+    let put = draft.puts().ok().map(Ask::Put);
+    let ask = match verb % 12 {
+        0 => Ask::Exists(List::of(&keys)),
+        1 => Ask::ExistsPrefix(List::of(&keys)),
+        2..=4 => Ask::Get(List::of(&items)),
+        5..=7 => put.unwrap_or(Ask::Ping),
+        8 => Ask::Remove(List::of(&keys[1..])),
+        9 => Ask::Flush,
+        10 => Ask::Stats,
+        _ => Ask::Ping,
+    };
+    request::encode(terms, &ask)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_well_behaved_client_is_served_and_one_that_is_not_is_ended() {
+        // A get, an exists, then the client goes.
+        assert_eq!(run(&[4, 2, 1, 1, 0, 4, 0, 1, 2, 0]), Some(Closed::Ended));
+        assert!(matches!(run(&[0; 300]), Some(Closed::Broken(_))), "zeros are no head");
+        assert!(
+            matches!(run(&[6, 9, 9, 9, 9, 9, 9, 9, 9]), Some(Closed::System { .. })),
+            "a count that cannot be"
+        );
+    }
+}
