@@ -6,6 +6,7 @@
 
 mod common;
 
+use std::io::Write as _;
 use std::process::{Child, Command, Stdio};
 
 use common::serving::{Serving, command, hits, json};
@@ -74,10 +75,11 @@ fn campaign(listen: &str, kills: u64) {
     let last = json(&replay(&server.address, 1, "400").output().expect("run"));
     assert!(hits(&last, "dram") + hits(&last, "ssd") > 0 && last["wrong_bytes"] == 0, "{last}");
     let over = listen.split(':').next().unwrap_or_default();
-    println!(
-        "{over}: clients killed={kills} survivors={} wrong_bytes=0 left: links=0 transfer_bytes=0 readers=0",
-        ended + 1
-    );
+    let survivors = ended + 1;
+    let mut said = std::io::stderr();
+    let left = "links=0 transfer_bytes=0 readers=0";
+    writeln!(said, "{over}: clients killed={kills} survivors={survivors} wrong_bytes=0 left: {left}")
+        .expect("told");
 }
 
 /// A client that nobody killed ends well, with no wrong byte and no part of a group.

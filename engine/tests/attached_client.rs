@@ -190,7 +190,8 @@ fn what_no_store_takes_is_refused_here_and_the_link_goes_on() {
     assert_eq!(outcome.expect_err("no byte").kind, ErrorKind::Invalid);
     let (mut ten, mut one) = ([0; 10], [0; 1]);
     let short = GetSlice { key: key(1), range: Some(0..20), pieces: &mut [&mut ten] };
-    let backwards = GetSlice { key: key(1), range: Some(5..4), pieces: &mut [&mut one] };
+    let (start, end) = (5, 4);
+    let backwards = GetSlice { key: key(1), range: Some(start..end), pieces: &mut [&mut one] };
     for outcome in client.get_batch(&mut [short, backwards], Options::default()) {
         assert_eq!(outcome.expect_err("another length").kind, ErrorKind::Invalid);
     }

@@ -1,10 +1,5 @@
 //! Memory that a client hands over: what is none, and what it writes there afterwards.
 
-#![expect(
-    clippy::disallowed_methods,
-    reason = "clients of every kind are played by hand; nothing here ships"
-)]
-
 mod common;
 
 use std::io::{IoSlice, Write};
@@ -42,8 +37,7 @@ fn greeting() -> Vec<u8> {
     let outside = (clock(), Limits::default());
     let pending = Pending::new(ours, "nobody".into(), Side::Client, sharing(), handshake, outside).poll();
     assert!(matches!(pending, Progress::Waiting(_)), "it waits for an answer");
-    let said = lock(&theirs.reads).bytes.iter().copied().collect();
-    said
+    lock(&theirs.reads).bytes.iter().copied().collect()
 }
 
 /// A client that greets by hand, then does `behind`; the server's link, or why there is none.

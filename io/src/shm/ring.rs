@@ -170,7 +170,7 @@ mod tests {
     fn bytes_come_out_as_they_went_in_over_any_number_of_laps() {
         let ((mut a_out, mut a_in), (mut b_out, mut b_in)) = both();
         let (mut sent, mut got, mut back) = (0u64, 0u64, 0u64);
-        let byte = |at: u64| (at ^ at >> 8 ^ at >> 17) as u8;
+        let byte = |at: u64| (at ^ (at >> 8) ^ (at >> 17)) as u8;
         for round in 0..400u64 {
             let len = (round * 7919 % 300_000) as usize;
             let bytes: Vec<u8> = (sent..).take(len).map(byte).collect();
@@ -249,6 +249,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::disallowed_methods, reason = "a thread for each side is what is tested")]
     fn two_threads_move_a_stream_through() {
         const BYTES: u64 = 40 << 20;
         let ((mut out, _), (_, mut inward)) = both();
@@ -258,7 +259,7 @@ mod tests {
                 while at < BYTES {
                     let len = chunk.len().min((BYTES - at) as usize);
                     for (byte, at) in chunk[..len].iter_mut().zip(at..) {
-                        *byte = (at * 31 >> 5) as u8;
+                        *byte = ((at * 31) >> 5) as u8;
                     }
                     let mut done = 0;
                     while done < len {
@@ -273,7 +274,7 @@ mod tests {
             while at < BYTES {
                 let read = inward.read(&mut to).expect("sane");
                 assert!(
-                    to[..read].iter().zip(at..).all(|(byte, at)| *byte == (at * 31 >> 5) as u8),
+                    to[..read].iter().zip(at..).all(|(byte, at)| *byte == ((at * 31) >> 5) as u8),
                     "at={at}"
                 );
                 at += read as u64;
