@@ -254,7 +254,7 @@ fn a_block_that_breaks_a_rule_is_refused_by_field() {
         (0, BLOCK - 1, vec![1], "facts"),
         (1, head("kind"), vec![3], "kind"),
         (1, head("count"), u32s(127), "count"),
-        (1, head("count"), u32s(125), "facts"),
+        (1, head("count"), u32s(125), "count"),
         (1, fact(0) + 16, vec![1], "facts"),
         (2, head("count"), u32s(5), "kind"),
         (2, BLOCK - 1, vec![1], "facts"),
@@ -274,5 +274,23 @@ fn a_block_that_breaks_a_rule_is_refused_by_field() {
         forge(&mut bytes[block * BLOCK..][..BLOCK], 8, offset, &value);
         let refused = decode([&bytes, &bytes]).expect_err("a broken rule").error.to_string();
         assert!(refused.contains(&format!("field={field} ")), "{block} {offset} {value:?}: {refused}");
+    }
+}
+
+/// Found by the fuzz target `manifest_decode`.
+#[test]
+fn a_block_that_leaves_segments_out_is_refused() {
+    const COUNT_AT: usize = 56;
+    let copy = manifest().copy();
+    for (index, count) in [(1, 0), (1, 125), (2, 0), (2, 3)] {
+        let mut short = copy.clone();
+        let block = &mut short[index * BLOCK..][..BLOCK];
+        let facts = (BLOCK - 64) / 32;
+        let kept = if index == 1 { facts } else { SEGMENTS as usize - facts };
+        assert!(count < kept, "index={index}");
+        block[64 + count * 32..].fill(0);
+        forge(block, 8, COUNT_AT, &(count as u32).to_le_bytes());
+        let refused = decode([&short, &short]).expect_err("segments are missing");
+        assert_eq!((refused.copy, refused.index as usize), (0, index), "{refused:?}");
     }
 }

@@ -70,6 +70,11 @@ pub fn decode(copies: [&[u8]; 2]) -> Result<(Manifest, Vec<BlockDamage>), BlockD
             return Err(block.wrong(FormatError::field(WHAT, "kind", block.head.kind)));
         }
         accept(&mut m, &block)?;
+        // What a block leaves out would be a segment that nobody knows of.
+        let segments = (index as usize * FACTS).min(body.segment_count as usize);
+        if index <= segment_blocks && m.segments.len() < segments {
+            return Err(block.wrong(FormatError::field(WHAT, "count", block.head.count)));
+        }
     }
     check_facts(&m).map_err(|error| BlockDamage { copy: first.copy, index: 0, error })?;
     Ok((m, damage))
