@@ -27,7 +27,11 @@ pub fn a_put_into_a_pinned_arena_ends_busy(world: &World) {
         }
     }
     drop(pin);
-    assert_eq!(put_with(&store, key(9), &bytes(9, LEN), NOW), Ok(PutOutcome::Stored));
+    let outcome = put_with(&store, key(9), &bytes(9, LEN), NOW);
+    // What was not answered in time may have been stored as soon as there was room.
+    let stored_late = !world.is_embedded() && outcome == Ok(PutOutcome::AlreadyPresent);
+    assert!(outcome == Ok(PutOutcome::Stored) || stored_late, "{outcome:?}");
+    hit_page(&store, 9, LEN);
 }
 
 pub fn no_time_at_all(world: &World) {
