@@ -170,10 +170,10 @@ impl RemotePut {
             Standing::Soon => return Some(offer),
             Standing::Down => return None,
         };
-        let first = self.groups[offer.groups.start].objects.start;
+        let lend = self.lend(&offer);
         let draft = offer.draft.take().unwrap_or_else(|| self.draft(&offer));
         let terms = self.manner.terms(now, offer.groups.start);
-        match caller.put(token, &draft, self.lend(first), terms, self.manner.deadline) {
+        match caller.put(token, &draft, lend, terms, self.manner.deadline) {
             Ok(()) => Some(Offer { state: State::Asked(token, caller.peer_instance()), ..offer }),
             Err(error) if error.kind == ErrorKind::Busy && caller.calls() > 0 => {
                 Some(Offer { draft: Some(draft), ..offer })
@@ -204,10 +204,9 @@ impl RemotePut {
         draft
     }
 
-    /// Gives the bytes of the objects from `first` on.
-    fn lend(&self, first: usize) -> Lend {
-        let readers: Vec<Readers> =
-            self.objects[first..].iter().map(|object| object.readers.clone()).collect();
+    /// Gives the bytes of an offer's objects.
+    fn lend(&mut self, offer: &Offer) -> Lend {
+        let readers: Vec<Readers> = self.of(offer).iter().map(|object| object.readers.clone()).collect();
         Box::new(move |item| readers.get(item as usize).map(Readers::parts).unwrap_or_default())
     }
 

@@ -25,6 +25,7 @@ use super::caller::Caller;
 use crate::batch::{GetSlice, Options, PutSlice};
 use crate::config::{Config, Facts};
 use crate::error::ErrorKind;
+use crate::frame_io::Unpublished;
 use crate::outcome::{GetOutcome, MissCause, PutOutcome, Tier};
 use crate::serve::Server;
 use crate::store::Store;
@@ -42,7 +43,12 @@ struct Pair {
 
 impl Pair {
     fn new(rights: Rights) -> Pair {
+        Pair::verifying(rights, Config::default().dram.verify_ratio)
+    }
+
+    fn verifying(rights: Rights, verify_ratio: f64) -> Pair {
         let mut config = Config::default();
+        config.dram.verify_ratio = verify_ratio;
         config.dram.bytes = crate::Size::mib(64);
         config.index.max_objects = Some(10_000);
         let facts = Facts::of_this_machine().expect("facts");
@@ -210,6 +216,30 @@ fn what_a_link_has_of_memory_is_bounded_and_free_once_the_client_is_gone() {
         server.turn();
     }
     assert_eq!(store.stats().dram_bytes, 0, "something is held for nobody");
+}
+
+/// With every hit verified the store notices; without, the client does.
+#[test]
+fn what_changed_in_the_stores_memory_is_damaged_and_no_hit() {
+    for (ratio, range) in [(1.0, None), (0.0, None), (1.0, Some(40_000..70_000)), (0.0, Some(40_000..70_000))]
+    {
+        let mut pair = Pair::verifying(Rights::all(), ratio);
+        let mut bytes = object(1, 100_000);
+        let put = PutSlice { key: key(1, "k"), pieces: &[&bytes] };
+        pair.store.put_batch(&[put], Options::default()).remove(0).expect("put");
+        bytes[50_000] ^= 1;
+        let extent = pair.store.shared.lock().frames.iter().map(|(_, f)| f.data.members[0].extent).next();
+        let filled = Unpublished::new(extent.expect("a frame")).fill(&pair.store.shared.memory, &[&bytes]);
+        assert!(filled.is_some());
+        let length = range.clone().map_or(100_000, |r: std::ops::Range<u64>| (r.end - r.start) as usize);
+        let (outcome, _) = pair.get(vec![(key(1, "k"), range.clone(), vec![length])]).remove(0);
+        assert_eq!(outcome, Ok(GetOutcome::Miss(MissCause::Damaged)), "ratio={ratio} range={range:?}");
+        // What the store noticed is gone: it can be put again. A block that is sent in part it always looks at.
+        let gone = ratio == 1.0 || range.is_some();
+        assert_eq!(pair.store.exists_batch(&[key(1, "k")], Options::default()), [!gone]);
+        pair.server.turn();
+        assert_eq!(pair.store.stats().readers, 0);
+    }
 }
 
 #[test]
