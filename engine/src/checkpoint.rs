@@ -17,6 +17,7 @@ use pagelith_tiers::ssd::checkpoint::CheckpointWriter;
 
 use crate::flusher::{Flusher, Purpose};
 use crate::index::Visited;
+use crate::visibility::Sight;
 
 /// A checkpoint being taken.
 pub(crate) struct Checkpointing {
@@ -99,7 +100,10 @@ impl Flusher {
     /// and a checkpoint spares the next open the look at them: what was put in it would not be found.
     fn generations_are_durable(&self) -> bool {
         let core = self.shared.lock();
-        core.generations.iter().all(|(ns, generation)| self.durable_generations.get(ns) == Some(generation))
+        core.visibility
+            .generations()
+            .iter()
+            .all(|(ns, generation)| self.durable_generations.get(ns) == Some(generation))
     }
 
     fn copy_entries(&mut self) -> bool {
@@ -122,7 +126,7 @@ impl Flusher {
             if !before {
                 return;
             }
-            if core.is_broken_at(place) {
+            if core.is_hidden_at(place) {
                 broken.push((place.segment, place.record_block));
                 return;
             }

@@ -17,8 +17,10 @@ use crate::groups::waiting::Waiting;
 use crate::health::Health;
 use crate::index::{Entry, Index, SsdPlace, TICK_MODULUS, tick_age};
 use crate::pins::Pins;
+use crate::published::Edition;
 use crate::remote::queue::{RemoteJob, RemoteQueue};
 use crate::stats::Counters;
+use crate::visibility::{Sight, Visibility};
 
 /// Laps of the log that a recency tick counter takes to wrap: 2^20 ticks at 4096 a lap.
 const TICKS_PER_LAP: u64 = 4096;
@@ -52,16 +54,10 @@ pub(crate) struct SsdCore {
     pub appended_bytes: u64,
     pub tick_bytes: u64,
     pub first_tick: u64,
-    /// Records (segment, block) of which nothing is seen, until their segment is used again: one of their objects
-    /// could not be read or was removed, and the index does not know who lies with it.
-    pub broken: HashSet<(u32, u16)>,
     /// While a checkpoint copies the index: the records (segment, block) that entries have left meanwhile.
     pub left: Option<HashSet<(u32, u16)>>,
     /// Segments whose entries are to leave the index, or `None` for all of them.
     pub purges: VecDeque<Option<SegmentId>>,
-    /// Emptied victims that the index may still lead to, until the walk is over: part of a group of theirs may be gone
-    /// already.
-    pub emptied: BTreeSet<SegmentId>,
 }
 
 impl SsdCore {
@@ -91,7 +87,9 @@ pub(crate) struct Core {
     pub frames: Frames,
     pub space: ArenaSpace,
     pub policy: Box<dyn FramePolicy>,
-    pub generations: HashMap<NamespaceId, Generation>,
+    pub visibility: Visibility,
+    /// What readers without the lock were last told of.
+    pub edition: Edition,
     pub ssd: Option<SsdCore>,
     /// What is to be told to peers; `None` without any.
     pub remote: Option<RemoteQueue>,
@@ -101,7 +99,6 @@ pub(crate) struct Core {
     /// Bytes of memory in use for objects that groups take in.
     pub adopting: u64,
     pub sequence: Sequence,
-    pub epoch: u64,
     pub counters: Counters,
     pub answers: HashMap<u64, Option<Answer>>,
     pub next_answer: u64,
@@ -110,17 +107,33 @@ pub(crate) struct Core {
     pub stopping: bool,
 }
 
+impl Sight for Core {
+    fn is_hidden_at(&self, place: SsdPlace) -> bool {
+        let Some(ssd) = &self.ssd else { return false };
+        let unread = !ssd.health.reads() || ssd.health.is_quarantined(SegmentId(place.segment));
+        unread || self.visibility.hides(place)
+    }
+
+    fn link(&self, fingerprint: u128) -> Option<u64> {
+        self.index.link(fingerprint)
+    }
+
+    fn any_named(&self, name: u64, is: impl Fn(&Entry) -> bool) -> bool {
+        self.index.find_named(name).any(|entry| is(&entry))
+    }
+}
+
 impl Core {
     /// The generation that a namespace has now.
     pub fn generation(&self, namespace: NamespaceId) -> Generation {
-        self.generations.get(&namespace).copied().unwrap_or(Generation::FIRST)
+        self.visibility.generation(namespace)
     }
 
     /// Raise a namespace's generation: what it holds is unreachable from here on. The manifest has to hear of
     /// it.
     pub fn clear(&mut self, namespace: NamespaceId) -> Generation {
         let generation = Generation(self.generation(namespace).0 + 1);
-        self.generations.insert(namespace, generation);
+        self.visibility.set_generation(namespace, generation);
         self.clear_waiting_groups(namespace);
         let in_it = |f: &Frame| !f.dead && f.data.namespace == namespace;
         let old: Vec<_> = self.frames.iter().filter(|(_, f)| in_it(f)).map(|(id, _)| id).collect();
@@ -168,60 +181,27 @@ impl Core {
         self.index.find(fingerprint).filter(on_ssd).collect()
     }
 
-    /// Whether an entry's object may be seen: what is attached only while its base group is.
-    pub fn is_visible(&self, entry: &Entry) -> bool {
-        !self.is_broken(entry)
-            && (!entry.attached || self.has_base(entry.fingerprint) || mutant::on(Mutant::AttachedAlone))
-    }
-
-    /// Whether the base group is here that an attached object's link names.
-    fn has_base(&self, fingerprint: u128) -> bool {
-        self.index.link(fingerprint).is_some_and(|base| self.is_base_here(base))
-    }
-
-    /// Whether an object of this name is here and can have others attached to it.
-    pub fn is_base_here(&self, name: u64) -> bool {
-        self.index.find_named(name).any(|e| !e.attached && !self.is_broken(&e))
-    }
-
-    /// Whether an object lies on SSD only, in a record that is not to be believed.
-    pub fn is_broken(&self, entry: &Entry) -> bool {
-        entry.ssd.filter(|_| entry.frame.is_none()).is_some_and(|place| self.is_broken_at(place))
-    }
-
     /// Nothing of the record that an object on SSD lies in is seen any more.
     pub fn hide_record(&mut self, entry: &Entry) {
-        if let (Some(place), Some(ssd)) = (entry.ssd, self.ssd.as_mut()) {
-            ssd.broken.insert((place.segment, place.record_block));
+        if let Some(place) = entry.ssd {
+            self.visibility.hide_record(place);
         }
-    }
-
-    /// Whether the record of a place is not to be believed, or its segment or the whole tier is not read any more.
-    pub fn is_broken_at(&self, place: SsdPlace) -> bool {
-        let Some(ssd) = &self.ssd else { return false };
-        let broken = !ssd.broken.is_empty() && ssd.broken.contains(&(place.segment, place.record_block));
-        let segment = SegmentId(place.segment);
-        broken || !ssd.health.reads() || ssd.health.is_quarantined(segment) || ssd.emptied.contains(&segment)
     }
 
     /// Note that an object was asked for.
     pub fn touch(&mut self, fingerprint: u128, place: impl Fn(&Entry) -> bool, at: Recency) {
         let Some((slot, entry)) = self.index.locate(fingerprint, place) else { return };
-        if let Some(frame) = self.touch_located(slot, &entry, at) {
-            self.policy.touch(frame, at);
-        }
+        self.touch_located(slot, &entry, at);
     }
 
-    /// As [`Core::touch`], of what [`Index::locate`] found, but for the frame that it returns: the policy is still to be
-    /// told of it.
-    pub fn touch_located(&mut self, slot: usize, entry: &Entry, at: Recency) -> Option<FrameId> {
+    /// As [`Core::touch`], of what [`Index::locate`] found.
+    pub fn touch_located(&mut self, slot: usize, entry: &Entry, at: Recency) {
         let now = self.now_tick();
-        let mut clean = None;
-        if let Some(frame) = entry.frame.map(FrameId)
-            && let Some(f) = self.frames.get_mut(frame)
-        {
-            f.recency = f.recency.max(at);
-            clean = (f.state == FrameState::Clean).then_some(frame);
+        if let Some(frame) = entry.frame.map(FrameId) {
+            self.frames.touches().raise(frame, at);
+            if self.policy.counts_touches() {
+                self.policy.touch(frame, at);
+            }
         }
         // Ticks wrap by design.
         let tick = (now % u64::from(TICK_MODULUS)) as u32;
@@ -234,7 +214,6 @@ impl Core {
                 s.recency_sum = s.recency_sum.saturating_sub(before) + now;
             }
         }
-        clean
     }
 
     /// Remove an entry, counting it out of its segment.
@@ -380,13 +359,14 @@ impl Core {
         if f.dead {
             return;
         }
-        let (bytes, recency) = (f.data.bytes(), f.recency);
+        let bytes = f.data.bytes();
         let fingerprint = f.data.members.first().map_or(0, |m| m.fingerprint);
         let pinned = f.data.members.iter().any(|m| self.pins.is_pinned(m.fingerprint));
         if self.write_buffer_only && f.readers == 0 && !pinned {
             self.drop_frame(frame.id, false);
         } else {
-            self.policy.insert(frame.id, bytes, fingerprint, recency);
+            let at = self.frames.touches().get(frame.id).unwrap_or(Recency { epoch: 0, depth: 0 });
+            self.policy.insert(frame.id, bytes, fingerprint, at);
         }
     }
 

@@ -1,84 +1,158 @@
-//! Existence: from the index alone, thousands of keys in one critical section.
+//! Existence: from the index alone, thousands of keys at a time, and without the core's lock as long as nothing changes
+//! where they are looked for.
+
+use std::sync::atomic::Ordering;
 
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_tiers::policy::Recency;
+use pagelith_tiers::policy::{FrameId, Recency};
 
 use crate::core::Core;
-use crate::index::PREFETCH_GROUP;
+use crate::index::{Entry, PREFETCH_GROUP, TICK_MODULUS};
+use crate::published::Reading;
 use crate::session::PageSteps;
 use crate::shared::Shared;
 
-/// Which of `keys` are here. What is here counts as asked for.
+/// How often it is tried without the lock.
+const TRIES: usize = 3;
+
+/// Which of `keys` are here, all of them at one moment. What is here counts as asked for.
 pub(crate) fn exists(
     shared: &Shared,
-    core: &mut Core,
-    keys: impl Iterator<Item = ObjectKey>,
+    keys: impl Iterator<Item = ObjectKey> + Clone,
     at: Recency,
 ) -> Vec<bool> {
-    look(shared, core, keys, at, false)
+    at_one_moment(shared, at, |look| look.each(keys.clone()))
 }
 
 /// How many of `keys` are here before the first that is not.
-pub(crate) fn prefix(
+pub(crate) fn prefix(shared: &Shared, keys: impl Iterator<Item = ObjectKey> + Clone, at: Recency) -> usize {
+    at_one_moment(shared, at, |look| look.prefix(keys.clone()))
+}
+
+/// As [`exists`], for who has the core and has changed nothing.
+pub(crate) fn under(
     shared: &Shared,
     core: &mut Core,
     keys: impl Iterator<Item = ObjectKey>,
     at: Recency,
-) -> usize {
-    look(shared, core, keys, at, true).into_iter().take_while(|here| *here).count()
+) -> Vec<bool> {
+    locked(shared, core, at, |look| look.each(keys))
 }
 
-fn look(
-    shared: &Shared,
-    core: &mut Core,
-    mut keys: impl Iterator<Item = ObjectKey>,
+/// What `ask` finds by looks at the index, all of which were true at one moment. It may be asked several times. What it
+/// found the last time counts as asked for.
+pub(crate) fn at_one_moment<R>(shared: &Shared, at: Recency, mut ask: impl FnMut(&mut Look<'_>) -> R) -> R {
+    let published = &shared.published;
+    // Where every request has to be told of, the lock is needed anyway.
+    for _ in 0..if published.counts_touches { 0 } else { TRIES } {
+        let pin = crossbeam_epoch::pin();
+        let reading = published.read(&pin);
+        let mut look = Look::new(shared, &reading, at);
+        let answer = ask(&mut look);
+        let touched = look.touched;
+        if reading.holds(&pin) {
+            drop(pin);
+            note(shared, &touched);
+            return answer;
+        }
+    }
+    locked(shared, &mut shared.lock(), at, ask)
+}
+
+/// Under the lock what is published is all there is, and nothing changes.
+fn locked<R>(shared: &Shared, core: &mut Core, at: Recency, ask: impl FnOnce(&mut Look<'_>) -> R) -> R {
+    let pin = crossbeam_epoch::pin();
+    let reading = shared.published.read(&pin);
+    let mut look = Look::new(shared, &reading, at);
+    let answer = ask(&mut look);
+    for touched in look.touched {
+        core.touch_located(touched.slot, &touched.entry, touched.at);
+    }
+    answer
+}
+
+/// Note what was found without the lock, and take it for what is to be noted in the index itself: when an object was asked
+/// for, in laps of the log. That changes 4096 times a lap.
+fn note(shared: &Shared, touched: &[Touched]) {
+    let published = &shared.published;
+    let frames = || touched.iter().filter_map(|touched| touched.entry.frame.map(|frame| (frame, touched.at)));
+    published.touches.prefetch(frames().map(|(frame, _)| frame));
+    frames().for_each(|(frame, at)| published.touches.raise(FrameId(frame), at));
+    let now = (published.tick.load(Ordering::Relaxed) % u64::from(TICK_MODULUS)) as u32;
+    let mut late = touched.iter().filter(|touched| touched.entry.tick != now).peekable();
+    if late.peek().is_some() {
+        let mut core = shared.lock();
+        for Touched { entry, at, .. } in late {
+            core.touch(entry.fingerprint, |e| e.frame == entry.frame && e.ssd == entry.ssd, *at);
+        }
+    }
+}
+
+/// An object that was found.
+struct Touched {
+    slot: usize,
+    entry: Entry,
     at: Recency,
-    stop: bool,
-) -> Vec<bool> {
-    let mut found = Vec::with_capacity(keys.size_hint().0);
-    let mut steps = PageSteps::default();
-    let mut group = Vec::with_capacity(PREFETCH_GROUP);
-    let mut fingerprints = Vec::with_capacity(PREFETCH_GROUP);
-    let mut entries = Vec::with_capacity(PREFETCH_GROUP);
-    let mut touched = Vec::with_capacity(PREFETCH_GROUP);
-    // The keys of a batch are of one namespace, mostly.
-    let mut of: Option<(NamespaceId, Generation)> = None;
-    loop {
-        group.clear();
-        group.extend(keys.by_ref().take(PREFETCH_GROUP));
-        if group.is_empty() {
-            return found;
-        }
-        fingerprints.clear();
-        fingerprints.extend(group.iter().map(|key| {
-            let namespace = key.namespace();
-            let known = of.filter(|known| known.0 == namespace);
-            let (_, generation) =
-                *of.insert(known.unwrap_or_else(|| (namespace, core.generation(namespace))));
-            shared.fingerprint(key, generation)
-        }));
-        core.index.prefetch(&fingerprints);
-        // One step for all of the group at a time, so that their misses of the cache are under way together.
-        entries.clear();
-        entries.extend(fingerprints.iter().map(|f| core.index.locate(*f, |e| core.is_visible(e))));
-        core.frames.prefetch(entries.iter().filter_map(|e| e.as_ref()?.1.frame));
-        for (key, entry) in group.iter().zip(&entries) {
-            let depth = at.depth.saturating_add(steps.step(key));
-            found.push(entry.is_some());
-            match entry {
-                Some((slot, entry)) => {
-                    let at = Recency { depth, ..at };
-                    touched.extend(core.touch_located(*slot, entry, at).map(|frame| (frame, at)));
-                }
-                None if stop => break,
-                None => {}
+}
+
+/// Looks at the index.
+pub(crate) struct Look<'a> {
+    shared: &'a Shared,
+    reading: &'a Reading<'a>,
+    at: Recency,
+    touched: Vec<Touched>,
+}
+
+impl<'a> Look<'a> {
+    fn new(shared: &'a Shared, reading: &'a Reading<'a>, at: Recency) -> Look<'a> {
+        Look { shared, reading, at, touched: Vec::new() }
+    }
+
+    /// Which of `keys` are here.
+    pub fn each(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Vec<bool> {
+        self.look(keys, false)
+    }
+
+    /// How many of `keys` are here before the first that is not.
+    pub fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> usize {
+        self.look(keys, true).into_iter().take_while(|here| *here).count()
+    }
+
+    fn look(&mut self, mut keys: impl Iterator<Item = ObjectKey>, stop: bool) -> Vec<bool> {
+        let mut found = Vec::with_capacity(keys.size_hint().0);
+        self.touched.reserve(keys.size_hint().0);
+        let mut steps = PageSteps::default();
+        let mut group = Vec::with_capacity(PREFETCH_GROUP);
+        let mut fingerprints = Vec::with_capacity(PREFETCH_GROUP);
+        // The keys of a batch are of one namespace, mostly.
+        let mut of: Option<(NamespaceId, Generation)> = None;
+        loop {
+            group.clear();
+            group.extend(keys.by_ref().take(PREFETCH_GROUP));
+            if group.is_empty() {
+                return found;
             }
-        }
-        core.policy.touch_all(&touched);
-        touched.clear();
-        if stop && found.last() == Some(&false) {
-            return found;
+            fingerprints.clear();
+            fingerprints.extend(group.iter().map(|key| {
+                let namespace = key.namespace();
+                let known = of.filter(|known| known.0 == namespace);
+                let generation = || self.reading.visibility.generation(namespace);
+                let (_, generation) = *of.insert(known.unwrap_or_else(|| (namespace, generation())));
+                self.shared.fingerprint(key, generation)
+            }));
+            // One step for all of the group at a time, so that their misses of the cache are under way together.
+            self.shared.published.index.prefetch(&fingerprints);
+            for (key, fingerprint) in group.iter().zip(&fingerprints) {
+                let entry = self.reading.find(*fingerprint);
+                let depth = self.at.depth.saturating_add(steps.step(key));
+                let at = Recency { depth, ..self.at };
+                found.push(entry.is_some());
+                self.touched.extend(entry.map(|(slot, entry)| Touched { slot, entry, at }));
+                if stop && entry.is_none() {
+                    return found;
+                }
+            }
         }
     }
 }

@@ -45,9 +45,9 @@ impl Flusher {
                     (s.incarnation, s.order) = (incarnation, order);
                     // Only now can nothing of the old incarnation come back.
                     (s.min_sequence, s.data_end) = (pagelith_layouts::ids::Sequence(u64::MAX), 0);
-                    ssd.broken.retain(|(broken, _)| *broken != segment.0);
                     ssd.health.reused(segment);
                 }
+                core.visibility.reuse(segment);
             }
             Event::Sealed(facts, whole) => {
                 let mut core = self.shared.lock();

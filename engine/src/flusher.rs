@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
@@ -291,6 +292,7 @@ impl Flusher {
                 segment.min_sequence = segment.min_sequence.min(sequence);
             }
         }
+        self.shared.published.tick.store(core.now_tick(), Ordering::Relaxed);
         drop(core);
         let answer = match self.units.get(&id) {
             Some(Appended::Tombstones(answer)) => *answer,

@@ -16,7 +16,7 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::GroupKind;
 use pagelith_tiers::dram::arena::{ArenaSpace, Extent};
-use pagelith_tiers::policy::{FrameId, Recency};
+use pagelith_tiers::policy::{FrameId, Recency, Touches};
 
 use crate::index::FRAME_MAX;
 
@@ -84,7 +84,6 @@ pub(crate) struct Frame {
     pub state: FrameState,
     pub readers: u32,
     pub dead: bool,
-    pub recency: Recency,
     /// Whether every byte was verified since it came here by the arena's own checksums.
     pub verified: bool,
 }
@@ -97,17 +96,24 @@ pub(crate) struct FrameRef {
 }
 
 /// All frames.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Frames {
     slots: Vec<Option<Frame>>,
     free: Vec<u32>,
     serial: u64,
+    touches: Arc<Touches>,
 }
 
 impl Frames {
-    /// None yet, with room for `most`.
-    pub fn with_room(most: usize) -> Frames {
-        Frames { slots: huge::table(most.min(FRAME_MAX as usize + 1)), ..Frames::default() }
+    /// None yet, with room for `most`; `touches` is told when each is asked for.
+    pub fn with_room(most: usize, touches: Arc<Touches>) -> Frames {
+        let slots = huge::table(most.min(FRAME_MAX as usize + 1));
+        Frames { slots, free: Vec::new(), serial: 0, touches }
+    }
+
+    /// When each was last asked for.
+    pub fn touches(&self) -> &Arc<Touches> {
+        &self.touches
     }
 
     /// Whether there is no number for another frame.
@@ -118,8 +124,7 @@ impl Frames {
     /// Take a filled frame in; `None` if there are too many.
     pub fn insert(&mut self, data: Arc<FrameData>, state: FrameState, recency: Recency) -> Option<FrameRef> {
         self.serial += 1;
-        let frame =
-            Frame { serial: self.serial, data, state, readers: 0, dead: false, recency, verified: false };
+        let frame = Frame { serial: self.serial, data, state, readers: 0, dead: false, verified: false };
         let id = match self.free.pop() {
             Some(id) => id,
             None if self.slots.len() > FRAME_MAX as usize => return None,
@@ -129,6 +134,7 @@ impl Frames {
             }
         };
         self.slots[id as usize] = Some(frame);
+        self.touches.set(FrameId(id), recency);
         Some(FrameRef { id: FrameId(id), serial: self.serial })
     }
 
@@ -137,13 +143,7 @@ impl Frames {
         self.slots.get(id.0 as usize)?.as_ref()
     }
 
-    /// Starts bringing these frames into the cache, all at once. Changes nothing.
-    pub fn prefetch(&self, ids: impl Iterator<Item = u32>) {
-        let touched = ids.fold(0, |sum, id| sum ^ self.get(FrameId(id)).map_or(0, |f| f.serial));
-        std::hint::black_box(touched);
-    }
-
-    /// As [`Frames::prefetch`], with what [`FrameData::find`] compares.
+    /// Starts bringing these frames into the cache with what [`FrameData::find`] compares, all at once. Changes nothing.
     pub fn prefetch_keys(&self, ids: impl Iterator<Item = u32>) {
         let first =
             |f: &Frame| f.data.members.first().map_or(0, |m| m.extent.bytes ^ u64::from(m.key.as_bytes()[0]));

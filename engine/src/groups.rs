@@ -23,6 +23,7 @@ use crate::put::{self, Kind, Size};
 use crate::session::recency;
 use crate::shared::Shared;
 use crate::store::Store;
+use crate::visibility::Sight;
 
 /// Names an open group to a [`crate::Session`] of its store; another store's would commit a group of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

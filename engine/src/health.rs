@@ -119,6 +119,11 @@ impl Health {
         self.quarantined.len()
     }
 
+    /// Which those are.
+    pub fn quarantined_segments(&self) -> impl Iterator<Item = SegmentId> {
+        self.quarantined.iter().copied()
+    }
+
     pub fn is_quarantined(&self, segment: SegmentId) -> bool {
         !self.quarantined.is_empty() && self.quarantined.contains(&segment)
     }

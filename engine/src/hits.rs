@@ -17,6 +17,7 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 
 use crate::error::Result;
+use crate::exists;
 use crate::shared::Shared;
 
 pub(crate) use ask::Look;
@@ -102,7 +103,7 @@ pub struct PagesFound {
 pub(crate) fn exists_groups(shared: &Shared, query: &PagesQuery<'_>, at: Recency) -> Result<PagesFound> {
     shared.check_open()?;
     check::check(query)?;
-    answer(&mut ask::Here { shared, core: &mut shared.lock(), at }, query)
+    exists::at_one_moment(shared, at, |look| answer(look, query))
 }
 
 /// Answer a query by what `look` says is here.

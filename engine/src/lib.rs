@@ -51,6 +51,7 @@ mod plan;
 mod pooled;
 mod probe;
 mod promote;
+mod published;
 mod put;
 mod put_batch;
 mod quarantine;
@@ -72,6 +73,7 @@ mod store;
 mod stuck;
 mod summary;
 mod view;
+mod visibility;
 
 pub use batch::{Destination, Get, GetSlice, Options, Put, PutGroup, PutSlice, Request, Source};
 pub use config::{Config, ConfigError, Facts, Size, ValidConfig};

@@ -14,6 +14,7 @@ use crate::index::{Entry, PREFETCH_GROUP, SsdPlace};
 use crate::outcome::{GetOutcome, MissCause};
 use crate::shared::Shared;
 use crate::slot::{Slot, siblings};
+use crate::visibility::Sight;
 
 /// Where an object is.
 pub(crate) enum Located {
@@ -153,7 +154,7 @@ pub(crate) fn forget(shared: &Shared, slot: &Slot, header: Option<&[u8]>) {
     // Another get may have brought the page into memory meanwhile.
     let mut pages = core.drop_lost([(slot.fingerprint, place)]);
     // What went together is one failure.
-    if known && !core.is_broken_at(place) {
+    if known && !core.is_hidden_at(place) {
         core.suspect(SegmentId(place.segment), shared.now());
         shared.work.raise();
     }
@@ -166,9 +167,7 @@ pub(crate) fn forget(shared: &Shared, slot: &Slot, header: Option<&[u8]>) {
             pages.extend(core.drop_lost(siblings));
         }
         None => {
-            if let Some(ssd) = core.ssd.as_mut() {
-                ssd.broken.insert((place.segment, place.record_block));
-            }
+            core.visibility.hide_record(place);
         }
     }
     for page in pages {

@@ -1,6 +1,6 @@
 //! Opening a store: files, memory, recovery, the flusher. Everything big is allocated here.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
@@ -17,7 +17,7 @@ use pagelith_layouts::footer;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_tiers::dram::arena::Arena;
-use pagelith_tiers::policy::{frame_policy, segment_policy};
+use pagelith_tiers::policy::{Touches, frame_policy, segment_policy};
 use pagelith_tiers::ssd::log::{Log, LogConfig};
 use pagelith_tiers::ssd::recover::{Recovered, recover};
 use pagelith_tiers::ssd::serial::Serial;
@@ -30,8 +30,9 @@ use crate::flusher::Flusher;
 use crate::frames::Frames;
 use crate::groups::waiting::Waiting;
 use crate::health::{Health, Limits};
-use crate::index::{Index, SEGMENT_MAX};
+use crate::index::{FRAME_MAX, Index, SEGMENT_MAX};
 use crate::pins::Pins;
+use crate::published::{Edition, Published};
 use crate::recovery::Collector;
 use crate::remote::desk::Desk;
 use crate::remote::queue::RemoteQueue;
@@ -39,6 +40,7 @@ use crate::remote::writer::Writer;
 use crate::remote::{Peer, Remote};
 use crate::shared::{NEVER_READ, Shared};
 use crate::stats::Counters;
+use crate::visibility::Visibility;
 
 /// What opening found.
 #[derive(Clone, Debug)]
@@ -121,7 +123,12 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
     let index = Index::new(config.max_objects()).map_err(|e| Error::new(ErrorKind::Busy, e.to_string()))?;
     let staging = StagingPool::new(config.staging_bytes() as usize)
         .map_err(|e| Error::new(ErrorKind::Busy, format!("staging.bytes: {e}")))?;
-    let mut policy = frame_policy(config.dram_policy().name())
+    // A frame has a block of the arena at least, also one that is on its way out.
+    let frame_numbers = (config.arena_bytes() / ALIGN).min(u64::from(FRAME_MAX) + 1) as usize;
+    let touches =
+        Touches::new(frame_numbers).map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
+    let touches = Arc::new(touches);
+    let mut policy = frame_policy(config.dram_policy().name(), &touches)
         .ok_or_else(|| Error::new(ErrorKind::Internal, "dram.policy is unknown"))?;
     // A frame has an object at least, and that a block of the arena.
     let frames_max = config.max_objects().min(config.arena_bytes() / ALIGN) as usize;
@@ -133,17 +140,17 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
     }
     let mut core = Core {
         index,
-        frames: Frames::with_room(frames_max),
+        frames: Frames::with_room(frames_max, touches),
         space: arena.space,
         policy,
-        generations: HashMap::new(),
+        visibility: Visibility::default(),
+        edition: Edition::default(),
         ssd: None,
         remote: remote.as_ref().map(|_| RemoteQueue::default()),
         pins: Pins::default(),
         waiting: Waiting::default(),
         adopting: 0,
         sequence: Sequence(1),
-        epoch: 0,
         counters: Counters::default(),
         answers: HashMap::new(),
         next_answer: 1,
@@ -158,8 +165,11 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
     let durable_generations = ssd.iter().flat_map(|o| o.manifest.generations()).collect();
     write_back_generations(&mut core, &durable_generations);
     let (volume, manifest) = ssd.map(|o| (Arc::new(o.volume), o.manifest)).unzip();
+    let published = Published::of(&mut core);
     let shared = Arc::new(Shared {
         core: Mutex::new(core),
+        published,
+        requests: AtomicU64::new(0),
         memory: arena.memory,
         volume: volume.clone(),
         staging,
@@ -267,10 +277,8 @@ fn recover_into(
         appended_bytes: 0,
         tick_bytes,
         first_tick: collector.newest_tick() + 1,
-        broken: HashSet::new(),
         left: None,
         purges: VecDeque::new(),
-        emptied: BTreeSet::new(),
     });
     core.counters.bytes_to_device = recovered.bytes_written;
     collector.finish(core, constant.then_some(crate::shared::CONSTANT));
@@ -279,7 +287,7 @@ fn recover_into(
 
 /// A generation that recovery knows only from records was on its way into the manifest when the store ended.
 fn write_back_generations(core: &mut Core, durable: &HashMap<NamespaceId, Generation>) {
-    let newer = core.generations.iter().filter(|(ns, g)| durable.get(ns) != Some(g));
+    let newer = core.visibility.generations().iter().filter(|(ns, g)| durable.get(ns) != Some(g));
     let mut newer: Vec<_> = newer.map(|(ns, g)| (*ns, *g)).collect();
     newer.sort_unstable();
     for (namespace, generation) in newer {

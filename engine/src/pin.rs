@@ -7,6 +7,7 @@ use pagelith_layouts::key::ObjectKey;
 
 use crate::core::Core;
 use crate::shared::Shared;
+use crate::visibility::Sight;
 
 /// Keeps objects from being evicted or reclaimed until it is dropped. Removing and clearing are stronger.
 pub struct Pin {

@@ -157,7 +157,8 @@ impl Flusher {
         let again = core.requeue_unsaved();
         // The manifest did not take these; those that waited for it have heard so.
         let missing: Vec<_> = core
-            .generations
+            .visibility
+            .generations()
             .iter()
             .filter(|(ns, generation)| self.durable_generations.get(ns) != Some(generation))
             .map(|(ns, generation)| (*ns, *generation))

@@ -1,5 +1,5 @@
 //! What is no longer trusted on SSD leaves the index: the entries of a quarantined segment, or, when the tier is off,
-//! all. Nothing of it is seen from the first moment (`Core::is_broken_at`); the walk over the index comes after, in
+//! all. Nothing of it is seen from the first moment (`Sight::is_hidden_at`); the walk over the index comes after, in
 //! short critical sections. What DRAM holds too is written again.
 
 use std::collections::BTreeSet;
@@ -82,9 +82,7 @@ impl Flusher {
         purge.cursor = to;
         if to >= core.index.home_slots() {
             let Purge { what, objects, again, .. } = *purge;
-            if let (Some(segment), Some(ssd)) = (what, core.ssd.as_mut()) {
-                ssd.emptied.remove(&segment);
-            }
+            what.into_iter().for_each(|segment| core.visibility.show_segment(segment));
             tracing::warn!(segment = what.map(|s| s.0), objects, again, "what is not trusted is forgotten");
             self.purge = None;
         }

@@ -30,6 +30,7 @@ use self::scan::Scan;
 use self::tombstones::Tombstone;
 use crate::flusher::{Flusher, TAG_FOOTER, TAG_READBACK, TAG_RECORD, TAG_SCAN, TAG_SCRUB, TAG_TRIAL};
 use crate::index::SsdPlace;
+use crate::visibility::Sight;
 
 /// Of a segment, one part in so many has to come free for it to be emptied: less, and the device would write that
 /// much more than it is given.
@@ -391,7 +392,7 @@ impl Flusher {
         // Where headers were read instead of the footer, one that is damaged said nothing of what lies behind it.
         if let Some(ssd) = core.ssd.as_mut().filter(|s| s.segments.get(segment).live_objects > 0) {
             ssd.purges.push_back(Some(segment));
-            ssd.emptied.insert(segment);
+            core.visibility.hide_segment(segment);
         }
         drop(core);
         self.reclaim = None;

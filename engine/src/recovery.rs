@@ -198,7 +198,9 @@ impl Collector {
         if dropped > 0 {
             tracing::warn!(dropped, "index is too small for what the store holds");
         }
-        core.generations = self.generations;
+        for (namespace, generation) in self.generations {
+            core.visibility.set_generation(namespace, generation);
+        }
     }
 
     /// The newest tick that a checkpoint knew.

@@ -207,8 +207,8 @@ pub(crate) fn tell(shared: &Shared, job: impl FnOnce(u64) -> RemoteJob) -> Optio
 pub(crate) fn begin_clear(shared: &Shared, namespace: NamespaceId) -> Result<(Generation, Option<u64>)> {
     shared.check_open()?;
     let mut core = shared.lock();
-    let known = core.generations.contains_key(&namespace);
-    if !known && core.generations.len() >= shared.config.namespaces_max() as usize {
+    let known = core.visibility.generations().contains_key(&namespace);
+    if !known && core.visibility.generations().len() >= shared.config.namespaces_max() as usize {
         let max = shared.config.namespaces_max();
         let detail =
             format!("no room for another cleared namespace namespace={namespace} namespaces_max={max}");

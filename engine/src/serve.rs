@@ -339,11 +339,9 @@ fn matches_asked(op: &Op) -> bool {
 fn answer_now(shared: &Shared, ask: &Ask<'_>, options: &Options) -> Answered {
     let at = recency(shared, options);
     match ask {
-        Ask::Exists(keys) => {
-            Answered::bits(crate::exists::exists(shared, &mut shared.lock(), keys.iter(), at))
-        }
+        Ask::Exists(keys) => Answered::bits(crate::exists::exists(shared, keys.iter(), at)),
         Ask::ExistsPrefix(keys) => {
-            let found = crate::exists::prefix(shared, &mut shared.lock(), keys.iter(), at);
+            let found = crate::exists::prefix(shared, keys.iter(), at);
             Answered::number(Verb::ExistsPrefix, found as u64)
         }
         Ask::Stats => {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
@@ -12,7 +13,6 @@ use pagelith_tiers::policy::Recency;
 use rustc_hash::FxHashMap;
 
 use crate::batch::{Get, Options, PutGroup, Request};
-use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
 use crate::get::{Finished, GetBatch, Probed};
 use crate::groups::GroupId;
@@ -156,8 +156,7 @@ impl Session {
     pub fn submit_exists(&mut self, keys: &[ObjectKey], options: Options) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
-        let found =
-            crate::exists::exists(&self.io.shared, &mut self.io.shared.lock(), keys.iter().copied(), at);
+        let found = crate::exists::exists(&self.io.shared, keys.iter().copied(), at);
         let Some(desk) = self.io.desk.as_ref().filter(|_| !found.iter().all(|here| *here)) else {
             self.finished.push_back((ticket, Done::Exists(found)));
             return ticket;
@@ -370,23 +369,13 @@ impl PageSteps {
 
 /// Recency of a batch's first key.
 pub(crate) fn recency(shared: &Shared, options: &Options) -> Recency {
-    recency_in(&mut shared.lock(), options)
-}
-
-/// As [`recency`], for who has the core.
-pub(crate) fn recency_in(core: &mut Core, options: &Options) -> Recency {
-    let Request(epoch) = options.request.unwrap_or_else(|| next_request(core));
+    let Request(epoch) = options.request.unwrap_or_else(|| begin_request(shared));
     Recency { epoch, depth: options.depth }
 }
 
 /// A new request.
 pub(crate) fn begin_request(shared: &Shared) -> Request {
-    next_request(&mut shared.lock())
-}
-
-fn next_request(core: &mut Core) -> Request {
-    core.epoch += 1;
-    Request(core.epoch)
+    Request(shared.requests.fetch_add(1, Ordering::Relaxed) + 1)
 }
 
 /// A reader of a segment is done.

@@ -7,7 +7,7 @@ use pagelith_io::clock::Mono;
 use pagelith_io::runtime::Env;
 use pagelith_io::signal::Signal;
 use pagelith_io::staging::StagingPool;
-use pagelith_io::sync::{Arc, AtomicBool, AtomicU64, Mutex, MutexGuard, PoisonError};
+use pagelith_io::sync::{Arc, AtomicBool, AtomicU64, Mutex, PoisonError};
 use pagelith_layouts::checksum::{self, FINGERPRINT_KEY_BYTES};
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
@@ -18,6 +18,7 @@ use crate::config::ValidConfig;
 use crate::core::{Answer, Core};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::name_of;
+use crate::published::{CoreGuard, Published};
 use crate::remote::Remote;
 
 /// The fingerprint of every key under `index.constant_fingerprint`.
@@ -33,7 +34,12 @@ const READER_GONE: Duration = Duration::from_millis(50);
 pub(crate) const BUSY_STEP: Duration = Duration::from_millis(10);
 
 pub(crate) struct Shared {
+    /// Locked by [`Shared::lock`] alone, which publishes what was changed.
     pub core: Mutex<Core>,
+    /// What can be known of it without the lock.
+    pub published: Published,
+    /// Number of the last request.
+    pub requests: AtomicU64,
     pub memory: Arc<ArenaMemory>,
     pub volume: Option<Arc<Volume>>,
     pub staging: StagingPool,
@@ -60,8 +66,8 @@ pub(crate) struct Shared {
 impl Shared {
     /// The core. A panic elsewhere leaves it consistent enough to go on: every change keeps the invariants
     /// from one statement to the next, and what is found is verified.
-    pub fn lock(&self) -> MutexGuard<'_, Core> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn lock(&self) -> CoreGuard<'_> {
+        CoreGuard::new(self.core.lock().unwrap_or_else(PoisonError::into_inner), &self.published)
     }
 
     /// What the index knows a key by.

@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::frame_io::Held;
 use crate::outcome::MissCause;
 use crate::shared::Shared;
+use crate::visibility::Sight;
 
 /// An object's bytes in the arena. Pinned while the view lives.
 pub struct View {

@@ -17,6 +17,8 @@ pub mod signal;
 pub mod staging;
 pub mod stream;
 pub mod sync;
+pub mod versions;
+pub mod words;
 
 #[allow(
     clippy::disallowed_methods,

@@ -2,14 +2,11 @@
 
 use pagelith_layouts::ids::PrefixHash;
 use pagelith_layouts::key::ObjectKey;
-use pagelith_tiers::policy::Recency;
 
 use super::evaluate::Residency;
 use super::{HitPolicy, PagesQuery, PoolQuery};
-use crate::core::Core;
 use crate::error::Result;
 use crate::exists;
-use crate::shared::Shared;
 
 /// Who can say what is here. What is and is asked about counts as asked for.
 pub(crate) trait Look {
@@ -19,20 +16,14 @@ pub(crate) trait Look {
     fn exists(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<Vec<bool>>;
 }
 
-/// This process's own index, in one critical section: the answer was true at one moment.
-pub(super) struct Here<'a> {
-    pub shared: &'a Shared,
-    pub core: &'a mut Core,
-    pub at: Recency,
-}
-
-impl Look for Here<'_> {
+/// This process's own index.
+impl Look for exists::Look<'_> {
     fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize> {
-        Ok(exists::prefix(self.shared, self.core, keys, self.at))
+        Ok(exists::Look::prefix(self, keys))
     }
 
     fn exists(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<Vec<bool>> {
-        Ok(exists::exists(self.shared, self.core, keys, self.at))
+        Ok(self.each(keys))
     }
 }
 

@@ -1,14 +1,14 @@
 //! One object in the index: the view that callers see, and the 32 bytes it is packed into.
 //!
 //! ```text
-//! bytes  0..16  fingerprint, 0 = the slot is empty
-//! bytes 16..24  word A: segment 18 | record_block 16 | payload_delta 16 | flags 4 | tick, high half 10
-//! bytes 24..32  word B: length 28 | frame 24 | freq 2                             | tick, low half 10
+//! words 0 and 1  fingerprint, low half first; 0 = the slot is empty
+//! word  2        A: segment 18 | record_block 16 | payload_delta 16 | flags 4 | tick, high half 10
+//! word  3        B: length 28 | frame 24 | freq 2                             | tick, low half 10
 //! ```
 //!
 //! A link has the flag for it, zeros in the rest of word A, and the name of a base group's member in word B.
 //!
-//! Fields are listed from the lowest bit up. The bytes never leave the process, so they are in host order.
+//! Fields are listed from the lowest bit up.
 
 use super::IndexError;
 use pagelith_layouts::align::ALIGN;
@@ -16,7 +16,9 @@ use pagelith_layouts::footer::FooterEntry;
 use pagelith_layouts::ids::SegmentId;
 
 /// The size of a packed entry, bytes; two share a cache line.
-pub(super) const SLOT_BYTES: usize = 32;
+pub(super) const SLOT_BYTES: usize = SLOT_WORDS * size_of::<u64>();
+/// Its words.
+pub(super) const SLOT_WORDS: usize = 4;
 
 const SEGMENT_BITS: u32 = 18;
 const RECORD_BLOCK_BITS: u32 = 16;
@@ -218,28 +220,18 @@ impl Slot {
         }
     }
 
-    pub(super) fn from_bytes(bytes: &[u8; SLOT_BYTES]) -> Slot {
-        let (words, _) = bytes.as_chunks::<8>();
-        Slot {
-            fingerprint: fingerprint_of(bytes),
-            a: u64::from_ne_bytes(words[2]),
-            b: u64::from_ne_bytes(words[3]),
-        }
+    pub(super) fn from_words([low, high, a, b]: [u64; SLOT_WORDS]) -> Slot {
+        Slot { fingerprint: fingerprint_of(low, high), a, b }
     }
 
-    pub(super) fn to_bytes(self) -> [u8; SLOT_BYTES] {
-        let mut bytes = [0; SLOT_BYTES];
-        bytes[..16].copy_from_slice(&self.fingerprint.to_ne_bytes());
-        bytes[16..24].copy_from_slice(&self.a.to_ne_bytes());
-        bytes[24..].copy_from_slice(&self.b.to_ne_bytes());
-        bytes
+    pub(super) fn to_words(self) -> [u64; SLOT_WORDS] {
+        [self.fingerprint as u64, name_of(self.fingerprint), self.a, self.b]
     }
 }
 
-/// Only the fingerprint of a packed entry: a probe looks at nothing else.
-pub(super) fn fingerprint_of(bytes: &[u8; SLOT_BYTES]) -> u128 {
-    let (halves, _) = bytes.as_chunks::<16>();
-    u128::from_ne_bytes(halves[0])
+/// The fingerprint of which these are the first two words of a packed entry: a probe looks at nothing else.
+pub(super) fn fingerprint_of(low: u64, high: u64) -> u128 {
+    u128::from(high) << 64 | u128::from(low)
 }
 
 fn bits(word: u64, at: u32, count: u32) -> u64 {
@@ -263,7 +255,7 @@ mod tests {
 
     fn round_trip(entry: Entry) {
         let slot = Slot::pack(&entry).expect("in range");
-        assert_eq!(Slot::from_bytes(&slot.to_bytes()).unpack(), entry);
+        assert_eq!(Slot::from_words(slot.to_words()).unpack(), entry);
     }
 
     /// Each field takes its lowest and highest value while all others are at an extreme, so that a field one
@@ -339,7 +331,7 @@ mod tests {
     fn a_link_is_told_from_an_entry() {
         for fingerprint in [1, u128::from(u64::MAX), 1 << 64, u128::MAX - 1] {
             for base in [0, 1, u64::MAX] {
-                let slot = Slot::from_bytes(&Slot::link(fingerprint, base).to_bytes());
+                let slot = Slot::from_words(Slot::link(fingerprint, base).to_words());
                 assert_eq!(slot.as_link(), Some((fingerprint, base)));
             }
         }
@@ -352,6 +344,6 @@ mod tests {
         let slot = Slot::pack(&Entry { fingerprint: 0, ..plain() }).expect("in range");
         assert!(!slot.is_empty());
         assert_eq!(slot.unpack().fingerprint, 1);
-        assert!(Slot::from_bytes(&[0; SLOT_BYTES]).is_empty());
+        assert!(Slot::from_words([0; SLOT_WORDS]).is_empty());
     }
 }

@@ -17,22 +17,32 @@
 //! What is attached to a base group has a second entry, its link, which names a member of that group: an object
 //! of the index is one entry, an attached one is two.
 //!
-//! Plain data behind `&mut`: locks are the caller's.
+//! One thread changes it, behind `&mut`, while others read it by a [`Reader`], which learns whether what it read was so at
+//! one moment: everything that is changed until [`Index::publish`] becomes visible to them at once.
 #![allow(unreachable_pub, reason = "the crate root decides how far the index can be seen")]
 
 mod entry;
-mod slots;
+mod read;
+mod table;
 #[cfg(test)]
 mod tests;
 
-use entry::{SLOT_BYTES, Slot, link_of, stored};
-use slots::Slots;
+use std::sync::Arc;
+
+use entry::{Slot, stored};
+use table::Table;
+
+pub use read::{Marks, Reader};
 
 pub use entry::{Entry, FRAME_MAX, SEGMENT_MAX, SsdPlace, TICK_MODULUS, name_of, tick_age};
 
 /// How many home slots are asked for before the first is looked at: enough to keep a core's line fill buffers
 /// (10 to 16 on current x86 and Arm cores) busy.
 pub(crate) const PREFETCH_GROUP: usize = 16;
+
+/// Memory of an index for each object that it can hold: 32-byte entries at a load of 0.8, and their stripes' versions out of
+/// the same.
+const BYTES_AN_OBJECT: usize = 40;
 
 /// Why the index refused. Whatever the reason, it is unchanged.
 #[derive(Debug, thiserror::Error)]
@@ -81,7 +91,9 @@ pub enum Visited {
 
 /// The index of a store. See the module's text for how it works.
 pub struct Index {
-    slots: Slots,
+    table: Arc<Table>,
+    /// Stripes that readers do not believe until the next `publish`.
+    begun: Vec<u32>,
     len: usize,
     links: usize,
     capacity: usize,
@@ -92,11 +104,24 @@ impl Index {
     pub fn new(max_objects: u64) -> Result<Index, IndexError> {
         let no_memory = |errno| IndexError::OutOfMemory { max_objects, errno };
         let capacity = usize::try_from(max_objects).map_err(|_| no_memory(0))?;
-        // Rounded down, which keeps the bound of 40 bytes exact: capacity * 5 / 4 slots of 32.
-        let count = capacity.checked_add(capacity / 4).ok_or(no_memory(0))?;
-        count.checked_mul(SLOT_BYTES).ok_or(no_memory(0))?;
-        let slots = Slots::new(count).map_err(|e| no_memory(e.raw_os_error().unwrap_or(0)))?;
-        Ok(Index { slots, len: 0, links: 0, capacity })
+        let bytes = capacity.checked_mul(BYTES_AN_OBJECT).ok_or(no_memory(0))?;
+        let table = Table::new(bytes).map_err(|e| no_memory(e.raw_os_error().unwrap_or(0)))?;
+        Ok(Index { table: Arc::new(table), begun: Vec::new(), len: 0, links: 0, capacity })
+    }
+
+    /// The index as threads see it that do not have it.
+    pub fn reader(&self) -> Reader {
+        Reader::new(self.table.clone())
+    }
+
+    /// What was changed since the last time may be seen by readers, all of it at once.
+    pub fn publish(&mut self) {
+        self.begun.drain(..).for_each(|stripe| self.table.end(stripe));
+    }
+
+    fn set(&mut self, at: usize, slot: Slot) {
+        self.begun.extend(self.table.begin(at));
+        self.table.set(at, slot);
     }
 
     /// How many entries it can hold.
@@ -122,7 +147,7 @@ impl Index {
     /// Memory set aside for entries, bytes: at most 40 for each of [`capacity`](Index::capacity), all of it
     /// counted whether touched yet or not. The system rounds it up to whole pages.
     pub fn memory_bytes(&self) -> u64 {
-        (self.slots.count() * SLOT_BYTES) as u64
+        self.table.bytes() as u64
     }
 
     /// Adds an entry, also next to others with the same fingerprint.
@@ -143,59 +168,51 @@ impl Index {
             return Err(IndexError::Full { capacity: self.capacity() });
         }
         self.len += 1;
-        let mut at = self.slots.home(carried.fingerprint);
+        let mut at = self.table.home(carried.fingerprint);
         let mut distance = 0;
         // Ends: there are at least `capacity` slots and fewer entries, so one is empty.
         loop {
-            let resident = self.slots.get(at);
+            let resident = self.table.get(at);
             if resident.is_empty() {
-                self.slots.set(at, carried);
+                self.set(at, carried);
                 return Ok(());
             }
-            let resident_distance = self.slots.distance(at, resident.fingerprint);
+            let resident_distance = self.table.distance(at, resident.fingerprint);
             if resident_distance < distance {
-                self.slots.set(at, carried);
+                self.set(at, carried);
                 carried = resident;
                 distance = resident_distance;
             }
-            at = self.slots.next(at);
+            at = self.table.next(at);
             distance += 1;
         }
     }
 
     /// All entries with this fingerprint, in no promised order.
     pub fn find(&self, fingerprint: u128) -> impl Iterator<Item = Entry> {
-        self.positions(fingerprint).map(|at| self.slots.get(at).unpack())
+        self.table.find(fingerprint, |_| ()).map(|(_, entry)| entry)
     }
 
     /// The base that an attached object names.
     pub fn link(&self, fingerprint: u128) -> Option<u64> {
-        self.positions(link_of(fingerprint)).find_map(|at| self.slots.get(at).as_link()).map(|(_, base)| base)
+        self.table.link(fingerprint, |_| ()).map(|(_, base)| base)
     }
 
     /// All entries of objects that `name` is the name of: by 64 bits, so one may be another's, once in 2^64.
     pub fn find_named(&self, name: u64) -> impl Iterator<Item = Entry> {
-        let entries = self.matching(u128::from(name) << 64, move |f| (f >> 64) as u64 == name);
-        entries.map(|at| self.slots.get(at)).filter(|slot| slot.as_link().is_none()).map(|slot| slot.unpack())
+        self.table.find_named(name, |_| ())
     }
 
     /// Whether there is an entry with this fingerprint.
     #[cfg(test)]
     pub fn contains(&self, fingerprint: u128) -> bool {
-        self.positions(fingerprint).next().is_some()
+        self.find(fingerprint).next().is_some()
     }
 
     /// Starts bringing these fingerprints' home slots into the cache, [`PREFETCH_GROUP`] at a time to good
     /// effect. Changes nothing; only how long the next look at them takes.
     pub fn prefetch(&self, fingerprints: &[u128]) {
-        if self.slots.count() == 0 {
-            return;
-        }
-        // Plain loads that do not depend on each other: the core has all of them under way at once, where the
-        // compare-and-branch of a probe would wait for each.
-        let touched =
-            fingerprints.iter().fold(0, |sum, &f| sum ^ self.slots.fingerprint(self.slots.home(stored(f))));
-        std::hint::black_box(touched);
+        self.table.prefetch(fingerprints.iter().map(|f| stored(*f)));
     }
 
     /// Rewrites, in place, the first entry with this fingerprint that `matches`, and says whether there was
@@ -212,15 +229,16 @@ impl Index {
         let Some((at, mut entry)) = self.locate(fingerprint, matches) else { return Ok(false) };
         change(&mut entry);
         entry.fingerprint = fingerprint;
-        self.slots.set(at, Slot::pack(&entry)?);
+        self.set(at, Slot::pack(&entry)?);
         Ok(true)
     }
 
     /// Notes when the entry that [`locate`](Index::locate) found at `at` was last used, modulo [`TICK_MODULUS`];
     /// returns when it was before.
     pub fn replace_tick(&mut self, at: usize, tick: u32) -> u32 {
-        let slot = self.slots.get(at);
-        self.slots.set(at, slot.with_tick(tick));
+        let slot = self.table.get(at);
+        // Readers do not rely on ticks.
+        self.table.set(at, slot.with_tick(tick));
         slot.tick()
     }
 
@@ -233,11 +251,7 @@ impl Index {
 
     /// Removes an attached object's link; false if it has none.
     pub fn remove_link(&mut self, fingerprint: u128) -> bool {
-        let Some(at) =
-            self.positions(link_of(fingerprint)).find(|&at| self.slots.get(at).as_link().is_some())
-        else {
-            return false;
-        };
+        let Some((at, _)) = self.table.link(fingerprint, |_| ()) else { return false };
         self.remove_slot(at);
         self.links -= 1;
         true
@@ -245,22 +259,22 @@ impl Index {
 
     fn remove_slot(&mut self, mut hole: usize) {
         // Whoever follows and is away from home moves one nearer, so that no hole stands in a probe's way.
-        for _ in 1..self.slots.count() {
-            let next = self.slots.next(hole);
-            let slot = self.slots.get(next);
-            if slot.is_empty() || self.slots.distance(next, slot.fingerprint) == 0 {
+        for _ in 1..self.table.count() {
+            let next = self.table.next(hole);
+            let slot = self.table.get(next);
+            if slot.is_empty() || self.table.distance(next, slot.fingerprint) == 0 {
                 break;
             }
-            self.slots.set(hole, slot);
+            self.set(hole, slot);
             hole = next;
         }
-        self.slots.set(hole, Slot::EMPTY);
+        self.set(hole, Slot::EMPTY);
         self.len -= 1;
     }
 
     /// How many homes there are: the end of the range for [`visit_homes`](Index::visit_homes).
     pub fn home_slots(&self) -> u64 {
-        self.slots.count() as u64
+        self.table.count() as u64
     }
 
     /// How many homes to visit in one critical section: some 100 us of them at most, and so few that also a small index
@@ -275,7 +289,7 @@ impl Index {
     /// a remove can pull an entry from ahead of a cursor to behind it (missed), an insert can push one from
     /// behind it to ahead (met twice).
     pub fn visit_homes(&self, from: u64, to: u64, mut visit: impl FnMut(Visited)) {
-        let count = self.slots.count();
+        let count = self.table.count();
         let to = to.min(self.home_slots());
         if from >= to {
             return;
@@ -284,8 +298,8 @@ impl Index {
         let (from, span) = (from as usize, (to - from) as usize);
         // An entry may lie almost a whole ring past its home; every pass over two rings meets it.
         for step in 0..2 * count {
-            let at = self.slots.forward(from, step);
-            let slot = self.slots.get(at);
+            let at = self.table.forward(from, step);
+            let slot = self.table.get(at);
             if slot.is_empty() {
                 if step >= span {
                     return;
@@ -293,7 +307,7 @@ impl Index {
                 continue;
             }
             // Below zero: it belongs before `from` and was pushed here.
-            let Some(home) = step.checked_sub(self.slots.distance(at, slot.fingerprint)) else { continue };
+            let Some(home) = step.checked_sub(self.table.distance(at, slot.fingerprint)) else { continue };
             if home >= span {
                 return;
             }
@@ -304,43 +318,12 @@ impl Index {
         }
     }
 
-    /// Where entries with this fingerprint are. Stops at the first slot that is empty or whose resident is
-    /// nearer its home than the sought would be there: insert would have put the sought before it.
-    fn positions(&self, fingerprint: u128) -> impl Iterator<Item = usize> {
-        let sought = stored(fingerprint);
-        self.matching(sought, move |found| found == sought)
-    }
-
-    /// Where entries are that `is_sought`, all of which have the home of `like`.
-    fn matching(&self, like: u128, is_sought: impl Fn(u128) -> bool) -> impl Iterator<Item = usize> {
-        let mut at = self.slots.home(like);
-        let mut distance = 0;
-        std::iter::from_fn(move || {
-            while distance < self.slots.count() {
-                let (here, resident) = (at, self.slots.fingerprint(at));
-                let found = resident != 0 && is_sought(resident);
-                if !found && (resident == 0 || self.slots.distance(here, resident) < distance) {
-                    distance = usize::MAX;
-                    break;
-                }
-                at = self.slots.next(at);
-                distance += 1;
-                if found {
-                    return Some(here);
-                }
-            }
-            None
-        })
-    }
-
     /// The first entry with this fingerprint that `matches`, and where it is until the next insert or remove.
     pub fn locate(
         &self,
         fingerprint: u128,
         mut matches: impl FnMut(&Entry) -> bool,
     ) -> Option<(usize, Entry)> {
-        self.positions(fingerprint)
-            .map(|at| (at, self.slots.get(at).unpack()))
-            .find(|(_, entry)| matches(entry))
+        self.table.find(fingerprint, |_| ()).find(|(_, entry)| matches(entry))
     }
 }

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::get::Probed;
 use crate::outcome::PutOutcome;
 use crate::shared::Shared;
+use crate::visibility::Sight;
 
 /// An object that is here by itself, and is to be read so that it can be stored with its group.
 #[derive(Clone, Copy, Debug)]

@@ -16,6 +16,7 @@ use crate::index::{Entry, TICK_MODULUS, name_of};
 use crate::outcome::PutOutcome;
 use crate::remote::writer::is_offered;
 use crate::shared::Shared;
+use crate::visibility::Sight;
 
 /// Make a group visible. `here` says which of its members admission met, and what they give way to; `open` is the
 /// open group that it was, if it was one.

@@ -15,6 +15,7 @@ use super::Stage;
 use crate::core::Core;
 use crate::flusher::{Appended, Flusher, Purpose, TAG_RECORD, Written};
 use crate::index::SsdPlace;
+use crate::visibility::Sight;
 
 /// Records read and not yet appended.
 const READS_MAX: usize = 4;
@@ -172,7 +173,7 @@ impl Flusher {
         let (mut now, mut from) = (Vec::new(), Vec::new());
         // A member that could not be read has left meanwhile, and takes the others along: a group is whole or not
         // here.
-        let whole = is_alive(&core, &members) && !members.iter().any(|(_, old)| core.is_broken_at(*old));
+        let whole = is_alive(&core, &members) && !members.iter().any(|(_, old)| core.is_hidden_at(*old));
         if !whole {
             members.iter().for_each(|(fingerprint, old)| {
                 core.drop_ssd(*fingerprint, *old);

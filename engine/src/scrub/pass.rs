@@ -21,6 +21,7 @@ use pagelith_tiers::ssd::walk::Walk;
 use super::ScrubReport;
 use crate::index::{SsdPlace, Visited};
 use crate::shared::Shared;
+use crate::visibility::Sight;
 
 /// Bytes of a payload that are read at a time.
 const CHUNK: u64 = 256 * 1024;
@@ -212,7 +213,7 @@ impl Pass {
             core.index.visit_homes(from, from + HOMES, |visited| {
                 let Visited::Object(e) = visited else { return };
                 let Some(place) = e.ssd.filter(|p| p.segment == segment.0) else { return };
-                if !current.seen.contains(&place.record_block) && !core.is_broken_at(place) {
+                if !current.seen.contains(&place.record_block) && !core.is_hidden_at(place) {
                     let (fingerprint, length) = (e.fingerprint, u64::from(e.length));
                     let checksums = Vec::new();
                     unseen.push(Member { fingerprint, place, offset: 0, length, checksums, block_bytes: 0 });

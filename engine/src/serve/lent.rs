@@ -16,7 +16,7 @@ use super::World;
 use crate::frame_io::Held;
 use crate::frames::FrameRef;
 use crate::locate;
-use crate::session::recency_in;
+use crate::session::recency;
 use crate::shared::Shared;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -96,10 +96,10 @@ pub(super) fn grant(
     if world.lent.bytes + length > most || link.room().pushes == 0 {
         return Granted::Later;
     }
-    let mut core = shared.lock();
-    let at = recency_in(&mut core, options);
+    let at = recency(&shared, options);
     let at = Recency { depth: at.depth.saturating_add(wish.behind), ..at };
     let fits = |have: u64| if wish.whole { have == wish.stretch.end } else { wish.stretch.end <= have };
+    let mut core = shared.lock();
     let Some((held, member)) = locate::hold_in_memory(&shared, &mut core, &wish.key, at, fits) else {
         return Granted::No;
     };

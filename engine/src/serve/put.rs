@@ -20,12 +20,13 @@ use super::answer::{Answered, Verdict};
 use super::{Manner, World};
 use crate::batch::{Options, Put, PutGroup, Source};
 use crate::error::{Error, ErrorKind};
-use crate::exists::exists;
+use crate::exists;
 use crate::frames::FrameData;
 use crate::index::Entry;
 use crate::outcome::{PutDone, PutOutcome, Ticket};
-use crate::session::recency_in;
+use crate::session::recency;
 use crate::shared::Shared;
+use crate::visibility::Sight;
 
 /// One object to be put.
 struct Offered {
@@ -230,9 +231,9 @@ impl PutOp {
         let keys = self.offered[objects.clone()].iter().map(|o| o.key);
         let at = Recency {
             depth: self.manner.options.depth.saturating_add(objects.start as u32),
-            ..recency_in(&mut core, &self.manner.options)
+            ..recency(shared, &self.manner.options)
         };
-        let all = exists(shared, &mut core, keys, at).into_iter().all(|here| here);
+        let all = exists::under(shared, &mut core, keys, at).into_iter().all(|here| here);
         core.counters.puts_present += if all { objects.len() as u64 } else { 0 };
         all
     }

@@ -68,7 +68,7 @@ impl<'a, T: AnyBitPattern> List<'a, T> {
     }
 
     /// All, in order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = T> + use<'a, T> {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = T> + Clone + use<'a, T> {
         self.bytes.chunks_exact(Self::SIZE).map(bytemuck::pod_read_unaligned)
     }
 }

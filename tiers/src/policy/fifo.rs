@@ -43,6 +43,10 @@ impl FramePolicy for Fifo {
 
     fn touch(&mut self, _frame: FrameId, _at: Recency) {}
 
+    fn counts_touches(&self) -> bool {
+        false
+    }
+
     fn remove(&mut self, frame: FrameId) {
         if let Some(at) = self.at.take(frame) {
             self.order.remove(frame, at);

@@ -5,34 +5,25 @@
 //! frames that come up fit into one walk ([`LOOKS_MAX`](super::order::LOOKS_MAX)); where a walk meets only frames that
 //! were asked for since, it is the least recently used of those.
 
+use std::sync::Arc;
+
 use super::order::{Order, Walk};
 use super::slab::Slab;
-use super::{FrameId, FramePolicy, Recency};
+use super::{FrameId, FramePolicy, Recency, Touches};
 
-/// When a frame was asked for last, and as of when it stands in the order.
-#[derive(Clone, Copy, Debug)]
-struct Known {
-    at: Recency,
-    placed: Recency,
-}
-
-/// Least recently used. About 70 bytes a frame.
+/// Least recently used. About 60 bytes a frame.
 #[derive(Debug)]
 pub struct Lru {
     order: Order,
-    known: Slab<Known>,
+    /// As of when each frame stands in the order.
+    placed: Slab<Recency>,
+    touches: Arc<Touches>,
 }
 
 impl Lru {
-    /// An empty one.
-    pub fn new() -> Lru {
-        Lru { order: Order::new(), known: Slab::new() }
-    }
-}
-
-impl Default for Lru {
-    fn default() -> Lru {
-        Lru::new()
+    /// An empty one, of frames whose last requests `touches` has.
+    pub fn new(touches: Arc<Touches>) -> Lru {
+        Lru { order: Order::new(), placed: Slab::new(), touches }
     }
 }
 
@@ -42,30 +33,27 @@ impl FramePolicy for Lru {
     }
 
     fn expect(&mut self, frames: usize) {
-        self.known.expect(frames);
+        self.placed.expect(frames);
     }
 
     fn insert(&mut self, frame: FrameId, _bytes: u64, _fingerprint: u128, at: Recency) {
         self.remove(frame);
         self.order.insert(frame, at);
-        self.known.set(frame, Known { at, placed: at });
+        self.placed.set(frame, at);
+        self.touches.set(frame, at);
     }
 
     fn touch(&mut self, frame: FrameId, at: Recency) {
-        let Some(known) = self.known.get_mut(frame) else { return };
-        known.at = known.at.max(at);
+        self.touches.raise(frame, at);
     }
 
-    fn touch_all(&mut self, touched: &[(FrameId, Recency)]) {
-        // Looks that do not depend on each other come first: their misses of the cache overlap.
-        let epoch = |frame: FrameId| self.known.get(frame).map_or(0, |known| known.at.epoch);
-        std::hint::black_box(touched.iter().fold(0, |sum, (frame, _)| sum ^ epoch(*frame)));
-        touched.iter().for_each(|(frame, at)| self.touch(*frame, *at));
+    fn counts_touches(&self) -> bool {
+        false
     }
 
     fn remove(&mut self, frame: FrameId) {
-        if let Some(known) = self.known.take(frame) {
-            self.order.remove(frame, known.placed);
+        if let Some(placed) = self.placed.take(frame) {
+            self.order.remove(frame, placed);
         }
     }
 
@@ -73,18 +61,18 @@ impl FramePolicy for Lru {
         let mut walk = Walk::default();
         let mut moved: Option<(Recency, FrameId)> = None;
         while let Some(place) = self.order.look(&mut walk) {
-            let known = self.known.get_mut(place.frame)?;
-            if known.at > place.at {
-                known.placed = known.at;
-                let newer = (known.at, place.frame);
+            let asked = self.touches.get(place.frame).unwrap_or(place.at);
+            if asked > place.at {
+                let newer = (asked, place.frame);
                 self.order.remove(place.frame, place.at);
-                self.order.insert(place.frame, newer.0);
+                self.order.insert(place.frame, asked);
+                self.placed.set(place.frame, asked);
                 if moved.is_none_or(|moved| newer < moved) && evictable(place.frame) {
                     moved = Some(newer);
                 }
             } else if evictable(place.frame) {
                 self.order.take(&walk, place);
-                self.known.take(place.frame);
+                self.placed.take(place.frame);
                 return Some(place.frame);
             }
         }
@@ -109,6 +97,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// More than any of the tests but one names.
+    const FRAMES: u32 = 32;
+
+    fn lru(frames: u32) -> Lru {
+        Lru::new(Arc::new(Touches::new(frames as usize).expect("memory")))
+    }
 
     #[derive(Clone, Debug)]
     enum Step {
@@ -148,7 +143,7 @@ mod tests {
     proptest! {
         #[test]
         fn equals_a_brute_force_model(steps in prop::collection::vec(step(), 1..200)) {
-            let mut lru = Lru::new();
+            let mut lru = lru(FRAMES);
             let mut model = Model::default();
             for step in steps {
                 match step {
@@ -182,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_chain_leaves_from_its_tail() {
-        let mut lru = Lru::new();
+        let mut lru = lru(FRAMES);
         for depth in 0..5 {
             lru.insert(FrameId(depth), 1, 0, Recency { epoch: 1, depth });
         }
@@ -194,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_pinned_frame_is_passed_over_and_keeps_its_place() {
-        let mut lru = Lru::new();
+        let mut lru = lru(FRAMES);
         for frame in 0..4 {
             lru.insert(FrameId(frame), 1, 0, Recency { epoch: u64::from(frame), depth: 0 });
         }
@@ -208,7 +203,7 @@ mod tests {
     #[test]
     fn where_everything_was_asked_for_again_a_victim_is_found_in_one_call() {
         let frames = 3 * super::super::order::LOOKS_MAX as u32;
-        let mut lru = Lru::new();
+        let mut lru = lru(frames);
         for frame in 0..frames {
             lru.insert(FrameId(frame), 1, 0, Recency { epoch: u64::from(frame), depth: 0 });
         }

@@ -19,11 +19,13 @@ mod order;
 mod s3fifo;
 mod segment_fifo;
 mod slab;
+mod touches;
 
 #[cfg(test)]
 mod replay_test;
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use pagelith_layouts::ids::SegmentId;
 
@@ -32,6 +34,7 @@ pub use lowest_mean_recency::LowestMeanRecency;
 pub use lru::Lru;
 pub use s3fifo::S3Fifo;
 pub use segment_fifo::SegmentFifo;
+pub use touches::Touches;
 
 /// Names that [`frame_policy`] knows, for configuration messages.
 pub const FRAME_POLICIES: [&str; 3] = ["lru", "fifo", "s3fifo"];
@@ -90,10 +93,9 @@ pub trait FramePolicy: Send {
     /// The frame was asked for again. Unknown frames are ignored. Requests may report out of order: an older
     /// `at` than the one known changes nothing.
     fn touch(&mut self, frame: FrameId, at: Recency);
-    /// As [`touch`](FramePolicy::touch) for each: one call for many, so that their misses of the cache overlap.
-    fn touch_all(&mut self, touched: &[(FrameId, Recency)]) {
-        touched.iter().for_each(|(frame, at)| self.touch(*frame, *at));
-    }
+    /// Whether every request has to be told of by [`touch`](FramePolicy::touch). Where it need not, the last one that
+    /// [`Touches`] has of a frame is all that counts, and that is noted without the store's lock.
+    fn counts_touches(&self) -> bool;
     /// The frame left for another reason than being the victim (removed, cleared, damaged). Unknown frames
     /// are ignored.
     fn remove(&mut self, frame: FrameId);
@@ -159,10 +161,11 @@ pub trait SegmentPolicy: Send {
     fn reinsert(&self, extents: &[ExtentFacts], mean_tick: u64, budget_bytes: u64) -> Vec<usize>;
 }
 
-/// The DRAM policy of that name, or `None` if there is none (see [`FRAME_POLICIES`]).
-pub fn frame_policy(name: &str) -> Option<Box<dyn FramePolicy>> {
+/// The DRAM policy of that name, or `None` if there is none (see [`FRAME_POLICIES`]). `touches` says when its frames
+/// were last asked for.
+pub fn frame_policy(name: &str, touches: &Arc<Touches>) -> Option<Box<dyn FramePolicy>> {
     match name {
-        "lru" => Some(Box::new(Lru::new())),
+        "lru" => Some(Box::new(Lru::new(touches.clone()))),
         "fifo" => Some(Box::new(Fifo::new())),
         "s3fifo" => Some(Box::new(S3Fifo::new())),
         _ => None,
@@ -205,14 +208,15 @@ mod tests {
 
     #[test]
     fn policies_are_found_by_the_names_they_give_and_by_no_other() {
+        let touches = Arc::new(Touches::new(1).expect("memory"));
         for name in FRAME_POLICIES {
-            assert_eq!(frame_policy(name).map(|p| p.name()), Some(name));
+            assert_eq!(frame_policy(name, &touches).map(|p| p.name()), Some(name));
         }
         for name in SEGMENT_POLICIES {
             assert_eq!(segment_policy(name, 0.1).map(|p| p.name()), Some(name));
         }
         for name in ["", "LRU", "lru ", "lfu"] {
-            assert!(frame_policy(name).is_none(), "frame policy {name:?}");
+            assert!(frame_policy(name, &touches).is_none(), "frame policy {name:?}");
             assert!(segment_policy(name, 0.1).is_none(), "segment policy {name:?}");
         }
     }

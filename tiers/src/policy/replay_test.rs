@@ -1,8 +1,9 @@
 //! A replayed workload: an LRU of frames against a simulation that shares nothing with it but the requests.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
-use super::{FrameId, FramePolicy, Lru, Recency};
+use super::{FrameId, FramePolicy, Lru, Recency, Touches};
 
 const CAPACITY: usize = 300;
 const REQUESTS: usize = 4000;
@@ -70,7 +71,6 @@ fn simulate(queue: &mut VecDeque<u64>, request: &[(u64, u32)]) -> usize {
     hits
 }
 
-#[derive(Default)]
 struct Store {
     lru: Lru,
     frame_of: BTreeMap<u64, FrameId>,
@@ -78,6 +78,11 @@ struct Store {
 }
 
 impl Store {
+    fn new() -> Store {
+        let touches = Arc::new(Touches::new(CAPACITY).expect("memory"));
+        Store { lru: Lru::new(touches), frame_of: BTreeMap::new(), page_of: BTreeMap::new() }
+    }
+
     fn replay(&mut self, epoch: u64, request: &[(u64, u32)]) -> usize {
         let mut hits = 0;
         for &(page, depth) in request {
@@ -105,7 +110,7 @@ impl Store {
 
 #[test]
 fn lru_over_a_zipf_prefix_workload_equals_an_independent_simulation() {
-    let mut store = Store::default();
+    let mut store = Store::new();
     let mut queue = VecDeque::new();
     let mut hits = 0;
     let mut asked = 0;

@@ -187,6 +187,10 @@ impl FramePolicy for S3Fifo {
         }
     }
 
+    fn counts_touches(&self) -> bool {
+        true
+    }
+
     fn remove(&mut self, frame: FrameId) {
         let Some(entry) = self.entries.take(frame) else { return };
         self.bytes -= entry.bytes;

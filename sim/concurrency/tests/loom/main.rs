@@ -7,6 +7,7 @@ mod flusher;
 mod segment;
 mod staging;
 mod store;
+mod versions;
 
 /// Every order, up to `preemptions` switches that no thread asked for; `None` is all of them.
 pub fn every_order(name: &str, preemptions: Option<usize>, body: impl Fn() + Sync + Send + 'static) {

@@ -1,0 +1,184 @@
+//! The memory of the index: a ring of packed entries, the arithmetic of homes and distances on it, and the walk of a
+//! probe, which the one who changes it and those who only read it have in common.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use pagelith_io::versions::{Mark, Versions};
+use pagelith_io::words::Words;
+
+use super::entry::{Entry, SLOT_BYTES, SLOT_WORDS, Slot, fingerprint_of, link_of, name_of, stored};
+
+/// Fewest slots of a stripe: a probe at the usual load meets four, so that most are of one stripe.
+const STRIPE_SLOTS_MIN: usize = 16;
+/// Most stripes: their versions are to stay in a core's own cache, and a batch of 1,024 keys to be no neighbour of every change.
+const STRIPES_MAX: usize = 1 << 16;
+
+/// A ring of slots, all empty at first, that one thread changes while others read.
+///
+/// Mapped rather than allocated: the pages come zeroed and only when first touched, a mapping is aligned so
+/// that no slot crosses a cache line, and a failure is a value instead of an abort.
+pub(super) struct Table {
+    words: Words,
+    count: usize,
+    versions: Versions,
+    /// A slot's stripe is its number shifted by so much.
+    stripe_bits: u32,
+}
+
+impl Table {
+    /// As many slots as fit into `bytes` together with the versions of their stripes.
+    pub(super) fn new(bytes: usize) -> std::io::Result<Table> {
+        let most = bytes / SLOT_BYTES;
+        let stripe = most.div_ceil(STRIPES_MAX).max(STRIPE_SLOTS_MIN).next_power_of_two();
+        let stripes = most.div_ceil(stripe);
+        let count = (bytes - stripes * size_of::<u32>()) / SLOT_BYTES;
+        let words = Words::new(count * SLOT_WORDS)?;
+        Ok(Table { words, count, versions: Versions::new(stripes), stripe_bits: stripe.trailing_zeros() })
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// All that was set aside, bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.count * SLOT_BYTES + self.versions.len() * size_of::<u32>()
+    }
+
+    pub(super) fn get(&self, at: usize) -> Slot {
+        Slot::from_words(self.slot(at).each_ref().map(|word| word.load(Relaxed)))
+    }
+
+    pub(super) fn fingerprint(&self, at: usize) -> u128 {
+        let [low, high, ..] = self.slot(at);
+        fingerprint_of(low.load(Relaxed), high.load(Relaxed))
+    }
+
+    /// For the one who changes the ring: readers have to be told first, by [`Table::begin`].
+    pub(super) fn set(&self, at: usize, slot: Slot) {
+        for (word, value) in self.slot(at).iter().zip(slot.to_words()) {
+            word.store(value, Relaxed);
+        }
+    }
+
+    fn slot(&self, at: usize) -> &[std::sync::atomic::AtomicU64; SLOT_WORDS] {
+        &self.words.as_chunks().0[at]
+    }
+
+    /// The stripe of a slot is about to be changed; which one, unless it was begun before.
+    pub(super) fn begin(&self, at: usize) -> Option<u32> {
+        let stripe = at >> self.stripe_bits;
+        self.versions.begin(stripe).then_some(stripe as u32)
+    }
+
+    /// What was changed in a stripe may be seen.
+    pub(super) fn end(&self, stripe: u32) {
+        self.versions.end(stripe as usize);
+    }
+
+    /// A reader is about to look at a slot's stripe; `None` if it is being changed.
+    pub(super) fn mark(&self, at: usize) -> Option<Mark> {
+        self.versions.mark(at >> self.stripe_bits)
+    }
+
+    /// Whether nothing has changed since.
+    pub(super) fn hold(&self, marks: &[Mark]) -> bool {
+        self.versions.hold(marks)
+    }
+
+    /// Where a fingerprint would like to be: its high half scaled to the ring (D. Lemire, "Fast random
+    /// integer generation in an interval", 2019), so the ring need not be a power of two and homes are in the
+    /// order of fingerprints. 0 if the ring has no slots.
+    pub(super) fn home(&self, fingerprint: u128) -> usize {
+        (((fingerprint >> 64) * self.count as u128) >> 64) as usize
+    }
+
+    /// How many slots past its home a fingerprint found at `at` lies.
+    pub(super) fn distance(&self, at: usize, fingerprint: u128) -> usize {
+        let home = self.home(fingerprint);
+        if at >= home { at - home } else { at + self.count - home }
+    }
+
+    pub(super) fn next(&self, at: usize) -> usize {
+        if at + 1 == self.count { 0 } else { at + 1 }
+    }
+
+    /// The slot `steps` after `from`; a few turns of the ring at most, so the sum cannot overflow.
+    pub(super) fn forward(&self, from: usize, steps: usize) -> usize {
+        (from + steps) % self.count
+    }
+
+    /// Brings the homes of these fingerprints, and their stripes' versions, under way into the cache, all at once.
+    pub(super) fn prefetch(&self, homes_of: impl Iterator<Item = u128>) {
+        if self.count == 0 {
+            return;
+        }
+        // Plain loads that do not depend on each other: the core has all of them under way at once, where the
+        // compare-and-branch of a probe would wait for each.
+        let look = |f| {
+            let home = self.home(f);
+            self.fingerprint(home) ^ u128::from(self.mark(home).is_some())
+        };
+        std::hint::black_box(homes_of.fold(0, |sum, f| sum ^ look(f)));
+    }
+
+    /// All entries with this fingerprint and where they are. As for what follows, `enter` is told of a slot in each stripe
+    /// before anything there is looked at.
+    pub(super) fn find(
+        &self,
+        fingerprint: u128,
+        enter: impl Fn(usize),
+    ) -> impl Iterator<Item = (usize, Entry)> {
+        self.positions(fingerprint, enter).map(|at| (at, self.get(at).unpack()))
+    }
+
+    /// The base that an attached object names, and where its link is.
+    pub(super) fn link(&self, fingerprint: u128, enter: impl Fn(usize)) -> Option<(usize, u64)> {
+        let mut links = self.positions(link_of(fingerprint), enter);
+        links.find_map(|at| self.get(at).as_link().map(|(_, base)| (at, base)))
+    }
+
+    /// All entries of objects that `name` is the name of.
+    pub(super) fn find_named(&self, name: u64, enter: impl Fn(usize)) -> impl Iterator<Item = Entry> {
+        let entries = self.matching(u128::from(name) << 64, move |f| name_of(f) == name, enter);
+        entries.map(|at| self.get(at)).filter(|slot| slot.as_link().is_none()).map(|slot| slot.unpack())
+    }
+
+    /// Where entries with this fingerprint are.
+    pub(super) fn positions(&self, fingerprint: u128, enter: impl Fn(usize)) -> impl Iterator<Item = usize> {
+        let sought = stored(fingerprint);
+        self.matching(sought, move |found| found == sought, enter)
+    }
+
+    /// Where entries are that `is_sought`, all of which have the home of `like`. Stops at the first slot that is empty or
+    /// whose resident is nearer its home than the sought would be there: insert would have put the sought before it.
+    fn matching(
+        &self,
+        like: u128,
+        is_sought: impl Fn(u128) -> bool,
+        enter: impl Fn(usize),
+    ) -> impl Iterator<Item = usize> {
+        let place_in_stripe = (1 << self.stripe_bits) - 1;
+        let mut at = self.home(like);
+        let mut distance = 0;
+        std::iter::from_fn(move || {
+            while distance < self.count {
+                if distance == 0 || at & place_in_stripe == 0 {
+                    enter(at);
+                }
+                let (here, resident) = (at, self.fingerprint(at));
+                let found = resident != 0 && is_sought(resident);
+                if !found && (resident == 0 || self.distance(here, resident) < distance) {
+                    distance = usize::MAX;
+                    break;
+                }
+                at = self.next(at);
+                distance += 1;
+                if found {
+                    return Some(here);
+                }
+            }
+            None
+        })
+    }
+}

@@ -1,0 +1,88 @@
+//! What `exists` finds without the store's lock while other threads put, remove and evict: an answer that was true at one
+//! moment, on real threads. (Every order of a few steps: `sim/concurrency`.)
+#![allow(clippy::disallowed_methods, reason = "real threads are what is tested")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
+use pagelith::config::DramPolicy;
+use pagelith::{Config, Facts, Options, PutSlice, Size, Store};
+
+/// Objects that stay, each a page of its own.
+const KEPT: u32 = 400;
+/// Pages of three objects that come and go.
+const PAGES: u32 = 200;
+const ROUNDS: u32 = 300;
+
+fn key(page: u32, component: &str) -> ObjectKey {
+    let mut hash = [0; 32];
+    hash[..4].copy_from_slice(&page.to_le_bytes());
+    ObjectKey::new(Namespace::default().id(), PrefixHash(hash), Role::Target, "kv", component, Shard::Whole)
+        .expect("a key")
+}
+
+fn page(n: u32) -> [ObjectKey; 3] {
+    ["k", "v", "s"].map(|component| key(1_000_000 + n, component))
+}
+
+/// A store of DRAM with an index that is nearly full, so that entries push one another about, and room for half of the
+/// pages.
+fn store(policy: DramPolicy) -> Store {
+    let mut config = Config::default();
+    config.dram.bytes = Size::from_bytes(u64::from(KEPT + 3 * PAGES / 2) * 4096);
+    config.dram.policy = policy;
+    config.index.max_objects = Some(u64::from(KEPT + 3 * PAGES));
+    Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid")).expect("open")
+}
+
+fn put(store: &Store, objects: &[ObjectKey]) {
+    let objects: Vec<_> = objects.iter().map(|key| PutSlice { key: *key, pieces: &[&[7; 100]] }).collect();
+    // Where others put too, there may be no room at once, or it may be there.
+    let _ = store.put_groups(&[&objects], Options::default());
+}
+
+fn looked_at_while_changing(policy: DramPolicy) {
+    let store = store(policy);
+    let kept: Vec<_> = (0..KEPT).map(|n| key(n, "k")).collect();
+    kept.iter().for_each(|key| put(&store, &[*key]));
+    let pin = store.pin(&kept);
+    let pages: Vec<_> = (0..PAGES).flat_map(page).collect();
+    let over = AtomicBool::new(false);
+    let looks = std::thread::scope(|scope| {
+        let looking = scope.spawn(|| {
+            let mut looks = [0u64; 2];
+            while !over.load(Ordering::Relaxed) {
+                let here = store.exists_batch(&kept, Options::default());
+                assert_eq!(here.iter().position(|here| !here), None, "what was never removed is not found");
+                assert_eq!(store.exists_prefix(&kept, Options::default()), kept.len());
+                for (n, here) in store.exists_batch(&pages, Options::default()).chunks(3).enumerate() {
+                    assert!(here.iter().all(|h| *h == here[0]), "a part of page {n} is here: {here:?}");
+                    looks[usize::from(here[0])] += 1;
+                }
+            }
+            looks
+        });
+        for round in 0..ROUNDS {
+            for n in 0..PAGES {
+                match (n + round) % 3 {
+                    0 => drop(store.remove(&page(n)[..1], Options::default())),
+                    _ => put(&store, &page(n)),
+                }
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        looking.join().expect("every look was right")
+    });
+    drop(pin);
+    assert!(looks.iter().all(|looks| *looks > 0), "pages were all here or all gone: {looks:?}");
+}
+
+#[test]
+fn pages_are_whole_and_what_stays_is_found() {
+    looked_at_while_changing(DramPolicy::Lru);
+}
+
+#[test]
+fn also_by_a_policy_that_counts_requests() {
+    looked_at_while_changing(DramPolicy::S3Fifo);
+}

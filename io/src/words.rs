@@ -1,0 +1,72 @@
+//! Mapped memory of 64-bit words that threads read while another writes them.
+
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+use crate::buffer::AlignedBuf;
+
+/// Words, all zero at first. Mapped like an [`AlignedBuf`]: pages come when first touched, and a failure is a value
+/// instead of an abort.
+pub struct Words {
+    at: NonNull<AtomicU64>,
+    count: usize,
+    /// Keeps the memory; nobody reaches it by this.
+    _memory: AlignedBuf,
+}
+
+// SAFETY: the words are atomics, and the memory is this value's own.
+unsafe impl Send for Words {}
+// SAFETY: as above; a shared borrow gives atomics, which any thread may read and write.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// So many words. Fails if the system has no memory.
+    pub fn new(count: usize) -> std::io::Result<Words> {
+        let bytes = count.checked_mul(size_of::<AtomicU64>()).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        let mut memory = AlignedBuf::new(bytes)?;
+        // The memory does not move with the buffer's handle.
+        Ok(Words { at: NonNull::from(&mut memory[..]).cast(), count, _memory: memory })
+    }
+}
+
+impl Deref for Words {
+    type Target = [AtomicU64];
+    #[inline]
+    fn deref(&self) -> &[AtomicU64] {
+        // SAFETY: so many zeroed, page-aligned words were mapped in `new`, are kept by `_memory`, and are reached by
+        // this slice alone, whose elements may change under a shared borrow.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.count) }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::disallowed_methods, reason = "two threads are what is tested")]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+
+    #[test]
+    fn words_are_zero_and_any_thread_writes_them() {
+        assert!(Words::new(0).expect("memory").is_empty());
+        let words = Words::new(10_000).expect("memory");
+        assert!(words.iter().all(|word| word.load(Relaxed) == 0));
+        std::thread::scope(|scope| {
+            for thread in 0..2 {
+                let words = &words;
+                scope.spawn(move || {
+                    (thread..10_000).step_by(2).for_each(|at| words[at].store(at as u64, Relaxed));
+                });
+            }
+        });
+        let moved = words;
+        assert!(moved.iter().enumerate().all(|(at, word)| word.load(Relaxed) == at as u64));
+    }
+
+    #[test]
+    fn more_than_the_system_has_is_an_error() {
+        assert!(Words::new(usize::MAX).is_err());
+        assert!(Words::new(usize::MAX / 16).is_err());
+    }
+}

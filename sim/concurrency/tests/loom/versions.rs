@@ -1,0 +1,71 @@
+//! A table whose stripes have versions: what a reader believes was so at one moment, in every order that the memory model
+//! allows.
+
+use std::sync::Arc;
+
+use loom::sync::atomic::AtomicU64;
+use loom::sync::atomic::Ordering::Relaxed;
+use loom::thread;
+use pagelith_io::versions::Versions;
+
+use super::every_order;
+
+/// Two stripes of one word each. In every section the writer adds one to both.
+struct Table {
+    versions: Versions,
+    words: [AtomicU64; 2],
+}
+
+impl Table {
+    fn new() -> Arc<Table> {
+        Arc::new(Table { versions: Versions::new(2), words: [AtomicU64::new(0), AtomicU64::new(0)] })
+    }
+
+    fn section(&self, order: [usize; 2]) {
+        for at in order {
+            assert!(self.versions.begin(at));
+            self.words[at].store(self.words[at].load(Relaxed) + 1, Relaxed);
+        }
+        order.into_iter().for_each(|at| self.versions.end(at));
+    }
+
+    /// Both words, if they were so at one moment.
+    fn read(&self, order: [usize; 2]) -> Option<[u64; 2]> {
+        let mut found = [0; 2];
+        let mut marks = Vec::new();
+        for at in order {
+            marks.push(self.versions.mark(at)?);
+            found[at] = self.words[at].load(Relaxed);
+        }
+        self.versions.hold(&marks).then_some(found)
+    }
+}
+
+fn read_while_written(sections: usize, order: [usize; 2]) {
+    let table = Table::new();
+    let writer = {
+        let table = table.clone();
+        thread::spawn(move || (0..sections).for_each(|_| table.section([0, 1])))
+    };
+    if let Some([first, second]) = table.read(order) {
+        assert_eq!(first, second, "half of a section was read");
+    }
+    writer.join().unwrap();
+    let n = sections as u64;
+    assert_eq!(table.read([0, 1]), Some([n, n]), "what has ended is not read");
+}
+
+#[test]
+fn a_section_is_read_whole() {
+    every_order("versions_a_section_is_read_whole", None, || read_while_written(1, [0, 1]));
+}
+
+#[test]
+fn a_section_is_read_whole_the_other_way_round() {
+    every_order("versions_the_other_way_round", None, || read_while_written(1, [1, 0]));
+}
+
+#[test]
+fn two_sections_are_read_whole() {
+    every_order("versions_two_sections", Some(3), || read_while_written(2, [0, 1]));
+}
