@@ -75,6 +75,13 @@ mod summary;
 mod view;
 mod visibility;
 
+/// Parts of the store that benches measure by themselves. No promise holds here.
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::index::{Entry, Index, IndexError, SsdPlace};
+}
+
 pub use batch::{Destination, Get, GetSlice, Options, Put, PutGroup, PutSlice, Request, Source};
 pub use config::{Config, ConfigError, Facts, Size, ValidConfig};
 pub use error::{Error, ErrorKind, Result};

@@ -4,8 +4,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
 use pagelith::config::DramPolicy;
+use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
 use pagelith::{Config, Facts, Options, PutSlice, Size, Store};
 
 /// Objects that stay, each a page of its own.
