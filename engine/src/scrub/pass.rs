@@ -52,10 +52,14 @@ struct Verifying {
     /// Byte offset in the record of what is read next.
     at: u64,
     verifiers: Vec<Verifier<std::vec::IntoIter<Checksum>>>,
+    /// It was not intact once: one read may have brought what lies elsewhere.
+    again: bool,
 }
 
 struct Current {
     identity: SegmentIdentity,
+    /// Where the segment's records end.
+    end: u64,
     walk: Walk,
     /// Records with a header, by block.
     seen: HashSet<u16>,
@@ -65,6 +69,8 @@ struct Current {
     verifying: Option<Verifying>,
     /// The last read failed and is tried again.
     tried: bool,
+    /// The headers are looked at a second time.
+    again: bool,
 }
 
 /// A pass under way.
@@ -115,9 +121,17 @@ impl Pass {
         let Some(s) = core.ssd.as_ref().map(|s| *s.segments.get(segment)) else { return false };
         let identity = SegmentIdentity { store: volume.store, segment, incarnation: s.incarnation };
         let end = if s.data_end > 0 { s.data_end } else { volume.geometry.segment_bytes };
-        let walk = Walk::new(identity, end);
-        let (seen, found) = (HashSet::new(), VecDeque::new());
-        self.current = Some(Current { identity, walk, seen, live: 0, found, verifying: None, tried: false });
+        self.current = Some(Current {
+            identity,
+            end,
+            walk: Walk::new(identity, end),
+            seen: HashSet::new(),
+            live: 0,
+            found: VecDeque::new(),
+            verifying: None,
+            tried: false,
+            again: false,
+        });
         true
     }
 
@@ -158,6 +172,9 @@ impl Pass {
                     shared.lock().counters.scrubbed_objects += objects;
                 }
                 Ok(false) => current.verifying = Some(v),
+                Err(()) if !v.again => {
+                    current.verifying = Some(Verifying { again: true, ..Verifying::new(v.record) });
+                }
                 Err(()) => {
                     self.report.damaged += v.record.members.len() as u64;
                     self.lost(shared, &v.record.members);
@@ -186,17 +203,23 @@ impl Pass {
         shared.work.raise();
     }
 
-    /// Every header was looked at. What the index finds in a record without one is lost; it is looked for only if the
-    /// segment has more than was met, since that is a walk over the index.
+    /// Every header was looked at. What the index finds in a record without one is lost, if a second look does not find the
+    /// header either; it is looked for only if the segment has more than was met, since that is a walk over the index.
     fn end_segment(&mut self, shared: &Shared) {
-        let Some(current) = self.current.take() else { return };
-        self.report.segments += 1;
+        let Some(mut current) = self.current.take() else { return };
         let segment = current.identity.segment;
         let (homes, live) = {
             let core = shared.lock();
             let live = core.ssd.as_ref().map_or(0, |s| s.segments.get(segment).live_objects);
             (core.index.home_slots(), live)
         };
+        if current.live < live && !current.again {
+            current.again = true;
+            current.walk = Walk::new(current.identity, current.end);
+            self.current = Some(current);
+            return;
+        }
+        self.report.segments += 1;
         if current.live >= live {
             return;
         }
@@ -246,8 +269,8 @@ impl Current {
         let (seen, segment) = (&mut self.seen, self.identity.segment);
         self.walk.feed(bytes, &mut |record| {
             let facts = record.facts();
-            seen.insert(SsdPlace::at(segment, facts.offset, 0).record_block);
-            if facts.kind == RecordKind::Data {
+            let new = seen.insert(SsdPlace::at(segment, facts.offset, 0).record_block);
+            if new && facts.kind == RecordKind::Data {
                 records.push(live(shared, segment, record));
             }
         });
@@ -282,7 +305,7 @@ impl Verifying {
     fn new(record: Live) -> Verifying {
         let verifier = |m: &Member| Verifier::new(m.checksums.clone(), 0, m.length, m.block_bytes);
         let at = record.members.iter().map(|m| m.offset).min().unwrap_or(record.bytes);
-        Verifying { at, verifiers: record.members.iter().map(verifier).collect(), record }
+        Verifying { at, verifiers: record.members.iter().map(verifier).collect(), record, again: false }
     }
 
     /// The next bytes of the record; true once all of it verified.

@@ -162,6 +162,7 @@ macro_rules! for_all_behaviours {
             scrub::what_is_intact_is_read_and_left_alone,
             scrub::what_is_damaged_is_dropped_and_written_again_from_memory,
             scrub::what_cannot_be_read_is_tried_twice,
+            scrub::what_was_brought_wrong_once_is_looked_at_again,
             scrub::no_faster_than_it_is_told_and_no_longer,
             scrub::in_the_background_while_nothing_is_written,
             sick::a_segment_without_a_footer_is_reclaimed,

@@ -6,7 +6,7 @@ use super::face::Store;
 use pagelith::io::clock::Clock;
 use pagelith::io::fault::{FaultKind, FaultOp};
 use pagelith::{Options, ScrubOptions, ScrubReport, Size, Tier};
-use pagelith_sim::disk::{CrashMode, FaultPlan};
+use pagelith_sim::disk::{CrashMode, DiskFault, FaultPlan};
 
 use super::kit::*;
 use super::world::World;
@@ -111,6 +111,26 @@ pub fn what_cannot_be_read_is_tried_twice(world: &World) {
         assert_eq!(store.stats().segments_suspect, lost);
     }
     assert_eq!(sim.disk.held(), 0);
+}
+
+pub fn what_was_brought_wrong_once_is_looked_at_again(world: &World) {
+    if world.sim().is_none() || world.constant {
+        return; // Each get would look at several records.
+    }
+    // Headers, then record after record, and what is behind the last.
+    for nth in 1..=24 {
+        for fault in [DiskFault::BitFlipRead, DiskFault::MisdirectedRead] {
+            let world = world.fresh(1);
+            let sim = world.sim().expect("simulated as the other");
+            let config = closed(&world);
+            let store = world.open(&config);
+            sim.disk.inject(FaultPlan::Strike { fault, nth });
+            let report = scrub(&store);
+            assert_eq!(sim.disk.struck().len(), 1, "nth={nth} {fault:?}");
+            assert_eq!((report.damaged, report.unreadable), (0, 0), "nth={nth} {fault:?} {report:?}");
+            assert_eq!(report.objects, 48, "nth={nth} {fault:?} {report:?}");
+        }
+    }
 }
 
 pub fn no_faster_than_it_is_told_and_no_longer(world: &World) {

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Builds the wheel, installs it into an environment of its own, and runs its tests there. Needs a Python from 3.10 on with
+# venv, a Rust toolchain, and a package index for maturin, which builds it.
+#
+#   python/check.sh [PYTHON]     PYTHON is python3 unless it is given
+set -euo pipefail
+cd "$(dirname "$0")"
+python=${1:-python3}
+out=${CARGO_TARGET_DIR:-$PWD/../target}/python
+mkdir -p "$out"
+# A fresh one: what was installed before proves nothing.
+rm -rf "$out/env" "$out/wheels"
+"$python" -m venv "$out/env"
+CARGO_TARGET_DIR=$out "$out/env/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$out/wheels" .
+"$out/env/bin/pip" install --quiet --disable-pip-version-check --no-index "$out/wheels"/pagelith-*.whl
+# Not from this folder, where the sources are found before the wheel.
+cd "$out"
+for name in $(env | sed -n 's/^\(PAGELITH_[^=]*\)=.*/\1/p'); do unset "$name"; done
+exec env/bin/python -W error -m unittest discover --start-directory "$OLDPWD/tests" --verbose

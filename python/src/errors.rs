@@ -1,0 +1,89 @@
+//! Errors as Python's: one class a kind, so that a program says in its `except` what it can do something about.
+
+use pagelith::{ConfigError, Error, ErrorKind};
+use pyo3::create_exception;
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+
+create_exception!(pagelith, PagelithError, PyException, "Whatever the store could not do. A miss is none.");
+create_exception!(
+    pagelith,
+    InvalidError,
+    PagelithError,
+    "The call or the configuration is wrong, and will be again."
+);
+create_exception!(
+    pagelith,
+    BusyError,
+    PagelithError,
+    "At a bound for the moment: try again later, or go on without."
+);
+create_exception!(
+    pagelith,
+    NoSpaceError,
+    PagelithError,
+    "No room on the file system, or for another namespace."
+);
+create_exception!(pagelith, UnavailableError, PagelithError, "A device or a file did not do its work.");
+create_exception!(pagelith, DamagedError, PagelithError, "What a store is opened from failed verification.");
+create_exception!(
+    pagelith,
+    IncompatibleError,
+    PagelithError,
+    "A store of another format or another configuration."
+);
+create_exception!(pagelith, ClosedError, PagelithError, "The store was closed.");
+create_exception!(
+    pagelith,
+    ForkedError,
+    ClosedError,
+    "The store was opened in the process that this one was forked from."
+);
+create_exception!(
+    pagelith,
+    DeniedError,
+    PagelithError,
+    "Another process holds the store, or it may not be written."
+);
+create_exception!(pagelith, InternalError, PagelithError, "A bug in Pagelith.");
+
+pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    for (name, class) in [
+        ("PagelithError", py.get_type::<PagelithError>()),
+        ("InvalidError", py.get_type::<InvalidError>()),
+        ("BusyError", py.get_type::<BusyError>()),
+        ("NoSpaceError", py.get_type::<NoSpaceError>()),
+        ("UnavailableError", py.get_type::<UnavailableError>()),
+        ("DamagedError", py.get_type::<DamagedError>()),
+        ("IncompatibleError", py.get_type::<IncompatibleError>()),
+        ("ClosedError", py.get_type::<ClosedError>()),
+        ("ForkedError", py.get_type::<ForkedError>()),
+        ("DeniedError", py.get_type::<DeniedError>()),
+        ("InternalError", py.get_type::<InternalError>()),
+    ] {
+        module.add(name, class)?;
+    }
+    Ok(())
+}
+
+/// The error as Python has it.
+pub fn raised(error: &Error) -> PyErr {
+    let message = error.to_string();
+    match error.kind {
+        ErrorKind::Invalid => InvalidError::new_err(message),
+        ErrorKind::Busy => BusyError::new_err(message),
+        ErrorKind::NoSpace => NoSpaceError::new_err(message),
+        ErrorKind::Unavailable => UnavailableError::new_err(message),
+        ErrorKind::Damaged => DamagedError::new_err(message),
+        ErrorKind::Incompatible => IncompatibleError::new_err(message),
+        ErrorKind::Closed => ClosedError::new_err(message),
+        ErrorKind::Denied => DeniedError::new_err(message),
+        ErrorKind::Internal => InternalError::new_err(message),
+    }
+}
+
+/// A configuration that was refused, with every problem in it.
+pub fn refused(error: &ConfigError) -> PyErr {
+    InvalidError::new_err(error.to_string())
+}

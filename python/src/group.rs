@@ -1,0 +1,98 @@
+//! Groups that are put in several calls.
+
+use pagelith::layouts::key::ObjectKey;
+use pagelith::{Group as Open, GroupId, Options};
+use pyo3::prelude::*;
+
+use crate::errors::{UnavailableError, raised};
+use crate::keys::Key;
+use crate::outcome::PutOutcome;
+use crate::store::{Request, Store, options, puts};
+
+/// A group that was begun: its objects become visible together when it is committed.
+#[pyclass(frozen, module = "pagelith")]
+pub struct Group {
+    store: Py<Store>,
+    id: GroupId,
+    required: Vec<ObjectKey>,
+}
+
+impl Group {
+    pub fn begin(store: &Bound<'_, Store>, required: Vec<ObjectKey>, options: Options) -> PyResult<Group> {
+        let id = store
+            .get()
+            .with(store.py(), |store| store.begin_group(&required, options).map(|group| group.id()))?;
+        let id = id.map_err(|error| raised(&error))?;
+        Ok(Group { store: store.clone().unbind(), id, required })
+    }
+
+    /// Do something with the group, unless it is over: committed, aborted or late. To join it again would begin another.
+    fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        options: Options,
+        body: impl FnOnce(Open<'_>) -> pagelith::Result<R> + Send,
+    ) -> PyResult<R> {
+        let outcome = self.store.get().with(py, |store| {
+            let group = store.begin_group(&self.required, options)?;
+            if group.id() == self.id {
+                return body(group).map(Some);
+            }
+            // Nobody has put anything into it, unless somebody else has begun one meanwhile.
+            if group.missing().len() == self.required.len() {
+                group.abort();
+            }
+            Ok(None)
+        })?;
+        let over =
+            || UnavailableError::new_err("the group is over: committed, aborted, or past its deadline");
+        outcome.map_err(|error| raised(&error))?.ok_or_else(over)
+    }
+}
+
+#[pymethods]
+impl Group {
+    /// Put some of its objects. `waiting` is what becomes of them, until the group is committed.
+    #[pyo3(signature = (keys, sources, *, request=None, depth=0, timeout=None))]
+    fn put(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, Key>>,
+        sources: Vec<Bound<'_, PyAny>>,
+        request: Option<&Bound<'_, Request>>,
+        depth: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<Vec<PutOutcome>> {
+        let options = options(request, depth, timeout)?;
+        puts(keys, &sources, |objects| {
+            self.with(py, options, |group| Ok(group.put(&objects.slices(), options)))
+        })
+    }
+
+    /// What is still to be put.
+    fn missing(&self, py: Python<'_>) -> PyResult<Vec<Key>> {
+        let missing = self.with(py, Options::default(), |group| Ok(group.missing()))?;
+        Ok(missing.into_iter().map(Key).collect())
+    }
+
+    /// Make it visible. `waiting` if something is missing.
+    #[pyo3(signature = (*, request=None, depth=0, timeout=None))]
+    fn commit(
+        &self,
+        py: Python<'_>,
+        request: Option<&Bound<'_, Request>>,
+        depth: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<PutOutcome> {
+        let options = options(request, depth, timeout)?;
+        self.with(py, options, |group| Ok(PutOutcome(group.commit(options))))
+    }
+
+    /// Drop what was put of it.
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, Options::default(), |group| {
+            group.abort();
+            Ok(())
+        })
+    }
+}

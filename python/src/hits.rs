@@ -1,0 +1,84 @@
+//! How long a prefix can be restored when a page's state lies in several pools.
+
+use pagelith::layouts::ids::PrefixHash;
+use pagelith::layouts::key::ObjectKey;
+use pyo3::prelude::*;
+
+use crate::keys::{Key, Page, keys};
+
+/// Which lengths a pool allows, owned.
+enum Policy {
+    AllPages,
+    TrailingPages(usize),
+    BlockGroups { block_pages: usize, group_pages: usize, keys: Vec<PrefixHash> },
+}
+
+/// A pool that is asked about beside the anchor: which objects a page has in it, and which lengths it allows.
+#[pyclass(frozen, module = "pagelith")]
+pub struct PoolQuery {
+    objects: Vec<ObjectKey>,
+    policy: Policy,
+}
+
+#[pymethods]
+impl PoolQuery {
+    /// A length is allowed if all of its pages are here: KV, draft KV, indexers.
+    #[staticmethod]
+    fn all_pages(objects: Vec<Bound<'_, Key>>) -> PoolQuery {
+        PoolQuery { objects: keys(objects), policy: Policy::AllPages }
+    }
+
+    /// A length is allowed if its last `pages` are here: 1 for a Mamba checkpoint, a sliding window's length.
+    #[staticmethod]
+    #[pyo3(signature = (objects, pages=1))]
+    fn trailing_pages(objects: Vec<Bound<'_, Key>>, pages: usize) -> PoolQuery {
+        PoolQuery { objects: keys(objects), policy: Policy::TrailingPages(pages) }
+    }
+
+    /// Every length is allowed; the pool has pages of its own, in groups, each for a block of pages.
+    #[staticmethod]
+    fn block_groups(
+        objects: Vec<Bound<'_, Key>>,
+        block_pages: usize,
+        group_pages: usize,
+        pages: Vec<Page>,
+    ) -> PoolQuery {
+        let pages = pages.into_iter().map(|page| page.0).collect();
+        PoolQuery {
+            objects: keys(objects),
+            policy: Policy::BlockGroups { block_pages, group_pages, keys: pages },
+        }
+    }
+}
+
+impl PoolQuery {
+    /// As the store is asked.
+    pub fn lent(&self) -> pagelith::PoolQuery<'_> {
+        let policy = match &self.policy {
+            Policy::AllPages => pagelith::HitPolicy::AllPages,
+            Policy::TrailingPages(pages) => pagelith::HitPolicy::TrailingPages(*pages),
+            Policy::BlockGroups { block_pages, group_pages, keys } => pagelith::HitPolicy::BlockGroups {
+                block_pages: *block_pages,
+                group_pages: *group_pages,
+                keys,
+            },
+        };
+        pagelith::PoolQuery { objects: &self.objects, policy }
+    }
+}
+
+/// How long a prefix can be restored, in pages.
+#[pyclass(frozen, get_all, module = "pagelith")]
+pub struct PagesFound {
+    usable_pages: usize,
+    anchor_pages: usize,
+    pool_pages: Vec<usize>,
+    stops: Vec<usize>,
+}
+
+impl From<pagelith::PagesFound> for PagesFound {
+    fn from(found: pagelith::PagesFound) -> PagesFound {
+        let pagelith::PagesFound { usable_pages, anchor_pages, pool_pages, stops } = found;
+        PagesFound { usable_pages, anchor_pages, pool_pages, stops }
+    }
+}

@@ -1,0 +1,144 @@
+//! Keys and namespaces.
+
+use pagelith::layouts::ids::{NamespaceId, PrefixHash};
+use pagelith::layouts::key::{ObjectKey, Role};
+use pagelith::layouts::namespace::{LayerRange, Namespace as Facts, opaque_hash};
+use pagelith::layouts::shard::Shard;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::errors::InvalidError;
+
+/// Who may share pages: two namespaces that differ in any field never see each other's.
+#[pyclass(frozen, eq, hash, module = "pagelith")]
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Namespace(pub NamespaceId);
+
+#[pymethods]
+impl Namespace {
+    #[new]
+    #[pyo3(signature = (model, *, tenant="", revision="", dtype="", page_tokens=0, layout="", layout_version=0,
+        layer_split=Vec::new(), extra=Vec::new()))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn new(
+        model: &str,
+        tenant: &str,
+        revision: &str,
+        dtype: &str,
+        page_tokens: u32,
+        layout: &str,
+        layout_version: u32,
+        layer_split: Vec<(u32, u32)>,
+        extra: Vec<(String, String)>,
+    ) -> Namespace {
+        let facts = Facts {
+            tenant: tenant.into(),
+            model: model.into(),
+            revision: revision.into(),
+            dtype: dtype.into(),
+            page_tokens,
+            layout: layout.into(),
+            layout_version,
+            layer_split: layer_split.into_iter().map(|(from, to)| LayerRange { from, to }).collect(),
+            extra,
+        };
+        Namespace(facts.id())
+    }
+
+    /// Its fingerprint, 16 bytes, equal wherever the same is described.
+    #[getter]
+    fn id<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.0.0)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Namespace(id={})", self.0)
+    }
+}
+
+/// Names an object: namespace, page, whose state, pool, component and shard.
+#[pyclass(frozen, eq, hash, module = "pagelith")]
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Key(pub ObjectKey);
+
+#[pymethods]
+impl Key {
+    /// `page` is the page's prefix hash: 32 bytes, or a string of any length, which is hashed.
+    #[new]
+    #[pyo3(signature = (namespace, page, *, pool="kv", component="kv", draft=false, shard="whole"))]
+    fn new(
+        namespace: &Namespace,
+        page: Page,
+        pool: &str,
+        component: &str,
+        draft: bool,
+        shard: &str,
+    ) -> PyResult<Key> {
+        let role = if draft { Role::Draft } else { Role::Target };
+        let shard = Shard::parse(shard)
+            .ok_or_else(|| InvalidError::new_err(format!("is no shard shard={shard:?}")))?;
+        let key = ObjectKey::new(namespace.0, page.0, role, pool, component, shard);
+        key.map(Key).map_err(|error| InvalidError::new_err(error.to_string()))
+    }
+
+    /// The same object of another page.
+    fn on_page(&self, page: Page) -> Key {
+        Key(self.0.on_page(page.0))
+    }
+
+    #[getter]
+    fn page<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.0.hash().0)
+    }
+
+    #[getter]
+    fn namespace(&self) -> Namespace {
+        Namespace(self.0.namespace())
+    }
+
+    #[getter]
+    fn pool(&self) -> &str {
+        self.0.pool()
+    }
+
+    #[getter]
+    fn component(&self) -> &str {
+        self.0.component()
+    }
+
+    #[getter]
+    fn draft(&self) -> bool {
+        self.0.role() == Role::Draft
+    }
+
+    #[getter]
+    fn shard(&self) -> String {
+        self.0.shard().to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Key({})", self.0)
+    }
+}
+
+/// A page's prefix hash, as callers have it.
+pub struct Page(pub PrefixHash);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Page {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Page> {
+        if let Ok(text) = given.extract::<String>() {
+            return Ok(Page(opaque_hash(text.as_bytes())));
+        }
+        let bytes = given.extract::<Vec<u8>>()?;
+        let hash = <[u8; 32]>::try_from(bytes.as_slice());
+        let wrong = |_| InvalidError::new_err(format!("a page's hash has 32 bytes length={}", bytes.len()));
+        hash.map(|hash| Page(PrefixHash(hash))).map_err(wrong)
+    }
+}
+
+/// The keys of a call.
+pub fn keys(given: Vec<Bound<'_, Key>>) -> Vec<ObjectKey> {
+    given.iter().map(|key| key.get().0).collect()
+}

@@ -1,0 +1,36 @@
+//! The Python package `pagelith`: a store, its keys and what comes back, as Python objects.
+//!
+//! One call of Python is one batch of the store. The interpreter's lock is given up for as long as the store works, and the
+//! memory that a call names is held for as long as the call: the store has let go of it when the call returns, whatever
+//! came of it.
+
+#![allow(clippy::disallowed_methods, reason = "reads the configuration file that it is given")]
+
+mod errors;
+mod group;
+mod hits;
+mod keys;
+mod memory;
+mod outcome;
+mod pin;
+mod store;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    errors::add(module)?;
+    module.add_class::<keys::Namespace>()?;
+    module.add_class::<keys::Key>()?;
+    module.add_class::<outcome::GetOutcome>()?;
+    module.add_class::<outcome::PutOutcome>()?;
+    module.add_class::<outcome::FlushReport>()?;
+    module.add_class::<hits::PoolQuery>()?;
+    module.add_class::<hits::PagesFound>()?;
+    module.add_class::<store::Request>()?;
+    module.add_class::<store::Store>()?;
+    module.add_class::<group::Group>()?;
+    module.add_class::<pin::Pin>()?;
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! What came of each object of a call.
+
+use pagelith::{Error, Result, Tier};
+use pyo3::prelude::*;
+
+use crate::errors::raised;
+
+/// What became of a get. True if every byte is in the destination, verified.
+#[pyclass(frozen, module = "pagelith")]
+pub struct GetOutcome(pub Result<pagelith::GetOutcome>);
+
+#[pymethods]
+impl GetOutcome {
+    fn __bool__(&self) -> bool {
+        self.0.as_ref().is_ok_and(pagelith::GetOutcome::is_hit)
+    }
+
+    /// `dram`, `ssd` or `remote` of a hit.
+    #[getter]
+    fn tier(&self) -> Option<&'static str> {
+        match &self.0 {
+            Ok(pagelith::GetOutcome::Hit { tier, .. }) => Some(match tier {
+                Tier::Memory => "dram",
+                Tier::Ssd => "ssd",
+                Tier::Remote => "remote",
+            }),
+            Ok(pagelith::GetOutcome::Miss(_)) | Err(_) => None,
+        }
+    }
+
+    /// Bytes delivered; 0 unless it is a hit.
+    #[getter]
+    fn bytes(&self) -> u64 {
+        match &self.0 {
+            Ok(pagelith::GetOutcome::Hit { bytes, .. }) => *bytes,
+            Ok(pagelith::GetOutcome::Miss(_)) | Err(_) => 0,
+        }
+    }
+
+    /// Why it is a miss: `absent`, `damaged`, `unreadable`, `gone` or `late`.
+    #[getter]
+    fn cause(&self) -> Option<String> {
+        match &self.0 {
+            Ok(pagelith::GetOutcome::Miss(cause)) => Some(cause.to_string()),
+            Ok(pagelith::GetOutcome::Hit { .. }) | Err(_) => None,
+        }
+    }
+
+    /// What is wrong with the request, or that the store is busy: an instance, not raised.
+    #[getter]
+    fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        error(&self.0, py)
+    }
+
+    fn __repr__(&self) -> String {
+        match &self.0 {
+            Ok(pagelith::GetOutcome::Hit { bytes, .. }) => {
+                format!("GetOutcome(tier={}, bytes={bytes})", self.tier().unwrap_or_default())
+            }
+            Ok(pagelith::GetOutcome::Miss(cause)) => format!("GetOutcome(cause={cause})"),
+            Err(error) => format!("GetOutcome(error={error})"),
+        }
+    }
+}
+
+/// What became of a put. True if the object is here now: stored, or there already.
+#[pyclass(frozen, module = "pagelith")]
+pub struct PutOutcome(pub Result<pagelith::PutOutcome>);
+
+#[pymethods]
+impl PutOutcome {
+    fn __bool__(&self) -> bool {
+        match &self.0 {
+            Ok(pagelith::PutOutcome::Stored | pagelith::PutOutcome::AlreadyPresent) => true,
+            Ok(pagelith::PutOutcome::Waiting | pagelith::PutOutcome::Refused) | Err(_) => false,
+        }
+    }
+
+    /// `stored`, `present`, `waiting`, `refused` or `error`.
+    #[getter]
+    fn state(&self) -> &'static str {
+        match &self.0 {
+            Ok(pagelith::PutOutcome::Stored) => "stored",
+            Ok(pagelith::PutOutcome::AlreadyPresent) => "present",
+            Ok(pagelith::PutOutcome::Waiting) => "waiting",
+            Ok(pagelith::PutOutcome::Refused) => "refused",
+            Err(_) => "error",
+        }
+    }
+
+    /// What is wrong with the request, or that the store is busy: an instance, not raised.
+    #[getter]
+    fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        error(&self.0, py)
+    }
+
+    fn __repr__(&self) -> String {
+        match &self.0 {
+            Ok(_) => format!("PutOutcome(state={})", self.state()),
+            Err(error) => format!("PutOutcome(error={error})"),
+        }
+    }
+}
+
+fn error<T>(outcome: &std::result::Result<T, Error>, py: Python<'_>) -> Option<Py<PyAny>> {
+    outcome.as_ref().err().map(|error| raised(error).into_value(py).into_any())
+}
+
+/// What a flush made durable, and what became of the rest, since the report before.
+#[pyclass(frozen, get_all, module = "pagelith")]
+pub struct FlushReport {
+    durable_objects: u64,
+    durable_bytes: u64,
+    refused_objects: u64,
+    lost_objects: u64,
+}
+
+impl From<pagelith::FlushReport> for FlushReport {
+    fn from(report: pagelith::FlushReport) -> FlushReport {
+        let pagelith::FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects } = report;
+        FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects }
+    }
+}

@@ -1,0 +1,349 @@
+//! A store in this process.
+
+use std::path::PathBuf;
+use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
+
+use pagelith::config::{ConfigFormat, Facts};
+use pagelith::layouts::key::ObjectKey;
+use pagelith::{Config, GetSlice, Options, PagesQuery, PutSlice};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+
+use crate::errors::{ClosedError, ForkedError, InvalidError, raised, refused};
+use crate::group::Group;
+use crate::hits::{PagesFound, PoolQuery};
+use crate::keys::{Key, Namespace, Page, keys};
+use crate::memory::Memory;
+use crate::outcome::{FlushReport, GetOutcome, PutOutcome};
+use crate::pin::Pin;
+
+/// One request of a cache controller: what is asked for under it counts as equally recent.
+#[pyclass(frozen, module = "pagelith")]
+pub struct Request(pagelith::Request);
+
+/// A store in this process: memory, and SSD if it is configured. Any thread may call it.
+#[pyclass(frozen, module = "pagelith")]
+pub struct Store {
+    store: RwLock<Option<pagelith::Store>>,
+    process: u32,
+}
+
+/// Whether this is a fork of the process in which something was opened: its threads are not here.
+pub fn is_forked(process: u32) -> bool {
+    std::process::id() != process
+}
+
+/// How a call is to be treated.
+pub fn options(request: Option<&Bound<'_, Request>>, depth: u32, timeout: Option<f64>) -> PyResult<Options> {
+    let wrong = |_| InvalidError::new_err(format!("is no time in seconds timeout={timeout:?}"));
+    let timeout = timeout.map(Duration::try_from_secs_f64).transpose().map_err(wrong)?;
+    Ok(Options { request: request.map(|request| request.get().0), depth, timeout })
+}
+
+/// Objects of a call, to be put.
+pub struct Objects<'a> {
+    keys: Vec<ObjectKey>,
+    pieces: Vec<Vec<&'a [u8]>>,
+}
+
+impl Objects<'_> {
+    pub fn slices(&self) -> Vec<PutSlice<'_>> {
+        self.keys.iter().zip(&self.pieces).map(|(key, pieces)| PutSlice { key: *key, pieces }).collect()
+    }
+}
+
+/// Lend the memory of objects to `put`.
+pub fn puts(
+    given: Vec<Bound<'_, Key>>,
+    sources: &[Bound<'_, PyAny>],
+    put: impl FnOnce(Objects<'_>) -> PyResult<Vec<pagelith::Result<pagelith::PutOutcome>>>,
+) -> PyResult<Vec<PutOutcome>> {
+    let memory = Memory::to_read(sources)?;
+    let keys = keys(given);
+    as_many(keys.len(), memory.len())?;
+    // SAFETY: the documentation of puts asks that nobody writes there until they return, and `memory` is borrowed as long.
+    let pieces = unsafe { memory.read() };
+    let outcomes = put(Objects { keys, pieces })?;
+    Ok(outcomes.into_iter().map(PutOutcome).collect())
+}
+
+fn as_many(keys: usize, memories: usize) -> PyResult<()> {
+    match keys == memories {
+        true => Ok(()),
+        false => Err(InvalidError::new_err(format!("a memory for each key keys={keys} memories={memories}"))),
+    }
+}
+
+impl Store {
+    /// Do something with the store, without the interpreter's lock.
+    pub fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        body: impl FnOnce(&pagelith::Store) -> R + Send,
+    ) -> PyResult<R> {
+        self.check_process()?;
+        let done = py.detach(|| self.store.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(body));
+        done.ok_or_else(|| ClosedError::new_err("store is closed"))
+    }
+
+    fn check_process(&self) -> PyResult<()> {
+        if is_forked(self.process) {
+            let (here, there) = (std::process::id(), self.process);
+            let text =
+                "the store was opened before a fork; open one in this process, or attach to a store process";
+            return Err(ForkedError::new_err(format!("{text} pid={here} opened_in={there}")));
+        }
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl Store {
+    /// Open a store. `config` is a dictionary of settings, or a path of a file of them (.toml or .json); variables
+    /// PAGELITH_... of the environment go before both.
+    #[new]
+    #[pyo3(signature = (config=None))]
+    fn new(py: Python<'_>, config: Option<Bound<'_, PyAny>>) -> PyResult<Store> {
+        let (format, text) = match &config {
+            None => (ConfigFormat::Json, "{}".to_owned()),
+            Some(given) => match given.cast::<PyDict>() {
+                Ok(settings) => {
+                    let text = py.import("json")?.call_method1("dumps", (settings,))?.extract()?;
+                    (ConfigFormat::Json, text)
+                }
+                Err(_) => {
+                    let path: PathBuf = given.extract()?;
+                    let format = ConfigFormat::of_path(&path).ok_or_else(|| {
+                        InvalidError::new_err(format!("is neither .toml nor .json path={}", path.display()))
+                    })?;
+                    (format, std::fs::read_to_string(&path)?)
+                }
+            },
+        };
+        let facts = Facts::of_this_machine().map_err(|error| raised(&error))?;
+        let config = Config::builder().file(format, &text).env(std::env::vars_os());
+        let config = config.validate(&facts).map_err(|error| refused(&error))?;
+        let store = py.detach(|| pagelith::Store::open(config)).map_err(|error| raised(&error))?;
+        Ok(Store { store: RwLock::new(Some(store)), process: std::process::id() })
+    }
+
+    /// Begin a request: calls that carry it count as equally recent.
+    fn begin_request(&self, py: Python<'_>) -> PyResult<Request> {
+        self.with(py, |store| Request(store.begin_request()))
+    }
+
+    /// Put objects, each by itself, and say of each what became of it. Nobody may write their memory until it returns.
+    #[pyo3(signature = (keys, sources, *, request=None, depth=0, timeout=None))]
+    fn put(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, Key>>,
+        sources: Vec<Bound<'_, PyAny>>,
+        request: Option<&Bound<'_, Request>>,
+        depth: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<Vec<PutOutcome>> {
+        let options = options(request, depth, timeout)?;
+        puts(keys, &sources, |objects| self.with(py, |store| store.put_batch(&objects.slices(), options)))
+    }
+
+    /// Put the objects of one page together: visible together or not at all. One outcome for all of them.
+    #[pyo3(signature = (keys, sources, *, base=None, request=None, depth=0, timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn put_group(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, Key>>,
+        sources: Vec<Bound<'_, PyAny>>,
+        base: Option<&Bound<'_, Key>>,
+        request: Option<&Bound<'_, Request>>,
+        depth: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<PutOutcome>> {
+        let options = options(request, depth, timeout)?;
+        let base = base.map(|base| base.get().0);
+        let outcomes = puts(keys, &sources, |objects| {
+            self.with(py, |store| match base {
+                Some(base) => store.put_attached(&[(base, &objects.slices()[..])], options),
+                None => store.put_groups(&[&objects.slices()[..]], options),
+            })
+        })?;
+        Ok(outcomes.into_iter().next())
+    }
+
+    /// Begin a group that is put in several calls, or join it.
+    #[pyo3(signature = (required, *, request=None, depth=0, timeout=None))]
+    fn begin_group(
+        this: &Bound<'_, Store>,
+        required: Vec<Bound<'_, Key>>,
+        request: Option<&Bound<'_, Request>>,
+        depth: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<Group> {
+        Group::begin(this, keys(required), options(request, depth, timeout)?)
+    }
+
+    /// Get objects, or ranges (from, to) of their bytes, each into its memory; that holds anything unless it is a hit. Nobody
+    /// may read or write the memory until it returns.
+    #[pyo3(signature = (keys, destinations, *, ranges=None, request=None, depth=0, timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn get(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, Key>>,
+        destinations: Vec<Bound<'_, PyAny>>,
+        ranges: Option<Vec<Option<(u64, u64)>>>,
+        request: Option<&Bound<'_, Request>>,
+        depth: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<Vec<GetOutcome>> {
+        let options = options(request, depth, timeout)?;
+        let mut memory = Memory::to_write(&destinations)?;
+        let keys = crate::keys::keys(keys);
+        as_many(keys.len(), memory.len())?;
+        let ranges = ranges.unwrap_or_else(|| vec![None; keys.len()]);
+        if ranges.len() != keys.len() {
+            let (keys, ranges) = (keys.len(), ranges.len());
+            return Err(InvalidError::new_err(format!("a range for each key keys={keys} ranges={ranges}")));
+        }
+        // SAFETY: the documentation asks that nobody touches it until this returns; `memory` is borrowed as long, and was taken
+        // to be written.
+        let mut pieces = unsafe { memory.write() };
+        let outcomes = self.with(py, |store| {
+            let mut gets: Vec<_> = keys
+                .iter()
+                .zip(&ranges)
+                .zip(&mut pieces)
+                .map(|((key, range), pieces)| GetSlice {
+                    key: *key,
+                    range: range.map(|(from, to)| from..to),
+                    pieces,
+                })
+                .collect();
+            store.get_batch(&mut gets, options)
+        })?;
+        Ok(outcomes.into_iter().map(GetOutcome).collect())
+    }
+
+    /// Which objects are here.
+    #[pyo3(signature = (keys, *, request=None, depth=0, timeout=None))]
+    fn exists(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, Key>>,
+        request: Option<&Bound<'_, Request>>,
+        depth: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<Vec<bool>> {
+        let (keys, options) = (crate::keys::keys(keys), options(request, depth, timeout)?);
+        self.with(py, |store| store.exists_batch(&keys, options))
+    }
+
+    /// How many of `keys` are here before the first that is not.
+    #[pyo3(signature = (keys, *, request=None, depth=0, timeout=None))]
+    fn exists_prefix(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, Key>>,
+        request: Option<&Bound<'_, Request>>,
+        depth: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<usize> {
+        let (keys, options) = (crate::keys::keys(keys), options(request, depth, timeout)?);
+        self.with(py, |store| store.exists_prefix(&keys, options))
+    }
+
+    /// How long a prefix of `pages` can be restored when a page's state lies in several pools.
+    #[pyo3(signature = (pages, anchor, pools=Vec::new(), *, request=None, depth=0, timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn exists_groups(
+        &self,
+        py: Python<'_>,
+        pages: Vec<Page>,
+        anchor: Vec<Bound<'_, Key>>,
+        pools: Vec<Bound<'_, PoolQuery>>,
+        request: Option<&Bound<'_, Request>>,
+        depth: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<PagesFound> {
+        let (anchor, options) = (keys(anchor), options(request, depth, timeout)?);
+        let pages: Vec<_> = pages.into_iter().map(|page| page.0).collect();
+        let pools: Vec<_> = pools.iter().map(|pool| pool.get().lent()).collect();
+        let query = PagesQuery { pages: &pages, anchor: &anchor, pools: &pools };
+        let found = self.with(py, |store| store.exists_groups(&query, options))?;
+        found.map(PagesFound::from).map_err(|error| raised(&error))
+    }
+
+    /// Remove objects, with the others of their groups; how many were here. They stay gone.
+    #[pyo3(signature = (keys, *, timeout=None))]
+    fn remove(&self, py: Python<'_>, keys: Vec<Bound<'_, Key>>, timeout: Option<f64>) -> PyResult<usize> {
+        let (keys, options) = (crate::keys::keys(keys), options(None, 0, timeout)?);
+        self.with(py, |store| store.remove(&keys, options))?.map_err(|error| raised(&error))
+    }
+
+    /// Make everything in a namespace invisible for ever; its new generation.
+    #[pyo3(signature = (namespace, *, timeout=None))]
+    fn clear(&self, py: Python<'_>, namespace: &Namespace, timeout: Option<f64>) -> PyResult<u64> {
+        let (id, options) = (namespace.0, options(None, 0, timeout)?);
+        let cleared = self.with(py, |store| store.clear(id, options))?;
+        cleared.map(|generation| generation.0).map_err(|error| raised(&error))
+    }
+
+    /// Make everything put so far durable.
+    #[pyo3(signature = (*, timeout=None))]
+    fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<FlushReport> {
+        let options = options(None, 0, timeout)?;
+        let report = self.with(py, |store| store.flush(options))?;
+        report.map(FlushReport::from).map_err(|error| raised(&error))
+    }
+
+    /// Keep objects from being evicted and reclaimed until the pin is released.
+    fn pin(&self, py: Python<'_>, keys: Vec<Bound<'_, Key>>) -> PyResult<Pin> {
+        let keys = crate::keys::keys(keys);
+        self.with(py, |store| Pin::of(store.pin(&keys), self.process))
+    }
+
+    /// The same for some seconds; how many of the objects are here.
+    fn lease(&self, py: Python<'_>, keys: Vec<Bound<'_, Key>>, seconds: f64) -> PyResult<usize> {
+        let keys = crate::keys::keys(keys);
+        let wrong = |_| InvalidError::new_err(format!("is no time in seconds seconds={seconds}"));
+        let duration = Duration::try_from_secs_f64(seconds).map_err(wrong)?;
+        self.with(py, |store| store.lease(&keys, duration))
+    }
+
+    /// Counters, by name; docs/operations.md says what each of them is.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let stats = self.with(py, |store| serde_json::to_string(&store.stats()))?;
+        let stats = stats.map_err(|error| crate::errors::InternalError::new_err(error.to_string()))?;
+        py.import("json")?.call_method1("loads", (PyBytes::new(py, stats.as_bytes()),))
+    }
+
+    /// Flush, close and release everything, once every call under way has returned. `None` if it was closed before.
+    fn close(&self, py: Python<'_>) -> PyResult<Option<FlushReport>> {
+        self.check_process()?;
+        let closed = py.detach(|| {
+            let store = self.store.write().unwrap_or_else(PoisonError::into_inner).take();
+            store.map(pagelith::Store::close)
+        });
+        closed.transpose().map(|report| report.map(FlushReport::from)).map_err(|error| raised(&error))
+    }
+
+    fn __enter__(this: Py<Store>) -> Py<Store> {
+        this
+    }
+
+    #[pyo3(signature = (*_raised))]
+    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py).map(drop)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if is_forked(self.process) {
+            // Its threads are not here to be waited for, and its files are the other process's.
+            std::mem::forget(self.store.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        }
+    }
+}

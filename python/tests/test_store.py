@@ -1,0 +1,357 @@
+"""What callers rely on, through the wheel as it is installed. `python/check.sh` builds it and runs these."""
+
+import ctypes
+import gc
+import os
+import tempfile
+import threading
+import unittest
+import weakref
+
+import pagelith
+
+SPACE = pagelith.Namespace("test", dtype="bf16", page_tokens=64)
+PAGE = 16 << 10
+
+
+def key(n, **more):
+    return pagelith.Key(SPACE, n.to_bytes(32, "little"), **more)
+
+
+def content(n, length=PAGE):
+    return bytes((n * 31 + i * 7) % 251 for i in range(256)) * (length // 256)
+
+
+def config(directory=None, **dram):
+    settings = {"dram": {"bytes": "8MiB", **dram}, "index": {"max_objects": 10000}}
+    if directory is not None:
+        settings["ssd"] = {"dirs": [os.path.join(directory, "store")], "bytes": "64MiB", "segment_bytes": "4MiB"}
+    return settings
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.home = tempfile.TemporaryDirectory()
+        self.addCleanup(self.home.cleanup)
+
+    def open(self, **dram):
+        store = pagelith.Store(config(self.home.name, **dram))
+        self.addCleanup(store.close)
+        return store
+
+
+class Keys(unittest.TestCase):
+    def test_a_key_says_what_it_names(self):
+        k = pagelith.Key(SPACE, b"\x07" * 32, pool="indexer", component="k", draft=True, shard="rank.tp1of4")
+        self.assertEqual((k.pool, k.component, k.draft, k.shard), ("indexer", "k", True, "rank.tp1of4"))
+        self.assertEqual((k.page, k.namespace), (b"\x07" * 32, SPACE))
+        self.assertEqual(k, pagelith.Key(SPACE, b"\x07" * 32, pool="indexer", component="k", draft=True, shard="rank.tp1of4"))
+        self.assertEqual(len({k, k.on_page(b"\x07" * 32), k.on_page("another")}), 2)
+
+    def test_namespaces_differ_in_any_field(self):
+        plain = pagelith.Namespace("m")
+        others = [
+            pagelith.Namespace("n"),
+            pagelith.Namespace("m", tenant="t"),
+            pagelith.Namespace("m", revision="r"),
+            pagelith.Namespace("m", dtype="d"),
+            pagelith.Namespace("m", page_tokens=1),
+            pagelith.Namespace("m", layout="l"),
+            pagelith.Namespace("m", layout_version=1),
+            pagelith.Namespace("m", layer_split=[(0, 2), (2, 4)]),
+            pagelith.Namespace("m", extra=[("lora", "x")]),
+        ]
+        self.assertEqual(len({plain, *others}), 1 + len(others))
+        self.assertEqual(plain.id, pagelith.Namespace("m").id)
+
+    def test_what_is_no_key_is_refused_by_name(self):
+        with self.assertRaisesRegex(pagelith.InvalidError, "32 bytes length=3"):
+            pagelith.Key(SPACE, b"abc")
+        with self.assertRaisesRegex(pagelith.InvalidError, 'shard="rank"x'[:10]):
+            pagelith.Key(SPACE, b"\0" * 32, shard="rank.tp4of4")
+        with self.assertRaisesRegex(pagelith.InvalidError, "pool"):
+            pagelith.Key(SPACE, b"\0" * 32, pool="no/slash")
+
+
+class RoundTrips(Case):
+    def test_bytes_come_back_from_memory_and_after_a_restart(self):
+        store = self.open()
+        keys = [key(n) for n in range(100)]
+        put = store.put(keys, [content(n) for n in range(100)])
+        self.assertEqual([p.state for p in put], ["stored"] * 100)
+        self.assertTrue(all(put))
+        for tier in ("dram", "ssd"):
+            into = [bytearray(PAGE) for _ in keys]
+            got = store.get(keys, into)
+            self.assertEqual({(g.tier, g.bytes, g.cause, g.error) for g in got}, {(tier, PAGE, None, None)})
+            self.assertEqual(into, [content(n) for n in range(100)])
+            if tier == "dram":
+                self.assertEqual(store.close().durable_objects, 100)
+                store = self.open(promote="never")
+        self.assertEqual([p.state for p in store.put(keys, [b"other"] * 100)], ["present"] * 100)
+
+    def test_a_miss_is_an_outcome(self):
+        got = self.open().get([key(1)], [bytearray(10)])
+        self.assertFalse(got[0])
+        self.assertEqual((got[0].cause, got[0].tier, got[0].bytes, got[0].error), ("absent", None, 0, None))
+
+    def test_memory_of_every_form(self):
+        store = self.open()
+        whole = content(3)
+        pool = (ctypes.c_char * PAGE).from_buffer_copy(whole)
+        address = ctypes.addressof(pool)
+        forms = [
+            whole,
+            bytearray(whole),
+            memoryview(whole),
+            memoryview(bytearray(whole)).cast("I"),
+            pool,
+            (address, PAGE),
+            [(address, 1000), whole[1000:5000], (address + 5000, PAGE - 5000)],
+            [whole[:1], b"", whole[1:]],
+        ]
+        keys = [key(n) for n in range(len(forms))]
+        self.assertTrue(all(store.put(keys, forms)))
+        for k in keys:
+            scattered = [bytearray(100), bytearray(4096), bytearray(PAGE - 4196)]
+            target = ctypes.create_string_buffer(PAGE)
+            first, second = store.get([k, k], [scattered, (ctypes.addressof(target), PAGE)])
+            self.assertTrue(first and second)
+            self.assertEqual((b"".join(scattered), target.raw), (whole, whole))
+
+    def test_ranges(self):
+        store = self.open()
+        store.put([key(1)], [content(1)])
+        part = bytearray(5000)
+        whole = bytearray(PAGE)
+        self.assertTrue(all(store.get([key(1), key(1)], [part, whole], ranges=[(1000, 6000), None])))
+        self.assertEqual((part, whole), (content(1)[1000:6000], content(1)))
+        with self.assertRaisesRegex(pagelith.InvalidError, "keys=1 ranges=2"):
+            store.get([key(1)], [part], ranges=[None, None])
+
+    def test_memory_that_cannot_be_used_is_refused_and_nothing_happens(self):
+        store = self.open()
+        store.put([key(1)], [content(1)])
+        with self.assertRaises(BufferError):
+            store.get([key(1)], [bytes(PAGE)])
+        with self.assertRaisesRegex(TypeError, "not int"):
+            store.put([key(2)], [5])
+        with self.assertRaisesRegex(pagelith.InvalidError, "address=0x0"):
+            store.put([key(2)], [(0, 10)])
+        with self.assertRaisesRegex(pagelith.InvalidError, "keys=2 memories=1"):
+            store.put([key(2), key(3)], [b"x"])
+        twice = bytearray(2 * PAGE)
+        with self.assertRaisesRegex(pagelith.InvalidError, "named twice"):
+            store.get([key(1), key(1)], [memoryview(twice)[:PAGE], memoryview(twice)[PAGE - 1 : 2 * PAGE - 1]])
+        self.assertEqual(store.exists([key(1), key(2), key(3)]), [True, False, False])
+        self.assertEqual(twice, bytes(2 * PAGE))
+
+    def test_a_buffer_is_held_for_the_call_and_let_go_with_it(self):
+        store = self.open()
+        for outcome in ("hit", "miss", "refused"):
+            into = bytearray(PAGE)
+            if outcome != "miss":
+                store.put([key(1)], [content(1)])
+            if outcome == "refused":
+                with self.assertRaises(TypeError):
+                    store.get([key(1), key(2)], [into, 5])
+            else:
+                store.get([key(1) if outcome == "hit" else key(9)], [into])
+            # An exported bytearray cannot be resized.
+            into.extend(b"more")
+
+        class Seen(bytearray):
+            pass
+
+        source = Seen(content(2))
+        gone = weakref.ref(source)
+        store.put([key(2)], [source])
+        del source
+        gc.collect()
+        self.assertIsNone(gone())
+
+
+class Groups(Case):
+    def test_a_group_in_one_call_is_whole_or_not_here(self):
+        store = self.open()
+        page = [key(1, component=c) for c in ("k", "v")]
+        self.assertEqual(store.put_group(page, [b"k" * 100, b"v" * 100]).state, "stored")
+        self.assertEqual(store.exists(page), [True, True])
+        self.assertEqual(store.remove(page[:1]), 1)
+        self.assertEqual(store.exists(page), [False, False])
+
+    def test_a_group_in_several_calls_is_seen_when_it_is_committed(self):
+        store = self.open()
+        page = [key(1, component=c) for c in ("k", "v")]
+        group = store.begin_group(page)
+        self.assertEqual([p.state for p in group.put(page[:1], [b"k" * 100])], ["waiting"])
+        self.assertEqual((group.missing(), group.commit().state), (page[1:], "waiting"))
+        self.assertEqual(store.exists(page), [False, False])
+        store.begin_group(page).put(page[1:], [b"v" * 100])
+        self.assertEqual(group.commit().state, "stored")
+        self.assertEqual(store.exists(page), [True, True])
+        for call in (group.missing, group.commit, group.abort, lambda: group.put(page[:1], [b"k"])):
+            with self.assertRaisesRegex(pagelith.UnavailableError, "over"):
+                call()
+        self.assertEqual(store.stats()["groups_waiting"], 0)
+
+    def test_what_is_attached_is_seen_with_its_base(self):
+        store = self.open()
+        base, state = key(1), key(1, pool="mamba", component="ssm")
+        self.assertEqual(store.put_group([state], [b"s" * 100], base=base).state, "waiting")
+        self.assertEqual(store.exists([state]), [False])
+        store.put([base], [b"k" * 100])
+        self.assertEqual(store.exists([base, state]), [True, True])
+
+    def test_how_long_a_prefix_can_be_restored(self):
+        store = self.open()
+        pages = [n.to_bytes(32, "little") for n in range(8)]
+        for n in range(6):
+            store.put([key(n)], [b"k" * 100])
+        for n in (1, 3):
+            store.put_group([key(n, pool="mamba")], [b"s" * 100], base=key(n))
+        mamba = pagelith.PoolQuery.trailing_pages([key(0, pool="mamba")])
+        found = store.exists_groups(pages, [key(0)], [mamba])
+        self.assertEqual((found.anchor_pages, found.usable_pages, found.stops, found.pool_pages), (6, 4, [2, 4], [4]))
+        self.assertEqual(store.exists_groups(pages, [key(0)]).usable_pages, 6)
+        with self.assertRaises(pagelith.InvalidError):
+            store.exists_groups(pages, [], [])
+
+
+class Life(Case):
+    def test_exists_remove_clear_pin_and_stats(self):
+        store = self.open()
+        keys = [key(n) for n in range(10)]
+        store.put(keys, [b"x" * 100] * 10)
+        self.assertEqual(store.exists_prefix([*keys[:5], key(99), *keys[5:]]), 5)
+        with store.pin([*keys, key(99)]) as pin:
+            self.assertEqual(pin.objects, 10)
+        self.assertEqual(store.lease(keys[:3], 0.5), 3)
+        self.assertEqual(store.remove(keys[:2]), 2)
+        self.assertEqual(store.exists(keys), [False] * 2 + [True] * 8)
+        self.assertGreaterEqual(store.clear(SPACE), 1)
+        self.assertEqual(store.exists(keys), [False] * 10)
+        self.assertEqual(store.stats()["puts_stored"], 10)
+
+    def test_a_closed_store_says_so(self):
+        store = self.open()
+        store.close()
+        self.assertIsNone(store.close())
+        for call in (lambda: store.exists([key(1)]), store.stats, store.flush, lambda: store.put([key(1)], [b"x"])):
+            with self.assertRaises(pagelith.ClosedError):
+                call()
+
+    def test_settings_are_refused_all_at_once(self):
+        with self.assertRaises(pagelith.InvalidError) as refused:
+            pagelith.Store({"dram": {"bites": 1, "policy": "mru"}})
+        self.assertIn("did you mean dram.bytes?", str(refused.exception))
+        self.assertIn("dram.policy", str(refused.exception))
+
+    def test_a_file_of_settings(self):
+        path = os.path.join(self.home.name, "store.toml")
+        with open(path, "w") as file:
+            file.write('[dram]\nbytes = "8MiB"\n')
+        with pagelith.Store(path) as store:
+            self.assertTrue(store.put([key(1)], [b"x"])[0])
+        with self.assertRaisesRegex(pagelith.InvalidError, "neither .toml nor .json"):
+            pagelith.Store("store.yaml")
+        with self.assertRaises(FileNotFoundError):
+            pagelith.Store("absent.toml")
+
+    def test_another_process_holds_the_directory(self):
+        self.open()
+        with self.assertRaisesRegex(pagelith.DeniedError, "pid"):
+            pagelith.Store(config(self.home.name))
+
+    def test_a_full_store_is_busy_in_its_outcome(self):
+        store = pagelith.Store(config(bytes="1MiB"))
+        keys = [key(n) for n in range(200)]
+        store.put(keys, [content(n) for n in range(200)])
+        pin = store.pin([k for k, here in zip(keys, store.exists(keys)) if here])
+        outcome = store.put([key(1000)], [content(1)], timeout=0)[0]
+        self.assertEqual((bool(outcome), outcome.state), (False, "error"))
+        self.assertIsInstance(outcome.error, pagelith.BusyError)
+        pin.release()
+        self.assertTrue(store.put([key(1000)], [content(1)])[0])
+        store.close()
+
+    def test_after_a_fork_it_is_said_and_the_child_ends(self):
+        store = self.open()
+        store.put([key(1)], [content(1)])
+        pin = store.pin([key(1)])
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                store.exists([key(1)])
+            except pagelith.ForkedError as error:
+                status = 0 if f"opened_in={os.getppid()}" in str(error) else 2
+            # What the child drops is not its own to close.
+            pin.release()
+            del store, pin
+            gc.collect()
+            os._exit(status)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+        into = bytearray(PAGE)
+        self.assertTrue(store.get([key(1)], [into])[0])
+        self.assertEqual(into, content(1))
+
+    def test_the_interpreter_goes_on_while_a_call_works(self):
+        store = self.open()
+        going, over = threading.Event(), threading.Event()
+
+        def count():
+            turns = 0
+            while not over.is_set():
+                turns += 1
+                going.set()
+            turned.append(turns)
+
+        turned = []
+        counting = threading.Thread(target=count)
+        counting.start()
+        going.wait()
+        # A pinned store: a put waits out its timeout, and would hold the interpreter's lock as long.
+        small = pagelith.Store(config(bytes="1MiB"))
+        keys = [key(n) for n in range(64)]
+        small.put(keys, [content(n) for n in range(64)])
+        pin = small.pin(keys)
+        before = threading.Event()
+        calls = threading.Thread(target=lambda: (before.set(), small.put([key(99)], [content(1)], timeout=2)))
+        calls.start()
+        before.wait()
+        for n in range(200):
+            store.put([key(n)], [content(n)])
+        self.assertTrue(calls.is_alive(), "calls of other threads were held up by one that waits")
+        pin.release()
+        calls.join()
+        over.set()
+        counting.join()
+        small.close()
+
+    def test_threads_put_and_get_side_by_side_while_it_is_closed(self):
+        store = self.open()
+        wrong = []
+
+        def work(thread):
+            try:
+                for n in range(thread, 400, 4):
+                    store.put([key(n)], [content(n)])
+                    into = bytearray(PAGE)
+                    if store.get([key(n)], [into])[0] and into != content(n):
+                        wrong.append(n)
+            except pagelith.ClosedError:
+                pass
+
+        threads = [threading.Thread(target=work, args=(t,)) for t in range(4)]
+        for thread in threads:
+            thread.start()
+        threads[0].join()
+        store.close()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+
+
+if __name__ == "__main__":
+    unittest.main()
