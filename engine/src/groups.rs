@@ -64,6 +64,12 @@ pub(crate) fn begin<'a>(store: &'a Store, required: &[ObjectKey], options: Optio
     Ok(Group { store, id: GroupId(id), required })
 }
 
+/// See [`Store::open_group`].
+pub(crate) fn open(store: &Store, id: GroupId) -> Option<Group<'_>> {
+    let required = store.shared.lock().waiting.get(id.0)?.required.clone();
+    Some(Group { store, id, required })
+}
+
 /// An error if DRAM has one of these objects in a group of others. What is only on SSD is compared at commit.
 fn check_visible(shared: &Shared, core: &Core, required: &[ObjectKey], generation: Generation) -> Result<()> {
     for key in required {

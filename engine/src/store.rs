@@ -10,7 +10,7 @@ use pagelith_layouts::key::ObjectKey;
 use crate::batch::{GetSlice, Options, PutSlice, Request};
 use crate::config::ValidConfig;
 use crate::error::Result;
-use crate::groups::{self, Group};
+use crate::groups::{self, Group, GroupId};
 use crate::hits::{PagesFound, PagesQuery};
 use crate::open::OpenReport;
 use crate::outcome::{FlushReport, GetOutcome, PutOutcome};
@@ -111,6 +111,11 @@ impl Store {
     /// groups require too many objects.
     pub fn begin_group(&self, required: &[ObjectKey], options: Options) -> Result<Group<'_>> {
         groups::begin(self, required, options)
+    }
+
+    /// The group of this name, for who could keep no [`Group`]; `None` if it is open no more.
+    pub fn open_group(&self, id: GroupId) -> Option<Group<'_>> {
+        groups::open(self, id)
     }
 
     /// Get objects. Returns when every destination is the caller's again, which a device that hangs can

@@ -1,8 +1,35 @@
 import os
-from collections.abc import Buffer, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, final
 
+from typing_extensions import Buffer
+
+__all__ = [
+    "BusyError",
+    "ClosedError",
+    "DamagedError",
+    "DeniedError",
+    "FlushReport",
+    "ForkedError",
+    "GetOutcome",
+    "Group",
+    "IncompatibleError",
+    "InternalError",
+    "InvalidError",
+    "Key",
+    "Namespace",
+    "NoSpaceError",
+    "PagelithError",
+    "PagesFound",
+    "Pin",
+    "PoolQuery",
+    "PutOutcome",
+    "Request",
+    "Store",
+    "UnavailableError",
+    "__version__",
+]
 __version__: str
 
 # Bytes side by side: what has a buffer, or an address and a length in bytes.
@@ -35,12 +62,12 @@ class Namespace:
         page_tokens: int = 0,
         layout: str = "",
         layout_version: int = 0,
-        layer_split: Sequence[tuple[int, int]] = (),
-        extra: Sequence[tuple[str, str]] = (),
+        layer_split: Sequence[tuple[int, int]] | None = None,
+        extra: Sequence[tuple[str, str]] | None = None,
     ) -> Namespace: ...
     @property
     def id(self) -> bytes: ...
-    def __eq__(self, other: object) -> bool: ...
+    def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
 @final
@@ -68,7 +95,7 @@ class Key:
     def draft(self) -> bool: ...
     @property
     def shard(self) -> str: ...
-    def __eq__(self, other: object) -> bool: ...
+    def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
 @final
@@ -215,7 +242,7 @@ class Store:
         self,
         pages: Sequence[_Page],
         anchor: Sequence[Key],
-        pools: Sequence[PoolQuery] = (),
+        pools: Sequence[PoolQuery] | None = None,
         *,
         request: Request | None = None,
         depth: int = 0,

@@ -14,7 +14,6 @@ use crate::store::{Request, Store, options, puts};
 pub struct Group {
     store: Py<Store>,
     id: GroupId,
-    required: Vec<ObjectKey>,
 }
 
 impl Group {
@@ -23,30 +22,15 @@ impl Group {
             .get()
             .with(store.py(), |store| store.begin_group(&required, options).map(|group| group.id()))?;
         let id = id.map_err(|error| raised(&error))?;
-        Ok(Group { store: store.clone().unbind(), id, required })
+        Ok(Group { store: store.clone().unbind(), id })
     }
 
-    /// Do something with the group, unless it is over: committed, aborted or late. To join it again would begin another.
-    fn with<R: Send>(
-        &self,
-        py: Python<'_>,
-        options: Options,
-        body: impl FnOnce(Open<'_>) -> pagelith::Result<R> + Send,
-    ) -> PyResult<R> {
-        let outcome = self.store.get().with(py, |store| {
-            let group = store.begin_group(&self.required, options)?;
-            if group.id() == self.id {
-                return body(group).map(Some);
-            }
-            // Nobody has put anything into it, unless somebody else has begun one meanwhile.
-            if group.missing().len() == self.required.len() {
-                group.abort();
-            }
-            Ok(None)
-        })?;
-        let over =
-            || UnavailableError::new_err("the group is over: committed, aborted, or past its deadline");
-        outcome.map_err(|error| raised(&error))?.ok_or_else(over)
+    /// Do something with the group, unless it is over.
+    fn with<R: Send>(&self, py: Python<'_>, body: impl FnOnce(Open<'_>) -> R + Send) -> PyResult<R> {
+        let done = self.store.get().with(py, |store| store.open_group(self.id).map(body))?;
+        done.ok_or_else(|| {
+            UnavailableError::new_err("the group is over: committed, aborted, or past its deadline")
+        })
     }
 }
 
@@ -64,14 +48,12 @@ impl Group {
         timeout: Option<f64>,
     ) -> PyResult<Vec<PutOutcome>> {
         let options = options(request, depth, timeout)?;
-        puts(keys, &sources, |objects| {
-            self.with(py, options, |group| Ok(group.put(&objects.slices(), options)))
-        })
+        puts(keys, &sources, |objects| self.with(py, |group| group.put(&objects.slices(), options)))
     }
 
     /// What is still to be put.
     fn missing(&self, py: Python<'_>) -> PyResult<Vec<Key>> {
-        let missing = self.with(py, Options::default(), |group| Ok(group.missing()))?;
+        let missing = self.with(py, |group| group.missing())?;
         Ok(missing.into_iter().map(Key).collect())
     }
 
@@ -85,14 +67,11 @@ impl Group {
         timeout: Option<f64>,
     ) -> PyResult<PutOutcome> {
         let options = options(request, depth, timeout)?;
-        self.with(py, options, |group| Ok(PutOutcome(group.commit(options))))
+        self.with(py, |group| PutOutcome(group.commit(options)))
     }
 
     /// Drop what was put of it.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, Options::default(), |group| {
-            group.abort();
-            Ok(())
-        })
+        self.with(py, |group| group.abort())
     }
 }

@@ -18,7 +18,7 @@ pub struct Namespace(pub NamespaceId);
 impl Namespace {
     #[new]
     #[pyo3(signature = (model, *, tenant="", revision="", dtype="", page_tokens=0, layout="", layout_version=0,
-        layer_split=Vec::new(), extra=Vec::new()))]
+        layer_split=None, extra=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
         model: &str,
@@ -28,8 +28,8 @@ impl Namespace {
         page_tokens: u32,
         layout: &str,
         layout_version: u32,
-        layer_split: Vec<(u32, u32)>,
-        extra: Vec<(String, String)>,
+        layer_split: Option<Vec<(u32, u32)>>,
+        extra: Option<Vec<(String, String)>>,
     ) -> Namespace {
         let facts = Facts {
             tenant: tenant.into(),
@@ -39,8 +39,12 @@ impl Namespace {
             page_tokens,
             layout: layout.into(),
             layout_version,
-            layer_split: layer_split.into_iter().map(|(from, to)| LayerRange { from, to }).collect(),
-            extra,
+            layer_split: layer_split
+                .into_iter()
+                .flatten()
+                .map(|(from, to)| LayerRange { from, to })
+                .collect(),
+            extra: extra.unwrap_or_default(),
         };
         Namespace(facts.id())
     }

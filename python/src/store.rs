@@ -10,7 +10,7 @@ use pagelith::{Config, GetSlice, Options, PagesQuery, PutSlice};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
-use crate::errors::{ClosedError, ForkedError, InvalidError, raised, refused};
+use crate::errors::{ClosedError, ForkedError, InternalError, InvalidError, raised, refused};
 use crate::group::Group;
 use crate::hits::{PagesFound, PoolQuery};
 use crate::keys::{Key, Namespace, Page, keys};
@@ -160,7 +160,7 @@ impl Store {
         request: Option<&Bound<'_, Request>>,
         depth: u32,
         timeout: Option<f64>,
-    ) -> PyResult<Option<PutOutcome>> {
+    ) -> PyResult<PutOutcome> {
         let options = options(request, depth, timeout)?;
         let base = base.map(|base| base.get().0);
         let outcomes = puts(keys, &sources, |objects| {
@@ -169,7 +169,8 @@ impl Store {
                 None => store.put_groups(&[&objects.slices()[..]], options),
             })
         })?;
-        Ok(outcomes.into_iter().next())
+        let none = || InternalError::new_err("a group was put and has no outcome");
+        outcomes.into_iter().next().ok_or_else(none)
     }
 
     /// Begin a group that is put in several calls, or join it.
@@ -255,21 +256,21 @@ impl Store {
     }
 
     /// How long a prefix of `pages` can be restored when a page's state lies in several pools.
-    #[pyo3(signature = (pages, anchor, pools=Vec::new(), *, request=None, depth=0, timeout=None))]
+    #[pyo3(signature = (pages, anchor, pools=None, *, request=None, depth=0, timeout=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn exists_groups(
         &self,
         py: Python<'_>,
         pages: Vec<Page>,
         anchor: Vec<Bound<'_, Key>>,
-        pools: Vec<Bound<'_, PoolQuery>>,
+        pools: Option<Vec<Bound<'_, PoolQuery>>>,
         request: Option<&Bound<'_, Request>>,
         depth: u32,
         timeout: Option<f64>,
     ) -> PyResult<PagesFound> {
         let (anchor, options) = (keys(anchor), options(request, depth, timeout)?);
         let pages: Vec<_> = pages.into_iter().map(|page| page.0).collect();
-        let pools: Vec<_> = pools.iter().map(|pool| pool.get().lent()).collect();
+        let pools: Vec<_> = pools.iter().flatten().map(|pool| pool.get().lent()).collect();
         let query = PagesQuery { pages: &pages, anchor: &anchor, pools: &pools };
         let found = self.with(py, |store| store.exists_groups(&query, options))?;
         found.map(PagesFound::from).map_err(|error| raised(&error))
@@ -315,7 +316,7 @@ impl Store {
     /// Counters, by name; docs/operations.md says what each of them is.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let stats = self.with(py, |store| serde_json::to_string(&store.stats()))?;
-        let stats = stats.map_err(|error| crate::errors::InternalError::new_err(error.to_string()))?;
+        let stats = stats.map_err(|error| InternalError::new_err(error.to_string()))?;
         py.import("json")?.call_method1("loads", (PyBytes::new(py, stats.as_bytes()),))
     }
 

@@ -5,7 +5,7 @@ use super::source::{code, exists, files, root, rust_files, text};
 /// Markdown pages written by hand or rendered, by path from the root.
 fn pages() -> Vec<String> {
     let mut pages = vec!["README.md".to_owned(), "CHANGELOG.md".to_owned()];
-    pages.extend(["docs", "sim", "fuzz", "benches"].iter().flat_map(|dir| files(dir, ".md")));
+    pages.extend(["docs", "sim", "fuzz", "benches", "python"].iter().flat_map(|dir| files(dir, ".md")));
     pages
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::source::{CRATES, exists, files, text, words};
 
 /// Package, its directory, and the packages of the workspace that it may depend on.
-const ARROWS: [(&str, &str, &[&str]); 10] = [
+const ARROWS: [(&str, &str, &[&str]); 11] = [
     ("pagelith-layouts", "layouts", &[]),
     ("pagelith-io", "io", &["pagelith-layouts"]),
     ("pagelith-tiers", "tiers", &["pagelith-layouts", "pagelith-io"]),
@@ -18,6 +18,8 @@ const ARROWS: [(&str, &str, &[&str]); 10] = [
     ("pagelith-sim", "sim", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
     // The store over the real kernel, from outside like any program; nothing may name it.
     ("pagelith-kernel-lanes", "sim/kernel", &["pagelith"]),
+    // The wheel, the same.
+    ("pagelith-python", "python", &["pagelith"]),
     // Tests alone.
     ("pagelith-concurrency", "sim/concurrency", &[]),
 ];
