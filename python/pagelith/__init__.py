@@ -11,5 +11,54 @@ One call is one batch; each object of it has an outcome of its own, and a miss r
 while a call works. The memory of a call is named by what has a buffer, by (address, length), or by lists of those.
 """
 
-from ._native import *
-from ._native import __all__, __version__
+from ._native import (
+    BusyError,
+    ClosedError,
+    DamagedError,
+    DeniedError,
+    FlushReport,
+    ForkedError,
+    GetOutcome,
+    Group,
+    IncompatibleError,
+    InternalError,
+    InvalidError,
+    Key,
+    Namespace,
+    NoSpaceError,
+    PagelithError,
+    PagesFound,
+    Pin,
+    PoolQuery,
+    PutOutcome,
+    Request,
+    Store,
+    UnavailableError,
+    __version__,
+)
+
+__all__ = [
+    "BusyError",
+    "ClosedError",
+    "DamagedError",
+    "DeniedError",
+    "FlushReport",
+    "ForkedError",
+    "GetOutcome",
+    "Group",
+    "IncompatibleError",
+    "InternalError",
+    "InvalidError",
+    "Key",
+    "Namespace",
+    "NoSpaceError",
+    "PagelithError",
+    "PagesFound",
+    "Pin",
+    "PoolQuery",
+    "PutOutcome",
+    "Request",
+    "Store",
+    "UnavailableError",
+    "__version__",
+]
