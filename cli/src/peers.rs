@@ -12,7 +12,6 @@ use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
 use pagelith::transport::capability::Offer;
 use pagelith::transport::dial::SocketDial;
-use pagelith::transport::limits::Limits;
 
 /// What this process says of itself on every link.
 pub(crate) fn offer() -> Offer {
@@ -26,20 +25,13 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) fn of(addresses: &[Address], key: Option<&Key>) -> Vec<Peer> {
     let (offer, clock) = (offer(), Arc::new(SystemClock::new()));
     let peer = |address: &Address| {
-        let dial = Arc::new(dial(address, key, offer, clock.clone()));
-        Peer { name: address.to_string(), weight: 1.0, dial }
+        let dial = SocketDial::new(address.clone(), key.cloned(), offer, clock.clone());
+        Peer { name: address.to_string(), weight: 1.0, dial: Arc::new(dial) }
     };
     addresses.iter().map(peer).collect()
 }
 
 /// The store of the process at `address`, which knows this one by `key`.
 pub(crate) fn attach(address: &Address, key: Option<&Key>) -> anyhow::Result<Attached> {
-    let clock = Arc::new(SystemClock::new());
-    let dial = Arc::new(dial(address, key, offer(), clock.clone()));
-    Attached::attach(dial, clock, TIMEOUT).with_context(|| format!("address={address}"))
-}
-
-fn dial(address: &Address, key: Option<&Key>, offer: Offer, clock: Arc<SystemClock>) -> SocketDial {
-    let (address, key) = (address.clone(), key.cloned());
-    SocketDial { address, offer, key, entropy: Arc::new(SystemEntropy), clock, limits: Limits::default() }
+    Attached::to(address, key, TIMEOUT).with_context(|| format!("address={address}"))
 }

@@ -14,14 +14,19 @@ use std::time::Duration;
 
 use pagelith_io::buffer::Lender;
 use pagelith_io::clock::{Clock, Mono};
+use pagelith_io::entropy::Entropy;
 use pagelith_io::sync::{Arc, Mutex, PoisonError};
+use pagelith_io::system::{SystemClock, SystemEntropy};
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::request::Ask;
 use pagelith_tiers::policy::Recency;
+use pagelith_transport::address::Address;
+use pagelith_transport::auth::Key;
+use pagelith_transport::capability::Offer;
 use pagelith_transport::closed::Closed;
-use pagelith_transport::dial::{Dial, Dialled};
+use pagelith_transport::dial::{Dial, Dialled, SocketDial};
 use pagelith_transport::link::Link;
 
 use self::acked::Acked;
@@ -70,6 +75,14 @@ impl Attached {
         desk.lines.adopt(STORE, link);
         let desks = Mutex::new(vec![desk]);
         Ok(Attached { remote, clock, timeout, desks, requests: Mutex::new(0), acked: Mutex::default() })
+    }
+
+    /// Attach to the store of the process at `address`, which knows this one by `key`. As [`Attached::attach`].
+    pub fn to(address: &Address, key: Option<&Key>, timeout: Duration) -> Result<Attached> {
+        let clock = Arc::new(SystemClock::new());
+        let offer = Offer::of_this_build(SystemEntropy.bytes16());
+        let dial = SocketDial::new(address.clone(), key.cloned(), offer, clock.clone());
+        Attached::attach(Arc::new(dial), clock, timeout)
     }
 
     /// As [`crate::Store::begin_request`].

@@ -18,16 +18,18 @@ pub struct Group {
 
 impl Group {
     pub fn begin(store: &Bound<'_, Store>, required: Vec<ObjectKey>, options: Options) -> PyResult<Group> {
-        let id = store
-            .get()
-            .with(store.py(), |store| store.begin_group(&required, options).map(|group| group.id()))?;
+        let id = store.get().with(store.py(), |store| {
+            let own = store.own("groups in several calls")?;
+            own.begin_group(&required, options).map(|group| group.id())
+        })?;
         let id = id.map_err(|error| raised(&error))?;
         Ok(Group { store: store.clone().unbind(), id })
     }
 
     /// Do something with the group, unless it is over.
     fn with<R: Send>(&self, py: Python<'_>, body: impl FnOnce(Open<'_>) -> R + Send) -> PyResult<R> {
-        let done = self.store.get().with(py, |store| store.open_group(self.id).map(body))?;
+        let done =
+            self.store.get().with(py, |store| store.own("groups").ok()?.open_group(self.id).map(body))?;
         done.ok_or_else(|| {
             UnavailableError::new_err("the group is over: committed, aborted, or past its deadline")
         })

@@ -13,6 +13,7 @@ mod keys;
 mod memory;
 mod outcome;
 mod pin;
+mod reached;
 mod store;
 
 use pyo3::prelude::*;

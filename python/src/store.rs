@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use pagelith::config::{ConfigFormat, Facts};
 use pagelith::layouts::key::ObjectKey;
+use pagelith::transport::address::Address;
+use pagelith::transport::auth::Key as SharedKey;
 use pagelith::{Config, GetSlice, Options, PagesQuery, PutSlice};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -17,15 +19,17 @@ use crate::keys::{Key, Namespace, Page, keys};
 use crate::memory::Memory;
 use crate::outcome::{FlushReport, GetOutcome, PutOutcome};
 use crate::pin::Pin;
+use crate::reached::Reached;
 
 /// One request of a cache controller: what is asked for under it counts as equally recent.
 #[pyclass(frozen, module = "pagelith")]
 pub struct Request(pagelith::Request);
 
-/// A store in this process: memory, and SSD if it is configured. Any thread may call it.
+/// A store in this process: memory, and SSD if it is configured; or another process's that this one is attached to. Any
+/// thread may call it.
 #[pyclass(frozen, module = "pagelith")]
 pub struct Store {
-    store: RwLock<Option<pagelith::Store>>,
+    store: RwLock<Option<Reached>>,
     process: u32,
 }
 
@@ -76,12 +80,12 @@ fn as_many(keys: usize, memories: usize) -> PyResult<()> {
 }
 
 impl Store {
+    fn of(reached: Reached) -> Store {
+        Store { store: RwLock::new(Some(reached)), process: std::process::id() }
+    }
+
     /// Do something with the store, without the interpreter's lock.
-    pub fn with<R: Send>(
-        &self,
-        py: Python<'_>,
-        body: impl FnOnce(&pagelith::Store) -> R + Send,
-    ) -> PyResult<R> {
+    pub fn with<R: Send>(&self, py: Python<'_>, body: impl FnOnce(&Reached) -> R + Send) -> PyResult<R> {
         self.check_process()?;
         let done = py.detach(|| self.store.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(body));
         done.ok_or_else(|| ClosedError::new_err("store is closed"))
@@ -125,7 +129,20 @@ impl Store {
         let config = Config::builder().file(format, &text).env(std::env::vars_os());
         let config = config.validate(&facts).map_err(|error| refused(&error))?;
         let store = py.detach(|| pagelith::Store::open(config)).map_err(|error| raised(&error))?;
-        Ok(Store { store: RwLock::new(Some(store)), process: std::process::id() })
+        Ok(Store::of(Reached::Own(Box::new(store))))
+    }
+
+    /// Attach to the store of another process, at `unix:PATH` or `tcp:HOST:PORT`, which knows this one by `key`, a name and a
+    /// secret, where it demands one.
+    #[staticmethod]
+    #[pyo3(signature = (address, *, key=None))]
+    fn attach(py: Python<'_>, address: &str, key: Option<(String, Vec<u8>)>) -> PyResult<Store> {
+        let wrong = |error: &dyn std::fmt::Display| InvalidError::new_err(error.to_string());
+        let address: Address = address.parse().map_err(|error| wrong(&error))?;
+        let key = key.map(|(name, secret)| SharedKey::new(&name, &secret)).transpose();
+        let key = key.map_err(|error| wrong(&error))?;
+        let attached = py.detach(|| Reached::attach(&address, key.as_ref()));
+        attached.map(Store::of).map_err(|error| raised(&error))
     }
 
     /// Begin a request: calls that carry it count as equally recent.
@@ -145,7 +162,7 @@ impl Store {
         timeout: Option<f64>,
     ) -> PyResult<Vec<PutOutcome>> {
         let options = options(request, depth, timeout)?;
-        puts(keys, &sources, |objects| self.with(py, |store| store.put_batch(&objects.slices(), options)))
+        puts(keys, &sources, |objects| self.with(py, |store| store.put(&objects.slices(), options)))
     }
 
     /// Put the objects of one page together: visible together or not at all. One outcome for all of them.
@@ -164,10 +181,7 @@ impl Store {
         let options = options(request, depth, timeout)?;
         let base = base.map(|base| base.get().0);
         let outcomes = puts(keys, &sources, |objects| {
-            self.with(py, |store| match base {
-                Some(base) => store.put_attached(&[(base, &objects.slices()[..])], options),
-                None => store.put_groups(&[&objects.slices()[..]], options),
-            })
+            self.with(py, |store| store.put_group(base, &objects.slices(), options))
         })?;
         let none = || InternalError::new_err("a group was put and has no outcome");
         outcomes.into_iter().next().ok_or_else(none)
@@ -222,7 +236,7 @@ impl Store {
                     pieces,
                 })
                 .collect();
-            store.get_batch(&mut gets, options)
+            store.get(&mut gets, options)
         })?;
         Ok(outcomes.into_iter().map(GetOutcome).collect())
     }
@@ -238,7 +252,7 @@ impl Store {
         timeout: Option<f64>,
     ) -> PyResult<Vec<bool>> {
         let (keys, options) = (crate::keys::keys(keys), options(request, depth, timeout)?);
-        self.with(py, |store| store.exists_batch(&keys, options))
+        self.with(py, |store| store.exists(&keys, options))?.map_err(|error| raised(&error))
     }
 
     /// How many of `keys` are here before the first that is not.
@@ -252,7 +266,7 @@ impl Store {
         timeout: Option<f64>,
     ) -> PyResult<usize> {
         let (keys, options) = (crate::keys::keys(keys), options(request, depth, timeout)?);
-        self.with(py, |store| store.exists_prefix(&keys, options))
+        self.with(py, |store| store.exists_prefix(&keys, options))?.map_err(|error| raised(&error))
     }
 
     /// How long a prefix of `pages` can be restored when a page's state lies in several pools.
@@ -302,7 +316,8 @@ impl Store {
     /// Keep objects from being evicted and reclaimed until the pin is released.
     fn pin(&self, py: Python<'_>, keys: Vec<Bound<'_, Key>>) -> PyResult<Pin> {
         let keys = crate::keys::keys(keys);
-        self.with(py, |store| Pin::of(store.pin(&keys), self.process))
+        let pin = self.with(py, |store| store.own("pins").map(|store| store.pin(&keys)))?;
+        pin.map(|pin| Pin::of(pin, self.process)).map_err(|error| raised(&error))
     }
 
     /// The same for some seconds; how many of the objects are here.
@@ -310,24 +325,25 @@ impl Store {
         let keys = crate::keys::keys(keys);
         let wrong = |_| InvalidError::new_err(format!("is no time in seconds seconds={seconds}"));
         let duration = Duration::try_from_secs_f64(seconds).map_err(wrong)?;
-        self.with(py, |store| store.lease(&keys, duration))
+        let here = self.with(py, |store| store.own("leases").map(|store| store.lease(&keys, duration)))?;
+        here.map_err(|error| raised(&error))
     }
 
     /// Counters, by name; docs/operations.md says what each of them is.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let stats = self.with(py, |store| serde_json::to_string(&store.stats()))?;
-        let stats = stats.map_err(|error| InternalError::new_err(error.to_string()))?;
+        let stats = self.with(py, |store| store.stats())?.map_err(|error| raised(&error))?;
         py.import("json")?.call_method1("loads", (PyBytes::new(py, stats.as_bytes()),))
     }
 
-    /// Flush, close and release everything, once every call under way has returned. `None` if it was closed before.
+    /// Flush, close and release everything, once every call under way has returned. `None` if it was closed before, or is
+    /// another process's, which goes on.
     fn close(&self, py: Python<'_>) -> PyResult<Option<FlushReport>> {
         self.check_process()?;
         let closed = py.detach(|| {
             let store = self.store.write().unwrap_or_else(PoisonError::into_inner).take();
-            store.map(pagelith::Store::close)
+            store.map_or(Ok(None), Reached::close)
         });
-        closed.transpose().map(|report| report.map(FlushReport::from)).map_err(|error| raised(&error))
+        closed.map(|report| report.map(FlushReport::from)).map_err(|error| raised(&error))
     }
 
     fn __enter__(this: Py<Store>) -> Py<Store> {

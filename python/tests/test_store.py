@@ -3,6 +3,8 @@
 import ctypes
 import gc
 import os
+import signal
+import subprocess
 import tempfile
 import threading
 import unittest
@@ -342,6 +344,103 @@ class Life(Case):
         for thread in threads:
             thread.join()
         self.assertEqual(wrong, [])
+
+
+class Process:
+    """A store process, as `pagelith serve` runs it."""
+
+    def __init__(self, listen, *flags):
+        program = os.environ["STORE_PROGRAM"]
+        self.child = subprocess.Popen(
+            [program, "serve", "--listen", listen, "--dram", "64MiB", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        line = self.child.stdout.readline()
+        self.address = line.removeprefix("listening ").strip()
+
+    def end(self, how=signal.SIGTERM):
+        self.child.send_signal(how)
+        self.child.wait()
+        self.child.stdout.close()
+
+
+class Attached(Case):
+    def serve(self, *flags):
+        process = Process("unix:" + os.path.join(self.home.name, "socket"), *flags)
+        self.addCleanup(lambda: self.child_ended(process))
+        return process
+
+    def child_ended(self, process):
+        if process.child.poll() is None:
+            process.end()
+
+    def test_the_store_of_another_process_is_the_same_to_a_caller(self):
+        process = self.serve()
+        keys, pages = [key(n) for n in range(50)], [content(n) for n in range(50)]
+        with pagelith.Store.attach(process.address) as writer, pagelith.Store.attach(process.address) as reader:
+            self.assertTrue(all(writer.put(keys, pages, request=writer.begin_request())))
+            self.assertEqual(reader.exists_prefix([*keys, key(99)]), 50)
+            into = [bytearray(PAGE) for _ in keys]
+            self.assertEqual({(g.tier, g.bytes) for g in reader.get(keys, into)}, {("dram", PAGE)})
+            self.assertEqual(into, pages)
+            part = bytearray(100)
+            self.assertTrue(reader.get(keys[:1], [part], ranges=[(50, 150)])[0])
+            self.assertEqual(part, pages[0][50:150])
+            page = [key(100, component=c) for c in ("k", "v")]
+            self.assertEqual(writer.put_group(page, [b"k" * 100, b"v" * 100]).state, "stored")
+            self.assertEqual(writer.put_group([key(100, pool="mamba")], [b"s"], base=page[0]).state, "stored")
+            mamba = pagelith.PoolQuery.trailing_pages([key(0, pool="mamba")])
+            found = reader.exists_groups([page[0].page], [key(0, component="k")], [mamba])
+            self.assertEqual((found.usable_pages, found.stops), (1, [1]))
+            self.assertEqual(reader.remove(keys[:5]), 5)
+            self.assertEqual(writer.exists(keys[:6]), [False] * 5 + [True])
+            self.assertEqual(reader.stats()["puts_stored"], 53)
+            writer.clear(SPACE)
+            self.assertEqual(reader.exists(keys), [False] * 50)
+            self.assertIsNone(writer.close())
+        for call in (lambda s: s.pin(keys), lambda s: s.lease(keys, 1), lambda s: s.begin_group(keys[:1])):
+            with pagelith.Store.attach(process.address) as store:
+                with self.assertRaisesRegex(pagelith.InvalidError, "attached to another's"):
+                    call(store)
+
+    def test_a_store_that_dies_is_said_in_outcomes_and_one_that_is_back_is_used(self):
+        disk = ["--dir", os.path.join(self.home.name, "disk"), "--ssd", "64MiB"]
+        process = self.serve(*disk)
+        keys, pages = [key(n) for n in range(20)], [content(n) for n in range(20)]
+        with pagelith.Store.attach(process.address) as store:
+            store.put(keys, pages)
+            store.flush()
+            process.end(signal.SIGKILL)
+            into = [bytearray(PAGE) for _ in keys]
+            got = store.get(keys, into, timeout=1)
+            self.assertEqual({type(g.error) for g in got}, {pagelith.UnavailableError})
+            with self.assertRaises(pagelith.UnavailableError):
+                store.exists(keys, timeout=1)
+            os.unlink(process.address.removeprefix("unix:"))
+            self.serve(*disk)
+            # After three failures it is left alone for a second.
+            self.assertTrue(any(all(store.get(keys, into)) for _ in range(1_000_000)))
+            self.assertEqual(into, pages)
+
+    def test_nobody_there_is_said(self):
+        with self.assertRaisesRegex(pagelith.PagelithError, "attach"):
+            pagelith.Store.attach("unix:" + os.path.join(self.home.name, "nothing"))
+        with self.assertRaises(pagelith.InvalidError):
+            pagelith.Store.attach("http://localhost")
+
+    def test_a_key_that_is_demanded(self):
+        keys = os.path.join(self.home.name, "keys.toml")
+        with open(keys, "w") as file:
+            file.write(f'[[key]]\nname = "python"\nsecret = "{"5a" * 32}"\n')
+        os.chmod(keys, 0o600)
+        process = self.serve("--keys", keys)
+        with pagelith.Store.attach(process.address, key=("python", b"\x5a" * 32)) as store:
+            self.assertTrue(store.put([key(1)], [b"x"])[0])
+        for wrong in (("python", b"\x5b" * 32), ("other", b"\x5a" * 32)):
+            with self.assertRaises(pagelith.DeniedError):
+                pagelith.Store.attach(process.address, key=wrong)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::Clock;
 use pagelith_io::entropy::Entropy;
+use pagelith_io::system::SystemEntropy;
 
 use crate::address::Address;
 use crate::auth::Key;
@@ -53,6 +54,15 @@ pub struct SocketDial {
     pub clock: Arc<dyn Clock>,
     /// Bounds of the link.
     pub limits: Limits,
+}
+
+impl SocketDial {
+    /// To the peer at `address`, which knows this process by `key`, with the system's randomness. `offer` is what this
+    /// process says of itself on all of its links.
+    pub fn new(address: Address, key: Option<Key>, offer: Offer, clock: Arc<dyn Clock>) -> SocketDial {
+        let limits = Limits::default();
+        SocketDial { address, offer, key, entropy: Arc::new(SystemEntropy), clock, limits }
+    }
 }
 
 impl Dial for SocketDial {

@@ -1,0 +1,140 @@
+//! The store that a Python object stands for: this process's own, or another process's that it is attached to.
+
+use std::time::Duration;
+
+use pagelith::attach::Attached;
+use pagelith::layouts::ids::{Generation, NamespaceId};
+use pagelith::layouts::key::ObjectKey;
+use pagelith::transport::address::Address;
+use pagelith::transport::auth::Key;
+use pagelith::{
+    Error, ErrorKind, FlushReport, GetOutcome, GetSlice, Options, PagesFound, PagesQuery, PutOutcome,
+    PutSlice, Request, Result, Store,
+};
+
+/// Longest that a call to another process's store may take which names no timeout: as a store's own default.
+pub const TIMEOUT: Duration = Duration::from_secs(30);
+
+pub enum Reached {
+    Own(Box<Store>),
+    Attached(Box<Attached>),
+}
+
+impl Reached {
+    pub fn attach(address: &Address, key: Option<&Key>) -> Result<Reached> {
+        Attached::to(address, key, TIMEOUT).map(|attached| Reached::Attached(Box::new(attached)))
+    }
+
+    pub fn begin_request(&self) -> Request {
+        match self {
+            Reached::Own(store) => store.begin_request(),
+            Reached::Attached(store) => store.begin_request(),
+        }
+    }
+
+    pub fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
+        match self {
+            Reached::Own(store) => store.put_batch(objects, options),
+            Reached::Attached(store) => store.put_batch(objects, options),
+        }
+    }
+
+    /// One group, attached to a base's if one is named.
+    pub fn put_group(
+        &self,
+        base: Option<ObjectKey>,
+        objects: &[PutSlice<'_>],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>> {
+        match (self, base) {
+            (Reached::Own(store), None) => store.put_groups(&[objects], options),
+            (Reached::Own(store), Some(base)) => store.put_attached(&[(base, objects)], options),
+            (Reached::Attached(store), None) => store.put_groups(&[objects], options),
+            (Reached::Attached(store), Some(base)) => store.put_attached(&[(base, objects)], options),
+        }
+    }
+
+    pub fn get(&self, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
+        match self {
+            Reached::Own(store) => store.get_batch(gets, options),
+            Reached::Attached(store) => store.get_batch(gets, options),
+        }
+    }
+
+    pub fn exists(&self, keys: &[ObjectKey], options: Options) -> Result<Vec<bool>> {
+        match self {
+            Reached::Own(store) => Ok(store.exists_batch(keys, options)),
+            Reached::Attached(store) => store.exists_batch(keys, options),
+        }
+    }
+
+    pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
+        match self {
+            Reached::Own(store) => Ok(store.exists_prefix(keys, options)),
+            Reached::Attached(store) => store.exists_prefix(keys, options),
+        }
+    }
+
+    pub fn exists_groups(&self, query: &PagesQuery<'_>, options: Options) -> Result<PagesFound> {
+        match self {
+            Reached::Own(store) => store.exists_groups(query, options),
+            Reached::Attached(store) => store.exists_groups(query, options),
+        }
+    }
+
+    pub fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
+        match self {
+            Reached::Own(store) => store.remove(keys, options),
+            Reached::Attached(store) => store.remove(keys, options),
+        }
+    }
+
+    pub fn clear(&self, namespace: NamespaceId, options: Options) -> Result<Generation> {
+        match self {
+            Reached::Own(store) => store.clear(namespace, options),
+            Reached::Attached(store) => store.clear(namespace, options),
+        }
+    }
+
+    pub fn flush(&self, options: Options) -> Result<FlushReport> {
+        match self {
+            Reached::Own(store) => store.flush(options),
+            Reached::Attached(store) => store.flush(options),
+        }
+    }
+
+    /// Counters, as JSON.
+    pub fn stats(&self) -> Result<String> {
+        let failed = |error: serde_json::Error| internal(error.to_string());
+        match self {
+            Reached::Own(store) => serde_json::to_string(&store.stats()).map_err(failed),
+            Reached::Attached(store) => store.stats(Options::default()),
+        }
+    }
+
+    /// The store, for what has to be in its process.
+    pub fn own(&self, what: &str) -> Result<&Store> {
+        match self {
+            Reached::Own(store) => Ok(store),
+            Reached::Attached(_) => Err(Error {
+                kind: ErrorKind::Invalid,
+                message: format!(
+                    "{what} are of a store in this process, and this one is attached to another's"
+                ),
+                errno: None,
+            }),
+        }
+    }
+
+    /// Close it. Nothing is flushed by a client that leaves.
+    pub fn close(self) -> Result<Option<FlushReport>> {
+        match self {
+            Reached::Own(store) => store.close().map(Some),
+            Reached::Attached(_) => Ok(None),
+        }
+    }
+}
+
+fn internal(message: String) -> Error {
+    Error { kind: ErrorKind::Internal, message, errno: None }
+}
