@@ -42,20 +42,16 @@ impl Versions {
 
     /// The writer is about to change something in a stripe. False if it began it before.
     pub fn begin(&self, stripe: usize) -> bool {
-        let version = self.stripes[stripe].load(Relaxed);
-        if version % 2 == 1 {
-            return false;
-        }
-        self.stripes[stripe].store(version.wrapping_add(1), Relaxed);
+        let begun = self.stripes[stripe].fetch_or(1, Relaxed) % 2 == 1;
         // Whoever sees one of the changes that follow sees this.
         fence(Release);
-        true
+        !begun
     }
 
     /// What the writer changed in a stripe that it began may be seen.
     pub fn end(&self, stripe: usize) {
-        let version = self.stripes[stripe].load(Relaxed);
-        self.stripes[stripe].store(version.wrapping_add(1), Release);
+        // It wraps around, from odd to even too.
+        self.stripes[stripe].fetch_add(1, Release);
     }
 
     /// A reader is about to read in a stripe. `None` if it is being changed: what is read there says nothing.
