@@ -191,11 +191,6 @@ impl Core {
     /// Note that an object was asked for.
     pub fn touch(&mut self, fingerprint: u128, place: impl Fn(&Entry) -> bool, at: Recency) {
         let Some((slot, entry)) = self.index.locate(fingerprint, place) else { return };
-        self.touch_located(slot, &entry, at);
-    }
-
-    /// As [`Core::touch`], of what [`Index::locate`] found.
-    pub fn touch_located(&mut self, slot: usize, entry: &Entry, at: Recency) {
         let now = self.now_tick();
         if let Some(frame) = entry.frame.map(FrameId) {
             self.frames.touches().raise(frame, at);

@@ -53,7 +53,7 @@ pub(crate) fn at_one_moment<R>(shared: &Shared, at: Recency, mut ask: impl FnMut
         let touched = look.touched;
         if reading.holds(&pin) {
             drop(pin);
-            note(shared, &touched);
+            note(shared, &touched, at);
             return answer;
         }
     }
@@ -66,47 +66,57 @@ fn locked<R>(shared: &Shared, core: &mut Core, at: Recency, ask: impl FnOnce(&mu
     let reading = shared.published.read(&pin);
     let mut look = Look::new(shared, &reading, at);
     let answer = ask(&mut look);
-    for touched in look.touched {
-        core.touch_located(touched.slot, &touched.entry, touched.at);
-    }
+    look.touched.iter().for_each(|touched| touched.note_in(core, at));
     answer
 }
 
 /// Note what was found without the lock, and take it for what is to be noted in the index itself: when an object was asked
 /// for, in laps of the log. That changes 4096 times a lap.
-fn note(shared: &Shared, touched: &[Touched]) {
-    let published = &shared.published;
-    let frames = || touched.iter().filter_map(|touched| touched.entry.frame.map(|frame| (frame, touched.at)));
-    published.touches.prefetch(frames().map(|(frame, _)| frame));
-    frames().for_each(|(frame, at)| published.touches.raise(FrameId(frame), at));
-    let now = (published.tick.load(Ordering::Relaxed) % u64::from(TICK_MODULUS)) as u32;
-    let mut late = touched.iter().filter(|touched| touched.entry.tick != now).peekable();
+fn note(shared: &Shared, touched: &[Touched], at: Recency) {
+    let touches = &shared.published.touches;
+    let in_memory = || touched.iter().filter(|touched| touched.frame != NO_FRAME);
+    touches.prefetch(in_memory().map(|touched| touched.frame));
+    in_memory().for_each(|t| touches.raise(FrameId(t.frame), Recency { depth: t.depth, ..at }));
+    let mut late = touched.iter().filter(|touched| touched.late).peekable();
     if late.peek().is_some() {
         let mut core = shared.lock();
-        for Touched { entry, at, .. } in late {
-            core.touch(entry.fingerprint, |e| e.frame == entry.frame && e.ssd == entry.ssd, *at);
-        }
+        late.for_each(|touched| touched.note_in(&mut core, at));
     }
 }
 
-/// An object that was found.
+/// In no frame.
+const NO_FRAME: u32 = u32::MAX;
+
+/// An object that was found: a thousand of them are to fit into a core's own cache.
 struct Touched {
-    slot: usize,
-    entry: Entry,
-    at: Recency,
+    fingerprint: u128,
+    frame: u32,
+    depth: u32,
+    /// The index has an older tick of it.
+    late: bool,
+}
+
+impl Touched {
+    fn note_in(&self, core: &mut Core, at: Recency) {
+        let same = |e: &Entry| e.frame.unwrap_or(NO_FRAME) == self.frame;
+        core.touch(self.fingerprint, same, Recency { depth: self.depth, ..at });
+    }
 }
 
 /// Looks at the index.
 pub(crate) struct Look<'a> {
     shared: &'a Shared,
     reading: &'a Reading<'a>,
-    at: Recency,
+    depth: u32,
+    /// The tick that counts as now, as the index has it.
+    tick: u32,
     touched: Vec<Touched>,
 }
 
 impl<'a> Look<'a> {
     fn new(shared: &'a Shared, reading: &'a Reading<'a>, at: Recency) -> Look<'a> {
-        Look { shared, reading, at, touched: Vec::new() }
+        let tick = (shared.published.tick.load(Ordering::Relaxed) % u64::from(TICK_MODULUS)) as u32;
+        Look { shared, reading, depth: at.depth, tick, touched: Vec::new() }
     }
 
     /// Which of `keys` are here.
@@ -122,6 +132,7 @@ impl<'a> Look<'a> {
     fn look(&mut self, mut keys: impl Iterator<Item = ObjectKey>, stop: bool) -> Vec<bool> {
         let mut found = Vec::with_capacity(keys.size_hint().0);
         self.touched.reserve(keys.size_hint().0);
+        self.reading.expect(keys.size_hint().0);
         let mut steps = PageSteps::default();
         let mut group = Vec::with_capacity(PREFETCH_GROUP);
         let mut fingerprints = Vec::with_capacity(PREFETCH_GROUP);
@@ -145,12 +156,15 @@ impl<'a> Look<'a> {
             self.shared.published.index.prefetch(&fingerprints);
             for (key, fingerprint) in group.iter().zip(&fingerprints) {
                 let entry = self.reading.find(*fingerprint);
-                let depth = self.at.depth.saturating_add(steps.step(key));
-                let at = Recency { depth, ..self.at };
+                let depth = self.depth.saturating_add(steps.step(key));
                 found.push(entry.is_some());
-                self.touched.extend(entry.map(|(slot, entry)| Touched { slot, entry, at }));
-                if stop && entry.is_none() {
-                    return found;
+                match entry {
+                    Some(Entry { fingerprint, frame, tick, .. }) => {
+                        let (frame, late) = (frame.unwrap_or(NO_FRAME), tick != self.tick);
+                        self.touched.push(Touched { fingerprint, frame, depth, late });
+                    }
+                    None if stop => return found,
+                    None => {}
                 }
             }
         }

@@ -98,9 +98,14 @@ pub(crate) struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// The first visible entry with this fingerprint, and where it is.
-    pub fn find(&self, fingerprint: u128) -> Option<(usize, Entry)> {
-        self.published.index.find(fingerprint, &self.marks).find(|(_, entry)| self.is_visible(entry))
+    /// Make room for looks at so many keys.
+    pub fn expect(&self, keys: usize) {
+        self.marks.expect(keys);
+    }
+
+    /// The first visible entry with this fingerprint.
+    pub fn find(&self, fingerprint: u128) -> Option<Entry> {
+        self.published.index.find(fingerprint, &self.marks).find(|entry| self.is_visible(entry))
     }
 
     /// Whether all that was found was so at one moment.

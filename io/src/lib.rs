@@ -25,6 +25,7 @@ pub mod words;
     reason = "the real side of files: reads /proc and the cgroup file systems"
 )]
 pub mod facts;
+pub mod prefetch;
 pub mod probe;
 #[allow(clippy::disallowed_methods, reason = "the real side of the clock")]
 pub mod system;

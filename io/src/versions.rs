@@ -10,6 +10,7 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use crate::prefetch;
 use crate::sync::{AtomicU32, fence};
 
 /// Versions of the stripes of a table: odd while a stripe is being changed.
@@ -41,6 +42,7 @@ impl Versions {
     }
 
     /// The writer is about to change something in a stripe. False if it began it before.
+    #[inline]
     pub fn begin(&self, stripe: usize) -> bool {
         let begun = self.stripes[stripe].fetch_or(1, Relaxed) % 2 == 1;
         // Whoever sees one of the changes that follow sees this.
@@ -49,12 +51,20 @@ impl Versions {
     }
 
     /// What the writer changed in a stripe that it began may be seen.
+    #[inline]
     pub fn end(&self, stripe: usize) {
         // It wraps around, from odd to even too.
         self.stripes[stripe].fetch_add(1, Release);
     }
 
+    /// Start bringing a stripe's version into the cache.
+    #[inline]
+    pub fn prefetch(&self, stripe: usize) {
+        prefetch::line(&self.stripes[stripe]);
+    }
+
     /// A reader is about to read in a stripe. `None` if it is being changed: what is read there says nothing.
+    #[inline]
     pub fn mark(&self, stripe: usize) -> Option<Mark> {
         let version = self.stripes[stripe].load(Acquire);
         // At most 2^32 stripes, or the version wraps sooner than it should: there are never that many.
@@ -62,6 +72,7 @@ impl Versions {
     }
 
     /// Whether nothing has changed in any of the stripes since they were marked.
+    #[inline]
     pub fn hold(&self, marks: &[Mark]) -> bool {
         // Whoever changed something that was read had begun its stripe, and that is seen behind this.
         fence(Acquire);

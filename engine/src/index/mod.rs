@@ -99,6 +99,7 @@ pub struct Index {
     capacity: usize,
 }
 
+#[allow(clippy::len_without_is_empty, reason = "nobody asks")]
 impl Index {
     /// An empty index with room for exactly `max_objects` entries.
     pub fn new(max_objects: u64) -> Result<Index, IndexError> {
@@ -189,6 +190,7 @@ impl Index {
     }
 
     /// All entries with this fingerprint, in no promised order.
+    #[inline]
     pub fn find(&self, fingerprint: u128) -> impl Iterator<Item = Entry> {
         self.table.find(fingerprint, |_| ()).map(|(_, entry)| entry)
     }
@@ -211,6 +213,7 @@ impl Index {
 
     /// Starts bringing these fingerprints' home slots into the cache, [`PREFETCH_GROUP`] at a time to good
     /// effect. Changes nothing; only how long the next look at them takes.
+    #[inline]
     pub fn prefetch(&self, fingerprints: &[u128]) {
         self.table.prefetch(fingerprints.iter().map(|f| stored(*f)));
     }
@@ -319,6 +322,7 @@ impl Index {
     }
 
     /// The first entry with this fingerprint that `matches`, and where it is until the next insert or remove.
+    #[inline]
     pub fn locate(
         &self,
         fingerprint: u128,

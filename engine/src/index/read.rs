@@ -22,19 +22,28 @@ pub struct Marks {
     torn: Cell<bool>,
 }
 
+impl Marks {
+    /// Make room for looks at so many keys.
+    pub fn expect(&self, keys: usize) {
+        self.marks.borrow_mut().reserve(keys + keys / 8);
+    }
+}
+
 impl Reader {
     pub(super) fn new(table: Arc<Table>) -> Reader {
         Reader { table }
     }
 
     /// As [`super::Index::prefetch`].
+    #[inline]
     pub fn prefetch(&self, fingerprints: &[u128]) {
         self.table.prefetch(fingerprints.iter().map(|f| stored(*f)));
     }
 
-    /// As [`super::Index::find`], with where each entry is until the next insert or remove.
-    pub fn find(&self, fingerprint: u128, marks: &Marks) -> impl Iterator<Item = (usize, Entry)> {
-        self.table.find(fingerprint, |at| self.enter(marks, at))
+    /// As [`super::Index::find`].
+    #[inline]
+    pub fn find(&self, fingerprint: u128, marks: &Marks) -> impl Iterator<Item = Entry> {
+        self.table.find(fingerprint, |at| self.enter(marks, at)).map(|(_, entry)| entry)
     }
 
     /// As [`super::Index::link`].
@@ -48,10 +57,12 @@ impl Reader {
     }
 
     /// Whether all that was found by `marks` was so at one moment: nothing has changed since where it was looked for.
+    #[inline]
     pub fn holds(&self, marks: &Marks) -> bool {
         !marks.torn.get() && self.table.hold(&marks.marks.borrow())
     }
 
+    #[inline]
     fn enter(&self, marks: &Marks, at: usize) {
         match self.table.mark(at) {
             Some(mark) => marks.marks.borrow_mut().push(mark),

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use pagelith_io::prefetch;
 use pagelith_io::versions::{Mark, Versions};
 use pagelith_io::words::Words;
 
@@ -10,6 +11,8 @@ use super::entry::{Entry, SLOT_BYTES, SLOT_WORDS, Slot, fingerprint_of, link_of,
 
 /// Fewest slots of a stripe: a probe at the usual load meets four, so that most are of one stripe.
 const STRIPE_SLOTS_MIN: usize = 16;
+/// Slots of a cache line of 64 bytes.
+const SLOTS_A_LINE: usize = 64 / SLOT_BYTES;
 /// Most stripes: their versions are to stay in a core's own cache, and a batch of 1,024 keys to be no neighbour of every change.
 const STRIPES_MAX: usize = 1 << 16;
 
@@ -45,27 +48,32 @@ impl Table {
         self.count * SLOT_BYTES + self.versions.len() * size_of::<u32>()
     }
 
+    #[inline]
     pub(super) fn get(&self, at: usize) -> Slot {
         Slot::from_words(self.slot(at).each_ref().map(|word| word.load(Relaxed)))
     }
 
+    #[inline]
     pub(super) fn fingerprint(&self, at: usize) -> u128 {
         let [low, high, ..] = self.slot(at);
         fingerprint_of(low.load(Relaxed), high.load(Relaxed))
     }
 
     /// For the one who changes the ring: readers have to be told first, by [`Table::begin`].
+    #[inline]
     pub(super) fn set(&self, at: usize, slot: Slot) {
         for (word, value) in self.slot(at).iter().zip(slot.to_words()) {
             word.store(value, Relaxed);
         }
     }
 
+    #[inline]
     fn slot(&self, at: usize) -> &[std::sync::atomic::AtomicU64; SLOT_WORDS] {
         &self.words.as_chunks().0[at]
     }
 
     /// The stripe of a slot is about to be changed; which one, unless it was begun before.
+    #[inline]
     pub(super) fn begin(&self, at: usize) -> Option<u32> {
         let stripe = at >> self.stripe_bits;
         self.versions.begin(stripe).then_some(stripe as u32)
@@ -77,11 +85,13 @@ impl Table {
     }
 
     /// A reader is about to look at a slot's stripe; `None` if it is being changed.
+    #[inline]
     pub(super) fn mark(&self, at: usize) -> Option<Mark> {
         self.versions.mark(at >> self.stripe_bits)
     }
 
     /// Whether nothing has changed since.
+    #[inline]
     pub(super) fn hold(&self, marks: &[Mark]) -> bool {
         self.versions.hold(marks)
     }
@@ -89,16 +99,19 @@ impl Table {
     /// Where a fingerprint would like to be: its high half scaled to the ring (D. Lemire, "Fast random
     /// integer generation in an interval", 2019), so the ring need not be a power of two and homes are in the
     /// order of fingerprints. 0 if the ring has no slots.
+    #[inline]
     pub(super) fn home(&self, fingerprint: u128) -> usize {
         (((fingerprint >> 64) * self.count as u128) >> 64) as usize
     }
 
     /// How many slots past its home a fingerprint found at `at` lies.
+    #[inline]
     pub(super) fn distance(&self, at: usize, fingerprint: u128) -> usize {
         let home = self.home(fingerprint);
         if at >= home { at - home } else { at + self.count - home }
     }
 
+    #[inline]
     pub(super) fn next(&self, at: usize) -> usize {
         if at + 1 == self.count { 0 } else { at + 1 }
     }
@@ -109,21 +122,23 @@ impl Table {
     }
 
     /// Brings the homes of these fingerprints, and their stripes' versions, under way into the cache, all at once.
+    #[inline]
     pub(super) fn prefetch(&self, homes_of: impl Iterator<Item = u128>) {
         if self.count == 0 {
             return;
         }
-        // Plain loads that do not depend on each other: the core has all of them under way at once, where the
-        // compare-and-branch of a probe would wait for each.
-        let look = |f| {
-            let home = self.home(f);
-            self.fingerprint(home) ^ u128::from(self.mark(home).is_some())
-        };
-        std::hint::black_box(homes_of.fold(0, |sum, f| sum ^ look(f)));
+        for fingerprint in homes_of {
+            let home = self.home(fingerprint);
+            prefetch::line(&self.slot(home)[0]);
+            // An entry lies two slots behind its home on average, which is in the next line.
+            prefetch::line(&self.slot((home + SLOTS_A_LINE).min(self.count - 1))[0]);
+            self.versions.prefetch(home >> self.stripe_bits);
+        }
     }
 
     /// All entries with this fingerprint and where they are. As for what follows, `enter` is told of a slot in each stripe
     /// before anything there is looked at.
+    #[inline]
     pub(super) fn find(
         &self,
         fingerprint: u128,
@@ -133,18 +148,21 @@ impl Table {
     }
 
     /// The base that an attached object names, and where its link is.
+    #[inline]
     pub(super) fn link(&self, fingerprint: u128, enter: impl Fn(usize)) -> Option<(usize, u64)> {
         let mut links = self.positions(link_of(fingerprint), enter);
         links.find_map(|at| self.get(at).as_link().map(|(_, base)| (at, base)))
     }
 
     /// All entries of objects that `name` is the name of.
+    #[inline]
     pub(super) fn find_named(&self, name: u64, enter: impl Fn(usize)) -> impl Iterator<Item = Entry> {
         let entries = self.matching(u128::from(name) << 64, move |f| name_of(f) == name, enter);
         entries.map(|at| self.get(at)).filter(|slot| slot.as_link().is_none()).map(|slot| slot.unpack())
     }
 
     /// Where entries with this fingerprint are.
+    #[inline]
     pub(super) fn positions(&self, fingerprint: u128, enter: impl Fn(usize)) -> impl Iterator<Item = usize> {
         let sought = stored(fingerprint);
         self.matching(sought, move |found| found == sought, enter)
@@ -152,6 +170,7 @@ impl Table {
 
     /// Where entries are that `is_sought`, all of which have the home of `like`. Stops at the first slot that is empty or
     /// whose resident is nearer its home than the sought would be there: insert would have put the sought before it.
+    #[inline]
     fn matching(
         &self,
         like: u128,

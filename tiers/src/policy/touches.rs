@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use pagelith_io::prefetch;
 use pagelith_io::words::Words;
 
 use super::{FrameId, Recency};
@@ -26,6 +27,7 @@ impl Touches {
     }
 
     /// When a frame was last asked for; `None` for a number that it was not made for.
+    #[inline]
     pub fn get(&self, frame: FrameId) -> Option<Recency> {
         self.words.get(frame.0 as usize).map(|word| unpack(word.load(Relaxed)))
     }
@@ -38,6 +40,7 @@ impl Touches {
     }
 
     /// A frame was asked for. Requests may report out of order: an older one changes nothing.
+    #[inline]
     pub fn raise(&self, frame: FrameId, at: Recency) {
         let at = pack(at);
         // A look first: most of a batch's frames are other threads' too, and a locked operation waits for the line.
@@ -47,9 +50,9 @@ impl Touches {
     }
 
     /// Starts bringing the notes of these frames into the cache, all at once. Changes nothing.
+    #[inline]
     pub fn prefetch(&self, frames: impl Iterator<Item = u32>) {
-        let look = |frame: u32| self.words.get(frame as usize).map_or(0, |word| word.load(Relaxed));
-        std::hint::black_box(frames.fold(0, |sum, frame| sum ^ look(frame)));
+        frames.filter_map(|frame| self.words.get(frame as usize)).for_each(prefetch::line);
     }
 }
 
