@@ -88,10 +88,11 @@ impl Memory {
     /// Memory to be written, of which no byte is named twice.
     pub fn to_write(given: &[Bound<'_, PyAny>]) -> PyResult<Memory> {
         let memory = Memory::of(given, WRITE)?;
-        let mut all: Vec<_> =
-            memory.objects.iter().flatten().map(|(at, length)| (at.as_ptr() as usize, *length)).collect();
+        // An empty piece is no byte of anybody's, and would hide that its neighbours meet.
+        let pieces = memory.objects.iter().flatten().filter(|(_, length)| *length > 0);
+        let mut all: Vec<_> = pieces.map(|(at, length)| (at.as_ptr() as usize, *length)).collect();
         all.sort_unstable();
-        match all.windows(2).find(|pair| pair[0].0 + pair[0].1 > pair[1].0 && pair[1].1 > 0) {
+        match all.windows(2).find(|pair| pair[0].0 + pair[0].1 > pair[1].0) {
             Some(pair) => Err(InvalidError::new_err(format!(
                 "memory is named twice as a destination address={:#x} length={}",
                 pair[1].0, pair[1].1

@@ -145,6 +145,9 @@ class RoundTrips(Case):
         twice = bytearray(2 * PAGE)
         with self.assertRaisesRegex(pagelith.InvalidError, "named twice"):
             store.get([key(1), key(1)], [memoryview(twice)[:PAGE], memoryview(twice)[PAGE - 1 : 2 * PAGE - 1]])
+        halves = [memoryview(twice)[:PAGE], [memoryview(twice)[100:100], memoryview(twice)[200 : PAGE + 200]]]
+        with self.assertRaisesRegex(pagelith.InvalidError, "named twice"):
+            store.get([key(1), key(1)], halves)
         self.assertEqual(store.exists([key(1), key(2), key(3)]), [True, False, False])
         self.assertEqual(twice, bytes(2 * PAGE))
 
