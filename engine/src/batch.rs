@@ -23,6 +23,8 @@ pub struct Options {
     pub depth: u32,
     /// Longest that the batch may take; by default the configured `deadline_ms`.
     pub timeout: Option<Duration>,
+    /// Longest that a put waits for room in a full arena before it answers `Busy`; by default until the timeout.
+    pub wait: Option<Duration>,
 }
 
 /// Bytes to be stored, in one or several pieces; their sum is the object's length, 1 byte to 128 MiB.

@@ -2,8 +2,10 @@
 //!
 //! What is put of such a group lies in the arena, in no index entry, until the group is committed or its
 //! deadline is over ([`waiting`]). A cache controller that writes a page's pools in separate calls begins the
-//! same group in each of them: who begins a group that is open already joins it.
+//! same group in each of them: who begins a group that is open already joins it. [`parts`] does all of that in one
+//! call.
 
+pub(crate) mod parts;
 pub(crate) mod waiting;
 
 use std::sync::Arc;
@@ -105,7 +107,7 @@ impl Group<'_> {
     /// `Invalid` for an object that the group does not require, without bytes, with another length than what
     /// was put, or too large by itself or with the others; `Unavailable` if the group is open no more.
     pub fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
-        let deadline = self.store.shared.deadline(options.timeout);
+        let deadline = self.store.shared.room_deadline(&options);
         let put = |object| self.store.shared.while_busy(deadline, || self.try_put(object));
         objects.iter().map(put).collect()
     }
@@ -158,9 +160,10 @@ impl Group<'_> {
     pub fn commit(&self, options: Options) -> Result<PutOutcome> {
         let shared = &self.store.shared;
         let deadline = shared.deadline(options.timeout);
+        let room = shared.room_deadline(&options);
         // Each try has the time that is left, not all of it again.
         let left = || Some(deadline.since(shared.now()));
-        shared.while_busy(deadline, || self.commit_once(Options { timeout: left(), ..options }))
+        shared.while_busy(room, || self.commit_once(Options { timeout: left(), ..options }))
     }
 
     fn commit_once(&self, options: Options) -> Result<PutOutcome> {

@@ -82,7 +82,8 @@ pub(crate) fn put(store: &Store, groups: &[LentGroup<'_>], options: Options) -> 
     while_busy(groups, options, || deadline.since(shared.now()), once, rest)
 }
 
-/// Put groups with `once`, and those that it is too busy for again, after a `rest`, until no time is `left`.
+/// Put groups with `once`, and those that it is too busy for again, after a `rest`, until no time is `left`, or all that
+/// they may wait for room is over.
 pub(crate) fn while_busy<'a>(
     groups: &[LentGroup<'a>],
     options: Options,
@@ -92,6 +93,7 @@ pub(crate) fn while_busy<'a>(
 ) -> Vec<Result<PutOutcome>> {
     let mut outcomes: Vec<Result<PutOutcome>> = groups.iter().map(|_| Err(internal())).collect();
     let mut open: Vec<usize> = (0..groups.len()).collect();
+    let all = left();
     loop {
         let some: Vec<_> = open.iter().map(|&i| groups[i]).collect();
         let behind = open.first().map_or(0, |&i| i as u32);
@@ -107,10 +109,11 @@ pub(crate) fn while_busy<'a>(
         }
         open.retain(|&i| is_busy(&outcomes[i]));
         let time = left();
-        if open.is_empty() || time.is_zero() {
+        let wait = options.wait.map_or(time, |wait| wait.saturating_sub(all.saturating_sub(time)).min(time));
+        if open.is_empty() || wait.is_zero() {
             return outcomes;
         }
-        rest(time);
+        rest(wait);
     }
 }
 

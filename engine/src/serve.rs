@@ -281,7 +281,7 @@ impl Server {
         // The longest that the store would take by itself is the longest that a peer may ask for.
         let shared = self.world.shared();
         let timeout = timeout.map(|t| t.min(shared.config.deadline()));
-        let options = Options { request: Some(request), depth: terms.depth, timeout };
+        let options = Options { request: Some(request), depth: terms.depth, timeout, wait: None };
         Manner { options, deadline: shared.deadline(timeout) }
     }
 

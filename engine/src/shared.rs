@@ -14,6 +14,7 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::dram::arena::ArenaMemory;
 use pagelith_tiers::ssd::volume::Volume;
 
+use crate::batch::Options;
 use crate::config::ValidConfig;
 use crate::core::{Answer, Core};
 use crate::error::{Error, ErrorKind, Result};
@@ -118,6 +119,12 @@ impl Shared {
     /// The deadline of an operation.
     pub fn deadline(&self, timeout: Option<Duration>) -> Mono {
         self.now().after(timeout.unwrap_or_else(|| self.config.deadline()))
+    }
+
+    /// When a put that meets a full arena gives up: the time is over, or all that it wants to wait for room.
+    pub fn room_deadline(&self, options: &Options) -> Mono {
+        let over = self.deadline(options.timeout);
+        options.wait.map_or(over, |wait| over.min(self.now().after(wait)))
     }
 
     /// Try `once` again as long as it is `Busy`, until the deadline.

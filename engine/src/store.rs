@@ -118,6 +118,24 @@ impl Store {
         groups::open(self, id)
     }
 
+    /// Put parts of base groups, each of one page, and commit those groups that are whole then: what
+    /// [`Store::begin_group`] and [`crate::Group`] do, in one call for many pages. A group consists of the objects
+    /// `required`, which are keys of any page, on the part's page; whoever puts its other parts names the same ones. One
+    /// outcome a part: `Waiting` if objects of its group are missing still, which is dropped at its deadline, and
+    /// `Stored` or `AlreadyPresent` if the group is visible.
+    ///
+    /// # Errors
+    /// A part's own: as of [`Store::begin_group`] and of [`crate::Group::put`] and `commit`; `Invalid` also if it has no
+    /// object. What was put of it before an error waits for the rest.
+    pub fn put_parts(
+        &self,
+        required: &[ObjectKey],
+        parts: &[&[PutSlice<'_>]],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>> {
+        groups::parts::put(self, required, parts, options)
+    }
+
     /// Get objects. Returns when every destination is the caller's again, which a device that hangs can
     /// delay beyond the timeout (counted in [`Stats::late_direct`]).
     pub fn get_batch(&self, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {

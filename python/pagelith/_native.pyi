@@ -34,7 +34,7 @@ __version__: str
 
 # Bytes side by side: what has a buffer, or an address and a length in bytes.
 _Piece = Buffer | tuple[int, int]
-_Memory = _Piece | list[_Piece]
+_Memory = _Piece | list[_Piece] | list[tuple[int, int]]
 # A page's prefix hash: 32 bytes, or a string, which is hashed.
 _Page = bytes | str
 
@@ -83,6 +83,7 @@ class Key:
         shard: str = "whole",
     ) -> Key: ...
     def on_page(self, page: _Page) -> Key: ...
+    def on_pages(self, pages: Sequence[_Page]) -> list[Key]: ...
     @property
     def page(self) -> bytes: ...
     @property
@@ -174,10 +175,11 @@ class Group:
         request: Request | None = None,
         depth: int = 0,
         timeout: float | None = None,
+        wait: float | None = None,
     ) -> list[PutOutcome]: ...
     def missing(self) -> list[Key]: ...
     def commit(
-        self, *, request: Request | None = None, depth: int = 0, timeout: float | None = None
+        self, *, request: Request | None = None, depth: int = 0, timeout: float | None = None, wait: float | None = None
     ) -> PutOutcome: ...
     def abort(self) -> None: ...
 
@@ -195,6 +197,7 @@ class Store:
         request: Request | None = None,
         depth: int = 0,
         timeout: float | None = None,
+        wait: float | None = None,
     ) -> list[PutOutcome]: ...
     def put_group(
         self,
@@ -205,7 +208,20 @@ class Store:
         request: Request | None = None,
         depth: int = 0,
         timeout: float | None = None,
+        wait: float | None = None,
     ) -> PutOutcome: ...
+    def put_pages(
+        self,
+        keys: Sequence[Key],
+        sources: Sequence[_Memory],
+        *,
+        base: Key | None = None,
+        required: Sequence[Key] | None = None,
+        request: Request | None = None,
+        depth: int = 0,
+        timeout: float | None = None,
+        wait: float | None = None,
+    ) -> list[PutOutcome]: ...
     def begin_group(
         self,
         required: Sequence[Key],

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use crate::errors::{UnavailableError, raised};
 use crate::keys::Key;
 use crate::outcome::PutOutcome;
-use crate::store::{Request, Store, options, puts};
+use crate::store::{Request, Store, put_options, puts};
 
 /// A group that was begun: its objects become visible together when it is committed.
 #[pyclass(frozen, module = "pagelith")]
@@ -39,7 +39,8 @@ impl Group {
 #[pymethods]
 impl Group {
     /// Put some of its objects. `waiting` is what becomes of them, until the group is committed.
-    #[pyo3(signature = (keys, sources, *, request=None, depth=0, timeout=None))]
+    #[pyo3(signature = (keys, sources, *, request=None, depth=0, timeout=None, wait=None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put(
         &self,
         py: Python<'_>,
@@ -48,8 +49,9 @@ impl Group {
         request: Option<&Bound<'_, Request>>,
         depth: u32,
         timeout: Option<f64>,
+        wait: Option<f64>,
     ) -> PyResult<Vec<PutOutcome>> {
-        let options = options(request, depth, timeout)?;
+        let options = put_options(request, depth, timeout, wait)?;
         puts(keys, &sources, |objects| self.with(py, |group| group.put(&objects.slices(), options)))
     }
 
@@ -60,15 +62,16 @@ impl Group {
     }
 
     /// Make it visible. `waiting` if something is missing.
-    #[pyo3(signature = (*, request=None, depth=0, timeout=None))]
+    #[pyo3(signature = (*, request=None, depth=0, timeout=None, wait=None))]
     fn commit(
         &self,
         py: Python<'_>,
         request: Option<&Bound<'_, Request>>,
         depth: u32,
         timeout: Option<f64>,
+        wait: Option<f64>,
     ) -> PyResult<PutOutcome> {
-        let options = options(request, depth, timeout)?;
+        let options = put_options(request, depth, timeout, wait)?;
         self.with(py, |group| PutOutcome(group.commit(options)))
     }
 

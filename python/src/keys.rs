@@ -90,6 +90,11 @@ impl Key {
         Key(self.0.on_page(page.0))
     }
 
+    /// The same object of several pages.
+    fn on_pages(&self, pages: Vec<Page>) -> Vec<Key> {
+        pages.into_iter().map(|page| Key(self.0.on_page(page.0))).collect()
+    }
+
     #[getter]
     fn page<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.0.hash().0)

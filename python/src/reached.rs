@@ -39,18 +39,38 @@ impl Reached {
         }
     }
 
-    /// One group, attached to a base's if one is named.
-    pub fn put_group(
+    /// Groups of a page each, attached to the bases of their pages if one is named.
+    pub fn put_pages(
         &self,
         base: Option<ObjectKey>,
-        objects: &[PutSlice<'_>],
+        groups: &[&[PutSlice<'_>]],
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
-        match (self, base) {
-            (Reached::Own(store), None) => store.put_groups(&[objects], options),
-            (Reached::Own(store), Some(base)) => store.put_attached(&[(base, objects)], options),
-            (Reached::Attached(store), None) => store.put_groups(&[objects], options),
-            (Reached::Attached(store), Some(base)) => store.put_attached(&[(base, objects)], options),
+        let Some(base) = base else {
+            return match self {
+                Reached::Own(store) => store.put_groups(groups, options),
+                Reached::Attached(store) => store.put_groups(groups, options),
+            };
+        };
+        let on_page = |group: &PutSlice<'_>| base.on_page(group.key.hash());
+        let based = |group: &&'_ [PutSlice<'_>]| group.first().map_or(base, on_page);
+        let groups: Vec<_> = groups.iter().map(|group| (based(group), *group)).collect();
+        match self {
+            Reached::Own(store) => store.put_attached(&groups, options),
+            Reached::Attached(store) => store.put_attached(&groups, options),
+        }
+    }
+
+    /// Parts of groups of a page each.
+    pub fn put_parts(
+        &self,
+        required: &[ObjectKey],
+        parts: &[&[PutSlice<'_>]],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>> {
+        match self.own("groups in several calls") {
+            Ok(store) => store.put_parts(required, parts, options),
+            Err(error) => parts.iter().map(|_| Err(error.clone())).collect(),
         }
     }
 

@@ -40,9 +40,23 @@ pub fn is_forked(process: u32) -> bool {
 
 /// How a call is to be treated.
 pub fn options(request: Option<&Bound<'_, Request>>, depth: u32, timeout: Option<f64>) -> PyResult<Options> {
-    let wrong = |_| InvalidError::new_err(format!("is no time in seconds timeout={timeout:?}"));
-    let timeout = timeout.map(Duration::try_from_secs_f64).transpose().map_err(wrong)?;
-    Ok(Options { request: request.map(|request| request.get().0), depth, timeout })
+    let (request, timeout) = (request.map(|request| request.get().0), seconds("timeout", timeout)?);
+    Ok(Options { request, depth, timeout, ..Options::default() })
+}
+
+/// How a put is to be treated.
+pub fn put_options(
+    request: Option<&Bound<'_, Request>>,
+    depth: u32,
+    timeout: Option<f64>,
+    wait: Option<f64>,
+) -> PyResult<Options> {
+    Ok(Options { wait: seconds("wait", wait)?, ..options(request, depth, timeout)? })
+}
+
+fn seconds(what: &str, given: Option<f64>) -> PyResult<Option<Duration>> {
+    let wrong = |_| InvalidError::new_err(format!("is no time in seconds {what}={given:?}"));
+    given.map(Duration::try_from_secs_f64).transpose().map_err(wrong)
 }
 
 /// Objects of a call, to be put.
@@ -151,7 +165,9 @@ impl Store {
     }
 
     /// Put objects, each by itself, and say of each what became of it. Nobody may write their memory until it returns.
-    #[pyo3(signature = (keys, sources, *, request=None, depth=0, timeout=None))]
+    /// For room in a full store it waits `wait` seconds, by default until its `timeout`.
+    #[pyo3(signature = (keys, sources, *, request=None, depth=0, timeout=None, wait=None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put(
         &self,
         py: Python<'_>,
@@ -160,13 +176,14 @@ impl Store {
         request: Option<&Bound<'_, Request>>,
         depth: u32,
         timeout: Option<f64>,
+        wait: Option<f64>,
     ) -> PyResult<Vec<PutOutcome>> {
-        let options = options(request, depth, timeout)?;
+        let options = put_options(request, depth, timeout, wait)?;
         puts(keys, &sources, |objects| self.with(py, |store| store.put(&objects.slices(), options)))
     }
 
     /// Put the objects of one page together: visible together or not at all. One outcome for all of them.
-    #[pyo3(signature = (keys, sources, *, base=None, request=None, depth=0, timeout=None))]
+    #[pyo3(signature = (keys, sources, *, base=None, request=None, depth=0, timeout=None, wait=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn put_group(
         &self,
@@ -177,14 +194,48 @@ impl Store {
         request: Option<&Bound<'_, Request>>,
         depth: u32,
         timeout: Option<f64>,
+        wait: Option<f64>,
     ) -> PyResult<PutOutcome> {
-        let options = options(request, depth, timeout)?;
+        let options = put_options(request, depth, timeout, wait)?;
         let base = base.map(|base| base.get().0);
         let outcomes = puts(keys, &sources, |objects| {
-            self.with(py, |store| store.put_group(base, &objects.slices(), options))
+            self.with(py, |store| store.put_pages(base, &[&objects.slices()], options))
         })?;
         let none = || InternalError::new_err("a group was put and has no outcome");
         outcomes.into_iter().next().ok_or_else(none)
+    }
+
+    /// Put objects of several pages, those of a page next to each other: visible together or not at all. With `base`, a key
+    /// of any page, they are visible only with that object of their page; with `required`, keys of any page, they are parts
+    /// of groups that consist of those objects, and a page is visible once its last part is put. One outcome a page.
+    #[pyo3(signature = (keys, sources, *, base=None, required=None, request=None, depth=0, timeout=None, wait=None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn put_pages(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, Key>>,
+        sources: Vec<Bound<'_, PyAny>>,
+        base: Option<&Bound<'_, Key>>,
+        required: Option<Vec<Bound<'_, Key>>>,
+        request: Option<&Bound<'_, Request>>,
+        depth: u32,
+        timeout: Option<f64>,
+        wait: Option<f64>,
+    ) -> PyResult<Vec<PutOutcome>> {
+        let options = put_options(request, depth, timeout, wait)?;
+        let base = base.map(|base| base.get().0);
+        let required = required.map(crate::keys::keys);
+        if base.is_some() && required.is_some() {
+            return Err(InvalidError::new_err("what is attached to a base is whole: base and required"));
+        }
+        puts(keys, &sources, |objects| {
+            let slices = objects.slices();
+            let groups: Vec<_> = slices.chunk_by(|a, b| a.key.hash() == b.key.hash()).collect();
+            self.with(py, |store| match &required {
+                Some(required) => store.put_parts(required, &groups, options),
+                None => store.put_pages(base, &groups, options),
+            })
+        })
     }
 
     /// Begin a group that is put in several calls, or join it.

@@ -185,6 +185,31 @@ class Groups(Case):
         self.assertEqual(store.remove(page[:1]), 1)
         self.assertEqual(store.exists(page), [False, False])
 
+    def test_pages_in_one_call_each_whole_or_not_here(self):
+        store = self.open()
+        first = [key(0, component=c) for c in ("k", "v")]
+        pages = [(100 + n).to_bytes(32, "little") for n in range(5)]
+        keys = [k for row in zip(*(k.on_pages(pages) for k in first)) for k in row]
+        outcomes = store.put_pages(keys, [b"x" * 50] * 10)
+        self.assertEqual([o.state for o in outcomes], ["stored"] * 5)
+        self.assertTrue(all(store.exists(keys)))
+        window = key(0, pool="swa")
+        waiting = store.put_pages(window.on_pages([*pages[:2], b"?" * 32]), [b"w" * 10] * 3, base=first[0])
+        self.assertEqual([o.state for o in waiting], ["stored", "stored", "waiting"])
+
+    def test_parts_of_pages_are_seen_with_the_last(self):
+        store = self.open()
+        pages = [(100 + n).to_bytes(32, "little") for n in range(5)]
+        kv, indexer = key(0), key(0, pool="indexer")
+        part = store.put_pages(indexer.on_pages(pages), [b"i" * 50] * 5, required=[kv, indexer])
+        self.assertEqual([o.state for o in part], ["waiting"] * 5)
+        self.assertFalse(any(store.exists(indexer.on_pages(pages))))
+        rest = store.put_pages(kv.on_pages(pages), [b"k" * 50] * 5, required=[kv, indexer], wait=0.0)
+        self.assertEqual([o.state for o in rest], ["stored"] * 5)
+        self.assertTrue(all(store.exists(indexer.on_pages(pages))))
+        with self.assertRaises(pagelith.InvalidError):
+            store.put_pages([kv], [b"k"], required=[kv], base=kv)
+
     def test_a_group_in_several_calls_is_seen_when_it_is_committed(self):
         store = self.open()
         page = [key(1, component=c) for c in ("k", "v")]

@@ -9,7 +9,8 @@ use super::kit::*;
 use super::world::World;
 
 const LEN: usize = 50_000;
-const SOON: Options = Options { request: None, depth: 0, timeout: Some(Duration::from_millis(30)) };
+const SOON: Options =
+    Options { request: None, depth: 0, timeout: Some(Duration::from_millis(30)), wait: None };
 
 pub fn a_put_into_a_pinned_arena_ends_busy(world: &World) {
     let store = world.open(&world.memory_config(Size::kib(256)));

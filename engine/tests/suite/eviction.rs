@@ -41,7 +41,7 @@ pub fn the_least_recently_asked_for_goes_first(world: &World) {
     for n in 0..4u32 {
         let mut to = vec![0; LEN];
         let get = pagelith::GetSlice { key: key(n.into()), range: None, pieces: &mut [&mut to] };
-        let options = Options { request: Some(request), depth: n, timeout: None };
+        let options = Options { request: Some(request), depth: n, ..Options::default() };
         assert!(store.get_batch(&mut [get], options)[0].as_ref().is_ok_and(|o| o.is_hit()));
     }
     put_chain(&store, 100..106);

@@ -11,7 +11,8 @@ use pagelith::{ErrorKind, GetOutcome, GetSlice, MissCause, Options, PutOutcome, 
 
 use super::world::World;
 
-pub const NOW: Options = Options { request: None, depth: 0, timeout: Some(std::time::Duration::ZERO) };
+pub const NOW: Options =
+    Options { request: None, depth: 0, timeout: Some(std::time::Duration::ZERO), wait: None };
 
 pub fn namespace(name: &str) -> NamespaceId {
     Namespace { model: name.into(), ..Namespace::default() }.id()

@@ -15,6 +15,7 @@ pub mod groups_begun;
 pub mod hits;
 pub mod kit;
 pub mod making_room;
+pub mod parts;
 pub mod pins;
 pub mod pressure;
 pub mod reclaim;
@@ -68,6 +69,8 @@ macro_rules! for_all_behaviours {
             groups_begun::what_was_not_committed_is_not_there_after_an_end,
             groups_begun::a_clear_takes_what_waits,
             groups_begun::what_waits_takes_half_of_the_arena_at_most,
+            parts::the_last_part_makes_a_page_visible,
+            parts::a_part_that_is_wrong_is_named_and_the_others_are_put,
             group_changes::what_waits_gives_way_to_what_is_put_meanwhile,
             group_changes::another_member_names_the_same_base,
             group_changes::what_lost_its_base_is_no_obstacle,
@@ -124,6 +127,7 @@ macro_rules! for_all_behaviours {
             eviction::a_full_index_refuses_and_does_not_panic,
             eviction::a_full_index_makes_room_by_reclaim,
             pressure::a_full_arena_is_busy_at_once,
+            pressure::who_does_not_wait_for_room_is_answered_at_once,
             pressure::a_waiting_writer_gets_everything_in,
             pressure::an_abandoned_writer_leaves_nothing_torn,
             deadlines::a_put_into_a_pinned_arena_ends_busy,

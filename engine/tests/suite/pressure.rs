@@ -35,6 +35,25 @@ pub fn a_full_arena_is_busy_at_once(world: &World) {
     }
 }
 
+pub fn who_does_not_wait_for_room_is_answered_at_once(world: &World) {
+    // As above: the arena is full when the batch ends, and with all the time of its timeout there would be room soon.
+    let store = world.open(&world.cold_config());
+    let data: Vec<_> = (0..24).map(|n| bytes(n, LEN)).collect();
+    let pieces: Vec<[&[u8]; 1]> = data.iter().map(|d| [&d[..]]).collect();
+    let puts: Vec<_> = (0u64..).zip(&pieces).map(|(n, pieces)| PutSlice { key: key(n), pieces }).collect();
+    let outcomes = store.put_batch(&puts, Options { wait: Some(Duration::ZERO), ..Options::default() });
+    let stored = outcomes.iter().filter(|outcome| **outcome == Ok(PutOutcome::Stored)).count();
+    if world.is_embedded() {
+        assert_eq!((stored, store.stats().puts_busy), (16, 8));
+    }
+    flush(&store);
+    for (n, outcome) in (0u64..).zip(outcomes) {
+        assert_eq!(is_page_here(&store, n, LEN), outcome == Ok(PutOutcome::Stored), "n={n}");
+        let busy = |error: pagelith::Error| assert_eq!(error.kind, ErrorKind::Busy, "n={n}");
+        outcome.map_or_else(busy, |_| ());
+    }
+}
+
 pub fn a_waiting_writer_gets_everything_in(world: &World) {
     if world.constant {
         return; // Each get would look at hundreds of records.

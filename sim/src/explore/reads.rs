@@ -130,7 +130,7 @@ impl Run<'_> {
             0 => self.store.as_ref().map(|s| s.begin_request()),
             _ => None,
         };
-        Options { request, depth: self.rng.below(8) as u32, timeout: None }
+        Options { request, depth: self.rng.below(8) as u32, ..Options::default() }
     }
 
     fn submit_gets(&mut self, gets: Vec<Getting>, page: bool) {

@@ -22,7 +22,7 @@ use pagelith_sim::entropy::SimEntropy;
 use super::every_order;
 
 /// No time passes and nothing waits: whoever finds no room is answered `Busy`.
-const NOW: Options = Options { request: None, depth: 0, timeout: Some(Duration::ZERO) };
+const NOW: Options = Options { request: None, depth: 0, timeout: Some(Duration::ZERO), wait: None };
 /// One fits into the arena of 64 KiB, two do not.
 const LARGE: usize = 40 << 10;
 const SMALL: usize = 100;

@@ -13,7 +13,7 @@ const LEN: usize = 8 << 10;
 
 /// Long enough for another to get out of the way, if it goes on.
 const SOON: Options =
-    Options { request: None, depth: 0, timeout: Some(std::time::Duration::from_millis(40)) };
+    Options { request: None, depth: 0, timeout: Some(std::time::Duration::from_millis(40)), wait: None };
 
 fn play() -> Arc<Play> {
     Play::new(&World::new(), &memory(Size::kib(128)), LEN)

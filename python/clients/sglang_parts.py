@@ -1,0 +1,102 @@
+"""SGLang's own memory pools, host pools and cache controllers, on a machine without a GPU.
+
+What stands in: the allocator, of which the controllers ask only the device pool. The parallel layout is `place`d.
+"""
+
+import os
+import tempfile
+import threading
+from types import SimpleNamespace
+
+import torch
+import torch.distributed
+from sglang.srt.managers.cache_controller import HiCacheController
+from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo
+from sglang.srt.mem_cache.hicache_storage import PoolName
+from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
+from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost, make_dsa_indexer_pool_decl
+from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
+from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+from sglang.srt.runtime_context import get_parallel
+
+PAGE = 64
+TOKENS = 64 * PAGE
+LAYERS = 4
+
+
+def place(**changed):
+    """Say which rank this is, of how many: 0 of 1."""
+    sizes = dict.fromkeys(("tp", "pp", "attn_tp", "attn_dp", "attn_dcp", "attn_cp"), 1)
+    ranks = dict.fromkeys((f"{name}_rank" for name in sizes), 0)
+    values = {**{f"{name}_size": size for name, size in sizes.items()}, **ranks, **changed}
+    get_parallel().override_permanently(**values)
+
+
+def one_rank_group():
+    """The process group of one rank that the controllers reduce over."""
+    if not torch.distributed.is_initialized():
+        meeting = os.path.join(tempfile.mkdtemp(), "meeting")
+        torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+    return torch.distributed.group.WORLD
+
+
+def capacity(device_pool):
+    return dict(device_capacity_tokens=device_pool.size, start_layer=0, end_layer=LAYERS)
+
+
+def mha(layout, heads=2, head_dim=32, allocator="default"):
+    device = MHATokenToKVPool(TOKENS, PAGE, torch.bfloat16, heads, head_dim, LAYERS, "cpu", False)
+    info = device._mha_buffer_info()
+    host = MHATokenToKVPoolHost(
+        info, 1.0, 0, PAGE, layout, pin_memory=False, allocator_type=allocator, **capacity(device)
+    )
+    return device, host
+
+
+def mla(layout, dsa=False):
+    if dsa:
+        device = DSATokenToKVPool(
+            TOKENS, PAGE, 64, torch.bfloat16, 16, LAYERS, "cpu", 128, False, 80
+        )
+    else:
+        device = MLATokenToKVPool(TOKENS, PAGE, torch.bfloat16, 64, 16, LAYERS, "cpu", False)
+    info = device._mla_buffer_info()
+    host = MLATokenToKVPoolHost(
+        info, 1.0, 0, PAGE, layout, pin_memory=False, target_layer_num=LAYERS, **capacity(device)
+    )
+    return device, host
+
+
+def indexer(device, anchor):
+    return DSAIndexerPoolHost(make_dsa_indexer_pool_decl(device), anchor, pin_memory=False)
+
+
+def mamba(slots=32, layout="page_first"):
+    info = MambaStateBufferInfo(
+        temporal=torch.zeros(LAYERS, slots, 4, 16, 16, dtype=torch.float32),
+        conv=[torch.zeros(LAYERS, slots, 64, 3, dtype=torch.bfloat16)],
+    )
+    return MambaPoolHost(info, 1.0, 0, device_capacity=slots, pin_memory=False, layout=layout)
+
+
+def plain(device, host, extra, **more):
+    """The controller of a model whose state is KV alone."""
+    return HiCacheController(
+        SimpleNamespace(get_kvcache=lambda: device), host, PAGE, one_rank_group(), threading.Event(),
+        write_policy="write_through", io_backend="direct", storage_backend="dynamic", prefetch_threshold=PAGE,
+        model_name="a/model", storage_backend_extra_config=dict(extra), **more,
+    )
+
+
+def hybrid(device, anchor, sidecars, extra, **more):
+    """The controller of a model whose pages have state in several pools."""
+    entries = [PoolEntry(PoolName.KV, anchor, device, lambda layer: layer, is_primary_index_anchor=True)]
+    entries += [PoolEntry(name, host, device, lambda layer: layer) for name, host in sidecars]
+    return HybridCacheController(
+        SimpleNamespace(get_kvcache=lambda: device), HostPoolGroup(entries), PAGE, one_rank_group(), threading.Event(),
+        write_policy="write_through", io_backend="direct", storage_backend="dynamic", prefetch_threshold=PAGE,
+        model_name="a/model", storage_backend_extra_config=dict(extra), **more,
+    )

@@ -1,0 +1,419 @@
+"""The storage backend that SGLang's cache controllers call.
+
+They call from threads of their own: queries, reads and writes overlap. Nothing here is raised to them but what is wrong with how
+they are set up: what fails is a miss, or a page that was not stored.
+"""
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolTransferResult
+
+import pagelith
+
+from .pools import Pieces, Placement, Pool, has_heads, of_pages, page_of, text_of
+from .settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+# Most pages whose sidecars are here and whose KV is not: twice what SGLang's longest backup of today has. What is beyond it
+# is forgotten, and its KV stored without them.
+_BEGUN_MAX = 65536
+# Pools that a page need not have: no page of a model without KV of its own is named by them.
+_OF_SOME_PAGES = ("mamba", "swa", "auxiliary_swa", "draft_swa")
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What is stored under which name; replaced when a pool is registered."""
+
+    namespace: pagelith.Namespace
+    # Of each pool, a key for each component, on no page.
+    keys: dict[str, list[pagelith.Key]]
+    # What stands for a page: an object of KV, or where KV is only indices, of the first pool that each page has.
+    anchor: pagelith.Key
+
+
+class _Put:
+    """Objects of one call of `Store.put_pages`, page after page."""
+
+    def __init__(self) -> None:
+        self.keys: list[pagelith.Key] = []
+        self.sources: list[Pieces] = []
+        self.pages: list[int] = []
+
+    def add(self, page: int, keys: Sequence[pagelith.Key], sources: Sequence[Pieces]) -> None:
+        if not self.pages or self.pages[-1] != page:
+            self.pages.append(page)
+        self.keys += keys
+        self.sources += sources
+
+
+class HiCache(HiCacheStorage):
+    """A store of this process, or a store process, under SGLang's HiCache."""
+
+    def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
+        self.settings = Settings.of(storage_config.extra_config)
+        config = storage_config
+        if not config.model_name:
+            raise ValueError("pagelith needs the model's name: pass --served-model-name; pages of two models are not the same")
+        if config.dcp_size > 1:
+            raise ValueError("pagelith does not name slices of decode context parallelism yet; pass --dcp-size 1")
+        if config.is_mla_model and config.tp_size > 1 and self.settings.attach is None:
+            raise ValueError(
+                f"rank 0 of {config.tp_size} writes the pages that all ranks read, and a store in its process is its own: run"
+                ' `pagelith serve` and pass "attach": "unix:PATH" instead of "store"'
+            )
+        split = config.tp_lcm_size // config.tp_size if config.should_split_heads else 0
+        self._where = Placement(
+            tp=(config.tp_rank, config.tp_size),
+            pp=(config.pp_rank, config.pp_size),
+            cp=(config.attn_cp_rank, config.attn_cp_size),
+            replicated=bool(config.is_mla_model),
+            heads=split,
+            heads_of=config.tp_lcm_size or 0,
+        )
+        self._model = config.model_name
+        self._zero_copy = bool(self.settings.interface_v1)
+        self._measures = bool(config.enable_storage_metrics)
+        self._wait = self.settings.put_wait_ms / 1000
+        self._timeout = self.settings.get_timeout_ms / 1000
+        self._pools: dict[str, Pool] = {}
+        self._names: _Names | None = None
+        self._lock = threading.Lock()
+        # Which pools' objects of a page are here without its KV; None for a page that some of them could not be put for.
+        self._begun: OrderedDict[str, tuple[str, ...] | None] = OrderedDict()
+        self._moved: dict[str, list[Any]] = {"prefetch": [], "backup": []}
+        self._store = self.settings.open(f"rank_{config.dp_rank}_{config.tp_rank}_{config.pp_rank}_{config.attn_cp_rank}")
+
+    # Registration.
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        super().register_mem_pool_host(mem_pool_host)
+        if getattr(mem_pool_host, "kv_buffer", None) is not None:
+            self._register("kv", mem_pool_host)
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        name = text_of(host_pool_name)
+        # The anchor came before; one without bytes of its own only owns indices.
+        if name != "kv":
+            self._register(name, host_pool)
+
+    def _register(self, name: str, host: Any) -> None:
+        if self._where.replicated and self._where.tp[1] > 1 and name in ("draft", "draft_swa") and has_heads(host):
+            raise ValueError(
+                f"pool {name!r} has other bytes on each of {self._where.tp[1]} ranks, and of a target whose KV all ranks share"
+                " SGLang backs it up on one alone for --hicache-storage-backend dynamic: no prefix could be restored."
+                " Use a draft of the target's kind, or pass --speculative-algorithm none"
+            )
+        pool = Pool(name, host, self._where)
+        with self._lock:
+            self._pools[name] = pool
+            self._begun.clear()
+            self._names = self._named()
+
+    def _named(self) -> _Names | None:
+        host = self.mem_pool_host
+        first = int(getattr(host, "start_layer", 0) or 0)
+        layers = [(first, first + int(getattr(host, "layer_num", 0) or 0))]
+        way = [] if self._zero_copy else [("interface", "generic")]
+        namespace = pagelith.Namespace(
+            self._model,
+            tenant=self.settings.tenant,
+            revision=self.settings.revision,
+            dtype=str(getattr(host, "dtype", "")),
+            page_tokens=int(host.page_size),
+            layout=str(getattr(host, "layout", "")),
+            layer_split=layers,
+            extra=[("client", "sglang-hicache"), *way, *sorted(pool.facts() for pool in self._pools.values())],
+        )
+        keys = {name: pool.keys(namespace) for name, pool in self._pools.items()}
+        if not self._zero_copy and "kv" in keys:
+            shard = self._where.shard(sliced=not self._where.replicated)
+            keys["kv"] = [pagelith.Key(namespace, bytes(32), component="page", shard=shard)]
+        named = sorted(name for name in keys if name not in _OF_SOME_PAGES and not name.endswith("_state"))
+        if "kv" not in keys and not named:
+            return None
+        return _Names(namespace, keys, keys["kv" if "kv" in keys else named[0]][0])
+
+    def _known(self) -> _Names:
+        names = self._names
+        if names is None:
+            raise ValueError("no host pool with pages is registered")
+        return names
+
+    # Queries.
+
+    def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> PoolTransferResult:
+        return self._guarded("query", PoolTransferResult(0, {}, []), lambda: self._query(keys, pool_transfers or []))
+
+    def _query(self, keys: list[str], transfers: Sequence[Any]) -> PoolTransferResult:
+        names, pages = self._known(), [page_of(key) for key in keys]
+        # Of a page's objects in a pool one stands for all: they are one group.
+        anchor = [names.anchor] if "kv" in names.keys else []
+        queries = []
+        for transfer in transfers:
+            held = names.keys.get(text_of(transfer.name))
+            key = held[0] if held else pagelith.Key(names.namespace, bytes(32), pool="unregistered")
+            if transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
+                queries.append(pagelith.PoolQuery.trailing_pages([key], max(1, len(transfer.keys or ()))))
+            elif transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
+                listed = [page_of(key) for key in transfer.keys or ()]
+                queries.append(pagelith.PoolQuery.block_groups([key], transfer.block_pages, transfer.group_pages, listed))
+            else:
+                queries.append(pagelith.PoolQuery.all_pages([key]))
+        if not anchor and not queries:
+            here = self._store.exists_prefix(names.anchor.on_pages(pages))
+            return PoolTransferResult(here, {"kv": here}, list(range(1, here + 1)))
+        found = self._store.exists_groups(pages, anchor, queries)
+        own = {"kv": found.anchor_pages}
+        own.update({transfer.name: hit for transfer, hit in zip(transfers, found.pool_pages, strict=True)})
+        return PoolTransferResult(found.usable_pages, own, found.stops)
+
+    def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
+        return self._guarded("query", 0, lambda: self._store.exists_prefix(self._standing(keys)))
+
+    def exists(self, key: str) -> bool:
+        return self.batch_exists([key]) == 1
+
+    def _standing(self, keys: Sequence[str]) -> list[pagelith.Key]:
+        """What stands for each page."""
+        return self._known().anchor.on_pages([page_of(key) for key in keys])
+
+    # Reads.
+
+    def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
+        if "kv" not in self._known().keys:
+            return [True] * len(keys)
+        return self._guarded("read", [False] * len(keys), lambda: self._read([("kv", keys, host_indices)])[0])
+
+    def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
+        asked = [(text_of(t.name), t.keys or [], t.host_indices) for t in transfers]
+        none = [[False] * len(keys) for _, keys, _ in asked]
+        got = self._guarded("read", none, lambda: self._read(asked))
+        return {transfer.name: pages for transfer, pages in zip(transfers, got, strict=True)}
+
+    def _read(self, asked: Sequence[tuple[str, Sequence[str], Any]]) -> list[list[bool]]:
+        """Read pages of pools; of each pool, which pages are there."""
+        names, started = self._known(), time.perf_counter()
+        objects: list[pagelith.Key] = []
+        into: list[Any] = []
+        for name, keys, indices in asked:
+            pool = self._pools.get(name)
+            if pool is None:
+                raise ValueError(f"pool {name!r} is not registered")
+            objects += of_pages(names.keys[name], [page_of(key) for key in keys])
+            into += [pieces for page in pool.memory(indices, len(keys)) for pieces in page]
+        outcomes = self._store.get(objects, into, timeout=self._timeout)
+        self._note("read", [outcome.error for outcome in outcomes])
+        got, at = [], 0
+        for name, keys, _ in asked:
+            width = len(names.keys[name])
+            ends = range(at, at + width * len(keys), width)
+            got.append([all(bool(outcome) for outcome in outcomes[start : start + width]) for start in ends])
+            at += width * len(keys)
+        self._measure("prefetch", sum(sum(pages) for (name, _, _), pages in zip(asked, got, strict=True) if name == "kv"), started)
+        return got
+
+    # Writes.
+
+    def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
+        if "kv" not in self._known().keys:
+            # Its pages are their sidecars, which were put before.
+            return [True] * len(keys)
+        pool = self._pools["kv"]
+        memory = partial(pool.memory, host_indices, len(keys))
+        return self._guarded("write", [False] * len(keys), lambda: self._write_kv(keys, memory))
+
+    def _write_kv(self, keys: Sequence[str], memory: Callable[[], list[list[Pieces]]]) -> list[bool]:
+        names, started = self._known(), time.perf_counter()
+        with self._lock:
+            begun = [self._begun.pop(key, ()) for key in keys]
+        stored = self._store.exists(self._standing(keys))
+        if all(stored):
+            return stored
+        pieces = memory()
+        puts: dict[tuple[str, ...], _Put] = {}
+        for page, key in enumerate(keys):
+            others = begun[page]
+            if not stored[page] and others is not None:
+                objects = [held.on_page(page_of(key)) for held in names.keys["kv"]]
+                puts.setdefault(others, _Put()).add(page, objects, pieces[page])
+        for others, put in puts.items():
+            required = self._required(names, others) if others else None
+            # What waits for something that was dropped meanwhile is not stored.
+            for page, state in self._put(put, required=required):
+                stored[page] = state in ("stored", "present")
+        self._measure("backup", sum(len(put.pages) for put in puts.values()), started)
+        return stored
+
+    def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
+        stored = {transfer.name: [False] * len(transfer.keys or ()) for transfer in transfers}
+        each = [t for t in transfers if t.hit_policy == PoolHitPolicy.ALL_PAGES]
+        some = [t for t in transfers if t.hit_policy != PoolHitPolicy.ALL_PAGES]
+        self._guarded("write", None, lambda: self._write_sidecars(each, stored))
+        for transfer in each:
+            for key, ok in zip(transfer.keys or (), stored[transfer.name], strict=True):
+                if not ok:
+                    self._begin(key, None)
+        for transfer in some:
+            stored[transfer.name] = self._guarded("write", stored[transfer.name], partial(self._write_attached, transfer))
+        return stored
+
+    def _write_sidecars(self, transfers: Sequence[Any], stored: dict[Any, list[bool]]) -> None:
+        """Put what each page has in some pools: as parts of groups that its KV completes, or if that is here, attached to it."""
+        if not transfers:
+            return
+        names = self._known()
+        rows: dict[str, list[tuple[Any, int, list[Pieces]]]] = {}
+        for transfer in transfers:
+            pool = self._pools.get(text_of(transfer.name))
+            if pool is None:
+                raise ValueError(f"pool {text_of(transfer.name)!r} is not registered")
+            memory = pool.memory(transfer.host_indices, len(transfer.keys))
+            for at, key in enumerate(transfer.keys):
+                rows.setdefault(key, []).append((transfer, at, memory[at]))
+        keys = list(rows)
+        has_kv = "kv" in names.keys
+        anchored = self._store.exists(self._standing(keys)) if has_kv else [False] * len(keys)
+        # By what completes the group: nothing does where KV is only indices.
+        puts: dict[tuple[str, ...] | None, _Put] = {}
+        for page, key in enumerate(keys):
+            pools = tuple(text_of(transfer.name) for transfer, _, _ in rows[key])
+            waits = has_kv and not anchored[page] and self.settings.attach is None
+            put = puts.setdefault(pools if waits else None, _Put())
+            for transfer, _, pieces in rows[key]:
+                objects = [held.on_page(page_of(key)) for held in names.keys[text_of(transfer.name)]]
+                put.add(page, objects, pieces)
+        for others, put in puts.items():
+            required = self._required(names, others) if others else None
+            base = names.anchor if has_kv and not others else None
+            for page, state in self._put(put, base=base, required=required):
+                ok = state in ("stored", "present", "waiting")
+                for transfer, at, _ in rows[keys[page]]:
+                    stored[transfer.name][at] = ok
+                if has_kv and ok and not anchored[page]:
+                    self._begin(keys[page], others or ())
+
+    def _begin(self, key: str, others: tuple[str, ...] | None) -> None:
+        with self._lock:
+            self._begun[key] = others
+            self._begun.move_to_end(key)
+            while len(self._begun) > _BEGUN_MAX:
+                self._begun.popitem(last=False)
+
+    def _required(self, names: _Names, others: Sequence[str]) -> list[pagelith.Key]:
+        """What a page's group consists of; KV first, as it lies on SSD."""
+        return [key for name in ("kv", *sorted(others)) for key in names.keys[name]]
+
+    def _write_attached(self, transfer: Any) -> list[bool]:
+        """Put what only some pages have: visible with the page, whenever that comes."""
+        names, pool = self._known(), self._pools.get(text_of(transfer.name))
+        if pool is None:
+            raise ValueError(f"pool {text_of(transfer.name)!r} is not registered")
+        held = names.keys[pool.name]
+        pages = [page_of(key) for key in transfer.keys]
+        stored = self._store.exists(held[0].on_pages(pages))
+        if all(stored):
+            return stored
+        memory, put = pool.memory(transfer.host_indices, len(pages)), _Put()
+        for at, page in enumerate(pages):
+            if not stored[at]:
+                put.add(at, [key.on_page(page) for key in held], memory[at])
+        for at, state in self._put(put, base=names.anchor):
+            stored[at] = state in ("stored", "present", "waiting")
+        return stored
+
+    def _put(self, put: _Put, **how: Any) -> list[tuple[int, str]]:
+        """What became of each page."""
+        outcomes = self._store.put_pages(put.keys, put.sources, wait=self._wait, **how)
+        self._note("write", [outcome.error for outcome in outcomes])
+        return [(page, outcome.state) for page, outcome in zip(put.pages, outcomes, strict=True)]
+
+    # The generic interface: pages as flat tensors, copied by the controller.
+
+    def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[Any]:
+        host = self.mem_pool_host
+        into = target_locations or [host.get_dummy_flat_data_page() for _ in keys]
+        got = self._guarded("read", [False] * len(keys), lambda: self._read_flat(keys, into))
+        return [page if here else None for page, here in zip(into, got, strict=True)]
+
+    def _read_flat(self, keys: Sequence[str], into: Sequence[Any]) -> list[bool]:
+        outcomes = self._store.get(self._standing(keys), [[_flat(page)] for page in into], timeout=self._timeout)
+        self._note("read", [outcome.error for outcome in outcomes])
+        return [bool(outcome) for outcome in outcomes]
+
+    def batch_set(self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None) -> bool:
+        pages = values if values is not None else target_locations
+        if pages is None or len(pages) != len(keys):
+            return False
+        return all(self._guarded("write", [False], lambda: self._write_kv(keys, lambda: [[[_flat(page)]] for page in pages])))
+
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
+        return self.batch_get([key], None if target_location is None else [target_location])[0]
+
+    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
+        page = value if value is not None else target_location
+        return page is not None and self.batch_set([key], [page])
+
+    # The rest.
+
+    def clear(self) -> None:
+        with self._lock:
+            self._begun.clear()
+        names = self._names
+        if names is not None:
+            self._store.clear(names.namespace)
+
+    def get_stats(self) -> Any:
+        if not self._measures:
+            return None
+        from sglang.srt.observability.metrics_collector import StorageMetrics
+
+        with self._lock:
+            moved, self._moved = self._moved, {"prefetch": [], "backup": []}
+        metrics = StorageMetrics()
+        for what in ("prefetch", "backup"):
+            getattr(metrics, f"{what}_pgs").extend(pages for pages, _ in moved[what])
+            getattr(metrics, f"{what}_bandwidth").extend(speed for _, speed in moved[what])
+        return metrics
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _measure(self, what: str, pages: int, started: float) -> None:
+        if not self._measures or pages == 0:
+            return
+        length = sum(c.bytes for c in self._pools["kv"].components)
+        speed = pages * length / (time.perf_counter() - started) / (1 << 30)
+        with self._lock:
+            self._moved[what].append((pages, speed))
+
+    def _guarded(self, what: str, failed: _Result, body: Callable[[], _Result]) -> _Result:
+        """Do something for the controller, or tell it that nothing was found or stored: an exception would cost its thread."""
+        try:
+            return body()
+        except Exception:
+            logger.exception("pagelith: a %s failed", what)
+            return failed
+
+    def _note(self, what: str, errors: Sequence[Any]) -> None:
+        told = [error for error in errors if error is not None]
+        if told:
+            logger.warning("pagelith: a %s failed for %d of %d: %s", what, len(told), len(errors), told[0])
+
+
+def _flat(page: Any) -> tuple[int, int]:
+    """Where a flat tensor lies."""
+    if not page.is_contiguous() or page.device.type != "cpu":
+        raise ValueError("a page is a contiguous tensor in host memory")
+    return page.data_ptr(), page.numel() * page.element_size()

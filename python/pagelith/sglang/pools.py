@@ -1,0 +1,155 @@
+"""Host pools as objects: which bytes of a pool's page are which object, under which key.
+
+A pool says where a page lies (`get_page_buffer_meta`); it is asked once, at registration, how many pieces a page has and of how
+many bytes, and what it refuses is refused then, with the flag that mends it. Names are those of docs/names.md.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pagelith
+
+_HASH = re.compile("[0-9a-f]{64}")
+# Draft state is the same pool of another role.
+_DRAFTS = {"draft": "kv", "draft_indexer": "indexer", "draft_swa": "swa"}
+
+Pieces = list[tuple[int, int]]
+
+
+def page_of(key: str) -> bytes | str:
+    """SGLang's page hash as the store has it: 64 digits are 32 bytes; anything else is hashed."""
+    return bytes.fromhex(key) if _HASH.fullmatch(key) else key
+
+
+def text_of(name: Any) -> str:
+    """A pool's name, which may be a member of an enumeration of strings."""
+    return str(getattr(name, "value", name))
+
+
+def has_heads(host: Any) -> bool:
+    """Whether a pool has K and V of heads, as its class says: MHA and its kin."""
+    return any(kind.__name__ == "MHATokenToKVPoolHost" for kind in type(host).__mro__)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Whose slices this rank has."""
+
+    tp: tuple[int, int]
+    pp: tuple[int, int]
+    cp: tuple[int, int]
+    # All ranks have the same bytes in `kv` and what is derived from it.
+    replicated: bool
+    # Into how many head groups each rank's heads are split, and how many there are over all ranks; 0 for not at all.
+    heads: int = 0
+    heads_of: int = 0
+
+    def shard(self, sliced: bool) -> str:
+        """The name of what this rank has, where tensor parallelism slices it or not."""
+        slices = [("tp", self.tp)] * sliced + [("pp", self.pp), ("cp", self.cp)]
+        named = "".join(f".{name}{rank}of{of}" for name, (rank, of) in slices if of > 1)
+        return f"rank{named}" if sliced or named else "whole"
+
+
+@dataclass(frozen=True)
+class Component:
+    """One object of a pool's page."""
+
+    name: str
+    shard: str
+    # Which of the page's pieces it is, of those that the pool names.
+    pieces: tuple[int, ...]
+    bytes: int
+
+
+class Pool:
+    """A registered host pool."""
+
+    def __init__(self, name: str, host: Any, where: Placement) -> None:
+        self.name = name
+        self.host = host
+        self.slots = int(getattr(host, "page_size", 1) or 1)
+        self.sliced = not where.replicated or self.name == "mamba" or has_heads(host)
+        self._split = where.heads if where.heads and has_heads(host) else 0
+        lengths = [length for _, length in self._pieces_of_first_page()]
+        self.components = self._components(lengths, where)
+        self._pieces = len(lengths)
+
+    def _pieces_of_first_page(self) -> Pieces:
+        import torch
+
+        try:
+            return self._named(torch.arange(self.slots, dtype=torch.int64))
+        except Exception as error:
+            layout = getattr(self.host, "layout", None)
+            raise ValueError(
+                f"pool {self.name!r} ({type(self.host).__name__}, layout {layout!r}) does not say where its pages lie: {error}."
+                " Pass --hicache-mem-layout page_first (or page_first_direct), or leave out what brings the pool:"
+                " without its bytes no page can be restored."
+            ) from error
+
+    def _named(self, indices: Any) -> Pieces:
+        """All pieces of the pages at `indices`, in the pool's order."""
+        if self._split:
+            addresses, lengths = self.host.get_split_heads_page_buffer_meta(indices, self._split)
+        else:
+            addresses, lengths = self.host.get_page_buffer_meta(indices)
+        return list(zip(addresses, lengths, strict=True))
+
+    def _components(self, lengths: list[int], where: Placement) -> tuple[Component, ...]:
+        count, shard = len(lengths), where.shard(self.sliced)
+        taken: list[tuple[str, str, range]]
+        if self._split:
+            # Group after group, each K and V.
+            first = where.tp[0] * self._split
+            layers = _layers(self.host)
+            heads = [f"heads{first + n}of{where.heads_of}.layers{layers[0]}to{layers[1]}" for n in range(self._split)]
+            taken = [(name, heads[at // 2], range(at, at + 1)) for at, name in enumerate(["k", "v"] * self._split)]
+        elif has_heads(self.host) and count % 2 == 0:
+            # K and V in turn, of the whole page or of each layer.
+            taken = [("k", shard, range(0, count, 2)), ("v", shard, range(1, count, 2))]
+        elif self.name == "mamba":
+            names = [f"conv_{n}" for n in range(count)]
+            if getattr(self.host, "temporal_state_elem_size", 1) > 0:
+                names = ["temporal", *names[:-1]]
+            taken = [(name, shard, range(at, at + 1)) for at, name in enumerate(names)]
+        else:
+            name = "k" if self.name in ("kv", "draft") else "data"
+            taken = [(name, shard, range(count))]
+        return tuple(Component(name, of, tuple(at), sum(lengths[i] for i in at)) for name, of, at in taken)
+
+    def facts(self) -> tuple[str, str]:
+        """What its bytes depend on: two servers that differ here have no page in common."""
+        kinds = [getattr(self.host, name, "") for name in ("dtype", "temporal_dtype", "conv_dtype", "indexer_dtype")]
+        lengths = ",".join(f"{c.name}={c.bytes}" for c in self.components)
+        return f"pool:{self.name}", f"{getattr(self.host, 'layout', '')} {' '.join(map(str, kinds))} {lengths}"
+
+    def keys(self, namespace: pagelith.Namespace) -> list[pagelith.Key]:
+        """A key for each component, on no page."""
+        pool = _DRAFTS.get(self.name, self.name)
+        draft = self.name in _DRAFTS
+        return [
+            pagelith.Key(namespace, bytes(32), pool=pool, component=c.name, draft=draft, shard=c.shard)
+            for c in self.components
+        ]
+
+    def memory(self, indices: Any, pages: int) -> list[list[Pieces]]:
+        """Where the components of each page lie."""
+        named = self._named(indices)
+        if len(named) != pages * self._pieces:
+            raise ValueError(f"pool {self.name!r} names {len(named)} pieces for {pages} pages of {self._pieces}")
+        starts = range(0, len(named), self._pieces)
+        return [[[named[start + at] for at in c.pieces] for c in self.components] for start in starts]
+
+
+def _layers(host: Any) -> tuple[int, int]:
+    first = int(getattr(host, "start_layer", 0) or 0)
+    return first, first + int(host.layer_num)
+
+
+def of_pages(keys: Sequence[pagelith.Key], pages: Sequence[bytes | str]) -> list[pagelith.Key]:
+    """Each page's keys, page after page."""
+    columns = [key.on_pages(pages) for key in keys]
+    return [key for row in zip(*columns, strict=True) for key in row]
