@@ -95,13 +95,13 @@ impl Attached {
     /// As [`crate::Store::put_batch`]. `Unavailable` is for a store that cannot be reached.
     pub fn put_batch(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = objects.chunks(1).map(|object| (None, object)).collect();
-        self.put_lent(&groups, options)
+        self.put_lent(&groups, &[], options)
     }
 
     /// As [`crate::Store::put_groups`].
     pub fn put_groups(&self, groups: &[&[PutSlice<'_>]], options: Options) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = groups.iter().map(|group| (None, *group)).collect();
-        self.put_lent(&groups, options)
+        self.put_lent(&groups, &[], options)
     }
 
     /// As [`crate::Store::put_attached`].
@@ -111,15 +111,34 @@ impl Attached {
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
         let groups: Vec<_> = groups.iter().map(|(base, group)| (Some(*base), *group)).collect();
-        self.put_lent(&groups, options)
+        self.put_lent(&groups, &[], options)
     }
 
-    fn put_lent(&self, groups: &[LentGroup<'_>], options: Options) -> Vec<Result<PutOutcome>> {
+    /// As [`crate::Store::put_parts`]. `Incompatible` if the store is of a time when it took whole groups alone.
+    pub fn put_parts(
+        &self,
+        required: &[ObjectKey],
+        parts: &[&[PutSlice<'_>]],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>> {
+        if required.is_empty() {
+            return parts.iter().map(|_| Err(Error::invalid("a group requires no object"))).collect();
+        }
+        let parts: Vec<_> = parts.iter().map(|part| (None, *part)).collect();
+        self.put_lent(&parts, required, options)
+    }
+
+    fn put_lent(
+        &self,
+        groups: &[LentGroup<'_>],
+        required: &[ObjectKey],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>> {
         let options = Options { request: Some(self.request(&options)), ..options };
         let deadline = self.clock.now().after(options.timeout.unwrap_or(self.timeout));
         let once = |groups: &[LentGroup<'_>], options| {
             Lender::scope(|lender| {
-                let done = self.put(pooled::lend_groups(lender, groups), options);
+                let done = self.put_parts_of(pooled::lend_groups(lender, groups), required, options);
                 pooled::outcomes_of_groups(groups, done)
             })
         };
@@ -131,9 +150,14 @@ impl Attached {
 
     /// Put groups; one outcome an object, and its memory back. Where there is no room it is `Busy` at once.
     pub fn put(&self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
+        self.put_parts_of(groups, &[], options)
+    }
+
+    /// Put groups, or parts of groups that consist of the objects `required` if there are any.
+    fn put_parts_of(&self, groups: Vec<PutGroup>, required: &[ObjectKey], options: Options) -> Vec<PutDone> {
         let manner = self.manner(&options);
         self.with_desk(|desk| {
-            let mut put = RemotePut::new(groups, manner);
+            let mut put = RemotePut::new(groups, required, manner);
             for tried in 0..tries(desk) {
                 if tried > 0 && self.clock.now() >= manner.deadline {
                     break;

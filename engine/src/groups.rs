@@ -20,7 +20,7 @@ use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame_io::Unpublished;
 use crate::frames::FrameMember;
-use crate::outcome::{Done, PutOutcome};
+use crate::outcome::{Done, PutDone, PutOutcome};
 use crate::put::{self, Kind, Size};
 use crate::session::recency;
 use crate::shared::Shared;
@@ -35,6 +35,11 @@ pub struct GroupId(pub(crate) u64);
 /// several threads at once. Dropping it leaves the group open, for others that joined it, until its deadline.
 pub struct Group<'a> {
     store: &'a Store,
+    joined: Joined,
+}
+
+/// An open group, as somebody has it who joined it.
+pub(crate) struct Joined {
     id: GroupId,
     required: Arc<[ObjectKey]>,
 }
@@ -49,27 +54,31 @@ pub(crate) fn gone() -> Error {
 
 /// See [`Store::begin_group`].
 pub(crate) fn begin<'a>(store: &'a Store, required: &[ObjectKey], options: Options) -> Result<Group<'a>> {
-    let shared = &store.shared;
+    join(&store.shared, required, &options).map(|joined| Group { store, joined })
+}
+
+/// Begin the group of these objects, or join it.
+pub(crate) fn join(shared: &Shared, required: &[ObjectKey], options: &Options) -> Result<Joined> {
     shared.check_open()?;
     let Some(first) = required.first() else { return Err(Error::invalid("a group requires no object")) };
     put::check_keys(shared, Kind::Base, required)?;
     for key in required {
         put::check_object(shared, &Size { key: *key, length: None, in_arena: false }, first)?;
     }
-    let at = recency(shared, &options);
+    let at = recency(shared, options);
     let deadline = shared.group_deadline();
     let mut core = shared.lock();
     core.drop_expired_groups(shared.now());
     let generation = core.generation(first.namespace());
     check_visible(shared, &core, required, generation)?;
     let (id, required) = core.waiting.join(required, generation, at, deadline)?;
-    Ok(Group { store, id: GroupId(id), required })
+    Ok(Joined { id: GroupId(id), required })
 }
 
 /// See [`Store::open_group`].
 pub(crate) fn open(store: &Store, id: GroupId) -> Option<Group<'_>> {
     let required = store.shared.lock().waiting.get(id.0)?.required.clone();
-    Some(Group { store, id, required })
+    Some(Group { store, joined: Joined { id, required } })
 }
 
 /// An error if DRAM has one of these objects in a group of others. What is only on SSD is compared at commit.
@@ -90,12 +99,12 @@ fn check_visible(shared: &Shared, core: &Core, required: &[ObjectKey], generatio
 impl Group<'_> {
     /// The group's name, for [`crate::Session::submit_commit`].
     pub fn id(&self) -> GroupId {
-        self.id
+        self.joined.id
     }
 
     /// The objects that it consists of, in the order in which they will lie on SSD: that of whoever began it.
     pub fn required(&self) -> &[ObjectKey] {
-        &self.required
+        &self.joined.required
     }
 
     /// Put objects of the group, in any order; one outcome each. `Waiting` is the good one: the bytes are in the
@@ -114,7 +123,57 @@ impl Group<'_> {
 
     /// As [`Group::put`] of one object, without waiting: a full arena is `Busy` at once.
     pub fn try_put(&self, object: &PutSlice<'_>) -> Result<PutOutcome> {
+        self.joined.put(&self.store.shared, object)
+    }
+
+    /// The required objects that are neither put nor in the store.
+    pub fn missing(&self) -> Vec<ObjectKey> {
+        self.joined.missing(&self.store.shared)
+    }
+
+    /// Make the group visible, all of it at once. `Stored` if it is now, `AlreadyPresent` if it was, `Waiting`
+    /// if objects are missing (see [`Group::missing`]): it stays open, and more may be put. What the store has
+    /// by itself of it counts as put.
+    ///
+    /// # Errors
+    /// `Invalid` if the group is too large, or one of its objects is in another group; `Busy` if the store had
+    /// no room in time (it stays open); `Unavailable` if it was open no more.
+    pub fn commit(&self, options: Options) -> Result<PutOutcome> {
         let shared = &self.store.shared;
+        let deadline = shared.deadline(options.timeout);
+        let room = shared.room_deadline(&options);
+        // Each try has the time that is left, not all of it again.
+        let left = || Some(deadline.since(shared.now()));
+        shared.while_busy(room, || self.commit_once(Options { timeout: left(), ..options }))
+    }
+
+    fn commit_once(&self, options: Options) -> Result<PutOutcome> {
+        let outcomes = self.store.with_session(|session| {
+            let ticket = session.submit_commit(self.joined.id, options);
+            loop {
+                if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
+                    break done;
+                }
+            }
+        })?;
+        let Done::Put(done) = outcomes else { return Err(Error::new(ErrorKind::Internal, "not a put")) };
+        self.joined.committed(&self.store.shared, done)
+    }
+
+    /// Give the group up: what was put of it is dropped, also what others put who joined it.
+    pub fn abort(self) {
+        self.store.shared.lock().close_group(self.joined.id.0);
+    }
+}
+
+impl Joined {
+    /// The group's name.
+    pub fn id(&self) -> GroupId {
+        self.id
+    }
+
+    /// See [`Group::try_put`].
+    pub fn put(&self, shared: &Shared, object: &PutSlice<'_>) -> Result<PutOutcome> {
         shared.check_open()?;
         let length: u64 = object.pieces.iter().map(|p| p.len() as u64).sum();
         let place = match self.reserve(shared, &object.key, length)? {
@@ -138,9 +197,8 @@ impl Group<'_> {
         }
     }
 
-    /// The required objects that are neither put nor in the store.
-    pub fn missing(&self) -> Vec<ObjectKey> {
-        let shared = &self.store.shared;
+    /// See [`Group::missing`].
+    pub fn missing(&self, shared: &Shared) -> Vec<ObjectKey> {
         let core = shared.lock();
         let open = core.waiting.get(self.id.0);
         let absent = |(i, key): (usize, &ObjectKey)| {
@@ -150,50 +208,23 @@ impl Group<'_> {
         self.required.iter().enumerate().filter_map(absent).collect()
     }
 
-    /// Make the group visible, all of it at once. `Stored` if it is now, `AlreadyPresent` if it was, `Waiting`
-    /// if objects are missing (see [`Group::missing`]): it stays open, and more may be put. What the store has
-    /// by itself of it counts as put.
-    ///
-    /// # Errors
-    /// `Invalid` if the group is too large, or one of its objects is in another group; `Busy` if the store had
-    /// no room in time (it stays open); `Unavailable` if it was open no more.
-    pub fn commit(&self, options: Options) -> Result<PutOutcome> {
-        let shared = &self.store.shared;
-        let deadline = shared.deadline(options.timeout);
-        let room = shared.room_deadline(&options);
-        // Each try has the time that is left, not all of it again.
-        let left = || Some(deadline.since(shared.now()));
-        shared.while_busy(room, || self.commit_once(Options { timeout: left(), ..options }))
-    }
-
-    fn commit_once(&self, options: Options) -> Result<PutOutcome> {
-        let outcomes = self.store.with_session(|session| {
-            let ticket = session.submit_commit(self.id, options);
-            loop {
-                if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
-                    break done;
-                }
-            }
-        })?;
-        let Done::Put(done) = outcomes else { return Err(Error::new(ErrorKind::Internal, "not a put")) };
+    /// What a commit came to, from what became of its members.
+    pub fn committed(&self, shared: &Shared, done: Vec<PutDone>) -> Result<PutOutcome> {
         let outcome = crate::pooled::outcome_of_group(done.into_iter().map(|d| d.outcome));
         let over =
             outcome.as_ref().is_none_or(|o| o.as_ref().is_err_and(|e| e.kind == ErrorKind::Unavailable));
         match outcome {
             // Somebody else who joined it has committed it.
-            _ if over && !self.is_open() && self.missing().is_empty() => Ok(PutOutcome::AlreadyPresent),
+            _ if over && !self.is_open(shared) && self.missing(shared).is_empty() => {
+                Ok(PutOutcome::AlreadyPresent)
+            }
             None => Err(gone()),
             Some(outcome) => outcome,
         }
     }
 
-    /// Give the group up: what was put of it is dropped, also what others put who joined it.
-    pub fn abort(self) {
-        self.store.shared.lock().close_group(self.id.0);
-    }
-
-    fn is_open(&self) -> bool {
-        self.store.shared.lock().waiting.get(self.id.0).is_some()
+    fn is_open(&self, shared: &Shared) -> bool {
+        shared.lock().waiting.get(self.id.0).is_some()
     }
 
     /// Find the object's place in the group, and memory for it.
@@ -282,8 +313,8 @@ impl Group<'_> {
 impl std::fmt::Debug for Group<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Group")
-            .field("id", &self.id)
-            .field("required", &self.required)
+            .field("id", &self.joined.id)
+            .field("required", &self.joined.required)
             .finish_non_exhaustive()
     }
 }

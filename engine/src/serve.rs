@@ -289,7 +289,7 @@ impl Server {
         let Some(id) = self.world.batches.remove(&ticket) else { return };
         match (self.ops.get_mut(&id), done) {
             (Some(Op::Get(get)), Done::Get(done)) => get.done(id, ticket, done),
-            (Some(Op::Put(put)), Done::Put(done)) => put.done(ticket, done),
+            (Some(Op::Put(put)), Done::Put(done)) => put.done(self.world.shared(), ticket, done),
             // It was cancelled, and its memory is free with this.
             _ => {}
         }

@@ -13,6 +13,7 @@ use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::layouts::ids::{NamespaceId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::shard::Shard;
+use pagelith::layouts::wire::greeting::Feature;
 use pagelith::serve::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Offer;
@@ -40,6 +41,10 @@ struct Process {
 
 impl Process {
     fn at(address: &Address, instance: u8) -> Process {
+        Process::offering(address, Offer::of_this_build([instance; 16]))
+    }
+
+    fn offering(address: &Address, offer: Offer) -> Process {
         let mut config = Config::default();
         config.dram.bytes = Size::mib(16);
         config.index.max_objects = Some(1000);
@@ -50,7 +55,7 @@ impl Process {
             admission: Admission::Connection(Rights::all()),
             beyond_this_host: false,
         };
-        let (offer, clock) = (Offer::of_this_build([instance; 16]), Arc::new(SystemClock::new()));
+        let clock = Arc::new(SystemClock::new());
         let mut listener = Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, Limits::default())
             .expect("listens");
         let address = listener.address().clone();
@@ -200,4 +205,39 @@ fn what_no_store_takes_is_refused_here_and_the_link_goes_on() {
     assert_eq!(client.remove(&[], Options::default()), Ok(0));
     assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
     assert!(get(&client, 1).is_ok_and(|outcome| outcome.is_hit()));
+}
+
+/// Put one of the two objects of a page's group.
+fn put_part(client: &Attached, object: &str) -> pagelith::Result<PutOutcome> {
+    let named = |component| {
+        ObjectKey::new(NamespaceId([1; 16]), PrefixHash([7; 32]), Role::Target, "kv", component, Shard::Whole)
+            .expect("names")
+    };
+    let bytes = vec![3; LEN];
+    let part = [PutSlice { key: named(object), pieces: &[&bytes] }];
+    client.put_parts(&[named("k"), named("v")], &[&part], Options::default()).remove(0)
+}
+
+#[test]
+fn a_part_that_a_process_took_with_it_is_put_again() {
+    let process = Process::at(&anywhere(), 1);
+    let client = process.client(Duration::from_secs(60));
+    assert_eq!(put_part(&client, "v"), Ok(PutOutcome::Waiting));
+    let address = process.address.clone();
+    drop(process);
+    let _process = Process::at(&address, 2);
+    assert_eq!(put_part(&client, "k"), Ok(PutOutcome::Waiting), "it has lost the other part");
+    assert_eq!(put_part(&client, "v"), Ok(PutOutcome::Stored));
+    assert_eq!(put_part(&client, "v"), Ok(PutOutcome::AlreadyPresent));
+}
+
+#[test]
+fn a_store_of_a_time_before_parts_is_named_and_the_link_goes_on() {
+    let old = Offer::of_this_build([1; 16]).without(Feature::Parts);
+    let process = Process::offering(&anywhere(), old);
+    let client = process.client(Duration::from_secs(60));
+    let refused = put_part(&client, "k").expect_err("it cannot be asked");
+    let expected = (ErrorKind::Incompatible, "the store takes no parts of groups");
+    assert_eq!((refused.kind, refused.message.as_str()), expected);
+    assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
 }

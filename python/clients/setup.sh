@@ -7,7 +7,7 @@ set -euo pipefail
 dir=${1:?a directory} python=${2:-python3}
 "$python" -m venv "$dir"
 pip() { "$dir/bin/pip" --disable-pip-version-check "$@"; }
-pip install --quiet torch==2.13.0 numpy
+pip install --quiet torch==2.14.1 torchvision numpy
 pip install --quiet --no-deps sglang==0.5.23
 # What its modules for host memory import.
 pip install --quiet --requirement "$(dirname "$0")/requirements.txt"

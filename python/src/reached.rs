@@ -68,9 +68,9 @@ impl Reached {
         parts: &[&[PutSlice<'_>]],
         options: Options,
     ) -> Vec<Result<PutOutcome>> {
-        match self.own("groups in several calls") {
-            Ok(store) => store.put_parts(required, parts, options),
-            Err(error) => parts.iter().map(|_| Err(error.clone())).collect(),
+        match self {
+            Reached::Own(store) => store.put_parts(required, parts, options),
+            Reached::Attached(store) => store.put_parts(required, parts, options),
         }
     }
 

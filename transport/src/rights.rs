@@ -64,12 +64,12 @@ impl Rights {
         Rights { namespaces, read: true, write: true, remove: true, operate }
     }
 
-    /// Whether all of `ask` is allowed. Every key is looked at, and the keys of bases.
+    /// Whether all of `ask` is allowed. Every key is looked at, and the keys of bases and of what groups consist of.
     pub fn check(&self, ask: &Ask<'_>) -> Result<(), NotAllowed> {
         let verb = ask.verb();
         let may = match verb {
             Verb::Exists | Verb::ExistsPrefix | Verb::Get => self.read,
-            Verb::Put | Verb::PutAttached | Verb::Flush => self.write,
+            Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::Flush => self.write,
             Verb::Remove | Verb::Clear => self.remove,
             Verb::Stats => self.operate,
             Verb::Ping => true,
@@ -85,7 +85,8 @@ impl Rights {
             Ask::Get(items) => items.iter().find_map(|item| foreign(item.key.namespace())),
             Ask::Put(puts) => {
                 let bases = (0..puts.group_count()).filter_map(|group| puts.base(group));
-                let keys = puts.items().iter().map(|item| item.key).chain(bases);
+                let required = puts.required().into_iter().flat_map(|keys| keys.iter());
+                let keys = puts.items().iter().map(|item| item.key).chain(bases).chain(required);
                 keys.into_iter().find_map(|key| foreign(key.namespace()))
             }
             Ask::Clear(namespace) => foreign(*namespace),

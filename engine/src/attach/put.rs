@@ -8,6 +8,7 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, StreamChecksum, block_co
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_layouts::wire::CONTROL_BODY_LEAST;
+use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::put::PutDraft;
 
 use super::STORE;
@@ -62,13 +63,15 @@ struct Offer {
 pub(super) struct RemotePut {
     objects: Vec<Object>,
     groups: Vec<Group>,
+    /// What the groups consist of that these are parts of, as keys of any page; empty if they are whole.
+    required: Vec<ObjectKey>,
     offers: VecDeque<Offer>,
     manner: Manner,
     acked: Vec<Instance>,
 }
 
 impl RemotePut {
-    pub fn new(groups: Vec<PutGroup>, manner: Manner) -> RemotePut {
+    pub fn new(groups: Vec<PutGroup>, required: &[ObjectKey], manner: Manner) -> RemotePut {
         let mut objects = Vec::new();
         let grouped = |group: PutGroup| {
             let first = objects.len();
@@ -81,7 +84,9 @@ impl RemotePut {
         };
         let groups: Vec<Group> =
             groups.into_iter().map(grouped).filter(|group| !group.objects.is_empty()).collect();
-        let mut put = RemotePut { objects, groups, offers: VecDeque::new(), manner, acked: Vec::new() };
+        let required = required.to_vec();
+        let (offers, acked) = (VecDeque::new(), Vec::new());
+        let mut put = RemotePut { objects, groups, required, offers, manner, acked };
         put.refuse();
         put
     }
@@ -129,7 +134,7 @@ impl RemotePut {
                 }
                 None => {
                     self.offers.push_back(Offer { groups: at..at + 1, draft: None, state: State::New });
-                    bytes = HEAD_BYTES + cost;
+                    bytes = HEAD_BYTES + (self.required.len() * ObjectKey::BYTES) as u64 + cost;
                 }
             }
         }
@@ -166,6 +171,11 @@ impl RemotePut {
                 self.of(&offer).iter_mut().for_each(|object| object.outcome = Err(late.clone()));
                 return None;
             }
+            Standing::Up(caller) if !self.required.is_empty() && !caller.has(Feature::Parts) => {
+                let old = Error::new(ErrorKind::Incompatible, "the store takes no parts of groups");
+                self.of(&offer).iter_mut().for_each(|object| object.outcome = Err(old.clone()));
+                return None;
+            }
             Standing::Up(caller) => caller,
             Standing::Soon => return Some(offer),
             Standing::Down => return None,
@@ -194,7 +204,7 @@ impl RemotePut {
     }
 
     fn draft(&self, offer: &Offer) -> PutDraft {
-        let mut draft = PutDraft::new(BLOCK_BYTES);
+        let mut draft = PutDraft::of_parts(BLOCK_BYTES, &self.required);
         for group in &self.groups[offer.groups.clone()] {
             draft.group(group.base);
             for object in &self.objects[group.objects.clone()] {

@@ -33,7 +33,7 @@ fn put_one(
     part: &[PutSlice<'_>],
     options: Options,
 ) -> Result<PutOutcome> {
-    let first = part.first().ok_or_else(|| Error::invalid("a part of a group has no object"))?;
+    let first = part.first().ok_or_else(|| Error::invalid("a group has no object"))?;
     let required: Vec<ObjectKey> = required.iter().map(|key| key.on_page(first.key.hash())).collect();
     let group = store.begin_group(&required, options)?;
     for outcome in group.put(part, options) {

@@ -12,6 +12,7 @@ use pagelith_io::clock::Mono;
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::{NamespaceId, OpId};
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms};
 use pagelith_layouts::wire::{Frame, Kind, List, outcome, pull};
@@ -42,6 +43,11 @@ impl Caller {
     /// Which process the peer is.
     pub fn peer_instance(&self) -> [u8; 16] {
         self.link.facts().peer_instance
+    }
+
+    /// Whether both sides have a feature.
+    pub fn has(&self, feature: Feature) -> bool {
+        self.link.facts().features & feature.bit() != 0
     }
 
     /// Longest request in bytes.

@@ -10,7 +10,7 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::pull::{self, PullItem};
 use pagelith_layouts::wire::put::Puts;
-use pagelith_layouts::wire::request::Verb;
+use pagelith_layouts::wire::request::{Ask, Verb};
 use pagelith_layouts::wire::{Frame, Kind};
 use pagelith_tiers::policy::{FrameId, Recency};
 use pagelith_tiers::ssd::read::Verifier;
@@ -18,10 +18,11 @@ use pagelith_transport::link::Link;
 
 use super::answer::{Answered, Verdict};
 use super::{Manner, World};
-use crate::batch::{Options, Put, PutGroup, Source};
-use crate::error::{Error, ErrorKind};
+use crate::batch::{Options, Put, PutGroup, PutSlice, Source};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exists;
 use crate::frames::FrameData;
+use crate::groups::{self, Joined};
 use crate::index::Entry;
 use crate::outcome::{PutDone, PutOutcome, Ticket};
 use crate::session::recency;
@@ -45,11 +46,15 @@ enum State {
     /// All of it is here.
     Whole,
     Storing(Ticket),
+    /// Its objects are put, and with that its group is whole.
+    Committing(Ticket, Joined),
     Done,
 }
 
 struct Group {
     base: Option<ObjectKey>,
+    /// What the group consists of that this is a part of; `None` if it is whole.
+    required: Option<Vec<ObjectKey>>,
     /// Numbers of its objects in the put.
     objects: Range<usize>,
     state: State,
@@ -72,7 +77,9 @@ impl PutOp {
             let at = offered.len();
             if object.group as usize == groups.len() {
                 let base = puts.base(object.group);
-                groups.push(Group { base, objects: at..at, state: State::New });
+                let on_page = |key: ObjectKey| key.on_page(object.key.hash());
+                let required = puts.required().map(|keys| keys.iter().map(on_page).collect());
+                groups.push(Group { base, required, objects: at..at, state: State::New });
             }
             groups.iter_mut().last().into_iter().for_each(|g| g.objects.end = at + 1);
             let sums = object.checksums.iter().collect();
@@ -84,7 +91,7 @@ impl PutOp {
                 verdict: None,
             });
         }
-        let verb = if puts.is_attached() { Verb::PutAttached } else { Verb::Put };
+        let verb = Ask::Put(puts).verb();
         PutOp { manner, verb, block_bytes: puts.block_bytes(), offered, groups }
     }
 
@@ -103,16 +110,18 @@ impl PutOp {
     }
 
     /// A group was stored, or was not.
-    pub fn done(&mut self, ticket: Ticket, done: Vec<PutDone>) {
-        let Some(group) = self.groups.iter_mut().find(|group| is_storing(&group.state, ticket)) else {
+    pub fn done(&mut self, shared: &Shared, ticket: Ticket, done: Vec<PutDone>) {
+        let Some(at) = self.groups.iter().position(|group| is_storing(&group.state, ticket)) else {
             return;
         };
-        group.state = State::Done;
+        let group = &mut self.groups[at];
+        if let State::Committing(_, joined) = std::mem::replace(&mut group.state, State::Done) {
+            let outcome = joined.committed(shared, done);
+            self.settle(at, || verdict(outcome.clone()));
+            return;
+        }
         for (object, done) in self.offered[group.objects.clone()].iter_mut().zip(done) {
-            object.verdict = Some(match done.outcome {
-                Ok(outcome) => Verdict::Put(outcome),
-                Err(error) => Verdict::Failed(error),
-            });
+            object.verdict = Some(verdict(done.outcome));
         }
     }
 
@@ -130,7 +139,7 @@ impl PutOp {
                     }
                 }
                 State::Whole => self.store(world, id, at),
-                State::Pulled(_) | State::Storing(_) | State::Done => {}
+                State::Pulled(_) | State::Storing(_) | State::Committing(..) | State::Done => {}
             }
         }
         let over = self.groups.iter().all(|group| is_done(&group.state));
@@ -149,7 +158,7 @@ impl PutOp {
                     group.state = State::Done;
                     self.offered[group.objects.clone()].iter_mut().for_each(|o| o.bytes = None);
                 }
-                State::Storing(_) | State::Done => {}
+                State::Storing(_) | State::Committing(..) | State::Done => {}
             }
         }
     }
@@ -215,12 +224,13 @@ impl PutOp {
         };
         let entries: Option<Vec<Entry>> = self.offered[objects.clone()].iter().map(here).collect();
         let Some(entries) = entries else { return false };
-        if objects.len() > 1 || group.base.is_some() {
+        let members = group.required.as_ref().map_or(objects.len(), Vec::len);
+        if members > 1 || group.base.is_some() {
             let frame = entries[0].frame.filter(|frame| entries.iter().all(|e| e.frame == Some(*frame)));
             let data = frame.and_then(|frame| core.frames.get(FrameId(frame))).map(|f| &f.data);
             let as_put = |data: &FrameData| {
                 let keys = self.offered[objects.clone()].iter().map(|o| &o.key);
-                data.members.len() == objects.len()
+                data.members.len() == members
                     && data.is_attached() == group.base.is_some()
                     && keys.into_iter().all(|key| data.members.iter().any(|m| m.key == *key))
             };
@@ -246,15 +256,40 @@ impl PutOp {
             self.settle(at, || Verdict::Failed(Error::new(ErrorKind::Unavailable, detail.clone())));
             return;
         }
-        let put = |o: &mut Offered| Put { key: o.key, source: Source(o.bytes.take().into_iter().collect()) };
-        let puts = self.offered[objects].iter_mut().map(put).collect();
-        let group = PutGroup { objects: puts, base: self.groups[at].base };
         let left = self.manner.deadline.since(world.shared().now());
         let depth = self.manner.options.depth.saturating_add(at as u32);
         let options = Options { timeout: Some(left), depth, ..self.manner.options };
+        if self.groups[at].required.is_some() {
+            if let Err(error) = self.store_part(world, id, at, options) {
+                self.settle(at, || Verdict::Failed(error.clone()));
+            }
+            return;
+        }
+        let put = |o: &mut Offered| Put { key: o.key, source: Source(o.bytes.take().into_iter().collect()) };
+        let puts = self.offered[objects].iter_mut().map(put).collect();
+        let group = PutGroup { objects: puts, base: self.groups[at].base };
         let ticket = world.session.submit_put(vec![group], options);
         self.groups[at].state = State::Storing(ticket);
         world.batches.insert(ticket, id);
+    }
+
+    /// Put what was pulled into its group, and commit that if nothing is missing then.
+    fn store_part(&mut self, world: &mut World, id: OpId, at: usize, options: Options) -> Result<()> {
+        let shared = world.shared();
+        let required = self.groups[at].required.as_deref().unwrap_or_default();
+        let joined = groups::join(shared, required, &options)?;
+        for object in &mut self.offered[self.groups[at].objects.clone()] {
+            let Some(bytes) = object.bytes.take() else { continue };
+            joined.put(shared, &PutSlice { key: object.key, pieces: &[bytes.bytes()] })?;
+        }
+        if !joined.missing(shared).is_empty() {
+            self.settle(at, || Verdict::Put(PutOutcome::Waiting));
+            return Ok(());
+        }
+        let ticket = world.session.submit_commit(joined.id(), options);
+        self.groups[at].state = State::Committing(ticket, joined);
+        world.batches.insert(ticket, id);
+        Ok(())
     }
 
     fn is_whole(&self, object: &Offered) -> bool {
@@ -267,16 +302,23 @@ impl PutOp {
     }
 }
 
+fn verdict(outcome: Result<PutOutcome>) -> Verdict {
+    match outcome {
+        Ok(outcome) => Verdict::Put(outcome),
+        Err(error) => Verdict::Failed(error),
+    }
+}
+
 fn is_done(state: &State) -> bool {
     match state {
         State::Done => true,
-        State::New | State::Pulled(_) | State::Whole | State::Storing(_) => false,
+        State::New | State::Pulled(_) | State::Whole | State::Storing(_) | State::Committing(..) => false,
     }
 }
 
 fn is_storing(state: &State, ticket: Ticket) -> bool {
     match state {
-        State::Storing(own) => *own == ticket,
+        State::Storing(own) | State::Committing(own, _) => *own == ticket,
         State::New | State::Pulled(_) | State::Whole | State::Done => false,
     }
 }

@@ -59,7 +59,7 @@ pub const EMBEDDED_ONLY: &[(&str, &str)] = &[
 
 const STAGING: usize = 192 << 20;
 
-/// A store. What a client can ask goes over the link, if there is one; the rest (groups in several calls, pins, views,
+/// A store. What a client can ask goes over the link, if there is one; the rest (groups that are begun, pins, views,
 /// sessions, counters) is asked of the store itself.
 pub struct Store {
     client: Option<Attached>,
@@ -176,6 +176,18 @@ impl Store {
         match &self.client {
             Some(client) => client.put_attached(groups, options),
             None => self.store.put_attached(groups, options),
+        }
+    }
+
+    pub fn put_parts(
+        &self,
+        required: &[ObjectKey],
+        parts: &[&[PutSlice<'_>]],
+        options: Options,
+    ) -> Vec<Result<PutOutcome>> {
+        match &self.client {
+            Some(client) => client.put_parts(required, parts, options),
+            None => self.store.put_parts(required, parts, options),
         }
     }
 

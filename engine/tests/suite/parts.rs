@@ -69,5 +69,5 @@ pub fn a_part_that_is_wrong_is_named_and_the_others_are_put(world: &World) {
     refused(outcomes[1].clone(), ErrorKind::Invalid, &message);
     assert_eq!(pages.iter().map(|page| here(&store, page)).collect::<Vec<_>>(), [3, 0, 3]);
     let outcomes = put_parts(&store, &pages[2..], |_, _| false);
-    refused(outcomes[0].clone(), ErrorKind::Invalid, "a part of a group has no object");
+    refused(outcomes[0].clone(), ErrorKind::Invalid, "a group has no object");
 }

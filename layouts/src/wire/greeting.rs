@@ -85,11 +85,13 @@ pub enum Feature {
     ServerChecksums = 1 << 5,
     /// Memory that both sides have carries the link, over a socket of one host.
     SharedMemory = 1 << 6,
+    /// Groups that are put in several calls.
+    Parts = 1 << 7,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 7] = [
+    pub const ALL: [Feature; 8] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -97,6 +99,7 @@ impl Feature {
         Feature::AnyPool,
         Feature::ServerChecksums,
         Feature::SharedMemory,
+        Feature::Parts,
     ];
 
     /// Its bit.
@@ -114,6 +117,7 @@ impl Feature {
             Feature::AnyPool => "any_pool",
             Feature::ServerChecksums => "server_checksums",
             Feature::SharedMemory => "shared_memory",
+            Feature::Parts => "parts",
         }
     }
 

@@ -228,7 +228,7 @@ impl<'a> Bits<'a> {
 /// The form of an answer to a verb; a failure may answer any.
 fn form_of(verb: Verb) -> u8 {
     match verb {
-        Verb::Get | Verb::Put | Verb::PutAttached => FORM_ITEMS,
+        Verb::Get | Verb::Put | Verb::PutAttached | Verb::PutParts => FORM_ITEMS,
         Verb::Exists => FORM_BITS,
         Verb::ExistsPrefix | Verb::Remove | Verb::Clear | Verb::Ping => FORM_NUMBER,
         Verb::Flush => FORM_FLUSHED,

@@ -25,11 +25,32 @@ structure! {
 
 const WHAT: &str = "put";
 
+/// What the groups of a put go with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum With<'a> {
+    /// Nothing: they are base groups.
+    Nothing,
+    /// For each group an object of the base group that it is attached to.
+    Bases(List<'a, ObjectKey>),
+    /// They are parts of base groups, which consist of these objects, keys of any page, on their own page.
+    Required(List<'a, ObjectKey>),
+}
+
+impl<'a> With<'a> {
+    /// The keys as they lie in the frame.
+    pub(super) fn keys(self) -> List<'a, ObjectKey> {
+        match self {
+            With::Nothing => List::of(&[]),
+            With::Bases(keys) | With::Required(keys) => keys,
+        }
+    }
+}
+
 /// The groups of a put; a view that owns nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Puts<'a> {
     items: List<'a, PutItem>,
-    bases: List<'a, ObjectKey>,
+    with: With<'a>,
     checksums: List<'a, Checksum>,
     block_bytes: u32,
     group_count: u32,
@@ -54,7 +75,7 @@ impl<'a> Puts<'a> {
     /// The view, if all of it goes together.
     pub(super) fn checked(
         items: List<'a, PutItem>,
-        bases: List<'a, ObjectKey>,
+        with: With<'a>,
         checksums: List<'a, Checksum>,
         block_bytes: u32,
         group_count: u32,
@@ -88,12 +109,12 @@ impl<'a> Puts<'a> {
         if sums != checksums.len() as u64 {
             return wrong("checksum_count", sums);
         }
-        Ok(Puts { items, bases, checksums, block_bytes, group_count })
+        Ok(Puts { items, with, checksums, block_bytes, group_count })
     }
 
-    /// Whether the groups are attached to bases.
-    pub fn is_attached(&self) -> bool {
-        !self.bases.is_empty()
+    /// What the groups go with.
+    pub fn with(&self) -> With<'a> {
+        self.with
     }
 
     /// Block size of the checksums in bytes; 0 if there are none.
@@ -108,16 +129,23 @@ impl<'a> Puts<'a> {
 
     /// An object of the base group that a group is attached to.
     pub fn base(&self, group: u32) -> Option<ObjectKey> {
-        self.bases.get(group as usize)
+        match self.with {
+            With::Bases(bases) => bases.get(group as usize),
+            With::Nothing | With::Required(_) => None,
+        }
+    }
+
+    /// What the groups consist of that these are parts of, as keys of any page; `None` if they are whole.
+    pub fn required(&self) -> Option<List<'a, ObjectKey>> {
+        match self.with {
+            With::Required(required) => Some(required),
+            With::Nothing | With::Bases(_) => None,
+        }
     }
 
     /// The items as they lie in the frame.
     pub fn items(&self) -> List<'a, PutItem> {
         self.items
-    }
-
-    pub(super) fn bases(&self) -> List<'a, ObjectKey> {
-        self.bases
     }
 
     pub(super) fn checksums(&self) -> List<'a, Checksum> {
@@ -142,6 +170,7 @@ impl<'a> Puts<'a> {
 pub struct PutDraft {
     items: Vec<PutItem>,
     bases: Vec<ObjectKey>,
+    required: Vec<ObjectKey>,
     checksums: Vec<Checksum>,
     block_bytes: u32,
     groups: u32,
@@ -151,6 +180,11 @@ impl PutDraft {
     /// An empty put whose checksums are of blocks of `block_bytes`.
     pub fn new(block_bytes: u32) -> PutDraft {
         PutDraft { block_bytes, ..PutDraft::default() }
+    }
+
+    /// An empty put of parts of groups, which consist of the objects `required`, keys of any page.
+    pub fn of_parts(block_bytes: u32, required: &[ObjectKey]) -> PutDraft {
+        PutDraft { required: required.to_vec(), ..PutDraft::new(block_bytes) }
     }
 
     /// Begin a group; `base` is an object of the group that it is attached to. A put has groups of one kind.
@@ -174,6 +208,12 @@ impl PutDraft {
         }
         let checksums = List::of(&self.checksums);
         let block_bytes = if checksums.is_empty() { 0 } else { self.block_bytes };
-        Puts::checked(List::of(&self.items), List::of(&self.bases), checksums, block_bytes, self.groups)
+        let with = match (self.bases.as_slice(), self.required.as_slice()) {
+            ([], []) => With::Nothing,
+            (bases, []) => With::Bases(List::of(bases)),
+            ([], required) => With::Required(List::of(required)),
+            _ => return Err(FormatError::field(WHAT, "required", self.required.len())),
+        };
+        Puts::checked(List::of(&self.items), with, checksums, block_bytes, self.groups)
     }
 }

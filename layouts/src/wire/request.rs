@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::List;
-use super::put::{PutItem, Puts};
+use super::put::{PutItem, Puts, With};
 use crate::checksum::{Checksum, block_bytes_ok};
 use crate::error::FormatError;
 use crate::format::{is_zero, read, structure};
@@ -13,10 +13,11 @@ use crate::record::OBJECT_BYTES_MAX;
 
 structure! {
     /// Start of a request's body. Behind it come `item_count` keys (exists, prefix, remove), get items or put items; then
-    /// `group_count` keys of bases (attached puts alone); then `checksum_count` checksums of 16 bytes.
+    /// `group_count` keys of bases (attached puts alone) or `required_count` keys (parts alone); then `checksum_count`
+    /// checksums of 16 bytes.
     pub struct RequestHead = 64 {
         /// What is asked: 1 exists, 2 exists prefix, 3 get, 4 put, 5 put attached, 6 remove, 7 clear, 8 flush, 9 stats, 10
-        /// ping; 0 is never valid.
+        /// ping, 11 put parts; 0 is never valid.
         verb: u8,
         /// Zero.
         flags: u8,
@@ -34,8 +35,8 @@ structure! {
         block_bytes: u32,
         /// Chain depth in pages of the first key; deeper keys follow in order.
         depth: u32,
-        /// Zero.
-        reserved_too: u32,
+        /// Number of objects that the groups of a put of parts consist of, at least 1 there; else zero.
+        required_count: u32,
         /// Names the client's own request that it belongs to, for recency; 0 for one by itself.
         request: u64,
         /// Which namespace to clear; else zero.
@@ -90,11 +91,13 @@ pub enum Verb {
     Stats = 9,
     /// Nothing: whether the store answers.
     Ping = 10,
+    /// Store parts of groups.
+    PutParts = 11,
 }
 
 impl Verb {
     /// All verbs, for tables.
-    pub const ALL: [Verb; 10] = [
+    pub const ALL: [Verb; 11] = [
         Verb::Exists,
         Verb::ExistsPrefix,
         Verb::Get,
@@ -105,6 +108,7 @@ impl Verb {
         Verb::Flush,
         Verb::Stats,
         Verb::Ping,
+        Verb::PutParts,
     ];
 
     /// The verb of a tag; 0 is none.
@@ -175,7 +179,7 @@ pub enum Ask<'a> {
     ExistsPrefix(List<'a, ObjectKey>),
     /// Bytes of these.
     Get(List<'a, GetItem>),
-    /// Store these; [`Puts::is_attached`] says which of the two verbs it is.
+    /// Store these; [`Puts::with`] says which of the three verbs it is.
     Put(Puts<'a>),
     /// Remove these.
     Remove(List<'a, ObjectKey>),
@@ -196,8 +200,11 @@ impl Ask<'_> {
             Ask::Exists(_) => Verb::Exists,
             Ask::ExistsPrefix(_) => Verb::ExistsPrefix,
             Ask::Get(_) => Verb::Get,
-            Ask::Put(puts) if puts.is_attached() => Verb::PutAttached,
-            Ask::Put(_) => Verb::Put,
+            Ask::Put(puts) => match puts.with() {
+                With::Nothing => Verb::Put,
+                With::Bases(_) => Verb::PutAttached,
+                With::Required(_) => Verb::PutParts,
+            },
             Ask::Remove(_) => Verb::Remove,
             Ask::Clear(_) => Verb::Clear,
             Ask::Flush => Verb::Flush,
@@ -223,7 +230,9 @@ pub fn encode(terms: Terms, ask: &Ask<'_>) -> Vec<u8> {
             head.group_count = puts.group_count();
             head.checksum_count = puts.checksums().len() as u32;
             head.block_bytes = puts.block_bytes();
-            parts = [puts.items().bytes(), puts.bases().bytes(), puts.checksums().bytes()];
+            let keys = puts.with().keys();
+            head.required_count = if puts.required().is_some() { keys.len() as u32 } else { 0 };
+            parts = [puts.items().bytes(), keys.bytes(), puts.checksums().bytes()];
         }
         Ask::Clear(namespace) => head.namespace = *namespace,
         Ask::Flush | Ask::Stats | Ask::Ping => {}
@@ -238,8 +247,7 @@ pub fn decode(body: &[u8]) -> Result<(Terms, Ask<'_>), FormatError> {
     let head: RequestHead =
         read(body).ok_or(FormatError::Short { structure: WHAT, need: RequestHead::BYTES as u64, have })?;
     let verb = Verb::of(head.verb).ok_or_else(|| FormatError::field(WHAT, "verb", head.verb))?;
-    let reserved = head.flags == 0 && head.reserved == 0 && head.reserved_too == 0;
-    if !reserved || !is_zero(&head.reserved_last) {
+    if head.flags != 0 || head.reserved != 0 || !is_zero(&head.reserved_last) {
         return Err(FormatError::field(WHAT, "reserved", "not zero"));
     }
     check_counts(&head, verb)?;
@@ -255,7 +263,7 @@ pub fn decode(body: &[u8]) -> Result<(Terms, Ask<'_>), FormatError> {
 /// Numbers that the verb has no use for must be zero.
 fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
     let (items, puts) = match verb {
-        Verb::Put | Verb::PutAttached => (true, true),
+        Verb::Put | Verb::PutAttached | Verb::PutParts => (true, true),
         Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Remove => (true, false),
         Verb::Clear | Verb::Flush | Verb::Stats | Verb::Ping => (false, false),
     };
@@ -264,6 +272,7 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
     let checks = [
         ("item_count", (head.item_count > 0) == items),
         ("group_count", (head.group_count > 0) == puts && head.group_count <= head.item_count),
+        ("required_count", (head.required_count > 0) == (verb == Verb::PutParts)),
         ("checksum_count", puts || head.checksum_count == 0),
         ("block_bytes", block_ok),
         ("namespace", verb == Verb::Clear || is_zero(&head.namespace.0)),
@@ -290,13 +299,16 @@ fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<A
             items.iter().try_for_each(|item| item.check())?;
             Ask::Get(items)
         }
-        Verb::Put | Verb::PutAttached => {
+        Verb::Put | Verb::PutAttached | Verb::PutParts => {
             let items = List::<PutItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
-            let bases = if verb == Verb::PutAttached { head.group_count } else { 0 };
-            let bases = keys(rest, bases)?;
+            let with = match verb {
+                Verb::PutAttached => With::Bases(keys(rest, head.group_count)?),
+                Verb::PutParts => With::Required(keys(rest, head.required_count)?),
+                _ => With::Nothing,
+            };
             let sums =
                 List::<Checksum>::take(rest, head.checksum_count).ok_or_else(missing("checksum_count"))?;
-            Ask::Put(Puts::checked(items, bases, sums, head.block_bytes, head.group_count)?)
+            Ask::Put(Puts::checked(items, with, sums, head.block_bytes, head.group_count)?)
         }
         Verb::Clear => Ask::Clear(head.namespace),
         Verb::Flush => Ask::Flush,

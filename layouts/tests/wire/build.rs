@@ -84,6 +84,15 @@ pub(crate) fn attached() -> PutDraft {
     put
 }
 
+/// A part of a group of two objects.
+pub(crate) fn parts() -> PutDraft {
+    let [k, v, _] = keys();
+    let mut put = PutDraft::of_parts(BLOCK_BYTES, &[k, v]);
+    put.group(None);
+    put.object(v, 4096, &checksums(&bytes(2, 4096), BLOCK_BYTES));
+    put
+}
+
 /// Everything that an item can be.
 pub(crate) fn items(sums: &[Checksum]) -> Vec<Item<'_>> {
     let verdicts = [
@@ -96,7 +105,7 @@ pub(crate) fn items(sums: &[Checksum]) -> Vec<Item<'_>> {
 
 fn requests() -> Vec<Named> {
     let (keys, terms) = (keys(), Terms { deadline_ms: 250, depth: 3, request: 7 });
-    let (put, attached) = (put(), attached());
+    let (put, attached, parts) = (put(), attached(), parts());
     let gets = [GetItem::new(keys[0], None, 70_000), GetItem::new(keys[1], Some(100..4096), 0)];
     let asks = [
         ("request_exists", Ask::Exists(List::of(&keys))),
@@ -104,6 +113,7 @@ fn requests() -> Vec<Named> {
         ("request_get", Ask::Get(List::of(&gets))),
         ("request_put", Ask::Put(put.puts().expect("a put"))),
         ("request_put_attached", Ask::Put(attached.puts().expect("a put"))),
+        ("request_put_parts", Ask::Put(parts.puts().expect("a put"))),
         ("request_remove", Ask::Remove(List::of(&keys[..1]))),
         ("request_clear", Ask::Clear(NAMESPACE)),
         ("request_flush", Ask::Flush),

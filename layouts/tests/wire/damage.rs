@@ -4,6 +4,7 @@
 use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
 use pagelith_layouts::wire::outcome::{self, Answer};
+use pagelith_layouts::wire::put::With;
 use pagelith_layouts::wire::request::{self, Ask};
 use pagelith_layouts::wire::{Kind, head, pull};
 use proptest::prelude::*;
@@ -61,7 +62,8 @@ fn read_request(body: &[u8]) -> bool {
         Ask::Put(puts) => {
             let groups = puts.objects().map(|o| o.group).max().map(|last| last + 1);
             assert_eq!(groups, Some(puts.group_count()));
-            assert!(puts.objects().all(|o| puts.base(o.group).is_some() == puts.is_attached()));
+            let attached = matches!(puts.with(), With::Bases(_));
+            assert!(puts.objects().all(|o| puts.base(o.group).is_some() == attached));
         }
         Ask::Clear(_) | Ask::Flush | Ask::Stats | Ask::Ping => {}
     }

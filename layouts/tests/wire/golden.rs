@@ -11,6 +11,7 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, key_hash};
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
 use pagelith_layouts::wire::outcome::{self, Answer};
 use pagelith_layouts::wire::pull::{self, PullItem};
+use pagelith_layouts::wire::put::With;
 use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms, Verb};
 use pagelith_layouts::wire::{Kind, head};
 
@@ -102,11 +103,17 @@ fn requests_are_read_in_every_field() {
         assert_eq!(shape.collect::<Vec<_>>(), expected);
         let sums = checksums(&bytes(1, 70_000), BLOCK_BYTES);
         assert_eq!(objects[0].checksums.iter().collect::<Vec<_>>(), sums);
-        assert_eq!((puts.group_count(), puts.block_bytes(), puts.is_attached()), (2, BLOCK_BYTES, false));
+        assert_eq!((puts.group_count(), puts.block_bytes(), puts.with()), (2, BLOCK_BYTES, With::Nothing));
     });
     read("put_attached", &|ask| {
         let Ask::Put(puts) = ask else { panic!("{ask:?}") };
-        assert_eq!((puts.base(0), puts.base(1), puts.is_attached()), (Some(keys()[0]), None, true));
+        assert_eq!((puts.base(0), puts.base(1), puts.required()), (Some(keys()[0]), None, None));
+    });
+    read("put_parts", &|ask| {
+        let Ask::Put(puts) = ask else { panic!("{ask:?}") };
+        let required = puts.required().map(|keys| keys.iter().collect::<Vec<_>>());
+        assert_eq!((puts.group_count(), puts.base(0), required), (1, None, Some(keys()[..2].to_vec())));
+        assert_eq!(puts.objects().map(|o| (o.key, o.length)).collect::<Vec<_>>(), [(keys()[1], 4096)]);
     });
     read("clear", &|ask| assert_eq!(ask, Ask::Clear(NAMESPACE)));
     for (name, verb) in [

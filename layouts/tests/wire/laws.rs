@@ -45,15 +45,20 @@ fn get_item() -> impl Strategy<Value = GetItem> {
 /// An object of a put: whether it begins a group, its length, whether its checksums are sent.
 type Planned = (ObjectKey, bool, u64, bool);
 
-fn put() -> impl Strategy<Value = (Vec<Planned>, bool)> {
-    (prop::collection::vec((key(), any::<bool>(), 1..200_000u64, any::<bool>()), 1..12), any::<bool>())
+/// Which of the three puts it is: of groups, of what is attached, of parts.
+fn put() -> impl Strategy<Value = (Vec<Planned>, usize)> {
+    (prop::collection::vec((key(), any::<bool>(), 1..200_000u64, any::<bool>()), 1..12), 0..3usize)
 }
 
-fn draft(objects: &[Planned], attached: bool, sums: &[Checksum]) -> PutDraft {
-    let mut put = PutDraft::new(BLOCK_BYTES);
+fn draft(objects: &[Planned], kind: usize, sums: &[Checksum]) -> PutDraft {
+    let required: Vec<ObjectKey> = objects.iter().map(|(key, ..)| *key).collect();
+    let mut put = match kind {
+        2 => PutDraft::of_parts(BLOCK_BYTES, &required),
+        _ => PutDraft::new(BLOCK_BYTES),
+    };
     for (i, (key, begins, length, summed)) in objects.iter().enumerate() {
         if i == 0 || *begins {
-            put.group(attached.then_some(*key));
+            put.group((kind == 1).then_some(*key));
         }
         let count = length.div_ceil(BLOCK_BYTES.into()) as usize;
         put.object(*key, *length, if *summed { &sums[..count] } else { &[] });
@@ -127,13 +132,14 @@ proptest! {
     }
 
     #[test]
-    fn a_put_reads_back(terms in terms(), (objects, attached) in put(), seed in any::<u64>()) {
+    fn a_put_reads_back(terms in terms(), (objects, kind) in put(), seed in any::<u64>()) {
         let sums = some_checksums(seed);
-        let put = draft(&objects, attached, &sums);
+        let put = draft(&objects, kind, &sums);
         let ask = Ask::Put(put.puts().expect("a put"));
         let body = request::encode(terms, &ask);
         prop_assert_eq!(request::decode(&body), Ok((terms, ask)));
         let (_, Ask::Put(read)) = request::decode(&body).expect("just read") else { panic!("a put") };
+        prop_assert_eq!((read.base(0).is_some(), read.required().is_some()), (kind == 1, kind == 2));
         for (object, (key, _, length, summed)) in read.objects().zip(&objects) {
             prop_assert_eq!((object.key, object.length), (*key, *length));
             let count = if *summed { length.div_ceil(BLOCK_BYTES.into()) as usize } else { 0 };

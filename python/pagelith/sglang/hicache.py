@@ -289,7 +289,7 @@ class HiCache(HiCacheStorage):
         puts: dict[tuple[str, ...] | None, _Put] = {}
         for page, key in enumerate(keys):
             pools = tuple(text_of(transfer.name) for transfer, _, _ in rows[key])
-            waits = has_kv and not anchored[page] and self.settings.attach is None
+            waits = has_kv and not anchored[page]
             put = puts.setdefault(pools if waits else None, _Put())
             for transfer, _, pieces in rows[key]:
                 objects = [held.on_page(page_of(key)) for held in names.keys[text_of(transfer.name)]]
