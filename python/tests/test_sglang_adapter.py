@@ -177,7 +177,8 @@ class Pages(Case):
         # One that failed takes its page with it, once.
         failing = Transfer("indexer", keys(2, "failing"), 0)
         failing.host_indices = slots(0, 1)
-        self.assertEqual(backend.batch_set_v2([failing]), {"indexer": [False] * 2})
+        with self.assertLogs("pagelith.sglang.hicache", "ERROR"):
+            self.assertEqual(backend.batch_set_v2([failing]), {"indexer": [False] * 2})
         self.assertEqual(backend.batch_set_v1(failing.keys, slots(0, 2)), [False] * 2)
         self.assertEqual(backend.batch_set_v1(failing.keys, slots(0, 2)), [True] * 2)
 

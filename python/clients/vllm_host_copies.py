@@ -1,0 +1,79 @@
+"""vLLM's tiered offloading on a machine without a GPU: what it copies between GPU and host memory is copied within host memory.
+
+An offloading spec, by `"spec_name": "HostCopies", "spec_module_path": "vllm_host_copies"`. All else is vLLM's own: its manager, its
+primary tier, its worker and the shared region of host memory.
+"""
+
+import contextlib
+import ctypes
+
+import torch
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.cpu import gpu_worker
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+
+class OnGpu(torch.Tensor):
+    """A tensor of the engine's, which says that it is where the worker demands it."""
+
+    is_cuda = True
+
+
+class Handler(gpu_worker.SingleDirectionOffloadingHandler):
+    def __init__(self, gpu_tensors, *arguments, **more):
+        super().__init__([tensor.as_subclass(OnGpu) for tensor in gpu_tensors], *arguments, **more)
+
+
+class Done:
+    """A stream, and an event on it: whatever was submitted has happened."""
+
+    def __init__(self, **_):
+        pass
+
+    def wait_stream(self, _):
+        pass
+
+    wait_event = wait_stream
+
+    def record(self, _=None):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, _):
+        return 1.0
+
+
+class Over:
+    """A module with some of its names replaced."""
+
+    def __init__(self, module, **names):
+        self.__dict__.update(names, _module=module)
+
+    def __getattr__(self, name):
+        return getattr(self._module, name)
+
+
+def copy(sources, destinations, lengths, **_):
+    for source, destination, length in zip(sources.tolist(), destinations.tolist(), lengths.tolist()):
+        ctypes.memmove(destination, source, length)
+
+
+gpu_worker.SingleDirectionOffloadingHandler = Handler
+gpu_worker.HAS_TRITON = False
+gpu_worker.ops = Over(None, swap_blocks_batch=copy)
+gpu_worker.torch = Over(torch, Event=Done)
+gpu_worker.current_platform = Over(
+    current_platform, Stream=Done, current_stream=Done, stream=lambda _: contextlib.nullcontext()
+)
+
+
+class HostCopies(TieringOffloadingSpec):
+    def get_worker(self, kv_caches):
+        if not self._worker:
+            self._worker = self.create_worker(kv_caches)
+        return self._worker

@@ -1,0 +1,63 @@
+"""One life of a vLLM engine on the CPU: a tiny model with weights of a seed, prompts, and what it answers.
+
+    python vllm_life.py MODEL_DIR KV_TRANSFER_CONFIG     the second is JSON, or "none"
+
+Prints one line of JSON: for each prompt the tokens and their log-probabilities, and how many prompt tokens came from outside.
+"""
+
+import json
+import os
+import signal
+import sys
+
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", PYTHONHASHSEED="0", VLLM_LOGGING_LEVEL="WARNING")
+
+import torch  # noqa: E402
+
+# Listed by some virtual CPUs, and faulting there.
+for name in ("_is_amx_tile_supported", "_is_amx_fp16_supported"):
+    if hasattr(torch.cpu, name):
+        setattr(torch.cpu, name, lambda: False)
+
+BLOCK = 32
+PROMPTS = [[(7 * n + 13 * prompt) % 500 + 1 for n in range(10 * BLOCK)] for prompt in range(4)]
+
+
+def make_model(folder):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=1024,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def main(folder, transfer):
+    if not os.path.exists(os.path.join(folder, "config.json")):
+        make_model(folder)
+    from vllm import LLM, SamplingParams
+    from vllm.config import KVTransferConfig
+
+    more = {} if transfer == "none" else {"kv_transfer_config": KVTransferConfig(**json.loads(transfer))}
+    engine = LLM(
+        model=folder, skip_tokenizer_init=True, dtype="bfloat16", block_size=BLOCK, max_model_len=512, enforce_eager=True,
+        enable_prefix_caching=True, kv_cache_memory_bytes=64 << 20, seed=0, **more,
+    )
+    sampling = SamplingParams(temperature=0.0, max_tokens=8, logprobs=1, detokenize=False)
+    answers = []
+    # One after the other: the same batches in every life, so the same sums.
+    for prompt in PROMPTS:
+        answer = engine.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)[0]
+        output = answer.outputs[0]
+        logprobs = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids)]
+        answers.append({"tokens": list(output.token_ids), "logprobs": logprobs, "cached": answer.num_cached_tokens})
+    print(json.dumps(answers), flush=True)
+    if os.environ.get("VLLM_LIFE_ENDS") == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    engine.llm_engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,88 @@
+"""What engines' configurations say of the store: the keys that all adapters have, their types, and what contradicts what."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from ._native import Store
+
+_Settings = TypeVar("_Settings", bound="StoreSettings")
+
+
+def of_type(kind: type, words: str, default: Any) -> Any:
+    """A key whose value is of a type, which `words` name."""
+    return field(default=default, metadata={"kind": kind, "words": words})
+
+
+def number(default: int) -> Any:
+    """A key whose value is a whole number, at least 1."""
+    return of_type(int, "a whole number, at least 1", default)
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """Which store, and whose pages. Adapters derive their own from it."""
+
+    # Settings of a store in this process, as docs/operations.md has them.
+    store: dict[str, Any] | None = of_type(dict, "a dictionary", None)
+    # A store process instead: `unix:PATH` or `tcp:HOST:PORT`.
+    attach: str | None = of_type(str, "a string", None)
+    # The name by which that process knows this one, and the file with the secret, where it demands one.
+    key_name: str | None = of_type(str, "a string", None)
+    key_file: str | None = of_type(str, "a string", None)
+    # Who may share pages, beside what the engine says of the model.
+    tenant: str = of_type(str, "a string", "")
+    revision: str = of_type(str, "a string", "")
+    # Longest that a write waits for room in a full store, and a read for its bytes.
+    put_wait_ms: int = number(50)
+    get_timeout_ms: int = number(30000)
+
+    @classmethod
+    def read(cls: type[_Settings], where: str, given: Mapping[str, Any]) -> _Settings:
+        """The settings; all problems in one error, which says `where` they are."""
+        known = {f.name: f for f in fields(cls)}
+        problems = [f"{name!r} is no key of it (there are {', '.join(known)})" for name in given if name not in known]
+        for name, value in given.items():
+            kind = known[name].metadata.get("kind") if name in known else None
+            if kind is not None and not _is(kind, value):
+                problems.append(f"{name!r} is {known[name].metadata['words']}, not {value!r}")
+        settings = cls(**{name: value for name, value in given.items() if name in known})
+        problems += settings._contradictions()
+        if problems:
+            raise ValueError(f"{where} for pagelith: " + "; ".join(problems))
+        return settings
+
+    def _contradictions(self) -> list[str]:
+        problems = []
+        if (self.store is None) == (self.attach is None):
+            problems.append("it takes 'store' (a store in this process) or 'attach' (a store process), one of the two")
+        if (self.key_name is None) != (self.key_file is None) or (self.key_name and not self.attach):
+            problems.append("'key_name' and 'key_file' go together, and with 'attach'")
+        if isinstance(self.store, dict) and not isinstance(self.store.get("ssd", {}), dict):
+            problems.append(f"'store.ssd' is a dictionary, not {self.store['ssd']!r}")
+        return problems
+
+    def open(self, part: str) -> Store:
+        """The store: one in this process has directories of its own, named `part`."""
+        if self.attach is not None:
+            return Store.attach(self.attach, key=self._key())
+        store = dict(self.store or {})
+        if "ssd" in store:
+            dirs = [os.path.join(directory, part) for directory in store["ssd"].get("dirs", [])]
+            for directory in dirs:
+                os.makedirs(directory, exist_ok=True)
+            store["ssd"] = {**store["ssd"], "dirs": dirs}
+        return Store(store)
+
+    def _key(self) -> tuple[str, bytes] | None:
+        if self.key_name is None or self.key_file is None:
+            return None
+        with open(self.key_file, "rb") as file:
+            return self.key_name, file.read().strip()
+
+
+def _is(kind: type, value: Any) -> bool:
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, kind)

@@ -1,0 +1,245 @@
+"""The secondary tier that vLLM's tiering manager calls, in the scheduler's process: nothing here waits for a byte."""
+
+import ctypes
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, OffloadingEvent, RequestOffloadingContext
+from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+import pagelith
+
+from ..settings import StoreSettings, number, of_type
+
+logger = logging.getLogger(__name__)
+
+# Most keys that are remembered as failed until they are stored again: 16 MB. Beyond it the oldest is asked again.
+_FAILED_MAX = 65536
+
+
+@dataclass(frozen=True)
+class Settings(StoreSettings):
+    """The keys of a tier's entry in `secondary_tiers`."""
+
+    put_wait_ms: int = number(1000)
+    read_threads: int = number(2)
+    write_threads: int = number(1)
+    enable_kv_events: bool = of_type(bool, "true or false", False)
+    locality: str | None = of_type(str, '"LOCAL" or "REMOTE"', None)
+
+
+class _Looks(AsyncLookupManager):
+    """Looks into a store process, from a thread of vLLM's: the scheduler does not wait for another process."""
+
+    def __init__(self, tier: "PagelithTier") -> None:
+        self._of = tier
+        super().__init__(tier_type=tier.tier_type)
+
+    def batch_lookup(self, keys: list[Any], req_context: Any) -> Iterable[bool]:
+        return self._of._here(keys)
+
+
+class PagelithTier(SecondaryTierManager):
+    """Chunks in a store of this process, or in a store process. A chunk is one object, a row of vLLM's host memory."""
+
+    medium = Medium.STORAGE
+
+    def __init__(
+        self, offloading_spec: Any, primary_kv_view: memoryview, tier_type: str, backpressure_detector: Any = None, **given: Any
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.settings = Settings.read(f"the secondary tier {tier_type!r}", given)
+        self.locality = Locality(self.settings.locality) if self.settings.locality else None
+        config = offloading_spec.config
+        # The view itself is held by the base class; this one ends here.
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(primary_kv_view))
+        self._namespace = _namespace(self.settings, config, self._block_size_bytes)
+        self._keys: dict[int, pagelith.Key] = {}
+        self._store = self.settings.open(f"dp_{config.parallel.data_parallel_index}")
+        # What a store in this process has is known without a wait.
+        self._looks = _Looks(self) if self.settings.attach is not None else None
+        self._failed: dict[Any, None] = {}
+        self._reads = ThreadPoolExecutor(self.settings.read_threads, "pagelith-read")
+        self._writes = ThreadPoolExecutor(self.settings.write_threads, "pagelith-write")
+        self._finished: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
+        self._open = 0
+        self._settled = threading.Condition()
+        self._loading: dict[int, list[Any]] = {}
+        self._storing: dict[int, list[Any]] = {}
+        events = offloading_spec.kv_events_config.enable_kv_cache_events
+        self._events: list[Any] | None = [] if self.settings.enable_kv_events and events else None
+        if self.settings.enable_kv_events and not events:
+            raise ValueError(f"the secondary tier {tier_type!r} has 'enable_kv_events', and --kv-events-config is not set")
+
+    # What the scheduler asks.
+
+    def lookup(self, key: Any, req_context: Any) -> LookupResult:
+        if key in self._failed:
+            return LookupResult.MISS
+        if self._looks is None:
+            here: bool | None = self._here([key])[0]
+        else:
+            here = self._looks.lookup(key, req_context)
+        if here is None:
+            return LookupResult.RETRY
+        return LookupResult.HIT if here else LookupResult.MISS
+
+    def _here(self, keys: Collection[Any]) -> list[bool]:
+        try:
+            return self._store.exists([self._key(key) for key in keys])
+        except pagelith.PagelithError:
+            logger.exception("pagelith: a look-up of %d chunks failed", len(keys))
+            return [False] * len(keys)
+
+    def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: Any) -> None:
+        if self._looks is not None:
+            self._looks.cleanup(req_context.req_id)
+
+    def on_schedule_end(self, context: Any) -> None:
+        if self._looks is not None:
+            self._looks.flush()
+
+    # Jobs: each runs in a thread as one batch, however many chunks it has, and is reported once.
+
+    def submit_store(self, job_metadata: Any) -> None:
+        keys = list(job_metadata.keys)
+        self._storing[job_metadata.job_id] = keys
+        self._submit(self._writes, job_metadata, keys, self._store_chunks)
+
+    def submit_load(self, job_metadata: Any) -> None:
+        keys = list(job_metadata.keys)
+        self._loading[job_metadata.job_id] = keys
+        self._submit(self._reads, job_metadata, keys, self._load_chunks)
+
+    def _submit(self, threads: ThreadPoolExecutor, job: Any, keys: list[Any], body: Callable[..., list[bool]]) -> None:
+        rows = [(self._base + int(row) * self._block_size_bytes, self._block_size_bytes) for row in job.chunk_ids]
+        with self._settled:
+            self._open += 1
+        try:
+            threads.submit(self._run, job.job_id, keys, rows, body)
+        except RuntimeError:
+            # It was shut down: what was given is reported all the same.
+            self._end(job.job_id, keys, [False] * len(keys), 0.0)
+
+    def _run(self, job_id: int, keys: list[Any], rows: list[tuple[int, int]], body: Callable[..., list[bool]]) -> None:
+        started, done = time.monotonic(), [False] * len(keys)
+        try:
+            done = body([self._key(key) for key in keys], rows)
+        except Exception:
+            logger.exception("pagelith: a job of %d chunks failed", len(keys))
+        self._end(job_id, keys, done, time.monotonic() - started)
+
+    def _end(self, job_id: int, keys: list[Any], done: list[bool], seconds: float) -> None:
+        whole = tuple(key for key, ok in zip(keys, done, strict=True) if ok)
+        length = len(whole) * self._block_size_bytes
+        self._finished.put(JobResult(job_id, all(done), whole or None, seconds, length))
+        with self._settled:
+            self._open -= 1
+            self._settled.notify_all()
+
+    def _store_chunks(self, keys: list[pagelith.Key], rows: list[tuple[int, int]]) -> list[bool]:
+        here = self._store.exists(keys)
+        new = [at for at, there in enumerate(here) if not there]
+        outcomes = self._store.put([keys[at] for at in new], [rows[at] for at in new], wait=self.settings.put_wait_ms / 1000)
+        _note("write", outcomes)
+        for at, outcome in zip(new, outcomes, strict=True):
+            here[at] = bool(outcome)
+        return here
+
+    def _load_chunks(self, keys: list[pagelith.Key], rows: list[tuple[int, int]]) -> list[bool]:
+        outcomes = self._store.get(keys, rows, timeout=self.settings.get_timeout_ms / 1000)
+        _note("read", outcomes)
+        return [bool(outcome) for outcome in outcomes]
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        finished = []
+        while not self._finished.empty():
+            job = self._finished.get()
+            stored = self._storing.pop(job.job_id, None)
+            whole = set(job.successful_keys or ())
+            if stored is None:
+                self._loaded(self._loading.pop(job.job_id), whole)
+            else:
+                self._stored(stored, whole)
+                # Of a store, vLLM asks only whether all of it is there.
+                job.successful_keys = None
+            finished.append(job)
+        return finished
+
+    def _loaded(self, keys: Collection[Any], whole: Collection[Any]) -> None:
+        """What could not be read is not found again until it is stored: the scheduler would go on asking for it."""
+        missed = [key for key in keys if key not in whole]
+        self._failed.update(dict.fromkeys(missed))
+        while len(self._failed) > _FAILED_MAX:
+            del self._failed[next(iter(self._failed))]
+        if self._looks is not None:
+            self._looks.mark_miss(missed)
+
+    def _stored(self, keys: Collection[Any], whole: Collection[Any]) -> None:
+        for key in whole:
+            self._failed.pop(key, None)
+        if self._events is not None and whole:
+            stored = [key for key in keys if key in whole]
+            self._events.append(OffloadingEvent(keys=stored, medium=self.medium, removed=False, locality=self.locality))
+
+    def take_events(self) -> Iterable[Any]:
+        events, self._events = self._events, [] if self._events is not None else None
+        return events or ()
+
+    def drain_jobs(self) -> None:
+        with self._settled:
+            self._settled.wait_for(lambda: self._open == 0)
+
+    def shutdown(self) -> None:
+        for threads in (self._reads, self._writes):
+            threads.shutdown(wait=True)
+        if self._looks is not None:
+            self._looks.shutdown()
+        self._store.close()
+
+    def _key(self, key: Any) -> pagelith.Key:
+        """vLLM's key is a block's hash and, in four bytes, the group of layers."""
+        group, block = int.from_bytes(key[-4:], "big"), bytes(key[:-4])
+        template = self._keys.get(group)
+        if template is None:
+            template = self._keys[group] = pagelith.Key(self._namespace, bytes(32), pool=f"group_{group}", component="data")
+        return template.on_page(block if len(block) == 32 else f"vllm block {block.hex()}")
+
+
+def _namespace(settings: Settings, config: Any, row_bytes: int) -> pagelith.Namespace:
+    """What a row's bytes depend on, and its key does not say."""
+    parallel, cache = config.parallel, config.cache
+    extra = [
+        ("client", "vllm-tiering"),
+        ("row", str(row_bytes)),
+        ("canonical", str(config.canonical_layout)),
+        *((f"group:{group.group_id}", f"{group.tokens_per_block} {','.join(group.layer_names)}") for group in config.groups),
+    ]
+    if not (parallel.is_parallelism_agnostic or config.replicated_layout):
+        sizes = (parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size)
+        extra.append(("parallel", "tp{} pp{} pcp{} dcp{}".format(*sizes)))
+    return pagelith.Namespace(
+        config.model.name,
+        tenant=settings.tenant,
+        revision=settings.revision,
+        dtype=str(config.model.dtype),
+        page_tokens=cache.tokens_per_hash * cache.blocks_per_chunk,
+        layout=str(config.kv_cache_layout or ""),
+        extra=extra,
+    )
+
+
+def _note(what: str, outcomes: Iterable[Any]) -> None:
+    told = [outcome.error for outcome in outcomes if outcome.error is not None]
+    if told:
+        logger.warning("pagelith: a %s failed for %d chunks: %s", what, len(told), told[0])

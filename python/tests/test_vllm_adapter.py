@@ -1,0 +1,228 @@
+"""The secondary tier for vLLM, over stand-ins for the few classes of vLLM that it uses, so that it is shown wherever the wheel is built.
+Under vLLM itself: `python/clients/`.
+"""
+
+import enum
+import hashlib
+import os
+import sys
+import tempfile
+import types
+import unittest
+from dataclasses import dataclass
+from typing import Any
+
+
+def stand_in(name, **members):
+    module = types.ModuleType(name)
+    module.__dict__.update(members)
+    sys.modules[name] = module
+
+
+class SecondaryTierManager:
+    def __init__(self, offloading_spec, primary_kv_view, tier_type, backpressure_detector=None):
+        self._primary_kv_view = primary_kv_view
+        self._block_size_bytes = primary_kv_view.strides[0]
+        self.tier_type = tier_type
+
+
+class AsyncLookupManager:
+    """vLLM's, without its thread: answers come with `flush`."""
+
+    def __init__(self, tier_type):
+        self.answers, self.asked = {}, []
+
+    def lookup(self, key, req_context):
+        if key not in self.answers:
+            self.answers[key] = None
+            self.asked.append(key)
+        return self.answers[key]
+
+    def flush(self):
+        self.answers.update(zip(self.asked, self.batch_lookup(self.asked, None), strict=True))
+        self.asked = []
+
+    def mark_miss(self, keys):
+        self.answers.update(dict.fromkeys(keys, False))
+
+    def cleanup(self, req_id):
+        self.answers.clear()
+
+    def shutdown(self):
+        pass
+
+
+@dataclass
+class JobResult:
+    job_id: int
+    success: bool
+    successful_keys: Any = None
+    transfer_time: float | None = None
+    transfer_bytes: int | None = None
+
+
+@dataclass
+class OffloadingEvent:
+    keys: list
+    medium: Any
+    removed: bool
+    locality: Any = None
+
+
+Medium = enum.Enum("Medium", ["CPU", "STORAGE"])
+Locality = enum.Enum("Locality", {"LOCAL": "LOCAL", "REMOTE": "REMOTE"})
+LookupResult = enum.Enum("LookupResult", ["MISS", "HIT", "HIT_PENDING", "RETRY"])
+for package in ("vllm", "vllm.v1", "vllm.v1.kv_offload", "vllm.v1.kv_offload.tiering"):
+    stand_in(package)
+stand_in(
+    "vllm.v1.kv_offload.base",
+    Locality=Locality, LookupResult=LookupResult, Medium=Medium, OffloadingEvent=OffloadingEvent, RequestOffloadingContext=object,
+)
+stand_in("vllm.v1.kv_offload.tiering.base", JobResult=JobResult, SecondaryTierManager=SecondaryTierManager)
+stand_in("vllm.v1.kv_offload.tiering.async_lookup", AsyncLookupManager=AsyncLookupManager)
+
+from pagelith.vllm import PagelithTier  # noqa: E402
+
+ROW = 4096
+ROWS = 4096
+REQUEST = types.SimpleNamespace(req_id="request")
+
+
+def keys(count, group=0, of="block"):
+    return [hashlib.sha256(f"{of}{n}".encode()).digest() + group.to_bytes(4, "big") for n in range(count)]
+
+
+class Tier(unittest.TestCase):
+    def setUp(self):
+        self.home = tempfile.TemporaryDirectory()
+        self.addCleanup(self.home.cleanup)
+        self.memory = memoryview(bytearray(ROW * ROWS)).cast("B", (ROWS, ROW))
+        self.job = 0
+
+    def tier(self, events=False, model="a/model", layers=("layer.0",), **given):
+        group = types.SimpleNamespace(group_id=0, tokens_per_block=16, layer_names=layers)
+        parallel = dict(tp_size=1, pp_size=1, pcp_size=1, dcp_size=1, data_parallel_index=0, is_parallelism_agnostic=True)
+        config = types.SimpleNamespace(
+            model=types.SimpleNamespace(name=model, dtype="bf16"),
+            cache=types.SimpleNamespace(tokens_per_hash=16, blocks_per_chunk=1),
+            parallel=types.SimpleNamespace(**parallel),
+            groups=(group,), replicated_layout=False, canonical_layout=False, kv_cache_layout="NHD",
+        )
+        spec = types.SimpleNamespace(config=config, kv_events_config=types.SimpleNamespace(enable_kv_cache_events=events))
+        ssd = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": "128MiB", "segment_bytes": "4MiB"}
+        store = {"dram": {"bytes": "32MiB"}, "index": {"max_objects": 20000}, "ssd": ssd}
+        tier = PagelithTier(spec, self.memory, "PagelithTier", None, **{"store": store, **given})
+        return tier
+
+    def run_job(self, submit, keys, rows):
+        self.job += 1
+        submit(types.SimpleNamespace(job_id=self.job, keys=keys, chunk_ids=rows, req_context=REQUEST))
+        return self.job
+
+    def finished(self, tier):
+        tier.drain_jobs()
+        return list(tier.get_finished_jobs())
+
+    def fill(self, rows, seed):
+        for n, row in enumerate(rows):
+            self.memory[row : row + 1].cast("B")[:] = hashlib.sha256(f"{seed}{n}".encode()).digest() * (ROW // 32)
+
+    def rows(self, rows):
+        return [bytes(self.memory[row : row + 1]) for row in rows]
+
+    def test_a_job_is_one_batch_reported_once_and_read_by_the_next_process(self):
+        tier, chunks = self.tier(), keys(1000)
+        self.fill(range(1000), "store")
+        job = self.run_job(tier.submit_store, chunks, list(range(1000)))
+        (done,) = self.finished(tier)
+        self.assertEqual((done.job_id, done.success, done.transfer_bytes), (job, True, 1000 * ROW))
+        self.assertEqual(list(tier.get_finished_jobs()), [])
+        self.assertEqual(tier.lookup(chunks[7], REQUEST), LookupResult.HIT)
+        self.assertEqual(tier.lookup(keys(1, group=1)[0], REQUEST), LookupResult.MISS)
+        tier.shutdown()
+        again = self.tier()
+        self.addCleanup(again.shutdown)
+        into = list(range(4000, 3000, -1))
+        self.run_job(again.submit_load, chunks, into)
+        self.assertEqual([job.success for job in self.finished(again)], [True])
+        self.assertEqual(self.rows(into), self.rows(range(1000)))
+
+    def test_of_a_job_of_any_size_each_chunk_that_failed_is_told_and_found_no_more(self):
+        """vLLM's own split of large loads leaves chunks unreported that were never tried: here each is tried, and told."""
+        tier, chunks = self.tier(), keys(2000)
+        self.addCleanup(tier.shutdown)
+        here = [at for at in range(2000) if at % 3 != 1]
+        self.fill(here, "store")
+        self.run_job(tier.submit_store, [chunks[at] for at in here], here)
+        self.assertTrue(self.finished(tier)[0].success)
+        into = [2000 + at for at in range(2000)]
+        self.run_job(tier.submit_load, chunks, into)
+        (done,) = self.finished(tier)
+        self.assertFalse(done.success)
+        self.assertEqual(set(done.successful_keys), {chunks[at] for at in here})
+        self.assertEqual(self.rows(into[at] for at in here), self.rows(here))
+        found = [tier.lookup(chunk, REQUEST) for chunk in chunks]
+        self.assertEqual(found, [LookupResult.MISS if at % 3 == 1 else LookupResult.HIT for at in range(2000)])
+        # What failed is found again once it was computed and stored again.
+        self.run_job(tier.submit_store, [chunks[1]], [0])
+        self.finished(tier)
+        self.assertEqual(tier.lookup(chunks[1], REQUEST), LookupResult.HIT)
+
+    def test_what_failed_is_missed_although_the_store_still_has_it(self):
+        tier, chunks = self.tier(), keys(3)
+        self.addCleanup(tier.shutdown)
+        self.run_job(tier.submit_store, chunks, [0, 1, 2])
+        self.finished(tier)
+        wrong = types.SimpleNamespace(job_id=77, keys=chunks, chunk_ids=[5, 5, 5], req_context=REQUEST)
+        with self.assertLogs("pagelith.vllm.tier", "ERROR"):
+            tier.submit_load(wrong)
+            (done,) = self.finished(tier)
+        self.assertEqual((done.success, done.successful_keys), (False, None))
+        self.assertEqual([tier.lookup(chunk, REQUEST) for chunk in chunks], [LookupResult.MISS] * 3)
+
+    def test_events_are_of_what_was_stored(self):
+        tier, chunks = self.tier(events=True, enable_kv_events=True, locality="LOCAL"), keys(3)
+        self.addCleanup(tier.shutdown)
+        self.run_job(tier.submit_store, chunks, [0, 1, 2])
+        self.finished(tier)
+        self.assertEqual(list(tier.take_events()), [OffloadingEvent(chunks, Medium.STORAGE, False, Locality.LOCAL)])
+        self.assertEqual(list(tier.take_events()), [])
+
+    def test_another_model_or_other_layers_find_nothing(self):
+        tier, chunks = self.tier(), keys(1)
+        self.run_job(tier.submit_store, chunks, [0])
+        self.finished(tier)
+        tier.shutdown()
+        for other in ({"model": "another"}, {"layers": ("layer.1",)}, {"revision": "2"}):
+            tier = self.tier(**other)
+            self.assertEqual(tier.lookup(chunks[0], REQUEST), LookupResult.MISS, other)
+            tier.shutdown()
+
+    def test_what_is_wrong_with_its_entry_is_said_at_the_start(self):
+        with self.assertRaisesRegex(ValueError, "'root_dir' is no key.*'read_threads' is a whole number"):
+            self.tier(root_dir="/x", read_threads=0)
+        with self.assertRaisesRegex(ValueError, "one of the two"):
+            self.tier(attach="unix:/x")
+        with self.assertRaisesRegex(ValueError, "--kv-events-config"):
+            self.tier(enable_kv_events=True)
+
+    def test_jobs_behind_a_shutdown_are_reported(self):
+        tier = self.tier()
+        tier.shutdown()
+        self.run_job(tier.submit_load, keys(2), [0, 1])
+        self.assertEqual([job.success for job in self.finished(tier)], [False])
+        with self.assertLogs("pagelith.vllm.tier", "ERROR"):
+            self.assertEqual(tier.lookup(keys(3)[2], REQUEST), LookupResult.MISS)
+
+    def test_a_look_into_another_process_holds_nobody_up(self):
+        tier, chunks = self.tier(), keys(2)
+        self.addCleanup(tier.shutdown)
+        self.run_job(tier.submit_store, chunks[:1], [0])
+        self.finished(tier)
+        # As it is where the store is another process's.
+        tier._looks = sys.modules["pagelith.vllm.tier"]._Looks(tier)
+        self.assertEqual([tier.lookup(chunk, REQUEST) for chunk in chunks], [LookupResult.RETRY] * 2)
+        tier.on_schedule_end(None)
+        self.assertEqual([tier.lookup(chunk, REQUEST) for chunk in chunks], [LookupResult.HIT, LookupResult.MISS])
+        tier.on_request_finished(REQUEST)
+        self.assertEqual(tier.lookup(chunks[0], REQUEST), LookupResult.RETRY)
