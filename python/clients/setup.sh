@@ -13,8 +13,8 @@ environment() {
 
 environment sglang
 "${pip[@]}" torch==2.14.1 torchvision numpy
-"${pip[@]}" --no-deps sglang==0.5.23
 "${pip[@]}" --requirement "$here/sglang_requirements.txt"
+"${pip[@]}" --no-deps sglang==0.5.23
 
 environment vllm
 "${pip[@]}" torch==2.13.0 numpy

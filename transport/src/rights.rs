@@ -119,6 +119,18 @@ mod tests {
     }
 
     #[test]
+    fn what_a_part_says_of_its_group_is_looked_at_too() {
+        let part = |required| {
+            let mut put = PutDraft::of_parts(32 << 10, &[key(OWN), key(required)]);
+            put.group(None);
+            put.object(key(OWN), 100, &[]);
+            own().check(&Ask::Put(put.puts().expect("a put")))
+        };
+        assert_eq!(part(OWN), Ok(()));
+        assert_eq!(part(FOREIGN), Err(NotAllowed { verb: Verb::PutParts, namespace: Some(FOREIGN) }));
+    }
+
+    #[test]
     fn a_foreign_namespace_is_seen_in_every_place_of_every_verb() {
         let refused = |ask: Ask<'_>| own().check(&ask).expect_err("foreign").namespace;
         let keys = [key(OWN), key(FOREIGN)];

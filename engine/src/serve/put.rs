@@ -53,8 +53,6 @@ enum State {
 
 struct Group {
     base: Option<ObjectKey>,
-    /// What the group consists of that this is a part of; `None` if it is whole.
-    required: Option<Vec<ObjectKey>>,
     /// Numbers of its objects in the put.
     objects: Range<usize>,
     state: State,
@@ -67,6 +65,9 @@ pub(super) struct PutOp {
     block_bytes: u32,
     offered: Vec<Offered>,
     groups: Vec<Group>,
+    /// What groups consist of that these are parts of, as keys of any page; `None` if they are whole. Once for all: a
+    /// request may have many pages.
+    required: Option<Vec<ObjectKey>>,
 }
 
 impl PutOp {
@@ -77,9 +78,7 @@ impl PutOp {
             let at = offered.len();
             if object.group as usize == groups.len() {
                 let base = puts.base(object.group);
-                let on_page = |key: ObjectKey| key.on_page(object.key.hash());
-                let required = puts.required().map(|keys| keys.iter().map(on_page).collect());
-                groups.push(Group { base, required, objects: at..at, state: State::New });
+                groups.push(Group { base, objects: at..at, state: State::New });
             }
             groups.iter_mut().last().into_iter().for_each(|g| g.objects.end = at + 1);
             let sums = object.checksums.iter().collect();
@@ -92,7 +91,8 @@ impl PutOp {
             });
         }
         let verb = Ask::Put(puts).verb();
-        PutOp { manner, verb, block_bytes: puts.block_bytes(), offered, groups }
+        let required = puts.required().map(|keys| keys.iter().collect());
+        PutOp { manner, verb, block_bytes: puts.block_bytes(), offered, groups, required }
     }
 
     /// Bytes of an object have arrived.
@@ -224,7 +224,7 @@ impl PutOp {
         };
         let entries: Option<Vec<Entry>> = self.offered[objects.clone()].iter().map(here).collect();
         let Some(entries) = entries else { return false };
-        let members = group.required.as_ref().map_or(objects.len(), Vec::len);
+        let members = self.required.as_ref().map_or(objects.len(), Vec::len);
         if members > 1 || group.base.is_some() {
             let frame = entries[0].frame.filter(|frame| entries.iter().all(|e| e.frame == Some(*frame)));
             let data = frame.and_then(|frame| core.frames.get(FrameId(frame))).map(|f| &f.data);
@@ -259,7 +259,7 @@ impl PutOp {
         let left = self.manner.deadline.since(world.shared().now());
         let depth = self.manner.options.depth.saturating_add(at as u32);
         let options = Options { timeout: Some(left), depth, ..self.manner.options };
-        if self.groups[at].required.is_some() {
+        if self.required.is_some() {
             if let Err(error) = self.store_part(world, id, at, options) {
                 self.settle(at, || Verdict::Failed(error.clone()));
             }
@@ -276,8 +276,9 @@ impl PutOp {
     /// Put what was pulled into its group, and commit that if nothing is missing then.
     fn store_part(&mut self, world: &mut World, id: OpId, at: usize, options: Options) -> Result<()> {
         let shared = world.shared();
-        let required = self.groups[at].required.as_deref().unwrap_or_default();
-        let joined = groups::join(shared, required, &options)?;
+        let page = self.offered[self.groups[at].objects.start].key.hash();
+        let required: Vec<ObjectKey> = self.required.iter().flatten().map(|key| key.on_page(page)).collect();
+        let joined = groups::join(shared, &required, &options)?;
         for object in &mut self.offered[self.groups[at].objects.clone()] {
             let Some(bytes) = object.bytes.take() else { continue };
             joined.put(shared, &PutSlice { key: object.key, pieces: &[bytes.bytes()] })?;
