@@ -82,11 +82,11 @@ def mamba(slots=32, layout="page_first"):
     return MambaPoolHost(info, 1.0, 0, device_capacity=slots, pin_memory=False, layout=layout)
 
 
-def plain(device, host, extra, **more):
+def plain(device, host, extra, backend="dynamic", **more):
     """The controller of a model whose state is KV alone."""
     return HiCacheController(
         SimpleNamespace(get_kvcache=lambda: device), host, PAGE, one_rank_group(), threading.Event(),
-        write_policy="write_through", io_backend="direct", storage_backend="dynamic", prefetch_threshold=PAGE,
+        write_policy="write_through", io_backend="direct", storage_backend=backend, prefetch_threshold=PAGE,
         model_name="a/model", storage_backend_extra_config=dict(extra), **more,
     )
 

@@ -5,6 +5,7 @@ Run by clients/run.sh. What each scenario writes is written by another process t
 """
 
 import glob
+import importlib.util
 import os
 import shutil
 import signal
@@ -15,7 +16,8 @@ import unittest
 
 import sglang_drive as drive
 import sglang_parts as parts
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolHitPolicy, PoolName, PoolTransfer
+from pagelith.compat import mooncake
+from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
 
 PAGES = 20
 HOME = tempfile.gettempdir()
@@ -434,6 +436,40 @@ class WithAStoreProcess(Case):
         self.assertEqual(ranks[0][1].write(ranks[0][0], 1), whole)
         for controller, scenario in ranks:
             self.assertEqual(scenario.read(controller, 1), (whole, whole, 0))
+
+
+class ThroughMooncakesInterface(Case):
+    """SGLang's own backend for Mooncake, over `pagelith.compat.mooncake`."""
+
+    def test_sglangs_own_test_file(self):
+        file = importlib.util.find_spec("sglang.srt.mem_cache.storage.mooncake_store.test_mooncake_store").origin
+        before = [mooncake.path(), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {"MOONCAKE_MASTER": "127.0.0.1:50051", "MOONCAKE_GLOBAL_SEGMENT_SIZE": str(64 << 20)}
+        environment = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(before)}
+        done = subprocess.run([sys.executable, "-W", "ignore", file], env=environment, capture_output=True, text=True)
+        self.assertIn("All tests passed", done.stdout + done.stderr)
+        self.assertEqual(done.returncode, 0)
+
+    def test_backed_up_and_read_after_a_restart(self):
+        mooncake.install()
+        # Else it takes most of what the disk has free.
+        os.environ["MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"] = str(512 << 20)
+        self.addCleanup(os.environ.pop, "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES")
+        offload = {"enable_ssd_offload": True, "ssd_offload_path": os.path.join(self.home, "mooncake")}
+        extra = {"master_server_address": "127.0.0.1:50051", "global_segment_size": 64 << 20, **offload}
+        for name in ("mha page_first", "mla layer_first"):
+            scenario = SCENARIOS[name]
+            for turn in ("write", "read"):
+                parts.place()
+                scenario.device, scenario.anchor, scenario.sidecars, scenario.trailing = scenario.make()
+                controller = parts.plain(scenario.device, scenario.anchor, extra, backend="mooncake")
+                if turn == "write":
+                    self.assertEqual(scenario.write(controller, 1), PAGES * parts.PAGE)
+                else:
+                    self.assertEqual(scenario.read(controller, 1), (PAGES * parts.PAGE, PAGES * parts.PAGE, 0))
+                # SGLang does not close a Mooncake client.
+                controller.storage_backend.store.close()
+                controller.detach_storage_backend()
 
 
 class Misconfigured(Case):

@@ -4,6 +4,7 @@ answers the same tokens with the same log-probabilities as one without a cache.
 Run by clients/run.sh. `STORE_PROGRAM` is the program `pagelith`, for the test with a store process.
 """
 
+import contextlib
 import glob
 import json
 import os
@@ -13,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import unittest
+
+from pagelith.compat import mooncake
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # Prompt tokens of which vLLM may take all but the last block from elsewhere.
@@ -81,15 +84,36 @@ class Lives(unittest.TestCase):
         if "STORE_PROGRAM" not in os.environ:
             print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
             self.skipTest("no STORE_PROGRAM")
-        address = "unix:" + os.path.join(self.home, "socket")
-        command = [os.environ["STORE_PROGRAM"], "serve", "--listen", address, "--dram", "64MiB", "--ssd", "0"]
-        store = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            self.assertTrue(store.stdout.readline().startswith("listening "))
+        with self.store_process("socket") as address:
             self.assert_same(self.live(self.tiered(attach=address)))
             second = self.live(self.tiered(attach=address))
             self.assert_same(second)
             self.assertTrue(all(count >= PROMPT - BLOCK for count in self.cached(second)), self.cached(second))
+
+    def test_vllms_own_connector_for_mooncake(self):
+        if "STORE_PROGRAM" not in os.environ:
+            print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
+            self.skipTest("no STORE_PROGRAM")
+        with self.store_process("mooncake") as address:
+            config = os.path.join(self.home, "mooncake.json")
+            with open(config, "w") as file:
+                json.dump({"metadata_server": "none", "master_server_address": address, "protocol": "tcp"}, file)
+            transfer = json.dumps({"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"})
+            environment = {"MOONCAKE_CONFIG_PATH": config, "PYTHONPATH": os.pathsep.join([HERE, mooncake.path()])}
+            self.assert_same(self.live(transfer, **environment))
+            second = self.live(transfer, **environment)
+            self.assert_same(second)
+            self.assertTrue(all(count >= PROMPT - BLOCK for count in self.cached(second)), self.cached(second))
+
+    @contextlib.contextmanager
+    def store_process(self, name):
+        """`pagelith serve`, and its address."""
+        address = "unix:" + os.path.join(self.home, name)
+        command = [os.environ["STORE_PROGRAM"], "serve", "--listen", address, "--dram", "64MiB", "--ssd", "0"]
+        store = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            self.assertTrue(store.stdout.readline().startswith("listening "))
+            yield address
         finally:
             store.terminate()
             store.wait()

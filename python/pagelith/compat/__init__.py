@@ -1,0 +1,1 @@
+"""Other stores' client interfaces, over Pagelith."""

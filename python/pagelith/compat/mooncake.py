@@ -1,0 +1,441 @@
+"""Mooncake Store's client interface over Pagelith, for engines that bring a path for Mooncake and none for others.
+
+    PYTHONPATH=$(python -m pagelith.compat.mooncake) python -m sglang.launch_server ... --hicache-storage-backend mooncake
+
+or, in a program, `pagelith.compat.mooncake.install()` before the engine is imported. docs/mooncake-api.md says what of it there is.
+Read against Mooncake at 3b5a5941 (August 2026), SGLang 0.5.23 and vLLM 0.32 and 0.33.
+"""
+
+import ctypes
+import logging
+import mmap
+import os
+import shutil
+import sys
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pagelith
+
+logger = logging.getLogger(__name__)
+
+_Code = TypeVar("_Code")
+
+# Mooncake's codes, as far as they say something here.
+OK = 0
+INTERNAL = -1
+BUFFER_OVERFLOW = -10
+NO_AVAILABLE_HANDLE = -200
+INVALID_PARAMS = -600
+ILLEGAL_CLIENT = -601
+OBJECT_NOT_FOUND = -704
+TRANSFER_FAIL = -800
+CHECKSUM_MISMATCH = -801
+RPC_FAIL = -900
+NOT_SUPPORTED = -1012
+
+_PUT_ERRORS = {
+    "BusyError": NO_AVAILABLE_HANDLE,
+    "NoSpaceError": NO_AVAILABLE_HANDLE,
+    "InvalidError": INVALID_PARAMS,
+    "UnavailableError": RPC_FAIL,
+    "DeniedError": ILLEGAL_CLIENT,
+}
+# A get that finds no staging memory in time is not a put that finds no room.
+_GET_ERRORS = {**_PUT_ERRORS, "BusyError": BUFFER_OVERFLOW}
+_MISSES = {"absent": OBJECT_NOT_FOUND, "gone": OBJECT_NOT_FOUND, "damaged": CHECKSUM_MISMATCH}
+# Lengths that `get` finds without asking; the oldest is forgotten.
+_LENGTHS_MAX = 65536
+_PAGE = 4096
+
+
+@dataclass
+class ReplicateConfig:
+    """Taken, and without effect: one store has one copy, in the tier that its policies say."""
+
+    replica_num: int = 1
+    with_soft_pin: bool = False
+    with_hard_pin: bool = False
+    preferred_segment: str = ""
+    preferred_segments: list[str] = field(default_factory=list)
+    prefer_alloc_in_same_node: bool = False
+    # There is no `group_ids` and no `session_ids`: an engine that looks for them turns the feature off.
+
+
+@dataclass(frozen=True)
+class ReplicaDescriptor:
+    """Where an object was when it was asked about."""
+
+    tier: str
+
+    def is_memory_replica(self) -> bool:
+        return self.tier == "dram"
+
+    def is_disk_replica(self) -> bool:
+        return False
+
+    def is_local_disk_replica(self) -> bool:
+        return self.tier == "ssd"
+
+
+class MooncakeHostMemAllocator:
+    """Host memory at page boundaries."""
+
+    def __init__(self) -> None:
+        self._maps: dict[int, mmap.mmap] = {}
+
+    def alloc(self, size: int) -> int:
+        memory = mmap.mmap(-1, max(size, 1))
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._maps[address] = memory
+        return address
+
+    def free(self, address: int) -> int:
+        memory = self._maps.pop(address, None)
+        if memory is None:
+            return INVALID_PARAMS
+        memory.close()
+        return OK
+
+
+class MooncakeDistributedStore:
+    """A client: of a store in this process, or of a store process if the master's address is one's (`unix:PATH`, `tcp:HOST:PORT`)."""
+
+    def __init__(self) -> None:
+        self._store: pagelith.Store | None = None
+        self._key: pagelith.Key | None = None
+        self._length: pagelith.Key | None = None
+        self._hostname = ""
+        self._lock = threading.Lock()
+        self._lengths: dict[str, int] = {}
+        self._starts: list[int] = []
+        self._regions: dict[int, int] = {}
+
+    def setup(
+        self,
+        local_hostname: str | dict[str, Any] = "",
+        metadata_server: str = "",
+        global_segment_size: int = 16 << 20,
+        local_buffer_size: int = 16 << 20,
+        protocol: str = "tcp",
+        rdma_devices: str = "",
+        master_server_addr: str = "",
+        engine: Any = None,
+        *,
+        enable_ssd_offload: bool = False,
+        ssd_offload_path: str = "",
+        tenant_id: str = "default",
+        enable_client_http_server: bool = False,
+        client_http_port: int = 9300,
+    ) -> int:
+        """Open the store. What has no meaning here (metadata, protocol, devices, an engine) is taken."""
+        if isinstance(local_hostname, dict):
+            return self.setup(**local_hostname)
+        try:
+            if master_server_addr.startswith(("unix:", "tcp:")):
+                store = pagelith.Store.attach(master_server_addr)
+            else:
+                store = pagelith.Store(_settings(global_segment_size, ssd_offload_path if enable_ssd_offload else None))
+        except (pagelith.PagelithError, OSError) as error:
+            logger.error("pagelith: cannot open the store: %s", error)
+            return INVALID_PARAMS
+        space = pagelith.Namespace("mooncake-client", tenant=tenant_id)
+        self._key = pagelith.Key(space, bytes(32), pool="opaque", component="data")
+        self._length = pagelith.Key(space, bytes(32), pool="opaque", component="length")
+        self._hostname, self._store = local_hostname, store
+        return OK
+
+    def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
+        """Attach to a store process; nothing else stands behind an address here."""
+        if not server_address.startswith(("unix:", "tcp:")):
+            logger.error("pagelith: no store process has this address, which begins with unix: or tcp: %r", server_address)
+            return INVALID_PARAMS
+        return self.setup(master_server_addr=server_address)
+
+    def close(self) -> int:
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+        return OK
+
+    def get_hostname(self) -> str:
+        return self._hostname
+
+    # Memory. What is not registered is not touched: it may be a GPU's.
+
+    def register_buffer(self, address: int, size: int) -> int:
+        with self._lock:
+            if self._regions.get(address) == size:
+                return OK
+            if size <= 0 or not _is_host_memory(address, size):
+                logger.error("pagelith: no host memory at %#x of %d bytes; memory of a GPU is not taken", address, size)
+                return INVALID_PARAMS
+            at = bisect_right(self._starts, address)
+            before = self._starts[at - 1] if at else None
+            after = self._starts[at] if at < len(self._starts) else None
+            if before is not None and before + self._regions[before] > address or after is not None and address + size > after:
+                logger.error("pagelith: memory at %#x of %d bytes overlaps what is registered with another length", address, size)
+                return INVALID_PARAMS
+            self._starts.insert(at, address)
+            self._regions[address] = size
+            return OK
+
+    def unregister_buffer(self, address: int) -> int:
+        with self._lock:
+            if self._regions.pop(address, None) is None:
+                return INVALID_PARAMS
+            self._starts.remove(address)
+            return OK
+
+    def _is_registered(self, pieces: Sequence[tuple[int, int]]) -> bool:
+        for address, size in pieces:
+            at = bisect_right(self._starts, address)
+            if not at or address + size > self._starts[at - 1] + self._regions[self._starts[at - 1]]:
+                return False
+        return True
+
+    # Looks.
+
+    def is_exist(self, key: str) -> int:
+        return self.batch_is_exist([key])[0]
+
+    def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
+        def look(store: pagelith.Store) -> list[int]:
+            return [int(here) for here in store.exists(self._keys(keys))]
+
+        return self._guarded(look, lambda code: [code] * len(keys))
+
+    def get_size(self, key: str) -> int:
+        return self._guarded(lambda store: self._length_of(store, key), lambda code: code)
+
+    def get_replica_desc(self, key: str) -> list[ReplicaDescriptor]:
+        return self.batch_get_replica_desc([key])[key]
+
+    def batch_get_replica_desc(self, keys: Sequence[str]) -> dict[str, list[ReplicaDescriptor]]:
+        """Where each is; a byte of it is read to know."""
+
+        def look(store: pagelith.Store) -> dict[str, list[ReplicaDescriptor]]:
+            into = [bytearray(1) for _ in keys]
+            got = store.get(self._keys(keys), into, ranges=[(0, 1)] * len(keys))
+            return {key: [ReplicaDescriptor(g.tier)] if g.tier else [] for key, g in zip(keys, got, strict=True)}
+
+        return self._guarded(look, lambda code: {key: [] for key in keys})
+
+    # Puts: write once, and what is there already is success.
+
+    def put(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
+        return self.put_parts(key, value)
+
+    def put_parts(self, key: str, *parts: Any, config: ReplicateConfig | None = None) -> int:
+        length = sum(memoryview(part).nbytes for part in parts)
+
+        def put(store: pagelith.Store) -> int:
+            # With its length, so that who gets it needs not know that.
+            data, named = self._keys([key])[0], self._named(self._length, key)
+            code = _put_code(store.put_group([data, named], [list(parts), length.to_bytes(8, "little")], wait=0.0))
+            if code == OK:
+                self._remember(key, length)
+            return code
+
+        return self._guarded(put, lambda code: code)
+
+    def put_batch(self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None) -> int:
+        codes = [self.put(key, value) for key, value in zip(keys, values, strict=True)]
+        return next((code for code in codes if code != OK), OK)
+
+    def put_from(self, key: str, address: int, size: int, config: ReplicateConfig | None = None) -> int:
+        return self.batch_put_from([key], [address], [size])[0]
+
+    def batch_put_from(
+        self, keys: Sequence[str], addresses: Sequence[int], sizes: Sequence[int], config: ReplicateConfig | None = None
+    ) -> list[int]:
+        return self._put_pieces(keys, [[pair] for pair in zip(addresses, sizes, strict=True)])
+
+    def batch_put_from_multi_buffers(
+        self,
+        keys: Sequence[str],
+        addresses: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        return self._put_pieces(keys, _pieces(addresses, sizes))
+
+    def _put_pieces(self, keys: Sequence[str], pieces: list[list[tuple[int, int]]]) -> list[int]:
+        def put(store: pagelith.Store) -> list[int]:
+            codes, some = self._only_registered(keys, pieces)
+            outcomes = store.put(self._keys([keys[at] for at in some]), [pieces[at] for at in some], wait=0.0)
+            for at, outcome in zip(some, outcomes, strict=True):
+                codes[at] = _put_code(outcome)
+                if codes[at] == OK:
+                    self._remember(keys[at], sum(size for _, size in pieces[at]))
+            return codes
+
+        return self._guarded(put, lambda code: [code] * len(keys))
+
+    # Gets.
+
+    def get(self, key: str) -> bytes:
+        """The bytes, or none: of what `put` stored, or this client."""
+
+        def get(store: pagelith.Store) -> bytes:
+            length = self._length_of(store, key)
+            value = bytearray(max(length, 0))
+            return bytes(value) if length > 0 and store.get(self._keys([key]), [value])[0] else b""
+
+        return self._guarded(get, lambda code: b"")
+
+    def get_batch(self, keys: Sequence[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def get_into(self, key: str, address: int, size: int) -> int:
+        return self.batch_get_into([key], [address], [size])[0]
+
+    def batch_get_into(self, keys: Sequence[str], addresses: Sequence[int], sizes: Sequence[int]) -> list[int]:
+        return self._get_pieces(keys, [[pair] for pair in zip(addresses, sizes, strict=True)])
+
+    def batch_get_into_multi_buffers(
+        self, keys: Sequence[str], addresses: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]
+    ) -> list[int]:
+        return self._get_pieces(keys, _pieces(addresses, sizes))
+
+    def _get_pieces(self, keys: Sequence[str], pieces: list[list[tuple[int, int]]]) -> list[int]:
+        def get(store: pagelith.Store) -> list[int]:
+            codes, some = self._only_registered(keys, pieces)
+            outcomes = store.get(self._keys([keys[at] for at in some]), [pieces[at] for at in some])
+            for at, outcome in zip(some, outcomes, strict=True):
+                codes[at] = _get_code(outcome)
+            return codes
+
+        return self._guarded(get, lambda code: [code] * len(keys))
+
+    # Removals.
+
+    def remove(self, key: str, force: bool = False) -> int:
+        def remove(store: pagelith.Store) -> int:
+            with self._lock:
+                self._lengths.pop(key, None)
+            return OK if store.remove(self._keys([key])) else OBJECT_NOT_FOUND
+
+        return self._guarded(remove, lambda code: code)
+
+    def remove_all(self, force: bool = False) -> int:
+        """Everything of this tenant is gone for ever. How much that was is not counted: 0, or an error."""
+
+        def clear(store: pagelith.Store) -> int:
+            with self._lock:
+                self._lengths.clear()
+            assert self._key is not None
+            store.clear(self._key.namespace)
+            return OK
+
+        return self._guarded(clear, lambda code: code)
+
+    def remove_by_regex(self, pattern: str, force: bool = False) -> int:
+        return NOT_SUPPORTED
+
+    # Inside.
+
+    def _keys(self, keys: Sequence[str]) -> list[pagelith.Key]:
+        assert self._key is not None
+        return self._key.on_pages(list(keys))
+
+    def _named(self, template: pagelith.Key | None, key: str) -> pagelith.Key:
+        assert template is not None
+        return template.on_page(key)
+
+    def _only_registered(self, keys: Sequence[str], pieces: list[list[tuple[int, int]]]) -> tuple[list[int], list[int]]:
+        """A code for each key, and which of them may be moved."""
+        with self._lock:
+            some = [at for at, parts in enumerate(pieces) if self._is_registered(parts)]
+        if len(some) < len(keys):
+            logger.error("pagelith: %d of %d objects are in memory that is not registered", len(keys) - len(some), len(keys))
+        return [INVALID_PARAMS] * len(keys), some
+
+    def _remember(self, key: str, length: int) -> None:
+        with self._lock:
+            self._lengths[key] = length
+            while len(self._lengths) > _LENGTHS_MAX:
+                del self._lengths[next(iter(self._lengths))]
+
+    def _length_of(self, store: pagelith.Store, key: str) -> int:
+        with self._lock:
+            known = self._lengths.get(key)
+        if known is not None and store.exists(self._keys([key]))[0]:
+            return known
+        value = bytearray(8)
+        outcome = store.get([self._named(self._length, key)], [value])[0]
+        return int.from_bytes(value, "little") if outcome else OBJECT_NOT_FOUND
+
+    def _guarded(self, body: Callable[[pagelith.Store], _Code], failed: Callable[[int], _Code]) -> _Code:
+        """Mooncake's clients read codes and expect no exception."""
+        store = self._store
+        if store is None:
+            logger.error("pagelith: the store is not set up")
+            return failed(INVALID_PARAMS)
+        try:
+            return body(store)
+        except pagelith.PagelithError as error:
+            logger.error("pagelith: %s", error)
+            return failed(_PUT_ERRORS.get(type(error).__name__, INTERNAL))
+
+
+def _settings(dram: int, offload: str | None) -> dict[str, Any]:
+    settings: dict[str, Any] = {"dram": {"bytes": max(dram, 16 << 20)}}
+    if offload is not None:
+        directory = offload or os.environ.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", "/data/file_storage")
+        os.makedirs(directory, exist_ok=True)
+        limit = os.environ.get("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES")
+        # As much as Mooncake takes where nobody says otherwise, or nine tenths of what is free.
+        size = int(limit) if limit else min(2 << 40, shutil.disk_usage(directory).free * 9 // 10)
+        settings["ssd"] = {"dirs": [directory], "bytes": size // _PAGE * _PAGE}
+    return settings
+
+
+def _pieces(addresses: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
+    return [list(zip(some, lengths, strict=True)) for some, lengths in zip(addresses, sizes, strict=True)]
+
+
+def _put_code(outcome: pagelith.PutOutcome) -> int:
+    if outcome:
+        return OK
+    return NO_AVAILABLE_HANDLE if outcome.error is None else _PUT_ERRORS.get(type(outcome.error).__name__, INTERNAL)
+
+
+def _get_code(outcome: pagelith.GetOutcome) -> int:
+    """Bytes, or what went wrong."""
+    if outcome:
+        return outcome.bytes
+    if outcome.error is not None:
+        return _GET_ERRORS.get(type(outcome.error).__name__, INTERNAL)
+    return _MISSES.get(outcome.cause or "", TRANSFER_FAIL)
+
+
+def _is_host_memory(address: int, size: int) -> bool:
+    """Whether its first and last byte can be read: the kernel says so, where a look would end the process."""
+    read, write = os.pipe()
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        at = (address, address + size - 1)
+        return all(libc.write(write, ctypes.c_void_p(byte), ctypes.c_size_t(1)) == 1 for byte in at)
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def path() -> str:
+    """A folder that, on the module path, is a module `mooncake.store`."""
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")
+
+
+def install() -> None:
+    """Make this the module `mooncake.store` of this process. Before whoever imports it."""
+    sys.path.insert(0, path())
+    for name in [name for name in sys.modules if name == "mooncake" or name.startswith("mooncake.")]:
+        del sys.modules[name]
+
+
+if __name__ == "__main__":
+    print(path())

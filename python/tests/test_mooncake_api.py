@@ -1,0 +1,113 @@
+"""Mooncake's client interface over the store: its codes, and that what is not registered is not touched."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from pagelith.compat import mooncake
+from pagelith.compat.mooncake import MooncakeDistributedStore, MooncakeHostMemAllocator, ReplicateConfig
+
+QUIET = "pagelith.compat.mooncake"
+
+
+class Client(unittest.TestCase):
+    def setUp(self):
+        self.memory = ctypes.create_string_buffer(1 << 20)
+        self.at = ctypes.addressof(self.memory)
+
+    def client(self, *arguments, **how):
+        client = MooncakeDistributedStore()
+        self.assertEqual(client.setup("host", "P2PHANDSHAKE", 32 << 20, 16 << 20, "tcp", "", "127.0.0.1:50051", *arguments, **how), 0)
+        self.addCleanup(client.close)
+        self.assertEqual(client.register_buffer(self.at, len(self.memory)), 0)
+        return client
+
+    def test_what_is_put_is_got_and_what_is_not_is_its_code(self):
+        client = self.client()
+        self.assertEqual((client.put("a", b"x" * 4096), client.put("a", b"y" * 4096)), (0, 0))
+        self.assertEqual((client.get("a"), client.get("b"), client.get_size("a"), client.get_size("b")), (b"x" * 4096, b"", 4096, -704))
+        self.assertEqual((client.is_exist("a"), client.batch_is_exist(["b", "a"])), (1, [0, 1]))
+        self.memory[:8] = b"k" * 4 + b"v" * 4
+        keys, config = ["k", "v"], ReplicateConfig(replica_num=2)
+        self.assertEqual(client.batch_put_from(keys, [self.at, self.at + 4], [4, 4], config), [0, 0])
+        into = [self.at + 100, self.at + 200, self.at + 300]
+        self.assertEqual(client.batch_get_into(["v", "none", "k"], into, [4, 4, 5]), [4, -704, -600])
+        self.assertEqual(self.memory[100:104], b"vvvv")
+        self.assertEqual((client.remove("k"), client.remove("k"), client.is_exist("k")), (0, -704, 0))
+        self.assertEqual((client.remove_all(force=True), client.is_exist("a"), client.get("a")), (0, 0, b""))
+        self.assertEqual(client.remove_by_regex(".*"), -1012)
+
+    def test_objects_in_several_pieces(self):
+        client = self.client()
+        self.memory[:6] = b"abcdef"
+        put = client.batch_put_from_multi_buffers(["p"], [[self.at, self.at + 4]], [[2, 2]], ReplicateConfig())
+        self.assertEqual((put, client.get("p")), ([0], b"abef"))
+        got = client.batch_get_into_multi_buffers(["p", "q"], [[self.at + 10, self.at + 20], [self.at + 30]], [[1, 3], [4]])
+        self.assertEqual((got, self.memory[10:11], self.memory[20:23]), ([4, -704], b"a", b"bef"))
+
+    def test_memory_that_is_not_registered_is_not_touched(self):
+        client = self.client()
+        with self.assertLogs(QUIET, "ERROR"):
+            # An address as a GPU's would be: to look there ends the process.
+            self.assertEqual(client.register_buffer(64, 4096), -600)
+            self.assertEqual(client.batch_put_from(["a", "b"], [64, self.at], [8, 8]), [-600, 0])
+            self.assertEqual(client.batch_get_into(["b", "b"], [self.at + (1 << 20) - 4, self.at], [8, 8]), [-600, 8])
+            self.assertEqual(client.register_buffer(self.at + 8, 16), -600)
+        self.assertEqual(client.register_buffer(self.at, len(self.memory)), 0)
+        self.assertEqual((client.unregister_buffer(self.at), client.unregister_buffer(self.at)), (0, -600))
+        with self.assertLogs(QUIET, "ERROR"):
+            self.assertEqual(client.batch_get_into(["b"], [self.at], [8]), [-600])
+
+    def test_a_full_pool_is_minus_200(self):
+        client = self.client()
+        value = bytes(1 << 20)
+        # Each with its length, 4 KiB more: what is left has no room for another.
+        codes = [client.put(f"k{n}", value) for n in range(31)]
+        self.assertEqual(codes, [0] * 31)
+        pin = client._store.pin(client._keys([f"k{n}" for n in range(31)]))
+        self.assertEqual((client.put("more", value), client.batch_put_from(["more"], [self.at], [1 << 20])), (-200, [-200]))
+        pin.release()
+        self.assertEqual(client.put("again", value), 0)
+
+    def test_tenants_and_restarts(self):
+        home = tempfile.TemporaryDirectory()
+        self.addCleanup(home.cleanup)
+        os.environ["MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"] = str(512 << 20)
+        self.addCleanup(os.environ.pop, "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES")
+        offload = {"enable_ssd_offload": True, "ssd_offload_path": home.name}
+        client = self.client(None, tenant_id="one", **offload)
+        self.assertEqual(client.put("a", b"bytes"), 0)
+        self.assertTrue(client.get_replica_desc("a")[0].is_memory_replica())
+        client.close()
+        for tenant, value in [("two", b""), ("one", b"bytes")]:
+            client = self.client(None, tenant_id=tenant, **offload)
+            self.assertEqual(client.get("a"), value)
+            places = [place.is_local_disk_replica() for place in client.batch_get_replica_desc(["a"])["a"]]
+            self.assertEqual(places, [True] if value else [])
+            client.close()
+
+    def test_what_it_does_not_know_is_named(self):
+        with self.assertRaisesRegex(TypeError, "'quota'"):
+            MooncakeDistributedStore().setup("host", quota=3)
+        self.assertFalse(hasattr(ReplicateConfig(), "group_ids") or hasattr(ReplicateConfig(), "session_ids"))
+        with self.assertLogs(QUIET, "ERROR"):
+            self.assertEqual(MooncakeDistributedStore().setup_dummy(1, 1, "127.0.0.1:9"), -600)
+            self.assertEqual(MooncakeDistributedStore().batch_is_exist(["a"]), [-600])
+
+    def test_memory_of_its_allocator(self):
+        allocator = MooncakeHostMemAllocator()
+        address = allocator.alloc(10000)
+        self.assertEqual(address % 4096, 0)
+        ctypes.memset(address, 7, 10000)
+        self.assertEqual((allocator.free(address), allocator.free(address)), (0, -600))
+
+    def test_the_module_that_engines_import(self):
+        program = "import mooncake.store as m; print(m.MooncakeDistributedStore.__module__)"
+        environment = {**os.environ, "PYTHONPATH": mooncake.path()}
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+        self.assertEqual(done.stdout.strip(), "pagelith.compat.mooncake")
+        told = subprocess.run([sys.executable, "-m", "pagelith.compat.mooncake"], capture_output=True, text=True, check=True)
+        self.assertEqual(told.stdout.strip(), mooncake.path())
