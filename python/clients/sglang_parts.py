@@ -47,11 +47,11 @@ def capacity(device_pool):
     return dict(device_capacity_tokens=device_pool.size, start_layer=0, end_layer=LAYERS)
 
 
-def mha(layout, heads=2, head_dim=32, allocator="default"):
-    device = MHATokenToKVPool(TOKENS, PAGE, torch.bfloat16, heads, head_dim, LAYERS, "cpu", False)
+def mha(layout, heads=2, head_dim=32, pages=TOKENS // PAGE):
+    device = MHATokenToKVPool(pages * PAGE, PAGE, torch.bfloat16, heads, head_dim, LAYERS, "cpu", False)
     info = device._mha_buffer_info()
     host = MHATokenToKVPoolHost(
-        info, 1.0, 0, PAGE, layout, pin_memory=False, allocator_type=allocator, **capacity(device)
+        info, 1.0, 0, PAGE, layout, pin_memory=False, **capacity(device)
     )
     return device, host
 
