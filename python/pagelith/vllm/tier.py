@@ -56,6 +56,11 @@ class PagelithTier(SecondaryTierManager):
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.settings = Settings.read(f"the secondary tier {tier_type!r}", given)
+        # Before anything is opened that nobody would close.
+        events = offloading_spec.kv_events_config.enable_kv_cache_events
+        if self.settings.enable_kv_events and not events:
+            raise ValueError(f"the secondary tier {tier_type!r} has 'enable_kv_events', and --kv-events-config is not set")
+        self._events: list[Any] | None = [] if self.settings.enable_kv_events else None
         self.locality = Locality(self.settings.locality) if self.settings.locality else None
         config = offloading_spec.config
         # The view itself is held by the base class; this one ends here.
@@ -73,10 +78,6 @@ class PagelithTier(SecondaryTierManager):
         self._settled = threading.Condition()
         self._loading: dict[int, list[Any]] = {}
         self._storing: dict[int, list[Any]] = {}
-        events = offloading_spec.kv_events_config.enable_kv_cache_events
-        self._events: list[Any] | None = [] if self.settings.enable_kv_events and events else None
-        if self.settings.enable_kv_events and not events:
-            raise ValueError(f"the secondary tier {tier_type!r} has 'enable_kv_events', and --kv-events-config is not set")
 
     # What the scheduler asks.
 
