@@ -10,6 +10,7 @@ use anyhow::Context;
 use clap::Args;
 use pagelith::Store;
 use pagelith::config::Size;
+use pagelith::io::shm::Region;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::serve::Server;
@@ -29,7 +30,6 @@ use crate::settings::{Defaults, StoreFlags};
 
 /// How long the listener and idle links wait at a time; a signal is noticed within it.
 const WAIT: Duration = Duration::from_millis(100);
-const DEFAULTS: Defaults = Defaults { dram: Size::mib(256), ssd: Size::ZERO };
 const TRANSFER_DEFAULT: Size = Size::mib(64);
 
 /// Serve a store to other processes of this host.
@@ -68,16 +68,20 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
         None => Admission::Connection(Rights::all()),
     };
     let mut fresh = FreshDir::named("pagelith-serve");
-    let config = args.store.resolve(DEFAULTS, &fresh.path().join("store"), &|_| {})?;
+    // Who may do everything may look at everything. Where clients have keys, they see what their keys are for.
+    let shared = matches!(args.listen, Address::Unix(_)) && args.keys.is_none();
+    let defaults = Defaults { dram: Size::mib(256), ssd: Size::ZERO, shared };
+    let config = args.store.resolve(defaults, &fresh.path().join("store"), &|_| {})?;
     fresh.make_for(config.ssd_dirs())?;
     let store = Store::open(config).context("cannot open the store")?;
     crate::said::opened(store.opened());
-    let staging = StagingPool::new(args.transfer.bytes() as usize).context("no memory --transfer")?;
+    let (staging, regions) = transfer_memory(&store, args.transfer).context("no memory --transfer")?;
     let serving = Serving { links: AtomicU64::new(0), staging };
     let listen = Listen { address: args.listen.clone(), admission, beyond_this_host: args.beyond_this_host };
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
-    let mut listener =
+    let listener =
         Listener::new(&listen, offer(), entropy, clock, Limits::default()).context("cannot listen")?;
+    let mut listener = listener.showing(regions);
     let http = args.metrics.map(Http::listen).transpose()?;
     if let Some(http) = &http {
         println!("metrics http://{}/metrics", http.address());
@@ -109,6 +113,14 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     let flushed = store.close().context("cannot close the store")?;
     eprintln!("closed durable_objects={} lost_objects={}", flushed.durable_objects, flushed.lost_objects);
     Ok(Verdict::Fine)
+}
+
+/// Memory for objects on their way, and what clients are shown of it and of the arena, where `dram.shared` is set.
+fn transfer_memory(store: &Store, bytes: Size) -> std::io::Result<(StagingPool, Vec<Arc<Region>>)> {
+    let bytes = bytes.bytes() as usize;
+    let Some(arena) = store.shared_memory() else { return Ok((StagingPool::new(bytes)?, Vec::new())) };
+    let (staging, memory) = StagingPool::shared(bytes)?;
+    Ok((staging, vec![arena, memory]))
 }
 
 /// Serve one client until it leaves or the process is told to end.

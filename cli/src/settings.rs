@@ -82,6 +82,8 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<Verdict> {
 pub(crate) struct Defaults {
     pub(crate) dram: Size,
     pub(crate) ssd: Size,
+    /// Whether the arena is memory that other processes can be shown.
+    pub(crate) shared: bool,
 }
 
 fn choice<T: Clone + Send + Sync + 'static>(
@@ -120,12 +122,16 @@ impl StoreFlags {
                 || std::env::var_os(env_name(section, name)).is_some()
         };
         let (dram_given, ssd_given) = (given("dram", "bytes"), given("ssd", "bytes"));
+        let shared_given = given("dram", "shared");
         let builder = builder.set(|config| {
             if !dram_given {
                 config.dram.bytes = defaults.dram;
             }
             if !ssd_given {
                 config.ssd.bytes = defaults.ssd;
+            }
+            if !shared_given {
+                config.dram.shared = defaults.shared;
             }
             self.apply(config);
             if config.ssd.bytes == Size::ZERO {

@@ -9,6 +9,8 @@ use std::time::Duration;
 use pagelith_io::buffer::{AlignedBuf, Keep, Part};
 use pagelith_layouts::key::ObjectKey;
 
+use crate::put::placed::Arrived;
+
 /// One request of a cache controller (one prompt, say): what is asked for under it counts as equally recent,
 /// deeper pages before shallower ones. From [`crate::Store::begin_request`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,12 +32,25 @@ pub struct Options {
 /// Bytes to be stored, in one or several pieces; their sum is the object's length, 1 byte to 128 MiB.
 /// Memory is owned, or borrowed under a guard, until the put is done.
 #[derive(Debug)]
-pub struct Source(pub(crate) Vec<Part>);
+pub struct Source {
+    pub(crate) parts: Vec<Part>,
+    /// Bytes that are in the arena already; then there are no parts.
+    pub(crate) arrived: Option<Arrived>,
+}
 
 impl Source {
+    pub(crate) fn of(parts: Vec<Part>) -> Source {
+        Source { parts, arrived: None }
+    }
+
+    /// Bytes that are in the arena already.
+    pub(crate) fn arrived(arrived: Arrived) -> Source {
+        Source { parts: Vec::new(), arrived: Some(arrived) }
+    }
+
     /// Store a buffer's bytes; it comes back when the put is done.
     pub fn owned(buffer: AlignedBuf) -> Source {
-        Source(vec![buffer.into_part()])
+        Source::of(vec![buffer.into_part()])
     }
 
     /// Store shared bytes.
@@ -44,7 +59,7 @@ impl Source {
         let keep: Keep = Arc::new(bytes);
         // SAFETY: the bytes live on the heap behind the Arc that `keep` holds, are initialised, and nobody
         // can write them while a clone of the Arc exists.
-        Source(vec![unsafe { Part::shared(ptr, len, Some(keep)) }])
+        Source::of(vec![unsafe { Part::shared(ptr, len, Some(keep)) }])
     }
 
     /// Store the bytes of `pieces`, in order.
@@ -60,12 +75,13 @@ impl Source {
             // SAFETY: the caller's promise is exactly the one asked for.
             unsafe { Part::shared(ptr, len, keep.clone()) }
         };
-        Source(pieces.iter().map(part).collect())
+        Source::of(pieces.iter().map(part).collect())
     }
 
     /// Sum of the pieces' lengths in bytes.
     pub fn len(&self) -> u64 {
-        self.0.iter().map(|p| p.len() as u64).sum()
+        let parts: u64 = self.parts.iter().map(|p| p.len() as u64).sum();
+        parts + self.arrived.as_ref().map_or(0, Arrived::length)
     }
 
     /// Whether there is no byte.
@@ -75,7 +91,7 @@ impl Source {
 
     /// The buffer of [`Source::owned`].
     pub fn into_buffer(mut self) -> Option<AlignedBuf> {
-        self.0.pop().and_then(Part::into_buf)
+        self.parts.pop().and_then(Part::into_buf)
     }
 }
 

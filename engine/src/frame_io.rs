@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use pagelith_io::buffer::Part;
+use pagelith_io::buffer::{Keep, Part};
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
 use pagelith_tiers::dram::arena::{ArenaMemory, Extent, ExtentReader};
 
@@ -27,6 +27,13 @@ impl Unpublished {
         let mut writer = unsafe { memory.writer(self.0) };
         writer.fill(parts, BLOCK_BYTES, |_, block| sums.push(checksum(block))).ok()?;
         Some(sums)
+    }
+
+    /// The memory, padding and all, for bytes to arrive in. `keep` owns the extent, and keeps the arena.
+    pub fn into_part(self, memory: &ArenaMemory, keep: Keep) -> Part {
+        // SAFETY: as in `fill`, and whoever owns the extent gives it to a frame or back to the allocator only when `keep` was
+        // dropped, which the part holds.
+        unsafe { memory.exclusive_part(self.0, keep) }
     }
 }
 

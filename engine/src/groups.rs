@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::dram::arena::Extent;
 
 use self::waiting::Place;
 use crate::batch::{Options, PutSlice};
@@ -21,6 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::frame_io::Unpublished;
 use crate::frames::FrameMember;
 use crate::outcome::{Done, PutDone, PutOutcome};
+use crate::put::placed::Arrived;
 use crate::put::{self, Kind, Size};
 use crate::session::recency;
 use crate::shared::Shared;
@@ -176,21 +178,40 @@ impl Joined {
     pub fn put(&self, shared: &Shared, object: &PutSlice<'_>) -> Result<PutOutcome> {
         shared.check_open()?;
         let length: u64 = object.pieces.iter().map(|p| p.len() as u64).sum();
-        let place = match self.reserve(shared, &object.key, length)? {
+        let place = match self.reserve(shared, &object.key, length, None)? {
             Reserved::There => return Ok(PutOutcome::AlreadyPresent),
             Reserved::Place(place) => place,
         };
         let checksums = Unpublished::new(place.extent).fill(&shared.memory, object.pieces);
-        let mut core = shared.lock();
         let Some(checksums) = checksums else {
+            let mut core = shared.lock();
             core.space.free(place.extent);
             self.give_up(&mut core, place.at);
             return Err(Error::new(ErrorKind::Internal, "extent and object have different lengths"));
         };
         let member = FrameMember { key: object.key, checksums, ..place.into_member() };
+        self.filled(shared, member)
+    }
+
+    /// As [`Joined::put`], of bytes that are in the arena already.
+    pub fn put_arrived(&self, shared: &Shared, key: &ObjectKey, arrived: Arrived) -> Result<PutOutcome> {
+        shared.check_open()?;
+        let place = match self.reserve(shared, key, arrived.length(), arrived.extent())? {
+            Reserved::There => return Ok(PutOutcome::AlreadyPresent),
+            Reserved::Place(place) => place,
+        };
+        let Some(member) = arrived.into_member(*key, place.fingerprint) else {
+            self.give_up(&mut shared.lock(), place.at);
+            return Err(Error::new(ErrorKind::Internal, "bytes that arrived are still written"));
+        };
+        self.filled(shared, member)
+    }
+
+    fn filled(&self, shared: &Shared, member: FrameMember) -> Result<PutOutcome> {
+        let (mut core, key) = (shared.lock(), member.key);
         if self.set_filled(&mut core, member) {
             Ok(PutOutcome::Waiting)
-        } else if is_here(shared, &core, &object.key) {
+        } else if is_here(shared, &core, &key) {
             Ok(PutOutcome::AlreadyPresent)
         } else {
             Err(gone())
@@ -227,8 +248,14 @@ impl Joined {
         shared.lock().waiting.get(self.id.0).is_some()
     }
 
-    /// Find the object's place in the group, and memory for it.
-    fn reserve(&self, shared: &Shared, key: &ObjectKey, length: u64) -> Result<Reserved> {
+    /// Find the object's place in the group, and memory for it, if it has none.
+    fn reserve(
+        &self,
+        shared: &Shared,
+        key: &ObjectKey,
+        length: u64,
+        placed: Option<Extent>,
+    ) -> Result<Reserved> {
         let Some(at) = self.required.iter().position(|k| k == key) else {
             return Err(Error::invalid(format!("the group does not require the object key={key}")));
         };
@@ -256,7 +283,8 @@ impl Joined {
         let padded = pagelith_layouts::align::align_up(length);
         let room = core.room_to_wait(shared.now(), Some(self.id.0), padded);
         let extent = room.and_then(|()| {
-            put::set_aside_one(&mut core, length)
+            placed
+                .or_else(|| put::set_aside_one(&mut core, length))
                 .or_else(|| {
                     put::expire(shared, &mut core);
                     put::set_aside_one(&mut core, length)
@@ -270,7 +298,9 @@ impl Joined {
             Some(place) => *place = Place::Filling(length),
             // Making room may have dropped it.
             None => {
-                core.space.free(extent);
+                if placed.is_none() {
+                    core.space.free(extent);
+                }
                 return Err(gone());
             }
         }
@@ -340,7 +370,7 @@ struct Reservation {
     at: usize,
     key: ObjectKey,
     fingerprint: u128,
-    extent: pagelith_tiers::dram::arena::Extent,
+    extent: Extent,
 }
 
 impl Reservation {

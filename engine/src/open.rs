@@ -118,8 +118,9 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
         (Some(_), true) => Some(open_volume(&config, &env)?),
         _ => None,
     };
-    let arena = Arena::new(config.arena_bytes())
-        .map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
+    let arena = if config.dram_shared() { Arena::shared } else { Arena::new };
+    let arena =
+        arena(config.arena_bytes()).map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
     let index = Index::new(config.max_objects()).map_err(|e| Error::new(ErrorKind::Busy, e.to_string()))?;
     let staging = StagingPool::new(config.staging_bytes() as usize)
         .map_err(|e| Error::new(ErrorKind::Busy, format!("staging.bytes: {e}")))?;
@@ -183,6 +184,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
         closed: AtomicBool::new(false),
         sick: AtomicBool::new(false),
         late_reads: AtomicU64::new(0),
+        arriving: AtomicU64::new(0),
         read_at: AtomicU64::new(NEVER_READ),
     });
     let flusher = match (volume, manifest, recovered) {

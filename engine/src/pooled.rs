@@ -147,7 +147,7 @@ pub(crate) fn lend_gets<'mem>(lender: &Lender<'mem>, gets: &'mem mut [GetSlice<'
 pub(crate) fn lend_groups<'mem>(lender: &Lender<'mem>, groups: &[LentGroup<'mem>]) -> Vec<PutGroup> {
     let put = |object: &PutSlice<'mem>| {
         let pieces = object.pieces.iter().map(|piece| lender.shared(piece));
-        Put { key: object.key, source: Source(pieces.collect()) }
+        Put { key: object.key, source: Source::of(pieces.collect()) }
     };
     let lent =
         |(base, group): &LentGroup<'mem>| PutGroup { objects: group.iter().map(put).collect(), base: *base };

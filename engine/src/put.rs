@@ -10,6 +10,7 @@
 //! *adopted*, its bytes read and stored again with the group's.
 
 pub(crate) mod admit;
+pub(crate) mod placed;
 pub(crate) mod publish;
 
 use pagelith_io::buffer::Part;
@@ -81,8 +82,10 @@ pub(crate) enum Bytes<'a> {
     Lent(&'a [Part]),
     /// Read from where the object was by itself.
     Adopted(&'a [u8]),
-    /// In the arena already.
+    /// In the arena already, in an open group.
     Arena(FrameMember),
+    /// In the arena already, where they arrived.
+    Placed(placed::Arrived),
 }
 
 /// What the store has to know of an object before it looks at its bytes.
@@ -260,6 +263,13 @@ pub(crate) fn store(
         let (pieces, extent) = match (object.bytes, extent) {
             (Bytes::Arena(member), _) => {
                 members.push(member);
+                continue;
+            }
+            (Bytes::Placed(arrived), _) => {
+                match arrived.into_member(object.key, fingerprint) {
+                    Some(member) => members.push(member),
+                    None => whole = false,
+                }
                 continue;
             }
             (Bytes::Lent(parts), Some(extent)) => {

@@ -98,7 +98,11 @@ impl Group {
     fn sizes(&self, shared: &Shared) -> Option<Vec<Size>> {
         match &self.from {
             From::Lent(objects) => {
-                let size = |o: &Put| Size { key: o.key, length: Some(o.source.len()), in_arena: false };
+                let size = |o: &Put| Size {
+                    key: o.key,
+                    length: Some(o.source.len()),
+                    in_arena: o.source.arrived.is_some(),
+                };
                 Some(objects.iter().map(size).collect())
             }
             From::Open(id, required) => {
@@ -115,15 +119,23 @@ impl Group {
 
     /// The objects, those of an open group out of the hands of the table. `None` if it is gone, or no longer what
     /// was admitted.
-    fn incoming(&self, shared: &Shared, adopts: &[bool]) -> Option<Vec<Incoming<'_>>> {
-        let adopted = |i: usize| {
-            let (_, bytes) = self.adopted.get(i)?.as_ref().filter(|_| takes_in(adopts, i))?;
-            Some(Incoming { key: self.key(i), bytes: Bytes::Adopted(bytes) })
+    fn incoming(&mut self, shared: &Shared, adopts: &[bool]) -> Option<Vec<Incoming<'_>>> {
+        let taken = &self.adopted;
+        let adopted = |i: usize, key: ObjectKey| {
+            let (_, bytes) = taken.get(i)?.as_ref().filter(|_| takes_in(adopts, i))?;
+            Some(Incoming { key, bytes: Bytes::Adopted(bytes) })
         };
-        match &self.from {
+        match &mut self.from {
             From::Lent(objects) => {
-                let lent = |o| Incoming { key: self.key(o), bytes: Bytes::Lent(&objects[o].source.0) };
-                Some((0..objects.len()).map(|i| adopted(i).unwrap_or_else(|| lent(i))).collect())
+                let mut all = Vec::with_capacity(objects.len());
+                for (i, put) in objects.iter_mut().enumerate() {
+                    all.push(adopted(i, put.key).unwrap_or_else(|| {
+                        let Source { parts, arrived } = &mut put.source;
+                        let bytes = arrived.take().map_or(Bytes::Lent(parts), Bytes::Placed);
+                        Incoming { key: put.key, bytes }
+                    }));
+                }
+                Some(all)
             }
             From::Open(id, required) => {
                 let mut core = shared.lock();
@@ -131,7 +143,7 @@ impl Group {
                 let whole = (0..required.len()).all(|i| takes_in(adopts, i) || open.filled(i).is_some());
                 let mut one = |i| {
                     let of_arena = |m| Incoming { key: required[i], bytes: Bytes::Arena(m) };
-                    adopted(i).or_else(|| open.hand_out(i).map(of_arena))
+                    adopted(i, required[i]).or_else(|| open.hand_out(i).map(of_arena))
                 };
                 whole.then(|| (0..required.len()).filter_map(&mut one).collect())
             }
@@ -268,18 +280,19 @@ impl PutBatch {
     }
 
     fn store(&mut self, shared: &Shared, i: usize, mut admitted: put::Admitted) {
-        let group = &self.groups[i];
+        let group = &mut self.groups[i];
         if let From::Open(id, _) = &group.from {
             admitted.open = Some(*id);
         }
         let at = Recency { depth: self.at.depth.saturating_add(i as u32), ..self.at };
         let adopts = admitted.adopts.clone();
+        let (first, kind) = (group.key(0), group.kind);
         let outcome = match group.incoming(shared, &adopts) {
             None => {
                 admitted.give_back(&mut shared.lock());
-                Err(Error::busy(format!("the group changed while it was looked at key={}", group.key(0))))
+                Err(Error::busy(format!("the group changed while it was looked at key={first}")))
             }
-            Some(incoming) => match put::store(shared, group.kind, incoming, admitted, at) {
+            Some(incoming) => match put::store(shared, kind, incoming, admitted, at) {
                 Stored::Done(outcome, frames) => {
                     self.frames.extend(frames);
                     Ok(outcome)
@@ -451,7 +464,7 @@ fn done(group: Group) -> Vec<PutDone> {
     let outcome = group.outcome.unwrap_or_else(|| Err(internal()));
     let sources: Vec<Source> = match group.from {
         From::Lent(objects) => objects.into_iter().map(|o| o.source).collect(),
-        From::Open(_, required) => required.iter().map(|_| Source(Vec::new())).collect(),
+        From::Open(_, required) => required.iter().map(|_| Source::of(Vec::new())).collect(),
     };
     let one = |(i, source): (usize, Source)| {
         let outcome = match &outcome {

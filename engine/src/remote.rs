@@ -11,11 +11,13 @@ pub(crate) mod caller;
 pub(crate) mod desk;
 pub(crate) mod lines;
 pub(crate) mod queue;
-mod verify;
+pub(crate) mod verify;
 pub(crate) mod writer;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_shown;
 
 use pagelith_io::signal::Signal;
 use pagelith_io::sync::{Arc, Mutex, PoisonError};

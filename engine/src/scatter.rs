@@ -49,6 +49,22 @@ pub(crate) fn visit<E>(
     })
 }
 
+/// Visit the bytes of `want` in order, piece by piece, to be written: from which byte of the whole on, and where. `None` if
+/// a piece is not to be written.
+pub(crate) fn visit_mut(
+    pieces: &mut [Part],
+    want: Range<u64>,
+    mut visit: impl FnMut(u64, &mut [u8]),
+) -> Option<()> {
+    let mut at = 0;
+    pieces.iter_mut().try_for_each(|piece| {
+        if let Some((inside, whole)) = overlap(&mut at, piece.len(), &want) {
+            visit(whole.start, &mut piece.bytes_mut()?[inside]);
+        }
+        Some(())
+    })
+}
+
 /// Overwrite everything with zeros: what arrived was not what was asked for.
 pub(crate) fn zero(pieces: &mut [Part]) {
     pieces.iter_mut().filter_map(Part::bytes_mut).for_each(|b| b.fill(0));

@@ -1,10 +1,11 @@
 //! A store's end of a link: requests come in, bytes and outcomes go out.
 //!
 //! Invariants:
-//! - What is sent lies in the arena, in a frame that is held meanwhile, or in staging memory, as what arrives does; staging
-//!   is lent to one item of one operation, and operations wait for it in the order of their numbers. Nothing that a peer
-//!   sends decides how much is allocated or held.
+//! - What is sent, or shown, lies in the arena, in a frame that is held meanwhile, or in staging memory, which is lent to one item
+//!   of one operation, and operations wait for it in the order of their numbers. What arrives lies in the arena, where nothing
+//!   knows of it before it is put. Nothing that a peer sends decides how much is allocated or held.
 //! - The server drives both directions: bytes of a put come only when they were pulled, into memory set aside for them.
+//! - What was pushed for a get is back by the get's deadline.
 //! - Each operation ends with one outcome, behind all bytes that it speaks of; a cancelled one with none.
 //! - What a peer has no right to is refused before anything is looked up.
 
@@ -12,6 +13,7 @@ mod answer;
 mod asked;
 mod get;
 mod lent;
+mod pushed;
 mod put;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -32,6 +34,7 @@ use self::answer::Answered;
 use self::asked::AskedOp;
 use self::get::GetOp;
 use self::lent::Lent;
+use self::pushed::Pushed;
 use self::put::PutOp;
 use crate::batch::{Options, Request};
 use crate::error::{Error, ErrorKind, Result};
@@ -67,6 +70,7 @@ struct World {
     staging: StagingPool,
     batches: FxHashMap<Ticket, OpId>,
     lent: Lent,
+    pushed: Pushed,
 }
 
 impl World {
@@ -103,7 +107,13 @@ impl Server {
         Ok(Server {
             link,
             ops: BTreeMap::new(),
-            world: World { session, staging, batches: FxHashMap::default(), lent: Lent::default() },
+            world: World {
+                session,
+                staging,
+                batches: FxHashMap::default(),
+                lent: Lent::default(),
+                pushed: Pushed::default(),
+            },
             outbox: VecDeque::new(),
             requests: VecDeque::new(),
             closed: None,
@@ -154,8 +164,9 @@ impl Server {
         let mut moved = !events.is_empty();
         let mut back = Vec::new();
         for event in events {
-            if let Event::Pushed { token, .. } = &event {
+            if let Event::Pushed { op, token, .. } = &event {
                 back.push(*token);
+                self.world.pushed.back(*op);
             }
             if let Err(error) = self.event(event) {
                 tracing::warn!(peer = %self.link.facts().peer, %error, "a peer broke the protocol");
@@ -180,8 +191,14 @@ impl Server {
             over.extend(answered.map(|answered| (*id, answered)));
         }
         moved |= !over.is_empty();
+        while let Some(late) = self.world.pushed.overdue(self.world.shared().now()) {
+            self.link.retract(late);
+            moved = true;
+        }
         for (id, answered) in over {
-            self.ops.remove(&id);
+            if let Some(Op::Get(get)) = self.ops.remove(&id) {
+                self.world.pushed.answered(id, get.deadline());
+            }
             self.answer(id, answered);
         }
         self.send();
@@ -193,8 +210,14 @@ impl Server {
             Event::Frame(frame) => self.frame(frame)?,
             Event::Landed { op, item, parts, .. } => {
                 if let Some(Op::Put(put)) = self.ops.get_mut(&op) {
-                    put.landed(item, parts);
+                    put.landed(item, parts, None);
                 }
+            }
+            Event::Shown { op, item, parts, shown, .. } => {
+                if let Some(Op::Put(put)) = self.ops.get_mut(&op) {
+                    put.landed(item, parts, Some(&shown));
+                }
+                self.link.took(shown);
             }
             // Memory that is back is free again.
             Event::Pushed { .. } | Event::Retracted { .. } => {}

@@ -60,6 +60,8 @@ pub(crate) struct Shared {
     pub sick: AtomicBool,
     /// Direct reads past their deadline that the kernel still has.
     pub late_reads: AtomicU64,
+    /// Bytes of the arena that are set aside for what arrives over links.
+    pub arriving: AtomicU64,
     /// When somebody last had reads on the device, as the clock has it; [`NEVER_READ`] at first.
     pub read_at: AtomicU64,
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use pagelith_io::runtime::{Env, Join};
+use pagelith_io::shm::Region;
 use pagelith_io::sync::{Arc, Mutex, PoisonError};
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
@@ -65,6 +66,12 @@ impl Store {
     /// What opening found.
     pub fn opened(&self) -> &OpenReport {
         &self.report
+    }
+
+    /// The arena, as memory that processes of this host can be shown, where `dram.shared` is set: for a listener that serves
+    /// this store.
+    pub fn shared_memory(&self) -> Option<Arc<Region>> {
+        self.shared.memory.region().cloned()
     }
 
     /// A thread's own way in, with its own disk queue.

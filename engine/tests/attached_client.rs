@@ -97,6 +97,7 @@ impl Process {
             entropy: Arc::new(SystemEntropy),
             clock: clock.clone(),
             limits: Limits::default(),
+            shows: Vec::new(),
         };
         Attached::attach(Arc::new(dial), clock, timeout).expect("attached")
     }

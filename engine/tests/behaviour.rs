@@ -35,7 +35,7 @@ fn show(name: &str, between: Between, kind: Kind, constant: bool, behaviour: fn(
 }
 
 /// Modules below.
-const SIDES: usize = 8;
+const SIDES: usize = 9;
 
 macro_rules! tests {
     ($side:ident, $between:ident, $kind:ident, $constant:literal, $($module:ident :: $name:ident,)+) => {
@@ -59,4 +59,5 @@ for_all_behaviours!(tests, uring_constant_fingerprint, Nothing, Uring, true);
 for_all_behaviours!(tests, sim_constant_fingerprint, Nothing, Sim, true);
 for_all_behaviours!(tests, tcp, Tcp, Blocking, false);
 for_all_behaviours!(tests, shared_memory, Shared, Blocking, false);
+for_all_behaviours!(tests, shown, Shown, Blocking, false);
 for_all_behaviours!(tests, sim_link, Sim, Sim, false);

@@ -145,6 +145,7 @@ fn every_setting_of_a_file_arrives() {
         policy = "s3fifo"
         promote = "never"
         verify_ratio = 0.125
+        shared = true
         [ssd]
         bytes = 1099511627776
         dirs = ["/a", "/b"]
@@ -220,7 +221,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 29);
+    assert_eq!(fields().len(), 30);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)

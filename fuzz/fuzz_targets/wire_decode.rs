@@ -7,7 +7,7 @@ use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
 use pagelith_layouts::wire::outcome::{self, Answer};
 use pagelith_layouts::wire::request::{self, Ask};
-use pagelith_layouts::wire::{FrameHead, Kind, head, pull};
+use pagelith_layouts::wire::{FrameHead, Kind, head, pull, shown};
 
 fuzz_target!(|data: &[u8]| {
     check(data);
@@ -47,6 +47,18 @@ fn check(bytes: &[u8]) {
         Kind::Pull => {
             if let Ok(items) = pull::decode(body) {
                 assert_eq!(pull::encode(&items.iter().collect::<Vec<_>>()), body);
+            }
+        }
+        Kind::Shown => {
+            if let Ok(said) = shown::decode(body) {
+                let pieces: Vec<_> = said.pieces.iter().collect();
+                assert_eq!(shown::encode(said.item, said.offset, &pieces), body);
+                assert_eq!(said.length, pieces.iter().map(|piece| piece.length).sum::<u64>());
+            }
+        }
+        Kind::Taken => {
+            if let Ok(stretches) = shown::decode_taken(body) {
+                assert_eq!(shown::encode_taken(&stretches.collect::<Vec<_>>()), body);
             }
         }
         Kind::Request => request(body),

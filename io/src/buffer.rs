@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use memmap2::{MmapMut, MmapRaw};
 use pagelith_layouts::align::align_up;
 
+use crate::shm::Region;
 use crate::spare;
 
 /// Keeps borrowed memory valid for as long as a [`Part`] of it exists.
@@ -25,6 +26,8 @@ enum Map {
     Whole(Option<MmapMut>),
     /// Its part of a mapping, from this byte on. No two buffers have a byte in common.
     Slice(Arc<MmapRaw>, usize),
+    /// The same, of memory that other processes can be shown.
+    Shown(Arc<Region>, usize),
 }
 
 impl AlignedBuf {
@@ -41,6 +44,15 @@ impl AlignedBuf {
         let total = stride.checked_mul(count).ok_or(std::io::ErrorKind::OutOfMemory)?;
         let map = Arc::new(MmapRaw::from(spare::fresh(total)?));
         Ok((0..count).map(|i| AlignedBuf { map: Map::Slice(map.clone(), i * stride), len }).collect())
+    }
+
+    /// The same, of memory that other processes can be shown, and the memory as what they are shown.
+    pub fn shown(count: usize, len: usize) -> std::io::Result<(Vec<AlignedBuf>, Arc<Region>)> {
+        let stride = align_up(len.max(1) as u64) as usize;
+        let total = stride.checked_mul(count.max(1)).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        let region = Arc::new(Region::new(total)?);
+        let slice = |i| AlignedBuf { map: Map::Shown(region.clone(), i * stride), len };
+        Ok(((0..count).map(slice).collect(), region))
     }
 
     /// Length in bytes.
@@ -71,6 +83,8 @@ impl std::ops::Deref for AlignedBuf {
             // SAFETY: `many` mapped `len` zeroed bytes from there on, for this buffer alone, and the Arc keeps the mapping;
             // the buffer's borrow is the slice's.
             Map::Slice(map, at) => unsafe { std::slice::from_raw_parts(map.as_ptr().add(*at), self.len) },
+            // SAFETY: `shown` mapped it the same way, and no other process can write it.
+            Map::Shown(region, at) => unsafe { std::slice::from_raw_parts(region.base().add(*at), self.len) },
         }
     }
 }
@@ -84,6 +98,10 @@ impl std::ops::DerefMut for AlignedBuf {
             Map::Slice(map, at) => unsafe {
                 std::slice::from_raw_parts_mut(map.as_mut_ptr().add(*at), self.len)
             },
+            // SAFETY: as above; other processes may read what is written here, and know that it may change.
+            Map::Shown(region, at) => unsafe {
+                std::slice::from_raw_parts_mut(region.base().add(*at), self.len)
+            },
         }
     }
 }
@@ -92,7 +110,7 @@ impl Drop for AlignedBuf {
     fn drop(&mut self) {
         match &mut self.map {
             Map::Whole(map) => map.take().into_iter().for_each(spare::keep),
-            Map::Slice(..) => {}
+            Map::Slice(..) | Map::Shown(..) => {}
         }
     }
 }

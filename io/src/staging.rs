@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 
 use crate::buffer::{AlignedBuf, Part};
 use crate::runs::{PAGE, Runs};
+use crate::shm;
 use crate::signal::Signal;
 use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,13 +22,19 @@ pub struct StagingPool {
 
 struct Region {
     base: NonNull<u8>,
+    bytes: usize,
     /// Owns the mapping; its bytes are reached through `base` alone.
-    buf: AlignedBuf,
+    _memory: Memory,
     runs: Mutex<Runs>,
     released: Signal,
 }
 
-// SAFETY: `base` points into the mapping that `buf` owns, which may be used from any thread; bytes are only
+enum Memory {
+    Own(#[expect(dead_code, reason = "held for its drop")] AlignedBuf),
+    Shared(#[expect(dead_code, reason = "held for its drop")] Arc<shm::Region>),
+}
+
+// SAFETY: `base` points into the mapping that `_memory` owns, which may be used from any thread; bytes are only
 // reached through parts, whose runs are disjoint, and the rest is behind a Mutex or Sync by itself.
 unsafe impl Send for Region {}
 // SAFETY: as for Send: a shared Region gives access to no byte but through disjoint parts.
@@ -53,20 +60,39 @@ impl Drop for Loan {
     }
 }
 
+fn pages_of(bytes: usize) -> io::Result<u32> {
+    let pages = u32::try_from(bytes / PAGE).ok().filter(|n| *n > 0 && bytes.is_multiple_of(PAGE));
+    pages.ok_or_else(|| {
+        let text = format!("staging memory must be a positive multiple of 4096: bytes={bytes}");
+        io::Error::new(io::ErrorKind::InvalidInput, text)
+    })
+}
+
 impl StagingPool {
     /// A pool of `bytes` bytes, mapped and zeroed now (pages become resident as they are used). Fails with
     /// kind `InvalidInput` unless `bytes` is a positive multiple of 4096 below 16 TiB, and if the system has no
     /// memory.
     pub fn new(bytes: usize) -> io::Result<StagingPool> {
-        let pages = u32::try_from(bytes / PAGE).ok().filter(|n| *n > 0 && bytes.is_multiple_of(PAGE));
-        let Some(pages) = pages else {
-            let text = format!("staging memory must be a positive multiple of 4096: bytes={bytes}");
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-        };
+        let pages = pages_of(bytes)?;
         let mut buf = AlignedBuf::new(bytes)?;
         let base = NonNull::from(&mut buf[..]).cast();
+        Ok(StagingPool::of(base, bytes, pages, Memory::Own(buf)))
+    }
+
+    /// The same, of memory that other processes can be shown; the memory as what they are shown.
+    pub fn shared(bytes: usize) -> io::Result<(StagingPool, Arc<shm::Region>)> {
+        let pages = pages_of(bytes)?;
+        let memory = Arc::new(shm::Region::new(bytes)?);
+        // Nothing in this process but the pool's parts reads or writes it: a region is only places and lengths to others.
+        let base = NonNull::new(memory.base()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let pool = StagingPool::of(base, bytes, pages, Memory::Shared(memory.clone()));
+        Ok((pool, memory))
+    }
+
+    fn of(base: NonNull<u8>, bytes: usize, pages: u32, memory: Memory) -> StagingPool {
         let runs = Mutex::new(Runs::new(pages));
-        Ok(StagingPool { region: Arc::new(Region { base, buf, runs, released: Signal::default() }) })
+        let region = Region { base, bytes, _memory: memory, runs, released: Signal::default() };
+        StagingPool { region: Arc::new(region) }
     }
 
     /// Exclusive memory of `len` bytes rounded up to 4096, page-aligned; `None` if no run that long is free now,
@@ -85,7 +111,7 @@ impl StagingPool {
 
     /// Bytes of the pool.
     pub fn capacity(&self) -> usize {
-        self.region.buf.len()
+        self.region.bytes
     }
 
     /// Bytes on loan.

@@ -1,6 +1,7 @@
 //! The wire protocol: frames between a client and a store process. Both directions are driven by the server. A
 //! client sends control frames, and bulk bytes only where a [`pull`] asked for them; the server sends bulk bytes
-//! only for a get in flight. Nobody names an address.
+//! only for a get in flight. Nobody names an address: where bytes lie in memory that was
+//! handed over on the connection, it is a place in that memory ([`shown`]).
 //!
 //! Every frame is a [`FrameHead`] and a body. The body of a data frame is an object's bytes, which go where the
 //! reader exposed memory for them; every other body is control: capped, checksummed, and read by the decoder of
@@ -14,6 +15,7 @@ pub mod outcome;
 pub mod pull;
 pub mod put;
 pub mod request;
+pub mod shown;
 
 mod list;
 
@@ -71,6 +73,10 @@ pub enum Kind {
     Pong = 12,
     /// The sender is about to close.
     Bye = 13,
+    /// Where an object's bytes lie in memory that the sender has handed over.
+    Shown = 14,
+    /// The sender no longer looks at what it was shown.
+    Taken = 15,
 }
 
 /// Which end of a link.
@@ -94,7 +100,7 @@ impl Side {
 
 impl Kind {
     /// All kinds, for tables.
-    pub const ALL: [Kind; 13] = [
+    pub const ALL: [Kind; 15] = [
         Kind::Hello,
         Kind::Welcome,
         Kind::Refusal,
@@ -108,6 +114,8 @@ impl Kind {
         Kind::Ping,
         Kind::Pong,
         Kind::Bye,
+        Kind::Shown,
+        Kind::Taken,
     ];
 
     /// The kind of a tag; 0 is none.
@@ -119,7 +127,7 @@ impl Kind {
     pub fn is_greeting(self) -> bool {
         match self {
             Kind::Hello | Kind::Welcome | Kind::Refusal | Kind::Challenge | Kind::Proof => true,
-            Kind::Request | Kind::Pull | Kind::Data | Kind::Outcome => false,
+            Kind::Request | Kind::Pull | Kind::Data | Kind::Outcome | Kind::Shown | Kind::Taken => false,
             Kind::Cancel | Kind::Ping | Kind::Pong | Kind::Bye => false,
         }
     }
@@ -132,6 +140,7 @@ impl Kind {
                 side == Side::Server
             }
             Kind::Proof | Kind::Data | Kind::Ping | Kind::Pong | Kind::Bye => true,
+            Kind::Shown | Kind::Taken => true,
         }
     }
 
@@ -140,7 +149,7 @@ impl Kind {
         match self {
             Kind::Cancel | Kind::Ping | Kind::Pong | Kind::Bye => true,
             Kind::Hello | Kind::Welcome | Kind::Refusal | Kind::Challenge | Kind::Proof => false,
-            Kind::Request | Kind::Pull | Kind::Data | Kind::Outcome => false,
+            Kind::Request | Kind::Pull | Kind::Data | Kind::Outcome | Kind::Shown | Kind::Taken => false,
         }
     }
 }
@@ -179,6 +188,9 @@ pub const STRUCTURES: &[Structure] = &[
     request::GetItem::STRUCTURE,
     put::PutItem::STRUCTURE,
     pull::PullItem::STRUCTURE,
+    shown::ShownHead::STRUCTURE,
+    shown::ShownPiece::STRUCTURE,
+    shown::TakenItem::STRUCTURE,
     outcome::OutcomeHead::STRUCTURE,
     outcome::OutcomeItem::STRUCTURE,
     outcome::Flushed::STRUCTURE,
@@ -191,7 +203,7 @@ mod tests {
     #[test]
     fn every_kind_has_a_tag_of_its_own_and_zero_is_none() {
         assert_eq!(Kind::of(0), None);
-        assert_eq!(Kind::of(14), None);
+        assert_eq!(Kind::of(16), None);
         for kind in Kind::ALL {
             assert_eq!(Kind::of(kind as u8), Some(kind));
             assert!(kind.is_sent_by(Side::Client) || kind.is_sent_by(Side::Server), "{kind:?}");

@@ -162,7 +162,16 @@ mod tests {
         assert_eq!(common.features, Feature::Groups.bit());
         assert_eq!(
             common.missing,
-            ["ranges", "attached", "durable", "any_pool", "server_checksums", "shared_memory", "parts"]
+            [
+                "ranges",
+                "attached",
+                "durable",
+                "any_pool",
+                "server_checksums",
+                "shared_memory",
+                "parts",
+                "shown"
+            ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };
         let refused = agree(&strict, &few.greeting(true), true).expect_err("durable is required");

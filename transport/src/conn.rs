@@ -16,6 +16,7 @@ use crate::landing::Landing;
 use crate::limits::Limits;
 use crate::link::{Counts, Event, Facts, Link, Push, Room};
 use crate::outbound::{Outbound, Writing};
+use crate::shown::{Regions, Shown};
 use crate::stream::Stream;
 
 /// One end of a connection over `S`.
@@ -25,6 +26,7 @@ pub struct Conn<S> {
     inbound: Inbound,
     outbound: Outbound,
     landing: Landing,
+    regions: Regions,
     facts: Facts,
     limits: Limits,
     counts: Counts,
@@ -116,8 +118,9 @@ impl<S: Stream> Conn<S> {
             key_name,
             rights,
         };
-        let heard = clock.now();
+        let (heard, regions) = (clock.now(), stream.regions());
         Conn {
+            regions,
             stream: Some(stream),
             inbound: Inbound::new(reading),
             outbound: Outbound::new(writing, limits, first),
@@ -159,14 +162,20 @@ impl<S: Stream> Conn<S> {
         let Some(stream) = self.stream.as_mut() else { return Ok(()) };
         let now = self.heartbeat.clock.now();
         let wrote = self.outbound.pump(stream, events, &mut self.counts);
-        let (mut own, had) = (Vec::new(), events.len());
+        let (mut own, mut taken, mut looked) = (Vec::new(), Vec::new(), Vec::new());
+        let had = events.len();
         let mut sink = Sink {
             landing: &mut self.landing,
             events: &mut *events,
             own: &mut own,
+            regions: &self.regions,
+            taken: &mut taken,
+            looked: &mut looked,
             counts: &mut self.counts,
         };
         let read = self.inbound.pump(stream, &mut sink);
+        self.outbound.taken(&taken, events, &mut self.counts);
+        looked.into_iter().for_each(|stretch| self.outbound.took(stretch));
         self.operations = in_flight(self.operations, &events[had..]);
         if self.facts.side == Side::Server && self.operations > self.facts.operations_max {
             return Err(Closed::broken("op", "more in flight than agreed"));
@@ -239,11 +248,15 @@ impl<S: Stream> Link for Conn<S> {
         Ok(())
     }
 
+    fn shows(&self, parts: &[Part]) -> bool {
+        !self.regions.own.is_empty() && self.regions.pieces(parts).is_some()
+    }
+
     fn push(&mut self, push: Push) -> Result<(), Push> {
         if self.stream.is_none() {
             return Err(push);
         }
-        self.outbound.push(push)
+        self.outbound.push(push, &self.regions)
     }
 
     fn expose(&mut self, op: OpId, item: u32, offset: u64, parts: Vec<Part>) -> Result<(), Vec<Part>> {
@@ -251,6 +264,10 @@ impl<S: Stream> Link for Conn<S> {
             return Err(parts);
         }
         self.landing.expose((op, item, offset), parts)
+    }
+
+    fn took(&mut self, shown: Shown) {
+        self.outbound.took(shown.stretch());
     }
 
     fn retract(&mut self, op: OpId) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::Clock;
 use pagelith_io::entropy::Entropy;
+use pagelith_io::shm::Region;
 use pagelith_io::system::SystemEntropy;
 
 use crate::address::Address;
@@ -54,6 +55,8 @@ pub struct SocketDial {
     pub clock: Arc<dyn Clock>,
     /// Bounds of the link.
     pub limits: Limits,
+    /// Memory of this process that the peer may look at, where it is one of this host.
+    pub shows: Vec<Arc<Region>>,
 }
 
 impl SocketDial {
@@ -61,7 +64,8 @@ impl SocketDial {
     /// process says of itself on all of its links.
     pub fn new(address: Address, key: Option<Key>, offer: Offer, clock: Arc<dyn Clock>) -> SocketDial {
         let limits = Limits::default();
-        SocketDial { address, offer, key, entropy: Arc::new(SystemEntropy), clock, limits }
+        let entropy = Arc::new(SystemEntropy);
+        SocketDial { address, offer, key, entropy, clock, limits, shows: Vec::new() }
     }
 }
 
@@ -75,6 +79,7 @@ impl Dial for SocketDial {
             &*self.entropy,
             clock,
             self.limits,
+            &self.shows,
         )?))
     }
 }

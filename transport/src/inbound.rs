@@ -7,12 +7,14 @@ use std::io::IoSliceMut;
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts, Mac};
+use pagelith_layouts::wire::shown::{self, Stretch};
 use pagelith_layouts::wire::{Frame, FrameHead, Kind, Side};
 
 use crate::auth::FrameMac;
 use crate::closed::Closed;
 use crate::landing::{Landing, Name};
 use crate::link::{Counts, Event};
+use crate::shown::Regions;
 use crate::stream::{Moved, Stream};
 
 /// Bytes that are read ahead, of control frames and of what is thrown away.
@@ -47,6 +49,11 @@ pub(crate) struct Sink<'a> {
     pub events: &'a mut Vec<Event>,
     /// For the link itself: pings, pongs and goodbyes.
     pub own: &'a mut Vec<Frame>,
+    pub regions: &'a Regions,
+    /// Stretches that the peer has taken, of what it was shown.
+    pub taken: &'a mut Vec<Stretch>,
+    /// Stretches that were shown and are not looked at any more.
+    pub looked: &'a mut Vec<Stretch>,
     pub counts: &'a mut Counts,
 }
 
@@ -199,6 +206,34 @@ impl Inbound {
     }
 }
 
+impl Sink<'_> {
+    /// The peer shows bytes: who has memory exposed for them is told where they lie.
+    fn show(&mut self, frame: &Frame) -> Result<(), Closed> {
+        let said = shown::decode(&frame.body)?;
+        let stretch = (frame.op, said.item, said.offset);
+        let found = self.regions.shown(stretch, said.pieces.iter());
+        let found = found.ok_or_else(|| Closed::broken("shown", "no memory that was handed over"))?;
+        let length = u32::try_from(said.length).map_err(|_| Closed::broken("shown", said.length))?;
+        let Some(name) = self.landing.begin(frame.op, said.item, said.offset, length)? else {
+            self.counts.bytes_late += said.length;
+            self.looked.push(stretch);
+            return Ok(());
+        };
+        self.counts.bytes_in += said.length;
+        let (op, item, offset) = stretch;
+        let unused = if name == stretch { self.landing.unused(name, said.length) } else { None };
+        if let Some(parts) = unused {
+            self.events.push(Event::Shown { op, item, offset, parts, shown: found });
+            return Ok(());
+        }
+        // A piece of what is exposed: it lands as if it had been sent.
+        self.landing.fill(name, said.length, |from, to| found.copy_out(from, to));
+        self.events.extend(self.landing.finish(name));
+        self.looked.push(stretch);
+        Ok(())
+    }
+}
+
 impl Reading {
     /// What to do with the body behind a head.
     fn begin(&mut self, bytes: [u8; FrameHead::BYTES], sink: &mut Sink<'_>) -> Result<State, Closed> {
@@ -244,6 +279,11 @@ impl Reading {
         let frame = Frame::new(facts.kind, facts.op, body);
         match facts.kind {
             Kind::Ping | Kind::Pong | Kind::Bye => sink.own.push(frame),
+            Kind::Shown => sink.show(&frame)?,
+            Kind::Taken if !sink.regions.own.is_empty() => {
+                sink.taken.extend(shown::decode_taken(&frame.body)?);
+            }
+            Kind::Taken => return Err(Closed::broken("kind", "nothing is shown")),
             _ => {
                 sink.counts.frames_in += 1;
                 sink.events.push(Event::Frame(frame));

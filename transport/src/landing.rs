@@ -81,6 +81,31 @@ impl Landing {
         Ok(Some(*name))
     }
 
+    /// The memory of a stretch of so many bytes, if that is all of it and no byte has landed.
+    pub fn unused(&mut self, name: Name, len: u64) -> Option<Vec<Part>> {
+        let whole = |found: &Exposed| found.landed == 0 && found.len == len;
+        if !self.items.get(&name).is_some_and(whole) {
+            return None;
+        }
+        self.items.remove(&name).map(|found| found.parts)
+    }
+
+    /// Land all of `len` bytes that `copy` writes: from which of them on, and where.
+    pub fn fill(&mut self, name: Name, len: u64, mut copy: impl FnMut(u64, &mut [u8])) {
+        let mut from = 0;
+        while from < len {
+            let before = from;
+            for stretch in &mut self.stretches(name, len - from) {
+                copy(from, stretch);
+                from += stretch.len() as u64;
+            }
+            if from == before {
+                return;
+            }
+            self.advance(name, (from - before) as usize);
+        }
+    }
+
     /// The next `most` bytes of an item's memory, or those of them that one call can fill.
     pub fn stretches(&mut self, name: Name, most: u64) -> Vec<IoSliceMut<'_>> {
         let Some(item) = self.items.get_mut(&name) else { return Vec::new() };

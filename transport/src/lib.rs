@@ -17,6 +17,7 @@ pub mod limits;
 pub mod link;
 pub mod pending;
 pub mod rights;
+pub mod shown;
 pub mod socket;
 pub mod stream;
 

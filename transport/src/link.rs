@@ -7,6 +7,9 @@
 //!   link closes, all are handed back before [`Event::Closed`], its last event.
 //! - Bytes land only where they were exposed for exactly that operation, item and offset, once each, in order, and only
 //!   up to the length exposed. What arrives for nothing exposed is read, thrown away and counted.
+//! - Where the two share memory ([`Regions`](crate::shown::Regions)), what is pushed from there is shown and not sent: the
+//!   parts come back when the peer has taken it, and who is shown it gets its memory back unwritten, to copy into. What is
+//!   handed back because it was given up may be looked at a while longer: who looks finds it out by its checksums.
 //! - Frames arrive whole, authentic where the link has a key, in the order they were sent; [`Event::Frame`] and
 //!   [`Event::Landed`] come in the order of arrival, so that what was sent before an outcome has landed before it.
 //! - No more operations are in flight than were agreed: a client's end hands back the request that is one too many, a
@@ -23,6 +26,7 @@ use pagelith_layouts::wire::{Frame, Side};
 
 use crate::closed::Closed;
 use crate::rights::Rights;
+use crate::shown::Shown;
 
 /// What was agreed when the link was made, and what is known of the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +85,8 @@ pub struct Push {
     pub parts: Vec<Part>,
     /// What the caller names the push by; handed back in [`Event::Pushed`].
     pub token: u64,
+    /// Whether it may be shown where the link shares the memory; else its bytes are sent.
+    pub may_show: bool,
 }
 
 /// What happened on a link.
@@ -100,13 +106,27 @@ pub enum Event {
         /// The memory, as it was exposed.
         parts: Vec<Part>,
     },
+    /// Every byte of an exposed stretch lies in memory of the peer, and none in what was exposed for it. It is to be copied at once, and
+    /// handed to [`Link::took`].
+    Shown {
+        /// The operation.
+        op: OpId,
+        /// The item's number.
+        item: u32,
+        /// Where in the item the stretch begins, in bytes.
+        offset: u64,
+        /// The memory, as it was exposed.
+        parts: Vec<Part>,
+        /// Where the bytes lie.
+        shown: Shown,
+    },
     /// A push is over.
     Pushed {
         /// The push's operation.
         op: OpId,
         /// What the caller named it by.
         token: u64,
-        /// Whether all of it went out; that it arrived, only the peer can say.
+        /// Whether all of it went out, or was taken where it lies; that it arrived, only the peer can say.
         sent: bool,
         /// The memory, as it was pushed.
         parts: Vec<Part>,
@@ -133,9 +153,9 @@ pub struct Counts {
     pub frames_in: u64,
     /// Control frames sent.
     pub frames_out: u64,
-    /// Bulk bytes that landed.
+    /// Bulk bytes that landed, or were shown.
     pub bytes_in: u64,
-    /// Bulk bytes sent.
+    /// Bulk bytes sent, or taken where they lie.
     pub bytes_out: u64,
     /// Bulk bytes that arrived for nothing exposed, and were thrown away.
     pub bytes_late: u64,
@@ -158,6 +178,9 @@ pub trait Link: Send {
     /// its body is longer than was agreed, and when it is a request and as many operations as were agreed are in flight.
     fn send(&mut self, frame: Frame) -> Result<(), Frame>;
 
+    /// Whether a push of these would be shown, and not sent.
+    fn shows(&self, parts: &[Part]) -> bool;
+
     /// Queue bytes of an item, behind everything queued before. Handed back when there is no room, or no byte.
     fn push(&mut self, push: Push) -> Result<(), Push>;
 
@@ -165,6 +188,9 @@ pub trait Link: Send {
     /// stretches exposed, each with an end of its own. Handed back when there is no room, when a part is shared, when
     /// there is no byte, and when one of the bytes is exposed already.
     fn expose(&mut self, op: OpId, item: u32, offset: u64, parts: Vec<Part>) -> Result<(), Vec<Part>>;
+
+    /// What was shown was copied, and is not looked at any more.
+    fn took(&mut self, shown: Shown);
 
     /// Give up an operation: each of its exposed stretches comes back in [`Event::Retracted`] and each of its pushes in
     /// [`Event::Pushed`], as soon as nothing can touch them. What still arrives for it is thrown away.

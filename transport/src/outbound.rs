@@ -1,17 +1,19 @@
 //! The sending half of a byte-stream link: a bounded queue of frames and pushes, cut into frames and written as the
 //! stream takes them. Control frames are copied into one run of bytes; bulk bytes are written from where they lie.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts};
+use pagelith_layouts::wire::shown::{self, ShownPiece, Stretch};
 use pagelith_layouts::wire::{Frame, FrameHead, Kind, Side};
 
 use crate::auth::FrameMac;
 use crate::closed::Closed;
 use crate::limits::Limits;
 use crate::link::{Counts, Event, Push, Room};
+use crate::shown::Regions;
 use crate::stream::{Moved, Stream};
 
 /// Bytes of control frames that are written together.
@@ -20,12 +22,16 @@ const STAGE_BYTES: usize = 64 << 10;
 const STRETCHES_MAX: usize = 64;
 /// Bytes after which a poll goes on to other things.
 const TURN_BYTES: u64 = 8 << 20;
+/// Most stretches in one frame that says what was taken: well below what every reader takes.
+const TAKEN_MAX: usize = 512;
 /// Most pings, pongs and goodbyes that wait.
 const URGENT_MAX: usize = 16;
 
 enum Queued {
     Frame(Frame),
     Push(Sending),
+    /// To be shown where it lies.
+    Show(Push, Vec<ShownPiece>),
 }
 
 /// A push on its way.
@@ -54,6 +60,10 @@ pub(crate) struct Outbound {
     queue: VecDeque<Queued>,
     /// In front of the queue, between two frames.
     urgent: VecDeque<Frame>,
+    /// What the peer was shown and has not taken yet; `None` while that is still in the queue.
+    shown: BTreeMap<Stretch, Option<Push>>,
+    /// What was taken of what the peer showed, to be said.
+    taken: Vec<Stretch>,
     /// Whole frames and the head of a data frame, written up to `at`.
     staged: Vec<u8>,
     at: usize,
@@ -72,6 +82,8 @@ impl Outbound {
             limits,
             queue: VecDeque::new(),
             urgent: VecDeque::new(),
+            shown: BTreeMap::new(),
+            taken: Vec::new(),
             staged: first,
             at: 0,
             body_left: 0,
@@ -93,14 +105,18 @@ impl Outbound {
 
     /// Whether there is anything to be written.
     pub fn is_busy(&self) -> bool {
-        self.at < self.staged.len() || self.body_left > 0 || !self.queue.is_empty() || !self.urgent.is_empty()
+        self.at < self.staged.len()
+            || self.body_left > 0
+            || !self.queue.is_empty()
+            || !self.urgent.is_empty()
+            || !self.taken.is_empty()
     }
 
     pub fn send(&mut self, frame: Frame) -> Result<(), Frame> {
         let room = self.room(0, 0);
         let kind = frame.kind;
         let ours = kind.is_sent_by(self.writing.side) && !kind.is_greeting();
-        let users = ours && !matches!(kind, Kind::Data | Kind::Ping | Kind::Pong | Kind::Bye);
+        let users = ours && matches!(kind, Kind::Request | Kind::Pull | Kind::Outcome | Kind::Cancel);
         let fits = frame.body.len() <= self.writing.control_bytes_max as usize
             && frame.body.is_empty() == kind.is_bare()
             && frame.op.0 != 0;
@@ -122,15 +138,39 @@ impl Outbound {
         room
     }
 
-    pub fn push(&mut self, push: Push) -> Result<(), Push> {
+    /// Queue a push; it is shown if it lies in `regions`.
+    pub fn push(&mut self, push: Push, regions: &Regions) -> Result<(), Push> {
         let len: u64 = push.parts.iter().map(|part| part.len() as u64).sum();
         let named = push.op.0 != 0 && push.offset.checked_add(len).is_some();
         if len == 0 || !named || self.pushes >= self.limits.pushes_max {
             return Err(push);
         }
         self.pushes += 1;
+        let may_show = push.may_show && !self.shown.contains_key(&stretch_of(&push));
+        let pieces = if may_show { regions.pieces(&push.parts) } else { None };
+        if let Some(pieces) = pieces {
+            self.shown.insert(stretch_of(&push), None);
+            self.queue.push_back(Queued::Show(push, pieces));
+            return Ok(());
+        }
         self.queue.push_back(Queued::Push(Sending { push, len, framed: 0, part: 0, at: 0 }));
         Ok(())
+    }
+
+    /// Say that this was taken.
+    pub fn took(&mut self, stretch: Stretch) {
+        self.taken.push(stretch);
+    }
+
+    /// The peer has taken these.
+    pub fn taken(&mut self, stretches: &[Stretch], events: &mut Vec<Event>, counts: &mut Counts) {
+        for stretch in stretches {
+            let Some(push) = self.shown.get_mut(stretch).and_then(Option::take) else { continue };
+            self.shown.remove(stretch);
+            self.pushes -= 1;
+            counts.bytes_out += push.parts.iter().map(|part| part.len() as u64).sum::<u64>();
+            events.push(over(push, true));
+        }
     }
 
     /// Hand back the pushes of `op`, or all. A frame that is half out is finished from a copy, so that the stream stays
@@ -150,10 +190,21 @@ impl Outbound {
             match queued {
                 Queued::Push(sending) if given_up(&sending) => {
                     self.pushes -= 1;
-                    events.push(sending.over(false));
+                    events.push(over(sending.push, false));
+                }
+                Queued::Show(push, _) if op.is_none_or(|op| push.op == op) => {
+                    self.pushes -= 1;
+                    events.push(over(push, false));
                 }
                 other => self.queue.push_back(other),
             }
+        }
+        let given_up = |stretch: &Stretch| op.is_none_or(|op| stretch.0 == op);
+        // Those that were still in the queue are back already.
+        let gone: Vec<Stretch> = self.shown.keys().copied().filter(given_up).collect();
+        for push in gone.iter().filter_map(|stretch| self.shown.remove(stretch)?) {
+            self.pushes -= 1;
+            events.push(over(push, false));
         }
     }
 
@@ -216,7 +267,7 @@ impl Outbound {
                 && let Some(Queued::Push(whole)) = self.queue.pop_front()
             {
                 self.pushes -= 1;
-                events.push(whole.over(true));
+                events.push(over(whole.push, true));
             }
         }
     }
@@ -228,9 +279,20 @@ impl Outbound {
         while let Some(frame) = self.urgent.pop_front() {
             self.writing.control(&frame, &mut self.staged);
         }
+        while !self.taken.is_empty() {
+            let now: Vec<Stretch> = self.taken.drain(..self.taken.len().min(TAKEN_MAX)).collect();
+            let frame = Frame::new(Kind::Taken, OpId(0), shown::encode_taken(&now));
+            self.writing.control(&frame, &mut self.staged);
+        }
         while self.staged.len() < STAGE_BYTES {
             match self.queue.front_mut() {
                 None => return,
+                Some(Queued::Show(..)) => {
+                    let Some(Queued::Show(push, pieces)) = self.queue.pop_front() else { return };
+                    let body = shown::encode(push.item, push.offset, &pieces);
+                    self.writing.control(&Frame::new(Kind::Shown, push.op, body), &mut self.staged);
+                    self.shown.insert(stretch_of(&push), Some(push));
+                }
                 Some(Queued::Push(front)) => {
                     let most = u64::from(self.writing.data_bytes_max);
                     let bytes = (front.len - front.framed).min(most) as u32;
@@ -299,9 +361,14 @@ impl Sending {
             self.part += 1;
         }
     }
+}
 
-    fn over(self, sent: bool) -> Event {
-        let Push { op, token, parts, .. } = self.push;
-        Event::Pushed { op, token, sent, parts }
-    }
+/// How a push is named.
+fn stretch_of(push: &Push) -> Stretch {
+    (push.op, push.item, push.offset)
+}
+
+fn over(push: Push, sent: bool) -> Event {
+    let Push { op, token, parts, .. } = push;
+    Event::Pushed { op, token, sent, parts }
 }

@@ -134,7 +134,8 @@ impl<S: Stream> Pending<S> {
             self.agreed = Some(agreed);
         }
         self.say()?;
-        let over = self.handshake.out().is_empty() && self.stream.go_over(self.side)?;
+        let features = self.agreed.as_ref().map_or(0, |agreed| agreed.common.features);
+        let over = self.handshake.out().is_empty() && self.stream.go_over(self.side, features)?;
         Ok(self.agreed.take_if(|_| over))
     }
 

@@ -9,6 +9,7 @@
 mod accept;
 mod connect;
 mod end;
+mod handed;
 mod listener;
 mod rings;
 
@@ -26,11 +27,11 @@ pub use connect::{connect, dial};
 pub use end::Socket;
 pub use listener::{Arrival, Listen, ListenError, Listener};
 
-/// What a side offers at an address: shared memory within a host alone.
+/// What a side offers at an address: shared memory, and to show what lies there, within a host alone.
 fn offered(offer: Offer, address: &Address, can_share: bool) -> Offer {
     match address {
         Address::Unix(_) if can_share => offer,
-        Address::Unix(_) | Address::Tcp(_) => offer.without(Feature::SharedMemory),
+        Address::Unix(_) | Address::Tcp(_) => offer.without(Feature::SharedMemory).without(Feature::Shown),
     }
 }
 

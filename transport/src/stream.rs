@@ -6,6 +6,7 @@ use std::time::Duration;
 use pagelith_layouts::wire::Side;
 
 use crate::closed::Closed;
+use crate::shown::Regions;
 
 /// What came of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +38,13 @@ pub trait Stream: Send {
     }
 
     /// Go over, once everything of the handshake is sent; false if more must arrive first. Never waits.
-    fn go_over(&mut self, _side: Side) -> Result<bool, Closed> {
+    fn go_over(&mut self, _side: Side, _features: u64) -> Result<bool, Closed> {
         Ok(true)
+    }
+
+    /// Memory that the two sides have handed each other, once it has gone over.
+    fn regions(&self) -> Regions {
+        Regions::default()
     }
 
     /// Wait until bytes can be read, or with `write` sent, at most `timeout`; false if none can.

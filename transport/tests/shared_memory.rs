@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::*;
 use pagelith_io::clock::Clock;
-use pagelith_io::shm::{PAIR_MEMORY_BYTES, SharedMemory};
+use pagelith_io::shm::{PAIR_MEMORY_BYTES, Region, SharedMemory};
 use pagelith_io::system::{SystemClock, SystemEntropy};
 use pagelith_layouts::wire::Side;
 use pagelith_transport::address::Address;
@@ -79,8 +79,12 @@ fn what_is_no_shared_memory_ends_the_link() {
     let file = tempfile::tempfile().expect("a file");
     file.set_len(PAIR_MEMORY_BYTES as u64).expect("grown");
     assert!(meet_by_hand(|client| hand(client, &[memory.as_fd()])).0.is_ok(), "as it should be");
+    let region = Region::new(4096).expect("memory");
+    let shown: &[BorrowedFd<'_>] = &[memory.as_fd(), region.as_fd()];
+    assert!(meet_by_hand(|client| hand(client, shown)).0.is_ok(), "with memory that is shown beside it");
+    let (pipe, _other) = std::io::pipe().expect("a pipe");
     let wrong: [&[BorrowedFd<'_>]; 4] =
-        [&[], &[memory.as_fd(), memory.as_fd()], &[small.as_fd()], &[file.as_fd()]];
+        [&[], &[memory.as_fd(), pipe.as_fd()], &[small.as_fd()], &[file.as_fd()]];
     for files in wrong {
         let (met, _client) = meet_by_hand(|client| hand(client, files));
         assert!(matches!(met, Err(Closed::Broken(_))), "files={}", files.len());

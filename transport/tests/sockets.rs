@@ -71,8 +71,9 @@ const EVERYTHING: [Over; 3] = [Over::Tcp, Over::Unix, Over::Shared];
 /// A client and a server in one thread, until both know how it ended.
 fn meet_over(client: (Offer, Option<Key>), listener: &mut Listener) -> Ends {
     let (limits, entropy) = (Limits::default(), SystemEntropy);
-    let mut progress =
-        connect(listener.address(), client.0, client.1, &entropy, clock(), limits).expect("a socket").poll();
+    let mut progress = connect(listener.address(), client.0, client.1, &entropy, clock(), limits, &[])
+        .expect("a socket")
+        .poll();
     let mut arrivals = Vec::new();
     for _ in 0..1000 {
         if arrivals.is_empty() {
@@ -270,8 +271,8 @@ fn versions_meet_or_part_by_name() {
     let few = Offer { features: Feature::Groups.bit(), ..offer() };
     let mut listener = listener(keys(1), few, Limits::default(), clock());
     let (client, _) = meet_over((of((1, 1), 0), Some(key(1))), &mut listener);
-    // Shared memory is not for TCP.
-    assert_eq!(client.expect("a link").facts().missing.len(), Feature::ALL.len() - 2);
+    // Shared memory, and what lies there, is not for TCP.
+    assert_eq!(client.expect("a link").facts().missing.len(), Feature::ALL.len() - 3);
     let (client, server) = meet_over((of((1, 1), Feature::Durable.bit()), Some(key(1))), &mut listener);
     let text = client.map(|_| ()).expect_err("durable is required").to_string();
     assert_eq!(text, "the peers do not fit: features are missing names=durable");

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use pagelith::attach::Attached;
+use pagelith::io::shm::Region;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::layouts::checksum::{BLOCK_BYTES, checksum};
@@ -43,6 +44,7 @@ const WAIT: Duration = Duration::from_millis(10);
 fn store() -> Store {
     let mut config = Config::default();
     config.dram.bytes = Size::from_bytes(2 * DATA as u64);
+    config.dram.shared = true;
     config.index.max_objects = Some(65_536);
     let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("room for half a GiB");
     Store::open(config).expect("a store")
@@ -77,7 +79,8 @@ impl Side<'_> {
             Side::Embedded(store) => store.put_batch(&puts, Options::default()),
             Side::Attached(store) => store.put_batch(&puts, Options::default()),
         };
-        assert!(outcomes.iter().all(Result::is_ok));
+        let failed = outcomes.iter().find(|outcome| outcome.is_err());
+        assert!(failed.is_none(), "{failed:?}");
     }
 
     fn exists(&self, keys: &[ObjectKey]) -> bool {
@@ -88,25 +91,39 @@ impl Side<'_> {
     }
 }
 
+/// What a client and the server have in common beside the bytes on their way.
+#[derive(Clone, Copy, PartialEq)]
+enum Shares {
+    Nothing,
+    /// The rings that the bytes go through.
+    Rings,
+    /// The arena and the staging memory too.
+    Arena,
+}
+
 /// Serve `store` at `address` until told to stop, and attach to it.
 fn attach<'s, 'e>(
     scope: &'s std::thread::Scope<'s, 'e>,
     store: &'e Store,
-    (address, shared): (Address, bool),
+    (address, shares): (Address, Shares),
+    memory: &Arc<Region>,
     stop: &'e AtomicBool,
 ) -> Attached {
     let clock = Arc::new(SystemClock::new());
     let entropy = Arc::new(SystemEntropy);
     let offer = |who| match Offer::of_this_build([who; 16]) {
-        offer if shared => offer,
-        offer => offer.without(Feature::SharedMemory),
+        offer if shares == Shares::Nothing => offer.without(Feature::SharedMemory),
+        offer => offer,
     };
     let listen = Listen { address, admission: Admission::Connection(Rights::all()), beyond_this_host: false };
     let mut listener =
         Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), Limits::default()).expect("listens");
+    let (staging, staging_memory) = StagingPool::shared(256 << 20).expect("memory");
+    if shares == Shares::Arena {
+        listener = listener.showing(store.shared_memory().into_iter().chain([staging_memory]).collect());
+    }
     let address = listener.address().clone();
     scope.spawn(move || {
-        let staging = StagingPool::new(256 << 20).expect("memory");
         let mut arrivals = Vec::new();
         // One client at a time, which comes again when its link was idle for too long.
         while !stop.load(Ordering::Relaxed) {
@@ -121,7 +138,9 @@ fn attach<'s, 'e>(
         }
     });
     let limits = Limits::default();
-    let dial = SocketDial { address, offer: offer(2), key: None, entropy, clock: clock.clone(), limits };
+    let shows = if shares == Shares::Arena { vec![memory.clone()] } else { Vec::new() };
+    let dial =
+        SocketDial { address, offer: offer(2), key: None, entropy, clock: clock.clone(), limits, shows };
     Attached::attach(Arc::new(dial), clock, Duration::from_secs(30)).expect("attached")
 }
 
@@ -160,15 +179,25 @@ fn links(c: &mut Criterion) {
     let tcp = || "tcp:127.0.0.1:0".parse().expect("an address");
     for object_bytes in [64 << 10, 1 << 20] {
         let (store, stop) = (store(), AtomicBool::new(false));
+        let (mut buffers, memory) = AlignedBuf::shown(BATCH, object_bytes).expect("memory");
+        buffers.iter_mut().for_each(|buffer| buffer.fill(1));
         std::thread::scope(|scope| {
             let sides = [
                 ("embedded", Side::Embedded(&store)),
-                ("shared memory", Side::Attached(attach(scope, &store, (unix("shared"), true), &stop))),
-                ("unix socket", Side::Attached(attach(scope, &store, (unix("socket"), false), &stop))),
-                ("tcp", Side::Attached(attach(scope, &store, (tcp(), false), &stop))),
+                (
+                    "shown",
+                    Side::Attached(attach(scope, &store, (unix("shown"), Shares::Arena), &memory, &stop)),
+                ),
+                (
+                    "shared memory",
+                    Side::Attached(attach(scope, &store, (unix("shared"), Shares::Rings), &memory, &stop)),
+                ),
+                (
+                    "unix socket",
+                    Side::Attached(attach(scope, &store, (unix("socket"), Shares::Nothing), &memory, &stop)),
+                ),
+                ("tcp", Side::Attached(attach(scope, &store, (tcp(), Shares::Nothing), &memory, &stop))),
             ];
-            let mut buffers = AlignedBuf::many(BATCH, object_bytes).expect("memory");
-            buffers.iter_mut().for_each(|buffer| buffer.fill(1));
             let objects = (DATA / object_bytes) as u64;
             for batch in keys(0..objects).chunks(BATCH) {
                 sides[0].1.put(batch, &buffers[..batch.len()]);

@@ -39,7 +39,7 @@ use crate::keys;
 use crate::settings::{Defaults, StoreFlags};
 
 /// Sizes that make the built-in workload use both tiers, and finish in seconds.
-const DEFAULTS: Defaults = Defaults { dram: Size::mib(128), ssd: Size::mib(512) };
+const DEFAULTS: Defaults = Defaults { dram: Size::mib(128), ssd: Size::mib(512), shared: false };
 const OBJECT_BYTES_DEFAULT: Size = Size::kib(32);
 
 /// Replay a request trace through the store, and check every byte it hands back.

@@ -16,7 +16,7 @@ use super::acked::Instance;
 use crate::batch::{Put, PutGroup, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::outcome::{PutDone, PutOutcome};
-use crate::remote::batch::{Manner, no_link};
+use crate::remote::batch::{Heard, Manner, no_link};
 use crate::remote::caller::Caller;
 use crate::remote::desk::Desk;
 use crate::remote::lines::Standing;
@@ -26,6 +26,8 @@ use crate::scatter;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Most bytes of one offer, where the store takes so many: few enough that it pulls while the next is hashed.
 const OFFER_BYTES_MAX: u64 = 64 << 10;
+/// Most bytes of objects in an offer, from the second object on: while the store copies those of one, the next is checksummed.
+const OFFER_PAYLOAD_MAX: u64 = 512 << 10;
 /// Bytes of an offer before its first object, and most that an object takes beside its checksums, its base with it.
 const HEAD_BYTES: u64 = 64;
 const OBJECT_BYTES: u64 = 320;
@@ -78,7 +80,7 @@ impl RemotePut {
             objects.extend(group.objects.into_iter().map(|put| {
                 let Put { key, source } = put;
                 let length = source.len();
-                Object { key, length, readers: Readers::new(source.0), outcome: Err(no_link()) }
+                Object { key, length, readers: Readers::new(source.parts), outcome: Err(no_link()) }
             }));
             Group { base: group.base, objects: first..objects.len() }
         };
@@ -115,26 +117,30 @@ impl RemotePut {
         let taken = desk.lines.stands(STORE).map_or(CONTROL_BODY_LEAST as usize, Caller::request_bytes_max);
         let most = OFFER_BYTES_MAX.min(taken as u64);
         self.offers.clear();
-        let mut bytes = 0;
+        let (mut bytes, mut payload) = (0, 0);
         for (at, group) in self.groups.iter().enumerate() {
             if !super::is_unavailable(self.outcome(group)) {
                 continue;
             }
             let cost = self.objects[group.objects.clone()].iter().map(cost).sum::<u64>();
+            let own = self.objects[group.objects.clone()].iter().map(|object| object.length).sum::<u64>();
             let attached = group.base.is_some();
             let joins = |offer: &&mut Offer| {
                 offer.groups.end == at
                     && self.groups[offer.groups.start].base.is_some() == attached
                     && bytes + cost <= most
+                    && payload + own <= OFFER_PAYLOAD_MAX
             };
             match self.offers.back_mut().filter(joins) {
                 Some(offer) => {
                     offer.groups.end = at + 1;
                     bytes += cost;
+                    payload += own;
                 }
                 None => {
                     self.offers.push_back(Offer { groups: at..at + 1, draft: None, state: State::New });
                     bytes = HEAD_BYTES + (self.required.len() * ObjectKey::BYTES) as u64 + cost;
+                    payload = own;
                 }
             }
         }
@@ -142,13 +148,19 @@ impl RemotePut {
 
     /// Go on as far as it goes now; true once every object has its outcome.
     pub fn advance(&mut self, desk: &mut Desk, now: Mono) -> bool {
+        let mut heard = Heard::default();
         for _ in 0..self.offers.len() {
             let Some(offer) = self.offers.pop_front() else { break };
             let left = match offer.state {
-                State::New => self.ask(desk, offer, now),
+                State::New => {
+                    let left = self.ask(desk, offer, now);
+                    // The store copies what it was offered while the next is checksummed here.
+                    desk.poll(now);
+                    left
+                }
                 State::Asked(token, by) => match desk.take(token) {
                     Some(Reply::Put(outcomes)) => {
-                        self.settle(desk, &offer, outcomes, by, now);
+                        self.settle(&mut heard, &offer, outcomes, by);
                         None
                     }
                     Some(Reply::Exists(_) | Reply::Get(_) | Reply::Told(_)) => None,
@@ -157,6 +169,7 @@ impl RemotePut {
             };
             self.offers.extend(left);
         }
+        heard.tell(desk, now);
         self.offers.is_empty()
     }
 
@@ -220,16 +233,9 @@ impl RemotePut {
         Box::new(move |item| readers.get(item as usize).map(Readers::parts).unwrap_or_default())
     }
 
-    fn settle(
-        &mut self,
-        desk: &Desk,
-        offer: &Offer,
-        outcomes: Vec<Result<PutOutcome>>,
-        by: Instance,
-        now: Mono,
-    ) {
+    fn settle(&mut self, heard: &mut Heard, offer: &Offer, outcomes: Vec<Result<PutOutcome>>, by: Instance) {
         let failed = |outcome: &Result<PutOutcome>| super::is_unavailable(outcome);
-        desk.note(STORE, outcomes.iter().any(failed), now);
+        heard.note(STORE, outcomes.iter().any(failed));
         self.acked.extend(outcomes.iter().any(Result::is_ok).then_some(by));
         for (object, outcome) in self.of(offer).iter_mut().zip(outcomes) {
             object.outcome = outcome;
@@ -245,7 +251,7 @@ impl RemotePut {
     pub fn finish(self) -> Vec<PutDone> {
         let done = |object: Object| {
             let parts = object.readers.into_parts().unwrap_or_default();
-            PutDone { outcome: object.outcome, source: Source(parts) }
+            PutDone { outcome: object.outcome, source: Source::of(parts) }
         };
         self.objects.into_iter().map(done).collect()
     }

@@ -104,6 +104,11 @@ pub struct DramConfig {
     /// get at the speed of a copy where memory has ECC and is trusted; what is not verified may hand over bytes that
     /// changed in memory.
     pub verify_ratio: f64,
+    /// Whether the arena is memory that attached processes of this host can be shown, which then copy hits from where they lie.
+    /// Default false. For a store process with clients over a Unix socket (`pagelith serve` has it there unless told otherwise);
+    /// who may read every namespace can look at all of it. Such memory is of huge pages only where the system gives them
+    /// (`shmem_enabled`).
+    pub shared: bool,
 }
 
 /// Settings of the SSD tier.
@@ -240,7 +245,7 @@ impl Default for Config {
 impl Default for DramConfig {
     fn default() -> DramConfig {
         let (policy, promote) = (DramPolicy::Lru, Promote::Always);
-        DramConfig { bytes: Size::mib(256), policy, promote, verify_ratio: 1.0 }
+        DramConfig { bytes: Size::mib(256), policy, promote, verify_ratio: 1.0, shared: false }
     }
 }
 

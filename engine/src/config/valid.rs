@@ -94,6 +94,11 @@ impl ValidConfig {
         self.config.dram.verify_ratio
     }
 
+    /// Whether the arena is memory that other processes can be shown.
+    pub fn dram_shared(&self) -> bool {
+        self.config.dram.shared
+    }
+
     /// Whether there is an SSD tier.
     pub fn has_ssd(&self) -> bool {
         self.config.ssd.bytes > Size::ZERO

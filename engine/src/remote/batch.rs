@@ -92,6 +92,20 @@ fn questions<T>(desk: &Desk, items: impl Iterator<Item = (ObjectKey, u64, T)>) -
     by_peer.into_iter().flat_map(question).collect()
 }
 
+/// Who answered, and who failed to. All that one link took with it when it ended is one failure.
+#[derive(Default)]
+pub(crate) struct Heard(BTreeMap<usize, bool>);
+
+impl Heard {
+    pub fn note(&mut self, peer: usize, failed: bool) {
+        *self.0.entry(peer).or_default() |= failed;
+    }
+
+    pub fn tell(self, desk: &Desk, now: Mono) {
+        self.0.into_iter().for_each(|(peer, failed)| desk.note(peer, failed, now));
+    }
+}
+
 /// Gets that were not hits here.
 pub(crate) struct RemoteGet {
     done: Vec<GetDone>,
@@ -114,7 +128,7 @@ impl RemoteGet {
         let wanted = missed.into_iter().filter_map(|missed| {
             let done = &mut done[missed.at];
             let parts = std::mem::take(&mut done.destination.0);
-            let wanted = Wanted { key: missed.key, range: missed.range, parts };
+            let wanted = Wanted { key: missed.key, range: missed.range, parts, sent: false };
             // It would end the link. A peer need not say so of what is not here.
             if let Err(error) = wanted.check() {
                 done.destination.0 = wanted.parts;
@@ -132,7 +146,7 @@ impl RemoteGet {
 
     /// Go on as far as it goes now; true once every object has its outcome.
     pub fn advance(&mut self, desk: &mut Desk, now: Mono) -> bool {
-        let mut over = true;
+        let (mut over, mut heard) = (true, Heard::default());
         for i in 0..self.questions.len() {
             let peer = self.questions[i].peer;
             let state = std::mem::replace(&mut self.questions[i].state, State::Over);
@@ -140,15 +154,19 @@ impl RemoteGet {
                 State::New(items) => self.ask(desk, peer, items, now),
                 State::Asked(token, of) => match desk.take(token) {
                     Some(Reply::Get(got)) => {
-                        let mut failed = false;
+                        let (mut failed, mut again) = (false, Vec::new());
                         for (at, got) in of.into_iter().zip(got) {
                             let lost = got.outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Unavailable);
                             failed |= lost || got.outcome == Ok(GetOutcome::Miss(MissCause::Late));
+                            if let Some((key, range)) = got.again {
+                                again.push((at, Wanted { key, range, parts: got.parts, sent: true }));
+                                continue;
+                            }
                             self.settle(at, got.outcome);
                             self.done[at].destination.0 = got.parts;
                         }
-                        desk.note(peer, failed, now);
-                        State::Over
+                        heard.note(peer, failed);
+                        if again.is_empty() { State::Over } else { State::New(again) }
                     }
                     Some(_) => State::Over,
                     None => State::Asked(token, of),
@@ -157,6 +175,7 @@ impl RemoteGet {
             };
             over &= is_over(&self.questions[i].state);
         }
+        heard.tell(desk, now);
         over
     }
 
@@ -248,7 +267,7 @@ impl RemoteExists {
 
     /// Go on as far as it goes now; true once every key has its answer.
     pub fn advance(&mut self, desk: &mut Desk, now: Mono) -> bool {
-        let mut over = true;
+        let (mut over, mut heard) = (true, Heard::default());
         for question in &mut self.questions {
             let peer = question.peer;
             question.state = match std::mem::replace(&mut question.state, State::Over) {
@@ -258,7 +277,7 @@ impl RemoteExists {
                 }),
                 State::Asked(token, of) => match desk.take(token) {
                     Some(Reply::Exists(found)) => {
-                        desk.note(peer, found.is_err(), now);
+                        heard.note(peer, found.is_err());
                         match found {
                             Ok(found) => {
                                 of.into_iter().zip(found).for_each(|(at, here)| self.found[at] |= here)
@@ -274,6 +293,7 @@ impl RemoteExists {
             };
             over &= is_over(&question.state);
         }
+        heard.tell(desk, now);
         over
     }
 

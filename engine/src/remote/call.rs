@@ -15,6 +15,7 @@ use pagelith_layouts::wire::outcome::{
 use pagelith_layouts::wire::pull::PullItem;
 use pagelith_layouts::wire::request::{GetItem, Verb};
 use pagelith_transport::link::Push;
+use pagelith_transport::shown::Shown;
 
 use super::verify;
 use crate::error::{Error, ErrorKind, Result};
@@ -29,6 +30,8 @@ pub(crate) struct Wanted {
     pub range: Option<Range<u64>>,
     /// Where they go: as long as what is wanted.
     pub parts: Vec<Part>,
+    /// They are to be sent, and not shown.
+    pub sent: bool,
 }
 
 impl Wanted {
@@ -37,10 +40,15 @@ impl Wanted {
         self.parts.iter().map(|part| part.len() as u64).sum()
     }
 
+    /// What is asked for it.
+    pub fn item(&self) -> GetItem {
+        let item = GetItem::new(self.key, self.range.clone(), self.bytes());
+        if self.sent { item.sent() } else { item }
+    }
+
     /// What is wrong with it, whatever the object is like.
     pub fn check(&self) -> Result<()> {
-        let (key, bytes) = (self.key, self.bytes());
-        let item = GetItem::new(key, self.range.clone(), bytes);
+        let (key, bytes, item) = (self.key, self.bytes(), self.item());
         if item.check().is_ok() && item.length() == bytes {
             return Ok(());
         }
@@ -57,6 +65,9 @@ impl Wanted {
 pub(crate) struct Got {
     pub outcome: Result<GetOutcome>,
     pub parts: Vec<Part>,
+    /// What was shown was not what the peer vouches for: it may have been changed meanwhile, or it is damaged there. Whoever has
+    /// the bytes sent instead finds out.
+    pub again: Option<(ObjectKey, Option<Range<u64>>)>,
 }
 
 /// What came of an operation.
@@ -81,6 +92,9 @@ pub(crate) enum Told {
 pub(super) struct Item {
     key: ObjectKey,
     stretch: Range<u64>,
+    range: Option<Range<u64>>,
+    /// Its bytes were shown, and copied from there.
+    shown: bool,
     /// `None` while the link has it.
     parts: Option<Vec<Part>>,
     /// The checksums of what landed, made as it did: the bytes are warm then, and the next are on their way.
@@ -127,8 +141,16 @@ impl Call {
     }
 
     /// A get whose memory the link has.
-    pub fn get(token: u64, deadline: Mono, items: impl Iterator<Item = (ObjectKey, Range<u64>)>) -> Call {
-        let item = |(key, stretch)| Item { key, stretch, parts: None, landed: None, outcome: None };
+    pub fn get(token: u64, deadline: Mono, items: impl Iterator<Item = GetItem>) -> Call {
+        let item = |wanted: GetItem| Item {
+            key: wanted.key,
+            stretch: wanted.stretch(),
+            range: wanted.range(),
+            shown: false,
+            parts: None,
+            landed: None,
+            outcome: None,
+        };
         Call { token, deadline, work: Work::Get(items.map(item).collect()), over: false }
     }
 
@@ -154,6 +176,8 @@ impl Call {
 
     pub fn reply(self) -> (u64, Reply) {
         let got = |item: Item| Got {
+            again: (item.shown && item.outcome == Some(Ok(GetOutcome::Miss(MissCause::Damaged))))
+                .then_some((item.key, item.range)),
             outcome: item.outcome.unwrap_or(Ok(GetOutcome::Miss(MissCause::Late))),
             parts: item.parts.unwrap_or_default(),
         };
@@ -172,6 +196,17 @@ impl Call {
             && let Some(item) = items.get_mut(item as usize)
         {
             item.landed = if landed && !self.over { verify::sums(&parts, &item.stretch) } else { None };
+            item.parts = Some(parts);
+        }
+    }
+
+    /// An object's memory is back, and its bytes are shown: copy and checksum them, block by block, while they are warm.
+    pub fn take_shown(&mut self, item: u32, mut parts: Vec<Part>, shown: &Shown) {
+        if let Work::Get(items) = &mut self.work
+            && let Some(item) = items.get_mut(item as usize)
+        {
+            item.shown = true;
+            item.landed = if self.over { None } else { verify::copied(&mut parts, &item.stretch, shown) };
             item.parts = Some(parts);
         }
     }
@@ -201,7 +236,14 @@ impl Call {
                 return broken("length", pull.length);
             }
             let parts = cut((offer.lend)(pull.item), pull.offset, pull.length);
-            offer.unsent.push_back(Push { op, item: pull.item, offset: pull.offset, parts, token: 0 });
+            offer.unsent.push_back(Push {
+                op,
+                item: pull.item,
+                offset: pull.offset,
+                parts,
+                token: 0,
+                may_show: true,
+            });
         }
         Ok(())
     }

@@ -73,8 +73,7 @@ impl Caller {
         terms: Terms,
         deadline: Mono,
     ) -> std::result::Result<(), (Error, Vec<Wanted>)> {
-        let items: Vec<GetItem> =
-            wanted.iter().map(|w| GetItem::new(w.key, w.range.clone(), w.bytes())).collect();
+        let items: Vec<GetItem> = wanted.iter().map(Wanted::item).collect();
         let room = self.link.room();
         if room.exposures < wanted.len() || room.frames == 0 {
             return Err((self.no_room(), wanted));
@@ -84,7 +83,7 @@ impl Caller {
             return Err((self.no_room(), wanted));
         }
         let op = self.next_op();
-        let mut call = Call::get(token, deadline, items.iter().map(|item| (item.key, item.stretch())));
+        let mut call = Call::get(token, deadline, items.iter().copied());
         for (i, w) in wanted.into_iter().enumerate() {
             if let Err(parts) = self.link.expose(op, i as u32, 0, w.parts) {
                 call.take_back(i as u32, parts, false);
@@ -222,6 +221,12 @@ impl Caller {
                 if let Some(call) = self.calls.get_mut(&op) {
                     call.take_back(item, parts, true);
                 }
+            }
+            Event::Shown { op, item, parts, shown, .. } => {
+                if let Some(call) = self.calls.get_mut(&op) {
+                    call.take_shown(item, parts, &shown);
+                }
+                self.link.took(shown);
             }
             Event::Retracted { op, item, parts, .. } => {
                 if let Some(call) = self.calls.get_mut(&op) {

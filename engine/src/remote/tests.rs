@@ -13,6 +13,7 @@ use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::shard::Shard;
 use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::Terms;
+use pagelith_transport::address::Address;
 use pagelith_transport::capability::Offer;
 use pagelith_transport::handshake::Admission;
 use pagelith_transport::limits::Limits;
@@ -31,14 +32,14 @@ use crate::serve::Server;
 use crate::store::Store;
 
 const NAMESPACE: NamespaceId = NamespaceId([5; 16]);
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 const STAGING: usize = 16 << 20;
 
-struct Pair {
-    store: Store,
-    server: Server,
-    caller: Caller,
-    clock: Arc<dyn Clock>,
+pub(super) struct Pair {
+    pub(super) store: Store,
+    pub(super) server: Server,
+    pub(super) caller: Caller,
+    pub(super) clock: Arc<dyn Clock>,
 }
 
 impl Pair {
@@ -47,23 +48,29 @@ impl Pair {
     }
 
     fn verifying(rights: Rights, verify_ratio: f64) -> Pair {
+        Pair::at("tcp:127.0.0.1:0".parse().expect("an address"), rights, verify_ratio)
+    }
+
+    /// At a Unix socket the store's memory is shown.
+    pub(super) fn at(address: Address, rights: Rights, verify_ratio: f64) -> Pair {
+        let shows = matches!(address, Address::Unix(_));
         let mut config = Config::default();
         config.dram.verify_ratio = verify_ratio;
+        config.dram.shared = shows;
         config.dram.bytes = crate::Size::mib(64);
         config.index.max_objects = Some(10_000);
         let facts = Facts::of_this_machine().expect("facts");
         let store = Store::open(config.validate(&facts).expect("valid")).expect("opened");
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let limits = Limits::default();
-        let listen = Listen {
-            address: "tcp:127.0.0.1:0".parse().expect("an address"),
-            admission: Admission::Connection(rights),
-            beyond_this_host: false,
-        };
+        let listen = Listen { address, admission: Admission::Connection(rights), beyond_this_host: false };
+        let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
+        let regions = store.shared_memory().into_iter().flat_map(|arena| [arena, memory.clone()]).collect();
         let offer = |who| Offer::of_this_build([who; 16]);
         let mut listener = Listener::new(&listen, offer(1), Arc::new(SystemEntropy), clock.clone(), limits)
-            .expect("listens");
-        let pending = connect(listener.address(), offer(2), None, &SystemEntropy, clock.clone(), limits);
+            .expect("listens")
+            .showing(regions);
+        let pending = connect(listener.address(), offer(2), None, &SystemEntropy, clock.clone(), limits, &[]);
         let mut progress = Progress::Waiting(pending.expect("connects"));
         let (mut client, mut arrivals) = (None, Vec::new());
         while client.is_none() || arrivals.is_empty() {
@@ -81,13 +88,12 @@ impl Pair {
             listener.wait(&mut arrivals, Duration::from_millis(1));
         }
         let Some(Arrival::Link(link)) = arrivals.pop() else { panic!("refused") };
-        let staging = StagingPool::new(STAGING).expect("memory");
         let server = Server::new(&store, link, staging).expect("serves");
         Pair { store, server, caller: Caller::new(client.expect("a link")), clock }
     }
 
     /// Drive both ends until the one operation has its reply.
-    fn reply(&mut self) -> Reply {
+    pub(super) fn reply(&mut self) -> Reply {
         let mut replies = Vec::new();
         while replies.is_empty() {
             self.server.turn();
@@ -97,12 +103,16 @@ impl Pair {
         replies.remove(0).1
     }
 
-    fn get(
+    pub(super) fn get(
         &mut self,
         wanted: Vec<(ObjectKey, Option<std::ops::Range<u64>>, Vec<usize>)>,
     ) -> Vec<(Got, Vec<u8>)> {
-        let wanted =
-            wanted.into_iter().map(|(key, range, lengths)| Wanted { key, range, parts: parts(&lengths) });
+        let wanted = wanted.into_iter().map(|(key, range, lengths)| Wanted {
+            key,
+            range,
+            parts: parts(&lengths),
+            sent: false,
+        });
         let deadline = self.clock.now().after(PATIENCE);
         self.caller.get(1, wanted.collect(), Terms::default(), deadline).expect("room");
         let Reply::Get(got) = self.reply() else { panic!("another reply") };
@@ -143,16 +153,16 @@ type Offered = (Option<ObjectKey>, Vec<(ObjectKey, Vec<u8>)>);
 type Got = crate::error::Result<GetOutcome>;
 type Stored = (crate::error::Result<PutOutcome>, usize);
 
-fn parts(lengths: &[usize]) -> Vec<Part> {
+pub(super) fn parts(lengths: &[usize]) -> Vec<Part> {
     lengths.iter().map(|len| AlignedBuf::new(*len).expect("memory").into_part()).collect()
 }
 
-fn key(page: u8, component: &str) -> ObjectKey {
+pub(super) fn key(page: u8, component: &str) -> ObjectKey {
     ObjectKey::new(NAMESPACE, PrefixHash([page; 32]), Role::Target, "kv", component, Shard::Whole)
         .expect("a key")
 }
 
-fn object(seed: u8, len: usize) -> Vec<u8> {
+pub(super) fn object(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + i / 253) as u8 ^ seed).collect()
 }
 
@@ -199,7 +209,7 @@ fn what_a_link_has_of_memory_is_bounded_and_free_once_the_client_is_gone() {
             Options::default(),
         );
     }
-    let wanted = |page| Wanted { key: key(page, "k"), range: None, parts: parts(&[LEN]) };
+    let wanted = |page| Wanted { key: key(page, "k"), range: None, parts: parts(&[LEN]), sent: false };
     let deadline = pair.clock.now().after(PATIENCE);
     pair.caller.get(1, (0..40).map(wanted).collect(), Terms::default(), deadline).expect("room");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
@@ -218,6 +228,13 @@ fn what_a_link_has_of_memory_is_bounded_and_free_once_the_client_is_gone() {
     assert_eq!(store.stats().dram_bytes, 0, "something is held for nobody");
 }
 
+/// Other bytes for the one object that the store has.
+pub(super) fn overwrite(store: &Store, bytes: &[u8]) {
+    let extent = store.shared.lock().frames.iter().map(|(_, f)| f.data.members[0].extent).next();
+    let filled = Unpublished::new(extent.expect("a frame")).fill(&store.shared.memory, &[bytes]);
+    assert!(filled.is_some());
+}
+
 /// With every hit verified the store notices; without, the client does.
 #[test]
 fn what_changed_in_the_stores_memory_is_damaged_and_no_hit() {
@@ -228,9 +245,7 @@ fn what_changed_in_the_stores_memory_is_damaged_and_no_hit() {
         let put = PutSlice { key: key(1, "k"), pieces: &[&bytes] };
         pair.store.put_batch(&[put], Options::default()).remove(0).expect("put");
         bytes[50_000] ^= 1;
-        let extent = pair.store.shared.lock().frames.iter().map(|(_, f)| f.data.members[0].extent).next();
-        let filled = Unpublished::new(extent.expect("a frame")).fill(&pair.store.shared.memory, &[&bytes]);
-        assert!(filled.is_some());
+        overwrite(&pair.store, &bytes);
         let length = range.clone().map_or(100_000, |r: std::ops::Range<u64>| (r.end - r.start) as usize);
         let (outcome, _) = pair.get(vec![(key(1, "k"), range.clone(), vec![length])]).remove(0);
         assert_eq!(outcome, Ok(GetOutcome::Miss(MissCause::Damaged)), "ratio={ratio} range={range:?}");
@@ -333,7 +348,7 @@ fn memory_comes_back_when_the_server_dies_or_the_time_is_up() {
     pair.put(&[(None, vec![(key(1, "k"), object(1, 1_000_000))])], false);
     let wanted = |pair: &mut Pair, after| {
         let deadline = pair.clock.now().after(after);
-        let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[600_000, 400_000]) };
+        let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[600_000, 400_000]), sent: false };
         pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
     };
     // Nobody drives the server.

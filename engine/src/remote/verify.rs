@@ -5,13 +5,15 @@ use std::ops::Range;
 use pagelith_io::buffer::Part;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, StreamChecksum, checksum};
 
+use pagelith_transport::shown::Shown;
+
 use crate::scatter;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
 /// The checksums of the bytes `stretch` of an object, which lie in `parts`: one for each block that the stretch lies in, of
 /// those of the block's bytes that are in the stretch. `None` if the parts are of another length.
-pub(super) fn sums(parts: &[Part], stretch: &Range<u64>) -> Option<Vec<Checksum>> {
+pub(crate) fn sums(parts: &[Part], stretch: &Range<u64>) -> Option<Vec<Checksum>> {
     let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
     if bytes != stretch.end - stretch.start {
         return None;
@@ -31,6 +33,34 @@ pub(super) fn sums(parts: &[Part], stretch: &Range<u64>) -> Option<Vec<Checksum>
         stream.finish()
     };
     Some((stretch.start / BLOCK..stretch.end.div_ceil(BLOCK)).map(sum).collect())
+}
+
+/// Copy what is shown of the bytes `stretch` of an object into `parts`, and [`sums`] of it where it landed. `None` if it is of
+/// another length.
+pub(crate) fn copied(parts: &mut [Part], stretch: &Range<u64>, shown: &Shown) -> Option<Vec<Checksum>> {
+    let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
+    if bytes != stretch.end - stretch.start || bytes != shown.length() {
+        return None;
+    }
+    let mut stream = StreamChecksum::new();
+    let mut sums = Vec::with_capacity((stretch.end.div_ceil(BLOCK) - stretch.start / BLOCK) as usize);
+    for block in stretch.start / BLOCK..stretch.end.div_ceil(BLOCK) {
+        let (lo, hi) = ((block * BLOCK).max(stretch.start), ((block + 1) * BLOCK).min(stretch.end));
+        let inside = lo - stretch.start..hi - stretch.start;
+        if let [part] = parts {
+            let to = &mut part.bytes_mut()?[inside.start as usize..inside.end as usize];
+            shown.copy_out(inside.start, to);
+            sums.push(checksum(to));
+            continue;
+        }
+        let copied = scatter::visit_mut(parts, inside, |from, to| {
+            shown.copy_out(from, to);
+            stream.update(to);
+        });
+        copied?;
+        sums.push(stream.finish());
+    }
+    Some(sums)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
+use pagelith_io::clock::Mono;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
@@ -27,6 +28,8 @@ struct Wanted {
     stretch: Range<u64>,
     /// Whether that has to be all of it.
     whole: bool,
+    /// Whether its bytes may be shown where they lie.
+    may_show: bool,
     /// Bytes that are read and not sent, or not read.
     left: u64,
     tier: Tier,
@@ -44,6 +47,7 @@ impl Wanted {
         Wanted {
             key: item.key,
             whole: item.range().is_none(),
+            may_show: !item.is_sent(),
             left: stretch.end - stretch.start,
             tier: Tier::Memory,
             record: None,
@@ -56,7 +60,7 @@ impl Wanted {
     /// It, as a wish of operation `op`, of which it is item `at`.
     fn wish(&self, op: OpId, at: usize) -> Wish {
         let (key, stretch, whole) = (self.key, self.stretch.clone(), self.whole);
-        Wish { op, item: at as u32, key, stretch, whole, behind: at as u32 }
+        Wish { op, item: at as u32, key, stretch, whole, behind: at as u32, may_show: self.may_show }
     }
 
     /// Its chunks: they end where blocks end, so that each block is in one of them.
@@ -116,7 +120,7 @@ impl GetOp {
 
     /// Read and send as far as it goes; the outcome once all is on its way.
     pub fn advance(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) -> Option<Answered> {
-        self.send(link);
+        self.send(world, link, id);
         if world.shared().now() >= self.manner.deadline {
             // What is being read is waited for by the session, which has the same deadline.
             self.next.0 = self.wanted.len();
@@ -222,15 +226,21 @@ impl GetOp {
                 }
                 None => {
                     let offset = chunk.start - wanted.stretch.start;
-                    let push = Push { op: id, item: at as u32, offset, parts, token: 0 };
+                    let may_show = self.wanted[at].may_show;
+                    let push = Push { op: id, item: at as u32, offset, parts, token: 0, may_show };
                     self.unsent.push_back((at, push));
                 }
             }
         }
     }
 
+    /// By when it is to be over.
+    pub fn deadline(&self) -> Mono {
+        self.manner.deadline
+    }
+
     /// Send what was read, each object's bytes in order.
-    fn send(&mut self, link: &mut dyn Link) {
+    fn send(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) {
         let mut later = VecDeque::new();
         // An object whose next bytes are not there yet, or that the link has no room for, waits with all behind it.
         let mut waits = std::collections::BTreeSet::new();
@@ -247,7 +257,10 @@ impl GetOp {
                 continue;
             }
             match link.push(push) {
-                Ok(()) => wanted.left -= bytes,
+                Ok(()) => {
+                    world.pushed.sent(id);
+                    wanted.left -= bytes;
+                }
                 Err(push) => {
                     waits.insert(at);
                     later.push_back((at, push));

@@ -1,11 +1,12 @@
-//! Puts: what is here already is answered without its bytes; the rest is pulled into staging, a group at a time, and
-//! stored from there.
+//! Puts: what is here already is answered without its bytes; the rest is pulled into memory of the arena that was set aside
+//! for it, a group at a time, and put where it lies.
+//!
+//! Invariant: what is put has the checksums that were sent with it, made of what lies in the arena.
 
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_layouts::align::align_up;
-use pagelith_layouts::checksum::Checksum;
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::pull::{self, PullItem};
@@ -15,16 +16,20 @@ use pagelith_layouts::wire::{Frame, Kind};
 use pagelith_tiers::policy::{FrameId, Recency};
 use pagelith_tiers::ssd::read::Verifier;
 use pagelith_transport::link::Link;
+use pagelith_transport::shown::Shown;
 
 use super::answer::{Answered, Verdict};
 use super::{Manner, World};
-use crate::batch::{Options, Put, PutGroup, PutSlice, Source};
+use crate::batch::{Options, Put, PutGroup, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exists;
 use crate::frames::FrameData;
 use crate::groups::{self, Joined};
 use crate::index::Entry;
 use crate::outcome::{PutDone, PutOutcome, Ticket};
+use crate::put::placed::{self, Arrived, Arriving, SetAside};
+use crate::put::{self, Kind as Together, Size};
+use crate::remote::verify;
 use crate::session::recency;
 use crate::shared::Shared;
 use crate::visibility::Sight;
@@ -35,8 +40,19 @@ struct Offered {
     length: u64,
     /// Of its blocks, as the client has them; empty for the store's own.
     sums: Vec<Checksum>,
-    bytes: Option<Part>,
+    memory: Memory,
     verdict: Option<Verdict>,
+}
+
+/// The memory that an object's bytes are in.
+enum Memory {
+    None,
+    /// On their way; the link has it.
+    Arriving(Arriving),
+    /// Here, and what they should be.
+    Whole(Arrived),
+    /// Here, and something else.
+    Wrong,
 }
 
 enum State {
@@ -86,7 +102,7 @@ impl PutOp {
                 key: object.key,
                 length: object.length,
                 sums,
-                bytes: None,
+                memory: Memory::None,
                 verdict: None,
             });
         }
@@ -95,11 +111,11 @@ impl PutOp {
         PutOp { manner, verb, block_bytes: puts.block_bytes(), offered, groups, required }
     }
 
-    /// Bytes of an object have arrived.
-    pub fn landed(&mut self, item: u32, parts: Vec<Part>) {
+    /// Bytes of an object have arrived in `parts`, or are `shown` and belong there.
+    pub fn landed(&mut self, item: u32, parts: Vec<Part>, shown: Option<&Shown>) {
         let at = item as usize;
         let Some(object) = self.offered.get_mut(at) else { return };
-        object.bytes = parts.into_iter().next();
+        object.arrived(parts, shown, self.block_bytes);
         for group in self.groups.iter_mut().filter(|group| group.objects.contains(&at)) {
             group.state = match std::mem::replace(&mut group.state, State::Done) {
                 State::Pulled(1) => State::Whole,
@@ -156,7 +172,7 @@ impl PutOp {
             match group.state {
                 State::New | State::Pulled(_) | State::Whole => {
                     group.state = State::Done;
-                    self.offered[group.objects.clone()].iter_mut().for_each(|o| o.bytes = None);
+                    self.offered[group.objects.clone()].iter_mut().for_each(|o| o.memory = Memory::None);
                 }
                 State::Storing(_) | State::Committing(..) | State::Done => {}
             }
@@ -167,7 +183,7 @@ impl PutOp {
         let group = &mut self.groups[at];
         group.state = State::Done;
         for object in &mut self.offered[group.objects.clone()] {
-            (object.verdict, object.bytes) = (Some(verdict()), None);
+            (object.verdict, object.memory) = (Some(verdict()), Memory::None);
         }
     }
 
@@ -178,22 +194,28 @@ impl PutOp {
             self.settle(at, || Verdict::Put(PutOutcome::AlreadyPresent));
             return true;
         }
-        let bytes: u64 = self.offered[objects.clone()].iter().map(|o| align_up(o.length)).sum();
-        if bytes > world.staging.capacity() as u64 {
-            let (key, max) = (self.offered[objects.start].key, world.staging.capacity());
-            let detail = format!("group is larger than the staging memory key={key} bytes={bytes} max={max}");
-            self.settle(at, || Verdict::Failed(Error::invalid(detail.clone())));
+        if let Err(error) = self.check(world.shared(), at) {
+            self.settle(at, || Verdict::Failed(error.clone()));
             return true;
         }
         let room = link.room();
         if room.frames == 0 || room.exposures < objects.len() {
             return false;
         }
-        let part = |o: &Offered| Some(world.staging.try_part(o.length as usize)?.split(o.length as usize).0);
-        let parts: Option<Vec<Part>> = self.offered[objects.clone()].iter().map(part).collect();
-        let Some(parts) = parts else { return false };
-        let mut pulls = Vec::with_capacity(parts.len());
-        for (item, part) in objects.clone().zip(parts) {
+        let lengths: Vec<u64> = self.offered[objects.clone()].iter().map(|o| o.length).collect();
+        let memory = match placed::set_aside(&world.session.io.shared, &lengths) {
+            SetAside::Now(memory) => memory,
+            SetAside::Later => return false,
+            SetAside::Full => {
+                let bytes: u64 = lengths.iter().sum();
+                let detail = format!("arena is full of pages in use bytes={bytes}");
+                self.settle(at, || Verdict::Failed(Error::busy(detail.clone())));
+                return true;
+            }
+        };
+        let mut pulls = Vec::with_capacity(memory.len());
+        for (item, (arriving, part)) in objects.clone().zip(memory) {
+            self.offered[item].memory = Memory::Arriving(arriving);
             pulls.push(PullItem::new(item as u32, 0, part.len() as u64));
             if link.expose(id, item as u32, 0, vec![part]).is_err() {
                 link.retract(id);
@@ -248,10 +270,14 @@ impl PutOp {
         all
     }
 
-    /// Verify what was pulled, and store it.
+    /// Store what was pulled, if it is what it should be.
     fn store(&mut self, world: &mut World, id: OpId, at: usize) {
         let objects = self.groups[at].objects.clone();
-        if let Some(key) = self.offered[objects.clone()].iter().find(|o| !self.is_whole(o)).map(|o| o.key) {
+        if let Some(key) = self.offered[objects.clone()]
+            .iter()
+            .find(|o| !matches!(o.memory, Memory::Whole(_)))
+            .map(|o| o.key)
+        {
             let detail = format!("bytes arrived that do not have the checksums sent with them key={key}");
             self.settle(at, || Verdict::Failed(Error::new(ErrorKind::Unavailable, detail.clone())));
             return;
@@ -265,8 +291,8 @@ impl PutOp {
             }
             return;
         }
-        let put = |o: &mut Offered| Put { key: o.key, source: Source(o.bytes.take().into_iter().collect()) };
-        let puts = self.offered[objects].iter_mut().map(put).collect();
+        let put = |o: &mut Offered| Some(Put { key: o.key, source: Source::arrived(o.take()?) });
+        let puts = self.offered[objects].iter_mut().filter_map(put).collect();
         let group = PutGroup { objects: puts, base: self.groups[at].base };
         let ticket = world.session.submit_put(vec![group], options);
         self.groups[at].state = State::Storing(ticket);
@@ -280,8 +306,8 @@ impl PutOp {
         let required: Vec<ObjectKey> = self.required.iter().flatten().map(|key| key.on_page(page)).collect();
         let joined = groups::join(shared, &required, &options)?;
         for object in &mut self.offered[self.groups[at].objects.clone()] {
-            let Some(bytes) = object.bytes.take() else { continue };
-            joined.put(shared, &PutSlice { key: object.key, pieces: &[bytes.bytes()] })?;
+            let Some(arrived) = object.take() else { continue };
+            joined.put_arrived(shared, &object.key, arrived)?;
         }
         if !joined.missing(shared).is_empty() {
             self.settle(at, || Verdict::Put(PutOutcome::Waiting));
@@ -293,13 +319,51 @@ impl PutOp {
         Ok(())
     }
 
-    fn is_whole(&self, object: &Offered) -> bool {
-        let Some(bytes) = &object.bytes else { return false };
-        if object.sums.is_empty() {
-            return true;
+    /// What is wrong with a group whatever its bytes are: they need not travel.
+    fn check(&self, shared: &Shared, at: usize) -> Result<()> {
+        let group = &self.groups[at];
+        let size = |o: &Offered| Size { key: o.key, length: Some(o.length), in_arena: false };
+        let sizes: Vec<Size> = self.offered[group.objects.clone()].iter().map(size).collect();
+        let together = match group.base {
+            Some(base) => Together::Attached(base),
+            None if sizes.len() > 1 => Together::Base,
+            None => Together::Single,
+        };
+        put::check(shared, together, &sizes)
+    }
+}
+
+impl Offered {
+    /// All of its bytes are here, or shown: note whether they are those that were offered.
+    fn arrived(&mut self, mut parts: Vec<Part>, shown: Option<&Shown>, block_bytes: u32) {
+        let Memory::Arriving(arriving) = std::mem::replace(&mut self.memory, Memory::None) else { return };
+        let all = 0..self.length;
+        let sums = match shown {
+            Some(shown) => verify::copied(&mut parts, &all, shown),
+            None => verify::sums(&parts, &all),
+        };
+        let part = parts.pop();
+        let right = |sums: &Vec<Checksum>| match &part {
+            _ if self.sums.is_empty() => true,
+            _ if block_bytes == BLOCK_BYTES => *sums == self.sums,
+            // Of blocks of another length.
+            Some(part) => {
+                let mut verifier = Verifier::new(self.sums.iter().copied(), 0, self.length, block_bytes);
+                verifier.update(part.bytes()).is_ok() && verifier.is_complete()
+            }
+            None => false,
+        };
+        self.memory = match (sums.filter(right), part) {
+            (Some(sums), Some(part)) => Memory::Whole(arriving.arrived(part, sums)),
+            _ => Memory::Wrong,
+        };
+    }
+
+    fn take(&mut self) -> Option<Arrived> {
+        match std::mem::replace(&mut self.memory, Memory::None) {
+            Memory::Whole(arrived) => Some(arrived),
+            Memory::None | Memory::Arriving(_) | Memory::Wrong => None,
         }
-        let mut verifier = Verifier::new(object.sums.iter().copied(), 0, object.length, self.block_bytes);
-        verifier.update(bytes.bytes()).is_ok() && verifier.is_complete()
     }
 }
 

@@ -41,6 +41,8 @@ pub enum Between {
     Tcp,
     /// Memory that both sides have, beside a Unix socket.
     Shared,
+    /// The same, and the store's arena and staging memory are shown.
+    Shown,
     /// The simulated link, in a simulated machine.
     Sim,
 }
@@ -79,24 +81,30 @@ impl Store {
     }
 
     /// Behind a socket: TCP, or with shared memory.
-    pub fn socket(store: pagelith::Store, timeout: Duration, shared: bool) -> Store {
+    pub fn socket(store: pagelith::Store, timeout: Duration, between: Between) -> Store {
         let store = Arc::new(store);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let dir = tempfile::tempdir().expect("a directory");
-        let address = match shared {
-            true => Address::Unix(dir.path().join("socket")),
-            false => "tcp:127.0.0.1:0".parse().expect("an address"),
+        let address = match between {
+            Between::Shared | Between::Shown => Address::Unix(dir.path().join("socket")),
+            Between::Tcp | Between::Sim | Between::Nothing => "tcp:127.0.0.1:0".parse().expect("an address"),
         };
         let admission = Admission::Connection(Rights::all());
         let listen = Listen { address, admission, beyond_this_host: false };
         let (entropy, limits) = (Arc::new(SystemEntropy), Limits::default());
         let offer = |who| Offer::of_this_build([who; 16]);
-        let listener =
-            Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), limits).expect("listens");
+        let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
+        let regions = store.shared_memory().map(|arena| vec![arena, memory]);
+        assert_eq!(regions.is_some(), between == Between::Shown);
+        let listener = Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), limits)
+            .expect("listens")
+            .showing(regions.unwrap_or_default());
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));
-        let threads = vec![listen_on(listener, store.clone(), stop.clone())];
-        let dial = SocketDial { address, offer: offer(2), key: None, entropy, clock: clock.clone(), limits };
+        let threads = vec![listen_on(listener, store.clone(), staging, stop.clone())];
+        let shows = Vec::new();
+        let dial =
+            SocketDial { address, offer: offer(2), key: None, entropy, clock: clock.clone(), limits, shows };
         let client = Attached::attach(Arc::new(dial), clock, timeout).expect("attached");
         let serving = Serving::Threads { stop, threads, _dir: dir };
         Store { client: Some(client), serving: Some(serving), store }
@@ -254,10 +262,14 @@ impl std::fmt::Debug for Store {
     }
 }
 
-fn listen_on(mut listener: Listener, store: Arc<pagelith::Store>, stop: Arc<AtomicBool>) -> JoinHandle<()> {
+fn listen_on(
+    mut listener: Listener,
+    store: Arc<pagelith::Store>,
+    staging: StagingPool,
+    stop: Arc<AtomicBool>,
+) -> JoinHandle<()> {
     const WAIT: Duration = Duration::from_millis(10);
     std::thread::spawn(move || {
-        let staging = StagingPool::new(STAGING).expect("memory");
         std::thread::scope(|scope| {
             let mut arrivals = Vec::new();
             while !stop.load(Ordering::Relaxed) {

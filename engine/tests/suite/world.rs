@@ -131,6 +131,8 @@ impl World {
 
     pub fn try_open(&self, config: &Config) -> Result<Store, Error> {
         let facts = Facts::of_this_machine().expect("facts");
+        let mut config = config.clone();
+        config.dram.shared = self.between == Between::Shown;
         let valid = config.validate(&facts).unwrap_or_else(|e| panic!("{e}"));
         let timeout = valid.deadline();
         match (&self.place, self.between) {
@@ -139,11 +141,13 @@ impl World {
                 let store = pagelith::Store::open_in(valid, env.clone())?;
                 Ok(match between {
                     Between::Sim => Store::sim(store, timeout, sim.clock.clone(), env.runtime),
-                    Between::Nothing | Between::Tcp | Between::Shared => Store::embedded(store),
+                    Between::Nothing | Between::Tcp | Between::Shared | Between::Shown => {
+                        Store::embedded(store)
+                    }
                 })
             }
-            (Place::Real(_), between @ (Between::Tcp | Between::Shared)) => {
-                Ok(Store::socket(pagelith::Store::open(valid)?, timeout, between == Between::Shared))
+            (Place::Real(_), between @ (Between::Tcp | Between::Shared | Between::Shown)) => {
+                Ok(Store::socket(pagelith::Store::open(valid)?, timeout, between))
             }
             (Place::Real(_), Between::Nothing | Between::Sim) => {
                 pagelith::Store::open(valid).map(Store::embedded)

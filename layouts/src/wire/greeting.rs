@@ -87,11 +87,13 @@ pub enum Feature {
     SharedMemory = 1 << 6,
     /// Groups that are put in several calls.
     Parts = 1 << 7,
+    /// Bytes are shown where they lie, in memory that was handed over on the socket of one host.
+    Shown = 1 << 8,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 8] = [
+    pub const ALL: [Feature; 9] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -100,6 +102,7 @@ impl Feature {
         Feature::ServerChecksums,
         Feature::SharedMemory,
         Feature::Parts,
+        Feature::Shown,
     ];
 
     /// Its bit.
@@ -118,6 +121,7 @@ impl Feature {
             Feature::ServerChecksums => "server_checksums",
             Feature::SharedMemory => "shared_memory",
             Feature::Parts => "parts",
+            Feature::Shown => "shown",
         }
     }
 

@@ -15,7 +15,7 @@ structure! {
         /// Agreed protocol version; 1 in greetings, challenge and proof, which come before it is agreed.
         version: u16,
         /// What the frame is: 1 hello, 2 welcome, 3 refusal, 4 challenge, 5 proof, 6 request, 7 pull, 8 data, 9
-        /// outcome, 10 cancel, 11 ping, 12 pong, 13 bye; 0 is never valid.
+        /// outcome, 10 cancel, 11 ping, 12 pong, 13 bye, 14 shown, 15 taken; 0 is never valid.
         kind: u8,
         /// Zero.
         flags: u8,
@@ -141,11 +141,12 @@ fn check(h: &HeadFacts) -> Result<(), FormatError> {
         return Err(FormatError::field(WHAT, "body_bytes", h.body_bytes));
     }
     let named = match h.kind {
-        Kind::Request | Kind::Pull | Kind::Data | Kind::Outcome | Kind::Cancel => h.op.0 != 0,
+        Kind::Request | Kind::Pull | Kind::Data | Kind::Outcome | Kind::Cancel | Kind::Shown => h.op.0 != 0,
         Kind::Ping | Kind::Pong => true,
         Kind::Hello | Kind::Welcome | Kind::Refusal | Kind::Challenge | Kind::Proof | Kind::Bye => {
             h.op.0 == 0
         }
+        Kind::Taken => h.op.0 == 0,
     };
     if !named {
         return Err(FormatError::field(WHAT, "op", h.op.0));

@@ -57,7 +57,7 @@ structure! {
         to: u64,
         /// Bytes that the destination has room for: the length of the object, or of the range.
         length: u64,
-        /// Bit 0: a range. Other bits are zero.
+        /// Bit 0: a range. Bit 1: its bytes are to be sent, and not shown. Other bits are zero.
         flags: u32,
         /// Zero.
         reserved: u32,
@@ -66,6 +66,7 @@ structure! {
 
 const WHAT: &str = "request";
 const FLAG_RANGE: u32 = 1;
+const FLAG_SENT: u32 = 2;
 
 /// What is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,6 +126,16 @@ impl GetItem {
         GetItem { key, from, to, length, flags, reserved: 0 }
     }
 
+    /// The same, to be sent and not shown.
+    pub fn sent(self) -> GetItem {
+        GetItem { flags: self.flags | FLAG_SENT, ..self }
+    }
+
+    /// Whether its bytes are to be sent, and not shown.
+    pub fn is_sent(&self) -> bool {
+        self.flags & FLAG_SENT != 0
+    }
+
     /// Which bytes; `None` for all.
     pub fn range(&self) -> Option<Range<u64>> {
         (self.flags & FLAG_RANGE != 0).then_some(self.from..self.to)
@@ -148,7 +159,7 @@ impl GetItem {
         if !(1..=OBJECT_BYTES_MAX).contains(&self.length) {
             return wrong("length", self.length);
         }
-        if self.reserved != 0 || self.flags & !FLAG_RANGE != 0 {
+        if self.reserved != 0 || self.flags & !(FLAG_RANGE | FLAG_SENT) != 0 {
             return wrong("flags", self.flags.into());
         }
         let range_ok = match self.range() {

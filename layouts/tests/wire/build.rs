@@ -12,6 +12,7 @@ use pagelith_layouts::wire::outcome::{
 use pagelith_layouts::wire::pull::{self, PullItem};
 use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms, Verb};
+use pagelith_layouts::wire::shown::{self, ShownPiece};
 use pagelith_layouts::wire::{Frame, Kind, List, VERSION_GREETING, outcome};
 
 use super::common::{NAMESPACE, bytes, checksums, key};
@@ -147,6 +148,11 @@ fn outcomes() -> Vec<Named> {
     answers.iter().map(|(name, verb, answer)| (*name, frame(*verb, answer))).collect()
 }
 
+/// Where bytes lie that are shown.
+pub(crate) fn pieces() -> [ShownPiece; 2] {
+    [ShownPiece::new(0, 1 << 30, 32_768), ShownPiece::new(1, 4096, 100)]
+}
+
 /// A frame of every kind, in the order in which a connection may see them.
 pub(crate) fn frames() -> Vec<Named> {
     let greet = |kind, body: Vec<u8>| control(&Frame::new(kind, OpId(0), body));
@@ -167,6 +173,15 @@ pub(crate) fn frames() -> Vec<Named> {
         ("ping", bare(Kind::Ping, OpId(9))),
         ("pong", bare(Kind::Pong, OpId(9))),
         ("bye", bare(Kind::Bye, OpId(0))),
+        ("shown", control(&Frame::new(Kind::Shown, OP, shown::encode(1, 4096, &pieces())))),
+        (
+            "taken",
+            control(&Frame::new(
+                Kind::Taken,
+                OpId(0),
+                shown::encode_taken(&[(OP, 1, 4096), (OpId(3), 0, 0)]),
+            )),
+        ),
     ];
     frames.extend(requests());
     frames.extend(outcomes());

@@ -6,7 +6,7 @@ use pagelith_layouts::wire::greeting::{Greeting, Refusal};
 use pagelith_layouts::wire::outcome::{self, Answer};
 use pagelith_layouts::wire::put::With;
 use pagelith_layouts::wire::request::{self, Ask};
-use pagelith_layouts::wire::{Kind, head, pull};
+use pagelith_layouts::wire::{Kind, head, pull, shown};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -48,6 +48,8 @@ fn read_all(kind: Kind, body: &[u8]) -> bool {
         Kind::Pull => pull::decode(body).is_ok_and(|items| items.iter().count() > 0),
         Kind::Request => read_request(body),
         Kind::Outcome => read_outcome(body),
+        Kind::Shown => shown::decode(body).is_ok_and(|said| said.pieces.iter().count() > 0),
+        Kind::Taken => shown::decode_taken(body).is_ok_and(|stretches| stretches.count() > 0),
         Kind::Data | Kind::Cancel | Kind::Ping | Kind::Pong | Kind::Bye => true,
     }
 }
@@ -91,8 +93,9 @@ fn every_body_is_read_by_the_decoder_of_its_kind() {
         let grows = [Kind::Hello, Kind::Welcome, Kind::Data].contains(&facts.kind) || facts.kind.is_bare();
         assert_eq!(read_all(facts.kind, &longer), grows, "{name}");
         for len in 0..body.len() {
-            // A pull has no count of its own: fewer stretches are a pull too.
-            let whole = facts.kind == Kind::Data || (facts.kind == Kind::Pull && len > 0 && len % 24 == 0);
+            // These have no count of their own: fewer stretches are such a body too.
+            let counts = [Kind::Pull, Kind::Taken].contains(&facts.kind);
+            let whole = facts.kind == Kind::Data || (counts && len > 0 && len % 24 == 0);
             assert_eq!(read_all(facts.kind, &body[..len]), whole, "{name} len={len}");
         }
     }

@@ -8,12 +8,13 @@
 use std::path::PathBuf;
 
 use pagelith_layouts::checksum::{BLOCK_BYTES, key_hash};
+use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
 use pagelith_layouts::wire::outcome::{self, Answer};
 use pagelith_layouts::wire::pull::{self, PullItem};
 use pagelith_layouts::wire::put::With;
 use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms, Verb};
-use pagelith_layouts::wire::{Kind, head};
+use pagelith_layouts::wire::{Kind, head, shown};
 
 use super::build::*;
 use super::common::{NAMESPACE, bytes, checksums};
@@ -125,6 +126,17 @@ fn requests_are_read_in_every_field() {
     ] {
         read(name, &|ask| assert_eq!(ask.verb(), verb));
     }
+}
+
+#[test]
+fn what_is_shown_and_taken_is_read() {
+    let said = body("shown.bin").1;
+    let said = shown::decode(&said).expect("shown");
+    assert_eq!((said.item, said.offset, said.length), (1, 4096, 32_868));
+    assert_eq!(said.pieces.iter().collect::<Vec<_>>(), pieces());
+    let taken = body("taken.bin").1;
+    let taken: Vec<_> = shown::decode_taken(&taken).expect("taken").collect();
+    assert_eq!(taken, [(OP, 1, 4096), (OpId(3), 0, 0)]);
 }
 
 #[test]

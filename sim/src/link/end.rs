@@ -14,6 +14,7 @@ use pagelith_transport::closed::Closed;
 use pagelith_transport::limits::Limits;
 use pagelith_transport::link::{Counts, Event, Facts, Link, Push, Room};
 use pagelith_transport::rights::Rights;
+use pagelith_transport::shown::Shown;
 
 use super::landing::Landing;
 use super::wire::Packet;
@@ -135,13 +136,20 @@ impl Link for SimLink {
         Ok(())
     }
 
+    fn shows(&self, _: &[Part]) -> bool {
+        false
+    }
+
+    /// Nothing is shown here.
+    fn took(&mut self, _: Shown) {}
+
     /// The bytes are copied into packets at once; the memory comes back with the next poll.
     fn push(&mut self, push: Push) -> Result<(), Push> {
         let len: u64 = push.parts.iter().map(|part| part.len() as u64).sum();
         if !self.open || len == 0 || push.op.0 == 0 || push.offset.checked_add(len).is_none() {
             return Err(push);
         }
-        let Push { op, item, mut offset, parts, token } = push;
+        let Push { op, item, mut offset, parts, token, may_show: _ } = push;
         let bytes: Vec<u8> = parts.iter().flat_map(|part| part.bytes().iter().copied()).collect();
         for bytes in bytes.chunks(PACKET_BYTES) {
             let packet = Packet::Data { op, item, offset, bytes: bytes.to_vec() };

@@ -51,7 +51,7 @@ fn outcome(op: u64) -> Frame {
 }
 
 fn push(op: u64, item: u32, bytes: &[u8]) -> Push {
-    Push { op: OpId(op), item, offset: 0, parts: memory(bytes), token: op }
+    Push { op: OpId(op), item, offset: 0, parts: memory(bytes), token: op, may_show: true }
 }
 
 /// Words for what happened, without memory.
@@ -59,6 +59,7 @@ fn told(events: &[Event]) -> Vec<String> {
     let line = |event: &Event| match event {
         Event::Frame(frame) => format!("{:?} {}", frame.kind, frame.op.0),
         Event::Landed { op, item, .. } => format!("landed {} {item}", op.0),
+        Event::Shown { op, item, .. } => format!("shown {} {item}", op.0),
         Event::Pushed { token, .. } => format!("pushed {token}"),
         Event::Retracted { op, item, .. } => format!("retracted {} {item}", op.0),
         Event::Closed(why) => format!("closed: {why}"),
@@ -265,6 +266,7 @@ fn check(events: &[Event], tally: &mut Tally, ended: &mut bool) {
                 assert!(clean, "another operation's bytes landed {op} item={item}");
             }
             Event::Closed(_) => *ended = true,
+            Event::Shown { .. } => panic!("nothing is shown here"),
             Event::Frame(_) | Event::Pushed { .. } => {}
         }
     }

@@ -1,4 +1,4 @@
-//! The arena's memory: one anonymous mapping that frames are filled into, read from, and written to the SSD
+//! The arena's memory: one mapping, of this process alone or one that others can be shown, that frames are filled into, read from, and written to the SSD
 //! from without another copy. The only file of this crate with `unsafe`.
 //!
 //! Memory and bookkeeping are apart. [`ArenaSpace`] says which pages belong to whom, and lives under the
@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use memmap2::{Advice, MmapMut, MmapRaw};
 use pagelith_io::buffer::{Keep, Part};
+use pagelith_io::shm::Region;
 use pagelith_layouts::align::{ALIGN, is_aligned};
 
 use super::gather::Gather;
@@ -78,14 +79,29 @@ impl Arena {
     /// Map `capacity_bytes` bytes, a multiple of 4096, zeroed. Huge pages are asked for from 2 MiB up; that
     /// the system declines is no error (see [`ArenaMemory::huge_pages_advised`]).
     pub fn new(capacity_bytes: u64) -> Result<Arena, ArenaError> {
-        let bytes = capacity_bytes;
+        Arena::of(capacity_bytes, false)
+    }
+
+    /// The same, of memory that other processes can be shown ([`ArenaMemory::region`]).
+    pub fn shared(capacity_bytes: u64) -> Result<Arena, ArenaError> {
+        Arena::of(capacity_bytes, true)
+    }
+
+    fn of(bytes: u64, shared: bool) -> Result<Arena, ArenaError> {
         let pages = u32::try_from(bytes / ALIGN).ok().filter(|pages| *pages > 0 && is_aligned(bytes));
         let (Some(pages), Ok(len)) = (pages, usize::try_from(bytes)) else {
             return Err(ArenaError::Capacity { bytes });
         };
-        let map = MmapMut::map_anon(len).map_err(|source| ArenaError::Map { bytes, source })?;
-        let huge_pages_advised = bytes >= HUGE_PAGE_BYTES && map.advise(Advice::HugePage).is_ok();
-        let memory = Arc::new(ArenaMemory { map: MmapRaw::from(map), huge_pages_advised });
+        let failed = |source| ArenaError::Map { bytes, source };
+        let memory = if shared {
+            let region = Arc::new(Region::new(len).map_err(failed)?);
+            ArenaMemory { map: Map::Shared(region), huge_pages_advised: bytes >= HUGE_PAGE_BYTES }
+        } else {
+            let map = MmapMut::map_anon(len).map_err(failed)?;
+            let huge_pages_advised = bytes >= HUGE_PAGE_BYTES && map.advise(Advice::HugePage).is_ok();
+            ArenaMemory { map: Map::Own(MmapRaw::from(map)), huge_pages_advised }
+        };
+        let memory = Arc::new(memory);
         Ok(Arena { memory, space: ArenaSpace::new(pages) })
     }
 }
@@ -93,14 +109,38 @@ impl Arena {
 /// The mapping. Unmapped when its last writer, reader and part are gone.
 #[derive(Debug)]
 pub struct ArenaMemory {
-    map: MmapRaw,
+    map: Map,
     huge_pages_advised: bool,
+}
+
+#[derive(Debug)]
+enum Map {
+    Own(MmapRaw),
+    Shared(Arc<Region>),
 }
 
 impl ArenaMemory {
     /// Size in bytes.
     pub fn capacity_bytes(&self) -> u64 {
-        self.map.len() as u64
+        match &self.map {
+            Map::Own(map) => map.len() as u64,
+            Map::Shared(region) => region.len() as u64,
+        }
+    }
+
+    /// The memory as what other processes can be shown, if it was made so.
+    pub fn region(&self) -> Option<&Arc<Region>> {
+        match &self.map {
+            Map::Own(_) => None,
+            Map::Shared(region) => Some(region),
+        }
+    }
+
+    fn base(&self) -> *mut u8 {
+        match &self.map {
+            Map::Own(map) => map.as_mut_ptr(),
+            Map::Shared(region) => region.base(),
+        }
     }
 
     /// Whether the system took the advice to use huge pages; not whether it found any.
@@ -146,10 +186,24 @@ impl ArenaMemory {
         let start = self.start(extent);
         let bytes = if padded { extent.padded_bytes() } else { extent.bytes };
         let keep: Keep = Arc::clone(self) as Keep;
-        // SAFETY: `start` checked that the padded extent lies in the mapping, which is initialised (anonymous
+        // SAFETY: `start` checked that the padded extent lies in the mapping, which is initialised (new
         // memory reads as zeros) and stays mapped while `keep` lives; the caller promises that nothing
         // writes it.
         unsafe { Part::shared(start, bytes as usize, Some(keep)) }
+    }
+
+    /// The extent and its padding as memory that something may arrive in. `keep` stays until the part is dropped.
+    ///
+    /// # Safety
+    /// As for [`ArenaMemory::writer`], until the part is dropped; and `keep` keeps the arena.
+    ///
+    /// # Panics
+    /// If the extent does not lie in this arena.
+    pub unsafe fn exclusive_part(&self, extent: Extent, keep: Keep) -> Part {
+        let start = self.start(extent);
+        // SAFETY: `start` checked that the padded extent lies in the mapping, which is initialised and stays while `keep`
+        // lives; the caller promises that nothing else reads or writes it.
+        unsafe { Part::exclusive(start, extent.padded_bytes() as usize, Some(keep)) }
     }
 
     /// Where the extent starts, once it is known to lie in the mapping with its padding. Checked in release
@@ -165,7 +219,7 @@ impl ArenaMemory {
             self.capacity_bytes()
         );
         // SAFETY: the offset was just checked to lie in the mapping, and a mapping is never at null.
-        unsafe { NonNull::new_unchecked(self.map.as_mut_ptr().add(extent.offset() as usize)) }
+        unsafe { NonNull::new_unchecked(self.base().add(extent.offset() as usize)) }
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::Clock;
 use pagelith_io::entropy::Entropy;
+use pagelith_io::shm::Region;
 use pagelith_layouts::wire::Side;
 use pagelith_layouts::wire::greeting::Feature;
 use rustix::io::Errno;
@@ -25,7 +26,8 @@ use crate::pending::{Pending, Progress};
 const WAIT_STEP: Duration = Duration::from_millis(100);
 
 /// Begin to connect to a server. Never waits: connecting, greeting and proof go on in [`Pending::poll`], and together
-/// take at most `limits.handshake`. `key` is needed where the server demands one, and refused where it takes none.
+/// take at most `limits.handshake`. `key` is needed where the server demands one, and refused where it takes none. `shows` is memory
+/// of this process that the server may look at, [`REGIONS_MAX`](crate::shown::REGIONS_MAX) regions at most.
 pub fn connect(
     to: &Address,
     offer: Offer,
@@ -33,6 +35,7 @@ pub fn connect(
     entropy: &dyn Entropy,
     clock: Arc<dyn Clock>,
     limits: Limits,
+    shows: &[Arc<Region>],
 ) -> Result<SocketPending, Closed> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let open = |family| socket_with(family, SocketType::STREAM, flags, None).map_err(fault("socket"));
@@ -53,7 +56,7 @@ pub fn connect(
             begun(start(&socket, &to))?;
             let memory = (offer.features & Feature::SharedMemory.bit() != 0).then(Rings::memory).flatten();
             can_share = memory.is_some();
-            Socket::unix(socket, memory)?
+            Socket::unix(socket, memory)?.showing(shows.to_vec())
         }
     };
     let offer = offered(offer, to, can_share);
@@ -70,7 +73,7 @@ pub fn dial(
     clock: Arc<dyn Clock>,
     limits: Limits,
 ) -> Result<SocketLink, Closed> {
-    let mut progress = connect(to, offer, key, entropy, clock, limits)?.poll();
+    let mut progress = connect(to, offer, key, entropy, clock, limits, &[])?.poll();
     loop {
         progress = match progress {
             Progress::Waiting(pending) => pending.wait(WAIT_STEP),

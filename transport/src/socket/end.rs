@@ -2,9 +2,10 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
-use pagelith_io::shm::SharedMemory;
+use pagelith_io::shm::{Region, SharedMemory, View};
 use pagelith_layouts::wire::Side;
 use pagelith_layouts::wire::greeting::Feature;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,12 +15,15 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::rings::Rings;
 use crate::closed::Closed;
+use crate::shown::{REGIONS_MAX, Regions};
 use crate::stream::{Moved, Stream};
 
 /// A socket of TCP or of this host.
 pub struct Socket {
     fd: OwnedFd,
     carries: Carries,
+    /// This side's memory that the other is shown, where that is agreed.
+    shows: Vec<Arc<Region>>,
 }
 
 /// What moves the bytes.
@@ -28,8 +32,10 @@ enum Carries {
     Bytes,
     /// The socket, until a client that has this memory hands it over, or a server takes it.
     BytesUntil(Option<SharedMemory>),
-    /// Shared memory.
-    Rings(Rings),
+    /// Shared memory, once what is shown beside it has gone the other way too; this is what the client shows.
+    RingsSoon(Rings, Vec<Arc<View>>),
+    /// Shared memory, and what is shown beside it.
+    Rings(Rings, Regions),
 }
 
 impl Socket {
@@ -37,7 +43,7 @@ impl Socket {
     pub(super) fn tcp(socket: OwnedFd) -> Result<Socket, Closed> {
         set_tcp_nodelay(&socket, true).map_err(fault("setsockopt TCP_NODELAY"))?;
         set_socket_keepalive(&socket, true).map_err(fault("setsockopt SO_KEEPALIVE"))?;
-        Ok(Socket { fd: socket, carries: Carries::Bytes })
+        Ok(Socket { fd: socket, carries: Carries::Bytes, shows: Vec::new() })
     }
 
     /// Take a socket of this host that does not block, if this user's process is at its other end, or root's. A
@@ -47,19 +53,24 @@ impl Socket {
         if peer.uid != rustix::process::geteuid() && !peer.uid.is_root() {
             return Err(Closed::NotAuthentic { what: "the user" });
         }
-        Ok(Socket { fd: socket, carries: Carries::BytesUntil(memory) })
+        Ok(Socket { fd: socket, carries: Carries::BytesUntil(memory), shows: Vec::new() })
+    }
+
+    /// The same, which hands this memory over where that is agreed: [`REGIONS_MAX`] regions at most.
+    pub(super) fn showing(self, shows: Vec<Arc<Region>>) -> Socket {
+        Socket { shows, ..self }
     }
 
     /// Whether the bytes go through memory that both sides have.
     pub fn is_shared_memory(&self) -> bool {
-        matches!(self.carries, Carries::Rings(_))
+        matches!(self.carries, Carries::Rings(..))
     }
 
     /// Before somebody waits at the descriptor: true if there is something to be done already.
     pub(super) fn arm(&self, write: bool) -> bool {
         match &self.carries {
-            Carries::Rings(rings) => rings.arm(write),
-            Carries::Bytes | Carries::BytesUntil(_) => false,
+            Carries::Rings(rings, _) => rings.arm(write),
+            Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => false,
         }
     }
 }
@@ -77,7 +88,7 @@ impl AsFd for Socket {
 
 impl Stream for Socket {
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved {
-        if let Carries::Rings(rings) = &mut self.carries {
+        if let Carries::Rings(rings, _) = &mut self.carries {
             return rings.read(&self.fd, parts);
         }
         match retry_on_intr(|| readv(&self.fd, parts)) {
@@ -87,7 +98,7 @@ impl Stream for Socket {
     }
 
     fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved {
-        if let Carries::Rings(rings) = &mut self.carries {
+        if let Carries::Rings(rings, _) = &mut self.carries {
             return rings.write(&self.fd, parts);
         }
         // Not writev: a peer that is gone must be an error here, and no signal to the whole process.
@@ -97,8 +108,10 @@ impl Stream for Socket {
 
     fn ready(&mut self, write: bool, timeout: Duration) -> bool {
         match &mut self.carries {
-            Carries::Rings(rings) => rings.ready(&self.fd, write, timeout),
-            Carries::Bytes | Carries::BytesUntil(_) => wait_for(&[(self.as_fd(), write)], timeout),
+            Carries::Rings(rings, _) => rings.ready(&self.fd, write, timeout),
+            Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => {
+                wait_for(&[(self.as_fd(), write)], timeout)
+            }
         }
     }
 
@@ -106,20 +119,55 @@ impl Stream for Socket {
         matches!(self.carries, Carries::BytesUntil(_)) && features & Feature::SharedMemory.bit() != 0
     }
 
-    fn go_over(&mut self, side: Side) -> Result<bool, Closed> {
-        let Carries::BytesUntil(memory) = &mut self.carries else { return Ok(true) };
-        let rings = match (side, memory.take()) {
-            (Side::Server, _) => Rings::take_over(&self.fd)?,
-            (Side::Client, Some(own)) => match Rings::hand_over(&self.fd, own)? {
-                Ok(rings) => Some(rings),
-                Err(own) => {
-                    *memory = Some(own);
-                    None
-                }
+    fn go_over(&mut self, side: Side, features: u64) -> Result<bool, Closed> {
+        let shows = features & Feature::Shown.bit() != 0;
+        let own = if shows { std::mem::take(&mut self.shows) } else { Vec::new() };
+        if let Carries::BytesUntil(memory) = &mut self.carries {
+            let begun = match (side, memory.take()) {
+                (Side::Server, _) => Rings::take_over(&self.fd, if shows { REGIONS_MAX } else { 0 })?,
+                (Side::Client, Some(made)) => match Rings::hand_over(&self.fd, made, &own)? {
+                    Ok(rings) => Some((rings, Vec::new())),
+                    Err(made) => {
+                        *memory = Some(made);
+                        None
+                    }
+                },
+                (Side::Client, None) => return Err(Closed::broken("shared memory", "this side has none")),
+            };
+            if let Some((rings, theirs)) = begun {
+                self.carries = Carries::RingsSoon(rings, theirs);
+            }
+        }
+        let over = match &mut self.carries {
+            Carries::RingsSoon(_, theirs) if shows => match side {
+                Side::Server => Rings::show(&self.fd, &own)?,
+                Side::Client => match Rings::take_shown(&self.fd)? {
+                    Some(shown) => {
+                        *theirs = shown;
+                        true
+                    }
+                    None => false,
+                },
             },
-            (Side::Client, None) => return Err(Closed::broken("shared memory", "this side has none")),
+            Carries::RingsSoon(..) | Carries::Rings(..) | Carries::Bytes => true,
+            Carries::BytesUntil(_) => false,
         };
-        Ok(rings.map(|rings| self.carries = Carries::Rings(rings)).is_some())
+        if !over {
+            self.shows = own;
+            return Ok(false);
+        }
+        self.carries = match std::mem::replace(&mut self.carries, Carries::Bytes) {
+            Carries::RingsSoon(rings, theirs) => Carries::Rings(rings, Regions { own, theirs }),
+            other => other,
+        };
+        Ok(true)
+    }
+
+    fn regions(&self) -> Regions {
+        match &self.carries {
+            Carries::Rings(_, regions) => regions.clone(),
+            Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => Regions::default(),
+        }
     }
 }
 

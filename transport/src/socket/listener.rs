@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::Clock;
 use pagelith_io::entropy::Entropy;
+use pagelith_io::shm::Region;
 use pagelith_layouts::wire::Side;
 use pagelith_layouts::wire::greeting::{Reason, Refusal};
 
@@ -17,6 +18,7 @@ use crate::closed::Closed;
 use crate::handshake::{Admission, Handshake};
 use crate::limits::Limits;
 use crate::pending::{Pending, Progress};
+use crate::rights::Namespaces;
 
 /// Most connections accepted in one poll.
 const ACCEPTS_MAX: usize = 64;
@@ -77,6 +79,7 @@ pub struct Listener {
     entropy: Arc<dyn Entropy>,
     clock: Arc<dyn Clock>,
     limits: Limits,
+    shows: Vec<Arc<Region>>,
 }
 
 impl Listener {
@@ -101,7 +104,28 @@ impl Listener {
         let (acceptor, address) = Acceptor::new(&listen.address)?;
         let offer = offered(offer, &address, true);
         let admission = listen.admission.clone();
-        Ok(Listener { acceptor, address, unknown: Vec::new(), admission, offer, entropy, clock, limits })
+        Ok(Listener {
+            acceptor,
+            address,
+            unknown: Vec::new(),
+            admission,
+            offer,
+            entropy,
+            clock,
+            limits,
+            shows: Vec::new(),
+        })
+    }
+
+    /// Show clients of this host what lies in `regions` ([`REGIONS_MAX`](crate::shown::REGIONS_MAX) at most): to those who may
+    /// read every namespace, since they can look at all of it.
+    pub fn showing(self, regions: Vec<Arc<Region>>) -> Listener {
+        let all = match &self.admission {
+            Admission::Connection(rights) => rights.read && rights.namespaces == Namespaces::All,
+            Admission::Keys(_) => false,
+        };
+        let shows = if all { regions } else { Vec::new() };
+        Listener { shows, ..self }
     }
 
     /// Where it listens: the port that was found, if none was said.
@@ -156,6 +180,7 @@ impl Listener {
     }
 
     fn begin(&mut self, socket: Socket, peer: String, arrivals: &mut Vec<Arrival>) {
+        let socket = socket.showing(self.shows.clone());
         let handshake = Handshake::server(self.offer, self.admission.clone(), &*self.entropy);
         let outside = (self.clock.clone(), self.limits);
         let pending = Pending::new(socket, peer.clone(), Side::Server, self.offer, handshake, outside);

@@ -6,18 +6,16 @@
 
 use std::cell::Cell;
 use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
-use pagelith_io::shm::{Broken, PAIR_MEMORY_BYTES, RingReader, RingWriter, SharedMemory, pair};
+use pagelith_io::shm::{Broken, PAIR_MEMORY_BYTES, Region, RingReader, RingWriter, SharedMemory, View, pair};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recv, recvmsg, send, sendmsg,
-};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::end::{fault, wait_for};
+use super::end::wait_for;
+use super::handed;
 use crate::closed::Closed;
 use crate::stream::Moved;
 
@@ -29,6 +27,8 @@ const IDLE_READS: u32 = 1024;
 const HANDED: u8 = 1;
 /// What wakes a sleeper.
 const WAKE: u8 = 2;
+/// What a server's regions are handed over with.
+const SHOWS: u8 = 3;
 
 /// This side's ends of both rings.
 pub(super) struct Rings {
@@ -39,6 +39,9 @@ pub(super) struct Rings {
     ended: bool,
     idle_reads: u32,
 }
+
+/// What a client handed over: the rings, and what it shows.
+pub(super) type Shared = (Rings, Vec<Arc<View>>);
 
 impl Rings {
     fn new(memory: SharedMemory, first: bool) -> Rings {
@@ -51,50 +54,42 @@ impl Rings {
         SharedMemory::new(PAIR_MEMORY_BYTES).ok()
     }
 
-    /// Hand the memory over, and begin to use it. `None` if it cannot be handed over yet.
-    pub fn hand_over(socket: &OwnedFd, memory: SharedMemory) -> Result<Result<Rings, SharedMemory>, Closed> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let fds = [memory.as_fd()];
-        if !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
-            return Err(fault("sendmsg")(Errno::NOBUFS));
-        }
-        match sendmsg(socket, &[IoSlice::new(&[HANDED])], &mut ancillary, SendFlags::NOSIGNAL) {
-            Ok(_) => {}
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(Err(memory)),
-            Err(e) => return Err(fault("sendmsg")(e)),
-        }
-        Ok(Ok(Rings::new(memory, true)))
+    /// Hand the memory over, with memory that is shown beside it, and begin to use it. The memory back if it cannot be handed
+    /// over yet.
+    pub fn hand_over(
+        socket: &OwnedFd,
+        memory: SharedMemory,
+        shows: &[Arc<Region>],
+    ) -> Result<Result<Rings, SharedMemory>, Closed> {
+        let fds: Vec<BorrowedFd<'_>> =
+            std::iter::once(memory.as_fd()).chain(shows.iter().map(|region| region.as_fd())).collect();
+        Ok(match handed::hand(socket, HANDED, &fds)? {
+            true => Ok(Rings::new(memory, true)),
+            false => Err(memory),
+        })
     }
 
-    /// Take what a client hands over; `None` if it has not come yet.
-    pub fn take_over(socket: &OwnedFd) -> Result<Option<Rings>, Closed> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut byte = [0];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let received = match recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, flags) {
-            Ok(received) => received,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-            Err(e) => return Err(fault("recvmsg")(e)),
-        };
-        let fds: Vec<OwnedFd> = ancillary
-            .drain()
-            .flat_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(fds) => fds.collect::<Vec<_>>(),
-                _ => Vec::new(),
-            })
-            .collect();
-        if received.bytes == 0 {
-            return Err(Closed::Ended);
-        }
+    /// Take what a client hands over: its memory, and at most so many regions; `None` if it has not come yet.
+    pub fn take_over(socket: &OwnedFd, regions_max: usize) -> Result<Option<Shared>, Closed> {
+        let Some(fds) = handed::take(socket, HANDED)? else { return Ok(None) };
         let mut fds = fds.into_iter();
-        let (Some(fd), None, HANDED) = (fds.next(), fds.next(), byte[0]) else {
+        let Some(fd) = fds.next().filter(|_| fds.len() <= regions_max) else {
             return Err(Closed::broken("shared memory", "none was handed over"));
         };
         let memory =
             SharedMemory::of(fd, PAIR_MEMORY_BYTES).map_err(|e| Closed::broken("shared memory", e))?;
-        Ok(Some(Rings::new(memory, false)))
+        Ok(Some((Rings::new(memory, false), views(fds)?)))
+    }
+
+    /// Hand a server's regions over; false if they cannot be handed over yet.
+    pub fn show(socket: &OwnedFd, shows: &[Arc<Region>]) -> Result<bool, Closed> {
+        let fds: Vec<BorrowedFd<'_>> = shows.iter().map(|region| region.as_fd()).collect();
+        handed::hand(socket, SHOWS, &fds)
+    }
+
+    /// Take a server's regions; `None` if they have not come yet.
+    pub fn take_shown(socket: &OwnedFd) -> Result<Option<Vec<Arc<View>>>, Closed> {
+        handed::take(socket, SHOWS)?.map(|fds| views(fds.into_iter())).transpose()
     }
 
     pub fn read(&mut self, socket: &OwnedFd, parts: &mut [IoSliceMut<'_>]) -> Moved {
@@ -208,6 +203,11 @@ impl Rings {
             Err(_) => self.ended = true,
         }
     }
+}
+
+fn views(fds: impl Iterator<Item = OwnedFd>) -> Result<Vec<Arc<View>>, Closed> {
+    let view = |fd| View::of(fd).map(Arc::new).map_err(|e| Closed::broken("shared memory", e));
+    fds.map(view).collect()
 }
 
 fn failed(_: Broken) -> Moved {

@@ -166,7 +166,7 @@ pub fn pendings(
     let clock = Arc::new(HandClock::default());
     let outside = || (clock.clone() as Arc<dyn Clock>, Limits::default());
     // What there was when the conversation in `golden/session1` was recorded.
-    let offer = offer().without(Feature::Parts);
+    let offer = offer().without(Feature::Parts).without(Feature::Shown);
     let client = Handshake::client(offer, key, &*entropy());
     let server = Handshake::server(offer, admission, &*entropy());
     let client = Pending::new(a, "server".into(), Side::Client, offer, client, outside());
@@ -269,7 +269,8 @@ pub fn gathered(parts: &[Part]) -> Vec<u8> {
 }
 
 pub fn push(op: u64, item: u32, offset: u64, content: &[u8]) -> Push {
-    Push { op: OpId(op), item, offset, parts: scatter(content, &[1, 3]), token: op * 100 + u64::from(item) }
+    let (parts, token) = (scatter(content, &[1, 3]), op * 100 + u64::from(item));
+    Push { op: OpId(op), item, offset, parts, token, may_show: true }
 }
 
 pub fn request(op: u64, body: &[u8]) -> Frame {
@@ -285,6 +286,7 @@ pub fn told(events: &[Event]) -> Vec<String> {
     let line = |event: &Event| match event {
         Event::Frame(frame) => format!("{:?} {} {}", frame.kind, frame.op.0, frame.body.len()),
         Event::Landed { op, item, .. } => format!("landed {} {item}", op.0),
+        Event::Shown { op, item, .. } => format!("shown {} {item}", op.0),
         Event::Pushed { token, sent, .. } => format!("pushed {token} {sent}"),
         Event::Retracted { op, item, .. } => format!("retracted {} {item}", op.0),
         Event::Closed(why) => format!("closed: {why}"),
@@ -295,7 +297,9 @@ pub fn told(events: &[Event]) -> Vec<String> {
 /// The memory that an event hands back for an item.
 pub fn handed(events: &[Event], wanted: (u64, u32)) -> Option<Vec<u8>> {
     events.iter().find_map(|event| match event {
-        Event::Landed { op, item, parts, .. } | Event::Retracted { op, item, parts, .. }
+        Event::Landed { op, item, parts, .. }
+        | Event::Shown { op, item, parts, .. }
+        | Event::Retracted { op, item, parts, .. }
             if (op.0, *item) == wanted =>
         {
             Some(gathered(parts))

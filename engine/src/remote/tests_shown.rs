@@ -1,0 +1,110 @@
+//! What a client is shown of a store's memory, and what it makes of it.
+
+use std::time::Duration;
+
+use pagelith_layouts::wire::request::Terms;
+use pagelith_transport::address::Address;
+use pagelith_transport::rights::Rights;
+
+use super::call::{Reply, Wanted};
+use super::tests::{PATIENCE, Pair, key, object, overwrite, parts};
+use crate::batch::{Options, PutSlice};
+use crate::outcome::{GetOutcome, MissCause, Tier};
+
+const LEN: usize = 100_000;
+
+/// A pair over shared memory, and a directory that keeps its socket.
+fn showing(verify_ratio: f64) -> (Pair, tempfile::TempDir) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let pair = Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), verify_ratio);
+    (pair, dir)
+}
+
+fn put(pair: &Pair, bytes: &[u8]) {
+    let put = PutSlice { key: key(1, "k"), pieces: &[bytes] };
+    pair.store.put_batch(&[put], Options::default()).remove(0).expect("put");
+}
+
+/// Ask for the object; its outcome, its bytes, and whether it is worth to ask for them to be sent.
+fn get(pair: &mut Pair, sent: bool) -> (Result<GetOutcome, crate::Error>, Vec<u8>, bool) {
+    let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent };
+    let deadline = pair.clock.now().after(PATIENCE);
+    pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
+    let Reply::Get(mut got) = pair.reply() else { panic!("another reply") };
+    let got = got.remove(0);
+    (got.outcome, got.parts[0].bytes().to_vec(), got.again.is_some())
+}
+
+/// Who is shown bytes that are not what was put gets none of them, and has the store look.
+#[test]
+fn what_changed_in_memory_is_never_a_hit_and_gone_once_it_was_asked_for_by_its_bytes() {
+    let hit = Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: LEN as u64 });
+    let miss = |cause| Ok(GetOutcome::Miss(cause));
+    for ratio in [0.0, 1.0] {
+        let (mut pair, _dir) = showing(ratio);
+        let mut bytes = object(1, LEN);
+        put(&pair, &bytes);
+        assert_eq!(get(&mut pair, false), (hit.clone(), bytes.clone(), false));
+        bytes[50_000] ^= 1;
+        overwrite(&pair.store, &bytes);
+        let nothing = vec![0; LEN];
+        assert_eq!(get(&mut pair, false), (miss(MissCause::Damaged), nothing.clone(), true), "ratio={ratio}");
+        assert_eq!(get(&mut pair, true), (miss(MissCause::Damaged), nothing, false), "ratio={ratio}");
+        assert_eq!(get(&mut pair, false).0, miss(MissCause::Absent), "the store has looked ratio={ratio}");
+        pair.server.turn();
+        assert_eq!((pair.store.stats().readers, pair.store.stats().dram_bytes), (0, 0));
+    }
+}
+
+/// A client that is shown something and never takes it keeps it until its time is up, and no longer.
+#[test]
+fn what_is_never_taken_is_the_stores_again_in_time() {
+    let (mut pair, _dir) = showing(1.0);
+    put(&pair, &object(1, LEN));
+    let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
+    let (soon, terms) = (Duration::from_millis(100), Terms { deadline_ms: 100, ..Terms::default() });
+    pair.caller.get(1, vec![wanted], terms, pair.clock.now().after(soon)).expect("room");
+    pair.caller.poll(pair.clock.now(), &mut Vec::new());
+    while pair.server.ops() == 0 && pair.store.stats().readers == 0 {
+        pair.server.turn();
+    }
+    assert_eq!(pair.store.stats().readers, 1, "it is held while it is shown");
+    let until = pair.clock.now().after(PATIENCE);
+    while pair.store.stats().readers > 0 {
+        pair.server.turn();
+        assert!(pair.clock.now() < until, "it is held for ever");
+    }
+}
+
+/// What is on its way into the arena is nobody's when its client goes.
+#[test]
+fn memory_that_was_set_aside_for_a_put_is_free_once_the_client_is_gone() {
+    let (mut pair, _dir) = showing(1.0);
+    let mut draft = pagelith_layouts::wire::put::PutDraft::new(pagelith_layouts::checksum::BLOCK_BYTES);
+    for page in 0..8 {
+        draft.group(None);
+        draft.object(key(page, "k"), 1 << 20, &[pagelith_layouts::checksum::checksum(&[0; 32_768]); 32]);
+    }
+    let deadline = pair.clock.now().after(PATIENCE);
+    // It never sends what is pulled.
+    pair.caller.put(1, &draft, Box::new(|_| Vec::new()), Terms::default(), deadline).expect("room");
+    pair.caller.poll(pair.clock.now(), &mut Vec::new());
+    let arriving = |pair: &Pair| pair.store.shared.arriving.load(std::sync::atomic::Ordering::Relaxed);
+    while arriving(&pair) == 0 {
+        pair.server.turn();
+    }
+    assert_eq!(arriving(&pair), 8 << 20);
+    assert_eq!(
+        pair.store.exists_batch(&[key(0, "k")], Options::default()),
+        [false],
+        "seen before it is here"
+    );
+    let Pair { store, mut server, caller, .. } = pair;
+    drop(caller);
+    while server.closed().is_none() {
+        server.turn();
+    }
+    assert_eq!(store.shared.arriving.load(std::sync::atomic::Ordering::Relaxed), 0);
+    let all = store.shared.lock().space.free_bytes();
+    assert_eq!(all, store.shared.config.arena_bytes(), "pages are lost");
+}

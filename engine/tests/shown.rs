@@ -1,0 +1,385 @@
+//! Clients of this host that are shown what the store has in DRAM, and show the store what they put.
+#![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pagelith::attach::Attached;
+use pagelith::io::buffer::{AlignedBuf, Part};
+use pagelith::io::shm::Region;
+use pagelith::io::staging::StagingPool;
+use pagelith::io::system::{SystemClock, SystemEntropy};
+use pagelith::layouts::ids::{NamespaceId, OpId, PrefixHash};
+use pagelith::layouts::key::{ObjectKey, Role};
+use pagelith::layouts::shard::Shard;
+use pagelith::layouts::wire::Frame;
+use pagelith::serve::Server;
+use pagelith::transport::address::Address;
+use pagelith::transport::capability::Offer;
+use pagelith::transport::closed::Closed;
+use pagelith::transport::dial::{Dial, Dialing, Dialled, SocketDial};
+use pagelith::transport::handshake::Admission;
+use pagelith::transport::limits::Limits;
+use pagelith::transport::link::{Counts, Event, Facts as LinkFacts, Link, Push, Room};
+use pagelith::transport::rights::{Namespaces, Rights};
+use pagelith::transport::shown::Shown;
+use pagelith::transport::socket::{Arrival, Listen, Listener};
+use pagelith::{Config, Facts, GetOutcome, GetSlice, Options, PutOutcome, PutSlice, Size, Store, Tier};
+use tempfile::TempDir;
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+const STAGING: usize = 16 << 20;
+
+/// A store process of one client at a time.
+struct Process {
+    dir: TempDir,
+    store: Arc<Store>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Process {
+    /// Of a store whose hits from DRAM are verified by nobody but who is shown them.
+    fn new(rights: Rights, ssd: bool) -> Process {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut config = Config::default();
+        config.dram.bytes = Size::mib(16);
+        config.dram.shared = true;
+        config.dram.verify_ratio = 0.0;
+        config.index.max_objects = Some(1000);
+        if ssd {
+            config.ssd.bytes = Size::mib(128);
+            config.ssd.segment_bytes = Some(Size::mib(8));
+            config.ssd.dirs = vec![dir.path().join("store")];
+            config.dram.promote = pagelith::config::Promote::Never;
+        }
+        let valid = config.validate(&Facts::of_this_machine().expect("facts")).expect("valid");
+        let store = Arc::new(Store::open(valid).expect("opened"));
+        let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
+        let arena = store.shared_memory().expect("dram.shared");
+        let listen = Listen {
+            address: Address::Unix(dir.path().join("socket")),
+            admission: Admission::Connection(rights),
+            beyond_this_host: false,
+        };
+        let offer = Offer::of_this_build([1; 16]);
+        let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
+        let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default())
+            .expect("listens")
+            .showing(vec![arena, memory]);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (ends, served) = (stop.clone(), store.clone());
+        let thread = std::thread::spawn(move || {
+            let (mut arrivals, mut servers) = (Vec::new(), Vec::<Server>::new());
+            while !ends.load(Ordering::Relaxed) {
+                listener.wait(&mut arrivals, Duration::from_micros(200));
+                for arrival in arrivals.drain(..) {
+                    let Arrival::Link(link) = arrival else { panic!("refused") };
+                    servers.push(Server::new(&served, link, staging.clone()).expect("serves"));
+                }
+                servers.iter_mut().for_each(|server| while server.turn() {});
+                servers.retain(|server| server.closed().is_none());
+            }
+        });
+        Process { dir, store, stop, thread: Some(thread) }
+    }
+
+    fn client(&self, shows: Vec<Arc<Region>>) -> (Attached, Arc<Seen>) {
+        let clock = Arc::new(SystemClock::new());
+        let dial = SocketDial {
+            address: Address::Unix(self.dir.path().join("socket")),
+            offer: Offer::of_this_build([2; 16]),
+            key: None,
+            entropy: Arc::new(SystemEntropy),
+            clock: clock.clone(),
+            limits: Limits::default(),
+            shows,
+        };
+        let seen = Arc::new(Seen::default());
+        let dial = Watching { dial, seen: seen.clone() };
+        (Attached::attach(Arc::new(dial), clock, TIMEOUT).expect("attached"), seen)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(ended.is_none_or(|ended| ended.is_ok()) || std::thread::panicking());
+    }
+}
+
+/// What a client's link was shown, and showed.
+#[derive(Default)]
+struct Seen {
+    shown: AtomicU64,
+    landed: AtomicU64,
+    showed: AtomicU64,
+    sent: AtomicU64,
+}
+
+impl Seen {
+    /// Objects that were shown, that landed, that were showed, and sent, since this was last asked.
+    fn take(&self) -> [u64; 4] {
+        [&self.shown, &self.landed, &self.showed, &self.sent].map(|count| count.swap(0, Ordering::Relaxed))
+    }
+}
+
+struct Watching {
+    dial: SocketDial,
+    seen: Arc<Seen>,
+}
+
+struct Soon(Box<dyn Dialing>, Arc<Seen>);
+
+struct Watched(Box<dyn Link>, Arc<Seen>);
+
+impl Dial for Watching {
+    fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
+        Ok(Box::new(Soon(self.dial.begin()?, self.seen.clone())))
+    }
+}
+
+impl Soon {
+    fn dialled(dialled: Dialled, seen: Arc<Seen>) -> Dialled {
+        match dialled {
+            Dialled::Waiting(dialing) => Dialled::Waiting(Box::new(Soon(dialing, seen))),
+            Dialled::Ready(link) => Dialled::Ready(Box::new(Watched(link, seen))),
+            Dialled::Over(why) => Dialled::Over(why),
+        }
+    }
+}
+
+impl Dialing for Soon {
+    fn poll(self: Box<Self>) -> Dialled {
+        Soon::dialled(self.0.poll(), self.1)
+    }
+
+    fn wait(self: Box<Self>, timeout: Duration) -> Dialled {
+        Soon::dialled(self.0.wait(timeout), self.1)
+    }
+}
+
+impl Watched {
+    fn note(&self, events: &[Event]) {
+        for event in events {
+            match event {
+                Event::Shown { .. } => self.1.shown.fetch_add(1, Ordering::Relaxed),
+                Event::Landed { .. } => self.1.landed.fetch_add(1, Ordering::Relaxed),
+                _ => 0,
+            };
+        }
+    }
+}
+
+impl Link for Watched {
+    fn facts(&self) -> &LinkFacts {
+        self.0.facts()
+    }
+
+    fn counts(&self) -> Counts {
+        self.0.counts()
+    }
+
+    fn room(&self) -> Room {
+        self.0.room()
+    }
+
+    fn send(&mut self, frame: Frame) -> Result<(), Frame> {
+        self.0.send(frame)
+    }
+
+    fn shows(&self, parts: &[Part]) -> bool {
+        self.0.shows(parts)
+    }
+
+    fn push(&mut self, push: Push) -> Result<(), Push> {
+        let count = if self.0.shows(&push.parts) { &self.1.showed } else { &self.1.sent };
+        count.fetch_add(1, Ordering::Relaxed);
+        self.0.push(push)
+    }
+
+    fn expose(&mut self, op: OpId, item: u32, offset: u64, parts: Vec<Part>) -> Result<(), Vec<Part>> {
+        self.0.expose(op, item, offset, parts)
+    }
+
+    fn took(&mut self, shown: Shown) {
+        self.0.took(shown);
+    }
+
+    fn retract(&mut self, op: OpId) {
+        self.0.retract(op);
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        let had = events.len();
+        self.0.poll(events);
+        self.note(&events[had..]);
+    }
+
+    fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration) {
+        let had = events.len();
+        self.0.wait(events, timeout);
+        self.note(&events[had..]);
+    }
+
+    fn close(&mut self) {
+        self.0.close();
+    }
+}
+
+fn key(page: u64) -> ObjectKey {
+    let mut hash = [0; 32];
+    hash[..8].copy_from_slice(&page.to_le_bytes());
+    ObjectKey::new(NamespaceId([5; 16]), PrefixHash(hash), Role::Target, "kv", "k", Shard::Whole)
+        .expect("a key")
+}
+
+fn content(page: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| (at * 31 + at / 253 + page * 7) as u8).collect()
+}
+
+fn put(client: &Attached, pages: &[u64], buffers: &[&[u8]]) -> Vec<pagelith::Result<PutOutcome>> {
+    let pieces: Vec<[&[u8]; 1]> = buffers.iter().map(|buffer| [*buffer]).collect();
+    let puts: Vec<PutSlice<'_>> =
+        pages.iter().zip(&pieces).map(|(page, pieces)| PutSlice { key: key(*page), pieces }).collect();
+    client.put_batch(&puts, Options::default())
+}
+
+fn get(client: &Attached, page: u64, len: usize) -> (pagelith::Result<GetOutcome>, Vec<u8>) {
+    let mut bytes = vec![0xee; len];
+    let get = GetSlice { key: key(page), range: None, pieces: &mut [&mut bytes] };
+    let outcome = client.get_batch(&mut [get], Options::default()).remove(0);
+    (outcome, bytes)
+}
+
+fn hit(tier: Tier, len: usize) -> pagelith::Result<GetOutcome> {
+    Ok(GetOutcome::Hit { tier, bytes: len as u64 })
+}
+
+/// Lengths around blocks and pages.
+const LENGTHS: [usize; 6] = [1, 4096, 32_768, 65_536, 100_001, 1 << 20];
+
+#[test]
+fn hits_and_puts_go_from_where_they_lie() {
+    let process = Process::new(Rights::all(), false);
+    for (round, len) in LENGTHS.into_iter().enumerate() {
+        let (mut buffers, region) = AlignedBuf::shown(4, len).expect("memory");
+        let (client, seen) = process.client(vec![region]);
+        let pages: Vec<u64> = (0..4).map(|i| round as u64 * 100 + i).collect();
+        for (page, buffer) in pages.iter().zip(&mut buffers) {
+            buffer.copy_from_slice(&content(*page, len));
+        }
+        let slices: Vec<&[u8]> = buffers.iter().map(|buffer| &buffer[..]).collect();
+        assert_eq!(put(&client, &pages, &slices), vec![Ok(PutOutcome::Stored); 4], "len={len}");
+        assert_eq!(seen.take(), [0, 0, 4, 0], "len={len}");
+        for page in &pages {
+            assert_eq!(get(&client, *page, len), (hit(Tier::Memory, len), content(*page, len)), "len={len}");
+        }
+        assert_eq!(seen.take(), [4, 0, 0, 0], "len={len}");
+        // Memory that is not shown is sent.
+        let own = content(round as u64 * 100 + 50, len);
+        assert_eq!(put(&client, &[round as u64 * 100 + 50], &[&own]), vec![Ok(PutOutcome::Stored)]);
+        assert_eq!(seen.take(), [0, 0, 0, 1], "len={len}");
+    }
+    assert_eq!(process.store.stats().hits_unverified, 0, "who was shown them has verified them");
+}
+
+/// Ten times as much as the arena holds: what is on its way is bounded, and all of it comes back.
+#[test]
+fn a_store_that_is_full_goes_on() {
+    const LEN: usize = 64 << 10;
+    let process = Process::new(Rights::all(), false);
+    let (mut buffers, region) = AlignedBuf::shown(32, LEN).expect("memory");
+    let (client, seen) = process.client(vec![region]);
+    for round in 0..80u64 {
+        let pages: Vec<u64> = (0..32).map(|i| round * 32 + i).collect();
+        for (page, buffer) in pages.iter().zip(&mut buffers) {
+            buffer.fill(*page as u8);
+        }
+        let slices: Vec<&[u8]> = buffers.iter().map(|buffer| &buffer[..]).collect();
+        assert_eq!(put(&client, &pages, &slices), vec![Ok(PutOutcome::Stored); 32], "round={round}");
+        for page in [pages[0], pages[31]] {
+            assert_eq!(get(&client, page, LEN), (hit(Tier::Memory, LEN), vec![page as u8; LEN]));
+        }
+    }
+    assert_eq!(seen.take(), [160, 0, 80 * 32, 0]);
+}
+
+#[test]
+fn hits_from_ssd_are_shown_where_they_were_staged() {
+    let process = Process::new(Rights::all(), true);
+    let (client, seen) = process.client(Vec::new());
+    let pages: Vec<u64> = (0..40).collect();
+    let contents: Vec<Vec<u8>> = pages.iter().map(|page| content(*page, 1_000_000)).collect();
+    for (page, content) in pages.iter().zip(&contents) {
+        assert_eq!(put(&client, &[*page], &[content]), vec![Ok(PutOutcome::Stored)]);
+    }
+    client.flush(Options::default()).expect("flushed");
+    seen.take();
+    let (mut of_ssd, mut of_memory) = (0, 0);
+    for (page, content) in pages.iter().zip(&contents) {
+        let (outcome, bytes) = get(&client, *page, content.len());
+        assert!(bytes == *content, "page={page}");
+        match outcome {
+            Ok(GetOutcome::Hit { tier: Tier::Ssd, .. }) => of_ssd += 1,
+            Ok(GetOutcome::Hit { tier: Tier::Memory, .. }) => of_memory += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(of_ssd > 20, "the arena holds 16 of them: {of_ssd}");
+    assert_eq!(seen.take(), [of_ssd + of_memory, 0, 0, 0]);
+    // What is longer than a chunk is shown in pieces, and lands in one.
+    let long = content(99, 5_000_000);
+    assert_eq!(put(&client, &[99], &[&long]), vec![Ok(PutOutcome::Stored)]);
+    client.flush(Options::default()).expect("flushed");
+    for (page, content) in (100..).zip(&contents[..20]) {
+        assert_eq!(put(&client, &[page], &[content]), vec![Ok(PutOutcome::Stored)]);
+    }
+    client.flush(Options::default()).expect("flushed");
+    seen.take();
+    let (outcome, bytes) = get(&client, 99, long.len());
+    assert_eq!(outcome, hit(Tier::Ssd, long.len()));
+    assert!(bytes == long);
+    assert_eq!(seen.take(), [0, 1, 0, 0]);
+}
+
+/// Who may not read everything sees none of the store's memory.
+#[test]
+fn who_has_rights_in_some_namespaces_is_shown_nothing() {
+    let process = Process::new(Rights::of(Namespaces::These([NamespaceId([5; 16])].into())), false);
+    let (client, seen) = process.client(Vec::new());
+    let bytes = content(1, 100_000);
+    assert_eq!(put(&client, &[1], &[&bytes]), vec![Ok(PutOutcome::Stored)]);
+    assert_eq!(get(&client, 1, 100_000), (hit(Tier::Memory, 100_000), bytes));
+    assert_eq!(seen.take(), [0, 1, 0, 1]);
+    assert_eq!(process.store.stats().hits_unverified, 1);
+}
+
+/// Memory whose file its owner makes shorter, or changes while it is put, is a put that fails, and ends nobody.
+#[test]
+fn memory_that_is_taken_away_is_no_put() {
+    let process = Process::new(Rights::all(), false);
+    let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
+    rustix::fs::ftruncate(&fd, 1 << 20).expect("memory");
+    let own = content(1, 1 << 20);
+    // What the client checksums is not what lies in the file: as if it had changed in between.
+    let region = Region::mapped(fd.try_clone().expect("a descriptor"), own.as_ptr() as usize, own.len());
+    let (client, seen) = process.client(vec![Arc::new(region)]);
+    let short = Options { timeout: Some(Duration::from_secs(2)), ..Options::default() };
+    let try_put = |page| {
+        let put = PutSlice { key: key(page), pieces: &[&own] };
+        client.put_batch(&[put], short).remove(0)
+    };
+    assert!(try_put(1).is_err(), "other bytes were put");
+    rustix::fs::ftruncate(&fd, 5).expect("shorter");
+    assert!(try_put(2).is_err(), "bytes that are not there were put");
+    assert!(seen.take()[2] >= 2);
+    rustix::fs::ftruncate(&fd, 1 << 20).expect("as long as before");
+    assert_eq!(rustix::io::pwrite(&fd, &own, 0), Ok(own.len()));
+    assert_eq!(try_put(3), Ok(PutOutcome::Stored), "the link goes on");
+    assert_eq!(get(&client, 3, own.len()).1, own);
+    assert_eq!(client.exists_batch(&[key(1), key(2)], Options::default()), Ok(vec![false, false]));
+}

@@ -1,0 +1,275 @@
+//! Memory of this process that another may look at, and what it is to the other.
+//!
+//! The owner writes it, and nobody else can: that it is never mapped to be written again, and never becomes shorter, is
+//! sealed. Who looks at it copies bytes out, and only then believes anything of them: the owner may change them at any time.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use rustix::fs::{
+    FileType, MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
+    memfd_create,
+};
+use rustix::io::{Errno, pread};
+
+/// What `statfs` calls a memory file system (`TMPFS_MAGIC` of linux/magic.h); memfds are files of one.
+const TMPFS: i64 = 0x0102_1994;
+
+const SEALS: SealFlags =
+    SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
+
+/// Memory of this process that others can be shown.
+#[derive(Debug)]
+pub struct Region {
+    memory: Memory,
+    fd: OwnedFd,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Own(MmapRaw),
+    /// Somebody else's mapping: where it begins, and how long it is. It is compared with addresses, and never followed.
+    Mapped(usize, usize),
+}
+
+impl Region {
+    /// `bytes` zeroed bytes, at least 1. Pages become resident as they are used. Fails if the system has no memory, or does not seal
+    /// it against being written by others (Linux before 5.1).
+    pub fn new(bytes: usize) -> std::io::Result<Region> {
+        let fd = memfd_create("pagelith-region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&fd, bytes as u64)?;
+        let map = MmapOptions::new().len(bytes).map_raw(&fd)?;
+        // Taken where the system has huge pages for shared memory (`shmem_enabled`), which most do not by default.
+        let _ = map.advise(Advice::HugePage);
+        fcntl_add_seals(&fd, SEALS)?;
+        Ok(Region { memory: Memory::Own(map), fd })
+    }
+
+    /// Memory that this process has mapped at `address` already: the first `bytes` of the memfd, or of the file in a memory file
+    /// system, that `fd` is. Whoever is shown it looks at the file, so the mapping must be a shared one of it.
+    pub fn mapped(fd: OwnedFd, address: usize, bytes: usize) -> Region {
+        Region { memory: Memory::Mapped(address, bytes), fd }
+    }
+
+    /// Where it begins.
+    pub fn base(&self) -> *mut u8 {
+        match &self.memory {
+            Memory::Own(map) => map.as_mut_ptr(),
+            Memory::Mapped(address, _) => *address as *mut u8,
+        }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        match &self.memory {
+            Memory::Own(map) => map.len(),
+            Memory::Mapped(_, bytes) => *bytes,
+        }
+    }
+
+    /// Whether there is no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where in it the `len` bytes at address `addr` lie; `None` if they are not of it.
+    pub fn place(&self, addr: usize, len: usize) -> Option<u64> {
+        let at = addr.checked_sub(self.base() as usize)?;
+        (at.checked_add(len)? <= self.len()).then_some(at as u64)
+    }
+}
+
+impl AsFd for Region {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Memory of another process, to be looked at.
+#[derive(Debug)]
+pub struct View {
+    bytes: Bytes,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    Mapped(MmapRaw),
+    /// What could become shorter is not mapped, which would end this process at the next look, but read.
+    Read(OwnedFd, u64),
+}
+
+impl View {
+    /// What another process handed over: a memfd, or a file of a memory file system. Refuses others, since a look at
+    /// them may take as long as their owner likes.
+    pub fn of(fd: OwnedFd) -> std::io::Result<View> {
+        let stat = fstat(&fd)?;
+        let in_memory =
+            fstatfs(&fd)?.f_type == TMPFS && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        let len =
+            usize::try_from(stat.st_size).ok().filter(|len| *len > 0 && in_memory).ok_or(Errno::INVAL)?;
+        let is_sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        let bytes = match is_sealed {
+            true => Bytes::Mapped(MmapOptions::new().len(len).map_raw_read_only(&fd)?),
+            false => Bytes::Read(fd, len as u64),
+        };
+        Ok(View { bytes })
+    }
+
+    /// Length in bytes, when it was handed over.
+    pub fn len(&self) -> usize {
+        match &self.bytes {
+            Bytes::Mapped(map) => map.len(),
+            Bytes::Read(_, len) => *len as usize,
+        }
+    }
+
+    /// Whether there is no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether it has these bytes.
+    pub fn has(&self, at: u64, len: u64) -> bool {
+        at.checked_add(len).is_some_and(|end| end <= self.len() as u64)
+    }
+
+    /// Copy the bytes from `at` on out. What is copied is what the owner had there, or a mixture of that and what it was
+    /// writing meanwhile; zeros where it has become shorter.
+    ///
+    /// # Panics
+    /// If there are no such bytes.
+    pub fn copy_out(&self, at: u64, to: &mut [u8]) {
+        assert!(self.has(at, to.len() as u64), "beyond the memory that was handed over");
+        let map = match &self.bytes {
+            Bytes::Mapped(map) => map,
+            Bytes::Read(fd, _) => return read_out(fd, at, to),
+        };
+        // SAFETY: inside of the mapping, which lives as long as `self` and cannot become shorter; the two do not overlap: one
+        // is a private borrow, the other a mapping that nothing in this process writes. Another process may write these bytes
+        // meanwhile: this one's memory model does not know of it, and nothing but the copy is ever read as bytes.
+        unsafe { std::ptr::copy_nonoverlapping(map.as_ptr().add(at as usize), to.as_mut_ptr(), to.len()) }
+    }
+}
+
+fn read_out(fd: &OwnedFd, at: u64, to: &mut [u8]) {
+    let mut done = 0;
+    while done < to.len() {
+        match pread(fd, &mut to[done..], at + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(Errno::INTR) => {}
+            Err(_) => break,
+        }
+    }
+    to[done..].fill(0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn handed(region: &Region) -> OwnedFd {
+        region.as_fd().try_clone_to_owned().expect("a descriptor")
+    }
+
+    fn write(region: &Region, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= region.len());
+        // SAFETY: inside of the mapping, which no reference of this process points into.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), region.base().add(at), bytes.len()) }
+    }
+
+    #[test]
+    fn what_the_owner_writes_is_seen_by_who_has_the_view() {
+        let region = Region::new(3 * 4096).expect("memory");
+        let view = View::of(handed(&region)).expect("sealed");
+        assert_eq!((view.len(), view.is_empty(), region.is_empty()), (3 * 4096, false, false));
+        let mut seen = [9u8; 5];
+        view.copy_out(4094, &mut seen);
+        assert_eq!(seen, [0; 5]);
+        write(&region, 4094, b"after");
+        view.copy_out(4094, &mut seen);
+        assert_eq!(&seen, b"after");
+    }
+
+    #[test]
+    fn nobody_else_can_write_it_or_make_it_shorter() {
+        let region = Region::new(4096).expect("memory");
+        let fd = handed(&region);
+        assert!(MmapOptions::new().len(4096).map_raw(&fd).is_err(), "mapped to be written");
+        assert_eq!(rustix::io::pwrite(&fd, b"x", 0), Err(Errno::PERM));
+        assert_eq!(ftruncate(&fd, 0), Err(Errno::PERM));
+        assert_eq!(fcntl_add_seals(&fd, SealFlags::WRITE), Err(Errno::PERM), "more seals");
+    }
+
+    #[test]
+    fn what_is_nothing_or_not_in_memory_is_refused() {
+        let memory = |seals: SealFlags, len| {
+            let fd = memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("memory");
+            ftruncate(&fd, len).expect("memory");
+            fcntl_add_seals(&fd, seals).expect("seals");
+            fd
+        };
+        assert!(View::of(memory(SealFlags::SHRINK, 0)).is_err());
+        assert!(View::of(memory(SealFlags::SHRINK, 1)).is_ok());
+        let on_disk =
+            rustix::fs::open("/proc/self/exe", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
+        assert!(View::of(on_disk.expect("a file")).is_err());
+        let (pipe, _other) = std::io::pipe().expect("a pipe");
+        assert!(View::of(pipe.into()).is_err());
+    }
+
+    #[test]
+    fn what_becomes_shorter_is_zeros_and_ends_nobody() {
+        let fd = memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("memory");
+        ftruncate(&fd, 3 * 4096).expect("memory");
+        assert_eq!(rustix::io::pwrite(&fd, &[7; 8192], 0), Ok(8192));
+        let view = View::of(fd.try_clone().expect("a descriptor")).expect("in memory");
+        let mut seen = [9u8; 8192];
+        view.copy_out(1000, &mut seen);
+        assert!(seen[..7192].iter().all(|byte| *byte == 7) && seen[7192..].iter().all(|byte| *byte == 0));
+        ftruncate(&fd, 1001).expect("shorter");
+        view.copy_out(1000, &mut seen);
+        assert!(seen[0] == 7 && seen[1..].iter().all(|byte| *byte == 0));
+        assert_eq!(view.len(), 3 * 4096);
+    }
+
+    #[test]
+    fn memory_that_was_mapped_before_is_shown_by_its_file() {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC).expect("memory");
+        ftruncate(&fd, 8192).expect("memory");
+        let map = MmapOptions::new().len(8192).map_raw(&fd).expect("mapped");
+        let region = Region::mapped(fd, map.as_ptr() as usize, 8192);
+        assert_eq!((region.place(map.as_ptr() as usize + 5, 10), region.len()), (Some(5), 8192));
+        assert_eq!(region.place(map.as_ptr() as usize + 5, 8192), None);
+        write(&region, 100, b"there");
+        let mut seen = [0; 5];
+        View::of(handed(&region)).expect("in memory").copy_out(100, &mut seen);
+        assert_eq!(&seen, b"there");
+    }
+
+    #[test]
+    fn places_are_inside_or_none() {
+        let region = Region::new(8192).expect("memory");
+        let base = region.base() as usize;
+        for (addr, len, place) in [
+            (base, 8192, Some(0)),
+            (base + 8191, 1, Some(8191)),
+            (base + 8192, 0, Some(8192)),
+            (base + 1, 8192, None),
+            (base - 1, 1, None),
+            (base, usize::MAX, None),
+        ] {
+            assert_eq!(region.place(addr, len), place, "{addr:#x} {len}");
+        }
+        let view = View::of(handed(&region)).expect("sealed");
+        assert!(view.has(8191, 1) && view.has(8192, 0));
+        assert!(!view.has(8192, 1) && !view.has(u64::MAX, 2));
+    }
+
+    #[test]
+    #[should_panic(expected = "beyond the memory")]
+    fn nothing_is_copied_from_beyond() {
+        let region = Region::new(4096).expect("memory");
+        View::of(handed(&region)).expect("sealed").copy_out(4095, &mut [0; 2]);
+    }
+}
