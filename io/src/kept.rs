@@ -96,8 +96,11 @@ struct Place<T> {
     value: AtomicPtr<T>,
 }
 
+/// Places that are made together.
+type Chunk<T> = OnceLock<Box<[Place<T>]>>;
+
 struct Table<T> {
-    chunks: Box<[OnceLock<Box<[Place<T>]>>]>,
+    chunks: Box<[Chunk<T>]>,
     places: usize,
     /// The table has the values that its pointers lead to.
     _values: PhantomData<Arc<T>>,

@@ -100,7 +100,7 @@ fn a_reader_and_a_reclaim() {
 
 #[test]
 fn two_readers_and_a_reclaim() {
-    every_order("segment_two_readers_and_a_reclaim", Some(3), || {
+    every_order("segment_two_readers_and_a_reclaim", Some(2), || {
         let shared = new();
         let readers: Vec<_> = (0..2)
             .map(|_| {
