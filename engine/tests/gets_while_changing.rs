@@ -114,6 +114,8 @@ fn got_while_changing(store: &Store, whole: bool) -> [u64; 2] {
         getting.into_iter().map(|thread| thread.join().expect("every get was right")).collect::<Vec<_>>()
     });
     drop(pin);
+    // What is being written is held, too.
+    store.flush(Options::default()).expect("written");
     assert_eq!((store.stats().damaged, store.stats().readers), (0, 0));
     seen.into_iter().fold([0, 0], |sum, seen| [sum[0] + seen[0], sum[1] + seen[1]])
 }
