@@ -10,6 +10,7 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_tiers::dram::arena::ArenaSpace;
 use pagelith_tiers::policy::{FrameId, FramePolicy, Recency, SegmentPolicy};
+use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::segments::SegmentTable;
 
 use crate::frames::{Frame, FrameData, FrameRef, FrameState, Frames};
@@ -43,6 +44,8 @@ pub(crate) enum Job {
 /// The SSD tier's part of the core.
 pub(crate) struct SsdCore {
     pub segments: SegmentTable,
+    /// What gets hold segments by, without the lock.
+    pub guards: Arc<SegmentGuards>,
     pub policy: Box<dyn SegmentPolicy>,
     pub queue: VecDeque<Job>,
     /// Frames that are visible and not in the queue yet, by serial: their batch is still being put.
@@ -303,7 +306,15 @@ impl Core {
                 ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(bytes);
             }
         }
-        if self.frames.get(id).is_some_and(|f| f.readers == 0 || mutant::on(Mutant::HeldFrameFreed)) {
+        // Behind the change of the index: who enters later looked it up before, and finds that it does not hold.
+        if self.frames.close(id) || mutant::on(Mutant::HeldFrameFreed) {
+            self.frames.free(id, &mut self.space);
+        }
+    }
+
+    /// Free a frame that was dropped and that nobody reads any more; nothing happens if it is another by now.
+    pub fn free_if_left(&mut self, id: FrameId) {
+        if self.frames.get(id).is_some_and(|f| f.dead) && !self.frames.is_read(id) {
             self.frames.free(id, &mut self.space);
         }
     }
@@ -312,20 +323,7 @@ impl Core {
     pub fn release_frame(&mut self, frame: FrameRef) {
         let Some(f) = self.frames.get_ref(frame) else { return };
         f.readers -= 1;
-        if f.readers == 0 && f.dead {
-            self.frames.free(frame.id, &mut self.space);
-        }
-    }
-
-    /// Readers of frames are done, each with whether what it read was damaged: what the arena holds is not what was put,
-    /// and the frame goes, with all that it says.
-    pub fn release_copied(&mut self, copied: &mut Vec<(FrameRef, bool)>) {
-        for (frame, damaged) in copied.drain(..) {
-            if damaged {
-                self.drop_frame(frame.id, false);
-            }
-            self.release_frame(frame);
-        }
+        self.free_if_left(frame.id);
     }
 
     /// Evict one frame, with `everywhere` its objects on SSD too; false if none may go now.
@@ -333,7 +331,7 @@ impl Core {
         let (frames, pins) = (&self.frames, &self.pins);
         let mut evictable = |id: FrameId| {
             frames.get(id).is_some_and(|f| {
-                let free = f.readers == 0 && f.state == FrameState::Clean;
+                let free = !frames.is_read(id) && f.state == FrameState::Clean;
                 free && !f.data.members.iter().any(|m| pins.is_pinned(m.fingerprint))
             })
         };
@@ -357,7 +355,7 @@ impl Core {
         let bytes = f.data.bytes();
         let fingerprint = f.data.members.first().map_or(0, |m| m.fingerprint);
         let pinned = f.data.members.iter().any(|m| self.pins.is_pinned(m.fingerprint));
-        if self.write_buffer_only && f.readers == 0 && !pinned {
+        if self.write_buffer_only && !self.frames.is_read(frame.id) && !pinned {
             self.drop_frame(frame.id, false);
         } else {
             let at = self.frames.touches().get(frame.id).unwrap_or(Recency { epoch: 0, depth: 0 });

@@ -5,16 +5,14 @@ use std::sync::atomic::Ordering;
 
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_tiers::policy::{FrameId, Recency};
+use pagelith_tiers::policy::Recency;
 
 use crate::core::Core;
-use crate::index::{Entry, PREFETCH_GROUP, TICK_MODULUS};
-use crate::published::Reading;
+use crate::index::{PREFETCH_GROUP, TICK_MODULUS};
+use crate::published::{Reading, TRIES};
 use crate::session::PageSteps;
 use crate::shared::Shared;
-
-/// How often it is tried without the lock.
-const TRIES: usize = 3;
+use crate::touched::{Touched, note};
 
 /// Which of `keys` are here, all of them at one moment. What is here counts as asked for.
 pub(crate) fn exists(
@@ -68,39 +66,6 @@ fn locked<R>(shared: &Shared, core: &mut Core, at: Recency, ask: impl FnOnce(&mu
     let answer = ask(&mut look);
     look.touched.iter().for_each(|touched| touched.note_in(core, at));
     answer
-}
-
-/// Note what was found without the lock, and take it for what is to be noted in the index itself: when an object was asked
-/// for, in laps of the log. That changes 4096 times a lap.
-fn note(shared: &Shared, touched: &[Touched], at: Recency) {
-    let touches = &shared.published.touches;
-    let in_memory = || touched.iter().filter(|touched| touched.frame != NO_FRAME);
-    touches.prefetch(in_memory().map(|touched| touched.frame));
-    in_memory().for_each(|t| touches.raise(FrameId(t.frame), Recency { depth: t.depth, ..at }));
-    let mut late = touched.iter().filter(|touched| touched.late).peekable();
-    if late.peek().is_some() {
-        let mut core = shared.lock();
-        late.for_each(|touched| touched.note_in(&mut core, at));
-    }
-}
-
-/// In no frame.
-const NO_FRAME: u32 = u32::MAX;
-
-/// An object that was found: a thousand of them are to fit into a core's own cache.
-struct Touched {
-    fingerprint: u128,
-    frame: u32,
-    depth: u32,
-    /// The index has an older tick of it.
-    late: bool,
-}
-
-impl Touched {
-    fn note_in(&self, core: &mut Core, at: Recency) {
-        let same = |e: &Entry| e.frame.unwrap_or(NO_FRAME) == self.frame;
-        core.touch(self.fingerprint, same, Recency { depth: self.depth, ..at });
-    }
 }
 
 /// Looks at the index.
@@ -159,10 +124,7 @@ impl<'a> Look<'a> {
                 let depth = self.depth.saturating_add(steps.step(key));
                 found.push(entry.is_some());
                 match entry {
-                    Some(Entry { fingerprint, frame, tick, .. }) => {
-                        let (frame, late) = (frame.unwrap_or(NO_FRAME), tick != self.tick);
-                        self.touched.push(Touched { fingerprint, frame, depth, late });
-                    }
+                    Some(entry) => self.touched.push(Touched::new(&entry, depth, self.tick)),
                     None if stop => return found,
                     None => {}
                 }

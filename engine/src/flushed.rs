@@ -46,6 +46,7 @@ impl Flusher {
                     // Only now can nothing of the old incarnation come back.
                     (s.min_sequence, s.data_end) = (pagelith_layouts::ids::Sequence(u64::MAX), 0);
                     ssd.health.reused(segment);
+                    ssd.guards.open(segment, incarnation);
                 }
                 core.visibility.reuse(segment);
             }

@@ -1,11 +1,13 @@
 //! The bytes of frames. The only place in the engine that reaches into the arena; why that is safe hangs on
 //! the core's bookkeeping, so it is said once, here.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use pagelith_io::buffer::{Keep, Part};
+use pagelith_io::kept::Inside;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
-use pagelith_tiers::dram::arena::{ArenaMemory, Extent, ExtentReader};
+use pagelith_tiers::dram::arena::{ArenaMemory, Extent};
 
 use crate::frames::FrameData;
 
@@ -53,15 +55,15 @@ impl Held {
     }
 
     /// A member's bytes.
-    pub fn reader(&self, memory: &Arc<ArenaMemory>, member: usize) -> ExtentReader {
+    pub fn bytes<'a>(&'a self, memory: &'a ArenaMemory, member: usize) -> &'a [u8] {
         // SAFETY: extents of a frame with readers are neither freed nor given to another, and filled extents
-        // are never written: nothing writes these pages while `self` is held.
-        unsafe { memory.reader(self.data.members[member].extent) }
+        // are never written: nothing writes these pages while `self` is held, which the slice borrows.
+        unsafe { memory.bytes(self.data.members[member].extent) }
     }
 
     /// A member's bytes as a part of something that is sent; whoever holds `self` drops it first.
     pub fn part(&self, memory: &Arc<ArenaMemory>, member: usize) -> Part {
-        // SAFETY: as in `reader`; the writer to peers holds the frame until a reply has brought every part back, a server until its
+        // SAFETY: as in `bytes`; the writer to peers holds the frame until a reply has brought every part back, a server until its
         // link has handed the push back.
         unsafe { memory.part(self.data.members[member].extent, false) }
     }
@@ -69,10 +71,40 @@ impl Held {
     /// Every member's padded bytes as parts of a write.
     pub fn parts(&self, memory: &Arc<ArenaMemory>) -> Vec<Part> {
         let part = |extent| {
-            // SAFETY: as in `reader`; the flusher holds the frame until the write's completion has handed
+            // SAFETY: as in `bytes`; the flusher holds the frame until the write's completion has handed
             // the parts back.
             unsafe { memory.part(extent, true) }
         };
         self.data.members.iter().map(|m| part(m.extent)).collect()
+    }
+}
+
+/// A frame that somebody without the core's lock is inside of, by its number: what it holds stays until they leave
+/// ([`crate::locate::leave`]).
+pub(crate) struct Entered<'a>(Inside<'a, FrameData>);
+
+impl<'a> Entered<'a> {
+    /// Of the table that frames are freed by.
+    pub fn new(inside: Inside<'a, FrameData>) -> Entered<'a> {
+        Entered(inside)
+    }
+
+    /// A member's bytes.
+    pub fn bytes<'b>(&'b self, memory: &'b ArenaMemory, member: usize) -> &'b [u8] {
+        // SAFETY: `Frames::free` gives extents back only with the frame's value, which is not taken while anybody is
+        // inside; filled extents are never written. So nothing writes these pages while `self` is, which the slice borrows.
+        unsafe { memory.bytes(self.0.members[member].extent) }
+    }
+
+    /// Leave. True if the frame was dropped meanwhile and is to be freed now ([`crate::core::Core::free_if_left`]).
+    pub fn leave(self) -> bool {
+        self.0.leave()
+    }
+}
+
+impl Deref for Entered<'_> {
+    type Target = FrameData;
+    fn deref(&self) -> &FrameData {
+        &self.0
     }
 }

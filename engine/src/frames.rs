@@ -1,15 +1,19 @@
 //! Frames: pages in DRAM. A frame holds the objects of one put group, and comes, goes and is flushed as a
 //! whole.
 //!
-//! Invariants (all under the core's lock):
+//! Invariants (the first three under the core's lock):
 //! - A frame being filled is known to its filler only: it is in no index entry, no policy, no queue.
-//! - A frame with readers (gets, views, the flusher) keeps its extents. One that was dropped meanwhile is
+//! - A frame with readers (views, links, the flusher) keeps its extents. One that was dropped meanwhile is
 //!   dead: unreachable, and freed by its last reader.
 //! - Serial numbers tell a frame from a later one that took its place.
+//! - Gets enter a frame without the lock, by its number ([`Kept`]). What is dropped is closed to them behind the change of the
+//!   index that takes it out of their sight, and freed when the last one inside has left: extents go back only
+//!   with the value that those who are inside keep.
 
 use std::sync::Arc;
 
 use pagelith_io::huge;
+use pagelith_io::kept::{Keeper, Kept};
 use pagelith_layouts::checksum::Checksum;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::key::ObjectKey;
@@ -82,6 +86,7 @@ pub(crate) struct Frame {
     pub serial: u64,
     pub data: Arc<FrameData>,
     pub state: FrameState,
+    /// Those that have the lock when they come and go.
     pub readers: u32,
     pub dead: bool,
     /// Whether every byte was verified since it came here by the arena's own checksums.
@@ -96,24 +101,30 @@ pub(crate) struct FrameRef {
 }
 
 /// All frames.
-#[derive(Debug)]
 pub(crate) struct Frames {
     slots: Vec<Option<Frame>>,
+    /// What those see that come without the lock.
+    keeper: Keeper<FrameData>,
     free: Vec<u32>,
     serial: u64,
     touches: Arc<Touches>,
 }
 
 impl Frames {
-    /// None yet, with room for `most`; `touches` is told when each is asked for.
-    pub fn with_room(most: usize, touches: Arc<Touches>) -> Frames {
+    /// None yet, with room for `most` at a time, numbered below `numbers`; `touches` is told when each is asked for.
+    pub fn with_room(most: usize, numbers: usize, touches: Arc<Touches>) -> Frames {
         let slots = huge::table(most.min(FRAME_MAX as usize + 1));
-        Frames { slots, free: Vec::new(), serial: 0, touches }
+        Frames { slots, keeper: Keeper::new(numbers), free: Vec::new(), serial: 0, touches }
     }
 
     /// When each was last asked for.
     pub fn touches(&self) -> &Arc<Touches> {
         &self.touches
+    }
+
+    /// As those see them that come without the lock.
+    pub fn kept(&self) -> Kept<FrameData> {
+        self.keeper.kept()
     }
 
     /// Whether there is no number for another frame.
@@ -124,7 +135,14 @@ impl Frames {
     /// Take a filled frame in; `None` if there are too many.
     pub fn insert(&mut self, data: Arc<FrameData>, state: FrameState, recency: Recency) -> Option<FrameRef> {
         self.serial += 1;
-        let frame = Frame { serial: self.serial, data, state, readers: 0, dead: false, verified: false };
+        let frame = Frame {
+            serial: self.serial,
+            data: data.clone(),
+            state,
+            readers: 0,
+            dead: false,
+            verified: false,
+        };
         let id = match self.free.pop() {
             Some(id) => id,
             None if self.slots.len() > FRAME_MAX as usize => return None,
@@ -133,6 +151,9 @@ impl Frames {
                 self.slots.len() as u32 - 1
             }
         };
+        if !self.keeper.fill(id as usize, data) {
+            return None;
+        }
         self.slots[id as usize] = Some(frame);
         self.touches.set(FrameId(id), recency);
         Some(FrameRef { id: FrameId(id), serial: self.serial })
@@ -161,6 +182,23 @@ impl Frames {
         self.get_mut(frame.id).filter(|f| f.serial == frame.serial)
     }
 
+    /// Nobody enters a frame any more; whether nobody reads it, by the lock or without.
+    pub fn close(&mut self, id: FrameId) -> bool {
+        self.keeper.close(id.0 as usize);
+        !self.is_read(id)
+    }
+
+    /// Whether anybody reads a frame.
+    pub fn is_read(&self, id: FrameId) -> bool {
+        self.readers(id) > 0
+    }
+
+    /// How many read a frame.
+    pub fn readers(&self, id: FrameId) -> u64 {
+        let counted = self.get(id).map_or(0, |f| f.readers);
+        u64::from(counted) + u64::from(self.keeper.count(id.0 as usize))
+    }
+
     /// Free a frame's number and extents; nothing may refer to either any more.
     pub fn free(&mut self, id: FrameId, space: &mut ArenaSpace) {
         if let Some(frame) = self.slots.get_mut(id.0 as usize).and_then(Option::take) {
@@ -168,7 +206,10 @@ impl Frames {
             if mutant::on(Mutant::FrameFreedTwice) {
                 frame.data.members.iter().for_each(|m| space.free(m.extent));
             }
-            self.free.push(id.0);
+            // With a planted bug somebody may still be inside: the number is not used again then.
+            if self.keeper.take(id.0 as usize).is_some() {
+                self.free.push(id.0);
+            }
         }
     }
 

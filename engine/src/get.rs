@@ -1,7 +1,7 @@
 //! The read path of a batch.
 //!
-//! 1. [`GetBatch::begin`]: one pass over the index under the lock makes a plan per tier; what is found is
-//!    held (frames by readers, segments by readers), so that nothing pulls the ground away.
+//! 1. [`GetBatch::begin`]: one pass over the index makes a plan per tier; what is found is held (frames and segments by those
+//!    inside), so that nothing pulls the ground away.
 //! 2. DRAM: copied out block by block, each block verified where it landed.
 //! 3. SSD: the planned reads are submitted as the queue and the staging budget allow, sub-batch by
 //!    sub-batch; headers are judged and every block is verified before the caller hears `Hit`.
@@ -35,10 +35,6 @@ use crate::slot::{Slot, Step};
 
 /// Tries of a read that the device failed.
 const ATTEMPTS: u32 = 2;
-
-/// Frames that were copied out are let go of so many at a time: often enough for eviction, and seldom enough for other
-/// threads, which want the same lock.
-const RELEASED_AT_ONCE: usize = 16;
 
 /// A header of the batch: where it lies, and its bytes once they came.
 #[derive(Debug)]
@@ -100,30 +96,28 @@ impl GetBatch {
 
     /// Look these objects up and see to it that they are read.
     fn locate(&mut self, io: &mut SessionIo, which: &[usize]) {
-        let located = locate::locate(&io.shared, &mut self.slots, which, self.at);
-        let (mut from_ssd, mut copied) = (Vec::new(), Vec::new());
+        let SessionIo { shared, sampler, proofs, .. } = io;
+        let located = locate::locate(shared, &mut self.slots, which, self.at);
+        let mut from_ssd = Vec::new();
         for (slot, found) in located {
             match found {
-                Located::Memory(held, member) => {
-                    let verify = self.slots[slot].probe || io.sampler.next();
-                    let outcome = self.slots[slot].copy_out(&io.shared, &held, member, verify);
-                    if io.proofs {
-                        self.slots[slot].checksums.clone_from(&held.data.members[member].checksums);
+                Located::Memory(entered, frame, member) => {
+                    let verify = self.slots[slot].probe || sampler.next();
+                    let outcome = self.slots[slot].copy_out(shared, &entered, member, verify);
+                    if *proofs {
+                        self.slots[slot].checksums.clone_from(&entered.members[member].checksums);
                     }
-                    let damaged = outcome == Ok(GetOutcome::Miss(MissCause::Damaged));
-                    copied.push((held.frame, damaged));
-                    // Nobody else is to find what is damaged, least of all who does not verify.
-                    if damaged || copied.len() >= RELEASED_AT_ONCE {
-                        io.shared.lock().release_copied(&mut copied);
+                    // What the arena holds is not what was put: the frame goes, with all that it says, before anybody else
+                    // finds it, least of all who does not verify.
+                    if outcome == Ok(GetOutcome::Miss(MissCause::Damaged)) {
+                        shared.lock().drop_frame(frame, false);
                     }
+                    locate::leave(shared, entered, frame);
                     self.end(slot, outcome);
                 }
                 Located::Ssd => from_ssd.push(slot),
                 Located::Settled(outcome) => self.end(slot, outcome),
             }
-        }
-        if !copied.is_empty() {
-            io.shared.lock().release_copied(&mut copied);
         }
         self.plan(io, &from_ssd);
     }
@@ -186,7 +180,6 @@ impl GetBatch {
             self.stage += 1;
         }
         let mut held_back = VecDeque::new();
-        let mut submitted = Vec::new();
         let mut staging_held = false;
         while let Some(fetch) = self.waiting.pop_front() {
             if self.is_moot(&fetch) {
@@ -205,7 +198,11 @@ impl GetBatch {
                             slots[*slot].began = true;
                         }
                     }
-                    submitted.push(flight.fetch.segment);
+                    // Each read holds its segment for itself: whoever it was for may have gone on to another candidate, or
+                    // have an outcome, before it ends. Now one of them is inside still.
+                    if let Some(guards) = &io.shared.published.guards {
+                        guards.enter_again(flight.fetch.segment);
+                    }
                     self.flights.insert(token, flight);
                 }
                 Err((Held::Staging, fetch)) => {
@@ -221,13 +218,6 @@ impl GetBatch {
         }
         held_back.append(&mut self.waiting);
         self.waiting = held_back;
-        // Each read holds its segment for itself: whoever it was for may have gone on to another candidate, or have an
-        // outcome, before it ends.
-        if !submitted.is_empty()
-            && let Some(ssd) = io.shared.lock().ssd.as_mut()
-        {
-            submitted.into_iter().for_each(|segment| ssd.segments.get_mut(segment).readers += 1);
-        }
         if !self.flights.is_empty() {
             io.shared.note_reads(now);
         }

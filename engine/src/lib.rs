@@ -72,6 +72,8 @@ mod stats;
 mod store;
 mod stuck;
 mod summary;
+mod tally;
+mod touched;
 mod view;
 mod visibility;
 

@@ -1,6 +1,19 @@
-//! Finding objects, and holding what was found.
+//! Finding objects, and holding what was found: without the core's lock, as long as nothing changes where they are looked for.
+//!
+//! A look enters the frames and segments that it finds, and believes what it found if it was so at one moment
+//! ([`Reading::holds`]); else it leaves them again and looks anew, the last time under the lock, where nothing changes.
+//!
+//! Invariants:
+//! - Nothing is read, and nothing is told to a caller, before the look holds. What is found until then may be anything: it is
+//!   compared, and entered, which keeps it from being freed whatever it is.
+//! - A frame is closed, and a segment is, behind the change of the index that takes it out of sight. Whoever entered before
+//!   is waited for; whoever came later is refused, or sees that its look does not hold.
+//! - So who holds a frame or a segment by a look that held has the one that the index led to, until it leaves.
 
-use pagelith_layouts::ids::SegmentId;
+use std::sync::atomic::Ordering::Relaxed;
+
+use pagelith_io::prefetch;
+use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::Record;
 use pagelith_layouts::segment::SegmentIdentity;
@@ -9,49 +22,260 @@ use pagelith_tiers::ssd::read::Expected;
 
 use crate::core::Core;
 use crate::error::Result;
-use crate::frame_io::Held;
-use crate::index::{Entry, PREFETCH_GROUP, SsdPlace};
+use crate::frame_io::{Entered, Held};
+use crate::index::{Entry, PREFETCH_GROUP, SsdPlace, TICK_MODULUS};
 use crate::outcome::{GetOutcome, MissCause};
+use crate::published::{Reading, TRIES};
 use crate::shared::Shared;
 use crate::slot::{Slot, siblings};
+use crate::touched::{Touched, note};
 use crate::visibility::Sight;
 
 /// Where an object is.
-pub(crate) enum Located {
-    /// In DRAM, held, as this member.
-    Memory(Held, usize),
+pub(crate) enum Located<'a> {
+    /// In DRAM, in this frame, as this member.
+    Memory(Entered<'a>, FrameId, usize),
     /// On SSD; the slot says where, and its segment is held.
     Ssd,
     /// Nowhere, or the request does not fit it.
     Settled(Result<GetOutcome>),
 }
 
-/// Look the slots `which` up, in one critical section; depth counts from the batch's first object.
-pub(crate) fn locate(
-    shared: &Shared,
+/// Look the slots `which` up, all of them at one moment; depth counts from the batch's first object.
+pub(crate) fn locate<'a>(
+    shared: &'a Shared,
     slots: &mut [Slot],
     which: &[usize],
     at: Recency,
-) -> Vec<(usize, Located)> {
+) -> Vec<(usize, Located<'a>)> {
+    // Where every request has to be told of, the lock is needed anyway.
+    for _ in 0..if shared.published.counts_touches { 0 } else { TRIES } {
+        let pin = crossbeam_epoch::pin();
+        let reading = shared.published.read(&pin);
+        let mut look = Look::new(shared, &reading, which.len());
+        look.all(slots, which, at);
+        let Look { located, touched, left, torn, .. } = look;
+        let holds = !torn && reading.holds(&pin);
+        drop(pin);
+        free_left(shared, &left);
+        if holds {
+            note(shared, &touched, at);
+            return located;
+        }
+        located.into_iter().for_each(|(i, located)| undo(shared, &mut slots[i], located));
+    }
     let mut core = shared.lock();
-    let mut located = Vec::with_capacity(which.len());
-    let mut fingerprints = Vec::with_capacity(PREFETCH_GROUP);
-    for group in which.chunks(PREFETCH_GROUP) {
-        // One step for all of the group at a time, so that their misses of the cache are under way together.
-        fingerprints.clear();
-        fingerprints.extend(group.iter().map(|&i| {
-            let slot = &mut slots[i];
-            slot.fingerprint = shared.fingerprint(&slot.get.key, core.generation(slot.get.key.namespace()));
-            slot.fingerprint
-        }));
-        core.index.prefetch(&fingerprints);
-        core.frames.prefetch_keys(fingerprints.iter().filter_map(|f| core.index.find(*f).next()?.frame));
-        for &i in group {
-            let at = Recency { depth: at.depth.saturating_add(slots[i].step_back), ..at };
-            located.push((i, locate_one(shared, &mut core, &mut slots[i], at)));
+    let pin = crossbeam_epoch::pin();
+    let reading = shared.published.read(&pin);
+    let mut look = Look::new(shared, &reading, which.len());
+    look.all(slots, which, at);
+    let Look { located, touched, left, .. } = look;
+    left.into_iter().for_each(|frame| core.free_if_left(frame));
+    touched.iter().for_each(|touched| touched.note_in(&mut core, at));
+    located
+}
+
+/// Take back what a look did that does not hold.
+fn undo(shared: &Shared, slot: &mut Slot, located: Located<'_>) {
+    match located {
+        Located::Memory(entered, frame, _) => leave(shared, entered, frame),
+        Located::Ssd => release(shared, slot),
+        Located::Settled(_) => {}
+    }
+    slot.expected = None;
+}
+
+/// A get is done with a frame.
+pub(crate) fn leave(shared: &Shared, entered: Entered<'_>, frame: FrameId) {
+    if entered.leave() {
+        shared.lock().free_if_left(frame);
+    }
+}
+
+fn free_left(shared: &Shared, left: &[FrameId]) {
+    if !left.is_empty() {
+        let mut core = shared.lock();
+        left.iter().for_each(|frame| core.free_if_left(*frame));
+    }
+}
+
+/// A look for the objects of some slots.
+struct Look<'a, 'r> {
+    shared: &'a Shared,
+    reading: &'r Reading<'r>,
+    /// The tick that counts as now, as the index has it.
+    tick: u32,
+    located: Vec<(usize, Located<'a>)>,
+    touched: Vec<Touched>,
+    /// Frames of other objects that were dropped while this was inside, and are to be freed.
+    left: Vec<FrameId>,
+    /// What was found had been closed already.
+    torn: bool,
+}
+
+/// What is known of a slot's object while its neighbours are looked at.
+struct Ahead<'a> {
+    entry: Option<Entry>,
+    /// There are more entries of its fingerprint.
+    more: bool,
+    entered: Option<Entered<'a>>,
+}
+
+impl<'a, 'r> Look<'a, 'r> {
+    fn new(shared: &'a Shared, reading: &'r Reading<'r>, count: usize) -> Look<'a, 'r> {
+        let tick = (shared.published.tick.load(Relaxed) % u64::from(TICK_MODULUS)) as u32;
+        reading.expect(count);
+        let (located, touched) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        Look { shared, reading, tick, located, touched, left: Vec::new(), torn: false }
+    }
+
+    fn all(&mut self, slots: &mut [Slot], which: &[usize], at: Recency) {
+        // The keys of a batch are of one namespace, mostly.
+        let mut of: Option<(NamespaceId, Generation)> = None;
+        let mut fingerprints = Vec::with_capacity(PREFETCH_GROUP);
+        let mut generations = Vec::with_capacity(PREFETCH_GROUP);
+        let mut ahead = Vec::with_capacity(PREFETCH_GROUP);
+        for group in which.chunks(PREFETCH_GROUP) {
+            fingerprints.clear();
+            generations.clear();
+            for &i in group {
+                let slot = &mut slots[i];
+                let namespace = slot.get.key.namespace();
+                let known = of.filter(|known| known.0 == namespace);
+                let generation = || self.reading.visibility.generation(namespace);
+                let (_, generation) = *of.insert(known.unwrap_or_else(|| (namespace, generation())));
+                slot.fingerprint = self.shared.fingerprint(&slot.get.key, generation);
+                fingerprints.push(slot.fingerprint);
+                generations.push(generation);
+            }
+            self.ahead(&fingerprints, &mut ahead);
+            for ((&i, generation), ahead) in group.iter().zip(&generations).zip(ahead.drain(..)) {
+                let slot = &mut slots[i];
+                let depth = at.depth.saturating_add(slot.step_back);
+                let found = match (ahead.more, &ahead.entry) {
+                    (true, _) => {
+                        let entries: Vec<Entry> = self.reading.entries(slot.fingerprint).collect();
+                        self.one(slot, &entries, None, *generation, depth)
+                    }
+                    (false, entry) => self.one(slot, entry.as_slice(), ahead.entered, *generation, depth),
+                };
+                self.located.push((i, found));
+            }
         }
     }
-    located
+
+    /// Find what these fingerprints lead to, one step for all of them at a time, so that their misses of the cache are under
+    /// way together.
+    fn ahead(&self, fingerprints: &[u128], ahead: &mut Vec<Ahead<'a>>) {
+        let frames = &self.shared.published.frames;
+        self.shared.published.index.prefetch(fingerprints);
+        for fingerprint in fingerprints {
+            let mut entries = self.reading.entries(*fingerprint);
+            let entry = entries.next();
+            let more = entries.next().is_some();
+            entry.and_then(|e| e.frame).into_iter().for_each(|frame| frames.prefetch(frame as usize));
+            ahead.push(Ahead { entry, more, entered: None });
+        }
+        for one in ahead.iter_mut().filter(|one| !one.more) {
+            one.entered = one.entry.and_then(|e| e.frame).and_then(|frame| self.enter(frame));
+            one.entered.iter().for_each(|entered| prefetch::line(&**entered));
+        }
+        let members = ahead.iter().filter_map(|one| one.entered.as_ref()?.members.first());
+        members.for_each(|member| prefetch::line(&member.extent));
+    }
+
+    fn enter(&self, frame: u32) -> Option<Entered<'a>> {
+        self.shared.published.frames.enter(frame as usize).map(Entered::new)
+    }
+
+    /// Where one object is, of which the index has these `entries`; `entered` is the frame of the only one.
+    fn one(
+        &mut self,
+        slot: &mut Slot,
+        entries: &[Entry],
+        mut entered: Option<Entered<'a>>,
+        generation: Generation,
+        depth: u32,
+    ) -> Located<'a> {
+        // A probe asks what lies there, seen or not.
+        if !slot.probe && entries.iter().any(|e| e.attached && !self.reading.is_visible(e)) {
+            if let (Some(entered), Some(frame)) = (entered, entries[0].frame) {
+                self.leave(entered, frame);
+            }
+            return Located::Settled(Ok(GetOutcome::Miss(MissCause::Absent)));
+        }
+        for (entry, frame) in entries.iter().filter_map(|e| Some((e, e.frame?))) {
+            let Some(entered) = entered.take().or_else(|| self.enter(frame)) else {
+                self.torn = true;
+                continue;
+            };
+            let Some(member) = entered.find(&slot.get.key, generation) else {
+                self.leave(entered, frame);
+                continue;
+            };
+            if let Err(error) = slot.fit(entered.members[member].extent.bytes) {
+                self.leave(entered, frame);
+                return Located::Settled(Err(error));
+            }
+            self.touched.push(Touched::new(entry, depth, self.tick));
+            return Located::Memory(entered, FrameId(frame), member);
+        }
+        self.on_ssd(slot, entries, generation, depth)
+    }
+
+    fn on_ssd(
+        &mut self,
+        slot: &mut Slot,
+        entries: &[Entry],
+        generation: Generation,
+        depth: u32,
+    ) -> Located<'a> {
+        let mut misfit = None;
+        // What is in DRAM, too, is known from there to be another object.
+        for entry in entries.iter().filter(|e| e.frame.is_none() && !self.reading.is_broken(e)) {
+            let Some(place) = entry.ssd.filter(|p| !slot.tried.contains(p)) else { continue };
+            match slot.fit(entry.length.into()) {
+                Ok(()) => {
+                    if self.hold(slot, entry, place, generation) {
+                        self.touched.push(Touched::new(entry, depth, self.tick));
+                        return Located::Ssd;
+                    }
+                    self.torn = true;
+                }
+                Err(error) => misfit = Some(error),
+            }
+        }
+        // With real fingerprints an entry of another length is this object, and the request is wrong.
+        Located::Settled(match misfit {
+            Some(error) if !self.shared.config.constant_fingerprint() => Err(error),
+            _ => Ok(GetOutcome::Miss(MissCause::Absent)),
+        })
+    }
+
+    /// Enter the segment that a place is in, and note what a record there has to say; false if it cannot be entered.
+    fn hold(&self, slot: &mut Slot, entry: &Entry, place: SsdPlace, generation: Generation) -> bool {
+        let (Some(guards), Some(volume)) = (&self.shared.published.guards, &self.shared.volume) else {
+            return false;
+        };
+        let segment = SegmentId(place.segment);
+        let Some(incarnation) = guards.enter(segment) else { return false };
+        slot.place = Some(place);
+        slot.expected = Some(Expected {
+            identity: SegmentIdentity { store: volume.store, segment, incarnation },
+            offset: u64::from(place.record_block) * 4096,
+            payload_delta: u64::from(place.payload_delta) * 4096,
+            key: slot.get.key,
+            generation,
+            length: entry.length.into(),
+        });
+        true
+    }
+
+    fn leave(&mut self, entered: Entered<'a>, frame: u32) {
+        if entered.leave() {
+            self.left.push(FrameId(frame));
+        }
+    }
 }
 
 /// An object's frame in DRAM, held, if it is there as it is wanted: everything else is for a get to say.
@@ -71,68 +295,6 @@ pub(crate) fn hold_in_memory(
     core.frames.get(frame.id).filter(|f| fits(f.data.members[member].extent.bytes))?;
     core.touch(fingerprint, |e| e.frame == Some(frame.id.0), at);
     Some((Held::new(core, frame)?, member))
-}
-
-fn locate_one(shared: &Shared, core: &mut Core, slot: &mut Slot, at: Recency) -> Located {
-    let (key, fingerprint) = (slot.get.key, slot.fingerprint);
-    let generation = core.generation(key.namespace());
-    // A probe asks what lies there, seen or not.
-    let hidden = |core: &Core| core.index.find(fingerprint).any(|e| e.attached && !core.is_visible(&e));
-    if !slot.probe && hidden(core) {
-        return Located::Settled(Ok(GetOutcome::Miss(MissCause::Absent)));
-    }
-    if let Some((frame, member)) = core.find_memory(&key, fingerprint, generation) {
-        let length = core.frames.get(frame.id).map_or(0, |f| f.data.members[member].extent.bytes);
-        if let Err(error) = slot.fit(length) {
-            return Located::Settled(Err(error));
-        }
-        core.touch(fingerprint, |e| e.frame == Some(frame.id.0), at);
-        if let Some(held) = Held::new(core, frame) {
-            return Located::Memory(held, member);
-        }
-    }
-    let candidates = core.find_ssd(fingerprint);
-    let mut misfit = None;
-    for entry in candidates {
-        let Some(place) = entry.ssd.filter(|p| !slot.tried.contains(p)) else { continue };
-        match slot.fit(entry.length.into()) {
-            Ok(()) => {
-                hold(shared, core, slot, &entry, place, at, generation);
-                return Located::Ssd;
-            }
-            Err(error) => misfit = Some(error),
-        }
-    }
-    // With real fingerprints an entry of another length is this object, and the request is wrong.
-    Located::Settled(match misfit {
-        Some(error) if !shared.config.constant_fingerprint() => Err(error),
-        _ => Ok(GetOutcome::Miss(MissCause::Absent)),
-    })
-}
-
-fn hold(
-    shared: &Shared,
-    core: &mut Core,
-    slot: &mut Slot,
-    entry: &Entry,
-    place: SsdPlace,
-    at: Recency,
-    generation: pagelith_layouts::ids::Generation,
-) {
-    core.touch(entry.fingerprint, |e| e.ssd == Some(place), at);
-    let (Some(ssd), Some(volume)) = (core.ssd.as_mut(), &shared.volume) else { return };
-    let segment = SegmentId(place.segment);
-    let s = ssd.segments.get_mut(segment);
-    s.readers += 1;
-    slot.place = Some(place);
-    slot.expected = Some(Expected {
-        identity: SegmentIdentity { store: volume.store, segment, incarnation: s.incarnation },
-        offset: u64::from(place.record_block) * 4096,
-        payload_delta: u64::from(place.payload_delta) * 4096,
-        key: slot.get.key,
-        generation,
-        length: entry.length.into(),
-    });
 }
 
 /// Give the slot's segment back.

@@ -18,6 +18,7 @@ use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_tiers::dram::arena::Arena;
 use pagelith_tiers::policy::{Touches, frame_policy, segment_policy};
+use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::log::{Log, LogConfig};
 use pagelith_tiers::ssd::recover::{Recovered, recover};
 use pagelith_tiers::ssd::serial::Serial;
@@ -40,6 +41,7 @@ use crate::remote::writer::Writer;
 use crate::remote::{Peer, Remote};
 use crate::shared::{NEVER_READ, Shared};
 use crate::stats::Counters;
+use crate::tally::Tallies;
 use crate::visibility::Visibility;
 
 /// What opening found.
@@ -141,7 +143,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
     }
     let mut core = Core {
         index,
-        frames: Frames::with_room(frames_max, touches),
+        frames: Frames::with_room(frames_max, frame_numbers, touches),
         space: arena.space,
         policy,
         visibility: Visibility::default(),
@@ -171,6 +173,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
         core: Mutex::new(core),
         published,
         requests: AtomicU64::new(0),
+        tallies: Tallies::default(),
         memory: arena.memory,
         volume: volume.clone(),
         staging,
@@ -270,6 +273,7 @@ fn recover_into(
     core.sequence = recovered.next_sequence;
     core.ssd = Some(SsdCore {
         segments: recovered.segments.clone(),
+        guards: Arc::new(SegmentGuards::of(&recovered.segments)),
         policy: segment_policy(policy, config.reinsert_ratio())
             .ok_or_else(|| Error::new(ErrorKind::Internal, "ssd.policy is unknown"))?,
         queue: VecDeque::new(),

@@ -9,19 +9,28 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crossbeam_epoch::{Atomic, Guard, Owned};
-use pagelith_io::sync::Arc;
-use pagelith_io::sync::{AtomicU64, MutexGuard};
+use pagelith_io::kept::Kept;
+use pagelith_io::sync::{Arc, AtomicU64, MutexGuard};
 use pagelith_tiers::policy::Touches;
+use pagelith_tiers::ssd::guards::SegmentGuards;
 
 use crate::core::Core;
+use crate::frames::FrameData;
 use crate::index::{Entry, Marks, Reader, SsdPlace};
 use crate::visibility::{Sight, Visibility};
+
+/// How often something is tried without the lock.
+pub(crate) const TRIES: usize = 3;
 
 /// What is told to readers.
 pub(crate) struct Published {
     pub index: Reader,
     visibility: Atomic<Visibility>,
     pub touches: Arc<Touches>,
+    /// What frames hold, for who enters them by number.
+    pub frames: Kept<FrameData>,
+    /// What segments are held by, if there are any.
+    pub guards: Option<Arc<SegmentGuards>>,
     /// Whether the policy of DRAM has to be told of every request: that needs the lock.
     pub counts_touches: bool,
     /// The tick that counts as now.
@@ -42,6 +51,8 @@ impl Published {
             index: core.index.reader(),
             visibility: Atomic::new(Visibility::default()),
             touches: core.frames.touches().clone(),
+            frames: core.frames.kept(),
+            guards: core.ssd.as_ref().map(|ssd| ssd.guards.clone()),
             counts_touches: core.policy.counts_touches(),
             tick: AtomicU64::new(core.now_tick()),
         };
@@ -103,9 +114,15 @@ impl Reading<'_> {
         self.marks.expect(keys);
     }
 
+    /// All entries with this fingerprint, visible or not.
+    #[inline]
+    pub fn entries(&self, fingerprint: u128) -> impl Iterator<Item = Entry> {
+        self.published.index.find(fingerprint, &self.marks)
+    }
+
     /// The first visible entry with this fingerprint.
     pub fn find(&self, fingerprint: u128) -> Option<Entry> {
-        self.published.index.find(fingerprint, &self.marks).find(|entry| self.is_visible(entry))
+        self.entries(fingerprint).find(|entry| self.is_visible(entry))
     }
 
     /// Whether all that was found was so at one moment.

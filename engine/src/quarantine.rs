@@ -45,6 +45,11 @@ impl Core {
         let quarantined = ssd.health.is_quarantined(segment);
         ssd.segments.get_mut(segment).state = if quarantined { SegmentState::Quarantined } else { state };
     }
+
+    /// Whether nobody reads a segment, and nobody will before it is opened anew: the index must not lead there any more.
+    pub fn is_left(&self, segment: SegmentId) -> bool {
+        self.ssd.as_ref().is_none_or(|ssd| ssd.guards.close_if_empty(segment))
+    }
 }
 
 impl Flusher {

@@ -9,6 +9,7 @@ use pagelith_tiers::ssd::append::RecordPlace;
 use crate::core::Answer;
 use crate::error::{Error, ErrorKind};
 use crate::flusher::{Flusher, TAG_READBACK};
+use crate::session::release_segment;
 
 impl Flusher {
     /// The tombstones of a request are durable, as far as the device says: look.
@@ -25,8 +26,8 @@ impl Flusher {
             let segment = place.identity.segment;
             self.reading_back.insert(tag, (answer, segment));
             // Nobody is to write there while the device has the read, however long that takes.
-            if let Some(ssd) = self.shared.lock().ssd.as_mut() {
-                ssd.segments.get_mut(segment).readers += 1;
+            if let Some(guards) = &self.shared.published.guards {
+                guards.enter_again(segment);
             }
         } else {
             // No room in the queue: it is tried again with the next step.
@@ -44,9 +45,7 @@ impl Flusher {
 
     pub(crate) fn was_read_back(&mut self, tag: u64, completion: Completion) {
         let Some((answer, segment)) = self.reading_back.remove(&tag) else { return };
-        if let Some(ssd) = self.shared.lock().ssd.as_mut() {
-            ssd.segments.get_mut(segment).readers -= 1;
-        }
+        release_segment(&self.shared, segment);
         let Some(place) = self.tombstones.get(&answer).copied() else { return };
         let read = completion.result.is_ok();
         let part = completion.op.into_parts().pop().filter(|_| read);

@@ -410,12 +410,12 @@ impl Flusher {
         let before = self.leaving.len();
         let purging = self.purge.as_ref().map(|p| p.what);
         self.leaving.retain(|(segment, _)| {
-            let readers = core.ssd.as_ref().map_or(0, |s| s.segments.get(*segment).readers);
-            if readers > 0 && !mutant::on(Mutant::ReadersIgnored) {
-                return true;
-            }
             let waiting = core.ssd.as_ref().is_some_and(|s| s.purges.contains(&Some(*segment)));
             if waiting || purging == Some(Some(*segment)) {
+                return true;
+            }
+            // Last: what is closed stays so until it is opened anew.
+            if !core.is_left(*segment) && !mutant::on(Mutant::ReadersIgnored) {
                 return true;
             }
             core.set_segment_state(*segment, SegmentState::Free);

@@ -368,7 +368,7 @@ fn answer_now(shared: &Shared, ask: &Ask<'_>, options: &Options) -> Answered {
             Answered::number(Verb::ExistsPrefix, found as u64)
         }
         Ask::Stats => {
-            let stats = crate::stats::Stats::of(&shared.lock());
+            let stats = crate::stats::Stats::of(&shared.lock(), &shared.tallies);
             Answered::text(serde_json::to_string(&stats).unwrap_or_default())
         }
         ask => Answered::number(ask.verb(), 0),

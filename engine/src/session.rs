@@ -55,6 +55,8 @@ pub(crate) struct SessionIo {
     pub owners: FxHashMap<u64, Ticket>,
     /// Operations whose batch gave up on them: the segment each reads from.
     pub orphans: FxHashMap<u64, SegmentId>,
+    /// Which of the tallies is its own.
+    pub tally: usize,
     last_token: u64,
     /// Which hits from DRAM are verified.
     pub sampler: Sampler,
@@ -86,6 +88,7 @@ impl Session {
         let seed = || u64::from_le_bytes(*shared.env.entropy.bytes16().first_chunk().unwrap_or(&[0; 8]));
         let sampler = Sampler::new(shared.config.verify_ratio(), seed);
         let desk = shared.remote.clone().map(Desk::new);
+        let tally = shared.tallies.join();
         let io = SessionIo {
             shared,
             queue,
@@ -93,6 +96,7 @@ impl Session {
             scratch,
             owners: FxHashMap::default(),
             orphans: FxHashMap::default(),
+            tally,
             last_token: 0,
             sampler,
             desk,
@@ -380,7 +384,7 @@ pub(crate) fn begin_request(shared: &Shared) -> Request {
 
 /// A reader of a segment is done.
 pub(crate) fn release_segment(shared: &Shared, segment: SegmentId) {
-    if let Some(ssd) = shared.lock().ssd.as_mut() {
-        ssd.segments.get_mut(segment).readers -= 1;
+    if let Some(guards) = &shared.published.guards {
+        guards.leave(segment);
     }
 }

@@ -21,6 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::index::name_of;
 use crate::published::{CoreGuard, Published};
 use crate::remote::Remote;
+use crate::tally::Tallies;
 
 /// The fingerprint of every key under `index.constant_fingerprint`.
 pub(crate) const CONSTANT: u128 = 1;
@@ -41,6 +42,8 @@ pub(crate) struct Shared {
     pub published: Published,
     /// Number of the last request.
     pub requests: AtomicU64,
+    /// What gets counted, beside what the core has counted.
+    pub tallies: Tallies,
     pub memory: Arc<ArenaMemory>,
     pub volume: Option<Arc<Volume>>,
     pub staging: StagingPool,

@@ -12,7 +12,7 @@ use pagelith_tiers::ssd::read::{Expected, Verdict, Verifier, judge};
 
 use crate::batch::{Destination, Get};
 use crate::error::{Error, Result};
-use crate::frame_io::Held;
+use crate::frame_io::Entered;
 use crate::get::Header;
 use crate::index::SsdPlace;
 use crate::outcome::{GetDone, GetOutcome, MissCause, Tier};
@@ -205,28 +205,28 @@ impl Slot {
     pub fn copy_out(
         &mut self,
         shared: &Shared,
-        held: &Held,
+        entered: &Entered<'_>,
         member: usize,
         verify: bool,
     ) -> Result<GetOutcome> {
         if self.probe {
             return Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: self.length });
         }
-        let reader = held.reader(&shared.memory, member);
+        let stored = entered.bytes(&shared.memory, member);
         if !verify {
             self.unverified = true;
-            let wanted = &reader.bytes()[self.want.start as usize..self.want.end as usize];
+            let wanted = &stored[self.want.start as usize..self.want.end as usize];
             scatter::copy_in_past_cache(&mut self.get.destination.0, 0, wanted);
             return Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: wanted.len() as u64 });
         }
-        let checksums = &held.data.members[member].checksums;
+        let checksums = &entered.members[member].checksums;
         let stretch = plan::widen(&self.want, self.length);
         let block = u64::from(BLOCK_BYTES);
         let end = stretch.end.min(self.length);
         let mut at = stretch.start;
         while at < end {
             let next = (at + block).min(end);
-            let bytes = &reader.bytes()[at as usize..next as usize];
+            let bytes = &stored[at as usize..next as usize];
             if self.deliver(at..next, bytes, checksums).is_err() {
                 scatter::zero(&mut self.get.destination.0);
                 tracing::error!(key = %self.get.key, offset = at, "memory does not hold what was put");

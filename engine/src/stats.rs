@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::outcome::MissCause;
+use crate::tally::Tallies;
 
-/// Counted under the core's lock.
+/// Counted under the core's lock, but for what gets count ([`Tallies`]).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counters {
     pub puts_stored: u64,
@@ -164,8 +165,9 @@ pub struct Stats {
 }
 
 impl Stats {
-    pub(crate) fn of(core: &crate::core::Core) -> Stats {
-        let c = &core.counters;
+    pub(crate) fn of(core: &crate::core::Core, tallies: &Tallies) -> Stats {
+        let mut c = core.counters.clone();
+        tallies.add_to(&mut c);
         let dram_objects = core.frames.iter().map(|(_, f)| f.data.members.len() as u64).sum();
         let health = core.ssd.as_ref().map(|s| &s.health);
         let named = MissCause::ALL.iter().zip(c.misses);
@@ -217,8 +219,8 @@ impl Stats {
             segments_suspect: health.map_or(0, |h| h.suspects() as u64),
             segments_quarantined: health.map_or(0, |h| h.quarantined() as u64),
             unflushed_bytes: core.ssd.as_ref().map_or(0, |s| s.unflushed_bytes),
-            readers: core.frames.iter().map(|(_, f)| u64::from(f.readers)).sum::<u64>()
-                + core.ssd.as_ref().map_or(0, |s| s.segments.iter().map(|(_, s)| u64::from(s.readers)).sum()),
+            readers: core.frames.iter().map(|(id, _)| core.frames.readers(id)).sum::<u64>()
+                + core.ssd.as_ref().map_or(0, |s| s.guards.count()),
         }
     }
 }

@@ -219,7 +219,7 @@ impl Store {
 
     /// Counters.
     pub fn stats(&self) -> Stats {
-        Stats::of(&self.shared.lock())
+        Stats::of(&self.shared.lock(), &self.shared.tallies)
     }
 
     /// Flush, seal, write a checkpoint, and release everything. Sessions still in use find the store closed.

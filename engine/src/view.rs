@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_tiers::dram::arena::ExtentReader;
 
 use crate::error::Result;
 use crate::frame_io::Held;
@@ -14,22 +13,20 @@ use crate::visibility::Sight;
 
 /// An object's bytes in the arena. Pinned while the view lives.
 pub struct View {
-    // Dropped before the frame is released.
-    reader: Option<ExtentReader>,
     held: Held,
+    member: usize,
     shared: Arc<Shared>,
 }
 
 impl std::ops::Deref for View {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.reader.as_ref().map_or(&[], ExtentReader::bytes)
+        self.held.bytes(&self.shared.memory, self.member)
     }
 }
 
 impl Drop for View {
     fn drop(&mut self) {
-        self.reader = None;
         self.shared.lock().release_frame(self.held.frame);
     }
 }
@@ -53,13 +50,12 @@ pub(crate) fn view(shared: &Arc<Shared>, key: &ObjectKey) -> Result<Option<View>
     let Some(held) = Held::new(&mut core, frame) else { return Ok(None) };
     let verified = core.frames.get(frame.id).is_some_and(|f| f.verified);
     drop(core);
-    let view = View { reader: Some(held.reader(&shared.memory, member)), held, shared: shared.clone() };
+    let view = View { held, member, shared: shared.clone() };
     if verified {
         return Ok(Some(view));
     }
     let whole = (0..view.held.data.members.len()).all(|m| {
-        let reader = view.held.reader(&shared.memory, m);
-        let blocks = reader.bytes().chunks(BLOCK_BYTES as usize);
+        let blocks = view.held.bytes(&shared.memory, m).chunks(BLOCK_BYTES as usize);
         blocks.zip(&view.held.data.members[m].checksums).all(|(b, sum)| checksum(b) == *sum)
     });
     let mut core = shared.lock();

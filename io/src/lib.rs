@@ -10,6 +10,7 @@ pub mod disk;
 pub mod entropy;
 pub mod fault;
 pub mod huge;
+pub mod kept;
 pub mod runs;
 pub mod runtime;
 pub mod shm;

@@ -8,7 +8,7 @@ pub use std::sync::{Arc, LockResult, PoisonError};
 pub use loom::{
     sync::{
         Condvar, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, fence},
+        atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence},
     },
     thread::Builder,
 };
@@ -16,7 +16,7 @@ pub use loom::{
 pub use shuttle::{
     sync::{
         Condvar, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, fence},
+        atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence},
     },
     thread::Builder,
 };
@@ -24,7 +24,7 @@ pub use shuttle::{
 pub use std::{
     sync::{
         Condvar, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, fence},
+        atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence},
     },
     thread::Builder,
 };
@@ -32,7 +32,7 @@ pub use std::{
 pub use {
     ordered::{Condvar, Mutex, MutexGuard},
     std::{
-        sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence},
+        sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence},
         thread::Builder,
     },
 };

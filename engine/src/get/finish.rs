@@ -5,6 +5,7 @@ use crate::outcome::{GetDone, GetOutcome, Tier};
 use crate::remote::batch::{Manner, Missed};
 use crate::session::SessionIo;
 use crate::slot::Slot;
+use crate::stats::Counters;
 
 /// A batch that is over here.
 pub(crate) struct Finished {
@@ -19,27 +20,26 @@ impl GetBatch {
     pub fn finish(mut self, io: &mut SessionIo) -> Finished {
         let missed = self.missed(io);
         crate::promote::promote(&io.shared, &self.slots, self.at);
-        {
-            let mut core = io.shared.lock();
-            for slot in &self.slots {
-                match &slot.outcome {
-                    Some(Ok(GetOutcome::Hit { tier: Tier::Memory, bytes })) => {
-                        core.counters.hits_memory += 1;
-                        core.counters.bytes_memory += bytes;
-                        core.counters.hits_unverified += u64::from(slot.unverified);
-                    }
-                    Some(Ok(GetOutcome::Hit { bytes, .. })) => {
-                        core.counters.hits_ssd += 1;
-                        core.counters.bytes_ssd += bytes;
-                        core.counters.staged_bytes += slot.staged_bytes;
-                    }
-                    // Peers are asked first.
-                    Some(Ok(GetOutcome::Miss(_))) if !missed.is_empty() => {}
-                    Some(Ok(GetOutcome::Miss(cause))) => core.counters.miss(*cause),
-                    Some(Err(_)) | None => {}
+        let mut counters = Counters::default();
+        for slot in &self.slots {
+            match &slot.outcome {
+                Some(Ok(GetOutcome::Hit { tier: Tier::Memory, bytes })) => {
+                    counters.hits_memory += 1;
+                    counters.bytes_memory += bytes;
+                    counters.hits_unverified += u64::from(slot.unverified);
                 }
+                Some(Ok(GetOutcome::Hit { bytes, .. })) => {
+                    counters.hits_ssd += 1;
+                    counters.bytes_ssd += bytes;
+                    counters.staged_bytes += slot.staged_bytes;
+                }
+                // Peers are asked first.
+                Some(Ok(GetOutcome::Miss(_))) if !missed.is_empty() => {}
+                Some(Ok(GetOutcome::Miss(cause))) => counters.miss(*cause),
+                Some(Err(_)) | None => {}
             }
         }
+        io.shared.tallies.add(io.tally, &counters);
         if io.shared.config.batch_summary() {
             crate::summary::gets(&self.slots);
         }

@@ -327,10 +327,9 @@ impl Verifying {
 
 /// Count a reader in, if the segment is still what it was.
 fn hold(shared: &Shared, identity: SegmentIdentity) -> bool {
-    let mut core = shared.lock();
-    let Some(ssd) = core.ssd.as_mut().filter(|s| s.health.reads()) else { return false };
-    let s = ssd.segments.get_mut(identity.segment);
+    let core = shared.lock();
+    let Some(ssd) = core.ssd.as_ref().filter(|s| s.health.reads()) else { return false };
+    let s = ssd.segments.get(identity.segment);
     let same = s.state == SegmentState::Sealed && s.incarnation == identity.incarnation;
-    s.readers += u32::from(same);
-    same
+    same && ssd.guards.enter(identity.segment).is_some()
 }

@@ -122,7 +122,9 @@ pub(super) fn grant(
         core.counters.hits_memory -= 1;
         core.counters.bytes_memory -= length;
         core.counters.miss(crate::MissCause::Damaged);
-        core.release_copied(&mut vec![(held.frame, true)]);
+        // What the arena holds is not what was put: the frame goes, with all that it says.
+        core.drop_frame(held.frame.id, false);
+        core.release_frame(held.frame);
         return Granted::Damaged;
     };
     world.lent.last += 1;
@@ -156,8 +158,7 @@ fn cut(part: Part, wish: &Wish) -> Part {
 /// to be verified is not as it was put.
 fn proofs(shared: &Shared, held: &Held, member: usize, wish: &Wish, verify: bool) -> Option<Vec<Checksum>> {
     let kept = &held.data.members[member].checksums;
-    let reader = held.reader(&shared.memory, member);
-    let (bytes, stretch) = (reader.bytes(), &wish.stretch);
+    let (bytes, stretch) = (held.bytes(&shared.memory, member), &wish.stretch);
     let block = |block: u64| {
         let all = block * BLOCK..((block + 1) * BLOCK).min(bytes.len() as u64);
         let sent = all.start.max(stretch.start)..all.end.min(stretch.end);

@@ -3,8 +3,8 @@
 //!
 //! Memory and bookkeeping are apart. [`ArenaSpace`] says which pages belong to whom, and lives under the
 //! store's lock. [`ArenaMemory`] is shared and lockless, and knows nothing: that a writer is alone and that
-//! nobody writes under a reader is the promise of the caller, once for each [`ExtentWriter`],
-//! [`ExtentReader`] or part, and it is what makes the methods of those three safe.
+//! nobody writes under a reader is the promise of the caller, once for each [`ExtentWriter`], slice of bytes
+//! or part, and it is what makes the use of those three safe.
 //!
 //! Extents are not zeroed when they are freed: [`ExtentWriter::fill`] overwrites every byte of an extent,
 //! padding included, so nothing of an earlier owner reaches a reader or the SSD. Pages that were never used
@@ -106,7 +106,7 @@ impl Arena {
     }
 }
 
-/// The mapping. Unmapped when its last writer, reader and part are gone.
+/// The mapping. Unmapped when its last writer, borrower and part are gone.
 #[derive(Debug)]
 pub struct ArenaMemory {
     map: Map,
@@ -151,8 +151,8 @@ impl ArenaMemory {
     /// Access to fill an extent.
     ///
     /// # Safety
-    /// Until the writer is dropped, nothing else reads or writes the extent's pages: there is no reader, no
-    /// other writer and no part of an extent that shares a page with it.
+    /// Until the writer is dropped, nothing else reads or writes the extent's pages: nobody has its bytes, and there
+    /// is no other writer and no part of an extent that shares a page with it.
     ///
     /// # Panics
     /// If the extent does not lie in this arena.
@@ -161,24 +161,27 @@ impl ArenaMemory {
         ExtentWriter { memory: Arc::clone(self), extent }
     }
 
-    /// Access to read an extent.
+    /// An extent's bytes, without the padding.
     ///
     /// # Safety
-    /// Until the reader is dropped, nothing writes the extent's pages: there is no writer of an extent that
+    /// As long as the slice is used, nothing writes the extent's pages: there is no writer of an extent that
     /// shares a page with it.
     ///
     /// # Panics
     /// If the extent does not lie in this arena.
-    pub unsafe fn reader(self: &Arc<Self>, extent: Extent) -> ExtentReader {
-        self.start(extent);
-        ExtentReader { memory: Arc::clone(self), extent }
+    pub unsafe fn bytes(&self, extent: Extent) -> &[u8] {
+        pagelith_io::sync::step();
+        let start = self.start(extent);
+        // SAFETY: `start` checked that the extent lies in the mapping, which is initialised and which stays
+        // mapped while `self` is borrowed; the caller keeps writers away.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), extent.bytes as usize) }
     }
 
     /// The extent as a shared part of a disk operation, aligned to 4096; with its padding if `padded`, so
     /// that the length is a multiple of 4096 too. The part keeps the arena mapped.
     ///
     /// # Safety
-    /// As for [`ArenaMemory::reader`], until the part is dropped.
+    /// As for [`ArenaMemory::bytes`], until the part is dropped.
     ///
     /// # Panics
     /// If the extent does not lie in this arena.
@@ -278,30 +281,6 @@ impl ExtentWriter {
     }
 }
 
-/// The right to read an extent.
-#[derive(Debug)]
-pub struct ExtentReader {
-    memory: Arc<ArenaMemory>,
-    extent: Extent,
-}
-
-impl ExtentReader {
-    /// The extent.
-    pub fn extent(&self) -> Extent {
-        self.extent
-    }
-
-    /// Its bytes, without the padding.
-    pub fn bytes(&self) -> &[u8] {
-        pagelith_io::sync::step();
-        let start = self.memory.start(self.extent);
-        // SAFETY: `start` checked that the extent lies in the mapping, which is initialised and which
-        // `memory` keeps mapped; `reader`'s contract keeps writers away while `self`, and so the slice,
-        // lives.
-        unsafe { std::slice::from_raw_parts(start.as_ptr(), self.extent.bytes as usize) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -332,9 +311,9 @@ mod tests {
         unsafe { memory.part(extent, true) }
     }
 
-    fn reader(memory: &Arc<ArenaMemory>, extent: Extent) -> ExtentReader {
-        // SAFETY: no test keeps a reader while it fills the extent.
-        unsafe { memory.reader(extent) }
+    fn read(memory: &ArenaMemory, extent: Extent) -> &[u8] {
+        // SAFETY: no test keeps these bytes while it fills the extent.
+        unsafe { memory.bytes(extent) }
     }
 
     #[test]
@@ -345,7 +324,7 @@ mod tests {
             let extent = space.alloc(len as u64).expect("room");
             let blocks = fill(&memory, extent, &[&bytes], BLOCK);
             assert_eq!(blocks.len(), len.div_ceil(BLOCK as usize));
-            assert!(reader(&memory, extent).bytes() == bytes, "len={len}");
+            assert!(read(&memory, extent) == bytes, "len={len}");
             space.free(extent);
         }
     }
@@ -375,9 +354,9 @@ mod tests {
         fill(&memory, left, &[&[1; 4096]], BLOCK);
         fill(&memory, right, &[&[3; 4096]], BLOCK);
         fill(&memory, middle, &[&[2; 4096]], BLOCK);
-        let readers = [left, middle, right].map(|extent| reader(&memory, extent));
-        assert_eq!(readers.each_ref().map(|reader| reader.bytes() == [reader.bytes()[0]; 4096]), [true; 3]);
-        assert_eq!(readers.each_ref().map(|reader| reader.bytes()[0]), [1, 2, 3]);
+        let readers = [left, middle, right].map(|extent| read(&memory, extent));
+        assert_eq!(readers.each_ref().map(|reader| *reader == [reader[0]; 4096]), [true; 3]);
+        assert_eq!(readers.each_ref().map(|reader| reader[0]), [1, 2, 3]);
     }
 
     #[test]
@@ -393,7 +372,7 @@ mod tests {
         }
         assert_eq!(writer.fill(&[&[0; 10]], 0, |_, _| panic!("no block")), Err(FillError::Block));
         drop(writer);
-        assert_eq!(reader(&memory, extent).bytes(), [9; 10]);
+        assert_eq!(read(&memory, extent), [9; 10]);
     }
 
     #[test]
@@ -440,7 +419,7 @@ mod tests {
                     for round in 0..50 {
                         let bytes = pattern(5000, seed as u8 ^ round);
                         fill(memory, *extent, &[&bytes[..777], &bytes[777..]], 512);
-                        assert_eq!(reader(memory, *extent).bytes(), bytes);
+                        assert_eq!(read(memory, *extent), bytes);
                     }
                 });
             }
@@ -469,7 +448,7 @@ mod tests {
             let whole: Vec<(usize, Vec<u8>)> =
                 bytes.chunks(block as usize).map(<[u8]>::to_vec).enumerate().collect();
             prop_assert!(blocks == whole);
-            prop_assert!(reader(&memory, extent).bytes() == bytes);
+            prop_assert!(read(&memory, extent) == bytes);
         }
     }
 }

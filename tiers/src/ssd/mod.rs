@@ -13,6 +13,7 @@
 
 pub mod append;
 pub mod checkpoint;
+pub mod guards;
 pub mod log;
 pub mod manifest_writer;
 mod order;

@@ -1,7 +1,7 @@
 //! What the store knows of its segments while it runs.
 //!
 //! Invariant: a segment's incarnation is raised only while it is free, and it becomes free only when no
-//! reader holds it and everything that had to survive it is durable elsewhere.
+//! reader holds it ([`super::guards`]) and everything that had to survive it is durable elsewhere.
 
 use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder, Sequence};
 
@@ -42,8 +42,6 @@ pub struct Segment {
     pub live_bytes: u64,
     /// Sum of their recency ticks.
     pub recency_sum: u64,
-    /// Reads under way.
-    pub readers: u32,
 }
 
 impl Segment {
@@ -56,7 +54,6 @@ impl Segment {
         live_objects: 0,
         live_bytes: 0,
         recency_sum: 0,
-        readers: 0,
     };
 }
 

@@ -1,15 +1,18 @@
 //! A segment's readers against its reuse: the rule of `locate`, `release_segment` and `Flusher::leave`, told with the
-//! production table. The rule as the engine has it is under shuttle (`tests/shuttle/reclaim.rs`); here every order of
-//! its steps is tried, and loom's cell stands for the segment's bytes.
+//! production guards and versions. The rule as the engine has it is under shuttle (`tests/shuttle/reclaim.rs`); here every
+//! order of its steps is tried, and loom's cell stands for the segment's bytes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use loom::cell::UnsafeCell;
-use loom::sync::Mutex;
+use loom::sync::atomic::AtomicU64;
+use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
 use pagelith_io::signal::Signal;
+use pagelith_io::versions::Versions;
 use pagelith_layouts::ids::{Incarnation, SegmentId};
+use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::segments::{SegmentState, SegmentTable};
 
 use super::every_order;
@@ -17,8 +20,10 @@ use super::every_order;
 const SEGMENT: SegmentId = SegmentId(0);
 
 struct Shared {
-    /// The table, and whether the index still finds an object in the segment.
-    core: Mutex<(SegmentTable, bool)>,
+    guards: SegmentGuards,
+    versions: Versions,
+    /// The incarnation that the index finds an object in; 0 is none.
+    entry: AtomicU64,
     /// Raised where a reader leaves; the engine's flusher polls instead.
     left: Signal,
     bytes: UnsafeCell<u64>,
@@ -29,56 +34,74 @@ unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}
 
+fn new() -> Arc<Shared> {
+    let mut table = SegmentTable::new(1);
+    (table.get_mut(SEGMENT).state, table.get_mut(SEGMENT).incarnation) =
+        (SegmentState::Reclaiming, Incarnation(1));
+    Arc::new(Shared {
+        guards: SegmentGuards::of(&table),
+        versions: Versions::new(1),
+        entry: AtomicU64::new(1),
+        left: Signal::default(),
+        bytes: UnsafeCell::new(1),
+    })
+}
+
 fn read(shared: &Shared) {
-    let mut core = shared.core.lock().unwrap();
-    if !core.1 {
+    let Some(mark) = shared.versions.mark(0) else { return };
+    let entry = shared.entry.load(Relaxed);
+    if entry == 0 {
         return;
     }
-    let segment = core.0.get_mut(SEGMENT);
-    segment.readers += 1;
-    let incarnation = segment.incarnation;
-    drop(core);
-    // SAFETY: loom's cell only tracks the access.
-    let found = shared.bytes.with(|bytes| unsafe { *bytes });
-    assert_eq!(found, incarnation.0, "bytes of a later incarnation were read");
-    shared.core.lock().unwrap().0.get_mut(SEGMENT).readers -= 1;
+    let Some(incarnation) = shared.guards.enter(SEGMENT) else { return };
+    if shared.versions.hold(&[mark]) {
+        assert_eq!(incarnation.0, entry, "another incarnation was entered");
+        // SAFETY: loom's cell only tracks the access.
+        let found = shared.bytes.with(|bytes| unsafe { *bytes });
+        assert_eq!(found, incarnation.0, "bytes of a later incarnation were read");
+    }
+    shared.guards.leave(SEGMENT);
     shared.left.raise();
 }
 
+/// A section that lets the index find another incarnation.
+fn set_entry(shared: &Shared, incarnation: u64) {
+    shared.versions.begin(0);
+    shared.entry.store(incarnation, Relaxed);
+    shared.versions.end(0);
+}
+
 fn reclaim(shared: &Shared) {
-    shared.core.lock().unwrap().1 = false;
+    set_entry(shared, 0);
     loop {
         let seen = shared.left.value();
-        let mut core = shared.core.lock().unwrap();
-        let segment = core.0.get_mut(SEGMENT);
-        if segment.readers == 0 {
-            segment.state = SegmentState::Free;
+        if shared.guards.close_if_empty(SEGMENT) {
             break;
         }
-        drop(core);
         shared.left.wait(seen, Duration::MAX);
     }
-    let mut core = shared.core.lock().unwrap();
-    assert_eq!(core.0.next_free(), Some(SEGMENT));
-    let segment = core.0.get_mut(SEGMENT);
-    segment.state = SegmentState::Open;
-    segment.incarnation = Incarnation(segment.incarnation.0 + 1);
-    let incarnation = segment.incarnation;
-    drop(core);
     // SAFETY: loom's cell only tracks the access.
-    shared.bytes.with_mut(|bytes| unsafe { *bytes = incarnation.0 });
+    shared.bytes.with_mut(|bytes| unsafe { *bytes = 2 });
+    shared.guards.open(SEGMENT, Incarnation(2));
+    set_entry(shared, 2);
+}
+
+#[test]
+fn a_reader_and_a_reclaim() {
+    every_order("segment_a_reader_and_a_reclaim", None, || {
+        let shared = new();
+        let theirs = shared.clone();
+        let reader = thread::spawn(move || read(&theirs));
+        reclaim(&shared);
+        reader.join().unwrap();
+        read(&shared);
+    });
 }
 
 #[test]
 fn two_readers_and_a_reclaim() {
-    every_order("segment_two_readers_and_a_reclaim", None, || {
-        let mut table = SegmentTable::new(1);
-        table.get_mut(SEGMENT).state = SegmentState::Reclaiming;
-        let shared = Arc::new(Shared {
-            core: Mutex::new((table, true)),
-            left: Signal::default(),
-            bytes: UnsafeCell::new(0),
-        });
+    every_order("segment_two_readers_and_a_reclaim", Some(2), || {
+        let shared = new();
         let readers: Vec<_> = (0..2)
             .map(|_| {
                 let shared = shared.clone();

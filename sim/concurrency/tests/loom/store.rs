@@ -103,7 +103,7 @@ fn beside(store: &Arc<Store>, one: impl FnOnce(&Store) + Send + 'static, other: 
 /// A frame is evicted, and its memory filled by another, while its bytes are copied out.
 #[test]
 fn evicted_while_got() {
-    every_order("store_evicted_while_got", None, || {
+    every_order("store_evicted_while_got", Some(3), || {
         let store = open();
         assert_eq!(put(&store, key(1, "k"), 1, LARGE), Ok(PutOutcome::Stored));
         let other = |store: &Store| {

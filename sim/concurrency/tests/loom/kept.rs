@@ -1,0 +1,163 @@
+//! A frame that is entered without a lock against its being dropped, freed and filled again: the rule of `locate` and
+//! `Core::drop_frame`, told with the production words, table and versions. Loom's cells stand for what the frame says and for its
+//! memory.
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use loom::sync::Mutex;
+use loom::sync::atomic::AtomicU64;
+use loom::sync::atomic::Ordering::Relaxed;
+use loom::thread;
+use pagelith_io::kept::{Keeper, Kept};
+use pagelith_io::versions::Versions;
+
+use super::every_order;
+
+/// The one frame there is.
+const FRAME: usize = 0;
+
+/// A page's number, where loom sees who reads and writes it.
+struct Page(UnsafeCell<u64>);
+
+// SAFETY: the cell is what is tested; loom reports an access that is not ordered with the others.
+unsafe impl Sync for Page {}
+// SAFETY: as above.
+unsafe impl Send for Page {}
+
+impl Page {
+    fn new(page: u64) -> Page {
+        let cell = Page(UnsafeCell::new(0));
+        cell.set(page);
+        cell
+    }
+
+    fn get(&self) -> u64 {
+        // SAFETY: loom's cell only tracks the access.
+        self.0.with(|page| unsafe { *page })
+    }
+
+    fn set(&self, page: u64) {
+        // SAFETY: loom's cell only tracks the access.
+        self.0.with_mut(|cell| unsafe { *cell = page });
+    }
+}
+
+struct Core {
+    keeper: Keeper<Page>,
+    /// The frame was dropped and is not freed yet.
+    dead: bool,
+}
+
+struct Store {
+    core: Mutex<Core>,
+    kept: Kept<Page>,
+    versions: Versions,
+    /// Which page the index finds in the frame; 0 is none.
+    entry: AtomicU64,
+    memory: Page,
+}
+
+impl Store {
+    /// With page 1 in its frame.
+    fn new() -> Arc<Store> {
+        let mut keeper = Keeper::new(1);
+        let kept = keeper.kept();
+        assert!(keeper.fill(FRAME, Arc::new(Page::new(1))));
+        let core = Mutex::new(Core { keeper, dead: false });
+        let (versions, entry, memory) = (Versions::new(1), AtomicU64::new(1), Page::new(1));
+        Arc::new(Store { core, kept, versions, entry, memory })
+    }
+
+    fn get_times(&self, times: usize) {
+        for _ in 0..times {
+            self.get();
+        }
+    }
+
+    /// Get what is there, if the look holds; which page it was.
+    fn get(&self) -> Option<u64> {
+        let mark = self.versions.mark(0)?;
+        let page = self.entry.load(Relaxed);
+        if page == 0 {
+            return None;
+        }
+        let inside = self.kept.enter(FRAME)?;
+        // Whether it is the one that was looked for is asked before anybody knows whether the look holds.
+        let entered = inside.get();
+        let holds = self.versions.hold(&[mark]);
+        if holds {
+            assert_eq!(entered, page, "another page's frame was entered");
+            assert_eq!(self.memory.get(), page, "bytes of another page were read");
+        }
+        if inside.leave() {
+            self.free(&mut self.core.lock().unwrap());
+        }
+        holds.then_some(page)
+    }
+
+    /// Free the frame if it is dead and nobody is inside.
+    fn free(&self, core: &mut Core) {
+        if !core.dead {
+            return;
+        }
+        if let Some(page) = core.keeper.take(FRAME) {
+            core.dead = false;
+            page.set(0);
+            self.memory.set(0);
+        }
+    }
+
+    /// Drop what is there, and put `page` if its memory is free by then.
+    fn drop_and_put(&self, page: u64) {
+        let mut core = self.core.lock().unwrap();
+        self.versions.begin(0);
+        if self.entry.load(Relaxed) != 0 {
+            self.entry.store(0, Relaxed);
+            core.dead = true;
+            core.keeper.close(FRAME);
+            self.free(&mut core);
+        }
+        if !core.dead {
+            self.memory.set(page);
+            assert!(core.keeper.fill(FRAME, Arc::new(Page::new(page))));
+            self.entry.store(page, Relaxed);
+        }
+        self.versions.end(0);
+    }
+}
+
+/// So many gets of two threads beside `puts`, one after the other.
+fn got_while_dropped(gets: [usize; 2], puts: &[u64]) {
+    let store = Store::new();
+    let (theirs, puts) = (store.clone(), puts.to_vec());
+    let writer = thread::spawn(move || {
+        for page in puts {
+            theirs.drop_and_put(page);
+        }
+    });
+    let theirs = store.clone();
+    let reader = (gets[1] > 0).then(|| thread::spawn(move || theirs.get_times(gets[1])));
+    store.get_times(gets[0]);
+    writer.join().unwrap();
+    reader.into_iter().for_each(|reader| reader.join().unwrap());
+    assert!(!store.core.lock().unwrap().dead, "nobody freed what was dropped");
+    let there = store.entry.load(Relaxed);
+    assert_eq!(store.get(), (there != 0).then_some(there), "what nobody changes is not found");
+}
+
+#[test]
+fn dropped_while_got() {
+    every_order("kept_dropped_while_got", None, || got_while_dropped([1, 0], &[2]));
+}
+
+#[test]
+fn dropped_while_two_get() {
+    every_order("kept_dropped_while_two_get", Some(2), || got_while_dropped([1, 1], &[2]));
+}
+
+/// What was looked up before, or what is entered, is another page by now.
+#[test]
+fn dropped_twice_while_got() {
+    every_order("kept_dropped_twice_while_got", Some(3), || got_while_dropped([2, 0], &[2, 3]));
+}

@@ -1,0 +1,108 @@
+//! What keeps segments from being used again while they are read, where threads read without the store's lock.
+//!
+//! Who found a place in the index enters its segment, and asks then whether the index is as it was: only that makes it the
+//! place's incarnation that was entered. Invariants:
+//! 1. A segment is freed only after it was closed with nobody inside, and nothing in the index led there.
+//! 2. Its incarnation changes only while it is closed, or while nothing in the index leads there.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use pagelith_io::kept::Readers;
+use pagelith_io::sync::AtomicU64;
+use pagelith_layouts::ids::{Incarnation, SegmentId};
+
+use super::segments::{SegmentState, SegmentTable};
+
+struct Guard {
+    readers: Readers,
+    incarnation: AtomicU64,
+}
+
+/// One guard a segment.
+pub struct SegmentGuards(Box<[Guard]>);
+
+impl SegmentGuards {
+    /// Of these segments: those that are not free may be read.
+    pub fn of(segments: &SegmentTable) -> SegmentGuards {
+        let guard = |incarnation| Guard { readers: Readers::default(), incarnation };
+        let guards = segments.iter().map(|(_, s)| guard(AtomicU64::new(s.incarnation.0)));
+        let guards = SegmentGuards(guards.collect());
+        let used = segments.iter().filter(|(_, s)| s.state != SegmentState::Free);
+        used.for_each(|(id, s)| guards.open(id, s.incarnation));
+        guards
+    }
+
+    /// A segment has this incarnation now, and may be read.
+    pub fn open(&self, id: SegmentId, incarnation: Incarnation) {
+        if let Some(guard) = self.guard(id) {
+            guard.incarnation.store(incarnation.0, Relaxed);
+            guard.readers.open();
+        }
+    }
+
+    /// Enter a segment, if it may be read; its incarnation. Whoever enters leaves.
+    #[inline]
+    #[must_use]
+    pub fn enter(&self, id: SegmentId) -> Option<Incarnation> {
+        let guard = self.guard(id).filter(|guard| guard.readers.enter())?;
+        Some(Incarnation(guard.incarnation.load(Relaxed)))
+    }
+
+    /// Enter without asking: somebody is inside for sure, or whoever would close it is the one who enters.
+    pub fn enter_again(&self, id: SegmentId) {
+        self.guard(id).into_iter().for_each(|guard| guard.readers.enter_again());
+    }
+
+    /// Leave a segment that was entered.
+    pub fn leave(&self, id: SegmentId) {
+        if let Some(guard) = self.guard(id) {
+            guard.readers.leave();
+        }
+    }
+
+    /// Let nobody in any more, unless somebody is inside; whether that is so.
+    pub fn close_if_empty(&self, id: SegmentId) -> bool {
+        self.guard(id).is_none_or(|guard| guard.readers.close_if_empty())
+    }
+
+    /// Let nobody in any more, whoever is inside.
+    pub fn close(&self, id: SegmentId) {
+        if let Some(guard) = self.guard(id) {
+            guard.readers.close();
+        }
+    }
+
+    /// How many are inside of all of them.
+    pub fn count(&self) -> u64 {
+        self.0.iter().map(|guard| u64::from(guard.readers.count())).sum()
+    }
+
+    /// What was found in the index and does not hold may name any segment.
+    fn guard(&self, id: SegmentId) -> Option<&Guard> {
+        self.0.get(id.0 as usize)
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_is_entered_unless_it_is_free_and_is_closed_when_all_have_left() {
+        let mut segments = SegmentTable::new(2);
+        let (used, free) = (SegmentId(0), SegmentId(1));
+        (segments.get_mut(used).state, segments.get_mut(used).incarnation) =
+            (SegmentState::Sealed, Incarnation(3));
+        let guards = SegmentGuards::of(&segments);
+        assert_eq!((guards.enter(free), guards.enter(SegmentId(2))), (None, None));
+        assert_eq!(guards.enter(used), Some(Incarnation(3)));
+        guards.enter_again(used);
+        guards.leave(used);
+        assert!(!guards.close_if_empty(used) && guards.count() == 1);
+        guards.leave(used);
+        assert!(guards.close_if_empty(used) && guards.close_if_empty(free));
+        assert_eq!(guards.enter(used), None);
+        guards.open(used, Incarnation(4));
+        assert_eq!(guards.enter(used), Some(Incarnation(4)));
+    }
+}
