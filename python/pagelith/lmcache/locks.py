@@ -1,0 +1,107 @@
+"""What look-ups found and LMCache has not let go of yet."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class _Pin(Protocol):
+    def release(self) -> None: ...
+
+
+@dataclass(eq=False)
+class _Found:
+    """One look-up's finds: pinned as long as one of its keys is locked."""
+
+    pin: _Pin | None
+    # How often each of its keys is still locked by it.
+    keys: dict[Hashable, int]
+    until: float
+
+
+class Locks:
+    """Counts of locks by key. LMCache leaves locks behind where a request is given up: each ends after `seconds`."""
+
+    def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._now = now
+        self._lock = threading.Lock()
+        self._of: dict[Hashable, deque[_Found]] = {}
+        self._found: deque[_Found] = deque()
+
+    def lock(self, keys: Iterable[Hashable], pin: _Pin | None) -> None:
+        """Lock each key once more; the pin is released with the last of them."""
+        found = _Found(pin, {}, self._now() + self._seconds)
+        with self._lock:
+            ended = self._expired()
+            for key in keys:
+                found.keys[key] = found.keys.get(key, 0) + 1
+                self._of.setdefault(key, deque()).append(found)
+            if found.keys:
+                self._found.append(found)
+        _release(ended if found.keys else [*ended, found])
+
+    def unlock(self, keys: Iterable[Hashable]) -> None:
+        """Take one lock of each key back, the oldest; of a key that has none, nothing."""
+        with self._lock:
+            ended = self._expired()
+            for key in keys:
+                holders = self._of.get(key)
+                if holders is None:
+                    continue
+                found = holders.popleft()
+                if not holders:
+                    del self._of[key]
+                found.keys[key] -= 1
+                if not found.keys[key]:
+                    del found.keys[key]
+                if not found.keys:
+                    ended.append(found)
+        _release(ended)
+
+    def is_locked(self, key: Hashable) -> bool:
+        with self._lock:
+            ended = self._expired()
+            locked = key in self._of
+        _release(ended)
+        return locked
+
+    def count(self) -> int:
+        """How many keys are locked."""
+        with self._lock:
+            ended = self._expired()
+            count = len(self._of)
+        _release(ended)
+        return count
+
+    def close(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            ended = list(self._found)
+            self._found.clear()
+            self._of.clear()
+        _release(ended)
+
+    def _expired(self) -> list[_Found]:
+        """Take out what is over: look-ups in the order in which they came, of which those without a key ended before."""
+        ended = []
+        while self._found and (self._found[0].until <= self._now() or not self._found[0].keys):
+            found = self._found.popleft()
+            if found.keys:
+                ended.append(found)
+            for key, count in found.keys.items():
+                holders = self._of[key]
+                for _ in range(count):
+                    holders.remove(found)
+                if not holders:
+                    del self._of[key]
+        return ended
+
+
+def _release(ended: Iterable[_Found]) -> None:
+    for found in ended:
+        if found.pin is not None:
+            found.pin.release()
