@@ -17,8 +17,9 @@ class _Found:
     """One look-up's finds: pinned as long as one of its keys is locked."""
 
     pin: _Pin | None
-    # How often each of its keys is still locked by it.
-    keys: dict[Hashable, int]
+    keys: list[Hashable]
+    # How many of them are still locked by it.
+    left: int
     until: float
 
 
@@ -29,20 +30,22 @@ class Locks:
         self._seconds = seconds
         self._now = now
         self._lock = threading.Lock()
-        self._of: dict[Hashable, deque[_Found]] = {}
+        self._of: dict[Hashable, list[_Found]] = {}
         self._found: deque[_Found] = deque()
 
     def lock(self, keys: Iterable[Hashable], pin: _Pin | None) -> None:
         """Lock each key once more; the pin is released with the last of them."""
-        found = _Found(pin, {}, self._now() + self._seconds)
+        locked = list(keys)
+        found = _Found(pin, locked, len(locked), self._now() + self._seconds)
         with self._lock:
             ended = self._expired()
-            for key in keys:
-                found.keys[key] = found.keys.get(key, 0) + 1
-                self._of.setdefault(key, deque()).append(found)
-            if found.keys:
+            for key in locked:
+                self._of.setdefault(key, []).append(found)
+            if locked:
                 self._found.append(found)
-        _release(ended if found.keys else [*ended, found])
+            else:
+                ended.append(found)
+        _release(ended)
 
     def unlock(self, keys: Iterable[Hashable]) -> None:
         """Take one lock of each key back, the oldest; of a key that has none, nothing."""
@@ -52,13 +55,11 @@ class Locks:
                 holders = self._of.get(key)
                 if holders is None:
                     continue
-                found = holders.popleft()
+                found = holders.pop(0)
                 if not holders:
                     del self._of[key]
-                found.keys[key] -= 1
-                if not found.keys[key]:
-                    del found.keys[key]
-                if not found.keys:
+                found.left -= 1
+                if not found.left:
                     ended.append(found)
         _release(ended)
 
@@ -86,19 +87,23 @@ class Locks:
         _release(ended)
 
     def _expired(self) -> list[_Found]:
-        """Take out what is over: look-ups in the order in which they came, of which those without a key ended before."""
+        """Take out what is over: look-ups in the order in which they came, of which those that are let go of ended before."""
         ended = []
-        while self._found and (self._found[0].until <= self._now() or not self._found[0].keys):
+        while self._found and (self._found[0].until <= self._now() or not self._found[0].left):
             found = self._found.popleft()
-            if found.keys:
+            if found.left:
                 ended.append(found)
-            for key, count in found.keys.items():
-                holders = self._of[key]
-                for _ in range(count):
-                    holders.remove(found)
+                self._take_out(found)
+        return ended
+
+    def _take_out(self, found: _Found) -> None:
+        for key in found.keys:
+            holders = self._of.get(key, [])
+            # Not where the key was unlocked before.
+            if found in holders:
+                holders.remove(found)
                 if not holders:
                     del self._of[key]
-        return ended
 
 
 def _release(ended: Iterable[_Found]) -> None:

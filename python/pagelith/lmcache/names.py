@@ -54,17 +54,24 @@ class Names:
 
     def looked_for(self, keys: Sequence[Any], layouts: Any) -> list[pagelith.Key | None]:
         """The names of what a look-up asks for; `None` where neither it nor an object has said which layout that is."""
-        told = {} if self._settings.serde else _told(layouts)
+        told = _told(layouts)
+        templates: dict[tuple[Any, ...], pagelith.Key | None] = {}
         names: list[pagelith.Key | None] = []
         for key in keys:
-            if self._settings.serde:
-                names.append(self._named(key, None))
-            elif key.object_group_id in told:
-                names.append(self._named(key, told[key.object_group_id]))
-            else:
-                seen = self._seen_of(key)
-                names.append(self._named(key, seen[-1]) if seen else None)
+            of = (key.model_name, key.kv_rank, key.object_group_id, key.cache_salt)
+            if of not in templates:
+                templates[of] = self._looked_for(key, told)
+            template = templates[of]
+            names.append(template and template.on_page(_page(key)))
         return names
+
+    def _looked_for(self, key: Any, told: dict[int, Layout]) -> pagelith.Key | None:
+        if self._settings.serde:
+            return self._template(key, None)
+        if key.object_group_id in told:
+            return self._template(key, told[key.object_group_id])
+        seen = self._seen_of(key)
+        return self._template(key, seen[-1]) if seen else None
 
     def all_of(self, key: Any) -> list[pagelith.Key]:
         """Each name that the key has had here."""
@@ -84,18 +91,21 @@ class Names:
             )
 
     def _named(self, key: Any, layout: Layout | None) -> pagelith.Key:
+        return self._template(key, layout).on_page(_page(key))
+
+    def _template(self, key: Any, layout: Layout | None) -> pagelith.Key:
+        """The name of no chunk in particular."""
         of = (key.model_name, key.kv_rank, key.object_group_id, key.cache_salt, layout)
         template = self._templates.get(of)
         if template is None:
-            template = self._template(key, layout)
+            template = self._made(key, layout)
             with self._lock:
                 if len(self._templates) >= _KNOWN_MAX:
                     self._templates.clear()
                 self._templates[of] = template
-        chunk = key.chunk_hash
-        return template.on_page(chunk if len(chunk) == 32 else f"lmcache chunk {chunk.hex()}")
+        return template
 
-    def _template(self, key: Any, layout: Layout | None) -> pagelith.Key:
+    def _made(self, key: Any, layout: Layout | None) -> pagelith.Key:
         settings = self._settings
         extra = [("client", "lmcache-l2"), ("kv_rank", f"{key.kv_rank:#x}"), ("cache_salt", key.cache_salt)]
         if layout is None:
@@ -118,6 +128,11 @@ class Names:
     def _seen_of(self, key: Any) -> list[Layout | None]:
         with self._lock:
             return list(self._seen.get((key.model_name, key.kv_rank, key.object_group_id), ()))
+
+
+def _page(key: Any) -> bytes | str:
+    chunk = key.chunk_hash
+    return chunk if len(chunk) == 32 else f"lmcache chunk {chunk.hex()}"
 
 
 def _told(layouts: Any) -> dict[int, Layout]:
