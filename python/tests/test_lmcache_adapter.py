@@ -10,6 +10,7 @@ import types
 import unittest
 
 from lmcache_stand_ins import BF16, FP16, SHAPE, SIZE, UINT8, Memory, ObjectKey, keys, layouts, signals, until
+from test_store import Process
 
 from pagelith.lmcache import PagelithL2Adapter
 from pagelith.lmcache.locks import Locks
@@ -150,6 +151,19 @@ class Adapter(unittest.TestCase):
             self.assertEqual(self.look(other, [chunk]), [0], settings)
             other.close()
 
+    def test_one_task_has_keys_of_several_ranks_groups_and_salts(self):
+        adapter, tall = self.adapter(), (2, 4, 64, 16)
+        fields = [{"kv_rank": rank, "object_group_id": group, "cache_salt": salt} for rank in (1, 2) for group in (0, 1) for salt in ("", "user")]
+        mixed = [key for field in fields for key in keys(2, **field)]
+        memory = lambda at, seed=None: Memory(seed, (tall if mixed[at].object_group_id else SHAPE,))  # noqa: E731
+        told = {**layouts(), **layouts((tall,), group=1)}
+        for at, key in enumerate(mixed):
+            self.assertEqual(self.look(adapter, mixed, told), [1] * at + [0] * (len(mixed) - at))
+            self.store(adapter, [key], [memory(at, at)])
+        into = [memory(at) for at in range(len(mixed))]
+        self.assertEqual(self.load(adapter, mixed, into), [1] * len(mixed))
+        self.assertEqual(self.bytes_of(into), self.bytes_of(memory(at, at) for at in range(len(mixed))))
+
     def test_a_look_up_that_does_not_say_the_layout_means_the_last_one_seen(self):
         adapter, (chunk,) = self.adapter(), keys(1)
         self.assertEqual(self.look(adapter, [chunk], {}), [0])
@@ -211,9 +225,43 @@ class Adapter(unittest.TestCase):
         now[0] = 90
         self.assertEqual((locks.is_locked("a"), locks.is_locked("c"), locks.count()), (False, False, 0))
         self.assertEqual(released, ["none", "first", "second", "third"])
-        locks.lock("d", pin("fourth"))
+        # Unlocked in the first look-up, and locked by the next one when the first is over.
+        locks.lock("de", pin("fourth"))
+        locks.unlock("d")
+        now[0] = 120
+        locks.lock("d", pin("fifth"))
+        now[0] = 150
+        self.assertEqual((locks.is_locked("d"), locks.is_locked("e"), released[-1]), (True, False, "fourth"))
         locks.close()
-        self.assertEqual((locks.count(), released[-1]), (0, "fourth"))
+        self.assertEqual((locks.count(), released[-1]), (0, "fifth"))
+
+    def test_adapters_that_share_a_store_process(self):
+        process = Process(f"unix:{self.home.name}/socket", "--ssd", "0")
+        self.addCleanup(process.child.stdout.close)
+        self.addCleanup(process.child.wait)
+        self.addCleanup(process.child.kill)
+        waits = {"look_timeout_ms": 300, "get_timeout_ms": 300}
+        one, other = (PagelithL2Adapter({"attach": process.address, **waits}) for _ in range(2))
+        chunks, stored, into = keys(100), [Memory(n) for n in range(100)], [Memory() for _ in range(100)]
+        self.assertEqual(self.store(one, chunks, stored), (True, 100 * SIZE))
+        one.close()
+        self.assertEqual((self.look(other, chunks), self.load(other, chunks, into)), ([1] * 100, [1] * 100))
+        self.assertEqual(self.bytes_of(into), self.bytes_of(stored))
+        # What it locked it does not remove itself.
+        other.submit_unlock(chunks[:50])
+        other.delete(chunks)
+        self.assertEqual(self.look(other, chunks), [0] * 50 + [1] * 50)
+        self.assertTrue(other.report_status()["is_healthy"])
+        process.child.kill()
+        with self.assertLogs("pagelith.lmcache"):
+            self.assertEqual(self.look(other, chunks), [0] * 100)
+            self.assertEqual(self.load(other, chunks[:2], into[:2]), [0, 0])
+            self.assertEqual(self.store(other, chunks[:2], stored[:2]), (False, 0))
+        started = time.monotonic()
+        self.assertFalse(other.report_status()["is_healthy"])
+        # It asks nobody who did not answer the last time.
+        self.assertLess(time.monotonic() - started, 5)
+        other.close()
 
     # What LMCache counts.
 

@@ -48,6 +48,8 @@ class PagelithL2Adapter(L2AdapterInterface):
         self._lock = threading.Lock()
         self._failed: dict[pagelith.Key, None] = {}
         self._counted: dict[Any, int] = {}
+        # Why the store did not answer the last look.
+        self._silent: str | None = None
 
     # Descriptors.
 
@@ -77,7 +79,7 @@ class PagelithL2Adapter(L2AdapterInterface):
         if failed:
             # What could not be read is written anew, if it is still there.
             self._remove(failed)
-        here = self._store.exists(names)
+        here = self._here(names)
         written = 0
         for some in _slices([at for at, there in enumerate(here) if not there], objects):
             outcomes = self._put([names[at] for at in some], [objects[at] for at in some])
@@ -131,7 +133,7 @@ class PagelithL2Adapter(L2AdapterInterface):
         pin = self._store.pin(names) if self.settings.attach is None else None
         here: list[int] = []
         try:
-            here = [at for at, there in zip(asked, self._store.exists(names), strict=True) if there]
+            here = [at for at, there in zip(asked, self._here(names), strict=True) if there]
         finally:
             self._locks.lock([keys[at] for at in here], pin)
         bitmap = Bitmap(len(keys))
@@ -142,6 +144,15 @@ class PagelithL2Adapter(L2AdapterInterface):
         found = set(here)
         self._gone(key for at, key in enumerate(keys) if at not in found)
         return bitmap
+
+    def _here(self, names: list[pagelith.Key]) -> list[bool]:
+        try:
+            here = self._store.exists(names, timeout=self.settings.look_timeout_ms / 1000)
+        except pagelith.PagelithError as error:
+            self._silent = str(error)
+            raise
+        self._silent = None
+        return here
 
     def submit_unlock(self, keys: list[Any]) -> None:
         self._locks.unlock(keys)
@@ -233,6 +244,9 @@ class PagelithL2Adapter(L2AdapterInterface):
             "failed_key_count": len(self._failed),
             "open_tasks": {"store": self._stores.open(), "lookup": self._looks.open(), "load": self._loads.open()},
         }
+        if self._silent is not None:
+            # Asking again could take as long as a call may.
+            return {"is_healthy": False, **status, "error": self._silent}
         try:
             stats = self._store.stats()
         except pagelith.PagelithError as error:

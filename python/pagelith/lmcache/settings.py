@@ -13,6 +13,8 @@ class Settings(StoreSettings):
     put_wait_ms: int = number(10000)
     # What LMCache's own `serde` beside `adapter_params` makes of the bytes, with all that they depend on.
     serde: str = of_type(str, "a string", "")
+    # Longest that a look-up waits for a store process: a request waits behind it.
+    look_timeout_ms: int = number(1000)
     # Ends a lock that LMCache left behind.
     lock_ms: int = number(60000)
     read_threads: int = number(2)
