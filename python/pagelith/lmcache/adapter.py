@@ -1,0 +1,291 @@
+"""The L2 adapter that LMCache's store and prefetch controllers call from loops of theirs: nothing here waits for a byte.
+
+What fails is a miss, or a task that says so; raised is only what is wrong with how the adapter is set up.
+"""
+
+import itertools
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from lmcache.lmcache_native import Bitmap
+from lmcache.v1.distributed.internal_api import L2StoreResult
+from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
+
+import pagelith
+
+from .locks import Locks
+from .names import Names, addresses
+from .settings import Settings
+from .tasks import Tasks
+
+logger = logging.getLogger(__name__)
+
+# Most keys that are remembered as failed until they are stored again: 16 MB. Beyond it the oldest is asked again.
+_FAILED_MAX = 65536
+# Most keys whose bytes are counted for LMCache: 100 MB. Beyond it the oldest is told to it as gone.
+_COUNTED_MAX = 262144
+# What one put takes at most, if it is more than one object: each waits for room by itself.
+_PUT_BYTES = 64 << 20
+
+
+class PagelithL2Adapter(L2AdapterInterface):
+    """Objects in a store of this process, or in a store process."""
+
+    def __init__(self, params: Any, l1_memory_desc: Any = None) -> None:
+        self.settings = Settings.read("\"adapter_params\" of --l2-adapter", params)
+        # No capacity: the store makes room by itself, and better knows what was asked for.
+        super().__init__(max_capacity_bytes=0)
+        self._names = Names(self.settings)
+        self._store = self.settings.open("lmcache")
+        self._locks = Locks(self.settings.lock_ms / 1000)
+        self._ids = itertools.count()
+        self._looks: Tasks[Any] = Tasks("look-up", 1)
+        self._loads: Tasks[Any] = Tasks("load", self.settings.read_threads)
+        self._stores: Tasks[Any] = Tasks("store", self.settings.write_threads)
+        self._lock = threading.Lock()
+        self._failed: dict[pagelith.Key, None] = {}
+        self._counted: dict[Any, int] = {}
+        # Why the store did not answer the last look.
+        self._silent: str | None = None
+
+    # Descriptors.
+
+    def get_store_event_fd(self) -> int:
+        return self._stores.fileno()
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        return self._looks.fileno()
+
+    def get_load_event_fd(self) -> int:
+        return self._loads.fileno()
+
+    # Stores.
+
+    def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
+        task = next(self._ids)
+        self._stores.submit(task, partial(self._store_objects, list(keys), list(objects)), lambda: L2StoreResult(False, 0))
+        return task
+
+    def pop_completed_store_tasks(self) -> dict[int, Any]:
+        return self._stores.take_all()
+
+    def _store_objects(self, keys: list[Any], objects: list[Any]) -> Any:
+        names = self._names.of_objects(keys, objects)
+        with self._lock:
+            failed = [name for name in names if name in self._failed]
+        if failed:
+            # What could not be read is written anew, if it is still there.
+            self._remove(failed)
+        here = self._here(names)
+        written = 0
+        for some in _slices([at for at, there in enumerate(here) if not there], objects):
+            outcomes = self._put([names[at] for at in some], [objects[at] for at in some])
+            for at, outcome in zip(some, outcomes, strict=True):
+                here[at] = bool(outcome)
+            stored = [at for at, outcome in zip(some, outcomes, strict=True) if outcome.state == "stored"]
+            sizes = [objects[at].get_size() for at in stored]
+            self._count([keys[at] for at in stored], sizes)
+            written += sum(sizes)
+            if not any(outcomes):
+                # Full, and nothing leaves: the rest would wait as long, and be refused.
+                break
+        with self._lock:
+            for name, there in zip(names, here, strict=True):
+                if there:
+                    self._failed.pop(name, None)
+        return L2StoreResult(all(here), written)
+
+    def _put(self, names: list[pagelith.Key], objects: list[Any]) -> list[Any]:
+        _check_valid(objects)
+        outcomes = self._store.put(names, addresses(objects), wait=self.settings.put_wait_ms / 1000)
+        _note("store", outcomes)
+        try:
+            _check_valid(objects)
+        except ValueError:
+            # Its memory may have been somebody else's while it was read.
+            self._remove(names)
+            raise
+        return outcomes
+
+    # Look-ups.
+
+    def submit_lookup_and_lock_task(self, keys: list[Any], group_layout_descs: Any) -> int:
+        task = next(self._ids)
+        self._looks.submit(task, partial(self._look, list(keys), group_layout_descs), partial(Bitmap, len(keys)))
+        return task
+
+    def query_lookup_and_lock_result(self, task_id: int) -> Any:
+        return self._looks.take(task_id)
+
+    def _look(self, keys: list[Any], layouts: Any) -> Any:
+        named = self._names.looked_for(keys, layouts)
+        asked: list[int] = []
+        names: list[pagelith.Key] = []
+        with self._lock:
+            for at, name in enumerate(named):
+                if name is not None and name not in self._failed:
+                    asked.append(at)
+                    names.append(name)
+        # Pinned first: what is found then stays until it was loaded. The pins of a store process are its own.
+        pin = self._store.pin(names) if self.settings.attach is None else None
+        here: list[int] = []
+        try:
+            here = [at for at, there in zip(asked, self._here(names), strict=True) if there]
+        finally:
+            self._locks.lock([keys[at] for at in here], pin)
+        bitmap = Bitmap(len(keys))
+        for at in here:
+            bitmap.set(at)
+        if keys and not here:
+            self._names.check(keys[0], layouts)
+        found = set(here)
+        self._gone(key for at, key in enumerate(keys) if at not in found)
+        return bitmap
+
+    def _here(self, names: list[pagelith.Key]) -> list[bool]:
+        try:
+            here = self._store.exists(names, timeout=self.settings.look_timeout_ms / 1000)
+        except pagelith.PagelithError as error:
+            self._silent = str(error)
+            raise
+        self._silent = None
+        return here
+
+    def submit_unlock(self, keys: list[Any]) -> None:
+        self._locks.unlock(keys)
+
+    # Loads.
+
+    def submit_load_task(self, keys: list[Any], objects: list[Any]) -> int:
+        task = next(self._ids)
+        self._loads.submit(task, partial(self._load, list(keys), list(objects)), partial(Bitmap, len(keys)))
+        return task
+
+    def query_load_result(self, task_id: int) -> Any:
+        return self._loads.take(task_id)
+
+    def _load(self, keys: list[Any], objects: list[Any]) -> Any:
+        names = self._names.of_objects(keys, objects)
+        bitmap = Bitmap(len(keys))
+        loaded: list[int] = []
+        try:
+            _check_valid(objects)
+            outcomes = self._store.get(names, addresses(objects), timeout=self.settings.get_timeout_ms / 1000)
+            _note("load", outcomes)
+            loaded = [at for at, outcome in enumerate(outcomes) if outcome]
+        finally:
+            # Also where the call itself failed: LMCache would go on asking for what it is told is here.
+            done = set(loaded)
+            self._fail(name for at, name in enumerate(names) if at not in done)
+        for at in loaded:
+            bitmap.set(at)
+        if loaded:
+            self._told("on_l2_keys_accessed", self._notify_keys_accessed, [keys[at] for at in loaded])
+        self._gone(key for at, key in enumerate(keys) if at not in done)
+        return bitmap
+
+    def _fail(self, names: Iterable[pagelith.Key]) -> None:
+        """What could not be read is not found again until it is stored."""
+        with self._lock:
+            self._failed.update(dict.fromkeys(names))
+            while len(self._failed) > _FAILED_MAX:
+                del self._failed[next(iter(self._failed))]
+
+    # What LMCache counts and evicts.
+
+    def delete(self, keys: list[Any]) -> None:
+        """Remove what is not locked, under each layout that was seen here."""
+        free = [key for key in keys if not self._locks.is_locked(key)]
+        if self._remove([name for key in free for name in self._names.all_of(key)]):
+            self._gone(free)
+
+    def _remove(self, names: list[pagelith.Key]) -> bool:
+        try:
+            self._store.remove(names)
+        except pagelith.PagelithError:
+            logger.exception("pagelith: removing %d objects failed", len(names))
+            return False
+        return True
+
+    def _count(self, keys: Sequence[Any], sizes: Sequence[int]) -> None:
+        """Tell LMCache of each object once, as long as it is here."""
+        new: dict[Any, int] = {}
+        with self._lock:
+            for key, size in zip(keys, sizes, strict=True):
+                if key not in self._counted:
+                    new[key] = self._counted[key] = size
+            over = list(itertools.islice(self._counted, max(0, len(self._counted) - _COUNTED_MAX)))
+        if new:
+            self._told("on_l2_keys_stored", self._notify_keys_stored, list(new), list(new.values()))
+        self._gone(over)
+
+    def _gone(self, keys: Iterable[Any]) -> None:
+        """Tell LMCache of what it counts and is not here any more: the store evicts by itself, and says so to nobody."""
+        with self._lock:
+            gone = {key: self._counted.pop(key) for key in keys if key in self._counted}
+        if gone:
+            self._told("on_l2_keys_deleted", self._notify_keys_deleted, list(gone), list(gone.values()))
+
+    def _told(self, event: str, notify: Any, *what: Any) -> None:
+        try:
+            notify(*what)
+        except Exception:
+            # A listener's fault is no fault of the objects.
+            logger.exception("pagelith: a listener of LMCache failed in %s", event)
+
+    def report_status(self) -> dict[str, Any]:
+        status = {
+            "type": type(self).__name__,
+            "store": self.settings.attach or "in this process",
+            "locked_key_count": self._locks.count(),
+            "failed_key_count": len(self._failed),
+            "open_tasks": {"store": self._stores.open(), "lookup": self._looks.open(), "load": self._loads.open()},
+        }
+        if self._silent is not None:
+            # Asking again could take as long as a call may.
+            return {"is_healthy": False, **status, "error": self._silent}
+        try:
+            stats = self._store.stats()
+        except pagelith.PagelithError as error:
+            return {"is_healthy": False, **status, "error": str(error)}
+        # Without an SSD tier its state never changes.
+        healthy = stats["ssd_state"] == "on" or not stats["ssd_state_changes"]
+        return {"is_healthy": healthy, **status, "stats": stats}
+
+    def close(self) -> None:
+        """End what was submitted, then the store."""
+        for tasks in (self._looks, self._loads, self._stores):
+            tasks.drain()
+        self._locks.close()
+        self._store.close()
+        for tasks in (self._looks, self._loads, self._stores):
+            tasks.close()
+
+
+def _slices(new: Sequence[int], objects: Sequence[Any]) -> Iterable[list[int]]:
+    some: list[int] = []
+    length = 0
+    for at in new:
+        size = objects[at].get_size()
+        if some and length + size > _PUT_BYTES:
+            yield some
+            some, length = [], 0
+        some.append(at)
+        length += size
+    if some:
+        yield some
+
+
+def _check_valid(objects: Iterable[Any]) -> None:
+    """LMCache's locks end after minutes: what waited longer may have lost its memory."""
+    if not all(memory.is_valid() for memory in objects):
+        raise ValueError("LMCache took a memory object back before it was stored or loaded: its lock ended meanwhile")
+
+
+def _note(what: str, outcomes: Iterable[Any]) -> None:
+    told = [outcome.error for outcome in outcomes if outcome.error is not None]
+    if told:
+        logger.warning("pagelith: a %s failed for %d objects: %s", what, len(told), told[0])

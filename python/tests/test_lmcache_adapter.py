@@ -1,0 +1,417 @@
+"""The L2 adapter for LMCache, over stand-ins for the few classes of LMCache that it uses, so that it is shown wherever the wheel is
+built. Under LMCache itself: `python/clients/`.
+"""
+
+import os
+import signal
+import tempfile
+import threading
+import time
+import types
+import unittest
+
+from lmcache_stand_ins import BF16, FP16, SHAPE, SIZE, UINT8, Memory, ObjectKey, keys, layouts, signals, until
+from test_store import Process
+
+from pagelith.lmcache import PagelithL2Adapter
+from pagelith.lmcache.locks import Locks
+
+
+class Adapter(unittest.TestCase):
+    def setUp(self):
+        self.home = tempfile.TemporaryDirectory()
+        self.addCleanup(self.home.cleanup)
+
+    def adapter(self, ssd="128MiB", dram="32MiB", **given):
+        store = {"dram": {"bytes": dram}, "index": {"max_objects": 20000}}
+        if ssd != "0":
+            store["ssd"] = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": ssd, "segment_bytes": "4MiB"}
+        adapter = PagelithL2Adapter({"store": store, **given})
+        self.addCleanup(adapter.close)
+        return adapter
+
+    def store(self, adapter, chunks, objects):
+        """A store task's (success, bytes)."""
+        task = adapter.submit_store_task(chunks, objects)
+        return until(lambda: adapter.pop_completed_store_tasks().get(task)).said
+
+    def look(self, adapter, chunks, told=None):
+        """A look-up's bits; what it locked stays locked."""
+        task = adapter.submit_lookup_and_lock_task(chunks, layouts() if told is None else told)
+        return until(lambda: adapter.query_lookup_and_lock_result(task)).bits
+
+    def load(self, adapter, chunks, objects):
+        task = adapter.submit_load_task(chunks, objects)
+        return until(lambda: adapter.query_load_result(task)).bits
+
+    def bytes_of(self, objects):
+        return [memory.buffer.raw for memory in objects]
+
+    # Tasks.
+
+    def test_each_task_is_told_once_with_one_signal_and_the_next_process_reads_what_was_stored(self):
+        adapter, chunks = self.adapter(), keys(500)
+        stored = [Memory(n) for n in range(500)]
+        descriptors = adapter.get_store_event_fd(), adapter.get_lookup_and_lock_event_fd(), adapter.get_load_event_fd()
+        self.assertEqual(len(set(descriptors)), 3)
+        tasks = [adapter.submit_store_task(chunks[at : at + 100], stored[at : at + 100]) for at in range(0, 500, 100)]
+        said = {}
+        until(lambda: said.update(adapter.pop_completed_store_tasks()) or (len(said) == 5 or None))
+        self.assertEqual({task: result.said for task, result in said.items()}, dict.fromkeys(tasks, (True, 100 * SIZE)))
+        self.assertEqual(adapter.pop_completed_store_tasks(), {})
+        self.assertEqual([signals(fd) for fd in descriptors], [5, 0, 0])
+        look = adapter.submit_lookup_and_lock_task(chunks[:3], layouts())
+        self.assertEqual(until(lambda: adapter.query_lookup_and_lock_result(look)).bits, [1] * 3)
+        self.assertIsNone(adapter.query_lookup_and_lock_result(look))
+        self.assertEqual([signals(fd) for fd in descriptors], [0, 1, 0])
+        adapter.close()
+        again = self.adapter()
+        into = [Memory() for _ in chunks]
+        self.assertEqual(self.look(again, chunks), [1] * 500)
+        load = again.submit_load_task(chunks, into)
+        self.assertEqual(until(lambda: again.query_load_result(load)).bits, [1] * 500)
+        self.assertIsNone(again.query_load_result(load))
+        self.assertEqual(signals(again.get_load_event_fd()), 1)
+        self.assertEqual(self.bytes_of(into), self.bytes_of(stored))
+
+    def test_no_caller_waits_for_a_byte_and_look_ups_not_for_loads(self):
+        adapter, chunks = self.adapter(), keys(2)
+        self.store(adapter, chunks, [Memory(0), Memory(1)])
+        gate, real = threading.Event(), adapter._store
+        self.addCleanup(gate.set)
+        held = lambda call: lambda *given, **named: (gate.wait(30), call(*given, **named))[1]  # noqa: E731
+        adapter._store = types.SimpleNamespace(
+            get=held(real.get), put=held(real.put), exists=real.exists, pin=real.pin, remove=real.remove, close=real.close
+        )
+        started = time.monotonic()
+        loads = [adapter.submit_load_task(chunks, [Memory(), Memory()]) for _ in range(50)]
+        adapter.submit_store_task(keys(1, of="other"), [Memory(3)])
+        adapter.submit_unlock(chunks)
+        self.assertLess(time.monotonic() - started, 5)
+        self.assertEqual(self.look(adapter, chunks), [1, 1])
+        self.assertIsNone(adapter.query_load_result(loads[0]))
+        gate.set()
+        self.assertEqual([until(lambda: adapter.query_load_result(load)).bits for load in loads], [[1, 1]] * 50)
+
+    def test_close_ends_what_was_submitted_and_tells_what_came_behind_it(self):
+        adapter, chunks = self.adapter(), keys(400)
+        stored = [Memory(n) for n in range(400)]
+        for at in range(0, 400, 10):
+            adapter.submit_store_task(chunks[at : at + 10], stored[at : at + 10])
+        adapter.close()
+        self.assertEqual({result.said for result in adapter.pop_completed_store_tasks().values()}, {(True, 10 * SIZE)})
+        late = adapter.submit_load_task(chunks[:2], [Memory(), Memory()])
+        self.assertEqual(adapter.query_load_result(late).bits, [0, 0])
+        again, into = self.adapter(), [Memory() for _ in chunks]
+        self.assertEqual(self.load(again, chunks, into), [1] * 400)
+        self.assertEqual(self.bytes_of(into), self.bytes_of(stored))
+
+    # What is found.
+
+    def test_of_a_load_of_any_size_each_object_has_its_bit_and_what_failed_is_found_no_more(self):
+        adapter, chunks = self.adapter(), keys(1500)
+        here = [at for at in range(1500) if at % 3 != 1]
+        stored = {at: Memory(at) for at in here}
+        self.assertEqual(self.store(adapter, [chunks[at] for at in here], list(stored.values())), (True, len(here) * SIZE))
+        into = [Memory("before") for _ in chunks]
+        self.assertEqual(self.load(adapter, chunks, into), [int(at % 3 != 1) for at in range(1500)])
+        for at, memory in enumerate(into):
+            self.assertEqual(memory.buffer.raw, stored[at].buffer.raw if at in stored else Memory("before").buffer.raw)
+        # The store still has these, and a load of them failed.
+        with self.assertLogs("pagelith.lmcache", "ERROR"):
+            self.assertEqual(self.load(adapter, chunks[2:4], [into[0], into[0]]), [0, 0])
+        self.assertEqual(self.look(adapter, chunks[:5]), [1, 0, 0, 0, 0])
+        # What failed is found again once it was computed and stored again.
+        self.assertEqual(self.store(adapter, chunks[1:3], [Memory(1), Memory(2)]), (True, 2 * SIZE))
+        self.assertEqual(self.look(adapter, chunks[:5]), [1, 1, 1, 0, 0])
+
+    def test_what_differs_in_anything_is_a_miss_and_leaves_the_memory_alone(self):
+        adapter, (chunk,) = self.adapter(), keys(1)
+        self.store(adapter, [chunk], [Memory("it")])
+        self.assertEqual(self.look(adapter, [chunk]), [1])
+        for field in ({"model_name": "b"}, {"kv_rank": 0x01010101}, {"object_group_id": 1}, {"cache_salt": "user"}):
+            (other,) = keys(1, **field)
+            self.assertEqual(self.look(adapter, [other], {**layouts(), **layouts(group=1)}), [0], field)
+            into = Memory("before")
+            self.assertEqual(self.load(adapter, [other], [into]), [0], field)
+            self.assertEqual(into.buffer.raw, Memory("before").buffer.raw)
+        # As many bytes, of another type or shape, or in two tensors; and more, and fewer.
+        half, more, fewer = (2, 2, 64, 8), (2, 4, 64, 16), (2, 4, 64, 4)
+        others = [([SHAPE], [FP16]), ([(4, 2, 64, 8)], [BF16]), ([half, half], [BF16, BF16]), ([more], [BF16]), ([fewer], [BF16])]
+        for shapes, dtypes in others:
+            self.assertEqual(self.look(adapter, [chunk], layouts(shapes, dtypes)), [0], (shapes, dtypes))
+            into = Memory("before", shapes, dtypes)
+            self.assertEqual(self.load(adapter, [chunk], [into]), [0], (shapes, dtypes))
+            self.assertEqual(into.buffer.raw, Memory("before", shapes, dtypes).buffer.raw)
+        into = Memory()
+        self.assertEqual(self.load(adapter, [chunk], [into]), [1])
+        self.assertEqual(into.buffer.raw, Memory("it").buffer.raw)
+        adapter.close()
+        for settings in ({"revision": "2"}, {"tenant": "another"}):
+            other = self.adapter(**settings)
+            self.assertEqual(self.look(other, [chunk]), [0], settings)
+            other.close()
+
+    def test_one_task_has_keys_of_several_ranks_groups_and_salts(self):
+        adapter, tall = self.adapter(), (2, 4, 64, 16)
+        fields = [{"kv_rank": rank, "object_group_id": group, "cache_salt": salt} for rank in (1, 2) for group in (0, 1) for salt in ("", "user")]
+        mixed = [key for field in fields for key in keys(2, **field)]
+        memory = lambda at, seed=None: Memory(seed, (tall if mixed[at].object_group_id else SHAPE,))  # noqa: E731
+        told = {**layouts(), **layouts((tall,), group=1)}
+        for at, key in enumerate(mixed):
+            self.assertEqual(self.look(adapter, mixed, told), [1] * at + [0] * (len(mixed) - at))
+            self.store(adapter, [key], [memory(at, at)])
+        into = [memory(at) for at in range(len(mixed))]
+        self.assertEqual(self.load(adapter, mixed, into), [1] * len(mixed))
+        self.assertEqual(self.bytes_of(into), self.bytes_of(memory(at, at) for at in range(len(mixed))))
+
+    def test_a_look_up_that_does_not_say_the_layout_means_the_last_one_seen(self):
+        adapter, (chunk,) = self.adapter(), keys(1)
+        self.assertEqual(self.look(adapter, [chunk], {}), [0])
+        self.store(adapter, [chunk], [Memory("it")])
+        for told in ({}, layouts((), ()), layouts(group=7)):
+            self.assertEqual(self.look(adapter, [chunk], told), [1])
+
+    def test_hashes_of_other_lengths_are_keys_of_their_own(self):
+        adapter = self.adapter()
+        chunks = [ObjectKey(bytes(8)), ObjectKey(bytes(32)), ObjectKey(bytes(33)), ObjectKey(bytes(7) + b"\1")]
+        stored = [Memory(n) for n in range(4)]
+        self.store(adapter, chunks, stored)
+        into = [Memory() for _ in chunks]
+        self.assertEqual(self.load(adapter, chunks, into), [1] * 4)
+        self.assertEqual(self.bytes_of(into), self.bytes_of(stored))
+
+    # Locks.
+
+    def flood(self, adapter, of, mebibytes):
+        """More than the store has room for."""
+        shape = (1 << 16, 8)
+        for n in range(mebibytes):
+            self.store(adapter, keys(1, of=f"{of}{n}"), [Memory(n, (shape,))])
+
+    def test_what_was_found_stays_until_it_is_unlocked(self):
+        adapter, chunks = self.adapter(ssd="32MiB", dram="8MiB"), keys(20)
+        self.store(adapter, chunks, [Memory(n) for n in range(20)])
+        self.assertEqual(self.look(adapter, chunks[:10]), [1] * 10)
+        self.assertEqual(self.look(adapter, chunks[:5]), [1] * 5)
+        adapter.submit_unlock(chunks[:10])
+        self.flood(adapter, "first", 100)
+        # Five were found twice and let go once; with them stays what was found in the same look-up.
+        into = [Memory() for _ in range(20)]
+        self.assertEqual(self.load(adapter, chunks, into)[:5], [1] * 5)
+        self.assertEqual(self.bytes_of(into[:5]), self.bytes_of(Memory(n) for n in range(5)))
+        self.assertEqual(self.look(adapter, chunks[10:]), [0] * 10)
+        adapter.submit_unlock(chunks[:5])
+        adapter.submit_unlock(chunks[:20])
+        self.assertEqual(adapter.report_status()["locked_key_count"], 0)
+        self.flood(adapter, "second", 100)
+        self.assertEqual(self.look(adapter, chunks), [0] * 20)
+
+    def test_locks_that_are_left_behind_end(self):
+        now, released = [0.0], []
+        pin = lambda name: types.SimpleNamespace(release=lambda: released.append(name))  # noqa: E731
+        locks = Locks(60, lambda: now[0])
+        locks.lock("aab", pin("first"))
+        now[0] = 30
+        locks.lock("a", pin("second"))
+        locks.lock("", pin("none"))
+        self.assertEqual(released, ["none"])
+        locks.unlock("abx")
+        self.assertEqual((locks.count(), released), (1, ["none"]))
+        locks.unlock("a")
+        self.assertEqual((locks.count(), released), (1, ["none", "first"]))
+        locks.lock("cc", pin("third"))
+        now[0] = 89.9
+        self.assertTrue(locks.is_locked("a"))
+        now[0] = 90
+        self.assertEqual((locks.is_locked("a"), locks.is_locked("c"), locks.count()), (False, False, 0))
+        self.assertEqual(released, ["none", "first", "second", "third"])
+        # Unlocked in the first look-up, and locked by the next one when the first is over.
+        locks.lock("de", pin("fourth"))
+        locks.unlock("d")
+        now[0] = 120
+        locks.lock("d", pin("fifth"))
+        now[0] = 150
+        self.assertEqual((locks.is_locked("d"), locks.is_locked("e"), released[-1]), (True, False, "fourth"))
+        locks.close()
+        self.assertEqual((locks.count(), released[-1]), (0, "fifth"))
+
+    def test_adapters_that_share_a_store_process(self):
+        process = Process(f"unix:{self.home.name}/socket", "--ssd", "0")
+        self.addCleanup(process.child.stdout.close)
+        self.addCleanup(process.child.wait)
+        self.addCleanup(process.child.kill)
+        waits = {"look_timeout_ms": 300, "get_timeout_ms": 300}
+        one, other = (PagelithL2Adapter({"attach": process.address, **waits}) for _ in range(2))
+        chunks, stored, into = keys(100), [Memory(n) for n in range(100)], [Memory() for _ in range(100)]
+        self.assertEqual(self.store(one, chunks, stored), (True, 100 * SIZE))
+        one.close()
+        self.assertEqual((self.look(other, chunks), self.load(other, chunks, into)), ([1] * 100, [1] * 100))
+        self.assertEqual(self.bytes_of(into), self.bytes_of(stored))
+        # What it locked it does not remove itself.
+        other.submit_unlock(chunks[:50])
+        other.delete(chunks)
+        self.assertEqual(self.look(other, chunks), [0] * 50 + [1] * 50)
+        self.assertTrue(other.report_status()["is_healthy"])
+        other.submit_unlock(chunks)
+        # One that hangs costs a look-up its second, and the status nothing.
+        process.child.send_signal(signal.SIGSTOP)
+        started = time.monotonic()
+        with self.assertLogs("pagelith.lmcache"):
+            self.assertEqual(self.look(other, chunks), [0] * 100)
+        self.assertFalse(other.report_status()["is_healthy"])
+        self.assertLess(time.monotonic() - started, 10)
+        process.child.send_signal(signal.SIGCONT)
+        until(lambda: sum(self.look(other, chunks)) == 50 or None)
+        self.assertTrue(other.report_status()["is_healthy"])
+        process.child.kill()
+        with self.assertLogs("pagelith.lmcache"):
+            self.assertEqual(self.look(other, chunks), [0] * 100)
+            self.assertEqual(self.load(other, chunks[:2], into[:2]), [0, 0])
+            self.assertEqual(self.store(other, chunks[:2], stored[:2]), (False, 0))
+        self.assertFalse(other.report_status()["is_healthy"])
+        other.close()
+
+    # What LMCache counts.
+
+    def test_bytes_are_told_once_and_taken_back_when_they_are_gone(self):
+        adapter, chunks = self.adapter(), keys(4, cache_salt="user")
+        objects = [Memory(n) for n in range(4)]
+        self.assertEqual(self.store(adapter, chunks, objects), (True, 4 * SIZE))
+        self.assertEqual(self.store(adapter, chunks, objects), (True, 0))
+        self.assertEqual(adapter.told, [("stored", chunks, [SIZE] * 4)])
+        self.assertEqual(self.look(adapter, chunks[:1]), [1])
+        adapter.delete(chunks[:2])
+        # The first one is locked.
+        self.assertEqual(adapter.told[1:], [("deleted", [chunks[1]], [SIZE])])
+        self.assertEqual(self.look(adapter, chunks), [1, 0, 1, 1])
+        self.assertEqual(self.load(adapter, chunks[2:3], [Memory()]), [1])
+        self.assertEqual(adapter.told[2:], [("accessed", chunks[2:3])])
+        # The store made room by itself, or another server of it removed something.
+        adapter._store.remove(adapter._names.all_of(chunks[3]))
+        self.assertEqual(self.look(adapter, chunks[3:]), [0])
+        self.assertEqual(adapter.told[3:], [("deleted", chunks[3:], [SIZE])])
+        self.assertEqual(adapter.used, {"user": 2 * SIZE})
+        adapter.submit_unlock(chunks[:1] * 2)
+        adapter.delete(chunks)
+        self.assertEqual(adapter.used, {"user": SIZE})
+
+    def test_what_is_stored_twice_is_counted_once(self):
+        adapter, chunks = self.adapter(), keys(1)
+        self.assertEqual(self.store(adapter, chunks * 2, [Memory(0), Memory(0)]), (True, SIZE))
+        # The store made room by itself, and it was stored again before anybody asked for it.
+        adapter._store.remove(adapter._names.all_of(chunks[0]))
+        self.assertEqual(self.store(adapter, chunks, [Memory(0)]), (True, SIZE))
+        self.assertEqual(adapter.told, [("stored", chunks, [SIZE])])
+
+    def test_a_listener_that_fails_costs_no_task(self):
+        adapter, chunks = self.adapter(), keys(1)
+
+        def fail(*_):
+            raise RuntimeError("a listener's")
+
+        adapter._notify_keys_stored = adapter._notify_keys_accessed = fail
+        with self.assertLogs("pagelith.lmcache", "ERROR"):
+            self.assertEqual(self.store(adapter, chunks, [Memory(1)]), (True, SIZE))
+            self.assertEqual(self.load(adapter, chunks, [Memory()]), [1])
+
+    def test_a_store_that_is_full_of_what_is_locked_is_told(self):
+        adapter, chunks = self.adapter(ssd="0", dram="8MiB", put_wait_ms=1), keys(2000)
+        # The later ones took the room of the earlier ones.
+        self.assertEqual(self.store(adapter, chunks, [Memory(n) for n in range(2000)]), (True, 2000 * SIZE))
+        here = self.look(adapter, chunks)
+        self.assertTrue(500 < sum(here) < 1500)
+        others = keys(10, of="other")
+        with self.assertLogs("pagelith.lmcache", "WARNING"):
+            self.assertEqual(self.store(adapter, others, [Memory(n) for n in range(10)]), (False, 0))
+        self.assertEqual(self.look(adapter, chunks), here)
+        adapter.submit_unlock(chunks * 2)
+        self.assertEqual(self.store(adapter, others, [Memory(n) for n in range(10)]), (True, 10 * SIZE))
+
+    # Set-up and memory that is not what it should be.
+
+    def test_what_is_wrong_with_adapter_params_is_said_at_the_start(self):
+        with self.assertRaisesRegex(ValueError, "adapter_params.*'base_path' is no key.*'read_threads' is a whole number"):
+            self.adapter(base_path="/x", read_threads=0)
+        with self.assertRaisesRegex(ValueError, "one of the two"):
+            self.adapter(attach="unix:/x")
+        with self.assertRaisesRegex(ValueError, "one of the two"):
+            PagelithL2Adapter({}, l1_memory_desc=types.SimpleNamespace(ptr=0, size=0, align_bytes=4096))
+
+    def test_memory_that_cannot_be_used_fails_its_task_alone(self):
+        adapter, chunks = self.adapter(), keys(3)
+        gone = Memory(2)
+        gone.valid = False
+        short = Memory(3)
+        short.length -= 1
+        for memory in (Memory(1, device="cuda"), Memory(room=SIZE - 1), gone, short):
+            with self.assertLogs("pagelith.lmcache", "ERROR"):
+                self.assertEqual(self.store(adapter, chunks, [Memory(0), memory, Memory(9)]), (False, 0))
+                self.assertEqual(self.load(adapter, chunks[1:2], [memory]), [0])
+            self.assertEqual(self.look(adapter, chunks), [0] * 3)
+        self.assertEqual(self.store(adapter, chunks, [Memory(n) for n in range(3)]), (True, 3 * SIZE))
+        self.assertEqual(self.look(adapter, chunks), [1] * 3)
+
+    def test_what_lost_its_memory_while_it_was_stored_is_not_kept(self):
+        adapter, chunks = self.adapter(), keys(2)
+        objects, real = [Memory(0), Memory(1)], adapter._store
+
+        def put(*given, **named):
+            outcomes = real.put(*given, **named)
+            objects[1].valid = False
+            return outcomes
+
+        adapter._store = types.SimpleNamespace(
+            put=put, exists=real.exists, remove=real.remove, pin=real.pin, close=real.close
+        )
+        with self.assertLogs("pagelith.lmcache", "ERROR"):
+            self.assertEqual(self.store(adapter, chunks, objects), (False, 0))
+        self.assertEqual(self.look(adapter, chunks), [0, 0])
+
+    # LMCache's serde.
+
+    def test_serialized_bytes_are_found_where_the_serde_is_named(self):
+        serialized = lambda seed=None, length=999: Memory(seed, ((length,),), (UINT8,))  # noqa: E731
+        adapter, chunks = self.adapter(serde="fp8 e4m3fn"), keys(2)
+        self.assertEqual(self.store(adapter, chunks, [serialized(0), serialized(1)]), (True, 2 * 999))
+        # What is looked for is told by its layout before the serde.
+        self.assertEqual(self.look(adapter, chunks), [1, 1])
+        into = serialized()
+        self.assertEqual(self.load(adapter, chunks[:1], [into]), [1])
+        self.assertEqual(into.buffer.raw, serialized(0).buffer.raw)
+        # Another length is another configuration's.
+        into = serialized("before", 1000)
+        with self.assertLogs("pagelith.lmcache", "WARNING"):
+            self.assertEqual(self.load(adapter, chunks[1:], [into]), [0])
+        self.assertEqual(into.buffer.raw, serialized("before", 1000).buffer.raw)
+        self.assertEqual(self.look(adapter, chunks), [1, 0])
+        with self.assertLogs("pagelith.lmcache", "ERROR") as told:
+            self.assertEqual(self.store(adapter, keys(1, of="plain"), [Memory(1)]), (False, 0))
+        self.assertIn("LMCache's own", told.output[0])
+        # Stored again at the length of today, it is found and read.
+        self.assertEqual(self.store(adapter, chunks[1:], [serialized(5, 1000)]), (True, 1000))
+        into = serialized(None, 1000)
+        self.assertEqual((self.look(adapter, chunks), self.load(adapter, chunks[1:], [into])), ([1, 1], [1]))
+        self.assertEqual(into.buffer.raw, serialized(5, 1000).buffer.raw)
+        adapter.close()
+        for settings in ({"serde": "fp8 e5m2"}, {}):
+            other = self.adapter(**settings)
+            self.assertEqual(self.look(other, chunks), [0, 0], settings)
+            other.close()
+
+    def test_a_serde_that_is_not_named_is_said_once(self):
+        adapter, chunks = self.adapter(), keys(1)
+        self.store(adapter, chunks, [Memory(0, ((999,),), (UINT8,))])
+        with self.assertLogs("pagelith.lmcache", "ERROR") as told:
+            self.assertEqual(self.look(adapter, chunks), [0])
+            self.assertEqual(self.look(adapter, chunks), [0])
+        self.assertEqual((len(told.output), "adapter_params" in told.output[0]), (1, True))
+
+    def test_its_status_is_told_open_and_closed(self):
+        adapter, chunks = self.adapter(), keys(2)
+        self.store(adapter, chunks, [Memory(0), Memory(1)])
+        self.look(adapter, chunks)
+        status = adapter.report_status()
+        self.assertEqual((status["is_healthy"], status["locked_key_count"], status["stats"]["objects"]), (True, 2, 2))
+        adapter.close()
+        self.assertFalse(adapter.report_status()["is_healthy"])
