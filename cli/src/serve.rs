@@ -53,7 +53,7 @@ pub(crate) struct ServeArgs {
     /// Where `/metrics` and `/healthz` are answered over HTTP, on loopback; port 0 for any that is free
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<SocketAddr>,
-    /// Bytes of memory for objects on their way in and out, of all connections together
+    /// Bytes of memory for hits from SSD on their way out, of all connections together
     #[arg(long, value_name = "SIZE", default_value_t = TRANSFER_DEFAULT)]
     transfer: Size,
 }

@@ -15,6 +15,7 @@ use std::time::Duration;
 use pagelith_io::buffer::Lender;
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::entropy::Entropy;
+use pagelith_io::shm::Region;
 use pagelith_io::sync::{Arc, Mutex, PoisonError};
 use pagelith_io::system::{SystemClock, SystemEntropy};
 use pagelith_layouts::ids::{Generation, NamespaceId};
@@ -28,6 +29,7 @@ use pagelith_transport::capability::Offer;
 use pagelith_transport::closed::Closed;
 use pagelith_transport::dial::{Dial, Dialled, SocketDial};
 use pagelith_transport::link::Link;
+use pagelith_transport::shown::{REGIONS_MAX, Shows};
 
 use self::acked::Acked;
 use self::put::RemotePut;
@@ -58,6 +60,7 @@ pub struct Attached {
     desks: Mutex<Vec<Desk>>,
     requests: Mutex<u64>,
     acked: Mutex<Acked>,
+    shows: Shows,
 }
 
 impl Attached {
@@ -74,7 +77,8 @@ impl Attached {
         let mut desk = Desk::patient(remote.clone());
         desk.lines.adopt(STORE, link);
         let desks = Mutex::new(vec![desk]);
-        Ok(Attached { remote, clock, timeout, desks, requests: Mutex::new(0), acked: Mutex::default() })
+        let (requests, acked, shows) = (Mutex::new(0), Mutex::default(), Shows::default());
+        Ok(Attached { remote, clock, timeout, desks, requests, acked, shows })
     }
 
     /// Attach to the store of the process at `address`, which knows this one by `key`. As [`Attached::attach`].
@@ -82,7 +86,22 @@ impl Attached {
         let clock = Arc::new(SystemClock::new());
         let offer = Offer::of_this_build(SystemEntropy.bytes16());
         let dial = SocketDial::new(address.clone(), key.cloned(), offer, clock.clone());
-        Attached::attach(Arc::new(dial), clock, timeout)
+        let shows = dial.shows.clone();
+        Ok(Attached { shows, ..Attached::attach(Arc::new(dial), clock, timeout)? })
+    }
+
+    /// Let a store process of this host look at `region`, so that what is put from there is copied once and not sent. For memory
+    /// that lives as long as this does: a store's link has it until it ends.
+    ///
+    /// # Errors
+    /// `Invalid` if there are too many ([`REGIONS_MAX`]).
+    pub fn share(&self, region: Arc<Region>) -> Result<()> {
+        if !self.shows.add(region) {
+            return Err(Error::invalid(format!("too many regions are shared most={REGIONS_MAX}")));
+        }
+        // Links hand their regions over when they are made.
+        self.desks.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        Ok(())
     }
 
     /// As [`crate::Store::begin_request`].

@@ -21,6 +21,7 @@ use pagelith::transport::dial::SocketDial;
 use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::rights::Rights;
+use pagelith::transport::shown::Shows;
 use pagelith::transport::socket::{Arrival, Listen, Listener};
 use pagelith::{
     Config, ErrorKind, Facts, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice, Size, Store,
@@ -97,7 +98,7 @@ impl Process {
             entropy: Arc::new(SystemEntropy),
             clock: clock.clone(),
             limits: Limits::default(),
-            shows: Vec::new(),
+            shows: Shows::default(),
         };
         Attached::attach(Arc::new(dial), clock, timeout).expect("attached")
     }

@@ -24,7 +24,7 @@ use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::link::{Counts, Event, Facts as LinkFacts, Link, Push, Room};
 use pagelith::transport::rights::{Namespaces, Rights};
-use pagelith::transport::shown::Shown;
+use pagelith::transport::shown::{Shown, Shows};
 use pagelith::transport::socket::{Arrival, Listen, Listener};
 use pagelith::{Config, Facts, GetOutcome, GetSlice, Options, PutOutcome, PutSlice, Size, Store, Tier};
 use tempfile::TempDir;
@@ -86,7 +86,9 @@ impl Process {
         Process { dir, store, stop, thread: Some(thread) }
     }
 
-    fn client(&self, shows: Vec<Arc<Region>>) -> (Attached, Arc<Seen>) {
+    fn client(&self, regions: Vec<Arc<Region>>) -> (Attached, Arc<Seen>) {
+        let shows = Shows::default();
+        assert!(regions.into_iter().all(|region| shows.add(region)));
         let clock = Arc::new(SystemClock::new());
         let dial = SocketDial {
             address: Address::Unix(self.dir.path().join("socket")),

@@ -1,8 +1,10 @@
 //! The store that a Python object stands for: this process's own, or another process's that it is attached to.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith::attach::Attached;
+use pagelith::io::shm::Region;
 use pagelith::layouts::ids::{Generation, NamespaceId};
 use pagelith::layouts::key::ObjectKey;
 use pagelith::transport::address::Address;
@@ -23,6 +25,14 @@ pub enum Reached {
 impl Reached {
     pub fn attach(address: &Address, key: Option<&Key>) -> Result<Reached> {
         Attached::to(address, key, TIMEOUT).map(|attached| Reached::Attached(Box::new(attached)))
+    }
+
+    /// Let the store process look at this process's memory; an own store sees it anyway.
+    pub fn share(&self, region: Region) -> Result<()> {
+        match self {
+            Reached::Own(_) => Ok(()),
+            Reached::Attached(store) => store.share(Arc::new(region)),
+        }
     }
 
     pub fn begin_request(&self) -> Request {

@@ -5,6 +5,7 @@ use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use pagelith::config::{ConfigFormat, Facts};
+use pagelith::io::shm::Region;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key as SharedKey;
@@ -157,6 +158,17 @@ impl Store {
         let key = key.map_err(|error| wrong(&error))?;
         let attached = py.detach(|| Reached::attach(&address, key.as_ref()));
         attached.map(Store::of).map_err(|error| raised(&error))
+    }
+
+    /// Let the store process that this is attached to look at `length` bytes at `address`, which are a shared mapping of the memfd `fd`
+    /// from its first byte on: what is put from there is copied once, and not sent.
+    fn share(&self, py: Python<'_>, fd: i32, address: usize, length: usize) -> PyResult<()> {
+        // Another descriptor of the same memory, which the caller cannot close.
+        let file = std::fs::File::open(format!("/proc/self/fd/{fd}"));
+        let file = file
+            .map_err(|error| InvalidError::new_err(format!("not a descriptor of memory fd={fd}: {error}")))?;
+        self.with(py, |store| store.share(Region::mapped(file.into(), address, length)))?
+            .map_err(|error| raised(&error))
     }
 
     /// Begin a request: calls that carry it count as equally recent.

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import mmap
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import unittest
 import weakref
 
 import pagelith
+from pagelith import shared
 
 SPACE = pagelith.Namespace("test", dtype="bf16", page_tokens=64)
 PAGE = 16 << 10
@@ -432,6 +434,32 @@ class Attached(Case):
             with pagelith.Store.attach(process.address) as store:
                 with self.assertRaisesRegex(pagelith.InvalidError, "attached to another's"):
                     call(store)
+
+    def test_memory_that_is_shared_is_put_from_where_it_lies(self):
+        process = self.serve()
+        fd, other = os.memfd_create("pool"), os.memfd_create("other")
+        self.addCleanup(os.close, fd)
+        self.addCleanup(os.close, other)
+        for each in (fd, other):
+            os.ftruncate(each, 8 * PAGE)
+        pool, elsewhere = mmap.mmap(fd, 8 * PAGE), mmap.mmap(fd, 8 * PAGE, mmap.MAP_PRIVATE)
+        ((address, length),) = shared.mappings(fd)
+        keys, pages = [key(n) for n in range(8)], [content(n) for n in range(8)]
+        pool[:] = elsewhere[:] = b"".join(pages)
+        slices = [(address + n * PAGE, PAGE) for n in range(8)]
+        with pagelith.Store.attach(process.address) as store:
+            store.share(fd, address, length)
+            self.assertEqual([o.state for o in store.put(keys[:4], slices[:4])], ["stored"] * 4)
+            into = [bytearray(PAGE) for _ in range(4)]
+            self.assertTrue(all(store.get(keys[:4], into)))
+            self.assertEqual(into, pages[:4])
+        with pagelith.Store.attach(process.address) as store:
+            # The file that is named has other bytes than the memory: the store looked there, and took none of them.
+            store.share(other, address, length)
+            self.assertEqual([o.state for o in store.put(keys[4:], slices[4:], timeout=5)], ["error"] * 4)
+            self.assertEqual(store.exists(keys), [True] * 4 + [False] * 4)
+            with self.assertRaisesRegex(pagelith.InvalidError, "not a descriptor"):
+                store.share(12345, address, length)
 
     def test_a_store_that_dies_is_said_in_outcomes_and_one_that_is_back_is_used(self):
         disk = ["--dir", os.path.join(self.home.name, "disk"), "--ssd", "64MiB"]

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use pagelith_io::clock::Clock;
 use pagelith_io::entropy::Entropy;
-use pagelith_io::shm::Region;
 use pagelith_io::system::SystemEntropy;
 
 use crate::address::Address;
@@ -15,6 +14,7 @@ use crate::closed::Closed;
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::pending::Progress;
+use crate::shown::Shows;
 use crate::socket::{Socket, SocketPending, connect};
 
 /// Makes links to one peer.
@@ -56,7 +56,7 @@ pub struct SocketDial {
     /// Bounds of the link.
     pub limits: Limits,
     /// Memory of this process that the peer may look at, where it is one of this host.
-    pub shows: Vec<Arc<Region>>,
+    pub shows: Shows,
 }
 
 impl SocketDial {
@@ -65,7 +65,7 @@ impl SocketDial {
     pub fn new(address: Address, key: Option<Key>, offer: Offer, clock: Arc<dyn Clock>) -> SocketDial {
         let limits = Limits::default();
         let entropy = Arc::new(SystemEntropy);
-        SocketDial { address, offer, key, entropy, clock, limits, shows: Vec::new() }
+        SocketDial { address, offer, key, entropy, clock, limits, shows: Shows::default() }
     }
 }
 
@@ -79,7 +79,7 @@ impl Dial for SocketDial {
             &*self.entropy,
             clock,
             self.limits,
-            &self.shows,
+            &self.shows.regions(),
         )?))
     }
 }

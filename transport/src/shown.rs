@@ -1,13 +1,34 @@
 //! Memory that the two ends of a link share, and bytes that are shown there.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pagelith_io::buffer::Part;
 use pagelith_io::shm::{Region, View};
 use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
 
 /// Most regions that a side hands over on one link.
-pub const REGIONS_MAX: usize = 8;
+pub const REGIONS_MAX: usize = 32;
+
+/// Memory of this process that its peers may look at: what links hand over that are made from now on. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Shows(Arc<Mutex<Vec<Arc<Region>>>>);
+
+impl Shows {
+    /// One more; false, and nothing is done, if there are [`REGIONS_MAX`].
+    pub fn add(&self, region: Arc<Region>) -> bool {
+        let mut regions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = regions.len() < REGIONS_MAX;
+        if room {
+            regions.push(region);
+        }
+        room
+    }
+
+    /// All of them, in the order in which they were added.
+    pub fn regions(&self) -> Vec<Arc<Region>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
 
 /// What each side has handed over, in that order.
 #[derive(Clone, Debug, Default)]

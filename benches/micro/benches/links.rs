@@ -30,6 +30,7 @@ use pagelith::transport::dial::SocketDial;
 use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::rights::Rights;
+use pagelith::transport::shown::Shows;
 use pagelith::transport::socket::{Arrival, Listen, Listener};
 use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Store};
 
@@ -138,7 +139,10 @@ fn attach<'s, 'e>(
         }
     });
     let limits = Limits::default();
-    let shows = if shares == Shares::Arena { vec![memory.clone()] } else { Vec::new() };
+    let shows = Shows::default();
+    if shares == Shares::Arena {
+        assert!(shows.add(memory.clone()));
+    }
     let dial =
         SocketDial { address, offer: offer(2), key: None, entropy, clock: clock.clone(), limits, shows };
     Attached::attach(Arc::new(dial), clock, Duration::from_secs(30)).expect("attached")

@@ -23,6 +23,7 @@ use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::link::Link;
 use pagelith::transport::rights::Rights;
+use pagelith::transport::shown::Shows;
 use pagelith::transport::socket::{Arrival, Listen, Listener};
 use pagelith::{
     FlushReport, GetOutcome, GetSlice, Options, PagesFound, PagesQuery, Put, PutGroup, PutOutcome, PutSlice,
@@ -102,7 +103,7 @@ impl Store {
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));
         let threads = vec![listen_on(listener, store.clone(), staging, stop.clone())];
-        let shows = Vec::new();
+        let shows = Shows::default();
         let dial =
             SocketDial { address, offer: offer(2), key: None, entropy, clock: clock.clone(), limits, shows };
         let client = Attached::attach(Arc::new(dial), clock, timeout).expect("attached");

@@ -17,6 +17,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, 
 
 import pagelith
 
+from ..shared import share_pool
 from .pools import Pieces, Placement, Pool, has_heads, of_pages, page_of, text_of
 from .settings import Settings
 
@@ -116,6 +117,8 @@ class HiCache(HiCacheStorage):
                 " Use a draft of the target's kind, or pass --speculative-algorithm none"
             )
         pool = Pool(name, host, self._where)
+        if self.settings.attach is not None:
+            share_pool(self._store, host)
         with self._lock:
             self._pools[name] = pool
             self._begun.clear()
