@@ -265,7 +265,7 @@ impl Server {
         let manner = self.manner(terms);
         let op = match ask {
             Ask::Get(items) => Op::Get(GetOp::new(manner, items.iter())),
-            Ask::Put(puts) => Op::Put(PutOp::new(manner, puts)),
+            Ask::Put(puts) => Op::Put(PutOp::new(manner, puts, &*self.link, id)),
             Ask::Exists(_) | Ask::ExistsPrefix(_) | Ask::Stats | Ask::Ping => {
                 let answered = answer_now(self.world.shared(), &ask, &manner.options);
                 self.answer(id, answered);

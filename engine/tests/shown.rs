@@ -197,6 +197,12 @@ impl Link for Watched {
         self.0.shows(parts)
     }
 
+    fn place(&self, parts: &[Part]) -> Option<(u32, u64)> {
+        let place = self.0.place(parts);
+        self.1.showed.fetch_add(place.is_some().into(), Ordering::Relaxed);
+        place
+    }
+
     fn push(&mut self, push: Push) -> Result<(), Push> {
         let count = if self.0.shows(&push.parts) { &self.1.showed } else { &self.1.sent };
         count.fetch_add(1, Ordering::Relaxed);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
 use pagelith_layouts::wire::{Frame, Kind, Side};
 
 use crate::capability::Offer;
@@ -249,7 +250,18 @@ impl<S: Stream> Link for Conn<S> {
     }
 
     fn shows(&self, parts: &[Part]) -> bool {
-        !self.regions.own.is_empty() && self.regions.pieces(parts).is_some()
+        self.regions.pieces(parts).is_some()
+    }
+
+    fn place(&self, parts: &[Part]) -> Option<(u32, u64)> {
+        match self.regions.pieces(parts)?.as_slice() {
+            [piece] => Some((piece.region, piece.at)),
+            _ => None,
+        }
+    }
+
+    fn view(&self, stretch: Stretch, (region, at): (u32, u64), length: u64) -> Option<Shown> {
+        self.regions.shown(stretch, std::iter::once(ShownPiece::new(region, at, length)))
     }
 
     fn push(&mut self, push: Push) -> Result<(), Push> {

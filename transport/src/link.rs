@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use pagelith_io::buffer::Part;
 use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::shown::Stretch;
 use pagelith_layouts::wire::{Frame, Side};
 
 use crate::closed::Closed;
@@ -180,6 +181,17 @@ pub trait Link: Send {
 
     /// Whether a push of these would be shown, and not sent.
     fn shows(&self, parts: &[Part]) -> bool;
+
+    /// The number of this side's region that all of these bytes lie in, and where in it they begin. `None` if they lie
+    /// in several pieces, or elsewhere.
+    fn place(&self, _parts: &[Part]) -> Option<(u32, u64)> {
+        None
+    }
+
+    /// Bytes that the peer says lie in a region of its own; `None` if it has handed over no such memory.
+    fn view(&self, _stretch: Stretch, _place: (u32, u64), _length: u64) -> Option<Shown> {
+        None
+    }
 
     /// Queue bytes of an item, behind everything queued before. Handed back when there is no room, or no byte.
     fn push(&mut self, push: Push) -> Result<(), Push>;

@@ -64,6 +64,8 @@ pub(crate) struct Outbound {
     shown: BTreeMap<Stretch, Option<Push>>,
     /// What was taken of what the peer showed, to be said.
     taken: Vec<Stretch>,
+    /// Nothing is staged but what was taken: nobody waits for that.
+    quiet: bool,
     /// Whole frames and the head of a data frame, written up to `at`.
     staged: Vec<u8>,
     at: usize,
@@ -84,6 +86,7 @@ impl Outbound {
             urgent: VecDeque::new(),
             shown: BTreeMap::new(),
             taken: Vec::new(),
+            quiet: false,
             staged: first,
             at: 0,
             body_left: 0,
@@ -247,7 +250,7 @@ impl Outbound {
         {
             stretches.extend(front.rest(self.body_left, STRETCHES_MAX).into_iter().map(IoSlice::new));
         }
-        stream.write(&stretches)
+        if self.quiet { stream.write_quietly(&stretches) } else { stream.write(&stretches) }
     }
 
     /// So many bytes were written.
@@ -276,6 +279,7 @@ impl Outbound {
     fn stage(&mut self, counts: &mut Counts) {
         self.staged.clear();
         self.at = 0;
+        self.quiet = self.urgent.is_empty() && self.queue.is_empty();
         while let Some(frame) = self.urgent.pop_front() {
             self.writing.control(&frame, &mut self.staged);
         }

@@ -42,6 +42,9 @@ pub struct Regions {
 impl Regions {
     /// Where all of `parts` lie in this side's regions; `None` if one of them lies elsewhere, or none has a byte.
     pub(crate) fn pieces(&self, parts: &[Part]) -> Option<Vec<ShownPiece>> {
+        if self.own.is_empty() {
+            return None;
+        }
         let place = |part: &Part| {
             let regions = self.own.iter().zip(0u32..);
             regions

@@ -47,6 +47,11 @@ pub trait Stream: Send {
         Regions::default()
     }
 
+    /// As `write`, of what the peer need not hear of before it looks by itself.
+    fn write_quietly(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+        self.write(parts)
+    }
+
     /// Wait until bytes can be read, or with `write` sent, at most `timeout`; false if none can.
     fn ready(&mut self, write: bool, timeout: Duration) -> bool;
 }

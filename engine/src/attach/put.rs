@@ -194,12 +194,15 @@ impl RemotePut {
             Standing::Down => return None,
         };
         let lend = self.lend(&offer);
-        let draft = offer.draft.take().unwrap_or_else(|| self.draft(&offer));
+        let draft = offer
+            .draft
+            .take()
+            .unwrap_or_else(|| draft(&self.required, &self.groups, &self.objects, &offer, caller));
         let terms = self.manner.terms(now, offer.groups.start);
         match caller.put(token, &draft, lend, terms, self.manner.deadline) {
             Ok(()) => Some(Offer { state: State::Asked(token, caller.peer_instance()), ..offer }),
             Err(error) if error.kind == ErrorKind::Busy && caller.calls() > 0 => {
-                Some(Offer { draft: Some(draft), ..offer })
+                Some(Offer { draft: Some(draft).filter(|draft| !draft.shows()), ..offer })
             }
             Err(error) => {
                 let objects = self.of(&offer);
@@ -214,17 +217,6 @@ impl RemotePut {
         let (first, last) =
             (groups.first().map_or(0, |g| g.objects.start), groups.last().map_or(0, |g| g.objects.end));
         &mut self.objects[first..last]
-    }
-
-    fn draft(&self, offer: &Offer) -> PutDraft {
-        let mut draft = PutDraft::of_parts(BLOCK_BYTES, &self.required);
-        for group in &self.groups[offer.groups.clone()] {
-            draft.group(group.base);
-            for object in &self.objects[group.objects.clone()] {
-                draft.object(object.key, object.length, &checksums(&object.readers.parts(), object.length));
-            }
-        }
-        draft
     }
 
     /// Gives the bytes of an offer's objects.
@@ -255,6 +247,28 @@ impl RemotePut {
         };
         self.objects.into_iter().map(done).collect()
     }
+}
+
+/// What an offer says, over the link of `caller`.
+fn draft(
+    required: &[ObjectKey],
+    groups: &[Group],
+    objects: &[Object],
+    offer: &Offer,
+    caller: &Caller,
+) -> PutDraft {
+    let mut draft = PutDraft::of_parts(BLOCK_BYTES, required);
+    for group in &groups[offer.groups.clone()] {
+        draft.group(group.base);
+        for object in &objects[group.objects.clone()] {
+            let parts = object.readers.parts();
+            draft.object(object.key, object.length, &checksums(&parts, object.length));
+            if let Some((region, at)) = caller.place(&parts) {
+                draft.shown(region, at);
+            }
+        }
+    }
+    draft
 }
 
 /// Bytes that an object takes in an offer, at most.

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::{NamespaceId, OpId};
@@ -48,6 +49,11 @@ impl Caller {
     /// Whether both sides have a feature.
     pub fn has(&self, feature: Feature) -> bool {
         self.link.facts().features & feature.bit() != 0
+    }
+
+    /// Where the peer can look at these bytes, if it can.
+    pub fn place(&self, parts: &[Part]) -> Option<(u32, u64)> {
+        self.link.place(parts)
     }
 
     /// Longest request in bytes.

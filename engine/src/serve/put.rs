@@ -40,6 +40,8 @@ struct Offered {
     length: u64,
     /// Of its blocks, as the client has them; empty for the store's own.
     sums: Vec<Checksum>,
+    /// Where they lie in the client's memory, if it shows them.
+    shown: Option<Shown>,
     memory: Memory,
     verdict: Option<Verdict>,
 }
@@ -87,7 +89,7 @@ pub(super) struct PutOp {
 }
 
 impl PutOp {
-    pub fn new(manner: Manner, puts: Puts<'_>) -> PutOp {
+    pub fn new(manner: Manner, puts: Puts<'_>, link: &dyn Link, id: OpId) -> PutOp {
         let mut groups: Vec<Group> = Vec::new();
         let mut offered = Vec::new();
         for object in puts.objects() {
@@ -98,10 +100,14 @@ impl PutOp {
             }
             groups.iter_mut().last().into_iter().for_each(|g| g.objects.end = at + 1);
             let sums = object.checksums.iter().collect();
+            // What cannot be looked at is pulled.
+            let shown = |place| link.view((id, object.number, 0), place, object.length);
+            let shown = object.shown.and_then(shown);
             offered.push(Offered {
                 key: object.key,
                 length: object.length,
                 sums,
+                shown,
                 memory: Memory::None,
                 verdict: None,
             });
@@ -154,8 +160,11 @@ impl PutOp {
                         break;
                     }
                 }
-                State::Whole => self.store(world, id, at),
-                State::Pulled(_) | State::Storing(_) | State::Committing(..) | State::Done => {}
+                State::Whole | State::Pulled(_) | State::Storing(_) | State::Committing(..) | State::Done => {
+                }
+            }
+            if matches!(self.groups[at].state, State::Whole) {
+                self.store(world, id, at);
             }
         }
         let over = self.groups.iter().all(|group| is_done(&group.state));
@@ -215,18 +224,27 @@ impl PutOp {
         };
         let mut pulls = Vec::with_capacity(memory.len());
         for (item, (arriving, part)) in objects.clone().zip(memory) {
-            self.offered[item].memory = Memory::Arriving(arriving);
+            let object = &mut self.offered[item];
+            object.memory = Memory::Arriving(arriving);
+            if let Some(shown) = object.shown.take() {
+                object.arrived(vec![part], Some(&shown), self.block_bytes);
+                continue;
+            }
             pulls.push(PullItem::new(item as u32, 0, part.len() as u64));
             if link.expose(id, item as u32, 0, vec![part]).is_err() {
                 link.retract(id);
                 return false;
             }
         }
+        if pulls.is_empty() {
+            self.groups[at].state = State::Whole;
+            return true;
+        }
         if link.send(Frame::new(Kind::Pull, id, pull::encode(&pulls))).is_err() {
             link.retract(id);
             return false;
         }
-        self.groups[at].state = State::Pulled(objects.len());
+        self.groups[at].state = State::Pulled(pulls.len());
         true
     }
 

@@ -104,6 +104,11 @@ impl RingWriter {
         self.ring.take_sleeper(READER_SLEEPS)
     }
 
+    /// Let the reader see it when it looks by itself: a sleeper sleeps on, and is woken by what is published next.
+    pub fn publish_quietly(&mut self) {
+        self.ring.count(WRITTEN).store(self.written, Ordering::Release);
+    }
+
     /// Say that this side is about to sleep until there is room, or not any more.
     pub fn sleep(&self, sleeps: bool) {
         self.ring.sleep(WRITER_SLEEPS, sleeps);
@@ -207,6 +212,11 @@ mod tests {
         assert!(out.publish());
         out.write(&[2]).expect("room");
         assert!(!out.publish(), "it is awake");
+        inward.sleep(true);
+        out.write(&[3]).expect("room");
+        out.publish_quietly();
+        assert_eq!(inward.available(), Ok(3), "it can be seen");
+        assert!(out.publish(), "it sleeps still");
         inward.sleep(true);
         inward.sleep(false);
         assert!(!out.publish());

@@ -3,7 +3,7 @@
 use super::List;
 use crate::checksum::{Checksum, block_count};
 use crate::error::FormatError;
-use crate::format::{is_zero, structure};
+use crate::format::structure;
 use crate::key::ObjectKey;
 use crate::record::OBJECT_BYTES_MAX;
 
@@ -18,8 +18,12 @@ structure! {
         pub group: u32,
         /// Number of its payload checksums: one a block; 0 for the server to make them of what arrives.
         pub checksum_count: u32,
+        /// 1 more than the number of the sender's region that all of its bytes lie in, where it is not to be pulled; else 0.
+        shown: u32,
         /// Zero.
-        reserved: [u8; 16],
+        reserved: u32,
+        /// Where in that region they begin, in bytes; else zero.
+        at: u64,
     }
 }
 
@@ -69,6 +73,8 @@ pub struct PutObject<'a> {
     pub group: u32,
     /// One a block; none if the server is to make them.
     pub checksums: List<'a, Checksum>,
+    /// The sender's region that its bytes lie in, and where in it they begin; `None` if they are to be pulled.
+    pub shown: Option<(u32, u64)>,
 }
 
 impl<'a> Puts<'a> {
@@ -89,8 +95,11 @@ impl<'a> Puts<'a> {
             if !(1..=OBJECT_BYTES_MAX).contains(&item.length) {
                 return wrong("length", item.length);
             }
-            if !is_zero(&item.reserved) {
-                return wrong("reserved", 1);
+            if item.reserved != 0 {
+                return wrong("reserved", item.reserved.into());
+            }
+            if (item.shown == 0 && item.at != 0) || item.at.checked_add(item.length).is_none() {
+                return wrong("at", item.at);
             }
             let next = last.map_or(0, |group: u32| group.saturating_add(1));
             if item.group != next && Some(item.group) != last {
@@ -160,7 +169,8 @@ impl<'a> Puts<'a> {
             let own = checksums.slice(first, last);
             first = last;
             let PutItem { key, length, group, .. } = item;
-            PutObject { number: number as u32, key, length, group, checksums: own }
+            let shown = item.shown.checked_sub(1).map(|region| (region, item.at));
+            PutObject { number: number as u32, key, length, group, checksums: own, shown }
         })
     }
 }
@@ -197,8 +207,20 @@ impl PutDraft {
     pub fn object(&mut self, key: ObjectKey, length: u64, checksums: &[Checksum]) {
         let group = self.groups.saturating_sub(1);
         let checksum_count = checksums.len() as u32;
-        self.items.push(PutItem { key, length, group, checksum_count, reserved: [0; 16] });
+        self.items.push(PutItem { key, length, group, checksum_count, shown: 0, reserved: 0, at: 0 });
         self.checksums.extend_from_slice(checksums);
+    }
+
+    /// The last object's bytes lie in a region of this side from `at` on, and need not be pulled.
+    pub fn shown(&mut self, region: u32, at: u64) {
+        if let Some(item) = self.items.last_mut() {
+            (item.shown, item.at) = (region.saturating_add(1), at);
+        }
+    }
+
+    /// Whether it says where bytes lie: only on one connection that means something.
+    pub fn shows(&self) -> bool {
+        self.items.iter().any(|item| item.shown != 0)
     }
 
     /// The put so far. An error names what does not go together: a group without objects, a checksum too many.

@@ -99,11 +99,18 @@ impl Stream for Socket {
 
     fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved {
         if let Carries::Rings(rings, _) = &mut self.carries {
-            return rings.write(&self.fd, parts);
+            return rings.write(&self.fd, parts, true);
         }
         // Not writev: a peer that is gone must be an error here, and no signal to the whole process.
         let flags = SendFlags::NOSIGNAL;
         moved("send", retry_on_intr(|| sendmsg(&self.fd, parts, &mut SendAncillaryBuffer::default(), flags)))
+    }
+
+    fn write_quietly(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+        match &mut self.carries {
+            Carries::Rings(rings, _) => rings.write(&self.fd, parts, false),
+            Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => self.write(parts),
+        }
     }
 
     fn ready(&mut self, write: bool, timeout: Duration) -> bool {

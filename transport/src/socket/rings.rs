@@ -128,7 +128,8 @@ impl Rings {
         }
     }
 
-    pub fn write(&mut self, socket: &OwnedFd, parts: &[IoSlice<'_>]) -> Moved {
+    /// Write, and wake a sleeper if it is to hear of it now.
+    pub fn write(&mut self, socket: &OwnedFd, parts: &[IoSlice<'_>], wakes: bool) -> Moved {
         if self.ended {
             return Moved::Ended;
         }
@@ -147,7 +148,9 @@ impl Rings {
         if total == 0 {
             return Moved::Blocked;
         }
-        if self.out.publish() {
+        if !wakes {
+            self.out.publish_quietly();
+        } else if self.out.publish() {
             self.wake(socket);
         }
         Moved::Bytes(total)
