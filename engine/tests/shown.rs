@@ -374,7 +374,8 @@ fn memory_that_is_taken_away_is_no_put() {
     rustix::fs::ftruncate(&fd, 1 << 20).expect("memory");
     let own = content(1, 1 << 20);
     // What the client checksums is not what lies in the file: as if it had changed in between.
-    let region = Region::mapped(fd.try_clone().expect("a descriptor"), own.as_ptr() as usize, own.len());
+    let other = fd.try_clone().expect("a descriptor");
+    let region = Region::mapped(other, own.as_ptr() as usize, own.len()).expect("in memory");
     let (client, seen) = process.client(vec![Arc::new(region)]);
     let short = Options { timeout: Some(Duration::from_secs(2)), ..Options::default() };
     let try_put = |page| {

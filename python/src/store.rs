@@ -167,8 +167,10 @@ impl Store {
         let file = std::fs::File::open(format!("/proc/self/fd/{fd}"));
         let file = file
             .map_err(|error| InvalidError::new_err(format!("not a descriptor of memory fd={fd}: {error}")))?;
-        self.with(py, |store| store.share(Region::mapped(file.into(), address, length)))?
-            .map_err(|error| raised(&error))
+        let region = Region::mapped(file.into(), address, length).map_err(|_| {
+            InvalidError::new_err(format!("not memory of so many bytes fd={fd} length={length}"))
+        })?;
+        self.with(py, |store| store.share(region))?.map_err(|error| raised(&error))
     }
 
     /// Begin a request: calls that carry it count as equally recent.

@@ -460,6 +460,8 @@ class Attached(Case):
             self.assertEqual(store.exists(keys), [True] * 4 + [False] * 4)
             with self.assertRaisesRegex(pagelith.InvalidError, "not a descriptor"):
                 store.share(12345, address, length)
+            with self.assertRaisesRegex(pagelith.InvalidError, "not memory of so many bytes"):
+                store.share(fd, address, length + 1)
 
     def test_a_store_that_dies_is_said_in_outcomes_and_one_that_is_back_is_used(self):
         disk = ["--dir", os.path.join(self.home.name, "disk"), "--ssd", "64MiB"]

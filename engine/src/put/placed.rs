@@ -8,9 +8,10 @@
 //!   Nothing of this is dropped under the core's lock.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use pagelith_io::buffer::{Keep, Part};
+use pagelith_io::sync::AtomicU64;
 use pagelith_layouts::align::align_up;
 use pagelith_layouts::checksum::Checksum;
 use pagelith_layouts::key::ObjectKey;

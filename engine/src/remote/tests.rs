@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::clock::Clock;
+use pagelith_io::shm::Region;
 use pagelith_io::staging::StagingPool;
 use pagelith_io::system::{SystemClock, SystemEntropy};
 use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
@@ -48,11 +49,12 @@ impl Pair {
     }
 
     fn verifying(rights: Rights, verify_ratio: f64) -> Pair {
-        Pair::at("tcp:127.0.0.1:0".parse().expect("an address"), rights, verify_ratio)
+        Pair::at("tcp:127.0.0.1:0".parse().expect("an address"), rights, verify_ratio, &[])
     }
 
     /// At a Unix socket the store's memory is shown.
-    pub(super) fn at(address: Address, rights: Rights, verify_ratio: f64) -> Pair {
+    pub(super) fn at(address: Address, rights: Rights, verify_ratio: f64, shows: &[Arc<Region>]) -> Pair {
+        let of_client = shows;
         let shows = matches!(address, Address::Unix(_));
         let mut config = Config::default();
         config.dram.verify_ratio = verify_ratio;
@@ -70,7 +72,8 @@ impl Pair {
         let mut listener = Listener::new(&listen, offer(1), Arc::new(SystemEntropy), clock.clone(), limits)
             .expect("listens")
             .showing(regions);
-        let pending = connect(listener.address(), offer(2), None, &SystemEntropy, clock.clone(), limits, &[]);
+        let pending =
+            connect(listener.address(), offer(2), None, &SystemEntropy, clock.clone(), limits, of_client);
         let mut progress = Progress::Waiting(pending.expect("connects"));
         let (mut client, mut arrivals) = (None, Vec::new());
         while client.is_none() || arrivals.is_empty() {

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use pagelith_io::buffer::Readers;
+use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
+use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::Terms;
 use pagelith_transport::address::Address;
 use pagelith_transport::rights::Rights;
@@ -16,7 +19,7 @@ const LEN: usize = 100_000;
 /// A pair over shared memory, and a directory that keeps its socket.
 fn showing(verify_ratio: f64) -> (Pair, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("a directory");
-    let pair = Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), verify_ratio);
+    let pair = Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), verify_ratio, &[]);
     (pair, dir)
 }
 
@@ -80,10 +83,10 @@ fn what_is_never_taken_is_the_stores_again_in_time() {
 #[test]
 fn memory_that_was_set_aside_for_a_put_is_free_once_the_client_is_gone() {
     let (mut pair, _dir) = showing(1.0);
-    let mut draft = pagelith_layouts::wire::put::PutDraft::new(pagelith_layouts::checksum::BLOCK_BYTES);
+    let mut draft = PutDraft::new(BLOCK_BYTES);
     for page in 0..8 {
         draft.group(None);
-        draft.object(key(page, "k"), 1 << 20, &[pagelith_layouts::checksum::checksum(&[0; 32_768]); 32]);
+        draft.object(key(page, "k"), 1 << 20, &[checksum(&[0; 32_768]); 32]);
     }
     let deadline = pair.clock.now().after(PATIENCE);
     // It never sends what is pulled.
@@ -107,4 +110,33 @@ fn memory_that_was_set_aside_for_a_put_is_free_once_the_client_is_gone() {
     assert_eq!(store.shared.arriving.load(std::sync::atomic::Ordering::Relaxed), 0);
     let all = store.shared.lock().space.free_bytes();
     assert_eq!(all, store.shared.config.arena_bytes(), "pages are lost");
+}
+
+/// Who shows bytes may have given up meanwhile: without checksums nobody could tell.
+#[test]
+fn what_is_shown_without_checksums_is_no_put() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (mut buffers, region) = pagelith_io::buffer::AlignedBuf::shown(1, LEN).expect("memory");
+    let bytes = object(1, LEN);
+    buffers[0].copy_from_slice(&bytes);
+    let address = Address::Unix(dir.path().join("socket"));
+    let mut pair = Pair::at(address, Rights::all(), 1.0, &[region]);
+    let all: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
+    let memory = Readers::new(vec![buffers.remove(0).into_part()]);
+    for (page, sums, says_where, is_put) in
+        [(1, &all[..], true, true), (2, &all[..], false, true), (3, &[], true, false), (4, &[], false, false)]
+    {
+        let mut draft = PutDraft::new(BLOCK_BYTES);
+        draft.group(None);
+        draft.object(key(page, "k"), LEN as u64, sums);
+        if says_where {
+            draft.shown(0, 0);
+        }
+        let (lent, deadline) = (memory.clone(), pair.clock.now().after(PATIENCE));
+        let lend = Box::new(move |_| lent.parts());
+        pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
+        let Reply::Put(outcomes) = pair.reply() else { panic!("another reply") };
+        assert_eq!(outcomes[0].is_ok(), is_put, "page={page} {outcomes:?}");
+        assert_eq!(pair.store.exists_batch(&[key(page, "k")], Options::default()), [is_put], "page={page}");
+    }
 }

@@ -1,7 +1,10 @@
 //! Puts: what is here already is answered without its bytes; the rest is pulled into memory of the arena that was set aside
 //! for it, a group at a time, and put where it lies.
 //!
-//! Invariant: what is put has the checksums that were sent with it, made of what lies in the arena.
+//! Invariants:
+//! - What is put has the checksums that were sent with it, made of what lies in the arena.
+//! - What was copied out of a client's memory is put only if it has such checksums: who shows bytes may have given up
+//!   meanwhile, and have others there.
 
 use std::ops::Range;
 
@@ -99,10 +102,10 @@ impl PutOp {
                 groups.push(Group { base, objects: at..at, state: State::New });
             }
             groups.iter_mut().last().into_iter().for_each(|g| g.objects.end = at + 1);
-            let sums = object.checksums.iter().collect();
-            // What cannot be looked at is pulled.
+            let sums: Vec<Checksum> = object.checksums.iter().collect();
+            // What cannot be looked at, or compared, is pulled.
             let shown = |place| link.view((id, object.number, 0), place, object.length);
-            let shown = object.shown.and_then(shown);
+            let shown = object.shown.filter(|_| !sums.is_empty()).and_then(shown);
             offered.push(Offered {
                 key: object.key,
                 length: object.length,
@@ -362,7 +365,7 @@ impl Offered {
         };
         let part = parts.pop();
         let right = |sums: &Vec<Checksum>| match &part {
-            _ if self.sums.is_empty() => true,
+            _ if self.sums.is_empty() => shown.is_none(),
             _ if block_bytes == BLOCK_BYTES => *sums == self.sums,
             // Of blocks of another length.
             Some(part) => {

@@ -46,9 +46,13 @@ impl Region {
     }
 
     /// Memory that this process has mapped at `address` already: the first `bytes` of the memfd, or of the file in a memory file
-    /// system, that `fd` is. Whoever is shown it looks at the file, so the mapping must be a shared one of it.
-    pub fn mapped(fd: OwnedFd, address: usize, bytes: usize) -> Region {
-        Region { memory: Memory::Mapped(address, bytes), fd }
+    /// system, that `fd` is. Whoever is shown it looks at the file, so the mapping must be a shared one of it. Fails if `fd` is neither,
+    /// or not as long.
+    pub fn mapped(fd: OwnedFd, address: usize, bytes: usize) -> std::io::Result<Region> {
+        if bytes == 0 || bytes > length_in_memory(&fd)? {
+            return Err(Errno::INVAL.into());
+        }
+        Ok(Region { memory: Memory::Mapped(address, bytes), fd })
     }
 
     /// Where it begins.
@@ -102,11 +106,7 @@ impl View {
     /// What another process handed over: a memfd, or a file of a memory file system. Refuses others, since a look at
     /// them may take as long as their owner likes.
     pub fn of(fd: OwnedFd) -> std::io::Result<View> {
-        let stat = fstat(&fd)?;
-        let in_memory =
-            fstatfs(&fd)?.f_type == TMPFS && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        let len =
-            usize::try_from(stat.st_size).ok().filter(|len| *len > 0 && in_memory).ok_or(Errno::INVAL)?;
+        let len = length_in_memory(&fd)?;
         let is_sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         let bytes = match is_sealed {
             true => Bytes::Mapped(MmapOptions::new().len(len).map_raw_read_only(&fd)?),
@@ -149,6 +149,15 @@ impl View {
         // meanwhile: this one's memory model does not know of it, and nothing but the copy is ever read as bytes.
         unsafe { std::ptr::copy_nonoverlapping(map.as_ptr().add(at as usize), to.as_mut_ptr(), to.len()) }
     }
+}
+
+/// Length in bytes of a memfd, or of a file of a memory file system; an error for anything else, and for nothing.
+fn length_in_memory(fd: &OwnedFd) -> std::io::Result<usize> {
+    let stat = fstat(fd)?;
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let in_memory = is_file && fstatfs(fd)?.f_type == TMPFS;
+    let len = usize::try_from(stat.st_size).ok().filter(|len| *len > 0 && in_memory);
+    len.ok_or_else(|| Errno::INVAL.into())
 }
 
 fn read_out(fd: &OwnedFd, at: u64, to: &mut [u8]) {
@@ -238,7 +247,9 @@ mod tests {
         let fd = memfd_create("test", MemfdFlags::CLOEXEC).expect("memory");
         ftruncate(&fd, 8192).expect("memory");
         let map = MmapOptions::new().len(8192).map_raw(&fd).expect("mapped");
-        let region = Region::mapped(fd, map.as_ptr() as usize, 8192);
+        let other = fd.try_clone().expect("a descriptor");
+        assert!(Region::mapped(other, map.as_ptr() as usize, 8193).is_err(), "longer than the file");
+        let region = Region::mapped(fd, map.as_ptr() as usize, 8192).expect("in memory");
         assert_eq!((region.place(map.as_ptr() as usize + 5, 10), region.len()), (Some(5), 8192));
         assert_eq!(region.place(map.as_ptr() as usize + 5, 8192), None);
         write(&region, 100, b"there");
