@@ -123,6 +123,11 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
     let arena = if config.dram_shared() { Arena::shared } else { Arena::new };
     let arena =
         arena(config.arena_bytes()).map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
+    if config.dram_prefault() {
+        let failed =
+            |e| Error::new(ErrorKind::Busy, format!("dram.prefault: {e} bytes={}", config.arena_bytes()));
+        arena.memory.prefault().map_err(failed)?;
+    }
     let index = Index::new(config.max_objects()).map_err(|e| Error::new(ErrorKind::Busy, e.to_string()))?;
     let staging = StagingPool::new(config.staging_bytes() as usize)
         .map_err(|e| Error::new(ErrorKind::Busy, format!("staging.bytes: {e}")))?;

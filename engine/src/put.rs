@@ -2,9 +2,11 @@
 //!
 //! 1. [`admit`](admit::admit): under the lock, what is present is told apart from what is new, and memory is
 //!    set aside, evicting where needed. A full arena answers `Busy` here; nothing waits and nothing grows.
-//! 2. [`store`]: outside the lock, in the caller's thread, one copy into the arena and the block checksums.
+//! 2. [`copy`]: outside the lock, in the caller's thread, one copy into the arena and the block checksums.
 //! 3. [`publish`](publish::publish): under the lock again, the group becomes visible as a whole, unless its
 //!    namespace was cleared or somebody else was first meanwhile; then it is queued for the flusher.
+//!
+//! Groups of a batch take each step together, as many as [`run`](crate::put_batch) lets: the lock is met twice a run.
 //!
 //! What is visible never changes its bytes by a put: an object of a group that was put by itself before is
 //! *adopted*, its bytes read and stored again with the group's.
@@ -21,10 +23,9 @@ use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::{self, MEMBERS_MAX, OBJECT_BYTES_MAX};
 use pagelith_tiers::dram::arena::Extent;
-use pagelith_tiers::policy::Recency;
 
 use crate::core::Core;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::frame_io::Unpublished;
 use crate::frames::{FrameMember, FrameRef};
 use crate::index::SsdPlace;
@@ -33,18 +34,17 @@ use crate::shared::Shared;
 
 /// Bring what these pages' admission will look at into the cache, all of it at once: what the index has of them, and of
 /// the pages that may have to leave for them. Changes nothing.
-pub(crate) fn prefetch(shared: &Shared, firsts: impl Iterator<Item = ObjectKey>) {
-    let firsts: Vec<ObjectKey> = firsts.collect();
+pub(crate) fn prefetch(shared: &Shared, core: &Core, firsts: impl ExactSizeIterator<Item = ObjectKey>) {
+    let pages = firsts.len();
     // One miss of the cache has nothing to overlap with.
-    if firsts.len() < 2 {
+    if pages < 2 {
         return;
     }
-    let core = shared.lock();
-    let fingerprint = |key: &ObjectKey| shared.fingerprint(key, core.generation(key.namespace()));
-    let mut fingerprints: Vec<u128> = firsts.iter().map(fingerprint).collect();
+    let fingerprint = |key: ObjectKey| shared.fingerprint(&key, core.generation(key.namespace()));
+    let mut fingerprints: Vec<u128> = firsts.map(fingerprint).collect();
     core.index.prefetch(&fingerprints);
-    let mut leave = Vec::with_capacity(firsts.len());
-    core.policy.ahead(firsts.len(), &mut leave);
+    let mut leave = Vec::with_capacity(pages);
+    core.policy.ahead(pages, &mut leave);
     core.frames.prefetch_keys(leave.iter().map(|frame| frame.0));
     fingerprints.clear();
     let members = leave.iter().filter_map(|frame| core.frames.get(*frame)).flat_map(|f| &f.data.members);
@@ -118,7 +118,18 @@ impl Admitted {
     }
 }
 
-/// What became of a group that was admitted.
+/// A group whose bytes lie in the arena, invisible so far.
+pub(crate) struct Copied {
+    generation: Generation,
+    members: Vec<FrameMember>,
+    /// As admission had it.
+    here: Vec<Option<At>>,
+    open: Option<u64>,
+    /// All of it is there.
+    whole: bool,
+}
+
+/// What became of a group that was copied.
 pub(crate) enum Stored {
     /// That, and these frames are to be written.
     Done(PutOutcome, Vec<FrameRef>),
@@ -247,14 +258,8 @@ pub(crate) fn expire(shared: &Shared, core: &mut Core) {
     core.drop_expired_groups(now);
 }
 
-/// Steps 2 and 3.
-pub(crate) fn store(
-    shared: &Shared,
-    kind: Kind,
-    group: Vec<Incoming<'_>>,
-    admitted: Admitted,
-    at: Recency,
-) -> Stored {
+/// Step 2.
+pub(crate) fn copy(shared: &Shared, group: Vec<Incoming<'_>>, admitted: Admitted) -> Copied {
     let Admitted { generation, fingerprints, extents, here, open, .. } = admitted;
     let mut members = Vec::with_capacity(group.len());
     let mut whole = true;
@@ -287,11 +292,7 @@ pub(crate) fn store(
         let checksums = checksums.unwrap_or_default();
         members.push(FrameMember { key: object.key, fingerprint, extent, checksums });
     }
-    if !whole {
-        let detail = "extent and object have different lengths";
-        return Stored::Back(Error::new(ErrorKind::Internal, detail), members);
-    }
-    publish::publish(shared, kind, members, here, generation, at, open)
+    Copied { generation, members, here, open, whole }
 }
 
 /// Queue the frames of a batch for the flusher, the last first: heads of chains become younger in the log

@@ -1,5 +1,7 @@
-//! A batch of groups to be put. What is new is stored at once; only what may be on SSD already has to be looked
-//! at there first, and what is here by itself read, before its group can be made.
+//! A batch of groups to be put. What is new is stored at once, [run by run](run); only what may be on SSD already has to be
+//! looked at there first, and what is here by itself read, before its group can be made.
+
+mod run;
 
 use std::sync::Arc;
 
@@ -10,19 +12,15 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 
 use crate::batch::{Destination, Get, Put, PutGroup, Source};
+use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frames::{FrameMember, FrameRef};
 use crate::get::{GetBatch, Probed};
-use crate::index::PREFETCH_GROUP;
 use crate::outcome::{PutDone, PutOutcome, Ticket};
-use crate::put::admit::{Admission, Alone, admit};
-use crate::put::{self, At, Bytes, Incoming, Kind, Size, Stored};
+use crate::put::admit::Alone;
+use crate::put::{self, At, Bytes, Incoming, Kind, Size};
 use crate::session::SessionIo;
 use crate::shared::Shared;
-
-/// Bytes after which what was stored so far is handed to the flusher, so that a batch larger than the arena
-/// makes progress.
-const ENQUEUE_BYTES: u64 = 4 << 20;
 
 /// Where a group's objects come from.
 enum From {
@@ -151,8 +149,7 @@ impl Group {
     }
 
     /// It cannot be stored now: what of it is in the arena goes back to where it was.
-    fn take_back(&self, shared: &Shared, adopts: &[bool], members: Vec<FrameMember>) {
-        let mut core = shared.lock();
+    fn take_back(&self, core: &mut Core, adopts: &[bool], members: Vec<FrameMember>) {
         for (i, member) in members.into_iter().enumerate() {
             let open = match &self.from {
                 From::Open(id, _) if !takes_in(adopts, i) => core.waiting.get_mut(*id),
@@ -226,85 +223,13 @@ impl PutBatch {
     }
 
     fn try_groups(&mut self, io: &SessionIo) {
-        for i in 0..self.groups.len() {
-            if i.is_multiple_of(PREFETCH_GROUP) {
-                let next = &self.groups[i..(i + PREFETCH_GROUP).min(self.groups.len())];
-                let new = next.iter().filter(|group| group.outcome.is_none());
-                put::prefetch(
-                    &io.shared,
-                    new.filter(|group| group.from.objects() > 0).map(|group| group.key(0)),
-                );
-            }
-            if self.groups[i].outcome.is_none() {
-                self.try_group(io, i);
-            }
+        let mut next = 0;
+        while next < self.groups.len() {
+            next = self.try_run(&io.shared, next);
         }
         put::enqueue(&io.shared, &mut self.frames);
         io.shared.remote.iter().for_each(|remote| remote.work.raise());
         self.let_go(&io.shared);
-    }
-
-    fn try_group(&mut self, io: &SessionIo, i: usize) {
-        let shared = &io.shared;
-        let group = &mut self.groups[i];
-        let Some(sizes) = group.sizes(shared) else {
-            group.outcome = Some(Err(crate::groups::gone()));
-            return;
-        };
-        let checked = shared.check_open().and_then(|()| put::check(shared, group.kind, &sizes));
-        let adopted: Vec<_> = group.adopted.iter().map(|a| a.as_ref().map(|(at, _)| *at)).collect();
-        let admission = match checked {
-            Ok(()) => admit(shared, group.kind, &sizes, group.probed.as_deref(), &adopted),
-            Err(error) => Admission::Settled(Err(error)),
-        };
-        // What was asked for once and did not come is not asked for again.
-        let in_vain =
-            || Error::busy(format!("an object changed while it was looked at key={}", sizes[0].key));
-        match admission {
-            Admission::Settled(outcome) => group.outcome = Some(outcome),
-            Admission::Incomplete => group.outcome = Some(Ok(PutOutcome::Waiting)),
-            Admission::Doubtful(_) if group.probed.is_some() => group.outcome = Some(Err(in_vain())),
-            Admission::Doubtful(members) => group.needs = Needs::Headers(members),
-            Admission::Adopt(_) if group.asked => group.outcome = Some(Err(in_vain())),
-            Admission::Adopt(members) => (group.needs, group.asked) = (Needs::Objects(members), true),
-            Admission::Admitted(admitted) => {
-                self.store(shared, i, admitted);
-                self.unqueued_bytes += sizes.iter().filter_map(|s| s.length).sum::<u64>();
-            }
-        }
-        self.settle_open(shared, i);
-        if self.unqueued_bytes >= ENQUEUE_BYTES {
-            self.unqueued_bytes = 0;
-            put::enqueue(shared, &mut self.frames);
-        }
-    }
-
-    fn store(&mut self, shared: &Shared, i: usize, mut admitted: put::Admitted) {
-        let group = &mut self.groups[i];
-        if let From::Open(id, _) = &group.from {
-            admitted.open = Some(*id);
-        }
-        let at = Recency { depth: self.at.depth.saturating_add(i as u32), ..self.at };
-        let adopts = admitted.adopts.clone();
-        let (first, kind) = (group.key(0), group.kind);
-        let outcome = match group.incoming(shared, &adopts) {
-            None => {
-                admitted.give_back(&mut shared.lock());
-                Err(Error::busy(format!("the group changed while it was looked at key={first}")))
-            }
-            Some(incoming) => match put::store(shared, kind, incoming, admitted, at) {
-                Stored::Done(outcome, frames) => {
-                    self.frames.extend(frames);
-                    Ok(outcome)
-                }
-                Stored::Back(error, members) => {
-                    group.take_back(shared, &adopts, members);
-                    Err(error)
-                }
-            },
-        };
-        let group = &mut self.groups[i];
-        (group.takes_in, group.outcome) = (adopts, Some(outcome));
     }
 
     /// An open group that has its outcome: committed it is closed, else it stays open for the next try.

@@ -146,6 +146,7 @@ fn every_setting_of_a_file_arrives() {
         promote = "never"
         verify_ratio = 0.125
         shared = true
+        prefault = true
         [ssd]
         bytes = 1099511627776
         dirs = ["/a", "/b"]
@@ -221,7 +222,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 30);
+    assert_eq!(fields().len(), 31);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)

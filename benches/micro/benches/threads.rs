@@ -21,19 +21,21 @@ use common::{keys, mix};
 
 const THREADS: [u64; 2] = [1, 2];
 const OBJECT_BYTES: usize = 64 << 10;
+const SMALL_BYTES: usize = 4 << 10;
 const OBJECTS: u64 = 4096;
 /// Objects of a get or put.
 const BATCH: usize = 32;
 /// Keys of an exists.
 const KEYS: usize = 1024;
 
-fn filled() -> Store {
+fn filled(object_bytes: usize) -> Store {
     let mut config = Config::default();
-    config.dram.bytes = Size::from_bytes(2 * OBJECTS * OBJECT_BYTES as u64);
+    config.dram.bytes = Size::from_bytes(2 * OBJECTS * object_bytes as u64);
+    config.dram.prefault = true;
     config.index.max_objects = Some(4 * OBJECTS);
     let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("room for half a GiB");
     let store = Store::open(config).expect("a store");
-    let buffers = AlignedBuf::many(BATCH, OBJECT_BYTES).expect("memory");
+    let buffers = AlignedBuf::many(BATCH, object_bytes).expect("memory");
     for batch in keys(0..OBJECTS).chunks(BATCH) {
         put(&store, batch, &buffers);
     }
@@ -42,8 +44,12 @@ fn filled() -> Store {
 
 fn put(store: &Store, keys: &[ObjectKey], buffers: &[AlignedBuf]) {
     let pieces: Vec<[&[u8]; 1]> = buffers.iter().map(|buffer| [&buffer[..]]).collect();
+    put_pieces(store, keys, &pieces);
+}
+
+fn put_pieces(store: &Store, keys: &[ObjectKey], pieces: &[[&[u8]; 1]]) {
     let puts: Vec<PutSlice<'_>> =
-        keys.iter().zip(&pieces).map(|(key, pieces)| PutSlice { key: *key, pieces }).collect();
+        keys.iter().zip(pieces).map(|(key, pieces)| PutSlice { key: *key, pieces }).collect();
     assert!(store.put_batch(&puts, Options::default()).iter().all(Result::is_ok));
 }
 
@@ -78,7 +84,7 @@ fn at_once(threads: u64, turns: u64, work: &(impl Fn(u64, &mut [AlignedBuf]) + S
 }
 
 fn threads(c: &mut Criterion) {
-    let store = filled();
+    let store = filled(OBJECT_BYTES);
     let asked = keys((0..64 * KEYS as u64).map(|i| mix(i) % OBJECTS));
     let mut group = c.benchmark_group(format!("exists_batch of {KEYS}"));
     group.throughput(Throughput::Elements(KEYS as u64));
@@ -117,6 +123,17 @@ fn threads(c: &mut Criterion) {
     measure(&mut group, "put", |_, buffers| {
         let first = next.fetch_add(BATCH as u64, Ordering::Relaxed);
         put(&store, &keys(first..first + BATCH as u64), buffers);
+    });
+    group.finish();
+
+    // Objects that take no longer to copy than to put in their place: here threads meet at the lock.
+    let small = filled(SMALL_BYTES);
+    let mut group = c.benchmark_group(format!("{BATCH} objects of 4 KiB"));
+    group.throughput(Throughput::Elements(BATCH as u64));
+    measure(&mut group, "put", |_, buffers| {
+        let first = next.fetch_add(BATCH as u64, Ordering::Relaxed);
+        let pieces: Vec<[&[u8]; 1]> = buffers.iter().map(|buffer| [&buffer[..SMALL_BYTES]]).collect();
+        put_pieces(&small, &keys(first..first + BATCH as u64), &pieces);
     });
     group.finish();
 }

@@ -99,6 +99,11 @@ impl ValidConfig {
         self.config.dram.shared
     }
 
+    /// Whether the arena's memory is all there from the start.
+    pub fn dram_prefault(&self) -> bool {
+        self.config.dram.prefault
+    }
+
     /// Whether there is an SSD tier.
     pub fn has_ssd(&self) -> bool {
         self.config.ssd.bytes > Size::ZERO

@@ -36,6 +36,8 @@ pub(crate) enum Admission {
     Adopt(Vec<Alone>),
     /// Objects are missing that were never put.
     Incomplete,
+    /// There is no memory for so many bytes now.
+    NoRoom(u64),
     /// Memory is set aside.
     Admitted(Admitted),
 }
@@ -73,18 +75,18 @@ enum Judged {
 /// word of a member, from where its bytes were read when it was here by itself.
 pub(crate) fn admit(
     shared: &Shared,
+    core: &mut Core,
     kind: Kind,
     group: &[Size],
     probed: Option<&[Option<Probed>]>,
     adopted: &[Option<At>],
 ) -> Admission {
-    let mut core = shared.lock();
     let generation = core.generation(group[0].key.namespace());
     let fingerprints: Vec<_> = group.iter().map(|o| shared.fingerprint(&o.key, generation)).collect();
     let mut found = Vec::with_capacity(group.len());
     let mut doubtful = Vec::new();
     for (i, (object, fp)) in group.iter().zip(&fingerprints).enumerate() {
-        match known(shared, &core, &object.key, *fp, probed.map(|p| p[i].as_ref())) {
+        match known(shared, core, &object.key, *fp, probed.map(|p| p[i].as_ref())) {
             Known::Absent => found.push(None),
             Known::Here(here) => found.push(Some(here)),
             Known::Doubtful => {
@@ -134,9 +136,9 @@ pub(crate) fn admit(
             return Admission::Settled(Err(error));
         }
     }
-    let extents = set_aside(&mut core, &sizes).or_else(|| {
-        expire(shared, &mut core);
-        set_aside(&mut core, &sizes)
+    let extents = set_aside(core, &sizes).or_else(|| {
+        expire(shared, core);
+        set_aside(core, &sizes)
     });
     match extents {
         Some(extents) => {
@@ -146,13 +148,7 @@ pub(crate) fn admit(
             };
             Admission::Admitted(Admitted { generation, fingerprints, extents, here, adopts, open: None })
         }
-        None => {
-            core.counters.puts_busy += group.len() as u64;
-            drop(core);
-            shared.work.raise();
-            let bytes: u64 = sizes.iter().filter_map(|o| o.length).sum();
-            Admission::Settled(Err(Error::busy(format!("arena is full of pages in use bytes={bytes}"))))
-        }
+        None => Admission::NoRoom(sizes.iter().filter_map(|o| o.length).sum()),
     }
 }
 

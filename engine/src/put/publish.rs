@@ -7,9 +7,9 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::GroupKind;
 use pagelith_tiers::policy::{FrameId, Recency};
 
-use super::{At, Kind, Stored};
+use super::{At, Copied, Kind, Stored};
 use crate::core::Core;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::frames::{FrameData, FrameMember, FrameRef, FrameState};
 use crate::groups::waiting::Attached;
 use crate::index::{Entry, TICK_MODULUS, name_of};
@@ -18,59 +18,54 @@ use crate::remote::writer::is_offered;
 use crate::shared::Shared;
 use crate::visibility::Sight;
 
-/// Make a group visible. `here` says which of its members admission met, and what they give way to; `open` is the
-/// open group that it was, if it was one.
-pub(crate) fn publish(
-    shared: &Shared,
-    kind: Kind,
-    members: Vec<FrameMember>,
-    here: Vec<Option<At>>,
-    generation: Generation,
-    at: Recency,
-    open: Option<u64>,
-) -> Stored {
-    let mut core = shared.lock();
+/// Make a group visible.
+pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copied, at: Recency) -> Stored {
+    let Copied { generation, members, here, open, whole } = copied;
+    if !whole {
+        let detail = "extent and object have different lengths";
+        return Stored::Back(Error::new(ErrorKind::Internal, detail), members);
+    }
     let objects = members.len() as u64;
     let namespace = members[0].key.namespace();
     if core.generation(namespace) != generation {
         // Cleared while it was being copied: stored, and gone already.
-        give_back(&mut core, &members);
+        give_back(core, &members);
         return Stored::Done(PutOutcome::Stored, Vec::new());
     }
-    if is_present(&core, kind, &members, generation) {
-        give_back(&mut core, &members);
+    if is_present(core, kind, &members, generation) {
+        give_back(core, &members);
         core.counters.puts_present += objects;
         return Stored::Done(PutOutcome::AlreadyPresent, Vec::new());
     }
-    if let Some(key) = changed(shared, &core, &members, &here, generation) {
+    if let Some(key) = changed(shared, core, &members, &here, generation) {
         let error = Error::busy(format!("an object was put, removed or is being written key={key}"));
         core.counters.puts_busy += objects;
         return Stored::Back(error, members);
     }
-    if let Some(error) = open.and_then(|id| lost(&core, id)) {
+    if let Some(error) = open.and_then(|id| lost(core, id)) {
         core.counters.puts_busy += objects;
         return Stored::Back(error, members);
     }
     let writes = core.ssd.as_ref().is_some_and(|s| s.health.writes());
     if core.write_buffer_only && !writes {
         // There is no tier left that would keep it.
-        return refused(&mut core, &members);
+        return refused(core, &members);
     }
     if let Kind::Attached(base) = kind {
         let attached = Attached { base, generation, at, members, here };
         if core.is_base_here(name_of(shared.fingerprint(&base, generation))) {
-            return attach(shared, &mut core, attached);
+            return attach(shared, core, attached);
         }
-        return wait(shared, &mut core, attached);
+        return wait(shared, core, attached);
     }
     // First, so that a refusal leaves everything as it was.
-    if !make_room(&mut core, objects) {
-        return refused(&mut core, &members);
+    if !make_room(core, objects) {
+        return refused(core, &members);
     }
     if core.frames.is_full() {
         return Stored::Back(too_many(), members);
     }
-    replace(shared, &mut core, &members, generation);
+    replace(shared, core, &members, generation);
     let bytes: u64 = members.iter().map(|m| m.extent.bytes).sum();
     let keys: Vec<_> = members.iter().map(|m| m.key).collect();
     let data = FrameData {
@@ -82,7 +77,7 @@ pub(crate) fn publish(
         depth: at.depth,
         members,
     };
-    let mut frames: Vec<FrameRef> = match insert(&mut core, data, at) {
+    let mut frames: Vec<FrameRef> = match insert(core, data, at) {
         Ok(frame) => frame.into_iter().collect(),
         Err(members) => return Stored::Back(too_many(), members),
     };
@@ -90,14 +85,14 @@ pub(crate) fn publish(
     core.counters.bytes_put += bytes;
     for attached in core.waiting.take_attached(&keys) {
         // What it met when it was put may have changed while it waited.
-        if changed(shared, &core, &attached.members, &attached.here, generation).is_some() {
-            give_back(&mut core, &attached.members);
+        if changed(shared, core, &attached.members, &attached.here, generation).is_some() {
+            give_back(core, &attached.members);
             core.counters.groups_dropped += 1;
             continue;
         }
-        match attach(shared, &mut core, attached) {
+        match attach(shared, core, attached) {
             Stored::Done(_, more) => frames.extend(more),
-            Stored::Back(_, members) => give_back(&mut core, &members),
+            Stored::Back(_, members) => give_back(core, &members),
         }
     }
     Stored::Done(PutOutcome::Stored, frames)

@@ -21,6 +21,7 @@ pub mod pressure;
 pub mod reclaim;
 pub mod removal;
 pub mod round_trip;
+pub mod runs;
 pub mod scrub;
 pub mod shapes;
 pub mod sick;
@@ -42,6 +43,9 @@ macro_rules! for_all_behaviours {
             round_trip::ranges_that_do_not_fit,
             round_trip::batches_of_any_size_and_a_key_twice,
             round_trip::an_object_of_75_mb,
+            runs::a_page_several_times_in_a_batch_is_as_if_put_one_by_one,
+            runs::a_batch_larger_than_the_arena_is_stored,
+            runs::what_is_refused_stops_nothing,
             staging::an_object_larger_than_the_budget_arrives_whole,
             staging::a_batch_larger_than_the_budget_arrives_whole,
             staging::four_threads_share_a_small_staging,

@@ -55,6 +55,15 @@ impl Region {
         Ok(Region { memory: Memory::Mapped(address, bytes), fd })
     }
 
+    /// Give every page its memory now. Nothing happens to what somebody else has mapped. Fails if the system does not do this
+    /// (Linux before 5.14) or has not as much memory.
+    pub fn prefault(&self) -> std::io::Result<()> {
+        match &self.memory {
+            Memory::Own(map) => map.advise(Advice::PopulateWrite),
+            Memory::Mapped(..) => Ok(()),
+        }
+    }
+
     /// Where it begins.
     pub fn base(&self) -> *mut u8 {
         match &self.memory {

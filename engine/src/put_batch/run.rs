@@ -1,0 +1,208 @@
+//! Groups of a batch that go through the steps of a put together, so that the lock is met twice a run and not twice a page:
+//! they are admitted in one section, copied without the lock, and made visible in another.
+//!
+//! What one group of a batch does to the next stays as if each were put by itself: groups of the same page are never in one
+//! run, and a group that finds no room is tried again behind those that were admitted before it.
+
+use pagelith_tiers::policy::Recency;
+
+use super::{From, Group, Needs, PutBatch};
+use crate::core::Core;
+use crate::error::Error;
+use crate::outcome::PutOutcome;
+use crate::put::admit::{Admission, admit};
+use crate::put::{self, Admitted, Copied, Size, Stored};
+use crate::shared::Shared;
+
+/// Groups of a run: how long others wait for the lock, some ten microseconds.
+const GROUPS: usize = 16;
+/// Bytes of a run, unless its first group has more: memory that is set aside and not seen yet.
+const BYTES: u64 = 1 << 20;
+/// Bytes after which what was stored so far is handed to the flusher, so that a batch larger than the arena
+/// makes progress.
+const ENQUEUE_BYTES: u64 = 4 << 20;
+
+/// A group of a run, by number.
+struct Member {
+    group: usize,
+    sizes: Vec<Size>,
+}
+
+/// A group that was admitted, on its way.
+struct Copying {
+    group: usize,
+    adopts: Vec<bool>,
+    bytes: u64,
+    /// Or what was set aside, for a group that is no longer what was admitted.
+    copied: Result<Copied, Admitted>,
+}
+
+fn bytes(sizes: &[Size]) -> u64 {
+    sizes.iter().filter_map(|size| size.length).sum()
+}
+
+impl PutBatch {
+    /// Try the groups from `from` on that can go together; the first that was not tried.
+    pub(super) fn try_run(&mut self, shared: &Shared, from: usize) -> usize {
+        let (run, end) = self.gather(shared, from);
+        let (admitted, end) = self.admit(shared, &run, end);
+        let copied = admitted.into_iter().map(|(of, admitted)| self.copy(shared, of, admitted)).collect();
+        self.publish(shared, copied);
+        for member in &run {
+            self.settle_open(shared, member.group);
+        }
+        if self.unqueued_bytes >= ENQUEUE_BYTES {
+            self.unqueued_bytes = 0;
+            put::enqueue(shared, &mut self.frames);
+        }
+        end
+    }
+
+    /// The next groups that can go together and that no rule refuses, and the first group behind them.
+    fn gather(&mut self, shared: &Shared, from: usize) -> (Vec<Member>, usize) {
+        let mut run: Vec<Member> = Vec::new();
+        let mut taken = 0;
+        for i in from..self.groups.len() {
+            let group = &mut self.groups[i];
+            if group.outcome.is_some() {
+                continue;
+            }
+            let open = matches!(group.from, From::Open(..));
+            if run.len() == GROUPS || (open && !run.is_empty()) {
+                return (run, i);
+            }
+            let Some(sizes) = group.sizes(shared) else {
+                group.outcome = Some(Err(crate::groups::gone()));
+                continue;
+            };
+            if let Err(error) = shared.check_open().and_then(|()| put::check(shared, group.kind, &sizes)) {
+                group.outcome = Some(Err(error));
+                self.settle_open(shared, i);
+                continue;
+            }
+            taken += bytes(&sizes);
+            let same_page = |other: &Member| other.sizes[0].key.same_page(&sizes[0].key);
+            if !run.is_empty() && (taken > BYTES || run.iter().any(same_page)) {
+                return (run, i);
+            }
+            run.push(Member { group: i, sizes });
+            if open {
+                return (run, i + 1);
+            }
+        }
+        (run, self.groups.len())
+    }
+
+    /// Step 1, in one section: those of the run that have memory now, and the first group that was not tried. That is one of
+    /// the run if it found no memory behind one that did.
+    fn admit<'a>(
+        &mut self,
+        shared: &Shared,
+        run: &'a [Member],
+        end: usize,
+    ) -> (Vec<(&'a Member, Admitted)>, usize) {
+        let mut admitted = Vec::with_capacity(run.len());
+        if run.is_empty() {
+            return (admitted, end);
+        }
+        let mut full = false;
+        let mut core = shared.lock();
+        put::prefetch(shared, &core, run.iter().map(|member| member.sizes[0].key));
+        for member in run {
+            let group = &mut self.groups[member.group];
+            let adopted: Vec<_> = group.adopted.iter().map(|a| a.as_ref().map(|(at, _)| *at)).collect();
+            let (kind, sizes) = (group.kind, &member.sizes[..]);
+            match admit(shared, &mut core, kind, sizes, group.probed.as_deref(), &adopted) {
+                Admission::Admitted(one) => admitted.push((member, one)),
+                Admission::NoRoom(_) if !admitted.is_empty() => return (admitted, member.group),
+                Admission::NoRoom(bytes) => {
+                    core.counters.puts_busy += sizes.len() as u64;
+                    full = true;
+                    let detail = format!("arena is full of pages in use bytes={bytes}");
+                    group.outcome = Some(Err(Error::busy(detail)));
+                }
+                other => group.not_admitted(other, &sizes[0]),
+            }
+        }
+        drop(core);
+        if full {
+            shared.work.raise();
+        }
+        (admitted, end)
+    }
+
+    /// Step 2 of one group.
+    fn copy(&mut self, shared: &Shared, of: &Member, mut admitted: Admitted) -> Copying {
+        let group = &mut self.groups[of.group];
+        if let From::Open(id, _) = &group.from {
+            admitted.open = Some(*id);
+        }
+        let adopts = admitted.adopts.clone();
+        let copied = match group.incoming(shared, &adopts) {
+            Some(incoming) => Ok(put::copy(shared, incoming, admitted)),
+            None => Err(admitted),
+        };
+        Copying { group: of.group, adopts, bytes: bytes(&of.sizes), copied }
+    }
+
+    /// Step 3, in one section.
+    fn publish(&mut self, shared: &Shared, run: Vec<Copying>) {
+        if run.is_empty() {
+            return;
+        }
+        let mut core = shared.lock();
+        for Copying { group, adopts, bytes, copied } in run {
+            let outcome = match copied {
+                Ok(copied) => self.publish_one(shared, &mut core, group, &adopts, copied),
+                Err(admitted) => {
+                    admitted.give_back(&mut core);
+                    let first = self.groups[group].key(0);
+                    Err(Error::busy(format!("the group changed while it was looked at key={first}")))
+                }
+            };
+            self.unqueued_bytes += bytes;
+            let group = &mut self.groups[group];
+            (group.takes_in, group.outcome) = (adopts, Some(outcome));
+        }
+    }
+
+    fn publish_one(
+        &mut self,
+        shared: &Shared,
+        core: &mut Core,
+        number: usize,
+        adopts: &[bool],
+        copied: Copied,
+    ) -> crate::Result<PutOutcome> {
+        let group = &self.groups[number];
+        let at = Recency { depth: self.at.depth.saturating_add(number as u32), ..self.at };
+        match put::publish::publish(shared, core, group.kind, copied, at) {
+            Stored::Done(outcome, frames) => {
+                self.frames.extend(frames);
+                Ok(outcome)
+            }
+            Stored::Back(error, members) => {
+                group.take_back(core, adopts, members);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Group {
+    /// What becomes of a group that has no memory of its own after admission.
+    fn not_admitted(&mut self, admission: Admission, first: &Size) {
+        // What was asked for once and did not come is not asked for again.
+        let in_vain =
+            || Err(Error::busy(format!("an object changed while it was looked at key={}", first.key)));
+        match admission {
+            Admission::Settled(outcome) => self.outcome = Some(outcome),
+            Admission::Incomplete => self.outcome = Some(Ok(PutOutcome::Waiting)),
+            Admission::Doubtful(_) if self.probed.is_some() => self.outcome = Some(in_vain()),
+            Admission::Doubtful(members) => self.needs = Needs::Headers(members),
+            Admission::Adopt(_) if self.asked => self.outcome = Some(in_vain()),
+            Admission::Adopt(members) => (self.needs, self.asked) = (Needs::Objects(members), true),
+            Admission::Admitted(_) | Admission::NoRoom(_) => {}
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! A batch of groups goes through the store in runs, and nobody can tell.
+
+use pagelith::layouts::key::ObjectKey;
+use pagelith::{Options, PutOutcome, PutSlice, Result, Size};
+
+use super::face::Store;
+use super::kit::*;
+use super::world::World;
+
+type Objects = Vec<(ObjectKey, Vec<u8>)>;
+
+fn put_groups(store: &Store, groups: &[Objects]) -> Vec<Result<PutOutcome>> {
+    let pieces: Vec<Vec<[&[u8]; 1]>> =
+        groups.iter().map(|group| group.iter().map(|(_, bytes)| [&bytes[..]]).collect()).collect();
+    let slice = |((key, _), pieces): (&(ObjectKey, Vec<u8>), _)| PutSlice { key: *key, pieces };
+    let slices: Vec<Vec<PutSlice<'_>>> = groups
+        .iter()
+        .zip(&pieces)
+        .map(|(group, pieces)| group.iter().zip(pieces.iter().map(|p| &p[..])).map(slice).collect())
+        .collect();
+    let slices: Vec<&[PutSlice<'_>]> = slices.iter().map(|group| &group[..]).collect();
+    store.put_groups(&slices, Options::default())
+}
+
+/// Pages in every order and guise: one member, all three, too few; with bytes of their own each time. Each has the member that may
+/// have been put by itself: while a group waits for that to be read, others behind it would be put before it.
+fn jumble(seed: u64) -> Vec<Objects> {
+    let pages = 1 + seed % 4;
+    (0..40)
+        .map(|i| {
+            let draw = bytes(seed * 100 + i, 2);
+            let mut page = group(u64::from(draw[0]) % pages, 3);
+            page.iter_mut().for_each(|(_, bytes)| bytes[0] = i as u8);
+            match draw[1] % 6 {
+                0 | 1 => page[..1].to_vec(),
+                2 => page[..2].to_vec(),
+                _ => page,
+            }
+        })
+        .collect()
+}
+
+pub fn a_page_several_times_in_a_batch_is_as_if_put_one_by_one(world: &World) {
+    for seed in 0..world.many(24) as u64 {
+        let config = world.memory_config(Size::mib(4));
+        let (together, apart) = (world.open(&config), world.open(&config));
+        let groups = jumble(seed);
+        let expected: Vec<_> =
+            groups.iter().map(|group| put_groups(&apart, std::slice::from_ref(group)).remove(0)).collect();
+        assert_eq!(put_groups(&together, &groups), expected, "seed={seed}");
+        for (key, bytes) in (0..4).flat_map(|n| group(n, 3)) {
+            let found = [&together, &apart].map(|store| {
+                let mut to = vec![0; bytes.len()];
+                get_into(store, key, &mut to).map(|outcome| (outcome, to))
+            });
+            assert_eq!(found[0], found[1], "seed={seed} key={key}");
+        }
+    }
+}
+
+pub fn a_batch_larger_than_the_arena_is_stored(world: &World) {
+    let store = world.open(&world.memory_config(Size::mib(1)));
+    let groups: Vec<Objects> = (0..40).map(|n| group(n, 10)).collect();
+    assert_eq!(put_groups(&store, &groups), vec![Ok(PutOutcome::Stored); 40]);
+    assert!(groups[39].iter().all(|(key, bytes)| is_here(&store, *key, bytes)), "what was put last");
+    let whole = |group: &&Objects| group.iter().all(|(key, bytes)| is_here(&store, *key, bytes));
+    assert!(groups.iter().filter(whole).count() < 8, "six times the arena");
+}
+
+pub fn what_is_refused_stops_nothing(world: &World) {
+    let store = world.open(&world.memory_config(Size::mib(4)));
+    let mut groups: Vec<Objects> = (0..36).map(|n| group(n, 3)).collect();
+    for n in [0, 7, 16, 35] {
+        groups[n][1].1.clear();
+    }
+    let outcomes = put_groups(&store, &groups);
+    for (n, (outcome, group)) in outcomes.iter().zip(&groups).enumerate() {
+        let whole = group.iter().all(|(_, bytes)| !bytes.is_empty());
+        assert_eq!(outcome.is_ok(), whole, "n={n} {outcome:?}");
+        assert_eq!(is_here(&store, group[0].0, &group[0].1), whole, "n={n}");
+    }
+}
