@@ -1,7 +1,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, final
+from typing import Any, Literal, Protocol, final
 
 from typing_extensions import Buffer
 
@@ -32,8 +32,13 @@ __all__ = [
 ]
 __version__: str
 
-# Bytes side by side: what has a buffer, or an address and a length in bytes.
-_Piece = Buffer | tuple[int, int]
+class _Tensor(Protocol):
+    # In host memory, its elements side by side.
+    def __dlpack__(self) -> object: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+# Bytes side by side: what has a buffer, a tensor, or an address and a length in bytes.
+_Piece = Buffer | _Tensor | tuple[int, int]
 _Memory = _Piece | list[_Piece] | list[tuple[int, int]]
 # A page's prefix hash: 32 bytes, or a string, which is hashed.
 _Page = bytes | str

@@ -15,6 +15,7 @@ mod outcome;
 mod pin;
 mod reached;
 mod store;
+mod tensor;
 
 use pyo3::prelude::*;
 

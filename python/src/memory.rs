@@ -1,6 +1,6 @@
-//! Memory that a call names: what has a buffer, or an address and a length.
+//! Memory that a call names: what has a buffer, a tensor in host memory, or an address and a length.
 //!
-//! A buffer is exported for as long as it is used here, so that Python neither frees nor resizes it. An address is the
+//! A buffer or tensor is exported for as long as it is used here, so that Python neither frees nor resizes it. An address is the
 //! caller's word: a host pool that outlives its store.
 
 use std::ffi::{c_char, c_int, c_void};
@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::errors::InvalidError;
+use crate::tensor;
 
 /// What `PyObject_GetBuffer` fills. It is the same in every Python from 3.0 on, and part of the stable ABI from 3.11 on; pyo3
 /// leaves it out of a build for 3.10, which has it all the same (CPython, `Include/cpython/object.h`).
@@ -72,6 +73,8 @@ type Pieces = Vec<(NonNull<u8>, usize)>;
 pub struct Memory {
     objects: Vec<Pieces>,
     _views: Vec<View>,
+    /// What keeps tensors.
+    _tensors: Vec<Py<PyAny>>,
 }
 
 impl Memory {
@@ -127,7 +130,8 @@ impl Memory {
     }
 
     fn of(given: &[Bound<'_, PyAny>], flags: c_int) -> PyResult<Memory> {
-        let mut memory = Memory { objects: Vec::with_capacity(given.len()), _views: Vec::new() };
+        let objects = Vec::with_capacity(given.len());
+        let mut memory = Memory { objects, _views: Vec::new(), _tensors: Vec::new() };
         for object in given {
             let mut pieces = Vec::with_capacity(1);
             match object.cast::<PyList>() {
@@ -151,9 +155,16 @@ impl Memory {
         }
         // SAFETY: the object is alive, and the interpreter's lock held.
         if unsafe { PyObject_CheckBuffer(given.as_ptr()) } == 0 {
-            let kind = given.get_type().name()?;
-            let text = format!("memory is a buffer, an (address, length), or a list of those, not {kind}");
-            return Err(PyTypeError::new_err(text));
+            let Some(tensor) = tensor::export(given)? else {
+                let kind = given.get_type().name()?;
+                let text = format!(
+                    "memory is a buffer, a tensor, an (address, length), or a list of those, not {kind}"
+                );
+                return Err(PyTypeError::new_err(text));
+            };
+            pieces.push((tensor.at, tensor.bytes));
+            self._tensors.push(tensor.keep);
+            return Ok(());
         }
         let view = View::of(given, flags)?;
         // An empty buffer may have no address.
