@@ -7,11 +7,13 @@
 //! - The server drives both directions: bytes of a put come only when they were pulled, into memory set aside for them.
 //! - What was pushed for a get is back by the get's deadline.
 //! - Each operation ends with one outcome, behind all bytes that it speaks of; a cancelled one with none.
+//! - What a peer pinned is let go with its link, however that ends.
 //! - What a peer has no right to is refused before anything is looked up.
 
 mod answer;
 mod asked;
 mod get;
+mod held;
 mod lent;
 mod pushed;
 mod put;
@@ -33,6 +35,7 @@ use rustc_hash::FxHashMap;
 use self::answer::Answered;
 use self::asked::AskedOp;
 use self::get::GetOp;
+use self::held::Held;
 use self::lent::Lent;
 use self::pushed::Pushed;
 use self::put::PutOp;
@@ -56,6 +59,7 @@ const DISK_STEP: Duration = Duration::from_millis(1);
 pub struct Server {
     link: Box<dyn Link>,
     ops: BTreeMap<OpId, Op>,
+    held: Held,
     world: World,
     /// Frames that the link had no room for.
     outbox: VecDeque<Frame>,
@@ -107,6 +111,7 @@ impl Server {
         Ok(Server {
             link,
             ops: BTreeMap::new(),
+            held: Held::default(),
             world: World {
                 session,
                 staging,
@@ -225,6 +230,7 @@ impl Server {
                 tracing::info!(peer = %self.link.facts().peer, %why, "link closed");
                 self.closed.get_or_insert(why);
                 self.ops.clear();
+                self.held.let_go();
                 self.outbox.clear();
             }
         }
@@ -268,6 +274,14 @@ impl Server {
             Ask::Put(puts) => Op::Put(PutOp::new(manner, puts, &*self.link, id)),
             Ask::Exists(_) | Ask::ExistsPrefix(_) | Ask::Stats | Ask::Ping => {
                 let answered = answer_now(self.world.shared(), &ask, &manner.options);
+                self.answer(id, answered);
+                return;
+            }
+            Ask::Pin(..) | Ask::Unpin(_) | Ask::Lease(..) => {
+                let answered = match self.held.answer(&self.world.session.io.shared, &ask) {
+                    Ok(objects) => Answered::number(verb, objects),
+                    Err(error) => Answered::failed(verb, error),
+                };
                 self.answer(id, answered);
                 return;
             }

@@ -170,7 +170,8 @@ mod tests {
                 "server_checksums",
                 "shared_memory",
                 "parts",
-                "shown"
+                "shown",
+                "pins"
             ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };

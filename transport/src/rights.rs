@@ -28,7 +28,7 @@ impl Namespaces {
 pub struct Rights {
     /// Where it may do it.
     pub namespaces: Namespaces,
-    /// exists, get.
+    /// exists, get, pin, unpin, lease.
     pub read: bool,
     /// put, flush.
     pub write: bool,
@@ -69,6 +69,7 @@ impl Rights {
         let verb = ask.verb();
         let may = match verb {
             Verb::Exists | Verb::ExistsPrefix | Verb::Get => self.read,
+            Verb::Pin | Verb::Unpin | Verb::Lease => self.read,
             Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::Flush => self.write,
             Verb::Remove | Verb::Clear => self.remove,
             Verb::Stats => self.operate,
@@ -79,9 +80,11 @@ impl Rights {
         }
         let foreign = |namespace: NamespaceId| (!self.namespaces.have(namespace)).then_some(namespace);
         let found = match ask {
-            Ask::Exists(keys) | Ask::ExistsPrefix(keys) | Ask::Remove(keys) => {
-                keys.iter().find_map(|key| foreign(key.namespace()))
-            }
+            Ask::Exists(keys)
+            | Ask::ExistsPrefix(keys)
+            | Ask::Remove(keys)
+            | Ask::Pin(_, keys)
+            | Ask::Lease(_, keys) => keys.iter().find_map(|key| foreign(key.namespace())),
             Ask::Get(items) => items.iter().find_map(|item| foreign(item.key.namespace())),
             Ask::Put(puts) => {
                 let bases = (0..puts.group_count()).filter_map(|group| puts.base(group));
@@ -90,7 +93,7 @@ impl Rights {
                 keys.into_iter().find_map(|key| foreign(key.namespace()))
             }
             Ask::Clear(namespace) => foreign(*namespace),
-            Ask::Flush | Ask::Stats | Ask::Ping => None,
+            Ask::Flush | Ask::Stats | Ask::Ping | Ask::Unpin(_) => None,
         };
         found.map_or(Ok(()), |namespace| Err(NotAllowed { verb, namespace: Some(namespace) }))
     }
@@ -134,9 +137,13 @@ mod tests {
     fn a_foreign_namespace_is_seen_in_every_place_of_every_verb() {
         let refused = |ask: Ask<'_>| own().check(&ask).expect_err("foreign").namespace;
         let keys = [key(OWN), key(FOREIGN)];
-        for ask in
-            [Ask::Exists(List::of(&keys)), Ask::ExistsPrefix(List::of(&keys)), Ask::Remove(List::of(&keys))]
-        {
+        for ask in [
+            Ask::Exists(List::of(&keys)),
+            Ask::ExistsPrefix(List::of(&keys)),
+            Ask::Remove(List::of(&keys)),
+            Ask::Pin(1, List::of(&keys)),
+            Ask::Lease(1, List::of(&keys)),
+        ] {
             assert_eq!(refused(ask), Some(FOREIGN), "{:?}", ask.verb());
         }
         let gets = keys.map(|key| GetItem::new(key, None, 1));

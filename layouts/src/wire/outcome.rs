@@ -19,7 +19,7 @@ structure! {
     /// Start of an outcome's body. What follows depends on the form: items, then checksums of 16 bytes, then texts; or
     /// bits, a bit an item from the lowest of each byte; or four numbers; or a text.
     pub struct OutcomeHead = 40 {
-        /// 1 items (get, put), 2 bits (exists), 3 a number (exists prefix, remove, clear, ping), 4 flushed, 5 a text
+        /// 1 items (get, put), 2 bits (exists), 3 a number (exists prefix, remove, clear, ping, pin, unpin, lease), 4 flushed, 5 a text
         /// (stats), 6 failed as a whole; 0 is never valid.
         form: u8,
         /// The verb of the request.
@@ -38,7 +38,7 @@ structure! {
         text_bytes: u32,
         /// The kernel's errno of a failure; zero where there is none.
         errno: i32,
-        /// How many keys are here (exists prefix) or were (remove), the generation after a clear; else zero.
+        /// How many keys are here (exists prefix, pin, lease) or were (remove, unpin), the generation after a clear; else zero.
         number: u64,
         /// Zero.
         reserved_too: [u8; 8],
@@ -177,7 +177,7 @@ pub enum Answer<'a> {
     Items(Items<'a>),
     /// To exists: one bit an item.
     Bits(Bits<'a>),
-    /// To exists prefix, remove, clear and ping.
+    /// To exists prefix, remove, clear, ping, pin, unpin and lease.
     Number(u64),
     /// To flush.
     Flushed(Flushed),
@@ -231,6 +231,7 @@ fn form_of(verb: Verb) -> u8 {
         Verb::Get | Verb::Put | Verb::PutAttached | Verb::PutParts => FORM_ITEMS,
         Verb::Exists => FORM_BITS,
         Verb::ExistsPrefix | Verb::Remove | Verb::Clear | Verb::Ping => FORM_NUMBER,
+        Verb::Pin | Verb::Unpin | Verb::Lease => FORM_NUMBER,
         Verb::Flush => FORM_FLUSHED,
         Verb::Stats => FORM_TEXT,
     }

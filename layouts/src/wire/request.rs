@@ -12,12 +12,12 @@ use crate::key::ObjectKey;
 use crate::record::OBJECT_BYTES_MAX;
 
 structure! {
-    /// Start of a request's body. Behind it come `item_count` keys (exists, prefix, remove), get items or put items; then
-    /// `group_count` keys of bases (attached puts alone) or `required_count` keys (parts alone); then `checksum_count`
+    /// Start of a request's body. Behind it come `item_count` keys (exists, prefix, remove, pin, lease), get items or put
+    /// items; then `group_count` keys of bases (attached puts alone) or `required_count` keys (parts alone); then `checksum_count`
     /// checksums of 16 bytes.
     pub struct RequestHead = 64 {
         /// What is asked: 1 exists, 2 exists prefix, 3 get, 4 put, 5 put attached, 6 remove, 7 clear, 8 flush, 9 stats, 10
-        /// ping, 11 put parts; 0 is never valid.
+        /// ping, 11 put parts, 12 pin, 13 unpin, 14 lease; 0 is never valid.
         verb: u8,
         /// Zero.
         flags: u8,
@@ -41,8 +41,9 @@ structure! {
         request: u64,
         /// Which namespace to clear; else zero.
         namespace: NamespaceId,
-        /// Zero.
-        reserved_last: [u8; 8],
+        /// What the client calls a pin (pin, unpin), of this connection; how many milliseconds (lease). At least 1 there; else
+        /// zero.
+        number: u64,
     }
 }
 
@@ -94,11 +95,17 @@ pub enum Verb {
     Ping = 10,
     /// Store parts of groups.
     PutParts = 11,
+    /// Keep objects, until they are let go or the connection ends.
+    Pin = 12,
+    /// Let go what was pinned.
+    Unpin = 13,
+    /// Keep objects for some time.
+    Lease = 14,
 }
 
 impl Verb {
     /// All verbs, for tables.
-    pub const ALL: [Verb; 11] = [
+    pub const ALL: [Verb; 14] = [
         Verb::Exists,
         Verb::ExistsPrefix,
         Verb::Get,
@@ -110,6 +117,9 @@ impl Verb {
         Verb::Stats,
         Verb::Ping,
         Verb::PutParts,
+        Verb::Pin,
+        Verb::Unpin,
+        Verb::Lease,
     ];
 
     /// The verb of a tag; 0 is none.
@@ -202,6 +212,12 @@ pub enum Ask<'a> {
     Stats,
     /// Whether the store answers.
     Ping,
+    /// Keep these under a name that the connection has no other pin by.
+    Pin(u64, List<'a, ObjectKey>),
+    /// Let go what is pinned under this name.
+    Unpin(u64),
+    /// Keep these for so many milliseconds.
+    Lease(u64, List<'a, ObjectKey>),
 }
 
 impl Ask<'_> {
@@ -221,6 +237,9 @@ impl Ask<'_> {
             Ask::Flush => Verb::Flush,
             Ask::Stats => Verb::Stats,
             Ask::Ping => Verb::Ping,
+            Ask::Pin(..) => Verb::Pin,
+            Ask::Unpin(_) => Verb::Unpin,
+            Ask::Lease(..) => Verb::Lease,
         }
     }
 }
@@ -245,6 +264,10 @@ pub fn encode(terms: Terms, ask: &Ask<'_>) -> Vec<u8> {
             head.required_count = if puts.required().is_some() { keys.len() as u32 } else { 0 };
             parts = [puts.items().bytes(), keys.bytes(), puts.checksums().bytes()];
         }
+        Ask::Pin(number, keys) | Ask::Lease(number, keys) => {
+            (head.number, head.item_count, parts[0]) = (*number, keys.len() as u32, keys.bytes());
+        }
+        Ask::Unpin(name) => head.number = *name,
         Ask::Clear(namespace) => head.namespace = *namespace,
         Ask::Flush | Ask::Stats | Ask::Ping => {}
     }
@@ -258,7 +281,7 @@ pub fn decode(body: &[u8]) -> Result<(Terms, Ask<'_>), FormatError> {
     let head: RequestHead =
         read(body).ok_or(FormatError::Short { structure: WHAT, need: RequestHead::BYTES as u64, have })?;
     let verb = Verb::of(head.verb).ok_or_else(|| FormatError::field(WHAT, "verb", head.verb))?;
-    if head.flags != 0 || head.reserved != 0 || !is_zero(&head.reserved_last) {
+    if head.flags != 0 || head.reserved != 0 {
         return Err(FormatError::field(WHAT, "reserved", "not zero"));
     }
     check_counts(&head, verb)?;
@@ -273,10 +296,12 @@ pub fn decode(body: &[u8]) -> Result<(Terms, Ask<'_>), FormatError> {
 
 /// Numbers that the verb has no use for must be zero.
 fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
-    let (items, puts) = match verb {
-        Verb::Put | Verb::PutAttached | Verb::PutParts => (true, true),
-        Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Remove => (true, false),
-        Verb::Clear | Verb::Flush | Verb::Stats | Verb::Ping => (false, false),
+    let (items, puts, number) = match verb {
+        Verb::Put | Verb::PutAttached | Verb::PutParts => (true, true, false),
+        Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Remove => (true, false, false),
+        Verb::Clear | Verb::Flush | Verb::Stats | Verb::Ping => (false, false, false),
+        Verb::Pin | Verb::Lease => (true, false, true),
+        Verb::Unpin => (false, false, true),
     };
     let block_ok =
         if head.checksum_count > 0 { block_bytes_ok(head.block_bytes) } else { head.block_bytes == 0 };
@@ -284,6 +309,7 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
         ("item_count", (head.item_count > 0) == items),
         ("group_count", (head.group_count > 0) == puts && head.group_count <= head.item_count),
         ("required_count", (head.required_count > 0) == (verb == Verb::PutParts)),
+        ("number", (head.number > 0) == number),
         ("checksum_count", puts || head.checksum_count == 0),
         ("block_bytes", block_ok),
         ("namespace", verb == Verb::Clear || is_zero(&head.namespace.0)),
@@ -305,6 +331,9 @@ fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<A
         Verb::Exists => Ask::Exists(keys(rest, head.item_count)?),
         Verb::ExistsPrefix => Ask::ExistsPrefix(keys(rest, head.item_count)?),
         Verb::Remove => Ask::Remove(keys(rest, head.item_count)?),
+        Verb::Pin => Ask::Pin(head.number, keys(rest, head.item_count)?),
+        Verb::Lease => Ask::Lease(head.number, keys(rest, head.item_count)?),
+        Verb::Unpin => Ask::Unpin(head.number),
         Verb::Get => {
             let items = List::<GetItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
             items.iter().try_for_each(|item| item.check())?;

@@ -120,6 +120,9 @@ fn requests() -> Vec<Named> {
         ("request_flush", Ask::Flush),
         ("request_stats", Ask::Stats),
         ("request_ping", Ask::Ping),
+        ("request_pin", Ask::Pin(5, List::of(&keys))),
+        ("request_unpin", Ask::Unpin(5)),
+        ("request_lease", Ask::Lease(60_000, List::of(&keys[..2]))),
     ];
     let frame = |ask| control(&Frame::new(Kind::Request, OP, request::encode(terms, ask)));
     asks.iter().map(|(name, ask)| (*name, frame(ask))).collect()
@@ -142,6 +145,9 @@ fn outcomes() -> Vec<Named> {
         ("outcome_flush", Verb::Flush, Written::Flushed(flushed)),
         ("outcome_stats", Verb::Stats, Written::Text("{\"puts_stored\":3}")),
         ("outcome_ping", Verb::Ping, Written::Number(0)),
+        ("outcome_pin", Verb::Pin, Written::Number(3)),
+        ("outcome_unpin", Verb::Unpin, Written::Number(3)),
+        ("outcome_lease", Verb::Lease, Written::Number(2)),
         ("outcome_failed", Verb::Get, Written::Failed(failed)),
     ];
     let frame = |verb, answer| control(&Frame::new(Kind::Outcome, OP, outcome::encode(verb, answer)));
