@@ -10,7 +10,7 @@ use std::time::Duration;
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::runtime::{Runtime, Step, Task};
 use pagelith_io::signal::Signal;
-use pagelith_io::sync::{Arc, Condvar, Mutex, PoisonError};
+use pagelith_io::sync::{Arc, Condvar, Mutex, PoisonError, wait_while};
 use pagelith_layouts::wire::request::Ask;
 use pagelith_tiers::policy::Recency;
 
@@ -101,7 +101,7 @@ impl Keeper {
         let kept = loop {
             match slot.take() {
                 Some(kept) => break kept,
-                None => slot = self.free.wait(slot).unwrap_or_else(PoisonError::into_inner),
+                None => slot = wait_while(&self.free, slot, LOOK_EVERY, |slot| slot.is_none()),
             }
         };
         drop(slot);
