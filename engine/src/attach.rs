@@ -7,6 +7,7 @@
 //! - A store process that was started again has lost what no flush covered: the next flush says so, once.
 
 mod acked;
+mod group;
 mod keeper;
 mod pin;
 mod put;
@@ -46,6 +47,7 @@ use crate::remote::batch::{Asked, Manner, Missed, RemoteExists, RemoteGet, no_li
 use crate::remote::desk::Desk;
 use crate::remote::{Peer, Remote, Told};
 
+pub use self::group::Group;
 pub use self::pin::Pin;
 
 /// Longest single wait, so that a wait for several things notices each.
@@ -68,6 +70,8 @@ pub struct Attached {
     acked: Mutex<Acked>,
     shows: Shows,
     keeper: Arc<Keeper>,
+    /// As `keeper`, for groups: their bytes take time.
+    groups: Arc<Keeper>,
 }
 
 impl Attached {
@@ -82,11 +86,12 @@ impl Attached {
         let peer = Peer { name: "store".to_owned(), weight: 1.0, dial };
         let remote = Arc::new(Remote::new(vec![peer])?);
         let keeper = Arc::new(Keeper::new(remote.clone(), clock.clone(), timeout));
+        let groups = Arc::new(Keeper::new(remote.clone(), clock.clone(), timeout));
         let mut desk = Desk::patient(remote.clone());
         desk.lines.adopt(STORE, link);
         let desks = Mutex::new(vec![desk]);
         let (requests, acked, shows) = (Mutex::new(0), Mutex::default(), Shows::default());
-        Ok(Attached { remote, clock, timeout, desks, requests, acked, shows, keeper })
+        Ok(Attached { remote, clock, timeout, desks, requests, acked, shows, keeper, groups })
     }
 
     /// Attach to the store of the process at `address`, which knows this one by `key`. As [`Attached::attach`].
@@ -103,7 +108,8 @@ impl Attached {
     /// for some seconds, and lets go of what it held. Without one, only this process's calls do.
     #[must_use]
     pub fn looked_at_by(self, runtime: Arc<dyn Runtime>) -> Attached {
-        self.keeper.looked_at_by(runtime);
+        self.keeper.looked_at_by(runtime.clone());
+        self.groups.looked_at_by(runtime);
         self
     }
 
@@ -309,7 +315,7 @@ impl Attached {
     pub fn stats(&self, options: Options) -> Result<String> {
         match self.tell(&Ask::Stats, &options, true)? {
             (Told::Text(text), _) => Ok(text),
-            (Told::Number(_) | Told::Flushed(_), _) => Err(no_link()),
+            (Told::Number(_) | Told::Flushed(_) | Told::Bits(_), _) => Err(no_link()),
         }
     }
 
@@ -320,6 +326,12 @@ impl Attached {
 
     fn acked(&self) -> pagelith_io::sync::MutexGuard<'_, Acked> {
         self.acked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// See to it that the store hears of this process where things are held.
+    fn look(&self) {
+        self.keeper.look();
+        self.groups.look();
     }
 
     fn request(&self, options: &Options) -> Request {
@@ -345,7 +357,7 @@ impl Attached {
 
     /// Go on until `advance` says that all is over.
     fn drive(&self, desk: &mut Desk, advance: impl FnMut(&mut Desk, Mono) -> bool) {
-        tell::drive(&*self.clock, desk, advance, &|| self.keeper.look());
+        tell::drive(&*self.clock, desk, advance, &|| self.look());
     }
 }
 

@@ -283,7 +283,7 @@ fn a_pin_says_when_it_is_lost_and_is_let_go_over_no_other_link() {
 
 #[test]
 fn a_store_of_a_time_before_pins_is_named_and_the_link_goes_on() {
-    let old = Offer::of_this_build([1; 16]).without(Feature::Pins);
+    let old = Offer::of_this_build([1; 16]).without(Feature::Pins).without(Feature::Begun);
     let process = Process::offering(&anywhere(), old);
     let client = process.client(Duration::from_secs(60));
     assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
@@ -292,5 +292,36 @@ fn a_store_of_a_time_before_pins_is_named_and_the_link_goes_on() {
     let lease = client.lease(&[key(1)], Duration::from_secs(1), Options::default()).expect_err("no leases");
     assert_eq!((pin.kind, pin.message.as_str()), expected);
     assert_eq!((lease.kind, lease.message.as_str()), expected);
+    let expected = (ErrorKind::Incompatible, "the store lets no other process begin groups");
+    let group = client.begin_group(&[key(7)], Options::default()).map(|_| ()).expect_err("no groups");
+    assert_eq!((group.kind, group.message.as_str()), expected);
     assert!(get(&client, 1).is_ok_and(|outcome| outcome.is_hit()));
+}
+
+#[test]
+fn a_group_goes_with_its_process_and_says_so() {
+    let process = Process::at(&anywhere(), 1);
+    let client = process.client(Duration::from_secs(60));
+    let bytes = vec![7; LEN];
+    let object = [PutSlice { key: key(7), pieces: &[&bytes] }];
+    let group = client.begin_group(&[key(7)], Options::default()).expect("begun");
+    assert_eq!(group.put(&object, Options::default()), [Ok(PutOutcome::Waiting)]);
+    assert_eq!((counter(&client, "groups_waiting"), group.missing(Options::default())), (1, Ok(Vec::new())));
+    let address = process.address.clone();
+    drop(process);
+    let _process = Process::at(&address, 2);
+    let unavailable = |error: pagelith::Error| assert_eq!(error.kind, ErrorKind::Unavailable);
+    unavailable(group.commit(Options::default()).expect_err("it is gone"));
+    unavailable(group.put(&object, Options::default()).remove(0).expect_err("it is gone"));
+    unavailable(group.missing(Options::default()).expect_err("it is gone"));
+    drop(group);
+    let again = client.begin_group(&[key(7)], Options::default()).expect("begun");
+    assert_eq!(
+        again.missing(Options::default()),
+        Ok(vec![key(7)]),
+        "what was put before is lost, and said to be"
+    );
+    assert_eq!(again.put(&object, Options::default()), [Ok(PutOutcome::Waiting)]);
+    assert_eq!(again.commit(Options::default()), Ok(PutOutcome::Stored));
+    assert!(get(&client, 7).is_ok_and(|outcome| outcome.is_hit()));
 }

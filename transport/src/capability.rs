@@ -171,7 +171,8 @@ mod tests {
                 "shared_memory",
                 "parts",
                 "shown",
-                "pins"
+                "pins",
+                "begun"
             ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };

@@ -30,7 +30,7 @@ pub struct Rights {
     pub namespaces: Namespaces,
     /// exists, get, pin, unpin, lease.
     pub read: bool,
-    /// put, flush.
+    /// put, flush; begin, commit and abort groups.
     pub write: bool,
     /// remove, clear.
     pub remove: bool,
@@ -71,6 +71,7 @@ impl Rights {
             Verb::Exists | Verb::ExistsPrefix | Verb::Get => self.read,
             Verb::Pin | Verb::Unpin | Verb::Lease => self.read,
             Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::Flush => self.write,
+            Verb::Begin | Verb::PutInto | Verb::Commit | Verb::Abort | Verb::Missing => self.write,
             Verb::Remove | Verb::Clear => self.remove,
             Verb::Stats => self.operate,
             Verb::Ping => true,
@@ -84,7 +85,8 @@ impl Rights {
             | Ask::ExistsPrefix(keys)
             | Ask::Remove(keys)
             | Ask::Pin(_, keys)
-            | Ask::Lease(_, keys) => keys.iter().find_map(|key| foreign(key.namespace())),
+            | Ask::Lease(_, keys)
+            | Ask::Begin(_, keys) => keys.iter().find_map(|key| foreign(key.namespace())),
             Ask::Get(items) => items.iter().find_map(|item| foreign(item.key.namespace())),
             Ask::Put(puts) => {
                 let bases = (0..puts.group_count()).filter_map(|group| puts.base(group));
@@ -93,7 +95,9 @@ impl Rights {
                 keys.into_iter().find_map(|key| foreign(key.namespace()))
             }
             Ask::Clear(namespace) => foreign(*namespace),
-            Ask::Flush | Ask::Stats | Ask::Ping | Ask::Unpin(_) => None,
+            Ask::Flush | Ask::Stats | Ask::Ping => None,
+            // Names of what the connection holds: it had the right to what they name.
+            Ask::Unpin(_) | Ask::Commit(_) | Ask::Abort(_) | Ask::Missing(_) => None,
         };
         found.map_or(Ok(()), |namespace| Err(NotAllowed { verb, namespace: Some(namespace) }))
     }
@@ -143,6 +147,7 @@ mod tests {
             Ask::Remove(List::of(&keys)),
             Ask::Pin(1, List::of(&keys)),
             Ask::Lease(1, List::of(&keys)),
+            Ask::Begin(1, List::of(&keys)),
         ] {
             assert_eq!(refused(ask), Some(FOREIGN), "{:?}", ask.verb());
         }

@@ -61,7 +61,16 @@ impl Kept {
         self.desk.take_all();
         match tell_once(clock, &mut self.desk, ask, manner, &|| {})? {
             (Told::Number(number), _) => Ok((number, self.desk.lines.made())),
-            (Told::Flushed(_) | Told::Text(_), _) => Err(no_link()),
+            (Told::Flushed(_) | Told::Text(_) | Told::Bits(_), _) => Err(no_link()),
+        }
+    }
+
+    /// Ask what has a bit an object for an answer.
+    pub fn bits(&mut self, clock: &dyn Clock, ask: &Ask<'_>, manner: Manner) -> Result<Vec<bool>> {
+        self.desk.take_all();
+        match tell_once(clock, &mut self.desk, ask, manner, &|| {})? {
+            (Told::Bits(bits), _) => Ok(bits),
+            (Told::Flushed(_) | Told::Text(_) | Told::Number(_), _) => Err(no_link()),
         }
     }
 

@@ -19,7 +19,7 @@ impl Attached {
     pub(super) fn number(&self, ask: &Ask<'_>, options: &Options, safe: bool) -> Result<u64> {
         match self.tell(ask, options, safe)? {
             (Told::Number(number), _) => Ok(number),
-            (Told::Flushed(_) | Told::Text(_), _) => Err(no_link()),
+            (Told::Flushed(_) | Told::Text(_) | Told::Bits(_), _) => Err(no_link()),
         }
     }
 
@@ -29,7 +29,7 @@ impl Attached {
         self.with_desk(|desk| {
             let mut told = Err(no_link());
             for _ in 0..if safe { tries(desk) } else { 1 } {
-                told = tell_once(&*self.clock, desk, ask, manner, &|| self.keeper.look());
+                told = tell_once(&*self.clock, desk, ask, manner, &|| self.look());
                 if !is_unavailable(&told) {
                     break;
                 }
@@ -61,6 +61,9 @@ fn lacks(caller: &Caller, ask: &Ask<'_>) -> Option<Error> {
     let (feature, detail) = match ask {
         Ask::Pin(..) | Ask::Unpin(_) | Ask::Lease(..) => {
             (Feature::Pins, "the store pins and leases nothing for other processes")
+        }
+        Ask::Begin(..) | Ask::Commit(_) | Ask::Abort(_) | Ask::Missing(_) => {
+            (Feature::Begun, "the store lets no other process begin groups")
         }
         _ => return None,
     };

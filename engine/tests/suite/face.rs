@@ -62,12 +62,51 @@ pub const EMBEDDED_ONLY: &[(&str, &str)] = &[
 
 const STAGING: usize = 192 << 20;
 
-/// A store. What a client can ask goes over the link, if there is one; the rest (groups that are begun, views, sessions,
-/// counters) is asked of the store itself.
+/// A store. What a client can ask goes over the link, if there is one; the rest (views, sessions, counters) is asked of the store itself.
 pub struct Store {
     client: Option<Attached>,
     serving: Option<Serving>,
     store: Arc<pagelith::Store>,
+}
+
+/// A group that was begun.
+pub enum Group<'a> {
+    Own(pagelith::Group<'a>),
+    Attached(attach::Group<'a>),
+}
+
+impl Group<'_> {
+    pub fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
+        match self {
+            Group::Own(group) => group.put(objects, options),
+            // As of `Store::put_batch`.
+            Group::Attached(group) if options.timeout == Some(Duration::ZERO) => {
+                group.put(objects, Options { timeout: None, wait: Some(Duration::ZERO), ..options })
+            }
+            Group::Attached(group) => group.put(objects, options),
+        }
+    }
+
+    pub fn missing(&self) -> Vec<ObjectKey> {
+        match self {
+            Group::Own(group) => group.missing(),
+            Group::Attached(group) => group.missing(Options::default()).expect("the store answers"),
+        }
+    }
+
+    pub fn commit(&self, options: Options) -> Result<PutOutcome> {
+        match self {
+            Group::Own(group) => group.commit(options),
+            Group::Attached(group) => group.commit(options),
+        }
+    }
+
+    pub fn abort(self) {
+        match self {
+            Group::Own(group) => group.abort(),
+            Group::Attached(group) => group.abort().expect("the store answers"),
+        }
+    }
 }
 
 /// What is pinned.
@@ -264,6 +303,18 @@ impl Store {
         match &self.client {
             Some(client) => client.clear(namespace, options),
             None => self.store.clear(namespace, options),
+        }
+    }
+
+    /// The store itself, for what has to be in its process.
+    pub fn own(&self) -> &pagelith::Store {
+        &self.store
+    }
+
+    pub fn begin_group(&self, required: &[ObjectKey], options: Options) -> Result<Group<'_>> {
+        match &self.client {
+            Some(client) => client.begin_group(required, options).map(Group::Attached),
+            None => self.store.begin_group(required, options).map(Group::Own),
         }
     }
 

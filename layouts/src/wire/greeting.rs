@@ -91,11 +91,13 @@ pub enum Feature {
     Shown = 1 << 8,
     /// Pins and leases, which the store holds for a connection.
     Pins = 1 << 9,
+    /// Groups that are begun in one call and put and committed in others.
+    Begun = 1 << 10,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 10] = [
+    pub const ALL: [Feature; 11] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -106,6 +108,7 @@ impl Feature {
         Feature::Parts,
         Feature::Shown,
         Feature::Pins,
+        Feature::Begun,
     ];
 
     /// Its bit.
@@ -126,6 +129,7 @@ impl Feature {
             Feature::Parts => "parts",
             Feature::Shown => "shown",
             Feature::Pins => "pins",
+            Feature::Begun => "begun",
         }
     }
 

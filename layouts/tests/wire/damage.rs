@@ -87,7 +87,8 @@ fn read_request(body: &[u8]) -> bool {
         | Ask::ExistsPrefix(keys)
         | Ask::Remove(keys)
         | Ask::Pin(_, keys)
-        | Ask::Lease(_, keys) => {
+        | Ask::Lease(_, keys)
+        | Ask::Begin(_, keys) => {
             assert!(keys.iter().all(|key| key.to_string().parse() == Ok(key)));
         }
         Ask::Get(items) => assert!(items.iter().all(|i| i.stretch().end - i.stretch().start == i.length())),
@@ -98,7 +99,7 @@ fn read_request(body: &[u8]) -> bool {
             assert!(puts.objects().all(|o| puts.base(o.group).is_some() == attached));
         }
         Ask::Clear(_) | Ask::Flush | Ask::Stats | Ask::Ping => {}
-        Ask::Unpin(name) => assert!(name > 0),
+        Ask::Unpin(name) | Ask::Commit(name) | Ask::Abort(name) | Ask::Missing(name) => assert!(name > 0),
     }
     assert_eq!(request::encode(terms, &ask), body, "what was read is written the same again");
     true

@@ -119,6 +119,14 @@ fn requests_are_read_in_every_field() {
     read("clear", &|ask| assert_eq!(ask, Ask::Clear(NAMESPACE)));
     read("pin", &|ask| assert_eq!(ask, Ask::Pin(5, List::of(&keys()))));
     read("unpin", &|ask| assert_eq!(ask, Ask::Unpin(5)));
+    read("begin", &|ask| assert_eq!(ask, Ask::Begin(6, List::of(&keys()[..2]))));
+    read("put_into", &|ask| {
+        let Ask::Put(puts) = ask else { panic!("{ask:?}") };
+        assert_eq!((puts.open(), puts.with(), puts.group_count()), (Some(6), With::Open(6), 1));
+    });
+    read("commit", &|ask| assert_eq!(ask, Ask::Commit(6)));
+    read("abort", &|ask| assert_eq!(ask, Ask::Abort(6)));
+    read("missing", &|ask| assert_eq!(ask, Ask::Missing(6)));
     read("lease", &|ask| assert_eq!(ask, Ask::Lease(60_000, List::of(&keys()[..2]))));
     for (name, verb) in [
         ("exists_prefix", Verb::ExistsPrefix),
