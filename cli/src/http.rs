@@ -17,7 +17,7 @@ use serde_json::Value;
 use tiny_http::{Header, Method, Request, Response, Server};
 
 /// What [`Stats`] says of this moment; all else only grows.
-const NOW: [&str; 11] = [
+const NOW: [&str; 13] = [
     "objects",
     "dram_objects",
     "dram_bytes",
@@ -28,6 +28,8 @@ const NOW: [&str; 11] = [
     "segments_suspect",
     "segments_quarantined",
     "unflushed_bytes",
+    "objects_pinned",
+    "objects_leased",
     "readers",
 ];
 const TEXT: &str = "text/plain; charset=utf-8";

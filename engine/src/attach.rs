@@ -7,6 +7,9 @@
 //! - A store process that was started again has lost what no flush covered: the next flush says so, once.
 
 mod acked;
+mod group;
+mod keeper;
+mod pin;
 mod put;
 mod tell;
 
@@ -15,9 +18,10 @@ use std::time::Duration;
 use pagelith_io::buffer::Lender;
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::entropy::Entropy;
+use pagelith_io::runtime::Runtime;
 use pagelith_io::shm::Region;
 use pagelith_io::sync::{Arc, Mutex, PoisonError};
-use pagelith_io::system::{SystemClock, SystemEntropy};
+use pagelith_io::system::{SystemClock, SystemEntropy, Threads};
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
@@ -32,6 +36,7 @@ use pagelith_transport::link::Link;
 use pagelith_transport::shown::{REGIONS_MAX, Shows};
 
 use self::acked::Acked;
+use self::keeper::Keeper;
 use self::put::RemotePut;
 use crate::batch::{Get, GetSlice, Options, PutGroup, PutSlice, Request};
 use crate::error::{Error, ErrorKind, Result};
@@ -41,6 +46,9 @@ use crate::pooled::{self, LentGroup};
 use crate::remote::batch::{Asked, Manner, Missed, RemoteExists, RemoteGet, no_link};
 use crate::remote::desk::Desk;
 use crate::remote::{Peer, Remote, Told};
+
+pub use self::group::Group;
+pub use self::pin::Pin;
 
 /// Longest single wait, so that a wait for several things notices each.
 const STEP: Duration = Duration::from_millis(20);
@@ -61,6 +69,9 @@ pub struct Attached {
     requests: Mutex<u64>,
     acked: Mutex<Acked>,
     shows: Shows,
+    keeper: Arc<Keeper>,
+    /// As `keeper`, for groups: their bytes take time.
+    groups: Arc<Keeper>,
 }
 
 impl Attached {
@@ -74,11 +85,13 @@ impl Attached {
         let link = first_link(&*dial, &*clock, timeout).map_err(|why| not_attached(&why))?;
         let peer = Peer { name: "store".to_owned(), weight: 1.0, dial };
         let remote = Arc::new(Remote::new(vec![peer])?);
+        let keeper = Arc::new(Keeper::new(remote.clone(), clock.clone(), timeout));
+        let groups = Arc::new(Keeper::new(remote.clone(), clock.clone(), timeout));
         let mut desk = Desk::patient(remote.clone());
         desk.lines.adopt(STORE, link);
         let desks = Mutex::new(vec![desk]);
         let (requests, acked, shows) = (Mutex::new(0), Mutex::default(), Shows::default());
-        Ok(Attached { remote, clock, timeout, desks, requests, acked, shows })
+        Ok(Attached { remote, clock, timeout, desks, requests, acked, shows, keeper, groups })
     }
 
     /// Attach to the store of the process at `address`, which knows this one by `key`. As [`Attached::attach`].
@@ -87,7 +100,17 @@ impl Attached {
         let offer = Offer::of_this_build(SystemEntropy.bytes16());
         let dial = SocketDial::new(address.clone(), key.cloned(), offer, clock.clone());
         let shows = dial.shows.clone();
-        Ok(Attached { shows, ..Attached::attach(Arc::new(dial), clock, timeout)? })
+        let attached = Attached { shows, ..Attached::attach(Arc::new(dial), clock, timeout)? };
+        Ok(attached.looked_at_by(Arc::new(Threads)))
+    }
+
+    /// Let a task of `runtime` look at the link that things are held over: a store takes a process for dead that says nothing
+    /// for some seconds, and lets go of what it held. Without one, only this process's calls do.
+    #[must_use]
+    pub fn looked_at_by(self, runtime: Arc<dyn Runtime>) -> Attached {
+        self.keeper.looked_at_by(runtime.clone());
+        self.groups.looked_at_by(runtime);
+        self
     }
 
     /// Let a store process of this host look at `region`, so that what is put from there is copied once and not sent. For memory
@@ -292,7 +315,7 @@ impl Attached {
     pub fn stats(&self, options: Options) -> Result<String> {
         match self.tell(&Ask::Stats, &options, true)? {
             (Told::Text(text), _) => Ok(text),
-            (Told::Number(_) | Told::Flushed(_), _) => Err(no_link()),
+            (Told::Number(_) | Told::Flushed(_) | Told::Bits(_), _) => Err(no_link()),
         }
     }
 
@@ -303,6 +326,12 @@ impl Attached {
 
     fn acked(&self) -> pagelith_io::sync::MutexGuard<'_, Acked> {
         self.acked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// See to it that the store hears of this process where things are held.
+    fn look(&self) {
+        self.keeper.look();
+        self.groups.look();
     }
 
     fn request(&self, options: &Options) -> Request {
@@ -327,14 +356,8 @@ impl Attached {
     }
 
     /// Go on until `advance` says that all is over.
-    fn drive(&self, desk: &mut Desk, mut advance: impl FnMut(&mut Desk, Mono) -> bool) {
-        loop {
-            desk.poll(self.clock.now());
-            if advance(desk, self.clock.now()) {
-                return;
-            }
-            desk.wait(self.clock.now(), STEP);
-        }
+    fn drive(&self, desk: &mut Desk, advance: impl FnMut(&mut Desk, Mono) -> bool) {
+        tell::drive(&*self.clock, desk, advance, &|| self.look());
     }
 }
 

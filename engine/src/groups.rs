@@ -41,6 +41,7 @@ pub struct Group<'a> {
 }
 
 /// An open group, as somebody has it who joined it.
+#[derive(Clone)]
 pub(crate) struct Joined {
     id: GroupId,
     required: Arc<[ObjectKey]>,
@@ -56,11 +57,16 @@ pub(crate) fn gone() -> Error {
 
 /// See [`Store::begin_group`].
 pub(crate) fn begin<'a>(store: &'a Store, required: &[ObjectKey], options: Options) -> Result<Group<'a>> {
-    join(&store.shared, required, &options).map(|joined| Group { store, joined })
+    join(&store.shared, required, &options, false).map(|joined| Group { store, joined })
 }
 
-/// Begin the group of these objects, or join it.
-pub(crate) fn join(shared: &Shared, required: &[ObjectKey], options: &Options) -> Result<Joined> {
+/// Begin the group of these objects, or join it; for a connection, which leaves it when it ends, or for good.
+pub(crate) fn join(
+    shared: &Shared,
+    required: &[ObjectKey],
+    options: &Options,
+    over_link: bool,
+) -> Result<Joined> {
     shared.check_open()?;
     let Some(first) = required.first() else { return Err(Error::invalid("a group requires no object")) };
     put::check_keys(shared, Kind::Base, required)?;
@@ -73,7 +79,7 @@ pub(crate) fn join(shared: &Shared, required: &[ObjectKey], options: &Options) -
     core.drop_expired_groups(shared.now());
     let generation = core.generation(first.namespace());
     check_visible(shared, &core, required, generation)?;
-    let (id, required) = core.waiting.join(required, generation, at, deadline)?;
+    let (id, required) = core.waiting.join(required, generation, at, deadline, over_link)?;
     Ok(Joined { id: GroupId(id), required })
 }
 
@@ -164,7 +170,7 @@ impl Group<'_> {
 
     /// Give the group up: what was put of it is dropped, also what others put who joined it.
     pub fn abort(self) {
-        self.store.shared.lock().close_group(self.joined.id.0);
+        self.joined.abort(&self.store.shared);
     }
 }
 
@@ -244,7 +250,13 @@ impl Joined {
         }
     }
 
-    fn is_open(&self, shared: &Shared) -> bool {
+    /// Give it up.
+    pub fn abort(&self, shared: &Shared) {
+        shared.lock().close_group(self.id.0);
+    }
+
+    /// Whether it is neither committed nor over.
+    pub fn is_open(&self, shared: &Shared) -> bool {
         shared.lock().waiting.get(self.id.0).is_some()
     }
 

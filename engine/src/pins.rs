@@ -38,6 +38,11 @@ impl Pins {
         self.leases.retain(|_, until| *until > now);
     }
 
+    /// How many objects are pinned, and how many leased.
+    pub fn count(&self) -> (usize, usize) {
+        (self.held.len(), self.leases.len())
+    }
+
     /// Whether an object may not leave. Leases count until [`Pins::expire`] has seen their end.
     pub fn is_pinned(&self, fingerprint: u128) -> bool {
         self.held.contains_key(&fingerprint) || self.leases.contains_key(&fingerprint)

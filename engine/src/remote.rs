@@ -17,6 +17,8 @@ pub(crate) mod writer;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod tests_held;
+#[cfg(test)]
 mod tests_shown;
 
 use pagelith_io::signal::Signal;

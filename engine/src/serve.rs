@@ -7,11 +7,14 @@
 //! - The server drives both directions: bytes of a put come only when they were pulled, into memory set aside for them.
 //! - What was pushed for a get is back by the get's deadline.
 //! - Each operation ends with one outcome, behind all bytes that it speaks of; a cancelled one with none.
+//! - What a peer pinned, and groups that it began, are let go with its link, however that ends.
 //! - What a peer has no right to is refused before anything is looked up.
 
 mod answer;
 mod asked;
+mod commit;
 mod get;
+mod held;
 mod lent;
 mod pushed;
 mod put;
@@ -32,7 +35,9 @@ use rustc_hash::FxHashMap;
 
 use self::answer::Answered;
 use self::asked::AskedOp;
+use self::commit::CommitOp;
 use self::get::GetOp;
+use self::held::Held;
 use self::lent::Lent;
 use self::pushed::Pushed;
 use self::put::PutOp;
@@ -56,6 +61,7 @@ const DISK_STEP: Duration = Duration::from_millis(1);
 pub struct Server {
     link: Box<dyn Link>,
     ops: BTreeMap<OpId, Op>,
+    held: Held,
     world: World,
     /// Frames that the link had no room for.
     outbox: VecDeque<Frame>,
@@ -91,6 +97,7 @@ enum Op {
     Get(GetOp),
     Put(PutOp),
     Asked(AskedOp),
+    Commit(CommitOp),
 }
 
 impl Server {
@@ -107,6 +114,7 @@ impl Server {
         Ok(Server {
             link,
             ops: BTreeMap::new(),
+            held: Held::default(),
             world: World {
                 session,
                 staging,
@@ -187,6 +195,7 @@ impl Server {
                 Op::Get(get) => get.advance(&mut self.world, &mut *self.link, *id),
                 Op::Put(put) => put.advance(&mut self.world, &mut *self.link, *id),
                 Op::Asked(asked) => asked.advance(self.world.shared()),
+                Op::Commit(commit) => commit.advance(),
             };
             over.extend(answered.map(|answered| (*id, answered)));
         }
@@ -225,6 +234,7 @@ impl Server {
                 tracing::info!(peer = %self.link.facts().peer, %why, "link closed");
                 self.closed.get_or_insert(why);
                 self.ops.clear();
+                self.held.let_go(self.world.shared());
                 self.outbox.clear();
             }
         }
@@ -265,9 +275,43 @@ impl Server {
         let manner = self.manner(terms);
         let op = match ask {
             Ask::Get(items) => Op::Get(GetOp::new(manner, items.iter())),
-            Ask::Put(puts) => Op::Put(PutOp::new(manner, puts, &*self.link, id)),
+            Ask::Put(puts) => match puts.open().map(|name| self.held.group(name)).transpose() {
+                Ok(into) => Op::Put(PutOp::new(manner, puts, into, &*self.link, id)),
+                Err(error) => {
+                    self.answer(id, Answered::failed(verb, error));
+                    return;
+                }
+            },
+            Ask::Commit(name) => match self.held.group(name) {
+                Ok(joined) => Op::Commit(CommitOp::begin(&mut self.world, joined, manner, id)),
+                Err(error) => {
+                    self.answer(id, Answered::failed(verb, error));
+                    return;
+                }
+            },
             Ask::Exists(_) | Ask::ExistsPrefix(_) | Ask::Stats | Ask::Ping => {
                 let answered = answer_now(self.world.shared(), &ask, &manner.options);
+                self.answer(id, answered);
+                return;
+            }
+            Ask::Missing(name) => {
+                let answered = self.held.missing(self.world.shared(), name);
+                self.answer(id, answered);
+                return;
+            }
+            Ask::Pin(..) | Ask::Unpin(_) | Ask::Lease(..) | Ask::Begin(..) | Ask::Abort(_) => {
+                let shared = &self.world.session.io.shared;
+                let number = match ask {
+                    Ask::Begin(name, keys) => {
+                        self.held.begin(shared, name, keys.iter().collect(), &manner.options)
+                    }
+                    Ask::Abort(name) => self.held.abort(shared, name),
+                    ask => self.held.pins(shared, &ask),
+                };
+                let answered = match number {
+                    Ok(number) => Answered::number(verb, number),
+                    Err(error) => Answered::failed(verb, error),
+                };
                 self.answer(id, answered);
                 return;
             }
@@ -313,6 +357,7 @@ impl Server {
         match (self.ops.get_mut(&id), done) {
             (Some(Op::Get(get)), Done::Get(done)) => get.done(id, ticket, done),
             (Some(Op::Put(put)), Done::Put(done)) => put.done(self.world.shared(), ticket, done),
+            (Some(Op::Commit(commit)), Done::Put(done)) => commit.done(self.world.shared(), done),
             // It was cancelled, and its memory is free with this.
             _ => {}
         }
@@ -348,13 +393,14 @@ impl Drop for Server {
         drop(events);
         let World { lent, session, .. } = &mut self.world;
         lent.all_back(&session.io.shared);
+        self.held.let_go(&session.io.shared);
     }
 }
 
 fn matches_asked(op: &Op) -> bool {
     match op {
         Op::Asked(_) => true,
-        Op::Get(_) | Op::Put(_) => false,
+        Op::Get(_) | Op::Put(_) | Op::Commit(_) => false,
     }
 }
 
@@ -362,7 +408,7 @@ fn matches_asked(op: &Op) -> bool {
 fn answer_now(shared: &Shared, ask: &Ask<'_>, options: &Options) -> Answered {
     let at = recency(shared, options);
     match ask {
-        Ask::Exists(keys) => Answered::bits(crate::exists::exists(shared, keys.iter(), at)),
+        Ask::Exists(keys) => Answered::bits(Verb::Exists, crate::exists::exists(shared, keys.iter(), at)),
         Ask::ExistsPrefix(keys) => {
             let found = crate::exists::prefix(shared, keys.iter(), at);
             Answered::number(Verb::ExistsPrefix, found as u64)

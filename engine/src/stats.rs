@@ -160,6 +160,10 @@ pub struct Stats {
     pub segments_quarantined: u64,
     /// Bytes acked and not yet written to SSD now.
     pub unflushed_bytes: u64,
+    /// Objects that are pinned now, by this process or for others.
+    pub objects_pinned: u64,
+    /// Objects that are leased now; those whose time is up count until memory is needed.
+    pub objects_leased: u64,
     /// Frames and segments that gets, links, views and writes hold now, each as often as it is held.
     pub readers: u64,
 }
@@ -219,6 +223,8 @@ impl Stats {
             segments_suspect: health.map_or(0, |h| h.suspects() as u64),
             segments_quarantined: health.map_or(0, |h| h.quarantined() as u64),
             unflushed_bytes: core.ssd.as_ref().map_or(0, |s| s.unflushed_bytes),
+            objects_pinned: core.pins.count().0 as u64,
+            objects_leased: core.pins.count().1 as u64,
             readers: core.frames.iter().map(|(id, _)| core.frames.readers(id)).sum::<u64>()
                 + core.ssd.as_ref().map_or(0, |s| s.guards.count()),
         }

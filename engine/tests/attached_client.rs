@@ -243,3 +243,85 @@ fn a_store_of_a_time_before_parts_is_named_and_the_link_goes_on() {
     assert_eq!((refused.kind, refused.message.as_str()), expected);
     assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
 }
+
+/// What a store says of a counter.
+fn counter(client: &Attached, name: &str) -> u64 {
+    let text = client.stats(Options::default()).expect("told");
+    let value: serde_json::Value = serde_json::from_str(&text).expect("an object");
+    value[name].as_u64().expect("a number")
+}
+
+#[test]
+fn a_pin_says_when_it_is_lost_and_is_let_go_over_no_other_link() {
+    let process = Process::at(&anywhere(), 1);
+    let client = process.client(Duration::from_secs(60));
+    for page in 0..3 {
+        assert_eq!(put(&client, page), Ok(PutOutcome::Stored));
+    }
+    let keys = [key(0), key(1), key(2), key(9)];
+    let lost = client.pin(&keys, Options::default()).expect("pinned");
+    let empty = client.pin(&[], Options::default()).expect("nothing to pin");
+    assert_eq!((lost.pinned(), lost.is_held(), empty.pinned()), (3, true, 0));
+    drop(empty);
+    assert_eq!(counter(&client, "objects_pinned"), 3);
+    let address = process.address.clone();
+    drop(process);
+    let _process = Process::at(&address, 2);
+    assert_eq!(put(&client, 0), Ok(PutOutcome::Stored));
+    assert!(!lost.is_held(), "the store was started again");
+    assert_eq!(counter(&client, "objects_pinned"), 0);
+    // What is pinned over the new link is nothing to the old pin.
+    let pin = client.pin(&keys, Options::default()).expect("pinned");
+    assert_eq!((pin.pinned(), pin.is_held(), lost.is_held()), (1, true, false));
+    drop(lost);
+    assert_eq!(counter(&client, "objects_pinned"), 1);
+    drop(pin);
+    assert_eq!(counter(&client, "objects_pinned"), 0);
+    assert_eq!(client.lease(&keys, Duration::from_nanos(1), Options::default()), Ok(1));
+    assert_eq!(counter(&client, "objects_leased"), 1);
+}
+
+#[test]
+fn a_store_of_a_time_before_pins_is_named_and_the_link_goes_on() {
+    let old = Offer::of_this_build([1; 16]).without(Feature::Pins).without(Feature::Begun);
+    let process = Process::offering(&anywhere(), old);
+    let client = process.client(Duration::from_secs(60));
+    assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
+    let expected = (ErrorKind::Incompatible, "the store pins and leases nothing for other processes");
+    let pin = client.pin(&[key(1)], Options::default()).map(|pin| pin.pinned()).expect_err("no pins");
+    let lease = client.lease(&[key(1)], Duration::from_secs(1), Options::default()).expect_err("no leases");
+    assert_eq!((pin.kind, pin.message.as_str()), expected);
+    assert_eq!((lease.kind, lease.message.as_str()), expected);
+    let expected = (ErrorKind::Incompatible, "the store lets no other process begin groups");
+    let group = client.begin_group(&[key(7)], Options::default()).map(|_| ()).expect_err("no groups");
+    assert_eq!((group.kind, group.message.as_str()), expected);
+    assert!(get(&client, 1).is_ok_and(|outcome| outcome.is_hit()));
+}
+
+#[test]
+fn a_group_goes_with_its_process_and_says_so() {
+    let process = Process::at(&anywhere(), 1);
+    let client = process.client(Duration::from_secs(60));
+    let bytes = vec![7; LEN];
+    let object = [PutSlice { key: key(7), pieces: &[&bytes] }];
+    let group = client.begin_group(&[key(7)], Options::default()).expect("begun");
+    assert_eq!(group.put(&object, Options::default()), [Ok(PutOutcome::Waiting)]);
+    assert_eq!((counter(&client, "groups_waiting"), group.missing(Options::default())), (1, Ok(Vec::new())));
+    let address = process.address.clone();
+    drop(process);
+    let _process = Process::at(&address, 2);
+    let unavailable = |error: pagelith::Error| assert_eq!(error.kind, ErrorKind::Unavailable);
+    unavailable(group.commit(Options::default()).expect_err("it is gone"));
+    unavailable(group.put(&object, Options::default()).remove(0).expect_err("it is gone"));
+    unavailable(group.missing(Options::default()).expect_err("it is gone"));
+    drop(group);
+    let again = client.begin_group(&[key(7)], Options::default()).expect("begun");
+    assert_eq!(
+        again.missing(Options::default()),
+        Ok(vec![key(7)]),
+        "what was put before is lost, and said to be"
+    );
+    assert_eq!(again.put(&object, Options::default()), [Ok(PutOutcome::Waiting)]);
+    assert_eq!(again.commit(Options::default()), Ok(PutOutcome::Stored));
+    assert!(get(&client, 7).is_ok_and(|outcome| outcome.is_hit()));
+}

@@ -170,7 +170,9 @@ mod tests {
                 "server_checksums",
                 "shared_memory",
                 "parts",
-                "shown"
+                "shown",
+                "pins",
+                "begun"
             ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };

@@ -28,9 +28,9 @@ impl Namespaces {
 pub struct Rights {
     /// Where it may do it.
     pub namespaces: Namespaces,
-    /// exists, get.
+    /// exists, get, pin, unpin, lease.
     pub read: bool,
-    /// put, flush.
+    /// put, flush; begin, commit and abort groups.
     pub write: bool,
     /// remove, clear.
     pub remove: bool,
@@ -69,7 +69,9 @@ impl Rights {
         let verb = ask.verb();
         let may = match verb {
             Verb::Exists | Verb::ExistsPrefix | Verb::Get => self.read,
+            Verb::Pin | Verb::Unpin | Verb::Lease => self.read,
             Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::Flush => self.write,
+            Verb::Begin | Verb::PutInto | Verb::Commit | Verb::Abort | Verb::Missing => self.write,
             Verb::Remove | Verb::Clear => self.remove,
             Verb::Stats => self.operate,
             Verb::Ping => true,
@@ -79,9 +81,12 @@ impl Rights {
         }
         let foreign = |namespace: NamespaceId| (!self.namespaces.have(namespace)).then_some(namespace);
         let found = match ask {
-            Ask::Exists(keys) | Ask::ExistsPrefix(keys) | Ask::Remove(keys) => {
-                keys.iter().find_map(|key| foreign(key.namespace()))
-            }
+            Ask::Exists(keys)
+            | Ask::ExistsPrefix(keys)
+            | Ask::Remove(keys)
+            | Ask::Pin(_, keys)
+            | Ask::Lease(_, keys)
+            | Ask::Begin(_, keys) => keys.iter().find_map(|key| foreign(key.namespace())),
             Ask::Get(items) => items.iter().find_map(|item| foreign(item.key.namespace())),
             Ask::Put(puts) => {
                 let bases = (0..puts.group_count()).filter_map(|group| puts.base(group));
@@ -91,6 +96,8 @@ impl Rights {
             }
             Ask::Clear(namespace) => foreign(*namespace),
             Ask::Flush | Ask::Stats | Ask::Ping => None,
+            // Names of what the connection holds: it had the right to what they name.
+            Ask::Unpin(_) | Ask::Commit(_) | Ask::Abort(_) | Ask::Missing(_) => None,
         };
         found.map_or(Ok(()), |namespace| Err(NotAllowed { verb, namespace: Some(namespace) }))
     }
@@ -134,9 +141,14 @@ mod tests {
     fn a_foreign_namespace_is_seen_in_every_place_of_every_verb() {
         let refused = |ask: Ask<'_>| own().check(&ask).expect_err("foreign").namespace;
         let keys = [key(OWN), key(FOREIGN)];
-        for ask in
-            [Ask::Exists(List::of(&keys)), Ask::ExistsPrefix(List::of(&keys)), Ask::Remove(List::of(&keys))]
-        {
+        for ask in [
+            Ask::Exists(List::of(&keys)),
+            Ask::ExistsPrefix(List::of(&keys)),
+            Ask::Remove(List::of(&keys)),
+            Ask::Pin(1, List::of(&keys)),
+            Ask::Lease(1, List::of(&keys)),
+            Ask::Begin(1, List::of(&keys)),
+        ] {
             assert_eq!(refused(ask), Some(FOREIGN), "{:?}", ask.verb());
         }
         let gets = keys.map(|key| GetItem::new(key, None, 1));

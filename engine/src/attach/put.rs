@@ -67,6 +67,8 @@ pub(super) struct RemotePut {
     groups: Vec<Group>,
     /// What the groups consist of that these are parts of, as keys of any page; empty if they are whole.
     required: Vec<ObjectKey>,
+    /// The open group that the objects are put into, each by itself, by its name.
+    into: Option<u64>,
     offers: VecDeque<Offer>,
     manner: Manner,
     acked: Vec<Instance>,
@@ -88,9 +90,14 @@ impl RemotePut {
             groups.into_iter().map(grouped).filter(|group| !group.objects.is_empty()).collect();
         let required = required.to_vec();
         let (offers, acked) = (VecDeque::new(), Vec::new());
-        let mut put = RemotePut { objects, groups, required, offers, manner, acked };
+        let mut put = RemotePut { objects, groups, required, into: None, offers, manner, acked };
         put.refuse();
         put
+    }
+
+    /// Into the group that was begun under this name on the link of the desk.
+    pub fn into_open(self, name: u64) -> RemotePut {
+        RemotePut { into: Some(name), ..self }
     }
 
     /// What no store takes is not sent: it would end the link.
@@ -194,10 +201,13 @@ impl RemotePut {
             Standing::Down => return None,
         };
         let lend = self.lend(&offer);
-        let draft = offer
-            .draft
-            .take()
-            .unwrap_or_else(|| draft(&self.required, &self.groups, &self.objects, &offer, caller));
+        let draft = offer.draft.take().unwrap_or_else(|| {
+            let empty = match self.into {
+                Some(name) => PutDraft::into_open(BLOCK_BYTES, name),
+                None => PutDraft::of_parts(BLOCK_BYTES, &self.required),
+            };
+            draft(empty, &self.groups, &self.objects, &offer, caller)
+        });
         let terms = self.manner.terms(now, offer.groups.start);
         match caller.put(token, &draft, lend, terms, self.manner.deadline) {
             Ok(()) => Some(Offer { state: State::Asked(token, caller.peer_instance()), ..offer }),
@@ -251,13 +261,12 @@ impl RemotePut {
 
 /// What an offer says, over the link of `caller`.
 fn draft(
-    required: &[ObjectKey],
+    mut draft: PutDraft,
     groups: &[Group],
     objects: &[Object],
     offer: &Offer,
     caller: &Caller,
 ) -> PutDraft {
-    let mut draft = PutDraft::of_parts(BLOCK_BYTES, required);
     for group in &groups[offer.groups.clone()] {
         draft.group(group.base);
         for object in &objects[group.objects.clone()] {

@@ -1,12 +1,15 @@
 //! Questions that have one answer.
 
+use pagelith_io::clock::{Clock, Mono};
+use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::request::Ask;
 
 use super::acked::Instance;
-use super::{Attached, STORE, is_unavailable, tries};
+use super::{Attached, STEP, STORE, is_unavailable, tries};
 use crate::batch::Options;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::remote::batch::{Manner, no_link};
+use crate::remote::caller::Caller;
 use crate::remote::desk::Desk;
 use crate::remote::lines::Standing;
 use crate::remote::{Reply, Told};
@@ -16,7 +19,7 @@ impl Attached {
     pub(super) fn number(&self, ask: &Ask<'_>, options: &Options, safe: bool) -> Result<u64> {
         match self.tell(ask, options, safe)? {
             (Told::Number(number), _) => Ok(number),
-            (Told::Flushed(_) | Told::Text(_), _) => Err(no_link()),
+            (Told::Flushed(_) | Told::Text(_) | Told::Bits(_), _) => Err(no_link()),
         }
     }
 
@@ -26,7 +29,7 @@ impl Attached {
         self.with_desk(|desk| {
             let mut told = Err(no_link());
             for _ in 0..if safe { tries(desk) } else { 1 } {
-                told = self.tell_once(desk, ask, manner);
+                told = tell_once(&*self.clock, desk, ask, manner, &|| self.look());
                 if !is_unavailable(&told) {
                     break;
                 }
@@ -34,38 +37,78 @@ impl Attached {
             told
         })
     }
+}
 
-    fn tell_once(&self, desk: &mut Desk, ask: &Ask<'_>, manner: Manner) -> Result<(Told, Instance)> {
-        let token = desk.token();
-        let mut asked: Option<Result<Instance>> = None;
-        let mut told = None;
-        self.drive(desk, |desk, now| match &asked {
-            Some(Ok(_)) => {
-                told = desk.take(token);
-                told.is_some()
-            }
-            Some(Err(_)) => true,
-            None => {
-                asked = match desk.lines.standing(STORE, now) {
-                    Standing::Up(caller) if now < manner.deadline => {
-                        match caller.tell(token, ask, manner.terms(now, 0), manner.deadline) {
-                            Ok(()) => Some(Ok(caller.peer_instance())),
-                            Err(error) if error.kind == ErrorKind::Busy && caller.calls() > 0 => None,
-                            Err(error) => Some(Err(error)),
-                        }
-                    }
-                    Standing::Soon if now < manner.deadline => None,
-                    Standing::Up(_) | Standing::Soon | Standing::Down => Some(Err(no_link())),
-                };
-                asked.as_ref().is_some_and(Result::is_err)
-            }
-        });
-        let instance = asked.unwrap_or_else(|| Err(no_link()))?;
-        let told = match told {
-            Some(Reply::Told(told)) => told,
-            Some(Reply::Exists(_) | Reply::Get(_) | Reply::Put(_)) | None => Err(no_link()),
-        };
-        desk.note(STORE, is_unavailable(&told), self.clock.now());
-        told.map(|told| (told, instance))
+/// Go on until `advance` says that all is over; `between` is done again and again meanwhile.
+pub(super) fn drive(
+    clock: &dyn Clock,
+    desk: &mut Desk,
+    mut advance: impl FnMut(&mut Desk, Mono) -> bool,
+    between: &dyn Fn(),
+) {
+    loop {
+        desk.poll(clock.now());
+        if advance(desk, clock.now()) {
+            return;
+        }
+        between();
+        desk.wait(clock.now(), STEP);
     }
+}
+
+/// Why the store cannot be asked this over the link of `caller`.
+fn lacks(caller: &Caller, ask: &Ask<'_>) -> Option<Error> {
+    let (feature, detail) = match ask {
+        Ask::Pin(..) | Ask::Unpin(_) | Ask::Lease(..) => {
+            (Feature::Pins, "the store pins and leases nothing for other processes")
+        }
+        Ask::Begin(..) | Ask::Commit(_) | Ask::Abort(_) | Ask::Missing(_) => {
+            (Feature::Begun, "the store lets no other process begin groups")
+        }
+        _ => return None,
+    };
+    (!caller.has(feature)).then(|| Error::new(ErrorKind::Incompatible, detail))
+}
+
+/// Ask once: the answer, and which process gave it.
+pub(super) fn tell_once(
+    clock: &dyn Clock,
+    desk: &mut Desk,
+    ask: &Ask<'_>,
+    manner: Manner,
+    between: &dyn Fn(),
+) -> Result<(Told, Instance)> {
+    let token = desk.token();
+    let mut asked: Option<Result<Instance>> = None;
+    let mut told = None;
+    let advance = |desk: &mut Desk, now| match &asked {
+        Some(Ok(_)) => {
+            told = desk.take(token);
+            told.is_some()
+        }
+        Some(Err(_)) => true,
+        None => {
+            asked = match desk.lines.standing(STORE, now) {
+                Standing::Up(caller) if now < manner.deadline => match lacks(caller, ask) {
+                    Some(error) => Some(Err(error)),
+                    None => match caller.tell(token, ask, manner.terms(now, 0), manner.deadline) {
+                        Ok(()) => Some(Ok(caller.peer_instance())),
+                        Err(error) if error.kind == ErrorKind::Busy && caller.calls() > 0 => None,
+                        Err(error) => Some(Err(error)),
+                    },
+                },
+                Standing::Soon if now < manner.deadline => None,
+                Standing::Up(_) | Standing::Soon | Standing::Down => Some(Err(no_link())),
+            };
+            asked.as_ref().is_some_and(Result::is_err)
+        }
+    };
+    drive(clock, desk, advance, between);
+    let instance = asked.unwrap_or_else(|| Err(no_link()))?;
+    let told = match told {
+        Some(Reply::Told(told)) => told,
+        Some(Reply::Exists(_) | Reply::Get(_) | Reply::Put(_)) | None => Err(no_link()),
+    };
+    desk.note(STORE, is_unavailable(&told), clock.now());
+    told.map(|told| (told, instance))
 }

@@ -88,6 +88,9 @@ pub(crate) struct Open {
     pub generation: Generation,
     pub at: Recency,
     deadline: Mono,
+    /// Connections that have it: it goes with the last of them, unless somebody else joined it too.
+    links: u32,
+    kept: bool,
     /// Somebody is committing it.
     pub committing: bool,
     /// Objects were removed while who commits it had them in hand.
@@ -194,12 +197,15 @@ impl Waiting {
         generation: Generation,
         at: Recency,
         deadline: Mono,
+        over_link: bool,
     ) -> Result<(u64, Arc<[ObjectKey]>)> {
         self.check_overlap_of(required)?;
         let page = page_of(&required[0]);
         let here = self.open_of.get(&page).into_iter().flatten();
-        let mut groups = here.filter_map(|id| self.open.get(id).map(|g| (*id, g)));
-        if let Some((id, group)) = groups.find(|(_, g)| g.is_of(required)) {
+        let found = here.copied().find(|id| self.open.get(id).is_some_and(|g| g.is_of(required)));
+        if let Some((id, group)) = found.and_then(|id| Some((id, self.open.get_mut(&id)?))) {
+            group.links += u32::from(over_link);
+            group.kept |= !over_link;
             return Ok((id, group.required.clone()));
         }
         let objects = self.required + required.len();
@@ -218,12 +224,24 @@ impl Waiting {
             generation,
             at,
             deadline,
+            links: u32::from(over_link),
+            kept: !over_link,
             committing: false,
             lost_some: false,
         };
         self.open.insert(self.next_id, group);
         self.open_of.entry(page).or_default().push(self.next_id);
         Ok((self.next_id, required))
+    }
+
+    /// A connection has an open group no more. One that nobody else has is over now.
+    fn leave(&mut self, id: u64) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        open.links = open.links.saturating_sub(1);
+        if open.links == 0 && !open.kept {
+            open.deadline = Mono::default();
+            self.earliest = Mono::default();
+        }
     }
 
     /// A deadline has come to those that are waited for.
@@ -416,6 +434,13 @@ impl Core {
         let dropped = self.waiting.take_where(|_, deadline, _| deadline <= now);
         self.counters.groups_dropped += dropped.len() as u64;
         self.free_members(dropped);
+    }
+
+    /// A connection has these groups no more. What nobody else has is dropped, and counted; what is being committed for it, as
+    /// soon as that has failed.
+    pub fn leave_groups(&mut self, ids: impl Iterator<Item = u64>, now: Mono) {
+        ids.for_each(|id| self.waiting.leave(id));
+        self.drop_expired_groups(now);
     }
 
     /// Every group that waits is dropped, and counted: the store ends.

@@ -86,6 +86,7 @@ pub(crate) enum Told {
     Number(u64),
     Flushed(FlushReport),
     Text(String),
+    Bits(Vec<bool>),
 }
 
 /// An object of a get.
@@ -382,7 +383,8 @@ fn told_by(answer: &Answer<'_>) -> Option<Told> {
             Some(Told::Flushed(report))
         }
         Answer::Text(text) => Some(Told::Text((*text).to_owned())),
-        Answer::Items(_) | Answer::Bits(_) | Answer::Failed(_) => None,
+        Answer::Bits(bits) => Some(Told::Bits(bits.iter().collect())),
+        Answer::Items(_) | Answer::Failed(_) => None,
     }
 }
 

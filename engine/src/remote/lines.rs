@@ -34,12 +34,18 @@ pub(crate) enum Standing<'a> {
 pub(crate) struct Lines {
     remote: Arc<Remote>,
     lines: Vec<Line>,
+    made: u64,
 }
 
 impl Lines {
     pub fn new(remote: Arc<Remote>) -> Lines {
         let lines = remote.dials.iter().map(|_| Line::None).collect();
-        Lines { remote, lines }
+        Lines { remote, lines, made: 0 }
+    }
+
+    /// How many links were made so far: what was held over an earlier one is held no more.
+    pub fn made(&self) -> u64 {
+        self.made
     }
 
     pub fn remote(&self) -> &Arc<Remote> {
@@ -49,6 +55,7 @@ impl Lines {
     /// Take a link that was made elsewhere.
     pub fn adopt(&mut self, peer: usize, link: Box<dyn Link>) {
         if let Some(line) = self.lines.get_mut(peer) {
+            self.made += 1;
             *line = up(link);
         }
     }
@@ -56,6 +63,14 @@ impl Lines {
     /// The peer's link that stands now, as far as this side knows.
     pub fn stands(&self, peer: usize) -> Option<&Caller> {
         match self.lines.get(peer) {
+            Some(Line::Up(caller)) if caller.closed().is_none() => Some(caller),
+            Some(Line::Up(_) | Line::Dialing(_) | Line::None) | None => None,
+        }
+    }
+
+    /// The same, to be asked.
+    pub fn stands_mut(&mut self, peer: usize) -> Option<&mut Caller> {
+        match self.lines.get_mut(peer) {
             Some(Line::Up(caller)) if caller.closed().is_none() => Some(caller),
             Some(Line::Up(_) | Line::Dialing(_) | Line::None) | None => None,
         }
@@ -141,6 +156,7 @@ impl Lines {
                     Dialled::Waiting(dialing) => Line::Dialing(dialing),
                     Dialled::Ready(link) => {
                         self.remote.breaker(peer, |breaker| breaker.answered());
+                        self.made += 1;
                         up(link)
                     }
                     Dialled::Over(why) => {

@@ -54,16 +54,27 @@ impl Pair {
 
     /// At a Unix socket the store's memory is shown.
     pub(super) fn at(address: Address, rights: Rights, verify_ratio: f64, shows: &[Arc<Region>]) -> Pair {
-        let of_client = shows;
-        let shows = matches!(address, Address::Unix(_));
+        let shared = matches!(address, Address::Unix(_));
         let mut config = Config::default();
         config.dram.verify_ratio = verify_ratio;
-        config.dram.shared = shows;
+        config.dram.shared = shared;
         config.dram.bytes = crate::Size::mib(64);
         config.index.max_objects = Some(10_000);
         let facts = Facts::of_this_machine().expect("facts");
         let store = Store::open(config.validate(&facts).expect("valid")).expect("opened");
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let (server, caller) = Pair::meet(&store, &clock, address, rights, shows);
+        Pair { store, server, caller, clock }
+    }
+
+    /// A client of a store, and the server for it.
+    pub(super) fn meet(
+        store: &Store,
+        clock: &Arc<dyn Clock>,
+        address: Address,
+        rights: Rights,
+        of_client: &[Arc<Region>],
+    ) -> (Server, Caller) {
         let limits = Limits::default();
         let listen = Listen { address, admission: Admission::Connection(rights), beyond_this_host: false };
         let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
@@ -91,8 +102,8 @@ impl Pair {
             listener.wait(&mut arrivals, Duration::from_millis(1));
         }
         let Some(Arrival::Link(link)) = arrivals.pop() else { panic!("refused") };
-        let server = Server::new(&store, link, staging).expect("serves");
-        Pair { store, server, caller: Caller::new(client.expect("a link")), clock }
+        let server = Server::new(store, link, staging).expect("serves");
+        (server, Caller::new(client.expect("a link")))
     }
 
     /// Drive both ends until the one operation has its reply.

@@ -41,8 +41,8 @@ impl Answered {
         Answered { verb, what: What::Items(items) }
     }
 
-    pub fn bits(bits: Vec<bool>) -> Answered {
-        Answered { verb: Verb::Exists, what: What::Bits(bits) }
+    pub fn bits(verb: Verb, bits: Vec<bool>) -> Answered {
+        Answered { verb, what: What::Bits(bits) }
     }
 
     pub fn number(verb: Verb, number: u64) -> Answered {

@@ -89,10 +89,12 @@ pub(super) struct PutOp {
     /// What groups consist of that these are parts of, as keys of any page; `None` if they are whole. Once for all: a
     /// request may have many pages.
     required: Option<Vec<ObjectKey>>,
+    /// The open group that they are put into, each by itself.
+    into: Option<Joined>,
 }
 
 impl PutOp {
-    pub fn new(manner: Manner, puts: Puts<'_>, link: &dyn Link, id: OpId) -> PutOp {
+    pub fn new(manner: Manner, puts: Puts<'_>, into: Option<Joined>, link: &dyn Link, id: OpId) -> PutOp {
         let mut groups: Vec<Group> = Vec::new();
         let mut offered = Vec::new();
         for object in puts.objects() {
@@ -117,7 +119,7 @@ impl PutOp {
         }
         let verb = Ask::Put(puts).verb();
         let required = puts.required().map(|keys| keys.iter().collect());
-        PutOp { manner, verb, block_bytes: puts.block_bytes(), offered, groups, required }
+        PutOp { manner, verb, block_bytes: puts.block_bytes(), offered, groups, required, into }
     }
 
     /// Bytes of an object have arrived in `parts`, or are `shown` and belong there.
@@ -202,7 +204,8 @@ impl PutOp {
     /// Settle a group without its bytes, or pull them; false if there is no room for them now.
     fn begin(&mut self, world: &mut World, link: &mut dyn Link, id: OpId, at: usize) -> bool {
         let objects = self.groups[at].objects.clone();
-        if self.is_present(world.shared(), &self.groups[at]) {
+        // Whether an open group has it already is found when it is put there.
+        if self.into.is_none() && self.is_present(world.shared(), &self.groups[at]) {
             self.settle(at, || Verdict::Put(PutOutcome::AlreadyPresent));
             return true;
         }
@@ -303,6 +306,17 @@ impl PutOp {
             self.settle(at, || Verdict::Failed(Error::new(ErrorKind::Unavailable, detail.clone())));
             return;
         }
+        if let Some(into) = &self.into {
+            let put = |o: &mut Offered| {
+                let arrived = o.take()?;
+                Some(into.put_arrived(world.shared(), &o.key, arrived))
+            };
+            let outcomes: Vec<_> = self.offered[objects].iter_mut().filter_map(put).collect();
+            if let Some(outcome) = crate::pooled::outcome_of_group(outcomes.into_iter()) {
+                self.settle(at, || verdict(outcome.clone()));
+            }
+            return;
+        }
         let left = self.manner.deadline.since(world.shared().now());
         let depth = self.manner.options.depth.saturating_add(at as u32);
         let options = Options { timeout: Some(left), depth, ..self.manner.options };
@@ -325,7 +339,7 @@ impl PutOp {
         let shared = world.shared();
         let page = self.offered[self.groups[at].objects.start].key.hash();
         let required: Vec<ObjectKey> = self.required.iter().flatten().map(|key| key.on_page(page)).collect();
-        let joined = groups::join(shared, &required, &options)?;
+        let joined = groups::join(shared, &required, &options, false)?;
         for object in &mut self.offered[self.groups[at].objects.clone()] {
             let Some(arrived) = object.take() else { continue };
             joined.put_arrived(shared, &object.key, arrived)?;

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pagelith::attach::Attached;
+use pagelith::attach::{self, Attached};
 use pagelith::io::clock::Clock;
 use pagelith::io::runtime::{Join, Runtime, Step, Task};
 use pagelith::io::signal::Signal;
 use pagelith::io::staging::StagingPool;
-use pagelith::io::system::{SystemClock, SystemEntropy};
+use pagelith::io::system::{SystemClock, SystemEntropy, Threads};
 use pagelith::layouts::ids::{Generation, NamespaceId};
 use pagelith::layouts::key::ObjectKey;
 use pagelith::serve::Server;
@@ -62,12 +62,73 @@ pub const EMBEDDED_ONLY: &[(&str, &str)] = &[
 
 const STAGING: usize = 192 << 20;
 
-/// A store. What a client can ask goes over the link, if there is one; the rest (groups that are begun, pins, views,
-/// sessions, counters) is asked of the store itself.
+/// A store. What a client can ask goes over the link, if there is one; the rest (views, sessions, counters) is asked of the store itself.
 pub struct Store {
     client: Option<Attached>,
     serving: Option<Serving>,
     store: Arc<pagelith::Store>,
+}
+
+/// A group that was begun.
+pub enum Group<'a> {
+    Own(pagelith::Group<'a>),
+    Attached(attach::Group<'a>),
+}
+
+impl Group<'_> {
+    pub fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Vec<Result<PutOutcome>> {
+        match self {
+            Group::Own(group) => group.put(objects, options),
+            // As of `Store::put_batch`.
+            Group::Attached(group) if options.timeout == Some(Duration::ZERO) => {
+                group.put(objects, Options { timeout: None, wait: Some(Duration::ZERO), ..options })
+            }
+            Group::Attached(group) => group.put(objects, options),
+        }
+    }
+
+    pub fn missing(&self) -> Vec<ObjectKey> {
+        match self {
+            Group::Own(group) => group.missing(),
+            Group::Attached(group) => group.missing(Options::default()).expect("the store answers"),
+        }
+    }
+
+    pub fn commit(&self, options: Options) -> Result<PutOutcome> {
+        match self {
+            Group::Own(group) => group.commit(options),
+            Group::Attached(group) => group.commit(options),
+        }
+    }
+
+    pub fn abort(self) {
+        match self {
+            Group::Own(group) => group.abort(),
+            Group::Attached(group) => group.abort().expect("the store answers"),
+        }
+    }
+}
+
+/// What is pinned.
+pub enum Pin {
+    Own(pagelith::Pin),
+    Attached(attach::Pin),
+}
+
+impl Pin {
+    pub fn pinned(&self) -> usize {
+        match self {
+            Pin::Own(pin) => pin.pinned(),
+            Pin::Attached(pin) => pin.pinned(),
+        }
+    }
+
+    pub fn is_held(&self) -> bool {
+        match self {
+            Pin::Own(_) => true,
+            Pin::Attached(pin) => pin.is_held(),
+        }
+    }
 }
 
 /// Whatever answers on the store's end.
@@ -107,6 +168,7 @@ impl Store {
         let dial =
             SocketDial { address, offer: offer(2), key: None, entropy, clock: clock.clone(), limits, shows };
         let client = Attached::attach(Arc::new(dial), clock, timeout).expect("attached");
+        let client = client.looked_at_by(Arc::new(Threads));
         let serving = Serving::Threads { stop, threads, _dir: dir };
         Store { client: Some(client), serving: Some(serving), store }
     }
@@ -121,9 +183,11 @@ impl Store {
         let store = Arc::new(store);
         let staging = StagingPool::new(STAGING).expect("memory");
         let (links, tasks) = (std::sync::Mutex::new(0), std::sync::Mutex::new(Vec::new()));
+        let own = runtime.clone();
         let dial =
             Arc::new(SimDial { store: store.clone(), clock: clock.clone(), runtime, staging, links, tasks });
         let client = Attached::attach(dial.clone(), Arc::new(clock), timeout).expect("attached");
+        let client = client.looked_at_by(own);
         Store { client: Some(client), serving: Some(Serving::Tasks(dial)), store }
     }
 
@@ -239,6 +303,32 @@ impl Store {
         match &self.client {
             Some(client) => client.clear(namespace, options),
             None => self.store.clear(namespace, options),
+        }
+    }
+
+    /// The store itself, for what has to be in its process.
+    pub fn own(&self) -> &pagelith::Store {
+        &self.store
+    }
+
+    pub fn begin_group(&self, required: &[ObjectKey], options: Options) -> Result<Group<'_>> {
+        match &self.client {
+            Some(client) => client.begin_group(required, options).map(Group::Attached),
+            None => self.store.begin_group(required, options).map(Group::Own),
+        }
+    }
+
+    pub fn pin(&self, keys: &[ObjectKey]) -> Pin {
+        match &self.client {
+            Some(client) => Pin::Attached(client.pin(keys, Options::default()).expect("the store answers")),
+            None => Pin::Own(self.store.pin(keys)),
+        }
+    }
+
+    pub fn lease(&self, keys: &[ObjectKey], duration: Duration) -> usize {
+        match &self.client {
+            Some(client) => client.lease(keys, duration, Options::default()).expect("the store answers"),
+            None => self.store.lease(keys, duration),
         }
     }
 

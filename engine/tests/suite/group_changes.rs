@@ -104,7 +104,8 @@ pub fn removed_or_cleared_while_it_is_taken_in(world: &World) {
             let (k, v) = (object(1, "k", 1, 900_000), object(1, "v", 5, 5000));
             assert_eq!(put(&store, k.0, &k.1), Ok(PutOutcome::Stored));
             flush(&store);
-            let group = store.begin_group(&[k.0, v.0], Options::default()).expect("begun");
+            // A session commits it: it has to be this process's.
+            let group = store.own().begin_group(&[k.0, v.0], Options::default()).expect("begun");
             let slices = [PutSlice { key: v.0, pieces: &[&v.1] }];
             assert_eq!(group.put(&slices, Options::default()), [Ok(PutOutcome::Waiting)]);
             let mut session = store.session().expect("a session");

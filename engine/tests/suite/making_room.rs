@@ -45,7 +45,7 @@ pub fn an_index_full_of_pins_is_not_written_again_and_again(world: &World) {
         store_page(&store, n, len);
         pins.push(store.pin(&[key(n)]));
     }
-    assert_eq!(pins.iter().map(pagelith::Pin::pinned).sum::<usize>(), 12);
+    assert_eq!(pins.iter().map(super::face::Pin::pinned).sum::<usize>(), 12);
     flush(&store);
     assert_eq!(put(&store, key(100), &bytes(100, len)), Ok(PutOutcome::Refused));
     sim.runtime.run_for(Duration::from_secs(2));
@@ -53,6 +53,10 @@ pub fn an_index_full_of_pins_is_not_written_again_and_again(world: &World) {
     sim.runtime.run_for(Duration::from_secs(60));
     let after = store.stats().bytes_to_device;
     assert!(after - before < 1 << 20, "nobody asked for anything, and it wrote {}", after - before);
+    assert!(
+        pins.iter().all(super::face::Pin::is_held),
+        "a client that says nothing for a minute is not dead"
+    );
     drop(pins);
 }
 

@@ -89,11 +89,15 @@ pub enum Feature {
     Parts = 1 << 7,
     /// Bytes are shown where they lie, in memory that was handed over on the socket of one host.
     Shown = 1 << 8,
+    /// Pins and leases, which the store holds for a connection.
+    Pins = 1 << 9,
+    /// Groups that are begun in one call and put and committed in others.
+    Begun = 1 << 10,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 9] = [
+    pub const ALL: [Feature; 11] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -103,6 +107,8 @@ impl Feature {
         Feature::SharedMemory,
         Feature::Parts,
         Feature::Shown,
+        Feature::Pins,
+        Feature::Begun,
     ];
 
     /// Its bit.
@@ -122,6 +128,8 @@ impl Feature {
             Feature::SharedMemory => "shared_memory",
             Feature::Parts => "parts",
             Feature::Shown => "shown",
+            Feature::Pins => "pins",
+            Feature::Begun => "begun",
         }
     }
 

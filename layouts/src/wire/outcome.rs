@@ -19,7 +19,8 @@ structure! {
     /// Start of an outcome's body. What follows depends on the form: items, then checksums of 16 bytes, then texts; or
     /// bits, a bit an item from the lowest of each byte; or four numbers; or a text.
     pub struct OutcomeHead = 40 {
-        /// 1 items (get, put), 2 bits (exists), 3 a number (exists prefix, remove, clear, ping), 4 flushed, 5 a text
+        /// 1 items (get, put), 2 bits (exists, missing), 3 a number (exists prefix, remove, clear, ping, pin, unpin, lease, begin,
+        /// commit, abort), 4 flushed, 5 a text
         /// (stats), 6 failed as a whole; 0 is never valid.
         form: u8,
         /// The verb of the request.
@@ -38,7 +39,8 @@ structure! {
         text_bytes: u32,
         /// The kernel's errno of a failure; zero where there is none.
         errno: i32,
-        /// How many keys are here (exists prefix) or were (remove), the generation after a clear; else zero.
+        /// How many keys are here (exists prefix, pin, lease) or were (remove, unpin), the generation after a clear, the state of a group
+        /// after a commit (3, 4 or 5, as of an item); else zero.
         number: u64,
         /// Zero.
         reserved_too: [u8; 8],
@@ -126,6 +128,26 @@ impl CauseTag {
         [CauseTag::Absent, CauseTag::Damaged, CauseTag::Unreadable, CauseTag::Gone, CauseTag::Late];
 }
 
+/// What a commit says of its group: the states of an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u64)]
+pub enum GroupState {
+    /// It is visible now.
+    Stored = STATE_STORED as u64,
+    /// It was visible.
+    AlreadyPresent = STATE_PRESENT as u64,
+    /// Objects are missing.
+    Waiting = STATE_WAITING as u64,
+    /// Policy said no to it.
+    Refused = STATE_REFUSED as u64,
+}
+
+impl GroupState {
+    /// All states, for tables.
+    pub const ALL: [GroupState; 4] =
+        [GroupState::Stored, GroupState::AlreadyPresent, GroupState::Waiting, GroupState::Refused];
+}
+
 /// What became of one item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict<'a> {
@@ -175,9 +197,9 @@ pub struct Items<'a> {
 pub enum Answer<'a> {
     /// To a get or put: one verdict an item.
     Items(Items<'a>),
-    /// To exists: one bit an item.
+    /// To exists and missing: one bit an item.
     Bits(Bits<'a>),
-    /// To exists prefix, remove, clear and ping.
+    /// To exists prefix, remove, clear, ping, pin, unpin, lease, begin, commit and abort.
     Number(u64),
     /// To flush.
     Flushed(Flushed),
@@ -228,9 +250,11 @@ impl<'a> Bits<'a> {
 /// The form of an answer to a verb; a failure may answer any.
 fn form_of(verb: Verb) -> u8 {
     match verb {
-        Verb::Get | Verb::Put | Verb::PutAttached | Verb::PutParts => FORM_ITEMS,
-        Verb::Exists => FORM_BITS,
+        Verb::Get | Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::PutInto => FORM_ITEMS,
+        Verb::Exists | Verb::Missing => FORM_BITS,
         Verb::ExistsPrefix | Verb::Remove | Verb::Clear | Verb::Ping => FORM_NUMBER,
+        Verb::Pin | Verb::Unpin | Verb::Lease => FORM_NUMBER,
+        Verb::Begin | Verb::Commit | Verb::Abort => FORM_NUMBER,
         Verb::Flush => FORM_FLUSHED,
         Verb::Stats => FORM_TEXT,
     }

@@ -38,13 +38,15 @@ pub enum With<'a> {
     Bases(List<'a, ObjectKey>),
     /// They are parts of base groups, which consist of these objects, keys of any page, on their own page.
     Required(List<'a, ObjectKey>),
+    /// They are objects, each by itself, of the group that was begun under this name.
+    Open(u64),
 }
 
 impl<'a> With<'a> {
     /// The keys as they lie in the frame.
     pub(super) fn keys(self) -> List<'a, ObjectKey> {
         match self {
-            With::Nothing => List::of(&[]),
+            With::Nothing | With::Open(_) => List::of(&[]),
             With::Bases(keys) | With::Required(keys) => keys,
         }
     }
@@ -140,7 +142,7 @@ impl<'a> Puts<'a> {
     pub fn base(&self, group: u32) -> Option<ObjectKey> {
         match self.with {
             With::Bases(bases) => bases.get(group as usize),
-            With::Nothing | With::Required(_) => None,
+            With::Nothing | With::Required(_) | With::Open(_) => None,
         }
     }
 
@@ -148,7 +150,15 @@ impl<'a> Puts<'a> {
     pub fn required(&self) -> Option<List<'a, ObjectKey>> {
         match self.with {
             With::Required(required) => Some(required),
-            With::Nothing | With::Bases(_) => None,
+            With::Nothing | With::Bases(_) | With::Open(_) => None,
+        }
+    }
+
+    /// The name of the open group that the objects are put into, if they are.
+    pub fn open(&self) -> Option<u64> {
+        match self.with {
+            With::Open(name) => Some(name),
+            With::Nothing | With::Bases(_) | With::Required(_) => None,
         }
     }
 
@@ -181,6 +191,7 @@ pub struct PutDraft {
     items: Vec<PutItem>,
     bases: Vec<ObjectKey>,
     required: Vec<ObjectKey>,
+    open: Option<u64>,
     checksums: Vec<Checksum>,
     block_bytes: u32,
     groups: u32,
@@ -195,6 +206,11 @@ impl PutDraft {
     /// An empty put of parts of groups, which consist of the objects `required`, keys of any page.
     pub fn of_parts(block_bytes: u32, required: &[ObjectKey]) -> PutDraft {
         PutDraft { required: required.to_vec(), ..PutDraft::new(block_bytes) }
+    }
+
+    /// An empty put into the group that was begun under this name: each object is a group of its own here.
+    pub fn into_open(block_bytes: u32, name: u64) -> PutDraft {
+        PutDraft { open: Some(name), ..PutDraft::new(block_bytes) }
     }
 
     /// Begin a group; `base` is an object of the group that it is attached to. A put has groups of one kind.
@@ -231,6 +247,7 @@ impl PutDraft {
         let checksums = List::of(&self.checksums);
         let block_bytes = if checksums.is_empty() { 0 } else { self.block_bytes };
         let with = match (self.bases.as_slice(), self.required.as_slice()) {
+            ([], []) if self.open.is_some() => With::Open(self.open.unwrap_or(0)),
             ([], []) => With::Nothing,
             (bases, []) => With::Bases(List::of(bases)),
             ([], required) => With::Required(List::of(required)),

@@ -12,12 +12,13 @@ use crate::key::ObjectKey;
 use crate::record::OBJECT_BYTES_MAX;
 
 structure! {
-    /// Start of a request's body. Behind it come `item_count` keys (exists, prefix, remove), get items or put items; then
-    /// `group_count` keys of bases (attached puts alone) or `required_count` keys (parts alone); then `checksum_count`
-    /// checksums of 16 bytes.
+    /// Start of a request's body. Behind it come `item_count` keys (exists, prefix, remove, pin, lease, begin), get items or
+    /// put items; then `group_count` keys of bases (attached puts alone) or `required_count` keys (parts alone); then
+    /// `checksum_count` checksums of 16 bytes.
     pub struct RequestHead = 64 {
         /// What is asked: 1 exists, 2 exists prefix, 3 get, 4 put, 5 put attached, 6 remove, 7 clear, 8 flush, 9 stats, 10
-        /// ping, 11 put parts; 0 is never valid.
+        /// ping, 11 put parts, 12 pin, 13 unpin, 14 lease, 15 begin, 16 put into, 17 commit, 18 abort, 19
+        /// missing; 0 is never valid.
         verb: u8,
         /// Zero.
         flags: u8,
@@ -41,8 +42,9 @@ structure! {
         request: u64,
         /// Which namespace to clear; else zero.
         namespace: NamespaceId,
-        /// Zero.
-        reserved_last: [u8; 8],
+        /// What the client calls a pin (pin, unpin) or an open group (begin, put into, commit, abort, missing), of this connection; how many milliseconds (lease). At least 1 there; else
+        /// zero.
+        number: u64,
     }
 }
 
@@ -94,11 +96,27 @@ pub enum Verb {
     Ping = 10,
     /// Store parts of groups.
     PutParts = 11,
+    /// Keep objects, until they are let go or the connection ends.
+    Pin = 12,
+    /// Let go what was pinned.
+    Unpin = 13,
+    /// Keep objects for some time.
+    Lease = 14,
+    /// Begin a group, or join it.
+    Begin = 15,
+    /// Put objects into a group that was begun.
+    PutInto = 16,
+    /// Make such a group visible.
+    Commit = 17,
+    /// Give such a group up.
+    Abort = 18,
+    /// Which objects of such a group are neither put nor here.
+    Missing = 19,
 }
 
 impl Verb {
     /// All verbs, for tables.
-    pub const ALL: [Verb; 11] = [
+    pub const ALL: [Verb; 19] = [
         Verb::Exists,
         Verb::ExistsPrefix,
         Verb::Get,
@@ -110,6 +128,14 @@ impl Verb {
         Verb::Stats,
         Verb::Ping,
         Verb::PutParts,
+        Verb::Pin,
+        Verb::Unpin,
+        Verb::Lease,
+        Verb::Begin,
+        Verb::PutInto,
+        Verb::Commit,
+        Verb::Abort,
+        Verb::Missing,
     ];
 
     /// The verb of a tag; 0 is none.
@@ -202,6 +228,20 @@ pub enum Ask<'a> {
     Stats,
     /// Whether the store answers.
     Ping,
+    /// Keep these under a name that the connection has no other pin by.
+    Pin(u64, List<'a, ObjectKey>),
+    /// Let go what is pinned under this name.
+    Unpin(u64),
+    /// Keep these for so many milliseconds.
+    Lease(u64, List<'a, ObjectKey>),
+    /// Begin the group of these, under a name that the connection has no other group by.
+    Begin(u64, List<'a, ObjectKey>),
+    /// Make the group of this name visible.
+    Commit(u64),
+    /// Give the group of this name up.
+    Abort(u64),
+    /// Which objects of the group of this name are neither put nor here.
+    Missing(u64),
 }
 
 impl Ask<'_> {
@@ -215,12 +255,20 @@ impl Ask<'_> {
                 With::Nothing => Verb::Put,
                 With::Bases(_) => Verb::PutAttached,
                 With::Required(_) => Verb::PutParts,
+                With::Open(_) => Verb::PutInto,
             },
             Ask::Remove(_) => Verb::Remove,
             Ask::Clear(_) => Verb::Clear,
             Ask::Flush => Verb::Flush,
             Ask::Stats => Verb::Stats,
             Ask::Ping => Verb::Ping,
+            Ask::Pin(..) => Verb::Pin,
+            Ask::Unpin(_) => Verb::Unpin,
+            Ask::Lease(..) => Verb::Lease,
+            Ask::Begin(..) => Verb::Begin,
+            Ask::Commit(_) => Verb::Commit,
+            Ask::Abort(_) => Verb::Abort,
+            Ask::Missing(_) => Verb::Missing,
         }
     }
 }
@@ -243,8 +291,13 @@ pub fn encode(terms: Terms, ask: &Ask<'_>) -> Vec<u8> {
             head.block_bytes = puts.block_bytes();
             let keys = puts.with().keys();
             head.required_count = if puts.required().is_some() { keys.len() as u32 } else { 0 };
+            head.number = puts.open().unwrap_or(0);
             parts = [puts.items().bytes(), keys.bytes(), puts.checksums().bytes()];
         }
+        Ask::Pin(number, keys) | Ask::Lease(number, keys) | Ask::Begin(number, keys) => {
+            (head.number, head.item_count, parts[0]) = (*number, keys.len() as u32, keys.bytes());
+        }
+        Ask::Unpin(name) | Ask::Commit(name) | Ask::Abort(name) | Ask::Missing(name) => head.number = *name,
         Ask::Clear(namespace) => head.namespace = *namespace,
         Ask::Flush | Ask::Stats | Ask::Ping => {}
     }
@@ -258,7 +311,7 @@ pub fn decode(body: &[u8]) -> Result<(Terms, Ask<'_>), FormatError> {
     let head: RequestHead =
         read(body).ok_or(FormatError::Short { structure: WHAT, need: RequestHead::BYTES as u64, have })?;
     let verb = Verb::of(head.verb).ok_or_else(|| FormatError::field(WHAT, "verb", head.verb))?;
-    if head.flags != 0 || head.reserved != 0 || !is_zero(&head.reserved_last) {
+    if head.flags != 0 || head.reserved != 0 {
         return Err(FormatError::field(WHAT, "reserved", "not zero"));
     }
     check_counts(&head, verb)?;
@@ -273,10 +326,13 @@ pub fn decode(body: &[u8]) -> Result<(Terms, Ask<'_>), FormatError> {
 
 /// Numbers that the verb has no use for must be zero.
 fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
-    let (items, puts) = match verb {
-        Verb::Put | Verb::PutAttached | Verb::PutParts => (true, true),
-        Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Remove => (true, false),
-        Verb::Clear | Verb::Flush | Verb::Stats | Verb::Ping => (false, false),
+    let (items, puts, number) = match verb {
+        Verb::Put | Verb::PutAttached | Verb::PutParts => (true, true, false),
+        Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Remove => (true, false, false),
+        Verb::Clear | Verb::Flush | Verb::Stats | Verb::Ping => (false, false, false),
+        Verb::PutInto => (true, true, true),
+        Verb::Pin | Verb::Lease | Verb::Begin => (true, false, true),
+        Verb::Unpin | Verb::Commit | Verb::Abort | Verb::Missing => (false, false, true),
     };
     let block_ok =
         if head.checksum_count > 0 { block_bytes_ok(head.block_bytes) } else { head.block_bytes == 0 };
@@ -284,6 +340,7 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
         ("item_count", (head.item_count > 0) == items),
         ("group_count", (head.group_count > 0) == puts && head.group_count <= head.item_count),
         ("required_count", (head.required_count > 0) == (verb == Verb::PutParts)),
+        ("number", (head.number > 0) == number),
         ("checksum_count", puts || head.checksum_count == 0),
         ("block_bytes", block_ok),
         ("namespace", verb == Verb::Clear || is_zero(&head.namespace.0)),
@@ -305,16 +362,24 @@ fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<A
         Verb::Exists => Ask::Exists(keys(rest, head.item_count)?),
         Verb::ExistsPrefix => Ask::ExistsPrefix(keys(rest, head.item_count)?),
         Verb::Remove => Ask::Remove(keys(rest, head.item_count)?),
+        Verb::Pin => Ask::Pin(head.number, keys(rest, head.item_count)?),
+        Verb::Lease => Ask::Lease(head.number, keys(rest, head.item_count)?),
+        Verb::Unpin => Ask::Unpin(head.number),
+        Verb::Begin => Ask::Begin(head.number, keys(rest, head.item_count)?),
+        Verb::Commit => Ask::Commit(head.number),
+        Verb::Abort => Ask::Abort(head.number),
+        Verb::Missing => Ask::Missing(head.number),
         Verb::Get => {
             let items = List::<GetItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
             items.iter().try_for_each(|item| item.check())?;
             Ask::Get(items)
         }
-        Verb::Put | Verb::PutAttached | Verb::PutParts => {
+        Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::PutInto => {
             let items = List::<PutItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
             let with = match verb {
                 Verb::PutAttached => With::Bases(keys(rest, head.group_count)?),
                 Verb::PutParts => With::Required(keys(rest, head.required_count)?),
+                Verb::PutInto => With::Open(head.number),
                 _ => With::Nothing,
             };
             let sums =

@@ -104,9 +104,17 @@ pub(crate) fn items(sums: &[Checksum]) -> Vec<Item<'_>> {
     keys().iter().zip(verdicts).map(|(key, verdict)| Item { key_hash: key_hash(key), verdict }).collect()
 }
 
+/// An object of a group that was begun.
+pub(crate) fn into_open() -> PutDraft {
+    let mut put = PutDraft::into_open(BLOCK_BYTES, 6);
+    put.group(None);
+    put.object(keys()[1], 4096, &checksums(&bytes(2, 4096), BLOCK_BYTES));
+    put
+}
+
 fn requests() -> Vec<Named> {
     let (keys, terms) = (keys(), Terms { deadline_ms: 250, depth: 3, request: 7 });
-    let (put, attached, parts) = (put(), attached(), parts());
+    let (put, attached, parts, into_open) = (put(), attached(), parts(), into_open());
     let gets = [GetItem::new(keys[0], None, 70_000), GetItem::new(keys[1], Some(100..4096), 0)];
     let asks = [
         ("request_exists", Ask::Exists(List::of(&keys))),
@@ -120,6 +128,14 @@ fn requests() -> Vec<Named> {
         ("request_flush", Ask::Flush),
         ("request_stats", Ask::Stats),
         ("request_ping", Ask::Ping),
+        ("request_pin", Ask::Pin(5, List::of(&keys))),
+        ("request_unpin", Ask::Unpin(5)),
+        ("request_begin", Ask::Begin(6, List::of(&keys[..2]))),
+        ("request_put_into", Ask::Put(into_open.puts().expect("a put"))),
+        ("request_commit", Ask::Commit(6)),
+        ("request_abort", Ask::Abort(6)),
+        ("request_missing", Ask::Missing(6)),
+        ("request_lease", Ask::Lease(60_000, List::of(&keys[..2]))),
     ];
     let frame = |ask| control(&Frame::new(Kind::Request, OP, request::encode(terms, ask)));
     asks.iter().map(|(name, ask)| (*name, frame(ask))).collect()
@@ -142,6 +158,14 @@ fn outcomes() -> Vec<Named> {
         ("outcome_flush", Verb::Flush, Written::Flushed(flushed)),
         ("outcome_stats", Verb::Stats, Written::Text("{\"puts_stored\":3}")),
         ("outcome_ping", Verb::Ping, Written::Number(0)),
+        ("outcome_pin", Verb::Pin, Written::Number(3)),
+        ("outcome_unpin", Verb::Unpin, Written::Number(3)),
+        ("outcome_begin", Verb::Begin, Written::Number(2)),
+        ("outcome_put_into", Verb::PutInto, Written::Items(&stored[2..3], 0)),
+        ("outcome_commit", Verb::Commit, Written::Number(3)),
+        ("outcome_abort", Verb::Abort, Written::Number(2)),
+        ("outcome_missing", Verb::Missing, Written::Bits(&[true, false])),
+        ("outcome_lease", Verb::Lease, Written::Number(2)),
         ("outcome_failed", Verb::Get, Written::Failed(failed)),
     ];
     let frame = |verb, answer| control(&Frame::new(Kind::Outcome, OP, outcome::encode(verb, answer)));

@@ -5,8 +5,8 @@ use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
 use pagelith_layouts::wire::outcome::{self, Answer};
 use pagelith_layouts::wire::put::With;
-use pagelith_layouts::wire::request::{self, Ask};
-use pagelith_layouts::wire::{Kind, head, pull, shown};
+use pagelith_layouts::wire::request::{self, Ask, Terms};
+use pagelith_layouts::wire::{Kind, List, head, pull, shown};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -54,10 +54,41 @@ fn read_all(kind: Kind, body: &[u8]) -> bool {
     }
 }
 
+/// Counts that no body has, and numbers where they mean nothing: nothing is set aside for them.
+#[test]
+fn what_a_pin_says_of_itself_is_not_believed() {
+    let keys = keys();
+    let pin = request::encode(Terms::default(), &Ask::Pin(5, List::of(&keys)));
+    assert!(request::decode(&pin).is_ok());
+    let refused = |name: &str, body: &[u8], at: usize, value: &[u8]| {
+        let mut forged = body.to_vec();
+        forged[at..at + value.len()].copy_from_slice(value);
+        let error = request::decode(&forged).expect_err(name).to_string();
+        assert!(error.contains(name), "{error}");
+    };
+    for count in [0, 2, 4, u32::MAX] {
+        let name = match count {
+            2 => "length",
+            _ => "item_count",
+        };
+        refused(name, &pin, 8, &count.to_le_bytes());
+    }
+    refused("number", &pin, 56, &0u64.to_le_bytes());
+    let unpin = request::encode(Terms::default(), &Ask::Unpin(5));
+    refused("number", &unpin, 56, &0u64.to_le_bytes());
+    refused("item_count", &unpin, 8, &1u32.to_le_bytes());
+    refused("number", &request::encode(Terms::default(), &Ask::Ping), 56, &1u64.to_le_bytes());
+}
+
 fn read_request(body: &[u8]) -> bool {
     let Ok((terms, ask)) = request::decode(body) else { return false };
     match ask {
-        Ask::Exists(keys) | Ask::ExistsPrefix(keys) | Ask::Remove(keys) => {
+        Ask::Exists(keys)
+        | Ask::ExistsPrefix(keys)
+        | Ask::Remove(keys)
+        | Ask::Pin(_, keys)
+        | Ask::Lease(_, keys)
+        | Ask::Begin(_, keys) => {
             assert!(keys.iter().all(|key| key.to_string().parse() == Ok(key)));
         }
         Ask::Get(items) => assert!(items.iter().all(|i| i.stretch().end - i.stretch().start == i.length())),
@@ -68,6 +99,7 @@ fn read_request(body: &[u8]) -> bool {
             assert!(puts.objects().all(|o| puts.base(o.group).is_some() == attached));
         }
         Ask::Clear(_) | Ask::Flush | Ask::Stats | Ask::Ping => {}
+        Ask::Unpin(name) | Ask::Commit(name) | Ask::Abort(name) | Ask::Missing(name) => assert!(name > 0),
     }
     assert_eq!(request::encode(terms, &ask), body, "what was read is written the same again");
     true

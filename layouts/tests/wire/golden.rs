@@ -14,7 +14,7 @@ use pagelith_layouts::wire::outcome::{self, Answer};
 use pagelith_layouts::wire::pull::{self, PullItem};
 use pagelith_layouts::wire::put::With;
 use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms, Verb};
-use pagelith_layouts::wire::{Kind, head, shown};
+use pagelith_layouts::wire::{Kind, List, head, shown};
 
 use super::build::*;
 use super::common::{NAMESPACE, bytes, checksums};
@@ -117,6 +117,17 @@ fn requests_are_read_in_every_field() {
         assert_eq!(puts.objects().map(|o| (o.key, o.length)).collect::<Vec<_>>(), [(keys()[1], 4096)]);
     });
     read("clear", &|ask| assert_eq!(ask, Ask::Clear(NAMESPACE)));
+    read("pin", &|ask| assert_eq!(ask, Ask::Pin(5, List::of(&keys()))));
+    read("unpin", &|ask| assert_eq!(ask, Ask::Unpin(5)));
+    read("begin", &|ask| assert_eq!(ask, Ask::Begin(6, List::of(&keys()[..2]))));
+    read("put_into", &|ask| {
+        let Ask::Put(puts) = ask else { panic!("{ask:?}") };
+        assert_eq!((puts.open(), puts.with(), puts.group_count()), (Some(6), With::Open(6), 1));
+    });
+    read("commit", &|ask| assert_eq!(ask, Ask::Commit(6)));
+    read("abort", &|ask| assert_eq!(ask, Ask::Abort(6)));
+    read("missing", &|ask| assert_eq!(ask, Ask::Missing(6)));
+    read("lease", &|ask| assert_eq!(ask, Ask::Lease(60_000, List::of(&keys()[..2]))));
     for (name, verb) in [
         ("exists_prefix", Verb::ExistsPrefix),
         ("remove", Verb::Remove),
@@ -158,7 +169,15 @@ fn pulls_and_outcomes_are_read() {
     let exists = body("outcome_exists.bin").1;
     let (_, Answer::Bits(bits)) = outcome::decode(&exists).expect("an outcome") else { panic!("bits") };
     assert_eq!(bits.iter().collect::<Vec<_>>(), [true, false, true]);
-    for (name, number) in [("exists_prefix", 2), ("remove", 1), ("clear", 2), ("ping", 0)] {
+    for (name, number) in [
+        ("exists_prefix", 2),
+        ("remove", 1),
+        ("clear", 2),
+        ("ping", 0),
+        ("pin", 3),
+        ("unpin", 3),
+        ("lease", 2),
+    ] {
         let body = body(&format!("outcome_{name}.bin")).1;
         assert_eq!(outcome::decode(&body).map(|(_, answer)| answer), Ok(Answer::Number(number)), "{name}");
     }

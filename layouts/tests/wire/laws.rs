@@ -117,9 +117,10 @@ proptest! {
     }
 
     #[test]
-    fn requests_of_keys_read_back(terms in terms(), keys in keys(), verb in 0..3u8) {
+    fn requests_of_keys_read_back(terms in terms(), keys in keys(), number in 1..u64::MAX, verb in 0..5u8) {
         let list = List::of(&keys);
-        let ask = [Ask::Exists(list), Ask::ExistsPrefix(list), Ask::Remove(list)][usize::from(verb)];
+        let named = [Ask::Pin(number, list), Ask::Lease(number, list)];
+        let ask = [&[Ask::Exists(list), Ask::ExistsPrefix(list), Ask::Remove(list)][..], &named].concat()[usize::from(verb)];
         let body = request::encode(terms, &ask);
         prop_assert_eq!(request::decode(&body), Ok((terms, ask)));
     }

@@ -166,7 +166,11 @@ pub fn pendings(
     let clock = Arc::new(HandClock::default());
     let outside = || (clock.clone() as Arc<dyn Clock>, Limits::default());
     // What there was when the conversation in `golden/session1` was recorded.
-    let offer = offer().without(Feature::Parts).without(Feature::Shown);
+    let offer = offer()
+        .without(Feature::Parts)
+        .without(Feature::Shown)
+        .without(Feature::Pins)
+        .without(Feature::Begun);
     let client = Handshake::client(offer, key, &*entropy());
     let server = Handshake::server(offer, admission, &*entropy());
     let client = Pending::new(a, "server".into(), Side::Client, offer, client, outside());

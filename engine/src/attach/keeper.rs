@@ -1,0 +1,198 @@
+//! What the store holds for this client lives as long as the link that it was taken on: one link for all of it, which is
+//! looked at so often that the store does not take this process for dead.
+//!
+//! - While somebody talks over it, it is theirs; nobody holds the lock meanwhile.
+//! - Links are numbered as they are made: what was held over an earlier one is held no more, and is not let go over another.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use pagelith_io::clock::{Clock, Mono};
+use pagelith_io::runtime::{Runtime, Step, Task};
+use pagelith_io::signal::Signal;
+use pagelith_io::sync::{Arc, Condvar, Mutex, PoisonError, wait_while};
+use pagelith_layouts::wire::request::Ask;
+use pagelith_tiers::policy::Recency;
+
+use super::tell::tell_once;
+use super::{STORE, is_unavailable};
+use crate::error::Result;
+use crate::remote::batch::{Manner, no_link};
+use crate::remote::desk::Desk;
+use crate::remote::{Remote, Told};
+
+/// How often the link is looked at while something is held: several times in what makes a silent peer a dead one.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// The link that things are held over, and who may use it.
+pub(super) struct Keeper {
+    pub clock: Arc<dyn Clock>,
+    timeout: Duration,
+    /// `None` while somebody has it.
+    kept: Mutex<Option<Box<Kept>>>,
+    free: Condvar,
+    /// Looks at the link; taken once it does.
+    runtime: Mutex<Option<Arc<dyn Runtime>>>,
+}
+
+/// The link.
+pub(super) struct Kept {
+    pub desk: Desk,
+    last_name: u64,
+    /// How many things are held, or may be.
+    pub held: usize,
+}
+
+impl Kept {
+    /// A name that nothing was held by before, on any link.
+    pub fn name(&mut self) -> u64 {
+        self.last_name += 1;
+        self.last_name
+    }
+
+    /// The number of the link that stands now; `None` if there is none.
+    pub fn link(&self) -> Option<u64> {
+        self.desk.lines.stands(STORE).map(|_| self.desk.lines.made())
+    }
+
+    /// Ask what has a number for an answer, once; and over which link it was answered.
+    pub fn number(&mut self, clock: &dyn Clock, ask: &Ask<'_>, manner: Manner) -> Result<(u64, u64)> {
+        // Answers that nobody waited for.
+        self.desk.take_all();
+        match tell_once(clock, &mut self.desk, ask, manner, &|| {})? {
+            (Told::Number(number), _) => Ok((number, self.desk.lines.made())),
+            (Told::Flushed(_) | Told::Text(_) | Told::Bits(_), _) => Err(no_link()),
+        }
+    }
+
+    /// Ask what has a bit an object for an answer.
+    pub fn bits(&mut self, clock: &dyn Clock, ask: &Ask<'_>, manner: Manner) -> Result<Vec<bool>> {
+        self.desk.take_all();
+        match tell_once(clock, &mut self.desk, ask, manner, &|| {})? {
+            (Told::Bits(bits), _) => Ok(bits),
+            (Told::Flushed(_) | Told::Text(_) | Told::Number(_), _) => Err(no_link()),
+        }
+    }
+
+    /// Ask on the link of this number, if it still stands, and wait for no answer.
+    pub fn say(&mut self, link: u64, ask: &Ask<'_>, manner: Manner, now: Mono) {
+        if self.link() == Some(link) {
+            let token = self.desk.token();
+            let caller = self.desk.lines.stands_mut(STORE);
+            let said = caller.map(|caller| caller.tell(token, ask, manner.terms(now, 0), manner.deadline));
+            if let Some(Err(error)) = said {
+                tracing::warn!(%error, "what was held may be held until the link ends");
+            }
+        }
+    }
+}
+
+impl Keeper {
+    pub fn new(remote: Arc<Remote>, clock: Arc<dyn Clock>, timeout: Duration) -> Keeper {
+        let kept = Box::new(Kept { desk: Desk::patient(remote), last_name: 0, held: 0 });
+        let (kept, free) = (Mutex::new(Some(kept)), Condvar::default());
+        Keeper { clock, timeout, kept, free, runtime: Mutex::default() }
+    }
+
+    /// Let a task of this runtime look at the link, once something is held.
+    pub fn looked_at_by(&self, runtime: Arc<dyn Runtime>) {
+        *self.runtime.lock().unwrap_or_else(PoisonError::into_inner) = Some(runtime);
+    }
+
+    /// How what nobody set a time for is asked.
+    pub fn manner(&self) -> Manner {
+        Manner { at: Recency { epoch: 0, depth: 0 }, deadline: self.clock.now().after(self.timeout) }
+    }
+
+    /// Use the link; whoever has it is waited for.
+    pub fn with<R>(&self, body: impl FnOnce(&mut Kept) -> R) -> R {
+        let mut slot = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = loop {
+            match slot.take() {
+                Some(kept) => break kept,
+                None => slot = wait_while(&self.free, slot, LOOK_EVERY, |slot| slot.is_none()),
+            }
+        };
+        drop(slot);
+        let mut own = Own { keeper: self, kept: Some(kept) };
+        match own.kept.as_mut() {
+            Some(kept) => {
+                kept.desk.poll(self.clock.now());
+                body(kept)
+            }
+            None => unreachable!("it was just put there"),
+        }
+    }
+
+    /// See to it that the store hears of this process, unless somebody talks to it now.
+    pub fn look(&self) {
+        let Some(kept) = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let mut own = Own { keeper: self, kept: Some(kept) };
+        if let Some(kept) = own.kept.as_mut().filter(|kept| kept.held > 0) {
+            kept.desk.poll(self.clock.now());
+        }
+    }
+
+    /// Whether the link of this number stands, as far as is known here.
+    pub fn stands(&self, link: u64) -> bool {
+        self.with(|kept| kept.link() == Some(link))
+    }
+
+    /// From now on a task looks at the link, if there is a runtime for it.
+    fn look_on(self: &Arc<Self>) {
+        let Some(runtime) = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            return;
+        };
+        let look = Box::new(Look(Arc::downgrade(self)));
+        if let Err(error) = runtime.spawn("pagelith-keeper", look, Signal::default()) {
+            tracing::warn!(%error, "nobody looks at the link that things are held over, but for the next call");
+        }
+    }
+
+    /// Take something to be held: once more over a new link, if the one that stood has ended under it.
+    pub fn take<R>(self: &Arc<Self>, take: impl Fn(&mut Kept) -> Result<R>) -> Result<R> {
+        let taken = self.with(|kept| {
+            let mut taken = Err(no_link());
+            for _ in 0..super::tries(&kept.desk) {
+                taken = take(kept);
+                if !is_unavailable(&taken) {
+                    break;
+                }
+            }
+            kept.held += usize::from(taken.is_ok());
+            taken
+        });
+        if taken.is_ok() {
+            self.look_on();
+        }
+        taken
+    }
+}
+
+/// Puts the link back, whatever becomes of who has it.
+struct Own<'a> {
+    keeper: &'a Keeper,
+    kept: Option<Box<Kept>>,
+}
+
+impl Drop for Own<'_> {
+    fn drop(&mut self) {
+        *self.keeper.kept.lock().unwrap_or_else(PoisonError::into_inner) = self.kept.take();
+        self.keeper.free.notify_one();
+    }
+}
+
+/// Looks at the link until nobody holds anything over it, nor could.
+struct Look(Weak<Keeper>);
+
+impl Task for Look {
+    fn step(&mut self) -> Step {
+        match self.0.upgrade() {
+            Some(keeper) => {
+                keeper.look();
+                Step::Idle(LOOK_EVERY)
+            }
+            None => Step::Done,
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What a client holds of the store beyond its operations: pins, and groups that it began. They are of its connection, named by
+//! the client, and go with it; what another connection holds has no name here.
+
+use std::time::Duration;
+
+use pagelith_io::sync::Arc;
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::request::{Ask, Verb};
+use rustc_hash::FxHashMap;
+
+use super::answer::Answered;
+use crate::batch::Options;
+use crate::error::{Error, Result};
+use crate::groups::{self, Joined};
+use crate::pin::{self, Pin};
+use crate::shared::Shared;
+
+/// Most objects that a connection has pinned; what they are attached to counts too.
+const PINNED_MAX: usize = 65_536;
+/// Longest lease that a client gets: a lease outlives its connection, and nobody could end it before.
+const LEASE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// Most objects that the open groups of a connection consist of: a quarter of what those of all together may.
+const REQUIRED_MAX: usize = groups::waiting::REQUIRED_MAX / 4;
+
+/// What a connection holds.
+#[derive(Default)]
+pub(super) struct Held {
+    pins: FxHashMap<u64, Pin>,
+    rows: usize,
+    groups: FxHashMap<u64, Begun>,
+}
+
+/// A group that a client began.
+struct Begun {
+    joined: Joined,
+    /// What it consists of, in the client's order.
+    required: Vec<ObjectKey>,
+}
+
+impl Held {
+    /// Do what is asked of pins and leases; how many objects it was done with.
+    pub fn pins(&mut self, shared: &Arc<Shared>, ask: &Ask<'_>) -> Result<u64> {
+        shared.check_open()?;
+        let objects = match ask {
+            Ask::Pin(name, _) if self.pins.contains_key(name) => {
+                return Err(Error::invalid(format!("a pin of this link has this name name={name}")));
+            }
+            Ask::Pin(name, keys) => {
+                let pin = Pin::bounded(shared, keys.iter(), PINNED_MAX - self.rows)?;
+                let pinned = pin.pinned();
+                self.rows += pin.rows();
+                if pinned > 0 {
+                    self.pins.insert(*name, pin);
+                }
+                pinned
+            }
+            Ask::Unpin(name) => self.pins.remove(name).map_or(0, |pin| {
+                self.rows -= pin.rows();
+                pin.pinned()
+            }),
+            Ask::Lease(ms, keys) => {
+                let duration = Duration::from_millis(*ms);
+                if duration > LEASE_MAX {
+                    let max = LEASE_MAX.as_millis();
+                    return Err(Error::invalid(format!("a lease is too long ms={ms} max={max}")));
+                }
+                pin::lease_bounded(shared, keys.iter(), duration)?
+            }
+            ask => return Err(Error::invalid(format!("nothing to hold verb={:?}", ask.verb()))),
+        };
+        Ok(objects as u64)
+    }
+
+    /// Begin a group; how many objects it consists of.
+    pub fn begin(
+        &mut self,
+        shared: &Shared,
+        name: u64,
+        required: Vec<ObjectKey>,
+        options: &Options,
+    ) -> Result<u64> {
+        if self.groups.contains_key(&name) {
+            return Err(Error::invalid(format!("a group of this link has this name name={name}")));
+        }
+        let all = |groups: &FxHashMap<u64, Begun>| groups.values().map(|g| g.required.len()).sum::<usize>();
+        if all(&self.groups) + required.len() > REQUIRED_MAX {
+            // What is over needs no name any more.
+            self.groups.retain(|_, begun| begun.joined.is_open(shared));
+        }
+        let objects = all(&self.groups) + required.len();
+        if objects > REQUIRED_MAX {
+            let detail = format!(
+                "open groups of this link require too many objects objects={objects} max={REQUIRED_MAX}"
+            );
+            return Err(Error::busy(detail));
+        }
+        let joined = groups::join(shared, &required, options, true)?;
+        let count = required.len() as u64;
+        self.groups.insert(name, Begun { joined, required });
+        Ok(count)
+    }
+
+    /// The group of a name; an error if there is none.
+    pub fn group(&self, name: u64) -> Result<Joined> {
+        self.groups.get(&name).map(|begun| begun.joined.clone()).ok_or_else(groups::gone)
+    }
+
+    /// Give a group up; how many objects it consisted of.
+    pub fn abort(&mut self, shared: &Shared, name: u64) -> Result<u64> {
+        let begun = self.groups.remove(&name).ok_or_else(groups::gone)?;
+        begun.joined.abort(shared);
+        Ok(begun.required.len() as u64)
+    }
+
+    /// Which objects of a group are neither put nor here.
+    pub fn missing(&self, shared: &Shared, name: u64) -> Answered {
+        match self.groups.get(&name) {
+            Some(begun) => {
+                let missing = begun.joined.missing(shared);
+                Answered::bits(
+                    Verb::Missing,
+                    begun.required.iter().map(|key| missing.contains(key)).collect(),
+                )
+            }
+            None => Answered::failed(Verb::Missing, groups::gone()),
+        }
+    }
+
+    /// The connection has ended.
+    pub fn let_go(&mut self, shared: &Shared) {
+        let Held { pins, groups, .. } = std::mem::take(self);
+        drop(pins);
+        shared.lock().leave_groups(groups.into_values().map(|begun| begun.joined.id().0), shared.now());
+    }
+}
