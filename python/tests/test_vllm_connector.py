@@ -101,8 +101,8 @@ class Engine:
             worker.bind_connector_metadata(plan)
             worker.start_load_kv(None)
             for block, byte in (compute or {}).items():
-                for cache in self.caches[rank].values():
-                    cache.fill(block, byte)
+                for n, cache in enumerate(self.caches[rank].values()):
+                    cache.fill(block, byte + 40 * rank + 90 * n)
             worker.wait_for_save()
             ended |= worker.get_finished(set())[1] or set()
             failed |= worker.get_block_ids_with_load_errors()
@@ -327,20 +327,18 @@ class Connector(unittest.TestCase):
             self.skipTest("no STORE_PROGRAM")
         address = "unix:" + os.path.join(self.home.name, "socket")
         command = [os.environ["STORE_PROGRAM"], "serve", "--listen", address, "--dram", "64MiB", "--ssd", "0"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
-            self.addCleanup(serving.terminate)
-            self.assertTrue(serving.stdout.readline().startswith("listening "))
-            engine = self.filled(4, extra={"attach": address}, ranks=2)
-            engine.caches[1]["layer.0"].fill(60, 7)
-            request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13, 14]
-            self.assertEqual(engine.answer(request, ids, {}), 4 * TOKENS)
-            self.assertEqual([engine.bytes(ids[:4], rank) for rank in (0, 1)], [engine.bytes([1, 2, 3, 4], rank) for rank in (0, 1)])
-            # One rank's slice of the third is gone.
-            second = engine.workers[1]._work._key
-            engine.store.remove(second.on_pages(hashes(4)[2:3]))
-            self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, False))
-            engine.close()
-            serving.terminate()
+        serving = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for after in (serving.stdout.close, serving.wait, serving.terminate):
+            self.addCleanup(after)
+        self.assertTrue(serving.stdout.readline().startswith("listening "))
+        engine = self.filled(4, extra={"attach": address}, ranks=2)
+        request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13, 14]
+        self.assertEqual(engine.answer(request, ids, {}), 4 * TOKENS)
+        self.assertEqual([engine.bytes(ids[:4], rank) for rank in (0, 1)], [engine.bytes([1, 2, 3, 4], rank) for rank in (0, 1)])
+        # One rank's slice of the third is gone.
+        second = engine.workers[1]._work._key
+        engine.store.remove(second.on_pages(hashes(4)[2:3]))
+        self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, False))
 
     def test_what_is_wrong_is_said_at_the_start(self):
         for wrong, words in (
