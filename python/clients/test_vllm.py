@@ -1,5 +1,5 @@
-"""A vLLM engine on the CPU with `pagelith.vllm.PagelithTier` below its host memory: what one process computed, the next one does not, and
-answers the same tokens with the same log-probabilities as one without a cache.
+"""A vLLM engine on the CPU with `pagelith.vllm.PagelithTier` below its host memory, or with `pagelith.vllm.PagelithConnector`: what one
+process computed, the next one does not, and answers the same tokens with the same log-probabilities as one without a cache.
 
 Run by clients/run.sh. `STORE_PROGRAM` is the program `pagelith`, for the test with a store process.
 """
@@ -22,24 +22,60 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 PROMPT, BLOCK = 320, 32
 
 
+def setUpModule():
+    Lives.home = tempfile.mkdtemp()
+    unittest.addModuleCleanup(shutil.rmtree, Lives.home, ignore_errors=True)
+    Lives.expected = Lives.live("none")
+
+
 class Lives(unittest.TestCase):
     @classmethod
-    def setUpClass(cls):
-        cls.home = tempfile.mkdtemp()
-        cls.addClassCleanup(shutil.rmtree, cls.home, ignore_errors=True)
-        cls.expected = cls.live("none")
-
-    @classmethod
     def live(cls, transfer, ends=0, **environment):
-        """One engine's life: what it answered."""
+        """One engine's life: what it answered. What it complained of is in `said`."""
         command = [sys.executable, "-W", "ignore", os.path.join(HERE, "vllm_life.py"), os.path.join(cls.home, "model"), transfer]
         environment = {**os.environ, "PYTHONPATH": HERE, **environment}
         done = subprocess.run(command, env=environment, cwd=cls.home, capture_output=True, text=True, timeout=300)
         if done.returncode != ends:
             raise AssertionError(f"the engine ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        cls.said = done.stderr
         lines = [line for line in done.stdout.splitlines() if line.startswith("[{")]
         return json.loads(lines[-1])
 
+    def store(self, name):
+        """Settings of a store of the engine's process."""
+        self.directory = os.path.join(self.home, name)
+        ssd = {"dirs": [self.directory], "bytes": "128MiB", "segment_bytes": "8MiB"}
+        return {"dram": {"bytes": "32MiB"}, "index": {"max_objects": 10000}, "ssd": ssd}
+
+    def assert_same(self, answers):
+        strip = lambda all: [(one["tokens"], one["logprobs"]) for one in all]  # noqa: E731
+        self.assertEqual(strip(answers), strip(self.expected))
+
+    def assert_hits(self, answers):
+        self.assertTrue(all(count >= PROMPT - BLOCK for count in self.cached(answers)), self.cached(answers))
+
+    def cached(self, answers):
+        return [one["cached"] for one in answers]
+
+    @contextlib.contextmanager
+    def store_process(self, name):
+        """`pagelith serve`, and its address."""
+        if "STORE_PROGRAM" not in os.environ:
+            print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
+            self.skipTest("no STORE_PROGRAM")
+        address = "unix:" + os.path.join(self.home, name)
+        command = [os.environ["STORE_PROGRAM"], "serve", "--listen", address, "--dram", "64MiB", "--ssd", "0"]
+        store = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            self.assertTrue(store.stdout.readline().startswith("listening "))
+            yield address
+        finally:
+            store.terminate()
+            store.wait()
+            store.stdout.close()
+
+
+class Tiers(Lives):
     def tiered(self, **store):
         tier = {"type": "PagelithTier", "module_path": "pagelith.vllm", **store}
         extra = {
@@ -48,16 +84,7 @@ class Lives(unittest.TestCase):
         return json.dumps({"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra})
 
     def embedded(self, name):
-        self.directory = os.path.join(self.home, name)
-        ssd = {"dirs": [self.directory], "bytes": "128MiB", "segment_bytes": "8MiB"}
-        return self.tiered(store={"dram": {"bytes": "32MiB"}, "index": {"max_objects": 10000}, "ssd": ssd})
-
-    def assert_same(self, answers):
-        strip = lambda all: [(one["tokens"], one["logprobs"]) for one in all]  # noqa: E731
-        self.assertEqual(strip(answers), strip(self.expected))
-
-    def cached(self, answers):
-        return [one["cached"] for one in answers]
+        return self.tiered(store=self.store(name))
 
     def test_the_next_process_takes_what_the_first_computed(self):
         transfer = self.embedded("closed")
@@ -66,7 +93,7 @@ class Lives(unittest.TestCase):
         self.assertEqual(self.cached(first), [0] * 4)
         second = self.live(transfer)
         self.assert_same(second)
-        self.assertTrue(all(count >= PROMPT - BLOCK for count in self.cached(second)), self.cached(second))
+        self.assert_hits(second)
         # Bits turned: what they are in is computed again.
         flip(self.directory)
         third = self.live(transfer)
@@ -81,19 +108,13 @@ class Lives(unittest.TestCase):
         self.assertGreater(sum(self.cached(second)), 0)
 
     def test_a_store_process_keeps_it_between_them(self):
-        if "STORE_PROGRAM" not in os.environ:
-            print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
-            self.skipTest("no STORE_PROGRAM")
         with self.store_process("socket") as address:
             self.assert_same(self.live(self.tiered(attach=address)))
             second = self.live(self.tiered(attach=address))
             self.assert_same(second)
-            self.assertTrue(all(count >= PROMPT - BLOCK for count in self.cached(second)), self.cached(second))
+            self.assert_hits(second)
 
     def test_vllms_own_connector_for_mooncake(self):
-        if "STORE_PROGRAM" not in os.environ:
-            print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
-            self.skipTest("no STORE_PROGRAM")
         with self.store_process("mooncake") as address:
             config = os.path.join(self.home, "mooncake.json")
             with open(config, "w") as file:
@@ -103,21 +124,60 @@ class Lives(unittest.TestCase):
             self.assert_same(self.live(transfer, **environment))
             second = self.live(transfer, **environment)
             self.assert_same(second)
-            self.assertTrue(all(count >= PROMPT - BLOCK for count in self.cached(second)), self.cached(second))
+            self.assert_hits(second)
 
-    @contextlib.contextmanager
-    def store_process(self, name):
-        """`pagelith serve`, and its address."""
-        address = "unix:" + os.path.join(self.home, name)
-        command = [os.environ["STORE_PROGRAM"], "serve", "--listen", address, "--dram", "64MiB", "--ssd", "0"]
-        store = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            self.assertTrue(store.stdout.readline().startswith("listening "))
-            yield address
-        finally:
-            store.terminate()
-            store.wait()
-            store.stdout.close()
+
+class Connectors(Lives):
+    def connected(self, module="pagelith.vllm", **given):
+        return json.dumps({
+            "kv_connector": "PagelithConnector", "kv_connector_module_path": module, "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute", "kv_connector_extra_config": given,
+        })
+
+    def lives(self, transfer):
+        """Two, of which the second takes all from the first."""
+        first = self.live(transfer)
+        self.assert_same(first)
+        self.assertEqual(self.cached(first), [0] * 4)
+        second = self.live(transfer)
+        self.assert_same(second)
+        self.assert_hits(second)
+        self.assertNotIn("could not be", self.said)
+
+    def damaged_lives(self, transfer):
+        """Two more over damaged files: what could not be read is computed and stored again."""
+        flip(self.directory)
+        self.assert_same(self.live(transfer))
+        self.assertIn("could not be read", self.said)
+        again = self.live(transfer)
+        self.assert_same(again)
+        self.assert_hits(again)
+        self.assertNotIn("could not be", self.said)
+
+    def test_the_next_process_takes_what_the_first_computed(self):
+        transfer = self.connected(store=self.store("connector"))
+        self.lives(transfer)
+        self.damaged_lives(transfer)
+
+    def test_loads_in_threads(self):
+        transfer = self.connected(store=self.store("threads"), load_async=True)
+        self.lives(transfer)
+        self.damaged_lives(transfer)
+
+    def test_after_the_first_was_killed(self):
+        transfer = self.connected(store=self.store("connector_killed"))
+        self.assert_same(self.live(transfer, ends=-signal.SIGKILL, VLLM_LIFE_ENDS="killed"))
+        second = self.live(transfer)
+        self.assert_same(second)
+        self.assertGreater(sum(self.cached(second)), 0)
+
+    def test_through_memory_of_its_own_as_with_a_device(self):
+        # A block has 48 KiB: several copies for each prompt.
+        self.lives(self.connected("vllm_staged", store=self.store("staged"), staging_bytes=200 << 10, load_async=True))
+
+    def test_a_store_process_keeps_it_between_them(self):
+        with self.store_process("connector_socket") as address:
+            self.lives(self.connected(attach=address))
 
 
 def flip(directory):

@@ -2,84 +2,14 @@
 Under vLLM itself: `python/clients/`.
 """
 
-import enum
 import hashlib
 import os
 import sys
 import tempfile
 import types
 import unittest
-from dataclasses import dataclass
-from typing import Any
 
-
-def stand_in(name, **members):
-    module = types.ModuleType(name)
-    module.__dict__.update(members)
-    sys.modules[name] = module
-
-
-class SecondaryTierManager:
-    def __init__(self, offloading_spec, primary_kv_view, tier_type, backpressure_detector=None):
-        self._primary_kv_view = primary_kv_view
-        self._block_size_bytes = primary_kv_view.strides[0]
-        self.tier_type = tier_type
-
-
-class AsyncLookupManager:
-    """vLLM's, without its thread: answers come with `flush`."""
-
-    def __init__(self, tier_type):
-        self.answers, self.asked = {}, []
-
-    def lookup(self, key, req_context):
-        if key not in self.answers:
-            self.answers[key] = None
-            self.asked.append(key)
-        return self.answers[key]
-
-    def flush(self):
-        self.answers.update(zip(self.asked, self.batch_lookup(self.asked, None), strict=True))
-        self.asked = []
-
-    def mark_miss(self, keys):
-        self.answers.update(dict.fromkeys(keys, False))
-
-    def cleanup(self, req_id):
-        self.answers.clear()
-
-    def shutdown(self):
-        pass
-
-
-@dataclass
-class JobResult:
-    job_id: int
-    success: bool
-    successful_keys: Any = None
-    transfer_time: float | None = None
-    transfer_bytes: int | None = None
-
-
-@dataclass
-class OffloadingEvent:
-    keys: list
-    medium: Any
-    removed: bool
-    locality: Any = None
-
-
-Medium = enum.Enum("Medium", ["CPU", "STORAGE"])
-Locality = enum.Enum("Locality", {"LOCAL": "LOCAL", "REMOTE": "REMOTE"})
-LookupResult = enum.Enum("LookupResult", ["MISS", "HIT", "HIT_PENDING", "RETRY"])
-for package in ("vllm", "vllm.v1", "vllm.v1.kv_offload", "vllm.v1.kv_offload.tiering"):
-    stand_in(package)
-stand_in(
-    "vllm.v1.kv_offload.base",
-    Locality=Locality, LookupResult=LookupResult, Medium=Medium, OffloadingEvent=OffloadingEvent, RequestOffloadingContext=object,
-)
-stand_in("vllm.v1.kv_offload.tiering.base", JobResult=JobResult, SecondaryTierManager=SecondaryTierManager)
-stand_in("vllm.v1.kv_offload.tiering.async_lookup", AsyncLookupManager=AsyncLookupManager)
+from vllm_stand_ins import Locality, LookupResult, Medium, OffloadingEvent
 
 from pagelith.vllm import PagelithTier  # noqa: E402
 

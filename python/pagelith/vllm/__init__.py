@@ -5,9 +5,32 @@
             {"type": "PagelithTier", "module_path": "pagelith.vllm",
              "store": {"dram": {"bytes": "8GiB"}, "ssd": {"dirs": ["/mnt/nvme/kv"], "bytes": "500GiB"}}}]}}'
 
+or a connector of its own, without tiering:
+
+    --kv-transfer-config '{"kv_connector": "PagelithConnector", "kv_connector_module_path": "pagelith.vllm", "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {
+            "store": {"dram": {"bytes": "8GiB"}, "ssd": {"dirs": ["/mnt/nvme/kv"], "bytes": "500GiB"}}}}'
+
 docs/vllm.md has the other keys, sizing, and what is not supported. Read against vLLM 0.32 and 0.33.
 """
 
-from .tier import PagelithTier
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["PagelithTier"]
+if TYPE_CHECKING:
+    from .connector import PagelithConnector
+    from .tier import PagelithTier
+
+__all__ = ["PagelithConnector", "PagelithTier"]
+
+
+def __getattr__(name: str) -> Any:
+    """Each is imported when it is asked for: the interfaces of vLLM that the other one needs may have moved."""
+    if name == "PagelithTier":
+        from .tier import PagelithTier
+
+        return PagelithTier
+    if name == "PagelithConnector":
+        from .connector import PagelithConnector
+
+        return PagelithConnector
+    raise AttributeError(f"module {__name__!r} has no {name!r}")

@@ -17,11 +17,9 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 import pagelith
 
 from ..settings import StoreSettings, number, of_type
+from .hashes import Missed, page_of
 
 logger = logging.getLogger(__name__)
-
-# Most keys that are remembered as failed until they are stored again: 16 MB. Beyond it the oldest is asked again.
-_FAILED_MAX = 65536
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class PagelithTier(SecondaryTierManager):
         self._store = self.settings.open(f"dp_{config.parallel.data_parallel_index}")
         # What a store in this process has is known without a wait.
         self._looks = _Looks(self) if self.settings.attach is not None else None
-        self._failed: dict[Any, None] = {}
+        self._failed = Missed()
         self._reads = ThreadPoolExecutor(self.settings.read_threads, "pagelith-read")
         self._writes = ThreadPoolExecutor(self.settings.write_threads, "pagelith-write")
         self._finished: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
@@ -180,15 +178,12 @@ class PagelithTier(SecondaryTierManager):
     def _loaded(self, keys: Collection[Any], whole: Collection[Any]) -> None:
         """What could not be read is not found again until it is stored: the scheduler would go on asking for it."""
         missed = [key for key in keys if key not in whole]
-        self._failed.update(dict.fromkeys(missed))
-        while len(self._failed) > _FAILED_MAX:
-            del self._failed[next(iter(self._failed))]
+        self._failed.add(missed)
         if self._looks is not None:
             self._looks.mark_miss(missed)
 
     def _stored(self, keys: Collection[Any], whole: Collection[Any]) -> None:
-        for key in whole:
-            self._failed.pop(key, None)
+        self._failed.stored(whole)
         if self._events is not None and whole:
             stored = [key for key in keys if key in whole]
             self._events.append(OffloadingEvent(keys=stored, medium=self.medium, removed=False, locality=self.locality))
@@ -214,7 +209,7 @@ class PagelithTier(SecondaryTierManager):
         template = self._keys.get(group)
         if template is None:
             template = self._keys[group] = pagelith.Key(self._namespace, bytes(32), pool=f"group_{group}", component="data")
-        return template.on_page(block if len(block) == 32 else f"vllm block {block.hex()}")
+        return template.on_page(page_of(block))
 
 
 def _namespace(settings: Settings, config: Any, row_bytes: int) -> pagelith.Namespace:

@@ -1,0 +1,138 @@
+"""The connector that vLLM loads: one in the scheduler's process and one in each worker, each with its side of the work."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
+from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
+
+from .blocks import InPlace
+from .messages import Named, Plan, Report
+from .names import named
+from .opened import Opened
+from .scheduler import Scheduler, by_rank
+from .settings import ConnectorSettings, check
+from .worker import Worker
+
+
+class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
+    """Blocks in a store of this process, or in a store process. An object is one worker's slice of one block, over all layers."""
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        # A cache: what was not stored is computed again.
+        return False
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        self.settings = ConnectorSettings.read("'kv_connector_extra_config'", transfer.kv_connector_extra_config or {})
+        groups = kv_cache_config.kv_cache_groups
+        self._kind = str(get_kv_cache_spec_kind(groups[0].kv_cache_spec).value) if groups else "none"
+        check(self.settings, vllm_config, groups, self._kind)
+        self._tokens = int(groups[0].kv_cache_spec.block_size)
+        opened = Opened(self.settings, transfer.engine_id, f"dp_{vllm_config.parallel_config.data_parallel_index}")
+        self._scheduler: Scheduler | None = None
+        self._worker: Worker | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = Scheduler(self.settings, opened, self._tokens, transfer.is_kv_consumer)
+        else:
+            self._worker = Worker(self.settings, opened, self._tokens, transfer.is_kv_producer)
+
+    def shutdown(self) -> None:
+        for side in (self._scheduler, self._worker):
+            if side is not None:
+                side.close()
+
+    # The worker's side.
+
+    @property
+    def _work(self) -> Worker:
+        assert self._worker is not None, "vLLM asked the scheduler's side for a worker's work"
+        return self._worker
+
+    def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+        config, cache_config = self._vllm_config, self._kv_cache_config
+        caches = {name: kv_caches[name] for name in cache_config.kv_cache_groups[0].layer_names}
+        blocks, threads = cache_config.num_blocks, self.settings.read_threads if self.settings.load_async else 0
+        if all(on_host(cache) for cache in caches.values()):
+            way, memory = "in place", [InPlace(list(caches.values()), blocks)] * (1 + threads)
+        else:
+            from .staged import Staged
+
+            way = "staged"
+            memory = [Staged(list(caches.values()), blocks, self.settings.staging_bytes) for _ in range(1 + threads)]
+        # Consecutive ranks of a number that hold the same bytes keep them once.
+        same = int(getattr(cache_config, "kv_tp_replicas", 1))
+        parallel = config.parallel_config
+        rank = (parallel.rank % parallel.tensor_parallel_size // same, parallel.tensor_parallel_size // same)
+        self._work.register(named(self.settings, config, self._kind, caches, self._tokens, way, rank), memory)
+
+    def get_handshake_metadata(self) -> Named:
+        return self._work.named
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self._work.load(self._bound())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """All layers of a load that a forward needs are there before it begins."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """A block is stored once, with all layers: when the step is computed."""
+
+    def wait_for_save(self) -> None:
+        self._work.save(self._bound())
+
+    def _bound(self) -> Plan:
+        plan = self._get_connector_metadata()
+        assert isinstance(plan, Plan)
+        return plan
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return None, self._work.finished() or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._work.take_failed()
+
+    def build_connector_worker_meta(self) -> Report | None:
+        return self._work.take_report()
+
+    # The scheduler's side.
+
+    @property
+    def _plans(self) -> Scheduler:
+        assert self._scheduler is not None, "vLLM asked a worker's side for the scheduler's work"
+        return self._scheduler
+
+    def set_xfer_handshake_metadata(self, metadata: Mapping[int, Any]) -> None:
+        self._plans.named(by_rank(metadata))
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        found = self._plans.matched(request, num_computed_tokens)
+        return found, self.settings.load_async and found > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._plans.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Plan:
+        return self._plans.plan(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        self._plans.heard(connector_output.kv_connector_worker_meta)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self._plans.finished(request)
+        return False, None
+
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, block_ids[0])
+
+    def take_events(self) -> Iterable[Any]:
+        return ()
+
+    def reset_cache(self) -> bool | None:
+        return self._plans.clear()
+
+
+def on_host(cache: Any) -> bool:
+    return bool(cache.device.type == "cpu")

@@ -1,0 +1,69 @@
+"""What the connector's two sides tell each other: the scheduler's what to move, the workers' what came of it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+
+@dataclass
+class Named(KVConnectorHandshakeMetadata):
+    """Under which names a worker keeps its slice of a block: arguments of a namespace, and the shard."""
+
+    namespace: dict[str, Any]
+    shard: str
+
+
+@dataclass
+class Load:
+    """Blocks of a request to be read, one behind the other: the first one's place in the request, where to, and their hashes."""
+
+    request: str
+    first: int
+    blocks: list[int]
+    hashes: list[bytes]
+
+
+@dataclass
+class Step:
+    """What a request does in a step, and which of its blocks are whole behind it.
+
+    The worker keeps the request's table of blocks itself: what came to it is told, as vLLM's own runner hears it.
+    """
+
+    request: str
+    # Its table is these blocks, or grew by them.
+    begins: bool
+    blocks: list[int]
+    # Tokens that the step finds computed, and those that it computes.
+    computed: int
+    scheduled: int
+    # Blocks to be stored: the first one's place in the request, and their hashes.
+    first: int = 0
+    hashes: list[bytes] = field(default_factory=list)
+
+
+@dataclass
+class Plan(KVConnectorMetadata):
+    """One step's."""
+
+    loads: list[Load] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Report(KVConnectorWorkerMetadata):
+    """Hashes of blocks: those that could not be read, and those that are in the store now."""
+
+    missed: set[bytes] = field(default_factory=set)
+    stored: set[bytes] = field(default_factory=set)
+
+    def aggregate(self, other: "KVConnectorWorkerMetadata") -> "Report":
+        """What one rank could not read is missed; the look-up asks for all ranks' slices of what is stored."""
+        assert isinstance(other, Report)
+        return Report(self.missed | other.missed, self.stored | other.stored)

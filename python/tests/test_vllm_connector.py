@@ -1,0 +1,362 @@
+"""The connector for vLLM, over stand-ins for what it uses of vLLM, so that it is shown wherever the wheel is built.
+Under vLLM itself: `python/clients/`.
+"""
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import types
+import unittest
+
+from vllm_stand_ins import Blocks, Cache, Cached, KVConnectorRole, New, Output, Request, Spec
+
+from pagelith.vllm import PagelithConnector
+from pagelith.vllm.blocks import pieces
+
+# Tokens of a block.
+TOKENS = 4
+
+
+def hashes(count, of="prompt"):
+    return [hashlib.sha256(f"{of}{n}".encode()).digest() for n in range(count)]
+
+
+class Engine:
+    """As much of an engine as the connector sees: its scheduler's connector, those of its workers, and their caches."""
+
+    def __init__(self, extra, blocks=64, ranks=1, groups=1, kind="full_attention", role="kv_both", **different):
+        self.blocks = blocks
+        group = types.SimpleNamespace(layer_names=["layer.0", "layer.1"], kv_cache_spec=Spec(TOKENS, kind))
+        self.cache_config = types.SimpleNamespace(kv_cache_groups=[group] * groups, num_blocks=blocks)
+        self.extra, self.ranks, self.role, self.different = extra, ranks, role, different
+        self.workers, self.caches = [], []
+        with contextlib.ExitStack() as undo:
+            for rank in range(ranks):
+                self.worker(rank)
+                undo.callback(self.workers[rank].shutdown)
+            self.scheduler = PagelithConnector(self.config(0), KVConnectorRole.SCHEDULER, self.cache_config)
+            undo.pop_all()
+        self.scheduler.set_xfer_handshake_metadata({rank: one.get_handshake_metadata() for rank, one in enumerate(self.workers)})
+
+    def worker(self, rank):
+        worker = PagelithConnector(self.config(rank), KVConnectorRole.WORKER, self.cache_config)
+        self.workers.append(worker)
+        shape, order = self.different.get("shape", (self.blocks, 2, TOKENS, 8)), self.different.get("order", (0, 1, 2, 3))
+        caches = {name: Cache(shape, order) for name in ("layer.0", "layer.1")}
+        self.caches.append(caches)
+        worker.register_kv_caches(caches)
+
+    def config(self, rank):
+        get = self.different.get
+        backend = types.SimpleNamespace(full_cls_name=lambda: get("backend", "a.Backend"))
+        layer = types.SimpleNamespace(get_attn_backend=lambda: backend, isa=get("isa", "vec"))
+        hf = types.SimpleNamespace(to_dict=lambda: {"rope_theta": get("rope", 10000), "_name_or_path": "/anywhere"})
+        sizes = dict(tensor_parallel_size=self.ranks, prefill_context_parallel_size=1, decode_context_parallel_size=1)
+        return types.SimpleNamespace(
+            kv_transfer_config=types.SimpleNamespace(
+                kv_connector_extra_config=self.extra, engine_id=get("engine", "engine"),
+                is_kv_consumer=self.role != "kv_producer", is_kv_producer=self.role != "kv_consumer",
+            ),
+            parallel_config=types.SimpleNamespace(
+                data_parallel_index=0, rank=rank, world_size=self.ranks, pipeline_parallel_size=get("pipeline", 1),
+                distributed_executor_backend="uni" if self.ranks == 1 else "mp", **sizes,
+            ),
+            model_config=types.SimpleNamespace(
+                model=get("model", "a/model"), dtype="bf16", revision=None, quantization=get("quantization"), hf_config=hf
+            ),
+            cache_config=types.SimpleNamespace(cache_dtype=get("cache_dtype", "auto"), prefix_caching_hash_algo="sha256"),
+            compilation_config=types.SimpleNamespace(static_forward_context={"layer.0": layer, "layer.1": layer}),
+        )
+
+    def close(self):
+        for connector in (*self.workers, self.scheduler):
+            connector.shutdown()
+
+    # What vLLM does in a step.
+
+    def begin(self, request, ids, local=0):
+        """Look up and allocate: tokens that come from outside."""
+        found, later = self.scheduler.get_num_new_matched_tokens(request, local)
+        self.scheduler.update_state_after_alloc(request, Blocks(list(ids)), found)
+        return found, later
+
+    def new(self, request, ids, computed, scheduled=None):
+        """The step in which a request is scheduled first."""
+        scheduled = request.num_tokens - computed if scheduled is None else scheduled
+        return Output([New(request.request_id, (list(ids),), computed)], num_scheduled_tokens={request.request_id: scheduled})
+
+    def again(self, request, computed, scheduled):
+        """A step of a request that has its blocks."""
+        cached = Cached([request.request_id], set(), [None], [computed])
+        return Output(scheduled_cached_reqs=cached, num_scheduled_tokens={request.request_id: scheduled})
+
+    def step(self, output, compute=None):
+        """Run a step on all workers: what was reported of it."""
+        plan = self.scheduler.build_connector_meta(output)
+        failed, ended = set(), set()
+        for rank, worker in enumerate(self.workers):
+            worker.bind_connector_metadata(plan)
+            worker.start_load_kv(None)
+            for block, byte in (compute or {}).items():
+                for n, cache in enumerate(self.caches[rank].values()):
+                    cache.fill(block, byte + 40 * rank + 90 * n)
+            worker.wait_for_save()
+            ended |= worker.get_finished(set())[1] or set()
+            failed |= worker.get_block_ids_with_load_errors()
+            self.scheduler.update_connector_output(types.SimpleNamespace(kv_connector_worker_meta=worker.build_connector_worker_meta()))
+        return types.SimpleNamespace(failed=failed, ended=ended)
+
+    def answer(self, request, ids, compute, local=0):
+        """Look up, load, compute the rest, store: tokens that came from outside."""
+        found, _ = self.begin(request, ids, local)
+        self.last = self.step(self.new(request, ids, local + found), compute)
+        return found
+
+    def bytes(self, ids, rank=0):
+        return [tuple(cache.block(block) for cache in self.caches[rank].values()) for block in ids]
+
+    @property
+    def store(self):
+        return self.scheduler._plans._store
+
+    def keys(self, of):
+        return self.workers[0]._work._key.on_pages(of)
+
+
+class Connector(unittest.TestCase):
+    def setUp(self):
+        self.home = tempfile.TemporaryDirectory()
+        self.addCleanup(self.home.cleanup)
+
+    def extra(self, **given):
+        ssd = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": "128MiB", "segment_bytes": "4MiB"}
+        store = {"dram": {"bytes": "32MiB"}, "index": {"max_objects": 20000}, "ssd": ssd}
+        return {"store": store, **given}
+
+    def engine(self, extra=None, **different):
+        engine = Engine(extra or self.extra(), **different)
+        self.addCleanup(engine.close)
+        return engine
+
+    def filled(self, count, **different):
+        """An engine that has computed and stored `count` blocks, from block 1 on."""
+        engine = self.engine(**different)
+        ids = list(range(1, count + 1))
+        engine.answer(Request("first", count * TOKENS, hashes(count)), ids, {block: block for block in ids})
+        return engine
+
+    def test_the_next_process_loads_what_the_first_computed_whatever_the_layout(self):
+        # Dense blocks, tokens before heads, heads before blocks, and kernels whose blocks are half of vLLM's.
+        for order, parts in (((0, 1, 2, 3), 1), ((0, 2, 1, 3), 1), ((1, 0, 2, 3), 1), ((0, 1, 2, 3), 2)):
+            different = {"order": order, "shape": (64 * parts, 2, TOKENS // parts, 8)}
+            with self.subTest(different):
+                first = self.filled(8, **different)
+                was = first.bytes([part for block in range(1, 9) for part in range(block * parts, (block + 1) * parts)][: 8 * parts])
+                first.close()
+                second = self.engine(**different)
+                # In other blocks; one more token than is there.
+                ids = [40, 20, 41, 21, 42, 22, 43, 23, 50]
+                found = second.answer(Request("second", 8 * TOKENS + 1, hashes(8)), ids, {})
+                self.assertEqual((found, second.last.failed), (8 * TOKENS, set()))
+                into = [part for block in ids[:8] for part in range(block * parts, (block + 1) * parts)]
+                self.assertEqual(second.bytes(into), was)
+                second.close()
+
+    def test_the_last_token_is_computed_and_what_is_here_is_not_asked_for(self):
+        engine = self.filled(8)
+        matched = engine.scheduler.get_num_new_matched_tokens
+        self.assertEqual(matched(Request("a", 8 * TOKENS, hashes(8)), 0), (7 * TOKENS, False))
+        self.assertEqual(matched(Request("b", 8 * TOKENS + 1, hashes(8)), 0), (8 * TOKENS, False))
+        self.assertEqual(matched(Request("c", 8 * TOKENS, hashes(8)), 3 * TOKENS), (4 * TOKENS, False))
+        self.assertEqual(matched(Request("d", 8 * TOKENS, hashes(8)), 7 * TOKENS), (0, False))
+        self.assertEqual(matched(Request("e", 8 * TOKENS, hashes(8), skip_reading_prefix_cache=True), 0), (0, False))
+        self.assertEqual(matched(Request("f", 8 * TOKENS, hashes(8, "another")), 0), (0, False))
+
+    def test_of_a_load_of_any_size_each_block_that_failed_is_told_and_found_no_more(self):
+        count = 2000
+        engine = self.filled(count, blocks=2 * count + 2)
+        prompt, ids = hashes(count), list(range(count + 1, 2 * count + 1))
+        request = Request("second", count * TOKENS + 1, prompt)
+        self.assertEqual(engine.begin(request, ids), (count * TOKENS, False))
+        # Gone between the look-up and the load.
+        gone = [at for at in range(count) if at % 3 == 1]
+        engine.store.remove(engine.keys([prompt[at] for at in gone]))
+        with self.assertLogs("pagelith.vllm.worker", "WARNING"):
+            told = engine.step(engine.new(request, ids, count * TOKENS))
+        self.assertEqual(told.failed, {ids[at] for at in gone})
+        came = [at for at in range(count) if at % 3 != 1]
+        self.assertEqual(engine.bytes(ids[at] for at in came), engine.bytes(at + 1 for at in came))
+        # Told once, and not found again until it was stored again.
+        self.assertEqual(engine.step(Output()).failed, set())
+        self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (TOKENS, False))
+        engine.step(engine.again(request, TOKENS, TOKENS), {ids[1]: 9})
+        self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (4 * TOKENS, False))
+
+    def test_what_could_not_be_read_in_time_is_missed_although_the_store_still_has_it(self):
+        engine = self.filled(4)
+        request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13, 14]
+        engine.begin(request, ids)
+        # No destination: what the call itself refuses fails all of it.
+        engine.workers[0]._work._own = types.SimpleNamespace(at_once=64, into=lambda blocks: [], out=None)
+        with self.assertLogs("pagelith.vllm.worker", "ERROR"):
+            told = engine.step(engine.new(request, ids, 4 * TOKENS, 0))
+        self.assertEqual(told.failed, {10, 11, 12, 13})
+        self.assertEqual(engine.store.exists(engine.keys(hashes(4))), [True] * 4)
+        self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (0, False))
+
+    def test_nothing_is_stored_that_was_computed_behind_a_failed_block(self):
+        engine = self.filled(4)
+        prompt, ids = hashes(8), [10, 11, 12, 13, 14, 15, 16, 17]
+        request = Request("second", 8 * TOKENS, prompt)
+        self.assertEqual(engine.begin(request, ids), (4 * TOKENS, False))
+        engine.store.remove(engine.keys(prompt[1:2]))
+        # Another request of the step shares what is being loaded, as vLLM lets it.
+        sharing = Request("sharing", 6 * TOKENS, [*prompt[:4], *hashes(2, "another")])
+        shared = [*ids[:4], 20, 21]
+        engine.scheduler.update_state_after_alloc(sharing, Blocks(shared), 0)
+        output = engine.new(request, ids, 4 * TOKENS)
+        output.scheduled_new_reqs += engine.new(sharing, shared, 4 * TOKENS).scheduled_new_reqs
+        output.num_scheduled_tokens["sharing"] = 2 * TOKENS
+        with self.assertLogs("pagelith.vllm.worker", "WARNING"):
+            told = engine.step(output, {block: 99 for block in (14, 15, 16, 17, 20, 21)})
+        self.assertEqual(told.failed, {11})
+        here = lambda of: engine.store.exists(engine.keys(of))  # noqa: E731
+        self.assertEqual(here(prompt), [True, False, True, True, False, False, False, False])
+        self.assertEqual(here(sharing.block_hashes[4:]), [False, False])
+        # A step that was on its way computes on behind it.
+        request.num_tokens, more = 9 * TOKENS, hashes(1, "more")
+        request.block_hashes = [*prompt, *more]
+        on = engine.again(request, 8 * TOKENS, TOKENS)
+        on.scheduled_cached_reqs.new_block_ids = [([18],)]
+        engine.step(on, {18: 99})
+        self.assertEqual(here(more), [False])
+        # Set back, in two steps: what is computed anew is stored, and no more than that.
+        engine.step(engine.again(request, TOKENS, 3 * TOKENS), {11: 2, 12: 3, 13: 4})
+        self.assertEqual(here(prompt), [True] * 4 + [False] * 4)
+        third = Request("third", 6 * TOKENS, prompt[:6])
+        engine.scheduler.update_state_after_alloc(third, Blocks(ids[:6]), 0)
+        engine.step(engine.new(third, ids[:6], 6 * TOKENS, 0))
+        self.assertEqual(here(prompt[4:6]), [False, False])
+        engine.step(engine.again(request, 4 * TOKENS, 5 * TOKENS), {block: block for block in range(14, 19)})
+        self.assertEqual(here([*prompt, *more]), [True] * 9)
+
+    def test_only_whole_blocks_of_known_tokens_are_stored(self):
+        engine = self.engine()
+        # Two tokens of the second block are guessed: vLLM has no hash for it.
+        request = Request("guessing", TOKENS + 2, hashes(1))
+        engine.scheduler.update_state_after_alloc(request, Blocks([1, 2]), 0)
+        engine.step(engine.new(request, [1, 2], 0, 2 * TOKENS), {1: 1, 2: 2})
+        request.block_hashes = hashes(2)
+        self.assertEqual(engine.store.exists(engine.keys(hashes(2))), [True, False])
+        request.num_tokens = 2 * TOKENS
+        engine.step(engine.again(request, TOKENS + 2, 2), {2: 3})
+        self.assertEqual(engine.store.exists(engine.keys(hashes(2))), [True, True])
+
+    def test_what_a_sliding_window_has_left_is_neither_read_nor_stored(self):
+        engine = self.filled(4, kind="sliding_window")
+        request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [0, 0, 12, 13, 14]
+        was = engine.bytes([0])
+        self.assertEqual(engine.answer(request, ids, {}), 4 * TOKENS)
+        self.assertEqual((engine.last.failed, engine.bytes([0])), (set(), was))
+        self.assertEqual(engine.bytes([12, 13]), engine.bytes([3, 4]))
+        another = Request("third", 3 * TOKENS, hashes(3, "another"))
+        engine.answer(another, [0, 31, 32], {})
+        self.assertEqual(engine.store.exists(engine.keys(another.block_hashes)), [False, True, True])
+
+    def test_loads_in_threads_are_told_when_they_have_ended(self):
+        engine = self.filled(4, extra=self.extra(load_async=True))
+        request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13]
+        self.assertEqual(engine.begin(request, ids), (4 * TOKENS, True))
+        engine.store.remove(engine.keys(hashes(4)[2:3]))
+        with self.assertLogs("pagelith.vllm.worker", "WARNING"):
+            first = engine.step(Output())
+            engine.workers[0]._work._threads.shutdown(wait=True)
+        told = engine.step(Output())
+        self.assertEqual((first.ended | told.ended, first.failed | told.failed), ({"second"}, {12}))
+        self.assertEqual(engine.bytes([10, 11, 13]), engine.bytes([1, 2, 4]))
+
+    def test_another_model_or_other_bytes_find_nothing(self):
+        self.filled(2).close()
+        request = Request("second", 2 * TOKENS + 1, hashes(2))
+        others = [
+            {"model": "another"}, {"extra": self.extra(revision="2")}, {"extra": self.extra(tenant="t")}, {"backend": "another"},
+            {"isa": "amx"}, {"cache_dtype": "fp8"}, {"quantization": "awq"}, {"rope": 500000}, {"order": (0, 2, 1, 3)},
+            {"shape": (64, 1, TOKENS, 16)}, {"kind": "sliding_window"},
+        ]
+        for other in others:
+            with self.subTest(other):
+                engine = self.engine(**other)
+                self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (0, False))
+                engine.close()
+        self.assertEqual(self.engine().scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, False))
+
+    def test_a_reset_clears_its_own_names_alone(self):
+        self.filled(2, model="another").close()
+        engine = self.filled(2)
+        request = Request("second", 2 * TOKENS + 1, hashes(2))
+        self.assertTrue(engine.scheduler.reset_cache())
+        self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (0, False))
+        engine.close()
+        another = self.engine(model="another")
+        self.assertEqual(another.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, False))
+
+    def test_roles_load_or_store(self):
+        self.filled(2, role="kv_consumer").close()
+        request = Request("second", 2 * TOKENS + 1, hashes(2))
+        producer = self.filled(2, role="kv_producer")
+        self.assertEqual(producer.scheduler.get_num_new_matched_tokens(request, 0), (0, False))
+        producer.close()
+        consumer = self.engine(role="kv_consumer")
+        self.assertEqual(consumer.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, False))
+
+    def test_both_sides_have_one_store_until_both_are_closed(self):
+        engine = self.filled(2)
+        self.assertIs(engine.store, engine.workers[0]._work._store)
+        engine.scheduler.shutdown()
+        engine.scheduler.shutdown()
+        self.assertEqual(engine.store.exists(engine.keys(hashes(2))), [True, True])
+        engine.close()
+        self.assertEqual(self.engine().store.exists(engine.keys(hashes(2))), [True, True])
+
+    def test_a_block_is_there_when_all_ranks_have_their_slices(self):
+        if "STORE_PROGRAM" not in os.environ:
+            print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
+            self.skipTest("no STORE_PROGRAM")
+        address = "unix:" + os.path.join(self.home.name, "socket")
+        command = [os.environ["STORE_PROGRAM"], "serve", "--listen", address, "--dram", "64MiB", "--ssd", "0"]
+        serving = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for after in (serving.stdout.close, serving.wait, serving.terminate):
+            self.addCleanup(after)
+        self.assertTrue(serving.stdout.readline().startswith("listening "))
+        engine = self.filled(4, extra={"attach": address}, ranks=2)
+        request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13, 14]
+        self.assertEqual(engine.answer(request, ids, {}), 4 * TOKENS)
+        self.assertEqual([engine.bytes(ids[:4], rank) for rank in (0, 1)], [engine.bytes([1, 2, 3, 4], rank) for rank in (0, 1)])
+        # One rank's slice of the third is gone.
+        second = engine.workers[1]._work._key
+        engine.store.remove(second.on_pages(hashes(4)[2:3]))
+        self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, False))
+
+    def test_what_is_wrong_is_said_at_the_start(self):
+        for wrong, words in (
+            ({"extra": {"root_dir": "/x"}}, "'root_dir' is no key.*one of the two"),
+            ({"extra": self.extra(attach="unix:/x")}, "one of the two"),
+            ({"extra": self.extra(load_async="yes", read_threads=0)}, "'load_async' is true or false.*'read_threads' is a whole number"),
+            ({"ranks": 2}, "'store' is a store in the scheduler's process, and 2 worker.*pagelith serve"),
+            ({"pipeline": 2}, "'pipeline_parallel_size' is 2.*--pipeline-parallel-size 1"),
+            ({"groups": 2}, "2 groups of caches.*--disable-hybrid-kv-cache-manager"),
+            ({"kind": "mamba"}, "of the kind 'mamba'.*PagelithTier"),
+        ):
+            with self.subTest(wrong), self.assertRaisesRegex(ValueError, words):
+                self.engine(**wrong)
+
+    def test_contiguous_runs_of_any_layout(self):
+        self.assertEqual(pieces([(1, 64), (2, 32), (4, 8), (8, 1)], 1), ((0, 64),))
+        self.assertEqual(pieces([(1, 64), (2, 1000), (4, 8), (8, 1)], 1), ((0, 32), (1000, 32)))
+        self.assertEqual(pieces([(3, 4), (2, 12)], 4), ((0, 24),))
+        self.assertEqual(pieces([(2, 100), (2, 10), (3, 1)], 1), ((0, 3), (10, 3), (100, 3), (110, 3)))
+        with self.assertRaisesRegex(ValueError, "lie in one another"):
+            pieces([(3, 2), (4, 1)], 1)

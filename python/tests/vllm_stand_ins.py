@@ -1,0 +1,201 @@
+"""Stand-ins for the few classes of vLLM that `pagelith.vllm` uses, so that it is shown wherever the wheel is built."""
+
+import enum
+import sys
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def stand_in(name, **members):
+    module = sys.modules.get(name)
+    if module is None:
+        module = sys.modules[name] = types.ModuleType(name)
+    module.__dict__.update(members)
+
+
+for package in (
+    "vllm", "vllm.v1", "vllm.v1.kv_offload", "vllm.v1.kv_offload.tiering", "vllm.distributed", "vllm.distributed.kv_transfer",
+    "vllm.distributed.kv_transfer.kv_connector", "vllm.distributed.kv_transfer.kv_connector.v1",
+):
+    stand_in(package)
+
+# Of the tiered offloading.
+
+
+class SecondaryTierManager:
+    def __init__(self, offloading_spec, primary_kv_view, tier_type, backpressure_detector=None):
+        self._primary_kv_view = primary_kv_view
+        self._block_size_bytes = primary_kv_view.strides[0]
+        self.tier_type = tier_type
+
+
+class AsyncLookupManager:
+    """vLLM's, without its thread: answers come with `flush`."""
+
+    def __init__(self, tier_type):
+        self.answers, self.asked = {}, []
+
+    def lookup(self, key, req_context):
+        if key not in self.answers:
+            self.answers[key] = None
+            self.asked.append(key)
+        return self.answers[key]
+
+    def flush(self):
+        self.answers.update(zip(self.asked, self.batch_lookup(self.asked, None), strict=True))
+        self.asked = []
+
+    def mark_miss(self, keys):
+        self.answers.update(dict.fromkeys(keys, False))
+
+    def cleanup(self, req_id):
+        self.answers.clear()
+
+    def shutdown(self):
+        pass
+
+
+@dataclass
+class JobResult:
+    job_id: int
+    success: bool
+    successful_keys: Any = None
+    transfer_time: float | None = None
+    transfer_bytes: int | None = None
+
+
+@dataclass
+class OffloadingEvent:
+    keys: list
+    medium: Any
+    removed: bool
+    locality: Any = None
+
+
+Medium = enum.Enum("Medium", ["CPU", "STORAGE"])
+Locality = enum.Enum("Locality", {"LOCAL": "LOCAL", "REMOTE": "REMOTE"})
+LookupResult = enum.Enum("LookupResult", ["MISS", "HIT", "HIT_PENDING", "RETRY"])
+stand_in(
+    "vllm.v1.kv_offload.base",
+    Locality=Locality, LookupResult=LookupResult, Medium=Medium, OffloadingEvent=OffloadingEvent, RequestOffloadingContext=object,
+)
+stand_in("vllm.v1.kv_offload.tiering.base", JobResult=JobResult, SecondaryTierManager=SecondaryTierManager)
+stand_in("vllm.v1.kv_offload.tiering.async_lookup", AsyncLookupManager=AsyncLookupManager)
+
+# Of connectors.
+
+KVConnectorRole = enum.Enum("KVConnectorRole", ["SCHEDULER", "WORKER"])
+
+
+class KVConnectorBase_V1:
+    def __init__(self, vllm_config, role, kv_cache_config):
+        self._vllm_config, self._role, self._kv_cache_config = vllm_config, role, kv_cache_config
+
+    def bind_connector_metadata(self, metadata):
+        self._bound_metadata = metadata
+
+    def _get_connector_metadata(self):
+        return self._bound_metadata
+
+
+class Nothing:
+    pass
+
+
+stand_in(
+    "vllm.distributed.kv_transfer.kv_connector.v1.base",
+    KVConnectorBase_V1=KVConnectorBase_V1, KVConnectorRole=KVConnectorRole, SupportsHMA=Nothing,
+    KVConnectorHandshakeMetadata=Nothing, KVConnectorMetadata=Nothing, KVConnectorWorkerMetadata=Nothing,
+)
+
+
+@dataclass
+class Spec:
+    block_size: int
+    kind: str = "full_attention"
+
+
+stand_in("vllm.v1.kv_cache_interface", get_kv_cache_spec_kind=lambda spec: types.SimpleNamespace(value=spec.kind))
+
+
+class Cache:
+    """A tensor of bytes in host memory, with vLLM's shape [blocks, heads, tokens, content] over any order of axes."""
+
+    def __init__(self, shape, order=(0, 1, 2, 3), device="cpu"):
+        self.shape, self.dtype, self.device = shape, "int8", types.SimpleNamespace(type=device)
+        steps, step = [0] * len(shape), 1
+        for axis in reversed(order):
+            steps[axis], step = step, step * shape[axis]
+        self._steps, self.memory = tuple(steps), (bytearray(step))
+        self._address = address(self.memory)
+
+    def stride(self, axis=None):
+        return self._steps if axis is None else self._steps[axis]
+
+    def element_size(self):
+        return 1
+
+    def data_ptr(self):
+        return self._address
+
+    def at(self, block):
+        """Where the bytes of a block are."""
+        start, places = block * self._steps[0], [0]
+        for size, step in zip(self.shape[1:], self._steps[1:]):
+            places = [place + n * step for place in places for n in range(size)]
+        return [start + place for place in places]
+
+    def fill(self, block, byte):
+        for n, place in enumerate(self.at(block)):
+            self.memory[place] = (byte + n) % 251
+
+    def block(self, block):
+        return bytes(self.memory[place] for place in self.at(block))
+
+
+def address(memory):
+    import ctypes
+
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+@dataclass
+class Request:
+    """What the connector looks at of a request."""
+
+    request_id: str
+    num_tokens: int
+    block_hashes: list
+    skip_reading_prefix_cache: bool = False
+
+
+@dataclass
+class New:
+    req_id: str
+    block_ids: tuple
+    num_computed_tokens: int
+
+
+@dataclass
+class Cached:
+    req_ids: list = field(default_factory=list)
+    resumed_req_ids: set = field(default_factory=set)
+    new_block_ids: list = field(default_factory=list)
+    num_computed_tokens: list = field(default_factory=list)
+
+
+@dataclass
+class Output:
+    scheduled_new_reqs: list = field(default_factory=list)
+    scheduled_cached_reqs: Cached = field(default_factory=Cached)
+    num_scheduled_tokens: dict = field(default_factory=dict)
+    finished_req_ids: set = field(default_factory=set)
+
+
+class Blocks:
+    def __init__(self, *ids):
+        self._ids = ids
+
+    def get_block_ids(self):
+        return self._ids
