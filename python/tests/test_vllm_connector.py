@@ -14,7 +14,7 @@ import unittest
 from vllm_stand_ins import Blocks, Cache, Cached, KVConnectorRole, New, Output, Request, Spec
 
 from pagelith.vllm import PagelithConnector
-from pagelith.vllm.blocks import pieces
+from pagelith.vllm.blocks import InPlace, pieces
 
 # Tokens of a block.
 TOKENS = 4
@@ -255,6 +255,18 @@ class Connector(unittest.TestCase):
         engine.step(engine.again(request, TOKENS + 2, 2), {2: 3})
         self.assertEqual(engine.store.exists(engine.keys(hashes(2))), [True, True])
 
+    def test_a_prompt_that_is_computed_in_parts_is_stored_in_whole_blocks(self):
+        engine, prompt = self.engine(), hashes(3)
+        request = Request("long", 3 * TOKENS, prompt)
+        engine.scheduler.update_state_after_alloc(request, Blocks([1, 2, 3]), 0)
+        engine.step(engine.new(request, [1, 2, 3], 0, TOKENS + 2), {1: 1, 2: 2})
+        self.assertEqual(engine.store.exists(engine.keys(prompt)), [True, False, False])
+        engine.step(engine.again(request, TOKENS + 2, 2 * TOKENS - 2), {2: 5, 3: 6})
+        self.assertEqual(engine.store.exists(engine.keys(prompt)), [True, True, True])
+        second = Request("second", 3 * TOKENS + 1, prompt)
+        self.assertEqual(engine.answer(second, [11, 12, 13, 14], {}), 3 * TOKENS)
+        self.assertEqual(engine.bytes([11, 12, 13]), engine.bytes([1, 2, 3]))
+
     def test_what_a_sliding_window_has_left_is_neither_read_nor_stored(self):
         engine = self.filled(4, kind="sliding_window")
         request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [0, 0, 12, 13, 14]
@@ -352,6 +364,16 @@ class Connector(unittest.TestCase):
         ):
             with self.subTest(wrong), self.assertRaisesRegex(ValueError, words):
                 self.engine(**wrong)
+
+    def test_layers_that_lie_side_by_side_are_one_piece(self):
+        layer = lambda at: types.SimpleNamespace(  # noqa: E731
+            shape=(4, 1, 2, 8), stride=lambda axis=None: (48, 16, 8, 1) if axis is None else 48, element_size=lambda: 1,
+            data_ptr=lambda: 1000 + at,
+        )
+        # All layers of a block together, and then with something between them.
+        self.assertEqual(InPlace([layer(0), layer(16)], 4).lent([0, 2]), [[(1000, 32)], [(1096, 32)]])
+        apart = InPlace([layer(0), layer(32)], 4)
+        self.assertEqual((apart.lent([1]), apart.bytes), ([[(1048, 16), (1080, 16)]], 32))
 
     def test_contiguous_runs_of_any_layout(self):
         self.assertEqual(pieces([(1, 64), (2, 32), (4, 8), (8, 1)], 1), ((0, 64),))

@@ -55,6 +55,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         config, cache_config = self._vllm_config, self._kv_cache_config
         caches = {name: kv_caches[name] for name in cache_config.kv_cache_groups[0].layer_names}
         blocks, threads = cache_config.num_blocks, self.settings.read_threads if self.settings.load_async else 0
+        memory: list[Any]
         if all(on_host(cache) for cache in caches.values()):
             way, memory = "in place", [InPlace(list(caches.values()), blocks)] * (1 + threads)
         else:

@@ -98,8 +98,8 @@ class Scheduler:
         step = Step(name, begins, list(blocks[0]) if blocks else [], computed, output.num_scheduled_tokens[name])
         tracked = self._tracked.get(name)
         if tracked is not None:
-            # A token that is only guessed has no hash, and what is behind it is not whole.
-            whole = min(computed + step.scheduled, tracked.request.num_tokens) // self._tokens
+            # Tokens that are only guessed are scheduled too; the block that they are in has no hash yet.
+            whole = (computed + step.scheduled) // self._tokens
             # A request that was set back, because a load failed, computes blocks anew: those were not stored.
             step.first = min(tracked.stored, computed // self._tokens)
             step.hashes = list(tracked.request.block_hashes[step.first : whole])
