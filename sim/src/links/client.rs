@@ -25,7 +25,7 @@ pub enum Face {
     /// A client of a store process.
     Attached(Attached, Machine),
     /// A store with peers.
-    Front(Arc<Store>, Session),
+    Front(Arc<Store>, Box<Session>),
 }
 
 /// What the clients of a run share.

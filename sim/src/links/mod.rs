@@ -197,7 +197,7 @@ fn with_peers_of(ground: &Ground, machines: &[Machine]) -> Vec<Face> {
     let peers = machines.iter().enumerate().map(peer).collect();
     let store = pagelith::Store::open_in_with_peers(site::front(), env, peers).expect("opens");
     let store = Arc::new(store);
-    (0..2).map(|_| Face::Front(store.clone(), store.session().expect("a session"))).collect()
+    (0..2).map(|_| Face::Front(store.clone(), Box::new(store.session().expect("a session")))).collect()
 }
 
 /// Ends every task with the run.

@@ -146,7 +146,7 @@ impl Host {
                 // Bytes of an operation, or shown: a region, a place and a length, near the borders or anything.
                 1 | 2 => {
                     let (op, item, offset) = (OpId(number(1) % (OPS + 1)), number(1) as u32 % 3, number(2));
-                    let offset = if what / 8 % 2 == 0 { 0 } else { offset };
+                    let offset = if (what / 8).is_multiple_of(2) { 0 } else { offset };
                     let facts = HeadFacts::data(VERSION_MAX, op, item, offset, STRETCH_BYTES as u32);
                     let body = vec![*what; STRETCH_BYTES];
                     send(&memory, &mut written, &[&head::encode(&facts, [0; 16])[..], &body].concat());
@@ -155,7 +155,11 @@ impl Host {
                     let (op, item) = (OpId(number(1) % (OPS + 1)), number(1) as u32 % 3);
                     let pieces: Vec<ShownPiece> =
                         (0..1 + number(1) % 3).map(|_| piece(&mut number)).collect();
-                    let body = shown::encode(item, if what / 8 % 4 == 0 { number(2) } else { 0 }, &pieces);
+                    let body = shown::encode(
+                        item,
+                        if (what / 8).is_multiple_of(4) { number(2) } else { 0 },
+                        &pieces,
+                    );
                     let facts = HeadFacts::control(VERSION_MAX, Kind::Shown, op, &body);
                     send(&memory, &mut written, &[&head::encode(&facts, [0; 16])[..], &body].concat());
                 }
@@ -202,13 +206,13 @@ fn expose(link: &mut SocketLink, op: u64, item: u32, guards: &mut Vec<Part>) {
 
 fn piece(number: &mut impl FnMut(usize) -> u64) -> ShownPiece {
     let how = number(1);
-    let region = if how % 8 == 0 { number(4) as u32 } else { 0 };
+    let region = if how.is_multiple_of(8) { number(4) as u32 } else { 0 };
     let at = match how / 8 % 4 {
         0 => number(8),
         1 => REGION_BYTES as u64 - STRETCH_BYTES as u64 + number(1) % 2,
         _ => number(1),
     };
-    let length = if how / 32 % 4 == 0 { number(8) } else { STRETCH_BYTES as u64 };
+    let length = if (how / 32).is_multiple_of(4) { number(8) } else { STRETCH_BYTES as u64 };
     ShownPiece::new(region, at, length)
 }
 
