@@ -55,7 +55,12 @@ impl Store {
 
     /// As [`Store::open`], in a world of the caller's: a simulation, or an application's own clock.
     pub fn open_in(config: ValidConfig, env: Env) -> Result<Store> {
-        Store::opened_by(open::open(config, env, Vec::new())?)
+        Store::open_in_with_peers(config, env, Vec::new())
+    }
+
+    /// As [`Store::open_with_peers`], in a world of the caller's.
+    pub fn open_in_with_peers(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Store> {
+        Store::opened_by(open::open(config, env, peers)?)
     }
 
     fn opened_by(opened: open::Opened) -> Result<Store> {

@@ -5,6 +5,8 @@
 pub mod client;
 pub mod damaged;
 pub mod operations;
+#[path = "../../transport/tests/common/rings.rs"]
+pub mod rings;
 
 use pagelith_layouts::checksum::checksum_around;
 use pagelith_layouts::ids::{Incarnation, SegmentId, StoreId};

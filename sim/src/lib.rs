@@ -25,6 +25,7 @@ pub mod entropy;
 pub mod env;
 pub mod explore;
 pub mod link;
+pub mod links;
 pub mod model;
 pub mod program;
 pub mod runtime;

@@ -10,6 +10,7 @@
 
 mod end;
 mod landing;
+mod plant;
 mod wire;
 
 #[cfg(test)]
@@ -19,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pagelith_io::runtime::Runtime;
+use pagelith_io::signal::Signal;
 use pagelith_layouts::wire::Side;
 use pagelith_transport::limits::Limits;
 
@@ -26,6 +28,7 @@ use crate::clock::SimClock;
 use wire::Wire;
 
 pub use end::SimLink;
+pub use plant::Plant;
 
 /// How packets fare. A packet is a control frame, or at most [`PACKET_BYTES`] of bulk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +45,30 @@ pub struct LinkFaults {
     pub reorder: u32,
     /// At so many of a million the connection breaks: nothing behind arrives, and both ends are told.
     pub cut: u32,
+    /// Of so many of a million packets of bulk a bit is changed. Nothing but what verifies bytes notices.
+    pub flip: u32,
+    /// Longest that a push waits before its bytes are looked at: the memory is the link's until then, as with a device that
+    /// reads it by itself.
+    pub hold_max: Duration,
+}
+
+/// What became of packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fates {
+    /// Sent.
+    pub packets: u64,
+    /// Of those, that never arrived: lost by chance, or sent over a connection that was broken.
+    pub dropped: u64,
+    /// That came twice.
+    pub duplicated: u64,
+    /// That were overtaken.
+    pub reordered: u64,
+    /// That had a bit changed.
+    pub flipped: u64,
+    /// That arrived at an end which had given their operation up, or was done with it.
+    pub late: u64,
+    /// Connections that broke.
+    pub cuts: u64,
 }
 
 /// Most bulk bytes of a packet.
@@ -50,7 +77,8 @@ pub const PACKET_BYTES: usize = 16 << 10;
 impl Default for LinkFaults {
     fn default() -> LinkFaults {
         let (delay_min, delay_max) = (Duration::from_micros(5), Duration::from_micros(50));
-        LinkFaults { delay_min, delay_max, drop: 0, duplicate: 0, reorder: 0, cut: 0 }
+        let (drop, duplicate, reorder, cut, flip, hold_max) = Default::default();
+        LinkFaults { delay_min, delay_max, drop, duplicate, reorder, cut, flip, hold_max }
     }
 }
 
@@ -99,7 +127,27 @@ impl SimNet {
 
     /// Packets sent so far.
     pub fn packets(&self) -> u64 {
-        self.wire().packets
+        self.wire().fates.packets
+    }
+
+    /// What became of packets so far.
+    pub fn fates(&self) -> Fates {
+        self.wire().fates
+    }
+
+    /// Whether both ends are closed, or the connection is broken.
+    pub fn is_over(&self) -> bool {
+        self.wire().is_over()
+    }
+
+    /// How long until something arrives at this side, or it must find that nothing does.
+    pub fn due(&self, side: Side) -> Option<Duration> {
+        self.wire().due(side)
+    }
+
+    /// Raised when something is on its way to this side.
+    pub fn signal(&self, side: Side) -> Signal {
+        self.wire().signal(side)
     }
 
     /// A hash of everything that was sent and arrived, when and how: equal for equal runs.

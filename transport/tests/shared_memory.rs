@@ -1,6 +1,8 @@
 //! Memory that a client hands over: what is none, and what it writes there afterwards.
 
 mod common;
+#[path = "common/rings.rs"]
+mod rings;
 
 use std::io::{IoSlice, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -132,4 +134,31 @@ fn any_bytes_in_the_rings_end_the_link_or_nothing() {
         closed += usize::from(!matches!(events.last(), Some(Event::Closed(Closed::Ended))));
     }
     assert!(closed > 100, "most of it is no frame: {closed}");
+}
+
+/// The body of the fuzz target `rings`, with inputs by chance.
+#[test]
+fn any_bytes_counts_and_places_write_nothing_but_what_was_lent() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut host = rings::Host::new(&dir.path().join("socket"));
+    let mut rng = 0x2545_F491_4F6C_DD1Du64;
+    let mut next = || {
+        rng ^= rng << 13;
+        rng ^= rng >> 7;
+        rng ^= rng << 17;
+        rng
+    };
+    let (mut shown, mut landed, mut broken) = (0, 0, 0);
+    for round in 0..600 {
+        let mut input: Vec<u8> = (0..1 + next() % 120).map(|_| (next() >> 11) as u8).collect();
+        if round % 2 == 0 {
+            // Two that are as they should be before whatever comes.
+            input.splice(0..0, [11, 1, 0, 0, 0xB1, 7, 11, 1, 1, 0, 0xB1, 9]);
+        }
+        let met = host.run(&input);
+        shown += met.shown;
+        landed += met.landed;
+        broken += u32::from(!matches!(met.closed, Some(Closed::Ended)));
+    }
+    assert!(shown > 300 && landed > 20 && broken > 50, "shown={shown} landed={landed} broken={broken}");
 }

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use pagelith::{AlignedBuf, Destination};
+use pagelith::{AlignedBuf, Destination, Source};
 use pagelith_layouts::checksum::{Checksum, checksum};
 
 use crate::entropy::SplitMix64;
@@ -50,6 +50,9 @@ struct Slot {
     keep: Arc<AlignedBuf>,
 }
 
+// SAFETY: the pointer is to the mapping that `keep` keeps, which no thread owns.
+unsafe impl Send for Slot {}
+
 /// A destination: a slot and its pieces, which begin and end inside of it.
 #[derive(Debug)]
 pub struct Target {
@@ -67,6 +70,37 @@ impl Target {
         // (mappings are zeroed), and are looked at by nobody before the get has handed the destination back; the
         // mapping lives as long as the clone of `keep`.
         unsafe { Destination::borrowed(&pieces, Some(self.slot.keep.clone())) }
+    }
+
+    /// The memory as what is put, for one put.
+    pub fn source(&self) -> Source {
+        // SAFETY: a slot's pointer is to its mapping, which is never null.
+        let piece = |(at, len): &(usize, usize)| (unsafe { self.slot.ptr.add(*at) }, *len);
+        let pieces: Vec<_> = self.pieces.iter().map(piece).collect();
+        // SAFETY: as of a destination, and written by nobody before the put has handed it back.
+        unsafe { Source::borrowed(&pieces, Some(self.slot.keep.clone())) }
+    }
+
+    /// Whether nothing has the memory but this.
+    pub fn is_alone(&self) -> bool {
+        Arc::strong_count(&self.slot.keep) == 1
+    }
+
+    /// Write bytes into the pieces, in order: as many as they have.
+    pub fn fill(&mut self, bytes: &[u8]) {
+        let mut left = bytes;
+        for (at, len) in &self.pieces {
+            let (now, later) = left.split_at(*len);
+            // SAFETY: inside of the mapping; whoever it was lent to is done with it, and if not, that is what is looked for.
+            unsafe { self.slot.ptr.as_ptr().add(*at).copy_from_nonoverlapping(now.as_ptr(), *len) };
+            left = later;
+        }
+    }
+
+    /// Write the same byte everywhere in the pieces.
+    pub fn fill_with(&mut self, byte: u8) {
+        let len = self.pieces.iter().map(|(_, len)| len).sum();
+        self.fill(&vec![byte; len]);
     }
 
     /// What the slot holds, from its first guard to its last. The get is over, and its destination dropped.

@@ -5,7 +5,7 @@
 mod boots;
 pub mod faults;
 mod flights;
-mod memory;
+pub(crate) mod memory;
 pub mod objects;
 pub mod ops;
 pub mod oracle;
@@ -51,7 +51,7 @@ pub fn explore_telling(plan: &Plan, tell: Option<Box<dyn FnMut(String)>>) -> (Su
     })
 }
 
-fn message(panic: &(dyn Any + Send)) -> String {
+pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message").to_string()
 }

@@ -1,10 +1,11 @@
 //! One end of the simulated connection: the link seam over packets.
 
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::clock::Clock;
+use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::runtime::Runtime;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
@@ -17,6 +18,7 @@ use pagelith_transport::rights::Rights;
 use pagelith_transport::shown::Shown;
 
 use super::landing::Landing;
+use super::plant::{Landed, Plant};
 use super::wire::Packet;
 use super::{PACKET_BYTES, SimNet};
 
@@ -33,7 +35,20 @@ pub struct SimLink {
     counts: Counts,
     landing: Landing,
     happened: Vec<Event>,
+    /// What leaves in this order: frames behind the pushes before them, each push when its memory was looked at.
+    outbox: VecDeque<Out>,
+    /// Operations that this end gave up, or is done with.
+    over: BTreeSet<OpId>,
+    plant: Plant,
+    /// What was asked last.
+    newest: OpId,
+    landed: Landed,
     open: bool,
+}
+
+enum Out {
+    Frame(Frame),
+    Push(Mono, Push),
 }
 
 impl SimLink {
@@ -52,29 +67,124 @@ impl SimLink {
             key_name: None,
             rights: Rights::all(),
         };
-        let (counts, landing, happened) = Default::default();
-        SimLink { side, net, runtime, limits, facts, counts, landing, happened, open: true }
+        let (counts, landing, happened, outbox, over) = Default::default();
+        let (plant, newest, landed) = (Plant::None, OpId(0), Landed::default());
+        SimLink {
+            side,
+            net,
+            runtime,
+            limits,
+            facts,
+            counts,
+            landing,
+            happened,
+            outbox,
+            over,
+            plant,
+            newest,
+            landed,
+            open: true,
+        }
+    }
+
+    /// As this end is, with a bug in it.
+    #[must_use]
+    pub fn with(mut self, plant: Plant) -> SimLink {
+        self.plant = plant;
+        self
     }
 
     fn end(&mut self, why: Closed, goodbye: bool, events: &mut Vec<Event>) {
         self.open = false;
         self.net.wire().close(self.side, goodbye);
         self.landing.retract(None, events);
+        self.unsent(None, events);
         events.push(Event::Closed(why));
+    }
+
+    /// Hand back pushes of `op`, or all, that did not leave.
+    fn unsent(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
+        for out in std::mem::take(&mut self.outbox) {
+            match out {
+                // They were said to be back.
+                Out::Push(..) if self.plant == Plant::PushedEarly && op.is_none() => {}
+                out @ Out::Push(..) if self.plant == Plant::PushedEarly => self.outbox.push_back(out),
+                Out::Push(_, push) if op.is_none_or(|op| op == push.op) => {
+                    let Push { op, token, parts, .. } = push;
+                    events.push(Event::Pushed { op, token, sent: false, parts });
+                }
+                out => self.outbox.push_back(out),
+            }
+        }
+    }
+
+    /// Let leave what may by now.
+    fn leave(&mut self, events: &mut Vec<Event>) {
+        let now = self.net.wire().clock.now();
+        while let Some(out) = self.outbox.pop_front() {
+            match out {
+                Out::Frame(frame) => {
+                    self.counts.frames_out += 1;
+                    self.net.wire().send(self.side, Packet::Frame(frame));
+                }
+                Out::Push(at, push) if at <= now => {
+                    let pushed = self.packets(push);
+                    events.extend(Some(pushed).filter(|_| self.plant != Plant::PushedEarly));
+                }
+                out @ Out::Push(..) => return self.outbox.push_front(out),
+            }
+        }
+    }
+
+    /// The bytes as they are now, as packets.
+    fn packets(&mut self, push: Push) -> Event {
+        let Push { op, item, mut offset, parts, token, may_show: _ } = push;
+        let bytes: Vec<u8> = parts.iter().flat_map(|part| part.bytes().iter().copied()).collect();
+        for bytes in bytes.chunks(PACKET_BYTES) {
+            let packet = Packet::Data { op, item, offset, bytes: bytes.to_vec() };
+            self.net.wire().send(self.side, packet);
+            offset += bytes.len() as u64;
+        }
+        self.counts.bytes_out += bytes.len() as u64;
+        Event::Pushed { op, token, sent: true, parts }
+    }
+
+    /// How long until something leaves.
+    fn leaves(&self, now: Mono) -> Option<Duration> {
+        match self.outbox.front()? {
+            Out::Frame(_) => Some(Duration::ZERO),
+            Out::Push(at, _) => Some(at.since(now)),
+        }
     }
 
     fn take(&mut self, packet: Packet, events: &mut Vec<Event>) -> Result<(), Closed> {
         match packet {
-            Packet::Frame(frame) => {
+            Packet::Frame(mut frame) => {
+                self.net.wire().fates.late += u64::from(self.over.contains(&frame.op));
                 self.counts.frames_in += 1;
+                match self.plant {
+                    Plant::StaleOutcome if frame.kind == Kind::Outcome && self.over.contains(&frame.op) => {
+                        frame.op = self.newest;
+                    }
+                    Plant::Unverified => frame = self.landed.vouched(frame),
+                    _ => {}
+                }
                 events.push(Event::Frame(frame));
             }
             Packet::Data { op, item, offset, bytes } => match self.landing.land(op, item, offset, &bytes) {
                 Some(whole) => {
                     self.counts.bytes_in += bytes.len() as u64;
+                    if let (Plant::Unverified, Some(Event::Landed { op, item, parts, .. })) =
+                        (self.plant, &whole)
+                    {
+                        self.landed.note(*op, *item, parts);
+                    }
                     events.extend(whole);
                 }
-                None => self.counts.bytes_late += bytes.len() as u64,
+                None => {
+                    self.counts.bytes_late += bytes.len() as u64;
+                    self.net.wire().fates.late += 1;
+                }
             },
             Packet::End { goodbye: true } => return Err(Closed::Bye),
             Packet::End { goodbye: false } => return Err(Closed::Ended),
@@ -83,6 +193,7 @@ impl SimLink {
     }
 
     fn turn(&mut self, events: &mut Vec<Event>) -> Result<(), Closed> {
+        self.leave(events);
         let (arrived, silent, cut) = {
             let mut wire = self.net.wire();
             (wire.receive(self.side), wire.silent(), wire.is_cut())
@@ -131,8 +242,13 @@ impl Link for SimLink {
         if !self.open || !users || !fits || !kind.is_sent_by(self.side) {
             return Err(frame);
         }
-        self.counts.frames_out += 1;
-        self.net.wire().send(self.side, Packet::Frame(frame));
+        if frame.kind == Kind::Request {
+            self.newest = frame.op;
+        }
+        self.outbox.push_back(Out::Frame(frame));
+        let mut happened = std::mem::take(&mut self.happened);
+        self.leave(&mut happened);
+        self.happened = happened;
         Ok(())
     }
 
@@ -143,21 +259,24 @@ impl Link for SimLink {
     /// Nothing is shown here.
     fn took(&mut self, _: Shown) {}
 
-    /// The bytes are copied into packets at once; the memory comes back with the next poll.
+    /// The bytes are copied into packets at once, or when the memory was held for a while; it comes back with a poll behind that.
     fn push(&mut self, push: Push) -> Result<(), Push> {
         let len: u64 = push.parts.iter().map(|part| part.len() as u64).sum();
         if !self.open || len == 0 || push.op.0 == 0 || push.offset.checked_add(len).is_none() {
             return Err(push);
         }
-        let Push { op, item, mut offset, parts, token, may_show: _ } = push;
-        let bytes: Vec<u8> = parts.iter().flat_map(|part| part.bytes().iter().copied()).collect();
-        for bytes in bytes.chunks(PACKET_BYTES) {
-            let packet = Packet::Data { op, item, offset, bytes: bytes.to_vec() };
-            self.net.wire().send(self.side, packet);
-            offset += bytes.len() as u64;
+        let (now, hold) = {
+            let mut wire = self.net.wire();
+            (wire.clock.now(), wire.hold())
+        };
+        if self.plant == Plant::PushedEarly {
+            let (op, token, parts) = (push.op, push.token, Vec::new());
+            self.happened.push(Event::Pushed { op, token, sent: true, parts });
         }
-        self.counts.bytes_out += len;
-        self.happened.push(Event::Pushed { op, token, sent: true, parts });
+        self.outbox.push_back(Out::Push(now.after(hold), push));
+        let mut happened = std::mem::take(&mut self.happened);
+        self.leave(&mut happened);
+        self.happened = happened;
         Ok(())
     }
 
@@ -169,7 +288,20 @@ impl Link for SimLink {
     }
 
     fn retract(&mut self, op: OpId) {
-        self.landing.retract(Some(op), &mut self.happened);
+        self.over.insert(op);
+        match self.plant {
+            Plant::KeptAfterRetract => {
+                let said = self.landing.names(op).map(|(op, item, offset)| {
+                    let parts = Vec::new();
+                    Event::Retracted { op, item, offset, parts }
+                });
+                self.happened.extend(said);
+            }
+            _ => self.landing.retract(Some(op), &mut self.happened),
+        }
+        let mut happened = std::mem::take(&mut self.happened);
+        self.unsent(Some(op), &mut happened);
+        self.happened = happened;
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) {
@@ -197,7 +329,8 @@ impl Link for SimLink {
                 return;
             }
             let left = until.since(now);
-            let due = self.net.wire().due(self.side).map_or(left, |due| due.min(left));
+            let arrives = self.net.wire().due(self.side);
+            let due = arrives.into_iter().chain(self.leaves(now)).min().map_or(left, |due| due.min(left));
             self.runtime.pause(&signal, seen, due);
         }
     }

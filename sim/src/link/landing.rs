@@ -7,7 +7,7 @@ use pagelith_layouts::ids::OpId;
 use pagelith_transport::link::Event;
 
 /// An operation, its item, and where the stretch begins.
-type Name = (OpId, u32, u64);
+pub(super) type Name = (OpId, u32, u64);
 
 struct Exposed {
     parts: Vec<Part>,
@@ -55,6 +55,11 @@ impl Landing {
         }
         let parts = self.0.remove(&name)?.parts;
         Some(Some(Event::Landed { op, item, offset: name.2, parts }))
+    }
+
+    /// What is exposed for `op`.
+    pub fn names(&self, op: OpId) -> impl Iterator<Item = Name> {
+        self.0.keys().copied().filter(move |(of, ..)| *of == op)
     }
 
     /// Hand back what is exposed for `op`, or for all.

@@ -9,7 +9,7 @@ use pagelith_layouts::checksum::checksum64;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::{Frame, Side};
 
-use super::LinkFaults;
+use super::{Fates, LinkFaults};
 use crate::clock::SimClock;
 use crate::entropy::SplitMix64;
 
@@ -43,7 +43,7 @@ struct End {
 pub(super) struct Wire {
     pub clock: SimClock,
     pub faults: LinkFaults,
-    pub packets: u64,
+    pub fates: Fates,
     pub trace: u64,
     rng: SplitMix64,
     under_way: BTreeMap<(Mono, u64), (Side, Packet)>,
@@ -68,7 +68,7 @@ impl Wire {
         Wire {
             clock,
             faults: LinkFaults::default(),
-            packets: 0,
+            fates: Fates::default(),
             trace: 0,
             rng: SplitMix64::new(seed),
             under_way: BTreeMap::new(),
@@ -91,26 +91,38 @@ impl Wire {
     }
 
     /// Send a packet from `side`.
-    pub fn send(&mut self, side: Side, packet: Packet) {
-        self.packets += 1;
+    pub fn send(&mut self, side: Side, mut packet: Packet) {
+        self.fates.packets += 1;
         let strikes = |rng: &mut SplitMix64, rate: u32| rng.below(1_000_000) < rate.into();
         let faults = self.faults;
         // Drawn for every packet, so that one rate does not shift the others' luck.
-        let [lost, twice, late, cut] = [faults.drop, faults.duplicate, faults.reorder, faults.cut]
-            .map(|rate| strikes(&mut self.rng, rate));
+        let [lost, twice, late, cut, flip] =
+            [faults.drop, faults.duplicate, faults.reorder, faults.cut, faults.flip]
+                .map(|rate| strikes(&mut self.rng, rate));
         let ends = matches!(packet, Packet::End { .. });
         if cut && !ends {
             self.note("cut", side, &packet);
+            self.fates.dropped += 1;
             return self.cut();
         }
         if self.cut || (lost && !ends) {
+            self.fates.dropped += 1;
             return self.note("lost", side, &packet);
+        }
+        if let Packet::Data { bytes, .. } = &mut packet
+            && flip
+        {
+            let bit = self.rng.below(bytes.len() as u64 * 8);
+            bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
+            self.fates.flipped += 1;
         }
         self.note("sent", side, &packet);
         if twice && !ends {
+            self.fates.duplicated += 1;
             let at = self.arrival(side.other(), true);
             self.put(at, side.other(), packet.clone());
         }
+        self.fates.reordered += u64::from(late && !ends);
         let at = self.arrival(side.other(), late && !ends);
         self.put(at, side.other(), packet);
     }
@@ -130,7 +142,8 @@ impl Wire {
     }
 
     fn put(&mut self, at: Mono, to: Side, packet: Packet) {
-        let number = self.packets * 2 + u64::from(self.under_way.contains_key(&(at, self.packets * 2)));
+        let packets = self.fates.packets;
+        let number = packets * 2 + u64::from(self.under_way.contains_key(&(at, packets * 2)));
         self.under_way.insert((at, number), (to, packet));
         self.ends[index(to)].arrived.raise();
     }
@@ -179,7 +192,19 @@ impl Wire {
         self.ends[index(side)].arrived.clone()
     }
 
+    /// Whether neither end can hear anything more.
+    pub fn is_over(&self) -> bool {
+        self.cut || self.ends.iter().all(|end| end.closed)
+    }
+
+    /// How long the next push is held.
+    pub fn hold(&mut self) -> Duration {
+        let most = u64::try_from(self.faults.hold_max.as_nanos()).unwrap_or(u64::MAX);
+        Duration::from_nanos(if most == 0 { 0 } else { self.rng.below(most) })
+    }
+
     pub fn cut(&mut self) {
+        self.fates.cuts += u64::from(!self.cut);
         self.cut = true;
         self.under_way.clear();
         self.ends.iter().for_each(|end| end.arrived.raise());

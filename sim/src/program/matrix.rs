@@ -17,7 +17,7 @@ const fn row(number: u32, fault: &'static str, kinds: &'static [&'static str], t
     Row { number, fault, kinds, tests }
 }
 
-/// All of them. Rows 16 to 19, 24 (mixed peers) and 26 need links, which are not there yet.
+/// All of them.
 pub const ROWS: [Row; 30] = [
     row(1, "torn write", &["torn_write"], "`sim/tests/damage/torn.rs`"),
     row(2, "lost write after ack", &["lost_write"], "`engine/tests/suite/damage.rs`"),
@@ -59,10 +59,15 @@ pub const ROWS: [Row; 30] = [
         &[],
         "`engine/tests/suite/first_writer.rs`, `engine/tests/large_batches.rs`",
     ),
-    row(16, "late remote completions", &[], ""),
-    row(17, "peer dies in a read", &[], ""),
-    row(18, "partition, slow peer", &[], ""),
-    row(19, "stale key of a region", &[], ""),
+    row(16, "late remote completions", &[], "`pagelith-sim links`, `sim/tests/links.rs`"),
+    row(17, "peer dies in a read", &[], "`pagelith-sim links`, `sim/tests/links.rs`, `cli/tests/hosts.rs`"),
+    row(18, "partition, slow peer", &[], "`pagelith-sim links`, `sim/tests/links.rs`, `cli/tests/hosts.rs`"),
+    row(
+        19,
+        "stale key of a region",
+        &[],
+        "there are no keys of regions; what is shown too late: `engine/src/remote/tests_shown.rs`",
+    ),
     row(
         20,
         "memory runs out",
@@ -82,9 +87,19 @@ pub const ROWS: [Row; 30] = [
         &[],
         "`layouts/tests/flips.rs`, `sim/tests/damage/flips.rs`, `cli/tests/verify_repair.rs`, the fuzz target `store_open`",
     ),
-    row(24, "version skew, page shape changed", &[], "`layouts/tests/golden.rs`; peers are not there yet"),
+    row(
+        24,
+        "version skew, page shape changed",
+        &[],
+        "`layouts/tests/golden.rs`; not between peers of two versions",
+    ),
     row(25, "clock jump", &[], "the clock steps of the seeds"),
-    row(26, "hostile client bytes", &[], ""),
+    row(
+        26,
+        "hostile client bytes",
+        &[],
+        "`transport/tests/shared_memory.rs`, the fuzz targets `server`, `wire_decode` and `rings`",
+    ),
     row(
         27,
         "hash collision, equal keys",

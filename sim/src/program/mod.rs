@@ -2,6 +2,7 @@
 
 #![expect(clippy::print_stdout, reason = "a program talks")]
 
+mod links;
 mod matrix;
 mod mutants;
 mod replay;
@@ -25,6 +26,8 @@ struct Program {
 enum Command {
     /// Run a range of seeds; at the end one JSON object of what they came to.
     Run(seeds::RunArgs),
+    /// Run a range of seeds of stores and clients over simulated links.
+    Links(links::LinksArgs),
     /// Run one seed and tell every step and answer.
     Replay(replay::ReplayArgs),
     /// Run seeds until something is wrong.
@@ -65,6 +68,7 @@ impl PlanArgs {
 pub fn main() -> ExitCode {
     match Program::parse().command {
         Command::Run(args) => seeds::run(&args),
+        Command::Links(args) => links::links(&args),
         Command::Replay(args) => replay::replay(&args),
         Command::Hunt(args) => mutants::hunt(&args),
         Command::Mutants(args) => mutants::mutants(&args),

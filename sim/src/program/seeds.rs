@@ -60,7 +60,7 @@ impl RunArgs {
     }
 }
 
-fn parse_range(text: &str) -> Result<Range<u64>, String> {
+pub(super) fn parse_range(text: &str) -> Result<Range<u64>, String> {
     let parts = text.split_once("..").ok_or("must be FROM..TO")?;
     let number = |s: &str| u64::from_str(s).map_err(|_| format!("not a number: {s:?}"));
     Ok(number(parts.0)?..number(parts.1)?)

@@ -1,0 +1,337 @@
+//! A client: it asks for one thing after the other, gives up at deadlines, and uses its memory again.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pagelith::attach::Attached;
+use pagelith::{
+    Done, ErrorKind, Get, GetDone, GetOutcome, Options, Put, PutDone, PutGroup, Result, Session, Store,
+};
+use pagelith_io::runtime::{Step, Task};
+use pagelith_layouts::ids::NamespaceId;
+use pagelith_layouts::key::{ObjectKey, Role};
+use pagelith_layouts::shard::Shard;
+
+use super::oracle::{NAMESPACES, OBJECTS, Oracle, content, length};
+use super::report::Tally;
+use super::site::Machine;
+use crate::entropy::SplitMix64;
+use crate::explore::memory::{Memory, Shape, Target};
+use crate::explore::objects;
+
+/// What asks.
+pub enum Face {
+    /// A client of a store process.
+    Attached(Attached, Machine),
+    /// A store with peers.
+    Front(Arc<Store>, Box<Session>),
+}
+
+/// What the clients of a run share.
+#[derive(Clone)]
+pub struct Shared {
+    pub oracle: Arc<Mutex<Oracle>>,
+    pub tally: Arc<Mutex<Tally>>,
+}
+
+impl Shared {
+    pub fn oracle(&self) -> MutexGuard<'_, Oracle> {
+        self.oracle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub struct Client {
+    pub face: Face,
+    pub shared: Shared,
+    pub rng: SplitMix64,
+    pub memory: Memory,
+    pub left: u32,
+    /// The last call found no store.
+    pub alone: bool,
+}
+
+fn namespace(object: usize) -> NamespaceId {
+    objects::namespace(object % NAMESPACES)
+}
+
+/// Objects of one page: those of every third page are put as a group.
+const PAGE: usize = NAMESPACES * 2;
+
+fn key(object: usize) -> ObjectKey {
+    let page = object / PAGE * NAMESPACES + object % NAMESPACES;
+    let component = ["k", "v"][object / NAMESPACES % 2];
+    ObjectKey::new(namespace(object), objects::page_hash(page), Role::Target, "kv", component, Shard::Whole)
+        .expect("a key")
+}
+
+/// Which objects are put together with one.
+fn group(object: usize) -> Vec<usize> {
+    let first = object / PAGE * PAGE + object % NAMESPACES;
+    match object / PAGE % 3 {
+        0 => vec![first, first + NAMESPACES],
+        _ => vec![object],
+    }
+}
+
+impl Face {
+    fn links(&self) -> u64 {
+        match self {
+            Face::Attached(_, machine) => machine.dialled(),
+            Face::Front(..) => 0,
+        }
+    }
+
+    fn put(&mut self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
+        match self {
+            Face::Attached(client, _) => client.put(groups, options),
+            Face::Front(_, session) => {
+                let ticket = session.submit_put(groups, options);
+                match session.wait(ticket, FOREVER) {
+                    Some(Done::Put(done)) => done,
+                    _ => Vec::new(),
+                }
+            }
+        }
+    }
+
+    fn get(&mut self, gets: Vec<Get>, options: Options) -> Vec<GetDone> {
+        match self {
+            Face::Attached(client, _) => client.get(gets, options),
+            Face::Front(_, session) => {
+                let ticket = session.submit_get(gets, options);
+                match session.wait(ticket, FOREVER) {
+                    Some(Done::Get(done)) => done,
+                    _ => Vec::new(),
+                }
+            }
+        }
+    }
+
+    fn exists(&mut self, keys: &[ObjectKey], options: Options) -> Result<Vec<bool>> {
+        match self {
+            Face::Attached(client, _) => client.exists_batch(keys, options),
+            Face::Front(store, _) => Ok(store.exists_batch(keys, options)),
+        }
+    }
+
+    fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
+        match self {
+            Face::Attached(client, _) => client.remove(keys, options),
+            Face::Front(store, _) => store.remove(keys, options),
+        }
+    }
+
+    fn clear(&self, namespace: NamespaceId, options: Options) -> Result<()> {
+        match self {
+            Face::Attached(client, _) => client.clear(namespace, options).map(drop),
+            Face::Front(store, _) => store.clear(namespace, options).map(drop),
+        }
+    }
+
+    fn flush(&self, options: Options) -> Result<()> {
+        match self {
+            Face::Attached(client, _) => client.flush(options).map(drop),
+            Face::Front(store, _) => store.flush(options).map(drop),
+        }
+    }
+}
+
+/// Longer than any deadline.
+const FOREVER: Duration = Duration::from_secs(60);
+
+impl Client {
+    fn options(&mut self) -> Options {
+        let micros = [400, 1_000, 3_000, 20_000, 300_000][self.rng.below(5) as usize];
+        Options { timeout: Some(Duration::from_micros(micros)), ..Options::default() }
+    }
+
+    fn object(&mut self) -> usize {
+        // Some are asked for much more than others, so that what was asked for meets what is.
+        let of = if self.rng.one_in(2) { 12 } else { OBJECTS };
+        self.rng.below(of as u64) as usize
+    }
+
+    fn objects(&mut self, most: u64) -> Vec<usize> {
+        let mut some: Vec<usize> = (0..1 + self.rng.below(most)).map(|_| self.object()).collect();
+        some.sort_unstable();
+        some.dedup();
+        some
+    }
+
+    /// Keep memory that came back for a while, with bytes in it that no object has; what had it too long, and what changed
+    /// in it since it came back.
+    fn rest(&mut self, mut target: Target) {
+        let held = !target.is_alone();
+        target.fill_with(0xC3);
+        let touched = !self.memory.rest(target);
+        let mut tally = self.shared.tally();
+        tally.touched_late += u64::from(touched);
+        tally.held_late += u64::from(held);
+        if touched {
+            tally.found("memory was written after its operation had ended".into());
+        }
+        if held {
+            tally.found("the link has memory of an operation that ended".into());
+        }
+    }
+
+    fn put(&mut self) {
+        let options = self.options();
+        let groups: Vec<Vec<usize>> = match self.objects(4) {
+            some if self.rng.one_in(3) => some.into_iter().map(group).collect(),
+            some => vec![group(some[0])],
+        };
+        let mut groups = groups;
+        groups.dedup();
+        let mut lent = Vec::new();
+        let mut puts = Vec::new();
+        for group in &groups {
+            let mut objects = Vec::new();
+            for &object in group {
+                let version = self.shared.oracle().put(object);
+                let mut target =
+                    self.memory.target(length(object), Shape::draw(&mut self.rng), &mut self.rng);
+                target.fill(&content(object, version, 0..length(object)));
+                objects.push(Put { key: key(object), source: target.source() });
+                lent.push((object, version, target));
+            }
+            puts.push(PutGroup::new(objects));
+        }
+        let links = self.face.links();
+        let done = self.face.put(puts, options);
+        let outcomes: Vec<bool> = done.iter().map(|done| done.outcome.is_ok()).collect();
+        self.alone =
+            done.iter().any(|done| matches!(&done.outcome, Err(e) if e.kind == ErrorKind::Unavailable));
+        drop(done);
+        // What was asked twice may be under way on the first link still, and what goes on to peers anywhere.
+        let once = self.face.links() == links && matches!(self.face, Face::Attached(..));
+        for ((object, version, target), stored) in lent.into_iter().zip(outcomes) {
+            self.shared.oracle().put_ended(object, version, stored && once);
+            let mut tally = self.shared.tally();
+            tally.puts += 1;
+            tally.stored += u64::from(stored);
+            drop(tally);
+            self.rest(target);
+        }
+    }
+
+    fn get(&mut self) {
+        let options = self.options();
+        let mut lent = Vec::new();
+        let mut gets = Vec::new();
+        for object in self.objects(6) {
+            let len = length(object);
+            let range = self.rng.one_in(4).then(|| {
+                let from = self.rng.below(len as u64 - 1);
+                from..from + 1 + self.rng.below(len as u64 - from)
+            });
+            let range = range.map(|range| range.start..range.end.min(len as u64));
+            let stretch: Range<usize> = range.clone().map_or(0..len, |r| r.start as usize..r.end as usize);
+            let target = self.memory.target(stretch.len(), Shape::draw(&mut self.rng), &mut self.rng);
+            gets.push(Get { key: key(object), range, destination: target.destination() });
+            lent.push((object, stretch, target));
+        }
+        let since = self.shared.oracle().moment();
+        let done = self.face.get(gets, options);
+        let outcomes: Vec<Result<GetOutcome>> = done.into_iter().map(|done| done.outcome).collect();
+        self.alone = outcomes.iter().any(|o| matches!(o, Err(e) if e.kind == ErrorKind::Unavailable));
+        for ((object, stretch, target), outcome) in lent.into_iter().zip(outcomes) {
+            let mut tally = self.shared.tally();
+            tally.gets += 1;
+            if let Ok(GetOutcome::Hit { bytes, .. }) = outcome {
+                tally.hits += 1;
+                tally.bytes += bytes;
+                let got: Vec<u8> = target.pieces().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
+                if let Some(wrong) = self.shared.oracle().read(object, &stretch, &got, since) {
+                    tally.wrong += 1;
+                    tally.found(wrong);
+                }
+            }
+            if !target.guards_hold() {
+                tally.wrong += 1;
+                tally.found(format!("bytes beside a destination changed object={object}"));
+            }
+            drop(tally);
+            self.rest(target);
+        }
+    }
+
+    fn exists(&mut self) {
+        let (some, options) = (self.objects(12), self.options());
+        let keys: Vec<ObjectKey> = some.iter().map(|object| key(*object)).collect();
+        let since = self.shared.oracle().moment();
+        let Ok(found) = self.face.exists(&keys, options) else { return };
+        for (object, _) in some.into_iter().zip(found).filter(|(_, here)| *here) {
+            let mut tally = self.shared.tally();
+            tally.found_here += 1;
+            if let Some(wrong) = self.shared.oracle().exists(object, since) {
+                tally.wrong += 1;
+                tally.found(wrong);
+            }
+        }
+    }
+
+    fn remove(&mut self) {
+        let (some, options) = (self.objects(3), self.options());
+        let some: Vec<usize> = some.into_iter().flat_map(group).collect();
+        let keys: Vec<ObjectKey> = some.iter().map(|object| key(*object)).collect();
+        let begun = self.shared.oracle().moment();
+        if self.face.remove(&keys, options).is_ok() {
+            some.into_iter().for_each(|object| self.shared.oracle().gone(object, begun));
+            self.shared.tally().removals += 1;
+        }
+    }
+
+    fn clear(&mut self) {
+        let (number, options) = (self.rng.below(NAMESPACES as u64) as usize, self.options());
+        let begun = self.shared.oracle().moment();
+        if self.face.clear(namespace(number), options).is_ok() {
+            let of = (0..OBJECTS).filter(|object| object % NAMESPACES == number);
+            of.for_each(|object| self.shared.oracle().gone(object, begun));
+            self.shared.tally().removals += 1;
+        }
+    }
+}
+
+impl Task for Client {
+    fn step(&mut self) -> Step {
+        if self.left == 0 {
+            return Step::Done;
+        }
+        self.left -= 1;
+        match self.rng.below(100) {
+            0..36 => self.put(),
+            36..74 => self.get(),
+            74..86 => self.exists(),
+            86..97 => self.remove(),
+            97 => self.clear(),
+            98 => drop(
+                self.face.flush(Options { timeout: Some(Duration::from_millis(100)), ..Options::default() }),
+            ),
+            // So that what is not asked for a while, or is left alone, comes back.
+            _ => return Step::Idle(Duration::from_millis(1 + self.rng.below(1500))),
+        }
+        self.shared.tally().operations += 1;
+        if std::mem::take(&mut self.alone) {
+            // Who is not there is left alone for a second; asking meanwhile shows nothing.
+            return Step::Idle(Duration::from_micros(self.rng.below(400_000)));
+        }
+        Step::Idle(Duration::from_micros(self.rng.below(600)))
+    }
+}
+
+impl Drop for Client {
+    /// What rests is looked at once more.
+    fn drop(&mut self) {
+        if !self.memory.wake_all() {
+            let mut tally = self.shared.tally();
+            tally.touched_late += 1;
+            tally.found("memory was written after its operation had ended".into());
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Machines with a store each, and the links to them: made, broken, and made again.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pagelith::serve::Server;
+use pagelith::transport::closed::Closed;
+use pagelith::transport::dial::{Dial, Dialing, Dialled};
+use pagelith::transport::limits::Limits;
+use pagelith::transport::link::Link;
+use pagelith::{Facts, Store};
+use pagelith_io::runtime::{Env, Runtime, Step, Task};
+use pagelith_io::staging::StagingPool;
+use pagelith_layouts::wire::Side;
+
+use crate::clock::SimClock;
+use crate::disk::{CrashMode, SimDisk};
+use crate::entropy::{SimEntropy, SplitMix64};
+use crate::explore::setup::Setup;
+use crate::link::{Fates, LinkFaults, Plant, SimNet};
+use crate::runtime::SimRuntime;
+
+/// Bytes that a machine stages on their way to and from the disk.
+const STAGING: usize = 8 << 20;
+/// Longest that an idle server sleeps. Less than any time limit, so that it finds out about each.
+const SLEEP: Duration = Duration::from_millis(5);
+/// How long a busy one does: its disk says nothing by itself.
+const BUSY: Duration = Duration::from_micros(20);
+/// After so long of silence a peer is dead: soon, so that runs meet it.
+pub const DEAD_AFTER: Duration = Duration::from_millis(200);
+
+/// A machine that serves its store, as long as it is up.
+#[derive(Clone)]
+pub struct Machine(Arc<Mutex<Inner>>);
+
+struct Inner {
+    clock: SimClock,
+    runtime: SimRuntime,
+    entropy: Arc<SimEntropy>,
+    rng: SplitMix64,
+    faults: LinkFaults,
+    plant: Plant,
+    setup: Setup,
+    disk: SimDisk,
+    staging: StagingPool,
+    /// The process, while it runs.
+    up: Option<(SimRuntime, Arc<Store>)>,
+    opening: bool,
+    nets: Vec<SimNet>,
+    dialled: u64,
+    fates: Fates,
+    trace: u64,
+}
+
+/// What all machines of a run share.
+pub struct Ground {
+    pub clock: SimClock,
+    pub runtime: SimRuntime,
+    pub entropy: Arc<SimEntropy>,
+}
+
+impl Machine {
+    /// One that is not up yet. Links to it fare as `faults` says.
+    pub fn new(ground: &Ground, setup: Setup, faults: LinkFaults, seed: u64) -> Machine {
+        let mut rng = SplitMix64::new(seed);
+        let disk = SimDisk::new(ground.clock.clone(), setup.dirs, rng.next_u64());
+        disk.set_latency(Duration::from_micros(setup.latency_us));
+        Machine(Arc::new(Mutex::new(Inner {
+            clock: ground.clock.clone(),
+            runtime: ground.runtime.clone(),
+            entropy: ground.entropy.clone(),
+            rng,
+            faults,
+            plant: Plant::None,
+            setup,
+            disk,
+            staging: StagingPool::new(STAGING).expect("memory"),
+            up: None,
+            opening: false,
+            nets: Vec::new(),
+            dialled: 0,
+            fates: Fates::default(),
+            trace: 0,
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Clients' ends of its links have this bug.
+    pub fn plant(&self, plant: Plant) {
+        self.lock().plant = plant;
+    }
+
+    /// Whether its process runs.
+    pub fn is_up(&self) -> bool {
+        self.lock().up.is_some()
+    }
+
+    /// Start its process, unless it runs or is being started.
+    ///
+    /// # Panics
+    /// If the store does not open: nothing happens to the disk of such a machine but crashes.
+    pub fn start(&self) {
+        let (env, process, setup) = {
+            let mut inner = self.lock();
+            if inner.up.is_some() || inner.opening {
+                return;
+            }
+            inner.opening = true;
+            let process = inner.runtime.fresh();
+            let env = Env {
+                disk: Some(inner.disk.connect()),
+                clock: Arc::new(inner.clock.clone()),
+                entropy: inner.entropy.clone(),
+                runtime: Arc::new(process.clone()),
+            };
+            (env, process, inner.setup.clone())
+        };
+        // Others go on meanwhile, so not under the lock.
+        let store = Store::open_in(setup.config(), env).expect("opens on a device without faults");
+        let mut inner = self.lock();
+        inner.opening = false;
+        inner.up = Some((process, Arc::new(store)));
+    }
+
+    /// End its process, as a power cut or `kill -9` would; false if there was none.
+    pub fn kill(&self) -> bool {
+        let (process, store) = {
+            let mut inner = self.lock();
+            let Some(up) = inner.up.take() else { return false };
+            let mode =
+                [CrashMode::DropAll, CrashMode::KeepAll, CrashMode::Random][inner.rng.below(3) as usize];
+            let seed = inner.rng.next_u64();
+            inner.disk.crash(mode, seed);
+            up
+        };
+        process.kill();
+        // The machine is gone, and its ends of the links with it.
+        self.lock().nets.iter().for_each(SimNet::cut);
+        drop(store);
+        true
+    }
+
+    /// Break, deafen or part one of the links that stand.
+    pub fn strike(&self, rng: &mut SplitMix64) {
+        let mut inner = self.lock();
+        inner.sweep();
+        if inner.nets.is_empty() {
+            return;
+        }
+        let net = &inner.nets[rng.below(inner.nets.len() as u64) as usize];
+        let side = if rng.one_in(2) { Side::Client } else { Side::Server };
+        match rng.below(4) {
+            0 => net.cut(),
+            1 => net.deafen(side),
+            2 => net.partition(Duration::from_micros(rng.below(2 * DEAD_AFTER.as_micros() as u64))),
+            _ => net.partition(Duration::from_micros(rng.below(20_000))),
+        }
+    }
+
+    /// End all links.
+    pub fn cut_all(&self) {
+        self.lock().nets.iter().for_each(SimNet::cut);
+    }
+
+    /// Links made so far.
+    pub fn dialled(&self) -> u64 {
+        self.lock().dialled
+    }
+
+    /// What became of packets so far, and a hash of what travelled.
+    pub fn fates(&self) -> (Fates, u64) {
+        let inner = self.lock();
+        let all = inner.nets.iter().fold(inner.fates, |sum, net| sum.and(net.fates()));
+        (all, inner.nets.iter().fold(inner.trace, |trace, net| trace.rotate_left(1) ^ net.trace()))
+    }
+}
+
+impl Inner {
+    /// Forget links that are over, but for what they came to.
+    fn sweep(&mut self) {
+        let (over, stand) = std::mem::take(&mut self.nets).into_iter().partition(SimNet::is_over);
+        self.nets = stand;
+        let over: Vec<SimNet> = over;
+        for net in over {
+            self.fates = self.fates.and(net.fates());
+            self.trace = self.trace.rotate_left(1) ^ net.trace();
+        }
+    }
+}
+
+impl Dial for Machine {
+    fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
+        let mut inner = self.lock();
+        let Some((process, store)) = inner.up.clone() else { return Err(Closed::Ended) };
+        inner.dialled += 1;
+        let limits = Limits { dead_after: DEAD_AFTER, ..Limits::default() };
+        let runtime: Arc<dyn Runtime> = Arc::new(inner.runtime.clone());
+        let (seed, clock) = (inner.rng.next_u64(), inner.clock.clone());
+        let (net, client, server) = SimNet::new(seed, clock, &runtime, limits);
+        net.set_faults(inner.faults);
+        let server = Server::new(&store, Box::new(server), inner.staging.clone());
+        let serve = Serve(server.map_err(|_| Closed::Ended)?, net.clone());
+        let spawned = process.spawn("server", Box::new(serve), net.signal(Side::Server));
+        spawned.map_err(|_| Closed::Ended)?;
+        inner.nets.push(net);
+        Ok(Box::new(Made(Box::new(client.with(inner.plant)))))
+    }
+}
+
+/// A server on its end of a link.
+struct Serve(Server, SimNet);
+
+impl Task for Serve {
+    fn step(&mut self) -> Step {
+        let Serve(server, net) = self;
+        match (server.turn(), server.closed()) {
+            (_, Some(_)) => Step::Done,
+            (true, None) => Step::Again,
+            (false, None) if server.ops() > 0 => Step::Idle(BUSY),
+            (false, None) => Step::Idle(net.due(Side::Server).map_or(SLEEP, |due| due.min(SLEEP))),
+        }
+    }
+}
+
+struct Made(Box<dyn Link>);
+
+impl Dialing for Made {
+    fn poll(self: Box<Self>) -> Dialled {
+        Dialled::Ready(self.0)
+    }
+
+    fn wait(self: Box<Self>, _timeout: Duration) -> Dialled {
+        self.poll()
+    }
+}
+
+/// What a store in front of peers is made like: DRAM alone, so that much is asked of them.
+pub fn front() -> pagelith::ValidConfig {
+    let mut config = pagelith::Config { deadline_ms: 2000, namespaces_max: 8, ..Default::default() };
+    config.dram.bytes = pagelith::Size::kib(512);
+    config.index.max_objects = Some(1024);
+    let facts = Facts { memory_bytes: 1 << 40, memory_source: "simulated".into() };
+    config.validate(&facts).expect("a valid configuration")
+}

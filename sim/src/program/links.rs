@@ -1,0 +1,128 @@
+//! `links`: a range of seeds over simulated links.
+
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a program's threads and clock; the stores under test have none"
+)]
+
+use std::ops::Range;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use super::seeds::parse_range;
+use crate::link::Plant;
+use crate::links::{Plan, Tally, run};
+
+#[derive(Args)]
+pub struct LinksArgs {
+    /// The seeds, as in 0..100.
+    #[arg(long, value_parser = parse_range)]
+    seeds: Range<u64>,
+    /// Operations a seed.
+    #[arg(long, default_value_t = 1000)]
+    ops: u32,
+    /// Seeds at a time.
+    #[arg(long, default_value_t = 1)]
+    jobs: usize,
+    /// Nothing goes wrong.
+    #[arg(long)]
+    calm: bool,
+    /// Begin no other seed after the first that finds something, or after so many seconds.
+    #[arg(long)]
+    hunt: Option<u64>,
+    /// The bug to be planted in clients' ends of links, one of `StaleOutcome`, `KeptAfterRetract`, `PushedEarly`, `Unverified`.
+    #[arg(long, default_value = "None")]
+    plant: Plant,
+    /// The sum as a JSON object, instead of a line.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A report that was kept.
+#[derive(Deserialize)]
+pub struct Done {
+    /// The first seed.
+    pub seeds_from: u64,
+    /// Behind the last.
+    pub seeds_to: u64,
+    /// Operations a seed.
+    pub ops: u32,
+    /// What they came to.
+    #[serde(flatten)]
+    pub sums: Tally,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    seeds_from: u64,
+    seeds_to: u64,
+    ops: u32,
+    seconds: f64,
+    failed_seeds: &'a [u64],
+    #[serde(flatten)]
+    sums: &'a Tally,
+}
+
+/// Run them, and say what they came to; fails if something is wrong.
+pub fn links(args: &LinksArgs) -> ExitCode {
+    std::panic::set_hook(Box::new(|_| {}));
+    let began = Instant::now();
+    let (next, sums) = (AtomicU64::new(args.seeds.start), Mutex::new((Tally::default(), Vec::new())));
+    let lock = || sums.lock().unwrap_or_else(PoisonError::into_inner);
+    std::thread::scope(|scope| {
+        for _ in 0..args.jobs.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::SeqCst);
+                    let late = args.hunt.is_some_and(|limit| {
+                        began.elapsed() > Duration::from_secs(limit) || !lock().1.is_empty()
+                    });
+                    if seed >= args.seeds.end || late {
+                        return;
+                    }
+                    let tally = run(&Plan { seed, ops: args.ops, calm: args.calm, plant: args.plant });
+                    let mut sums = lock();
+                    sums.0.add(&tally);
+                    if !tally.is_clean() {
+                        sums.1.push(seed);
+                        for what in &tally.findings {
+                            println!("seed {seed}: {what}");
+                        }
+                        println!(
+                            "replay: pagelith-sim links --seeds {seed}..{} --ops {}",
+                            seed + 1,
+                            args.ops
+                        );
+                    }
+                }
+            });
+        }
+    });
+    let (tally, mut failed) = sums.into_inner().unwrap_or_else(PoisonError::into_inner);
+    failed.sort_unstable();
+    let seconds = began.elapsed().as_secs_f64();
+    if args.json {
+        let report = Report {
+            seeds_from: args.seeds.start,
+            seeds_to: args.seeds.end,
+            ops: args.ops,
+            seconds,
+            failed_seeds: &failed,
+            sums: &tally,
+        };
+        println!("{}", serde_json::to_string(&report).expect("plain data"));
+    } else {
+        let Tally { seeds, packets, reordered, duplicated, late, hits, wrong, touched_late, .. } = tally;
+        println!(
+            "links: {seeds} seeds, {packets} packets, {reordered} reordered, {duplicated} duplicated, {late} late; {hits} hits \
+             compared, {wrong} wrong, {touched_late} touched late, {} held late, {} panics; {seconds:.1} s",
+            tally.held_late, tally.panics
+        );
+    }
+    if tally.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

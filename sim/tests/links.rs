@@ -1,0 +1,65 @@
+//! Stores and clients over links on which everything goes wrong; and that it is noticed when a link has a bug.
+
+use pagelith_sim::link::Plant;
+use pagelith_sim::links::{Plan, Tally, run};
+
+const OPS: u32 = 600;
+
+fn of(seeds: std::ops::Range<u64>, plant: Plant, calm: bool) -> Tally {
+    let ops = if plant == Plant::StaleOutcome { 1000 } else { OPS };
+    let mut sums = Tally::default();
+    seeds.map(|seed| run(&Plan { seed, ops, calm, plant })).for_each(|tally| sums.add(&tally));
+    sums
+}
+
+/// `pagelith-sim links --seeds 0..200 --ops 2000` is a million packets.
+#[test]
+fn whatever_links_do_no_hit_is_wrong_and_no_memory_is_touched_late() {
+    let sums = of(0..12, Plant::None, false);
+    assert!(sums.is_clean(), "{sums:?}");
+    let met = [sums.duplicated, sums.reordered, sums.dropped, sums.flipped, sums.late, sums.cuts, sums.kills];
+    assert!(met.iter().all(|count| *count > 10), "a run that meets nothing shows nothing: {sums:?}");
+    assert!(sums.hits > 1000 && sums.found_here > 500 && sums.removals > 100, "{sums:?}");
+}
+
+#[test]
+fn where_nothing_goes_wrong_nothing_is_lost_on_the_way() {
+    let sums = of(0..4, Plant::None, true);
+    assert!(sums.is_clean() && sums.dropped + sums.cuts + sums.kills == 0, "{sums:?}");
+    assert!(sums.hits > 500, "{sums:?}");
+}
+
+#[test]
+fn one_seed_is_one_run() {
+    for seed in [1, 2] {
+        assert_eq!(of(seed..seed + 1, Plant::None, false), of(seed..seed + 1, Plant::None, false));
+    }
+    assert_ne!(of(1..2, Plant::None, false).trace, of(2..3, Plant::None, false).trace);
+}
+
+/// The first seed of these in which a planted bug is noticed.
+fn caught(plant: Plant, noticed: fn(&Tally) -> bool) {
+    let sums = (0..40).map(|seed| of(seed..seed + 1, plant, false)).find(noticed);
+    assert!(sums.is_some(), "{plant:?} was not noticed");
+}
+
+#[test]
+fn an_outcome_of_an_operation_before_that_is_believed_is_noticed() {
+    caught(Plant::StaleOutcome, |sums| sums.wrong > 0);
+}
+
+#[test]
+fn memory_that_a_link_keeps_and_writes_is_noticed() {
+    caught(Plant::KeptAfterRetract, |sums| sums.touched_late > 0);
+    caught(Plant::KeptAfterRetract, |sums| sums.held_late > 0);
+}
+
+#[test]
+fn memory_of_a_push_that_is_said_to_be_over_is_noticed() {
+    caught(Plant::PushedEarly, |sums| sums.held_late > 0);
+}
+
+#[test]
+fn a_reader_that_does_not_verify_is_noticed() {
+    caught(Plant::Unverified, |sums| sums.wrong > 0);
+}

@@ -1,0 +1,252 @@
+//! A peer that writes whatever the input says into the memory of its link, and shows bytes of whatever region, at whatever
+//! place: the link at the other end goes on or ends, and writes nothing but what it was lent.
+//!
+//! The input is a list of steps: a byte that says what, then what it takes from the bytes behind it. The fuzz target `rings` has this
+//! file, too.
+
+use std::io::{IoSlice, IoSliceMut, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pagelith_io::buffer::{AlignedBuf, Part};
+use pagelith_io::clock::Clock;
+use pagelith_io::shm::{PAIR_MEMORY_BYTES, RING_BYTES, Region, SharedMemory};
+use pagelith_io::system::{SystemClock, SystemEntropy};
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::head::{self, HeadFacts};
+use pagelith_layouts::wire::shown::{self, ShownPiece};
+use pagelith_layouts::wire::{Kind, Side, VERSION_MAX};
+use pagelith_transport::address::Address;
+use pagelith_transport::capability::Offer;
+use pagelith_transport::closed::Closed;
+use pagelith_transport::handshake::{Admission, Handshake};
+use pagelith_transport::limits::Limits;
+use pagelith_transport::link::{Event, Link};
+use pagelith_transport::pending::Pending;
+use pagelith_transport::rights::Rights;
+use pagelith_transport::socket::{Arrival, Listen, Listener, SocketLink};
+use pagelith_transport::stream::{Moved, Stream};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+/// Where a ring's bytes begin.
+const BYTES_AT: u64 = 4096;
+/// Bytes of the region that the peer hands over.
+const REGION_BYTES: usize = 4 * 4096;
+/// Bytes of a stretch that is exposed, and on each side of it.
+const STRETCH_BYTES: usize = 3000;
+const GUARD_BYTES: usize = 548;
+/// Operations that stretches are exposed for.
+const OPS: u64 = 4;
+/// Turns at the end until the link is closed.
+const LAST_TURNS: usize = 100_000;
+
+/// What is at the other end.
+pub struct Host {
+    listener: Listener,
+    greeting: Vec<u8>,
+    path: std::path::PathBuf,
+}
+
+/// What a run met.
+#[derive(Debug, Default)]
+pub struct Met {
+    /// Stretches that were shown and could be copied.
+    pub shown: u32,
+    /// Stretches of which all bytes arrived.
+    pub landed: u32,
+    /// Why the link ended.
+    pub closed: Option<Closed>,
+}
+
+/// Keeps what is written to it.
+#[derive(Clone, Default)]
+struct Kept(Arc<Mutex<Vec<u8>>>);
+
+impl Stream for Kept {
+    fn read(&mut self, _: &mut [IoSliceMut<'_>]) -> Moved {
+        Moved::Blocked
+    }
+
+    fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.iter().for_each(|part| kept.extend_from_slice(part));
+        Moved::Bytes(parts.iter().map(|part| part.len()).sum())
+    }
+
+    fn ready(&mut self, _: bool, _: Duration) -> bool {
+        true
+    }
+}
+
+fn clock() -> Arc<dyn Clock> {
+    Arc::new(SystemClock::new())
+}
+
+impl Host {
+    /// One that listens at `path`.
+    pub fn new(path: &Path) -> Host {
+        let address = Address::Unix(path.to_owned());
+        let admission = Admission::Connection(Rights::all());
+        let listen = Listen { address, admission, beyond_this_host: false };
+        let offer = Offer::of_this_build([1; 16]);
+        let listener = Listener::new(&listen, offer, Arc::new(SystemEntropy), clock(), Limits::default());
+        let said = Kept::default();
+        let offer = Offer::of_this_build([2; 16]);
+        let handshake = Handshake::client(offer, None, &SystemEntropy);
+        let outside = (clock(), Limits::default());
+        drop(Pending::new(said.clone(), "server".into(), Side::Client, offer, handshake, outside).poll());
+        let greeting = said.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Host { listener: listener.expect("listens"), greeting, path: path.to_owned() }
+    }
+
+    /// A peer that was greeted, with what it handed over, and the link to it.
+    fn meet(&mut self) -> (UnixStream, OwnedFd, Box<SocketLink>) {
+        let peer = UnixStream::connect(&self.path).expect("connected");
+        (&peer).write_all(&self.greeting).expect("greeted");
+        let memory = SharedMemory::new(PAIR_MEMORY_BYTES).expect("memory");
+        let region = Region::new(REGION_BYTES).expect("memory");
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let fds = [memory.as_fd(), region.as_fd()];
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+        sendmsg(&peer, &[IoSlice::new(&[1])], &mut ancillary, SendFlags::empty()).expect("handed over");
+        let mut arrivals = Vec::new();
+        while arrivals.is_empty() {
+            self.listener.wait(&mut arrivals, Duration::from_secs(5));
+        }
+        let Some(Arrival::Link(link)) = arrivals.pop() else { panic!("a peer that greets well is let in") };
+        (peer, rustix::io::dup(&memory).expect("another descriptor"), link)
+    }
+
+    /// Do what the input says.
+    pub fn run(&mut self, data: &[u8]) -> Met {
+        let (peer, memory, mut link) = self.meet();
+        let (memory, mut met, mut guards) = (std::fs::File::from(memory), Met::default(), Vec::new());
+        for op in 1..=OPS {
+            for item in 0..2 {
+                expose(&mut link, op, item, &mut guards);
+            }
+        }
+        let (mut rest, mut written) = (data, 0u64);
+        while let Some((what, behind)) = rest.split_first() {
+            rest = behind;
+            let mut take = |most: usize| {
+                let (taken, left) = rest.split_at(most.min(rest.len()));
+                rest = left;
+                taken.to_vec()
+            };
+            let mut number = |bytes| take(bytes).iter().fold(0u64, |n, byte| n << 8 | u64::from(*byte));
+            match what % 8 {
+                // Bytes as they are, behind those before.
+                0 => send(&memory, &mut written, &take(usize::from(*what) + 1)),
+                // Bytes of an operation, or shown: a region, a place and a length, near the borders or anything.
+                1 | 2 => {
+                    let (op, item, offset) = (OpId(number(1) % (OPS + 1)), number(1) as u32 % 3, number(2));
+                    let offset = if (what / 8).is_multiple_of(2) { 0 } else { offset };
+                    let facts = HeadFacts::data(VERSION_MAX, op, item, offset, STRETCH_BYTES as u32);
+                    let body = vec![*what; STRETCH_BYTES];
+                    send(&memory, &mut written, &[&head::encode(&facts, [0; 16])[..], &body].concat());
+                }
+                3..=5 => {
+                    let (op, item) = (OpId(number(1) % (OPS + 1)), number(1) as u32 % 3);
+                    let pieces: Vec<ShownPiece> =
+                        (0..1 + number(1) % 3).map(|_| piece(&mut number)).collect();
+                    let body = shown::encode(
+                        item,
+                        if (what / 8).is_multiple_of(4) { number(2) } else { 0 },
+                        &pieces,
+                    );
+                    let facts = HeadFacts::control(VERSION_MAX, Kind::Shown, op, &body);
+                    send(&memory, &mut written, &[&head::encode(&facts, [0; 16])[..], &body].concat());
+                }
+                // A count, and anything anywhere.
+                6 => {
+                    let at = [0, 128, 256, 384][usize::from(what / 8 % 4)];
+                    let near = if what / 32 == 0 { u64::MAX } else { 2 * RING_BYTES as u64 };
+                    write_at(&memory, at, &(number(8) % near).to_ne_bytes());
+                }
+                _ => {
+                    let at = number(3) % (PAIR_MEMORY_BYTES as u64 - 64);
+                    write_at(&memory, at, &take(32));
+                }
+            }
+            // What a put says of where its bytes lie.
+            let place = (u32::from(*what) % 3, written.wrapping_mul(u64::from(*what)));
+            if let Some(shown) = link.view((OpId(1), 0, 0), place, u64::from(*what) + 1) {
+                shown.copy_out(0, &mut vec![0; usize::from(*what) + 1]);
+            }
+            turn(&mut link, &mut met);
+        }
+        drop(peer);
+        for turns in 0.. {
+            assert!(turns < LAST_TURNS, "the link outlives its peer");
+            if met.closed.is_some() {
+                break;
+            }
+            turn(&mut link, &mut met);
+        }
+        let clean = |guard: &Part| guard.bytes().iter().all(|byte| *byte == 0);
+        assert!(guards.iter().all(clean), "bytes beside a stretch were written");
+        met
+    }
+}
+
+/// A stretch in the middle of memory of which the rest stays here.
+fn expose(link: &mut SocketLink, op: u64, item: u32, guards: &mut Vec<Part>) {
+    let whole = AlignedBuf::new(STRETCH_BYTES + 2 * GUARD_BYTES).expect("memory").into_part();
+    let (before, rest) = whole.split(GUARD_BYTES);
+    let (stretch, behind) = rest.split(STRETCH_BYTES);
+    guards.extend([before, behind]);
+    link.expose(OpId(op), item, 0, vec![stretch]).expect("room");
+}
+
+fn piece(number: &mut impl FnMut(usize) -> u64) -> ShownPiece {
+    let how = number(1);
+    let region = if how.is_multiple_of(8) { number(4) as u32 } else { 0 };
+    let at = match how / 8 % 4 {
+        0 => number(8),
+        1 => REGION_BYTES as u64 - STRETCH_BYTES as u64 + number(1) % 2,
+        _ => number(1),
+    };
+    let length = if (how / 32).is_multiple_of(4) { number(8) } else { STRETCH_BYTES as u64 };
+    ShownPiece::new(region, at, length)
+}
+
+fn turn(link: &mut SocketLink, met: &mut Met) {
+    let mut events = Vec::new();
+    link.poll(&mut events);
+    for event in events {
+        match event {
+            Event::Shown { parts, shown, .. } => {
+                let bytes: usize = parts.iter().map(Part::len).sum();
+                assert_eq!(shown.length(), bytes as u64, "what is shown fills what was exposed");
+                shown.copy_out(0, &mut vec![0; bytes]);
+                met.shown += 1;
+                link.took(shown);
+            }
+            Event::Landed { .. } => met.landed += 1,
+            Event::Closed(why) => met.closed = Some(why),
+            Event::Frame(_) | Event::Pushed { .. } | Event::Retracted { .. } => {}
+        }
+    }
+}
+
+fn write_at(memory: &std::fs::File, at: u64, bytes: &[u8]) {
+    memory.write_all_at(bytes, at).expect("written");
+}
+
+/// Put bytes into the peer's ring, and let the other side see them.
+fn send(memory: &std::fs::File, written: &mut u64, bytes: &[u8]) {
+    for bytes in bytes.chunks(4096) {
+        let at = *written % RING_BYTES as u64;
+        let most = bytes.len().min(RING_BYTES - at as usize);
+        write_at(memory, BYTES_AT + at, &bytes[..most]);
+        write_at(memory, BYTES_AT, &bytes[most..]);
+        *written += bytes.len() as u64;
+    }
+    write_at(memory, 0, &written.to_ne_bytes());
+}
