@@ -129,6 +129,13 @@ pub(crate) struct Copied {
     whole: bool,
 }
 
+impl Copied {
+    /// What the index will know its objects by.
+    pub fn fingerprints(&self) -> impl Iterator<Item = u128> {
+        self.members.iter().map(|member| member.fingerprint)
+    }
+}
+
 /// What became of a group that was copied.
 pub(crate) enum Stored {
     /// That, and these frames are to be written.

@@ -14,8 +14,8 @@ use crate::put::admit::{Admission, admit};
 use crate::put::{self, Admitted, Copied, Size, Stored};
 use crate::shared::Shared;
 
-/// Groups of a run: how long others wait for the lock, some ten microseconds.
-const GROUPS: usize = 16;
+/// Groups of a run: longer ones were no faster, and others wait for the lock as long.
+const GROUPS: usize = 4;
 /// Bytes of a run, unless its first group has more: memory that is set aside and not seen yet.
 const BYTES: u64 = 1 << 20;
 /// Bytes after which what was stored so far is handed to the flusher, so that a batch larger than the arena
@@ -151,6 +151,10 @@ impl PutBatch {
             return;
         }
         let mut core = shared.lock();
+        // What admission brought into the cache has made room for the bytes meanwhile.
+        let fingerprints: Vec<u128> =
+            run.iter().filter_map(|one| one.copied.as_ref().ok()).flat_map(Copied::fingerprints).collect();
+        core.index.prefetch(&fingerprints);
         for Copying { group, adopts, bytes, copied } in run {
             let outcome = match copied {
                 Ok(copied) => self.publish_one(shared, &mut core, group, &adopts, copied),
