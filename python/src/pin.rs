@@ -4,18 +4,19 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 
+use crate::reached::Pinned;
 use crate::store::is_forked;
 
 /// Keeps objects from being evicted and reclaimed. A context manager.
 #[pyclass(frozen, module = "pagelith")]
 pub struct Pin {
-    pin: Mutex<Option<pagelith::Pin>>,
+    pin: Mutex<Option<Pinned>>,
     objects: usize,
     process: u32,
 }
 
 impl Pin {
-    pub fn of(pin: pagelith::Pin, process: u32) -> Pin {
+    pub fn of(pin: Pinned, process: u32) -> Pin {
         let objects = pin.pinned();
         Pin { pin: Mutex::new(Some(pin)), objects, process }
     }
@@ -27,6 +28,18 @@ impl Pin {
     #[getter]
     fn objects(&self) -> usize {
         self.objects
+    }
+
+    /// Whether they are pinned still. Those of a store process are not once the connection that they were pinned on has ended.
+    #[getter]
+    fn held(&self, py: Python<'_>) -> bool {
+        if is_forked(self.process) {
+            return false;
+        }
+        py.detach(|| {
+            let pin = self.pin.lock().unwrap_or_else(PoisonError::into_inner);
+            pin.as_ref().is_some_and(Pinned::is_held)
+        })
     }
 
     /// Let them go. Nothing happens the second time.

@@ -3,19 +3,41 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagelith::attach::Attached;
+use pagelith::attach::{self, Attached};
 use pagelith::io::shm::Region;
 use pagelith::layouts::ids::{Generation, NamespaceId};
 use pagelith::layouts::key::ObjectKey;
 use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
 use pagelith::{
-    Error, ErrorKind, FlushReport, GetOutcome, GetSlice, Options, PagesFound, PagesQuery, PutOutcome,
+    Error, ErrorKind, FlushReport, GetOutcome, GetSlice, Options, PagesFound, PagesQuery, Pin, PutOutcome,
     PutSlice, Request, Result, Store,
 };
 
 /// Longest that a call to another process's store may take which names no timeout: as a store's own default.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A pin of either.
+pub enum Pinned {
+    Own(Pin),
+    Attached(attach::Pin),
+}
+
+impl Pinned {
+    pub fn pinned(&self) -> usize {
+        match self {
+            Pinned::Own(pin) => pin.pinned(),
+            Pinned::Attached(pin) => pin.pinned(),
+        }
+    }
+
+    pub fn is_held(&self) -> bool {
+        match self {
+            Pinned::Own(_) => true,
+            Pinned::Attached(pin) => pin.is_held(),
+        }
+    }
+}
 
 pub enum Reached {
     Own(Box<Store>),
@@ -130,6 +152,20 @@ impl Reached {
         match self {
             Reached::Own(store) => store.flush(options),
             Reached::Attached(store) => store.flush(options),
+        }
+    }
+
+    pub fn pin(&self, keys: &[ObjectKey]) -> Result<Pinned> {
+        match self {
+            Reached::Own(store) => Ok(Pinned::Own(store.pin(keys))),
+            Reached::Attached(store) => store.pin(keys, Options::default()).map(Pinned::Attached),
+        }
+    }
+
+    pub fn lease(&self, keys: &[ObjectKey], duration: Duration) -> Result<usize> {
+        match self {
+            Reached::Own(store) => Ok(store.lease(keys, duration)),
+            Reached::Attached(store) => store.lease(keys, duration, Options::default()),
         }
     }
 

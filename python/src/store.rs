@@ -381,7 +381,7 @@ impl Store {
     /// Keep objects from being evicted and reclaimed until the pin is released.
     fn pin(&self, py: Python<'_>, keys: Vec<Bound<'_, Key>>) -> PyResult<Pin> {
         let keys = crate::keys::keys(keys);
-        let pin = self.with(py, |store| store.own("pins").map(|store| store.pin(&keys)))?;
+        let pin = self.with(py, |store| store.pin(&keys))?;
         pin.map(|pin| Pin::of(pin, self.process)).map_err(|error| raised(&error))
     }
 
@@ -390,7 +390,7 @@ impl Store {
         let keys = crate::keys::keys(keys);
         let wrong = |_| InvalidError::new_err(format!("is no time in seconds seconds={seconds}"));
         let duration = Duration::try_from_secs_f64(seconds).map_err(wrong)?;
-        let here = self.with(py, |store| store.own("leases").map(|store| store.lease(&keys, duration)))?;
+        let here = self.with(py, |store| store.lease(&keys, duration))?;
         here.map_err(|error| raised(&error))
     }
 

@@ -381,8 +381,9 @@ class Process:
 
     def __init__(self, listen, *flags):
         program = os.environ["STORE_PROGRAM"]
+        dram = [] if "--dram" in flags else ["--dram", "64MiB"]
         self.child = subprocess.Popen(
-            [program, "serve", "--listen", listen, "--dram", "64MiB", *flags],
+            [program, "serve", "--listen", listen, *dram, *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -430,10 +431,32 @@ class Attached(Case):
             writer.clear(SPACE)
             self.assertEqual(reader.exists(keys), [False] * 50)
             self.assertIsNone(writer.close())
-        for call in (lambda s: s.pin(keys), lambda s: s.lease(keys, 1), lambda s: s.begin_group(keys[:1])):
-            with pagelith.Store.attach(process.address) as store:
-                with self.assertRaisesRegex(pagelith.InvalidError, "attached to another's"):
-                    call(store)
+        with pagelith.Store.attach(process.address) as store:
+            with self.assertRaisesRegex(pagelith.InvalidError, "attached to another's"):
+                store.begin_group(keys[:1])
+
+    def test_what_is_pinned_in_the_store_of_another_process_stays_until_it_is_let_go(self):
+        process = self.serve("--dram", "1MiB", "--ssd", "0")
+        pinned, others = [key(n) for n in range(10)], [key(n) for n in range(100, 300)]
+        with pagelith.Store.attach(process.address) as store:
+            store.put(pinned, [content(n) for n in range(10)])
+            with store.pin([*pinned, key(99)]) as pin:
+                self.assertEqual((pin.objects, pin.held, store.stats()["objects_pinned"]), (10, True, 10))
+                self.assertTrue(all(store.put(others, [content(1)] * 200)))
+                self.assertEqual(store.exists(pinned), [True] * 10)
+            self.assertEqual((pin.held, store.stats()["objects_pinned"]), (False, 0))
+            self.assertTrue(all(store.put([key(n) for n in range(300, 500)], [content(1)] * 200)))
+            self.assertEqual(store.exists(pinned), [False] * 10)
+            store.put(pinned, [content(n) for n in range(10)])
+            self.assertEqual(store.lease([*pinned, key(99)], 3600), 10)
+            self.assertTrue(all(store.put(others, [content(1)] * 200)))
+            self.assertEqual(store.exists(pinned), [True] * 10)
+            with self.assertRaisesRegex(pagelith.InvalidError, "too long"):
+                store.lease(pinned, 10**6)
+            gone = store.pin(pinned)
+            process.end()
+            self.assertFalse(gone.held)
+            gone.release()
 
     def test_memory_that_is_shared_is_put_from_where_it_lies(self):
         process = self.serve()
