@@ -112,6 +112,11 @@ pub(crate) struct Admitted {
 }
 
 impl Admitted {
+    /// Whether something is here that gives way to it.
+    pub fn met_some(&self) -> bool {
+        !self.here.is_empty()
+    }
+
     /// Nothing will be stored: free what was set aside.
     pub fn give_back(self, core: &mut Core) {
         self.extents.into_iter().flatten().for_each(|e| core.space.free(e));

@@ -155,17 +155,17 @@ impl Reached {
         }
     }
 
-    pub fn pin(&self, keys: &[ObjectKey]) -> Result<Pinned> {
+    pub fn pin(&self, keys: &[ObjectKey], options: Options) -> Result<Pinned> {
         match self {
             Reached::Own(store) => Ok(Pinned::Own(store.pin(keys))),
-            Reached::Attached(store) => store.pin(keys, Options::default()).map(Pinned::Attached),
+            Reached::Attached(store) => store.pin(keys, options).map(Pinned::Attached),
         }
     }
 
-    pub fn lease(&self, keys: &[ObjectKey], duration: Duration) -> Result<usize> {
+    pub fn lease(&self, keys: &[ObjectKey], duration: Duration, options: Options) -> Result<usize> {
         match self {
             Reached::Own(store) => Ok(store.lease(keys, duration)),
-            Reached::Attached(store) => store.lease(keys, duration, Options::default()),
+            Reached::Attached(store) => store.lease(keys, duration, options),
         }
     }
 

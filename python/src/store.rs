@@ -379,18 +379,28 @@ impl Store {
     }
 
     /// Keep objects from being evicted and reclaimed until the pin is released.
-    fn pin(&self, py: Python<'_>, keys: Vec<Bound<'_, Key>>) -> PyResult<Pin> {
+    #[pyo3(signature = (keys, *, timeout=None))]
+    fn pin(&self, py: Python<'_>, keys: Vec<Bound<'_, Key>>, timeout: Option<f64>) -> PyResult<Pin> {
         let keys = crate::keys::keys(keys);
-        let pin = self.with(py, |store| store.pin(&keys))?;
+        let options = options(None, 0, timeout)?;
+        let pin = self.with(py, |store| store.pin(&keys, options))?;
         pin.map(|pin| Pin::of(pin, self.process)).map_err(|error| raised(&error))
     }
 
     /// The same for some seconds; how many of the objects are here.
-    fn lease(&self, py: Python<'_>, keys: Vec<Bound<'_, Key>>, seconds: f64) -> PyResult<usize> {
+    #[pyo3(signature = (keys, seconds, *, timeout=None))]
+    fn lease(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, Key>>,
+        seconds: f64,
+        timeout: Option<f64>,
+    ) -> PyResult<usize> {
         let keys = crate::keys::keys(keys);
+        let options = options(None, 0, timeout)?;
         let wrong = |_| InvalidError::new_err(format!("is no time in seconds seconds={seconds}"));
         let duration = Duration::try_from_secs_f64(seconds).map_err(wrong)?;
-        let here = self.with(py, |store| store.lease(&keys, duration))?;
+        let here = self.with(py, |store| store.lease(&keys, duration, options))?;
         here.map_err(|error| raised(&error))
     }
 

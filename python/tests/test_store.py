@@ -457,6 +457,9 @@ class Attached(Case):
             process.end()
             self.assertFalse(gone.held)
             gone.release()
+            for call in (lambda: store.pin(pinned, timeout=0.01), lambda: store.lease(pinned, 1, timeout=0.01)):
+                with self.assertRaises(pagelith.UnavailableError):
+                    call()
 
     def test_memory_that_is_shared_is_put_from_where_it_lies(self):
         process = self.serve()

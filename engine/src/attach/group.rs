@@ -9,7 +9,7 @@ use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::outcome::GroupState;
 use pagelith_layouts::wire::request::Ask;
 
-use super::keeper::Keeper;
+use super::keeper::{Keeper, Kept};
 use super::put::RemotePut;
 use super::{Attached, BUSY_STEP, STORE};
 use crate::batch::{Options, PutGroup, PutSlice};
@@ -39,7 +39,7 @@ impl Attached {
             return Err(Error::invalid("a group requires no object"));
         }
         let manner = self.manner(&options);
-        let name = self.groups.take(|kept| {
+        let name = self.groups.take(manner.deadline, |kept| {
             let name = kept.name();
             let begun = kept.number(&*self.clock, &Ask::Begin(name, List::of(required)), manner);
             begun.map(|_| name)
@@ -77,14 +77,18 @@ impl Group<'_> {
 
     fn put_once(&self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
         let manner = self.attached.manner(&options);
-        self.keeper.with(|kept| {
-            // Another link knows no group of this name: it is not tried there.
-            let mut put = RemotePut::new(groups, &[], manner).into_open(self.name);
+        // Another link knows no group of this name: it is not tried there.
+        let mut put = RemotePut::new(groups, &[], manner).into_open(self.name);
+        let driven = self.keeper.with(manner.deadline, |kept| {
             put.offer(&kept.desk);
             self.attached.drive(&mut kept.desk, |desk, now| put.advance(desk, now));
-            self.attached.acked().note(put.acked());
-            put.finish()
-        })
+        });
+        self.attached.acked().note(put.acked());
+        let mut done = put.finish();
+        if let Err(error) = driven {
+            done.iter_mut().for_each(|done| done.outcome = Err(error.clone()));
+        }
+        done
     }
 
     /// The required objects that are neither put nor in the store.
@@ -94,7 +98,8 @@ impl Group<'_> {
     pub fn missing(&self, options: Options) -> Result<Vec<ObjectKey>> {
         let manner = self.attached.manner(&options);
         let ask = Ask::Missing(self.name);
-        let bits = self.keeper.with(|kept| kept.bits(&*self.attached.clock, &ask, manner))?;
+        let bits =
+            self.keeper.with(manner.deadline, |kept| kept.bits(&*self.attached.clock, &ask, manner))??;
         if bits.len() != self.required.len() {
             return Err(no_link());
         }
@@ -110,7 +115,8 @@ impl Group<'_> {
         loop {
             let left = start.after(time).since(clock.now());
             let manner = self.attached.manner(&Options { timeout: Some(left), ..options });
-            let told = self.keeper.with(|kept| kept.number(clock, &Ask::Commit(self.name), manner));
+            let commit = |kept: &mut Kept| kept.number(clock, &Ask::Commit(self.name), manner);
+            let told = self.keeper.with(manner.deadline, commit).flatten();
             let left = room.since(clock.now());
             match told {
                 Err(error) if error.kind == ErrorKind::Busy && !left.is_zero() => self.rest(left),
@@ -125,14 +131,15 @@ impl Group<'_> {
     /// `Unavailable` if the store cannot be reached: then the group goes with its link, or at its deadline.
     pub fn abort(self) -> Result<()> {
         let manner = self.keeper.manner();
-        self.keeper
-            .with(|kept| kept.number(&*self.attached.clock, &Ask::Abort(self.name), manner))
-            .map(|_| ())
+        let abort = |kept: &mut Kept| kept.number(&*self.attached.clock, &Ask::Abort(self.name), manner);
+        self.keeper.with(manner.deadline, abort)??;
+        Ok(())
     }
 
     fn rest(&self, left: Duration) {
-        let now = self.attached.clock.now();
-        self.keeper.with(|kept| kept.desk.rest(STORE, now, left.min(BUSY_STEP)));
+        let (now, left) = (self.attached.clock.now(), left.min(BUSY_STEP));
+        // Who has the link meanwhile is waited for as long.
+        let _ = self.keeper.with(now.after(left), |kept| kept.desk.rest(STORE, now, left));
     }
 }
 
@@ -148,7 +155,7 @@ fn state(said: u64) -> Result<PutOutcome> {
 
 impl Drop for Group<'_> {
     fn drop(&mut self) {
-        self.keeper.with(|kept| kept.held = kept.held.saturating_sub(1));
+        self.keeper.let_go();
     }
 }
 

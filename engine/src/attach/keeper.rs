@@ -1,22 +1,24 @@
 //! What the store holds for this client lives as long as the link that it was taken on: one link for all of it, which is
 //! looked at so often that the store does not take this process for dead.
 //!
-//! - While somebody talks over it, it is theirs; nobody holds the lock meanwhile.
+//! - While somebody talks over it, it is theirs; nobody holds the lock meanwhile, and who else wants it waits no longer than
+//!   its own time.
 //! - Links are numbered as they are made: what was held over an earlier one is held no more, and is not let go over another.
 
 use std::sync::Weak;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::runtime::{Runtime, Step, Task};
 use pagelith_io::signal::Signal;
-use pagelith_io::sync::{Arc, Condvar, Mutex, PoisonError, wait_while};
+use pagelith_io::sync::{Arc, AtomicU64, Condvar, Mutex, PoisonError, wait_while};
 use pagelith_layouts::wire::request::Ask;
 use pagelith_tiers::policy::Recency;
 
 use super::tell::tell_once;
 use super::{STORE, is_unavailable};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::remote::batch::{Manner, no_link};
 use crate::remote::desk::Desk;
 use crate::remote::{Remote, Told};
@@ -31,6 +33,10 @@ pub(super) struct Keeper {
     /// `None` while somebody has it.
     kept: Mutex<Option<Box<Kept>>>,
     free: Condvar,
+    /// How many things are held, or may be.
+    held: AtomicU64,
+    /// The number of the link that stood when it was last used; 0 if none did.
+    stood: AtomicU64,
     /// Looks at the link; taken once it does.
     runtime: Mutex<Option<Arc<dyn Runtime>>>,
 }
@@ -39,8 +45,6 @@ pub(super) struct Keeper {
 pub(super) struct Kept {
     pub desk: Desk,
     last_name: u64,
-    /// How many things are held, or may be.
-    pub held: usize,
 }
 
 impl Kept {
@@ -89,9 +93,10 @@ impl Kept {
 
 impl Keeper {
     pub fn new(remote: Arc<Remote>, clock: Arc<dyn Clock>, timeout: Duration) -> Keeper {
-        let kept = Box::new(Kept { desk: Desk::patient(remote), last_name: 0, held: 0 });
+        let kept = Box::new(Kept { desk: Desk::patient(remote), last_name: 0 });
         let (kept, free) = (Mutex::new(Some(kept)), Condvar::default());
-        Keeper { clock, timeout, kept, free, runtime: Mutex::default() }
+        let (held, stood) = (AtomicU64::new(0), AtomicU64::new(0));
+        Keeper { clock, timeout, kept, free, held, stood, runtime: Mutex::default() }
     }
 
     /// Let a task of this runtime look at the link, once something is held.
@@ -104,38 +109,53 @@ impl Keeper {
         Manner { at: Recency { epoch: 0, depth: 0 }, deadline: self.clock.now().after(self.timeout) }
     }
 
-    /// Use the link; whoever has it is waited for.
-    pub fn with<R>(&self, body: impl FnOnce(&mut Kept) -> R) -> R {
+    /// Use the link. Whoever has it is waited for.
+    ///
+    /// # Errors
+    /// `Busy` if others have it until `deadline`.
+    pub fn with<R>(&self, deadline: Mono, body: impl FnOnce(&mut Kept) -> R) -> Result<R> {
         let mut slot = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = loop {
+            let left = deadline.since(self.clock.now());
             match slot.take() {
                 Some(kept) => break kept,
-                None => slot = wait_while(&self.free, slot, LOOK_EVERY, |slot| slot.is_none()),
+                None if left.is_zero() => {
+                    return Err(Error::busy("the link that things are held over was in use all the time"));
+                }
+                None => slot = wait_while(&self.free, slot, LOOK_EVERY.min(left), |slot| slot.is_none()),
             }
         };
         drop(slot);
         let mut own = Own { keeper: self, kept: Some(kept) };
-        match own.kept.as_mut() {
-            Some(kept) => {
-                kept.desk.poll(self.clock.now());
-                body(kept)
-            }
-            None => unreachable!("it was just put there"),
-        }
+        own.polled().map(body)
+    }
+
+    /// The link, if nobody has it.
+    fn unused(&self) -> Option<Own<'_>> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
+        kept.is_some().then_some(Own { keeper: self, kept })
     }
 
     /// See to it that the store hears of this process, unless somebody talks to it now.
     pub fn look(&self) {
-        let Some(kept) = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
-        let mut own = Own { keeper: self, kept: Some(kept) };
-        if let Some(kept) = own.kept.as_mut().filter(|kept| kept.held > 0) {
-            kept.desk.poll(self.clock.now());
+        if self.held.load(Relaxed) > 0
+            && let Some(mut own) = self.unused()
+        {
+            let _ = own.polled();
         }
     }
 
-    /// Whether the link of this number stands, as far as is known here.
+    /// Whether the link of this number stands, as far as is known here. Waits for nobody.
     pub fn stands(&self, link: u64) -> bool {
-        self.with(|kept| kept.link() == Some(link))
+        if let Some(mut own) = self.unused() {
+            let _ = own.polled();
+        }
+        self.stood.load(Relaxed) == link
+    }
+
+    /// One thing less is held.
+    pub fn let_go(&self) {
+        self.held.fetch_sub(1, Relaxed);
     }
 
     /// From now on a task looks at the link, if there is a runtime for it.
@@ -150,8 +170,8 @@ impl Keeper {
     }
 
     /// Take something to be held: once more over a new link, if the one that stood has ended under it.
-    pub fn take<R>(self: &Arc<Self>, take: impl Fn(&mut Kept) -> Result<R>) -> Result<R> {
-        let taken = self.with(|kept| {
+    pub fn take<R>(self: &Arc<Self>, deadline: Mono, take: impl Fn(&mut Kept) -> Result<R>) -> Result<R> {
+        let taken = self.with(deadline, |kept| {
             let mut taken = Err(no_link());
             for _ in 0..super::tries(&kept.desk) {
                 taken = take(kept);
@@ -159,13 +179,11 @@ impl Keeper {
                     break;
                 }
             }
-            kept.held += usize::from(taken.is_ok());
             taken
-        });
-        if taken.is_ok() {
-            self.look_on();
-        }
-        taken
+        })??;
+        self.held.fetch_add(1, Relaxed);
+        self.look_on();
+        Ok(taken)
     }
 }
 
@@ -175,8 +193,19 @@ struct Own<'a> {
     kept: Option<Box<Kept>>,
 }
 
+impl Own<'_> {
+    /// The link, once what came meanwhile was taken in.
+    fn polled(&mut self) -> Result<&mut Kept> {
+        let kept = self.kept.as_deref_mut().ok_or_else(no_link)?;
+        kept.desk.poll(self.keeper.clock.now());
+        Ok(kept)
+    }
+}
+
 impl Drop for Own<'_> {
     fn drop(&mut self) {
+        let link = self.kept.as_ref().and_then(|kept| kept.link());
+        self.keeper.stood.store(link.unwrap_or(0), Relaxed);
         *self.keeper.kept.lock().unwrap_or_else(PoisonError::into_inner) = self.kept.take();
         self.keeper.free.notify_one();
     }
@@ -194,5 +223,35 @@ impl Task for Look {
             }
             None => Step::Done,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagelith_io::entropy::Entropy;
+    use pagelith_io::system::{SystemClock, SystemEntropy};
+    use pagelith_transport::capability::Offer;
+    use pagelith_transport::dial::SocketDial;
+
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::remote::Peer;
+
+    #[test]
+    fn who_wants_the_link_waits_no_longer_than_its_own_time() {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let address = "tcp:127.0.0.1:1".parse().expect("an address");
+        let offer = Offer::of_this_build(SystemEntropy.bytes16());
+        let dial = Arc::new(SocketDial::new(address, None, offer, clock.clone()));
+        let remote = Remote::new(vec![Peer { name: "store".to_owned(), weight: 1.0, dial }]).expect("a peer");
+        let keeper = Keeper::new(Arc::new(remote), clock, Duration::from_secs(60));
+        let soon = || keeper.clock.now().after(Duration::from_millis(2));
+        let far = keeper.manner().deadline;
+        let outer = keeper.with(far, |_| {
+            assert_eq!(keeper.with(soon(), |_| ()).expect_err("in use").kind, ErrorKind::Busy);
+            assert!(!keeper.stands(1), "and who only asks does not wait at all");
+            keeper.look();
+        });
+        assert_eq!((outer, keeper.with(soon(), |_| ())), (Ok(()), Ok(())), "it is put back");
     }
 }

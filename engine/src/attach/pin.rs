@@ -40,11 +40,11 @@ impl Pin {
 }
 
 impl Drop for Pin {
-    /// Waits until the store has let go.
+    /// Waits until the store has let go, for as long as a call may take.
     fn drop(&mut self) {
         let manner = self.keeper.manner();
-        self.keeper.with(|kept| {
-            kept.held = kept.held.saturating_sub(1);
+        self.keeper.let_go();
+        let told = self.keeper.with(manner.deadline, |kept| {
             for name in &self.names {
                 if kept.link() != Some(self.link) {
                     return;
@@ -54,6 +54,9 @@ impl Drop for Pin {
                 }
             }
         });
+        if let Err(error) = told {
+            tracing::warn!(%error, "what was pinned may be pinned until the link ends");
+        }
     }
 }
 
@@ -80,7 +83,8 @@ impl Attached {
     /// `Incompatible` if it is of a time before pins of clients.
     pub fn pin(&self, keys: &[ObjectKey], options: Options) -> Result<Pin> {
         let manner = self.manner(&options);
-        let Taken { link, names, pinned } = self.keeper.take(|kept| self.pin_once(kept, keys, manner))?;
+        let Taken { link, names, pinned } =
+            self.keeper.take(manner.deadline, |kept| self.pin_once(kept, keys, manner))?;
         Ok(Pin { keeper: self.keeper.clone(), link, names, pinned })
     }
 

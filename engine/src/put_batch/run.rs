@@ -94,7 +94,7 @@ impl PutBatch {
     }
 
     /// Step 1, in one section: those of the run that have memory now, and the first group that was not tried. That is one of
-    /// the run if it found no memory behind one that did.
+    /// the run if it found no memory behind one that did, or is behind one that something gives way to.
     fn admit<'a>(
         &mut self,
         shared: &Shared,
@@ -105,7 +105,7 @@ impl PutBatch {
         if run.is_empty() {
             return (admitted, end);
         }
-        let mut full = false;
+        let (mut full, mut end) = (false, end);
         let mut core = shared.lock();
         put::prefetch(shared, &core, run.iter().map(|member| member.sizes[0].key));
         for member in run {
@@ -113,8 +113,19 @@ impl PutBatch {
             let adopted: Vec<_> = group.adopted.iter().map(|a| a.as_ref().map(|(at, _)| *at)).collect();
             let (kind, sizes) = (group.kind, &member.sizes[..]);
             match admit(shared, &mut core, kind, sizes, group.probed.as_deref(), &adopted) {
-                Admission::Admitted(one) => admitted.push((member, one)),
-                Admission::NoRoom(_) if !admitted.is_empty() => return (admitted, member.group),
+                Admission::Admitted(one) => {
+                    let met = one.met_some();
+                    admitted.push((member, one));
+                    if met {
+                        // What it met here must still be there when it is published: nobody makes room before.
+                        end = member.group + 1;
+                        break;
+                    }
+                }
+                Admission::NoRoom(_) if !admitted.is_empty() => {
+                    end = member.group;
+                    break;
+                }
                 Admission::NoRoom(bytes) => {
                     core.counters.puts_busy += sizes.len() as u64;
                     full = true;

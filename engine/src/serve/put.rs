@@ -311,8 +311,9 @@ impl PutOp {
                 let arrived = o.take()?;
                 Some(into.put_arrived(world.shared(), &o.key, arrived))
             };
-            let outcomes: Vec<_> = self.offered[objects].iter_mut().filter_map(put).collect();
-            if let Some(outcome) = crate::pooled::outcome_of_group(outcomes.into_iter()) {
+            // Objects that a client says are one group have one outcome here: the worst.
+            let worst = self.offered[objects].iter_mut().filter_map(put).max_by_key(Result::is_err);
+            if let Some(outcome) = worst {
                 self.settle(at, || verdict(outcome.clone()));
             }
             return;
