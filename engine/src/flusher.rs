@@ -283,7 +283,10 @@ impl Flusher {
     pub fn append_now(&mut self, unit: Unit) -> Result<(), Unit> {
         let (sequence, data) = (unit.sequence, unit.kind == RecordKind::Data);
         let (bytes, id) = (unit.record_bytes(), unit.id);
-        let place = self.log.append(unit)?;
+        let (place, header) = self.log.append(unit)?;
+        if data {
+            self.shared.headers.written(&place, &header);
+        }
         let mut core = self.shared.lock();
         if let Some(ssd) = core.ssd.as_mut() {
             ssd.appended_bytes += bytes;

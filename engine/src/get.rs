@@ -10,12 +10,13 @@
 mod finish;
 #[cfg(test)]
 mod flipped;
+mod header;
+mod late;
 mod own;
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::Completion;
 use pagelith_layouts::staging;
@@ -23,9 +24,10 @@ use pagelith_tiers::policy::Recency;
 use rustc_hash::FxHashMap;
 
 pub(crate) use self::finish::Finished;
+pub(crate) use self::header::{Header, HeaderBytes};
 pub(crate) use self::own::Probed;
 use crate::batch::Get;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fetch::{self, Flight, Held, Landed};
 use crate::locate::{self, Located};
 use crate::outcome::{GetOutcome, MissCause, Ticket};
@@ -35,16 +37,6 @@ use crate::slot::{Slot, Step};
 
 /// Tries of a read that the device failed.
 const ATTEMPTS: u32 = 2;
-
-/// A header of the batch: where it lies, and its bytes once they came.
-#[derive(Debug)]
-pub(crate) struct Header {
-    pub place: HeaderPlace,
-    pub part: Option<Part>,
-    /// Objects without an outcome that need it. With none its memory goes back at once: scratch has room for
-    /// some hundred headers, and a batch may have thousands.
-    users: usize,
-}
 
 /// A batch of gets.
 pub(crate) struct GetBatch {
@@ -142,14 +134,21 @@ impl GetBatch {
                 staged.push((targets.len(), cost));
             }
             self.slots[i].pieces_left = target.chunks.len();
+            // What is only asked for is answered by what the device has, and so is what is tried again.
+            if !self.slots[i].probe && self.slots[i].round == 0 {
+                self.slots[i].known = self.slots[i].known_header(&io.shared);
+                target.known = self.slots[i].known.is_some();
+            }
             targets.push(target);
         }
         self.assign_stages(&mut targets, &staged, budget);
         let (fetches, headers, header_of) = plan::plan(&targets, self.headers.len(), facts.parts_max);
-        self.headers.extend(headers.into_iter().map(|place| Header { place, part: None, users: 0 }));
-        for (target, header) in targets.iter().zip(header_of) {
-            self.headers[header].users += 1;
-            self.slots[target.slot].header = Some(header);
+        self.headers.extend(headers.into_iter().map(Header::at));
+        for (target, number) in targets.iter().zip(header_of) {
+            let (slot, header) = (&mut self.slots[target.slot], &mut self.headers[number]);
+            header.users += 1;
+            header.bytes = slot.known.take().map(HeaderBytes::Known).or(header.bytes.take());
+            slot.header = Some(number);
         }
         self.waiting.extend(fetches);
     }
@@ -236,43 +235,6 @@ impl GetBatch {
         !fetch.pieces.iter().any(wanted)
     }
 
-    /// The time is up: what is not under way is late; what is staged is left to the kernel; what goes straight
-    /// into the caller's memory must be waited for, and says that the device is sick.
-    fn give_up(&mut self, io: &mut SessionIo) {
-        self.late = true;
-        let direct = |f: &Flight| f.fetch.pieces.iter().any(matches_direct);
-        let mut flying: Vec<u64> = self.flights.keys().copied().collect();
-        flying.sort_unstable();
-        for token in flying {
-            let Some(flight) = self.flights.get(&token) else { continue };
-            if direct(flight) {
-                io.shared.sick.store(true, Ordering::Relaxed);
-                io.shared.late_reads.fetch_add(1, Ordering::Relaxed);
-                io.shared.lock().counters.late_direct += 1;
-            } else if let Some(flight) = self.flights.remove(&token) {
-                io.owners.remove(&token);
-                // It keeps its segment from being reused until the kernel is done with it.
-                io.orphans.insert(token, flight.fetch.segment);
-            }
-        }
-    }
-
-    /// What is still without an outcome after the deadline, and whose memory is here. Asked for again each
-    /// time: of what comes back late, the header may be one that was given up.
-    fn settle_late(&mut self, io: &mut SessionIo) {
-        for i in 0..self.slots.len() {
-            if self.slots[i].outcome.is_none() && !self.slots[i].is_away() {
-                let busy = self.slots[i].stage > 0 && !self.slots[i].began;
-                let outcome = if busy {
-                    Err(Error::busy(format!("no staging memory in time key={}", self.slots[i].get.key)))
-                } else {
-                    Ok(GetOutcome::Miss(MissCause::Late))
-                };
-                self.settle(io, i, outcome);
-            }
-        }
-    }
-
     /// A read came back.
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
         let Some(flight) = self.flights.remove(&completion.token) else { return };
@@ -290,7 +252,7 @@ impl GetBatch {
                     touched.push(slot);
                 }
                 Landed::Header { header, part } => match result.is_ok() && self.headers[header].users > 0 {
-                    true => self.headers[header].part = Some(part),
+                    true => self.headers[header].bytes = Some(HeaderBytes::Read(part)),
                     false => io.scratch.give_back(part),
                 },
                 Landed::Staged { slot, round, chunk, part } => {
@@ -395,7 +357,7 @@ impl GetBatch {
             Step::Wait => {}
             Step::LongerHeader(bytes) => {
                 let HeaderPlace { segment, record } = self.headers[header].place;
-                self.headers[header].part = None;
+                self.headers[header].bytes = None;
                 let pieces = vec![Piece::Header { header, bytes }];
                 let asked = self.waiting.iter().any(|f| f.pieces == pieces)
                     || self.flights.values().any(|f| f.fetch.pieces == pieces);
@@ -420,8 +382,34 @@ impl GetBatch {
                 self.slots[i].begin_again();
                 self.locate(io, &[i]);
             }
-            Step::Done(outcome) => self.settle(io, i, outcome),
+            Step::Done(Ok(GetOutcome::Miss(MissCause::Damaged))) if self.is_known(header) => {
+                if !self.is_queued(i) {
+                    self.read_header(io, i);
+                }
+            }
+            Step::Done(outcome) => {
+                if outcome.as_ref().is_ok_and(GetOutcome::is_hit) {
+                    self.headers[header].note(&io.shared);
+                }
+                self.settle(io, i, outcome);
+            }
         }
+    }
+
+    fn is_known(&self, header: usize) -> bool {
+        self.headers[header].bytes.as_ref().is_some_and(HeaderBytes::is_known)
+    }
+
+    /// What came does not fit the header that was known: before the object counts as damaged, all of its record is read from
+    /// the device.
+    fn read_header(&mut self, io: &mut SessionIo, i: usize) {
+        if let Some(expected) = &self.slots[i].expected {
+            io.shared.headers.forget(expected.identity, expected.offset);
+        }
+        self.leave_stage(i);
+        self.leave_header(io, i);
+        self.slots[i].begin_again();
+        self.plan(io, &[i]);
     }
 
     fn leave_stage(&mut self, i: usize) {
@@ -435,7 +423,7 @@ impl GetBatch {
         if let Some(header) = self.slots[i].header.take().map(|h| &mut self.headers[h]) {
             header.users -= 1;
             if header.users == 0 {
-                header.part.take().into_iter().for_each(|part| io.scratch.give_back(part));
+                header.bytes.take().into_iter().for_each(|bytes| bytes.give_back(&mut io.scratch));
             }
         }
     }
@@ -455,21 +443,12 @@ impl GetBatch {
         slot.staged.clear();
         if let Ok(GetOutcome::Miss(cause @ (MissCause::Damaged | MissCause::Unreadable))) = &outcome {
             tracing::warn!(key = %slot.get.key, %cause, "object on ssd is lost");
-            let header = slot.header.and_then(|h| self.headers[h].part.as_ref());
-            locate::forget(&io.shared, slot, header.map(Part::bytes));
+            let header = slot.header.and_then(|h| self.headers[h].bytes.as_ref());
+            locate::forget(&io.shared, slot, header.and_then(|bytes| bytes.record().ok()));
         }
         locate::release(&io.shared, slot);
         self.end(i, outcome);
         self.leave_header(io, i);
-    }
-
-    /// Let go of what is held for a batch that nobody will finish.
-    pub fn abandon(&mut self, io: &SessionIo) {
-        if self.late {
-            io.shared.late_reads.fetch_sub(self.flights.len() as u64, Ordering::Relaxed);
-        }
-        self.flights.drain().for_each(|(_, flight)| release_segment(&io.shared, flight.fetch.segment));
-        self.slots.iter_mut().for_each(|slot| locate::release(&io.shared, slot));
     }
 }
 
@@ -477,12 +456,5 @@ fn matches_staged(piece: &Piece) -> bool {
     match piece {
         Piece::Staged { .. } => true,
         Piece::Header { .. } | Piece::Direct { .. } => false,
-    }
-}
-
-fn matches_direct(piece: &Piece) -> bool {
-    match piece {
-        Piece::Direct { .. } => true,
-        Piece::Header { .. } | Piece::Staged { .. } => false,
     }
 }

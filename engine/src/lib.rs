@@ -39,6 +39,7 @@ mod frame_io;
 mod frames;
 mod get;
 mod groups;
+mod headers;
 mod health;
 mod hits;
 mod index;

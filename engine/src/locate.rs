@@ -307,9 +307,8 @@ pub(crate) fn release(shared: &Shared, slot: &mut Slot) {
 /// Drop the entry that the slot's object was read by: the next `exists` says no. With it go the other
 /// objects of its record: a page is whole or not here. If no header can tell who they are, the record is
 /// noted as broken, and nothing in it is seen any more.
-pub(crate) fn forget(shared: &Shared, slot: &Slot, header: Option<&[u8]>) {
+pub(crate) fn forget(shared: &Shared, slot: &Slot, record: Option<Record<'_>>) {
     let (Some(place), Some(expected)) = (slot.place, slot.expected) else { return };
-    let record = header.and_then(|bytes| Record::decode(bytes).ok());
     let record = record.filter(|r| r.expect(expected.identity, expected.offset).is_ok());
     let mut core = shared.lock();
     let known = core.index.find(slot.fingerprint).any(|e| e.ssd == Some(place));

@@ -30,6 +30,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::flusher::Flusher;
 use crate::frames::Frames;
 use crate::groups::waiting::Waiting;
+use crate::headers::Headers;
 use crate::health::{Health, Limits};
 use crate::index::{FRAME_MAX, Index, SEGMENT_MAX};
 use crate::pins::Pins;
@@ -182,6 +183,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
         memory: arena.memory,
         volume: volume.clone(),
         staging,
+        headers: Headers::new(config.headers_bytes()),
         env: env.clone(),
         config,
         fingerprint_key,

@@ -32,6 +32,8 @@ pub(crate) struct Target {
     pub ragged: bool,
     /// Which sub-batch of the staging budget it belongs to; 0 for direct ones.
     pub stage: usize,
+    /// The record's header need not be read.
+    pub known: bool,
 }
 
 /// A stretch of a read, in order.
@@ -76,7 +78,8 @@ pub(crate) struct HeaderPlace {
 }
 
 /// The reads for `targets`, and the headers they bring. `headers_before` is how many the batch has already;
-/// new ones are numbered from there. Returns each target's header too, in the order of `targets`.
+/// new ones are numbered from there. Returns each target's header too, in the order of `targets`. A header that is known is
+/// read all the same where it lies between what is read before and behind it: one read is less work than two.
 pub(crate) fn plan(
     targets: &[Target],
     headers_before: usize,
@@ -103,7 +106,9 @@ pub(crate) fn plan(
             let sharing = sharing.take_while(|o| (o.segment, o.record) == (t.segment, t.record));
             let stage = sharing.map(|o| o.stage).min().unwrap_or(t.stage);
             let first = Turn { segment: t.segment, stage };
-            push(&mut fetches, first, t.record, Piece::Header { header, bytes }, 1, parts_max);
+            if !t.known || is_between(&fetches, t, bytes) {
+                push(&mut fetches, first, t.record, Piece::Header { header, bytes }, 1, parts_max);
+            }
         }
         header_of[i] = headers_before + headers.len() - 1;
         for chunk in &t.chunks {
@@ -119,6 +124,16 @@ pub(crate) fn plan(
         }
     }
     (fetches, headers, header_of)
+}
+
+/// Whether a record's header of so many `bytes` lies where the last read ends and what is wanted of the record begins, and
+/// there is room in that read for a whole object more.
+fn is_between(fetches: &[Fetch], t: &Target, bytes: u64) -> bool {
+    let wanted = t.chunks.first().filter(|chunk| t.delta == bytes && chunk.start == 0);
+    fetches.last().zip(wanted).is_some_and(|(last, chunk)| {
+        let continues = last.segment == t.segment && last.offset + last.bytes == t.record;
+        continues && last.stage == t.stage && last.bytes + bytes + chunk.end <= JOIN_BYTES_MAX
+    })
 }
 
 /// Where a piece is read from, and when.
@@ -196,7 +211,27 @@ mod tests {
             direct_parts: Some(1),
             ragged: false,
             stage: 0,
+            known: false,
         }
+    }
+
+    #[test]
+    fn a_header_that_is_known_is_read_only_between_two_payloads() {
+        let one = 4096 + 65536;
+        let known = |slot, record| Target { known: true, ..target(slot, record, 4096, 65536) };
+        let (fetches, headers, _) = plan(&[known(0, 4096)], 0, 64);
+        assert_eq!((fetches.len(), headers.len()), (1, 1));
+        assert_eq!((fetches[0].offset, fetches[0].bytes, fetches[0].pieces.len()), (8192, 65536, 1));
+        // Neighbours are one read, which begins behind the first one's header.
+        let (fetches, ..) = plan(&[known(0, 4096), known(1, 4096 + one)], 0, 64);
+        assert_eq!((fetches.len(), fetches[0].offset, fetches[0].bytes), (1, 8192, 65536 + one));
+        // Strangers are two, and so are neighbours that are more than a read together.
+        let (fetches, ..) = plan(&[known(0, 4096), known(1, 8192 + one)], 0, 64);
+        assert!(fetches.iter().all(|f| f.bytes == 65536) && fetches.len() == 2);
+        let run: Vec<_> = (0..20).map(|i| known(i, 4096 + i as u64 * one)).collect();
+        let (fetches, ..) = plan(&run, 0, 1024);
+        assert!(fetches.iter().all(|f| f.bytes <= JOIN_BYTES_MAX), "{fetches:?}");
+        assert!(fetches.iter().all(|f| f.pieces.len() % 2 == 1), "a header at an edge: {fetches:?}");
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::batch::Options;
 use crate::config::ValidConfig;
 use crate::core::{Answer, Core};
 use crate::error::{Error, ErrorKind, Result};
+use crate::headers::Headers;
 use crate::index::name_of;
 use crate::published::{CoreGuard, Published};
 use crate::remote::Remote;
@@ -47,6 +48,8 @@ pub(crate) struct Shared {
     pub memory: Arc<ArenaMemory>,
     pub volume: Option<Arc<Volume>>,
     pub staging: StagingPool,
+    /// Headers of records on SSD that need not be read.
+    pub headers: Headers,
     pub env: Env,
     pub config: ValidConfig,
     pub fingerprint_key: [u8; FINGERPRINT_KEY_BYTES],

@@ -53,6 +53,8 @@ pub(crate) struct Slot {
     /// Places that turned out to be other keys'.
     pub tried: Vec<SsdPlace>,
     pub header: Option<usize>,
+    /// Its header, if that need not be read; on its way to the batch's headers.
+    pub known: Option<Box<[u8]>>,
     /// Pages that it lies behind the batch's first.
     pub step_back: u32,
     pub stage: usize,
@@ -90,6 +92,7 @@ impl Slot {
             place: None,
             tried: Vec::new(),
             header: None,
+            known: None,
             step_back: 0,
             stage: 0,
             pieces_left: 0,
@@ -148,6 +151,11 @@ impl Slot {
         self.expected.map(|e| SsdPlace::at(e.identity.segment, e.offset, e.payload_delta))
     }
 
+    /// Its record's header, if it is known.
+    pub fn known_header(&self, shared: &Shared) -> Option<Box<[u8]>> {
+        self.expected.as_ref().and_then(|e| shared.headers.get(e.identity, e.offset))
+    }
+
     /// How to read the object from SSD.
     pub fn target(&self, slot: usize, align: usize, parts_max: usize, sick: bool) -> Option<Target> {
         let expected = self.expected.as_ref()?;
@@ -165,6 +173,7 @@ impl Slot {
             direct_parts: Some(parts).filter(|p| self.probe || (direct && p + 1 < parts_max)),
             ragged,
             stage: 0,
+            known: false,
         })
     }
 
@@ -264,14 +273,17 @@ impl Slot {
 
     /// Judge what has arrived from SSD.
     pub fn step(&mut self, header: &Header) -> Step {
-        let (Some(part), Some(expected), false) = (&header.part, self.expected, self.away) else {
+        let (Some(bytes), Some(expected), false) = (&header.bytes, self.expected, self.away) else {
             return Step::Wait;
         };
-        let bytes = part.bytes();
-        if let Some(claimed) = Record::claimed_header_bytes(bytes).filter(|n| *n > bytes.len() as u64) {
+        if let Some(claimed) = bytes.longer() {
             return Step::LongerHeader(claimed);
         }
-        let (record, member) = match judge(bytes, &expected) {
+        let record = match bytes.record() {
+            Ok(record) => record,
+            Err(error) => return self.damaged(&error),
+        };
+        let (record, member) = match judge(record, &expected) {
             Verdict::Match(record, member) => (record, member),
             Verdict::OtherKey => {
                 scatter::zero(&mut self.get.destination.0);

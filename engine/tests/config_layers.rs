@@ -157,6 +157,7 @@ fn every_setting_of_a_file_arrives() {
         write_depth = 64
         write_depth_reading = 7
         write_bytes = "64KiB"
+        headers_bytes = "3MiB"
         checkpoint_segments = 0
         probe_ms = 250
         probe_max_ms = 1250
@@ -189,6 +190,7 @@ fn every_setting_of_a_file_arrives() {
     assert_eq!((valid.ssd_policy(), valid.reinsert_ratio()), (SsdPolicy::Recency, 0.0));
     assert_eq!((valid.ssd_io(), valid.write_depth(), valid.write_bytes()), (SsdIo::Blocking, 64, 64 << 10));
     assert_eq!((valid.write_depth_reading(), valid.checkpoint_segments()), (7, 0));
+    assert_eq!(valid.headers_bytes(), 3 << 20);
     assert_eq!(valid.probe_pauses(), (Duration::from_millis(250), Duration::from_millis(1250)));
     assert_eq!((valid.quarantine_after(), valid.scrub_bytes_per_s()), (9, 5 << 20));
     assert_eq!((valid.staging_bytes(), valid.staging_budget()), (8 << 20, 4 << 20));
@@ -214,15 +216,16 @@ fn defaults_open_and_print_and_read_back() {
             arena: 256 << 20,
             staging: 64 << 20,
             index: 65_536 * 40,
+            headers: 0,
             total: (320 << 20) + 65_536 * 40
         }
     );
-    let printed = "arena=256MiB staging=64MiB index=2560KiB total=330240KiB";
+    let printed = "arena=256MiB staging=64MiB index=2560KiB headers=0B total=330240KiB";
     assert_eq!(valid.memory_plan().to_string(), printed);
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 31);
+    assert_eq!(fields().len(), 32);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)
@@ -253,8 +256,8 @@ fn more_memory_than_there_is_less_the_reserve_is_refused_and_names_each_part() {
     let error = Config::default().validate(&facts(needed - 1)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "dram.bytes: must be lower: arena + staging + index + memory.reserve must be at most 606601215B, \
-         got=592384KiB arena=256MiB staging=64MiB index=2560KiB memory.reserve=256MiB source=test"
+        "dram.bytes: must be lower: arena + staging + index + headers + memory.reserve must be at most 606601215B, \
+         got=592384KiB arena=256MiB staging=64MiB index=2560KiB headers=0B memory.reserve=256MiB source=test"
     );
     let largest = |set: fn(&mut Config)| {
         let error = Config::builder().set(set).validate(&facts(1 << 29)).unwrap_err();

@@ -60,6 +60,7 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("ssd.write_bytes = \"32KiB\"", "ssd.write_bytes", "must be a multiple of 4096 between 64KiB and 16MiB, got=32KiB"),
     ("ssd.write_bytes = \"32MiB\"", "ssd.write_bytes", "must be a multiple of 4096 between 64KiB and 16MiB, got=32MiB"),
     ("ssd.segment_bytes = \"1MiB\"\nssd.write_bytes = \"2MiB\"", "ssd.write_bytes", "must be at most a segment, got=2MiB ssd.segment_bytes=1MiB"),
+    ("ssd.headers_bytes = 1", "ssd.headers_bytes", "must be 0 or a size between 64KiB and 64TiB, got=1B"),
     ("ssd.checkpoint_segments = -1", "ssd.checkpoint_segments", "must be an integer between 0 and 4294967295, got=-1 type=integer"),
     ("ssd.checkpoint_segments = 4294967296", "ssd.checkpoint_segments", "must be an integer between 0 and 4294967295, got=4294967296 type=integer"),
     ("ssd.probe_ms = 0", "ssd.probe_ms", "must be an integer between 1 and 3600000, got=0"),

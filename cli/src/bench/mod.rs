@@ -30,7 +30,7 @@ use crate::settings::{Defaults, StoreFlags};
 /// Measure the store, and the limit it is measured against, in turns.
 ///
 /// SSD reads are cold: O_DIRECT where there is, no DRAM tier, nothing promoted. The store verifies every
-/// byte.
+/// byte. It is one that has been running: it knows what headers it has memory for.
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     /// Which tier
@@ -54,6 +54,9 @@ pub(crate) struct BenchArgs {
     /// With `mixed`: one batch of gets at a time, beside a thread that puts so many bytes a second
     #[arg(long, value_name = "SIZE")]
     write_rate: Option<Size>,
+    /// With `get` on SSD: of a store that was opened a moment ago, and knows no header
+    #[arg(long)]
+    just_opened: bool,
     /// Rounds of each
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
@@ -116,6 +119,8 @@ struct Shape {
     index_objects: u64,
     /// Bytes a second of a writer beside.
     write_rate: Option<u64>,
+    /// Nothing is got before it is measured.
+    just_opened: bool,
     round: Duration,
     rounds: u32,
     seed: u64,
@@ -144,6 +149,12 @@ impl BenchArgs {
         if opens && self.tier == BenchTier::Dram {
             bail!("there is nothing to be opened --tier=dram");
         }
+        let ssd_gets = self.tier == BenchTier::Ssd && self.op == Op::Get;
+        if self.just_opened && !ssd_gets {
+            bail!(
+                "what a store just opened does not know is only read on SSD: --just-opened is for --tier=ssd --op=get"
+            );
+        }
         if self.write_rate.is_some() && self.op != Op::Mixed {
             bail!("a writer beside is for --op=mixed");
         }
@@ -158,6 +169,7 @@ impl BenchArgs {
             depth: self.depth as usize,
             index_objects: index_objects(data / object_bytes),
             write_rate: self.write_rate.map(Size::bytes),
+            just_opened: self.just_opened,
             round,
             rounds: self.rounds,
             seed: self.seed,

@@ -172,7 +172,28 @@ impl Bench {
         Ok(())
     }
 
+    /// Get every object once: what a store learns of its objects while it runs, it knows then.
+    fn get_all(&mut self) -> anyhow::Result<()> {
+        let Bench { shape, store, objects, buffers, .. } = self;
+        let all: Vec<u64> = (0..shape.objects).collect();
+        for numbers in all.chunks(shape.batch) {
+            let mut pieces: Vec<[&mut [u8]; 1]> =
+                buffers.iter_mut().take(shape.batch).map(|buffer| [&mut buffer[..]]).collect();
+            let mut gets = Vec::with_capacity(shape.batch);
+            for (number, pieces) in numbers.iter().zip(&mut pieces) {
+                gets.push(GetSlice { key: objects.key(*number), range: None, pieces });
+            }
+            for outcome in store.get_batch(&mut gets, Options::default()) {
+                check(shape.tier, outcome)?;
+            }
+        }
+        Ok(())
+    }
+
     fn gets(&mut self) -> anyhow::Result<Round> {
+        if self.shape.tier == BenchTier::Ssd && !self.shape.just_opened {
+            self.get_all()?;
+        }
         if self.shape.depth == 1 {
             return self.gets_in_turn();
         }

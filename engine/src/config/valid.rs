@@ -45,6 +45,8 @@ pub struct MemoryPlan {
     pub staging: u64,
     /// The index.
     pub index: u64,
+    /// Headers of what is on SSD.
+    pub headers: u64,
     /// All of them.
     pub total: u64,
 }
@@ -53,8 +55,8 @@ impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = Size::from_bytes;
         let (arena, staging) = (size(self.arena), size(self.staging));
-        let (index, total) = (size(self.index), size(self.total));
-        write!(f, "arena={arena} staging={staging} index={index} total={total}")
+        let (index, headers, total) = (size(self.index), size(self.headers), size(self.total));
+        write!(f, "arena={arena} staging={staging} index={index} headers={headers} total={total}")
     }
 }
 
@@ -152,6 +154,11 @@ impl ValidConfig {
     /// Bytes of the largest single write; at most a segment.
     pub fn write_bytes(&self) -> u64 {
         self.config.ssd.write_bytes.bytes()
+    }
+
+    /// Bytes of headers of what is on SSD that are kept in memory; 0: none, or no SSD tier.
+    pub fn headers_bytes(&self) -> u64 {
+        self.memory.headers
     }
 
     /// Sealed segments between index checkpoints; 0: only at close.

@@ -81,12 +81,13 @@ impl Numbers {
         });
         let staging_bytes = config.staging.bytes.bytes();
         let index = max_objects.saturating_mul(INDEX_BYTES_PER_OBJECT);
-        let total = arena.saturating_add(staging_bytes).saturating_add(index);
+        let headers = if ssd > 0 { config.ssd.headers_bytes.bytes() } else { 0 };
+        let total = [arena, staging_bytes, index, headers].into_iter().fold(0u64, u64::saturating_add);
         Numbers {
             segment,
             staging_budget: staging::usable(staging_bytes, config.staging.ratio),
             max_objects,
-            memory: MemoryPlan { arena, staging: staging_bytes, index, total },
+            memory: MemoryPlan { arena, staging: staging_bytes, index, headers, total },
         }
     }
 }
@@ -194,7 +195,14 @@ impl Relations {
     /// All memory of the store, and the reserve, are there. The problem is the
     /// largest term's, the first of equals: that is where there is most to gain.
     fn check_memory(&mut self, facts: &Facts) {
-        let terms = ["dram.bytes", "ssd.bytes", "ssd.segment_bytes", "staging.bytes", "index.max_objects"];
+        let terms = [
+            "dram.bytes",
+            "ssd.bytes",
+            "ssd.segment_bytes",
+            "ssd.headers_bytes",
+            "staging.bytes",
+            "index.max_objects",
+        ];
         if !self.sound(&terms) || !self.sound(&["memory.reserve"]) {
             return;
         }
@@ -210,19 +218,21 @@ impl Relations {
             (plan.arena, arena_field),
             (plan.staging, "staging.bytes"),
             (plan.index, "index.max_objects"),
+            (plan.headers, "ssd.headers_bytes"),
             (reserve.bytes(), "memory.reserve"),
         ];
         let largest =
             terms.iter().rev().max_by_key(|(bytes, _)| *bytes).map_or(arena_field, |(_, field)| *field);
         let size = Size::from_bytes;
         let message = format!(
-            "must be lower: arena + staging + index + memory.reserve must be at most {}, got={} arena={} \
-             staging={} index={} memory.reserve={} source={}",
+            "must be lower: arena + staging + index + headers + memory.reserve must be at most {}, got={} arena={} \
+             staging={} index={} headers={} memory.reserve={} source={}",
             size(facts.memory_bytes),
             size(needed),
             size(plan.arena),
             size(plan.staging),
             size(plan.index),
+            size(plan.headers),
             reserve,
             facts.memory_source
         );

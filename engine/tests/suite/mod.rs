@@ -12,6 +12,7 @@ pub mod first_writer;
 pub mod group_changes;
 pub mod groups;
 pub mod groups_begun;
+pub mod headers;
 pub mod hits;
 pub mod kit;
 pub mod making_room;
@@ -134,6 +135,8 @@ macro_rules! for_all_behaviours {
             pressure::who_does_not_wait_for_room_is_answered_at_once,
             pressure::a_waiting_writer_gets_everything_in,
             pressure::an_abandoned_writer_leaves_nothing_torn,
+            headers::are_read_once_and_known_then,
+            headers::vouch_for_nothing_but_what_is_there,
             deadlines::a_put_into_a_pinned_arena_ends_busy,
             deadlines::no_time_at_all,
             deadlines::flush_and_remove_end_while_syncs_hang,

@@ -2,8 +2,7 @@
 //! defect or by an enemy; nothing behind it is believed.
 
 use super::{
-    FLAG_MOVED, GroupKind, MEMBERS_MAX, Member, OBJECT_BYTES_MAX, Record, RecordHead, RecordKind, WHAT,
-    header_bytes,
+    FLAG_MOVED, GroupKind, MEMBERS_MAX, OBJECT_BYTES_MAX, Record, RecordHead, RecordKind, WHAT, header_bytes,
 };
 use crate::align::{ALIGN, align_up, is_aligned};
 use crate::checksum::{block_bytes_ok, block_count};
@@ -13,9 +12,7 @@ use crate::format::{counter_ok, is_zero};
 pub(super) fn check(record: &Record<'_>) -> Result<(), FormatError> {
     check_head(&record.head)?;
     check_members(record)?;
-    let h = &record.head;
-    let end = RecordHead::BYTES + h.member_count as usize * Member::BYTES + h.block_count as usize * 16;
-    match record.bytes.get(end..) {
+    match record.bytes.get(Record::end(&record.head)..) {
         Some(padding) if is_zero(padding) => Ok(()),
         _ => Err(FormatError::field(WHAT, "padding", "not zero")),
     }

@@ -56,6 +56,8 @@ pub struct Setup {
     pub scrub_kib: u32,
     /// How many of the background task's steps happen between two operations, at most.
     pub steps: u64,
+    /// Memory for headers that are known, in KiB; 0: none.
+    pub headers_kib: u32,
 }
 
 impl Setup {
@@ -101,6 +103,7 @@ impl Setup {
             probe_ms: u64::from(pick(rng, &[1, 20, 1000])),
             scrub_kib: pick(rng, &[0, 0, 0, 4096]),
             steps: u64::from(pick(rng, &[1, 4, 12])),
+            headers_kib: pick(rng, &[0, 64, 1024]),
         }
     }
 
@@ -119,6 +122,7 @@ impl Setup {
         c.ssd.policy = if self.recency { SsdPolicy::Recency } else { SsdPolicy::Fifo };
         c.ssd.write_bytes = Size::kib(self.write_kib);
         c.ssd.write_depth = self.write_depth;
+        c.ssd.headers_bytes = Size::kib(self.headers_kib);
         c.ssd.checkpoint_segments = self.checkpoint;
         c.ssd.quarantine_after = self.quarantine_after;
         c.ssd.probe_ms = self.probe_ms;

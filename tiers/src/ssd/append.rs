@@ -160,8 +160,8 @@ impl OpenSegment {
     }
 
     /// Lay a unit out; the caller has checked that it fits. Hands it back if its header cannot be made,
-    /// which only a unit that breaks the format's rules can cause.
-    pub fn append(&mut self, unit: Unit, spare: Option<AlignedBuf>) -> Result<RecordPlace, Unit> {
+    /// which only a unit that breaks the format's rules can cause. The header is returned too, without its padding.
+    pub fn append(&mut self, unit: Unit, spare: Option<AlignedBuf>) -> Result<(RecordPlace, Vec<u8>), Unit> {
         let facts = RecordFacts {
             identity: self.identity,
             offset: self.next_offset,
@@ -181,7 +181,7 @@ impl OpenSegment {
             .iter()
             .map(|m| MemberSpec { key: m.key, length: m.length, checksums: &m.checksums })
             .collect();
-        let Some(header) = record::encode(&facts, &specs) else { return Err(unit) };
+        let Some(mut header) = record::encode(&facts, &specs) else { return Err(unit) };
         let spare = spare.filter(|b| b.len() == header.len());
         let Some(mut buf) = spare.or_else(|| AlignedBuf::new(header.len()).ok()) else { return Err(unit) };
         buf.copy_from_slice(&header);
@@ -189,6 +189,8 @@ impl OpenSegment {
         let place =
             RecordPlace { identity: self.identity, offset: self.next_offset, bytes: parsed.record_bytes() };
         self.entries.extend(footer::entries_of(&parsed));
+        let trimmed = parsed.trimmed().len();
+        header.truncate(trimmed);
         // Tombstones shadow and are not shadowed: they do not keep other tombstones alive.
         if unit.kind == RecordKind::Data {
             self.min_sequence = self.min_sequence.min(unit.sequence.0);
@@ -199,7 +201,7 @@ impl OpenSegment {
         self.gather.units.push((unit.id, place));
         self.gather.bytes += place.bytes;
         self.next_offset += place.bytes;
-        Ok(place)
+        Ok((place, header))
     }
 
     /// These records were not written: nothing more is appended, and the footer will not name them. The smallest

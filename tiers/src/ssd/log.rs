@@ -276,8 +276,9 @@ impl Log {
         Ok(())
     }
 
-    /// Append a unit. Handed back if no segment is ready for it, or the log is not trusted.
-    pub fn append(&mut self, unit: Unit) -> Result<RecordPlace, Unit> {
+    /// Append a unit; where it comes to lie, and its header without padding. Handed back if no segment is ready for it, or the log is not
+    /// trusted.
+    pub fn append(&mut self, unit: Unit) -> Result<(RecordPlace, Vec<u8>), Unit> {
         if !self.is_trusted() {
             return Err(unit);
         }
@@ -291,11 +292,11 @@ impl Log {
             self.submit_gathered();
         }
         let Some(open) = self.open.as_mut() else { return Err(unit) };
-        let place = open.append(unit, spare)?;
+        let appended = open.append(unit, spare)?;
         if open.gathered().0 >= self.config.write_bytes {
             self.submit_gathered();
         }
-        Ok(place)
+        Ok(appended)
     }
 
     /// Put the open segment away and open the spare one; false if there is none, or it is too small.

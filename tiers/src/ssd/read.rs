@@ -38,12 +38,8 @@ pub enum Verdict<'a> {
     Damaged(FormatError),
 }
 
-/// Judge the header in `bytes`, read from where `expected` says.
-pub fn judge<'a>(bytes: &'a [u8], expected: &Expected) -> Verdict<'a> {
-    let record = match Record::decode(bytes) {
-        Ok(record) => record,
-        Err(error) => return Verdict::Damaged(error),
-    };
+/// Judge a header that lies, or lay, where `expected` says.
+pub fn judge<'a>(record: Record<'a>, expected: &Expected) -> Verdict<'a> {
     if let Err(error) = record.expect(expected.identity, expected.offset) {
         return Verdict::Damaged(error);
     }
