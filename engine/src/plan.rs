@@ -149,7 +149,7 @@ fn push(fetches: &mut Vec<Fetch>, t: Turn, offset: u64, piece: Piece, parts: usi
     if let Some(last) = fetches.last_mut() {
         let continues = last.segment == t.segment && last.offset + last.bytes == offset;
         // A header always goes with the payload behind it, however long: one read brings both.
-        let with_header = last.pieces.len() == 1 && last.bytes <= LEAD_BYTES_MAX;
+        let with_header = matches!(last.pieces[..], [Piece::Header { .. }]) && last.bytes <= LEAD_BYTES_MAX;
         let small = last.bytes + bytes <= JOIN_BYTES_MAX || with_header;
         // A staged read waits for its turn; nobody else should wait with it.
         let same_turn = last.stage == t.stage || last.pieces.is_empty();
@@ -228,6 +228,9 @@ mod tests {
         // Strangers are two, and so are neighbours that are more than a read together.
         let (fetches, ..) = plan(&[known(0, 4096), known(1, 8192 + one)], 0, 64);
         assert!(fetches.iter().all(|f| f.bytes == 65536) && fetches.len() == 2);
+        // A short payload is no header, which would go with what is behind it however long.
+        let long = Target { delta: 4096 + 65536, chunks: chunks(0..2 << 20, 2 << 20), ..known(1, 4096) };
+        assert_eq!(plan(&[known(0, 4096), long], 0, 64).0.len(), 2);
         let run: Vec<_> = (0..20).map(|i| known(i, 4096 + i as u64 * one)).collect();
         let (fetches, ..) = plan(&run, 0, 1024);
         assert!(fetches.iter().all(|f| f.bytes <= JOIN_BYTES_MAX), "{fetches:?}");

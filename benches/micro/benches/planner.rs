@@ -43,6 +43,7 @@ fn target(slot: usize, place: u64) -> Target {
         direct_parts: Some(1),
         ragged: false,
         stage: 0,
+        known: false,
     }
 }
 
