@@ -10,7 +10,7 @@
 //! Invariant: an entry's bytes are in the ring, untouched, as long as the ring's head is no further from their start than the ring
 //! is long; so a table may keep entries of what is gone.
 
-use std::mem::size_of;
+use pagelith_io::buffer::AlignedBuf;
 
 use pagelith_io::sync::{Mutex, MutexGuard, PoisonError};
 use pagelith_layouts::align::ALIGN;
@@ -26,11 +26,13 @@ const SHARD_BYTES_MIN: u64 = 64 << 10;
 const WAYS: usize = 4;
 /// A shard's table is this part of it: an entry of 32 bytes for 256 bytes, fewer than any header has.
 const TABLE_PART: u64 = 8;
+/// Bytes of the entries that are looked at together.
+const LINE_BYTES: u64 = (WAYS * size_of::<Entry>()) as u64;
 /// Headers longer than this part of a ring are not kept.
 const LONG_PART: u64 = 16;
 
 /// Segment and 4096-byte block of a record, its incarnation, where its header began, counting every byte that the shard's ring ever
-/// took, and its length; of no length: none. An array, since a table of zeros takes no memory.
+/// took, and its length; of no length: none.
 type Entry = [u64; 4];
 
 /// What names a record: an entry's first two words.
@@ -43,20 +45,38 @@ fn is(entry: &Entry, name: [u64; 2]) -> bool {
 }
 
 struct Shard {
-    table: Box<[[Entry; WAYS]]>,
-    ring: Box<[u8]>,
+    /// `WAYS` entries for each hash, of little-endian words. Mapped, as the ring is: memory that no header came to is not taken, and all
+    /// of it goes back with the store.
+    table: AlignedBuf,
+    ring: AlignedBuf,
     head: u64,
 }
 
 impl Shard {
-    fn new(ring: usize, ways: u64) -> Shard {
-        let table = vec![[[0; 4]; WAYS]; ways.max(1) as usize].into();
-        Shard { table, ring: vec![0; ring].into(), head: 0 }
+    fn new(table: u64, ring: u64) -> std::io::Result<Shard> {
+        let table = (table / LINE_BYTES).max(1) * LINE_BYTES;
+        Ok(Shard { table: AlignedBuf::new(table as usize)?, ring: AlignedBuf::new(ring as usize)?, head: 0 })
     }
 
-    fn ways(&mut self, hash: u64) -> &mut [Entry; WAYS] {
-        let at = (hash >> 32) as usize % self.table.len();
-        &mut self.table[at]
+    /// The bytes of the entries that a hash leads to.
+    fn line(&mut self, hash: u64) -> &mut [u8] {
+        let lines = self.table.len() as u64 / LINE_BYTES;
+        let at = ((hash >> 32) % lines * LINE_BYTES) as usize;
+        &mut self.table[at..at + LINE_BYTES as usize]
+    }
+
+    fn ways(&mut self, hash: u64) -> [Entry; WAYS] {
+        let mut words = self.line(hash).chunks_exact(8).map(|word| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(word);
+            u64::from_le_bytes(bytes)
+        });
+        std::array::from_fn(|_| std::array::from_fn(|_| words.next().unwrap_or(0)))
+    }
+
+    fn set(&mut self, hash: u64, way: usize, entry: Entry) {
+        let words = self.line(hash).chunks_exact_mut(8).skip(way * entry.len());
+        words.zip(entry).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
     }
 
     fn get(&mut self, name: [u64; 2], hash: u64) -> Option<Box<[u8]>> {
@@ -81,11 +101,13 @@ impl Shard {
         let same = ways.iter().position(|e| is(e, name));
         let oldest = || (0..WAYS).min_by_key(|&i| (ways[i][3] > 0, ways[i][2]));
         let way = same.or_else(oldest).unwrap_or(0);
-        ways[way] = [name[0], name[1], begin, bytes];
+        self.set(hash, way, [name[0], name[1], begin, bytes]);
     }
 
     fn forget(&mut self, name: [u64; 2], hash: u64) {
-        self.ways(hash).iter_mut().filter(|e| is(e, name)).for_each(|e| *e = [0; 4]);
+        if let Some(way) = self.ways(hash).iter().position(|e| is(e, name)) {
+            self.set(hash, way, [0; 4]);
+        }
     }
 }
 
@@ -93,14 +115,13 @@ impl Shard {
 pub(crate) struct Headers(Box<[Mutex<Shard>]>);
 
 impl Headers {
-    /// None yet, of at most so many bytes; 0: there never are any.
-    pub fn new(bytes: u64) -> Headers {
+    /// None yet, of at most so many bytes; 0: there never are any. Fails if the system has no memory.
+    pub fn new(bytes: u64) -> std::io::Result<Headers> {
         let shards = (bytes / SHARD_BYTES_MIN).min(SHARDS_MAX);
         let bytes = bytes.checked_div(shards).unwrap_or(0);
         let table = bytes / TABLE_PART;
-        let ways = table / size_of::<[Entry; WAYS]>() as u64;
-        let shard = |_| Mutex::new(Shard::new((bytes - table) as usize, ways));
-        Headers((0..shards).map(shard).collect())
+        let shard = |_| Ok(Mutex::new(Shard::new(table, bytes - table)?));
+        Ok(Headers((0..shards).map(shard).collect::<std::io::Result<_>>()?))
     }
 
     /// The header at a place, without its padding ([`Record::of_trimmed`]).
@@ -170,7 +191,7 @@ mod tests {
             bytes in 0u64..1 << 20,
             steps in prop::collection::vec((0u32..4, 1u64..3, 1u64..64, 352usize..3000, 0u8..8), 1..400),
         ) {
-            let headers = Headers::new(bytes);
+            let headers = Headers::new(bytes).expect("memory");
             let mut kept = std::collections::BTreeMap::new();
             for (segment, incarnation, block, len, what) in steps {
                 let (identity, offset) = (at(segment, incarnation), block * ALIGN);
@@ -196,7 +217,7 @@ mod tests {
     #[test]
     fn the_newest_of_a_log_are_known() {
         const LEN: usize = 384;
-        let headers = Headers::new(4 << 20);
+        let headers = Headers::new(4 << 20).expect("memory");
         let place = |i: u64| (at((i / 1000) as u32, 1), (1 + i % 1000 * 17) * ALIGN);
         let fit = (4 << 20) * 7 / 8 / LEN as u64;
         for i in 0..3 * fit {

@@ -130,6 +130,8 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
         arena.memory.prefault().map_err(failed)?;
     }
     let index = Index::new(config.max_objects()).map_err(|e| Error::new(ErrorKind::Busy, e.to_string()))?;
+    let headers = Headers::new(config.headers_bytes())
+        .map_err(|e| Error::new(ErrorKind::Busy, format!("ssd.headers_bytes: {e}")))?;
     let staging = StagingPool::new(config.staging_bytes() as usize)
         .map_err(|e| Error::new(ErrorKind::Busy, format!("staging.bytes: {e}")))?;
     // A frame has a block of the arena at least, also one that is on its way out.
@@ -183,7 +185,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
         memory: arena.memory,
         volume: volume.clone(),
         staging,
-        headers: Headers::new(config.headers_bytes()),
+        headers,
         env: env.clone(),
         config,
         fingerprint_key,
