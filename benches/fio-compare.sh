@@ -4,7 +4,7 @@
 #
 #   benches/fio-compare.sh DIR [OBJECT_BYTES] [BATCH] [SECONDS] [RUNS]
 #
-# The store has been running: it knows what headers it has memory for. fio reads whole blocks of 4096 bytes; of both only the
+# The store has been running: it knows what headers it has memory for (PAGELITH_SSD__HEADERS_BYTES). fio reads whole blocks of 4096 bytes; of both only the
 # objects' bytes count. Both read into huge pages: as root they are reserved for fio meanwhile; where that fails fio has pages of
 # 4 KiB, which is said.
 # DIR is on the file system to measure and is left as it was found, but for DIR/pagelith-fio-compare, which is

@@ -11,7 +11,6 @@
 //! is long; so a table may keep entries of what is gone.
 
 use pagelith_io::buffer::AlignedBuf;
-
 use pagelith_io::sync::{Mutex, MutexGuard, PoisonError};
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::record::Record;
@@ -45,8 +44,8 @@ fn is(entry: &Entry, name: [u64; 2]) -> bool {
 }
 
 struct Shard {
-    /// `WAYS` entries for each hash, of little-endian words. Mapped, as the ring is: memory that no header came to is not taken, and all
-    /// of it goes back with the store.
+    /// `WAYS` entries for each hash, of little-endian words. Mapped, as the ring is: memory that no header came to is not
+    /// taken, and all of it goes back with the store.
     table: AlignedBuf,
     ring: AlignedBuf,
     head: u64,

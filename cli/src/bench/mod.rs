@@ -30,7 +30,8 @@ use crate::settings::{Defaults, StoreFlags};
 /// Measure the store, and the limit it is measured against, in turns.
 ///
 /// SSD reads are cold: O_DIRECT where there is, no DRAM tier, nothing promoted. The store verifies every
-/// byte. It is one that has been running: it knows what headers it has memory for.
+/// byte. It is one that has been running: it knows what
+/// headers it has memory for (`ssd.headers_bytes`).
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     /// Which tier

@@ -191,7 +191,7 @@ impl Bench {
     }
 
     fn gets(&mut self) -> anyhow::Result<Round> {
-        if self.shape.tier == BenchTier::Ssd && !self.shape.just_opened {
+        if self.store.opened().memory.headers > 0 && !self.shape.just_opened {
             self.get_all()?;
         }
         if self.shape.depth == 1 {

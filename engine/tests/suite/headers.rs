@@ -25,7 +25,7 @@ fn read_by_a_get(world: &World, store: &Store, n: u64) -> u64 {
 }
 
 pub fn are_read_once_and_known_then(world: &World) {
-    if world.sim().is_none() || !world.is_embedded() || !world.tells_keys_apart() {
+    if world.sim().is_none() || !world.tells_keys_apart() {
         return;
     }
     let config = config(world, pagelith::Size::mib(1));
