@@ -52,11 +52,6 @@ struct Shard {
 }
 
 impl Shard {
-    fn new(table: u64, ring: u64) -> std::io::Result<Shard> {
-        let table = (table / LINE_BYTES).max(1) * LINE_BYTES;
-        Ok(Shard { table: AlignedBuf::new(table as usize)?, ring: AlignedBuf::new(ring as usize)?, head: 0 })
-    }
-
     /// The bytes of the entries that a hash leads to.
     fn line(&mut self, hash: u64) -> &mut [u8] {
         let lines = self.table.len() as u64 / LINE_BYTES;
@@ -118,9 +113,11 @@ impl Headers {
     pub fn new(bytes: u64) -> std::io::Result<Headers> {
         let shards = (bytes / SHARD_BYTES_MIN).min(SHARDS_MAX);
         let bytes = bytes.checked_div(shards).unwrap_or(0);
-        let table = bytes / TABLE_PART;
-        let shard = |_| Ok(Mutex::new(Shard::new(table, bytes - table)?));
-        Ok(Headers((0..shards).map(shard).collect::<std::io::Result<_>>()?))
+        let table = bytes / TABLE_PART / LINE_BYTES * LINE_BYTES;
+        let memory = |bytes: u64| AlignedBuf::sparse(shards as usize, bytes as usize);
+        let memory = memory(table)?.into_iter().zip(memory(bytes - table)?);
+        let shard = |(table, ring)| Mutex::new(Shard { table, ring, head: 0 });
+        Ok(Headers(memory.map(shard).collect()))
     }
 
     /// The header at a place, without its padding ([`Record::of_trimmed`]).

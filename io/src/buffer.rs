@@ -40,9 +40,22 @@ impl AlignedBuf {
     /// them and goes back when the last of the buffers is dropped. What a device moves to or from a huge page is one
     /// piece to it, and not one for every 4096 bytes. Fails if the system has no memory, or no such addresses.
     pub fn many(count: usize, len: usize) -> std::io::Result<Vec<AlignedBuf>> {
+        AlignedBuf::side_by_side(count, len, spare::fresh)
+    }
+
+    /// The same, of small pages: memory that nobody wrote to is not taken from the system.
+    pub fn sparse(count: usize, len: usize) -> std::io::Result<Vec<AlignedBuf>> {
+        AlignedBuf::side_by_side(count, len, spare::sparse)
+    }
+
+    fn side_by_side(
+        count: usize,
+        len: usize,
+        map: impl FnOnce(usize) -> std::io::Result<MmapMut>,
+    ) -> std::io::Result<Vec<AlignedBuf>> {
         let stride = align_up(len.max(1) as u64) as usize;
         let total = stride.checked_mul(count).ok_or(std::io::ErrorKind::OutOfMemory)?;
-        let map = Arc::new(MmapRaw::from(spare::fresh(total)?));
+        let map = Arc::new(MmapRaw::from(map(total)?));
         Ok((0..count).map(|i| AlignedBuf { map: Map::Slice(map.clone(), i * stride), len }).collect())
     }
 
@@ -80,7 +93,7 @@ impl std::ops::Deref for AlignedBuf {
     fn deref(&self) -> &[u8] {
         match &self.map {
             Map::Whole(map) => map.as_deref().map_or(&[], |map| &map[..self.len]),
-            // SAFETY: `many` mapped `len` zeroed bytes from there on, for this buffer alone, and the Arc keeps the mapping;
+            // SAFETY: `side_by_side` mapped `len` zeroed bytes from there on, for this buffer alone, and the Arc keeps the mapping;
             // the buffer's borrow is the slice's.
             Map::Slice(map, at) => unsafe { std::slice::from_raw_parts(map.as_ptr().add(*at), self.len) },
             // SAFETY: `shown` mapped it the same way, and no other process can write it.

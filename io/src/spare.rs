@@ -31,9 +31,14 @@ pub(crate) fn zeroed(len: usize) -> std::io::Result<MmapMut> {
     Ok(map)
 }
 
+/// A zeroed map of its own, at least one byte long, of which only what is written to is taken from the system.
+pub(crate) fn sparse(len: usize) -> std::io::Result<MmapMut> {
+    MmapOptions::new().len(len.max(1)).map_anon()
+}
+
 /// A zeroed map of its own, at least one byte long.
 pub(crate) fn fresh(len: usize) -> std::io::Result<MmapMut> {
-    let map = MmapOptions::new().len(len.max(1)).map_anon()?;
+    let map = sparse(len)?;
     if len >= HUGE {
         // A table of many MiB that is looked at here and there misses the TLB each time. What the system declines
         // is no error.

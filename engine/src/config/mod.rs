@@ -150,7 +150,7 @@ pub struct SsdConfig {
     /// The largest single write. Default 1 MiB; a multiple of 4096 from 64 KiB to 16 MiB, at most a segment.
     /// Lower it if writes delay reads; raise it for drives with a large stripe.
     pub write_bytes: Size,
-    /// Bytes of memory for headers of records on SSD. Default 0: none; or 64 KiB to 64 TiB. A get of an object whose header is
+    /// Bytes of memory for headers of records on SSD. Default 64 MiB; 0: none, or 64 KiB to 64 TiB. A get of an object whose header is
     /// known reads its payload alone, and not 4096 bytes more; some 400 bytes for one of 64 KiB, 900 for one of 1 MiB. Raise it for a
     /// large drive of small objects.
     pub headers_bytes: Size,
@@ -276,7 +276,7 @@ impl Default for SsdConfig {
             write_depth: 8,
             write_depth_reading: 2,
             write_bytes: Size::mib(1),
-            headers_bytes: Size::ZERO,
+            headers_bytes: Size::mib(64),
             checkpoint_segments: 16,
             probe_ms: 1000,
             probe_max_ms: 60_000,

@@ -24,6 +24,8 @@ pub fn config(shape: Shape) -> ValidConfig {
     c.dram.bytes = if shape.cold { Size::ZERO } else { Size::mib(2) };
     c.dram.promote = if shape.promote { Promote::Always } else { Promote::Never };
     c.ssd.bytes = Size::mib(shape.ssd_mib);
+    // Without a DRAM tier everything asked for is read from the device, headers too: what becomes of damage is seen there.
+    c.ssd.headers_bytes = if shape.cold { Size::ZERO } else { Size::kib(64) };
     c.ssd.dirs = (0..shape.dirs).map(|d| format!("sim{d}").into()).collect();
     c.ssd.segment_bytes = Some(Size::mib(1));
     c.ssd.policy = if shape.recency { SsdPolicy::Recency } else { SsdPolicy::Fifo };
