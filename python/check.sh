@@ -13,8 +13,8 @@ rm -rf "$out/env" "$out/wheels"
 "$python" -m venv "$out/env"
 CARGO_TARGET_DIR=$out "$out/env/bin/pip" wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$out/wheels" .
 "$out/env/bin/pip" install --quiet --disable-pip-version-check --no-index "$out/wheels"/pagelith-*.whl
-# The store process that tests attach to: the program as the workspace's tests build it.
-cargo build --quiet --manifest-path ../Cargo.toml --target-dir "${CARGO_TARGET_DIR:-../target}" -p pagelith-cli
+# The store process that tests attach to: the program as the workspace's tests build it, so that their crates are built once.
+cargo build --quiet --profile test --manifest-path ../Cargo.toml --target-dir "${CARGO_TARGET_DIR:-../target}" -p pagelith-cli
 STORE_PROGRAM=$(realpath "${CARGO_TARGET_DIR:-../target}/debug/pagelith")
 export STORE_PROGRAM
 # Not from this folder, where the sources are found before the wheel.
