@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pagelith_io::registered::Registration;
 use pagelith_io::runtime::{Env, Join};
 use pagelith_io::shm::Region;
 use pagelith_io::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +23,7 @@ use crate::session::{self, Session};
 use crate::shared::Shared;
 use crate::stats::Stats;
 use crate::view::View;
-use crate::{close, exists, flush, hits, open, pin, pooled, remove, view};
+use crate::{close, exists, flush, hits, open, pin, pooled, registered, remove, view};
 
 /// An open store. Shared between threads by reference; threads that get or put much have a [`Session`] each.
 ///
@@ -82,6 +83,19 @@ impl Store {
     /// A thread's own way in, with its own disk queue.
     pub fn session(&self) -> Result<Session> {
         Session::new(self.shared.clone())
+    }
+
+    /// Say that gets will read into this memory over and over, such as a host pool: `len` bytes from `base`. Reads from SSD then
+    /// need not look its pages up, which is most of what a long read into pages of 4 KiB costs; nothing else changes. Until the
+    /// registration is dropped the memory has to stay mapped to the pages that it has now: what is read would go to those.
+    /// Each session looks the pages up once more, at its next get. Where there is nothing to be spared (no SSD tier, no io_uring)
+    /// the registration is one of nothing ([`Registration::is_used`]).
+    ///
+    /// # Errors
+    /// `Busy` if the process may not lock so much memory (`RLIMIT_MEMLOCK`); `Invalid` if the kernel does not take this memory,
+    /// such as what is not mapped, or a file's; `Closed`. Gets into it are what they are without.
+    pub fn register_memory(&self, base: *const u8, len: usize) -> Result<Registration> {
+        registered::register(&self.shared, base as usize, len)
     }
 
     /// Begin a request: batches that carry it count as equally recent, deeper pages before shallower ones.

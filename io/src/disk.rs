@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::buffer::Part;
 use crate::fault::IoFault;
+use crate::registered::Registration;
 
 /// A file of the store, as [`Disk::create`] and [`Disk::open`] number them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -143,6 +144,12 @@ pub trait Disk: Send + Sync {
     /// Remove a file by name and sync the directory; absent is fine. A directory that this disk made goes with
     /// the last file in it.
     fn remove(&self, dir: usize, name: &str) -> Result<(), IoFault>;
+    /// Spare reads into this memory the looking up of its pages, as far as this side can, until the registration is dropped:
+    /// `len` bytes from the address `base`, which are mapped, and to the same pages, all that while. Costs what looking all of
+    /// them up does, here and at each queue's next read. A fault says why it cannot be had; reads are what they were then.
+    fn register(&self, _base: usize, _len: usize) -> Result<Registration, IoFault> {
+        Ok(Registration::none())
+    }
     /// A queue for one thread that holds up to `depth` operations in flight.
     fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault>;
 }

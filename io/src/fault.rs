@@ -72,6 +72,8 @@ pub enum FaultOp {
     List,
     /// Making a queue.
     Queue,
+    /// Registering memory.
+    Register,
     /// Starting a thread.
     Spawn,
     /// Finding out what a directory or the system allows.
@@ -89,6 +91,7 @@ impl fmt::Display for FaultOp {
             FaultOp::Remove => "remove",
             FaultOp::List => "list",
             FaultOp::Queue => "queue",
+            FaultOp::Register => "register",
             FaultOp::Spawn => "spawn",
             FaultOp::Probe => "probe",
         })

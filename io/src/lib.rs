@@ -11,6 +11,7 @@ pub mod entropy;
 pub mod fault;
 pub mod huge;
 pub mod kept;
+pub mod registered;
 pub mod runs;
 pub mod runtime;
 pub mod shm;

@@ -13,8 +13,9 @@ use crate::create::{check_name, create, lock, make_dirs, remove_dirs, set_direct
 use crate::disk::{Disk, DiskFacts, FileId, Queue, Side};
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::files::{DataFile, Files};
+use crate::registered::{Registered, Registration, Span};
 use crate::sync::{Mutex, PoisonError};
-use crate::uring::UringQueue;
+use crate::uring::{self, UringQueue};
 
 /// What moves the bytes.
 pub(crate) enum Mover {
@@ -28,6 +29,7 @@ pub(crate) enum Mover {
 pub(crate) struct RealDisk {
     dirs: Vec<PathBuf>,
     files: Arc<Files>,
+    registered: Arc<Registered>,
     mover: Mover,
     direct: bool,
     align: Align,
@@ -46,7 +48,8 @@ impl RealDisk {
         reason: String,
     ) -> RealDisk {
         let made = Mutex::default();
-        RealDisk { dirs: dirs.to_vec(), files: Arc::default(), mover, direct, align, reason, made }
+        let (files, registered) = (Arc::default(), Arc::default());
+        RealDisk { dirs: dirs.to_vec(), files, registered, mover, direct, align, reason, made }
     }
 
     fn dir(&self, dir: usize, op: FaultOp) -> Result<&Path, IoFault> {
@@ -117,10 +120,21 @@ impl Disk for RealDisk {
         }
     }
 
+    fn register(&self, base: usize, len: usize) -> Result<Registration, IoFault> {
+        let span = Span { base, len };
+        match self.mover {
+            Mover::Uring if len > 0 => {
+                uring::may_register(span)?;
+                Ok(self.registered.add(span))
+            }
+            Mover::Uring | Mover::Blocking(_) => Ok(Registration::none()),
+        }
+    }
+
     fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault> {
         let files = Arc::clone(&self.files);
         Ok(match &self.mover {
-            Mover::Uring => Box::new(UringQueue::new(files, self.align, depth)?),
+            Mover::Uring => Box::new(UringQueue::new(files, self.registered.clone(), self.align, depth)?),
             Mover::Blocking(pool) => Box::new(BlockingQueue::new(files, self.align, Arc::clone(pool), depth)),
         })
     }

@@ -1,11 +1,14 @@
 """What engines' configurations say of the store: the keys that all adapters have, their types, and what contradicts what."""
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from ._native import Store
+from ._native import PagelithError, Registration, Store
+
+logger = logging.getLogger(__name__)
 
 _Settings = TypeVar("_Settings", bound="StoreSettings")
 
@@ -80,6 +83,36 @@ class StoreSettings:
             return None
         with open(self.key_file, "rb") as file:
             return self.key_name, file.read().strip()
+
+
+@dataclass(frozen=True)
+class PoolSettings(StoreSettings):
+    """The same, of adapters that the engine tells where its host memory is."""
+
+    # Have the kernel look that memory's pages up once, and keep them, where a store of this process reads into it from SSD.
+    register_memory: bool = of_type(bool, "true or false", True)
+
+    def register(self, store: Store, spans: Iterable[tuple[int, int]]) -> list[Registration]:
+        """Register what there is to be by address and length. What cannot be is said, and costs no read."""
+        held = []
+        for address, length in spans if self.register_memory else ():
+            try:
+                held.append(store.register((address, length)))
+            except PagelithError as error:
+                logger.warning("pagelith: %d bytes of host memory are not registered, reads into them cost more CPU: %s", length, error)
+        return held
+
+
+def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same addresses, in as few spans as they are."""
+    found: list[tuple[int, int]] = []
+    for address, length in sorted(spans):
+        if found and address <= found[-1][0] + found[-1][1]:
+            first = found[-1][0]
+            found[-1] = (first, max(found[-1][1], address + length - first))
+        else:
+            found.append((address, length))
+    return found
 
 
 def _is(kind: type, value: Any) -> bool:

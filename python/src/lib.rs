@@ -14,6 +14,7 @@ mod memory;
 mod outcome;
 mod pin;
 mod reached;
+mod registered;
 mod store;
 mod tensor;
 
@@ -34,5 +35,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::Store>()?;
     module.add_class::<group::Group>()?;
     module.add_class::<pin::Pin>()?;
+    module.add_class::<registered::Registration>()?;
     Ok(())
 }

@@ -104,6 +104,14 @@ impl Memory {
         }
     }
 
+    /// The only piece of the only object.
+    pub fn only(&self) -> PyResult<(NonNull<u8>, usize)> {
+        match &self.objects[..] {
+            [pieces] if pieces.len() == 1 => Ok(pieces[0]),
+            _ => Err(InvalidError::new_err("one memory is asked for, and no list")),
+        }
+    }
+
     /// Each object's pieces, to be read.
     ///
     /// # Safety

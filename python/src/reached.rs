@@ -11,7 +11,7 @@ use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
 use pagelith::{
     Error, ErrorKind, FlushReport, GetOutcome, GetSlice, Options, PagesFound, PagesQuery, Pin, PutOutcome,
-    PutSlice, Request, Result, Store,
+    PutSlice, Registration, Request, Result, Store,
 };
 
 /// Longest that a call to another process's store may take which names no timeout: as a store's own default.
@@ -54,6 +54,14 @@ impl Reached {
         match self {
             Reached::Own(_) => Ok(()),
             Reached::Attached(store) => store.share(Arc::new(region)),
+        }
+    }
+
+    /// Spare an own store's reads into this memory the looking up of its pages; another process does not read into it.
+    pub fn register(&self, base: *const u8, len: usize) -> Result<Registration> {
+        match self {
+            Reached::Own(store) => store.register_memory(base, len),
+            Reached::Attached(_) => Ok(Registration::none()),
         }
     }
 

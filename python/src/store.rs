@@ -21,6 +21,7 @@ use crate::memory::Memory;
 use crate::outcome::{FlushReport, GetOutcome, PutOutcome};
 use crate::pin::Pin;
 use crate::reached::Reached;
+use crate::registered::Registration;
 
 /// One request of a cache controller: what is asked for under it counts as equally recent.
 #[pyclass(frozen, module = "pagelith")]
@@ -171,6 +172,12 @@ impl Store {
             InvalidError::new_err(format!("not memory of so many bytes fd={fd} length={length}"))
         })?;
         self.with(py, |store| store.share(region))?.map_err(|error| raised(&error))
+    }
+
+    /// Say that gets will read into this memory over and over, such as a host pool: a buffer, a tensor, or an (address, length).
+    /// Reads from SSD then need not look its pages up. Until it is released the memory has to stay mapped as it is now.
+    fn register(this: &Bound<'_, Store>, memory: &Bound<'_, PyAny>) -> PyResult<Registration> {
+        Registration::of(this.get(), memory, this.get().process)
     }
 
     /// Begin a request: calls that carry it count as equally recent.

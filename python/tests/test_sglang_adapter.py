@@ -49,7 +49,7 @@ class PoolTransferResult:
         self.restorable_prefix_pages = restorable_prefix_pages
 
 
-stand_in("torch", arange=lambda count, dtype=None: Indices(range(count)), int64=None)
+stand_in("torch", arange=lambda *bounds, dtype=None: Indices(range(*bounds)), int64=None)
 for package in ("sglang", "sglang.srt", "sglang.srt.mem_cache"):
     stand_in(package)
 stand_in(
@@ -70,7 +70,7 @@ class Pool:
     dtype, layout, layer_num, start_layer = "bf16", "page_first", 2, 0
 
     def __init__(self, length=3000, pages=32, page_size=PAGE, parts=1):
-        self.page_size, self.length, self.parts = page_size, length, parts
+        self.page_size, self.length, self.parts, self.size = page_size, length, parts, pages * page_size
         self.kv_buffer = ctypes.create_string_buffer(length * parts * pages)
 
     def get_page_buffer_meta(self, indices):
@@ -247,6 +247,15 @@ class SetUp(Case):
         self.assert_refused("at least 1", extra={"get_timeout_ms": 0})
         self.assert_refused("--served-model-name", model_name=None)
         self.assert_refused("pagelith serve", is_mla_model=True, tp_size=2)
+
+    def test_all_of_a_pool_is_registered_once(self):
+        for host in (Pool(pages=7), Pool(pages=1), MHATokenToKVPoolHost(pages=9)):
+            told = []
+            backend = HiCache(self.config(), {})
+            backend._store, store = types.SimpleNamespace(register=told.append, close=lambda: None), backend._store
+            backend.register_mem_pool_host(host)
+            self.assertEqual(told, [(ctypes.addressof(host.kv_buffer), ctypes.sizeof(host.kv_buffer))])
+            store.close()
 
     def test_a_pool_without_places_is_refused_by_name(self):
         class Unsaid(Pool):

@@ -178,6 +178,48 @@ class RoundTrips(Case):
         self.assertIsNone(gone())
 
 
+class Registered(Case):
+    def test_memory_is_read_into_from_ssd_as_without(self):
+        keys = [key(n) for n in range(64)]
+        store = self.open()
+        store.put(keys, [content(n, 4 * PAGE) for n in range(64)])
+        store.close()
+        # Of its own, it is page-aligned: what is read goes there and nowhere between.
+        pool = mmap.mmap(-1, 64 * 4 * PAGE)
+        rows = [memoryview(pool)[n * 4 * PAGE : (n + 1) * 4 * PAGE] for n in range(64)]
+        store = pagelith.Store(config(self.home.name, promote="never"))
+        self.addCleanup(store.close)
+        with store.register(pool) as registration:
+            self.assertEqual([outcome.tier for outcome in store.get(keys, rows)], ["ssd"] * 64)
+            self.assertEqual(pool[:], b"".join(content(n, 4 * PAGE) for n in range(64)))
+        registration.release()
+        rows[0][:] = bytes(4 * PAGE)
+        self.assertTrue(store.get(keys[:1], rows[:1])[0])
+        self.assertEqual(pool[: 4 * PAGE], content(0, 4 * PAGE))
+
+    def test_it_is_held_until_it_is_released(self):
+        store, buffer = self.open(), bytearray(PAGE)
+        registration = store.register(buffer)
+        with self.assertRaises(BufferError):
+            buffer.extend(b"more")
+        store.close()
+        registration.release()
+        buffer.extend(b"more")
+        with self.assertRaises(pagelith.ClosedError):
+            store.register(buffer)
+
+    def test_what_is_no_memory_is_refused(self):
+        store = self.open()
+        with self.assertRaises(BufferError):
+            store.register(bytes(PAGE))
+        with self.assertRaisesRegex(pagelith.InvalidError, "no list"):
+            store.register([bytearray(PAGE), bytearray(PAGE)])
+        if not store.register(bytearray(PAGE)).used:
+            self.skipTest("nothing is looked up where io_uring is refused")
+        with self.assertRaisesRegex(pagelith.InvalidError, "errno=14"):
+            store.register((4096, 4096))
+
+
 class Groups(Case):
     def test_a_group_in_one_call_is_whole_or_not_here(self):
         store = self.open()
@@ -311,6 +353,7 @@ class Life(Case):
         store = self.open()
         store.put([key(1)], [content(1)])
         pin = store.pin([key(1)])
+        registration = store.register(bytearray(PAGE))
         child = os.fork()
         if child == 0:
             status = 1
@@ -320,7 +363,8 @@ class Life(Case):
                 status = 0 if f"opened_in={os.getppid()}" in str(error) else 2
             # What the child drops is not its own to close.
             pin.release()
-            del store, pin
+            registration.release()
+            del store, pin, registration
             gc.collect()
             os._exit(status)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pagelith::AlignedBuf;
 use pagelith::config::SsdIo;
 use pagelith::io::buffer::Part;
 use pagelith::io::disk::{Completion, Disk, FileId, Op as DiskOp, Queue};
@@ -16,6 +15,7 @@ use pagelith::layouts::align::{ALIGN, align_up};
 use pagelith::layouts::footer::FooterEntry;
 use pagelith::layouts::ids::SegmentId;
 use pagelith::layouts::names::SEGMENTS;
+use pagelith::{AlignedBuf, Registration};
 
 use super::round::{Round, Timer};
 use super::{Op, Shape};
@@ -132,6 +132,7 @@ struct Bare<'f> {
     /// Buffers of the two kinds that wait for their next transfer.
     reads: Vec<AlignedBuf>,
     writes: Vec<AlignedBuf>,
+    _registration: Registration,
     // The queue's files live in the disk, which must outlast it.
     _disk: Arc<dyn Disk>,
 }
@@ -157,10 +158,14 @@ impl<'f> Bare<'f> {
             done: Vec::new(),
             reads: Vec::new(),
             writes: Vec::new(),
+            _registration: Registration::none(),
             _disk: disk,
         };
         let longest = of.extents.iter().map(|e| e.1).max().unwrap_or(0);
-        bare.reads = AlignedBuf::many(readers, longest).context("no memory for a transfer")?;
+        bare.reads = shape.memory.buffers(readers, longest).context("no memory for a transfer")?;
+        if let Some((base, len)) = shape.memory.registered(&bare.reads) {
+            bare._registration = bare._disk.register(base as usize, len)?;
+        }
         // Not while the clock runs.
         bare.reads.iter_mut().flat_map(|buffer| buffer.chunks_mut(4096)).for_each(|page| page[0] = 1);
         if shape.op != Op::Get {

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
+use pagelith::AlignedBuf;
 use pagelith::config::{Promote, Size};
 use serde::Serialize;
 
@@ -55,6 +56,9 @@ pub(crate) struct BenchArgs {
     /// With `mixed`: one batch of gets at a time, beside a thread that puts so many bytes a second
     #[arg(long, value_name = "SIZE")]
     write_rate: Option<Size>,
+    /// Memory that objects are read into
+    #[arg(long, value_enum, default_value_t = Memory::Huge)]
+    memory: Memory,
     /// With `get` on SSD: of a store that was opened a moment ago, and knows no header
     #[arg(long)]
     just_opened: bool,
@@ -107,6 +111,35 @@ enum Op {
     OpenClean,
 }
 
+/// What the application's memory is like, for the limit too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Memory {
+    /// Huge pages, where the system has them.
+    Huge,
+    /// Pages of 4 KiB, as a host pool often has.
+    Small,
+    /// The same, registered.
+    Registered,
+}
+
+impl Memory {
+    /// `count` buffers side by side.
+    fn buffers(self, count: usize, len: usize) -> std::io::Result<Vec<AlignedBuf>> {
+        match self {
+            Memory::Huge => AlignedBuf::many(count, len),
+            Memory::Small | Memory::Registered => AlignedBuf::sparse(count, len),
+        }
+    }
+
+    /// From where to where the buffers lie, if they are to be registered.
+    fn registered(self, buffers: &[AlignedBuf]) -> Option<(*const u8, usize)> {
+        let (first, last) = (buffers.first()?, buffers.last()?);
+        let end = last.as_ptr() as usize + last.len();
+        (self == Memory::Registered).then(|| (first.as_ptr(), end - first.as_ptr() as usize))
+    }
+}
+
 /// The sizes of a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
@@ -120,6 +153,7 @@ struct Shape {
     index_objects: u64,
     /// Bytes a second of a writer beside.
     write_rate: Option<u64>,
+    memory: Memory,
     /// Nothing is got before it is measured.
     just_opened: bool,
     round: Duration,
@@ -170,6 +204,7 @@ impl BenchArgs {
             depth: self.depth as usize,
             index_objects: index_objects(data / object_bytes),
             write_rate: self.write_rate.map(Size::bytes),
+            memory: self.memory,
             just_opened: self.just_opened,
             round,
             rounds: self.rounds,

@@ -9,7 +9,8 @@ use anyhow::{Context, anyhow, bail};
 use pagelith::config::ValidConfig;
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{
-    AlignedBuf, Destination, Done, Get, GetDone, GetOutcome, GetSlice, Options, Session, Store, Ticket, Tier,
+    AlignedBuf, Destination, Done, Get, GetDone, GetOutcome, GetSlice, Options, Registration, Session, Store,
+    Ticket, Tier,
 };
 
 use super::limit::EXISTS_BATCHES;
@@ -30,6 +31,8 @@ pub(super) struct Bench {
     next_new: u64,
     /// Objects' bytes on their way in, or room for those on their way out.
     buffers: Vec<AlignedBuf>,
+    /// Of `buffers`.
+    registration: Option<Registration>,
     /// Gets in flight, the oldest first, and when each was begun.
     tickets: VecDeque<(Ticket, Instant)>,
 }
@@ -75,7 +78,9 @@ impl Bench {
         let content = Content::new(shape.seed);
         let objects = Objects::new(shape.object_bytes, shape.seed)?;
         // For the gets in flight, and a batch of puts beside them; as an application's pool of host memory.
-        let mut buffers = AlignedBuf::many(shape.batch * (shape.depth + 1), shape.object_bytes)
+        let mut buffers = shape
+            .memory
+            .buffers(shape.batch * (shape.depth + 1), shape.object_bytes)
             .context("no memory for a batch")?;
         for (buffer, i) in buffers.iter_mut().zip(0..) {
             content.fill(&objects.key(i), buffer);
@@ -93,7 +98,10 @@ impl Bench {
         let store = Store::open(config).context("cannot open the store")?;
         let session = store.session().context("cannot begin a session")?;
         let objects = Objects::new(shape.object_bytes, shape.seed)?;
-        Ok(Bench { shape, session, store, objects, rng, next_new, buffers, tickets: VecDeque::new() })
+        let registration = shape.memory.registered(&buffers);
+        let registration = registration.map(|(base, len)| store.register_memory(base, len)).transpose()?;
+        let tickets = VecDeque::new();
+        Ok(Bench { shape, session, store, objects, rng, next_new, buffers, registration, tickets })
     }
 
     /// What moves the bytes.
@@ -103,8 +111,8 @@ impl Bench {
 
     /// Close the store; what it takes to go on.
     pub(super) fn pause(self) -> anyhow::Result<Paused> {
-        let Bench { session, store, rng, next_new, buffers, .. } = self;
-        drop(session);
+        let Bench { session, store, rng, next_new, buffers, registration, .. } = self;
+        drop((session, registration));
         store.close().context("cannot close the store")?;
         Ok(Paused { rng, next_new, buffers })
     }

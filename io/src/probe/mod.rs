@@ -125,9 +125,10 @@ fn try_uring(places: &[Place]) -> Result<Align, IoFault> {
     let files = Arc::new(Files::default());
     // The ring first: if both it and O_DIRECT are refused, the ring is what an operator asks about.
     let first = Align { memory: 4096, offset: 4096 };
-    drop(UringQueue::new(Arc::clone(&files), first, PROBE_DEPTH).map_err(setup_refused)?);
+    drop(UringQueue::new(Arc::clone(&files), Arc::default(), first, PROBE_DEPTH).map_err(setup_refused)?);
     let align = common_align(places)?;
-    let mut queue = UringQueue::new(Arc::clone(&files), align, PROBE_DEPTH).map_err(setup_refused)?;
+    let mut queue =
+        UringQueue::new(Arc::clone(&files), Arc::default(), align, PROBE_DEPTH).map_err(setup_refused)?;
     try_places(&mut queue, &files, places, align)
 }
 

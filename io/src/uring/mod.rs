@@ -5,15 +5,19 @@
 //!   until its completion is seen. A queue that cannot wait for that leaks it.
 //! - A completion is matched by slot and generation; one that matches nothing is counted and dropped, never
 //!   counted for another operation.
-//! - Operations in flight never outnumber the submission ring's entries, so a push always finds room and the
-//!   completion ring, twice as large, cannot overflow.
+//! - Entries in flight never outnumber the submission ring's, so a push always finds room and the
+//!   completion ring, twice as large, cannot overflow. An operation is made in several entries only while that leaves one
+//!   for each operation that may still be submitted.
 //! - The kernel cancels queued work of a thread that exits: a queue's submitting thread should outlive its
 //!   operations, else they may complete with ECANCELED.
 
+mod fixed;
 mod ring;
 mod slots;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_fixed;
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -23,15 +27,20 @@ use std::time::{Duration, Instant};
 use io_uring::IoUring;
 use rustix::io::Errno;
 
+use self::fixed::{Fixed, Runs};
 use self::slots::{Held, Slots};
 use crate::check::{Align, check, refused, verdict};
 use crate::disk::{Completion, Op, Queue};
-use crate::fault::IoFault;
+use crate::fault::{FaultOp, IoFault};
 use crate::files::Files;
+use crate::registered::{Registered, Span};
 
 /// How long a dropped queue waits for its operations before it leaks them. Longer than the 30 s that the
 /// kernel's SCSI layer gives a command by default would stall a shutdown for nothing.
 const DROP_WAIT: Duration = Duration::from_secs(30);
+
+/// Entries that the ring has for each operation: room for some to be made in several.
+const ENTRIES_EACH: u32 = 2;
 
 /// Pause before trying again when the kernel lacks memory to take anything and nothing is in flight.
 const BACK_OFF: Duration = Duration::from_millis(1);
@@ -45,8 +54,12 @@ pub(crate) struct UringQueue {
     /// Completions that need no kernel.
     ready: Vec<Completion>,
     files: Arc<Files>,
+    fixed: Fixed,
     align: Align,
     depth: usize,
+    /// Entries that an operation is made in beyond its first, of all in flight, and the most of them.
+    more: usize,
+    more_max: usize,
     /// The errno after which nothing is submitted any more.
     broken: Option<Errno>,
     /// Completions that matched no operation.
@@ -56,18 +69,27 @@ pub(crate) struct UringQueue {
 
 impl UringQueue {
     /// A queue for up to `depth` operations (at least 1, at most what the kernel's ring can hold).
-    pub(crate) fn new(files: Arc<Files>, align: Align, depth: usize) -> Result<UringQueue, IoFault> {
+    pub(crate) fn new(
+        files: Arc<Files>,
+        registered: Arc<Registered>,
+        align: Align,
+        depth: usize,
+    ) -> Result<UringQueue, IoFault> {
         let wanted = u32::try_from(depth.max(1)).unwrap_or(u32::MAX);
-        let ring = ring::build(wanted)?;
-        let depth = wanted.min(ring.params().sq_entries());
+        let ring = ring::build(wanted.saturating_mul(ENTRIES_EACH))?;
+        let entries = ring.params().sq_entries();
+        let depth = wanted.min(entries);
         Ok(UringQueue {
             ring: ManuallyDrop::new(ring),
             slots: ManuallyDrop::new(Slots::new(depth)),
             pending: VecDeque::new(),
             ready: Vec::new(),
             files,
+            fixed: Fixed::new(registered),
             align,
             depth: depth as usize,
+            more: 0,
+            more_max: (entries - depth) as usize,
             broken: None,
             strays: 0,
             drop_wait: DROP_WAIT,
@@ -105,7 +127,7 @@ impl UringQueue {
         );
         self.broken = Some(e);
         for id in std::mem::take(&mut self.pending) {
-            if let Some(held) = self.slots.take(id) {
+            if let Some(held) = ended((&mut self.slots, &mut self.fixed, &mut self.more), id, Err(e)) {
                 let fault = broken_fault(&held.file.path, e);
                 self.ready.push(refused(held.token, held.op, fault));
             }
@@ -116,23 +138,70 @@ impl UringQueue {
     fn reap(&mut self, done: &mut Vec<Completion>) {
         done.append(&mut self.ready);
         for entry in self.ring.completion() {
-            let Some(held) = self.slots.take(entry.user_data()) else {
+            let id = entry.user_data();
+            if self.slots.get(id).is_none() {
                 self.strays += 1;
-                tracing::warn!(
-                    id = entry.user_data(),
-                    strays = self.strays,
-                    "completion of no operation dropped"
-                );
+                tracing::warn!(id, strays = self.strays, "completion of no operation dropped");
                 continue;
-            };
+            }
             let moved = match entry.result() {
                 n if n < 0 => Err(Errno::from_raw_os_error(-n)),
                 n => Ok(n as u64),
             };
-            let result = verdict(&held.op, &held.file.path, moved);
-            done.push(Completion { token: held.token, result, op: held.op });
+            if let Some(held) = ended((&mut self.slots, &mut self.fixed, &mut self.more), id, moved) {
+                let result = verdict(&held.op, &held.file.path, held.moved);
+                done.push(Completion { token: held.token, result, op: held.op });
+            }
         }
     }
+
+    /// Queue the entries of a held operation. False if the ring has no room for one.
+    fn push(&mut self, id: u64) -> bool {
+        let Some(held) = self.slots.get_mut(id) else { return false };
+        let runs = match &held.op {
+            Op::Read { parts, .. } if self.fixed.follow(&self.ring) => {
+                self.fixed.runs(parts, self.align.offset, self.more_max - self.more)
+            }
+            Op::Read { parts, .. } | Op::Write { parts, .. } => Runs::whole(parts),
+            Op::Sync { .. } => Runs::whole(&[]),
+        };
+        let pushed = runs.iter().take_while(|run| ring::push(&mut self.ring, held, id, **run)).count();
+        if pushed == 0 {
+            return false;
+        }
+        // Were one left out, the operation would be short.
+        (held.left, held.fixed) = (pushed, runs.fixed());
+        self.more += pushed - 1;
+        self.fixed.began(held.fixed);
+        self.pending.extend(std::iter::repeat_n(id, pushed));
+        true
+    }
+}
+
+/// An entry of an operation has ended: the operation, if it was its last.
+fn ended(
+    (slots, fixed, more): (&mut Slots, &mut Fixed, &mut usize),
+    id: u64,
+    moved: Result<u64, Errno>,
+) -> Option<Held> {
+    if !slots.get_mut(id)?.ended(moved) {
+        *more -= 1;
+        return None;
+    }
+    let held = slots.take(id)?;
+    fixed.ended(held.fixed);
+    Some(held)
+}
+
+/// Whether the kernel takes this memory for a ring's, found by asking it to.
+pub(crate) fn may_register(span: Span) -> Result<(), IoFault> {
+    let ring = ring::build(1)?;
+    let spans: Vec<Span> = span.stretches().collect();
+    ring::register(&ring, false, &spans).map_err(|e| {
+        let mut fault = IoFault::of_errno(FaultOp::Register, "", 0, e.raw_os_error());
+        fault.detail = format!("base={:#x} len={}", span.base, span.len);
+        fault
+    })
 }
 
 impl Queue for UringQueue {
@@ -160,8 +229,7 @@ impl Queue for UringQueue {
             return Ok(());
         }
         let id = self.slots.insert(Held::new(token, op, file)).map_err(|held| held.op)?;
-        if ring::push(&mut self.ring, &self.slots, id) {
-            self.pending.push_back(id);
+        if self.push(id) {
             return Ok(());
         }
         match self.slots.take(id) {
@@ -209,7 +277,7 @@ impl UringQueue {
 
     /// Sleep until something that is in the kernel's hands finishes, which frees what it was short of.
     fn wait_for_resources(&mut self, left: Duration) {
-        let in_kernel = self.slots.live() > self.pending.len();
+        let in_kernel = self.slots.live() + self.more > self.pending.len();
         if !in_kernel {
             std::thread::sleep(left.min(BACK_OFF));
         } else if let Err(e) = ring::enter(&self.ring, 0, 1, left) {

@@ -8,11 +8,13 @@ use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, opcode, squeue};
 use rustix::io::Errno;
 
-use super::slots::{Held, Slots};
+use super::fixed::Run;
+use super::slots::{Held, IoVec};
 use crate::buffer::Part;
 use crate::calls;
 use crate::disk::Op;
 use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::registered::Span;
 
 /// Longest single sleep in the kernel; longer waits come back and sleep again.
 const SLEEP_MAX: Duration = Duration::from_secs(60);
@@ -36,30 +38,59 @@ pub(super) fn build(depth: u32) -> Result<IoUring, IoFault> {
     Err(IoFault::found(FaultKind::Unsupported, FaultOp::Queue, "io_uring_setup", 0, detail))
 }
 
-/// Queue the held operation `id` for the kernel; false if the submission ring is full. The caller keeps
-/// `slots` until the kernel has completed the operation, and takes it out only then.
-pub(super) fn push(ring: &mut IoUring, slots: &Slots, id: u64) -> bool {
-    let Some(held) = slots.get(id) else { return false };
-    let entry = entry(held).user_data(id);
-    // SAFETY: the entry points to the parts' memory and to `held.vectors`, and names `held.file`. `slots`
+/// Have `ring` look up the pages of `spans`, for reads that name them by their place, and nothing else. `had`: it has looked up
+/// others before, which no read under way names.
+pub(super) fn register(ring: &IoUring, had: bool, spans: &[Span]) -> Result<(), Errno> {
+    if had {
+        ring.submitter().unregister_buffers().map_err(|e| errno(&e))?;
+    }
+    if spans.is_empty() {
+        return Ok(());
+    }
+    let spans: Vec<IoVec> = spans.iter().map(|span| IoVec::new(span.base, span.len)).collect();
+    // SAFETY: `IoVec` is the kernel's `struct iovec`, which the type of the slice here stands for, and the slice is of that many.
+    let spans = unsafe { std::slice::from_raw_parts(spans.as_ptr().cast(), spans.len()) };
+    // SAFETY: the kernel looks up pages, and keeps them from other use until the ring gives them up, whatever becomes of the
+    // addresses meanwhile. It writes to them for entries alone, which `push` makes of parts.
+    unsafe { ring.submitter().register_buffers(spans) }.map_err(|e| errno(&e))
+}
+
+/// Queue a run of the operation that is held under `id` for the kernel; false if the submission ring is full. The caller keeps
+/// what is held in its slot until the kernel has completed every run of it, and takes it out only then.
+pub(super) fn push(ring: &mut IoUring, held: &Held, id: u64, run: Run) -> bool {
+    let entry = entry(held, run).user_data(id);
+    // SAFETY: the entry points to the parts' memory and to `held.vectors`, and names `held.file`. Its slot
     // owns all three until `Slots::take`, which is called only for a number that came back in a completion
-    // or whose entry the kernel has not consumed and never will; a queue dropped earlier leaks `slots`. The
-    // parts of a read are exclusive (checked by `check`), so nobody else looks at what the kernel writes.
+    // of each of its entries, or whose entries the kernel has not consumed and never will; a queue dropped earlier leaks
+    // its slots. The parts of a read are exclusive (checked by `check`), so nobody else looks at what the kernel writes. Where
+    // the entry names registered memory, the part lies in it, by address: what the kernel writes are that part's pages, or
+    // if its owner has mapped others there since, pages that nobody sees.
     unsafe { ring.submission().push(&entry).is_ok() }
 }
 
-fn entry(held: &Held) -> squeue::Entry {
+fn entry(held: &Held, run: Run) -> squeue::Entry {
     let fd = Fd(held.file.fd.as_raw_fd());
-    let vectors = held.vectors.as_ptr().cast();
-    let count = held.vectors.len() as u32;
+    let vectors = || (held.vectors[run.first..][..run.count].as_ptr().cast(), run.count as u32);
     match &held.op {
-        Op::Read { offset, parts, .. } => match single(parts) {
-            Some((part, len)) => opcode::Read::new(fd, part.as_ptr(), len).offset(*offset).build(),
-            None => opcode::Readv::new(fd, vectors, count).offset(*offset).build(),
-        },
+        Op::Read { offset, parts, .. } => {
+            let offset = offset + run.at;
+            match (single(&parts[run.first..][..run.count]), run.fixed) {
+                (Some((part, len)), Some(place)) => {
+                    opcode::ReadFixed::new(fd, part.as_ptr(), len, place).offset(offset).build()
+                }
+                (Some((part, len)), None) => opcode::Read::new(fd, part.as_ptr(), len).offset(offset).build(),
+                (None, _) => {
+                    let (vectors, count) = vectors();
+                    opcode::Readv::new(fd, vectors, count).offset(offset).build()
+                }
+            }
+        }
         Op::Write { offset, parts, .. } => match single(parts) {
             Some((part, len)) => opcode::Write::new(fd, part.as_ptr(), len).offset(*offset).build(),
-            None => opcode::Writev::new(fd, vectors, count).offset(*offset).build(),
+            None => {
+                let (vectors, count) = vectors();
+                opcode::Writev::new(fd, vectors, count).offset(*offset).build()
+            }
         },
         Op::Sync { .. } => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
     }

@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use rustix::io::Errno;
+
 use crate::buffer::Part;
 use crate::disk::Op;
 use crate::files::DataFile;
@@ -17,6 +19,13 @@ pub(super) struct IoVec {
     len: usize,
 }
 
+impl IoVec {
+    /// Of so many bytes at this address.
+    pub(super) fn new(base: usize, len: usize) -> IoVec {
+        IoVec { base, len }
+    }
+}
+
 /// An operation and all that the kernel reads while it works on it. Dropping it early would free memory
 /// under the kernel's hands.
 #[derive(Debug)]
@@ -29,6 +38,12 @@ pub(super) struct Held {
     pub(super) file: Arc<DataFile>,
     /// The parts as the kernel wants them; on the heap, so its address stays when the slot moves.
     pub(super) vectors: Box<[IoVec]>,
+    /// Entries of it that have not completed.
+    pub(super) left: usize,
+    /// How many of all its entries name registered memory.
+    pub(super) fixed: usize,
+    /// What the entries that completed moved, in bytes, and the first failure of one.
+    pub(super) moved: Result<u64, Errno>,
 }
 
 impl Held {
@@ -38,7 +53,16 @@ impl Held {
             Op::Read { parts, .. } | Op::Write { parts, .. } => vectors(parts),
             Op::Sync { .. } => Box::default(),
         };
-        Held { token, op, file, vectors }
+        Held { token, op, file, vectors, left: 1, fixed: 0, moved: Ok(0) }
+    }
+}
+
+impl Held {
+    /// An entry completed, or never will be begun. True if it was the last.
+    pub(super) fn ended(&mut self, moved: Result<u64, Errno>) -> bool {
+        self.left = self.left.saturating_sub(1);
+        self.moved = self.moved.and_then(|before| moved.map(|now| before + now));
+        self.left == 0
     }
 }
 
@@ -47,7 +71,7 @@ fn vectors(parts: &[Part]) -> Box<[IoVec]> {
     if parts.len() == 1 {
         return Box::default();
     }
-    parts.iter().map(|p| IoVec { base: p.addr(), len: p.len() }).collect()
+    parts.iter().map(|p| IoVec::new(p.addr(), p.len())).collect()
 }
 
 #[derive(Debug)]
@@ -93,6 +117,12 @@ impl Slots {
             return None;
         }
         slot.held.as_ref()
+    }
+
+    /// The same, to be changed.
+    pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Held> {
+        self.get(id)?;
+        self.slots[id as u32 as usize].held.as_mut()
     }
 
     /// Take the operation of a number out; `None` if the number is stale or was never given.

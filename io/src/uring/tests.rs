@@ -12,7 +12,7 @@ use crate::fault::FaultKind;
 use crate::files::DataFile;
 
 const ALIGN: Align = Align { memory: 512, offset: 512 };
-const LONG: Duration = Duration::from_secs(60);
+pub(super) const LONG: Duration = Duration::from_secs(60);
 
 /// A queue over one file, or `None` (and a line) if io_uring is refused here.
 fn queue_over(fd: OwnedFd, depth: usize) -> Option<(UringQueue, FileId)> {
@@ -20,11 +20,11 @@ fn queue_over(fd: OwnedFd, depth: usize) -> Option<(UringQueue, FileId)> {
 }
 
 /// The same over a file of so many bytes.
-fn queue_over_bytes(fd: OwnedFd, len: u64, depth: usize) -> Option<(UringQueue, FileId)> {
+pub(super) fn queue_over_bytes(fd: OwnedFd, len: u64, depth: usize) -> Option<(UringQueue, FileId)> {
     let files = Arc::new(Files::default());
     let file = DataFile { fd, path: "test".to_owned(), dir: 0, name: "test".to_owned(), len };
     let id = files.insert(file);
-    match UringQueue::new(files, ALIGN, depth) {
+    match UringQueue::new(files, Arc::default(), ALIGN, depth) {
         Ok(queue) => Some((queue, id)),
         Err(fault) => {
             eprintln!("skipped: {fault}");
@@ -80,8 +80,7 @@ fn a_completion_of_no_operation_is_counted_for_none() {
     queue.reap(&mut done);
     assert_eq!((done.len(), queue.strays, queue.in_flight()), (0, 6, 1));
 
-    assert!(ring::push(&mut queue.ring, &queue.slots, id));
-    queue.pending.push_back(id);
+    assert!(queue.push(id));
     queue.wait(&mut done, LONG);
     assert_eq!(done.iter().map(|c| c.token).collect::<Vec<_>>(), [2]);
     assert_eq!(queue.in_flight(), 0);
@@ -153,10 +152,10 @@ fn a_depth_of_nothing_and_of_everything_are_bounded() {
 }
 
 /// A loop device that ends in the middle of a transfer; detached when dropped.
-struct Ends(String);
+pub(super) struct Ends(pub(super) String);
 
 impl Ends {
-    fn after(bytes: u64, image: &std::path::Path) -> Result<Ends, String> {
+    pub(super) fn after(bytes: u64, image: &std::path::Path) -> Result<Ends, String> {
         let args = ["--find", "--show", "--sizelimit", &bytes.to_string()];
         let done = Command::new("losetup").args(args).arg(image).output().map_err(|e| e.to_string())?;
         if !done.status.success() {

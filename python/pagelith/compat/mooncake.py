@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 
 import pagelith
 
+from ..settings import PoolSettings
+
 logger = logging.getLogger(__name__)
 
 _Code = TypeVar("_Code")
@@ -113,6 +115,7 @@ class MooncakeDistributedStore:
         self._lengths: dict[str, int] = {}
         self._starts: list[int] = []
         self._regions: dict[int, int] = {}
+        self._held: dict[int, list[pagelith.Registration]] = {}
 
     def setup(
         self,
@@ -145,7 +148,10 @@ class MooncakeDistributedStore:
         space = pagelith.Namespace("mooncake-client", tenant=tenant_id)
         self._key = pagelith.Key(space, bytes(32), pool="opaque", component="data")
         self._length = pagelith.Key(space, bytes(32), pool="opaque", component="length")
-        self._hostname, self._store = local_hostname, store
+        with self._lock:
+            self._hostname, self._store = local_hostname, store
+            for address in self._starts:
+                self._register(address)
         return OK
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
@@ -159,6 +165,10 @@ class MooncakeDistributedStore:
         store, self._store = self._store, None
         if store is not None:
             store.close()
+        with self._lock:
+            for registration in [one for held in self._held.values() for one in held]:
+                registration.release()
+            self._held.clear()
         return OK
 
     def get_hostname(self) -> str:
@@ -181,6 +191,7 @@ class MooncakeDistributedStore:
                 return INVALID_PARAMS
             self._starts.insert(at, address)
             self._regions[address] = size
+            self._register(address)
             return OK
 
     def unregister_buffer(self, address: int) -> int:
@@ -188,7 +199,14 @@ class MooncakeDistributedStore:
             if self._regions.pop(address, None) is None:
                 return INVALID_PARAMS
             self._starts.remove(address)
+            for registration in self._held.pop(address, []):
+                registration.release()
             return OK
+
+    def _register(self, address: int) -> None:
+        """With the store too, once it is open."""
+        if self._store is not None:
+            self._held[address] = PoolSettings().register(self._store, [(address, self._regions[address])])
 
     def _is_registered(self, pieces: Sequence[tuple[int, int]]) -> bool:
         for address, size in pieces:

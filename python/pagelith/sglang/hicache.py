@@ -93,6 +93,7 @@ class HiCache(HiCacheStorage):
         # Which pools' objects of a page are here without its KV; None for a page that some of them could not be put for.
         self._begun: OrderedDict[str, tuple[str, ...] | None] = OrderedDict()
         self._moved: dict[str, list[Any]] = {"prefetch": [], "backup": []}
+        self._registered: list[pagelith.Registration] = []
         self._store = self.settings.open(f"rank_{config.dp_rank}_{config.tp_rank}_{config.pp_rank}_{config.attn_cp_rank}")
 
     # Registration.
@@ -119,6 +120,8 @@ class HiCache(HiCacheStorage):
         pool = Pool(name, host, self._where)
         if self.settings.attach is not None:
             share_pool(self._store, host)
+        else:
+            self._registered += self.settings.register(self._store, pool.spans())
         with self._lock:
             self._pools[name] = pool
             self._begun.clear()
@@ -392,6 +395,8 @@ class HiCache(HiCacheStorage):
 
     def close(self) -> None:
         self._store.close()
+        for registration in self._registered:
+            registration.release()
 
     def _measure(self, what: str, pages: int, started: float) -> None:
         if not self._measures or pages == 0:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pagelith
 
+from ..settings import joined
+
 _HASH = re.compile("[0-9a-f]{64}")
 # Draft state is the same pool of another role.
 _DRAFTS = {"draft": "kv", "draft_indexer": "indexer", "draft_swa": "swa"}
@@ -119,6 +121,16 @@ class Pool:
             name = "k" if self.name in ("kv", "draft") else "data"
             taken = [(name, shard, range(count))]
         return tuple(Component(name, of, tuple(at), sum(lengths[i] for i in at)) for name, of, at in taken)
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Where all its pages lie, by address and length; nothing if it does not say how many they are."""
+        import torch
+
+        size = int(getattr(self.host, "size", 0) or 0)
+        if size < self.slots:
+            return []
+        ends = [self._named(torch.arange(start, start + self.slots, dtype=torch.int64)) for start in (0, size - self.slots)]
+        return joined((min(a, b), abs(b - a) + length) for (a, length), (b, _) in zip(*ends, strict=True))
 
     def facts(self) -> tuple[str, str]:
         """What its bytes depend on: two servers that differ here have no page in common."""

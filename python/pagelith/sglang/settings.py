@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..settings import StoreSettings
+from ..settings import PoolSettings
 
 # Keys that SGLang reads itself and leaves in the dictionary.
 _OF_SGLANG = ("backend_name", "module_path", "class_name", "allocator")
 
 
 @dataclass(frozen=True)
-class Settings(StoreSettings):
+class Settings(PoolSettings):
     """The keys of this backend."""
 
     # Zero-copy reads and writes; SGLang's name, and its type: anything that is true.

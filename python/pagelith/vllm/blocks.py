@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from ..settings import joined
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -54,9 +56,14 @@ class InPlace:
 
     def __init__(self, caches: Sequence[Any], blocks: int) -> None:
         self._layers = [Layer.of(cache, blocks) for cache in caches]
+        self._blocks = blocks
         self.bytes = sum(layer.bytes for layer in self._layers)
         # Blocks that one call may have: a call of any size is one batch.
         self.at_once = blocks
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Where all of it lies."""
+        return joined((of.base, of.stride * (self._blocks - 1) + sum(of.pieces[-1])) for of in self._layers)
 
     def lent(self, blocks: Sequence[int]) -> list[list[tuple[int, int]]]:
         """Of each block its memory, piece after piece; what lies side by side is one."""

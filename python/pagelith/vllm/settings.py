@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..settings import StoreSettings, number, of_type
+from ..settings import PoolSettings, number, of_type
 
 # Kinds of caches (vLLM's names) of which each block stands for its tokens alone.
 _KINDS = ("full_attention", "mla_attention", "sliding_window")
 
 
 @dataclass(frozen=True)
-class ConnectorSettings(StoreSettings):
+class ConnectorSettings(PoolSettings):
     """The keys of the connector."""
 
     # Longest that a look-up may take, of which the scheduler waits for each.

@@ -34,6 +34,10 @@ class Staged:
             at += length
         return self.into(blocks)
 
+    def spans(self) -> list[tuple[int, int]]:
+        """Where all of it lies."""
+        return [(self._host.data_ptr(), self._host.numel())]
+
     def into(self, blocks: Sequence[int]) -> list[list[tuple[int, int]]]:
         """Host memory for these blocks."""
         return [[(self._host[at].data_ptr(), self.bytes)] for at in range(len(blocks))]

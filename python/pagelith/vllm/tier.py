@@ -16,14 +16,14 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 import pagelith
 
-from ..settings import StoreSettings, number, of_type
+from ..settings import PoolSettings, number, of_type
 from .hashes import Missed, page_of
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Settings(StoreSettings):
+class Settings(PoolSettings):
     """The keys of a tier's entry in `secondary_tiers`."""
 
     put_wait_ms: int = number(1000)
@@ -66,6 +66,7 @@ class PagelithTier(SecondaryTierManager):
         self._namespace = _namespace(self.settings, config, self._block_size_bytes)
         self._keys: dict[int, pagelith.Key] = {}
         self._store = self.settings.open(f"dp_{config.parallel.data_parallel_index}")
+        self._registered = self.settings.register(self._store, [(self._base, primary_kv_view.nbytes)])
         # What a store in this process has is known without a wait.
         self._looks = _Looks(self) if self.settings.attach is not None else None
         self._failed = Missed()
@@ -202,6 +203,8 @@ class PagelithTier(SecondaryTierManager):
         if self._looks is not None:
             self._looks.shutdown()
         self._store.close()
+        for registration in self._registered:
+            registration.release()
 
     def _key(self, key: Any) -> pagelith.Key:
         """vLLM's key is a block's hash and, in four bytes, the group of layers."""

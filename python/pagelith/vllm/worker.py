@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ..settings import joined
 from .hashes import page_of
 from .messages import Load, Named, Plan, Report, Step
 from .names import key_of
@@ -24,6 +25,7 @@ class Worker:
         self._opened = opened
         self._store = opened.store
         self._saves = saves
+        self._registered: list[Any] = []
         self._tables: dict[str, list[int]] = {}
         self._spoiled = Spoiled(tokens)
         # Blocks that failed to load, and what is not reported yet.
@@ -38,6 +40,7 @@ class Worker:
         """The caches are there: this worker's name, and memory for saves and for as many threads as read."""
         self.named, self._key = named, key_of(named)
         self._own = memory[0]
+        self._registered = self._settings.register(self._store, joined(span for one in memory for span in one.spans()))
         for one in memory[1:]:
             self._memory.put(one)
 
@@ -156,3 +159,5 @@ class Worker:
         if self._threads is not None:
             self._threads.shutdown(wait=True)
         self._opened.close()
+        for registration in self._registered:
+            registration.release()
