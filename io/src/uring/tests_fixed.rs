@@ -57,7 +57,7 @@ fn memory_that_is_registered_is_read_into_by_its_place_until_it_is_no_more() {
     let dir = TempDir::new().unwrap();
     let Some((mut queue, file)) = queue_over_pattern(&dir, 4) else { return };
     let (a, b) = (buffer(8 * SHORT_PART), buffer(8 * SHORT_PART));
-    let (first, second) = (register(&queue, &a), register(&queue, &b[SHORT_PART..]));
+    let (first, second) = (register(&queue, &a), register(&queue, &b[SHORT_PART..7 * SHORT_PART]));
 
     let parts = read(&mut queue, file, 4096, vec![a.into_part()]);
     assert_eq!(queue.fixed.made, 1);
@@ -73,7 +73,9 @@ fn memory_that_is_registered_is_read_into_by_its_place_until_it_is_no_more() {
     read(&mut queue, file, 1024, vec![front]);
     assert_eq!(queue.fixed.made, 2, "what is registered no more is used");
     let (_, rest) = b.split(SHORT_PART);
-    read(&mut queue, file, 2048, vec![rest]);
+    let rest = read(&mut queue, file, 2048, vec![rest]).remove(0);
+    assert_eq!(queue.fixed.made, 2, "a part that is registered but for its end");
+    read(&mut queue, file, 2048, vec![rest.split(6 * SHORT_PART).0]);
     assert_eq!(queue.fixed.made, 3, "another registration went with the first");
     drop(second);
     assert!(!queue.fixed.follow(&queue.ring));
