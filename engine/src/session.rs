@@ -216,15 +216,26 @@ impl Session {
     /// Wait for a batch, at most `timeout`. `None` if it is not done by then (it goes on, ask again), or if
     /// it was handed out already.
     pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Option<Done> {
+        self.wait_for(Some(ticket), timeout).map(|(_, done)| done)
+    }
+
+    /// Wait for whichever batch is done first, at most `timeout`. `None` if none is by then, or none is under way: who keeps
+    /// several going begins the next here, and not behind the oldest.
+    pub fn wait_any(&mut self, timeout: Duration) -> Option<(Ticket, Done)> {
+        self.wait_for(None, timeout)
+    }
+
+    fn wait_for(&mut self, wanted: Option<Ticket>, timeout: Duration) -> Option<(Ticket, Done)> {
+        let is_it = |ticket: Ticket| wanted.is_none_or(|wanted| wanted == ticket);
         let deadline = self.io.shared.now().after(timeout);
         loop {
             self.drive();
-            if let Some(at) = self.finished.iter().position(|(t, _)| *t == ticket) {
+            if let Some(at) = self.finished.iter().position(|(t, _)| is_it(*t)) {
                 self.start();
-                return self.finished.remove(at).map(|(_, done)| done);
+                return self.finished.remove(at);
             }
             let left = deadline.since(self.io.shared.now());
-            if left.is_zero() || !self.batches.iter().any(|(t, _)| *t == ticket) {
+            if left.is_zero() || !self.batches.iter().any(|(t, _)| is_it(*t)) {
                 self.start();
                 return None;
             }

@@ -155,10 +155,6 @@ impl Bench {
         put(&mut self.session, &self.objects, numbers, &mut self.buffers)
     }
 
-    fn wait(&mut self, ticket: Ticket) -> anyhow::Result<Done> {
-        self.session.wait(ticket, PATIENCE).context("no answer")
-    }
-
     /// New objects, until all of them are durable where there is an SSD tier.
     fn puts(&mut self) -> anyhow::Result<Round> {
         let mut timer = Timer::start(self.shape.round);
@@ -343,15 +339,17 @@ impl Bench {
 
     /// Wait for the oldest batch of gets, and take what else has ended by then: objects that came.
     fn take_gets(&mut self, timer: &mut Timer) -> anyhow::Result<u64> {
-        let Some((ticket, begun)) = self.tickets.pop_front() else { return Ok(0) };
-        let done = self.wait(ticket)?;
-        timer.ended(begun);
-        let mut objects = self.take(done)?;
-        while let Some((ticket, done)) = self.session.poll() {
+        let mut objects = 0;
+        let mut ended = self.session.wait_any(PATIENCE);
+        if ended.is_none() && !self.tickets.is_empty() {
+            bail!("no answer waited_s={}", PATIENCE.as_secs());
+        }
+        while let Some((ticket, done)) = ended {
             let at = self.tickets.iter().position(|(t, _)| *t == ticket).context("nobody's batch ended")?;
             let begun = self.tickets.remove(at).map(|(_, begun)| begun);
             begun.into_iter().for_each(|begun| timer.ended(begun));
             objects += self.take(done)?;
+            ended = self.session.poll();
         }
         Ok(objects)
     }
