@@ -74,7 +74,8 @@ impl StagingPool {
     /// memory.
     pub fn new(bytes: usize) -> io::Result<StagingPool> {
         let pages = pages_of(bytes)?;
-        let mut buf = AlignedBuf::new(bytes)?;
+        // A mapping of its own: what is kept of buffers that were dropped would have to be cleared, all of it.
+        let mut buf = AlignedBuf::many(1, bytes)?.pop().ok_or(io::ErrorKind::OutOfMemory)?;
         let base = NonNull::from(&mut buf[..]).cast();
         Ok(StagingPool::of(base, bytes, pages, Memory::Own(buf)))
     }
