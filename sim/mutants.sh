@@ -4,13 +4,23 @@
 #   sim/mutants.sh --only PinIgnored --results FILE
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export RUSTFLAGS="${RUSTFLAGS:-} --cfg pagelith_mutants"
-target=target/mutants
-cargo build --quiet --release -p pagelith-sim --target-dir $target
+target=${CARGO_TARGET_DIR:-target}
+planted() { # CARGO'S ARGUMENTS
+    RUSTC_WORKSPACE_WRAPPER=$PWD/sim/mutants-rustc.sh cargo "$@"
+}
+# Dependencies are built once for this build and the other, so both leave their program in one place: this one is copied, and the other
+# linked there again, whatever comes of this.
+put_back() { cargo build --quiet --release -p pagelith-sim; }
+trap put_back EXIT
+planted build --quiet --release -p pagelith-sim
+mkdir -p "$target/mutants"
+cp -f "$target/release/pagelith-sim" "$target/mutants/pagelith-sim"
 tests_of() { # WHICH...: the file of a test program
-    cargo test --release "$@" --no-run --message-format json --target-dir $target 2>/dev/null |
+    planted test --release "$@" --no-run --message-format json 2>/dev/null |
         sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1
 }
-exec $target/release/pagelith-sim mutants --tests "io=$(tests_of -p pagelith-io --lib)" \
-    --tests "groups=$(tests_of -p pagelith-sim --test groups)" \
-    --tests "pins_and_clears=$(tests_of -p pagelith-sim --test pins_and_clears)" "$@"
+io=$(tests_of -p pagelith-io --lib)
+groups=$(tests_of -p pagelith-sim --test groups)
+pins_and_clears=$(tests_of -p pagelith-sim --test pins_and_clears)
+put_back
+"$target/mutants/pagelith-sim" mutants --tests "io=$io" --tests "groups=$groups" --tests "pins_and_clears=$pins_and_clears" "$@"

@@ -183,7 +183,7 @@ fn note(file: &Path, outcome: &Outcome) -> std::io::Result<()> {
 pub fn mutants(args: &MutantsArgs) -> ExitCode {
     if !cfg!(pagelith_mutants) {
         eprintln!(
-            "error: this build has no planted bugs; build it with RUSTFLAGS=\"--cfg pagelith_mutants\""
+            "error: this build has no planted bugs; sim/mutants.sh makes and runs one that has"
         );
         return ExitCode::from(2);
     }
