@@ -182,9 +182,7 @@ fn note(file: &Path, outcome: &Outcome) -> std::io::Result<()> {
 /// Plant each bug and see it caught; fails if one is missed, or if something is found without any.
 pub fn mutants(args: &MutantsArgs) -> ExitCode {
     if !cfg!(pagelith_mutants) {
-        eprintln!(
-            "error: this build has no planted bugs; sim/mutants.sh makes and runs one that has"
-        );
+        eprintln!("error: this build has no planted bugs; sim/mutants.sh makes and runs one that has");
         return ExitCode::from(2);
     }
     let wanted = |m: &Mutant| args.only.is_empty() || args.only.contains(&m.name());
