@@ -86,7 +86,7 @@ impl Store {
     }
 
     /// Say that gets will read into this memory over and over, such as a host pool: `len` bytes from `base`. Reads from SSD then
-    /// need not look its pages up, which is most of what a long read into pages of 4 KiB costs; nothing else changes. Until the
+    /// need not look its pages up, which is half of what the kernel does for a long read into pages of 4 KiB; nothing else changes. Until the
     /// registration is dropped the memory has to stay mapped to the pages that it has now: what is read would go to those.
     /// Each session looks the pages up once more, at its next get. Where there is nothing to be spared (no SSD tier, no io_uring)
     /// the registration is one of nothing ([`Registration::is_used`]).

@@ -114,6 +114,10 @@ fn what_cannot_be_registered_is_said() {
     let error =
         store.register_memory(std::ptr::without_provenance(4096), 4096).expect_err("nothing is there");
     assert_eq!((error.kind, error.errno), (ErrorKind::Invalid, Some(14)), "{error}");
+    for len in [1 << 60, usize::MAX] {
+        let error = store.register_memory(memory.as_ptr(), len).expect_err("more than there is");
+        assert_eq!((error.kind, error.errno), (ErrorKind::Invalid, None), "{error}");
+    }
     assert!(!store.register_memory(memory.as_ptr(), 0).unwrap().is_used());
     let outlives = store.register_memory(memory.as_ptr(), 4096).unwrap();
     store.close().unwrap();

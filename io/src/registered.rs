@@ -15,6 +15,9 @@ use crate::sync::{Mutex, PoisonError};
 /// Most bytes of one registered stretch: the kernel takes 1 GiB (io_uring/rsrc.c).
 const STRETCH_MAX: usize = 1 << 30;
 
+/// Most stretches of one ring: `IORING_MAX_REG_BUFFERS` (io_uring/rsrc.h).
+const STRETCHES_MAX: usize = 1 << 14;
+
 /// A stretch of memory, by address: the kernel's `struct iovec` of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
@@ -23,6 +26,11 @@ pub(crate) struct Span {
 }
 
 impl Span {
+    /// Whether it is a stretch of addresses, and no longer than a ring can have.
+    pub(crate) fn is_possible(self) -> bool {
+        self.base.checked_add(self.len).is_some() && self.len.div_ceil(STRETCH_MAX) <= STRETCHES_MAX
+    }
+
     /// It in stretches that the kernel takes.
     pub(crate) fn stretches(self) -> impl Iterator<Item = Span> {
         (0..self.len.div_ceil(STRETCH_MAX)).map(move |i| {

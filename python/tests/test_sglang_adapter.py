@@ -257,6 +257,18 @@ class SetUp(Case):
             self.assertEqual(told, [(ctypes.addressof(host.kv_buffer), ctypes.sizeof(host.kv_buffer))])
             store.close()
 
+    def test_a_pool_that_does_not_name_its_last_page_is_used_all_the_same(self):
+        class Shy(Pool):
+            def get_page_buffer_meta(self, indices):
+                if indices and indices[0] > 0:
+                    raise ValueError("only the first")
+                return super().get_page_buffer_meta(indices)
+
+        with self.assertLogs("pagelith.sglang.pools", "WARNING"):
+            backend = self.open(Shy())
+        self.assertEqual(backend._registered, [])
+        backend.close()
+
     def test_a_pool_without_places_is_refused_by_name(self):
         class Unsaid(Pool):
             def get_page_buffer_meta(self, indices):

@@ -12,7 +12,7 @@ use crate::buffer::Part;
 use crate::registered::{Registered, Span};
 
 /// A part this long has a read of its own where an operation has others too, in bytes. What is spared is looking its pages
-/// up, a fifth of a microsecond each where they are small; what it costs is another entry, about one.
+/// up; what it costs is another entry (docs/decisions/0029).
 const APART_MIN: usize = 128 << 10;
 
 /// One ring's.

@@ -31,7 +31,7 @@ use self::fixed::{Fixed, Runs};
 use self::slots::{Held, Slots};
 use crate::check::{Align, check, refused, verdict};
 use crate::disk::{Completion, Op, Queue};
-use crate::fault::{FaultOp, IoFault};
+use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::files::Files;
 use crate::registered::{Registered, Span};
 
@@ -195,6 +195,10 @@ fn ended(
 
 /// Whether the kernel takes this memory for a ring's, found by asking it to.
 pub(crate) fn may_register(span: Span) -> Result<(), IoFault> {
+    if !span.is_possible() {
+        let detail = format!("more than a ring can have: base={:#x} len={}", span.base, span.len);
+        return Err(IoFault::found(FaultKind::Invalid, FaultOp::Register, "", 0, detail));
+    }
     let ring = ring::build(1)?;
     let spans: Vec<Span> = span.stretches().collect();
     ring::register(&ring, false, &spans).map_err(|e| {

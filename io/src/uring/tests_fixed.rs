@@ -8,7 +8,6 @@ use super::tests::{Ends, LONG, queue_over_bytes};
 use super::*;
 use crate::buffer::{AlignedBuf, Part};
 use crate::disk::FileId;
-use crate::fault::FaultKind;
 use crate::registered::Registration;
 
 /// So long that it is read by itself, and not so long.

@@ -4,6 +4,7 @@ A pool says where a page lies (`get_page_buffer_meta`); it is asked once, at reg
 many bytes, and what it refuses is refused then, with the flag that mends it. Names are those of docs/names.md.
 """
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import Any
 import pagelith
 
 from ..settings import joined
+
+logger = logging.getLogger(__name__)
 
 _HASH = re.compile("[0-9a-f]{64}")
 # Draft state is the same pool of another role.
@@ -129,7 +132,12 @@ class Pool:
         size = int(getattr(self.host, "size", 0) or 0)
         if size < self.slots:
             return []
-        ends = [self._named(torch.arange(start, start + self.slots, dtype=torch.int64)) for start in (0, size - self.slots)]
+        try:
+            ends = [self._named(torch.arange(start, start + self.slots, dtype=torch.int64)) for start in (0, size - self.slots)]
+        except Exception:
+            # Nothing depends on it but what a read costs.
+            logger.warning("pagelith: pool %r does not say where its last page lies, and is not registered", self.name, exc_info=True)
+            return []
         return joined((min(a, b), abs(b - a) + length) for (a, length), (b, _) in zip(*ends, strict=True))
 
     def facts(self) -> tuple[str, str]:
