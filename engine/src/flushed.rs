@@ -8,17 +8,53 @@ use pagelith_tiers::ssd::log::Event;
 use pagelith_tiers::ssd::segments::SegmentState;
 use pagelith_tiers::ssd::sync::SyncId;
 
-use crate::core::{Answer, Job, SsdCore};
+use crate::core::{Answer, Core, Job, SsdCore};
 use crate::error::{Error, ErrorKind};
 use crate::flusher::{Appended, Flusher, Purpose, Written};
 use crate::frame_io::Held;
 use crate::frames::FrameState;
 use crate::index::{Entry, SsdPlace};
 
+/// Frames whose places enter the index in one section: others wait for the lock as long.
+const FRAMES: usize = 8;
+
+/// Enter a frame's places into the index. `None` if nobody would read it there: nothing is changed then.
+fn frame_written(core: &mut Core, held: &Held, place: &RecordPlace) -> Option<Written> {
+    let data = &held.data;
+    let blocks = data.members.iter().map(|m| m.checksums.len() as u64).sum();
+    let mut offset = record::header_bytes(data.members.len() as u64, blocks);
+    let dead = core.frames.get(held.frame.id).is_none_or(|f| f.dead);
+    let unread = |s: &SsdCore| !s.health.reads() || s.health.is_quarantined(place.identity.segment);
+    if !dead && core.ssd.as_ref().is_some_and(unread) {
+        // The walk that forgets what is there may have passed a part of its group: the rest would be left behind, and be
+        // seen without it when the tier is on again.
+        return None;
+    }
+    let mut members = Vec::with_capacity(data.members.len());
+    for m in &data.members {
+        let at = SsdPlace::at(place.identity.segment, place.offset, offset);
+        offset += align_up(m.extent.bytes);
+        // A frame that was removed or cleared meanwhile is garbage on SSD; its tombstone follows it.
+        let mine = |e: &Entry| {
+            e.frame == Some(held.frame.id.0) && e.ssd.is_none() && u64::from(e.length) == m.extent.bytes
+        };
+        if !dead && core.place_ssd(m.fingerprint, mine, at) {
+            members.push((m.fingerprint, at));
+        }
+    }
+    if let Some(ssd) = core.ssd.as_mut() {
+        ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(data.bytes());
+    }
+    let bytes = data.object_bytes();
+    core.release_frame(held.frame);
+    core.settle_frame(held.frame);
+    Some(Written { members, bytes, from: Vec::new() })
+}
+
 impl Flusher {
     pub(crate) fn handle(&mut self, event: Event) {
         match event {
-            Event::Written(units) => units.into_iter().for_each(|(id, place)| self.written(id, place)),
+            Event::Written(units) => self.written(units),
             Event::WriteFailed(of, ids, fault) => {
                 tracing::warn!(%fault, "write failed");
                 let now = self.shared.now();
@@ -84,54 +120,51 @@ impl Flusher {
         }
     }
 
-    fn written(&mut self, id: u64, place: RecordPlace) {
-        match self.units.remove(&id) {
-            Some(Appended::Frame(held)) => self.frame_written(id, held, &place),
-            Some(Appended::Moved(members)) => self.move_written(id, members, &place),
-            // Those of reclaim's: it waits for everything it gave to the log.
-            Some(Appended::Tombstones(None)) => self.reclaim_unit_done(),
-            Some(Appended::Tombstones(Some(answer))) => {
-                self.tombstones.insert(answer, place);
+    fn written(&mut self, units: Vec<(u64, RecordPlace)>) {
+        let mut frames = Vec::with_capacity(FRAMES);
+        for (id, place) in units {
+            match self.units.remove(&id) {
+                Some(Appended::Frame(held)) => {
+                    frames.push((id, held, place));
+                    if frames.len() == FRAMES {
+                        self.frames_written(&mut frames);
+                    }
+                }
+                Some(Appended::Moved(members)) => self.move_written(id, members, &place),
+                // Those of reclaim's: it waits for everything it gave to the log.
+                Some(Appended::Tombstones(None)) => self.reclaim_unit_done(),
+                Some(Appended::Tombstones(Some(answer))) => {
+                    self.tombstones.insert(answer, place);
+                }
+                None => {}
             }
-            None => {}
         }
+        self.frames_written(&mut frames);
     }
 
-    fn frame_written(&mut self, id: u64, held: Held, place: &RecordPlace) {
-        let data = &held.data;
-        let blocks = data.members.iter().map(|m| m.checksums.len() as u64).sum();
-        let mut offset = record::header_bytes(data.members.len() as u64, blocks);
-        let mut core = self.shared.lock();
-        let dead = core.frames.get(held.frame.id).is_none_or(|f| f.dead);
-        let unread = |s: &SsdCore| !s.health.reads() || s.health.is_quarantined(place.identity.segment);
-        let lost = core.ssd.as_ref().is_some_and(unread);
-        if lost && !dead {
-            // Nobody would read it there. The walk that forgets what is there may have passed a part of its group: the
-            // rest would be left behind, and be seen without it when the tier is on again.
-            drop(core);
-            self.units.insert(id, Appended::Frame(held));
-            return self.writes_failed(vec![id]);
+    /// Enter the places of frames into the index, in one section.
+    fn frames_written(&mut self, frames: &mut Vec<(u64, Held, RecordPlace)>) {
+        if frames.is_empty() {
+            return;
         }
-        let mut members = Vec::new();
-        for m in &data.members {
-            let at = SsdPlace::at(place.identity.segment, place.offset, offset);
-            offset += align_up(m.extent.bytes);
-            // A frame that was removed or cleared meanwhile is garbage on SSD; its tombstone follows it.
-            let mine = |e: &Entry| {
-                e.frame == Some(held.frame.id.0) && e.ssd.is_none() && u64::from(e.length) == m.extent.bytes
-            };
-            if !dead && core.place_ssd(m.fingerprint, mine, at) {
-                members.push((m.fingerprint, at));
+        let shared = self.shared.clone();
+        let mut core = shared.lock();
+        let mut lost = Vec::new();
+        for (id, held, place) in frames.drain(..) {
+            match frame_written(&mut core, &held, &place) {
+                Some(written) => {
+                    self.written.insert(id, written);
+                }
+                None => {
+                    self.units.insert(id, Appended::Frame(held));
+                    lost.push(id);
+                }
             }
         }
-        if let Some(ssd) = core.ssd.as_mut() {
-            ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(data.bytes());
-        }
-        let bytes = data.object_bytes();
-        core.release_frame(held.frame);
-        core.settle_frame(held.frame);
         drop(core);
-        self.written.insert(id, Written { members, bytes, from: Vec::new() });
+        if !lost.is_empty() {
+            self.writes_failed(lost);
+        }
     }
 
     /// Units that were not written go to the front of the queue again, as long as the tier is on.

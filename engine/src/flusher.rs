@@ -19,10 +19,10 @@ use pagelith_tiers::ssd::segments::SegmentState;
 use pagelith_tiers::ssd::sync::SyncId;
 
 use crate::checkpoint::Checkpointing;
-use crate::core::{Answer, Job};
+use crate::core::{Answer, Job, SsdCore};
 use crate::error::{Error, ErrorKind};
 use crate::frame_io::Held;
-use crate::frames::{FrameRef, FrameState};
+use crate::frames::FrameState;
 use crate::index::SsdPlace;
 use crate::probe::Trial;
 use crate::quarantine::Purge;
@@ -215,11 +215,12 @@ impl Flusher {
                 }
                 moved = true;
             }
-            let Some(job) = self.shared.lock().ssd.as_mut().and_then(|s| s.queue.pop_front()) else { break };
+            let Some((job, held)) = self.next_job() else { break };
             moved = true;
             match job {
-                Job::Frame(frame) => {
-                    if let Some(unit) = self.frame_unit(frame) {
+                Job::Frame(_) => {
+                    if let Some(held) = held {
+                        let unit = self.frame_unit(held);
                         self.append(unit);
                     }
                 }
@@ -247,6 +248,17 @@ impl Flusher {
         moved
     }
 
+    /// The next job; with a frame that is still to be written, that frame, held until the write is over.
+    fn next_job(&self) -> Option<(Job, Option<Held>)> {
+        let mut core = self.shared.lock();
+        let job = core.ssd.as_mut()?.queue.pop_front()?;
+        let Job::Frame(frame) = job else { return Some((job, None)) };
+        let queued = core.frames.get_ref(frame).filter(|f| !f.dead && f.state == FrameState::Queued);
+        let is_queued = queued.map(|f| f.state = FrameState::Writing).is_some();
+        let held = if is_queued { Held::new(&mut core, frame) } else { None };
+        Some((job, held))
+    }
+
     /// Whether a unit is of a page that was removed or cleared while it waited for a segment: there may be none for
     /// long, and its memory is wanted.
     fn is_dead(&self, id: u64) -> bool {
@@ -257,16 +269,14 @@ impl Flusher {
     /// Append a unit of a job. False if it has to wait for a segment; it is kept.
     fn append(&mut self, unit: Unit) -> bool {
         let moves = self.reclaim.as_ref().is_some_and(Reclaim::needs_room);
-        let free = {
-            let core = self.shared.lock();
-            core.ssd.as_ref().map_or(0, |s| s.segments.count(SegmentState::Free))
-        };
+        let none_free = |s: &SsdCore| s.segments.count(SegmentState::Free) == 0;
+        let is_full = || self.shared.lock().ssd.as_ref().is_none_or(none_free);
         // The last segment is reclaim's while it has something to move, from its first byte to its last: else
         // nobody could make room. What may be moved fits into it, since it came out of one.
         let fits = self.log.open_fits(&unit);
         // And nobody but reclaim takes the last segment at all: after a crash the open one is sealed, and
         // without another one nothing could be moved any more.
-        if free == 0 && !(fits && (self.log.has_spare() || !moves)) {
+        if !(fits && (self.log.has_spare() || !moves)) && is_full() {
             self.stalled = Some(unit);
             return false;
         }
@@ -310,12 +320,7 @@ impl Flusher {
         Ok(())
     }
 
-    fn frame_unit(&mut self, frame: FrameRef) -> Option<Unit> {
-        let mut core = self.shared.lock();
-        let f = core.frames.get_ref(frame).filter(|f| !f.dead && f.state == FrameState::Queued)?;
-        f.state = FrameState::Writing;
-        let held = Held::new(&mut core, frame)?;
-        drop(core);
+    fn frame_unit(&mut self, held: Held) -> Unit {
         let id = self.unit_id();
         let data = &held.data;
         let member = |m: &crate::frames::FrameMember| UnitMember {
@@ -338,7 +343,7 @@ impl Flusher {
             payload: held.parts(&self.shared.memory),
         };
         self.units.insert(id, Appended::Frame(held));
-        Some(unit)
+        unit
     }
 
     /// A record of tombstones; `keys` is not empty, and all are of one namespace.

@@ -17,7 +17,7 @@ use crate::ids::{Generation, GroupId, Incarnation, NamespaceId, SegmentId, Seque
 use crate::key::ObjectKey;
 use crate::segment::SegmentIdentity;
 
-pub use encode::{MemberSpec, encode, header_bytes, record_bytes};
+pub use encode::{MemberSpec, encode, encode_into, header_bytes, record_bytes, spec_bytes};
 
 structure! {
     /// Start of a record. Behind it come `member_count` members, `block_count` checksums of 16 bytes, and

@@ -9,11 +9,11 @@ use std::time::Duration;
 use pagelith::attach::{self, Attached};
 use pagelith::io::clock::Clock;
 use pagelith::io::runtime::{Join, Runtime, Step, Task};
-use pagelith::io::signal::Signal;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy, Threads};
 use pagelith::layouts::ids::{Generation, NamespaceId};
 use pagelith::layouts::key::ObjectKey;
+use pagelith::layouts::wire::Side;
 use pagelith::serve::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Offer;
@@ -403,22 +403,26 @@ impl Dial for SimDial {
     fn begin(&self) -> std::result::Result<Box<dyn Dialing>, Closed> {
         let mut links = self.links.lock().expect("no panic");
         *links += 1;
-        let (_, client, server) = SimNet::new(*links, self.clock.clone(), &self.runtime, Limits::default());
+        let (net, client, server) = SimNet::new(*links, self.clock.clone(), &self.runtime, Limits::default());
         let server = Server::new(&self.store, Box::new(server), self.staging.clone()).expect("serves");
-        let task = self.runtime.spawn("server", Box::new(Serve(server)), Signal::default()).expect("a task");
+        let wake = net.signal(Side::Server);
+        let task = self.runtime.spawn("server", Box::new(Serve(server, net)), wake).expect("a task");
         self.tasks.lock().expect("no panic").push(task);
         Ok(Box::new(Made(Box::new(client))))
     }
 }
 
-struct Serve(Server);
+struct Serve(Server, SimNet);
 
 impl Task for Serve {
     fn step(&mut self) -> Step {
-        match (self.0.turn(), self.0.closed()) {
+        let Serve(server, net) = self;
+        match (server.turn(), server.closed()) {
             (_, Some(_)) => Step::Done,
             (true, None) => Step::Again,
-            (false, None) => Step::Idle(Duration::from_micros(20)),
+            (false, None) if server.ops() > 0 => Step::Idle(Duration::from_micros(20)),
+            // Nothing happens until something arrives: minutes of simulated time are not worth millions of steps.
+            (false, None) => Step::Idle(net.due(Side::Server).unwrap_or(Duration::from_secs(1))),
         }
     }
 }

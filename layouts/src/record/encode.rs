@@ -39,12 +39,31 @@ pub fn record_bytes(lengths: impl IntoIterator<Item = u64>, block_bytes: u32) ->
 /// Write a record's header. `None` if the members break the format's rules (counts, lengths, a foreign
 /// namespace), which the caller has checked where it took them in.
 pub fn encode(facts: &RecordFacts, members: &[MemberSpec<'_>]) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; spec_bytes(members)?];
+    encode_into(facts, members, &mut bytes)?;
+    Some(bytes)
+}
+
+/// Length in bytes of the header of a record with these members; `None` if that is more than the format allows.
+pub fn spec_bytes(members: &[MemberSpec<'_>]) -> Option<usize> {
     let blocks: u64 = members.iter().map(|m| m.checksums.len() as u64).sum();
     let header = header_bytes(members.len() as u64, blocks);
-    if members.len() > MEMBERS_MAX || header > HEADER_BYTES_MAX {
+    let allowed = members.len() <= MEMBERS_MAX && header <= HEADER_BYTES_MAX;
+    usize::try_from(header).ok().filter(|_| allowed)
+}
+
+/// As [`encode`], into memory of [`spec_bytes`] bytes, whatever is in it; the record, as its reader decodes it. `None` also if
+/// the memory is of another length.
+pub fn encode_into<'a>(
+    facts: &RecordFacts,
+    members: &[MemberSpec<'_>],
+    bytes: &'a mut [u8],
+) -> Option<Record<'a>> {
+    if spec_bytes(members) != Some(bytes.len()) {
         return None;
     }
-    let mut bytes = vec![0; usize::try_from(header).ok()?];
+    let header = bytes.len() as u64;
+    bytes.fill(0);
     let (mut at, mut payload_offset, mut first_block) = (RecordHead::BYTES, header, 0u32);
     let sums_at = at + members.len() * Member::BYTES;
     for spec in members {
@@ -68,11 +87,10 @@ pub fn encode(facts: &RecordFacts, members: &[MemberSpec<'_>]) -> Option<Vec<u8>
     }
     let head = head(facts, members.len(), first_block, header, payload_offset)?;
     bytes[..RecordHead::BYTES].copy_from_slice(bytemuck::bytes_of(&head));
-    let sum = checksum_around(&bytes, CHECKSUM_AT)?;
+    let sum = checksum_around(bytes, CHECKSUM_AT)?;
     bytes[CHECKSUM_AT..CHECKSUM_AT + 16].copy_from_slice(&sum);
     // A header that its own reader refuses must never reach a disk.
-    Record::decode(&bytes).ok()?;
-    Some(bytes)
+    Record::decode(bytes).ok()
 }
 
 fn head(facts: &RecordFacts, members: usize, blocks: u32, header: u64, record: u64) -> Option<RecordHead> {

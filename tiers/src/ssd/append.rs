@@ -7,7 +7,7 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
 use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
 use pagelith_layouts::ids::{Generation, GroupId, NamespaceId, SegmentId, SegmentOrder, Sequence};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::record::{self, GroupKind, MemberSpec, Record, RecordFacts, RecordKind};
+use pagelith_layouts::record::{self, GroupKind, MemberSpec, RecordFacts, RecordKind};
 use pagelith_layouts::segment::{self, SegmentIdentity};
 
 /// A record to be appended.
@@ -181,16 +181,14 @@ impl OpenSegment {
             .iter()
             .map(|m| MemberSpec { key: m.key, length: m.length, checksums: &m.checksums })
             .collect();
-        let Some(mut header) = record::encode(&facts, &specs) else { return Err(unit) };
-        let spare = spare.filter(|b| b.len() == header.len());
-        let Some(mut buf) = spare.or_else(|| AlignedBuf::new(header.len()).ok()) else { return Err(unit) };
-        buf.copy_from_slice(&header);
-        let Ok(parsed) = Record::decode(&header) else { return Err(unit) };
+        let Some(bytes) = record::spec_bytes(&specs) else { return Err(unit) };
+        let spare = spare.filter(|b| b.len() == bytes);
+        let Some(mut buf) = spare.or_else(|| AlignedBuf::new(bytes).ok()) else { return Err(unit) };
+        let Some(record) = record::encode_into(&facts, &specs, &mut buf) else { return Err(unit) };
         let place =
-            RecordPlace { identity: self.identity, offset: self.next_offset, bytes: parsed.record_bytes() };
-        self.entries.extend(footer::entries_of(&parsed));
-        let trimmed = parsed.trimmed().len();
-        header.truncate(trimmed);
+            RecordPlace { identity: self.identity, offset: self.next_offset, bytes: record.record_bytes() };
+        self.entries.extend(footer::entries_of(&record));
+        let header = record.trimmed().to_vec();
         // Tombstones shadow and are not shadowed: they do not keep other tombstones alive.
         if unit.kind == RecordKind::Data {
             self.min_sequence = self.min_sequence.min(unit.sequence.0);
