@@ -206,6 +206,26 @@ fn absurd_lengths_are_not_written() {
     }
 }
 
+/// Buffers are used again: nothing of what was in one may be in the next header.
+#[test]
+fn a_header_in_used_memory_is_the_same() {
+    let (facts, objects) = group_of_three(4096);
+    let sums: Vec<_> = objects.iter().map(|o| checksums(&o.bytes, BLOCK_BYTES)).collect();
+    let spec = |(i, o): (usize, &Object)| MemberSpec {
+        key: o.key,
+        length: o.bytes.len() as u64,
+        checksums: &sums[i],
+    };
+    let specs: Vec<_> = objects.iter().enumerate().map(spec).collect();
+    let mut used = vec![0xa5; spec_bytes(&specs).expect("allowed")];
+    let written = encode_into(&facts, &specs, &mut used).expect("no rule is broken");
+    assert_eq!((written.facts(), written.member_count()), (facts, 3));
+    assert_eq!(Some(&used), encode(&facts, &specs).as_ref());
+    for length in [0, used.len() - 1, used.len() + 1] {
+        assert!(encode_into(&facts, &specs, &mut vec![0; length]).is_none(), "length={length}");
+    }
+}
+
 #[test]
 fn header_lengths_at_their_boundaries() {
     // 192 + 160 + 16 n fills a block at n = 234.
