@@ -176,9 +176,8 @@ impl Flusher {
         let mut core = self.shared.lock();
         let ssd = core.ssd.as_mut()?;
         let id = ssd.segments.next_free()?;
-        let segment = ssd.segments.get_mut(id);
-        segment.state = SegmentState::Open;
-        let incarnation = Incarnation(segment.incarnation.0 + 1);
+        ssd.segments.set_state(id, SegmentState::Open);
+        let incarnation = Incarnation(ssd.segments.get(id).incarnation.0 + 1);
         drop(core);
         self.log.prepare(id, incarnation, self.next_order);
         self.next_order.0 += 1;
@@ -190,7 +189,7 @@ impl Flusher {
         let mut core = self.shared.lock();
         if let Some(ssd) = core.ssd.as_mut() {
             // Of those that were ready its order is the newest, so that another is tried next.
-            ssd.segments.get_mut(segment).state = SegmentState::Free;
+            ssd.segments.set_state(segment, SegmentState::Free);
         }
     }
 }

@@ -33,9 +33,8 @@ impl Core {
         }
         tracing::error!(segment = segment.0, state = ssd.health.state().name(), "segment is quarantined");
         ssd.purges.push_back(Some(segment));
-        let s = ssd.segments.get_mut(segment);
-        if s.state == SegmentState::Sealed {
-            s.state = SegmentState::Quarantined;
+        if ssd.segments.get(segment).state() == SegmentState::Sealed {
+            ssd.segments.set_state(segment, SegmentState::Quarantined);
         }
     }
 
@@ -43,7 +42,7 @@ impl Core {
     pub fn set_segment_state(&mut self, segment: SegmentId, state: SegmentState) {
         let Some(ssd) = self.ssd.as_mut() else { return };
         let quarantined = ssd.health.is_quarantined(segment);
-        ssd.segments.get_mut(segment).state = if quarantined { SegmentState::Quarantined } else { state };
+        ssd.segments.set_state(segment, if quarantined { SegmentState::Quarantined } else { state });
     }
 
     /// Whether nobody reads a segment, and nobody will before it is opened anew: the index must not lead there any more.

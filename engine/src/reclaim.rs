@@ -156,12 +156,15 @@ impl Flusher {
             return (none_free && (self.forget_stuck() || self.stop_without_room()))
                 || (index_full && self.seal_for_room(refused));
         };
-        let s = ssd.segments.get_mut(victim);
-        s.state = SegmentState::Reclaiming;
+        ssd.segments.set_state(victim, SegmentState::Reclaiming);
         if !for_space {
             (self.refused_seen, self.entries_before) = (refused, entries);
         }
-        let identity = SegmentIdentity { store: volume.store, segment: victim, incarnation: s.incarnation };
+        let identity = SegmentIdentity {
+            store: volume.store,
+            segment: victim,
+            incarnation: ssd.segments.get(victim).incarnation,
+        };
         drop(core);
         self.reclaim = Some(Reclaim {
             segment: victim,

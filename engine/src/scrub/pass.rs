@@ -228,7 +228,7 @@ impl Pass {
             let core = shared.lock();
             let same = core.ssd.as_ref().is_some_and(|s| {
                 let s = s.segments.get(segment);
-                s.state == SegmentState::Sealed && s.incarnation == current.identity.incarnation
+                s.state() == SegmentState::Sealed && s.incarnation == current.identity.incarnation
             });
             if !same {
                 return;
@@ -330,6 +330,6 @@ fn hold(shared: &Shared, identity: SegmentIdentity) -> bool {
     let core = shared.lock();
     let Some(ssd) = core.ssd.as_ref().filter(|s| s.health.reads()) else { return false };
     let s = ssd.segments.get(identity.segment);
-    let same = s.state == SegmentState::Sealed && s.incarnation == identity.incarnation;
+    let same = s.state() == SegmentState::Sealed && s.incarnation == identity.incarnation;
     same && ssd.guards.enter(identity.segment).is_some()
 }

@@ -27,7 +27,7 @@ impl SegmentGuards {
         let guard = |incarnation| Guard { readers: Readers::default(), incarnation };
         let guards = segments.iter().map(|(_, s)| guard(AtomicU64::new(s.incarnation.0)));
         let guards = SegmentGuards(guards.collect());
-        let used = segments.iter().filter(|(_, s)| s.state != SegmentState::Free);
+        let used = segments.iter().filter(|(_, s)| s.state() != SegmentState::Free);
         used.for_each(|(id, s)| guards.open(id, s.incarnation));
         guards
     }
@@ -91,8 +91,8 @@ mod tests {
     fn a_segment_is_entered_unless_it_is_free_and_is_closed_when_all_have_left() {
         let mut segments = SegmentTable::new(2);
         let (used, free) = (SegmentId(0), SegmentId(1));
-        (segments.get_mut(used).state, segments.get_mut(used).incarnation) =
-            (SegmentState::Sealed, Incarnation(3));
+        segments.set_state(used, SegmentState::Sealed);
+        segments.get_mut(used).incarnation = Incarnation(3);
         let guards = SegmentGuards::of(&segments);
         assert_eq!((guards.enter(free), guards.enter(SegmentId(2))), (None, None));
         assert_eq!(guards.enter(used), Some(Incarnation(3)));

@@ -105,8 +105,9 @@ pub fn recover(
             Some(mark) if mark.incarnation == incarnation.0 => {
                 // Nothing was ever appended under this incarnation that counts, so it is free.
                 let empty = mark.data_end == 0;
-                s.state = if empty { SegmentState::Free } else { SegmentState::Sealed };
                 (s.min_sequence, s.data_end) = (Sequence(mark.min_sequence), mark.data_end);
+                let state = if empty { SegmentState::Free } else { SegmentState::Sealed };
+                found.segments.set_state(id, state);
             }
             _ => replay.push((order, id)),
         }
@@ -116,7 +117,7 @@ pub fn recover(
     let mut unused = Vec::new();
     for (_, id) in replay {
         replay_segment(volume, serial, id, sink, &mut found)?;
-        if found.segments.get(id).state == SegmentState::Free {
+        if found.segments.get(id).state() == SegmentState::Free {
             unused.push(id);
         }
     }
@@ -294,8 +295,8 @@ fn replay_segment(
     for entry in &entries {
         sink.log_entry(id, entry);
     }
+    found.segments.set_state(id, SegmentState::Sealed);
     let s = found.segments.get_mut(id);
-    s.state = SegmentState::Sealed;
     (s.min_sequence, s.data_end) = (facts.min_sequence, facts.data_end);
     found.next_sequence = found.next_sequence.max(Sequence(facts.max_sequence.0 + 1));
     Ok(())
@@ -345,8 +346,8 @@ fn unreadable(
 ) -> Result<(), IoFault> {
     tracing::warn!(segment = id.0, %fault, "segment cannot be read, what it held is forgotten");
     found.unreadable += 1;
+    found.segments.set_state(id, SegmentState::Sealed);
     let s = found.segments.get_mut(id);
-    s.state = SegmentState::Sealed;
     // What is in it is unknown, so every tombstone is kept, and no sequence in it is given again: should it be
     // readable at a later open, what it holds is older than what comes now.
     s.min_sequence = Sequence(0);

@@ -22,11 +22,15 @@ pub enum SegmentState {
     Quarantined,
 }
 
+impl SegmentState {
+    const COUNT: usize = SegmentState::Quarantined as usize + 1;
+}
+
 /// What is known of one segment.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
-    /// Its state.
-    pub state: SegmentState,
+    /// Its state; changed by [`SegmentTable::set_state`], which counts.
+    state: SegmentState,
     /// Its incarnation.
     pub incarnation: Incarnation,
     /// When that was opened; 0 never.
@@ -55,36 +59,56 @@ impl Segment {
         live_bytes: 0,
         recency_sum: 0,
     };
+
+    /// Its state.
+    pub fn state(&self) -> SegmentState {
+        self.state
+    }
 }
 
 /// All segments of a store.
+///
+/// Invariant: `counts` says how many segments are in each state.
 #[derive(Clone, Debug)]
-pub struct SegmentTable(Vec<Segment>);
+pub struct SegmentTable {
+    segments: Vec<Segment>,
+    /// By state. A large store has thousands of segments, and each step of its flusher asks how many are free.
+    counts: [usize; SegmentState::COUNT],
+}
 
 impl SegmentTable {
     /// `count` segments that were never used.
     pub fn new(count: u32) -> SegmentTable {
-        SegmentTable(vec![Segment::NEW; count as usize])
+        let mut counts = [0; SegmentState::COUNT];
+        counts[Segment::NEW.state as usize] = count as usize;
+        SegmentTable { segments: vec![Segment::NEW; count as usize], counts }
     }
 
     /// A segment; ids come from this store, so they are in range.
     pub fn get(&self, id: SegmentId) -> &Segment {
-        &self.0[id.0 as usize]
+        &self.segments[id.0 as usize]
     }
 
     /// A segment, to be changed.
     pub fn get_mut(&mut self, id: SegmentId) -> &mut Segment {
-        &mut self.0[id.0 as usize]
+        &mut self.segments[id.0 as usize]
     }
 
     /// All segments by number.
     pub fn iter(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
-        self.0.iter().enumerate().map(|(i, s)| (SegmentId(i as u32), s))
+        self.segments.iter().enumerate().map(|(i, s)| (SegmentId(i as u32), s))
     }
 
     /// Number of segments in a state.
     pub fn count(&self, state: SegmentState) -> usize {
-        self.0.iter().filter(|s| s.state == state).count()
+        self.counts[state as usize]
+    }
+
+    /// Put a segment into a state.
+    pub fn set_state(&mut self, id: SegmentId, state: SegmentState) {
+        let before = std::mem::replace(&mut self.get_mut(id).state, state);
+        self.counts[before as usize] -= 1;
+        self.counts[state as usize] += 1;
     }
 
     /// The free segment to open next: the one opened longest ago, so that wear spreads and what a crash
@@ -112,8 +136,8 @@ impl SegmentTable {
 
     /// Mean recency tick of all live objects, 0 if there are none.
     pub fn mean_tick(&self) -> u64 {
-        let objects: u64 = self.0.iter().map(|s| u64::from(s.live_objects)).sum();
-        self.0.iter().map(|s| s.recency_sum).sum::<u64>().checked_div(objects).unwrap_or(0)
+        let objects: u64 = self.segments.iter().map(|s| u64::from(s.live_objects)).sum();
+        self.segments.iter().map(|s| s.recency_sum).sum::<u64>().checked_div(objects).unwrap_or(0)
     }
 
     /// Whether a tombstone in `segment` may still shadow something: whether any other segment holds, on
@@ -161,7 +185,21 @@ mod tests {
             t.get_mut(SegmentId(i)).order = SegmentOrder(order);
         }
         assert_eq!(t.next_free(), Some(SegmentId(1)));
-        t.get_mut(SegmentId(1)).state = SegmentState::Open;
+        t.set_state(SegmentId(1), SegmentState::Open);
         assert_eq!(t.next_free(), Some(SegmentId(2)));
+    }
+    #[test]
+    fn segments_are_counted_by_their_state() {
+        use SegmentState::{Free, Open, Quarantined, Reclaiming, Sealed};
+        let mut t = SegmentTable::new(4);
+        assert_eq!(t.count(Free), 4);
+        for (id, state) in
+            [(0, Open), (1, Open), (0, Sealed), (2, Quarantined), (0, Reclaiming), (0, Free), (1, Open)]
+        {
+            t.set_state(SegmentId(id), state);
+            for state in [Free, Open, Sealed, Reclaiming, Quarantined] {
+                assert_eq!(t.count(state), t.iter().filter(|(_, s)| s.state() == state).count(), "{state:?}");
+            }
+        }
     }
 }

@@ -36,8 +36,8 @@ unsafe impl Send for Shared {}
 
 fn new() -> Arc<Shared> {
     let mut table = SegmentTable::new(1);
-    (table.get_mut(SEGMENT).state, table.get_mut(SEGMENT).incarnation) =
-        (SegmentState::Reclaiming, Incarnation(1));
+    table.set_state(SEGMENT, SegmentState::Reclaiming);
+    table.get_mut(SEGMENT).incarnation = Incarnation(1);
     Arc::new(Shared {
         guards: SegmentGuards::of(&table),
         versions: Versions::new(1),
