@@ -188,6 +188,7 @@ mod tests {
         t.set_state(SegmentId(1), SegmentState::Open);
         assert_eq!(t.next_free(), Some(SegmentId(2)));
     }
+
     #[test]
     fn segments_are_counted_by_their_state() {
         use SegmentState::{Free, Open, Quarantined, Reclaiming, Sealed};
