@@ -14,8 +14,9 @@ use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::segment::SegmentIdentity;
 
 impl Log {
-    /// Submit what may be submitted, take what finished, and report what happened. With `wait`, waits that
-    /// long for one completion if any operation is in flight.
+    /// Submit what may be submitted, take what finished, and report what happened: of record writes one, so that its
+    /// owner, who has work with each, submits the next before the work with all. With `wait`, waits that long for one
+    /// completion if any operation is in flight.
     pub fn pump(&mut self, wait: Option<Duration>, events: &mut Vec<Event>) {
         self.advance(events);
         let mut done = std::mem::take(&mut self.early);
@@ -23,6 +24,9 @@ impl Log {
             Some(timeout) => self.queue.wait(&mut done, timeout),
             None => self.queue.poll(&mut done),
         }
+        let is_record = |c: &Completion| matches!(self.pending.get(&c.token), Some(Pending::Records { .. }));
+        let first = done.iter().position(is_record).map_or(done.len(), |at| at + 1);
+        self.early = done.split_off(first);
         for completion in done {
             self.completed(completion, events);
         }

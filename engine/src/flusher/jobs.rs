@@ -1,0 +1,234 @@
+//! What is asked of the tier becomes records: jobs leave the queue in their order and are appended to the log.
+
+use std::sync::atomic::Ordering;
+
+use pagelith_layouts::ids::{Generation, GroupId, Sequence};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::mutant::{self, Mutant};
+use pagelith_layouts::record::{GroupKind, RecordKind};
+use pagelith_tiers::ssd::append::{Unit, UnitMember};
+use pagelith_tiers::ssd::segments::SegmentState;
+
+use super::{Appended, Flusher, Purpose};
+use crate::core::{Answer, Job, SsdCore};
+use crate::error::{Error, ErrorKind};
+use crate::frame_io::Held;
+use crate::frames::FrameState;
+use crate::reclaim::Reclaim;
+
+impl Flusher {
+    /// Move jobs into the log while it has room, until it has begun a write: the device gets that before the next is made.
+    pub(super) fn take_jobs(&mut self) -> bool {
+        let mut moved = false;
+        let before = self.log.in_flight();
+        while self.log.has_room() && self.log.in_flight() == before {
+            if let Some(unit) = self.stalled.take() {
+                if self.is_dead(unit.id) {
+                    self.write_failed(unit.id, true);
+                } else if !self.append(unit) {
+                    break;
+                }
+                moved = true;
+            }
+            let Some((job, held)) = self.next_job() else { break };
+            moved = true;
+            match job {
+                Job::Frame(_) => {
+                    if let Some(held) = held {
+                        let unit = self.frame_unit(held);
+                        self.append(unit);
+                    }
+                }
+                Job::Tombstones { id, generation, sequence, keys } => {
+                    let unit = self.tombstone_unit(generation, sequence, &keys, Some(id));
+                    self.append(unit);
+                }
+                Job::Clear { id, namespace, generation } => {
+                    if mutant::on(Mutant::ClearBeforeSync) {
+                        self.shared.lock().answer(id, Answer::Done);
+                    }
+                    self.clears.push((namespace, generation, id));
+                    self.log.raise_generation(namespace, generation);
+                }
+                Job::Flush { id } if mutant::on(Mutant::FlushBeforeSync) => {
+                    self.shared.lock().answer(id, Answer::Done);
+                }
+                Job::Flush { id } => self.sync_for(Purpose::Flush(id)),
+                Job::Close { id } => {
+                    self.log.seal_open();
+                    self.closing = Some(id);
+                }
+            }
+        }
+        moved
+    }
+
+    /// The next job; with a frame that is still to be written, that frame, held until the write is over.
+    fn next_job(&self) -> Option<(Job, Option<Held>)> {
+        let mut core = self.shared.lock();
+        let job = core.ssd.as_mut()?.queue.pop_front()?;
+        let Job::Frame(frame) = job else { return Some((job, None)) };
+        let queued = core.frames.get_ref(frame).filter(|f| !f.dead && f.state == FrameState::Queued);
+        let is_queued = queued.map(|f| f.state = FrameState::Writing).is_some();
+        let held = if is_queued { Held::new(&mut core, frame) } else { None };
+        Some((job, held))
+    }
+
+    /// Whether a unit is of a page that was removed or cleared while it waited for a segment: there may be none for
+    /// long, and its memory is wanted.
+    fn is_dead(&self, id: u64) -> bool {
+        let Some(Appended::Frame(held)) = self.units.get(&id) else { return false };
+        self.shared.lock().frames.get(held.frame.id).is_none_or(|f| f.dead)
+    }
+
+    /// Append a unit of a job. False if it has to wait for a segment; it is kept.
+    fn append(&mut self, unit: Unit) -> bool {
+        let moves = self.reclaim.as_ref().is_some_and(Reclaim::needs_room);
+        let none_free = |s: &SsdCore| s.segments.count(SegmentState::Free) == 0;
+        let is_full = || self.shared.lock().ssd.as_ref().is_none_or(none_free);
+        // The last segment is reclaim's while it has something to move, from its first byte to its last: else
+        // nobody could make room. What may be moved fits into it, since it came out of one.
+        let fits = self.log.open_fits(&unit);
+        // And nobody but reclaim takes the last segment at all: after a crash the open one is sealed, and
+        // without another one nothing could be moved any more.
+        if !(fits && (self.log.has_spare() || !moves)) && is_full() {
+            self.stalled = Some(unit);
+            return false;
+        }
+        match self.append_now(unit) {
+            Ok(()) => true,
+            Err(unit) => {
+                self.stalled = Some(unit);
+                false
+            }
+        }
+    }
+
+    /// Append a unit, and note what its segment holds from now on.
+    pub fn append_now(&mut self, unit: Unit) -> Result<(), Unit> {
+        let (sequence, data) = (unit.sequence, unit.kind == RecordKind::Data);
+        let (bytes, id) = (unit.record_bytes(), unit.id);
+        let (place, header) = self.log.append(unit)?;
+        if data {
+            self.shared.headers.written(&place, &header);
+        }
+        let mut core = self.shared.lock();
+        if let Some(ssd) = core.ssd.as_mut() {
+            ssd.appended_bytes += bytes;
+            let segment = ssd.segments.get_mut(place.identity.segment);
+            if data {
+                segment.min_sequence = segment.min_sequence.min(sequence);
+            }
+        }
+        self.shared.published.tick.store(core.now_tick(), Ordering::Relaxed);
+        drop(core);
+        let answer = match self.units.get(&id) {
+            Some(Appended::Tombstones(answer)) => *answer,
+            Some(Appended::Frame(_) | Appended::Moved(_)) | None => None,
+        };
+        if let Some(answer) = answer {
+            if mutant::on(Mutant::TombstoneBeforeSync) {
+                self.shared.lock().answer(answer, Answer::Done);
+            }
+            self.sync_for(Purpose::Tombstones(answer));
+        }
+        Ok(())
+    }
+
+    fn frame_unit(&mut self, held: Held) -> Unit {
+        let id = self.unit_id();
+        let data = &held.data;
+        let member = |m: &crate::frames::FrameMember| UnitMember {
+            key: m.key,
+            length: m.extent.bytes,
+            checksums: m.checksums.clone(),
+        };
+        let unit = Unit {
+            id,
+            kind: RecordKind::Data,
+            group_kind: data.group_kind,
+            namespace: data.namespace,
+            generation: data.generation,
+            sequence: data.sequence,
+            group: GroupId(data.sequence.0),
+            base_group: GroupId(data.base_group),
+            depth: data.depth,
+            moved: false,
+            members: data.members.iter().map(member).collect(),
+            payload: held.parts(&self.shared.memory),
+        };
+        self.units.insert(id, Appended::Frame(held));
+        unit
+    }
+
+    /// A record of tombstones; `keys` is not empty, and all are of one namespace.
+    pub fn tombstone_unit(
+        &mut self,
+        generation: Generation,
+        sequence: Sequence,
+        keys: &[ObjectKey],
+        answer: Option<u64>,
+    ) -> Unit {
+        let id = self.unit_id();
+        self.units.insert(id, Appended::Tombstones(answer));
+        Unit {
+            id,
+            kind: RecordKind::Tombstones,
+            group_kind: GroupKind::Single,
+            namespace: keys[0].namespace(),
+            generation,
+            sequence,
+            group: GroupId(sequence.0),
+            base_group: GroupId(0),
+            depth: 0,
+            moved: answer.is_none(),
+            members: keys.iter().map(|k| UnitMember { key: *k, length: 0, checksums: Vec::new() }).collect(),
+            payload: Vec::new(),
+        }
+    }
+
+    /// What is asked of a tier that takes nothing hears so at once: nobody else would answer it.
+    pub(super) fn refuse_jobs(&mut self) -> bool {
+        let asked =
+            self.stalled.is_some() || self.shared.lock().ssd.as_ref().is_some_and(|s| !s.queue.is_empty());
+        let refuse = asked && self.is_read_only();
+        if refuse {
+            self.fail_queue();
+        }
+        refuse
+    }
+
+    /// Nothing is written for now: everything that waits for the tier hears so, and frames stay in DRAM only.
+    pub fn fail_queue(&mut self) {
+        let stalled = self.stalled.take().map(|u| u.id);
+        let mut core = self.shared.lock();
+        let Some(ssd) = core.ssd.as_mut() else { return };
+        let state = ssd.health.state().name();
+        let jobs = std::mem::take(&mut ssd.queue);
+        let failed = || Answer::Failed(Error::new(ErrorKind::Unavailable, format!("ssd tier is {state}")));
+        for job in jobs {
+            match job {
+                Job::Frame(frame) => {
+                    let Some(f) = core.frames.get_ref(frame).filter(|f| f.state == FrameState::Queued) else {
+                        continue;
+                    };
+                    let (objects, bytes) = (f.data.members.len() as u64, f.data.bytes());
+                    core.counters.lost_objects += objects;
+                    if let Some(ssd) = core.ssd.as_mut() {
+                        ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(bytes);
+                    }
+                    core.settle_frame(frame);
+                }
+                Job::Tombstones { id, .. } | Job::Clear { id, .. } | Job::Flush { id } => {
+                    core.answer(id, failed())
+                }
+                Job::Close { id } => self.closing = Some(id),
+            }
+        }
+        drop(core);
+        if let Some(id) = stalled {
+            self.write_failed(id, true);
+        }
+        self.shared.progress.raise();
+    }
+}
