@@ -1,24 +1,33 @@
 #!/bin/sh
-# SSD reads of the store beside fio: same directory, same sizes, same minute, in turns; medians, and the median of the
+# SSD gets or puts of the store beside fio: same directory, same sizes, same minute, in turns; medians, and the median of the
 # ratios within each run.
 #
-#   benches/fio-compare.sh DIR [OBJECT_BYTES] [BATCH] [SECONDS] [RUNS]
+#   benches/fio-compare.sh DIR [OBJECT_BYTES] [BATCH] [SECONDS] [RUNS] [get|put]
 #
-# The store has been running: it knows what headers it has memory for (PAGELITH_SSD__HEADERS_BYTES). fio reads whole blocks of 4096 bytes; of both only the
-# objects' bytes count. Both read into huge pages: as root they are reserved for fio meanwhile; where that fails fio has pages of
-# 4 KiB, which is said.
+# get: the store has been running: it knows what headers it has memory for (PAGELITH_SSD__HEADERS_BYTES). fio reads whole blocks of
+# 4096 bytes at random. put: fio writes what the store writes by default, 1 MiB in order, 8 in flight. Of both only the objects'
+# bytes count. Both have huge pages: as root they are reserved for fio meanwhile; where that fails fio has pages of 4 KiB, which
+# is said.
 # DIR is on the file system to measure and is left as it was found, but for DIR/pagelith-fio-compare, which is
 # removed. Sizes are in bytes. PAGELITH names the program (default: a release build of this repository).
 set -eu
 
-dir=${1:?usage: fio-compare.sh DIR [OBJECT_BYTES] [BATCH] [SECONDS] [RUNS]}
+dir=${1:?usage: fio-compare.sh DIR [OBJECT_BYTES] [BATCH] [SECONDS] [RUNS] [get|put]}
 object_bytes=${2:-1048576}
 batch=${3:-32}
 seconds=${4:-5}
 runs=${5:-5}
+op=${6:-get}
 # Batches in flight.
 depth=4
-data=$((1024 * 1024 * 1024))
+# What fio does: how, of what length, how many at a time; how much of that are bytes of objects; and the field of its bandwidth in
+# KiB/s in the terse format, version 3.
+padded=$(((object_bytes + 4095) / 4096 * 4096))
+case $op in
+get) data=$((1 << 30)) how=randread length=$padded many=$((batch * depth)) share=$object_bytes field=7 ;;
+put) data=$((4 << 30)) how=write length=1048576 many=8 share=1048576 field=48 ;;
+*) echo "neither get nor put: $op" >&2 && exit 2 ;;
+esac
 
 if ! command -v fio >/dev/null 2>&1; then
     echo "skipped: fio is not installed"
@@ -34,7 +43,7 @@ work=$dir/pagelith-fio-compare
 mkdir -p "$work"
 reserved=/proc/sys/vm/nr_hugepages
 before=$(cat $reserved)
-pages=$((before + batch * depth * ((object_bytes + 4095) / 4096 * 4096) / 2097152 + 16))
+pages=$((before + many * length / 2097152 + 16))
 give_back() {
     rm -rf "$work"
     { echo "$before" >$reserved; } 2>/dev/null || true
@@ -44,7 +53,7 @@ memory=
 if { echo $pages >$reserved; } 2>/dev/null && [ "$(cat $reserved)" -ge $pages ]; then
     memory=--mem=mmaphuge
 else
-    echo "no huge pages can be reserved, fio reads into pages of 4 KiB"
+    echo "no huge pages can be reserved, fio has pages of 4 KiB"
 fi
 trap 'exit 1' INT TERM
 
@@ -52,14 +61,12 @@ trap 'exit 1' INT TERM
 own() { echo "$line" | sed -n "s/\"limit\":{[^}]*}//; s/.*\"$1\":\([0-9.e+-]*\).*/\1/p"; }
 bare() { echo "$line" | sed -n "s/.*\"limit\":{[^}]*\"$1\":\([0-9.e+-]*\).*/\1/p"; }
 
-padded=$(((object_bytes + 4095) / 4096 * 4096))
-# fio's bandwidth in GB/s (10^9) of objects, and its CPU seconds for one. Of the terse format, version 3: field 7 is KiB/s
-# read, 88 and 89 are CPU in percent.
+# fio's bandwidth in GB/s (10^9) of objects, and its CPU seconds for one; fields 88 and 89 are CPU in percent.
 fio_run() {
-    out=$(fio --name=limit --filename="$work/fio" --size=$data --rw="$1" --bs="$2" --iodepth="$((batch * depth))" \
-        --ioengine=io_uring --direct=1 --minimal --terse-version=3 $memory $3)
-    echo "$out" | awk -F';' -v share="$object_bytes" -v of="$padded" 'NF > 89 && $5 == 0 {
-        gb = $7 * 1024 / 1e9 * share / of
+    out=$(fio --name=limit --filename="$work/fio" --size=$data --rw=$how --bs="$length" --iodepth="$many" \
+        --ioengine=io_uring --direct=1 --minimal --terse-version=3 $memory --time_based --ramp_time=1 --runtime="$seconds")
+    echo "$out" | awk -F';' -v field=$field -v share="$share" -v of="$length" 'NF > 89 && $5 == 0 {
+        gb = $field * 1024 / 1e9 * share / of
         print gb, (gb > 0) ? ($88 + $89) / 100 / gb : 0
     }'
 }
@@ -68,7 +75,7 @@ fio_run() {
 fio --name=fill --filename="$work/fio" --size=$data --rw=write --bs=1M --iodepth=8 --ioengine=io_uring --direct=1 \
     --end_fsync=1 --minimal >/dev/null
 store_run() {
-    "$PAGELITH" bench --tier ssd --op get --io uring --object-bytes "$object_bytes" --batch "$batch" \
+    "$PAGELITH" bench --tier ssd --op $op --io uring --object-bytes "$object_bytes" --batch "$batch" \
         --depth $depth --data "$data" --dir "$work/store" --rounds 1 --seconds "$((2 * seconds))" --json 2>/dev/null
 }
 store_run >/dev/null
@@ -77,9 +84,11 @@ store_run >/dev/null
 run=0
 while [ "$run" -lt "$runs" ]; do
     # The first second it faults in its memory; the store's is touched before its clock runs.
-    limit=$(fio_run randread "$padded" "--time_based --ramp_time=1 --runtime=$seconds")
+    limit=$(fio_run)
     line=$(store_run)
-    echo "$limit $(own gb_per_s) $(own cpu_s_per_gb) $(bare gb_per_s) $(bare cpu_s_per_gb) $(bare checksum_cpu_s_per_gb)" >>"$work/runs"
+    # Nothing is said of it with puts.
+    sum=$(bare checksum_cpu_s_per_gb)
+    echo "$limit $(own gb_per_s) $(own cpu_s_per_gb) $(bare gb_per_s) $(bare cpu_s_per_gb) ${sum:-0}" >>"$work/runs"
     run=$((run + 1))
 done
 if ! awk 'NF != 7 || $1 <= 0 { exit 1 }' "$work/runs"; then
@@ -94,9 +103,9 @@ median() {
         awk '{ v[NR] = $1 } END { printf "%.3f", (NR % 2) ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'
 }
 all() { awk "{ printf \"%.2f \", $1 }" "$work/runs"; }
-echo "object_bytes=$object_bytes batch=$batch depth=$depth seconds=$seconds runs=$runs dir=$dir"
+echo "op=$op object_bytes=$object_bytes batch=$batch depth=$depth seconds=$seconds runs=$runs dir=$dir"
 echo "fio   GB/s: $(all '$1')median $(median '$1'), CPU-s/GB $(median '$2')"
 echo "store GB/s: $(all '$3')median $(median '$3'), CPU-s/GB $(median '$4')"
 echo "bare  GB/s: $(all '$5')median $(median '$5'), CPU-s/GB $(median '$6')"
-echo "CPU-s/GB of a pass of the checksum: median $(median '$7'); fio's and 1.2 of that: $(median '$2 + 1.2 * $7')"
+[ $op = put ] || echo "CPU-s/GB of a pass of the checksum: median $(median '$7'); fio's and 1.2 of that: $(median '$2 + 1.2 * $7')"
 echo "store / fio = $(median '$3 / $1'), bare / fio = $(median '$5 / $1'), store / bare = $(median '$3 / $5')"
