@@ -25,7 +25,7 @@ depth=4
 padded=$(((object_bytes + 4095) / 4096 * 4096))
 case $op in
 get) data=$((1 << 30)) how=randread length=$padded many=$((batch * depth)) share=$object_bytes field=7 ;;
-put) data=$((4 << 30)) how=write length=1048576 many=8 share=1048576 field=48 ;;
+put) data=$((8 << 30)) how=write length=1048576 many=8 share=1048576 field=48 ;;
 *) echo "neither get nor put: $op" >&2 && exit 2 ;;
 esac
 
