@@ -149,8 +149,9 @@ impl Flusher {
             // No later: a move after this is not covered by the sync, and its old place must count.
             let left = core.ssd.as_mut().and_then(|s| s.left.take());
             let left = left.filter(|_| !mutant::on(Mutant::WithdrawalsLost));
-            entries
-                .extend(left.into_iter().flatten().map(|(s, record)| CheckpointEntry::withdraws(s, record)));
+            let mut left: Vec<_> = left.into_iter().flatten().collect();
+            left.sort_unstable();
+            entries.extend(left.into_iter().map(|(s, record)| CheckpointEntry::withdraws(s, record)));
         }
         drop(core);
         c.cursor = to;

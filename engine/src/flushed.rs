@@ -174,6 +174,7 @@ impl Flusher {
         let flushes: Vec<SyncId> = self
             .syncs
             .iter()
+            .rev()
             .filter(|(_, purpose)| match purpose {
                 Purpose::Flush(_) => true,
                 Purpose::Tombstones(_) | Purpose::Reclaim | Purpose::Checkpoint(_) => false,

@@ -4,7 +4,7 @@
 
 mod jobs;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,7 +74,8 @@ pub(crate) struct Flusher {
     pub next_unit: u64,
     /// A unit that waits for a segment.
     stalled: Option<Unit>,
-    pub syncs: HashMap<SyncId, Purpose>,
+    /// In the order they were asked for, which those keep that are asked for again.
+    pub syncs: BTreeMap<SyncId, Purpose>,
     /// Generations that the manifest durably holds; namespaces that were never cleared are not in it.
     pub durable_generations: HashMap<NamespaceId, Generation>,
     /// Namespaces whose tombstones keep victims from being emptied.
@@ -125,7 +126,7 @@ impl Flusher {
             written: HashMap::new(),
             next_unit: 0,
             stalled: None,
-            syncs: HashMap::new(),
+            syncs: BTreeMap::new(),
             durable_generations: HashMap::new(),
             stuck: BTreeSet::new(),
             clears: Vec::new(),

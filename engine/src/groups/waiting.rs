@@ -3,7 +3,7 @@
 //!
 //! Invariant: `bytes` is what the extents of all waiting members take, padded.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use pagelith_io::clock::Mono;
@@ -175,12 +175,12 @@ impl Open {
     }
 }
 
-/// Everything that waits.
+/// Everything that waits; in order, so that what is dropped together gives back its memory in the same order in every run.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
-    open: HashMap<u64, Open>,
-    open_of: HashMap<Page, Vec<u64>>,
-    attached: HashMap<Page, Vec<(Mono, Attached)>>,
+    open: BTreeMap<u64, Open>,
+    open_of: BTreeMap<Page, Vec<u64>>,
+    attached: BTreeMap<Page, Vec<(Mono, Attached)>>,
     next_id: u64,
     bytes: u64,
     /// Objects that all open groups require.
@@ -410,7 +410,7 @@ impl Core {
         let max = self.space.capacity_bytes() / 2;
         let full = |core: &Core| {
             let oldest = match group {
-                Some(id) => core.waiting.open.keys().min() == Some(&id),
+                Some(id) => core.waiting.open.keys().next() == Some(&id),
                 None => core.waiting.bytes() == 0,
             };
             !oldest && core.waiting.bytes() + bytes > max
