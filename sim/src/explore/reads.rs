@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use pagelith::{
-    Done, Get, GetDone, GetOutcome, GetSlice, HitPolicy, MissCause, Options, PagesFound, PagesQuery,
-    PoolQuery, Result, Tier,
+    AlignedBuf, Done, Get, GetDone, GetOutcome, GetSlice, HitPolicy, MissCause, Options, PagesFound,
+    PagesQuery, PoolQuery, Result, Tier,
 };
 use pagelith_io::clock::Clock;
 
@@ -14,6 +14,9 @@ use super::memory::Shape;
 use super::objects::{self, NAMESPACES, Oid, PAGES, PageKind, key};
 use super::report::FindingKind;
 use super::run::Run;
+
+/// How far behind a block's beginning memory lies that is not read straight into, as an allocator's does.
+const BESIDE: usize = 16;
 
 /// What a get asked for of an object.
 pub(super) enum Asked {
@@ -291,7 +294,18 @@ impl Run<'_> {
     pub(super) fn get_lent(&mut self) {
         let count = 1 + self.rng.below(4);
         let oids: Vec<Oid> = (0..count).map(|_| self.some_oid()).collect();
-        let mut buffers: Vec<Vec<u8>> = oids.iter().map(|oid| vec![0xEE; self.length(*oid)]).collect();
+        // Bytes that begin a block are read straight into: where they lie is drawn, and not left to the allocator, which
+        // places them elsewhere in a run that is otherwise equal.
+        let lengths: Vec<usize> = oids.iter().map(|oid| self.length(*oid)).collect();
+        let starts: Vec<usize> = oids.iter().map(|_| [0, BESIDE][self.rng.below(2) as usize]).collect();
+        let mut memory: Vec<AlignedBuf> =
+            lengths.iter().map(|len| AlignedBuf::new(len + BESIDE).expect("memory")).collect();
+        let mut buffers: Vec<&mut [u8]> = memory
+            .iter_mut()
+            .zip(lengths.iter().zip(&starts))
+            .map(|(memory, (len, start))| &mut memory[*start..start + len])
+            .collect();
+        buffers.iter_mut().for_each(|b| b.fill(0xEE));
         let cuts: Vec<usize> = buffers.iter().map(|b| self.rng.below(b.len() as u64 + 1) as usize).collect();
         let options = self.options();
         let start = self.oracle.tick();
