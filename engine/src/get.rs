@@ -121,6 +121,7 @@ impl GetBatch {
         let sick = io.shared.sick.load(Ordering::Relaxed);
         let mut targets = Vec::new();
         let mut staged = Vec::new();
+        io.shared.headers.bring(which.iter().filter_map(|&i| self.slots[i].header_place()));
         for &i in which {
             let Some(mut target) = self.slots[i].target(i, align, facts.parts_max, sick) else { continue };
             self.slots[i].direct = target.direct_parts.is_some();
@@ -134,11 +135,8 @@ impl GetBatch {
                 staged.push((targets.len(), cost));
             }
             self.slots[i].pieces_left = target.chunks.len();
-            // What is only asked for is answered by what the device has, and so is what is tried again.
-            if !self.slots[i].probe && self.slots[i].round == 0 {
-                self.slots[i].known = self.slots[i].known_header(&io.shared);
-                target.known = self.slots[i].known.is_some();
-            }
+            self.slots[i].known = self.slots[i].known_header(&io.shared);
+            target.known = self.slots[i].known.is_some();
             targets.push(target);
         }
         self.assign_stages(&mut targets, &staged, budget);

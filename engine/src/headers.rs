@@ -11,6 +11,7 @@
 //! is long; so a table may keep entries of what is gone.
 
 use pagelith_io::buffer::AlignedBuf;
+use pagelith_io::prefetch;
 use pagelith_io::sync::{Mutex, MutexGuard, PoisonError};
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::record::Record;
@@ -27,6 +28,8 @@ const WAYS: usize = 4;
 const TABLE_PART: u64 = 8;
 /// Bytes of the entries that are looked at together.
 const LINE_BYTES: u64 = (WAYS * size_of::<Entry>()) as u64;
+/// Bytes of a line of the CPU's cache.
+const LINE: usize = 64;
 /// Headers longer than this part of a ring are not kept.
 const LONG_PART: u64 = 16;
 
@@ -73,11 +76,11 @@ impl Shard {
         words.zip(entry).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
     }
 
-    fn get(&mut self, name: [u64; 2], hash: u64) -> Option<Box<[u8]>> {
+    fn find(&mut self, name: [u64; 2], hash: u64) -> Option<&[u8]> {
         let (head, len) = (self.head, self.ring.len() as u64);
         let [.., begin, bytes] = *self.ways(hash).iter().find(|e| e[3] > 0 && is(e, name))?;
         let at = (begin % len) as usize;
-        (head - begin <= len).then(|| self.ring[at..at + bytes as usize].into())
+        (head - begin <= len).then(|| &self.ring[at..at + bytes as usize])
     }
 
     fn keep(&mut self, name: [u64; 2], hash: u64, header: &[u8]) {
@@ -123,7 +126,20 @@ impl Headers {
     /// The header at a place, without its padding ([`Record::of_trimmed`]).
     pub fn get(&self, identity: SegmentIdentity, offset: u64) -> Option<Box<[u8]>> {
         let (mut shard, name, hash) = self.shard(identity, offset)?;
-        shard.get(name, hash)
+        shard.find(name, hash).map(Box::from)
+    }
+
+    /// Start bringing what is known of these places into the cache, a step for all of them at a time: they will be asked for.
+    pub fn bring(&self, places: impl Iterator<Item = (SegmentIdentity, u64)> + Clone) {
+        for (mut shard, _, hash) in
+            places.clone().filter_map(|(identity, offset)| self.shard(identity, offset))
+        {
+            shard.line(hash).chunks(LINE).for_each(|line| prefetch::line(&line[0]));
+        }
+        for (mut shard, name, hash) in places.filter_map(|(identity, offset)| self.shard(identity, offset)) {
+            let header = shard.find(name, hash).unwrap_or_default();
+            header.chunks(LINE).for_each(|line| prefetch::line(&line[0]));
+        }
     }
 
     /// This was written there, or is about to be: nobody is led there before it is.
@@ -191,6 +207,7 @@ mod tests {
             let mut kept = std::collections::BTreeMap::new();
             for (segment, incarnation, block, len, what) in steps {
                 let (identity, offset) = (at(segment, incarnation), block * ALIGN);
+                headers.bring([(identity, offset)].into_iter());
                 let known = headers.get(identity, offset);
                 let expected = kept.get(&(segment, incarnation, block));
                 prop_assert!(known.is_none() || known.as_deref() == expected.map(Vec::as_slice));

@@ -8,6 +8,7 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{GroupKind, Record, RecordFacts};
+use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_tiers::ssd::read::{Expected, Verdict, Verifier, judge};
 
 use crate::batch::{Destination, Get};
@@ -151,9 +152,16 @@ impl Slot {
         self.expected.map(|e| SsdPlace::at(e.identity.segment, e.offset, e.payload_delta))
     }
 
+    /// Its record, if that may be one whose header is known: what is only asked for is answered by what the device has, and so is
+    /// what is tried again.
+    pub fn header_place(&self) -> Option<(SegmentIdentity, u64)> {
+        let expected = self.expected.filter(|_| !self.probe && self.round == 0)?;
+        Some((expected.identity, expected.offset))
+    }
+
     /// Its record's header, if it is known.
     pub fn known_header(&self, shared: &Shared) -> Option<Box<[u8]>> {
-        self.expected.as_ref().and_then(|e| shared.headers.get(e.identity, e.offset))
+        self.header_place().and_then(|(identity, offset)| shared.headers.get(identity, offset))
     }
 
     /// How to read the object from SSD.
