@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::runtime::{Step, Task};
-use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, SegmentOrder};
+use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, SegmentOrder, Sequence};
 use pagelith_tiers::ssd::append::{RecordPlace, Unit};
 use pagelith_tiers::ssd::log::Log;
 use pagelith_tiers::ssd::sync::SyncId;
@@ -72,6 +72,8 @@ pub(crate) struct Flusher {
     pub units: HashMap<u64, Appended>,
     pub written: HashMap<u64, Written>,
     pub next_unit: u64,
+    /// Of each unit that was appended: its segment, its bytes and, of data, its sequence; what the core does not know yet.
+    appended: Vec<(SegmentId, u64, Option<Sequence>)>,
     /// A unit that waits for a segment.
     stalled: Option<Unit>,
     /// In the order they were asked for, which those keep that are asked for again.
@@ -125,6 +127,7 @@ impl Flusher {
             units: HashMap::new(),
             written: HashMap::new(),
             next_unit: 0,
+            appended: Vec::new(),
             stalled: None,
             syncs: BTreeMap::new(),
             durable_generations: HashMap::new(),
@@ -162,6 +165,15 @@ impl Flusher {
     pub fn sync_for(&mut self, purpose: Purpose) {
         let id = self.log.sync();
         self.syncs.insert(id, purpose);
+    }
+
+    /// Let go what holds memory back only until its time is up; false if the store is abandoned.
+    fn expire(&self) -> bool {
+        let mut core = self.shared.lock();
+        if !core.stopping {
+            crate::put::expire(&self.shared, &mut core);
+        }
+        !core.stopping
     }
 
     fn pump(&mut self, wait: Option<Duration>) -> bool {
@@ -243,7 +255,7 @@ impl Task for Flusher {
         if self.over {
             return Step::Done;
         }
-        if self.shared.lock().stopping {
+        if !self.expire() {
             // Abandoned: what is under way ends, nothing new begins.
             let mut events = Vec::new();
             if self.log.in_flight() == 0 {
@@ -252,7 +264,6 @@ impl Task for Flusher {
             self.log.pump(Some(WAIT), &mut events);
             return Step::Again;
         }
-        crate::put::expire(&self.shared, &mut self.shared.lock());
         let mut busy = self.pump(None);
         self.notice_stuck();
         busy |= self.step_purge();

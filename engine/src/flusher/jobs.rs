@@ -10,11 +10,17 @@ use pagelith_tiers::ssd::append::{Unit, UnitMember};
 use pagelith_tiers::ssd::segments::SegmentState;
 
 use super::{Appended, Flusher, Purpose};
-use crate::core::{Answer, Job, SsdCore};
+use crate::core::{Answer, Core, Job, SsdCore};
 use crate::error::{Error, ErrorKind};
 use crate::frame_io::Held;
 use crate::frames::FrameState;
 use crate::reclaim::Reclaim;
+
+/// What is to be written or done next.
+enum Next {
+    Frames(Vec<Held>),
+    Other(Job),
+}
 
 impl Flusher {
     /// Move jobs into the log while it has room, until it has begun a write: the device gets that before the next is made.
@@ -30,48 +36,101 @@ impl Flusher {
                 }
                 moved = true;
             }
-            let Some((job, held)) = self.next_job() else { break };
+            let Some(next) = self.next_jobs() else { break };
             moved = true;
-            match job {
-                Job::Frame(_) => {
-                    if let Some(held) = held {
-                        let unit = self.frame_unit(held);
-                        self.append(unit);
-                    }
-                }
-                Job::Tombstones { id, generation, sequence, keys } => {
-                    let unit = self.tombstone_unit(generation, sequence, &keys, Some(id));
-                    self.append(unit);
-                }
-                Job::Clear { id, namespace, generation } => {
-                    if mutant::on(Mutant::ClearBeforeSync) {
-                        self.shared.lock().answer(id, Answer::Done);
-                    }
-                    self.clears.push((namespace, generation, id));
-                    self.log.raise_generation(namespace, generation);
-                }
-                Job::Flush { id } if mutant::on(Mutant::FlushBeforeSync) => {
-                    self.shared.lock().answer(id, Answer::Done);
-                }
-                Job::Flush { id } => self.sync_for(Purpose::Flush(id)),
-                Job::Close { id } => {
-                    self.log.seal_open();
-                    self.closing = Some(id);
-                }
+            match next {
+                Next::Frames(frames) => self.append_frames(frames, before),
+                Next::Other(job) => self.take_job(job),
             }
+        }
+        if !self.appended.is_empty() {
+            let shared = self.shared.clone();
+            self.note_appended(&mut shared.lock());
         }
         moved
     }
 
-    /// The next job; with a frame that is still to be written, that frame, held until the write is over.
-    fn next_job(&self) -> Option<(Job, Option<Held>)> {
+    fn take_job(&mut self, job: Job) {
+        match job {
+            // Only those are met here that need not be written any more.
+            Job::Frame(_) => {}
+            Job::Tombstones { id, generation, sequence, keys } => {
+                let unit = self.tombstone_unit(generation, sequence, &keys, Some(id));
+                self.append(unit);
+            }
+            Job::Clear { id, namespace, generation } => {
+                if mutant::on(Mutant::ClearBeforeSync) {
+                    self.shared.lock().answer(id, Answer::Done);
+                }
+                self.clears.push((namespace, generation, id));
+                self.log.raise_generation(namespace, generation);
+            }
+            Job::Flush { id } if mutant::on(Mutant::FlushBeforeSync) => {
+                self.shared.lock().answer(id, Answer::Done);
+            }
+            Job::Flush { id } => self.sync_for(Purpose::Flush(id)),
+            Job::Close { id } => {
+                self.log.seal_open();
+                self.closing = Some(id);
+            }
+        }
+    }
+
+    /// Append frames until the log begins a write beyond `before` or one has to wait for a segment; the rest goes back to
+    /// where it was.
+    fn append_frames(&mut self, frames: Vec<Held>, before: usize) {
+        let mut frames = frames.into_iter();
+        for held in frames.by_ref() {
+            let unit = self.frame_unit(held);
+            if !self.append(unit) || self.log.in_flight() != before {
+                break;
+            }
+        }
+        if frames.len() == 0 {
+            return;
+        }
         let mut core = self.shared.lock();
-        let job = core.ssd.as_mut()?.queue.pop_front()?;
-        let Job::Frame(frame) = job else { return Some((job, None)) };
-        let queued = core.frames.get_ref(frame).filter(|f| !f.dead && f.state == FrameState::Queued);
-        let is_queued = queued.map(|f| f.state = FrameState::Writing).is_some();
-        let held = if is_queued { Held::new(&mut core, frame) } else { None };
-        Some((job, held))
+        for held in frames.rev() {
+            let frame = held.frame;
+            let alive = core.frames.get_ref(frame).filter(|f| !f.dead);
+            if alive.map(|f| f.state = FrameState::Queued).is_some()
+                && let Some(ssd) = core.ssd.as_mut()
+            {
+                ssd.queue.push_front(Job::Frame(frame));
+            } else if let Some(ssd) = core.ssd.as_mut() {
+                ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(held.data.bytes());
+            }
+            core.release_frame(frame);
+        }
+    }
+
+    /// What comes next, in one section: the frames that make the next write, each held until that is over, or one job of
+    /// another kind. Frames and what is behind them are never taken together: if their write fails they go back in front of it.
+    fn next_jobs(&mut self) -> Option<Next> {
+        let room = self.log.wanted_bytes();
+        let shared = self.shared.clone();
+        let mut core = shared.lock();
+        self.note_appended(&mut core);
+        let mut frames = Vec::new();
+        let mut bytes = 0;
+        while bytes < room {
+            let is_frame = |job: &Job| matches!(job, Job::Frame(_));
+            let queue = &mut core.ssd.as_mut()?.queue;
+            if !frames.is_empty() && !queue.front().is_some_and(is_frame) {
+                break;
+            }
+            let Some(job) = queue.pop_front() else { break };
+            let Job::Frame(frame) = job else { return Some(Next::Other(job)) };
+            let queued = core.frames.get_ref(frame).filter(|f| !f.dead && f.state == FrameState::Queued);
+            if queued.map(|f| f.state = FrameState::Writing).is_none() {
+                continue;
+            }
+            if let Some(held) = Held::new(&mut core, frame) {
+                bytes += held.data.bytes();
+                frames.push(held);
+            }
+        }
+        (!frames.is_empty()).then_some(Next::Frames(frames))
     }
 
     /// Whether a unit is of a page that was removed or cleared while it waited for a segment: there may be none for
@@ -104,7 +163,19 @@ impl Flusher {
         }
     }
 
-    /// Append a unit, and note what its segment holds from now on.
+    /// The core learns what was appended since the last time.
+    pub fn note_appended(&mut self, core: &mut Core) {
+        let Some(ssd) = core.ssd.as_mut().filter(|_| !self.appended.is_empty()) else { return };
+        for (segment, bytes, sequence) in self.appended.drain(..) {
+            ssd.appended_bytes += bytes;
+            let segment = ssd.segments.get_mut(segment);
+            segment.min_sequence = sequence.map_or(segment.min_sequence, |s| segment.min_sequence.min(s));
+        }
+        self.shared.published.tick.store(core.now_tick(), Ordering::Relaxed);
+    }
+
+    /// Append a unit; what its segment holds from now on is to be noted ([`Flusher::note_appended`]) before anything else is
+    /// decided.
     pub fn append_now(&mut self, unit: Unit) -> Result<(), Unit> {
         let (sequence, data) = (unit.sequence, unit.kind == RecordKind::Data);
         let (bytes, id) = (unit.record_bytes(), unit.id);
@@ -112,16 +183,7 @@ impl Flusher {
         if data {
             self.shared.headers.written(&place, &header);
         }
-        let mut core = self.shared.lock();
-        if let Some(ssd) = core.ssd.as_mut() {
-            ssd.appended_bytes += bytes;
-            let segment = ssd.segments.get_mut(place.identity.segment);
-            if data {
-                segment.min_sequence = segment.min_sequence.min(sequence);
-            }
-        }
-        self.shared.published.tick.store(core.now_tick(), Ordering::Relaxed);
-        drop(core);
+        self.appended.push((place.identity.segment, bytes, data.then_some(sequence)));
         let answer = match self.units.get(&id) {
             Some(Appended::Tombstones(answer)) => *answer,
             Some(Appended::Frame(_) | Appended::Moved(_)) | None => None,

@@ -138,7 +138,10 @@ impl Flusher {
                     if let Some(r) = self.reclaim.as_mut() {
                         r.in_log += 1;
                     }
-                    self.shared.lock().counters.bytes_reinserted += bytes;
+                    let shared = self.shared.clone();
+                    let mut core = shared.lock();
+                    core.counters.bytes_reinserted += bytes;
+                    self.note_appended(&mut core);
                 }
                 Err(unit) if self.waits_for_segment() => {
                     if let Some(r) = self.reclaim.as_mut() {

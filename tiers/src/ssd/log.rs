@@ -190,6 +190,12 @@ impl Log {
         self.record_writes < self.write_depth && self.sync_fault.is_none()
     }
 
+    /// Bytes of records, at least one, after which what is gathered is written.
+    pub fn wanted_bytes(&self) -> u64 {
+        let gathered = self.open.as_ref().map_or(0, |open| open.gathered().0);
+        self.config.write_bytes.saturating_sub(gathered).max(1)
+    }
+
     /// Whether the log takes records at all: false after a failed sync.
     pub fn is_trusted(&self) -> bool {
         self.sync_fault.is_none()
