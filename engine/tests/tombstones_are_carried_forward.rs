@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 
 use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
+use pagelith::config::SsdPolicy;
 use pagelith::{Config, Facts, Options, PutOutcome, PutSlice, Size, Store};
 
 const BYTES: usize = 60 << 10;
@@ -48,4 +49,39 @@ fn the_log_goes_round_with_tombstones_in_it() {
     let back: Vec<_> = (0..here.len()).filter(|n| n % 4 == 0 && here[*n]).collect();
     assert!(back.is_empty(), "removed objects are back: {back:?}");
     assert!(here.iter().filter(|h| **h).count() as u32 > 5 * per_segment);
+}
+
+#[test]
+fn a_removed_object_stays_gone_in_a_segment_that_outlasts_its_tombstone() {
+    let home = tempfile::tempdir().unwrap();
+    let mut config = Config { deadline_ms: 5_000, ..Config::default() };
+    config.dram.bytes = Size::mib(4);
+    config.ssd.bytes = Size::mib(16);
+    config.ssd.segment_bytes = Some(Size::mib(1));
+    config.ssd.policy = SsdPolicy::Recency;
+    config.ssd.dirs = vec![home.path().join("store")];
+    let open = || Store::open(config.validate(&Facts::of_this_machine().unwrap()).unwrap()).unwrap();
+    let store = open();
+    // The first segment's.
+    (0..15).for_each(|n| put(&store, n));
+    let old: Vec<_> = (1..15).map(key).collect();
+    (100..130).for_each(|n| put(&store, n));
+    store.remove(&[key(0)], Options::default()).unwrap();
+    let mut next = 200;
+    while store.stats().segments_reclaimed < 16 {
+        put(&store, next);
+        next += 1;
+        // In use: others are reclaimed first, and what says that one of its objects is gone has to move on.
+        assert_eq!(store.exists_prefix(&old, Options::default()), old.len(), "next={next}");
+    }
+    store.flush(Options::default()).unwrap();
+    store.abandon();
+    // Without a checkpoint, each segment is looked at again.
+    for which in 0..2 {
+        let file = home.path().join("store").join(format!("checkpoint.{which}"));
+        let bytes = std::fs::metadata(&file).unwrap().len() as usize;
+        std::fs::write(&file, vec![0; bytes]).unwrap();
+    }
+    let store = open();
+    assert_eq!(store.exists_batch(&[key(0), key(1), key(14)], Options::default()), [false, true, true]);
 }
