@@ -7,7 +7,7 @@ use pagelith_io::clock::Mono;
 use pagelith_io::runtime::Env;
 use pagelith_io::signal::Signal;
 use pagelith_io::staging::StagingPool;
-use pagelith_io::sync::{Arc, AtomicBool, AtomicU64, Mutex, PoisonError};
+use pagelith_io::sync::{Arc, AtomicBool, AtomicU64, Mutex, PoisonError, lock_briefly};
 use pagelith_layouts::checksum::{self, FINGERPRINT_KEY_BYTES};
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
@@ -76,7 +76,7 @@ impl Shared {
     /// The core. A panic elsewhere leaves it consistent enough to go on: every change keeps the invariants
     /// from one statement to the next, and what is found is verified.
     pub fn lock(&self) -> CoreGuard<'_> {
-        CoreGuard::new(self.core.lock().unwrap_or_else(PoisonError::into_inner), &self.published)
+        CoreGuard::new(lock_briefly(&self.core).unwrap_or_else(PoisonError::into_inner), &self.published)
     }
 
     /// What the index knows a key by.
