@@ -6,7 +6,8 @@
 //! 3. [`publish`](publish::publish): under the lock again, the group becomes visible as a whole, unless its
 //!    namespace was cleared or somebody else was first meanwhile; then it is queued for the flusher.
 //!
-//! Groups of a batch take each step together, as many as [`run`](crate::put_batch) lets: the lock is met twice a run.
+//! Groups of a batch take each step together, as many as [`run`](crate::put_batch) lets, and are made visible in the section in
+//! which the next are admitted: the lock is met once a run.
 //!
 //! What is visible never changes its bytes by a put: an object of a group that was put by itself before is
 //! *adopted*, its bytes read and stored again with the group's.
@@ -309,13 +310,9 @@ pub(crate) fn copy(shared: &Shared, group: Vec<Incoming<'_>>, admitted: Admitted
 
 /// Queue the frames of a batch for the flusher, the last first: heads of chains become younger in the log
 /// than their children, so that they outlive them.
-pub(crate) fn enqueue(shared: &Shared, frames: &mut Vec<FrameRef>) {
-    if frames.is_empty() {
-        return;
-    }
-    if let Some(ssd) = shared.lock().ssd.as_mut() {
+pub(crate) fn enqueue(core: &mut Core, frames: &mut Vec<FrameRef>) {
+    if let Some(ssd) = core.ssd.as_mut() {
         ssd.enqueue(frames.drain(..));
     }
     frames.clear();
-    shared.work.raise();
 }

@@ -18,7 +18,7 @@ use crate::frames::{FrameMember, FrameRef};
 use crate::get::{GetBatch, Probed};
 use crate::outcome::{PutDone, PutOutcome, Ticket};
 use crate::put::admit::Alone;
-use crate::put::{self, At, Bytes, Incoming, Kind, Size};
+use crate::put::{At, Bytes, Incoming, Kind, Size};
 use crate::session::SessionIo;
 use crate::shared::Shared;
 
@@ -223,11 +223,7 @@ impl PutBatch {
     }
 
     fn try_groups(&mut self, io: &SessionIo) {
-        let mut next = 0;
-        while next < self.groups.len() {
-            next = self.try_run(&io.shared, next);
-        }
-        put::enqueue(&io.shared, &mut self.frames);
+        self.try_runs(&io.shared);
         io.shared.remote.iter().for_each(|remote| remote.work.raise());
         self.let_go(&io.shared);
     }

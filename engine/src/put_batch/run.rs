@@ -1,5 +1,6 @@
-//! Groups of a batch that go through the steps of a put together, so that the lock is met twice a run and not twice a page:
-//! they are admitted in one section, copied without the lock, and made visible in another.
+//! Groups of a batch that go through the steps of a put together, so that the lock is met once a run and not twice a page:
+//! they are admitted in one section, copied without the lock, and made visible in the section in which the next run is
+//! admitted.
 //!
 //! What one group of a batch does to the next stays as if each were put by itself: groups of the same page are never in one
 //! run, and a group that finds no room is tried again behind those that were admitted before it.
@@ -42,20 +43,45 @@ fn bytes(sizes: &[Size]) -> u64 {
 }
 
 impl PutBatch {
-    /// Try the groups from `from` on that can go together; the first that was not tried.
-    pub(super) fn try_run(&mut self, shared: &Shared, from: usize) -> usize {
-        let (run, end) = self.gather(shared, from);
-        let (admitted, end) = self.admit(shared, &run, end);
-        let copied = admitted.into_iter().map(|(of, admitted)| self.copy(shared, of, admitted)).collect();
-        self.publish(shared, copied);
-        for member in &run {
-            self.settle_open(shared, member.group);
+    /// Store what can be stored now, run by run, and hand it to the flusher.
+    pub(super) fn try_runs(&mut self, shared: &Shared) {
+        let (mut next, mut copied) = (0, Vec::new());
+        loop {
+            let (run, end) = self.gather(shared, next);
+            if run.is_empty() && copied.is_empty() && self.frames.is_empty() {
+                break;
+            }
+            let settled: Vec<usize> =
+                copied.iter().map(|one: &Copying| one.group).chain(run.iter().map(|one| one.group)).collect();
+            let (admitted, end) = self.turn(shared, copied, &run, end);
+            settled.into_iter().for_each(|group| self.settle_open(shared, group));
+            copied = admitted.into_iter().map(|(of, admitted)| self.copy(shared, of, admitted)).collect();
+            next = end;
         }
-        if self.unqueued_bytes >= ENQUEUE_BYTES {
+    }
+
+    /// One section: what was copied becomes visible, and the next run is admitted. The members of that which have memory now, and
+    /// the first group that was not tried.
+    fn turn<'a>(
+        &mut self,
+        shared: &Shared,
+        copied: Vec<Copying>,
+        run: &'a [Member],
+        end: usize,
+    ) -> (Vec<(&'a Member, Admitted)>, usize) {
+        let mut core = shared.lock();
+        self.publish(shared, &mut core, copied);
+        let queued = (run.is_empty() || self.unqueued_bytes >= ENQUEUE_BYTES) && !self.frames.is_empty();
+        if queued {
             self.unqueued_bytes = 0;
-            put::enqueue(shared, &mut self.frames);
+            put::enqueue(&mut core, &mut self.frames);
         }
-        end
+        let (admitted, end, full) = self.admit(shared, &mut core, run, end);
+        drop(core);
+        if queued || full {
+            shared.work.raise();
+        }
+        (admitted, end)
     }
 
     /// The next groups that can go together and that no rule refuses, and the first group behind them.
@@ -93,26 +119,23 @@ impl PutBatch {
         (run, self.groups.len())
     }
 
-    /// Step 1, in one section: those of the run that have memory now, and the first group that was not tried. That is one of
-    /// the run if it found no memory behind one that did, or is behind one that something gives way to.
+    /// Step 1: those of the run that have memory now, the first group that was not tried, and whether one found no memory. Not tried is
+    /// one of the run if it found none behind one that did, or is behind one that something gives way to.
     fn admit<'a>(
         &mut self,
         shared: &Shared,
+        core: &mut Core,
         run: &'a [Member],
         end: usize,
-    ) -> (Vec<(&'a Member, Admitted)>, usize) {
+    ) -> (Vec<(&'a Member, Admitted)>, usize, bool) {
         let mut admitted = Vec::with_capacity(run.len());
-        if run.is_empty() {
-            return (admitted, end);
-        }
         let (mut full, mut end) = (false, end);
-        let mut core = shared.lock();
-        put::prefetch(shared, &core, run.iter().map(|member| member.sizes[0].key));
+        put::prefetch(shared, core, run.iter().map(|member| member.sizes[0].key));
         for member in run {
             let group = &mut self.groups[member.group];
             let adopted: Vec<_> = group.adopted.iter().map(|a| a.as_ref().map(|(at, _)| *at)).collect();
             let (kind, sizes) = (group.kind, &member.sizes[..]);
-            match admit(shared, &mut core, kind, sizes, group.probed.as_deref(), &adopted) {
+            match admit(shared, core, kind, sizes, group.probed.as_deref(), &adopted) {
                 Admission::Admitted(one) => {
                     let met = one.met_some();
                     admitted.push((member, one));
@@ -135,11 +158,7 @@ impl PutBatch {
                 other => group.not_admitted(other, &sizes[0]),
             }
         }
-        drop(core);
-        if full {
-            shared.work.raise();
-        }
-        (admitted, end)
+        (admitted, end, full)
     }
 
     /// Step 2 of one group.
@@ -156,21 +175,17 @@ impl PutBatch {
         Copying { group: of.group, adopts, bytes: bytes(&of.sizes), copied }
     }
 
-    /// Step 3, in one section.
-    fn publish(&mut self, shared: &Shared, run: Vec<Copying>) {
-        if run.is_empty() {
-            return;
-        }
-        let mut core = shared.lock();
+    /// Step 3.
+    fn publish(&mut self, shared: &Shared, core: &mut Core, run: Vec<Copying>) {
         // What admission brought into the cache has made room for the bytes meanwhile.
         let fingerprints: Vec<u128> =
             run.iter().filter_map(|one| one.copied.as_ref().ok()).flat_map(Copied::fingerprints).collect();
         core.index.prefetch(&fingerprints);
         for Copying { group, adopts, bytes, copied } in run {
             let outcome = match copied {
-                Ok(copied) => self.publish_one(shared, &mut core, group, &adopts, copied),
+                Ok(copied) => self.publish_one(shared, core, group, &adopts, copied),
                 Err(admitted) => {
-                    admitted.give_back(&mut core);
+                    admitted.give_back(core);
                     let first = self.groups[group].key(0);
                     Err(Error::busy(format!("the group changed while it was looked at key={first}")))
                 }
