@@ -70,7 +70,9 @@ pub(crate) fn submit(
         return Err((Held::Queue, fetch));
     }
     let align = facts.memory_align.max(facts.offset_align);
-    let Some(volume) = io.shared.volume.clone() else { return Err((Held::Queue, fetch)) };
+    let Some((file, offset)) = io.shared.volume.as_ref().map(|v| v.place(fetch.segment, fetch.offset)) else {
+        return Err((Held::Queue, fetch));
+    };
     // All memory of the store's own first: without it nothing of the caller's is touched.
     let mut own = Vec::with_capacity(fetch.pieces.len());
     for piece in &fetch.pieces {
@@ -108,7 +110,6 @@ pub(crate) fn submit(
         }
         taken.push(Taken { parts: parts.len() - before, ragged: rag });
     }
-    let (file, offset) = volume.place(fetch.segment, fetch.offset);
     let token = io.token(ticket);
     let op = Op::Read { file, offset, parts };
     match io.queue.as_mut().map(|q| q.submit(token, op)) {

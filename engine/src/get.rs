@@ -280,7 +280,9 @@ impl GetBatch {
             return;
         }
         // As long as the kernel has reads of callers who wait for their memory, another may be as late.
-        if !self.late && io.shared.late_reads.load(Ordering::Relaxed) == 0 {
+        // Written when there is something to write: all sessions look here.
+        let sick = io.shared.sick.load(Ordering::Relaxed);
+        if sick && !self.late && io.shared.late_reads.load(Ordering::Relaxed) == 0 {
             io.shared.sick.store(false, Ordering::Relaxed);
         }
         for piece in fetch.pieces {

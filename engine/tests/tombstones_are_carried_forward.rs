@@ -2,8 +2,8 @@
 //! its tombstones had been written; once all segments were full, the store took no more.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 
-use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
 use pagelith::config::SsdPolicy;
+use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
 use pagelith::{Config, Facts, Options, PutOutcome, PutSlice, Size, Store};
 
 const BYTES: usize = 60 << 10;

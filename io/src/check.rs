@@ -1,13 +1,13 @@
 //! The rules an operation has to keep before the kernel is asked, and the verdict after it answered: the
 //! same for every real side, in release builds too.
 
-use std::sync::Arc;
+use std::ops::Deref;
 
 use rustix::io::Errno;
 
 use crate::disk::{Completion, FileId, Op};
 use crate::fault::{FaultKind, FaultOp, IoFault};
-use crate::files::{DataFile, Files};
+use crate::files::DataFile;
 use pagelith_layouts::mutant::{self, Mutant};
 
 /// Most parts of one operation: the kernel's UIO_MAXIOV (include/uapi/linux/uio.h).
@@ -26,11 +26,15 @@ pub(crate) struct Align {
     pub(crate) offset: usize,
 }
 
-/// The file of `op`, if `op` keeps every rule.
-pub(crate) fn check(files: &Files, align: Align, op: &Op) -> Result<Arc<DataFile>, IoFault> {
+/// The file of `op`, which `find` finds by its number, if `op` keeps every rule.
+pub(crate) fn check<F: Deref<Target = DataFile>>(
+    find: impl FnOnce(FileId) -> Option<F>,
+    align: Align,
+    op: &Op,
+) -> Result<F, IoFault> {
     let (id, offset) = place(op);
     let kind = FaultKind::Invalid;
-    let Some(file) = files.get(id) else {
+    let Some(file) = find(id) else {
         return Err(IoFault::found(kind, name(op), "", offset, format!("no such file is open: id={}", id.0)));
     };
     match broken_rule(&file, align, op) {

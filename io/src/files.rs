@@ -1,7 +1,9 @@
 //! The open data files of a disk, by number. Every operation in flight holds its file, so that a file's
 //! lock outlives each transfer that this process started.
 
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rustix::fs::{FlockOperation, flock};
@@ -37,6 +39,8 @@ impl Drop for DataFile {
 #[derive(Debug, Default)]
 pub(crate) struct Files {
     table: RwLock<Vec<Option<Arc<DataFile>>>>,
+    /// How often a file was forgotten.
+    forgotten: AtomicU64,
 }
 
 impl Files {
@@ -61,6 +65,50 @@ impl Files {
                 *slot = None;
             }
         }
+        self.forgotten.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// A file as one queue knows it, which counts its own operations: queues of several threads share nothing that they write to.
+#[derive(Clone, Debug)]
+pub(crate) struct KnownFile(Arc<Arc<DataFile>>);
+
+impl Deref for KnownFile {
+    type Target = DataFile;
+    fn deref(&self) -> &DataFile {
+        &self.0
+    }
+}
+
+/// What one queue has looked up. A file that is forgotten stays open until the queue looks up another, or ends.
+#[derive(Debug)]
+pub(crate) struct KnownFiles {
+    files: Arc<Files>,
+    forgotten: u64,
+    known: Vec<Option<KnownFile>>,
+}
+
+impl KnownFiles {
+    /// Nothing yet.
+    pub(crate) fn new(files: Arc<Files>) -> KnownFiles {
+        KnownFiles { files, forgotten: 0, known: Vec::new() }
+    }
+
+    /// The file of a number, unless it was never given or the file was removed.
+    pub(crate) fn get(&mut self, id: FileId) -> Option<KnownFile> {
+        let forgotten = self.files.forgotten.load(Ordering::Acquire);
+        if forgotten != self.forgotten {
+            self.forgotten = forgotten;
+            self.known.clear();
+        }
+        let at = id.0 as usize;
+        if let Some(Some(known)) = self.known.get(at) {
+            return Some(known.clone());
+        }
+        let known = KnownFile(Arc::new(self.files.get(id)?));
+        self.known.resize(self.known.len().max(at + 1), None);
+        self.known[at] = Some(known.clone());
+        Some(known)
     }
 }
 
@@ -70,6 +118,28 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+
+    #[test]
+    fn a_queue_knows_what_is_open_and_not_what_was_removed() {
+        let dir = TempDir::new().unwrap();
+        let files = Arc::new(Files::default());
+        let mut known = KnownFiles::new(files.clone());
+        let open = |name: &str| {
+            let fd = crate::create::create(dir.path(), name, 4096, false).unwrap();
+            files.insert(DataFile { fd, path: name.to_owned(), dir: 0, name: name.to_owned(), len: 4096 })
+        };
+        let (a, b) = (open("a"), open("b"));
+        assert_eq!(known.get(b).map(|f| f.name.clone()).as_deref(), Some("b"));
+        assert_eq!(known.get(a).map(|f| f.name.clone()).as_deref(), Some("a"));
+        let c = open("c");
+        assert_eq!(known.get(c).map(|f| f.name.clone()).as_deref(), Some("c"));
+        let in_flight = known.get(a);
+        files.forget(0, "a");
+        assert!(known.get(a).is_none());
+        assert!(known.get(b).is_some() && known.get(c).is_some());
+        assert_eq!(in_flight.map(|f| f.name.clone()).as_deref(), Some("a"), "a transfer has its file");
+        assert!(known.get(FileId(9)).is_none());
+    }
 
     #[test]
     fn the_lock_goes_with_the_last_user_not_with_the_description() {

@@ -55,7 +55,7 @@ impl Queue for BlockingQueue {
         if self.room() == 0 {
             return Err(op);
         }
-        match check(&self.files, self.align, &op) {
+        match check(|id| self.files.get(id), self.align, &op) {
             Ok(file) => {
                 self.out += 1;
                 self.pool.push(Job { token, op, file, inbox: Arc::clone(&self.inbox) });

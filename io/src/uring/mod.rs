@@ -32,7 +32,7 @@ use self::slots::{Held, Slots};
 use crate::check::{Align, check, refused, verdict};
 use crate::disk::{Completion, Op, Queue};
 use crate::fault::{FaultKind, FaultOp, IoFault};
-use crate::files::Files;
+use crate::files::{Files, KnownFiles};
 use crate::registered::{Registered, Span};
 
 /// How long a dropped queue waits for its operations before it leaks them. Longer than the 30 s that the
@@ -53,7 +53,7 @@ pub(crate) struct UringQueue {
     pending: VecDeque<u64>,
     /// Completions that need no kernel.
     ready: Vec<Completion>,
-    files: Arc<Files>,
+    files: KnownFiles,
     fixed: Fixed,
     align: Align,
     depth: usize,
@@ -84,7 +84,7 @@ impl UringQueue {
             slots: ManuallyDrop::new(Slots::new(depth)),
             pending: VecDeque::new(),
             ready: Vec::new(),
-            files,
+            files: KnownFiles::new(files),
             fixed: Fixed::new(registered),
             align,
             depth: depth as usize,
@@ -221,7 +221,7 @@ impl Queue for UringQueue {
         if self.room() == 0 {
             return Err(op);
         }
-        let file = match check(&self.files, self.align, &op) {
+        let file = match check(|id| self.files.get(id), self.align, &op) {
             Ok(file) => file,
             Err(fault) => {
                 self.ready.push(refused(token, op, fault));

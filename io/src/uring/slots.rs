@@ -1,13 +1,11 @@
 //! Operations that the kernel may be working on, found again by the number it hands back. A number is used
 //! once: it names a slot and the slot's generation, so that a late or foreign completion finds nothing.
 
-use std::sync::Arc;
-
 use rustix::io::Errno;
 
 use crate::buffer::Part;
 use crate::disk::Op;
-use crate::files::DataFile;
+use crate::files::KnownFile;
 use pagelith_layouts::mutant::{self, Mutant};
 
 /// The kernel's `struct iovec` (include/uapi/linux/uio.h). The address is a number here, so that the array
@@ -35,7 +33,7 @@ pub(super) struct Held {
     /// The operation with its parts.
     pub(super) op: Op,
     /// Keeps file and lock.
-    pub(super) file: Arc<DataFile>,
+    pub(super) file: KnownFile,
     /// The parts as the kernel wants them; on the heap, so its address stays when the slot moves.
     pub(super) vectors: Box<[IoVec]>,
     /// Entries of it that have not completed.
@@ -48,7 +46,7 @@ pub(super) struct Held {
 
 impl Held {
     /// Hold `op`, with the vectors of its parts.
-    pub(super) fn new(token: u64, op: Op, file: Arc<DataFile>) -> Held {
+    pub(super) fn new(token: u64, op: Op, file: KnownFile) -> Held {
         let vectors = match &op {
             Op::Read { parts, .. } | Op::Write { parts, .. } => vectors(parts),
             Op::Sync { .. } => Box::default(),
