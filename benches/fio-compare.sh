@@ -5,8 +5,8 @@
 #   benches/fio-compare.sh DIR [OBJECT_BYTES] [BATCH] [SECONDS] [RUNS] [get|put]
 #
 # get: the store has been running: it knows what headers it has memory for (PAGELITH_SSD__HEADERS_BYTES). fio reads whole blocks of
-# 4096 bytes at random. put: fio writes what the store writes by default, 1 MiB in order, 8 in flight. Of both only the objects'
-# bytes count. Both have huge pages: as root they are reserved for fio meanwhile; where that fails fio has pages of 4 KiB, which
+# 4096 bytes at random. put: fio writes what the store writes by default, 1 MiB in order, 8 in flight; and once more with 256 in
+# flight, since eight buffers stay in the processor's cache, and what is put does not. Of both only the objects' bytes count. Both have huge pages: as root they are reserved for fio meanwhile; where that fails fio has pages of 4 KiB, which
 # is said.
 # DIR is on the file system to measure and is left as it was found, but for DIR/pagelith-fio-compare, which is
 # removed. Sizes are in bytes. PAGELITH names the program (default: a release build of this repository).
@@ -20,12 +20,12 @@ runs=${5:-5}
 op=${6:-get}
 # Batches in flight.
 depth=4
-# What fio does: how, of what length, how many at a time; how much of that are bytes of objects; and the field of its bandwidth in
+# What fio does: how, of what length, how many at a time, and so many that their memory is no longer in the cache; how much of that are bytes of objects; and the field of its bandwidth in
 # KiB/s in the terse format, version 3.
 padded=$(((object_bytes + 4095) / 4096 * 4096))
 case $op in
-get) data=$((1 << 30)) how=randread length=$padded many=$((batch * depth)) share=$object_bytes field=7 ;;
-put) data=$((8 << 30)) how=write length=1048576 many=8 share=1048576 field=48 ;;
+get) data=$((1 << 30)) how=randread length=$padded many=$((batch * depth)) cold=0 share=$object_bytes field=7 ;;
+put) data=$((8 << 30)) how=write length=1048576 many=8 cold=256 share=1048576 field=48 ;;
 *) echo "neither get nor put: $op" >&2 && exit 2 ;;
 esac
 
@@ -43,7 +43,7 @@ work=$dir/pagelith-fio-compare
 mkdir -p "$work"
 reserved=/proc/sys/vm/nr_hugepages
 before=$(cat $reserved)
-pages=$((before + many * length / 2097152 + 16))
+pages=$((before + (many + cold) * length / 2097152 + 16))
 give_back() {
     rm -rf "$work"
     { echo "$before" >$reserved; } 2>/dev/null || true
@@ -61,9 +61,9 @@ trap 'exit 1' INT TERM
 own() { echo "$line" | sed -n "s/\"limit\":{[^}]*}//; s/.*\"$1\":\([0-9.e+-]*\).*/\1/p"; }
 bare() { echo "$line" | sed -n "s/.*\"limit\":{[^}]*\"$1\":\([0-9.e+-]*\).*/\1/p"; }
 
-# fio's bandwidth in GB/s (10^9) of objects, and its CPU seconds for one; fields 88 and 89 are CPU in percent.
-fio_run() {
-    out=$(fio --name=limit --filename="$work/fio" --size=$data --rw=$how --bs="$length" --iodepth="$many" \
+# fio's bandwidth in GB/s (10^9) of objects with so many in flight, and its CPU seconds for one; fields 88 and 89 are CPU in percent.
+fio_run() { # IN_FLIGHT
+    out=$(fio --name=limit --filename="$work/fio" --size=$data --rw=$how --bs="$length" --iodepth="$1" \
         --ioengine=io_uring --direct=1 --minimal --terse-version=3 $memory --time_based --ramp_time=1 --runtime="$seconds")
     echo "$out" | awk -F';' -v field=$field -v share="$share" -v of="$length" 'NF > 89 && $5 == 0 {
         gb = $field * 1024 / 1e9 * share / of
@@ -81,18 +81,19 @@ store_run() {
 store_run >/dev/null
 
 : >"$work/runs"
-run=0
+run=0 far=0
 while [ "$run" -lt "$runs" ]; do
     # The first second it faults in its memory; the store's is touched before its clock runs.
-    limit=$(fio_run)
+    limit=$(fio_run "$many")
+    [ $cold = 0 ] || far=$(fio_run $cold)
     line=$(store_run)
     # Nothing is said of it with puts.
     sum=$(bare checksum_cpu_s_per_gb)
-    echo "$limit $(own gb_per_s) $(own cpu_s_per_gb) $(bare gb_per_s) $(bare cpu_s_per_gb) ${sum:-0}" >>"$work/runs"
+    echo "$limit $(own gb_per_s) $(own cpu_s_per_gb) $(bare gb_per_s) $(bare cpu_s_per_gb) ${sum:-0} ${far%% *}" >>"$work/runs"
     run=$((run + 1))
 done
-if ! awk 'NF != 7 || $1 <= 0 { exit 1 }' "$work/runs"; then
-    echo "fio or the store failed in a run: fio's GB/s and CPU-s/GB, the store's, the bare loop's, the checksum's CPU" >&2
+if ! awk 'NF != 8 || $1 <= 0 { exit 1 }' "$work/runs"; then
+    echo "fio or the store failed in a run: fio's GB/s and CPU-s/GB, the store's, the bare loop's, the checksum's CPU, fio's GB/s from cold memory" >&2
     cat "$work/runs" >&2
     exit 1
 fi
@@ -109,3 +110,4 @@ echo "store GB/s: $(all '$3')median $(median '$3'), CPU-s/GB $(median '$4')"
 echo "bare  GB/s: $(all '$5')median $(median '$5'), CPU-s/GB $(median '$6')"
 [ $op = put ] || echo "CPU-s/GB of a pass of the checksum: median $(median '$7'); fio's and 1.2 of that: $(median '$2 + 1.2 * $7')"
 echo "store / fio = $(median '$3 / $1'), bare / fio = $(median '$5 / $1'), store / bare = $(median '$3 / $5')"
+[ $cold = 0 ] || echo "store / fio with $cold in flight ($(all '$8')) = $(median '$3 / $8')"

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use io_uring::IoUring;
 
 use super::ring;
+use super::slots::{ENTRY_BYTES, IoVec};
 use crate::buffer::Part;
 use crate::registered::{Registered, Span};
 
@@ -115,7 +116,7 @@ impl Fixed {
     }
 }
 
-/// Some parts of an operation, in one entry.
+/// Some of an operation's vectors, of which a read has one for each part, in one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) first: usize,
@@ -137,6 +138,27 @@ impl Runs {
     /// All in one, by no registered memory.
     pub(super) fn whole(parts: &[Part]) -> Runs {
         Runs { first: Run { first: 0, count: parts.len(), at: 0, fixed: None }, rest: Vec::new() }
+    }
+
+    /// The entries of an operation whose vectors are cut where they end, at most `more` beyond the first.
+    pub(super) fn of_cut(vectors: &[IoVec], more: usize) -> Runs {
+        let (mut runs, mut run, mut bytes) = (Vec::new(), Run { first: 0, count: 0, at: 0, fixed: None }, 0);
+        for (i, vector) in vectors.iter().enumerate() {
+            (run.count, bytes) = (run.count + 1, bytes + vector.len() as u64);
+            if bytes % ENTRY_BYTES == 0 || i + 1 == vectors.len() {
+                runs.push(std::mem::replace(
+                    &mut run,
+                    Run { first: i + 1, count: 0, at: bytes, fixed: None },
+                ));
+            }
+        }
+        if runs.is_empty() || runs.len() - 1 > more {
+            return Runs {
+                first: Run { first: 0, count: vectors.len(), at: 0, fixed: None },
+                rest: Vec::new(),
+            };
+        }
+        Runs { first: runs.remove(0), rest: runs }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Run> {

@@ -18,6 +18,8 @@ mod slots;
 mod tests;
 #[cfg(test)]
 mod tests_fixed;
+#[cfg(test)]
+mod tests_long;
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -28,7 +30,7 @@ use io_uring::IoUring;
 use rustix::io::Errno;
 
 use self::fixed::{Fixed, Runs};
-use self::slots::{Held, Slots};
+use self::slots::{ENTRY_BYTES, Held, Slots};
 use crate::check::{Align, check, refused, verdict};
 use crate::disk::{Completion, Op, Queue};
 use crate::fault::{FaultKind, FaultOp, IoFault};
@@ -99,7 +101,12 @@ impl UringQueue {
     /// Start what is pending and wait up to `timeout` for `want` completions. False if the kernel was short of
     /// something and should be tried again later.
     fn enter(&mut self, want: u32, timeout: Duration) -> bool {
-        let submit = if self.broken.is_some() { 0 } else { self.pending.len() as u32 };
+        self.enter_with(self.pending.len(), want, timeout)
+    }
+
+    /// The same, starting no more than so many of what is pending.
+    fn enter_with(&mut self, most: usize, want: u32, timeout: Duration) -> bool {
+        let submit = if self.broken.is_some() { 0 } else { self.pending.len().min(most) as u32 };
         let entered = ring::enter(&self.ring, submit, want, timeout);
         if self.broken.is_none() {
             let queued = ring::queued(&mut self.ring);
@@ -161,6 +168,10 @@ impl UringQueue {
         let runs = match &held.op {
             Op::Read { parts, .. } if self.fixed.follow(&self.ring) => {
                 self.fixed.runs(parts, self.align.offset, self.more_max - self.more)
+            }
+            Op::Write { .. } if held.op.bytes() > ENTRY_BYTES => {
+                held.cut();
+                Runs::of_cut(&held.vectors, self.more_max - self.more)
             }
             Op::Read { parts, .. } | Op::Write { parts, .. } => Runs::whole(parts),
             Op::Sync { .. } => Runs::whole(&[]),
@@ -234,6 +245,9 @@ impl Queue for UringQueue {
         }
         let id = self.slots.insert(Held::new(token, op, file)).map_err(|held| held.op)?;
         if self.push(id) {
+            if self.slots.get(id).is_some_and(|held| held.left > 1 && held.cut) {
+                self.begin_each();
+            }
             return Ok(());
         }
         match self.slots.take(id) {
@@ -269,6 +283,19 @@ impl Queue for UringQueue {
 }
 
 impl UringQueue {
+    /// Begin what is pending entry by entry: those that are begun together and lie side by side are joined again on their way to
+    /// the disk.
+    fn begin_each(&mut self) {
+        for _ in 0..self.pending.len() {
+            let before = self.pending.len();
+            self.enter_with(1, 0, Duration::ZERO);
+            if self.pending.len() >= before {
+                // The kernel takes nothing now; it is begun with the next that is entered.
+                return;
+            }
+        }
+    }
+
     /// What `wait` does before it sleeps. The sleep itself starts what is pending, so that the common case
     /// enters the kernel once.
     fn poll_if(&mut self, done: &mut Vec<Completion>, now: bool) {

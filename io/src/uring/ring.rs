@@ -85,11 +85,12 @@ fn entry(held: &Held, run: Run) -> squeue::Entry {
                 }
             }
         }
-        Op::Write { offset, parts, .. } => match single(parts) {
+        // Vectors that are cut are not the parts.
+        Op::Write { offset, parts, .. } => match single(parts).filter(|_| !held.cut) {
             Some((part, len)) => opcode::Write::new(fd, part.as_ptr(), len).offset(*offset).build(),
             None => {
                 let (vectors, count) = vectors();
-                opcode::Writev::new(fd, vectors, count).offset(*offset).build()
+                opcode::Writev::new(fd, vectors, count).offset(offset + run.at).build()
             }
         },
         Op::Sync { .. } => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),

@@ -8,6 +8,10 @@ use crate::disk::Op;
 use crate::files::KnownFile;
 use pagelith_layouts::mutant::{self, Mutant};
 
+/// A longer write is made in entries of so many bytes, each begun by itself: a disk takes several of them at a time, and what is
+/// longer as one (docs/decisions/0031).
+pub(super) const ENTRY_BYTES: u64 = 1 << 20;
+
 /// The kernel's `struct iovec` (include/uapi/linux/uio.h). The address is a number here, so that the array
 /// may move between threads with its queue.
 #[repr(C)]
@@ -21,6 +25,11 @@ impl IoVec {
     /// Of so many bytes at this address.
     pub(super) fn new(base: usize, len: usize) -> IoVec {
         IoVec { base, len }
+    }
+
+    /// Its length in bytes.
+    pub(super) fn len(self) -> usize {
+        self.len
     }
 }
 
@@ -36,6 +45,8 @@ pub(super) struct Held {
     pub(super) file: KnownFile,
     /// The parts as the kernel wants them; on the heap, so its address stays when the slot moves.
     pub(super) vectors: Box<[IoVec]>,
+    /// Whether the vectors are cut where entries end, so that there may be more of them than parts.
+    pub(super) cut: bool,
     /// Entries of it that have not completed.
     pub(super) left: usize,
     /// How many of all its entries name registered memory.
@@ -51,11 +62,18 @@ impl Held {
             Op::Read { parts, .. } | Op::Write { parts, .. } => vectors(parts),
             Op::Sync { .. } => Box::default(),
         };
-        Held { token, op, file, vectors, left: 1, fixed: 0, moved: Ok(0) }
+        Held { token, op, file, vectors, cut: false, left: 1, fixed: 0, moved: Ok(0) }
     }
 }
 
 impl Held {
+    /// Cut its vectors where entries of [`ENTRY_BYTES`] end; before any entry of it is made.
+    pub(super) fn cut(&mut self) {
+        if let Op::Read { parts, .. } | Op::Write { parts, .. } = &self.op {
+            (self.vectors, self.cut) = (vectors_cut(parts), true);
+        }
+    }
+
     /// An entry completed, or never will be begun. True if it was the last.
     pub(super) fn ended(&mut self, moved: Result<u64, Errno>) -> bool {
         self.left = self.left.saturating_sub(1);
@@ -70,6 +88,24 @@ fn vectors(parts: &[Part]) -> Box<[IoVec]> {
         return Box::default();
     }
     parts.iter().map(|p| IoVec::new(p.addr(), p.len())).collect()
+}
+
+/// The same, cut at each multiple of [`ENTRY_BYTES`] of all of them together.
+fn vectors_cut(parts: &[Part]) -> Box<[IoVec]> {
+    let mut vectors = Vec::with_capacity(parts.len());
+    let mut room = ENTRY_BYTES as usize;
+    for part in parts {
+        let (mut base, mut left) = (part.addr(), part.len());
+        while left > 0 {
+            let len = left.min(room);
+            vectors.push(IoVec::new(base, len));
+            (base, left, room) = (base + len, left - len, room - len);
+            if room == 0 {
+                room = ENTRY_BYTES as usize;
+            }
+        }
+    }
+    vectors.into()
 }
 
 #[derive(Debug)]

@@ -1,0 +1,92 @@
+//! Writes that are made in several entries.
+
+use std::os::unix::fs::FileExt;
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::slots::ENTRY_BYTES;
+use super::tests::{LONG, queue_over_bytes};
+use super::*;
+use crate::buffer::{AlignedBuf, Part};
+
+const FILE: usize = 8 << 20;
+const UNIT: usize = 4096;
+
+/// A part whose bytes say where they are to lie.
+fn part(at: usize, len: usize) -> Part {
+    let mut buf = AlignedBuf::new(len).unwrap();
+    buf.iter_mut().enumerate().for_each(|(i, byte)| *byte = byte_at(at + i));
+    buf.into_part()
+}
+
+fn byte_at(at: usize) -> u8 {
+    (at / 4096 * 7 + at % 251) as u8
+}
+
+/// Write parts of these lengths from `offset` on; in how many entries. The file holds them then, and nothing else is changed.
+fn write(depth: usize, offset: usize, lengths: &[usize]) -> Option<usize> {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("a");
+    std::fs::write(&path, vec![0xEE; FILE]).unwrap();
+    let open = || std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let (mut queue, file) = queue_over_bytes(open().into(), FILE as u64, depth)?;
+    let mut at = offset;
+    let mut next = |len: &usize| {
+        at += len;
+        part(at - len, *len)
+    };
+    let parts = lengths.iter().map(&mut next).collect();
+    queue.submit(1, Op::Write { file, offset: offset as u64, parts }).unwrap();
+    let entries = queue.more + 1;
+    let mut done = Vec::new();
+    while queue.in_flight() > 0 {
+        queue.wait(&mut done, LONG);
+    }
+    assert_eq!((done.len(), queue.strays, queue.more), (1, 0, 0));
+    done.remove(0).result.unwrap();
+    let mut bytes = vec![0; FILE];
+    open().read_exact_at(&mut bytes, 0).unwrap();
+    let end = offset + lengths.iter().sum::<usize>();
+    for (i, byte) in bytes.into_iter().enumerate() {
+        let expected = if (offset..end).contains(&i) { byte_at(i) } else { 0xEE };
+        assert_eq!(byte, expected, "at={i} offset={offset} lengths={lengths:?}");
+    }
+    Some(entries)
+}
+
+#[test]
+fn a_long_write_is_several_entries_and_a_short_one_is_one() {
+    let mib = ENTRY_BYTES as usize;
+    for (lengths, entries) in [
+        (vec![mib], 1),
+        (vec![UNIT, mib - UNIT], 1),
+        (vec![mib + UNIT], 2),
+        (vec![UNIT, mib], 2),
+        (vec![UNIT, 4 * mib], 5),
+        (vec![4 * mib], 4),
+        (vec![mib - UNIT, UNIT, UNIT, 2 * mib], 4),
+    ] {
+        let Some(made) = write(8, 3 * UNIT, &lengths) else { return };
+        assert_eq!(made, entries, "{lengths:?}");
+    }
+}
+
+#[test]
+fn a_ring_without_room_for_them_makes_one_entry_of_all() {
+    let Some(made) = write(1, 0, &[UNIT, 4 << 20]) else { return };
+    assert_eq!(made, 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn whatever_the_parts_are_the_file_holds_them(
+        offset in 0usize..64,
+        lengths in prop::collection::vec(1usize..500, 1..5),
+        depth in 1usize..9,
+    ) {
+        let lengths: Vec<usize> = lengths.into_iter().map(|units| units * UNIT).collect();
+        write(depth, offset * UNIT, &lengths);
+    }
+}
