@@ -71,6 +71,7 @@ impl Files {
 
 /// A file as one queue knows it, which counts its own operations: queues of several threads share nothing that they write to.
 #[derive(Clone, Debug)]
+#[allow(clippy::redundant_allocation, reason = "the outer count is one queue's, the inner one everybody's")]
 pub(crate) struct KnownFile(Arc<Arc<DataFile>>);
 
 impl Deref for KnownFile {
