@@ -2,7 +2,7 @@
 //! it says that it was skipped.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
-use std::io::{BufRead, BufReader, Write as _};
+use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
@@ -87,8 +87,13 @@ impl Serving {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawned");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("stdout")).read_line(&mut line).expect("a line");
-        assert_eq!(line.trim(), format!("listening {listen}"));
-        let said = BufReader::new(child.stderr.take().expect("stderr"));
+        let mut said = BufReader::new(child.stderr.take().expect("stderr"));
+        if line.trim() != format!("listening {listen}") {
+            let mut why = String::new();
+            let _ = child.kill();
+            let _ = said.read_to_string(&mut why);
+            panic!("it does not listen on={listen} line={line:?}: {why}");
+        }
         Serving { child, said }
     }
 

@@ -13,6 +13,7 @@ use pagelith_tiers::policy::{FrameId, FramePolicy, Recency, SegmentPolicy};
 use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::segments::SegmentTable;
 
+use crate::frame_io::Held;
 use crate::frames::{Frame, FrameData, FrameRef, FrameState, Frames};
 use crate::groups::waiting::Waiting;
 use crate::health::Health;
@@ -343,6 +344,19 @@ impl Core {
             }
             None => false,
         }
+    }
+
+    /// A frame that was taken to be written goes back to the front of the queue; one that was dropped meanwhile is let go of.
+    pub fn write_later(&mut self, held: &Held) {
+        let alive = self.frames.get_ref(held.frame).filter(|f| !f.dead);
+        let queued = alive.map(|f| f.state = FrameState::Queued).is_some();
+        if let Some(ssd) = self.ssd.as_mut() {
+            match queued {
+                true => ssd.queue.push_front(Job::Frame(held.frame)),
+                false => ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(held.data.bytes()),
+            }
+        }
+        self.release_frame(held.frame);
     }
 
     /// A frame is written or was never to be: it may be evicted from now on.

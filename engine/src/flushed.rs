@@ -12,7 +12,6 @@ use crate::core::{Answer, Core, Job, SsdCore};
 use crate::error::{Error, ErrorKind};
 use crate::flusher::{Appended, Flusher, Purpose, Written};
 use crate::frame_io::Held;
-use crate::frames::FrameState;
 use crate::index::{Entry, SsdPlace};
 
 /// Frames whose places enter the index in one section: others wait for the lock as long.
@@ -197,25 +196,17 @@ impl Flusher {
         match self.units.remove(&id) {
             Some(Appended::Frame(held)) => {
                 let mut core = self.shared.lock();
-                let frame = held.frame;
-                let bytes = held.data.bytes();
-                let alive = core.frames.get_ref(frame).is_some_and(|f| !f.dead);
-                if let (true, false, Some(ssd)) = (alive, give_up, core.ssd.as_mut()) {
-                    ssd.queue.push_front(Job::Frame(frame));
-                    if let Some(f) = core.frames.get_ref(frame) {
-                        f.state = FrameState::Queued;
-                    }
-                    core.release_frame(frame);
+                let alive = core.frames.get_ref(held.frame).is_some_and(|f| !f.dead);
+                if !(alive && give_up) {
+                    core.write_later(&held);
                     return;
                 }
-                if alive {
-                    core.counters.lost_objects += held.data.members.len() as u64;
-                }
+                core.counters.lost_objects += held.data.members.len() as u64;
                 if let Some(ssd) = core.ssd.as_mut() {
-                    ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(bytes);
+                    ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(held.data.bytes());
                 }
-                core.release_frame(frame);
-                core.settle_frame(frame);
+                core.release_frame(held.frame);
+                core.settle_frame(held.frame);
             }
             // The extent stays where it was; reclaim notices that it was not moved.
             Some(Appended::Moved(_)) => self.reclaim_move_failed(),

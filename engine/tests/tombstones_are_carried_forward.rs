@@ -2,6 +2,8 @@
 //! its tombstones had been written; once all segments were full, the store took no more.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 
+use std::path::Path;
+
 use pagelith::config::SsdPolicy;
 use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
 use pagelith::{Config, Facts, Options, PutOutcome, PutSlice, Size, Store};
@@ -21,16 +23,21 @@ fn put(store: &Store, n: u32) {
     assert_eq!(outcomes, [Ok(PutOutcome::Stored)], "n={n}");
 }
 
-#[test]
-fn the_log_goes_round_with_tombstones_in_it() {
-    let home = tempfile::tempdir().unwrap();
+fn open(home: &Path, policy: SsdPolicy) -> Store {
     // A stall is an error soon.
     let mut config = Config { deadline_ms: 5_000, ..Config::default() };
     config.dram.bytes = Size::mib(4);
     config.ssd.bytes = Size::mib(16);
     config.ssd.segment_bytes = Some(Size::mib(1));
-    config.ssd.dirs = vec![home.path().join("store")];
-    let open = || Store::open(config.validate(&Facts::of_this_machine().unwrap()).unwrap()).unwrap();
+    config.ssd.policy = policy;
+    config.ssd.dirs = vec![home.join("store")];
+    Store::open(config.validate(&Facts::of_this_machine().unwrap()).unwrap()).unwrap()
+}
+
+#[test]
+fn the_log_goes_round_with_tombstones_in_it() {
+    let home = tempfile::tempdir().unwrap();
+    let open = || open(home.path(), SsdPolicy::Fifo);
     let store = open();
     let per_segment = (1 << 20) as u32 / BYTES as u32;
     // Each segment holds what the next one's tombstones shadow, so they are needed when theirs is reclaimed.
@@ -54,13 +61,7 @@ fn the_log_goes_round_with_tombstones_in_it() {
 #[test]
 fn a_removed_object_stays_gone_in_a_segment_that_outlasts_its_tombstone() {
     let home = tempfile::tempdir().unwrap();
-    let mut config = Config { deadline_ms: 5_000, ..Config::default() };
-    config.dram.bytes = Size::mib(4);
-    config.ssd.bytes = Size::mib(16);
-    config.ssd.segment_bytes = Some(Size::mib(1));
-    config.ssd.policy = SsdPolicy::Recency;
-    config.ssd.dirs = vec![home.path().join("store")];
-    let open = || Store::open(config.validate(&Facts::of_this_machine().unwrap()).unwrap()).unwrap();
+    let open = || open(home.path(), SsdPolicy::Recency);
     let store = open();
     // The first segment's.
     (0..15).for_each(|n| put(&store, n));

@@ -52,7 +52,7 @@ impl Flusher {
 
     fn take_job(&mut self, job: Job) {
         match job {
-            // Only those are met here that need not be written any more.
+            // Those are taken many at a time.
             Job::Frame(_) => {}
             Job::Tombstones { id, generation, sequence, keys } => {
                 let unit = self.tombstone_unit(generation, sequence, &keys, Some(id));
@@ -86,21 +86,9 @@ impl Flusher {
                 break;
             }
         }
-        if frames.len() == 0 {
-            return;
-        }
-        let mut core = self.shared.lock();
-        for held in frames.rev() {
-            let frame = held.frame;
-            let alive = core.frames.get_ref(frame).filter(|f| !f.dead);
-            if alive.map(|f| f.state = FrameState::Queued).is_some()
-                && let Some(ssd) = core.ssd.as_mut()
-            {
-                ssd.queue.push_front(Job::Frame(frame));
-            } else if let Some(ssd) = core.ssd.as_mut() {
-                ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(held.data.bytes());
-            }
-            core.release_frame(frame);
+        if frames.len() > 0 {
+            let mut core = self.shared.lock();
+            frames.rev().for_each(|held| core.write_later(&held));
         }
     }
 
