@@ -8,7 +8,7 @@ use std::sync::Arc;
 use io_uring::IoUring;
 
 use super::ring;
-use super::slots::{ENTRY_BYTES, IoVec};
+use super::slots::{self, ENTRY_BYTES, IoVec};
 use crate::buffer::Part;
 use crate::registered::{Registered, Span};
 
@@ -140,24 +140,21 @@ impl Runs {
         Runs { first: Run { first: 0, count: parts.len(), at: 0, fixed: None }, rest: Vec::new() }
     }
 
-    /// The entries of an operation whose vectors are cut where they end, at most `more` beyond the first.
+    /// The entries of a write whose vectors are cut where they end, if there may be that many beyond the first.
     pub(super) fn of_cut(vectors: &[IoVec], more: usize) -> Runs {
-        let (mut runs, mut run, mut bytes) = (Vec::new(), Run { first: 0, count: 0, at: 0, fixed: None }, 0);
+        let whole = Run { first: 0, count: vectors.len(), at: 0, fixed: None };
+        let most = slots::entries(vectors.iter().map(|vector| vector.len() as u64).sum());
+        if most - 1 > more {
+            return Runs { first: whole, rest: Vec::new() };
+        }
+        let (mut runs, mut run, mut bytes) = (Vec::with_capacity(most), Run { count: 0, ..whole }, 0);
         for (i, vector) in vectors.iter().enumerate() {
             (run.count, bytes) = (run.count + 1, bytes + vector.len() as u64);
-            if bytes % ENTRY_BYTES == 0 || i + 1 == vectors.len() {
-                runs.push(std::mem::replace(
-                    &mut run,
-                    Run { first: i + 1, count: 0, at: bytes, fixed: None },
-                ));
+            if bytes % ENTRY_BYTES == 0 && runs.len() + 1 < most {
+                runs.push(std::mem::replace(&mut run, Run { first: i + 1, count: 0, at: bytes, ..whole }));
             }
         }
-        if runs.is_empty() || runs.len() - 1 > more {
-            return Runs {
-                first: Run { first: 0, count: vectors.len(), at: 0, fixed: None },
-                rest: Vec::new(),
-            };
-        }
+        runs.push(run);
         Runs { first: runs.remove(0), rest: runs }
     }
 

@@ -30,7 +30,7 @@ use io_uring::IoUring;
 use rustix::io::Errno;
 
 use self::fixed::{Fixed, Runs};
-use self::slots::{ENTRY_BYTES, Held, Slots};
+use self::slots::{Held, Slots};
 use crate::check::{Align, check, refused, verdict};
 use crate::disk::{Completion, Op, Queue};
 use crate::fault::{FaultKind, FaultOp, IoFault};
@@ -169,7 +169,7 @@ impl UringQueue {
             Op::Read { parts, .. } if self.fixed.follow(&self.ring) => {
                 self.fixed.runs(parts, self.align.offset, self.more_max - self.more)
             }
-            Op::Write { .. } if held.op.bytes() > ENTRY_BYTES => {
+            Op::Write { .. } if slots::entries(held.op.bytes()) > 1 => {
                 held.cut();
                 Runs::of_cut(&held.vectors, self.more_max - self.more)
             }

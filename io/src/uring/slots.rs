@@ -8,9 +8,15 @@ use crate::disk::Op;
 use crate::files::KnownFile;
 use pagelith_layouts::mutant::{self, Mutant};
 
-/// A longer write is made in entries of so many bytes, each begun by itself: a disk takes several of them at a time, and what is
-/// longer as one (docs/decisions/0031).
+/// A write of twice as many bytes or more is made in entries of so many, the last with what is left over, each begun by itself: a
+/// disk takes several of them at a time, and a longer one as one (docs/decisions/0031).
 pub(super) const ENTRY_BYTES: u64 = 1 << 20;
+
+/// How many entries a write of so many bytes is. One that is a header longer than an entry is one: a short one more would cost
+/// more than it spares.
+pub(super) fn entries(bytes: u64) -> usize {
+    (bytes / ENTRY_BYTES).max(1) as usize
+}
 
 /// The kernel's `struct iovec` (include/uapi/linux/uio.h). The address is a number here, so that the array
 /// may move between threads with its queue.
@@ -67,7 +73,7 @@ impl Held {
 }
 
 impl Held {
-    /// Cut its vectors where entries of [`ENTRY_BYTES`] end; before any entry of it is made.
+    /// Cut its vectors where entries end; before any entry of it is made.
     pub(super) fn cut(&mut self) {
         if let Op::Read { parts, .. } | Op::Write { parts, .. } = &self.op {
             (self.vectors, self.cut) = (vectors_cut(parts), true);
@@ -90,18 +96,19 @@ fn vectors(parts: &[Part]) -> Box<[IoVec]> {
     parts.iter().map(|p| IoVec::new(p.addr(), p.len())).collect()
 }
 
-/// The same, cut at each multiple of [`ENTRY_BYTES`] of all of them together.
+/// The same, cut at each multiple of [`ENTRY_BYTES`] of all of them together at which an entry ends.
 fn vectors_cut(parts: &[Part]) -> Box<[IoVec]> {
     let mut vectors = Vec::with_capacity(parts.len());
+    let mut more = entries(parts.iter().map(|part| part.len() as u64).sum()) - 1;
     let mut room = ENTRY_BYTES as usize;
     for part in parts {
         let (mut base, mut left) = (part.addr(), part.len());
         while left > 0 {
-            let len = left.min(room);
+            let len = if more > 0 { left.min(room) } else { left };
             vectors.push(IoVec::new(base, len));
-            (base, left, room) = (base + len, left - len, room - len);
-            if room == 0 {
-                room = ENTRY_BYTES as usize;
+            (base, left, room) = (base + len, left - len, room.saturating_sub(len));
+            if room == 0 && more > 0 {
+                (more, room) = (more - 1, ENTRY_BYTES as usize);
             }
         }
     }
