@@ -140,18 +140,15 @@ impl Runs {
         Runs { first: Run { first: 0, count: parts.len(), at: 0, fixed: None }, rest: Vec::new() }
     }
 
-    /// The entries of a write whose vectors are cut where they end, if there may be that many beyond the first.
-    pub(super) fn of_cut(vectors: &[IoVec], more: usize) -> Runs {
-        let whole = Run { first: 0, count: vectors.len(), at: 0, fixed: None };
+    /// The entries of a write whose vectors are cut where they end.
+    pub(super) fn of_cut(vectors: &[IoVec]) -> Runs {
         let most = slots::entries(vectors.iter().map(|vector| vector.len() as u64).sum());
-        if most - 1 > more {
-            return Runs { first: whole, rest: Vec::new() };
-        }
-        let (mut runs, mut run, mut bytes) = (Vec::with_capacity(most), Run { count: 0, ..whole }, 0);
+        let none = Run { first: 0, count: 0, at: 0, fixed: None };
+        let (mut runs, mut run, mut bytes) = (Vec::with_capacity(most), none, 0);
         for (i, vector) in vectors.iter().enumerate() {
             (run.count, bytes) = (run.count + 1, bytes + vector.len() as u64);
             if bytes % ENTRY_BYTES == 0 && runs.len() + 1 < most {
-                runs.push(std::mem::replace(&mut run, Run { first: i + 1, count: 0, at: bytes, ..whole }));
+                runs.push(std::mem::replace(&mut run, Run { first: i + 1, at: bytes, ..none }));
             }
         }
         runs.push(run);

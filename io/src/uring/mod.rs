@@ -169,9 +169,11 @@ impl UringQueue {
             Op::Read { parts, .. } if self.fixed.follow(&self.ring) => {
                 self.fixed.runs(parts, self.align.offset, self.more_max - self.more)
             }
-            Op::Write { .. } if slots::entries(held.op.bytes()) > 1 => {
+            Op::Write { .. }
+                if (2..=self.more_max - self.more + 1).contains(&slots::entries(held.op.bytes())) =>
+            {
                 held.cut();
-                Runs::of_cut(&held.vectors, self.more_max - self.more)
+                Runs::of_cut(&held.vectors)
             }
             Op::Read { parts, .. } | Op::Write { parts, .. } => Runs::whole(parts),
             Op::Sync { .. } => Runs::whole(&[]),

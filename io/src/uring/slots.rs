@@ -73,7 +73,8 @@ impl Held {
 }
 
 impl Held {
-    /// Cut its vectors where entries end; before any entry of it is made.
+    /// Cut its vectors where entries end; before any entry of it is made, and only if each has its own: all of them may be more than
+    /// the kernel takes in one.
     pub(super) fn cut(&mut self) {
         if let Op::Read { parts, .. } | Op::Write { parts, .. } = &self.op {
             (self.vectors, self.cut) = (vectors_cut(parts), true);

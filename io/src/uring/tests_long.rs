@@ -9,6 +9,7 @@ use super::slots::ENTRY_BYTES;
 use super::tests::{LONG, queue_over_bytes};
 use super::*;
 use crate::buffer::{AlignedBuf, Part};
+use crate::check::PARTS_MAX;
 
 const FILE: usize = 8 << 20;
 const UNIT: usize = 4096;
@@ -79,6 +80,16 @@ fn a_long_write_is_several_entries_and_a_short_one_is_one() {
 fn a_ring_without_room_for_them_makes_one_entry_of_all() {
     let Some(made) = write(1, 0, &[UNIT, 4 << 20]) else { return };
     assert_eq!(made, 1);
+}
+
+/// As many parts as a write may have, which lie across where entries would end.
+#[test]
+fn the_most_parts_are_written_with_room_and_without() {
+    let lengths: Vec<usize> = std::iter::once(UNIT).chain([2 * UNIT; PARTS_MAX - 1]).collect();
+    for (depth, entries) in [(1, 1), (8, 7)] {
+        let Some(made) = write(depth, 0, &lengths) else { return };
+        assert_eq!(made, entries, "depth={depth}");
+    }
 }
 
 proptest! {
