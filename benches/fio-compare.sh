@@ -6,8 +6,8 @@
 #
 # get: the store has been running: it knows what headers it has memory for (PAGELITH_SSD__HEADERS_BYTES). fio reads whole blocks of
 # 4096 bytes at random. put: fio writes what the store writes by default, 1 MiB in order, 8 in flight; and once more with 256 in
-# flight, since eight buffers stay in the processor's cache, and what is put does not. Of both only the objects' bytes count. Both have huge pages: as root they are reserved for fio meanwhile; where that fails fio has pages of 4 KiB, which
-# is said.
+# flight, since eight buffers stay in the processor's cache, and what is put does not. Of both only the objects' bytes count. Both
+# have huge pages: as root they are reserved for fio meanwhile; where that fails fio has pages of 4 KiB, which is said.
 # DIR is on the file system to measure and is left as it was found, but for DIR/pagelith-fio-compare, which is
 # removed. Sizes are in bytes. PAGELITH names the program (default: a release build of this repository).
 set -eu
@@ -20,8 +20,8 @@ runs=${5:-5}
 op=${6:-get}
 # Batches in flight.
 depth=4
-# What fio does: how, of what length, how many at a time, and so many that their memory is no longer in the cache; how much of that are bytes of objects; and the field of its bandwidth in
-# KiB/s in the terse format, version 3.
+# What fio does: how, of what length, how many at a time, and so many that their memory is no longer in the cache; how much of that
+# are bytes of objects; and the field of its bandwidth in KiB/s in the terse format, version 3.
 padded=$(((object_bytes + 4095) / 4096 * 4096))
 case $op in
 get) data=$((1 << 30)) how=randread length=$padded many=$((batch * depth)) cold=0 share=$object_bytes field=7 ;;
