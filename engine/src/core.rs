@@ -359,7 +359,8 @@ impl Core {
         self.release_frame(held.frame);
     }
 
-    /// A frame is written or was never to be: it may be evicted from now on.
+    /// A frame is written or was never to be: it may be evicted from now on. Of an arena that is only a write buffer it
+    /// goes at once, also from under a reader, who frees it when it leaves: nothing else would come by to do it.
     pub fn settle_frame(&mut self, frame: FrameRef) {
         let Some(f) = self.frames.get_ref(frame) else { return };
         f.state = FrameState::Clean;
@@ -369,7 +370,7 @@ impl Core {
         let bytes = f.data.bytes();
         let fingerprint = f.data.members.first().map_or(0, |m| m.fingerprint);
         let pinned = f.data.members.iter().any(|m| self.pins.is_pinned(m.fingerprint));
-        if self.write_buffer_only && !self.frames.is_read(frame.id) && !pinned {
+        if self.write_buffer_only && !pinned {
             self.drop_frame(frame.id, false);
         } else {
             let at = self.frames.touches().get(frame.id).unwrap_or(Recency { epoch: 0, depth: 0 });

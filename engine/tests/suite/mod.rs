@@ -119,6 +119,7 @@ macro_rules! for_all_behaviours {
             pins::a_lease_holds,
             pins::a_lease_ends,
             pins::a_view_survives_pressure,
+            pins::a_view_outlives_its_frame_without_dram,
             pins::remove_is_stronger_than_a_pin,
             reclaim::laps_leave_the_youngest,
             reclaim::recency_keeps_what_is_asked_for_within_its_budget,

@@ -128,6 +128,20 @@ pub fn a_view_survives_pressure(world: &World) {
     assert_eq!(put(&store, key(0), &bytes(1, 3)), Ok(PutOutcome::Stored));
 }
 
+pub fn a_view_outlives_its_frame_without_dram(world: &World) {
+    let store = world.open(&world.cold_config());
+    let whole = bytes(0, LEN);
+    store_page(&store, 0, LEN);
+    // It may be on SSD alone by now, except where nothing moves until it is asked to.
+    let view = store.view(&key(0)).expect("open");
+    assert!(view.is_some() || world.sim().is_none() || !world.is_embedded());
+    flush(&store);
+    assert!(view.as_ref().is_none_or(|view| view[..] == whole[..]));
+    drop(view);
+    assert_eq!(store.stats().dram_bytes, 0, "the arena is a write buffer only");
+    assert_eq!(hit(&store, key(0), &whole), Tier::Ssd);
+}
+
 pub fn remove_is_stronger_than_a_pin(world: &World) {
     if !world.tells_keys_apart() {
         return; // A pin would hold everything.
