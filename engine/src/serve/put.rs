@@ -91,6 +91,8 @@ pub(super) struct PutOp {
     required: Option<Vec<ObjectKey>>,
     /// The open group that they are put into, each by itself.
     into: Option<Joined>,
+    /// What shown bytes are copied through.
+    through: Vec<u8>,
 }
 
 impl PutOp {
@@ -119,14 +121,23 @@ impl PutOp {
         }
         let verb = Ask::Put(puts).verb();
         let required = puts.required().map(|keys| keys.iter().collect());
-        PutOp { manner, verb, block_bytes: puts.block_bytes(), offered, groups, required, into }
+        PutOp {
+            manner,
+            verb,
+            block_bytes: puts.block_bytes(),
+            offered,
+            groups,
+            required,
+            into,
+            through: Vec::new(),
+        }
     }
 
     /// Bytes of an object have arrived in `parts`, or are `shown` and belong there.
     pub fn landed(&mut self, item: u32, parts: Vec<Part>, shown: Option<&Shown>) {
         let at = item as usize;
         let Some(object) = self.offered.get_mut(at) else { return };
-        object.arrived(parts, shown, self.block_bytes);
+        object.arrived(parts, shown, self.block_bytes, &mut self.through);
         for group in self.groups.iter_mut().filter(|group| group.objects.contains(&at)) {
             group.state = match std::mem::replace(&mut group.state, State::Done) {
                 State::Pulled(1) => State::Whole,
@@ -233,7 +244,7 @@ impl PutOp {
             let object = &mut self.offered[item];
             object.memory = Memory::Arriving(arriving);
             if let Some(shown) = object.shown.take() {
-                object.arrived(vec![part], Some(&shown), self.block_bytes);
+                object.arrived(vec![part], Some(&shown), self.block_bytes, &mut self.through);
                 continue;
             }
             pulls.push(PullItem::new(item as u32, 0, part.len() as u64));
@@ -371,12 +382,19 @@ impl PutOp {
 
 impl Offered {
     /// All of its bytes are here, or shown: note whether they are those that were offered.
-    fn arrived(&mut self, mut parts: Vec<Part>, shown: Option<&Shown>, block_bytes: u32) {
+    fn arrived(
+        &mut self,
+        mut parts: Vec<Part>,
+        shown: Option<&Shown>,
+        block_bytes: u32,
+        through: &mut Vec<u8>,
+    ) {
         let Memory::Arriving(arriving) = std::mem::replace(&mut self.memory, Memory::None) else { return };
         let all = 0..self.length;
-        let sums = match shown {
-            Some(shown) => verify::copied(&mut parts, &all, shown),
-            None => verify::sums(&parts, &all),
+        let sums = match (shown, &mut parts[..]) {
+            (Some(shown), [part]) => verify::copied_through(through, part, &all, shown),
+            (Some(shown), parts) => verify::copied(parts, &all, shown),
+            (None, parts) => verify::sums(parts, &all),
         };
         let part = parts.pop();
         let right = |sums: &Vec<Checksum>| match &part {
