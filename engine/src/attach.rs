@@ -44,6 +44,7 @@ use crate::hits::{self, PagesFound, PagesQuery};
 use crate::outcome::{FlushReport, GetDone, GetOutcome, PutDone, PutOutcome};
 use crate::pooled::{self, LentGroup};
 use crate::remote::batch::{Asked, Manner, Missed, RemoteExists, RemoteGet, no_link};
+use crate::remote::caller::Caller;
 use crate::remote::desk::Desk;
 use crate::remote::{Peer, Remote, Told};
 
@@ -199,6 +200,7 @@ impl Attached {
     fn put_parts_of(&self, groups: Vec<PutGroup>, required: &[ObjectKey], options: Options) -> Vec<PutDone> {
         let manner = self.manner(&options);
         self.with_desk(|desk| {
+            nudge(desk);
             let mut put = RemotePut::new(groups, required, manner);
             for tried in 0..tries(desk) {
                 if tried > 0 && self.clock.now() >= manner.deadline {
@@ -224,13 +226,14 @@ impl Attached {
     /// Get objects; returns with all memory back when each has its outcome.
     pub fn get(&self, gets: Vec<Get>, options: Options) -> Vec<GetDone> {
         let manner = self.manner(&options);
-        let asked: Vec<_> = gets.iter().map(|get| (get.key, get.range.clone())).collect();
-        let begun = |get: Get| {
-            let Get { destination, .. } = get;
-            GetDone { outcome: Err(no_link()), destination, length: 0, checksums: Vec::new() }
-        };
-        let mut done: Vec<GetDone> = gets.into_iter().map(begun).collect();
         self.with_desk(|desk| {
+            nudge(desk);
+            let asked: Vec<_> = gets.iter().map(|get| (get.key, get.range.clone())).collect();
+            let begun = |get: Get| {
+                let Get { destination, .. } = get;
+                GetDone { outcome: Err(no_link()), destination, length: 0, checksums: Vec::new() }
+            };
+            let mut done: Vec<GetDone> = gets.into_iter().map(begun).collect();
             for _ in 0..tries(desk) {
                 let missed = |(at, done): (usize, &GetDone)| {
                     let (key, range) = asked[at].clone();
@@ -241,8 +244,8 @@ impl Attached {
                 self.drive(desk, |desk, now| get.advance(desk, now));
                 done = get.finish();
             }
-        });
-        done
+            done
+        })
     }
 
     /// Which objects are here. What is here counts as asked for.
@@ -364,6 +367,11 @@ impl Attached {
 /// How often something safe is asked: once more over a new link, if one stands that may end under it.
 fn tries(desk: &Desk) -> usize {
     1 + usize::from(desk.lines.stands(STORE).is_some())
+}
+
+/// Have the store awake by the time that it is asked.
+fn nudge(desk: &mut Desk) {
+    desk.lines.stands_mut(STORE).into_iter().for_each(Caller::nudge);
 }
 
 fn is_unavailable<T>(outcome: &Result<T>) -> bool {

@@ -77,6 +77,8 @@ struct World {
     batches: FxHashMap<Ticket, OpId>,
     lent: Lent,
     pushed: Pushed,
+    /// A block that is shown is copied through this.
+    through: Vec<u8>,
 }
 
 impl World {
@@ -121,6 +123,7 @@ impl Server {
                 batches: FxHashMap::default(),
                 lent: Lent::default(),
                 pushed: Pushed::default(),
+                through: Vec::new(),
             },
             outbox: VecDeque::new(),
             requests: VecDeque::new(),
@@ -190,10 +193,11 @@ impl Server {
             self.done(ticket, done);
         }
         let mut over = Vec::new();
+        let last = self.ops.last_key_value().map(|(id, _)| *id);
         for (id, op) in &mut self.ops {
             let answered = match op {
                 Op::Get(get) => get.advance(&mut self.world, &mut *self.link, *id),
-                Op::Put(put) => put.advance(&mut self.world, &mut *self.link, *id),
+                Op::Put(put) => put.advance(&mut self.world, &mut *self.link, *id, Some(*id) == last),
                 Op::Asked(asked) => asked.advance(self.world.shared()),
                 Op::Commit(commit) => commit.advance(),
             };
@@ -219,12 +223,12 @@ impl Server {
             Event::Frame(frame) => self.frame(frame)?,
             Event::Landed { op, item, parts, .. } => {
                 if let Some(Op::Put(put)) = self.ops.get_mut(&op) {
-                    put.landed(item, parts, None);
+                    put.landed(&mut self.world, item, parts, None);
                 }
             }
             Event::Shown { op, item, parts, shown, .. } => {
                 if let Some(Op::Put(put)) = self.ops.get_mut(&op) {
-                    put.landed(item, parts, Some(&shown));
+                    put.landed(&mut self.world, item, parts, Some(&shown));
                 }
                 self.link.took(shown);
             }

@@ -278,6 +278,19 @@ impl<S: Stream> Link for Conn<S> {
         self.landing.expose((op, item, offset), parts)
     }
 
+    fn nudge(&mut self) {
+        if let Some(stream) = self.stream.as_mut() {
+            stream.nudge();
+        }
+    }
+
+    fn send_on(&mut self) {
+        if let Some(stream) = self.stream.as_mut() {
+            // What is wrong with the stream is found again, and said, by the next poll.
+            let _ = self.outbound.pump(stream, &mut self.happened, &mut self.counts);
+        }
+    }
+
     fn took(&mut self, shown: Shown) {
         self.outbound.took(shown.stretch());
     }
@@ -306,9 +319,8 @@ impl<S: Stream> Link for Conn<S> {
                 return;
             };
             let left = until.since(now);
-            let ready = stream.ready(write, left.min(due));
-            // Nothing in all the time that is left; or in some of it, by a clock that stands still.
-            if !ready && (left <= due || self.heartbeat.clock.now() == now) {
+            // By a clock that stands still, some of the time is all of it.
+            if !stream.ready(write, left.min(due)) && self.heartbeat.clock.now() == now {
                 self.poll(events);
                 return;
             }

@@ -201,6 +201,14 @@ pub trait Link: Send {
     /// there is no byte, and when one of the bytes is exposed already.
     fn expose(&mut self, op: OpId, item: u32, offset: u64, parts: Vec<Part>) -> Result<(), Vec<Part>>;
 
+    /// Say that something will be sent within some ten microseconds. A peer that sleeps is woken now where that takes long and costs
+    /// nothing but what waking it later would; on other links nothing happens.
+    fn nudge(&mut self) {}
+
+    /// Move what is queued as far as it goes now, so that the peer has it while the rest of an answer is made. What happens
+    /// meanwhile comes with the next [`Link::poll`].
+    fn send_on(&mut self) {}
+
     /// What was shown was copied, and is not looked at any more.
     fn took(&mut self, shown: Shown);
 

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use pagelith_io::buffer::{Part, Readers};
+use pagelith_io::buffer::Readers;
 use pagelith_io::clock::Mono;
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, StreamChecksum, block_count};
+use pagelith_layouts::checksum::{BLOCK_BYTES, block_count};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_layouts::wire::CONTROL_BODY_LEAST;
@@ -20,14 +20,14 @@ use crate::remote::batch::{Heard, Manner, no_link};
 use crate::remote::caller::Caller;
 use crate::remote::desk::Desk;
 use crate::remote::lines::Standing;
-use crate::remote::{Lend, Reply};
-use crate::scatter;
+use crate::remote::{Lend, Reply, verify};
 
-const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Most bytes of one offer, where the store takes so many: few enough that it pulls while the next is hashed.
 const OFFER_BYTES_MAX: u64 = 64 << 10;
 /// Most bytes of objects in an offer, from the second object on: while the store copies those of one, the next is checksummed.
 const OFFER_PAYLOAD_MAX: u64 = 512 << 10;
+/// The same of a batch's first offer, for which the store waits.
+const FIRST_PAYLOAD_MAX: u64 = 128 << 10;
 /// Bytes of an offer before its first object, and most that an object takes beside its checksums, its base with it.
 const HEAD_BYTES: u64 = 64;
 const OBJECT_BYTES: u64 = 320;
@@ -132,11 +132,12 @@ impl RemotePut {
             let cost = self.objects[group.objects.clone()].iter().map(cost).sum::<u64>();
             let own = self.objects[group.objects.clone()].iter().map(|object| object.length).sum::<u64>();
             let attached = group.base.is_some();
+            let most_payload = if self.offers.len() == 1 { FIRST_PAYLOAD_MAX } else { OFFER_PAYLOAD_MAX };
             let joins = |offer: &&mut Offer| {
                 offer.groups.end == at
                     && self.groups[offer.groups.start].base.is_some() == attached
                     && bytes + cost <= most
-                    && payload + own <= OFFER_PAYLOAD_MAX
+                    && payload + own <= most_payload
             };
             match self.offers.back_mut().filter(joins) {
                 Some(offer) => {
@@ -271,7 +272,9 @@ fn draft(
         draft.group(group.base);
         for object in &objects[group.objects.clone()] {
             let parts = object.readers.parts();
-            draft.object(object.key, object.length, &checksums(&parts, object.length));
+            // As long as its parts are.
+            let sums = verify::sums(&parts, &(0..object.length));
+            draft.object(object.key, object.length, &sums.unwrap_or_default());
             if let Some((region, at)) = caller.place(&parts) {
                 draft.shown(region, at);
             }
@@ -283,19 +286,4 @@ fn draft(
 /// Bytes that an object takes in an offer, at most.
 fn cost(object: &Object) -> u64 {
     OBJECT_BYTES + 16 * block_count(object.length, BLOCK_BYTES)
-}
-
-/// The checksum of each block.
-fn checksums(parts: &[Part], length: u64) -> Vec<Checksum> {
-    let mut stream = StreamChecksum::new();
-    let block = |block: u64| {
-        let bytes = block * BLOCK..length.min((block + 1) * BLOCK);
-        let fed: std::result::Result<(), ()> = scatter::visit(parts, bytes, |bytes| {
-            stream.update(bytes);
-            Ok(())
-        });
-        debug_assert!(fed.is_ok(), "it never fails");
-        stream.finish()
-    };
-    (0..block_count(length, BLOCK_BYTES)).map(block).collect()
 }

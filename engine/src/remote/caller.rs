@@ -66,6 +66,11 @@ impl Caller {
         self.calls.len()
     }
 
+    /// Something is about to be asked that takes a while to be put into words.
+    pub fn nudge(&mut self) {
+        self.link.nudge();
+    }
+
     /// Ask which of these are there.
     pub fn exists(&mut self, token: u64, keys: &[ObjectKey], terms: Terms, deadline: Mono) -> Result<()> {
         self.ask(terms, &Ask::Exists(List::of(keys)), Call::exists(token, deadline, keys.len()))

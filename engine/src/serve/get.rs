@@ -20,6 +20,8 @@ use crate::error::Error;
 use crate::outcome::{GetDone, GetOutcome, MissCause, Ticket, Tier};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
+/// So many objects are sent on before the next are looked up: the client begins with them, or wakes up, meanwhile.
+const FIRST: usize = 2;
 
 /// One object that is wanted.
 struct Wanted {
@@ -173,6 +175,9 @@ impl GetOp {
                 };
                 if settled {
                     at += 1;
+                    if at == FIRST {
+                        link.send_on();
+                    }
                     from = self.wanted.get(at).map_or(0, |w| w.stretch.start);
                     continue;
                 }

@@ -37,6 +37,9 @@ use crate::session::recency;
 use crate::shared::Shared;
 use crate::visibility::Sight;
 
+/// Bytes that are copied in the time of a wake-up, some 40 us.
+const NUDGE_BYTES: u64 = 256 << 10;
+
 /// One object to be put.
 struct Offered {
     key: ObjectKey,
@@ -91,8 +94,6 @@ pub(super) struct PutOp {
     required: Option<Vec<ObjectKey>>,
     /// The open group that they are put into, each by itself.
     into: Option<Joined>,
-    /// What shown bytes are copied through.
-    through: Vec<u8>,
 }
 
 impl PutOp {
@@ -121,23 +122,14 @@ impl PutOp {
         }
         let verb = Ask::Put(puts).verb();
         let required = puts.required().map(|keys| keys.iter().collect());
-        PutOp {
-            manner,
-            verb,
-            block_bytes: puts.block_bytes(),
-            offered,
-            groups,
-            required,
-            into,
-            through: Vec::new(),
-        }
+        PutOp { manner, verb, block_bytes: puts.block_bytes(), offered, groups, required, into }
     }
 
     /// Bytes of an object have arrived in `parts`, or are `shown` and belong there.
-    pub fn landed(&mut self, item: u32, parts: Vec<Part>, shown: Option<&Shown>) {
+    pub fn landed(&mut self, world: &mut World, item: u32, parts: Vec<Part>, shown: Option<&Shown>) {
         let at = item as usize;
         let Some(object) = self.offered.get_mut(at) else { return };
-        object.arrived(parts, shown, self.block_bytes, &mut self.through);
+        object.arrived(parts, shown, self.block_bytes, &mut world.through);
         for group in self.groups.iter_mut().filter(|group| group.objects.contains(&at)) {
             group.state = match std::mem::replace(&mut group.state, State::Done) {
                 State::Pulled(1) => State::Whole,
@@ -163,8 +155,15 @@ impl PutOp {
         }
     }
 
-    /// Pull and store as far as it goes; the outcome once all is settled.
-    pub fn advance(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) -> Option<Answered> {
+    /// Pull and store as far as it goes; the outcome once all is settled. Nothing else is under way if this `is_last`: the client
+    /// has nothing to do but wait for it.
+    pub fn advance(
+        &mut self,
+        world: &mut World,
+        link: &mut dyn Link,
+        id: OpId,
+        is_last: bool,
+    ) -> Option<Answered> {
         if world.shared().now() >= self.manner.deadline {
             link.retract(id);
             self.give_up();
@@ -172,6 +171,9 @@ impl PutOp {
         for at in 0..self.groups.len() {
             match self.groups[at].state {
                 State::New => {
+                    if is_last && self.is_soon_over(at) {
+                        link.nudge();
+                    }
                     if !self.begin(world, link, id, at) {
                         break;
                     }
@@ -189,6 +191,13 @@ impl PutOp {
             let verdict = |o: Offered| (o.key, o.verdict.unwrap_or_else(|| late(&o.key)));
             Answered::items(self.verb, self.offered.drain(..).map(verdict).collect())
         })
+    }
+
+    /// Whether from group `at` on nothing is left but to copy, for as long as a wake-up takes.
+    fn is_soon_over(&self, at: usize) -> bool {
+        let left = &self.offered[self.groups[at].objects.start..];
+        let bytes: u64 = left.iter().map(|o| o.length).sum();
+        (NUDGE_BYTES / 2..=NUDGE_BYTES).contains(&bytes) && left.iter().all(|o| o.shown.is_some())
     }
 
     /// The time is up: what is not being stored will not be.
@@ -244,7 +253,7 @@ impl PutOp {
             let object = &mut self.offered[item];
             object.memory = Memory::Arriving(arriving);
             if let Some(shown) = object.shown.take() {
-                object.arrived(vec![part], Some(&shown), self.block_bytes, &mut self.through);
+                object.arrived(vec![part], Some(&shown), self.block_bytes, &mut world.through);
                 continue;
             }
             pulls.push(PullItem::new(item as u32, 0, part.len() as u64));

@@ -113,6 +113,12 @@ impl Stream for Socket {
         }
     }
 
+    fn nudge(&mut self) {
+        if let Carries::Rings(rings, _) = &mut self.carries {
+            rings.nudge(&self.fd);
+        }
+    }
+
     fn ready(&mut self, write: bool, timeout: Duration) -> bool {
         match &mut self.carries {
             Carries::Rings(rings, _) => rings.ready(&self.fd, write, timeout),

@@ -1,8 +1,9 @@
 //! Shared memory in place of a Unix socket's own buffers, once both sides are known: two rings of bytes, made by the
 //! client and handed over on the socket, which from then on carries nothing but wake-ups, and the end of the other side.
 //!
-//! While both sides are busy no call enters the kernel. A side that finds nothing looks again for some microseconds, then
-//! says that it sleeps and waits at its socket; whoever moves bytes past a sleeper sends it one.
+//! While both sides are busy no call enters the kernel. A side that finds nothing looks again for some microseconds, longer where
+//! that was not in vain lately, then says that it sleeps and waits at its socket; whoever moves bytes past a sleeper, or is about to,
+//! sends it one.
 
 use std::cell::Cell;
 use std::io::{IoSlice, IoSliceMut};
@@ -21,6 +22,12 @@ use crate::stream::Moved;
 
 /// How often a side looks again before it sleeps: some 20 us, a few times what a small request takes.
 const LOOKS: u32 = 600;
+/// The same where that pays: some 100 us, what it takes to wake the other side and to be woken by it, on a virtual machine.
+const LOOKS_LONG: u32 = 3000;
+/// Looks between two at which a thread that looks long lets others have its core: it may be the other side that waits for it.
+const LOOKS_ALONE: u32 = 60;
+/// Most waits between two that are tried with long looks although the last one was in vain.
+const PAUSE_MAX: u32 = 64;
 /// Reads that found nothing after which the socket is looked at: whoever never waits must notice the end too.
 const IDLE_READS: u32 = 1024;
 /// What the memory is handed over with.
@@ -30,10 +37,40 @@ const WAKE: u8 = 2;
 /// What a server's regions are handed over with.
 const SHOWS: u8 = 3;
 
+/// How long it pays to look before sleeping: long as long as something comes meanwhile, else now and then.
+#[derive(Default)]
+struct Patience {
+    /// Short waits between two long ones.
+    pause: u32,
+    /// How many of them are left.
+    left: u32,
+}
+
+impl Patience {
+    /// How often to look this time.
+    fn looks(&mut self) -> u32 {
+        if self.left == 0 {
+            return LOOKS_LONG;
+        }
+        self.left -= 1;
+        LOOKS
+    }
+
+    /// So many looks were made, and something came or not.
+    fn learn(&mut self, looks: u32, came: bool) {
+        if looks <= LOOKS {
+            return;
+        }
+        self.pause = if came { 0 } else { (2 * self.pause).clamp(1, PAUSE_MAX) };
+        self.left = self.pause;
+    }
+}
+
 /// This side's ends of both rings.
 pub(super) struct Rings {
     out: RingWriter,
     inward: RingReader,
+    patience: Patience,
     /// Wake-ups may lie in the socket.
     armed: Cell<bool>,
     ended: bool,
@@ -46,7 +83,14 @@ pub(super) type Shared = (Rings, Vec<Arc<View>>);
 impl Rings {
     fn new(memory: SharedMemory, first: bool) -> Rings {
         let (out, inward) = pair(memory, first);
-        Rings { out, inward, armed: Cell::new(false), ended: false, idle_reads: 0 }
+        Rings {
+            out,
+            inward,
+            patience: Patience::default(),
+            armed: Cell::new(false),
+            ended: false,
+            idle_reads: 0,
+        }
     }
 
     /// A client's memory for them; `None` if this process may not make any.
@@ -156,21 +200,40 @@ impl Rings {
         Moved::Bytes(total)
     }
 
-    /// Wait until there is something to do, at most `timeout`; false if there is nothing.
+    /// Wake the other side if it sleeps, for what is about to be written.
+    pub fn nudge(&mut self, socket: &OwnedFd) {
+        if self.out.publish() {
+            self.wake(socket);
+        }
+    }
+
+    /// Wait until there is something to do, at most `timeout`; false if there is nothing, also before that time is up.
     pub fn ready(&mut self, socket: &OwnedFd, write: bool, timeout: Duration) -> bool {
-        for _ in 0..LOOKS {
-            if self.has_work(write) {
-                return true;
-            }
-            std::hint::spin_loop();
+        let looks = self.patience.looks();
+        let came = self.look(write, looks);
+        self.patience.learn(came.unwrap_or(looks), came.is_some());
+        if came.is_some() {
+            return true;
         }
-        if !self.arm(write) {
-            wait_for(&[(socket.as_fd(), false)], timeout);
-        }
+        let woken = !self.arm(write) && wait_for(&[(socket.as_fd(), false)], timeout);
         self.inward.sleep(false);
         self.out.sleep(false);
         self.drain(socket);
-        self.has_work(write)
+        // Who is woken before there is anything is woken because it is about to come.
+        self.has_work(write) || woken && self.look(write, LOOKS_LONG).is_some()
+    }
+
+    /// Look so often whether there is something to do; how often it took.
+    fn look(&self, write: bool, looks: u32) -> Option<u32> {
+        (1..=looks).find(|look| {
+            let found = self.has_work(write);
+            match found {
+                true => {}
+                false if *look >= LOOKS && look % LOOKS_ALONE == 0 => std::thread::yield_now(),
+                false => std::hint::spin_loop(),
+            }
+            found
+        })
     }
 
     /// Say that this side is about to wait at its socket; true if it need not.
@@ -215,4 +278,64 @@ fn views(fds: impl Iterator<Item = OwnedFd>) -> Result<Vec<Arc<View>>, Closed> {
 
 fn failed(_: Broken) -> Moved {
     Moved::Failed { operation: "shared memory", errno: Errno::PROTO.raw_os_error() }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn who_sleeps_is_woken_once_for_what_is_about_to_come() {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (here, there) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("sockets");
+        let memory = Rings::memory().expect("memory");
+        let fd = rustix::io::dup(&memory).expect("another descriptor");
+        let theirs = SharedMemory::of(fd, PAIR_MEMORY_BYTES).expect("as it was made");
+        let (mut ours, mut theirs) = (Rings::new(memory, true), Rings::new(theirs, false));
+        let is_woken = || wait_for(&[(there.as_fd(), false)], Duration::ZERO);
+        ours.nudge(&here);
+        assert!(!is_woken(), "it is awake");
+        assert!(!theirs.arm(false));
+        ours.nudge(&here);
+        ours.nudge(&here);
+        assert!(is_woken());
+        theirs.drain(&there);
+        assert!(!is_woken(), "once is enough");
+        assert!(!theirs.ready(&there, false, Duration::ZERO), "it was for nothing");
+        assert!(!theirs.arm(false));
+        ours.nudge(&here);
+        assert_eq!(ours.write(&here, &[IoSlice::new(b"x")], true), Moved::Bytes(1));
+        assert!(theirs.ready(&there, false, Duration::from_secs(60)));
+        let woken = recv(&there, &mut [0u8; 8][..], RecvFlags::DONTWAIT).map(|(_, bytes)| bytes);
+        assert_eq!(woken, Ok(1), "what was written needed no other");
+    }
+
+    #[test]
+    fn who_looked_long_in_vain_does_so_ever_more_seldom() {
+        let mut patience = Patience::default();
+        let mut waits_between = Vec::new();
+        for _ in 0..9 {
+            let mut short = 0;
+            while patience.looks() == LOOKS {
+                patience.learn(LOOKS, false);
+                short += 1;
+            }
+            patience.learn(LOOKS_LONG, false);
+            waits_between.push(short);
+        }
+        assert_eq!(waits_between, [0, 1, 2, 4, 8, 16, 32, 64, 64]);
+    }
+
+    #[test]
+    fn who_looked_long_and_found_something_does_so_again() {
+        let mut patience = Patience { pause: 32, left: 1 };
+        assert_eq!(patience.looks(), LOOKS);
+        patience.learn(LOOKS / 2, true);
+        assert_eq!(patience.looks(), LOOKS_LONG, "what comes at once says nothing of long waits");
+        patience.learn(LOOKS + 1, true);
+        assert_eq!((patience.looks(), patience.pause), (LOOKS_LONG, 0));
+    }
 }

@@ -123,3 +123,26 @@ fn bulk_bytes_take_few_calls() {
     assert!(client.counts().calls - before_in <= 17 + quiet, "{}", client.counts().calls - before_in);
     assert!(server.counts().calls - before_out <= 16 + quiet, "{}", server.counts().calls - before_out);
 }
+
+#[test]
+fn what_is_sent_on_needs_no_poll() {
+    let mut pair = pair(usize::MAX, true);
+    let Pair { client, server, .. } = &mut pair;
+    client.send(request(1, b"x")).expect("room");
+    settle(client, server);
+    client.expose(OpId(1), 0, 0, scatter(&[0; 900], &[900])).expect("room");
+    server.push(push(1, 0, 0, &bytes(1, 900))).expect("room");
+    server.send_on();
+    let mut events = Vec::new();
+    client.poll(&mut events);
+    assert_eq!(handed(&events, (1, 0)), Some(bytes(1, 900)));
+    // The memory comes back with the next poll, once.
+    let mut back = Vec::new();
+    server.poll(&mut back);
+    server.poll(&mut back);
+    assert_eq!(back.iter().filter(|event| matches!(event, Event::Pushed { sent: true, .. })).count(), 1);
+    // A link that is closed has nothing to send.
+    server.close();
+    server.send_on();
+    server.nudge();
+}
