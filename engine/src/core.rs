@@ -13,11 +13,13 @@ use pagelith_tiers::policy::{FrameId, FramePolicy, Recency, SegmentPolicy};
 use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::segments::SegmentTable;
 
+use crate::events::{Event, EventLog};
 use crate::frame_io::Held;
 use crate::frames::{Frame, FrameData, FrameRef, FrameState, Frames};
 use crate::groups::waiting::Waiting;
 use crate::health::Health;
 use crate::index::{Entry, Index, SsdPlace, TICK_MODULUS, tick_age};
+use crate::outcome::Tier;
 use crate::pins::Pins;
 use crate::published::Edition;
 use crate::remote::queue::{RemoteJob, RemoteQueue};
@@ -104,6 +106,8 @@ pub(crate) struct Core {
     pub adopting: u64,
     pub sequence: Sequence,
     pub counters: Counters,
+    /// What came and went, for who asks.
+    pub events: EventLog,
     pub answers: HashMap<u64, Option<Answer>>,
     pub next_answer: u64,
     /// The arena is only a write buffer: frames leave as soon as they are written.
@@ -142,6 +146,7 @@ impl Core {
         let in_it = |f: &Frame| !f.dead && f.data.namespace == namespace;
         let old: Vec<_> = self.frames.iter().filter(|(_, f)| in_it(f)).map(|(id, _)| id).collect();
         old.into_iter().for_each(|id| self.drop_frame(id, true));
+        self.events.note(|| Event::Cleared { namespace });
         generation
     }
 
@@ -189,6 +194,7 @@ impl Core {
     pub fn hide_record(&mut self, entry: &Entry) {
         if let Some(place) = entry.ssd {
             self.visibility.hide_record(place);
+            self.events.forgot();
         }
     }
 
@@ -235,24 +241,53 @@ impl Core {
         }
     }
 
-    /// Forget an object's place on SSD; its entry goes too if it is nowhere else.
-    pub fn drop_ssd(&mut self, fingerprint: u128, place: SsdPlace) -> bool {
+    /// An object's entry is gone.
+    pub fn note_gone(&mut self, key: &ObjectKey, entry: &Entry) {
+        if entry.ssd.is_some() {
+            self.events.removed(Tier::Ssd, key, entry.frame.is_none());
+        }
+        if entry.frame.is_some() {
+            self.events.removed(Tier::Memory, key, true);
+        }
+    }
+
+    /// The key of an object of this fingerprint that DRAM has in a frame.
+    fn key_in_frame(&self, frame: u32, fingerprint: u128) -> Option<ObjectKey> {
+        let data = &self.frames.get(FrameId(frame))?.data;
+        data.members.iter().find(|m| m.fingerprint == fingerprint).map(|m| m.key)
+    }
+
+    /// Forget an object's place on SSD; its entry goes too if it is nowhere else. `key` is the object's, if the caller knows: of what
+    /// DRAM has not, nobody else does, and the caller says what was forgotten ([`EventLog::forgot`]).
+    pub fn drop_ssd(&mut self, fingerprint: u128, place: SsdPlace, key: Option<&ObjectKey>) -> bool {
         let at = |e: &Entry| e.ssd == Some(place);
         let Some(entry) = self.index.find(fingerprint).find(at) else { return false };
-        if entry.frame.is_none() {
+        let Some(frame) = entry.frame else {
+            if let Some(key) = key {
+                self.events.removed(Tier::Ssd, key, true);
+            }
             return self.remove_entry(fingerprint, at).is_some();
+        };
+        if let Some(key) = self.key_in_frame(frame, fingerprint) {
+            self.events.removed(Tier::Ssd, &key, false);
         }
         self.count_out(&entry);
         self.index.update(fingerprint, at, |e| e.ssd = None).unwrap_or(false)
     }
 
-    /// Forget objects that are lost on SSD, each at its place; the pages that DRAM still has, which are to be written again
+    /// Forget objects that are lost on SSD, each at its place, and by its key where that is known; the pages that DRAM still has, which are to be written again
     /// ([`Core::requeue_frame`]): they count as durable, and what is attached to them does with them.
-    pub fn drop_lost(&mut self, lost: impl IntoIterator<Item = (u128, SsdPlace)>) -> BTreeSet<u32> {
+    pub fn drop_lost(
+        &mut self,
+        lost: impl IntoIterator<Item = (u128, SsdPlace, Option<ObjectKey>)>,
+    ) -> BTreeSet<u32> {
         let mut pages = BTreeSet::new();
-        for (fingerprint, place) in lost {
-            pages.extend(self.index.find(fingerprint).find(|e| e.ssd == Some(place)).and_then(|e| e.frame));
-            self.drop_ssd(fingerprint, place);
+        for (fingerprint, place, key) in lost {
+            let page = self.index.find(fingerprint).find(|e| e.ssd == Some(place)).and_then(|e| e.frame);
+            pages.extend(page);
+            if self.drop_ssd(fingerprint, place, key.as_ref()) && page.is_none() && key.is_none() {
+                self.events.forgot();
+            }
         }
         pages
     }
@@ -268,6 +303,10 @@ impl Core {
         let placed =
             self.index.update(fingerprint, |e| *e == entry, |e| e.ssd = Some(place)).unwrap_or(false);
         if placed {
+            let new = entry.frame.filter(|_| entry.ssd.is_none());
+            if let Some(key) = new.and_then(|frame| self.key_in_frame(frame, fingerprint)) {
+                self.events.stored(Tier::Ssd, &key);
+            }
             self.count_out(&entry);
             let tick = self.full_tick(entry.tick);
             if let Some(ssd) = self.ssd.as_mut() {
@@ -288,9 +327,11 @@ impl Core {
             let on_ssd = self.index.find(m.fingerprint).any(|e| here(&e) && e.ssd.is_some());
             if on_ssd && !everywhere {
                 let with_ssd = |e: &Entry| here(e) && e.ssd.is_some();
-                let _ = self.index.update(m.fingerprint, with_ssd, |e| e.frame = None);
-            } else {
-                self.remove_entry(m.fingerprint, here);
+                if self.index.update(m.fingerprint, with_ssd, |e| e.frame = None).unwrap_or(false) {
+                    self.events.removed(Tier::Memory, &m.key, false);
+                }
+            } else if let Some(entry) = self.remove_entry(m.fingerprint, here) {
+                self.note_gone(&m.key, &entry);
             }
         }
     }
@@ -394,7 +435,7 @@ impl Core {
         // A group lies in one record: what is left of an older one is not its place any more.
         for m in &data.members {
             let place = self.index.find(m.fingerprint).find(|e| e.frame == Some(id.0)).and_then(|e| e.ssd);
-            place.map(|place| self.drop_ssd(m.fingerprint, place));
+            place.map(|place| self.drop_ssd(m.fingerprint, place, Some(&m.key)));
         }
         self.policy.remove(id);
         if let Some(f) = self.frames.get_mut(id) {

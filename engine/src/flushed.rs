@@ -239,8 +239,9 @@ impl Flusher {
             let Some(w) = self.written.remove(&id) else { continue };
             if w.from.is_empty() {
                 for (fingerprint, place) in w.members {
-                    core.counters.lost_objects += u64::from(core.drop_ssd(fingerprint, place));
+                    core.counters.lost_objects += u64::from(core.drop_ssd(fingerprint, place, None));
                 }
+                core.events.forgot();
                 continue;
             }
             for ((fingerprint, place), from) in w.members.into_iter().zip(w.from) {
@@ -300,6 +301,7 @@ impl Flusher {
         let state = ssd.health.state();
         if !ssd.health.reads() {
             ssd.purges.push_back(None);
+            core.events.forgot();
         }
         drop(core);
         tracing::error!(reason, state = state.name(), "ssd tier has failed");

@@ -30,6 +30,7 @@ mod close;
 pub mod config;
 mod core;
 mod error;
+mod events;
 mod exists;
 mod fetch;
 mod flush;
@@ -89,6 +90,7 @@ pub mod internals {
 pub use batch::{Destination, Get, GetSlice, Options, Put, PutGroup, PutSlice, Request, Source};
 pub use config::{Config, ConfigError, Facts, Size, ValidConfig};
 pub use error::{Error, ErrorKind, Result};
+pub use events::{Event, Events};
 pub use groups::{Group, GroupId};
 pub use hits::{HitPolicy, PagesFound, PagesQuery, PoolQuery};
 pub use open::OpenReport;

@@ -313,7 +313,7 @@ pub(crate) fn forget(shared: &Shared, slot: &Slot, record: Option<Record<'_>>) {
     let mut core = shared.lock();
     let known = core.index.find(slot.fingerprint).any(|e| e.ssd == Some(place));
     // Another get may have brought the page into memory meanwhile.
-    let mut pages = core.drop_lost([(slot.fingerprint, place)]);
+    let mut pages = core.drop_lost([(slot.fingerprint, place, Some(slot.get.key))]);
     // What went together is one failure.
     if known && !core.is_hidden_at(place) {
         core.suspect(SegmentId(place.segment), shared.now());
@@ -324,11 +324,12 @@ pub(crate) fn forget(shared: &Shared, slot: &Slot, record: Option<Record<'_>>) {
             let generation = record.facts().generation;
             let siblings = siblings(&record)
                 .into_iter()
-                .map(|(key, place)| (shared.fingerprint(&key, generation), place));
+                .map(|(key, place)| (shared.fingerprint(&key, generation), place, Some(key)));
             pages.extend(core.drop_lost(siblings));
         }
         None => {
             core.visibility.hide_record(place);
+            core.events.forgot();
         }
     }
     for page in pages {

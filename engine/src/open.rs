@@ -27,6 +27,7 @@ use pagelith_tiers::ssd::volume::{Geometry, OpenedVolume, Volume, VolumeError, o
 use crate::config::{MemoryPlan, SsdIo, SsdPolicy, ValidConfig};
 use crate::core::{Core, Job, SsdCore};
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::EventLog;
 use crate::flusher::Flusher;
 use crate::frames::Frames;
 use crate::groups::waiting::Waiting;
@@ -163,6 +164,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
         adopting: 0,
         sequence: Sequence(1),
         counters: Counters::default(),
+        events: EventLog::default(),
         answers: HashMap::new(),
         next_answer: 1,
         write_buffer_only: config.dram_bytes() == 0,
@@ -176,6 +178,8 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
     let durable_generations = ssd.iter().flat_map(|o| o.manifest.generations()).collect();
     write_back_generations(&mut core, &durable_generations);
     let (volume, manifest) = ssd.map(|o| (Arc::new(o.volume), o.manifest)).unzip();
+    // What was found at the open did not happen now.
+    core.events = EventLog::new(config.events_max());
     let published = Published::of(&mut core);
     let shared = Arc::new(Shared {
         core: Mutex::new(core),

@@ -96,6 +96,7 @@ fn promote_record(shared: &Shared, members: &[&Slot], at: Recency) {
     for slot in members {
         let linked = core.index.update(slot.fingerprint, on_ssd_only(slot), |e| e.frame = Some(frame.id.0));
         debug_assert!(linked.is_ok_and(|found| found));
+        core.events.stored(Tier::Memory, &slot.get.key);
     }
     core.counters.promoted += 1;
     core.settle_frame(frame);

@@ -33,6 +33,7 @@ impl Core {
         }
         tracing::error!(segment = segment.0, state = ssd.health.state().name(), "segment is quarantined");
         ssd.purges.push_back(Some(segment));
+        self.events.forgot();
         if ssd.segments.get(segment).state() == SegmentState::Sealed {
             ssd.segments.set_state(segment, SegmentState::Quarantined);
         }
@@ -79,7 +80,7 @@ impl Flusher {
         });
         let mut pages = BTreeSet::new();
         for (fingerprint, place, frame) in entries {
-            purge.objects += u64::from(core.drop_ssd(fingerprint, place));
+            purge.objects += u64::from(core.drop_ssd(fingerprint, place, None));
             pages.extend(frame);
         }
         purge.again += pages.into_iter().filter(|id| core.requeue_frame(FrameId(*id))).count() as u64;

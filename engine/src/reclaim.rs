@@ -18,7 +18,8 @@ use pagelith_io::clock::Mono;
 use pagelith_io::disk::{Completion, Op};
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::footer::{self, FooterEntry};
-use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
+use pagelith_layouts::ids::{Generation, SegmentId, Sequence};
+use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::RecordKind;
 use pagelith_layouts::segment::SegmentIdentity;
@@ -69,7 +70,7 @@ pub(crate) struct Kept {
 struct Member {
     fingerprint: u128,
     place: SsdPlace,
-    namespace: NamespaceId,
+    key: ObjectKey,
     generation: Generation,
 }
 
@@ -310,7 +311,7 @@ impl Flusher {
             }
             let place = SsdPlace::of_entry(r.segment, e);
             let (namespace, generation) = (e.key.namespace(), Generation(e.generation));
-            r.members.push(Member { fingerprint, place, namespace, generation });
+            r.members.push(Member { fingerprint, place, key: e.key, generation });
             if core.generation(namespace) != generation {
                 continue;
             }
@@ -379,7 +380,7 @@ impl Flusher {
         // What was cleared is held by no pin.
         let stays = |m: &Member| {
             core.pins.is_pinned(m.fingerprint)
-                && core.generation(m.namespace) == m.generation
+                && core.generation(m.key.namespace()) == m.generation
                 && core.index.find(m.fingerprint).any(|e| e.ssd == Some(m.place) && core.is_visible(&e))
         };
         if members.iter().any(stays) && !mutant::on(Mutant::PinIgnored) {
@@ -390,12 +391,15 @@ impl Flusher {
         // There will be room: what an earlier victim was kept for may be written now.
         self.stuck.clear();
         for m in members {
-            core.drop_ssd(m.fingerprint, m.place);
+            // What was cleared was told of as that.
+            let key = (core.generation(m.key.namespace()) == m.generation).then_some(&m.key);
+            core.drop_ssd(m.fingerprint, m.place, key);
         }
         // Where headers were read instead of the footer, one that is damaged said nothing of what lies behind it.
         if let Some(ssd) = core.ssd.as_mut().filter(|s| s.segments.get(segment).live_objects > 0) {
             ssd.purges.push_back(Some(segment));
             core.visibility.hide_segment(segment);
+            core.events.forgot();
         }
         drop(core);
         self.reclaim = None;

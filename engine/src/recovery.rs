@@ -192,7 +192,7 @@ impl Collector {
         // A group that had room for some of its members only goes as a whole.
         for o in &self.objects {
             if without_room.contains(&o.record()) {
-                core.drop_ssd(constant.unwrap_or(o.fingerprint), o.place);
+                core.drop_ssd(constant.unwrap_or(o.fingerprint), o.place, None);
             }
         }
         if dropped > 0 {

@@ -112,12 +112,16 @@ fn unlink(
     }
     for (sibling, place) in probed.map(|p| p.siblings).unwrap_or_default() {
         let fingerprint = shared.fingerprint(&sibling, generation);
-        found |= core.remove_entry(fingerprint, |e| e.ssd == Some(place)).is_some();
+        if let Some(entry) = core.remove_entry(fingerprint, |e| e.ssd == Some(place)) {
+            core.note_gone(&sibling, &entry);
+            found = true;
+        }
         gone.insert(sibling);
     }
     if !shared.config.constant_fingerprint() {
         // It may have moved since its header was read.
-        while core.remove_entry(fingerprint, |e| e.frame.is_none()).is_some() {
+        while let Some(entry) = core.remove_entry(fingerprint, |e| e.frame.is_none()) {
+            core.note_gone(key, &entry);
             found = true;
         }
     }

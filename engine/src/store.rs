@@ -12,6 +12,7 @@ use pagelith_layouts::key::ObjectKey;
 use crate::batch::{GetSlice, Options, PutSlice, Request};
 use crate::config::ValidConfig;
 use crate::error::Result;
+use crate::events::Events;
 use crate::groups::{self, Group, GroupId};
 use crate::hits::{PagesFound, PagesQuery};
 use crate::open::OpenReport;
@@ -239,6 +240,12 @@ impl Store {
     /// Counters.
     pub fn stats(&self) -> Stats {
         Stats::of(&self.shared.lock(), &self.shared.tallies)
+    }
+
+    /// What came and went since it was asked last, `most` events at most; nothing unless the setting `events.max` says how many to
+    /// keep. Whoever starts to listen asks [`Store::exists_batch`] for what was there before.
+    pub fn take_events(&self, most: usize) -> Events {
+        self.shared.lock().events.take(most)
     }
 
     /// Flush, seal, write a checkpoint, and release everything. Sessions still in use find the store closed.

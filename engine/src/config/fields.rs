@@ -45,7 +45,7 @@ const DRAM_MAX: Size = Size::gib(64 << 10);
 const SSD_MAX: Size = Size::gib(1 << 20);
 const KIB_64: Size = Size::kib(64);
 
-static FIELDS: [Field; 32] = [
+static FIELDS: [Field; 33] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
     row!(dram.bytes, Rule::SizeOrZero { min: KIB_64, max: DRAM_MAX }),
@@ -77,6 +77,7 @@ static FIELDS: [Field; 32] = [
         Rule::Size { min: KIB_64, max: Size::mib(256), grain: Grain::MultipleOf(BLOCK_BYTES as u64) }
     ),
     row!(groups.deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
+    row!(events.max, Rule::Count { min: 0, max: 1 << 24 }),
     row!(index.max_objects, Rule::Count { min: 1, max: 1 << 32 }),
     row!(index.constant_fingerprint, Rule::Flag),
     row!(read.depth, Rule::Count { min: 1, max: 1024 }),

@@ -77,6 +77,8 @@ pub struct Config {
     pub staging: StagingConfig,
     /// Groups that are put in several calls.
     pub groups: GroupsConfig,
+    /// What is told of objects that come and go.
+    pub events: EventsConfig,
     /// The index.
     pub index: IndexConfig,
     /// Reading.
@@ -196,6 +198,15 @@ pub struct GroupsConfig {
     pub deadline_ms: u64,
 }
 
+/// Settings of events.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EventsConfig {
+    /// How many events (objects stored and removed) are kept until they are taken; the oldest are dropped beyond it, and
+    /// counted. Some 150 bytes of memory each, once they are there. Default 0: none is noted; up to 16 777 216. Set it to
+    /// what happens between two takings: a put in DRAM and on SSD and its eviction from both are four.
+    pub max: u32,
+}
+
 /// Settings of the index.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct IndexConfig {
@@ -242,6 +253,7 @@ impl Default for Config {
             ssd: SsdConfig::default(),
             staging: StagingConfig::default(),
             groups: GroupsConfig { deadline_ms: 30_000 },
+            events: EventsConfig { max: 0 },
             index: IndexConfig { max_objects: None, constant_fingerprint: false },
             read: ReadConfig { depth: 128 },
             memory: MemoryConfig { reserve: Size::mib(256) },

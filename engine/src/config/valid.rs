@@ -217,6 +217,11 @@ impl ValidConfig {
         Duration::from_millis(self.config.groups.deadline_ms)
     }
 
+    /// Events that are kept until they are taken.
+    pub fn events_max(&self) -> usize {
+        self.config.events.max as usize
+    }
+
     /// The longest wait that is given no deadline of its own.
     pub fn deadline(&self) -> Duration {
         Duration::from_millis(self.config.deadline_ms)

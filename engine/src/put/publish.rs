@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind};
 use crate::frames::{FrameData, FrameMember, FrameRef, FrameState};
 use crate::groups::waiting::Attached;
 use crate::index::{Entry, TICK_MODULUS, name_of};
-use crate::outcome::PutOutcome;
+use crate::outcome::{PutOutcome, Tier};
 use crate::remote::writer::is_offered;
 use crate::shared::Shared;
 use crate::visibility::Sight;
@@ -228,6 +228,7 @@ fn replace(shared: &Shared, core: &mut Core, members: &[FrameMember], generation
             continue;
         }
         while let Some(entry) = core.remove_entry(m.fingerprint, |e| e.frame.is_none()) {
+            core.note_gone(&m.key, &entry);
             // What was by itself has no siblings; those of what is attached are known to its header only.
             if entry.attached {
                 core.hide_record(&entry);
@@ -292,5 +293,6 @@ fn link(core: &mut Core, id: FrameId, data: &FrameData) {
         };
         let inserted = core.index.insert(&entry);
         debug_assert!(inserted.is_ok(), "{inserted:?}");
+        core.events.stored(Tier::Memory, &m.key);
     }
 }

@@ -105,7 +105,9 @@ impl Flusher {
                 let mut core = self.shared.lock();
                 core.counters.damaged += survivor.members.len() as u64;
                 core.suspect(segment, now);
-                for page in core.drop_lost(survivor.members) {
+                for page in core.drop_lost(
+                    survivor.members.into_iter().map(|(fingerprint, place)| (fingerprint, place, None)),
+                ) {
                     core.requeue_frame(FrameId(page));
                 }
             }
@@ -179,8 +181,9 @@ impl Flusher {
         let whole = is_alive(&core, &members) && !members.iter().any(|(_, old)| core.is_hidden_at(*old));
         if !whole {
             members.iter().for_each(|(fingerprint, old)| {
-                core.drop_ssd(*fingerprint, *old);
+                core.drop_ssd(*fingerprint, *old, None);
             });
+            core.events.forgot();
         }
         for (fingerprint, old) in members.iter().filter(|_| whole) {
             // A record moves as it is: its payloads lie as far behind its header as before.

@@ -190,7 +190,7 @@ impl Pass {
         let now = shared.now();
         let mut core = shared.lock();
         core.counters.damaged += members.len() as u64;
-        let pages = core.drop_lost(members.iter().map(|m| (m.fingerprint, m.place)));
+        let pages = core.drop_lost(members.iter().map(|m| (m.fingerprint, m.place, None)));
         for id in pages.into_iter().map(FrameId) {
             let objects = core.frames.get(id).map_or(0, |f| f.data.members.len() as u64);
             if core.requeue_frame(id) {

@@ -6,6 +6,7 @@
 pub mod attached;
 pub mod damage;
 pub mod deadlines;
+pub mod events;
 pub mod eviction;
 pub mod face;
 pub mod first_writer;
@@ -125,6 +126,11 @@ macro_rules! for_all_behaviours {
             reclaim::recency_keeps_what_is_asked_for_within_its_budget,
             reclaim::fifo_writes_nothing_again,
             reclaim::files_never_exceed_the_cap,
+            events::say_where_every_object_is,
+            events::nothing_is_told_unless_asked_for,
+            events::what_nobody_takes_is_counted,
+            events::begin_with_the_open,
+            events::damage_is_told_of,
             eviction::tail_before_head,
             eviction::the_least_recently_asked_for_goes_first,
             eviction::exists_prefix_stops_at_the_first_hole,

@@ -1,0 +1,211 @@
+//! What is told of objects that come and go: who notes it knows what is here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::face::Store;
+use pagelith::config::Promote;
+use pagelith::layouts::key::ObjectKey;
+use pagelith::{AlignedBuf, Config, Event, GetOutcome, Options, PutOutcome, Size, Tier};
+
+use super::kit::*;
+use super::world::World;
+
+/// What a listener knows.
+#[derive(Default)]
+struct Known {
+    memory: BTreeSet<ObjectKey>,
+    ssd: BTreeSet<ObjectKey>,
+    forgot: bool,
+}
+
+impl Known {
+    fn tier(&mut self, tier: Tier) -> &mut BTreeSet<ObjectKey> {
+        match tier {
+            Tier::Memory => &mut self.memory,
+            Tier::Ssd => &mut self.ssd,
+            Tier::Remote => panic!("there is no peer"),
+        }
+    }
+
+    /// Where a get finds it.
+    fn at(&self, key: &ObjectKey) -> Option<Tier> {
+        let memory = self.memory.contains(key).then_some(Tier::Memory);
+        memory.or_else(|| self.ssd.contains(key).then_some(Tier::Ssd))
+    }
+
+    fn note(&mut self, event: &Event) {
+        match event {
+            Event::Stored { tier, key } => assert!(self.tier(*tier).insert(*key), "it was there {event:?}"),
+            Event::Removed { tier, key, gone } => {
+                assert!(self.tier(*tier).remove(key), "it was not there {event:?}");
+                assert_eq!(*gone, self.at(key).is_none(), "{event:?}");
+            }
+            Event::Cleared { namespace } => {
+                self.memory.retain(|key| key.namespace() != *namespace);
+                self.ssd.retain(|key| key.namespace() != *namespace);
+            }
+            Event::Forgot { tier } => {
+                assert_eq!(*tier, Tier::Ssd);
+                self.forgot = true;
+            }
+        }
+    }
+
+    /// Note all that happened, and where `key` was on the way.
+    fn hear(&mut self, store: &Store, key: &ObjectKey) -> Vec<Option<Tier>> {
+        let mut been = vec![self.at(key)];
+        loop {
+            let told = store.take_events(100);
+            assert_eq!(told.lost, 0);
+            if told.events.is_empty() {
+                return been;
+            }
+            for event in told.events {
+                self.note(&event);
+                been.push(self.at(key));
+            }
+        }
+    }
+}
+
+fn config(world: &World) -> Config {
+    let mut config = world.config();
+    config.events.max = 1 << 20;
+    config
+}
+
+/// Where a get finds an object; what it brings is right.
+#[track_caller]
+fn found(store: &Store, key: ObjectKey, bytes: &[u8]) -> Option<Tier> {
+    let mut to = AlignedBuf::new(bytes.len()).expect("memory");
+    match get_into(store, key, &mut to) {
+        Ok(GetOutcome::Hit { tier, .. }) => {
+            assert!(to[..] == *bytes, "wrong bytes key={key}");
+            Some(tier)
+        }
+        Ok(GetOutcome::Miss(_)) => None,
+        Err(error) => panic!("key={key} {error}"),
+    }
+}
+
+/// Through eviction, promotion, reclaim, removal, clear and groups: what was told is what a get finds, at each moment.
+pub fn say_where_every_object_is(world: &World) {
+    if !world.tells_keys_apart() {
+        return; // A key cannot be told from its group's others.
+    }
+    let mut config = config(world);
+    config.dram.bytes = Size::mib(1);
+    config.dram.promote = Promote::Always;
+    let store = world.open(&config);
+    let mut known = Known::default();
+    // What each key holds, if it was put.
+    let mut objects: BTreeMap<ObjectKey, Vec<u8>> = BTreeMap::new();
+    let mut state = 42u64;
+    let mut next = |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    let other = namespace("other");
+    for turn in 0..1500 {
+        let n = next(300);
+        match next(20) {
+            0 => {
+                let keys = [key(n), key_in(namespace("m"), n, "c0")];
+                store.remove(&keys, Options::default()).expect("removed");
+            }
+            1 if turn % 100 == 1 => {
+                store.clear(other, Options::default()).expect("cleared");
+            }
+            2..=5 => {
+                let members = group(n, 3);
+                put_group(&store, &members).expect("put");
+                objects.extend(members);
+            }
+            6..=8 => {
+                let key = key_in(other, n, "k");
+                put(&store, key, &bytes(n, 30_000)).expect("put");
+                objects.insert(key, bytes(n, 30_000));
+            }
+            9..=14 => {
+                put(&store, key(n), &bytes(n, 20_000 + n as usize * 100)).expect("put");
+                objects.insert(key(n), bytes(n, 20_000 + n as usize * 100));
+            }
+            _ => {
+                let Some((key, bytes)) = objects.iter().nth(n as usize % objects.len().max(1)) else {
+                    continue;
+                };
+                known.hear(&store, key);
+                let found = found(&store, *key, bytes);
+                let been = known.hear(&store, key);
+                assert!(been.contains(&found), "turn={turn} key={key} found={found:?} told={been:?}");
+            }
+        }
+    }
+    flush(&store);
+    for (key, bytes) in &objects {
+        known.hear(&store, key);
+        let here = store.exists_batch(&[*key], Options::default())[0];
+        let been = known.hear(&store, key);
+        assert!(been.iter().any(|at| at.is_some() == here), "key={key} here={here} told={been:?}");
+        let found = found(&store, *key, bytes);
+        let been = known.hear(&store, key);
+        assert!(been.contains(&found), "key={key} found={found:?} told={been:?}");
+    }
+    assert!(!known.forgot, "nothing is wrong with the device");
+    let stats = store.stats();
+    assert!(stats.segments_reclaimed > 0 && stats.frames_evicted > 0 && stats.promoted > 0, "{stats:?}");
+}
+
+pub fn nothing_is_told_unless_asked_for(world: &World) {
+    let store = world.open(&world.config());
+    store_pages(&store, 0..5, 1000);
+    assert_eq!(store.take_events(100), pagelith::Events::default());
+}
+
+pub fn what_nobody_takes_is_counted(world: &World) {
+    let mut config = world.memory_config(Size::mib(1));
+    config.events.max = 3;
+    let store = world.open(&config);
+    store_pages(&store, 0..5, 1000);
+    let told = store.take_events(100);
+    let stored = |n| Event::Stored { tier: Tier::Memory, key: key(n) };
+    assert_eq!((told.events, told.lost), (vec![stored(2), stored(3), stored(4)], 2));
+    assert_eq!(put(&store, key(9), &bytes(9, 1000)), Ok(PutOutcome::Stored));
+    assert_eq!(store.take_events(1).events, [stored(9)]);
+    assert_eq!(store.take_events(1), pagelith::Events::default());
+}
+
+/// What was found at the open did not happen now; what happens to it is told.
+pub fn begin_with_the_open(world: &World) {
+    if !world.tells_keys_apart() {
+        return;
+    }
+    let store = world.open(&config(world));
+    store_pages(&store, 0..5, 1000);
+    let store = world.reopen(store, &config(world));
+    assert_eq!(store.take_events(100), pagelith::Events::default());
+    assert_eq!(store.remove(&[key(3)], Options::default()), Ok(1));
+    let removed = Event::Removed { tier: Tier::Ssd, key: key(3), gone: true };
+    assert_eq!(store.take_events(100).events, [removed]);
+}
+
+/// What cannot be read is told of by its key where that is known; by what lies with it only where a header says.
+pub fn damage_is_told_of(world: &World) {
+    if !world.tells_keys_apart() {
+        return;
+    }
+    const LEN: usize = 100_000;
+    let store = world.open(&config(world));
+    store_pages(&store, 0..8, LEN);
+    store.close().expect("closed");
+    world.flip(0, "segments", find(world, key(3)).payload + 10);
+    world.flip(0, "segments", find(world, key(5)).record + 70);
+    let store = world.open(&config(world));
+    let removed = |n| Event::Removed { tier: Tier::Ssd, key: key(n), gone: true };
+    assert!(!is_page_here(&store, 3, LEN));
+    assert_eq!(store.take_events(100).events, [removed(3)]);
+    assert!(!is_page_here(&store, 5, LEN));
+    assert_eq!(store.take_events(100).events, [removed(5), Event::Forgot { tier: Tier::Ssd }]);
+}
