@@ -241,9 +241,9 @@ impl Core {
         }
     }
 
-    /// An object's entry is gone.
+    /// An object's entry is gone. A place that is not believed was told of as forgotten: the object may have been put again since.
     pub fn note_gone(&mut self, key: &ObjectKey, entry: &Entry) {
-        if entry.ssd.is_some() {
+        if entry.ssd.is_some_and(|place| !self.is_hidden_at(place)) {
             self.events.removed(Tier::Ssd, key, entry.frame.is_none());
         }
         if entry.frame.is_some() {
@@ -264,7 +264,7 @@ impl Core {
         let Some(entry) = self.index.find(fingerprint).find(at) else { return false };
         let Some(frame) = entry.frame else {
             if let Some(key) = key {
-                self.events.removed(Tier::Ssd, key, true);
+                self.note_gone(key, &entry);
             }
             return self.remove_entry(fingerprint, at).is_some();
         };
@@ -305,7 +305,7 @@ impl Core {
         if placed {
             let new = entry.frame.filter(|_| entry.ssd.is_none());
             if let Some(key) = new.and_then(|frame| self.key_in_frame(frame, fingerprint)) {
-                self.events.stored(Tier::Ssd, &key);
+                self.events.stored(Tier::Ssd, &key, false);
             }
             self.count_out(&entry);
             let tick = self.full_tick(entry.tick);

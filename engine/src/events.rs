@@ -22,6 +22,8 @@ pub enum Event {
         tier: Tier,
         /// The object.
         key: ObjectKey,
+        /// It was in no tier of this store before.
+        new: bool,
     },
     /// It is in this tier no more.
     Removed {
@@ -81,8 +83,8 @@ impl EventLog {
     }
 
     /// An object is in a tier now.
-    pub fn stored(&mut self, tier: Tier, key: &ObjectKey) {
-        self.note(|| Event::Stored { tier, key: *key });
+    pub fn stored(&mut self, tier: Tier, key: &ObjectKey, new: bool) {
+        self.note(|| Event::Stored { tier, key: *key, new });
     }
 
     /// An object is in a tier no more.

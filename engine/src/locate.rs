@@ -313,7 +313,13 @@ pub(crate) fn forget(shared: &Shared, slot: &Slot, record: Option<Record<'_>>) {
     let mut core = shared.lock();
     let known = core.index.find(slot.fingerprint).any(|e| e.ssd == Some(place));
     // Another get may have brought the page into memory meanwhile.
-    let mut pages = core.drop_lost([(slot.fingerprint, place, Some(slot.get.key))]);
+    // What was cleared since was told of as that.
+    let named = |core: &Core, key: ObjectKey, fingerprint| {
+        let now = core.generation(key.namespace());
+        (shared.fingerprint(&key, now) == fingerprint).then_some(key)
+    };
+    let own = named(&core, slot.get.key, slot.fingerprint);
+    let mut pages = core.drop_lost([(slot.fingerprint, place, own)]);
     // What went together is one failure.
     if known && !core.is_hidden_at(place) {
         core.suspect(SegmentId(place.segment), shared.now());
@@ -322,10 +328,12 @@ pub(crate) fn forget(shared: &Shared, slot: &Slot, record: Option<Record<'_>>) {
     match record {
         Some(record) => {
             let generation = record.facts().generation;
-            let siblings = siblings(&record)
-                .into_iter()
-                .map(|(key, place)| (shared.fingerprint(&key, generation), place, Some(key)));
-            pages.extend(core.drop_lost(siblings));
+            let lost = |(key, place)| {
+                let fingerprint = shared.fingerprint(&key, generation);
+                (fingerprint, place, named(&core, key, fingerprint))
+            };
+            let lost: Vec<_> = siblings(&record).into_iter().map(lost).collect();
+            pages.extend(core.drop_lost(lost));
         }
         None => {
             core.visibility.hide_record(place);

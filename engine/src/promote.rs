@@ -15,6 +15,7 @@ use crate::outcome::{GetOutcome, Tier};
 use crate::put::Size;
 use crate::shared::Shared;
 use crate::slot::Slot;
+use crate::visibility::Sight;
 
 /// Promote every record of which this batch brought all members whole. Gives up on one that DRAM has no
 /// room for: a promotion is never worth waiting.
@@ -49,8 +50,13 @@ fn promote_record(shared: &Shared, members: &[&Slot], at: Recency) {
         move |e: &Entry| e.ssd == place && e.frame.is_none()
     };
     let mut core = shared.lock();
-    let there =
-        |core: &crate::core::Core, s: &Slot| core.index.find(s.fingerprint).any(|e| on_ssd_only(s)(&e));
+    // What was cleared meanwhile, or is not seen any more, would lie in memory for nobody.
+    let there = |core: &crate::core::Core, s: &Slot| {
+        let generation = core.generation(s.get.key.namespace());
+        let seen = |e: Entry| on_ssd_only(s)(&e) && core.is_visible(&e);
+        s.verified.as_ref().is_some_and(|v| v.facts.generation == generation)
+            && core.index.find(s.fingerprint).any(seen)
+    };
     if !members.iter().all(|s| there(&core, s)) {
         return;
     }
@@ -96,7 +102,7 @@ fn promote_record(shared: &Shared, members: &[&Slot], at: Recency) {
     for slot in members {
         let linked = core.index.update(slot.fingerprint, on_ssd_only(slot), |e| e.frame = Some(frame.id.0));
         debug_assert!(linked.is_ok_and(|found| found));
-        core.events.stored(Tier::Memory, &slot.get.key);
+        core.events.stored(Tier::Memory, &slot.get.key, false);
     }
     core.counters.promoted += 1;
     core.settle_frame(frame);

@@ -169,6 +169,8 @@ fn every_setting_of_a_file_arrives() {
         chunk_bytes = "96KiB"
         [groups]
         deadline_ms = 5
+        [events]
+        max = 77
         [index]
         max_objects = 1000
         constant_fingerprint = true
@@ -195,7 +197,7 @@ fn every_setting_of_a_file_arrives() {
     assert_eq!((valid.quarantine_after(), valid.scrub_bytes_per_s()), (9, 5 << 20));
     assert_eq!((valid.staging_bytes(), valid.staging_budget()), (8 << 20, 4 << 20));
     assert_eq!(valid.staging_chunk_bytes(), 96 << 10);
-    assert_eq!(valid.group_deadline(), Duration::from_millis(5));
+    assert_eq!((valid.group_deadline(), valid.events_max()), (Duration::from_millis(5), 77));
     assert_eq!((valid.max_objects(), valid.constant_fingerprint()), (1000, true));
     assert_eq!((valid.read_depth(), valid.memory_reserve(), valid.batch_summary()), (1024, 0, true));
     // No setting is left at its default, so none of the lines above could pass by accident.
@@ -225,7 +227,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 32);
+    assert_eq!(fields().len(), 33);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)

@@ -66,8 +66,8 @@ class StoreSettings:
             problems.append(f"'store.ssd' is a dictionary, not {self.store['ssd']!r}")
         return problems
 
-    def open(self, part: str) -> Store:
-        """The store: one in this process has directories of its own, named `part`."""
+    def open(self, part: str, events_max: int = 0) -> Store:
+        """The store: one in this process has directories of its own, named `part`, and keeps so many events, or what `store` says."""
         if self.attach is not None:
             return Store.attach(self.attach, key=self._key())
         store = dict(self.store or {})
@@ -76,6 +76,8 @@ class StoreSettings:
             for directory in dirs:
                 os.makedirs(directory, exist_ok=True)
             store["ssd"] = {**store["ssd"], "dirs": dirs}
+        if events_max:
+            store["events"] = {"max": events_max, **store.get("events", {})}
         return Store(store)
 
     def _key(self) -> tuple[str, bytes] | None:

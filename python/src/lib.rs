@@ -7,6 +7,7 @@
 #![allow(clippy::disallowed_methods, reason = "reads the configuration file that it is given")]
 
 mod errors;
+mod events;
 mod group;
 mod hits;
 mod keys;
@@ -29,6 +30,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<outcome::GetOutcome>()?;
     module.add_class::<outcome::PutOutcome>()?;
     module.add_class::<outcome::FlushReport>()?;
+    module.add_class::<events::Event>()?;
     module.add_class::<hits::PoolQuery>()?;
     module.add_class::<hits::PagesFound>()?;
     module.add_class::<store::Request>()?;

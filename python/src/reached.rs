@@ -10,8 +10,8 @@ use pagelith::layouts::key::ObjectKey;
 use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
 use pagelith::{
-    Error, ErrorKind, FlushReport, GetOutcome, GetSlice, Options, PagesFound, PagesQuery, Pin, PutOutcome,
-    PutSlice, Registration, Request, Result, Store,
+    Error, ErrorKind, Events, FlushReport, GetOutcome, GetSlice, Options, PagesFound, PagesQuery, Pin,
+    PutOutcome, PutSlice, Registration, Request, Result, Store,
 };
 
 /// Longest that a call to another process's store may take which names no timeout: as a store's own default.
@@ -62,6 +62,14 @@ impl Reached {
         match self {
             Reached::Own(store) => store.register_memory(base, len),
             Reached::Attached(_) => Ok(Registration::none()),
+        }
+    }
+
+    /// Of a store of this process: what happens in another one is not passed on.
+    pub fn take_events(&self, most: usize) -> Option<Events> {
+        match self {
+            Reached::Own(store) => Some(store.take_events(most)),
+            Reached::Attached(_) => None,
         }
     }
 

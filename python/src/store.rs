@@ -13,7 +13,10 @@ use pagelith::{Config, GetSlice, Options, PagesQuery, PutSlice};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
-use crate::errors::{ClosedError, ForkedError, InternalError, InvalidError, raised, refused};
+use crate::errors::{
+    ClosedError, ForkedError, IncompatibleError, InternalError, InvalidError, raised, refused,
+};
+use crate::events::Event;
 use crate::group::Group;
 use crate::hits::{PagesFound, PoolQuery};
 use crate::keys::{Key, Namespace, Page, keys};
@@ -415,6 +418,16 @@ impl Store {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let stats = self.with(py, |store| store.stats())?.map_err(|error| raised(&error))?;
         py.import("json")?.call_method1("loads", (PyBytes::new(py, stats.as_bytes()),))
+    }
+
+    /// What came and went since it was asked last: at most `most` events, the oldest first, and how many before them were dropped
+    /// because nobody took them in time. None is noted unless the setting `events.max` says how many to keep.
+    #[pyo3(signature = (most=65536))]
+    fn take_events(&self, py: Python<'_>, most: usize) -> PyResult<(Vec<Event>, u64)> {
+        let told = self.with(py, |store| store.take_events(most))?;
+        let elsewhere = "a store process does not tell its clients what comes and goes";
+        let told = told.ok_or_else(|| IncompatibleError::new_err(elsewhere))?;
+        Ok((told.events.into_iter().map(Event).collect(), told.lost))
     }
 
     /// Flush, close and release everything, once every call under way has returned. `None` if it was closed before, or is

@@ -44,6 +44,37 @@ class Case(unittest.TestCase):
         return store
 
 
+class Events(Case):
+    def test_what_came_and_went_is_told_once(self):
+        store = pagelith.Store({**config(self.home.name), "events": {"max": 100}})
+        self.addCleanup(store.close)
+        self.assertTrue(store.put([key(1)], [content(1)])[0])
+        told, lost = store.take_events()
+        self.assertEqual([(e.kind, e.tier, e.key, e.new, e.gone) for e in told[:1]], [("stored", "dram", key(1), True, False)])
+        store.flush()
+        told += store.take_events()[0]
+        self.assertEqual([(e.kind, e.tier, e.key, e.new) for e in told[1:]], [("stored", "ssd", key(1), False)])
+        self.assertEqual((store.remove([key(1)]), lost), (1, 0))
+        told, _ = store.take_events()
+        self.assertEqual([(e.kind, e.tier, e.gone) for e in told], [("removed", "ssd", False), ("removed", "dram", True)])
+        store.clear(SPACE)
+        (cleared,), _ = store.take_events()
+        self.assertEqual((cleared.kind, cleared.tier, cleared.key, cleared.namespace), ("cleared", None, None, SPACE))
+        self.assertEqual(store.take_events(), ([], 0))
+
+    def test_what_nobody_takes_is_dropped_and_counted_and_nothing_is_kept_unasked(self):
+        store = pagelith.Store({**config(), "events": {"max": 2}})
+        self.addCleanup(store.close)
+        store.put([key(n) for n in range(5)], [content(n) for n in range(5)])
+        told, lost = store.take_events(1)
+        self.assertEqual(([e.key for e in told], lost), ([key(3)], 3))
+        told, lost = store.take_events()
+        self.assertEqual(([e.key for e in told], lost), ([key(4)], 0))
+        plain = self.open()
+        plain.put([key(1)], [content(1)])
+        self.assertEqual(plain.take_events(), ([], 0))
+
+
 class Keys(unittest.TestCase):
     def test_a_key_says_what_it_names(self):
         k = pagelith.Key(SPACE, b"\x07" * 32, pool="indexer", component="k", draft=True, shard="rank.tp1of4")

@@ -117,6 +117,32 @@ class Tier(unittest.TestCase):
         self.finished(tier)
         self.assertEqual(list(tier.take_events()), [OffloadingEvent(chunks, Medium.STORAGE, False, Locality.LOCAL)])
         self.assertEqual(list(tier.take_events()), [])
+        # What another process left is told of when it is met; what is there already is not told of twice in one step.
+        tier.shutdown()
+        again = self.tier(events=True, enable_kv_events=True)
+        self.addCleanup(again.shutdown)
+        self.run_job(again.submit_store, chunks[1:] + keys(1, of="new"), [0, 1, 2])
+        self.finished(again)
+        (event,) = again.take_events()
+        self.assertEqual((event.keys, event.removed), (chunks[1:] + keys(1, of="new"), False))
+
+    def test_events_are_of_what_goes_as_well(self):
+        # A tier of a few hundred chunks, through which thousands go: who notes the events knows what it has.
+        small = {"dram": {"bytes": "1MiB"}, "index": {"max_objects": 20000}}
+        for length in (32, 8):
+            tier = self.tier(events=True, enable_kv_events=True, store=small)
+            known, chunks = set(), [hashlib.sha256(str(n).encode()).digest()[:length] + bytes(4) for n in range(1500)]
+            for first in range(0, 1500, 50):
+                self.run_job(tier.submit_store, chunks[first : first + 50], list(range(50)))
+                self.finished(tier)
+                for event in tier.take_events():
+                    (known.difference_update if event.removed else known.update)(event.keys)
+                here = {chunk for chunk in chunks if tier.lookup(chunk, REQUEST) is LookupResult.HIT}
+                self.assertEqual(known, here, first)
+            self.assertLess(len(known), 1000)
+            self.assertGreater(len(known), 10)
+            self.assertLessEqual(len(tier._hashed), len(known))
+            tier.shutdown()
 
     def test_another_model_or_other_layers_find_nothing(self):
         tier, chunks = self.tier(), keys(1)

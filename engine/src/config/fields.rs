@@ -77,7 +77,7 @@ static FIELDS: [Field; 33] = [
         Rule::Size { min: KIB_64, max: Size::mib(256), grain: Grain::MultipleOf(BLOCK_BYTES as u64) }
     ),
     row!(groups.deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
-    row!(events.max, Rule::Count { min: 0, max: 1 << 24 }),
+    row!(events.max, Rule::Count { min: 0, max: 1 << 20 }),
     row!(index.max_objects, Rule::Count { min: 1, max: 1 << 32 }),
     row!(index.constant_fingerprint, Rule::Flag),
     row!(read.depth, Rule::Count { min: 1, max: 1024 }),

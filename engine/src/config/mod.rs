@@ -202,7 +202,7 @@ pub struct GroupsConfig {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EventsConfig {
     /// How many events (objects stored and removed) are kept until they are taken; the oldest are dropped beyond it, and
-    /// counted. Some 150 bytes of memory each, once they are there. Default 0: none is noted; up to 16 777 216. Set it to
+    /// counted. Some 150 bytes of memory each, once they are there. Default 0: none is noted; up to 1 048 576. Set it to
     /// what happens between two takings: a put in DRAM and on SSD and its eviction from both are four.
     pub max: u32,
 }

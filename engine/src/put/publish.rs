@@ -293,6 +293,6 @@ fn link(core: &mut Core, id: FrameId, data: &FrameData) {
         };
         let inserted = core.index.insert(&entry);
         debug_assert!(inserted.is_ok(), "{inserted:?}");
-        core.events.stored(Tier::Memory, &m.key);
+        core.events.stored(Tier::Memory, &m.key, true);
     }
 }

@@ -35,7 +35,10 @@ impl Known {
 
     fn note(&mut self, event: &Event) {
         match event {
-            Event::Stored { tier, key } => assert!(self.tier(*tier).insert(*key), "it was there {event:?}"),
+            Event::Stored { tier, key, new } => {
+                assert_eq!(*new, self.at(key).is_none(), "{event:?}");
+                assert!(self.tier(*tier).insert(*key), "it was there {event:?}");
+            }
             Event::Removed { tier, key, gone } => {
                 assert!(self.tier(*tier).remove(key), "it was not there {event:?}");
                 assert_eq!(*gone, self.at(key).is_none(), "{event:?}");
@@ -170,7 +173,7 @@ pub fn what_nobody_takes_is_counted(world: &World) {
     let store = world.open(&config);
     store_pages(&store, 0..5, 1000);
     let told = store.take_events(100);
-    let stored = |n| Event::Stored { tier: Tier::Memory, key: key(n) };
+    let stored = |n| Event::Stored { tier: Tier::Memory, key: key(n), new: true };
     assert_eq!((told.events, told.lost), (vec![stored(2), stored(3), stored(4)], 2));
     assert_eq!(put(&store, key(9), &bytes(9, 1000)), Ok(PutOutcome::Stored));
     assert_eq!(store.take_events(1).events, [stored(9)]);

@@ -17,6 +17,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 import pagelith
 
 from ..settings import PoolSettings, number, of_type
+from .events import EVENTS_MAX, Told
 from .hashes import Missed, page_of
 
 logger = logging.getLogger(__name__)
@@ -58,14 +59,18 @@ class PagelithTier(SecondaryTierManager):
         events = offloading_spec.kv_events_config.enable_kv_cache_events
         if self.settings.enable_kv_events and not events:
             raise ValueError(f"the secondary tier {tier_type!r} has 'enable_kv_events', and --kv-events-config is not set")
-        self._events: list[Any] | None = [] if self.settings.enable_kv_events else None
         self.locality = Locality(self.settings.locality) if self.settings.locality else None
         config = offloading_spec.config
         # The view itself is held by the base class; this one ends here.
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(primary_kv_view))
         self._namespace = _namespace(self.settings, config, self._block_size_bytes)
         self._keys: dict[int, pagelith.Key] = {}
-        self._store = self.settings.open(f"dp_{config.parallel.data_parallel_index}")
+        # Chunks whose hashes are no pages by themselves, by key; only where they are told of.
+        self._hashed: dict[pagelith.Key, Any] = {}
+        events_max = EVENTS_MAX if self.settings.enable_kv_events else 0
+        self._store = self.settings.open(f"dp_{config.parallel.data_parallel_index}", events_max)
+        own = self.settings.attach is None
+        self._told = Told(self._store, own, self._chunk, self._event) if self.settings.enable_kv_events else None
         self._registered = self.settings.register(self._store, [(self._base, primary_kv_view.nbytes)])
         # What a store in this process has is known without a wait.
         self._looks = _Looks(self) if self.settings.attach is not None else None
@@ -134,7 +139,7 @@ class PagelithTier(SecondaryTierManager):
     def _run(self, job_id: int, keys: list[Any], rows: list[tuple[int, int]], body: Callable[..., list[bool]]) -> None:
         started, done = time.monotonic(), [False] * len(keys)
         try:
-            done = body([self._key(key) for key in keys], rows)
+            done = body(keys, [self._key(key) for key in keys], rows)
         except Exception:
             logger.exception("pagelith: a job of %d chunks failed", len(keys))
         self._end(job_id, keys, done, time.monotonic() - started)
@@ -147,16 +152,22 @@ class PagelithTier(SecondaryTierManager):
             self._open -= 1
             self._settled.notify_all()
 
-    def _store_chunks(self, keys: list[pagelith.Key], rows: list[tuple[int, int]]) -> list[bool]:
-        here = self._store.exists(keys)
+    def _store_chunks(self, chunks: list[Any], keys: list[pagelith.Key], rows: list[tuple[int, int]]) -> list[bool]:
+        if self._told is None:
+            here = self._store.exists(keys)
+        else:
+            self._hashed.update((key, chunk) for key, chunk in zip(keys, chunks, strict=True) if len(chunk) != 36)
+            here = self._told.look(chunks, lambda: self._store.exists(keys))
         new = [at for at, there in enumerate(here) if not there]
         outcomes = self._store.put([keys[at] for at in new], [rows[at] for at in new], wait=self.settings.put_wait_ms / 1000)
         _note("write", outcomes)
         for at, outcome in zip(new, outcomes, strict=True):
             here[at] = bool(outcome)
+        if self._told is not None:
+            self._told.stored([chunks[at] for at in new if here[at]])
         return here
 
-    def _load_chunks(self, keys: list[pagelith.Key], rows: list[tuple[int, int]]) -> list[bool]:
+    def _load_chunks(self, _: list[Any], keys: list[pagelith.Key], rows: list[tuple[int, int]]) -> list[bool]:
         outcomes = self._store.get(keys, rows, timeout=self.settings.get_timeout_ms / 1000)
         _note("read", outcomes)
         return [bool(outcome) for outcome in outcomes]
@@ -170,7 +181,7 @@ class PagelithTier(SecondaryTierManager):
             if stored is None:
                 self._loaded(self._loading.pop(job.job_id), whole)
             else:
-                self._stored(stored, whole)
+                self._stored(whole)
                 # Of a store, vLLM asks only whether all of it is there.
                 job.successful_keys = None
             finished.append(job)
@@ -183,15 +194,23 @@ class PagelithTier(SecondaryTierManager):
         if self._looks is not None:
             self._looks.mark_miss(missed)
 
-    def _stored(self, keys: Collection[Any], whole: Collection[Any]) -> None:
+    def _stored(self, whole: Collection[Any]) -> None:
         self._failed.stored(whole)
-        if self._events is not None and whole:
-            stored = [key for key in keys if key in whole]
-            self._events.append(OffloadingEvent(keys=stored, medium=self.medium, removed=False, locality=self.locality))
 
     def take_events(self) -> Iterable[Any]:
-        events, self._events = self._events, [] if self._events is not None else None
-        return events or ()
+        return () if self._told is None else self._told.take()
+
+    def _event(self, chunks: list[Any], removed: bool) -> Any:
+        return OffloadingEvent(keys=chunks, medium=self.medium, removed=removed, locality=self.locality)
+
+    def _chunk(self, event: pagelith.Event) -> Any:
+        """The chunk that came or went, as vLLM names it. One of an earlier process with other hashes than of 32 bytes has a name that
+        nobody knows."""
+        key = event.key
+        if key is None or key.namespace != self._namespace:
+            return None
+        hashed = self._hashed.pop(key, None) if event.gone else self._hashed.get(key)
+        return hashed or key.page + int(key.pool.removeprefix("group_")).to_bytes(4, "big")
 
     def drain_jobs(self) -> None:
         with self._settled:

@@ -6,6 +6,7 @@ use std::time::Duration;
 use pagelith::{ErrorKind, Options, PutOutcome, PutSlice, Stats, Store};
 use pagelith_io::clock::Clock;
 
+use super::heard::Heard;
 use super::objects::{self, Content, NAMESPACES, Oid, key};
 use super::report::FindingKind;
 use super::run::Run;
@@ -124,6 +125,7 @@ impl Run<'_> {
         }
         self.fold(report.objects);
         self.store = Some(store.clone());
+        self.heard = Heard::default();
         for _ in 0..self.plan.setup.sessions {
             self.add_session();
         }

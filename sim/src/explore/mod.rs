@@ -5,6 +5,7 @@
 mod boots;
 pub mod faults;
 mod flights;
+mod heard;
 pub(crate) mod memory;
 pub mod objects;
 pub mod ops;

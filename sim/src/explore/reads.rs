@@ -354,6 +354,7 @@ impl Run<'_> {
 
     pub(super) fn check_exists(&mut self, store: &Rc<pagelith::Store>, oids: &[Oid]) {
         let keys: Vec<_> = oids.iter().map(|oid| key(*oid)).collect();
+        let told = self.listen(store, oids);
         let here = store.exists_batch(&keys, Options::default());
         let prefix = store.exists_prefix(&keys, Options::default());
         let now = self.oracle.tick();
@@ -367,7 +368,8 @@ impl Run<'_> {
         if self.plan.setup.constant || self.world.disk.stopped() {
             return;
         }
-        for (oid, here) in oids.iter().zip(&here) {
+        for ((oid, here), told) in oids.iter().zip(&here).zip(told) {
+            self.check_told(*oid, told, *here);
             if *here && !self.oracle.may_be_here(*oid, now) {
                 self.find(FindingKind::Wrong, format!("exists, and was never put or is gone oid={oid}"));
             }

@@ -9,6 +9,7 @@ use pagelith_io::clock::Clock;
 
 use super::faults::{Ledger, effect, misleads};
 use super::flights::Flight;
+use super::heard::Heard;
 use super::memory::Memory;
 use super::objects::{Oid, mix};
 use super::ops::{Op, Plan, Verb};
@@ -38,6 +39,7 @@ pub struct Run<'p> {
     pub(super) sessions: Vec<Session>,
     pub(super) flights: Vec<Flight>,
     pub(super) memory: Memory,
+    pub(super) heard: Heard,
     pub(super) groups: Vec<OpenGroup>,
     pub(super) pins: Vec<(Pin, Option<Oid>)>,
     pub(super) views: Vec<(View, Oid, u32)>,
@@ -102,6 +104,7 @@ impl<'p> Run<'p> {
             sessions: Vec::new(),
             flights: Vec::new(),
             memory: Memory::default(),
+            heard: Heard::default(),
             groups: Vec::new(),
             pins: Vec::new(),
             views: Vec::new(),

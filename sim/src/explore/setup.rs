@@ -5,6 +5,7 @@ use std::time::Duration;
 use pagelith::config::{DramPolicy, Promote, SsdPolicy};
 use pagelith::{Config, Facts, Size, ValidConfig};
 
+use super::heard::EVENTS_MAX;
 use crate::entropy::SplitMix64;
 
 /// How the store of a run is made. Small everything, so that every limit is met within a few thousand operations.
@@ -112,6 +113,8 @@ impl Setup {
     pub fn config(&self) -> ValidConfig {
         let mut c = Config { deadline_ms: self.deadline_ms, namespaces_max: 8, ..Config::default() };
         c.groups.deadline_ms = self.group_ms;
+        // With equal fingerprints an event may name another of its group.
+        c.events.max = if self.constant { 0 } else { EVENTS_MAX };
         c.dram.bytes = Size::kib(self.dram_kib);
         c.dram.policy = self.dram_policy;
         c.dram.promote = if self.promote { Promote::Always } else { Promote::Never };

@@ -1,0 +1,72 @@
+"""vLLM's events of a tier: which chunks came and went, for whoever routes requests to where their pages are."""
+
+import logging
+import threading
+from collections.abc import Callable, Collection
+from typing import Any
+
+from .._native import Event, Store
+
+logger = logging.getLogger(__name__)
+
+# Events that the store keeps between two steps of the scheduler, which takes them.
+EVENTS_MAX = 1 << 18
+
+
+class Told:
+    """Events of chunks, in the order in which it happened.
+
+    Of a store of this process it tells what came and went. What happens in a store process is not passed on: of that, it tells
+    what this process stored there, and no removal.
+    """
+
+    def __init__(self, store: Store, own: bool, name: Callable[[Event], Any], make: Callable[[list[Any], bool], Any]) -> None:
+        self._store, self._own = store, own
+        # The chunk that an event of the store is of, if it is of one; and an event of chunks, which were removed or stored.
+        self._name, self._make = name, make
+        self._events: list[tuple[bool, list[Any]]] = []
+        self._lock = threading.Lock()
+
+    def look(self, chunks: list[Any], exists: Callable[[], list[bool]]) -> list[bool]:
+        """Which of these chunks are here, before the others are put. Those that are may be of an earlier process, and are told of."""
+        with self._lock:
+            here = exists()
+            # What went since it was asked is not told of behind that.
+            gone = self._drain() if self._own else set()
+            self._add(False, [chunk for chunk, there in zip(chunks, here, strict=True) if there and chunk not in gone])
+            return here
+
+    def stored(self, chunks: list[Any]) -> None:
+        """These were put, and were not here: a store of this process says so itself."""
+        if not self._own:
+            with self._lock:
+                self._add(False, chunks)
+
+    def take(self) -> list[Any]:
+        """The events since it was asked last."""
+        with self._lock:
+            if self._own:
+                self._drain()
+            events, self._events = self._events, []
+        return [self._make(chunks, removed) for removed, chunks in events]
+
+    def _drain(self) -> Collection[Any]:
+        """Take in what the store tells; what it says is gone."""
+        told, lost = self._store.take_events()
+        if lost:
+            logger.warning("pagelith: %d events of the store were dropped before they were taken: routers may be wrong about it", lost)
+        gone: set[Any] = set()
+        for event in told:
+            if event.kind == "forgot":
+                logger.warning("pagelith: what could not be read from SSD is gone, and is not told of by name: routers may be wrong about it")
+            chunk = self._name(event) if event.new or event.gone else None
+            if chunk is not None:
+                self._add(event.gone, [chunk])
+                (gone.add if event.gone else gone.discard)(chunk)
+        return gone
+
+    def _add(self, removed: bool, chunks: list[Any]) -> None:
+        if chunks and self._events and self._events[-1][0] == removed:
+            self._events[-1][1].extend(chunks)
+        elif chunks:
+            self._events.append((removed, chunks))

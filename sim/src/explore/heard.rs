@@ -1,0 +1,120 @@
+//! A listener to the store's events: what it was told is what a look finds.
+
+use std::collections::BTreeMap;
+
+use pagelith::{Event, Store, Tier};
+use pagelith_layouts::ids::NamespaceId;
+use pagelith_layouts::key::ObjectKey;
+
+use super::objects::{Oid, base_of, key};
+use super::report::FindingKind;
+use super::run::Run;
+
+/// Events that are kept: more than happen between two looks.
+pub(super) const EVENTS_MAX: u32 = 1 << 16;
+
+/// Where an object is, as far as was told.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    memory: bool,
+    /// `None` where nothing was told: from before the open, or of a tier that forgot something.
+    ssd: Option<bool>,
+}
+
+/// What was told since the store was opened.
+#[derive(Default)]
+pub(super) struct Heard {
+    places: BTreeMap<ObjectKey, Place>,
+    /// Nothing is on SSD of which nothing was told.
+    empty: Vec<NamespaceId>,
+}
+
+impl Heard {
+    fn place(&mut self, key: &ObjectKey) -> &mut Place {
+        let empty = self.empty.contains(&key.namespace());
+        self.places.entry(*key).or_insert(Place { memory: false, ssd: empty.then_some(false) })
+    }
+
+    /// Note an event; false if it cannot be after what was told before.
+    fn note(&mut self, event: &Event) -> bool {
+        match event {
+            Event::Stored { tier, key, new } => {
+                let place = self.place(key);
+                let known = place.memory || place.ssd == Some(true);
+                let was = match tier {
+                    Tier::Memory => std::mem::replace(&mut place.memory, true),
+                    Tier::Ssd | Tier::Remote => place.ssd.replace(true) == Some(true),
+                };
+                !(was || *new && known)
+            }
+            Event::Removed { tier, key, gone } => {
+                let place = self.place(key);
+                let was = match tier {
+                    Tier::Memory => std::mem::replace(&mut place.memory, false),
+                    Tier::Ssd | Tier::Remote => place.ssd.replace(false) != Some(false),
+                };
+                let Place { memory, ssd } = *place;
+                if *gone {
+                    place.ssd = Some(false);
+                }
+                was && if *gone { !memory && ssd != Some(true) } else { memory || ssd != Some(false) }
+            }
+            Event::Cleared { namespace } => {
+                let of = |key: &ObjectKey| key.namespace() == *namespace;
+                let cleared = self.places.iter_mut().filter(|(key, _)| of(key));
+                cleared.for_each(|(_, place)| *place = Place { memory: false, ssd: Some(false) });
+                self.empty.push(*namespace);
+                true
+            }
+            Event::Forgot { tier } => {
+                let told = self.places.values_mut().filter(|place| place.ssd == Some(true));
+                told.for_each(|place| place.ssd = None);
+                *tier == Tier::Ssd
+            }
+        }
+    }
+}
+
+fn brief(event: &Event) -> String {
+    match event {
+        Event::Stored { tier, key, new } => format!("stored {tier:?} {key} new={new}"),
+        Event::Removed { tier, key, gone } => format!("removed {tier:?} {key} gone={gone}"),
+        Event::Cleared { namespace } => format!("cleared {namespace}"),
+        Event::Forgot { tier } => format!("forgot {tier:?}"),
+    }
+}
+
+impl Run<'_> {
+    /// Take in what was told.
+    fn hear(&mut self, store: &Store) {
+        let told = store.take_events(usize::MAX);
+        if told.lost > 0 {
+            self.find(FindingKind::Wrong, format!("events were lost lost={}", told.lost));
+        }
+        for event in told.events {
+            self.say(|| format!("  told {}", brief(&event)));
+            if !self.heard.note(&event) {
+                self.find(FindingKind::Wrong, format!("was told what cannot be {}", brief(&event)));
+            }
+        }
+    }
+
+    /// Where was told that these are, before the store is asked.
+    pub(super) fn listen(&mut self, store: &Store, oids: &[Oid]) -> Vec<Option<bool>> {
+        self.hear(store);
+        let told = |oid: &Oid| {
+            let Place { memory, ssd } = *self.heard.place(&key(*oid));
+            if memory { Some(true) } else { ssd }
+        };
+        oids.iter().map(told).collect()
+    }
+
+    /// Whether what was told of an object is what a look found.
+    pub(super) fn check_told(&mut self, oid: Oid, told: Option<bool>, here: bool) {
+        // What is attached is found only with its base.
+        let hidden = !here && base_of(oid).next().is_some();
+        if told.is_some_and(|told| told != here) && !hidden {
+            self.find(FindingKind::Wrong, format!("exists={here}, and was told {told:?} oid={oid}"));
+        }
+    }
+}
