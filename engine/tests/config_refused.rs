@@ -86,6 +86,8 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("groups.deadline_ms = 0", "groups.deadline_ms", "must be an integer between 1 and 3600000, got=0"),
     ("groups.deadline_ms = \"1s\"", "groups.deadline_ms", "must be an integer between 1 and 3600000, got=\"1s\" type=string"),
     ("groups.deadline = 1", "groups.deadline", "is not a setting; did you mean groups.deadline_ms?"),
+    ("events.max = -1", "events.max", "must be an integer between 0 and 1048576, got=-1 type=integer"),
+    ("events.max = 1048577", "events.max", "must be an integer between 0 and 1048576, got=1048577"),
     ("index.max_objects = 0", "index.max_objects", "must be an integer between 1 and 4294967296, got=0"),
     ("index.max_objects = 4294967297", "index.max_objects", "must be an integer between 1 and 4294967296, got=4294967297"),
     ("index.max_objects = \"1M\"", "index.max_objects", "must be an integer between 1 and 4294967296, got=\"1M\" type=string"),
