@@ -9,6 +9,7 @@
 mod acked;
 mod group;
 mod keeper;
+mod listen;
 mod pin;
 mod put;
 mod tell;
@@ -37,6 +38,7 @@ use pagelith_transport::shown::{REGIONS_MAX, Shows};
 
 use self::acked::Acked;
 use self::keeper::Keeper;
+use self::listen::Listening;
 use self::put::RemotePut;
 use crate::batch::{Get, GetSlice, Options, PutGroup, PutSlice, Request};
 use crate::error::{Error, ErrorKind, Result};
@@ -69,6 +71,7 @@ pub struct Attached {
     desks: Mutex<Vec<Desk>>,
     requests: Mutex<u64>,
     acked: Mutex<Acked>,
+    listening: Mutex<Listening>,
     shows: Shows,
     keeper: Arc<Keeper>,
     /// As `keeper`, for groups: their bytes take time.
@@ -92,7 +95,8 @@ impl Attached {
         desk.lines.adopt(STORE, link);
         let desks = Mutex::new(vec![desk]);
         let (requests, acked, shows) = (Mutex::new(0), Mutex::default(), Shows::default());
-        Ok(Attached { remote, clock, timeout, desks, requests, acked, shows, keeper, groups })
+        let listening = Mutex::default();
+        Ok(Attached { remote, clock, timeout, desks, requests, acked, listening, shows, keeper, groups })
     }
 
     /// Attach to the store of the process at `address`, which knows this one by `key`. As [`Attached::attach`].
@@ -318,7 +322,7 @@ impl Attached {
     pub fn stats(&self, options: Options) -> Result<String> {
         match self.tell(&Ask::Stats, &options, true)? {
             (Told::Text(text), _) => Ok(text),
-            (Told::Number(_) | Told::Flushed(_) | Told::Bits(_), _) => Err(no_link()),
+            (Told::Number(_) | Told::Flushed(_) | Told::Bits(_) | Told::Events(_), _) => Err(no_link()),
         }
     }
 

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - Events are noted under the core's lock, with the change that they tell of, and so in the order of the changes.
 //! - What is not told by its key is told by [`Event::Forgot`]: who notes each event, and asks again where it says so, knows what is here.
-//! - No more wait than were asked for: the oldest make room, and are counted.
+//! - Each has a number, from 0 on. The last ones are kept, as many as were asked for, whoever was told of them: several may listen, each from where it was.
 
 use std::collections::VecDeque;
 
@@ -47,6 +47,17 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// The namespace that it is about; `None` of what has no name.
+    pub fn namespace(&self) -> Option<NamespaceId> {
+        match self {
+            Event::Stored { key, .. } | Event::Removed { key, .. } => Some(key.namespace()),
+            Event::Cleared { namespace } => Some(*namespace),
+            Event::Forgot { .. } => None,
+        }
+    }
+}
+
 /// What happened since it was asked last, the oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Events {
@@ -56,12 +67,27 @@ pub struct Events {
     pub lost: u64,
 }
 
-/// Events that nobody took yet.
+/// The last events, and where the one listener in this process is.
 #[derive(Default)]
 pub(crate) struct EventLog {
     max: usize,
-    waiting: VecDeque<Event>,
-    lost: u64,
+    kept: VecDeque<Event>,
+    /// The number of the next.
+    next: u64,
+    /// The first that [`EventLog::take`] has not brought.
+    taken: u64,
+    /// Nobody was told of this one yet, or of one behind it.
+    untold: u64,
+}
+
+/// Events from a number on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Since {
+    pub events: Vec<Event>,
+    /// From where on to ask next.
+    pub next: u64,
+    /// How many were dropped before the first.
+    pub lost: u64,
 }
 
 impl EventLog {
@@ -75,11 +101,11 @@ impl EventLog {
         if self.max == 0 {
             return;
         }
-        if self.waiting.len() == self.max {
-            self.waiting.pop_front();
-            self.lost += 1;
+        if self.kept.len() == self.max {
+            self.kept.pop_front();
         }
-        self.waiting.push_back(event());
+        self.kept.push_back(event());
+        self.next += 1;
     }
 
     /// An object is in a tier now.
@@ -92,18 +118,38 @@ impl EventLog {
         self.note(|| Event::Removed { tier, key: *key, gone });
     }
 
-    /// Objects are gone from SSD that cannot be named. Said once, until something else is.
+    /// Objects are gone from SSD that cannot be named. Said once, until something else is or somebody was told.
     pub fn forgot(&mut self) {
         let forgot = Event::Forgot { tier: Tier::Ssd };
-        if self.waiting.back() != Some(&forgot) {
+        if self.untold == self.next || self.kept.back() != Some(&forgot) {
             self.note(|| forgot);
         }
     }
 
-    /// The oldest, `most` at most.
+    /// As [`EventLog::since`], by numbers from 1 on: 0 is for what happens from now on. `None` if none are kept.
+    pub fn since_number(&mut self, number: u64, most: usize) -> Option<Since> {
+        let from = number.checked_sub(1).unwrap_or(self.next);
+        (self.max > 0).then(|| self.since(from, most)).map(|since| Since { next: since.next + 1, ..since })
+    }
+
+    /// Those from number `from` on, `most` at most.
+    pub fn since(&mut self, from: u64, most: usize) -> Since {
+        let first = self.next - self.kept.len() as u64;
+        // Of a number that was never given out nothing is known.
+        let from = from.min(self.next);
+        let lost = first.saturating_sub(from);
+        let skip = (from + lost - first) as usize;
+        let events: Vec<Event> = self.kept.iter().skip(skip).take(most).cloned().collect();
+        let next = from + lost + events.len() as u64;
+        self.untold = self.untold.max(next);
+        Since { events, next, lost }
+    }
+
+    /// The oldest that this did not bring yet, `most` at most.
     pub fn take(&mut self, most: usize) -> Events {
-        let most = most.min(self.waiting.len());
-        Events { events: self.waiting.drain(..most).collect(), lost: std::mem::take(&mut self.lost) }
+        let Since { events, next, lost } = self.since(self.taken, most);
+        self.taken = next;
+        Events { events, lost }
     }
 }
 
@@ -131,6 +177,34 @@ mod tests {
         log.note(|| panic!("nobody asked"));
         log.forgot();
         assert_eq!(log.take(9), Events::default());
+        assert_eq!(log.since_number(0, 9), None);
+    }
+
+    #[test]
+    fn several_listen_each_from_where_it_was() {
+        let mut log = EventLog::new(3);
+        (0..2).for_each(|n| log.note(|| cleared(n)));
+        let here = log.since_number(0, 9).expect("it is on");
+        assert_eq!((here.events.len(), here.next, here.lost), (0, 3, 0));
+        (2..4).for_each(|n| log.note(|| cleared(n)));
+        let first = log.since_number(here.next, 1).expect("it is on");
+        assert_eq!((first.events, first.next, first.lost), (vec![cleared(2)], 4, 0));
+        assert_eq!(log.take(9), Events { events: (1..4).map(cleared).collect(), lost: 1 });
+        let then = log.since_number(first.next, 9).expect("it is on");
+        assert_eq!((then.events, then.next, then.lost), (vec![cleared(3)], 5, 0));
+        // Numbers of another process, or made up.
+        let odd = log.since(u64::MAX, 9);
+        assert_eq!((odd.events.len(), odd.next, odd.lost), (0, 4, 0));
+    }
+
+    #[test]
+    fn what_is_forgotten_is_said_again_once_somebody_was_told() {
+        let mut log = EventLog::new(9);
+        let forgot = Event::Forgot { tier: Tier::Ssd };
+        log.forgot();
+        assert_eq!(log.since(0, 9).events.len(), 1);
+        log.forgot();
+        assert_eq!(log.take(9).events, [forgot.clone(), forgot]);
     }
 
     #[test]

@@ -27,6 +27,7 @@ use pagelith_io::staging::StagingPool;
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::outcome::{EventItem, OutcomeHead};
 use pagelith_layouts::wire::request::{self, Ask, Terms, Verb};
 use pagelith_layouts::wire::{Frame, Kind};
 use pagelith_transport::closed::Closed;
@@ -50,6 +51,8 @@ use crate::store::Store;
 
 /// Most operations of one link under way; a client that asks for more is told `Busy`.
 const OPS_MAX: usize = 1024;
+/// Most events of one answer: others wait for the lock while they are copied.
+const EVENTS_MAX: usize = 1024;
 /// Most requests of a client that are remembered, so that what it asks for under one of them counts as equally recent.
 const REQUESTS_MAX: usize = 1024;
 /// Longest stretch of an object that is staged at a time, in bytes: whole blocks.
@@ -298,6 +301,11 @@ impl Server {
                 self.answer(id, answered);
                 return;
             }
+            Ask::Events(from) => {
+                let answered = self.events(from);
+                self.answer(id, answered);
+                return;
+            }
             Ask::Missing(name) => {
                 let answered = self.held.missing(self.world.shared(), name);
                 self.answer(id, answered);
@@ -330,6 +338,20 @@ impl Server {
             }
         };
         self.ops.insert(id, op);
+    }
+
+    /// What came and went, as much of it as fits into an outcome and the peer may hear of.
+    fn events(&self, from: u64) -> Answered {
+        let facts = self.link.facts();
+        let room = facts.control_bytes_max as usize - OutcomeHead::BYTES;
+        let most = (room / EventItem::BYTES).min(EVENTS_MAX);
+        let Some(since) = self.world.shared().lock().events.since_number(from, most) else {
+            let detail = "the store keeps no events: its setting events.max is 0";
+            return Answered::failed(Verb::Events, Error::new(ErrorKind::Incompatible, detail));
+        };
+        Answered::events(&since, |event| {
+            event.namespace().is_none_or(|namespace| facts.rights.may_hear(namespace))
+        })
     }
 
     fn manner(&mut self, terms: Terms) -> Manner {

@@ -20,15 +20,16 @@ use pagelith::transport::capability::Offer;
 use pagelith::transport::dial::SocketDial;
 use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
-use pagelith::transport::rights::Rights;
+use pagelith::transport::rights::{Namespaces, Rights};
 use pagelith::transport::shown::Shows;
 use pagelith::transport::socket::{Arrival, Listen, Listener};
 use pagelith::{
-    Config, ErrorKind, Facts, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice, Size, Store,
-    Tier,
+    Config, ErrorKind, Event, Events, Facts, GetOutcome, GetSlice, MissCause, Options, PutOutcome, PutSlice,
+    Size, Store, Tier,
 };
 
 const LEN: usize = 100_000;
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A store process; it ends without a word when dropped.
 struct Process {
@@ -37,6 +38,7 @@ struct Process {
     /// It takes connections, and is to answer nothing; whether it does so by now.
     deaf: Arc<AtomicBool>,
     is_deaf: Arc<AtomicBool>,
+    store: Arc<Store>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -46,14 +48,21 @@ impl Process {
     }
 
     fn offering(address: &Address, offer: Offer) -> Process {
+        Process::of(address, offer, Rights::all(), 1000)
+    }
+
+    /// Which keeps so many events, and whose clients may do so much.
+    fn of(address: &Address, offer: Offer, rights: Rights, events: u32) -> Process {
         let mut config = Config::default();
         config.dram.bytes = Size::mib(16);
         config.index.max_objects = Some(1000);
+        config.events.max = events;
         let valid = config.validate(&Facts::of_this_machine().expect("facts")).expect("valid");
-        let store = Store::open(valid).expect("opened");
+        let store = Arc::new(Store::open(valid).expect("opened"));
+        let served = store.clone();
         let listen = Listen {
             address: address.clone(),
-            admission: Admission::Connection(Rights::all()),
+            admission: Admission::Connection(rights),
             beyond_this_host: false,
         };
         let clock = Arc::new(SystemClock::new());
@@ -70,7 +79,7 @@ impl Process {
                 listener.wait(&mut arrivals, Duration::from_micros(200));
                 for arrival in arrivals.drain(..) {
                     let Arrival::Link(link) = arrival else { panic!("refused") };
-                    servers.push(Server::new(&store, link, staging.clone()).expect("serves"));
+                    servers.push(Server::new(&served, link, staging.clone()).expect("serves"));
                 }
                 let deaf = hears_not.load(Ordering::Relaxed);
                 says_so.store(deaf, Ordering::Release);
@@ -79,7 +88,7 @@ impl Process {
                 }
             }
         });
-        Process { address, stop, deaf, is_deaf, thread: Some(thread) }
+        Process { address, stop, deaf, is_deaf, store, thread: Some(thread) }
     }
 
     fn hear(&self, hears: bool) {
@@ -324,4 +333,70 @@ fn a_group_goes_with_its_process_and_says_so() {
     assert_eq!(again.put(&object, Options::default()), [Ok(PutOutcome::Waiting)]);
     assert_eq!(again.commit(Options::default()), Ok(PutOutcome::Stored));
     assert!(get(&client, 7).is_ok_and(|outcome| outcome.is_hit()));
+}
+
+#[test]
+fn a_client_is_told_what_came_and_went_since_it_first_asked() {
+    let process = Process::at(&anywhere(), 1);
+    let (client, other) = (process.client(PATIENCE), process.client(PATIENCE));
+    let stores = |client: &Attached, page| assert_eq!(put(client, page), Ok(PutOutcome::Stored));
+    stores(&other, 1);
+    assert_eq!(client.take_events(100, Options::default()), Ok(Events::default()));
+    stores(&other, 2);
+    stores(&other, 3);
+    assert_eq!(other.remove(&[key(2)], Options::default()), Ok(1));
+    let stored = |n| Event::Stored { tier: Tier::Memory, key: key(n), new: true };
+    let removed = Event::Removed { tier: Tier::Memory, key: key(2), gone: true };
+    let told = |most| client.take_events(most, Options::default()).expect("told");
+    assert_eq!(told(2), Events { events: vec![stored(2), stored(3)], lost: 0 });
+    stores(&other, 4);
+    assert_eq!(told(100), Events { events: vec![removed, stored(4)], lost: 0 });
+    assert_eq!(told(100), Events::default());
+    // Another process at the same place: what happened there is not what was asked for.
+    let address = process.address.clone();
+    drop(process);
+    let again = Process::at(&address, 2);
+    let next = again.client(PATIENCE);
+    (5..9).for_each(|page| stores(&next, page));
+    assert_eq!(told(100), Events { events: Vec::new(), lost: 1 });
+    stores(&next, 9);
+    assert_eq!(told(100), Events { events: vec![stored(9)], lost: 0 });
+}
+
+#[test]
+fn events_of_namespaces_that_a_client_may_not_read_are_passed_over() {
+    let own = NamespaceId([5; 16]);
+    let offer = Offer::of_this_build([1; 16]);
+    let process = Process::of(&anywhere(), offer, Rights::of(Namespaces::These([own].into())), 3000);
+    let client = process.client(PATIENCE);
+    assert_eq!(client.take_events(1, Options::default()), Ok(Events::default()));
+    let foreign = |n: u16| {
+        let mut hash = [0; 32];
+        hash[..2].copy_from_slice(&n.to_le_bytes());
+        ObjectKey::new(NamespaceId([6; 16]), PrefixHash(hash), Role::Target, "kv", "k", Shard::Whole)
+            .expect("names")
+    };
+    // More than one answer holds.
+    for n in 0..800 {
+        let put = PutSlice { key: foreign(n), pieces: &[&[1; 100]] };
+        assert_eq!(process.store.put_batch(&[put], Options::default()), [Ok(PutOutcome::Stored)]);
+        assert_eq!(process.store.remove(&[foreign(n)], Options::default()), Ok(1));
+    }
+    assert_eq!(put(&client, 1), Ok(PutOutcome::Stored));
+    let stored = Event::Stored { tier: Tier::Memory, key: key(1), new: true };
+    assert_eq!(client.take_events(100, Options::default()), Ok(Events { events: vec![stored], lost: 0 }));
+}
+
+#[test]
+fn a_store_that_keeps_no_events_or_tells_none_says_so() {
+    let none = Process::of(&anywhere(), Offer::of_this_build([1; 16]), Rights::all(), 0);
+    let refused = none.client(PATIENCE).take_events(1, Options::default()).expect_err("none are kept");
+    assert_eq!(
+        (refused.kind, &refused.message[..33]),
+        (ErrorKind::Incompatible, "the store keeps no events: its se")
+    );
+    let old = Process::offering(&anywhere(), Offer::of_this_build([1; 16]).without(Feature::Events));
+    let refused = old.client(PATIENCE).take_events(1, Options::default()).expect_err("none are told");
+    assert_eq!(refused.kind, ErrorKind::Incompatible);
+    assert_eq!(refused.message, "the store tells nobody what comes and goes");
 }

@@ -5,8 +5,8 @@ use libfuzzer_sys::fuzz_target;
 use pagelith_layouts::checksum::{checksum64, key_hash};
 use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
-use pagelith_layouts::wire::outcome::{self, Answer};
-use pagelith_layouts::wire::request::{self, Ask};
+use pagelith_layouts::wire::outcome::{self, Answer, EventItem, Written};
+use pagelith_layouts::wire::request::{self, Ask, Verb};
 use pagelith_layouts::wire::{FrameHead, Kind, head, pull, shown};
 
 fuzz_target!(|data: &[u8]| {
@@ -82,6 +82,10 @@ fn outcome(body: &[u8]) {
     match answer {
         Answer::Items(items) => assert_eq!(items.iter().count(), items.len()),
         Answer::Bits(bits) => assert_eq!(bits.iter().count(), bits.len()),
+        Answer::Events(said) => {
+            let items: Vec<EventItem> = said.iter().map(|happened| EventItem::of(&happened)).collect();
+            assert_eq!(outcome::encode(Verb::Events, &Written::Events(&items, said.next, said.lost)), body);
+        }
         Answer::Number(_) | Answer::Flushed(_) | Answer::Text(_) | Answer::Failed(_) => {}
     }
 }

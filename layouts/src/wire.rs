@@ -194,6 +194,7 @@ pub const STRUCTURES: &[Structure] = &[
     outcome::OutcomeHead::STRUCTURE,
     outcome::OutcomeItem::STRUCTURE,
     outcome::Flushed::STRUCTURE,
+    outcome::EventItem::STRUCTURE,
 ];
 
 #[cfg(test)]

@@ -65,11 +65,10 @@ impl Reached {
         }
     }
 
-    /// Of a store of this process: what happens in another one is not passed on.
-    pub fn take_events(&self, most: usize) -> Option<Events> {
+    pub fn take_events(&self, most: usize, options: Options) -> Result<Events> {
         match self {
-            Reached::Own(store) => Some(store.take_events(most)),
-            Reached::Attached(_) => None,
+            Reached::Own(store) => Ok(store.take_events(most)),
+            Reached::Attached(store) => store.take_events(most, options),
         }
     }
 

@@ -13,9 +13,7 @@ use pagelith::{Config, GetSlice, Options, PagesQuery, PutSlice};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
-use crate::errors::{
-    ClosedError, ForkedError, IncompatibleError, InternalError, InvalidError, raised, refused,
-};
+use crate::errors::{ClosedError, ForkedError, InternalError, InvalidError, raised, refused};
 use crate::events::Event;
 use crate::group::Group;
 use crate::hits::{PagesFound, PoolQuery};
@@ -421,12 +419,13 @@ impl Store {
     }
 
     /// What came and went since it was asked last: at most `most` events, the oldest first, and how many before them were dropped
-    /// because nobody took them in time. None is noted unless the setting `events.max` says how many to keep.
-    #[pyo3(signature = (most=65536))]
-    fn take_events(&self, py: Python<'_>, most: usize) -> PyResult<(Vec<Event>, u64)> {
-        let told = self.with(py, |store| store.take_events(most))?;
-        let elsewhere = "a store process does not tell its clients what comes and goes";
-        let told = told.ok_or_else(|| IncompatibleError::new_err(elsewhere))?;
+    /// because nobody took them in time. None is noted unless the setting `events.max` says how many to keep. Of another process's
+    /// store: since the first call, which brings none; a process that was started again counts as one that was dropped.
+    #[pyo3(signature = (most=65536, *, timeout=None))]
+    fn take_events(&self, py: Python<'_>, most: usize, timeout: Option<f64>) -> PyResult<(Vec<Event>, u64)> {
+        let options = options(None, 0, timeout)?;
+        let told =
+            self.with(py, |store| store.take_events(most, options))?.map_err(|error| raised(&error))?;
         Ok((told.events.into_iter().map(Event).collect(), told.lost))
     }
 

@@ -4,8 +4,10 @@ Under vLLM itself: `python/clients/`.
 
 import hashlib
 import os
+import subprocess
 import sys
 import tempfile
+import time
 import types
 import unittest
 
@@ -41,8 +43,9 @@ class Tier(unittest.TestCase):
         spec = types.SimpleNamespace(config=config, kv_events_config=types.SimpleNamespace(enable_kv_cache_events=events))
         ssd = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": "128MiB", "segment_bytes": "4MiB"}
         store = {"dram": {"bytes": "32MiB"}, "index": {"max_objects": 20000}, "ssd": ssd}
-        tier = PagelithTier(spec, self.memory, "PagelithTier", None, **{"store": store, **given})
-        return tier
+        given = {"store": store, **given}
+        given = {name: value for name, value in given.items() if value is not None}
+        return PagelithTier(spec, self.memory, "PagelithTier", None, **given)
 
     def run_job(self, submit, keys, rows):
         self.job += 1
@@ -125,6 +128,38 @@ class Tier(unittest.TestCase):
         self.finished(again)
         (event,) = again.take_events()
         self.assertEqual((event.keys, event.removed), (chunks[1:] + keys(1, of="new"), False))
+
+    def test_a_store_process_tells_if_it_keeps_events(self):
+        for kept in (1000, 0):
+            tells = kept > 0
+            socket = os.path.join(self.home.name, f"socket{tells}")
+            child = subprocess.Popen(
+                [os.environ["STORE_PROGRAM"], "serve", "--listen", f"unix:{socket}", "--dram", "1MiB"],
+                env={**os.environ, "PAGELITH_EVENTS__MAX": str(kept)},
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            )
+            self.addCleanup(child.stdout.close)
+            self.addCleanup(child.wait)
+            self.addCleanup(child.kill)
+            self.assertTrue(child.stdout.readline().startswith("listening "))
+            with self.assertNoLogs(level="WARNING") if tells else self.assertLogs(level="WARNING") as logs:
+                tier = self.tier(events=True, enable_kv_events=True, store=None, attach=f"unix:{socket}")
+            if not tells:
+                self.assertIn("events.max is 0", logs.output[0])
+            known, chunks = set(), keys(600)
+            for first in range(0, 600, 50):
+                self.run_job(tier.submit_store, chunks[first : first + 50], list(range(50)))
+                self.finished(tier)
+            # It is asked in a thread; what that is told comes with a later step.
+            told = list(tier.take_events())
+            while tier._told._asked:
+                time.sleep(0)
+            for event in told + list(tier.take_events()):
+                (known.difference_update if event.removed else known.update)(event.keys)
+            here = {chunk for chunk, there in zip(chunks, tier._here(chunks)) if there}
+            self.assertEqual(known, here if tells else set(chunks))
+            self.assertLess(len(here), 400)
+            tier.shutdown()
 
     def test_events_are_of_what_goes_as_well(self):
         # A tier of a few hundred chunks, through which thousands go: who notes the events knows what it has.

@@ -28,7 +28,7 @@ impl Namespaces {
 pub struct Rights {
     /// Where it may do it.
     pub namespaces: Namespaces,
-    /// exists, get, pin, unpin, lease.
+    /// exists, get, pin, unpin, lease, events.
     pub read: bool,
     /// put, flush; begin, commit and abort groups.
     pub write: bool,
@@ -64,12 +64,17 @@ impl Rights {
         Rights { namespaces, read: true, write: true, remove: true, operate }
     }
 
+    /// Whether it may be told what comes and goes in a namespace.
+    pub fn may_hear(&self, namespace: NamespaceId) -> bool {
+        self.read && self.namespaces.have(namespace)
+    }
+
     /// Whether all of `ask` is allowed. Every key is looked at, and the keys of bases and of what groups consist of.
     pub fn check(&self, ask: &Ask<'_>) -> Result<(), NotAllowed> {
         let verb = ask.verb();
         let may = match verb {
             Verb::Exists | Verb::ExistsPrefix | Verb::Get => self.read,
-            Verb::Pin | Verb::Unpin | Verb::Lease => self.read,
+            Verb::Pin | Verb::Unpin | Verb::Lease | Verb::Events => self.read,
             Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::Flush => self.write,
             Verb::Begin | Verb::PutInto | Verb::Commit | Verb::Abort | Verb::Missing => self.write,
             Verb::Remove | Verb::Clear => self.remove,
@@ -95,7 +100,8 @@ impl Rights {
                 keys.into_iter().find_map(|key| foreign(key.namespace()))
             }
             Ask::Clear(namespace) => foreign(*namespace),
-            Ask::Flush | Ask::Stats | Ask::Ping => None,
+            // Of events it is told those of its namespaces ([`Rights::may_hear`]).
+            Ask::Flush | Ask::Stats | Ask::Ping | Ask::Events(_) => None,
             // Names of what the connection holds: it had the right to what they name.
             Ask::Unpin(_) | Ask::Commit(_) | Ask::Abort(_) | Ask::Missing(_) => None,
         };
@@ -173,6 +179,10 @@ mod tests {
             assert_eq!((refused.verb, refused.namespace), (ask.verb(), None));
         }
         assert_eq!(readers.check(&Ask::Ping), Ok(()));
+        assert_eq!(readers.check(&Ask::Events(0)), Ok(()));
+        assert_eq!((readers.may_hear(OWN), readers.may_hear(FOREIGN)), (true, false));
+        let writers = Rights { read: false, ..own() };
+        assert!(writers.check(&Ask::Events(0)).is_err() && !writers.may_hear(OWN));
         let text = own().check(&Ask::Clear(FOREIGN)).expect_err("foreign").to_string();
         assert_eq!(text, format!("not allowed on this connection: namespace={FOREIGN} verb=Clear"));
     }

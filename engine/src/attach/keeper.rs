@@ -65,7 +65,7 @@ impl Kept {
         self.desk.take_all();
         match tell_once(clock, &mut self.desk, ask, manner, &|| {})? {
             (Told::Number(number), _) => Ok((number, self.desk.lines.made())),
-            (Told::Flushed(_) | Told::Text(_) | Told::Bits(_), _) => Err(no_link()),
+            (Told::Flushed(_) | Told::Text(_) | Told::Bits(_) | Told::Events(_), _) => Err(no_link()),
         }
     }
 
@@ -74,7 +74,7 @@ impl Kept {
         self.desk.take_all();
         match tell_once(clock, &mut self.desk, ask, manner, &|| {})? {
             (Told::Bits(bits), _) => Ok(bits),
-            (Told::Flushed(_) | Told::Text(_) | Told::Number(_), _) => Err(no_link()),
+            (Told::Flushed(_) | Told::Text(_) | Told::Number(_) | Told::Events(_), _) => Err(no_link()),
         }
     }
 

@@ -19,7 +19,7 @@ impl Attached {
     pub(super) fn number(&self, ask: &Ask<'_>, options: &Options, safe: bool) -> Result<u64> {
         match self.tell(ask, options, safe)? {
             (Told::Number(number), _) => Ok(number),
-            (Told::Flushed(_) | Told::Text(_) | Told::Bits(_), _) => Err(no_link()),
+            (Told::Flushed(_) | Told::Text(_) | Told::Bits(_) | Told::Events(_), _) => Err(no_link()),
         }
     }
 
@@ -65,6 +65,7 @@ fn lacks(caller: &Caller, ask: &Ask<'_>) -> Option<Error> {
         Ask::Begin(..) | Ask::Commit(_) | Ask::Abort(_) | Ask::Missing(_) => {
             (Feature::Begun, "the store lets no other process begin groups")
         }
+        Ask::Events(_) => (Feature::Events, "the store tells nobody what comes and goes"),
         _ => return None,
     };
     (!caller.has(feature)).then(|| Error::new(ErrorKind::Incompatible, detail))

@@ -10,7 +10,7 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::outcome::{
-    Answer, CauseTag, ErrorTag, Failure, Flushed, Items, TierTag, Verdict,
+    Answer, CauseTag, ErrorTag, Failure, Flushed, Happened, Items, TierTag, Verdict,
 };
 use pagelith_layouts::wire::pull::PullItem;
 use pagelith_layouts::wire::request::{GetItem, Verb};
@@ -19,6 +19,7 @@ use pagelith_transport::shown::Shown;
 
 use super::verify;
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::{Event, Since};
 use crate::outcome::{FlushReport, GetOutcome, MissCause, PutOutcome, Tier};
 use crate::scatter;
 
@@ -87,6 +88,7 @@ pub(crate) enum Told {
     Flushed(FlushReport),
     Text(String),
     Bits(Vec<bool>),
+    Events(Since),
 }
 
 /// An object of a get.
@@ -384,7 +386,20 @@ fn told_by(answer: &Answer<'_>) -> Option<Told> {
         }
         Answer::Text(text) => Some(Told::Text((*text).to_owned())),
         Answer::Bits(bits) => Some(Told::Bits(bits.iter().collect())),
+        Answer::Events(said) => {
+            let events = said.iter().map(happened).collect();
+            Some(Told::Events(Since { events, next: said.next, lost: said.lost }))
+        }
         Answer::Items(_) | Answer::Failed(_) => None,
+    }
+}
+
+fn happened(said: Happened) -> Event {
+    match said {
+        Happened::Stored(tier, key, new) => Event::Stored { tier: tier_of(tier), key, new },
+        Happened::Removed(tier, key, gone) => Event::Removed { tier: tier_of(tier), key, gone },
+        Happened::Cleared(namespace) => Event::Cleared { namespace },
+        Happened::Forgot(tier) => Event::Forgot { tier: tier_of(tier) },
     }
 }
 

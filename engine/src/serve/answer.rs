@@ -4,11 +4,13 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, key_hash};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::outcome::{
-    CauseTag, ErrorTag, Failure, Flushed, Item, TierTag, Verdict as Wire, Written, encode,
+    CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, TierTag, Verdict as Wire, Written,
+    encode,
 };
 use pagelith_layouts::wire::request::Verb;
 
 use crate::error::{Error, ErrorKind};
+use crate::events::{Event, Since};
 use crate::outcome::{FlushReport, MissCause, PutOutcome, Tier};
 
 /// What became of one item.
@@ -33,6 +35,7 @@ enum What {
     Number(u64),
     Flushed(FlushReport),
     Text(String),
+    Events(Vec<EventItem>, u64, u64),
     Failed(Error),
 }
 
@@ -57,6 +60,13 @@ impl Answered {
         Answered { verb: Verb::Stats, what: What::Text(text) }
     }
 
+    /// What a peer is told of `since`.
+    pub fn events(since: &Since, may_hear: impl Fn(&Event) -> bool) -> Answered {
+        let told = since.events.iter().filter(|event| may_hear(event));
+        let items = told.map(|event| EventItem::of(&happened(event))).collect();
+        Answered { verb: Verb::Events, what: What::Events(items, since.next, since.lost) }
+    }
+
     pub fn failed(verb: Verb, error: Error) -> Answered {
         Answered { verb, what: What::Failed(error) }
     }
@@ -72,6 +82,7 @@ impl Answered {
             What::Number(number) => encode(self.verb, &Written::Number(*number)),
             What::Flushed(report) => encode(self.verb, &Written::Flushed(flushed(report))),
             What::Text(text) => encode(self.verb, &Written::Text(text)),
+            What::Events(items, next, lost) => encode(self.verb, &Written::Events(items, *next, *lost)),
             What::Failed(error) => encode(self.verb, &Written::Failed(failure(error))),
         }
     }
@@ -90,6 +101,15 @@ fn item<'a>(key: &ObjectKey, verdict: &'a Verdict) -> Item<'a> {
         Verdict::Failed(error) => Wire::Failed(failure(error)),
     };
     Item { key_hash: key_hash(key), verdict }
+}
+
+fn happened(event: &Event) -> Happened {
+    match event {
+        Event::Stored { tier, key, new } => Happened::Stored(tier_tag(*tier), *key, *new),
+        Event::Removed { tier, key, gone } => Happened::Removed(tier_tag(*tier), *key, *gone),
+        Event::Cleared { namespace } => Happened::Cleared(*namespace),
+        Event::Forgot { tier } => Happened::Forgot(tier_tag(*tier)),
+    }
 }
 
 fn flushed(report: &FlushReport) -> Flushed {

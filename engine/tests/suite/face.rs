@@ -26,8 +26,8 @@ use pagelith::transport::rights::Rights;
 use pagelith::transport::shown::Shows;
 use pagelith::transport::socket::{Arrival, Listen, Listener};
 use pagelith::{
-    FlushReport, GetOutcome, GetSlice, Options, PagesFound, PagesQuery, Put, PutGroup, PutOutcome, PutSlice,
-    Request, Result, Source,
+    ErrorKind, Events, FlushReport, GetOutcome, GetSlice, Options, PagesFound, PagesQuery, Put, PutGroup,
+    PutOutcome, PutSlice, Request, Result, Source,
 };
 use pagelith_sim::clock::SimClock;
 use pagelith_sim::link::SimNet;
@@ -170,6 +170,7 @@ impl Store {
             SocketDial { address, offer: offer(2), key: None, entropy, clock: clock.clone(), limits, shows };
         let client = Attached::attach(Arc::new(dial), clock, timeout).expect("attached");
         let client = client.looked_at_by(Arc::new(Threads));
+        begin_listening(&client);
         let serving = Serving::Threads { stop, threads, _dir: dir };
         Store { client: Some(client), serving: Some(serving), store }
     }
@@ -189,6 +190,7 @@ impl Store {
             Arc::new(SimDial { store: store.clone(), clock: clock.clone(), runtime, staging, links, tasks });
         let client = Attached::attach(dial.clone(), Arc::new(clock), timeout).expect("attached");
         let client = client.looked_at_by(own);
+        begin_listening(&client);
         Store { client: Some(client), serving: Some(Serving::Tasks(dial)), store }
     }
 
@@ -279,6 +281,16 @@ impl Store {
         }
     }
 
+    pub fn take_events(&self, most: usize) -> Events {
+        match &self.client {
+            Some(client) => match client.take_events(most, Options::default()) {
+                Err(error) if error.kind == ErrorKind::Incompatible => Events::default(),
+                told => told.expect("the store answers"),
+            },
+            None => self.store.take_events(most),
+        }
+    }
+
     pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> usize {
         match &self.client {
             Some(client) => client.exists_prefix(keys, options).expect("the store answers"),
@@ -339,6 +351,12 @@ impl Store {
             None => self.store.flush(options),
         }
     }
+}
+
+/// From now on it is told what comes and goes, if anything is.
+fn begin_listening(client: &Attached) {
+    let begun = client.take_events(1, Options::default());
+    assert!(begun.map_or_else(|error| error.kind == ErrorKind::Incompatible, |told| told.events.is_empty()));
 }
 
 impl Deref for Store {

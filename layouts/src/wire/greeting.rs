@@ -93,11 +93,13 @@ pub enum Feature {
     Pins = 1 << 9,
     /// Groups that are begun in one call and put and committed in others.
     Begun = 1 << 10,
+    /// What comes and goes is told to whoever asks.
+    Events = 1 << 11,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 11] = [
+    pub const ALL: [Feature; 12] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -109,6 +111,7 @@ impl Feature {
         Feature::Shown,
         Feature::Pins,
         Feature::Begun,
+        Feature::Events,
     ];
 
     /// Its bit.
@@ -130,6 +133,7 @@ impl Feature {
             Feature::Shown => "shown",
             Feature::Pins => "pins",
             Feature::Begun => "begun",
+            Feature::Events => "events",
         }
     }
 

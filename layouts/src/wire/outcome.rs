@@ -2,6 +2,7 @@
 //! it is about, so that an answer for another item is refused, and a hit brings the checksums that the bytes must
 //! have where they landed.
 
+mod events;
 mod failure;
 mod read;
 mod write;
@@ -11,17 +12,18 @@ use super::request::Verb;
 use crate::checksum::Checksum;
 use crate::format::structure;
 
+pub use events::{EventItem, EventsSaid, Happened};
 pub use failure::{ErrorTag, Failure, TEXT_MAX};
 pub use read::decode;
 pub use write::{Written, encode};
 
 structure! {
     /// Start of an outcome's body. What follows depends on the form: items, then checksums of 16 bytes, then texts; or
-    /// bits, a bit an item from the lowest of each byte; or four numbers; or a text.
+    /// bits, a bit an item from the lowest of each byte; or four numbers; or a text; or events.
     pub struct OutcomeHead = 40 {
         /// 1 items (get, put), 2 bits (exists, missing), 3 a number (exists prefix, remove, clear, ping, pin, unpin, lease, begin,
         /// commit, abort), 4 flushed, 5 a text
-        /// (stats), 6 failed as a whole; 0 is never valid.
+        /// (stats), 6 failed as a whole, 7 events; 0 is never valid.
         form: u8,
         /// The verb of the request.
         verb: u8,
@@ -29,7 +31,7 @@ structure! {
         error: u8,
         /// Zero.
         reserved: u8,
-        /// Number of items or bits; else zero.
+        /// Number of items, bits or events; else zero.
         item_count: u32,
         /// Number of checksums; else zero.
         checksum_count: u32,
@@ -40,10 +42,10 @@ structure! {
         /// The kernel's errno of a failure; zero where there is none.
         errno: i32,
         /// How many keys are here (exists prefix, pin, lease) or were (remove, unpin), the generation after a clear, the state of a group
-        /// after a commit (3, 4 or 5, as of an item); else zero.
+        /// after a commit (3, 4 or 5, as of an item), from where on to ask next (events), never zero there; else zero.
         number: u64,
-        /// Zero.
-        reserved_too: [u8; 8],
+        /// Events before these that were dropped; else zero.
+        lost: u64,
     }
 }
 
@@ -205,6 +207,8 @@ pub enum Answer<'a> {
     Flushed(Flushed),
     /// To stats: a JSON object.
     Text(&'a str),
+    /// To events.
+    Events(EventsSaid<'a>),
     /// It failed as a whole, and no item was touched.
     Failed(Failure<'a>),
 }
@@ -257,6 +261,7 @@ fn form_of(verb: Verb) -> u8 {
         Verb::Begin | Verb::Commit | Verb::Abort => FORM_NUMBER,
         Verb::Flush => FORM_FLUSHED,
         Verb::Stats => FORM_TEXT,
+        Verb::Events => FORM_EVENTS,
     }
 }
 
@@ -266,6 +271,7 @@ const FORM_NUMBER: u8 = 3;
 const FORM_FLUSHED: u8 = 4;
 const FORM_TEXT: u8 = 5;
 const FORM_FAILED: u8 = 6;
+const FORM_EVENTS: u8 = 7;
 
 const STATE_HIT: u8 = 1;
 const STATE_MISS: u8 = 2;

@@ -18,7 +18,7 @@ structure! {
     pub struct RequestHead = 64 {
         /// What is asked: 1 exists, 2 exists prefix, 3 get, 4 put, 5 put attached, 6 remove, 7 clear, 8 flush, 9 stats, 10
         /// ping, 11 put parts, 12 pin, 13 unpin, 14 lease, 15 begin, 16 put into, 17 commit, 18 abort, 19
-        /// missing; 0 is never valid.
+        /// missing, 20 events; 0 is never valid.
         verb: u8,
         /// Zero.
         flags: u8,
@@ -42,8 +42,8 @@ structure! {
         request: u64,
         /// Which namespace to clear; else zero.
         namespace: NamespaceId,
-        /// What the client calls a pin (pin, unpin) or an open group (begin, put into, commit, abort, missing), of this connection; how many milliseconds (lease). At least 1 there; else
-        /// zero.
+        /// What the client calls a pin (pin, unpin) or an open group (begin, put into, commit, abort, missing), of this connection; how many milliseconds (lease). At least 1 there. From where
+        /// on (events), 0 for what happens from now on. Else zero.
         number: u64,
     }
 }
@@ -112,11 +112,13 @@ pub enum Verb {
     Abort = 18,
     /// Which objects of such a group are neither put nor here.
     Missing = 19,
+    /// What came and went.
+    Events = 20,
 }
 
 impl Verb {
     /// All verbs, for tables.
-    pub const ALL: [Verb; 19] = [
+    pub const ALL: [Verb; 20] = [
         Verb::Exists,
         Verb::ExistsPrefix,
         Verb::Get,
@@ -136,6 +138,7 @@ impl Verb {
         Verb::Commit,
         Verb::Abort,
         Verb::Missing,
+        Verb::Events,
     ];
 
     /// The verb of a tag; 0 is none.
@@ -242,6 +245,8 @@ pub enum Ask<'a> {
     Abort(u64),
     /// Which objects of the group of this name are neither put nor here.
     Missing(u64),
+    /// What came and went, from here on: what the last answer said, or 0 for what does from now on.
+    Events(u64),
 }
 
 impl Ask<'_> {
@@ -269,6 +274,7 @@ impl Ask<'_> {
             Ask::Commit(_) => Verb::Commit,
             Ask::Abort(_) => Verb::Abort,
             Ask::Missing(_) => Verb::Missing,
+            Ask::Events(_) => Verb::Events,
         }
     }
 }
@@ -297,7 +303,9 @@ pub fn encode(terms: Terms, ask: &Ask<'_>) -> Vec<u8> {
         Ask::Pin(number, keys) | Ask::Lease(number, keys) | Ask::Begin(number, keys) => {
             (head.number, head.item_count, parts[0]) = (*number, keys.len() as u32, keys.bytes());
         }
-        Ask::Unpin(name) | Ask::Commit(name) | Ask::Abort(name) | Ask::Missing(name) => head.number = *name,
+        Ask::Unpin(name) | Ask::Commit(name) | Ask::Abort(name) | Ask::Missing(name) | Ask::Events(name) => {
+            head.number = *name
+        }
         Ask::Clear(namespace) => head.namespace = *namespace,
         Ask::Flush | Ask::Stats | Ask::Ping => {}
     }
@@ -329,7 +337,7 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
     let (items, puts, number) = match verb {
         Verb::Put | Verb::PutAttached | Verb::PutParts => (true, true, false),
         Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Remove => (true, false, false),
-        Verb::Clear | Verb::Flush | Verb::Stats | Verb::Ping => (false, false, false),
+        Verb::Clear | Verb::Flush | Verb::Stats | Verb::Ping | Verb::Events => (false, false, false),
         Verb::PutInto => (true, true, true),
         Verb::Pin | Verb::Lease | Verb::Begin => (true, false, true),
         Verb::Unpin | Verb::Commit | Verb::Abort | Verb::Missing => (false, false, true),
@@ -340,7 +348,7 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
         ("item_count", (head.item_count > 0) == items),
         ("group_count", (head.group_count > 0) == puts && head.group_count <= head.item_count),
         ("required_count", (head.required_count > 0) == (verb == Verb::PutParts)),
-        ("number", (head.number > 0) == number),
+        ("number", verb == Verb::Events || (head.number > 0) == number),
         ("checksum_count", puts || head.checksum_count == 0),
         ("block_bytes", block_ok),
         ("namespace", verb == Verb::Clear || is_zero(&head.namespace.0)),
@@ -369,6 +377,7 @@ fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<A
         Verb::Commit => Ask::Commit(head.number),
         Verb::Abort => Ask::Abort(head.number),
         Verb::Missing => Ask::Missing(head.number),
+        Verb::Events => Ask::Events(head.number),
         Verb::Get => {
             let items = List::<GetItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
             items.iter().try_for_each(|item| item.check())?;

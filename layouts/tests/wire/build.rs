@@ -7,7 +7,7 @@ use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{self, Feature, Greeting, Reason, Refusal};
 use pagelith_layouts::wire::head::{self, HeadFacts};
 use pagelith_layouts::wire::outcome::{
-    CauseTag, ErrorTag, Failure, Flushed, Item, TierTag, Verdict, Written,
+    CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, TierTag, Verdict, Written,
 };
 use pagelith_layouts::wire::pull::{self, PullItem};
 use pagelith_layouts::wire::put::PutDraft;
@@ -136,6 +136,7 @@ fn requests() -> Vec<Named> {
         ("request_abort", Ask::Abort(6)),
         ("request_missing", Ask::Missing(6)),
         ("request_lease", Ask::Lease(60_000, List::of(&keys[..2]))),
+        ("request_events", Ask::Events(41)),
     ];
     let frame = |ask| control(&Frame::new(Kind::Request, OP, request::encode(terms, ask)));
     asks.iter().map(|(name, ask)| (*name, frame(ask))).collect()
@@ -147,6 +148,13 @@ fn outcomes() -> Vec<Named> {
     let stored = [Verdict::Stored, Verdict::AlreadyPresent, Verdict::Waiting, Verdict::Refused];
     let stored = stored.map(|verdict| Item { key_hash: key_hash(&keys()[0]), verdict });
     let flushed = Flushed { durable_objects: 3, durable_bytes: 74_196, refused_objects: 1, lost_objects: 0 };
+    let happened = [
+        Happened::Stored(TierTag::Memory, keys()[0], true),
+        Happened::Removed(TierTag::Ssd, keys()[1], false),
+        Happened::Cleared(NAMESPACE),
+        Happened::Forgot(TierTag::Ssd),
+    ];
+    let events = happened.map(|happened| EventItem::of(&happened));
     let failed = Failure { error: ErrorTag::Closed, errno: 0, text: "the store is closed" };
     let answers = [
         ("outcome_get", Verb::Get, Written::Items(&items, BLOCK_BYTES)),
@@ -166,6 +174,7 @@ fn outcomes() -> Vec<Named> {
         ("outcome_abort", Verb::Abort, Written::Number(2)),
         ("outcome_missing", Verb::Missing, Written::Bits(&[true, false])),
         ("outcome_lease", Verb::Lease, Written::Number(2)),
+        ("outcome_events", Verb::Events, Written::Events(&events, 45, 3)),
         ("outcome_failed", Verb::Get, Written::Failed(failed)),
     ];
     let frame = |verb, answer| control(&Frame::new(Kind::Outcome, OP, outcome::encode(verb, answer)));

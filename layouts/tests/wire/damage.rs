@@ -3,7 +3,7 @@
 
 use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
-use pagelith_layouts::wire::outcome::{self, Answer};
+use pagelith_layouts::wire::outcome::{self, Answer, EventItem, Written};
 use pagelith_layouts::wire::put::With;
 use pagelith_layouts::wire::request::{self, Ask, Terms};
 use pagelith_layouts::wire::{Kind, List, head, pull, shown};
@@ -98,7 +98,7 @@ fn read_request(body: &[u8]) -> bool {
             let attached = matches!(puts.with(), With::Bases(_));
             assert!(puts.objects().all(|o| puts.base(o.group).is_some() == attached));
         }
-        Ask::Clear(_) | Ask::Flush | Ask::Stats | Ask::Ping => {}
+        Ask::Clear(_) | Ask::Flush | Ask::Stats | Ask::Ping | Ask::Events(_) => {}
         Ask::Unpin(name) | Ask::Commit(name) | Ask::Abort(name) | Ask::Missing(name) => assert!(name > 0),
     }
     assert_eq!(request::encode(terms, &ask), body, "what was read is written the same again");
@@ -110,6 +110,12 @@ fn read_outcome(body: &[u8]) -> bool {
     match answer {
         Answer::Items(items) => assert_eq!(items.iter().count(), items.len()),
         Answer::Bits(bits) => assert_eq!(bits.iter().count(), bits.len()),
+        Answer::Events(said) => {
+            let items: Vec<EventItem> = said.iter().map(|happened| EventItem::of(&happened)).collect();
+            let written =
+                outcome::encode(request::Verb::Events, &Written::Events(&items, said.next, said.lost));
+            assert_eq!(written, body, "what was read is written the same again");
+        }
         Answer::Number(_) | Answer::Flushed(_) | Answer::Text(_) | Answer::Failed(_) => {}
     }
     true

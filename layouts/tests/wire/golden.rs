@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use pagelith_layouts::checksum::{BLOCK_BYTES, key_hash};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
-use pagelith_layouts::wire::outcome::{self, Answer};
+use pagelith_layouts::wire::outcome::{self, Answer, Happened, TierTag};
 use pagelith_layouts::wire::pull::{self, PullItem};
 use pagelith_layouts::wire::put::With;
 use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms, Verb};
@@ -127,6 +127,7 @@ fn requests_are_read_in_every_field() {
     read("commit", &|ask| assert_eq!(ask, Ask::Commit(6)));
     read("abort", &|ask| assert_eq!(ask, Ask::Abort(6)));
     read("missing", &|ask| assert_eq!(ask, Ask::Missing(6)));
+    read("events", &|ask| assert_eq!(ask, Ask::Events(41)));
     read("lease", &|ask| assert_eq!(ask, Ask::Lease(60_000, List::of(&keys()[..2]))));
     for (name, verb) in [
         ("exists_prefix", Verb::ExistsPrefix),
@@ -181,6 +182,18 @@ fn pulls_and_outcomes_are_read() {
         let body = body(&format!("outcome_{name}.bin")).1;
         assert_eq!(outcome::decode(&body).map(|(_, answer)| answer), Ok(Answer::Number(number)), "{name}");
     }
+    let said = body("outcome_events.bin").1;
+    let (Verb::Events, Answer::Events(said)) = outcome::decode(&said).expect("an outcome") else {
+        panic!("events")
+    };
+    assert_eq!((said.next, said.lost), (45, 3));
+    let happened = [
+        Happened::Stored(TierTag::Memory, keys()[0], true),
+        Happened::Removed(TierTag::Ssd, keys()[1], false),
+        Happened::Cleared(NAMESPACE),
+        Happened::Forgot(TierTag::Ssd),
+    ];
+    assert_eq!(said.iter().collect::<Vec<_>>(), happened);
     let failed = body("outcome_failed.bin").1;
     let (_, Answer::Failed(failure)) = outcome::decode(&failed).expect("an outcome") else {
         panic!("failed")

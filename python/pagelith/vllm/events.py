@@ -5,50 +5,85 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
-from .._native import Event, Store
+from .._native import Event, IncompatibleError, PagelithError, Store
 
 logger = logging.getLogger(__name__)
 
-# Events that the store keeps between two steps of the scheduler, which takes them.
+# Events that a store of this process keeps between two steps of the scheduler, which takes them.
 EVENTS_MAX = 1 << 18
 
 
 class Told:
     """Events of chunks, in the order in which it happened.
 
-    Of a store of this process it tells what came and went. What happens in a store process is not passed on: of that, it tells
-    what this process stored there, and no removal.
+    A store process tells what comes and goes if it keeps events (its setting `events.max`); if it does not, this tells what this
+    process stored there, and no removal.
     """
 
-    def __init__(self, store: Store, own: bool, name: Callable[[Event], Any], make: Callable[[list[Any], bool], Any]) -> None:
-        self._store, self._own = store, own
+    def __init__(
+        self,
+        store: Store,
+        name: Callable[[Event], Any],
+        make: Callable[[list[Any], bool], Any],
+        later: Callable[[Callable[[], None]], Any] | None,
+    ) -> None:
+        self._store, self._tells = store, True
         # The chunk that an event of the store is of, if it is of one; and an event of chunks, which were removed or stored.
         self._name, self._make = name, make
+        # Of another process: asks it in a thread, since the scheduler does not wait for it.
+        self._later, self._asked = later, False
         self._events: list[tuple[bool, list[Any]]] = []
         self._lock = threading.Lock()
+        try:
+            # From here on.
+            self._drain()
+        except IncompatibleError as error:
+            self._tells = False
+            logger.warning("pagelith: removed chunks are not told of: %s", error)
 
     def look(self, chunks: list[Any], exists: Callable[[], list[bool]]) -> list[bool]:
         """Which of these chunks are here, before the others are put. Those that are may be of an earlier process, and are told of."""
         with self._lock:
             here = exists()
             # What went since it was asked is not told of behind that.
-            gone = self._drain() if self._own else set()
+            gone = self._drain() if self._tells else set()
             self._add(False, [chunk for chunk, there in zip(chunks, here, strict=True) if there and chunk not in gone])
             return here
 
     def stored(self, chunks: list[Any]) -> None:
-        """These were put, and were not here: a store of this process says so itself."""
-        if not self._own:
+        """These were put, and were not here: a store that tells says so itself."""
+        if not self._tells:
             with self._lock:
                 self._add(False, chunks)
 
     def take(self) -> list[Any]:
-        """The events since it was asked last."""
-        with self._lock:
-            if self._own:
-                self._drain()
-            events, self._events = self._events, []
+        """The events since it was asked last, as far as they are known without a wait."""
+        events: list[tuple[bool, list[Any]]] = []
+        # While a thread asks another process, what it is told comes the next time.
+        if self._lock.acquire(blocking=self._later is None):
+            try:
+                if self._tells and self._later is None:
+                    self._drain()
+                events, self._events = self._events, []
+            finally:
+                self._lock.release()
+        if self._tells and self._later is not None and not self._asked:
+            self._asked = True
+            try:
+                self._later(self._ask)
+            except RuntimeError:
+                # It was shut down.
+                self._asked = False
         return [self._make(chunks, removed) for removed, chunks in events]
+
+    def _ask(self) -> None:
+        try:
+            with self._lock:
+                self._drain()
+        except PagelithError:
+            logger.exception("pagelith: the store does not tell what comes and goes")
+        finally:
+            self._asked = False
 
     def _drain(self) -> Collection[Any]:
         """Take in what the store tells; what it says is gone."""

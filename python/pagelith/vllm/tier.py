@@ -69,14 +69,14 @@ class PagelithTier(SecondaryTierManager):
         self._hashed: dict[pagelith.Key, Any] = {}
         events_max = EVENTS_MAX if self.settings.enable_kv_events else 0
         self._store = self.settings.open(f"dp_{config.parallel.data_parallel_index}", events_max)
-        own = self.settings.attach is None
-        self._told = Told(self._store, own, self._chunk, self._event) if self.settings.enable_kv_events else None
+        self._reads = ThreadPoolExecutor(self.settings.read_threads, "pagelith-read")
+        self._writes = ThreadPoolExecutor(self.settings.write_threads, "pagelith-write")
+        later = None if self.settings.attach is None else self._writes.submit
+        self._told = Told(self._store, self._chunk, self._event, later) if self.settings.enable_kv_events else None
         self._registered = self.settings.register(self._store, [(self._base, primary_kv_view.nbytes)])
         # What a store in this process has is known without a wait.
         self._looks = _Looks(self) if self.settings.attach is not None else None
         self._failed = Missed()
-        self._reads = ThreadPoolExecutor(self.settings.read_threads, "pagelith-read")
-        self._writes = ThreadPoolExecutor(self.settings.write_threads, "pagelith-write")
         self._finished: queue.SimpleQueue[JobResult] = queue.SimpleQueue()
         self._open = 0
         self._settled = threading.Condition()

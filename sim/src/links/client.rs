@@ -23,7 +23,7 @@ use crate::explore::objects;
 /// What asks.
 pub enum Face {
     /// A client of a store process.
-    Attached(Attached, Machine),
+    Attached(Box<Attached>, Machine),
     /// A store with peers.
     Front(Arc<Store>, Box<Session>),
 }

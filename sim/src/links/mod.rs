@@ -149,7 +149,7 @@ fn go(plan: &Plan, shared: &Shared) {
         false => {
             let clock = Arc::new(ground.clock.clone());
             let attach = |_| Attached::attach(Arc::new(machines[0].clone()), clock.clone(), TIMEOUT);
-            let face = |attached| Face::Attached(attached, machines[0].clone());
+            let face = |attached| Face::Attached(Box::new(attached), machines[0].clone());
             (0..1 + rng.below(3)).map(attach).map(|a| face(a.expect("it is up"))).collect()
         }
     };

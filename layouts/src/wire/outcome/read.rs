@@ -31,6 +31,7 @@ pub fn decode(body: &[u8]) -> Result<(Verb, Answer<'_>), FormatError> {
             Answer::Flushed(flushed.ok_or_else(|| FormatError::field(WHAT, "length", have))?)
         }
         FORM_TEXT => Answer::Text(text(&mut rest, head.text_bytes)?),
+        FORM_EVENTS => Answer::Events(events::read(&head, &mut rest)?),
         _ => {
             let text = text(&mut rest, head.text_bytes)?;
             Answer::Failed(failure(head.error, head.errno, text)?)
@@ -50,13 +51,14 @@ fn check_unused(head: &OutcomeHead) -> Result<(), FormatError> {
     let block_ok =
         if head.checksum_count > 0 { block_bytes_ok(head.block_bytes) } else { head.block_bytes == 0 };
     let checks = [
-        ("reserved", head.reserved == 0 && is_zero(&head.reserved_too)),
+        ("reserved", head.reserved == 0),
         ("error", form == FORM_FAILED || (head.error, head.errno) == (0, 0)),
-        ("item_count", (head.item_count > 0) == counted),
+        ("item_count", form == FORM_EVENTS || (head.item_count > 0) == counted),
         ("checksum_count", form == FORM_ITEMS || head.checksum_count == 0),
         ("block_bytes", block_ok),
         ("text_bytes", worded || head.text_bytes == 0),
-        ("number", form == FORM_NUMBER || head.number == 0),
+        ("number", form == FORM_NUMBER || (head.number > 0) == (form == FORM_EVENTS)),
+        ("lost", form == FORM_EVENTS || head.lost == 0),
     ];
     match checks.into_iter().find(|(_, ok)| !ok) {
         Some((field, _)) => Err(FormatError::field(WHAT, field, "out of range")),

@@ -14,6 +14,8 @@ pub enum Written<'a> {
     Flushed(Flushed),
     /// A text.
     Text(&'a str),
+    /// Events; from where on to ask next, and how many before them were dropped.
+    Events(&'a [EventItem], u64, u64),
     /// A failure of the whole.
     Failed(Failure<'a>),
 }
@@ -41,6 +43,11 @@ pub fn encode(verb: Verb, answer: &Written<'_>) -> Vec<u8> {
         Written::Text(text) => {
             (head.form, head.text_bytes) = (FORM_TEXT, text.len() as u32);
             tail.extend_from_slice(text.as_bytes());
+        }
+        Written::Events(items, next, lost) => {
+            (head.form, head.item_count) = (FORM_EVENTS, items.len() as u32);
+            (head.number, head.lost) = (*next, *lost);
+            tail.extend_from_slice(bytemuck::cast_slice(items));
         }
         Written::Failed(failure) => {
             let text = failure.sent();
