@@ -172,7 +172,8 @@ mod tests {
                 "parts",
                 "shown",
                 "pins",
-                "begun"
+                "begun",
+                "events"
             ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };

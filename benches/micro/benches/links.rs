@@ -54,7 +54,7 @@ fn store() -> Store {
 /// A store as its user sees it.
 enum Side<'a> {
     Embedded(&'a Store),
-    Attached(Attached),
+    Attached(Box<Attached>),
 }
 
 impl Side<'_> {
@@ -109,7 +109,7 @@ fn attach<'s, 'e>(
     (address, shares): (Address, Shares),
     memory: &Arc<Region>,
     stop: &'e AtomicBool,
-) -> Attached {
+) -> Box<Attached> {
     let clock = Arc::new(SystemClock::new());
     let entropy = Arc::new(SystemEntropy);
     let offer = |who| match Offer::of_this_build([who; 16]) {
@@ -145,7 +145,7 @@ fn attach<'s, 'e>(
     }
     let dial =
         SocketDial { address, offer: offer(2), key: None, entropy, clock: clock.clone(), limits, shows };
-    Attached::attach(Arc::new(dial), clock, Duration::from_secs(30)).expect("attached")
+    Box::new(Attached::attach(Arc::new(dial), clock, Duration::from_secs(30)).expect("attached"))
 }
 
 /// A client that asks with a byte and receives so many objects, checksummed where they land.
