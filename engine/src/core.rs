@@ -241,7 +241,8 @@ impl Core {
         }
     }
 
-    /// An object's entry is gone. A place that is not believed was told of as forgotten: the object may have been put again since.
+    /// An object's entry is gone. A place that is not believed was told of as forgotten: the object may have been put
+    /// again since.
     pub fn note_gone(&mut self, key: &ObjectKey, entry: &Entry) {
         if entry.ssd.is_some_and(|place| !self.is_hidden_at(place)) {
             self.events.removed(Tier::Ssd, key, entry.frame.is_none());
@@ -251,14 +252,18 @@ impl Core {
         }
     }
 
-    /// The key of an object of this fingerprint that DRAM has in a frame.
+    /// The key of an object of this fingerprint that DRAM has in a frame, for events; `None` if nobody asks for those.
     fn key_in_frame(&self, frame: u32, fingerprint: u128) -> Option<ObjectKey> {
+        if !self.events.is_on() {
+            return None;
+        }
         let data = &self.frames.get(FrameId(frame))?.data;
         data.members.iter().find(|m| m.fingerprint == fingerprint).map(|m| m.key)
     }
 
-    /// Forget an object's place on SSD; its entry goes too if it is nowhere else. `key` is the object's, if the caller knows: of what
-    /// DRAM has not, nobody else does, and the caller says what was forgotten ([`EventLog::forgot`]).
+    /// Forget an object's place on SSD; its entry goes too if it is nowhere else. `key` is the object's, if the caller
+    /// knows: of what DRAM has not nobody else does, and the caller says that something was forgotten
+    /// ([`EventLog::forgot`]).
     pub fn drop_ssd(&mut self, fingerprint: u128, place: SsdPlace, key: Option<&ObjectKey>) -> bool {
         let at = |e: &Entry| e.ssd == Some(place);
         let Some(entry) = self.index.find(fingerprint).find(at) else { return false };
@@ -275,8 +280,9 @@ impl Core {
         self.index.update(fingerprint, at, |e| e.ssd = None).unwrap_or(false)
     }
 
-    /// Forget objects that are lost on SSD, each at its place, and by its key where that is known; the pages that DRAM still has, which are to be written again
-    /// ([`Core::requeue_frame`]): they count as durable, and what is attached to them does with them.
+    /// Forget objects that are lost on SSD, each at its place, and by its key where that is known; the pages that DRAM
+    /// still has, which are to be written again ([`Core::requeue_frame`]): they count as durable, and what is attached to
+    /// them does with them.
     pub fn drop_lost(
         &mut self,
         lost: impl IntoIterator<Item = (u128, SsdPlace, Option<ObjectKey>)>,

@@ -98,7 +98,7 @@ impl EventLog {
 
     /// Note what happened.
     pub fn note(&mut self, event: impl FnOnce() -> Event) {
-        if self.max == 0 {
+        if !self.is_on() {
             return;
         }
         if self.kept.len() == self.max {
@@ -126,10 +126,15 @@ impl EventLog {
         }
     }
 
+    /// Whether any are kept.
+    pub fn is_on(&self) -> bool {
+        self.max > 0
+    }
+
     /// As [`EventLog::since`], by numbers from 1 on: 0 is for what happens from now on. `None` if none are kept.
     pub fn since_number(&mut self, number: u64, most: usize) -> Option<Since> {
         let from = number.checked_sub(1).unwrap_or(self.next);
-        (self.max > 0).then(|| self.since(from, most)).map(|since| Since { next: since.next + 1, ..since })
+        self.is_on().then(|| self.since(from, most)).map(|since| Since { next: since.next + 1, ..since })
     }
 
     /// Those from number `from` on, `most` at most.

@@ -105,9 +105,8 @@ impl Flusher {
                 let mut core = self.shared.lock();
                 core.counters.damaged += survivor.members.len() as u64;
                 core.suspect(segment, now);
-                for page in core.drop_lost(
-                    survivor.members.into_iter().map(|(fingerprint, place)| (fingerprint, place, None)),
-                ) {
+                let unnamed = |(fingerprint, place)| (fingerprint, place, None);
+                for page in core.drop_lost(survivor.members.into_iter().map(unnamed)) {
                     core.requeue_frame(FrameId(page));
                 }
             }

@@ -155,8 +155,8 @@ impl PutOp {
         }
     }
 
-    /// Pull and store as far as it goes; the outcome once all is settled. Nothing else is under way if this `is_last`: the client
-    /// has nothing to do but wait for it.
+    /// Pull and store as far as it goes; the outcome once all is settled. `is_last` if the client asked for nothing behind
+    /// it: there is nothing for that to do but to wait.
     pub fn advance(
         &mut self,
         world: &mut World,
