@@ -12,6 +12,9 @@ use pagelith_layouts::key::ObjectKey;
 
 use crate::outcome::Tier;
 
+/// Most events that are copied under one lock.
+pub(crate) const PIECE: usize = 1024;
+
 /// What happened to an object. Of an object that is attached to a base it says where the object lies; it is found only together
 /// with its base.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +66,8 @@ impl Event {
 pub struct Events {
     /// In the order in which it happened.
     pub events: Vec<Event>,
-    /// Events before these that were dropped, because nobody took them in time: what is here has to be asked for.
+    /// Events before or between these that were dropped, because nobody took them in time: what is here has to be asked
+    /// for.
     pub lost: u64,
 }
 
@@ -144,7 +148,7 @@ impl EventLog {
         let from = from.min(self.next);
         let lost = first.saturating_sub(from);
         let skip = (from + lost - first) as usize;
-        let events: Vec<Event> = self.kept.iter().skip(skip).take(most).cloned().collect();
+        let events: Vec<Event> = self.kept.range(skip..).take(most).cloned().collect();
         let next = from + lost + events.len() as u64;
         self.untold = self.untold.max(next);
         Since { events, next, lost }

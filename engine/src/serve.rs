@@ -44,6 +44,7 @@ use self::pushed::Pushed;
 use self::put::PutOp;
 use crate::batch::{Options, Request};
 use crate::error::{Error, ErrorKind, Result};
+use crate::events;
 use crate::outcome::{Done, Ticket};
 use crate::session::{Session, begin_request, recency};
 use crate::shared::Shared;
@@ -51,8 +52,6 @@ use crate::store::Store;
 
 /// Most operations of one link under way; a client that asks for more is told `Busy`.
 const OPS_MAX: usize = 1024;
-/// Most events of one answer: others wait for the lock while they are copied.
-const EVENTS_MAX: usize = 1024;
 /// Most requests of a client that are remembered, so that what it asks for under one of them counts as equally recent.
 const REQUESTS_MAX: usize = 1024;
 /// Longest stretch of an object that is staged at a time, in bytes: whole blocks.
@@ -344,7 +343,7 @@ impl Server {
     fn events(&self, from: u64) -> Answered {
         let facts = self.link.facts();
         let room = facts.control_bytes_max as usize - OutcomeHead::BYTES;
-        let most = (room / EventItem::BYTES).min(EVENTS_MAX);
+        let most = (room / EventItem::BYTES).min(events::PIECE);
         let Some(since) = self.world.shared().lock().events.since_number(from, most) else {
             let detail = "the store keeps no events: its setting events.max is 0";
             return Answered::failed(Verb::Events, Error::new(ErrorKind::Incompatible, detail));

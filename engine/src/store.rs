@@ -12,7 +12,7 @@ use pagelith_layouts::key::ObjectKey;
 use crate::batch::{GetSlice, Options, PutSlice, Request};
 use crate::config::ValidConfig;
 use crate::error::Result;
-use crate::events::Events;
+use crate::events::{Events, PIECE};
 use crate::groups::{self, Group, GroupId};
 use crate::hits::{PagesFound, PagesQuery};
 use crate::open::OpenReport;
@@ -245,7 +245,15 @@ impl Store {
     /// What came and went since it was asked last, `most` events at most; nothing unless the setting `events.max` says how many to
     /// keep. Whoever starts to listen asks [`Store::exists_batch`] for what was there before.
     pub fn take_events(&self, most: usize) -> Events {
-        self.shared.lock().events.take(most)
+        let mut told = Events::default();
+        loop {
+            let piece = self.shared.lock().events.take(PIECE.min(most - told.events.len()));
+            told.lost += piece.lost;
+            if piece.events.is_empty() {
+                return told;
+            }
+            told.events.extend(piece.events);
+        }
     }
 
     /// Flush, seal, write a checkpoint, and release everything. Sessions still in use find the store closed.

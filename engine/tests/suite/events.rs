@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::face::Store;
 use pagelith::config::Promote;
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{AlignedBuf, Config, Event, GetOutcome, Options, PutOutcome, Size, Tier};
+use pagelith::{AlignedBuf, Config, Event, GetOutcome, Options, PutOutcome, PutSlice, Size, Tier};
 
 use super::kit::*;
 use super::world::World;
@@ -178,6 +178,27 @@ pub fn what_nobody_takes_is_counted(world: &World) {
     assert_eq!(put(&store, key(9), &bytes(9, 1000)), Ok(PutOutcome::Stored));
     assert_eq!(store.take_events(1).events, [stored(9)]);
     assert_eq!(store.take_events(1), pagelith::Events::default());
+}
+
+/// More than is copied at a time, and as many as are asked for.
+pub fn many_are_told_in_one_call(world: &World) {
+    let mut config = world.memory_config(Size::mib(1));
+    config.events.max = 10_000;
+    let store = world.open(&config);
+    let objects: Vec<_> = (0..700).map(|n| (key(n), bytes(n, 100))).collect();
+    for pages in objects.chunks(100) {
+        let pieces: Vec<[&[u8]; 1]> = pages.iter().map(|(_, b)| [&b[..]]).collect();
+        let puts: Vec<_> =
+            pages.iter().zip(&pieces).map(|((key, _), pieces)| PutSlice { key: *key, pieces }).collect();
+        assert!(store.put_batch(&puts, Options::default()).iter().all(|o| o == &Ok(PutOutcome::Stored)));
+    }
+    // The arena has room for a few hundred: the others went again.
+    let told = store.take_events(1100);
+    let rest = store.take_events(100_000);
+    assert_eq!((told.events.len(), told.lost, rest.lost), (1100, 0, 0));
+    let stored = |event: &&Event| matches!(event, Event::Stored { .. });
+    assert_eq!(told.events.iter().chain(&rest.events).filter(stored).count(), 700);
+    assert!(rest.events.len() > 10, "{}", rest.events.len());
 }
 
 /// What was found at the open did not happen now; what happens to it is told.

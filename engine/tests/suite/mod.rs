@@ -129,6 +129,7 @@ macro_rules! for_all_behaviours {
             events::say_where_every_object_is,
             events::nothing_is_told_unless_asked_for,
             events::what_nobody_takes_is_counted,
+            events::many_are_told_in_one_call,
             events::begin_with_the_open,
             events::damage_is_told_of,
             eviction::tail_before_head,
