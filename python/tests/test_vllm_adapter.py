@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import types
 import unittest
 
@@ -152,8 +151,7 @@ class Tier(unittest.TestCase):
                 self.finished(tier)
             # It is asked in a thread; what that is told comes with a later step.
             told = list(tier.take_events())
-            while tier._told._asked:
-                time.sleep(0)
+            tier._writes.submit(bool).result(60)
             for event in told + list(tier.take_events()):
                 (known.difference_update if event.removed else known.update)(event.keys)
             here = {chunk for chunk, there in zip(chunks, tier._here(chunks)) if there}

@@ -26,13 +26,18 @@ impl Attached {
     /// What came and went in the store since this was called last, `most` events at most; since the first call, which brings
     /// none. Of namespaces that this client may read. A store process that was started again counts as an event that was lost.
     ///
+    /// Takes no longer than its timeout, however much there is to be told: what is left comes with the next call. One thread at a
+    /// time.
+    ///
     /// # Errors
     /// `Incompatible` if the store keeps no events (its setting `events.max`), or is of a time when it told none; `Unavailable` if it
     /// cannot be reached.
     pub fn take_events(&self, most: usize, options: Options) -> Result<Events> {
+        let deadline = self.manner(&options).deadline;
         let mut listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner);
         while listening.told.len() < most {
             let from = listening.at.map_or(0, |(_, from)| from);
+            let options = Options { timeout: Some(deadline.since(self.clock.now())), ..options };
             let (Told::Events(told), instance) = self.tell(&Ask::Events(from), &options, true)? else {
                 return Err(no_link());
             };
@@ -40,13 +45,16 @@ impl Attached {
                 // Another process's numbers: what it said is about something else.
                 listening.at = None;
                 listening.lost += 1;
-                continue;
+            } else {
+                listening.at = Some((instance, told.next));
+                listening.lost += told.lost;
+                listening.told.extend(told.events);
+                // What it may not hear of is passed over, and there may be more behind it.
+                if told.next == from {
+                    break;
+                }
             }
-            listening.at = Some((instance, told.next));
-            listening.lost += told.lost;
-            listening.told.extend(told.events);
-            // What it may not hear of is passed over, and there may be more behind it.
-            if told.next == from {
+            if self.clock.now() >= deadline {
                 break;
             }
         }

@@ -2,7 +2,7 @@
 //! for it, a group at a time, and put where it lies.
 //!
 //! Invariants:
-//! - What is put has the checksums that were sent with it, made of what lies in the arena.
+//! - What is put has the checksums that were sent with it, made of what lies in the arena, or of the copy that went there.
 //! - What was copied out of a client's memory is put only if it has such checksums: who shows bytes may have given up
 //!   meanwhile, and have others there.
 
