@@ -63,6 +63,10 @@ pub struct Way {
     pub ended: bool,
     /// Most bytes in flight; 0 for no bound.
     pub most: usize,
+    /// So many waits of the reader end for nothing, a millisecond later by this clock; then these bytes are there.
+    pub early: u32,
+    pub clock: Option<Arc<HandClock>>,
+    pub later: VecDeque<u8>,
 }
 
 /// An end of a pipe in memory.
@@ -113,7 +117,17 @@ impl Stream for Pipe {
     }
 
     fn ready(&mut self, write: bool, _: Duration) -> bool {
-        write || !lock(&self.reads).bytes.is_empty()
+        let mut way = lock(&self.reads);
+        if way.early > 0 {
+            way.early -= 1;
+            way.clock.iter().for_each(|clock| clock.pass(Duration::from_millis(1)));
+            if way.early == 0 {
+                let later = std::mem::take(&mut way.later);
+                way.bytes.extend(later);
+            }
+            return false;
+        }
+        write || !way.bytes.is_empty()
     }
 }
 

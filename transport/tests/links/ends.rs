@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pagelith_io::clock::Clock;
 use pagelith_layouts::ids::OpId;
 use pagelith_transport::closed::Closed;
 use pagelith_transport::limits::Limits;
@@ -110,6 +111,25 @@ fn a_wait_ends_though_the_clock_stands_still() {
     pair.server.poll(&mut events);
     pair.client.wait(&mut events, Duration::from_secs(3600));
     assert_eq!(told(&events), ["Outcome 1 4"]);
+}
+
+/// Who is woken for what is about to come may find nothing yet.
+#[test]
+fn a_wait_that_is_woken_for_nothing_goes_on() {
+    let mut pair = pair(usize::MAX, true);
+    let mut events = Vec::new();
+    pair.server.send(outcome(1, b"over")).expect("room");
+    pair.server.poll(&mut events);
+    let mut way = lock(&pair.ways.1);
+    (way.later, way.early, way.clock) = (std::mem::take(&mut way.bytes), 2, Some(pair.clock.clone()));
+    drop(way);
+    pair.client.wait(&mut events, Duration::from_millis(100));
+    assert_eq!(told(&events), ["Outcome 1 4"]);
+    // But not beyond its time.
+    lock(&pair.ways.1).early = 1000;
+    let until = pair.clock.now().after(Duration::from_millis(100));
+    pair.client.wait(&mut events, Duration::from_millis(100));
+    assert_eq!((events.len(), pair.clock.now()), (1, until));
 }
 
 #[test]
