@@ -51,6 +51,9 @@ pub(crate) fn stop(store: &mut Store) {
     shared.lock().stopping = true;
     shared.work.raise();
     store.sessions.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    if !shared.prefetch.stop(shared.config.deadline()) {
+        tracing::error!("what reads ahead did not end in time, its files stay open");
+    }
     if let Some(flusher) = store.flusher.take()
         && !flusher.join(shared.config.deadline())
     {

@@ -51,6 +51,7 @@ mod pin;
 mod pins;
 mod plan;
 mod pooled;
+mod prefetch;
 mod probe;
 mod promote;
 mod published;

@@ -35,6 +35,7 @@ use crate::headers::Headers;
 use crate::health::{Health, Limits};
 use crate::index::{FRAME_MAX, Index, SEGMENT_MAX};
 use crate::pins::Pins;
+use crate::prefetch::Prefetch;
 use crate::published::{Edition, Published};
 use crate::recovery::Collector;
 use crate::remote::desk::Desk;
@@ -200,6 +201,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
         closed: AtomicBool::new(false),
         sick: AtomicBool::new(false),
         late_reads: AtomicU64::new(0),
+        prefetch: Prefetch::default(),
         arriving: AtomicU64::new(0),
         read_at: AtomicU64::new(NEVER_READ),
     });

@@ -46,6 +46,7 @@ use crate::batch::{Options, Request};
 use crate::error::{Error, ErrorKind, Result};
 use crate::events;
 use crate::outcome::{Done, Ticket};
+use crate::prefetch;
 use crate::session::{Session, begin_request, recency};
 use crate::shared::Shared;
 use crate::store::Store;
@@ -305,6 +306,12 @@ impl Server {
                 self.answer(id, answered);
                 return;
             }
+            Ask::Prefetch(keys) => {
+                let shared = &self.world.session.io.shared;
+                let taken = prefetch::prefetch(shared, keys.iter(), &manner.options);
+                self.answer(id, Answered::number(verb, taken as u64));
+                return;
+            }
             Ask::Missing(name) => {
                 let answered = self.held.missing(self.world.shared(), name);
                 self.answer(id, answered);
@@ -439,7 +446,7 @@ fn answer_now(shared: &Shared, ask: &Ask<'_>, options: &Options) -> Answered {
             Answered::number(Verb::ExistsPrefix, found as u64)
         }
         Ask::Stats => {
-            let stats = crate::stats::Stats::of(&shared.lock(), &shared.tallies);
+            let stats = crate::stats::Stats::of(&shared.lock(), shared);
             Answered::text(serde_json::to_string(&stats).unwrap_or_default())
         }
         ask => Answered::number(ask.verb(), 0),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::{Completion, DiskFacts, Queue};
 use pagelith_layouts::ids::SegmentId;
@@ -18,6 +19,7 @@ use crate::get::{Finished, GetBatch, Probed};
 use crate::groups::GroupId;
 use crate::hits::{self, PagesQuery};
 use crate::outcome::{Done, Ticket};
+use crate::put::placed::Arriving;
 use crate::put_batch::PutBatch;
 use crate::remote::batch::{Asked, Manner, RemoteExists, RemoteGet};
 use crate::remote::desk::Desk;
@@ -125,6 +127,19 @@ impl Session {
         let at = recency(&self.io.shared, &options);
         let deadline = self.io.shared.deadline(options.timeout);
         let batch = GetBatch::begin(&mut self.io, gets, at, deadline);
+        self.batches.push((ticket, Batch::Get(Box::new(batch))));
+        ticket
+    }
+
+    /// Begin to read objects into memory of the arena, to be kept there; see [`crate::prefetch`].
+    pub(crate) fn begin_ahead(
+        &mut self,
+        objects: Vec<(ObjectKey, (Arriving, Part))>,
+        at: Recency,
+        deadline: Mono,
+    ) -> Ticket {
+        let ticket = self.ticket();
+        let batch = GetBatch::ahead(&mut self.io, objects, at, deadline);
         self.batches.push((ticket, Batch::Get(Box::new(batch))));
         ticket
     }

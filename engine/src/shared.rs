@@ -20,6 +20,7 @@ use crate::core::{Answer, Core};
 use crate::error::{Error, ErrorKind, Result};
 use crate::headers::Headers;
 use crate::index::name_of;
+use crate::prefetch::Prefetch;
 use crate::published::{CoreGuard, Published};
 use crate::remote::Remote;
 use crate::tally::Tallies;
@@ -66,7 +67,9 @@ pub(crate) struct Shared {
     pub sick: AtomicBool,
     /// Direct reads past their deadline that the kernel still has.
     pub late_reads: AtomicU64,
-    /// Bytes of the arena that are set aside for what arrives over links.
+    /// What is to be read before it is asked for.
+    pub prefetch: Prefetch,
+    /// Bytes of the arena that are set aside for what arrives over links, and for what is read ahead.
     pub arriving: AtomicU64,
     /// When somebody last had reads on the device, as the clock has it; [`NEVER_READ`] at first.
     pub read_at: AtomicU64,

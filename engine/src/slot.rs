@@ -18,6 +18,7 @@ use crate::get::Header;
 use crate::index::SsdPlace;
 use crate::outcome::{GetDone, GetOutcome, MissCause, Tier};
 use crate::plan::{self, Target};
+use crate::put::placed::Arriving;
 use crate::scatter;
 use crate::shared::Shared;
 
@@ -74,6 +75,8 @@ pub(crate) struct Slot {
     pub staged: Vec<(Range<u64>, Part)>,
     pub staged_bytes: u64,
     pub verified: Option<Verified>,
+    /// Its destination is memory of the arena, where it is to stay.
+    pub arriving: Option<Arriving>,
     /// Of an object out of DRAM, where they are asked for.
     pub checksums: Vec<Checksum>,
     /// What a probe found in the record: every member and its place, and how they belong together.
@@ -108,6 +111,7 @@ impl Slot {
             staged: Vec::new(),
             staged_bytes: 0,
             verified: None,
+            arriving: None,
             checksums: Vec::new(),
             siblings: Vec::new(),
             kind: None,
@@ -119,6 +123,12 @@ impl Slot {
     pub fn probe(key: ObjectKey) -> Slot {
         let get = Get { key, range: None, destination: Destination(Vec::new()) };
         Slot { probe: true, ..Slot::new(get) }
+    }
+
+    /// An object that is to stay in the memory that it is read into.
+    pub fn ahead(key: ObjectKey, arriving: Arriving, part: Part) -> Slot {
+        let get = Get { key, range: None, destination: Destination(vec![part]) };
+        Slot { arriving: Some(arriving), ..Slot::new(get) }
     }
 
     /// Settle what is wanted of an object of `length` bytes; an error if range or destination do not fit it.

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use crate::core::Core;
 use crate::outcome::MissCause;
-use crate::tally::Tallies;
+use crate::shared::Shared;
 
-/// Counted under the core's lock, but for what gets count ([`Tallies`]).
+/// Counted under the core's lock, but for what gets count ([`crate::tally::Tallies`]).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counters {
     pub puts_stored: u64,
@@ -31,6 +32,7 @@ pub(crate) struct Counters {
     pub late_direct: u64,
     pub frames_evicted: u64,
     pub promoted: u64,
+    pub prefetched: u64,
     pub bytes_to_device: u64,
     pub syncs: u64,
     pub bytes_reinserted: u64,
@@ -117,6 +119,10 @@ pub struct Stats {
     pub frames_evicted: u64,
     /// Pages copied from SSD into DRAM.
     pub promoted: u64,
+    /// Objects read from SSD into DRAM before they were asked for, among those pages.
+    pub prefetched: u64,
+    /// Objects that wait to be read ahead, or are being read, now.
+    pub prefetch_waiting: u64,
     /// Everything written to the device in bytes: records, footers, manifest, checkpoints.
     pub bytes_to_device: u64,
     /// Syncs of data files.
@@ -169,9 +175,9 @@ pub struct Stats {
 }
 
 impl Stats {
-    pub(crate) fn of(core: &crate::core::Core, tallies: &Tallies) -> Stats {
+    pub(crate) fn of(core: &Core, shared: &Shared) -> Stats {
         let mut c = core.counters.clone();
-        tallies.add_to(&mut c);
+        shared.tallies.add_to(&mut c);
         let dram_objects = core.frames.iter().map(|(_, f)| f.data.members.len() as u64).sum();
         let health = core.ssd.as_ref().map(|s| &s.health);
         let named = MissCause::ALL.iter().zip(c.misses);
@@ -202,6 +208,8 @@ impl Stats {
             late_direct: c.late_direct,
             frames_evicted: c.frames_evicted,
             promoted: c.promoted,
+            prefetched: c.prefetched,
+            prefetch_waiting: shared.prefetch.waiting(),
             bytes_to_device: c.bytes_to_device,
             syncs: c.syncs,
             bytes_reinserted: c.bytes_reinserted,

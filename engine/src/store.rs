@@ -24,7 +24,7 @@ use crate::session::{self, Session};
 use crate::shared::Shared;
 use crate::stats::Stats;
 use crate::view::View;
-use crate::{close, exists, flush, hits, open, pin, pooled, registered, remove, view};
+use crate::{close, exists, flush, hits, open, pin, pooled, prefetch, registered, remove, view};
 
 /// An open store. Shared between threads by reference; threads that get or put much have a [`Session`] each.
 ///
@@ -169,6 +169,14 @@ impl Store {
         pooled::get(self, gets, options)
     }
 
+    /// Say that these objects will be asked for soon. What is on SSD and not in DRAM is read into DRAM in the background, as if
+    /// `dram.promote` were "always"; returns how many that are. Objects that were put together go together: name all of them. A
+    /// hint promises nothing. At most a quarter of the arena waits to be read, and counts here: name the rest later. What is not
+    /// begun within the timeout is not read any more. Never waits for the disk; nothing is asked of peers.
+    pub fn prefetch(&self, keys: &[ObjectKey], options: Options) -> usize {
+        prefetch::prefetch(&self.shared, keys.iter().copied(), &options)
+    }
+
     /// Which objects are here; from memory alone, or with peers at the peer that owns them. What is here counts as asked
     /// for.
     pub fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Vec<bool> {
@@ -239,7 +247,7 @@ impl Store {
 
     /// Counters.
     pub fn stats(&self) -> Stats {
-        Stats::of(&self.shared.lock(), &self.shared.tallies)
+        Stats::of(&self.shared.lock(), &self.shared)
     }
 
     /// What came and went since it was asked last, `most` events at most; nothing unless the setting `events.max` says how many to

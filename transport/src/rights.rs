@@ -74,7 +74,7 @@ impl Rights {
         let verb = ask.verb();
         let may = match verb {
             Verb::Exists | Verb::ExistsPrefix | Verb::Get => self.read,
-            Verb::Pin | Verb::Unpin | Verb::Lease | Verb::Events => self.read,
+            Verb::Pin | Verb::Unpin | Verb::Lease | Verb::Events | Verb::Prefetch => self.read,
             Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::Flush => self.write,
             Verb::Begin | Verb::PutInto | Verb::Commit | Verb::Abort | Verb::Missing => self.write,
             Verb::Remove | Verb::Clear => self.remove,
@@ -91,6 +91,7 @@ impl Rights {
             | Ask::Remove(keys)
             | Ask::Pin(_, keys)
             | Ask::Lease(_, keys)
+            | Ask::Prefetch(keys)
             | Ask::Begin(_, keys) => keys.iter().find_map(|key| foreign(key.namespace())),
             Ask::Get(items) => items.iter().find_map(|item| foreign(item.key.namespace())),
             Ask::Put(puts) => {
@@ -153,6 +154,7 @@ mod tests {
             Ask::Remove(List::of(&keys)),
             Ask::Pin(1, List::of(&keys)),
             Ask::Lease(1, List::of(&keys)),
+            Ask::Prefetch(List::of(&keys)),
             Ask::Begin(1, List::of(&keys)),
         ] {
             assert_eq!(refused(ask), Some(FOREIGN), "{:?}", ask.verb());

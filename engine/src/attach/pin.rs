@@ -1,4 +1,4 @@
-//! Pins and leases over a link.
+//! Pins, leases and hints over a link.
 
 use std::time::Duration;
 
@@ -128,5 +128,19 @@ impl Attached {
             leased += usize::try_from(here).map_or(chunk.len(), |here| here.min(chunk.len()));
         }
         Ok(leased)
+    }
+
+    /// As [`crate::Store::prefetch`].
+    ///
+    /// # Errors
+    /// As of [`Attached::exists_batch`]; `Incompatible` if the store is of a version without it.
+    pub fn prefetch(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
+        let mut taken = 0;
+        for (at, chunk) in (0..).step_by(KEYS_MAX).zip(keys.chunks(KEYS_MAX)) {
+            let options = Options { depth: options.depth.saturating_add(at), ..options };
+            let some = self.number(&Ask::Prefetch(List::of(chunk)), &options, true)?;
+            taken += usize::try_from(some).map_or(chunk.len(), |some| some.min(chunk.len()));
+        }
+        Ok(taken)
     }
 }

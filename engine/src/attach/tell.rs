@@ -66,6 +66,7 @@ fn lacks(caller: &Caller, ask: &Ask<'_>) -> Option<Error> {
             (Feature::Begun, "the store lets no other process begin groups")
         }
         Ask::Events(_) => (Feature::Events, "the store tells nobody what comes and goes"),
+        Ask::Prefetch(_) => (Feature::Prefetch, "the store reads nothing ahead for other processes"),
         _ => return None,
     };
     (!caller.has(feature)).then(|| Error::new(ErrorKind::Incompatible, detail))

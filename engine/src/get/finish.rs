@@ -1,7 +1,7 @@
 //! The end of a batch of gets: what is counted, what is handed back, and what a peer may have.
 
 use super::GetBatch;
-use crate::outcome::{GetDone, GetOutcome, Tier};
+use crate::outcome::{GetDone, GetOutcome, MissCause, Tier};
 use crate::remote::batch::{Manner, Missed};
 use crate::session::SessionIo;
 use crate::slot::Slot;
@@ -18,11 +18,18 @@ pub(crate) struct Finished {
 impl GetBatch {
     /// The outcomes, once [`GetBatch::advance`] said that all are there.
     pub fn finish(mut self, io: &mut SessionIo) -> Finished {
-        let missed = self.missed(io);
-        crate::promote::promote(&io.shared, &self.slots, self.at);
+        let ahead = self.slots.iter().any(|slot| slot.arriving.is_some());
+        let missed = if ahead { Vec::new() } else { self.missed(io) };
+        let promoted = crate::promote::promote(&io.shared, &mut self.slots, self.at);
         let mut counters = Counters::default();
+        if ahead {
+            io.shared.lock().counters.prefetched += promoted;
+        }
         for slot in &self.slots {
             match &slot.outcome {
+                // What was read ahead is nobody's hit yet, and nobody's miss.
+                Some(Ok(GetOutcome::Miss(MissCause::Damaged))) if ahead => counters.damaged += 1,
+                _ if ahead => {}
                 Some(Ok(GetOutcome::Hit { tier: Tier::Memory, bytes })) => {
                     counters.hits_memory += 1;
                     counters.bytes_memory += bytes;

@@ -1,6 +1,6 @@
-//! Gets of the store's own: what lies where, and the bytes of what is put again. Nobody's hits.
+//! Gets of the store's own: what lies where, the bytes of what is put again, and what is read ahead. Nobody's hits.
 
-use pagelith_io::buffer::AlignedBuf;
+use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::clock::Mono;
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
@@ -10,6 +10,7 @@ use pagelith_tiers::policy::Recency;
 use super::GetBatch;
 use crate::index::SsdPlace;
 use crate::outcome::GetOutcome;
+use crate::put::placed::Arriving;
 use crate::session::SessionIo;
 use crate::slot::Slot;
 
@@ -28,6 +29,17 @@ pub(crate) struct Probed {
 }
 
 impl GetBatch {
+    /// Read these objects into memory of the arena that was set aside for them, and keep them there.
+    pub fn ahead(
+        io: &mut SessionIo,
+        objects: Vec<(ObjectKey, (Arriving, Part))>,
+        at: Recency,
+        deadline: Mono,
+    ) -> GetBatch {
+        let slot = |(key, (arriving, part))| Slot::ahead(key, arriving, part);
+        Self::begin_slots(io, objects.into_iter().map(slot).collect(), at, deadline)
+    }
+
     /// Ask only whether these objects are here, by their headers.
     pub fn probe(io: &mut SessionIo, keys: &[ObjectKey], at: Recency, deadline: Mono) -> GetBatch {
         Self::begin_slots(io, keys.iter().map(|k| Slot::probe(*k)).collect(), at, deadline)

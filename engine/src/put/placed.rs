@@ -1,10 +1,10 @@
-//! Memory of the arena that an object's bytes arrive in before the object is put: a server's, so that what comes over a
-//! link is copied once.
+//! Memory of the arena that an object's bytes arrive in before anybody sees the object: what comes over a link to be put, and
+//! what is read from SSD to be kept. So it is copied once, or not at all.
 //!
 //! Invariants:
 //! - An extent that was set aside is in no frame and known to nobody else: it is written through one [`Part`] while its bytes
 //!   arrive, then only read, and goes into a frame or back to the allocator once nothing is left of that part.
-//! - What is set aside at a time is bounded, of all links together, and what is no longer wanted goes back when it is dropped.
+//! - What is set aside at a time is bounded, of all links and readers together, and what is no longer wanted goes back when it is dropped.
 //!   Nothing of this is dropped under the core's lock.
 
 use std::sync::Arc;
@@ -48,6 +48,7 @@ impl Drop for Hold {
 }
 
 /// Memory for an object whose bytes are on their way.
+#[derive(Debug)]
 pub(crate) struct Arriving(Arc<Hold>);
 
 /// An object's bytes, in the arena, with the checksums of their blocks.
@@ -82,7 +83,6 @@ pub(crate) fn set_aside(shared: &Arc<Shared>, lengths: &[u64]) -> SetAside {
         }
         let Some(extent) = extent else {
             extents.into_iter().for_each(|extent| core.space.free(extent));
-            core.counters.puts_busy += lengths.len() as u64;
             drop(core);
             shared.arriving.fetch_sub(bytes, Ordering::Relaxed);
             shared.work.raise();
@@ -108,9 +108,9 @@ fn reserve(arriving: &AtomicU64, bytes: u64, most: u64) -> bool {
 }
 
 impl Arriving {
-    /// All of it has arrived; `part` is its memory, and `sums` are the checksums of what is there.
-    pub fn arrived(self, part: Part, sums: Vec<Checksum>) -> Arrived {
-        drop(part);
+    /// All of it has arrived; `parts` are its memory, and `sums` are the checksums of what is there.
+    pub fn arrived(self, parts: Vec<Part>, sums: Vec<Checksum>) -> Arrived {
+        drop(parts);
         Arrived { hold: self.0, sums }
     }
 }
@@ -131,6 +131,12 @@ impl Arrived {
         let mut hold = Arc::try_unwrap(self.hold).ok()?;
         let extent = hold.take()?;
         Some(FrameMember { key, fingerprint, extent, checksums: self.sums })
+    }
+}
+
+impl std::fmt::Debug for Hold {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hold").field("extent", &self.extent).finish_non_exhaustive()
     }
 }
 

@@ -243,6 +243,7 @@ impl PutOp {
             SetAside::Later => return false,
             SetAside::Full => {
                 let bytes: u64 = lengths.iter().sum();
+                world.shared().lock().counters.puts_busy += lengths.len() as u64;
                 let detail = format!("arena is full of pages in use bytes={bytes}");
                 self.settle(at, || Verdict::Failed(Error::busy(detail.clone())));
                 return true;
@@ -417,7 +418,7 @@ impl Offered {
             None => false,
         };
         self.memory = match (sums.filter(right), part) {
-            (Some(sums), Some(part)) => Memory::Whole(arriving.arrived(part, sums)),
+            (Some(sums), Some(part)) => Memory::Whole(arriving.arrived(vec![part], sums)),
             _ => Memory::Wrong,
         };
     }

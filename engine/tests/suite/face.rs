@@ -291,6 +291,13 @@ impl Store {
         }
     }
 
+    pub fn prefetch(&self, keys: &[ObjectKey], options: Options) -> usize {
+        match &self.client {
+            Some(client) => client.prefetch(keys, options).expect("the store answers"),
+            None => self.store.prefetch(keys, options),
+        }
+    }
+
     pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> usize {
         match &self.client {
             Some(client) => client.exists_prefix(keys, options).expect("the store answers"),

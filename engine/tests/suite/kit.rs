@@ -1,5 +1,7 @@
 //! Words that the behaviours are told in.
 
+use std::time::{Duration, Instant};
+
 use super::face::Store;
 use pagelith::io::buffer::AlignedBuf;
 use pagelith::layouts::ids::{NamespaceId, PrefixHash};
@@ -27,6 +29,20 @@ pub fn key_in(namespace: NamespaceId, n: u64, part: &str) -> ObjectKey {
 /// Page `n`, of one namespace.
 pub fn key(n: u64) -> ObjectKey {
     key_in(namespace("m"), n, "k")
+}
+
+/// Let the store's tasks go on until it is so.
+#[track_caller]
+pub fn until(world: &World, what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        match world.sim() {
+            Some(sim) => sim.runtime.run_for(Duration::from_millis(1)),
+            None => std::thread::yield_now(),
+        }
+        // Nothing takes so long that is not stuck.
+        assert!(began.elapsed() < Duration::from_secs(60), "waited in vain for: {what}");
+    }
 }
 
 /// `len` bytes that no other seed has.

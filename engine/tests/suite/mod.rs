@@ -19,6 +19,7 @@ pub mod kit;
 pub mod making_room;
 pub mod parts;
 pub mod pins;
+pub mod prefetch;
 pub mod pressure;
 pub mod reclaim;
 pub mod removal;
@@ -137,6 +138,12 @@ macro_rules! for_all_behaviours {
             eviction::exists_prefix_stops_at_the_first_hole,
             eviction::ssd_hits_are_promoted_whole,
             eviction::promotion_can_be_switched_off,
+            prefetch::what_is_named_is_in_memory_when_it_is_asked_for,
+            prefetch::a_group_goes_whole_or_not_at_all,
+            prefetch::what_is_read_ahead_is_bounded_and_pushes_out_nothing_in_use,
+            prefetch::what_changes_meanwhile_stays_changed,
+            prefetch::damage_is_nobodys_page,
+            prefetch::a_store_that_ends_reads_nothing_more,
             eviction::a_full_index_refuses_and_does_not_panic,
             eviction::a_full_index_makes_room_by_reclaim,
             pressure::a_full_arena_is_busy_at_once,

@@ -95,11 +95,13 @@ pub enum Feature {
     Begun = 1 << 10,
     /// What comes and goes is told to whoever asks.
     Events = 1 << 11,
+    /// What will be asked for soon is read into memory.
+    Prefetch = 1 << 12,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 12] = [
+    pub const ALL: [Feature; 13] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -112,6 +114,7 @@ impl Feature {
         Feature::Pins,
         Feature::Begun,
         Feature::Events,
+        Feature::Prefetch,
     ];
 
     /// Its bit.
@@ -134,6 +137,7 @@ impl Feature {
             Feature::Pins => "pins",
             Feature::Begun => "begun",
             Feature::Events => "events",
+            Feature::Prefetch => "prefetch",
         }
     }
 

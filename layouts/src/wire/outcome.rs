@@ -21,7 +21,7 @@ structure! {
     /// Start of an outcome's body. What follows depends on the form: items, then checksums of 16 bytes, then texts; or
     /// bits, a bit an item from the lowest of each byte; or four numbers; or a text; or events.
     pub struct OutcomeHead = 40 {
-        /// 1 items (get, put), 2 bits (exists, missing), 3 a number (exists prefix, remove, clear, ping, pin, unpin, lease, begin,
+        /// 1 items (get, put), 2 bits (exists, missing), 3 a number (exists prefix, remove, clear, ping, pin, unpin, lease, begin, prefetch,
         /// commit, abort), 4 flushed, 5 a text
         /// (stats), 6 failed as a whole, 7 events; 0 is never valid.
         form: u8,
@@ -41,7 +41,7 @@ structure! {
         text_bytes: u32,
         /// The kernel's errno of a failure; zero where there is none.
         errno: i32,
-        /// How many keys are here (exists prefix, pin, lease) or were (remove, unpin), the generation after a clear, the state of a group
+        /// How many keys are here (exists prefix, pin, lease), are read (prefetch) or were (remove, unpin), the generation after a clear, the state of a group
         /// after a commit (3, 4 or 5, as of an item), from where on to ask next (events), never zero there; else zero.
         number: u64,
         /// Events before these that were dropped; else zero.
@@ -201,7 +201,7 @@ pub enum Answer<'a> {
     Items(Items<'a>),
     /// To exists and missing: one bit an item.
     Bits(Bits<'a>),
-    /// To exists prefix, remove, clear, ping, pin, unpin, lease, begin, commit and abort.
+    /// To exists prefix, remove, clear, ping, pin, unpin, lease, begin, commit, abort and prefetch.
     Number(u64),
     /// To flush.
     Flushed(Flushed),
@@ -257,7 +257,7 @@ fn form_of(verb: Verb) -> u8 {
         Verb::Get | Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::PutInto => FORM_ITEMS,
         Verb::Exists | Verb::Missing => FORM_BITS,
         Verb::ExistsPrefix | Verb::Remove | Verb::Clear | Verb::Ping => FORM_NUMBER,
-        Verb::Pin | Verb::Unpin | Verb::Lease => FORM_NUMBER,
+        Verb::Pin | Verb::Unpin | Verb::Lease | Verb::Prefetch => FORM_NUMBER,
         Verb::Begin | Verb::Commit | Verb::Abort => FORM_NUMBER,
         Verb::Flush => FORM_FLUSHED,
         Verb::Stats => FORM_TEXT,

@@ -12,13 +12,13 @@ use crate::key::ObjectKey;
 use crate::record::OBJECT_BYTES_MAX;
 
 structure! {
-    /// Start of a request's body. Behind it come `item_count` keys (exists, prefix, remove, pin, lease, begin), get items or
+    /// Start of a request's body. Behind it come `item_count` keys (exists, prefix, remove, pin, lease, begin, prefetch), get items or
     /// put items; then `group_count` keys of bases (attached puts alone) or `required_count` keys (parts alone); then
     /// `checksum_count` checksums of 16 bytes.
     pub struct RequestHead = 64 {
         /// What is asked: 1 exists, 2 exists prefix, 3 get, 4 put, 5 put attached, 6 remove, 7 clear, 8 flush, 9 stats, 10
         /// ping, 11 put parts, 12 pin, 13 unpin, 14 lease, 15 begin, 16 put into, 17 commit, 18 abort, 19
-        /// missing, 20 events; 0 is never valid.
+        /// missing, 20 events, 21 prefetch; 0 is never valid.
         verb: u8,
         /// Zero.
         flags: u8,
@@ -114,11 +114,13 @@ pub enum Verb {
     Missing = 19,
     /// What came and went.
     Events = 20,
+    /// Read objects into memory that will be asked for soon.
+    Prefetch = 21,
 }
 
 impl Verb {
     /// All verbs, for tables.
-    pub const ALL: [Verb; 20] = [
+    pub const ALL: [Verb; 21] = [
         Verb::Exists,
         Verb::ExistsPrefix,
         Verb::Get,
@@ -139,6 +141,7 @@ impl Verb {
         Verb::Abort,
         Verb::Missing,
         Verb::Events,
+        Verb::Prefetch,
     ];
 
     /// The verb of a tag; 0 is none.
@@ -247,6 +250,8 @@ pub enum Ask<'a> {
     Missing(u64),
     /// What came and went, from here on: what the last answer said, or 0 for what does from now on.
     Events(u64),
+    /// Read these into memory: they will be asked for soon.
+    Prefetch(List<'a, ObjectKey>),
 }
 
 impl Ask<'_> {
@@ -275,6 +280,7 @@ impl Ask<'_> {
             Ask::Abort(_) => Verb::Abort,
             Ask::Missing(_) => Verb::Missing,
             Ask::Events(_) => Verb::Events,
+            Ask::Prefetch(_) => Verb::Prefetch,
         }
     }
 }
@@ -286,7 +292,7 @@ pub fn encode(terms: Terms, ask: &Ask<'_>) -> Vec<u8> {
     (head.deadline_ms, head.depth, head.request) = (terms.deadline_ms, terms.depth, terms.request);
     let mut parts: [&[u8]; 3] = [&[]; 3];
     match ask {
-        Ask::Exists(keys) | Ask::ExistsPrefix(keys) | Ask::Remove(keys) => {
+        Ask::Exists(keys) | Ask::ExistsPrefix(keys) | Ask::Remove(keys) | Ask::Prefetch(keys) => {
             (head.item_count, parts[0]) = (keys.len() as u32, keys.bytes());
         }
         Ask::Get(items) => (head.item_count, parts[0]) = (items.len() as u32, items.bytes()),
@@ -336,7 +342,7 @@ pub fn decode(body: &[u8]) -> Result<(Terms, Ask<'_>), FormatError> {
 fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
     let (items, puts, number) = match verb {
         Verb::Put | Verb::PutAttached | Verb::PutParts => (true, true, false),
-        Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Remove => (true, false, false),
+        Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Remove | Verb::Prefetch => (true, false, false),
         Verb::Clear | Verb::Flush | Verb::Stats | Verb::Ping | Verb::Events => (false, false, false),
         Verb::PutInto => (true, true, true),
         Verb::Pin | Verb::Lease | Verb::Begin => (true, false, true),
@@ -370,6 +376,7 @@ fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<A
         Verb::Exists => Ask::Exists(keys(rest, head.item_count)?),
         Verb::ExistsPrefix => Ask::ExistsPrefix(keys(rest, head.item_count)?),
         Verb::Remove => Ask::Remove(keys(rest, head.item_count)?),
+        Verb::Prefetch => Ask::Prefetch(keys(rest, head.item_count)?),
         Verb::Pin => Ask::Pin(head.number, keys(rest, head.item_count)?),
         Verb::Lease => Ask::Lease(head.number, keys(rest, head.item_count)?),
         Verb::Unpin => Ask::Unpin(head.number),

@@ -137,6 +137,7 @@ fn requests() -> Vec<Named> {
         ("request_missing", Ask::Missing(6)),
         ("request_lease", Ask::Lease(60_000, List::of(&keys[..2]))),
         ("request_events", Ask::Events(41)),
+        ("request_prefetch", Ask::Prefetch(List::of(&keys[..2]))),
     ];
     let frame = |ask| control(&Frame::new(Kind::Request, OP, request::encode(terms, ask)));
     asks.iter().map(|(name, ask)| (*name, frame(ask))).collect()
@@ -174,6 +175,7 @@ fn outcomes() -> Vec<Named> {
         ("outcome_abort", Verb::Abort, Written::Number(2)),
         ("outcome_missing", Verb::Missing, Written::Bits(&[true, false])),
         ("outcome_lease", Verb::Lease, Written::Number(2)),
+        ("outcome_prefetch", Verb::Prefetch, Written::Number(2)),
         ("outcome_events", Verb::Events, Written::Events(&events, 45, 3)),
         ("outcome_failed", Verb::Get, Written::Failed(failed)),
     ];

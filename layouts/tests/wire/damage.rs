@@ -86,6 +86,7 @@ fn read_request(body: &[u8]) -> bool {
         Ask::Exists(keys)
         | Ask::ExistsPrefix(keys)
         | Ask::Remove(keys)
+        | Ask::Prefetch(keys)
         | Ask::Pin(_, keys)
         | Ask::Lease(_, keys)
         | Ask::Begin(_, keys) => {

@@ -127,6 +127,7 @@ fn requests_are_read_in_every_field() {
     read("commit", &|ask| assert_eq!(ask, Ask::Commit(6)));
     read("abort", &|ask| assert_eq!(ask, Ask::Abort(6)));
     read("missing", &|ask| assert_eq!(ask, Ask::Missing(6)));
+    read("prefetch", &|ask| assert_eq!(ask, Ask::Prefetch(List::of(&keys()[..2]))));
     read("events", &|ask| assert_eq!(ask, Ask::Events(41)));
     read("lease", &|ask| assert_eq!(ask, Ask::Lease(60_000, List::of(&keys()[..2]))));
     for (name, verb) in [

@@ -1,0 +1,140 @@
+//! What is named ahead is in DRAM when it is asked for, and nothing else changes by it.
+
+use super::face::Store;
+use pagelith::layouts::key::ObjectKey;
+use pagelith::{GetOutcome, GetSlice, MissCause, Options, PutOutcome, Tier};
+
+use super::kit::*;
+use super::world::World;
+
+const LEN: usize = 61_000;
+
+/// Pages of several lengths, whole blocks and not, each on SSD alone.
+fn cold(world: &World, pages: u64) -> Store {
+    let config = world.config();
+    let store = world.open(&config);
+    (0..pages).for_each(|n| store_page(&store, n, LEN));
+    world.reopen(store, &config)
+}
+
+fn keys(pages: std::ops::Range<u64>) -> Vec<ObjectKey> {
+    pages.map(key).collect()
+}
+
+/// Wait until nothing waits to be read ahead.
+fn settled(world: &World, store: &Store) {
+    until(world, "hints are followed", || store.stats().prefetch_waiting == 0);
+}
+
+pub fn what_is_named_is_in_memory_when_it_is_asked_for(world: &World) {
+    let store = cold(world, 20);
+    assert_eq!(store.prefetch(&keys(0..10), Options::default()), 10);
+    settled(world, &store);
+    let stats = store.stats();
+    assert_eq!((stats.prefetched, stats.promoted, stats.dram_objects), (10, 10, 10), "{stats:?}");
+    // Nobody asked for it yet.
+    assert_eq!((stats.hits_ssd, stats.hits_memory, stats.misses.len()), (0, 0, 0), "{stats:?}");
+    for n in 0..20 {
+        let tier = if n < 10 { Tier::Memory } else { Tier::Ssd };
+        assert_eq!(hit_page(&store, n, LEN), tier, "n={n}");
+    }
+    // What is there already, and what is nowhere, is not read.
+    assert_eq!(store.prefetch(&keys(0..10), Options::default()), 0);
+    assert_eq!(store.prefetch(&keys(100..110), Options::default()), usize::from(world.constant) * 10);
+    assert_eq!(store.prefetch(&[], Options::default()), 0);
+    settled(world, &store);
+    assert_eq!(store.stats().prefetched, 10);
+    // Without memory to keep it in, nothing is read.
+    let world = world.fresh(1);
+    let store = world.open(&world.cold_config());
+    store_page(&store, 1, LEN);
+    store.flush(Options::default()).expect("flushed");
+    assert_eq!(store.prefetch(&keys(1..2), Options::default()), 0);
+}
+
+pub fn a_group_goes_whole_or_not_at_all(world: &World) {
+    if world.constant {
+        return; // Its objects are of several lengths, and which is whose only a look at each would tell.
+    }
+    let config = world.config();
+    let store = world.open(&config);
+    let page = group(1, 4);
+    assert_eq!(put_group(&store, &page), Ok(PutOutcome::Stored));
+    let store = world.reopen(store, &config);
+    let named: Vec<ObjectKey> = page.iter().map(|(key, _)| *key).collect();
+    assert_eq!(store.prefetch(&named[..3], Options::default()), 3);
+    settled(world, &store);
+    assert_eq!((store.stats().prefetched, store.stats().dram_bytes), (0, 0));
+    assert_eq!(store.prefetch(&named, Options::default()), 4);
+    settled(world, &store);
+    assert_eq!((store.stats().prefetched, store.stats().promoted), (4, 1));
+    page.iter().for_each(|(key, bytes)| assert_eq!(hit(&store, *key, bytes), Tier::Memory, "key={key}"));
+}
+
+pub fn what_is_read_ahead_is_bounded_and_pushes_out_nothing_in_use(world: &World) {
+    let pages = world.many(60) as u64;
+    let store = cold(world, pages);
+    let quarter = (1 << 20) / 61_440;
+    assert_eq!(store.prefetch(&keys(0..pages), Options::default()), quarter.min(pages as usize));
+    settled(world, &store);
+    // Everything that fits is pinned; for the rest there is no room.
+    let fill = 100..200;
+    let fits = |n: &u64| put_with(&store, key(*n), &bytes(*n, LEN), NOW) == Ok(PutOutcome::Stored);
+    let mut pins = Vec::new();
+    let mut held = Vec::new();
+    for n in fill.take(if world.constant { 0 } else { 100 }).take_while(fits) {
+        pins.push(store.pin(&[key(n)]));
+        held.push(n);
+    }
+    store.prefetch(&keys(0..pages), Options::default());
+    settled(world, &store);
+    held.iter().for_each(|n| assert_eq!(hit_page(&store, *n, LEN), Tier::Memory, "n={n}"));
+    (0..pages).for_each(|n| _ = hit_page(&store, n, LEN));
+}
+
+pub fn what_changes_meanwhile_stays_changed(world: &World) {
+    let store = cold(world, 12);
+    assert_eq!(store.prefetch(&keys(0..12), Options::default()), 12);
+    assert_eq!(store.remove(&keys(0..6), Options::default()), Ok(6));
+    settled(world, &store);
+    (0..6).for_each(|n| gone(world, &store, key(n), LEN));
+    (6..12).for_each(|n| _ = hit_page(&store, n, LEN));
+    // What was removed before it came is not kept, and nothing of it stays behind.
+    assert_eq!(store.stats().dram_bytes, store.stats().dram_objects * 61_440);
+    let store = world.reopen(store, &world.config());
+    assert_eq!(store.prefetch(&keys(6..12), Options::default()), 6);
+    store.clear(namespace("m"), Options::default()).expect("cleared");
+    settled(world, &store);
+    (0..12).for_each(|n| assert_eq!(is_here(&store, key(n), &bytes(n, LEN)), false));
+}
+
+pub fn damage_is_nobodys_page(world: &World) {
+    let config = world.config();
+    drop(cold(world, 4).close());
+    world.flip(0, "segments", find(world, key(2)).payload + 40_000);
+    let store = world.open(&config);
+    assert_eq!(store.prefetch(&keys(0..4), Options::default()), 4);
+    settled(world, &store);
+    let stats = store.stats();
+    assert_eq!((stats.prefetched, stats.damaged, stats.misses.len()), (3, 1, 0), "{stats:?}");
+    let mut to = vec![0; LEN];
+    let get = GetSlice { key: key(2), range: None, pieces: &mut [&mut to] };
+    let outcome = store.get_batch(&mut [get], Options::default()).remove(0);
+    assert_eq!(outcome, Ok(GetOutcome::Miss(MissCause::Absent)));
+    for n in [0, 1, 3] {
+        assert_eq!(hit_page(&store, n, LEN), Tier::Memory, "n={n}");
+    }
+}
+
+pub fn a_store_that_ends_reads_nothing_more(world: &World) {
+    let mut store = cold(world, 16);
+    for round in 0..6 {
+        assert_eq!(store.prefetch(&keys(0..16), Options::default()), 16, "round={round}");
+        store = match round % 2 {
+            0 => world.crash(store, &world.config()),
+            _ => world.reopen(store, &world.config()),
+        };
+        assert_eq!((store.stats().dram_objects, store.stats().prefetch_waiting), (0, 0));
+    }
+    (0..16).for_each(|n| assert_eq!(hit_page(&store, n, LEN), Tier::Ssd));
+}
