@@ -50,6 +50,8 @@ pub enum Verb {
     Unpin,
     /// Lease objects.
     Lease,
+    /// Have objects read into memory that may be asked for soon.
+    Prefetch,
     /// Flush.
     Flush,
     /// Take what is done from a session.
@@ -79,7 +81,7 @@ pub enum Verb {
 }
 
 /// How often each is drawn.
-const WEIGHTS: [(Verb, u32); 34] = [
+const WEIGHTS: [(Verb, u32); 35] = [
     (Verb::Get, 220),
     (Verb::GetPage, 70),
     (Verb::GetRange, 60),
@@ -101,6 +103,7 @@ const WEIGHTS: [(Verb, u32); 34] = [
     (Verb::Pin, 8),
     (Verb::Unpin, 9),
     (Verb::Lease, 3),
+    (Verb::Prefetch, 16),
     (Verb::Flush, 10),
     (Verb::Poll, 60),
     (Verb::Drain, 12),

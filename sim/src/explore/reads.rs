@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
 
 use pagelith::{
     AlignedBuf, Done, Get, GetDone, GetOutcome, GetSlice, HitPolicy, MissCause, Options, PagesFound,
@@ -109,6 +110,31 @@ impl Run<'_> {
             PageKind::Singles => objects::oids(page, objects::singles(page)),
             _ => objects::oids(page, objects::base_form(page)),
         }
+    }
+
+    /// Two pages, mostly the first whole.
+    pub(super) fn prefetch(&mut self) {
+        let Some(store) = self.store.clone() else { return };
+        let mut oids = self.parts_of_some_page();
+        if self.rng.one_in(3) {
+            oids.pop();
+        }
+        oids.extend(self.parts_of_some_page());
+        self.touch(oids.iter().copied());
+        self.reads_ahead = true;
+        let timeout = self.rng.one_in(4).then(|| Duration::from_millis(self.rng.below(5)));
+        let keys: Vec<_> = oids.iter().map(|oid| key(*oid)).collect();
+        let taken = store.prefetch(&keys, Options { timeout, ..self.options() });
+        self.say(|| format!("  prefetch {taken} of {}", keys.len()));
+        self.fold(taken as u64);
+        if taken > keys.len() {
+            self.find(FindingKind::Wrong, format!("{taken} of {} are read ahead", keys.len()));
+        }
+    }
+
+    fn parts_of_some_page(&mut self) -> Vec<Oid> {
+        let page = self.some_page();
+        self.parts_of(page)
     }
 
     /// Every object that a page may have.

@@ -66,6 +66,8 @@ pub struct Run<'p> {
     pub(super) misled: bool,
     /// Pages that reads in flight, and those of this operation, may be of; `None` for all.
     pub(super) touched: Option<BTreeSet<usize>>,
+    /// What was to be read ahead may be under way still.
+    pub(super) reads_ahead: bool,
     /// Of the answers being looked at: see [`Flight::crowded`].
     pub(super) crowded: bool,
     pub(super) sums: Sums,
@@ -120,6 +122,7 @@ impl<'p> Run<'p> {
             hurried: false,
             misled: false,
             touched: Some(BTreeSet::new()),
+            reads_ahead: false,
             crowded: false,
             sums: Sums::default(),
             findings: Vec::new(),
@@ -220,7 +223,8 @@ impl<'p> Run<'p> {
         *self.done.entry(op.verb).or_default() += 1;
         self.rng = SplitMix64::new(op.r);
         self.oracle.tick();
-        if self.flights.is_empty() && self.plan.setup.scrub_kib == 0 {
+        self.reads_ahead &= self.store.as_ref().is_some_and(|store| store.stats().prefetch_waiting > 0);
+        if self.flights.is_empty() && self.plan.setup.scrub_kib == 0 && !self.reads_ahead {
             self.touched = Some(BTreeSet::new());
         }
         let at = self.at;
@@ -267,6 +271,7 @@ impl<'p> Run<'p> {
             Verb::Pin => self.pin(),
             Verb::Unpin => self.unpin(),
             Verb::Lease => self.lease(),
+            Verb::Prefetch => self.prefetch(),
             Verb::Flush => self.flush(),
             Verb::Poll => self.poll(),
             Verb::Drain => self.drain(),
