@@ -37,7 +37,8 @@ pub(crate) fn promote(shared: &Shared, slots: &mut [Slot], at: Recency) -> u64 {
     for members in records.into_values() {
         let members: Vec<usize> = members.into_values().collect();
         let all = members.first().and_then(|i| slots[*i].verified.as_ref());
-        if all.is_some_and(|v| v.member_count == members.len()) && promote_record(shared, slots, &members, at) {
+        if all.is_some_and(|v| v.member_count == members.len()) && promote_record(shared, slots, &members, at)
+        {
             objects += members.len() as u64;
         }
     }
@@ -85,7 +86,8 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
         return false;
     };
     for slot in which.iter().map(|i| &slots[*i]) {
-        let linked = core.index.update(slot.fingerprint, |e| is_found(slot, e), |e| e.frame = Some(frame.id.0));
+        let linked =
+            core.index.update(slot.fingerprint, |e| is_found(slot, e), |e| e.frame = Some(frame.id.0));
         debug_assert!(linked.is_ok_and(|found| found));
         core.events.stored(Tier::Memory, &slot.get.key, false);
     }

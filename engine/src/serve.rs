@@ -446,7 +446,7 @@ fn answer_now(shared: &Shared, ask: &Ask<'_>, options: &Options) -> Answered {
             Answered::number(Verb::ExistsPrefix, found as u64)
         }
         Ask::Stats => {
-            let stats = crate::stats::Stats::of(&shared.lock(), shared);
+            let stats = crate::stats::Stats::of(shared);
             Answered::text(serde_json::to_string(&stats).unwrap_or_default())
         }
         ask => Answered::number(ask.verb(), 0),

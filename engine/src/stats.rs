@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::core::Core;
 use crate::outcome::MissCause;
 use crate::shared::Shared;
 
@@ -175,7 +174,9 @@ pub struct Stats {
 }
 
 impl Stats {
-    pub(crate) fn of(core: &Core, shared: &Shared) -> Stats {
+    pub(crate) fn of(shared: &Shared) -> Stats {
+        let prefetch_waiting = shared.prefetch.waiting();
+        let core = shared.lock();
         let mut c = core.counters.clone();
         shared.tallies.add_to(&mut c);
         let dram_objects = core.frames.iter().map(|(_, f)| f.data.members.len() as u64).sum();
@@ -209,7 +210,7 @@ impl Stats {
             frames_evicted: c.frames_evicted,
             promoted: c.promoted,
             prefetched: c.prefetched,
-            prefetch_waiting: shared.prefetch.waiting(),
+            prefetch_waiting,
             bytes_to_device: c.bytes_to_device,
             syncs: c.syncs,
             bytes_reinserted: c.bytes_reinserted,

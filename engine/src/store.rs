@@ -247,7 +247,7 @@ impl Store {
 
     /// Counters.
     pub fn stats(&self) -> Stats {
-        Stats::of(&self.shared.lock(), &self.shared)
+        Stats::of(&self.shared)
     }
 
     /// What came and went since it was asked last, `most` events at most; nothing unless the setting `events.max` says how many to

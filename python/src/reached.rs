@@ -184,6 +184,13 @@ impl Reached {
         }
     }
 
+    pub fn prefetch(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
+        match self {
+            Reached::Own(store) => Ok(store.prefetch(keys, options)),
+            Reached::Attached(store) => store.prefetch(keys, options),
+        }
+    }
+
     /// Counters, as JSON.
     pub fn stats(&self) -> Result<String> {
         let failed = |error: serde_json::Error| internal(error.to_string());

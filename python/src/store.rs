@@ -412,6 +412,24 @@ impl Store {
         here.map_err(|error| raised(&error))
     }
 
+    /// Say that these objects will be asked for soon: what is on SSD and not in DRAM is read into DRAM in the background; how many
+    /// that are. Objects that were put together go together: name all of them. A hint promises nothing; what is not begun within
+    /// `timeout` seconds is not read any more.
+    #[pyo3(signature = (keys, *, request=None, depth=0, timeout=None))]
+    fn prefetch(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, Key>>,
+        request: Option<&Bound<'_, Request>>,
+        depth: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<usize> {
+        let keys = crate::keys::keys(keys);
+        let options = options(request, depth, timeout)?;
+        let taken = self.with(py, |store| store.prefetch(&keys, options))?;
+        taken.map_err(|error| raised(&error))
+    }
+
     /// Counters, by name; docs/operations.md says what each of them is.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let stats = self.with(py, |store| store.stats())?.map_err(|error| raised(&error))?;

@@ -338,6 +338,20 @@ class Life(Case):
         self.assertEqual(store.exists(keys), [False] * 10)
         self.assertEqual(store.stats()["puts_stored"], 10)
 
+    def test_what_will_be_asked_for_is_in_memory_by_then(self):
+        store = self.open(promote="never")
+        keys = [key(n) for n in range(20)]
+        self.assertTrue(all(store.put(keys, [content(n) for n in range(20)])))
+        store.close()
+        store = self.open(promote="never")
+        self.assertEqual(store.prefetch([*keys[:10], key(99)], request=store.begin_request(), timeout=60), 10)
+        while store.stats()["prefetch_waiting"]:
+            pass
+        into = [bytearray(PAGE) for _ in keys]
+        self.assertEqual([got.tier for got in store.get(keys, into)], ["dram"] * 10 + ["ssd"] * 10)
+        self.assertEqual(into, [content(n) for n in range(20)])
+        self.assertEqual((store.prefetch(keys[:10]), store.stats()["prefetched"]), (0, 10))
+
     def test_a_closed_store_says_so(self):
         store = self.open()
         store.close()
@@ -522,6 +536,8 @@ class Attached(Case):
             mamba = pagelith.PoolQuery.trailing_pages([key(0, pool="mamba")])
             found = reader.exists_groups([page[0].page], [key(0, component="k")], [mamba])
             self.assertEqual((found.usable_pages, found.stops), (1, [1]))
+            # All of it is in memory.
+            self.assertEqual(reader.prefetch(keys), 0)
             self.assertEqual(reader.remove(keys[:5]), 5)
             self.assertEqual(writer.exists(keys[:6]), [False] * 5 + [True])
             self.assertEqual(reader.stats()["puts_stored"], 53)

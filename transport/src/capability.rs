@@ -173,7 +173,8 @@ mod tests {
                 "shown",
                 "pins",
                 "begun",
-                "events"
+                "events",
+                "prefetch"
             ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };
