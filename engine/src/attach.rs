@@ -13,6 +13,7 @@ mod listen;
 mod pin;
 mod put;
 mod tell;
+mod view;
 
 use std::time::Duration;
 
@@ -52,6 +53,7 @@ use crate::remote::{Peer, Remote, Told};
 
 pub use self::group::Group;
 pub use self::pin::Pin;
+pub use self::view::View;
 
 /// Longest single wait, so that a wait for several things notices each.
 const STEP: Duration = Duration::from_millis(20);
@@ -322,7 +324,9 @@ impl Attached {
     pub fn stats(&self, options: Options) -> Result<String> {
         match self.tell(&Ask::Stats, &options, true)? {
             (Told::Text(text), _) => Ok(text),
-            (Told::Number(_) | Told::Flushed(_) | Told::Bits(_) | Told::Events(_), _) => Err(no_link()),
+            (Told::Number(_) | Told::Flushed(_) | Told::Bits(_) | Told::Events(_) | Told::Views(_), _) => {
+                Err(no_link())
+            }
         }
     }
 

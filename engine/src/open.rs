@@ -203,6 +203,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
         late_reads: AtomicU64::new(0),
         prefetch: Prefetch::default(),
         arriving: AtomicU64::new(0),
+        viewed: AtomicU64::new(0),
         read_at: AtomicU64::new(NEVER_READ),
     });
     let flusher = match (volume, manifest, recovered) {

@@ -306,6 +306,15 @@ impl Server {
                 self.answer(id, answered);
                 return;
             }
+            Ask::View(name, keys) => {
+                let shared = &self.world.session.io.shared;
+                let answered = match self.held.view(&*self.link, shared, name, keys.iter()) {
+                    Ok(items) => Answered::views(items),
+                    Err(error) => Answered::failed(verb, error),
+                };
+                self.answer(id, answered);
+                return;
+            }
             Ask::Prefetch(keys) => {
                 let shared = &self.world.session.io.shared;
                 let taken = prefetch::prefetch(shared, keys.iter(), &manner.options);

@@ -71,6 +71,8 @@ pub(crate) struct Shared {
     pub prefetch: Prefetch,
     /// Bytes of the arena that are set aside for what arrives over links, and for what is read ahead.
     pub arriving: AtomicU64,
+    /// Bytes of the arena that other processes look at, for as long as they want.
+    pub viewed: AtomicU64,
     /// When somebody last had reads on the device, as the clock has it; [`NEVER_READ`] at first.
     pub read_at: AtomicU64,
 }

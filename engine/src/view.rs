@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
+use pagelith_io::buffer::Part;
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
 use pagelith_layouts::key::ObjectKey;
 
 use crate::error::Result;
@@ -16,6 +17,23 @@ pub struct View {
     held: Held,
     member: usize,
     shared: Arc<Shared>,
+}
+
+impl View {
+    /// The bytes as a part, for who looks where they lie; it goes before this does.
+    pub(crate) fn part(&self) -> Part {
+        self.held.part(&self.shared.memory, self.member)
+    }
+
+    /// The checksums of its blocks.
+    pub(crate) fn checksums(&self) -> &[Checksum] {
+        &self.held.data.members[self.member].checksums
+    }
+
+    /// Bytes of the arena that it keeps.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        self.held.data.bytes()
+    }
 }
 
 impl std::ops::Deref for View {

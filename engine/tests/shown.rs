@@ -1,6 +1,9 @@
 //! Clients of this host that are shown what the store has in DRAM, and show the store what they put.
 #![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
 
+#[path = "shown/views.rs"]
+mod views;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -15,6 +18,7 @@ use pagelith::layouts::ids::{NamespaceId, OpId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::shard::Shard;
 use pagelith::layouts::wire::Frame;
+use pagelith::layouts::wire::shown::Stretch;
 use pagelith::serve::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Offer;
@@ -120,6 +124,8 @@ struct Seen {
     landed: AtomicU64,
     showed: AtomicU64,
     sent: AtomicU64,
+    /// The link is to end.
+    cut: AtomicBool,
 }
 
 impl Seen {
@@ -203,6 +209,10 @@ impl Link for Watched {
         place
     }
 
+    fn view(&self, stretch: Stretch, place: (u32, u64), length: u64) -> Option<Shown> {
+        self.0.view(stretch, place, length)
+    }
+
     fn push(&mut self, push: Push) -> Result<(), Push> {
         let count = if self.0.shows(&push.parts) { &self.1.showed } else { &self.1.sent };
         count.fetch_add(1, Ordering::Relaxed);
@@ -222,6 +232,9 @@ impl Link for Watched {
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) {
+        if self.1.cut.load(Ordering::Relaxed) {
+            self.0.close();
+        }
         let had = events.len();
         self.0.poll(events);
         self.note(&events[had..]);

@@ -5,7 +5,7 @@ use libfuzzer_sys::fuzz_target;
 use pagelith_layouts::checksum::{checksum64, key_hash};
 use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
-use pagelith_layouts::wire::outcome::{self, Answer, EventItem, Written};
+use pagelith_layouts::wire::outcome::{self, Answer, EventItem, ViewItem, Written};
 use pagelith_layouts::wire::request::{self, Ask, Verb};
 use pagelith_layouts::wire::{FrameHead, Kind, head, pull, shown};
 
@@ -85,6 +85,11 @@ fn outcome(body: &[u8]) {
         Answer::Events(said) => {
             let items: Vec<EventItem> = said.iter().map(|happened| EventItem::of(&happened)).collect();
             assert_eq!(outcome::encode(Verb::Events, &Written::Events(&items, said.next, said.lost)), body);
+        }
+        Answer::Views(views) => {
+            let items: Vec<ViewItem> =
+                views.iter().map(|view| ViewItem::of(view.key_hash(), view.lies())).collect();
+            assert_eq!(outcome::encode(Verb::View, &Written::Views(&items)), body);
         }
         Answer::Number(_) | Answer::Flushed(_) | Answer::Text(_) | Answer::Failed(_) => {}
     }

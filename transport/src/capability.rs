@@ -174,7 +174,8 @@ mod tests {
                 "pins",
                 "begun",
                 "events",
-                "prefetch"
+                "prefetch",
+                "views"
             ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };

@@ -74,7 +74,7 @@ impl Rights {
         let verb = ask.verb();
         let may = match verb {
             Verb::Exists | Verb::ExistsPrefix | Verb::Get => self.read,
-            Verb::Pin | Verb::Unpin | Verb::Lease | Verb::Events | Verb::Prefetch => self.read,
+            Verb::Pin | Verb::Unpin | Verb::Lease | Verb::Events | Verb::Prefetch | Verb::View => self.read,
             Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::Flush => self.write,
             Verb::Begin | Verb::PutInto | Verb::Commit | Verb::Abort | Verb::Missing => self.write,
             Verb::Remove | Verb::Clear => self.remove,
@@ -92,6 +92,7 @@ impl Rights {
             | Ask::Pin(_, keys)
             | Ask::Lease(_, keys)
             | Ask::Prefetch(keys)
+            | Ask::View(_, keys)
             | Ask::Begin(_, keys) => keys.iter().find_map(|key| foreign(key.namespace())),
             Ask::Get(items) => items.iter().find_map(|item| foreign(item.key.namespace())),
             Ask::Put(puts) => {
@@ -155,6 +156,7 @@ mod tests {
             Ask::Pin(1, List::of(&keys)),
             Ask::Lease(1, List::of(&keys)),
             Ask::Prefetch(List::of(&keys)),
+            Ask::View(1, List::of(&keys)),
             Ask::Begin(1, List::of(&keys)),
         ] {
             assert_eq!(refused(ask), Some(FOREIGN), "{:?}", ask.verb());

@@ -88,6 +88,14 @@ impl Shown {
         self.pieces.iter().map(|(_, _, length)| length).sum()
     }
 
+    /// Where they are mapped, if they lie side by side and are.
+    pub fn mapped_at(&self) -> Option<*const u8> {
+        match self.pieces.as_slice() {
+            [(view, at, _)] => view.mapped_at(*at),
+            _ => None,
+        }
+    }
+
     /// Copy the bytes from `from` on into `to`.
     ///
     /// # Panics

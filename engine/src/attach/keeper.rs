@@ -65,7 +65,9 @@ impl Kept {
         self.desk.take_all();
         match tell_once(clock, &mut self.desk, ask, manner, &|| {})? {
             (Told::Number(number), _) => Ok((number, self.desk.lines.made())),
-            (Told::Flushed(_) | Told::Text(_) | Told::Bits(_) | Told::Events(_), _) => Err(no_link()),
+            (Told::Flushed(_) | Told::Text(_) | Told::Bits(_) | Told::Events(_) | Told::Views(_), _) => {
+                Err(no_link())
+            }
         }
     }
 
@@ -74,7 +76,9 @@ impl Kept {
         self.desk.take_all();
         match tell_once(clock, &mut self.desk, ask, manner, &|| {})? {
             (Told::Bits(bits), _) => Ok(bits),
-            (Told::Flushed(_) | Told::Text(_) | Told::Number(_) | Told::Events(_), _) => Err(no_link()),
+            (Told::Flushed(_) | Told::Text(_) | Told::Number(_) | Told::Events(_) | Told::Views(_), _) => {
+                Err(no_link())
+            }
         }
     }
 
@@ -151,6 +155,24 @@ impl Keeper {
             let _ = own.polled();
         }
         self.stood.load(Relaxed) == link
+    }
+
+    /// Have the store let go what is pinned or looked at by these names on the link of this number, if that still stands.
+    pub fn unpin(&self, link: u64, names: &[u64]) {
+        let manner = self.manner();
+        let told = self.with(manner.deadline, |kept| {
+            for name in names {
+                if kept.link() != Some(link) {
+                    return;
+                }
+                if let Err(error) = kept.number(&*self.clock, &Ask::Unpin(*name), manner) {
+                    tracing::warn!(%error, "what was held may be held until the link ends");
+                }
+            }
+        });
+        if let Err(error) = told {
+            tracing::warn!(%error, "what was held may be held until the link ends");
+        }
     }
 
     /// One thing less is held.

@@ -42,21 +42,8 @@ impl Pin {
 impl Drop for Pin {
     /// Waits until the store has let go, for as long as a call may take.
     fn drop(&mut self) {
-        let manner = self.keeper.manner();
         self.keeper.let_go();
-        let told = self.keeper.with(manner.deadline, |kept| {
-            for name in &self.names {
-                if kept.link() != Some(self.link) {
-                    return;
-                }
-                if let Err(error) = kept.number(&*self.keeper.clock, &Ask::Unpin(*name), manner) {
-                    tracing::warn!(%error, "what was pinned may be pinned until the link ends");
-                }
-            }
-        });
-        if let Err(error) = told {
-            tracing::warn!(%error, "what was pinned may be pinned until the link ends");
-        }
+        self.keeper.unpin(self.link, &self.names);
     }
 }
 

@@ -19,7 +19,9 @@ impl Attached {
     pub(super) fn number(&self, ask: &Ask<'_>, options: &Options, safe: bool) -> Result<u64> {
         match self.tell(ask, options, safe)? {
             (Told::Number(number), _) => Ok(number),
-            (Told::Flushed(_) | Told::Text(_) | Told::Bits(_) | Told::Events(_), _) => Err(no_link()),
+            (Told::Flushed(_) | Told::Text(_) | Told::Bits(_) | Told::Events(_) | Told::Views(_), _) => {
+                Err(no_link())
+            }
         }
     }
 
@@ -66,6 +68,7 @@ fn lacks(caller: &Caller, ask: &Ask<'_>) -> Option<Error> {
             (Feature::Begun, "the store lets no other process begin groups")
         }
         Ask::Events(_) => (Feature::Events, "the store tells nobody what comes and goes"),
+        Ask::View(..) => (Feature::Views, "the store lets no other process look at its memory"),
         Ask::Prefetch(_) => (Feature::Prefetch, "the store reads nothing ahead for other processes"),
         _ => return None,
     };

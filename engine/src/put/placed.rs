@@ -23,7 +23,7 @@ use crate::put;
 use crate::shared::Shared;
 
 /// What may be set aside at a time: this share of the arena, or one group if that is more.
-const SHARE: u64 = 4;
+const ARRIVING_SHARE: u64 = 4;
 
 /// An extent set aside.
 struct Hold {
@@ -70,7 +70,7 @@ pub(crate) enum SetAside {
 /// Memory for objects of these lengths, for all of them or none.
 pub(crate) fn set_aside(shared: &Arc<Shared>, lengths: &[u64]) -> SetAside {
     let bytes: u64 = lengths.iter().map(|length| align_up(*length)).sum();
-    if !reserve(&shared.arriving, bytes, shared.config.arena_bytes() / SHARE) {
+    if !reserve(&shared.arriving, bytes, shared.config.arena_bytes() / ARRIVING_SHARE) {
         return SetAside::Later;
     }
     let mut extents = Vec::with_capacity(lengths.len());
@@ -101,8 +101,8 @@ pub(crate) fn set_aside(shared: &Arc<Shared>, lengths: &[u64]) -> SetAside {
     SetAside::Now(extents.into_iter().map(arriving).collect())
 }
 
-/// Count `bytes` in, if they are not too many beside what is there already.
-fn reserve(arriving: &AtomicU64, bytes: u64, most: u64) -> bool {
+/// Count `bytes` in, if they are not too many beside what is there already; alone they may be more.
+pub(crate) fn reserve(arriving: &AtomicU64, bytes: u64, most: u64) -> bool {
     let more = |now: u64| (now == 0 || now + bytes <= most).then_some(now + bytes);
     arriving.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
 }

@@ -10,7 +10,7 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::outcome::{
-    Answer, CauseTag, ErrorTag, Failure, Flushed, Happened, Items, TierTag, Verdict,
+    Answer, CauseTag, ErrorTag, Failure, Flushed, Happened, Items, Lies, TierTag, Verdict,
 };
 use pagelith_layouts::wire::pull::PullItem;
 use pagelith_layouts::wire::request::{GetItem, Verb};
@@ -89,6 +89,8 @@ pub(crate) enum Told {
     Text(String),
     Bits(Vec<bool>),
     Events(Since),
+    /// Of each object the hash of its key, and where it lies if it is in memory.
+    Views(Vec<(Checksum, Option<Lies>)>),
 }
 
 /// An object of a get.
@@ -389,6 +391,9 @@ fn told_by(answer: &Answer<'_>) -> Option<Told> {
         Answer::Events(said) => {
             let events = said.iter().map(happened).collect();
             Some(Told::Events(Since { events, next: said.next, lost: said.lost }))
+        }
+        Answer::Views(views) => {
+            Some(Told::Views(views.iter().map(|view| (view.key_hash(), view.lies())).collect()))
         }
         Answer::Items(_) | Answer::Failed(_) => None,
     }

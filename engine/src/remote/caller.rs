@@ -16,9 +16,11 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms};
+use pagelith_layouts::wire::shown::Stretch;
 use pagelith_layouts::wire::{Frame, Kind, List, outcome, pull};
 use pagelith_transport::closed::Closed;
 use pagelith_transport::link::{Event, Link};
+use pagelith_transport::shown::Shown;
 
 use super::call::{Call, Lend, Reply, Wanted};
 use crate::error::{Error, ErrorKind, Result};
@@ -54,6 +56,12 @@ impl Caller {
     /// Where the peer can look at these bytes, if it can.
     pub fn place(&self, parts: &[Part]) -> Option<(u32, u64)> {
         self.link.place(parts)
+    }
+
+    /// Bytes that the peer says lie in a region of its own, if it has handed over such memory.
+    pub fn view(&self, (region, at): (u32, u64), length: u64) -> Option<Shown> {
+        let nowhere: Stretch = (OpId(0), 0, 0);
+        self.link.view(nowhere, (region, at), length)
     }
 
     /// Longest request in bytes.

@@ -4,8 +4,8 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, key_hash};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::outcome::{
-    CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, TierTag, Verdict as Wire, Written,
-    encode,
+    CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, TierTag, Verdict as Wire, ViewItem,
+    Written, encode,
 };
 use pagelith_layouts::wire::request::Verb;
 
@@ -36,6 +36,7 @@ enum What {
     Flushed(FlushReport),
     Text(String),
     Events(Vec<EventItem>, u64, u64),
+    Views(Vec<ViewItem>),
     Failed(Error),
 }
 
@@ -67,6 +68,10 @@ impl Answered {
         Answered { verb: Verb::Events, what: What::Events(items, since.next, since.lost) }
     }
 
+    pub fn views(items: Vec<ViewItem>) -> Answered {
+        Answered { verb: Verb::View, what: What::Views(items) }
+    }
+
     pub fn failed(verb: Verb, error: Error) -> Answered {
         Answered { verb, what: What::Failed(error) }
     }
@@ -83,6 +88,7 @@ impl Answered {
             What::Flushed(report) => encode(self.verb, &Written::Flushed(flushed(report))),
             What::Text(text) => encode(self.verb, &Written::Text(text)),
             What::Events(items, next, lost) => encode(self.verb, &Written::Events(items, *next, *lost)),
+            What::Views(items) => encode(self.verb, &Written::Views(items)),
             What::Failed(error) => encode(self.verb, &Written::Failed(failure(error))),
         }
     }

@@ -1,22 +1,30 @@
-//! What a client holds of the store beyond its operations: pins, and groups that it began. They are of its connection, named by
-//! the client, and go with it; what another connection holds has no name here.
+//! What a client holds of the store beyond its operations: pins, what it looks at, and groups that it began. They are of its
+//! connection, named by the client, and go with it; what another connection holds has no name here.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use pagelith_io::sync::Arc;
+use pagelith_layouts::checksum::key_hash;
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::outcome::{Lies, ViewItem, digest};
 use pagelith_layouts::wire::request::{Ask, Verb};
+use pagelith_transport::link::Link;
 use rustc_hash::FxHashMap;
 
 use super::answer::Answered;
 use crate::batch::Options;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::groups::{self, Joined};
 use crate::pin::{self, Pin};
+use crate::put::placed::reserve;
 use crate::shared::Shared;
+use crate::view::{self, View};
 
 /// Most objects that a connection has pinned; what they are attached to counts too.
 const PINNED_MAX: usize = 65_536;
+/// Of the arena all clients together look at this share at most, or at one page.
+const VIEWED_SHARE: u64 = 4;
 /// Longest lease that a client gets: a lease outlives its connection, and nobody could end it before.
 const LEASE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// Most objects that the open groups of a connection consist of: a quarter of what those of all together may.
@@ -27,6 +35,7 @@ const REQUIRED_MAX: usize = groups::waiting::REQUIRED_MAX / 4;
 pub(super) struct Held {
     pins: FxHashMap<u64, Pin>,
     rows: usize,
+    views: FxHashMap<u64, Vec<View>>,
     groups: FxHashMap<u64, Begun>,
 }
 
@@ -42,9 +51,7 @@ impl Held {
     pub fn pins(&mut self, shared: &Arc<Shared>, ask: &Ask<'_>) -> Result<u64> {
         shared.check_open()?;
         let objects = match ask {
-            Ask::Pin(name, _) if self.pins.contains_key(name) => {
-                return Err(Error::invalid(format!("a pin of this link has this name name={name}")));
-            }
+            Ask::Pin(name, _) if self.has(*name) => return Err(has_name(*name)),
             Ask::Pin(name, keys) => {
                 let pin = Pin::bounded(shared, keys.iter(), PINNED_MAX - self.rows)?;
                 let pinned = pin.pinned();
@@ -54,10 +61,13 @@ impl Held {
                 }
                 pinned
             }
-            Ask::Unpin(name) => self.pins.remove(name).map_or(0, |pin| {
-                self.rows -= pin.rows();
-                pin.pinned()
-            }),
+            Ask::Unpin(name) => {
+                let pinned = self.pins.remove(name).map_or(0, |pin| {
+                    self.rows -= pin.rows();
+                    pin.pinned()
+                });
+                pinned + self.views.remove(name).map_or(0, |views| look_no_more(shared, views))
+            }
             Ask::Lease(ms, keys) => {
                 let duration = Duration::from_millis(*ms);
                 if duration > LEASE_MAX {
@@ -69,6 +79,44 @@ impl Held {
             ask => return Err(Error::invalid(format!("nothing to hold verb={:?}", ask.verb()))),
         };
         Ok(objects as u64)
+    }
+
+    /// Where these objects lie in memory, if this link shows that: they stay there until they are let go.
+    pub fn view(
+        &mut self,
+        link: &dyn Link,
+        shared: &Arc<Shared>,
+        name: u64,
+        keys: impl Iterator<Item = ObjectKey>,
+    ) -> Result<Vec<ViewItem>> {
+        if self.has(name) {
+            return Err(has_name(name));
+        }
+        let mut views = Vec::new();
+        let seen = keys.map(|key| {
+            let Some(view) = view::view(shared, &key)? else { return Ok(ViewItem::of(key_hash(&key), None)) };
+            let Some((region, at)) = link.place(&[view.part()]) else {
+                let detail = "the store shows this process none of its memory";
+                return Err(Error::new(ErrorKind::Incompatible, detail));
+            };
+            let most = shared.config.arena_bytes() / VIEWED_SHARE;
+            if !reserve(&shared.viewed, view.kept_bytes(), most) {
+                return Err(Error::busy(format!("too much of the arena is looked at max={most}")));
+            }
+            let (length, digest) = (view.len() as u64, digest(view.checksums()));
+            views.push(view);
+            Ok(ViewItem::of(key_hash(&key), Some(Lies { region, at, length, digest })))
+        });
+        let seen: Result<Vec<ViewItem>> = seen.collect();
+        match seen.is_ok() && !views.is_empty() {
+            true => _ = self.views.insert(name, views),
+            false => _ = look_no_more(shared, views),
+        }
+        seen
+    }
+
+    fn has(&self, name: u64) -> bool {
+        self.pins.contains_key(&name) || self.views.contains_key(&name)
     }
 
     /// Begin a group; how many objects it consists of.
@@ -128,8 +176,20 @@ impl Held {
 
     /// The connection has ended.
     pub fn let_go(&mut self, shared: &Shared) {
-        let Held { pins, groups, .. } = std::mem::take(self);
+        let Held { pins, groups, views, .. } = std::mem::take(self);
         drop(pins);
+        views.into_values().for_each(|views| _ = look_no_more(shared, views));
         shared.lock().leave_groups(groups.into_values().map(|begun| begun.joined.id().0), shared.now());
     }
+}
+
+fn has_name(name: u64) -> Error {
+    Error::invalid(format!("a pin or view of this link has this name name={name}"))
+}
+
+/// A client looks there no more; how many objects.
+fn look_no_more(shared: &Shared, views: Vec<View>) -> usize {
+    let bytes: u64 = views.iter().map(View::kept_bytes).sum();
+    shared.viewed.fetch_sub(bytes, Relaxed);
+    views.len()
 }

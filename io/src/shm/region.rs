@@ -142,6 +142,14 @@ impl View {
         at.checked_add(len).is_some_and(|end| end <= self.len() as u64)
     }
 
+    /// Where the bytes from `at` on are mapped, to be read while nobody writes them; `None` if they are not mapped, or are not there.
+    pub fn mapped_at(&self, at: u64) -> Option<*const u8> {
+        match &self.bytes {
+            Bytes::Mapped(map) => (at < map.len() as u64).then(|| map.as_ptr().wrapping_add(at as usize)),
+            Bytes::Read(..) => None,
+        }
+    }
+
     /// Copy the bytes from `at` on out. What is copied is what the owner had there, or a mixture of that and what it was
     /// writing meanwhile; zeros where it has become shorter.
     ///

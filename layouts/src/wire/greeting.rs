@@ -97,11 +97,13 @@ pub enum Feature {
     Events = 1 << 11,
     /// What will be asked for soon is read into memory.
     Prefetch = 1 << 12,
+    /// Objects are looked at where they lie in memory that was handed over, for as long as the client wants.
+    Views = 1 << 13,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 13] = [
+    pub const ALL: [Feature; 14] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -115,6 +117,7 @@ impl Feature {
         Feature::Begun,
         Feature::Events,
         Feature::Prefetch,
+        Feature::Views,
     ];
 
     /// Its bit.
@@ -138,6 +141,7 @@ impl Feature {
             Feature::Begun => "begun",
             Feature::Events => "events",
             Feature::Prefetch => "prefetch",
+            Feature::Views => "views",
         }
     }
 

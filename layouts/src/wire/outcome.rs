@@ -5,6 +5,7 @@
 mod events;
 mod failure;
 mod read;
+mod views;
 mod write;
 
 use super::List;
@@ -15,15 +16,16 @@ use crate::format::structure;
 pub use events::{EventItem, EventsSaid, Happened};
 pub use failure::{ErrorTag, Failure, TEXT_MAX};
 pub use read::decode;
+pub use views::{Lies, ViewItem, digest};
 pub use write::{Written, encode};
 
 structure! {
     /// Start of an outcome's body. What follows depends on the form: items, then checksums of 16 bytes, then texts; or
-    /// bits, a bit an item from the lowest of each byte; or four numbers; or a text; or events.
+    /// bits, a bit an item from the lowest of each byte; or four numbers; or a text; or events; or views.
     pub struct OutcomeHead = 40 {
         /// 1 items (get, put), 2 bits (exists, missing), 3 a number (exists prefix, remove, clear, ping, pin, unpin, lease, begin, prefetch,
         /// commit, abort), 4 flushed, 5 a text
-        /// (stats), 6 failed as a whole, 7 events; 0 is never valid.
+        /// (stats), 6 failed as a whole, 7 events, 8 views; 0 is never valid.
         form: u8,
         /// The verb of the request.
         verb: u8,
@@ -31,7 +33,7 @@ structure! {
         error: u8,
         /// Zero.
         reserved: u8,
-        /// Number of items, bits or events; else zero.
+        /// Number of items, bits, events or views; else zero.
         item_count: u32,
         /// Number of checksums; else zero.
         checksum_count: u32,
@@ -209,6 +211,8 @@ pub enum Answer<'a> {
     Text(&'a str),
     /// To events.
     Events(EventsSaid<'a>),
+    /// To view: one an object.
+    Views(List<'a, ViewItem>),
     /// It failed as a whole, and no item was touched.
     Failed(Failure<'a>),
 }
@@ -262,6 +266,7 @@ fn form_of(verb: Verb) -> u8 {
         Verb::Flush => FORM_FLUSHED,
         Verb::Stats => FORM_TEXT,
         Verb::Events => FORM_EVENTS,
+        Verb::View => FORM_VIEWS,
     }
 }
 
@@ -272,6 +277,7 @@ const FORM_FLUSHED: u8 = 4;
 const FORM_TEXT: u8 = 5;
 const FORM_FAILED: u8 = 6;
 const FORM_EVENTS: u8 = 7;
+const FORM_VIEWS: u8 = 8;
 
 const STATE_HIT: u8 = 1;
 const STATE_MISS: u8 = 2;

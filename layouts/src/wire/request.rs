@@ -12,13 +12,13 @@ use crate::key::ObjectKey;
 use crate::record::OBJECT_BYTES_MAX;
 
 structure! {
-    /// Start of a request's body. Behind it come `item_count` keys (exists, prefix, remove, pin, lease, begin, prefetch), get items or
+    /// Start of a request's body. Behind it come `item_count` keys (exists, prefix, remove, pin, lease, begin, prefetch, view), get items or
     /// put items; then `group_count` keys of bases (attached puts alone) or `required_count` keys (parts alone); then
     /// `checksum_count` checksums of 16 bytes.
     pub struct RequestHead = 64 {
         /// What is asked: 1 exists, 2 exists prefix, 3 get, 4 put, 5 put attached, 6 remove, 7 clear, 8 flush, 9 stats, 10
         /// ping, 11 put parts, 12 pin, 13 unpin, 14 lease, 15 begin, 16 put into, 17 commit, 18 abort, 19
-        /// missing, 20 events, 21 prefetch; 0 is never valid.
+        /// missing, 20 events, 21 prefetch, 22 view; 0 is never valid.
         verb: u8,
         /// Zero.
         flags: u8,
@@ -42,7 +42,7 @@ structure! {
         request: u64,
         /// Which namespace to clear; else zero.
         namespace: NamespaceId,
-        /// What the client calls a pin (pin, unpin) or an open group (begin, put into, commit, abort, missing), of this connection; how many milliseconds (lease). At least 1 there. From where
+        /// What the client calls a pin (pin, unpin, view) or an open group (begin, put into, commit, abort, missing), of this connection; how many milliseconds (lease). At least 1 there. From where
         /// on (events), 0 for what happens from now on. Else zero.
         number: u64,
     }
@@ -116,11 +116,13 @@ pub enum Verb {
     Events = 20,
     /// Read objects into memory that will be asked for soon.
     Prefetch = 21,
+    /// Where objects lie in memory, which they keep until they are let go as a pin is.
+    View = 22,
 }
 
 impl Verb {
     /// All verbs, for tables.
-    pub const ALL: [Verb; 21] = [
+    pub const ALL: [Verb; 22] = [
         Verb::Exists,
         Verb::ExistsPrefix,
         Verb::Get,
@@ -142,6 +144,7 @@ impl Verb {
         Verb::Missing,
         Verb::Events,
         Verb::Prefetch,
+        Verb::View,
     ];
 
     /// The verb of a tag; 0 is none.
@@ -236,7 +239,9 @@ pub enum Ask<'a> {
     Ping,
     /// Keep these under a name that the connection has no other pin by.
     Pin(u64, List<'a, ObjectKey>),
-    /// Let go what is pinned under this name.
+    /// Where these lie in memory; they stay there under a name that the connection has no pin or other view by.
+    View(u64, List<'a, ObjectKey>),
+    /// Let go what is pinned or looked at under this name.
     Unpin(u64),
     /// Keep these for so many milliseconds.
     Lease(u64, List<'a, ObjectKey>),
@@ -281,6 +286,7 @@ impl Ask<'_> {
             Ask::Missing(_) => Verb::Missing,
             Ask::Events(_) => Verb::Events,
             Ask::Prefetch(_) => Verb::Prefetch,
+            Ask::View(..) => Verb::View,
         }
     }
 }
@@ -306,7 +312,10 @@ pub fn encode(terms: Terms, ask: &Ask<'_>) -> Vec<u8> {
             head.number = puts.open().unwrap_or(0);
             parts = [puts.items().bytes(), keys.bytes(), puts.checksums().bytes()];
         }
-        Ask::Pin(number, keys) | Ask::Lease(number, keys) | Ask::Begin(number, keys) => {
+        Ask::Pin(number, keys)
+        | Ask::View(number, keys)
+        | Ask::Lease(number, keys)
+        | Ask::Begin(number, keys) => {
             (head.number, head.item_count, parts[0]) = (*number, keys.len() as u32, keys.bytes());
         }
         Ask::Unpin(name) | Ask::Commit(name) | Ask::Abort(name) | Ask::Missing(name) | Ask::Events(name) => {
@@ -345,7 +354,7 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
         Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Remove | Verb::Prefetch => (true, false, false),
         Verb::Clear | Verb::Flush | Verb::Stats | Verb::Ping | Verb::Events => (false, false, false),
         Verb::PutInto => (true, true, true),
-        Verb::Pin | Verb::Lease | Verb::Begin => (true, false, true),
+        Verb::Pin | Verb::View | Verb::Lease | Verb::Begin => (true, false, true),
         Verb::Unpin | Verb::Commit | Verb::Abort | Verb::Missing => (false, false, true),
     };
     let block_ok =
@@ -378,6 +387,7 @@ fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<A
         Verb::Remove => Ask::Remove(keys(rest, head.item_count)?),
         Verb::Prefetch => Ask::Prefetch(keys(rest, head.item_count)?),
         Verb::Pin => Ask::Pin(head.number, keys(rest, head.item_count)?),
+        Verb::View => Ask::View(head.number, keys(rest, head.item_count)?),
         Verb::Lease => Ask::Lease(head.number, keys(rest, head.item_count)?),
         Verb::Unpin => Ask::Unpin(head.number),
         Verb::Begin => Ask::Begin(head.number, keys(rest, head.item_count)?),

@@ -7,7 +7,8 @@ use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{self, Feature, Greeting, Reason, Refusal};
 use pagelith_layouts::wire::head::{self, HeadFacts};
 use pagelith_layouts::wire::outcome::{
-    CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, TierTag, Verdict, Written,
+    CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, Lies, TierTag, Verdict, ViewItem,
+    Written, digest,
 };
 use pagelith_layouts::wire::pull::{self, PullItem};
 use pagelith_layouts::wire::put::PutDraft;
@@ -137,6 +138,7 @@ fn requests() -> Vec<Named> {
         ("request_missing", Ask::Missing(6)),
         ("request_lease", Ask::Lease(60_000, List::of(&keys[..2]))),
         ("request_events", Ask::Events(41)),
+        ("request_view", Ask::View(7, List::of(&keys[..2]))),
         ("request_prefetch", Ask::Prefetch(List::of(&keys[..2]))),
     ];
     let frame = |ask| control(&Frame::new(Kind::Request, OP, request::encode(terms, ask)));
@@ -156,6 +158,8 @@ fn outcomes() -> Vec<Named> {
         Happened::Forgot(TierTag::Ssd),
     ];
     let events = happened.map(|happened| EventItem::of(&happened));
+    let lies = Lies { region: 0, at: 81_920, length: 70_000, digest: digest(&sums) };
+    let views = [Some(lies), None].map(|lies| ViewItem::of(key_hash(&keys()[0]), lies));
     let failed = Failure { error: ErrorTag::Closed, errno: 0, text: "the store is closed" };
     let answers = [
         ("outcome_get", Verb::Get, Written::Items(&items, BLOCK_BYTES)),
@@ -175,6 +179,7 @@ fn outcomes() -> Vec<Named> {
         ("outcome_abort", Verb::Abort, Written::Number(2)),
         ("outcome_missing", Verb::Missing, Written::Bits(&[true, false])),
         ("outcome_lease", Verb::Lease, Written::Number(2)),
+        ("outcome_view", Verb::View, Written::Views(&views)),
         ("outcome_prefetch", Verb::Prefetch, Written::Number(2)),
         ("outcome_events", Verb::Events, Written::Events(&events, 45, 3)),
         ("outcome_failed", Verb::Get, Written::Failed(failed)),

@@ -3,7 +3,7 @@
 
 use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
-use pagelith_layouts::wire::outcome::{self, Answer, EventItem, Written};
+use pagelith_layouts::wire::outcome::{self, Answer, EventItem, ViewItem, Written};
 use pagelith_layouts::wire::put::With;
 use pagelith_layouts::wire::request::{self, Ask, Terms};
 use pagelith_layouts::wire::{Kind, List, head, pull, shown};
@@ -87,6 +87,7 @@ fn read_request(body: &[u8]) -> bool {
         | Ask::ExistsPrefix(keys)
         | Ask::Remove(keys)
         | Ask::Prefetch(keys)
+        | Ask::View(_, keys)
         | Ask::Pin(_, keys)
         | Ask::Lease(_, keys)
         | Ask::Begin(_, keys) => {
@@ -116,6 +117,11 @@ fn read_outcome(body: &[u8]) -> bool {
             let written =
                 outcome::encode(request::Verb::Events, &Written::Events(&items, said.next, said.lost));
             assert_eq!(written, body, "what was read is written the same again");
+        }
+        Answer::Views(views) => {
+            let items: Vec<ViewItem> =
+                views.iter().map(|view| ViewItem::of(view.key_hash(), view.lies())).collect();
+            assert_eq!(outcome::encode(request::Verb::View, &Written::Views(&items)), body);
         }
         Answer::Number(_) | Answer::Flushed(_) | Answer::Text(_) | Answer::Failed(_) => {}
     }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use pagelith_layouts::checksum::{BLOCK_BYTES, key_hash};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
-use pagelith_layouts::wire::outcome::{self, Answer, Happened, TierTag};
+use pagelith_layouts::wire::outcome::{self, Answer, Happened, Lies, TierTag, digest};
 use pagelith_layouts::wire::pull::{self, PullItem};
 use pagelith_layouts::wire::put::With;
 use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms, Verb};
@@ -127,6 +127,7 @@ fn requests_are_read_in_every_field() {
     read("commit", &|ask| assert_eq!(ask, Ask::Commit(6)));
     read("abort", &|ask| assert_eq!(ask, Ask::Abort(6)));
     read("missing", &|ask| assert_eq!(ask, Ask::Missing(6)));
+    read("view", &|ask| assert_eq!(ask, Ask::View(7, List::of(&keys()[..2]))));
     read("prefetch", &|ask| assert_eq!(ask, Ask::Prefetch(List::of(&keys()[..2]))));
     read("events", &|ask| assert_eq!(ask, Ask::Events(41)));
     read("lease", &|ask| assert_eq!(ask, Ask::Lease(60_000, List::of(&keys()[..2]))));
@@ -195,6 +196,14 @@ fn pulls_and_outcomes_are_read() {
         Happened::Forgot(TierTag::Ssd),
     ];
     assert_eq!(said.iter().collect::<Vec<_>>(), happened);
+    let views = body("outcome_view.bin").1;
+    let (Verb::View, Answer::Views(views)) = outcome::decode(&views).expect("an outcome") else {
+        panic!("views")
+    };
+    let sums = checksums(&bytes(1, 70_000), BLOCK_BYTES);
+    let lies = Lies { region: 0, at: 81_920, length: 70_000, digest: digest(&sums) };
+    assert_eq!(views.iter().map(|view| view.lies()).collect::<Vec<_>>(), [Some(lies), None]);
+    assert!(views.iter().all(|view| view.key_hash() == key_hash(&keys()[0])));
     let failed = body("outcome_failed.bin").1;
     let (_, Answer::Failed(failure)) = outcome::decode(&failed).expect("an outcome") else {
         panic!("failed")

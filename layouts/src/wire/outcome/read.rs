@@ -32,6 +32,7 @@ pub fn decode(body: &[u8]) -> Result<(Verb, Answer<'_>), FormatError> {
         }
         FORM_TEXT => Answer::Text(text(&mut rest, head.text_bytes)?),
         FORM_EVENTS => Answer::Events(events::read(&head, &mut rest)?),
+        FORM_VIEWS => Answer::Views(views::read(&head, &mut rest)?),
         _ => {
             let text = text(&mut rest, head.text_bytes)?;
             Answer::Failed(failure(head.error, head.errno, text)?)
@@ -46,7 +47,7 @@ pub fn decode(body: &[u8]) -> Result<(Verb, Answer<'_>), FormatError> {
 /// What the form has no use for must be zero.
 fn check_unused(head: &OutcomeHead) -> Result<(), FormatError> {
     let form = head.form;
-    let counted = form == FORM_ITEMS || form == FORM_BITS;
+    let counted = form == FORM_ITEMS || form == FORM_BITS || form == FORM_VIEWS;
     let worded = form == FORM_ITEMS || form == FORM_TEXT || form == FORM_FAILED;
     let block_ok =
         if head.checksum_count > 0 { block_bytes_ok(head.block_bytes) } else { head.block_bytes == 0 };

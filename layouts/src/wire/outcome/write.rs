@@ -16,6 +16,8 @@ pub enum Written<'a> {
     Text(&'a str),
     /// Events; from where on to ask next, and how many before them were dropped.
     Events(&'a [EventItem], u64, u64),
+    /// Where objects lie.
+    Views(&'a [ViewItem]),
     /// A failure of the whole.
     Failed(Failure<'a>),
 }
@@ -47,6 +49,10 @@ pub fn encode(verb: Verb, answer: &Written<'_>) -> Vec<u8> {
         Written::Events(items, next, lost) => {
             (head.form, head.item_count) = (FORM_EVENTS, items.len() as u32);
             (head.number, head.lost) = (*next, *lost);
+            tail.extend_from_slice(bytemuck::cast_slice(items));
+        }
+        Written::Views(items) => {
+            (head.form, head.item_count) = (FORM_VIEWS, items.len() as u32);
             tail.extend_from_slice(bytemuck::cast_slice(items));
         }
         Written::Failed(failure) => {
