@@ -36,6 +36,7 @@ from ._native import (
     Request,
     Store,
     UnavailableError,
+    View,
     __version__,
 )
 
@@ -64,5 +65,6 @@ __all__ = [
     "Request",
     "Store",
     "UnavailableError",
+    "View",
     "__version__",
 ]

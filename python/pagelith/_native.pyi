@@ -30,6 +30,7 @@ __all__ = [
     "Request",
     "Store",
     "UnavailableError",
+    "View",
     "__version__",
 ]
 __version__: str
@@ -200,6 +201,17 @@ class Pin:
     ) -> None: ...
 
 @final
+class View:
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def memory(self) -> memoryview: ...
+    @property
+    def held(self) -> bool: ...
+
+@final
 class Group:
     def put(
         self,
@@ -307,6 +319,7 @@ class Store:
     def flush(self, *, timeout: float | None = None) -> FlushReport: ...
     def pin(self, keys: Sequence[Key], *, timeout: float | None = None) -> Pin: ...
     def lease(self, keys: Sequence[Key], seconds: float, *, timeout: float | None = None) -> int: ...
+    def view(self, keys: Sequence[Key], *, timeout: float | None = None) -> list[View | None]: ...
     def prefetch(
         self, keys: Sequence[Key], *, request: Request | None = None, depth: int = 0, timeout: float | None = None
     ) -> int: ...

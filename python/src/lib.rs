@@ -18,6 +18,7 @@ mod reached;
 mod registered;
 mod store;
 mod tensor;
+mod view;
 
 use pyo3::prelude::*;
 
@@ -38,5 +39,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<group::Group>()?;
     module.add_class::<pin::Pin>()?;
     module.add_class::<registered::Registration>()?;
+    module.add_class::<view::View>()?;
     Ok(())
 }

@@ -11,7 +11,7 @@ use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
 use pagelith::{
     Error, ErrorKind, Events, FlushReport, GetOutcome, GetSlice, Options, PagesFound, PagesQuery, Pin,
-    PutOutcome, PutSlice, Registration, Request, Result, Store,
+    PutOutcome, PutSlice, Registration, Request, Result, Store, View,
 };
 
 /// Longest that a call to another process's store may take which names no timeout: as a store's own default.
@@ -35,6 +35,35 @@ impl Pinned {
         match self {
             Pinned::Own(_) => true,
             Pinned::Attached(pin) => pin.is_held(),
+        }
+    }
+}
+
+/// A view of either.
+pub enum Viewed {
+    Own(View),
+    Attached(attach::View),
+}
+
+impl Viewed {
+    pub fn len(&self) -> usize {
+        match self {
+            Viewed::Own(view) => view.len(),
+            Viewed::Attached(view) => view.len(),
+        }
+    }
+
+    pub fn address(&self) -> Option<usize> {
+        match self {
+            Viewed::Own(view) => Some(view.as_ptr() as usize),
+            Viewed::Attached(view) => view.as_ptr().map(|at| at as usize),
+        }
+    }
+
+    pub fn is_held(&self) -> bool {
+        match self {
+            Viewed::Own(_) => true,
+            Viewed::Attached(view) => view.is_held(),
         }
     }
 }
@@ -181,6 +210,18 @@ impl Reached {
         match self {
             Reached::Own(store) => Ok(store.lease(keys, duration)),
             Reached::Attached(store) => store.lease(keys, duration, options),
+        }
+    }
+
+    pub fn view(&self, keys: &[ObjectKey], options: Options) -> Result<Vec<Option<Viewed>>> {
+        match self {
+            Reached::Own(store) => {
+                keys.iter().map(|key| store.view(key).map(|view| view.map(Viewed::Own))).collect()
+            }
+            Reached::Attached(store) => {
+                let views = store.view_batch(keys, options)?;
+                Ok(views.into_iter().map(|view| view.map(Viewed::Attached)).collect())
+            }
         }
     }
 

@@ -23,6 +23,7 @@ use crate::outcome::{FlushReport, GetOutcome, PutOutcome};
 use crate::pin::Pin;
 use crate::reached::Reached;
 use crate::registered::Registration;
+use crate::view::View;
 
 /// One request of a cache controller: what is asked for under it counts as equally recent.
 #[pyclass(frozen, module = "pagelith")]
@@ -410,6 +411,21 @@ impl Store {
         let duration = Duration::try_from_secs_f64(seconds).map_err(wrong)?;
         let here = self.with(py, |store| store.lease(&keys, duration, options))?;
         here.map_err(|error| raised(&error))
+    }
+
+    /// Look at objects where they lie in DRAM, without a copy; `None` for what is not there. They stay there as long as somebody has a
+    /// view, or memory that was taken of it; of a store process those of one call until the last of them goes.
+    #[pyo3(signature = (keys, *, timeout=None))]
+    fn view(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, Key>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Vec<Option<View>>> {
+        let keys = crate::keys::keys(keys);
+        let options = options(None, 0, timeout)?;
+        let views = self.with(py, |store| store.view(&keys, options))?.map_err(|error| raised(&error))?;
+        Ok(views.into_iter().map(|view| view.and_then(|view| View::of(view, self.process))).collect())
     }
 
     /// Say that these objects will be asked for soon: what is on SSD and not in DRAM is read into DRAM in the background; how many

@@ -352,6 +352,28 @@ class Life(Case):
         self.assertEqual(into, [content(n) for n in range(20)])
         self.assertEqual((store.prefetch(keys[:10]), store.stats()["prefetched"]), (0, 10))
 
+    def test_objects_are_looked_at_where_they_lie(self):
+        store = self.open()
+        keys = [key(n) for n in range(3)]
+        store.put(keys, [content(n) for n in range(3)])
+        views = store.view([*keys, key(99)])
+        self.assertIsNone(views.pop())
+        memories = [view.memory for view in views]
+        self.assertEqual([(view.nbytes, view.held) for view in views], [(PAGE, True)] * 3)
+        self.assertEqual((ctypes.string_at(views[0].address, PAGE), views[0].address % 4096), (content(0), 0))
+        self.assertEqual({(m.readonly, m.format, m.nbytes) for m in memories}, {(True, "B", PAGE)})
+        # The memory keeps what it is of, whatever becomes of the rest.
+        del views
+        self.assertEqual(store.remove(keys[:1]), 1)
+        self.assertTrue(all(store.put([key(n) for n in range(100, 800)], [content(1)] * 700)))
+        store.flush()
+        self.assertEqual(memories, [content(n) for n in range(3)])
+        self.assertGreaterEqual(store.stats()["readers"], 3)
+        store.close()
+        self.assertEqual(memories, [content(n) for n in range(3)])
+        with self.assertRaises(pagelith.ClosedError):
+            store.view(keys)
+
     def test_a_closed_store_says_so(self):
         store = self.open()
         store.close()
@@ -547,6 +569,34 @@ class Attached(Case):
         with pagelith.Store.attach(process.address) as store:
             with self.assertRaisesRegex(pagelith.InvalidError, "attached to another's"):
                 store.begin_group(keys[:1])
+
+    def test_what_another_process_has_in_memory_is_looked_at_there(self):
+        process = self.serve("--dram", "8MiB", "--ssd", "0")
+        keys = [key(n) for n in range(10)]
+        with pagelith.Store.attach(process.address) as store:
+            store.put(keys, [content(n) for n in range(10)])
+            views = store.view([*keys, key(99)])
+            self.assertIsNone(views.pop())
+            self.assertEqual([view.memory for view in views], [content(n) for n in range(10)])
+            self.assertEqual({view.held for view in views}, {True})
+            self.assertEqual((store.stats()["readers"], store.remove(keys)), (10, 10))
+            self.assertTrue(all(store.put([key(n) for n in range(100, 800)], [content(1)] * 700)))
+            self.assertEqual([view.memory for view in views], [content(n) for n in range(10)])
+            memory = views[3].memory
+            del views
+            self.assertEqual((store.stats()["readers"], memory), (10, content(3)))
+            del memory
+            self.assertEqual(store.stats()["readers"], 0)
+            view = store.view([key(799)])[0]
+            process.end()
+            self.assertFalse(view.held)
+            self.assertEqual(view.memory.nbytes, PAGE)
+        tcp = Process("tcp:127.0.0.1:0")
+        self.addCleanup(tcp.ended)
+        with pagelith.Store.attach(tcp.address) as store:
+            store.put(keys[:1], [content(0)])
+            with self.assertRaisesRegex(pagelith.IncompatibleError, "none of its memory"):
+                store.view(keys[:1])
 
     def test_what_is_pinned_in_the_store_of_another_process_stays_until_it_is_let_go(self):
         process = self.serve("--dram", "1MiB", "--ssd", "0")

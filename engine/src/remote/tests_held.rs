@@ -105,7 +105,7 @@ fn a_client_that_is_gone_at_any_step_holds_nothing() {
 fn a_name_is_of_one_connection_and_of_one_pin() {
     let (mut pair, keys) = pair(Rights::all());
     assert_eq!(ask(&mut pair, &Ask::Pin(7, List::of(&keys[..5]))), Ok(5));
-    let message = "a pin of this link has this name name=7";
+    let message = "a pin or view of this link has this name name=7";
     refused(ask(&mut pair, &Ask::Pin(7, List::of(&keys))), ErrorKind::Invalid, message);
     // Another client guesses the name: it is one of its own.
     let address = "tcp:127.0.0.1:0".parse().expect("an address");

@@ -1,5 +1,7 @@
 //! Objects that clients look at where they lie.
 
+use std::os::unix::fs::FileExt;
+
 use super::*;
 use pagelith::ErrorKind;
 use pagelith::attach::View;
@@ -13,10 +15,10 @@ fn view(client: &Attached, pages: &[u64]) -> pagelith::Result<Vec<Option<View>>>
 fn bytes_of(view: &View) -> Vec<u8> {
     let mut copied = vec![0; view.len()];
     view.copy_out(0, &mut copied);
-    let mapped = view.as_ptr().expect("mapped");
-    // SAFETY: mapped as long as the view lives, and the store, which is this process, writes there only once nobody holds it
-    // and something else is put; the test puts nothing between a view's end and this look.
-    let seen = unsafe { std::slice::from_raw_parts(mapped, view.len()) };
+    let mapped = view.as_ptr().expect("mapped") as u64;
+    let mut seen = vec![0; view.len()];
+    let memory = std::fs::File::open("/proc/self/mem").expect("this process's memory");
+    memory.read_exact_at(&mut seen, mapped).expect("it is mapped there");
     assert!(seen == copied);
     copied
 }
