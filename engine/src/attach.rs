@@ -237,7 +237,7 @@ impl Attached {
             let asked: Vec<_> = gets.iter().map(|get| (get.key, get.range.clone())).collect();
             let begun = |get: Get| {
                 let Get { destination, .. } = get;
-                GetDone { outcome: Err(no_link()), destination, length: 0, checksums: Vec::new() }
+                GetDone { outcome: Err(no_link()), destination, length: 0, checksums: Vec::new(), members: 0 }
             };
             let mut done: Vec<GetDone> = gets.into_iter().map(begun).collect();
             for _ in 0..tries(desk) {
@@ -246,7 +246,8 @@ impl Attached {
                     is_unavailable(&done.outcome).then_some(Missed { at, key, range })
                 };
                 let missed: Vec<Missed> = done.iter().enumerate().filter_map(missed).collect();
-                let mut get = RemoteGet::begin(desk, std::mem::take(&mut done), missed, manner, Asked::Store);
+                let done_so_far = std::mem::take(&mut done);
+                let mut get = RemoteGet::begin(desk, done_so_far, missed, manner, Asked::Store, None);
                 self.drive(desk, |desk, now| get.advance(desk, now));
                 done = get.finish();
             }

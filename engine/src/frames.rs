@@ -54,6 +54,11 @@ impl FrameData {
         (self.generation == generation).then_some(at)
     }
 
+    /// How many objects were put together, if they are visible by themselves; else 0.
+    pub fn visible_members(&self) -> u32 {
+        if self.is_attached() { 0 } else { self.members.len() as u32 }
+    }
+
     /// Whether it is visible only with a base group.
     pub fn is_attached(&self) -> bool {
         self.group_kind == GroupKind::Attached

@@ -96,6 +96,7 @@ impl GetBatch {
                 Located::Memory(entered, frame, member) => {
                     let verify = self.slots[slot].probe || sampler.next();
                     let outcome = self.slots[slot].copy_out(shared, &entered, member, verify);
+                    self.slots[slot].members = entered.visible_members();
                     if *proofs {
                         self.slots[slot].checksums.clone_from(&entered.members[member].checksums);
                     }

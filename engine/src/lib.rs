@@ -63,6 +63,7 @@ mod reclaim;
 mod recovery;
 mod registered;
 pub mod remote;
+mod removals;
 mod remove;
 mod sampler;
 mod scatter;

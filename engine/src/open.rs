@@ -42,6 +42,7 @@ use crate::remote::desk::Desk;
 use crate::remote::queue::RemoteQueue;
 use crate::remote::writer::Writer;
 use crate::remote::{Peer, Remote};
+use crate::removals::Removals;
 use crate::shared::{NEVER_READ, Shared};
 use crate::stats::Counters;
 use crate::tally::Tallies;
@@ -196,6 +197,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Op
         fingerprint_key,
         object_bytes_max: report.object_bytes_max,
         remote: remote.clone(),
+        removals: Arc::new(Removals::default()),
         work: Signal::default(),
         progress: Signal::default(),
         closed: AtomicBool::new(false),

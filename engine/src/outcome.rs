@@ -106,6 +106,8 @@ pub struct GetDone {
     pub(crate) length: u64,
     /// The checksums of all its blocks, for a session with proofs.
     pub(crate) checksums: Vec<Checksum>,
+    /// How many objects were put with it, itself among them, if they are visible by themselves; 0 if that is not known.
+    pub(crate) members: u32,
 }
 
 /// A finished put: its outcome, and its memory back.

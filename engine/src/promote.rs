@@ -1,4 +1,6 @@
-//! Promotion: what was read whole from SSD is kept in DRAM too, page by page.
+//! Promotion: what was read whole from SSD is kept in DRAM too, page by page; what a peer sent, in this store's tiers ([`fetched`]).
+
+pub(crate) mod fetched;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -18,7 +18,7 @@ pub(crate) mod publish;
 
 use pagelith_io::buffer::Part;
 use pagelith_layouts::align::align_up;
-use pagelith_layouts::checksum::BLOCK_BYTES;
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
 use pagelith_layouts::footer;
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
@@ -110,6 +110,8 @@ pub(crate) struct Admitted {
     pub adopts: Vec<bool>,
     /// The open group that is committed, if it is one.
     pub open: Option<u64>,
+    /// It came from a peer: it is nobody's put, and no peer is offered it.
+    pub fetched: bool,
 }
 
 impl Admitted {
@@ -131,11 +133,23 @@ pub(crate) struct Copied {
     /// As admission had it.
     here: Vec<Option<At>>,
     open: Option<u64>,
+    /// As admission had it.
+    fetched: bool,
     /// All of it is there.
     whole: bool,
 }
 
 impl Copied {
+    /// Whether it is what was vouched for: the checksums of each object's blocks, in their order.
+    pub fn is<'a>(&self, mut sums: impl Iterator<Item = &'a Vec<Checksum>>) -> bool {
+        self.whole && self.members.iter().all(|m| sums.next() == Some(&m.checksums))
+    }
+
+    /// It is not made visible: its memory is free again.
+    pub fn give_back(self, core: &mut Core) {
+        self.members.into_iter().for_each(|m| core.space.free(m.extent));
+    }
+
     /// What the index will know its objects by.
     pub fn fingerprints(&self) -> impl Iterator<Item = u128> {
         self.members.iter().map(|member| member.fingerprint)
@@ -273,7 +287,7 @@ pub(crate) fn expire(shared: &Shared, core: &mut Core) {
 
 /// Step 2.
 pub(crate) fn copy(shared: &Shared, group: Vec<Incoming<'_>>, admitted: Admitted) -> Copied {
-    let Admitted { generation, fingerprints, extents, here, open, .. } = admitted;
+    let Admitted { generation, fingerprints, extents, here, open, fetched, .. } = admitted;
     let mut members = Vec::with_capacity(group.len());
     let mut whole = true;
     for ((object, extent), fingerprint) in group.into_iter().zip(extents).zip(fingerprints) {
@@ -305,7 +319,7 @@ pub(crate) fn copy(shared: &Shared, group: Vec<Incoming<'_>>, admitted: Admitted
         let checksums = checksums.unwrap_or_default();
         members.push(FrameMember { key: object.key, fingerprint, extent, checksums });
     }
-    Copied { generation, members, here, open, whole }
+    Copied { generation, members, here, open, fetched, whole }
 }
 
 /// Queue the frames of a batch for the flusher, the last first: heads of chains become younger in the log

@@ -24,6 +24,7 @@ use crate::store::Store;
 pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Result<usize> {
     let shared = &store.shared;
     let deadline = shared.deadline(options.timeout);
+    let _removing = shared.removals.begin();
     let (answers, here) =
         store.with_session(|session| begin(shared, session, keys, &options, deadline))??;
     // Every answer is taken, also behind one that failed: nobody else would.
@@ -191,6 +192,7 @@ fn queue_tombstones(core: &mut Core, gone: &BTreeSet<ObjectKey>) -> Vec<u64> {
 /// Raise a namespace's generation: what it holds is unreachable at once, and for ever once this returns.
 pub(crate) fn clear(shared: &Shared, namespace: NamespaceId, options: Options) -> Result<Generation> {
     let deadline = shared.deadline(options.timeout);
+    let _removing = shared.removals.begin();
     let (generation, answer) = begin_clear(shared, namespace)?;
     let told = tell(shared, |id| RemoteJob::Clear { id, namespace });
     let ends: Vec<_> =

@@ -19,6 +19,7 @@ use crate::get::{Finished, GetBatch, Probed};
 use crate::groups::GroupId;
 use crate::hits::{self, PagesQuery};
 use crate::outcome::{Done, Ticket};
+use crate::promote::fetched;
 use crate::put::placed::Arriving;
 use crate::put_batch::PutBatch;
 use crate::remote::batch::{Asked, Manner, RemoteExists, RemoteGet};
@@ -310,14 +311,16 @@ impl Session {
                 Batch::Get(b) => {
                     let Finished { done, missed, manner } = b.finish(&mut self.io);
                     if let Some(desk) = self.io.desk.as_ref().filter(|_| !missed.is_empty()) {
-                        let remote = RemoteGet::begin(desk, done, missed, manner, Asked::Peers);
+                        let since = self.io.shared.removals.quiet();
+                        let remote = RemoteGet::begin(desk, done, missed, manner, Asked::Peers, since);
                         self.batches.push((ticket, Batch::Remote(Box::new(remote))));
                         continue;
                     }
                     Done::Get(done)
                 }
                 Batch::Put(b) => Done::Put(b.finish(&mut self.io)),
-                Batch::Remote(b) => {
+                Batch::Remote(mut b) => {
+                    fetched::keep(&self.io.shared, &mut b);
                     b.count(&mut self.io.shared.lock().counters);
                     Done::Get(b.finish())
                 }

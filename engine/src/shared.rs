@@ -23,6 +23,7 @@ use crate::index::name_of;
 use crate::prefetch::Prefetch;
 use crate::published::{CoreGuard, Published};
 use crate::remote::Remote;
+use crate::removals::Removals;
 use crate::tally::Tallies;
 
 /// The fingerprint of every key under `index.constant_fingerprint`.
@@ -58,6 +59,8 @@ pub(crate) struct Shared {
     pub object_bytes_max: u64,
     /// The remote tier, if there is one.
     pub remote: Option<Arc<Remote>>,
+    /// What is being removed and cleared.
+    pub removals: Arc<Removals>,
     /// Wakes the flusher.
     pub work: Signal,
     /// Raised by the flusher whenever something that callers wait for may have changed.

@@ -79,6 +79,8 @@ pub(crate) struct Slot {
     pub arriving: Option<Arriving>,
     /// Of an object out of DRAM, where they are asked for.
     pub checksums: Vec<Checksum>,
+    /// How many objects were put with it, if they are visible by themselves.
+    pub members: u32,
     /// What a probe found in the record: every member and its place, and how they belong together.
     pub siblings: Vec<(ObjectKey, SsdPlace)>,
     pub kind: Option<GroupKind>,
@@ -113,6 +115,7 @@ impl Slot {
             verified: None,
             arriving: None,
             checksums: Vec::new(),
+            members: 0,
             siblings: Vec::new(),
             kind: None,
             outcome: None,
@@ -334,6 +337,10 @@ impl Slot {
         {
             return self.damaged(&error);
         }
+        self.members = match record.facts().group_kind {
+            GroupKind::Single | GroupKind::Base => record.member_count() as u32,
+            GroupKind::Attached => 0,
+        };
         self.verified =
             Some(Verified { facts: record.facts(), member_count: record.member_count(), checksums });
         Step::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.want.end - self.want.start }))
@@ -384,7 +391,8 @@ impl Slot {
         let outcome = self.outcome.unwrap_or(Ok(GetOutcome::Miss(MissCause::Late)));
         let proven = self.verified.map(|v| v.checksums).unwrap_or_default();
         let checksums = if self.checksums.is_empty() { proven } else { self.checksums };
-        GetDone { outcome, destination: self.get.destination, length: self.length, checksums }
+        let members = self.members;
+        GetDone { outcome, destination: self.get.destination, length: self.length, checksums, members }
     }
 }
 

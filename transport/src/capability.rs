@@ -175,7 +175,8 @@ mod tests {
                 "begun",
                 "events",
                 "prefetch",
-                "views"
+                "views",
+                "members"
             ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };

@@ -146,7 +146,8 @@ pub(crate) fn admit(
                 true => found.iter().map(|f| f.as_ref().map(|f| f.at)).collect(),
                 false => Vec::new(),
             };
-            Admission::Admitted(Admitted { generation, fingerprints, extents, here, adopts, open: None })
+            let (open, fetched) = (None, false);
+            Admission::Admitted(Admitted { generation, fingerprints, extents, here, adopts, open, fetched })
         }
         None => Admission::NoRoom(sizes.iter().filter_map(|o| o.length).sum()),
     }

@@ -20,7 +20,7 @@ use crate::visibility::Sight;
 
 /// Make a group visible.
 pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copied, at: Recency) -> Stored {
-    let Copied { generation, members, here, open, whole } = copied;
+    let Copied { generation, members, here, open, fetched, whole } = copied;
     if !whole {
         let detail = "extent and object have different lengths";
         return Stored::Back(Error::new(ErrorKind::Internal, detail), members);
@@ -34,7 +34,7 @@ pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copi
     }
     if is_present(core, kind, &members, generation) {
         give_back(core, &members);
-        core.counters.puts_present += objects;
+        core.counters.puts_present += if fetched { 0 } else { objects };
         return Stored::Done(PutOutcome::AlreadyPresent, Vec::new());
     }
     if let Some(key) = changed(shared, core, &members, &here, generation) {
@@ -77,12 +77,17 @@ pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copi
         depth: at.depth,
         members,
     };
-    let mut frames: Vec<FrameRef> = match insert(core, data, at) {
+    let mut frames: Vec<FrameRef> = match insert(core, data, at, fetched) {
         Ok(frame) => frame.into_iter().collect(),
         Err(members) => return Stored::Back(too_many(), members),
     };
-    core.counters.puts_stored += objects;
-    core.counters.bytes_put += bytes;
+    match fetched {
+        true => core.counters.promoted += 1,
+        false => {
+            core.counters.puts_stored += objects;
+            core.counters.bytes_put += bytes;
+        }
+    }
     for attached in core.waiting.take_attached(&keys) {
         // What it met when it was put may have changed while it waited.
         if changed(shared, core, &attached.members, &attached.here, generation).is_some() {
@@ -149,7 +154,7 @@ fn attach(shared: &Shared, core: &mut Core, attached: Attached) -> Stored {
         members,
     };
     let fingerprints: Vec<u128> = data.members.iter().map(|m| m.fingerprint).collect();
-    let frames = match insert(core, data, at) {
+    let frames = match insert(core, data, at, false) {
         Ok(frame) => frame.into_iter().collect(),
         Err(members) => return Stored::Back(too_many(), members),
     };
@@ -254,6 +259,7 @@ fn insert(
     core: &mut Core,
     data: FrameData,
     at: Recency,
+    fetched: bool,
 ) -> std::result::Result<Option<FrameRef>, Vec<FrameMember>> {
     let on_ssd = core.ssd.as_ref().is_some_and(|s| s.health.writes());
     let data = Arc::new(data);
@@ -262,6 +268,7 @@ fn insert(
     };
     link(core, frame.id, &data);
     if is_offered(data.group_kind)
+        && !fetched
         && let Some(remote) = core.remote.as_mut()
     {
         core.counters.remote_skipped += remote.push_frame(frame, data.members.len() as u64);
@@ -271,7 +278,7 @@ fn insert(
         ssd.unqueued.insert(frame.serial, frame);
         return Ok(Some(frame));
     }
-    if core.ssd.is_some() {
+    if core.ssd.is_some() && !fetched {
         core.counters.lost_objects += data.members.len() as u64;
     }
     core.settle_frame(frame);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
-use pagelith_layouts::checksum::{BLOCK_BYTES, block_count};
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, block_count};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::request::Terms;
 use pagelith_tiers::policy::Recency;
@@ -16,6 +16,7 @@ use super::desk::Desk;
 use super::lines::Standing;
 use crate::error::{Error, ErrorKind, Result};
 use crate::outcome::{GetDone, GetOutcome, MissCause, Tier};
+use crate::removals::Quiet;
 use crate::stats::Counters;
 
 /// Most keys of one question.
@@ -114,6 +115,23 @@ pub(crate) struct RemoteGet {
     asked: Asked,
     hits: u64,
     bytes: u64,
+    /// When they were asked for, if nothing was being removed then.
+    since: Option<Quiet>,
+    /// Objects that are asked for whole, by their number in the batch.
+    whole: BTreeMap<usize, ObjectKey>,
+    /// What of them came, and what is known of it.
+    fetched: Vec<Fetched>,
+}
+
+/// An object that a peer sent, all of it.
+pub(crate) struct Fetched {
+    /// Its number in the batch.
+    pub at: usize,
+    pub key: ObjectKey,
+    /// The checksums of its blocks.
+    pub sums: Vec<Checksum>,
+    /// How many objects were put with it, itself among them; 0 if that is not known, or it is seen with others alone.
+    pub members: usize,
 }
 
 impl RemoteGet {
@@ -124,7 +142,10 @@ impl RemoteGet {
         missed: Vec<Missed>,
         manner: Manner,
         asked: Asked,
+        since: Option<Quiet>,
     ) -> RemoteGet {
+        let whole = |missed: &Missed| missed.range.is_none().then_some((missed.at, missed.key));
+        let whole = missed.iter().filter(|_| asked == Asked::Peers).filter_map(whole).collect();
         let wanted = missed.into_iter().filter_map(|missed| {
             let done = &mut done[missed.at];
             let parts = std::mem::take(&mut done.destination.0);
@@ -141,7 +162,7 @@ impl RemoteGet {
             Some((missed.key, cost, (missed.at, wanted)))
         });
         let questions = questions(desk, wanted);
-        RemoteGet { done, questions, manner, asked, hits: 0, bytes: 0 }
+        RemoteGet { done, questions, manner, asked, hits: 0, bytes: 0, since, whole, fetched: Vec::new() }
     }
 
     /// Go on as far as it goes now; true once every object has its outcome.
@@ -161,6 +182,12 @@ impl RemoteGet {
                             if let Some((key, range)) = got.again {
                                 again.push((at, Wanted { key, range, parts: got.parts, sent: true }));
                                 continue;
+                            }
+                            let hit = got.outcome.as_ref().is_ok_and(GetOutcome::is_hit);
+                            if let (true, Some(key)) = (hit, self.whole.remove(&at)) {
+                                let (sums, members) = got.proven;
+                                let members = members as usize;
+                                self.fetched.push(Fetched { at, key, sums, members });
                             }
                             self.settle(at, got.outcome);
                             self.done[at].destination.0 = got.parts;
@@ -241,6 +268,26 @@ impl RemoteGet {
                 counters.miss(*cause);
             }
         }
+    }
+
+    /// What came whole.
+    pub fn take_fetched(&mut self) -> Vec<Fetched> {
+        std::mem::take(&mut self.fetched)
+    }
+
+    /// All outcomes so far, with the memory of those that are done.
+    pub fn done(&self) -> &[GetDone] {
+        &self.done
+    }
+
+    /// When it was asked for, if nothing was being removed then.
+    pub fn since(&self) -> Option<Quiet> {
+        self.since
+    }
+
+    /// How it was asked for.
+    pub fn manner(&self) -> Manner {
+        self.manner
     }
 
     /// The outcomes, once [`RemoteGet::advance`] said that all are there.

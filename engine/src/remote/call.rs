@@ -66,6 +66,8 @@ impl Wanted {
 pub(crate) struct Got {
     pub outcome: Result<GetOutcome>,
     pub parts: Vec<Part>,
+    /// Of a hit: the checksums of its bytes where they landed, and how many objects were put with it, or 0.
+    pub proven: (Vec<Checksum>, u32),
     /// What was shown was not what the peer vouches for: it may have been changed meanwhile, or it is damaged there. Whoever has
     /// the bytes sent instead finds out.
     pub again: Option<(ObjectKey, Option<Range<u64>>)>,
@@ -104,6 +106,8 @@ pub(super) struct Item {
     parts: Option<Vec<Part>>,
     /// The checksums of what landed, made as it did: the bytes are warm then, and the next are on their way.
     landed: Option<Vec<Checksum>>,
+    /// How many objects were put with it, or 0.
+    members: u32,
     outcome: Option<Result<GetOutcome>>,
 }
 
@@ -154,6 +158,7 @@ impl Call {
             shown: false,
             parts: None,
             landed: None,
+            members: 0,
             outcome: None,
         };
         Call { token, deadline, work: Work::Get(items.map(item).collect()), over: false }
@@ -185,6 +190,7 @@ impl Call {
                 .then_some((item.key, item.range)),
             outcome: item.outcome.unwrap_or(Ok(GetOutcome::Miss(MissCause::Late))),
             parts: item.parts.unwrap_or_default(),
+            proven: (item.landed.unwrap_or_default(), item.members),
         };
         let reply = match self.work {
             Work::Exists(_, found) => Reply::Exists(found),
@@ -345,7 +351,8 @@ fn judge_all(items: &mut [Item], said: &Items<'_>) {
         let outcome = match said.verdict {
             // An answer about another object is no answer.
             _ if said.key_hash != key_hash(&item.key) => Err(no_answer()),
-            Verdict::Hit { tier, length, checksums } => {
+            Verdict::Hit { tier, length, checksums, members } => {
+                item.members = members;
                 let whole = length == item.stretch.end - item.stretch.start;
                 let holds = |landed: &Vec<Checksum>| checksums.iter().eq(landed.iter().copied());
                 match whole && item.landed.as_ref().is_some_and(holds) {

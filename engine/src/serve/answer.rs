@@ -16,8 +16,8 @@ use crate::outcome::{FlushReport, MissCause, PutOutcome, Tier};
 /// What became of one item.
 #[derive(Debug)]
 pub(super) enum Verdict {
-    /// Sent, with these checksums.
-    Hit(Tier, u64, Vec<Checksum>),
+    /// Sent, with these checksums; how many objects were put with it, or 0.
+    Hit(Tier, u64, Vec<Checksum>, u32),
     Miss(MissCause),
     Put(PutOutcome),
     Failed(Error),
@@ -96,9 +96,12 @@ impl Answered {
 
 fn item<'a>(key: &ObjectKey, verdict: &'a Verdict) -> Item<'a> {
     let verdict = match verdict {
-        Verdict::Hit(tier, length, checksums) => {
-            Wire::Hit { tier: tier_tag(*tier), length: *length, checksums: List::of(checksums) }
-        }
+        Verdict::Hit(tier, length, checksums, members) => Wire::Hit {
+            tier: tier_tag(*tier),
+            length: *length,
+            checksums: List::of(checksums),
+            members: *members,
+        },
         Verdict::Miss(cause) => Wire::Miss(cause_tag(*cause)),
         Verdict::Put(PutOutcome::Stored) => Wire::Stored,
         Verdict::Put(PutOutcome::AlreadyPresent) => Wire::AlreadyPresent,

@@ -7,6 +7,7 @@ use super::Manner;
 use super::answer::Answered;
 use crate::error::{Error, Result};
 use crate::remote::queue::RemoteJob;
+use crate::removals::Removing;
 use crate::session::Session;
 use crate::shared::{Pending, Shared};
 
@@ -16,6 +17,8 @@ pub(super) struct AskedOp {
     pending: Pending,
     /// What is said once all is durable.
     number: u64,
+    /// Until then it is under way, if it removes something.
+    _removing: Option<Removing>,
 }
 
 impl AskedOp {
@@ -23,6 +26,7 @@ impl AskedOp {
     pub fn begin(session: &mut Session, ask: &Ask<'_>, manner: Manner) -> Result<AskedOp> {
         let shared = session.io.shared.clone();
         let verb = ask.verb();
+        let _removing = (verb != Verb::Flush).then(|| shared.removals.begin());
         let (answers, number) = match ask {
             Ask::Flush => (crate::flush::begin(&shared)?, 0),
             Ask::Clear(namespace) => {
@@ -39,7 +43,7 @@ impl AskedOp {
             }
             ask => return Err(Error::invalid(format!("nothing to wait for verb={:?}", ask.verb()))),
         };
-        Ok(AskedOp { verb, pending: Pending::new(answers, manner.deadline), number })
+        Ok(AskedOp { verb, pending: Pending::new(answers, manner.deadline), number, _removing })
     }
 
     /// The outcome, once it is there.

@@ -8,6 +8,7 @@ use pagelith_io::clock::Mono;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::request::{GetItem, Verb};
 use pagelith_transport::link::{Link, Push};
 use rustc_hash::FxHashMap;
@@ -35,6 +36,8 @@ struct Wanted {
     /// Bytes that are read and not sent, or not read.
     left: u64,
     tier: Tier,
+    /// How many objects were put with it, itself among them; 0 if they are not visible by themselves.
+    members: u32,
     /// The checksums of all its blocks, as what was read first has them: all must be read of one and the same.
     record: Option<Vec<Checksum>>,
     /// Of the blocks that the stretch lies in, of those of their bytes that are sent.
@@ -52,6 +55,7 @@ impl Wanted {
             may_show: !item.is_sent(),
             left: stretch.end - stretch.start,
             tier: Tier::Memory,
+            members: 0,
             record: None,
             sums: vec![Checksum::default(); blocks as usize],
             verdict: None,
@@ -96,7 +100,7 @@ impl Wanted {
             };
             self.sums[(block - first) as usize] = sum;
         }
-        self.tier = tier;
+        (self.tier, self.members) = (tier, done.members);
         Ok(())
     }
 }
@@ -135,12 +139,16 @@ impl GetOp {
         }
         self.read(world, link, id);
         let over = self.next.0 >= self.wanted.len() && self.reading.is_empty() && self.unsent.is_empty();
-        over.then(|| self.answered())
+        let says_members = link.facts().features & Feature::Members.bit() != 0;
+        over.then(|| self.answered(says_members))
     }
 
-    fn answered(&mut self) -> Answered {
+    fn answered(&mut self, says_members: bool) -> Answered {
         let verdict = |w: Wanted| {
-            let hit = |w: Wanted| Verdict::Hit(w.tier, w.stretch.end - w.stretch.start, w.sums);
+            let hit = |w: Wanted| {
+                let members = if says_members { w.members } else { 0 };
+                Verdict::Hit(w.tier, w.stretch.end - w.stretch.start, w.sums, members)
+            };
             match (w.verdict, w.left) {
                 (Some(verdict), _) => (w.key, verdict),
                 (None, 0) => (w.key, hit(Wanted { verdict: None, ..w })),
@@ -162,8 +170,9 @@ impl GetOp {
                 let granted = lent::grant(world, link, &wish, &self.manner.options);
                 let wanted = &mut self.wanted[at];
                 let settled = match granted {
-                    Granted::Sent(sums) => {
+                    Granted::Sent(sums, members) => {
                         (wanted.sums, wanted.left, wanted.tier) = (sums, 0, Tier::Memory);
+                        wanted.members = members;
                         true
                     }
                     Granted::Damaged => {

@@ -48,8 +48,8 @@ pub(super) struct Wish {
 
 /// What became of a wish.
 pub(super) enum Granted {
-    /// On its way, with these checksums of the blocks that the stretch lies in.
-    Sent(Vec<Checksum>),
+    /// On its way, with these checksums of the blocks that the stretch lies in; how many objects were put with it, or 0.
+    Sent(Vec<Checksum>, u32),
     /// Its bytes changed in memory: it is gone from there.
     Damaged,
     /// Not now: the link has enough.
@@ -117,6 +117,7 @@ pub(super) fn grant(
     core.counters.bytes_memory += length;
     core.counters.hits_unverified += u64::from(unverified);
     drop(core);
+    let held_members = held.data.visible_members();
     let Some(sums) = proofs(&shared, &held, member, wish, verify) else {
         let mut core = shared.lock();
         core.counters.hits_memory -= 1;
@@ -135,7 +136,7 @@ pub(super) fn grant(
             world.pushed.sent(wish.op);
             world.lent.frames.insert(token, (held.frame, length));
             world.lent.bytes += length;
-            Granted::Sent(sums)
+            Granted::Sent(sums, held_members)
         }
         Err(push) => {
             drop(push);

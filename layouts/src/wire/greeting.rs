@@ -99,11 +99,13 @@ pub enum Feature {
     Prefetch = 1 << 12,
     /// Objects are looked at where they lie in memory that was handed over, for as long as the client wants.
     Views = 1 << 13,
+    /// A hit says how many objects were put with it.
+    Members = 1 << 14,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 14] = [
+    pub const ALL: [Feature; 15] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -118,6 +120,7 @@ impl Feature {
         Feature::Events,
         Feature::Prefetch,
         Feature::Views,
+        Feature::Members,
     ];
 
     /// Its bit.
@@ -142,6 +145,7 @@ impl Feature {
             Feature::Events => "events",
             Feature::Prefetch => "prefetch",
             Feature::Views => "views",
+            Feature::Members => "members",
         }
     }
 

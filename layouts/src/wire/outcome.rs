@@ -72,8 +72,10 @@ structure! {
         text_bytes: u32,
         /// The kernel's errno of a failure; zero where there is none.
         errno: i32,
+        /// Of a hit, how many objects were put with it, itself among them, if they are visible by themselves; 0 if that is not said.
+        members: u32,
         /// Zero.
-        reserved: [u8; 8],
+        reserved: u32,
     }
 }
 
@@ -163,6 +165,9 @@ pub enum Verdict<'a> {
         length: u64,
         /// One for each block of the object that the bytes lie in, of those of its bytes that were sent.
         checksums: List<'a, Checksum>,
+        /// How many objects were put together with it, itself among them, if they are visible by themselves; 0 if that is not
+        /// known.
+        members: u32,
     },
     /// Not here.
     Miss(CauseTag),

@@ -98,7 +98,7 @@ pub(crate) fn parts() -> PutDraft {
 /// Everything that an item can be.
 pub(crate) fn items(sums: &[Checksum]) -> Vec<Item<'_>> {
     let verdicts = [
-        Verdict::Hit { tier: TierTag::Ssd, length: 70_000, checksums: List::of(sums) },
+        Verdict::Hit { tier: TierTag::Ssd, length: 70_000, checksums: List::of(sums), members: 0 },
         Verdict::Miss(CauseTag::Absent),
         Verdict::Failed(Failure { error: ErrorTag::Busy, errno: 11, text: "staging is lent bytes=70000" }),
     ];
@@ -160,9 +160,12 @@ fn outcomes() -> Vec<Named> {
     let events = happened.map(|happened| EventItem::of(&happened));
     let lies = Lies { region: 0, at: 81_920, length: 70_000, digest: digest(&sums) };
     let views = [Some(lies), None].map(|lies| ViewItem::of(key_hash(&keys()[0]), lies));
+    let hit = Verdict::Hit { tier: TierTag::Memory, length: 70_000, checksums: List::of(&sums), members: 2 };
+    let of_two = Item { key_hash: key_hash(&keys()[0]), verdict: hit };
     let failed = Failure { error: ErrorTag::Closed, errno: 0, text: "the store is closed" };
     let answers = [
         ("outcome_get", Verb::Get, Written::Items(&items, BLOCK_BYTES)),
+        ("outcome_get_members", Verb::Get, Written::Items(&[of_two], BLOCK_BYTES)),
         ("outcome_put", Verb::Put, Written::Items(&stored, 0)),
         ("outcome_exists", Verb::Exists, Written::Bits(&[true, false, true])),
         ("outcome_exists_prefix", Verb::ExistsPrefix, Written::Number(2)),

@@ -85,6 +85,7 @@ fn build<'a>(
             tier: TierTag::ALL[blocks % 3],
             length: *length,
             checksums: List::of(&sums[..blocks]),
+            members: blocks as u32 % 4,
         },
         1 => Verdict::Miss(CauseTag::ALL[blocks % 5]),
         2 => Verdict::Stored,

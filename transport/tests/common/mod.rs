@@ -187,7 +187,8 @@ pub fn pendings(
         .without(Feature::Begun)
         .without(Feature::Events)
         .without(Feature::Prefetch)
-        .without(Feature::Views);
+        .without(Feature::Views)
+        .without(Feature::Members);
     let client = Handshake::client(offer, key, &*entropy());
     let server = Handshake::server(offer, admission, &*entropy());
     let client = Pending::new(a, "server".into(), Side::Client, offer, client, outside());

@@ -126,7 +126,8 @@ fn check_row(row: &OutcomeItem, block_bytes: u32) -> Result<(), FormatError> {
         ("checksum_count", if hit { blocks_ok } else { blocks == 0 }),
         ("text_bytes", row.text_bytes as usize <= if failed { TEXT_MAX } else { 0 }),
         ("key_hash", !is_zero(&row.key_hash)),
-        ("reserved", is_zero(&row.reserved)),
+        ("members", hit || row.members == 0),
+        ("reserved", row.reserved == 0),
     ];
     match checks.into_iter().find(|(_, ok)| !ok) {
         Some((field, _)) => Err(FormatError::field(WHAT, field, "out of range")),
@@ -177,7 +178,7 @@ fn verdict<'a>(row: &OutcomeItem, checksums: List<'a, Checksum>, text: &'a str) 
     match row.state {
         STATE_HIT => {
             let tier = tier(row.tier).unwrap_or(TierTag::Remote);
-            Verdict::Hit { tier, length: row.length, checksums }
+            Verdict::Hit { tier, length: row.length, checksums, members: row.members }
         }
         STATE_MISS => Verdict::Miss(cause(row.cause).unwrap_or(CauseTag::Absent)),
         STATE_STORED => Verdict::Stored,

@@ -72,8 +72,8 @@ fn encode_items(head: &mut OutcomeHead, items: &[Item<'_>], block_bytes: u32) ->
         let mut row: OutcomeItem = bytemuck::Zeroable::zeroed();
         row.key_hash = item.key_hash;
         match item.verdict {
-            Verdict::Hit { tier, length, checksums } => {
-                (row.state, row.tier, row.length) = (STATE_HIT, tier as u8, length);
+            Verdict::Hit { tier, length, checksums, members } => {
+                (row.state, row.tier, row.length, row.members) = (STATE_HIT, tier as u8, length, members);
                 row.checksum_count = checksums.len() as u32;
                 sums.extend_from_slice(checksums.bytes());
             }

@@ -1,0 +1,95 @@
+//! What a peer sent is kept here too, page by page, as if it had been put: the next get finds it in DRAM, and later ones on SSD. No peer
+//! is offered it.
+//!
+//! Only what came whole with all that was put with it is kept, so that a page is of one computation; only if nothing of it is here, nor
+//! may be; and only if nothing was removed meanwhile ([`crate::removals`]).
+
+use std::collections::BTreeMap;
+
+use pagelith_layouts::ids::{NamespaceId, PrefixHash};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::policy::Recency;
+
+use crate::config::Promote;
+use crate::outcome::GetDone;
+use crate::put::admit::{Admission, admit};
+use crate::put::publish::publish;
+use crate::put::{self, Bytes, Incoming, Kind, Size, Stored};
+use crate::remote::batch::{Fetched, RemoteGet};
+use crate::removals::Quiet;
+use crate::shared::Shared;
+
+/// Keep what a batch brought. A page that there is no room for is not kept: a promotion is never worth waiting.
+pub(crate) fn keep(shared: &Shared, batch: &mut RemoteGet) {
+    let fetched = batch.take_fetched();
+    let asked = shared.config.promote() != Promote::Never && shared.config.dram_bytes() > 0;
+    let Some(since) = batch.since().filter(|_| asked) else { return };
+    let mut pages: BTreeMap<(NamespaceId, PrefixHash, usize), BTreeMap<ObjectKey, Fetched>> = BTreeMap::new();
+    for one in fetched.into_iter().filter(|one| one.members > 0) {
+        // Objects by themselves are pages of their own.
+        let number = if one.members == 1 { one.at + 1 } else { 0 };
+        let page = pages.entry((one.key.namespace(), one.key.hash(), number)).or_default();
+        page.insert(one.key, one);
+    }
+    let mut frames = Vec::new();
+    for page in pages.into_values() {
+        let page: Vec<Fetched> = page.into_values().collect();
+        if page.iter().all(|one| one.members == page.len()) {
+            let at = batch.manner().at;
+            let at = Recency { depth: at.depth.saturating_add(page[0].at as u32), ..at };
+            frames.extend(keep_page(shared, batch.done(), &page, since, at));
+        }
+    }
+    if !frames.is_empty() {
+        put::enqueue(&mut shared.lock(), &mut frames);
+        shared.work.raise();
+    }
+}
+
+/// Keep the objects of a page; the frames that are to be queued.
+fn keep_page(
+    shared: &Shared,
+    done: &[GetDone],
+    page: &[Fetched],
+    since: Quiet,
+    at: Recency,
+) -> Vec<crate::frames::FrameRef> {
+    let kind = if page.len() == 1 { Kind::Single } else { Kind::Base };
+    let size =
+        |one: &Fetched| Size { key: one.key, length: Some(done[one.at].destination.len()), in_arena: false };
+    let sizes: Vec<Size> = page.iter().map(size).collect();
+    let mut core = shared.lock();
+    let room = core.index.len() + sizes.len() as u64 <= core.index.capacity();
+    if !room || !shared.removals.none_since(since) {
+        return Vec::new();
+    }
+    // What may be here already, in whatever form, stays as it is.
+    let mut admitted = match admit(shared, &mut core, kind, &sizes, None, &[]) {
+        Admission::Admitted(admitted) => admitted,
+        _ => return Vec::new(),
+    };
+    if admitted.met_some() {
+        admitted.give_back(&mut core);
+        return Vec::new();
+    }
+    admitted.fetched = true;
+    drop(core);
+    let incoming = |one: &Fetched| Incoming { key: one.key, bytes: Bytes::Lent(&done[one.at].destination.0) };
+    let copied = put::copy(shared, page.iter().map(incoming).collect(), admitted);
+    // The caller has not got its memory back yet, so this is what was verified; it is compared all the same, since it will be served
+    // as if it were the original.
+    let sums = page.iter().map(|one| &one.sums);
+    let is_it = copied.is(sums);
+    let mut core = shared.lock();
+    if !is_it || !shared.removals.none_since(since) {
+        copied.give_back(&mut core);
+        return Vec::new();
+    }
+    match publish(shared, &mut core, kind, copied, at) {
+        Stored::Done(_, frames) => frames,
+        Stored::Back(_, members) => {
+            members.into_iter().for_each(|m| core.space.free(m.extent));
+            Vec::new()
+        }
+    }
+}

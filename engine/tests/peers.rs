@@ -1,0 +1,294 @@
+//! A store with a peer: what the peer sends is kept, and what is removed stays gone.
+#![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pagelith::config::Promote;
+use pagelith::io::staging::StagingPool;
+use pagelith::io::system::{SystemClock, SystemEntropy};
+use pagelith::layouts::ids::{NamespaceId, PrefixHash};
+use pagelith::layouts::key::{ObjectKey, Role};
+use pagelith::layouts::shard::Shard;
+use pagelith::layouts::wire::greeting::Feature;
+use pagelith::remote::Peer;
+use pagelith::serve::Server;
+use pagelith::transport::address::Address;
+use pagelith::transport::capability::Offer;
+use pagelith::transport::dial::SocketDial;
+use pagelith::transport::handshake::Admission;
+use pagelith::transport::limits::Limits;
+use pagelith::transport::rights::Rights;
+use pagelith::transport::socket::{Arrival, Listen, Listener};
+use pagelith::{
+    AlignedBuf, Config, Destination, Done, Facts, Get, GetOutcome, GetSlice, MissCause, Options, PutOutcome,
+    PutSlice, Size, Store, Tier, ValidConfig,
+};
+use tempfile::TempDir;
+
+const LEN: usize = 70_001;
+const PATIENCE: Duration = Duration::from_secs(60);
+const NAMESPACE: NamespaceId = NamespaceId([5; 16]);
+
+/// The peer.
+struct Process {
+    store: Arc<Store>,
+    address: Address,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Process {
+    fn new(config: &Config) -> Process {
+        let store = Arc::new(Store::open(valid(config)).expect("opened"));
+        let listen = Listen {
+            address: "tcp:127.0.0.1:0".parse().expect("an address"),
+            admission: Admission::Connection(Rights::all()),
+            beyond_this_host: false,
+        };
+        let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
+        let offer = Offer::of_this_build([1; 16]);
+        let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
+        let address = listener.address().clone();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (ends, served) = (stop.clone(), store.clone());
+        let staging = StagingPool::new(16 << 20).expect("memory");
+        let thread = std::thread::spawn(move || {
+            let (mut arrivals, mut servers) = (Vec::new(), Vec::<Server>::new());
+            while !ends.load(Ordering::Relaxed) {
+                listener.wait(&mut arrivals, Duration::from_micros(200));
+                for arrival in arrivals.drain(..) {
+                    let Arrival::Link(link) = arrival else { panic!("refused") };
+                    servers.push(Server::new(&served, link, staging.clone()).expect("serves"));
+                }
+                servers.iter_mut().for_each(|server| while server.turn() {});
+                servers.retain(|server| server.closed().is_none());
+            }
+        });
+        Process { store, address, stop, thread: Some(thread) }
+    }
+
+    /// A store in front of it, which it knows by this offer.
+    fn front(&self, config: &Config, offer: Offer) -> Store {
+        let dial = SocketDial::new(self.address.clone(), None, offer, Arc::new(SystemClock::new()));
+        let peer = Peer { name: "peer".into(), weight: 1.0, dial: Arc::new(dial) };
+        Store::open_with_peers(valid(config), vec![peer]).expect("opened")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(ended.is_none_or(|ended| ended.is_ok()) || std::thread::panicking());
+    }
+}
+
+fn valid(config: &Config) -> ValidConfig {
+    config.validate(&Facts::of_this_machine().expect("facts")).expect("valid")
+}
+
+/// DRAM alone.
+fn memory() -> Config {
+    let mut config = Config::default();
+    config.dram.bytes = Size::mib(16);
+    config.index.max_objects = Some(1000);
+    config
+}
+
+fn offer() -> Offer {
+    Offer::of_this_build([2; 16])
+}
+
+fn key(page: u64, component: &str) -> ObjectKey {
+    let mut hash = [0; 32];
+    hash[..8].copy_from_slice(&page.to_le_bytes());
+    ObjectKey::new(NAMESPACE, PrefixHash(hash), Role::Target, "kv", component, Shard::Whole).expect("a key")
+}
+
+fn content(key: &ObjectKey) -> Vec<u8> {
+    let seed = u64::from(key.as_bytes().iter().fold(7u32, |sum, byte| sum.rotate_left(5) ^ u32::from(*byte)));
+    (0..LEN as u64).map(|at| (at * 31 + at / 253 + seed) as u8).collect()
+}
+
+fn put(store: &Store, keys: &[ObjectKey]) {
+    let bytes: Vec<Vec<u8>> = keys.iter().map(content).collect();
+    let pieces: Vec<[&[u8]; 1]> = bytes.iter().map(|bytes| [&bytes[..]]).collect();
+    let group: Vec<PutSlice<'_>> =
+        keys.iter().zip(&pieces).map(|(key, pieces)| PutSlice { key: *key, pieces }).collect();
+    assert_eq!(store.put_groups(&[&group], Options::default()), [Ok(PutOutcome::Stored)]);
+}
+
+/// Get these in one batch; where each came from, its bytes being right.
+fn get(store: &Store, keys: &[ObjectKey]) -> Vec<Option<Tier>> {
+    let mut memory: Vec<Vec<u8>> = keys.iter().map(|_| vec![0xee; LEN]).collect();
+    let mut lent: Vec<[&mut [u8]; 1]> = memory.iter_mut().map(|memory| [&mut memory[..]]).collect();
+    let mut gets: Vec<GetSlice<'_, '_>> =
+        keys.iter().zip(&mut lent).map(|(key, pieces)| GetSlice { key: *key, range: None, pieces }).collect();
+    let outcomes = store.get_batch(&mut gets, Options::default());
+    let tier = |((outcome, key), bytes): ((&pagelith::Result<GetOutcome>, &ObjectKey), &Vec<u8>)| {
+        match outcome.as_ref().expect("no error") {
+            GetOutcome::Hit { tier, .. } => {
+                assert!(*bytes == content(key), "wrong bytes key={key}");
+                Some(*tier)
+            }
+            GetOutcome::Miss(_) => None,
+        }
+    };
+    outcomes.iter().zip(keys).zip(&memory).map(tier).collect()
+}
+
+fn all(tier: Tier, count: usize) -> Vec<Option<Tier>> {
+    vec![Some(tier); count]
+}
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < PATIENCE, "waited in vain for: {what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_a_peer_sends_is_kept_and_not_offered_back() {
+    let process = Process::new(&memory());
+    let front = process.front(&memory(), offer());
+    let (single, page) = (key(1, "k"), [key(2, "k"), key(2, "v"), key(2, "i")]);
+    put(&process.store, &[single]);
+    put(&process.store, &page);
+    assert_eq!(get(&front, &[single]), all(Tier::Remote, 1));
+    assert_eq!(get(&front, &[single]), all(Tier::Memory, 1));
+    // A part of an object, or of a page, is not kept.
+    let mut part = [0; 100];
+    let range = GetSlice { key: page[0], range: Some(5..105), pieces: &mut [&mut part] };
+    assert!(front.get_batch(&mut [range], Options::default())[0].as_ref().is_ok_and(GetOutcome::is_hit));
+    for _ in 0..2 {
+        assert_eq!(get(&front, &page[..2]), all(Tier::Remote, 2));
+    }
+    assert_eq!(get(&front, &page), all(Tier::Remote, 3));
+    assert_eq!(get(&front, &page), all(Tier::Memory, 3));
+    // It is a page here as it is there: who puts it finds it.
+    let bytes: Vec<Vec<u8>> = page.iter().map(content).collect();
+    let pieces: Vec<[&[u8]; 1]> = bytes.iter().map(|bytes| [&bytes[..]]).collect();
+    let group: Vec<PutSlice<'_>> =
+        page.iter().zip(&pieces).map(|(key, pieces)| PutSlice { key: *key, pieces }).collect();
+    assert_eq!(front.put_groups(&[&group], Options::default()), [Ok(PutOutcome::AlreadyPresent)]);
+    let stats = front.stats();
+    assert_eq!((stats.promoted, stats.puts_stored, stats.hits_remote), (2, 0, 9), "{stats:?}");
+    front.close().expect("closed");
+    let stats = process.store.stats();
+    assert_eq!((stats.puts_stored, stats.puts_present), (4, 0), "{stats:?}");
+}
+
+#[test]
+fn what_is_attached_stays_at_the_peer() {
+    let process = Process::new(&memory());
+    let front = process.front(&memory(), offer());
+    let (base, state) = (key(1, "k"), key(1, "state"));
+    put(&process.store, &[base]);
+    let bytes = content(&state);
+    let group = [PutSlice { key: state, pieces: &[&bytes] }];
+    let stored = process.store.put_attached(&[(base, &group)], Options::default());
+    assert_eq!(stored, [Ok(PutOutcome::Stored)]);
+    for _ in 0..2 {
+        assert_eq!(get(&front, &[state]), all(Tier::Remote, 1));
+    }
+    assert_eq!(front.stats().promoted, 0);
+}
+
+#[test]
+fn it_is_on_ssd_like_a_put() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut config = memory();
+    config.ssd.bytes = Size::mib(64);
+    config.ssd.segment_bytes = Some(Size::mib(4));
+    config.ssd.dirs = vec![dir.path().join("store")];
+    let process = Process::new(&memory());
+    let front = process.front(&config, offer());
+    let page = [key(2, "k"), key(2, "v")];
+    put(&process.store, &page);
+    assert_eq!(get(&front, &page), all(Tier::Remote, 2));
+    let report = front.close().expect("closed");
+    assert_eq!((report.durable_objects, report.lost_objects), (2, 0));
+    let alone = Store::open(valid(&config)).expect("opened");
+    assert_eq!(get(&alone, &page), all(Tier::Ssd, 2));
+    drop(alone);
+    // On SSD of the peer it is told apart as well.
+    let served: TempDir = tempfile::tempdir().expect("a directory");
+    let mut cold = config.clone();
+    cold.dram.bytes = Size::ZERO;
+    cold.ssd.dirs = vec![served.path().join("store")];
+    let process = Process::new(&cold);
+    put(&process.store, &page);
+    process.store.flush(Options::default()).expect("flushed");
+    let front = process.front(&memory(), offer());
+    assert_eq!(get(&front, &page[..1]), all(Tier::Remote, 1));
+    assert_eq!(get(&front, &page), all(Tier::Remote, 2));
+    assert_eq!(get(&front, &page), all(Tier::Memory, 2));
+    assert!(process.store.stats().hits_ssd > 0);
+}
+
+#[test]
+fn it_is_not_kept_where_that_is_not_wanted_or_not_said() {
+    let process = Process::new(&memory());
+    put(&process.store, &[key(1, "k")]);
+    let mut never = memory();
+    never.dram.promote = Promote::Never;
+    let old = Offer { features: offer().features & !Feature::Members.bit(), ..offer() };
+    for (config, offer) in [(never, offer()), (memory(), old)] {
+        let front = process.front(&config, offer);
+        for _ in 0..2 {
+            assert_eq!(get(&front, &[key(1, "k")]), all(Tier::Remote, 1));
+        }
+        assert_eq!(front.stats().promoted, 0);
+    }
+}
+
+/// What the peer sent before it heard of the removal comes behind it, and must not stay.
+#[test]
+fn what_is_removed_while_it_is_on_its_way_is_not_kept() {
+    for clears in [false, true] {
+        let process = Process::new(&memory());
+        let front = process.front(&memory(), offer());
+        let keys: Vec<ObjectKey> = (0..3).map(|page| key(page, "k")).collect();
+        keys.iter().for_each(|key| put(&process.store, &[*key]));
+        let mut session = front.session().expect("a session");
+        // The link is there then.
+        assert_eq!(get_over(&mut session, keys[0]), Some(Tier::Remote));
+        let buffer = AlignedBuf::new(LEN).expect("memory");
+        let destination = Destination::owned(buffer);
+        let ticket =
+            session.submit_get(vec![Get { key: keys[1], range: None, destination }], Options::default());
+        // The question goes out; the answer is not looked for yet.
+        assert!(session.poll().is_none());
+        until("the peer sends it", || process.store.stats().hits_memory == 2);
+        match clears {
+            true => _ = front.clear(NAMESPACE, Options::default()).expect("cleared"),
+            false => _ = front.remove(&keys[1..2], Options::default()).expect("removed"),
+        }
+        let Some(Done::Get(done)) = session.wait(ticket, PATIENCE) else { panic!("it ends") };
+        assert_eq!(done[0].outcome, Ok(GetOutcome::Hit { tier: Tier::Remote, bytes: LEN as u64 }));
+        assert_eq!(get(&front, &keys[1..2]), [None], "clears={clears}");
+        assert_eq!(front.stats().promoted, 1, "clears={clears}");
+        // Later ones are kept again.
+        put(&process.store, &[key(9, "k")]);
+        assert_eq!(get(&front, &[key(9, "k")]), all(Tier::Remote, 1));
+        assert_eq!(get(&front, &[key(9, "k")]), all(Tier::Memory, 1));
+    }
+}
+
+fn get_over(session: &mut pagelith::Session, key: ObjectKey) -> Option<Tier> {
+    let destination = Destination::owned(AlignedBuf::new(LEN).expect("memory"));
+    let ticket = session.submit_get(vec![Get { key, range: None, destination }], Options::default());
+    let Some(Done::Get(done)) = session.wait(ticket, PATIENCE) else { panic!("it ends") };
+    match done[0].outcome.as_ref().expect("no error") {
+        GetOutcome::Hit { tier, .. } => Some(*tier),
+        GetOutcome::Miss(cause) => {
+            assert_eq!(*cause, MissCause::Absent);
+            None
+        }
+    }
+}
