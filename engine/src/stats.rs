@@ -116,7 +116,7 @@ pub struct Stats {
     pub late_direct: u64,
     /// Pages evicted from DRAM.
     pub frames_evicted: u64,
-    /// Pages copied from SSD into DRAM.
+    /// Pages copied from SSD into DRAM, or kept of what a peer sent.
     pub promoted: u64,
     /// Objects read from SSD into DRAM before they were asked for, among those pages.
     pub prefetched: u64,

@@ -128,15 +128,17 @@ fn get(store: &Store, keys: &[ObjectKey]) -> Vec<Option<Tier>> {
     let mut gets: Vec<GetSlice<'_, '_>> =
         keys.iter().zip(&mut lent).map(|(key, pieces)| GetSlice { key: *key, range: None, pieces }).collect();
     let outcomes = store.get_batch(&mut gets, Options::default());
-    let tier = |((outcome, key), bytes): ((&pagelith::Result<GetOutcome>, &ObjectKey), &Vec<u8>)| {
-        match outcome.as_ref().expect("no error") {
+    let tier =
+        |((outcome, key), bytes): ((&pagelith::Result<GetOutcome>, &ObjectKey), &Vec<u8>)| match outcome
+            .as_ref()
+            .expect("no error")
+        {
             GetOutcome::Hit { tier, .. } => {
                 assert!(*bytes == content(key), "wrong bytes key={key}");
                 Some(*tier)
             }
             GetOutcome::Miss(_) => None,
-        }
-    };
+        };
     outcomes.iter().zip(keys).zip(&memory).map(tier).collect()
 }
 

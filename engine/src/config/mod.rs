@@ -99,8 +99,8 @@ pub struct DramConfig {
     /// Which object leaves first: `lru` (default), `fifo` or `s3fifo`. `s3fifo` where many pages are used
     /// once; `fifo` to compare against.
     pub policy: DramPolicy,
-    /// Whether an SSD hit is copied into DRAM: `always` (default) or `never`. `never` where hits do not
-    /// repeat, to save the copy and keep what is in DRAM.
+    /// Whether an SSD hit is copied into DRAM, and what a peer sent is kept here: `always` (default) or `never`. `never` where
+    /// hits do not repeat, to save the copy and keep what is in DRAM.
     pub promote: Promote,
     /// The share of hits from DRAM that are verified on their way out. Default 1: all of them; 0 to 1. Lower it to
     /// get at the speed of a copy where memory has ECC and is trusted; what is not verified may hand over bytes that
