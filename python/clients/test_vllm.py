@@ -25,7 +25,6 @@ PROMPT, BLOCK = 320, 32
 def setUpModule():
     Lives.home = tempfile.mkdtemp()
     unittest.addModuleCleanup(shutil.rmtree, Lives.home, ignore_errors=True)
-    Lives.expected = Lives.live("none")
 
 
 def tiers(tier):
@@ -35,12 +34,19 @@ def tiers(tier):
 
 
 class Lives(unittest.TestCase):
-    whole = None
+    # The kind of model, and what each answers without a cache.
+    model, without, whole = "full", {}, None
+
+    @classmethod
+    def setUpClass(cls):
+        if cls.model not in Lives.without:
+            Lives.without[cls.model] = cls.live("none")
+        cls.expected = Lives.without[cls.model]
 
     @classmethod
     def live(cls, transfer, ends=0, **environment):
         """One engine's life: what it answered. What it complained of is in `said`."""
-        command = [sys.executable, "-W", "ignore", os.path.join(HERE, "vllm_life.py"), os.path.join(cls.home, "model"), transfer]
+        command = [sys.executable, "-W", "ignore", os.path.join(HERE, "vllm_life.py"), os.path.join(cls.home, cls.model), transfer]
         environment = {**os.environ, "PYTHONPATH": HERE, **environment}
         done = subprocess.run(command, env=environment, cwd=cls.home, capture_output=True, text=True, timeout=300)
         if done.returncode != ends:
@@ -51,7 +57,7 @@ class Lives(unittest.TestCase):
 
     def store(self, name):
         """Settings of a store of the engine's process."""
-        self.directory = os.path.join(self.home, name)
+        self.directory = os.path.join(self.home, f"{self.model}_{name}")
         ssd = {"dirs": [self.directory], "bytes": "128MiB", "segment_bytes": "8MiB"}
         return {"dram": {"bytes": "32MiB"}, "index": {"max_objects": 10000}, "ssd": ssd}
 
@@ -86,7 +92,7 @@ class Lives(unittest.TestCase):
         if "STORE_PROGRAM" not in os.environ:
             print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
             self.skipTest("no STORE_PROGRAM")
-        address = "unix:" + os.path.join(self.home, name)
+        address = "unix:" + os.path.join(self.home, f"{self.model}_{name}")
         command = [os.environ["STORE_PROGRAM"], "serve", "--listen", address, "--dram", "64MiB", "--ssd", "0"]
         store = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
@@ -146,7 +152,7 @@ class Tiers(Lives):
             self.assert_hits(second)
 
 
-class Connectors(Lives):
+class Connected(Lives):
     def connected(self, module="pagelith.vllm", **given):
         return json.dumps({
             "kv_connector": "PagelithConnector", "kv_connector_module_path": module, "kv_role": "kv_both",
@@ -173,6 +179,19 @@ class Connectors(Lives):
         self.assert_hits(again)
         self.assertNotIn("could not be", self.said)
 
+    def killed_lives(self, transfer):
+        """Two, of which the first is killed when it has answered."""
+        self.assert_same(self.live(transfer, ends=-signal.SIGKILL, VLLM_LIFE_ENDS="killed"))
+        second = self.live(transfer)
+        self.assert_same(second)
+        self.assertGreater(sum(self.cached(second)), 0)
+
+    def staged(self):
+        # A block has 48 KiB: several copies for each prompt.
+        return self.connected("vllm_staged", store=self.store("staged"), staging_bytes=200 << 10, load_async=True)
+
+
+class Connectors(Connected):
     def test_the_next_process_takes_what_the_first_computed(self):
         transfer = self.connected(store=self.store("connector"))
         self.lives(transfer)
@@ -184,19 +203,46 @@ class Connectors(Lives):
         self.damaged_lives(transfer)
 
     def test_after_the_first_was_killed(self):
-        transfer = self.connected(store=self.store("connector_killed"))
-        self.assert_same(self.live(transfer, ends=-signal.SIGKILL, VLLM_LIFE_ENDS="killed"))
-        second = self.live(transfer)
-        self.assert_same(second)
-        self.assertGreater(sum(self.cached(second)), 0)
+        self.killed_lives(self.connected(store=self.store("connector_killed")))
 
     def test_through_memory_of_its_own_as_with_a_device(self):
-        # A block has 48 KiB: several copies for each prompt.
-        self.lives(self.connected("vllm_staged", store=self.store("staged"), staging_bytes=200 << 10, load_async=True))
+        self.lives(self.staged())
 
     def test_a_store_process_keeps_it_between_them(self):
         with self.store_process("connector_socket") as address:
             self.lives(self.connected(attach=address))
+
+
+class Hybrids(Connected):
+    """Several groups of caches, of which some have windows."""
+
+    model = "hybrid"
+
+    def test_the_next_process_takes_what_the_first_computed(self):
+        transfer = self.connected(store=self.store("connector"))
+        self.lives(transfer)
+        self.damaged_lives(transfer)
+
+    def test_after_the_first_was_killed(self):
+        self.killed_lives(self.connected(store=self.store("connector_killed")))
+
+    def test_through_memory_of_its_own_as_with_a_device(self):
+        self.lives(self.staged())
+
+    def test_a_store_process_keeps_it_between_them(self):
+        with self.store_process("connector_socket") as address:
+            self.lives(self.connected(attach=address))
+
+
+class Windows(Connected):
+    """One group, whose layers all have windows."""
+
+    model = "windows"
+
+    def test_the_next_process_takes_what_the_first_computed(self):
+        transfer = self.connected(store=self.store("connector"))
+        self.lives(transfer)
+        self.damaged_lives(transfer)
 
 
 def flip(directory):

@@ -1,6 +1,6 @@
 """One life of a vLLM engine on the CPU: a tiny model with weights of a seed, prompts, and what it answers.
 
-    python vllm_life.py MODEL_DIR KV_TRANSFER_CONFIG     the second is JSON, or "none"
+    python vllm_life.py MODEL_DIR KV_TRANSFER_CONFIG     the folder's name is the model's kind; the second is JSON, or "none"
 
 Prints one line of JSON: for each prompt the tokens and their log-probabilities, and how many prompt tokens came from outside.
 """
@@ -23,15 +23,29 @@ BLOCK = 32
 PROMPTS = [[(7 * n + 13 * prompt) % 500 + 1 for n in range(10 * BLOCK)] for prompt in range(4)]
 
 
-def make_model(folder):
-    from transformers import LlamaConfig, LlamaForCausalLM
+SIZES = dict(
+    vocab_size=512, hidden_size=128, intermediate_size=256, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024,
+)
+# Two blocks.
+WINDOW = 2 * BLOCK
 
+
+def model(kind):
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+    if kind == "hybrid":
+        # Three groups of caches: full attention, and two with windows.
+        layers = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+        more = dict(head_dim=32, query_pre_attn_scalar=32, sliding_window=WINDOW, layer_types=layers, num_hidden_layers=len(layers))
+        return Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, **more))
+    if kind == "windows":
+        return MistralForCausalLM(MistralConfig(**SIZES, num_hidden_layers=3, sliding_window=WINDOW))
+    return LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=3))
+
+
+def make_model(folder):
     torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=1024,
-    )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    model(os.path.basename(folder)).to(torch.bfloat16).save_pretrained(folder)
 
 
 def main(folder, transfer):

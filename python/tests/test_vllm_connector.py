@@ -2,152 +2,20 @@
 Under vLLM itself: `python/clients/`.
 """
 
-import contextlib
-import hashlib
 import os
 import subprocess
 import sys
-import tempfile
 import types
 import unittest
 
-from vllm_stand_ins import Blocks, Cache, Cached, KVConnectorRole, New, Output, Request, Spec
+from vllm_engine import FULL, TOKENS, Case, hashes, window
+from vllm_stand_ins import Blocks, Output, Request, Spec
 
-from pagelith.vllm import PagelithConnector
 from pagelith.vllm.blocks import InPlace, pieces
-
-# Tokens of a block.
-TOKENS = 4
+from pagelith.vllm.pools import Object
 
 
-def hashes(count, of="prompt"):
-    return [hashlib.sha256(f"{of}{n}".encode()).digest() for n in range(count)]
-
-
-class Engine:
-    """As much of an engine as the connector sees: its scheduler's connector, those of its workers, and their caches."""
-
-    def __init__(self, extra, blocks=64, ranks=1, groups=1, kind="full_attention", role="kv_both", **different):
-        self.blocks = blocks
-        group = types.SimpleNamespace(layer_names=["layer.0", "layer.1"], kv_cache_spec=Spec(TOKENS, kind))
-        self.cache_config = types.SimpleNamespace(kv_cache_groups=[group] * groups, num_blocks=blocks)
-        self.extra, self.ranks, self.role, self.different = extra, ranks, role, different
-        self.workers, self.caches = [], []
-        with contextlib.ExitStack() as undo:
-            for rank in range(ranks):
-                self.worker(rank)
-                undo.callback(self.workers[rank].shutdown)
-            self.scheduler = PagelithConnector(self.config(0), KVConnectorRole.SCHEDULER, self.cache_config)
-            undo.pop_all()
-        self.scheduler.set_xfer_handshake_metadata({rank: one.get_handshake_metadata() for rank, one in enumerate(self.workers)})
-
-    def worker(self, rank):
-        worker = PagelithConnector(self.config(rank), KVConnectorRole.WORKER, self.cache_config)
-        self.workers.append(worker)
-        shape, order = self.different.get("shape", (self.blocks, 2, TOKENS, 8)), self.different.get("order", (0, 1, 2, 3))
-        caches = {name: Cache(shape, order) for name in ("layer.0", "layer.1")}
-        self.caches.append(caches)
-        worker.register_kv_caches(caches)
-
-    def config(self, rank):
-        get = self.different.get
-        backend = types.SimpleNamespace(full_cls_name=lambda: get("backend", "a.Backend"))
-        layer = types.SimpleNamespace(get_attn_backend=lambda: backend, isa=get("isa", "vec"))
-        hf = types.SimpleNamespace(to_dict=lambda: {"rope_theta": get("rope", 10000), "_name_or_path": "/anywhere"})
-        sizes = dict(tensor_parallel_size=self.ranks, prefill_context_parallel_size=1, decode_context_parallel_size=1)
-        return types.SimpleNamespace(
-            kv_transfer_config=types.SimpleNamespace(
-                kv_connector_extra_config=self.extra, engine_id=get("engine", "engine"),
-                is_kv_consumer=self.role != "kv_producer", is_kv_producer=self.role != "kv_consumer",
-            ),
-            parallel_config=types.SimpleNamespace(
-                data_parallel_index=0, rank=rank, world_size=self.ranks, pipeline_parallel_size=get("pipeline", 1),
-                distributed_executor_backend="uni" if self.ranks == 1 else "mp", **sizes,
-            ),
-            model_config=types.SimpleNamespace(
-                model=get("model", "a/model"), dtype="bf16", revision=None, quantization=get("quantization"), hf_config=hf
-            ),
-            cache_config=types.SimpleNamespace(cache_dtype=get("cache_dtype", "auto"), prefix_caching_hash_algo="sha256"),
-            compilation_config=types.SimpleNamespace(static_forward_context={"layer.0": layer, "layer.1": layer}),
-        )
-
-    def close(self):
-        for connector in (*self.workers, self.scheduler):
-            connector.shutdown()
-
-    # What vLLM does in a step.
-
-    def begin(self, request, ids, local=0):
-        """Look up and allocate: tokens that come from outside."""
-        found, later = self.scheduler.get_num_new_matched_tokens(request, local)
-        self.scheduler.update_state_after_alloc(request, Blocks(list(ids)), found)
-        return found, later
-
-    def new(self, request, ids, computed, scheduled=None):
-        """The step in which a request is scheduled first."""
-        scheduled = request.num_tokens - computed if scheduled is None else scheduled
-        return Output([New(request.request_id, (list(ids),), computed)], num_scheduled_tokens={request.request_id: scheduled})
-
-    def again(self, request, computed, scheduled):
-        """A step of a request that has its blocks."""
-        cached = Cached([request.request_id], set(), [None], [computed])
-        return Output(scheduled_cached_reqs=cached, num_scheduled_tokens={request.request_id: scheduled})
-
-    def step(self, output, compute=None):
-        """Run a step on all workers: what was reported of it."""
-        plan = self.scheduler.build_connector_meta(output)
-        failed, ended = set(), set()
-        for rank, worker in enumerate(self.workers):
-            worker.bind_connector_metadata(plan)
-            worker.start_load_kv(None)
-            for block, byte in (compute or {}).items():
-                for n, cache in enumerate(self.caches[rank].values()):
-                    cache.fill(block, byte + 40 * rank + 90 * n)
-            worker.wait_for_save()
-            ended |= worker.get_finished(set())[1] or set()
-            failed |= worker.get_block_ids_with_load_errors()
-            self.scheduler.update_connector_output(types.SimpleNamespace(kv_connector_worker_meta=worker.build_connector_worker_meta()))
-        return types.SimpleNamespace(failed=failed, ended=ended)
-
-    def answer(self, request, ids, compute, local=0):
-        """Look up, load, compute the rest, store: tokens that came from outside."""
-        found, _ = self.begin(request, ids, local)
-        self.last = self.step(self.new(request, ids, local + found), compute)
-        return found
-
-    def bytes(self, ids, rank=0):
-        return [tuple(cache.block(block) for cache in self.caches[rank].values()) for block in ids]
-
-    @property
-    def store(self):
-        return self.scheduler._plans._store
-
-    def keys(self, of):
-        return self.workers[0]._work._key.on_pages(of)
-
-
-class Connector(unittest.TestCase):
-    def setUp(self):
-        self.home = tempfile.TemporaryDirectory()
-        self.addCleanup(self.home.cleanup)
-
-    def extra(self, **given):
-        ssd = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": "128MiB", "segment_bytes": "4MiB"}
-        store = {"dram": {"bytes": "32MiB"}, "index": {"max_objects": 20000}, "ssd": ssd}
-        return {"store": store, **given}
-
-    def engine(self, extra=None, **different):
-        engine = Engine(extra or self.extra(), **different)
-        self.addCleanup(engine.close)
-        return engine
-
-    def filled(self, count, **different):
-        """An engine that has computed and stored `count` blocks, from block 1 on."""
-        engine = self.engine(**different)
-        ids = list(range(1, count + 1))
-        engine.answer(Request("first", count * TOKENS, hashes(count)), ids, {block: block for block in ids})
-        return engine
-
+class Connector(Case):
     def test_the_next_process_loads_what_the_first_computed_whatever_the_layout(self):
         # Dense blocks, tokens before heads, heads before blocks, and kernels whose blocks are half of vLLM's.
         for order, parts in (((0, 1, 2, 3), 1), ((0, 2, 1, 3), 1), ((1, 0, 2, 3), 1), ((0, 1, 2, 3), 2)):
@@ -268,18 +136,18 @@ class Connector(unittest.TestCase):
         self.assertEqual(engine.bytes([11, 12, 13]), engine.bytes([1, 2, 3]))
 
     def test_what_a_sliding_window_has_left_is_neither_read_nor_stored(self):
-        engine = self.filled(4, kind="sliding_window")
+        engine = self.filled(4, specs=[window(2 * TOKENS + 1)])
         request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [0, 0, 12, 13, 14]
         was = engine.bytes([0])
         self.assertEqual(engine.answer(request, ids, {}), 4 * TOKENS)
-        self.assertEqual((engine.last.failed, engine.bytes([0])), (set(), was))
+        self.assertEqual((engine.loaded.failed_requests, engine.bytes([0])), (set(), was))
         self.assertEqual(engine.bytes([12, 13]), engine.bytes([3, 4]))
         another = Request("third", 3 * TOKENS, hashes(3, "another"))
         engine.answer(another, [0, 31, 32], {})
         self.assertEqual(engine.store.exists(engine.keys(another.block_hashes)), [False, True, True])
 
     def test_loads_in_threads_are_told_when_they_have_ended(self):
-        engine = self.filled(4, extra=self.extra(load_async=True))
+        engine = self.filled(4, extra=self.extra(load_async=True), at_once=False)
         request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13]
         self.assertEqual(engine.begin(request, ids), (4 * TOKENS, True))
         engine.store.remove(engine.keys(hashes(4)[2:3]))
@@ -296,7 +164,7 @@ class Connector(unittest.TestCase):
         others = [
             {"model": "another"}, {"extra": self.extra(revision="2")}, {"extra": self.extra(tenant="t")}, {"backend": "another"},
             {"isa": "amx"}, {"cache_dtype": "fp8"}, {"quantization": "awq"}, {"rope": 500000}, {"order": (0, 2, 1, 3)},
-            {"shape": (64, 1, TOKENS, 16)}, {"kind": "sliding_window"},
+            {"shape": (64, 1, TOKENS, 16)}, {"specs": [FULL, FULL]},
         ]
         for other in others:
             with self.subTest(other):
@@ -348,7 +216,7 @@ class Connector(unittest.TestCase):
         self.assertEqual(engine.answer(request, ids, {}), 4 * TOKENS)
         self.assertEqual([engine.bytes(ids[:4], rank) for rank in (0, 1)], [engine.bytes([1, 2, 3, 4], rank) for rank in (0, 1)])
         # One rank's slice of the third is gone.
-        second = engine.workers[1]._work._key
+        ((second,),) = engine.workers[1]._work._keys
         engine.store.remove(second.on_pages(hashes(4)[2:3]))
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, False))
 
@@ -359,8 +227,12 @@ class Connector(unittest.TestCase):
             ({"extra": self.extra(load_async="yes", read_threads=0)}, "'load_async' is true or false.*'read_threads' is a whole number"),
             ({"ranks": 2}, "'store' is a store in the scheduler's process, and 2 worker.*pagelith serve"),
             ({"pipeline": 2}, "'pipeline_parallel_size' is 2.*--pipeline-parallel-size 1"),
-            ({"groups": 2}, "2 groups of caches.*--disable-hybrid-kv-cache-manager"),
-            ({"kind": "mamba"}, "of the kind 'mamba'.*PagelithTier"),
+            ({"specs": []}, "no groups of caches"),
+            ({"specs": [FULL, Spec(TOKENS, "mamba")]}, "Mamba layers.*PagelithTier"),
+            ({"specs": [Spec(TOKENS, "cross_attention")]}, "of the kind 'cross_attention'.*PagelithTier"),
+            ({"specs": [FULL, Spec(TOKENS, "sliding_window", TOKENS, prefix_cacheable=False)]}, "group 1 .*to no connector.*PagelithTier"),
+            ({"specs": [FULL, FULL], "extra": self.extra(load_async=False)}, "'load_async' is false"),
+            ({"specs": [window(8)], "extra": self.extra(load_async=False)}, "'load_async' is false"),
         ):
             with self.subTest(wrong), self.assertRaisesRegex(ValueError, words):
                 self.engine(**wrong)
@@ -370,10 +242,13 @@ class Connector(unittest.TestCase):
             shape=(4, 1, 2, 8), stride=lambda axis=None: (48, 16, 8, 1) if axis is None else 48, element_size=lambda: 1,
             data_ptr=lambda: 1000 + at,
         )
+        block = lambda at: Object(0, 0, 0, (at,))  # noqa: E731
         # All layers of a block together, and then with something between them.
-        self.assertEqual(InPlace([layer(0), layer(16)], 4).lent([0, 2]), [[(1000, 32)], [(1096, 32)]])
-        apart = InPlace([layer(0), layer(32)], 4)
-        self.assertEqual((apart.lent([1]), apart.bytes), ([[(1048, 16), (1080, 16)]], 32))
+        self.assertEqual(InPlace([[[layer(0), layer(16)]]], 4).lent([block(0), block(2)]), [[(1000, 32)], [(1096, 32)]])
+        self.assertEqual(InPlace([[[layer(0), layer(32)]]], 4).lent([block(1)]), [[(1048, 16), (1080, 16)]])
+        # Groups of a pool, each with a block of its own.
+        groups = InPlace([[[layer(0)], [layer(16)]]], 4)
+        self.assertEqual(groups.lent([Object(0, 0, 0, (1, 2))]), [[(1048, 16), (1112, 16)]])
 
     def test_contiguous_runs_of_any_layout(self):
         self.assertEqual(pieces([(1, 64), (2, 32), (4, 8), (8, 1)], 1), ((0, 64),))

@@ -103,10 +103,18 @@ class Nothing:
     pass
 
 
+@dataclass
+class KVConnectorTransferResults:
+    finished_sending: set = field(default_factory=set)
+    finished_recving: set = field(default_factory=set)
+    failed_recving: set = field(default_factory=set)
+
+
 stand_in(
     "vllm.distributed.kv_transfer.kv_connector.v1.base",
     KVConnectorBase_V1=KVConnectorBase_V1, KVConnectorRole=KVConnectorRole, SupportsHMA=Nothing,
     KVConnectorHandshakeMetadata=Nothing, KVConnectorMetadata=Nothing, KVConnectorWorkerMetadata=Nothing,
+    KVConnectorTransferResults=KVConnectorTransferResults,
 )
 
 
@@ -114,6 +122,9 @@ stand_in(
 class Spec:
     block_size: int
     kind: str = "full_attention"
+    sliding_window: int | None = None
+    attention_chunk_size: int | None = None
+    prefix_cacheable: bool = True
 
 
 stand_in("vllm.v1.kv_cache_interface", get_kv_cache_spec_kind=lambda spec: types.SimpleNamespace(value=spec.kind))
@@ -191,6 +202,7 @@ class Output:
     scheduled_cached_reqs: Cached = field(default_factory=Cached)
     num_scheduled_tokens: dict = field(default_factory=dict)
     finished_req_ids: set = field(default_factory=set)
+    kv_connector_block_state: Any = None
 
 
 class Blocks:

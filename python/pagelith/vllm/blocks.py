@@ -1,4 +1,4 @@
-"""Where the bytes of a block lie, over all layers of a group.
+"""Where the bytes of a block lie, over all layers of a pool.
 
 vLLM gives each layer's cache as a tensor whose first axis is blocks (or parts of blocks, where the attention kernel's are smaller). How
 far apart they are, and what lies between, is the layout's business: here it is read from shapes and strides alone.
@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 from ..settings import joined
+from .pools import Object
 
 
 @dataclass(frozen=True)
@@ -54,20 +55,21 @@ def pieces(axes: Sequence[tuple[int, int]], width: int) -> tuple[tuple[int, int]
 class InPlace:
     """Caches in host memory: the store reads and writes them where they are."""
 
-    def __init__(self, caches: Sequence[Any], blocks: int) -> None:
-        self._layers = [Layer.of(cache, blocks) for cache in caches]
+    def __init__(self, pools: Sequence[Sequence[Sequence[Any]]], blocks: int) -> None:
+        # By pool and group, the layers.
+        self._pools = [[[Layer.of(cache, blocks) for cache in caches] for caches in groups] for groups in pools]
         self._blocks = blocks
-        self.bytes = sum(layer.bytes for layer in self._layers)
-        # Blocks that one call may have: a call of any size is one batch.
-        self.at_once = blocks
+        # Objects that one call may have: a call of any size is one batch.
+        self.at_once = blocks * len(pools)
 
     def spans(self) -> list[tuple[int, int]]:
         """Where all of it lies."""
-        return joined((of.base, of.stride * (self._blocks - 1) + sum(of.pieces[-1])) for of in self._layers)
+        layers = (layer for groups in self._pools for layers in groups for layer in layers)
+        return joined((of.base, of.stride * (self._blocks - 1) + sum(of.pieces[-1])) for of in layers)
 
-    def lent(self, blocks: Sequence[int]) -> list[list[tuple[int, int]]]:
-        """Of each block its memory, piece after piece; what lies side by side is one."""
-        return [self._of(block) for block in blocks]
+    def lent(self, objects: Sequence[Object]) -> list[list[tuple[int, int]]]:
+        """Of each object its memory, piece after piece; what lies side by side is one."""
+        return [self._of(one) for one in objects]
 
     out = into = lent
 
@@ -75,16 +77,17 @@ class InPlace:
         """What a thread waits for before it touches the caches: nothing runs here behind its call."""
         return None
 
-    def landed(self, blocks: Sequence[int]) -> None:
+    def landed(self, objects: Sequence[Object]) -> None:
         """What was read is where it belongs."""
 
-    def _of(self, block: int) -> list[tuple[int, int]]:
+    def _of(self, one: Object) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
-        for layer in self._layers:
-            start = layer.base + block * layer.stride
-            for offset, length in layer.pieces:
-                if found and sum(found[-1]) == start + offset:
-                    found[-1] = (found[-1][0], found[-1][1] + length)
-                else:
-                    found.append((start + offset, length))
+        for block, layers in zip(one.blocks, self._pools[one.pool], strict=True):
+            for layer in layers:
+                start = layer.base + block * layer.stride
+                for offset, length in layer.pieces:
+                    if found and sum(found[-1]) == start + offset:
+                        found[-1] = (found[-1][0], found[-1][1] + length)
+                    else:
+                        found.append((start + offset, length))
         return found

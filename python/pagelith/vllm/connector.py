@@ -3,20 +3,26 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
 from .blocks import InPlace
 from .messages import Named, Plan, Report
 from .names import named
 from .opened import Opened
+from .pools import Pools
 from .scheduler import Scheduler, by_rank
 from .settings import ConnectorSettings, check
 from .worker import Worker
 
 
 class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
-    """Blocks in a store of this process, or in a store process. An object is one worker's slice of one block, over all layers."""
+    """Blocks in a store of this process, or in a store process. An object is one worker's slice of one block of a pool."""
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -28,16 +34,18 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         self.settings = ConnectorSettings.read("'kv_connector_extra_config'", transfer.kv_connector_extra_config or {})
         groups = kv_cache_config.kv_cache_groups
-        self._kind = str(get_kv_cache_spec_kind(groups[0].kv_cache_spec).value) if groups else "none"
-        check(self.settings, vllm_config, groups, self._kind)
-        self._tokens = int(groups[0].kv_cache_spec.block_size)
+        self._kinds = [str(get_kv_cache_spec_kind(group.kv_cache_spec).value) for group in groups]
+        check(self.settings, vllm_config, groups, self._kinds)
+        self._pools = Pools.of(groups, self._kinds, getattr(kv_cache_config, "hash_block_size", None))
+        load_async = self._pools.by_request if self.settings.load_async is None else self.settings.load_async
+        self._threads = self.settings.read_threads if load_async else 0
         opened = Opened(self.settings, transfer.engine_id, f"dp_{vllm_config.parallel_config.data_parallel_index}")
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = Scheduler(self.settings, opened, self._tokens, transfer.is_kv_consumer)
+            self._scheduler = Scheduler(self.settings, opened, self._pools, transfer.is_kv_consumer)
         else:
-            self._worker = Worker(self.settings, opened, self._tokens, transfer.is_kv_producer)
+            self._worker = Worker(self.settings, opened, self._pools, self._threads, transfer.is_kv_producer)
 
     def shutdown(self) -> None:
         for side in (self._scheduler, self._worker):
@@ -53,21 +61,21 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
         config, cache_config = self._vllm_config, self._kv_cache_config
-        caches = {name: kv_caches[name] for name in cache_config.kv_cache_groups[0].layer_names}
-        blocks, threads = cache_config.num_blocks, self.settings.read_threads if self.settings.load_async else 0
+        groups, blocks, copies = cache_config.kv_cache_groups, cache_config.num_blocks, 1 + self._threads
+        by_pool = [[{name: kv_caches[name] for name in groups[at].layer_names} for at in pool.groups] for pool in self._pools.each]
+        caches = [[list(layers.values()) for layers in of] for of in by_pool]
         memory: list[Any]
-        if all(on_host(cache) for cache in caches.values()):
-            way, memory = "in place", [InPlace(list(caches.values()), blocks)] * (1 + threads)
+        if all(on_host(cache) for of in caches for layers in of for cache in layers):
+            way, memory = "in place", [InPlace(caches, blocks)] * copies
         else:
             from .staged import Staged
 
-            way = "staged"
-            memory = [Staged(list(caches.values()), blocks, self.settings.staging_bytes) for _ in range(1 + threads)]
+            way, memory = "staged", [Staged(caches, blocks, self.settings.staging_bytes) for _ in range(copies)]
         # Consecutive ranks of a number that hold the same bytes keep them once.
         same = int(getattr(cache_config, "kv_tp_replicas", 1))
         parallel = config.parallel_config
         rank = (parallel.rank % parallel.tensor_parallel_size // same, parallel.tensor_parallel_size // same)
-        self._work.register(named(self.settings, config, self._kind, caches, self._tokens, way, rank), memory)
+        self._work.register(named(self.settings, config, self._kinds, by_pool, self._pools, way, rank), memory)
 
     def get_handshake_metadata(self) -> Named:
         return self._work.named
@@ -90,7 +98,11 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         return plan
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        return None, self._work.finished() or None
+        return None, self._work.finished()[0] or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        ended, failed = self._work.finished()
+        return KVConnectorTransferResults(finished_recving=ended, failed_recving=failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._work.take_failed()
@@ -110,10 +122,10 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         found = self._plans.matched(request, num_computed_tokens)
-        return found, self.settings.load_async and found > 0
+        return found, self._threads > 0 and found > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._plans.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        self._plans.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Plan:
         return self._plans.plan(scheduler_output)

@@ -20,31 +20,29 @@ class Named(KVConnectorHandshakeMetadata):
 
 @dataclass
 class Load:
-    """Blocks of a request to be read, one behind the other: the first one's place in the request, where to, and their hashes."""
+    """Pages of a request to be read, one behind the other: the first one's place in the request, their names, and by group where to."""
 
     request: str
     first: int
-    blocks: list[int]
-    hashes: list[bytes]
+    pages: list[bytes]
+    tables: list[list[int]]
 
 
 @dataclass
 class Step:
-    """What a request does in a step, and which of its blocks are whole behind it.
-
-    The worker keeps the request's table of blocks itself: what came to it is told, as vLLM's own runner hears it.
-    """
+    """What a request does in a step, and which of its pages are whole behind it."""
 
     request: str
-    # Its table is these blocks, or grew by them.
+    # Its tables are these blocks, or grew by them.
     begins: bool
-    blocks: list[int]
+    blocks: list[list[int]]
     # Tokens that the step finds computed, and those that it computes.
     computed: int
     scheduled: int
-    # Blocks to be stored: the first one's place in the request, and their hashes.
+    # Pages to be stored: the first one's place in the request, their names, and by group where they are.
     first: int = 0
-    hashes: list[bytes] = field(default_factory=list)
+    pages: list[bytes] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
 
 
 @dataclass
@@ -56,12 +54,16 @@ class Plan(KVConnectorMetadata):
     finished: list[str] = field(default_factory=list)
 
 
+# A pool, by its place among all, and the name of a page in it.
+Paged = tuple[int, bytes]
+
+
 @dataclass
 class Report(KVConnectorWorkerMetadata):
-    """Hashes of blocks: those that could not be read, and those that are in the store now."""
+    """Pages that could not be read, and those that are in the store now."""
 
-    missed: set[bytes] = field(default_factory=set)
-    stored: set[bytes] = field(default_factory=set)
+    missed: set[Paged] = field(default_factory=set)
+    stored: set[Paged] = field(default_factory=set)
 
     def aggregate(self, other: "KVConnectorWorkerMetadata") -> "Report":
         """What one rank could not read is missed; the look-up asks for all ranks' slices of what is stored."""

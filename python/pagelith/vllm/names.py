@@ -9,21 +9,42 @@ import pagelith
 
 from ..settings import StoreSettings
 from .messages import Named
+from .pools import Pools
+
+# By pool and group, the layers' caches by name.
+Caches = Sequence[Sequence[Mapping[str, Any]]]
 
 
-def key_of(named: Named) -> pagelith.Key:
-    """The key of a worker's slices, on no page."""
-    return pagelith.Key(pagelith.Namespace(**named.namespace), bytes(32), pool="group_0", component="data", shard=named.shard)
+def keys_of(named: Named, pools: Pools) -> list[list[pagelith.Key]]:
+    """By pool, the keys of a worker's slices of a page's blocks, on no page."""
+    space = pagelith.Namespace(**named.namespace)
+    return [
+        [
+            pagelith.Key(space, bytes(32), pool=pool.name, component=f"data.{part}" if part else "data", shard=named.shard)
+            for part in range(pool.blocks)
+        ]
+        for pool in pools.each
+    ]
 
 
-def named(settings: StoreSettings, config: Any, kind: str, caches: Mapping[str, Any], tokens: int, way: str, rank: tuple[int, int]) -> Named:
+def named(
+    settings: StoreSettings, config: Any, kinds: Sequence[str], caches: Caches, pools: Pools, way: str, rank: tuple[int, int]
+) -> Named:
     """What this worker, the `rank`th of so many with other bytes, keeps. `way` is how caches become an object's bytes."""
     model, cache = config.model_config, config.cache_config
+    # Of one group its layers, of several each pool's groups, in the order in which they lie in an object.
+    layers: list[Any] = [
+        [[[name, *_layer(config, name, of[name])] for name in of] for of in groups] for groups in caches
+    ]
+    for pool, groups in zip(pools.each, layers, strict=True):
+        groups.insert(0, pool.name)
+    if pools.groups == 1:
+        layers = layers[0][1]
     extra = [
         ("client", "vllm-connector"),
         ("way", way),
-        ("kind", kind),
-        ("layers", _digest([[name, *_layer(config, name, caches[name])] for name in caches])),
+        ("kind", "+".join(kinds)),
+        ("layers", _digest(layers)),
         ("model", _digest(_config(model.hf_config))),
         ("model_revision", str(model.revision)),
         ("quantization", str(model.quantization)),
@@ -36,7 +57,7 @@ def named(settings: StoreSettings, config: Any, kind: str, caches: Mapping[str, 
         "tenant": settings.tenant,
         "revision": settings.revision,
         "dtype": str(model.dtype),
-        "page_tokens": tokens,
+        "page_tokens": pools.tokens,
         "extra": extra,
     }
     return Named(namespace, "whole" if ranks == 1 else f"rank.tp{at}of{ranks}")

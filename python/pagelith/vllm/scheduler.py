@@ -9,8 +9,9 @@ import pagelith
 
 from .hashes import Missed, page_of
 from .messages import Load, Named, Plan, Report, Step
-from .names import key_of
+from .names import keys_of
 from .opened import Opened
+from .pools import Pools
 from .settings import ConnectorSettings
 
 logger = logging.getLogger(__name__)
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Tracked:
-    """A request of the scheduler's: how many of its blocks were told to be stored, and where its load begins."""
+    """A request of the scheduler's, and how many of its pages were told to be stored."""
 
     request: Any
     stored: int = 0
@@ -27,14 +28,14 @@ class _Tracked:
 class Scheduler:
     """The scheduler's side. It moves no bytes: the store is asked what is there, and workers are told."""
 
-    def __init__(self, settings: ConnectorSettings, opened: Opened, tokens: int, loads: bool) -> None:
+    def __init__(self, settings: ConnectorSettings, opened: Opened, pools: Pools, loads: bool) -> None:
         self._settings = settings
         self._opened = opened
         self._store = opened.store
-        self._tokens = tokens
+        self._pools = pools
         self._loads = loads
-        # Of each rank with bytes of its own, a key on no page.
-        self._keys: list[pagelith.Key] = []
+        # By pool, the keys on no page of what each rank with bytes of its own has of a page.
+        self._keys: list[list[pagelith.Key]] = []
         self._missed = Missed()
         # Where the last look-up of a request began, until blocks are there for it.
         self._asked: dict[str, int] = {}
@@ -43,45 +44,62 @@ class Scheduler:
 
     def named(self, workers: Iterable[Named]) -> None:
         """The workers say under which names they keep what they have: ranks that hold the same bytes say the same."""
-        self._keys = list(dict.fromkeys(key_of(one) for one in workers))
+        ranks = [keys_of(one, self._pools) for one in workers]
+        self._keys = [list(dict.fromkeys(key for keys in of for key in keys)) for of in zip(*ranks, strict=True)]
 
     # What the scheduler asks.
 
     def matched(self, request: Any, computed: int) -> int:
         """Tokens behind the `computed` ones that are in the store. The last token is always left to be computed."""
         self._asked.pop(request.request_id, None)
-        if not self._loads or computed % self._tokens or request.skip_reading_prefix_cache:
+        tokens = self._pools.tokens
+        if not self._loads or computed % tokens or request.skip_reading_prefix_cache:
             return 0
-        first = computed // self._tokens
-        hashes = request.block_hashes[first : (request.num_tokens - 1) // self._tokens]
-        count = next((at for at, one in enumerate(hashes) if one in self._missed), len(hashes))
-        found = self._found(hashes[:count], first)
+        first = computed // tokens
+        found = self._found(self._pools.names(request.block_hashes, first, (request.num_tokens - 1) // tokens), first)
         if found:
             self._asked[request.request_id] = first
-        return found * self._tokens
+        return found * tokens
 
-    def _found(self, hashes: Sequence[bytes], depth: int) -> int:
-        if not hashes or not self._keys:
+    def _found(self, pages: Sequence[bytes], depth: int) -> int:
+        """How many of these pages can be restored: every pool has what it needs to go on behind them."""
+        whole = [n for n, pool in enumerate(self._pools.each) if pool.pages is None]
+        known = next((at for at, one in enumerate(pages) if any((n, one) in self._missed for n in whole)), len(pages))
+        pages = pages[:known]
+        if not pages or not self._keys:
             return 0
-        pages = [page_of(one) for one in hashes]
-        # Block after block, and of each the slices of all ranks: a block is there when all of them are.
-        of_ranks = [key.on_pages(pages) for key in self._keys]
-        keys = [key for block in zip(*of_ranks, strict=True) for key in block]
+        queries = [
+            pagelith.PoolQuery.all_pages(keys) if pool.pages is None else pagelith.PoolQuery.trailing_pages(keys, pool.pages)
+            for pool, keys in zip(self._pools.each, self._keys, strict=True)
+        ]
+        # The first pool of which all is needed bounds the others.
+        anchor, queries = (self._keys[0], queries[1:]) if whole else ([], queries)
         try:
             timeout = self._settings.exists_timeout_ms / 1000
-            return self._store.exists_prefix(keys, depth=depth, timeout=timeout) // len(self._keys)
+            found = self._store.exists_groups([page_of(one) for one in pages], anchor, queries, depth=depth, timeout=timeout)
         except pagelith.PagelithError:
-            logger.exception("pagelith: a look-up of %d blocks failed", len(hashes))
+            logger.exception("pagelith: a look-up of %d pages failed", len(pages))
             return 0
+        return next((stop for stop in reversed(found.stops) if not self._missed_before(pages, stop)), 0)
 
-    def allocated(self, request: Any, blocks: Sequence[int], external: int) -> None:
+    def _missed_before(self, pages: Sequence[bytes], stop: int) -> bool:
+        """Whether something that a window needs to go on at this stop could not be read."""
+        return any(
+            (n, one) in self._missed
+            for n, pool in enumerate(self._pools.each)
+            if pool.pages is not None
+            for one in pages[max(0, stop - pool.pages) : stop]
+        )
+
+    def allocated(self, request: Any, tables: Sequence[Sequence[int]], external: int) -> None:
         """The request has these blocks, and `external` tokens of it are to be loaded into them."""
         name = request.request_id
         first = self._asked.pop(name, 0)
         self._tracked.setdefault(name, _Tracked(request)).request = request
         if external:
-            part = slice(first, first + external // self._tokens)
-            self._plan.loads.append(Load(name, first, list(blocks[part]), list(request.block_hashes[part])))
+            end = first + external // self._pools.tokens
+            pages = self._pools.names(request.block_hashes, first, end)
+            self._plan.loads.append(Load(name, first, pages, self._pools.tables(tables, first, end)))
 
     def plan(self, output: Any) -> Plan:
         """What workers do in this step."""
@@ -94,16 +112,20 @@ class Scheduler:
         plan.finished = sorted(output.finished_req_ids)
         return plan
 
-    def _step(self, output: Any, name: str, begins: bool, blocks: Sequence[list[int]] | None, computed: int) -> Step:
-        step = Step(name, begins, list(blocks[0]) if blocks else [], computed, output.num_scheduled_tokens[name])
-        tracked = self._tracked.get(name)
+    def _step(self, output: Any, name: str, begins: bool, blocks: Sequence[Sequence[int]] | None, computed: int) -> Step:
+        step = Step(name, begins, [list(of) for of in blocks or ()], computed, output.num_scheduled_tokens[name])
+        tracked, tokens = self._tracked.get(name), self._pools.tokens
         if tracked is not None:
-            # Tokens that are only guessed are scheduled too; the block that they are in has no hash yet.
-            whole = (computed + step.scheduled) // self._tokens
-            # A request that was set back, because a load failed, computes blocks anew: those were not stored.
-            step.first = min(tracked.stored, computed // self._tokens)
-            step.hashes = list(tracked.request.block_hashes[step.first : whole])
-            tracked.stored = step.first + len(step.hashes)
+            # Tokens that are only guessed are scheduled too; the page that they are in has no name yet.
+            whole = (computed + step.scheduled) // tokens
+            # A request that was set back, because a load failed, computes pages anew: those were not stored.
+            step.first = min(tracked.stored, computed // tokens)
+            step.pages = self._pools.names(tracked.request.block_hashes, step.first, whole)
+            tracked.stored = step.first + len(step.pages)
+            if step.pages:
+                # As they are in this step: what a window has left behind is another's by now.
+                tables = output.kv_connector_block_state.get_block_ids(name)
+                step.tables = self._pools.tables(tables, step.first, tracked.stored)
         return step
 
     def heard(self, report: Any) -> None:
@@ -120,7 +142,7 @@ class Scheduler:
     def clear(self) -> bool:
         """Make all that is under these names invisible, for every server that shares them; other names are not touched."""
         try:
-            for space in dict.fromkeys(key.namespace for key in self._keys):
+            for space in dict.fromkeys(key.namespace for keys in self._keys for key in keys):
                 self._store.clear(space)
         except pagelith.PagelithError:
             logger.exception("pagelith: its cache could not be reset")

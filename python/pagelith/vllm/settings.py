@@ -1,12 +1,11 @@
 """What `kv_connector_extra_config` says to the connector, and what of vLLM's own configuration it cannot work with."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..settings import PoolSettings, number, of_type
-
-# Kinds of caches (vLLM's names) of which each block stands for its tokens alone.
-_KINDS = ("full_attention", "mla_attention", "sliding_window")
+from .pools import LAST, WHOLE, spec_of
 
 
 @dataclass(frozen=True)
@@ -15,14 +14,14 @@ class ConnectorSettings(PoolSettings):
 
     # Longest that a look-up may take, of which the scheduler waits for each.
     exists_timeout_ms: int = number(100)
-    # Load in threads, while other requests are computed.
-    load_async: bool = of_type(bool, "true or false", False)
+    # Load in threads, while other requests are computed. Unset: where vLLM takes failures of other loads alone.
+    load_async: bool | None = of_type(bool, "true or false", None)
     read_threads: int = number(2)
     # Host memory through which caches on a device are copied, for saves and for each reading thread.
     staging_bytes: int = number(256 << 20)
 
 
-def check(settings: ConnectorSettings, config: Any, groups: Any, kind: str) -> None:
+def check(settings: ConnectorSettings, config: Any, groups: Any, kinds: Sequence[str]) -> None:
     """All that is wrong, in one error, each with what would be right."""
     parallel, problems = config.parallel_config, []
     for name, flag in (
@@ -39,16 +38,24 @@ def check(settings: ConnectorSettings, config: Any, groups: Any, kind: str) -> N
             f" {parallel.distributed_executor_backend!r} are processes of their own, of which one alone may write a store: run"
             " `pagelith serve` and pass 'attach': 'unix:PATH', or for one worker pass --distributed-executor-backend uni"
         )
-    if len(groups) != 1:
+    tier = "use pagelith.vllm.PagelithTier (OffloadingConnector)"
+    if not groups:
+        problems.append("the model has no groups of caches, so there is nothing to keep")
+    unknown = sorted({kind for kind in kinds if kind not in WHOLE + LAST})
+    if "mamba" in unknown:
         problems.append(
-            f"the model has {len(groups)} groups of caches, whose blocks would have to be restored together, and this connector"
-            " restores one: pass --disable-hybrid-kv-cache-manager where all layers are attention, else use"
-            " pagelith.vllm.PagelithTier (OffloadingConnector)"
+            "the model has Mamba layers, whose state is no block of tokens: vLLM hands each over in the one step in which it lies still,"
+            f" and this connector does not take them; {tier}"
         )
-    elif kind not in _KINDS:
+    elif unknown:
+        problems.append(f"the model's caches are of the kind {unknown[0]!r}, and this connector knows {', '.join(WHOLE + LAST)}: {tier}")
+    for at, group in enumerate(groups):
+        if not getattr(group, "enable_kv_transfer", True) or not getattr(spec_of(group), "prefix_cacheable", True):
+            problems.append(f"vLLM gives group {at} of the model's caches to no connector, and this one restores all or none: {tier}")
+    if settings.load_async is False and (len(groups) > 1 or any(kind in LAST for kind in kinds)):
         problems.append(
-            f"the model's caches are of the kind {kind!r}, and this connector knows {', '.join(_KINDS)}: use"
-            " pagelith.vllm.PagelithTier (OffloadingConnector)"
+            "'load_async' is false, and of a model with windows or several groups of caches vLLM takes failures of loads in threads alone:"
+            " leave it out"
         )
     if getattr(config.cache_config, "calculate_kv_scales", False):
         problems.append("'calculate_kv_scales' makes scales of each process's own, which no name can say; leave it off")

@@ -3,12 +3,13 @@
 A step whose load failed runs all the same, and vLLM computes anew what it made: until then the block that failed, and all that was
 computed behind it, hold bytes that do not belong to their hashes. The first to put an object wins, so one such block in the store
 would be a wrong answer for as long as it is there. A block is sound again once it was read, or computed behind sound ones.
+
+Of one group alone, and a whole prefix of it: with others vLLM runs no step over what did not come.
 """
 
 from collections.abc import Iterable, Sequence
 
-# Block 0 is vLLM's placeholder for what a sliding window has left behind: nobody reads it.
-NULL = 0
+from .pools import NULL
 
 
 class Spoiled:

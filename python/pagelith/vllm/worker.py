@@ -2,83 +2,97 @@
 
 import logging
 import queue
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import pagelith
 
 from ..settings import joined
 from .hashes import page_of
 from .messages import Load, Named, Plan, Report, Step
-from .names import key_of
+from .names import keys_of
 from .opened import Opened
+from .pools import NULL, Object, Pools
 from .settings import ConnectorSettings
-from .spoiled import NULL, Spoiled
+from .spoiled import Spoiled
 
 logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """One worker's. vLLM calls it from one thread; loads of `load_async` run in threads of their own."""
+    """One worker's. vLLM calls it from one thread; loads beside the computation run in threads of their own."""
 
-    def __init__(self, settings: ConnectorSettings, opened: Opened, tokens: int, saves: bool) -> None:
+    def __init__(self, settings: ConnectorSettings, opened: Opened, pools: Pools, threads: int, saves: bool) -> None:
         self._settings = settings
         self._opened = opened
         self._store = opened.store
+        self._pools = pools
         self._saves = saves
         self._registered: list[Any] = []
         self._tables: dict[str, list[int]] = {}
-        self._spoiled = Spoiled(tokens)
-        # Blocks that failed to load, and what is not reported yet.
+        # Of several groups vLLM computes nothing behind what did not come.
+        self._spoiled = None if pools.by_request else Spoiled(pools.tokens)
+        # Blocks that failed to load, or requests, and what is not reported yet.
         self._failed: set[int] = set()
+        self._failed_requests: set[str] = set()
         self._report = Report()
         # Threads' memory, and what they have done.
         self._memory: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[Load, list[bool]]] = queue.SimpleQueue()
-        self._threads = ThreadPoolExecutor(settings.read_threads, "pagelith-read") if settings.load_async else None
+        self._done: queue.SimpleQueue[tuple[Load, list[Object], list[bool]]] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(threads, "pagelith-read") if threads else None
 
     def register(self, named: Named, memory: Sequence[Any]) -> None:
         """The caches are there: this worker's name, and memory for saves and for as many threads as read."""
-        self.named, self._key = named, key_of(named)
+        self.named, self._keys = named, keys_of(named, self._pools)
         self._own = memory[0]
         self._registered = self._settings.register(self._store, joined(span for one in memory for span in one.spans()))
         for one in memory[1:]:
             self._memory.put(one)
 
+    def _keys_of(self, objects: Sequence[Object], pages: Sequence[bytes]) -> list[pagelith.Key]:
+        """Of these objects of these pages."""
+        found = []
+        for one in objects:
+            found.append(self._keys[one.pool][one.part].on_page(page_of(pages[one.page])))
+        return found
+
     # Loads.
 
     def load(self, plan: Plan) -> None:
         for load in plan.loads:
+            objects = self._pools.objects_of(len(load.pages), load.tables)
             if self._threads is None:
-                self._loaded(load, self._read(load, self._own))
+                self._loaded(load, objects, self._read(load, objects, self._own))
             else:
-                self._threads.submit(self._read_later, load, self._own.told())
+                self._threads.submit(self._read_later, load, objects, self._own.told())
 
-    def _read_later(self, load: Load, after: Any) -> None:
-        memory, whole = self._memory.get(), [False] * len(load.blocks)
+    def _read_later(self, load: Load, objects: list[Object], after: Any) -> None:
+        memory, whole = self._memory.get(), [False] * len(objects)
         try:
             if after is not None:
                 after.synchronize()
-            whole = self._read(load, memory)
+            whole = self._read(load, objects, memory)
         finally:
             self._memory.put(memory)
-            self._done.put((load, whole))
+            self._done.put((load, objects, whole))
 
-    def _read(self, load: Load, memory: Any) -> list[bool]:
-        """Which blocks came: each is tried, whatever came of its neighbours."""
-        # Of what a sliding window has left behind nothing is read.
-        wanted = [at for at, block in enumerate(load.blocks) if block != NULL]
-        whole = [block == NULL for block in load.blocks]
-        keys = self._key.on_pages([page_of(load.hashes[at]) for at in wanted])
+    def _read(self, load: Load, objects: Sequence[Object], memory: Any) -> list[bool]:
+        """Which objects came: each is tried, whatever came of its neighbours."""
+        whole = [False] * len(objects)
+        # One that has no block in one of its groups has nowhere to go.
+        wanted = [at for at, one in enumerate(objects) if NULL not in one.blocks]
+        keys = self._keys_of([objects[at] for at in wanted], load.pages)
         for start in range(0, len(wanted), memory.at_once):
             part = slice(start, start + memory.at_once)
-            blocks = [load.blocks[at] for at in wanted[part]]
+            into = [objects[at] for at in wanted[part]]
             try:
                 outcomes = self._store.get(
-                    keys[part], memory.into(blocks), depth=load.first + wanted[start], timeout=self._settings.get_timeout_ms / 1000
+                    keys[part], memory.into(into), depth=load.first + into[0].page, timeout=self._settings.get_timeout_ms / 1000
                 )
-                memory.landed(blocks)
+                memory.landed(into)
             except Exception:
-                logger.exception("pagelith: a load of %d blocks failed", len(blocks))
+                logger.exception("pagelith: a load of %d blocks failed", len(into))
                 continue
             for at, outcome in zip(wanted[part], outcomes, strict=True):
                 whole[at] = bool(outcome)
@@ -86,22 +100,26 @@ class Worker:
             logger.warning("pagelith: %d of %d blocks of request %s could not be read", whole.count(False), len(whole), load.request)
         return whole
 
-    def _loaded(self, load: Load, whole: Sequence[bool]) -> None:
-        failed = [at for at, came in enumerate(whole) if not came]
-        blocks = [load.blocks[at] for at in failed]
+    def _loaded(self, load: Load, objects: Sequence[Object], whole: Sequence[bool]) -> None:
+        failed = [one for one, came in zip(objects, whole, strict=True) if not came]
+        self._report.missed.update((one.pool, load.pages[one.page]) for one in failed)
+        if self._spoiled is None:
+            self._failed_requests.update([load.request] if failed else [])
+            return
+        self._spoiled.read(block for one, came in zip(objects, whole, strict=True) if came for block in one.blocks)
+        blocks = [block for one in failed for block in one.blocks]
         self._failed.update(blocks)
-        self._report.missed.update(load.hashes[at] for at in failed)
-        self._spoiled.read(block for block, came in zip(load.blocks, whole, strict=True) if came)
         self._spoiled.failed(blocks)
 
-    def finished(self) -> set[str]:
-        """Requests whose loads in threads have ended, well or not."""
+    def finished(self) -> tuple[set[str], set[str]]:
+        """Requests whose loads in threads have ended, and those of them that vLLM has to compute from the beginning."""
         ended = set()
         while not self._done.empty():
-            load, whole = self._done.get()
-            self._loaded(load, whole)
+            load, objects, whole = self._done.get()
+            self._loaded(load, objects, whole)
             ended.add(load.request)
-        return ended
+        failed, self._failed_requests = self._failed_requests, set()
+        return ended, failed
 
     def take_failed(self) -> set[int]:
         failed, self._failed = self._failed, set()
@@ -117,43 +135,68 @@ class Worker:
         """Store what the step left whole. The blocks are vLLM's again when this returns."""
         if not self._saves:
             return
-        objects: dict[bytes, int] = {}
+        pages: dict[bytes, dict[tuple[int, int], Object]] = {}
         for step in plan.steps:
-            table = self._table(step)
-            sound = self._spoiled.step(table, step.computed, step.scheduled)
-            for at, block_hash in enumerate(step.hashes, step.first):
-                if at < sound and table[at] != NULL:
-                    objects.setdefault(block_hash, table[at])
+            sound = self._sound(step)
+            for one in self._pools.objects_of(len(step.pages), step.tables):
+                if NULL not in one.blocks and step.first + one.page < sound:
+                    pages.setdefault(step.pages[one.page], {}).setdefault((one.pool, one.part), one)
         for request in plan.finished:
             self._tables.pop(request, None)
-        if objects:
+        if pages:
             try:
-                self._put(objects)
+                self._put(list(pages), [list(objects.values()) for objects in pages.values()])
             except Exception:
-                logger.exception("pagelith: %d blocks could not be stored", len(objects))
+                logger.exception("pagelith: %d pages could not be stored", len(pages))
 
-    def _table(self, step: Step) -> list[int]:
+    def _sound(self, step: Step) -> int:
+        """How many of the request's pages have bytes of their own behind the step."""
+        if self._spoiled is None:
+            return step.first + len(step.pages)
         if step.begins:
             self._tables[step.request] = []
         table = self._tables.setdefault(step.request, [])
-        table += step.blocks
-        return table
+        table += step.blocks[0] if step.blocks else []
+        return self._spoiled.step(table, step.computed, step.scheduled)
 
-    def _put(self, objects: dict[bytes, int]) -> None:
-        hashes = list(objects)
-        keys = self._key.on_pages([page_of(block_hash) for block_hash in hashes])
+    def _put(self, pages: list[bytes], objects_of: list[list[Object]]) -> None:
+        """Store these pages' objects that are not there yet."""
+        objects = [one._replace(page=at) for at, of in enumerate(objects_of) for one in of]
+        keys = self._keys_of(objects, pages)
         here = self._store.exists(keys, timeout=self._settings.exists_timeout_ms / 1000)
-        new = [at for at, there in enumerate(here) if not there]
-        for start in range(0, len(new), self._own.at_once):
-            part = new[start : start + self._own.at_once]
-            memory = self._own.out([objects[hashes[at]] for at in part])
-            outcomes = self._store.put([keys[at] for at in part], memory, wait=self._settings.put_wait_ms / 1000)
+        whole = [n for n, pool in enumerate(self._pools.each) if pool.pages is None]
+        # Of which all is needed, what a page has becomes visible at once. What windows need is attached to it: it goes with its page,
+        # and the page does not go with it. It is put where its page is.
+        lacking: set[int] = set()
+        base = self._keys[0][0] if whole else None
+        for pools in [whole, *([n] for n in range(len(whole), len(self._keys)))]:
+            groups: dict[int, list[int]] = {}
+            for at, one in enumerate(objects):
+                if one.pool in pools and not here[at] and one.page not in lacking:
+                    groups.setdefault(one.page, []).append(at)
+            self._put_groups(list(groups.values()), objects, keys, None if pools == whole else base, here)
+            if pools == whole:
+                lacking = {one.page for at, one in enumerate(objects) if one.pool in pools and not here[at]}
+        gone = {(one.pool, pages[one.page]) for one, there in zip(objects, here, strict=True) if not there}
+        self._report.stored.update({(one.pool, pages[one.page]) for one in objects} - gone)
+
+    def _put_groups(
+        self, groups: list[list[int]], objects: list[Object], keys: list[pagelith.Key], base: pagelith.Key | None, here: list[bool]
+    ) -> None:
+        """Put objects, those of a page in a group; which of them are there then is noted."""
+        for batch in batches(groups, self._own.at_once):
+            put = [at for group in batch for at in group]
+            memory, put_keys, wait = self._own.out([objects[at] for at in put]), [keys[at] for at in put], self._settings.put_wait_ms / 1000
+            if base is None and all(len(group) == 1 for group in batch):
+                outcomes = self._store.put(put_keys, memory, wait=wait)
+            else:
+                outcomes = self._store.put_pages(put_keys, memory, base=base, wait=wait)
             told = [outcome.error for outcome in outcomes if outcome.error is not None]
             if told:
-                logger.warning("pagelith: %d of %d blocks could not be stored: %s", len(told), len(part), told[0])
-            for at, outcome in zip(part, outcomes, strict=True):
-                here[at] = bool(outcome)
-        self._report.stored.update(block_hash for block_hash, there in zip(hashes, here, strict=True) if there)
+                logger.warning("pagelith: %d of %d blocks could not be stored: %s", len(told), len(outcomes), told[0])
+            for group, outcome in zip(batch, outcomes, strict=True):
+                for at in group:
+                    here[at] = bool(outcome)
 
     def close(self) -> None:
         if self._threads is not None:
@@ -161,3 +204,17 @@ class Worker:
         self._opened.close()
         for registration in self._registered:
             registration.release()
+
+
+def batches(groups: Sequence[list[int]], most: int) -> Iterator[list[list[int]]]:
+    """These groups in their order, in as few parts with no more than `most` each; a group that has more is cut."""
+    batch: list[list[int]] = []
+    count = 0
+    for group in (whole[start : start + most] for whole in groups for start in range(0, len(whole), most)):
+        if count + len(group) > most:
+            yield batch
+            batch, count = [], 0
+        batch.append(group)
+        count += len(group)
+    if batch:
+        yield batch

@@ -1,0 +1,186 @@
+"""The connector with several groups of caches, over stand-ins for vLLM: what is kept together, where a prefix can be gone on from, and
+what becomes of a load that failed. Under vLLM itself: `python/clients/`.
+"""
+
+import random
+import unittest
+
+from vllm_engine import FULL, TOKENS, Case, hashes, window
+from vllm_stand_ins import Blocks, Output, Request, Spec
+
+# A window that needs two blocks before the next token.
+WINDOW = window(2 * TOKENS + 1)
+HYBRID = (FULL, WINDOW, WINDOW)
+
+
+def apart(count, groups=3, start=1):
+    """Tables of as many blocks for so many groups, of which no block is in two."""
+    return tuple(list(range(start + n * count, start + (n + 1) * count)) for n in range(groups))
+
+
+def left(tables, stop, needed=2, windows=(1, 2)):
+    """The tables of one who goes on behind `stop` pages: without what its windows do not need."""
+    return tuple([0 if n in windows and at < stop - needed else block for at, block in enumerate(table)] for n, table in enumerate(tables))
+
+
+class Groups(Case):
+    def hybrid(self, count, specs=HYBRID, start=1, **different):
+        """An engine that has computed and stored `count` pages."""
+        engine = self.engine(specs=specs, blocks=128, **different)
+        tables = apart(count, len(specs), start)
+        engine.answer(Request("first", count * TOKENS, hashes(count)), tables, {block: block for table in tables for block in table})
+        return engine
+
+    def test_a_pools_groups_are_one_object_and_windows_are_read_as_far_as_they_reach(self):
+        first = self.hybrid(8)
+        stored, was = first.store.stats(), first.bytes(range(1, 25))
+        self.assertEqual(stored["objects"], 16)
+        first.close()
+        engine = self.engine(specs=HYBRID, blocks=128)
+        tables = left(apart(9, start=40), 8)
+        request = Request("second", 8 * TOKENS + 1, hashes(8))
+        null = engine.bytes([0])
+        self.assertEqual(engine.begin(request, tables), (8 * TOKENS, True))
+        told = engine.step(Output())
+        self.assertEqual((told.ended, told.failed, told.failed_requests), ({"second"}, set(), set()))
+        self.assertEqual(engine.bytes(tables[0][:8]), was[:8])
+        for group in (1, 2):
+            self.assertEqual(engine.bytes(tables[group][6:8]), was[8 * group + 6 : 8 * group + 8])
+        self.assertEqual(engine.bytes([0]), null)
+
+    def test_a_prefix_ends_where_every_pool_has_what_it_needs(self):
+        # Pools of which all is needed, two windows, and chunks: against the rules themselves, over whatever is missing.
+        specs, count = (FULL, WINDOW, window(5 * TOKENS), Spec(TOKENS, "chunked_local_attention", attention_chunk_size=2 * TOKENS)), 12
+        engine = self.hybrid(count, specs=specs)
+        pools, prompt, asked = engine.scheduler._pools.each, hashes(count), Request("second", count * TOKENS + 1, hashes(count))
+        self.assertEqual([(pool.groups, pool.pages) for pool in pools], [((0,), None), ((3,), 2), ((1,), 2), ((2,), 5)])
+        some, found = random.Random(7), set()
+        for _ in range(200):
+            here = [[some.random() < (0.98 if pool.pages is None else 0.7) for _ in prompt] for pool in pools]
+            gone = [key for n in range(len(pools)) for key, there in zip(engine.keys(prompt, n), here[n]) if not there]
+            engine.store.remove(gone)
+            needed = lambda pool, stop: range(0 if pool.pages is None else max(0, stop - pool.pages), stop)  # noqa: E731
+            stops = [
+                stop for stop in range(count + 1)
+                if all(here[n][at] for n, pool in enumerate(pools) for at in needed(pool, stop))
+            ]
+            self.assertEqual(engine.scheduler.get_num_new_matched_tokens(asked, 0), (max(stops) * TOKENS, max(stops) > 0))
+            found.add(max(stops))
+            # What is computed again is stored again: what is missing, and no more.
+            again = Request("again", count * TOKENS, prompt)
+            engine.scheduler.update_state_after_alloc(again, Blocks(*apart(count, 4)), 0)
+            engine.step(engine.new(again, apart(count, 4), 0))
+            self.assertEqual([engine.store.exists(engine.keys(prompt, n)) for n in range(len(pools))], [[True] * count] * len(pools))
+        self.assertGreater(len(found), 8)
+
+    def test_a_load_that_failed_is_its_requests_and_is_found_no_more(self):
+        engine = self.hybrid(8)
+        prompt, tables = hashes(8), left(apart(9, start=40), 8)
+        request = Request("second", 8 * TOKENS + 1, prompt)
+        self.assertEqual(engine.begin(request, tables), (8 * TOKENS, True))
+        # Gone between the look-up and the load: of the windows the last page.
+        engine.store.remove(engine.keys(prompt[7:8], 1))
+        with self.assertLogs("pagelith.vllm.worker", "WARNING"):
+            told = engine.step(Output())
+        # A block of several groups is told to nobody: vLLM would not know whose it is.
+        self.assertEqual((told.ended, told.failed_requests, told.failed), ({"second"}, {"second"}, set()))
+        self.assertEqual(engine.step(Output()).failed_requests, set())
+        self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (7 * TOKENS, True))
+
+    def test_what_a_window_could_not_read_bars_the_ends_that_need_it_alone(self):
+        engine = self.hybrid(8)
+        prompt, request = hashes(8), Request("second", 8 * TOKENS + 1, hashes(8))
+        matched = lambda: engine.scheduler.get_num_new_matched_tokens(request, 0)[0] // TOKENS  # noqa: E731
+        missed = lambda pool, page: engine.scheduler._plans._missed.add([(pool, prompt[page])])  # noqa: E731
+        # The store has all of it. Page 5 is no longer within a window that ends at 8.
+        missed(1, 5)
+        self.assertEqual(matched(), 8)
+        missed(1, 7)
+        self.assertEqual(matched(), 5)
+        # Of what is needed whole, nothing is found behind it.
+        missed(0, 3)
+        self.assertEqual(matched(), 3)
+        # Stored again, by a step that computes all of it.
+        again = Request("again", 8 * TOKENS, prompt)
+        engine.answer(again, apart(8), {}, local=0)
+        self.assertEqual(matched(), 8)
+
+    def test_an_object_with_a_block_in_one_of_its_groups_alone_is_no_load_that_came(self):
+        engine = self.hybrid(4)
+        tables = left(apart(5, start=40), 4)
+        tables[2][3] = 0
+        request = Request("second", 4 * TOKENS + 1, hashes(4))
+        engine.begin(request, tables)
+        was = engine.bytes([0, tables[1][3]])
+        with self.assertLogs("pagelith.vllm.worker", "WARNING"):
+            told = engine.step(Output())
+        self.assertEqual((told.failed_requests, engine.bytes([0, tables[1][3]])), ({"second"}, was))
+
+    def test_what_a_window_has_left_is_stored_without_it(self):
+        engine = self.engine(specs=HYBRID, blocks=128)
+        prompt = hashes(6)
+        request = Request("first", 6 * TOKENS, prompt)
+        tables = left(apart(6), 4)
+        engine.scheduler.update_state_after_alloc(request, Blocks(*tables), 0)
+        engine.step(engine.new(request, tables, 0), {block: block for table in tables for block in table if block})
+        self.assertEqual(engine.store.exists(engine.keys(prompt)), [True] * 6)
+        self.assertEqual(engine.store.exists(engine.keys(prompt, 1)), [False, False, True, True, True, True])
+        # Another one has the rest: it is put beside what is there.
+        engine.answer(Request("second", 6 * TOKENS, prompt), apart(6, start=40), {})
+        self.assertEqual(engine.store.exists(engine.keys(prompt, 1)), [True] * 6)
+
+    def test_a_block_that_was_given_to_another_since_is_not_stored_under_its_old_name(self):
+        engine = self.engine(specs=HYBRID, blocks=128)
+        prompt, tables = hashes(3), apart(3)
+        # The hash of the third page is known a step later.
+        request = Request("first", 3 * TOKENS, prompt[:2])
+        engine.scheduler.update_state_after_alloc(request, Blocks(*tables), 0)
+        engine.step(engine.new(request, tables, 0), {block: block for table in tables for block in table})
+        self.assertEqual(engine.store.exists(engine.keys(prompt, 1)), [True, True, False])
+        request.block_hashes, request.num_tokens = prompt, 3 * TOKENS + 1
+        # By then the windows have left it, and others have its blocks.
+        engine.tables["first"][1][2] = engine.tables["first"][2][2] = 0
+        engine.step(engine.again(request, 3 * TOKENS, 1), {tables[1][2]: 99, tables[2][2]: 98})
+        self.assertEqual(engine.store.exists(engine.keys(prompt)), [True] * 3)
+        self.assertEqual(engine.store.exists(engine.keys(prompt, 1)), [True, True, False])
+
+    def test_a_page_is_the_least_that_is_whole_blocks_of_every_group(self):
+        # The windows' blocks are twice as long; vLLM's hashes are of the shorter ones.
+        long = window(2 * TOKENS + 1, size=2 * TOKENS)
+        specs = (FULL, long)
+        engine = self.engine(specs=specs, blocks=128, hash_tokens=TOKENS)
+        prompt = hashes(8)
+        request = Request("first", 8 * TOKENS, prompt)
+        tables = (list(range(1, 9)), list(range(11, 15)))
+        engine.scheduler.update_state_after_alloc(request, Blocks(*tables), 0)
+        # Three blocks of the first group: one page, named by its last hash.
+        engine.step(engine.new(request, tables, 0, 3 * TOKENS), {block: block for table in tables for block in table})
+        parts = engine.workers[0]._work._keys[0]
+        self.assertEqual(len(parts), 2)
+        here = lambda keys, at: engine.store.exists([key.on_page(prompt[at]) for key in keys])  # noqa: E731
+        self.assertEqual([here(parts, 1), here(parts, 3), here(parts, 0)], [[True, True], [False, False], [False, False]])
+        engine.step(engine.again(request, 3 * TOKENS, 5 * TOKENS))
+        self.assertEqual(engine.store.exists(engine.keys([prompt[at] for at in (1, 3, 5, 7)], 1)), [True] * 4)
+        was = engine.bytes([*tables[0], *tables[1]])
+        second = Request("second", 8 * TOKENS + 1, prompt)
+        into = ([*range(40, 49)], [0, 0, 0, 53, 54])
+        self.assertEqual(engine.begin(second, into), (8 * TOKENS, True))
+        self.assertEqual(engine.step(Output()).failed_requests, set())
+        self.assertEqual(engine.bytes(into[0][:8]), was[:8])
+        self.assertEqual(engine.bytes([53]), was[11:12])
+        # Seven blocks end within a page: three pages.
+        self.assertEqual(engine.scheduler.get_num_new_matched_tokens(Request("third", 7 * TOKENS + 1, prompt), 0), (6 * TOKENS, True))
+
+    def test_another_window_or_another_grouping_finds_nothing(self):
+        self.hybrid(4).close()
+        request = Request("second", 4 * TOKENS + 1, hashes(4))
+        for specs in ((FULL,), (FULL, WINDOW), (FULL, WINDOW, window(3 * TOKENS)), (FULL, FULL, WINDOW), (WINDOW, FULL, WINDOW)):
+            with self.subTest(specs):
+                engine = self.engine(specs=specs)
+                self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (0, False))
+                engine.close()
+        self.assertEqual(self.engine(specs=HYBRID).scheduler.get_num_new_matched_tokens(request, 0), (4 * TOKENS, True))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,180 @@
+"""As much of a vLLM engine as the connector sees, over stand-ins: its scheduler's connector, those of its workers, and their caches."""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import types
+import unittest
+
+from vllm_stand_ins import Blocks, Cache, Cached, KVConnectorRole, New, Output, Request, Spec
+
+from pagelith.vllm import PagelithConnector
+
+# Tokens of a block.
+TOKENS = 4
+FULL = Spec(TOKENS)
+
+
+def window(tokens, size=TOKENS):
+    return Spec(size, "sliding_window", sliding_window=tokens)
+
+
+def hashes(count, of="prompt"):
+    return [hashlib.sha256(f"{of}{n}".encode()).digest() for n in range(count)]
+
+
+def tables_of(ids):
+    """A table of each group; one list is that of the only one."""
+    return [list(of) for of in ids] if isinstance(ids, tuple) else [list(ids)]
+
+
+class AtOnce:
+    """Threads of which each has ended when it was begun."""
+
+    def submit(self, body, *arguments):
+        body(*arguments)
+
+    def shutdown(self, wait):
+        pass
+
+
+class Engine:
+    """An engine whose groups of caches have these specifications."""
+
+    def __init__(self, extra, blocks=64, ranks=1, specs=(FULL,), role="kv_both", **different):
+        self.blocks = blocks
+        self.layers = [[f"group.{at}.layer.{n}" for n in range(2)] if at else ["layer.0", "layer.1"] for at in range(len(specs))]
+        groups = [types.SimpleNamespace(layer_names=names, kv_cache_spec=spec) for names, spec in zip(self.layers, specs)]
+        self.cache_config = types.SimpleNamespace(kv_cache_groups=groups, num_blocks=blocks, hash_block_size=different.get("hash_tokens"))
+        self.extra, self.ranks, self.role, self.different = extra, ranks, role, different
+        self.workers, self.caches, self.tables = [], [], {}
+        with contextlib.ExitStack() as undo:
+            for rank in range(ranks):
+                self.worker(rank)
+                undo.callback(self.workers[rank].shutdown)
+            self.scheduler = PagelithConnector(self.config(0), KVConnectorRole.SCHEDULER, self.cache_config)
+            undo.pop_all()
+        self.scheduler.set_xfer_handshake_metadata({rank: one.get_handshake_metadata() for rank, one in enumerate(self.workers)})
+
+    def worker(self, rank):
+        worker = PagelithConnector(self.config(rank), KVConnectorRole.WORKER, self.cache_config)
+        self.workers.append(worker)
+        if worker._work._threads is not None and self.different.get("at_once", True):
+            worker._work._threads.shutdown(wait=True)
+            worker._work._threads = AtOnce()
+        shape, order = self.different.get("shape", (self.blocks, 2, TOKENS, 8)), self.different.get("order", (0, 1, 2, 3))
+        # Groups lie over one another, as vLLM's do: a block is one group's at a time.
+        caches = [Cache(shape, order) for _ in range(2)]
+        self.caches.append(caches)
+        worker.register_kv_caches({name: cache for names in self.layers for name, cache in zip(names, caches)})
+
+    def config(self, rank):
+        get = self.different.get
+        backend = types.SimpleNamespace(full_cls_name=lambda: get("backend", "a.Backend"))
+        layer = types.SimpleNamespace(get_attn_backend=lambda: backend, isa=get("isa", "vec"))
+        hf = types.SimpleNamespace(to_dict=lambda: {"rope_theta": get("rope", 10000), "_name_or_path": "/anywhere"})
+        sizes = dict(tensor_parallel_size=self.ranks, prefill_context_parallel_size=1, decode_context_parallel_size=1)
+        return types.SimpleNamespace(
+            kv_transfer_config=types.SimpleNamespace(
+                kv_connector_extra_config=self.extra, engine_id=get("engine", "engine"),
+                is_kv_consumer=self.role != "kv_producer", is_kv_producer=self.role != "kv_consumer",
+            ),
+            kv_events_config=types.SimpleNamespace(enable_kv_cache_events=get("events", False)),
+            parallel_config=types.SimpleNamespace(
+                data_parallel_index=0, rank=rank, world_size=self.ranks, pipeline_parallel_size=get("pipeline", 1),
+                distributed_executor_backend="uni" if self.ranks == 1 else "mp", **sizes,
+            ),
+            model_config=types.SimpleNamespace(
+                model=get("model", "a/model"), dtype="bf16", revision=None, quantization=get("quantization"), hf_config=hf
+            ),
+            cache_config=types.SimpleNamespace(cache_dtype=get("cache_dtype", "auto"), prefix_caching_hash_algo="sha256"),
+            compilation_config=types.SimpleNamespace(static_forward_context={name: layer for names in self.layers for name in names}),
+        )
+
+    def close(self):
+        for connector in (*self.workers, self.scheduler):
+            connector.shutdown()
+
+    # What vLLM does in a step.
+
+    def begin(self, request, ids, local=0):
+        """Look up and allocate: tokens that come from outside."""
+        found, later = self.scheduler.get_num_new_matched_tokens(request, local)
+        self.scheduler.update_state_after_alloc(request, Blocks(*tables_of(ids)), found)
+        return found, later
+
+    def new(self, request, ids, computed, scheduled=None):
+        """The step in which a request is scheduled first."""
+        scheduled = request.num_tokens - computed if scheduled is None else scheduled
+        return Output([New(request.request_id, tuple(tables_of(ids)), computed)], num_scheduled_tokens={request.request_id: scheduled})
+
+    def again(self, request, computed, scheduled, more=None):
+        """A step of a request that has its blocks, and gets these."""
+        cached = Cached([request.request_id], set(), [more if more is None else tuple(tables_of(more))], [computed])
+        return Output(scheduled_cached_reqs=cached, num_scheduled_tokens={request.request_id: scheduled})
+
+    def step(self, output, compute=None):
+        """Run a step on all workers: what was reported of it."""
+        for new in output.scheduled_new_reqs:
+            self.tables[new.req_id] = tables_of(new.block_ids)
+        cached = output.scheduled_cached_reqs
+        for name, more in zip(cached.req_ids, cached.new_block_ids):
+            for table, ids in zip(self.tables[name], more or ()):
+                table += ids
+        output.kv_connector_block_state = types.SimpleNamespace(get_block_ids=self.tables.get)
+        plan = self.scheduler.build_connector_meta(output)
+        failed, ended, failed_requests = set(), set(), set()
+        for rank, worker in enumerate(self.workers):
+            worker.bind_connector_metadata(plan)
+            worker.start_load_kv(None)
+            for block, byte in (compute or {}).items():
+                for n, cache in enumerate(self.caches[rank]):
+                    cache.fill(block, byte + 40 * rank + 90 * n)
+            worker.wait_for_save()
+            told = worker.get_transfer_results(set())
+            ended |= told.finished_recving
+            failed_requests |= told.failed_recving
+            failed |= worker.get_block_ids_with_load_errors()
+            self.scheduler.update_connector_output(types.SimpleNamespace(kv_connector_worker_meta=worker.build_connector_worker_meta()))
+        return types.SimpleNamespace(failed=failed, ended=ended, failed_requests=failed_requests)
+
+    def answer(self, request, ids, compute, local=0):
+        """Look up, load, compute the rest, store: tokens that came from outside."""
+        found, later = self.begin(request, ids, local)
+        self.loaded = self.step(Output()) if later else None
+        self.last = self.step(self.new(request, ids, local + found), compute)
+        return found
+
+    def bytes(self, ids, rank=0):
+        return [tuple(cache.block(block) for cache in self.caches[rank]) for block in ids]
+
+    @property
+    def store(self):
+        return self.scheduler._plans._store
+
+    def keys(self, of, pool=0):
+        return self.workers[0]._work._keys[pool][0].on_pages(of)
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.home = tempfile.TemporaryDirectory()
+        self.addCleanup(self.home.cleanup)
+
+    def extra(self, **given):
+        ssd = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": "128MiB", "segment_bytes": "4MiB"}
+        store = {"dram": {"bytes": "32MiB"}, "index": {"max_objects": 20000}, "ssd": ssd}
+        return {"store": store, **given}
+
+    def engine(self, extra=None, **different):
+        engine = Engine(extra or self.extra(), **different)
+        self.addCleanup(engine.close)
+        return engine
+
+    def filled(self, count, **different):
+        """An engine that has computed and stored `count` blocks, from block 1 on."""
+        engine = self.engine(**different)
+        ids = list(range(1, count + 1))
+        engine.answer(Request("first", count * TOKENS, hashes(count)), ids, {block: block for block in ids})
+        return engine
