@@ -15,7 +15,7 @@ def stand_in(name, **members):
 
 
 for package in (
-    "vllm", "vllm.v1", "vllm.v1.kv_offload", "vllm.v1.kv_offload.tiering", "vllm.distributed", "vllm.distributed.kv_transfer",
+    "vllm", "vllm.v1", "vllm.v1.kv_offload", "vllm.v1.kv_offload.tiering", "vllm.v1.core", "vllm.distributed", "vllm.distributed.kv_transfer",
     "vllm.distributed.kv_transfer.kv_connector", "vllm.distributed.kv_transfer.kv_connector.v1",
 ):
     stand_in(package)
@@ -127,7 +127,38 @@ class Spec:
     prefix_cacheable: bool = True
 
 
-stand_in("vllm.v1.kv_cache_interface", get_kv_cache_spec_kind=lambda spec: types.SimpleNamespace(value=spec.kind))
+stand_in(
+    "vllm.v1.kv_cache_interface",
+    get_kv_cache_spec_kind=lambda spec: types.SimpleNamespace(value=spec.kind),
+    get_kv_cache_spec_sliding_window=lambda spec: spec.sliding_window,
+)
+
+
+@dataclass
+class BlockStored:
+    block_hashes: list
+    parent_block_hash: bytes | None
+    token_ids: list
+    block_size: int
+    lora_id: int | None
+    medium: str
+    lora_name: str | None
+    group_idx: int
+    kv_cache_spec_kind: str
+    kv_cache_spec_sliding_window: int | None
+    locality: str | None
+
+
+@dataclass
+class BlockRemoved:
+    block_hashes: list
+    medium: str
+    group_idx: int
+    locality: str | None
+
+
+stand_in("vllm.distributed.kv_events", MEDIUM_STORAGE="STORAGE", BlockRemoved=BlockRemoved, BlockStored=BlockStored)
+stand_in("vllm.v1.core.kv_cache_utils", maybe_convert_block_hash=lambda name: name)
 
 
 class Cache:
@@ -179,6 +210,11 @@ class Request:
     num_tokens: int
     block_hashes: list
     skip_reading_prefix_cache: bool = False
+    lora_request: Any = None
+
+    @property
+    def all_token_ids(self):
+        return list(range(self.num_tokens))
 
 
 @dataclass

@@ -1,6 +1,8 @@
 """The connector that vLLM loads: one in the scheduler's process and one in each worker, each with its side of the work."""
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -9,9 +11,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
-from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
+from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 
 from .blocks import InPlace
+from .events import EVENTS_MAX
 from .messages import Named, Plan, Report
 from .names import named
 from .opened import Opened
@@ -39,15 +42,34 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         self._pools = Pools.of(groups, self._kinds, getattr(kv_cache_config, "hash_block_size", None))
         load_async = self._pools.by_request if self.settings.load_async is None else self.settings.load_async
         self._threads = self.settings.read_threads if load_async else 0
-        opened = Opened(self.settings, transfer.engine_id, f"dp_{vllm_config.parallel_config.data_parallel_index}")
+        events = vllm_config.kv_events_config
+        told = events is not None and events.enable_kv_cache_events
+        part = f"dp_{vllm_config.parallel_config.data_parallel_index}"
+        opened = Opened(self.settings, transfer.engine_id, part, EVENTS_MAX if told else 0)
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
+        self._asking: ThreadPoolExecutor | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = Scheduler(self.settings, opened, self._pools, transfer.is_kv_consumer)
+            self._scheduler = Scheduler(
+                self.settings, opened, self._pools, transfer.is_kv_consumer, partial(self._listener, opened.store) if told else None
+            )
         else:
             self._worker = Worker(self.settings, opened, self._pools, self._threads, transfer.is_kv_producer)
 
+    def _listener(self, store: Any, keys: Any) -> Any:
+        from .listener import Listener
+
+        if self.settings.attach is not None:
+            # The scheduler does not wait for another process.
+            self._asking = ThreadPoolExecutor(1, "pagelith-events")
+        groups = self._kv_cache_config.kv_cache_groups
+        kinds = [(kind, get_kv_cache_spec_sliding_window(group.kv_cache_spec)) for kind, group in zip(self._kinds, groups, strict=True)]
+        later = None if self._asking is None else self._asking.submit
+        return Listener(store, self._pools, keys, kinds, self.settings.locality, later)
+
     def shutdown(self) -> None:
+        if self._asking is not None:
+            self._asking.shutdown(wait=True)
         for side in (self._scheduler, self._worker):
             if side is not None:
                 side.close()
@@ -141,7 +163,8 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished(request, block_ids[0])
 
     def take_events(self) -> Iterable[Any]:
-        return ()
+        listener = self._plans.listener
+        return () if listener is None else listener.take()
 
     def reset_cache(self) -> bool | None:
         return self._plans.clear()

@@ -26,8 +26,11 @@ class Told:
         name: Callable[[Event], Any],
         make: Callable[[list[Any], bool], Any],
         later: Callable[[Callable[[], None]], Any] | None,
+        cleared: Callable[[Event], list[Any]] | None = None,
     ) -> None:
         self._store, self._tells = store, True
+        # The chunks that went with a namespace, where they are known.
+        self._cleared = cleared
         # The chunk that an event of the store is of, if it is of one; and an event of chunks, which were removed or stored.
         self._name, self._make = name, make
         # Of another process: asks it in a thread, since the scheduler does not wait for it.
@@ -49,6 +52,15 @@ class Told:
             gone = self._drain() if self._tells else set()
             self._add(False, [chunk for chunk, there in zip(chunks, here, strict=True) if there and chunk not in gone])
             return here
+
+    def meet(self, chunks: Collection[Any], here: Callable[[Collection[Any]], list[Any]]) -> None:
+        """Somebody says that these are here, or were a moment ago. `here` says which are, and nobody was told of yet."""
+        with self._lock:
+            if self._tells:
+                self._drain()
+            found = here(chunks)
+            gone = self._drain() if self._tells else set()
+            self._add(False, [chunk for chunk in found if chunk not in gone])
 
     def stored(self, chunks: list[Any]) -> None:
         """These were put, and were not here: a store that tells says so itself."""
@@ -94,6 +106,9 @@ class Told:
         for event in told:
             if event.kind == "forgot":
                 logger.warning("pagelith: what could not be read from SSD is gone, and is not told of by name: routers may be wrong about it")
+            went = self._cleared(event) if event.kind == "cleared" and self._cleared is not None else []
+            gone.update(went)
+            self._add(True, went)
             chunk = self._name(event) if event.new or event.gone else None
             if chunk is not None:
                 self._add(event.gone, [chunk])

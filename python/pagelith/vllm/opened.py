@@ -14,15 +14,15 @@ _open: dict[str, tuple[pagelith.Store, int]] = {}
 class Opened:
     """One side's hold on the engine's store; of a store process, a link of its own."""
 
-    def __init__(self, settings: StoreSettings, engine: str, part: str) -> None:
+    def __init__(self, settings: StoreSettings, engine: str, part: str, events_max: int = 0) -> None:
         self._engine = engine
         self._shared = settings.attach is None
         self._held = True
         with _lock:
             if not self._shared:
-                self.store = settings.open(part)
+                self.store = settings.open(part, events_max)
                 return
-            store, holders = _open.get(engine) or (settings.open(part), 0)
+            store, holders = _open.get(engine) or (settings.open(part, events_max), 0)
             _open[engine] = (store, holders + 1)
             self.store = store
 

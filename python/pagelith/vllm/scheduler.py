@@ -1,18 +1,21 @@
 """The connector in the scheduler: how much of a prompt is in the store, and which blocks workers load and store in a step."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pagelith
 
 from .hashes import Missed, page_of
-from .messages import Load, Named, Plan, Report, Step
+from .messages import Load, Named, Paged, Plan, Report, Step
 from .names import keys_of
 from .opened import Opened
 from .pools import Pools
 from .settings import ConnectorSettings
+
+if TYPE_CHECKING:
+    from .listener import Listener
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +31,14 @@ class _Tracked:
 class Scheduler:
     """The scheduler's side. It moves no bytes: the store is asked what is there, and workers are told."""
 
-    def __init__(self, settings: ConnectorSettings, opened: Opened, pools: Pools, loads: bool) -> None:
+    def __init__(
+        self,
+        settings: ConnectorSettings,
+        opened: Opened,
+        pools: Pools,
+        loads: bool,
+        listens: Callable[[Sequence[Sequence[pagelith.Key]]], "Listener"] | None = None,
+    ) -> None:
         self._settings = settings
         self._opened = opened
         self._store = opened.store
@@ -41,11 +51,16 @@ class Scheduler:
         self._asked: dict[str, int] = {}
         self._tracked: dict[str, _Tracked] = {}
         self._plan = Plan()
+        # Makes who tells vLLM what comes and goes, once it is known under which names that is.
+        self._listens = listens
+        self.listener: Listener | None = None
 
     def named(self, workers: Iterable[Named]) -> None:
         """The workers say under which names they keep what they have: ranks that hold the same bytes say the same."""
         ranks = [keys_of(one, self._pools) for one in workers]
         self._keys = [list(dict.fromkeys(key for keys in of for key in keys)) for of in zip(*ranks, strict=True)]
+        if self._listens is not None and self._keys:
+            self.listener = self._listens(self._keys)
 
     # What the scheduler asks.
 
@@ -56,9 +71,11 @@ class Scheduler:
         if not self._loads or computed % tokens or request.skip_reading_prefix_cache:
             return 0
         first = computed // tokens
-        found = self._found(self._pools.names(request.block_hashes, first, (request.num_tokens - 1) // tokens), first)
+        pages = self._pools.names(request.block_hashes, first, (request.num_tokens - 1) // tokens)
+        found = self._found(pages, first)
         if found:
             self._asked[request.request_id] = first
+            self._tell(request, first, pages[:found], [(n, page) for page in pages[:found] for n in range(len(self._keys))])
         return found * tokens
 
     def _found(self, pages: Sequence[bytes], depth: int) -> int:
@@ -90,6 +107,11 @@ class Scheduler:
             if pool.pages is not None
             for one in pages[max(0, stop - pool.pages) : stop]
         )
+
+    def _tell(self, request: Any, first: int, pages: Sequence[bytes], met: Iterable[Paged] = ()) -> None:
+        if self.listener is not None:
+            self.listener.describe(request, first, pages)
+            self.listener.met(met)
 
     def allocated(self, request: Any, tables: Sequence[Sequence[int]], external: int) -> None:
         """The request has these blocks, and `external` tokens of it are to be loaded into them."""
@@ -126,6 +148,7 @@ class Scheduler:
                 # As they are in this step: what a window has left behind is another's by now.
                 tables = output.kv_connector_block_state.get_block_ids(name)
                 step.tables = self._pools.tables(tables, step.first, tracked.stored)
+                self._tell(tracked.request, step.first, step.pages)
         return step
 
     def heard(self, report: Any) -> None:
@@ -133,6 +156,8 @@ class Scheduler:
         if isinstance(report, Report):
             self._missed.stored(report.stored - report.missed)
             self._missed.add(report.missed)
+            if self.listener is not None:
+                self.listener.met(report.stored)
 
     def finished(self, request: Any) -> None:
         """Saves are done when their step ends, so its blocks are free."""

@@ -19,6 +19,8 @@ class ConnectorSettings(PoolSettings):
     read_threads: int = number(2)
     # Host memory through which caches on a device are copied, for saves and for each reading thread.
     staging_bytes: int = number(256 << 20)
+    # Where vLLM's events say that the store is.
+    locality: str | None = of_type(str, '"LOCAL" or "REMOTE"', None)
 
 
 def check(settings: ConnectorSettings, config: Any, groups: Any, kinds: Sequence[str]) -> None:
@@ -57,6 +59,8 @@ def check(settings: ConnectorSettings, config: Any, groups: Any, kinds: Sequence
             "'load_async' is false, and of a model with windows or several groups of caches vLLM takes failures of loads in threads alone:"
             " leave it out"
         )
+    if settings.locality not in (None, "LOCAL", "REMOTE"):
+        problems.append(f"'locality' is \"LOCAL\" or \"REMOTE\", not {settings.locality!r}")
     if getattr(config.cache_config, "calculate_kv_scales", False):
         problems.append("'calculate_kv_scales' makes scales of each process's own, which no name can say; leave it off")
     if problems:

@@ -1,0 +1,168 @@
+"""vLLM's events of the connector: which blocks came into the store and went, whoever stored them and for whatever reason they went."""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+from vllm.distributed.kv_events import MEDIUM_STORAGE, BlockRemoved, BlockStored
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+import pagelith
+
+from .events import Told
+from .hashes import page_of
+from .messages import Paged
+from .pools import Pools
+
+logger = logging.getLogger(__name__)
+
+# Most pages whose state is remembered, and whose tokens: some 64 MB each. Of what is forgotten it is told again when it is met.
+_MAX = 1 << 18
+
+
+class Listener:
+    """In the scheduler. A block is here when all ranks' slices of it are: it is told of when the last one comes, and when the first one goes.
+
+    A page is named as a block of its length: by its last hash.
+    """
+
+    def __init__(
+        self,
+        store: pagelith.Store,
+        pools: Pools,
+        keys: Sequence[Sequence[pagelith.Key]],
+        kinds: Sequence[tuple[str, int | None]],
+        locality: str | None,
+        later: Callable[[Callable[[], None]], Any] | None,
+    ) -> None:
+        self._store, self._pools, self._keys = store, pools, keys
+        # By group, vLLM's name of its kind, and its window.
+        self._kinds, self._locality, self._later = kinds, locality, later
+        self._spaces = {key.namespace for of in keys for key in of}
+        # Each slice's pool and its bit among those of a page.
+        self._slices = {(key.pool, key.component, key.shard): (n, 1 << at) for n, of in enumerate(keys) for at, key in enumerate(of)}
+        self._whole = [(1 << len(of)) - 1 for of in keys]
+        # Which slices of a page are here, as far as is known.
+        self._here: dict[Paged, int] = {}
+        # What a page's event says beside its name: the page before it, its tokens, and the adapter.
+        self._described: dict[bytes, tuple[bytes | None, list[int], int | None, str | None]] = {}
+        # Pages whose names are no pages of the store by themselves.
+        self._hashed: dict[bytes, bytes] = {}
+        self._told = Told(store, self._named, self._made, later, self._cleared)
+
+    # What the scheduler knows.
+
+    def describe(self, request: Any, first: int, pages: Sequence[bytes]) -> None:
+        """These pages of the request, from its `first`th on, may be told of."""
+        tokens, lora = self._pools.tokens, getattr(request, "lora_request", None)
+        before = self._pools.names(request.block_hashes, first - 1, first) if first else []
+        parent = before[0] if before else None
+        for at, page in enumerate(pages, first):
+            if page not in self._described:
+                told = list(request.all_token_ids[at * tokens : (at + 1) * tokens])
+                self._described[page] = (parent, told, lora and lora.adapter_id, lora and lora.name)
+            if len(page) != 32:
+                self._hashed[self._keys[0][0].on_page(page_of(page)).page] = page
+            parent = page
+        forget(self._described)
+        forget(self._hashed)
+
+    def met(self, pages: Iterable[Paged]) -> None:
+        """These are in the store, or were a moment ago."""
+        unknown = [one for one in pages if self._here.get(one) != self._whole[one[0]]]
+        if not unknown:
+            return
+        if self._later is None:
+            self._meet(unknown)
+            return
+        try:
+            self._later(lambda: self._meet(unknown))
+        except RuntimeError:
+            # It was shut down.
+            pass
+
+    def take(self) -> list[Any]:
+        return [event for events in self._told.take() for event in events]
+
+    # What the store says.
+
+    def _meet(self, pages: Collection[Paged]) -> None:
+        try:
+            self._told.meet(pages, self._found)
+        except pagelith.PagelithError:
+            logger.exception("pagelith: a look-up of %d pages failed, which are not told of", len(pages))
+
+    def _found(self, pages: Collection[Paged]) -> list[Paged]:
+        """Those of which all is here, and was not known to be: it is now."""
+        unknown = [one for one in dict.fromkeys(pages) if self._here.get(one) != self._whole[one[0]]]
+        keys = [key.on_page(page_of(page)) for pool, page in unknown for key in self._keys[pool]]
+        answers = iter(self._store.exists(keys))
+        # Every slice's answer is taken, so that the next page's come next.
+        here = [one for one in unknown if all([next(answers) for _ in self._keys[one[0]]])]
+        self._here.update((one, self._whole[one[0]]) for one in here)
+        forget(self._here)
+        return here
+
+    def _named(self, event: pagelith.Event) -> Paged | None:
+        """The page that came or went with this slice."""
+        key = event.key
+        if key is None or key.namespace not in self._spaces:
+            return None
+        pool, bit = self._slices[(key.pool, key.component, key.shard)]
+        page, whole = (pool, self._hashed.get(key.page, key.page)), self._whole[pool]
+        was = self._here.pop(page, None)
+        if event.gone:
+            # Of one that is not known, the rest may be here or not, and an earlier process may have told of it.
+            now = 0 if was is None else was & ~bit
+            told = was is None or was == whole
+            kept = now > 0 or (was is None and whole > 1)
+        else:
+            now = (was or 0) | bit
+            told, kept = now == whole != was, True
+        if kept:
+            self._here[page] = now
+            forget(self._here)
+        return page if told else None
+
+    def _cleared(self, event: pagelith.Event) -> list[Paged]:
+        """What is known to have gone with its namespace."""
+        if event.namespace not in self._spaces:
+            return []
+        gone = [page for page, here in self._here.items() if here == self._whole[page[0]]]
+        self._here.clear()
+        return gone
+
+    def _made(self, pages: list[Paged], removed: bool) -> list[Any]:
+        return self._removed(pages) if removed else [event for page in pages for event in self._stored(*page)]
+
+    def _removed(self, pages: list[Paged]) -> list[Any]:
+        names: dict[int, list[Any]] = {}
+        for pool, page in pages:
+            for group in self._pools.each[pool].groups:
+                names.setdefault(group, []).append(maybe_convert_block_hash(page))
+        return [BlockRemoved(block_hashes=of, medium=MEDIUM_STORAGE, group_idx=n, locality=self._locality) for n, of in names.items()]
+
+    def _stored(self, pool: int, page: bytes) -> list[Any]:
+        """An event for each group; of a page that no request of this process had, with its name alone, as vLLM's own offloading does."""
+        parent, tokens, lora_id, lora_name = self._described.get(page, (None, [], None, None))
+        return [
+            BlockStored(
+                block_hashes=[maybe_convert_block_hash(page)],
+                parent_block_hash=None if parent is None else maybe_convert_block_hash(parent),
+                token_ids=list(tokens),
+                block_size=len(tokens),
+                lora_id=lora_id,
+                lora_name=lora_name,
+                medium=MEDIUM_STORAGE,
+                group_idx=group,
+                kv_cache_spec_kind=self._kinds[group][0],
+                kv_cache_spec_sliding_window=self._kinds[group][1],
+                locality=self._locality,
+            )
+            for group in self._pools.each[pool].groups
+        ]
+
+
+def forget(known: dict[Any, Any]) -> None:
+    while len(known) > _MAX:
+        del known[next(iter(known))]

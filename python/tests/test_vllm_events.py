@@ -1,0 +1,173 @@
+"""vLLM's events of the connector, over stand-ins for vLLM: whoever notes them knows which blocks the store has."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import unittest
+
+from vllm_engine import FULL, TOKENS, Case, hashes, window
+from vllm_stand_ins import BlockRemoved, BlockStored, Blocks, Request
+
+HYBRID = (FULL, window(2 * TOKENS + 1), window(2 * TOKENS + 1))
+SMALL = {"store": {"dram": {"bytes": "1MiB"}, "index": {"max_objects": 20000}}}
+
+
+class Events(Case):
+    def listening(self, extra=None, **different):
+        return self.engine(extra or SMALL, events=True, blocks=128, **different)
+
+    def store_pages(self, engine, pages):
+        """Each is a request's only page."""
+        groups = len(engine.layers)
+        for name in pages:
+            request = Request(name.hex(), TOKENS, [name])
+            tables = tuple([1 + group] for group in range(groups))
+            engine.scheduler.update_state_after_alloc(request, Blocks(*tables), 0)
+            engine.step(engine.new(request, tables, 0))
+
+    def note(self, known, events):
+        for event in events:
+            known_of = known.setdefault(event.group_idx, set())
+            (known_of.difference_update if isinstance(event, BlockRemoved) else known_of.update)(event.block_hashes)
+
+    def test_who_notes_the_events_knows_what_is_here(self):
+        # A few hundred pages are here at a time, of 900. With hashes that are no pages by themselves, too.
+        for length in (32, 8):
+            engine, known = self.listening(), {}
+            pages = [name[:length] for name in hashes(900)]
+            for first in range(0, 900, 30):
+                self.store_pages(engine, pages[first : first + 30])
+                self.note(known, engine.scheduler.take_events())
+                here = engine.store.exists(engine.keys([name if length == 32 else f"vllm block {name.hex()}" for name in pages]))
+                self.assertEqual(known[0], {name for name, there in zip(pages, here) if there}, first)
+            self.assertTrue(10 < len(known[0]) < 600, len(known[0]))
+            engine.close()
+
+    def test_of_several_groups_each_is_told_of(self):
+        engine, known = self.listening(specs=HYBRID), {}
+        pages = hashes(600)
+        for first in range(0, 600, 30):
+            self.store_pages(engine, pages[first : first + 30])
+            self.note(known, engine.scheduler.take_events())
+            self.assertEqual(known[1], known[2])
+            whole, windows = ({name for name, there in zip(pages, engine.store.exists(engine.keys(pages, pool))) if there} for pool in (0, 1))
+            # What is attached to a page goes with it, of which it is told.
+            self.assertEqual((known[0], known[0] & known[1]), (whole, windows), first)
+        self.assertTrue(10 < len(known[0]) < 500, len(known[0]))
+
+    def test_an_event_says_what_a_router_has_to_know(self):
+        engine = self.listening(self.extra(locality="LOCAL"), specs=HYBRID)
+        prompt = hashes(3)
+        request = Request("first", 3 * TOKENS, prompt)
+        tables = ([1, 2, 3], [4, 5, 6], [7, 8, 9])
+        engine.scheduler.update_state_after_alloc(request, Blocks(*tables), 0)
+        engine.step(engine.new(request, tables, 0, TOKENS))
+        engine.step(engine.again(request, TOKENS, 2 * TOKENS))
+        expected = [
+            BlockStored(
+                [prompt[at]], prompt[at - 1] if at else None, list(range(at * TOKENS, (at + 1) * TOKENS)), TOKENS, None, "STORAGE", None,
+                group, "sliding_window" if group else "full_attention", 2 * TOKENS + 1 if group else None, "LOCAL",
+            )
+            for at in range(3) for group in range(3)
+        ]
+        in_order = lambda event: (event.block_hashes, event.group_idx)  # noqa: E731
+        self.assertEqual(sorted(engine.scheduler.take_events(), key=in_order), sorted(expected, key=in_order))
+        self.assertEqual(list(engine.scheduler.take_events()), [])
+        engine.store.remove(engine.keys(prompt[1:2]))
+        self.assertIn(BlockRemoved([prompt[1]], "STORAGE", 0, "LOCAL"), list(engine.scheduler.take_events()))
+
+    def test_what_an_earlier_process_left_is_told_of_when_it_is_met(self):
+        self.filled(4).close()
+        engine, prompt = self.listening(self.extra()), hashes(4)
+        self.assertEqual(list(engine.scheduler.take_events()), [])
+        request = Request("second", 3 * TOKENS + 1, prompt)
+        self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0)[0], 3 * TOKENS)
+        told = [(event.block_hashes, event.parent_block_hash) for event in engine.scheduler.take_events()]
+        self.assertEqual(told, [([prompt[0]], None), ([prompt[1]], prompt[0]), ([prompt[2]], prompt[1])])
+        # Once.
+        engine.scheduler.get_num_new_matched_tokens(request, 0)
+        self.assertEqual(list(engine.scheduler.take_events()), [])
+        # Who computed a block that is here already was told by no look-up.
+        engine.answer(Request("third", 4 * TOKENS, prompt), [1, 2, 3, 4], {})
+        self.assertEqual([event.block_hashes for event in engine.scheduler.take_events()], [[prompt[3]]])
+        engine.store.remove(engine.keys(prompt[3:]))
+        self.assertEqual(list(engine.scheduler.take_events()), [BlockRemoved([prompt[3]], "STORAGE", 0, None)])
+
+    def test_what_went_with_a_reset_is_told_of(self):
+        engine, known = self.listening(), {}
+        self.store_pages(engine, hashes(5))
+        self.note(known, engine.scheduler.take_events())
+        self.assertEqual(known[0], set(hashes(5)))
+        engine.scheduler.reset_cache()
+        self.note(known, engine.scheduler.take_events())
+        self.assertEqual(known[0], set())
+        self.store_pages(engine, hashes(1))
+        self.note(known, engine.scheduler.take_events())
+        self.assertEqual(known[0], set(hashes(1)))
+
+    def test_nobody_is_told_where_vllm_does_not_ask(self):
+        engine = self.engine(SMALL, blocks=128)
+        self.store_pages(engine, hashes(2))
+        self.assertEqual((list(engine.scheduler.take_events()), engine.store.take_events()), ([], ([], 0)))
+
+    @contextlib.contextmanager
+    def process(self, kept):
+        if "STORE_PROGRAM" not in os.environ:
+            print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
+            self.skipTest("no STORE_PROGRAM")
+        address = "unix:" + os.path.join(self.home.name, f"socket{kept}")
+        child = subprocess.Popen(
+            [os.environ["STORE_PROGRAM"], "serve", "--listen", address, "--dram", "1MiB"],
+            env={**os.environ, "PAGELITH_EVENTS__MAX": str(kept)}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )
+        try:
+            self.assertTrue(child.stdout.readline().startswith("listening "))
+            yield {"attach": address}
+        finally:
+            child.kill()
+            child.wait()
+            child.stdout.close()
+
+    def taken(self, engine):
+        """It is asked in a thread; what that is told comes with a later step."""
+        told = list(engine.scheduler.take_events())
+        engine.scheduler._asking.submit(bool).result(60)
+        return told + list(engine.scheduler.take_events())
+
+    def test_a_block_of_several_ranks_is_here_when_all_slices_are(self):
+        with self.process(100_000) as attach:
+            engine, known, pages = self.listening(attach, ranks=2), {}, hashes(400)
+            ranks = engine.scheduler._plans._keys[0]
+            for first in range(0, 400, 20):
+                self.store_pages(engine, pages[first : first + 20])
+                self.note(known, self.taken(engine))
+                slices = [engine.store.exists(key.on_pages(pages)) for key in ranks]
+                self.assertEqual(known[0], {name for name, one, other in zip(pages, *slices) if one and other}, first)
+            self.assertTrue(10 < len(known[0]) < 200, len(known[0]))
+            # One slice of a block goes, and then the other; and one comes again.
+            name = min(known[0])
+            engine.store.remove(ranks[1].on_pages([name]))
+            self.assertEqual(self.taken(engine), [BlockRemoved([name], "STORAGE", 0, None)])
+            engine.store.remove(ranks[0].on_pages([name]))
+            self.assertEqual(self.taken(engine), [])
+            engine.store.put(ranks[0].on_pages([name]), [bytes(64)])
+            self.assertEqual(self.taken(engine), [])
+            engine.store.put(ranks[1].on_pages([name]), [bytes(64)])
+            self.assertEqual([event.block_hashes for event in self.taken(engine)], [[name]])
+            engine.close()
+
+    def test_a_process_that_keeps_no_events_tells_of_none_that_goes(self):
+        with self.process(0) as attach:
+            with self.assertLogs("pagelith.vllm.events", "WARNING") as logs:
+                engine, known, pages = self.listening(attach), {}, hashes(400)
+            self.assertIn("events.max is 0", logs.output[0])
+            for first in range(0, 400, 20):
+                self.store_pages(engine, pages[first : first + 20])
+                self.note(known, self.taken(engine))
+            self.assertEqual(known[0], set(pages))
+            engine.close()
+
+
+if __name__ == "__main__":
+    unittest.main()
