@@ -53,6 +53,7 @@ class Lives(unittest.TestCase):
             raise AssertionError(f"the engine ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
         cls.said = done.stderr
         lines = [line for line in done.stdout.splitlines() if line.startswith("[{")]
+        cls.told = json.loads(lines[0]) if len(lines) > 1 else []
         return json.loads(lines[-1])
 
     def store(self, name):
@@ -63,10 +64,11 @@ class Lives(unittest.TestCase):
 
     def assert_same(self, answers):
         """As without a cache; and of whom the whole prompt was taken from elsewhere, as with the tier of vLLM's own that keeps files."""
-        self.assertEqual([one["tokens"] for one in answers], [one["tokens"] for one in self.expected])
+        prompts = len(self.expected)
+        self.assertEqual([one["tokens"] for one in answers], [self.expected[n % prompts]["tokens"] for n in range(len(answers))])
         for n, one in enumerate(answers):
             like = self.expected if one["cached"] < PROMPT else self.taken_whole()
-            self.assertEqual(one["logprobs"], like[n]["logprobs"], f"prompt {n} cached {one['cached']}")
+            self.assertEqual(one["logprobs"], like[n % prompts]["logprobs"], f"prompt {n} cached {one['cached']}")
 
     @classmethod
     def taken_whole(cls):
@@ -186,12 +188,47 @@ class Connected(Lives):
         self.assert_same(second)
         self.assertGreater(sum(self.cached(second)), 0)
 
+    def late_lives(self, name):
+        """Two with few blocks, so that each prompt's are the next one's, and saves that end when they have to. Prompts come twice: the second time
+        what vLLM has no block of any more is loaded behind what it has."""
+        transfer = self.connected("vllm_late_saves", store=self.store(name), save_async=True)
+        first = self.live(transfer, VLLM_LIFE_CACHE=str(self.few), VLLM_LIFE_ROUNDS="2", VLLM_LIFE_STEP="128")
+        self.assert_same(first)
+        self.assert_hits(first[4:])
+        self.assertRegex(self.said, "saves that a step waited for: [1-9]")
+        second = self.live(transfer)
+        self.assert_same(second)
+        self.assert_hits(second)
+        self.assertNotIn("could not be", self.said)
+
+    def assert_told(self, first, again, groups):
+        """Events of two lives, of which the second loads: each block of each prompt by each group, with its tokens, behind the one before it."""
+        for told in (first, again):
+            stored = {(event["group_idx"], event["block_hashes"][0]): event for event in told if event["type"] == "BlockStored"}
+            self.assertEqual(len(stored), len([event for event in told if event["type"] == "BlockStored"]), "told twice")
+            for group in range(groups):
+                prompts = set()
+                for event in (event for (of, _), event in stored.items() if of == group):
+                    tokens = []
+                    while event is not None:
+                        tokens = event["token_ids"] + tokens
+                        event = stored[group, event["parent_block_hash"]] if event["parent_block_hash"] else None
+                    prompts.add(tuple(tokens))
+                whole = [tuple((7 * n + 13 * prompt) % 500 + 1 for n in range(PROMPT)) for prompt in range(4)]
+                self.assertLessEqual({prompt[:end] for prompt in whole for end in range(BLOCK, PROMPT + 1, BLOCK)}, prompts)
+
     def staged(self):
-        # A block has 48 KiB: several copies for each prompt.
+        # A block has some 24 KiB: several copies for each prompt.
         return self.connected("vllm_staged", store=self.store("staged"), staging_bytes=200 << 10, load_async=True)
 
 
 class Connectors(Connected):
+    # Of 24 KiB a block: one prompt at a time, and a part of the next.
+    few = 1 << 19
+
+    def test_saves_beside_the_computation(self):
+        self.late_lives("late")
+
     def test_the_next_process_takes_what_the_first_computed(self):
         transfer = self.connected(store=self.store("connector"))
         self.lives(transfer)
@@ -217,6 +254,13 @@ class Hybrids(Connected):
     """Several groups of caches, of which some have windows."""
 
     model = "hybrid"
+    # Blocks of 16 KiB, of which a prompt has ten in each of three groups.
+    few = 1 << 20
+
+    def test_saves_beside_the_computation(self):
+        self.late_lives("late")
+        transfer = self.connected(store=self.store("thread"), save_async=True)
+        self.lives(transfer)
 
     def test_the_next_process_takes_what_the_first_computed(self):
         transfer = self.connected(store=self.store("connector"))
@@ -232,6 +276,16 @@ class Hybrids(Connected):
     def test_a_store_process_keeps_it_between_them(self):
         with self.store_process("connector_socket") as address:
             self.lives(self.connected(attach=address))
+
+
+    def test_routers_are_told_of_every_group(self):
+        transfer = self.connected(store=self.store("events"))
+        self.assert_same(self.live(transfer, VLLM_LIFE_EVENTS="1"))
+        first = self.told
+        second = self.live(transfer, VLLM_LIFE_EVENTS="1")
+        self.assert_same(second)
+        self.assert_hits(second)
+        self.assert_told(first, self.told, 3)
 
 
 class Windows(Connected):

@@ -2,7 +2,8 @@
 
     python vllm_life.py MODEL_DIR KV_TRANSFER_CONFIG     the folder's name is the model's kind; the second is JSON, or "none"
 
-Prints one line of JSON: for each prompt the tokens and their log-probabilities, and how many prompt tokens came from outside.
+Prints one line of JSON: for each prompt the tokens and their log-probabilities, and how many prompt tokens came from outside. With `VLLM_LIFE_EVENTS`
+another before it: the events of blocks that vLLM would have published, of caches that are not its own.
 """
 
 import json
@@ -48,25 +49,46 @@ def make_model(folder):
     model(os.path.basename(folder)).to(torch.bfloat16).save_pretrained(folder)
 
 
+def listen(publisher):
+    """What is published from here on: each event as whoever subscribes reads it."""
+    import msgspec
+
+    told, published = [], publisher.publish
+
+    def publish(batch):
+        told.extend(event for event in msgspec.msgpack.decode(msgspec.msgpack.encode(batch))[1] if event.get("medium") == "STORAGE")
+        published(batch)
+
+    publisher.publish = publish
+    return told
+
+
 def main(folder, transfer):
     if not os.path.exists(os.path.join(folder, "config.json")):
         make_model(folder)
     from vllm import LLM, SamplingParams
-    from vllm.config import KVTransferConfig
+    from vllm.config import KVEventsConfig, KVTransferConfig
 
     more = {} if transfer == "none" else {"kv_transfer_config": KVTransferConfig(**json.loads(transfer))}
+    if "VLLM_LIFE_EVENTS" in os.environ:
+        more["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    if "VLLM_LIFE_STEP" in os.environ:
+        more["max_num_batched_tokens"] = int(os.environ["VLLM_LIFE_STEP"])
     engine = LLM(
         model=folder, skip_tokenizer_init=True, dtype="bfloat16", block_size=BLOCK, max_model_len=512, enforce_eager=True,
-        enable_prefix_caching=True, kv_cache_memory_bytes=64 << 20, seed=0, **more,
+        enable_prefix_caching=True, kv_cache_memory_bytes=int(os.environ.get("VLLM_LIFE_CACHE", 64 << 20)), seed=0, **more,
     )
+    told = listen(engine.llm_engine.engine_core.engine_core.scheduler.kv_event_publisher)
     sampling = SamplingParams(temperature=0.0, max_tokens=8, logprobs=1, detokenize=False)
     answers = []
     # One after the other: the same batches in every life, so the same sums.
-    for prompt in PROMPTS:
+    for prompt in PROMPTS * int(os.environ.get("VLLM_LIFE_ROUNDS", 1)):
         answer = engine.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)[0]
         output = answer.outputs[0]
         logprobs = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids)]
         answers.append({"tokens": list(output.token_ids), "logprobs": logprobs, "cached": answer.num_cached_tokens})
+    if told:
+        print(json.dumps(told), flush=True)
     print(json.dumps(answers), flush=True)
     if os.environ.get("VLLM_LIFE_ENDS") == "killed":
         os.kill(os.getpid(), signal.SIGKILL)

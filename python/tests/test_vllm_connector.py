@@ -2,9 +2,6 @@
 Under vLLM itself: `python/clients/`.
 """
 
-import os
-import subprocess
-import sys
 import types
 import unittest
 
@@ -68,7 +65,7 @@ class Connector(Case):
         request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13, 14]
         engine.begin(request, ids)
         # No destination: what the call itself refuses fails all of it.
-        engine.workers[0]._work._own = types.SimpleNamespace(at_once=64, into=lambda blocks: [], out=None)
+        engine.workers[0]._work._own = types.SimpleNamespace(at_once=64, into=lambda blocks: [], out=None, copies=False)
         with self.assertLogs("pagelith.vllm.worker", "ERROR"):
             told = engine.step(engine.new(request, ids, 4 * TOKENS, 0))
         self.assertEqual(told.failed, {10, 11, 12, 13})
@@ -202,23 +199,15 @@ class Connector(Case):
         self.assertEqual(self.engine().store.exists(engine.keys(hashes(2))), [True, True])
 
     def test_a_block_is_there_when_all_ranks_have_their_slices(self):
-        if "STORE_PROGRAM" not in os.environ:
-            print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
-            self.skipTest("no STORE_PROGRAM")
-        address = "unix:" + os.path.join(self.home.name, "socket")
-        command = [os.environ["STORE_PROGRAM"], "serve", "--listen", address, "--dram", "64MiB", "--ssd", "0"]
-        serving = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        for after in (serving.stdout.close, serving.wait, serving.terminate):
-            self.addCleanup(after)
-        self.assertTrue(serving.stdout.readline().startswith("listening "))
-        engine = self.filled(4, extra={"attach": address}, ranks=2)
-        request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13, 14]
-        self.assertEqual(engine.answer(request, ids, {}), 4 * TOKENS)
-        self.assertEqual([engine.bytes(ids[:4], rank) for rank in (0, 1)], [engine.bytes([1, 2, 3, 4], rank) for rank in (0, 1)])
-        # One rank's slice of the third is gone.
-        ((second,),) = engine.workers[1]._work._keys
-        engine.store.remove(second.on_pages(hashes(4)[2:3]))
-        self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, False))
+        with self.process() as attach:
+            engine = self.filled(4, extra=attach, ranks=2)
+            request, ids = Request("second", 4 * TOKENS + 1, hashes(4)), [10, 11, 12, 13, 14]
+            self.assertEqual(engine.answer(request, ids, {}), 4 * TOKENS)
+            self.assertEqual([engine.bytes(ids[:4], rank) for rank in (0, 1)], [engine.bytes([1, 2, 3, 4], rank) for rank in (0, 1)])
+            # One rank's slice of the third is gone.
+            ((second,),) = engine.workers[1]._work._keys
+            engine.store.remove(second.on_pages(hashes(4)[2:3]))
+            self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, False))
 
     def test_what_is_wrong_is_said_at_the_start(self):
         for wrong, words in (

@@ -1,9 +1,5 @@
 """vLLM's events of the connector, over stand-ins for vLLM: whoever notes them knows which blocks the store has."""
 
-import contextlib
-import os
-import subprocess
-import sys
 import unittest
 
 from vllm_engine import FULL, TOKENS, Case, hashes, window
@@ -51,7 +47,8 @@ class Events(Case):
             self.store_pages(engine, pages[first : first + 30])
             self.note(known, engine.scheduler.take_events())
             self.assertEqual(known[1], known[2])
-            whole, windows = ({name for name, there in zip(pages, engine.store.exists(engine.keys(pages, pool))) if there} for pool in (0, 1))
+            here = [engine.store.exists(engine.keys(pages, pool)) for pool in (0, 1)]
+            whole, windows = ({name for name, there in zip(pages, of) if there} for of in here)
             # What is attached to a page goes with it, of which it is told.
             self.assertEqual((known[0], known[0] & known[1]), (whole, windows), first)
         self.assertTrue(10 < len(known[0]) < 500, len(known[0]))
@@ -106,28 +103,21 @@ class Events(Case):
         self.note(known, engine.scheduler.take_events())
         self.assertEqual(known[0], set(hashes(1)))
 
+        # Of what lies on SSD alone, the store tells no names.
+        engine.close()
+        self.filled(4).close()
+        engine, known = self.listening(self.extra()), {}
+        engine.scheduler.get_num_new_matched_tokens(Request("second", 4 * TOKENS + 1, hashes(4)), 0)
+        self.note(known, engine.scheduler.take_events())
+        self.assertEqual(known[0], set(hashes(4)))
+        engine.scheduler.reset_cache()
+        self.note(known, engine.scheduler.take_events())
+        self.assertEqual(known[0], set())
+
     def test_nobody_is_told_where_vllm_does_not_ask(self):
         engine = self.engine(SMALL, blocks=128)
         self.store_pages(engine, hashes(2))
         self.assertEqual((list(engine.scheduler.take_events()), engine.store.take_events()), ([], ([], 0)))
-
-    @contextlib.contextmanager
-    def process(self, kept):
-        if "STORE_PROGRAM" not in os.environ:
-            print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
-            self.skipTest("no STORE_PROGRAM")
-        address = "unix:" + os.path.join(self.home.name, f"socket{kept}")
-        child = subprocess.Popen(
-            [os.environ["STORE_PROGRAM"], "serve", "--listen", address, "--dram", "1MiB"],
-            env={**os.environ, "PAGELITH_EVENTS__MAX": str(kept)}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )
-        try:
-            self.assertTrue(child.stdout.readline().startswith("listening "))
-            yield {"attach": address}
-        finally:
-            child.kill()
-            child.wait()
-            child.stdout.close()
 
     def taken(self, engine):
         """It is asked in a thread; what that is told comes with a later step."""

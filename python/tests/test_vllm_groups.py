@@ -129,6 +129,22 @@ class Groups(Case):
         engine.answer(Request("second", 6 * TOKENS, prompt), apart(6, start=40), {})
         self.assertEqual(engine.store.exists(engine.keys(prompt, 1)), [True] * 6)
 
+    def test_what_a_window_needs_goes_with_its_page_and_the_page_stays_without_it(self):
+        engine = self.hybrid(3)
+        prompt = hashes(3)
+        here = lambda: [engine.store.exists(engine.keys(prompt, pool)) for pool in (0, 1)]  # noqa: E731
+        engine.store.remove(engine.keys(prompt[:1]))
+        engine.store.remove(engine.keys(prompt[2:], 1))
+        self.assertEqual(here(), [[False, True, True], [False, True, False]])
+
+    def test_a_page_that_one_of_a_pools_groups_has_left_is_not_stored_of_it(self):
+        engine, tables, prompt = self.engine(specs=HYBRID, blocks=128), apart(2), hashes(2)
+        tables[2][0] = 0
+        request = Request("first", 2 * TOKENS, prompt)
+        engine.scheduler.update_state_after_alloc(request, Blocks(*tables), 0)
+        engine.step(engine.new(request, tables, 0))
+        self.assertEqual([engine.store.exists(engine.keys(prompt, pool)) for pool in (0, 1)], [[True, True], [False, True]])
+
     def test_a_block_that_was_given_to_another_since_is_not_stored_under_its_old_name(self):
         engine = self.engine(specs=HYBRID, blocks=128)
         prompt, tables = hashes(3), apart(3)
@@ -170,6 +186,25 @@ class Groups(Case):
         self.assertEqual(engine.bytes([53]), was[11:12])
         # Seven blocks end within a page: three pages.
         self.assertEqual(engine.scheduler.get_num_new_matched_tokens(Request("third", 7 * TOKENS + 1, prompt), 0), (6 * TOKENS, True))
+
+    def test_every_rank_has_what_a_window_needs(self):
+        with self.process() as attach:
+            engine = self.hybrid(6, extra=attach, ranks=2)
+            request, tables = Request("second", 6 * TOKENS + 1, hashes(6)), left(apart(7, start=40), 6)
+            was = [engine.bytes(range(1, 19), rank) for rank in (0, 1)]
+            self.assertEqual(engine.begin(request, tables), (6 * TOKENS, True))
+            self.assertEqual(engine.step(Output()).failed_requests, set())
+            for rank in (0, 1):
+                self.assertEqual(engine.bytes(tables[0][:6], rank), was[rank][:6])
+                self.assertEqual(engine.bytes(tables[2][4:6], rank), was[rank][16:])
+            # One rank's slice of the last window is gone, and then it fails on one rank alone.
+            second = engine.workers[1]._work._keys[1][0]
+            engine.begin(request, tables)
+            engine.store.remove(second.on_pages(hashes(6)[5:]))
+            with self.assertLogs("pagelith.vllm.worker", "WARNING"):
+                self.assertEqual(engine.step(Output()).failed_requests, {"second"})
+            self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (5 * TOKENS, True))
+            engine.close()
 
     def test_another_window_or_another_grouping_finds_nothing(self):
         self.hybrid(4).close()

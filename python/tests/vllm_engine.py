@@ -3,6 +3,8 @@
 import contextlib
 import hashlib
 import os
+import subprocess
+import sys
 import tempfile
 import types
 import unittest
@@ -46,7 +48,10 @@ class Engine:
         self.blocks = blocks
         self.layers = [[f"group.{at}.layer.{n}" for n in range(2)] if at else ["layer.0", "layer.1"] for at in range(len(specs))]
         groups = [types.SimpleNamespace(layer_names=names, kv_cache_spec=spec) for names, spec in zip(self.layers, specs)]
-        self.cache_config = types.SimpleNamespace(kv_cache_groups=groups, num_blocks=blocks, hash_block_size=different.get("hash_tokens"))
+        self.cache_config = types.SimpleNamespace(
+            kv_cache_groups=groups, num_blocks=blocks, hash_block_size=different.get("hash_tokens"),
+            needs_kv_cache_zeroing=different.get("zeroing", False),
+        )
         self.extra, self.ranks, self.role, self.different = extra, ranks, role, different
         self.workers, self.caches, self.tables = [], [], {}
         with contextlib.ExitStack() as undo:
@@ -126,6 +131,7 @@ class Engine:
         plan = self.scheduler.build_connector_meta(output)
         failed, ended, failed_requests = set(), set(), set()
         for rank, worker in enumerate(self.workers):
+            worker.handle_preemptions(plan)
             worker.bind_connector_metadata(plan)
             worker.start_load_kv(None)
             for block, byte in (compute or {}).items():
@@ -178,3 +184,22 @@ class Case(unittest.TestCase):
         ids = list(range(1, count + 1))
         engine.answer(Request("first", count * TOKENS, hashes(count)), ids, {block: block for block in ids})
         return engine
+
+    @contextlib.contextmanager
+    def process(self, kept=0):
+        """A store process that keeps so many events, as who attaches to it says."""
+        if "STORE_PROGRAM" not in os.environ:
+            print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
+            self.skipTest("no STORE_PROGRAM")
+        address = "unix:" + os.path.join(self.home.name, f"socket{kept}")
+        child = subprocess.Popen(
+            [os.environ["STORE_PROGRAM"], "serve", "--listen", address, "--dram", "1MiB", "--ssd", "0"],
+            env={**os.environ, "PAGELITH_EVENTS__MAX": str(kept)}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )
+        try:
+            self.assertTrue(child.stdout.readline().startswith("listening "))
+            yield {"attach": address}
+        finally:
+            child.kill()
+            child.wait()
+            child.stdout.close()

@@ -55,7 +55,11 @@ def pieces(axes: Sequence[tuple[int, int]], width: int) -> tuple[tuple[int, int]
 class InPlace:
     """Caches in host memory: the store reads and writes them where they are."""
 
+    copies = False
+
     def __init__(self, pools: Sequence[Sequence[Sequence[Any]]], blocks: int) -> None:
+        # Threads may read them for as long as this is there.
+        self._caches = pools
         # By pool and group, the layers.
         self._pools = [[[Layer.of(cache, blocks) for cache in caches] for caches in groups] for groups in pools]
         self._blocks = blocks

@@ -38,7 +38,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         self.settings = ConnectorSettings.read("'kv_connector_extra_config'", transfer.kv_connector_extra_config or {})
         groups = kv_cache_config.kv_cache_groups
         self._kinds = [str(get_kv_cache_spec_kind(group.kv_cache_spec).value) for group in groups]
-        check(self.settings, vllm_config, groups, self._kinds)
+        check(self.settings, vllm_config, kv_cache_config, self._kinds)
         self._pools = Pools.of(groups, self._kinds, getattr(kv_cache_config, "hash_block_size", None))
         load_async = self._pools.by_request if self.settings.load_async is None else self.settings.load_async
         self._threads = self.settings.read_threads if load_async else 0
@@ -101,6 +101,10 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_handshake_metadata(self) -> Named:
         return self._work.named
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        assert isinstance(kv_connector_metadata, Plan)
+        self._work.before(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         self._work.load(self._bound())

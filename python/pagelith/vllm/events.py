@@ -56,8 +56,6 @@ class Told:
     def meet(self, chunks: Collection[Any], here: Callable[[Collection[Any]], list[Any]]) -> None:
         """Somebody says that these are here, or were a moment ago. `here` says which are, and nobody was told of yet."""
         with self._lock:
-            if self._tells:
-                self._drain()
             found = here(chunks)
             gone = self._drain() if self._tells else set()
             self._add(False, [chunk for chunk in found if chunk not in gone])

@@ -21,7 +21,7 @@ _MAX = 1 << 18
 
 
 class Listener:
-    """In the scheduler. A block is here when all ranks' slices of it are: it is told of when the last one comes, and when the first one goes.
+    """In the scheduler. A block is here when all ranks' slices of it are: it is told of when the last comes, and when the first goes.
 
     A page is named as a block of its length: by its last hash.
     """

@@ -52,6 +52,10 @@ class Plan(KVConnectorMetadata):
     loads: list[Load] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
+    # Blocks that were given to requests since the last one: whatever was in them is overwritten from here on.
+    taken: list[int] = field(default_factory=list)
+    # How often the cache was reset.
+    resets: int = 0
 
 
 # A pool, by its place among all, and the name of a page in it.
@@ -60,12 +64,13 @@ Paged = tuple[int, bytes]
 
 @dataclass
 class Report(KVConnectorWorkerMetadata):
-    """Pages that could not be read, and those that are in the store now."""
+    """Pages that could not be read, and those that are in the store now; and the last reset that no save is under way from before of."""
 
     missed: set[Paged] = field(default_factory=set)
     stored: set[Paged] = field(default_factory=set)
+    resets: int = 0
 
     def aggregate(self, other: "KVConnectorWorkerMetadata") -> "Report":
         """What one rank could not read is missed; the look-up asks for all ranks' slices of what is stored."""
         assert isinstance(other, Report)
-        return Report(self.missed | other.missed, self.stored | other.stored)
+        return Report(self.missed | other.missed, self.stored | other.stored, max(self.resets, other.resets))

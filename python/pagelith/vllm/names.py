@@ -32,14 +32,10 @@ def named(
 ) -> Named:
     """What this worker, the `rank`th of so many with other bytes, keeps. `way` is how caches become an object's bytes."""
     model, cache = config.model_config, config.cache_config
-    # Of one group its layers, of several each pool's groups, in the order in which they lie in an object.
-    layers: list[Any] = [
-        [[[name, *_layer(config, name, of[name])] for name in of] for of in groups] for groups in caches
-    ]
-    for pool, groups in zip(pools.each, layers, strict=True):
-        groups.insert(0, pool.name)
+    # Of one group its layers, of several those of each pool's groups, in the order in which they lie in an object.
+    layers: list[Any] = [[[[name, *_layer(config, name, of[name])] for name in of] for of in groups] for groups in caches]
     if pools.groups == 1:
-        layers = layers[0][1]
+        layers = layers[0][0]
     extra = [
         ("client", "vllm-connector"),
         ("way", way),

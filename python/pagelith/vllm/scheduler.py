@@ -51,6 +51,8 @@ class Scheduler:
         self._asked: dict[str, int] = {}
         self._tracked: dict[str, _Tracked] = {}
         self._plan = Plan()
+        # With saves in threads: how often the cache was reset, and whether saves from before the last time may still end.
+        self._resets, self._resetting = 0, False
         # Makes who tells vLLM what comes and goes, once it is known under which names that is.
         self._listens = listens
         self.listener: Listener | None = None
@@ -68,7 +70,7 @@ class Scheduler:
         """Tokens behind the `computed` ones that are in the store. The last token is always left to be computed."""
         self._asked.pop(request.request_id, None)
         tokens = self._pools.tokens
-        if not self._loads or computed % tokens or request.skip_reading_prefix_cache:
+        if not self._loads or self._resetting or computed % tokens or request.skip_reading_prefix_cache:
             return 0
         first = computed // tokens
         pages = self._pools.names(request.block_hashes, first, (request.num_tokens - 1) // tokens)
@@ -118,6 +120,8 @@ class Scheduler:
         name = request.request_id
         first = self._asked.pop(name, 0)
         self._tracked.setdefault(name, _Tracked(request)).request = request
+        if self._settings.save_async:
+            self._plan.taken += [block for table in tables for block in table]
         if external:
             end = first + external // self._pools.tokens
             pages = self._pools.names(request.block_hashes, first, end)
@@ -131,7 +135,7 @@ class Scheduler:
         cached = output.scheduled_cached_reqs
         for name, blocks, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
             plan.steps.append(self._step(output, name, name in cached.resumed_req_ids, blocks, computed))
-        plan.finished = sorted(output.finished_req_ids)
+        plan.finished, plan.resets = sorted(output.finished_req_ids), self._resets
         return plan
 
     def _step(self, output: Any, name: str, begins: bool, blocks: Sequence[Sequence[int]] | None, computed: int) -> Step:
@@ -154,6 +158,9 @@ class Scheduler:
     def heard(self, report: Any) -> None:
         """What became of the last steps."""
         if isinstance(report, Report):
+            if self._resetting and report.resets == self._resets:
+                # What saves from before the reset put since is not to be found either.
+                self._resetting = not self._clear()
             self._missed.stored(report.stored - report.missed)
             self._missed.add(report.missed)
             if self.listener is not None:
@@ -166,6 +173,12 @@ class Scheduler:
 
     def clear(self) -> bool:
         """Make all that is under these names invisible, for every server that shares them; other names are not touched."""
+        if self._settings.save_async:
+            # Nothing is found until no worker has a save from before.
+            self._resets, self._resetting = self._resets + 1, True
+        return self._clear()
+
+    def _clear(self) -> bool:
         try:
             for space in dict.fromkeys(key.namespace for keys in self._keys for key in keys):
                 self._store.clear(space)

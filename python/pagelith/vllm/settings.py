@@ -17,15 +17,17 @@ class ConnectorSettings(PoolSettings):
     # Load in threads, while other requests are computed. Unset: where vLLM takes failures of other loads alone.
     load_async: bool | None = of_type(bool, "true or false", None)
     read_threads: int = number(2)
+    # Save in a thread, while the next step is computed.
+    save_async: bool = of_type(bool, "true or false", False)
     # Host memory through which caches on a device are copied, for saves and for each reading thread.
     staging_bytes: int = number(256 << 20)
     # Where vLLM's events say that the store is.
     locality: str | None = of_type(str, '"LOCAL" or "REMOTE"', None)
 
 
-def check(settings: ConnectorSettings, config: Any, groups: Any, kinds: Sequence[str]) -> None:
+def check(settings: ConnectorSettings, config: Any, cache_config: Any, kinds: Sequence[str]) -> None:
     """All that is wrong, in one error, each with what would be right."""
-    parallel, problems = config.parallel_config, []
+    parallel, groups, problems = config.parallel_config, cache_config.kv_cache_groups, []
     for name, flag in (
         ("pipeline_parallel_size", "--pipeline-parallel-size"),
         ("prefill_context_parallel_size", "--prefill-context-parallel-size"),
@@ -58,6 +60,10 @@ def check(settings: ConnectorSettings, config: Any, groups: Any, kinds: Sequence
         problems.append(
             "'load_async' is false, and of a model with windows or several groups of caches vLLM takes failures of loads in threads alone:"
             " leave it out"
+        )
+    if settings.save_async and getattr(cache_config, "needs_kv_cache_zeroing", False):
+        problems.append(
+            "'save_async' is true, and of this model vLLM zeroes new blocks before it asks whether they are still read: leave it out"
         )
     if settings.locality not in (None, "LOCAL", "REMOTE"):
         problems.append(f"'locality' is \"LOCAL\" or \"REMOTE\", not {settings.locality!r}")

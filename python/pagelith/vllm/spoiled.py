@@ -17,6 +17,10 @@ class Spoiled:
         self._tokens = tokens
         self._blocks: set[int] = set()
 
+    @property
+    def any(self) -> bool:
+        return bool(self._blocks)
+
     def failed(self, blocks: Iterable[int]) -> None:
         self._blocks.update(blocks)
         self._blocks.discard(NULL)

@@ -12,7 +12,9 @@ from .pools import Object
 
 
 class Staged:
-    """Host memory for `at_once` objects, which one thread at a time may use: the layers' parts of a block lie side by side in a row of it."""
+    """Host memory for `at_once` objects, a row each, which one thread at a time may use: the layers' parts of a block lie side by side."""
+
+    copies = True
 
     def __init__(self, pools: Sequence[Sequence[Sequence[Any]]], blocks: int, most_bytes: int) -> None:
         # A block is one row of bytes of each, in the order of its axes, whatever the layout. By pool and group.
@@ -23,7 +25,7 @@ class Staged:
         most = max(self._bytes)
         self.at_once = min(most_bytes // most, blocks)
         if self.at_once < 1:
-            raise ValueError(f"pagelith: 'staging_bytes' is {most_bytes}, and a block of all layers has {most} bytes: give it at least that")
+            raise ValueError(f"pagelith: 'staging_bytes' is {most_bytes}, and a block of a pool's layers has {most} bytes: give it that")
         device = self._pools[0][0][0].device
         self._host = torch.empty((self.at_once, most), dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._device = device

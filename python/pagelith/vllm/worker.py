@@ -4,24 +4,37 @@ import logging
 import queue
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pagelith
 
 from ..settings import joined
 from .hashes import page_of
-from .messages import Load, Named, Plan, Report, Step
+from .messages import Load, Named, Paged, Plan, Report, Step
 from .names import keys_of
 from .opened import Opened
 from .pools import NULL, Object, Pools
+from .saving import Saving
 from .settings import ConnectorSettings
 from .spoiled import Spoiled
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass
+class _Put:
+    """One step's save: objects with their keys, which of them are there, and the pages that lack something of which all is needed."""
+
+    objects: list[Object]
+    keys: list[pagelith.Key]
+    here: list[bool]
+    lacking: set[int] = field(default_factory=set)
+
+
 class Worker:
-    """One worker's. vLLM calls it from one thread; loads beside the computation run in threads of their own."""
+    """One worker's. vLLM calls it from one thread; what goes on beside the computation is in threads of its own."""
 
     def __init__(self, settings: ConnectorSettings, opened: Opened, pools: Pools, threads: int, saves: bool) -> None:
         self._settings = settings
@@ -41,6 +54,9 @@ class Worker:
         self._memory: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Load, list[Object], list[bool]]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(threads, "pagelith-read") if threads else None
+        self._saving = Saving(settings.save_async)
+        self._stored: queue.SimpleQueue[set[Paged]] = queue.SimpleQueue()
+        self._resets = 0
 
     def register(self, named: Named, memory: Sequence[Any]) -> None:
         """The caches are there: this worker's name, and memory for saves and for as many threads as read."""
@@ -50,16 +66,24 @@ class Worker:
         for one in memory[1:]:
             self._memory.put(one)
 
+    def before(self, plan: Plan) -> None:
+        """The step is about to overwrite blocks: what still reads them ends first."""
+        # Blocks that failed to load are computed anew with what is behind them, whoever has them.
+        if plan.resets != self._resets or (self._spoiled is not None and self._spoiled.any):
+            self._saving.end()
+        self._resets = plan.resets
+        self._saving.leave([*plan.taken, *(block for step in plan.steps for blocks in step.blocks for block in blocks)])
+
     def _keys_of(self, objects: Sequence[Object], pages: Sequence[bytes]) -> list[pagelith.Key]:
         """Of these objects of these pages."""
-        found = []
-        for one in objects:
-            found.append(self._keys[one.pool][one.part].on_page(page_of(pages[one.page])))
-        return found
+        return [self._keys[one.pool][one.part].on_page(page_of(pages[one.page])) for one in objects]
 
     # Loads.
 
     def load(self, plan: Plan) -> None:
+        if plan.loads and self._threads is None and self._own.copies:
+            # Into the memory out of which saves are put.
+            self._saving.end()
         for load in plan.loads:
             objects = self._pools.objects_of(len(load.pages), load.tables)
             if self._threads is None:
@@ -126,13 +150,16 @@ class Worker:
         return failed
 
     def take_report(self) -> Report | None:
-        report, self._report = self._report, Report()
-        return report if report.missed or report.stored else None
+        report, self._report = self._report, Report(resets=self._resets)
+        while not self._stored.empty():
+            report.stored |= self._stored.get()
+        report.resets = self._resets
+        return report if report.missed or report.stored or report.resets else None
 
     # Saves.
 
     def save(self, plan: Plan) -> None:
-        """Store what the step left whole. The blocks are vLLM's again when this returns."""
+        """Store what the step left whole. The blocks are vLLM's again when this returns, or when `before` does."""
         if not self._saves:
             return
         pages: dict[bytes, dict[tuple[int, int], Object]] = {}
@@ -163,44 +190,54 @@ class Worker:
         """Store these pages' objects that are not there yet."""
         objects = [one._replace(page=at) for at, of in enumerate(objects_of) for one in of]
         keys = self._keys_of(objects, pages)
-        here = self._store.exists(keys, timeout=self._settings.exists_timeout_ms / 1000)
+        put = _Put(objects, keys, self._store.exists(keys, timeout=self._settings.exists_timeout_ms / 1000))
         whole = [n for n, pool in enumerate(self._pools.each) if pool.pages is None]
         # Of which all is needed, what a page has becomes visible at once. What windows need is attached to it: it goes with its page,
         # and the page does not go with it. It is put where its page is.
-        lacking: set[int] = set()
         base = self._keys[0][0] if whole else None
         for pools in [whole, *([n] for n in range(len(whole), len(self._keys)))]:
             groups: dict[int, list[int]] = {}
             for at, one in enumerate(objects):
-                if one.pool in pools and not here[at] and one.page not in lacking:
+                if one.pool in pools and not put.here[at]:
                     groups.setdefault(one.page, []).append(at)
-            self._put_groups(list(groups.values()), objects, keys, None if pools == whole else base, here)
-            if pools == whole:
-                lacking = {one.page for at, one in enumerate(objects) if one.pool in pools and not here[at]}
-        gone = {(one.pool, pages[one.page]) for one, there in zip(objects, here, strict=True) if not there}
-        self._report.stored.update({(one.pool, pages[one.page]) for one in objects} - gone)
+            for batch in batches(list(groups.values()), self._own.at_once):
+                read = [objects[at] for group in batch for at in group]
+                if self._own.copies:
+                    # One memory for all.
+                    self._saving.end()
+                memory = self._own.out(read)
+                blocks = [] if self._own.copies else [block for one in read for block in one.blocks]
+                self._saving.run(partial(self._put_batch, put, batch, memory, None if pools == whole else base), blocks)
+        self._saving.run(partial(self._tell, put, pages), ())
 
-    def _put_groups(
-        self, groups: list[list[int]], objects: list[Object], keys: list[pagelith.Key], base: pagelith.Key | None, here: list[bool]
-    ) -> None:
+    def _put_batch(self, put: _Put, batch: list[list[int]], memory: list[Any], base: pagelith.Key | None) -> None:
         """Put objects, those of a page in a group; which of them are there then is noted."""
-        for batch in batches(groups, self._own.at_once):
-            put = [at for group in batch for at in group]
-            memory, put_keys, wait = self._own.out([objects[at] for at in put]), [keys[at] for at in put], self._settings.put_wait_ms / 1000
-            if base is None and all(len(group) == 1 for group in batch):
-                outcomes = self._store.put(put_keys, memory, wait=wait)
-            else:
-                outcomes = self._store.put_pages(put_keys, memory, base=base, wait=wait)
-            told = [outcome.error for outcome in outcomes if outcome.error is not None]
-            if told:
-                logger.warning("pagelith: %d of %d blocks could not be stored: %s", len(told), len(outcomes), told[0])
-            for group, outcome in zip(batch, outcomes, strict=True):
-                for at in group:
-                    here[at] = bool(outcome)
+        memory_of = dict(zip((at for group in batch for at in group), memory, strict=True))
+        if base is not None:
+            batch = [group for group in batch if put.objects[group[0]].page not in put.lacking]
+        each = [at for group in batch for at in group]
+        keys, sources, wait = [put.keys[at] for at in each], [memory_of[at] for at in each], self._settings.put_wait_ms / 1000
+        if base is None and len(batch) == len(each):
+            outcomes = self._store.put(keys, sources, wait=wait)
+        else:
+            outcomes = self._store.put_pages(keys, sources, base=base, wait=wait)
+        told = [outcome.error for outcome in outcomes if outcome.error is not None]
+        if told:
+            logger.warning("pagelith: %d of %d blocks could not be stored: %s", len(told), len(outcomes), told[0])
+        for group, outcome in zip(batch, outcomes, strict=True):
+            for at in group:
+                put.here[at] = bool(outcome)
+            if base is None and not outcome:
+                put.lacking.add(put.objects[group[0]].page)
+
+    def _tell(self, put: _Put, pages: list[bytes]) -> None:
+        named = [(one.pool, pages[one.page]) for one in put.objects]
+        self._stored.put(set(named) - {name for name, there in zip(named, put.here, strict=True) if not there})
 
     def close(self) -> None:
         if self._threads is not None:
             self._threads.shutdown(wait=True)
+        self._saving.close()
         self._opened.close()
         for registration in self._registered:
             registration.release()

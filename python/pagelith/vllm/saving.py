@@ -1,0 +1,51 @@
+"""Saves: within the step, or in a thread beside the computation, with what they still read known by block."""
+
+import logging
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class Saving:
+    """One worker's saves, one after the other in the order in which they were given."""
+
+    def __init__(self, in_thread: bool) -> None:
+        self._thread: Any = ThreadPoolExecutor(1, "pagelith-write") if in_thread else None
+        self._pending: list[tuple[Future[None], frozenset[int]]] = []
+
+    def run(self, body: Callable[[], None], blocks: Collection[int]) -> None:
+        """Save, now or soon. Until it is done it reads these blocks of vLLM's."""
+        if self._thread is None:
+            logged(body)
+        else:
+            self._pending = [one for one in self._pending if not one[0].done()]
+            self._pending.append((self._thread.submit(logged, body), frozenset(blocks)))
+
+    def leave(self, blocks: Collection[int]) -> None:
+        """Return when no save reads any of these blocks."""
+        if not self._pending:
+            return
+        taken = frozenset(blocks)
+        for save, reads in self._pending:
+            if not reads.isdisjoint(taken):
+                save.result()
+
+    def end(self) -> None:
+        """Return when all are done."""
+        for save, _ in self._pending:
+            save.result()
+        self._pending = []
+
+    def close(self) -> None:
+        self.end()
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+
+
+def logged(body: Callable[[], None]) -> None:
+    try:
+        body()
+    except Exception:
+        logger.exception("pagelith: blocks could not be stored")
