@@ -120,7 +120,8 @@ class Events(Case):
         self.assertEqual((list(engine.scheduler.take_events()), engine.store.take_events()), ([], ([], 0)))
 
     def taken(self, engine):
-        """It is asked in a thread; what that is told comes with a later step."""
+        """It is asked in a thread, one question at a time; what that is told comes with a later step."""
+        engine.scheduler._asking.submit(bool).result(60)
         told = list(engine.scheduler.take_events())
         engine.scheduler._asking.submit(bool).result(60)
         return told + list(engine.scheduler.take_events())
@@ -135,6 +136,12 @@ class Events(Case):
                 slices = [engine.store.exists(key.on_pages(pages)) for key in ranks]
                 self.assertEqual(known[0], {name for name, one, other in zip(pages, *slices) if one and other}, first)
             self.assertTrue(10 < len(known[0]) < 200, len(known[0]))
+            # Another server has all of a block in one slice: that is another block.
+            other = self.engine(attach, ranks=1, blocks=128)
+            self.store_pages(other, hashes(3, "another"))
+            self.note(known, self.taken(engine))
+            self.assertFalse(known[0] & set(hashes(3, "another")))
+            other.close()
             # One slice of a block goes, and then the other; and one comes again.
             name = min(known[0])
             engine.store.remove(ranks[1].on_pages([name]))

@@ -108,7 +108,10 @@ class Listener:
         key = event.key
         if key is None or key.namespace not in self._spaces:
             return None
-        pool, bit = self._slices[(key.pool, key.component, key.shard)]
+        # Servers with more ranks or fewer keep other slices under these names.
+        pool, bit = self._slices.get((key.pool, key.component, key.shard), (0, 0))
+        if bit == 0:
+            return None
         page, whole = (pool, self._hashed.get(key.page, key.page)), self._whole[pool]
         was = self._here.pop(page, None)
         if event.gone:
