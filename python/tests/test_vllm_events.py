@@ -91,6 +91,21 @@ class Events(Case):
         engine.store.remove(engine.keys(prompt[3:]))
         self.assertEqual(list(engine.scheduler.take_events()), [BlockRemoved([prompt[3]], "STORAGE", 0, None)])
 
+    def test_what_is_met_twice_before_it_is_looked_at_is_told_of_once(self):
+        self.filled(3).close()
+        engine, looks = self.listening(self.extra()), []
+        # As it is where another process is asked in a thread.
+        engine.scheduler._plans.listener._later = looks.append
+        for name in ("second", "third"):
+            engine.scheduler.get_num_new_matched_tokens(Request(name, 3 * TOKENS + 1, hashes(3)), 0)
+        self.assertEqual((len(looks), list(engine.scheduler.take_events())), (2, []))
+        for look in looks:
+            look()
+        self.assertEqual([event.block_hashes for event in engine.scheduler.take_events()], [[name] for name in hashes(3)])
+        # What is known is not looked at again.
+        engine.scheduler.get_num_new_matched_tokens(Request("fourth", 3 * TOKENS + 1, hashes(3)), 0)
+        self.assertEqual(len(looks), 2)
+
     def test_what_went_with_a_reset_is_told_of(self):
         engine, known = self.listening(), {}
         self.store_pages(engine, hashes(5))
