@@ -176,7 +176,8 @@ mod tests {
                 "events",
                 "prefetch",
                 "views",
-                "members"
+                "members",
+                "asks_again"
             ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };

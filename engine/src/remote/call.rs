@@ -68,8 +68,8 @@ pub(crate) struct Got {
     pub parts: Vec<Part>,
     /// Of a hit: the checksums of its bytes where they landed, and how many objects were put with it, or 0.
     pub proven: (Vec<Checksum>, u32),
-    /// What was shown was not what the peer vouches for: it may have been changed meanwhile, or it is damaged there. Whoever has
-    /// the bytes sent instead finds out.
+    /// It was not what the peer vouches for: what was shown may have been changed meanwhile, what was sent on its way, or it is damaged
+    /// there. Whoever asks for the bytes to be sent once more finds out.
     pub again: Option<(ObjectKey, Option<Range<u64>>)>,
 }
 
@@ -100,8 +100,10 @@ pub(super) struct Item {
     key: ObjectKey,
     stretch: Range<u64>,
     range: Option<Range<u64>>,
-    /// Its bytes were shown, and copied from there.
-    shown: bool,
+    /// It is asked for again.
+    again: bool,
+    /// What came is not what the peer vouches for.
+    differs: bool,
     /// `None` while the link has it.
     parts: Option<Vec<Part>>,
     /// The checksums of what landed, made as it did: the bytes are warm then, and the next are on their way.
@@ -155,7 +157,8 @@ impl Call {
             key: wanted.key,
             stretch: wanted.stretch(),
             range: wanted.range(),
-            shown: false,
+            again: wanted.is_sent(),
+            differs: false,
             parts: None,
             landed: None,
             members: 0,
@@ -186,8 +189,7 @@ impl Call {
 
     pub fn reply(self) -> (u64, Reply) {
         let got = |item: Item| Got {
-            again: (item.shown && item.outcome == Some(Ok(GetOutcome::Miss(MissCause::Damaged))))
-                .then_some((item.key, item.range)),
+            again: (item.differs && !item.again).then_some((item.key, item.range)),
             outcome: item.outcome.unwrap_or(Ok(GetOutcome::Miss(MissCause::Late))),
             parts: item.parts.unwrap_or_default(),
             proven: (item.landed.unwrap_or_default(), item.members),
@@ -216,7 +218,6 @@ impl Call {
         if let Work::Get(items) = &mut self.work
             && let Some(item) = items.get_mut(item as usize)
         {
-            item.shown = true;
             item.landed = if self.over { None } else { verify::copied(&mut parts, &item.stretch, shown) };
             item.parts = Some(parts);
         }
@@ -357,7 +358,10 @@ fn judge_all(items: &mut [Item], said: &Items<'_>) {
                 let holds = |landed: &Vec<Checksum>| checksums.iter().eq(landed.iter().copied());
                 match whole && item.landed.as_ref().is_some_and(holds) {
                     true => Ok(GetOutcome::Hit { tier: tier_of(tier), bytes: length }),
-                    false => Ok(GetOutcome::Miss(MissCause::Damaged)),
+                    false => {
+                        item.differs = true;
+                        Ok(GetOutcome::Miss(MissCause::Damaged))
+                    }
                 }
             }
             Verdict::Miss(cause) => Ok(GetOutcome::Miss(miss(cause))),

@@ -22,7 +22,7 @@ use pagelith_transport::pending::Progress;
 use pagelith_transport::rights::Rights;
 use pagelith_transport::socket::{Arrival, Listen, Listener, connect};
 
-use super::call::{Reply, Told, Wanted};
+use super::call::{self, Reply, Told, Wanted};
 use super::caller::Caller;
 use crate::batch::{GetSlice, Options, PutSlice};
 use crate::config::{Config, Facts};
@@ -132,6 +132,13 @@ impl Pair {
         let Reply::Get(got) = self.reply() else { panic!("another reply") };
         let bytes = |parts: &[Part]| parts.iter().flat_map(|part| part.bytes().to_vec()).collect();
         got.into_iter().map(|got| (got.outcome, bytes(&got.parts))).collect()
+    }
+
+    fn got(&mut self, wanted: Wanted) -> call::Got {
+        let deadline = self.clock.now().after(PATIENCE);
+        self.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
+        let Reply::Get(mut got) = self.reply() else { panic!("another reply") };
+        got.remove(0)
     }
 
     /// Put groups of objects; `lie` changes a byte on the way.
@@ -249,7 +256,7 @@ pub(super) fn overwrite(store: &Store, bytes: &[u8]) {
     assert!(filled.is_some());
 }
 
-/// With every hit verified the store notices; without, the client does.
+/// The client notices, and has the store look at it by asking once more.
 #[test]
 fn what_changed_in_the_stores_memory_is_damaged_and_no_hit() {
     for (ratio, range) in [(1.0, None), (0.0, None), (1.0, Some(40_000..70_000)), (0.0, Some(40_000..70_000))]
@@ -261,11 +268,19 @@ fn what_changed_in_the_stores_memory_is_damaged_and_no_hit() {
         bytes[50_000] ^= 1;
         overwrite(&pair.store, &bytes);
         let length = range.clone().map_or(100_000, |r: std::ops::Range<u64>| (r.end - r.start) as usize);
-        let (outcome, _) = pair.get(vec![(key(1, "k"), range.clone(), vec![length])]).remove(0);
-        assert_eq!(outcome, Ok(GetOutcome::Miss(MissCause::Damaged)), "ratio={ratio} range={range:?}");
-        // What the store noticed is gone: it can be put again. A block that is sent in part it always looks at.
-        let gone = ratio == 1.0 || range.is_some();
+        let wanted = |sent| Wanted { key: key(1, "k"), range: range.clone(), parts: parts(&[length]), sent };
+        let mut got = pair.got(wanted(false));
+        let damaged = Ok(GetOutcome::Miss(MissCause::Damaged));
+        assert_eq!(got.outcome, damaged, "ratio={ratio} range={range:?}");
+        // A block that is sent in part the store always looks at. What it noticed is gone: it can be put again.
+        let gone = range.is_some();
         assert_eq!(pair.store.exists_batch(&[key(1, "k")], Options::default()), [!gone]);
+        if let Some((again, range)) = got.again.take() {
+            assert_eq!((again, &range), (key(1, "k"), &None));
+            got = pair.got(wanted(true));
+            assert_eq!((&got.outcome, &got.again), (&damaged, &None), "ratio={ratio}");
+        }
+        assert_eq!(pair.store.exists_batch(&[key(1, "k")], Options::default()), [false]);
         pair.server.turn();
         assert_eq!(pair.store.stats().readers, 0);
     }

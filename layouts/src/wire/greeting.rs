@@ -101,11 +101,13 @@ pub enum Feature {
     Views = 1 << 13,
     /// A hit says how many objects were put with it.
     Members = 1 << 14,
+    /// Who gets bytes that are not what was vouched for asks for them once more, so that the store looks at its own.
+    AsksAgain = 1 << 15,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 15] = [
+    pub const ALL: [Feature; 16] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -121,6 +123,7 @@ impl Feature {
         Feature::Prefetch,
         Feature::Views,
         Feature::Members,
+        Feature::AsksAgain,
     ];
 
     /// Its bit.
@@ -146,6 +149,7 @@ impl Feature {
             Feature::Prefetch => "prefetch",
             Feature::Views => "views",
             Feature::Members => "members",
+            Feature::AsksAgain => "asks_again",
         }
     }
 
