@@ -1,6 +1,6 @@
 //! Pins and leases, as callers hold them.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use pagelith_layouts::key::ObjectKey;
@@ -10,18 +10,19 @@ use crate::error::{Error, Result};
 use crate::shared::Shared;
 use crate::visibility::Sight;
 
-/// Keeps objects from being evicted or reclaimed until it is dropped. Removing and clearing are stronger.
+/// Keeps objects from being evicted or reclaimed until it is dropped. Removing and clearing are stronger. A store that is closed or
+/// dropped lets go of its memory and its files all the same.
 pub struct Pin {
-    shared: Arc<Shared>,
+    shared: Weak<Shared>,
     fingerprints: Vec<u128>,
     objects: usize,
 }
 
 impl Pin {
-    pub(crate) fn new(shared: Arc<Shared>, keys: &[ObjectKey]) -> Pin {
+    pub(crate) fn new(shared: &Arc<Shared>, keys: &[ObjectKey]) -> Pin {
         let mut core = shared.lock();
-        let here = here(&shared, &core, keys.iter().copied());
-        Pin::of(shared.clone(), &mut core, here)
+        let here = here(shared, &core, keys.iter().copied());
+        Pin::of(shared, &mut core, here)
     }
 
     /// For another process, which is believed nothing: at most `most` rows of its own, and as many of all together as there
@@ -38,13 +39,13 @@ impl Pin {
             return Err(Error::busy(format!("too much is pinned on this link objects={rows} room={most}")));
         }
         check_all(shared, pinned + rows)?;
-        Ok(Pin::of(shared.clone(), &mut core, here))
+        Ok(Pin::of(shared, &mut core, here))
     }
 
-    fn of(shared: Arc<Shared>, core: &mut Core, here: Here) -> Pin {
+    fn of(shared: &Arc<Shared>, core: &mut Core, here: Here) -> Pin {
         let Here { objects, fingerprints } = here;
         fingerprints.iter().for_each(|fp| core.pins.pin(*fp));
-        Pin { shared, fingerprints, objects }
+        Pin { shared: Arc::downgrade(shared), fingerprints, objects }
     }
 
     /// How many of the objects were here and are pinned.
@@ -60,7 +61,8 @@ impl Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        let mut core = self.shared.lock();
+        let Some(shared) = self.shared.upgrade() else { return };
+        let mut core = shared.lock();
         self.fingerprints.iter().for_each(|fp| core.pins.unpin(*fp));
     }
 }

@@ -223,7 +223,7 @@ impl Store {
 
     /// Keep objects from being evicted or reclaimed until the pin is dropped.
     pub fn pin(&self, keys: &[ObjectKey]) -> Pin {
-        Pin::new(self.shared.clone(), keys)
+        Pin::new(&self.shared, keys)
     }
 
     /// Keep objects from being evicted or reclaimed for `duration`. Returns how many of them are here.

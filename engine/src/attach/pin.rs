@@ -1,5 +1,6 @@
 //! Pins, leases and hints over a link.
 
+use std::sync::Weak;
 use std::time::Duration;
 
 use pagelith_io::sync::Arc;
@@ -17,9 +18,9 @@ use crate::remote::batch::Manner;
 const KEYS_MAX: usize = 4096;
 
 /// Keeps objects of another process's store from being evicted or reclaimed, until it is dropped, or until the link that
-/// it is held over ends: [`Pin::is_held`]. Removing and clearing are stronger.
+/// it is held over ends: [`Pin::is_held`], which it does with its client. Removing and clearing are stronger.
 pub struct Pin {
-    keeper: Arc<Keeper>,
+    keeper: Weak<Keeper>,
     link: u64,
     names: Vec<u64>,
     pinned: usize,
@@ -35,15 +36,16 @@ impl Pin {
     /// end, or the store was started again. A store that cannot be reached is noticed after the time in which silence means
     /// death ([`Limits::dead_after`](pagelith_transport::limits::Limits::dead_after)).
     pub fn is_held(&self) -> bool {
-        self.keeper.stands(self.link)
+        self.keeper.upgrade().is_some_and(|keeper| keeper.stands(self.link))
     }
 }
 
 impl Drop for Pin {
     /// Waits until the store has let go, for as long as a call may take.
     fn drop(&mut self) {
-        self.keeper.let_go();
-        self.keeper.unpin(self.link, &self.names);
+        let Some(keeper) = self.keeper.upgrade() else { return };
+        keeper.let_go();
+        keeper.unpin(self.link, &self.names);
     }
 }
 
@@ -72,7 +74,7 @@ impl Attached {
         let manner = self.manner(&options);
         let Taken { link, names, pinned } =
             self.keeper.take(manner.deadline, |kept| self.pin_once(kept, keys, manner))?;
-        Ok(Pin { keeper: self.keeper.clone(), link, names, pinned })
+        Ok(Pin { keeper: Arc::downgrade(&self.keeper), link, names, pinned })
     }
 
     /// All of it over one link, or nothing.

@@ -120,6 +120,7 @@ macro_rules! for_all_behaviours {
             pins::a_pin_holds_in_memory,
             pins::a_lease_holds,
             pins::a_lease_ends,
+            pins::a_pin_that_outlives_its_store_holds_nothing,
             pins::a_view_survives_pressure,
             pins::a_view_outlives_its_frame_without_dram,
             pins::remove_is_stronger_than_a_pin,

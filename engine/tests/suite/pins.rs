@@ -106,6 +106,22 @@ pub fn a_lease_ends(world: &World) {
     assert!((0..5).all(|n| !is_page_here(&store, n, LEN)));
 }
 
+pub fn a_pin_that_outlives_its_store_holds_nothing(world: &World) {
+    if !world.tells_keys_apart() {
+        return; // A pin would hold everything.
+    }
+    let config = world.config();
+    let store = world.open(&config);
+    store_pages(&store, 0..3, LEN);
+    let pin = store.pin(&keys(0..3));
+    // Its files are free for the next one, whose pins are its own.
+    let store = world.reopen(store, &config);
+    let second = store.pin(&keys(0..2));
+    assert_eq!(second.pinned(), 2);
+    drop(pin);
+    assert_eq!(store.stats().objects_pinned, 2);
+}
+
 pub fn a_view_survives_pressure(world: &World) {
     let store = world.open(&world.memory_config(Size::mib(1)));
     let whole = bytes(0, LEN);
