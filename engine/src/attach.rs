@@ -51,7 +51,7 @@ use crate::remote::caller::Caller;
 use crate::remote::desk::Desk;
 use crate::remote::{Peer, Remote, Told};
 
-pub use self::group::Group;
+pub use self::group::{Group, GroupId};
 pub use self::pin::Pin;
 pub use self::view::View;
 

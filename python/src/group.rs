@@ -1,38 +1,144 @@
 //! Groups that are put in several calls.
 
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{Group as Open, GroupId, Options};
+use pagelith::{ErrorKind, GroupId, Options, PutSlice, Result, attach};
 use pyo3::prelude::*;
 
 use crate::errors::{UnavailableError, raised};
 use crate::keys::Key;
 use crate::outcome::PutOutcome;
-use crate::store::{Request, Store, put_options, puts};
+use crate::reached::Reached;
+use crate::store::{Request, Store, is_forked, put_options, puts};
 
 /// A group that was begun: its objects become visible together when it is committed.
 #[pyclass(frozen, module = "pagelith")]
 pub struct Group {
     store: Py<Store>,
-    id: GroupId,
+    /// `None` only while it is dropped.
+    id: Option<Id>,
+    /// It was committed or given up here. A store process answers all the same, of what is visible now.
+    over: AtomicBool,
+    process: u32,
+}
+
+/// What names a group to its store.
+enum Id {
+    Own(GroupId),
+    Attached(attach::GroupId),
+}
+
+/// A group, to whom it is open.
+enum Open<'a> {
+    Own(pagelith::Group<'a>),
+    Attached(attach::Group<'a>),
+}
+
+impl Id {
+    fn begin(store: &Reached, required: &[ObjectKey], options: Options) -> Result<Id> {
+        match store {
+            Reached::Own(store) => store.begin_group(required, options).map(|group| Id::Own(group.id())),
+            Reached::Attached(store) => {
+                store.begin_group(required, options).map(|group| Id::Attached(group.id()))
+            }
+        }
+    }
+
+    /// `None` if it is over, as far as is known here.
+    fn open<'a>(&self, store: &'a Reached) -> Option<Open<'a>> {
+        match (self, store) {
+            (Id::Own(id), Reached::Own(store)) => store.open_group(*id).map(Open::Own),
+            (Id::Attached(id), Reached::Attached(store)) => store.open_group(id).map(Open::Attached),
+            (Id::Own(_), Reached::Attached(_)) | (Id::Attached(_), Reached::Own(_)) => None,
+        }
+    }
+}
+
+impl Open<'_> {
+    fn put(&self, objects: &[PutSlice<'_>], options: Options) -> Result<Vec<Result<pagelith::PutOutcome>>> {
+        match self {
+            Open::Own(group) => Ok(group.put(objects, options)),
+            Open::Attached(group) => {
+                let outcomes = group.put(objects, options);
+                // Raised where there is nothing else to say, as where its end is known beforehand.
+                match outcomes.iter().all(is_unavailable) {
+                    true => outcomes.into_iter().map(|outcome| outcome.map(Ok)).collect(),
+                    false => Ok(outcomes),
+                }
+            }
+        }
+    }
+
+    fn missing(&self) -> Result<Vec<ObjectKey>> {
+        match self {
+            Open::Own(group) => Ok(group.missing()),
+            Open::Attached(group) => group.missing(Options::default()),
+        }
+    }
+
+    fn commit(&self, options: Options) -> Result<PutOutcome> {
+        match self {
+            Open::Own(group) => Ok(PutOutcome(group.commit(options))),
+            Open::Attached(group) => {
+                let outcome = group.commit(options);
+                if is_unavailable(&outcome) {
+                    outcome.map(|put| PutOutcome(Ok(put)))
+                } else {
+                    Ok(PutOutcome(outcome))
+                }
+            }
+        }
+    }
+
+    fn abort(self) -> Result<()> {
+        match self {
+            Open::Own(group) => {
+                group.abort();
+                Ok(())
+            }
+            Open::Attached(group) => group.abort(),
+        }
+    }
+}
+
+/// The group is over, by the store process's word, or with the link that it was begun on; or the process did not answer in time.
+fn is_unavailable<T>(outcome: &Result<T>) -> bool {
+    outcome.as_ref().is_err_and(|error| error.kind == ErrorKind::Unavailable)
 }
 
 impl Group {
     pub fn begin(store: &Bound<'_, Store>, required: Vec<ObjectKey>, options: Options) -> PyResult<Group> {
-        let id = store.get().with(store.py(), |store| {
-            let own = store.own("groups in several calls")?;
-            own.begin_group(&required, options).map(|group| group.id())
-        })?;
-        let id = id.map_err(|error| raised(&error))?;
-        Ok(Group { store: store.clone().unbind(), id })
+        let id = store.get().with(store.py(), |store| Id::begin(store, &required, options))?;
+        let id = Some(id.map_err(|error| raised(&error))?);
+        let (store, over) = (store.clone().unbind(), AtomicBool::new(false));
+        Ok(Group { store, id, over, process: std::process::id() })
+    }
+
+    fn name(&self) -> Option<&Id> {
+        self.id.as_ref().filter(|_| !self.over.load(Relaxed))
     }
 
     /// Do something with the group, unless it is over.
-    fn with<R: Send>(&self, py: Python<'_>, body: impl FnOnce(Open<'_>) -> R + Send) -> PyResult<R> {
-        let done =
-            self.store.get().with(py, |store| store.own("groups").ok()?.open_group(self.id).map(body))?;
-        done.ok_or_else(|| {
-            UnavailableError::new_err("the group is over: committed, aborted, or past its deadline")
-        })
+    fn with<R: Send>(&self, py: Python<'_>, body: impl FnOnce(Open<'_>) -> Result<R> + Send) -> PyResult<R> {
+        let done = self
+            .store
+            .get()
+            .with(py, |store| self.name().and_then(|id| id.open(store)).map(body))?
+            .ok_or_else(|| {
+                UnavailableError::new_err("the group is over: committed, aborted, or past its deadline")
+            })?;
+        done.map_err(|error| raised(&error))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if is_forked(self.process) {
+            // The link of another process.
+            std::mem::forget(self.id.take());
+        }
     }
 }
 
@@ -72,11 +178,17 @@ impl Group {
         wait: Option<f64>,
     ) -> PyResult<PutOutcome> {
         let options = put_options(request, depth, timeout, wait)?;
-        self.with(py, |group| PutOutcome(group.commit(options)))
+        let outcome = self.with(py, |group| group.commit(options))?;
+        if matches!(outcome.0, Ok(pagelith::PutOutcome::Stored | pagelith::PutOutcome::AlreadyPresent)) {
+            self.over.store(true, Relaxed);
+        }
+        Ok(outcome)
     }
 
     /// Drop what was put of it.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, |group| group.abort())
+        self.with(py, |group| group.abort())?;
+        self.over.store(true, Relaxed);
+        Ok(())
     }
 }

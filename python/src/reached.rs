@@ -241,20 +241,6 @@ impl Reached {
         }
     }
 
-    /// The store, for what has to be in its process.
-    pub fn own(&self, what: &str) -> Result<&Store> {
-        match self {
-            Reached::Own(store) => Ok(store),
-            Reached::Attached(_) => Err(Error {
-                kind: ErrorKind::Invalid,
-                message: format!(
-                    "{what} are of a store in this process, and this one is attached to another's"
-                ),
-                errno: None,
-            }),
-        }
-    }
-
     /// Close it. Nothing is flushed by a client that leaves.
     pub fn close(self) -> Result<Option<FlushReport>> {
         match self {

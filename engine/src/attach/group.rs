@@ -1,5 +1,6 @@
 //! Groups over a link that are begun in one call, and put and committed in others.
 
+use std::sync::Weak;
 use std::time::Duration;
 
 use pagelith_io::buffer::Lender;
@@ -23,9 +24,25 @@ use crate::remote::batch::no_link;
 /// was put of it, unless somebody else joined it, and each call here says `Unavailable`.
 pub struct Group<'a> {
     attached: &'a Attached,
-    keeper: Arc<Keeper>,
+    begun: Arc<Begun>,
+}
+
+/// Names a group that a client began, to that client alone: [`Attached::open_group`]. Its link is looked after as long as somebody
+/// has this, but for the client itself.
+#[derive(Clone)]
+pub struct GroupId(Arc<Begun>);
+
+/// A group, as it is known here.
+struct Begun {
+    keeper: Weak<Keeper>,
     name: u64,
     required: Vec<ObjectKey>,
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.keeper.upgrade().inspect(|keeper| keeper.let_go());
+    }
 }
 
 impl Attached {
@@ -44,14 +61,27 @@ impl Attached {
             let begun = kept.number(&*self.clock, &Ask::Begin(name, List::of(required)), manner);
             begun.map(|_| name)
         })?;
-        Ok(Group { attached: self, keeper: self.groups.clone(), name, required: required.to_vec() })
+        let begun = Begun { keeper: Arc::downgrade(&self.groups), name, required: required.to_vec() };
+        Ok(Group { attached: self, begun: Arc::new(begun) })
+    }
+
+    /// A group that was begun here, as for its first caller; `None` of another client's. Whether it is open still is found out by what
+    /// is asked of it.
+    pub fn open_group(&self, id: &GroupId) -> Option<Group<'_>> {
+        let own = std::ptr::eq(id.0.keeper.as_ptr(), Arc::as_ptr(&self.groups));
+        own.then(|| Group { attached: self, begun: id.0.clone() })
     }
 }
 
 impl Group<'_> {
+    /// The group's name, for [`Attached::open_group`].
+    pub fn id(&self) -> GroupId {
+        GroupId(self.begun.clone())
+    }
+
     /// The objects that it consists of, as they were given here.
     pub fn required(&self) -> &[ObjectKey] {
-        &self.required
+        &self.begun.required
     }
 
     /// As [`crate::Group::put`].
@@ -78,8 +108,8 @@ impl Group<'_> {
     fn put_once(&self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
         let manner = self.attached.manner(&options);
         // Another link knows no group of this name: it is not tried there.
-        let mut put = RemotePut::new(groups, &[], manner).into_open(self.name);
-        let driven = self.keeper.with(manner.deadline, |kept| {
+        let mut put = RemotePut::new(groups, &[], manner).into_open(self.begun.name);
+        let driven = self.attached.groups.with(manner.deadline, |kept| {
             put.offer(&kept.desk);
             self.attached.drive(&mut kept.desk, |desk, now| put.advance(desk, now));
         });
@@ -97,13 +127,22 @@ impl Group<'_> {
     /// `Unavailable` if the group is open no more, or the store cannot be reached.
     pub fn missing(&self, options: Options) -> Result<Vec<ObjectKey>> {
         let manner = self.attached.manner(&options);
-        let ask = Ask::Missing(self.name);
-        let bits =
-            self.keeper.with(manner.deadline, |kept| kept.bits(&*self.attached.clock, &ask, manner))??;
-        if bits.len() != self.required.len() {
+        let ask = Ask::Missing(self.begun.name);
+        let bits = self
+            .attached
+            .groups
+            .with(manner.deadline, |kept| kept.bits(&*self.attached.clock, &ask, manner))??;
+        if bits.len() != self.begun.required.len() {
             return Err(no_link());
         }
-        Ok(self.required.iter().zip(bits).filter(|(_, missing)| *missing).map(|(key, _)| *key).collect())
+        Ok(self
+            .begun
+            .required
+            .iter()
+            .zip(bits)
+            .filter(|(_, missing)| *missing)
+            .map(|(key, _)| *key)
+            .collect())
     }
 
     /// As [`crate::Group::commit`].
@@ -115,8 +154,8 @@ impl Group<'_> {
         loop {
             let left = start.after(time).since(clock.now());
             let manner = self.attached.manner(&Options { timeout: Some(left), ..options });
-            let commit = |kept: &mut Kept| kept.number(clock, &Ask::Commit(self.name), manner);
-            let told = self.keeper.with(manner.deadline, commit).flatten();
+            let commit = |kept: &mut Kept| kept.number(clock, &Ask::Commit(self.begun.name), manner);
+            let told = self.attached.groups.with(manner.deadline, commit).flatten();
             let left = room.since(clock.now());
             match told {
                 Err(error) if error.kind == ErrorKind::Busy && !left.is_zero() => self.rest(left),
@@ -130,16 +169,17 @@ impl Group<'_> {
     /// # Errors
     /// `Unavailable` if the store cannot be reached: then the group goes with its link, or at its deadline.
     pub fn abort(self) -> Result<()> {
-        let manner = self.keeper.manner();
-        let abort = |kept: &mut Kept| kept.number(&*self.attached.clock, &Ask::Abort(self.name), manner);
-        self.keeper.with(manner.deadline, abort)??;
+        let manner = self.attached.groups.manner();
+        let abort =
+            |kept: &mut Kept| kept.number(&*self.attached.clock, &Ask::Abort(self.begun.name), manner);
+        self.attached.groups.with(manner.deadline, abort)??;
         Ok(())
     }
 
     fn rest(&self, left: Duration) {
         let (now, left) = (self.attached.clock.now(), left.min(BUSY_STEP));
         // Who has the link meanwhile is waited for as long.
-        let _ = self.keeper.with(now.after(left), |kept| kept.desk.rest(STORE, now, left));
+        let _ = self.attached.groups.with(now.after(left), |kept| kept.desk.rest(STORE, now, left));
     }
 }
 
@@ -153,14 +193,14 @@ fn state(said: u64) -> Result<PutOutcome> {
     }
 }
 
-impl Drop for Group<'_> {
-    fn drop(&mut self) {
-        self.keeper.let_go();
+impl std::fmt::Debug for GroupId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("GroupId").field(&self.0.name).finish()
     }
 }
 
 impl std::fmt::Debug for Group<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Group").field("required", &self.required).finish_non_exhaustive()
+        f.debug_struct("Group").field("required", &self.begun.required).finish_non_exhaustive()
     }
 }
