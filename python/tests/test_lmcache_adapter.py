@@ -13,8 +13,11 @@ import unittest
 from lmcache_stand_ins import BF16, FP16, SHAPE, SIZE, UINT8, Memory, ObjectKey, keys, layouts, signals, until
 from test_store import Process
 
+import pagelith
 from pagelith.lmcache import PagelithL2Adapter
 from pagelith.lmcache.locks import Locks
+from pagelith.lmcache.pins import Pins
+from pagelith.lmcache.settings import Settings
 
 
 class Adapter(unittest.TestCase):
@@ -236,11 +239,124 @@ class Adapter(unittest.TestCase):
         locks.close()
         self.assertEqual((locks.count(), released[-1]), (0, "fifth"))
 
-    def test_adapters_that_share_a_store_process(self):
-        process = Process(f"unix:{self.home.name}/socket", "--ssd", "0")
+    def serve(self, *flags):
+        process = Process(f"unix:{self.home.name}/socket", *flags)
         self.addCleanup(process.child.stdout.close)
         self.addCleanup(process.child.wait)
         self.addCleanup(process.child.kill)
+        return process
+
+    def attached(self, process, **given):
+        adapter = PagelithL2Adapter({"attach": process.address, **given})
+        self.addCleanup(adapter.close)
+        return adapter
+
+    def answers(self, adapter):
+        try:
+            return adapter._store.exists([]) == [] and adapter._store.stats() and True
+        except pagelith.UnavailableError:
+            return None
+
+    def test_what_was_found_in_a_store_process_stays_until_it_is_unlocked(self):
+        process = self.serve("--dram", "8MiB", "--ssd", "0")
+        one, other, chunks = self.attached(process), self.attached(process, lock_ms=10), keys(20)
+        self.store(one, chunks, [Memory(n) for n in range(20)])
+        self.assertEqual(self.look(one, chunks[:10]), [1] * 10)
+        self.assertEqual(self.look(one, chunks[:5]), [1] * 5)
+        one.submit_unlock(chunks[:10])
+        # Five were found twice and let go once, and another server of the same store process makes room.
+        pinned = lambda: one.report_status()["stats"]["objects_pinned"]  # noqa: E731
+        until(lambda: pinned() == 5 or None)
+        self.flood(other, "first", 20)
+        into = [Memory() for _ in chunks]
+        self.assertEqual(self.load(one, chunks, into), [1] * 5 + [0] * 15)
+        self.assertEqual(self.bytes_of(into[:5]), self.bytes_of(Memory(n) for n in range(5)))
+        # What the other locks ends by itself, though nobody calls it.
+        self.assertEqual(self.look(other, chunks), [1] * 5 + [0] * 15)
+        one.submit_unlock(chunks[:5])
+        until(lambda: pinned() == 0 or None)
+        self.assertTrue(one.report_status()["pins_taken"])
+        self.flood(other, "second", 20)
+        self.assertEqual(self.look(one, chunks[10:]), [0] * 10)
+        self.assertEqual(self.look(other, chunks), [0] * 20)
+        # What it holds goes with it.
+        self.store(one, chunks[:1], [Memory(0)])
+        self.assertEqual((self.look(one, chunks[:1]), pinned()), ([1], 1))
+        one.close()
+        until(lambda: other.report_status()["stats"]["objects_pinned"] == 0 or None)
+
+    def test_a_store_process_that_stops_between_look_up_and_load_holds_nobody_up(self):
+        process = self.serve("--dram", "8MiB", "--ssd", "0")
+        # Far more than there is patience for here: what waited for that would not be seen to end.
+        adapter = self.attached(process, look_timeout_ms=300, pin_timeout_ms=100, get_timeout_ms=300, lock_ms=3_600_000)
+        chunks, into = keys(20), [Memory() for _ in range(20)]
+        self.store(adapter, chunks, [Memory(n) for n in range(20)])
+        self.assertEqual((self.look(adapter, chunks[:10]), self.look(adapter, chunks)), ([1] * 10, [1] * 20))
+        asked, real = [], adapter._store.pin
+        adapter._pins._store = types.SimpleNamespace(pin=lambda names, timeout: (asked.append(timeout), real(names, timeout=timeout))[1])
+        process.child.send_signal(signal.SIGSTOP)
+        with self.assertLogs("pagelith.lmcache") as told:
+            self.assertEqual(self.load(adapter, chunks[:10], into[:10]), [0] * 10)
+            self.assertEqual(self.look(adapter, chunks[10:]), [0] * 10)
+            # It could not be pinned: that is not tried again for now.
+            self.assertEqual((self.look(adapter, chunks[10:]), asked), ([0] * 10, [0.1]))
+            self.assertEqual(len([line for line in told.output if "not pinned" in line]), 1)
+        # Whoever unlocks does not wait until the store has let go.
+        adapter.submit_unlock(chunks)
+        self.assertEqual(adapter._locks.count(), 10)
+        adapter.submit_unlock(chunks[:10])
+        status = adapter.report_status()
+        self.assertEqual((adapter._locks.count(), status["pins_to_be_released"], status["pins_taken"]), (0, 2, False))
+        process.child.send_signal(signal.SIGCONT)
+        until(lambda: sum(self.look(adapter, chunks[10:])) or None)
+        adapter.submit_unlock(chunks * 1000)
+        until(lambda: (status := adapter.report_status()).get("stats", {}).get("objects_pinned") == 0 and not status["pins_to_be_released"] or None)
+        # It was killed, and is there again.
+        adapter._pins._again = 0
+        self.store(adapter, chunks, [Memory(n) for n in range(20)])
+        self.assertEqual((self.look(adapter, chunks), len(asked)), ([1] * 20, 2))
+        process.child.kill()
+        process.child.wait()
+        with self.assertLogs("pagelith.lmcache"):
+            self.assertEqual(self.load(adapter, chunks, into), [0] * 20)
+            self.assertEqual(self.look(adapter, chunks), [0] * 20)
+        adapter.submit_unlock(chunks)
+        until(lambda: adapter._pins.to_be_released() == 0 or None)
+        os.unlink(process.address.removeprefix("unix:"))
+        again = self.serve("--dram", "8MiB", "--ssd", "0")
+        # After three failures it is left alone for a second.
+        until(lambda: self.answers(adapter))
+        self.assertEqual(self.store(adapter, chunks, [Memory(n) for n in range(20)]), (True, 20 * SIZE))
+        adapter._pins._again = 0
+        self.assertEqual((self.look(adapter, chunks), adapter.report_status()["stats"]["objects_pinned"]), ([1] * 20, 20))
+        again.child.send_signal(signal.SIGSTOP)
+        adapter.close()
+
+    def test_pins_are_taken_again_after_a_while(self):
+        now, taken, released = [0.0], [], []
+
+        def pin(names, timeout):
+            taken.append((names, timeout))
+            if names == "gone":
+                raise pagelith.UnavailableError("gone")
+            return types.SimpleNamespace(release=lambda: released.append(names))
+
+        settings = Settings.read("here", {"attach": "unix:/x", "pin_timeout_ms": 50})
+        pins = Pins(types.SimpleNamespace(pin=pin), settings, lambda: None, lambda: now[0])
+        first = pins.take("first")
+        with self.assertLogs("pagelith.lmcache", "WARNING"):
+            self.assertIsNone(pins.take("gone"))
+        now[0] = 9.9
+        self.assertIsNone(pins.take("second"))
+        self.assertTrue(pins.given_up())
+        first.release()
+        now[0] = 10
+        pins.take("third").release()
+        pins.close()
+        self.assertEqual((taken, released), ([(names, 0.05) for names in ("first", "gone", "third")], ["first", "third"]))
+
+    def test_adapters_that_share_a_store_process(self):
+        process = self.serve("--ssd", "0")
         waits = {"look_timeout_ms": 300, "get_timeout_ms": 300}
         one, other = (PagelithL2Adapter({"attach": process.address, **waits}) for _ in range(2))
         chunks, stored, into = keys(100), [Memory(n) for n in range(100)], [Memory() for _ in range(100)]

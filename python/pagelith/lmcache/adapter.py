@@ -6,6 +6,7 @@ What fails is a miss, or a task that says so; raised is only what is wrong with 
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ import pagelith
 
 from .locks import Locks
 from .names import Names, addresses
+from .pins import Pins
 from .settings import Settings
 from .tasks import Tasks
 
@@ -41,6 +43,9 @@ class PagelithL2Adapter(L2AdapterInterface):
         self._names = Names(self.settings)
         self._store = self.settings.open("lmcache")
         self._locks = Locks(self.settings.lock_ms / 1000)
+        self._pins: Pins | None = None
+        if self.settings.attach is not None:
+            self._pins = Pins(self._store, self.settings, self._locks.expire)
         self._ids = itertools.count()
         self._looks: Tasks[Any] = Tasks("look-up", 1)
         self._loads: Tasks[Any] = Tasks("load", self.settings.read_threads)
@@ -129,11 +134,12 @@ class PagelithL2Adapter(L2AdapterInterface):
                 if name is not None and name not in self._failed:
                     asked.append(at)
                     names.append(name)
-        # Pinned first: what is found then stays until it was loaded. The pins of a store process are its own.
-        pin = self._store.pin(names) if self.settings.attach is None else None
+        # Pinned first: what is found then stays until it was loaded.
+        began = time.monotonic()
+        pin = self._store.pin(names) if self._pins is None else self._pins.take(names)
         here: list[int] = []
         try:
-            here = [at for at, there in zip(asked, self._here(names), strict=True) if there]
+            here = [at for at, there in zip(asked, self._here(names, time.monotonic() - began), strict=True) if there]
         finally:
             self._locks.lock([keys[at] for at in here], pin)
         bitmap = Bitmap(len(keys))
@@ -145,9 +151,10 @@ class PagelithL2Adapter(L2AdapterInterface):
         self._gone(key for at, key in enumerate(keys) if at not in found)
         return bitmap
 
-    def _here(self, names: list[pagelith.Key]) -> list[bool]:
+    def _here(self, names: list[pagelith.Key], waited: float = 0) -> list[bool]:
+        """Which are here. Of the time that a look-up may wait, `waited` seconds are over."""
         try:
-            here = self._store.exists(names, timeout=self.settings.look_timeout_ms / 1000)
+            here = self._store.exists(names, timeout=max(0, self.settings.look_timeout_ms / 1000 - waited))
         except pagelith.PagelithError as error:
             self._silent = str(error)
             raise
@@ -244,6 +251,9 @@ class PagelithL2Adapter(L2AdapterInterface):
             "failed_key_count": len(self._failed),
             "open_tasks": {"store": self._stores.open(), "lookup": self._looks.open(), "load": self._loads.open()},
         }
+        if self._pins is not None:
+            status["pins_taken"] = not self._pins.given_up()
+            status["pins_to_be_released"] = self._pins.to_be_released()
         if self._silent is not None:
             # Asking again could take as long as a call may.
             return {"is_healthy": False, **status, "error": self._silent}
@@ -259,8 +269,14 @@ class PagelithL2Adapter(L2AdapterInterface):
         """End what was submitted, then the store."""
         for tasks in (self._looks, self._loads, self._stores):
             tasks.drain()
-        self._locks.close()
-        self._store.close()
+        if self._pins is None:
+            self._locks.close()
+            self._store.close()
+        else:
+            # All pins of a store process end with its link: nobody waits for each.
+            self._store.close()
+            self._locks.close()
+            self._pins.close()
         for tasks in (self._looks, self._loads, self._stores):
             tasks.close()
 

@@ -15,6 +15,8 @@ class Settings(StoreSettings):
     serde: str = of_type(str, "a string", "")
     # Longest that a look-up waits for a store process: a request waits behind it.
     look_timeout_ms: int = number(1000)
+    # How much of that it waits to have what it finds pinned there.
+    pin_timeout_ms: int = number(200)
     # Ends a lock that LMCache left behind.
     lock_ms: int = number(60000)
     read_threads: int = number(2)
