@@ -1,0 +1,109 @@
+"""Run a storm; the numbers of what happened. Fails if anything was wrong, or if something that it is for never happened."""
+
+import argparse
+import faulthandler
+import gc
+import os
+import sys
+import tempfile
+import time
+
+# The store process has what it needs of a sanitizer in itself.
+os.environ.pop("LD_PRELOAD", None)
+
+from .memory import Slots  # noqa: E402
+from .stores import Embedded, Served  # noqa: E402
+from .tally import Tally  # noqa: E402
+from .threads import Storm  # noqa: E402
+
+# What has to have happened in any storm, and what in a long one.
+ALWAYS = (
+    "hit: dram, attached",
+    "hit: dram, embedded",
+    "hit: part of an object",
+    "miss: absent",
+    "put stored",
+    "put present",
+    "put_group stored",
+    "put_pages stored",
+    "put_pages in parts waiting",
+    "put of a group waiting",
+    "begin_group",
+    "exists",
+    "exists_prefix",
+    "exists_groups",
+    "pin",
+    "lease",
+    "register",
+    "remove",
+    "flush",
+    "events",
+    "signal: SIGALRM",
+    "signal: SIGINT",
+    "signal: SIGUSR1",
+    "interrupted in a call",
+    "cancelled while it was under way",
+    "dropped while it was under way",
+    "not moved while a call had it",
+    "ended without its memory",
+    "error: busy",
+    "slots looked at",
+)
+LONG = (
+    "hit: ssd, attached",
+    "hit: ssd, embedded",
+    "miss: late",
+    "put_group present",
+    "put_group waiting",
+    "put_pages in parts stored",
+    "commit of a group stored",
+    "commit of a group waiting",
+    "abort of a group",
+    "missing of a group",
+    "release",
+    "release of memory",
+    "clear",
+    "stats",
+    "reopened: embedded",
+    "reopened: attached",
+    "killed: the store process",
+    "error: closed",
+    "error: unavailable",
+)
+LONG_FROM = 50_000
+
+
+def main(given: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("storm")
+    parser.add_argument("--operations", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--limit", type=int, default=3600, help="seconds, after which it says where each thread is and gives up")
+    options = parser.parse_args(given)
+    faulthandler.dump_traceback_later(options.limit, exit=True)
+    began, tally = time.monotonic(), Tally()
+    with tempfile.TemporaryDirectory() as directory:
+        homes = [Embedded(tally, Slots(256, tally), directory), Served(tally, Slots(256, tally, shared=True), directory)]
+        Storm(options.seed, options.operations, homes, tally).run()
+        for home in homes:
+            home.close()
+        gc.collect()
+        for home in homes:
+            held = home.slots.look_at_all()
+            if held and not tally.failures:
+                tally.fail(f"memory of calls that are over is held: {held} slots, {home.name}")
+    faulthandler.cancel_dump_traceback_later()
+    counts = tally.counts()
+    for what, times in counts.items():
+        print(f"{times:9} {what}")
+    never = [what for what in ALWAYS + (LONG if options.operations >= LONG_FROM else ()) if not counts.get(what)]
+    if never and not tally.failures:
+        tally.fail("never happened: " + ", ".join(never))
+    for failure in tally.failures[:10]:
+        print(f"storm: {failure}")
+    word = "FAILED" if tally.failures else "clean"
+    print(f"storm: {word}, {counts.get('operations', 0)} operations, seed {options.seed}, {time.monotonic() - began:.0f} s")
+    return 1 if tally.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

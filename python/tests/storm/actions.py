@@ -1,0 +1,248 @@
+"""Calls at random, each with what has to be true of its result."""
+
+import random
+
+import pagelith
+
+from . import content
+from .calls import Call
+from .content import Object
+from .memory import place
+from .stores import Home
+from .tally import Tally
+
+
+class Actions:
+    """What one thread does."""
+
+    def __init__(self, rng: random.Random, home: Home, tally: Tally, tensors: bool) -> None:
+        self._rng, self._home, self._tally, self._tensors = rng, home, tally, tensors
+
+    def call(self) -> Call:
+        return self._rng.choices(_ACTIONS, _WEIGHTS)[0](self)
+
+    # How.
+
+    def _timeout(self) -> float:
+        return self._rng.choice((0, 0.0001, 0.001, 0.01, 5, 5, 5, 5, 5))
+
+    def _how(self) -> dict:
+        how = {"timeout": self._timeout()}
+        if self._rng.random() < 0.2:
+            how["depth"] = self._rng.randrange(100)
+        return how
+
+    def _put_how(self) -> dict:
+        return {**self._how(), "wait": self._rng.choice((0, 0.0005, 0.005, 0.05))}
+
+    # Memory.
+
+    def _sources(self, objects: list[Object]) -> list:
+        places = [place(self._rng, self._home.slots, each.length, self._tensors) for each in objects]
+        for each, there in zip(objects, places, strict=True):
+            there.fill(each.content)
+        return places
+
+    def _put(self, name: str, objects: list[Object], body, states=None) -> Call:
+        def check(result, places, spoiled):
+            for outcome in result if isinstance(result, list) else [result]:
+                self._tally.count(f"{name} {outcome.state}")
+                if outcome.error is not None:
+                    self._tally.error(name, outcome.error, spoiled)
+            if spoiled:
+                return
+            for each, there in zip(objects, places, strict=True):
+                if there.bytes != each.content:
+                    self._tally.fail(f"{name} changed what it read {each}")
+
+        return Call(name, body, self._sources(objects), check)
+
+    def _told(self, name: str, body, check=lambda result: None, whole: bool = False) -> Call:
+        """A call without memory."""
+
+        def looked(result, _places, _spoiled):
+            self._tally.count(name)
+            check(result)
+
+        return Call(name, body, check=looked, whole=whole)
+
+    # Reading.
+
+    def get(self) -> Call:
+        store, rng, how = self._home.store, self._rng, self._how()
+        objects = [content.anything(rng) for _ in range(rng.choice((1, 1, 4, 16)))]
+        ranges: list[tuple[int, int] | None] = [None] * len(objects)
+        if rng.random() < 0.3:
+            ranges = [self._range(each) for each in objects]
+        spans = [span or (0, each.length) for each, span in zip(objects, ranges, strict=True)]
+        places = [place(rng, self._home.slots, to - start, self._tensors) for start, to in spans]
+
+        def body(given):
+            return store.get([each.key for each in objects], given, ranges=ranges, **how)
+
+        def check(result, places, spoiled):
+            for at, outcome in enumerate(result):
+                if outcome.error is not None:
+                    self._tally.error("get", outcome.error, spoiled)
+                elif not outcome:
+                    self._tally.count(f"miss: {outcome.cause}")
+                else:
+                    start, to = spans[at]
+                    self._tally.count(f"hit: {outcome.tier}, {self._home.name}")
+                    self._tally.count("hit: part of an object", int(ranges[at] is not None))
+                    if not spoiled and (there := places[at].bytes) != (right := objects[at].content[start:to]):
+                        differ = [at for at in range(to - start) if there[at] != right[at]]
+                        where = f"{len(differ)} bytes differ, from {differ[0]} to {differ[-1]}: {there[differ[0] :][:16].hex()}"
+                        self._tally.fail(f"other bytes {objects[at]} {spans[at]} {self._home.name} {outcome!r} {where}")
+
+        return Call("get", body, places, check, writes=True)
+
+    def _range(self, each: Object) -> tuple[int, int]:
+        start = self._rng.randrange(each.length)
+        return start, self._rng.randrange(start, each.length) + 1
+
+    def exists(self) -> Call:
+        store, rng, how = self._home.store, self._rng, self._how()
+        keys = [content.anything(rng).key for _ in range(rng.choice((1, 20, 300)))]
+        if rng.random() < 0.5:
+            return self._told("exists", lambda _: store.exists(keys, **how))
+        return self._told("exists_prefix", lambda _: store.exists_prefix(keys, **how))
+
+    def exists_groups(self) -> Call:
+        store, how, pages = self._home.store, self._how(), content.BASED[:20]
+        names = [page.to_bytes(32, "little") for page in pages]
+        state = pagelith.PoolQuery.trailing_pages([Object(0, 0, "ssm", "mamba").key])
+
+        def check(found):
+            if not found.usable_pages <= found.anchor_pages <= len(pages):
+                self._tally.fail(f"no lengths {found.usable_pages} {found.anchor_pages}")
+
+        return self._told("exists_groups", lambda _: store.exists_groups(names, [Object(0, 0).key], [state], **how), check)
+
+    # Writing.
+
+    def put(self) -> Call:
+        store, how, rng = self._home.store, self._put_how(), self._rng
+        objects = [content.single(rng) for _ in range(rng.choice((1, 1, 4, 16)))]
+        return self._put("put", objects, lambda given: store.put([each.key for each in objects], given, **how))
+
+    def put_group(self) -> Call:
+        store, how = self._home.store, self._put_how()
+        if self._rng.random() < 0.5:
+            base, state = content.based(self._rng)
+            if self._rng.random() < 0.5:
+                return self._put("put", [base], lambda given: store.put([base.key], given, **how))
+            return self._put("put_group", [state], lambda given: store.put_group([state.key], given, base=base.key, **how))
+        objects = content.groups(self._rng, 1)[0]
+        return self._put("put_group", objects, lambda given: store.put_group([each.key for each in objects], given, **how))
+
+    def put_pages(self) -> Call:
+        store, how, rng = self._home.store, self._put_how(), self._rng
+        pages = content.groups(rng, rng.choice((1, 3)))
+        if rng.random() < 0.5:
+            objects = [each for page in pages for each in page]
+            return self._put("put_pages", objects, lambda given: store.put_pages([each.key for each in objects], given, **how))
+        # Parts of groups, which are whole with the other part.
+        which = rng.randrange(2)
+        parts, required = [page[which] for page in pages], [each.key for each in pages[0]]
+
+        def body(given):
+            return store.put_pages([each.key for each in parts], given, required=required, **how)
+
+        return self._put("put_pages in parts", parts, body)
+
+    def begin_group(self) -> Call:
+        store, how, page = self._home.store, self._how(), content.groups(self._rng, 1)[0]
+        return self._told("begin_group", lambda _: self._home.hold((store.begin_group([each.key for each in page], **how), page)))
+
+    def go_on_with_group(self) -> Call:
+        """Put some of a group that was begun, commit it, give it up, or forget it."""
+        held = self._home.held(self._rng, tuple)
+        if held is None:
+            return self.begin_group()
+        (group, page), how, what = held, self._put_how(), self._rng.random()
+        if what < 0.6:
+            objects = self._rng.choice((page, page[:1], page[1:]))
+            return self._put("put of a group", objects, lambda given: group.put([each.key for each in objects], given, **how))
+        if what < 0.7:
+            return self._told("missing of a group", lambda _: group.missing())
+        if what < 0.9:
+            return self._put("commit of a group", [], lambda _: group.commit(**how))
+        return self._told("abort of a group", lambda _: group.abort())
+
+    # Holding.
+
+    def pin(self) -> Call:
+        store, rng, timeout = self._home.store, self._rng, self._timeout()
+        keys = [content.anything(rng).key for _ in range(rng.choice((1, 5)))]
+        if rng.random() < 0.3:
+            seconds = rng.choice((0, 0.001, 0.1))
+            return self._told("lease", lambda _: store.lease(keys, seconds, timeout=timeout))
+        return self._told("pin", lambda _: self._home.hold(store.pin(keys, timeout=timeout)))
+
+    def let_go(self) -> Call:
+        pin = self._home.held(self._rng, pagelith.Pin)
+        if pin is None:
+            return self.pin()
+        if self._rng.random() < 0.5:
+            return self._told("release", lambda _: pin.release())
+        return self._told("is it held", lambda _: pin.held)
+
+    def register(self) -> Call:
+        store, held = self._home.store, self._home.held(self._rng, pagelith.Registration)
+        if held is not None and self._rng.random() < 0.5:
+            return self._told("release of memory", lambda _: held.release())
+        # All that calls have views of, or something that goes as soon as it is let go of.
+        memory = self._home.slots.memory if self._rng.random() < 0.5 else bytearray(self._rng.choice((100, 1 << 20)))
+        return self._told("register", lambda _: self._home.hold(store.register(memory)))
+
+    # Ending.
+
+    def remove(self) -> Call:
+        store, rng, timeout = self._home.store, self._rng, self._timeout()
+        keys = [content.anything(rng).key for _ in range(rng.choice((1, 5)))]
+        return self._told("remove", lambda _: store.remove(keys, timeout=timeout))
+
+    def clear(self) -> Call:
+        store, space, timeout = self._home.store, self._rng.choice(content.SPACES), self._timeout()
+        return self._told("clear", lambda _: store.clear(space, timeout=timeout))
+
+    def flush(self) -> Call:
+        store, timeout = self._home.store, self._timeout()
+        return self._told("flush", lambda _: store.flush(timeout=timeout))
+
+    def look(self) -> Call:
+        store, timeout = self._home.store, self._timeout()
+        if self._rng.random() < 0.3:
+            return self._told("stats", lambda _: store.stats())
+
+        def check(result):
+            told, lost = result
+            self._tally.count("events", len(told))
+            self._tally.count("events lost", lost)
+
+        return self._told("take_events", lambda _: store.take_events(1000, timeout=timeout), check)
+
+    def reopen(self) -> Call:
+        return self._told("reopen", lambda _: self._home.reopen(self._rng), whole=True)
+
+
+_OFTEN = [
+    (Actions.get, 400),
+    (Actions.put, 200),
+    (Actions.put_group, 50),
+    (Actions.put_pages, 50),
+    (Actions.begin_group, 25),
+    (Actions.go_on_with_group, 60),
+    (Actions.exists, 60),
+    (Actions.exists_groups, 10),
+    (Actions.pin, 20),
+    (Actions.let_go, 20),
+    (Actions.register, 10),
+    (Actions.remove, 15),
+    (Actions.clear, 1),
+    (Actions.flush, 8),
+    (Actions.look, 20),
+    (Actions.reopen, 2),
+]
+_ACTIONS, _WEIGHTS = [action for action, _ in _OFTEN], [weight for _, weight in _OFTEN]

@@ -1,0 +1,189 @@
+"""Memory of calls.
+
+A slot is a piece of a region that is never unmapped. From the moment when nothing refers to it any more, a call under way included,
+it holds a pattern, until it is taken again: then the pattern is looked for. Slots come back in the order in which they were let go,
+so that each waits for a while.
+"""
+
+import collections
+import ctypes
+import mmap
+import os
+import random
+import weakref
+
+from test_tensors import DESTRUCTOR, NEW, Structure
+
+SLOT = 64 << 10
+_PATTERN = b"\xa5" * SLOT
+
+
+class _Gone(weakref.ref):
+    """Tells of the end of a view. What is told is a C function: no signal's handler can come between."""
+
+    __slots__ = ("slot",)
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+class Slots:
+    def __init__(self, count: int, tally, shared: bool = False) -> None:
+        self.fd = os.memfd_create("storm") if shared else -1
+        if shared:
+            os.ftruncate(self.fd, count * SLOT)
+        self.memory = mmap.mmap(self.fd, count * SLOT)
+        self.memory[:] = _PATTERN * count
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self._all = memoryview(self.memory)
+        self._tally = tally
+        self._free = collections.deque(range(count))
+        self._gone: collections.deque[_Gone] = collections.deque()
+        self._watched: dict[int, _Gone] = {}
+        self.count = count
+
+    def take(self, length: int) -> memoryview | None:
+        """A view of a free slot's first bytes; `None` if there is none."""
+        self.settle()
+        try:
+            slot = self._free.popleft()
+        except IndexError:
+            return None
+        self._look(slot)
+        view = self._all[slot * SLOT : slot * SLOT + length]
+        gone = _Gone(view, self._gone.append)
+        gone.slot = slot
+        self._watched[slot] = gone
+        return view
+
+    def settle(self) -> None:
+        """Lay the pattern over what was let go."""
+        while True:
+            try:
+                slot = self._gone.popleft().slot
+            except IndexError:
+                return
+            self._watched.pop(slot, None)
+            self._all[slot * SLOT : (slot + 1) * SLOT] = _PATTERN
+            self._free.append(slot)
+
+    def look(self) -> None:
+        """Look at the slot that has been free for longest."""
+        try:
+            slot = self._free.popleft()
+        except IndexError:
+            return
+        self._look(slot)
+        self._free.append(slot)
+
+    def look_at_all(self) -> int:
+        """Look at each that is free; how many are not."""
+        self.settle()
+        for slot in list(self._free):
+            self._look(slot)
+        return self.count - len(self._free)
+
+    def _look(self, slot: int) -> None:
+        self._tally.count("slots looked at")
+        there = self._all[slot * SLOT : (slot + 1) * SLOT]
+        if there != _PATTERN:
+            wrong = [at for at, byte in enumerate(there) if byte != _PATTERN[0]]
+            first, last = wrong[0], wrong[-1] + 1
+            start = bytes(there[first : first + 16]).hex()
+            self._tally.fail(f"memory was written after it was let go, bytes {first} to {last} of a slot: {start}")
+
+
+class _Lent:
+    """A tensor over a view, for one call. The view is held until its capsule goes."""
+
+    held: dict[int, "_Lent"] = {}
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+        self.shape = (ctypes.c_int64 * 1)(len(view))
+        self.structure = Structure(
+            data=ctypes.addressof(ctypes.c_char.from_buffer(view)),
+            device_type=1,
+            ndim=1,
+            code=1,
+            bits=8,
+            lanes=1,
+            shape=ctypes.cast(self.shape, ctypes.POINTER(ctypes.c_int64)),
+        )
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def __dlpack__(self) -> object:
+        at = ctypes.addressof(self.structure)
+        _Lent.held[at] = self
+        return NEW(at, b"dltensor", _drop)
+
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]
+
+
+@DESTRUCTOR
+def _drop(capsule: int) -> None:
+    _Lent.held.pop(_pointer(capsule, b"dltensor"), None)
+
+
+class Place:
+    """Where an object's bytes are read from, or are to be written."""
+
+    def __init__(self, given, views, heap=()) -> None:
+        # What a call is given, the memory behind it, and what of that Python frees.
+        self.given, self.views, self.heap = given, views, list(heap)
+        # Memory by its address is the caller's to hold.
+        self.may_be_dropped = not isinstance(given, tuple)
+
+    @property
+    def bytes(self) -> bytes:
+        return b"".join(self.views)
+
+    def fill(self, content: memoryview) -> None:
+        at = 0
+        for view in self.views:
+            view[:] = content[at : at + len(view)]
+            at += len(view)
+
+    def empty(self) -> None:
+        """Take what was given from under whoever has it."""
+        if isinstance(self.given, list):
+            self.given.clear()
+        self.given, self.views, self.heap = None, [], []
+
+
+FORMS = ("view", "view", "heap", "heap", "scattered", "scattered", "address", "tensor")
+
+
+def place(rng: random.Random, slots: Slots, length: int, tensors: bool = True) -> Place:
+    """Memory for so many bytes, in some form."""
+    form = rng.choice(FORMS)
+    if length > SLOT or form == "scattered":
+        return _scattered(rng, slots, length)
+    view = None if form == "heap" else slots.take(length)
+    if view is None:
+        heap = bytearray(length)
+        return Place(heap, [heap], [heap])
+    if form == "address":
+        # It is the caller who holds that.
+        return Place((ctypes.addressof(ctypes.c_char.from_buffer(view)), length), [view])
+    if form == "tensor" and tensors:
+        return Place(_Lent(view), [view])
+    return Place(view, [view])
+
+
+def _scattered(rng: random.Random, slots: Slots, length: int) -> Place:
+    views: list = []
+    while length:
+        some = min(length, SLOT, rng.choice((1, 100, 4096, SLOT, SLOT)))
+        view = slots.take(some) if rng.random() < 0.6 else None
+        views.append(bytearray(some) if view is None else view)
+        length -= some
+        if len(views) == 8 and length:
+            views.append(bytearray(length))
+            break
+    if rng.random() < 0.2:
+        views.insert(rng.randrange(len(views) + 1), bytearray())
+    return Place(list(views), views, [view for view in views if isinstance(view, bytearray)])
