@@ -292,12 +292,18 @@ class Adapter(unittest.TestCase):
         chunks, into = keys(20), [Memory() for _ in range(20)]
         self.store(adapter, chunks, [Memory(n) for n in range(20)])
         self.assertEqual((self.look(adapter, chunks[:10]), self.look(adapter, chunks)), ([1] * 10, [1] * 20))
-        asked, real = [], adapter._store.pin
-        adapter._pins._store = types.SimpleNamespace(pin=lambda names, timeout: (asked.append(timeout), real(names, timeout=timeout))[1])
+        asked, waited, real = [], [], adapter._store
+        adapter._pins._store = types.SimpleNamespace(pin=lambda names, timeout: (asked.append(timeout), real.pin(names, timeout=timeout))[1])
+        exists = lambda names, timeout=None: (waited.append(timeout), real.exists(names, timeout=timeout))[1]  # noqa: E731
+        adapter._store = types.SimpleNamespace(
+            exists=exists, put=real.put, get=real.get, remove=real.remove, stats=real.stats, close=real.close
+        )
         process.child.send_signal(signal.SIGSTOP)
         with self.assertLogs("pagelith.lmcache") as told:
             self.assertEqual(self.load(adapter, chunks[:10], into[:10]), [0] * 10)
             self.assertEqual(self.look(adapter, chunks[10:]), [0] * 10)
+            # What the pin has taken of the time is gone.
+            self.assertLessEqual(waited[0], 0.2)
             # It could not be pinned: that is not tried again for now.
             self.assertEqual((self.look(adapter, chunks[10:]), asked), ([0] * 10, [0.1]))
             self.assertEqual(len([line for line in told.output if "not pinned" in line]), 1)

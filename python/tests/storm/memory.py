@@ -161,7 +161,7 @@ def place(rng: random.Random, slots: Slots, length: int, tensors: bool = True) -
     """Memory for so many bytes, in some form."""
     form = rng.choice(FORMS)
     if length > SLOT or form == "scattered":
-        return _scattered(rng, slots, length)
+        return _scattered(rng, slots, length, tensors)
     view = None if form == "heap" else slots.take(length)
     if view is None:
         heap = bytearray(length)
@@ -174,16 +174,20 @@ def place(rng: random.Random, slots: Slots, length: int, tensors: bool = True) -
     return Place(view, [view])
 
 
-def _scattered(rng: random.Random, slots: Slots, length: int) -> Place:
+def _scattered(rng: random.Random, slots: Slots, length: int, tensors: bool) -> Place:
     views: list = []
+    given: list = []
     while length:
         some = min(length, SLOT, rng.choice((1, 100, 4096, SLOT, SLOT)))
         view = slots.take(some) if rng.random() < 0.6 else None
         views.append(bytearray(some) if view is None else view)
+        # A call has the list, and holds by itself what is in it.
+        given.append(_Lent(view) if view is not None and tensors and rng.random() < 0.3 else views[-1])
         length -= some
         if len(views) == 8 and length:
             views.append(bytearray(length))
+            given.append(views[-1])
             break
     if rng.random() < 0.2:
-        views.insert(rng.randrange(len(views) + 1), bytearray())
-    return Place(list(views), views, [view for view in views if isinstance(view, bytearray)])
+        given.insert(rng.randrange(len(given) + 1), bytearray())
+    return Place(given, views, [view for view in views if isinstance(view, bytearray)])
