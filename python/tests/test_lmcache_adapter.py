@@ -241,6 +241,7 @@ class Adapter(unittest.TestCase):
 
     def serve(self, *flags):
         process = Process(f"unix:{self.home.name}/socket", *flags)
+        self.addCleanup(process.said.close)
         self.addCleanup(process.child.stdout.close)
         self.addCleanup(process.child.wait)
         self.addCleanup(process.child.kill)
