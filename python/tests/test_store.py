@@ -670,6 +670,12 @@ class Attached(Case):
         pinned, others = [key(n) for n in range(10)], [key(n) for n in range(100, 300)]
         with pagelith.Store.attach(process.address) as store:
             store.put(pinned, [content(n) for n in range(10)])
+            with pagelith.Store.attach(process.address) as leaving:
+                left = leaving.pin(pinned)
+            # It has gone with its client, though somebody has it.
+            self.assertTrue(any(store.stats()["objects_pinned"] == 0 for _ in range(1_000_000)))
+            self.assertFalse(left.held)
+            left.release()
             with store.pin([*pinned, key(99)]) as pin:
                 self.assertEqual((pin.objects, pin.held, store.stats()["objects_pinned"]), (10, True, 10))
                 self.assertTrue(all(store.put(others, [content(1)] * 200)))
