@@ -107,6 +107,22 @@ class Lives(Home):
                     self.assertEqual(self.live("read", adapter), {"hits": [ALL] * 4, "from_l2": 96, "wrong": 0})
                 self.assertEqual(parts.read(other, parts.rows(ALL)), ([ALL] * 4, 96, 0))
 
+    def test_what_is_looked_up_in_a_store_process_is_pinned_there_until_it_was_read(self):
+        with self.store_process() as (adapter, _), parts.manager(adapter) as storage:
+            parts.write(storage, parts.rows(ALL))
+            asked, row = parts.adapter_of(storage), parts.rows(ALL)[0]
+            pinned = lambda: asked.report_status()["stats"]["objects_pinned"]  # noqa: E731
+            task = asked.submit_lookup_and_lock_task(row.keys, {0: parts.LAYOUTS[0]})
+            self.assertEqual(parts.wait(lambda: asked.query_lookup_and_lock_result(task)).get_indices_list(), list(range(len(row.keys))))
+            self.assertEqual(pinned(), len(row.keys))
+            asked.submit_unlock(row.keys)
+            parts.wait(lambda: pinned() == 0)
+            # LMCache's own controllers let go of what they have read.
+            storage.clear(force=True)
+            self.assertEqual(parts.read(storage, parts.rows(ALL)), ([ALL] * 4, 96, 0))
+            parts.wait(lambda: pinned() == 0 and asked.report_status()["pins_to_be_released"] == 0)
+            self.assertEqual((asked.report_status()["locked_key_count"], asked.report_status()["pins_taken"]), (0, True))
+
     def test_a_store_process_that_ends_costs_misses(self):
         with self.store_process() as (adapter, store), parts.manager(adapter) as storage:
             parts.write(storage, parts.rows(ALL))
