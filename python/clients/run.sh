@@ -18,5 +18,6 @@ for engine in $engines; do
     bin=$dir/$engine/bin
     "$bin/pip" install --quiet --disable-pip-version-check --force-reinstall --no-deps --no-index "$out/python/wheels"/pagelith-*.whl
     # SGLang builds its hash helper with ninja when it is first used.
-    PATH="$bin:$PATH" "$bin/python" -W ignore -m unittest --verbose "test_$engine"
+    modules=(test_"$engine"*.py)
+    PATH="$bin:$PATH" "$bin/python" -W ignore -m unittest --verbose "${modules[@]%.py}"
 done

@@ -12,22 +12,24 @@ from sglang_parts import PAGE
 WAIT = 60
 
 
-def tokens_of(prompt, pages):
-    return [prompt * 100_000 + n for n in range(pages * PAGE)]
+def tokens_of(prompt, pages, page=PAGE):
+    return [prompt * 100_000 + n for n in range(pages * page)]
 
 
-def hashes_of(tokens):
-    return get_storage_hash_str(tokens, None, page_size=PAGE)
+def hashes_of(tokens, page=PAGE):
+    return get_storage_hash_str(tokens, None, page_size=page)
 
 
 def content(seed, length):
     return random.Random(seed).randbytes(length)
 
 
-def pieces(host, indices, split=0):
-    if split:
-        return list(zip(*host.get_split_heads_page_buffer_meta(indices, split)))
+def pieces(host, indices):
     return list(zip(*host.get_page_buffer_meta(indices)))
+
+
+def pieces_of_a_page(host):
+    return len(pieces(host, slots(0, 1, host.page_size)))
 
 
 def fill(host, indices, seed):
@@ -48,7 +50,7 @@ def slots(first, count, size=PAGE):
 def backup(controller, indices, tokens, extra_pools=None):
     """Back pages up; how many tokens the controller says are stored."""
     more = {} if extra_pools is None else {"extra_pools": extra_pools}
-    controller.write_storage(indices, tokens, hash_value=hashes_of(tokens), **more)
+    controller.write_storage(indices, tokens, hash_value=hashes_of(tokens, controller.page_size), **more)
     return controller.ack_backup_queue.get(timeout=WAIT).completed_tokens
 
 
@@ -83,3 +85,8 @@ def each_page(name):
 def last_pages(name, indices, keys):
     """A pool that has state for the last pages alone."""
     return PoolTransfer(name=name, host_indices=indices, keys=keys, hit_policy=PoolHitPolicy.TRAILING_PAGES)
+
+
+def same_pages(name, source, keys):
+    """A pool that has state in the slots of another one that has it for the last pages alone."""
+    return PoolTransfer(name=name, keys=keys, hit_policy=PoolHitPolicy.TRAILING_PAGES, indices_from_pool=source)

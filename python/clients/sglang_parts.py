@@ -1,8 +1,10 @@
 """SGLang's own memory pools, host pools and cache controllers, on a machine without a GPU.
 
-What stands in: the allocator, of which the controllers ask only the device pool. The parallel layout is `place`d.
+What stands in: the allocator, of which the controllers ask only the device pool. The parallel layout is `place`d, and the
+configuration is one that SGLang makes of flags.
 """
 
+import json
 import os
 import tempfile
 import threading
@@ -15,23 +17,34 @@ from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.pool_host.common import get_allocator_type
 from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost, make_dsa_indexer_pool_decl
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_parallel, publish
+from sglang.srt.server_args import ServerArgs
 
 PAGE = 64
 TOKENS = 64 * PAGE
 LAYERS = 4
 
 
+def configure(extra, layout="page_first", page=PAGE, backend="dynamic"):
+    """Have SGLang make a server's configuration of its flags, of which host pools read their allocator and layout."""
+    flags = dict(hicache_storage_backend=backend, hicache_storage_backend_extra_config=json.dumps(extra), hicache_mem_layout=layout)
+    flags.update(hicache_io_backend="direct", hicache_ratio=2.0, page_size=page, enable_hierarchical_cache=True)
+    publish(ServerArgs(model_path="none", device="cpu", **flags), role="scheduler")
+
+
 def place(**changed):
     """Say which rank this is, of how many: 0 of 1."""
-    sizes = dict.fromkeys(("tp", "pp", "attn_tp", "attn_dp", "attn_dcp", "attn_cp"), 1)
-    ranks = dict.fromkeys((f"{name}_rank" for name in sizes), 0)
-    values = {**{f"{name}_size": size for name, size in sizes.items()}, **ranks, **changed}
+    sizes = dict.fromkeys(("tp", "pp", "attn_tp", "attn_dp", "attn_dcp", "attn_cp", "moe_ep", "moe_dp"), 1)
+    ranks = dict.fromkeys((f"{name}_rank" for name in sizes if not name.startswith("moe")), 0)
+    values = {**{f"{name}_size": size for name, size in sizes.items()}, **ranks, "dp_rank": None, **changed}
+    # Experts are the layout's business alone, which has to add up.
+    values["moe_tp_size"] = values["tp_size"]
     get_parallel().override_permanently(**values)
 
 
@@ -43,15 +56,15 @@ def one_rank_group():
     return torch.distributed.group.WORLD
 
 
-def capacity(device_pool):
-    return dict(device_capacity_tokens=device_pool.size, start_layer=0, end_layer=LAYERS)
+def capacity(device_pool, first=0):
+    return dict(device_capacity_tokens=device_pool.size, start_layer=first, end_layer=first + LAYERS)
 
 
-def mha(layout, heads=2, head_dim=32, pages=TOKENS // PAGE):
+def mha(layout, heads=2, head_dim=32, pages=TOKENS // PAGE, first=0):
     device = MHATokenToKVPool(pages * PAGE, PAGE, torch.bfloat16, heads, head_dim, LAYERS, "cpu", False)
     info = device._mha_buffer_info()
     host = MHATokenToKVPoolHost(
-        info, 1.0, 0, PAGE, layout, pin_memory=False, **capacity(device)
+        info, 1.0, 0, PAGE, layout, pin_memory=False, allocator_type=get_allocator_type(), **capacity(device, first)
     )
     return device, host
 
@@ -65,13 +78,15 @@ def mla(layout, dsa=False):
         device = MLATokenToKVPool(TOKENS, PAGE, torch.bfloat16, 64, 16, LAYERS, "cpu", False)
     info = device._mla_buffer_info()
     host = MLATokenToKVPoolHost(
-        info, 1.0, 0, PAGE, layout, pin_memory=False, target_layer_num=LAYERS, **capacity(device)
+        info, 1.0, 0, PAGE, layout, pin_memory=False, allocator_type=get_allocator_type(), target_layer_num=LAYERS, **capacity(device)
     )
     return device, host
 
 
 def indexer(device, anchor):
-    return DSAIndexerPoolHost(make_dsa_indexer_pool_decl(device), anchor, pin_memory=False)
+    return DSAIndexerPoolHost(
+        make_dsa_indexer_pool_decl(device), anchor, pin_memory=False, allocator_type=get_allocator_type()
+    )
 
 
 def mamba(slots=32, layout="page_first"):
@@ -79,24 +94,26 @@ def mamba(slots=32, layout="page_first"):
         temporal=torch.zeros(LAYERS, slots, 4, 16, 16, dtype=torch.float32),
         conv=[torch.zeros(LAYERS, slots, 64, 3, dtype=torch.bfloat16)],
     )
-    return MambaPoolHost(info, 1.0, 0, device_capacity=slots, pin_memory=False, layout=layout)
+    return MambaPoolHost(
+        info, 1.0, 0, device_capacity=slots, pin_memory=False, layout=layout, allocator_type=get_allocator_type()
+    )
 
 
-def plain(device, host, extra, backend="dynamic", **more):
-    """The controller of a model whose state is KV alone."""
+def plain(device, host, extra, backend="dynamic", group=None, **more):
+    """The controller of a model whose state is KV alone; `group` is of the ranks of tensor parallelism."""
     return HiCacheController(
-        SimpleNamespace(get_kvcache=lambda: device), host, PAGE, one_rank_group(), threading.Event(),
+        SimpleNamespace(get_kvcache=lambda: device), host, PAGE, group or one_rank_group(), threading.Event(),
         write_policy="write_through", io_backend="direct", storage_backend=backend, prefetch_threshold=PAGE,
         model_name="a/model", storage_backend_extra_config=dict(extra), **more,
     )
 
 
-def hybrid(device, anchor, sidecars, extra, **more):
+def hybrid(device, anchor, sidecars, extra, group=None, **more):
     """The controller of a model whose pages have state in several pools."""
     entries = [PoolEntry(PoolName.KV, anchor, device, lambda layer: layer, is_primary_index_anchor=True)]
     entries += [PoolEntry(name, host, device, lambda layer: layer) for name, host in sidecars]
     return HybridCacheController(
-        SimpleNamespace(get_kvcache=lambda: device), HostPoolGroup(entries), PAGE, one_rank_group(), threading.Event(),
+        SimpleNamespace(get_kvcache=lambda: device), HostPoolGroup(entries), PAGE, group or one_rank_group(), threading.Event(),
         write_policy="write_through", io_backend="direct", storage_backend="dynamic", prefetch_threshold=PAGE,
         model_name="a/model", storage_backend_extra_config=dict(extra), **more,
     )

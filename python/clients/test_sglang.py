@@ -4,168 +4,31 @@ Run by clients/run.sh. What each scenario writes is written by another process t
 `pagelith`, for the scenarios with a store process.
 """
 
-import glob
 import importlib.util
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
 
 import sglang_drive as drive
 import sglang_parts as parts
 from pagelith.compat import mooncake
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
-
-PAGES = 20
-HOME = tempfile.gettempdir()
-
-NAMED = {"backend_name": "pagelith", "module_path": "pagelith.sglang", "class_name": "HiCache", "interface_v1": 1}
-
-
-def embedded(directory, **more):
-    """The settings of a store in this process."""
-    ssd = {"dirs": [directory], "bytes": "256MiB", "segment_bytes": "16MiB"}
-    return {**NAMED, "store": {"dram": {"bytes": "64MiB"}, "index": {"max_objects": 100000}, "ssd": ssd}, **more}
-
-
-class Scenario:
-    """A model's pools: the controller over them, and which of them a page has."""
-
-    def __init__(self, make, split=0, **changed):
-        self.make, self.split, self.changed = make, split, changed
-
-    def controller(self, extra):
-        parts.place()
-        self.device, self.anchor, self.sidecars, self.trailing = self.make()
-        extra = {**extra, **self.changed}
-        if not self.sidecars and not self.trailing:
-            return parts.plain(self.device, self.anchor, extra)
-        return parts.hybrid(self.device, self.anchor, self.sidecars + self.trailing, extra)
-
-    def transfers(self, keys, slot):
-        """What a backup or prefetch of these pages has beside KV: None for nothing at all."""
-        each = [drive.each_page(name) for name, _ in self.sidecars]
-        some = [drive.last_pages(name, drive.slots(slot, 1, 1), keys[-1:]) for name, _ in self.trailing]
-        return each + some or None
-
-    def write(self, controller, prompt, pages=PAGES):
-        indices, tokens = drive.slots(3, pages), drive.tokens_of(prompt, pages)
-        drive.fill(self.anchor, indices, prompt)
-        for n, (_, host) in enumerate(self.sidecars):
-            drive.fill(host, indices, (prompt, n))
-        for n, (_, host) in enumerate(self.trailing):
-            drive.fill(host, drive.slots(5, 1, 1), (prompt, "last", n))
-        return drive.backup(controller, indices, tokens, self.transfers(drive.hashes_of(tokens), 5))
-
-    def read(self, controller, prompt, pages=PAGES):
-        """Tokens that were found and that were read, and how many pieces of those are wrong, with the pools of the last page."""
-        tokens, into = drive.tokens_of(prompt, pages), drive.slots(30, pages)
-        found, read, pools = drive.prefetch(controller, tokens, into, self.transfers(drive.hashes_of(tokens), 9))
-        here = read // parts.PAGE
-        bad = 0
-        if here:
-            bad += drive.wrong(self.anchor, drive.slots(30, PAGES), prompt, here * len(drive.pieces(self.anchor, drive.slots(0, 1))))
-            bad += sum(
-                drive.wrong(host, drive.slots(30, PAGES), (prompt, n), here * len(drive.pieces(host, drive.slots(0, 1))))
-                for n, (_, host) in enumerate(self.sidecars)
-            )
-        for n, (name, host) in enumerate(self.trailing):
-            if here and pools.get(name):
-                bad += drive.wrong(host, drive.slots(9, 1, 1), (prompt, "last", n))
-        return found, read, bad
-
-
-def mha(layout, **how):
-    return Scenario(lambda: (*parts.mha(layout), [], []), **how)
-
-
-def mla(layout):
-    return Scenario(lambda: (*parts.mla(layout), [], []))
-
-
-def with_indexer():
-    device, anchor = parts.mla("page_first", dsa=True)
-    return device, anchor, [(PoolName.INDEXER, parts.indexer(device, anchor))], []
-
-
-def with_mamba():
-    return *parts.mha("page_first"), [], [(PoolName.MAMBA, parts.mamba())]
-
-
-def with_draft():
-    _, draft = parts.mha("page_first", heads=1)
-    return *parts.mha("page_first"), [(PoolName.DRAFT, draft)], []
-
-
-def with_everything():
-    device, anchor = parts.mla("page_first", dsa=True)
-    _, draft = parts.mha("page_first_direct", heads=1)
-    each = [(PoolName.INDEXER, parts.indexer(device, anchor)), (PoolName.DRAFT, draft)]
-    return device, anchor, each, [(PoolName.MAMBA, parts.mamba())]
-
-
-SCENARIOS = {
-    "mha page_first": mha("page_first"),
-    "mha page_first_direct": mha("page_first_direct"),
-    "mha page_head": mha("page_head"),
-    "mha layer_first": mha("layer_first"),
-    "mha in head groups": Scenario(lambda: (*parts.mha("page_head", heads=4), [], []), tp_lcm_size=2),
-    "mla page_first": mla("page_first"),
-    "mla page_first_direct": mla("page_first_direct"),
-    "mla layer_first": mla("layer_first"),
-    "mha, the copying interface": mha("page_first", interface_v1=0),
-    "mla and indexer": Scenario(with_indexer),
-    "mha and mamba": Scenario(with_mamba),
-    "mha and draft": Scenario(with_draft),
-    "mla, indexer, draft and mamba": Scenario(with_everything),
-}
-
-
-def folder(home, name):
-    return os.path.join(home, name.replace(" ", "_").replace(",", ""))
-
-
-def write_all(home, end):
-    """Back all scenarios up, in a process of their own, and end as `end` says."""
-    for n, (name, scenario) in enumerate(SCENARIOS.items()):
-        controller = scenario.controller(embedded(folder(home, name)))
-        stored = scenario.write(controller, n)
-        assert stored == PAGES * parts.PAGE, (name, stored)
-        if end == "killed":
-            controller.storage_backend._store.flush()
-        else:
-            controller.detach_storage_backend()
-    if end == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def in_a_process(*arguments, ends=0, **environment):
-    command = [sys.executable, "-W", "ignore", os.path.abspath(__file__), *arguments]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
-    if done.returncode != ends:
-        raise AssertionError(f"{arguments} ended with {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}")
-
-
-class Case(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.home = tempfile.mkdtemp(dir=HOME)
-        cls.addClassCleanup(shutil.rmtree, cls.home, ignore_errors=True)
-
-    def setUp(self):
-        self.running = []
-
-    def tearDown(self):
-        for controller in self.running:
-            controller.detach_storage_backend()
-
-    def start(self, scenario, extra):
-        controller = scenario.controller(extra)
-        self.running.append(controller)
-        return controller
+from sglang_scenarios import (
+    NAMED,
+    PAGES,
+    SCENARIOS,
+    Case,
+    Scenario,
+    embedded,
+    flip,
+    folder,
+    in_a_process,
+    mha,
+    with_draft,
+    with_everything,
+)
 
 
 class AfterARestart(Case):
@@ -173,10 +36,11 @@ class AfterARestart(Case):
         for n, (name, scenario) in enumerate(SCENARIOS.items()):
             with self.subTest(name):
                 controller = self.start(scenario, embedded(folder(home, name)))
-                whole = PAGES * parts.PAGE
+                whole = scenario.whole
                 self.assertEqual(scenario.read(controller, n), (whole, whole, 0))
                 # Nobody else's prompt.
                 self.assertEqual(scenario.read(controller, n + 500)[:2], (0, 0))
+            self.end()
 
     def test_what_a_closed_store_had_is_read_by_the_next_process(self):
         in_a_process("write", self.home, "closed")
@@ -197,25 +61,12 @@ class AfterARestart(Case):
                 controller = self.start(scenario, embedded(folder(home, name)))
                 found, read, bad = scenario.read(controller, n)
                 self.assertEqual(bad, 0)
-                shorter += read < PAGES * parts.PAGE
+                shorter += read < scenario.whole
                 # What was missed by its bytes is not found again.
                 again = scenario.read(controller, n)
                 self.assertEqual((again[1], again[2]), (again[0], 0))
+            self.end()
         self.assertGreater(shorter, len(SCENARIOS) // 2, "flips that nothing noticed show nothing")
-
-
-def flip(directory, seed):
-    """Turn a bit in every 64 KiB of the payloads."""
-    for path in glob.glob(os.path.join(directory, "**", "*"), recursive=True):
-        if not os.path.isfile(path) or os.path.getsize(path) < 16 << 20:
-            continue
-        with open(path, "r+b") as file:
-            for at in range((1 << 20) + seed, os.path.getsize(path), 64 << 10):
-                file.seek(at)
-                byte = file.read(1)
-                if byte and byte != b"\0":
-                    file.seek(at)
-                    file.write(bytes([byte[0] ^ 4]))
 
 
 class Visible(Case):
@@ -314,6 +165,7 @@ class Visible(Case):
     def test_measures_are_handed_over_once(self):
         self.assertIsNone(self.backend.get_stats())
         extra = embedded(os.path.join(self.home, "measured"))
+        parts.configure(extra)
         parts.place()
         device, host = parts.mha("page_first")
         controller = parts.plain(device, host, extra, enable_storage_metrics=True)
@@ -332,16 +184,16 @@ class AtTheSameTime(Case):
         scenario = Scenario(with_draft)
         controller = self.start(scenario, embedded(os.path.join(self.home, "overlap")))
         for prompt in range(4):
-            self.assertEqual(scenario.write(controller, prompt), PAGES * parts.PAGE)
+            self.assertEqual(scenario.write(controller, prompt), scenario.whole)
         # Backups of new prompts lie in the queue while old ones are read.
         tokens = [drive.tokens_of(100 + n, PAGES) for n in range(30)]
         for prompt in tokens:
             keys = drive.hashes_of(prompt)
             controller.write_storage(drive.slots(3, PAGES), prompt, hash_value=keys, extra_pools=scenario.transfers(keys, 5))
         for turn in range(12):
-            self.assertEqual(scenario.read(controller, turn % 4), (PAGES * parts.PAGE, PAGES * parts.PAGE, 0))
+            self.assertEqual(scenario.read(controller, turn % 4), (scenario.whole, scenario.whole, 0))
         done = [controller.ack_backup_queue.get(timeout=drive.WAIT).completed_tokens for _ in tokens]
-        self.assertEqual(done, [PAGES * parts.PAGE] * 30)
+        self.assertEqual(done, [scenario.whole] * 30)
 
 
 class WhenCallsFail(Case):
@@ -349,53 +201,10 @@ class WhenCallsFail(Case):
         in_a_process("fail", os.path.join(self.home, "injected"), SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE="0.25")
 
 
-def fail(home):
-    """Back up and read while calls fail by chance."""
-    read = 0
-    for name in ("mha page_first", "mla, indexer, draft and mamba"):
-        scenario = SCENARIOS[name]
-        controller = scenario.controller(embedded(folder(home, name)))
-        assert type(controller.storage_backend).__name__ == "HiCacheStorageFailureInjector"
-        for prompt in range(12):
-            scenario.write(controller, prompt)
-        for prompt in range(12):
-            found, tokens, bad = scenario.read(controller, prompt)
-            assert bad == 0, (name, prompt)
-            read += tokens
-        controller.detach_storage_backend()
-    assert read > 0, "nothing at all was read"
-
-
-class StoreProcess:
-    """`pagelith serve` behind a Unix socket."""
-
-    def __init__(self, home):
-        os.makedirs(home, exist_ok=True)
-        self.address = "unix:" + os.path.join(home, "socket")
-        flags = ["--dir", os.path.join(home, "store"), "--dram", "64MiB", "--ssd", "256MiB"]
-        self.command = [os.environ["STORE_PROGRAM"], "serve", "--listen", self.address, *flags]
-        self.start()
-
-    def start(self):
-        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
-        line = self.process.stdout.readline()
-        if not line.startswith("listening "):
-            raise AssertionError(f"no store process: {line}")
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait()
-        self.process.stdout.close()
-
-
 class WithAStoreProcess(Case):
     def setUp(self):
         super().setUp()
-        if "STORE_PROGRAM" not in os.environ:
-            print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
-            self.skipTest("no STORE_PROGRAM")
-        self.store = StoreProcess(os.path.join(self.home, self.id().rsplit(".", 1)[1]))
-        self.addCleanup(self.store.stop)
+        self.store = self.serve()
 
     def extra(self):
         return {**NAMED, "attach": self.store.address}
@@ -404,21 +213,21 @@ class WithAStoreProcess(Case):
         for n, (name, scenario) in enumerate(SCENARIOS.items()):
             with self.subTest(name):
                 controller = self.start(scenario, self.extra())
-                self.assertEqual(scenario.write(controller, n), PAGES * parts.PAGE)
+                self.assertEqual(scenario.write(controller, n), scenario.whole)
                 controller.storage_backend._store.flush()
-        for controller in self.running:
-            controller.detach_storage_backend()
-        self.running = []
+            self.end()
         self.store.stop()
         self.store.start()
         for n, (name, scenario) in enumerate(SCENARIOS.items()):
             with self.subTest(name):
                 controller = self.start(scenario, self.extra())
-                whole = PAGES * parts.PAGE
+                whole = scenario.whole
                 self.assertEqual(scenario.read(controller, n), (whole, whole, 0))
+            self.end()
 
     def test_of_two_ranks_that_share_kv_one_writes_and_both_read(self):
         ranks = []
+        parts.configure(self.extra())
         for rank in range(2):
             parts.place(tp_size=2, tp_rank=rank, attn_tp_size=2, attn_tp_rank=rank)
             device, anchor = parts.mla("page_first", dsa=True)
@@ -426,10 +235,10 @@ class WithAStoreProcess(Case):
             controller = parts.hybrid(device, anchor, sidecars, self.extra())
             self.running.append(controller)
             scenario = Scenario(None)
-            scenario.anchor, scenario.sidecars, scenario.trailing = anchor, sidecars[:1], sidecars[1:]
+            scenario.anchor, scenario.sidecars, scenario.trailing, scenario.derived = anchor, sidecars[:1], sidecars[1:], []
             ranks.append((controller, scenario))
         self.assertEqual([controller.backup_skip for controller, _ in ranks], [False, True])
-        whole = PAGES * parts.PAGE
+        whole = scenario.whole
         # The second comes first: what it has of its own waits for the first one's KV.
         self.assertEqual(ranks[1][1].write(ranks[1][0], 1), whole)
         self.assertEqual(ranks[1][1].read(ranks[1][0], 1), (0, 0, 0))
@@ -460,13 +269,16 @@ class ThroughMooncakesInterface(Case):
         for name in ("mha page_first", "mla layer_first"):
             scenario = SCENARIOS[name]
             for turn in ("write", "read"):
+                # What the page's bytes lie in is any memory here.
+                parts.configure(extra, backend="file")
                 parts.place()
                 scenario.device, scenario.anchor, scenario.sidecars, scenario.trailing = scenario.make()
+                scenario.derived = []
                 controller = parts.plain(scenario.device, scenario.anchor, extra, backend="mooncake")
                 if turn == "write":
-                    self.assertEqual(scenario.write(controller, 1), PAGES * parts.PAGE)
+                    self.assertEqual(scenario.write(controller, 1), scenario.whole)
                 else:
-                    self.assertEqual(scenario.read(controller, 1), (PAGES * parts.PAGE, PAGES * parts.PAGE, 0))
+                    self.assertEqual(scenario.read(controller, 1), (scenario.whole, scenario.whole, 0))
                 # SGLang does not close a Mooncake client.
                 controller.storage_backend.store.close()
                 controller.detach_storage_backend()
@@ -497,16 +309,13 @@ class Misconfigured(Case):
         self.assert_refused(Scenario(unsaid), embedded(os.path.join(self.home, "unsaid")), "'indexer'", "--hicache-mem-layout")
 
     def test_ranks_that_read_what_another_wrote_need_a_store_process(self):
+        extra = embedded(os.path.join(self.home, "ranks"))
+        parts.configure(extra)
         parts.place(tp_size=2, attn_tp_size=2)
         with self.assertRaises(ValueError) as caught:
-            parts.plain(*parts.mla("page_first"), embedded(os.path.join(self.home, "ranks")))
+            parts.plain(*parts.mla("page_first"), extra)
         self.assertIn("pagelith serve", str(caught.exception))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["write"]:
-        write_all(*sys.argv[2:])
-    elif sys.argv[1:2] == ["fail"]:
-        fail(*sys.argv[2:])
-    else:
-        unittest.main()
+    unittest.main()

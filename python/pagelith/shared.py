@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
+
+from ._native import PagelithError
 
 if TYPE_CHECKING:
     from . import Store
 
 __all__ = ["mappings", "share_pool"]
+
+logger = logging.getLogger(__name__)
 
 
 def mappings(fd: int) -> list[tuple[int, int]]:
@@ -27,7 +32,10 @@ def mappings(fd: int) -> list[tuple[int, int]]:
 
 
 def share_pool(store: Store, host: Any) -> int:
-    """Let the store look at a host pool of SGLang's `shm` allocator; how many mappings that is. None for a pool in other memory."""
+    """Let the store look at a host pool of SGLang's `shm` allocator; how many mappings that is. None for a pool in other memory.
+
+    What the store cannot be shown, since it is shown as much as it takes, is said, and sent to it: that costs more, and is all.
+    """
     allocator = getattr(host, "allocator", None)
     fds = list(getattr(allocator, "fds", None) or [])
     first = getattr(host, "fd", None)
@@ -36,6 +44,9 @@ def share_pool(store: Store, host: Any) -> int:
     shared = 0
     for fd in fds:
         for address, length in mappings(fd):
-            store.share(fd, address, length)
-            shared += 1
+            try:
+                store.share(fd, address, length)
+                shared += 1
+            except PagelithError as error:
+                logger.warning("pagelith: %d bytes of host memory are not shown to the store process, but sent: %s", length, error)
     return shared

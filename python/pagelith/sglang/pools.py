@@ -52,8 +52,11 @@ class Placement:
     heads_of: int = 0
 
     def shard(self, sliced: bool) -> str:
-        """The name of what this rank has, where tensor parallelism slices it or not."""
-        slices = [("tp", self.tp)] * sliced + [("pp", self.pp), ("cp", self.cp)]
+        """The name of what this rank has, where tensor parallelism slices it or not.
+
+        What it does not slice is the same on all ranks of context parallelism, and SGLang writes it on one of them: it has one name.
+        """
+        slices = [*[("tp", self.tp)] * sliced, ("pp", self.pp), *[("cp", self.cp)] * sliced]
         named = "".join(f".{name}{rank}of{of}" for name, (rank, of) in slices if of > 1)
         return f"rank{named}" if sliced or named else "whole"
 
