@@ -3,8 +3,12 @@ is built. Against SGLang itself: `python/clients/`.
 """
 
 import ctypes
+import enum
 import hashlib
+import json
 import os
+import queue
+import subprocess
 import sys
 import tempfile
 import types
@@ -59,7 +63,49 @@ stand_in(
     PoolTransferResult=PoolTransferResult,
 )
 
+class Published(queue.Queue):
+    """SGLang's publisher of events, with what it was made of and what it was given."""
+
+    made = []
+
+    def __init__(self, config, rank):
+        if json.loads(config)["publisher"] != "zmq":
+            raise ValueError("Unknown event publisher")
+        super().__init__()
+        self.config, self.rank, self.ended = json.loads(config), rank, False
+        Published.made.append(self)
+
+    def publish(self, batch):
+        self.put(batch)
+
+    def shutdown(self):
+        self.ended = True
+
+
+class Medium(str, enum.Enum):
+    DISK = "DISK"
+    EXTERNAL = "EXTERNAL"
+
+
+parallel = types.SimpleNamespace(attn_dp_size=1, attn_dp_rank=0, dp_rank=3, tp_rank=0)
+stand_in("sglang.srt.disaggregation")
+stand_in(
+    "sglang.srt.disaggregation.kv_events",
+    BlockRemoved=lambda **fields: ("removed", fields),
+    BlockStored=lambda **fields: ("stored", fields),
+    EventPublisherFactory=types.SimpleNamespace(create=Published),
+    KVEventBatch=lambda ts, events: events,
+    StorageMedium=Medium,
+    is_kv_publisher_rank=lambda config: parallel.tp_rank == 0,
+    select_kv_publisher_dp_rank=lambda size, rank, dp_rank: rank if size > 1 else dp_rank or 0,
+)
+stand_in("sglang.srt.mem_cache.utils", hash_str_to_int64=lambda text: int.from_bytes(bytes.fromhex(text[:16]), "big", signed=True))
+stand_in("sglang.srt.runtime_context", get_parallel=lambda: parallel)
+
+import pagelith  # noqa: E402
 from pagelith.sglang import HiCache  # noqa: E402
+from pagelith.sglang.pools import Placement  # noqa: E402
+from pagelith.sglang.pools import Pool as Host  # noqa: E402
 
 PAGE = 4
 
@@ -125,10 +171,11 @@ class Case(unittest.TestCase):
     def config(self, extra=None, **changed):
         ssd = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": "64MiB", "segment_bytes": "4MiB"}
         store = {"dram": {"bytes": "8MiB"}, "index": {"max_objects": 10000}, "ssd": ssd}
+        given = {"backend_name": "pagelith", "interface_v1": 1, "store": store, **(extra or {})}
         one = dict(
             tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, dp_rank=0, dcp_size=1, is_mla_model=False,
             enable_storage_metrics=False, model_name="a/model", tp_lcm_size=None, should_split_heads=False,
-            extra_config={"backend_name": "pagelith", "interface_v1": 1, "store": store, **(extra or {})},
+            extra_config={name: value for name, value in given.items() if value is not None},
         )
         return types.SimpleNamespace(**{**one, **changed})
 
@@ -235,6 +282,208 @@ class Pages(Case):
             self.assertEqual((backend.batch_exists(pages), backend.batch_exists_v2(pages, []).kv_hit_pages), (0, 0))
 
 
+class Listener:
+    """Believes what it is told, as a router does."""
+
+    def __init__(self, backend):
+        self.backend, self.there = backend, {"dram": set(), "ssd": set()}
+
+    def listen(self):
+        """What it was told."""
+        events = self.backend.take_events()
+        for event in events:
+            if event.removed:
+                # Nothing goes that did not come.
+                assert self.there[event.tier].issuperset(event.pages), event
+                self.there[event.tier] -= set(event.pages)
+            else:
+                self.there[event.tier] |= set(event.pages)
+        return events
+
+    @property
+    def anywhere(self):
+        return self.there["dram"] | self.there["ssd"]
+
+
+class Events(Case):
+    def listening(self, anchor=None, sidecars=(), small=False, **how):
+        extra = {"enable_kv_events": True, **how.pop("extra", {})}
+        if small:
+            extra["store"] = {"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10000}}
+        backend = self.open(anchor or Pool(), sidecars, extra=extra, is_mla_model=True, **how)
+        self.addCleanup(backend.close)
+        return backend, Listener(backend)
+
+    def test_a_page_comes_with_its_last_part_and_is_told_of_by_tier_and_once(self):
+        backend, listener = self.listening(sidecars=[("indexer", Pool(length=500))])
+        pages = keys(4)
+        backend.batch_set_v2([Transfer("indexer", pages, 0)])
+        self.assertEqual(listener.listen(), [])
+        backend.batch_set_v1(pages[:3], slots(0, 3))
+        backend._store.flush()
+        told = listener.listen()
+        self.assertEqual({event.tier for event in told}, {"dram", "ssd"})
+        self.assertEqual(listener.there, {"dram": set(pages[:3]), "ssd": set(pages[:3])})
+        self.assertEqual(sum(len(event.pages) for event in told), 6)
+        backend.batch_set_v1(pages[:3], slots(0, 3))
+        backend.batch_get_v1(pages[:3], slots(0, 3))
+        self.assertEqual(listener.listen(), [])
+
+    def test_who_listens_knows_what_is_there_while_pages_are_evicted(self):
+        backend, listener = self.listening(small=True)
+        gone = False
+        for turn in range(40):
+            pages = keys(20, f"turn {turn}")
+            backend.batch_set_v1(pages, slots(0, 20))
+            gone |= any(event.removed for event in listener.listen())
+            here = {page for n in range(turn + 1) for page in keys(20, f"turn {n}") if backend.exists(page)}
+            self.assertEqual(listener.anywhere, here)
+        self.assertTrue(gone, "nothing was evicted, so nothing was shown")
+        # One that was read from where it is no more is gone when it is gone.
+        backend._told.read([(bytes.fromhex(pages[0]), "ssd")])
+        listener.listen()
+        self.assertIn(pages[0], listener.there["ssd"])
+        backend._store.remove([backend._names.anchor.on_page(bytes.fromhex(pages[0]))])
+        listener.listen()
+        self.assertNotIn(pages[0], listener.anywhere)
+
+    def test_cleared_pages_are_gone_and_another_models_are_not_told_of(self):
+        backend, listener = self.listening()
+        backend.batch_set_v1(keys(5), slots(0, 5))
+        listener.listen()
+        space = backend._names.anchor.namespace
+        backend._store.put([backend._names.anchor.on_page(page) for page in ["other"]], [b"x" * 3000])
+        self.assertEqual(len(listener.listen()), 1)
+        other = pagelith.Namespace("another model")
+        self.assertNotEqual(space, other)
+        backend._store.put([pagelith.Key(other, "page")], [b"x" * 3000])
+        self.assertEqual(listener.listen(), [])
+        backend.clear()
+        listener.listen()
+        self.assertEqual(listener.anywhere, set())
+
+    def test_what_an_earlier_process_left_is_told_of_when_it_is_read(self):
+        first = self.open(Pool(), is_mla_model=True)
+        first.batch_set_v1(keys(6), slots(0, 6))
+        first.close()
+        backend, listener = self.listening()
+        self.assertEqual(listener.listen(), [])
+        self.assertEqual(backend.batch_get_v1([*keys(4), *keys(1, "nobody's")], slots(0, 5)), [True] * 4 + [False])
+        listener.listen()
+        self.assertEqual((listener.there["ssd"], listener.anywhere), (set(keys(4)), set(keys(4))))
+        # And when it goes, as anything else.
+        removed = [backend._names.anchor.on_page(bytes.fromhex(page)) for page in keys(2)]
+        backend._store.remove(removed)
+        listener.listen()
+        self.assertEqual(listener.anywhere, set(keys(4)) - set(keys(2)))
+
+    def test_events_that_were_dropped_are_made_good_by_asking(self):
+        small = {"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10000}, "events": {"max": 8}}
+        backend, listener = self.listening(extra={"store": small})
+        for turn in range(60):
+            backend.batch_set_v1(keys(20, f"turn {turn}"), slots(0, 20))
+            if turn == 2:
+                listener.listen()
+        with self.assertLogs("pagelith.events", "WARNING"):
+            listener.listen()
+        # Of what came some is not told of. What is told of is there.
+        self.assertTrue(listener.anywhere)
+        self.assertEqual([page for page in listener.anywhere if not backend.exists(page)], [])
+
+    def test_pages_whose_kv_is_only_indices_are_told_of_by_their_rows(self):
+        sidecars = [("deepseek_v4_c4", Pool(length=700)), ("deepseek_v4_c128", Pool(length=90))]
+        backend, listener = self.listening(Anchor(), sidecars)
+        backend.batch_set_v2([Transfer(name, keys(3), 0) for name, _ in sidecars])
+        backend._store.flush()
+        listener.listen()
+        self.assertEqual(listener.there, {"dram": set(keys(3)), "ssd": set(keys(3))})
+
+    def test_of_a_store_process_that_keeps_events_and_no_other(self):
+        if "STORE_PROGRAM" not in os.environ:
+            print("skipped: no STORE_PROGRAM, so no store process", file=sys.stderr)
+            self.skipTest("no STORE_PROGRAM")
+        for most in (0, 1000):
+            address = "unix:" + os.path.join(self.home.name, f"socket{most}")
+            command = [os.environ["STORE_PROGRAM"], "serve", "--listen", address, "--dram", "8MiB", "--ssd", "0"]
+            environment = {**os.environ, "PAGELITH_EVENTS__MAX": str(most)}
+            process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            self.addCleanup(process.stdout.close)
+            self.addCleanup(process.wait)
+            self.addCleanup(process.terminate)
+            self.assertIn("listening", process.stdout.readline())
+            extra = {"store": None, "attach": address, "enable_kv_events": True}
+            if most == 0:
+                with self.assertRaisesRegex(ValueError, "PAGELITH_EVENTS__MAX"):
+                    self.open(Pool(), extra=extra, is_mla_model=True)
+                continue
+            # One writes, and both are told.
+            backends = [self.open(Pool(), extra=extra, is_mla_model=True) for _ in range(2)]
+            listeners = [Listener(backend) for backend in backends]
+            for listener in listeners:
+                self.assertEqual(listener.listen(), [])
+            backends[0].batch_set_v1(keys(5), slots(0, 5))
+            for listener in listeners:
+                listener.listen()
+                self.assertEqual(listener.there["dram"], set(keys(5)))
+            backends[1].clear()
+            for listener in listeners:
+                listener.listen()
+                self.assertEqual(listener.anywhere, set())
+            for backend in backends:
+                backend.close()
+
+
+class Publishing(Case):
+    def publishing(self, config=None, **extra):
+        config = config or {"publisher": "zmq", "endpoint": "tcp://*:5567"}
+        backend = self.open(Pool(), extra={"kv_events_config": config, **extra}, is_mla_model=True)
+        backend.on_host_pools_registered()
+        return backend, Published.made[-1]
+
+    def hashes(self, pages):
+        return [int.from_bytes(bytes.fromhex(page)[:8], "big", signed=True) for page in pages]
+
+    def test_what_comes_and_goes_is_published_under_sglangs_hashes_and_all_is_gone_at_the_end(self):
+        backend, published = self.publishing()
+        self.assertEqual((published.config["endpoint"], published.rank), ("tcp://*:5567", 3))
+        backend.batch_set_v1(keys(3), slots(0, 3))
+        backend._store.flush()
+        told = []
+        while sum(len(fields["block_hashes"]) for _, fields in told) < 6:
+            told += published.get(timeout=60)
+        for medium in (Medium.EXTERNAL, Medium.DISK):
+            of = [fields for kind, fields in told if fields["medium"] == medium and kind == "stored"]
+            self.assertEqual(sorted(one for fields in of for one in fields["block_hashes"]), sorted(self.hashes(keys(3))))
+            self.assertEqual({(f["block_size"], f["parent_block_hash"], tuple(f["token_ids"])) for f in of}, {(PAGE, None, ())})
+        with self.assertRaisesRegex(ValueError, "are published"):
+            backend.take_events()
+        backend.close()
+        self.assertTrue(published.ended)
+        last = published.get_nowait()
+        self.assertEqual({(kind, fields["medium"]) for kind, fields in last}, {("removed", m) for m in Medium})
+        self.assertEqual({one for _, fields in last for one in fields["block_hashes"]}, set(self.hashes(keys(3))))
+
+    def test_a_rank_whose_events_sglang_does_not_publish_keeps_none(self):
+        made = len(Published.made)
+        parallel.tp_rank = 1
+        self.addCleanup(setattr, parallel, "tp_rank", 0)
+        backend = self.open(Pool(), extra={"kv_events_config": {"publisher": "zmq"}}, is_mla_model=True)
+        self.addCleanup(backend.close)
+        backend.on_host_pools_registered()
+        self.assertEqual((len(Published.made), backend._told), (made, None))
+
+    def test_what_cannot_be_published_is_said_at_the_start_and_leaves_the_store_closed(self):
+        for _ in range(2):
+            with self.assertRaisesRegex(ValueError, "Unknown event publisher"):
+                self.publishing({"publisher": "carrier pigeon"})
+        backend = self.open(Pool(), is_mla_model=True)
+        self.addCleanup(backend.close)
+        with self.assertRaisesRegex(ValueError, "enable_kv_events"):
+            backend.take_events()
+        with self.assertRaisesRegex(ValueError, "'kv_events_config' is a dictionary.*"):
+            self.open(Pool(), extra={"kv_events_config": "zmq"})
+
+
 class SetUp(Case):
     def assert_refused(self, word, **how):
         with self.assertRaisesRegex(ValueError, word):
@@ -276,6 +525,15 @@ class SetUp(Case):
 
         with self.assertRaisesRegex(ValueError, "'swa'.*--hicache-mem-layout"):
             self.open(Pool(), [("swa", Unsaid())])
+
+    def test_ranks_of_context_parallelism_have_one_name_for_what_all_have_and_their_own_for_what_they_slice(self):
+        shards = {}
+        for rank in range(2):
+            for pool in (Pool(), MHATokenToKVPoolHost()):
+                where = Placement((rank, 2), (0, 1), (rank, 2), replicated=type(pool) is Pool)
+                (shards[type(pool).__name__, rank],) = {component.shard for component in Host("kv", pool, where).components}
+        self.assertEqual((shards["Pool", 0], shards["Pool", 1]), ("whole", "whole"))
+        self.assertEqual(shards["MHATokenToKVPoolHost", 1], "rank.tp1of2.cp1of2")
 
     def test_each_rank_has_a_directory_of_its_own(self):
         for rank in range(2):

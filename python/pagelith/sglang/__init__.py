@@ -6,6 +6,7 @@
 docs/sglang.md has the other keys, sizing, and what is not supported. Read against SGLang 0.5.23.
 """
 
+from .events import PageEvent
 from .hicache import HiCache
 
-__all__ = ["HiCache"]
+__all__ = ["HiCache", "PageEvent"]

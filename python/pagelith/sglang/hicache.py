@@ -17,7 +17,9 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, 
 
 import pagelith
 
+from ..events import EVENTS_MAX
 from ..shared import share_pool
+from .events import PageEvent, PagesTold
 from .pools import Pieces, Placement, Pool, has_heads, of_pages, page_of, text_of
 from .settings import Settings
 
@@ -39,7 +41,9 @@ class _Names:
     namespace: pagelith.Namespace
     # Of each pool, a key for each component, on no page.
     keys: dict[str, list[pagelith.Key]]
-    # What stands for a page: an object of KV, or where KV is only indices, of the first pool that each page has.
+    # The pool whose objects stand for pages: KV, or where KV is only indices, the first one that each page has.
+    standing: str
+    # Its first object, on no page.
     anchor: pagelith.Key
 
 
@@ -94,7 +98,54 @@ class HiCache(HiCacheStorage):
         self._begun: OrderedDict[str, tuple[str, ...] | None] = OrderedDict()
         self._moved: dict[str, list[Any]] = {"prefetch": [], "backup": []}
         self._registered: list[pagelith.Registration] = []
-        self._store = self.settings.open(f"rank_{config.dp_rank}_{config.tp_rank}_{config.pp_rank}_{config.attn_cp_rank}")
+        self._told: PagesTold | None = None
+        self._publisher: Any = None
+        part = f"rank_{config.dp_rank}_{config.tp_rank}_{config.pp_rank}_{config.attn_cp_rank}"
+        self._store = self.settings.open(part, EVENTS_MAX if self._listens() else 0)
+        try:
+            self._listen()
+        except Exception:
+            self._store.close()
+            raise
+
+    # Events.
+
+    def _listens(self) -> bool:
+        if self.settings.kv_events_config is None:
+            return self.settings.enable_kv_events
+        from .publisher import publishes
+
+        return publishes(self.settings.kv_events_config)
+
+    def _listen(self) -> None:
+        if not self._listens():
+            return
+        try:
+            self._told = PagesTold(self._store, self._anchor)
+        except pagelith.IncompatibleError as error:
+            raise ValueError(
+                f"pagelith has no events to tell of pages: {error}. Set events.max of the store (PAGELITH_EVENTS__MAX={EVENTS_MAX} for"
+                " `pagelith serve`), or leave 'enable_kv_events' and 'kv_events_config' out"
+            ) from error
+        if self.settings.kv_events_config is not None:
+            from .publisher import Publisher
+
+            self._publisher = Publisher(self._told, self.settings.kv_events_config)
+
+    def _anchor(self) -> pagelith.Key | None:
+        names = self._names
+        return None if names is None else names.anchor
+
+    def on_host_pools_registered(self) -> None:
+        if self._publisher is not None:
+            self._publisher.start(int(self.mem_pool_host.page_size))
+
+    def take_events(self) -> list[PageEvent]:
+        """Which pages of this rank came into which tier of the store and went from it, since this was called last."""
+        if self._told is None or self._publisher is not None:
+            state = "are published" if self._publisher else "are not kept: set 'enable_kv_events'"
+            raise ValueError(f"events of pages {state} (--hicache-storage-backend-extra-config)")
+        return self._told.take()
 
     # Registration.
 
@@ -149,7 +200,8 @@ class HiCache(HiCacheStorage):
         named = sorted(name for name in keys if name not in _OF_SOME_PAGES and not name.endswith("_state"))
         if "kv" not in keys and not named:
             return None
-        return _Names(namespace, keys, keys["kv" if "kv" in keys else named[0]][0])
+        standing = "kv" if "kv" in keys else named[0]
+        return _Names(namespace, keys, standing, keys[standing][0])
 
     def _known(self) -> _Names:
         names = self._names
@@ -224,11 +276,20 @@ class HiCache(HiCacheStorage):
         got, at = [], 0
         for name, keys, _ in asked:
             width = len(names.keys[name])
+            if name == names.standing:
+                self._tell_read(names, keys, outcomes[at : at + width * len(keys) : width])
             ends = range(at, at + width * len(keys), width)
             got.append([all(bool(outcome) for outcome in outcomes[start : start + width]) for start in ends])
             at += width * len(keys)
-        self._measure("prefetch", sum(sum(pages) for (name, _, _), pages in zip(asked, got, strict=True) if name == "kv"), started)
+        whole = sum(sum(pages) for (name, _, _), pages in zip(asked, got, strict=True) if name == names.standing)
+        self._measure("prefetch", names, whole, started)
         return got
+
+    def _tell_read(self, names: _Names, keys: Sequence[str], outcomes: Sequence[pagelith.GetOutcome]) -> None:
+        """What stands for these pages was read."""
+        if self._told is not None:
+            found = zip(keys, outcomes, strict=True)
+            self._told.read((names.anchor.on_page(page_of(key)).page, outcome.tier) for key, outcome in found if outcome)
 
     # Writes.
 
@@ -259,7 +320,7 @@ class HiCache(HiCacheStorage):
             # What waits for something that was dropped meanwhile is not stored.
             for page, state in self._put(put, required=required):
                 stored[page] = state in ("stored", "present")
-        self._measure("backup", sum(len(put.pages) for put in puts.values()), started)
+        self._measure("backup", names, sum(len(put.pages) for put in puts.values()), started)
         return stored
 
     def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
@@ -279,7 +340,7 @@ class HiCache(HiCacheStorage):
         """Put what each page has in some pools: as parts of groups that its KV completes, or if that is here, attached to it."""
         if not transfers:
             return
-        names = self._known()
+        names, started = self._known(), time.perf_counter()
         rows: dict[str, list[tuple[Any, int, list[Pieces]]]] = {}
         for transfer in transfers:
             pool = self._pools.get(text_of(transfer.name))
@@ -309,6 +370,8 @@ class HiCache(HiCacheStorage):
                     stored[transfer.name][at] = ok
                 if has_kv and ok and not anchored[page]:
                     self._begin(keys[page], others or ())
+        if not has_kv:
+            self._measure("backup", names, len(keys), started)
 
     def _begin(self, key: str, others: tuple[str, ...] | None) -> None:
         with self._lock:
@@ -354,8 +417,10 @@ class HiCache(HiCacheStorage):
         return [page if here else None for page, here in zip(into, got, strict=True)]
 
     def _read_flat(self, keys: Sequence[str], into: Sequence[Any]) -> list[bool]:
+        names = self._known()
         outcomes = self._store.get(self._standing(keys), [[_flat(page)] for page in into], timeout=self._timeout)
         self._note("read", [outcome.error for outcome in outcomes])
+        self._tell_read(names, keys, outcomes)
         return [bool(outcome) for outcome in outcomes]
 
     def batch_set(self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None) -> bool:
@@ -394,14 +459,16 @@ class HiCache(HiCacheStorage):
         return metrics
 
     def close(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
         self._store.close()
         for registration in self._registered:
             registration.release()
 
-    def _measure(self, what: str, pages: int, started: float) -> None:
+    def _measure(self, what: str, names: _Names, pages: int, started: float) -> None:
         if not self._measures or pages == 0:
             return
-        length = sum(c.bytes for c in self._pools["kv"].components)
+        length = sum(c.bytes for c in self._pools[names.standing].components)
         speed = pages * length / (time.perf_counter() - started) / (1 << 30)
         with self._lock:
             self._moved[what].append((pages, speed))

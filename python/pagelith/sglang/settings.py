@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..settings import PoolSettings
+from ..settings import PoolSettings, of_type
 
 # Keys that SGLang reads itself and leaves in the dictionary.
 _OF_SGLANG = ("backend_name", "module_path", "class_name", "allocator")
@@ -16,6 +16,10 @@ class Settings(PoolSettings):
 
     # Zero-copy reads and writes; SGLang's name, and its type: anything that is true.
     interface_v1: Any = field(default=0)
+    # Hand out which pages came and went, by `take_events`.
+    enable_kv_events: bool = of_type(bool, "true or false", False)
+    # Or publish it, as SGLang's `--kv-events-config` says of its own events.
+    kv_events_config: dict[str, Any] | None = of_type(dict, "a dictionary, as --kv-events-config is", None)
 
     @staticmethod
     def of(extra: Mapping[str, Any] | None) -> "Settings":

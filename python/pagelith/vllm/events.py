@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from .._native import Event, IncompatibleError, PagelithError, Store
+from ..events import EVENTS_MAX, taken
+
+__all__ = ["EVENTS_MAX", "Told"]
 
 logger = logging.getLogger(__name__)
-
-# Events that a store of this process keeps between two steps of the scheduler, which takes them.
-EVENTS_MAX = 1 << 18
 
 
 class Told:
@@ -97,13 +97,9 @@ class Told:
 
     def _drain(self) -> Collection[Any]:
         """Take in what the store tells; what it says is gone."""
-        told, lost = self._store.take_events()
-        if lost:
-            logger.warning("pagelith: %d events of the store were dropped before they were taken: routers may be wrong about it", lost)
+        told, _ = taken(self._store)
         gone: set[Any] = set()
         for event in told:
-            if event.kind == "forgot":
-                logger.warning("pagelith: what could not be read from SSD is gone, and is not told of by name: routers may be wrong about it")
             went = self._cleared(event) if event.kind == "cleared" and self._cleared is not None else []
             gone.update(went)
             self._add(True, went)

@@ -1,0 +1,95 @@
+"""Events of pages in the store, published as SGLang publishes its own: by its publisher, in its format, at an endpoint beside its."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from sglang.srt.disaggregation.kv_events import (
+    BlockRemoved,
+    BlockStored,
+    EventPublisherFactory,
+    KVEventBatch,
+    StorageMedium,
+    is_kv_publisher_rank,
+    select_kv_publisher_dp_rank,
+)
+from sglang.srt.mem_cache.utils import hash_str_to_int64
+from sglang.srt.runtime_context import get_parallel
+
+from .. import PagelithError
+from .events import PageEvent, PagesTold
+
+logger = logging.getLogger(__name__)
+
+# How long what happened waits to be told, in seconds.
+_PAUSE = 0.1
+# SGLang itself publishes neither: its host memory is CPU_PINNED.
+_MEDIA = {"dram": StorageMedium.EXTERNAL, "ssd": StorageMedium.DISK}
+
+
+def publishes(config: Mapping[str, Any]) -> bool:
+    """Whether this rank is one whose events SGLang publishes: of ranks with the same pages one does."""
+    return bool(is_kv_publisher_rank(json.dumps(dict(config))))
+
+
+class Publisher:
+    """Publishes what is told, from a thread of its own, between its start and its end."""
+
+    def __init__(self, told: PagesTold, config: Mapping[str, Any]) -> None:
+        self._told, self._page_tokens = told, 0
+        parallel = get_parallel()
+        rank = select_kv_publisher_dp_rank(parallel.attn_dp_size, parallel.attn_dp_rank, parallel.dp_rank)
+        self._sink = EventPublisherFactory.create(json.dumps(dict(config)), rank)
+        self._end = threading.Event()
+        self._failing = False
+        self._thread = threading.Thread(target=self._run, name="pagelith-events", daemon=True)
+
+    def start(self, page_tokens: int) -> None:
+        self._page_tokens = page_tokens
+        self._thread.start()
+
+    def close(self) -> None:
+        """Publish what is left, and that nothing is within reach any more."""
+        self._end.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+            self._publish()
+            self._send(self._told.end())
+        self._sink.shutdown()
+
+    def _run(self) -> None:
+        while not self._end.wait(_PAUSE):
+            self._publish()
+
+    def _publish(self) -> None:
+        try:
+            events = self._told.take()
+            self._failing = False
+        except PagelithError:
+            # Once, and not ten times a second.
+            if not self._failing:
+                logger.exception("pagelith: the store does not tell what comes and goes")
+            self._failing = True
+            return
+        self._send(events)
+
+    def _send(self, events: list[PageEvent]) -> None:
+        if events:
+            self._sink.publish(KVEventBatch(ts=time.time(), events=[self._event(event) for event in events]))
+
+    def _event(self, event: PageEvent) -> Any:
+        hashes = [hash_str_to_int64(page) for page in event.pages]
+        if event.removed:
+            return BlockRemoved(block_hashes=hashes, medium=_MEDIA[event.tier])
+        # The store knows a page by its hash alone.
+        return BlockStored(
+            block_hashes=hashes,
+            parent_block_hash=None,
+            token_ids=[],
+            block_size=self._page_tokens,
+            lora_id=None,
+            medium=_MEDIA[event.tier],
+        )
