@@ -347,17 +347,32 @@ class Events(Case):
         listener.listen()
         self.assertNotIn(pages[0], listener.anywhere)
 
+    def test_who_listens_knows_the_tier(self):
+        ssd = {"dirs": [os.path.join(self.home.name, "tiers")], "bytes": "64MiB", "segment_bytes": "4MiB"}
+        backend, listener = self.listening(extra={"store": {"dram": {"bytes": "4MiB"}, "index": {"max_objects": 10000}, "ssd": ssd}})
+        pages = keys(3000)
+        for start in range(0, 3000, 30):
+            self.assertEqual(backend.batch_set_v1(pages[start : start + 30], slots(0, 30)), [True] * 30)
+            backend._store.flush()
+            listener.listen()
+        self.assertEqual(listener.there["ssd"], set(pages))
+        # No more than fit.
+        self.assertTrue(0 < len(listener.there["dram"]) * 3000 <= 4 << 20, len(listener.there["dram"]))
+
     def test_cleared_pages_are_gone_and_another_models_are_not_told_of(self):
         backend, listener = self.listening()
         backend.batch_set_v1(keys(5), slots(0, 5))
+        backend._store.flush()
         listener.listen()
-        space = backend._names.anchor.namespace
-        backend._store.put([backend._names.anchor.on_page(page) for page in ["other"]], [b"x" * 3000])
-        self.assertEqual(len(listener.listen()), 1)
+        self.assertEqual(listener.there, {"dram": set(keys(5)), "ssd": set(keys(5))})
         other = pagelith.Namespace("another model")
-        self.assertNotEqual(space, other)
+        self.assertNotEqual(backend._names.anchor.namespace, other)
         backend._store.put([pagelith.Key(other, "page")], [b"x" * 3000])
         self.assertEqual(listener.listen(), [])
+        # So that some lie on SSD alone, and have no name when they go.
+        backend._store.put([backend._names.anchor.on_page(f"more {n}") for n in range(4000)], [b"x" * 3000] * 4000, wait=60)
+        listener.listen()
+        self.assertTrue(listener.there["ssd"] - listener.there["dram"])
         backend.clear()
         listener.listen()
         self.assertEqual(listener.anywhere, set())
@@ -462,6 +477,12 @@ class Publishing(Case):
         last = published.get_nowait()
         self.assertEqual({(kind, fields["medium"]) for kind, fields in last}, {("removed", m) for m in Medium})
         self.assertEqual({one for _, fields in last for one in fields["block_hashes"]}, set(self.hashes(keys(3))))
+
+    def test_what_is_in_memory_alone_is_external(self):
+        backend, published = self.publishing(store={"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10000}})
+        self.addCleanup(backend.close)
+        backend.batch_set_v1(keys(3), slots(0, 3))
+        self.assertEqual({fields["medium"] for _, fields in published.get(timeout=60)}, {Medium.EXTERNAL})
 
     def test_a_rank_whose_events_sglang_does_not_publish_keeps_none(self):
         made = len(Published.made)
