@@ -69,7 +69,7 @@ def mha(layout, heads=2, head_dim=32, pages=TOKENS // PAGE, first=0):
     return device, host
 
 
-def mla(layout, dsa=False):
+def mla(layout, dsa=False, **more):
     if dsa:
         device = DSATokenToKVPool(
             TOKENS, PAGE, 64, torch.bfloat16, 16, LAYERS, "cpu", 128, False, 80
@@ -78,7 +78,7 @@ def mla(layout, dsa=False):
         device = MLATokenToKVPool(TOKENS, PAGE, torch.bfloat16, 64, 16, LAYERS, "cpu", False)
     info = device._mla_buffer_info()
     host = MLATokenToKVPoolHost(
-        info, 1.0, 0, PAGE, layout, pin_memory=False, allocator_type=get_allocator_type(), target_layer_num=LAYERS, **capacity(device)
+        info, 1.0, 0, PAGE, layout, pin_memory=False, allocator_type=get_allocator_type(), target_layer_num=LAYERS, **capacity(device), **more
     )
     return device, host
 

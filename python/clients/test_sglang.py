@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import unittest
+from unittest import mock
 
 import sglang_drive as drive
 import sglang_parts as parts
@@ -307,6 +308,17 @@ class Misconfigured(Case):
             return device, anchor, [(PoolName.INDEXER, parts.indexer(device, anchor))], []
 
         self.assert_refused(Scenario(unsaid), embedded(os.path.join(self.home, "unsaid")), "'indexer'", "--hicache-mem-layout")
+
+    def test_ranks_that_split_the_layers_and_do_not_all_write(self):
+        store = self.serve()
+        extra = {**NAMED, "attach": store.address}
+        parts.configure(extra)
+        parts.place(tp_size=2, tp_rank=1, attn_cp_size=2, attn_cp_rank=1)
+        # One of two, of which the other one is not here.
+        of_two = mock.patch.object(parts.HiCacheController, "get_attn_cp_rank_and_size", lambda _: (1, 2))
+        with of_two, self.assertRaises(ValueError) as caught:
+            parts.plain(*parts.mla("page_first", layer_shard_enabled=True), extra)
+        self.assertIn("--enable-dsa-cache-layer-split", str(caught.exception))
 
     def test_ranks_that_read_what_another_wrote_need_a_store_process(self):
         extra = embedded(os.path.join(self.home, "ranks"))

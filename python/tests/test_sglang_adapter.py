@@ -556,6 +556,23 @@ class SetUp(Case):
         self.assertEqual((shards["Pool", 0], shards["Pool", 1]), ("whole", "whole"))
         self.assertEqual(shards["MHATokenToKVPoolHost", 1], "rank.tp1of2.cp1of2")
 
+    def test_ranks_that_split_the_layers_have_names_of_their_own_and_all_have_to_write(self):
+        pool = Pool()
+        pool._layer_shard_enabled = True
+        of_two = dict(is_mla_model=True, attn_cp_rank=1, attn_cp_size=2)
+        # With attention data parallelism each of them writes.
+        parallel.attn_tp_size = 1
+        self.addCleanup(delattr, parallel, "attn_tp_size")
+        backend = self.open(pool, [("indexer", Pool(length=500))], **of_two)
+        self.addCleanup(backend.close)
+        shards = {key.shard for keys in backend._names.keys.values() for key in keys}
+        self.assertEqual(shards, {"rank.cp1of2"})
+        backend = HiCache(self.config(extra={"store": {"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10}}}, **of_two), {})
+        self.addCleanup(backend.close)
+        backend._where = Placement((1, 2), (0, 1), (1, 2), replicated=True)
+        with self.assertRaisesRegex(ValueError, "--enable-dsa-cache-layer-split"):
+            backend.register_mem_pool_host(pool)
+
     def test_each_rank_has_a_directory_of_its_own(self):
         for rank in range(2):
             backend = self.open(MHATokenToKVPoolHost(), tp_rank=rank, tp_size=2)

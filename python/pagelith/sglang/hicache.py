@@ -9,7 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ import pagelith
 from ..events import EVENTS_MAX
 from ..shared import share_pool
 from .events import PageEvent, PagesTold
-from .pools import Pieces, Placement, Pool, has_heads, of_pages, page_of, text_of
+from .pools import Pieces, Placement, Pool, has_heads, of_pages, page_of, splits_layers, text_of
 from .settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -151,8 +151,21 @@ class HiCache(HiCacheStorage):
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         super().register_mem_pool_host(mem_pool_host)
+        if splits_layers(mem_pool_host):
+            self._split_layers()
         if getattr(mem_pool_host, "kv_buffer", None) is not None:
             self._register("kv", mem_pool_host)
+
+    def _split_layers(self) -> None:
+        """Each rank of context parallelism has layers of its own, which it has to write itself."""
+        from sglang.srt.runtime_context import get_parallel
+
+        if self._where.cp[1] > 1 and self._where.tp[1] > get_parallel().attn_tp_size:
+            raise ValueError(
+                f"each of {self._where.cp[1]} ranks of context parallelism has layers of its own, and SGLang backs up those of one alone: no"
+                " prefix could be restored. Leave --enable-dsa-cache-layer-split out"
+            )
+        self._where = replace(self._where, layers_split=True)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         super().register_mem_host_pool_v2(host_pool, host_pool_name)

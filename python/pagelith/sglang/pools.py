@@ -38,6 +38,11 @@ def has_heads(host: Any) -> bool:
     return any(kind.__name__ == "MHATokenToKVPoolHost" for kind in type(host).__mro__)
 
 
+def splits_layers(host: Any) -> bool:
+    """Whether ranks of context parallelism have layers of their own in a pool."""
+    return bool(getattr(host, "_layer_shard_enabled", False))
+
+
 @dataclass(frozen=True)
 class Placement:
     """Whose slices this rank has."""
@@ -50,13 +55,16 @@ class Placement:
     # Into how many head groups each rank's heads are split, and how many there are over all ranks; 0 for not at all.
     heads: int = 0
     heads_of: int = 0
+    # Each rank of context parallelism has layers of its own (--enable-dsa-cache-layer-split).
+    layers_split: bool = False
 
     def shard(self, sliced: bool) -> str:
         """The name of what this rank has, where tensor parallelism slices it or not.
 
-        What it does not slice is the same on all ranks of context parallelism, and SGLang writes it on one of them: it has one name.
+        What it does not slice is the same on all ranks of context parallelism, of which SGLang has one write it: it has one name,
+        unless they split the layers.
         """
-        slices = [*[("tp", self.tp)] * sliced, ("pp", self.pp), *[("cp", self.cp)] * sliced]
+        slices = [*[("tp", self.tp)] * sliced, ("pp", self.pp), *[("cp", self.cp)] * (sliced or self.layers_split)]
         named = "".join(f".{name}{rank}of{of}" for name, (rank, of) in slices if of > 1)
         return f"rank{named}" if sliced or named else "whole"
 
