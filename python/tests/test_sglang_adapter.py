@@ -99,6 +99,11 @@ stand_in(
     is_kv_publisher_rank=lambda config: parallel.tp_rank == 0,
     select_kv_publisher_dp_rank=lambda size, rank, dp_rank: rank if size > 1 else dp_rank or 0,
 )
+stand_in("sglang.srt.observability")
+stand_in(
+    "sglang.srt.observability.metrics_collector",
+    StorageMetrics=lambda: types.SimpleNamespace(prefetch_pgs=[], backup_pgs=[], prefetch_bandwidth=[], backup_bandwidth=[]),
+)
 stand_in("sglang.srt.mem_cache.utils", hash_str_to_int64=lambda text: int.from_bytes(bytes.fromhex(text[:16]), "big", signed=True))
 stand_in("sglang.srt.runtime_context", get_parallel=lambda: parallel)
 
@@ -269,6 +274,22 @@ class Pages(Case):
         self.assertEqual((found.kv_hit_pages, found.restorable_prefix_pages), (3, [3]))
         got = backend.batch_get_v2([each, last])
         self.assertEqual(got, {"deepseek_v4_c4": [True] * 4, "deepseek_v4_c4_state": [True]})
+
+    def test_are_counted_once_also_where_kv_is_only_indices(self):
+        rows = [("deepseek_v4_c4", Pool(length=700)), ("deepseek_v4_c128", Pool(length=90))]
+        for anchor, sidecars in ((Pool(), []), (Anchor(), rows)):
+            backend, pages = self.open(anchor, sidecars, is_mla_model=True, enable_storage_metrics=True), keys(4)
+            self.addCleanup(backend.close)
+            each = [Transfer(name, pages, 0) for name, _ in sidecars]
+            backend.batch_set_v2(each)
+            backend.batch_set_v1(pages, slots(0, 4))
+            backend.batch_get_v1(pages, slots(0, 4))
+            backend.batch_get_v2(each)
+            told = backend.get_stats()
+            self.assertEqual((told.backup_pgs, told.prefetch_pgs), ([4], [4]))
+            self.assertTrue(told.backup_bandwidth[0] > 0 and told.prefetch_bandwidth[0] > 0)
+            self.assertEqual(backend.get_stats().backup_pgs, [])
+            backend.close()
 
     def test_no_exception_reaches_a_controller(self):
         backend, pages = self.open(Pool()), keys(2)
