@@ -80,7 +80,7 @@ class Published(Case):
                 self.assertTrue(router.until(lambda: router.there == dict.fromkeys(BOTH, wanted)), router.there)
                 self.assertEqual(scenario.read(controller, 1), (scenario.whole, scenario.whole, 0))
                 told = []
-                sink = controller.storage_backend._publisher._sink
+                sink = controller.storage_backend._listening._publisher._sink
                 shutdown, sink.shutdown = sink.shutdown, lambda: told.append(router.until(lambda: not router.anywhere()))
                 self.end()
                 shutdown()

@@ -361,7 +361,7 @@ class Events(Case):
             self.assertEqual(listener.anywhere, here)
         self.assertTrue(gone, "nothing was evicted, so nothing was shown")
         # One that was read from where it is no more is gone when it is gone.
-        backend._told.read([(bytes.fromhex(pages[0]), "ssd")])
+        backend._listening._told.read([(bytes.fromhex(pages[0]), "ssd")])
         listener.listen()
         self.assertIn(pages[0], listener.there["ssd"])
         backend._store.remove([backend._names.anchor.on_page(bytes.fromhex(pages[0]))])
@@ -512,7 +512,7 @@ class Publishing(Case):
         backend = self.open(Pool(), extra={"kv_events_config": {"publisher": "zmq"}}, is_mla_model=True)
         self.addCleanup(backend.close)
         backend.on_host_pools_registered()
-        self.assertEqual((len(Published.made), backend._told), (made, None))
+        self.assertEqual((len(Published.made), backend._listening._told), (made, None))
 
     def test_what_cannot_be_published_is_said_at_the_start_and_leaves_the_store_closed(self):
         for _ in range(2):

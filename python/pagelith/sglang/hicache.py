@@ -17,9 +17,9 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, 
 
 import pagelith
 
-from ..events import EVENTS_MAX
 from ..shared import share_pool
-from .events import PageEvent, PagesTold
+from .events import PageEvent
+from .listening import Listening
 from .pools import Pieces, Placement, Pool, has_heads, of_pages, page_of, splits_layers, text_of
 from .settings import Settings
 
@@ -98,54 +98,27 @@ class HiCache(HiCacheStorage):
         self._begun: OrderedDict[str, tuple[str, ...] | None] = OrderedDict()
         self._moved: dict[str, list[Any]] = {"prefetch": [], "backup": []}
         self._registered: list[pagelith.Registration] = []
-        self._told: PagesTold | None = None
-        self._publisher: Any = None
+        self._listening = Listening(self.settings)
         part = f"rank_{config.dp_rank}_{config.tp_rank}_{config.pp_rank}_{config.attn_cp_rank}"
-        self._store = self.settings.open(part, EVENTS_MAX if self._listens() else 0)
+        self._store = self.settings.open(part, self._listening.events_max)
         try:
-            self._listen()
+            self._listening.begin(self._store, self._anchor)
         except Exception:
             self._store.close()
             raise
 
     # Events.
 
-    def _listens(self) -> bool:
-        if self.settings.kv_events_config is None:
-            return self.settings.enable_kv_events
-        from .publisher import publishes
-
-        return publishes(self.settings.kv_events_config)
-
-    def _listen(self) -> None:
-        if not self._listens():
-            return
-        try:
-            self._told = PagesTold(self._store, self._anchor)
-        except pagelith.IncompatibleError as error:
-            raise ValueError(
-                f"pagelith has no events to tell of pages: {error}. Set events.max of the store (PAGELITH_EVENTS__MAX={EVENTS_MAX} for"
-                " `pagelith serve`), or leave 'enable_kv_events' and 'kv_events_config' out"
-            ) from error
-        if self.settings.kv_events_config is not None:
-            from .publisher import Publisher
-
-            self._publisher = Publisher(self._told, self.settings.kv_events_config)
-
     def _anchor(self) -> pagelith.Key | None:
         names = self._names
         return None if names is None else names.anchor
 
     def on_host_pools_registered(self) -> None:
-        if self._publisher is not None:
-            self._publisher.start(int(self.mem_pool_host.page_size))
+        self._listening.publish(int(self.mem_pool_host.page_size))
 
     def take_events(self) -> list[PageEvent]:
         """Which pages of this rank came into which tier of the store and went from it, since this was called last."""
-        if self._told is None or self._publisher is not None:
-            state = "are published" if self._publisher else "are not kept: set 'enable_kv_events'"
-            raise ValueError(f"events of pages {state} (--hicache-storage-backend-extra-config)")
-        return self._told.take()
+        return self._listening.take()
 
     # Registration.
 
@@ -290,19 +263,14 @@ class HiCache(HiCacheStorage):
         for name, keys, _ in asked:
             width = len(names.keys[name])
             if name == names.standing:
-                self._tell_read(names, keys, outcomes[at : at + width * len(keys) : width])
+                first = slice(at, at + width * len(keys), width)
+                self._listening.read(zip(objects[first], outcomes[first], strict=True))
             ends = range(at, at + width * len(keys), width)
             got.append([all(bool(outcome) for outcome in outcomes[start : start + width]) for start in ends])
             at += width * len(keys)
         whole = sum(sum(pages) for (name, _, _), pages in zip(asked, got, strict=True) if name == names.standing)
         self._measure("prefetch", names, whole, started)
         return got
-
-    def _tell_read(self, names: _Names, keys: Sequence[str], outcomes: Sequence[pagelith.GetOutcome]) -> None:
-        """What stands for these pages was read."""
-        if self._told is not None:
-            found = zip(keys, outcomes, strict=True)
-            self._told.read((names.anchor.on_page(page_of(key)).page, outcome.tier) for key, outcome in found if outcome)
 
     # Writes.
 
@@ -430,10 +398,10 @@ class HiCache(HiCacheStorage):
         return [page if here else None for page, here in zip(into, got, strict=True)]
 
     def _read_flat(self, keys: Sequence[str], into: Sequence[Any]) -> list[bool]:
-        names = self._known()
-        outcomes = self._store.get(self._standing(keys), [[_flat(page)] for page in into], timeout=self._timeout)
+        objects = self._standing(keys)
+        outcomes = self._store.get(objects, [[_flat(page)] for page in into], timeout=self._timeout)
         self._note("read", [outcome.error for outcome in outcomes])
-        self._tell_read(names, keys, outcomes)
+        self._listening.read(zip(objects, outcomes, strict=True))
         return [bool(outcome) for outcome in outcomes]
 
     def batch_set(self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None) -> bool:
@@ -472,8 +440,7 @@ class HiCache(HiCacheStorage):
         return metrics
 
     def close(self) -> None:
-        if self._publisher is not None:
-            self._publisher.close()
+        self._listening.close()
         self._store.close()
         for registration in self._registered:
             registration.release()
