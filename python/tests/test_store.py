@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import types
 import unittest
 import weakref
 
@@ -724,6 +725,26 @@ class Attached(Case):
                 store.share(12345, address, length)
             with self.assertRaisesRegex(pagelith.InvalidError, "not memory of so many bytes"):
                 store.share(fd, address, length + 1)
+
+    def test_of_more_pools_than_a_store_looks_at_the_rest_is_sent(self):
+        process = self.serve()
+        fds = [os.memfd_create(f"pool {n}") for n in range(34)]
+        for fd in fds:
+            self.addCleanup(os.close, fd)
+            os.ftruncate(fd, PAGE)
+        pools = [mmap.mmap(fd, PAGE) for fd in fds]
+        for n, pool in enumerate(pools):
+            pool[:] = content(n)
+        host = types.SimpleNamespace(allocator=types.SimpleNamespace(fds=fds))
+        keys = [key(n) for n in range(34)]
+        with pagelith.Store.attach(process.address) as store:
+            with self.assertLogs("pagelith.shared", "WARNING") as logs:
+                self.assertEqual(shared.share_pool(store, host), 32)
+            self.assertEqual(len(logs.output), 2)
+            self.assertTrue(all(store.put(keys, pools)))
+            into = [bytearray(PAGE) for _ in keys]
+            self.assertTrue(all(store.get(keys, into)))
+            self.assertEqual(into, [content(n) for n in range(34)])
 
     def test_a_store_that_dies_is_said_in_outcomes_and_one_that_is_back_is_used(self):
         disk = ["--dir", os.path.join(self.home.name, "disk"), "--ssd", "64MiB"]
