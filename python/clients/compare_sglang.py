@@ -68,13 +68,14 @@ class Mooncake(Pagelith):
         os.makedirs(folder, exist_ok=True)
         port, metrics = free_port(), free_port()
         package = importlib.util.find_spec("mooncake").submodule_search_locations[0]
-        command = [f"{package}/mooncake_master", f"--rpc_port={port}", f"--metrics_port={metrics}", "--default_kv_lease_ttl=1000"]
+        command = [f"{package}/mooncake_master", f"--rpc_port={port}", f"--metrics_port={metrics}"]
         command += ["--enable_offload=true", f"--client_ttl={CLIENT_TTL}"] if ssd else []
         self.master = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until(lambda: answers(port), "Mooncake's master")
         os.environ.update(MC_TCP_BIND_ADDRESS="127.0.0.1", MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS="1", MOONCAKE_OFFLOAD_USE_URING="true")
         os.environ.update(MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT=str(2 * BATCH), MOONCAKE_OFFLOAD_BUCKET_SIZE_LIMIT_BYTES=str(2 << 30))
-        os.environ["MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"] = str(12 << 30)
+        # A batch of the largest pages is a GiB.
+        os.environ.update(MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES=str(12 << 30), MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES=str(3 << 30))
         self.backend, self.on_drive, self.filled = "mooncake", ssd, False
         self.extra = {"master_server_address": f"127.0.0.1:{port}", "metadata_server": "P2PHANDSHAKE", "global_segment_size": 3 * length}
         if ssd:
