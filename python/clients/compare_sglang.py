@@ -5,7 +5,10 @@ per GB, batches of 128 pages, and existence of keys a second.
 
 DIR is on the drive that is meant. A page is K and V of the size given. Backends that keep pages on the drive are asked for them by one
 that was opened anew, the page cache dropped before (as root); backup is then until all is on the drive. Those in memory are asked in the process that stored
-them. Mooncake needs its package (mooncake-transfer-engine-non-cuda) beside SGLang: its master is started here, its CPU time not counted.
+them. Mooncake's master is started here, its CPU time not counted; its package lies beside SGLang's environment, not in it:
+
+    pip install --no-deps --target MOONCAKE mooncake-transfer-engine-non-cuda==0.3.13.post1, and PYTHONPATH=MOONCAKE
+
 Medians of the rounds; ratios hold within a run.
 """
 
