@@ -1,10 +1,11 @@
 //! Borrowed views of objects in DRAM.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use pagelith_io::buffer::Part;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
 use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::dram::arena::ArenaMemory;
 
 use crate::error::Result;
 use crate::frame_io::Held;
@@ -12,17 +13,19 @@ use crate::outcome::MissCause;
 use crate::shared::Shared;
 use crate::visibility::Sight;
 
-/// An object's bytes in the arena. Pinned while the view lives.
+/// An object's bytes in the arena. Pinned while the view lives. A store that is closed or dropped lets go of its files all the same;
+/// the arena stays as long as somebody looks at it.
 pub struct View {
     held: Held,
     member: usize,
-    shared: Arc<Shared>,
+    memory: Arc<ArenaMemory>,
+    shared: Weak<Shared>,
 }
 
 impl View {
     /// The bytes as a part, for who looks where they lie; it goes before this does.
     pub(crate) fn part(&self) -> Part {
-        self.held.part(&self.shared.memory, self.member)
+        self.held.part(&self.memory, self.member)
     }
 
     /// The checksums of its blocks.
@@ -39,13 +42,16 @@ impl View {
 impl std::ops::Deref for View {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.held.bytes(&self.shared.memory, self.member)
+        self.held.bytes(&self.memory, self.member)
     }
 }
 
 impl Drop for View {
     fn drop(&mut self) {
-        self.shared.lock().release_frame(self.held.frame);
+        // Of a store that is gone nobody uses the memory again.
+        if let Some(shared) = self.shared.upgrade() {
+            shared.lock().release_frame(self.held.frame);
+        }
     }
 }
 
@@ -68,7 +74,7 @@ pub(crate) fn view(shared: &Arc<Shared>, key: &ObjectKey) -> Result<Option<View>
     let Some(held) = Held::new(&mut core, frame) else { return Ok(None) };
     let verified = core.frames.get(frame.id).is_some_and(|f| f.verified);
     drop(core);
-    let view = View { held, member, shared: shared.clone() };
+    let view = View { held, member, memory: shared.memory.clone(), shared: Arc::downgrade(shared) };
     if verified {
         return Ok(Some(view));
     }

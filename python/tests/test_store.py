@@ -384,9 +384,12 @@ class Life(Case):
         self.assertEqual(memories, [content(n) for n in range(3)])
         self.assertGreaterEqual(store.stats()["readers"], 3)
         store.close()
-        self.assertEqual(memories, [content(n) for n in range(3)])
         with self.assertRaises(pagelith.ClosedError):
             store.view(keys)
+        # The store's files are free for the next one.
+        with pagelith.Store(config(self.home.name)) as again:
+            self.assertEqual(again.exists(keys), [False, True, True])
+            self.assertEqual(memories, [content(n) for n in range(3)])
 
     def test_a_closed_store_says_so(self):
         store = self.open()

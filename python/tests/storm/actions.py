@@ -1,6 +1,7 @@
 """Calls at random, each with what has to be true of its result."""
 
 import random
+from dataclasses import dataclass
 
 import pagelith
 
@@ -10,6 +11,14 @@ from .content import Object
 from .memory import place
 from .stores import Home
 from .tally import Tally
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was looked at where it lies."""
+
+    object: Object
+    view: pagelith.View
 
 
 class Actions:
@@ -100,6 +109,11 @@ class Actions:
     def _range(self, each: Object) -> tuple[int, int]:
         start = self._rng.randrange(each.length)
         return start, self._rng.randrange(start, each.length) + 1
+
+    def prefetch(self) -> Call:
+        store, rng, timeout = self._home.store, self._rng, self._timeout()
+        keys = [content.anything(rng).key for _ in range(rng.choice((1, 20)))]
+        return self._told("prefetch", lambda _: store.prefetch(keys, timeout=timeout))
 
     def exists(self) -> Call:
         store, rng, how = self._home.store, self._rng, self._how()
@@ -196,6 +210,27 @@ class Actions:
         memory = self._home.slots.memory if self._rng.random() < 0.5 else bytearray(self._rng.choice((100, 1 << 20)))
         return self._told("register", lambda _: self._home.hold(store.register(memory)))
 
+    def view(self) -> Call:
+        """Look at objects, or once more at what was looked at before."""
+        store, rng, timeout = self._home.store, self._rng, self._timeout()
+        seen = self._home.held(rng, Seen)
+        if seen is not None and rng.random() < 0.7:
+            return self._told("look at what is held", lambda _: self._right(seen))
+        objects = [content.anything(rng) for _ in range(rng.choice((1, 5)))]
+
+        def check(views):
+            for each, view in zip(objects, views, strict=True):
+                if view is not None:
+                    self._tally.count(f"view, {self._home.name}")
+                    self._right(self._home.hold(Seen(each, view)))
+
+        return self._told("view", lambda _: store.view([each.key for each in objects], timeout=timeout), check)
+
+    def _right(self, seen: "Seen") -> None:
+        # What is read of a store process is as it was if it is held still when it was read.
+        if bytes(seen.view.memory) != seen.object.content and seen.view.held:
+            self._tally.fail(f"a view of other bytes {seen.object} {self._home.name}")
+
     # Ending.
 
     def remove(self) -> Call:
@@ -234,6 +269,8 @@ _OFTEN = [
     (Actions.put_pages, 50),
     (Actions.begin_group, 25),
     (Actions.go_on_with_group, 60),
+    (Actions.view, 40),
+    (Actions.prefetch, 20),
     (Actions.exists, 60),
     (Actions.exists_groups, 10),
     (Actions.pin, 20),

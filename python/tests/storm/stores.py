@@ -50,14 +50,15 @@ class Home:
             self.store = self._open()
             self.tally.count(f"reopened: {self.name}")
 
-    def hold(self, what) -> None:
+    def hold(self, what):
         """Hold it for a while, and forget what was held for longest."""
         self._held.append(what)
         while len(self._held) > 12:
             try:
                 self._held.popleft()
             except IndexError:
-                return
+                break
+        return what
 
     def held(self, rng: random.Random, kind: type):
         """Something of a kind that is held."""
