@@ -94,7 +94,9 @@ impl Task for Reader {
             return Step::Done;
         }
         let room = self.begin();
-        if let Some((ticket, _)) = self.session.poll() {
+        if let Some((ticket, done)) = self.session.poll() {
+            // What was not kept is the arena's again before nobody waits for it any more.
+            drop(done);
             if let Some(hints) = self.under_way.remove(&ticket) {
                 self.forget(&hints);
             }

@@ -105,7 +105,7 @@ pub fn what_changes_meanwhile_stays_changed(world: &World) {
     assert_eq!(store.prefetch(&keys(6..12), Options::default()), 6);
     store.clear(namespace("m"), Options::default()).expect("cleared");
     settled(world, &store);
-    (0..12).for_each(|n| assert_eq!(is_here(&store, key(n), &bytes(n, LEN)), false));
+    (0..12).for_each(|n| assert!(!is_here(&store, key(n), &bytes(n, LEN)), "n={n}"));
 }
 
 pub fn damage_is_nobodys_page(world: &World) {
