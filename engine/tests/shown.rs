@@ -91,6 +91,10 @@ impl Process {
     }
 
     fn client(&self, regions: Vec<Arc<Region>>) -> (Attached, Arc<Seen>) {
+        self.client_within(TIMEOUT, regions)
+    }
+
+    fn client_within(&self, timeout: Duration, regions: Vec<Arc<Region>>) -> (Attached, Arc<Seen>) {
         let shows = Shows::default();
         assert!(regions.into_iter().all(|region| shows.add(region)));
         let clock = Arc::new(SystemClock::new());
@@ -105,7 +109,7 @@ impl Process {
         };
         let seen = Arc::new(Seen::default());
         let dial = Watching { dial, seen: seen.clone() };
-        (Attached::attach(Arc::new(dial), clock, TIMEOUT).expect("attached"), seen)
+        (Attached::attach(Arc::new(dial), clock, timeout).expect("attached"), seen)
     }
 }
 
@@ -126,6 +130,10 @@ struct Seen {
     sent: AtomicU64,
     /// The link is to end.
     cut: AtomicBool,
+    /// Nothing of what comes over it is heard.
+    deaf: AtomicBool,
+    /// What is looked at lies so many bytes beside where the store says.
+    beside: AtomicU64,
 }
 
 impl Seen {
@@ -210,7 +218,8 @@ impl Link for Watched {
     }
 
     fn view(&self, stretch: Stretch, place: (u32, u64), length: u64) -> Option<Shown> {
-        self.0.view(stretch, place, length)
+        let (region, at) = place;
+        self.0.view(stretch, (region, at + self.1.beside.load(Ordering::Relaxed)), length)
     }
 
     fn push(&mut self, push: Push) -> Result<(), Push> {
@@ -235,12 +244,18 @@ impl Link for Watched {
         if self.1.cut.load(Ordering::Relaxed) {
             self.0.close();
         }
+        if self.1.deaf.load(Ordering::Relaxed) {
+            return;
+        }
         let had = events.len();
         self.0.poll(events);
         self.note(&events[had..]);
     }
 
     fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration) {
+        if self.1.deaf.load(Ordering::Relaxed) {
+            return;
+        }
         let had = events.len();
         self.0.wait(events, timeout);
         self.note(&events[had..]);

@@ -157,6 +157,16 @@ impl Keeper {
         self.stood.load(Relaxed) == link
     }
 
+    /// Whether the store answers over the link of this number: what is held over it was held until it did. A look at the link would not
+    /// do: one that has ended may look as if it stood for a while. Waits as long as a call may take.
+    pub fn answers(&self, link: u64) -> bool {
+        let manner = self.manner();
+        let asked = self.with(manner.deadline, |kept| {
+            (kept.link() == Some(link)).then(|| kept.number(&*self.clock, &Ask::Ping, manner))
+        });
+        matches!(asked, Ok(Some(Ok((_, over)))) if over == link)
+    }
+
     /// Have the store let go what is pinned or looked at by these names on the link of this number, if that still stands.
     pub fn unpin(&self, link: u64, names: &[u64]) {
         let manner = self.manner();

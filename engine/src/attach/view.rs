@@ -62,9 +62,10 @@ impl View {
         self.is_held()
     }
 
-    /// Whether they are held still, as far as is known here: as of [`super::Pin::is_held`].
+    /// Whether they have been held until now. Asks the store, over the link that they are held over, and waits as long as a call may
+    /// take: what was read before is right if this is true.
     pub fn is_held(&self) -> bool {
-        self.over.keeper.stands(self.over.link)
+        self.over.keeper.answers(self.over.link)
     }
 }
 

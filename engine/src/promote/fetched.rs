@@ -11,6 +11,8 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 
 use crate::config::Promote;
+use crate::core::Core;
+use crate::frames::FrameRef;
 use crate::outcome::GetDone;
 use crate::put::admit::{Admission, admit};
 use crate::put::publish::publish;
@@ -53,14 +55,18 @@ fn keep_page(
     page: &[Fetched],
     since: Quiet,
     at: Recency,
-) -> Vec<crate::frames::FrameRef> {
+) -> Vec<FrameRef> {
     let kind = if page.len() == 1 { Kind::Single } else { Kind::Base };
     let size =
         |one: &Fetched| Size { key: one.key, length: Some(done[one.at].destination.len()), in_arena: false };
     let sizes: Vec<Size> = page.iter().map(size).collect();
+    // Nothing gives way in the index for it: what did would be gone from SSD too.
+    let may = |core: &Core| {
+        let room = core.index.len() + page.len() as u64 <= core.index.capacity();
+        room && shared.removals.none_since(since)
+    };
     let mut core = shared.lock();
-    let room = core.index.len() + sizes.len() as u64 <= core.index.capacity();
-    if !room || !shared.removals.none_since(since) {
+    if !may(&core) {
         return Vec::new();
     }
     // What may be here already, in whatever form, stays as it is.
@@ -81,7 +87,7 @@ fn keep_page(
     let sums = page.iter().map(|one| &one.sums);
     let is_it = copied.is(sums);
     let mut core = shared.lock();
-    if !is_it || !shared.removals.none_since(since) {
+    if !is_it || !may(&core) {
         copied.give_back(&mut core);
         return Vec::new();
     }

@@ -39,7 +39,7 @@ pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copi
     }
     if let Some(key) = changed(shared, core, &members, &here, generation) {
         let error = Error::busy(format!("an object was put, removed or is being written key={key}"));
-        core.counters.puts_busy += objects;
+        core.counters.puts_busy += if fetched { 0 } else { objects };
         return Stored::Back(error, members);
     }
     if let Some(error) = open.and_then(|id| lost(core, id)) {

@@ -107,6 +107,32 @@ fn what_was_looked_at_goes_with_the_link() {
     assert_eq!(bytes_of(&again).len(), 100_000);
 }
 
+/// A link that has ended may look as if it stood: what is held is what the store says.
+#[test]
+fn what_the_store_does_not_say_is_held_is_not() {
+    let process = Process::new(Rights::all(), false);
+    let (client, seen) = process.client_within(Duration::from_millis(200), Vec::new());
+    put(&client, &[1], &[&content(1, 100_000)]);
+    let view = view(&client, &[1]).expect("seen").remove(0).expect("in memory");
+    let mut copied = vec![0; 100_000];
+    assert!(view.copy_out(0, &mut copied) && copied == content(1, 100_000));
+    seen.deaf.store(true, Ordering::Relaxed);
+    assert!(!view.copy_out(0, &mut copied) && !view.is_held());
+}
+
+#[test]
+fn what_lies_elsewhere_than_the_store_says_is_no_view() {
+    let process = Process::new(Rights::all(), false);
+    let (client, seen) = process.client(Vec::new());
+    put(&client, &[1], &[&content(1, 100_000)]);
+    put(&client, &[2], &[&content(2, 100_000)]);
+    seen.beside.store(4096, Ordering::Relaxed);
+    assert!(view(&client, &[1]).expect("answered")[0].is_none());
+    let_go(&process);
+    seen.beside.store(0, Ordering::Relaxed);
+    assert!(view(&client, &[1]).expect("answered")[0].is_some());
+}
+
 #[test]
 fn who_is_shown_nothing_has_no_views() {
     let process = Process::new(Rights::of(Namespaces::These([NamespaceId([5; 16])].into())), false);
