@@ -46,7 +46,7 @@ pub(crate) fn prefetch(shared: &Shared, core: &Core, firsts: impl ExactSizeItera
     core.index.prefetch(&fingerprints);
     let mut leave = Vec::with_capacity(pages);
     core.policy.ahead(pages, &mut leave);
-    core.frames.prefetch_keys(leave.iter().map(|frame| frame.0));
+    core.frames.prefetch(leave.iter().map(|frame| frame.0));
     fingerprints.clear();
     let members = leave.iter().filter_map(|frame| core.frames.get(*frame)).flat_map(|f| &f.data.members);
     fingerprints.extend(members.map(|m| m.fingerprint));

@@ -21,8 +21,8 @@ use crate::error::Error;
 use crate::outcome::{GetDone, GetOutcome, MissCause, Ticket, Tier};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// So many objects are sent on before the next are looked up: the client begins with them, or wakes up, meanwhile.
-const FIRST: usize = 2;
+/// Most objects that are looked for in DRAM at a time: others wait for the core's lock as long.
+const LOOKS: usize = 32;
 
 /// One object that is wanted.
 struct Wanted {
@@ -35,6 +35,8 @@ struct Wanted {
     may_show: bool,
     /// Bytes that are read and not sent, or not read.
     left: u64,
+    /// It was looked for in DRAM.
+    looked: bool,
     tier: Tier,
     /// How many objects were put with it, itself among them; 0 if they are not visible by themselves.
     members: u32,
@@ -54,6 +56,7 @@ impl Wanted {
             whole: item.range().is_none(),
             may_show: !item.is_sent(),
             left: stretch.end - stretch.start,
+            looked: false,
             tier: Tier::Memory,
             members: 0,
             record: None,
@@ -165,34 +168,11 @@ impl GetOp {
         let (mut at, mut from) = self.next;
         while let Some(wanted) = self.wanted.get(at) {
             let chunk = wanted.chunk(from);
-            if wanted.verdict.is_none() && from == wanted.stretch.start {
-                let wish = wanted.wish(id, at);
-                let granted = lent::grant(world, link, &wish, &self.manner.options);
-                let wanted = &mut self.wanted[at];
-                let settled = match granted {
-                    Granted::Sent(sums, members) => {
-                        (wanted.sums, wanted.left, wanted.tier) = (sums, 0, Tier::Memory);
-                        wanted.members = members;
-                        true
-                    }
-                    Granted::Damaged => {
-                        wanted.verdict = Some(Verdict::Miss(MissCause::Damaged));
-                        true
-                    }
-                    Granted::Later => break,
-                    Granted::No => false,
-                };
-                if settled {
-                    at += 1;
-                    if at == FIRST {
-                        link.send_on();
-                    }
-                    from = self.wanted.get(at).map_or(0, |w| w.stretch.start);
-                    continue;
-                }
+            if !wanted.looked && wanted.verdict.is_none() && !self.look(world, link, id, at) {
+                break;
             }
             let wanted = &self.wanted[at];
-            if wanted.verdict.is_none() && !chunk.is_empty() {
+            if wanted.verdict.is_none() && wanted.left > 0 && !chunk.is_empty() {
                 let len = (chunk.end - chunk.start) as usize;
                 let Some(part) = world.staging.try_part(len) else { break };
                 let destination = Destination(vec![part.split(len).0]);
@@ -218,6 +198,25 @@ impl GetOp {
         let ticket = world.session.submit_get(gets, options);
         self.reading.insert(ticket, chunks);
         world.batches.insert(ticket, id);
+    }
+
+    /// Look for what begins at `at` in DRAM, and send what is there; false if the link has no room for the first of it.
+    fn look(&mut self, world: &mut World, link: &mut dyn Link, id: OpId, at: usize) -> bool {
+        let ahead = self.wanted.iter().enumerate().skip(at).filter(|(_, w)| !w.looked && w.verdict.is_none());
+        let wishes: Vec<Wish> = ahead.take(LOOKS).map(|(at, wanted)| wanted.wish(id, at)).collect();
+        let granted = lent::grant(world, link, &wishes, &self.manner.options);
+        for (wish, granted) in wishes.iter().zip(granted) {
+            let wanted = &mut self.wanted[wish.item as usize];
+            wanted.looked = !matches!(granted, Granted::Later);
+            match granted {
+                Granted::Sent(sums, members) => {
+                    (wanted.sums, wanted.left, wanted.tier, wanted.members) = (sums, 0, Tier::Memory, members);
+                }
+                Granted::Damaged => wanted.verdict = Some(Verdict::Miss(MissCause::Damaged)),
+                Granted::No | Granted::Later => {}
+            }
+        }
+        self.wanted[at].looked
     }
 
     /// A batch was read.

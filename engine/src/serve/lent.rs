@@ -14,6 +14,7 @@ use pagelith_transport::link::{Link, Push};
 use rustc_hash::FxHashMap;
 
 use super::World;
+use crate::core::Core;
 use crate::frame_io::Held;
 use crate::frames::FrameRef;
 use crate::locate;
@@ -24,6 +25,8 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Most bytes of the arena that a link has at a time: an eighth, and at most so many.
 const LENT_BYTES_MAX: u64 = 64 << 20;
 const LENT_SHARE: u64 = 8;
+/// So many objects are sent on before the others are: the client begins with them, or wakes up, meanwhile.
+const FIRST: usize = 2;
 
 /// What a link has of the arena.
 #[derive(Default)]
@@ -47,13 +50,20 @@ pub(super) struct Wish {
     pub may_show: bool,
 }
 
+impl Wish {
+    /// Bytes that are wanted.
+    fn length(&self) -> u64 {
+        self.stretch.end - self.stretch.start
+    }
+}
+
 /// What became of a wish.
 pub(super) enum Granted {
     /// On its way, with these checksums of the blocks that the stretch lies in; how many objects were put with it, or 0.
     Sent(Vec<Checksum>, u32),
     /// Its bytes changed in memory: it is gone from there.
     Damaged,
-    /// Not now: the link has enough.
+    /// Not now: the link has no room.
     Later,
     /// Not from DRAM, or not as it is wanted.
     No,
@@ -83,72 +93,153 @@ impl Lent {
     }
 }
 
-/// Send an object from the arena, if it is there.
+/// Send objects from the arena, those that are there, in their order: what became of the first so many of them. All are looked up in
+/// one section, as a batch of the store's own is.
 pub(super) fn grant(
     world: &mut World,
     link: &mut dyn Link,
-    wish: &Wish,
+    wishes: &[Wish],
     options: &crate::Options,
-) -> Granted {
+) -> Vec<Granted> {
     let shared = world.session.io.shared.clone();
-    let length = wish.stretch.end - wish.stretch.start;
-    let most = (shared.config.arena_bytes() / LENT_SHARE).min(LENT_BYTES_MAX);
-    if length > most || length == 0 {
-        return Granted::No;
-    }
-    if world.lent.bytes + length > most || link.room().pushes == 0 {
-        return Granted::Later;
-    }
-    let at = recency(&shared, options);
-    let at = Recency { depth: at.depth.saturating_add(wish.behind), ..at };
-    let fits = |have: u64| if wish.whole { have == wish.stretch.end } else { wish.stretch.end <= have };
-    let mut core = shared.lock();
-    let Some((held, member)) = locate::hold_in_memory(&shared, &mut core, &wish.key, at, fits) else {
-        return Granted::No;
+    let held = hold(&shared, wishes, &world.lent, link.room().pushes, options);
+    let mut noted = Noted::default();
+    let mut is_full = false;
+    let send = |(wish, held): (&Wish, Option<(Held, usize)>)| {
+        let Some((held, member)) = held else { return Granted::No };
+        // Behind what the link had no room for nothing is sent.
+        let granted = match is_full {
+            true => Granted::Later,
+            false => send(world, link, wish, &held, member, &mut noted),
+        };
+        match &granted {
+            Granted::Sent(..) => {}
+            Granted::Damaged => noted.damaged.push(held.frame),
+            Granted::No | Granted::Later => {
+                is_full = true;
+                noted.back.push(held.frame);
+            }
+        }
+        granted
     };
-    drop(core);
+    let granted = wishes.iter().zip(held).map(send).collect();
+    noted.note(&shared);
+    granted
+}
+
+/// Hold the frames of these objects, of those that are in DRAM, as far as a link that has `lent` and room for so many pushes may
+/// have them.
+fn hold(
+    shared: &Shared,
+    wishes: &[Wish],
+    lent: &Lent,
+    mut pushes: usize,
+    options: &crate::Options,
+) -> Vec<Option<(Held, usize)>> {
+    let most = (shared.config.arena_bytes() / LENT_SHARE).min(LENT_BYTES_MAX);
+    let mut left = most.saturating_sub(lent.bytes);
+    let at = recency(shared, options);
+    let mut held = Vec::with_capacity(wishes.len());
+    let mut core = shared.lock();
+    prefetch(shared, &core, wishes);
+    for wish in wishes {
+        let length = wish.length();
+        if length > most || length == 0 {
+            held.push(None);
+            continue;
+        }
+        if length > left || pushes == 0 {
+            break;
+        }
+        let at = Recency { depth: at.depth.saturating_add(wish.behind), ..at };
+        let fits =
+            |have: u64| if wish.whole { have == wish.stretch.end } else { wish.stretch.end <= have };
+        let found = locate::hold_in_memory(shared, &mut core, &wish.key, at, fits);
+        if found.is_some() {
+            left -= length;
+            pushes -= 1;
+        }
+        held.push(found);
+    }
+    held
+}
+
+/// Bring what these objects are found by into the cache, all of it at once. Changes nothing.
+fn prefetch(shared: &Shared, core: &Core, wishes: &[Wish]) {
+    // One miss of the cache has nothing to overlap with.
+    if wishes.len() < 2 {
+        return;
+    }
+    let fingerprint = |wish: &Wish| shared.fingerprint(&wish.key, core.generation(wish.key.namespace()));
+    let fingerprints: Vec<u128> = wishes.iter().map(fingerprint).collect();
+    core.index.prefetch(&fingerprints);
+    let frames = fingerprints.iter().filter_map(|fingerprint| core.index.find(*fingerprint).next()?.frame);
+    core.frames.prefetch(frames);
+}
+
+/// What is noted of a grant, in one section behind it.
+#[derive(Default)]
+struct Noted {
+    hits: u64,
+    bytes: u64,
+    unverified: u64,
+    damaged: Vec<FrameRef>,
+    /// Held, and not sent.
+    back: Vec<FrameRef>,
+}
+
+impl Noted {
+    fn note(self, shared: &Shared) {
+        if self.hits == 0 && self.damaged.is_empty() && self.back.is_empty() {
+            return;
+        }
+        let mut core = shared.lock();
+        core.counters.hits_memory += self.hits;
+        core.counters.bytes_memory += self.bytes;
+        core.counters.hits_unverified += self.unverified;
+        for frame in self.damaged {
+            core.counters.miss(crate::MissCause::Damaged);
+            // What the arena holds is not what was put: the frame goes, with all that it says.
+            core.drop_frame(frame.id, false);
+            core.release_frame(frame);
+        }
+        self.back.into_iter().for_each(|frame| core.release_frame(frame));
+    }
+}
+
+/// Send one that is held; it is lent then.
+fn send(
+    world: &mut World,
+    link: &mut dyn Link,
+    wish: &Wish,
+    held: &Held,
+    member: usize,
+    noted: &mut Noted,
+) -> Granted {
+    let shared = &world.session.io.shared;
     let parts = vec![cut(held.part(&shared.memory, member), wish)];
     // Who is shown the bytes compares them with what was put, and so does who is sent them; who finds others asks again.
     let asks_again = link.facts().features & Feature::AsksAgain.bit() != 0;
     let spared = wish.may_show && (asks_again || link.shows(&parts));
     let sampled = world.session.io.sampler.next() || !wish.may_show;
     let (verify, unverified) = (sampled && !spared, !sampled && !spared);
-    let mut core = shared.lock();
-    core.counters.hits_memory += 1;
-    core.counters.bytes_memory += length;
-    core.counters.hits_unverified += u64::from(unverified);
-    drop(core);
-    let held_members = held.data.visible_members();
-    let Some(sums) = proofs(&shared, &held, member, wish, verify) else {
-        let mut core = shared.lock();
-        core.counters.hits_memory -= 1;
-        core.counters.bytes_memory -= length;
-        core.counters.miss(crate::MissCause::Damaged);
-        // What the arena holds is not what was put: the frame goes, with all that it says.
-        core.drop_frame(held.frame.id, false);
-        core.release_frame(held.frame);
-        return Granted::Damaged;
-    };
-    world.lent.last += 1;
-    let token = world.lent.last;
+    let Some(sums) = proofs(shared, held, member, wish, verify) else { return Granted::Damaged };
+    let (token, length) = (world.lent.last + 1, wish.length());
     let push = Push { op: wish.op, item: wish.item, offset: 0, parts, token, may_show: wish.may_show };
-    match link.push(push) {
-        Ok(()) => {
-            world.pushed.sent(wish.op);
-            world.lent.frames.insert(token, (held.frame, length));
-            world.lent.bytes += length;
-            Granted::Sent(sums, held_members)
-        }
-        Err(push) => {
-            drop(push);
-            let mut core = shared.lock();
-            core.counters.hits_memory -= 1;
-            core.counters.bytes_memory -= length;
-            core.counters.hits_unverified -= u64::from(unverified);
-            core.release_frame(held.frame);
-            Granted::Later
-        }
+    if link.push(push).is_err() {
+        return Granted::Later;
     }
+    world.pushed.sent(wish.op);
+    world.lent.last = token;
+    world.lent.frames.insert(token, (held.frame, length));
+    world.lent.bytes += length;
+    if wish.behind as usize + 1 == FIRST {
+        link.send_on();
+    }
+    noted.hits += 1;
+    noted.bytes += length;
+    noted.unverified += u64::from(unverified);
+    Granted::Sent(sums, held.data.visible_members())
 }
 
 fn cut(part: Part, wish: &Wish) -> Part {

@@ -6,10 +6,12 @@
 //! - What was copied out of a client's memory is put only if it has such checksums: who shows bytes may have given up
 //!   meanwhile, and have others there.
 
+mod offered;
+
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
+use pagelith_layouts::checksum::Checksum;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::pull::{self, PullItem};
@@ -17,10 +19,10 @@ use pagelith_layouts::wire::put::Puts;
 use pagelith_layouts::wire::request::{Ask, Verb};
 use pagelith_layouts::wire::{Frame, Kind};
 use pagelith_tiers::policy::{FrameId, Recency};
-use pagelith_tiers::ssd::read::Verifier;
 use pagelith_transport::link::Link;
 use pagelith_transport::shown::Shown;
 
+use self::offered::{Memory, Offered};
 use super::answer::{Answered, Verdict};
 use super::{Manner, World};
 use crate::batch::{Options, Put, PutGroup, Source};
@@ -30,38 +32,19 @@ use crate::frames::FrameData;
 use crate::groups::{self, Joined};
 use crate::index::Entry;
 use crate::outcome::{PutDone, PutOutcome, Ticket};
-use crate::put::placed::{self, Arrived, Arriving, SetAside};
+use crate::put::placed::{self, SetAside};
 use crate::put::{self, Kind as Together, Size};
-use crate::remote::verify;
 use crate::session::recency;
+use crate::published::CoreGuard;
 use crate::shared::Shared;
 use crate::visibility::Sight;
 
 /// Bytes that are copied in the time of a wake-up, some 40 us.
 const NUDGE_BYTES: u64 = 256 << 10;
-
-/// One object to be put.
-struct Offered {
-    key: ObjectKey,
-    length: u64,
-    /// Of its blocks, as the client has them; empty for the store's own.
-    sums: Vec<Checksum>,
-    /// Where they lie in the client's memory, if it shows them.
-    shown: Option<Shown>,
-    memory: Memory,
-    verdict: Option<Verdict>,
-}
-
-/// The memory that an object's bytes are in.
-enum Memory {
-    None,
-    /// On their way; the link has it.
-    Arriving(Arriving),
-    /// Here, and what they should be.
-    Whole(Arrived),
-    /// Here, and something else.
-    Wrong,
-}
+/// Groups of a run, and bytes of one unless its first group has more. They are looked up in one section, memory is set aside for them
+/// in one, and they are stored together.
+const RUN_GROUPS: usize = 8;
+const RUN_BYTES: u64 = 512 << 10;
 
 enum State {
     New,
@@ -139,19 +122,22 @@ impl PutOp {
         }
     }
 
-    /// A group was stored, or was not.
+    /// Groups were stored, or were not.
     pub fn done(&mut self, shared: &Shared, ticket: Ticket, done: Vec<PutDone>) {
-        let Some(at) = self.groups.iter().position(|group| is_storing(&group.state, ticket)) else {
-            return;
-        };
-        let group = &mut self.groups[at];
-        if let State::Committing(_, joined) = std::mem::replace(&mut group.state, State::Done) {
-            let outcome = joined.committed(shared, done);
-            self.settle(at, || verdict(outcome.clone()));
-            return;
-        }
-        for (object, done) in self.offered[group.objects.clone()].iter_mut().zip(done) {
-            object.verdict = Some(verdict(done.outcome));
+        let mut done = done.into_iter();
+        for at in 0..self.groups.len() {
+            let group = &mut self.groups[at];
+            if !is_storing(&group.state, ticket) {
+                continue;
+            }
+            if let State::Committing(_, joined) = std::mem::replace(&mut group.state, State::Done) {
+                let outcome = joined.committed(shared, done.collect());
+                self.settle(at, || verdict(outcome.clone()));
+                return;
+            }
+            for (object, done) in self.offered[group.objects.clone()].iter_mut().zip(&mut done) {
+                object.verdict = Some(verdict(done.outcome));
+            }
         }
     }
 
@@ -168,23 +154,21 @@ impl PutOp {
             link.retract(id);
             self.give_up();
         }
-        for at in 0..self.groups.len() {
-            match self.groups[at].state {
-                State::New => {
-                    if is_last && self.is_soon_over(at) {
-                        link.nudge();
-                    }
-                    if !self.begin(world, link, id, at) {
-                        break;
-                    }
-                }
-                State::Whole | State::Pulled(_) | State::Storing(_) | State::Committing(..) | State::Done => {
-                }
+        let (mut at, mut whole) = (0, Vec::new());
+        while at < self.groups.len() {
+            // What does not begin now waits, with all behind it.
+            if matches!(self.groups[at].state, State::New) && !self.begin(world, link, id, at, is_last) {
+                break;
             }
             if matches!(self.groups[at].state, State::Whole) {
-                self.store(world, id, at);
+                whole.push(at);
+            }
+            at += 1;
+            if whole.len() == RUN_GROUPS {
+                self.store(world, id, std::mem::take(&mut whole));
             }
         }
+        self.store(world, id, whole);
         let over = self.groups.iter().all(|group| is_done(&group.state));
         over.then(|| {
             let late = |key: &ObjectKey| Verdict::Failed(Error::busy(format!("the time was up key={key}")));
@@ -193,9 +177,9 @@ impl PutOp {
         })
     }
 
-    /// Whether from group `at` on nothing is left but to copy, for as long as a wake-up takes.
-    fn is_soon_over(&self, at: usize) -> bool {
-        let left = &self.offered[self.groups[at].objects.start..];
+    /// Whether from object `item` on nothing is left but to copy, for as long as a wake-up takes.
+    fn is_soon_over(&self, item: usize) -> bool {
+        let left = &self.offered[item..];
         let bytes: u64 = left.iter().map(|o| o.length).sum();
         (NUDGE_BYTES / 2..=NUDGE_BYTES).contains(&bytes) && left.iter().all(|o| o.shown.is_some())
     }
@@ -221,36 +205,42 @@ impl PutOp {
         }
     }
 
-    /// Settle a group without its bytes, or pull them; false if there is no room for them now.
-    fn begin(&mut self, world: &mut World, link: &mut dyn Link, id: OpId, at: usize) -> bool {
-        let objects = self.groups[at].objects.clone();
-        // Whether an open group has it already is found when it is put there.
-        if self.into.is_none() && self.is_present(world.shared(), &self.groups[at]) {
-            self.settle(at, || Verdict::Put(PutOutcome::AlreadyPresent));
+    /// Settle the groups of a run without their bytes, or pull them, from group `at` on and at least that one; false if there is
+    /// no room for it now.
+    fn begin(
+        &mut self,
+        world: &mut World,
+        link: &mut dyn Link,
+        id: OpId,
+        at: usize,
+        is_last: bool,
+    ) -> bool {
+        let mut run = self.run(at);
+        self.settle_known(world.shared(), &mut run);
+        if run.is_empty() {
             return true;
         }
-        if let Err(error) = self.check(world.shared(), at) {
-            self.settle(at, || Verdict::Failed(error.clone()));
-            return true;
-        }
-        let room = link.room();
-        if room.frames == 0 || room.exposures < objects.len() {
-            return false;
-        }
-        let lengths: Vec<u64> = self.offered[objects.clone()].iter().map(|o| o.length).collect();
-        let memory = match placed::set_aside(&world.session.io.shared, &lengths) {
-            SetAside::Now(memory) => memory,
-            SetAside::Later => return false,
-            SetAside::Full => {
-                let bytes: u64 = lengths.iter().sum();
-                world.shared().lock().counters.puts_busy += lengths.len() as u64;
-                let detail = format!("arena is full of pages in use bytes={bytes}");
-                self.settle(at, || Verdict::Failed(Error::busy(detail.clone())));
-                return true;
+        let memory = loop {
+            match self.set_aside(world, link, &run) {
+                SetAside::Now(memory) => break memory,
+                // What has no room together may have some one after the other.
+                SetAside::Later | SetAside::Full if run.len() > 1 => run.truncate(1),
+                SetAside::Later => return false,
+                SetAside::Full => {
+                    let objects = self.objects(&run);
+                    let bytes: u64 = objects.iter().map(|item| self.offered[*item].length).sum();
+                    world.shared().lock().counters.puts_busy += objects.len() as u64;
+                    let detail = format!("arena is full of pages in use bytes={bytes}");
+                    self.settle(run[0], || Verdict::Failed(Error::busy(detail.clone())));
+                    return true;
+                }
             }
         };
-        let mut pulls = Vec::with_capacity(memory.len());
-        for (item, (arriving, part)) in objects.clone().zip(memory) {
+        let mut pulls = Vec::new();
+        for (item, (arriving, part)) in self.objects(&run).into_iter().zip(memory) {
+            if is_last && self.is_soon_over(item) {
+                link.nudge();
+            }
             let object = &mut self.offered[item];
             object.memory = Memory::Arriving(arriving);
             if let Some(shown) = object.shown.take() {
@@ -263,27 +253,78 @@ impl PutOp {
                 return false;
             }
         }
-        if pulls.is_empty() {
-            self.groups[at].state = State::Whole;
-            return true;
-        }
-        if link.send(Frame::new(Kind::Pull, id, pull::encode(&pulls))).is_err() {
+        if !pulls.is_empty() && link.send(Frame::new(Kind::Pull, id, pull::encode(&pulls))).is_err() {
             link.retract(id);
             return false;
         }
-        self.groups[at].state = State::Pulled(pulls.len());
+        for at in run {
+            let group = &mut self.groups[at];
+            let is_pulled = |pull: &&PullItem| group.objects.contains(&(pull.item as usize));
+            group.state = match pulls.iter().filter(is_pulled).count() {
+                0 => State::Whole,
+                pulled => State::Pulled(pulled),
+            };
+        }
         true
+    }
+
+    /// Groups from `at` on that begin together.
+    fn run(&self, at: usize) -> Vec<usize> {
+        let bytes_of = |at: usize| -> u64 {
+            self.offered[self.groups[at].objects.clone()].iter().map(|o| o.length).sum()
+        };
+        let mut bytes = bytes_of(at);
+        let fits = |at: &usize| {
+            bytes = bytes.saturating_add(bytes_of(*at));
+            matches!(self.groups[*at].state, State::New) && bytes <= RUN_BYTES
+        };
+        let behind = (at + 1..self.groups.len()).take(RUN_GROUPS - 1).take_while(fits);
+        std::iter::once(at).chain(behind).collect()
+    }
+
+    /// Numbers of the objects of these groups.
+    fn objects(&self, run: &[usize]) -> Vec<usize> {
+        run.iter().flat_map(|at| self.groups[*at].objects.clone()).collect()
+    }
+
+    /// Settle those that need no bytes: they are here, or are refused whatever they are like.
+    fn settle_known(&mut self, shared: &Shared, run: &mut Vec<usize>) {
+        let mut core = shared.lock();
+        put::prefetch(shared, &core, run.iter().map(|at| self.offered[self.groups[*at].objects.start].key));
+        // Whether an open group has it already is found when it is put there.
+        let looks = self.into.is_none() && !shared.config.constant_fingerprint();
+        let here: Vec<bool> =
+            run.iter().map(|at| looks && self.is_present(shared, &mut core, &self.groups[*at])).collect();
+        drop(core);
+        let mut here = here.into_iter();
+        run.retain(|at| {
+            if here.next() == Some(true) {
+                self.settle(*at, || Verdict::Put(PutOutcome::AlreadyPresent));
+            } else if let Err(error) = self.check(shared, *at) {
+                self.settle(*at, || Verdict::Failed(error.clone()));
+            } else {
+                return true;
+            }
+            false
+        });
+    }
+
+    /// Memory for all objects of these groups, or for none.
+    fn set_aside(&self, world: &World, link: &dyn Link, run: &[usize]) -> SetAside {
+        let objects = self.objects(run);
+        let room = link.room();
+        if room.frames == 0 || room.exposures < objects.len() {
+            return SetAside::Later;
+        }
+        let lengths: Vec<u64> = objects.iter().map(|item| self.offered[*item].length).collect();
+        placed::set_aside(&world.session.io.shared, &lengths)
     }
 
     /// Whether the group is here as it was put, so that its bytes need not travel: one object by the index (what is wrong
     /// about that by chance is an object that is not stored, once in 2^128), several only where one frame holds exactly
     /// these. What lies apart, or on SSD alone, has to be looked at by who stores it.
-    fn is_present(&self, shared: &Shared, group: &Group) -> bool {
+    fn is_present(&self, shared: &Shared, core: &mut CoreGuard<'_>, group: &Group) -> bool {
         let objects = &group.objects;
-        if shared.config.constant_fingerprint() {
-            return false;
-        }
-        let mut core = shared.lock();
         let here = |o: &Offered| {
             let fingerprint = shared.fingerprint(&o.key, core.generation(o.key.namespace()));
             let fits = |e: &Entry| u64::from(e.length) == o.length && core.is_visible(e);
@@ -310,49 +351,53 @@ impl PutOp {
             depth: self.manner.options.depth.saturating_add(objects.start as u32),
             ..recency(shared, &self.manner.options)
         };
-        let all = exists::under(shared, &mut core, keys, at).into_iter().all(|here| here);
+        let all = exists::under(shared, core, keys, at).into_iter().all(|here| here);
         core.counters.puts_present += if all { objects.len() as u64 } else { 0 };
         all
     }
 
-    /// Store what was pulled, if it is what it should be.
-    fn store(&mut self, world: &mut World, id: OpId, at: usize) {
-        let objects = self.groups[at].objects.clone();
-        if let Some(key) = self.offered[objects.clone()]
-            .iter()
-            .find(|o| !matches!(o.memory, Memory::Whole(_)))
-            .map(|o| o.key)
-        {
-            let detail = format!("bytes arrived that do not have the checksums sent with them key={key}");
-            self.settle(at, || Verdict::Failed(Error::new(ErrorKind::Unavailable, detail.clone())));
-            return;
-        }
-        if let Some(into) = &self.into {
-            let put = |o: &mut Offered| {
-                let arrived = o.take()?;
-                Some(into.put_arrived(world.shared(), &o.key, arrived))
-            };
-            // Objects that a client says are one group have one outcome here: the worst.
-            let worst = self.offered[objects].iter_mut().filter_map(put).max_by_key(Result::is_err);
-            if let Some(outcome) = worst {
-                self.settle(at, || verdict(outcome.clone()));
-            }
-            return;
-        }
+    /// Store groups whose bytes are all here, each if they are what they should be.
+    fn store(&mut self, world: &mut World, id: OpId, whole: Vec<usize>) {
         let left = self.manner.deadline.since(world.shared().now());
-        let depth = self.manner.options.depth.saturating_add(at as u32);
-        let options = Options { timeout: Some(left), depth, ..self.manner.options };
-        if self.required.is_some() {
-            if let Err(error) = self.store_part(world, id, at, options) {
-                self.settle(at, || Verdict::Failed(error.clone()));
+        let own = self.manner.options;
+        let options = |at: usize| {
+            let depth = own.depth.saturating_add(at as u32);
+            Options { timeout: Some(left), depth, ..own }
+        };
+        let (mut together, mut groups) = (Vec::new(), Vec::new());
+        for at in whole {
+            let options = options(at);
+            let objects = &mut self.offered[self.groups[at].objects.clone()];
+            if let Some(wrong) = objects.iter().find(|o| !matches!(o.memory, Memory::Whole(_))) {
+                let detail =
+                    format!("bytes arrived that do not have the checksums sent with them key={}", wrong.key);
+                self.settle(at, || {
+                    Verdict::Failed(Error::new(ErrorKind::Unavailable, detail.clone()))
+                });
+            } else if let Some(into) = &self.into {
+                let put = |o: &mut Offered| {
+                    let arrived = o.take()?;
+                    Some(into.put_arrived(world.shared(), &o.key, arrived))
+                };
+                // Objects that a client says are one group have one outcome here: the worst.
+                let worst = objects.iter_mut().filter_map(put).max_by_key(Result::is_err);
+                if let Some(outcome) = worst {
+                    self.settle(at, || verdict(outcome.clone()));
+                }
+            } else if self.required.is_some() {
+                if let Err(error) = self.store_part(world, id, at, options) {
+                    self.settle(at, || Verdict::Failed(error.clone()));
+                }
+            } else {
+                let put = |o: &mut Offered| Some(Put { key: o.key, source: Source::arrived(o.take()?) });
+                let objects = objects.iter_mut().filter_map(put).collect();
+                groups.push(PutGroup { objects, base: self.groups[at].base });
+                together.push(at);
             }
-            return;
         }
-        let put = |o: &mut Offered| Some(Put { key: o.key, source: Source::arrived(o.take()?) });
-        let puts = self.offered[objects].iter_mut().filter_map(put).collect();
-        let group = PutGroup { objects: puts, base: self.groups[at].base };
-        let ticket = world.session.submit_put(vec![group], options);
-        self.groups[at].state = State::Storing(ticket);
+        let Some(first) = together.first() else { return };
+        let ticket = world.session.submit_put(groups, options(*first));
+        together.iter().for_each(|at| self.groups[*at].state = State::Storing(ticket));
         world.batches.insert(ticket, id);
     }
 
@@ -387,47 +432,6 @@ impl PutOp {
             None => Together::Single,
         };
         put::check(shared, together, &sizes)
-    }
-}
-
-impl Offered {
-    /// All of its bytes are here, or shown: note whether they are those that were offered.
-    fn arrived(
-        &mut self,
-        mut parts: Vec<Part>,
-        shown: Option<&Shown>,
-        block_bytes: u32,
-        through: &mut Vec<u8>,
-    ) {
-        let Memory::Arriving(arriving) = std::mem::replace(&mut self.memory, Memory::None) else { return };
-        let all = 0..self.length;
-        let sums = match (shown, &mut parts[..]) {
-            (Some(shown), [part]) => verify::copied_through(through, part, &all, shown),
-            (Some(shown), parts) => verify::copied(parts, &all, shown),
-            (None, parts) => verify::sums(parts, &all),
-        };
-        let part = parts.pop();
-        let right = |sums: &Vec<Checksum>| match &part {
-            _ if self.sums.is_empty() => shown.is_none(),
-            _ if block_bytes == BLOCK_BYTES => *sums == self.sums,
-            // Of blocks of another length.
-            Some(part) => {
-                let mut verifier = Verifier::new(self.sums.iter().copied(), 0, self.length, block_bytes);
-                verifier.update(part.bytes()).is_ok() && verifier.is_complete()
-            }
-            None => false,
-        };
-        self.memory = match (sums.filter(right), part) {
-            (Some(sums), Some(part)) => Memory::Whole(arriving.arrived(vec![part], sums)),
-            _ => Memory::Wrong,
-        };
-    }
-
-    fn take(&mut self) -> Option<Arrived> {
-        match std::mem::replace(&mut self.memory, Memory::None) {
-            Memory::Whole(arrived) => Some(arrived),
-            Memory::None | Memory::Arriving(_) | Memory::Wrong => None,
-        }
     }
 }
 

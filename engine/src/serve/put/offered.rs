@@ -1,0 +1,75 @@
+//! One object on its way into the store: where its bytes are, and whether they are those that were offered.
+
+use pagelith_io::buffer::Part;
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
+use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::ssd::read::Verifier;
+use pagelith_transport::shown::Shown;
+
+use super::super::answer::Verdict;
+use crate::put::placed::{Arrived, Arriving};
+use crate::remote::verify;
+
+/// One object to be put.
+pub(super) struct Offered {
+    pub key: ObjectKey,
+    pub length: u64,
+    /// Of its blocks, as the client has them; empty for the store's own.
+    pub sums: Vec<Checksum>,
+    /// Where they lie in the client's memory, if it shows them.
+    pub shown: Option<Shown>,
+    pub memory: Memory,
+    pub verdict: Option<Verdict>,
+}
+
+/// The memory that an object's bytes are in.
+pub(super) enum Memory {
+    None,
+    /// On their way; the link has it.
+    Arriving(Arriving),
+    /// Here, and what they should be.
+    Whole(Arrived),
+    /// Here, and something else.
+    Wrong,
+}
+
+impl Offered {
+    /// All of its bytes are here, or shown: note whether they are those that were offered.
+    pub fn arrived(
+        &mut self,
+        mut parts: Vec<Part>,
+        shown: Option<&Shown>,
+        block_bytes: u32,
+        through: &mut Vec<u8>,
+    ) {
+        let Memory::Arriving(arriving) = std::mem::replace(&mut self.memory, Memory::None) else { return };
+        let all = 0..self.length;
+        let sums = match (shown, &mut parts[..]) {
+            (Some(shown), [part]) => verify::copied_through(through, part, &all, shown),
+            (Some(shown), parts) => verify::copied(parts, &all, shown),
+            (None, parts) => verify::sums(parts, &all),
+        };
+        let part = parts.pop();
+        let right = |sums: &Vec<Checksum>| match &part {
+            _ if self.sums.is_empty() => shown.is_none(),
+            _ if block_bytes == BLOCK_BYTES => *sums == self.sums,
+            // Of blocks of another length.
+            Some(part) => {
+                let mut verifier = Verifier::new(self.sums.iter().copied(), 0, self.length, block_bytes);
+                verifier.update(part.bytes()).is_ok() && verifier.is_complete()
+            }
+            None => false,
+        };
+        self.memory = match (sums.filter(right), part) {
+            (Some(sums), Some(part)) => Memory::Whole(arriving.arrived(vec![part], sums)),
+            _ => Memory::Wrong,
+        };
+    }
+
+    pub fn take(&mut self) -> Option<Arrived> {
+        match std::mem::replace(&mut self.memory, Memory::None) {
+            Memory::Whole(arrived) => Some(arrived),
+            Memory::None | Memory::Arriving(_) | Memory::Wrong => None,
+        }
+    }
+}
