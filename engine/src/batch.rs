@@ -10,6 +10,7 @@ use pagelith_io::buffer::{AlignedBuf, Keep, Part};
 use pagelith_layouts::key::ObjectKey;
 
 use crate::put::placed::Arrived;
+use crate::put::vouched::Vouched;
 
 /// One request of a cache controller (one prompt, say): what is asked for under it counts as equally recent,
 /// deeper pages before shallower ones. From [`crate::Store::begin_request`].
@@ -34,18 +35,27 @@ pub struct Options {
 #[derive(Debug)]
 pub struct Source {
     pub(crate) parts: Vec<Part>,
-    /// Bytes that are in the arena already; then there are no parts.
-    pub(crate) arrived: Option<Arrived>,
+    /// Where they are instead, if there are no parts.
+    pub(crate) elsewhere: Option<Elsewhere>,
+}
+
+/// Where the bytes of an object are that came over a link.
+#[derive(Debug)]
+pub(crate) enum Elsewhere {
+    /// In the arena already.
+    Arrived(Arrived),
+    /// In the client's memory.
+    Shown(Vouched),
 }
 
 impl Source {
     pub(crate) fn of(parts: Vec<Part>) -> Source {
-        Source { parts, arrived: None }
+        Source { parts, elsewhere: None }
     }
 
-    /// Bytes that are in the arena already.
-    pub(crate) fn arrived(arrived: Arrived) -> Source {
-        Source { parts: Vec::new(), arrived: Some(arrived) }
+    /// Bytes that came over a link.
+    pub(crate) fn elsewhere(elsewhere: Elsewhere) -> Source {
+        Source { parts: Vec::new(), elsewhere: Some(elsewhere) }
     }
 
     /// Store a buffer's bytes; it comes back when the put is done.
@@ -81,7 +91,12 @@ impl Source {
     /// Sum of the pieces' lengths in bytes.
     pub fn len(&self) -> u64 {
         let parts: u64 = self.parts.iter().map(|p| p.len() as u64).sum();
-        parts + self.arrived.as_ref().map_or(0, Arrived::length)
+        parts
+            + match &self.elsewhere {
+                None => 0,
+                Some(Elsewhere::Arrived(arrived)) => arrived.length(),
+                Some(Elsewhere::Shown(vouched)) => vouched.length(),
+            }
     }
 
     /// Whether there is no byte.

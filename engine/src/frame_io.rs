@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pagelith_io::buffer::{Keep, Part};
 use pagelith_io::kept::Inside;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
-use pagelith_tiers::dram::arena::{ArenaMemory, Extent};
+use pagelith_tiers::dram::arena::{ArenaMemory, Extent, ExtentWriter};
 
 use crate::frames::FrameData;
 
@@ -24,16 +24,24 @@ impl Unpublished {
     /// Copy `parts` in; the checksum of each block.
     pub fn fill(&self, memory: &Arc<ArenaMemory>, parts: &[&[u8]]) -> Option<Vec<Checksum>> {
         let mut sums = Vec::with_capacity(self.0.bytes.div_ceil(BLOCK_BYTES.into()) as usize);
+        self.writer(memory).fill(parts, BLOCK_BYTES, |_, block| sums.push(checksum(block))).ok()?;
+        Some(sums)
+    }
+
+    /// Let `copy` write all of it.
+    pub fn fill_with<T>(&self, memory: &Arc<ArenaMemory>, copy: impl FnOnce(&mut [u8]) -> T) -> T {
+        self.writer(memory).fill_with(copy)
+    }
+
+    fn writer(&self, memory: &Arc<ArenaMemory>) -> ExtentWriter {
         // SAFETY: the allocator gives a page to one extent at a time, and the extent is in no frame, so no
         // reader, part or other writer of its pages exists.
-        let mut writer = unsafe { memory.writer(self.0) };
-        writer.fill(parts, BLOCK_BYTES, |_, block| sums.push(checksum(block))).ok()?;
-        Some(sums)
+        unsafe { memory.writer(self.0) }
     }
 
     /// The memory, padding and all, for bytes to arrive in. `keep` owns the extent, and keeps the arena.
     pub fn into_part(self, memory: &ArenaMemory, keep: Keep) -> Part {
-        // SAFETY: as in `fill`, and whoever owns the extent gives it to a frame or back to the allocator only when `keep` was
+        // SAFETY: as in `writer`, and whoever owns the extent gives it to a frame or back to the allocator only when `keep` was
         // dropped, which the part holds.
         unsafe { memory.exclusive_part(self.0, keep) }
     }

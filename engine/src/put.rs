@@ -15,6 +15,7 @@
 pub(crate) mod admit;
 pub(crate) mod placed;
 pub(crate) mod publish;
+pub(crate) mod vouched;
 
 use pagelith_io::buffer::Part;
 use pagelith_layouts::align::align_up;
@@ -26,11 +27,12 @@ use pagelith_layouts::record::{self, MEMBERS_MAX, OBJECT_BYTES_MAX};
 use pagelith_tiers::dram::arena::Extent;
 
 use crate::core::Core;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::frame_io::Unpublished;
 use crate::frames::{FrameMember, FrameRef};
 use crate::index::SsdPlace;
 use crate::outcome::PutOutcome;
+use crate::put::vouched::Vouched;
 use crate::shared::Shared;
 
 /// Bring what these pages' admission will look at into the cache, all of it at once: what the index has of them, and of
@@ -87,6 +89,8 @@ pub(crate) enum Bytes<'a> {
     Arena(FrameMember),
     /// In the arena already, where they arrived.
     Placed(placed::Arrived),
+    /// In a client's memory.
+    Shown(&'a Vouched),
 }
 
 /// What the store has to know of an object before it looks at its bytes.
@@ -137,12 +141,14 @@ pub(crate) struct Copied {
     fetched: bool,
     /// All of it is there.
     whole: bool,
+    /// An object that is something else than its client vouched for.
+    wrong: Option<ObjectKey>,
 }
 
 impl Copied {
     /// Whether it is what was vouched for: the checksums of each object's blocks, in their order.
     pub fn is<'a>(&self, mut sums: impl Iterator<Item = &'a Vec<Checksum>>) -> bool {
-        self.whole && self.members.iter().all(|m| sums.next() == Some(&m.checksums))
+        self.whole && self.wrong.is_none() && self.members.iter().all(|m| sums.next() == Some(&m.checksums))
     }
 
     /// It is not made visible: its memory is free again.
@@ -285,11 +291,22 @@ pub(crate) fn expire(shared: &Shared, core: &mut Core) {
     core.drop_expired_groups(now);
 }
 
-/// Step 2.
-pub(crate) fn copy(shared: &Shared, group: Vec<Incoming<'_>>, admitted: Admitted) -> Copied {
+/// Bytes came that are not those that were to come.
+pub(crate) fn unlike(key: &ObjectKey) -> Error {
+    let detail = format!("bytes arrived that do not have the checksums sent with them key={key}");
+    Error::new(ErrorKind::Unavailable, detail)
+}
+
+/// Step 2. What clients show is copied through the memory `through`.
+pub(crate) fn copy(
+    shared: &Shared,
+    group: Vec<Incoming<'_>>,
+    admitted: Admitted,
+    through: &mut Vec<u8>,
+) -> Copied {
     let Admitted { generation, fingerprints, extents, here, open, fetched, .. } = admitted;
     let mut members = Vec::with_capacity(group.len());
-    let mut whole = true;
+    let (mut whole, mut wrong) = (true, None);
     for ((object, extent), fingerprint) in group.into_iter().zip(extents).zip(fingerprints) {
         let lent: Vec<&[u8]>;
         let (pieces, extent) = match (object.bytes, extent) {
@@ -304,12 +321,21 @@ pub(crate) fn copy(shared: &Shared, group: Vec<Incoming<'_>>, admitted: Admitted
                 }
                 continue;
             }
+            (Bytes::Shown(vouched), Some(extent)) => {
+                let checksums = vouched.copy(&Unpublished::new(extent), &shared.memory, through);
+                if checksums.is_none() {
+                    wrong = Some(object.key);
+                }
+                let checksums = checksums.unwrap_or_default();
+                members.push(FrameMember { key: object.key, fingerprint, extent, checksums });
+                continue;
+            }
             (Bytes::Lent(parts), Some(extent)) => {
                 lent = parts.iter().map(Part::bytes).collect();
                 (&lent[..], extent)
             }
             (Bytes::Adopted(bytes), Some(extent)) => (&[bytes][..], extent),
-            (Bytes::Lent(_) | Bytes::Adopted(_), None) => {
+            (Bytes::Lent(_) | Bytes::Adopted(_) | Bytes::Shown(_), None) => {
                 whole = false;
                 continue;
             }
@@ -319,7 +345,7 @@ pub(crate) fn copy(shared: &Shared, group: Vec<Incoming<'_>>, admitted: Admitted
         let checksums = checksums.unwrap_or_default();
         members.push(FrameMember { key: object.key, fingerprint, extent, checksums });
     }
-    Copied { generation, members, here, open, fetched, whole }
+    Copied { generation, members, here, open, fetched, whole, wrong }
 }
 
 /// Queue the frames of a batch for the flusher, the last first: heads of chains become younger in the log

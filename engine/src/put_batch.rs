@@ -11,7 +11,7 @@ use pagelith_io::disk::Completion;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 
-use crate::batch::{Destination, Get, Put, PutGroup, Source};
+use crate::batch::{Destination, Elsewhere, Get, Put, PutGroup, Source};
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frames::{FrameMember, FrameRef};
@@ -99,7 +99,7 @@ impl Group {
                 let size = |o: &Put| Size {
                     key: o.key,
                     length: Some(o.source.len()),
-                    in_arena: o.source.arrived.is_some(),
+                    in_arena: matches!(o.source.elsewhere, Some(Elsewhere::Arrived(_))),
                 };
                 Some(objects.iter().map(size).collect())
             }
@@ -128,9 +128,7 @@ impl Group {
                 let mut all = Vec::with_capacity(objects.len());
                 for (i, put) in objects.iter_mut().enumerate() {
                     all.push(adopted(i, put.key).unwrap_or_else(|| {
-                        let Source { parts, arrived } = &mut put.source;
-                        let bytes = arrived.take().map_or(Bytes::Lent(parts), Bytes::Placed);
-                        Incoming { key: put.key, bytes }
+                        Incoming { key: put.key, bytes: bytes(&mut put.source) }
                     }));
                 }
                 Some(all)
@@ -166,6 +164,17 @@ impl Group {
     }
 }
 
+/// The bytes of a source, out of its hands if they are in the arena.
+fn bytes(source: &mut Source) -> Bytes<'_> {
+    let Source { parts, elsewhere } = source;
+    let arrived = elsewhere.take_if(|elsewhere| matches!(elsewhere, Elsewhere::Arrived(_)));
+    match (arrived, elsewhere) {
+        (Some(Elsewhere::Arrived(arrived)), _) => Bytes::Placed(arrived),
+        (_, Some(Elsewhere::Shown(vouched))) => Bytes::Shown(vouched),
+        _ => Bytes::Lent(parts),
+    }
+}
+
 /// Whether member `i` is stored with bytes that were here.
 fn takes_in(adopts: &[bool], i: usize) -> bool {
     adopts.get(i).copied().unwrap_or(false)
@@ -188,6 +197,8 @@ pub(crate) struct PutBatch {
     deadline: Mono,
     frames: Vec<FrameRef>,
     unqueued_bytes: u64,
+    /// What clients show is copied through this.
+    through: Vec<u8>,
 }
 
 impl PutBatch {
@@ -216,7 +227,8 @@ impl PutBatch {
 
     fn begin_groups(io: &mut SessionIo, groups: Vec<Group>, at: Recency, deadline: Mono) -> PutBatch {
         let (reading, frames) = (Reading::Nothing, Vec::new());
-        let mut batch = PutBatch { groups, reading, at, deadline, frames, unqueued_bytes: 0 };
+        let through = Vec::new();
+        let mut batch = PutBatch { groups, reading, at, deadline, frames, unqueued_bytes: 0, through };
         batch.try_groups(io);
         batch.read(io);
         batch

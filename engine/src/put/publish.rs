@@ -20,7 +20,10 @@ use crate::visibility::Sight;
 
 /// Make a group visible.
 pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copied, at: Recency) -> Stored {
-    let Copied { generation, members, here, open, fetched, whole } = copied;
+    let Copied { generation, members, here, open, fetched, whole, wrong } = copied;
+    if let Some(key) = wrong {
+        return Stored::Back(super::unlike(&key), members);
+    }
     if !whole {
         let detail = "extent and object have different lengths";
         return Stored::Back(Error::new(ErrorKind::Internal, detail), members);

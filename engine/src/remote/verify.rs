@@ -64,31 +64,26 @@ pub(crate) fn copied(parts: &mut [Part], stretch: &Range<u64>, shown: &Shown) ->
     Some(sums)
 }
 
-/// As [`copied`], into one part that is not looked at again soon: a block at a time to `through`, whose checksum is made there, and
+/// As [`copied`], of a whole object into memory that is not looked at again soon: a block at a time to `through`, whose checksum is made there, and
 /// from there past the cache. A plain copy into memory that the cache has not would first read what it overwrites.
 pub(crate) fn copied_through(
     through: &mut Vec<u8>,
-    part: &mut Part,
-    stretch: &Range<u64>,
+    to: &mut [u8],
     shown: &Shown,
 ) -> Option<Vec<Checksum>> {
-    let bytes = stretch.end - stretch.start;
-    if part.len() as u64 != bytes || shown.length() != bytes {
+    if shown.length() != to.len() as u64 {
         return None;
     }
     through.resize(BLOCK as usize, 0);
-    let mut to = part.bytes_mut()?;
-    let mut sums = Vec::with_capacity((stretch.end.div_ceil(BLOCK) - stretch.start / BLOCK) as usize);
-    for block in stretch.start / BLOCK..stretch.end.div_ceil(BLOCK) {
-        let (lo, hi) = ((block * BLOCK).max(stretch.start), ((block + 1) * BLOCK).min(stretch.end));
-        let through = &mut through[..(hi - lo) as usize];
-        shown.copy_out(lo - stretch.start, through);
-        sums.push(checksum(through));
-        let (now, later) = to.split_at_mut(through.len());
-        copy_past_cache(now, through);
-        to = later;
-    }
-    Some(sums)
+    let blocks = to.chunks_mut(BLOCK as usize).zip((0..).step_by(BLOCK as usize));
+    let sum = |(to, at): (&mut [u8], u64)| {
+        let through = &mut through[..to.len()];
+        shown.copy_out(at, through);
+        let sum = checksum(through);
+        copy_past_cache(to, through);
+        sum
+    };
+    Some(blocks.map(sum).collect())
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ mod offered;
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_layouts::checksum::Checksum;
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::pull::{self, PullItem};
@@ -25,8 +25,8 @@ use pagelith_transport::shown::Shown;
 use self::offered::{Memory, Offered};
 use super::answer::{Answered, Verdict};
 use super::{Manner, World};
-use crate::batch::{Options, Put, PutGroup, Source};
-use crate::error::{Error, ErrorKind, Result};
+use crate::batch::{Elsewhere, Options, Put, PutGroup, Source};
+use crate::error::{Error, Result};
 use crate::exists;
 use crate::frames::FrameData;
 use crate::groups::{self, Joined};
@@ -39,8 +39,8 @@ use crate::published::CoreGuard;
 use crate::shared::Shared;
 use crate::visibility::Sight;
 
-/// Bytes that are copied in the time of a wake-up, some 40 us.
-const NUDGE_BYTES: u64 = 256 << 10;
+/// Bytes that take about as long to be copied as the client to wake up, some 40 us: from so many on, and up to a run.
+const NUDGE_BYTES: u64 = 128 << 10;
 /// Groups of a run, and bytes of one unless its first group has more. They are looked up in one section, memory is set aside for them
 /// in one, and they are stored together.
 const RUN_GROUPS: usize = 8;
@@ -177,11 +177,11 @@ impl PutOp {
         })
     }
 
-    /// Whether from object `item` on nothing is left but to copy, for as long as a wake-up takes.
-    fn is_soon_over(&self, item: usize) -> bool {
-        let left = &self.offered[item..];
+    /// Whether from group `at` on nothing is left but to copy, for about as long as a wake-up takes.
+    fn is_soon_over(&self, at: usize) -> bool {
+        let left = &self.offered[self.groups[at].objects.start..];
         let bytes: u64 = left.iter().map(|o| o.length).sum();
-        (NUDGE_BYTES / 2..=NUDGE_BYTES).contains(&bytes) && left.iter().all(|o| o.shown.is_some())
+        (NUDGE_BYTES..=RUN_BYTES).contains(&bytes) && left.iter().all(|o| o.shown.is_some())
     }
 
     /// The time is up: what is not being stored will not be.
@@ -217,7 +217,15 @@ impl PutOp {
     ) -> bool {
         let mut run = self.run(at);
         self.settle_known(world.shared(), &mut run);
-        if run.is_empty() {
+        let Some(first) = run.first().copied() else { return true };
+        let is_shown = self.is_shown(first);
+        let same = run.iter().take_while(|at| self.is_shown(**at) == is_shown).count();
+        run.truncate(same);
+        if is_shown {
+            if is_last && self.is_soon_over(first) {
+                link.nudge();
+            }
+            self.store_shown(world, id, &run);
             return true;
         }
         let memory = loop {
@@ -231,16 +239,13 @@ impl PutOp {
                     let bytes: u64 = objects.iter().map(|item| self.offered[*item].length).sum();
                     world.shared().lock().counters.puts_busy += objects.len() as u64;
                     let detail = format!("arena is full of pages in use bytes={bytes}");
-                    self.settle(run[0], || Verdict::Failed(Error::busy(detail.clone())));
+                    self.settle(first, || Verdict::Failed(Error::busy(detail.clone())));
                     return true;
                 }
             }
         };
         let mut pulls = Vec::new();
         for (item, (arriving, part)) in self.objects(&run).into_iter().zip(memory) {
-            if is_last && self.is_soon_over(item) {
-                link.nudge();
-            }
             let object = &mut self.offered[item];
             object.memory = Memory::Arriving(arriving);
             if let Some(shown) = object.shown.take() {
@@ -280,6 +285,42 @@ impl PutOp {
         };
         let behind = (at + 1..self.groups.len()).take(RUN_GROUPS - 1).take_while(fits);
         std::iter::once(at).chain(behind).collect()
+    }
+
+    /// Whether a group is put out of the client's memory: into the open ones it goes by way of memory that is set aside.
+    fn is_shown(&self, at: usize) -> bool {
+        let is_whole = self.into.is_none() && self.required.is_none() && self.block_bytes == BLOCK_BYTES;
+        is_whole && self.offered[self.groups[at].objects.clone()].iter().all(|o| o.shown.is_some())
+    }
+
+    /// Store groups out of the client's memory.
+    fn store_shown(&mut self, world: &mut World, id: OpId, run: &[usize]) {
+        let put = |o: &mut Offered| {
+            let source = Source::elsewhere(Elsewhere::Shown(o.vouched()?));
+            Some(Put { key: o.key, source })
+        };
+        let groups = run.iter().map(|at| {
+            let group = &self.groups[*at];
+            let objects = self.offered[group.objects.clone()].iter_mut().filter_map(put).collect();
+            PutGroup { objects, base: group.base }
+        });
+        let groups = groups.collect();
+        self.submit(world, id, groups, run);
+    }
+
+    /// Hand groups to the store, which are these of the put.
+    fn submit(&mut self, world: &mut World, id: OpId, groups: Vec<PutGroup>, which: &[usize]) {
+        let Some(first) = which.first() else { return };
+        let ticket = world.session.submit_put(groups, self.options(world.shared(), *first));
+        which.iter().for_each(|at| self.groups[*at].state = State::Storing(ticket));
+        world.batches.insert(ticket, id);
+    }
+
+    /// How groups are put, of which this is the first.
+    fn options(&self, shared: &Shared, at: usize) -> Options {
+        let left = self.manner.deadline.since(shared.now());
+        let depth = self.manner.options.depth.saturating_add(at as u32);
+        Options { timeout: Some(left), depth, ..self.manner.options }
     }
 
     /// Numbers of the objects of these groups.
@@ -358,22 +399,13 @@ impl PutOp {
 
     /// Store groups whose bytes are all here, each if they are what they should be.
     fn store(&mut self, world: &mut World, id: OpId, whole: Vec<usize>) {
-        let left = self.manner.deadline.since(world.shared().now());
-        let own = self.manner.options;
-        let options = |at: usize| {
-            let depth = own.depth.saturating_add(at as u32);
-            Options { timeout: Some(left), depth, ..own }
-        };
         let (mut together, mut groups) = (Vec::new(), Vec::new());
         for at in whole {
-            let options = options(at);
+            let options = self.options(world.shared(), at);
             let objects = &mut self.offered[self.groups[at].objects.clone()];
             if let Some(wrong) = objects.iter().find(|o| !matches!(o.memory, Memory::Whole(_))) {
-                let detail =
-                    format!("bytes arrived that do not have the checksums sent with them key={}", wrong.key);
-                self.settle(at, || {
-                    Verdict::Failed(Error::new(ErrorKind::Unavailable, detail.clone()))
-                });
+                let key = wrong.key;
+                self.settle(at, || Verdict::Failed(put::unlike(&key)));
             } else if let Some(into) = &self.into {
                 let put = |o: &mut Offered| {
                     let arrived = o.take()?;
@@ -389,16 +421,13 @@ impl PutOp {
                     self.settle(at, || Verdict::Failed(error.clone()));
                 }
             } else {
-                let put = |o: &mut Offered| Some(Put { key: o.key, source: Source::arrived(o.take()?) });
+                let put = |o: &mut Offered| Some(Put { key: o.key, source: Source::elsewhere(Elsewhere::Arrived(o.take()?)) });
                 let objects = objects.iter_mut().filter_map(put).collect();
                 groups.push(PutGroup { objects, base: self.groups[at].base });
                 together.push(at);
             }
         }
-        let Some(first) = together.first() else { return };
-        let ticket = world.session.submit_put(groups, options(*first));
-        together.iter().for_each(|at| self.groups[*at].state = State::Storing(ticket));
-        world.batches.insert(ticket, id);
+        self.submit(world, id, groups, &together);
     }
 
     /// Put what was pulled into its group, and commit that if nothing is missing then.

@@ -235,7 +235,7 @@ impl ArenaMemory {
     }
 }
 
-/// The right to fill an extent. Dropped without [`ExtentWriter::fill`], the extent holds what an earlier
+/// The right to fill an extent. Dropped without having been filled, the extent holds what an earlier
 /// owner left there, and must not be read.
 #[derive(Debug)]
 pub struct ExtentWriter {
@@ -279,6 +279,15 @@ impl ExtentWriter {
         }
         padding.fill(0);
         Ok(())
+    }
+
+    /// Let `copy` write all of the extent, and zero its padding.
+    pub fn fill_with<T>(&mut self, copy: impl FnOnce(&mut [u8]) -> T) -> T {
+        pagelith_io::sync::step();
+        let bytes = self.extent.bytes as usize;
+        let (payload, padding) = self.padded_mut().split_at_mut(bytes);
+        padding.fill(0);
+        copy(payload)
     }
 
     fn padded_mut(&mut self) -> &mut [u8] {

@@ -8,6 +8,7 @@ use pagelith_transport::shown::Shown;
 
 use super::super::answer::Verdict;
 use crate::put::placed::{Arrived, Arriving};
+use crate::put::vouched::Vouched;
 use crate::remote::verify;
 
 /// One object to be put.
@@ -45,7 +46,9 @@ impl Offered {
         let Memory::Arriving(arriving) = std::mem::replace(&mut self.memory, Memory::None) else { return };
         let all = 0..self.length;
         let sums = match (shown, &mut parts[..]) {
-            (Some(shown), [part]) => verify::copied_through(through, part, &all, shown),
+            (Some(shown), [part]) => {
+                part.bytes_mut().and_then(|to| verify::copied_through(through, to, shown))
+            }
             (Some(shown), parts) => verify::copied(parts, &all, shown),
             (None, parts) => verify::sums(parts, &all),
         };
@@ -66,6 +69,12 @@ impl Offered {
         };
     }
 
+    /// What it is put with, if it is shown in blocks as the store has them.
+    pub fn vouched(&mut self) -> Option<Vouched> {
+        Some(Vouched::new(self.shown.take()?, std::mem::take(&mut self.sums)))
+    }
+
+    /// It, if it has arrived and is right.
     pub fn take(&mut self) -> Option<Arrived> {
         match std::mem::replace(&mut self.memory, Memory::None) {
             Memory::Whole(arrived) => Some(arrived),
