@@ -127,9 +127,10 @@ impl Group {
             From::Lent(objects) => {
                 let mut all = Vec::with_capacity(objects.len());
                 for (i, put) in objects.iter_mut().enumerate() {
-                    all.push(adopted(i, put.key).unwrap_or_else(|| {
-                        Incoming { key: put.key, bytes: bytes(&mut put.source) }
-                    }));
+                    all.push(
+                        adopted(i, put.key)
+                            .unwrap_or_else(|| Incoming { key: put.key, bytes: bytes(&mut put.source) }),
+                    );
                 }
                 Some(all)
             }

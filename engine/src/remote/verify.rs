@@ -66,11 +66,7 @@ pub(crate) fn copied(parts: &mut [Part], stretch: &Range<u64>, shown: &Shown) ->
 
 /// As [`copied`], of a whole object into memory that is not looked at again soon: a block at a time to `through`, whose checksum is made there, and
 /// from there past the cache. A plain copy into memory that the cache has not would first read what it overwrites.
-pub(crate) fn copied_through(
-    through: &mut Vec<u8>,
-    to: &mut [u8],
-    shown: &Shown,
-) -> Option<Vec<Checksum>> {
+pub(crate) fn copied_through(through: &mut Vec<u8>, to: &mut [u8], shown: &Shown) -> Option<Vec<Checksum>> {
     if shown.length() != to.len() as u64 {
         return None;
     }

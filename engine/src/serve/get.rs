@@ -210,7 +210,8 @@ impl GetOp {
             wanted.looked = !matches!(granted, Granted::Later);
             match granted {
                 Granted::Sent(sums, members) => {
-                    (wanted.sums, wanted.left, wanted.tier, wanted.members) = (sums, 0, Tier::Memory, members);
+                    (wanted.sums, wanted.left, wanted.tier, wanted.members) =
+                        (sums, 0, Tier::Memory, members);
                 }
                 Granted::Damaged => wanted.verdict = Some(Verdict::Miss(MissCause::Damaged)),
                 Granted::No | Granted::Later => {}

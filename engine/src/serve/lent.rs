@@ -152,8 +152,7 @@ fn hold(
             break;
         }
         let at = Recency { depth: at.depth.saturating_add(wish.behind), ..at };
-        let fits =
-            |have: u64| if wish.whole { have == wish.stretch.end } else { wish.stretch.end <= have };
+        let fits = |have: u64| if wish.whole { have == wish.stretch.end } else { wish.stretch.end <= have };
         let found = locate::hold_in_memory(shared, &mut core, &wish.key, at, fits);
         if found.is_some() {
             left -= length;

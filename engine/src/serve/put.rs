@@ -32,10 +32,10 @@ use crate::frames::FrameData;
 use crate::groups::{self, Joined};
 use crate::index::Entry;
 use crate::outcome::{PutDone, PutOutcome, Ticket};
+use crate::published::CoreGuard;
 use crate::put::placed::{self, SetAside};
 use crate::put::{self, Kind as Together, Size};
 use crate::session::recency;
-use crate::published::CoreGuard;
 use crate::shared::Shared;
 use crate::visibility::Sight;
 
@@ -207,14 +207,7 @@ impl PutOp {
 
     /// Settle the groups of a run without their bytes, or pull them, from group `at` on and at least that one; false if there is
     /// no room for it now.
-    fn begin(
-        &mut self,
-        world: &mut World,
-        link: &mut dyn Link,
-        id: OpId,
-        at: usize,
-        is_last: bool,
-    ) -> bool {
+    fn begin(&mut self, world: &mut World, link: &mut dyn Link, id: OpId, at: usize, is_last: bool) -> bool {
         let mut run = self.run(at);
         self.settle_known(world.shared(), &mut run);
         let Some(first) = run.first().copied() else { return true };
@@ -421,7 +414,9 @@ impl PutOp {
                     self.settle(at, || Verdict::Failed(error.clone()));
                 }
             } else {
-                let put = |o: &mut Offered| Some(Put { key: o.key, source: Source::elsewhere(Elsewhere::Arrived(o.take()?)) });
+                let put = |o: &mut Offered| {
+                    Some(Put { key: o.key, source: Source::elsewhere(Elsewhere::Arrived(o.take()?)) })
+                };
                 let objects = objects.iter_mut().filter_map(put).collect();
                 groups.push(PutGroup { objects, base: self.groups[at].base });
                 together.push(at);
