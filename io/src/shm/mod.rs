@@ -6,6 +6,7 @@
 
 mod region;
 mod ring;
+mod views;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -272,7 +272,7 @@ impl Rings {
 }
 
 fn views(fds: impl Iterator<Item = OwnedFd>) -> Result<Vec<Arc<View>>, Closed> {
-    let view = |fd| View::of(fd).map(Arc::new).map_err(|e| Closed::broken("shared memory", e));
+    let view = |fd| View::shared(fd).map_err(|e| Closed::broken("shared memory", e));
     fds.map(view).collect()
 }
 
