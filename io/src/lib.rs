@@ -21,6 +21,7 @@ pub mod stream;
 pub mod sync;
 pub mod versions;
 pub mod words;
+pub mod zero_copy;
 
 #[allow(
     clippy::disallowed_methods,

@@ -22,6 +22,12 @@ pub enum Closed {
         /// How long, in milliseconds.
         silent_ms: u64,
     },
+    /// The peer did not acknowledge bytes that were sent from where they lie, and that memory was given up.
+    #[error("what was sent was given up and is not acknowledged waited_ms={waited_ms}")]
+    Unacknowledged {
+        /// How long since it was given up, in milliseconds.
+        waited_ms: u64,
+    },
     /// The greeting or the proof took too long.
     #[error("the handshake took too long limit_ms={limit_ms}")]
     Late {
@@ -59,7 +65,7 @@ impl Closed {
         use pagelith_layouts::wire::greeting::Reason;
         match self {
             Closed::Bye | Closed::Ended | Closed::Silent { .. } | Closed::Late { .. } => true,
-            Closed::System { .. } => true,
+            Closed::System { .. } | Closed::Unacknowledged { .. } => true,
             Closed::Refused(refusal) => refusal.reason == Reason::Busy || refusal.reason == Reason::Late,
             Closed::Here | Closed::Broken(_) | Closed::NotAuthentic { .. } | Closed::Misfit(_) => false,
         }

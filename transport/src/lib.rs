@@ -21,6 +21,8 @@ pub mod shown;
 pub mod socket;
 pub mod stream;
 
+mod completions;
+mod ending;
 mod inbound;
 mod landing;
 mod outbound;

@@ -24,6 +24,14 @@ pub struct Limits {
     pub handshake: Duration,
     /// Most connections of a listener that are not known yet; more are closed at once. Default 64.
     pub unknown_max: usize,
+    /// Bytes of a call from which on a link over TCP sends them from where they lie, where the kernel can; what is shorter is
+    /// copied. `usize::MAX` for never. Default 64 KiB.
+    pub zero_copy_min: usize,
+    /// Do so to peers on this host as well, where the kernel copies after all. Default false.
+    pub zero_copy_within_host: bool,
+    /// Memory that was given up while the kernel still reads it is waited for so long; then the connection is cut.
+    /// Default 100 ms.
+    pub given_up_max: Duration,
 }
 
 impl Default for Limits {
@@ -37,6 +45,9 @@ impl Default for Limits {
             dead_after: Duration::from_secs(6),
             handshake: Duration::from_secs(5),
             unknown_max: 64,
+            zero_copy_min: 64 << 10,
+            zero_copy_within_host: false,
+            given_up_max: Duration::from_millis(100),
         }
     }
 }

@@ -11,6 +11,7 @@ use pagelith_layouts::wire::{Frame, FrameHead, Kind, Side};
 
 use crate::auth::FrameMac;
 use crate::closed::Closed;
+use crate::completions::Completions;
 use crate::limits::Limits;
 use crate::link::{Counts, Event, Push, Room};
 use crate::shown::Regions;
@@ -37,6 +38,8 @@ enum Queued {
 /// A push on its way.
 struct Sending {
     push: Push,
+    /// Its name for what of it is read after it was sent.
+    number: u64,
     len: u64,
     /// Bytes that have a head already.
     framed: u64,
@@ -73,7 +76,12 @@ pub(crate) struct Outbound {
     body_left: u64,
     frames: usize,
     frame_bytes: usize,
+    /// Pushes that are not handed back.
     pushes: usize,
+    /// What is read after it was sent.
+    reads: Completions,
+    /// Pushes that were to be sent so far.
+    numbers: u64,
 }
 
 impl Outbound {
@@ -93,6 +101,8 @@ impl Outbound {
             frames: 0,
             frame_bytes: 0,
             pushes: 0,
+            reads: Completions::default(),
+            numbers: 0,
         }
     }
 
@@ -156,7 +166,9 @@ impl Outbound {
             self.queue.push_back(Queued::Show(push, pieces));
             return Ok(());
         }
-        self.queue.push_back(Queued::Push(Sending { push, len, framed: 0, part: 0, at: 0 }));
+        self.numbers += 1;
+        let number = self.numbers;
+        self.queue.push_back(Queued::Push(Sending { push, number, len, framed: 0, part: 0, at: 0 }));
         Ok(())
     }
 
@@ -176,8 +188,45 @@ impl Outbound {
         }
     }
 
+    /// Whether memory is read after it was sent.
+    pub fn is_read(&self) -> bool {
+        !self.reads.is_empty()
+    }
+
+    /// The same, of memory that was given up.
+    pub fn is_read_given_up(&self) -> bool {
+        self.reads.has_given_up()
+    }
+
+    /// Hand back what is not read any more.
+    pub fn complete(&mut self, stream: &mut dyn Stream, events: &mut Vec<Event>) {
+        if self.reads.is_empty() {
+            return;
+        }
+        let Some(zero_copy) = stream.zero_copy() else { return };
+        let mut back = Vec::new();
+        while let Some((first, last)) = zero_copy.completion() {
+            self.reads.over(first, last, &mut back);
+        }
+        self.pushes -= back.len();
+        events.extend(back.into_iter().map(|(push, sent)| over(push, sent)));
+    }
+
+    /// Keep memory that is read for ever; how many pushes had any.
+    pub fn leak(&mut self) -> usize {
+        self.reads.leak()
+    }
+
+    /// The link is done with a push.
+    fn finish(&mut self, sending: Sending, sent: bool, events: &mut Vec<Event>) {
+        if let Some((push, sent)) = self.reads.done(sending.number, (sending.push, sent)) {
+            self.pushes -= 1;
+            events.push(over(push, sent));
+        }
+    }
+
     /// Hand back the pushes of `op`, or all. A frame that is half out is finished from a copy, so that the stream stays
-    /// whole and the memory is free at once.
+    /// whole and the memory is free at once, but for what is read by a send that is not over.
     pub fn retract(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
         let given_up = |sending: &Sending| op.is_none_or(|op| sending.push.op == op);
         if self.body_left > 0
@@ -191,10 +240,7 @@ impl Outbound {
         }
         for queued in std::mem::take(&mut self.queue) {
             match queued {
-                Queued::Push(sending) if given_up(&sending) => {
-                    self.pushes -= 1;
-                    events.push(over(sending.push, false));
-                }
+                Queued::Push(sending) if given_up(&sending) => self.finish(sending, false, events),
                 Queued::Show(push, _) if op.is_none_or(|op| push.op == op) => {
                     self.pushes -= 1;
                     events.push(over(push, false));
@@ -202,6 +248,7 @@ impl Outbound {
                 other => self.queue.push_back(other),
             }
         }
+        self.reads.give_up(op);
         let given_up = |stretch: &Stretch| op.is_none_or(|op| stretch.0 == op);
         // Those that were still in the queue are back already.
         let gone: Vec<Stretch> = self.shown.keys().copied().filter(given_up).collect();
@@ -227,10 +274,11 @@ impl Outbound {
                 }
             }
             counts.calls += 1;
-            match self.write(stream) {
+            let (moved, is_read) = self.write(stream);
+            match moved {
                 Moved::Bytes(n) => {
                     total += n as u64;
-                    self.advance(n, events, counts);
+                    self.advance(n, is_read, events, counts);
                 }
                 Moved::Blocked => return Ok(()),
                 Moved::Ended => return Err(Closed::Ended),
@@ -240,21 +288,35 @@ impl Outbound {
         Ok(())
     }
 
-    fn write(&mut self, stream: &mut dyn Stream) -> Moved {
-        let mut stretches = Vec::new();
-        if self.at < self.staged.len() {
-            stretches.push(IoSlice::new(&self.staged[self.at..]));
-        }
-        if self.body_left > 0
-            && let Some(Queued::Push(front)) = self.queue.front()
+    /// One call of the stream; what it moved, and whether that is read until a completion.
+    fn write(&mut self, stream: &mut dyn Stream) -> (Moved, bool) {
+        let staged = &self.staged[self.at..];
+        let bulk = match self.queue.front() {
+            Some(Queued::Push(front)) if self.body_left > 0 => front.rest(self.body_left, STRETCHES_MAX),
+            _ => Vec::new(),
+        };
+        let bytes = bulk.iter().map(|bytes| bytes.len()).sum();
+        let bulk = bulk.into_iter().map(IoSlice::new);
+        if let Some(zero_copy) = stream.zero_copy().filter(|_| bytes > 0)
+            && zero_copy.pays(bytes)
         {
-            stretches.extend(front.rest(self.body_left, STRETCHES_MAX).into_iter().map(IoSlice::new));
+            // What is staged is written over soon.
+            return match staged.is_empty() {
+                true => zero_copy.send(&bulk.collect::<Vec<_>>()),
+                false => (stream.write_more(&[IoSlice::new(staged)]), false),
+            };
         }
-        if self.quiet { stream.write_quietly(&stretches) } else { stream.write(&stretches) }
+        let mut stretches = Vec::new();
+        if !staged.is_empty() {
+            stretches.push(IoSlice::new(staged));
+        }
+        stretches.extend(bulk);
+        let moved = if self.quiet { stream.write_quietly(&stretches) } else { stream.write(&stretches) };
+        (moved, false)
     }
 
     /// So many bytes were written.
-    fn advance(&mut self, bytes: usize, events: &mut Vec<Event>, counts: &mut Counts) {
+    fn advance(&mut self, bytes: usize, is_read: bool, events: &mut Vec<Event>, counts: &mut Counts) {
         let staged = bytes.min(self.staged.len() - self.at);
         self.at += staged;
         let bulk = bytes - staged;
@@ -264,13 +326,16 @@ impl Outbound {
         counts.bytes_out += bulk as u64;
         self.body_left -= bulk as u64;
         if let Some(Queued::Push(front)) = self.queue.front_mut() {
+            if is_read {
+                counts.bytes_zero_copy += bulk as u64;
+                self.reads.sent(front.number);
+            }
             front.advance(bulk);
             if self.body_left == 0
                 && front.framed == front.len
                 && let Some(Queued::Push(whole)) = self.queue.pop_front()
             {
-                self.pushes -= 1;
-                events.push(over(whole.push, true));
+                self.finish(whole, true, events);
             }
         }
     }

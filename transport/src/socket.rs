@@ -12,6 +12,7 @@ mod end;
 mod handed;
 mod listener;
 mod rings;
+mod zero_copy;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;

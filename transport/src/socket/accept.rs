@@ -16,6 +16,7 @@ use super::end::fault;
 use super::listener::ListenError;
 use crate::address::Address;
 use crate::closed::Closed;
+use crate::limits::Limits;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -72,13 +73,16 @@ impl Acceptor {
     }
 
     /// The next connection, if there is one.
-    pub(super) fn accept(&self) -> Result<Option<Accepted>, Closed> {
+    pub(super) fn accept(&self, limits: &Limits) -> Result<Option<Accepted>, Closed> {
         match acceptfrom_with(&self.socket, FLAGS) {
             Ok((socket, from)) => {
                 let from = from.and_then(|from| SocketAddr::try_from(from).ok());
                 let name = from.map_or_else(|| "this host".to_owned(), |from| from.to_string());
-                let socket =
-                    if self.file.is_some() { Socket::unix(socket, None) } else { Socket::tcp(socket) };
+                let socket = if self.file.is_some() {
+                    Socket::unix(socket, None)
+                } else {
+                    Socket::tcp(socket, limits)
+                };
                 Ok(Some((name, socket)))
             }
             Err(Errno::AGAIN) => Ok(None),

@@ -48,7 +48,7 @@ pub fn connect(
         Address::Tcp(to) => {
             let socket = open(if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 })?;
             begun(start(&socket, to))?;
-            Socket::tcp(socket)?
+            Socket::tcp(socket, &limits)?
         }
         Address::Unix(path) => {
             let socket = open(AddressFamily::UNIX)?;

@@ -14,16 +14,20 @@ use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay, socket_peercre
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::rings::Rings;
+use super::zero_copy::Sender;
 use crate::closed::Closed;
+use crate::limits::Limits;
 use crate::shown::{REGIONS_MAX, Regions};
-use crate::stream::{Moved, Stream};
+use crate::stream::{Moved, Stream, ZeroCopy};
 
 /// A socket of TCP or of this host.
 pub struct Socket {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     carries: Carries,
     /// This side's memory that the other is shown, where that is agreed.
     shows: Vec<Arc<Region>>,
+    /// Of a socket of TCP.
+    zero_copy: Option<Sender>,
 }
 
 /// What moves the bytes.
@@ -40,10 +44,12 @@ enum Carries {
 
 impl Socket {
     /// Take a socket of TCP that does not block: without Nagle's delay, kept alive.
-    pub(super) fn tcp(socket: OwnedFd) -> Result<Socket, Closed> {
+    pub(super) fn tcp(socket: OwnedFd, limits: &Limits) -> Result<Socket, Closed> {
         set_tcp_nodelay(&socket, true).map_err(fault("setsockopt TCP_NODELAY"))?;
         set_socket_keepalive(&socket, true).map_err(fault("setsockopt SO_KEEPALIVE"))?;
-        Ok(Socket { fd: socket, carries: Carries::Bytes, shows: Vec::new() })
+        let fd = Arc::new(socket);
+        let zero_copy = Some(Sender::new(fd.clone(), limits));
+        Ok(Socket { fd, carries: Carries::Bytes, shows: Vec::new(), zero_copy })
     }
 
     /// Take a socket of this host that does not block, if this user's process is at its other end, or root's. A
@@ -53,7 +59,8 @@ impl Socket {
         if peer.uid != rustix::process::geteuid() && !peer.uid.is_root() {
             return Err(Closed::NotAuthentic { what: "the user" });
         }
-        Ok(Socket { fd: socket, carries: Carries::BytesUntil(memory), shows: Vec::new() })
+        let (fd, carries) = (Arc::new(socket), Carries::BytesUntil(memory));
+        Ok(Socket { fd, carries, shows: Vec::new(), zero_copy: None })
     }
 
     /// The same, which hands this memory over where that is agreed: [`REGIONS_MAX`] regions at most.
@@ -101,9 +108,18 @@ impl Stream for Socket {
         if let Carries::Rings(rings, _) = &mut self.carries {
             return rings.write(&self.fd, parts, true);
         }
-        // Not writev: a peer that is gone must be an error here, and no signal to the whole process.
-        let flags = SendFlags::NOSIGNAL;
-        moved("send", retry_on_intr(|| sendmsg(&self.fd, parts, &mut SendAncillaryBuffer::default(), flags)))
+        plain(&self.fd, parts, false)
+    }
+
+    fn write_more(&mut self, parts: &[IoSlice<'_>]) -> Moved {
+        match &self.carries {
+            Carries::Rings(..) => self.write(parts),
+            Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => plain(&self.fd, parts, true),
+        }
+    }
+
+    fn zero_copy(&mut self) -> Option<&mut dyn ZeroCopy> {
+        Some(self.zero_copy.as_mut()?)
     }
 
     fn write_quietly(&mut self, parts: &[IoSlice<'_>]) -> Moved {
@@ -184,7 +200,14 @@ impl Stream for Socket {
     }
 }
 
-fn moved(operation: &'static str, result: Result<usize, Errno>) -> Moved {
+/// Send what the socket copies; `more` follows at once.
+pub(super) fn plain(fd: &OwnedFd, parts: &[IoSlice<'_>], more: bool) -> Moved {
+    // Not writev: a peer that is gone must be an error here, and no signal to the whole process.
+    let flags = if more { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
+    moved("send", retry_on_intr(|| sendmsg(fd, parts, &mut SendAncillaryBuffer::default(), flags)))
+}
+
+pub(super) fn moved(operation: &'static str, result: Result<usize, Errno>) -> Moved {
     match result {
         Ok(bytes) => Moved::Bytes(bytes),
         Err(Errno::AGAIN) => Moved::Blocked,

@@ -141,7 +141,7 @@ impl Listener {
     /// Accept, and go on with handshakes, as far as it goes now. Never waits.
     pub fn poll(&mut self, arrivals: &mut Vec<Arrival>) {
         for _ in 0..ACCEPTS_MAX {
-            match self.acceptor.accept() {
+            match self.acceptor.accept(&self.limits) {
                 Ok(Some((peer, Ok(socket)))) => self.begin(socket, peer, arrivals),
                 Ok(Some((peer, Err(why)))) => arrivals.push(Arrival::Refused { peer, why }),
                 Ok(None) => break,
