@@ -13,6 +13,7 @@ use crate::capability::Offer;
 use crate::closed::Closed;
 use crate::ending::{self, Ending};
 use crate::handshake::Agreed;
+use crate::heartbeat::Heartbeat;
 use crate::inbound::{Inbound, Reading, Sink};
 use crate::landing::Landing;
 use crate::limits::Limits;
@@ -41,46 +42,6 @@ pub struct Conn<S: Stream> {
     /// Requests without an outcome.
     operations: u32,
     heartbeat: Heartbeat,
-}
-
-/// When the peer was heard last, and whether it was asked since.
-struct Heartbeat {
-    clock: Arc<dyn Clock>,
-    heard: Mono,
-    asked: Option<Mono>,
-    pings: u64,
-}
-
-impl Heartbeat {
-    fn heard(&mut self, now: Mono) {
-        (self.heard, self.asked) = (now, None);
-    }
-
-    /// A ping that is due now; an error once the peer did not answer one for too long.
-    fn beat(&mut self, now: Mono, limits: &Limits) -> Result<Option<Frame>, Closed> {
-        let silent = now.since(self.heard);
-        match self.asked {
-            Some(asked) if now.since(asked) >= limits.dead_after.saturating_sub(limits.ping_after) => {
-                let silent_ms = u64::try_from(silent.as_millis()).unwrap_or(u64::MAX);
-                Err(Closed::Silent { silent_ms })
-            }
-            None if silent >= limits.ping_after => {
-                self.asked = Some(now);
-                self.pings += 1;
-                Ok(Some(Frame::bare(Kind::Ping, OpId(self.pings))))
-            }
-            _ => Ok(None),
-        }
-    }
-
-    /// How long until there is something to do.
-    fn due(&self, now: Mono, limits: &Limits) -> Duration {
-        let (from, least) = match self.asked {
-            Some(asked) => (asked, limits.dead_after.saturating_sub(limits.ping_after)),
-            None => (self.heard, limits.ping_after),
-        };
-        least.saturating_sub(now.since(from))
-    }
 }
 
 impl<S: Stream> Conn<S> {
@@ -124,7 +85,7 @@ impl<S: Stream> Conn<S> {
             key_name,
             rights,
         };
-        let (heard, regions) = (clock.now(), stream.regions());
+        let regions = stream.regions();
         Conn {
             regions,
             stream: Some(stream),
@@ -138,7 +99,7 @@ impl<S: Stream> Conn<S> {
             counts: Counts::default(),
             happened: Vec::new(),
             operations: 0,
-            heartbeat: Heartbeat { clock, heard, asked: None, pings: 0 },
+            heartbeat: Heartbeat::new(clock),
         }
     }
 

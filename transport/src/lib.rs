@@ -23,6 +23,8 @@ pub mod stream;
 
 mod completions;
 mod ending;
+mod heartbeat;
 mod inbound;
 mod landing;
 mod outbound;
+mod sending;

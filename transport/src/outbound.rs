@@ -14,6 +14,7 @@ use crate::closed::Closed;
 use crate::completions::Completions;
 use crate::limits::Limits;
 use crate::link::{Counts, Event, Push, Room};
+use crate::sending::Sending;
 use crate::shown::Regions;
 use crate::stream::{Moved, Stream};
 
@@ -33,19 +34,6 @@ enum Queued {
     Push(Sending),
     /// To be shown where it lies.
     Show(Push, Vec<ShownPiece>),
-}
-
-/// A push on its way.
-struct Sending {
-    push: Push,
-    /// Its name for what of it is read after it was sent.
-    number: u64,
-    len: u64,
-    /// Bytes that have a head already.
-    framed: u64,
-    /// Where the next byte to be written lies: the part, and the place in it.
-    part: usize,
-    at: usize,
 }
 
 /// What a writer goes by: its side, and what was agreed.
@@ -168,7 +156,7 @@ impl Outbound {
         }
         self.numbers += 1;
         let number = self.numbers;
-        self.queue.push_back(Queued::Push(Sending { push, number, len, framed: 0, part: 0, at: 0 }));
+        self.queue.push_back(Queued::Push(Sending::new(push, number, len)));
         Ok(())
     }
 
@@ -400,34 +388,6 @@ impl Writing {
         match &mut self.mac {
             Some(macs) => head::encode(facts, macs.next(&bare, body)),
             None => bare,
-        }
-    }
-}
-
-impl Sending {
-    /// The next `most` bytes to be written, in at most so many stretches.
-    fn rest(&self, most: u64, stretches: usize) -> Vec<&[u8]> {
-        let (mut left, mut skip) = (most, self.at);
-        let mut found = Vec::new();
-        for part in self.push.parts.iter().skip(self.part) {
-            if left == 0 || found.len() == stretches {
-                break;
-            }
-            let rest = part.bytes().get(std::mem::take(&mut skip)..).unwrap_or_default();
-            let len = rest.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            left -= len as u64;
-            if len > 0 {
-                found.push(&rest[..len]);
-            }
-        }
-        found
-    }
-
-    fn advance(&mut self, bytes: usize) {
-        self.at += bytes;
-        while let Some(part) = self.push.parts.get(self.part).filter(|part| self.at >= part.len()) {
-            self.at -= part.len();
-            self.part += 1;
         }
     }
 }
