@@ -18,6 +18,8 @@ use crate::network::{End, Network};
 /// Bytes of a push, each its own memory; how many.
 const OBJECT: usize = 128 << 10;
 const OBJECTS: u64 = 128;
+/// Most waits for what comes in some of them, a millisecond each at most.
+const ROUNDS_MAX: u32 = 10_000;
 
 /// A server that sends and a client that is sent to. Time is the test's.
 struct Ends {
@@ -104,7 +106,11 @@ impl Ends {
     /// Poll both until everything is there; all of it is as it was when it was pushed.
     fn receive(&mut self, mut back: usize) {
         let (mut got, mut landed) = (Vec::new(), 0);
-        while landed < OBJECTS || back < OBJECTS as usize {
+        for round in 0.. {
+            if landed == OBJECTS && back == OBJECTS as usize {
+                return;
+            }
+            assert!(round < ROUNDS_MAX, "it does not come back={back} landed={landed}");
             let mut events = Vec::new();
             self.server.wait(&mut events, Duration::from_millis(1));
             back += events.iter().filter(|event| matches!(event, Event::Pushed { sent: true, .. })).count();
@@ -118,6 +124,16 @@ impl Ends {
             }
         }
     }
+}
+
+fn until_closed(link: &mut SocketLink, events: &mut Vec<Event>) {
+    for _ in 0..ROUNDS_MAX {
+        link.wait(events, Duration::from_millis(1));
+        if matches!(events.last(), Some(Event::Closed(_))) {
+            return;
+        }
+    }
+    panic!("it does not end: {:?}", told(events));
 }
 
 /// Write into memory that came back: whoever reads it still sends this.
@@ -194,9 +210,7 @@ fn a_peer_that_never_reads_keeps_memory_no_longer_than_its_link() {
         back += events.len();
         assert!(back < OBJECTS as usize, "nothing is read: {:?}", told(&events));
         ends.clock.pass(limits.given_up_max);
-        while !matches!(events.last(), Some(Event::Closed(_))) {
-            ends.server.wait(&mut events, Duration::from_millis(1));
-        }
+        until_closed(&mut ends.server, &mut events);
         let told = told(&events);
         assert_eq!(
             told.last().map(String::as_str),
@@ -205,10 +219,7 @@ fn a_peer_that_never_reads_keeps_memory_no_longer_than_its_link() {
         let pushed = told.iter().filter(|told| told.starts_with("pushed")).count();
         assert!(pushed > 0 && told.len() == pushed + 1, "{told:?}");
         // The peer finds out.
-        let mut events = Vec::new();
-        while !matches!(events.last(), Some(Event::Closed(_))) {
-            ends.client.wait(&mut events, Duration::from_millis(1));
-        }
+        until_closed(&mut ends.client, &mut Vec::new());
     }
 }
 
@@ -226,9 +237,7 @@ fn a_peer_that_is_cut_off_keeps_nothing() {
         ends.clock.pass(Limits::default().ping_after);
         ends.server.poll(&mut events);
         ends.clock.pass(Limits::default().dead_after);
-        while !matches!(events.last(), Some(Event::Closed(_))) {
-            ends.server.wait(&mut events, Duration::from_millis(1));
-        }
+        until_closed(&mut ends.server, &mut events);
         let told = told(&events);
         assert_eq!(
             (told.len() as u64, &told[told.len() - 1][..]),
