@@ -3,6 +3,8 @@
 #![expect(clippy::disallowed_methods, reason = "a thread goes to each host; nothing here ships")]
 
 mod common;
+#[path = "zero_copy/cost.rs"]
+mod cost;
 #[path = "zero_copy/hosts.rs"]
 mod hosts;
 #[path = "zero_copy/kernel.rs"]

@@ -22,9 +22,9 @@ const OBJECTS: u64 = 128;
 const ROUNDS_MAX: u32 = 10_000;
 
 /// A server that sends and a client that is sent to. Time is the test's.
-struct Ends {
-    server: SocketLink,
-    client: SocketLink,
+pub struct Ends {
+    pub server: SocketLink,
+    pub client: SocketLink,
     clock: Arc<HandClock>,
     network: Option<Network>,
 }
@@ -34,7 +34,7 @@ fn within_host() -> Limits {
 }
 
 /// The server on the first host and the client on the second, or both on this one.
-fn linked(network: Option<Network>, limits: Limits) -> Ends {
+pub fn linked(network: Option<Network>, limits: Limits) -> Ends {
     let offer = Offer { data_bytes_max: 4 << 20, ..offer() };
     let clock = Arc::new(HandClock::default());
     let address = if network.is_some() { "tcp:10.78.0.1:7411" } else { "tcp:127.0.0.1:0" };
