@@ -55,10 +55,13 @@ fn a_store_larger_than_the_file_system_is_refused_and_leaves_nothing() {
     open(config(&[&dir], Size::mib(16))).unwrap().close().unwrap();
     let need = free - fs.free_bytes();
     fs::remove_dir_all(fs.path().join("a")).unwrap();
+    // Its blocks are free once the journal has that.
+    run("sync", &["-f", text(fs.path())]).unwrap();
     let ballast = fs.path().join("ballast");
     let blocks = ((free - need) / 4096 + 4).to_string();
     run("dd", &["if=/dev/zero", &format!("of={}", text(&ballast)), "bs=4096", &format!("count={blocks}")])
         .unwrap();
+    run("sync", &["-f", text(&ballast)]).unwrap();
     let left = fs.free_bytes();
     assert!(left < need && need - left < 64 << 10, "left={left} need={need}");
     let error = refused(config(&[&dir], Size::mib(16)));
