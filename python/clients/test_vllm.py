@@ -218,7 +218,7 @@ class Connected(Lives):
                 self.assertLessEqual({prompt[:end] for prompt in whole for end in range(BLOCK, PROMPT + 1, BLOCK)}, prompts)
 
     def staged(self):
-        # A block has some 24 KiB: several copies for each prompt.
+        # A block has 16 to 64 KiB: several copies for each prompt.
         return self.connected("vllm_staged", store=self.store("staged"), staging_bytes=200 << 10, load_async=True)
 
 
@@ -297,6 +297,70 @@ class Windows(Connected):
         transfer = self.connected(store=self.store("connector"))
         self.lives(transfer)
         self.damaged_lives(transfer)
+
+
+class Recurrent(Connected):
+    """Layers with recurrent states beside full attention: short convolutions."""
+
+    model = "states"
+    # Blocks of 16 KiB: one prompt at a time, and a part of the next.
+    few = 22 << 14
+
+    def test_the_next_process_takes_what_the_first_computed(self):
+        transfer = self.connected(store=self.store("connector"))
+        self.lives(transfer)
+        self.damaged_lives(transfer)
+
+    def test_after_the_first_was_killed(self):
+        self.killed_lives(self.connected(store=self.store("connector_killed")))
+
+    def test_what_vllm_has_no_block_of_any_more_is_loaded_behind_what_it_has(self):
+        # In steps of four blocks, each of which leaves its state.
+        steps = dict(VLLM_LIFE_STEP="128", VLLM_LIFE_RETAIN=str(BLOCK))
+        answers = self.live(self.connected(store=self.store("few")), **steps, VLLM_LIFE_ROUNDS="2", VLLM_LIFE_CACHE=str(self.few))
+        self.assert_alike(answers[:4], self.live("none", **steps))
+        self.assert_alike(answers[4:], answers[:4])
+        self.assert_hits(answers[4:])
+        self.assertNotIn("could not be", self.said)
+
+    def test_an_answer_is_gone_on_from_as_from_vllms_own_cache(self):
+        # Of an answer that is longer than a block, which a step of one token made whole. vLLM keeps the state behind it if it is to keep all.
+        long = dict(VLLM_LIFE_TOKENS="48", VLLM_LIFE_RETAIN=str(BLOCK))
+        asked = [[(7 * n + 13 * prompt) % 500 + 1 for n in range(PROMPT)] for prompt in range(4)]
+        answered = self.live("none", **long)
+        followed = [[*prompt, *one["tokens"], *range(1, 21)] for prompt, one in zip(asked, answered)]
+        own = self.live("none", **long, VLLM_LIFE_PROMPTS=self.prompts([*asked, *followed]))[4:]
+        self.assertEqual(self.cached(own), [PROMPT + BLOCK] * 4)
+        transfer = self.connected(store=self.store("turns"))
+        self.assert_alike(self.live(transfer, **long), answered)
+        taken = self.live(transfer, **long, VLLM_LIFE_PROMPTS=self.prompts(followed))
+        self.assertEqual(self.cached(taken), self.cached(own))
+        self.assert_alike(taken, own)
+
+    def test_through_memory_of_its_own_as_with_a_device(self):
+        self.lives(self.staged())
+
+    def test_a_store_process_keeps_it_between_them(self):
+        with self.store_process("connector_socket") as address:
+            self.lives(self.connected(attach=address))
+
+    def prompts(self, prompts):
+        path = os.path.join(self.home, f"{self.model}_prompts.json")
+        with open(path, "w") as file:
+            json.dump(prompts, file)
+        return path
+
+    def assert_alike(self, answers, expected):
+        said = lambda of: [(one["tokens"], one["logprobs"]) for one in of]  # noqa: E731
+        self.assertEqual(said(answers), said(expected))
+
+
+class Deltas(Recurrent):
+    """The same of gated delta rules, whose states remember a whole prompt."""
+
+    model = "deltas"
+    # Blocks of 64 KiB.
+    few = 22 << 16
 
 
 def flip(directory):

@@ -3,7 +3,8 @@
     python vllm_life.py MODEL_DIR KV_TRANSFER_CONFIG     the folder's name is the model's kind; the second is JSON, or "none"
 
 Prints one line of JSON: for each prompt the tokens and their log-probabilities, and how many prompt tokens came from outside. With `VLLM_LIFE_EVENTS`
-another before it: the events of blocks that vLLM would have published, of caches that are not its own.
+another before it: the events of blocks that vLLM would have published, of caches that are not its own. `VLLM_LIFE_PROMPTS` is a file with other prompts, a
+list of lists of tokens in JSON.
 """
 
 import json
@@ -39,9 +40,30 @@ def model(kind):
         layers = ["sliding_attention", "sliding_attention", "full_attention"] * 2
         more = dict(head_dim=32, query_pre_attn_scalar=32, sliding_window=WINDOW, layer_types=layers, num_hidden_layers=len(layers))
         return Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, **more))
+    if kind in ("states", "deltas"):
+        return recurrent(kind)
     if kind == "windows":
         return MistralForCausalLM(MistralConfig(**SIZES, num_hidden_layers=3, sliding_window=WINDOW))
     return LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=3))
+
+
+def recurrent(kind):
+    """Three groups of caches: full attention, and two with recurrent states. Of those kinds that vLLM computes on CPUs without a kernel for GPUs."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
+
+    if kind == "states":
+        # Short convolutions, as LFM2's.
+        layers = ["conv", "conv", "full_attention"] * 2
+        more = dict(block_auto_adjust_ff_dim=False, conv_dim=128, block_dim=128, block_ff_dim=256)
+        return Lfm2ForCausalLM(Lfm2Config(**SIZES, **more, layer_types=layers, num_hidden_layers=len(layers)))
+    # Gated delta rules, as Qwen3-Next's, whose states remember the whole prompt. Attention has so many heads that a block of 32 tokens is no
+    # smaller than a state.
+    layers = ["linear_attention", "linear_attention", "full_attention"] * 2
+    heads = dict(num_key_value_heads=4, head_dim=64, linear_key_head_dim=64, linear_value_head_dim=64)
+    states = dict(linear_num_key_heads=1, linear_num_value_heads=1)
+    experts = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, shared_expert_intermediate_size=64)
+    sizes = {**SIZES, **heads, **states, **experts}
+    return Qwen3NextForCausalLM(Qwen3NextConfig(**sizes, mlp_only_layers=[0, 1, 2, 3, 4], layer_types=layers, num_hidden_layers=len(layers)))
 
 
 def make_model(folder):
@@ -74,15 +96,21 @@ def main(folder, transfer):
         more["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     if "VLLM_LIFE_STEP" in os.environ:
         more["max_num_batched_tokens"] = int(os.environ["VLLM_LIFE_STEP"])
+    if "VLLM_LIFE_RETAIN" in os.environ:
+        more["prefix_cache_retention_interval"] = int(os.environ["VLLM_LIFE_RETAIN"])
     engine = LLM(
         model=folder, skip_tokenizer_init=True, dtype="bfloat16", block_size=BLOCK, max_model_len=512, enforce_eager=True,
         enable_prefix_caching=True, kv_cache_memory_bytes=int(os.environ.get("VLLM_LIFE_CACHE", 64 << 20)), seed=0, **more,
     )
     told = listen(engine.llm_engine.engine_core.engine_core.scheduler.kv_event_publisher)
-    sampling = SamplingParams(temperature=0.0, max_tokens=8, logprobs=1, detokenize=False)
-    answers = []
+    tokens = int(os.environ.get("VLLM_LIFE_TOKENS", 8))
+    sampling = SamplingParams(temperature=0.0, max_tokens=tokens, logprobs=1, detokenize=False, ignore_eos=True)
+    answers, prompts = [], PROMPTS
+    if "VLLM_LIFE_PROMPTS" in os.environ:
+        with open(os.environ["VLLM_LIFE_PROMPTS"]) as file:
+            prompts = json.load(file)
     # One after the other: the same batches in every life, so the same sums.
-    for prompt in PROMPTS * int(os.environ.get("VLLM_LIFE_ROUNDS", 1)):
+    for prompt in prompts * int(os.environ.get("VLLM_LIFE_ROUNDS", 1)):
         answer = engine.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)[0]
         output = answer.outputs[0]
         logprobs = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids)]

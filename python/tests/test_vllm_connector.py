@@ -217,7 +217,6 @@ class Connector(Case):
             ({"ranks": 2}, "'store' is a store in the scheduler's process, and 2 worker.*pagelith serve"),
             ({"pipeline": 2}, "'pipeline_parallel_size' is 2.*--pipeline-parallel-size 1"),
             ({"specs": []}, "no groups of caches"),
-            ({"specs": [FULL, Spec(TOKENS, "mamba")]}, "Mamba layers.*PagelithTier"),
             ({"specs": [Spec(TOKENS, "cross_attention")]}, "of the kind 'cross_attention'.*PagelithTier"),
             ({"specs": [FULL, Spec(TOKENS, "sliding_window", TOKENS, prefix_cacheable=False)]}, "group 1 .*to no connector.*PagelithTier"),
             ({"specs": [FULL, FULL], "extra": self.extra(load_async=False)}, "'load_async' is false"),

@@ -78,6 +78,10 @@ class Engine:
         get = self.different.get
         backend = types.SimpleNamespace(full_cls_name=lambda: get("backend", "a.Backend"))
         layer = types.SimpleNamespace(get_attn_backend=lambda: backend, isa=get("isa", "vec"))
+        recurrent = types.SimpleNamespace(
+            **vars(layer), get_state_shape=lambda: get("state_shapes", ((2, 8),)), get_state_dtype=lambda: get("state_types", ("bf16",))
+        )
+        of_kind = {name: recurrent if group.kv_cache_spec.kind == "mamba" else layer for group in self.cache_config.kv_cache_groups for name in group.layer_names}
         hf = types.SimpleNamespace(to_dict=lambda: {"rope_theta": get("rope", 10000), "_name_or_path": "/anywhere"})
         sizes = dict(tensor_parallel_size=self.ranks, prefill_context_parallel_size=1, decode_context_parallel_size=1)
         return types.SimpleNamespace(
@@ -93,8 +97,11 @@ class Engine:
             model_config=types.SimpleNamespace(
                 model=get("model", "a/model"), dtype="bf16", revision=None, quantization=get("quantization"), hf_config=hf
             ),
-            cache_config=types.SimpleNamespace(cache_dtype=get("cache_dtype", "auto"), prefix_caching_hash_algo="sha256"),
-            compilation_config=types.SimpleNamespace(static_forward_context={name: layer for names in self.layers for name in names}),
+            cache_config=types.SimpleNamespace(
+                cache_dtype=get("cache_dtype", "auto"), prefix_caching_hash_algo="sha256", use_replayssm=get("replays", False)
+            ),
+            speculative_config=get("guesses"),
+            compilation_config=types.SimpleNamespace(static_forward_context=of_kind),
         )
 
     def close(self):
@@ -119,15 +126,15 @@ class Engine:
         cached = Cached([request.request_id], set(), [more if more is None else tuple(tables_of(more))], [computed])
         return Output(scheduled_cached_reqs=cached, num_scheduled_tokens={request.request_id: scheduled})
 
-    def step(self, output, compute=None):
-        """Run a step on all workers: what was reported of it."""
+    def step(self, output, compute=None, states=None):
+        """Run a step on all workers: what was reported of it. Of which request, group and block the state behind so many tokens lies still at its end."""
         for new in output.scheduled_new_reqs:
             self.tables[new.req_id] = tables_of(new.block_ids)
         cached = output.scheduled_cached_reqs
         for name, more in zip(cached.req_ids, cached.new_block_ids):
             for table, ids in zip(self.tables[name], more or ()):
                 table += ids
-        output.kv_connector_block_state = types.SimpleNamespace(get_block_ids=self.tables.get)
+        output.kv_connector_block_state = types.SimpleNamespace(get_block_ids=self.tables.get, boundary_state_offloads=states or {})
         plan = self.scheduler.build_connector_meta(output)
         failed, ended, failed_requests = set(), set(), set()
         for rank, worker in enumerate(self.workers):

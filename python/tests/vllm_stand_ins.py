@@ -125,6 +125,8 @@ class Spec:
     sliding_window: int | None = None
     attention_chunk_size: int | None = None
     prefix_cacheable: bool = True
+    mamba_cache_mode: str = "align"
+    num_speculative_blocks: int = 0
 
 
 stand_in(
@@ -158,6 +160,7 @@ class BlockRemoved:
 
 
 stand_in("vllm.distributed.kv_events", MEDIUM_STORAGE="STORAGE", BlockRemoved=BlockRemoved, BlockStored=BlockStored)
+stand_in("vllm.model_executor.layers.mamba.mamba_utils", is_conv_state_dim_first=lambda: False)
 stand_in("vllm.v1.core.kv_cache_utils", maybe_convert_block_hash=lambda name: name)
 
 

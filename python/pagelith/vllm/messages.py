@@ -46,11 +46,22 @@ class Step:
 
 
 @dataclass
+class State:
+    """A recurrent state that lies still at the end of a step: the page behind which it is, its pool, and its block in each of the groups."""
+
+    page: bytes
+    pool: int
+    blocks: tuple[int, ...]
+
+
+@dataclass
 class Plan(KVConnectorMetadata):
     """One step's."""
 
     loads: list[Load] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    # To be stored too.
+    states: list[State] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     # Blocks that were given to requests since the last one: whatever was in them is overwritten from here on.
     taken: list[int] = field(default_factory=list)

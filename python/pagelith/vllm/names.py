@@ -64,7 +64,14 @@ def _layer(config: Any, name: str, cache: Any) -> list[Any]:
     order = sorted(range(1, len(cache.shape)), key=lambda axis: -cache.stride()[axis])
     layer = config.compilation_config.static_forward_context[name]
     # On the CPU the kernel's instructions decide how keys are packed.
-    return [list(cache.shape[1:]), order, str(cache.dtype), layer.get_attn_backend().full_cls_name(), getattr(layer, "isa", None)]
+    known = [list(cache.shape[1:]), order, str(cache.dtype), layer.get_attn_backend().full_cls_name(), getattr(layer, "isa", None)]
+    if hasattr(layer, "get_state_shape"):
+        # A recurrent layer's cache is so many bytes; what is in them, it says itself.
+        from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+
+        shapes, types = [list(shape) for shape in layer.get_state_shape()], [str(dtype) for dtype in layer.get_state_dtype()]
+        known += [shapes, types, bool(is_conv_state_dim_first())]
+    return known
 
 
 def _config(hf_config: Any) -> Any:

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 # Kinds of caches (vLLM's names) of which a block stands for its tokens: all of them are needed, or those of the last so many tokens.
 WHOLE = ("full_attention", "mla_attention")
 LAST = ("sliding_window", "chunked_local_attention")
+# Of which a block is the state behind its last token, and the last one is all that is needed. Mamba is vLLM's name of every recurrent layer:
+# selective state spaces, linear attention, gated delta rules and short convolutions alike.
+STATE = ("mamba",)
 
 # vLLM's placeholder for what a window has left behind: nobody reads it.
 NULL = 0
@@ -30,6 +33,8 @@ class Pool:
     blocks: int
     # Pages before its end that a prefix needs; None: all.
     pages: int | None
+    # Whether a block is a state, which lies still in the one step that vLLM says, and nowhere that a table would tell.
+    state: bool
 
 
 class Object(NamedTuple):
@@ -56,16 +61,16 @@ class Pools:
         """Of vLLM's groups and their kinds, which are known ones."""
         sizes = [int(spec_of(group).block_size) for group in groups]
         page = lcm(*sizes)
-        alike: dict[tuple[int, int], list[int]] = {}
+        alike: dict[tuple[int, int, bool], list[int]] = {}
         for at, (group, kind, size) in enumerate(zip(groups, kinds, sizes, strict=True)):
-            alike.setdefault((reach(spec_of(group), kind), size), []).append(at)
+            alike.setdefault((reach(spec_of(group), kind), size, kind in STATE), []).append(at)
         each = []
-        for (tokens, size), members in sorted(alike.items()):
-            name = f"last_{tokens}_{size}" if tokens else f"all_{size}"
+        for (tokens, size, state), members in sorted(alike.items()):
+            name = f"state_{size}" if state else f"last_{tokens}_{size}" if tokens else f"all_{size}"
             if len(groups) == 1:
                 name = "group_0"
             pages = max(1, -(-tokens // page)) if tokens else None
-            each.append(Pool(name, tuple(members), size, page // size, pages))
+            each.append(Pool(name, tuple(members), size, page // size, pages, state))
         return Pools(tuple(each), page, page // (hash_tokens or gcd(*sizes)), len(groups))
 
     @property
@@ -78,11 +83,17 @@ class Pools:
         """The names of the pages `first..end` of a request with these hashes, as far as there are any."""
         return list(hashes[(first + 1) * self.hashes - 1 : end * self.hashes : self.hashes])
 
-    def tables(self, tables: Sequence[Sequence[int]], first: int, end: int) -> list[list[int]]:
-        """The part of each group's table that these pages have."""
+    @property
+    def states(self) -> bool:
+        """Whether there are states among them."""
+        return any(pool.state for pool in self.each)
+
+    def tables(self, tables: Sequence[Sequence[int]], first: int, end: int, states: bool = True) -> list[list[int]]:
+        """The part of each group's table that these pages have. What it says of states is good to load them alone: a state that was computed moves
+        on with its request."""
         found: list[list[int]] = [[] for _ in range(self.groups)]
         for pool in self.each:
-            for group in pool.groups:
+            for group in pool.groups if states or not pool.state else ():
                 found[group] = list(tables[group][first * pool.blocks : end * pool.blocks])
         return found
 
@@ -112,4 +123,4 @@ def reach(spec: Any, kind: str) -> int:
         return max(1, int(spec.sliding_window) - 1 + int(getattr(spec, "extra_retained_tokens", 0)))
     if kind == "chunked_local_attention":
         return max(1, int(spec.attention_chunk_size) - 1)
-    return 0
+    return 1 if kind in STATE else 0

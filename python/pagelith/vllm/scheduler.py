@@ -1,17 +1,17 @@
 """The connector in the scheduler: how much of a prompt is in the store, and which blocks workers load and store in a step."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pagelith
 
 from .hashes import Missed, page_of
-from .messages import Load, Named, Paged, Plan, Report, Step
+from .messages import Load, Named, Paged, Plan, Report, State, Step
 from .names import keys_of
 from .opened import Opened
-from .pools import Pools
+from .pools import NULL, Pools
 from .settings import ConnectorSettings
 
 if TYPE_CHECKING:
@@ -135,8 +135,27 @@ class Scheduler:
         cached = output.scheduled_cached_reqs
         for name, blocks, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
             plan.steps.append(self._step(output, name, name in cached.resumed_req_ids, blocks, computed))
+        if self._pools.states:
+            plan.states = list(self._states(output.kv_connector_block_state.boundary_state_offloads))
         plan.finished, plan.resets = sorted(output.finished_req_ids), self._resets
         return plan
+
+    def _states(self, offered: Mapping[str, Iterable[tuple[int, int, int]]]) -> Iterator[State]:
+        """What can be stored of the states that vLLM hands over, each in the one step at whose end it lies still: by request the group, the block,
+        and the tokens behind which it is. All groups of a pool are there, or it is no state to go on from."""
+        tokens = self._pools.tokens
+        for name, states in offered.items():
+            blocks_at: dict[int, dict[int, int]] = {}
+            for group, block, behind in states:
+                # Within a page vLLM's own cache alone goes on from it.
+                if block != NULL and behind and behind % tokens == 0:
+                    blocks_at.setdefault(behind // tokens, {})[group] = block
+            tracked = self._tracked.get(name)
+            for end, blocks in blocks_at.items() if tracked is not None else ():
+                pages = self._pools.names(tracked.request.block_hashes, end - 1, end)
+                for n, pool in enumerate(self._pools.each):
+                    if pages and pool.state and blocks.keys() >= set(pool.groups):
+                        yield State(pages[0], n, tuple(blocks[group] for group in pool.groups))
 
     def _step(self, output: Any, name: str, begins: bool, blocks: Sequence[Sequence[int]] | None, computed: int) -> Step:
         step = Step(name, begins, [list(of) for of in blocks or ()], computed, output.num_scheduled_tokens[name])
@@ -151,7 +170,7 @@ class Scheduler:
             if step.pages:
                 # As they are in this step: what a window has left behind is another's by now.
                 tables = output.kv_connector_block_state.get_block_ids(name)
-                step.tables = self._pools.tables(tables, step.first, tracked.stored)
+                step.tables = self._pools.tables(tables, step.first, tracked.stored, states=False)
                 self._tell(tracked.request, step.first, step.pages)
         return step
 

@@ -1,11 +1,12 @@
 """What `kv_connector_extra_config` says to the connector, and what of vLLM's own configuration it cannot work with."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 from ..settings import PoolSettings, number, of_type
-from .pools import LAST, WHOLE, spec_of
+from .pools import LAST, STATE, WHOLE, spec_of
 
 
 @dataclass(frozen=True)
@@ -45,20 +46,16 @@ def check(settings: ConnectorSettings, config: Any, cache_config: Any, kinds: Se
     tier = "use pagelith.vllm.PagelithTier (OffloadingConnector)"
     if not groups:
         problems.append("the model has no groups of caches, so there is nothing to keep")
-    unknown = sorted({kind for kind in kinds if kind not in WHOLE + LAST})
-    if "mamba" in unknown:
-        problems.append(
-            "the model has Mamba layers, whose state is no block of tokens: vLLM hands each over in the one step in which it lies still,"
-            f" and this connector does not take them; {tier}"
-        )
-    elif unknown:
-        problems.append(f"the model's caches are of the kind {unknown[0]!r}, and this connector knows {', '.join(WHOLE + LAST)}: {tier}")
+    unknown = sorted({kind for kind in kinds if kind not in WHOLE + LAST + STATE})
+    if unknown:
+        problems.append(f"the model's caches are of the kind {unknown[0]!r}, and this connector knows {', '.join(WHOLE + LAST + STATE)}: {tier}")
+    problems += _of_states(config, groups, kinds)
     for at, group in enumerate(groups):
         if not getattr(group, "enable_kv_transfer", True) or not getattr(spec_of(group), "prefix_cacheable", True):
             problems.append(f"vLLM gives group {at} of the model's caches to no connector, and this one restores all or none: {tier}")
-    if settings.load_async is False and (len(groups) > 1 or any(kind in LAST for kind in kinds)):
+    if settings.load_async is False and (len(groups) > 1 or any(kind in LAST + STATE for kind in kinds)):
         problems.append(
-            "'load_async' is false, and of a model with windows or several groups of caches vLLM takes failures of loads in threads alone:"
+            "'load_async' is false, and of a model with windows, states or several groups of caches vLLM takes failures of loads in threads alone:"
             " leave it out"
         )
     if settings.save_async and getattr(cache_config, "needs_kv_cache_zeroing", False):
@@ -71,3 +68,23 @@ def check(settings: ConnectorSettings, config: Any, cache_config: Any, kinds: Se
         problems.append("'calculate_kv_scales' makes scales of each process's own, which no name can say; leave it off")
     if problems:
         raise ValueError("PagelithConnector: " + "; ".join(problems))
+
+
+def _of_states(config: Any, groups: Sequence[Any], kinds: Sequence[str]) -> Iterator[str]:
+    """What is wrong with a model that has recurrent layers."""
+    specs = [spec_of(group) for group, kind in zip(groups, kinds, strict=True) if kind in STATE]
+    if not specs:
+        return
+    if any(spec.mamba_cache_mode != "align" for spec in specs):
+        yield "vLLM keeps this model's recurrent states for their request alone: pass --enable-prefix-caching, with --mamba-cache-mode align"
+        return
+    page = lcm(*(int(spec_of(group).block_size) for group in groups))
+    if any(int(spec.block_size) != page for spec in specs):
+        yield (
+            f"a recurrent state has blocks of {specs[0].block_size} tokens, and {page} are whole blocks of every group: a state is kept at the end of"
+            " those alone; pass --mamba-block-size and --block-size that are the same"
+        )
+    if getattr(config, "speculative_config", None) is not None or any(getattr(spec, "num_speculative_blocks", 0) for spec in specs):
+        yield "the model has recurrent layers and guesses tokens, whose states vLLM moves behind the step that computed them: leave --speculative-config out"
+    if getattr(config.cache_config, "use_replayssm", False):
+        yield "'use_replayssm' keeps inputs in place of states, and how many is not in the block: leave --use-replayssm out"

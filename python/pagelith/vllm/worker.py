@@ -168,6 +168,8 @@ class Worker:
             for one in self._pools.objects_of(len(step.pages), step.tables):
                 if NULL not in one.blocks and step.first + one.page < sound:
                     pages.setdefault(step.pages[one.page], {}).setdefault((one.pool, one.part), one)
+        for state in plan.states:
+            pages.setdefault(state.page, {}).setdefault((state.pool, 0), Object(0, state.pool, 0, state.blocks))
         for request in plan.finished:
             self._tables.pop(request, None)
         if pages:
