@@ -201,6 +201,21 @@ class Connected(Lives):
         self.assert_hits(second)
         self.assertNotIn("could not be", self.said)
 
+    def preempted_lives(self, name):
+        """Two, of which the first has blocks for two prompts and none for their answers: what it preempts has saves under way, as late as can be."""
+        transfer = self.connected("vllm_late_saves", store=self.store(name), save_async=True)
+        long = dict(VLLM_LIFE_TOKENS="40", VLLM_LIFE_STEP="128")
+        expected = self.live("none", **long)
+        answers = self.live(transfer, **long, VLLM_LIFE_CACHE=str(self.tight), VLLM_LIFE_TOGETHER="1")
+        self.assertRegex(self.said, "requests that were preempted: [1-9]")
+        self.assertRegex(self.said, "saves that a step waited for: [1-9]")
+        self.assertEqual([one["tokens"] for one in answers], [one["tokens"] for one in expected])
+        # What it stored.
+        again = self.live(transfer, **long)
+        self.assert_hits(again)
+        self.assertEqual([(one["tokens"], one["logprobs"]) for one in again], [(one["tokens"], one["logprobs"]) for one in expected])
+        self.assertNotIn("could not be", self.said)
+
     def assert_told(self, first, again, groups):
         """Events of two lives, of which the second loads: each block of each prompt by each group, with its tokens, behind the one before it."""
         for told in (first, again):
@@ -224,7 +239,10 @@ class Connected(Lives):
 
 class Connectors(Connected):
     # Of 24 KiB a block: one prompt at a time, and a part of the next.
-    few = 1 << 19
+    few = tight = 1 << 19
+
+    def test_what_is_preempted_while_it_is_saved(self):
+        self.preempted_lives("preempted")
 
     def test_saves_beside_the_computation(self):
         self.late_lives("late")
@@ -255,7 +273,10 @@ class Hybrids(Connected):
 
     model = "hybrid"
     # Blocks of 16 KiB, of which a prompt has ten in each of three groups.
-    few = 1 << 20
+    few, tight = 1 << 20, 40 << 14
+
+    def test_what_is_preempted_while_it_is_saved(self):
+        self.preempted_lives("preempted")
 
     def test_saves_beside_the_computation(self):
         self.late_lives("late")

@@ -85,6 +85,18 @@ def listen(publisher):
     return told
 
 
+def count(scheduler):
+    """The requests that are preempted from here on, once for each time."""
+    preempted, preempt = [], scheduler._preempt_request
+
+    def counted(request, *arguments, **more):
+        preempted.append(request.request_id)
+        preempt(request, *arguments, **more)
+
+    scheduler._preempt_request = counted
+    return preempted
+
+
 def main(folder, transfer):
     if not os.path.exists(os.path.join(folder, "config.json")):
         make_model(folder)
@@ -98,23 +110,31 @@ def main(folder, transfer):
         more["max_num_batched_tokens"] = int(os.environ["VLLM_LIFE_STEP"])
     if "VLLM_LIFE_RETAIN" in os.environ:
         more["prefix_cache_retention_interval"] = int(os.environ["VLLM_LIFE_RETAIN"])
+    if "VLLM_LIFE_STAGES" in os.environ:
+        more |= dict(pipeline_parallel_size=int(os.environ["VLLM_LIFE_STAGES"]), distributed_executor_backend="mp")
+    if "VLLM_LIFE_RANKS" in os.environ:
+        more |= dict(tensor_parallel_size=int(os.environ["VLLM_LIFE_RANKS"]), distributed_executor_backend="mp")
     engine = LLM(
         model=folder, skip_tokenizer_init=True, dtype="bfloat16", block_size=BLOCK, max_model_len=512, enforce_eager=True,
         enable_prefix_caching=True, kv_cache_memory_bytes=int(os.environ.get("VLLM_LIFE_CACHE", 64 << 20)), seed=0, **more,
     )
     told = listen(engine.llm_engine.engine_core.engine_core.scheduler.kv_event_publisher)
+    preempted = count(engine.llm_engine.engine_core.engine_core.scheduler)
     tokens = int(os.environ.get("VLLM_LIFE_TOKENS", 8))
     sampling = SamplingParams(temperature=0.0, max_tokens=tokens, logprobs=1, detokenize=False, ignore_eos=True)
     answers, prompts = [], PROMPTS
     if "VLLM_LIFE_PROMPTS" in os.environ:
         with open(os.environ["VLLM_LIFE_PROMPTS"]) as file:
             prompts = json.load(file)
-    # One after the other: the same batches in every life, so the same sums.
-    for prompt in prompts * int(os.environ.get("VLLM_LIFE_ROUNDS", 1)):
-        answer = engine.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)[0]
-        output = answer.outputs[0]
-        logprobs = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids)]
-        answers.append({"tokens": list(output.token_ids), "logprobs": logprobs, "cached": answer.num_cached_tokens})
+    prompts = [{"prompt_token_ids": prompt} for prompt in prompts * int(os.environ.get("VLLM_LIFE_ROUNDS", 1))]
+    # One after the other, unless told otherwise: the same batches in every life, so the same sums.
+    together = len(prompts) if "VLLM_LIFE_TOGETHER" in os.environ else 1
+    for at in range(0, len(prompts), together):
+        for answer in engine.generate(prompts[at : at + together], sampling, use_tqdm=False):
+            output = answer.outputs[0]
+            logprobs = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids)]
+            answers.append({"tokens": list(output.token_ids), "logprobs": logprobs, "cached": answer.num_cached_tokens})
+    print(f"requests that were preempted: {len(preempted)}", file=sys.stderr)
     if told:
         print(json.dumps(told), flush=True)
     print(json.dumps(answers), flush=True)

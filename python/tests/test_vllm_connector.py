@@ -207,7 +207,7 @@ class Connector(Case):
             # One rank's slice of the third is gone.
             ((second,),) = engine.workers[1]._work._keys
             engine.store.remove(second.on_pages(hashes(4)[2:3]))
-            self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, False))
+            self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (2 * TOKENS, True))
 
     def test_what_is_wrong_is_said_at_the_start(self):
         for wrong, words in (
@@ -215,7 +215,9 @@ class Connector(Case):
             ({"extra": self.extra(attach="unix:/x")}, "one of the two"),
             ({"extra": self.extra(load_async="yes", read_threads=0)}, "'load_async' is true or false.*'read_threads' is a whole number"),
             ({"ranks": 2}, "'store' is a store in the scheduler's process, and 2 worker.*pagelith serve"),
-            ({"pipeline": 2}, "'pipeline_parallel_size' is 2.*--pipeline-parallel-size 1"),
+            ({"pipeline": 2}, "'store' is a store in the scheduler's process, and 2 worker.*pagelith serve"),
+            ({"prefill_context": 2}, "'prefill_context_parallel_size' is 2.*--prefill-context-parallel-size 1"),
+            ({"ranks": 2, "extra": {"attach": "unix:/x", "load_async": False}}, "'load_async' is false, and with 2 workers"),
             ({"specs": []}, "no groups of caches"),
             ({"specs": [Spec(TOKENS, "cross_attention")]}, "of the kind 'cross_attention'.*PagelithTier"),
             ({"specs": [FULL, Spec(TOKENS, "sliding_window", TOKENS, prefix_cacheable=False)]}, "group 1 .*to no connector.*PagelithTier"),

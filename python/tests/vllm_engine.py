@@ -1,6 +1,7 @@
 """As much of a vLLM engine as the connector sees, over stand-ins: its scheduler's connector, those of its workers, and their caches."""
 
 import contextlib
+import copy
 import hashlib
 import os
 import subprocess
@@ -46,12 +47,16 @@ class Engine:
 
     def __init__(self, extra, blocks=64, ranks=1, specs=(FULL,), role="kv_both", **different):
         self.blocks = blocks
-        self.layers = [[f"group.{at}.layer.{n}" for n in range(2)] if at else ["layer.0", "layer.1"] for at in range(len(specs))]
+        self.all_layers = [[f"group.{at}.layer.{n}" for n in range(2)] if at else ["layer.0", "layer.1"] for at in range(len(specs))]
+        self.layers = self.all_layers
         groups = [types.SimpleNamespace(layer_names=names, kv_cache_spec=spec) for names, spec in zip(self.layers, specs)]
         self.cache_config = types.SimpleNamespace(
             kv_cache_groups=groups, num_blocks=blocks, hash_block_size=different.get("hash_tokens"),
             needs_kv_cache_zeroing=different.get("zeroing", False),
         )
+        # Ranks are first of all tensor-parallel ones, and then stages.
+        self.stages = different.get("pipeline", 1)
+        ranks *= self.stages
         self.extra, self.ranks, self.role, self.different = extra, ranks, role, different
         self.workers, self.caches, self.tables = [], [], {}
         with contextlib.ExitStack() as undo:
@@ -60,10 +65,20 @@ class Engine:
                 undo.callback(self.workers[rank].shutdown)
             self.scheduler = PagelithConnector(self.config(0), KVConnectorRole.SCHEDULER, self.cache_config)
             undo.pop_all()
-        self.scheduler.set_xfer_handshake_metadata({rank: one.get_handshake_metadata() for rank, one in enumerate(self.workers)})
+        tensor = ranks // self.stages
+        told = {(rank // tensor, rank % tensor): one.get_handshake_metadata() for rank, one in enumerate(self.workers)}
+        self.scheduler.set_xfer_handshake_metadata_pp_aware(told)
 
     def worker(self, rank):
-        worker = PagelithConnector(self.config(rank), KVConnectorRole.WORKER, self.cache_config)
+        # Of each stage its own layers.
+        stage = rank * self.stages // self.ranks
+        self.layers = [[f"stage.{stage}{self.different.get('split', '')}.{name}" for name in names] for names in self.all_layers] if self.stages > 1 else self.all_layers
+        cache_config = copy.copy(self.cache_config)
+        cache_config.kv_cache_groups = [
+            types.SimpleNamespace(layer_names=[] if (stage, at) == self.different.get("without") else names, kv_cache_spec=group.kv_cache_spec)
+            for at, (names, group) in enumerate(zip(self.layers, self.cache_config.kv_cache_groups))
+        ]
+        worker = PagelithConnector(self.config(rank), KVConnectorRole.WORKER, cache_config)
         self.workers.append(worker)
         if worker._work._threads is not None and self.different.get("at_once", True):
             worker._work._threads.shutdown(wait=True)
@@ -81,9 +96,15 @@ class Engine:
         recurrent = types.SimpleNamespace(
             **vars(layer), get_state_shape=lambda: get("state_shapes", ((2, 8),)), get_state_dtype=lambda: get("state_types", ("bf16",))
         )
-        of_kind = {name: recurrent if group.kv_cache_spec.kind == "mamba" else layer for group in self.cache_config.kv_cache_groups for name in group.layer_names}
+        of_kind = {
+            name: recurrent if group.kv_cache_spec.kind == "mamba" else layer
+            for names, group in zip(self.layers, self.cache_config.kv_cache_groups) for name in names
+        }
         hf = types.SimpleNamespace(to_dict=lambda: {"rope_theta": get("rope", 10000), "_name_or_path": "/anywhere"})
-        sizes = dict(tensor_parallel_size=self.ranks, prefill_context_parallel_size=1, decode_context_parallel_size=1)
+        sizes = dict(
+            tensor_parallel_size=self.ranks // self.stages, prefill_context_parallel_size=get("prefill_context", 1),
+            decode_context_parallel_size=get("context", 1), cp_kv_cache_interleave_size=get("interleave", 1),
+        )
         return types.SimpleNamespace(
             kv_transfer_config=types.SimpleNamespace(
                 kv_connector_extra_config=self.extra, engine_id=get("engine", "engine"),
@@ -91,7 +112,7 @@ class Engine:
             ),
             kv_events_config=types.SimpleNamespace(enable_kv_cache_events=get("events", False)),
             parallel_config=types.SimpleNamespace(
-                data_parallel_index=0, rank=rank, world_size=self.ranks, pipeline_parallel_size=get("pipeline", 1),
+                data_parallel_index=0, rank=rank, world_size=self.ranks, pipeline_parallel_size=self.stages,
                 distributed_executor_backend="uni" if self.ranks == 1 else "mp", **sizes,
             ),
             model_config=types.SimpleNamespace(

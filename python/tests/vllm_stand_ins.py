@@ -127,6 +127,7 @@ class Spec:
     prefix_cacheable: bool = True
     mamba_cache_mode: str = "align"
     num_speculative_blocks: int = 0
+    dcp_sharded: bool = False
 
 
 stand_in(

@@ -16,7 +16,7 @@ from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec
 from .blocks import InPlace
 from .events import EVENTS_MAX
 from .messages import Named, Plan, Report
-from .names import named
+from .names import Place, named
 from .opened import Opened
 from .pools import Pools
 from .scheduler import Scheduler, by_rank
@@ -39,8 +39,13 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         groups = kv_cache_config.kv_cache_groups
         self._kinds = [str(get_kv_cache_spec_kind(group.kv_cache_spec).value) for group in groups]
         check(self.settings, vllm_config, kv_cache_config, self._kinds)
-        self._pools = Pools.of(groups, self._kinds, getattr(kv_cache_config, "hash_block_size", None))
-        load_async = self._pools.by_request if self.settings.load_async is None else self.settings.load_async
+        parallel = vllm_config.parallel_config
+        self._pools = Pools.of(
+            groups, self._kinds, getattr(kv_cache_config, "hash_block_size", None), parallel.decode_context_parallel_size
+        )
+        # What one worker could not load, it tells behind the step, in which the others would have computed on with it and stored that.
+        apart = self._pools.by_request or parallel.world_size > 1
+        load_async = apart if self.settings.load_async is None else self.settings.load_async
         self._threads = self.settings.read_threads if load_async else 0
         events = vllm_config.kv_events_config
         told = events is not None and events.enable_kv_cache_events
@@ -84,6 +89,12 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
         config, cache_config = self._vllm_config, self._kv_cache_config
         groups, blocks, copies = cache_config.kv_cache_groups, cache_config.num_blocks, 1 + self._threads
+        empty = [at for at, group in enumerate(groups) if not group.layer_names]
+        if empty:
+            raise ValueError(
+                f"pagelith: this stage of the pipeline has no layer of the model's group {empty[0]} of caches, and each has to keep some of all:"
+                " pass another --pipeline-parallel-size"
+            )
         by_pool = [[{name: kv_caches[name] for name in groups[at].layer_names} for at in pool.groups] for pool in self._pools.each]
         caches = [[list(layers.values()) for layers in of] for of in by_pool]
         memory: list[Any]
@@ -94,10 +105,8 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
 
             way, memory = "staged", [Staged(caches, blocks, self.settings.staging_bytes) for _ in range(copies)]
         # Consecutive ranks of a number that hold the same bytes keep them once.
-        same = int(getattr(cache_config, "kv_tp_replicas", 1))
-        parallel = config.parallel_config
-        rank = (parallel.rank % parallel.tensor_parallel_size // same, parallel.tensor_parallel_size // same)
-        self._work.register(named(self.settings, config, self._kinds, by_pool, self._pools, way, rank), memory)
+        place = Place.of(config.parallel_config, int(getattr(cache_config, "kv_tp_replicas", 1)))
+        self._work.register(named(self.settings, config, self._kinds, by_pool, self._pools, way, place), memory)
 
     def get_handshake_metadata(self) -> Named:
         return self._work.named
@@ -142,6 +151,9 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
     def _plans(self) -> Scheduler:
         assert self._scheduler is not None, "vLLM asked a worker's side for the scheduler's work"
         return self._scheduler
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], Any]) -> None:
+        self._plans.named(by_rank(metadata))
 
     def set_xfer_handshake_metadata(self, metadata: Mapping[int, Any]) -> None:
         self._plans.named(by_rank(metadata))

@@ -12,10 +12,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 @dataclass
 class Named(KVConnectorHandshakeMetadata):
-    """Under which names a worker keeps its slice of a block: arguments of a namespace, and the shard."""
+    """Under which names a worker keeps its slice of a block: arguments of a namespace, the shard, and how its objects are called."""
 
     namespace: dict[str, Any]
     shard: str
+    component: str
 
 
 @dataclass

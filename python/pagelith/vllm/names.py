@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pagelith
@@ -10,6 +11,29 @@ import pagelith
 from ..settings import StoreSettings
 from .messages import Named
 from .pools import Pools
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which worker it is, of those with bytes of their own: on each axis of parallelism its rank, and of how many."""
+
+    tensor: tuple[int, int]
+    pipeline: tuple[int, int]
+    context: tuple[int, int]
+
+    @staticmethod
+    def of(parallel: Any, same: int) -> "Place":
+        """By vLLM's configuration of a worker, where so many consecutive tensor-parallel ranks hold the same. vLLM counts tensor-parallel ranks first,
+        and those of decode context parallelism are consecutive ones among them."""
+        tensor, pipeline, context = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.decode_context_parallel_size
+        rank = parallel.rank % tensor
+        return Place((rank // same, tensor // same), (parallel.rank // tensor % pipeline, pipeline), (rank % context, context))
+
+    @property
+    def shard(self) -> str:
+        axes = (("tp", self.tensor), ("pp", self.pipeline), ("dcp", self.context))
+        return ".".join(["rank", *(f"{axis}{at}of{of}" for axis, (at, of) in axes if of > 1)]) if any(of > 1 for _, (_, of) in axes) else "whole"
+
 
 # By pool and group, the layers' caches by name.
 Caches = Sequence[Sequence[Mapping[str, Any]]]
@@ -20,7 +44,7 @@ def keys_of(named: Named, pools: Pools) -> list[list[pagelith.Key]]:
     space = pagelith.Namespace(**named.namespace)
     return [
         [
-            pagelith.Key(space, bytes(32), pool=pool.name, component=f"data.{part}" if part else "data", shard=named.shard)
+            pagelith.Key(space, bytes(32), pool=pool.name, component=named.component.format(f".{part}" if part else ""), shard=named.shard)
             for part in range(pool.blocks)
         ]
         for pool in pools.each
@@ -28,26 +52,31 @@ def keys_of(named: Named, pools: Pools) -> list[list[pagelith.Key]]:
 
 
 def named(
-    settings: StoreSettings, config: Any, kinds: Sequence[str], caches: Caches, pools: Pools, way: str, rank: tuple[int, int]
+    settings: StoreSettings, config: Any, kinds: Sequence[str], caches: Caches, pools: Pools, way: str, place: Place
 ) -> Named:
-    """What this worker, the `rank`th of so many with other bytes, keeps. `way` is how caches become an object's bytes."""
+    """What this worker keeps. `way` is how caches become an object's bytes."""
     model, cache = config.model_config, config.cache_config
     # Of one group its layers, of several those of each pool's groups, in the order in which they lie in an object.
     layers: list[Any] = [[[[name, *_layer(config, name, of[name])] for name in of] for of in groups] for groups in caches]
     if pools.groups == 1:
         layers = layers[0][0]
+    # Stages of a pipeline have other layers, and what they keep of a page is of one namespace: their objects' names say which.
+    stages = place.pipeline[1] > 1
+    component = "data{}." + _digest(layers)[:14] if stages else "data{}"
     extra = [
         ("client", "vllm-connector"),
         ("way", way),
         ("kind", "+".join(kinds)),
-        ("layers", _digest(layers)),
+        ("layers", "by stage" if stages else _digest(layers)),
         ("model", _digest(_config(model.hf_config))),
         ("model_revision", str(model.revision)),
         ("quantization", str(model.quantization)),
         ("cache_dtype", str(cache.cache_dtype)),
         ("hash", str(cache.prefix_caching_hash_algo)),
     ]
-    at, ranks = rank
+    if place.context[1] > 1:
+        # Each rank has some of a block's tokens, so many one behind the other.
+        extra.append(("context", f"{place.context[1]} by {config.parallel_config.cp_kv_cache_interleave_size}"))
     namespace = {
         "model": str(model.model),
         "tenant": settings.tenant,
@@ -56,7 +85,7 @@ def named(
         "page_tokens": pools.tokens,
         "extra": extra,
     }
-    return Named(namespace, "whole" if ranks == 1 else f"rank.tp{at}of{ranks}")
+    return Named(namespace, place.shard, component)
 
 
 def _layer(config: Any, name: str, cache: Any) -> list[Any]:

@@ -57,9 +57,9 @@ class Pools:
     groups: int
 
     @staticmethod
-    def of(groups: Sequence[Any], kinds: Sequence[str], hash_tokens: int | None) -> "Pools":
-        """Of vLLM's groups and their kinds, which are known ones."""
-        sizes = [int(spec_of(group).block_size) for group in groups]
+    def of(groups: Sequence[Any], kinds: Sequence[str], hash_tokens: int | None, context: int = 1) -> "Pools":
+        """Of vLLM's groups and their kinds, which are known ones; `context` ranks have some of each block's tokens."""
+        sizes = [tokens_of(group, context) for group in groups]
         page = lcm(*sizes)
         alike: dict[tuple[int, int, bool], list[int]] = {}
         for at, (group, kind, size) in enumerate(zip(groups, kinds, sizes, strict=True)):
@@ -115,6 +115,12 @@ def spec_of(group: Any) -> Any:
     spec = group.kv_cache_spec
     layers = getattr(spec, "kv_cache_specs", None)
     return next(iter(layers.values())) if layers else spec
+
+
+def tokens_of(group: Any, context: int) -> int:
+    """How many tokens a block of this group is of: with decode context parallelism one number of a block is a block on each rank, with tokens of its own."""
+    spec = spec_of(group)
+    return int(spec.block_size) * (context if getattr(spec, "dcp_sharded", False) else 1)
 
 
 def reach(spec: Any, kind: str) -> int:

@@ -29,14 +29,16 @@ class ConnectorSettings(PoolSettings):
 def check(settings: ConnectorSettings, config: Any, cache_config: Any, kinds: Sequence[str]) -> None:
     """All that is wrong, in one error, each with what would be right."""
     parallel, groups, problems = config.parallel_config, cache_config.kv_cache_groups, []
-    for name, flag in (
-        ("pipeline_parallel_size", "--pipeline-parallel-size"),
-        ("prefill_context_parallel_size", "--prefill-context-parallel-size"),
-        ("decode_context_parallel_size", "--decode-context-parallel-size"),
-    ):
-        size = getattr(parallel, name)
-        if size > 1:
-            problems.append(f"{name!r} is {size}: its slices are not named yet; pass {flag} 1")
+    if parallel.prefill_context_parallel_size > 1:
+        problems.append(
+            f"'prefill_context_parallel_size' is {parallel.prefill_context_parallel_size}: which rank has which tokens of a block is not known here;"
+            " pass --prefill-context-parallel-size 1"
+        )
+    if settings.load_async is False and parallel.world_size > 1:
+        problems.append(
+            f"'load_async' is false, and with {parallel.world_size} workers what one could not load spoils what the others compute in that step:"
+            " leave it out"
+        )
     if settings.store is not None and (parallel.world_size > 1 or parallel.distributed_executor_backend not in ("uni", None)):
         problems.append(
             f"'store' is a store in the scheduler's process, and {parallel.world_size} worker(s) of the executor"
