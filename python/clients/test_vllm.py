@@ -202,9 +202,9 @@ class Connected(Lives):
         self.assertNotIn("could not be", self.said)
 
     def preempted_lives(self, name):
-        """Two, of which the first has blocks for two prompts and none for their answers: what it preempts has saves under way, as late as can be."""
+        """Two, of which the first has blocks for prompts and none for their answers: what it preempts has saves under way, as late as can be."""
         transfer = self.connected("vllm_late_saves", store=self.store(name), save_async=True)
-        long = dict(VLLM_LIFE_TOKENS="40", VLLM_LIFE_STEP="128")
+        long = dict(VLLM_LIFE_TOKENS=str(self.long), VLLM_LIFE_STEP="128")
         expected = self.live("none", **long)
         answers = self.live(transfer, **long, VLLM_LIFE_CACHE=str(self.tight), VLLM_LIFE_TOGETHER="1")
         self.assertRegex(self.said, "requests that were preempted: [1-9]")
@@ -232,6 +232,18 @@ class Connected(Lives):
                 whole = [tuple((7 * n + 13 * prompt) % 500 + 1 for n in range(PROMPT)) for prompt in range(4)]
                 self.assertLessEqual({prompt[:end] for prompt in whole for end in range(BLOCK, PROMPT + 1, BLOCK)}, prompts)
 
+    def several_lives(self, name, **workers):
+        """Two with several workers, over a store process, as those are processes: a core each, or as many as there are."""
+        cores = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(str(n % os.cpu_count()) for n in range(2))}
+        with self.store_process(name) as address:
+            expected = self.live("none", **workers, **cores)
+            first, second = (self.live(self.connected(attach=address), **workers, **cores) for _ in range(2))
+            self.assertNotIn("could not be", self.said)
+        self.assertEqual(self.cached(first), [0] * 4)
+        self.assert_hits(second)
+        for answers in (first, second):
+            self.assertEqual([(one["tokens"], one["logprobs"]) for one in answers], [(one["tokens"], one["logprobs"]) for one in expected])
+
     def staged(self):
         # A block has 16 to 64 KiB: several copies for each prompt.
         return self.connected("vllm_staged", store=self.store("staged"), staging_bytes=200 << 10, load_async=True)
@@ -240,6 +252,7 @@ class Connected(Lives):
 class Connectors(Connected):
     # Of 24 KiB a block: one prompt at a time, and a part of the next.
     few = tight = 1 << 19
+    long = 40
 
     def test_what_is_preempted_while_it_is_saved(self):
         self.preempted_lives("preempted")
@@ -267,13 +280,21 @@ class Connectors(Connected):
         with self.store_process("connector_socket") as address:
             self.lives(self.connected(attach=address))
 
+    def test_two_workers(self):
+        self.several_lives("workers", VLLM_LIFE_RANKS="2")
+
+    def test_two_stages(self):
+        self.several_lives("stages", VLLM_LIFE_STAGES="2")
+
 
 class Hybrids(Connected):
     """Several groups of caches, of which some have windows."""
 
     model = "hybrid"
     # Blocks of 16 KiB, of which a prompt has ten in each of three groups.
-    few, tight = 1 << 20, 40 << 14
+    few, tight = 1 << 20, 74 << 14
+    # Windows leave blocks behind as an answer grows.
+    long = 120
 
     def test_what_is_preempted_while_it_is_saved(self):
         self.preempted_lives("preempted")
@@ -332,6 +353,9 @@ class Recurrent(Connected):
         self.lives(transfer)
         self.damaged_lives(transfer)
 
+    def test_two_workers(self):
+        self.several_lives("workers", VLLM_LIFE_RANKS="2")
+
     def test_after_the_first_was_killed(self):
         self.killed_lives(self.connected(store=self.store("connector_killed")))
 
@@ -380,6 +404,8 @@ class Deltas(Recurrent):
     """The same of gated delta rules, whose states remember a whole prompt."""
 
     model = "deltas"
+    # Of its states' one head two workers would have half each.
+    test_two_workers = None
     # Blocks of 64 KiB.
     few = 22 << 16
 

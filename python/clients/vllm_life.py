@@ -21,6 +21,15 @@ for name in ("_is_amx_tile_supported", "_is_amx_fp16_supported"):
     if hasattr(torch.cpu, name):
         setattr(torch.cpu, name, lambda: False)
 
+if "VLLM_LIFE_STAGES" in os.environ:
+    # Also in each stage's process, which imports this. What a stage gets from the one before it is received into memory that vLLM makes as it warms up,
+    # which on CPUs it leaves out for models that it does not compile.
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    CPUModelRunner.warming_up_model = lambda self: self.profile_run()
+    CPUWorker._should_warm_up_model = lambda self: True
+
 BLOCK = 32
 PROMPTS = [[(7 * n + 13 * prompt) % 500 + 1 for n in range(10 * BLOCK)] for prompt in range(4)]
 
