@@ -151,7 +151,9 @@ class Scheduler:
                 if block != NULL and behind and behind % tokens == 0:
                     blocks_at.setdefault(behind // tokens, {})[group] = block
             tracked = self._tracked.get(name)
-            for end, blocks in blocks_at.items() if tracked is not None else ():
+            if tracked is None:
+                continue
+            for end, blocks in blocks_at.items():
                 pages = self._pools.names(tracked.request.block_hashes, end - 1, end)
                 for n, pool in enumerate(self._pools.each):
                     if pages and pool.state and blocks.keys() >= set(pool.groups):
