@@ -14,6 +14,7 @@ use std::time::Duration;
 use crate::buffer::Part;
 use crate::fault::IoFault;
 use crate::registered::Registration;
+use crate::rings::RingSetup;
 
 /// A file of the store, as [`Disk::create`] and [`Disk::open`] number them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,6 +47,8 @@ pub struct DiskFacts {
     pub parts_max: usize,
     /// Why this side was chosen, for the line said at open.
     pub reason: String,
+    /// How its rings are set up; `None` of a side that has none.
+    pub rings: Option<RingSetup>,
 }
 
 /// One operation. `offset` and the sum of the parts' lengths are multiples of `offset_align`, each part's
@@ -106,7 +109,7 @@ pub struct Completion {
     pub op: Op,
 }
 
-/// One thread's way to the disk. Never blocks except in [`Queue::wait`]. Dropping a queue waits for the
+/// One thread's way to the disk; it may go from thread to thread, with operations in flight too. Never blocks except in [`Queue::wait`]. Dropping a queue waits for the
 /// operations still in flight (bounded), and leaks their memory rather than let the kernel write into it
 /// after it was freed.
 pub trait Queue: Send {
@@ -152,4 +155,8 @@ pub trait Disk: Send + Sync {
     }
     /// A queue for one thread that holds up to `depth` operations in flight.
     fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault>;
+    /// The same for reads alone; any other operation may complete with a fault of kind `Invalid`.
+    fn read_queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault> {
+        self.queue(depth)
+    }
 }

@@ -1,4 +1,5 @@
-//! How much memory this process may use: what the machine has, and what its control groups allow.
+//! How much memory this process may use: what the machine has, and what its control groups allow. What a block device says of
+//! itself.
 
 use std::path::{Path, PathBuf};
 
@@ -37,6 +38,14 @@ impl MemoryFacts {
         });
         Ok(least(total, available, limits))
     }
+}
+
+/// What a block device of sysfs says in this file of its `queue` directory.
+pub(crate) fn of_queue(device: &Path, file: &str) -> Option<String> {
+    // A partition has its queues in its disk's directory.
+    let places = ["queue", "../queue"].map(|queue| device.join(queue).join(file));
+    let text = places.iter().find_map(|place| std::fs::read_to_string(place).ok())?;
+    Some(text.trim().to_owned())
 }
 
 fn least(total: u64, available: u64, limits: impl Iterator<Item = (u64, String)>) -> MemoryFacts {

@@ -15,12 +15,12 @@ use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::files::{DataFile, Files};
 use crate::registered::{Registered, Registration, Span};
 use crate::sync::{Mutex, PoisonError};
-use crate::uring::{self, UringQueue};
+use crate::uring::{self, Common, Maker, UringQueue};
 
 /// What moves the bytes.
 pub(crate) enum Mover {
-    /// A ring for each queue.
-    Uring,
+    /// A ring for each queue, made so.
+    Uring(Arc<Maker>),
     /// The disk's helper threads.
     Blocking(Arc<Pool>),
 }
@@ -52,6 +52,17 @@ impl RealDisk {
         RealDisk { dirs: dirs.to_vec(), files, registered, mover, direct, align, reason, made }
     }
 
+    fn queue_for(&self, depth: usize, reads: bool) -> Result<Box<dyn Queue>, IoFault> {
+        let (files, align) = (self.files.clone(), self.align);
+        Ok(match &self.mover {
+            Mover::Uring(maker) => {
+                let (registered, maker) = (self.registered.clone(), maker.clone());
+                Box::new(UringQueue::new(Common { files, registered, align, maker }, depth, reads)?)
+            }
+            Mover::Blocking(pool) => Box::new(BlockingQueue::new(files, align, pool.clone(), depth)),
+        })
+    }
+
     fn dir(&self, dir: usize, op: FaultOp) -> Result<&Path, IoFault> {
         self.dirs.get(dir).map(PathBuf::as_path).ok_or_else(|| {
             let detail = format!("no such directory: dir={dir} dirs={}", self.dirs.len());
@@ -64,7 +75,7 @@ impl Disk for RealDisk {
     fn facts(&self) -> DiskFacts {
         DiskFacts {
             side: match self.mover {
-                Mover::Uring => Side::Uring,
+                Mover::Uring(_) => Side::Uring,
                 Mover::Blocking(_) => Side::Blocking,
             },
             direct: self.direct,
@@ -72,6 +83,10 @@ impl Disk for RealDisk {
             offset_align: self.align.offset,
             parts_max: PARTS_MAX,
             reason: self.reason.clone(),
+            rings: match &self.mover {
+                Mover::Uring(maker) => Some(maker.setup()),
+                Mover::Blocking(_) => None,
+            },
         }
     }
 
@@ -123,20 +138,20 @@ impl Disk for RealDisk {
     fn register(&self, base: usize, len: usize) -> Result<Registration, IoFault> {
         let span = Span { base, len };
         match self.mover {
-            Mover::Uring if len > 0 => {
+            Mover::Uring(_) if len > 0 => {
                 uring::may_register(span)?;
                 Ok(self.registered.add(span))
             }
-            Mover::Uring | Mover::Blocking(_) => Ok(Registration::none()),
+            Mover::Uring(_) | Mover::Blocking(_) => Ok(Registration::none()),
         }
     }
 
     fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault> {
-        let files = Arc::clone(&self.files);
-        Ok(match &self.mover {
-            Mover::Uring => Box::new(UringQueue::new(files, self.registered.clone(), self.align, depth)?),
-            Mover::Blocking(pool) => Box::new(BlockingQueue::new(files, self.align, Arc::clone(pool), depth)),
-        })
+        self.queue_for(depth, false)
+    }
+
+    fn read_queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault> {
+        self.queue_for(depth, true)
     }
 }
 

@@ -19,7 +19,8 @@ use crate::disk::{Disk, Queue, Side};
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::files::Files;
 use crate::real::{Mover, RealDisk};
-use crate::uring::UringQueue;
+use crate::rings::RingSetup;
+use crate::uring::{Common, Maker, UringQueue};
 
 /// Which side the configuration asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,14 +47,25 @@ const BUFFERED: Align = Align { memory: 512, offset: 512 };
 /// `NoSpace` or `Device` if a directory cannot be written. A full file system is no error if the directory
 /// already holds files to read, for a store's own files may be what fills it.
 pub fn open_disk(dirs: &[PathBuf], choice: SideChoice) -> Result<Arc<dyn Disk>, IoFault> {
+    open_disk_with(dirs, choice, RingSetup::PLAIN)
+}
+
+/// The same, with rings set up as said. Any but plain ones are as good as io_uring asked for: what the kernel, a device or `choice` does not
+/// give is an error of kind `Unsupported`, which says what refuses it.
+pub fn open_disk_with(
+    dirs: &[PathBuf],
+    choice: SideChoice,
+    rings: RingSetup,
+) -> Result<Arc<dyn Disk>, IoFault> {
     if dirs.is_empty() {
         return Err(IoFault::found(FaultKind::Invalid, FaultOp::Probe, "", 0, "no directory given"));
     }
     let places = dirs.iter().map(|d| Place::open(d)).collect::<Result<Vec<Place>, IoFault>>()?;
-    let mut pool = None;
-    let chosen = decide(choice, || try_uring(&places), || try_direct(&places, &mut pool))?;
-    let mover = match chosen.side {
-        Side::Uring => Mover::Uring,
+    let (mut pool, mut maker) = (None, None);
+    let uring = || try_uring(&places, rings, &mut maker);
+    let chosen = decide(choice, rings, uring, || try_direct(&places, &mut pool))?;
+    let mover = match (chosen.side, maker) {
+        (Side::Uring, Some(maker)) => Mover::Uring(maker),
         _ => Mover::Blocking(helper_threads(&mut pool)?),
     };
     tracing::info!(side = ?chosen.side, direct = chosen.direct, reason = %chosen.reason, "disk opened");
@@ -72,10 +84,15 @@ struct Chosen {
 /// directory that cannot be written, or a device that fails, is an error on any side.
 fn decide(
     choice: SideChoice,
+    rings: RingSetup,
     uring: impl FnOnce() -> Result<Align, IoFault>,
     direct: impl FnOnce() -> Result<Align, IoFault>,
 ) -> Result<Chosen, IoFault> {
     let mut reason = String::from("blocking was asked for");
+    if choice == SideChoice::Blocking && !rings.is_plain() {
+        let detail = format!("{reason}, which has no rings={rings}");
+        return Err(IoFault::found(FaultKind::Unsupported, FaultOp::Probe, "", 0, detail));
+    }
     if choice != SideChoice::Blocking {
         match uring() {
             Ok(align) => {
@@ -83,9 +100,10 @@ fn decide(
                 return Ok(Chosen { side: Side::Uring, direct: true, align, reason });
             }
             Err(fault) if !refuses_mechanism(&fault) => return Err(fault),
-            Err(mut fault) if choice == SideChoice::Uring => {
+            Err(mut fault) if choice == SideChoice::Uring || !rings.is_plain() => {
                 fault.kind = FaultKind::Unsupported;
-                fault.detail = format!("io_uring was asked for and is refused: {}", why(&fault));
+                let asked = if rings.is_plain() { String::new() } else { format!(" with rings={rings}") };
+                fault.detail = format!("io_uring{asked} was asked for and is refused: {}", why(&fault));
                 return Err(fault);
             }
             Err(fault) => reason = format!("{}, using blocking", why(&fault)),
@@ -121,15 +139,32 @@ fn why(fault: &IoFault) -> String {
     format!("{}: errno={} ({text})", fault.path, fault.errno)
 }
 
-fn try_uring(places: &[Place]) -> Result<Align, IoFault> {
+fn try_uring(places: &[Place], rings: RingSetup, maker: &mut Option<Arc<Maker>>) -> Result<Align, IoFault> {
     let files = Arc::new(Files::default());
+    let made = Maker::new(rings).map_err(setup_refused)?;
     // The ring first: if both it and O_DIRECT are refused, the ring is what an operator asks about.
-    let first = Align { memory: 4096, offset: 4096 };
-    drop(UringQueue::new(Arc::clone(&files), Arc::default(), first, PROBE_DEPTH).map_err(setup_refused)?);
+    made.try_one().map_err(setup_refused)?;
     let align = common_align(places)?;
-    let mut queue =
-        UringQueue::new(Arc::clone(&files), Arc::default(), align, PROBE_DEPTH).map_err(setup_refused)?;
-    try_places(&mut queue, &files, places, align)
+    let made = match rings.iopoll {
+        true => made.polled_max(polled_max(places)?),
+        false => made,
+    };
+    let made = Arc::new(made);
+    let queue = |align, reads| {
+        let (files, registered, maker) = (files.clone(), Arc::default(), made.clone());
+        UringQueue::new(Common { files, registered, align, maker }, PROBE_DEPTH, reads).map_err(setup_refused)
+    };
+    try_places(&mut queue(align, false)?, &files, places, align, true)?;
+    if rings.iopoll {
+        try_places(&mut queue(align, true)?, &files, places, align, false)?;
+    }
+    *maker = Some(made);
+    Ok(align)
+}
+
+/// The most bytes that each of the devices takes in a request that is polled.
+fn polled_max(places: &[Place]) -> Result<usize, IoFault> {
+    places.iter().try_fold(usize::MAX, |most, place| Ok(most.min(place.polled_max()?)))
 }
 
 /// Whatever keeps a ring from being made, memory or descriptors included, another side can do without it.
@@ -144,7 +179,7 @@ fn try_direct(places: &[Place], pool: &mut Option<Arc<Pool>>) -> Result<Align, I
     // Threads that cannot start are no matter of O_DIRECT; opening the disk will say so again.
     let pool = helper_threads(pool)?;
     let mut queue = BlockingQueue::new(Arc::clone(&files), align, pool, PROBE_DEPTH);
-    try_places(&mut queue, &files, places, align)
+    try_places(&mut queue, &files, places, align, true)
 }
 
 fn helper_threads(pool: &mut Option<Arc<Pool>>) -> Result<Arc<Pool>, IoFault> {
@@ -159,10 +194,11 @@ fn try_places(
     files: &Files,
     places: &[Place],
     align: Align,
+    writes: bool,
 ) -> Result<Align, IoFault> {
     for place in places {
         let id = files.insert(place.direct_file()?);
-        trial::round_trip(queue, id, place.may_write(), align, &place.name())?;
+        trial::round_trip(queue, id, writes && place.may_write(), align, &place.name())?;
     }
     Ok(align)
 }

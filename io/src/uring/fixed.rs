@@ -5,9 +5,7 @@
 
 use std::sync::Arc;
 
-use io_uring::IoUring;
-
-use super::ring;
+use super::ring::{self, Ring};
 use super::slots::{self, ENTRY_BYTES, IoVec};
 use crate::buffer::Part;
 use crate::registered::{Registered, Span};
@@ -45,7 +43,7 @@ impl Fixed {
 
     /// Register with `ring` what is to be, if that has changed and may be done now. Blocks for as long as the kernel takes to
     /// look the pages up. Whether reads may go by the list.
-    pub(super) fn follow(&mut self, ring: &IoUring) -> bool {
+    pub(super) fn follow(&mut self, ring: &Ring) -> bool {
         if self.seen == self.registered.version() {
             return !self.spans.is_empty();
         }
@@ -110,6 +108,12 @@ impl Fixed {
         }
     }
 
+    /// The ring is left, and its list with it.
+    pub(super) fn left(&mut self) {
+        (self.seen, self.live) = (0, 0);
+        self.spans.clear();
+    }
+
     /// Entries that did are under way no more.
     pub(super) fn ended(&mut self, entries: usize) {
         self.live -= entries;
@@ -149,6 +153,20 @@ impl Runs {
             (run.count, bytes) = (run.count + 1, bytes + vector.len() as u64);
             if bytes % ENTRY_BYTES == 0 && runs.len() + 1 < most {
                 runs.push(std::mem::replace(&mut run, Run { first: i + 1, at: bytes, ..none }));
+            }
+        }
+        runs.push(run);
+        Runs { first: runs.remove(0), rest: runs }
+    }
+
+    /// The entries of a read whose vectors are cut into pieces: one each, but where the next would not begin at a multiple of `align`.
+    pub(super) fn of_pieces(pieces: &[IoVec], align: usize) -> Runs {
+        let none = Run { first: 0, count: 0, at: 0, fixed: None };
+        let (mut runs, mut run, mut at) = (Vec::with_capacity(pieces.len()), none, 0);
+        for (i, piece) in pieces.iter().enumerate() {
+            (run.count, at) = (run.count + 1, at + piece.len() as u64);
+            if at % align as u64 == 0 && i + 1 < pieces.len() {
+                runs.push(std::mem::replace(&mut run, Run { first: i + 1, at, ..none }));
             }
         }
         runs.push(run);

@@ -10,9 +10,13 @@
 //!   for each operation that may still be submitted.
 //! - The kernel cancels queued work of a thread that exits: a queue's submitting thread should outlive its
 //!   operations, else they may complete with ECANCELED.
+//! - A ring is left (`moves`) rather than entered by a thread that it is not of, and when it breaks while the kernel takes entries by itself.
+//!   No operation of a ring that was left is touched before the kernel is done with the whole ring.
 
 mod fixed;
+mod moves;
 mod ring;
+mod setup;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -20,21 +24,26 @@ mod tests;
 mod tests_fixed;
 #[cfg(test)]
 mod tests_long;
+#[cfg(test)]
+mod tests_setups;
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use io_uring::IoUring;
 use rustix::io::Errno;
 
-use self::fixed::{Fixed, Runs};
+use self::fixed::{Fixed, Run, Runs};
+use self::ring::Ring;
+pub(crate) use self::setup::Maker;
 use self::slots::{Held, Slots};
 use crate::check::{Align, check, refused, verdict};
 use crate::disk::{Completion, Op, Queue};
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::files::{Files, KnownFiles};
+use crate::here;
 use crate::registered::{Registered, Span};
 
 /// How long a dropped queue waits for its operations before it leaks them. Longer than the 30 s that the
@@ -49,7 +58,8 @@ const BACK_OFF: Duration = Duration::from_millis(1);
 
 /// A queue over one ring.
 pub(crate) struct UringQueue {
-    ring: ManuallyDrop<IoUring>,
+    /// `None` between a ring that was left and the next.
+    ring: ManuallyDrop<Option<Ring>>,
     slots: ManuallyDrop<Slots>,
     /// Pushed entries that the kernel has not consumed, oldest first.
     pending: VecDeque<u64>,
@@ -67,22 +77,45 @@ pub(crate) struct UringQueue {
     /// Completions that matched no operation.
     strays: u64,
     drop_wait: Duration,
+    maker: Arc<Maker>,
+    /// Entries that its ring has.
+    entries: u32,
+    /// Takes reads alone.
+    reads: bool,
+    /// The thread that the ring is of, if it is of one.
+    home: u64,
+    /// What says that the kernel is done with the ring that was left.
+    leaving: Option<OwnedFd>,
+    /// Operations that wait for the next ring.
+    waiting: Vec<u64>,
+    /// Entries of operations that have one in the ring already, for which it had no room.
+    stalled: VecDeque<(u64, Run)>,
+    /// The most bytes of an entry that is polled.
+    piece_max: Option<usize>,
+    /// It is being dropped: nothing is begun again.
+    closing: bool,
+}
+
+/// What queues of one disk share.
+#[derive(Clone)]
+pub(crate) struct Common {
+    pub(crate) files: Arc<Files>,
+    pub(crate) registered: Arc<Registered>,
+    pub(crate) align: Align,
+    pub(crate) maker: Arc<Maker>,
 }
 
 impl UringQueue {
-    /// A queue for up to `depth` operations (at least 1, at most what the kernel's ring can hold).
-    pub(crate) fn new(
-        files: Arc<Files>,
-        registered: Arc<Registered>,
-        align: Align,
-        depth: usize,
-    ) -> Result<UringQueue, IoFault> {
+    /// A queue for up to `depth` operations (at least 1, at most what the kernel's ring can hold); `reads`: for reads alone.
+    pub(crate) fn new(common: Common, depth: usize, reads: bool) -> Result<UringQueue, IoFault> {
+        let Common { files, registered, align, maker } = common;
         let wanted = u32::try_from(depth.max(1)).unwrap_or(u32::MAX);
-        let ring = ring::build(wanted.saturating_mul(ENTRIES_EACH))?;
-        let entries = ring.params().sq_entries();
+        let piece_max = maker.piece_max(reads);
+        let ring = maker.ring(wanted.saturating_mul(ENTRIES_EACH), reads)?;
+        let entries = ring.uring.params().sq_entries();
         let depth = wanted.min(entries);
         Ok(UringQueue {
-            ring: ManuallyDrop::new(ring),
+            ring: ManuallyDrop::new(Some(ring)),
             slots: ManuallyDrop::new(Slots::new(depth)),
             pending: VecDeque::new(),
             ready: Vec::new(),
@@ -95,28 +128,44 @@ impl UringQueue {
             broken: None,
             strays: 0,
             drop_wait: DROP_WAIT,
+            maker,
+            entries,
+            reads,
+            home: here::thread(),
+            leaving: None,
+            waiting: Vec::new(),
+            stalled: VecDeque::new(),
+            piece_max,
+            closing: false,
         })
     }
 
     /// Start what is pending and wait up to `timeout` for `want` completions. False if the kernel was short of
     /// something and should be tried again later.
     fn enter(&mut self, want: u32, timeout: Duration) -> bool {
-        self.enter_with(self.pending.len(), want, timeout)
+        self.enter_with(usize::MAX, want, timeout)
     }
 
     /// The same, starting no more than so many of what is pending.
     fn enter_with(&mut self, most: usize, want: u32, timeout: Duration) -> bool {
+        self.push_stalled();
+        let Some(ring) = self.ring.as_mut() else { return false };
         let submit = if self.broken.is_some() { 0 } else { self.pending.len().min(most) as u32 };
-        let entered = ring::enter(&self.ring, submit, want, timeout);
+        let entered = ring::enter(ring, submit, want, timeout);
         if self.broken.is_none() {
-            let queued = ring::queued(&mut self.ring);
+            let queued = ring::queued(ring);
             let consumed = self.pending.len().saturating_sub(queued);
             self.pending.drain(..consumed);
         }
         match entered {
-            Ok(()) => self.pending.is_empty(),
+            Ok(()) => ring.sqpoll || self.pending.is_empty(),
             // EBUSY: completions must be reaped first. EAGAIN, ENOMEM: no memory for requests.
             Err(Errno::AGAIN | Errno::BUSY | Errno::NOMEM) => false,
+            // It is not this thread's, whatever `home` says.
+            Err(Errno::EXIST) if self.maker.binds() => {
+                self.leave();
+                true
+            }
             Err(e) if self.broken.is_none() => {
                 self.give_up(e);
                 true
@@ -126,13 +175,24 @@ impl UringQueue {
     }
 
     /// The ring takes nothing any more: what the kernel has not consumed it never will, so that it can be
-    /// handed back.
+    /// handed back. Where a thread of the kernel's consumes, all of it is handed back once the ring is over.
     fn give_up(&mut self, e: Errno) {
         tracing::error!(
             errno = e.raw_os_error(),
             "io_uring_enter failed, the queue takes no more operations"
         );
         self.broken = Some(e);
+        if self.ring.as_ref().is_none_or(|ring| ring.sqpoll) {
+            self.leave();
+            return;
+        }
+        for (id, _) in std::mem::take(&mut self.stalled) {
+            let Some(held) = self.slots.get_mut(id) else { continue };
+            (held.left, held.moved) = (held.left - 1, Err(e));
+            if held.left == 0 {
+                self.hand_back(id, e);
+            }
+        }
         for id in std::mem::take(&mut self.pending) {
             if let Some(held) = ended((&mut self.slots, &mut self.fixed, &mut self.more), id, Err(e)) {
                 let fault = broken_fault(&held.file.path, e);
@@ -144,7 +204,8 @@ impl UringQueue {
     /// Move what finished to `done`, without entering the kernel.
     fn reap(&mut self, done: &mut Vec<Completion>) {
         done.append(&mut self.ready);
-        for entry in self.ring.completion() {
+        let Some(ring) = self.ring.as_mut() else { return };
+        for entry in ring.uring.completion() {
             let id = entry.user_data();
             if self.slots.get(id).is_none() {
                 self.strays += 1;
@@ -164,9 +225,13 @@ impl UringQueue {
 
     /// Queue the entries of a held operation. False if the ring has no room for one.
     fn push(&mut self, id: u64) -> bool {
-        let Some(held) = self.slots.get_mut(id) else { return false };
+        let (Some(ring), Some(held)) = (self.ring.as_mut(), self.slots.get_mut(id)) else { return false };
         let runs = match &held.op {
-            Op::Read { parts, .. } if self.fixed.follow(&self.ring) => {
+            Op::Read { .. } if let Some(most) = self.piece_max => {
+                held.cut_pieces(most);
+                Runs::of_pieces(&held.vectors, self.align.offset)
+            }
+            Op::Read { parts, .. } if self.fixed.follow(ring) => {
                 self.fixed.runs(parts, self.align.offset, self.more_max - self.more)
             }
             Op::Write { .. }
@@ -178,16 +243,36 @@ impl UringQueue {
             Op::Read { parts, .. } | Op::Write { parts, .. } => Runs::whole(parts),
             Op::Sync { .. } => Runs::whole(&[]),
         };
-        let pushed = runs.iter().take_while(|run| ring::push(&mut self.ring, held, id, **run)).count();
+        // More only of what is cut into pieces, however many they are.
+        let room = self.more_max - self.more + 1;
+        let pushed = runs.iter().take(room).take_while(|run| ring::push(ring, held, id, **run)).count();
         if pushed == 0 {
             return false;
         }
         // Were one left out, the operation would be short.
-        (held.left, held.fixed) = (pushed, runs.fixed());
+        (held.left, held.out, held.fixed) = (runs.iter().count(), pushed, runs.fixed());
+        self.stalled.extend(runs.iter().skip(pushed).map(|run| (id, *run)));
         self.more += pushed - 1;
         self.fixed.began(held.fixed);
         self.pending.extend(std::iter::repeat_n(id, pushed));
         true
+    }
+}
+
+impl UringQueue {
+    /// Queue what there was no room for, as far as there is now.
+    fn push_stalled(&mut self) {
+        while let Some((id, run)) = self.stalled.front().copied().filter(|_| self.broken.is_none()) {
+            let (Some(ring), Some(held)) = (self.ring.as_mut(), self.slots.get_mut(id)) else { return };
+            let further = usize::from(held.out > 0);
+            if self.more + further > self.more_max || !ring::push(ring, held, id, run) {
+                return;
+            }
+            self.stalled.pop_front();
+            held.out += 1;
+            self.more += further;
+            self.pending.push_back(id);
+        }
     }
 }
 
@@ -197,8 +282,12 @@ fn ended(
     id: u64,
     moved: Result<u64, Errno>,
 ) -> Option<Held> {
-    if !slots.get_mut(id)?.ended(moved) {
+    let held = slots.get_mut(id)?;
+    let last = held.ended(moved);
+    if held.out > 0 {
         *more -= 1;
+    }
+    if !last {
         return None;
     }
     let held = slots.take(id)?;
@@ -212,7 +301,7 @@ pub(crate) fn may_register(span: Span) -> Result<(), IoFault> {
         let detail = format!("more than a ring can have: base={:#x} len={}", span.base, span.len);
         return Err(IoFault::found(FaultKind::Invalid, FaultOp::Register, "", 0, detail));
     }
-    let ring = ring::build(1)?;
+    let ring = setup::build_plain(1)?;
     let spans: Vec<Span> = span.stretches().collect();
     ring::register(&ring, false, &spans).map_err(|e| {
         let mut fault = IoFault::of_errno(FaultOp::Register, "", 0, e.raw_os_error());
@@ -245,9 +334,21 @@ impl Queue for UringQueue {
             self.ready.push(refused(token, op, broken_fault(&file.path, e)));
             return Ok(());
         }
+        if self.reads && !matches!(op, Op::Read { .. }) {
+            let detail = "the queue takes reads alone";
+            let fault = IoFault::found(FaultKind::Invalid, FaultOp::Queue, &file.path, 0, detail);
+            self.ready.push(refused(token, op, fault));
+            return Ok(());
+        }
+        self.come();
         let id = self.slots.insert(Held::new(token, op, file)).map_err(|held| held.op)?;
+        if self.ring.is_none() {
+            self.waiting.push(id);
+            return Ok(());
+        }
         if self.push(id) {
-            if self.slots.get(id).is_some_and(|held| held.left > 1 && held.cut) {
+            let several = |held: &Held| held.left > 1 && held.cut && matches!(held.op, Op::Write { .. });
+            if self.slots.get(id).is_some_and(several) {
                 self.begin_each();
             }
             return Ok(());
@@ -259,7 +360,8 @@ impl Queue for UringQueue {
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
-        if !self.pending.is_empty() || ring::needs_enter(&mut self.ring) {
+        self.come();
+        if self.wants_enter() {
             self.enter(0, Duration::ZERO);
         }
         self.reap(done);
@@ -267,12 +369,18 @@ impl Queue for UringQueue {
 
     fn wait(&mut self, done: &mut Vec<Completion>, timeout: Duration) {
         let before = done.len();
+        self.come();
         self.poll_if(done, timeout.is_zero());
         let start = Instant::now();
         while done.len() == before && self.in_flight() > 0 {
             let left = timeout.saturating_sub(start.elapsed());
             if left.is_zero() {
                 return;
+            }
+            if self.ring.is_none() {
+                self.settle(left);
+                self.reap(done);
+                continue;
             }
             let started = self.enter(1, left);
             self.reap(done);
@@ -285,6 +393,15 @@ impl Queue for UringQueue {
 }
 
 impl UringQueue {
+    /// Whether anything is begun, or posted, by entering the kernel now.
+    fn wants_enter(&mut self) -> bool {
+        let Some(ring) = self.ring.as_mut() else { return false };
+        !self.pending.is_empty()
+            || !self.stalled.is_empty()
+            || (ring.spins() && self.slots.live() > 0)
+            || ring::needs_enter(ring)
+    }
+
     /// Begin what is pending entry by entry: those that are begun together and lie side by side are joined again on their way to
     /// the disk.
     fn begin_each(&mut self) {
@@ -311,11 +428,12 @@ impl UringQueue {
     /// Sleep until something that is in the kernel's hands finishes, which frees what it was short of.
     fn wait_for_resources(&mut self, left: Duration) {
         let in_kernel = self.slots.live() + self.more > self.pending.len();
-        if !in_kernel {
-            std::thread::sleep(left.min(BACK_OFF));
-        } else if let Err(e) = ring::enter(&self.ring, 0, 1, left) {
-            tracing::debug!(errno = e.raw_os_error(), "io_uring_enter refused to wait");
-            std::thread::sleep(left.min(BACK_OFF));
+        match self.ring.as_mut().filter(|_| in_kernel).map(|ring| ring::enter(ring, 0, 1, left)) {
+            Some(Ok(())) => {}
+            refused => {
+                tracing::debug!(?refused, "io_uring_enter has nothing to wait for");
+                std::thread::sleep(left.min(BACK_OFF));
+            }
         }
     }
 }
@@ -324,6 +442,7 @@ impl Drop for UringQueue {
     fn drop(&mut self) {
         let start = Instant::now();
         let mut done = Vec::new();
+        self.closing = true;
         loop {
             self.wait(&mut done, self.drop_wait.saturating_sub(start.elapsed()));
             done.clear();
@@ -339,8 +458,8 @@ impl Drop for UringQueue {
                 return;
             }
         }
-        // SAFETY: this is the destructor, so neither field is used again; no operation is in flight, so the
-        // kernel has no address in either.
+        // SAFETY: this is the destructor, so neither field is used again; no operation is in flight, of this ring or one that was
+        // left (what was is handed back when that ring is over), so the kernel has no address in either.
         unsafe {
             ManuallyDrop::drop(&mut self.ring);
             ManuallyDrop::drop(&mut self.slots);

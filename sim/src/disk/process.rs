@@ -75,6 +75,7 @@ impl Disk for SimProcess {
             offset_align: ALIGN as usize,
             parts_max: PARTS_MAX,
             reason: "simulated".to_string(),
+            rings: None,
         }
     }
 
