@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::Side;
-use pagelith_io::probe::{SideChoice, open_disk};
+use pagelith_io::probe::{SideChoice, open_disk_with};
+use pagelith_io::rings::{RingKind, RingSetup};
 use pagelith_io::runtime::{Env, Join};
 use pagelith_io::signal::Signal;
 use pagelith_io::staging::StagingPool;
@@ -24,7 +25,7 @@ use pagelith_tiers::ssd::recover::{Recovered, recover};
 use pagelith_tiers::ssd::serial::Serial;
 use pagelith_tiers::ssd::volume::{Geometry, OpenedVolume, Volume, VolumeError, open_or_make};
 
-use crate::config::{MemoryPlan, SsdIo, SsdPolicy, ValidConfig};
+use crate::config::{MemoryPlan, SsdIo, SsdPolicy, SsdRing, ValidConfig};
 use crate::core::{Core, Job, SsdCore};
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::EventLog;
@@ -59,6 +60,8 @@ pub struct OpenReport {
     pub objects: u64,
     /// Which side moves bytes to and from SSD; `None` without an SSD tier.
     pub side: Option<Side>,
+    /// How its rings are set up; `None` where it has none.
+    pub rings: Option<RingSetup>,
     /// Why that side.
     pub side_reason: String,
     /// The memory that is allocated.
@@ -93,7 +96,7 @@ pub(crate) fn real_env(config: &ValidConfig) -> Result<Env> {
                 SsdIo::Uring => SideChoice::Uring,
                 SsdIo::Blocking => SideChoice::Blocking,
             };
-            Some(open_disk(config.ssd_dirs(), choice)?)
+            Some(open_disk_with(config.ssd_dirs(), choice, rings(config))?)
         }
     };
     Ok(Env {
@@ -102,6 +105,15 @@ pub(crate) fn real_env(config: &ValidConfig) -> Result<Env> {
         entropy: Arc::new(SystemEntropy),
         runtime: Arc::new(Threads),
     })
+}
+
+fn rings(config: &ValidConfig) -> RingSetup {
+    let kind = match config.ssd_ring() {
+        SsdRing::Plain => RingKind::Plain,
+        SsdRing::Deferred => RingKind::Deferred,
+        SsdRing::Sqpoll => RingKind::Sqpoll,
+    };
+    RingSetup { kind, sqpoll_idle: config.sqpoll_idle(), iopoll: config.iopoll() }
 }
 
 /// An opened store's parts.
@@ -339,6 +351,7 @@ fn report(
         recovery: env.clock.now().since(began),
         objects: core.index.objects(),
         side: facts.as_ref().map(|f| f.side),
+        rings: facts.as_ref().and_then(|f| f.rings),
         side_reason: facts.map(|f| f.reason).unwrap_or_default(),
         memory: config.memory_plan(),
         segments: geometry.map_or(0, |g| g.segment_count),
@@ -353,6 +366,7 @@ fn report(
     };
     tracing::info!(
         side = ?report.side,
+        rings = report.rings.map(tracing::field::display),
         reason = report.side_reason,
         memory = %report.memory,
         objects = report.objects,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pagelith_io::here;
 use pagelith_io::registered::Registration;
 use pagelith_io::runtime::{Env, Join};
 use pagelith_io::shm::Region;
@@ -32,7 +33,8 @@ use crate::{close, exists, flush, hits, open, pin, pooled, prefetch, registered,
 /// everything that a flush covered, and no promise about the rest.
 pub struct Store {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) sessions: Mutex<Vec<Session>>,
+    /// With the thread that used it last.
+    pub(crate) sessions: Mutex<Vec<(u64, Session)>>,
     pub(crate) flusher: Option<Box<dyn Join>>,
     pub(crate) writer: Option<Box<dyn Join>>,
     report: OpenReport,
@@ -277,15 +279,23 @@ impl Store {
 
     /// Run `body` with a pooled session.
     pub(crate) fn with_session<R>(&self, body: impl FnOnce(&mut Session) -> R) -> Result<R> {
-        let pooled = self.sessions.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let here = here::thread();
+        let pooled = take_pooled(&mut self.sessions.lock().unwrap_or_else(PoisonError::into_inner), here);
         let mut session = match pooled {
             Some(session) => session,
             None => self.session()?,
         };
         let result = body(&mut session);
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).push(session);
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).push((here, session));
         Ok(result)
     }
+}
+
+/// The one that this thread used last, whose ring may be of this thread alone, or else whichever was used last.
+fn take_pooled<T>(sessions: &mut Vec<(u64, T)>, here: u64) -> Option<T> {
+    let own = sessions.iter().rposition(|(thread, _)| *thread == here);
+    let at = own.or(sessions.len().checked_sub(1))?;
+    Some(sessions.remove(at).1)
 }
 
 impl Drop for Store {
@@ -297,5 +307,20 @@ impl Drop for Store {
 impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Store").field("opened", &self.report).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::take_pooled;
+
+    #[test]
+    fn a_thread_gets_its_own_session_back_and_else_the_last() {
+        let mut pool = vec![(1, 'a'), (2, 'b'), (1, 'c'), (3, 'd')];
+        assert_eq!(take_pooled(&mut pool, 1), Some('c'));
+        assert_eq!(take_pooled(&mut pool, 9), Some('d'));
+        assert_eq!(take_pooled(&mut pool, 1), Some('a'));
+        assert_eq!(take_pooled(&mut pool, 1), Some('b'));
+        assert_eq!(take_pooled(&mut pool, 1), None);
     }
 }

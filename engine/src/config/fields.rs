@@ -4,7 +4,7 @@
 use pagelith_layouts::checksum::BLOCK_BYTES;
 
 use super::Config;
-use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
+use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy, SsdRing};
 use super::node::Node;
 use super::rule::{Grain, Rule, Value};
 use super::setting::Setting;
@@ -45,7 +45,7 @@ const DRAM_MAX: Size = Size::gib(64 << 10);
 const SSD_MAX: Size = Size::gib(1 << 20);
 const KIB_64: Size = Size::kib(64);
 
-static FIELDS: [Field; 33] = [
+static FIELDS: [Field; 36] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
     row!(dram.bytes, Rule::SizeOrZero { min: KIB_64, max: DRAM_MAX }),
@@ -60,6 +60,9 @@ static FIELDS: [Field; 33] = [
     row!(ssd.policy, Rule::Choice(SsdPolicy::NAMES)),
     row!(ssd.reinsert_ratio, Rule::Ratio { min: 0.0, max: 0.25 }),
     row!(ssd.io, Rule::Choice(SsdIo::NAMES)),
+    row!(ssd.ring, Rule::Choice(SsdRing::NAMES)),
+    row!(ssd.sqpoll_idle_ms, Rule::Count { min: 1, max: 60_000 }),
+    row!(ssd.iopoll, Rule::Flag),
     row!(ssd.write_depth, Rule::Count { min: 1, max: 64 }),
     row!(ssd.write_depth_reading, Rule::Count { min: 1, max: 64 }),
     row!(ssd.write_bytes, Rule::Size { min: KIB_64, max: Size::mib(16), grain: Grain::MultipleOf(4096) }),

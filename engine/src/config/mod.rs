@@ -51,7 +51,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-pub use choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
+pub use choice::{DramPolicy, Promote, SsdIo, SsdPolicy, SsdRing};
 pub use error::{ConfigError, Problem};
 pub use fields::{ENV_PREFIX, Field, fields};
 pub use parse::{ConfigBuilder, ConfigFormat};
@@ -142,6 +142,17 @@ pub struct SsdConfig {
     /// to open) or `blocking`. `uring` makes a container that forbids io_uring an error instead of a slow
     /// store.
     pub io: SsdIo,
+    /// How the rings of io_uring are set up: `plain` (default), `deferred` (`SINGLE_ISSUER` and `DEFER_TASKRUN`, Linux 6.1) or
+    /// `sqpoll` (`SQPOLL`: one thread of the kernel's for the whole store, which spins while there is anything to do). `deferred` for threads that
+    /// keep their sessions; `sqpoll` where a core is free to spare the callers their system calls. What the kernel does not give is refused
+    /// at open.
+    pub ring: SsdRing,
+    /// How long the kernel's thread of `ssd.ring = "sqpoll"` looks for more before it sleeps, in milliseconds. Default 10; 1 to
+    /// 60 000. Raise it if reads come in bursts that far apart; until it sleeps it takes a whole core.
+    pub sqpoll_idle_ms: u32,
+    /// Whether completions of reads are looked for instead of being told by interrupts (`IOPOLL`). Default false. For drives with queues that are
+    /// polled (of NVMe: `nvme.poll_queues`), else the store is refused at open; who waits for a read takes a whole core meanwhile.
+    pub iopoll: bool,
     /// Writes in flight. Default 8; 1 to 64. Raise it if sustained puts stay below the drive's bandwidth;
     /// lower it if reads suffer under them.
     pub write_depth: u32,
@@ -285,6 +296,9 @@ impl Default for SsdConfig {
             policy: SsdPolicy::Fifo,
             reinsert_ratio: 0.25,
             io: SsdIo::Auto,
+            ring: SsdRing::Plain,
+            sqpoll_idle_ms: 10,
+            iopoll: false,
             write_depth: 8,
             write_depth_reading: 2,
             write_bytes: Size::mib(1),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Config;
-use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
+use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy, SsdRing};
 use super::size::Size;
 
 /// What validation has to know of the machine.
@@ -139,6 +139,21 @@ impl ValidConfig {
     /// How the drive is driven.
     pub fn ssd_io(&self) -> SsdIo {
         self.config.ssd.io
+    }
+
+    /// How the rings of io_uring are set up.
+    pub fn ssd_ring(&self) -> SsdRing {
+        self.config.ssd.ring
+    }
+
+    /// How long the kernel's thread of such rings looks for more before it sleeps.
+    pub fn sqpoll_idle(&self) -> Duration {
+        Duration::from_millis(u64::from(self.config.ssd.sqpoll_idle_ms))
+    }
+
+    /// Whether completions of reads are looked for.
+    pub fn iopoll(&self) -> bool {
+        self.config.ssd.iopoll
     }
 
     /// Writes in flight.

@@ -6,6 +6,7 @@
 use pagelith_layouts::staging;
 
 use super::Config;
+use super::choice::{SsdIo, SsdRing};
 use super::error::{ConfigError, Problem, unless_problems};
 use super::parse::Draft;
 use super::size::Size;
@@ -45,6 +46,7 @@ pub(super) fn resolve(draft: Draft, facts: &Facts) -> Result<ValidConfig, Config
     let mut relations = Relations { draft, numbers };
     relations.check_capacity();
     relations.check_segments();
+    relations.check_rings();
     relations.check_probe();
     relations.check_staging();
     relations.check_memory(facts);
@@ -159,6 +161,22 @@ impl Relations {
         if self.sound(&["ssd.write_bytes"]) && write > segment {
             let message = format!("must be at most a segment, got={write} ssd.segment_bytes={segment}");
             self.problem("ssd.write_bytes", message);
+        }
+    }
+
+    /// Rings are of io_uring.
+    fn check_rings(&mut self) {
+        let (io, ring, iopoll) =
+            (self.draft.config.ssd.io, self.draft.config.ssd.ring, self.draft.config.ssd.iopoll);
+        if io != SsdIo::Blocking {
+            return;
+        }
+        if self.sound(&["ssd.io", "ssd.ring"]) && ring != SsdRing::Plain {
+            let message = format!("must be \"plain\" with ssd.io=\"blocking\", got=\"{}\"", ring.name());
+            self.problem("ssd.ring", message);
+        }
+        if self.sound(&["ssd.io", "ssd.iopoll"]) && iopoll {
+            self.problem("ssd.iopoll", "must be false with ssd.io=\"blocking\", got=true".to_owned());
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use super::face::{Between, Store};
-use pagelith::config::SsdIo;
+use pagelith::config::{SsdIo, SsdRing};
 use pagelith::io::disk::{Disk, Side};
 use pagelith::{Config, Error, Facts, Size};
 use pagelith_sim::disk::FaultPlan;
@@ -17,6 +17,10 @@ use tempfile::TempDir;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Uring,
+    /// io_uring with rings of one thread each.
+    Deferred,
+    /// io_uring with a thread of the kernel's.
+    Sqpoll,
     Blocking,
     /// The store chooses, and io_uring is refused.
     Refused,
@@ -48,7 +52,7 @@ impl World {
     pub fn behind(between: Between, kind: Kind, constant: bool, dirs: usize) -> World {
         let place = match kind {
             Kind::Sim => Place::Sim(Box::new(SimWorld::with_dirs(7, dirs))),
-            Kind::Uring | Kind::Blocking | Kind::Refused => {
+            Kind::Uring | Kind::Deferred | Kind::Sqpoll | Kind::Blocking | Kind::Refused => {
                 Place::Real(tempfile::tempdir().expect("a directory"))
             }
         };
@@ -101,9 +105,14 @@ impl World {
         c.ssd.segment_bytes = Some(Size::mib(1));
         c.ssd.dirs = self.paths();
         c.ssd.io = match self.kind {
-            Kind::Uring => SsdIo::Uring,
+            Kind::Uring | Kind::Deferred | Kind::Sqpoll => SsdIo::Uring,
             Kind::Blocking => SsdIo::Blocking,
             Kind::Refused | Kind::Sim => SsdIo::Auto,
+        };
+        c.ssd.ring = match self.kind {
+            Kind::Deferred => SsdRing::Deferred,
+            Kind::Sqpoll => SsdRing::Sqpoll,
+            Kind::Uring | Kind::Blocking | Kind::Refused | Kind::Sim => SsdRing::Plain,
         };
         c.staging.bytes = Size::mib(4);
         c.namespaces_max = 64;
@@ -160,11 +169,14 @@ impl World {
         if config.ssd.bytes > Size::ZERO {
             let report = store.opened();
             let side = match self.kind {
-                Kind::Uring => Side::Uring,
+                Kind::Uring | Kind::Deferred | Kind::Sqpoll => Side::Uring,
                 Kind::Blocking | Kind::Refused => Side::Blocking,
                 Kind::Sim => Side::Simulated,
             };
             assert_eq!(report.side, Some(side), "reason={}", report.side_reason);
+            let rings = report.rings.map(|rings| rings.to_string());
+            let expected = (side == Side::Uring).then(|| config.ssd.ring.name().to_owned());
+            assert_eq!(rings, expected);
             if self.kind == Kind::Refused {
                 assert!(report.side_reason.contains("io_uring"), "reason={}", report.side_reason);
             }
@@ -240,11 +252,14 @@ impl World {
 
 /// Why stores of this kind cannot be opened here; `None` if they can.
 pub fn unavailable(kind: Kind) -> Option<String> {
-    static URING: OnceLock<Option<String>> = OnceLock::new();
-    if kind != Kind::Uring {
-        return None;
-    }
-    URING
+    static REFUSED: [OnceLock<Option<String>>; 3] = [const { OnceLock::new() }; 3];
+    let which = match kind {
+        Kind::Uring => 0,
+        Kind::Deferred => 1,
+        Kind::Sqpoll => 2,
+        Kind::Blocking | Kind::Refused | Kind::Sim => return None,
+    };
+    REFUSED[which]
         .get_or_init(|| {
             let world = World::new(kind, false, 1);
             let error = world.try_open(&world.config()).err()?;

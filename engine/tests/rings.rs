@@ -1,0 +1,193 @@
+//! A store over rings of each kind: whichever thread asks, what it is asked for comes.
+#![allow(clippy::disallowed_methods, reason = "real threads are what is tested")]
+
+use std::sync::Barrier;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use pagelith::config::{Promote, SsdIo, SsdRing};
+use pagelith::io::disk::Side;
+use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
+use pagelith::{
+    AlignedBuf, Config, Destination, Done, Facts, Get, GetOutcome, GetSlice, Options, PutSlice, Session,
+    Size, Store, Tier,
+};
+
+const OBJECTS: u32 = 24;
+const LEN: usize = 40_000;
+const LONG: Duration = Duration::from_secs(60);
+const RINGS: [SsdRing; 3] = [SsdRing::Plain, SsdRing::Deferred, SsdRing::Sqpoll];
+
+fn key(n: u32) -> ObjectKey {
+    let mut hash = [0; 32];
+    hash[..4].copy_from_slice(&n.to_le_bytes());
+    let id = Namespace::default().id();
+    ObjectKey::new(id, PrefixHash(hash), Role::Target, "kv", "k", Shard::Whole).unwrap()
+}
+
+fn bytes(n: u32) -> Vec<u8> {
+    (0..LEN as u32).map(|i| (i.wrapping_mul(2_654_435_761) ^ n).to_be_bytes()[0]).collect()
+}
+
+fn config(home: &tempfile::TempDir, ring: SsdRing) -> Config {
+    let mut config = Config::default();
+    config.dram.bytes = Size::mib(8);
+    config.dram.promote = Promote::Never;
+    config.ssd.bytes = Size::mib(64);
+    config.ssd.dirs = vec![home.path().join("store")];
+    (config.ssd.ring, config.ssd.sqpoll_idle_ms) = (ring, 1);
+    config
+}
+
+fn open(config: &Config) -> pagelith::Result<Store> {
+    Store::open(config.validate(&Facts::of_this_machine().unwrap()).unwrap())
+}
+
+/// A store whose objects are on SSD alone, or `None` (and a line) if such rings are refused here.
+fn cold(home: &tempfile::TempDir, ring: SsdRing) -> Option<Store> {
+    let mut config = config(home, ring);
+    config.ssd.io = SsdIo::Uring;
+    let store = match open(&config) {
+        Ok(store) => store,
+        Err(e) => {
+            eprintln!("skipped: {ring:?}: {e}");
+            return None;
+        }
+    };
+    assert_eq!(store.opened().rings.unwrap().to_string(), ring.name());
+    for n in 0..OBJECTS {
+        let bytes = bytes(n);
+        let put = PutSlice { key: key(n), pieces: &[&bytes] };
+        assert!(store.put_batch(&[put], Options::default())[0].is_ok());
+    }
+    store.close().unwrap();
+    Some(open(&config).unwrap())
+}
+
+fn is_hit(outcome: &pagelith::Result<GetOutcome>) -> bool {
+    matches!(outcome, Ok(GetOutcome::Hit { tier: Tier::Ssd, .. }))
+}
+
+/// Get them all in one call; how many were hits, each of which brought its bytes.
+fn get(store: &Store, options: Options) -> usize {
+    let mut memory = vec![vec![0; LEN]; OBJECTS as usize];
+    let mut pieces: Vec<_> = memory.iter_mut().map(|to| [&mut to[..]]).collect();
+    let asked = (0..OBJECTS).zip(&mut pieces);
+    let mut gets: Vec<_> = asked.map(|(n, pieces)| GetSlice { key: key(n), range: None, pieces }).collect();
+    let outcomes = store.get_batch(&mut gets, options);
+    let hits = outcomes.iter().zip(&memory).zip(0..).filter(|((outcome, to), n)| {
+        let hit = is_hit(outcome);
+        assert!(!hit || **to == bytes(*n), "a hit brought other bytes n={n}");
+        hit
+    });
+    hits.count()
+}
+
+#[test]
+fn threads_that_come_and_go_share_a_store() {
+    for ring in RINGS {
+        let home = tempfile::tempdir().unwrap();
+        let Some(store) = cold(&home, ring) else { continue };
+        for _ in 0..6 {
+            let together = Barrier::new(4);
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        together.wait();
+                        for _ in 0..4 {
+                            assert_eq!(get(&store, Options::default()), OBJECTS as usize, "{ring:?}");
+                        }
+                    });
+                }
+            });
+            assert_eq!(get(&store, Options::default()), OBJECTS as usize, "{ring:?}");
+        }
+        assert_eq!(store.stats().damaged, 0);
+    }
+}
+
+/// What a batch gave up on is still under way in a session that another thread takes from the pool.
+#[test]
+fn what_one_thread_gave_up_on_hinders_no_other() {
+    for ring in RINGS {
+        let home = tempfile::tempdir().unwrap();
+        let Some(store) = cold(&home, ring) else { continue };
+        let hasty = Options { timeout: Some(Duration::from_nanos(1)), ..Options::default() };
+        for _ in 0..20 {
+            get(&store, hasty);
+            let hits =
+                std::thread::scope(|scope| scope.spawn(|| get(&store, Options::default())).join().unwrap());
+            assert_eq!(hits, OBJECTS as usize, "{ring:?}");
+        }
+    }
+}
+
+fn begin(session: &mut Session) -> pagelith::Ticket {
+    let destination = || Destination::owned(AlignedBuf::new(LEN).unwrap());
+    let gets = (0..OBJECTS).map(|n| Get { key: key(n), range: None, destination: destination() });
+    session.submit_get(gets.collect(), Options::default())
+}
+
+fn end(session: &mut Session, ticket: pagelith::Ticket) {
+    let Some(Done::Get(done)) = session.wait(ticket, LONG) else { panic!("no gets") };
+    assert_eq!(done.len(), OBJECTS as usize);
+    for (done, n) in done.into_iter().zip(0..) {
+        assert!(is_hit(&done.outcome), "n={n} {:?}", done.outcome);
+        assert!(done.destination.into_buffer().unwrap()[..] == bytes(n)[..], "other bytes n={n}");
+    }
+}
+
+/// From a thread that goes on living to another and back, with two batches under way.
+#[test]
+fn a_session_moves_between_threads_with_reads_under_way() {
+    for ring in RINGS {
+        let home = tempfile::tempdir().unwrap();
+        let Some(store) = cold(&home, ring) else { continue };
+        let mut session = store.session().unwrap();
+        std::thread::scope(|scope| {
+            let (there, come) = channel();
+            let (back, backs) = channel();
+            scope.spawn(move || {
+                for (mut session, ticket) in come {
+                    let own = begin(&mut session);
+                    end(&mut session, ticket);
+                    back.send((session, own)).unwrap();
+                }
+            });
+            for _ in 0..10 {
+                let ticket = begin(&mut session);
+                there.send((session, ticket)).unwrap();
+                let own;
+                (session, own) = backs.recv().unwrap();
+                end(&mut session, own);
+            }
+            drop(there);
+        });
+        assert_eq!(store.stats().damaged, 0);
+    }
+}
+
+/// Polled reads are had where the device has queues for them, and the store does not open where it has none.
+#[test]
+fn polled_reads_are_had_or_refused_and_why() {
+    let home = tempfile::tempdir().unwrap();
+    let mut config = config(&home, SsdRing::Plain);
+    config.ssd.iopoll = true;
+    match open(&config) {
+        Ok(store) => {
+            let report = store.opened();
+            assert_eq!(report.side, Some(Side::Uring));
+            assert_eq!(report.rings.unwrap().to_string(), "plain+iopoll");
+            drop(store);
+            drop(cold(&home, SsdRing::Plain));
+            let store = open(&config).unwrap();
+            assert_eq!(get(&store, Options::default()), OBJECTS as usize);
+        }
+        Err(e) => {
+            eprintln!("refused: {e}");
+            let said = e.to_string();
+            assert!(said.contains("rings=plain+iopoll was asked for and is refused"), "{said}");
+            assert!(!home.path().join("store").exists(), "something is left of a store that was refused");
+        }
+    }
+}
