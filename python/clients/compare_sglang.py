@@ -13,6 +13,7 @@ Medians of the rounds; ratios hold within a run.
 """
 
 import argparse
+import gc
 import importlib.util
 import os
 import shutil
@@ -229,6 +230,8 @@ def main():
         for _ in range(given.rounds):
             for name in named:
                 rounds[name].append(one_round(BACKENDS[name], os.path.join(given.dir, name.split(",")[0]), size, batches))
+                # Pools of a gigabyte each refer to themselves.
+                gc.collect()
         for name, seen in rounds.items():
             middle = [statistics.median(column) for column in zip(*seen, strict=True)]
             print(f"| {size >> 10} KiB | {name} | {middle[0]:.2f} | {middle[1]:.2f} | {middle[2]:.2f} | {middle[3]:.2f} | {middle[4]:,.0f} |", flush=True)
