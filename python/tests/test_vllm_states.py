@@ -176,7 +176,9 @@ class States(Case):
             ({"guesses": object()}, "leave --speculative-config out"),
             ({"replays": True}, "--use-replayssm out"),
             ({"extra": self.extra(load_async=False)}, "'load_async' is false"),
-            ({"extra": self.extra(save_async=True), "zeroing": True}, "'save_async' is true"),
+            # Whether vLLM zeroes new blocks or not.
+            ({"extra": self.extra(save_async=True), "zeroing": True}, "'save_async' is true, and a recurrent state"),
+            ({"extra": self.extra(save_async=True)}, "'save_async' is true, and a recurrent state"),
         ):
             with self.subTest(wrong), self.assertRaisesRegex(ValueError, words):
                 self.hybrid(**wrong)

@@ -60,7 +60,9 @@ def check(settings: ConnectorSettings, config: Any, cache_config: Any, kinds: Se
             "'load_async' is false, and of a model with windows, states or several groups of caches vLLM takes failures of loads in threads alone:"
             " leave it out"
         )
-    if settings.save_async and getattr(cache_config, "needs_kv_cache_zeroing", False):
+    if settings.save_async and any(kind in STATE for kind in kinds):
+        problems.append("'save_async' is true, and a recurrent state goes on within its block in the next step, while it would still be read: leave it out")
+    elif settings.save_async and getattr(cache_config, "needs_kv_cache_zeroing", False):
         problems.append(
             "'save_async' is true, and of this model vLLM zeroes new blocks before it asks whether they are still read: leave it out"
         )
