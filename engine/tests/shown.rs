@@ -344,6 +344,35 @@ fn a_store_that_is_full_goes_on() {
     assert_eq!(seen.take(), [160, 0, 80 * 32, 0]);
 }
 
+/// Room for one of two objects that are looked up together: the first one has it, for a prompt is of use from its beginning. What is shown
+/// is put one after the other.
+#[test]
+fn of_what_has_no_room_together_the_first_is_put() {
+    const LEN: usize = 64 << 10;
+    let process = Process::new(Rights::all(), false);
+    let (mut buffers, region) = AlignedBuf::shown(2, LEN).expect("memory");
+    let (client, seen) = process.client(vec![region]);
+    buffers.iter_mut().for_each(|buffer| buffer.fill(7));
+    let full = (16 << 20) / LEN as u64;
+    for page in 0..full {
+        assert_eq!(put(&client, &[page], &[&buffers[0]]), [Ok(PutOutcome::Stored)]);
+    }
+    let kept: Vec<ObjectKey> = (0..full - 1).map(key).collect();
+    let _pin = process.store.pin(&kept);
+    seen.take();
+    let own = vec![7; LEN];
+    for (page, slices, both) in [(1000, [&own[..]; 2], false), (2000, [&buffers[0], &buffers[1]], true)] {
+        let pieces = slices.map(|slice| [slice]);
+        let put = |i: usize| PutSlice { key: key(page + i as u64), pieces: &pieces[i] };
+        let options = Options { wait: Some(Duration::ZERO), ..Options::default() };
+        let outcomes = client.put_batch(&[put(0), put(1)], options);
+        assert_eq!(outcomes[0], Ok(PutOutcome::Stored), "both={both} {outcomes:?}");
+        assert_eq!(outcomes[1].is_ok(), both, "{outcomes:?}");
+        let last = page + u64::from(both);
+        assert_eq!(get(&client, last, LEN), (hit(Tier::Memory, LEN), vec![7; LEN]), "both={both}");
+    }
+}
+
 #[test]
 fn hits_from_ssd_are_shown_where_they_were_staged() {
     let process = Process::new(Rights::all(), true);
