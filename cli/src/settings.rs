@@ -82,7 +82,7 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<Verdict> {
 pub(crate) struct Defaults {
     pub(crate) dram: Size,
     pub(crate) ssd: Size,
-    /// Whether the arena is memory that other processes can be shown.
+    /// Whether the arena is memory that other processes can be shown, and segment files are handed over to them.
     pub(crate) shared: bool,
 }
 
@@ -122,7 +122,7 @@ impl StoreFlags {
                 || std::env::var_os(env_name(section, name)).is_some()
         };
         let (dram_given, ssd_given) = (given("dram", "bytes"), given("ssd", "bytes"));
-        let shared_given = given("dram", "shared");
+        let (arena_given, files_given) = (given("dram", "shared"), given("ssd", "shared"));
         let builder = builder.set(|config| {
             if !dram_given {
                 config.dram.bytes = defaults.dram;
@@ -130,8 +130,11 @@ impl StoreFlags {
             if !ssd_given {
                 config.ssd.bytes = defaults.ssd;
             }
-            if !shared_given {
+            if !arena_given {
                 config.dram.shared = defaults.shared;
+            }
+            if !files_given {
+                config.ssd.shared = defaults.shared;
             }
             self.apply(config);
             if config.ssd.bytes == Size::ZERO {

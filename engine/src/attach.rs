@@ -237,7 +237,8 @@ impl Attached {
             let asked: Vec<_> = gets.iter().map(|get| (get.key, get.range.clone())).collect();
             let begun = |get: Get| {
                 let Get { destination, .. } = get;
-                GetDone { outcome: Err(no_link()), destination, length: 0, checksums: Vec::new(), members: 0 }
+                let outcome = Err(no_link());
+                GetDone { outcome, destination, length: 0, checksums: Vec::new(), members: 0, lies: None }
             };
             let mut done: Vec<GetDone> = gets.into_iter().map(begun).collect();
             for _ in 0..tries(desk) {

@@ -7,19 +7,9 @@ use pagelith_layouts::align::ALIGN;
 
 use crate::outcome::Ticket;
 use crate::plan::{Fetch, Piece};
+use crate::ragged::Ragged;
 use crate::scratch::Scratch;
 use crate::session::SessionIo;
-
-/// The caller's memory of one object while it is away in an operation.
-#[derive(Debug)]
-struct Ragged {
-    /// The end of the last part that is too short to be read into.
-    end: Part,
-    /// Whether that part has a front that is read into.
-    has_front: bool,
-    /// What the read leaves of the page of scratch that the end is read into, to make it whole again.
-    rest: Part,
-}
 
 /// What a piece of a read took.
 #[derive(Debug)]
@@ -104,7 +94,7 @@ pub(crate) fn submit(
             Piece::Direct { slot, bytes, ragged, .. } => {
                 parts.append(&mut take(*slot));
                 if *ragged && let Some((last, page)) = parts.pop().zip(own.next()) {
-                    rag = Some(cut_ragged(&mut parts, before, last, page, *bytes, align));
+                    rag = Some(Ragged::cut(&mut parts, before, last, page, *bytes, align));
                 }
             }
         }
@@ -122,26 +112,6 @@ pub(crate) fn submit(
 /// The front of `part`, `bytes` long.
 fn cut(part: Part, bytes: u64) -> Part {
     if part.len() as u64 == bytes { part } else { part.split(bytes as usize).0 }
-}
-
-/// Add the caller's `last` part to `parts`, its ragged end replaced by the front of `page`, so that those from `first`
-/// on are `bytes` long.
-fn cut_ragged(
-    parts: &mut Vec<Part>,
-    first: usize,
-    last: Part,
-    page: Part,
-    bytes: u64,
-    align: usize,
-) -> Ragged {
-    let keep = last.len() / align * align;
-    let (whole, end) = last.split(keep);
-    let has_front = !whole.is_empty();
-    parts.extend(Some(whole).filter(|_| has_front));
-    let short = bytes - parts[first..].iter().map(|p| p.len() as u64).sum::<u64>();
-    let (front, rest) = page.split(short as usize);
-    parts.push(front);
-    Ragged { end, has_front, rest }
 }
 
 /// Take a read apart again: the caller's memory back in one piece a part, everything by piece.
@@ -166,34 +136,11 @@ pub(crate) fn land(
             Piece::Direct { slot, .. } => {
                 let mut mine: Vec<Part> = parts.by_ref().take(taken.parts).collect();
                 if let Some(ragged) = taken.ragged {
-                    put_back(&mut mine, ragged, arrived, scratch);
+                    ragged.put_back(&mut mine, arrived).into_iter().for_each(|page| scratch.give_back(page));
                 }
                 landed.push(Landed::Direct { slot: *slot, parts: mine });
             }
         }
     }
     (landed, completion.result, fetch)
-}
-
-/// Make the caller's last part whole again, with its end if that `arrived`: else the page may hold what somebody else
-/// read.
-fn put_back(parts: &mut Vec<Part>, ragged: Ragged, arrived: bool, scratch: &mut Scratch) {
-    let Ragged { mut end, has_front, rest } = ragged;
-    if let Some(tail) = parts.pop() {
-        if let Some(target) = end.bytes_mut().filter(|_| arrived) {
-            target.copy_from_slice(&tail.bytes()[..target.len()]);
-        }
-        if let Ok(page) = tail.join(rest) {
-            scratch.give_back(page);
-        }
-    }
-    // Without a front the end is a part of its own, perhaps the only one.
-    let joined = match parts.pop_if(|_| has_front) {
-        Some(front) => front.join(end),
-        None => Ok(end),
-    };
-    match joined {
-        Ok(part) => parts.push(part),
-        Err((front, end)) => parts.extend([front, end]),
-    }
 }

@@ -12,6 +12,7 @@ mod finish;
 mod flipped;
 mod header;
 mod late;
+mod lies;
 mod own;
 
 use std::collections::VecDeque;
@@ -25,6 +26,7 @@ use rustc_hash::FxHashMap;
 
 pub(crate) use self::finish::Finished;
 pub(crate) use self::header::{Header, HeaderBytes};
+pub(crate) use self::lies::LiesOnSsd;
 pub(crate) use self::own::Probed;
 use crate::batch::Get;
 use crate::error::Result;
@@ -33,7 +35,7 @@ use crate::locate::{self, Located};
 use crate::outcome::{GetOutcome, MissCause, Ticket};
 use crate::plan::{self, Fetch, HeaderPlace, Piece, Target};
 use crate::session::{PageSteps, SessionIo, release_segment};
-use crate::slot::{Slot, Step};
+use crate::slot::{Aim, Slot, Step};
 
 /// Tries of a read that the device failed.
 const ATTEMPTS: u32 = 2;
@@ -94,7 +96,7 @@ impl GetBatch {
         for (slot, found) in located {
             match found {
                 Located::Memory(entered, frame, member) => {
-                    let verify = self.slots[slot].probe || sampler.next();
+                    let verify = self.slots[slot].aim != Aim::Bytes || sampler.next();
                     let outcome = self.slots[slot].copy_out(shared, &entered, member, verify);
                     self.slots[slot].members = entered.visible_members();
                     if *proofs {
@@ -113,6 +115,13 @@ impl GetBatch {
             }
         }
         self.plan(io, &from_ssd);
+        // Of those whose header is known nothing is read that would have them looked at.
+        for i in from_ssd {
+            let header = self.slots[i].header.filter(|_| self.slots[i].aim == Aim::Place);
+            if header.is_some_and(|header| self.headers[header].bytes.is_some()) {
+                self.look(io, i);
+            }
+        }
     }
 
     fn plan(&mut self, io: &SessionIo, which: &[usize]) {
@@ -391,6 +400,7 @@ impl GetBatch {
             Step::Done(outcome) => {
                 if outcome.as_ref().is_ok_and(GetOutcome::is_hit) {
                     self.headers[header].note(&io.shared);
+                    self.slots[i].lies = LiesOnSsd::of(&io.shared, &self.slots[i]);
                 }
                 self.settle(io, i, outcome);
             }

@@ -58,6 +58,7 @@ mod published;
 mod put;
 mod put_batch;
 mod quarantine;
+mod ragged;
 mod readback;
 mod reclaim;
 mod recovery;

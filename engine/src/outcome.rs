@@ -6,6 +6,7 @@ use pagelith_layouts::checksum::Checksum;
 
 use crate::batch::{Destination, Source};
 use crate::error::Result;
+use crate::get::LiesOnSsd;
 use crate::hits::PagesFound;
 
 /// Where bytes came from.
@@ -108,6 +109,8 @@ pub struct GetDone {
     pub(crate) checksums: Vec<Checksum>,
     /// How many objects were put with it, itself among them, if they are visible by themselves; 0 if that is not known.
     pub(crate) members: u32,
+    /// Where it lies on SSD, if that is what was asked.
+    pub(crate) lies: Option<LiesOnSsd>,
 }
 
 /// A finished put: its outcome, and its memory back.

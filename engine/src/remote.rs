@@ -11,6 +11,7 @@ pub(crate) mod caller;
 pub(crate) mod desk;
 pub(crate) mod lines;
 pub(crate) mod queue;
+mod reads;
 pub(crate) mod verify;
 pub(crate) mod writer;
 

@@ -224,7 +224,8 @@ impl Server {
             self.answer(id, answered);
         }
         self.send();
-        moved
+        // What is done at once is looked at now: nothing would wake this thread for it.
+        moved | self.world.session.has_finished()
     }
 
     fn event(&mut self, event: Event) -> std::result::Result<(), FormatError> {

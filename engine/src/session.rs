@@ -1,6 +1,7 @@
 //! One thread's way into a store: it submits batches, drives its own disk queue, and collects what is done.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -132,6 +133,22 @@ impl Session {
         ticket
     }
 
+    /// Ask where bytes of objects lie on SSD, for who reads them there; what is in DRAM is a hit without a place.
+    pub(crate) fn submit_places(
+        &mut self,
+        wanted: impl Iterator<Item = (ObjectKey, Option<Range<u64>>)>,
+        options: Options,
+    ) -> Ticket {
+        let ticket = self.ticket();
+        let at = recency(&self.io.shared, &options);
+        let deadline = self.io.shared.deadline(options.timeout);
+        let batch = GetBatch::places(&mut self.io, wanted, at, deadline);
+        self.batches.push((ticket, Batch::Get(Box::new(batch))));
+        self.drive();
+        self.start();
+        ticket
+    }
+
     /// Begin to read objects into memory of the arena, to be kept there; see [`crate::prefetch`].
     pub(crate) fn begin_ahead(
         &mut self,
@@ -257,6 +274,11 @@ impl Session {
             }
             self.pause(left.min(WAIT_STEP));
         }
+    }
+
+    /// Whether a batch is done that was not handed out yet.
+    pub(crate) fn has_finished(&self) -> bool {
+        !self.finished.is_empty()
     }
 
     /// Whether the disk is asked for something.

@@ -14,13 +14,24 @@ use pagelith_tiers::ssd::read::{Expected, Verdict, Verifier, judge};
 use crate::batch::{Destination, Get};
 use crate::error::{Error, Result};
 use crate::frame_io::Entered;
-use crate::get::Header;
+use crate::get::{Header, LiesOnSsd};
 use crate::index::SsdPlace;
 use crate::outcome::{GetDone, GetOutcome, MissCause, Tier};
 use crate::plan::{self, Target};
 use crate::put::placed::Arriving;
 use crate::scatter;
 use crate::shared::Shared;
+
+/// What is asked of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Aim {
+    /// Its bytes.
+    Bytes,
+    /// Only whether it is here, seen or not; nothing is delivered.
+    Probe,
+    /// Where its bytes lie on SSD, for who reads them there.
+    Place,
+}
 
 /// What is next for an object after something of it arrived.
 #[derive(Debug)]
@@ -69,8 +80,9 @@ pub(crate) struct Slot {
     pub direct: bool,
     /// It was copied out of DRAM as it lay there.
     pub unverified: bool,
-    /// Only whether the object is here is asked; nothing is delivered.
-    pub probe: bool,
+    pub aim: Aim,
+    /// Where it lies, if that is what was asked.
+    pub lies: Option<LiesOnSsd>,
     away: bool,
     pub staged: Vec<(Range<u64>, Part)>,
     pub staged_bytes: u64,
@@ -108,7 +120,8 @@ impl Slot {
             began: false,
             direct: false,
             unverified: false,
-            probe: false,
+            aim: Aim::Bytes,
+            lies: None,
             away: false,
             staged: Vec::new(),
             staged_bytes: 0,
@@ -125,7 +138,13 @@ impl Slot {
     /// A question whether an object is here; the outcome's bytes are its length.
     pub fn probe(key: ObjectKey) -> Slot {
         let get = Get { key, range: None, destination: Destination(Vec::new()) };
-        Slot { probe: true, ..Slot::new(get) }
+        Slot { aim: Aim::Probe, ..Slot::new(get) }
+    }
+
+    /// A question where bytes of an object lie on SSD; the outcome's bytes are how many there are.
+    pub fn place(key: ObjectKey, range: Option<Range<u64>>) -> Slot {
+        let get = Get { key, range, destination: Destination(Vec::new()) };
+        Slot { aim: Aim::Place, ..Slot::new(get) }
     }
 
     /// An object that is to stay in the memory that it is read into.
@@ -136,7 +155,7 @@ impl Slot {
 
     /// Settle what is wanted of an object of `length` bytes; an error if range or destination do not fit it.
     pub fn fit(&mut self, length: u64) -> Result<()> {
-        if self.probe {
+        if self.aim == Aim::Probe {
             self.length = length;
             return Ok(());
         }
@@ -149,7 +168,7 @@ impl Slot {
             return Err(Error::invalid(detail));
         }
         let (wanted, have) = (want.end - want.start, self.get.destination.len());
-        if have != wanted {
+        if have != wanted && self.aim == Aim::Bytes {
             let relation = if have < wanted { "shorter" } else { "longer" };
             let detail = format!(
                 "destination is {relation} than the object key={key} destination={have} object={wanted}"
@@ -168,7 +187,7 @@ impl Slot {
     /// Its record, if that may be one whose header is known: what is only asked for is answered by what the device has, and so is
     /// what is tried again.
     pub fn header_place(&self) -> Option<(SegmentIdentity, u64)> {
-        let expected = self.expected.filter(|_| !self.probe && self.round == 0)?;
+        let expected = self.expected.filter(|_| self.aim != Aim::Probe && self.round == 0)?;
         Some((expected.identity, expected.offset))
     }
 
@@ -190,8 +209,8 @@ impl Slot {
             segment: expected.identity.segment,
             record: expected.offset,
             delta: expected.payload_delta,
-            chunks: if self.probe { Vec::new() } else { payload },
-            direct_parts: Some(parts).filter(|p| self.probe || (direct && p + 1 < parts_max)),
+            chunks: if self.aim == Aim::Bytes { payload } else { Vec::new() },
+            direct_parts: Some(parts).filter(|p| self.aim != Aim::Bytes || (direct && p + 1 < parts_max)),
             ragged,
             stage: 0,
             known: false,
@@ -239,7 +258,7 @@ impl Slot {
         member: usize,
         verify: bool,
     ) -> Result<GetOutcome> {
-        if self.probe {
+        if self.aim != Aim::Bytes {
             return Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: self.length });
         }
         let stored = entered.bytes(&shared.memory, member);
@@ -320,12 +339,21 @@ impl Slot {
                 value: record.facts().block_bytes.to_string(),
             });
         }
-        if self.probe {
+        if self.aim == Aim::Probe {
             self.siblings = siblings(&record);
             self.kind = Some(record.facts().group_kind);
             return Step::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.length }));
         }
         let checksums: Vec<Checksum> = record.checksums(&member).collect();
+        self.members = match record.facts().group_kind {
+            GroupKind::Single | GroupKind::Base => record.member_count() as u32,
+            GroupKind::Attached => 0,
+        };
+        let hit = GetOutcome::Hit { tier: Tier::Ssd, bytes: self.want.end - self.want.start };
+        if self.aim == Aim::Place {
+            self.checksums = checksums;
+            return Step::Done(Ok(hit));
+        }
         if let Err(error) = self.take_staged(&checksums) {
             return self.damaged(&error);
         }
@@ -337,13 +365,9 @@ impl Slot {
         {
             return self.damaged(&error);
         }
-        self.members = match record.facts().group_kind {
-            GroupKind::Single | GroupKind::Base => record.member_count() as u32,
-            GroupKind::Attached => 0,
-        };
         self.verified =
             Some(Verified { facts: record.facts(), member_count: record.member_count(), checksums });
-        Step::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.want.end - self.want.start }))
+        Step::Done(Ok(hit))
     }
 
     fn verify_direct(
@@ -391,8 +415,8 @@ impl Slot {
         let outcome = self.outcome.unwrap_or(Ok(GetOutcome::Miss(MissCause::Late)));
         let proven = self.verified.map(|v| v.checksums).unwrap_or_default();
         let checksums = if self.checksums.is_empty() { proven } else { self.checksums };
-        let members = self.members;
-        GetDone { outcome, destination: self.get.destination, length: self.length, checksums, members }
+        let (members, lies) = (self.members, self.lies);
+        GetDone { outcome, destination: self.get.destination, length: self.length, checksums, members, lies }
     }
 }
 

@@ -157,6 +157,7 @@ fn every_setting_of_a_file_arrives() {
         ring = "sqpoll"
         sqpoll_idle_ms = 60000
         iopoll = true
+        shared = true
         write_depth = 64
         write_depth_reading = 7
         write_bytes = "64KiB"

@@ -56,6 +56,7 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("ssd.io = \"blocking\"\nssd.ring = \"deferred\"", "ssd.ring", "must be \"plain\" with ssd.io=\"blocking\", got=\"deferred\""),
     ("ssd.io = \"blocking\"\nssd.iopoll = true", "ssd.iopoll", "must be false with ssd.io=\"blocking\", got=true"),
     ("ssd.iopoll = 1", "ssd.iopoll", "must be true or false, got=1 type=integer"),
+    ("ssd.shared = 1", "ssd.shared", "must be true or false, got=1 type=integer"),
     ("ssd.sqpoll_idle_ms = 0", "ssd.sqpoll_idle_ms", "must be an integer between 1 and 60000, got=0"),
     ("ssd.sqpoll_idle_ms = 60001", "ssd.sqpoll_idle_ms", "must be an integer between 1 and 60000, got=60001"),
     ("ssd.write_depth = 0", "ssd.write_depth", "must be an integer between 1 and 64, got=0"),

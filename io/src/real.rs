@@ -1,9 +1,11 @@
 //! Storage in directories of real file systems.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use pagelith_layouts::align::ALIGN;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
@@ -50,6 +52,19 @@ impl RealDisk {
         let made = Mutex::default();
         let (files, registered) = (Arc::default(), Arc::default());
         RealDisk { dirs: dirs.to_vec(), files, registered, mover, direct, align, reason, made }
+    }
+
+    /// A disk of files that were handed over.
+    pub(crate) fn handed(
+        files: impl Iterator<Item = DataFile>,
+        mover: Mover,
+        direct: bool,
+        reason: String,
+    ) -> RealDisk {
+        let align = Align { memory: ALIGN as usize, offset: ALIGN as usize };
+        let disk = RealDisk::new(&[], mover, direct, align, reason);
+        files.for_each(|file| _ = disk.files.insert(file));
+        disk
     }
 
     fn queue_for(&self, depth: usize, reads: bool) -> Result<Box<dyn Queue>, IoFault> {
@@ -133,6 +148,27 @@ impl Disk for RealDisk {
             Err(Errno::NOENT) => Ok(()),
             Err(e) => Err(IoFault::of_errno(FaultOp::Remove, show(&path.join(name)), 0, e.raw_os_error())),
         }
+    }
+
+    fn reader(&self, file: FileId) -> Result<OwnedFd, IoFault> {
+        let Some(file) = self.files.get(file) else {
+            let detail = format!("no such file is open: id={}", file.0);
+            return Err(IoFault::found(FaultKind::Invalid, FaultOp::Open, "", 0, detail));
+        };
+        let path = self.dir(file.dir, FaultOp::Open)?.join(&file.name);
+        let fault = |e: Errno| IoFault::of_errno(FaultOp::Open, show(&path), 0, e.raw_os_error());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let fd = retry_on_intr(|| rustix::fs::open(&path, flags, Mode::empty())).map_err(fault)?;
+        let own = rustix::fs::fstat(&file.fd).map_err(fault)?;
+        let opened = rustix::fs::fstat(&fd).map_err(fault)?;
+        if (own.st_dev, own.st_ino) != (opened.st_dev, opened.st_ino) {
+            let detail = "another file has taken its place";
+            return Err(IoFault::found(FaultKind::NotFound, FaultOp::Open, show(&path), 0, detail));
+        }
+        rustix::fs::fcntl_setfl(&fd, OFlags::empty())
+            .and_then(|()| set_direct(&fd, self.direct))
+            .map_err(fault)?;
+        Ok(fd)
     }
 
     fn register(&self, base: usize, len: usize) -> Result<Registration, IoFault> {

@@ -177,7 +177,8 @@ mod tests {
                 "prefetch",
                 "views",
                 "members",
-                "asks_again"
+                "asks_again",
+                "files"
             ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };

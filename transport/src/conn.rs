@@ -1,5 +1,6 @@
 //! A link over a stream of bytes: the two halves, the memory that bytes land in, and the heartbeat.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use crate::landing::Landing;
 use crate::limits::Limits;
 use crate::link::{Counts, Event, Facts, Link, Push, Room};
 use crate::outbound::{Outbound, Writing};
-use crate::shown::{Regions, Shown};
+use crate::shown::{FilePlace, Regions, Shown};
 use crate::stream::Stream;
 
 /// One end of a connection over `S`.
@@ -280,6 +281,19 @@ impl<S: Stream> Link for Conn<S> {
 
     fn view(&self, stretch: Stretch, (region, at): (u32, u64), length: u64) -> Option<Shown> {
         self.regions.shown(stretch, std::iter::once(ShownPiece::new(region, at, length)))
+    }
+
+    fn lends(&self) -> bool {
+        self.stream.is_some() && !self.regions.own_files.is_empty()
+    }
+
+    fn lend(&mut self, op: OpId, item: u32, token: u64, place: FilePlace) -> bool {
+        let piece = self.regions.file_piece(place).filter(|_| self.stream.is_some());
+        piece.is_some_and(|piece| self.outbound.lend((op, item, 0), token, piece))
+    }
+
+    fn files(&self) -> &[Arc<OwnedFd>] {
+        &self.regions.their_files
     }
 
     fn push(&mut self, push: Push) -> Result<(), Push> {

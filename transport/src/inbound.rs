@@ -211,8 +211,9 @@ impl Sink<'_> {
     fn show(&mut self, frame: &Frame) -> Result<(), Closed> {
         let said = shown::decode(&frame.body)?;
         let stretch = (frame.op, said.item, said.offset);
-        let found = self.regions.shown(stretch, said.pieces.iter());
-        let found = found.ok_or_else(|| Closed::broken("shown", "no memory that was handed over"))?;
+        let in_memory = self.regions.shown(stretch, said.pieces.iter());
+        let found = in_memory.or_else(|| self.regions.shown_in_file(stretch, said.pieces.iter()));
+        let found = found.ok_or_else(|| Closed::broken("shown", "nothing that was handed over"))?;
         let length = u32::try_from(said.length).map_err(|_| Closed::broken("shown", said.length))?;
         let Some(name) = self.landing.begin(frame.op, said.item, said.offset, length)? else {
             self.counts.bytes_late += said.length;
@@ -225,6 +226,9 @@ impl Sink<'_> {
         if let Some(parts) = unused {
             self.events.push(Event::Shown { op, item, offset, parts, shown: found });
             return Ok(());
+        }
+        if found.file().is_some() {
+            return Err(Closed::broken("shown", "a piece of an item, in a file"));
         }
         // A piece of what is exposed: it lands as if it had been sent.
         self.landing.fill(name, said.length, |from, to| found.copy_out(from, to));
@@ -280,7 +284,7 @@ impl Reading {
         match facts.kind {
             Kind::Ping | Kind::Pong | Kind::Bye => sink.own.push(frame),
             Kind::Shown => sink.show(&frame)?,
-            Kind::Taken if !sink.regions.own.is_empty() => {
+            Kind::Taken if !(sink.regions.own.is_empty() && sink.regions.own_files.is_empty()) => {
                 sink.taken.extend(shown::decode_taken(&frame.body)?);
             }
             Kind::Taken => return Err(Closed::broken("kind", "nothing is shown")),

@@ -19,6 +19,8 @@
 //!   A peer that is silent for as long as was configured is taken for dead, and the link closes.
 //! - What landed is not verified: whoever exposed the memory compares it with checksums before believing it.
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::buffer::Part;
@@ -28,7 +30,7 @@ use pagelith_layouts::wire::{Frame, Side};
 
 use crate::closed::Closed;
 use crate::rights::Rights;
-use crate::shown::Shown;
+use crate::shown::{FilePlace, Shown};
 
 /// What was agreed when the link was made, and what is known of the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,7 +111,7 @@ pub enum Event {
         parts: Vec<Part>,
     },
     /// Every byte of an exposed stretch lies in memory of the peer, and none in what was exposed for it. It is to be copied at once, and
-    /// handed to [`Link::took`].
+    /// handed to [`Link::took`]. What lies in a file of the peer's ([`Shown::file`]) is to be read from there instead.
     Shown {
         /// The operation.
         op: OpId,
@@ -205,6 +207,22 @@ pub trait Link: Send {
     /// Bytes that the peer says lie in a region of its own; `None` if it has handed over no such memory.
     fn view(&self, _stretch: Stretch, _place: (u32, u64), _length: u64) -> Option<Shown> {
         None
+    }
+
+    /// Whether this side has handed over files that the peer reads.
+    fn lends(&self) -> bool {
+        false
+    }
+
+    /// Say that all bytes of an item lie in a file that this side has handed over, behind everything queued before. It is over, and no
+    /// part comes with that, when the peer has read them. False, and nothing is done, if there is no room or no such file.
+    fn lend(&mut self, _op: OpId, _item: u32, _token: u64, _place: FilePlace) -> bool {
+        false
+    }
+
+    /// The files that the peer has handed over, to be read where it says.
+    fn files(&self) -> &[Arc<OwnedFd>] {
+        &[]
     }
 
     /// Queue bytes of an item, behind everything queued before. Handed back when there is no room, or no byte.

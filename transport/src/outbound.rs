@@ -160,6 +160,19 @@ impl Outbound {
         Ok(())
     }
 
+    /// Queue that a stretch lies in a file of this side's; false if there is no room.
+    pub fn lend(&mut self, stretch: Stretch, token: u64, piece: ShownPiece) -> bool {
+        let has_room = self.pushes < self.limits.pushes_max && piece.length > 0;
+        if has_room {
+            let (op, item, offset) = stretch;
+            let push = Push { op, item, offset, parts: Vec::new(), token, may_show: true };
+            self.pushes += 1;
+            self.shown.insert(stretch, None);
+            self.queue.push_back(Queued::Show(push, vec![piece]));
+        }
+        has_room
+    }
+
     /// Say that this was taken.
     pub fn took(&mut self, stretch: Stretch) {
         self.taken.push(stretch);

@@ -45,7 +45,7 @@ const DRAM_MAX: Size = Size::gib(64 << 10);
 const SSD_MAX: Size = Size::gib(1 << 20);
 const KIB_64: Size = Size::kib(64);
 
-static FIELDS: [Field; 36] = [
+static FIELDS: [Field; 37] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
     row!(dram.bytes, Rule::SizeOrZero { min: KIB_64, max: DRAM_MAX }),
@@ -63,6 +63,7 @@ static FIELDS: [Field; 36] = [
     row!(ssd.ring, Rule::Choice(SsdRing::NAMES)),
     row!(ssd.sqpoll_idle_ms, Rule::Count { min: 1, max: 60_000 }),
     row!(ssd.iopoll, Rule::Flag),
+    row!(ssd.shared, Rule::Flag),
     row!(ssd.write_depth, Rule::Count { min: 1, max: 64 }),
     row!(ssd.write_depth_reading, Rule::Count { min: 1, max: 64 }),
     row!(ssd.write_bytes, Rule::Size { min: KIB_64, max: Size::mib(16), grain: Grain::MultipleOf(4096) }),

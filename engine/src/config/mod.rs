@@ -153,6 +153,11 @@ pub struct SsdConfig {
     /// Whether completions of reads are looked for instead of being told by interrupts (`IOPOLL`). Default false. For drives with queues that are
     /// polled (of NVMe: `nvme.poll_queues`), else the store is refused at open; who waits for a read takes a whole core meanwhile.
     pub iopoll: bool,
+    /// Whether attached processes of this host are handed the files that segments lie in, opened to be read, so that they read hits from
+    /// SSD themselves, straight into their own memory. Default false. For a store process with clients over a Unix socket (`pagelith serve`
+    /// has it there unless told otherwise); who may read every namespace can read all of them. Takes effect with `dram.promote = "never"`: what is to
+    /// be kept in DRAM the store reads.
+    pub shared: bool,
     /// Writes in flight. Default 8; 1 to 64. Raise it if sustained puts stay below the drive's bandwidth;
     /// lower it if reads suffer under them.
     pub write_depth: u32,
@@ -299,6 +304,7 @@ impl Default for SsdConfig {
             ring: SsdRing::Plain,
             sqpoll_idle_ms: 10,
             iopoll: false,
+            shared: false,
             write_depth: 8,
             write_depth_reading: 2,
             write_bytes: Size::mib(1),

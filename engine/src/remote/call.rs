@@ -9,6 +9,7 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, key_hash};
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::Frame;
 use pagelith_layouts::wire::outcome::{
     Answer, CauseTag, ErrorTag, Failure, Flushed, Happened, Items, Lies, TierTag, Verdict,
 };
@@ -17,7 +18,7 @@ use pagelith_layouts::wire::request::{GetItem, Verb};
 use pagelith_transport::link::Push;
 use pagelith_transport::shown::Shown;
 
-use super::verify;
+use super::{reads, verify};
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Event, Since};
 use crate::outcome::{FlushReport, GetOutcome, MissCause, PutOutcome, Tier};
@@ -41,15 +42,19 @@ impl Wanted {
         self.parts.iter().map(|part| part.len() as u64).sum()
     }
 
-    /// What is asked for it.
-    pub fn item(&self) -> GetItem {
+    /// What is asked for it of a store whose files this process reads into memory of so many parts; 0 if it does not.
+    pub fn item(&self, parts_max: usize) -> GetItem {
         let item = GetItem::new(self.key, self.range.clone(), self.bytes());
-        if self.sent { item.sent() } else { item }
+        match self.sent {
+            true => item.sent(),
+            false if reads::is_readable(&self.parts, parts_max) => item.read_by_client(),
+            false => item,
+        }
     }
 
     /// What is wrong with it, whatever the object is like.
     pub fn check(&self) -> Result<()> {
-        let (key, bytes, item) = (self.key, self.bytes(), self.item());
+        let (key, bytes, item) = (self.key, self.bytes(), self.item(0));
         if item.check().is_ok() && item.length() == bytes {
             return Ok(());
         }
@@ -140,6 +145,9 @@ pub(super) struct Call {
     pub work: Work,
     /// The peer's outcome came, or is not waited for any more.
     pub over: bool,
+    /// Objects that this process is reading itself, and the outcome if that came meanwhile.
+    pub reading: usize,
+    pub answered: Option<Frame>,
 }
 
 fn no_answer() -> Error {
@@ -147,8 +155,12 @@ fn no_answer() -> Error {
 }
 
 impl Call {
+    fn new(token: u64, deadline: Mono, work: Work) -> Call {
+        Call { token, deadline, work, over: false, reading: 0, answered: None }
+    }
+
     pub fn exists(token: u64, deadline: Mono, keys: usize) -> Call {
-        Call { token, deadline, work: Work::Exists(keys, Err(no_answer())), over: false }
+        Call::new(token, deadline, Work::Exists(keys, Err(no_answer())))
     }
 
     /// A get whose memory the link has.
@@ -164,17 +176,17 @@ impl Call {
             members: 0,
             outcome: None,
         };
-        Call { token, deadline, work: Work::Get(items.map(item).collect()), over: false }
+        Call::new(token, deadline, Work::Get(items.map(item).collect()))
     }
 
     pub fn put(token: u64, deadline: Mono, keys: Vec<(ObjectKey, u64)>, lend: Lend) -> Call {
         let outcomes = keys.iter().map(|_| Err(no_answer())).collect();
         let offer = Offer { keys, lend, unsent: VecDeque::new(), sending: 0, outcomes };
-        Call { token, deadline, work: Work::Put(offer), over: false }
+        Call::new(token, deadline, Work::Put(offer))
     }
 
     pub fn told(token: u64, deadline: Mono, verb: Verb) -> Call {
-        Call { token, deadline, work: Work::Told(verb, Err(no_answer())), over: false }
+        Call::new(token, deadline, Work::Told(verb, Err(no_answer())))
     }
 
     /// Whether it can be replied to: everything it lent is back.

@@ -23,7 +23,11 @@ use pagelith_transport::link::{Event, Link};
 use pagelith_transport::shown::Shown;
 
 use super::call::{Call, Lend, Reply, Wanted};
+use super::reads::{Landed, Reads};
 use crate::error::{Error, ErrorKind, Result};
+
+/// Longest single wait for reads while the link, too, may bring something.
+const READ_STEP: Duration = Duration::from_millis(1);
 
 /// Operations on one link.
 pub(crate) struct Caller {
@@ -31,11 +35,12 @@ pub(crate) struct Caller {
     calls: BTreeMap<OpId, Call>,
     last: u64,
     closed: Option<Closed>,
+    reads: Reads,
 }
 
 impl Caller {
     pub fn new(link: Box<dyn Link>) -> Caller {
-        Caller { link, calls: BTreeMap::new(), last: 0, closed: None }
+        Caller { link, calls: BTreeMap::new(), last: 0, closed: None, reads: Reads::default() }
     }
 
     /// Why the link ended, once it has: what is asked from then on fails at once.
@@ -92,7 +97,8 @@ impl Caller {
         terms: Terms,
         deadline: Mono,
     ) -> std::result::Result<(), (Error, Vec<Wanted>)> {
-        let items: Vec<GetItem> = wanted.iter().map(Wanted::item).collect();
+        let parts_max = self.reads.parts_max(self.link.files());
+        let items: Vec<GetItem> = wanted.iter().map(|wanted| wanted.item(parts_max)).collect();
         let room = self.link.room();
         if room.exposures < wanted.len() || room.frames == 0 {
             return Err((self.no_room(), wanted));
@@ -172,6 +178,7 @@ impl Caller {
         let mut events = Vec::new();
         self.link.poll(&mut events);
         self.take(events);
+        self.read(None);
         self.go_on(now, replies);
     }
 
@@ -179,9 +186,46 @@ impl Caller {
     pub fn wait(&mut self, now: Mono, timeout: Duration, replies: &mut Vec<(u64, Reply)>) {
         let mut events = Vec::new();
         let due = self.calls.values().filter(|call| !call.over).map(|call| call.deadline.since(now)).min();
-        self.link.wait(&mut events, timeout.min(due.unwrap_or(timeout)));
+        let timeout = timeout.min(due.unwrap_or(timeout));
+        match self.reads.is_busy() {
+            // The link is looked at between two waits.
+            true => {
+                self.read(Some(timeout.min(READ_STEP)));
+                self.link.poll(&mut events);
+            }
+            false => self.link.wait(&mut events, timeout),
+        }
         self.take(events);
+        self.read(None);
         self.go_on(now, replies);
+    }
+
+    /// Go on reading, and wait for something to be read if that is wanted.
+    fn read(&mut self, wait: Option<Duration>) {
+        if !self.reads.is_busy() {
+            return;
+        }
+        let mut landed = Vec::new();
+        match wait {
+            Some(timeout) => self.reads.wait(timeout, &mut landed),
+            None => self.reads.poll(&mut landed),
+        }
+        landed.into_iter().for_each(|landed| self.landed(landed));
+    }
+
+    /// What this process read itself, or could not, is here.
+    fn landed(&mut self, landed: Landed) {
+        let Landed { op, item, parts, shown, arrived } = landed;
+        self.link.took(shown);
+        let Some(call) = self.calls.get_mut(&op) else { return };
+        call.take_back(item, parts, arrived);
+        call.reading -= 1;
+        if call.reading == 0
+            && let Some(frame) = call.answered.take()
+            && let Err(error) = self.frame(&frame)
+        {
+            self.broken(&error);
+        }
     }
 
     fn go_on(&mut self, now: Mono, replies: &mut Vec<(u64, Reply)>) {
@@ -221,15 +265,19 @@ impl Caller {
     fn take(&mut self, events: Vec<Event>) {
         for event in events {
             if let Err(error) = self.event(event) {
-                tracing::warn!(peer = %self.link.facts().peer, %error, "a peer broke the protocol");
-                self.link.close();
-                let mut events = Vec::new();
-                self.link.poll(&mut events);
-                for event in events {
-                    // Memory that comes back, and the end.
-                    let _ = self.event(event);
-                }
+                self.broken(&error);
             }
+        }
+    }
+
+    fn broken(&mut self, error: &FormatError) {
+        tracing::warn!(peer = %self.link.facts().peer, %error, "a peer broke the protocol");
+        self.link.close();
+        let mut events = Vec::new();
+        self.link.poll(&mut events);
+        for event in events {
+            // Memory that comes back, and the end.
+            let _ = self.event(event);
         }
     }
 
@@ -239,6 +287,21 @@ impl Caller {
             Event::Landed { op, item, parts, .. } => {
                 if let Some(call) = self.calls.get_mut(&op) {
                     call.take_back(item, parts, true);
+                }
+            }
+            Event::Shown { op, item, parts, shown, .. } if let Some(place) = shown.file() => {
+                match self.calls.get_mut(&op) {
+                    Some(call) if !call.over => {
+                        call.reading += 1;
+                        if let Err(landed) = self.reads.begin((op, item), parts, shown, place) {
+                            self.landed(landed);
+                        }
+                    }
+                    Some(call) => {
+                        call.take_back(item, parts, false);
+                        self.link.took(shown);
+                    }
+                    None => self.link.took(shown),
                 }
             }
             Event::Shown { op, item, parts, shown, .. } => {
@@ -276,6 +339,8 @@ impl Caller {
                 let wanted = pull::decode(&frame.body)?;
                 call.pull(frame.op, wanted.iter())?;
             }
+            // It speaks of what is being read.
+            Kind::Outcome if call.reading > 0 => call.answered = Some(frame.clone()),
             Kind::Outcome => {
                 let (verb, answer) = outcome::decode(&frame.body)?;
                 call.answer(verb, &answer)?;

@@ -1,4 +1,7 @@
-//! Gets: from DRAM sent from where it lies, else read into staging, a chunk at a time, and sent from there.
+//! Gets: from DRAM sent from where it lies, from SSD left to the client where it lies ([`lies`]), else read into staging, a chunk at
+//! a time, and sent from there.
+
+mod lies;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,6 +16,7 @@ use pagelith_layouts::wire::request::{GetItem, Verb};
 use pagelith_transport::link::{Link, Push};
 use rustc_hash::FxHashMap;
 
+use self::lies::Placing;
 use super::answer::{Answered, Verdict};
 use super::lent::{self, Granted, Wish};
 use super::{CHUNK_BYTES, Manner, World};
@@ -33,6 +37,8 @@ struct Wanted {
     whole: bool,
     /// Whether its bytes may be shown where they lie.
     may_show: bool,
+    /// Whether the client reads them itself where they lie on SSD.
+    reads: bool,
     /// Bytes that are read and not sent, or not read.
     left: u64,
     /// It was looked for in DRAM.
@@ -55,6 +61,7 @@ impl Wanted {
             key: item.key,
             whole: item.range().is_none(),
             may_show: !item.is_sent(),
+            reads: item.is_read_by_client(),
             left: stretch.end - stretch.start,
             looked: false,
             tier: Tier::Memory,
@@ -78,13 +85,17 @@ impl Wanted {
         from..end
     }
 
+    /// It was asked for with a destination of another length.
+    fn other_length(&self, have: u64) -> Error {
+        let (key, given) = (&self.key, self.stretch.end);
+        let detail = format!("destination has not the object's length key={key} object={have} given={given}");
+        Error::invalid(detail)
+    }
+
     /// A chunk was read whole: note its checksums; what is wrong with it otherwise.
     fn take(&mut self, chunk: &Range<u64>, tier: Tier, done: &GetDone, bytes: &[u8]) -> Result<(), Verdict> {
         if self.whole && done.length != self.stretch.end {
-            let (key, have, given) = (&self.key, done.length, self.stretch.end);
-            let detail =
-                format!("destination has not the object's length key={key} object={have} given={given}");
-            return Err(Verdict::Failed(Error::invalid(detail)));
+            return Err(Verdict::Failed(self.other_length(done.length)));
         }
         let record = self.record.get_or_insert_with(|| done.checksums.clone());
         if *record != done.checksums {
@@ -112,36 +123,45 @@ impl Wanted {
 pub(super) struct GetOp {
     manner: Manner,
     wanted: Vec<Wanted>,
-    /// The first object of which not everything was asked for, and from which byte on.
-    next: (usize, u64),
+    /// Objects of which not everything was asked for, and from which byte on of the first.
+    next: VecDeque<usize>,
+    from: u64,
     /// What each batch of the session reads: object and chunk.
     reading: FxHashMap<Ticket, Vec<(usize, Range<u64>)>>,
     /// What was read and the link had no room for.
     unsent: VecDeque<(usize, Push)>,
+    placing: Placing,
 }
 
 impl GetOp {
     pub fn new(manner: Manner, items: impl Iterator<Item = GetItem>) -> GetOp {
         let wanted: Vec<Wanted> = items.map(|item| Wanted::new(&item)).collect();
         let from = wanted.first().map_or(0, |w| w.stretch.start);
-        GetOp { manner, wanted, next: (0, from), reading: FxHashMap::default(), unsent: VecDeque::new() }
+        let next = (0..wanted.len()).collect();
+        let (reading, unsent, placing) = (FxHashMap::default(), VecDeque::new(), Placing::default());
+        GetOp { manner, wanted, next, from, reading, unsent, placing }
     }
 
     /// Read and send as far as it goes; the outcome once all is on its way.
     pub fn advance(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) -> Option<Answered> {
         self.send(world, link, id);
+        self.lend(world, link, id);
         if world.shared().now() >= self.manner.deadline {
             // What is being read is waited for by the session, which has the same deadline.
-            self.next.0 = self.wanted.len();
+            self.next.clear();
+            self.placing.give_up();
             let late = |w: &Wanted| w.verdict.is_none() && w.left > 0;
-            if self.reading.is_empty() && self.unsent.is_empty() {
+            if self.reading.is_empty() && self.unsent.is_empty() && self.placing.is_over() {
                 self.wanted.iter_mut().filter(|w| late(w)).for_each(|w| {
                     w.verdict = Some(Verdict::Miss(MissCause::Late));
                 });
             }
         }
-        self.read(world, link, id);
-        let over = self.next.0 >= self.wanted.len() && self.reading.is_empty() && self.unsent.is_empty();
+        while self.read(world, link, id) {}
+        let over = self.next.is_empty()
+            && self.reading.is_empty()
+            && self.unsent.is_empty()
+            && self.placing.is_over();
         let says_members = link.facts().features & Feature::Members.bit() != 0;
         over.then(|| self.answered(says_members))
     }
@@ -161,18 +181,23 @@ impl GetOp {
         Answered::items(Verb::Get, self.wanted.drain(..).map(verdict).collect())
     }
 
-    /// Ask for the next chunks, as many as there is staging memory for.
-    fn read(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) {
+    /// Ask for the next chunks, as many as there is staging memory for; whether some more are to be asked for at once.
+    fn read(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) -> bool {
         let mut gets = Vec::new();
         let mut chunks = Vec::new();
-        let (mut at, mut from) = self.next;
-        while let Some(wanted) = self.wanted.get(at) {
-            let chunk = wanted.chunk(from);
+        let mut places = Vec::new();
+        let lends = lies::lends(world.shared(), link);
+        while let Some(&at) = self.next.front() {
+            let wanted = &self.wanted[at];
+            let chunk = wanted.chunk(self.from);
             if !wanted.looked && wanted.verdict.is_none() && !self.look(world, link, id, at) {
                 break;
             }
             let wanted = &self.wanted[at];
-            if wanted.verdict.is_none() && wanted.left > 0 && !chunk.is_empty() {
+            let is_open = wanted.verdict.is_none() && wanted.left > 0 && !chunk.is_empty();
+            if is_open && wanted.reads && lends {
+                places.push(at);
+            } else if is_open {
                 let len = (chunk.end - chunk.start) as usize;
                 let Some(part) = world.staging.try_part(len) else { break };
                 let destination = Destination(vec![part.split(len).0]);
@@ -181,23 +206,36 @@ impl GetOp {
                 gets.push(Get { key: wanted.key, range, destination });
                 chunks.push((at, chunk.clone()));
                 if chunk.end < wanted.stretch.end {
-                    from = chunk.end;
+                    self.from = chunk.end;
                     continue;
                 }
             }
-            at += 1;
-            from = self.wanted.get(at).map_or(0, |w| w.stretch.start);
+            self.next.pop_front();
+            self.begin_next();
         }
-        self.next = (at, from);
+        let waits = self.next.len();
+        self.place(world, link, id, places);
+        let again = self.next.len() > waits;
         if gets.is_empty() {
-            return;
+            return again;
         }
-        let left = self.manner.deadline.since(world.shared().now());
-        let depth = self.manner.options.depth.saturating_add(chunks[0].0 as u32);
-        let options = Options { timeout: Some(left), depth, ..self.manner.options };
+        let options = self.options(world, chunks[0].0);
         let ticket = world.session.submit_get(gets, options);
         self.reading.insert(ticket, chunks);
         world.batches.insert(ticket, id);
+        again
+    }
+
+    /// From the first byte of the next object on.
+    fn begin_next(&mut self) {
+        self.from = self.next.front().map_or(0, |at| self.wanted[*at].stretch.start);
+    }
+
+    /// Those of a batch whose first object is `at`.
+    fn options(&self, world: &World, at: usize) -> Options {
+        let left = self.manner.deadline.since(world.shared().now());
+        let depth = self.manner.options.depth.saturating_add(at as u32);
+        Options { timeout: Some(left), depth, ..self.manner.options }
     }
 
     /// Look for what begins at `at` in DRAM, and send what is there; false if the link has no room for the first of it.
@@ -222,6 +260,9 @@ impl GetOp {
 
     /// A batch was read.
     pub fn done(&mut self, id: OpId, ticket: Ticket, done: Vec<GetDone>) {
+        if let Some(places) = self.placing.asked.remove(&ticket) {
+            return self.placed(places, done);
+        }
         let chunks = self.reading.remove(&ticket).unwrap_or_default();
         for ((at, chunk), mut done) in chunks.into_iter().zip(done) {
             let wanted = &mut self.wanted[at];

@@ -1,4 +1,4 @@
-//! Objects in DRAM, sent from where they lie.
+//! Objects in DRAM, sent from where they lie; and those on SSD that a client reads.
 //!
 //! Invariants:
 //! - A frame is held from when a push of its bytes is queued until the link hands the push back, or is gone itself.
@@ -17,6 +17,7 @@ use super::World;
 use crate::core::Core;
 use crate::frame_io::Held;
 use crate::frames::FrameRef;
+use crate::get::LiesOnSsd;
 use crate::locate;
 use crate::session::recency;
 use crate::shared::Shared;
@@ -32,6 +33,8 @@ const FIRST: usize = 2;
 #[derive(Default)]
 pub(super) struct Lent {
     frames: FxHashMap<u64, (FrameRef, u64)>,
+    /// What the client reads itself.
+    on_ssd: FxHashMap<u64, LiesOnSsd>,
     bytes: u64,
     last: u64,
 }
@@ -70,8 +73,22 @@ pub(super) enum Granted {
 }
 
 impl Lent {
+    /// What the next push is named by.
+    pub fn token(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// The client reads it itself until the push of this name is back.
+    pub fn lend(&mut self, token: u64, lies: LiesOnSsd) {
+        self.on_ssd.insert(token, lies);
+    }
+
     /// Pushes came back.
     pub fn back(&mut self, shared: &Shared, tokens: &[u64]) {
+        if !self.on_ssd.is_empty() {
+            tokens.iter().for_each(|token| _ = self.on_ssd.remove(token));
+        }
         let frames: Vec<FrameRef> = tokens.iter().filter_map(|token| self.taken(*token)).collect();
         if frames.is_empty() {
             return;
@@ -82,6 +99,7 @@ impl Lent {
 
     /// The link is gone, and with it whatever could look at its pushes.
     pub fn all_back(&mut self, shared: &Shared) {
+        self.on_ssd.clear();
         let tokens: Vec<u64> = self.frames.keys().copied().collect();
         self.back(shared, &tokens);
     }
@@ -228,13 +246,12 @@ fn send(
     let sampled = world.session.io.sampler.next() || !wish.may_show;
     let (verify, unverified) = (sampled && !spared, !sampled && !spared);
     let Some(sums) = proofs(shared, held, member, wish, verify) else { return Granted::Damaged };
-    let (token, length) = (world.lent.last + 1, wish.length());
+    let (token, length) = (world.lent.token(), wish.length());
     let push = Push { op: wish.op, item: wish.item, offset: 0, parts, token, may_show: wish.may_show };
     if link.push(push).is_err() {
         return Granted::Later;
     }
     world.pushed.sent(wish.op);
-    world.lent.last = token;
     world.lent.frames.insert(token, (held.frame, length));
     world.lent.bytes += length;
     if wish.behind as usize + 1 == FIRST {

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pagelith::attach::{self, Attached};
+use pagelith::io::buffer::AlignedBuf;
 use pagelith::io::clock::Clock;
 use pagelith::io::runtime::{Join, Runtime, Step, Task};
 use pagelith::io::staging::StagingPool;
@@ -44,6 +45,8 @@ pub enum Between {
     Shared,
     /// The same, and the store's arena and staging memory are shown.
     Shown,
+    /// The same, and clients read hits from SSD themselves. Whatever is got lies in whole pages, so that they can.
+    Lent,
     /// The simulated link, in a simulated machine.
     Sim,
 }
@@ -68,6 +71,8 @@ pub struct Store {
     client: Option<Attached>,
     serving: Option<Serving>,
     store: Arc<pagelith::Store>,
+    /// What is got is got into whole pages, and copied from there.
+    pages: bool,
 }
 
 /// A group that was begun.
@@ -140,7 +145,7 @@ enum Serving {
 
 impl Store {
     pub fn embedded(store: pagelith::Store) -> Store {
-        Store { client: None, serving: None, store: Arc::new(store) }
+        Store { client: None, serving: None, store: Arc::new(store), pages: false }
     }
 
     /// Behind a socket: TCP, or with shared memory.
@@ -149,7 +154,7 @@ impl Store {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let dir = tempfile::tempdir().expect("a directory");
         let address = match between {
-            Between::Shared | Between::Shown => Address::Unix(dir.path().join("socket")),
+            Between::Shared | Between::Shown | Between::Lent => Address::Unix(dir.path().join("socket")),
             Between::Tcp | Between::Sim | Between::Nothing => "tcp:127.0.0.1:0".parse().expect("an address"),
         };
         let admission = Admission::Connection(Rights::all());
@@ -158,10 +163,13 @@ impl Store {
         let offer = |who| Offer::of_this_build([who; 16]);
         let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
         let regions = store.shared_memory().map(|arena| vec![arena, memory]);
-        assert_eq!(regions.is_some(), between == Between::Shown);
+        assert_eq!(regions.is_some(), matches!(between, Between::Shown | Between::Lent));
+        let files = store.shared_files();
+        assert_eq!(!files.is_empty(), between == Between::Lent && store.opened().side.is_some());
         let listener = Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), limits)
             .expect("listens")
-            .showing(regions.unwrap_or_default());
+            .showing(regions.unwrap_or_default())
+            .lending(files);
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));
         let threads = vec![listen_on(listener, store.clone(), staging, stop.clone())];
@@ -172,7 +180,7 @@ impl Store {
         let client = client.looked_at_by(Arc::new(Threads));
         begin_listening(&client);
         let serving = Serving::Threads { stop, threads, _dir: dir };
-        Store { client: Some(client), serving: Some(serving), store }
+        Store { client: Some(client), serving: Some(serving), store, pages: between == Between::Lent }
     }
 
     /// Behind the simulated link.
@@ -191,7 +199,7 @@ impl Store {
         let client = Attached::attach(dial.clone(), Arc::new(clock), timeout).expect("attached");
         let client = client.looked_at_by(own);
         begin_listening(&client);
-        Store { client: Some(client), serving: Some(Serving::Tasks(dial)), store }
+        Store { client: Some(client), serving: Some(Serving::Tasks(dial)), store, pages: false }
     }
 
     /// End the links, and hand out the store.
@@ -269,6 +277,7 @@ impl Store {
 
     pub fn get_batch(&self, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
         match &self.client {
+            Some(client) if self.pages => in_pages(gets, |gets| client.get_batch(gets, options)),
             Some(client) => client.get_batch(gets, options),
             None => self.store.get_batch(gets, options),
         }
@@ -358,6 +367,37 @@ impl Store {
             None => self.store.flush(options),
         }
     }
+}
+
+/// Get into pages what is then copied to where it was to be got.
+fn in_pages<T>(gets: &mut [GetSlice<'_, '_>], get: impl FnOnce(&mut [GetSlice<'_, '_>]) -> T) -> T {
+    let page = |piece: &&mut [u8]| AlignedBuf::new(piece.len().max(1)).expect("memory");
+    let mut pages: Vec<Vec<AlignedBuf>> =
+        gets.iter().map(|get| get.pieces.iter().map(page).collect()).collect();
+    // What a miss leaves there is looked at too.
+    for (get, pages) in gets.iter().zip(&mut pages) {
+        get.pieces.iter().zip(pages).for_each(|(piece, page)| page[..piece.len()].copy_from_slice(piece));
+    }
+    let mut pieces: Vec<Vec<&mut [u8]>> = gets
+        .iter()
+        .zip(&mut pages)
+        .map(|(get, pages)| {
+            get.pieces.iter().zip(pages).map(|(piece, page)| &mut page[..piece.len()]).collect()
+        })
+        .collect();
+    let mut into: Vec<GetSlice<'_, '_>> = gets
+        .iter()
+        .zip(&mut pieces)
+        .map(|(get, pieces)| GetSlice { key: get.key, range: get.range.clone(), pieces })
+        .collect();
+    let got = get(&mut into);
+    for (get, pages) in gets.iter_mut().zip(&pages) {
+        get.pieces.iter_mut().zip(pages).for_each(|(piece, page)| {
+            let bytes = piece.len();
+            piece.copy_from_slice(&page[..bytes]);
+        });
+    }
+    got
 }
 
 /// From now on it is told what comes and goes, if anything is.

@@ -103,11 +103,13 @@ pub enum Feature {
     Members = 1 << 14,
     /// Who gets bytes that are not what was vouched for asks for them once more, so that the store looks at its own.
     AsksAgain = 1 << 15,
+    /// Hits from SSD are read by the client itself, out of files that were handed over on the socket of one host.
+    Files = 1 << 16,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 16] = [
+    pub const ALL: [Feature; 17] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -124,6 +126,7 @@ impl Feature {
         Feature::Views,
         Feature::Members,
         Feature::AsksAgain,
+        Feature::Files,
     ];
 
     /// Its bit.
@@ -150,6 +153,7 @@ impl Feature {
             Feature::Views => "views",
             Feature::Members => "members",
             Feature::AsksAgain => "asks_again",
+            Feature::Files => "files",
         }
     }
 

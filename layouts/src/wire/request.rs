@@ -59,7 +59,8 @@ structure! {
         to: u64,
         /// Bytes that the destination has room for: the length of the object, or of the range.
         length: u64,
-        /// Bit 0: a range. Bit 1: its bytes are to be sent, and not shown. Other bits are zero.
+        /// Bit 0: a range. Bit 1: its bytes are to be sent, and not shown. Bit 2: the client can read them out of a file of the
+        /// store's. Other bits are zero, and bit 2 where bit 1 is set.
         flags: u32,
         /// Zero.
         reserved: u32,
@@ -69,6 +70,7 @@ structure! {
 const WHAT: &str = "request";
 const FLAG_RANGE: u32 = 1;
 const FLAG_SENT: u32 = 2;
+const FLAG_READS: u32 = 4;
 
 /// What is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -171,6 +173,16 @@ impl GetItem {
         self.flags & FLAG_SENT != 0
     }
 
+    /// The same, of which the client can read the bytes out of a file of the store's.
+    pub fn read_by_client(self) -> GetItem {
+        GetItem { flags: self.flags | FLAG_READS, ..self }
+    }
+
+    /// Whether the client can read the bytes out of a file of the store's.
+    pub fn is_read_by_client(&self) -> bool {
+        self.flags & FLAG_READS != 0
+    }
+
     /// Which bytes; `None` for all.
     pub fn range(&self) -> Option<Range<u64>> {
         (self.flags & FLAG_RANGE != 0).then_some(self.from..self.to)
@@ -194,7 +206,8 @@ impl GetItem {
         if !(1..=OBJECT_BYTES_MAX).contains(&self.length) {
             return wrong("length", self.length);
         }
-        if self.reserved != 0 || self.flags & !(FLAG_RANGE | FLAG_SENT) != 0 {
+        let how = self.flags & (FLAG_SENT | FLAG_READS);
+        if self.reserved != 0 || self.flags & !(FLAG_RANGE | how) != 0 || how == FLAG_SENT | FLAG_READS {
             return wrong("flags", self.flags.into());
         }
         let range_ok = match self.range() {

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagelith_io::shm::{Region, SharedMemory, View};
+use pagelith_io::shm::{Region, SharedMemory};
 use pagelith_layouts::wire::Side;
 use pagelith_layouts::wire::greeting::Feature;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,7 +13,7 @@ use rustix::io::{Errno, readv, retry_on_intr};
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay, socket_peercred};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
-use super::rings::Rings;
+use super::rings::{Handed, Rings};
 use super::zero_copy::Sender;
 use crate::closed::Closed;
 use crate::limits::Limits;
@@ -26,6 +26,8 @@ pub struct Socket {
     carries: Carries,
     /// This side's memory that the other is shown, where that is agreed.
     shows: Vec<Arc<Region>>,
+    /// The same, of its files.
+    lends: Vec<Arc<OwnedFd>>,
     /// Of a socket of TCP.
     zero_copy: Option<Sender>,
 }
@@ -36,8 +38,8 @@ enum Carries {
     Bytes,
     /// The socket, until a client that has this memory hands it over, or a server takes it.
     BytesUntil(Option<SharedMemory>),
-    /// Shared memory, once what is shown beside it has gone the other way too; this is what the client shows.
-    RingsSoon(Rings, Vec<Arc<View>>),
+    /// Shared memory, once what is shown beside it has gone the other way too; this is what the other side handed over.
+    RingsSoon(Rings, Handed),
     /// Shared memory, and what is shown beside it.
     Rings(Rings, Regions),
 }
@@ -49,7 +51,7 @@ impl Socket {
         set_socket_keepalive(&socket, true).map_err(fault("setsockopt SO_KEEPALIVE"))?;
         let fd = Arc::new(socket);
         let zero_copy = Some(Sender::new(fd.clone(), limits));
-        Ok(Socket { fd, carries: Carries::Bytes, shows: Vec::new(), zero_copy })
+        Ok(Socket { fd, carries: Carries::Bytes, shows: Vec::new(), lends: Vec::new(), zero_copy })
     }
 
     /// Take a socket of this host that does not block, if this user's process is at its other end, or root's. A
@@ -60,12 +62,17 @@ impl Socket {
             return Err(Closed::NotAuthentic { what: "the user" });
         }
         let (fd, carries) = (Arc::new(socket), Carries::BytesUntil(memory));
-        Ok(Socket { fd, carries, shows: Vec::new(), zero_copy: None })
+        Ok(Socket { fd, carries, shows: Vec::new(), lends: Vec::new(), zero_copy: None })
     }
 
     /// The same, which hands this memory over where that is agreed: [`REGIONS_MAX`] regions at most.
     pub(super) fn showing(self, shows: Vec<Arc<Region>>) -> Socket {
         Socket { shows, ..self }
+    }
+
+    /// The same, which hands over these files, to be read: [`FILES_MAX`](crate::shown::FILES_MAX) at most.
+    pub(super) fn lending(self, lends: Vec<Arc<OwnedFd>>) -> Socket {
+        Socket { lends, ..self }
     }
 
     /// Whether the bytes go through memory that both sides have.
@@ -150,6 +157,7 @@ impl Stream for Socket {
 
     fn go_over(&mut self, side: Side, features: u64) -> Result<bool, Closed> {
         let shows = features & Feature::Shown.bit() != 0;
+        let files = shows && features & Feature::Files.bit() != 0;
         let own = if shows { std::mem::take(&mut self.shows) } else { Vec::new() };
         if let Carries::BytesUntil(memory) = &mut self.carries {
             let begun = match (side, memory.take()) {
@@ -164,13 +172,13 @@ impl Stream for Socket {
                 (Side::Client, None) => return Err(Closed::broken("shared memory", "this side has none")),
             };
             if let Some((rings, theirs)) = begun {
-                self.carries = Carries::RingsSoon(rings, theirs);
+                self.carries = Carries::RingsSoon(rings, (theirs, Vec::new()));
             }
         }
         let over = match &mut self.carries {
             Carries::RingsSoon(_, theirs) if shows => match side {
-                Side::Server => Rings::show(&self.fd, &own)?,
-                Side::Client => match Rings::take_shown(&self.fd)? {
+                Side::Server => Rings::show(&self.fd, &own, files.then_some(self.lends.as_slice()))?,
+                Side::Client => match Rings::take_shown(&self.fd, files)? {
                     Some(shown) => {
                         *theirs = shown;
                         true
@@ -186,7 +194,10 @@ impl Stream for Socket {
             return Ok(false);
         }
         self.carries = match std::mem::replace(&mut self.carries, Carries::Bytes) {
-            Carries::RingsSoon(rings, theirs) => Carries::Rings(rings, Regions { own, theirs }),
+            Carries::RingsSoon(rings, (theirs, their_files)) => {
+                let own_files = if files { std::mem::take(&mut self.lends) } else { Vec::new() };
+                Carries::Rings(rings, Regions { own, theirs, own_files, their_files })
+            }
             other => other,
         };
         Ok(true)

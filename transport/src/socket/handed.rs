@@ -2,6 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -12,10 +13,10 @@ use rustix::net::{
 
 use super::end::fault;
 use crate::closed::Closed;
-use crate::shown::REGIONS_MAX;
+use crate::shown::{FILES_MAX, REGIONS_MAX};
 
-/// Most descriptors at a time: a link's rings, and regions.
-const FDS_MAX: usize = 1 + REGIONS_MAX;
+/// Most descriptors at a time: a link's rings, regions, and files.
+const FDS_MAX: usize = 1 + REGIONS_MAX + FILES_MAX;
 
 /// Hand `fds` over behind one byte that says what they are; false if the socket takes nothing now.
 pub(super) fn hand(socket: &OwnedFd, what: u8, fds: &[BorrowedFd<'_>]) -> Result<bool, Closed> {
@@ -31,8 +32,8 @@ pub(super) fn hand(socket: &OwnedFd, what: u8, fds: &[BorrowedFd<'_>]) -> Result
     }
 }
 
-/// Take what the other side handed over as `what`; `None` if it has not come yet.
-pub(super) fn take(socket: &OwnedFd, what: u8) -> Result<Option<Vec<OwnedFd>>, Closed> {
+/// Take what the other side handed over, and the byte that says what it is, which is one of `what`; `None` if it has not come yet.
+pub(super) fn take(socket: &OwnedFd, what: RangeInclusive<u8>) -> Result<Option<(u8, Vec<OwnedFd>)>, Closed> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
@@ -52,8 +53,8 @@ pub(super) fn take(socket: &OwnedFd, what: u8) -> Result<Option<Vec<OwnedFd>>, C
     if received.bytes == 0 {
         return Err(Closed::Ended);
     }
-    if byte[0] != what {
+    if !what.contains(&byte[0]) {
         return Err(Closed::broken("shared memory", "none was handed over"));
     }
-    Ok(Some(fds))
+    Ok(Some((byte[0], fds)))
 }

@@ -1,6 +1,6 @@
 //! A server's end: accepting, and the handshakes of peers that are not known yet.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use crate::handshake::{Admission, Handshake};
 use crate::limits::Limits;
 use crate::pending::{Pending, Progress};
 use crate::rights::Namespaces;
+use crate::shown::FILES_MAX;
 
 /// Most connections accepted in one poll.
 const ACCEPTS_MAX: usize = 64;
@@ -80,6 +81,7 @@ pub struct Listener {
     clock: Arc<dyn Clock>,
     limits: Limits,
     shows: Vec<Arc<Region>>,
+    lends: Vec<Arc<OwnedFd>>,
 }
 
 impl Listener {
@@ -114,18 +116,30 @@ impl Listener {
             clock,
             limits,
             shows: Vec::new(),
+            lends: Vec::new(),
         })
     }
 
     /// Show clients of this host what lies in `regions` ([`REGIONS_MAX`](crate::shown::REGIONS_MAX) at most): to those who may
     /// read every namespace, since they can look at all of it.
     pub fn showing(self, regions: Vec<Arc<Region>>) -> Listener {
-        let all = match &self.admission {
+        let shows = if self.shows_all() { regions } else { Vec::new() };
+        Listener { shows, ..self }
+    }
+
+    /// Hand clients of this host `files` over, opened to be read and not to be written, so that they read hits from there themselves
+    /// ([`FILES_MAX`](crate::shown::FILES_MAX) at most, or none): to those who may read every namespace, since they can read all of them.
+    pub fn lending(self, files: Vec<Arc<OwnedFd>>) -> Listener {
+        let fits = files.len() <= FILES_MAX && self.shows_all();
+        let lends = if fits { files } else { Vec::new() };
+        Listener { lends, ..self }
+    }
+
+    fn shows_all(&self) -> bool {
+        match &self.admission {
             Admission::Connection(rights) => rights.read && rights.namespaces == Namespaces::All,
             Admission::Keys(_) => false,
-        };
-        let shows = if all { regions } else { Vec::new() };
-        Listener { shows, ..self }
+        }
     }
 
     /// Where it listens: the port that was found, if none was said.
@@ -180,7 +194,7 @@ impl Listener {
     }
 
     fn begin(&mut self, socket: Socket, peer: String, arrivals: &mut Vec<Arrival>) {
-        let socket = socket.showing(self.shows.clone());
+        let socket = socket.showing(self.shows.clone()).lending(self.lends.clone());
         let handshake = Handshake::server(self.offer, self.admission.clone(), &*self.entropy);
         let outside = (self.clock.clone(), self.limits);
         let pending = Pending::new(socket, peer.clone(), Side::Server, self.offer, handshake, outside);

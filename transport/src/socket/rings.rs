@@ -18,6 +18,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use super::end::wait_for;
 use super::handed;
 use crate::closed::Closed;
+use crate::shown::FILES_MAX;
 use crate::stream::Moved;
 
 /// How often a side looks again before it sleeps: some 20 us, a few times what a small request takes.
@@ -36,6 +37,8 @@ const HANDED: u8 = 1;
 const WAKE: u8 = 2;
 /// What a server's regions are handed over with.
 const SHOWS: u8 = 3;
+/// The same, and files behind them: added to this is how many.
+const LENDS: u8 = 0x40;
 
 /// How long it pays to look before sleeping: long as long as something comes meanwhile, else now and then.
 #[derive(Default)]
@@ -77,6 +80,8 @@ pub(super) struct Rings {
     idle_reads: u32,
 }
 
+/// What a server handed over: what it shows, and files.
+pub(super) type Handed = (Vec<Arc<View>>, Vec<Arc<OwnedFd>>);
 /// What a client handed over: the rings, and what it shows.
 pub(super) type Shared = (Rings, Vec<Arc<View>>);
 
@@ -115,7 +120,7 @@ impl Rings {
 
     /// Take what a client hands over: its memory, and at most so many regions; `None` if it has not come yet.
     pub fn take_over(socket: &OwnedFd, regions_max: usize) -> Result<Option<Shared>, Closed> {
-        let Some(fds) = handed::take(socket, HANDED)? else { return Ok(None) };
+        let Some((_, fds)) = handed::take(socket, HANDED..=HANDED)? else { return Ok(None) };
         let mut fds = fds.into_iter();
         let Some(fd) = fds.next().filter(|_| fds.len() <= regions_max) else {
             return Err(Closed::broken("shared memory", "none was handed over"));
@@ -125,15 +130,28 @@ impl Rings {
         Ok(Some((Rings::new(memory, false), views(fds)?)))
     }
 
-    /// Hand a server's regions over; false if they cannot be handed over yet.
-    pub fn show(socket: &OwnedFd, shows: &[Arc<Region>]) -> Result<bool, Closed> {
-        let fds: Vec<BorrowedFd<'_>> = shows.iter().map(|region| region.as_fd()).collect();
-        handed::hand(socket, SHOWS, &fds)
+    /// Hand a server's regions over, and its files if that is agreed; false if they cannot be handed over yet.
+    pub fn show(
+        socket: &OwnedFd,
+        shows: &[Arc<Region>],
+        files: Option<&[Arc<OwnedFd>]>,
+    ) -> Result<bool, Closed> {
+        let fds = shows.iter().map(|region| region.as_fd());
+        let fds: Vec<BorrowedFd<'_>> =
+            fds.chain(files.unwrap_or_default().iter().map(|file| file.as_fd())).collect();
+        handed::hand(socket, files.map_or(SHOWS, |files| LENDS + files.len() as u8), &fds)
     }
 
-    /// Take a server's regions; `None` if they have not come yet.
-    pub fn take_shown(socket: &OwnedFd) -> Result<Option<Vec<Arc<View>>>, Closed> {
-        handed::take(socket, SHOWS)?.map(|fds| views(fds.into_iter())).transpose()
+    /// Take a server's regions, and its files if that is agreed; `None` if they have not come yet.
+    pub fn take_shown(socket: &OwnedFd, files: bool) -> Result<Option<Handed>, Closed> {
+        let what = if files { LENDS..=LENDS + FILES_MAX as u8 } else { SHOWS..=SHOWS };
+        let Some((what, mut fds)) = handed::take(socket, what)? else { return Ok(None) };
+        let count = usize::from(if files { what - LENDS } else { 0 });
+        let Some(regions) = fds.len().checked_sub(count) else {
+            return Err(Closed::broken("files", "fewer were handed over than was said"));
+        };
+        let files = fds.split_off(regions).into_iter().map(Arc::new).collect();
+        Ok(Some((views(fds.into_iter())?, files)))
     }
 
     pub fn read(&mut self, socket: &OwnedFd, parts: &mut [IoSliceMut<'_>]) -> Moved {
