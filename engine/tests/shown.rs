@@ -1,9 +1,12 @@
 //! Clients of this host that are shown what the store has in DRAM, and show the store what they put.
 #![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
 
+#[path = "shown/lent.rs"]
+mod lent;
 #[path = "shown/views.rs"]
 mod views;
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -47,6 +50,10 @@ struct Process {
 impl Process {
     /// Of a store whose hits from DRAM are verified by nobody but who is shown them.
     fn new(rights: Rights, ssd: bool) -> Process {
+        Process::tuned(rights, ssd, |_| {})
+    }
+
+    fn tuned(rights: Rights, ssd: bool, tune: impl FnOnce(&mut Config)) -> Process {
         let dir = tempfile::tempdir().expect("a directory");
         let mut config = Config::default();
         config.dram.bytes = Size::mib(16);
@@ -59,6 +66,7 @@ impl Process {
             config.ssd.dirs = vec![dir.path().join("store")];
             config.dram.promote = pagelith::config::Promote::Never;
         }
+        tune(&mut config);
         let valid = config.validate(&Facts::of_this_machine().expect("facts")).expect("valid");
         let store = Arc::new(Store::open(valid).expect("opened"));
         let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
@@ -72,7 +80,8 @@ impl Process {
         let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
         let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default())
             .expect("listens")
-            .showing(vec![arena, memory]);
+            .showing(vec![arena, memory])
+            .lending(store.shared_files());
         let stop = Arc::new(AtomicBool::new(false));
         let (ends, served) = (stop.clone(), store.clone());
         let thread = std::thread::spawn(move || {
@@ -125,6 +134,8 @@ impl Drop for Process {
 #[derive(Default)]
 struct Seen {
     shown: AtomicU64,
+    /// Of these, in a file.
+    lent: AtomicU64,
     landed: AtomicU64,
     showed: AtomicU64,
     sent: AtomicU64,
@@ -182,7 +193,10 @@ impl Watched {
     fn note(&self, events: &[Event]) {
         for event in events {
             match event {
-                Event::Shown { .. } => self.1.shown.fetch_add(1, Ordering::Relaxed),
+                Event::Shown { shown, .. } => {
+                    self.1.lent.fetch_add(shown.file().is_some().into(), Ordering::Relaxed);
+                    self.1.shown.fetch_add(1, Ordering::Relaxed)
+                }
                 Event::Landed { .. } => self.1.landed.fetch_add(1, Ordering::Relaxed),
                 _ => 0,
             };
@@ -215,6 +229,10 @@ impl Link for Watched {
         let place = self.0.place(parts);
         self.1.showed.fetch_add(place.is_some().into(), Ordering::Relaxed);
         place
+    }
+
+    fn files(&self) -> &[Arc<OwnedFd>] {
+        self.0.files()
     }
 
     fn view(&self, stretch: Stretch, place: (u32, u64), length: u64) -> Option<Shown> {

@@ -31,7 +31,7 @@ impl GetBatch {
                 Some(Ok(GetOutcome::Miss(MissCause::Damaged))) if ahead => counters.damaged += 1,
                 _ if ahead => {}
                 // It is asked for once more, for its bytes.
-                Some(Ok(GetOutcome::Hit { tier: Tier::Memory, .. })) if slot.aim == Aim::Place => {}
+                Some(Ok(GetOutcome::Hit { .. })) if slot.aim == Aim::Place && slot.lies.is_none() => {}
                 Some(Ok(GetOutcome::Miss(_))) if slot.aim == Aim::Place && io.desk.is_some() => {}
                 Some(Ok(GetOutcome::Hit { tier: Tier::Memory, bytes })) => {
                     counters.hits_memory += 1;
@@ -42,7 +42,7 @@ impl GetBatch {
                     counters.hits_ssd += 1;
                     counters.bytes_ssd += bytes;
                     counters.staged_bytes += slot.staged_bytes;
-                    counters.lent_bytes += if slot.aim == Aim::Place { *bytes } else { 0 };
+                    counters.lent_bytes += slot.lies.as_ref().map_or(0, |_| *bytes);
                 }
                 // Peers are asked first.
                 Some(Ok(GetOutcome::Miss(_))) if !missed.is_empty() => {}

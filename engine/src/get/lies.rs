@@ -10,6 +10,7 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 
 use super::GetBatch;
+use crate::plan::is_whole_blocks;
 use crate::session::{SessionIo, release_segment};
 use crate::shared::Shared;
 use crate::slot::{Aim, Slot};
@@ -25,9 +26,12 @@ pub(crate) struct LiesOnSsd {
 }
 
 impl LiesOnSsd {
-    /// Where a slot's object lies, if that is what was asked, and the slot holds its segment.
+    /// Where a slot's object lies, if that is what was asked, of whole blocks, and the slot holds its segment.
     pub fn of(shared: &Arc<Shared>, slot: &Slot) -> Option<LiesOnSsd> {
-        let expected = slot.expected.as_ref().filter(|_| slot.aim == Aim::Place)?;
+        let expected = slot
+            .expected
+            .as_ref()
+            .filter(|_| slot.aim == Aim::Place && is_whole_blocks(&slot.want, slot.length))?;
         let (volume, guards) = (shared.volume.as_ref()?, shared.published.guards.as_ref()?);
         let segment = expected.identity.segment;
         let offset = expected.offset + expected.payload_delta + slot.want.start;

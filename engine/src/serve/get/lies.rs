@@ -16,7 +16,6 @@ use super::{BLOCK, GetOp, Verdict, World};
 use crate::config::Promote;
 use crate::get::LiesOnSsd;
 use crate::outcome::{Done, GetDone, GetOutcome, Ticket};
-use crate::plan::is_whole_blocks;
 use crate::shared::Shared;
 
 /// Objects of a get that are, or will be, left to the client.
@@ -76,9 +75,7 @@ impl GetOp {
                 (Ok(GetOutcome::Hit { .. }), _) if wanted.whole && done.length != wanted.stretch.end => {
                     Some(Verdict::Failed(wanted.other_length(done.length)))
                 }
-                (Ok(GetOutcome::Hit { tier, .. }), Some(lies))
-                    if is_whole_blocks(&wanted.stretch, done.length) =>
-                {
+                (Ok(GetOutcome::Hit { tier, .. }), Some(lies)) => {
                     let blocks = wanted.stretch.start / BLOCK..wanted.stretch.end.div_ceil(BLOCK);
                     let sums = done.checksums.get(blocks.start as usize..blocks.end as usize);
                     wanted.sums = sums.unwrap_or_default().to_vec();
