@@ -20,6 +20,8 @@ mod tests;
 #[cfg(test)]
 mod tests_held;
 #[cfg(test)]
+mod tests_lent;
+#[cfg(test)]
 mod tests_shown;
 
 use pagelith_io::signal::Signal;

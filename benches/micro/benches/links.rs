@@ -2,7 +2,8 @@
 //! over TCP, of a store of DRAM alone; client and server are two threads of one process.
 //!
 //! `cargo bench -p pagelith-micro --bench links`. Beside them stands what TCP allows: a thread that sends as many bytes for
-//! each byte that asks for them, and one that receives them into the same buffers, and checksums them.
+//! each byte that asks for them, and one that receives them into the same buffers, and checksums them. Gets from SSD are of a store below the
+//! system's directory for temporary files (`TMPDIR`), through shared memory: staged by the server, and read by the client.
 #![allow(missing_docs, reason = "criterion's macros")]
 #![allow(clippy::disallowed_methods, reason = "threads are what is measured, by the real clock")]
 
@@ -100,6 +101,8 @@ enum Shares {
     Rings,
     /// The arena and the staging memory too.
     Arena,
+    /// And the files that segments lie in.
+    Files,
 }
 
 /// Serve `store` at `address` until told to stop, and attach to it.
@@ -120,8 +123,11 @@ fn attach<'s, 'e>(
     let mut listener =
         Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), Limits::default()).expect("listens");
     let (staging, staging_memory) = StagingPool::shared(256 << 20).expect("memory");
-    if shares == Shares::Arena {
+    if matches!(shares, Shares::Arena | Shares::Files) {
         listener = listener.showing(store.shared_memory().into_iter().chain([staging_memory]).collect());
+    }
+    if shares == Shares::Files {
+        listener = listener.lending(store.shared_files());
     }
     let address = listener.address().clone();
     scope.spawn(move || {
@@ -140,7 +146,7 @@ fn attach<'s, 'e>(
     });
     let limits = Limits::default();
     let shows = Shows::default();
-    if shares == Shares::Arena {
+    if matches!(shares, Shares::Arena | Shares::Files) {
         assert!(shows.add(memory.clone()));
     }
     let dial =
@@ -258,5 +264,54 @@ fn links(c: &mut Criterion) {
     std::fs::remove_dir_all(&dir).expect("removed");
 }
 
-criterion_group!(benches, links);
+/// Gets of what is on SSD alone: nothing is kept in DRAM.
+fn from_ssd(c: &mut Criterion) {
+    let dir = std::env::temp_dir().join(format!("pagelith-links-ssd-{}", std::process::id()));
+    std::fs::create_dir(&dir).expect("a directory");
+    for object_bytes in [64 << 10, 1 << 20] {
+        let mut config = Config::default();
+        config.dram.bytes = Size::ZERO;
+        config.dram.shared = true;
+        config.dram.promote = pagelith::config::Promote::Never;
+        config.ssd.bytes = Size::from_bytes(8 * DATA as u64);
+        config.ssd.dirs = vec![dir.join(object_bytes.to_string())];
+        config.ssd.shared = true;
+        let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("room");
+        let (store, stop) = (Store::open(config).expect("a store"), AtomicBool::new(false));
+        let (mut buffers, memory) = AlignedBuf::shown(BATCH, object_bytes).expect("memory");
+        let mut huge = AlignedBuf::many(BATCH, object_bytes).expect("memory");
+        buffers.iter_mut().for_each(|buffer| buffer.fill(1));
+        let objects = (4 * DATA / object_bytes) as u64;
+        for batch in keys(0..objects).chunks(BATCH) {
+            Side::Embedded(&store).put(batch, &buffers[..batch.len()]);
+        }
+        store.flush(Options::default()).expect("flushed");
+        std::thread::scope(|scope| {
+            let side = |name, shares| {
+                Side::Attached(attach(scope, &store, (Address::Unix(dir.join(name)), shares), &memory, &stop))
+            };
+            let sides = [
+                ("embedded", Side::Embedded(&store)),
+                ("read by the client", side("files", Shares::Files)),
+                ("staged and shown", side("arena", Shares::Arena)),
+            ];
+            let mut group = c.benchmark_group(format!("get {BATCH} of {} KiB from ssd", object_bytes >> 10));
+            group.throughput(Throughput::Bytes((BATCH * object_bytes) as u64));
+            for (name, side) in &sides {
+                let mut turn = 0;
+                group.bench_function(BenchmarkId::from_parameter(name), |b| {
+                    b.iter(|| {
+                        turn += BATCH as u64;
+                        side.get(&keys((turn..turn + BATCH as u64).map(|i| mix(i) % objects)), &mut huge);
+                    });
+                });
+            }
+            group.finish();
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+    std::fs::remove_dir_all(&dir).expect("removed");
+}
+
+criterion_group!(benches, links, from_ssd);
 criterion_main!(benches);

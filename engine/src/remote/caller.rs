@@ -35,7 +35,7 @@ pub(crate) struct Caller {
     calls: BTreeMap<OpId, Call>,
     last: u64,
     closed: Option<Closed>,
-    reads: Reads,
+    pub(super) reads: Reads,
 }
 
 impl Caller {

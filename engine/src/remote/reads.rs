@@ -63,6 +63,12 @@ pub(super) struct Landed {
 }
 
 impl Reads {
+    /// Reads by this queue, of memory of any number of parts.
+    #[cfg(test)]
+    pub fn by(queue: Box<dyn Queue>) -> Reads {
+        Reads { way: Way::Queue(queue, usize::MAX), ..Reads::default() }
+    }
+
     /// Of how many parts memory may be that is read into out of `files` ([`is_readable`]); 0 if none can be. A ring is made when this is first
     /// asked where there are files.
     pub fn parts_max(&mut self, files: &[Arc<OwnedFd>]) -> usize {

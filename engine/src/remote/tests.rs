@@ -1,5 +1,6 @@
 //! A store, a server and a caller in one thread, over loopback.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,6 +76,17 @@ impl Pair {
         rights: Rights,
         of_client: &[Arc<Region>],
     ) -> (Server, Caller) {
+        Pair::meet_lending(store, clock, address, rights, (of_client, store.shared_files()))
+    }
+
+    /// The same, where the store says that these are its files.
+    pub(super) fn meet_lending(
+        store: &Store,
+        clock: &Arc<dyn Clock>,
+        address: Address,
+        rights: Rights,
+        (of_client, lends): (&[Arc<Region>], Vec<Arc<OwnedFd>>),
+    ) -> (Server, Caller) {
         let limits = Limits::default();
         let listen = Listen { address, admission: Admission::Connection(rights), beyond_this_host: false };
         let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
@@ -82,7 +94,8 @@ impl Pair {
         let offer = |who| Offer::of_this_build([who; 16]);
         let mut listener = Listener::new(&listen, offer(1), Arc::new(SystemEntropy), clock.clone(), limits)
             .expect("listens")
-            .showing(regions);
+            .showing(regions)
+            .lending(lends);
         let pending =
             connect(listener.address(), offer(2), None, &SystemEntropy, clock.clone(), limits, of_client);
         let mut progress = Progress::Waiting(pending.expect("connects"));
