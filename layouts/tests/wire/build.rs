@@ -117,10 +117,12 @@ fn requests() -> Vec<Named> {
     let (keys, terms) = (keys(), Terms { deadline_ms: 250, depth: 3, request: 7 });
     let (put, attached, parts, into_open) = (put(), attached(), parts(), into_open());
     let gets = [GetItem::new(keys[0], None, 70_000), GetItem::new(keys[1], Some(100..4096), 0)];
+    let gets_how = [gets[0].sent(), gets[0].read_by_client(), gets[1].read_by_client()];
     let asks = [
         ("request_exists", Ask::Exists(List::of(&keys))),
         ("request_exists_prefix", Ask::ExistsPrefix(List::of(&keys))),
         ("request_get", Ask::Get(List::of(&gets))),
+        ("request_get_how", Ask::Get(List::of(&gets_how))),
         ("request_put", Ask::Put(put.puts().expect("a put"))),
         ("request_put_attached", Ask::Put(attached.puts().expect("a put"))),
         ("request_put_parts", Ask::Put(parts.puts().expect("a put"))),
