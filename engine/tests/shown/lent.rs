@@ -84,7 +84,7 @@ fn many_at_once_come_whole_and_in_their_places() {
 fn what_cannot_be_read_straight_into_its_place_is_sent() {
     const LEN: usize = 200_000;
     let process = lending(|_| {});
-    let (client, _) = process.client(Vec::new());
+    let (client, seen) = process.client(Vec::new());
     let object = content(1, LEN);
     put_on_ssd(&client, 1, &object);
     for (range, before, is_lent) in [
@@ -98,12 +98,17 @@ fn what_cannot_be_read_straight_into_its_place_is_sent() {
         (4096..65_536, 0, false),
     ] {
         let had = lent(&process);
+        seen.take();
         let (outcome, bytes) =
             get_at(&client, 1, Some(range.start as u64..range.end as u64), range.len(), before);
         assert_eq!(outcome, hit(Tier::Ssd, range.len()), "{range:?}");
         assert!(bytes == object[range.clone()], "{range:?}");
         let expected = if is_lent { range.len() as u64 } else { 0 };
         assert_eq!(lent(&process) - had, expected, "{range:?} before={before}");
+        // At the first try: what was read from elsewhere is found out, and asked for again.
+        assert_eq!(seen.take(), [1, 0, 0, 0], "{range:?} before={before}");
+        let read = seen.lent.swap(0, Ordering::Relaxed);
+        assert_eq!(read, u64::from(is_lent), "{range:?} before={before}");
     }
     let (outcome, _) = get_at(&client, 1, None, LEN - 1, 0);
     assert_eq!(outcome.expect_err("another length").kind, pagelith::ErrorKind::Invalid);
