@@ -132,6 +132,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::disallowed_methods, reason = "another process's hands are played")]
     fn a_file_that_another_has_taken_the_place_of_is_not_handed_over() {
         let dir = TempDir::new().expect("a directory");
         let owner = open_disk(&[dir.path().to_path_buf()], SideChoice::Auto).expect("a disk");

@@ -17,7 +17,7 @@ const TURN: Duration = Duration::from_millis(1);
 enum Line {
     None,
     Dialing(Box<dyn Dialing>),
-    Up(Caller),
+    Up(Box<Caller>),
 }
 
 /// Whether a peer can be asked.
@@ -183,7 +183,7 @@ fn up(link: Box<dyn Link>) -> Line {
     for missing in &link.facts().missing {
         tracing::warn!(peer = %link.facts().peer, missing, "the peer lacks a feature");
     }
-    Line::Up(Caller::new(link))
+    Line::Up(Box::new(Caller::new(link)))
 }
 
 fn is_busy(line: &Line) -> bool {
