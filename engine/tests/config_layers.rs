@@ -233,7 +233,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 36);
+    assert_eq!(fields().len(), 37);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)
