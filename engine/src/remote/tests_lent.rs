@@ -1,13 +1,13 @@
 //! What a client reads itself out of a store's files, and until when it may.
-#![allow(clippy::disallowed_methods, reason = "files that stand in for a store's")]
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pagelith_io::clock::Clock;
 use pagelith_io::disk::{Completion, Op, Queue};
+use pagelith_io::shm::Region;
 use pagelith_io::system::SystemClock;
 use pagelith_layouts::wire::request::Terms;
 use pagelith_transport::address::Address;
@@ -199,17 +199,11 @@ fn memory_that_is_read_into_is_waited_for_whatever_the_time() {
 /// Whatever the files hold: no byte of it is a hit, and the store is asked for its own.
 #[test]
 fn what_is_not_in_the_files_is_asked_for_by_its_bytes() {
-    for length in [0, 64 << 20] {
-        let other = |_: &Store, dir: &TempDir| {
-            let path = dir.path().join("other");
-            std::fs::write(&path, b"").expect("written");
-            std::fs::OpenOptions::new()
-                .write(true)
-                .open(&path)
-                .expect("a file")
-                .set_len(length)
-                .expect("longer");
-            vec![Arc::new(OwnedFd::from(std::fs::File::open(&path).expect("a file")))]
+    // Too short for where the object lies, and zeros.
+    for length in [4096, 64 << 20] {
+        let other = |_: &Store, _: &TempDir| {
+            let memory = Region::new(length).expect("memory");
+            vec![Arc::new(memory.as_fd().try_clone_to_owned().expect("a descriptor"))]
         };
         let (mut pair, _dir) = lending(other);
         ask(&mut pair, PATIENCE, false);
