@@ -36,8 +36,8 @@ impl AlignedBuf {
         Ok(AlignedBuf { map: Map::Whole(Some(spare::zeroed(len)?)), len })
     }
 
-    /// `count` zeroed buffers of `len` bytes each, side by side in one mapping, which is of huge pages where the system has
-    /// them and goes back when the last of the buffers is dropped. What a device moves to or from a huge page is one
+    /// `count` zeroed buffers of `len` bytes each, side by side in one mapping, which is of huge pages if it is of 4 MiB or more and the system
+    /// has them, and goes back when the last of the buffers is dropped. What a device moves to or from a huge page is one
     /// piece to it, and not one for every 4096 bytes. Fails if the system has no memory, or no such addresses.
     pub fn many(count: usize, len: usize) -> std::io::Result<Vec<AlignedBuf>> {
         AlignedBuf::side_by_side(count, len, spare::fresh)

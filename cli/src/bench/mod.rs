@@ -19,6 +19,7 @@ use anyhow::bail;
 use clap::{Args, ValueEnum};
 use pagelith::AlignedBuf;
 use pagelith::config::{Promote, Size};
+use pagelith::layouts::align::align_up;
 use serde::Serialize;
 
 use self::hash::Cold;
@@ -123,11 +124,20 @@ enum Memory {
     Registered,
 }
 
+/// How long a mapping of `AlignedBuf::many` is to be of huge pages, bytes.
+const HUGE_FROM: u64 = 4 << 20;
+
 impl Memory {
     /// `count` buffers side by side.
     fn buffers(self, count: usize, len: usize) -> std::io::Result<Vec<AlignedBuf>> {
         match self {
-            Memory::Huge => AlignedBuf::many(count, len),
+            Memory::Huge => {
+                // A shorter mapping is of small pages.
+                let least = HUGE_FROM.div_ceil(align_up(len.max(1) as u64)) as usize;
+                let mut buffers = AlignedBuf::many(count.max(least), len)?;
+                buffers.truncate(count);
+                Ok(buffers)
+            }
             Memory::Small | Memory::Registered => AlignedBuf::sparse(count, len),
         }
     }
