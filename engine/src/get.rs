@@ -183,6 +183,25 @@ impl GetBatch {
             }
             self.settle_late(io);
         }
+        self.submit(io, ticket);
+        if !self.flights.is_empty() {
+            io.shared.note_reads(now);
+        }
+        self.is_over()
+    }
+
+    /// Whether every object has its outcome, and no read of it is under way.
+    pub fn is_over(&self) -> bool {
+        self.open == 0 && self.flights.is_empty()
+    }
+
+    /// Whether reads of it wait for a place in the queue, or for memory, and are not late.
+    pub fn has_waiting(&self, now: Mono) -> bool {
+        !self.waiting.is_empty() && now < self.deadline
+    }
+
+    /// Submit what can be submitted now.
+    pub fn submit(&mut self, io: &mut SessionIo, ticket: Ticket) {
         while self.stage_open.get(self.stage - 1) == Some(&0) {
             self.stage += 1;
         }
@@ -225,10 +244,6 @@ impl GetBatch {
         }
         held_back.append(&mut self.waiting);
         self.waiting = held_back;
-        if !self.flights.is_empty() {
-            io.shared.note_reads(now);
-        }
-        self.open == 0 && self.flights.is_empty()
     }
 
     /// Whether nobody needs a fetch any more.

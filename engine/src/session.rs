@@ -38,6 +38,9 @@ const WAIT_STEP: Duration = Duration::from_millis(20);
 pub struct Session {
     pub(crate) io: SessionIo,
     batches: Vec<(Ticket, Batch)>,
+    /// What the disk brought and nobody has looked at yet: who is done is handed out, and reads that wait are begun, before the
+    /// rest is verified.
+    arrived: VecDeque<Completion>,
     finished: VecDeque<(Ticket, Done)>,
     next_ticket: u64,
 }
@@ -106,7 +109,13 @@ impl Session {
             desk,
             proofs: false,
         };
-        Ok(Session { io, batches: Vec::new(), finished: VecDeque::new(), next_ticket: 0 })
+        Ok(Session {
+            io,
+            batches: Vec::new(),
+            arrived: VecDeque::new(),
+            finished: VecDeque::new(),
+            next_ticket: 0,
+        })
     }
 
     fn ticket(&mut self) -> Ticket {
@@ -232,7 +241,7 @@ impl Session {
                     self.io.owners.remove(&completion.token);
                     batch.completed(&mut self.io, completion);
                 } else {
-                    self.completed(vec![completion]);
+                    self.arrived.push_back(completion);
                 }
             }
         }
@@ -267,6 +276,9 @@ impl Session {
                 self.start();
                 return self.finished.remove(at);
             }
+            if !self.arrived.is_empty() {
+                continue;
+            }
             let left = deadline.since(self.io.shared.now());
             if left.is_zero() || !self.batches.iter().any(|(t, _)| is_it(*t)) {
                 self.start();
@@ -281,13 +293,16 @@ impl Session {
         !self.finished.is_empty()
     }
 
-    /// Whether the disk is asked for something.
+    /// Whether the disk is asked for something, or has brought it.
     pub(crate) fn is_busy(&self) -> bool {
-        self.io.queue.as_ref().is_some_and(|q| q.in_flight() > 0)
+        !self.arrived.is_empty() || self.io.queue.as_ref().is_some_and(|q| q.in_flight() > 0)
     }
 
     /// Wait for the disk, or for staging that others hold.
     pub(crate) fn pause(&mut self, timeout: Duration) {
+        if !self.arrived.is_empty() {
+            return;
+        }
         let mut done = Vec::new();
         let desk = self.io.desk.as_mut().filter(|desk| desk.is_busy());
         match (self.io.queue.as_mut().filter(|q| q.in_flight() > 0), desk) {
@@ -300,17 +315,18 @@ impl Session {
                 self.io.shared.env.runtime.pause(released, released.value(), timeout);
             }
         }
-        self.completed(done);
+        self.arrived.extend(done);
     }
 
-    /// Take completions, let every batch go on, and collect those that are done. What they submit waits for
-    /// [`Session::start`] or a wait.
+    /// Take completions, as many as bring a batch to its end, let every batch go on, and collect those that are done. What they
+    /// submit waits for [`Session::start`] or a wait.
     fn drive(&mut self) {
-        let mut done = Vec::new();
-        if let Some(queue) = self.io.queue.as_mut() {
-            queue.poll(&mut done);
+        self.take_arrived();
+        while let Some(completion) = self.arrived.pop_front() {
+            if self.completed(completion) {
+                break;
+            }
         }
-        self.completed(done);
         let now = self.io.desk.as_ref().map_or(Mono::default(), |_| self.io.shared.now());
         if let Some(desk) = self.io.desk.as_mut() {
             desk.poll(now);
@@ -352,28 +368,54 @@ impl Session {
         }
     }
 
-    /// See to it that what the batches submitted is on its way before the caller goes on with other things.
-    fn start(&mut self) {
-        if let Some(queue) = self.io.queue.as_mut() {
-            let mut early = Vec::new();
-            queue.poll(&mut early);
-            self.completed(early);
+    /// What the disk has brought. Reads that wait, of a new batch or for the places that this had, are begun first, so that they
+    /// are on their way while it is verified.
+    fn take_arrived(&mut self) {
+        self.start();
+        if self.arrived.is_empty() {
+            return;
+        }
+        let (now, mut began) = (self.io.shared.now(), false);
+        for (ticket, batch) in &mut self.batches {
+            if let Batch::Get(b) = batch
+                && b.has_waiting(now)
+            {
+                b.submit(&mut self.io, *ticket);
+                began = true;
+            }
+        }
+        if began {
+            self.start();
         }
     }
 
-    fn completed(&mut self, done: Vec<Completion>) {
-        for completion in done {
-            let token = completion.token;
-            if let Some(segment) = self.io.orphans.remove(&token) {
-                release_segment(&self.io.shared, segment);
-                continue;
+    /// See to it that what the batches submitted is on its way before the caller goes on with other things.
+    fn start(&mut self) {
+        if let Some(queue) = self.io.queue.as_mut() {
+            let mut done = Vec::new();
+            queue.poll(&mut done);
+            self.arrived.extend(done);
+        }
+    }
+
+    /// Hand a completion to its batch; true if that was all the batch waited for.
+    fn completed(&mut self, completion: Completion) -> bool {
+        let token = completion.token;
+        if let Some(segment) = self.io.orphans.remove(&token) {
+            release_segment(&self.io.shared, segment);
+            return false;
+        }
+        let Some(ticket) = self.io.owners.remove(&token) else { return false };
+        match self.batches.iter_mut().find(|(t, _)| *t == ticket) {
+            Some((_, Batch::Get(b))) => {
+                b.completed(&mut self.io, completion);
+                b.is_over()
             }
-            let Some(ticket) = self.io.owners.remove(&token) else { continue };
-            match self.batches.iter_mut().find(|(t, _)| *t == ticket) {
-                Some((_, Batch::Get(b))) => b.completed(&mut self.io, completion),
-                Some((_, Batch::Put(b))) => b.completed(&mut self.io, completion),
-                Some((_, Batch::Remote(_) | Batch::Exists(_))) | None => {}
+            Some((_, Batch::Put(b))) => {
+                b.completed(&mut self.io, completion);
+                false
             }
+            Some((_, Batch::Remote(_) | Batch::Exists(_))) | None => false,
         }
     }
 }
@@ -395,6 +437,7 @@ impl Drop for Session {
         // The queue's own end waits for what is left, as long as anything can. What the kernel has even then it reads into
         // memory that nobody will look at: it must not keep segments from being reclaimed for ever.
         drop(self.io.queue.take());
+        self.arrived.clear();
         for (_, batch) in &mut self.batches {
             match batch {
                 Batch::Get(b) => b.abandon(&self.io),
