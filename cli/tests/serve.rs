@@ -158,3 +158,20 @@ fn a_unix_socket_serves_like_any_other_address() {
     let report = json(&replay(&server.address, "150").output().expect("run"));
     assert!(hits(&report, "remote") > 0 && report["wrong_bytes"] == 0, "{report}");
 }
+
+#[test]
+fn a_server_with_a_peer_answers_its_clients_with_what_that_has() {
+    let owner = Serving::at("tcp:127.0.0.1:0");
+    let on = |address: &str| {
+        let flags = ["replay", "--json", "--object-bytes", "8KiB", "--attach", address, "--requests", "150"];
+        json(&command(&flags).output().expect("run"))
+    };
+    let first = on(&owner.address);
+    assert_eq!((hits(&first, "remote"), &first["wrong_bytes"]), (0, &0.into()), "{first}");
+    // It has nothing of its own yet.
+    let middle = Serving::with(&["--listen", "tcp:127.0.0.1:0", "--remote", &owner.address]);
+    let second = on(&middle.address);
+    assert!(hits(&second, "remote") > 0, "{second}");
+    assert_eq!((&second["wrong_bytes"], &second["partial_groups"]), (&0.into(), &0.into()), "{second}");
+    assert!(second["prefix_hit_ratio"].as_f64() > first["prefix_hit_ratio"].as_f64(), "{first} {second}");
+}

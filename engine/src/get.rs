@@ -54,6 +54,8 @@ pub(crate) struct GetBatch {
     deadline: Mono,
     late: bool,
     at: Recency,
+    /// What is not here is a miss, whatever peers have.
+    own: bool,
 }
 
 impl GetBatch {
@@ -61,6 +63,11 @@ impl GetBatch {
     pub fn begin(io: &mut SessionIo, gets: Vec<Get>, at: Recency, deadline: Mono) -> GetBatch {
         let _span = tracing::debug_span!("get", objects = gets.len()).entered();
         Self::begin_slots(io, gets.into_iter().map(Slot::new).collect(), at, deadline)
+    }
+
+    /// The same, and peers are not asked.
+    pub fn here_alone(self) -> GetBatch {
+        GetBatch { own: true, ..self }
     }
 
     fn begin_slots(io: &mut SessionIo, mut slots: Vec<Slot>, at: Recency, deadline: Mono) -> GetBatch {
@@ -78,6 +85,7 @@ impl GetBatch {
             deadline,
             late: false,
             at,
+            own: false,
         };
         if let Err(error) = io.shared.check_open() {
             (0..open).for_each(|i| batch.end(i, Err(error.clone())));

@@ -10,6 +10,7 @@
 mod ask;
 mod check;
 mod evaluate;
+pub(crate) mod peers;
 
 use pagelith_layouts::geometry;
 use pagelith_layouts::ids::PrefixHash;

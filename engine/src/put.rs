@@ -33,6 +33,7 @@ use crate::frames::{FrameMember, FrameRef};
 use crate::index::SsdPlace;
 use crate::outcome::PutOutcome;
 use crate::put::vouched::Vouched;
+use crate::removals::Quiet;
 use crate::shared::Shared;
 
 /// Bring what these pages' admission will look at into the cache, all of it at once: what the index has of them, and of
@@ -114,8 +115,19 @@ pub(crate) struct Admitted {
     pub adopts: Vec<bool>,
     /// The open group that is committed, if it is one.
     pub open: Option<u64>,
-    /// It came from a peer: it is nobody's put, and no peer is offered it.
-    pub fetched: bool,
+    pub came: Came,
+}
+
+/// Where a group comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Came {
+    /// A caller or a client put it: the peer that owns its page is offered it.
+    Put,
+    /// A store offered it that has this one for a peer, at this moment if nothing was being removed then: no other is offered it, and it is
+    /// not stored if a removal began or ended meanwhile. What that store tells of its own removals may come over a newer link.
+    OfStore(Option<Quiet>),
+    /// A peer sent it: it is nobody's put, and no peer is offered it.
+    Fetched,
 }
 
 impl Admitted {
@@ -138,7 +150,7 @@ pub(crate) struct Copied {
     here: Vec<Option<At>>,
     open: Option<u64>,
     /// As admission had it.
-    fetched: bool,
+    came: Came,
     /// All of it is there.
     whole: bool,
     /// An object that is something else than its client vouched for.
@@ -304,7 +316,7 @@ pub(crate) fn copy(
     admitted: Admitted,
     through: &mut Vec<u8>,
 ) -> Copied {
-    let Admitted { generation, fingerprints, extents, here, open, fetched, .. } = admitted;
+    let Admitted { generation, fingerprints, extents, here, open, came, .. } = admitted;
     let mut members = Vec::with_capacity(group.len());
     let (mut whole, mut wrong) = (true, None);
     for ((object, extent), fingerprint) in group.into_iter().zip(extents).zip(fingerprints) {
@@ -345,7 +357,7 @@ pub(crate) fn copy(
         let checksums = checksums.unwrap_or_default();
         members.push(FrameMember { key: object.key, fingerprint, extent, checksums });
     }
-    Copied { generation, members, here, open, fetched, whole, wrong }
+    Copied { generation, members, here, open, came, whole, wrong }
 }
 
 /// Queue the frames of a batch for the flusher, the last first: heads of chains become younger in the log

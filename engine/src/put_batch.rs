@@ -18,7 +18,7 @@ use crate::frames::{FrameMember, FrameRef};
 use crate::get::{GetBatch, Probed};
 use crate::outcome::{PutDone, PutOutcome, Ticket};
 use crate::put::admit::Alone;
-use crate::put::{At, Bytes, Incoming, Kind, Size};
+use crate::put::{At, Bytes, Came, Incoming, Kind, Size};
 use crate::session::SessionIo;
 use crate::shared::Shared;
 
@@ -200,14 +200,21 @@ pub(crate) struct PutBatch {
     unqueued_bytes: u64,
     /// What clients show is copied through this.
     through: Vec<u8>,
+    came: Came,
 }
 
 impl PutBatch {
     /// Store what can be stored without looking at the SSD, and begin to look for the rest.
-    pub fn begin(io: &mut SessionIo, groups: Vec<PutGroup>, at: Recency, deadline: Mono) -> PutBatch {
+    pub fn begin(
+        io: &mut SessionIo,
+        groups: Vec<PutGroup>,
+        at: Recency,
+        deadline: Mono,
+        came: Came,
+    ) -> PutBatch {
         let _span = tracing::debug_span!("put", groups = groups.len()).entered();
         let group = |g: PutGroup| Group::new(From::Lent(g.objects), g.base);
-        Self::begin_groups(io, groups.into_iter().map(group).collect(), at, deadline)
+        Self::begin_groups(io, groups.into_iter().map(group).collect(), at, deadline, came)
     }
 
     /// Make an open group visible.
@@ -223,13 +230,19 @@ impl PutBatch {
         if busy {
             group.outcome = Some(Err(Error::busy("group is being committed")));
         }
-        Self::begin_groups(io, vec![group], at, deadline)
+        Self::begin_groups(io, vec![group], at, deadline, Came::Put)
     }
 
-    fn begin_groups(io: &mut SessionIo, groups: Vec<Group>, at: Recency, deadline: Mono) -> PutBatch {
+    fn begin_groups(
+        io: &mut SessionIo,
+        groups: Vec<Group>,
+        at: Recency,
+        deadline: Mono,
+        came: Came,
+    ) -> PutBatch {
         let (reading, frames) = (Reading::Nothing, Vec::new());
         let through = Vec::new();
-        let mut batch = PutBatch { groups, reading, at, deadline, frames, unqueued_bytes: 0, through };
+        let mut batch = PutBatch { groups, reading, at, deadline, frames, unqueued_bytes: 0, through, came };
         batch.try_groups(io);
         batch.read(io);
         batch

@@ -22,6 +22,8 @@ mod tests_held;
 #[cfg(test)]
 mod tests_lent;
 #[cfg(test)]
+mod tests_removed;
+#[cfg(test)]
 mod tests_shown;
 
 use pagelith_io::signal::Signal;

@@ -16,13 +16,14 @@ mod commit;
 mod get;
 mod held;
 mod lent;
+mod looked;
+mod manner;
 mod pushed;
 mod put;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use pagelith_io::clock::Mono;
 use pagelith_io::staging::StagingPool;
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::error::FormatError;
@@ -40,6 +41,8 @@ use self::commit::CommitOp;
 use self::get::GetOp;
 use self::held::Held;
 use self::lent::Lent;
+use self::looked::LookOp;
+use self::manner::Manner;
 use self::pushed::Pushed;
 use self::put::PutOp;
 use crate::batch::{Options, Request};
@@ -47,14 +50,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::events;
 use crate::outcome::{Done, Ticket};
 use crate::prefetch;
-use crate::session::{Session, begin_request, recency};
+use crate::session::{Session, recency};
 use crate::shared::Shared;
 use crate::store::Store;
 
 /// Most operations of one link under way; a client that asks for more is told `Busy`.
 const OPS_MAX: usize = 1024;
-/// Most requests of a client that are remembered, so that what it asks for under one of them counts as equally recent.
-const REQUESTS_MAX: usize = 1024;
 /// Longest stretch of an object that is staged at a time, in bytes: whole blocks.
 const CHUNK_BYTES: u64 = 128 * BLOCK_BYTES as u64;
 /// How long to wait for the disk before looking at the link again, while there is something to wait for on both.
@@ -95,19 +96,13 @@ impl World {
     }
 }
 
-/// How an operation is to be treated.
-#[derive(Clone, Copy)]
-struct Manner {
-    options: Options,
-    deadline: Mono,
-}
-
 /// An operation under way.
 enum Op {
     Get(GetOp),
     Put(PutOp),
     Asked(AskedOp),
     Commit(CommitOp),
+    Look(LookOp),
 }
 
 impl Server {
@@ -209,6 +204,7 @@ impl Server {
                 Op::Put(put) => put.advance(&mut self.world, &mut *self.link, *id, Some(*id) == last),
                 Op::Asked(asked) => asked.advance(self.world.shared()),
                 Op::Commit(commit) => commit.advance(),
+                Op::Look(look) => look.advance(),
             };
             over.extend(answered.map(|answered| (*id, answered)));
         }
@@ -304,6 +300,10 @@ impl Server {
                     return;
                 }
             },
+            Ask::Exists(keys) | Ask::ExistsPrefix(keys) if self.world.session.io.desk.is_some() => {
+                let keys: Vec<_> = keys.iter().collect();
+                Op::Look(LookOp::begin(&mut self.world, &keys, verb, &manner, id))
+            }
             Ask::Exists(_) | Ask::ExistsPrefix(_) | Ask::Stats | Ask::Ping => {
                 let answered = answer_now(self.world.shared(), &ask, &manner.options);
                 self.answer(id, answered);
@@ -377,36 +377,13 @@ impl Server {
         })
     }
 
-    fn manner(&mut self, terms: Terms) -> Manner {
-        let timeout = (terms.deadline_ms > 0).then(|| Duration::from_millis(terms.deadline_ms.into()));
-        let mut youngest_first = self.requests.iter().rev();
-        let known = youngest_first.find(|(theirs, _)| *theirs == terms.request).map(|(_, own)| *own);
-        let request = match (terms.request, known) {
-            // All of it is one request, however many batches it becomes here.
-            (0, _) => begin_request(self.world.shared()),
-            (_, Some(own)) => own,
-            (theirs, None) => {
-                let own = begin_request(self.world.shared());
-                if self.requests.len() >= REQUESTS_MAX {
-                    self.requests.pop_front();
-                }
-                self.requests.push_back((theirs, own));
-                own
-            }
-        };
-        // The longest that the store would take by itself is the longest that a peer may ask for.
-        let shared = self.world.shared();
-        let timeout = timeout.map(|t| t.min(shared.config.deadline()));
-        let options = Options { request: Some(request), depth: terms.depth, timeout, wait: None };
-        Manner { options, deadline: shared.deadline(timeout) }
-    }
-
     fn done(&mut self, ticket: Ticket, done: Done) {
         let Some(id) = self.world.batches.remove(&ticket) else { return };
         match (self.ops.get_mut(&id), done) {
             (Some(Op::Get(get)), Done::Get(done)) => get.done(id, ticket, done),
             (Some(Op::Put(put)), Done::Put(done)) => put.done(self.world.shared(), ticket, done),
             (Some(Op::Commit(commit)), Done::Put(done)) => commit.done(self.world.shared(), done),
+            (Some(Op::Look(look)), Done::Exists(found)) => look.done(found),
             // It was cancelled, and its memory is free with this.
             _ => {}
         }
@@ -465,7 +442,7 @@ impl Drop for Server {
 fn matches_asked(op: &Op) -> bool {
     match op {
         Op::Asked(_) => true,
-        Op::Get(_) | Op::Put(_) | Op::Commit(_) => false,
+        Op::Get(_) | Op::Put(_) | Op::Commit(_) | Op::Look(_) => false,
     }
 }
 

@@ -21,6 +21,7 @@ use crate::groups::GroupId;
 use crate::hits::{self, PagesQuery};
 use crate::outcome::{Done, Ticket};
 use crate::promote::fetched;
+use crate::put::Came;
 use crate::put::placed::Arriving;
 use crate::put_batch::PutBatch;
 use crate::remote::batch::{Asked, Manner, RemoteExists, RemoteGet};
@@ -132,6 +133,18 @@ impl Session {
         ticket
     }
 
+    /// As [`Session::submit_get`], of what is here: peers are not asked.
+    pub(crate) fn submit_get_here(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
+        let ticket = self.ticket();
+        let at = recency(&self.io.shared, &options);
+        let deadline = self.io.shared.deadline(options.timeout);
+        let batch = GetBatch::begin(&mut self.io, gets, at, deadline).here_alone();
+        self.batches.push((ticket, Batch::Get(Box::new(batch))));
+        self.drive();
+        self.start();
+        ticket
+    }
+
     /// As [`Session::submit_get`], for who waits next: the wait enters the kernel, once.
     pub(crate) fn begin_get(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
         let ticket = self.ticket();
@@ -175,10 +188,15 @@ impl Session {
     /// New objects are copied now, in this thread; only a put that meets what may be the same object on SSD
     /// has to look there first.
     pub fn submit_put(&mut self, groups: Vec<PutGroup>, options: Options) -> Ticket {
+        self.submit_put_as(groups, options, Came::Put)
+    }
+
+    /// The same of groups that came this way.
+    pub(crate) fn submit_put_as(&mut self, groups: Vec<PutGroup>, options: Options, came: Came) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
         let deadline = self.io.shared.deadline(options.timeout);
-        let batch = PutBatch::begin(&mut self.io, groups, at, deadline);
+        let batch = PutBatch::begin(&mut self.io, groups, at, deadline, came);
         self.batches.push((ticket, Batch::Put(Box::new(batch))));
         self.drive();
         self.start();
@@ -215,7 +233,7 @@ impl Session {
         ticket
     }
 
-    /// Ask how long a prefix can be restored; memory only, done at once. See [`crate::Store::exists_groups`].
+    /// Ask how long a prefix can be restored; memory only, done at once: peers are not asked. See [`crate::Store::exists_groups`].
     pub fn submit_exists_groups(&mut self, query: &PagesQuery<'_>, options: Options) -> Ticket {
         let ticket = self.ticket();
         let found = hits::exists_groups(&self.io.shared, query, recency(&self.io.shared, &options));
@@ -293,9 +311,11 @@ impl Session {
         !self.finished.is_empty()
     }
 
-    /// Whether the disk is asked for something, or has brought it.
+    /// Whether the disk or a peer is asked for something, or the disk has brought it.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.arrived.is_empty() || self.io.queue.as_ref().is_some_and(|q| q.in_flight() > 0)
+        !self.arrived.is_empty()
+            || self.io.queue.as_ref().is_some_and(|q| q.in_flight() > 0)
+            || self.io.desk.as_ref().is_some_and(Desk::is_busy)
     }
 
     /// Wait for the disk, or for staging that others hold.

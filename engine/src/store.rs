@@ -213,9 +213,12 @@ impl Store {
     }
 
     /// How long a prefix can be restored when a page's state lies in several pools, and every length at which
-    /// one may stop; from memory alone. What is here and could be used counts as asked for. `Invalid` names
+    /// one may stop; from memory alone, or with peers at the peers that own the pages. What is here and could be used counts as asked for. `Invalid` names
     /// what is no query.
     pub fn exists_groups(&self, query: &PagesQuery<'_>, options: Options) -> Result<PagesFound> {
+        if self.shared.remote.is_some() {
+            return hits::peers::exists_groups(self, query, options);
+        }
         hits::exists_groups(&self.shared, query, session::recency(&self.shared, &options))
     }
 

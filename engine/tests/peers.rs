@@ -1,6 +1,11 @@
 //! A store with a peer: what the peer sends is kept, and what is removed stays gone.
 #![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
 
+#[path = "peers/rules.rs"]
+mod rules;
+#[path = "peers/served.rs"]
+mod served;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -42,7 +47,12 @@ struct Process {
 
 impl Process {
     fn new(config: &Config) -> Process {
-        let store = Arc::new(Store::open(valid(config)).expect("opened"));
+        Process::of(Store::open(valid(config)).expect("opened"))
+    }
+
+    /// It serves this store.
+    fn of(store: Store) -> Process {
+        let store = Arc::new(store);
         let listen = Listen {
             address: "tcp:127.0.0.1:0".parse().expect("an address"),
             admission: Admission::Connection(Rights::all()),
@@ -109,8 +119,12 @@ fn key(page: u64, component: &str) -> ObjectKey {
 }
 
 fn content(key: &ObjectKey) -> Vec<u8> {
+    content_of(key, LEN)
+}
+
+fn content_of(key: &ObjectKey, len: usize) -> Vec<u8> {
     let seed = u64::from(key.as_bytes().iter().fold(7u32, |sum, byte| sum.rotate_left(5) ^ u32::from(*byte)));
-    (0..LEN as u64).map(|at| (at * 31 + at / 253 + seed) as u8).collect()
+    (0..len as u64).map(|at| (at * 31 + at / 253 + seed) as u8).collect()
 }
 
 fn put(store: &Store, keys: &[ObjectKey]) {

@@ -211,8 +211,8 @@ fn frame(kind: Kind, op: OpId, body: Vec<u8>) -> Vec<u8> {
 
 /// A request that can be decoded.
 fn ask(verb: u8, page: u8, other: u8, number: u8) -> Vec<u8> {
-    let terms =
-        Terms { deadline_ms: u32::from(number % 8), depth: number.into(), request: u64::from(other % 3) };
+    let (deadline_ms, request) = (u32::from(number % 8), u64::from(other % 3));
+    let terms = Terms { deadline_ms, depth: number.into(), request, of_store: page % 32 == 31 };
     let keys = [key(page), key(other)];
     let length = [70_000, 1, 100, 70_001][usize::from(number % 4)];
     let items = [

@@ -56,11 +56,17 @@ pub enum Mutant {
     PartialGroup,
     /// What is attached is visible without its base.
     AttachedAlone,
+    /// A removal or clear is answered though peers were not told.
+    PeersUntold,
+    /// Peers are told of a removal or clear while what was offered them before is on its way still, and store that behind it.
+    ToldBeforeOffers,
+    /// What a peer sent is kept though it was removed meanwhile.
+    KeptBehindRemoval,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 24] = [
+    pub const ALL: [Mutant; 27] = [
         Mutant::PayloadUnchecked,
         Mutant::KeyUnchecked,
         Mutant::GenerationUnchecked,
@@ -85,6 +91,9 @@ impl Mutant {
         Mutant::IncarnationUnchecked,
         Mutant::PartialGroup,
         Mutant::AttachedAlone,
+        Mutant::PeersUntold,
+        Mutant::ToldBeforeOffers,
+        Mutant::KeptBehindRemoval,
     ];
 
     /// Its name in `PAGELITH_MUTANT`: that of the variant.

@@ -8,7 +8,7 @@ const OPS: u32 = 600;
 fn of(seeds: std::ops::Range<u64>, plant: Plant, calm: bool) -> Tally {
     let ops = if plant == Plant::StaleOutcome { 1000 } else { OPS };
     let mut sums = Tally::default();
-    seeds.map(|seed| run(&Plan { seed, ops, calm, plant })).for_each(|tally| sums.add(&tally));
+    seeds.map(|seed| run(&Plan { seed, ops, calm, peers: false, plant })).for_each(|tally| sums.add(&tally));
     sums
 }
 

@@ -178,7 +178,8 @@ mod tests {
                 "views",
                 "members",
                 "asks_again",
-                "files"
+                "files",
+                "peers"
             ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };

@@ -60,7 +60,7 @@ impl GetBatch {
 
     /// What a peer may have.
     fn missed(&self, io: &SessionIo) -> Vec<Missed> {
-        if io.desk.is_none() || self.late {
+        if io.desk.is_none() || self.late || self.own {
             return Vec::new();
         }
         let is_miss =

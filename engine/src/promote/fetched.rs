@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use pagelith_layouts::ids::{NamespaceId, PrefixHash};
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_tiers::policy::Recency;
 
 use crate::config::Promote;
@@ -16,7 +17,7 @@ use crate::frames::FrameRef;
 use crate::outcome::GetDone;
 use crate::put::admit::{Admission, admit};
 use crate::put::publish::publish;
-use crate::put::{self, Bytes, Incoming, Kind, Size, Stored};
+use crate::put::{self, Bytes, Came, Incoming, Kind, Size, Stored};
 use crate::remote::batch::{Fetched, RemoteGet};
 use crate::removals::Quiet;
 use crate::shared::Shared;
@@ -63,7 +64,7 @@ fn keep_page(
     // Nothing gives way in the index for it: what did would be gone from SSD too.
     let may = |core: &Core| {
         let room = core.index.len() + page.len() as u64 <= core.index.capacity();
-        room && shared.removals.none_since(since)
+        room && (shared.removals.none_since(since) || mutant::on(Mutant::KeptBehindRemoval))
     };
     let mut core = shared.lock();
     if !may(&core) {
@@ -78,7 +79,7 @@ fn keep_page(
         admitted.give_back(&mut core);
         return Vec::new();
     }
-    admitted.fetched = true;
+    admitted.came = Came::Fetched;
     drop(core);
     let incoming = |one: &Fetched| Incoming { key: one.key, bytes: Bytes::Lent(&done[one.at].destination.0) };
     let copied = put::copy(shared, page.iter().map(incoming).collect(), admitted, &mut Vec::new());

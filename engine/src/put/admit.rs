@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::GroupKind;
 
-use super::{Admitted, At, Kind, Size, expire, set_aside};
+use super::{Admitted, At, Came, Kind, Size, expire, set_aside};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::get::Probed;
@@ -146,8 +146,8 @@ pub(crate) fn admit(
                 true => found.iter().map(|f| f.as_ref().map(|f| f.at)).collect(),
                 false => Vec::new(),
             };
-            let (open, fetched) = (None, false);
-            Admission::Admitted(Admitted { generation, fingerprints, extents, here, adopts, open, fetched })
+            let (open, came) = (None, Came::Put);
+            Admission::Admitted(Admitted { generation, fingerprints, extents, here, adopts, open, came })
         }
         None => Admission::NoRoom(sizes.iter().filter_map(|o| o.length).sum()),
     }

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::GroupKind;
 use pagelith_tiers::policy::{FrameId, Recency};
 
-use super::{At, Copied, Kind, Stored};
+use super::{At, Came, Copied, Kind, Stored};
 use crate::core::Core;
 use crate::error::{Error, ErrorKind};
 use crate::frames::{FrameData, FrameMember, FrameRef, FrameState};
@@ -20,7 +21,8 @@ use crate::visibility::Sight;
 
 /// Make a group visible.
 pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copied, at: Recency) -> Stored {
-    let Copied { generation, members, here, open, fetched, whole, wrong } = copied;
+    let Copied { generation, members, here, open, came, whole, wrong } = copied;
+    let fetched = came == Came::Fetched;
     if let Some(key) = wrong {
         return Stored::Back(super::unlike(&key), members);
     }
@@ -34,6 +36,13 @@ pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copi
         // Cleared while it was being copied: stored, and gone already.
         give_back(core, &members);
         return Stored::Done(PutOutcome::Stored, Vec::new());
+    }
+    if let Came::OfStore(since) = came
+        && !since.is_some_and(|since| shared.removals.none_since(since))
+        && !mutant::on(Mutant::ToldBeforeOffers)
+    {
+        core.counters.puts_busy += objects;
+        return Stored::Back(Error::busy("something was removed while it was on its way"), members);
     }
     if is_present(core, kind, &members, generation) {
         give_back(core, &members);
@@ -80,7 +89,7 @@ pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copi
         depth: at.depth,
         members,
     };
-    let mut frames: Vec<FrameRef> = match insert(core, data, at, fetched) {
+    let mut frames: Vec<FrameRef> = match insert(core, data, at, came) {
         Ok(frame) => frame.into_iter().collect(),
         Err(members) => return Stored::Back(too_many(), members),
     };
@@ -157,7 +166,7 @@ fn attach(shared: &Shared, core: &mut Core, attached: Attached) -> Stored {
         members,
     };
     let fingerprints: Vec<u128> = data.members.iter().map(|m| m.fingerprint).collect();
-    let frames = match insert(core, data, at, false) {
+    let frames = match insert(core, data, at, Came::Put) {
         Ok(frame) => frame.into_iter().collect(),
         Err(members) => return Stored::Back(too_many(), members),
     };
@@ -262,7 +271,7 @@ fn insert(
     core: &mut Core,
     data: FrameData,
     at: Recency,
-    fetched: bool,
+    came: Came,
 ) -> std::result::Result<Option<FrameRef>, Vec<FrameMember>> {
     let on_ssd = core.ssd.as_ref().is_some_and(|s| s.health.writes());
     let data = Arc::new(data);
@@ -271,7 +280,7 @@ fn insert(
     };
     link(core, frame.id, &data);
     if is_offered(data.group_kind)
-        && !fetched
+        && came == Came::Put
         && let Some(remote) = core.remote.as_mut()
     {
         core.counters.remote_skipped += remote.push_frame(frame, data.members.len() as u64);
@@ -281,7 +290,7 @@ fn insert(
         ssd.unqueued.insert(frame.serial, frame);
         return Ok(Some(frame));
     }
-    if core.ssd.is_some() && !fetched {
+    if core.ssd.is_some() && came != Came::Fetched {
         core.counters.lost_objects += data.members.len() as u64;
     }
     core.settle_frame(frame);

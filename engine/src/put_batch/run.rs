@@ -136,8 +136,9 @@ impl PutBatch {
             let adopted: Vec<_> = group.adopted.iter().map(|a| a.as_ref().map(|(at, _)| *at)).collect();
             let (kind, sizes) = (group.kind, &member.sizes[..]);
             match admit(shared, core, kind, sizes, group.probed.as_deref(), &adopted) {
-                Admission::Admitted(one) => {
+                Admission::Admitted(mut one) => {
                     let met = one.met_some();
+                    one.came = self.came;
                     admitted.push((member, one));
                     if met {
                         // What it met here must still be there when it is published: nobody makes room before.

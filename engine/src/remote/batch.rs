@@ -47,7 +47,7 @@ impl Manner {
         let left = self.deadline.since(now).max(Duration::from_millis(1));
         let deadline_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
         let depth = self.at.depth.saturating_add(u32::try_from(behind).unwrap_or(u32::MAX));
-        Terms { deadline_ms, depth, request: self.at.epoch }
+        Terms { deadline_ms, depth, request: self.at.epoch, of_store: false }
     }
 }
 
@@ -184,11 +184,12 @@ impl RemoteGet {
                                 continue;
                             }
                             let hit = got.outcome.as_ref().is_ok_and(GetOutcome::is_hit);
+                            let (sums, members) = got.proven;
                             if let (true, Some(key)) = (hit, self.whole.remove(&at)) {
-                                let (sums, members) = got.proven;
-                                let members = members as usize;
+                                let (sums, members) = (sums.clone(), members as usize);
                                 self.fetched.push(Fetched { at, key, sums, members });
                             }
+                            (self.done[at].checksums, self.done[at].members) = (sums, members);
                             self.settle(at, got.outcome);
                             self.done[at].destination.0 = got.parts;
                         }

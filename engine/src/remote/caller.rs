@@ -36,11 +36,19 @@ pub(crate) struct Caller {
     last: u64,
     closed: Option<Closed>,
     pub(super) reads: Reads,
+    /// What is asked is a store's, of its peer.
+    of_store: bool,
 }
 
 impl Caller {
     pub fn new(link: Box<dyn Link>) -> Caller {
-        Caller { link, calls: BTreeMap::new(), last: 0, closed: None, reads: Reads::default() }
+        let (calls, reads) = (BTreeMap::new(), Reads::default());
+        Caller { link, calls, last: 0, closed: None, reads, of_store: false }
+    }
+
+    /// The same of a store that has the other side for a peer.
+    pub fn of_store(self) -> Caller {
+        Caller { of_store: true, ..self }
     }
 
     /// Why the link ended, once it has: what is asked from then on fails at once.
@@ -103,7 +111,7 @@ impl Caller {
         if room.exposures < wanted.len() || room.frames == 0 {
             return Err((self.no_room(), wanted));
         }
-        let body = request::encode(terms, &Ask::Get(List::of(&items)));
+        let body = request::encode(self.said(terms), &Ask::Get(List::of(&items)));
         if body.len() > self.link.facts().control_bytes_max as usize || body.len() > room.frame_bytes {
             return Err((self.no_room(), wanted));
         }
@@ -153,12 +161,17 @@ impl Caller {
 
     fn ask(&mut self, terms: Terms, ask: &Ask<'_>, call: Call) -> Result<()> {
         let op = self.next_op();
-        let frame = Frame::new(Kind::Request, op, request::encode(terms, ask));
+        let frame = Frame::new(Kind::Request, op, request::encode(self.said(terms), ask));
         if self.link.send(frame).is_err() {
             return Err(self.no_room());
         }
         self.calls.insert(op, call);
         Ok(())
+    }
+
+    /// As the peer is told.
+    fn said(&self, terms: Terms) -> Terms {
+        Terms { of_store: self.of_store && self.has(Feature::Peers), ..terms }
     }
 
     fn next_op(&mut self) -> OpId {

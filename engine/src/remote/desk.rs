@@ -24,7 +24,7 @@ impl Desk {
 
     /// Of a process that has no other store: one that answers late is asked on, as long as its link stands.
     pub fn patient(remote: Arc<Remote>) -> Desk {
-        Desk { patient: true, ..Desk::new(remote) }
+        Desk { patient: true, lines: Lines::of_client(remote.clone()), ..Desk::new(remote) }
     }
 
     /// A number for a new question.

@@ -35,12 +35,19 @@ pub(crate) struct Lines {
     remote: Arc<Remote>,
     lines: Vec<Line>,
     made: u64,
+    /// They are a store's, to its peers.
+    of_store: bool,
 }
 
 impl Lines {
     pub fn new(remote: Arc<Remote>) -> Lines {
         let lines = remote.dials.iter().map(|_| Line::None).collect();
-        Lines { remote, lines, made: 0 }
+        Lines { remote, lines, made: 0, of_store: true }
+    }
+
+    /// Of a process that has no store of its own.
+    pub fn of_client(remote: Arc<Remote>) -> Lines {
+        Lines { of_store: false, ..Lines::new(remote) }
     }
 
     /// How many links were made so far: what was held over an earlier one is held no more.
@@ -56,7 +63,7 @@ impl Lines {
     pub fn adopt(&mut self, peer: usize, link: Box<dyn Link>) {
         if let Some(line) = self.lines.get_mut(peer) {
             self.made += 1;
-            *line = up(link);
+            *line = up(link, self.of_store);
         }
     }
 
@@ -157,7 +164,7 @@ impl Lines {
                     Dialled::Ready(link) => {
                         self.remote.breaker(peer, |breaker| breaker.answered());
                         self.made += 1;
-                        up(link)
+                        up(link, self.of_store)
                     }
                     Dialled::Over(why) => {
                         tracing::warn!(peer = %self.remote.owners[peer].name, %why, "peer cannot be reached");
@@ -179,11 +186,12 @@ impl Lines {
     }
 }
 
-fn up(link: Box<dyn Link>) -> Line {
+fn up(link: Box<dyn Link>, of_store: bool) -> Line {
     for missing in &link.facts().missing {
         tracing::warn!(peer = %link.facts().peer, missing, "the peer lacks a feature");
     }
-    Line::Up(Box::new(Caller::new(link)))
+    let caller = Caller::new(link);
+    Line::Up(Box::new(if of_store { caller.of_store() } else { caller }))
 }
 
 fn is_busy(line: &Line) -> bool {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use pagelith_io::clock::Mono;
 use pagelith_io::runtime::{Step, Task};
 use pagelith_layouts::checksum::BLOCK_BYTES;
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::GroupKind;
 use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::Terms;
@@ -141,11 +142,12 @@ impl Writer {
 
     /// Tell peers of a removal or a clear, once everything before it has its outcome.
     fn tell(&mut self, job: RemoteJob) -> Taken {
-        if !self.sending.is_empty() {
+        if !self.sending.is_empty() && !mutant::on(Mutant::ToldBeforeOffers) {
             return Taken::Later(job);
         }
         let (now, deadline) = (self.shared.now(), self.shared.deadline(None));
         let peers: Vec<usize> = match &job {
+            _ if mutant::on(Mutant::PeersUntold) => Vec::new(),
             RemoteJob::Remove { keys, .. } => {
                 let mut peers: Vec<usize> =
                     keys.iter().filter_map(|key| self.desk.lines.remote().owner(key)).collect();

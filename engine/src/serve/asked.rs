@@ -26,19 +26,23 @@ impl AskedOp {
     pub fn begin(session: &mut Session, ask: &Ask<'_>, manner: Manner) -> Result<AskedOp> {
         let shared = session.io.shared.clone();
         let verb = ask.verb();
+        // What a store tells its peers they do not tell others.
+        let goes_on = session.io.desk.is_some();
         let _removing = (verb != Verb::Flush).then(|| shared.removals.begin());
         let (answers, number) = match ask {
             Ask::Flush => (crate::flush::begin(&shared)?, 0),
             Ask::Clear(namespace) => {
                 let (generation, answer) = crate::remove::begin_clear(&shared, *namespace)?;
-                let told = crate::remove::tell(&shared, |id| RemoteJob::Clear { id, namespace: *namespace });
+                let clear = |id| RemoteJob::Clear { id, namespace: *namespace };
+                let told = goes_on.then(|| crate::remove::tell(&shared, clear)).flatten();
                 (answer.into_iter().chain(told).collect(), generation.0)
             }
             Ask::Remove(keys) => {
                 let keys: Vec<ObjectKey> = keys.iter().collect();
                 let (mut answers, removed) =
                     crate::remove::begin(&shared, session, &keys, &manner.options, manner.deadline)?;
-                answers.extend(crate::remove::tell(&shared, |id| RemoteJob::Remove { id, keys }));
+                let remove = |id| RemoteJob::Remove { id, keys };
+                answers.extend(goes_on.then(|| crate::remove::tell(&shared, remove)).flatten());
                 (answers, removed as u64)
             }
             ask => return Err(Error::invalid(format!("nothing to wait for verb={:?}", ask.verb()))),

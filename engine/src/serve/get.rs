@@ -43,6 +43,8 @@ struct Wanted {
     left: u64,
     /// It was looked for in DRAM.
     looked: bool,
+    /// It is not here, and peers are asked for all of it at once.
+    afar: bool,
     tier: Tier,
     /// How many objects were put with it, itself among them; 0 if they are not visible by themselves.
     members: u32,
@@ -64,6 +66,7 @@ impl Wanted {
             reads: item.is_read_by_client(),
             left: stretch.end - stretch.start,
             looked: false,
+            afar: false,
             tier: Tier::Memory,
             members: 0,
             record: None,
@@ -94,8 +97,17 @@ impl Wanted {
 
     /// A chunk was read whole: note its checksums; what is wrong with it otherwise.
     fn take(&mut self, chunk: &Range<u64>, tier: Tier, done: &GetDone, bytes: &[u8]) -> Result<(), Verdict> {
-        if self.whole && done.length != self.stretch.end {
+        if self.whole && tier != Tier::Remote && done.length != self.stretch.end {
             return Err(Verdict::Failed(self.other_length(done.length)));
+        }
+        if tier == Tier::Remote {
+            // Nothing but these is known of the object. If all of it was asked for, the peer has compared its length.
+            if done.checksums.len() != self.sums.len() {
+                return Err(Verdict::Miss(MissCause::Gone));
+            }
+            self.sums.clone_from(&done.checksums);
+            (self.tier, self.members) = (tier, done.members);
+            return Ok(());
         }
         let record = self.record.get_or_insert_with(|| done.checksums.clone());
         if *record != done.checksums {
@@ -131,6 +143,9 @@ pub(super) struct GetOp {
     /// What was read and the link had no room for.
     unsent: VecDeque<(usize, Push)>,
     placing: Placing,
+    /// Whether peers have what is not here, and what they are to be asked for as a whole: what they send in chunks may be of two objects.
+    has_peers: bool,
+    afar: VecDeque<usize>,
 }
 
 impl GetOp {
@@ -139,7 +154,8 @@ impl GetOp {
         let from = wanted.first().map_or(0, |w| w.stretch.start);
         let next = (0..wanted.len()).collect();
         let (reading, unsent, placing) = (FxHashMap::default(), VecDeque::new(), Placing::default());
-        GetOp { manner, wanted, next, from, reading, unsent, placing }
+        let (has_peers, afar) = (false, VecDeque::new());
+        GetOp { manner, wanted, next, from, reading, unsent, placing, has_peers, afar }
     }
 
     /// Read and send as far as it goes; the outcome once all is on its way.
@@ -149,6 +165,7 @@ impl GetOp {
         if world.shared().now() >= self.manner.deadline {
             // What is being read is waited for by the session, which has the same deadline.
             self.next.clear();
+            self.afar.clear();
             self.placing.give_up();
             let late = |w: &Wanted| w.verdict.is_none() && w.left > 0;
             if self.reading.is_empty() && self.unsent.is_empty() && self.placing.is_over() {
@@ -158,7 +175,9 @@ impl GetOp {
             }
         }
         while self.read(world, link, id) {}
+        self.ask_afar(world, id);
         let over = self.next.is_empty()
+            && self.afar.is_empty()
             && self.reading.is_empty()
             && self.unsent.is_empty()
             && self.placing.is_over();
@@ -183,8 +202,9 @@ impl GetOp {
 
     /// Ask for the next chunks, as many as there is staging memory for; whether some more are to be asked for at once.
     fn read(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) -> bool {
-        let mut gets = Vec::new();
-        let mut chunks = Vec::new();
+        self.has_peers = world.session.io.desk.is_some();
+        // What may be at a peer, and chunks of what is here.
+        let mut asked = [(Vec::new(), Vec::new()), (Vec::new(), Vec::new())];
         let mut places = Vec::new();
         let lends = lies::lends(world.shared(), link);
         while let Some(&at) = self.next.front() {
@@ -194,7 +214,7 @@ impl GetOp {
                 break;
             }
             let wanted = &self.wanted[at];
-            let is_open = wanted.verdict.is_none() && wanted.left > 0 && !chunk.is_empty();
+            let is_open = wanted.verdict.is_none() && !wanted.afar && wanted.left > 0 && !chunk.is_empty();
             if is_open && wanted.reads && lends {
                 places.push(at);
             } else if is_open {
@@ -203,6 +223,7 @@ impl GetOp {
                 let destination = Destination(vec![part.split(len).0]);
                 // Asked for as a whole it is refused, and not read, where its length is another.
                 let range = (!wanted.whole || chunk != wanted.stretch).then(|| chunk.clone());
+                let (gets, chunks) = &mut asked[usize::from(self.has_peers && chunk != wanted.stretch)];
                 gets.push(Get { key: wanted.key, range, destination });
                 chunks.push((at, chunk.clone()));
                 if chunk.end < wanted.stretch.end {
@@ -216,14 +237,29 @@ impl GetOp {
         let waits = self.next.len();
         self.place(world, link, id, places);
         let again = self.next.len() > waits;
-        if gets.is_empty() {
-            return again;
+        for ((gets, chunks), here_alone) in asked.into_iter().zip([false, true]) {
+            if !gets.is_empty() {
+                self.submit(world, id, gets, chunks, here_alone);
+            }
         }
+        again
+    }
+
+    fn submit(
+        &mut self,
+        world: &mut World,
+        id: OpId,
+        gets: Vec<Get>,
+        chunks: Vec<(usize, Range<u64>)>,
+        here_alone: bool,
+    ) {
         let options = self.options(world, chunks[0].0);
-        let ticket = world.session.submit_get(gets, options);
+        let ticket = match here_alone {
+            true => world.session.submit_get_here(gets, options),
+            false => world.session.submit_get(gets, options),
+        };
         self.reading.insert(ticket, chunks);
         world.batches.insert(ticket, id);
-        again
     }
 
     /// From the first byte of the next object on.
@@ -236,6 +272,26 @@ impl GetOp {
         let left = self.manner.deadline.since(world.shared().now());
         let depth = self.manner.options.depth.saturating_add(at as u32);
         Options { timeout: Some(left), depth, ..self.manner.options }
+    }
+
+    /// Ask peers for what is longer than a chunk and not here, one object after the other as there is staging memory for all of it. What
+    /// would never have room there is a miss.
+    fn ask_afar(&mut self, world: &mut World, id: OpId) {
+        while let Some(&at) = self.afar.front() {
+            let wanted = &mut self.wanted[at];
+            let stretch = wanted.stretch.clone();
+            let len = (stretch.end - stretch.start) as usize;
+            if len > world.staging.capacity() {
+                wanted.verdict.get_or_insert(Verdict::Miss(MissCause::Absent));
+                self.afar.pop_front();
+                continue;
+            }
+            let Some(part) = world.staging.try_part(len) else { return };
+            let (key, range) = (wanted.key, (!wanted.whole).then(|| stretch.clone()));
+            self.afar.pop_front();
+            let destination = Destination(vec![part.split(len).0]);
+            self.submit(world, id, vec![Get { key, range, destination }], vec![(at, stretch)], false);
+        }
     }
 
     /// Look for what begins at `at` in DRAM, and send what is there; false if the link has no room for the first of it.
@@ -266,6 +322,15 @@ impl GetOp {
         let chunks = self.reading.remove(&ticket).unwrap_or_default();
         for ((at, chunk), mut done) in chunks.into_iter().zip(done) {
             let wanted = &mut self.wanted[at];
+            let is_part = chunk != wanted.stretch;
+            let is_miss = done.outcome.as_ref().is_ok_and(|outcome| !outcome.is_hit());
+            if is_part && is_miss && self.has_peers && !wanted.afar && wanted.record.is_none() {
+                wanted.afar = true;
+                self.afar.push_back(at);
+            }
+            if is_part && wanted.afar {
+                continue;
+            }
             let parts: Vec<Part> = std::mem::take(&mut done.destination.0);
             let verdict = match (&done.outcome, parts.first()) {
                 (Ok(GetOutcome::Hit { tier, .. }), Some(part)) => {

@@ -304,7 +304,8 @@ impl PutOp {
     /// Hand groups to the store, which are these of the put.
     fn submit(&mut self, world: &mut World, id: OpId, groups: Vec<PutGroup>, which: &[usize]) {
         let Some(first) = which.first() else { return };
-        let ticket = world.session.submit_put(groups, self.options(world.shared(), *first));
+        let ticket =
+            world.session.submit_put_as(groups, self.options(world.shared(), *first), self.manner.came);
         which.iter().for_each(|at| self.groups[*at].state = State::Storing(ticket));
         world.batches.insert(ticket, id);
     }

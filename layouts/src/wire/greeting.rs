@@ -105,11 +105,13 @@ pub enum Feature {
     AsksAgain = 1 << 15,
     /// Hits from SSD are read by the client itself, out of files that were handed over on the socket of one host.
     Files = 1 << 16,
+    /// A request may say that it is a store's, which has this one for a peer.
+    Peers = 1 << 17,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 17] = [
+    pub const ALL: [Feature; 18] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -127,6 +129,7 @@ impl Feature {
         Feature::Members,
         Feature::AsksAgain,
         Feature::Files,
+        Feature::Peers,
     ];
 
     /// Its bit.
@@ -154,6 +157,7 @@ impl Feature {
             Feature::Members => "members",
             Feature::AsksAgain => "asks_again",
             Feature::Files => "files",
+            Feature::Peers => "peers",
         }
     }
 

@@ -20,7 +20,8 @@ structure! {
         /// ping, 11 put parts, 12 pin, 13 unpin, 14 lease, 15 begin, 16 put into, 17 commit, 18 abort, 19
         /// missing, 20 events, 21 prefetch, 22 view; 0 is never valid.
         verb: u8,
-        /// Zero.
+        /// Bit 0: it is a store's that has this one for a peer: it is answered from what is here, and nothing of it goes on from here to
+        /// other stores. Other bits are zero.
         flags: u8,
         /// Zero.
         reserved: u16,
@@ -68,6 +69,7 @@ structure! {
 }
 
 const WHAT: &str = "request";
+const FLAG_STORE: u8 = 1;
 const FLAG_RANGE: u32 = 1;
 const FLAG_SENT: u32 = 2;
 const FLAG_READS: u32 = 4;
@@ -227,6 +229,8 @@ pub struct Terms {
     pub depth: u32,
     /// Names the client's own request that it belongs to; 0 for one by itself.
     pub request: u64,
+    /// It is a store's that has this one for a peer. Not without the feature `peers`.
+    pub of_store: bool,
 }
 
 /// What a request asks for; a view that owns nothing.
@@ -309,6 +313,7 @@ pub fn encode(terms: Terms, ask: &Ask<'_>) -> Vec<u8> {
     let mut head: RequestHead = bytemuck::Zeroable::zeroed();
     head.verb = ask.verb() as u8;
     (head.deadline_ms, head.depth, head.request) = (terms.deadline_ms, terms.depth, terms.request);
+    head.flags = if terms.of_store { FLAG_STORE } else { 0 };
     let mut parts: [&[u8]; 3] = [&[]; 3];
     match ask {
         Ask::Exists(keys) | Ask::ExistsPrefix(keys) | Ask::Remove(keys) | Ask::Prefetch(keys) => {
@@ -347,7 +352,7 @@ pub fn decode(body: &[u8]) -> Result<(Terms, Ask<'_>), FormatError> {
     let head: RequestHead =
         read(body).ok_or(FormatError::Short { structure: WHAT, need: RequestHead::BYTES as u64, have })?;
     let verb = Verb::of(head.verb).ok_or_else(|| FormatError::field(WHAT, "verb", head.verb))?;
-    if head.flags != 0 || head.reserved != 0 {
+    if head.flags & !FLAG_STORE != 0 || head.reserved != 0 {
         return Err(FormatError::field(WHAT, "reserved", "not zero"));
     }
     check_counts(&head, verb)?;
@@ -356,7 +361,8 @@ pub fn decode(body: &[u8]) -> Result<(Terms, Ask<'_>), FormatError> {
     if !rest.is_empty() {
         return Err(FormatError::field(WHAT, "length", have));
     }
-    let terms = Terms { deadline_ms: head.deadline_ms, depth: head.depth, request: head.request };
+    let of_store = head.flags & FLAG_STORE != 0;
+    let terms = Terms { deadline_ms: head.deadline_ms, depth: head.depth, request: head.request, of_store };
     Ok((terms, ask))
 }
 

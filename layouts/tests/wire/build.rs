@@ -114,7 +114,7 @@ pub(crate) fn into_open() -> PutDraft {
 }
 
 fn requests() -> Vec<Named> {
-    let (keys, terms) = (keys(), Terms { deadline_ms: 250, depth: 3, request: 7 });
+    let (keys, terms) = (keys(), Terms { deadline_ms: 250, depth: 3, request: 7, of_store: false });
     let (put, attached, parts, into_open) = (put(), attached(), parts(), into_open());
     let gets = [GetItem::new(keys[0], None, 70_000), GetItem::new(keys[1], Some(100..4096), 0)];
     let gets_how = [gets[0].sent(), gets[0].read_by_client(), gets[1].read_by_client()];

@@ -81,7 +81,10 @@ fn requests_are_read_in_every_field() {
     let read = |name: &str, check: &dyn Fn(Ask<'_>)| {
         let (kind, body) = body(&format!("request_{name}.bin"));
         let (terms, ask) = request::decode(&body).unwrap_or_else(|e| panic!("{name}: {e}"));
-        assert_eq!((kind, terms), (Kind::Request, Terms { deadline_ms: 250, depth: 3, request: 7 }));
+        assert_eq!(
+            (kind, terms),
+            (Kind::Request, Terms { deadline_ms: 250, depth: 3, request: 7, of_store: false })
+        );
         check(ask);
     };
     read("exists", &|ask| {

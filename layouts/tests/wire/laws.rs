@@ -32,7 +32,12 @@ fn keys() -> impl Strategy<Value = Vec<ObjectKey>> {
 }
 
 fn terms() -> impl Strategy<Value = Terms> {
-    any::<(u32, u32, u64)>().prop_map(|(deadline_ms, depth, request)| Terms { deadline_ms, depth, request })
+    any::<(u32, u32, u64, bool)>().prop_map(|(deadline_ms, depth, request, of_store)| Terms {
+        deadline_ms,
+        depth,
+        request,
+        of_store,
+    })
 }
 
 fn get_item() -> impl Strategy<Value = GetItem> {

@@ -24,8 +24,8 @@ use crate::explore::objects;
 pub enum Face {
     /// A client of a store process.
     Attached(Box<Attached>, Machine),
-    /// A store with peers.
-    Front(Arc<Store>, Box<Session>),
+    /// A store with peers, and its number.
+    Front(Arc<Store>, Box<Session>, usize),
 }
 
 /// What the clients of a run share.
@@ -86,10 +86,18 @@ impl Face {
         }
     }
 
+    /// Whose answers these are.
+    fn store(&self) -> usize {
+        match self {
+            Face::Attached(..) => 0,
+            Face::Front(_, _, number) => *number,
+        }
+    }
+
     fn put(&mut self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
         match self {
             Face::Attached(client, _) => client.put(groups, options),
-            Face::Front(_, session) => {
+            Face::Front(_, session, _) => {
                 let ticket = session.submit_put(groups, options);
                 match session.wait(ticket, FOREVER) {
                     Some(Done::Put(done)) => done,
@@ -102,7 +110,7 @@ impl Face {
     fn get(&mut self, gets: Vec<Get>, options: Options) -> Vec<GetDone> {
         match self {
             Face::Attached(client, _) => client.get(gets, options),
-            Face::Front(_, session) => {
+            Face::Front(_, session, _) => {
                 let ticket = session.submit_get(gets, options);
                 match session.wait(ticket, FOREVER) {
                     Some(Done::Get(done)) => done,
@@ -115,28 +123,28 @@ impl Face {
     fn exists(&mut self, keys: &[ObjectKey], options: Options) -> Result<Vec<bool>> {
         match self {
             Face::Attached(client, _) => client.exists_batch(keys, options),
-            Face::Front(store, _) => Ok(store.exists_batch(keys, options)),
+            Face::Front(store, ..) => Ok(store.exists_batch(keys, options)),
         }
     }
 
     fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
         match self {
             Face::Attached(client, _) => client.remove(keys, options),
-            Face::Front(store, _) => store.remove(keys, options),
+            Face::Front(store, ..) => store.remove(keys, options),
         }
     }
 
     fn clear(&self, namespace: NamespaceId, options: Options) -> Result<()> {
         match self {
             Face::Attached(client, _) => client.clear(namespace, options).map(drop),
-            Face::Front(store, _) => store.clear(namespace, options).map(drop),
+            Face::Front(store, ..) => store.clear(namespace, options).map(drop),
         }
     }
 
     fn flush(&self, options: Options) -> Result<()> {
         match self {
             Face::Attached(client, _) => client.flush(options).map(drop),
-            Face::Front(store, _) => store.flush(options).map(drop),
+            Face::Front(store, ..) => store.flush(options).map(drop),
         }
     }
 }
@@ -193,7 +201,7 @@ impl Client {
         for group in &groups {
             let mut objects = Vec::new();
             for &object in group {
-                let version = self.shared.oracle().put(object);
+                let version = self.shared.oracle().put(self.face.store(), object);
                 let mut target =
                     self.memory.target(length(object), Shape::draw(&mut self.rng), &mut self.rng);
                 target.fill(&content(object, version, 0..length(object)));
@@ -208,10 +216,11 @@ impl Client {
         self.alone =
             done.iter().any(|done| matches!(&done.outcome, Err(e) if e.kind == ErrorKind::Unavailable));
         drop(done);
-        // What was asked twice may be under way on the first link still, and what goes on to peers anywhere.
-        let once = self.face.links() == links && matches!(self.face, Face::Attached(..));
+        // What was asked twice may be under way on the first link still. What a store puts by itself is over with its outcome: it tells its
+        // peers of a removal behind all that it offered them before.
+        let (once, own) = (self.face.links() == links, matches!(self.face, Face::Front(..)));
         for ((object, version, target), stored) in lent.into_iter().zip(outcomes) {
-            self.shared.oracle().put_ended(object, version, stored && once);
+            self.shared.oracle().put_ended(object, version, own || stored && once);
             let mut tally = self.shared.tally();
             tally.puts += 1;
             tally.stored += u64::from(stored);
@@ -247,7 +256,9 @@ impl Client {
                 tally.hits += 1;
                 tally.bytes += bytes;
                 let got: Vec<u8> = target.pieces().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
-                if let Some(wrong) = self.shared.oracle().read(object, &stretch, &got, since) {
+                if let Some(wrong) =
+                    self.shared.oracle().read(self.face.store(), object, &stretch, &got, since)
+                {
                     tally.wrong += 1;
                     tally.found(wrong);
                 }
@@ -269,7 +280,7 @@ impl Client {
         for (object, _) in some.into_iter().zip(found).filter(|(_, here)| *here) {
             let mut tally = self.shared.tally();
             tally.found_here += 1;
-            if let Some(wrong) = self.shared.oracle().exists(object, since) {
+            if let Some(wrong) = self.shared.oracle().exists(self.face.store(), object, since) {
                 tally.wrong += 1;
                 tally.found(wrong);
             }
@@ -282,7 +293,7 @@ impl Client {
         let keys: Vec<ObjectKey> = some.iter().map(|object| key(*object)).collect();
         let begun = self.shared.oracle().moment();
         if self.face.remove(&keys, options).is_ok() {
-            some.into_iter().for_each(|object| self.shared.oracle().gone(object, begun));
+            some.into_iter().for_each(|object| self.shared.oracle().gone(self.face.store(), object, begun));
             self.shared.tally().removals += 1;
         }
     }
@@ -292,7 +303,7 @@ impl Client {
         let begun = self.shared.oracle().moment();
         if self.face.clear(namespace(number), options).is_ok() {
             let of = (0..OBJECTS).filter(|object| object % NAMESPACES == number);
-            of.for_each(|object| self.shared.oracle().gone(object, begun));
+            of.for_each(|object| self.shared.oracle().gone(self.face.store(), object, begun));
             self.shared.tally().removals += 1;
         }
     }

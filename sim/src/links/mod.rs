@@ -1,5 +1,5 @@
-//! Stores and clients over simulated links, each run of one seed: clients attached to a store process, or a store with
-//! peers. Packets are dropped, repeated, overtaken, changed and late; links break, fall silent and are parted; store
+//! Stores and clients over simulated links, each run of one seed: clients attached to a store process, which may have a peer itself, or one
+//! or two stores with the same peers. Packets are dropped, repeated, overtaken, changed and late; links break, fall silent and are parted; store
 //! processes are killed and come back; clients give up at deadlines and use their memory again.
 //!
 //! Held against it: every byte of every hit, every object that is found, and memory that came back, which nothing may
@@ -51,6 +51,8 @@ pub struct Plan {
     pub ops: u32,
     /// Nothing goes wrong.
     pub calm: bool,
+    /// Stores with peers, whatever the seed says.
+    pub peers: bool,
     /// The bug that clients' ends of links have.
     pub plant: Plant,
 }
@@ -79,8 +81,9 @@ impl Task for Fate {
                     self.shared.tally().kills += 1;
                 }
             }
-            // A store tells its peers later what was put; it is never known that nothing is under way to them.
-            1..5 if self.machines.len() == 1 => {
+            1..5 => {
+                // At the first clients are attached.
+                self.machines[0].cut_all();
                 machine.cut_all();
                 let moment = self.shared.oracle().moment();
                 self.cut.get_or_insert((moment, self.clock.now().after(UNDER_WAY)));
@@ -129,10 +132,11 @@ fn go(plan: &Plan, shared: &Shared) {
     let ground = Ground { clock, runtime, entropy: Arc::new(SimEntropy::new(rng.next_u64())) };
     // Tasks hold the runtime that holds them.
     let _end = Ended(ground.runtime.clone());
-    let with_peers = rng.one_in(3);
+    let with_peers = rng.one_in(3) | plan.peers;
     let drawn = faults(&mut rng);
     let faults = if plan.calm { LinkFaults::default() } else { drawn };
-    let machines: Vec<Machine> = (0..if with_peers { 2 } else { 1 })
+    let has_peer = !with_peers && rng.one_in(2);
+    let machines: Vec<Machine> = (0..if with_peers || has_peer { 2 } else { 1 })
         .map(|_| {
             let mut setup = Setup::draw(&mut rng, false);
             setup.dram_kib = setup.dram_kib.max(1024);
@@ -143,9 +147,15 @@ fn go(plan: &Plan, shared: &Shared) {
             machine
         })
         .collect();
+    if has_peer {
+        machines[0].ask(vec![peer(1, &machines[1])]);
+    }
     machines.iter().for_each(Machine::start);
     let faces: Vec<Face> = match with_peers {
-        true => with_peers_of(&ground, &machines),
+        true => {
+            let (fronts, dram_kib) = (1 + rng.below(2) as usize, [128, 256, 512][rng.below(3) as usize]);
+            (0..fronts).flat_map(|n| with_peers_of(&ground, &machines, n, dram_kib)).collect()
+        }
         false => {
             let clock = Arc::new(ground.clock.clone());
             let attach = |_| Attached::attach(Arc::new(machines[0].clone()), clock.clone(), TIMEOUT);
@@ -181,23 +191,24 @@ fn go(plan: &Plan, shared: &Shared) {
     }
 }
 
+fn peer(at: usize, machine: &Machine) -> Peer {
+    Peer { name: format!("peer{at}"), weight: 1.0, dial: Arc::new(machine.clone()) as Arc<dyn Dial> }
+}
+
 /// A store in front of all machines, and clients of it with a session each.
-fn with_peers_of(ground: &Ground, machines: &[Machine]) -> Vec<Face> {
-    let peer = |(at, machine): (usize, &Machine)| Peer {
-        name: format!("peer{at}"),
-        weight: 1.0,
-        dial: Arc::new(machine.clone()) as Arc<dyn Dial>,
-    };
+fn with_peers_of(ground: &Ground, machines: &[Machine], number: usize, dram_kib: u32) -> Vec<Face> {
     let env = Env {
         disk: None,
         clock: Arc::new(ground.clock.clone()),
         entropy: ground.entropy.clone(),
         runtime: Arc::new(ground.runtime.fresh()),
     };
-    let peers = machines.iter().enumerate().map(peer).collect();
-    let store = pagelith::Store::open_in_with_peers(site::front(), env, peers).expect("opens");
+    let peers = machines.iter().enumerate().map(|(at, machine)| peer(at, machine)).collect();
+    let store = pagelith::Store::open_in_with_peers(site::front(dram_kib), env, peers).expect("opens");
     let store = Arc::new(store);
-    (0..2).map(|_| Face::Front(store.clone(), Box::new(store.session().expect("a session")))).collect()
+    (0..2)
+        .map(|_| Face::Front(store.clone(), Box::new(store.session().expect("a session")), number))
+        .collect()
 }
 
 /// Ends every task with the run.

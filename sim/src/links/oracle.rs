@@ -3,6 +3,9 @@
 //! A put whose call ended without a word, or that was asked for over more than one link, may take effect later: requests
 //! that were given up are still on their way somewhere. It is settled when nothing of it can be under way any more. Who reads
 //! may be told of any version, but not of one that was settled before a removal began that was acked before the read began.
+//!
+//! Of several stores that share peers each answers for itself alone: what it put and then removed it does not bring back. What another put
+//! of the same key, or has a copy of, it may have again.
 
 use std::ops::Range;
 
@@ -14,6 +17,8 @@ pub const NAMESPACES: usize = 2;
 /// One content of an object.
 #[derive(Clone, Debug)]
 struct Version {
+    /// The store that put it.
+    by: usize,
     ended: Option<u64>,
     /// Since when it can take effect no more; `None` while it can.
     settled: Option<u64>,
@@ -22,6 +27,7 @@ struct Version {
 /// A removal or clear that was acked.
 #[derive(Clone, Copy, Debug)]
 struct Gone {
+    by: usize,
     begun: u64,
     acked: u64,
 }
@@ -70,10 +76,10 @@ impl Oracle {
         self.now
     }
 
-    /// A put begins: its version.
-    pub fn put(&mut self, object: usize) -> usize {
+    /// A put begins, of the store `by`: its version.
+    pub fn put(&mut self, by: usize, object: usize) -> usize {
         let versions = &mut self.objects[object].versions;
-        versions.push(Version { ended: None, settled: None });
+        versions.push(Version { by, ended: None, settled: None });
         versions.len() - 1
     }
 
@@ -94,19 +100,29 @@ impl Oracle {
         }
     }
 
-    /// A removal that began at `begun` was acked.
-    pub fn gone(&mut self, object: usize, begun: u64) {
+    /// A removal that began at `begun` was acked by the store `by`.
+    pub fn gone(&mut self, by: usize, object: usize, begun: u64) {
         let acked = self.moment();
-        self.objects[object].gone.push(Gone { begun, acked });
+        self.objects[object].gone.push(Gone { by, begun, acked });
     }
 
-    fn may_be_seen(&self, object: usize, version: &Version, since: u64) -> bool {
-        let over = |gone: &Gone| version.settled.is_some_and(|at| at < gone.begun) && gone.acked < since;
+    fn may_be_seen(&self, by: usize, object: usize, version: &Version, since: u64) -> bool {
+        let own = |gone: &Gone| gone.by == by && version.by == by;
+        let over = |gone: &Gone| {
+            own(gone) && version.settled.is_some_and(|at| at < gone.begun) && gone.acked < since
+        };
         !self.objects[object].gone.iter().any(over)
     }
 
-    /// What is wrong about these bytes of an object, which a read that began at `since` brought.
-    pub fn read(&self, object: usize, stretch: &Range<usize>, bytes: &[u8], since: u64) -> Option<String> {
+    /// What is wrong about these bytes of an object, which a read by way of the store `by` that began at `since` brought.
+    pub fn read(
+        &self,
+        by: usize,
+        object: usize,
+        stretch: &Range<usize>,
+        bytes: &[u8],
+        since: u64,
+    ) -> Option<String> {
         let versions = &self.objects[object].versions;
         let found = (0..versions.len()).rev().find(|no| {
             let head = stretch.start..stretch.end.min(stretch.start + 16);
@@ -117,16 +133,16 @@ impl Oracle {
             return Some(format!("bytes that nobody put object={object} {stretch:?} head={head:02x?}"));
         };
         let version = &versions[no];
-        let seen = self.may_be_seen(object, version, since);
+        let seen = self.may_be_seen(by, object, version, since);
         (!seen).then(|| {
             format!("bytes that were removed object={object} version={no} {version:?} since={since}")
         })
     }
 
     /// What is wrong about an object's being there, as a look-up says that began at `since`.
-    pub fn exists(&self, object: usize, since: u64) -> Option<String> {
+    pub fn exists(&self, by: usize, object: usize, since: u64) -> Option<String> {
         let versions = &self.objects[object].versions;
-        let seen = versions.iter().any(|version| self.may_be_seen(object, version, since));
+        let seen = versions.iter().any(|version| self.may_be_seen(by, object, version, since));
         (!seen).then(|| format!("it exists, and was never put or is gone object={object} since={since}"))
     }
 }
@@ -138,24 +154,37 @@ mod tests {
     #[test]
     fn what_was_removed_may_not_be_read_and_what_may_come_late_may() {
         let mut oracle = Oracle::new();
-        assert!(oracle.exists(3, 0).is_some());
-        let (settled, late) = (oracle.put(3), oracle.put(3));
+        assert!(oracle.exists(0, 3, 0).is_some());
+        let (settled, late) = (oracle.put(0, 3), oracle.put(0, 3));
         oracle.put_ended(3, settled, true);
         oracle.put_ended(3, late, false);
         let begun = oracle.moment();
-        oracle.gone(3, begun);
+        oracle.gone(0, 3, begun);
         let since = oracle.moment();
-        let read = |oracle: &Oracle, no| oracle.read(3, &(5..500), &content(3, no, 5..500), since + 10);
+        let read = |oracle: &Oracle, no| oracle.read(0, 3, &(5..500), &content(3, no, 5..500), since + 10);
         assert!(read(&oracle, settled).is_some_and(|wrong| wrong.contains("removed")));
         assert_eq!(read(&oracle, late), None);
         assert!(read(&oracle, 7).is_some_and(|wrong| wrong.contains("nobody")));
-        assert_eq!(oracle.read(3, &(0..9), &content(3, settled, 0..9), begun), None, "it began before");
+        assert_eq!(oracle.read(0, 3, &(0..9), &content(3, settled, 0..9), begun), None, "it began before");
         let all = oracle.moment();
         oracle.settle(all);
         let begun = oracle.moment();
-        oracle.gone(3, begun);
+        oracle.gone(0, 3, begun);
         let since = oracle.moment();
-        assert!(oracle.exists(3, since).is_some());
+        assert!(oracle.exists(0, 3, since).is_some());
+    }
+
+    #[test]
+    fn a_store_answers_for_what_it_put_and_removed_itself() {
+        let mut oracle = Oracle::new();
+        let (own, others) = (oracle.put(0, 3), oracle.put(1, 3));
+        [own, others].into_iter().for_each(|version| oracle.put_ended(3, version, true));
+        let begun = oracle.moment();
+        oracle.gone(0, 3, begun);
+        let since = oracle.moment();
+        let read = |by, no| oracle.read(by, 3, &(0..9), &content(3, no, 0..9), since + 1);
+        assert!(read(0, own).is_some());
+        assert_eq!((read(0, others), read(1, own), read(1, others)), (None, None, None));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use pagelith::remote::Peer;
 use pagelith::serve::Server;
 use pagelith::transport::closed::Closed;
 use pagelith::transport::dial::{Dial, Dialing, Dialled};
@@ -41,6 +42,8 @@ struct Inner {
     faults: LinkFaults,
     plant: Plant,
     setup: Setup,
+    /// Of its store.
+    peers: Vec<Peer>,
     disk: SimDisk,
     staging: StagingPool,
     /// The process, while it runs.
@@ -73,6 +76,7 @@ impl Machine {
             faults,
             plant: Plant::None,
             setup,
+            peers: Vec::new(),
             disk,
             staging: StagingPool::new(STAGING).expect("memory"),
             up: None,
@@ -86,6 +90,11 @@ impl Machine {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its store has these peers, from its next start on.
+    pub fn ask(&self, peers: Vec<Peer>) {
+        self.lock().peers = peers;
     }
 
     /// Clients' ends of its links have this bug.
@@ -103,7 +112,7 @@ impl Machine {
     /// # Panics
     /// If the store does not open: nothing happens to the disk of such a machine but crashes.
     pub fn start(&self) {
-        let (env, process, setup) = {
+        let (env, process, setup, peers) = {
             let mut inner = self.lock();
             if inner.up.is_some() || inner.opening {
                 return;
@@ -116,10 +125,11 @@ impl Machine {
                 entropy: inner.entropy.clone(),
                 runtime: Arc::new(process.clone()),
             };
-            (env, process, inner.setup.clone())
+            (env, process, inner.setup.clone(), inner.peers.clone())
         };
         // Others go on meanwhile, so not under the lock.
-        let store = Store::open_in(setup.config(), env).expect("opens on a device without faults");
+        let store =
+            Store::open_in_with_peers(setup.config(), env, peers).expect("opens on a device without faults");
         let mut inner = self.lock();
         inner.opening = false;
         inner.up = Some((process, Arc::new(store)));
@@ -237,10 +247,10 @@ impl Dialing for Made {
     }
 }
 
-/// What a store in front of peers is made like: DRAM alone, so that much is asked of them.
-pub fn front() -> pagelith::ValidConfig {
+/// What a store in front of peers is made like: DRAM alone, and little of it, so that much is asked of them.
+pub fn front(dram_kib: u32) -> pagelith::ValidConfig {
     let mut config = pagelith::Config { deadline_ms: 2000, namespaces_max: 8, ..Default::default() };
-    config.dram.bytes = pagelith::Size::kib(512);
+    config.dram.bytes = pagelith::Size::kib(dram_kib);
     config.index.max_objects = Some(1024);
     let facts = Facts { memory_bytes: 1 << 40, memory_source: "simulated".into() };
     config.validate(&facts).expect("a valid configuration")

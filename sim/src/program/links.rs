@@ -32,6 +32,9 @@ pub struct LinksArgs {
     /// Nothing goes wrong.
     #[arg(long)]
     calm: bool,
+    /// Stores with peers alone.
+    #[arg(long)]
+    peers: bool,
     /// Begin no other seed after the first that finds something, or after so many seconds.
     #[arg(long)]
     hunt: Option<u64>,
@@ -85,7 +88,13 @@ pub fn links(args: &LinksArgs) -> ExitCode {
                     if seed >= args.seeds.end || late {
                         return;
                     }
-                    let tally = run(&Plan { seed, ops: args.ops, calm: args.calm, plant: args.plant });
+                    let tally = run(&Plan {
+                        seed,
+                        ops: args.ops,
+                        calm: args.calm,
+                        peers: args.peers,
+                        plant: args.plant,
+                    });
                     let mut sums = lock();
                     sums.0.add(&tally);
                     if !tally.is_clean() {
@@ -94,9 +103,10 @@ pub fn links(args: &LinksArgs) -> ExitCode {
                             println!("seed {seed}: {what}");
                         }
                         println!(
-                            "replay: pagelith-sim links --seeds {seed}..{} --ops {}",
+                            "replay: pagelith-sim links --seeds {seed}..{} --ops {}{}",
                             seed + 1,
-                            args.ops
+                            args.ops,
+                            if args.peers { " --peers" } else { "" }
                         );
                     }
                 }

@@ -104,6 +104,11 @@ pub struct Outcome {
     pub how: String,
 }
 
+/// Whether stores over simulated links have to catch it: it is one between a store and its peers.
+fn is_of_peers(mutant: Mutant) -> bool {
+    matches!(mutant, Mutant::PeersUntold | Mutant::ToldBeforeOffers | Mutant::KeptBehindRemoval)
+}
+
 /// The tests that have to catch a planted bug; the explorer for most.
 fn tests_for(mutant: Mutant) -> Option<&'static str> {
     match mutant {
@@ -147,11 +152,18 @@ fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, Strin
 
 fn try_one(args: &MutantsArgs, mutant: Option<Mutant>) -> std::io::Result<Option<Outcome>> {
     let tests = mutant.and_then(tests_for);
+    let peers = mutant.is_some_and(is_of_peers);
     let mut command = match tests {
         Some(wanted) => match args.tests.iter().find(|(name, _)| name == wanted) {
             Some((_, file)) => Command::new(file),
             None => return Ok(None),
         },
+        None if peers => {
+            let mut hunt = Command::new(std::env::current_exe()?);
+            let (most, seconds) = (u64::from(u32::MAX).to_string(), args.seconds.to_string());
+            hunt.args(["links", "--peers", "--seeds", &format!("0..{most}"), "--hunt", &seconds]);
+            hunt
+        }
         None => {
             let mut hunt = Command::new(std::env::current_exe()?);
             hunt.args(["hunt", "--seconds", &args.seconds.to_string()]);
@@ -169,7 +181,8 @@ fn try_one(args: &MutantsArgs, mutant: Option<Mutant>) -> std::io::Result<Option
         Some((_, counts)) => counts.split("; 0 ignored").next().unwrap_or(counts).to_owned(),
         None => how,
     };
-    let by = tests.map_or_else(|| "the explorer".to_owned(), |name| format!("the tests of {name}"));
+    let explorer = if peers { "stores over links" } else { "the explorer" };
+    let by = tests.map_or_else(|| explorer.to_owned(), |name| format!("the tests of {name}"));
     let mutant = mutant.map_or_else(|| "none".to_owned(), Mutant::name);
     Ok(Some(Outcome { mutant, caught, seconds: began.elapsed().as_secs_f64(), by, how }))
 }

@@ -66,6 +66,7 @@ pub fn render(results: &Path) -> Result<String, String> {
     kernel(&mut out, &lanes);
     planted(&mut out, &mutants);
     pairs(&mut out, &sums);
+    out += RACES;
     out += "\n## Lines of `engine` and `tiers` that the seeds execute\n\n";
     out += &format!("`sim/coverage.sh`: {}\n", coverage.trim());
     Ok(out)
@@ -156,14 +157,30 @@ fn links(out: &mut String, done: &[Done]) {
 
 const LINKS: &str = "\n## Links\n
 `pagelith-sim links --seeds A..B --ops N --jobs 2 --json`: stores and clients over simulated links, two thirds of the seeds with clients
-that are attached, one third with a store that has two peers. *Late* arrived for an operation that was over; *touched late* is memory
-that was written after its operation had ended, *held late* memory that a link had still then. Of attached clients, hits and look-ups are
-compared with puts, removals and clears; of a store with peers with puts alone, since what was told to peers is never known to be
-over. A put that was not answered, or was asked twice, may take effect until its links are gone. What is shown (decision 0024) does not travel
+that are attached, half of those to a store that has a peer itself, one third with one store or two that have the same two peers. *Late* arrived for an operation that was over; *touched late* is memory
+that was written after its operation had ended, *held late* memory that a link had still then. Hits and look-ups are
+compared with puts, removals and clears. A put of a client that was not answered, or was asked twice, may take effect until its links are gone; one of a store with
+peers is over with its outcome, and removed, with the peers told, it does not come back to that store (what another has of the key or puts may). What is shown (decision 0024) does not travel
 on these links.
 
 | seeds | packets | reordered | duplicated | late | dropped | flipped | links cut | stores killed | hits | wrong | touched late | held late |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+";
+
+const RACES: &str = "
+## Threads, memory and any input
+
+What was last run, beside the gate, of what [sim/concurrency](../sim/concurrency/README.md) and [fuzz](../fuzz/README.md) have; of 0714350, whose rings, sends, puts out of a
+client's memory and views were new.
+
+| command | what was seen |
+| --- | --- |
+| `sim/concurrency.sh loom` | 17 kernels, 170,599 orders: nothing |
+| `sim/concurrency.sh shuttle` | 22 scenarios, 44,400 schedules: nothing |
+| `cargo +nightly fuzz run server -- -max_total_time=300 -timeout=60` | 34,797 inputs under AddressSanitizer: nothing wrong; one input was said to take too long while the process was stopped from outside, and by itself takes 0.03 s |
+| `cargo +nightly fuzz run rings -- -max_total_time=300 -timeout=60` | 31,449 inputs: nothing |
+
+Not run again since: `sim/sanitize.sh`, the other fuzz targets, and all of these over what [decision 0047](decisions/0047-stores-with-peers-that-serve.md) changed.
 ";
 
 const PLANTS: &str = "

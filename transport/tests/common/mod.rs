@@ -189,7 +189,8 @@ pub fn pendings(
         .without(Feature::Prefetch)
         .without(Feature::Views)
         .without(Feature::Members)
-        .without(Feature::AsksAgain);
+        .without(Feature::AsksAgain)
+        .without(Feature::Peers);
     let client = Handshake::client(offer, key, &*entropy());
     let server = Handshake::server(offer, admission, &*entropy());
     let client = Pending::new(a, "server".into(), Side::Client, offer, client, outside());

@@ -25,8 +25,6 @@ pub(super) struct Placing {
     pub asked: FxHashMap<Ticket, Vec<usize>>,
     /// Of which the client was not told yet, for want of room on the link.
     untold: VecDeque<(usize, LiesOnSsd)>,
-    /// Somebody else is asked for what is not here.
-    has_peers: bool,
 }
 
 impl Placing {
@@ -52,7 +50,6 @@ impl GetOp {
     /// Ask where these lie, and tell the client of those of which that is known at once.
     pub(super) fn place(&mut self, world: &mut World, link: &mut dyn Link, id: OpId, places: Vec<usize>) {
         let Some(first) = places.first() else { return };
-        self.placing.has_peers = world.session.io.desk.is_some();
         let options = self.options(world, *first);
         let wanted = places.iter().map(|at| &self.wanted[*at]);
         let wanted = wanted.map(|w| (w.key, (!w.whole).then(|| w.stretch.clone())));
@@ -85,7 +82,7 @@ impl GetOp {
                 }
                 // Found in DRAM, or wanted in part of a block: the store reads it.
                 (Ok(GetOutcome::Hit { .. }), _) => None,
-                (Ok(GetOutcome::Miss(_)), _) if self.placing.has_peers => None,
+                (Ok(GetOutcome::Miss(_)), _) if self.has_peers => None,
                 (Ok(GetOutcome::Miss(cause)), _) => Some(Verdict::Miss(cause)),
                 (Err(error), _) => Some(Verdict::Failed(error)),
             };

@@ -1,0 +1,57 @@
+//! How the requests of a client are treated.
+
+use std::time::Duration;
+
+use pagelith_io::clock::Mono;
+use pagelith_layouts::wire::request::Terms;
+
+use super::Server;
+use crate::batch::Options;
+use crate::put::Came;
+use crate::session::begin_request;
+
+/// Most requests of a client that are remembered, so that what it asks for under one of them counts as equally recent.
+const REQUESTS_MAX: usize = 1024;
+
+/// How an operation is to be treated.
+#[derive(Clone, Copy)]
+pub(super) struct Manner {
+    pub options: Options,
+    pub deadline: Mono,
+    /// Whose put it is, if it is one.
+    pub came: Came,
+}
+
+impl Server {
+    pub(super) fn manner(&mut self, terms: Terms) -> Manner {
+        let came = match terms.of_store {
+            true => Came::OfStore(self.world.shared().removals.quiet()),
+            false => Came::Put,
+        };
+        if terms.of_store {
+            // What stores ask their peers goes no further, or two that are each other's would never end.
+            self.world.session.io.desk = None;
+        }
+        let timeout = (terms.deadline_ms > 0).then(|| Duration::from_millis(terms.deadline_ms.into()));
+        let mut youngest_first = self.requests.iter().rev();
+        let known = youngest_first.find(|(theirs, _)| *theirs == terms.request).map(|(_, own)| *own);
+        let request = match (terms.request, known) {
+            // All of it is one request, however many batches it becomes here.
+            (0, _) => begin_request(self.world.shared()),
+            (_, Some(own)) => own,
+            (theirs, None) => {
+                let own = begin_request(self.world.shared());
+                if self.requests.len() >= REQUESTS_MAX {
+                    self.requests.pop_front();
+                }
+                self.requests.push_back((theirs, own));
+                own
+            }
+        };
+        // The longest that the store would take by itself is the longest that a peer may ask for.
+        let shared = self.world.shared();
+        let timeout = timeout.map(|t| t.min(shared.config.deadline()));
+        let options = Options { request: Some(request), depth: terms.depth, timeout, wait: None };
+        Manner { options, deadline: shared.deadline(timeout), came }
+    }
+}
