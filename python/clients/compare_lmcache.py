@@ -1,21 +1,15 @@
-"""Stores, loads and look-ups of LMCache's L2 adapters, made by its own factory: Pagelith's beside LMCache's for files, in Python, in
-C++ and in C++ with O_DIRECT, in turns. GB/s and CPU-seconds per GB, and keys looked up a second.
-
-    python compare_lmcache.py DIR [--sizes 65536,1048576] [--rounds 3] [--adapters pagelith,fs]
-
-DIR is on the drive that is meant. Several tasks of 64 objects are under way at a time. Loads are by an adapter that was made anew; before
-them the page cache is dropped (as root), through which two of the peers read. Medians of the rounds; ratios hold within a run.
+"""The sides of `compare.py` that are LMCache's L2 adapters, made by its own factory: Pagelith's beside LMCache's for files, in Python, in
+C++ and in C++ with O_DIRECT. Loads are by an adapter that was made anew.
 """
 
-import argparse
 import os
 import select
 import shutil
-import statistics
-import time
+import sys
 
 import lmcache_parts as parts
 import torch
+from compare_worker import BATCH, Clock, drop_caches, figures, serve
 from lmcache.v1.distributed.api import MemoryLayoutDesc
 from lmcache.v1.distributed.config import L1MemoryManagerConfig
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter
@@ -23,11 +17,12 @@ from lmcache.v1.distributed.l2_adapters.config import get_l2_adapter_config_clas
 from lmcache.v1.distributed.memory_manager import L1MemoryManager
 from lmcache.v1.platform import consume_fd
 
-BATCH, UNDER_WAY = 64, 4
+# Tasks at a time, as its controllers submit them.
+UNDER_WAY = 4
 
 
 def pagelith(folder):
-    ssd = {"dirs": [folder], "bytes": "12GiB"}
+    ssd = {"dirs": [folder], "bytes": "4GiB"}
     return parts.plugin(store={"dram": {"bytes": "256MiB", "promote": "never"}, "index": {"max_objects": 1000000}, "ssd": ssd}, put_wait_ms=60000)
 
 
@@ -41,17 +36,6 @@ ADAPTERS = {
 
 def make(spec):
     return create_l2_adapter(get_l2_adapter_config_class(spec["type"]).from_dict(spec))
-
-
-class Clock:
-    """Wall time and CPU time of this process, its threads with it."""
-
-    def __enter__(self):
-        self.wall, self.cpu = time.perf_counter(), time.process_time()
-        return self
-
-    def __exit__(self, *_):
-        self.wall, self.cpu = time.perf_counter() - self.wall, time.process_time() - self.cpu
 
 
 def run(fd, submit, take, batches):
@@ -106,11 +90,10 @@ def settle(adapter):
 
 
 def one_round(spec_of, folder, size, count, memory, layouts):
-    """What an adapter took: (GB/s, CPU-s/GB) of stores and of loads, keys a second."""
+    """What an adapter took: GB/s and CPU-s/GB of stores and of loads, keys a second."""
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
     keys, others = ([[parts.key(from_ + n * BATCH + at) for at in range(BATCH)] for n in range(count)] for from_ in (0, 1 << 32))
-    gigabytes = count * BATCH * size / 1e9
     # As many bytes in each slot as its place says, whichever chunk is in it.
     patterns = [[(slot * BATCH + at) % 251 + 1 for at in range(BATCH)] for slot in range(len(memory))]
     fill(memory, patterns)
@@ -125,9 +108,7 @@ def one_round(spec_of, folder, size, count, memory, layouts):
     adapter = make(spec_of(folder))
     assert load(adapter, others, memory) == count * BATCH
     fill(memory, [[0] * BATCH] * len(memory))
-    os.sync()
-    with open("/proc/sys/vm/drop_caches", "w") as caches:
-        caches.write("3")
+    drop_caches()
     with Clock() as read:
         here = load(adapter, keys, memory)
     assert here == count * BATCH, f"{here} of {count * BATCH} objects were loaded"
@@ -137,8 +118,7 @@ def one_round(spec_of, folder, size, count, memory, layouts):
         assert look(adapter, keys * 4, layouts) == 4 * count * BATCH
     adapter.close()
     shutil.rmtree(folder, ignore_errors=True)
-    speed = [(gigabytes / clock.wall, clock.cpu / gigabytes) for clock in (written, read)]
-    return (*speed[0], *speed[1], 4 * count * BATCH / asked.wall)
+    return figures(count * BATCH * size, written, read, 4 * count * BATCH, asked)
 
 
 def fill(memory, patterns):
@@ -147,33 +127,17 @@ def fill(memory, patterns):
             parts.view(one).fill_(byte)
 
 
-def main():
-    asked = argparse.ArgumentParser()
-    asked.add_argument("dir")
-    asked.add_argument("--sizes", default="65536,262144,1048576,4194304")
-    asked.add_argument("--rounds", type=int, default=3)
-    asked.add_argument("--bytes", type=int, default=1 << 30)
-    asked.add_argument("--adapters", help="names of them, with / between; all, unless given")
-    given = asked.parse_args()
-    named = given.adapters.split("/") if given.adapters else list(ADAPTERS)
-    print("| object | adapter | store GB/s | CPU-s/GB | load GB/s | CPU-s/GB | look-ups, keys/s |\n| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
-    for size in map(int, given.sizes.split(",")):
-        layout = MemoryLayoutDesc(shapes=[torch.Size([2, 8, size // 2048, 64])], dtypes=[torch.bfloat16])
-        l1 = L1MemoryManager(L1MemoryManagerConfig(size_in_bytes=UNDER_WAY * BATCH * size + (1 << 20), use_lazy=False, shm_name=""))
-        memory = [l1.allocate(layout, BATCH)[1] for _ in range(UNDER_WAY)]
-        count = max(1, given.bytes // (BATCH * size))
-        rounds = {name: [] for name in named}
-        for _ in range(given.rounds):
-            for name in named:
-                folder = os.path.join(given.dir, name.replace(", ", "_"))
-                rounds[name].append(one_round(ADAPTERS[name], folder, size, count, memory, {0: layout}))
-        for name, seen in rounds.items():
-            middle = [statistics.median(column) for column in zip(*seen)]
-            print(f"| {size >> 10} KiB | {name} | {middle[0]:.2f} | {middle[1]:.2f} | {middle[2]:.2f} | {middle[3]:.2f} | {middle[4]:,.0f} |", flush=True)
-        for objects in memory:
-            l1.free(objects)
-        l1.close()
+def main(size, length, directory):
+    layout = MemoryLayoutDesc(shapes=[torch.Size([2, 8, size // 2048, 64])], dtypes=[torch.bfloat16])
+    l1 = L1MemoryManager(L1MemoryManagerConfig(size_in_bytes=UNDER_WAY * BATCH * size + (1 << 20), use_lazy=False, shm_name=""))
+    memory = [l1.allocate(layout, BATCH)[1] for _ in range(UNDER_WAY)]
+    count = max(1, length // (BATCH * size))
+
+    def asked(name):
+        return one_round(ADAPTERS[name], os.path.join(directory, name.replace(", ", "_")), size, count, memory, {0: layout})
+
+    serve(list(ADAPTERS), asked)
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -2,8 +2,8 @@
 # Makes environments with SGLang's cache controllers, with vLLM and with LMCache, for machines without a GPU: torch as the index has
 # it, and of the engines the packages alone, with what they import for this. About 22 GB, from a package index.
 #
-#   python/clients/setup.sh DIR [PYTHON]     PYTHON is python3 unless it is given; it makes DIR/sglang, DIR/vllm, DIR/lmcache and
-#                                    DIR/lmcache_tests, LMCache's own
+#   python/clients/setup.sh DIR [PYTHON]     PYTHON is python3 unless it is given; it makes DIR/sglang, DIR/vllm, DIR/lmcache,
+#                                    DIR/lmcache_tests, LMCache's own, and DIR/mooncake, to compare with
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 dir=${1:?a directory} python=${2:-python3}
@@ -16,6 +16,8 @@ environment sglang
 "${pip[@]}" torch==2.14.1 torchvision numpy
 "${pip[@]}" --requirement "$here/sglang_requirements.txt"
 "${pip[@]}" --no-deps sglang==0.5.23
+# Beside the environment: in it SGLang's tests would find it instead of Pagelith's interface.
+"${pip[@]}" --no-deps --target "$dir/mooncake" mooncake-transfer-engine-non-cuda==0.3.13.post1
 
 environment vllm
 "${pip[@]}" torch==2.13.0 numpy

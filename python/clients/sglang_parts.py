@@ -23,7 +23,7 @@ from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
-from sglang.srt.runtime_context import get_parallel, publish
+from sglang.srt.runtime_context import get_flags, get_parallel, publish
 from sglang.srt.server_args import ServerArgs
 
 PAGE = 64
@@ -46,6 +46,8 @@ def place(**changed):
     # Experts are the layout's business alone, which has to add up.
     values["moe_tp_size"] = values["tp_size"]
     get_parallel().override_permanently(**values)
+    # Which it makes of the sizes before these are placed.
+    get_flags().dp.enabled = values["attn_dp_size"] > 1
 
 
 def one_rank_group():
@@ -69,13 +71,13 @@ def mha(layout, heads=2, head_dim=32, pages=TOKENS // PAGE, first=0):
     return device, host
 
 
-def mla(layout, dsa=False, **more):
+def mla(layout, dsa=False, rank=64, rope=16, pages=TOKENS // PAGE, **more):
     if dsa:
         device = DSATokenToKVPool(
-            TOKENS, PAGE, 64, torch.bfloat16, 16, LAYERS, "cpu", 128, False, 80
+            pages * PAGE, PAGE, rank, torch.bfloat16, rope, LAYERS, "cpu", 128, False, rank + rope
         )
     else:
-        device = MLATokenToKVPool(TOKENS, PAGE, torch.bfloat16, 64, 16, LAYERS, "cpu", False)
+        device = MLATokenToKVPool(pages * PAGE, PAGE, torch.bfloat16, rank, rope, LAYERS, "cpu", False)
     info = device._mla_buffer_info()
     host = MLATokenToKVPoolHost(
         info, 1.0, 0, PAGE, layout, pin_memory=False, allocator_type=get_allocator_type(), target_layer_num=LAYERS, **capacity(device), **more

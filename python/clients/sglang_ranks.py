@@ -25,7 +25,11 @@ LAYOUTS = {
     "pipeline, mla and mamba": lambda rank: dict(pp_size=RANKS, pp_rank=rank),
     "context": lambda rank: dict(tp_size=RANKS, tp_rank=rank, attn_cp_size=RANKS, attn_cp_rank=rank),
     SHARED_KV: lambda rank: dict(tp_size=RANKS, tp_rank=rank, attn_cp_size=RANKS, attn_cp_rank=rank),
+    "data": lambda rank: dict(tp_size=RANKS, tp_rank=rank, attn_dp_size=RANKS, attn_dp_rank=rank),
+    "data, mla and mamba": lambda rank: dict(tp_size=RANKS, tp_rank=rank, attn_dp_size=RANKS, attn_dp_rank=rank),
 }
+# Whose ranks are replicas: each serves prompts of its own, and asks nobody else.
+REPLICAS = [model for model in LAYOUTS if model.startswith("data")]
 
 
 class Rank(Scenario):
@@ -42,6 +46,7 @@ class Rank(Scenario):
         groups = {
             "pipeline": dict(group=self.alone, pp_group=world),
             "context": dict(group=world, attn_cp_group=world, attn_tp_group=self.alone),
+            "data": dict(group=self.alone),
         }[self.model.split(",")[0]]
         self.sidecars, self.trailing, self.derived = [], [], []
         if "mla" not in self.model:
@@ -57,8 +62,8 @@ class Rank(Scenario):
 
     @property
     def seed(self):
-        """What makes this rank's bytes up: of KV that all ranks share, the same."""
-        return 1 if self.model == SHARED_KV else 1 + self.rank
+        """What makes this rank's bytes up: of KV that all ranks share, and of a prompt that two replicas serve, the same."""
+        return 1 if self.model in (SHARED_KV, *REPLICAS) else 1 + self.rank
 
     def of_each_page(self, prompt):
         return [(host, (self.seed, seed)) for host, seed in super().of_each_page(prompt)]
@@ -77,6 +82,9 @@ def settings(model, where):
 def phase_of(scenario, controller, phase):
     backend = controller.storage_backend
     if phase == "write":
+        if scenario.rank and scenario.model in REPLICAS and backend.settings.attach:
+            # What the other replica stores is for this one too.
+            return 0
         told = scenario.write(controller, 1)
         backend._store.flush()
         return told

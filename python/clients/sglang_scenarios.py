@@ -22,7 +22,7 @@ NAMED = {"backend_name": "pagelith", "module_path": "pagelith.sglang", "class_na
 
 def embedded(directory, **more):
     """The settings of a store in this process."""
-    ssd = {"dirs": [directory], "bytes": "256MiB", "segment_bytes": "16MiB"}
+    ssd = {"dirs": [directory], "bytes": "128MiB", "segment_bytes": "16MiB"}
     return {**NAMED, "store": {"dram": {"bytes": "64MiB"}, "index": {"max_objects": 100000}, "ssd": ssd}, **more}
 
 
@@ -174,11 +174,21 @@ SCENARIOS = {
     "deepseek v4 page_first_direct": Stack(stacks.deepseek_v4, "page_first_direct", page=256, window=2),
     "deepseek v4 layer_first": Stack(stacks.deepseek_v4, "layer_first", page=256, window=2),
     "deepseek v4 of low ratios": Stack(stacks.deepseek_v4_of_low_ratios, "page_first", page=256, window=2),
+    "deepseek v4 and draft": Stack(stacks.deepseek_v4_with_draft, "page_first", page=256, window=2),
+    "sliding window and its draft's": Stack(stacks.sliding_window_with_draft_window, "page_first", window=4),
+    "recurrent page_first": Stack(stacks.recurrent, "page_first"),
+    "recurrent page_first_direct": Stack(stacks.recurrent, "page_first_direct"),
+    "recurrent and sparse": Stack(stacks.recurrent_and_sparse, "page_first"),
+    "recurrent and compressed index": Stack(stacks.recurrent_and_compressed_index, "page_first"),
+    "recurrent and sliding window": Stack(stacks.recurrent_and_sliding_window, "page_first_direct"),
+    "sparse and sparse draft": Stack(stacks.sparse_with_sparse_draft, "page_first"),
+    "sparse and packed draft": Stack(stacks.sparse_with_packed_draft, "page_first_direct"),
+    "minimax": Stack(stacks.minimax, "page_first"),
 }
 
 
 def folder(home, name):
-    return os.path.join(home, name.replace(" ", "_").replace(",", ""))
+    return os.path.join(home, name.replace(" ", "_").replace(",", "").replace("'", ""))
 
 
 def write_all(home, end, attach="", allocator=""):
@@ -221,13 +231,13 @@ def fail(home):
     assert read > 0, "nothing at all was read"
 
 
-def flip(directory, seed):
-    """Turn a bit in every 64 KiB of the payloads."""
+def flip(directory, seed, start=1 << 20):
+    """Turn a bit in every 64 KiB of the payloads, from a byte of the file on."""
     for path in glob.glob(os.path.join(directory, "**", "*"), recursive=True):
         if not os.path.isfile(path) or os.path.getsize(path) < 16 << 20:
             continue
         with open(path, "r+b") as file:
-            for at in range((1 << 20) + seed, os.path.getsize(path), 64 << 10):
+            for at in range(start + seed, os.path.getsize(path), 64 << 10):
                 file.seek(at)
                 byte = file.read(1)
                 if byte and byte != b"\0":

@@ -6,6 +6,7 @@ Run by clients/run.sh. What each scenario writes is written by another process t
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,17 +44,24 @@ class AfterARestart(Case):
                 self.assertEqual(scenario.read(controller, n + 500)[:2], (0, 0))
             self.end()
 
+    def folder(self, name):
+        """Somewhere for the stores of all scenarios, which take some gigabytes until the test ends."""
+        home = os.path.join(self.home, name)
+        self.addCleanup(shutil.rmtree, home, ignore_errors=True)
+        return home
+
     def test_what_a_closed_store_had_is_read_by_the_next_process(self):
-        in_a_process("write", self.home, "closed")
-        self.assert_all_is_there(self.home)
+        home = self.folder("closed")
+        in_a_process("write", home, "closed")
+        self.assert_all_is_there(home)
 
     def test_what_was_flushed_is_read_after_the_process_was_killed(self):
-        home = os.path.join(self.home, "killed")
+        home = self.folder("killed")
         in_a_process("write", home, "killed", ends=-signal.SIGKILL)
         self.assert_all_is_there(home)
 
     def test_a_file_whose_bytes_were_flipped_is_missed_and_nothing_wrong_is_read(self):
-        home = os.path.join(self.home, "flipped")
+        home = self.folder("flipped")
         in_a_process("write", home, "closed")
         shorter = 0
         for n, (name, scenario) in enumerate(SCENARIOS.items()):

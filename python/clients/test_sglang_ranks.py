@@ -1,5 +1,5 @@
 """Several ranks over `pagelith.sglang`, each a process with SGLang's own controller, over its own collectives: pipeline and context
-parallelism."""
+parallelism, and replicas whose attention is data parallel."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import tempfile
 import unittest
 
 import sglang_parts as parts
-from sglang_ranks import LAYOUTS, RANKS, SHARED_KV
+from sglang_ranks import LAYOUTS, RANKS, REPLICAS, SHARED_KV
 from sglang_scenarios import PAGES, Case, flip
 
 WHOLE = PAGES * parts.PAGE
@@ -37,16 +37,20 @@ class Ranks(Case):
         for model in models:
             # A prefix that one rank has lost is shorter for all, or where a state at its end is needed, of no use.
             fewer = 0 if "mamba" in model else WHOLE - 5 * parts.PAGE
-            self.assertEqual(read[model], [([WHOLE, WHOLE, 0],) * RANKS, ([fewer, fewer, 0],) * RANKS], model)
-        flip(directory, 5)
+            whole, short = [WHOLE, WHOLE, 0], [fewer, fewer, 0]
+            # A replica has lost it for itself.
+            lost = (whole, short) if model in REPLICAS else (short, short)
+            self.assertEqual(read[model], [(whole,) * RANKS, lost], model)
+        # What a replica of MLA has takes less than a MiB.
+        flip(directory, 5, start=96 << 10)
         for model, [ranks] in self.run_ranks("read", directory).items():
             self.assertEqual([bad for _, _, bad in ranks], [0] * RANKS, model)
             self.assertTrue(all(read < WHOLE for _, read, _ in ranks), (model, ranks))
 
     def test_attached_all_ranks_use_one_store_process_which_is_started_again(self):
         store = self.serve()
-        # One rank alone writes what all have alike.
-        written = {**dict.fromkeys(LAYOUTS, [(WHOLE,) * RANKS]), SHARED_KV: [(WHOLE, 0)]}
+        # One rank alone writes what all have alike, and one replica what the other one reads.
+        written = {**dict.fromkeys(LAYOUTS, [(WHOLE,) * RANKS]), **dict.fromkeys([SHARED_KV, *REPLICAS], [(WHOLE, 0)])}
         self.assertEqual(self.run_ranks("write", store.address), written)
         store.stop()
         store.start()

@@ -1,7 +1,7 @@
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Protocol, final
+from typing import Any, Generic, Literal, Protocol, TypeVar, final
 
 from typing_extensions import Buffer
 
@@ -29,6 +29,7 @@ __all__ = [
     "Registration",
     "Request",
     "Store",
+    "Submitted",
     "UnavailableError",
     "View",
     "__version__",
@@ -43,6 +44,8 @@ class _Tensor(Protocol):
 # Bytes side by side: what has a buffer, a tensor, or an address and a length in bytes.
 _Piece = Buffer | _Tensor | tuple[int, int]
 _Memory = _Piece | list[_Piece] | list[tuple[int, int]]
+# What becomes of one object of a batch, or of one page.
+_Outcome = TypeVar("_Outcome")
 # A page's prefix hash: 32 bytes, or a string, which is hashed.
 _Page = bytes | str
 
@@ -230,6 +233,12 @@ class Group:
     def abort(self) -> None: ...
 
 @final
+class Submitted(Generic[_Outcome]):
+    def done(self) -> bool: ...
+    def result(self, timeout: float | None = None) -> list[_Outcome]: ...
+    def __await__(self) -> Generator[Any, None, list[_Outcome]]: ...
+
+@final
 class Store:
     def __new__(cls, config: Mapping[str, Any] | str | os.PathLike[str] | None = None) -> Store: ...
     @staticmethod
@@ -288,6 +297,38 @@ class Store:
         depth: int = 0,
         timeout: float | None = None,
     ) -> list[GetOutcome]: ...
+    def submit_get(
+        self,
+        keys: Sequence[Key],
+        destinations: Sequence[_Memory],
+        *,
+        ranges: Sequence[tuple[int, int] | None] | None = None,
+        request: Request | None = None,
+        depth: int = 0,
+        timeout: float | None = None,
+    ) -> Submitted[GetOutcome]: ...
+    def submit_put(
+        self,
+        keys: Sequence[Key],
+        sources: Sequence[_Memory],
+        *,
+        request: Request | None = None,
+        depth: int = 0,
+        timeout: float | None = None,
+        wait: float | None = None,
+    ) -> Submitted[PutOutcome]: ...
+    def submit_put_pages(
+        self,
+        keys: Sequence[Key],
+        sources: Sequence[_Memory],
+        *,
+        base: Key | None = None,
+        required: Sequence[Key] | None = None,
+        request: Request | None = None,
+        depth: int = 0,
+        timeout: float | None = None,
+        wait: float | None = None,
+    ) -> Submitted[PutOutcome]: ...
     def exists(
         self,
         keys: Sequence[Key],

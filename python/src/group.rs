@@ -7,11 +7,12 @@ use pagelith::layouts::key::ObjectKey;
 use pagelith::{ErrorKind, GroupId, Options, PutSlice, Result, attach};
 use pyo3::prelude::*;
 
+use crate::call::{Request, put_options, puts};
 use crate::errors::{UnavailableError, raised};
 use crate::keys::Key;
 use crate::outcome::PutOutcome;
 use crate::reached::Reached;
-use crate::store::{Request, Store, is_forked, put_options, puts};
+use crate::store::{Store, is_forked};
 
 /// A group that was begun: its objects become visible together when it is committed.
 #[pyclass(frozen, module = "pagelith")]

@@ -2,10 +2,14 @@
 //!
 //! One call of Python is one batch of the store. The interpreter's lock is given up for as long as the store works, and the
 //! memory that a call names is held for as long as the call: the store has let go of it when the call returns, whatever
-//! came of it.
+//! came of it. Of a batch that is handed over it is held until that has ended.
 
-#![allow(clippy::disallowed_methods, reason = "reads the configuration file that it is given")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "reads the configuration file that it is given, and has threads for batches that are handed over"
+)]
 
+mod call;
 mod errors;
 mod events;
 mod group;
@@ -17,6 +21,7 @@ mod pin;
 mod reached;
 mod registered;
 mod store;
+mod submitted;
 mod tensor;
 mod view;
 
@@ -34,8 +39,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<events::Event>()?;
     module.add_class::<hits::PoolQuery>()?;
     module.add_class::<hits::PagesFound>()?;
-    module.add_class::<store::Request>()?;
+    module.add_class::<call::Request>()?;
     module.add_class::<store::Store>()?;
+    module.add_class::<submitted::Submitted>()?;
     module.add_class::<group::Group>()?;
     module.add_class::<pin::Pin>()?;
     module.add_class::<registered::Registration>()?;

@@ -60,8 +60,8 @@ impl View {
 
 impl Drop for View {
     fn drop(&mut self) {
-        // SAFETY: filled by `PyObject_GetBuffer` and released once; memory is dropped where the interpreter's lock is held,
-        // since it never leaves the thread that made it (it is not `Send`).
+        // SAFETY: filled by `PyObject_GetBuffer` and released once; memory is dropped where the interpreter's lock is held, since it does not
+        // leave the thread that made it (it is not `Send`) but as a batch's (`submitted::Lent`), which takes the lock.
         unsafe { PyBuffer_Release(&mut *self.0) };
     }
 }

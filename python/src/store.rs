@@ -1,39 +1,36 @@
 //! A store in this process.
 
 use std::path::PathBuf;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use pagelith::config::{ConfigFormat, Facts};
 use pagelith::io::shm::Region;
-use pagelith::layouts::key::ObjectKey;
 use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key as SharedKey;
-use pagelith::{Config, GetSlice, Options, PagesQuery, PutSlice};
+use pagelith::{Config, PagesQuery};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
+use crate::call::{Gets, Puts, Request, Span, options, put_options, put_pages, puts, together};
 use crate::errors::{ClosedError, ForkedError, InternalError, InvalidError, raised, refused};
 use crate::events::Event;
 use crate::group::Group;
 use crate::hits::{PagesFound, PoolQuery};
 use crate::keys::{Key, Namespace, Page, keys};
-use crate::memory::Memory;
 use crate::outcome::{FlushReport, GetOutcome, PutOutcome};
 use crate::pin::Pin;
 use crate::reached::Reached;
 use crate::registered::Registration;
+use crate::submitted::{Queue, Submitted};
 use crate::view::View;
-
-/// One request of a cache controller: what is asked for under it counts as equally recent.
-#[pyclass(frozen, module = "pagelith")]
-pub struct Request(pagelith::Request);
 
 /// A store in this process: memory, and SSD if it is configured; or another process's that this one is attached to. Any
 /// thread may call it.
 #[pyclass(frozen, module = "pagelith")]
 pub struct Store {
-    store: RwLock<Option<Reached>>,
+    store: Arc<RwLock<Option<Reached>>>,
+    submitted: Queue,
     process: u32,
 }
 
@@ -42,64 +39,10 @@ pub fn is_forked(process: u32) -> bool {
     std::process::id() != process
 }
 
-/// How a call is to be treated.
-pub fn options(request: Option<&Bound<'_, Request>>, depth: u32, timeout: Option<f64>) -> PyResult<Options> {
-    let (request, timeout) = (request.map(|request| request.get().0), seconds("timeout", timeout)?);
-    Ok(Options { request, depth, timeout, ..Options::default() })
-}
-
-/// How a put is to be treated.
-pub fn put_options(
-    request: Option<&Bound<'_, Request>>,
-    depth: u32,
-    timeout: Option<f64>,
-    wait: Option<f64>,
-) -> PyResult<Options> {
-    Ok(Options { wait: seconds("wait", wait)?, ..options(request, depth, timeout)? })
-}
-
-fn seconds(what: &str, given: Option<f64>) -> PyResult<Option<Duration>> {
-    let wrong = |_| InvalidError::new_err(format!("is no time in seconds {what}={given:?}"));
-    given.map(Duration::try_from_secs_f64).transpose().map_err(wrong)
-}
-
-/// Objects of a call, to be put.
-pub struct Objects<'a> {
-    keys: Vec<ObjectKey>,
-    pieces: Vec<Vec<&'a [u8]>>,
-}
-
-impl Objects<'_> {
-    pub fn slices(&self) -> Vec<PutSlice<'_>> {
-        self.keys.iter().zip(&self.pieces).map(|(key, pieces)| PutSlice { key: *key, pieces }).collect()
-    }
-}
-
-/// Lend the memory of objects to `put`.
-pub fn puts(
-    given: Vec<Bound<'_, Key>>,
-    sources: &[Bound<'_, PyAny>],
-    put: impl FnOnce(Objects<'_>) -> PyResult<Vec<pagelith::Result<pagelith::PutOutcome>>>,
-) -> PyResult<Vec<PutOutcome>> {
-    let memory = Memory::to_read(sources)?;
-    let keys = keys(given);
-    as_many(keys.len(), memory.len())?;
-    // SAFETY: the documentation of puts asks that nobody writes there until they return, and `memory` is borrowed as long.
-    let pieces = unsafe { memory.read() };
-    let outcomes = put(Objects { keys, pieces })?;
-    Ok(outcomes.into_iter().map(PutOutcome).collect())
-}
-
-fn as_many(keys: usize, memories: usize) -> PyResult<()> {
-    match keys == memories {
-        true => Ok(()),
-        false => Err(InvalidError::new_err(format!("a memory for each key keys={keys} memories={memories}"))),
-    }
-}
-
 impl Store {
     fn of(reached: Reached) -> Store {
-        Store { store: RwLock::new(Some(reached)), process: std::process::id() }
+        let store = Arc::new(RwLock::new(Some(reached)));
+        Store { store, submitted: Queue::default(), process: std::process::id() }
     }
 
     /// Do something with the store, without the interpreter's lock.
@@ -107,6 +50,23 @@ impl Store {
         self.check_process()?;
         let done = py.detach(|| self.store.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(body));
         done.ok_or_else(|| ClosedError::new_err("store is closed"))
+    }
+
+    /// Have a thread of the queue do `work`, and make of each of its outcomes what Python is told.
+    fn submit<T: 'static, O: Send + 'static, P: for<'py> IntoPyObject<'py> + 'static>(
+        &self,
+        py: Python<'_>,
+        lent: T,
+        work: impl FnOnce(&Reached, &mut T) -> Vec<O> + Send + 'static,
+        told: fn(O) -> P,
+    ) -> PyResult<Submitted> {
+        self.check_process()?;
+        let store = self.store.clone();
+        let work = move |lent: &mut T| {
+            let store = store.read().unwrap_or_else(PoisonError::into_inner);
+            store.as_ref().map(|store| work(store, lent))
+        };
+        Submitted::to(&self.submitted, py, self.process, lent, work, told)
     }
 
     fn check_process(&self) -> PyResult<()> {
@@ -246,18 +206,9 @@ impl Store {
         wait: Option<f64>,
     ) -> PyResult<Vec<PutOutcome>> {
         let options = put_options(request, depth, timeout, wait)?;
-        let base = base.map(|base| base.get().0);
-        let required = required.map(crate::keys::keys);
-        if base.is_some() && required.is_some() {
-            return Err(InvalidError::new_err("what is attached to a base is whole: base and required"));
-        }
+        let (base, required) = together(base, required)?;
         puts(keys, &sources, |objects| {
-            let slices = objects.slices();
-            let groups: Vec<_> = slices.chunk_by(|a, b| a.key.hash() == b.key.hash()).collect();
-            self.with(py, |store| match &required {
-                Some(required) => store.put_parts(required, &groups, options),
-                None => store.put_pages(base, &groups, options),
-            })
+            self.with(py, |store| put_pages(store, &objects, base, required.as_deref(), options))
         })
     }
 
@@ -282,37 +233,78 @@ impl Store {
         py: Python<'_>,
         keys: Vec<Bound<'_, Key>>,
         destinations: Vec<Bound<'_, PyAny>>,
-        ranges: Option<Vec<Option<(u64, u64)>>>,
+        ranges: Option<Vec<Span>>,
         request: Option<&Bound<'_, Request>>,
         depth: u32,
         timeout: Option<f64>,
     ) -> PyResult<Vec<GetOutcome>> {
         let options = options(request, depth, timeout)?;
-        let mut memory = Memory::to_write(&destinations)?;
-        let keys = crate::keys::keys(keys);
-        as_many(keys.len(), memory.len())?;
-        let ranges = ranges.unwrap_or_else(|| vec![None; keys.len()]);
-        if ranges.len() != keys.len() {
-            let (keys, ranges) = (keys.len(), ranges.len());
-            return Err(InvalidError::new_err(format!("a range for each key keys={keys} ranges={ranges}")));
-        }
-        // SAFETY: the documentation asks that nobody touches it until this returns; `memory` is borrowed as long, and was taken
-        // to be written.
-        let mut pieces = unsafe { memory.write() };
-        let outcomes = self.with(py, |store| {
-            let mut gets: Vec<_> = keys
-                .iter()
-                .zip(&ranges)
-                .zip(&mut pieces)
-                .map(|((key, range), pieces)| GetSlice {
-                    key: *key,
-                    range: range.map(|(from, to)| from..to),
-                    pieces,
-                })
-                .collect();
-            store.get(&mut gets, options)
-        })?;
+        let mut gets = Gets::of(keys, &destinations, ranges)?;
+        let mut lent = gets.lend();
+        let outcomes = self.with(py, |store| lent.get(store, options))?;
         Ok(outcomes.into_iter().map(GetOutcome).collect())
+    }
+
+    /// Hand a batch of gets to a thread of the store's own, and go on at once: what became of it is asked of what this returns. The memory is
+    /// held until the batch has ended, whether or not anybody asks; nobody may read or write it until then. `timeout` counts from when a
+    /// thread begins it.
+    #[pyo3(signature = (keys, destinations, *, ranges=None, request=None, depth=0, timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn submit_get(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, Key>>,
+        destinations: Vec<Bound<'_, PyAny>>,
+        ranges: Option<Vec<Span>>,
+        request: Option<&Bound<'_, Request>>,
+        depth: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<Submitted> {
+        let options = options(request, depth, timeout)?;
+        let gets = Gets::of(keys, &destinations, ranges)?;
+        self.submit(py, gets, move |store, gets| gets.lend().get(store, options), GetOutcome)
+    }
+
+    /// The same of a batch of puts. Nobody may write its memory until it has ended.
+    #[pyo3(signature = (keys, sources, *, request=None, depth=0, timeout=None, wait=None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn submit_put(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, Key>>,
+        sources: Vec<Bound<'_, PyAny>>,
+        request: Option<&Bound<'_, Request>>,
+        depth: u32,
+        timeout: Option<f64>,
+        wait: Option<f64>,
+    ) -> PyResult<Submitted> {
+        let options = put_options(request, depth, timeout, wait)?;
+        let puts = Puts::of(keys, &sources)?;
+        self.submit(py, puts, move |store, puts| store.put(&puts.lend().slices(), options), PutOutcome)
+    }
+
+    /// The same of pages, as `put_pages` puts them.
+    #[pyo3(signature = (keys, sources, *, base=None, required=None, request=None, depth=0, timeout=None, wait=None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn submit_put_pages(
+        &self,
+        py: Python<'_>,
+        keys: Vec<Bound<'_, Key>>,
+        sources: Vec<Bound<'_, PyAny>>,
+        base: Option<&Bound<'_, Key>>,
+        required: Option<Vec<Bound<'_, Key>>>,
+        request: Option<&Bound<'_, Request>>,
+        depth: u32,
+        timeout: Option<f64>,
+        wait: Option<f64>,
+    ) -> PyResult<Submitted> {
+        let options = put_options(request, depth, timeout, wait)?;
+        let (base, required) = together(base, required)?;
+        let puts = Puts::of(keys, &sources)?;
+        let put = move |store: &Reached, puts: &mut Puts| {
+            put_pages(store, &puts.lend(), base, required.as_deref(), options)
+        };
+        self.submit(py, puts, put, PutOutcome)
     }
 
     /// Which objects are here.
@@ -463,11 +455,12 @@ impl Store {
         Ok((told.events.into_iter().map(Event).collect(), told.lost))
     }
 
-    /// Flush, close and release everything, once every call under way has returned. `None` if it was closed before, or is
+    /// Flush, close and release everything, once every call under way has returned and every batch handed over has ended. `None` if it was closed before, or is
     /// another process's, which goes on.
     fn close(&self, py: Python<'_>) -> PyResult<Option<FlushReport>> {
         self.check_process()?;
         let closed = py.detach(|| {
+            self.submitted.finish();
             let store = self.store.write().unwrap_or_else(PoisonError::into_inner).take();
             store.map_or(Ok(None), Reached::close)
         });
@@ -488,7 +481,10 @@ impl Drop for Store {
     fn drop(&mut self) {
         if is_forked(self.process) {
             // Its threads are not here to be waited for, and its files are the other process's.
-            std::mem::forget(self.store.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            std::mem::forget(self.store.clone());
+        } else if self.submitted.is_used() {
+            // What is under way needs the interpreter's lock when it ends.
+            Python::attach(|py| py.detach(|| self.submitted.finish()));
         }
     }
 }

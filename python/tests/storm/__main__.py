@@ -50,6 +50,8 @@ ALWAYS = (
     "dropped while it was under way",
     "not moved while a call had it",
     "ended without its memory",
+    "handed over and waited for",
+    "handed over and forgotten",
     "error: busy",
     "slots looked at",
 )

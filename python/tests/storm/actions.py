@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from functools import partial
 
 import pagelith
 
@@ -52,7 +53,13 @@ class Actions:
             there.fill(each.content)
         return places
 
-    def _put(self, name: str, objects: list[Object], body, states=None) -> Call:
+    def _put(self, name: str, objects: list[Object], body, call=None, submit=None) -> Call:
+        """`body` is what calls, or takes how it calls `call`: by itself, or handed over by `submit`."""
+        places, forgets = self._sources(objects), False
+        if submit is not None:
+            way, forgets = self._way(call, submit, places)
+            body = partial(body, way)
+
         def check(result, places, spoiled):
             for outcome in result if isinstance(result, list) else [result]:
                 self._tally.count(f"{name} {outcome.state}")
@@ -64,7 +71,24 @@ class Actions:
                 if there.bytes != each.content:
                     self._tally.fail(f"{name} changed what it read {each}")
 
-        return Call(name, body, self._sources(objects), check)
+        return Call(name, body, places, check, forgets=forgets)
+
+    # Handing over.
+
+    def _way(self, call, submit, places) -> tuple:
+        """How a call is made: by itself, or handed over and waited for, or handed over and forgotten; and whether it is forgotten. What is named by
+        address has to be held by the caller, who may be interrupted while he waits."""
+        what = self._rng.random() if all(there.may_be_dropped for there in places) else 1
+        if what > 0.4:
+            return call, False
+        forgets = what < 0.1
+
+        def handed(*given, **how):
+            batch = submit(*given, **how)
+            self._tally.count("handed over and forgotten" if forgets else "handed over and waited for")
+            return [] if forgets else batch.result()
+
+        return handed, forgets
 
     def _told(self, name: str, body, check=lambda result: None, whole: bool = False) -> Call:
         """A call without memory."""
@@ -86,8 +110,10 @@ class Actions:
         spans = [span or (0, each.length) for each, span in zip(objects, ranges, strict=True)]
         places = [place(rng, self._home.slots, to - start, self._tensors) for start, to in spans]
 
+        way, forgets = self._way(store.get, store.submit_get, places)
+
         def body(given):
-            return store.get([each.key for each in objects], given, ranges=ranges, **how)
+            return way([each.key for each in objects], given, ranges=ranges, **how)
 
         def check(result, places, spoiled):
             for at, outcome in enumerate(result):
@@ -104,7 +130,7 @@ class Actions:
                         where = f"{len(differ)} bytes differ, from {differ[0]} to {differ[-1]}: {there[differ[0] :][:16].hex()}"
                         self._tally.fail(f"other bytes {objects[at]} {spans[at]} {self._home.name} {outcome!r} {where}")
 
-        return Call("get", body, places, check, writes=True)
+        return Call("get", body, places, check, writes=True, forgets=forgets)
 
     def _range(self, each: Object) -> tuple[int, int]:
         start = self._rng.randrange(each.length)
@@ -138,7 +164,11 @@ class Actions:
     def put(self) -> Call:
         store, how, rng = self._home.store, self._put_how(), self._rng
         objects = [content.single(rng) for _ in range(rng.choice((1, 1, 4, 16)))]
-        return self._put("put", objects, lambda given: store.put([each.key for each in objects], given, **how))
+
+        def body(way, given):
+            return way([each.key for each in objects], given, **how)
+
+        return self._put("put", objects, body, store.put, store.submit_put)
 
     def put_group(self) -> Call:
         store, how = self._home.store, self._put_how()
@@ -155,15 +185,19 @@ class Actions:
         pages = content.groups(rng, rng.choice((1, 3)))
         if rng.random() < 0.5:
             objects = [each for page in pages for each in page]
-            return self._put("put_pages", objects, lambda given: store.put_pages([each.key for each in objects], given, **how))
+
+            def whole(way, given):
+                return way([each.key for each in objects], given, **how)
+
+            return self._put("put_pages", objects, whole, store.put_pages, store.submit_put_pages)
         # Parts of groups, which are whole with the other part.
         which = rng.randrange(2)
         parts, required = [page[which] for page in pages], [each.key for each in pages[0]]
 
-        def body(given):
-            return store.put_pages([each.key for each in parts], given, required=required, **how)
+        def body(way, given):
+            return way([each.key for each in parts], given, required=required, **how)
 
-        return self._put("put_pages in parts", parts, body)
+        return self._put("put_pages in parts", parts, body, store.put_pages, store.submit_put_pages)
 
     def begin_group(self) -> Call:
         store, how, page = self._home.store, self._how(), content.groups(self._rng, 1)[0]
