@@ -190,6 +190,7 @@ pub fn pendings(
         .without(Feature::Views)
         .without(Feature::Members)
         .without(Feature::AsksAgain)
+        .without(Feature::Files)
         .without(Feature::Peers);
     let client = Handshake::client(offer, key, &*entropy());
     let server = Handshake::server(offer, admission, &*entropy());
