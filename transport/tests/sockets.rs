@@ -271,8 +271,8 @@ fn versions_meet_or_part_by_name() {
     let few = Offer { features: Feature::Groups.bit(), ..offer() };
     let mut listener = listener(keys(1), few, Limits::default(), clock());
     let (client, _) = meet_over((of((1, 1), 0), Some(key(1))), &mut listener);
-    // Shared memory, and what lies there, is not for TCP.
-    assert_eq!(client.expect("a link").facts().missing.len(), Feature::ALL.len() - 3);
+    // Shared memory, what lies there, and files are not for TCP.
+    assert_eq!(client.expect("a link").facts().missing.len(), Feature::ALL.len() - 4);
     let (client, server) = meet_over((of((1, 1), Feature::Durable.bit()), Some(key(1))), &mut listener);
     let text = client.map(|_| ()).expect_err("durable is required").to_string();
     assert_eq!(text, "the peers do not fit: features are missing names=durable");
