@@ -10,8 +10,8 @@ use pagelith_tiers::policy::Recency;
 use crate::core::Core;
 use crate::index::{PREFETCH_GROUP, TICK_MODULUS};
 use crate::published::{Reading, TRIES};
-use crate::session::PageSteps;
 use crate::shared::Shared;
+use crate::steps::PageSteps;
 use crate::touched::{Touched, note};
 
 /// Which of `keys` are here, all of them at one moment. What is here counts as asked for.

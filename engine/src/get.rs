@@ -34,8 +34,9 @@ use crate::fetch::{self, Flight, Held, Landed};
 use crate::locate::{self, Located};
 use crate::outcome::{GetOutcome, MissCause, Ticket};
 use crate::plan::{self, Fetch, HeaderPlace, Piece, Target};
-use crate::session::{PageSteps, SessionIo, release_segment};
+use crate::session::{SessionIo, release_segment};
 use crate::slot::{Aim, Slot, Step};
+use crate::steps::PageSteps;
 
 /// Tries of a read that the device failed.
 const ATTEMPTS: u32 = 2;

@@ -75,6 +75,7 @@ mod session;
 mod shared;
 mod slot;
 mod stats;
+mod steps;
 mod store;
 mod stuck;
 mod summary;

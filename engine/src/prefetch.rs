@@ -25,8 +25,9 @@ use rustc_hash::FxHashSet;
 use self::reader::Reader;
 use crate::batch::Options;
 use crate::core::Core;
-use crate::session::{PageSteps, recency};
+use crate::session::recency;
 use crate::shared::Shared;
+use crate::steps::PageSteps;
 use crate::visibility::Sight;
 
 /// Hints that are looked up under the lock at a time.

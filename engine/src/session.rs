@@ -469,22 +469,6 @@ impl Drop for Session {
     }
 }
 
-/// Counts how many pages each key's page lies behind the first: neighbours of one page count once.
-#[derive(Default)]
-pub(crate) struct PageSteps {
-    previous: Option<ObjectKey>,
-    depth: u32,
-}
-
-impl PageSteps {
-    /// The next key's.
-    pub fn step(&mut self, key: &ObjectKey) -> u32 {
-        self.depth = self.depth.saturating_add(u32::from(self.previous.is_some_and(|p| !p.same_page(key))));
-        self.previous = Some(*key);
-        self.depth
-    }
-}
-
 /// Recency of a batch's first key.
 pub(crate) fn recency(shared: &Shared, options: &Options) -> Recency {
     let Request(epoch) = options.request.unwrap_or_else(|| begin_request(shared));
