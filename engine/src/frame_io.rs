@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pagelith_io::buffer::{Keep, Part};
 use pagelith_io::kept::Inside;
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
 use pagelith_tiers::dram::arena::{ArenaMemory, Extent, ExtentWriter};
 
 use crate::frames::FrameData;
@@ -23,9 +23,7 @@ impl Unpublished {
 
     /// Copy `parts` in; the checksum of each block.
     pub fn fill(&self, memory: &Arc<ArenaMemory>, parts: &[&[u8]]) -> Option<Vec<Checksum>> {
-        let mut sums = Vec::with_capacity(self.0.bytes.div_ceil(BLOCK_BYTES.into()) as usize);
-        self.writer(memory).fill(parts, BLOCK_BYTES, |_, block| sums.push(checksum(block))).ok()?;
-        Some(sums)
+        self.writer(memory).fill(parts, BLOCK_BYTES).ok()
     }
 
     /// Let `copy` write all of it.

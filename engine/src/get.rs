@@ -20,6 +20,7 @@ use std::sync::atomic::Ordering;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::Completion;
+use pagelith_io::fused::Stores;
 use pagelith_layouts::staging;
 use pagelith_tiers::policy::Recency;
 use rustc_hash::FxHashMap;
@@ -102,11 +103,12 @@ impl GetBatch {
         let SessionIo { shared, sampler, proofs, .. } = io;
         let located = locate::locate(shared, &mut self.slots, which, self.at);
         let mut from_ssd = Vec::new();
+        let stores = Stores::of(which.iter().map(|&i| self.slots[i].get.destination.len()).sum());
         for (slot, found) in located {
             match found {
                 Located::Memory(entered, frame, member) => {
                     let verify = self.slots[slot].aim != Aim::Bytes || sampler.next();
-                    let outcome = self.slots[slot].copy_out(shared, &entered, member, verify);
+                    let outcome = self.slots[slot].copy_out(shared, &entered, member, (verify, stores));
                     self.slots[slot].members = entered.visible_members();
                     if *proofs {
                         self.slots[slot].checksums.clone_from(&entered.members[member].checksums);

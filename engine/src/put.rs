@@ -309,13 +309,8 @@ pub(crate) fn unlike(key: &ObjectKey) -> Error {
     Error::new(ErrorKind::Unavailable, detail)
 }
 
-/// Step 2. What clients show is copied through the memory `through`.
-pub(crate) fn copy(
-    shared: &Shared,
-    group: Vec<Incoming<'_>>,
-    admitted: Admitted,
-    through: &mut Vec<u8>,
-) -> Copied {
+/// Step 2.
+pub(crate) fn copy(shared: &Shared, group: Vec<Incoming<'_>>, admitted: Admitted) -> Copied {
     let Admitted { generation, fingerprints, extents, here, open, came, .. } = admitted;
     let mut members = Vec::with_capacity(group.len());
     let (mut whole, mut wrong) = (true, None);
@@ -334,7 +329,7 @@ pub(crate) fn copy(
                 continue;
             }
             (Bytes::Shown(vouched), Some(extent)) => {
-                let checksums = vouched.copy(&Unpublished::new(extent), &shared.memory, through);
+                let checksums = vouched.copy(&Unpublished::new(extent), &shared.memory);
                 if checksums.is_none() {
                     wrong = Some(object.key);
                 }

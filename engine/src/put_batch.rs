@@ -198,8 +198,6 @@ pub(crate) struct PutBatch {
     deadline: Mono,
     frames: Vec<FrameRef>,
     unqueued_bytes: u64,
-    /// What clients show is copied through this.
-    through: Vec<u8>,
     came: Came,
 }
 
@@ -241,8 +239,7 @@ impl PutBatch {
         came: Came,
     ) -> PutBatch {
         let (reading, frames) = (Reading::Nothing, Vec::new());
-        let through = Vec::new();
-        let mut batch = PutBatch { groups, reading, at, deadline, frames, unqueued_bytes: 0, through, came };
+        let mut batch = PutBatch { groups, reading, at, deadline, frames, unqueued_bytes: 0, came };
         batch.try_groups(io);
         batch.read(io);
         batch

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
+use pagelith_io::fused::{BlockCopy, Stores};
 use pagelith_io::stream::copy_past_cache;
+use pagelith_layouts::checksum::Checksum;
 
 /// Of the next piece, `len` bytes from `at` on, what overlaps `want`: its range in the piece and in the whole. `at` is
 /// where the piece after it begins.
@@ -15,16 +17,26 @@ fn overlap(at: &mut u64, len: usize, want: &Range<u64>) -> Option<(Range<usize>,
 }
 
 /// Copy `bytes` into `pieces`, beginning at byte `offset` of their concatenation.
-pub(crate) fn copy_in(pieces: &mut [Part], offset: u64, bytes: &[u8]) {
-    copy_in_with(pieces, offset, bytes, |to, from| to.copy_from_slice(from));
+pub(crate) fn copy_in(pieces: &mut [Part], offset: u64, bytes: &[u8], stores: Stores) {
+    copy_in_with(pieces, offset, bytes, |to, from| match stores {
+        Stores::Cached => to.copy_from_slice(from),
+        Stores::PastCache => copy_past_cache(to, from),
+    });
 }
 
-/// As [`copy_in`], past the cache: for bytes that this thread does not look at again.
-pub(crate) fn copy_in_past_cache(pieces: &mut [Part], offset: u64, bytes: &[u8]) {
-    copy_in_with(pieces, offset, bytes, copy_past_cache);
+/// Copy a block into `pieces`, as [`copy_in`]; the checksum of what was copied, or `None` if the pieces end before it does.
+pub(crate) fn copy_block_in(
+    pieces: &mut [Part],
+    offset: u64,
+    block: &[u8],
+    stores: Stores,
+) -> Option<Checksum> {
+    let mut copy = BlockCopy::new(block.len(), stores);
+    copy_in_with(pieces, offset, block, |to, from| copy.piece(to, from));
+    copy.finish()
 }
 
-fn copy_in_with(pieces: &mut [Part], offset: u64, bytes: &[u8], copy: impl Fn(&mut [u8], &[u8])) {
+fn copy_in_with(pieces: &mut [Part], offset: u64, bytes: &[u8], mut copy: impl FnMut(&mut [u8], &[u8])) {
     let want = offset..offset + bytes.len() as u64;
     let mut at = 0;
     for piece in pieces {
@@ -89,11 +101,8 @@ mod tests {
         for offset in 0..=20usize {
             for len in 0..=20 - offset {
                 let mut p = pieces(&[3, 1, 9, 7]);
-                if offset % 2 == 0 {
-                    copy_in(&mut p, offset as u64, &source[..len]);
-                } else {
-                    copy_in_past_cache(&mut p, offset as u64, &source[..len]);
-                }
+                let stores = if offset % 2 == 0 { Stores::Cached } else { Stores::PastCache };
+                copy_in(&mut p, offset as u64, &source[..len], stores);
                 let mut expected = vec![0; 20];
                 expected[offset..offset + len].copy_from_slice(&source[..len]);
                 assert_eq!(all(&p), expected, "offset={offset} len={len}");
@@ -112,7 +121,7 @@ mod tests {
     #[test]
     fn zero_leaves_nothing() {
         let mut p = pieces(&[3, 4]);
-        copy_in(&mut p, 0, &[9; 7]);
+        copy_in(&mut p, 0, &[9; 7], Stores::Cached);
         zero(&mut p);
         assert_eq!(all(&p), vec![0; 7]);
     }

@@ -86,8 +86,6 @@ struct World {
     batches: FxHashMap<Ticket, OpId>,
     lent: Lent,
     pushed: Pushed,
-    /// A block that is shown is copied through this.
-    through: Vec<u8>,
 }
 
 impl World {
@@ -126,7 +124,6 @@ impl Server {
                 batches: FxHashMap::default(),
                 lent: Lent::default(),
                 pushed: Pushed::default(),
-                through: Vec::new(),
             },
             outbox: VecDeque::new(),
             requests: VecDeque::new(),
@@ -229,12 +226,12 @@ impl Server {
             Event::Frame(frame) => self.frame(frame)?,
             Event::Landed { op, item, parts, .. } => {
                 if let Some(Op::Put(put)) = self.ops.get_mut(&op) {
-                    put.landed(&mut self.world, item, parts, None);
+                    put.landed(item, parts, None);
                 }
             }
             Event::Shown { op, item, parts, shown, .. } => {
                 if let Some(Op::Put(put)) = self.ops.get_mut(&op) {
-                    put.landed(&mut self.world, item, parts, Some(&shown));
+                    put.landed(item, parts, Some(&shown));
                 }
                 self.link.took(shown);
             }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
+use pagelith_io::fused::Stores;
 use pagelith_layouts::align::is_aligned;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
 use pagelith_layouts::key::ObjectKey;
@@ -256,7 +257,7 @@ impl Slot {
         shared: &Shared,
         entered: &Entered<'_>,
         member: usize,
-        verify: bool,
+        (verify, stores): (bool, Stores),
     ) -> Result<GetOutcome> {
         if self.aim != Aim::Bytes {
             return Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: self.length });
@@ -265,7 +266,7 @@ impl Slot {
         if !verify {
             self.unverified = true;
             let wanted = &stored[self.want.start as usize..self.want.end as usize];
-            scatter::copy_in_past_cache(&mut self.get.destination.0, 0, wanted);
+            scatter::copy_in(&mut self.get.destination.0, 0, wanted, stores);
             return Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: wanted.len() as u64 });
         }
         let checksums = &entered.members[member].checksums;
@@ -276,7 +277,7 @@ impl Slot {
         while at < end {
             let next = (at + block).min(end);
             let bytes = &stored[at as usize..next as usize];
-            if self.deliver(at..next, bytes, checksums).is_err() {
+            if self.deliver(at..next, bytes, checksums, stores).is_err() {
                 scatter::zero(&mut self.get.destination.0);
                 tracing::error!(key = %self.get.key, offset = at, "memory does not hold what was put");
                 return Ok(GetOutcome::Miss(MissCause::Damaged));
@@ -286,13 +287,14 @@ impl Slot {
         Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: self.want.end - self.want.start })
     }
 
-    /// Copy what is wanted of the object's bytes `at`, whole blocks, and verify them: after the copy, where
-    /// they landed, unless only a part of a block is wanted.
+    /// Copy what is wanted of the object's bytes `at`, whole blocks, and verify them: as they are copied, unless only a part of
+    /// a block is wanted.
     fn deliver(
         &mut self,
         at: Range<u64>,
         bytes: &[u8],
         checksums: &[Checksum],
+        stores: Stores,
     ) -> std::result::Result<(), ()> {
         let (lo, hi) = (self.want.start.max(at.start), self.want.end.min(at.end));
         let inside = (lo - at.start) as usize..(hi - at.start) as usize;
@@ -300,14 +302,17 @@ impl Slot {
         let block = u64::from(BLOCK_BYTES);
         let (first, last) = ((at.start / block) as usize, at.end.div_ceil(block) as usize);
         let sums = checksums.get(first..last).ok_or(())?;
-        let mut verifier = Verifier::new(sums.iter().copied(), 0, at.end - at.start, BLOCK_BYTES);
         let pieces = &mut self.get.destination.0;
-        scatter::copy_in(pieces, target.start, &bytes[inside]);
         if (lo, hi) == (at.start, at.end) {
-            scatter::visit(pieces, target, |b| verifier.update(b)).map_err(|_| ())?;
-        } else {
-            verifier.update(bytes).map_err(|_| ())?;
+            let blocks = bytes.chunks(BLOCK_BYTES as usize).zip(target.step_by(BLOCK_BYTES as usize));
+            let mut right = blocks
+                .zip(sums)
+                .map(|((bytes, at), sum)| scatter::copy_block_in(pieces, at, bytes, stores) == Some(*sum));
+            return right.all(|right| right || mutant::on(Mutant::PayloadUnchecked)).then_some(()).ok_or(());
         }
+        let mut verifier = Verifier::new(sums.iter().copied(), 0, at.end - at.start, BLOCK_BYTES);
+        scatter::copy_in(pieces, target.start, &bytes[inside], stores);
+        verifier.update(bytes).map_err(|_| ())?;
         verifier.is_complete().then_some(()).ok_or(())
     }
 
@@ -395,7 +400,7 @@ impl Slot {
             self.staged_bytes += chunk.end - chunk.start;
             self.pieces_left -= 1;
             let block = chunk.start / u64::from(BLOCK_BYTES);
-            self.deliver(chunk.start..end, bytes, checksums)
+            self.deliver(chunk.start..end, bytes, checksums, Stores::Cached)
                 .map_err(|()| pagelith_layouts::error::FormatError::Payload { block })?;
             if mutant::on(Mutant::StagingLeak) {
                 std::mem::forget(part);

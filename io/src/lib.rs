@@ -9,6 +9,7 @@ pub mod clock;
 pub mod disk;
 pub mod entropy;
 pub mod fault;
+pub mod fused;
 pub mod handed;
 pub mod here;
 pub mod huge;

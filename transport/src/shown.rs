@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pagelith_io::buffer::Part;
+use pagelith_io::fused::BlockCopy;
 use pagelith_io::shm::{Region, View};
 use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
 
@@ -154,6 +155,18 @@ impl Shown {
     /// # Panics
     /// If there are not so many, or they lie in a file.
     pub fn copy_out(&self, from: u64, to: &mut [u8]) {
+        self.each_view(from, to, |view, at, to| view.copy_out(at, to));
+    }
+
+    /// As [`Shown::copy_out`], as the next piece of `block`, whose checksum is of the copy.
+    ///
+    /// # Panics
+    /// If there are not so many, they lie in a file, or are more than what is left of the block.
+    pub fn copy_block(&self, from: u64, to: &mut [u8], block: &mut BlockCopy) {
+        self.each_view(from, to, |view, at, to| view.copy_block(at, to, block));
+    }
+
+    fn each_view(&self, from: u64, to: &mut [u8], mut copy: impl FnMut(&View, u64, &mut [u8])) {
         let (mut skip, mut to) = (from, to);
         let pieces = match &self.lies {
             Lies::Memory(pieces) => pieces.as_slice(),
@@ -166,7 +179,7 @@ impl Shown {
             }
             let here = usize::try_from(length - skip).unwrap_or(usize::MAX).min(to.len());
             let (now, later) = to.split_at_mut(here);
-            view.copy_out(at + skip, now);
+            copy(view, at + skip, now);
             (skip, to) = (0, later);
             if to.is_empty() {
                 return;

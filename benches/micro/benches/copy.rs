@@ -8,10 +8,11 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use pagelith::io::fused::{Stores, copy_block};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::{ids::PrefixHash, namespace::Namespace, shard::Shard};
 use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Store};
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
+use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_tiers::dram::arena::{Arena, Extent};
 
 /// More than any cache holds.
@@ -51,9 +52,7 @@ fn put(c: &mut Criterion) {
             let data = black_box(&from[at * bytes..(at + 1) * bytes]);
             // SAFETY: the extent is this benchmark's alone; there is one writer at a time.
             let mut writer = unsafe { arena.memory.writer(extents[at]) };
-            let mut sums: Vec<Checksum> = Vec::with_capacity(bytes / BLOCK_BYTES as usize);
-            writer.fill(&[data], BLOCK_BYTES, |_, block| sums.push(checksum(block))).expect("fits");
-            sums
+            writer.fill(&[data], BLOCK_BYTES).expect("fits")
         };
         // Faulted in before anything is timed.
         (0..objects).for_each(|at| drop(fill(at)));
@@ -109,9 +108,9 @@ fn get(c: &mut Criterion) {
                         let object = &from[next() * bytes..][..bytes];
                         let blocks = object.chunks(BLOCK_BYTES as usize);
                         for (from, to) in blocks.zip(value.chunks_mut(BLOCK_BYTES as usize)) {
-                            to.copy_from_slice(black_box(from));
-                            if verify {
-                                black_box(checksum(to));
+                            match verify {
+                                true => drop(black_box(copy_block(to, black_box(from), Stores::Cached))),
+                                false => to.copy_from_slice(black_box(from)),
                             }
                         }
                     }

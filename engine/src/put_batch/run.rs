@@ -170,7 +170,7 @@ impl PutBatch {
         }
         let adopts = admitted.adopts.clone();
         let copied = match group.incoming(shared, &adopts) {
-            Some(incoming) => Ok(put::copy(shared, incoming, admitted, &mut self.through)),
+            Some(incoming) => Ok(put::copy(shared, incoming, admitted)),
             None => Err(admitted),
         };
         Copying { group: of.group, adopts, bytes: bytes(&of.sizes), copied }

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
+use pagelith_io::fused::Stores;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, key_hash};
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
@@ -225,14 +226,21 @@ impl Call {
         }
     }
 
-    /// An object's memory is back, and its bytes are shown: copy and checksum them, block by block, while they are warm.
-    pub fn take_shown(&mut self, item: u32, mut parts: Vec<Part>, shown: &Shown) {
-        if let Work::Get(items) = &mut self.work
-            && let Some(item) = items.get_mut(item as usize)
-        {
-            item.landed = if self.over { None } else { verify::copied(&mut parts, &item.stretch, shown) };
+    /// An object's memory is back, and its bytes are shown: copy and checksum them, block by block. How many bytes of the answer have
+    /// not come yet.
+    pub fn take_shown(&mut self, item: u32, mut parts: Vec<Part>, shown: &Shown) -> u64 {
+        let Work::Get(items) = &mut self.work else { return 0 };
+        let stores = Stores::of(items.iter().map(|item| item.stretch.end - item.stretch.start).sum());
+        if let Some(item) = items.get_mut(item as usize) {
+            item.landed =
+                if self.over { None } else { verify::copied(&mut parts, &item.stretch, shown, stores) };
             item.parts = Some(parts);
         }
+        items
+            .iter()
+            .filter(|item| item.parts.is_none())
+            .map(|item| item.stretch.end - item.stretch.start)
+            .sum()
     }
 
     /// The link is done with a push.

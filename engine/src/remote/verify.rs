@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::stream::copy_past_cache;
+use pagelith_io::fused::{BlockCopy, Stores};
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, StreamChecksum, checksum};
 
 use pagelith_transport::shown::Shown;
@@ -36,50 +36,39 @@ pub(crate) fn sums(parts: &[Part], stretch: &Range<u64>) -> Option<Vec<Checksum>
     Some((stretch.start / BLOCK..stretch.end.div_ceil(BLOCK)).map(sum).collect())
 }
 
-/// Copy what is shown of the bytes `stretch` of an object into `parts`, and [`sums`] of it where it landed. `None` if it is of
-/// another length.
-pub(crate) fn copied(parts: &mut [Part], stretch: &Range<u64>, shown: &Shown) -> Option<Vec<Checksum>> {
+/// Copy what is shown of the bytes `stretch` of an object into `parts`, and [`sums`] of the copy. `None` if it is of another length.
+pub(crate) fn copied(
+    parts: &mut [Part],
+    stretch: &Range<u64>,
+    shown: &Shown,
+    stores: Stores,
+) -> Option<Vec<Checksum>> {
     let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
     if bytes != stretch.end - stretch.start || bytes != shown.length() {
         return None;
     }
-    let mut stream = StreamChecksum::new();
-    let mut sums = Vec::with_capacity((stretch.end.div_ceil(BLOCK) - stretch.start / BLOCK) as usize);
-    for block in stretch.start / BLOCK..stretch.end.div_ceil(BLOCK) {
+    let sum = |block: u64| {
         let (lo, hi) = ((block * BLOCK).max(stretch.start), ((block + 1) * BLOCK).min(stretch.end));
+        let mut copy = BlockCopy::new((hi - lo) as usize, stores);
         let inside = lo - stretch.start..hi - stretch.start;
-        if let [part] = parts {
-            let to = &mut part.bytes_mut()?[inside.start as usize..inside.end as usize];
-            shown.copy_out(inside.start, to);
-            sums.push(checksum(to));
-            continue;
-        }
-        let copied = scatter::visit_mut(parts, inside, |from, to| {
-            shown.copy_out(from, to);
-            stream.update(to);
-        });
-        copied?;
-        sums.push(stream.finish());
-    }
-    Some(sums)
+        scatter::visit_mut(parts, inside, |from, to| shown.copy_block(from, to, &mut copy))?;
+        copy.finish()
+    };
+    (stretch.start / BLOCK..stretch.end.div_ceil(BLOCK)).map(sum).collect()
 }
 
-/// As [`copied`], of a whole object into memory that is not looked at again soon: a block at a time to `through`, whose checksum is made there, and
-/// from there past the cache. A plain copy into memory that the cache has not would first read what it overwrites.
-pub(crate) fn copied_through(through: &mut Vec<u8>, to: &mut [u8], shown: &Shown) -> Option<Vec<Checksum>> {
+/// As [`copied`], of a whole object into memory that is not looked at again soon.
+pub(crate) fn copied_whole(to: &mut [u8], shown: &Shown) -> Option<Vec<Checksum>> {
     if shown.length() != to.len() as u64 {
         return None;
     }
-    through.resize(BLOCK as usize, 0);
     let blocks = to.chunks_mut(BLOCK as usize).zip((0..).step_by(BLOCK as usize));
     let sum = |(to, at): (&mut [u8], u64)| {
-        let through = &mut through[..to.len()];
-        shown.copy_out(at, through);
-        let sum = checksum(through);
-        copy_past_cache(to, through);
-        sum
+        let mut copy = BlockCopy::new(to.len(), Stores::PastCache);
+        shown.copy_block(at, to, &mut copy);
+        copy.finish()
     };
-    Some(blocks.map(sum).collect())
+    blocks.map(sum).collect()
 }
 
 #[cfg(test)]

@@ -109,10 +109,10 @@ impl PutOp {
     }
 
     /// Bytes of an object have arrived in `parts`, or are `shown` and belong there.
-    pub fn landed(&mut self, world: &mut World, item: u32, parts: Vec<Part>, shown: Option<&Shown>) {
+    pub fn landed(&mut self, item: u32, parts: Vec<Part>, shown: Option<&Shown>) {
         let at = item as usize;
         let Some(object) = self.offered.get_mut(at) else { return };
-        object.arrived(parts, shown, self.block_bytes, &mut world.through);
+        object.arrived(parts, shown, self.block_bytes);
         for group in self.groups.iter_mut().filter(|group| group.objects.contains(&at)) {
             group.state = match std::mem::replace(&mut group.state, State::Done) {
                 State::Pulled(1) => State::Whole,
@@ -242,7 +242,7 @@ impl PutOp {
             let object = &mut self.offered[item];
             object.memory = Memory::Arriving(arriving);
             if let Some(shown) = object.shown.take() {
-                object.arrived(vec![part], Some(&shown), self.block_bytes, &mut world.through);
+                object.arrived(vec![part], Some(&shown), self.block_bytes);
                 continue;
             }
             pulls.push(PullItem::new(item as u32, 0, part.len() as u64));

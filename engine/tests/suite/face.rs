@@ -139,8 +139,23 @@ impl Pin {
 
 /// Whatever answers on the store's end.
 enum Serving {
-    Threads { stop: Arc<AtomicBool>, threads: Vec<JoinHandle<()>>, _dir: TempDir },
+    Threads(Listening),
     Tasks(Arc<SimDial>),
+}
+
+/// A thread that serves whoever comes, and ends with this value.
+struct Listening {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    _dir: TempDir,
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(std::thread::panicking() || matches!(ended, Some(Ok(()))), "the server panicked");
+    }
 }
 
 impl Store {
@@ -172,14 +187,14 @@ impl Store {
             .lending(files);
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));
-        let threads = vec![listen_on(listener, store.clone(), staging, stop.clone())];
+        let thread = Some(listen_on(listener, store.clone(), staging, stop.clone()));
         let shows = Shows::default();
         let dial =
             SocketDial { address, offer: offer(2), key: None, entropy, clock: clock.clone(), limits, shows };
         let client = Attached::attach(Arc::new(dial), clock, timeout).expect("attached");
         let client = client.looked_at_by(Arc::new(Threads));
         begin_listening(&client);
-        let serving = Serving::Threads { stop, threads, _dir: dir };
+        let serving = Serving::Threads(Listening { stop, thread, _dir: dir });
         Store { client: Some(client), serving: Some(serving), store, pages: between == Between::Lent }
     }
 
@@ -206,10 +221,7 @@ impl Store {
     fn detach(mut self) -> pagelith::Store {
         drop(self.client.take());
         match self.serving.take() {
-            Some(Serving::Threads { stop, threads, .. }) => {
-                stop.store(true, Ordering::Relaxed);
-                threads.into_iter().for_each(|thread| thread.join().expect("the server did not panic"));
-            }
+            Some(Serving::Threads(listening)) => drop(listening),
             Some(Serving::Tasks(dial)) => dial.join(),
             None => {}
         }

@@ -12,6 +12,8 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread};
 
+use crate::fused::BlockCopy;
+
 /// What `statfs` calls a memory file system (`TMPFS_MAGIC` of linux/magic.h); memfds are files of one.
 const TMPFS: i64 = 0x0102_1994;
 
@@ -165,6 +167,22 @@ impl View {
         // is a private borrow, the other a mapping that nothing in this process writes. Another process may write these bytes
         // meanwhile: this one's memory model does not know of it, and nothing but the copy is ever read as bytes.
         unsafe { std::ptr::copy_nonoverlapping(map.as_ptr().add(at as usize), to.as_mut_ptr(), to.len()) }
+    }
+
+    /// As [`View::copy_out`], as the next piece of `block`, whose checksum is of the copy.
+    ///
+    /// # Panics
+    /// If there are no such bytes, or they are more than what is left of the block.
+    pub fn copy_block(&self, at: u64, to: &mut [u8], block: &mut BlockCopy) {
+        assert!(self.has(at, to.len() as u64), "beyond the memory that was handed over");
+        match &self.bytes {
+            // SAFETY: inside of the mapping, as in `copy_out`; others that write there are other processes.
+            Bytes::Mapped(map) => unsafe { block.piece_shared(to, map.as_ptr().add(at as usize)) },
+            Bytes::Read(fd, _) => {
+                read_out(fd, at, to);
+                block.came(to);
+            }
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use memmap2::{Advice, MmapMut, MmapRaw};
 use pagelith_io::buffer::{Keep, Part};
 use pagelith_io::shm::Region;
 use pagelith_layouts::align::{ALIGN, is_aligned};
+use pagelith_layouts::checksum::Checksum;
 
 use super::gather::Gather;
 pub use super::space::{ArenaSpace, Extent};
@@ -24,10 +25,6 @@ pub use super::space::{ArenaSpace, Extent};
 /// Arenas from this size on ask for huge pages (the size of one on x86-64 and most arm64): fewer TLB misses
 /// in copies, fewer faults while the arena fills.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
-
-/// Blocks that are copied before the first of them is looked at: together they fit into a core's own cache, and long
-/// runs of stores past it are cheaper than short ones.
-const STRIDE_BLOCKS: usize = 4;
 
 /// Why there is no arena.
 #[derive(Debug, thiserror::Error)]
@@ -249,16 +246,9 @@ impl ExtentWriter {
         self.extent
     }
 
-    /// Copy `parts` one after the other into the extent, past the cache, and zero its padding. `each` sees every block
-    /// of `block_bytes` (the last may be shorter) with its index, in order: the caller's bytes right after they were
-    /// copied and while they are in the cache, or what the arena holds of a block that several parts have. Bytes that
-    /// somebody changes meanwhile do not match their checksum, and are found as damaged.
-    pub fn fill(
-        &mut self,
-        parts: &[&[u8]],
-        block_bytes: u32,
-        mut each: impl FnMut(usize, &[u8]),
-    ) -> Result<(), FillError> {
+    /// Copy `parts` one after the other into the extent, past the cache, and zero its padding. The checksums of every block
+    /// of `block_bytes` (the last may be shorter), made of the bytes as they were copied.
+    pub fn fill(&mut self, parts: &[&[u8]], block_bytes: u32) -> Result<Vec<Checksum>, FillError> {
         let extent_bytes = self.extent.bytes;
         let parts_bytes = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.len() as u64));
         if parts_bytes != extent_bytes {
@@ -269,16 +259,10 @@ impl ExtentWriter {
         }
         pagelith_io::sync::step();
         let (payload, padding) = self.padded_mut().split_at_mut(extent_bytes as usize);
-        let (mut copied, mut seen) = (Gather::new(parts), Gather::new(parts));
-        let mut blocks = 0..;
-        for stride in payload.chunks_mut(STRIDE_BLOCKS * block_bytes as usize) {
-            copied.copy_to(stride);
-            for (block, index) in stride.chunks(block_bytes as usize).zip(blocks.by_ref()) {
-                each(index, seen.take(block.len()).unwrap_or(block));
-            }
-        }
+        let mut gather = Gather::new(parts);
+        let sums = payload.chunks_mut(block_bytes as usize).map(|block| gather.fill(block)).collect();
         padding.fill(0);
-        Ok(())
+        Ok(sums)
     }
 
     /// Let `copy` write all of the extent, and zero its padding.

@@ -1,6 +1,7 @@
 //! One object on its way into the store: where its bytes are, and whether they are those that were offered.
 
 use pagelith_io::buffer::Part;
+use pagelith_io::fused::Stores;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::ssd::read::Verifier;
@@ -36,20 +37,11 @@ pub(super) enum Memory {
 
 impl Offered {
     /// All of its bytes are here, or shown: note whether they are those that were offered.
-    pub fn arrived(
-        &mut self,
-        mut parts: Vec<Part>,
-        shown: Option<&Shown>,
-        block_bytes: u32,
-        through: &mut Vec<u8>,
-    ) {
+    pub fn arrived(&mut self, mut parts: Vec<Part>, shown: Option<&Shown>, block_bytes: u32) {
         let Memory::Arriving(arriving) = std::mem::replace(&mut self.memory, Memory::None) else { return };
         let all = 0..self.length;
         let sums = match (shown, &mut parts[..]) {
-            (Some(shown), [part]) => {
-                part.bytes_mut().and_then(|to| verify::copied_through(through, to, shown))
-            }
-            (Some(shown), parts) => verify::copied(parts, &all, shown),
+            (Some(shown), parts) => verify::copied(parts, &all, shown, Stores::PastCache),
             (None, parts) => verify::sums(parts, &all),
         };
         let part = parts.pop();

@@ -1,0 +1,244 @@
+//! A copy, and the checksum of what was copied, in one pass: each byte is loaded once, and what is hashed is what is stored.
+//!
+//! A copy that is hashed behind itself goes over the bytes twice, and loads them again. One pass is as quick as `memcpy` where bytes
+//! come from memory, and of bytes that another process may change meanwhile it makes the checksum of the copy, whatever they were.
+
+use pagelith_layouts::checksum::{Checksum, StreamChecksum, checksum};
+
+#[cfg(target_arch = "x86_64")]
+use stripes::{Accumulators, SHORT_MAX, STRIPE};
+
+#[cfg(target_arch = "x86_64")]
+mod stripes;
+
+/// Pieces up to this long are copied plainly: what the cache would save is less than what waiting for stores past it costs.
+const PLAIN_BYTES: usize = 4096;
+
+/// Copies of so many bytes together go past the cache: most of them would be out of it again before anybody looks at them. 8 MiB, which is some cores'
+/// part of a server's last level.
+const WIDE_BYTES: u64 = 8 << 20;
+
+/// Where stores go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stores {
+    /// Into the cache: for what is looked at next, and for memory that the cache has.
+    Cached,
+    /// Past it, where the CPU can: a plain copy first reads what it overwrites. For memory that is not looked at again soon.
+    PastCache,
+}
+
+impl Stores {
+    /// For somebody who is given so many bytes at once, and may look at them next.
+    pub fn of(bytes: u64) -> Stores {
+        if bytes < WIDE_BYTES { Stores::Cached } else { Stores::PastCache }
+    }
+}
+
+/// A block that is copied in pieces of any length, one after the other.
+pub struct BlockCopy {
+    stores: Stores,
+    /// Bytes still to come.
+    left: usize,
+    sum: Sum,
+}
+
+enum Sum {
+    #[cfg(target_arch = "x86_64")]
+    Fused(Fused),
+    /// Behind each copy: of short blocks, and where the CPU has no vectors that are known here.
+    Behind(Behind),
+}
+
+enum Behind {
+    Nothing,
+    Whole(Checksum),
+    Pieces(Box<StreamChecksum>),
+}
+
+impl BlockCopy {
+    /// Of a block of `len` bytes.
+    pub fn new(len: usize, stores: Stores) -> BlockCopy {
+        #[cfg(target_arch = "x86_64")]
+        if len > SHORT_MAX && std::arch::is_x86_feature_detected!("avx2") {
+            return BlockCopy { stores, left: len, sum: Sum::Fused(Fused::new(len)) };
+        }
+        BlockCopy::behind(len, stores)
+    }
+
+    fn behind(len: usize, stores: Stores) -> BlockCopy {
+        BlockCopy { stores, left: len, sum: Sum::Behind(Behind::Nothing) }
+    }
+
+    /// Copy the next bytes.
+    ///
+    /// # Panics
+    /// If the lengths differ, or are more than what is left of the block.
+    pub fn piece(&mut self, to: &mut [u8], from: &[u8]) {
+        assert_eq!(to.len(), from.len(), "copies are between equal lengths");
+        // SAFETY: a borrow: so many bytes, that nobody writes meanwhile, and apart from what is borrowed to be written.
+        unsafe { self.copy::<false>(to, from.as_ptr()) }
+    }
+
+    /// The same, of bytes that another process may write meanwhile. What is copied is what it had there, or a mixture, and the checksum is of
+    /// the copy.
+    ///
+    /// # Safety
+    /// `to.len()` bytes at `from` can be read, nothing in this process writes them, and they are no part of `to`.
+    ///
+    /// # Panics
+    /// If these are more bytes than what is left of the block.
+    pub(crate) unsafe fn piece_shared(&mut self, to: &mut [u8], from: *const u8) {
+        // SAFETY: the caller's promise.
+        unsafe { self.copy::<true>(to, from) }
+    }
+
+    /// The next bytes have come to where they belong by themselves.
+    ///
+    /// # Panics
+    /// If these are more bytes than what is left of the block.
+    pub(crate) fn came(&mut self, bytes: &[u8]) {
+        let mut nowhere = [0; PLAIN_BYTES];
+        bytes.chunks(PLAIN_BYTES).for_each(|bytes| self.piece(&mut nowhere[..bytes.len()], bytes));
+    }
+
+    /// # Safety
+    /// `to.len()` bytes at `from` can be read, and are no part of `to`. Nobody writes there meanwhile, but for other processes with `SHARED`.
+    unsafe fn copy<const SHARED: bool>(&mut self, to: &mut [u8], from: *const u8) {
+        self.left = self.left.checked_sub(to.len()).expect("no more than the block has");
+        match &mut self.sum {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the caller's promise; that the CPU has AVX2 was asked when this was made.
+            Sum::Fused(fused) => unsafe { fused.copy::<SHARED>(to, from, self.stores) },
+            Sum::Behind(behind) => {
+                // SAFETY: the caller's promise.
+                unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+                behind.take(to, self.left == 0);
+            }
+        }
+    }
+
+    /// The checksum of what was copied; `None` if bytes of the block are missing.
+    pub fn finish(self) -> Option<Checksum> {
+        (self.left == 0).then(|| match self.sum {
+            #[cfg(target_arch = "x86_64")]
+            Sum::Fused(fused) => fused.finish(),
+            Sum::Behind(Behind::Nothing) => checksum(&[]),
+            Sum::Behind(Behind::Whole(sum)) => sum,
+            Sum::Behind(Behind::Pieces(mut stream)) => stream.finish(),
+        })
+    }
+}
+
+/// Copy a block, and its checksum.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn copy_block(to: &mut [u8], from: &[u8], stores: Stores) -> Checksum {
+    let mut block = BlockCopy::new(to.len(), stores);
+    block.piece(to, from);
+    block.finish().expect("all of it was copied")
+}
+
+impl Behind {
+    fn take(&mut self, bytes: &[u8], is_last: bool) {
+        match self {
+            _ if bytes.is_empty() => {}
+            Behind::Nothing if is_last => *self = Behind::Whole(checksum(bytes)),
+            Behind::Nothing => {
+                let mut stream = Box::new(StreamChecksum::new());
+                stream.update(bytes);
+                *self = Behind::Pieces(stream);
+            }
+            Behind::Pieces(stream) => stream.update(bytes),
+            Behind::Whole(_) => unreachable!("behind the last bytes there are none"),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+struct Fused {
+    sum: Accumulators,
+    length: usize,
+    /// Stripes that were taken in.
+    stripes: usize,
+    /// The last of them.
+    before: [u8; STRIPE],
+    /// The bytes behind it.
+    part: [u8; STRIPE],
+    in_part: usize,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Fused {
+    fn new(length: usize) -> Fused {
+        let none = [0; STRIPE];
+        Fused { sum: Accumulators::NEW, length, stripes: 0, before: none, part: none, in_part: 0 }
+    }
+
+    /// Stripes that are taken in on the way: those before the last byte.
+    fn stripes_max(&self) -> usize {
+        (self.length - 1) / STRIPE
+    }
+
+    /// # Safety
+    /// As [`BlockCopy::copy`], no more than there is left of the block, and the CPU has AVX2.
+    unsafe fn copy<const SHARED: bool>(&mut self, to: &mut [u8], from: *const u8, stores: Stores) {
+        let mut done = 0;
+        if self.in_part > 0 {
+            done = to.len().min(STRIPE - self.in_part);
+            // SAFETY: the caller's promise, of the first bytes.
+            unsafe { self.fill_part(&mut to[..done], from) };
+            if self.in_part < STRIPE || self.stripes == self.stripes_max() {
+                return;
+            }
+            // SAFETY: a stripe of this value's own, to another.
+            unsafe {
+                self.sum.copy::<false, false>(self.before.as_mut_ptr(), self.part.as_ptr(), 1, self.stripes)
+            };
+            (self.stripes, self.in_part) = (self.stripes + 1, 0);
+        }
+        let (to, from) = (&mut to[done..], from.wrapping_add(done));
+        let count = (to.len() / STRIPE).min(self.stripes_max() - self.stripes);
+        if count > 0 {
+            let is_past =
+                stores == Stores::PastCache && count * STRIPE > PLAIN_BYTES && to.as_ptr().addr() % 32 == 0;
+            // The last one stays in the cache, to be kept.
+            let past = if is_past { count - 1 } else { 0 };
+            let target = to.as_mut_ptr();
+            // SAFETY: `count` stripes lie in `to` and, by the caller's promise, at `from`; what is stored past the cache begins at a
+            // multiple of 32, and the rest behind whole stripes.
+            unsafe {
+                self.sum.copy::<true, SHARED>(target, from, past, self.stripes);
+                let (target, from) = (target.add(past * STRIPE), from.add(past * STRIPE));
+                self.sum.copy::<false, SHARED>(target, from, count - past, self.stripes + past);
+            }
+            self.before.copy_from_slice(&to[(count - 1) * STRIPE..count * STRIPE]);
+            self.stripes += count;
+        }
+        // SAFETY: the caller's promise, of the last bytes: fewer than a stripe, or the block's last ones.
+        unsafe { self.fill_part(&mut to[count * STRIPE..], from.wrapping_add(count * STRIPE)) };
+    }
+
+    /// Copy bytes to `to`, and keep them.
+    ///
+    /// # Safety
+    /// As [`BlockCopy::copy`].
+    unsafe fn fill_part(&mut self, to: &mut [u8], from: *const u8) {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+        // Of the copy: what is at `from` may be something else by now.
+        self.part[self.in_part..self.in_part + to.len()].copy_from_slice(to);
+        self.in_part += to.len();
+    }
+
+    fn finish(self) -> Checksum {
+        let mut last = self.part;
+        // The last 64 bytes, of which the stripe before has the first ones.
+        last.rotate_left(self.in_part);
+        last[..STRIPE - self.in_part].copy_from_slice(&self.before[self.in_part..]);
+        self.sum.finish(&last, self.length as u64).to_le_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,191 @@
+//! XXH3's long form (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>, "XXH3 algorithm description for long inputs"),
+//! in steps of a stripe, whose bytes are stored as they are taken in. AVX2, which nearly every x86-64 server has: wider vectors are no
+//! faster at bytes that come from memory.
+
+use std::arch::asm;
+use std::arch::x86_64::{
+    __m256i, _MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm256_add_epi64, _mm256_loadu_si256, _mm256_mul_epu32,
+    _mm256_set1_epi64x, _mm256_shuffle_epi32, _mm256_slli_epi64, _mm256_srli_epi64, _mm256_storeu_si256,
+    _mm256_stream_si256, _mm256_xor_si256,
+};
+
+/// Bytes of a stripe.
+pub(super) const STRIPE: usize = 64;
+/// Inputs up to this long have other forms.
+pub(super) const SHORT_MAX: usize = 240;
+/// Stripes between two scrambles: as many as the secret has places for, 8 bytes apart.
+const ROUND: usize = (SECRET.len() - STRIPE) / 8;
+/// Bytes ahead that are asked for: what is on its way from memory while the multiplications of the lines before are made. The best of
+/// 0 to 8192 on two kinds of CPU.
+const AHEAD: usize = 4096;
+
+const PRIME32_1: u64 = 0x9E37_79B1;
+const PRIME32_2: u64 = 0x85EB_CA77;
+const PRIME32_3: u64 = 0xC2B2_AE3D;
+const PRIME64_1: u64 = 0x9E37_79B1_85EB_CA87;
+const PRIME64_2: u64 = 0xC2B2_AE3D_27D4_EB4F;
+const PRIME64_3: u64 = 0x1656_67B1_9E37_79F9;
+const PRIME64_4: u64 = 0x85EB_CA77_C2B2_AE63;
+const PRIME64_5: u64 = 0x27D4_EB2F_1656_67C5;
+const PRIME_MX1: u64 = 0x1656_6791_9E37_79F9;
+
+/// The secret of hashes without a seed.
+#[rustfmt::skip]
+static SECRET: [u8; 192] = [
+    0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c,
+    0xde, 0xd4, 0x6d, 0xe9, 0x83, 0x90, 0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f,
+    0xcb, 0x79, 0xe6, 0x4e, 0xcc, 0xc0, 0xe5, 0x78, 0x82, 0x5a, 0xd0, 0x7d, 0xcc, 0xff, 0x72, 0x21,
+    0xb8, 0x08, 0x46, 0x74, 0xf7, 0x43, 0x24, 0x8e, 0xe0, 0x35, 0x90, 0xe6, 0x81, 0x3a, 0x26, 0x4c,
+    0x3c, 0x28, 0x52, 0xbb, 0x91, 0xc3, 0x00, 0xcb, 0x88, 0xd0, 0x65, 0x8b, 0x1b, 0x53, 0x2e, 0xa3,
+    0x71, 0x64, 0x48, 0x97, 0xa2, 0x0d, 0xf9, 0x4e, 0x38, 0x19, 0xef, 0x46, 0xa9, 0xde, 0xac, 0xd8,
+    0xa8, 0xfa, 0x76, 0x3f, 0xe3, 0x9c, 0x34, 0x3f, 0xf9, 0xdc, 0xbb, 0xc7, 0xc7, 0x0b, 0x4f, 0x1d,
+    0x8a, 0x51, 0xe0, 0x4b, 0xcd, 0xb4, 0x59, 0x31, 0xc8, 0x9f, 0x7e, 0xc9, 0xd9, 0x78, 0x73, 0x64,
+    0xea, 0xc5, 0xac, 0x83, 0x34, 0xd3, 0xeb, 0xc3, 0xc5, 0x81, 0xa0, 0xff, 0xfa, 0x13, 0x63, 0xeb,
+    0x17, 0x0d, 0xdd, 0x51, 0xb7, 0xf0, 0xda, 0x49, 0xd3, 0x16, 0x55, 0x26, 0x29, 0xd4, 0x68, 0x9e,
+    0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8, 0xd1, 0x7a, 0xd0, 0x31, 0xce,
+    0x45, 0xcb, 0x3a, 0x8f, 0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
+];
+
+/// What has been taken in, eight words, as two vectors.
+#[derive(Clone, Copy)]
+pub(super) struct Accumulators([u64; 8]);
+
+impl Accumulators {
+    /// Of nothing yet.
+    pub(super) const NEW: Accumulators = Accumulators([
+        PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3, PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1,
+    ]);
+
+    /// Take in `count` stripes, of which the first is number `first` of the input, from `from` on, and store them from `to` on; with
+    /// `PAST` by stores past the cache. With `SHARED` each byte is loaded exactly once, whatever the compiler makes of the rest:
+    /// others may write there meanwhile.
+    ///
+    /// # Safety
+    /// The CPU has AVX2. `count` stripes can be read at `from` and written at `to`, which with `PAST` is a multiple of 32; the two do
+    /// not overlap. Nobody writes at `from` meanwhile, but for other processes with `SHARED`.
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn copy<const PAST: bool, const SHARED: bool>(
+        &mut self,
+        to: *mut u8,
+        from: *const u8,
+        count: usize,
+        first: usize,
+    ) {
+        let acc = self.0.as_mut_ptr().cast::<__m256i>();
+        // SAFETY: eight words are two vectors.
+        let mut acc_now = unsafe { [_mm256_loadu_si256(acc), _mm256_loadu_si256(acc.add(1))] };
+        let mut at = 0;
+        while at < count {
+            let place = (first + at) % ROUND;
+            let stripes = (ROUND - place).min(count - at);
+            // A whole round has a length that the compiler knows, so that it is laid out in a row.
+            for n in place..place + if stripes == ROUND { ROUND } else { stripes } {
+                let offset = (at + n - place) * STRIPE;
+                // SAFETY: stripe `at + n - place` is one of `count`, and the secret has a stripe at `8 * n` for every place of a round.
+                // The address asked for ahead may be of no memory: nothing is read by it.
+                unsafe {
+                    let (from, to) = (from.add(offset), to.add(offset));
+                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(AHEAD).cast());
+                    let secret = SECRET.as_ptr().add(8 * n);
+                    for (half, acc) in acc_now.iter_mut().enumerate() {
+                        let bytes = 32 * half;
+                        let data = load::<SHARED>(from.add(bytes));
+                        match PAST {
+                            true => _mm256_stream_si256(to.add(bytes).cast(), data),
+                            false => _mm256_storeu_si256(to.add(bytes).cast(), data),
+                        }
+                        *acc = taken(*acc, data, _mm256_loadu_si256(secret.add(bytes).cast()));
+                    }
+                }
+            }
+            at += stripes;
+            if place + stripes == ROUND {
+                for (half, acc) in acc_now.iter_mut().enumerate() {
+                    // SAFETY: the last 64 bytes of the secret.
+                    let secret = unsafe {
+                        _mm256_loadu_si256(SECRET.as_ptr().add(SECRET.len() - STRIPE + 32 * half).cast())
+                    };
+                    *acc = scrambled(*acc, secret);
+                }
+            }
+        }
+        // SAFETY: as above.
+        unsafe {
+            _mm256_storeu_si256(acc, acc_now[0]);
+            _mm256_storeu_si256(acc.add(1), acc_now[1]);
+        }
+        if PAST {
+            // Such stores may be seen after later ones; whoever is told of these bytes by a lock or an atomic must see them.
+            _mm_sfence();
+        }
+    }
+
+    /// The hash of an input of `length` bytes, whose last 64 are `last`; all stripes before the last byte were taken in.
+    pub(super) fn finish(mut self, last: &[u8; STRIPE], length: u64) -> u128 {
+        let secret = &SECRET[SECRET.len() - STRIPE - 7..];
+        for lane in 0..8 {
+            let data = word(last, lane);
+            let key = data ^ word(secret, lane);
+            self.0[lane ^ 1] = self.0[lane ^ 1].wrapping_add(data);
+            self.0[lane] = self.0[lane].wrapping_add((key & 0xFFFF_FFFF) * (key >> 32));
+        }
+        let low = self.merged(&SECRET[11..], length.wrapping_mul(PRIME64_1));
+        let high = self.merged(&SECRET[SECRET.len() - STRIPE - 11..], !length.wrapping_mul(PRIME64_2));
+        u128::from(high) << 64 | u128::from(low)
+    }
+
+    fn merged(&self, secret: &[u8], start: u64) -> u64 {
+        let fold = |pair: usize| {
+            let of = |lane: usize| u128::from(self.0[lane] ^ word(secret, lane));
+            let product = of(2 * pair) * of(2 * pair + 1);
+            product as u64 ^ (product >> 64) as u64
+        };
+        let sum = (0..4).map(fold).fold(start, u64::wrapping_add);
+        let sum = (sum ^ sum >> 37).wrapping_mul(PRIME_MX1);
+        sum ^ sum >> 32
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let (words, _) = bytes.as_chunks::<8>();
+    u64::from_le_bytes(words[at])
+}
+
+/// # Safety
+/// The CPU has AVX2, and 32 bytes can be read at `from`.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load<const SHARED: bool>(from: *const u8) -> __m256i {
+    if !SHARED {
+        // SAFETY: the caller's promise.
+        return unsafe { _mm256_loadu_si256(from.cast()) };
+    }
+    let data;
+    // SAFETY: the caller's promise; an instruction that the compiler does not look into is not made twice, nor left out.
+    unsafe {
+        asm!("vmovdqu {data}, ymmword ptr [{from}]", data = out(ymm_reg) data, from = in(reg) from,
+            options(nostack, readonly, preserves_flags));
+    }
+    data
+}
+
+/// What half a stripe adds.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn taken(acc: __m256i, data: __m256i, secret: __m256i) -> __m256i {
+    let key = _mm256_xor_si256(data, secret);
+    let product = _mm256_mul_epu32(key, _mm256_srli_epi64::<32>(key));
+    // Of each pair of words, the other.
+    let swapped = _mm256_shuffle_epi32::<0b01_00_11_10>(data);
+    _mm256_add_epi64(product, _mm256_add_epi64(acc, swapped))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn scrambled(acc: __m256i, secret: __m256i) -> __m256i {
+    let prime = _mm256_set1_epi64x(PRIME32_1 as i64);
+    let mixed = _mm256_xor_si256(_mm256_xor_si256(acc, _mm256_srli_epi64::<47>(acc)), secret);
+    let low = _mm256_mul_epu32(mixed, prime);
+    let high = _mm256_mul_epu32(_mm256_srli_epi64::<32>(mixed), prime);
+    _mm256_add_epi64(low, _mm256_slli_epi64::<32>(high))
+}

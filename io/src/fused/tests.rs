@@ -1,0 +1,129 @@
+#![allow(clippy::disallowed_methods, reason = "another thread that writes is what is tested")]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const WAYS: [Stores; 2] = [Stores::Cached, Stores::PastCache];
+
+fn bytes(len: usize) -> Vec<u8> {
+    (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+}
+
+/// Copies of the same block by every way there is, between these places of larger memory, in pieces that end at `cuts`.
+fn copies_are_right(len: usize, (at, source): (usize, usize), cuts: &[usize]) {
+    let from = bytes(source + len);
+    let from = &from[source..];
+    let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (len + 1)).chain([len]).collect();
+    ends.sort_unstable();
+    let makes: [fn(usize, Stores) -> BlockCopy; 2] = [BlockCopy::new, BlockCopy::behind];
+    for way in 0..8 {
+        let (stores, shared) = (WAYS[way % 2], way / 2 % 2 == 1);
+        let mut copy = makes[way / 4](len, stores);
+        let what = format!(
+            "len={len} {stores:?} shared={shared} behind={} at={at} source={source} ends={ends:?}",
+            way / 4
+        );
+        let mut memory = vec![0xEE; at + len + 70];
+        let mut start = 0;
+        for end in &ends {
+            let to = &mut memory[at + start..at + end];
+            match shared {
+                // SAFETY: as many bytes of a borrow.
+                true => unsafe { copy.piece_shared(to, from[start..*end].as_ptr()) },
+                false => copy.piece(to, &from[start..*end]),
+            }
+            start = *end;
+        }
+        assert_eq!(copy.finish(), Some(checksum(from)), "{what}");
+        assert!(memory[at..at + len] == *from, "{what}");
+        assert!(memory[..at].iter().chain(&memory[at + len..]).all(|b| *b == 0xEE), "{what}");
+    }
+}
+
+#[test]
+fn lengths_around_every_border_are_copied_and_hashed() {
+    let borders = [0usize, 1, 64, 240, 256, 1024, 2048, 4096, 5120, 32_768];
+    for len in borders.iter().flat_map(|border| border.saturating_sub(65)..border + 66) {
+        copies_are_right(len, (len % 3, len % 2), &[]);
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_pieces_are_copied_and_hashed_as_one(
+        len in 0usize..12_000, at in 0usize..70, source in 0usize..70, cuts in prop::collection::vec(0usize..12_000, 0..6),
+    ) {
+        copies_are_right(len, (at, source), &cuts);
+    }
+
+    #[test]
+    fn pieces_of_whole_stripes_are_too(blocks in prop::collection::vec(1usize..100, 1..8), past in 0usize..64) {
+        let ends = blocks.iter().scan(0, |end, stripes| { *end += stripes * 64; Some(*end) });
+        let ends: Vec<usize> = ends.collect();
+        copies_are_right(ends[ends.len() - 1] + past, (0, 0), &ends);
+    }
+}
+
+#[test]
+fn what_came_by_itself_is_hashed_where_it_is() {
+    for len in [0, 100, 241, 5000, 32_768] {
+        let (mut whole, mut pieces) =
+            (BlockCopy::new(len, Stores::PastCache), BlockCopy::new(len, Stores::PastCache));
+        let here = bytes(len);
+        whole.came(&here);
+        let (first, rest) = here.split_at(len / 3);
+        pieces.came(first);
+        let mut to = vec![0; rest.len()];
+        pieces.piece(&mut to, rest);
+        assert_eq!(whole.finish(), Some(checksum(&here)), "len={len}");
+        assert_eq!(pieces.finish(), Some(checksum(&here)), "len={len}");
+        assert!(to == rest, "len={len}");
+    }
+}
+
+#[test]
+fn of_bytes_that_change_meanwhile_the_checksum_is_of_the_copy() {
+    const WORDS: usize = 4096;
+    let shared: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+    let stop = AtomicBool::new(false);
+    let mut mixtures = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut value = 0u64;
+            while !stop.load(Ordering::Relaxed) {
+                value = value.wrapping_add(0x0101_0101_0101_0101);
+                shared.iter().for_each(|word| word.store(value, Ordering::Relaxed));
+            }
+        });
+        for turn in 0..4000 {
+            // Ends within a stripe, and at its end.
+            let len = WORDS * 8 - turn % 2 * 37;
+            let mut to = vec![0; len];
+            let mut copy = BlockCopy::new(len, WAYS[turn % 4 / 2]);
+            // SAFETY: so many bytes, which are written by a thread that stands for another process.
+            unsafe { copy.piece_shared(&mut to, shared.as_ptr().cast()) };
+            assert_eq!(copy.finish(), Some(checksum(&to)), "turn={turn}");
+            mixtures += u32::from(to.first() != to.last());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(mixtures > 0, "nothing changed while it was copied");
+}
+
+#[test]
+#[should_panic(expected = "no more than the block has")]
+fn more_than_the_block_is_not_survived() {
+    BlockCopy::new(300, Stores::Cached).piece(&mut [0; 301], &[0; 301]);
+}
+
+#[test]
+fn of_less_than_the_block_there_is_no_checksum() {
+    for len in [1, 300, 5000] {
+        let mut copy = BlockCopy::new(len, Stores::Cached);
+        copy.piece(&mut vec![0; len - 1], &vec![0; len - 1]);
+        assert_eq!(copy.finish(), None, "len={len}");
+    }
+}
