@@ -86,31 +86,32 @@ fn what_came_by_itself_is_hashed_where_it_is() {
 
 #[test]
 fn of_bytes_that_change_meanwhile_the_checksum_is_of_the_copy() {
-    const WORDS: usize = 4096;
-    let shared: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
-    let stop = AtomicBool::new(false);
-    let mut mixtures = 0;
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut value = 0u64;
-            while !stop.load(Ordering::Relaxed) {
-                value = value.wrapping_add(0x0101_0101_0101_0101);
-                shared.iter().for_each(|word| word.store(value, Ordering::Relaxed));
+    // A page, and a block so short that each of its bytes changes all the time; both end within a stripe, and at the end of one.
+    for words in [4096, 40] {
+        let shared: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let stop = AtomicBool::new(false);
+        let mut mixtures = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut value = 0u64;
+                while !stop.load(Ordering::Relaxed) {
+                    value = value.wrapping_add(0x0101_0101_0101_0101);
+                    shared.iter().for_each(|word| word.store(value, Ordering::Relaxed));
+                }
+            });
+            for turn in 0..4000 {
+                let len = words * 8 - turn % 2 * 37;
+                let mut to = vec![0; len];
+                let mut copy = BlockCopy::new(len, WAYS[turn % 4 / 2]);
+                // SAFETY: so many bytes, which are written by a thread that stands for another process.
+                unsafe { copy.piece_shared(&mut to, shared.as_ptr().cast()) };
+                assert_eq!(copy.finish(), Some(checksum(&to)), "words={words} turn={turn}");
+                mixtures += u32::from(to.first() != to.last());
             }
+            stop.store(true, Ordering::Relaxed);
         });
-        for turn in 0..4000 {
-            // Ends within a stripe, and at its end.
-            let len = WORDS * 8 - turn % 2 * 37;
-            let mut to = vec![0; len];
-            let mut copy = BlockCopy::new(len, WAYS[turn % 4 / 2]);
-            // SAFETY: so many bytes, which are written by a thread that stands for another process.
-            unsafe { copy.piece_shared(&mut to, shared.as_ptr().cast()) };
-            assert_eq!(copy.finish(), Some(checksum(&to)), "turn={turn}");
-            mixtures += u32::from(to.first() != to.last());
-        }
-        stop.store(true, Ordering::Relaxed);
-    });
-    assert!(mixtures > 0, "nothing changed while it was copied");
+        assert!(mixtures > 0, "nothing changed while it was copied words={words}");
+    }
 }
 
 #[test]
