@@ -84,6 +84,15 @@ fn what_came_by_itself_is_hashed_where_it_is() {
     }
 }
 
+/// Tells the other thread to end, also where a check fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn of_bytes_that_change_meanwhile_the_checksum_is_of_the_copy() {
     // A page, and a block so short that each of its bytes changes all the time; both end within a stripe, and at the end of one.
@@ -92,6 +101,7 @@ fn of_bytes_that_change_meanwhile_the_checksum_is_of_the_copy() {
         let stop = AtomicBool::new(false);
         let (mut turn, mut mixtures) = (0, 0);
         std::thread::scope(|scope| {
+            let _ends = Ends(&stop);
             scope.spawn(|| {
                 let mut value = 0u64;
                 while !stop.load(Ordering::Relaxed) {
@@ -112,7 +122,6 @@ fn of_bytes_that_change_meanwhile_the_checksum_is_of_the_copy() {
                 }
                 turn += 1;
             }
-            stop.store(true, Ordering::Relaxed);
         });
     }
 }
