@@ -1,4 +1,5 @@
-//! The only place that names XXH3. 128 bits over payload blocks and over every header
+//! The only place that names XXH3, but for copies that make it on their way (`pagelith_io::fused`), which are held
+//! against this one. 128 bits over payload blocks and over every header
 //! (<https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>); and the keyed fingerprint that the
 //! index knows a key by.
 //!
