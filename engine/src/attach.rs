@@ -50,6 +50,7 @@ use crate::remote::batch::{Asked, Manner, Missed, RemoteExists, RemoteGet, no_li
 use crate::remote::caller::Caller;
 use crate::remote::desk::Desk;
 use crate::remote::{Peer, Remote, Told};
+use crate::together::Together;
 
 pub use self::group::{Group, GroupId};
 pub use self::pin::Pin;
@@ -240,7 +241,14 @@ impl Attached {
             let begun = |get: Get| {
                 let Get { destination, .. } = get;
                 let outcome = Err(no_link());
-                GetDone { outcome, destination, length: 0, checksums: Vec::new(), members: 0, lies: None }
+                GetDone {
+                    outcome,
+                    destination,
+                    length: 0,
+                    checksums: Vec::new(),
+                    with: Together::default(),
+                    lies: None,
+                }
             };
             let mut done: Vec<GetDone> = gets.into_iter().map(begun).collect();
             for _ in 0..tries(desk) {

@@ -33,6 +33,8 @@ pub(crate) struct FrameData {
     pub group_kind: GroupKind,
     /// Name of the base group that it is attached to, as records have it; else 0.
     pub base_group: u64,
+    /// An object of that group, if this was put since the open; else nobody needs to know, or only headers do.
+    pub base: Option<Box<ObjectKey>>,
     pub depth: u32,
     pub members: Vec<FrameMember>,
 }
@@ -52,11 +54,6 @@ impl FrameData {
     pub fn find(&self, key: &ObjectKey, generation: Generation) -> Option<usize> {
         let at = self.members.iter().position(|m| m.key == *key)?;
         (self.generation == generation).then_some(at)
-    }
-
-    /// How many objects were put together, if they are visible by themselves; else 0.
-    pub fn visible_members(&self) -> u32 {
-        if self.is_attached() { 0 } else { self.members.len() as u32 }
     }
 
     /// Whether it is visible only with a base group.

@@ -38,6 +38,7 @@ use crate::plan::{self, Fetch, HeaderPlace, Piece, Target};
 use crate::session::{SessionIo, release_segment};
 use crate::slot::{Aim, Slot, Step};
 use crate::steps::PageSteps;
+use crate::together::Together;
 
 /// Tries of a read that the device failed.
 const ATTEMPTS: u32 = 2;
@@ -109,8 +110,8 @@ impl GetBatch {
                 Located::Memory(entered, frame, member) => {
                     let verify = self.slots[slot].aim != Aim::Bytes || sampler.next();
                     let outcome = self.slots[slot].copy_out(shared, &entered, member, (verify, stores));
-                    self.slots[slot].members = entered.visible_members();
                     if *proofs {
+                        self.slots[slot].with = Together::of_frame(&entered);
                         self.slots[slot].checksums.clone_from(&entered.members[member].checksums);
                     }
                     // What the arena holds is not what was put: the frame goes, with all that it says, before anybody else

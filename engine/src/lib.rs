@@ -80,6 +80,7 @@ mod store;
 mod stuck;
 mod summary;
 mod tally;
+mod together;
 mod touched;
 mod view;
 mod visibility;

@@ -8,6 +8,7 @@ use crate::batch::{Destination, Source};
 use crate::error::Result;
 use crate::get::LiesOnSsd;
 use crate::hits::PagesFound;
+use crate::together::Together;
 
 /// Where bytes came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,8 +108,8 @@ pub struct GetDone {
     pub(crate) length: u64,
     /// The checksums of all its blocks, for a session with proofs.
     pub(crate) checksums: Vec<Checksum>,
-    /// How many objects were put with it, itself among them, if they are visible by themselves; 0 if that is not known.
-    pub(crate) members: u32,
+    /// What it was put with.
+    pub(crate) with: Together,
     /// Where it lies on SSD, if that is what was asked.
     pub(crate) lies: Option<LiesOnSsd>,
 }

@@ -80,6 +80,7 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
         sequence: facts.sequence,
         group_kind: facts.group_kind,
         base_group: facts.base_group.0,
+        base: None,
         depth: facts.depth,
         members,
     });

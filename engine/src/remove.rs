@@ -25,24 +25,34 @@ pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Res
     let shared = &store.shared;
     let deadline = shared.deadline(options.timeout);
     let _removing = shared.removals.begin();
-    let (answers, here) =
+    let Begun { answers, here, gone } =
         store.with_session(|session| begin(shared, session, keys, &options, deadline))??;
     // Every answer is taken, also behind one that failed: nobody else would.
-    let told = tell(shared, |id| RemoteJob::Remove { id, keys: keys.to_vec() });
+    let told = tell(shared, |id| RemoteJob::Remove { id, keys: gone });
     let ends: Vec<_> =
         answers.into_iter().chain(told).map(|id| shared.await_answer(id, deadline, "remove")).collect();
     ends.into_iter().collect::<Result<()>>()?;
     Ok(here)
 }
 
-/// Make them invisible and queue their tombstones; the answers to wait for, and how many of `keys` were here.
+/// A removal that is invisible here.
+pub(crate) struct Begun {
+    /// The answers to wait for.
+    pub answers: Vec<u64>,
+    /// How many of the keys were here.
+    pub here: usize,
+    /// They, and what lay with them: a peer may have something attached to an object of a group that it has no more.
+    pub gone: Vec<ObjectKey>,
+}
+
+/// Make them invisible and queue their tombstones.
 pub(crate) fn begin(
     shared: &Shared,
     session: &mut Session,
     keys: &[ObjectKey],
     options: &Options,
     deadline: Mono,
-) -> Result<(Vec<u64>, usize)> {
+) -> Result<Begun> {
     shared.check_open()?;
     let at = recency(shared, options);
     let mut gone: BTreeSet<ObjectKey> = keys.iter().copied().collect();
@@ -72,7 +82,8 @@ pub(crate) fn begin(
     };
     shared.work.raise();
     forget_attached(shared, &gone);
-    Ok((answers, here.into_iter().filter(|here| *here).count()))
+    let here = here.into_iter().filter(|here| *here).count();
+    Ok(Begun { answers, here, gone: gone.into_iter().collect() })
 }
 
 /// Whether what a probe said of a key is no longer so: its record was moved or written meanwhile, and who lies

@@ -22,6 +22,7 @@ use crate::plan::{self, Target};
 use crate::put::placed::Arriving;
 use crate::scatter;
 use crate::shared::Shared;
+use crate::together::Together;
 
 /// What is asked of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,8 +93,8 @@ pub(crate) struct Slot {
     pub arriving: Option<Arriving>,
     /// Of an object out of DRAM, where they are asked for.
     pub checksums: Vec<Checksum>,
-    /// How many objects were put with it, if they are visible by themselves.
-    pub members: u32,
+    /// What it was put with, where that is asked for.
+    pub with: Together,
     /// What a probe found in the record: every member and its place, and how they belong together.
     pub siblings: Vec<(ObjectKey, SsdPlace)>,
     pub kind: Option<GroupKind>,
@@ -129,7 +130,7 @@ impl Slot {
             verified: None,
             arriving: None,
             checksums: Vec::new(),
-            members: 0,
+            with: Together::default(),
             siblings: Vec::new(),
             kind: None,
             outcome: None,
@@ -350,10 +351,7 @@ impl Slot {
             return Step::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.length }));
         }
         let checksums: Vec<Checksum> = record.checksums(&member).collect();
-        self.members = match record.facts().group_kind {
-            GroupKind::Single | GroupKind::Base => record.member_count() as u32,
-            GroupKind::Attached => 0,
-        };
+        self.with = Together::of_record(&record.facts(), record.member_count());
         let hit = GetOutcome::Hit { tier: Tier::Ssd, bytes: self.want.end - self.want.start };
         if self.aim == Aim::Place {
             self.checksums = checksums;
@@ -420,8 +418,8 @@ impl Slot {
         let outcome = self.outcome.unwrap_or(Ok(GetOutcome::Miss(MissCause::Late)));
         let proven = self.verified.map(|v| v.checksums).unwrap_or_default();
         let checksums = if self.checksums.is_empty() { proven } else { self.checksums };
-        let (members, lies) = (self.members, self.lies);
-        GetDone { outcome, destination: self.get.destination, length: self.length, checksums, members, lies }
+        let (with, lies) = (self.with, self.lies);
+        GetDone { outcome, destination: self.get.destination, length: self.length, checksums, with, lies }
     }
 }
 

@@ -1,6 +1,8 @@
 //! A store with a peer: what the peer sends is kept, and what is removed stays gone.
 #![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
 
+#[path = "peers/attached.rs"]
+mod attached;
 #[path = "peers/rules.rs"]
 mod rules;
 #[path = "peers/served.rs"]
@@ -197,22 +199,6 @@ fn what_a_peer_sends_is_kept_and_not_offered_back() {
     front.close().expect("closed");
     let stats = process.store.stats();
     assert_eq!((stats.puts_stored, stats.puts_present), (4, 0), "{stats:?}");
-}
-
-#[test]
-fn what_is_attached_stays_at_the_peer() {
-    let process = Process::new(&memory());
-    let front = process.front(&memory(), offer());
-    let (base, state) = (key(1, "k"), key(1, "state"));
-    put(&process.store, &[base]);
-    let bytes = content(&state);
-    let group = [PutSlice { key: state, pieces: &[&bytes] }];
-    let stored = process.store.put_attached(&[(base, &group)], Options::default());
-    assert_eq!(stored, [Ok(PutOutcome::Stored)]);
-    for _ in 0..2 {
-        assert_eq!(get(&front, &[state]), all(Tier::Remote, 1));
-    }
-    assert_eq!(front.stats().promoted, 0);
 }
 
 #[test]

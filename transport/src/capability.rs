@@ -179,7 +179,8 @@ mod tests {
                 "members",
                 "asks_again",
                 "files",
-                "peers"
+                "peers",
+                "bases"
             ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };

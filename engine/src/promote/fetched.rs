@@ -2,7 +2,8 @@
 //! is offered it.
 //!
 //! Only what came whole with all that was put with it is kept, so that a page is of one computation; only if nothing of it is here, nor
-//! may be; and only if nothing was removed meanwhile ([`crate::removals`]).
+//! may be; and only if nothing was removed meanwhile ([`crate::removals`]). What is attached is kept beside its base, if that is here or
+//! was kept before it, and is not seen without it here either.
 
 use std::collections::BTreeMap;
 
@@ -28,19 +29,31 @@ pub(crate) fn keep(shared: &Shared, batch: &mut RemoteGet) {
     let asked = shared.config.promote() != Promote::Never && shared.config.dram_bytes() > 0;
     let Some(since) = batch.since().filter(|_| asked) else { return };
     let mut pages: BTreeMap<(NamespaceId, PrefixHash, usize), BTreeMap<ObjectKey, Fetched>> = BTreeMap::new();
+    let mut attached: BTreeMap<(u64, u32), BTreeMap<ObjectKey, Fetched>> = BTreeMap::new();
     for one in fetched.into_iter().filter(|one| one.members > 0) {
-        // Objects by themselves are pages of their own.
-        let number = if one.members == 1 { one.at + 1 } else { 0 };
-        let page = pages.entry((one.key.namespace(), one.key.hash(), number)).or_default();
+        let page = match &one.attached {
+            Some((question, base)) => attached.entry((*question, base.number)).or_default(),
+            None => {
+                // Objects by themselves are pages of their own.
+                let number = if one.members == 1 { one.at + 1 } else { 0 };
+                pages.entry((one.key.namespace(), one.key.hash(), number)).or_default()
+            }
+        };
         page.insert(one.key, one);
     }
     let mut frames = Vec::new();
-    for page in pages.into_values() {
+    // What is attached last: its base may have come with it.
+    for page in pages.into_values().chain(attached.into_values()) {
         let page: Vec<Fetched> = page.into_values().collect();
+        let kind = match page[0].attached {
+            Some((_, base)) => Kind::Attached(base.key),
+            None if page.len() == 1 => Kind::Single,
+            None => Kind::Base,
+        };
         if page.iter().all(|one| one.members == page.len()) {
             let at = batch.manner().at;
             let at = Recency { depth: at.depth.saturating_add(page[0].at as u32), ..at };
-            frames.extend(keep_page(shared, batch.done(), &page, since, at));
+            frames.extend(keep_page(shared, batch.done(), kind, &page, since, at));
         }
     }
     if !frames.is_empty() {
@@ -53,17 +66,22 @@ pub(crate) fn keep(shared: &Shared, batch: &mut RemoteGet) {
 fn keep_page(
     shared: &Shared,
     done: &[GetDone],
+    kind: Kind,
     page: &[Fetched],
     since: Quiet,
     at: Recency,
 ) -> Vec<FrameRef> {
-    let kind = if page.len() == 1 { Kind::Single } else { Kind::Base };
     let size =
         |one: &Fetched| Size { key: one.key, length: Some(done[one.at].destination.len()), in_arena: false };
     let sizes: Vec<Size> = page.iter().map(size).collect();
-    // Nothing gives way in the index for it: what did would be gone from SSD too.
+    // What nobody could put here: it is too large, or attached to something that is not of its page.
+    if put::check(shared, kind, &sizes).is_err() {
+        return Vec::new();
+    }
+    // Nothing gives way in the index for it: what did would be gone from SSD too. What is attached takes a link besides.
+    let entries = page.len() as u64 * if matches!(kind, Kind::Attached(_)) { 2 } else { 1 };
     let may = |core: &Core| {
-        let room = core.index.len() + page.len() as u64 <= core.index.capacity();
+        let room = core.index.len() + entries <= core.index.capacity();
         room && (shared.removals.none_since(since) || mutant::on(Mutant::KeptBehindRemoval))
     };
     let mut core = shared.lock();

@@ -15,7 +15,6 @@ use crate::frames::{FrameData, FrameMember, FrameRef, FrameState};
 use crate::groups::waiting::Attached;
 use crate::index::{Entry, TICK_MODULUS, name_of};
 use crate::outcome::{PutOutcome, Tier};
-use crate::remote::writer::is_offered;
 use crate::shared::Shared;
 use crate::visibility::Sight;
 
@@ -66,9 +65,15 @@ pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copi
     if let Kind::Attached(base) = kind {
         let attached = Attached { base, generation, at, members, here };
         if core.is_base_here(name_of(shared.fingerprint(&base, generation))) {
-            return attach(shared, core, attached);
+            return attach(shared, core, attached, came);
         }
-        return wait(shared, core, attached);
+        if came == Came::Put {
+            return wait(shared, core, attached);
+        }
+        // What stores bring each other does not wait: behind a base that is not here it is not stored.
+        give_back(core, &attached.members);
+        core.counters.puts_refused += if fetched { 0 } else { objects };
+        return Stored::Done(PutOutcome::Refused, Vec::new());
     }
     // First, so that a refusal leaves everything as it was.
     if !make_room(core, objects) {
@@ -86,6 +91,7 @@ pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copi
         sequence: core.next_sequence(),
         group_kind: if kind == Kind::Base { GroupKind::Base } else { GroupKind::Single },
         base_group: 0,
+        base: None,
         depth: at.depth,
         members,
     };
@@ -93,13 +99,7 @@ pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copi
         Ok(frame) => frame.into_iter().collect(),
         Err(members) => return Stored::Back(too_many(), members),
     };
-    match fetched {
-        true => core.counters.promoted += 1,
-        false => {
-            core.counters.puts_stored += objects;
-            core.counters.bytes_put += bytes;
-        }
-    }
+    count(core, came, objects, bytes);
     for attached in core.waiting.take_attached(&keys) {
         // What it met when it was put may have changed while it waited.
         if changed(shared, core, &attached.members, &attached.here, generation).is_some() {
@@ -107,7 +107,7 @@ pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copi
             core.counters.groups_dropped += 1;
             continue;
         }
-        match attach(shared, core, attached) {
+        match attach(shared, core, attached, Came::Put) {
             Stored::Done(_, more) => frames.extend(more),
             Stored::Back(_, members) => give_back(core, &members),
         }
@@ -143,7 +143,7 @@ fn wait(shared: &Shared, core: &mut Core, attached: Attached) -> Stored {
 }
 
 /// Make attached objects visible beside their base, which is here.
-fn attach(shared: &Shared, core: &mut Core, attached: Attached) -> Stored {
+fn attach(shared: &Shared, core: &mut Core, attached: Attached, came: Came) -> Stored {
     let Attached { base, generation, at, members, .. } = attached;
     let objects = members.len() as u64;
     let name = name_of(shared.fingerprint(&base, generation));
@@ -162,11 +162,12 @@ fn attach(shared: &Shared, core: &mut Core, attached: Attached) -> Stored {
         sequence: core.next_sequence(),
         group_kind: GroupKind::Attached,
         base_group: shared.group_name(&base, generation),
+        base: Some(Box::new(base)),
         depth: at.depth,
         members,
     };
     let fingerprints: Vec<u128> = data.members.iter().map(|m| m.fingerprint).collect();
-    let frames = match insert(core, data, at, Came::Put) {
+    let frames = match insert(core, data, at, came) {
         Ok(frame) => frame.into_iter().collect(),
         Err(members) => return Stored::Back(too_many(), members),
     };
@@ -174,9 +175,18 @@ fn attach(shared: &Shared, core: &mut Core, attached: Attached) -> Stored {
         let linked = core.index.insert_link(fingerprint, name);
         debug_assert!(linked.is_ok(), "{linked:?}");
     }
-    core.counters.puts_stored += objects;
-    core.counters.bytes_put += bytes;
+    count(core, came, objects, bytes);
     Stored::Done(PutOutcome::Stored, frames)
+}
+
+fn count(core: &mut Core, came: Came, objects: u64, bytes: u64) {
+    match came {
+        Came::Fetched => core.counters.promoted += 1,
+        Came::Put | Came::OfStore(_) => {
+            core.counters.puts_stored += objects;
+            core.counters.bytes_put += bytes;
+        }
+    }
 }
 
 fn too_many() -> Error {
@@ -279,8 +289,7 @@ fn insert(
         return Err(Arc::try_unwrap(data).map(|d| d.members).unwrap_or_default());
     };
     link(core, frame.id, &data);
-    if is_offered(data.group_kind)
-        && came == Came::Put
+    if came == Came::Put
         && let Some(remote) = core.remote.as_mut()
     {
         core.counters.remote_skipped += remote.push_frame(frame, data.members.len() as u64);

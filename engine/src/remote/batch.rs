@@ -7,6 +7,7 @@ use std::time::Duration;
 use pagelith_io::clock::Mono;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, block_count};
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::outcome::Base;
 use pagelith_layouts::wire::request::Terms;
 use pagelith_tiers::policy::Recency;
 
@@ -130,8 +131,10 @@ pub(crate) struct Fetched {
     pub key: ObjectKey,
     /// The checksums of its blocks.
     pub sums: Vec<Checksum>,
-    /// How many objects were put with it, itself among them; 0 if that is not known, or it is seen with others alone.
+    /// How many objects were put with it, itself among them; 0 if that is not known.
     pub members: usize,
+    /// What they are attached to, if they are, and the question whose other hits with this number they are.
+    pub attached: Option<(u64, Base)>,
 }
 
 impl RemoteGet {
@@ -184,12 +187,14 @@ impl RemoteGet {
                                 continue;
                             }
                             let hit = got.outcome.as_ref().is_ok_and(GetOutcome::is_hit);
-                            let (sums, members) = got.proven;
+                            let (sums, members, base) = got.proven;
                             if let (true, Some(key)) = (hit, self.whole.remove(&at)) {
                                 let (sums, members) = (sums.clone(), members as usize);
-                                self.fetched.push(Fetched { at, key, sums, members });
+                                let attached = base.map(|base| (token, base));
+                                self.fetched.push(Fetched { at, key, sums, members, attached });
                             }
-                            (self.done[at].checksums, self.done[at].members) = (sums, members);
+                            let members = if base.is_none() { members } else { 0 };
+                            (self.done[at].checksums, self.done[at].with.members) = (sums, members);
                             self.settle(at, got.outcome);
                             self.done[at].destination.0 = got.parts;
                         }

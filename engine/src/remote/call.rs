@@ -12,7 +12,7 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::Frame;
 use pagelith_layouts::wire::outcome::{
-    Answer, CauseTag, ErrorTag, Failure, Flushed, Happened, Items, Lies, TierTag, Verdict,
+    Answer, Base, CauseTag, ErrorTag, Failure, Flushed, Happened, Items, Lies, TierTag, Verdict,
 };
 use pagelith_layouts::wire::pull::PullItem;
 use pagelith_layouts::wire::request::{GetItem, Verb};
@@ -72,8 +72,8 @@ impl Wanted {
 pub(crate) struct Got {
     pub outcome: Result<GetOutcome>,
     pub parts: Vec<Part>,
-    /// Of a hit: the checksums of its bytes where they landed, and how many objects were put with it, or 0.
-    pub proven: (Vec<Checksum>, u32),
+    /// Of a hit: the checksums of its bytes where they landed, how many objects were put with it, or 0, and what they are attached to.
+    pub proven: (Vec<Checksum>, u32, Option<Base>),
     /// It was not what the peer vouches for: what was shown may have been changed meanwhile, what was sent on its way, or it is damaged
     /// there. Whoever asks for the bytes to be sent once more finds out.
     pub again: Option<(ObjectKey, Option<Range<u64>>)>,
@@ -114,8 +114,9 @@ pub(super) struct Item {
     parts: Option<Vec<Part>>,
     /// The checksums of what landed, made as it did: the bytes are warm then, and the next are on their way.
     landed: Option<Vec<Checksum>>,
-    /// How many objects were put with it, or 0.
+    /// How many objects were put with it, or 0, and what they are attached to.
     members: u32,
+    base: Option<Base>,
     outcome: Option<Result<GetOutcome>>,
 }
 
@@ -175,6 +176,7 @@ impl Call {
             parts: None,
             landed: None,
             members: 0,
+            base: None,
             outcome: None,
         };
         Call::new(token, deadline, Work::Get(items.map(item).collect()))
@@ -205,7 +207,7 @@ impl Call {
             again: (item.differs && !item.again).then_some((item.key, item.range)),
             outcome: item.outcome.unwrap_or(Ok(GetOutcome::Miss(MissCause::Late))),
             parts: item.parts.unwrap_or_default(),
-            proven: (item.landed.unwrap_or_default(), item.members),
+            proven: (item.landed.unwrap_or_default(), item.members, item.base),
         };
         let reply = match self.work {
             Work::Exists(_, found) => Reply::Exists(found),
@@ -372,8 +374,8 @@ fn judge_all(items: &mut [Item], said: &Items<'_>) {
         let outcome = match said.verdict {
             // An answer about another object is no answer.
             _ if said.key_hash != key_hash(&item.key) => Err(no_answer()),
-            Verdict::Hit { tier, length, checksums, members } => {
-                item.members = members;
+            Verdict::Hit { tier, length, checksums, members, base } => {
+                (item.members, item.base) = (members, base);
                 let whole = length == item.stretch.end - item.stretch.start;
                 let holds = |landed: &Vec<Checksum>| checksums.iter().eq(landed.iter().copied());
                 match whole && item.landed.as_ref().is_some_and(holds) {

@@ -14,7 +14,7 @@ use pagelith_transport::rights::Rights;
 
 use super::Reply;
 use super::tests::{PATIENCE, Pair};
-use crate::batch::Options;
+use crate::batch::{Options, PutSlice};
 use crate::error::ErrorKind;
 use crate::outcome::PutOutcome;
 
@@ -25,11 +25,22 @@ fn key(component: &str) -> ObjectKey {
         .expect("a key")
 }
 
+fn put(pair: &Pair, key: ObjectKey) {
+    let put = PutSlice { key, pieces: &[&[3; 500]] };
+    assert_eq!(pair.store.put_batch(&[put], Options::default()), [Ok(PutOutcome::Stored)]);
+}
+
 /// An offer that the peer has asked for the bytes of, and a removal of `removed` (a clear for `None`) over a newer link before they
-/// arrive: what became of the offer, and whether it is there.
-fn offered_and_removed(of_store: bool, removed: Option<ObjectKey>) -> (crate::Result<PutOutcome>, bool) {
+/// arrive: what became of the offer, and whether it is there. It may be attached to a base, which is there before, and again behind the
+/// removal.
+fn offered_and_removed(
+    of_store: bool,
+    base: Option<ObjectKey>,
+    removed: Option<ObjectKey>,
+) -> (crate::Result<PutOutcome>, bool) {
     let tcp = || "tcp:127.0.0.1:0".parse().expect("an address");
     let mut pair = Pair::at(tcp(), Rights::all(), 1.0, &[]);
+    base.into_iter().for_each(|base| put(&pair, base));
     let (mut server, mut newer) = Pair::meet(&pair.store, &pair.clock, tcp(), Rights::all(), &[]);
     if of_store {
         pair.caller = pair.caller.of_store();
@@ -38,7 +49,7 @@ fn offered_and_removed(of_store: bool, removed: Option<ObjectKey>) -> (crate::Re
     let deadline = pair.clock.now().after(PATIENCE);
     let bytes = vec![7; 5000];
     let mut draft = PutDraft::new(BLOCK_BYTES);
-    draft.group(None);
+    draft.group(base);
     draft.object(key("k"), bytes.len() as u64, &[checksum(&bytes)]);
     let asked = Arc::new(AtomicBool::new(false));
     let saw = asked.clone();
@@ -63,6 +74,7 @@ fn offered_and_removed(of_store: bool, removed: Option<ObjectKey>) -> (crate::Re
         newer.poll(pair.clock.now(), &mut replies);
     }
     assert!(matches!(replies.pop(), Some((1, Reply::Told(Ok(_))))), "the removal is acked");
+    base.into_iter().filter(|base| removed.is_none_or(|key| key == *base)).for_each(|base| put(&pair, base));
     let Reply::Put(mut outcomes) = pair.reply() else { panic!("another reply") };
     let outcome = outcomes.remove(0);
     (outcome, pair.store.exists_batch(&[key("k")], Options::default())[0])
@@ -72,9 +84,14 @@ fn offered_and_removed(of_store: bool, removed: Option<ObjectKey>) -> (crate::Re
 fn what_a_store_offered_before_a_removal_is_not_stored_behind_it() {
     // One count for all keys: an offer of another is refused too, and may be made again.
     for removed in [Some(key("k")), None, Some(key("v"))] {
-        let (outcome, here) = offered_and_removed(true, removed);
-        assert_eq!((outcome.expect_err("too late").kind, here), (ErrorKind::Busy, false), "{removed:?}");
+        for base in [None, Some(key("base"))] {
+            let (outcome, here) = offered_and_removed(true, base, removed);
+            assert_eq!((outcome.expect_err("too late").kind, here), (ErrorKind::Busy, false), "{removed:?}");
+        }
     }
+    let base = Some(key("base"));
+    let (outcome, here) = offered_and_removed(true, base, base);
+    assert_eq!((outcome.expect_err("too late").kind, here), (ErrorKind::Busy, false));
     // A client's put was not answered when it was removed, so that it may come behind that; what it had a generation of is gone.
-    assert_eq!(offered_and_removed(false, Some(key("k"))), (Ok(PutOutcome::Stored), true));
+    assert_eq!(offered_and_removed(false, None, Some(key("k"))), (Ok(PutOutcome::Stored), true));
 }

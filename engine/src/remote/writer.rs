@@ -6,8 +6,9 @@ use std::time::Duration;
 use pagelith_io::clock::Mono;
 use pagelith_io::runtime::{Step, Task};
 use pagelith_layouts::checksum::BLOCK_BYTES;
+use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
-use pagelith_layouts::record::GroupKind;
+use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::Terms;
 use rustc_hash::FxHashMap;
@@ -19,12 +20,14 @@ use super::queue::RemoteJob;
 use crate::core::Answer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame_io::Held;
-use crate::frames::FrameRef;
+use crate::frames::{FrameData, FrameRef};
 use crate::outcome::PutOutcome;
 use crate::shared::Shared;
 
 /// Most bytes of pages on their way to peers.
 const BYTES_MAX: u64 = 64 << 20;
+/// Most keys of one request.
+const KEYS_MAX: usize = 4096;
 /// How long to wait for links at a time, and for work.
 const LINK_STEP: Duration = Duration::from_millis(5);
 const IDLE: Duration = Duration::from_millis(200);
@@ -35,6 +38,8 @@ struct Sending {
     peer: usize,
     bytes: u64,
     objects: u64,
+    /// What is attached to it, and is offered once it is there.
+    behind: Vec<(FrameRef, u64)>,
 }
 
 /// Answers of peers that somebody waits for together.
@@ -100,12 +105,21 @@ impl Writer {
             return Taken::Yes;
         };
         drop(core);
+        if let Some(base) = self.base_of(&data) {
+            base.behind.push((frame, objects));
+            return Taken::Yes;
+        }
         let first = data.members[0].key;
         let Some(peer) = self.desk.lines.remote().owner(&first) else { return Taken::Yes };
         let token = self.desk.token();
         let shared = self.shared.clone();
         let skip = || shared.lock().counters.remote_skipped += objects;
         let caller = match self.desk.lines.standing(peer, now) {
+            // It would keep what is attached to a base that it has not, or has not heard of attached objects at all.
+            Standing::Up(caller) if data.is_attached() && !caller.has(Feature::Bases) => {
+                skip();
+                return Taken::Yes;
+            }
             Standing::Up(caller) => caller,
             Standing::Soon => return Taken::Later(RemoteJob::Frame(frame, objects)),
             Standing::Down => {
@@ -115,7 +129,7 @@ impl Writer {
         };
         let Some(held) = Held::new(&mut shared.lock(), frame).map(Arc::new) else { return Taken::Yes };
         let mut draft = PutDraft::new(BLOCK_BYTES);
-        draft.group(None);
+        draft.group(data.base.as_deref().copied());
         for m in &held.data.members {
             draft.object(m.key, m.extent.bytes, &m.checksums);
         }
@@ -126,7 +140,8 @@ impl Writer {
             Ok(()) => {
                 let bytes = held.data.bytes();
                 self.bytes += bytes;
-                self.sending.insert(token, Sending { held, peer, bytes, objects });
+                let behind = Vec::new();
+                self.sending.insert(token, Sending { held, peer, bytes, objects, behind });
                 Taken::Yes
             }
             Err(error) => {
@@ -138,6 +153,13 @@ impl Writer {
                 Taken::Yes
             }
         }
+    }
+
+    /// The base of what is attached, if that is on its way.
+    fn base_of(&mut self, data: &FrameData) -> Option<&mut Sending> {
+        let base = data.base.as_deref()?;
+        let is_of = |sending: &&mut Sending| sending.held.data.members.iter().any(|m| m.key == *base);
+        self.sending.values_mut().find(is_of)
     }
 
     /// Tell peers of a removal or a clear, once everything before it has its outcome.
@@ -164,28 +186,35 @@ impl Writer {
         let (RemoteJob::Remove { id, .. } | RemoteJob::Clear { id, .. }) = job else { return Taken::Yes };
         let mut told = Telling { id, left: 0, failed: None };
         for peer in peers {
-            let token = self.desk.token();
             let remote = self.desk.lines.remote().clone();
-            let asked: Result<()> = match (self.desk.lines.standing(peer, now), &job) {
-                (Standing::Up(caller), RemoteJob::Remove { keys, .. }) => {
-                    let own: Vec<_> =
-                        keys.iter().filter(|key| remote.owner(key) == Some(peer)).copied().collect();
-                    caller.remove(token, &own, deadline)
+            let own: Vec<ObjectKey> = match &job {
+                RemoteJob::Remove { keys, .. } => {
+                    keys.iter().filter(|key| remote.owner(key) == Some(peer)).copied().collect()
                 }
-                (Standing::Up(caller), RemoteJob::Clear { namespace, .. }) => {
-                    caller.clear(token, *namespace, deadline)
-                }
-                _ => {
-                    let detail = format!("a peer cannot be told peer={}", remote.owners[peer].name);
-                    Err(Error::new(ErrorKind::Unavailable, detail))
-                }
+                RemoteJob::Clear { .. } | RemoteJob::Frame(..) => Vec::new(),
             };
-            match asked {
-                Ok(()) => {
-                    told.left += 1;
-                    self.telling.insert(token, peer);
+            // No request is longer than every reader takes. A clear is one, of no keys.
+            for at in (0..own.len().max(1)).step_by(KEYS_MAX) {
+                let token = self.desk.token();
+                let asked: Result<()> = match (self.desk.lines.standing(peer, now), &job) {
+                    (Standing::Up(caller), RemoteJob::Remove { .. }) => {
+                        caller.remove(token, &own[at..own.len().min(at + KEYS_MAX)], deadline)
+                    }
+                    (Standing::Up(caller), RemoteJob::Clear { namespace, .. }) => {
+                        caller.clear(token, *namespace, deadline)
+                    }
+                    _ => {
+                        let detail = format!("a peer cannot be told peer={}", remote.owners[peer].name);
+                        Err(Error::new(ErrorKind::Unavailable, detail))
+                    }
+                };
+                match asked {
+                    Ok(()) => {
+                        told.left += 1;
+                        self.telling.insert(token, peer);
+                    }
+                    Err(error) => told.failed = Some(error),
                 }
-                Err(error) => told.failed = Some(error),
             }
         }
         self.told = Some(told);
@@ -219,7 +248,7 @@ impl Writer {
     }
 
     fn sent(&mut self, sending: Sending, reply: &Reply, now: Mono) {
-        let Sending { held, peer, bytes, objects } = sending;
+        let Sending { held, peer, bytes, objects, behind } = sending;
         self.bytes -= bytes;
         let outcome = match reply {
             Reply::Put(outcomes) => outcomes.first().cloned(),
@@ -234,6 +263,14 @@ impl Writer {
             }
             Some(Ok(PutOutcome::AlreadyPresent)) => {}
             _ => core.counters.remote_skipped += objects,
+        }
+        let is_there = matches!(outcome, Some(Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent)));
+        for (frame, objects) in behind.into_iter().rev() {
+            match core.remote.as_mut().filter(|_| is_there) {
+                // Before whatever else waits, removals among it.
+                Some(queue) => queue.push_back(RemoteJob::Frame(frame, objects)),
+                None => core.counters.remote_skipped += objects,
+            }
         }
         drop(core);
         let failed = match outcome {
@@ -270,13 +307,5 @@ fn is_soon(standing: &Standing<'_>) -> bool {
     match standing {
         Standing::Soon => true,
         Standing::Up(_) | Standing::Down => false,
-    }
-}
-
-/// Whether a frame of this kind is offered: what is attached is known here by the name of its base alone.
-pub(crate) fn is_offered(kind: GroupKind) -> bool {
-    match kind {
-        GroupKind::Single | GroupKind::Base => true,
-        GroupKind::Attached => false,
     }
 }

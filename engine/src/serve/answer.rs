@@ -4,8 +4,8 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, key_hash};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::outcome::{
-    CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, TierTag, Verdict as Wire, ViewItem,
-    Written, encode,
+    Base, CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, TierTag, Verdict as Wire,
+    ViewItem, Written, encode,
 };
 use pagelith_layouts::wire::request::Verb;
 
@@ -16,8 +16,8 @@ use crate::outcome::{FlushReport, MissCause, PutOutcome, Tier};
 /// What became of one item.
 #[derive(Debug)]
 pub(super) enum Verdict {
-    /// Sent, with these checksums; how many objects were put with it, or 0.
-    Hit(Tier, u64, Vec<Checksum>, u32),
+    /// Sent, with these checksums; how many objects were put with it, or 0, and what they are attached to.
+    Hit(Tier, u64, Vec<Checksum>, u32, Option<Box<Base>>),
     Miss(MissCause),
     Put(PutOutcome),
     Failed(Error),
@@ -96,11 +96,12 @@ impl Answered {
 
 fn item<'a>(key: &ObjectKey, verdict: &'a Verdict) -> Item<'a> {
     let verdict = match verdict {
-        Verdict::Hit(tier, length, checksums, members) => Wire::Hit {
+        Verdict::Hit(tier, length, checksums, members, base) => Wire::Hit {
             tier: tier_tag(*tier),
             length: *length,
             checksums: List::of(checksums),
             members: *members,
+            base: base.as_deref().copied(),
         },
         Verdict::Miss(cause) => Wire::Miss(cause_tag(*cause)),
         Verdict::Put(PutOutcome::Stored) => Wire::Stored,

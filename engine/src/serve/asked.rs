@@ -8,6 +8,7 @@ use super::answer::Answered;
 use crate::error::{Error, Result};
 use crate::remote::queue::RemoteJob;
 use crate::removals::Removing;
+use crate::remove::Begun;
 use crate::session::Session;
 use crate::shared::{Pending, Shared};
 
@@ -39,11 +40,11 @@ impl AskedOp {
             }
             Ask::Remove(keys) => {
                 let keys: Vec<ObjectKey> = keys.iter().collect();
-                let (mut answers, removed) =
+                let Begun { mut answers, here, gone } =
                     crate::remove::begin(&shared, session, &keys, &manner.options, manner.deadline)?;
-                let remove = |id| RemoteJob::Remove { id, keys };
+                let remove = |id| RemoteJob::Remove { id, keys: gone };
                 answers.extend(goes_on.then(|| crate::remove::tell(&shared, remove)).flatten());
-                (answers, removed as u64)
+                (answers, here as u64)
             }
             ask => return Err(Error::invalid(format!("nothing to wait for verb={:?}", ask.verb()))),
         };

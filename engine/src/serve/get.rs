@@ -12,6 +12,7 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::greeting::Feature;
+use pagelith_layouts::wire::outcome::Base;
 use pagelith_layouts::wire::request::{GetItem, Verb};
 use pagelith_transport::link::{Link, Push};
 use rustc_hash::FxHashMap;
@@ -23,6 +24,9 @@ use super::{CHUNK_BYTES, Manner, World};
 use crate::batch::{Destination, Get, Options};
 use crate::error::Error;
 use crate::outcome::{GetDone, GetOutcome, MissCause, Ticket, Tier};
+use crate::put::Came;
+use crate::shared::Shared;
+use crate::together::{self, AttachedTo, Together};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Most objects that are looked for in DRAM at a time: others wait for the core's lock as long.
@@ -46,8 +50,8 @@ struct Wanted {
     /// It is not here, and peers are asked for all of it at once.
     afar: bool,
     tier: Tier,
-    /// How many objects were put with it, itself among them; 0 if they are not visible by themselves.
-    members: u32,
+    /// What it was put with.
+    with: Together,
     /// The checksums of all its blocks, as what was read first has them: all must be read of one and the same.
     record: Option<Vec<Checksum>>,
     /// Of the blocks that the stretch lies in, of those of their bytes that are sent.
@@ -68,7 +72,7 @@ impl Wanted {
             looked: false,
             afar: false,
             tier: Tier::Memory,
-            members: 0,
+            with: Together::default(),
             record: None,
             sums: vec![Checksum::default(); blocks as usize],
             verdict: None,
@@ -80,6 +84,11 @@ impl Wanted {
     fn wish(&self, op: OpId, at: usize) -> Wish {
         let (key, stretch, whole) = (self.key, self.stretch.clone(), self.whole);
         Wish { op, item: at as u32, key, stretch, whole, behind: at as u32, may_show: self.may_show }
+    }
+
+    /// What it is attached to, if it is a hit that is.
+    fn attached(&self) -> Option<&AttachedTo> {
+        self.with.attached.as_ref().filter(|_| self.verdict.is_none() && self.left == 0)
     }
 
     /// Its chunks: they end where blocks end, so that each block is in one of them.
@@ -106,7 +115,7 @@ impl Wanted {
                 return Err(Verdict::Miss(MissCause::Gone));
             }
             self.sums.clone_from(&done.checksums);
-            (self.tier, self.members) = (tier, done.members);
+            (self.tier, self.with) = (tier, done.with.clone());
             return Ok(());
         }
         let record = self.record.get_or_insert_with(|| done.checksums.clone());
@@ -126,7 +135,7 @@ impl Wanted {
             };
             self.sums[(block - first) as usize] = sum;
         }
-        (self.tier, self.members) = (tier, done.members);
+        (self.tier, self.with) = (tier, done.with.clone());
         Ok(())
     }
 }
@@ -181,15 +190,26 @@ impl GetOp {
             && self.reading.is_empty()
             && self.unsent.is_empty()
             && self.placing.is_over();
-        let says_members = link.facts().features & Feature::Members.bit() != 0;
-        over.then(|| self.answered(says_members))
+        over.then(|| self.answered(world.shared(), link.facts().features))
     }
 
-    fn answered(&mut self, says_members: bool) -> Answered {
-        let verdict = |w: Wanted| {
+    fn answered(&mut self, shared: &Shared, features: u64) -> Answered {
+        let has = |feature: Feature| features & feature.bit() != 0;
+        let says_members = has(Feature::Members);
+        // Only a store asks what it may keep.
+        let says_bases = says_members && has(Feature::Bases) && self.manner.came != Came::Put;
+        let bases = match says_bases && self.wanted.iter().any(|w| w.attached().is_some()) {
+            true => {
+                let asked: Vec<_> = self.wanted.iter().map(|w| (w.key, w.attached())).collect();
+                together::bases(shared, &asked)
+            }
+            false => vec![None; self.wanted.len()],
+        };
+        let verdict = |(w, base): (Wanted, Option<Base>)| {
             let hit = |w: Wanted| {
-                let members = if says_members { w.members } else { 0 };
-                Verdict::Hit(w.tier, w.stretch.end - w.stretch.start, w.sums, members)
+                let is_said = says_members && w.with.attached.is_some() == base.is_some();
+                let members = if is_said { w.with.members } else { 0 };
+                Verdict::Hit(w.tier, w.stretch.end - w.stretch.start, w.sums, members, base.map(Box::new))
             };
             match (w.verdict, w.left) {
                 (Some(verdict), _) => (w.key, verdict),
@@ -197,7 +217,7 @@ impl GetOp {
                 (None, _) => (w.key, Verdict::Miss(MissCause::Late)),
             }
         };
-        Answered::items(Verb::Get, self.wanted.drain(..).map(verdict).collect())
+        Answered::items(Verb::Get, self.wanted.drain(..).zip(bases).map(verdict).collect())
     }
 
     /// Ask for the next chunks, as many as there is staging memory for; whether some more are to be asked for at once.
@@ -303,9 +323,8 @@ impl GetOp {
             let wanted = &mut self.wanted[wish.item as usize];
             wanted.looked = !matches!(granted, Granted::Later);
             match granted {
-                Granted::Sent(sums, members) => {
-                    (wanted.sums, wanted.left, wanted.tier, wanted.members) =
-                        (sums, 0, Tier::Memory, members);
+                Granted::Sent(sums, with) => {
+                    (wanted.sums, wanted.left, wanted.tier, wanted.with) = (sums, 0, Tier::Memory, with);
                 }
                 Granted::Damaged => wanted.verdict = Some(Verdict::Miss(MissCause::Damaged)),
                 Granted::No | Granted::Later => {}

@@ -21,6 +21,7 @@ use crate::get::LiesOnSsd;
 use crate::locate;
 use crate::session::recency;
 use crate::shared::Shared;
+use crate::together::Together;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Most bytes of the arena that a link has at a time: an eighth, and at most so many.
@@ -62,8 +63,8 @@ impl Wish {
 
 /// What became of a wish.
 pub(super) enum Granted {
-    /// On its way, with these checksums of the blocks that the stretch lies in; how many objects were put with it, or 0.
-    Sent(Vec<Checksum>, u32),
+    /// On its way, with these checksums of the blocks that the stretch lies in; what it was put with.
+    Sent(Vec<Checksum>, Together),
     /// Its bytes changed in memory: it is gone from there.
     Damaged,
     /// Not now: the link has no room.
@@ -260,7 +261,7 @@ fn send(
     noted.hits += 1;
     noted.bytes += length;
     noted.unverified += u64::from(unverified);
-    Granted::Sent(sums, held.data.visible_members())
+    Granted::Sent(sums, Together::of_frame(&held.data))
 }
 
 fn cut(part: Part, wish: &Wish) -> Part {

@@ -30,11 +30,11 @@ use crate::error::{Error, Result};
 use crate::exists;
 use crate::frames::FrameData;
 use crate::groups::{self, Joined};
-use crate::index::Entry;
+use crate::index::{Entry, name_of};
 use crate::outcome::{PutDone, PutOutcome, Ticket};
 use crate::published::CoreGuard;
 use crate::put::placed::{self, SetAside};
-use crate::put::{self, Kind as Together, Size};
+use crate::put::{self, Came, Kind as Together, Size};
 use crate::session::recency;
 use crate::shared::Shared;
 use crate::visibility::Sight;
@@ -328,13 +328,16 @@ impl PutOp {
         put::prefetch(shared, &core, run.iter().map(|at| self.offered[self.groups[*at].objects.start].key));
         // Whether an open group has it already is found when it is put there.
         let looks = self.into.is_none() && !shared.config.constant_fingerprint();
-        let here: Vec<bool> =
-            run.iter().map(|at| looks && self.is_present(shared, &mut core, &self.groups[*at])).collect();
+        let known = |at: &usize| match looks && self.is_present(shared, &mut core, &self.groups[*at]) {
+            true => Some(PutOutcome::AlreadyPresent),
+            false => self.has_no_base(shared, &mut core, &self.groups[*at]).then_some(PutOutcome::Refused),
+        };
+        let known: Vec<Option<PutOutcome>> = run.iter().map(known).collect();
         drop(core);
-        let mut here = here.into_iter();
+        let mut known = known.into_iter();
         run.retain(|at| {
-            if here.next() == Some(true) {
-                self.settle(*at, || Verdict::Put(PutOutcome::AlreadyPresent));
+            if let Some(outcome) = known.next().flatten() {
+                self.settle(*at, || Verdict::Put(outcome));
             } else if let Err(error) = self.check(shared, *at) {
                 self.settle(*at, || Verdict::Failed(error.clone()));
             } else {
@@ -389,6 +392,15 @@ impl PutOp {
         let all = exists::under(shared, core, keys, at).into_iter().all(|here| here);
         core.counters.puts_present += if all { objects.len() as u64 } else { 0 };
         all
+    }
+
+    /// Whether a store offers it for a base that is not here: it would not be stored.
+    fn has_no_base(&self, shared: &Shared, core: &mut CoreGuard<'_>, group: &Group) -> bool {
+        let Some(base) = group.base.filter(|_| self.manner.came != Came::Put) else { return false };
+        let name = name_of(shared.fingerprint(&base, core.generation(base.namespace())));
+        let has_none = !core.is_base_here(name);
+        core.counters.puts_refused += if has_none { group.objects.len() as u64 } else { 0 };
+        has_none
     }
 
     /// Store groups whose bytes are all here, each if they are what they should be.

@@ -107,11 +107,14 @@ pub enum Feature {
     Files = 1 << 16,
     /// A request may say that it is a store's, which has this one for a peer.
     Peers = 1 << 17,
+    /// Stores bring each other what is attached: a hit of one says what it is attached to, and what is offered to a base that is not here is
+    /// refused and does not wait.
+    Bases = 1 << 18,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 18] = [
+    pub const ALL: [Feature; 19] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -130,6 +133,7 @@ impl Feature {
         Feature::AsksAgain,
         Feature::Files,
         Feature::Peers,
+        Feature::Bases,
     ];
 
     /// Its bit.
@@ -158,6 +162,7 @@ impl Feature {
             Feature::AsksAgain => "asks_again",
             Feature::Files => "files",
             Feature::Peers => "peers",
+            Feature::Bases => "bases",
         }
     }
 

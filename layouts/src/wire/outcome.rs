@@ -12,6 +12,7 @@ use super::List;
 use super::request::Verb;
 use crate::checksum::Checksum;
 use crate::format::structure;
+use crate::key::ObjectKey;
 
 pub use events::{EventItem, EventsSaid, Happened};
 pub use failure::{ErrorTag, Failure, TEXT_MAX};
@@ -20,7 +21,7 @@ pub use views::{Lies, ViewItem, digest};
 pub use write::{Written, encode};
 
 structure! {
-    /// Start of an outcome's body. What follows depends on the form: items, then checksums of 16 bytes, then texts; or
+    /// Start of an outcome's body. What follows depends on the form: items, then checksums of 16 bytes, then keys of bases, then texts; or
     /// bits, a bit an item from the lowest of each byte; or four numbers; or a text; or events; or views.
     pub struct OutcomeHead = 40 {
         /// 1 items (get, put), 2 bits (exists, missing), 3 a number (exists prefix, remove, clear, ping, pin, unpin, lease, begin, prefetch,
@@ -44,7 +45,7 @@ structure! {
         /// The kernel's errno of a failure; zero where there is none.
         errno: i32,
         /// How many keys are here (exists prefix, pin, lease), are read (prefetch) or were (remove, unpin), the generation after a clear, the state of a group
-        /// after a commit (3, 4 or 5, as of an item), from where on to ask next (events), never zero there; else zero.
+        /// after a commit (3, 4 or 5, as of an item), from where on to ask next (events), never zero there; the number of keys of bases (items); else zero.
         number: u64,
         /// Events before these that were dropped; else zero.
         lost: u64,
@@ -72,10 +73,12 @@ structure! {
         text_bytes: u32,
         /// The kernel's errno of a failure; zero where there is none.
         errno: i32,
-        /// Of a hit, how many objects were put with it, itself among them, if they are visible by themselves; 0 if that is not said.
+        /// Of a hit, how many objects were put with it, itself among them, if they are visible by themselves or `base` is said; 0 if that
+        /// is not said.
         members: u32,
-        /// Zero.
-        reserved: u32,
+        /// Of a hit that is attached, 1 more than the number of the key behind the checksums that it is attached to: the same of all items
+        /// that were put together, and of no others, in the order of their first ones; 0 if that is not said.
+        base: u32,
     }
 }
 
@@ -154,6 +157,15 @@ impl GroupState {
         [GroupState::Stored, GroupState::AlreadyPresent, GroupState::Waiting, GroupState::Refused];
 }
 
+/// What a hit is attached to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Base {
+    /// The same of all hits of an outcome that were put together, and of no others: from 0, in the order of their first ones.
+    pub number: u32,
+    /// An object of the base group.
+    pub key: ObjectKey,
+}
+
 /// What became of one item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict<'a> {
@@ -165,9 +177,11 @@ pub enum Verdict<'a> {
         length: u64,
         /// One for each block of the object that the bytes lie in, of those of its bytes that were sent.
         checksums: List<'a, Checksum>,
-        /// How many objects were put together with it, itself among them, if they are visible by themselves; 0 if that is not
-        /// known.
+        /// How many objects were put together with it, itself among them; 0 if that is not known, or they are attached and not said to
+        /// what.
         members: u32,
+        /// What they are attached to.
+        base: Option<Base>,
     },
     /// Not here.
     Miss(CauseTag),
@@ -197,6 +211,7 @@ pub struct Item<'a> {
 pub struct Items<'a> {
     items: List<'a, OutcomeItem>,
     checksums: List<'a, Checksum>,
+    bases: List<'a, ObjectKey>,
     texts: &'a str,
     block_bytes: u32,
 }

@@ -7,7 +7,7 @@ use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{self, Feature, Greeting, Reason, Refusal};
 use pagelith_layouts::wire::head::{self, HeadFacts};
 use pagelith_layouts::wire::outcome::{
-    CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, Lies, TierTag, Verdict, ViewItem,
+    Base, CauseTag, ErrorTag, EventItem, Failure, Flushed, Happened, Item, Lies, TierTag, Verdict, ViewItem,
     Written, digest,
 };
 use pagelith_layouts::wire::pull::{self, PullItem};
@@ -98,7 +98,13 @@ pub(crate) fn parts() -> PutDraft {
 /// Everything that an item can be.
 pub(crate) fn items(sums: &[Checksum]) -> Vec<Item<'_>> {
     let verdicts = [
-        Verdict::Hit { tier: TierTag::Ssd, length: 70_000, checksums: List::of(sums), members: 0 },
+        Verdict::Hit {
+            tier: TierTag::Ssd,
+            length: 70_000,
+            checksums: List::of(sums),
+            members: 0,
+            base: None,
+        },
         Verdict::Miss(CauseTag::Absent),
         Verdict::Failed(Failure { error: ErrorTag::Busy, errno: 11, text: "staging is lent bytes=70000" }),
     ];
@@ -162,12 +168,25 @@ fn outcomes() -> Vec<Named> {
     let events = happened.map(|happened| EventItem::of(&happened));
     let lies = Lies { region: 0, at: 81_920, length: 70_000, digest: digest(&sums) };
     let views = [Some(lies), None].map(|lies| ViewItem::of(key_hash(&keys()[0]), lies));
-    let hit = Verdict::Hit { tier: TierTag::Memory, length: 70_000, checksums: List::of(&sums), members: 2 };
-    let of_two = Item { key_hash: key_hash(&keys()[0]), verdict: hit };
+    let hit = |members, base| Item {
+        key_hash: key_hash(&keys()[0]),
+        verdict: Verdict::Hit {
+            tier: TierTag::Memory,
+            length: 70_000,
+            checksums: List::of(&sums),
+            members,
+            base,
+        },
+    };
+    let of_two = hit(2, None);
+    let base = |number, of: usize| Some(Base { number, key: keys()[of] });
+    let attached =
+        [hit(2, base(0, 0)), hit(1, base(1, 0)), hit(3, None), hit(2, base(0, 0)), hit(1, base(2, 1))];
     let failed = Failure { error: ErrorTag::Closed, errno: 0, text: "the store is closed" };
     let answers = [
         ("outcome_get", Verb::Get, Written::Items(&items, BLOCK_BYTES)),
         ("outcome_get_members", Verb::Get, Written::Items(&[of_two], BLOCK_BYTES)),
+        ("outcome_get_attached", Verb::Get, Written::Items(&attached, BLOCK_BYTES)),
         ("outcome_put", Verb::Put, Written::Items(&stored, 0)),
         ("outcome_exists", Verb::Exists, Written::Bits(&[true, false, true])),
         ("outcome_exists_prefix", Verb::ExistsPrefix, Written::Number(2)),

@@ -7,7 +7,7 @@ use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_layouts::shard::Shard;
 use pagelith_layouts::wire::head::{self, HeadFacts};
 use pagelith_layouts::wire::outcome::{
-    self, Answer, CauseTag, ErrorTag, Failure, Item, TierTag, Verdict, Written,
+    self, Answer, Base, CauseTag, ErrorTag, Failure, Item, TierTag, Verdict, Written,
 };
 use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms, Verb};
@@ -91,6 +91,7 @@ fn build<'a>(
             length: *length,
             checksums: List::of(&sums[..blocks]),
             members: blocks as u32 % 4,
+            base: None,
         },
         1 => Verdict::Miss(CauseTag::ALL[blocks % 5]),
         2 => Verdict::Stored,
@@ -155,9 +156,21 @@ proptest! {
     }
 
     #[test]
-    fn outcomes_of_items_read_back(verdicts in prop::collection::vec((key(), verdict()), 1..20), seed in any::<u64>()) {
+    fn outcomes_of_items_read_back(verdicts in prop::collection::vec((key(), verdict(), key()), 1..20), seed in any::<u64>()) {
         let sums = some_checksums(seed);
-        let items: Vec<_> = verdicts.iter().map(|(key, v)| Item { key_hash: key_hash(key), verdict: build(v, &sums) }).collect();
+        let mut bases: Vec<ObjectKey> = Vec::new();
+        let items: Vec<_> = verdicts.iter().map(|(key, v, of)| {
+            let mut verdict = build(v, &sums);
+            if let Verdict::Hit { members: 1.., base, length, .. } = &mut verdict {
+                // Of every third it is not said, and some go with one before.
+                let number = (*length as usize / 3) % (bases.len() + 1);
+                if number == bases.len() {
+                    bases.push(*of);
+                }
+                *base = (*length % 3 > 0 || number + 1 == bases.len()).then(|| Base { number: number as u32, key: bases[number] });
+            }
+            Item { key_hash: key_hash(key), verdict }
+        }).collect();
         let body = outcome::encode(Verb::Get, &Written::Items(&items, BLOCK_BYTES));
         let Ok((Verb::Get, Answer::Items(read))) = outcome::decode(&body) else { panic!("items") };
         prop_assert_eq!(read.iter().collect::<Vec<_>>(), items);

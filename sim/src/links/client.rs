@@ -59,7 +59,7 @@ fn namespace(object: usize) -> NamespaceId {
     objects::namespace(object % NAMESPACES)
 }
 
-/// Objects of one page: those of every third page are put as a group.
+/// Objects of one page: those of every third page are put as a group, and of every third the second is attached to the first.
 const PAGE: usize = NAMESPACES * 2;
 
 fn key(object: usize) -> ObjectKey {
@@ -76,6 +76,18 @@ fn group(object: usize) -> Vec<usize> {
         0 => vec![first, first + NAMESPACES],
         _ => vec![object],
     }
+}
+
+/// What an object is attached to.
+fn base(object: usize) -> Option<usize> {
+    let first = object / PAGE * PAGE + object % NAMESPACES;
+    (object / PAGE % 3 == 2 && object != first).then_some(first)
+}
+
+/// What goes with an object that is removed: its group, and what is attached to it.
+fn goes_with(object: usize) -> Vec<usize> {
+    let attached = Some(object + NAMESPACES).filter(|other| base(*other) == Some(object));
+    group(object).into_iter().chain(attached).collect()
 }
 
 impl Face {
@@ -208,7 +220,7 @@ impl Client {
                 objects.push(Put { key: key(object), source: target.source() });
                 lent.push((object, version, target));
             }
-            puts.push(PutGroup::new(objects));
+            puts.push(PutGroup { objects, base: base(group[0]).map(key) });
         }
         let links = self.face.links();
         let done = self.face.put(puts, options);
@@ -289,8 +301,8 @@ impl Client {
 
     fn remove(&mut self) {
         let (some, options) = (self.objects(3), self.options());
-        let some: Vec<usize> = some.into_iter().flat_map(group).collect();
-        let keys: Vec<ObjectKey> = some.iter().map(|object| key(*object)).collect();
+        let keys: Vec<ObjectKey> = some.iter().flat_map(|object| group(*object)).map(key).collect();
+        let some: Vec<usize> = some.into_iter().flat_map(goes_with).collect();
         let begun = self.shared.oracle().moment();
         if self.face.remove(&keys, options).is_ok() {
             some.into_iter().for_each(|object| self.shared.oracle().gone(self.face.store(), object, begun));

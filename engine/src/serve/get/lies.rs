@@ -76,7 +76,7 @@ impl GetOp {
                     let blocks = wanted.stretch.start / BLOCK..wanted.stretch.end.div_ceil(BLOCK);
                     let sums = done.checksums.get(blocks.start as usize..blocks.end as usize);
                     wanted.sums = sums.unwrap_or_default().to_vec();
-                    (wanted.tier, wanted.members) = (tier, done.members);
+                    (wanted.tier, wanted.with) = (tier, done.with);
                     self.placing.untold.push_back((at, lies));
                     continue;
                 }

@@ -58,7 +58,7 @@ fn check_unused(head: &OutcomeHead) -> Result<(), FormatError> {
         ("checksum_count", form == FORM_ITEMS || head.checksum_count == 0),
         ("block_bytes", block_ok),
         ("text_bytes", worded || head.text_bytes == 0),
-        ("number", form == FORM_NUMBER || (head.number > 0) == (form == FORM_EVENTS)),
+        ("number", form == FORM_NUMBER || form == FORM_ITEMS || (head.number > 0) == (form == FORM_EVENTS)),
         ("lost", form == FORM_EVENTS || head.lost == 0),
     ];
     match checks.into_iter().find(|(_, ok)| !ok) {
@@ -87,10 +87,17 @@ fn items<'a>(head: &OutcomeHead, rest: &mut &'a [u8]) -> Result<Items<'a>, Forma
     let rows = List::<OutcomeItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
     let checksums =
         List::<Checksum>::take(rest, head.checksum_count).ok_or_else(missing("checksum_count"))?;
+    let bases = u32::try_from(head.number).ok().and_then(|count| List::<ObjectKey>::take(rest, count));
+    let bases = bases.ok_or_else(missing("number"))?;
+    bases.iter().try_for_each(|key| key.check())?;
     let texts = text(rest, head.text_bytes)?;
-    let (mut sums, mut said) = (0u64, 0u64);
+    let (mut sums, mut said, mut attached) = (0u64, 0u64, 0u32);
     for row in rows.iter() {
         check_row(&row, head.block_bytes)?;
+        if row.base > attached.saturating_add(1) {
+            return Err(FormatError::field(WHAT, "base", row.base));
+        }
+        attached = attached.max(row.base);
         sums += u64::from(row.checksum_count);
         said += u64::from(row.text_bytes);
         // Each text is text by itself.
@@ -104,7 +111,10 @@ fn items<'a>(head: &OutcomeHead, rest: &mut &'a [u8]) -> Result<Items<'a>, Forma
     if said != texts.len() as u64 {
         return Err(FormatError::field(WHAT, "text_bytes", said));
     }
-    Ok(Items { items: rows, checksums, texts, block_bytes: head.block_bytes })
+    if attached as usize != bases.len() {
+        return Err(FormatError::field(WHAT, "number", head.number));
+    }
+    Ok(Items { items: rows, checksums, bases, texts, block_bytes: head.block_bytes })
 }
 
 fn check_row(row: &OutcomeItem, block_bytes: u32) -> Result<(), FormatError> {
@@ -127,7 +137,7 @@ fn check_row(row: &OutcomeItem, block_bytes: u32) -> Result<(), FormatError> {
         ("text_bytes", row.text_bytes as usize <= if failed { TEXT_MAX } else { 0 }),
         ("key_hash", !is_zero(&row.key_hash)),
         ("members", hit || row.members == 0),
-        ("reserved", row.reserved == 0),
+        ("base", row.base == 0 || (hit && row.members > 0)),
     ];
     match checks.into_iter().find(|(_, ok)| !ok) {
         Some((field, _)) => Err(FormatError::field(WHAT, field, "out of range")),
@@ -161,24 +171,31 @@ impl<'a> Items<'a> {
 
     /// All, in the order of the request.
     pub fn iter(&self) -> impl Iterator<Item = Item<'a>> + use<'a> {
-        let (checksums, texts) = (self.checksums, self.texts);
+        let (checksums, bases, texts) = (self.checksums, self.bases, self.texts);
         let (mut sum, mut said) = (0usize, 0usize);
         self.items.iter().map(move |row| {
             let last = sum + row.checksum_count as usize;
             let end = said + row.text_bytes as usize;
             let (own, text) = (checksums.slice(sum, last), texts.get(said..end).unwrap_or_default());
             (sum, said) = (last, end);
-            Item { key_hash: row.key_hash, verdict: verdict(&row, own, text) }
+            let number = row.base.checked_sub(1);
+            let base = number.and_then(|number| Some(Base { number, key: bases.get(number as usize)? }));
+            Item { key_hash: row.key_hash, verdict: verdict(&row, own, base, text) }
         })
     }
 }
 
 /// The verdict of a row that [`check_row`] passed.
-fn verdict<'a>(row: &OutcomeItem, checksums: List<'a, Checksum>, text: &'a str) -> Verdict<'a> {
+fn verdict<'a>(
+    row: &OutcomeItem,
+    checksums: List<'a, Checksum>,
+    base: Option<Base>,
+    text: &'a str,
+) -> Verdict<'a> {
     match row.state {
         STATE_HIT => {
             let tier = tier(row.tier).unwrap_or(TierTag::Remote);
-            Verdict::Hit { tier, length: row.length, checksums, members: row.members }
+            Verdict::Hit { tier, length: row.length, checksums, members: row.members, base }
         }
         STATE_MISS => Verdict::Miss(cause(row.cause).unwrap_or(CauseTag::Absent)),
         STATE_STORED => Verdict::Stored,

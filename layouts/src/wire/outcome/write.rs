@@ -67,13 +67,19 @@ pub fn encode(verb: Verb, answer: &Written<'_>) -> Vec<u8> {
 
 fn encode_items(head: &mut OutcomeHead, items: &[Item<'_>], block_bytes: u32) -> Vec<u8> {
     let mut rows = Vec::with_capacity(items.len() * OutcomeItem::BYTES);
-    let (mut sums, mut texts) = (Vec::new(), Vec::new());
+    let (mut sums, mut bases, mut texts) = (Vec::new(), Vec::new(), Vec::new());
     for item in items {
         let mut row: OutcomeItem = bytemuck::Zeroable::zeroed();
         row.key_hash = item.key_hash;
         match item.verdict {
-            Verdict::Hit { tier, length, checksums, members } => {
+            Verdict::Hit { tier, length, checksums, members, base } => {
                 (row.state, row.tier, row.length, row.members) = (STATE_HIT, tier as u8, length, members);
+                if let Some(base) = base {
+                    row.base = base.number.saturating_add(1);
+                    if base.number as usize * ObjectKey::BYTES == bases.len() {
+                        bases.extend_from_slice(bytemuck::bytes_of(&base.key));
+                    }
+                }
                 row.checksum_count = checksums.len() as u32;
                 sums.extend_from_slice(checksums.bytes());
             }
@@ -94,5 +100,6 @@ fn encode_items(head: &mut OutcomeHead, items: &[Item<'_>], block_bytes: u32) ->
     head.checksum_count = (sums.len() / size_of::<Checksum>()) as u32;
     head.block_bytes = if sums.is_empty() { 0 } else { block_bytes };
     head.text_bytes = texts.len() as u32;
-    [rows, sums, texts].concat()
+    head.number = (bases.len() / ObjectKey::BYTES) as u64;
+    [rows, sums, bases, texts].concat()
 }
