@@ -6,7 +6,6 @@ mod lent;
 #[path = "shown/views.rs"]
 mod views;
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -14,6 +13,8 @@ use std::time::Duration;
 
 use pagelith::attach::Attached;
 use pagelith::io::buffer::{AlignedBuf, Part};
+use pagelith::io::disk::Disk;
+use pagelith::io::fault::IoFault;
 use pagelith::io::shm::Region;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
@@ -231,7 +232,7 @@ impl Link for Watched {
         place
     }
 
-    fn files(&self) -> &[Arc<OwnedFd>] {
+    fn files(&self) -> Result<Option<Arc<dyn Disk>>, IoFault> {
         self.0.files()
     }
 

@@ -62,11 +62,27 @@ pub enum Mutant {
     ToldBeforeOffers,
     /// What a peer sent is kept though it was removed meanwhile.
     KeptBehindRemoval,
+    /// A frame that a client is shown is let go before the client has taken it.
+    ShownLetGo,
+    /// A client that reads a range of an object itself is told where the object begins.
+    LentFromStart,
+    /// What a client looks at is not held for it.
+    ViewLetGo,
+    /// What a client shows is put whatever its checksums.
+    ShownUnchecked,
+    /// What a client looked at is held when its link has ended.
+    HeldForTheGone,
+    /// What a store is asked by another it asks its own peers in turn.
+    PeersAskOn,
+    /// What a store is told to remove by another it keeps, and says that it is gone.
+    ToldAndKept,
+    /// Peers are not told of a removal or clear that a client asks for.
+    ServedUntold,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 27] = [
+    pub const ALL: [Mutant; 35] = [
         Mutant::PayloadUnchecked,
         Mutant::KeyUnchecked,
         Mutant::GenerationUnchecked,
@@ -94,6 +110,14 @@ impl Mutant {
         Mutant::PeersUntold,
         Mutant::ToldBeforeOffers,
         Mutant::KeptBehindRemoval,
+        Mutant::ShownLetGo,
+        Mutant::LentFromStart,
+        Mutant::ViewLetGo,
+        Mutant::ShownUnchecked,
+        Mutant::HeldForTheGone,
+        Mutant::PeersAskOn,
+        Mutant::ToldAndKept,
+        Mutant::ServedUntold,
     ];
 
     /// Its name in `PAGELITH_MUTANT`: that of the variant.

@@ -5,17 +5,24 @@
 //! are overtaken, as on a fabric that is defective or between connections; connections that break; ends that hear
 //! nothing any more and are not told; partitions, behind which everything is late.
 //!
+//! Ends of one host show each other bytes where they lie ([`Shares`]), as a link through shared memory does.
+//!
 //! Invariants: an end's memory is written by that end's `poll` alone, and only while it is exposed there; the same seed
 //! and the same calls give the same trace.
 
 mod end;
 mod landing;
 mod plant;
+mod shares;
+mod watch;
 mod wire;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_shares;
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,6 +36,7 @@ use wire::Wire;
 
 pub use end::SimLink;
 pub use plant::Plant;
+pub use shares::Shares;
 
 /// How packets fare. A packet is a control frame, or at most [`PACKET_BYTES`] of bulk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +77,16 @@ pub struct Fates {
     pub late: u64,
     /// Connections that broke.
     pub cuts: u64,
+    /// Stretches that were shown where they lie in memory.
+    pub shown: u64,
+    /// Stretches that were lent where they lie in a file.
+    pub lent: u64,
+    /// Of both, those that were looked at when they were shown no more.
+    pub looked_late: u64,
+    /// Requests of stores to their peers.
+    pub questions: u64,
+    /// Of both, those that changed while they were shown, or are not what the outcome vouches for.
+    pub broken: u64,
 }
 
 /// Most bulk bytes of a packet.
@@ -108,6 +126,11 @@ impl SimNet {
     /// How packets fare from now on.
     pub fn set_faults(&self, faults: LinkFaults) {
         self.wire().faults = faults;
+    }
+
+    /// It is between two stores: what is asked over it is counted there, too.
+    pub fn of_stores(&self, questions: Arc<AtomicU64>) {
+        self.wire().of_stores = Some(questions);
     }
 
     /// Hold every packet for so long, as a network that is apart does; what is late arrives behind it, in order.

@@ -1,14 +1,18 @@
 //! Stores and clients over links on which everything goes wrong; and that it is noticed when a link has a bug.
 
 use pagelith_sim::link::Plant;
-use pagelith_sim::links::{Plan, Tally, run};
+use pagelith_sim::links::{Plan, Shape, Tally, run};
 
 const OPS: u32 = 600;
 
 fn of(seeds: std::ops::Range<u64>, plant: Plant, calm: bool) -> Tally {
+    of_shape(seeds, None, plant, calm)
+}
+
+fn of_shape(seeds: std::ops::Range<u64>, shape: Option<Shape>, plant: Plant, calm: bool) -> Tally {
     let ops = if plant == Plant::StaleOutcome { 1000 } else { OPS };
     let mut sums = Tally::default();
-    seeds.map(|seed| run(&Plan { seed, ops, calm, peers: false, plant })).for_each(|tally| sums.add(&tally));
+    seeds.map(|seed| run(&Plan { seed, ops, calm, shape, plant })).for_each(|tally| sums.add(&tally));
     sums
 }
 
@@ -20,6 +24,21 @@ fn whatever_links_do_no_hit_is_wrong_and_no_memory_is_touched_late() {
     let met = [sums.duplicated, sums.reordered, sums.dropped, sums.flipped, sums.late, sums.cuts, sums.kills];
     assert!(met.iter().all(|count| *count > 10), "a run that meets nothing shows nothing: {sums:?}");
     assert!(sums.hits > 1000 && sums.found_here > 500 && sums.removals > 100, "{sums:?}");
+}
+
+#[test]
+fn what_is_shown_and_lent_stays_as_it_is_until_it_is_taken_and_nothing_is_held_for_the_gone() {
+    let sums = of_shape(0..12, Some(Shape::Shown), Plant::None, false);
+    assert!(sums.is_clean(), "{sums:?}");
+    assert!(sums.shown > 1000 && sums.lent > 100 && sums.viewed > 50, "{sums:?}");
+    assert!(sums.looked_late > 10 && sums.kills > 10, "a run that meets nothing shows nothing: {sums:?}");
+}
+
+#[test]
+fn stores_that_are_peers_of_each_other_answer_for_what_they_put_and_removed() {
+    let sums = of_shape(0..8, Some(Shape::Mutual), Plant::None, false);
+    assert!(sums.is_clean(), "{sums:?}");
+    assert!(sums.questions > 1000 && sums.removals > 50 && sums.hits > 500 && sums.kills > 5, "{sums:?}");
 }
 
 #[test]
@@ -39,7 +58,9 @@ fn one_seed_is_one_run() {
 
 /// A planted bug is noticed in one of these seeds: of outcomes that are believed too late in one of a dozen, by chance in none of the first forty.
 fn caught(plant: Plant, noticed: fn(&Tally) -> bool) {
-    let sums = (0..400).map(|seed| of(seed..seed + 1, plant, false)).find(noticed);
+    // Reads are of what is lent.
+    let shape = (plant == Plant::ReadOn).then_some(Shape::Shown);
+    let sums = (0..400).map(|seed| of_shape(seed..seed + 1, shape, plant, false)).find(noticed);
     assert!(sums.is_some(), "{plant:?} was not noticed");
 }
 
@@ -62,4 +83,9 @@ fn memory_of_a_push_that_is_said_to_be_over_is_noticed() {
 #[test]
 fn a_reader_that_does_not_verify_is_noticed() {
     caught(Plant::Unverified, |sums| sums.wrong > 0);
+}
+
+#[test]
+fn memory_that_is_read_into_when_it_was_given_back_is_noticed() {
+    caught(Plant::ReadOn, |sums| sums.held_late > 0);
 }

@@ -1,11 +1,13 @@
 //! A link over a stream of bytes: the two halves, the memory that bytes land in, and the heartbeat.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::{Clock, Mono};
+use pagelith_io::disk::Disk;
+use pagelith_io::fault::IoFault;
+use pagelith_io::handed::open_handed;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
 use pagelith_layouts::wire::{Frame, Kind, Side};
@@ -292,8 +294,9 @@ impl<S: Stream> Link for Conn<S> {
         piece.is_some_and(|piece| self.outbound.lend((op, item, 0), token, piece))
     }
 
-    fn files(&self) -> &[Arc<OwnedFd>] {
-        &self.regions.their_files
+    fn files(&self) -> Result<Option<Arc<dyn Disk>>, IoFault> {
+        let files = &self.regions.their_files;
+        if files.is_empty() { Ok(None) } else { open_handed(files).map(Some) }
     }
 
     fn push(&mut self, push: Push) -> Result<(), Push> {

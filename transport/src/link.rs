@@ -19,11 +19,12 @@
 //!   A peer that is silent for as long as was configured is taken for dead, and the link closes.
 //! - What landed is not verified: whoever exposed the memory compares it with checksums before believing it.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::buffer::Part;
+use pagelith_io::disk::Disk;
+use pagelith_io::fault::IoFault;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::shown::Stretch;
 use pagelith_layouts::wire::{Frame, Side};
@@ -220,9 +221,10 @@ pub trait Link: Send {
         false
     }
 
-    /// The files that the peer has handed over, to be read where it says.
-    fn files(&self) -> &[Arc<OwnedFd>] {
-        &[]
+    /// The files that the peer has handed over, to be read where it says, numbered as [`FilePlace`] numbers them; `None` if there are none.
+    /// Each call opens them anew. A fault says why this process cannot read them.
+    fn files(&self) -> Result<Option<Arc<dyn Disk>>, IoFault> {
+        Ok(None)
     }
 
     /// Queue bytes of an item, behind everything queued before. Handed back when there is no room, or no byte.

@@ -60,7 +60,7 @@ pub struct FilePlace {
 
 impl Regions {
     /// Where all of `parts` lie in this side's regions; `None` if one of them lies elsewhere, or none has a byte.
-    pub(crate) fn pieces(&self, parts: &[Part]) -> Option<Vec<ShownPiece>> {
+    pub fn pieces(&self, parts: &[Part]) -> Option<Vec<ShownPiece>> {
         if self.own.is_empty() {
             return None;
         }
@@ -77,7 +77,7 @@ impl Regions {
     }
 
     /// What the peer shows; `None` if it has handed over no such memory.
-    pub(crate) fn shown(&self, stretch: Stretch, pieces: impl Iterator<Item = ShownPiece>) -> Option<Shown> {
+    pub fn shown(&self, stretch: Stretch, pieces: impl Iterator<Item = ShownPiece>) -> Option<Shown> {
         let piece = |piece: ShownPiece| {
             let view = self.theirs.get(piece.region as usize)?;
             view.has(piece.at, piece.length).then(|| (view.clone(), piece.at, piece.length))
@@ -100,7 +100,7 @@ impl Regions {
         let piece = pieces.next().filter(|_| pieces.next().is_none())?;
         let file = (piece.region as usize).checked_sub(self.theirs.len())?;
         let place = FilePlace { file, at: piece.at, length: piece.length };
-        (file < self.their_files.len()).then_some(Shown { stretch, lies: Lies::File(place) })
+        (file < self.their_files.len()).then(|| Shown::in_file(stretch, place))
     }
 }
 
@@ -121,6 +121,11 @@ enum Lies {
 }
 
 impl Shown {
+    /// What lies in a file of the peer's.
+    pub fn in_file(stretch: Stretch, place: FilePlace) -> Shown {
+        Shown { stretch, lies: Lies::File(place) }
+    }
+
     /// Which operation, item and offset it is of.
     pub fn stretch(&self) -> Stretch {
         self.stretch

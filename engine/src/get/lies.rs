@@ -7,6 +7,7 @@ use pagelith_io::clock::Mono;
 use pagelith_io::sync::Arc;
 use pagelith_layouts::ids::SegmentId;
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_tiers::policy::Recency;
 
 use super::GetBatch;
@@ -34,7 +35,8 @@ impl LiesOnSsd {
             .filter(|_| slot.aim == Aim::Place && is_whole_blocks(&slot.want, slot.length))?;
         let (volume, guards) = (shared.volume.as_ref()?, shared.published.guards.as_ref()?);
         let segment = expected.identity.segment;
-        let offset = expected.offset + expected.payload_delta + slot.want.start;
+        let start = if mutant::on(Mutant::LentFromStart) { 0 } else { slot.want.start };
+        let offset = expected.offset + expected.payload_delta + start;
         let (file, at) = volume.place(segment, offset);
         let file = volume.segments.iter().position(|of| *of == file)?;
         guards.enter_again(segment);

@@ -109,7 +109,7 @@ impl Caller {
         terms: Terms,
         deadline: Mono,
     ) -> std::result::Result<(), (Error, Vec<Wanted>)> {
-        let parts_max = self.reads.parts_max(self.link.files());
+        let parts_max = self.reads.parts_max(&*self.link);
         let items: Vec<GetItem> = wanted.iter().map(|wanted| wanted.item(parts_max)).collect();
         let room = self.link.room();
         if room.exposures < wanted.len() || room.frames == 0 {

@@ -5,16 +5,14 @@
 //! - Nothing that was read is believed by this: it may be another object's by now. Who gets it compares checksums.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::disk::{Completion, FileId, Op, Queue};
 use pagelith_io::fault::IoFault;
-use pagelith_io::handed::open_handed;
 use pagelith_layouts::align::{ALIGN, align_up, is_aligned};
 use pagelith_layouts::ids::OpId;
+use pagelith_transport::link::Link;
 use pagelith_transport::shown::{FilePlace, Shown};
 use rustc_hash::FxHashMap;
 
@@ -41,7 +39,7 @@ enum Way {
     Unknown,
     /// And the most parts of a read.
     Queue(Box<dyn Queue>, usize),
-    /// This process cannot.
+    /// There are none, or this process cannot.
     None,
 }
 
@@ -69,14 +67,11 @@ impl Reads {
         Reads { way: Way::Queue(queue, usize::MAX), ..Reads::default() }
     }
 
-    /// Of how many parts memory may be that is read into out of `files` ([`is_readable`]); 0 if none can be. A ring is made when this is first
-    /// asked where there are files.
-    pub fn parts_max(&mut self, files: &[Arc<OwnedFd>]) -> usize {
-        if files.is_empty() {
-            return 0;
-        }
+    /// Of how many parts memory may be that is read into out of files handed over on `link` ([`is_readable`]); 0 if none can be. A ring is
+    /// made when this is first asked where there are files.
+    pub fn parts_max(&mut self, link: &dyn Link) -> usize {
         if matches!(self.way, Way::Unknown) {
-            self.way = Way::of(files);
+            self.way = Way::of(link);
         }
         self.way.parts_max()
     }
@@ -160,9 +155,9 @@ impl Way {
         }
     }
 
-    fn of(files: &[Arc<OwnedFd>]) -> Way {
+    fn of(link: &dyn Link) -> Way {
         let made = || -> Result<Way, IoFault> {
-            let disk = open_handed(files)?;
+            let Some(disk) = link.files()? else { return Ok(Way::None) };
             Ok(Way::Queue(disk.read_queue(DEPTH)?, disk.facts().parts_max))
         };
         made().unwrap_or_else(|fault| {

@@ -1,11 +1,13 @@
 //! What the flusher answers: flush, remove, clear.
 
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::wire::request::{Ask, Verb};
 
 use super::Manner;
 use super::answer::Answered;
 use crate::error::{Error, Result};
+use crate::put::Came;
 use crate::remote::queue::RemoteJob;
 use crate::removals::Removing;
 use crate::remove::Begun;
@@ -28,7 +30,7 @@ impl AskedOp {
         let shared = session.io.shared.clone();
         let verb = ask.verb();
         // What a store tells its peers they do not tell others.
-        let goes_on = session.io.desk.is_some();
+        let goes_on = session.io.desk.is_some() && !mutant::on(Mutant::ServedUntold);
         let _removing = (verb != Verb::Flush).then(|| shared.removals.begin());
         let (answers, number) = match ask {
             Ask::Flush => (crate::flush::begin(&shared)?, 0),
@@ -38,6 +40,7 @@ impl AskedOp {
                 let told = goes_on.then(|| crate::remove::tell(&shared, clear)).flatten();
                 (answer.into_iter().chain(told).collect(), generation.0)
             }
+            Ask::Remove(_) if mutant::on(Mutant::ToldAndKept) && manner.came != Came::Put => (Vec::new(), 0),
             Ask::Remove(keys) => {
                 let keys: Vec<ObjectKey> = keys.iter().collect();
                 let Begun { mut answers, here, gone } =

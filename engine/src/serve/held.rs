@@ -7,6 +7,7 @@ use std::time::Duration;
 use pagelith_io::sync::Arc;
 use pagelith_layouts::checksum::key_hash;
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::wire::outcome::{Lies, ViewItem, digest};
 use pagelith_layouts::wire::request::{Ask, Verb};
 use pagelith_transport::link::Link;
@@ -108,7 +109,7 @@ impl Held {
             Ok(ViewItem::of(key_hash(&key), Some(Lies { region, at, length, digest })))
         });
         let seen: Result<Vec<ViewItem>> = seen.collect();
-        match seen.is_ok() && !views.is_empty() {
+        match seen.is_ok() && !views.is_empty() && !mutant::on(Mutant::ViewLetGo) {
             true => _ = self.views.insert(name, views),
             false => _ = look_no_more(shared, views),
         }
@@ -178,6 +179,10 @@ impl Held {
     pub fn let_go(&mut self, shared: &Shared) {
         let Held { pins, groups, views, .. } = std::mem::take(self);
         drop(pins);
+        if mutant::on(Mutant::HeldForTheGone) {
+            std::mem::forget(views);
+            return;
+        }
         views.into_values().for_each(|views| _ = look_no_more(shared, views));
         shared.lock().leave_groups(groups.into_values().map(|begun| begun.joined.id().0), shared.now());
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::wire::request::Terms;
 
 use super::Server;
@@ -28,7 +29,7 @@ impl Server {
             true => Came::OfStore(self.world.shared().removals.quiet()),
             false => Came::Put,
         };
-        if terms.of_store {
+        if terms.of_store && !mutant::on(Mutant::PeersAskOn) {
             // What stores ask their peers goes no further, or two that are each other's would never end.
             self.world.session.io.desk = None;
         }

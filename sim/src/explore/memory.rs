@@ -11,6 +11,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use pagelith::{AlignedBuf, Destination, Source};
+use pagelith_io::shm::Region;
 use pagelith_layouts::checksum::{Checksum, checksum};
 
 use crate::entropy::SplitMix64;
@@ -150,6 +151,18 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// Some that processes of the host can be shown, and as what they are shown it; what it takes beyond that is not.
+    pub fn shown() -> (Memory, Vec<Arc<Region>>) {
+        let mut memory = Memory::default();
+        let regions = SIZES.iter().zip(&mut memory.free).map(|(size, free)| {
+            let (buffers, region) = AlignedBuf::shown(RESTING + 8, *size).expect("memory");
+            free.extend(buffers.into_iter().map(Slot::of));
+            region
+        });
+        let regions = regions.collect();
+        (memory, regions)
+    }
+
     /// A destination of `len` bytes.
     pub fn target(&mut self, len: usize, shape: Shape, rng: &mut SplitMix64) -> Target {
         let mut cuts = vec![0, len];
@@ -208,8 +221,11 @@ impl Memory {
 
 impl Slot {
     fn new(len: usize) -> Slot {
-        let mut buf = AlignedBuf::new(len).expect("memory");
-        let ptr = NonNull::from(&mut buf[..]).cast();
+        Slot::of(AlignedBuf::new(len).expect("memory"))
+    }
+
+    fn of(mut buf: AlignedBuf) -> Slot {
+        let (ptr, len) = (NonNull::from(&mut buf[..]).cast(), buf.len());
         Slot { ptr, len, keep: Arc::new(buf) }
     }
 

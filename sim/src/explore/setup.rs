@@ -59,6 +59,8 @@ pub struct Setup {
     pub steps: u64,
     /// Memory for headers that are known, in KiB; 0: none.
     pub headers_kib: u32,
+    /// Its memory and its files are for processes of its host to look at. Not drawn: no explorer's run has such.
+    pub shared: bool,
 }
 
 impl Setup {
@@ -106,6 +108,7 @@ impl Setup {
             steps: u64::from(pick(rng, &[1, 4, 12])),
             // Not drawn anew, so that seeds stay what they were.
             headers_kib: [0, 64, 1024][(objects as usize + dirs) % 3],
+            shared: false,
         }
     }
 
@@ -116,6 +119,7 @@ impl Setup {
         // With equal fingerprints an event may name another of its group.
         c.events.max = if self.constant { 0 } else { EVENTS_MAX };
         c.dram.bytes = Size::kib(self.dram_kib);
+        (c.dram.shared, c.ssd.shared) = (self.shared, self.shared);
         c.dram.policy = self.dram_policy;
         c.dram.promote = if self.promote { Promote::Always } else { Promote::Never };
         if self.ssd_mib > 0 {

@@ -6,19 +6,23 @@ use std::time::Duration;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::{Clock, Mono};
+use pagelith_io::disk::Disk;
+use pagelith_io::fault::IoFault;
 use pagelith_io::runtime::Runtime;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_layouts::wire::greeting::Feature;
+use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
 use pagelith_layouts::wire::{Frame, Kind, Side, VERSION_MAX};
 use pagelith_transport::closed::Closed;
 use pagelith_transport::limits::Limits;
 use pagelith_transport::link::{Counts, Event, Facts, Link, Push, Room};
 use pagelith_transport::rights::Rights;
-use pagelith_transport::shown::Shown;
+use pagelith_transport::shown::{FilePlace, Shown};
 
 use super::landing::Landing;
 use super::plant::{Landed, Plant};
+use super::shares::{Shares, Sharing, copied, over};
 use super::wire::Packet;
 use super::{PACKET_BYTES, SimNet};
 
@@ -43,12 +47,15 @@ pub struct SimLink {
     /// What was asked last.
     newest: OpId,
     landed: Landed,
+    sharing: Sharing,
     open: bool,
 }
 
 enum Out {
     Frame(Frame),
     Push(Mono, Push),
+    Lend(Push, FilePlace),
+    Taken(Stretch),
 }
 
 impl SimLink {
@@ -83,6 +90,7 @@ impl SimLink {
             plant,
             newest,
             landed,
+            sharing: Sharing::default(),
             open: true,
         }
     }
@@ -94,11 +102,19 @@ impl SimLink {
         self
     }
 
+    /// As this end is, on the host of the other.
+    #[must_use]
+    pub fn sharing(mut self, shares: Shares) -> SimLink {
+        self.sharing.shares = shares;
+        self
+    }
+
     fn end(&mut self, why: Closed, goodbye: bool, events: &mut Vec<Event>) {
         self.open = false;
         self.net.wire().close(self.side, goodbye);
         self.landing.retract(None, events);
         self.unsent(None, events);
+        self.sharing.give_up(&mut self.net.wire(), self.side, None, events);
         events.push(Event::Closed(why));
     }
 
@@ -110,12 +126,20 @@ impl SimLink {
                 Out::Push(..) if self.plant == Plant::PushedEarly && op.is_none() => {}
                 out @ Out::Push(..) if self.plant == Plant::PushedEarly => self.outbox.push_back(out),
                 Out::Push(_, push) if op.is_none_or(|op| op == push.op) => {
-                    let Push { op, token, parts, .. } = push;
-                    events.push(Event::Pushed { op, token, sent: false, parts });
+                    events.push(over(push, false));
                 }
+                Out::Lend(push, _) if op.is_none_or(|op| op == push.op) => events.push(over(push, false)),
                 out => self.outbox.push_back(out),
             }
         }
+    }
+
+    /// Behind all that is queued.
+    fn queue(&mut self, out: Out) {
+        self.outbox.push_back(out);
+        let mut happened = std::mem::take(&mut self.happened);
+        self.leave(&mut happened);
+        self.happened = happened;
     }
 
     /// Let leave what may by now.
@@ -125,9 +149,18 @@ impl SimLink {
             match out {
                 Out::Frame(frame) => {
                     self.counts.frames_out += 1;
+                    self.sharing.passes(&mut self.net.wire(), &frame);
                     self.net.wire().send(self.side, Packet::Frame(frame));
                 }
+                Out::Lend(push, place) => {
+                    self.sharing.lend(&mut self.net.wire(), self.side, push, place);
+                }
+                Out::Taken(stretch) => self.net.wire().send(self.side, Packet::Taken(stretch)),
                 Out::Push(at, push) if at <= now => {
+                    if let Some(pieces) = self.sharing.pieces(&push) {
+                        self.sharing.show(&mut self.net.wire(), self.side, push, pieces);
+                        continue;
+                    }
                     let pushed = self.packets(push);
                     events.extend(Some(pushed).filter(|_| self.plant != Plant::PushedEarly));
                 }
@@ -152,7 +185,7 @@ impl SimLink {
     /// How long until something leaves.
     fn leaves(&self, now: Mono) -> Option<Duration> {
         match self.outbox.front()? {
-            Out::Frame(_) => Some(Duration::ZERO),
+            Out::Frame(_) | Out::Lend(..) | Out::Taken(_) => Some(Duration::ZERO),
             Out::Push(at, _) => Some(at.since(now)),
         }
     }
@@ -168,6 +201,9 @@ impl SimLink {
                     }
                     Plant::Unverified => frame = self.landed.vouched(frame),
                     _ => {}
+                }
+                if frame.kind == Kind::Request {
+                    self.sharing.passes(&mut self.net.wire(), &frame);
                 }
                 events.push(Event::Frame(frame));
             }
@@ -186,10 +222,46 @@ impl SimLink {
                     self.net.wire().fates.late += 1;
                 }
             },
+            Packet::Shown { stretch, pieces } => {
+                let shown = self.sharing.arrived(stretch, pieces);
+                self.shown(shown.ok_or(Closed::Ended)?, events);
+            }
+            Packet::Lent { stretch, place } => self.shown(Shown::in_file(stretch, place), events),
+            Packet::Taken(stretch) => {
+                events.extend(self.sharing.taken(&mut self.net.wire(), self.side, stretch));
+            }
             Packet::End { goodbye: true } => return Err(Closed::Bye),
             Packet::End { goodbye: false } => return Err(Closed::Ended),
         }
         Ok(())
+    }
+
+    /// The other end shows bytes: who has memory exposed for them is told where they lie.
+    fn shown(&mut self, shown: Shown, events: &mut Vec<Event>) {
+        let (stretch, length) = (shown.stretch(), shown.length());
+        let (op, item, offset) = stretch;
+        if let Some(parts) = self.landing.unused(stretch, length) {
+            self.counts.bytes_in += length;
+            if shown.file().is_none() {
+                self.sharing.look(&mut self.net.wire(), self.side, &shown);
+                if self.plant == Plant::Unverified {
+                    self.landed.note_bytes(op, item, &copied(&shown));
+                }
+            }
+            events.push(Event::Shown { op, item, offset, parts, shown });
+            return;
+        }
+        if shown.file().is_none()
+            && let Some(whole) = self.landing.land(op, item, offset, &copied(&shown))
+        {
+            // A piece of what is exposed: it lands as if it had been sent.
+            self.counts.bytes_in += length;
+            events.extend(whole);
+        } else {
+            self.counts.bytes_late += length;
+            self.net.wire().fates.late += 1;
+        }
+        self.outbox.push_back(Out::Taken(stretch));
     }
 
     fn turn(&mut self, events: &mut Vec<Event>) -> Result<(), Closed> {
@@ -245,19 +317,50 @@ impl Link for SimLink {
         if frame.kind == Kind::Request {
             self.newest = frame.op;
         }
-        self.outbox.push_back(Out::Frame(frame));
-        let mut happened = std::mem::take(&mut self.happened);
-        self.leave(&mut happened);
-        self.happened = happened;
+        self.queue(Out::Frame(frame));
         Ok(())
     }
 
-    fn shows(&self, _: &[Part]) -> bool {
-        false
+    fn shows(&self, parts: &[Part]) -> bool {
+        self.sharing.shares.regions.pieces(parts).is_some()
     }
 
-    /// Nothing is shown here.
-    fn took(&mut self, _: Shown) {}
+    fn place(&self, parts: &[Part]) -> Option<(u32, u64)> {
+        match self.sharing.shares.regions.pieces(parts)?.as_slice() {
+            [piece] => Some((piece.region, piece.at)),
+            _ => None,
+        }
+    }
+
+    fn view(&self, stretch: Stretch, (region, at): (u32, u64), length: u64) -> Option<Shown> {
+        self.sharing.arrived(stretch, vec![ShownPiece::new(region, at, length)])
+    }
+
+    fn lends(&self) -> bool {
+        self.open && self.sharing.shares.lends.is_some()
+    }
+
+    fn lend(&mut self, op: OpId, item: u32, token: u64, place: FilePlace) -> bool {
+        let is_there = self.open && place.length > 0 && self.sharing.has_file(place);
+        if is_there {
+            let (offset, parts, may_show) = (0, Vec::new(), true);
+            self.queue(Out::Lend(Push { op, item, offset, parts, token, may_show }, place));
+        }
+        is_there
+    }
+
+    fn files(&self) -> Result<Option<Arc<dyn Disk>>, IoFault> {
+        let files = self.sharing.shares.reads.clone();
+        Ok(files.map(|files| if self.plant == Plant::ReadOn { files.reading_on() } else { files }))
+            .map(|files| files.map(|files| Arc::new(files) as Arc<dyn Disk>))
+    }
+
+    fn took(&mut self, shown: Shown) {
+        if shown.file().is_some() {
+            self.sharing.look(&mut self.net.wire(), self.side, &shown);
+        }
+        self.queue(Out::Taken(shown.stretch()));
+    }
 
     /// The bytes are copied into packets at once, or when the memory was held for a while; it comes back with a poll behind that.
     fn push(&mut self, push: Push) -> Result<(), Push> {
@@ -273,10 +376,7 @@ impl Link for SimLink {
             let (op, token, parts) = (push.op, push.token, Vec::new());
             self.happened.push(Event::Pushed { op, token, sent: true, parts });
         }
-        self.outbox.push_back(Out::Push(now.after(hold), push));
-        let mut happened = std::mem::take(&mut self.happened);
-        self.leave(&mut happened);
-        self.happened = happened;
+        self.queue(Out::Push(now.after(hold), push));
         Ok(())
     }
 
@@ -301,6 +401,7 @@ impl Link for SimLink {
         }
         let mut happened = std::mem::take(&mut self.happened);
         self.unsent(Some(op), &mut happened);
+        self.sharing.give_up(&mut self.net.wire(), self.side, Some(op), &mut happened);
         self.happened = happened;
     }
 
@@ -346,6 +447,8 @@ impl Link for SimLink {
 
 impl Drop for SimLink {
     fn drop(&mut self) {
-        self.net.wire().close(self.side, false);
+        let mut wire = self.net.wire();
+        wire.watch.forget_all(self.side);
+        wire.close(self.side, false);
     }
 }

@@ -57,6 +57,15 @@ impl Landing {
         Some(Some(Event::Landed { op, item, offset: name.2, parts }))
     }
 
+    /// The memory of a stretch of so many bytes, if that is all of it and no byte has landed.
+    pub fn unused(&mut self, name: Name, len: u64) -> Option<Vec<Part>> {
+        let whole = |found: &Exposed| found.landed.is_empty() && found.len == len;
+        if !self.0.get(&name).is_some_and(whole) {
+            return None;
+        }
+        self.0.remove(&name).map(|found| found.parts)
+    }
+
     /// What is exposed for `op`.
     pub fn names(&self, op: OpId) -> impl Iterator<Item = Name> {
         self.0.keys().copied().filter(move |(of, ..)| *of == op)

@@ -9,6 +9,8 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::outcome::{self, Answer, Item, Verdict, Written};
 use pagelith_layouts::wire::{Frame, Kind, List};
 
+use super::shares::gathered;
+
 /// A bug of a client's end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Plant {
@@ -23,12 +25,20 @@ pub enum Plant {
     PushedEarly,
     /// What landed is vouched for, whatever it is: a reader that does not verify.
     Unverified,
+    /// A read of a file that the other lends is said to have failed, and goes on.
+    ReadOn,
 }
 
 impl Plant {
     /// All of them, and none.
-    pub const ALL: [Plant; 5] =
-        [Plant::None, Plant::StaleOutcome, Plant::KeptAfterRetract, Plant::PushedEarly, Plant::Unverified];
+    pub const ALL: [Plant; 6] = [
+        Plant::None,
+        Plant::StaleOutcome,
+        Plant::KeptAfterRetract,
+        Plant::PushedEarly,
+        Plant::Unverified,
+        Plant::ReadOn,
+    ];
 
     /// Its name on a command line: that of the variant.
     pub fn name(self) -> String {
@@ -53,7 +63,10 @@ pub(super) struct Landed(BTreeMap<(OpId, u32), Vec<Checksum>>);
 
 impl Landed {
     pub fn note(&mut self, op: OpId, item: u32, parts: &[Part]) {
-        let bytes: Vec<u8> = parts.iter().flat_map(|part| part.bytes().iter().copied()).collect();
+        self.note_bytes(op, item, &gathered(parts));
+    }
+
+    pub fn note_bytes(&mut self, op: OpId, item: u32, bytes: &[u8]) {
         self.0.insert((op, item), bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect());
     }
 

@@ -1,14 +1,19 @@
 //! What is between the two ends: packets under way, and what becomes of them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::signal::Signal;
 use pagelith_layouts::checksum::checksum64;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::{Frame, Side};
+use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
+use pagelith_layouts::wire::{Frame, Kind, Side};
+use pagelith_transport::shown::FilePlace;
 
+use super::watch::Watch;
 use super::{Fates, LinkFaults};
 use crate::clock::SimClock;
 use crate::entropy::SplitMix64;
@@ -23,6 +28,18 @@ pub(super) enum Packet {
         offset: u64,
         bytes: Vec<u8>,
     },
+    /// Bytes that lie in the sender's memory.
+    Shown {
+        stretch: Stretch,
+        pieces: Vec<ShownPiece>,
+    },
+    /// Bytes that lie in a file of the sender's.
+    Lent {
+        stretch: Stretch,
+        place: FilePlace,
+    },
+    /// The sender looks at what it was shown no more.
+    Taken(Stretch),
     /// The sender closed; with a goodbye, or its process ended.
     End {
         goodbye: bool,
@@ -45,6 +62,8 @@ pub(super) struct Wire {
     pub faults: LinkFaults,
     pub fates: Fates,
     pub trace: u64,
+    pub watch: Watch,
+    pub of_stores: Option<Arc<AtomicU64>>,
     rng: SplitMix64,
     under_way: BTreeMap<(Mono, u64), (Side, Packet)>,
     ends: [End; 2],
@@ -70,6 +89,8 @@ impl Wire {
             faults: LinkFaults::default(),
             fates: Fates::default(),
             trace: 0,
+            watch: Watch::default(),
+            of_stores: None,
             rng: SplitMix64::new(seed),
             under_way: BTreeMap::new(),
             ends: Default::default(),
@@ -84,6 +105,9 @@ impl Wire {
         let line = match packet {
             Packet::Frame(f) => format!("{:?} {} {}", f.kind, f.op, checksum64(&f.body)),
             Packet::Data { op, item, offset, bytes } => format!("{op} {item} {offset} {}", checksum64(bytes)),
+            Packet::Shown { stretch, pieces } => format!("shown {stretch:?} {pieces:?}"),
+            Packet::Lent { stretch, place } => format!("lent {stretch:?} {place:?}"),
+            Packet::Taken(stretch) => format!("taken {stretch:?}"),
             Packet::End { goodbye } => format!("end {goodbye}"),
         };
         let line = format!("{} {} {what} {side:?} {line}", self.trace, self.clock.now().0);
@@ -93,6 +117,11 @@ impl Wire {
     /// Send a packet from `side`.
     pub fn send(&mut self, side: Side, mut packet: Packet) {
         self.fates.packets += 1;
+        let asks = matches!(&packet, Packet::Frame(frame) if frame.kind == Kind::Request);
+        if let Some(questions) = self.of_stores.as_ref().filter(|_| asks) {
+            self.fates.questions += 1;
+            questions.fetch_add(1, Relaxed);
+        }
         let strikes = |rng: &mut SplitMix64, rate: u32| rng.below(1_000_000) < rate.into();
         let faults = self.faults;
         // Drawn for every packet, so that one rate does not shift the others' luck.

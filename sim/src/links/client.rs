@@ -1,6 +1,7 @@
 //! A client: it asks for one thing after the other, gives up at deadlines, and uses its memory again.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,10 +10,12 @@ use pagelith::{
     Done, ErrorKind, Get, GetDone, GetOutcome, Options, Put, PutDone, PutGroup, Result, Session, Store,
 };
 use pagelith_io::runtime::{Step, Task};
+use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::shard::Shard;
 
+use super::looks::Looks;
 use super::oracle::{NAMESPACES, OBJECTS, Oracle, content, length};
 use super::report::Tally;
 use super::site::Machine;
@@ -22,8 +25,8 @@ use crate::explore::objects;
 
 /// What asks.
 pub enum Face {
-    /// A client of a store process.
-    Attached(Box<Attached>, Machine),
+    /// A client of a store process, and that store's number.
+    Attached(Box<Attached>, Machine, usize),
     /// A store with peers, and its number.
     Front(Arc<Store>, Box<Session>, usize),
 }
@@ -33,6 +36,8 @@ pub enum Face {
 pub struct Shared {
     pub oracle: Arc<Mutex<Oracle>>,
     pub tally: Arc<Mutex<Tally>>,
+    /// The object that any of them asked for last.
+    pub asked_last: Arc<AtomicUsize>,
 }
 
 impl Shared {
@@ -48,9 +53,16 @@ impl Shared {
 pub struct Client {
     pub face: Face,
     pub shared: Shared,
+    /// What stores have asked their peers, of all that they were asked.
+    pub questions: Arc<AtomicU64>,
     pub rng: SplitMix64,
     pub memory: Memory,
+    pub looks: Looks,
     pub left: u32,
+    /// It asks for so many objects, the first of all.
+    pub of: usize,
+    /// What it put last.
+    pub put_last: Vec<usize>,
     /// The last call found no store.
     pub alone: bool,
 }
@@ -62,7 +74,7 @@ fn namespace(object: usize) -> NamespaceId {
 /// Objects of one page: those of every third page are put as a group, and of every third the second is attached to the first.
 const PAGE: usize = NAMESPACES * 2;
 
-fn key(object: usize) -> ObjectKey {
+pub fn key(object: usize) -> ObjectKey {
     let page = object / PAGE * NAMESPACES + object % NAMESPACES;
     let component = ["k", "v"][object / NAMESPACES % 2];
     ObjectKey::new(namespace(object), objects::page_hash(page), Role::Target, "kv", component, Shard::Whole)
@@ -93,22 +105,29 @@ fn goes_with(object: usize) -> Vec<usize> {
 impl Face {
     fn links(&self) -> u64 {
         match self {
-            Face::Attached(_, machine) => machine.dialled(),
+            Face::Attached(_, machine, _) => machine.dialled(),
             Face::Front(..) => 0,
+        }
+    }
+
+    /// Whether it is shown the store's memory.
+    fn is_shown(&self) -> bool {
+        match self {
+            Face::Attached(_, machine, _) => machine.shows(),
+            Face::Front(..) => false,
         }
     }
 
     /// Whose answers these are.
     fn store(&self) -> usize {
         match self {
-            Face::Attached(..) => 0,
-            Face::Front(_, _, number) => *number,
+            Face::Attached(_, _, number) | Face::Front(_, _, number) => *number,
         }
     }
 
     fn put(&mut self, groups: Vec<PutGroup>, options: Options) -> Vec<PutDone> {
         match self {
-            Face::Attached(client, _) => client.put(groups, options),
+            Face::Attached(client, ..) => client.put(groups, options),
             Face::Front(_, session, _) => {
                 let ticket = session.submit_put(groups, options);
                 match session.wait(ticket, FOREVER) {
@@ -121,7 +140,7 @@ impl Face {
 
     fn get(&mut self, gets: Vec<Get>, options: Options) -> Vec<GetDone> {
         match self {
-            Face::Attached(client, _) => client.get(gets, options),
+            Face::Attached(client, ..) => client.get(gets, options),
             Face::Front(_, session, _) => {
                 let ticket = session.submit_get(gets, options);
                 match session.wait(ticket, FOREVER) {
@@ -134,33 +153,38 @@ impl Face {
 
     fn exists(&mut self, keys: &[ObjectKey], options: Options) -> Result<Vec<bool>> {
         match self {
-            Face::Attached(client, _) => client.exists_batch(keys, options),
+            Face::Attached(client, ..) => client.exists_batch(keys, options),
             Face::Front(store, ..) => Ok(store.exists_batch(keys, options)),
         }
     }
 
     fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
         match self {
-            Face::Attached(client, _) => client.remove(keys, options),
+            Face::Attached(client, ..) => client.remove(keys, options),
             Face::Front(store, ..) => store.remove(keys, options),
         }
     }
 
     fn clear(&self, namespace: NamespaceId, options: Options) -> Result<()> {
         match self {
-            Face::Attached(client, _) => client.clear(namespace, options).map(drop),
+            Face::Attached(client, ..) => client.clear(namespace, options).map(drop),
             Face::Front(store, ..) => store.clear(namespace, options).map(drop),
         }
     }
 
     fn flush(&self, options: Options) -> Result<()> {
         match self {
-            Face::Attached(client, _) => client.flush(options).map(drop),
+            Face::Attached(client, ..) => client.flush(options).map(drop),
             Face::Front(store, ..) => store.flush(options).map(drop),
         }
     }
 }
 
+/// Requests of stores to their peers that an object which a client asks for or puts, or a call, may cause: a third of one does, where
+/// nothing goes wrong. And how many more there may be, since much is asked at once.
+const QUESTIONS_MAX: u64 = 2;
+const QUESTIONS_FREE: u64 = 100;
+const BLOCK: usize = BLOCK_BYTES as usize;
 /// Longer than any deadline.
 const FOREVER: Duration = Duration::from_secs(60);
 
@@ -172,7 +196,7 @@ impl Client {
 
     fn object(&mut self) -> usize {
         // Some are asked for much more than others, so that what was asked for meets what is.
-        let of = if self.rng.one_in(2) { 12 } else { OBJECTS };
+        let of = if self.rng.one_in(2) { 12 } else { self.of };
         self.rng.below(of as u64) as usize
     }
 
@@ -208,6 +232,7 @@ impl Client {
         };
         let mut groups = groups;
         groups.dedup();
+        self.put_last = groups.iter().map(|group| group[0]).collect();
         let mut lent = Vec::new();
         let mut puts = Vec::new();
         for group in &groups {
@@ -252,12 +277,18 @@ impl Client {
                 from..from + 1 + self.rng.below(len as u64 - from)
             });
             let range = range.map(|range| range.start..range.end.min(len as u64));
+            // Of whole blocks, which a client of the host reads from SSD itself.
+            let range =
+                range.or_else(|| (len > BLOCK && self.rng.one_in(4)).then_some(BLOCK as u64..len as u64));
             let stretch: Range<usize> = range.clone().map_or(0..len, |r| r.start as usize..r.end as usize);
             let target = self.memory.target(stretch.len(), Shape::draw(&mut self.rng), &mut self.rng);
             gets.push(Get { key: key(object), range, destination: target.destination() });
             lent.push((object, stretch, target));
         }
         let since = self.shared.oracle().moment();
+        if let Some((object, ..)) = lent.last() {
+            self.shared.asked_last.store(*object, Relaxed);
+        }
         let done = self.face.get(gets, options);
         let outcomes: Vec<Result<GetOutcome>> = done.into_iter().map(|done| done.outcome).collect();
         self.alone = outcomes.iter().any(|o| matches!(o, Err(e) if e.kind == ErrorKind::Unavailable));
@@ -300,7 +331,16 @@ impl Client {
     }
 
     fn remove(&mut self) {
-        let (some, options) = (self.objects(3), self.options());
+        // What was put a moment ago may be on its way to peers, and what another asks for on its way from one.
+        let some = match self.rng.below(3) {
+            0 => std::mem::take(&mut self.put_last),
+            1 => vec![self.shared.asked_last.load(Relaxed)],
+            _ => self.objects(3),
+        };
+        if some.is_empty() {
+            return;
+        }
+        let options = self.options();
         let keys: Vec<ObjectKey> = some.iter().flat_map(|object| group(*object)).map(key).collect();
         let some: Vec<usize> = some.into_iter().flat_map(goes_with).collect();
         let begun = self.shared.oracle().moment();
@@ -308,6 +348,28 @@ impl Client {
             some.into_iter().for_each(|object| self.shared.oracle().gone(self.face.store(), object, begun));
             self.shared.tally().removals += 1;
         }
+    }
+
+    /// Whether stores asked their peers more than the clients gave cause to: what one asks another goes no further.
+    fn is_circled(&self) -> bool {
+        let questions = self.questions.load(Relaxed);
+        let mut tally = self.shared.tally();
+        let cause = tally.operations + tally.gets + tally.puts;
+        let is_circled = questions > QUESTIONS_FREE + QUESTIONS_MAX * cause;
+        if is_circled && tally.circles == 0 {
+            tally.circles = 1;
+            tally
+                .found(format!("stores ask each other what they are asked questions={questions} of={cause}"));
+        }
+        is_circled
+    }
+
+    fn look(&mut self) {
+        if self.looks.is_full() || self.rng.one_in(2) {
+            return self.looks.end_one(&mut self.rng, &self.shared);
+        }
+        let (some, options) = (self.objects(3), self.options());
+        self.alone = self.looks.begin(&self.face, &some, options, &self.shared);
     }
 
     fn clear(&mut self) {
@@ -327,11 +389,18 @@ impl Task for Client {
             return Step::Done;
         }
         self.left -= 1;
+        if self.is_circled() {
+            self.left = 0;
+        }
+        if self.face.is_shown() && self.rng.one_in(12) {
+            self.look();
+            return Step::Idle(Duration::from_micros(self.rng.below(600)));
+        }
         match self.rng.below(100) {
             0..36 => self.put(),
-            36..74 => self.get(),
-            74..86 => self.exists(),
-            86..97 => self.remove(),
+            36..72 => self.get(),
+            72..84 => self.exists(),
+            84..97 => self.remove(),
             97 => self.clear(),
             98 => drop(
                 self.face.flush(Options { timeout: Some(Duration::from_millis(100)), ..Options::default() }),

@@ -6,38 +6,41 @@
 //! write or have any more.
 
 mod client;
+mod looks;
 mod oracle;
 mod report;
+mod shape;
 mod site;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pagelith::attach::Attached;
-use pagelith::remote::Peer;
-use pagelith::transport::dial::Dial;
 use pagelith_io::clock::{Clock, Mono};
-use pagelith_io::runtime::{Env, Runtime, Step, Task};
+use pagelith_io::runtime::{Runtime, Step, Task};
 use pagelith_io::signal::Signal;
 
-use self::client::{Client, Face, Shared};
-use self::oracle::Oracle;
+use self::client::{Client, Shared};
+use self::looks::Looks;
+use self::oracle::{NAMESPACES, Oracle};
 use self::site::{Ground, Machine};
 use crate::clock::SimClock;
 use crate::entropy::{SimEntropy, SplitMix64};
-use crate::explore::memory::Memory;
-use crate::explore::message;
-use crate::explore::setup::Setup;
+use crate::explore::{message, objects};
 use crate::link::{LinkFaults, Plant};
 use crate::runtime::SimRuntime;
 
 pub use report::Tally;
+pub use shape::Shape;
 
 /// Simulated time after which a run that goes on is said to hang.
 const TIME_MAX: Duration = Duration::from_secs(3600);
 /// How long a call of a client that names no time may take.
 const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Within so long what was held for who is gone is let go.
+const LET_GO: Duration = Duration::from_secs(10);
 
 /// After so long a server whose link is gone is gone, too.
 const UNDER_WAY: Duration = Duration::from_millis(100);
@@ -51,8 +54,8 @@ pub struct Plan {
     pub ops: u32,
     /// Nothing goes wrong.
     pub calm: bool,
-    /// Stores with peers, whatever the seed says.
-    pub peers: bool,
+    /// Who stands where, whatever the seed says.
+    pub shape: Option<Shape>,
     /// The bug that clients' ends of links have.
     pub plant: Plant,
 }
@@ -64,11 +67,18 @@ struct Fate {
     clock: SimClock,
     /// What ended before this moment is settled at that time: every link of then is gone.
     cut: Option<(u64, Mono)>,
+    /// The clients have ended.
+    over: Arc<AtomicBool>,
+    /// Something goes wrong within so many microseconds.
+    pace: u64,
     rng: SplitMix64,
 }
 
 impl Task for Fate {
     fn step(&mut self) -> Step {
+        if self.over.load(Ordering::Relaxed) {
+            return Step::Done;
+        }
         let at = self.rng.below(self.machines.len() as u64) as usize;
         let machine = self.machines[at].clone();
         if let Some((moment, _)) = self.cut.take_if(|(_, at)| *at <= self.clock.now()) {
@@ -82,15 +92,13 @@ impl Task for Fate {
                 }
             }
             1..5 => {
-                // At the first clients are attached.
-                self.machines[0].cut_all();
-                machine.cut_all();
+                self.machines.iter().for_each(Machine::cut_all);
                 let moment = self.shared.oracle().moment();
                 self.cut.get_or_insert((moment, self.clock.now().after(UNDER_WAY)));
             }
             _ => machine.strike(&mut self.rng),
         }
-        Step::Idle(Duration::from_micros(self.rng.below(30_000)))
+        Step::Idle(Duration::from_micros(self.rng.below(self.pace)))
     }
 }
 
@@ -113,8 +121,8 @@ fn faults(rng: &mut SplitMix64) -> LinkFaults {
 
 /// Do a plan, and say what it came to.
 pub fn run(plan: &Plan) -> Tally {
-    let shared =
-        Shared { oracle: Arc::new(Mutex::new(Oracle::new())), tally: Arc::new(Mutex::new(Tally::default())) };
+    let (oracle, tally) = (Mutex::new(Oracle::new()), Mutex::default());
+    let shared = Shared { oracle: Arc::new(oracle), tally: Arc::new(tally), asked_last: Arc::default() };
     let ended = catch_unwind(AssertUnwindSafe(|| go(plan, &shared)));
     let mut tally = shared.tally().clone();
     tally.seeds = 1;
@@ -129,51 +137,54 @@ fn go(plan: &Plan, shared: &Shared) {
     let mut rng = SplitMix64::new(plan.seed);
     let clock = SimClock::new();
     let runtime = SimRuntime::new(clock.clone(), rng.next_u64());
-    let ground = Ground { clock, runtime, entropy: Arc::new(SimEntropy::new(rng.next_u64())) };
+    let ground = Ground {
+        clock,
+        runtime,
+        entropy: Arc::new(SimEntropy::new(rng.next_u64())),
+        questions: Arc::default(),
+    };
     // Tasks hold the runtime that holds them.
     let _end = Ended(ground.runtime.clone());
-    let with_peers = rng.one_in(3) | plan.peers;
-    let drawn = faults(&mut rng);
-    let faults = if plan.calm { LinkFaults::default() } else { drawn };
-    let has_peer = !with_peers && rng.one_in(2);
-    let machines: Vec<Machine> = (0..if with_peers || has_peer { 2 } else { 1 })
+    let drawn = (Shape::draw(&mut rng), faults(&mut rng));
+    let shape = plan.shape.unwrap_or(drawn.0);
+    let faults = if plan.calm { LinkFaults::default() } else { drawn.1 };
+    let machines: Vec<Machine> = (0..shape.machines(&mut rng))
         .map(|_| {
-            let mut setup = Setup::draw(&mut rng, false);
-            setup.dram_kib = setup.dram_kib.max(1024);
-            // With one fingerprint for all keys a look-up says of any key that it is here.
-            setup.constant = false;
+            let setup = shape.setup(&mut rng);
             let machine = Machine::new(&ground, setup, faults, rng.next_u64());
             machine.plant(plan.plant);
             machine
         })
         .collect();
-    if has_peer {
-        machines[0].ask(vec![peer(1, &machines[1])]);
-    }
+    shape.introduce(&machines);
     machines.iter().for_each(Machine::start);
-    let faces: Vec<Face> = match with_peers {
-        true => {
-            let (fronts, dram_kib) = (1 + rng.below(2) as usize, [128, 256, 512][rng.below(3) as usize]);
-            (0..fronts).flat_map(|n| with_peers_of(&ground, &machines, n, dram_kib)).collect()
-        }
-        false => {
-            let clock = Arc::new(ground.clock.clone());
-            let attach = |_| Attached::attach(Arc::new(machines[0].clone()), clock.clone(), TIMEOUT);
-            let face = |attached| Face::Attached(Box::new(attached), machines[0].clone());
-            (0..1 + rng.below(3)).map(attach).map(|a| face(a.expect("it is up"))).collect()
-        }
-    };
-    let left = plan.ops / faces.len() as u32;
+    let faces = shape.faces(&ground, &machines, &mut rng);
+    let (left, of) = (plan.ops / faces.len() as u32, shape.objects());
     let mut joins = Vec::new();
-    for face in faces {
-        let (memory, own, shared) = (Memory::default(), SplitMix64::new(rng.next_u64()), shared.clone());
-        let client = Client { face, shared, rng: own, memory, left, alone: false };
+    for (face, memory) in faces {
+        let (own, shared, looks) = (SplitMix64::new(rng.next_u64()), shared.clone(), Looks::default());
+        let questions = ground.questions.clone();
+        let client = Client {
+            face,
+            shared,
+            questions,
+            rng: own,
+            memory,
+            looks,
+            left,
+            of,
+            put_last: Vec::new(),
+            alone: false,
+        };
         joins.push(ground.runtime.spawn("client", Box::new(client), Signal::default()).expect("alive"));
     }
+    let over = Arc::new(AtomicBool::new(false));
     if !plan.calm {
         let (machines, shared) = (machines.clone(), shared.clone());
         let clock = ground.clock.clone();
-        let fate = Fate { machines, shared, clock, cut: None, rng: SplitMix64::new(rng.next_u64()) };
+        let (pace, over) = (shape.pace(&mut rng), over.clone());
+        let rng = SplitMix64::new(rng.next_u64());
+        let fate = Fate { machines, shared, clock, cut: None, over, pace, rng };
         ground.runtime.spawn("fate", Box::new(fate), Signal::default()).expect("alive");
     }
     for join in joins {
@@ -182,6 +193,7 @@ fn go(plan: &Plan, shared: &Shared) {
             shared.tally().found("a client hangs".into());
         }
     }
+    over.store(true, Ordering::Relaxed);
     let mut tally = shared.tally();
     for machine in &machines {
         let (fates, trace) = machine.fates();
@@ -189,26 +201,40 @@ fn go(plan: &Plan, shared: &Shared) {
         tally.links += machine.dialled();
         tally.trace = tally.trace.rotate_left(7) ^ trace;
     }
+    drop(tally);
+    leave(&ground, &machines, shape, shared);
 }
 
-fn peer(at: usize, machine: &Machine) -> Peer {
-    Peer { name: format!("peer{at}"), weight: 1.0, dial: Arc::new(machine.clone()) as Arc<dyn Dial> }
-}
-
-/// A store in front of all machines, and clients of it with a session each.
-fn with_peers_of(ground: &Ground, machines: &[Machine], number: usize, dram_kib: u32) -> Vec<Face> {
-    let env = Env {
-        disk: None,
-        clock: Arc::new(ground.clock.clone()),
-        entropy: ground.entropy.clone(),
-        runtime: Arc::new(ground.runtime.fresh()),
+/// Nobody asks any more: what stores hold for whom was there is let go within the time that an operation may take, and their memory is
+/// free once all is cleared.
+fn leave(ground: &Ground, machines: &[Machine], shape: Shape, shared: &Shared) {
+    let left = |what: &str| {
+        shared.tally().left += 1;
+        shared.tally().found(what.to_owned());
     };
-    let peers = machines.iter().enumerate().map(|(at, machine)| peer(at, machine)).collect();
-    let store = pagelith::Store::open_in_with_peers(site::front(dram_kib), env, peers).expect("opens");
-    let store = Arc::new(store);
-    (0..2)
-        .map(|_| Face::Front(store.clone(), Box::new(store.session().expect("a session")), number))
-        .collect()
+    if !soon(ground, machines, Machine::holds_nothing) {
+        return left("a store holds something for clients that are gone");
+    }
+    // Others may be offered something still.
+    if shape.is_alone() {
+        machines[0].clear((0..NAMESPACES).map(objects::namespace));
+        if !soon(ground, machines, Machine::is_empty) {
+            left("memory of a store is lost");
+        }
+    }
+}
+
+/// Whether it is so of all machines, once their links have ended.
+fn soon(ground: &Ground, machines: &[Machine], is_so: fn(&Machine) -> bool) -> bool {
+    let until = ground.clock.now().after(LET_GO);
+    loop {
+        machines.iter().for_each(Machine::cut_all);
+        match machines.iter().all(is_so) {
+            true => return true,
+            false if ground.clock.now() >= until => return false,
+            false => ground.runtime.run_for(LET_GO / 100),
+        }
+    }
 }
 
 /// Ends every task with the run.

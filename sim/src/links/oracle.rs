@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 /// Objects of a run; object `n` is in namespace `n % NAMESPACES` and has `n`'s length.
-pub const OBJECTS: usize = 96;
+pub const OBJECTS: usize = 384;
 /// Namespaces of a run.
 pub const NAMESPACES: usize = 2;
 

@@ -19,6 +19,11 @@ impl Fates {
             flipped: self.flipped + other.flipped,
             late: self.late + other.late,
             cuts: self.cuts + other.cuts,
+            shown: self.shown + other.shown,
+            lent: self.lent + other.lent,
+            looked_late: self.looked_late + other.looked_late,
+            questions: self.questions + other.questions,
+            broken: self.broken + other.broken,
         }
     }
 }
@@ -40,6 +45,21 @@ pub struct Tally {
     pub flipped: u64,
     /// That arrived for an operation which was over.
     pub late: u64,
+    /// Stretches that were shown where they lie in memory.
+    #[serde(default)]
+    pub shown: u64,
+    /// Stretches that were lent where they lie in a file.
+    #[serde(default)]
+    pub lent: u64,
+    /// Of both, those that were looked at when they were shown no more.
+    #[serde(default)]
+    pub looked_late: u64,
+    /// Objects that were looked at where they lie, and said to be held all the while: every byte was compared, twice.
+    #[serde(default)]
+    pub viewed: u64,
+    /// Requests of stores to their peers.
+    #[serde(default)]
+    pub questions: u64,
     /// Links made.
     pub links: u64,
     /// Links that broke.
@@ -68,6 +88,15 @@ pub struct Tally {
     pub touched_late: u64,
     /// Memory that a link had still when its operation had ended.
     pub held_late: u64,
+    /// What was shown or lent and changed meanwhile, or is not what its outcome vouches for.
+    #[serde(default)]
+    pub broken: u64,
+    /// Stores that held something for clients when these were gone.
+    #[serde(default)]
+    pub left: u64,
+    /// Seeds in which stores asked each other what they were asked.
+    #[serde(default)]
+    pub circles: u64,
     /// Panics, and clients that did not come to their end.
     pub panics: u64,
     /// A hash of everything that travelled.
@@ -86,7 +115,8 @@ impl Tally {
 
     /// Whether nothing is wrong.
     pub fn is_clean(&self) -> bool {
-        self.wrong + self.touched_late + self.held_late + self.panics == 0
+        let held = self.touched_late + self.held_late + self.broken + self.left;
+        self.wrong + held + self.circles + self.panics == 0
     }
 
     /// What became of packets.
@@ -98,12 +128,37 @@ impl Tally {
         self.flipped += fates.flipped;
         self.late += fates.late;
         self.cuts += fates.cuts;
+        self.shown += fates.shown;
+        self.lent += fates.lent;
+        self.looked_late += fates.looked_late;
+        self.questions += fates.questions;
+        self.broken += fates.broken;
+        if fates.broken > 0 {
+            self.found("what was shown or lent changed meanwhile, or is not what was vouched for".into());
+        }
     }
 
     /// Another's counts.
     pub fn add(&mut self, other: &Tally) {
         let Tally { packets, dropped, duplicated, reordered, flipped, late, cuts, .. } = *other;
-        self.travelled(Fates { packets, dropped, duplicated, reordered, flipped, late, cuts });
+        let Tally { shown, lent, looked_late, questions, broken, .. } = *other;
+        self.travelled(Fates {
+            packets,
+            dropped,
+            duplicated,
+            reordered,
+            flipped,
+            late,
+            cuts,
+            shown,
+            lent,
+            looked_late,
+            questions,
+            broken,
+        });
+        self.viewed += other.viewed;
+        self.left += other.left;
+        self.circles += other.circles;
         self.seeds += other.seeds;
         self.links += other.links;
         self.kills += other.kills;

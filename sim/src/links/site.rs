@@ -1,5 +1,7 @@
 //! Machines with a store each, and the links to them: made, broken, and made again.
 
+use std::os::fd::AsFd;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,16 +11,19 @@ use pagelith::transport::closed::Closed;
 use pagelith::transport::dial::{Dial, Dialing, Dialled};
 use pagelith::transport::limits::Limits;
 use pagelith::transport::link::Link;
-use pagelith::{Facts, Store};
+use pagelith::transport::shown::Regions;
+use pagelith::{Facts, Options, Store};
 use pagelith_io::runtime::{Env, Runtime, Step, Task};
+use pagelith_io::shm::{Region, View};
 use pagelith_io::staging::StagingPool;
+use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::wire::Side;
 
 use crate::clock::SimClock;
-use crate::disk::{CrashMode, SimDisk};
+use crate::disk::{CrashMode, Handed, SimDisk};
 use crate::entropy::{SimEntropy, SplitMix64};
 use crate::explore::setup::Setup;
-use crate::link::{Fates, LinkFaults, Plant, SimNet};
+use crate::link::{Fates, LinkFaults, Plant, Shares, SimNet};
 use crate::runtime::SimRuntime;
 
 /// Bytes that a machine stages on their way to and from the disk.
@@ -27,6 +32,8 @@ const STAGING: usize = 8 << 20;
 const SLEEP: Duration = Duration::from_millis(5);
 /// How long a busy one does: its disk says nothing by itself.
 const BUSY: Duration = Duration::from_micros(20);
+/// Longest that reads of lent files are late, by link: a little, longer than most calls take.
+const LATE_READS: [Duration; 2] = [Duration::from_millis(3), Duration::from_millis(250)];
 /// After so long of silence a peer is dead: soon, so that runs meet it.
 pub const DEAD_AFTER: Duration = Duration::from_millis(200);
 
@@ -38,6 +45,7 @@ struct Inner {
     clock: SimClock,
     runtime: SimRuntime,
     entropy: Arc<SimEntropy>,
+    questions: Arc<AtomicU64>,
     rng: SplitMix64,
     faults: LinkFaults,
     plant: Plant,
@@ -46,8 +54,10 @@ struct Inner {
     peers: Vec<Peer>,
     disk: SimDisk,
     staging: StagingPool,
+    /// What of it processes of its host are shown.
+    transfer: Arc<Region>,
     /// The process, while it runs.
-    up: Option<(SimRuntime, Arc<Store>)>,
+    up: Option<Up>,
     opening: bool,
     nets: Vec<SimNet>,
     dialled: u64,
@@ -55,11 +65,22 @@ struct Inner {
     trace: u64,
 }
 
+/// A process.
+#[derive(Clone)]
+struct Up {
+    process: SimRuntime,
+    store: Arc<Store>,
+    /// What it shows processes of its host: none if its store does not.
+    memory: Vec<(Arc<Region>, Arc<View>)>,
+}
+
 /// What all machines of a run share.
 pub struct Ground {
     pub clock: SimClock,
     pub runtime: SimRuntime,
     pub entropy: Arc<SimEntropy>,
+    /// What stores have asked their peers.
+    pub questions: Arc<AtomicU64>,
 }
 
 impl Machine {
@@ -68,17 +89,20 @@ impl Machine {
         let mut rng = SplitMix64::new(seed);
         let disk = SimDisk::new(ground.clock.clone(), setup.dirs, rng.next_u64());
         disk.set_latency(Duration::from_micros(setup.latency_us));
+        let (staging, transfer) = StagingPool::shared(STAGING).expect("memory");
         Machine(Arc::new(Mutex::new(Inner {
             clock: ground.clock.clone(),
             runtime: ground.runtime.clone(),
             entropy: ground.entropy.clone(),
+            questions: ground.questions.clone(),
             rng,
             faults,
             plant: Plant::None,
             setup,
             peers: Vec::new(),
             disk,
-            staging: StagingPool::new(STAGING).expect("memory"),
+            staging,
+            transfer,
             up: None,
             opening: false,
             nets: Vec::new(),
@@ -100,6 +124,11 @@ impl Machine {
     /// Clients' ends of its links have this bug.
     pub fn plant(&self, plant: Plant) {
         self.lock().plant = plant;
+    }
+
+    /// Whether its store shows its memory to processes of its host.
+    pub fn shows(&self) -> bool {
+        self.lock().setup.shared
     }
 
     /// Whether its process runs.
@@ -132,12 +161,14 @@ impl Machine {
             Store::open_in_with_peers(setup.config(), env, peers).expect("opens on a device without faults");
         let mut inner = self.lock();
         inner.opening = false;
-        inner.up = Some((process, Arc::new(store)));
+        let transfer = store.shared_memory().map(|_| inner.transfer.clone());
+        let memory = store.shared_memory().into_iter().chain(transfer).map(seen).collect();
+        inner.up = Some(Up { process, store: Arc::new(store), memory });
     }
 
     /// End its process, as a power cut or `kill -9` would; false if there was none.
     pub fn kill(&self) -> bool {
-        let (process, store) = {
+        let Up { process, store, .. } = {
             let mut inner = self.lock();
             let Some(up) = inner.up.take() else { return false };
             let mode =
@@ -175,6 +206,27 @@ impl Machine {
         self.lock().nets.iter().for_each(SimNet::cut);
     }
 
+    /// Whether its store holds nothing for anybody, once all links have ended; true if it is not up.
+    pub fn holds_nothing(&self) -> bool {
+        let store = self.lock().up.as_ref().map(|up| up.store.clone());
+        store.is_none_or(|store| store.stats().readers == 0)
+    }
+
+    /// Forget all of these, so that nothing is to lie in its store's memory any more.
+    pub fn clear(&self, namespaces: impl Iterator<Item = NamespaceId>) {
+        let store = self.lock().up.as_ref().map(|up| up.store.clone());
+        if let Some(store) = store {
+            // Invisible at once, whatever comes of the rest.
+            namespaces.for_each(|namespace| drop(store.clear(namespace, Options::default())));
+        }
+    }
+
+    /// Whether its arena is free; true if it is not up.
+    pub fn is_empty(&self) -> bool {
+        let store = self.lock().up.as_ref().map(|up| up.store.clone());
+        store.is_none_or(|store| store.stats().dram_bytes == 0)
+    }
+
     /// Links made so far.
     pub fn dialled(&self) -> u64 {
         self.lock().dialled
@@ -189,6 +241,10 @@ impl Machine {
 }
 
 impl Inner {
+    fn late_reads(&mut self) -> Duration {
+        LATE_READS[self.rng.below(LATE_READS.len() as u64) as usize]
+    }
+
     /// Forget links that are over, but for what they came to.
     fn sweep(&mut self) {
         let (over, stand) = std::mem::take(&mut self.nets).into_iter().partition(SimNet::is_over);
@@ -201,16 +257,83 @@ impl Inner {
     }
 }
 
+/// Memory, and how another process sees it.
+fn seen(region: Arc<Region>) -> (Arc<Region>, Arc<View>) {
+    let fd = region.as_fd().try_clone_to_owned().expect("a descriptor");
+    (region, Arc::new(View::of(fd).expect("memory")))
+}
+
 impl Dial for Machine {
     fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
+        self.connect(None)
+    }
+}
+
+/// A machine, as the stores dial it that have it for a peer.
+pub struct OtherStore(pub Machine);
+
+impl Dial for OtherStore {
+    fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
+        let OtherStore(machine) = self;
+        let made = machine.connect(None)?;
+        let inner = machine.lock();
+        if let Some(net) = inner.nets.last() {
+            net.of_stores(inner.questions.clone());
+        }
+        drop(inner);
+        Ok(made)
+    }
+}
+
+/// A process on a machine's host: it is shown the store's memory, is lent its files, and shows its own memory.
+pub struct Neighbour {
+    machine: Machine,
+    memory: Vec<(Arc<Region>, Arc<View>)>,
+}
+
+impl Neighbour {
+    /// One that has this memory.
+    pub fn new(machine: &Machine, memory: Vec<Arc<Region>>) -> Neighbour {
+        Neighbour { machine: machine.clone(), memory: memory.into_iter().map(seen).collect() }
+    }
+}
+
+impl Dial for Neighbour {
+    fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
+        self.machine.connect(Some(&self.memory))
+    }
+}
+
+/// Each side's own memory and the other's.
+fn regions(own: &[(Arc<Region>, Arc<View>)], theirs: &[(Arc<Region>, Arc<View>)]) -> Regions {
+    let own = own.iter().map(|(region, _)| region.clone()).collect();
+    let theirs = theirs.iter().map(|(_, view)| view.clone()).collect();
+    Regions { own, theirs, ..Regions::default() }
+}
+
+impl Machine {
+    /// Make a link; from a process of its host, that has this memory.
+    fn connect(&self, neighbour: Option<&[(Arc<Region>, Arc<View>)]>) -> Result<Box<dyn Dialing>, Closed> {
         let mut inner = self.lock();
-        let Some((process, store)) = inner.up.clone() else { return Err(Closed::Ended) };
+        let Some(Up { process, store, memory }) = inner.up.clone() else { return Err(Closed::Ended) };
         inner.dialled += 1;
         let limits = Limits { dead_after: DEAD_AFTER, ..Limits::default() };
         let runtime: Arc<dyn Runtime> = Arc::new(inner.runtime.clone());
         let (seed, clock) = (inner.rng.next_u64(), inner.clock.clone());
         let (net, client, server) = SimNet::new(seed, clock, &runtime, limits);
         net.set_faults(inner.faults);
+        let (mut of_client, mut of_server) = (Shares::default(), Shares::default());
+        if let Some(own) = neighbour {
+            (of_client.regions, of_server.regions) = (regions(own, &memory), regions(&memory, own));
+            if inner.setup.ssd_mib > 0 {
+                let late_max =
+                    if inner.faults == LinkFaults::default() { Duration::ZERO } else { inner.late_reads() };
+                let seed = inner.rng.next_u64();
+                of_client.reads = Some(Handed::new(&inner.disk, &runtime, late_max, seed));
+                of_server.lends = Some((inner.disk.clone(), inner.setup.dirs));
+            }
+        }
+        let (client, server) = (client.sharing(of_client), server.sharing(of_server));
         let server = Server::new(&store, Box::new(server), inner.staging.clone());
         let serve = Serve(server.map_err(|_| Closed::Ended)?, net.clone());
         let spawned = process.spawn("server", Box::new(serve), net.signal(Side::Server));

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::seeds::parse_range;
 use crate::link::Plant;
-use crate::links::{Plan, Tally, run};
+use crate::links::{Plan, Shape, Tally, run};
 
 #[derive(Args)]
 pub struct LinksArgs {
@@ -32,13 +32,13 @@ pub struct LinksArgs {
     /// Nothing goes wrong.
     #[arg(long)]
     calm: bool,
-    /// Stores with peers alone.
+    /// This alone of what may stand where: `Attached`, `Behind`, `Fronts`, `Shown`, `Mutual`.
     #[arg(long)]
-    peers: bool,
+    shape: Option<Shape>,
     /// Begin no other seed after the first that finds something, or after so many seconds.
     #[arg(long)]
     hunt: Option<u64>,
-    /// The bug to be planted in clients' ends of links, one of `StaleOutcome`, `KeptAfterRetract`, `PushedEarly`, `Unverified`.
+    /// The bug to be planted in clients' ends of links, one of `StaleOutcome`, `KeptAfterRetract`, `PushedEarly`, `Unverified`, `ReadOn`.
     #[arg(long, default_value = "None")]
     plant: Plant,
     /// The sum as a JSON object, instead of a line.
@@ -55,6 +55,9 @@ pub struct Done {
     pub seeds_to: u64,
     /// Operations a seed.
     pub ops: u32,
+    /// Who stood where, if that was one alone.
+    #[serde(default)]
+    pub shape: Option<String>,
     /// What they came to.
     #[serde(flatten)]
     pub sums: Tally,
@@ -65,6 +68,7 @@ struct Report<'a> {
     seeds_from: u64,
     seeds_to: u64,
     ops: u32,
+    shape: Option<String>,
     seconds: f64,
     failed_seeds: &'a [u64],
     #[serde(flatten)]
@@ -92,7 +96,7 @@ pub fn links(args: &LinksArgs) -> ExitCode {
                         seed,
                         ops: args.ops,
                         calm: args.calm,
-                        peers: args.peers,
+                        shape: args.shape,
                         plant: args.plant,
                     });
                     let mut sums = lock();
@@ -106,7 +110,7 @@ pub fn links(args: &LinksArgs) -> ExitCode {
                             "replay: pagelith-sim links --seeds {seed}..{} --ops {}{}",
                             seed + 1,
                             args.ops,
-                            if args.peers { " --peers" } else { "" }
+                            args.shape.map_or_else(String::new, |shape| format!(" --shape {shape:?}"))
                         );
                     }
                 }
@@ -121,6 +125,7 @@ pub fn links(args: &LinksArgs) -> ExitCode {
             seeds_from: args.seeds.start,
             seeds_to: args.seeds.end,
             ops: args.ops,
+            shape: args.shape.map(|shape| format!("{shape:?}")),
             seconds,
             failed_seeds: &failed,
             sums: &tally,
@@ -130,8 +135,9 @@ pub fn links(args: &LinksArgs) -> ExitCode {
         let Tally { seeds, packets, reordered, duplicated, late, hits, wrong, touched_late, .. } = tally;
         println!(
             "links: {seeds} seeds, {packets} packets, {reordered} reordered, {duplicated} duplicated, {late} late; {hits} hits \
-             compared, {wrong} wrong, {touched_late} touched late, {} held late, {} panics; {seconds:.1} s",
-            tally.held_late, tally.panics
+             compared, {wrong} wrong, {touched_late} touched late, {} held late, {} panics; {} shown, {} lent, {} viewed, {} \
+             broken, {} left; {seconds:.1} s",
+            tally.held_late, tally.panics, tally.shown, tally.lent, tally.viewed, tally.broken, tally.left
         );
     }
     if tally.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -18,6 +18,7 @@ use pagelith_layouts::mutant::Mutant;
 use serde::{Deserialize, Serialize};
 
 use crate::explore::{FaultChoice, FindingKind, Plan, explore};
+use crate::links::Shape;
 
 /// What names the mutant of a process; see `layouts::mutant`.
 const CHOICE: &str = "PAGELITH_MUTANT";
@@ -104,9 +105,15 @@ pub struct Outcome {
     pub how: String,
 }
 
-/// Whether stores over simulated links have to catch it: it is one between a store and its peers.
-fn is_of_peers(mutant: Mutant) -> bool {
-    matches!(mutant, Mutant::PeersUntold | Mutant::ToldBeforeOffers | Mutant::KeptBehindRemoval)
+/// Who stands where on simulated links that have to catch it, if it is one between a store and its peers or clients.
+fn shape_for(mutant: Mutant) -> Option<Shape> {
+    match mutant {
+        Mutant::PeersUntold | Mutant::ToldBeforeOffers | Mutant::KeptBehindRemoval => Some(Shape::Fronts),
+        Mutant::ShownLetGo | Mutant::LentFromStart => Some(Shape::Shown),
+        Mutant::ViewLetGo | Mutant::ShownUnchecked | Mutant::HeldForTheGone => Some(Shape::Shown),
+        Mutant::PeersAskOn | Mutant::ToldAndKept | Mutant::ServedUntold => Some(Shape::Mutual),
+        _ => None,
+    }
 }
 
 /// The tests that have to catch a planted bug; the explorer for most.
@@ -152,21 +159,21 @@ fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, Strin
 
 fn try_one(args: &MutantsArgs, mutant: Option<Mutant>) -> std::io::Result<Option<Outcome>> {
     let tests = mutant.and_then(tests_for);
-    let peers = mutant.is_some_and(is_of_peers);
+    let shape = mutant.and_then(shape_for);
     let mut command = match tests {
         Some(wanted) => match args.tests.iter().find(|(name, _)| name == wanted) {
             Some((_, file)) => Command::new(file),
             None => return Ok(None),
         },
-        None if peers => {
-            let mut hunt = Command::new(std::env::current_exe()?);
-            let (most, seconds) = (u64::from(u32::MAX).to_string(), args.seconds.to_string());
-            hunt.args(["links", "--peers", "--seeds", &format!("0..{most}"), "--hunt", &seconds]);
-            hunt
-        }
         None => {
-            let mut hunt = Command::new(std::env::current_exe()?);
-            hunt.args(["hunt", "--seconds", &args.seconds.to_string()]);
+            let (mut hunt, seconds) = (Command::new(std::env::current_exe()?), args.seconds.to_string());
+            match shape.map(|shape| format!("{shape:?}")) {
+                Some(shape) => {
+                    let most = format!("0..{}", u32::MAX);
+                    hunt.args(["links", "--shape", &shape, "--seeds", &most, "--hunt", &seconds])
+                }
+                None => hunt.args(["hunt", "--seconds", &seconds]),
+            };
             hunt
         }
     };
@@ -181,7 +188,7 @@ fn try_one(args: &MutantsArgs, mutant: Option<Mutant>) -> std::io::Result<Option
         Some((_, counts)) => counts.split("; 0 ignored").next().unwrap_or(counts).to_owned(),
         None => how,
     };
-    let explorer = if peers { "stores over links" } else { "the explorer" };
+    let explorer = if shape.is_some() { "stores over links" } else { "the explorer" };
     let by = tests.map_or_else(|| explorer.to_owned(), |name| format!("the tests of {name}"));
     let mutant = mutant.map_or_else(|| "none".to_owned(), Mutant::name);
     Ok(Some(Outcome { mutant, caught, seconds: began.elapsed().as_secs_f64(), by, how }))
