@@ -157,7 +157,9 @@ impl SimLink {
                 }
                 Out::Taken(stretch) => self.net.wire().send(self.side, Packet::Taken(stretch)),
                 Out::Push(at, push) if at <= now => {
-                    if let Some(pieces) = self.sharing.pieces(&push) {
+                    if let Some(pieces) =
+                        self.sharing.pieces(&push).filter(|_| self.plant != Plant::PushedEarly)
+                    {
                         self.sharing.show(&mut self.net.wire(), self.side, push, pieces);
                         continue;
                     }

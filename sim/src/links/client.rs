@@ -61,6 +61,8 @@ pub struct Client {
     pub left: u32,
     /// It asks for so many objects, the first of all.
     pub of: usize,
+    /// It removes what others are busy with.
+    pub meets: bool,
     /// What it put last.
     pub put_last: Vec<usize>,
     /// The last call found no store.
@@ -278,8 +280,10 @@ impl Client {
             });
             let range = range.map(|range| range.start..range.end.min(len as u64));
             // Of whole blocks, which a client of the host reads from SSD itself.
-            let range =
-                range.or_else(|| (len > BLOCK && self.rng.one_in(4)).then_some(BLOCK as u64..len as u64));
+            let range = range.or_else(|| {
+                (len > BLOCK && self.face.is_shown() && self.rng.one_in(4))
+                    .then_some(BLOCK as u64..len as u64)
+            });
             let stretch: Range<usize> = range.clone().map_or(0..len, |r| r.start as usize..r.end as usize);
             let target = self.memory.target(stretch.len(), Shape::draw(&mut self.rng), &mut self.rng);
             gets.push(Get { key: key(object), range, destination: target.destination() });
@@ -332,7 +336,7 @@ impl Client {
 
     fn remove(&mut self) {
         // What was put a moment ago may be on its way to peers, and what another asks for on its way from one.
-        let some = match self.rng.below(3) {
+        let some = match if self.meets { self.rng.below(3) } else { 2 } {
             0 => std::mem::take(&mut self.put_last),
             1 => vec![self.shared.asked_last.load(Relaxed)],
             _ => self.objects(3),
@@ -398,9 +402,9 @@ impl Task for Client {
         }
         match self.rng.below(100) {
             0..36 => self.put(),
-            36..72 => self.get(),
-            72..84 => self.exists(),
-            84..97 => self.remove(),
+            36..74 => self.get(),
+            74..86 => self.exists(),
+            86..97 => self.remove(),
             97 => self.clear(),
             98 => drop(
                 self.face.flush(Options { timeout: Some(Duration::from_millis(100)), ..Options::default() }),

@@ -157,6 +157,9 @@ fn go(plan: &Plan, shared: &Shared) {
         })
         .collect();
     shape.introduce(&machines);
+    if shape == Shape::Mutual && machines.len() > 2 {
+        shared.oracle().forgive();
+    }
     machines.iter().for_each(Machine::start);
     let faces = shape.faces(&ground, &machines, &mut rng);
     let (left, of) = (plan.ops / faces.len() as u32, shape.objects());
@@ -173,6 +176,7 @@ fn go(plan: &Plan, shared: &Shared) {
             looks,
             left,
             of,
+            meets: shape == Shape::Mutual,
             put_last: Vec::new(),
             alone: false,
         };

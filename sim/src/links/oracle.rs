@@ -5,7 +5,8 @@
 //! may be told of any version, but not of one that was settled before a removal began that was acked before the read began.
 //!
 //! Of several stores that share peers each answers for itself alone: what it put and then removed it does not bring back. What another put
-//! of the same key, or has a copy of, it may have again.
+//! of the same key, or has a copy of, it may have again. Of three stores that are each other's peers none does: a removal is told to the
+//! key's owner alone, and the third may have kept a copy that the owner asks it for (docs/roadmap.md).
 
 use std::ops::Range;
 
@@ -43,6 +44,8 @@ struct Object {
 pub struct Oracle {
     now: u64,
     objects: Vec<Object>,
+    /// What was removed may come back, from where nobody told of it.
+    forgives: bool,
 }
 
 /// The length of an object in bytes.
@@ -67,7 +70,12 @@ pub fn content(object: usize, version: usize, stretch: Range<usize>) -> Vec<u8> 
 impl Oracle {
     /// Nothing was put.
     pub fn new() -> Oracle {
-        Oracle { now: 0, objects: vec![Object::default(); OBJECTS] }
+        Oracle { now: 0, objects: vec![Object::default(); OBJECTS], forgives: false }
+    }
+
+    /// Do not hold removals against anybody.
+    pub fn forgive(&mut self) {
+        self.forgives = true;
     }
 
     /// This moment; no two are the same.
@@ -111,7 +119,7 @@ impl Oracle {
         let over = |gone: &Gone| {
             own(gone) && version.settled.is_some_and(|at| at < gone.begun) && gone.acked < since
         };
-        !self.objects[object].gone.iter().any(over)
+        self.forgives || !self.objects[object].gone.iter().any(over)
     }
 
     /// What is wrong about these bytes of an object, which a read by way of the store `by` that began at `since` brought.
