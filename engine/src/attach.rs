@@ -56,8 +56,6 @@ pub use self::group::{Group, GroupId};
 pub use self::pin::Pin;
 pub use self::view::View;
 
-/// Who begins anew so soon behind the end of what was before waits for nothing else.
-const SOON: Duration = Duration::from_micros(50);
 /// Longest single wait, so that a wait for several things notices each.
 const STEP: Duration = Duration::from_millis(20);
 /// How long to wait before a busy store is asked again.
@@ -372,12 +370,8 @@ impl Attached {
         let pooled = self.desks.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut desk = pooled.unwrap_or_else(|| Desk::patient(self.remote.clone()));
         // A link that ended since it was last used is found out before something hangs on it.
-        let now = self.clock.now();
-        desk.poll(now);
-        let is_steady = desk.ended.is_some_and(|ended| now.since(ended) <= SOON);
-        desk.lines.stands_mut(STORE).into_iter().for_each(|store| store.is_steady = is_steady);
+        desk.poll(self.clock.now());
         let result = body(&mut desk);
-        desk.ended = Some(self.clock.now());
         self.desks.lock().unwrap_or_else(PoisonError::into_inner).push(desk);
         result
     }

@@ -228,21 +228,15 @@ impl Call {
         }
     }
 
-    /// An object's memory is back, and its bytes are shown: copy and checksum them, block by block. How many bytes of the answer have
-    /// not come yet.
-    pub fn take_shown(&mut self, item: u32, mut parts: Vec<Part>, shown: &Shown) -> u64 {
-        let Work::Get(items) = &mut self.work else { return 0 };
+    /// An object's memory is back, and its bytes are shown: copy and checksum them, block by block.
+    pub fn take_shown(&mut self, item: u32, mut parts: Vec<Part>, shown: &Shown) {
+        let Work::Get(items) = &mut self.work else { return };
         let stores = Stores::of(items.iter().map(|item| item.stretch.end - item.stretch.start).sum());
         if let Some(item) = items.get_mut(item as usize) {
             item.landed =
                 if self.over { None } else { verify::copied(&mut parts, &item.stretch, shown, stores) };
             item.parts = Some(parts);
         }
-        items
-            .iter()
-            .filter(|item| item.parts.is_none())
-            .map(|item| item.stretch.end - item.stretch.start)
-            .sum()
     }
 
     /// The link is done with a push.

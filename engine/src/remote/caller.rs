@@ -26,8 +26,6 @@ use super::call::{Call, Lend, Reply, Wanted};
 use super::reads::{Landed, Reads};
 use crate::error::{Error, ErrorKind, Result};
 
-/// With so many bytes of an answer still to be copied the other side is woken: about as long as that takes, 50 us on a virtual machine.
-const WAKES_BYTES: u64 = 1 << 20;
 /// Longest single wait for reads while the link, too, may bring something.
 const READ_STEP: Duration = Duration::from_millis(1);
 
@@ -40,14 +38,12 @@ pub(crate) struct Caller {
     pub(super) reads: Reads,
     /// What is asked is a store's, of its peer.
     of_store: bool,
-    /// Whoever asks here asks for more as soon as it has what it asked for.
-    pub is_steady: bool,
 }
 
 impl Caller {
     pub fn new(link: Box<dyn Link>) -> Caller {
         let (calls, reads) = (BTreeMap::new(), Reads::default());
-        Caller { link, calls, last: 0, closed: None, reads, of_store: false, is_steady: false }
+        Caller { link, calls, last: 0, closed: None, reads, of_store: false }
     }
 
     /// The same of a store that has the other side for a peer.
@@ -323,11 +319,7 @@ impl Caller {
             }
             Event::Shown { op, item, parts, shown, .. } => {
                 if let Some(call) = self.calls.get_mut(&op) {
-                    let left = call.take_shown(item, parts, &shown);
-                    // The other side sleeps while this one copies. Who wakes it now finds it awake with the next question.
-                    if self.is_steady && left <= WAKES_BYTES {
-                        self.link.nudge();
-                    }
+                    call.take_shown(item, parts, &shown);
                 }
                 self.link.took(shown);
             }

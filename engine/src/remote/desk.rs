@@ -15,19 +15,11 @@ pub(crate) struct Desk {
     replies: FxHashMap<u64, Reply>,
     last_token: u64,
     patient: bool,
-    /// When it was last done.
-    pub ended: Option<Mono>,
 }
 
 impl Desk {
     pub fn new(remote: Arc<Remote>) -> Desk {
-        Desk {
-            lines: Lines::new(remote),
-            replies: FxHashMap::default(),
-            last_token: 0,
-            patient: false,
-            ended: None,
-        }
+        Desk { lines: Lines::new(remote), replies: FxHashMap::default(), last_token: 0, patient: false }
     }
 
     /// Of a process that has no other store: one that answers late is asked on, as long as its link stands.
