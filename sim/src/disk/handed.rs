@@ -7,17 +7,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
-use pagelith_io::disk::{Completion, Disk, DiskFacts, FileId, Op, Queue, Side};
+use pagelith_io::disk::{Completion, Disk, DiskFacts, FileId, Op, Queue};
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 use pagelith_io::runtime::Runtime;
 use pagelith_io::signal::Signal;
-use pagelith_layouts::align::{ALIGN, is_aligned};
+use pagelith_layouts::align::is_aligned;
 use pagelith_layouts::names::SEGMENTS;
 use pagelith_transport::shown::FilePlace;
 
 use super::SimDisk;
 use super::plan::fault;
-use super::process::lock;
+use super::process::{lock, simulated};
 use super::state::dir_name;
 use super::transfer::PARTS_MAX;
 use crate::clock::SimClock;
@@ -69,15 +69,7 @@ impl Handed {
 
 impl Disk for Handed {
     fn facts(&self) -> DiskFacts {
-        DiskFacts {
-            side: Side::Simulated,
-            direct: true,
-            memory_align: ALIGN as usize,
-            offset_align: ALIGN as usize,
-            parts_max: PARTS_MAX,
-            reason: "simulated".to_string(),
-            rings: None,
-        }
+        simulated()
     }
 
     fn dirs(&self) -> usize {

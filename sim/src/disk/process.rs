@@ -59,6 +59,20 @@ impl SimProcess {
     }
 }
 
+/// What simulated disks are.
+pub(super) fn simulated() -> DiskFacts {
+    DiskFacts {
+        side: Side::Simulated,
+        direct: true,
+        // The strictest that the seam allows, so that what passes here passes anywhere.
+        memory_align: ALIGN as usize,
+        offset_align: ALIGN as usize,
+        parts_max: PARTS_MAX,
+        reason: "simulated".to_string(),
+        rings: None,
+    }
+}
+
 impl fmt::Debug for SimProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SimProcess(process={})", self.0.process)
@@ -67,16 +81,7 @@ impl fmt::Debug for SimProcess {
 
 impl Disk for SimProcess {
     fn facts(&self) -> DiskFacts {
-        DiskFacts {
-            side: Side::Simulated,
-            direct: true,
-            // The strictest that the seam allows, so that what passes here passes anywhere.
-            memory_align: ALIGN as usize,
-            offset_align: ALIGN as usize,
-            parts_max: PARTS_MAX,
-            reason: "simulated".to_string(),
-            rings: None,
-        }
+        simulated()
     }
 
     fn dirs(&self) -> usize {
