@@ -48,6 +48,17 @@ impl Shared {
     pub fn tally(&self) -> MutexGuard<'_, Tally> {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Have objects removed by way of the store `by`, with what goes with them.
+    fn removed(&self, by: usize, some: Vec<usize>, remove: impl FnOnce(&[ObjectKey]) -> Result<usize>) {
+        let keys: Vec<ObjectKey> = some.iter().flat_map(|object| group(*object)).map(key).collect();
+        let some: Vec<usize> = some.into_iter().flat_map(goes_with).collect();
+        let begun = self.oracle().moment();
+        if remove(&keys).is_ok() {
+            some.into_iter().for_each(|object| self.oracle().gone(by, object, begun));
+            self.tally().removals += 1;
+        }
+    }
 }
 
 pub struct Client {
@@ -140,11 +151,13 @@ impl Face {
         }
     }
 
-    fn get(&mut self, gets: Vec<Get>, options: Options) -> Vec<GetDone> {
+    /// A store does something else meanwhile.
+    fn get(&mut self, gets: Vec<Get>, options: Options, meanwhile: impl FnOnce(&Store)) -> Vec<GetDone> {
         match self {
             Face::Attached(client, ..) => client.get(gets, options),
-            Face::Front(_, session, _) => {
+            Face::Front(store, session, _) => {
                 let ticket = session.submit_get(gets, options);
+                meanwhile(store);
                 match session.wait(ticket, FOREVER) {
                     Some(Done::Get(done)) => done,
                     _ => Vec::new(),
@@ -293,7 +306,15 @@ impl Client {
         if let Some((object, ..)) = lent.last() {
             self.shared.asked_last.store(*object, Relaxed);
         }
-        let done = self.face.get(gets, options);
+        // What comes from a peer and is removed on its way must not stay.
+        let removes = matches!(self.face, Face::Front(..)) && self.rng.one_in(8);
+        let (shared, of, removing) = (&self.shared, self.face.store(), options);
+        let done = self.face.get(gets, options, |store| {
+            if removes {
+                let some = lent.iter().map(|(object, ..)| *object).collect();
+                shared.removed(of, some, |keys| store.remove(keys, removing));
+            }
+        });
         let outcomes: Vec<Result<GetOutcome>> = done.into_iter().map(|done| done.outcome).collect();
         self.alone = outcomes.iter().any(|o| matches!(o, Err(e) if e.kind == ErrorKind::Unavailable));
         for ((object, stretch, target), outcome) in lent.into_iter().zip(outcomes) {
@@ -345,13 +366,8 @@ impl Client {
             return;
         }
         let options = self.options();
-        let keys: Vec<ObjectKey> = some.iter().flat_map(|object| group(*object)).map(key).collect();
-        let some: Vec<usize> = some.into_iter().flat_map(goes_with).collect();
-        let begun = self.shared.oracle().moment();
-        if self.face.remove(&keys, options).is_ok() {
-            some.into_iter().for_each(|object| self.shared.oracle().gone(self.face.store(), object, begun));
-            self.shared.tally().removals += 1;
-        }
+        let face = &self.face;
+        self.shared.removed(face.store(), some, |keys| face.remove(keys, options));
     }
 
     /// Whether stores asked their peers more than the clients gave cause to: what one asks another goes no further.
