@@ -1,5 +1,6 @@
 """SGLang's host pools of its `shm` allocator over a store process: what is backed up is copied out of them by that process."""
 
+import contextlib
 import os
 import unittest
 from functools import partial
@@ -12,7 +13,13 @@ from sglang_scenarios import NAMED, SCENARIOS, Case, Stack, flip, in_a_process, 
 def pools_of(pid):
     """SGLang's host pools that a process holds: the files' inodes."""
     held = [entry.path for entry in os.scandir(f"/proc/{pid}/fd")]
-    return {os.stat(path).st_ino for path in held if "sglang_host_pool" in os.readlink(path)}
+    pools = set()
+    for path in held:
+        # It closes some meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            if "sglang_host_pool" in os.readlink(path):
+                pools.add(os.stat(path).st_ino)
+    return pools
 
 
 class InSharedMemory(Case):
