@@ -14,8 +14,8 @@ mod stripes;
 /// Pieces up to this long are copied plainly: what the cache would save is less than what waiting for stores past it costs.
 const PLAIN_BYTES: usize = 4096;
 
-/// Copies of so many bytes together go past the cache: most of them would be out of it again before anybody looks at them. 8 MiB, which is some cores'
-/// part of a server's last level.
+/// Copies of so many bytes together go past the cache: most of them would be out of it again before anybody looks at them. Of
+/// 8 MiB both ways were as quick on one kind of CPU (`docs/decisions/0048-copied-and-hashed-in-one-pass.md`).
 const WIDE_BYTES: u64 = 8 << 20;
 
 /// Where stores go.
@@ -36,6 +36,7 @@ impl Stores {
 
 /// A block that is copied in pieces of any length, one after the other.
 pub struct BlockCopy {
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "elsewhere all copies are plain"))]
     stores: Stores,
     /// Bytes still to come.
     left: usize,

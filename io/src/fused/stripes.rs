@@ -15,8 +15,8 @@ pub(super) const STRIPE: usize = 64;
 pub(super) const SHORT_MAX: usize = 240;
 /// Stripes between two scrambles: as many as the secret has places for, 8 bytes apart.
 const ROUND: usize = (SECRET.len() - STRIPE) / 8;
-/// Bytes ahead that are asked for: what is on its way from memory while the multiplications of the lines before are made. The best of
-/// 0 to 8192 on two kinds of CPU.
+/// Bytes ahead that are asked for: what is on its way from memory while the multiplications of the lines before are made. As good as
+/// any of 0 to 8192 on one kind of CPU.
 const AHEAD: usize = 4096;
 
 const PRIME32_1: u64 = 0x9E37_79B1;
