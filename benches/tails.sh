@@ -38,7 +38,8 @@ echo "| writer asks for | it gets, of what it writes alone | reads GB/s | p50 us
 echo "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
 echo "| 0 | 0 | $(own gb_per_s) | $(own p50_us) | $idle | 1.00 | $(own p999_us) |"
 for share in 0.125 0.25 0.5 0.75 1 2; do
-    rate=$(awk "BEGIN { printf \"%d\", $share * $alone * 1e9 }")
+    # Not %d, which ends at 2^31 in some implementations.
+    rate=$(awk "BEGIN { printf \"%.0f\", $share * $alone * 1e9 }")
     bench --op mixed --batch 1 --depth 1 --write-rate "${rate}B"
     awk "BEGIN { printf \"| %s | %.2f | %s | %s | %s | %.2f | %s |\\n\", \"$share\", $(own written_gb_per_s) / $alone,
         \"$(own gb_per_s)\", \"$(own p50_us)\", \"$(own p99_us)\", $(own p99_us) / $idle, \"$(own p999_us)\" }"

@@ -1,6 +1,7 @@
 //! Bare transfers of a file, as the store's own disk seam makes them: what is left of the device's bandwidth when nothing
 //! is found, verified or kept.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,6 +32,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How sequential writes are made: as large and as many at a time as the store's own by default.
 const WRITE_BYTES: usize = 1 << 20;
 const WRITE_DEPTH: usize = 8;
+/// Memory that is written from as the store's is: its arena's, where it keeps nothing in DRAM.
+const ARENA_BYTES: usize = 64 << 20;
+/// What lies before an object there, and is written with it.
+const HEADER_BYTES: usize = 4096;
 
 /// The file that bare transfers are measured on. It is open during a round only.
 pub(super) struct File {
@@ -88,8 +93,9 @@ impl File {
             drop(disk);
             // Blocks that were never written are read without asking the device.
             let mut bare = Bare::open(&file)?;
-            for _ in 0..len / WRITE_BYTES as u64 {
-                bare.write()?;
+            let mut written = 0;
+            while written < len {
+                written += bare.write()?;
             }
             bare.drain(None)?;
             bare.sync()?;
@@ -129,9 +135,12 @@ struct Bare<'f> {
     begun: Vec<Instant>,
     free: Vec<u64>,
     done: Vec<Completion>,
-    /// Buffers of the two kinds that wait for their next transfer.
+    /// Buffers that wait for their next read.
     reads: Vec<AlignedBuf>,
-    writes: Vec<AlignedBuf>,
+    /// What the next writes are of, the pieces of each in a row.
+    writes: VecDeque<Vec<AlignedBuf>>,
+    /// Writes in flight.
+    writing: usize,
     _registration: Registration,
     // The queue's files live in the disk, which must outlast it.
     _disk: Arc<dyn Disk>,
@@ -157,7 +166,8 @@ impl<'f> Bare<'f> {
             free: (0..depth as u64).collect(),
             done: Vec::new(),
             reads: Vec::new(),
-            writes: Vec::new(),
+            writes: VecDeque::new(),
+            writing: 0,
             _registration: Registration::none(),
             _disk: disk,
         };
@@ -169,9 +179,9 @@ impl<'f> Bare<'f> {
         // Not while the clock runs.
         bare.reads.iter_mut().flat_map(|buffer| buffer.chunks_mut(4096)).for_each(|page| page[0] = 1);
         if shape.op != Op::Get {
-            bare.writes = AlignedBuf::many(WRITE_DEPTH, WRITE_BYTES).context("no memory for a transfer")?;
+            bare.writes = pieces(shape).context("no memory for a transfer")?;
             // Nothing that a device can take for zeros, or compress.
-            for word in bare.writes.iter_mut().flat_map(|buffer| buffer.chunks_mut(8)) {
+            for word in bare.writes.iter_mut().flatten().flat_map(|buffer| buffer.chunks_mut(8)) {
                 word.copy_from_slice(&bare.rng.next_u64().to_le_bytes()[..word.len()]);
             }
         }
@@ -189,9 +199,8 @@ impl<'f> Bare<'f> {
                 self.read()?;
                 read += self.shape.object_bytes as u64;
             }
-            while writes && !self.writes.is_empty() && (!reads || written <= read) {
-                self.write()?;
-                written += WRITE_BYTES as u64;
+            while writes && self.writing < WRITE_DEPTH && (!reads || written <= read) {
+                written += self.write()?;
             }
             self.take(Some(&mut timer))?;
         }
@@ -209,14 +218,23 @@ impl<'f> Bare<'f> {
         self.submit(DiskOp::Read { file: self.file, offset, parts: vec![buffer.into_part()] })
     }
 
-    fn write(&mut self) -> anyhow::Result<()> {
-        if self.writes.is_empty() {
+    /// Begin a write; the bytes of objects in it.
+    fn write(&mut self) -> anyhow::Result<u64> {
+        while self.writing == WRITE_DEPTH {
             self.take(None)?;
         }
-        let buffer = self.writes.pop().context("more writes than buffers")?;
-        let offset = self.next;
-        self.next = (self.next + WRITE_BYTES as u64) % self.len;
-        self.submit(DiskOp::Write { file: self.file, offset, parts: vec![buffer.into_part()] })
+        let pieces = self.writes.pop_front().context("more writes than buffers")?;
+        let bytes: u64 = pieces.iter().map(|piece| align_up(piece.len() as u64)).sum();
+        let objects = match self.shape.as_written {
+            true => pieces.len() as u64 / 2 * self.shape.object_bytes as u64,
+            false => bytes,
+        };
+        let offset = if self.next + bytes > self.len { 0 } else { self.next };
+        self.next = offset + bytes;
+        let parts = pieces.into_iter().map(AlignedBuf::into_part).collect();
+        self.submit(DiskOp::Write { file: self.file, offset, parts })?;
+        self.writing += 1;
+        Ok(objects)
     }
 
     fn submit(&mut self, op: DiskOp) -> anyhow::Result<()> {
@@ -244,11 +262,14 @@ impl<'f> Bare<'f> {
                 timer.ended(self.begun[completion.token as usize]);
             }
             self.free.push(completion.token);
-            let back = match &completion.op {
-                DiskOp::Read { .. } => &mut self.reads,
-                DiskOp::Write { .. } | DiskOp::Sync { .. } => &mut self.writes,
-            };
-            back.extend(completion.op.into_parts().into_iter().filter_map(Part::into_buf));
+            let writes = matches!(completion.op, DiskOp::Write { .. });
+            let buffers = completion.op.into_parts().into_iter().filter_map(Part::into_buf);
+            if writes {
+                self.writing -= 1;
+                self.writes.push_back(buffers.collect());
+            } else {
+                self.reads.extend(buffers);
+            }
         }
         Ok(())
     }
@@ -264,4 +285,20 @@ impl<'f> Bare<'f> {
         self.submit(DiskOp::Sync { file: self.file })?;
         self.drain(None)
     }
+}
+
+/// What writes are of: 1 MiB each that stays in the cache, or a header and an object, and so on, of memory that does not.
+fn pieces(shape: Shape) -> std::io::Result<VecDeque<Vec<AlignedBuf>>> {
+    if !shape.as_written {
+        let buffers = AlignedBuf::many(WRITE_DEPTH, WRITE_BYTES)?;
+        return Ok(buffers.into_iter().map(|buffer| vec![buffer]).collect());
+    }
+    let padded = align_up(shape.object_bytes as u64) as usize;
+    let in_a_write = (WRITE_BYTES / padded).max(1);
+    let writes = (ARENA_BYTES / (in_a_write * padded)).max(WRITE_DEPTH + 1);
+    // Whole blocks, as they are written.
+    let objects = AlignedBuf::many(writes * in_a_write, padded)?;
+    let headers = AlignedBuf::many(writes * in_a_write, HEADER_BYTES)?;
+    let mut records = headers.into_iter().zip(objects).map(|(header, object)| [header, object]);
+    Ok((0..writes).map(|_| records.by_ref().take(in_a_write).flatten().collect()).collect())
 }

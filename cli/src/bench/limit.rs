@@ -53,6 +53,7 @@ impl Limit {
                 Op::Get | Op::Exists | Op::Open | Op::OpenClean => "copy and checksum",
             },
             Limit::File(file) => match file.shape.op {
+                Op::Put if file.shape.as_written => "bare writes of the store's pieces and a sync",
                 Op::Put => "bare writes and a sync",
                 Op::Mixed => "bare reads beside bare writes, and a sync",
                 Op::Get | Op::Exists | Op::Open | Op::OpenClean => "bare reads of the same extents",

@@ -63,6 +63,9 @@ pub(crate) struct BenchArgs {
     /// With `get` on SSD: of a store that was opened a moment ago, and knows no header
     #[arg(long)]
     just_opened: bool,
+    /// With `put` on SSD: the limit writes what the store writes, a header before each object, out of as much memory
+    #[arg(long)]
+    as_written: bool,
     /// Rounds of each
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
@@ -166,6 +169,8 @@ struct Shape {
     memory: Memory,
     /// Nothing is got before it is measured.
     just_opened: bool,
+    /// The limit writes the store's pieces.
+    as_written: bool,
     round: Duration,
     rounds: u32,
     seed: u64,
@@ -203,6 +208,9 @@ impl BenchArgs {
         if self.write_rate.is_some() && self.op != Op::Mixed {
             bail!("a writer beside is for --op=mixed");
         }
+        if self.as_written && !(self.tier == BenchTier::Ssd && self.op == Op::Put) {
+            bail!("how the store writes is compared with --tier=ssd --op=put --as-written");
+        }
         // Store and limit share the time.
         let round = Duration::from_secs_f64(self.seconds / f64::from(2 * self.rounds));
         Ok(Shape {
@@ -216,6 +224,7 @@ impl BenchArgs {
             write_rate: self.write_rate.map(Size::bytes),
             memory: self.memory,
             just_opened: self.just_opened,
+            as_written: self.as_written,
             round,
             rounds: self.rounds,
             seed: self.seed,

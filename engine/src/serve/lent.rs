@@ -28,8 +28,10 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Most bytes of the arena that a link has at a time: an eighth, and at most so many.
 const LENT_BYTES_MAX: u64 = 64 << 20;
 const LENT_SHARE: u64 = 8;
-/// So many objects are sent on before the others are: the client begins with them, or wakes up, meanwhile.
-const FIRST: usize = 2;
+/// So many objects are looked for and sent on before the others are: the client begins with them, or wakes up, meanwhile.
+pub(super) const FIRST: usize = 4;
+/// Behind them, so many at a time: a client that is quicker than the look-ups does not wait for all of them.
+const NEXT: u32 = 8;
 
 /// What a link has of the arena.
 #[derive(Default)]
@@ -260,7 +262,8 @@ fn send(
     }
     world.lent.frames.insert(token, (held.frame, length));
     world.lent.bytes += length;
-    if wish.behind as usize + 1 == FIRST {
+    let sent = wish.behind + 1;
+    if sent as usize == FIRST || sent.is_multiple_of(NEXT) {
         link.send_on();
     }
     noted.hits += 1;

@@ -11,7 +11,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::shm::{Broken, PAIR_MEMORY_BYTES, Region, RingReader, RingWriter, SharedMemory, View, pair};
+use pagelith_io::system::SystemClock;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
@@ -21,12 +23,13 @@ use crate::closed::Closed;
 use crate::shown::FILES_MAX;
 use crate::stream::Moved;
 
-/// How often a side looks again before it sleeps: some 20 us, a few times what a small request takes.
-const LOOKS: u32 = 600;
-/// The same where that pays: some 100 us, what it takes to wake the other side and to be woken by it, on a virtual machine.
-const LOOKS_LONG: u32 = 3000;
-/// Looks between two at which a thread that looks long lets others have its core: it may be the other side that waits for it.
-const LOOKS_ALONE: u32 = 60;
+/// How long a side looks before it sleeps: a few times what a small request takes.
+const LOOKS: Duration = Duration::from_micros(20);
+/// The same where that pays: what it takes to wake the other side and to be woken by it, on a virtual machine.
+const LOOKS_LONG: Duration = Duration::from_micros(200);
+/// Looks between two at the clock, at which a thread that looks long lets others have its core, too: it may be the other side that
+/// waits for it.
+const LOOKS_AT_ONCE: u32 = 32;
 /// Most waits between two that are tried with long looks although the last one was in vain.
 const PAUSE_MAX: u32 = 64;
 /// Reads that found nothing after which the socket is looked at: whoever never waits must notice the end too.
@@ -50,8 +53,8 @@ struct Patience {
 }
 
 impl Patience {
-    /// How often to look this time.
-    fn looks(&mut self) -> u32 {
+    /// How long to look this time.
+    fn looks(&mut self) -> Duration {
         if self.left == 0 {
             return LOOKS_LONG;
         }
@@ -59,9 +62,9 @@ impl Patience {
         LOOKS
     }
 
-    /// So many looks were made, and something came or not.
-    fn learn(&mut self, looks: u32, came: bool) {
-        if looks <= LOOKS {
+    /// So long it was looked, and something came or not.
+    fn learn(&mut self, looked: Duration, came: bool) {
+        if looked <= LOOKS {
             return;
         }
         self.pause = if came { 0 } else { (2 * self.pause).clamp(1, PAUSE_MAX) };
@@ -241,17 +244,24 @@ impl Rings {
         self.has_work(write) || woken && self.look(write, LOOKS_LONG).is_some()
     }
 
-    /// Look so often whether there is something to do; how often it took.
-    fn look(&self, write: bool, looks: u32) -> Option<u32> {
-        (1..=looks).find(|look| {
-            let found = self.has_work(write);
-            match found {
-                true => {}
-                false if *look >= LOOKS && look % LOOKS_ALONE == 0 => std::thread::yield_now(),
-                false => std::hint::spin_loop(),
+    /// Look so long whether there is something to do; how long it took.
+    fn look(&self, write: bool, most: Duration) -> Option<Duration> {
+        // Rings are of one host, and never simulated.
+        let clock = SystemClock::new();
+        let looked = || clock.now().since(Mono::default());
+        loop {
+            for _ in 0..LOOKS_AT_ONCE {
+                if self.has_work(write) {
+                    return Some(looked());
+                }
+                std::hint::spin_loop();
             }
-            found
-        })
+            match looked() {
+                looked if looked >= most => return None,
+                looked if looked >= LOOKS => std::thread::yield_now(),
+                _ => {}
+            }
+        }
     }
 
     /// Say that this side is about to wait at its socket; true if it need not.
@@ -353,7 +363,7 @@ mod tests {
         assert_eq!(patience.looks(), LOOKS);
         patience.learn(LOOKS / 2, true);
         assert_eq!(patience.looks(), LOOKS_LONG, "what comes at once says nothing of long waits");
-        patience.learn(LOOKS + 1, true);
+        patience.learn(LOOKS + Duration::from_micros(1), true);
         assert_eq!((patience.looks(), patience.pause), (LOOKS_LONG, 0));
     }
 }
