@@ -24,10 +24,11 @@ use crate::remote::{Lend, Reply, verify};
 
 /// Most bytes of one offer, where the store takes so many: few enough that it pulls while the next is hashed.
 const OFFER_BYTES_MAX: u64 = 64 << 10;
-/// Most bytes of objects in an offer, from the second object on: while the store copies those of one, the next is checksummed.
-const OFFER_PAYLOAD_MAX: u64 = 512 << 10;
-/// The same of a batch's first offer, for which the store waits.
+/// Most bytes of objects in a batch's first offer, for which the store waits, from the second object on. Each other may have twice as many as the one
+/// before: while the store copies that, it is checksummed, which takes half as long.
 const FIRST_PAYLOAD_MAX: u64 = 128 << 10;
+/// How often they are doubled: what is pulled and not shown has not more than so much on its way unasked for.
+const DOUBLINGS: usize = 4;
 /// Bytes of an offer before its first object, and most that an object takes beside its checksums, its base with it.
 const HEAD_BYTES: u64 = 64;
 const OBJECT_BYTES: u64 = 320;
@@ -132,7 +133,7 @@ impl RemotePut {
             let cost = self.objects[group.objects.clone()].iter().map(cost).sum::<u64>();
             let own = self.objects[group.objects.clone()].iter().map(|object| object.length).sum::<u64>();
             let attached = group.base.is_some();
-            let most_payload = if self.offers.len() == 1 { FIRST_PAYLOAD_MAX } else { OFFER_PAYLOAD_MAX };
+            let most_payload = FIRST_PAYLOAD_MAX << self.offers.len().saturating_sub(1).min(DOUBLINGS);
             let joins = |offer: &&mut Offer| {
                 offer.groups.end == at
                     && self.groups[offer.groups.start].base.is_some() == attached
