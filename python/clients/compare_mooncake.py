@@ -96,11 +96,11 @@ class Pagelith(Side):
         path, port = f"{self.folder.name}/socket", free_port()
         address = f"tcp:127.0.0.1:{port}" if how == "TCP" else f"unix:{path}"
         shared = "true" if how == "shown" else "false"
-        self.start(program, "serve", "--listen", address, "--dram", f"{SEGMENT >> 20}MiB", "--ssd", "0", PAGELITH_DRAM__SHARED=shared)
+        self.start(program, "serve", "--listen", address, "--dram", f"{SEGMENT >> 20}MiB", "--ssd", "0", PAGELITH_DRAM__SHARED=shared, PAGELITH_DRAM__PREFAULT="true")
         wait_for(lambda: answers(port) if how == "TCP" else os.path.exists(path), "the store")
         self.store, self.space = pagelith.Store.attach(address), pagelith.Namespace(model="compare")
         self.key_of = lambda number: pagelith.Key(self.space, number.to_bytes(32, "little"), component="k")
-        fd = os.memfd_create("buffers")
+        fd = os.memfd_create("buffers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, POOL)
         self.memory = numpy.frombuffer(mmap.mmap(fd, POOL), dtype=numpy.uint8)
         if how == "shown":

@@ -1,6 +1,7 @@
 """What callers rely on, through the wheel as it is installed. `python/check.sh` builds it and runs these."""
 
 import ctypes
+import fcntl
 import gc
 import mmap
 import os
@@ -703,7 +704,7 @@ class Attached(Case):
 
     def test_memory_that_is_shared_is_put_from_where_it_lies(self):
         process = self.serve()
-        fd, other = os.memfd_create("pool"), os.memfd_create("other")
+        fd, other = os.memfd_create("pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), os.memfd_create("other")
         self.addCleanup(os.close, fd)
         self.addCleanup(os.close, other)
         for each in (fd, other):
@@ -715,6 +716,7 @@ class Attached(Case):
         slices = [(address + n * PAGE, PAGE) for n in range(8)]
         with pagelith.Store.attach(process.address) as store:
             store.share(fd, address, length)
+            self.assertEqual(fcntl.fcntl(fd, fcntl.F_GET_SEALS), fcntl.F_SEAL_SHRINK)
             self.assertEqual([o.state for o in store.put(keys[:4], slices[:4])], ["stored"] * 4)
             into = [bytearray(PAGE) for _ in range(4)]
             self.assertTrue(all(store.get(keys[:4], into)))

@@ -129,10 +129,13 @@ impl Memory {
         let stride = align_up(shape.object_bytes as u64) as usize;
         // As spread out as the store's objects, or the caches would do the work.
         let mut far = AlignedBuf::new(stride * usize::try_from(shape.objects)?).context("no memory")?;
-        far.chunks_mut(4096).for_each(|page| page[0] = 1);
         let mut near =
             AlignedBuf::many(shape.batch * shape.depth, shape.object_bytes).context("no memory")?;
-        near.iter_mut().for_each(|buffer| buffer.fill(1));
+        // As the store's objects: there are CPUs that copy zeros a sixth faster than anything else.
+        let mut rng = SplitMix64::new(shape.seed);
+        for word in far.chunks_mut(8).chain(near.iter_mut().flat_map(|buffer| buffer.chunks_mut(8))) {
+            word.copy_from_slice(&rng.next_u64().to_le_bytes()[..word.len()]);
+        }
         Ok(Memory { shape, far, near, rng: SplitMix64::new(shape.seed) })
     }
 

@@ -48,12 +48,13 @@ impl Region {
     }
 
     /// Memory that this process has mapped at `address` already: the first `bytes` of the memfd, or of the file in a memory file
-    /// system, that `fd` is. Whoever is shown it looks at the file, so the mapping must be a shared one of it. Fails if `fd` is neither,
-    /// or not as long.
+    /// system, that `fd` is. Whoever is shown it looks at the file, so the mapping must be a shared one of it. It is kept as long as it is
+    /// ([`keep_length`]) if `fd` may be written. Fails if `fd` is neither, or not as long.
     pub fn mapped(fd: OwnedFd, address: usize, bytes: usize) -> std::io::Result<Region> {
         if bytes == 0 || bytes > length_in_memory(&fd)? {
             return Err(Errno::INVAL.into());
         }
+        keep_length(fd.as_fd());
         Ok(Region { memory: Memory::Mapped(address, bytes), fd })
     }
 
@@ -98,6 +99,13 @@ impl AsFd for Region {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Seal a memfd against becoming shorter, if whoever made it allows seals (`MFD_ALLOW_SEALING`) and `fd` may be written. Who is shown
+/// memory maps it then, and has to read it by calls otherwise, at a third of the speed.
+pub fn keep_length(fd: BorrowedFd<'_>) {
+    // It is as well to have it unsealed.
+    let _ = fcntl_add_seals(fd, SealFlags::SHRINK);
 }
 
 /// Memory of another process, to be looked at.
@@ -317,5 +325,20 @@ mod tests {
     fn nothing_is_copied_from_beyond() {
         let region = Region::new(4096).expect("memory");
         View::of(handed(&region)).expect("sealed").copy_out(4095, &mut [0; 2]);
+    }
+
+    #[test]
+    fn what_is_shown_is_kept_as_long_as_it_is_where_seals_are_allowed() {
+        for (flags, kept) in [(MemfdFlags::ALLOW_SEALING, true), (MemfdFlags::CLOEXEC, false)] {
+            let fd = memfd_create("test", flags | MemfdFlags::CLOEXEC).expect("memory");
+            ftruncate(&fd, 8192).expect("memory");
+            let map = MmapOptions::new().len(8192).map_raw(&fd).expect("mapped");
+            let region =
+                Region::mapped(fd.try_clone().expect("a descriptor"), map.as_mut_ptr() as usize, 8192);
+            let view = View::of(handed(&region.expect("in memory"))).expect("memory");
+            assert_eq!(view.mapped_at(0).is_some(), kept);
+            assert_eq!(ftruncate(&fd, 4096).is_err(), kept, "shorter");
+            assert_eq!(ftruncate(&fd, 16384), Ok(()), "its owner may make it longer");
+        }
     }
 }
