@@ -9,9 +9,11 @@ pub(crate) mod batch;
 mod call;
 pub(crate) mod caller;
 pub(crate) mod desk;
+mod in_hand;
 pub(crate) mod lines;
 pub(crate) mod queue;
 mod reads;
+mod telling;
 pub(crate) mod verify;
 pub(crate) mod writer;
 
