@@ -3,6 +3,7 @@
 //!
 //! - Each session has its own link to each peer ([`lines`]), and so has the task that writes ([`writer`]).
 //! - Bytes that a peer sends are verified where they landed, before the caller hears `Hit` ([`verify`]).
+//! - All peers are told of removals and clears, and hold meanwhile ([`telling`]).
 //! - A peer that does not answer costs misses: after three failures it is not asked for a while.
 
 pub(crate) mod batch;
