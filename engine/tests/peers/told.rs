@@ -40,7 +40,10 @@ struct Scripted {
 }
 
 /// What peers were asked to remove and hold, in order; each by its number.
-type Asked = Arc<Mutex<Vec<(usize, Verb)>>>;
+type Log = Vec<(usize, Verb)>;
+type Asked = Arc<Mutex<Log>>;
+/// What came of a removal and of a clear.
+type Outcomes = [Result<(), ErrorKind>; 2];
 
 impl Scripted {
     fn new(number: usize, manner: Manner, asked: &Asked) -> Scripted {
@@ -131,7 +134,7 @@ fn peer(number: usize, address: &Address, offer: Offer) -> Peer {
 }
 
 /// A store in front of such peers removes an object, and clears a namespace; what came of both, and what each peer was asked.
-fn told(manners: &[Manner], offer: Offer) -> ([Result<(), ErrorKind>; 2], Vec<(usize, Verb)>) {
+fn told(manners: &[Manner], offer: Offer) -> (Outcomes, Log) {
     let asked = Asked::default();
     let peers: Vec<Scripted> =
         manners.iter().enumerate().map(|(number, manner)| Scripted::new(number, *manner, &asked)).collect();
