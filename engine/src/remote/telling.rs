@@ -117,12 +117,11 @@ impl Telling {
         if !self.asked.is_empty() {
             return None;
         }
-        let holding = std::mem::take(&mut self.holding);
-        for peer in holding.into_iter().filter(|_| !mutant::on(Mutant::HoldUnasked)) {
+        for peer in std::mem::take(&mut self.holding) {
             self.ask(desk, peer, Asked::Released(peer), &Ask::Release(self.name), Terms::default());
         }
         // What has failed is not waited for.
-        if self.failed.is_none() && !self.asked.is_empty() {
+        if self.failed.is_none() && !self.asked.is_empty() && !mutant::on(Mutant::HoldUnasked) {
             return None;
         }
         Some((self.id, self.failed.take().map_or(Answer::Done, Answer::Failed)))
