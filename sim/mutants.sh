@@ -22,5 +22,7 @@ tests_of() { # WHICH...: the file of a test program
 io=$(tests_of -p pagelith-io --lib)
 groups=$(tests_of -p pagelith-sim --test groups)
 pins_and_clears=$(tests_of -p pagelith-sim --test pins_and_clears)
+peers=$(tests_of -p pagelith --test peers)
 put_back
-"$target/mutants/pagelith-sim" mutants --tests "io=$io" --tests "groups=$groups" --tests "pins_and_clears=$pins_and_clears" "$@"
+"$target/mutants/pagelith-sim" mutants --tests "io=$io" --tests "groups=$groups" --tests "pins_and_clears=$pins_and_clears" \
+    --tests "peers=$peers" "$@"

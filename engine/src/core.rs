@@ -22,7 +22,7 @@ use crate::index::{Entry, Index, SsdPlace, TICK_MODULUS, tick_age};
 use crate::outcome::Tier;
 use crate::pins::Pins;
 use crate::published::Edition;
-use crate::remote::queue::{RemoteJob, RemoteQueue};
+use crate::remote::queue::RemoteQueue;
 use crate::stats::Counters;
 use crate::visibility::{Sight, Visibility};
 
@@ -474,15 +474,6 @@ impl Core {
         let visible = std::mem::take(&mut ssd.unqueued);
         ssd.queue.extend(visible.into_values().rev().map(Job::Frame));
         ssd.queue.push_back(job(id));
-        self.next_answer += 1;
-        self.answers.insert(id, None);
-        Some(id)
-    }
-
-    /// Have peers told something; the number to wait for.
-    pub fn ask_remote(&mut self, job: impl FnOnce(u64) -> RemoteJob) -> Option<u64> {
-        let id = self.next_answer;
-        self.remote.as_mut()?.jobs.push_back(job(id));
         self.next_answer += 1;
         self.answers.insert(id, None);
         Some(id)

@@ -3,15 +3,18 @@
 //!
 //! - Each session has its own link to each peer ([`lines`]), and so has the task that writes ([`writer`]).
 //! - Bytes that a peer sends are verified where they landed, before the caller hears `Hit` ([`verify`]).
+//! - All peers are told of removals and clears, and hold meanwhile ([`telling`]).
 //! - A peer that does not answer costs misses: after three failures it is not asked for a while.
 
 pub(crate) mod batch;
 mod call;
 pub(crate) mod caller;
 pub(crate) mod desk;
+mod in_hand;
 pub(crate) mod lines;
 pub(crate) mod queue;
 mod reads;
+mod telling;
 pub(crate) mod verify;
 pub(crate) mod writer;
 

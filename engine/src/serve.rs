@@ -7,7 +7,7 @@
 //! - The server drives both directions: bytes of a put come only when they were pulled, into memory set aside for them.
 //! - What was pushed for a get is back by the get's deadline.
 //! - Each operation ends with one outcome, behind all bytes that it speaks of; a cancelled one with none.
-//! - What a peer pinned, and groups that it began, are let go with its link, however that ends.
+//! - What a peer pinned or holds, and groups that it began, are let go with its link, however that ends.
 //! - What a peer has no right to is refused before anything is looked up.
 
 mod answer;
@@ -15,6 +15,7 @@ mod asked;
 mod commit;
 mod get;
 mod held;
+mod hold;
 mod lent;
 mod looked;
 mod manner;
@@ -40,6 +41,7 @@ use self::asked::AskedOp;
 use self::commit::CommitOp;
 use self::get::GetOp;
 use self::held::Held;
+use self::hold::Holds;
 use self::lent::Lent;
 use self::looked::LookOp;
 use self::manner::Manner;
@@ -69,6 +71,7 @@ pub struct Server {
     link: Box<dyn Link>,
     ops: BTreeMap<OpId, Op>,
     held: Held,
+    holds: Holds,
     world: World,
     /// Frames that the link had no room for.
     outbox: VecDeque<Frame>,
@@ -118,6 +121,7 @@ impl Server {
             link,
             ops: BTreeMap::new(),
             held: Held::default(),
+            holds: Holds::default(),
             world: World {
                 session,
                 staging,
@@ -206,6 +210,9 @@ impl Server {
             over.extend(answered.map(|answered| (*id, answered)));
         }
         moved |= !over.is_empty();
+        if !self.holds.is_empty() {
+            self.holds.expire(self.world.shared().now());
+        }
         while let Some(late) = self.world.pushed.overdue(self.world.shared().now()) {
             self.link.retract(late);
             moved = true;
@@ -243,6 +250,7 @@ impl Server {
                 self.ended = true;
                 self.ops.clear();
                 self.held.let_go(self.world.shared());
+                self.holds.let_go();
                 self.outbox.clear();
             }
         }
@@ -331,13 +339,21 @@ impl Server {
                 self.answer(id, answered);
                 return;
             }
-            Ask::Pin(..) | Ask::Unpin(_) | Ask::Lease(..) | Ask::Begin(..) | Ask::Abort(_) => {
+            Ask::Pin(..)
+            | Ask::Unpin(_)
+            | Ask::Lease(..)
+            | Ask::Begin(..)
+            | Ask::Abort(_)
+            | Ask::Hold(_)
+            | Ask::Release(_) => {
                 let shared = &self.world.session.io.shared;
                 let number = match ask {
                     Ask::Begin(name, keys) => {
                         self.held.begin(shared, name, keys.iter().collect(), &manner.options)
                     }
                     Ask::Abort(name) => self.held.abort(shared, name),
+                    Ask::Hold(name) => self.holds.begin(shared, id, name, manner.deadline),
+                    Ask::Release(name) => Ok(self.holds.release(name, shared.now())),
                     ask => self.held.pins(shared, &ask),
                 };
                 let answered = match number {
@@ -348,6 +364,9 @@ impl Server {
                 return;
             }
             Ask::Remove(_) | Ask::Clear(_) | Ask::Flush => {
+                if verb != Verb::Flush {
+                    self.holds.removes(id);
+                }
                 match AskedOp::begin(&mut self.world.session, &ask, manner) {
                     Ok(asked) => Op::Asked(asked),
                     Err(error) => {

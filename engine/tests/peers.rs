@@ -7,6 +7,8 @@ mod attached;
 mod rules;
 #[path = "peers/served.rs"]
 mod served;
+#[path = "peers/told.rs"]
+mod told;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

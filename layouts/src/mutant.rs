@@ -78,11 +78,19 @@ pub enum Mutant {
     ToldAndKept,
     /// Peers are not told of a removal or clear that a client asks for.
     ServedUntold,
+    /// Of a removal the owners alone are told, and nobody holds.
+    ToldOwnerAlone,
+    /// What a store is to keep nothing during is over at once.
+    HoldDropped,
+    /// A removal is answered though a peer says that it did not hold.
+    HoldUnasked,
+    /// A store that is told of a removal answers while what it offered before is on its way still.
+    AnsweredBeforeOffers,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 35] = [
+    pub const ALL: [Mutant; 39] = [
         Mutant::PayloadUnchecked,
         Mutant::KeyUnchecked,
         Mutant::GenerationUnchecked,
@@ -118,6 +126,10 @@ impl Mutant {
         Mutant::PeersAskOn,
         Mutant::ToldAndKept,
         Mutant::ServedUntold,
+        Mutant::ToldOwnerAlone,
+        Mutant::HoldDropped,
+        Mutant::HoldUnasked,
+        Mutant::AnsweredBeforeOffers,
     ];
 
     /// Its name in `PAGELITH_MUTANT`: that of the variant.

@@ -180,7 +180,8 @@ mod tests {
                 "asks_again",
                 "files",
                 "peers",
-                "bases"
+                "bases",
+                "holds"
             ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };

@@ -32,7 +32,7 @@ pub struct Rights {
     pub read: bool,
     /// put, flush; begin, commit and abort groups.
     pub write: bool,
-    /// remove, clear.
+    /// remove, clear; hold and release, which end with the connection.
     pub remove: bool,
     /// stats, which tell about every namespace.
     pub operate: bool,
@@ -77,7 +77,7 @@ impl Rights {
             Verb::Pin | Verb::Unpin | Verb::Lease | Verb::Events | Verb::Prefetch | Verb::View => self.read,
             Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::Flush => self.write,
             Verb::Begin | Verb::PutInto | Verb::Commit | Verb::Abort | Verb::Missing => self.write,
-            Verb::Remove | Verb::Clear => self.remove,
+            Verb::Remove | Verb::Clear | Verb::Hold | Verb::Release => self.remove,
             Verb::Stats => self.operate,
             Verb::Ping => true,
         };
@@ -106,6 +106,8 @@ impl Rights {
             Ask::Flush | Ask::Stats | Ask::Ping | Ask::Events(_) => None,
             // Names of what the connection holds: it had the right to what they name.
             Ask::Unpin(_) | Ask::Commit(_) | Ask::Abort(_) | Ask::Missing(_) => None,
+            // A removal anywhere does the same while it lasts.
+            Ask::Hold(_) | Ask::Release(_) => None,
         };
         found.map_or(Ok(()), |namespace| Err(NotAllowed { verb, namespace: Some(namespace) }))
     }
@@ -172,13 +174,14 @@ mod tests {
         }
         assert_eq!(own().check(&Ask::Exists(List::of(&keys[..1]))), Ok(()));
         assert_eq!(own().check(&Ask::Clear(OWN)), Ok(()));
+        assert_eq!(own().check(&Ask::Hold(1)), Ok(()));
         assert_eq!(Rights::all().check(&Ask::Exists(List::of(&keys))), Ok(()));
     }
 
     #[test]
     fn a_right_that_is_missing_is_refused_by_verb() {
         let readers = Rights { write: false, remove: false, ..own() };
-        for ask in [Ask::Flush, Ask::Clear(OWN), Ask::Stats] {
+        for ask in [Ask::Flush, Ask::Clear(OWN), Ask::Hold(1), Ask::Release(1), Ask::Stats] {
             let refused = readers.check(&ask).expect_err("no right");
             assert_eq!((refused.verb, refused.namespace), (ask.verb(), None));
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
 use pagelith_layouts::error::FormatError;
-use pagelith_layouts::ids::{NamespaceId, OpId};
+use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::put::PutDraft;
@@ -142,16 +142,6 @@ impl Caller {
         let puts = draft.puts().map_err(|e| Error::invalid(e.to_string()))?;
         let keys = puts.objects().map(|object| (object.key, object.length)).collect();
         self.ask(terms, &Ask::Put(puts), Call::put(token, deadline, keys, lend))
-    }
-
-    /// Remove objects; the number of those that were there.
-    pub fn remove(&mut self, token: u64, keys: &[ObjectKey], deadline: Mono) -> Result<()> {
-        self.tell(token, &Ask::Remove(List::of(keys)), Terms::default(), deadline)
-    }
-
-    /// Clear a namespace; its new generation.
-    pub fn clear(&mut self, token: u64, namespace: NamespaceId, deadline: Mono) -> Result<()> {
-        self.tell(token, &Ask::Clear(namespace), Terms::default(), deadline)
     }
 
     /// Ask what has one answer: a number, a report, a text.

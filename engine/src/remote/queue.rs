@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::key::ObjectKey;
 
+use super::in_hand::InHand;
 use crate::frames::FrameRef;
 
 /// Most pages that wait. The oldest gives way to the newest: it is in DRAM or on SSD here still.
@@ -15,7 +16,7 @@ const FRAMES_MAX: usize = 65_536;
 pub(crate) enum RemoteJob {
     /// Offer a page of so many objects to its owner.
     Frame(FrameRef, u64),
-    /// Remove objects at their owners; answered.
+    /// Remove objects at every peer; answered.
     Remove { id: u64, keys: Vec<ObjectKey> },
     /// Clear a namespace at every peer; answered.
     Clear { id: u64, namespace: NamespaceId },
@@ -26,6 +27,7 @@ pub(crate) enum RemoteJob {
 pub(crate) struct RemoteQueue {
     pub jobs: VecDeque<RemoteJob>,
     frames: usize,
+    pub in_hand: InHand,
 }
 
 impl RemoteQueue {
@@ -44,11 +46,12 @@ impl RemoteQueue {
         }
     }
 
-    /// The next job.
-    pub fn pop(&mut self) -> Option<RemoteJob> {
+    /// The next job, and its turn if it is a page, which is in hand until that is said to have ended.
+    pub fn pop(&mut self) -> Option<(RemoteJob, Option<u64>)> {
         let job = self.jobs.pop_front()?;
-        self.frames -= usize::from(is_frame(&job));
-        Some(job)
+        let turn = is_frame(&job).then(|| self.in_hand.take());
+        self.frames -= usize::from(turn.is_some());
+        Some((job, turn))
     }
 
     /// A job that cannot be done yet.
@@ -78,8 +81,8 @@ mod tests {
         let frame = |i: usize| FrameRef { id: FrameId(i as u32), serial: i as u64 };
         let dropped: u64 = (0..FRAMES_MAX + 3).map(|i| queue.push_frame(frame(i), 2)).sum();
         assert_eq!((dropped, queue.jobs.len()), (6, FRAMES_MAX + 1));
-        assert!(queue.pop().is_some_and(|job| !is_frame(&job)));
-        let Some(RemoteJob::Frame(first, 2)) = queue.pop() else { panic!("no page") };
+        assert!(queue.pop().is_some_and(|(job, turn)| !is_frame(&job) && turn.is_none()));
+        let Some((RemoteJob::Frame(first, 2), Some(_))) = queue.pop() else { panic!("no page") };
         assert_eq!(first.serial, 3);
         queue.push_back(RemoteJob::Frame(first, 2));
         assert_eq!(queue.frames, FRAMES_MAX);

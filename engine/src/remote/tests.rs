@@ -13,8 +13,9 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith_layouts::ids::{NamespaceId, PrefixHash};
 use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::shard::Shard;
+use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::put::PutDraft;
-use pagelith_layouts::wire::request::Terms;
+use pagelith_layouts::wire::request::{Ask, Terms};
 use pagelith_transport::address::Address;
 use pagelith_transport::capability::Offer;
 use pagelith_transport::handshake::Admission;
@@ -357,13 +358,13 @@ fn exists_remove_and_clear_reach_the_store() {
     pair.caller.exists(1, &keys, Terms::default(), deadline).expect("room");
     let Reply::Exists(found) = pair.reply() else { panic!("another reply") };
     assert_eq!(found, Ok(vec![true, false, true]));
-    pair.caller.remove(1, &keys, deadline).expect("room");
+    pair.caller.tell(1, &Ask::Remove(List::of(&keys)), Terms::default(), deadline).expect("room");
     let Reply::Told(removed) = pair.reply() else { panic!("another reply") };
     assert_eq!(
         (removed, pair.store.exists_batch(&keys, Options::default())),
         (Ok(Told::Number(2)), vec![false; 3])
     );
-    pair.caller.clear(1, NAMESPACE, deadline).expect("room");
+    pair.caller.tell(1, &Ask::Clear(NAMESPACE), Terms::default(), deadline).expect("room");
     assert!(matches_number(&pair.reply()));
     assert!(!pair.store.exists_batch(&[key(1, "k")], Options::default())[0]);
 }
@@ -379,7 +380,7 @@ fn matches_number(reply: &Reply) -> bool {
 fn what_a_peer_has_no_right_to_is_denied_and_says_nothing_of_what_is_here() {
     let mut pair = Pair::new(Rights { remove: false, ..Rights::all() });
     let deadline = pair.clock.now().after(PATIENCE);
-    pair.caller.remove(1, &[key(0, "k")], deadline).expect("room");
+    pair.caller.tell(1, &Ask::Remove(List::of(&[key(0, "k")])), Terms::default(), deadline).expect("room");
     let Reply::Told(Err(error)) = pair.reply() else { panic!("allowed") };
     assert_eq!(error.kind, ErrorKind::Denied);
 }
@@ -411,5 +412,7 @@ fn memory_comes_back_when_the_server_dies_or_the_time_is_up() {
     let Some((1, Reply::Get(got))) = replies.pop() else { panic!("no reply") };
     assert_eq!(got[0].outcome.as_ref().expect_err("a dead peer").kind, ErrorKind::Unavailable);
     assert_eq!((got[0].parts.len(), pair.caller.closed().is_some()), (2, true));
-    assert!(pair.caller.remove(1, &[key(1, "k")], pair.clock.now().after(PATIENCE)).is_err());
+    let deadline = pair.clock.now().after(PATIENCE);
+    let told = pair.caller.tell(1, &Ask::Remove(List::of(&[key(1, "k")])), Terms::default(), deadline);
+    assert!(told.is_err());
 }

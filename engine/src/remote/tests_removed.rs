@@ -8,8 +8,9 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith_layouts::ids::{NamespaceId, PrefixHash};
 use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::shard::Shard;
+use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::put::PutDraft;
-use pagelith_layouts::wire::request::Terms;
+use pagelith_layouts::wire::request::{Ask, Terms};
 use pagelith_transport::rights::Rights;
 
 use super::Reply;
@@ -65,10 +66,12 @@ fn offered_and_removed(
         pair.server.turn();
         pair.caller.poll(pair.clock.now(), &mut replies);
     }
-    match removed {
-        Some(key) => newer.remove(1, &[key], deadline).expect("room"),
-        None => newer.clear(1, NAMESPACE, deadline).expect("room"),
-    }
+    let removed_keys: Vec<ObjectKey> = removed.into_iter().collect();
+    let ask = match removed {
+        Some(_) => Ask::Remove(List::of(&removed_keys)),
+        None => Ask::Clear(NAMESPACE),
+    };
+    newer.tell(1, &ask, Terms::default(), deadline).expect("room");
     while replies.is_empty() {
         server.turn();
         newer.poll(pair.clock.now(), &mut replies);

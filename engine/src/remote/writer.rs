@@ -6,7 +6,6 @@ use std::time::Duration;
 use pagelith_io::clock::Mono;
 use pagelith_io::runtime::{Step, Task};
 use pagelith_layouts::checksum::BLOCK_BYTES;
-use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::put::PutDraft;
@@ -17,8 +16,8 @@ use super::Reply;
 use super::desk::Desk;
 use super::lines::Standing;
 use super::queue::RemoteJob;
-use crate::core::Answer;
-use crate::error::{Error, ErrorKind, Result};
+use super::telling::{self, Telling};
+use crate::error::ErrorKind;
 use crate::frame_io::Held;
 use crate::frames::{FrameData, FrameRef};
 use crate::outcome::PutOutcome;
@@ -26,8 +25,6 @@ use crate::shared::Shared;
 
 /// Most bytes of pages on their way to peers.
 const BYTES_MAX: u64 = 64 << 20;
-/// Most keys of one request.
-const KEYS_MAX: usize = 4096;
 /// How long to wait for links at a time, and for work.
 const LINK_STEP: Duration = Duration::from_millis(5);
 const IDLE: Duration = Duration::from_millis(200);
@@ -38,15 +35,9 @@ struct Sending {
     peer: usize,
     bytes: u64,
     objects: u64,
+    turn: u64,
     /// What is attached to it, and is offered once it is there.
     behind: Vec<(FrameRef, u64)>,
-}
-
-/// Answers of peers that somebody waits for together.
-struct Telling {
-    id: u64,
-    left: usize,
-    failed: Option<Error>,
 }
 
 /// The task.
@@ -55,48 +46,58 @@ pub(crate) struct Writer {
     desk: Desk,
     sending: FxHashMap<u64, Sending>,
     bytes: u64,
-    telling: FxHashMap<u64, usize>,
     /// What is being told to all that it concerns, nothing else meanwhile.
     told: Option<Telling>,
 }
 
 /// Whether a job was taken.
 enum Taken {
+    /// It is over, or peers are being told.
     Yes,
+    /// It is on its way.
+    Sent,
     /// Not yet: here it is.
     Later(RemoteJob),
 }
 
 impl Writer {
     pub fn new(shared: Arc<Shared>, desk: Desk) -> Writer {
-        Writer {
-            shared,
-            desk,
-            sending: FxHashMap::default(),
-            bytes: 0,
-            telling: FxHashMap::default(),
-            told: None,
-        }
+        Writer { shared, desk, sending: FxHashMap::default(), bytes: 0, told: None }
     }
 
     /// Take up jobs as far as it goes.
     fn begin(&mut self) {
         while self.told.is_none() && self.bytes < BYTES_MAX {
-            let Some(job) = self.shared.lock().remote.as_mut().and_then(|queue| queue.pop()) else { return };
-            let taken = match job {
-                RemoteJob::Frame(frame, objects) => self.offer(frame, objects),
-                job => self.tell(job),
-            };
-            if let Taken::Later(job) = taken {
-                if let Some(queue) = self.shared.lock().remote.as_mut() {
-                    queue.push_back(job);
+            let popped = self.shared.lock().remote.as_mut().and_then(|queue| queue.pop());
+            let (taken, turn) = match popped {
+                Some((RemoteJob::Frame(frame, objects), Some(turn))) => {
+                    (self.offer(frame, objects, turn), Some(turn))
                 }
+                Some((job, turn)) => (self.tell(job), turn),
+                None => return,
+            };
+            let (later, is_over) = match taken {
+                Taken::Yes => (None, true),
+                Taken::Sent => (None, false),
+                Taken::Later(job) => (Some(job), true),
+            };
+            let stops = later.is_some();
+            let mut core = self.shared.lock();
+            if let Some((job, queue)) = later.zip(core.remote.as_mut()) {
+                queue.push_back(job);
+            }
+            let is_waited_for = turn.filter(|_| is_over).is_some_and(|turn| core.end_offer(turn));
+            drop(core);
+            if is_waited_for {
+                self.shared.progress.raise();
+            }
+            if stops {
                 return;
             }
         }
     }
 
-    fn offer(&mut self, frame: FrameRef, objects: u64) -> Taken {
+    fn offer(&mut self, frame: FrameRef, objects: u64, turn: u64) -> Taken {
         let now = self.shared.now();
         let mut core = self.shared.lock();
         // What was evicted or removed since is not offered.
@@ -141,8 +142,8 @@ impl Writer {
                 let bytes = held.data.bytes();
                 self.bytes += bytes;
                 let behind = Vec::new();
-                self.sending.insert(token, Sending { held, peer, bytes, objects, behind });
-                Taken::Yes
+                self.sending.insert(token, Sending { held, peer, bytes, objects, turn, behind });
+                Taken::Sent
             }
             Err(error) => {
                 shared.lock().release_frame(frame);
@@ -168,65 +169,22 @@ impl Writer {
             return Taken::Later(job);
         }
         let (now, deadline) = (self.shared.now(), self.shared.deadline(None));
-        let peers: Vec<usize> = match &job {
-            _ if mutant::on(Mutant::PeersUntold) => Vec::new(),
-            RemoteJob::Remove { keys, .. } => {
-                let mut peers: Vec<usize> =
-                    keys.iter().filter_map(|key| self.desk.lines.remote().owner(key)).collect();
-                peers.sort_unstable();
-                peers.dedup();
-                peers
-            }
-            RemoteJob::Clear { .. } => (0..self.desk.lines.remote().owners.len()).collect(),
-            RemoteJob::Frame(..) => Vec::new(),
-        };
-        if peers.iter().any(|peer| is_soon(&self.desk.lines.standing(*peer, now))) {
+        if telling::is_soon(&mut self.desk, &job, now) {
             return Taken::Later(job);
         }
         let (RemoteJob::Remove { id, .. } | RemoteJob::Clear { id, .. }) = job else { return Taken::Yes };
-        let mut told = Telling { id, left: 0, failed: None };
-        for peer in peers {
-            let remote = self.desk.lines.remote().clone();
-            let own: Vec<ObjectKey> = match &job {
-                RemoteJob::Remove { keys, .. } => {
-                    keys.iter().filter(|key| remote.owner(key) == Some(peer)).copied().collect()
-                }
-                RemoteJob::Clear { .. } | RemoteJob::Frame(..) => Vec::new(),
-            };
-            // No request is longer than every reader takes. A clear is one, of no keys.
-            for at in (0..own.len().max(1)).step_by(KEYS_MAX) {
-                let token = self.desk.token();
-                let asked: Result<()> = match (self.desk.lines.standing(peer, now), &job) {
-                    (Standing::Up(caller), RemoteJob::Remove { .. }) => {
-                        caller.remove(token, &own[at..own.len().min(at + KEYS_MAX)], deadline)
-                    }
-                    (Standing::Up(caller), RemoteJob::Clear { namespace, .. }) => {
-                        caller.clear(token, *namespace, deadline)
-                    }
-                    _ => {
-                        let detail = format!("a peer cannot be told peer={}", remote.owners[peer].name);
-                        Err(Error::new(ErrorKind::Unavailable, detail))
-                    }
-                };
-                match asked {
-                    Ok(()) => {
-                        told.left += 1;
-                        self.telling.insert(token, peer);
-                    }
-                    Err(error) => told.failed = Some(error),
-                }
-            }
-        }
-        self.told = Some(told);
+        self.told = Some(Telling::begin(&mut self.desk, &job, id, now, deadline));
         self.answer();
         Taken::Yes
     }
 
     /// Answer whoever waits for what was told to all.
     fn answer(&mut self) {
-        let Some(told) = self.told.take_if(|told| told.left == 0) else { return };
-        let answer = told.failed.map_or(Answer::Done, Answer::Failed);
-        self.shared.lock().answer(told.id, answer);
+        let Some((id, answer)) = self.told.as_mut().and_then(|told| told.advance(&mut self.desk)) else {
+            return;
+        };
+        self.told = None;
+        self.shared.lock().answer(id, answer);
         self.shared.progress.raise();
     }
 
@@ -235,20 +193,15 @@ impl Writer {
             if let Some(sending) = self.sending.remove(&token) {
                 self.sent(sending, &reply, now);
             }
-            if self.telling.remove(&token).is_some()
-                && let Some(told) = &mut self.told
-            {
-                told.left -= 1;
-                if let Reply::Told(Err(error)) = reply {
-                    told.failed = Some(error);
-                }
+            if let Some(told) = &mut self.told {
+                told.heard(&self.desk, token, reply);
             }
         }
         self.answer();
     }
 
     fn sent(&mut self, sending: Sending, reply: &Reply, now: Mono) {
-        let Sending { held, peer, bytes, objects, behind } = sending;
+        let Sending { held, peer, bytes, objects, turn, behind } = sending;
         self.bytes -= bytes;
         let outcome = match reply {
             Reply::Put(outcomes) => outcomes.first().cloned(),
@@ -272,7 +225,11 @@ impl Writer {
                 None => core.counters.remote_skipped += objects,
             }
         }
+        let is_waited_for = core.end_offer(turn);
         drop(core);
+        if is_waited_for {
+            self.shared.progress.raise();
+        }
         let failed = match outcome {
             Some(Err(error)) => error.kind == ErrorKind::Unavailable,
             Some(Ok(_)) | None => false,
@@ -300,12 +257,5 @@ impl Task for Writer {
             true => Step::Again,
             false => Step::Idle(IDLE),
         }
-    }
-}
-
-fn is_soon(standing: &Standing<'_>) -> bool {
-    match standing {
-        Standing::Soon => true,
-        Standing::Up(_) | Standing::Down => false,
     }
 }

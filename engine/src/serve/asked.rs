@@ -32,7 +32,7 @@ impl AskedOp {
         // What a store tells its peers they do not tell others.
         let goes_on = session.io.desk.is_some() && !mutant::on(Mutant::ServedUntold);
         let _removing = (verb != Verb::Flush).then(|| shared.removals.begin());
-        let (answers, number) = match ask {
+        let (mut answers, number): (Vec<u64>, u64) = match ask {
             Ask::Flush => (crate::flush::begin(&shared)?, 0),
             Ask::Clear(namespace) => {
                 let (generation, answer) = crate::remove::begin_clear(&shared, *namespace)?;
@@ -51,6 +51,10 @@ impl AskedOp {
             }
             ask => return Err(Error::invalid(format!("nothing to wait for verb={:?}", ask.verb()))),
         };
+        if verb != Verb::Flush && manner.came != Came::Put && !mutant::on(Mutant::AnsweredBeforeOffers) {
+            // One of them may have it stored by a peer that was told already.
+            answers.extend(shared.lock().ask_offers());
+        }
         Ok(AskedOp { verb, pending: Pending::new(answers, manner.deadline), number, _removing })
     }
 

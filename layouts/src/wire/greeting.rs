@@ -110,11 +110,13 @@ pub enum Feature {
     /// Stores bring each other what is attached: a hit of one says what it is attached to, and what is offered to a base that is not here is
     /// refused and does not wait.
     Bases = 1 << 18,
+    /// While a store tells its peers of a removal, they keep nothing that stores bring each other.
+    Holds = 1 << 19,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 19] = [
+    pub const ALL: [Feature; 20] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -134,6 +136,7 @@ impl Feature {
         Feature::Files,
         Feature::Peers,
         Feature::Bases,
+        Feature::Holds,
     ];
 
     /// Its bit.
@@ -163,6 +166,7 @@ impl Feature {
             Feature::Files => "files",
             Feature::Peers => "peers",
             Feature::Bases => "bases",
+            Feature::Holds => "holds",
         }
     }
 

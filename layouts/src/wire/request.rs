@@ -18,7 +18,7 @@ structure! {
     pub struct RequestHead = 64 {
         /// What is asked: 1 exists, 2 exists prefix, 3 get, 4 put, 5 put attached, 6 remove, 7 clear, 8 flush, 9 stats, 10
         /// ping, 11 put parts, 12 pin, 13 unpin, 14 lease, 15 begin, 16 put into, 17 commit, 18 abort, 19
-        /// missing, 20 events, 21 prefetch, 22 view; 0 is never valid.
+        /// missing, 20 events, 21 prefetch, 22 view, 23 hold, 24 release; 0 is never valid.
         verb: u8,
         /// Bit 0: it is a store's that has this one for a peer: it is answered from what is here, and nothing of it goes on from here to
         /// other stores. Other bits are zero.
@@ -43,7 +43,7 @@ structure! {
         request: u64,
         /// Which namespace to clear; else zero.
         namespace: NamespaceId,
-        /// What the client calls a pin (pin, unpin, view) or an open group (begin, put into, commit, abort, missing), of this connection; how many milliseconds (lease). At least 1 there. From where
+        /// What the client calls a pin (pin, unpin, view) or an open group (begin, put into, commit, abort, missing) or a hold (hold, release), of this connection; how many milliseconds (lease). At least 1 there. From where
         /// on (events), 0 for what happens from now on. Else zero.
         number: u64,
     }
@@ -122,11 +122,15 @@ pub enum Verb {
     Prefetch = 21,
     /// Where objects lie in memory, which they keep until they are let go as a pin is.
     View = 22,
+    /// Keep nothing of what stores bring each other, until it is released.
+    Hold = 23,
+    /// End that; whether it had lasted.
+    Release = 24,
 }
 
 impl Verb {
     /// All verbs, for tables.
-    pub const ALL: [Verb; 22] = [
+    pub const ALL: [Verb; 24] = [
         Verb::Exists,
         Verb::ExistsPrefix,
         Verb::Get,
@@ -149,6 +153,8 @@ impl Verb {
         Verb::Events,
         Verb::Prefetch,
         Verb::View,
+        Verb::Hold,
+        Verb::Release,
     ];
 
     /// The verb of a tag; 0 is none.
@@ -274,6 +280,10 @@ pub enum Ask<'a> {
     Events(u64),
     /// Read these into memory: they will be asked for soon.
     Prefetch(List<'a, ObjectKey>),
+    /// Keep nothing of what stores bring each other, under a name above all that the connection had for a hold.
+    Hold(u64),
+    /// End the hold of this name; whether it had lasted until now.
+    Release(u64),
 }
 
 impl Ask<'_> {
@@ -304,6 +314,8 @@ impl Ask<'_> {
             Ask::Events(_) => Verb::Events,
             Ask::Prefetch(_) => Verb::Prefetch,
             Ask::View(..) => Verb::View,
+            Ask::Hold(_) => Verb::Hold,
+            Ask::Release(_) => Verb::Release,
         }
     }
 }
@@ -336,9 +348,8 @@ pub fn encode(terms: Terms, ask: &Ask<'_>) -> Vec<u8> {
         | Ask::Begin(number, keys) => {
             (head.number, head.item_count, parts[0]) = (*number, keys.len() as u32, keys.bytes());
         }
-        Ask::Unpin(name) | Ask::Commit(name) | Ask::Abort(name) | Ask::Missing(name) | Ask::Events(name) => {
-            head.number = *name
-        }
+        Ask::Unpin(name) | Ask::Commit(name) | Ask::Abort(name) | Ask::Missing(name) => head.number = *name,
+        Ask::Hold(number) | Ask::Release(number) | Ask::Events(number) => head.number = *number,
         Ask::Clear(namespace) => head.namespace = *namespace,
         Ask::Flush | Ask::Stats | Ask::Ping => {}
     }
@@ -374,7 +385,9 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
         Verb::Clear | Verb::Flush | Verb::Stats | Verb::Ping | Verb::Events => (false, false, false),
         Verb::PutInto => (true, true, true),
         Verb::Pin | Verb::View | Verb::Lease | Verb::Begin => (true, false, true),
-        Verb::Unpin | Verb::Commit | Verb::Abort | Verb::Missing => (false, false, true),
+        Verb::Unpin | Verb::Commit | Verb::Abort | Verb::Missing | Verb::Hold | Verb::Release => {
+            (false, false, true)
+        }
     };
     let block_ok =
         if head.checksum_count > 0 { block_bytes_ok(head.block_bytes) } else { head.block_bytes == 0 };
@@ -414,6 +427,8 @@ fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<A
         Verb::Abort => Ask::Abort(head.number),
         Verb::Missing => Ask::Missing(head.number),
         Verb::Events => Ask::Events(head.number),
+        Verb::Hold => Ask::Hold(head.number),
+        Verb::Release => Ask::Release(head.number),
         Verb::Get => {
             let items = List::<GetItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
             items.iter().try_for_each(|item| item.check())?;

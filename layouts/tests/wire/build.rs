@@ -148,6 +148,8 @@ fn requests() -> Vec<Named> {
         ("request_events", Ask::Events(41)),
         ("request_view", Ask::View(7, List::of(&keys[..2]))),
         ("request_prefetch", Ask::Prefetch(List::of(&keys[..2]))),
+        ("request_hold", Ask::Hold(8)),
+        ("request_release", Ask::Release(8)),
     ];
     let frame = |ask| control(&Frame::new(Kind::Request, OP, request::encode(terms, ask)));
     asks.iter().map(|(name, ask)| (*name, frame(ask))).collect()
@@ -205,6 +207,8 @@ fn outcomes() -> Vec<Named> {
         ("outcome_lease", Verb::Lease, Written::Number(2)),
         ("outcome_view", Verb::View, Written::Views(&views)),
         ("outcome_prefetch", Verb::Prefetch, Written::Number(2)),
+        ("outcome_hold", Verb::Hold, Written::Number(0)),
+        ("outcome_release", Verb::Release, Written::Number(1)),
         ("outcome_events", Verb::Events, Written::Events(&events, 45, 3)),
         ("outcome_failed", Verb::Get, Written::Failed(failed)),
     ];

@@ -77,6 +77,9 @@ fn what_a_pin_says_of_itself_is_not_believed() {
     let unpin = request::encode(Terms::default(), &Ask::Unpin(5));
     refused("number", &unpin, 56, &0u64.to_le_bytes());
     refused("item_count", &unpin, 8, &1u32.to_le_bytes());
+    for held in [Ask::Hold(5), Ask::Release(5)] {
+        refused("number", &request::encode(Terms::default(), &held), 56, &0u64.to_le_bytes());
+    }
     refused("number", &request::encode(Terms::default(), &Ask::Ping), 56, &1u64.to_le_bytes());
 }
 
@@ -102,6 +105,7 @@ fn read_request(body: &[u8]) -> bool {
         }
         Ask::Clear(_) | Ask::Flush | Ask::Stats | Ask::Ping | Ask::Events(_) => {}
         Ask::Unpin(name) | Ask::Commit(name) | Ask::Abort(name) | Ask::Missing(name) => assert!(name > 0),
+        Ask::Hold(name) | Ask::Release(name) => assert!(name > 0),
     }
     assert_eq!(request::encode(terms, &ask), body, "what was read is written the same again");
     true

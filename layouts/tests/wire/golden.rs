@@ -133,6 +133,8 @@ fn requests_are_read_in_every_field() {
     read("view", &|ask| assert_eq!(ask, Ask::View(7, List::of(&keys()[..2]))));
     read("prefetch", &|ask| assert_eq!(ask, Ask::Prefetch(List::of(&keys()[..2]))));
     read("events", &|ask| assert_eq!(ask, Ask::Events(41)));
+    read("hold", &|ask| assert_eq!(ask, Ask::Hold(8)));
+    read("release", &|ask| assert_eq!(ask, Ask::Release(8)));
     read("lease", &|ask| assert_eq!(ask, Ask::Lease(60_000, List::of(&keys()[..2]))));
     for (name, verb) in [
         ("exists_prefix", Verb::ExistsPrefix),
@@ -183,6 +185,8 @@ fn pulls_and_outcomes_are_read() {
         ("pin", 3),
         ("unpin", 3),
         ("lease", 2),
+        ("hold", 0),
+        ("release", 1),
     ] {
         let body = body(&format!("outcome_{name}.bin")).1;
         assert_eq!(outcome::decode(&body).map(|(_, answer)| answer), Ok(Answer::Number(number)), "{name}");

@@ -38,6 +38,10 @@ pub struct Shared {
     pub tally: Arc<Mutex<Tally>>,
     /// The object that any of them asked for last.
     pub asked_last: Arc<AtomicUsize>,
+    /// And put last.
+    pub put_last: Arc<AtomicUsize>,
+    /// And one that is being removed, 1 more than its number; 0 without any.
+    pub removing: Arc<AtomicUsize>,
 }
 
 impl Shared {
@@ -72,8 +76,10 @@ pub struct Client {
     pub left: u32,
     /// It asks for so many objects, the first of all.
     pub of: usize,
-    /// It removes what others are busy with.
+    /// It removes what others are busy with, and asks for what they remove.
     pub meets: bool,
+    /// So many stores have clients that ask for the same, and put it.
+    pub stores: usize,
     /// What it put last.
     pub put_last: Vec<usize>,
     /// The last call found no store.
@@ -239,9 +245,18 @@ impl Client {
         }
     }
 
-    fn put(&mut self) {
+    /// Which of these it puts, of those that several stores have clients for: most are put by one of them, and asked of it by the others.
+    fn puts(&mut self, mut some: Vec<usize>) -> Vec<usize> {
+        if self.stores > 1 && !self.rng.one_in(4) {
+            let (own, stores) = (self.face.store(), self.stores);
+            some.retain(|object| (object / PAGE + object / PAGE / stores) % stores == own);
+        }
+        some
+    }
+
+    fn put(&mut self, some: Vec<usize>) {
         let options = self.options();
-        let groups: Vec<Vec<usize>> = match self.objects(4) {
+        let groups: Vec<Vec<usize>> = match some {
             some if self.rng.one_in(3) => some.into_iter().map(group).collect(),
             some => vec![group(some[0])],
         };
@@ -268,6 +283,7 @@ impl Client {
         self.alone =
             done.iter().any(|done| matches!(&done.outcome, Err(e) if e.kind == ErrorKind::Unavailable));
         drop(done);
+        self.shared.put_last.store(groups[0][0], Relaxed);
         // What was asked twice may be under way on the first link still. What a store puts by itself is over with its outcome: it tells its
         // peers of a removal behind all that it offered them before.
         let (once, own) = (self.face.links() == links, matches!(self.face, Face::Front(..)));
@@ -281,11 +297,11 @@ impl Client {
         }
     }
 
-    fn get(&mut self) {
+    fn get(&mut self, some: Vec<usize>) {
         let options = self.options();
         let mut lent = Vec::new();
         let mut gets = Vec::new();
-        for object in self.objects(6) {
+        for object in some {
             let len = length(object);
             let range = self.rng.one_in(4).then(|| {
                 let from = self.rng.below(len as u64 - 1);
@@ -358,7 +374,8 @@ impl Client {
     fn remove(&mut self) {
         // What was put a moment ago may be on its way to peers, and what another asks for on its way from one.
         let some = match if self.meets { self.rng.below(3) } else { 2 } {
-            0 => std::mem::take(&mut self.put_last),
+            0 if self.rng.one_in(2) => std::mem::take(&mut self.put_last),
+            0 => vec![self.shared.put_last.load(Relaxed)],
             1 => vec![self.shared.asked_last.load(Relaxed)],
             _ => self.objects(3),
         };
@@ -366,8 +383,10 @@ impl Client {
             return;
         }
         let options = self.options();
+        self.shared.removing.store(some[0] + 1, Relaxed);
         let face = &self.face;
         self.shared.removed(face.store(), some, |keys| face.remove(keys, options));
+        self.shared.removing.store(0, Relaxed);
     }
 
     /// Whether stores asked their peers more than the clients gave cause to: what one asks another goes no further.
@@ -416,9 +435,23 @@ impl Task for Client {
             self.look();
             return Step::Idle(Duration::from_micros(self.rng.below(600)));
         }
+        let removing = if self.meets { self.shared.removing.load(Relaxed) } else { 0 };
         match self.rng.below(100) {
-            0..36 => self.put(),
-            36..74 => self.get(),
+            // What one store has removed and another has not may be sent back.
+            0..70 if removing > 0 => self.get(group(removing - 1)),
+            // A store that removes something itself keeps nothing.
+            86..97 if removing > 0 && !self.rng.one_in(8) => self.get(group(removing - 1)),
+            0..36 => {
+                let some = self.objects(4);
+                match self.puts(some.clone()) {
+                    own if own.is_empty() => self.get(some),
+                    own => self.put(own),
+                }
+            }
+            36..74 => {
+                let some = self.objects(6);
+                self.get(some);
+            }
             74..86 => self.exists(),
             86..97 => self.remove(),
             97 => self.clear(),

@@ -122,7 +122,8 @@ fn faults(rng: &mut SplitMix64) -> LinkFaults {
 /// Do a plan, and say what it came to.
 pub fn run(plan: &Plan) -> Tally {
     let (oracle, tally) = (Mutex::new(Oracle::new()), Mutex::default());
-    let shared = Shared { oracle: Arc::new(oracle), tally: Arc::new(tally), asked_last: Arc::default() };
+    let (asked_last, put_last, removing) = Default::default();
+    let shared = Shared { oracle: Arc::new(oracle), tally: Arc::new(tally), asked_last, put_last, removing };
     let ended = catch_unwind(AssertUnwindSafe(|| go(plan, &shared)));
     let mut tally = shared.tally().clone();
     tally.seeds = 1;
@@ -157,8 +158,8 @@ fn go(plan: &Plan, shared: &Shared) {
         })
         .collect();
     shape.introduce(&machines);
-    if shape == Shape::Mutual && machines.len() > 2 {
-        shared.oracle().forgive();
+    if shape == Shape::Mutual {
+        shared.oracle().together();
     }
     machines.iter().for_each(Machine::start);
     let faces = shape.faces(&ground, &machines, &mut rng);
@@ -177,6 +178,7 @@ fn go(plan: &Plan, shared: &Shared) {
             left,
             of,
             meets: shape == Shape::Mutual,
+            stores: if shape == Shape::Mutual { machines.len() } else { 1 },
             put_last: Vec::new(),
             alone: false,
         };

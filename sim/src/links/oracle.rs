@@ -4,9 +4,9 @@
 //! that were given up are still on their way somewhere. It is settled when nothing of it can be under way any more. Who reads
 //! may be told of any version, but not of one that was settled before a removal began that was acked before the read began.
 //!
-//! Of several stores that share peers each answers for itself alone: what it put and then removed it does not bring back. What another put
-//! of the same key, or has a copy of, it may have again. Of three stores that are each other's peers none does: a removal is told to the
-//! key's owner alone, and the third may have kept a copy that the owner asks it for (docs/roadmap.md).
+//! Of stores that share peers, and do not know each other, each answers for itself alone: what it put and then removed it does not bring
+//! back. What another put of the same key, or is about to offer, it may have again. Stores that are all each other's peers answer together:
+//! what any of them removed none has that any of them put before.
 
 use std::ops::Range;
 
@@ -44,8 +44,8 @@ struct Object {
 pub struct Oracle {
     now: u64,
     objects: Vec<Object>,
-    /// What was removed may come back, from where nobody told of it.
-    forgives: bool,
+    /// All stores answer for all of them.
+    together: bool,
 }
 
 /// The length of an object in bytes.
@@ -70,12 +70,12 @@ pub fn content(object: usize, version: usize, stretch: Range<usize>) -> Vec<u8> 
 impl Oracle {
     /// Nothing was put.
     pub fn new() -> Oracle {
-        Oracle { now: 0, objects: vec![Object::default(); OBJECTS], forgives: false }
+        Oracle { now: 0, objects: vec![Object::default(); OBJECTS], together: false }
     }
 
-    /// Do not hold removals against anybody.
-    pub fn forgive(&mut self) {
-        self.forgives = true;
+    /// All stores know each other, and answer for all of them.
+    pub fn together(&mut self) {
+        self.together = true;
     }
 
     /// This moment; no two are the same.
@@ -115,11 +115,11 @@ impl Oracle {
     }
 
     fn may_be_seen(&self, by: usize, object: usize, version: &Version, since: u64) -> bool {
-        let own = |gone: &Gone| gone.by == by && version.by == by;
+        let answers = |gone: &Gone| self.together || gone.by == by && version.by == by;
         let over = |gone: &Gone| {
-            own(gone) && version.settled.is_some_and(|at| at < gone.begun) && gone.acked < since
+            answers(gone) && version.settled.is_some_and(|at| at < gone.begun) && gone.acked < since
         };
-        self.forgives || !self.objects[object].gone.iter().any(over)
+        !self.objects[object].gone.iter().any(over)
     }
 
     /// What is wrong about these bytes of an object, which a read by way of the store `by` that began at `since` brought.
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_answers_for_what_it_put_and_removed_itself() {
+    fn a_store_answers_for_itself_and_those_that_know_each_other_for_all() {
         let mut oracle = Oracle::new();
         let (own, others) = (oracle.put(0, 3), oracle.put(1, 3));
         [own, others].into_iter().for_each(|version| oracle.put_ended(3, version, true));
@@ -193,6 +193,15 @@ mod tests {
         let read = |by, no| oracle.read(by, 3, &(0..9), &content(3, no, 0..9), since + 1);
         assert!(read(0, own).is_some());
         assert_eq!((read(0, others), read(1, own), read(1, others)), (None, None, None));
+        // What each other's peers put may come late still, and what they removed stays gone.
+        oracle.together();
+        let late = oracle.put(1, 3);
+        oracle.put_ended(3, late, false);
+        let read = |by, no| oracle.read(by, 3, &(0..9), &content(3, no, 0..9), since + 1);
+        assert!(
+            [(0, own), (0, others), (1, own), (1, others)].iter().all(|(by, no)| read(*by, *no).is_some())
+        );
+        assert_eq!((read(0, late), read(1, late)), (None, None));
     }
 
     #[test]

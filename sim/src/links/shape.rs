@@ -65,7 +65,7 @@ impl Shape {
         match self {
             Shape::Attached | Shape::Shown => 1,
             Shape::Behind | Shape::Fronts => 2,
-            Shape::Mutual => 2 + usize::from(rng.one_in(4)),
+            Shape::Mutual => 2 + usize::from(rng.one_in(2)),
         }
     }
 

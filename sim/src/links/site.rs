@@ -34,6 +34,10 @@ const SLEEP: Duration = Duration::from_millis(5);
 const BUSY: Duration = Duration::from_micros(20);
 /// Longest that reads of lent files are late, by link: a little, longer than most calls take.
 const LATE_READS: [Duration; 2] = [Duration::from_millis(3), Duration::from_millis(250)];
+/// Of links between stores one of so many is slow, so that of several that are told something some are told long before others, who answer
+/// over another link meanwhile; and how slow.
+const SLOW_ONE_IN: u64 = 4;
+const SLOW: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(4)];
 /// After so long of silence a peer is dead: soon, so that runs meet it.
 pub const DEAD_AFTER: Duration = Duration::from_millis(200);
 
@@ -276,9 +280,14 @@ impl Dial for OtherStore {
     fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
         let OtherStore(machine) = self;
         let made = machine.connect(None)?;
-        let inner = machine.lock();
+        let mut inner = machine.lock();
+        let is_slow = inner.faults != LinkFaults::default() && inner.rng.one_in(SLOW_ONE_IN);
         if let Some(net) = inner.nets.last() {
             net.of_stores(inner.questions.clone());
+            if is_slow {
+                let [delay_min, delay_max] = SLOW;
+                net.set_faults(LinkFaults { delay_min, delay_max, ..inner.faults });
+            }
         }
         drop(inner);
         Ok(made)

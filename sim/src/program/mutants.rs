@@ -81,7 +81,7 @@ pub struct MutantsArgs {
     /// Processes at a time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// NAME=FILE, the test programs `io`, `groups` and `pins_and_clears` of the same build: they have to catch what the explorer cannot
+    /// NAME=FILE, the test programs `io`, `groups`, `pins_and_clears` and `peers` of the same build: they have to catch what the explorer cannot
     /// show, or not soon.
     #[arg(long = "tests", value_parser = test_program)]
     tests: Vec<(String, PathBuf)>,
@@ -112,6 +112,7 @@ fn shape_for(mutant: Mutant) -> Option<Shape> {
         Mutant::ShownLetGo | Mutant::LentFromStart => Some(Shape::Shown),
         Mutant::ViewLetGo | Mutant::ShownUnchecked | Mutant::HeldForTheGone => Some(Shape::Shown),
         Mutant::PeersAskOn | Mutant::ToldAndKept | Mutant::ServedUntold => Some(Shape::Mutual),
+        Mutant::ToldOwnerAlone | Mutant::HoldDropped | Mutant::AnsweredBeforeOffers => Some(Shape::Mutual),
         _ => None,
     }
 }
@@ -124,6 +125,8 @@ fn tests_for(mutant: Mutant) -> Option<&'static str> {
         // It takes a crash at one moment: these try every one.
         Mutant::FreeBeforeMoved => Some("pins_and_clears"),
         Mutant::AttachedAlone => Some("groups"),
+        // A link has to end in the moment between two others' removals.
+        Mutant::HoldUnasked => Some("peers"),
         _ => None,
     }
 }

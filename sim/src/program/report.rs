@@ -166,7 +166,8 @@ memory and lent its files, and with two or three stores that are each other's pe
 that was written after its operation had ended, *held late* memory that a link had still then; *broken* are promises of what is shown and lent, what is held for the
 gone, and questions that go in a circle. Hits and look-ups are
 compared with puts, removals and clears. A put of a client that was not answered, or was asked twice, may take effect until its links are gone; one of a store with
-peers is over with its outcome, and removed, with the peers told, it does not come back to that store (what another has of the key or puts may). Of what is shown
+peers is over with its outcome, and removed, with the peers told, it does not come back to that store (what another has of the key or puts may); of stores that are each other's peers none has what one of them removed and any of
+them had put ([0051](decisions/0051-removals-that-peers-hold-for.md)). Of what is shown
 (decisions 0024, 0038) and lent (0044) it is also held that it stays as it is until it is taken or given up, that it is what its outcome vouches for, and that nothing of it is held for who is
 gone; of stores with peers that what one asks another goes no further ([0049](decisions/0049-promises-that-checksums-hide.md)). Rows without a shape are of before the last two.
 

@@ -1,0 +1,373 @@
+//! What peers are told of a removal, and when: peers that say what a test wants, and stores that are each other's peers.
+
+use std::sync::{Mutex, OnceLock};
+
+use pagelith::ErrorKind;
+use pagelith::layouts::checksum::key_hash;
+use pagelith::layouts::ids::OpId;
+use pagelith::layouts::wire::outcome::{self, Answer, ErrorTag, Failure, Item, Verdict, Written};
+use pagelith::layouts::wire::request::{self, Ask, Terms, Verb};
+use pagelith::layouts::wire::{Frame, Kind, List};
+use pagelith::transport::closed::Closed;
+use pagelith::transport::dial::{Dial, Dialing, Dialled};
+use pagelith::transport::link::{Event, Link};
+
+use super::*;
+
+/// What one is like.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// It does what it is asked.
+    Good,
+    /// What it held it let go before it is asked.
+    Lapses,
+    /// It holds nothing.
+    Refuses,
+    /// Its link ends when it is to say whether it held.
+    Leaves,
+    /// It answers puts when it is allowed to.
+    Waits,
+}
+
+/// A peer that stores nothing.
+struct Scripted {
+    address: Address,
+    stop: Arc<AtomicBool>,
+    /// Of peers that stores offer something: it has been offered some, and may answer.
+    offered: Arc<AtomicBool>,
+    may_answer: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What peers were asked to remove and hold, in order; each by its number.
+type Log = Vec<(usize, Verb)>;
+type Asked = Arc<Mutex<Log>>;
+/// What came of a removal and of a clear.
+type Outcomes = [Result<(), ErrorKind>; 2];
+
+impl Scripted {
+    fn new(number: usize, manner: Manner, asked: &Asked) -> Scripted {
+        let listen = Listen {
+            address: "tcp:127.0.0.1:0".parse().expect("an address"),
+            admission: Admission::Connection(Rights::all()),
+            beyond_this_host: false,
+        };
+        let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
+        let offer = Offer::of_this_build([number as u8; 16]);
+        let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
+        let address = listener.address().clone();
+        let flag = || Arc::new(AtomicBool::new(false));
+        let (stop, offered, may_answer) = (flag(), flag(), flag());
+        let (ends, saw, may) = (stop.clone(), offered.clone(), may_answer.clone());
+        let asked = asked.clone();
+        let thread = std::thread::spawn(move || {
+            let (mut arrivals, mut links) = (Vec::new(), Vec::<Box<dyn Link>>::new());
+            let mut later: Vec<(usize, Frame)> = Vec::new();
+            while !ends.load(Ordering::Relaxed) {
+                listener.wait(&mut arrivals, Duration::from_micros(200));
+                for arrival in arrivals.drain(..) {
+                    let Arrival::Link(link) = arrival else { panic!("refused") };
+                    links.push(link);
+                }
+                for (at, link) in links.iter_mut().enumerate() {
+                    let mut events = Vec::new();
+                    link.poll(&mut events);
+                    for event in events {
+                        let Event::Frame(frame) = event else { continue };
+                        if frame.kind != Kind::Request {
+                            continue;
+                        }
+                        let (_, ask) = request::decode(&frame.body).expect("a request");
+                        let verb = ask.verb();
+                        if verb == Verb::Put {
+                            saw.store(true, Ordering::Relaxed);
+                        } else {
+                            asked.lock().expect("a log").push((number, verb));
+                        }
+                        if manner == Manner::Leaves && verb == Verb::Release {
+                            link.close();
+                            break;
+                        }
+                        let answer = answer(&ask, manner);
+                        later.push((at, Frame::new(Kind::Outcome, frame.op, answer)));
+                    }
+                }
+                let waits = manner == Manner::Waits && !may.load(Ordering::Relaxed);
+                for (at, frame) in later.extract_if(.., |_| !waits) {
+                    // It may have gone.
+                    drop(links[at].send(frame));
+                }
+            }
+        });
+        Scripted { address, stop, offered, may_answer, thread: Some(thread) }
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(ended.is_none_or(|ended| ended.is_ok()) || std::thread::panicking());
+    }
+}
+
+fn answer(ask: &Ask<'_>, manner: Manner) -> Vec<u8> {
+    let refused = Failure { error: ErrorTag::Busy, errno: 0, text: "too many holds" };
+    match ask {
+        Ask::Hold(_) if manner == Manner::Refuses => outcome::encode(Verb::Hold, &Written::Failed(refused)),
+        Ask::Release(_) => {
+            let lasted = u64::from(manner != Manner::Lapses);
+            outcome::encode(Verb::Release, &Written::Number(lasted))
+        }
+        Ask::Put(puts) => {
+            let stored = |key: &ObjectKey| Item { key_hash: key_hash(key), verdict: Verdict::Stored };
+            let items: Vec<Item<'_>> = puts.objects().map(|object| stored(&object.key)).collect();
+            outcome::encode(Verb::Put, &Written::Items(&items, 0))
+        }
+        ask => outcome::encode(ask.verb(), &Written::Number(1)),
+    }
+}
+
+fn peer(number: usize, address: &Address, offer: Offer) -> Peer {
+    let dial = SocketDial::new(address.clone(), None, offer, Arc::new(SystemClock::new()));
+    Peer { name: format!("peer{number}"), weight: 1.0, dial: Arc::new(dial) }
+}
+
+/// A store in front of such peers removes an object, and clears a namespace; what came of both, and what each peer was asked.
+fn told(manners: &[Manner], offer: Offer) -> (Outcomes, Log) {
+    let asked = Asked::default();
+    let peers: Vec<Scripted> =
+        manners.iter().enumerate().map(|(number, manner)| Scripted::new(number, *manner, &asked)).collect();
+    let known = peers.iter().enumerate().map(|(number, of)| peer(number, &of.address, offer)).collect();
+    let store = Store::open_with_peers(valid(&memory()), known).expect("opened");
+    let removed = store.remove(&[key(1, "k")], Options::default()).map(drop).map_err(|error| error.kind);
+    let before = asked.lock().expect("a log").clone();
+    let cleared = store.clear(NAMESPACE, Options::default()).map(drop).map_err(|error| error.kind);
+    ([removed, cleared], before)
+}
+
+#[test]
+fn all_are_told_and_hold_until_all_have_been() {
+    let (outcomes, asked) = told(&[Manner::Good; 3], offer());
+    assert_eq!(outcomes, [Ok(()), Ok(())]);
+    for number in 0..3 {
+        let own: Vec<Verb> = asked.iter().filter(|(of, _)| *of == number).map(|(_, verb)| *verb).collect();
+        assert_eq!(own, [Verb::Hold, Verb::Remove, Verb::Release], "peer {number}");
+    }
+    let at = |verb| asked.iter().enumerate().filter(move |(_, (_, said))| *said == verb).map(|(at, _)| at);
+    assert!(at(Verb::Remove).max() < at(Verb::Release).min(), "{asked:?}");
+}
+
+#[test]
+fn one_that_did_not_hold_until_then_makes_it_unavailable() {
+    for manner in [Manner::Lapses, Manner::Leaves] {
+        let (outcomes, _) = told(&[Manner::Good, manner], offer());
+        assert_eq!(outcomes, [Err(ErrorKind::Unavailable); 2]);
+    }
+    let (outcomes, asked) = told(&[Manner::Refuses, Manner::Good], offer());
+    assert_eq!(outcomes, [Err(ErrorKind::Busy); 2]);
+    assert!(asked.contains(&(0, Verb::Remove)) && asked.contains(&(1, Verb::Remove)), "{asked:?}");
+}
+
+#[test]
+fn one_peer_or_peers_of_before_are_told_alone() {
+    let (outcomes, asked) = told(&[Manner::Good], offer());
+    assert_eq!((outcomes, &asked[..]), ([Ok(()); 2], &[(0, Verb::Remove)][..]));
+    let (outcomes, mut asked) = told(&[Manner::Good; 2], offer().without(Feature::Holds));
+    asked.sort_by_key(|(of, _)| *of);
+    assert_eq!((outcomes, &asked[..]), ([Ok(()); 2], &[(0, Verb::Remove), (1, Verb::Remove)][..]));
+}
+
+#[test]
+fn one_that_cannot_be_told_makes_it_unavailable_whatever_it_owns() {
+    let asked = Asked::default();
+    let (good, gone) = (Scripted::new(0, Manner::Good, &asked), Scripted::new(1, Manner::Good, &asked));
+    let known = vec![peer(0, &good.address, offer()), peer(1, &gone.address, offer())];
+    drop(gone);
+    let store = Store::open_with_peers(valid(&memory()), known).expect("opened");
+    for page in 0..8 {
+        let removed = store.remove(&[key(page, "k")], Options::default());
+        assert_eq!(removed.expect_err("one is gone").kind, ErrorKind::Unavailable, "page={page}");
+    }
+    // The other was told, and does not hold for longer than that took.
+    until("it is let go", || {
+        let log = asked.lock().expect("a log");
+        let count = |verb| log.iter().filter(|(_, said)| *said == verb).count();
+        (count(Verb::Remove), count(Verb::Hold), count(Verb::Release)) == (8, 8, 8)
+    });
+}
+
+/// What a store asks another, as it likes.
+struct Asker {
+    link: Box<dyn Link>,
+    events: Vec<Event>,
+    last: u64,
+}
+
+impl Asker {
+    fn of(address: &Address) -> Asker {
+        let dial = SocketDial::new(address.clone(), None, offer(), Arc::new(SystemClock::new()));
+        let mut dialling = dial.begin().expect("reached");
+        loop {
+            dialling = match dialling.wait(PATIENCE) {
+                Dialled::Ready(link) => return Asker { link, events: Vec::new(), last: 0 },
+                Dialled::Waiting(dialling) => dialling,
+                Dialled::Over(why) => panic!("{why}"),
+            };
+        }
+    }
+
+    fn ask(&mut self, ask: &Ask<'_>) -> OpId {
+        self.last += 1;
+        let terms = Terms { of_store: true, ..Terms::default() };
+        let frame = Frame::new(Kind::Request, OpId(self.last), request::encode(terms, ask));
+        assert!(self.link.send(frame).is_ok(), "room");
+        OpId(self.last)
+    }
+
+    /// The next answer: to what, and its number.
+    fn next(&mut self) -> (OpId, u64) {
+        while self.events.is_empty() {
+            self.link.wait(&mut self.events, PATIENCE);
+        }
+        let Event::Frame(frame) = self.events.remove(0) else { panic!("no answer") };
+        let (_, Answer::Number(number)) = outcome::decode(&frame.body).expect("an outcome") else {
+            panic!("no number")
+        };
+        (frame.op, number)
+    }
+}
+
+/// A store that is told of a removal answers when what it offered before has ended: others may have been told already.
+#[test]
+fn who_is_told_answers_behind_its_own_offers() {
+    let asked = Asked::default();
+    let waits = Scripted::new(0, Manner::Waits, &asked);
+    let front = Store::open_with_peers(valid(&memory()), vec![peer(0, &waits.address, offer())]);
+    let told = Process::of(front.expect("opened"));
+    let mut asker = Asker::of(&told.address);
+    for clears in [false, true] {
+        waits.may_answer.store(false, Ordering::Relaxed);
+        waits.offered.store(false, Ordering::Relaxed);
+        put(&told.store, &[key(1, "k")]);
+        until("it is offered", || waits.offered.load(Ordering::Relaxed));
+        let keys = [key(1, "k")];
+        let removal = match clears {
+            true => asker.ask(&Ask::Clear(NAMESPACE)),
+            false => asker.ask(&Ask::Remove(List::of(&keys))),
+        };
+        // In memory alone it is removed at once. What is asked when that was begun is answered, and it is not.
+        for _ in 0..2 {
+            let ping = asker.ask(&Ask::Ping);
+            assert_eq!(asker.next().0, ping, "clears={clears}");
+        }
+        waits.may_answer.store(true, Ordering::Relaxed);
+        assert_eq!(asker.next().0, removal, "clears={clears}");
+        // With nothing on its way it is answered at once.
+        waits.may_answer.store(false, Ordering::Relaxed);
+        let removal = asker.ask(&Ask::Remove(List::of(&keys)));
+        assert_eq!(asker.next().0, removal, "clears={clears}");
+    }
+}
+
+#[test]
+fn a_link_that_ends_lets_go_what_was_held_over_it() {
+    let process = Process::new(&memory());
+    let front = process.front(&memory(), offer());
+    let mut asker = Asker::of(&process.address);
+    let hold = asker.ask(&Ask::Hold(1));
+    assert_eq!(asker.next(), (hold, 0));
+    put(&front, &[key(1, "k")]);
+    let ended = |stats: pagelith::Stats| stats.remote_stored + stats.remote_skipped;
+    until("it has its outcome", || ended(front.stats()) == 1);
+    assert_eq!(process.store.exists_batch(&[key(1, "k")], Options::default()), [false]);
+    drop(asker);
+    // What is offered is stored again, once the peer knows.
+    for page in 2.. {
+        assert!(page < 100_000, "it is held on");
+        put(&front, &[key(page, "k")]);
+        until("it has its outcome", || ended(front.stats()) == page);
+        if front.stats().remote_stored > 0 {
+            return;
+        }
+    }
+}
+
+/// A store that is served later than it is known.
+#[derive(Default)]
+struct Later(OnceLock<SocketDial>);
+
+impl Dial for Later {
+    fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
+        self.0.get().ok_or(Closed::Ended)?.begin()
+    }
+}
+
+/// Stores that are each other's peers.
+fn mutual(count: usize) -> Vec<Process> {
+    let dials: Vec<Arc<Later>> = (0..count).map(|_| Arc::default()).collect();
+    let others = |own: usize| {
+        let all = dials.iter().enumerate().filter(|(number, _)| *number != own);
+        all.map(|(number, dial)| Peer { name: format!("peer{number}"), weight: 1.0, dial: dial.clone() })
+            .collect()
+    };
+    let open = |own| Process::of(Store::open_with_peers(valid(&memory()), others(own)).expect("opened"));
+    let all: Vec<Process> = (0..count).map(open).collect();
+    for (process, dial) in all.iter().zip(&dials) {
+        let served = SocketDial::new(process.address.clone(), None, offer(), Arc::new(SystemClock::new()));
+        assert!(dial.0.set(served).is_ok());
+    }
+    all
+}
+
+fn are_gone(all: &[Process], keys: &[ObjectKey]) {
+    for (number, process) in all.iter().enumerate() {
+        let here = process.store.exists_batch(keys, Options::default());
+        assert!(here.iter().all(|here| !here), "store {number}: {here:?}");
+    }
+}
+
+#[test]
+fn a_copy_at_a_third_store_goes_too() {
+    let all = mutual(3);
+    // Of each store some have one other for their owner, and some the other.
+    let keys: Vec<ObjectKey> = (0..12).map(|page| key(page, "k")).collect();
+    for (page, key) in keys.iter().enumerate() {
+        put(&all[page % 3].store, &[*key]);
+    }
+    until("all were offered", || {
+        all.iter().map(|process| process.store.stats().remote_stored).sum::<u64>() == 12
+    });
+    for process in &all {
+        keys.iter().for_each(|key| assert_eq!(get(&process.store, &[*key]).len(), 1));
+    }
+    for (at, keys) in keys.chunks(4).enumerate() {
+        all[at].store.remove(keys, Options::default()).expect("removed");
+        are_gone(&all, keys);
+    }
+    put(&all[0].store, &keys[..1]);
+    all[2].store.clear(NAMESPACE, Options::default()).expect("cleared");
+    are_gone(&all, &keys);
+}
+
+/// None of them waits for what another waits for.
+#[test]
+fn stores_that_remove_at_once_do_not_wait_for_each_other() {
+    for count in [2, 3] {
+        let all = mutual(count);
+        for round in 0..20 {
+            let key_of = |number: usize| key(100 * round + number as u64, "k");
+            std::thread::scope(|scope| {
+                for (number, process) in all.iter().enumerate() {
+                    scope.spawn(move || {
+                        put(&process.store, &[key_of(number)]);
+                        let removed = process.store.remove(&[key_of(number)], Options::default());
+                        removed.expect("all can be told");
+                    });
+                }
+            });
+            let keys: Vec<ObjectKey> = (0..count).map(key_of).collect();
+            are_gone(&all, &keys);
+        }
+    }
+}
