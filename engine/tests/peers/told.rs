@@ -27,6 +27,8 @@ enum Manner {
     Leaves,
     /// It answers puts when it is allowed to.
     Waits,
+    /// It answers no puts.
+    Silent,
 }
 
 /// A peer that stores nothing.
@@ -39,7 +41,7 @@ struct Scripted {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What peers were asked to remove and hold, in order; each by its number.
+/// What peers were asked to remove and hold, and put requests that were given up, in order; each by its number.
 type Log = Vec<(usize, Verb)>;
 type Asked = Arc<Mutex<Log>>;
 /// What came of a removal and of a clear.
@@ -74,6 +76,9 @@ impl Scripted {
                     link.poll(&mut events);
                     for event in events {
                         let Event::Frame(frame) = event else { continue };
+                        if frame.kind == Kind::Cancel && manner == Manner::Silent {
+                            asked.lock().expect("a log").push((number, Verb::Put));
+                        }
                         if frame.kind != Kind::Request {
                             continue;
                         }
@@ -81,6 +86,9 @@ impl Scripted {
                         let verb = ask.verb();
                         if verb == Verb::Put {
                             saw.store(true, Ordering::Relaxed);
+                            if manner == Manner::Silent {
+                                continue;
+                            }
                         } else {
                             asked.lock().expect("a log").push((number, verb));
                         }
@@ -236,6 +244,22 @@ impl Asker {
         };
         (frame.op, number)
     }
+}
+
+/// A store tells a peer of a removal behind the end of what it offered that peer before, which would store it else.
+#[test]
+fn a_peer_is_told_behind_what_it_was_offered() {
+    let asked = Asked::default();
+    let silent = Scripted::new(0, Manner::Silent, &asked);
+    let mut config = memory();
+    config.deadline_ms = 1000;
+    let store = Store::open_with_peers(valid(&config), vec![peer(0, &silent.address, offer())]);
+    let store = store.expect("opened");
+    put(&store, &[key(1, "k")]);
+    until("it is offered", || silent.offered.load(Ordering::Relaxed));
+    let patient = Options { timeout: Some(PATIENCE), ..Options::default() };
+    assert!(store.remove(&[key(1, "k")], patient).is_ok());
+    assert_eq!(*asked.lock().expect("a log"), [(0, Verb::Put), (0, Verb::Remove)]);
 }
 
 /// A store that is told of a removal answers when what it offered before has ended: others may have been told already.

@@ -95,6 +95,13 @@ impl SimLink {
         }
     }
 
+    /// As this end is, of a build that has not heard of `feature`.
+    #[must_use]
+    pub fn without(mut self, feature: Feature) -> SimLink {
+        self.facts.features &= !feature.bit();
+        self
+    }
+
     /// As this end is, with a bug in it.
     #[must_use]
     pub fn with(mut self, plant: Plant) -> SimLink {

@@ -158,6 +158,10 @@ fn go(plan: &Plan, shared: &Shared) {
         })
         .collect();
     shape.introduce(&machines);
+    // What their peers remove they are told behind what was offered, and have to refuse by themselves.
+    if shape == Shape::Fronts && rng.one_in(2) {
+        machines.iter().for_each(Machine::of_before);
+    }
     if shape == Shape::Mutual {
         shared.oracle().together();
     }

@@ -18,6 +18,7 @@ use pagelith_io::shm::{Region, View};
 use pagelith_io::staging::StagingPool;
 use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::wire::Side;
+use pagelith_layouts::wire::greeting::Feature;
 
 use crate::clock::SimClock;
 use crate::disk::{CrashMode, Handed, SimDisk};
@@ -53,6 +54,8 @@ struct Inner {
     rng: SplitMix64,
     faults: LinkFaults,
     plant: Plant,
+    /// It has not heard of holds.
+    of_before: bool,
     setup: Setup,
     /// Of its store.
     peers: Vec<Peer>,
@@ -102,6 +105,7 @@ impl Machine {
             rng,
             faults,
             plant: Plant::None,
+            of_before: false,
             setup,
             peers: Vec::new(),
             disk,
@@ -118,6 +122,11 @@ impl Machine {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It is of a build that has not heard of holds, on links that are made from now on.
+    pub fn of_before(&self) {
+        self.lock().of_before = true;
     }
 
     /// Its store has these peers, from its next start on.
@@ -342,7 +351,10 @@ impl Machine {
                 of_server.lends = Some((inner.disk.clone(), inner.setup.dirs));
             }
         }
-        let (client, server) = (client.sharing(of_client), server.sharing(of_server));
+        let (mut client, mut server) = (client.sharing(of_client), server.sharing(of_server));
+        if inner.of_before {
+            (client, server) = (client.without(Feature::Holds), server.without(Feature::Holds));
+        }
         let server = Server::new(&store, Box::new(server), inner.staging.clone());
         let serve = Serve(server.map_err(|_| Closed::Ended)?, net.clone());
         let spawned = process.spawn("server", Box::new(serve), net.signal(Side::Server));

@@ -108,7 +108,7 @@ pub struct Outcome {
 /// Who stands where on simulated links that have to catch it, if it is one between a store and its peers or clients.
 fn shape_for(mutant: Mutant) -> Option<Shape> {
     match mutant {
-        Mutant::PeersUntold | Mutant::ToldBeforeOffers | Mutant::KeptBehindRemoval => Some(Shape::Fronts),
+        Mutant::PeersUntold | Mutant::KeptBehindRemoval => Some(Shape::Fronts),
         Mutant::ShownLetGo | Mutant::LentFromStart => Some(Shape::Shown),
         Mutant::ViewLetGo | Mutant::ShownUnchecked | Mutant::HeldForTheGone => Some(Shape::Shown),
         Mutant::PeersAskOn | Mutant::ToldAndKept | Mutant::ServedUntold => Some(Shape::Mutual),
@@ -125,8 +125,12 @@ fn tests_for(mutant: Mutant) -> Option<&'static str> {
         // It takes a crash at one moment: these try every one.
         Mutant::FreeBeforeMoved => Some("pins_and_clears"),
         Mutant::AttachedAlone => Some("groups"),
+        // A segment has to outlast another with its tombstone, and the store to be opened again then.
+        Mutant::TombstoneDropped => Some("tombstones"),
         // A link has to end in the moment between two others' removals.
         Mutant::HoldUnasked => Some("peers"),
+        // Over links it takes a frame that is late by several answers.
+        Mutant::ToldBeforeOffers => Some("peers"),
         _ => None,
     }
 }
