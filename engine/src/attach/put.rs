@@ -27,7 +27,7 @@ const OFFER_BYTES_MAX: u64 = 64 << 10;
 /// Most bytes of objects in a batch's first offer, for which the store waits, from the second object on. Each other may have twice as many as the one
 /// before: while the store copies that, it is checksummed, which takes half as long.
 const FIRST_PAYLOAD_MAX: u64 = 128 << 10;
-/// How often they are doubled: what is pulled and not shown has not more than so much on its way unasked for.
+/// How often they are doubled: to 2 MiB, where what an offer takes beside its bytes is no longer seen.
 const DOUBLINGS: usize = 4;
 /// Bytes of an offer before its first object, and most that an object takes beside its checksums, its base with it.
 const HEAD_BYTES: u64 = 64;
