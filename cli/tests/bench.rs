@@ -72,6 +72,25 @@ fn a_writer_beside_writes_at_its_rate() {
 }
 
 #[test]
+fn puts_are_compared_with_their_own_pieces_if_that_is_wanted() {
+    let json = bench(&["--tier=ssd", "--op=put", "--as-written"]);
+    assert_eq!(json["limit"]["what"], "bare writes of the store's pieces and a sync", "{json}");
+    // Headers are written, and are no bytes of objects.
+    let limit = &json["limit"];
+    let (bytes, objects) = (limit["gb_per_s"].as_f64().unwrap() * 1e9, limit["ops_per_s"].as_f64().unwrap());
+    assert!(objects > 0.0 && (bytes / objects / 65536.0 - 1.0).abs() < 0.01, "{json}");
+    for (args, says) in
+        [(["--op=get", "--data=32MiB"], "--as-written"), (["--op=put", "--data=1MiB"], "less than one write")]
+    {
+        let all =
+            ["bench", "--tier=ssd", "--as-written", "--object-bytes=64KiB", "--batch=8", "--seconds=0.2"];
+        let ran = pagelith(&[&all[..], &args].concat());
+        assert_ne!(ran.code, Some(0), "{ran:?}");
+        assert!(ran.stderr.contains(says), "{ran:?}");
+    }
+}
+
+#[test]
 fn bad_sizes_are_named() {
     let ran = pagelith(&["bench", "--tier=ssd", "--op=get", "--object-bytes=1MiB", "--data=4MiB"]);
     assert_eq!(ran.code, Some(2), "{ran:?}");

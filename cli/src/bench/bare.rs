@@ -229,6 +229,9 @@ impl<'f> Bare<'f> {
             true => pieces.len() as u64 / 2 * self.shape.object_bytes as u64,
             false => bytes,
         };
+        if bytes > self.len {
+            bail!("--data is less than one write bytes={bytes} data={}", self.len);
+        }
         let offset = if self.next + bytes > self.len { 0 } else { self.next };
         self.next = offset + bytes;
         let parts = pieces.into_iter().map(AlignedBuf::into_part).collect();

@@ -252,7 +252,8 @@ fn a_peer_is_told_behind_what_it_was_offered() {
     let asked = Asked::default();
     let silent = Scripted::new(0, Manner::Silent, &asked);
     let mut config = memory();
-    config.deadline_ms = 1000;
+    // Of the offer, which ends by it, and of the telling, which is answered long before.
+    config.deadline_ms = 3000;
     let store = Store::open_with_peers(valid(&config), vec![peer(0, &silent.address, offer())]);
     let store = store.expect("opened");
     put(&store, &[key(1, "k")]);

@@ -81,7 +81,7 @@ pub struct MutantsArgs {
     /// Processes at a time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// NAME=FILE, the test programs `io`, `groups`, `pins_and_clears` and `peers` of the same build: they have to catch what the explorer cannot
+    /// NAME=FILE, the test programs `io`, `groups`, `pins_and_clears`, `peers` and `tombstones` of the same build: they have to catch what the explorer cannot
     /// show, or not soon.
     #[arg(long = "tests", value_parser = test_program)]
     tests: Vec<(String, PathBuf)>,
