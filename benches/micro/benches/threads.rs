@@ -1,5 +1,5 @@
-//! What a second thread brings: the same calls from one and from two threads at once, on a store of DRAM alone, whose lock
-//! they share.
+//! What more threads bring: the same calls from one, two, four and so on, up to as many as the machine has cores, at once, on a
+//! store of DRAM alone, whose lock they share.
 //!
 //! `cargo bench -p pagelith-micro --bench threads`. Beside gets and puts stands what the memory allows: as many threads that
 //! copy and hash, or copy. Throughput is that of all threads together.
@@ -20,7 +20,6 @@ use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Sto
 
 use common::{keys, mix};
 
-const THREADS: [u64; 2] = [1, 2];
 const OBJECT_BYTES: usize = 64 << 10;
 const SMALL_BYTES: usize = 4 << 10;
 const OBJECTS: u64 = 4096;
@@ -60,7 +59,8 @@ fn measure(
     name: &str,
     work: impl Fn(u64, &mut [AlignedBuf]) + Sync,
 ) {
-    for threads in THREADS {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    for threads in (0..).map(|doubled| 1 << doubled).take_while(|threads| *threads <= cores) {
         group.bench_function(BenchmarkId::new(name, threads), |b| {
             b.iter_custom(|turns| at_once(threads, turns, &work));
         });
