@@ -7,7 +7,6 @@ use std::sync::Arc;
 use pagelith_layouts::align::align_up;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_tiers::dram::arena::ArenaSpace;
 use pagelith_tiers::policy::{FrameId, FramePolicy, Recency, SegmentPolicy};
 use pagelith_tiers::ssd::guards::SegmentGuards;
@@ -322,77 +321,6 @@ impl Core {
         placed
     }
 
-    /// Take a frame's objects out of the index's DRAM side, and the frame out of the policy. What is on SSD
-    /// stays found unless `everywhere`.
-    pub fn unlink_frame(&mut self, id: FrameId, everywhere: bool) {
-        let Some(frame) = self.frames.get_mut(id) else { return };
-        let data = frame.data.clone();
-        self.policy.remove(id);
-        for m in &data.members {
-            let here = |e: &Entry| e.frame == Some(id.0);
-            let on_ssd = self.index.find(m.fingerprint).any(|e| here(&e) && e.ssd.is_some());
-            if on_ssd && !everywhere {
-                let with_ssd = |e: &Entry| here(e) && e.ssd.is_some();
-                if self.index.update(m.fingerprint, with_ssd, |e| e.frame = None).unwrap_or(false) {
-                    self.events.removed(Tier::Memory, &m.key, false);
-                }
-            } else if let Some(entry) = self.remove_entry(m.fingerprint, here) {
-                self.note_gone(&m.key, &entry);
-            }
-        }
-    }
-
-    /// Drop a frame: unlink it, and free it now or when its last reader is done.
-    pub fn drop_frame(&mut self, id: FrameId, everywhere: bool) {
-        self.unlink_frame(id, everywhere);
-        let Some(frame) = self.frames.get_mut(id) else { return };
-        frame.dead = true;
-        let bytes = frame.data.bytes();
-        if frame.state == FrameState::Queued {
-            frame.state = FrameState::Clean;
-            if let Some(ssd) = self.ssd.as_mut() {
-                ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(bytes);
-            }
-        }
-        // Behind the change of the index: who enters later looked it up before, and finds that it does not hold.
-        if self.frames.close(id) || mutant::on(Mutant::HeldFrameFreed) {
-            self.frames.free(id, &mut self.space);
-        }
-    }
-
-    /// Free a frame that was dropped and that nobody reads any more; nothing happens if it is another by now.
-    pub fn free_if_left(&mut self, id: FrameId) {
-        if self.frames.get(id).is_some_and(|f| f.dead) && !self.frames.is_read(id) {
-            self.frames.free(id, &mut self.space);
-        }
-    }
-
-    /// A reader of a frame is done.
-    pub fn release_frame(&mut self, frame: FrameRef) {
-        let Some(f) = self.frames.get_ref(frame) else { return };
-        f.readers -= 1;
-        self.free_if_left(frame.id);
-    }
-
-    /// Evict one frame, with `everywhere` its objects on SSD too; false if none may go now.
-    pub fn evict_one(&mut self, everywhere: bool) -> bool {
-        let (frames, pins) = (&self.frames, &self.pins);
-        let mut evictable = |id: FrameId| {
-            frames.get(id).is_some_and(|f| {
-                let free = !frames.is_read(id) && f.state == FrameState::Clean;
-                free && !f.data.members.iter().any(|m| pins.is_pinned(m.fingerprint))
-            })
-        };
-        match self.policy.victim(&mut evictable) {
-            Some(id) => {
-                self.counters.frames_evicted += 1;
-                self.drop_frame(id, everywhere);
-                true
-            }
-            None => false,
-        }
-    }
-
     /// A frame that was taken to be written goes back to the front of the queue; one that was dropped meanwhile is let go of.
     pub fn write_later(&mut self, held: &Held) {
         let alive = self.frames.get_ref(held.frame).filter(|f| !f.dead);
@@ -416,7 +344,7 @@ impl Core {
         }
         let bytes = f.data.bytes();
         let fingerprint = f.data.members.first().map_or(0, |m| m.fingerprint);
-        let pinned = f.data.members.iter().any(|m| self.pins.is_pinned(m.fingerprint));
+        let pinned = f.any_fingerprint(|fingerprint| self.pins.is_pinned(fingerprint));
         if self.write_buffer_only && !pinned {
             self.drop_frame(frame.id, false);
         } else {

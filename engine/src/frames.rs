@@ -12,8 +12,8 @@
 
 use std::sync::Arc;
 
-use pagelith_io::huge;
 use pagelith_io::kept::{Keeper, Kept};
+use pagelith_io::{huge, prefetch};
 use pagelith_layouts::checksum::Checksum;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::key::ObjectKey;
@@ -23,6 +23,9 @@ use pagelith_tiers::dram::arena::{ArenaSpace, Extent};
 use pagelith_tiers::policy::{FrameId, Recency, Touches};
 
 use crate::index::FRAME_MAX;
+
+/// Where what dropped frames held is not kept any longer for somebody to let go of it behind the lock.
+const RETIRED_MAX: usize = 64;
 
 /// What a frame holds; does not change once it is filled.
 #[derive(Clone, Debug)]
@@ -83,16 +86,51 @@ pub(crate) enum FrameState {
     Clean,
 }
 
+/// One line of the cache.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Frame {
     pub serial: u64,
     pub data: Arc<FrameData>,
+    /// Of its first object, and how many it has: whoever evicts one with a single object looks no further, and what it holds was written
+    /// by another core, mostly.
+    fingerprint: u128,
+    extent: Extent,
+    members: u16,
     pub state: FrameState,
     /// Those that have the lock when they come and go.
     pub readers: u32,
     pub dead: bool,
     /// Whether every byte was verified since it came here by the arena's own checksums.
     pub verified: bool,
+}
+
+const _: () = assert!(size_of::<Option<Frame>>() == 64);
+
+impl Frame {
+    /// What the index knows its object by, and where that lies, if it has a single one.
+    pub fn sole(&self) -> Option<(u128, Extent)> {
+        (self.members == 1).then_some((self.fingerprint, self.extent))
+    }
+
+    /// Whether something is true of what the index knows one of its objects by.
+    pub fn any_fingerprint(&self, mut is: impl FnMut(u128) -> bool) -> bool {
+        match self.sole() {
+            Some((fingerprint, _)) => is(fingerprint),
+            None => self.data.members.iter().any(|m| is(m.fingerprint)),
+        }
+    }
+}
+
+/// A frame's number that is nobody's. Whoever has made room keeps it until they make a frame: what is noted under it lies in their own
+/// cache.
+#[derive(Debug)]
+pub(crate) struct Number(u32);
+
+/// What a frame leaves that made room.
+pub(crate) struct Vacated {
+    pub extent: Extent,
+    pub number: Number,
 }
 
 /// Names a frame and its life.
@@ -110,13 +148,16 @@ pub(crate) struct Frames {
     free: Vec<u32>,
     serial: u64,
     touches: Arc<Touches>,
+    /// What frames held that are gone.
+    retired: Vec<Arc<FrameData>>,
 }
 
 impl Frames {
     /// None yet, with room for `most` at a time, numbered below `numbers`; `touches` is told when each is asked for.
     pub fn with_room(most: usize, numbers: usize, touches: Arc<Touches>) -> Frames {
         let slots = huge::table(most.min(FRAME_MAX as usize + 1));
-        Frames { slots, keeper: Keeper::new(numbers), free: Vec::new(), serial: 0, touches }
+        let (free, retired) = (Vec::new(), Vec::new());
+        Frames { slots, keeper: Keeper::new(numbers), free, serial: 0, touches, retired }
     }
 
     /// When each was last asked for.
@@ -134,11 +175,15 @@ impl Frames {
         self.free.is_empty() && self.slots.len() > FRAME_MAX as usize
     }
 
-    /// Take a filled frame in; `None` if there are too many.
+    /// Take a filled frame in; `None` if there are too many, or it has nothing.
     pub fn insert(&mut self, data: Arc<FrameData>, state: FrameState, recency: Recency) -> Option<FrameRef> {
         self.serial += 1;
+        let first = data.members.first()?;
         let frame = Frame {
             serial: self.serial,
+            fingerprint: first.fingerprint,
+            extent: first.extent,
+            members: u16::try_from(data.members.len()).unwrap_or(u16::MAX),
             data: data.clone(),
             state,
             readers: 0,
@@ -179,6 +224,22 @@ impl Frames {
         std::hint::black_box(touched);
     }
 
+    /// Starts bringing these frames into the cache, with all that dropping them looks at, all at once; `fingerprint` is told what the
+    /// index knows their objects by. Changes nothing.
+    pub fn prefetch_leaving(&self, ids: &[FrameId], mut fingerprint: impl FnMut(u128)) {
+        for id in ids {
+            self.slots.get(id.0 as usize).into_iter().for_each(prefetch::line_to_write);
+            self.keeper.prefetch(id.0 as usize);
+        }
+        self.touches.prefetch(ids.iter().map(|id| id.0));
+        for frame in ids.iter().filter_map(|id| self.get(*id)) {
+            match frame.sole() {
+                Some((sole, _)) => fingerprint(sole),
+                None => frame.data.members.iter().for_each(|m| fingerprint(m.fingerprint)),
+            }
+        }
+    }
+
     /// A frame by number, to be changed.
     pub fn get_mut(&mut self, id: FrameId) -> Option<&mut Frame> {
         self.slots.get_mut(id.0 as usize)?.as_mut()
@@ -206,18 +267,45 @@ impl Frames {
         u64::from(counted) + u64::from(self.keeper.count(id.0 as usize))
     }
 
-    /// Free a frame's number and extents; nothing may refer to either any more.
-    pub fn free(&mut self, id: FrameId, space: &mut ArenaSpace) {
-        if let Some(frame) = self.slots.get_mut(id.0 as usize).and_then(Option::take) {
-            frame.data.members.iter().for_each(|m| space.free(m.extent));
-            if mutant::on(Mutant::FrameFreedTwice) {
-                frame.data.members.iter().for_each(|m| space.free(m.extent));
-            }
-            // With a planted bug somebody may still be inside: the number is not used again then.
-            if self.keeper.take(id.0 as usize).is_some() {
-                self.free.push(id.0);
-            }
+    /// Free a frame's number and extents; nothing may refer to either any more. Both are the caller's, if the frame has one extent of as
+    /// many pages as `wanted` bytes take.
+    pub fn free(&mut self, id: FrameId, space: &mut ArenaSpace, wanted: Option<u64>) -> Option<Vacated> {
+        let frame = self.slots.get_mut(id.0 as usize).and_then(Option::take)?;
+        let twice = mutant::on(Mutant::FrameFreedTwice);
+        let fits = |extent: &Extent| wanted.and_then(|bytes| extent.of_as_many_pages(bytes));
+        let taken = frame.sole().filter(|_| !twice).and_then(|(_, extent)| fits(&extent));
+        match frame.sole() {
+            _ if taken.is_some() => {}
+            Some((_, extent)) => space.free(extent),
+            None => frame.data.members.iter().for_each(|m| space.free(m.extent)),
         }
+        if twice {
+            frame.data.members.iter().for_each(|m| space.free(m.extent));
+        }
+        // With a planted bug somebody may still be inside: the number is not used again then.
+        let kept = self.keeper.take(id.0 as usize);
+        let number = kept.is_some().then_some(Number(id.0));
+        if self.retired.len() < RETIRED_MAX {
+            self.retired.extend(kept.into_iter().chain([frame.data]));
+        }
+        match (taken, number) {
+            (Some(extent), Some(number)) => return Some(Vacated { extent, number }),
+            // Not taken with a planted bug alone.
+            (Some(extent), None) => space.free(extent),
+            (None, number) => self.give_back(number),
+        }
+        None
+    }
+
+    /// Take a number back. The next frame that is made in this section has it.
+    pub fn give_back(&mut self, number: Option<Number>) {
+        self.free.extend(number.map(|number| number.0));
+    }
+
+    /// What frames held that are gone is noted in `into` from here on; what was noted so far. Whoever lets go of it does so behind the lock:
+    /// it was allocated by other threads, mostly.
+    pub fn retire_into(&mut self, into: Vec<Arc<FrameData>>) -> Vec<Arc<FrameData>> {
+        std::mem::replace(&mut self.retired, into)
     }
 
     /// All frames.

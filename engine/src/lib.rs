@@ -44,6 +44,7 @@ mod headers;
 mod health;
 mod hits;
 mod index;
+mod leaving;
 mod locate;
 mod open;
 mod outcome;

@@ -43,6 +43,11 @@ impl Pins {
         (self.held.len(), self.leases.len())
     }
 
+    /// Whether anything is pinned or leased.
+    pub fn are_any(&self) -> bool {
+        !(self.held.is_empty() && self.leases.is_empty())
+    }
+
     /// Whether an object may not leave. Leases count until [`Pins::expire`] has seen their end.
     pub fn is_pinned(&self, fingerprint: u128) -> bool {
         self.held.contains_key(&fingerprint) || self.leases.contains_key(&fingerprint)

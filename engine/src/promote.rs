@@ -14,7 +14,7 @@ use crate::frame_io::Unpublished;
 use crate::frames::{FrameData, FrameMember, FrameState};
 use crate::index::Entry;
 use crate::outcome::{GetOutcome, Tier};
-use crate::put::Size;
+use crate::put::{Room, Size};
 use crate::shared::Shared;
 use crate::slot::Slot;
 use crate::visibility::Sight;
@@ -115,7 +115,12 @@ fn copied(shared: &Shared, slots: &[Slot], which: &[usize]) -> Vec<FrameMember> 
     }
     let size = |i: &usize| Size { key: slots[*i].get.key, length: Some(slots[*i].length), in_arena: false };
     let sizes: Vec<_> = which.iter().map(size).collect();
-    let Some(extents) = crate::put::set_aside(&mut core, &sizes) else { return Vec::new() };
+    let mut room = Room::of(sizes.len());
+    if !crate::put::set_aside(&mut core, &sizes, &mut room) {
+        return Vec::new();
+    }
+    let Room { extents, number } = room;
+    core.frames.give_back(number);
     drop(core);
     let mut filled = true;
     let mut members = Vec::with_capacity(which.len());

@@ -6,6 +6,9 @@
 //! 3. [`publish`](publish::publish): under the lock again, the group becomes visible as a whole, unless its
 //!    namespace was cleared or somebody else was first meanwhile; then it is queued for the flusher.
 //!
+//! What is new is told apart without the lock first ([`fresh`]), since that is what most of what is put is; and what leaves the
+//! arena for it lets go of its own memory behind the lock.
+//!
 //! Groups of a batch take each step together, as many as [`run`](crate::put_batch) lets, and are made visible in the section in
 //! which the next are admitted: the lock is met once a run.
 //!
@@ -13,47 +16,52 @@
 //! *adopted*, its bytes read and stored again with the group's.
 
 pub(crate) mod admit;
+pub(crate) mod fresh;
 pub(crate) mod placed;
 pub(crate) mod publish;
 pub(crate) mod vouched;
+
+use std::sync::Arc;
 
 use pagelith_io::buffer::Part;
 use pagelith_layouts::align::align_up;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
 use pagelith_layouts::footer;
-use pagelith_layouts::ids::Generation;
+use pagelith_layouts::ids::{Generation, Sequence};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::record::{self, MEMBERS_MAX, OBJECT_BYTES_MAX};
+use pagelith_layouts::record::{self, GroupKind, MEMBERS_MAX, OBJECT_BYTES_MAX};
 use pagelith_tiers::dram::arena::Extent;
+use pagelith_tiers::policy::{FrameId, Recency};
 
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame_io::Unpublished;
-use crate::frames::{FrameMember, FrameRef};
+use crate::frames::{FrameData, FrameMember, FrameRef, Number};
 use crate::index::SsdPlace;
 use crate::outcome::PutOutcome;
 use crate::put::vouched::Vouched;
 use crate::removals::Quiet;
 use crate::shared::Shared;
 
-/// Bring what these pages' admission will look at into the cache, all of it at once: what the index has of them, and of
-/// the pages that may have to leave for them. Changes nothing.
-pub(crate) fn prefetch(shared: &Shared, core: &Core, firsts: impl ExactSizeIterator<Item = ObjectKey>) {
-    let pages = firsts.len();
+/// Bring what may have to leave for so many pages into the cache, with what the index has of it, all at once. Changes nothing.
+pub(crate) fn prefetch(core: &Core, pages: usize, leaving: &mut Leaving) {
     // One miss of the cache has nothing to overlap with.
     if pages < 2 {
         return;
     }
-    let fingerprint = |key: ObjectKey| shared.fingerprint(&key, core.generation(key.namespace()));
-    let mut fingerprints: Vec<u128> = firsts.map(fingerprint).collect();
-    core.index.prefetch(&fingerprints);
-    let mut leave = Vec::with_capacity(pages);
-    core.policy.ahead(pages, &mut leave);
-    core.frames.prefetch(leave.iter().map(|frame| frame.0));
+    let Leaving { frames, fingerprints } = leaving;
+    frames.clear();
     fingerprints.clear();
-    let members = leave.iter().filter_map(|frame| core.frames.get(*frame)).flat_map(|f| &f.data.members);
-    fingerprints.extend(members.map(|m| m.fingerprint));
-    core.index.prefetch(&fingerprints);
+    core.policy.ahead(pages, frames);
+    core.frames.prefetch_leaving(frames, |fingerprint| fingerprints.push(fingerprint));
+    core.index.prefetch_to_write(fingerprints);
+}
+
+/// Room to note what may have to leave.
+#[derive(Default)]
+pub(crate) struct Leaving {
+    frames: Vec<FrameId>,
+    fingerprints: Vec<u128>,
 }
 
 /// How the objects of a put belong together.
@@ -107,8 +115,7 @@ pub(crate) struct Size {
 pub(crate) struct Admitted {
     generation: Generation,
     fingerprints: Vec<u128>,
-    /// For those that are not in the arena yet.
-    extents: Vec<Option<Extent>>,
+    room: Room,
     /// Where those of them are that are here already, and give way to the group; empty if none is.
     here: Vec<Option<At>>,
     /// Which of those are seen, so that their bytes are the group's; empty if none is.
@@ -137,15 +144,16 @@ impl Admitted {
     }
 
     /// Nothing will be stored: free what was set aside.
-    pub fn give_back(self, core: &mut Core) {
-        self.extents.into_iter().flatten().for_each(|e| core.space.free(e));
+    pub fn give_back(mut self, core: &mut Core) {
+        self.room.give_back(core);
     }
 }
 
 /// A group whose bytes lie in the arena, invisible so far.
 pub(crate) struct Copied {
-    generation: Generation,
-    members: Vec<FrameMember>,
+    /// As the frame will have it, but for its number.
+    data: Arc<FrameData>,
+    number: Option<Number>,
     /// As admission had it.
     here: Vec<Option<At>>,
     open: Option<u64>,
@@ -160,17 +168,20 @@ pub(crate) struct Copied {
 impl Copied {
     /// Whether it is what was vouched for: the checksums of each object's blocks, in their order.
     pub fn is<'a>(&self, mut sums: impl Iterator<Item = &'a Vec<Checksum>>) -> bool {
-        self.whole && self.wrong.is_none() && self.members.iter().all(|m| sums.next() == Some(&m.checksums))
+        self.whole
+            && self.wrong.is_none()
+            && self.data.members.iter().all(|m| sums.next() == Some(&m.checksums))
     }
 
     /// It is not made visible: its memory is free again.
     pub fn give_back(self, core: &mut Core) {
-        self.members.into_iter().for_each(|m| core.space.free(m.extent));
+        self.data.members.iter().for_each(|m| core.space.free(m.extent));
+        core.frames.give_back(self.number);
     }
 
     /// What the index will know its objects by.
     pub fn fingerprints(&self) -> impl Iterator<Item = u128> {
-        self.members.iter().map(|member| member.fingerprint)
+        self.data.members.iter().map(|member| member.fingerprint)
     }
 }
 
@@ -266,32 +277,63 @@ pub(crate) fn check_bytes(shared: &Shared, first: &ObjectKey, lengths: &[u64]) -
     Ok(())
 }
 
-/// Memory for every object of the group that has none, or for nothing.
-pub(crate) fn set_aside(core: &mut Core, group: &[Size]) -> Option<Vec<Option<Extent>>> {
-    let mut extents = Vec::with_capacity(group.len());
+/// Where a group's memory is noted.
+#[derive(Debug, Default)]
+pub(crate) struct Room {
+    /// For those that are not in the arena yet.
+    pub extents: Vec<Option<Extent>>,
+    /// That of a frame which made room for it.
+    pub number: Option<Number>,
+}
+
+impl Room {
+    /// Of a group of so many objects.
+    pub fn of(objects: usize) -> Room {
+        Room { extents: Vec::with_capacity(objects), number: None }
+    }
+
+    /// It is not needed.
+    pub fn give_back(&mut self, core: &mut Core) {
+        self.extents.drain(..).flatten().for_each(|e| core.space.free(e));
+        core.frames.give_back(self.number.take());
+    }
+}
+
+/// Memory for every object of the group that has none; none, and false, if there is not enough.
+pub(crate) fn set_aside(core: &mut Core, group: &[Size], room: &mut Room) -> bool {
     for object in group {
-        if object.in_arena {
-            extents.push(None);
-            continue;
-        }
-        match set_aside_one(core, object.length.unwrap_or(0)) {
-            Some(extent) => extents.push(Some(extent)),
+        let one = match object.in_arena {
+            true => Some(None),
+            false => set_aside_in(core, object.length.unwrap_or(0), &mut room.number).map(Some),
+        };
+        match one {
+            Some(extent) => room.extents.push(extent),
             None => {
-                extents.into_iter().flatten().for_each(|e| core.space.free(e));
-                return None;
+                room.give_back(core);
+                return false;
             }
         }
     }
-    Some(extents)
+    true
 }
 
 /// Memory for one object, evicting what may go.
 pub(crate) fn set_aside_one(core: &mut Core, length: u64) -> Option<Extent> {
+    let mut number = None;
+    let extent = set_aside_in(core, length, &mut number);
+    core.frames.give_back(number);
+    extent
+}
+
+/// The same; a number that it leaves is put there.
+fn set_aside_in(core: &mut Core, length: u64, number: &mut Option<Number>) -> Option<Extent> {
     loop {
-        match core.space.alloc(length) {
-            Some(extent) => return Some(extent),
-            None if core.evict_one(false) => {}
-            None => return None,
+        if let Some(extent) = core.space.alloc(length) {
+            return Some(extent);
+        }
+        if let Some(left) = core.evict_for(length)? {
+            core.frames.give_back(number.replace(left.number));
+            return Some(left.extent);
         }
     }
 }
@@ -310,8 +352,16 @@ pub(crate) fn unlike(key: &ObjectKey) -> Error {
 }
 
 /// Step 2.
-pub(crate) fn copy(shared: &Shared, group: Vec<Incoming<'_>>, admitted: Admitted) -> Copied {
-    let Admitted { generation, fingerprints, extents, here, open, came, .. } = admitted;
+pub(crate) fn copy(
+    shared: &Shared,
+    kind: Kind,
+    group: Vec<Incoming<'_>>,
+    admitted: Admitted,
+    at: Recency,
+) -> Copied {
+    let Admitted { generation, fingerprints, room, here, open, came, .. } = admitted;
+    let Room { extents, number } = room;
+    let namespace = group[0].key.namespace();
     let mut members = Vec::with_capacity(group.len());
     let (mut whole, mut wrong) = (true, None);
     for ((object, extent), fingerprint) in group.into_iter().zip(extents).zip(fingerprints) {
@@ -352,7 +402,17 @@ pub(crate) fn copy(shared: &Shared, group: Vec<Incoming<'_>>, admitted: Admitted
         let checksums = checksums.unwrap_or_default();
         members.push(FrameMember { key: object.key, fingerprint, extent, checksums });
     }
-    Copied { generation, members, here, open, came, whole, wrong }
+    let data = FrameData {
+        namespace,
+        generation,
+        sequence: Sequence(0),
+        group_kind: if kind == Kind::Single { GroupKind::Single } else { GroupKind::Base },
+        base_group: 0,
+        base: None,
+        depth: at.depth,
+        members,
+    };
+    Copied { data: Arc::new(data), number, here, open, came, whole, wrong }
 }
 
 /// Queue the frames of a batch for the flusher, the last first: heads of chains become younger in the log

@@ -14,11 +14,11 @@ use pagelith_tiers::policy::Recency;
 use crate::batch::{Destination, Elsewhere, Get, Put, PutGroup, Source};
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
-use crate::frames::{FrameMember, FrameRef};
+use crate::frames::{FrameData, FrameMember, FrameRef};
 use crate::get::{GetBatch, Probed};
 use crate::outcome::{PutDone, PutOutcome, Ticket};
 use crate::put::admit::Alone;
-use crate::put::{At, Bytes, Came, Incoming, Kind, Size};
+use crate::put::{At, Bytes, Came, Incoming, Kind, Leaving, Size};
 use crate::session::SessionIo;
 use crate::shared::Shared;
 
@@ -199,6 +199,11 @@ pub(crate) struct PutBatch {
     frames: Vec<FrameRef>,
     unqueued_bytes: u64,
     came: Came,
+    /// What those held that made room, between two sections of this batch empty.
+    retired: Vec<Arc<FrameData>>,
+    leaving: Leaving,
+    /// Others had the lock when it was asked for last.
+    among_others: bool,
 }
 
 impl PutBatch {
@@ -238,9 +243,23 @@ impl PutBatch {
         deadline: Mono,
         came: Came,
     ) -> PutBatch {
-        let (reading, frames) = (Reading::Nothing, Vec::new());
-        let mut batch = PutBatch { groups, reading, at, deadline, frames, unqueued_bytes: 0, came };
+        let (reading, frames, retired) = (Reading::Nothing, Vec::new(), Vec::new());
+        let (unqueued_bytes, leaving) = (0, Leaving::default());
+        let among_others = io.among_others;
+        let mut batch = PutBatch {
+            groups,
+            reading,
+            at,
+            deadline,
+            frames,
+            unqueued_bytes,
+            came,
+            retired,
+            leaving,
+            among_others,
+        };
         batch.try_groups(io);
+        io.among_others = batch.among_others;
         batch.read(io);
         batch
     }

@@ -72,6 +72,8 @@ pub(crate) struct SessionIo {
     pub desk: Option<Desk>,
     /// Whether hits bring their checksums: for who hands the bytes on.
     pub proofs: bool,
+    /// Others had the core's lock when a put last asked for it.
+    pub among_others: bool,
 }
 
 impl SessionIo {
@@ -109,6 +111,7 @@ impl Session {
             sampler,
             desk,
             proofs: false,
+            among_others: false,
         };
         Ok(Session {
             io,

@@ -7,7 +7,8 @@ use pagelith_io::clock::Mono;
 use pagelith_io::runtime::Env;
 use pagelith_io::signal::Signal;
 use pagelith_io::staging::StagingPool;
-use pagelith_io::sync::{Arc, AtomicBool, AtomicU64, Mutex, PoisonError, lock_briefly};
+use pagelith_io::sync::{Arc, AtomicBool, AtomicU64};
+use pagelith_io::turnstile::Turnstile;
 use pagelith_layouts::checksum::{self, FINGERPRINT_KEY_BYTES};
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
@@ -40,7 +41,7 @@ pub(crate) const BUSY_STEP: Duration = Duration::from_millis(10);
 
 pub(crate) struct Shared {
     /// Locked by [`Shared::lock`] alone, which publishes what was changed.
-    pub core: Mutex<Core>,
+    pub core: Turnstile<Core>,
     /// What can be known of it without the lock.
     pub published: Published,
     /// Number of the last request.
@@ -84,7 +85,13 @@ impl Shared {
     /// The core. A panic elsewhere leaves it consistent enough to go on: every change keeps the invariants
     /// from one statement to the next, and what is found is verified.
     pub fn lock(&self) -> CoreGuard<'_> {
-        CoreGuard::new(lock_briefly(&self.core).unwrap_or_else(PoisonError::into_inner), &self.published)
+        self.lock_among_others().0
+    }
+
+    /// The same, and whether others had it when it was asked for.
+    pub fn lock_among_others(&self) -> (CoreGuard<'_>, bool) {
+        let (core, others) = self.core.lock();
+        (CoreGuard::new(core, &self.published), others)
     }
 
     /// What the index knows a key by.

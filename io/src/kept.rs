@@ -41,6 +41,12 @@ impl Readers {
         self.0.fetch_or(OPEN, Release);
     }
 
+    /// As `open`, of what is closed and has nobody inside, for who alone opens and closes it.
+    fn open_idle(&self) {
+        debug_assert!(self.is_idle(), "it is closed, and nobody is inside");
+        self.0.store(OPEN, Release);
+    }
+
     /// Nobody enters any more. True if nobody is inside: all that they did is done then.
     pub fn close(&self) -> bool {
         self.0.fetch_and(!OPEN, AcqRel) & COUNT == 0
@@ -167,7 +173,7 @@ impl<T> Keeper<T> {
             return false;
         }
         place.value.store(Arc::into_raw(value).cast_mut(), Relaxed);
-        place.readers.open();
+        place.readers.open_idle();
         true
     }
 
@@ -181,10 +187,17 @@ impl<T> Keeper<T> {
     /// The value of a place that was closed and that nobody is inside of any more; the place is empty then.
     pub fn take(&mut self, at: usize) -> Option<Arc<T>> {
         let place = self.table.place(at).filter(|place| place.readers.is_idle())?;
-        let value = place.value.swap(ptr::null_mut(), Relaxed);
-        // SAFETY: of `Arc::into_raw` in `fill`, and taken out once, by the swap. The place is closed and its count was seen at
+        let value = place.value.load(Relaxed);
+        place.value.store(ptr::null_mut(), Relaxed);
+        // SAFETY: of `Arc::into_raw` in `fill`, and taken out once, by who alone puts values in and takes them out. The place is closed and its count was seen at
         // 0: nobody is inside, what those did who were is done, and nobody enters before the next `fill`.
         (!value.is_null()).then(|| unsafe { Arc::from_raw(value) })
+    }
+
+    /// Start bringing a place into the cache, to be changed. Changes nothing.
+    #[inline]
+    pub fn prefetch(&self, at: usize) {
+        self.table.place(at).into_iter().for_each(prefetch::line_to_write);
     }
 
     /// How many are inside of a place.

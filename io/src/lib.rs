@@ -23,6 +23,7 @@ pub mod signal;
 pub mod staging;
 pub mod stream;
 pub mod sync;
+pub mod turnstile;
 pub mod versions;
 pub mod words;
 pub mod zero_copy;

@@ -64,30 +64,6 @@ pub fn wait_while<'a, T>(
     }
 }
 
-/// Lock what is never held for long: before this thread is put to sleep it tries for some microseconds, each time after twice as
-/// long. To sleep and be woken takes longer than such a section, most of all in a virtual machine, and whoever gives the lock
-/// back would pay for the waking.
-pub fn lock_briefly<T>(mutex: &Mutex<T>) -> LockResult<MutexGuard<'_, T>> {
-    #[cfg(not(any(loom, shuttle, pagelith_tsan)))]
-    for tries in 0..TRIES {
-        match mutex.try_lock() {
-            Ok(guard) => return Ok(guard),
-            Err(std::sync::TryLockError::Poisoned(poisoned)) => return Err(poisoned),
-            Err(std::sync::TryLockError::WouldBlock) => {
-                (0..1u32 << tries.min(PAUSES_LOG2)).for_each(|_| std::hint::spin_loop());
-            }
-        }
-    }
-    mutex.lock()
-}
-
-/// How often [`lock_briefly`] tries, and at most how many of the CPU's pauses, as a power of two, lie between: some 40 ns each
-/// on current Intel processors, a third of that on AMD's.
-#[cfg(not(any(loom, shuttle, pagelith_tsan)))]
-const TRIES: u32 = 12;
-#[cfg(not(any(loom, shuttle, pagelith_tsan)))]
-const PAUSES_LOG2: u32 = 5;
-
 /// Where memory is touched that threads hand to one another without a lock: a checker may let another run here, which
 /// it otherwise does at locks alone. Nothing in an ordinary build.
 #[inline]

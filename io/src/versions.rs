@@ -44,23 +44,35 @@ impl Versions {
     /// The writer is about to change something in a stripe. False if it began it before.
     #[inline]
     pub fn begin(&self, stripe: usize) -> bool {
-        let begun = self.stripes[stripe].fetch_or(1, Relaxed) % 2 == 1;
+        let version = self.stripes[stripe].load(Relaxed);
+        if version % 2 == 1 {
+            return false;
+        }
+        // Not in one operation: there is one writer, and it would wait for all that it has written so far.
+        self.stripes[stripe].store(version | 1, Relaxed);
         // Whoever sees one of the changes that follow sees this.
         fence(Release);
-        !begun
+        true
     }
 
     /// What the writer changed in a stripe that it began may be seen.
     #[inline]
     pub fn end(&self, stripe: usize) {
+        let version = self.stripes[stripe].load(Relaxed);
         // It wraps around, from odd to even too.
-        self.stripes[stripe].fetch_add(1, Release);
+        self.stripes[stripe].store(version.wrapping_add(1), Release);
     }
 
     /// Start bringing a stripe's version into the cache.
     #[inline]
     pub fn prefetch(&self, stripe: usize) {
         prefetch::line(&self.stripes[stripe]);
+    }
+
+    /// The same for the writer.
+    #[inline]
+    pub fn prefetch_to_write(&self, stripe: usize) {
+        prefetch::line_to_write(&self.stripes[stripe]);
     }
 
     /// A reader is about to read in a stripe. `None` if it is being changed: what is read there says nothing.

@@ -254,6 +254,7 @@ impl Waiting {
     pub fn check_overlap(&self, kind: Kind, group: &[Size]) -> Result<()> {
         match kind {
             Kind::Single => Ok(()),
+            _ if self.open.is_empty() => Ok(()),
             Kind::Base | Kind::Attached(_) => {
                 self.check_overlap_of(&group.iter().map(|o| o.key).collect::<Vec<_>>())
             }
@@ -319,6 +320,11 @@ impl Waiting {
         let holds = |a: &Attached, m: &FrameMember| a.members.iter().any(|n| n.key == m.key);
         here.filter(|(_, a)| a.base == *base && a.members.len() == members.len())
             .any(|(_, a)| members.iter().all(|m| holds(a, m)))
+    }
+
+    /// Whether anything waits for its base.
+    pub fn has_attached(&self) -> bool {
+        !self.attached.is_empty()
     }
 
     /// What waited for one of these objects of a page to be there.

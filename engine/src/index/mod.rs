@@ -206,7 +206,6 @@ impl Index {
     }
 
     /// Whether there is an entry with this fingerprint.
-    #[cfg(test)]
     pub fn contains(&self, fingerprint: u128) -> bool {
         self.find(fingerprint).next().is_some()
     }
@@ -216,6 +215,12 @@ impl Index {
     #[inline]
     pub fn prefetch(&self, fingerprints: &[u128]) {
         self.table.prefetch(fingerprints.iter().map(|f| stored(*f)));
+    }
+
+    /// The same for entries that are about to be added or removed.
+    #[inline]
+    pub fn prefetch_to_write(&self, fingerprints: &[u128]) {
+        self.table.prefetch_to_write(fingerprints.iter().map(|f| stored(*f)));
     }
 
     /// Rewrites, in place, the first entry with this fingerprint that `matches`, and says whether there was

@@ -1,6 +1,7 @@
 //! The memory of the index: a ring of packed entries, the arithmetic of homes and distances on it, and the walk of a
 //! probe, which the one who changes it and those who only read it have in common.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pagelith_io::prefetch;
@@ -124,15 +125,27 @@ impl Table {
     /// Brings the homes of these fingerprints, and their stripes' versions, under way into the cache, all at once.
     #[inline]
     pub(super) fn prefetch(&self, homes_of: impl Iterator<Item = u128>) {
+        self.homes(homes_of, |line| prefetch::line(line), |stripe| self.versions.prefetch(stripe));
+    }
+
+    /// The same for who changes them.
+    #[inline]
+    pub(super) fn prefetch_to_write(&self, homes_of: impl Iterator<Item = u128>) {
+        let version = |stripe| self.versions.prefetch_to_write(stripe);
+        self.homes(homes_of, |line| prefetch::line_to_write(line), version);
+    }
+
+    #[inline]
+    fn homes(&self, of: impl Iterator<Item = u128>, line: impl Fn(&AtomicU64), version: impl Fn(usize)) {
         if self.count == 0 {
             return;
         }
-        for fingerprint in homes_of {
+        for fingerprint in of {
             let home = self.home(fingerprint);
-            prefetch::line(&self.slot(home)[0]);
+            line(&self.slot(home)[0]);
             // An entry lies two slots behind its home on average, which is in the next line.
-            prefetch::line(&self.slot((home + SLOTS_A_LINE).min(self.count - 1))[0]);
-            self.versions.prefetch(home >> self.stripe_bits);
+            line(&self.slot((home + SLOTS_A_LINE).min(self.count - 1))[0]);
+            version(home >> self.stripe_bits);
         }
     }
 

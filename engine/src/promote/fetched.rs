@@ -100,7 +100,7 @@ fn keep_page(
     admitted.came = Came::Fetched;
     drop(core);
     let incoming = |one: &Fetched| Incoming { key: one.key, bytes: Bytes::Lent(&done[one.at].destination.0) };
-    let copied = put::copy(shared, page.iter().map(incoming).collect(), admitted);
+    let copied = put::copy(shared, kind, page.iter().map(incoming).collect(), admitted, at);
     // The caller has not got its memory back yet, so this is what was verified; it is compared all the same, since it will be served
     // as if it were the original.
     let sums = page.iter().map(|one| &one.sums);

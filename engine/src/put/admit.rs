@@ -3,10 +3,11 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
+use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::GroupKind;
 
-use super::{Admitted, At, Came, Kind, Size, expire, set_aside};
+use super::{Admitted, At, Came, Kind, Room, Size, expire};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::get::Probed;
@@ -136,21 +137,35 @@ pub(crate) fn admit(
             return Admission::Settled(Err(error));
         }
     }
-    let extents = set_aside(core, &sizes).or_else(|| {
-        expire(shared, core);
-        set_aside(core, &sizes)
-    });
-    match extents {
-        Some(extents) => {
-            let here = match found.iter().any(Option::is_some) {
-                true => found.iter().map(|f| f.as_ref().map(|f| f.at)).collect(),
-                false => Vec::new(),
-            };
-            let (open, came) = (None, Came::Put);
-            Admission::Admitted(Admitted { generation, fingerprints, extents, here, adopts, open, came })
+    let room = Room::of(sizes.len());
+    let mut admission = memory(shared, core, (generation, fingerprints), &sizes, room);
+    if let Admission::Admitted(admitted) = &mut admission {
+        if found.iter().any(Option::is_some) {
+            admitted.here = found.iter().map(|f| f.as_ref().map(|f| f.at)).collect();
         }
-        None => Admission::NoRoom(sizes.iter().filter_map(|o| o.length).sum()),
+        admitted.adopts = adopts;
     }
+    admission
+}
+
+/// Memory for a group of which nothing is here, and what its objects are known by in this generation.
+pub(super) fn memory(
+    shared: &Shared,
+    core: &mut Core,
+    (generation, fingerprints): (Generation, Vec<u128>),
+    group: &[Size],
+    mut room: Room,
+) -> Admission {
+    let mut set_aside = |core: &mut Core| super::set_aside(core, group, &mut room);
+    let enough = set_aside(core) || {
+        expire(shared, core);
+        set_aside(core)
+    };
+    if !enough {
+        return Admission::NoRoom(group.iter().filter_map(|o| o.length).sum());
+    }
+    let (here, adopts, open, came) = (Vec::new(), Vec::new(), None, Came::Put);
+    Admission::Admitted(Admitted { generation, fingerprints, room, here, adopts, open, came })
 }
 
 /// What is known of one object; `probed` is the outer `None` before its header was asked for.

@@ -20,20 +20,20 @@ use crate::visibility::Sight;
 
 /// Make a group visible.
 pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copied, at: Recency) -> Stored {
-    let Copied { generation, members, here, open, came, whole, wrong } = copied;
-    let fetched = came == Came::Fetched;
+    let Copied { mut data, number, here, open, came, whole, wrong } = copied;
+    core.frames.give_back(number);
+    let (fetched, generation) = (came == Came::Fetched, data.generation);
     if let Some(key) = wrong {
-        return Stored::Back(super::unlike(&key), members);
+        return Stored::Back(super::unlike(&key), members_of(data));
     }
     if !whole {
         let detail = "extent and object have different lengths";
-        return Stored::Back(Error::new(ErrorKind::Internal, detail), members);
+        return Stored::Back(Error::new(ErrorKind::Internal, detail), members_of(data));
     }
-    let objects = members.len() as u64;
-    let namespace = members[0].key.namespace();
-    if core.generation(namespace) != generation {
+    let objects = data.members.len() as u64;
+    if core.generation(data.namespace) != generation {
         // Cleared while it was being copied: stored, and gone already.
-        give_back(core, &members);
+        give_back(core, &data.members);
         return Stored::Done(PutOutcome::Stored, Vec::new());
     }
     if let Came::OfStore(since) = came
@@ -41,29 +41,32 @@ pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copi
         && !mutant::on(Mutant::ToldBeforeOffers)
     {
         core.counters.puts_busy += objects;
-        return Stored::Back(Error::busy("something was removed while it was on its way"), members);
+        return Stored::Back(Error::busy("something was removed while it was on its way"), members_of(data));
     }
-    if is_present(core, kind, &members, generation) {
-        give_back(core, &members);
+    // Nothing is known of most of what is put, and nothing gives way to it then.
+    let meets_some = !here.is_empty() || data.members.iter().any(|m| core.index.contains(m.fingerprint));
+    if meets_some && is_present(core, kind, &data.members, generation) {
+        give_back(core, &data.members);
         core.counters.puts_present += if fetched { 0 } else { objects };
         return Stored::Done(PutOutcome::AlreadyPresent, Vec::new());
     }
-    if let Some(key) = changed(shared, core, &members, &here, generation) {
+    let changed_one = || changed(shared, core, &data.members, &here, generation);
+    if let Some(key) = meets_some.then(changed_one).flatten() {
         let error = Error::busy(format!("an object was put, removed or is being written key={key}"));
         core.counters.puts_busy += if fetched { 0 } else { objects };
-        return Stored::Back(error, members);
+        return Stored::Back(error, members_of(data));
     }
     if let Some(error) = open.and_then(|id| lost(core, id)) {
         core.counters.puts_busy += objects;
-        return Stored::Back(error, members);
+        return Stored::Back(error, members_of(data));
     }
     let writes = core.ssd.as_ref().is_some_and(|s| s.health.writes());
     if core.write_buffer_only && !writes {
         // There is no tier left that would keep it.
-        return refused(core, &members);
+        return refused(core, &data.members);
     }
     if let Kind::Attached(base) = kind {
-        let attached = Attached { base, generation, at, members, here };
+        let attached = Attached { base, generation, at, members: members_of(data), here };
         if core.is_base_here(name_of(shared.fingerprint(&base, generation))) {
             return attach(shared, core, attached, came);
         }
@@ -77,30 +80,38 @@ pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copi
     }
     // First, so that a refusal leaves everything as it was.
     if !make_room(core, objects) {
-        return refused(core, &members);
+        return refused(core, &data.members);
     }
     if core.frames.is_full() {
-        return Stored::Back(too_many(), members);
+        return Stored::Back(too_many(), members_of(data));
     }
-    replace(shared, core, &members, generation);
-    let bytes: u64 = members.iter().map(|m| m.extent.bytes).sum();
-    let keys: Vec<_> = members.iter().map(|m| m.key).collect();
-    let data = FrameData {
-        namespace,
-        generation,
-        sequence: core.next_sequence(),
-        group_kind: if kind == Kind::Base { GroupKind::Base } else { GroupKind::Single },
-        base_group: 0,
-        base: None,
-        depth: at.depth,
-        members,
+    if meets_some {
+        replace(shared, core, &data.members, generation);
+    }
+    let bytes = data.object_bytes();
+    Arc::make_mut(&mut data).sequence = core.next_sequence();
+    let frame = match insert(core, &data, at, came) {
+        Ok(frame) => frame,
+        Err(()) => return Stored::Back(too_many(), members_of(data)),
     };
-    let mut frames: Vec<FrameRef> = match insert(core, data, at, came) {
-        Ok(frame) => frame.into_iter().collect(),
-        Err(members) => return Stored::Back(too_many(), members),
-    };
+    let mut frames: Vec<FrameRef> = frame.into_iter().collect();
     count(core, came, objects, bytes);
-    for attached in core.waiting.take_attached(&keys) {
+    if core.waiting.has_attached() {
+        let keys: Vec<_> = data.members.iter().map(|m| m.key).collect();
+        take_up(shared, core, &keys, generation, &mut frames);
+    }
+    Stored::Done(PutOutcome::Stored, frames)
+}
+
+/// What waited for these objects as its base becomes visible with them.
+fn take_up(
+    shared: &Shared,
+    core: &mut Core,
+    keys: &[ObjectKey],
+    generation: Generation,
+    frames: &mut Vec<FrameRef>,
+) {
+    for attached in core.waiting.take_attached(keys) {
         // What it met when it was put may have changed while it waited.
         if changed(shared, core, &attached.members, &attached.here, generation).is_some() {
             give_back(core, &attached.members);
@@ -112,7 +123,11 @@ pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copi
             Stored::Back(_, members) => give_back(core, &members),
         }
     }
-    Stored::Done(PutOutcome::Stored, frames)
+}
+
+/// The objects of a group that is not seen; nobody else has it.
+fn members_of(data: Arc<FrameData>) -> Vec<FrameMember> {
+    Arc::try_unwrap(data).map(|data| data.members).unwrap_or_default()
 }
 
 /// What keeps an open group from being committed that was admitted: it was aborted since, or objects were removed out
@@ -166,13 +181,13 @@ fn attach(shared: &Shared, core: &mut Core, attached: Attached, came: Came) -> S
         depth: at.depth,
         members,
     };
-    let fingerprints: Vec<u128> = data.members.iter().map(|m| m.fingerprint).collect();
-    let frames = match insert(core, data, at, came) {
+    let data = Arc::new(data);
+    let frames = match insert(core, &data, at, came) {
         Ok(frame) => frame.into_iter().collect(),
-        Err(members) => return Stored::Back(too_many(), members),
+        Err(()) => return Stored::Back(too_many(), members_of(data)),
     };
-    for fingerprint in fingerprints {
-        let linked = core.index.insert_link(fingerprint, name);
+    for m in &data.members {
+        let linked = core.index.insert_link(m.fingerprint, name);
         debug_assert!(linked.is_ok(), "{linked:?}");
     }
     count(core, came, objects, bytes);
@@ -275,20 +290,16 @@ fn make_room(core: &mut Core, entries: u64) -> bool {
     true
 }
 
-/// Make a frame visible; with an SSD tier it is to be queued. The members come back if there is no number for
-/// it.
+/// Make a frame visible; with an SSD tier it is to be queued. Fails if there is no number for it.
 fn insert(
     core: &mut Core,
-    data: FrameData,
+    data: &Arc<FrameData>,
     at: Recency,
     came: Came,
-) -> std::result::Result<Option<FrameRef>, Vec<FrameMember>> {
+) -> std::result::Result<Option<FrameRef>, ()> {
     let on_ssd = core.ssd.as_ref().is_some_and(|s| s.health.writes());
-    let data = Arc::new(data);
-    let Some(frame) = core.frames.insert(data.clone(), FrameState::Queued, at) else {
-        return Err(Arc::try_unwrap(data).map(|d| d.members).unwrap_or_default());
-    };
-    link(core, frame.id, &data);
+    let frame = core.frames.insert(data.clone(), FrameState::Queued, at).ok_or(())?;
+    link(core, frame.id, data);
     if came == Came::Put
         && let Some(remote) = core.remote.as_mut()
     {

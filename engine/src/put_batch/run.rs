@@ -5,6 +5,8 @@
 //! What one group of a batch does to the next stays as if each were put by itself: groups of the same page are never in one
 //! run, and a group that finds no room is tried again behind those that were admitted before it.
 
+use std::cell::Cell;
+
 use pagelith_tiers::policy::Recency;
 
 use super::{From, Group, Needs, PutBatch};
@@ -12,11 +14,14 @@ use crate::core::Core;
 use crate::error::Error;
 use crate::outcome::PutOutcome;
 use crate::put::admit::{Admission, admit};
+use crate::put::fresh::{self, Fresh};
 use crate::put::{self, Admitted, Copied, Size, Stored};
 use crate::shared::Shared;
 
-/// Groups of a run: longer ones were no faster, and others wait for the lock as long.
+/// Groups of a run: longer ones were no faster from a thread that has the lock to itself.
 const GROUPS: usize = 4;
+/// Of one behind which others had the lock: whoever comes to it finds what all of the core's own state has become, once a run.
+const GROUPS_AMONG_OTHERS: usize = 16;
 /// Bytes of a run, unless its first group has more: memory that is set aside and not seen yet.
 const BYTES: u64 = 1 << 20;
 /// Bytes after which what was stored so far is handed to the flusher, so that a batch larger than the arena
@@ -27,6 +32,8 @@ const ENQUEUE_BYTES: u64 = 4 << 20;
 struct Member {
     group: usize,
     sizes: Vec<Size>,
+    /// Nothing was known of it, when that was asked without the lock.
+    fresh: Cell<Option<Fresh>>,
 }
 
 /// A group that was admitted, on its way.
@@ -51,6 +58,7 @@ impl PutBatch {
             if run.is_empty() && copied.is_empty() && self.frames.is_empty() {
                 break;
             }
+            self.look(shared, &run, &copied);
             let settled: Vec<usize> =
                 copied.iter().map(|one: &Copying| one.group).chain(run.iter().map(|one| one.group)).collect();
             let (admitted, end) = self.turn(shared, copied, &run, end);
@@ -69,7 +77,13 @@ impl PutBatch {
         run: &'a [Member],
         end: usize,
     ) -> (Vec<(&'a Member, Admitted)>, usize) {
-        let mut core = shared.lock();
+        let fingerprints: Vec<u128> =
+            copied.iter().filter_map(|one| one.copied.as_ref().ok()).flat_map(Copied::fingerprints).collect();
+        let (mut core, others) = shared.lock_among_others();
+        self.among_others = others;
+        let left = core.frames.retire_into(std::mem::take(&mut self.retired));
+        // What the look at them has brought into the cache has made room for the bytes meanwhile.
+        core.index.prefetch_to_write(&fingerprints);
         self.publish(shared, &mut core, copied);
         let queued = (run.is_empty() || self.unqueued_bytes >= ENQUEUE_BYTES) && !self.frames.is_empty();
         if queued {
@@ -77,7 +91,10 @@ impl PutBatch {
             put::enqueue(&mut core, &mut self.frames);
         }
         let (admitted, end, full) = self.admit(shared, &mut core, run, end);
+        self.retired = core.frames.retire_into(Vec::new());
         drop(core);
+        drop(left);
+        self.retired.clear();
         if queued || full {
             shared.work.raise();
         }
@@ -86,6 +103,7 @@ impl PutBatch {
 
     /// The next groups that can go together and that no rule refuses, and the first group behind them.
     fn gather(&mut self, shared: &Shared, from: usize) -> (Vec<Member>, usize) {
+        let most = if self.among_others { GROUPS_AMONG_OTHERS } else { GROUPS };
         let mut run: Vec<Member> = Vec::new();
         let mut taken = 0;
         for i in from..self.groups.len() {
@@ -94,7 +112,7 @@ impl PutBatch {
                 continue;
             }
             let open = matches!(group.from, From::Open(..));
-            if run.len() == GROUPS || (open && !run.is_empty()) {
+            if run.len() == most || (open && !run.is_empty()) {
                 return (run, i);
             }
             let Some(sizes) = group.sizes(shared) else {
@@ -111,12 +129,28 @@ impl PutBatch {
             if !run.is_empty() && (taken > BYTES || run.iter().any(same_page)) {
                 return (run, i);
             }
-            run.push(Member { group: i, sizes });
+            run.push(Member { group: i, sizes, fresh: Cell::new(None) });
             if open {
                 return (run, i + 1);
             }
         }
         (run, self.groups.len())
+    }
+
+    /// Ask without the lock whether anything is known of these groups. Of the pages of those that are about to become visible it is, soon.
+    fn look(&self, shared: &Shared, run: &[Member], copied: &[Copying]) {
+        let unseen = |member: &&Member| {
+            let group = &self.groups[member.group];
+            let page = &member.sizes[0].key;
+            matches!(group.from, From::Lent(_))
+                && group.probed.is_none()
+                && group.adopted.is_empty()
+                && !copied.iter().any(|one| self.groups[one.group].key(0).same_page(page))
+        };
+        let run: Vec<&Member> = run.iter().filter(unseen).collect();
+        let sizes: Vec<&[Size]> = run.iter().map(|member| &member.sizes[..]).collect();
+        let looks = fresh::look(shared, &sizes);
+        run.iter().zip(looks).for_each(|(member, fresh)| member.fresh.set(fresh));
     }
 
     /// Step 1: those of the run that have memory now, the first group that was not tried, and whether one found no memory. Not tried is
@@ -130,12 +164,14 @@ impl PutBatch {
     ) -> (Vec<(&'a Member, Admitted)>, usize, bool) {
         let mut admitted = Vec::with_capacity(run.len());
         let (mut full, mut end) = (false, end);
-        put::prefetch(shared, core, run.iter().map(|member| member.sizes[0].key));
+        put::prefetch(core, run.len(), &mut self.leaving);
         for member in run {
             let group = &mut self.groups[member.group];
             let adopted: Vec<_> = group.adopted.iter().map(|a| a.as_ref().map(|(at, _)| *at)).collect();
             let (kind, sizes) = (group.kind, &member.sizes[..]);
-            match admit(shared, core, kind, sizes, group.probed.as_deref(), &adopted) {
+            let fresh = member.fresh.take().and_then(|fresh| fresh.admit(shared, core, kind, sizes));
+            let looked = || admit(shared, core, kind, sizes, group.probed.as_deref(), &adopted);
+            match fresh.unwrap_or_else(looked) {
                 Admission::Admitted(mut one) => {
                     let met = one.met_some();
                     one.came = self.came;
@@ -164,13 +200,15 @@ impl PutBatch {
 
     /// Step 2 of one group.
     fn copy(&mut self, shared: &Shared, of: &Member, mut admitted: Admitted) -> Copying {
+        let at = self.at(of.group);
         let group = &mut self.groups[of.group];
         if let From::Open(id, _) = &group.from {
             admitted.open = Some(*id);
         }
         let adopts = admitted.adopts.clone();
+        let kind = group.kind;
         let copied = match group.incoming(shared, &adopts) {
-            Some(incoming) => Ok(put::copy(shared, incoming, admitted)),
+            Some(incoming) => Ok(put::copy(shared, kind, incoming, admitted, at)),
             None => Err(admitted),
         };
         Copying { group: of.group, adopts, bytes: bytes(&of.sizes), copied }
@@ -178,10 +216,6 @@ impl PutBatch {
 
     /// Step 3.
     fn publish(&mut self, shared: &Shared, core: &mut Core, run: Vec<Copying>) {
-        // What admission brought into the cache has made room for the bytes meanwhile.
-        let fingerprints: Vec<u128> =
-            run.iter().filter_map(|one| one.copied.as_ref().ok()).flat_map(Copied::fingerprints).collect();
-        core.index.prefetch(&fingerprints);
         for Copying { group, adopts, bytes, copied } in run {
             let outcome = match copied {
                 Ok(copied) => self.publish_one(shared, core, group, &adopts, copied),
@@ -197,6 +231,11 @@ impl PutBatch {
         }
     }
 
+    /// When a group is asked for.
+    fn at(&self, number: usize) -> Recency {
+        Recency { depth: self.at.depth.saturating_add(number as u32), ..self.at }
+    }
+
     fn publish_one(
         &mut self,
         shared: &Shared,
@@ -205,8 +244,7 @@ impl PutBatch {
         adopts: &[bool],
         copied: Copied,
     ) -> crate::Result<PutOutcome> {
-        let group = &self.groups[number];
-        let at = Recency { depth: self.at.depth.saturating_add(number as u32), ..self.at };
+        let (group, at) = (&self.groups[number], self.at(number));
         match put::publish::publish(shared, core, group.kind, copied, at) {
             Stored::Done(outcome, frames) => {
                 self.frames.extend(frames);

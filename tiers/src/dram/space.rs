@@ -35,6 +35,12 @@ impl Extent {
         align_up(self.bytes)
     }
 
+    /// The same pages for `bytes` bytes, if those take as many.
+    pub fn of_as_many_pages(self, bytes: u64) -> Option<Extent> {
+        let other = Extent { bytes, ..self };
+        (bytes > 0 && other.pages() == self.pages()).then_some(other)
+    }
+
     /// Where it starts in the arena, in bytes.
     pub fn offset(self) -> u64 {
         u64::from(self.first_page) * ALIGN

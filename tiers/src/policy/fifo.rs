@@ -6,7 +6,7 @@ use super::{FrameId, FramePolicy, Recency};
 
 /// First in, first out. "In" is the epoch at insertion, not the moment of the call, so that the pages of two
 /// requests filled side by side do not interleave and each chain leaves from its tail. About 50 bytes a
-/// frame.
+/// frame of a request of many pages, and three times that of one that is alone.
 #[derive(Debug)]
 pub struct Fifo {
     order: Order,

@@ -11,7 +11,7 @@ use super::order::{Order, Walk};
 use super::slab::Slab;
 use super::{FrameId, FramePolicy, Recency, Touches};
 
-/// Least recently used. About 60 bytes a frame.
+/// Least recently used. About 50 bytes a frame of a request of many pages, and three times that of one that is alone.
 #[derive(Debug)]
 pub struct Lru {
     order: Order,
@@ -82,7 +82,7 @@ impl FramePolicy for Lru {
     }
 
     fn ahead(&self, frames: usize, into: &mut Vec<FrameId>) {
-        into.extend(self.order.front().take(frames));
+        into.extend(self.order.front().take(frames).inspect(|frame| self.placed.prefetch(*frame)));
     }
 
     fn len(&self) -> usize {

@@ -16,6 +16,7 @@ mod ghost;
 mod lowest_mean_recency;
 mod lru;
 mod order;
+mod places;
 mod s3fifo;
 mod segment_fifo;
 mod slab;

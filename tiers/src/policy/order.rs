@@ -5,26 +5,17 @@
 //! and wraps to what it jumped over. An order no longer than one walk is walked plainly: there, the victim
 //! is always the first eligible frame.
 
-use std::collections::BTreeSet;
-use std::ops::Bound;
-
+use super::places::{Place, Places};
 use super::{FrameId, Recency};
 
 /// Most frames that one walk looks at: at some 100 ns a look and an answer, about 0.1 ms under the store's
 /// lock.
 pub(super) const LOOKS_MAX: usize = 1024;
 
-/// Where a frame stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
-    pub(super) at: Recency,
-    pub(super) frame: FrameId,
-}
-
 /// Frames in the order in which they should leave.
 #[derive(Debug)]
 pub(super) struct Order {
-    places: BTreeSet<Place>,
+    places: Places,
     /// The last place that a walk ran out of looks at.
     resume: Option<Place>,
     looks_max: usize,
@@ -42,7 +33,7 @@ pub(super) struct Walk {
 
 impl Order {
     pub(super) fn new() -> Order {
-        Order { places: BTreeSet::new(), resume: None, looks_max: LOOKS_MAX }
+        Order { places: Places::default(), resume: None, looks_max: LOOKS_MAX }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -77,9 +68,9 @@ impl Order {
             }
         }
         walk.looks += 1;
-        let next = self.after(walk.last).or_else(|| {
+        let next = self.places.after(walk.last).or_else(|| {
             let front = walk.skipped_from.take()?;
-            self.after(Some(front))
+            self.places.after(Some(front))
         });
         match next {
             Some(_) => walk.last = next,
@@ -106,11 +97,6 @@ impl Order {
             }
         }
         None
-    }
-
-    fn after(&self, place: Option<Place>) -> Option<Place> {
-        let from = place.map_or(Bound::Unbounded, Bound::Excluded);
-        self.places.range((from, Bound::Unbounded)).next().copied()
     }
 }
 

@@ -14,7 +14,8 @@
 //! - Second chances and looks at ineligible frames are bounded within one call.
 
 use super::ghost::Ghost;
-use super::order::{Order, Place, Walk};
+use super::order::{Order, Walk};
+use super::places::Place;
 use super::slab::Slab;
 use super::{FrameId, FramePolicy, Recency};
 

@@ -1,0 +1,140 @@
+//! A lock that many threads want for some microseconds each.
+//!
+//! To sleep and be woken takes longer than such a section, most of all in a virtual machine: where everybody who waits sleeps, the lock lies
+//! idle half of the time, while whoever was woken comes up. So at most two threads are awake that wait: one that tries for the lock
+//! itself, and one that follows it. Whoever becomes the second wakes nobody while it has the lock: it lets the third come up while it is
+//! still waiting itself. A thread that comes and finds the lock free takes it, whoever waits.
+//!
+//! The gates guard nothing: what is right does not hang on them.
+
+use crate::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A value behind such a lock.
+#[derive(Debug, Default)]
+pub struct Turnstile<T> {
+    value: Mutex<T>,
+    /// Had by who tries for the value.
+    first: Mutex<()>,
+    /// Had by who tries for `first`. The others sleep here.
+    second: Mutex<()>,
+}
+
+impl<T> Turnstile<T> {
+    /// A new one.
+    pub fn new(value: T) -> Turnstile<T> {
+        Turnstile { value: Mutex::new(value), first: Mutex::new(()), second: Mutex::new(()) }
+    }
+
+    /// The value, and whether others had it when it was asked for. A panic of who had it leaves it as it was.
+    pub fn lock(&self) -> (MutexGuard<'_, T>, bool) {
+        if let Some(value) = at_once(&self.value) {
+            return (value, false);
+        }
+        let value = briefly(&self.value, SHORT).unwrap_or_else(|| self.wait());
+        (value, true)
+    }
+
+    fn wait(&self) -> MutexGuard<'_, T> {
+        let second = self.second.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = awake(&self.first);
+        drop(second);
+        let value = awake(&self.value);
+        drop(first);
+        value
+    }
+}
+
+/// Lock without sleeping, unless it takes long.
+fn awake<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    briefly(mutex, LONG).unwrap_or_else(|| mutex.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Try so often, each time after twice as long, up to some [`PAUSES_LOG2`].
+#[cfg(not(any(loom, shuttle, pagelith_tsan)))]
+fn briefly<T>(mutex: &Mutex<T>, tries: u32) -> Option<MutexGuard<'_, T>> {
+    for at in 0..tries {
+        if let Some(guard) = at_once(mutex) {
+            return Some(guard);
+        }
+        (0..1u32 << at.min(PAUSES_LOG2)).for_each(|_| std::hint::spin_loop());
+        // Whoever has it may want this core.
+        if at >= SHORT {
+            std::thread::yield_now();
+        }
+    }
+    None
+}
+
+#[cfg(not(any(loom, shuttle, pagelith_tsan)))]
+fn at_once<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(std::sync::TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Checkers let threads take turns at locks themselves.
+#[cfg(any(loom, shuttle, pagelith_tsan))]
+fn briefly<T>(_mutex: &Mutex<T>, _tries: u32) -> Option<MutexGuard<'_, T>> {
+    None
+}
+
+#[cfg(any(loom, shuttle, pagelith_tsan))]
+fn at_once<T>(_mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    None
+}
+
+/// At most how many of the CPU's pauses, as a power of two, lie between two tries: some 40 ns each on current Intel processors, a third of
+/// that on AMD's.
+#[cfg(not(any(loom, shuttle, pagelith_tsan)))]
+const PAUSES_LOG2: u32 = 5;
+/// Tries of who comes: some ten microseconds.
+const SHORT: u32 = 12;
+/// Of who is awake to wait: some fifty.
+const LONG: u32 = 40;
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_has_it_alone_and_everybody_has_it() {
+        const THREADS: u64 = 8;
+        const TURNS: u64 = 2_000;
+        let turnstile = Turnstile::new((0u64, 0u64));
+        let met = std::thread::scope(|scope| {
+            let each = || {
+                let mut met = 0;
+                for _ in 0..TURNS {
+                    let (mut value, others) = turnstile.lock();
+                    value.0 += 1;
+                    std::hint::black_box(&mut value);
+                    assert_eq!(value.0, value.1 + 1, "somebody else is in it");
+                    value.1 += 1;
+                    met += u64::from(others);
+                }
+                met
+            };
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(each)).collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).sum::<u64>()
+        });
+        let (value, others) = turnstile.lock();
+        assert_eq!((*value, others), ((THREADS * TURNS, THREADS * TURNS), false));
+        assert!(met <= THREADS * TURNS);
+    }
+
+    #[test]
+    fn a_panic_leaves_it_to_the_others() {
+        let turnstile = Turnstile::new(1);
+        std::thread::scope(|scope| {
+            let panics = || {
+                let (mut value, _) = turnstile.lock();
+                *value = 2;
+                panic!("on purpose");
+            };
+            assert!(scope.spawn(panics).join().is_err());
+        });
+        assert_eq!(*turnstile.lock().0, 2);
+    }
+}

@@ -1,0 +1,148 @@
+//! Where frames stand, in order, kept by request: the pages of one mostly come together, each before or behind all of those
+//! that are there, and leave from the front one after the other.
+
+use std::collections::VecDeque;
+use std::collections::btree_map::{BTreeMap, Entry};
+
+use super::{FrameId, Recency};
+
+/// Where a frame stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub(super) at: Recency,
+    pub(super) frame: FrameId,
+}
+
+/// A set of places in their order. To come or go at either end of a request's takes a look at one tree of requests; in the middle,
+/// as many moves as half of that request has places.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    requests: BTreeMap<u64, Pages>,
+    len: usize,
+}
+
+/// The places of a request, at least one. A request of one page has no memory of its own.
+#[derive(Debug)]
+struct Pages {
+    first: Place,
+    rest: VecDeque<Place>,
+}
+
+impl Pages {
+    /// Whether it was not there.
+    fn insert(&mut self, place: Place) -> bool {
+        if place < self.first {
+            self.rest.push_front(std::mem::replace(&mut self.first, place));
+            return true;
+        }
+        if place == self.first {
+            return false;
+        }
+        if self.rest.back().is_none_or(|last| *last < place) {
+            self.rest.push_back(place);
+            return true;
+        }
+        let at = self.rest.binary_search(&place).err();
+        at.into_iter().for_each(|at| self.rest.insert(at, place));
+        at.is_some()
+    }
+
+    /// The place behind this one, which need not be there itself.
+    fn after(&self, place: &Place) -> Option<Place> {
+        if *place < self.first {
+            return Some(self.first);
+        }
+        self.rest.get(self.rest.partition_point(|other| other <= place)).copied()
+    }
+}
+
+impl Places {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Add a place, unless it is there.
+    pub(super) fn insert(&mut self, place: Place) {
+        let new = match self.requests.entry(place.at.epoch) {
+            Entry::Occupied(mut pages) => pages.get_mut().insert(place),
+            Entry::Vacant(none) => {
+                none.insert(Pages { first: place, rest: VecDeque::new() });
+                true
+            }
+        };
+        self.len += usize::from(new);
+    }
+
+    /// Take a place out, if it is there.
+    pub(super) fn remove(&mut self, place: &Place) {
+        let Entry::Occupied(mut of) = self.requests.entry(place.at.epoch) else { return };
+        let pages = of.get_mut();
+        if pages.first == *place {
+            match pages.rest.pop_front() {
+                Some(next) => pages.first = next,
+                None => _ = of.remove(),
+            }
+        } else {
+            let Ok(at) = pages.rest.binary_search(place) else { return };
+            pages.rest.remove(at);
+        }
+        self.len -= 1;
+    }
+
+    /// The first place behind this one, or of all.
+    pub(super) fn after(&self, place: Option<Place>) -> Option<Place> {
+        let Some(place) = place else { return self.requests.values().next().map(|pages| pages.first) };
+        let mut from = self.requests.range(place.at.epoch..);
+        let (epoch, pages) = from.next()?;
+        match *epoch == place.at.epoch {
+            true => pages.after(&place).or_else(|| from.next().map(|(_, pages)| pages.first)),
+            false => Some(pages.first),
+        }
+    }
+
+    /// All of them, in order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = Place> {
+        self.requests
+            .values()
+            .flat_map(|pages| std::iter::once(pages.first).chain(pages.rest.iter().copied()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::ops::Bound;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn place() -> impl Strategy<Value = Place> {
+        (0u64..5, 0u32..8, 0u32..4)
+            .prop_map(|(epoch, depth, frame)| Place { at: Recency { epoch, depth }, frame: FrameId(frame) })
+    }
+
+    proptest! {
+        #[test]
+        fn are_a_sorted_set(steps in prop::collection::vec((prop::bool::weighted(0.6), place()), 1..200)) {
+            let (mut places, mut model) = (Places::default(), BTreeSet::new());
+            for (comes, place) in steps {
+                match comes {
+                    true => {
+                        places.insert(place);
+                        model.insert(place);
+                    }
+                    false => {
+                        places.remove(&place);
+                        model.remove(&place);
+                    }
+                }
+                prop_assert_eq!(places.len(), model.len());
+                prop_assert!(places.iter().eq(model.iter().copied()));
+                prop_assert_eq!(places.after(None), model.first().copied());
+                let behind = model.range((Bound::Excluded(place), Bound::Unbounded)).next();
+                prop_assert_eq!(places.after(Some(place)), behind.copied());
+            }
+        }
+    }
+}
