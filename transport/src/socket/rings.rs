@@ -79,6 +79,8 @@ pub(super) struct Rings {
     patience: Patience,
     /// Wake-ups may lie in the socket.
     armed: Cell<bool>,
+    /// Something was written last that woke nobody.
+    unsaid: bool,
     ended: bool,
     idle_reads: u32,
 }
@@ -96,6 +98,7 @@ impl Rings {
             inward,
             patience: Patience::default(),
             armed: Cell::new(false),
+            unsaid: false,
             ended: false,
             idle_reads: 0,
         }
@@ -213,6 +216,7 @@ impl Rings {
         if total == 0 {
             return Moved::Blocked;
         }
+        self.unsaid = !wakes;
         if !wakes {
             self.out.publish_quietly();
         } else if self.out.publish() {
@@ -235,6 +239,10 @@ impl Rings {
         self.patience.learn(came.unwrap_or(looks), came.is_some());
         if came.is_some() {
             return true;
+        }
+        // What was said quietly may be what the other side waits for, if it has no more to show: nothing else would tell it.
+        if std::mem::take(&mut self.unsaid) {
+            self.nudge(socket);
         }
         let woken = !self.arm(write) && wait_for(&[(socket.as_fd(), false)], timeout);
         self.inward.sleep(false);
@@ -339,6 +347,25 @@ mod tests {
         assert!(theirs.ready(&there, false, Duration::from_secs(60)));
         let woken = recv(&there, &mut [0u8; 8][..], RecvFlags::DONTWAIT).map(|(_, bytes)| bytes);
         assert_eq!(woken, Ok(1), "what was written needed no other");
+    }
+
+    #[test]
+    fn what_was_said_quietly_wakes_the_other_side_before_this_one_sleeps() {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (here, there) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("sockets");
+        let memory = Rings::memory().expect("memory");
+        let fd = rustix::io::dup(&memory).expect("another descriptor");
+        let theirs = SharedMemory::of(fd, PAIR_MEMORY_BYTES).expect("as it was made");
+        let (mut ours, theirs) = (Rings::new(memory, true), Rings::new(theirs, false));
+        let is_woken = || wait_for(&[(there.as_fd(), false)], Duration::ZERO);
+        assert!(!theirs.arm(false));
+        assert!(!ours.ready(&here, false, Duration::ZERO));
+        assert!(!is_woken(), "there is nothing that it does not know");
+        assert_eq!(ours.write(&here, &[IoSlice::new(b"x")], false), Moved::Bytes(1));
+        assert!(!is_woken(), "quietly");
+        assert!(!ours.ready(&here, false, Duration::ZERO));
+        assert!(is_woken(), "both would sleep");
     }
 
     #[test]
