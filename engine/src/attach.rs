@@ -4,14 +4,17 @@
 //! - Each thread that calls has a link of its own, made when it is needed and kept for the next call. What a link that
 //!   ended took with it is asked once more where that is safe: gets, look-ups, puts. A removal, a clear and a flush are
 //!   not, and say `Unavailable`.
+//! - Who keeps several batches in flight has a link for all of them: [`Session`].
 //! - A store process that was started again has lost what no flush covered: the next flush says so, once.
 
 mod acked;
+mod batch;
 mod group;
 mod keeper;
 mod listen;
 mod pin;
 mod put;
+mod session;
 mod tell;
 mod view;
 
@@ -38,22 +41,22 @@ use pagelith_transport::link::Link;
 use pagelith_transport::shown::{REGIONS_MAX, Shows};
 
 use self::acked::Acked;
+use self::batch::{Gets, Puts};
 use self::keeper::Keeper;
 use self::listen::Listening;
-use self::put::RemotePut;
 use crate::batch::{Get, GetSlice, Options, PutGroup, PutSlice, Request};
 use crate::error::{Error, ErrorKind, Result};
 use crate::hits::{self, PagesFound, PagesQuery};
 use crate::outcome::{FlushReport, GetDone, GetOutcome, PutDone, PutOutcome};
 use crate::pooled::{self, LentGroup};
-use crate::remote::batch::{Asked, Manner, Missed, RemoteExists, RemoteGet, no_link};
+use crate::remote::batch::{Heard, Manner, RemoteExists, no_link};
 use crate::remote::caller::Caller;
 use crate::remote::desk::Desk;
 use crate::remote::{Peer, Remote, Told};
-use crate::together::Together;
 
 pub use self::group::{Group, GroupId};
 pub use self::pin::Pin;
+pub use self::session::Session;
 pub use self::view::View;
 
 /// Longest single wait, so that a wait for several things notices each.
@@ -66,12 +69,20 @@ const PREFIX_KEYS_MAX: usize = 4096;
 /// The one store that is asked, as a desk numbers them.
 const STORE: usize = 0;
 
+/// Links that nobody uses now.
+#[derive(Default)]
+struct Desks {
+    idle: Vec<Desk>,
+    /// How often memory was shared: links that were made before have not handed it over.
+    shares: u64,
+}
+
 /// A store in another process. Shared between threads by reference.
 pub struct Attached {
     remote: Arc<Remote>,
     clock: Arc<dyn Clock>,
     timeout: Duration,
-    desks: Mutex<Vec<Desk>>,
+    desks: Mutex<Desks>,
     requests: Mutex<u64>,
     acked: Mutex<Acked>,
     listening: Mutex<Listening>,
@@ -96,7 +107,7 @@ impl Attached {
         let groups = Arc::new(Keeper::new(remote.clone(), clock.clone(), timeout));
         let mut desk = Desk::patient(remote.clone());
         desk.lines.adopt(STORE, link);
-        let desks = Mutex::new(vec![desk]);
+        let desks = Mutex::new(Desks { idle: vec![desk], shares: 0 });
         let (requests, acked, shows) = (Mutex::new(0), Mutex::default(), Shows::default());
         let listening = Mutex::default();
         Ok(Attached { remote, clock, timeout, desks, requests, acked, listening, shows, keeper, groups })
@@ -131,7 +142,9 @@ impl Attached {
             return Err(Error::invalid(format!("too many regions are shared most={REGIONS_MAX}")));
         }
         // Links hand their regions over when they are made.
-        self.desks.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let mut desks = self.desks();
+        desks.shares += 1;
+        desks.idle.clear();
         Ok(())
     }
 
@@ -207,17 +220,10 @@ impl Attached {
     fn put_parts_of(&self, groups: Vec<PutGroup>, required: &[ObjectKey], options: Options) -> Vec<PutDone> {
         let manner = self.manner(&options);
         self.with_desk(|desk| {
-            nudge(desk);
-            let mut put = RemotePut::new(groups, required, manner);
-            for tried in 0..tries(desk) {
-                if tried > 0 && self.clock.now() >= manner.deadline {
-                    break;
-                }
-                put.offer(desk);
-                self.drive(desk, |desk, now| put.advance(desk, now));
-                self.acked().note(put.acked());
-            }
-            put.finish()
+            let mut puts = Puts::begin(desk, groups, required, manner);
+            self.drive(desk, |desk, now| noting(desk, now, |desk, heard| puts.advance(desk, now, heard)));
+            self.acked().note(puts.acked());
+            puts.finish()
         })
     }
 
@@ -234,33 +240,9 @@ impl Attached {
     pub fn get(&self, gets: Vec<Get>, options: Options) -> Vec<GetDone> {
         let manner = self.manner(&options);
         self.with_desk(|desk| {
-            nudge(desk);
-            let asked: Vec<_> = gets.iter().map(|get| (get.key, get.range.clone())).collect();
-            let begun = |get: Get| {
-                let Get { destination, .. } = get;
-                let outcome = Err(no_link());
-                GetDone {
-                    outcome,
-                    destination,
-                    length: 0,
-                    checksums: Vec::new(),
-                    with: Together::default(),
-                    lies: None,
-                }
-            };
-            let mut done: Vec<GetDone> = gets.into_iter().map(begun).collect();
-            for _ in 0..tries(desk) {
-                let missed = |(at, done): (usize, &GetDone)| {
-                    let (key, range) = asked[at].clone();
-                    is_unavailable(&done.outcome).then_some(Missed { at, key, range })
-                };
-                let missed: Vec<Missed> = done.iter().enumerate().filter_map(missed).collect();
-                let done_so_far = std::mem::take(&mut done);
-                let mut get = RemoteGet::begin(desk, done_so_far, missed, manner, Asked::Store, None);
-                self.drive(desk, |desk, now| get.advance(desk, now));
-                done = get.finish();
-            }
-            done
+            let mut gets = Gets::begin(desk, gets, manner);
+            self.drive(desk, |desk, now| noting(desk, now, |desk, heard| gets.advance(desk, now, heard)));
+            gets.finish()
         })
     }
 
@@ -365,14 +347,34 @@ impl Attached {
         Manner { at: Recency { epoch, depth: options.depth }, deadline }
     }
 
-    /// Run `body` with a link that nobody else uses meanwhile.
-    fn with_desk<R>(&self, body: impl FnOnce(&mut Desk) -> R) -> R {
-        let pooled = self.desks.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut desk = pooled.unwrap_or_else(|| Desk::patient(self.remote.clone()));
+    fn desks(&self) -> pagelith_io::sync::MutexGuard<'_, Desks> {
+        self.desks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A link that nobody else uses until it is given back, and how often memory had been shared by then.
+    fn desk(&self) -> (Desk, u64) {
+        let mut desks = self.desks();
+        let (idle, shares) = (desks.idle.pop(), desks.shares);
+        drop(desks);
+        let mut desk = idle.unwrap_or_else(|| Desk::patient(self.remote.clone()));
         // A link that ended since it was last used is found out before something hangs on it.
         desk.poll(self.clock.now());
+        (desk, shares)
+    }
+
+    /// Keep a link for the next call, unless what was shared meanwhile would not be shown over it.
+    fn give_back(&self, desk: Desk, shares: u64) {
+        let mut desks = self.desks();
+        if desks.shares == shares {
+            desks.idle.push(desk);
+        }
+    }
+
+    /// Run `body` with a link that nobody else uses meanwhile.
+    fn with_desk<R>(&self, body: impl FnOnce(&mut Desk) -> R) -> R {
+        let (mut desk, shares) = self.desk();
         let result = body(&mut desk);
-        self.desks.lock().unwrap_or_else(PoisonError::into_inner).push(desk);
+        self.give_back(desk, shares);
         result
     }
 
@@ -380,6 +382,14 @@ impl Attached {
     fn drive(&self, desk: &mut Desk, advance: impl FnMut(&mut Desk, Mono) -> bool) {
         tell::drive(&*self.clock, desk, advance, &|| self.look());
     }
+}
+
+/// Go on with what a batch has heard of the store noted behind it.
+fn noting(desk: &mut Desk, now: Mono, advance: impl FnOnce(&mut Desk, &mut Heard) -> bool) -> bool {
+    let mut heard = Heard::default();
+    let over = advance(desk, &mut heard);
+    heard.tell(desk, now);
+    over
 }
 
 /// How often something safe is asked: once more over a new link, if one stands that may end under it.

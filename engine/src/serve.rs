@@ -21,6 +21,7 @@ mod looked;
 mod manner;
 mod pushed;
 mod put;
+mod turn;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -50,7 +51,7 @@ use self::put::PutOp;
 use crate::batch::{Options, Request};
 use crate::error::{Error, ErrorKind, Result};
 use crate::events;
-use crate::outcome::{Done, Ticket};
+use crate::outcome::Ticket;
 use crate::prefetch;
 use crate::session::{Session, recency};
 use crate::shared::Shared;
@@ -193,35 +194,14 @@ impl Server {
         // Their memory is free: the events are gone.
         let World { lent, session, .. } = &mut self.world;
         lent.back(&session.io.shared, &back);
-        while let Some((ticket, done)) = self.world.session.poll() {
-            moved = true;
-            self.done(ticket, done);
-        }
-        let mut over = Vec::new();
-        let last = self.ops.last_key_value().map(|(id, _)| *id);
-        for (id, op) in &mut self.ops {
-            let answered = match op {
-                Op::Get(get) => get.advance(&mut self.world, &mut *self.link, *id),
-                Op::Put(put) => put.advance(&mut self.world, &mut *self.link, *id, Some(*id) == last),
-                Op::Asked(asked) => asked.advance(self.world.shared()),
-                Op::Commit(commit) => commit.advance(),
-                Op::Look(look) => look.advance(),
-            };
-            over.extend(answered.map(|answered| (*id, answered)));
-        }
-        moved |= !over.is_empty();
+        moved |= self.collect();
+        moved |= self.advance();
         if !self.holds.is_empty() {
             self.holds.expire(self.world.shared().now());
         }
         while let Some(late) = self.world.pushed.overdue(self.world.shared().now()) {
             self.link.retract(late);
             moved = true;
-        }
-        for (id, answered) in over {
-            if let Some(Op::Get(get)) = self.ops.remove(&id) {
-                self.world.pushed.answered(id, get.deadline());
-            }
-            self.answer(id, answered);
         }
         self.send();
         // What is done at once is looked at now: nothing would wake this thread for it.
@@ -391,18 +371,6 @@ impl Server {
         Answered::events(&since, |event| {
             event.namespace().is_none_or(|namespace| facts.rights.may_hear(namespace))
         })
-    }
-
-    fn done(&mut self, ticket: Ticket, done: Done) {
-        let Some(id) = self.world.batches.remove(&ticket) else { return };
-        match (self.ops.get_mut(&id), done) {
-            (Some(Op::Get(get)), Done::Get(done)) => get.done(id, ticket, done),
-            (Some(Op::Put(put)), Done::Put(done)) => put.done(self.world.shared(), ticket, done),
-            (Some(Op::Commit(commit)), Done::Put(done)) => commit.done(self.world.shared(), done),
-            (Some(Op::Look(look)), Done::Exists(found)) => look.done(found),
-            // It was cancelled, and its memory is free with this.
-            _ => {}
-        }
     }
 
     fn answer(&mut self, id: OpId, answered: Answered) {

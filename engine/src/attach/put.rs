@@ -124,6 +124,8 @@ impl RemotePut {
     pub fn offer(&mut self, desk: &Desk) {
         let taken = desk.lines.stands(STORE).map_or(CONTROL_BODY_LEAST as usize, Caller::request_bytes_max);
         let most = OFFER_BYTES_MAX.min(taken as u64);
+        // Who has something else to do for this client waits for no first offer.
+        let doubled = if desk.is_asked(STORE) { DOUBLINGS } else { 0 };
         self.offers.clear();
         let (mut bytes, mut payload) = (0, 0);
         for (at, group) in self.groups.iter().enumerate() {
@@ -133,7 +135,8 @@ impl RemotePut {
             let cost = self.objects[group.objects.clone()].iter().map(cost).sum::<u64>();
             let own = self.objects[group.objects.clone()].iter().map(|object| object.length).sum::<u64>();
             let attached = group.base.is_some();
-            let most_payload = FIRST_PAYLOAD_MAX << self.offers.len().saturating_sub(1).min(DOUBLINGS);
+            let most_payload =
+                FIRST_PAYLOAD_MAX << (doubled + self.offers.len().saturating_sub(1)).min(DOUBLINGS);
             let joins = |offer: &&mut Offer| {
                 offer.groups.end == at
                     && self.groups[offer.groups.start].base.is_some() == attached
@@ -158,18 +161,25 @@ impl RemotePut {
     /// Go on as far as it goes now; true once every object has its outcome.
     pub fn advance(&mut self, desk: &mut Desk, now: Mono) -> bool {
         let mut heard = Heard::default();
+        let over = self.advance_heard(desk, now, &mut heard);
+        heard.tell(desk, now);
+        over
+    }
+
+    /// The same of one batch of several: what all of them have heard is told together.
+    pub fn advance_heard(&mut self, desk: &mut Desk, now: Mono, heard: &mut Heard) -> bool {
         for _ in 0..self.offers.len() {
             let Some(offer) = self.offers.pop_front() else { break };
             let left = match offer.state {
                 State::New => {
-                    let left = self.ask(desk, offer, now);
+                    let left = self.ask(desk, offer, (now, &mut *heard));
                     // The store copies what it was offered while the next is checksummed here.
                     desk.poll(now);
                     left
                 }
                 State::Asked(token, by) => match desk.take(token) {
                     Some(Reply::Put(outcomes)) => {
-                        self.settle(&mut heard, &offer, outcomes, by);
+                        self.settle(heard, &offer, outcomes, by);
                         None
                     }
                     Some(Reply::Exists(_) | Reply::Get(_) | Reply::Told(_)) => None,
@@ -178,16 +188,15 @@ impl RemotePut {
             };
             self.offers.extend(left);
         }
-        heard.tell(desk, now);
         self.offers.is_empty()
     }
 
-    fn ask(&mut self, desk: &mut Desk, mut offer: Offer, now: Mono) -> Option<Offer> {
+    fn ask(&mut self, desk: &mut Desk, mut offer: Offer, (now, heard): (Mono, &mut Heard)) -> Option<Offer> {
         let token = desk.token();
         let caller = match desk.lines.standing(STORE, now) {
             standing @ (Standing::Up(_) | Standing::Soon) if now >= self.manner.deadline => {
                 if matches!(standing, Standing::Soon) {
-                    desk.note(STORE, true, now);
+                    heard.note(STORE, true);
                 }
                 let late = Error::busy("the time was up before the store was asked");
                 self.of(&offer).iter_mut().for_each(|object| object.outcome = Err(late.clone()));

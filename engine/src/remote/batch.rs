@@ -141,7 +141,7 @@ impl RemoteGet {
     /// Ask for what was missed of a batch that is over here.
     pub fn begin(
         desk: &Desk,
-        mut done: Vec<GetDone>,
+        done: Vec<GetDone>,
         missed: Vec<Missed>,
         manner: Manner,
         asked: Asked,
@@ -149,8 +149,17 @@ impl RemoteGet {
     ) -> RemoteGet {
         let whole = |missed: &Missed| missed.range.is_none().then_some((missed.at, missed.key));
         let whole = missed.iter().filter(|_| asked == Asked::Peers).filter_map(whole).collect();
+        let (questions, fetched) = (Vec::new(), Vec::new());
+        let mut get = RemoteGet { done, questions, manner, asked, hits: 0, bytes: 0, since, whole, fetched };
+        get.ask_again(desk, missed);
+        get
+    }
+
+    /// Ask for these, of a batch all of which has its outcome.
+    pub fn ask_again(&mut self, desk: &Desk, missed: Vec<Missed>) {
+        let asked = self.asked;
         let wanted = missed.into_iter().filter_map(|missed| {
-            let done = &mut done[missed.at];
+            let done = &mut self.done[missed.at];
             let parts = std::mem::take(&mut done.destination.0);
             let wanted = Wanted { key: missed.key, range: missed.range, parts, sent: false };
             // It would end the link. A peer need not say so of what is not here.
@@ -164,18 +173,25 @@ impl RemoteGet {
             let cost = ITEM_BYTES + 16 * (block_count(wanted.bytes(), BLOCK_BYTES) + 1);
             Some((missed.key, cost, (missed.at, wanted)))
         });
-        let questions = questions(desk, wanted);
-        RemoteGet { done, questions, manner, asked, hits: 0, bytes: 0, since, whole, fetched: Vec::new() }
+        self.questions = questions(desk, wanted);
     }
 
     /// Go on as far as it goes now; true once every object has its outcome.
     pub fn advance(&mut self, desk: &mut Desk, now: Mono) -> bool {
-        let (mut over, mut heard) = (true, Heard::default());
+        let mut heard = Heard::default();
+        let over = self.advance_heard(desk, now, &mut heard);
+        heard.tell(desk, now);
+        over
+    }
+
+    /// The same of one batch of several: what all of them have heard is told together.
+    pub fn advance_heard(&mut self, desk: &mut Desk, now: Mono, heard: &mut Heard) -> bool {
+        let mut over = true;
         for i in 0..self.questions.len() {
             let peer = self.questions[i].peer;
             let state = std::mem::replace(&mut self.questions[i].state, State::Over);
             self.questions[i].state = match state {
-                State::New(items) => self.ask(desk, peer, items, now),
+                State::New(items) => self.ask(desk, peer, items, (now, &mut *heard)),
                 State::Asked(token, of) => match desk.take(token) {
                     Some(Reply::Get(got)) => {
                         let (mut failed, mut again) = (false, Vec::new());
@@ -208,7 +224,6 @@ impl RemoteGet {
             };
             over &= is_over(&self.questions[i].state);
         }
-        heard.tell(desk, now);
         over
     }
 
@@ -217,14 +232,14 @@ impl RemoteGet {
         desk: &mut Desk,
         peer: usize,
         items: Vec<(usize, Wanted)>,
-        now: Mono,
+        (now, heard): (Mono, &mut Heard),
     ) -> State<(usize, Wanted)> {
         let token = desk.token();
         let caller = match desk.lines.standing(peer, now) {
             Standing::Up(caller) if now < self.manner.deadline => caller,
             Standing::Soon if now < self.manner.deadline => return State::New(items),
             Standing::Soon => {
-                desk.note(peer, true, now);
+                heard.note(peer, true);
                 return self.give_back(items, no_link());
             }
             Standing::Up(_) | Standing::Down => return self.give_back(items, no_link()),

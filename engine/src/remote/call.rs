@@ -202,6 +202,11 @@ impl Call {
         self.over && back
     }
 
+    /// Whether it is a get, and done.
+    pub fn is_got(&self) -> bool {
+        matches!(self.work, Work::Get(_)) && self.is_done()
+    }
+
     pub fn reply(self) -> (u64, Reply) {
         let got = |item: Item| Got {
             again: (item.differs && !item.again).then_some((item.key, item.range)),

@@ -4,8 +4,10 @@
 //! - Memory that is lent to an operation comes back with its reply, and nothing touches it afterwards: an operation whose
 //!   time is up is retracted from the link before it is replied to.
 //! - Every operation is replied to once, whatever becomes of the peer.
+//! - Events are looked at in the order in which they came. Once a get is done the others wait until it was replied to: who has
+//!   several under way begins the next before the bytes of the others are copied.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use pagelith_io::buffer::Part;
@@ -33,6 +35,10 @@ const READ_STEP: Duration = Duration::from_millis(1);
 pub(crate) struct Caller {
     link: Box<dyn Link>,
     calls: BTreeMap<OpId, Call>,
+    /// What came and was not looked at yet.
+    arrived: VecDeque<Event>,
+    /// A get is done that was not replied to.
+    is_done: bool,
     last: u64,
     closed: Option<Closed>,
     pub(super) reads: Reads,
@@ -42,8 +48,8 @@ pub(crate) struct Caller {
 
 impl Caller {
     pub fn new(link: Box<dyn Link>) -> Caller {
-        let (calls, reads) = (BTreeMap::new(), Reads::default());
-        Caller { link, calls, last: 0, closed: None, reads, of_store: false }
+        let (calls, arrived, reads) = (BTreeMap::new(), VecDeque::new(), Reads::default());
+        Caller { link, calls, arrived, is_done: false, last: 0, closed: None, reads, of_store: false }
     }
 
     /// The same of a store that has the other side for a peer.
@@ -90,6 +96,16 @@ impl Caller {
     /// Something is about to be asked that takes a while to be put into words.
     pub fn nudge(&mut self) {
         self.link.nudge();
+    }
+
+    /// Move what is asked towards the peer, and look at nothing that it says.
+    pub fn send_on(&mut self) {
+        self.link.send_on();
+    }
+
+    /// The time of all operations is up.
+    pub fn hurry(&mut self, now: Mono) {
+        self.calls.values_mut().for_each(|call| call.deadline = call.deadline.min(now));
     }
 
     /// Ask which of these are there.
@@ -190,13 +206,14 @@ impl Caller {
         let mut events = Vec::new();
         let due = self.calls.values().filter(|call| !call.over).map(|call| call.deadline.since(now)).min();
         let timeout = timeout.min(due.unwrap_or(timeout));
-        match self.reads.is_busy() {
+        match (self.arrived.is_empty(), self.reads.is_busy()) {
+            (false, _) => self.link.poll(&mut events),
             // The link is looked at between two waits.
-            true => {
+            (true, true) => {
                 self.read(Some(timeout.min(READ_STEP)));
                 self.link.poll(&mut events);
             }
-            false => self.link.wait(&mut events, timeout),
+            (true, false) => self.link.wait(&mut events, timeout),
         }
         self.take(events);
         self.read(None);
@@ -254,6 +271,7 @@ impl Caller {
         let done: Vec<OpId> =
             self.calls.iter().filter(|(_, call)| call.is_done()).map(|(id, _)| *id).collect();
         replies.extend(done.into_iter().filter_map(|op| self.calls.remove(&op)).map(Call::reply));
+        self.is_done = false;
     }
 
     /// Nothing more is waited for but the memory.
@@ -266,7 +284,10 @@ impl Caller {
     }
 
     fn take(&mut self, events: Vec<Event>) {
-        for event in events {
+        self.arrived.extend(events);
+        while !self.is_done
+            && let Some(event) = self.arrived.pop_front()
+        {
             if let Err(error) = self.event(event) {
                 self.broken(&error);
             }
@@ -276,7 +297,7 @@ impl Caller {
     fn broken(&mut self, error: &FormatError) {
         tracing::warn!(peer = %self.link.facts().peer, %error, "a peer broke the protocol");
         self.link.close();
-        let mut events = Vec::new();
+        let mut events: Vec<Event> = self.arrived.drain(..).collect();
         self.link.poll(&mut events);
         for event in events {
             // Memory that comes back, and the end.
@@ -347,6 +368,7 @@ impl Caller {
             Kind::Outcome => {
                 let (verb, answer) = outcome::decode(&frame.body)?;
                 call.answer(verb, &answer)?;
+                self.is_done |= call.is_got();
                 self.give_up(frame.op);
             }
             _ => {}

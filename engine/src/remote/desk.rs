@@ -53,6 +53,26 @@ impl Desk {
         self.lines.rest(peer, now, timeout, &mut self.replies);
     }
 
+    /// Have the stores hear what they are asked, before anything that they said is looked at.
+    pub fn send_on(&mut self) {
+        self.lines.send_on();
+    }
+
+    /// Wait for no answer of a store's any more: what it was asked comes back as if its time were up.
+    pub fn give_up(&mut self, peer: usize, now: Mono) {
+        self.lines.stands_mut(peer).into_iter().for_each(|caller| caller.hurry(now));
+    }
+
+    /// Whether a store's link has something of what it was asked, memory for one.
+    pub fn is_asked(&self, peer: usize) -> bool {
+        self.lines.is_asked(peer)
+    }
+
+    /// Whether something was answered that nobody took yet.
+    pub fn has_replies(&self) -> bool {
+        !self.replies.is_empty()
+    }
+
     /// The reply to a question, once.
     pub fn take(&mut self, token: u64) -> Option<Reply> {
         self.replies.remove(&token)

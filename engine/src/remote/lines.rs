@@ -145,6 +145,23 @@ impl Lines {
         self.turn(peer, now, Some(timeout), replies);
     }
 
+    /// Move what is asked towards the peers, and look at nothing that they say.
+    pub fn send_on(&mut self) {
+        for line in &mut self.lines {
+            if let Line::Up(caller) = line {
+                caller.send_on();
+            }
+        }
+    }
+
+    /// Whether the peer's link, standing or ended, has calls that are not replied to.
+    pub fn is_asked(&self, peer: usize) -> bool {
+        match self.lines.get(peer) {
+            Some(Line::Up(caller)) => caller.calls() > 0,
+            Some(Line::Dialing(_) | Line::None) | None => false,
+        }
+    }
+
     /// Whether something is on its way.
     pub fn is_busy(&self) -> bool {
         self.lines.iter().any(is_busy)

@@ -9,7 +9,7 @@ use pagelith_layouts::wire::request::Terms;
 use pagelith_transport::address::Address;
 use pagelith_transport::rights::Rights;
 
-use super::call::{Reply, Wanted};
+use super::call::{Lend, Reply, Wanted};
 use super::tests::{PATIENCE, Pair, key, object, overwrite, parts};
 use crate::batch::{Options, PutSlice};
 use crate::outcome::{GetOutcome, MissCause, Tier};
@@ -138,5 +138,76 @@ fn what_is_shown_without_checksums_is_no_put() {
         let Reply::Put(outcomes) = pair.reply() else { panic!("another reply") };
         assert_eq!(outcomes[0].is_ok(), is_put, "page={page} {outcomes:?}");
         assert_eq!(pair.store.exists_batch(&[key(page, "k")], Options::default()), [is_put], "page={page}");
+    }
+}
+
+/// Who has several gets under way hears of the first before the bytes of the others are copied.
+#[test]
+fn a_get_that_is_done_is_replied_to_before_the_next_is_looked_at() {
+    let (mut pair, _dir) = showing(1.0);
+    let bytes = object(1, LEN);
+    put(&pair, &bytes);
+    let deadline = pair.clock.now().after(PATIENCE);
+    for token in 1..=3 {
+        let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
+        pair.caller.get(token, vec![wanted], Terms::default(), deadline).expect("room");
+    }
+    pair.caller.send_on();
+    while pair.server.turn() || pair.store.stats().readers < 3 {}
+    let mut replies = Vec::new();
+    for done in 1..=3 {
+        pair.caller.poll(pair.clock.now(), &mut replies);
+        assert_eq!(replies.len(), done);
+    }
+    for (token, reply) in replies {
+        let Reply::Get(got) = reply else { panic!("another reply token={token}") };
+        assert!(got[0].outcome.as_ref().is_ok_and(GetOutcome::is_hit) && got[0].parts[0].bytes() == bytes);
+    }
+}
+
+/// One put is copied in a turn, and answered in it: who asked for something else meanwhile waits for that one alone.
+#[test]
+fn a_turn_copies_one_put_and_answers_what_is_asked_beside_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (mut buffers, region) = pagelith_io::buffer::AlignedBuf::shown(1, LEN).expect("memory");
+    let bytes = object(1, LEN);
+    buffers[0].copy_from_slice(&bytes);
+    let mut pair = Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), 1.0, &[region]);
+    put(&pair, &bytes);
+    let sums: Vec<_> = bytes.chunks(BLOCK_BYTES as usize).map(checksum).collect();
+    let memory = Readers::new(vec![buffers.remove(0).into_part()]);
+    let deadline = pair.clock.now().after(PATIENCE);
+    for page in 2..5 {
+        let mut draft = PutDraft::new(BLOCK_BYTES);
+        draft.group(None);
+        draft.object(key(page, "k"), LEN as u64, &sums);
+        draft.shown(0, 0);
+        let lent = memory.clone();
+        let lend: Lend = Box::new(move |_| lent.parts());
+        pair.caller.put(page.into(), &draft, lend, Terms::default(), deadline).expect("room");
+    }
+    let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
+    pair.caller.get(9, vec![wanted], Terms::default(), deadline).expect("room");
+    pair.caller.send_on();
+    let (mut replies, mut left) = (Vec::new(), Vec::new());
+    while pair.server.ops() > 0 || left.is_empty() {
+        assert!(pair.server.turn(), "there is more to be done");
+        left.push(pair.server.ops());
+        // The first is heard of before the second is copied.
+        while replies.is_empty() {
+            pair.caller.wait(pair.clock.now(), PATIENCE, &mut replies);
+        }
+    }
+    assert_eq!((left, replies[0].0), (vec![2, 1, 0], 2));
+    while pair.caller.calls() > 0 {
+        pair.server.turn();
+        pair.caller.poll(pair.clock.now(), &mut replies);
+    }
+    for (token, reply) in &replies {
+        match reply {
+            Reply::Put(outcomes) => assert!(outcomes[0].is_ok(), "token={token} {outcomes:?}"),
+            Reply::Get(got) => assert!(got[0].outcome.as_ref().is_ok_and(GetOutcome::is_hit)),
+            other => panic!("{other:?}"),
+        }
     }
 }

@@ -1,0 +1,185 @@
+//! One thread's batches over one link: several are in flight, so that the store works at the next while this side copies, and
+//! checksums the next while the store does.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use pagelith_io::clock::Mono;
+
+use super::batch::{Gets, Puts};
+use super::{Attached, STEP, STORE};
+use crate::batch::{Get, Options, PutGroup};
+use crate::outcome::{Done, Ticket};
+use crate::remote::batch::Heard;
+use crate::remote::desk::Desk;
+
+/// One thread's way to the store of an [`Attached`], as [`crate::Session`] is to a store of this process: it submits batches,
+/// several at a time, and collects them as they are done, in any order. It has a link to itself until it is dropped, and what is
+/// on its way goes on while one of its methods runs, and not in between. Not shared between threads: make one a thread.
+///
+/// A batch is what a call of [`Attached::get`] or [`Attached::put`] is: as long in all as its [`Options`] say, asked once more if the link
+/// ended under it, and told `Busy` at once where a put finds no room. The store takes up what it is asked in any order: who gets what it
+/// puts waits for the put.
+///
+/// What is to be [shared](Attached::share) is shared before this is made: a link has what there was when it was made.
+///
+/// Dropping it gives up what is under way: the store is told, and the drop returns when the link, and the kernel, are done with
+/// the callers' memory, as a batch whose time is up does. Of a put that was given up the store may have stored some. The store's process may look at
+/// memory that was shown it for a moment longer, through its own mapping of it, and copies from there only what still has the
+/// checksums that were sent with it. So memory that was lent by a guard ([`crate::Destination::borrowed`]) is free after the drop, and
+/// needs no guard for that.
+pub struct Session<'a> {
+    attached: &'a Attached,
+    desk: Desk,
+    /// How often memory had been shared when the link was taken.
+    shares: u64,
+    batches: Vec<(Ticket, Batch)>,
+    finished: VecDeque<(Ticket, Done)>,
+    last_ticket: u64,
+}
+
+enum Batch {
+    Get(Box<Gets>),
+    Put(Box<Puts>),
+}
+
+impl Attached {
+    /// A thread's way to keep several batches in flight. Its link is one that a call before it made, or is made when the first
+    /// batch is submitted.
+    pub fn session(&self) -> Session<'_> {
+        let (mut desk, shares) = self.desk();
+        // What nobody waited for.
+        desk.take_all();
+        Session {
+            attached: self,
+            desk,
+            shares,
+            batches: Vec::new(),
+            finished: VecDeque::new(),
+            last_ticket: 0,
+        }
+    }
+}
+
+impl Session<'_> {
+    /// Submit objects to be got, as [`Attached::get`]. Asks, and never waits: what comes is copied while [`Session::poll`] or a wait runs.
+    pub fn submit_get(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
+        let manner = self.attached.manner(&options);
+        let gets = Gets::begin(&mut self.desk, gets, manner);
+        self.submit(Batch::Get(Box::new(gets)))
+    }
+
+    /// Submit groups to be put, as [`Attached::put`]. Their bytes are checksummed now, in this thread, and go to the store from then on.
+    pub fn submit_put(&mut self, groups: Vec<PutGroup>, options: Options) -> Ticket {
+        let manner = self.attached.manner(&options);
+        let puts = Puts::begin(&mut self.desk, groups, &[], manner);
+        self.submit(Batch::Put(Box::new(puts)))
+    }
+
+    /// The store is asked before anything that came is looked at: it begins meanwhile.
+    fn submit(&mut self, batch: Batch) -> Ticket {
+        self.last_ticket += 1;
+        let ticket = Ticket(self.last_ticket);
+        self.batches.push((ticket, batch));
+        self.advance(self.batches.len() - 1, self.attached.clock.now());
+        self.desk.send_on();
+        ticket
+    }
+
+    /// Do what can be done without waiting; a finished batch, if there is one.
+    pub fn poll(&mut self) -> Option<(Ticket, Done)> {
+        self.drive();
+        self.finished.pop_front()
+    }
+
+    /// Wait for a batch, at most `timeout`. `None` if it is not done by then (it goes on, ask again), or if
+    /// it was handed out already.
+    pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Option<Done> {
+        self.wait_for(Some(ticket), timeout).map(|(_, done)| done)
+    }
+
+    /// Wait for whichever batch is done first, at most `timeout`. `None` if none is by then, or none is under way.
+    pub fn wait_any(&mut self, timeout: Duration) -> Option<(Ticket, Done)> {
+        self.wait_for(None, timeout)
+    }
+
+    fn wait_for(&mut self, wanted: Option<Ticket>, timeout: Duration) -> Option<(Ticket, Done)> {
+        let is_it = |ticket: Ticket| wanted.is_none_or(|wanted| wanted == ticket);
+        let deadline = self.attached.clock.now().after(timeout);
+        loop {
+            if let Some(at) = self.finished.iter().position(|(ticket, _)| is_it(*ticket)) {
+                return self.finished.remove(at);
+            }
+            if !self.batches.iter().any(|(ticket, _)| is_it(*ticket)) {
+                return None;
+            }
+            self.drive();
+            if self.finished.iter().any(|(ticket, _)| is_it(*ticket)) {
+                continue;
+            }
+            let now = self.attached.clock.now();
+            let left = deadline.since(now);
+            if left.is_zero() {
+                return None;
+            }
+            self.attached.look();
+            self.desk.wait(now, left.min(STEP));
+        }
+    }
+
+    /// Let every batch go on as far as it goes now. What has been answered is handed on before more is taken in.
+    fn drive(&mut self) {
+        let now = self.attached.clock.now();
+        if !self.desk.has_replies() {
+            self.desk.poll(now);
+        }
+        self.advance(0, now);
+    }
+
+    /// Let batches from the one at `at` on go on, and collect those that are done.
+    fn advance(&mut self, mut at: usize, now: Mono) {
+        // All that one link took with it when it ended is one failure, of however many batches.
+        let mut heard = Heard::default();
+        while let Some((_, batch)) = self.batches.get_mut(at) {
+            let over = match batch {
+                Batch::Get(gets) => gets.advance(&mut self.desk, now, &mut heard),
+                Batch::Put(puts) => {
+                    let over = puts.advance(&mut self.desk, now, &mut heard);
+                    self.attached.acked().note(puts.acked());
+                    over
+                }
+            };
+            if !over {
+                at += 1;
+                continue;
+            }
+            let (ticket, batch) = self.batches.remove(at);
+            let done = match batch {
+                Batch::Get(gets) => Done::Get(gets.finish()),
+                Batch::Put(puts) => Done::Put(puts.finish()),
+            };
+            self.finished.push_back((ticket, done));
+        }
+        heard.tell(&self.desk, now);
+    }
+}
+
+impl Drop for Session<'_> {
+    /// Waits for the memory that the link has, however long it takes.
+    fn drop(&mut self) {
+        let clock = &*self.attached.clock;
+        self.desk.give_up(STORE, clock.now());
+        while self.desk.is_asked(STORE) {
+            self.desk.wait(clock.now(), STEP);
+        }
+        self.desk.take_all();
+        let desk = std::mem::replace(&mut self.desk, Desk::patient(self.attached.remote.clone()));
+        self.attached.give_back(desk, self.shares);
+    }
+}
+
+impl std::fmt::Debug for Session<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("batches", &self.batches.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,72 @@
+//! What is under way on a link goes on: in which order, and how much of it in one turn.
+
+use pagelith_layouts::ids::OpId;
+
+use super::answer::Answered;
+use super::{Op, Server};
+use crate::outcome::{Done, Ticket};
+
+impl Server {
+    /// Hand on what the session has done; whether there was any.
+    pub(super) fn collect(&mut self) -> bool {
+        let mut any = false;
+        while let Some((ticket, done)) = self.world.session.poll() {
+            any = true;
+            self.done(ticket, done);
+        }
+        any
+    }
+
+    /// Let operations go on, in the order in which they were asked for; whether one is over. Who is answered hears of it before the next
+    /// is looked at, and one put at most is copied in a turn: what else the client asks for meanwhile waits no longer than that takes.
+    pub(super) fn advance(&mut self) -> bool {
+        let ids: Vec<OpId> = self.ops.keys().copied().collect();
+        let (mut any, mut copied) = (false, false);
+        for id in &ids {
+            let is_last = Some(id) == ids.last();
+            let is_put = matches!(self.ops.get(id), Some(Op::Put(_)));
+            if is_put && copied {
+                continue;
+            }
+            let mut answered = self.advance_one(*id, is_last);
+            if is_put && answered.is_none() && self.world.session.has_finished() {
+                copied = true;
+                self.collect();
+                answered = self.advance_one(*id, is_last);
+            }
+            let Some(answered) = answered else { continue };
+            any = true;
+            if let Some(Op::Get(get)) = self.ops.remove(id) {
+                self.world.pushed.answered(*id, get.deadline());
+            }
+            self.answer(*id, answered);
+            if !is_last {
+                self.send();
+                self.link.send_on();
+            }
+        }
+        any | copied
+    }
+
+    fn advance_one(&mut self, id: OpId, is_last: bool) -> Option<Answered> {
+        match self.ops.get_mut(&id)? {
+            Op::Get(get) => get.advance(&mut self.world, &mut *self.link, id),
+            Op::Put(put) => put.advance(&mut self.world, &mut *self.link, id, is_last),
+            Op::Asked(asked) => asked.advance(self.world.shared()),
+            Op::Commit(commit) => commit.advance(),
+            Op::Look(look) => look.advance(),
+        }
+    }
+
+    fn done(&mut self, ticket: Ticket, done: Done) {
+        let Some(id) = self.world.batches.remove(&ticket) else { return };
+        match (self.ops.get_mut(&id), done) {
+            (Some(Op::Get(get)), Done::Get(done)) => get.done(id, ticket, done),
+            (Some(Op::Put(put)), Done::Put(done)) => put.done(self.world.shared(), ticket, done),
+            (Some(Op::Commit(commit)), Done::Put(done)) => commit.done(self.world.shared(), done),
+            (Some(Op::Look(look)), Done::Exists(found)) => look.done(found),
+            // It was cancelled, and its memory is free with this.
+            _ => {}
+        }
+    }
+}

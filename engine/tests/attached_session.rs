@@ -1,0 +1,427 @@
+//! A client with several batches in flight over one link, and what becomes of them when the store says nothing, ends, or is
+//! started again.
+#![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
+
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pagelith::attach::Attached;
+use pagelith::io::buffer::AlignedBuf;
+use pagelith::io::shm::Region;
+use pagelith::io::staging::StagingPool;
+use pagelith::io::system::{SystemClock, SystemEntropy};
+use pagelith::layouts::ids::{NamespaceId, PrefixHash};
+use pagelith::layouts::key::{ObjectKey, Role};
+use pagelith::layouts::shard::Shard;
+use pagelith::layouts::wire::greeting::Feature;
+use pagelith::serve::Server;
+use pagelith::transport::address::Address;
+use pagelith::transport::capability::Offer;
+use pagelith::transport::handshake::Admission;
+use pagelith::transport::limits::Limits;
+use pagelith::transport::rights::Rights;
+use pagelith::transport::socket::{Arrival, Listen, Listener};
+use pagelith::{
+    Config, Destination, Done, ErrorKind, Facts, Get, GetOutcome, MissCause, Options, Put, PutGroup,
+    PutOutcome, Size, Source, Store, Ticket, Tier,
+};
+
+/// Two blocks and some, in whole pages: a client reads no such object from where it lies on SSD, for there is none.
+const LEN: usize = 73_728;
+const OBJECTS: u64 = 8;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What the two sides have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Tcp,
+    /// A Unix socket, and nothing else.
+    Socket,
+    /// The rings, and all memory.
+    Shown,
+}
+
+const WAYS: [Way; 3] = [Way::Tcp, Way::Socket, Way::Shown];
+
+/// A store process; it ends without a word when dropped.
+struct Process {
+    way: Way,
+    address: Address,
+    stop: Arc<AtomicBool>,
+    /// It is to answer nothing; whether it does so by now.
+    deaf: Arc<AtomicBool>,
+    is_deaf: Arc<AtomicBool>,
+    /// Links that clients made so far.
+    links: Arc<AtomicUsize>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Process {
+    fn at(way: Way, address: &Address, instance: u8) -> Process {
+        let mut config = Config::default();
+        config.dram.bytes = Size::mib(64);
+        config.dram.shared = true;
+        config.index.max_objects = Some(10_000);
+        let valid = config.validate(&Facts::of_this_machine().expect("facts")).expect("valid");
+        let store = Store::open(valid).expect("opened");
+        let (address, admission) = (address.clone(), Admission::Connection(Rights::all()));
+        let listen = Listen { address, admission, beyond_this_host: false };
+        let (clock, offer) = (Arc::new(SystemClock::new()), offer(way, instance));
+        let (staging, memory) = StagingPool::shared(16 << 20).expect("memory");
+        let mut listener = Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, Limits::default())
+            .expect("listens");
+        if way == Way::Shown {
+            listener = listener.showing(store.shared_memory().into_iter().chain([memory]).collect());
+        }
+        let address = listener.address().clone();
+        let flag = || Arc::new(AtomicBool::new(false));
+        let (stop, deaf, is_deaf, links) = (flag(), flag(), flag(), Arc::new(AtomicUsize::new(0)));
+        let (ends, hears_not, says_so, counts) = (stop.clone(), deaf.clone(), is_deaf.clone(), links.clone());
+        let thread = std::thread::spawn(move || {
+            let (mut arrivals, mut servers) = (Vec::new(), Vec::new());
+            while !ends.load(Ordering::Relaxed) {
+                listener.wait(&mut arrivals, Duration::from_micros(200));
+                for arrival in arrivals.drain(..) {
+                    let Arrival::Link(link) = arrival else { panic!("refused") };
+                    servers.push(Server::new(&store, link, staging.clone()).expect("serves"));
+                    counts.fetch_add(1, Ordering::Relaxed);
+                }
+                let deaf = hears_not.load(Ordering::Relaxed);
+                says_so.store(deaf, Ordering::Release);
+                if !deaf {
+                    servers.iter_mut().for_each(|server| while server.turn() {});
+                }
+            }
+        });
+        Process { way, address, stop, deaf, is_deaf, links, thread: Some(thread) }
+    }
+
+    fn hear(&self, hears: bool) {
+        self.deaf.store(!hears, Ordering::Relaxed);
+        while self.is_deaf.load(Ordering::Acquire) == hears {
+            std::thread::yield_now();
+        }
+    }
+
+    /// A client, and buffers that the store is shown where that is the way.
+    fn client(&self, buffers: usize) -> (Attached, Vec<AlignedBuf>) {
+        let client = Attached::to(&self.address, None, PATIENCE).expect("attached");
+        let (buffers, region) = AlignedBuf::shown(buffers, LEN).expect("memory");
+        if self.way == Way::Shown {
+            client.share(region).expect("shared");
+        }
+        (client, buffers)
+    }
+
+    /// Have it end without a word.
+    fn end(mut self) -> (Way, Address) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().map(JoinHandle::join).expect("once").expect("no panic");
+        (self.way, self.address.clone())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(ended.is_none_or(|ended| ended.is_ok()) || std::thread::panicking());
+    }
+}
+
+fn offer(way: Way, instance: u8) -> Offer {
+    match Offer::of_this_build([instance; 16]) {
+        offer if way == Way::Shown => offer,
+        offer => offer.without(Feature::SharedMemory),
+    }
+}
+
+/// A place of its own for a store process, and what keeps it.
+fn place(way: Way) -> (Address, tempfile::TempDir) {
+    let dir = tempfile::tempdir().expect("a directory");
+    match way {
+        Way::Tcp => ("tcp:127.0.0.1:0".parse().expect("an address"), dir),
+        Way::Socket | Way::Shown => (Address::Unix(dir.path().join("socket")), dir),
+    }
+}
+
+fn key(page: u64) -> ObjectKey {
+    let mut hash = [0; 32];
+    hash[..8].copy_from_slice(&page.to_le_bytes());
+    ObjectKey::new(NamespaceId([5; 16]), PrefixHash(hash), Role::Target, "kv", "k", Shard::Whole)
+        .expect("a key")
+}
+
+fn content(page: u64) -> Vec<u8> {
+    (0..LEN as u64).map(|at| (at * 31 + at / 253 + page * 7) as u8).collect()
+}
+
+/// Pages of batch `n`.
+fn pages(n: u64) -> std::ops::Range<u64> {
+    n * OBJECTS..(n + 1) * OBJECTS
+}
+
+/// The last so many buffers.
+fn taken(buffers: &mut Vec<AlignedBuf>) -> Vec<AlignedBuf> {
+    buffers.split_off(buffers.len() - OBJECTS as usize)
+}
+
+fn puts(n: u64, buffers: Vec<AlignedBuf>) -> Vec<PutGroup> {
+    let put = |(page, mut buffer): (u64, AlignedBuf)| {
+        buffer.copy_from_slice(&content(page));
+        PutGroup::new(vec![Put { key: key(page), source: Source::owned(buffer) }])
+    };
+    pages(n).zip(buffers).map(put).collect()
+}
+
+fn gets(n: u64, buffers: Vec<AlignedBuf>) -> Vec<Get> {
+    let get = |(page, mut buffer): (u64, AlignedBuf)| {
+        buffer.fill(0xee);
+        Get { key: key(page), range: None, destination: Destination::owned(buffer) }
+    };
+    pages(n).zip(buffers).map(get).collect()
+}
+
+/// Outcomes of a put, and its buffers.
+fn was_put(done: Option<Done>) -> (Vec<pagelith::Result<PutOutcome>>, Vec<AlignedBuf>) {
+    let Some(Done::Put(done)) = done else { panic!("not a put: {done:?}") };
+    done.into_iter().map(|done| (done.outcome, done.source.into_buffer().expect("its buffer"))).unzip()
+}
+
+/// The same of a get; hits are right.
+fn was_got(n: u64, done: Option<Done>) -> (Vec<pagelith::Result<GetOutcome>>, Vec<AlignedBuf>) {
+    let Some(Done::Get(done)) = done else { panic!("not a get: {done:?}") };
+    assert_eq!(done.len() as u64, OBJECTS);
+    for (page, done) in pages(n).zip(&done) {
+        if done.outcome.as_ref().is_ok_and(GetOutcome::is_hit) {
+            assert!(done.destination.pieces().flatten().copied().eq(content(page)), "page={page}");
+        }
+    }
+    done.into_iter().map(|done| (done.outcome, done.destination.into_buffer().expect("its buffer"))).unzip()
+}
+
+fn all<T: Clone>(outcome: T) -> Vec<T> {
+    vec![outcome; OBJECTS as usize]
+}
+
+fn hit() -> pagelith::Result<GetOutcome> {
+    Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: LEN as u64 })
+}
+
+fn addresses(buffers: &[AlignedBuf]) -> Vec<*const u8> {
+    buffers.iter().map(|buffer| buffer.as_ptr()).collect()
+}
+
+#[test]
+fn each_batch_comes_back_once_with_its_own_bytes() {
+    for way in WAYS {
+        let (address, _dir) = place(way);
+        let process = Process::at(way, &address, 1);
+        let (client, mut buffers) = process.client(6 * OBJECTS as usize);
+        let mut session = client.session();
+        let (mut under_way, mut at) = (BTreeMap::new(), BTreeMap::new());
+        for n in 0..6 {
+            let taken = taken(&mut buffers);
+            let places = addresses(&taken);
+            let ticket = session.submit_put(puts(n, taken), Options::default());
+            at.insert(ticket, places);
+            assert!(under_way.insert(ticket, n).is_none(), "tickets differ");
+        }
+        while let Some((ticket, done)) = session.wait_any(PATIENCE) {
+            let (outcomes, back) = was_put(Some(done));
+            assert!(under_way.remove(&ticket).is_some(), "{way:?}: a ticket comes once");
+            assert_eq!(outcomes, all(Ok(PutOutcome::Stored)), "{way:?}");
+            assert_eq!(addresses(&back), at[&ticket], "{way:?}: another's buffers");
+            buffers.extend(back);
+        }
+        assert!(under_way.is_empty(), "{way:?}: {under_way:?}");
+        // Gets and puts at once: what is here, what is not, and what is here already. The last is waited for first.
+        let mut submit = |n| session.submit_get(gets(n, taken(&mut buffers)), Options::default());
+        let got: Vec<Ticket> = [4, 0, 99, 2].map(&mut submit).into();
+        let again = session.submit_put(puts(1, taken(&mut buffers)), Options::default());
+        let new = session.submit_put(puts(50, taken(&mut buffers)), Options::default());
+        assert_eq!(was_put(session.wait(new, PATIENCE)).0, all(Ok(PutOutcome::Stored)), "{way:?}");
+        assert!(session.wait(new, PATIENCE).is_none(), "handed out already");
+        assert_eq!(was_got(2, session.wait(got[3], PATIENCE)).0, all(hit()), "{way:?}");
+        let mut seen = BTreeMap::new();
+        while seen.len() < 4 {
+            if let Some((ticket, done)) = session.poll() {
+                assert!(seen.insert(ticket, done).is_none(), "{way:?}: a ticket comes once");
+            }
+        }
+        assert_eq!(was_put(seen.remove(&again)).0, all(Ok(PutOutcome::AlreadyPresent)), "{way:?}");
+        let absent = Ok(GetOutcome::Miss(MissCause::Absent));
+        for (ticket, n, outcome) in [(got[0], 4, hit()), (got[1], 0, hit()), (got[2], 99, absent)] {
+            assert_eq!(was_got(n, seen.remove(&ticket)).0, all(outcome), "{way:?} n={n}");
+        }
+        assert!(session.wait_any(PATIENCE).is_none() && session.poll().is_none(), "nothing is under way");
+        drop(session);
+        let links = process.links.load(Ordering::Relaxed);
+        assert_eq!(client.ping(Options::default()), Ok(()));
+        assert_eq!(
+            process.links.load(Ordering::Relaxed),
+            links,
+            "{way:?}: the link is there for the next call"
+        );
+    }
+}
+
+/// Batches that one link took with it are asked once more over the next, all of them.
+#[test]
+fn what_a_link_took_with_it_is_asked_of_the_next_process() {
+    for way in WAYS {
+        let (address, _dir) = place(way);
+        let process = Process::at(way, &address, 1);
+        let (client, mut buffers) = process.client(7 * OBJECTS as usize);
+        let mut session = client.session();
+        let first = session.submit_put(puts(0, taken(&mut buffers)), Options::default());
+        let (outcomes, back) = was_put(session.wait(first, PATIENCE));
+        assert_eq!(outcomes, all(Ok(PutOutcome::Stored)), "{way:?}");
+        buffers.extend(back);
+        process.hear(false);
+        let mut get = |n| session.submit_get(gets(n, taken(&mut buffers)), Options::default());
+        let lost: Vec<Ticket> = (0..5).map(&mut get).collect();
+        let put = session.submit_put(puts(6, taken(&mut buffers)), Options::default());
+        assert!(session.poll().is_none(), "nobody answers");
+        let (way, address) = process.end();
+        let _process = Process::at(way, &address, 2);
+        for (n, ticket) in (0..).zip(lost) {
+            let (outcomes, _) = was_got(n, session.wait(ticket, PATIENCE));
+            assert_eq!(outcomes, all(Ok(GetOutcome::Miss(MissCause::Absent))), "{way:?} n={n}");
+        }
+        assert_eq!(was_put(session.wait(put, PATIENCE)).0, all(Ok(PutOutcome::Stored)), "{way:?}");
+        let error = client.flush(Options::default()).expect_err("the first batch is gone");
+        assert!(error.message.contains("the store process was started again"), "{way:?}: {error}");
+        let get = session.submit_get(gets(6, taken(&mut buffers)), Options::default());
+        assert_eq!(was_got(6, session.wait(get, PATIENCE)).0, all(hit()), "{way:?}");
+    }
+}
+
+#[test]
+fn a_process_that_is_gone_is_an_error_for_each_batch_and_the_memory_comes_back() {
+    for way in WAYS {
+        let (address, _dir) = place(way);
+        let process = Process::at(way, &address, 1);
+        let (client, mut buffers) = process.client(4 * OBJECTS as usize);
+        let mut session = client.session();
+        process.hear(false);
+        let got = [0, 1].map(|n| session.submit_get(gets(n, taken(&mut buffers)), Options::default()));
+        let put = [2, 3].map(|n| session.submit_put(puts(n, taken(&mut buffers)), Options::default()));
+        process.end();
+        let unavailable = |error: &pagelith::Error| error.kind == ErrorKind::Unavailable;
+        for (n, ticket) in (0..).zip(got) {
+            let (outcomes, back) = was_got(n, session.wait(ticket, PATIENCE));
+            assert!(outcomes.iter().all(|o| o.as_ref().is_err_and(unavailable)), "{way:?} {outcomes:?}");
+            buffers.extend(back);
+        }
+        for ticket in put {
+            let (outcomes, back) = was_put(session.wait(ticket, PATIENCE));
+            assert!(outcomes.iter().all(|o| o.as_ref().is_err_and(unavailable)), "{way:?} {outcomes:?}");
+            buffers.extend(back);
+        }
+        assert_eq!(buffers.len() as u64, 4 * OBJECTS);
+    }
+}
+
+/// Each batch has its own time, however many are under way.
+#[test]
+fn a_batch_whose_time_is_up_is_late_and_the_others_go_on() {
+    for way in WAYS {
+        let (address, _dir) = place(way);
+        let process = Process::at(way, &address, 1);
+        let (client, mut buffers) = process.client(7 * OBJECTS as usize);
+        let mut session = client.session();
+        process.hear(false);
+        let soon = Options { timeout: Some(Duration::from_millis(20)), ..Options::default() };
+        // More than it takes for a store to be let alone, were each of them a failure of the link.
+        let late: Vec<Ticket> =
+            (0..5).map(|n| session.submit_get(gets(n, taken(&mut buffers)), soon)).collect();
+        let put = session.submit_put(puts(5, taken(&mut buffers)), soon);
+        let patient = session.submit_get(gets(6, taken(&mut buffers)), Options::default());
+        assert!(session.wait(patient, Duration::ZERO).is_none(), "nobody answers");
+        for (n, ticket) in (0..).zip(late) {
+            let (outcomes, back) = was_got(n, session.wait(ticket, PATIENCE));
+            assert_eq!(outcomes, all(Ok(GetOutcome::Miss(MissCause::Late))), "{way:?} n={n}");
+            buffers.extend(back);
+        }
+        let (outcomes, back) = was_put(session.wait(put, PATIENCE));
+        assert!(outcomes.iter().all(Result::is_err), "{way:?} {outcomes:?}");
+        buffers.extend(back);
+        // What was given up is the caller's again, whatever the store does with it from now on.
+        buffers.iter_mut().for_each(|buffer| buffer.fill(0xcc));
+        process.hear(true);
+        let absent = Ok(GetOutcome::Miss(MissCause::Absent));
+        assert_eq!(was_got(6, session.wait(patient, PATIENCE)).0, all(absent), "{way:?}");
+        let put = session.submit_put(puts(5, taken(&mut buffers)), Options::default());
+        assert!(was_put(session.wait(put, PATIENCE)).0.iter().all(Result::is_ok), "{way:?}");
+        assert!(buffers.iter().all(|buffer| buffer.iter().all(|byte| *byte == 0xcc)), "{way:?}: written to");
+    }
+}
+
+/// What is lent is nobody else's once a session is gone, whether the store answers or not, and the link is as good as before.
+#[test]
+fn a_session_that_is_dropped_has_nothing_of_the_callers_any_more() {
+    for (way, hears) in WAYS.iter().flat_map(|way| [(*way, false), (*way, true)]) {
+        let (address, _dir) = place(way);
+        let process = Process::at(way, &address, 1);
+        let (client, mut buffers) = process.client(5 * OBJECTS as usize);
+        let mut session = client.session();
+        let put = session.submit_put(puts(0, taken(&mut buffers)), Options::default());
+        assert_eq!(was_put(session.wait(put, PATIENCE)).0, all(Ok(PutOutcome::Stored)), "{way:?}");
+        process.hear(hears);
+        let guard = Arc::new(());
+        let mut targets = vec![vec![0xee_u8; LEN]; 3 * OBJECTS as usize];
+        for targets in targets.chunks_mut(OBJECTS as usize) {
+            let get = |(page, target): (u64, &mut Vec<u8>)| {
+                let pieces = [(NonNull::from(&mut target[..]).cast(), LEN)];
+                // SAFETY: they live longer than the session, and nothing looks at them before it is dropped.
+                let destination = unsafe { Destination::borrowed(&pieces, Some(guard.clone())) };
+                Get { key: key(page), range: None, destination }
+            };
+            session.submit_get(pages(0).zip(targets).map(get).collect(), Options::default());
+        }
+        let bytes: Arc<[u8]> = content(77).into();
+        for page in 70..74 {
+            let put = Put { key: key(page), source: Source::shared(bytes.clone()) };
+            session.submit_put(vec![PutGroup::new(vec![put])], Options::default());
+        }
+        assert!(hears || Arc::strong_count(&guard) > 1 && Arc::strong_count(&bytes) > 1);
+        drop(session);
+        assert_eq!((Arc::strong_count(&guard), Arc::strong_count(&bytes)), (1, 1), "{way:?} hears={hears}");
+        targets.iter_mut().for_each(|target| target.fill(0xcc));
+        process.hear(true);
+        let links = process.links.load(Ordering::Relaxed);
+        let mut session = client.session();
+        let get = session.submit_get(gets(0, taken(&mut buffers)), Options::default());
+        assert_eq!(was_got(0, session.wait(get, PATIENCE)).0, all(hit()), "{way:?} hears={hears}");
+        assert_eq!(process.links.load(Ordering::Relaxed), links, "{way:?}: it is made anew");
+        assert!(targets.iter().flatten().all(|byte| *byte == 0xcc), "{way:?} hears={hears}: written to");
+    }
+}
+
+/// A link has what was shared when it was made: one of before is not there for calls of after.
+#[test]
+fn what_is_shared_while_a_session_lives_is_shown_over_links_of_later() {
+    let (address, _dir) = place(Way::Shown);
+    let process = Process::at(Way::Shown, &address, 1);
+    let (client, _) = process.client(1);
+    let mut session = client.session();
+    let put = |session: &mut pagelith::attach::Session<'_>, n, buffers| {
+        let ticket = session.submit_put(puts(n, buffers), Options::default());
+        was_put(session.wait(ticket, PATIENCE))
+    };
+    let (buffers, region): (Vec<AlignedBuf>, Arc<Region>) =
+        AlignedBuf::shown(OBJECTS as usize, LEN).expect("memory");
+    let (outcomes, buffers) = put(&mut session, 1, buffers);
+    assert_eq!(outcomes, all(Ok(PutOutcome::Stored)));
+    let links = process.links.load(Ordering::Relaxed);
+    client.share(region).expect("shared");
+    drop(session);
+    let (outcomes, _) = put(&mut client.session(), 2, buffers);
+    assert_eq!(outcomes, all(Ok(PutOutcome::Stored)));
+    assert_eq!(process.links.load(Ordering::Relaxed), links + 1, "one that knows of it");
+}
