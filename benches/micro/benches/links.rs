@@ -1,5 +1,6 @@
 //! What a link costs: the same gets, puts and look-ups embedded, through shared memory, over a Unix socket without it and
-//! over TCP, of a store of DRAM alone; client and server are two threads of one process.
+//! over TCP, of a store of DRAM alone; client and server are two threads of one process. Gets and puts also with four batches in flight
+//! from one thread, embedded and shown: a time is that of one batch then.
 //!
 //! `cargo bench -p pagelith-micro --bench links`. Beside them stands what TCP allows: a thread that sends as many bytes for
 //! each byte that asks for them, and one that receives them into the same buffers, and checksums them. Gets from SSD are of a store below the
@@ -33,15 +34,21 @@ use pagelith::transport::limits::Limits;
 use pagelith::transport::rights::Rights;
 use pagelith::transport::shown::Shows;
 use pagelith::transport::socket::{Arrival, Listen, Listener};
-use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Store};
+use pagelith::{
+    AlignedBuf, Config, Destination, Done, Facts, Get, GetSlice, Options, Put, PutGroup, PutSlice, Session,
+    Size, Source, Store, attach,
+};
 
 use common::{keys, mix};
 
 /// Objects of a get or put.
 const BATCH: usize = 32;
+/// Batches in flight from one thread.
+const DEPTH: usize = 4;
 /// Bytes of objects that gets choose from.
 const DATA: usize = 256 << 20;
 const WAIT: Duration = Duration::from_millis(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 fn store() -> Store {
     let mut config = Config::default();
@@ -90,6 +97,87 @@ impl Side<'_> {
             Side::Embedded(store) => store.exists_batch(keys, Options::default())[0],
             Side::Attached(store) => store.exists_batch(keys, Options::default()).expect("an answer")[0],
         }
+    }
+}
+
+/// A thread's way in, with several batches in flight.
+enum Way<'a> {
+    Embedded(Session),
+    Attached(attach::Session<'a>),
+}
+
+/// Batches in flight, and buffers for as many.
+struct Flights<'a> {
+    way: Way<'a>,
+    idle: Vec<Vec<AlignedBuf>>,
+}
+
+impl<'a> Flights<'a> {
+    fn new(side: &'a Side<'_>, buffers: &mut Vec<AlignedBuf>) -> Flights<'a> {
+        let way = match side {
+            Side::Embedded(store) => Way::Embedded(store.session().expect("a session")),
+            Side::Attached(store) => Way::Attached(store.session()),
+        };
+        let mut idle: Vec<Vec<AlignedBuf>> = (0..DEPTH).map(|_| Vec::new()).collect();
+        idle.iter_mut().for_each(|idle| *idle = buffers.split_off(buffers.len() - BATCH));
+        Flights { way, idle }
+    }
+
+    /// Buffers that are not in use: those of whichever batch is done first, if all are.
+    fn buffers(&mut self) -> Vec<AlignedBuf> {
+        if let Some(buffers) = self.idle.pop() {
+            return buffers;
+        }
+        let done = match &mut self.way {
+            Way::Embedded(session) => session.wait_any(PATIENCE),
+            Way::Attached(session) => session.wait_any(PATIENCE),
+        };
+        match done.expect("done").1 {
+            Done::Get(done) => done
+                .into_iter()
+                .map(|done| {
+                    assert!(done.outcome.is_ok_and(|outcome| outcome.is_hit()));
+                    done.destination.into_buffer().expect("its buffer")
+                })
+                .collect(),
+            Done::Put(done) => done
+                .into_iter()
+                .map(|done| {
+                    assert!(done.outcome.is_ok());
+                    done.source.into_buffer().expect("its buffer")
+                })
+                .collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn get(&mut self, keys: &[ObjectKey]) {
+        let get = |(key, buffer): (&ObjectKey, AlignedBuf)| Get {
+            key: *key,
+            range: None,
+            destination: Destination::owned(buffer),
+        };
+        let gets = keys.iter().zip(self.buffers()).map(get).collect();
+        match &mut self.way {
+            Way::Embedded(session) => session.submit_get(gets, Options::default()),
+            Way::Attached(session) => session.submit_get(gets, Options::default()),
+        };
+    }
+
+    fn put(&mut self, keys: &[ObjectKey]) {
+        let put = |(key, buffer): (&ObjectKey, AlignedBuf)| {
+            PutGroup::new(vec![Put { key: *key, source: Source::owned(buffer) }])
+        };
+        let groups = keys.iter().zip(self.buffers()).map(put).collect();
+        match &mut self.way {
+            Way::Embedded(session) => session.submit_put(groups, Options::default()),
+            Way::Attached(session) => session.submit_put(groups, Options::default()),
+        };
+    }
+
+    /// All buffers, once nothing is in flight.
+    fn land(mut self) -> Vec<AlignedBuf> {
+        (0..DEPTH).flat_map(|_| self.buffers()).collect()
     }
 }
 
@@ -189,8 +277,9 @@ fn links(c: &mut Criterion) {
     let tcp = || "tcp:127.0.0.1:0".parse().expect("an address");
     for object_bytes in [64 << 10, 1 << 20] {
         let (store, stop) = (store(), AtomicBool::new(false));
-        let (mut buffers, memory) = AlignedBuf::shown(BATCH, object_bytes).expect("memory");
+        let (mut buffers, memory) = AlignedBuf::shown((1 + DEPTH) * BATCH, object_bytes).expect("memory");
         buffers.iter_mut().for_each(|buffer| buffer.fill(1));
+        let mut in_flight = buffers.split_off(BATCH);
         std::thread::scope(|scope| {
             let sides = [
                 ("embedded", Side::Embedded(&store)),
@@ -226,6 +315,19 @@ fn links(c: &mut Criterion) {
                     });
                 });
             }
+            for (name, side) in &sides[..2] {
+                let (mut turn, mut flights) = (0, Flights::new(side, &mut in_flight));
+                group.bench_function(
+                    BenchmarkId::from_parameter(format!("{name}, {DEPTH} in flight")),
+                    |b| {
+                        b.iter(|| {
+                            turn += 1;
+                            flights.get(batch(turn));
+                        });
+                    },
+                );
+                in_flight = flights.land();
+            }
             let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
             let address = listener.local_addr().expect("an address");
             let bare = scope.spawn(move || bare_server(listener, object_bytes));
@@ -248,6 +350,19 @@ fn links(c: &mut Criterion) {
                         side.put(&keys(first..first + BATCH as u64), &buffers);
                     });
                 });
+            }
+            for (name, side) in &sides[..2] {
+                let mut flights = Flights::new(side, &mut in_flight);
+                group.bench_function(
+                    BenchmarkId::from_parameter(format!("{name}, {DEPTH} in flight")),
+                    |b| {
+                        b.iter(|| {
+                            let first = next.fetch_add(BATCH as u64, Ordering::Relaxed);
+                            flights.put(&keys(first..first + BATCH as u64));
+                        });
+                    },
+                );
+                in_flight = flights.land();
             }
             group.finish();
 
