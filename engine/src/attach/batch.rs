@@ -10,8 +10,8 @@ use super::acked::Instance;
 use super::put::RemotePut;
 use super::{is_unavailable, nudge, tries};
 use crate::batch::{Get, PutGroup};
-use crate::outcome::{GetDone, PutDone};
-use crate::remote::batch::{Asked, Heard, Manner, Missed, RemoteGet, no_link};
+use crate::outcome::{GetDone, GetOutcome, MissCause, PutDone};
+use crate::remote::batch::{Asked, Heard, Manner, Missed, RemoteGet};
 use crate::remote::desk::Desk;
 use crate::together::Together;
 
@@ -31,11 +31,16 @@ impl Gets {
         let asked: Vec<_> = gets.iter().map(|get| (get.key, get.range.clone())).collect();
         let begun = |get: Get| {
             let Get { destination, .. } = get;
-            let (outcome, with) = (Err(no_link()), Together::default());
+            let (outcome, with) = (Ok(GetOutcome::Miss(MissCause::Late)), Together::default());
             GetDone { outcome, destination, length: 0, checksums: Vec::new(), with, lies: None }
         };
-        let done: Vec<GetDone> = gets.into_iter().map(begun).collect();
-        let missed = lost(&asked, &done);
+        let done = gets.into_iter().map(begun).collect();
+        let missed = |(at, (key, range)): (usize, &(ObjectKey, Option<Range<u64>>))| Missed {
+            at,
+            key: *key,
+            range: range.clone(),
+        };
+        let missed = asked.iter().enumerate().map(missed).collect();
         let get = RemoteGet::begin(desk, done, missed, manner, Asked::Store, None);
         Gets { asked, get, deadline: manner.deadline, tries: tries(desk) }
     }
@@ -58,7 +63,7 @@ impl Gets {
     }
 }
 
-/// Those of a batch that have no outcome, or one that another try may better.
+/// Those of a batch that have an outcome that another try may better.
 fn lost(asked: &[(ObjectKey, Option<Range<u64>>)], done: &[GetDone]) -> Vec<Missed> {
     let lost = |(at, ((key, range), done)): (usize, (&(ObjectKey, Option<Range<u64>>), &GetDone))| {
         is_unavailable(&done.outcome).then(|| Missed { at, key: *key, range: range.clone() })

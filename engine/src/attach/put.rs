@@ -38,7 +38,8 @@ struct Object {
     key: ObjectKey,
     length: u64,
     readers: Readers,
-    outcome: Result<PutOutcome>,
+    /// `None` as long as nobody was asked.
+    outcome: Option<Result<PutOutcome>>,
 }
 
 /// A group of a batch: objects that lie next to each other in it.
@@ -83,7 +84,7 @@ impl RemotePut {
             objects.extend(group.objects.into_iter().map(|put| {
                 let Put { key, source } = put;
                 let length = source.len();
-                Object { key, length, readers: Readers::new(source.parts), outcome: Err(no_link()) }
+                Object { key, length, readers: Readers::new(source.parts), outcome: None }
             }));
             Group { base: group.base, objects: first..objects.len() }
         };
@@ -112,12 +113,13 @@ impl RemotePut {
                 0 => format!("object has no bytes key={key} length=0"),
                 _ => format!("object is too large key={key} length={length} max={max}"),
             };
-            objects.iter_mut().for_each(|object| object.outcome = Err(Error::invalid(detail.clone())));
+            objects.iter_mut().for_each(|object| object.outcome = Some(Err(Error::invalid(detail.clone()))));
         }
     }
 
-    fn outcome(&self, group: &Group) -> &Result<PutOutcome> {
-        &self.objects[group.objects.start].outcome
+    /// Whether it has no outcome, or one that another try may better.
+    fn is_open(&self, group: &Group) -> bool {
+        self.objects[group.objects.start].outcome.as_ref().is_none_or(super::is_unavailable)
     }
 
     /// Offer what has no outcome, or one that another try may better.
@@ -129,7 +131,7 @@ impl RemotePut {
         self.offers.clear();
         let (mut bytes, mut payload) = (0, 0);
         for (at, group) in self.groups.iter().enumerate() {
-            if !super::is_unavailable(self.outcome(group)) {
+            if !self.is_open(group) {
                 continue;
             }
             let cost = self.objects[group.objects.clone()].iter().map(cost).sum::<u64>();
@@ -199,12 +201,12 @@ impl RemotePut {
                     heard.note(STORE, true);
                 }
                 let late = Error::busy("the time was up before the store was asked");
-                self.of(&offer).iter_mut().for_each(|object| object.outcome = Err(late.clone()));
+                self.of(&offer).iter_mut().for_each(|object| object.outcome = Some(Err(late.clone())));
                 return None;
             }
             Standing::Up(caller) if !self.required.is_empty() && !caller.has(Feature::Parts) => {
                 let old = Error::new(ErrorKind::Incompatible, "the store takes no parts of groups");
-                self.of(&offer).iter_mut().for_each(|object| object.outcome = Err(old.clone()));
+                self.of(&offer).iter_mut().for_each(|object| object.outcome = Some(Err(old.clone())));
                 return None;
             }
             Standing::Up(caller) => caller,
@@ -227,7 +229,7 @@ impl RemotePut {
             }
             Err(error) => {
                 let objects = self.of(&offer);
-                objects.iter_mut().for_each(|object| object.outcome = Err(error.clone()));
+                objects.iter_mut().for_each(|object| object.outcome = Some(Err(error.clone())));
                 None
             }
         }
@@ -251,7 +253,7 @@ impl RemotePut {
         heard.note(STORE, outcomes.iter().any(failed));
         self.acked.extend(outcomes.iter().any(Result::is_ok).then_some(by));
         for (object, outcome) in self.of(offer).iter_mut().zip(outcomes) {
-            object.outcome = outcome;
+            object.outcome = Some(outcome);
         }
     }
 
@@ -264,7 +266,8 @@ impl RemotePut {
     pub fn finish(self) -> Vec<PutDone> {
         let done = |object: Object| {
             let parts = object.readers.into_parts().unwrap_or_default();
-            PutDone { outcome: object.outcome, source: Source::of(parts) }
+            let outcome = object.outcome.unwrap_or_else(|| Err(no_link()));
+            PutDone { outcome, source: Source::of(parts) }
         };
         self.objects.into_iter().map(done).collect()
     }

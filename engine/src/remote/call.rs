@@ -12,7 +12,7 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::Frame;
 use pagelith_layouts::wire::outcome::{
-    Answer, Base, CauseTag, ErrorTag, Failure, Flushed, Happened, Items, Lies, TierTag, Verdict,
+    self, Answer, Base, CauseTag, ErrorTag, Failure, Flushed, Happened, Items, Lies, TierTag, Verdict,
 };
 use pagelith_layouts::wire::pull::PullItem;
 use pagelith_layouts::wire::request::{GetItem, Verb};
@@ -130,6 +130,7 @@ pub(super) struct Offer {
     unsent: VecDeque<Push>,
     /// Pushes that the link has.
     sending: usize,
+    /// None before there is an answer, or it is not waited for any more.
     outcomes: Vec<Result<PutOutcome>>,
 }
 
@@ -183,8 +184,7 @@ impl Call {
     }
 
     pub fn put(token: u64, deadline: Mono, keys: Vec<(ObjectKey, u64)>, lend: Lend) -> Call {
-        let outcomes = keys.iter().map(|_| Err(no_answer())).collect();
-        let offer = Offer { keys, lend, unsent: VecDeque::new(), sending: 0, outcomes };
+        let offer = Offer { keys, lend, unsent: VecDeque::new(), sending: 0, outcomes: Vec::new() };
         Call::new(token, deadline, Work::Put(offer))
     }
 
@@ -217,7 +217,10 @@ impl Call {
         let reply = match self.work {
             Work::Exists(_, found) => Reply::Exists(found),
             Work::Get(items) => Reply::Get(items.into_iter().map(got).collect()),
-            Work::Put(offer) => Reply::Put(offer.outcomes),
+            Work::Put(mut offer) => {
+                offer.outcomes.resize_with(offer.keys.len(), || Err(no_answer()));
+                Reply::Put(offer.outcomes)
+            }
             Work::Told(_, told) => Reply::Told(told),
         };
         (self.token, reply)
@@ -317,11 +320,10 @@ impl Call {
                 judge_all(items, said);
             }
             (Work::Put(offer), Answer::Items(said)) if said.len() == offer.keys.len() => {
-                for (((key, _), outcome), said) in offer.keys.iter().zip(&mut offer.outcomes).zip(said.iter())
-                {
-                    *outcome =
-                        if said.key_hash == key_hash(key) { stored(&said.verdict) } else { Err(no_answer()) };
-                }
+                let outcome = |((key, _), said): (&(ObjectKey, u64), outcome::Item<'_>)| {
+                    if said.key_hash == key_hash(key) { stored(&said.verdict) } else { Err(no_answer()) }
+                };
+                offer.outcomes = offer.keys.iter().zip(said.iter()).map(outcome).collect();
             }
             (Work::Told(asked, told), answer) if *asked == verb => match told_by(answer) {
                 Some(said) => *told = Ok(said),
@@ -338,7 +340,7 @@ impl Call {
         match &mut self.work {
             Work::Exists(_, found) => *found = Err(error.clone()),
             Work::Get(items) => items.iter_mut().for_each(|item| item.outcome = Some(Err(error.clone()))),
-            Work::Put(offer) => offer.outcomes.iter_mut().for_each(|o| *o = Err(error.clone())),
+            Work::Put(offer) => offer.outcomes = offer.keys.iter().map(|_| Err(error.clone())).collect(),
             Work::Told(_, told) => *told = Err(error.clone()),
         }
     }
