@@ -102,7 +102,7 @@ impl Side<'_> {
 
 /// A thread's way in, with several batches in flight.
 enum Way<'a> {
-    Embedded(Session),
+    Embedded(Box<Session>),
     Attached(attach::Session<'a>),
 }
 
@@ -115,7 +115,7 @@ struct Flights<'a> {
 impl<'a> Flights<'a> {
     fn new(side: &'a Side<'_>, buffers: &mut Vec<AlignedBuf>) -> Flights<'a> {
         let way = match side {
-            Side::Embedded(store) => Way::Embedded(store.session().expect("a session")),
+            Side::Embedded(store) => Way::Embedded(Box::new(store.session().expect("a session"))),
             Side::Attached(store) => Way::Attached(store.session()),
         };
         let mut idle: Vec<Vec<AlignedBuf>> = (0..DEPTH).map(|_| Vec::new()).collect();

@@ -15,10 +15,13 @@ use crate::remote::batch::{Asked, Heard, Manner, Missed, RemoteGet};
 use crate::remote::desk::Desk;
 use crate::together::Together;
 
+/// An object that is asked for, and which of its bytes.
+type Asking = (ObjectKey, Option<Range<u64>>);
+
 /// A batch of gets on its way.
 pub(super) struct Gets {
     /// What each object was asked for by.
-    asked: Vec<(ObjectKey, Option<Range<u64>>)>,
+    asked: Vec<Asking>,
     get: RemoteGet,
     deadline: Mono,
     /// How often it may be asked still, this time among them.
@@ -28,18 +31,14 @@ pub(super) struct Gets {
 impl Gets {
     pub fn begin(desk: &mut Desk, gets: Vec<Get>, manner: Manner) -> Gets {
         nudge(desk);
-        let asked: Vec<_> = gets.iter().map(|get| (get.key, get.range.clone())).collect();
+        let asked: Vec<Asking> = gets.iter().map(|get| (get.key, get.range.clone())).collect();
         let begun = |get: Get| {
             let Get { destination, .. } = get;
             let (outcome, with) = (Ok(GetOutcome::Miss(MissCause::Late)), Together::default());
             GetDone { outcome, destination, length: 0, checksums: Vec::new(), with, lies: None }
         };
         let done = gets.into_iter().map(begun).collect();
-        let missed = |(at, (key, range)): (usize, &(ObjectKey, Option<Range<u64>>))| Missed {
-            at,
-            key: *key,
-            range: range.clone(),
-        };
+        let missed = |(at, (key, range)): (usize, &Asking)| Missed { at, key: *key, range: range.clone() };
         let missed = asked.iter().enumerate().map(missed).collect();
         let get = RemoteGet::begin(desk, done, missed, manner, Asked::Store, None);
         Gets { asked, get, deadline: manner.deadline, tries: tries(desk) }
@@ -64,8 +63,8 @@ impl Gets {
 }
 
 /// Those of a batch that have an outcome that another try may better.
-fn lost(asked: &[(ObjectKey, Option<Range<u64>>)], done: &[GetDone]) -> Vec<Missed> {
-    let lost = |(at, ((key, range), done)): (usize, (&(ObjectKey, Option<Range<u64>>), &GetDone))| {
+fn lost(asked: &[Asking], done: &[GetDone]) -> Vec<Missed> {
+    let lost = |(at, ((key, range), done)): (usize, (&Asking, &GetDone))| {
         is_unavailable(&done.outcome).then(|| Missed { at, key: *key, range: range.clone() })
     };
     asked.iter().zip(done).enumerate().filter_map(lost).collect()

@@ -209,6 +209,10 @@ impl RemotePut {
                 self.of(&offer).iter_mut().for_each(|object| object.outcome = Some(Err(old.clone())));
                 return None;
             }
+            // It would be checksummed in vain.
+            Standing::Up(caller) if caller.calls() > 0 && !caller.has_room(OFFER_BYTES_MAX as usize) => {
+                return Some(offer);
+            }
             Standing::Up(caller) => caller,
             Standing::Soon => return Some(offer),
             Standing::Down => return None,

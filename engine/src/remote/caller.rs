@@ -88,6 +88,12 @@ impl Caller {
         self.link.facts().control_bytes_max as usize
     }
 
+    /// Whether there is room for a request of so many bytes now.
+    pub fn has_room(&self, bytes: usize) -> bool {
+        let room = self.link.room();
+        room.frames > 0 && room.operations > 0 && room.frame_bytes >= bytes
+    }
+
     /// Operations under way.
     pub fn calls(&self) -> usize {
         self.calls.len()
