@@ -23,11 +23,10 @@ use crate::remote::desk::Desk;
 ///
 /// What is to be [shared](Attached::share) is shared before this is made: a link has what there was when it was made.
 ///
-/// Dropping it gives up what is under way: the store is told, and the drop returns when the link, and the kernel, are done with
-/// the callers' memory, as a batch whose time is up does. Of a put that was given up the store may have stored some. The store's process may look at
-/// memory that was shown it for a moment longer, through its own mapping of it, and copies from there only what still has the
-/// checksums that were sent with it. So memory that was lent by a guard ([`crate::Destination::borrowed`]) is free after the drop, and
-/// needs no guard for that.
+/// Dropping it gives up what is under way, as what has no time left: the store is told, and the drop returns when no link and no read of
+/// the kernel's has any of the callers' memory. Memory lent by [`crate::Destination::borrowed`] or [`crate::Source::borrowed`] is the
+/// caller's again then, guard or not. A store that is shown what is put may look at it a moment longer, through its own mapping, and
+/// stores of that only what has the checksums that were sent. Of a put that was given up some may have been stored.
 pub struct Session<'a> {
     attached: &'a Attached,
     desk: Desk,

@@ -55,7 +55,7 @@ const SYNCS: &str = "which sync fails is counted, and a link leaves the store ti
 
 /// Behaviours that say nothing over a link, and why: they are shown embedded only.
 pub const EMBEDDED_ONLY: &[(&str, &str)] = &[
-    ("tickets::", "sessions are a thread's of the store's process"),
+    ("tickets::", "a client's sessions are others: `attached_session.rs`"),
     ("deadlines::no_time_at_all", "over a link nothing happens in no time"),
     ("headers::are_read_once_and_known_then", "what the server reads into is its own"),
     ("hits::a_session_answers_at_once", "sessions are a thread's of the store's process"),
