@@ -125,14 +125,14 @@ impl Table {
     /// Brings the homes of these fingerprints, and their stripes' versions, under way into the cache, all at once.
     #[inline]
     pub(super) fn prefetch(&self, homes_of: impl Iterator<Item = u128>) {
-        self.homes(homes_of, |line| prefetch::line(line), |stripe| self.versions.prefetch(stripe));
+        self.homes(homes_of, prefetch::line, |stripe| self.versions.prefetch(stripe));
     }
 
     /// The same for who changes them.
     #[inline]
     pub(super) fn prefetch_to_write(&self, homes_of: impl Iterator<Item = u128>) {
         let version = |stripe| self.versions.prefetch_to_write(stripe);
-        self.homes(homes_of, |line| prefetch::line_to_write(line), version);
+        self.homes(homes_of, prefetch::line_to_write, version);
     }
 
     #[inline]
