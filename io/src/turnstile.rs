@@ -95,6 +95,7 @@ const SHORT: u32 = 12;
 const LONG: u32 = 40;
 
 #[cfg(all(test, not(any(loom, shuttle))))]
+#[allow(clippy::disallowed_methods, reason = "real threads are what is tested")]
 mod tests {
     use super::*;
 

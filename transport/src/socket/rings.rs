@@ -322,15 +322,20 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn who_sleeps_is_woken_once_for_what_is_about_to_come() {
+    /// Both sides, and the socket of each.
+    fn two() -> ([Rings; 2], [OwnedFd; 2]) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (here, there) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("sockets");
         let memory = Rings::memory().expect("memory");
         let fd = rustix::io::dup(&memory).expect("another descriptor");
         let theirs = SharedMemory::of(fd, PAIR_MEMORY_BYTES).expect("as it was made");
-        let (mut ours, mut theirs) = (Rings::new(memory, true), Rings::new(theirs, false));
+        ([Rings::new(memory, true), Rings::new(theirs, false)], [here, there])
+    }
+
+    #[test]
+    fn who_sleeps_is_woken_once_for_what_is_about_to_come() {
+        let ([mut ours, mut theirs], [here, there]) = two();
         let is_woken = || wait_for(&[(there.as_fd(), false)], Duration::ZERO);
         ours.nudge(&here);
         assert!(!is_woken(), "it is awake");
@@ -351,13 +356,7 @@ mod tests {
 
     #[test]
     fn what_was_said_quietly_wakes_the_other_side_before_this_one_sleeps() {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (here, there) =
-            socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("sockets");
-        let memory = Rings::memory().expect("memory");
-        let fd = rustix::io::dup(&memory).expect("another descriptor");
-        let theirs = SharedMemory::of(fd, PAIR_MEMORY_BYTES).expect("as it was made");
-        let (mut ours, theirs) = (Rings::new(memory, true), Rings::new(theirs, false));
+        let ([mut ours, theirs], [here, there]) = two();
         let is_woken = || wait_for(&[(there.as_fd(), false)], Duration::ZERO);
         assert!(!theirs.arm(false));
         assert!(!ours.ready(&here, false, Duration::ZERO));
