@@ -86,11 +86,13 @@ pub enum Mutant {
     HoldUnasked,
     /// A store that is told of a removal answers while what it offered before is on its way still.
     AnsweredBeforeOffers,
+    /// A client's session goes while links have its callers' memory.
+    SessionGoesAtOnce,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 39] = [
+    pub const ALL: [Mutant; 40] = [
         Mutant::PayloadUnchecked,
         Mutant::KeyUnchecked,
         Mutant::GenerationUnchecked,
@@ -130,6 +132,7 @@ impl Mutant {
         Mutant::HoldDropped,
         Mutant::HoldUnasked,
         Mutant::AnsweredBeforeOffers,
+        Mutant::SessionGoesAtOnce,
     ];
 
     /// Its name in `PAGELITH_MUTANT`: that of the variant.

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
+use pagelith_layouts::mutant::{self, Mutant};
 
 use super::batch::{Gets, Puts};
 use super::{Attached, STEP, STORE};
@@ -168,7 +169,7 @@ impl Drop for Session<'_> {
     fn drop(&mut self) {
         let clock = &*self.attached.clock;
         self.desk.give_up(STORE, clock.now());
-        while self.desk.is_asked(STORE) {
+        while self.desk.is_asked(STORE) && !mutant::on(Mutant::SessionGoesAtOnce) {
             self.desk.wait(clock.now(), STEP);
         }
         self.desk.take_all();

@@ -1,32 +1,28 @@
 //! A client: it asks for one thing after the other, gives up at deadlines, and uses its memory again.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pagelith::attach::Attached;
-use pagelith::{
-    Done, ErrorKind, Get, GetDone, GetOutcome, Options, Put, PutDone, PutGroup, Result, Session, Store,
-};
+use pagelith::{Done, Get, GetDone, Options, PutDone, PutGroup, Result, Session, Store};
 use pagelith_io::runtime::{Step, Task};
-use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::key::{ObjectKey, Role};
 use pagelith_layouts::shard::Shard;
 
 use super::looks::Looks;
-use super::oracle::{NAMESPACES, OBJECTS, Oracle, content, length};
+use super::oracle::{NAMESPACES, OBJECTS, Oracle};
 use super::report::Tally;
 use super::site::Machine;
 use crate::entropy::SplitMix64;
-use crate::explore::memory::{Memory, Shape, Target};
+use crate::explore::memory::{Memory, Target};
 use crate::explore::objects;
 
 /// What asks.
 pub enum Face {
     /// A client of a store process, and that store's number.
-    Attached(Box<Attached>, Machine, usize),
+    Attached(Arc<Attached>, Machine, usize),
     /// A store with peers, and its number.
     Front(Arc<Store>, Box<Session>, usize),
 }
@@ -76,6 +72,8 @@ pub struct Client {
     pub left: u32,
     /// It asks for so many objects, the first of all.
     pub of: usize,
+    /// It has several batches under way at once, now and then.
+    pub several: bool,
     /// It removes what others are busy with, and asks for what they remove.
     pub meets: bool,
     /// So many stores have clients that ask for the same, and put it.
@@ -110,7 +108,7 @@ fn group(object: usize) -> Vec<usize> {
 }
 
 /// What an object is attached to.
-fn base(object: usize) -> Option<usize> {
+pub(super) fn base(object: usize) -> Option<usize> {
     let first = object / PAGE * PAGE + object % NAMESPACES;
     (object / PAGE % 3 == 2 && object != first).then_some(first)
 }
@@ -122,7 +120,7 @@ fn goes_with(object: usize) -> Vec<usize> {
 }
 
 impl Face {
-    fn links(&self) -> u64 {
+    pub(super) fn links(&self) -> u64 {
         match self {
             Face::Attached(_, machine, _) => machine.dialled(),
             Face::Front(..) => 0,
@@ -130,7 +128,7 @@ impl Face {
     }
 
     /// Whether it is shown the store's memory.
-    fn is_shown(&self) -> bool {
+    pub(super) fn is_shown(&self) -> bool {
         match self {
             Face::Attached(_, machine, _) => machine.shows(),
             Face::Front(..) => false,
@@ -138,7 +136,7 @@ impl Face {
     }
 
     /// Whose answers these are.
-    fn store(&self) -> usize {
+    pub(super) fn store(&self) -> usize {
         match self {
             Face::Attached(_, _, number) | Face::Front(_, _, number) => *number,
         }
@@ -205,12 +203,11 @@ impl Face {
 /// nothing goes wrong. And how many more there may be, since much is asked at once.
 const QUESTIONS_MAX: u64 = 2;
 const QUESTIONS_FREE: u64 = 100;
-const BLOCK: usize = BLOCK_BYTES as usize;
 /// Longer than any deadline.
-const FOREVER: Duration = Duration::from_secs(60);
+pub(super) const FOREVER: Duration = Duration::from_secs(60);
 
 impl Client {
-    fn options(&mut self) -> Options {
+    pub(super) fn options(&mut self) -> Options {
         let micros = [400, 1_000, 3_000, 20_000, 300_000][self.rng.below(5) as usize];
         Options { timeout: Some(Duration::from_micros(micros)), ..Options::default() }
     }
@@ -221,7 +218,7 @@ impl Client {
         self.rng.below(of as u64) as usize
     }
 
-    fn objects(&mut self, most: u64) -> Vec<usize> {
+    pub(super) fn objects(&mut self, most: u64) -> Vec<usize> {
         let mut some: Vec<usize> = (0..1 + self.rng.below(most)).map(|_| self.object()).collect();
         some.sort_unstable();
         some.dedup();
@@ -230,7 +227,7 @@ impl Client {
 
     /// Keep memory that came back for a while, with bytes in it that no object has; what had it too long, and what changed
     /// in it since it came back.
-    fn rest(&mut self, mut target: Target) {
+    pub(super) fn rest(&mut self, mut target: Target) {
         let held = !target.is_alone();
         target.fill_with(0xC3);
         let touched = !self.memory.rest(target);
@@ -246,7 +243,7 @@ impl Client {
     }
 
     /// Which of these it puts, of those that several stores have clients for: most are put by one of them, and asked of it by the others.
-    fn puts(&mut self, mut some: Vec<usize>) -> Vec<usize> {
+    pub(super) fn puts(&mut self, mut some: Vec<usize>) -> Vec<usize> {
         if self.stores > 1 && !self.rng.one_in(4) {
             let (own, stores) = (self.face.store(), self.stores);
             some.retain(|object| (object / PAGE + object / PAGE / stores) % stores == own);
@@ -254,106 +251,39 @@ impl Client {
         some
     }
 
-    fn put(&mut self, some: Vec<usize>) {
-        let options = self.options();
-        let groups: Vec<Vec<usize>> = match some {
+    /// The groups that these objects are put in: a third of the time all of theirs, else the first's.
+    pub(super) fn groups(&mut self, some: Vec<usize>) -> Vec<Vec<usize>> {
+        let mut groups: Vec<Vec<usize>> = match some {
             some if self.rng.one_in(3) => some.into_iter().map(group).collect(),
             some => vec![group(some[0])],
         };
-        let mut groups = groups;
         groups.dedup();
+        groups
+    }
+
+    fn put(&mut self, some: Vec<usize>) {
+        let options = self.options();
+        let groups = self.groups(some);
         self.put_last = groups.iter().map(|group| group[0]).collect();
-        let mut lent = Vec::new();
-        let mut puts = Vec::new();
-        for group in &groups {
-            let mut objects = Vec::new();
-            for &object in group {
-                let version = self.shared.oracle().put(self.face.store(), object);
-                let mut target =
-                    self.memory.target(length(object), Shape::draw(&mut self.rng), &mut self.rng);
-                target.fill(&content(object, version, 0..length(object)));
-                objects.push(Put { key: key(object), source: target.source() });
-                lent.push((object, version, target));
-            }
-            puts.push(PutGroup { objects, base: base(group[0]).map(key) });
-        }
-        let links = self.face.links();
+        let (puts, lent) = self.lend_put(&groups);
         let done = self.face.put(puts, options);
-        let outcomes: Vec<bool> = done.iter().map(|done| done.outcome.is_ok()).collect();
-        self.alone =
-            done.iter().any(|done| matches!(&done.outcome, Err(e) if e.kind == ErrorKind::Unavailable));
-        drop(done);
+        self.put_over(lent, Some(done));
         self.shared.put_last.store(groups[0][0], Relaxed);
-        // What was asked twice may be under way on the first link still. What a store puts by itself is over with its outcome: it tells its
-        // peers of a removal behind all that it offered them before.
-        let (once, own) = (self.face.links() == links, matches!(self.face, Face::Front(..)));
-        for ((object, version, target), stored) in lent.into_iter().zip(outcomes) {
-            self.shared.oracle().put_ended(object, version, own || stored && once);
-            let mut tally = self.shared.tally();
-            tally.puts += 1;
-            tally.stored += u64::from(stored);
-            drop(tally);
-            self.rest(target);
-        }
     }
 
     fn get(&mut self, some: Vec<usize>) {
         let options = self.options();
-        let mut lent = Vec::new();
-        let mut gets = Vec::new();
-        for object in some {
-            let len = length(object);
-            let range = self.rng.one_in(4).then(|| {
-                let from = self.rng.below(len as u64 - 1);
-                from..from + 1 + self.rng.below(len as u64 - from)
-            });
-            let range = range.map(|range| range.start..range.end.min(len as u64));
-            // Of whole blocks, which a client of the host reads from SSD itself.
-            let range = range.or_else(|| {
-                (len > BLOCK && self.face.is_shown() && self.rng.one_in(4))
-                    .then_some(BLOCK as u64..len as u64)
-            });
-            let stretch: Range<usize> = range.clone().map_or(0..len, |r| r.start as usize..r.end as usize);
-            let target = self.memory.target(stretch.len(), Shape::draw(&mut self.rng), &mut self.rng);
-            gets.push(Get { key: key(object), range, destination: target.destination() });
-            lent.push((object, stretch, target));
-        }
-        let since = self.shared.oracle().moment();
-        if let Some((object, ..)) = lent.last() {
-            self.shared.asked_last.store(*object, Relaxed);
-        }
+        let objects = some.clone();
+        let (gets, lent) = self.lend_get(some);
         // What comes from a peer and is removed on its way must not stay.
         let removes = matches!(self.face, Face::Front(..)) && self.rng.one_in(8);
         let (shared, of, removing) = (&self.shared, self.face.store(), options);
         let done = self.face.get(gets, options, |store| {
             if removes {
-                let some = lent.iter().map(|(object, ..)| *object).collect();
-                shared.removed(of, some, |keys| store.remove(keys, removing));
+                shared.removed(of, objects, |keys| store.remove(keys, removing));
             }
         });
-        let outcomes: Vec<Result<GetOutcome>> = done.into_iter().map(|done| done.outcome).collect();
-        self.alone = outcomes.iter().any(|o| matches!(o, Err(e) if e.kind == ErrorKind::Unavailable));
-        for ((object, stretch, target), outcome) in lent.into_iter().zip(outcomes) {
-            let mut tally = self.shared.tally();
-            tally.gets += 1;
-            if let Ok(GetOutcome::Hit { bytes, .. }) = outcome {
-                tally.hits += 1;
-                tally.bytes += bytes;
-                let got: Vec<u8> = target.pieces().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
-                if let Some(wrong) =
-                    self.shared.oracle().read(self.face.store(), object, &stretch, &got, since)
-                {
-                    tally.wrong += 1;
-                    tally.found(wrong);
-                }
-            }
-            if !target.guards_hold() {
-                tally.wrong += 1;
-                tally.found(format!("bytes beside a destination changed object={object}"));
-            }
-            drop(tally);
-            self.rest(target);
-        }
+        self.got(lent, Some(done));
     }
 
     fn exists(&mut self) {
@@ -403,6 +333,14 @@ impl Client {
         is_circled
     }
 
+    fn rests(&mut self) -> Step {
+        if std::mem::take(&mut self.alone) {
+            // Who is not there is left alone for a second; asking meanwhile shows nothing.
+            return Step::Idle(Duration::from_micros(self.rng.below(400_000)));
+        }
+        Step::Idle(Duration::from_micros(self.rng.below(600)))
+    }
+
     fn look(&mut self) {
         if self.looks.is_full() || self.rng.one_in(2) {
             return self.looks.end_one(&mut self.rng, &self.shared);
@@ -435,6 +373,10 @@ impl Task for Client {
             self.look();
             return Step::Idle(Duration::from_micros(self.rng.below(600)));
         }
+        if self.several && self.rng.one_in(10) {
+            self.several();
+            return self.rests();
+        }
         let removing = if self.meets { self.shared.removing.load(Relaxed) } else { 0 };
         match self.rng.below(100) {
             // What one store has removed and another has not may be sent back.
@@ -462,11 +404,7 @@ impl Task for Client {
             _ => return Step::Idle(Duration::from_millis(1 + self.rng.below(1500))),
         }
         self.shared.tally().operations += 1;
-        if std::mem::take(&mut self.alone) {
-            // Who is not there is left alone for a second; asking meanwhile shows nothing.
-            return Step::Idle(Duration::from_micros(self.rng.below(400_000)));
-        }
-        Step::Idle(Duration::from_micros(self.rng.below(600)))
+        self.rests()
     }
 }
 

@@ -6,9 +6,11 @@
 //! write or have any more.
 
 mod client;
+mod lent;
 mod looks;
 mod oracle;
 mod report;
+mod several;
 mod shape;
 mod site;
 
@@ -181,6 +183,7 @@ fn go(plan: &Plan, shared: &Shared) {
             looks,
             left,
             of,
+            several: shape.has_several(),
             meets: shape == Shape::Mutual,
             stores: if shape == Shape::Mutual { machines.len() } else { 1 },
             put_last: Vec::new(),

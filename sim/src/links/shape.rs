@@ -44,6 +44,11 @@ impl Shape {
         matches!(self, Shape::Attached | Shape::Shown)
     }
 
+    /// Whether clients have several batches under way at once: not where what one of them removes is to meet what others are busy with.
+    pub fn has_several(self) -> bool {
+        matches!(self, Shape::Attached | Shape::Behind | Shape::Shown)
+    }
+
     /// Within how many microseconds something goes wrong. A removal is acked where all peers are there: with more of them that takes longer.
     pub fn pace(self, rng: &mut SplitMix64) -> u64 {
         let slow = self == Shape::Mutual && !rng.one_in(3);
@@ -143,7 +148,7 @@ impl std::str::FromStr for Shape {
 /// A client of the store of machine `number`.
 fn attached(ground: &Ground, dial: Arc<dyn Dial>, machines: &[Machine], number: usize) -> Face {
     let attached = Attached::attach(dial, Arc::new(ground.clock.clone()), TIMEOUT).expect("it is up");
-    Face::Attached(Box::new(attached), machines[number].clone(), number)
+    Face::Attached(Arc::new(attached), machines[number].clone(), number)
 }
 
 fn peer(at: usize, machine: &Machine) -> Peer {

@@ -111,8 +111,9 @@ fn shape_for(mutant: Mutant) -> Option<Shape> {
         Mutant::PeersUntold | Mutant::KeptBehindRemoval => Some(Shape::Fronts),
         Mutant::ShownLetGo | Mutant::LentFromStart => Some(Shape::Shown),
         Mutant::ViewLetGo | Mutant::ShownUnchecked | Mutant::HeldForTheGone => Some(Shape::Shown),
+        Mutant::SessionGoesAtOnce => Some(Shape::Attached),
         Mutant::PeersAskOn | Mutant::ToldAndKept | Mutant::ServedUntold => Some(Shape::Mutual),
-        Mutant::ToldOwnerAlone | Mutant::HoldDropped | Mutant::AnsweredBeforeOffers => Some(Shape::Mutual),
+        Mutant::ToldOwnerAlone | Mutant::HoldDropped => Some(Shape::Mutual),
         _ => None,
     }
 }
@@ -131,6 +132,8 @@ fn tests_for(mutant: Mutant) -> Option<&'static str> {
         Mutant::HoldUnasked => Some("peers"),
         // Over links it takes a frame that is late by several answers.
         Mutant::ToldBeforeOffers => Some("peers"),
+        // Over links it takes an offer on its way to a third store that was told already.
+        Mutant::AnsweredBeforeOffers => Some("peers"),
         _ => None,
     }
 }

@@ -1,0 +1,123 @@
+//! Memory that a client lends to a batch, and what is held against the outcomes of that.
+
+use std::ops::Range;
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use pagelith::{ErrorKind, Get, GetDone, GetOutcome, Put, PutDone, PutGroup};
+use pagelith_layouts::checksum::BLOCK_BYTES;
+
+use super::client::{Client, Face, base, key};
+use super::oracle::{content, length};
+use crate::explore::memory::{Shape, Target};
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+
+/// Objects that are put, which version of each, and their memory.
+pub struct Putting {
+    objects: Vec<(usize, usize, Target)>,
+    /// How many links there had been before.
+    links: u64,
+}
+
+/// Stretches of objects that are asked for, and their memory; since when.
+pub struct Getting {
+    stretches: Vec<(usize, Range<usize>, Target)>,
+    since: u64,
+}
+
+impl Client {
+    /// New versions of the objects of groups, to be put.
+    pub(super) fn lend_put(&mut self, groups: &[Vec<usize>]) -> (Vec<PutGroup>, Putting) {
+        let (mut puts, mut lent) = (Vec::new(), Vec::new());
+        for group in groups {
+            let mut objects = Vec::new();
+            for &object in group {
+                let version = self.shared.oracle().put(self.face.store(), object);
+                let mut target =
+                    self.memory.target(length(object), Shape::draw(&mut self.rng), &mut self.rng);
+                target.fill(&content(object, version, 0..length(object)));
+                objects.push(Put { key: key(object), source: target.source() });
+                lent.push((object, version, target));
+            }
+            puts.push(PutGroup { objects, base: base(group[0]).map(key) });
+        }
+        (puts, Putting { objects: lent, links: self.face.links() })
+    }
+
+    /// It ended, or was given up.
+    pub(super) fn put_over(&mut self, lent: Putting, done: Option<Vec<PutDone>>) {
+        let outcomes: Vec<bool> = done.iter().flatten().map(|done| done.outcome.is_ok()).collect();
+        let alone = |done: &PutDone| matches!(&done.outcome, Err(e) if e.kind == ErrorKind::Unavailable);
+        self.alone = done.iter().flatten().any(alone);
+        drop(done);
+        // What was asked twice may be under way on the first link still. What a store puts by itself is over with its outcome: it tells its
+        // peers of a removal behind all that it offered them before.
+        let (once, own) = (self.face.links() == lent.links, matches!(self.face, Face::Front(..)));
+        let outcomes = outcomes.into_iter().chain(std::iter::repeat(false));
+        for ((object, version, target), stored) in lent.objects.into_iter().zip(outcomes) {
+            self.shared.oracle().put_ended(object, version, own || stored && once);
+            let mut tally = self.shared.tally();
+            tally.puts += 1;
+            tally.stored += u64::from(stored);
+            drop(tally);
+            self.rest(target);
+        }
+    }
+
+    /// Some objects, or stretches of them, to be got.
+    pub(super) fn lend_get(&mut self, some: Vec<usize>) -> (Vec<Get>, Getting) {
+        let (mut gets, mut lent) = (Vec::new(), Vec::new());
+        for object in some {
+            let len = length(object);
+            let range = self.rng.one_in(4).then(|| {
+                let from = self.rng.below(len as u64 - 1);
+                from..from + 1 + self.rng.below(len as u64 - from)
+            });
+            let range = range.map(|range| range.start..range.end.min(len as u64));
+            // Of whole blocks, which a client of the host reads from SSD itself.
+            let range = range.or_else(|| {
+                (len > BLOCK && self.face.is_shown() && self.rng.one_in(4))
+                    .then_some(BLOCK as u64..len as u64)
+            });
+            let stretch: Range<usize> = range.clone().map_or(0..len, |r| r.start as usize..r.end as usize);
+            let target = self.memory.target(stretch.len(), Shape::draw(&mut self.rng), &mut self.rng);
+            gets.push(Get { key: key(object), range, destination: target.destination() });
+            lent.push((object, stretch, target));
+        }
+        let since = self.shared.oracle().moment();
+        if let Some((object, ..)) = lent.last() {
+            self.shared.asked_last.store(*object, Relaxed);
+        }
+        (gets, Getting { stretches: lent, since })
+    }
+
+    /// It ended, or was given up.
+    pub(super) fn got(&mut self, lent: Getting, done: Option<Vec<GetDone>>) {
+        let outcomes = done.map(|done| done.into_iter().map(|done| done.outcome).collect::<Vec<_>>());
+        let alone = |outcome: &pagelith::Result<GetOutcome>| matches!(outcome, Err(e) if e.kind == ErrorKind::Unavailable);
+        self.alone = outcomes.iter().flatten().any(alone);
+        let outcomes = outcomes.into_iter().flatten().map(Some).chain(std::iter::repeat_with(|| None));
+        for ((object, stretch, target), outcome) in lent.stretches.into_iter().zip(outcomes) {
+            let mut tally = self.shared.tally();
+            tally.gets += 1;
+            if let Some(Ok(GetOutcome::Hit { bytes, .. })) = outcome {
+                tally.hits += 1;
+                tally.bytes += bytes;
+                let got: Vec<u8> = target.pieces().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
+                if let Some(wrong) =
+                    self.shared.oracle().read(self.face.store(), object, &stretch, &got, lent.since)
+                {
+                    tally.wrong += 1;
+                    tally.found(wrong);
+                }
+            }
+            if !target.guards_hold() {
+                tally.wrong += 1;
+                tally.found(format!("bytes beside a destination changed object={object}"));
+            }
+            drop(tally);
+            self.rest(target);
+        }
+    }
+}
