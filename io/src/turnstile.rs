@@ -3,16 +3,21 @@
 //! To sleep and be woken takes longer than such a section, most of all in a virtual machine: where everybody who waits sleeps, the lock lies
 //! idle half of the time, while whoever was woken comes up. So at most two threads are awake that wait: one that tries for the lock
 //! itself, and one that follows it. Whoever becomes the second wakes nobody while it has the lock: it lets the third come up while it is
-//! still waiting itself. A thread that comes and finds the lock free takes it, whoever waits.
+//! still waiting itself. Nobody comes in front of those who wait: whoever gives the lock back and wants it again at once would have it
+//! every time, since it knows first that it is free.
 //!
-//! The gates guard nothing: what is right does not hang on them.
+//! The gates guard nothing, nor does the count: what is right does not hang on them.
 
-use crate::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::sync::{AtomicU32, Mutex, MutexGuard, PoisonError};
 
 /// A value behind such a lock.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Turnstile<T> {
     value: Mutex<T>,
+    /// How many wait.
+    waiting: AtomicU32,
     /// Had by who tries for the value.
     first: Mutex<()>,
     /// Had by who tries for `first`. The others sleep here.
@@ -22,15 +27,20 @@ pub struct Turnstile<T> {
 impl<T> Turnstile<T> {
     /// A new one.
     pub fn new(value: T) -> Turnstile<T> {
-        Turnstile { value: Mutex::new(value), first: Mutex::new(()), second: Mutex::new(()) }
+        let (first, second) = (Mutex::new(()), Mutex::new(()));
+        Turnstile { value: Mutex::new(value), waiting: AtomicU32::new(0), first, second }
     }
 
     /// The value, and whether others had it when it was asked for. A panic of who had it leaves it as it was.
     pub fn lock(&self) -> (MutexGuard<'_, T>, bool) {
-        if let Some(value) = at_once(&self.value) {
+        if self.waiting.load(Relaxed) == 0
+            && let Some(value) = at_once(&self.value)
+        {
             return (value, false);
         }
-        let value = briefly(&self.value, SHORT).unwrap_or_else(|| self.wait());
+        self.waiting.fetch_add(1, Relaxed);
+        let value = self.wait();
+        self.waiting.fetch_sub(1, Relaxed);
         (value, true)
     }
 
@@ -46,7 +56,7 @@ impl<T> Turnstile<T> {
 
 /// Lock without sleeping, unless it takes long.
 fn awake<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    briefly(mutex, LONG).unwrap_or_else(|| mutex.lock().unwrap_or_else(PoisonError::into_inner))
+    briefly(mutex, TRIES).unwrap_or_else(|| mutex.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Try so often, each time after twice as long, up to some [`PAUSES_LOG2`].
@@ -58,7 +68,7 @@ fn briefly<T>(mutex: &Mutex<T>, tries: u32) -> Option<MutexGuard<'_, T>> {
         }
         (0..1u32 << at.min(PAUSES_LOG2)).for_each(|_| std::hint::spin_loop());
         // Whoever has it may want this core.
-        if at >= SHORT {
+        if at >= AWAKE {
             std::thread::yield_now();
         }
     }
@@ -89,14 +99,16 @@ fn at_once<T>(_mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 /// that on AMD's.
 #[cfg(not(any(loom, shuttle, pagelith_tsan)))]
 const PAUSES_LOG2: u32 = 5;
-/// Tries of who comes: some ten microseconds.
-const SHORT: u32 = 12;
-/// Of who is awake to wait: some fifty.
-const LONG: u32 = 40;
+/// How often who is awake tries, some fifty microseconds; and from when on it lets others have its core in between.
+const TRIES: u32 = 40;
+#[cfg(not(any(loom, shuttle, pagelith_tsan)))]
+const AWAKE: u32 = 12;
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 #[allow(clippy::disallowed_methods, reason = "real threads are what is tested")]
 mod tests {
+    use crate::sync::AtomicBool;
+
     use super::*;
 
     #[test]
@@ -123,6 +135,23 @@ mod tests {
         let (value, others) = turnstile.lock();
         assert_eq!((*value, others), ((THREADS * TURNS, THREADS * TURNS), false));
         assert!(met <= THREADS * TURNS);
+    }
+
+    #[test]
+    fn who_wants_it_again_at_once_does_not_keep_it_from_others() {
+        let (turnstile, over) = (Turnstile::new(0u64), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let again = scope.spawn(|| {
+                while !over.load(Relaxed) {
+                    let (mut value, _) = turnstile.lock();
+                    // Long beside the moment for which it is free.
+                    (0..2_000).for_each(|_| *value = std::hint::black_box(*value + 1));
+                }
+            });
+            (0..2_000).for_each(|_| *turnstile.lock().0 += 1);
+            over.store(true, Relaxed);
+            again.join().expect("no panic");
+        });
     }
 
     #[test]
