@@ -107,8 +107,6 @@ const AWAKE: u32 = 12;
 #[cfg(all(test, not(any(loom, shuttle))))]
 #[allow(clippy::disallowed_methods, reason = "real threads are what is tested")]
 mod tests {
-    use crate::sync::AtomicBool;
-
     use super::*;
 
     #[test]
@@ -135,23 +133,6 @@ mod tests {
         let (value, others) = turnstile.lock();
         assert_eq!((*value, others), ((THREADS * TURNS, THREADS * TURNS), false));
         assert!(met <= THREADS * TURNS);
-    }
-
-    #[test]
-    fn who_wants_it_again_at_once_does_not_keep_it_from_others() {
-        let (turnstile, over) = (Turnstile::new(0u64), AtomicBool::new(false));
-        std::thread::scope(|scope| {
-            let again = scope.spawn(|| {
-                while !over.load(Relaxed) {
-                    let (mut value, _) = turnstile.lock();
-                    // Long beside the moment for which it is free.
-                    (0..2_000).for_each(|_| *value = std::hint::black_box(*value + 1));
-                }
-            });
-            (0..2_000).for_each(|_| *turnstile.lock().0 += 1);
-            over.store(true, Relaxed);
-            again.join().expect("no panic");
-        });
     }
 
     #[test]
