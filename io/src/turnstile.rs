@@ -60,7 +60,6 @@ fn awake<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Try so often, each time after twice as long, up to some [`PAUSES_LOG2`].
-#[cfg(not(any(loom, shuttle, pagelith_tsan)))]
 fn briefly<T>(mutex: &Mutex<T>, tries: u32) -> Option<MutexGuard<'_, T>> {
     for at in 0..tries {
         if let Some(guard) = at_once(mutex) {
@@ -86,22 +85,15 @@ fn at_once<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 
 /// Checkers let threads take turns at locks themselves.
 #[cfg(any(loom, shuttle, pagelith_tsan))]
-fn briefly<T>(_mutex: &Mutex<T>, _tries: u32) -> Option<MutexGuard<'_, T>> {
-    None
-}
-
-#[cfg(any(loom, shuttle, pagelith_tsan))]
-fn at_once<T>(_mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    None
+fn at_once<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    Some(mutex.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// At most how many of the CPU's pauses, as a power of two, lie between two tries: some 40 ns each on current Intel processors, a third of
 /// that on AMD's.
-#[cfg(not(any(loom, shuttle, pagelith_tsan)))]
 const PAUSES_LOG2: u32 = 5;
 /// How often who is awake tries, some fifty microseconds; and from when on it lets others have its core in between.
 const TRIES: u32 = 40;
-#[cfg(not(any(loom, shuttle, pagelith_tsan)))]
 const AWAKE: u32 = 12;
 
 #[cfg(all(test, not(any(loom, shuttle))))]
