@@ -106,25 +106,20 @@ mod tests {
         const THREADS: u64 = 8;
         const TURNS: u64 = 2_000;
         let turnstile = Turnstile::new((0u64, 0u64));
-        let met = std::thread::scope(|scope| {
+        std::thread::scope(|scope| {
             let each = || {
-                let mut met = 0;
                 for _ in 0..TURNS {
-                    let (mut value, others) = turnstile.lock();
+                    let (mut value, _) = turnstile.lock();
                     value.0 += 1;
                     std::hint::black_box(&mut value);
                     assert_eq!(value.0, value.1 + 1, "somebody else is in it");
                     value.1 += 1;
-                    met += u64::from(others);
                 }
-                met
             };
-            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(each)).collect();
-            threads.into_iter().map(|thread| thread.join().expect("no panic")).sum::<u64>()
+            (0..THREADS).for_each(|_| drop(scope.spawn(each)));
         });
         let (value, others) = turnstile.lock();
         assert_eq!((*value, others), ((THREADS * TURNS, THREADS * TURNS), false));
-        assert!(met <= THREADS * TURNS);
     }
 
     #[test]

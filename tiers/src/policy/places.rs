@@ -1,10 +1,14 @@
 //! Where frames stand, in order, kept by request: the pages of one mostly come together, each before or behind all of those
 //! that are there, and leave from the front one after the other.
 
-use std::collections::VecDeque;
-use std::collections::btree_map::{BTreeMap, Entry};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 
 use super::{FrameId, Recency};
+
+/// Most places that lie side by side: a request may have any number, in any order, and each that comes or goes in the middle moves up to
+/// half of them.
+const MOST: usize = if cfg!(test) { 4 } else { 512 };
 
 /// Where a frame stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -13,15 +17,23 @@ pub(super) struct Place {
     pub(super) frame: FrameId,
 }
 
-/// A set of places in their order. To come or go at either end of a request's takes a look at one tree of requests; in the middle,
-/// as many moves as half of that request has places.
+impl Place {
+    /// Before all others of its request.
+    fn first_of_its_request(self) -> Place {
+        Place { at: Recency { depth: u32::MAX, ..self.at }, frame: FrameId(0) }
+    }
+}
+
+/// A set of places in their order. To come or go at either end of a request's takes a look at one tree; in the middle, some
+/// moves besides, bounded by [`MOST`].
 #[derive(Debug, Default)]
 pub(super) struct Places {
-    requests: BTreeMap<u64, Pages>,
+    /// Places of one request each, by one that none of them is before, and behind all of the pages in front.
+    pages: BTreeMap<Place, Pages>,
     len: usize,
 }
 
-/// The places of a request, at least one. A request of one page has no memory of its own.
+/// Places of a request, at least one. A request of one page has no memory of its own.
 #[derive(Debug)]
 struct Pages {
     first: Place,
@@ -61,26 +73,38 @@ impl Places {
         self.len
     }
 
+    /// Where a place is, if it is there.
+    fn of(&mut self, place: &Place) -> Option<(Place, &mut Pages)> {
+        let (from, pages) = self.pages.range_mut(..=*place).next_back()?;
+        (from.at.epoch == place.at.epoch).then_some((*from, pages))
+    }
+
     /// Add a place, unless it is there.
     pub(super) fn insert(&mut self, place: Place) {
-        let new = match self.requests.entry(place.at.epoch) {
-            Entry::Occupied(mut pages) => pages.get_mut().insert(place),
-            Entry::Vacant(none) => {
-                none.insert(Pages { first: place, rest: VecDeque::new() });
-                true
-            }
+        let Some((_, pages)) = self.of(&place) else {
+            let alone = Pages { first: place, rest: VecDeque::new() };
+            self.pages.insert(place.first_of_its_request(), alone);
+            self.len += 1;
+            return;
         };
-        self.len += usize::from(new);
+        if !pages.insert(place) {
+            return;
+        }
+        if pages.rest.len() > MOST {
+            let mut rest = pages.rest.split_off(MOST / 2);
+            let first = rest.pop_front();
+            first.map(|first| self.pages.insert(first, Pages { first, rest }));
+        }
+        self.len += 1;
     }
 
     /// Take a place out, if it is there.
     pub(super) fn remove(&mut self, place: &Place) {
-        let Entry::Occupied(mut of) = self.requests.entry(place.at.epoch) else { return };
-        let pages = of.get_mut();
+        let Some((from, pages)) = self.of(place) else { return };
         if pages.first == *place {
             match pages.rest.pop_front() {
                 Some(next) => pages.first = next,
-                None => _ = of.remove(),
+                None => _ = self.pages.remove(&from),
             }
         } else {
             let Ok(at) = pages.rest.binary_search(place) else { return };
@@ -91,20 +115,15 @@ impl Places {
 
     /// The first place behind this one, or of all.
     pub(super) fn after(&self, place: Option<Place>) -> Option<Place> {
-        let Some(place) = place else { return self.requests.values().next().map(|pages| pages.first) };
-        let mut from = self.requests.range(place.at.epoch..);
-        let (epoch, pages) = from.next()?;
-        match *epoch == place.at.epoch {
-            true => pages.after(&place).or_else(|| from.next().map(|(_, pages)| pages.first)),
-            false => Some(pages.first),
-        }
+        let Some(place) = place else { return self.pages.values().next().map(|pages| pages.first) };
+        let here = self.pages.range(..=place).next_back().and_then(|(_, pages)| pages.after(&place));
+        let behind = || self.pages.range((Bound::Excluded(place), Bound::Unbounded)).next();
+        here.or_else(|| behind().map(|(_, pages)| pages.first))
     }
 
     /// All of them, in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = Place> {
-        self.requests
-            .values()
-            .flat_map(|pages| std::iter::once(pages.first).chain(pages.rest.iter().copied()))
+        self.pages.values().flat_map(|pages| std::iter::once(pages.first).chain(pages.rest.iter().copied()))
     }
 }
 
