@@ -67,6 +67,8 @@ pub(crate) struct ServeArgs {
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     let stop = Arc::new(AtomicBool::new(false));
+    // Of clients' memory that becomes shorter while it is looked at.
+    pagelith::io::shm::survive_shrinking().context("cannot take SIGBUS")?;
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, stop.clone()).context("cannot take signals")?;
     }

@@ -24,11 +24,13 @@ pub(crate) mod vouched;
 use std::sync::Arc;
 
 use pagelith_io::buffer::Part;
+use pagelith_io::shm::Claim;
 use pagelith_layouts::align::align_up;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
 use pagelith_layouts::footer;
 use pagelith_layouts::ids::{Generation, Sequence};
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{self, GroupKind, MEMBERS_MAX, OBJECT_BYTES_MAX};
 use pagelith_tiers::dram::arena::Extent;
 use pagelith_tiers::policy::{FrameId, Recency};
@@ -163,6 +165,20 @@ pub(crate) struct Copied {
     whole: bool,
     /// An object that is something else than its client vouched for.
     wrong: Option<ObjectKey>,
+    /// What is to be asked before it is believed.
+    claim: Option<Arc<Claim>>,
+}
+
+/// Ask for all of a run what is to be asked behind their copies: once for what one client said in one request.
+pub(crate) fn believe<'a>(copied: impl Iterator<Item = &'a mut Copied>) {
+    let mut last: Option<(Arc<Claim>, bool)> = None;
+    for one in copied {
+        let Some(claim) = one.claim.take() else { continue };
+        let asked = last.as_ref().filter(|(asked, _)| Arc::ptr_eq(asked, &claim)).map(|(_, stands)| *stands);
+        let stands = asked.unwrap_or_else(|| claim.stands() || mutant::on(Mutant::SteadyUnasked));
+        last = Some((claim.clone(), stands));
+        one.claim = Some(claim).filter(|_| !stands);
+    }
 }
 
 impl Copied {
@@ -170,6 +186,7 @@ impl Copied {
     pub fn is<'a>(&self, mut sums: impl Iterator<Item = &'a Vec<Checksum>>) -> bool {
         self.whole
             && self.wrong.is_none()
+            && self.claim.is_none()
             && self.data.members.iter().all(|m| sums.next() == Some(&m.checksums))
     }
 
@@ -351,7 +368,13 @@ pub(crate) fn unlike(key: &ObjectKey) -> Error {
     Error::new(ErrorKind::Unavailable, detail)
 }
 
-/// Step 2.
+/// A client took back its word for what it showed while that was copied.
+fn taken_back(key: &ObjectKey) -> Error {
+    let detail = format!("memory was given up while it was copied key={key}");
+    Error::new(ErrorKind::Unavailable, detail)
+}
+
+/// Step 2. What it copied is to be believed ([`believe`]) before it is published.
 pub(crate) fn copy(
     shared: &Shared,
     kind: Kind,
@@ -363,7 +386,7 @@ pub(crate) fn copy(
     let Room { extents, number } = room;
     let namespace = group[0].key.namespace();
     let mut members = Vec::with_capacity(group.len());
-    let (mut whole, mut wrong) = (true, None);
+    let (mut whole, mut wrong, mut claim) = (true, None, None);
     for ((object, extent), fingerprint) in group.into_iter().zip(extents).zip(fingerprints) {
         let lent: Vec<&[u8]>;
         let (pieces, extent) = match (object.bytes, extent) {
@@ -383,6 +406,7 @@ pub(crate) fn copy(
                 if checksums.is_none() {
                     wrong = Some(object.key);
                 }
+                claim = claim.or_else(|| vouched.claim().cloned());
                 let checksums = checksums.unwrap_or_default();
                 members.push(FrameMember { key: object.key, fingerprint, extent, checksums });
                 continue;
@@ -412,7 +436,7 @@ pub(crate) fn copy(
         depth: at.depth,
         members,
     };
-    Copied { data: Arc::new(data), number, here, open, came, whole, wrong }
+    Copied { data: Arc::new(data), number, here, open, came, whole, wrong, claim }
 }
 
 /// Queue the frames of a batch for the flusher, the last first: heads of chains become younger in the log

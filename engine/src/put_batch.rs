@@ -85,6 +85,17 @@ impl Group {
         }
     }
 
+    /// Whether somebody has to be asked behind the copy of it.
+    fn has_claim(&self) -> bool {
+        match &self.from {
+            From::Lent(objects) => objects.first().is_some_and(|put| match &put.source.elsewhere {
+                Some(Elsewhere::Shown(vouched)) => vouched.claim().is_some(),
+                Some(Elsewhere::Arrived(_)) | None => false,
+            }),
+            From::Open(..) => false,
+        }
+    }
+
     fn key(&self, member: usize) -> ObjectKey {
         match &self.from {
             From::Lent(objects) => objects[member].key,

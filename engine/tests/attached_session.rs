@@ -327,6 +327,34 @@ fn a_process_that_is_gone_is_an_error_for_each_batch_and_the_memory_comes_back()
     }
 }
 
+/// Memory is something else's as soon as a batch is over, also one whose time is up while the store copies: none of that is ever here
+/// under the keys of the batch.
+#[test]
+fn what_came_into_memory_behind_a_put_is_never_what_was_put() {
+    for way in WAYS {
+        let (address, _dir) = place(way);
+        let process = Process::at(way, &address, 1);
+        let (client, mut buffers) = process.client(2 * OBJECTS as usize);
+        let mut session = client.session();
+        let mut stored = 0;
+        for n in 0..200 {
+            let timeout = Some(Duration::from_micros(n % 50 * 20));
+            let options = Options { timeout, ..Options::default() };
+            let ticket = session.submit_put(puts(n, taken(&mut buffers)), options);
+            let (outcomes, mut back) = was_put(session.wait(ticket, PATIENCE));
+            back.iter_mut().for_each(|buffer| buffer.fill(0xc3));
+            stored += outcomes.iter().filter(|outcome| outcome.is_ok()).count();
+            let ticket = session.submit_get(gets(n, taken(&mut buffers)), Options::default());
+            let (found, more) = was_got(n, session.wait(ticket, PATIENCE));
+            for (put, got) in outcomes.iter().zip(found) {
+                assert!(put.is_err() || got.is_ok_and(|got| got.is_hit()), "{way:?} n={n}: it was stored");
+            }
+            buffers.extend(back.into_iter().chain(more));
+        }
+        assert!(stored > 0, "{way:?}: nothing was in time");
+    }
+}
+
 /// Each batch has its own time, however many are under way.
 #[test]
 fn a_batch_whose_time_is_up_is_late_and_the_others_go_on() {

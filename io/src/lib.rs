@@ -14,6 +14,7 @@ pub mod handed;
 pub mod here;
 pub mod huge;
 pub mod kept;
+pub mod peer;
 pub mod registered;
 pub mod rings;
 pub mod runs;

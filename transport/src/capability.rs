@@ -181,7 +181,8 @@ mod tests {
                 "files",
                 "peers",
                 "bases",
-                "holds"
+                "holds",
+                "steady"
             ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };

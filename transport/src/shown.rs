@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pagelith_io::buffer::Part;
 use pagelith_io::fused::BlockCopy;
-use pagelith_io::shm::{Region, View};
+use pagelith_io::shm::{Region, SteadyWords, View};
 use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
 
 /// Most regions that a side hands over on one link.
@@ -45,6 +45,8 @@ pub struct Regions {
     pub own_files: Vec<Arc<OwnedFd>>,
     /// The peer's.
     pub their_files: Vec<Arc<OwnedFd>>,
+    /// Where the client says what is steady, if that is agreed.
+    pub steady: Option<SteadyWords>,
 }
 
 /// Bytes side by side in a file of the peer's.
@@ -74,6 +76,11 @@ impl Regions {
         let pieces: Vec<ShownPiece> =
             parts.iter().filter(|part| !part.is_empty()).map(place).collect::<Option<_>>()?;
         (!pieces.is_empty()).then_some(pieces)
+    }
+
+    /// Whether a region of this side's is memory that nobody else can have something else at.
+    pub fn stays(&self, region: u32) -> bool {
+        self.own.get(region as usize).is_some_and(|region| region.stays())
     }
 
     /// What the peer shows; `None` if it has handed over no such memory.

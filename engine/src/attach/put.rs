@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use pagelith_io::buffer::Readers;
 use pagelith_io::clock::Mono;
+use pagelith_io::shm::Steady;
 use pagelith_layouts::checksum::{BLOCK_BYTES, block_count};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
@@ -124,10 +125,13 @@ impl RemotePut {
 
     /// Offer what has no outcome, or one that another try may better.
     pub fn offer(&mut self, desk: &Desk) {
-        let taken = desk.lines.stands(STORE).map_or(CONTROL_BODY_LEAST as usize, Caller::request_bytes_max);
+        let caller = desk.lines.stands(STORE);
+        let taken = caller.map_or(CONTROL_BODY_LEAST as usize, Caller::request_bytes_max);
         let most = OFFER_BYTES_MAX.min(taken as u64);
-        // Who has something else to do for this client waits for no first offer.
-        let doubled = if desk.is_asked(STORE) { DOUBLINGS } else { 0 };
+        // Who has something else to do for this client waits for no first offer, nor is there anything to wait for where nothing is
+        // checksummed.
+        let at_once = desk.is_asked(STORE) || caller.is_some_and(|caller| self.is_steady(caller));
+        let doubled = if at_once { DOUBLINGS } else { 0 };
         self.offers.clear();
         let (mut bytes, mut payload) = (0, 0);
         for (at, group) in self.groups.iter().enumerate() {
@@ -218,15 +222,12 @@ impl RemotePut {
             Standing::Down => return None,
         };
         let lend = self.lend(&offer);
-        let draft = offer.draft.take().unwrap_or_else(|| {
-            let empty = match self.into {
-                Some(name) => PutDraft::into_open(BLOCK_BYTES, name),
-                None => PutDraft::of_parts(BLOCK_BYTES, &self.required),
-            };
-            draft(empty, &self.groups, &self.objects, &offer, caller)
-        });
+        let (draft, steady) = match offer.draft.take() {
+            Some(draft) => (draft, None),
+            None => self.draft(&offer, caller),
+        };
         let terms = self.manner.terms(now, offer.groups.start);
-        match caller.put(token, &draft, lend, terms, self.manner.deadline) {
+        match caller.put(token, &draft, (lend, steady), terms, self.manner.deadline) {
             Ok(()) => Some(Offer { state: State::Asked(token, caller.peer_instance()), ..offer }),
             Err(error) if error.kind == ErrorKind::Busy && caller.calls() > 0 => {
                 Some(Offer { draft: Some(draft).filter(|draft| !draft.shows()), ..offer })
@@ -237,6 +238,47 @@ impl RemotePut {
                 None
             }
         }
+    }
+
+    /// What an offer says, over the link of `caller`, with this side's word for what needs no checksums by that.
+    fn draft(&self, offer: &Offer, caller: &Caller) -> (PutDraft, Option<Steady>) {
+        let mut draft = match self.into {
+            Some(name) => PutDraft::into_open(BLOCK_BYTES, name),
+            None => PutDraft::of_parts(BLOCK_BYTES, &self.required),
+        };
+        let word = self.is_whole().then(|| caller.steady()).flatten();
+        let mut counts = false;
+        for group in &self.groups[offer.groups.clone()] {
+            draft.group(group.base);
+            for object in &self.objects[group.objects.clone()] {
+                let parts = object.readers.parts();
+                let place = caller.place(&parts);
+                // As long as its parts are.
+                let sums = || verify::sums(&parts, &(0..object.length)).unwrap_or_default();
+                let is_steady = word.is_some() && place.is_some_and(|(region, _)| caller.stays(region));
+                counts |= is_steady;
+                draft.object(object.key, object.length, &if is_steady { Vec::new() } else { sums() });
+                if let Some((region, at)) = place {
+                    draft.shown(region, at);
+                }
+            }
+        }
+        let word = word.filter(|_| counts);
+        word.iter().for_each(|word| draft.steady(word.number()));
+        (draft, word)
+    }
+
+    /// Whether these are whole groups, by themselves.
+    fn is_whole(&self) -> bool {
+        self.required.is_empty() && self.into.is_none()
+    }
+
+    /// Whether the store takes this side's word for the first object: for all of them, mostly.
+    fn is_steady(&self, caller: &Caller) -> bool {
+        let stays = |object: &Object| {
+            caller.place(&object.readers.parts()).is_some_and(|(region, _)| caller.stays(region))
+        };
+        self.is_whole() && caller.has(Feature::Steady) && self.objects.first().is_some_and(stays)
     }
 
     fn of(&mut self, offer: &Offer) -> &mut [Object] {
@@ -275,29 +317,6 @@ impl RemotePut {
         };
         self.objects.into_iter().map(done).collect()
     }
-}
-
-/// What an offer says, over the link of `caller`.
-fn draft(
-    mut draft: PutDraft,
-    groups: &[Group],
-    objects: &[Object],
-    offer: &Offer,
-    caller: &Caller,
-) -> PutDraft {
-    for group in &groups[offer.groups.clone()] {
-        draft.group(group.base);
-        for object in &objects[group.objects.clone()] {
-            let parts = object.readers.parts();
-            // As long as its parts are.
-            let sums = verify::sums(&parts, &(0..object.length));
-            draft.object(object.key, object.length, &sums.unwrap_or_default());
-            if let Some((region, at)) = caller.place(&parts) {
-                draft.shown(region, at);
-            }
-        }
-    }
-    draft
 }
 
 /// Bytes that an object takes in an offer, at most.

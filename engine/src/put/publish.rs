@@ -20,11 +20,15 @@ use crate::visibility::Sight;
 
 /// Make a group visible.
 pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copied, at: Recency) -> Stored {
-    let Copied { mut data, number, here, open, came, whole, wrong } = copied;
+    let Copied { mut data, number, here, open, came, whole, wrong, claim } = copied;
     core.frames.give_back(number);
     let (fetched, generation) = (came == Came::Fetched, data.generation);
     if let Some(key) = wrong {
         return Stored::Back(super::unlike(&key), members_of(data));
+    }
+    if claim.is_some() {
+        let error = data.members.first().map_or_else(too_many, |m| super::taken_back(&m.key));
+        return Stored::Back(error, members_of(data));
     }
     if !whole {
         let detail = "extent and object have different lengths";

@@ -1,10 +1,12 @@
-//! Bytes of an object that lie in a client's memory, where the client vouches for them.
+//! Bytes of an object that lie in a client's memory, where the client vouches for them: by their checksums, or by its word that nobody
+//! was told that the memory is theirs again.
 //!
-//! Invariant: what is published has the checksums that the client sent, made of the copy: who shows bytes may have given up meanwhile, and
-//! have others there.
+//! Invariant: what is published has the checksums that the client sent, made of the copy, or was copied before the client took its word
+//! back: who shows bytes may have given up meanwhile, and have others there.
 
 use std::sync::Arc;
 
+use pagelith_io::shm::Claim;
 use pagelith_layouts::checksum::Checksum;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_tiers::dram::arena::ArenaMemory;
@@ -13,17 +15,25 @@ use pagelith_transport::shown::Shown;
 use crate::frame_io::Unpublished;
 use crate::remote::verify;
 
-/// Where an object's bytes are shown, and the checksums of its blocks.
+/// How a client vouches for what it shows.
+#[derive(Debug)]
+pub(crate) enum Word {
+    /// The checksums of its blocks, as the store has them.
+    Sums(Vec<Checksum>),
+    /// It says so, until it takes that back.
+    Steady(Arc<Claim>),
+}
+
+/// Where an object's bytes are shown, and what makes them believed.
 #[derive(Debug)]
 pub(crate) struct Vouched {
     shown: Shown,
-    sums: Vec<Checksum>,
+    word: Word,
 }
 
 impl Vouched {
-    /// Of blocks as the store has them.
-    pub fn new(shown: Shown, sums: Vec<Checksum>) -> Vouched {
-        Vouched { shown, sums }
+    pub fn new(shown: Shown, word: Word) -> Vouched {
+        Vouched { shown, word }
     }
 
     /// Length in bytes.
@@ -31,9 +41,21 @@ impl Vouched {
         self.shown.length()
     }
 
-    /// Copy them. Their checksums if the copy is what was vouched for.
+    /// Copy them. Their checksums if the copy is what was vouched for, or will be once the [`Vouched::claim`] was asked.
     pub fn copy(&self, to: &Unpublished, memory: &Arc<ArenaMemory>) -> Option<Vec<Checksum>> {
         let sums = to.fill_with(memory, |to| verify::copied_whole(to, &self.shown));
-        sums.filter(|sums| *sums == self.sums || mutant::on(Mutant::ShownUnchecked))
+        let is_it = |sums: &Vec<Checksum>| match &self.word {
+            Word::Sums(sent) => sums == sent || mutant::on(Mutant::ShownUnchecked),
+            Word::Steady(_) => true,
+        };
+        sums.filter(is_it)
+    }
+
+    /// What is to be asked behind the copy, before it is believed.
+    pub fn claim(&self) -> Option<&Arc<Claim>> {
+        match &self.word {
+            Word::Sums(_) => None,
+            Word::Steady(claim) => Some(claim),
+        }
     }
 }

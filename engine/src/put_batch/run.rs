@@ -20,8 +20,9 @@ use crate::shared::Shared;
 
 /// Groups of a run: longer ones were no faster from a thread that has the lock to itself.
 const GROUPS: usize = 4;
-/// Of one behind which others had the lock: whoever comes to it finds what all of the core's own state has become, once a run.
-const GROUPS_AMONG_OTHERS: usize = 16;
+/// Of one behind which others had the lock: whoever comes to it finds what all of the core's own state has become, once a run. And of
+/// one behind whose copy somebody has to be asked.
+const GROUPS_LONG: usize = 16;
 /// Bytes of a run, unless its first group has more: memory that is set aside and not seen yet.
 const BYTES: u64 = 1 << 20;
 /// Bytes after which what was stored so far is handed to the flusher, so that a batch larger than the arena
@@ -64,6 +65,7 @@ impl PutBatch {
             let (admitted, end) = self.turn(shared, copied, &run, end);
             settled.into_iter().for_each(|group| self.settle_open(shared, group));
             copied = admitted.into_iter().map(|(of, admitted)| self.copy(shared, of, admitted)).collect();
+            put::believe(copied.iter_mut().filter_map(|one| one.copied.as_mut().ok()));
             next = end;
         }
     }
@@ -103,7 +105,8 @@ impl PutBatch {
 
     /// The next groups that can go together and that no rule refuses, and the first group behind them.
     fn gather(&mut self, shared: &Shared, from: usize) -> (Vec<Member>, usize) {
-        let most = if self.among_others { GROUPS_AMONG_OTHERS } else { GROUPS };
+        let has_claim = self.groups.get(from).is_some_and(Group::has_claim);
+        let most = if self.among_others || has_claim { GROUPS_LONG } else { GROUPS };
         let mut run: Vec<Member> = Vec::new();
         let mut taken = 0;
         for i in from..self.groups.len() {

@@ -6,6 +6,7 @@ use std::ops::Range;
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
 use pagelith_io::fused::Stores;
+use pagelith_io::shm::Steady;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, key_hash};
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
@@ -127,6 +128,8 @@ pub(crate) type Lend = Box<dyn FnMut(u32) -> Vec<Part> + Send>;
 pub(super) struct Offer {
     keys: Vec<(ObjectKey, u64)>,
     lend: Lend,
+    /// This side's word for what is shown, taken back with the offer: before the reply hands memory back.
+    _steady: Option<Steady>,
     unsent: VecDeque<Push>,
     /// Pushes that the link has.
     sending: usize,
@@ -183,8 +186,14 @@ impl Call {
         Call::new(token, deadline, Work::Get(items.map(item).collect()))
     }
 
-    pub fn put(token: u64, deadline: Mono, keys: Vec<(ObjectKey, u64)>, lend: Lend) -> Call {
-        let offer = Offer { keys, lend, unsent: VecDeque::new(), sending: 0, outcomes: Vec::new() };
+    pub fn put(
+        token: u64,
+        deadline: Mono,
+        keys: Vec<(ObjectKey, u64)>,
+        (lend, _steady): (Lend, Option<Steady>),
+    ) -> Call {
+        let (unsent, outcomes) = (VecDeque::new(), Vec::new());
+        let offer = Offer { keys, lend, _steady, unsent, sending: 0, outcomes };
         Call::new(token, deadline, Work::Put(offer))
     }
 

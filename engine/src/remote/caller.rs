@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
+use pagelith_io::shm::Steady;
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
@@ -75,6 +76,16 @@ impl Caller {
     /// Where the peer can look at these bytes, if it can.
     pub fn place(&self, parts: &[Part]) -> Option<(u32, u64)> {
         self.link.place(parts)
+    }
+
+    /// Whether what lies in this region of this side's stays at its address.
+    pub fn stays(&self, region: u32) -> bool {
+        self.link.stays(region)
+    }
+
+    /// This side's word for what is offered next, if the peer takes it.
+    pub fn steady(&self) -> Option<Steady> {
+        self.link.steady()
     }
 
     /// Bytes that the peer says lie in a region of its own, if it has handed over such memory.
@@ -152,18 +163,18 @@ impl Caller {
         Ok(())
     }
 
-    /// Offer objects; `lend` gives the bytes of those that the peer wants.
+    /// Offer objects; `lend` gives the bytes of those that the peer wants, and `steady` is this side's word for what is shown without checksums.
     pub fn put(
         &mut self,
         token: u64,
         draft: &PutDraft,
-        lend: Lend,
+        (lend, steady): (Lend, Option<Steady>),
         terms: Terms,
         deadline: Mono,
     ) -> Result<()> {
         let puts = draft.puts().map_err(|e| Error::invalid(e.to_string()))?;
         let keys = puts.objects().map(|object| (object.key, object.length)).collect();
-        self.ask(terms, &Ask::Put(puts), Call::put(token, deadline, keys, lend))
+        self.ask(terms, &Ask::Put(puts), Call::put(token, deadline, keys, (lend, steady)))
     }
 
     /// Ask what has one answer: a number, a report, a text.

@@ -137,7 +137,7 @@ impl Writer {
         let (lent, memory) = (held.clone(), shared.memory.clone());
         let lend = Box::new(move |item: u32| vec![lent.part(&memory, item as usize)]);
         let terms = Terms { depth: held.data.depth, ..Terms::default() };
-        match caller.put(token, &draft, lend, terms, shared.deadline(None)) {
+        match caller.put(token, &draft, (lend, None), terms, shared.deadline(None)) {
             Ok(()) => {
                 let bytes = held.data.bytes();
                 self.bytes += bytes;

@@ -3,15 +3,17 @@
 //!
 //! Invariants:
 //! - What is put has the checksums that were sent with it, made of what lies in the arena, or of the copy that went there.
-//! - What was copied out of a client's memory is put only if it has such checksums: who shows bytes may have given up
-//!   meanwhile, and have others there.
+//! - What was copied out of a client's memory is put only if it has such checksums, or if the client had not taken back its word for it
+//!   behind the copy: who shows bytes may have given up meanwhile, and have others there.
 
 mod offered;
+mod run;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use pagelith_io::buffer::Part;
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
+use pagelith_layouts::checksum::Checksum;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::pull::{self, PullItem};
@@ -23,6 +25,7 @@ use pagelith_transport::link::Link;
 use pagelith_transport::shown::Shown;
 
 use self::offered::{Memory, Offered};
+use self::run::RUN_GROUPS;
 use super::answer::{Answered, Verdict};
 use super::{Manner, World};
 use crate::batch::{Elsewhere, Options, Put, PutGroup, Source};
@@ -38,13 +41,6 @@ use crate::put::{self, Came, Kind as Together, Size};
 use crate::session::recency;
 use crate::shared::Shared;
 use crate::visibility::Sight;
-
-/// Bytes that take about as long to be copied as the client to wake up, some 40 us: from so many on, and up to a run.
-const NUDGE_BYTES: u64 = 128 << 10;
-/// Groups of a run, and bytes of one unless its first group has more. They are looked up in one section, memory is set aside for them
-/// in one, and they are stored together.
-const RUN_GROUPS: usize = 8;
-const RUN_BYTES: u64 = 512 << 10;
 
 enum State {
     New,
@@ -83,6 +79,7 @@ impl PutOp {
     pub fn new(manner: Manner, puts: Puts<'_>, into: Option<Joined>, link: &dyn Link, id: OpId) -> PutOp {
         let mut groups: Vec<Group> = Vec::new();
         let mut offered = Vec::new();
+        let claim = puts.steady().and_then(|number| link.claim(number)).map(Arc::new);
         for object in puts.objects() {
             let at = offered.len();
             if object.group as usize == groups.len() {
@@ -91,14 +88,17 @@ impl PutOp {
             }
             groups.iter_mut().last().into_iter().for_each(|g| g.objects.end = at + 1);
             let sums: Vec<Checksum> = object.checksums.iter().collect();
-            // What cannot be looked at, or compared, is pulled.
+            // What cannot be looked at, or believed, is pulled.
             let shown = |place| link.view((id, object.number, 0), place, object.length);
-            let shown = object.shown.filter(|_| !sums.is_empty()).and_then(shown);
+            let is_vouched = !sums.is_empty() || claim.is_some();
+            let shown = object.shown.filter(|_| is_vouched).and_then(shown);
+            let claim = claim.clone().filter(|_| sums.is_empty());
             offered.push(Offered {
                 key: object.key,
                 length: object.length,
                 sums,
                 shown,
+                claim,
                 memory: Memory::None,
                 verdict: None,
             });
@@ -175,13 +175,6 @@ impl PutOp {
             let verdict = |o: Offered| (o.key, o.verdict.unwrap_or_else(|| late(&o.key)));
             Answered::items(self.verb, self.offered.drain(..).map(verdict).collect())
         })
-    }
-
-    /// Whether from group `at` on nothing is left but to copy, for about as long as a wake-up takes.
-    fn is_soon_over(&self, at: usize) -> bool {
-        let left = &self.offered[self.groups[at].objects.start..];
-        let bytes: u64 = left.iter().map(|o| o.length).sum();
-        (NUDGE_BYTES..=RUN_BYTES).contains(&bytes) && left.iter().all(|o| o.shown.is_some())
     }
 
     /// The time is up: what is not being stored will not be.
@@ -264,26 +257,6 @@ impl PutOp {
             };
         }
         true
-    }
-
-    /// Groups from `at` on that begin together.
-    fn run(&self, at: usize) -> Vec<usize> {
-        let bytes_of = |at: usize| -> u64 {
-            self.offered[self.groups[at].objects.clone()].iter().map(|o| o.length).sum()
-        };
-        let mut bytes = bytes_of(at);
-        let fits = |at: &usize| {
-            bytes = bytes.saturating_add(bytes_of(*at));
-            matches!(self.groups[*at].state, State::New) && bytes <= RUN_BYTES
-        };
-        let behind = (at + 1..self.groups.len()).take(RUN_GROUPS - 1).take_while(fits);
-        std::iter::once(at).chain(behind).collect()
-    }
-
-    /// Whether a group is put out of the client's memory: into the open ones it goes by way of memory that is set aside.
-    fn is_shown(&self, at: usize) -> bool {
-        let is_whole = self.into.is_none() && self.required.is_none() && self.block_bytes == BLOCK_BYTES;
-        is_whole && self.offered[self.groups[at].objects.clone()].iter().all(|o| o.shown.is_some())
     }
 
     /// Store groups out of the client's memory.

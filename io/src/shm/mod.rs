@@ -6,6 +6,8 @@
 
 mod region;
 mod ring;
+mod shrinking;
+mod steady;
 mod views;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,6 +20,8 @@ use rustix::io::Errno;
 
 pub use region::{Region, View, keep_length};
 pub use ring::{Broken, RING_BYTES, RING_MEMORY_BYTES, RingReader, RingWriter};
+pub use shrinking::survive_shrinking;
+pub use steady::{Claim, Steady, SteadyWords};
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 

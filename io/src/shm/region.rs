@@ -12,6 +12,7 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread};
 
+use super::shrinking::Watch;
 use crate::fused::BlockCopy;
 
 /// What `statfs` calls a memory file system (`TMPFS_MAGIC` of linux/magic.h); memfds are files of one.
@@ -67,6 +68,11 @@ impl Region {
         }
     }
 
+    /// Whether its bytes are at these addresses as long as it is there: nobody else can have something else there.
+    pub fn stays(&self) -> bool {
+        matches!(self.memory, Memory::Own(_))
+    }
+
     /// Where it begins.
     pub fn base(&self) -> *mut u8 {
         match &self.memory {
@@ -117,8 +123,16 @@ pub struct View {
 #[derive(Debug)]
 enum Bytes {
     Mapped(MmapRaw),
-    /// What could become shorter is not mapped, which would end this process at the next look, but read.
+    /// What could become shorter, where this process survives that: until it has. The watch goes before the mapping.
+    MayShrink(Watch, MmapRaw, OwnedFd),
+    /// The same elsewhere: it is not mapped, which would end this process at the next look, but read.
     Read(OwnedFd, u64),
+}
+
+/// Where bytes are looked at.
+enum Look<'a> {
+    At(*const u8),
+    By(&'a OwnedFd),
 }
 
 impl View {
@@ -127,9 +141,14 @@ impl View {
     pub fn of(fd: OwnedFd) -> std::io::Result<View> {
         let len = length_in_memory(&fd)?;
         let is_sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-        let bytes = match is_sealed {
-            true => Bytes::Mapped(MmapOptions::new().len(len).map_raw_read_only(&fd)?),
-            false => Bytes::Read(fd, len as u64),
+        let map = || MmapOptions::new().len(len).map_raw_read_only(&fd);
+        if is_sealed {
+            return Ok(View { bytes: Bytes::Mapped(map()?) });
+        }
+        let watched = map().ok().and_then(|map| Some((Watch::begin(map.as_ptr(), len)?, map)));
+        let bytes = match watched {
+            Some((watch, map)) => Bytes::MayShrink(watch, map, fd),
+            None => Bytes::Read(fd, len as u64),
         };
         Ok(View { bytes })
     }
@@ -137,7 +156,7 @@ impl View {
     /// Length in bytes, when it was handed over.
     pub fn len(&self) -> usize {
         match &self.bytes {
-            Bytes::Mapped(map) => map.len(),
+            Bytes::Mapped(map) | Bytes::MayShrink(_, map, _) => map.len(),
             Bytes::Read(_, len) => *len as usize,
         }
     }
@@ -152,11 +171,27 @@ impl View {
         at.checked_add(len).is_some_and(|end| end <= self.len() as u64)
     }
 
-    /// Where the bytes from `at` on are mapped, to be read while nobody writes them; `None` if they are not mapped, or are not there.
+    /// Whether it is mapped.
+    pub fn is_mapped(&self) -> bool {
+        !matches!(self.bytes, Bytes::Read(..))
+    }
+
+    fn look(&self, at: u64) -> Look<'_> {
+        match &self.bytes {
+            Bytes::MayShrink(watch, map, _) if !watch.is_torn() => {
+                Look::At(map.as_ptr().wrapping_add(at as usize))
+            }
+            Bytes::Mapped(map) => Look::At(map.as_ptr().wrapping_add(at as usize)),
+            Bytes::MayShrink(_, _, fd) | Bytes::Read(fd, _) => Look::By(fd),
+        }
+    }
+
+    /// Where the bytes from `at` on are mapped, to be read while nobody writes them; `None` if they are not mapped, or are not there, or may
+    /// not be there later.
     pub fn mapped_at(&self, at: u64) -> Option<*const u8> {
         match &self.bytes {
             Bytes::Mapped(map) => (at < map.len() as u64).then(|| map.as_ptr().wrapping_add(at as usize)),
-            Bytes::Read(..) => None,
+            Bytes::MayShrink(..) | Bytes::Read(..) => None,
         }
     }
 
@@ -167,14 +202,14 @@ impl View {
     /// If there are no such bytes.
     pub fn copy_out(&self, at: u64, to: &mut [u8]) {
         assert!(self.has(at, to.len() as u64), "beyond the memory that was handed over");
-        let map = match &self.bytes {
-            Bytes::Mapped(map) => map,
-            Bytes::Read(fd, _) => return read_out(fd, at, to),
+        let from = match self.look(at) {
+            Look::At(from) => from,
+            Look::By(fd) => return read_out(fd, at, to),
         };
-        // SAFETY: inside of the mapping, which lives as long as `self` and cannot become shorter; the two do not overlap: one
+        // SAFETY: inside of the mapping, which lives as long as `self` and cannot become shorter, or is watched; the two do not overlap: one
         // is a private borrow, the other a mapping that nothing in this process writes. Another process may write these bytes
         // meanwhile: this one's memory model does not know of it, and nothing but the copy is ever read as bytes.
-        unsafe { std::ptr::copy_nonoverlapping(map.as_ptr().add(at as usize), to.as_mut_ptr(), to.len()) }
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) }
     }
 
     /// As [`View::copy_out`], as the next piece of `block`, whose checksum is of the copy.
@@ -183,10 +218,10 @@ impl View {
     /// If there are no such bytes, or they are more than what is left of the block.
     pub fn copy_block(&self, at: u64, to: &mut [u8], block: &mut BlockCopy) {
         assert!(self.has(at, to.len() as u64), "beyond the memory that was handed over");
-        match &self.bytes {
+        match self.look(at) {
             // SAFETY: inside of the mapping, as in `copy_out`; others that write there are other processes.
-            Bytes::Mapped(map) => unsafe { block.piece_shared(to, map.as_ptr().add(at as usize)) },
-            Bytes::Read(fd, _) => {
+            Look::At(from) => unsafe { block.piece_shared(to, from) },
+            Look::By(fd) => {
                 read_out(fd, at, to);
                 block.came(to);
             }

@@ -30,7 +30,7 @@ impl View {
         }
         let view = Arc::new(View::of(fd)?);
         // What is not mapped is read through its own descriptor.
-        if view.mapped_at(0).is_some() {
+        if view.is_mapped() {
             mapped.push((file, Arc::downgrade(&view)));
         }
         Ok(view)

@@ -112,11 +112,13 @@ pub enum Feature {
     Bases = 1 << 18,
     /// While a store tells its peers of a removal, they keep nothing that stores bring each other.
     Holds = 1 << 19,
+    /// A client's word that what it shows is as it was counts, in place of checksums.
+    Steady = 1 << 20,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 20] = [
+    pub const ALL: [Feature; 21] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -137,6 +139,7 @@ impl Feature {
         Feature::Peers,
         Feature::Bases,
         Feature::Holds,
+        Feature::Steady,
     ];
 
     /// Its bit.
@@ -167,6 +170,7 @@ impl Feature {
             Feature::Peers => "peers",
             Feature::Bases => "bases",
             Feature::Holds => "holds",
+            Feature::Steady => "steady",
         }
     }
 

@@ -60,6 +60,7 @@ pub struct Puts<'a> {
     checksums: List<'a, Checksum>,
     block_bytes: u32,
     group_count: u32,
+    steady: u64,
 }
 
 /// One object of a put, with its checksums.
@@ -87,6 +88,7 @@ impl<'a> Puts<'a> {
         checksums: List<'a, Checksum>,
         block_bytes: u32,
         group_count: u32,
+        steady: u64,
     ) -> Result<Puts<'a>, FormatError> {
         let wrong = |field, value: u64| Err(FormatError::field(WHAT, field, value));
         // The first item's group is 0; each other's is that of the one before, or the next.
@@ -120,7 +122,7 @@ impl<'a> Puts<'a> {
         if sums != checksums.len() as u64 {
             return wrong("checksum_count", sums);
         }
-        Ok(Puts { items, with, checksums, block_bytes, group_count })
+        Ok(Puts { items, with, checksums, block_bytes, group_count, steady })
     }
 
     /// What the groups go with.
@@ -162,6 +164,11 @@ impl<'a> Puts<'a> {
         }
     }
 
+    /// The number under which the sender says that what it shows without checksums is as it was, if it does.
+    pub fn steady(&self) -> Option<u64> {
+        (self.steady != 0).then_some(self.steady)
+    }
+
     /// The items as they lie in the frame.
     pub fn items(&self) -> List<'a, PutItem> {
         self.items
@@ -195,6 +202,7 @@ pub struct PutDraft {
     checksums: Vec<Checksum>,
     block_bytes: u32,
     groups: u32,
+    steady: u64,
 }
 
 impl PutDraft {
@@ -234,6 +242,11 @@ impl PutDraft {
         }
     }
 
+    /// What is shown without checksums is as it was as long as the sender says so under this number. Not into an open group.
+    pub fn steady(&mut self, number: u64) {
+        self.steady = number;
+    }
+
     /// Whether it says where bytes lie: only on one connection that means something.
     pub fn shows(&self) -> bool {
         self.items.iter().any(|item| item.shown != 0)
@@ -253,6 +266,9 @@ impl PutDraft {
             ([], required) => With::Required(List::of(required)),
             _ => return Err(FormatError::field(WHAT, "required", self.required.len())),
         };
-        Puts::checked(List::of(&self.items), with, checksums, block_bytes, self.groups)
+        if self.open.is_some() && self.steady != 0 {
+            return Err(FormatError::field(WHAT, "steady", self.steady));
+        }
+        Puts::checked(List::of(&self.items), with, checksums, block_bytes, self.groups, self.steady)
     }
 }

@@ -44,7 +44,7 @@ structure! {
         /// Which namespace to clear; else zero.
         namespace: NamespaceId,
         /// What the client calls a pin (pin, unpin, view) or an open group (begin, put into, commit, abort, missing) or a hold (hold, release), of this connection; how many milliseconds (lease). At least 1 there. From where
-        /// on (events), 0 for what happens from now on. Else zero.
+        /// on (events), 0 for what happens from now on. Under which the client says that what it shows without checksums is as it was (put, put attached, put parts), 0 if it does not. Else zero.
         number: u64,
     }
 }
@@ -339,7 +339,7 @@ pub fn encode(terms: Terms, ask: &Ask<'_>) -> Vec<u8> {
             head.block_bytes = puts.block_bytes();
             let keys = puts.with().keys();
             head.required_count = if puts.required().is_some() { keys.len() as u32 } else { 0 };
-            head.number = puts.open().unwrap_or(0);
+            head.number = puts.open().or(puts.steady()).unwrap_or(0);
             parts = [puts.items().bytes(), keys.bytes(), puts.checksums().bytes()];
         }
         Ask::Pin(number, keys)
@@ -389,13 +389,14 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
             (false, false, true)
         }
     };
+    let may_be_steady = puts && verb != Verb::PutInto;
     let block_ok =
         if head.checksum_count > 0 { block_bytes_ok(head.block_bytes) } else { head.block_bytes == 0 };
     let checks = [
         ("item_count", (head.item_count > 0) == items),
         ("group_count", (head.group_count > 0) == puts && head.group_count <= head.item_count),
         ("required_count", (head.required_count > 0) == (verb == Verb::PutParts)),
-        ("number", verb == Verb::Events || (head.number > 0) == number),
+        ("number", verb == Verb::Events || (head.number > 0) == number || may_be_steady),
         ("checksum_count", puts || head.checksum_count == 0),
         ("block_bytes", block_ok),
         ("namespace", verb == Verb::Clear || is_zero(&head.namespace.0)),
@@ -444,7 +445,8 @@ fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<A
             };
             let sums =
                 List::<Checksum>::take(rest, head.checksum_count).ok_or_else(missing("checksum_count"))?;
-            Ask::Put(Puts::checked(items, with, sums, head.block_bytes, head.group_count)?)
+            let steady = if verb == Verb::PutInto { 0 } else { head.number };
+            Ask::Put(Puts::checked(items, with, sums, head.block_bytes, head.group_count, steady)?)
         }
         Verb::Clear => Ask::Clear(head.namespace),
         Verb::Flush => Ask::Flush,

@@ -111,6 +111,19 @@ pub(crate) fn items(sums: &[Checksum]) -> Vec<Item<'_>> {
     keys().iter().zip(verdicts).map(|(key, verdict)| Item { key_hash: key_hash(key), verdict }).collect()
 }
 
+/// An object that is shown by its client's word, and one with checksums beside it.
+pub(crate) fn steady() -> PutDraft {
+    let [k, v, _] = keys();
+    let mut put = PutDraft::new(BLOCK_BYTES);
+    put.group(None);
+    put.object(k, 70_000, &[]);
+    put.shown(1, 8192);
+    put.group(None);
+    put.object(v, 4096, &checksums(&bytes(2, 4096), BLOCK_BYTES));
+    put.steady(9);
+    put
+}
+
 /// An object of a group that was begun.
 pub(crate) fn into_open() -> PutDraft {
     let mut put = PutDraft::into_open(BLOCK_BYTES, 6);
@@ -122,6 +135,7 @@ pub(crate) fn into_open() -> PutDraft {
 fn requests() -> Vec<Named> {
     let (keys, terms) = (keys(), Terms { deadline_ms: 250, depth: 3, request: 7, of_store: false });
     let (put, attached, parts, into_open) = (put(), attached(), parts(), into_open());
+    let steady = steady();
     let gets = [GetItem::new(keys[0], None, 70_000), GetItem::new(keys[1], Some(100..4096), 0)];
     let gets_how = [gets[0].sent(), gets[0].read_by_client(), gets[1].read_by_client()];
     let asks = [
@@ -132,6 +146,7 @@ fn requests() -> Vec<Named> {
         ("request_put", Ask::Put(put.puts().expect("a put"))),
         ("request_put_attached", Ask::Put(attached.puts().expect("a put"))),
         ("request_put_parts", Ask::Put(parts.puts().expect("a put"))),
+        ("request_put_steady", Ask::Put(steady.puts().expect("a put"))),
         ("request_remove", Ask::Remove(List::of(&keys[..1]))),
         ("request_clear", Ask::Clear(NAMESPACE)),
         ("request_flush", Ask::Flush),

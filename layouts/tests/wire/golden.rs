@@ -108,6 +108,7 @@ fn requests_are_read_in_every_field() {
         let sums = checksums(&bytes(1, 70_000), BLOCK_BYTES);
         assert_eq!(objects[0].checksums.iter().collect::<Vec<_>>(), sums);
         assert_eq!((puts.group_count(), puts.block_bytes(), puts.with()), (2, BLOCK_BYTES, With::Nothing));
+        assert_eq!(puts.steady(), None);
     });
     read("put_attached", &|ask| {
         let Ask::Put(puts) = ask else { panic!("{ask:?}") };
@@ -118,6 +119,14 @@ fn requests_are_read_in_every_field() {
         let required = puts.required().map(|keys| keys.iter().collect::<Vec<_>>());
         assert_eq!((puts.group_count(), puts.base(0), required), (1, None, Some(keys()[..2].to_vec())));
         assert_eq!(puts.objects().map(|o| (o.key, o.length)).collect::<Vec<_>>(), [(keys()[1], 4096)]);
+    });
+    read("put_steady", &|ask| {
+        let Ask::Put(puts) = ask else { panic!("{ask:?}") };
+        let shown = puts.objects().map(|o| (o.shown, o.checksums.len())).collect::<Vec<_>>();
+        assert_eq!(
+            (puts.steady(), puts.open(), shown),
+            (Some(9), None, vec![(Some((1, 8192)), 0), (None, 1)])
+        );
     });
     read("clear", &|ask| assert_eq!(ask, Ask::Clear(NAMESPACE)));
     read("pin", &|ask| assert_eq!(ask, Ask::Pin(5, List::of(&keys()))));

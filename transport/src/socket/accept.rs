@@ -79,7 +79,7 @@ impl Acceptor {
                 let from = from.and_then(|from| SocketAddr::try_from(from).ok());
                 let name = from.map_or_else(|| "this host".to_owned(), |from| from.to_string());
                 let socket = if self.file.is_some() {
-                    Socket::unix(socket, None)
+                    Socket::unix(socket, None).map(Socket::seeing_peer)
                 } else {
                     Socket::tcp(socket, limits)
                 };

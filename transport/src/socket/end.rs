@@ -5,12 +5,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagelith_io::shm::{Region, SharedMemory};
+use pagelith_io::peer;
+use pagelith_io::shm::{Region, SharedMemory, SteadyWords};
 use pagelith_layouts::wire::Side;
 use pagelith_layouts::wire::greeting::Feature;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, readv, retry_on_intr};
-use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay, socket_peercred};
+use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::rings::{Handed, Rings};
@@ -30,6 +31,8 @@ pub struct Socket {
     lends: Vec<Arc<OwnedFd>>,
     /// Of a socket of TCP.
     zero_copy: Option<Sender>,
+    /// The process at the other end of a socket of this host, if this one can see it end.
+    peer: Option<OwnedFd>,
 }
 
 /// What moves the bytes.
@@ -51,18 +54,33 @@ impl Socket {
         set_socket_keepalive(&socket, true).map_err(fault("setsockopt SO_KEEPALIVE"))?;
         let fd = Arc::new(socket);
         let zero_copy = Some(Sender::new(fd.clone(), limits));
-        Ok(Socket { fd, carries: Carries::Bytes, shows: Vec::new(), lends: Vec::new(), zero_copy })
+        let (shows, lends, peer) = (Vec::new(), Vec::new(), None);
+        Ok(Socket { fd, carries: Carries::Bytes, shows, lends, zero_copy, peer })
     }
 
     /// Take a socket of this host that does not block, if this user's process is at its other end, or root's. A
     /// client has `memory` to share, if it can.
     pub(super) fn unix(socket: OwnedFd, memory: Option<SharedMemory>) -> Result<Socket, Closed> {
-        let peer = socket_peercred(&socket).map_err(fault("getsockopt SO_PEERCRED"))?;
-        if peer.uid != rustix::process::geteuid() && !peer.uid.is_root() {
+        let user = peer::user(&socket).map_err(|e| Closed::System {
+            operation: "getsockopt SO_PEERCRED",
+            errno: e.raw_os_error().unwrap_or(0),
+        })?;
+        if user != rustix::process::geteuid().as_raw() && user != 0 {
             return Err(Closed::NotAuthentic { what: "the user" });
         }
         let (fd, carries) = (Arc::new(socket), Carries::BytesUntil(memory));
-        Ok(Socket { fd, carries, shows: Vec::new(), lends: Vec::new(), zero_copy: None })
+        Ok(Socket { fd, carries, shows: Vec::new(), lends: Vec::new(), zero_copy: None, peer: None })
+    }
+
+    /// The same, of who connected: it is noticed when that process has ended, if it can be seen from here.
+    pub(super) fn seeing_peer(self) -> Socket {
+        let peer = peer::process(&self.fd);
+        Socket { peer, ..self }
+    }
+
+    /// Whether it would be noticed that the process at the other end has ended.
+    pub(super) fn sees_peer(&self) -> bool {
+        self.peer.is_some()
     }
 
     /// The same, which hands this memory over where that is agreed: [`REGIONS_MAX`] regions at most.
@@ -73,6 +91,16 @@ impl Socket {
     /// The same, which hands over these files, to be read: [`FILES_MAX`](crate::shown::FILES_MAX) at most.
     pub(super) fn lending(self, lends: Vec<Arc<OwnedFd>>) -> Socket {
         Socket { lends, ..self }
+    }
+
+    /// Where a client says what is steady, with these features.
+    fn steady(&mut self, rings: &Rings, side: Side, features: u64) -> Option<SteadyWords> {
+        let agreed = Feature::Shown.bit() | Feature::Steady.bit();
+        let words = (features & agreed == agreed).then(|| rings.steady(side))?;
+        match side {
+            Side::Client => Some(words),
+            Side::Server => Some(words.watching(self.peer.take()?, self.fd.clone())),
+        }
     }
 
     /// Whether the bytes go through memory that both sides have.
@@ -196,7 +224,8 @@ impl Stream for Socket {
         self.carries = match std::mem::replace(&mut self.carries, Carries::Bytes) {
             Carries::RingsSoon(rings, (theirs, their_files)) => {
                 let own_files = if files { std::mem::take(&mut self.lends) } else { Vec::new() };
-                Carries::Rings(rings, Regions { own, theirs, own_files, their_files })
+                let steady = self.steady(&rings, side, features);
+                Carries::Rings(rings, Regions { own, theirs, own_files, their_files, steady })
             }
             other => other,
         };

@@ -8,7 +8,7 @@ use pagelith_io::clock::Clock;
 use pagelith_io::entropy::Entropy;
 use pagelith_io::shm::Region;
 use pagelith_layouts::wire::Side;
-use pagelith_layouts::wire::greeting::{Reason, Refusal};
+use pagelith_layouts::wire::greeting::{Feature, Reason, Refusal};
 
 use super::accept::Acceptor;
 use super::{Socket, SocketLink, SocketPending, offered, wait};
@@ -195,9 +195,11 @@ impl Listener {
 
     fn begin(&mut self, socket: Socket, peer: String, arrivals: &mut Vec<Arrival>) {
         let socket = socket.showing(self.shows.clone()).lending(self.lends.clone());
-        let handshake = Handshake::server(self.offer, self.admission.clone(), &*self.entropy);
+        // Nobody's word is taken who may be gone.
+        let offer = if socket.sees_peer() { self.offer } else { self.offer.without(Feature::Steady) };
+        let handshake = Handshake::server(offer, self.admission.clone(), &*self.entropy);
         let outside = (self.clock.clone(), self.limits);
-        let pending = Pending::new(socket, peer.clone(), Side::Server, self.offer, handshake, outside);
+        let pending = Pending::new(socket, peer.clone(), Side::Server, offer, handshake, outside);
         if self.unknown.len() < self.limits.unknown_max {
             self.unknown.push(pending);
             return;

@@ -193,7 +193,8 @@ pub fn pendings(
         .without(Feature::Files)
         .without(Feature::Peers)
         .without(Feature::Bases)
-        .without(Feature::Holds);
+        .without(Feature::Holds)
+        .without(Feature::Steady);
     let client = Handshake::client(offer, key, &*entropy());
     let server = Handshake::server(offer, admission, &*entropy());
     let client = Pending::new(a, "server".into(), Side::Client, offer, client, outside());

@@ -1,0 +1,230 @@
+//! One store as its users see it: embedded, and by clients over links, whose server is a thread of this process.
+#![allow(dead_code, reason = "one bench needs less of it than the other")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use pagelith::attach::Attached;
+use pagelith::io::shm::Region;
+use pagelith::io::staging::StagingPool;
+use pagelith::io::system::{SystemClock, SystemEntropy};
+use pagelith::layouts::key::ObjectKey;
+use pagelith::layouts::wire::greeting::Feature;
+use pagelith::serve::Server;
+use pagelith::transport::address::Address;
+use pagelith::transport::capability::Offer;
+use pagelith::transport::dial::SocketDial;
+use pagelith::transport::handshake::Admission;
+use pagelith::transport::limits::Limits;
+use pagelith::transport::rights::Rights;
+use pagelith::transport::shown::Shows;
+use pagelith::transport::socket::{Arrival, Listen, Listener};
+use pagelith::{
+    AlignedBuf, Config, Destination, Done, Facts, Get, GetSlice, Options, Put, PutGroup, PutSlice, Session,
+    Size, Source, Store, attach,
+};
+
+/// Objects of a get or put.
+pub const BATCH: usize = 32;
+/// Batches in flight from one thread.
+pub const DEPTH: usize = 4;
+/// Bytes of objects that gets choose from.
+pub const DATA: usize = 256 << 20;
+const WAIT: Duration = Duration::from_millis(10);
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub fn store() -> Store {
+    let mut config = Config::default();
+    config.dram.bytes = Size::from_bytes(2 * DATA as u64);
+    config.dram.shared = true;
+    config.index.max_objects = Some(65_536);
+    let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("room for half a GiB");
+    Store::open(config).expect("a store")
+}
+
+/// A store as its user sees it.
+pub enum Side<'a> {
+    Embedded(&'a Store),
+    Attached(Box<Attached>),
+}
+
+impl Side<'_> {
+    pub fn get(&self, keys: &[ObjectKey], buffers: &mut [AlignedBuf]) {
+        let mut pieces: Vec<[&mut [u8]; 1]> = buffers.iter_mut().map(|b| [&mut b[..]]).collect();
+        let mut gets: Vec<_> = keys
+            .iter()
+            .zip(&mut pieces)
+            .map(|(key, pieces)| GetSlice { key: *key, range: None, pieces })
+            .collect();
+        let outcomes = match self {
+            Side::Embedded(store) => store.get_batch(&mut gets, Options::default()),
+            Side::Attached(store) => store.get_batch(&mut gets, Options::default()),
+        };
+        assert!(outcomes.iter().all(|o| o.as_ref().is_ok_and(pagelith::GetOutcome::is_hit)));
+    }
+
+    pub fn put<B: std::ops::Deref<Target = [u8]>>(&self, keys: &[ObjectKey], buffers: &[B]) {
+        let pieces: Vec<[&[u8]; 1]> = buffers.iter().map(|buffer| [&buffer[..]]).collect();
+        let puts: Vec<_> =
+            keys.iter().zip(&pieces).map(|(key, pieces)| PutSlice { key: *key, pieces }).collect();
+        let outcomes = match self {
+            Side::Embedded(store) => store.put_batch(&puts, Options::default()),
+            Side::Attached(store) => store.put_batch(&puts, Options::default()),
+        };
+        let failed = outcomes.iter().find(|outcome| outcome.is_err());
+        assert!(failed.is_none(), "{failed:?}");
+    }
+
+    pub fn exists(&self, keys: &[ObjectKey]) -> bool {
+        match self {
+            Side::Embedded(store) => store.exists_batch(keys, Options::default())[0],
+            Side::Attached(store) => store.exists_batch(keys, Options::default()).expect("an answer")[0],
+        }
+    }
+}
+
+/// A thread's way in, with several batches in flight.
+pub enum Way<'a> {
+    Embedded(Box<Session>),
+    Attached(attach::Session<'a>),
+}
+
+/// Batches in flight, and buffers for as many.
+pub struct Flights<'a> {
+    way: Way<'a>,
+    idle: Vec<Vec<AlignedBuf>>,
+}
+
+impl<'a> Flights<'a> {
+    pub fn new(side: &'a Side<'_>, buffers: &mut Vec<AlignedBuf>) -> Flights<'a> {
+        let way = match side {
+            Side::Embedded(store) => Way::Embedded(Box::new(store.session().expect("a session"))),
+            Side::Attached(store) => Way::Attached(store.session()),
+        };
+        let mut idle: Vec<Vec<AlignedBuf>> = (0..DEPTH).map(|_| Vec::new()).collect();
+        idle.iter_mut().for_each(|idle| *idle = buffers.split_off(buffers.len() - BATCH));
+        Flights { way, idle }
+    }
+
+    /// Buffers that are not in use: those of whichever batch is done first, if all are.
+    fn buffers(&mut self) -> Vec<AlignedBuf> {
+        if let Some(buffers) = self.idle.pop() {
+            return buffers;
+        }
+        let done = match &mut self.way {
+            Way::Embedded(session) => session.wait_any(PATIENCE),
+            Way::Attached(session) => session.wait_any(PATIENCE),
+        };
+        match done.expect("done").1 {
+            Done::Get(done) => done
+                .into_iter()
+                .map(|done| {
+                    assert!(done.outcome.is_ok_and(|outcome| outcome.is_hit()));
+                    done.destination.into_buffer().expect("its buffer")
+                })
+                .collect(),
+            Done::Put(done) => done
+                .into_iter()
+                .map(|done| {
+                    assert!(done.outcome.is_ok());
+                    done.source.into_buffer().expect("its buffer")
+                })
+                .collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn get(&mut self, keys: &[ObjectKey]) {
+        let get = |(key, buffer): (&ObjectKey, AlignedBuf)| Get {
+            key: *key,
+            range: None,
+            destination: Destination::owned(buffer),
+        };
+        let gets = keys.iter().zip(self.buffers()).map(get).collect();
+        match &mut self.way {
+            Way::Embedded(session) => session.submit_get(gets, Options::default()),
+            Way::Attached(session) => session.submit_get(gets, Options::default()),
+        };
+    }
+
+    pub fn put(&mut self, keys: &[ObjectKey]) {
+        let put = |(key, buffer): (&ObjectKey, AlignedBuf)| {
+            PutGroup::new(vec![Put { key: *key, source: Source::owned(buffer) }])
+        };
+        let groups = keys.iter().zip(self.buffers()).map(put).collect();
+        match &mut self.way {
+            Way::Embedded(session) => session.submit_put(groups, Options::default()),
+            Way::Attached(session) => session.submit_put(groups, Options::default()),
+        };
+    }
+
+    /// All buffers, once nothing is in flight.
+    pub fn land(mut self) -> Vec<AlignedBuf> {
+        (0..DEPTH).flat_map(|_| self.buffers()).collect()
+    }
+}
+
+/// What a client and the server have in common beside the bytes on their way.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Shares {
+    Nothing,
+    /// The rings that the bytes go through.
+    Rings,
+    /// The arena and the staging memory too.
+    Arena,
+    /// The same, with a store that takes nobody's word for what is put.
+    Checksummed,
+    /// And the files that segments lie in.
+    Files,
+}
+
+/// Serve `store` at `address` until told to stop, and attach to it.
+pub fn attach<'s, 'e>(
+    scope: &'s std::thread::Scope<'s, 'e>,
+    store: &'e Store,
+    (address, shares): (Address, Shares),
+    memory: &Arc<Region>,
+    stop: &'e AtomicBool,
+) -> Box<Attached> {
+    let clock = Arc::new(SystemClock::new());
+    let entropy = Arc::new(SystemEntropy);
+    let offer = |who| match Offer::of_this_build([who; 16]) {
+        offer if shares == Shares::Checksummed => offer.without(Feature::Steady),
+        offer if shares == Shares::Nothing => offer.without(Feature::SharedMemory),
+        offer => offer,
+    };
+    let listen = Listen { address, admission: Admission::Connection(Rights::all()), beyond_this_host: false };
+    let mut listener =
+        Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), Limits::default()).expect("listens");
+    let (staging, staging_memory) = StagingPool::shared(256 << 20).expect("memory");
+    if matches!(shares, Shares::Arena | Shares::Checksummed | Shares::Files) {
+        listener = listener.showing(store.shared_memory().into_iter().chain([staging_memory]).collect());
+    }
+    if shares == Shares::Files {
+        listener = listener.lending(store.shared_files());
+    }
+    let address = listener.address().clone();
+    scope.spawn(move || {
+        let mut arrivals = Vec::new();
+        // One client at a time, which comes again when its link was idle for too long.
+        while !stop.load(Ordering::Relaxed) {
+            listener.wait(&mut arrivals, WAIT);
+            for arrival in arrivals.drain(..) {
+                let Arrival::Link(link) = arrival else { panic!("refused") };
+                let mut server = Server::new(store, link, staging.clone()).expect("serves");
+                while server.closed().is_none() && !stop.load(Ordering::Relaxed) {
+                    server.wait(WAIT);
+                }
+            }
+        }
+    });
+    let limits = Limits::default();
+    let shows = Shows::default();
+    if matches!(shares, Shares::Arena | Shares::Checksummed | Shares::Files) {
+        assert!(shows.add(memory.clone()));
+    }
+    let dial =
+        SocketDial { address, offer: offer(2), key: None, entropy, clock: clock.clone(), limits, shows };
+    Box::new(Attached::attach(Arc::new(dial), clock, Duration::from_secs(30)).expect("attached"))
+}

@@ -1,0 +1,162 @@
+//! What is shown beside what is embedded, in turns: ratios of which both sides are of the same tenth of a second, where a machine is not the
+//! same from one second to the next. A store of DRAM alone, its client and its server a thread each; batches of 32, one at a time and four
+//! in flight.
+//!
+//! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [checksums|unsealed|by-calls]]`: `checksums` with a store that takes no client's word for
+//! what it puts, as those of before; `unsealed` puts out of memory that an engine mapped, which may become shorter, by a process that survives that,
+//! and `by-calls` by one that does not. Of each the medians of all rounds (21), us a batch, and the median of their ratios with the middle half of them.
+#![allow(clippy::disallowed_methods, reason = "threads are what is measured, by the real clock")]
+#![allow(clippy::print_stdout, reason = "a table is what comes of it")]
+
+mod common;
+mod sides;
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use memmap2::{MmapOptions, MmapRaw};
+use pagelith::AlignedBuf;
+use pagelith::io::shm::{Region, survive_shrinking};
+use pagelith::layouts::key::ObjectKey;
+use pagelith::transport::address::Address;
+
+use common::{keys, mix};
+use sides::{BATCH, DATA, DEPTH, Flights, Shares, Side, attach, store};
+
+/// How long one side runs before it is the other's turn.
+const TURN: Duration = Duration::from_millis(100);
+const ROUNDS: usize = 21;
+
+/// What is done to a store in batches.
+#[derive(Clone, Copy)]
+enum What {
+    Get,
+    Put,
+}
+
+/// Names the batches of a run, no put twice.
+struct Batches {
+    objects: u64,
+    turn: u64,
+}
+
+impl Batches {
+    fn next(&mut self, what: What) -> Vec<ObjectKey> {
+        self.turn += 1;
+        let first = self.turn * BATCH as u64;
+        match what {
+            What::Get => keys((first..first + BATCH as u64).map(|i| mix(i) % self.objects)),
+            What::Put => keys((1 << 40) + first..(1 << 40) + first + BATCH as u64),
+        }
+    }
+}
+
+/// Microseconds that a batch takes, over one turn.
+fn time(mut one: impl FnMut()) -> f64 {
+    // What the other side left in the caches is not this side's.
+    one();
+    let (begun, mut batches) = (Instant::now(), 0u32);
+    while begun.elapsed() < TURN {
+        one();
+        batches += 1;
+    }
+    begun.elapsed().as_secs_f64() * 1e6 / f64::from(batches.max(1))
+}
+
+fn one_at_a_time(side: &Side<'_>, what: What, batches: &mut Batches, buffers: &mut [AlignedBuf]) -> f64 {
+    time(|| match what {
+        What::Get => side.get(&batches.next(what), buffers),
+        What::Put => side.put(&batches.next(what), buffers),
+    })
+}
+
+fn in_flight(side: &Side<'_>, what: What, batches: &mut Batches, buffers: &mut Vec<AlignedBuf>) -> f64 {
+    let mut flights = Flights::new(side, buffers);
+    let taken = time(|| match what {
+        What::Get => flights.get(&batches.next(what)),
+        What::Put => flights.put(&batches.next(what)),
+    });
+    *buffers = flights.land();
+    taken
+}
+
+/// A quarter, half and three quarters of the way through.
+fn quartiles(mut all: Vec<f64>) -> [f64; 3] {
+    all.sort_by(f64::total_cmp);
+    [1, 2, 3].map(|quarter| all[(all.len() - 1) * quarter / 4])
+}
+
+/// Memory as an engine maps it, and whoever it is shown to: it allows no seals, so that it may become shorter.
+struct Unsealed(MmapRaw, Arc<Region>);
+
+impl Unsealed {
+    fn new(bytes: usize) -> Unsealed {
+        // A file of a memory file system that has no name any more.
+        let path = format!("/dev/shm/pagelith-turns-{}", std::process::id());
+        let file = File::options().read(true).write(true).create_new(true).open(&path).expect("a file");
+        std::fs::remove_file(&path).expect("removed");
+        file.set_len(bytes as u64).expect("memory");
+        let map = MmapOptions::new().len(bytes).map_raw(&file).expect("mapped");
+        let region = Region::mapped(file.into(), map.as_mut_ptr().addr(), bytes).expect("a region");
+        Unsealed(map, Arc::new(region))
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: so many bytes are mapped for as long as `self` is there, and nobody writes or shortens the file, which has no name.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr(), self.0.len()) }
+    }
+}
+
+fn main() {
+    let rounds = std::env::args().find_map(|arg| arg.parse().ok()).unwrap_or(ROUNDS);
+    let is = |name: &str| std::env::args().any(|arg| arg == name);
+    let shares = if is("checksums") { Shares::Checksummed } else { Shares::Arena };
+    let unsealed = is("unsealed") || is("by-calls");
+    if is("unsealed") {
+        survive_shrinking().expect("signals");
+    }
+    let dir = std::env::temp_dir().join(format!("pagelith-turns-{}", std::process::id()));
+    std::fs::create_dir(&dir).expect("a directory");
+    println!("| what | object | in flight | embedded, us | shown, us | embedded to shown | middle half |");
+    println!("| --- | ---: | ---: | ---: | ---: | ---: | --- |");
+    for object_bytes in [64 << 10, 256 << 10, 1 << 20] {
+        let (store, stop) = (store(), AtomicBool::new(false));
+        let (mut buffers, memory) = AlignedBuf::shown((1 + DEPTH) * BATCH, object_bytes).expect("memory");
+        buffers.iter_mut().for_each(|buffer| buffer.fill(1));
+        let mut more = buffers.split_off(BATCH);
+        let own = unsealed.then(|| Unsealed::new(BATCH * object_bytes));
+        let memory = own.as_ref().map_or(memory, |own| own.1.clone());
+        std::thread::scope(|scope| {
+            let at = (Address::Unix(dir.join(object_bytes.to_string())), shares);
+            let embedded = Side::Embedded(&store);
+            let shown = Side::Attached(attach(scope, &store, at, &memory, &stop));
+            let mut batches = Batches { objects: (DATA / object_bytes) as u64, turn: 0 };
+            for batch in keys(0..batches.objects).chunks(BATCH) {
+                embedded.put(batch, &buffers[..batch.len()]);
+            }
+            let engines: Vec<&[u8]> = own.iter().flat_map(|own| own.bytes().chunks(object_bytes)).collect();
+            for (what, name) in [(What::Get, "get"), (What::Put, "put")].into_iter().skip(unsealed.into()) {
+                for depth in [1, DEPTH].into_iter().take(if unsealed { 1 } else { 2 }) {
+                    let mut turn = |side: &Side<'_>| match depth {
+                        1 if unsealed => time(|| side.put(&batches.next(what), &engines)),
+                        1 => one_at_a_time(side, what, &mut batches, &mut buffers),
+                        _ => in_flight(side, what, &mut batches, &mut more),
+                    };
+                    let times: Vec<(f64, f64)> =
+                        (0..rounds).map(|_| (turn(&embedded), turn(&shown))).collect();
+                    let of = |of: fn(&(f64, f64)) -> f64| quartiles(times.iter().map(of).collect());
+                    let ([low, ratio, high], [_, own, _], [_, theirs, _]) =
+                        (of(|(own, theirs)| own / theirs), of(|(own, _)| *own), of(|(_, theirs)| *theirs));
+                    let kib = object_bytes >> 10;
+                    println!(
+                        "| {name} | {kib} KiB | {depth} | {own:.0} | {theirs:.0} | **{ratio:.2}** | {low:.2} to {high:.2} |"
+                    );
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+    std::fs::remove_dir_all(&dir).expect("removed");
+}

@@ -1,0 +1,44 @@
+//! A store process and its client in two containers, as far as a namespace of processes makes one: neither has a number in the other's. As
+//! root; else it says that it was skipped.
+#![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real processes")]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write as _};
+use std::process::{Child, Command, Stdio};
+
+use common::serving::{command, hits, json};
+
+/// Killed when dropped, and what runs in it with it.
+struct Container(Child);
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_client_of_another_container_is_served() {
+    let unshare = ["--pid", "--fork", "--kill-child"];
+    let tried = Command::new("unshare").args(unshare).arg("true").output();
+    if !tried.as_ref().is_ok_and(|output| output.status.success()) {
+        // Past the test harness's capture: what was not tested is said aloud.
+        let _ = writeln!(std::io::stderr(), "skipped: containers: {tried:?}");
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let address = format!("unix:{}", dir.path().join("socket").display());
+    let mut serve = Command::new("unshare");
+    serve.args(unshare).arg(env!("CARGO_BIN_EXE_pagelith"));
+    serve.args(["serve", "--dram", "64MiB", "--listen", &address]).env_remove("RUST_LOG");
+    let mut server = Container(serve.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("spawned"));
+    let mut line = String::new();
+    let said = server.0.stdout.take().expect("stdout");
+    BufReader::new(said).read_line(&mut line).expect("a line");
+    assert_eq!(line.trim(), format!("listening {address}"));
+    let replay = command(&["replay", "--json", "--attach", &address, "--requests", "20"]).output();
+    let report = json(&replay.expect("run"));
+    assert!(hits(&report, "dram") > 0 && report["wrong_bytes"] == 0, "{report}");
+}

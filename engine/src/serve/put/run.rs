@@ -1,0 +1,61 @@
+//! Which groups of a put go together.
+
+use pagelith_layouts::checksum::BLOCK_BYTES;
+
+use super::{PutOp, State};
+
+/// Bytes that take about as long to be copied as the client to wake up, some 40 us: from so many on, and up to a run.
+const NUDGE_BYTES: u64 = 128 << 10;
+/// Groups of a run, and bytes of one unless its first group has more. They are looked up in one section, memory is set aside for them
+/// in one, and they are stored together.
+pub(super) const RUN_GROUPS: usize = 8;
+const RUN_BYTES: u64 = 512 << 10;
+/// The same of one that is copied out of a client's memory with its word for it: nothing is set aside or asked for before, and the word is
+/// asked less often.
+const STEADY_GROUPS: usize = 32;
+const STEADY_BYTES: u64 = 2 << 20;
+
+impl PutOp {
+    /// Whether from group `at` on nothing is left but to copy, for about as long as a wake-up takes.
+    pub(super) fn is_soon_over(&self, at: usize) -> bool {
+        let first = self.groups[at].objects.start;
+        (NUDGE_BYTES..=RUN_BYTES).contains(&self.left(first))
+            && self.offered[first..].iter().all(|o| o.shown.is_some())
+    }
+
+    /// Bytes of the objects from this one on.
+    fn left(&self, first: usize) -> u64 {
+        self.offered[first..].iter().map(|o| o.length).sum()
+    }
+
+    /// Groups from `at` on that begin together.
+    pub(super) fn run(&self, at: usize) -> Vec<usize> {
+        let bytes_of = |at: usize| -> u64 {
+            self.offered[self.groups[at].objects.clone()].iter().map(|o| o.length).sum()
+        };
+        let first = self.groups[at].objects.start;
+        let (most, most_bytes) = match &self.offered[first].claim {
+            // The end by itself, so that the client is woken before it.
+            Some(_) => {
+                (STEADY_GROUPS, self.left(first).saturating_sub(RUN_BYTES).clamp(RUN_BYTES, STEADY_BYTES))
+            }
+            None => (RUN_GROUPS, RUN_BYTES),
+        };
+        let mut bytes = bytes_of(at);
+        let fits = |at: &usize| {
+            bytes = bytes.saturating_add(bytes_of(*at));
+            matches!(self.groups[*at].state, State::New) && bytes <= most_bytes
+        };
+        let behind = (at + 1..self.groups.len()).take(most - 1).take_while(fits);
+        std::iter::once(at).chain(behind).collect()
+    }
+
+    /// Whether a group is put out of the client's memory: into the open ones it goes by way of memory that is set aside.
+    pub(super) fn is_shown(&self, at: usize) -> bool {
+        let is_whole = self.into.is_none() && self.required.is_none();
+        // Without checksums there are no blocks of the client's.
+        is_whole
+            && matches!(self.block_bytes, 0 | BLOCK_BYTES)
+            && self.offered[self.groups[at].objects.clone()].iter().all(|o| o.shown.is_some())
+    }
+}
