@@ -282,8 +282,8 @@ impl<S: Stream> Link for Conn<S> {
         }
     }
 
-    fn stays(&self, region: u32) -> bool {
-        self.regions.stays(region)
+    fn stays(&self, parts: &[Part]) -> bool {
+        self.regions.stay(parts)
     }
 
     fn steady(&self) -> Option<Steady> {

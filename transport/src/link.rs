@@ -206,8 +206,8 @@ pub trait Link: Send {
         None
     }
 
-    /// Whether what lies in this region of this side's stays at its address as long as the region is there.
-    fn stays(&self, _region: u32) -> bool {
+    /// Whether all of these bytes lie in regions of this side's that stay at their addresses as long as they are there.
+    fn stays(&self, _parts: &[Part]) -> bool {
         false
     }
 

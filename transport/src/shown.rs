@@ -78,9 +78,10 @@ impl Regions {
         (!pieces.is_empty()).then_some(pieces)
     }
 
-    /// Whether a region of this side's is memory that nobody else can have something else at.
-    pub fn stays(&self, region: u32) -> bool {
-        self.own.get(region as usize).is_some_and(|region| region.stays())
+    /// Whether all of these lie in regions of this side's where nobody else can have something else.
+    pub fn stay(&self, parts: &[Part]) -> bool {
+        let stays = |piece: &ShownPiece| self.own.get(piece.region as usize).is_some_and(|own| own.stays());
+        self.pieces(parts).is_some_and(|pieces| pieces.iter().all(stays))
     }
 
     /// What the peer shows; `None` if it has handed over no such memory.

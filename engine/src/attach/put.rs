@@ -255,7 +255,7 @@ impl RemotePut {
                 let place = caller.place(&parts);
                 // As long as its parts are.
                 let sums = || verify::sums(&parts, &(0..object.length)).unwrap_or_default();
-                let is_steady = word.is_some() && place.is_some_and(|(region, _)| caller.stays(region));
+                let is_steady = word.is_some() && place.is_some() && caller.stays(&parts);
                 counts |= is_steady;
                 draft.object(object.key, object.length, &if is_steady { Vec::new() } else { sums() });
                 if let Some((region, at)) = place {
@@ -275,9 +275,7 @@ impl RemotePut {
 
     /// Whether the store takes this side's word for the first object: for all of them, mostly.
     fn is_steady(&self, caller: &Caller) -> bool {
-        let stays = |object: &Object| {
-            caller.place(&object.readers.parts()).is_some_and(|(region, _)| caller.stays(region))
-        };
+        let stays = |object: &Object| caller.stays(&object.readers.parts());
         self.is_whole() && caller.has(Feature::Steady) && self.objects.first().is_some_and(stays)
     }
 

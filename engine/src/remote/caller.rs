@@ -78,9 +78,9 @@ impl Caller {
         self.link.place(parts)
     }
 
-    /// Whether what lies in this region of this side's stays at its address.
-    pub fn stays(&self, region: u32) -> bool {
-        self.link.stays(region)
+    /// Whether these bytes lie where nobody else can have something else.
+    pub fn stays(&self, parts: &[Part]) -> bool {
+        self.link.stays(parts)
     }
 
     /// This side's word for what is offered next, if the peer takes it.

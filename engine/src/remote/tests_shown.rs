@@ -151,7 +151,7 @@ fn what_is_shown_with_a_word_is_put_unless_that_was_taken_back() {
     buffers[0].copy_from_slice(&bytes);
     let mut pair = Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), 1.0, &[region]);
     let memory = Readers::new(vec![buffers.remove(0).into_part()]);
-    assert!(pair.caller.stays(0));
+    assert!(pair.caller.stays(&memory.parts()));
     // Held until the reply, taken back before the server looks, and never given.
     for (page, is_given, is_held) in [(1, true, true), (2, true, false), (3, false, false), (4, true, true)] {
         let mut draft = PutDraft::new(BLOCK_BYTES);

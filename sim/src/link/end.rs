@@ -342,8 +342,8 @@ impl Link for SimLink {
         }
     }
 
-    fn stays(&self, region: u32) -> bool {
-        self.sharing.shares.regions.stays(region)
+    fn stays(&self, parts: &[Part]) -> bool {
+        self.sharing.shares.regions.stay(parts)
     }
 
     fn steady(&self) -> Option<Steady> {
