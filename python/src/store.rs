@@ -126,7 +126,7 @@ impl Store {
 
     /// Let the store process that this is attached to look at `length` bytes at `address`, which are a shared mapping of the memfd `fd`
     /// from its first byte on: what is put from there is copied once, and not sent. A memfd that allows seals (MFD_ALLOW_SEALING) is sealed
-    /// against becoming shorter, so that the store can map it: it reads others by calls, at a third of the speed.
+    /// against becoming shorter, so that any store can map it: `pagelith serve` maps other memory, too.
     fn share(&self, py: Python<'_>, fd: i32, address: usize, length: usize) -> PyResult<()> {
         // Another descriptor of the same memory, which the caller cannot close.
         let path = format!("/proc/self/fd/{fd}");

@@ -108,7 +108,8 @@ impl AsFd for Region {
 }
 
 /// Seal a memfd against becoming shorter, if whoever made it allows seals (`MFD_ALLOW_SEALING`) and `fd` may be written. Who is shown
-/// memory maps it then, and has to read it by calls otherwise, at a third of the speed.
+/// memory maps it then. Otherwise it has to read it by calls, at a third of the speed, unless its process survives memory that becomes
+/// shorter ([`survive_shrinking`](super::survive_shrinking)), as `pagelith serve` does.
 pub fn keep_length(fd: BorrowedFd<'_>) {
     // It is as well to have it unsealed.
     let _ = fcntl_add_seals(fd, SealFlags::SHRINK);
