@@ -178,6 +178,17 @@ pub(crate) fn widen(want: &Range<u64>, length: u64) -> Range<u64> {
     start..start + align_up(end - start)
 }
 
+/// The bytes of all blocks that a wanted range lies in, in stretches: blocks of which all is wanted together, and those of which a part is
+/// before and behind them. Some may be empty.
+pub(crate) fn cut(want: &Range<u64>, length: u64) -> [Range<u64>; 3] {
+    let block = u64::from(BLOCK_BYTES);
+    let wide = widen(want, length);
+    let end = wide.end.min(length);
+    let whole_end = if want.end == end { end } else { want.end / block * block };
+    let whole_start = want.start.div_ceil(block).saturating_mul(block).min(whole_end.max(wide.start));
+    [wide.start..whole_start, whole_start..whole_end.max(whole_start), whole_end.max(whole_start)..end]
+}
+
 /// Whether a wanted range is whole blocks, so that it can be verified where it lands.
 pub(crate) fn is_whole_blocks(want: &Range<u64>, length: u64) -> bool {
     let block = u64::from(BLOCK_BYTES);
@@ -212,6 +223,26 @@ mod tests {
             ragged: false,
             stage: 0,
             known: false,
+        }
+    }
+
+    #[test]
+    fn a_wanted_range_is_cut_where_whole_blocks_of_it_begin_and_end() {
+        let block = u64::from(BLOCK_BYTES);
+        let of = |want: Range<u64>| cut(&want, 3 * block + 5);
+        assert_eq!(of(0..3 * block + 5), [0..0, 0..3 * block + 5, 3 * block + 5..3 * block + 5]);
+        assert_eq!(of(1..3 * block), [0..block, block..3 * block, 3 * block..3 * block]);
+        assert_eq!(of(block..2 * block + 1), [block..block, block..2 * block, 2 * block..3 * block]);
+        assert_eq!(of(3 * block + 1..3 * block + 5)[0], 3 * block..3 * block + 5);
+        for want in [1..2, 1..block + 1, block - 1..block + 1, 3 * block + 1..3 * block + 4] {
+            let [before, whole, behind] = of(want.clone());
+            assert!(whole.is_empty(), "{want:?}");
+            assert_eq!(
+                (before.start, before.end),
+                (widen(&want, 3 * block + 5).start, behind.start),
+                "{want:?}"
+            );
+            assert_eq!(behind.end, want.end.next_multiple_of(block).min(3 * block + 5), "{want:?}");
         }
     }
 

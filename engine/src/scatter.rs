@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::{BlockCopy, Stores};
+use pagelith_io::fused::{Piece, Stores, copy_blocks};
 use pagelith_io::stream::copy_past_cache;
-use pagelith_layouts::checksum::Checksum;
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, block_lengths};
 
 /// Of the next piece, `len` bytes from `at` on, what overlaps `want`: its range in the piece and in the whole. `at` is
 /// where the piece after it begins.
@@ -18,33 +18,43 @@ fn overlap(at: &mut u64, len: usize, want: &Range<u64>) -> Option<(Range<usize>,
 
 /// Copy `bytes` into `pieces`, beginning at byte `offset` of their concatenation.
 pub(crate) fn copy_in(pieces: &mut [Part], offset: u64, bytes: &[u8], stores: Stores) {
-    copy_in_with(pieces, offset, bytes, |to, from| match stores {
-        Stores::Cached => to.copy_from_slice(from),
-        Stores::PastCache => copy_past_cache(to, from),
-    });
-}
-
-/// Copy a block into `pieces`, as [`copy_in`]; the checksum of what was copied, or `None` if the pieces end before it does.
-pub(crate) fn copy_block_in(
-    pieces: &mut [Part],
-    offset: u64,
-    block: &[u8],
-    stores: Stores,
-) -> Option<Checksum> {
-    let mut copy = BlockCopy::new(block.len(), stores);
-    copy_in_with(pieces, offset, block, |to, from| copy.piece(to, from));
-    copy.finish()
-}
-
-fn copy_in_with(pieces: &mut [Part], offset: u64, bytes: &[u8], mut copy: impl FnMut(&mut [u8], &[u8])) {
     let want = offset..offset + bytes.len() as u64;
     let mut at = 0;
     for piece in pieces {
         if let Some((inside, whole)) = overlap(&mut at, piece.len(), &want)
             && let Some(target) = piece.bytes_mut()
         {
-            copy(&mut target[inside], &bytes[(whole.start - offset) as usize..(whole.end - offset) as usize]);
+            let (to, from) =
+                (&mut target[inside], (whole.start - offset) as usize..(whole.end - offset) as usize);
+            match stores {
+                Stores::Cached => to.copy_from_slice(&bytes[from]),
+                Stores::PastCache => copy_past_cache(to, &bytes[from]),
+            }
         }
+    }
+}
+
+/// Copy `bytes`, which begin with a block, as [`copy_in`]; `sum` hears the checksum of what was copied of each. False if a piece is not to be
+/// written, or the pieces end before.
+pub(crate) fn copy_blocks_in(
+    pieces: &mut [Part],
+    offset: u64,
+    bytes: &[u8],
+    stores: Stores,
+    sum: impl FnMut(Checksum),
+) -> bool {
+    let all = bytes.len() as u64;
+    let (want, mut at) = (offset..offset + all, 0);
+    let target = |piece| target(piece, &mut at, &want);
+    let to = pieces.iter_mut().map_while(target).flatten();
+    copy_blocks(to, [Piece::Lent(bytes)], block_lengths(0..all, BLOCK_BYTES), stores, sum)
+}
+
+/// What of the next piece overlaps `want`, as [`overlap`] has it: nothing, or bytes to be written; `None` if they are not to be.
+fn target<'a>(piece: &'a mut Part, at: &mut u64, want: &Range<u64>) -> Option<Option<&'a mut [u8]>> {
+    match overlap(at, piece.len(), want) {
+        Some((inside, _)) => piece.bytes_mut().map(|bytes| Some(&mut bytes[inside])),
+        None => Some(None),
     }
 }
 
@@ -58,22 +68,6 @@ pub(crate) fn visit<E>(
     pieces.iter().try_for_each(|piece| match overlap(&mut at, piece.len(), &want) {
         Some((inside, _)) => visit(&piece.bytes()[inside]),
         None => Ok(()),
-    })
-}
-
-/// Visit the bytes of `want` in order, piece by piece, to be written: from which byte of the whole on, and where. `None` if
-/// a piece is not to be written.
-pub(crate) fn visit_mut(
-    pieces: &mut [Part],
-    want: Range<u64>,
-    mut visit: impl FnMut(u64, &mut [u8]),
-) -> Option<()> {
-    let mut at = 0;
-    pieces.iter_mut().try_for_each(|piece| {
-        if let Some((inside, whole)) = overlap(&mut at, piece.len(), &want) {
-            visit(whole.start, &mut piece.bytes_mut()?[inside]);
-        }
-        Some(())
     })
 }
 

@@ -271,19 +271,14 @@ impl Slot {
             return Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: wanted.len() as u64 });
         }
         let checksums = &entered.members[member].checksums;
-        let stretch = plan::widen(&self.want, self.length);
-        let block = u64::from(BLOCK_BYTES);
-        let end = stretch.end.min(self.length);
-        let mut at = stretch.start;
-        while at < end {
-            let next = (at + block).min(end);
-            let bytes = &stored[at as usize..next as usize];
-            if self.deliver(at..next, bytes, checksums, stores).is_err() {
+        for at in plan::cut(&self.want, self.length).into_iter().filter(|at| !at.is_empty()) {
+            let bytes = &stored[at.start as usize..at.end as usize];
+            let offset = at.start;
+            if self.deliver(at, bytes, checksums, stores).is_err() {
                 scatter::zero(&mut self.get.destination.0);
-                tracing::error!(key = %self.get.key, offset = at, "memory does not hold what was put");
+                tracing::error!(key = %self.get.key, offset, "memory does not hold what was put");
                 return Ok(GetOutcome::Miss(MissCause::Damaged));
             }
-            at = next;
         }
         Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: self.want.end - self.want.start })
     }
@@ -305,11 +300,10 @@ impl Slot {
         let sums = checksums.get(first..last).ok_or(())?;
         let pieces = &mut self.get.destination.0;
         if (lo, hi) == (at.start, at.end) {
-            let blocks = bytes.chunks(BLOCK_BYTES as usize).zip(target.step_by(BLOCK_BYTES as usize));
-            let mut right = blocks
-                .zip(sums)
-                .map(|((bytes, at), sum)| scatter::copy_block_in(pieces, at, bytes, stores) == Some(*sum));
-            return right.all(|right| right || mutant::on(Mutant::PayloadUnchecked)).then_some(()).ok_or(());
+            let (mut sums, mut right) = (sums.iter(), true);
+            let compare = |sum| right &= sums.next() == Some(&sum);
+            let copied = scatter::copy_blocks_in(pieces, target.start, bytes, stores, compare);
+            return (copied && right || mutant::on(Mutant::PayloadUnchecked)).then_some(()).ok_or(());
         }
         let mut verifier = Verifier::new(sums.iter().copied(), 0, at.end - at.start, BLOCK_BYTES);
         scatter::copy_in(pieces, target.start, &bytes[inside], stores);

@@ -8,11 +8,15 @@ use pagelith_layouts::checksum::{Checksum, StreamChecksum, checksum};
 #[cfg(target_arch = "x86_64")]
 use stripes::{Accumulators, SHORT_MAX, STRIPE};
 
+pub use blocks::{Piece, copy_blocks};
+
+mod blocks;
 #[cfg(target_arch = "x86_64")]
 mod stripes;
 
-/// Pieces up to this long are copied plainly: what the cache would save is less than what waiting for stores past it costs.
-const PLAIN_BYTES: usize = 4096;
+/// Stretches up to this long are copied plainly: what they begin and end in are parts of lines of the cache, mostly.
+#[cfg(target_arch = "x86_64")]
+const PLAIN_BYTES: usize = 192;
 
 /// Copies of so many bytes together go past the cache: most of them would be out of it again before anybody looks at them. Of
 /// 8 MiB both ways were as quick on one kind of CPU (`docs/decisions/0048-copied-and-hashed-in-one-pass.md`).
@@ -34,13 +38,22 @@ impl Stores {
     }
 }
 
-/// A block that is copied in pieces of any length, one after the other.
-pub struct BlockCopy {
+/// A block that is copied in pieces of any length, one after the other. Whoever makes one waits for what it stores past the cache ([`settle`]).
+pub(crate) struct BlockCopy {
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "elsewhere all copies are plain"))]
     stores: Stores,
     /// Bytes still to come.
     left: usize,
     sum: Sum,
+}
+
+/// Wait for stores past the cache. They may be seen after later ones; whoever is told of these bytes by a lock or an atomic must see them.
+fn settle() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_sfence()
+    };
 }
 
 enum Sum {
@@ -58,23 +71,31 @@ enum Behind {
 
 impl BlockCopy {
     /// Of a block of `len` bytes.
-    pub fn new(len: usize, stores: Stores) -> BlockCopy {
-        #[cfg(target_arch = "x86_64")]
-        if len > SHORT_MAX && std::arch::is_x86_feature_detected!("avx2") {
-            return BlockCopy { stores, left: len, sum: Sum::Fused(Fused::new(len)) };
-        }
-        BlockCopy::behind(len, stores)
+    fn new(len: usize, stores: Stores) -> BlockCopy {
+        let mut block = BlockCopy { stores, left: 0, sum: Sum::Behind(Behind::Nothing) };
+        block.begin(len);
+        block
     }
 
-    fn behind(len: usize, stores: Stores) -> BlockCopy {
-        BlockCopy { stores, left: len, sum: Sum::Behind(Behind::Nothing) }
+    /// Another block, in place: see [`Fused::finish`].
+    fn begin(&mut self, len: usize) {
+        self.left = len;
+        match &mut self.sum {
+            #[cfg(target_arch = "x86_64")]
+            Sum::Fused(fused) if len > SHORT_MAX => fused.begin(len),
+            #[cfg(target_arch = "x86_64")]
+            sum if len > SHORT_MAX && std::arch::is_x86_feature_detected!("avx2") => {
+                *sum = Sum::Fused(Fused::new(len));
+            }
+            sum => *sum = Sum::Behind(Behind::Nothing),
+        }
     }
 
     /// Copy the next bytes.
     ///
     /// # Panics
     /// If the lengths differ, or are more than what is left of the block.
-    pub fn piece(&mut self, to: &mut [u8], from: &[u8]) {
+    fn piece(&mut self, to: &mut [u8], from: &[u8]) {
         assert_eq!(to.len(), from.len(), "copies are between equal lengths");
         // SAFETY: a borrow: so many bytes, that nobody writes meanwhile, and apart from what is borrowed to be written.
         unsafe { self.copy::<false>(to, from.as_ptr()) }
@@ -98,8 +119,10 @@ impl BlockCopy {
     /// # Panics
     /// If these are more bytes than what is left of the block.
     pub(crate) fn came(&mut self, bytes: &[u8]) {
-        let mut nowhere = [0; PLAIN_BYTES];
-        bytes.chunks(PLAIN_BYTES).for_each(|bytes| self.piece(&mut nowhere[..bytes.len()], bytes));
+        let mut nowhere = [0; 4096];
+        let stores = std::mem::replace(&mut self.stores, Stores::Cached);
+        bytes.chunks(nowhere.len()).for_each(|bytes| self.piece(&mut nowhere[..bytes.len()], bytes));
+        self.stores = stores;
     }
 
     /// # Safety
@@ -119,25 +142,15 @@ impl BlockCopy {
     }
 
     /// The checksum of what was copied; `None` if bytes of the block are missing.
-    pub fn finish(self) -> Option<Checksum> {
-        (self.left == 0).then(|| match self.sum {
+    fn finish(&mut self) -> Option<Checksum> {
+        (self.left == 0).then(|| match &mut self.sum {
             #[cfg(target_arch = "x86_64")]
             Sum::Fused(fused) => fused.finish(),
             Sum::Behind(Behind::Nothing) => checksum(&[]),
-            Sum::Behind(Behind::Whole(sum)) => sum,
-            Sum::Behind(Behind::Pieces(mut stream)) => stream.finish(),
+            Sum::Behind(Behind::Whole(sum)) => *sum,
+            Sum::Behind(Behind::Pieces(stream)) => stream.finish(),
         })
     }
-}
-
-/// Copy a block, and its checksum.
-///
-/// # Panics
-/// If the lengths differ.
-pub fn copy_block(to: &mut [u8], from: &[u8], stores: Stores) -> Checksum {
-    let mut block = BlockCopy::new(to.len(), stores);
-    block.piece(to, from);
-    block.finish().expect("all of it was copied")
 }
 
 impl Behind {
@@ -176,6 +189,10 @@ impl Fused {
         Fused { sum: Accumulators::NEW, length, stripes: 0, before: none, part: none, in_part: 0 }
     }
 
+    fn begin(&mut self, length: usize) {
+        (self.sum, self.length, self.stripes, self.in_part) = (Accumulators::NEW, length, 0, 0);
+    }
+
     /// Stripes that are taken in on the way: those before the last byte.
     fn stripes_max(&self) -> usize {
         (self.length - 1) / STRIPE
@@ -188,7 +205,7 @@ impl Fused {
         if self.in_part > 0 {
             done = to.len().min(STRIPE - self.in_part);
             // SAFETY: the caller's promise, of the first bytes.
-            unsafe { self.fill_part(&mut to[..done], from) };
+            unsafe { self.fill_part::<SHARED>(&mut to[..done], from) };
             if self.in_part < STRIPE || self.stripes == self.stripes_max() {
                 return;
             }
@@ -200,39 +217,65 @@ impl Fused {
         }
         let (to, from) = (&mut to[done..], from.wrapping_add(done));
         let count = (to.len() / STRIPE).min(self.stripes_max() - self.stripes);
-        if count > 0 {
-            let is_past =
-                stores == Stores::PastCache && count * STRIPE > PLAIN_BYTES && to.as_ptr().addr() % 32 == 0;
-            // The last one stays in the cache, to be kept.
-            let past = if is_past { count - 1 } else { 0 };
-            let target = to.as_mut_ptr();
-            // SAFETY: `count` stripes lie in `to` and, by the caller's promise, at `from`; what is stored past the cache begins at a
-            // multiple of 32, and the rest behind whole stripes.
-            unsafe {
-                self.sum.copy::<true, SHARED>(target, from, past, self.stripes);
-                let (target, from) = (target.add(past * STRIPE), from.add(past * STRIPE));
-                self.sum.copy::<false, SHARED>(target, from, count - past, self.stripes + past);
+        let is_past =
+            stores == Stores::PastCache && count * STRIPE > PLAIN_BYTES && to.as_ptr().addr() % 32 == 0;
+        // SAFETY: as many stripes lie in `to` and, by the caller's promise, at `from`; what is stored past the cache begins at a
+        // multiple of 32.
+        unsafe {
+            match is_past {
+                true => self.stripes::<true, SHARED>(to, from, count),
+                false => self.stripes::<false, SHARED>(to, from, count),
             }
-            self.before.copy_from_slice(&to[(count - 1) * STRIPE..count * STRIPE]);
-            self.stripes += count;
         }
-        // SAFETY: the caller's promise, of the last bytes: fewer than a stripe, or the block's last ones.
-        unsafe { self.fill_part(&mut to[count * STRIPE..], from.wrapping_add(count * STRIPE)) };
+    }
+
+    /// Copy whole stripes, and what is behind them: fewer bytes than another, or the block's last ones.
+    ///
+    /// # Safety
+    /// As [`BlockCopy::copy`], the CPU has AVX2, and `to` has so many stripes, with `PAST` from a multiple of 32 on.
+    unsafe fn stripes<const PAST: bool, const SHARED: bool>(
+        &mut self,
+        to: &mut [u8],
+        from: *const u8,
+        count: usize,
+    ) {
+        let (whole, rest) = to.split_at_mut(count * STRIPE);
+        // SAFETY: the caller's promise.
+        unsafe { self.sum.copy::<PAST, SHARED>(whole.as_mut_ptr(), from, count, self.stripes) };
+        self.stripes += count;
+        if !self.length.is_multiple_of(STRIPE) && count > 0 {
+            self.before.copy_from_slice(&whole[whole.len() - STRIPE..]);
+        }
+        let from = from.wrapping_add(whole.len());
+        match <&mut [u8; STRIPE]>::try_from(&mut *rest) {
+            Ok(rest) => {
+                // SAFETY: a stripe of `to`, at a multiple of 32 if those before it are, and of what is at `from` by the caller's promise.
+                unsafe { stripes::copy_kept::<PAST, SHARED>(rest, from, &mut self.part) };
+                self.in_part = STRIPE;
+            }
+            // SAFETY: the caller's promise.
+            Err(_) => unsafe { self.fill_part::<SHARED>(rest, from) },
+        }
     }
 
     /// Copy bytes to `to`, and keep them.
     ///
     /// # Safety
-    /// As [`BlockCopy::copy`].
-    unsafe fn fill_part(&mut self, to: &mut [u8], from: *const u8) {
+    /// As [`BlockCopy::copy`], and the CPU has AVX2.
+    unsafe fn fill_part<const SHARED: bool>(&mut self, to: &mut [u8], from: *const u8) {
+        let part = &mut self.part[self.in_part..self.in_part + to.len()];
         // SAFETY: the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
-        // Of the copy: what is at `from` may be something else by now.
-        self.part[self.in_part..self.in_part + to.len()].copy_from_slice(to);
+        unsafe { stripes::take::<SHARED>(part, from) };
+        to.copy_from_slice(part);
         self.in_part += to.len();
     }
 
-    fn finish(self) -> Checksum {
+    /// Nothing is moved, and nothing read in one load that was stored by several: such a load waits for all stores before it, also those past the
+    /// cache.
+    fn finish(&self) -> Checksum {
+        if self.in_part == STRIPE {
+            return self.sum.finish(&self.part, self.length as u64).to_le_bytes();
+        }
         let mut last = self.part;
         // The last 64 bytes, of which the stripe before has the first ones.
         last.rotate_left(self.in_part);

@@ -7,6 +7,8 @@
 //! x86-64 hashes with AVX2 where there is AVX2. So do headers of one block. Keys are short, long headers are few, and
 //! both go through `xxhash-rust`, which needs no memory for a hash in pieces.
 
+use std::ops::Range;
+
 use twox_hash::XxHash3_128;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128_with_secret};
 
@@ -92,6 +94,18 @@ pub const fn block_count(length: u64, block_bytes: u32) -> u64 {
     length.div_ceil(block_bytes as u64)
 }
 
+/// What of each block of an object lies in its bytes `stretch`, in order; `block_bytes` must not be 0.
+pub fn blocks_in(stretch: Range<u64>, block_bytes: u32) -> impl Iterator<Item = Range<u64>> {
+    let block_bytes = u64::from(block_bytes);
+    let inside = move |n: u64| (n * block_bytes).max(stretch.start)..((n + 1) * block_bytes).min(stretch.end);
+    (stretch.start / block_bytes..stretch.end.div_ceil(block_bytes)).map(inside)
+}
+
+/// The length in bytes of each of those.
+pub fn block_lengths(stretch: Range<u64>, block_bytes: u32) -> impl Iterator<Item = usize> {
+    blocks_in(stretch, block_bytes).map(|block| (block.end - block.start) as usize)
+}
+
 /// Length of the key that fingerprints are made with: XXH3's full secret, kept in the superblock.
 pub const FINGERPRINT_KEY_BYTES: usize = 192;
 
@@ -108,6 +122,16 @@ pub fn fingerprint(secret: &[u8; FINGERPRINT_KEY_BYTES], key: &ObjectKey, genera
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_stretch_has_its_part_of_each_block() {
+        let of = |stretch| blocks_in(stretch, 10).collect::<Vec<_>>();
+        assert_eq!(of(0..30), [0..10, 10..20, 20..30]);
+        assert_eq!(of(13..31), [13..20, 20..30, 30..31]);
+        assert_eq!(of(13..21), [13..20, 20..21]);
+        assert_eq!((of(10..10), of(0..0)), (vec![], vec![]));
+        assert_eq!(block_lengths(13..31, 10).collect::<Vec<_>>(), [7, 10, 1]);
+    }
 
     #[test]
     fn a_hole_counts_as_zeros() {

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::BlockCopy;
+use pagelith_io::fused::Piece;
 use pagelith_io::shm::{Region, SteadyWords, View};
 use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
 
@@ -171,12 +171,14 @@ impl Shown {
         self.each_view(from, to, |view, at, to| view.copy_out(at, to));
     }
 
-    /// As [`Shown::copy_out`], as the next piece of `block`, whose checksum is of the copy.
-    ///
-    /// # Panics
-    /// If there are not so many, they lie in a file, or are more than what is left of the block.
-    pub fn copy_block(&self, from: u64, to: &mut [u8], block: &mut BlockCopy) {
-        self.each_view(from, to, |view, at, to| view.copy_block(at, to, block));
+    /// The pieces that they lie in, in order; none if they lie in a file.
+    pub fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
+        let pieces = match &self.lies {
+            Lies::Memory(pieces) => pieces.as_slice(),
+            Lies::File(_) => &[],
+        };
+        // A view is memory of this process's, so its bytes can be counted.
+        pieces.iter().map(|(view, at, length)| Piece::Shown { view, at: *at, len: *length as usize })
     }
 
     fn each_view(&self, from: u64, to: &mut [u8], mut copy: impl FnMut(&View, u64, &mut [u8])) {

@@ -8,11 +8,11 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pagelith::io::fused::{Stores, copy_block};
+use pagelith::io::fused::{Piece, Stores, copy_blocks};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::{ids::PrefixHash, namespace::Namespace, shard::Shard};
 use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Store};
-use pagelith_layouts::checksum::BLOCK_BYTES;
+use pagelith_layouts::checksum::{BLOCK_BYTES, block_lengths};
 use pagelith_tiers::dram::arena::{Arena, Extent};
 
 /// More than any cache holds.
@@ -48,14 +48,15 @@ fn put(c: &mut Criterion) {
         let mut arena = Arena::new(COLD_BYTES as u64).expect("memory");
         let extents: Vec<Extent> =
             (0..objects).map(|_| arena.space.alloc(bytes as u64).expect("room")).collect();
-        let fill = |at: usize| {
+        let fill = |at: usize, piece: usize| {
             let data = black_box(&from[at * bytes..(at + 1) * bytes]);
+            let pieces: Vec<&[u8]> = data.chunks(piece).collect();
             // SAFETY: the extent is this benchmark's alone; there is one writer at a time.
             let mut writer = unsafe { arena.memory.writer(extents[at]) };
-            writer.fill(&[data], BLOCK_BYTES).expect("fits")
+            writer.fill(&pieces, BLOCK_BYTES).expect("fits")
         };
         // Faulted in before anything is timed.
-        (0..objects).for_each(|at| drop(fill(at)));
+        (0..objects).for_each(|at| drop(fill(at, bytes)));
         group.throughput(Throughput::Bytes(bytes as u64));
         // Not in the closures: criterion calls those anew for each sample, which would begin where a cache still is.
         let mut next = places(objects);
@@ -66,7 +67,11 @@ fn put(c: &mut Criterion) {
             });
         });
         group.bench_function(BenchmarkId::new("arena fill: copy and checksum", bytes), |b| {
-            b.iter(|| fill(next()));
+            b.iter(|| fill(next(), bytes));
+        });
+        // As a host layout has them that keeps each layer by itself.
+        group.bench_function(BenchmarkId::new("arena fill out of pieces of 1152", bytes), |b| {
+            b.iter(|| fill(next(), 1152));
         });
     }
     group.finish();
@@ -105,14 +110,16 @@ fn get(c: &mut Criterion) {
             group.bench_function(BenchmarkId::new(name, bytes), |b| {
                 b.iter(|| {
                     for value in to.chunks_mut(bytes) {
-                        let object = &from[next() * bytes..][..bytes];
-                        let blocks = object.chunks(BLOCK_BYTES as usize);
-                        for (from, to) in blocks.zip(value.chunks_mut(BLOCK_BYTES as usize)) {
-                            match verify {
-                                true => drop(black_box(copy_block(to, black_box(from), Stores::Cached))),
-                                false => to.copy_from_slice(black_box(from)),
-                            }
+                        let object = black_box(&from[next() * bytes..][..bytes]);
+                        if !verify {
+                            value.copy_from_slice(object);
+                            continue;
                         }
+                        let blocks = block_lengths(0..bytes as u64, BLOCK_BYTES);
+                        let seen = |sum| {
+                            black_box(sum);
+                        };
+                        copy_blocks([value], [Piece::Lent(object)], blocks, Stores::Cached, seen);
                     }
                 });
             });

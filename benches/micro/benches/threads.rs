@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pagelith::io::fused::{Stores, copy_block};
-use pagelith::layouts::checksum::BLOCK_BYTES;
+use pagelith::io::fused::{Piece, Stores, copy_blocks};
+use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths};
 use pagelith::layouts::key::ObjectKey;
 use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Store};
 
@@ -103,9 +103,11 @@ fn threads(c: &mut Criterion) {
     measure(&mut group, "limit: copy and checksum", |turn, buffers| {
         for (i, to) in buffers.iter_mut().enumerate() {
             let from = &far[(mix(turn * BATCH as u64 + i as u64) % OBJECTS) as usize];
-            for (to, from) in to.chunks_mut(BLOCK_BYTES as usize).zip(from.chunks(BLOCK_BYTES as usize)) {
-                black_box(copy_block(to, from, Stores::Cached));
-            }
+            let blocks = block_lengths(0..OBJECT_BYTES as u64, BLOCK_BYTES);
+            let seen = |sum| {
+                black_box(sum);
+            };
+            copy_blocks([&mut to[..]], [Piece::Lent(from)], blocks, Stores::Cached, seen);
         }
     });
     measure(&mut group, "get", |turn, buffers| {

@@ -8,9 +8,9 @@ use std::time::Instant;
 use anyhow::Context;
 use pagelith::AlignedBuf;
 use pagelith::config::SsdIo;
-use pagelith::io::fused::{Stores, copy_block};
+use pagelith::io::fused::{Piece, Stores, copy_blocks};
 use pagelith::layouts::align::align_up;
-use pagelith::layouts::checksum::BLOCK_BYTES;
+use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths};
 
 use super::bare::File;
 use super::round::{Round, Timer};
@@ -183,9 +183,10 @@ impl Memory {
     fn get(&mut self, slot: usize) {
         let place = self.place();
         let stores = Stores::of((self.shape.batch * self.shape.object_bytes) as u64);
-        let blocks = self.far[place].chunks(BLOCK_BYTES as usize);
-        for (from, to) in blocks.zip(self.near[slot].chunks_mut(BLOCK_BYTES as usize)) {
-            std::hint::black_box(copy_block(to, from, stores));
-        }
+        let lengths = block_lengths(0..self.shape.object_bytes as u64, BLOCK_BYTES);
+        let (to, from) = ([&mut self.near[slot][..]], [Piece::Lent(&self.far[place])]);
+        copy_blocks(to, from, lengths, stores, |sum| {
+            std::hint::black_box(sum);
+        });
     }
 }

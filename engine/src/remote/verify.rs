@@ -3,14 +3,11 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::{BlockCopy, Stores};
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, StreamChecksum, checksum};
-
+use pagelith_io::fused::{Stores, copy_blocks};
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, StreamChecksum, block_lengths, blocks_in, checksum};
 use pagelith_transport::shown::Shown;
 
 use crate::scatter;
-
-const BLOCK: u64 = BLOCK_BYTES as u64;
 
 /// The checksums of the bytes `stretch` of an object, which lie in `parts`: one for each block that the stretch lies in, of
 /// those of the block's bytes that are in the stretch. `None` if the parts are of another length.
@@ -20,9 +17,8 @@ pub(crate) fn sums(parts: &[Part], stretch: &Range<u64>) -> Option<Vec<Checksum>
         return None;
     }
     let mut stream = StreamChecksum::new();
-    let sum = |block: u64| {
-        let (lo, hi) = ((block * BLOCK).max(stretch.start), ((block + 1) * BLOCK).min(stretch.end));
-        let inside = lo - stretch.start..hi - stretch.start;
+    let sum = |block: Range<u64>| {
+        let inside = block.start - stretch.start..block.end - stretch.start;
         if let [part] = parts {
             return checksum(&part.bytes()[inside.start as usize..inside.end as usize]);
         }
@@ -33,7 +29,7 @@ pub(crate) fn sums(parts: &[Part], stretch: &Range<u64>) -> Option<Vec<Checksum>
         debug_assert!(fed.is_ok(), "it never fails");
         stream.finish()
     };
-    Some((stretch.start / BLOCK..stretch.end.div_ceil(BLOCK)).map(sum).collect())
+    Some(blocks_in(stretch.clone(), BLOCK_BYTES).map(sum).collect())
 }
 
 /// Copy what is shown of the bytes `stretch` of an object into `parts`, and [`sums`] of the copy. `None` if it is of another length.
@@ -43,32 +39,29 @@ pub(crate) fn copied(
     shown: &Shown,
     stores: Stores,
 ) -> Option<Vec<Checksum>> {
-    let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
-    if bytes != stretch.end - stretch.start || bytes != shown.length() {
-        return None;
-    }
-    let sum = |block: u64| {
-        let (lo, hi) = ((block * BLOCK).max(stretch.start), ((block + 1) * BLOCK).min(stretch.end));
-        let mut copy = BlockCopy::new((hi - lo) as usize, stores);
-        let inside = lo - stretch.start..hi - stretch.start;
-        scatter::visit_mut(parts, inside, |from, to| shown.copy_block(from, to, &mut copy))?;
-        copy.finish()
-    };
-    (stretch.start / BLOCK..stretch.end.div_ceil(BLOCK)).map(sum).collect()
+    let to: Option<Vec<&mut [u8]>> = parts.iter_mut().map(Part::bytes_mut).collect();
+    copied_to(to?, stretch, shown, stores)
 }
 
 /// As [`copied`], of a whole object into memory that is not looked at again soon.
 pub(crate) fn copied_whole(to: &mut [u8], shown: &Shown) -> Option<Vec<Checksum>> {
-    if shown.length() != to.len() as u64 {
+    let all = 0..to.len() as u64;
+    copied_to(vec![to], &all, shown, Stores::PastCache)
+}
+
+fn copied_to(
+    to: Vec<&mut [u8]>,
+    stretch: &Range<u64>,
+    shown: &Shown,
+    stores: Stores,
+) -> Option<Vec<Checksum>> {
+    let bytes: u64 = to.iter().map(|to| to.len() as u64).sum();
+    if bytes != stretch.end - stretch.start || bytes != shown.length() {
         return None;
     }
-    let blocks = to.chunks_mut(BLOCK as usize).zip((0..).step_by(BLOCK as usize));
-    let sum = |(to, at): (&mut [u8], u64)| {
-        let mut copy = BlockCopy::new(to.len(), Stores::PastCache);
-        shown.copy_block(at, to, &mut copy);
-        copy.finish()
-    };
-    blocks.map(sum).collect()
+    let mut sums = Vec::new();
+    let lengths = block_lengths(stretch.clone(), BLOCK_BYTES);
+    copy_blocks(to, shown.pieces(), lengths, stores, |sum| sums.push(sum)).then_some(sums)
 }
 
 #[cfg(test)]
@@ -90,10 +83,8 @@ mod tests {
     fn any_stretch_in_any_pieces_is_told_from_one_with_a_bit_changed() {
         let object: Vec<u8> = (0..100_000u32).map(|i| (i * 7 + i / 251) as u8).collect();
         for stretch in [0..100_000u64, 1..100_000, 32_768..65_536, 32_767..32_769, 70_000..70_010, 0..1] {
-            let blocks = stretch.start / BLOCK..stretch.end.div_ceil(BLOCK);
-            let sums: Vec<Checksum> = blocks
-                .map(|b| ((b * BLOCK).max(stretch.start), ((b + 1) * BLOCK).min(stretch.end)))
-                .map(|(lo, hi)| checksum(&object[lo as usize..hi as usize]))
+            let sums: Vec<Checksum> = blocks_in(stretch.clone(), BLOCK_BYTES)
+                .map(|block| checksum(&object[block.start as usize..block.end as usize]))
                 .collect();
             let mut bytes = object[stretch.start as usize..stretch.end as usize].to_vec();
             for step in [1000, 32_768, 33_333, 100_000] {

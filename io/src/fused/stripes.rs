@@ -4,7 +4,7 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{
-    __m256i, _MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm256_add_epi64, _mm256_loadu_si256, _mm256_mul_epu32,
+    __m256i, _MM_HINT_T0, _mm_prefetch, _mm256_add_epi64, _mm256_loadu_si256, _mm256_mul_epu32,
     _mm256_set1_epi64x, _mm256_shuffle_epi32, _mm256_slli_epi64, _mm256_srli_epi64, _mm256_storeu_si256,
     _mm256_stream_si256, _mm256_xor_si256,
 };
@@ -57,7 +57,7 @@ impl Accumulators {
     ]);
 
     /// Take in `count` stripes, of which the first is number `first` of the input, from `from` on, and store them from `to` on; with
-    /// `PAST` by stores past the cache. With `SHARED` each byte is loaded exactly once, whatever the compiler makes of the rest:
+    /// `PAST` by stores past the cache, which are the caller's to wait for. With `SHARED` each byte is loaded exactly once, whatever the compiler makes of the rest:
     /// others may write there meanwhile.
     ///
     /// # Safety
@@ -90,10 +90,7 @@ impl Accumulators {
                     for (half, acc) in acc_now.iter_mut().enumerate() {
                         let bytes = 32 * half;
                         let data = load::<SHARED>(from.add(bytes));
-                        match PAST {
-                            true => _mm256_stream_si256(to.add(bytes).cast(), data),
-                            false => _mm256_storeu_si256(to.add(bytes).cast(), data),
-                        }
+                        store::<PAST>(to.add(bytes), data);
                         *acc = taken(*acc, data, _mm256_loadu_si256(secret.add(bytes).cast()));
                     }
                 }
@@ -114,23 +111,19 @@ impl Accumulators {
             _mm256_storeu_si256(acc, acc_now[0]);
             _mm256_storeu_si256(acc.add(1), acc_now[1]);
         }
-        if PAST {
-            // Such stores may be seen after later ones; whoever is told of these bytes by a lock or an atomic must see them.
-            _mm_sfence();
-        }
     }
 
     /// The hash of an input of `length` bytes, whose last 64 are `last`; all stripes before the last byte were taken in.
-    pub(super) fn finish(mut self, last: &[u8; STRIPE], length: u64) -> u128 {
+    pub(super) fn finish(&self, last: &[u8; STRIPE], length: u64) -> u128 {
         let secret = &SECRET[SECRET.len() - STRIPE - 7..];
-        for lane in 0..8 {
-            let data = word(last, lane);
-            let key = data ^ word(secret, lane);
-            self.0[lane ^ 1] = self.0[lane ^ 1].wrapping_add(data);
-            self.0[lane] = self.0[lane].wrapping_add((key & 0xFFFF_FFFF) * (key >> 32));
-        }
-        let low = self.merged(&SECRET[11..], length.wrapping_mul(PRIME64_1));
-        let high = self.merged(&SECRET[SECRET.len() - STRIPE - 11..], !length.wrapping_mul(PRIME64_2));
+        let lane = |lane: usize| {
+            let key = word(last, lane) ^ word(secret, lane);
+            let product = (key & 0xFFFF_FFFF) * (key >> 32);
+            self.0[lane].wrapping_add(word(last, lane ^ 1)).wrapping_add(product)
+        };
+        let all = Accumulators([0, 1, 2, 3, 4, 5, 6, 7].map(lane));
+        let low = all.merged(&SECRET[11..], length.wrapping_mul(PRIME64_1));
+        let high = all.merged(&SECRET[SECRET.len() - STRIPE - 11..], !length.wrapping_mul(PRIME64_2));
         u128::from(high) << 64 | u128::from(low)
     }
 
@@ -151,6 +144,51 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(words[at])
 }
 
+/// Copy part of a stripe to memory of this process's own; with `SHARED` each is loaded exactly once.
+///
+/// # Safety
+/// The CPU has AVX2, and `to.len()` bytes can be read at `from`, which are no part of `to`. Nobody writes there meanwhile, but for other
+/// processes with `SHARED`.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn take<const SHARED: bool>(to: &mut [u8], from: *const u8) {
+    if !SHARED {
+        // SAFETY: the caller's promise.
+        return unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+    }
+    let (wide, rest) = to.as_chunks_mut::<32>();
+    let behind = from.wrapping_add(32 * wide.len());
+    for (at, to) in wide.iter_mut().enumerate() {
+        // SAFETY: 32 bytes of `to`, and as many at `from` by the caller's promise.
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), load::<SHARED>(from.add(32 * at))) }
+    }
+    for (at, to) in rest.iter_mut().enumerate() {
+        // SAFETY: one of the bytes behind those, by the caller's promise.
+        *to = unsafe { behind.add(at).read_volatile() };
+    }
+}
+
+/// Copy a stripe that is not taken in yet, and keep it; with `PAST` and `SHARED` as [`Accumulators::copy`].
+///
+/// # Safety
+/// As [`Accumulators::copy`], of one stripe.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn copy_kept<const PAST: bool, const SHARED: bool>(
+    to: &mut [u8; STRIPE],
+    from: *const u8,
+    kept: &mut [u8; STRIPE],
+) {
+    for bytes in [0, 32] {
+        // SAFETY: half a stripe of each, by the caller's promise and their types.
+        unsafe {
+            let data = load::<SHARED>(from.add(bytes));
+            _mm256_storeu_si256(kept.as_mut_ptr().add(bytes).cast(), data);
+            store::<PAST>(to.as_mut_ptr().add(bytes), data);
+        }
+    }
+}
+
 /// # Safety
 /// The CPU has AVX2, and 32 bytes can be read at `from`.
 #[inline]
@@ -167,6 +205,20 @@ unsafe fn load<const SHARED: bool>(from: *const u8) -> __m256i {
             options(nostack, readonly, preserves_flags));
     }
     data
+}
+
+/// # Safety
+/// The CPU has AVX2, and 32 bytes can be written at `to`, which with `PAST` is a multiple of 32.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn store<const PAST: bool>(to: *mut u8, data: __m256i) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match PAST {
+            true => _mm256_stream_si256(to.cast(), data),
+            false => _mm256_storeu_si256(to.cast(), data),
+        }
+    }
 }
 
 /// What half a stripe adds.

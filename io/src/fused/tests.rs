@@ -18,10 +18,12 @@ fn copies_are_right(len: usize, (at, source): (usize, usize), cuts: &[usize]) {
     let from = &from[source..];
     let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (len + 1)).chain([len]).collect();
     ends.sort_unstable();
-    let makes: [fn(usize, Stores) -> BlockCopy; 2] = [BlockCopy::new, BlockCopy::behind];
     for way in 0..8 {
         let (stores, shared) = (WAYS[way % 2], way / 2 % 2 == 1);
-        let mut copy = makes[way / 4](len, stores);
+        let mut copy = BlockCopy::new(len, stores);
+        if way / 4 == 1 {
+            copy.sum = Sum::Behind(Behind::Nothing);
+        }
         let what = format!(
             "len={len} {stores:?} shared={shared} behind={} at={at} source={source} ends={ends:?}",
             way / 4
@@ -64,6 +66,50 @@ proptest! {
         let ends = blocks.iter().scan(0, |end, stripes| { *end += stripes * 64; Some(*end) });
         let ends: Vec<usize> = ends.collect();
         copies_are_right(ends[ends.len() - 1] + past, (0, 0), &ends);
+    }
+
+    #[test]
+    fn blocks_out_of_any_pieces_land_in_any_pieces(
+        blocks in prop::collection::vec(0usize..3000, 0..6), to in cuts(), from in cuts(), past in any::<bool>(),
+    ) {
+        let len = blocks.iter().sum();
+        let (bytes, mut memory) = (bytes(len), vec![0xEE; len]);
+        let mut targets: Vec<&mut [u8]> = Vec::new();
+        let mut left = &mut memory[..];
+        for cut in to {
+            let (next, behind) = left.split_at_mut(cut.min(left.len()));
+            targets.push(next);
+            left = behind;
+        }
+        targets.push(left);
+        let mut rest = &bytes[..];
+        let mut pieces: Vec<Piece<'_>> = from.into_iter().map_while(|cut| rest.split_off(..cut)).map(Piece::Lent).collect();
+        pieces.push(Piece::Lent(rest));
+        let mut sums = Vec::new();
+        let all = copy_blocks(targets, pieces, blocks.iter().copied(), WAYS[usize::from(past)], |sum| sums.push(sum));
+        prop_assert!(all);
+        let mut rest = &bytes[..];
+        let of = |len: &usize| checksum(rest.split_off(..*len).expect("all of it"));
+        prop_assert_eq!(sums, blocks.iter().map(of).collect::<Vec<_>>());
+        prop_assert!(memory == bytes);
+    }
+}
+
+fn cuts() -> impl Strategy<Value = Vec<usize>> {
+    prop::collection::vec(0usize..5000, 0..5)
+}
+
+#[test]
+fn pieces_that_end_before_the_blocks_do_are_told() {
+    for (to, from) in [(4999, 5000), (5000, 4999), (0, 5000), (5000, 0)] {
+        let (mut memory, bytes) = (vec![0; to], bytes(from));
+        let mut sums = Vec::new();
+        let all =
+            copy_blocks([&mut memory[..]], [Piece::Lent(&bytes)], [2500, 2500], Stores::PastCache, |sum| {
+                sums.push(sum)
+            });
+        assert!(!all, "to={to} from={from}");
+        assert_eq!(sums.len(), usize::from(to.min(from) > 0), "to={to} from={from}");
     }
 }
 

@@ -217,7 +217,7 @@ impl View {
     ///
     /// # Panics
     /// If there are no such bytes, or they are more than what is left of the block.
-    pub fn copy_block(&self, at: u64, to: &mut [u8], block: &mut BlockCopy) {
+    pub(crate) fn copy_block(&self, at: u64, to: &mut [u8], block: &mut BlockCopy) {
         assert!(self.has(at, to.len() as u64), "beyond the memory that was handed over");
         match self.look(at) {
             // SAFETY: inside of the mapping, as in `copy_out`; others that write there are other processes.

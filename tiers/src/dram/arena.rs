@@ -15,11 +15,11 @@ use std::sync::Arc;
 
 use memmap2::{Advice, MmapMut, MmapRaw};
 use pagelith_io::buffer::{Keep, Part};
+use pagelith_io::fused::{Piece, Stores, copy_blocks};
 use pagelith_io::shm::Region;
 use pagelith_layouts::align::{ALIGN, is_aligned};
-use pagelith_layouts::checksum::Checksum;
+use pagelith_layouts::checksum::{Checksum, block_lengths};
 
-use super::gather::Gather;
 pub use super::space::{ArenaSpace, Extent};
 
 /// Arenas from this size on ask for huge pages (the size of one on x86-64 and most arm64): fewer TLB misses
@@ -259,8 +259,11 @@ impl ExtentWriter {
         }
         pagelith_io::sync::step();
         let (payload, padding) = self.padded_mut().split_at_mut(extent_bytes as usize);
-        let mut gather = Gather::new(parts);
-        let sums = payload.chunks_mut(block_bytes as usize).map(|block| gather.fill(block)).collect();
+        let mut sums = Vec::with_capacity(extent_bytes.div_ceil(block_bytes.into()) as usize);
+        let (lent, lengths) =
+            (parts.iter().map(|part| Piece::Lent(part)), block_lengths(0..extent_bytes, block_bytes));
+        let copied = copy_blocks([payload], lent, lengths, Stores::PastCache, |sum| sums.push(sum));
+        debug_assert!(copied, "the parts are as long");
         padding.fill(0);
         Ok(sums)
     }

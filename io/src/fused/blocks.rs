@@ -1,0 +1,100 @@
+//! Several blocks in one go, out of pieces and into pieces: stores past the cache are waited for once, behind all of them.
+
+use pagelith_layouts::checksum::Checksum;
+
+use super::{BlockCopy, Stores, settle};
+use crate::shm::View;
+
+/// Bytes side by side that are copied from.
+#[derive(Clone, Copy, Debug)]
+pub enum Piece<'a> {
+    /// Nobody writes them meanwhile.
+    Lent(&'a [u8]),
+    /// So many bytes of what another process handed over, from `at` on, which it may write meanwhile: the checksum is of the copy.
+    Shown {
+        /// What was handed over.
+        view: &'a View,
+        /// Where the bytes begin in it.
+        at: u64,
+        /// How many there are.
+        len: usize,
+    },
+}
+
+impl<'a> Piece<'a> {
+    fn len(&self) -> usize {
+        match self {
+            Piece::Lent(bytes) => bytes.len(),
+            Piece::Shown { len, .. } => *len,
+        }
+    }
+
+    fn split_at(self, mid: usize) -> (Piece<'a>, Piece<'a>) {
+        match self {
+            Piece::Lent(bytes) => {
+                let (first, rest) = bytes.split_at(mid);
+                (Piece::Lent(first), Piece::Lent(rest))
+            }
+            Piece::Shown { view, at, len } => (
+                Piece::Shown { view, at, len: mid },
+                Piece::Shown { view, at: at + mid as u64, len: len - mid },
+            ),
+        }
+    }
+
+    fn copy(self, to: &mut [u8], block: &mut BlockCopy) {
+        match self {
+            Piece::Lent(bytes) => block.piece(to, bytes),
+            Piece::Shown { view, at, .. } => view.copy_block(at, to, block),
+        }
+    }
+}
+
+/// Settles what went past the cache, however the copy ends.
+struct Settles(Stores);
+
+impl Drop for Settles {
+    fn drop(&mut self) {
+        if self.0 == Stores::PastCache {
+            settle();
+        }
+    }
+}
+
+/// Copy what lies in the pieces `from`, one behind the other, to the pieces `to`, in blocks of the lengths `blocks`; `sum` hears the
+/// checksum of each, of what was copied. False if either ends before the blocks do: `sum` has not heard of the rest then.
+///
+/// # Panics
+/// If a piece is shown of memory that has no such bytes.
+pub fn copy_blocks<'t, 'f>(
+    to: impl IntoIterator<Item = &'t mut [u8]>,
+    from: impl IntoIterator<Item = Piece<'f>>,
+    blocks: impl IntoIterator<Item = usize>,
+    stores: Stores,
+    mut sum: impl FnMut(Checksum),
+) -> bool {
+    let _settles = Settles(stores);
+    let (mut to, mut from) = (to.into_iter(), from.into_iter());
+    let (mut target, mut source): (&mut [u8], Piece<'_>) = (&mut [], Piece::Lent(&[]));
+    let mut block = BlockCopy::new(0, stores);
+    for len in blocks {
+        block.begin(len);
+        while block.left > 0 {
+            while target.is_empty() {
+                let Some(next) = to.next() else { return false };
+                target = next;
+            }
+            while source.len() == 0 {
+                let Some(next) = from.next() else { return false };
+                source = next;
+            }
+            let here = block.left.min(target.len()).min(source.len());
+            let (now, later) = std::mem::take(&mut target).split_at_mut(here);
+            let (piece, behind) = source.split_at(here);
+            piece.copy(now, &mut block);
+            (target, source) = (later, behind);
+        }
+        block.finish().into_iter().for_each(&mut sum);
+    }
+    true
+}
