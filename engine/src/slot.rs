@@ -303,7 +303,9 @@ impl Slot {
             let (mut sums, mut right) = (sums.iter(), true);
             let compare = |sum| right &= sums.next() == Some(&sum);
             let copied = scatter::copy_blocks_in(pieces, target.start, bytes, stores, compare);
-            return (copied && right || mutant::on(Mutant::PayloadUnchecked)).then_some(()).ok_or(());
+            // None that nothing was compared with.
+            let right = copied && right && sums.next().is_none();
+            return (right || mutant::on(Mutant::PayloadUnchecked)).then_some(()).ok_or(());
         }
         let mut verifier = Verifier::new(sums.iter().copied(), 0, at.end - at.start, BLOCK_BYTES);
         scatter::copy_in(pieces, target.start, &bytes[inside], stores);

@@ -270,8 +270,8 @@ impl Fused {
         self.in_part += to.len();
     }
 
-    /// Nothing is moved, and nothing read in one load that was stored by several: such a load waits for all stores before it, also those past the
-    /// cache.
+    /// Of a block of whole stripes nothing is moved, and nothing read in one load that was stored by several: such a load waits for all stores
+    /// before it, also those past the cache.
     fn finish(&self) -> Checksum {
         if self.in_part == STRIPE {
             return self.sum.finish(&self.part, self.length as u64).to_le_bytes();

@@ -39,28 +39,29 @@ pub(crate) fn copied(
     shown: &Shown,
     stores: Stores,
 ) -> Option<Vec<Checksum>> {
-    let to: Option<Vec<&mut [u8]>> = parts.iter_mut().map(Part::bytes_mut).collect();
-    copied_to(to?, stretch, shown, stores)
+    let bytes = parts.iter().map(|part| part.len() as u64).sum();
+    // One that is not to be written ends them.
+    copied_to(parts.iter_mut().map_while(Part::bytes_mut), bytes, stretch, shown, stores)
 }
 
 /// As [`copied`], of a whole object into memory that is not looked at again soon.
 pub(crate) fn copied_whole(to: &mut [u8], shown: &Shown) -> Option<Vec<Checksum>> {
-    let all = 0..to.len() as u64;
-    copied_to(vec![to], &all, shown, Stores::PastCache)
+    let bytes = to.len() as u64;
+    copied_to([to], bytes, &(0..bytes), shown, Stores::PastCache)
 }
 
-fn copied_to(
-    to: Vec<&mut [u8]>,
+fn copied_to<'a>(
+    to: impl IntoIterator<Item = &'a mut [u8]>,
+    bytes: u64,
     stretch: &Range<u64>,
     shown: &Shown,
     stores: Stores,
 ) -> Option<Vec<Checksum>> {
-    let bytes: u64 = to.iter().map(|to| to.len() as u64).sum();
     if bytes != stretch.end - stretch.start || bytes != shown.length() {
         return None;
     }
-    let mut sums = Vec::new();
     let lengths = block_lengths(stretch.clone(), BLOCK_BYTES);
+    let mut sums = Vec::with_capacity(lengths.size_hint().0);
     copy_blocks(to, shown.pieces(), lengths, stores, |sum| sums.push(sum)).then_some(sums)
 }
 

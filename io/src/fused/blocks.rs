@@ -94,7 +94,8 @@ pub fn copy_blocks<'t, 'f>(
             piece.copy(now, &mut block);
             (target, source) = (later, behind);
         }
-        block.finish().into_iter().for_each(&mut sum);
+        let Some(copied) = block.finish() else { return false };
+        sum(copied);
     }
     true
 }

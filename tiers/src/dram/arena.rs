@@ -18,7 +18,7 @@ use pagelith_io::buffer::{Keep, Part};
 use pagelith_io::fused::{Piece, Stores, copy_blocks};
 use pagelith_io::shm::Region;
 use pagelith_layouts::align::{ALIGN, is_aligned};
-use pagelith_layouts::checksum::{Checksum, block_lengths};
+use pagelith_layouts::checksum::{Checksum, block_count, block_lengths};
 
 pub use super::space::{ArenaSpace, Extent};
 
@@ -259,11 +259,11 @@ impl ExtentWriter {
         }
         pagelith_io::sync::step();
         let (payload, padding) = self.padded_mut().split_at_mut(extent_bytes as usize);
-        let mut sums = Vec::with_capacity(extent_bytes.div_ceil(block_bytes.into()) as usize);
+        let mut sums = Vec::with_capacity(block_count(extent_bytes, block_bytes) as usize);
         let (lent, lengths) =
             (parts.iter().map(|part| Piece::Lent(part)), block_lengths(0..extent_bytes, block_bytes));
         let copied = copy_blocks([payload], lent, lengths, Stores::PastCache, |sum| sums.push(sum));
-        debug_assert!(copied, "the parts are as long");
+        assert!(copied, "the parts are as long as the extent: that was looked at");
         padding.fill(0);
         Ok(sums)
     }
