@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pagelith_io::buffer::{Keep, Part};
 use pagelith_io::kept::Inside;
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums};
 use pagelith_tiers::dram::arena::{ArenaMemory, Extent, ExtentWriter};
 
 use crate::frames::FrameData;
@@ -22,16 +22,16 @@ impl Unpublished {
     }
 
     /// Copy `parts` in; the checksum of each block.
-    pub fn fill(&self, memory: &Arc<ArenaMemory>, parts: &[&[u8]]) -> Option<Vec<Checksum>> {
+    pub fn fill(&self, memory: &ArenaMemory, parts: &[&[u8]]) -> Option<Checksums> {
         self.writer(memory).fill(parts, BLOCK_BYTES).ok()
     }
 
     /// Let `copy` write all of it.
-    pub fn fill_with<T>(&self, memory: &Arc<ArenaMemory>, copy: impl FnOnce(&mut [u8]) -> T) -> T {
+    pub fn fill_with<T>(&self, memory: &ArenaMemory, copy: impl FnOnce(&mut [u8]) -> T) -> T {
         self.writer(memory).fill_with(copy)
     }
 
-    fn writer(&self, memory: &Arc<ArenaMemory>) -> ExtentWriter {
+    fn writer<'a>(&self, memory: &'a ArenaMemory) -> ExtentWriter<'a> {
         // SAFETY: the allocator gives a page to one extent at a time, and the extent is in no frame, so no
         // reader, part or other writer of its pages exists.
         unsafe { memory.writer(self.0) }

@@ -14,13 +14,14 @@ use std::sync::Arc;
 
 use pagelith_io::kept::{Keeper, Kept};
 use pagelith_io::{huge, prefetch};
-use pagelith_layouts::checksum::Checksum;
+use pagelith_layouts::checksum::Checksums;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::GroupKind;
 use pagelith_tiers::dram::arena::{ArenaSpace, Extent};
 use pagelith_tiers::policy::{FrameId, Recency, Touches};
+use smallvec::SmallVec;
 
 use crate::index::FRAME_MAX;
 
@@ -39,8 +40,11 @@ pub(crate) struct FrameData {
     /// An object of that group, if this was put since the open; else nobody needs to know, or only headers do.
     pub base: Option<Box<ObjectKey>>,
     pub depth: u32,
-    pub members: Vec<FrameMember>,
+    pub members: Members,
 }
+
+/// The objects of a frame. One with a single object lies in one allocation with it and its checksums: who gets it finds them side by side.
+pub(crate) type Members = SmallVec<[FrameMember; 1]>;
 
 /// One object of a frame.
 #[derive(Clone, Debug)]
@@ -49,7 +53,7 @@ pub(crate) struct FrameMember {
     /// What the index knows the key by.
     pub fingerprint: u128,
     pub extent: Extent,
-    pub checksums: Vec<Checksum>,
+    pub checksums: Checksums,
 }
 
 impl FrameData {

@@ -388,6 +388,6 @@ struct Reservation {
 impl Reservation {
     fn into_member(self) -> FrameMember {
         let Reservation { key, fingerprint, extent, .. } = self;
-        FrameMember { key, fingerprint, extent, checksums: Vec::new() }
+        FrameMember { key, fingerprint, extent, checksums: Default::default() }
     }
 }

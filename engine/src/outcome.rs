@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use pagelith_layouts::checksum::Checksum;
+use pagelith_layouts::checksum::Checksums;
 
 use crate::batch::{Destination, Source};
 use crate::error::Result;
@@ -107,7 +107,7 @@ pub struct GetDone {
     /// The object's length in bytes, where it was found.
     pub(crate) length: u64,
     /// The checksums of all its blocks, for a session with proofs.
-    pub(crate) checksums: Vec<Checksum>,
+    pub(crate) checksums: Checksums,
     /// What it was put with.
     pub(crate) with: Together,
     /// Where it lies on SSD, if that is what was asked.

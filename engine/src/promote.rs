@@ -11,7 +11,7 @@ use pagelith_tiers::policy::Recency;
 use crate::config::Promote;
 use crate::core::Core;
 use crate::frame_io::Unpublished;
-use crate::frames::{FrameData, FrameMember, FrameState};
+use crate::frames::{FrameData, FrameMember, FrameState, Members};
 use crate::index::Entry;
 use crate::outcome::{GetOutcome, Tier};
 use crate::put::{Room, Size};
@@ -108,22 +108,22 @@ fn arrived(slot: &mut Slot) -> Option<FrameMember> {
 }
 
 /// A copy of what was read for a caller; nothing if there is no room for it.
-fn copied(shared: &Shared, slots: &[Slot], which: &[usize]) -> Vec<FrameMember> {
+fn copied(shared: &Shared, slots: &[Slot], which: &[usize]) -> Members {
     let mut core = shared.lock();
     if !which.iter().all(|i| is_there(&core, &slots[*i])) {
-        return Vec::new();
+        return Members::new();
     }
     let size = |i: &usize| Size { key: slots[*i].get.key, length: Some(slots[*i].length), in_arena: false };
     let sizes: Vec<_> = which.iter().map(size).collect();
     let mut room = Room::of(sizes.len());
     if !crate::put::set_aside(&mut core, &sizes, &mut room) {
-        return Vec::new();
+        return Members::new();
     }
     let Room { extents, number } = room;
     core.frames.give_back(number);
     drop(core);
     let mut filled = true;
-    let mut members = Vec::with_capacity(which.len());
+    let mut members = Members::with_capacity(which.len());
     for (slot, extent) in which.iter().map(|i| &slots[*i]).zip(extents.into_iter().flatten()) {
         let pieces: Vec<_> = slot.get.destination.pieces().collect();
         let checksums = slot.verified.as_ref().map(|v| v.checksums.clone()).unwrap_or_default();

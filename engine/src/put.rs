@@ -26,7 +26,7 @@ use std::sync::Arc;
 use pagelith_io::buffer::Part;
 use pagelith_io::shm::Claim;
 use pagelith_layouts::align::align_up;
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums};
 use pagelith_layouts::footer;
 use pagelith_layouts::ids::{Generation, Sequence};
 use pagelith_layouts::key::ObjectKey;
@@ -34,11 +34,12 @@ use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{self, GroupKind, MEMBERS_MAX, OBJECT_BYTES_MAX};
 use pagelith_tiers::dram::arena::Extent;
 use pagelith_tiers::policy::{FrameId, Recency};
+use smallvec::SmallVec;
 
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame_io::Unpublished;
-use crate::frames::{FrameData, FrameMember, FrameRef, Number};
+use crate::frames::{FrameData, FrameMember, FrameRef, Members, Number};
 use crate::index::SsdPlace;
 use crate::outcome::PutOutcome;
 use crate::put::vouched::Vouched;
@@ -68,13 +69,13 @@ pub(crate) struct Leaving {
 
 /// How the objects of a put belong together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum Kind<'a> {
     /// One object by itself.
     Single,
     /// A page's base group.
     Base,
     /// Attached to the base group that this key is of.
-    Attached(ObjectKey),
+    Attached(&'a ObjectKey),
 }
 
 /// Where an object is, exactly: what is found elsewhere later was put, moved or written since.
@@ -82,6 +83,16 @@ pub(crate) enum Kind {
 pub(crate) enum At {
     Frame(FrameRef),
     Ssd(SsdPlace),
+}
+
+impl Kind<'_> {
+    /// As a frame has it before anything is known of its base.
+    pub fn of_frame(self) -> GroupKind {
+        match self {
+            Kind::Single => GroupKind::Single,
+            Kind::Base | Kind::Attached(_) => GroupKind::Base,
+        }
+    }
 }
 
 /// One object of a group to be put.
@@ -97,7 +108,7 @@ pub(crate) enum Bytes<'a> {
     /// Read from where the object was by itself.
     Adopted(&'a [u8]),
     /// In the arena already, in an open group.
-    Arena(FrameMember),
+    Arena(Box<FrameMember>),
     /// In the arena already, where they arrived.
     Placed(placed::Arrived),
     /// In a client's memory.
@@ -113,10 +124,13 @@ pub(crate) struct Size {
     pub in_arena: bool,
 }
 
+/// What the index will know the objects of a group by.
+pub(crate) type Fingerprints = SmallVec<[u128; 1]>;
+
 /// A group with memory of its own, invisible so far.
 pub(crate) struct Admitted {
     generation: Generation,
-    fingerprints: Vec<u128>,
+    fingerprints: Fingerprints,
     room: Room,
     /// Where those of them are that are here already, and give way to the group; empty if none is.
     here: Vec<Option<At>>,
@@ -183,7 +197,7 @@ pub(crate) fn believe<'a>(copied: impl Iterator<Item = &'a mut Copied>) {
 
 impl Copied {
     /// Whether it is what was vouched for: the checksums of each object's blocks, in their order.
-    pub fn is<'a>(&self, mut sums: impl Iterator<Item = &'a Vec<Checksum>>) -> bool {
+    pub fn is<'a>(&self, mut sums: impl Iterator<Item = &'a Checksums>) -> bool {
         self.whole
             && self.wrong.is_none()
             && self.claim.is_none()
@@ -205,13 +219,13 @@ impl Copied {
 /// What became of a group that was copied.
 pub(crate) enum Stored {
     /// That, and these frames are to be written.
-    Done(PutOutcome, Vec<FrameRef>),
+    Done(PutOutcome, SmallVec<[FrameRef; 1]>),
     /// Not now. All of it lies in the arena, in the order given, and is the caller's.
     Back(Error, Vec<FrameMember>),
 }
 
 /// Check what does not depend on the store's state: every rule names what it refuses.
-pub(crate) fn check(shared: &Shared, kind: Kind, group: &[Size]) -> Result<()> {
+pub(crate) fn check(shared: &Shared, kind: Kind<'_>, group: &[Size]) -> Result<()> {
     let Some(Size { key: first, .. }) = group.first() else {
         return Err(Error::invalid("a group has no object"));
     };
@@ -243,7 +257,7 @@ pub(crate) fn check_object(shared: &Shared, object: &Size, first: &ObjectKey) ->
 }
 
 /// The rules for which objects make a group.
-pub(crate) fn check_keys(shared: &Shared, kind: Kind, keys: &[ObjectKey]) -> Result<()> {
+pub(crate) fn check_keys(shared: &Shared, kind: Kind<'_>, keys: &[ObjectKey]) -> Result<()> {
     let (objects, most) = (keys.len(), MEMBERS_MAX);
     if objects > most {
         return Err(Error::invalid(format!("a group has too many objects objects={objects} max={most}")));
@@ -253,10 +267,10 @@ pub(crate) fn check_keys(shared: &Shared, kind: Kind, keys: &[ObjectKey]) -> Res
             return Err(Error::invalid(format!("a group has a key twice key={key}")));
         }
         if let Kind::Attached(base) = kind {
-            if !key.same_page(&base) {
+            if !key.same_page(base) {
                 return Err(Error::invalid(format!("base is of another page key={key} base={base}")));
             }
-            if *key == base {
+            if key == base {
                 return Err(Error::invalid(format!("an object is attached to itself key={key}")));
             }
         }
@@ -298,7 +312,7 @@ pub(crate) fn check_bytes(shared: &Shared, first: &ObjectKey, lengths: &[u64]) -
 #[derive(Debug, Default)]
 pub(crate) struct Room {
     /// For those that are not in the arena yet.
-    pub extents: Vec<Option<Extent>>,
+    pub extents: SmallVec<[Option<Extent>; 1]>,
     /// That of a frame which made room for it.
     pub number: Option<Number>,
 }
@@ -306,7 +320,7 @@ pub(crate) struct Room {
 impl Room {
     /// Of a group of so many objects.
     pub fn of(objects: usize) -> Room {
-        Room { extents: Vec::with_capacity(objects), number: None }
+        Room { extents: SmallVec::with_capacity(objects), number: None }
     }
 
     /// It is not needed.
@@ -374,24 +388,25 @@ fn taken_back(key: &ObjectKey) -> Error {
     Error::new(ErrorKind::Unavailable, detail)
 }
 
-/// Step 2. What it copied is to be believed ([`believe`]) before it is published.
+/// Step 2, of a group by itself or a base group; one that is attached is known to be when it is published. What it copied is to be
+/// believed ([`believe`]) before that.
 pub(crate) fn copy(
     shared: &Shared,
-    kind: Kind,
-    group: Vec<Incoming<'_>>,
+    kind: GroupKind,
+    group: SmallVec<[Incoming<'_>; 1]>,
     admitted: Admitted,
     at: Recency,
 ) -> Copied {
     let Admitted { generation, fingerprints, room, here, open, came, .. } = admitted;
     let Room { extents, number } = room;
     let namespace = group[0].key.namespace();
-    let mut members = Vec::with_capacity(group.len());
+    let mut members = Members::with_capacity(group.len());
     let (mut whole, mut wrong, mut claim) = (true, None, None);
     for ((object, extent), fingerprint) in group.into_iter().zip(extents).zip(fingerprints) {
-        let lent: Vec<&[u8]>;
+        let lent: SmallVec<[&[u8]; 2]>;
         let (pieces, extent) = match (object.bytes, extent) {
             (Bytes::Arena(member), _) => {
-                members.push(member);
+                members.push(*member);
                 continue;
             }
             (Bytes::Placed(arrived), _) => {
@@ -430,7 +445,7 @@ pub(crate) fn copy(
         namespace,
         generation,
         sequence: Sequence(0),
-        group_kind: if kind == Kind::Single { GroupKind::Single } else { GroupKind::Base },
+        group_kind: kind,
         base_group: 0,
         base: None,
         depth: at.depth,

@@ -1,7 +1,7 @@
 //! A batch of groups to be put. What is new is stored at once, [run by run](run); only what may be on SSD already has to be
 //! looked at there first, and what is here by itself read, before its group can be made.
 
-mod run;
+pub(crate) mod run;
 
 use std::sync::Arc;
 
@@ -10,15 +10,16 @@ use pagelith_io::clock::Mono;
 use pagelith_io::disk::Completion;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
+use smallvec::SmallVec;
 
 use crate::batch::{Destination, Elsewhere, Get, Put, PutGroup, Source};
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
-use crate::frames::{FrameData, FrameMember, FrameRef};
+use crate::frames::{FrameMember, FrameRef};
 use crate::get::{GetBatch, Probed};
 use crate::outcome::{PutDone, PutOutcome, Ticket};
 use crate::put::admit::Alone;
-use crate::put::{At, Bytes, Came, Incoming, Kind, Leaving, Size};
+use crate::put::{At, Bytes, Came, Incoming, Kind, Size};
 use crate::session::SessionIo;
 use crate::shared::Shared;
 
@@ -50,7 +51,8 @@ enum Needs {
 
 struct Group {
     from: From,
-    kind: Kind,
+    /// An object of the base group that it is attached to.
+    base: Option<Box<ObjectKey>>,
     outcome: Option<Result<PutOutcome>>,
     needs: Needs,
     /// What the members' headers on SSD said, once they were looked at.
@@ -66,15 +68,10 @@ struct Group {
 
 impl Group {
     fn new(from: From, base: Option<ObjectKey>) -> Group {
-        let kind = match base {
-            Some(base) => Kind::Attached(base),
-            None if from.objects() > 1 => Kind::Base,
-            None => Kind::Single,
-        };
         let (adopted, takes_in) = (Vec::new(), Vec::new());
         Group {
             from,
-            kind,
+            base: base.map(Box::new),
             outcome: None,
             needs: Needs::Nothing,
             probed: None,
@@ -82,6 +79,14 @@ impl Group {
             asked: false,
             takes_in,
             memory: 0,
+        }
+    }
+
+    fn kind(&self) -> Kind<'_> {
+        match &self.base {
+            Some(base) => Kind::Attached(base),
+            None if self.from.objects() > 1 => Kind::Base,
+            None => Kind::Single,
         }
     }
 
@@ -96,15 +101,15 @@ impl Group {
         }
     }
 
-    fn key(&self, member: usize) -> ObjectKey {
+    fn key(&self, member: usize) -> &ObjectKey {
         match &self.from {
-            From::Lent(objects) => objects[member].key,
-            From::Open(_, required) => required[member],
+            From::Lent(objects) => &objects[member].key,
+            From::Open(_, required) => &required[member],
         }
     }
 
     /// What was put; `None` if it is an open group that is gone.
-    fn sizes(&self, shared: &Shared) -> Option<Vec<Size>> {
+    fn sizes(&self, shared: &Shared) -> Option<SmallVec<[Size; 1]>> {
         match &self.from {
             From::Lent(objects) => {
                 let size = |o: &Put| Size {
@@ -128,7 +133,7 @@ impl Group {
 
     /// The objects, those of an open group out of the hands of the table. `None` if it is gone, or no longer what
     /// was admitted.
-    fn incoming(&mut self, shared: &Shared, adopts: &[bool]) -> Option<Vec<Incoming<'_>>> {
+    fn incoming(&mut self, shared: &Shared, adopts: &[bool]) -> Option<SmallVec<[Incoming<'_>; 1]>> {
         let taken = &self.adopted;
         let adopted = |i: usize, key: ObjectKey| {
             let (_, bytes) = taken.get(i)?.as_ref().filter(|_| takes_in(adopts, i))?;
@@ -136,7 +141,7 @@ impl Group {
         };
         match &mut self.from {
             From::Lent(objects) => {
-                let mut all = Vec::with_capacity(objects.len());
+                let mut all = SmallVec::with_capacity(objects.len());
                 for (i, put) in objects.iter_mut().enumerate() {
                     all.push(
                         adopted(i, put.key)
@@ -150,7 +155,7 @@ impl Group {
                 let open = core.waiting.get_mut(*id)?;
                 let whole = (0..required.len()).all(|i| takes_in(adopts, i) || open.filled(i).is_some());
                 let mut one = |i| {
-                    let of_arena = |m| Incoming { key: required[i], bytes: Bytes::Arena(m) };
+                    let of_arena = |m| Incoming { key: required[i], bytes: Bytes::Arena(Box::new(m)) };
                     adopted(i, required[i]).or_else(|| open.hand_out(i).map(of_arena))
                 };
                 whole.then(|| (0..required.len()).filter_map(&mut one).collect())
@@ -210,11 +215,6 @@ pub(crate) struct PutBatch {
     frames: Vec<FrameRef>,
     unqueued_bytes: u64,
     came: Came,
-    /// What those held that made room, between two sections of this batch empty.
-    retired: Vec<Arc<FrameData>>,
-    leaving: Leaving,
-    /// Others had the lock when it was asked for last.
-    among_others: bool,
 }
 
 impl PutBatch {
@@ -254,29 +254,15 @@ impl PutBatch {
         deadline: Mono,
         came: Came,
     ) -> PutBatch {
-        let (reading, frames, retired) = (Reading::Nothing, Vec::new(), Vec::new());
-        let (unqueued_bytes, leaving) = (0, Leaving::default());
-        let among_others = io.among_others;
-        let mut batch = PutBatch {
-            groups,
-            reading,
-            at,
-            deadline,
-            frames,
-            unqueued_bytes,
-            came,
-            retired,
-            leaving,
-            among_others,
-        };
+        let (reading, frames, unqueued_bytes) = (Reading::Nothing, Vec::new(), 0);
+        let mut batch = PutBatch { groups, reading, at, deadline, frames, unqueued_bytes, came };
         batch.try_groups(io);
-        io.among_others = batch.among_others;
         batch.read(io);
         batch
     }
 
-    fn try_groups(&mut self, io: &SessionIo) {
-        self.try_runs(&io.shared);
+    fn try_groups(&mut self, io: &mut SessionIo) {
+        self.try_runs(&io.shared, &mut io.runs);
         io.shared.remote.iter().for_each(|remote| remote.work.raise());
         self.let_go(&io.shared);
     }
@@ -312,7 +298,7 @@ impl PutBatch {
             }
         }
         if !headers.is_empty() {
-            let keys: Vec<_> = headers.iter().map(|(g, m)| self.groups[*g].key(*m)).collect();
+            let keys: Vec<_> = headers.iter().map(|(g, m)| *self.groups[*g].key(*m)).collect();
             self.reading = Reading::Headers(GetBatch::probe(io, &keys, self.at, self.deadline), headers);
             // They come next.
             objects.into_iter().for_each(|(g, members)| self.groups[g].needs = Needs::Objects(members));
@@ -324,7 +310,7 @@ impl PutBatch {
             match self.buffers(&io.shared, g, &alone) {
                 Ok(buffers) => {
                     for (alone, buffer) in alone.iter().zip(buffers) {
-                        let key = self.groups[g].key(alone.member);
+                        let key = *self.groups[g].key(alone.member);
                         gets.push(Get { key, range: None, destination: Destination::owned(buffer) });
                         of.push((g, alone.member, alone.at));
                     }
@@ -428,18 +414,16 @@ impl PutBatch {
 
     /// The outcomes, group by group, object by object.
     pub fn finish(self, _io: &mut SessionIo) -> Vec<PutDone> {
-        self.groups.into_iter().flat_map(done).collect()
+        let mut all = Vec::with_capacity(self.groups.iter().map(|group| group.from.objects()).sum());
+        self.groups.into_iter().for_each(|group| done(group, &mut all));
+        all
     }
 }
 
 /// Of each object of a group: the group's outcome, or that it was here by itself.
-fn done(group: Group) -> Vec<PutDone> {
+fn done(group: Group, all: &mut Vec<PutDone>) {
     let internal = || Error::new(ErrorKind::Internal, "put without an outcome");
     let outcome = group.outcome.unwrap_or_else(|| Err(internal()));
-    let sources: Vec<Source> = match group.from {
-        From::Lent(objects) => objects.into_iter().map(|o| o.source).collect(),
-        From::Open(_, required) => required.iter().map(|_| Source::of(Vec::new())).collect(),
-    };
     let one = |(i, source): (usize, Source)| {
         let outcome = match &outcome {
             Ok(PutOutcome::Stored) if takes_in(&group.takes_in, i) => Ok(PutOutcome::AlreadyPresent),
@@ -447,5 +431,10 @@ fn done(group: Group) -> Vec<PutDone> {
         };
         PutDone { outcome, source }
     };
-    sources.into_iter().enumerate().map(one).collect()
+    match group.from {
+        From::Lent(objects) => all.extend(objects.into_iter().map(|o| o.source).enumerate().map(one)),
+        From::Open(_, required) => {
+            all.extend(required.iter().map(|_| Source::of(Vec::new())).enumerate().map(one));
+        }
+    }
 }

@@ -24,6 +24,7 @@ use crate::promote::fetched;
 use crate::put::Came;
 use crate::put::placed::Arriving;
 use crate::put_batch::PutBatch;
+use crate::put_batch::run::Runs;
 use crate::remote::batch::{Asked, Manner, RemoteExists, RemoteGet};
 use crate::remote::desk::Desk;
 use crate::sampler::Sampler;
@@ -72,8 +73,8 @@ pub(crate) struct SessionIo {
     pub desk: Option<Desk>,
     /// Whether hits bring their checksums: for who hands the bytes on.
     pub proofs: bool,
-    /// Others had the core's lock when a put last asked for it.
-    pub among_others: bool,
+    /// Of its puts.
+    pub runs: Runs,
 }
 
 impl SessionIo {
@@ -111,7 +112,7 @@ impl Session {
             sampler,
             desk,
             proofs: false,
-            among_others: false,
+            runs: Runs::default(),
         };
         Ok(Session {
             io,

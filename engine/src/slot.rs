@@ -5,7 +5,7 @@ use std::ops::Range;
 use pagelith_io::buffer::Part;
 use pagelith_io::fused::Stores;
 use pagelith_layouts::align::is_aligned;
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{GroupKind, Record, RecordFacts};
@@ -53,7 +53,7 @@ pub(crate) enum Step {
 pub(crate) struct Verified {
     pub facts: RecordFacts,
     pub member_count: usize,
-    pub checksums: Vec<Checksum>,
+    pub checksums: Checksums,
 }
 
 #[derive(Debug)]
@@ -92,7 +92,7 @@ pub(crate) struct Slot {
     /// Its destination is memory of the arena, where it is to stay.
     pub arriving: Option<Arriving>,
     /// Of an object out of DRAM, where they are asked for.
-    pub checksums: Vec<Checksum>,
+    pub checksums: Checksums,
     /// What it was put with, where that is asked for.
     pub with: Together,
     /// What a probe found in the record: every member and its place, and how they belong together.
@@ -129,7 +129,7 @@ impl Slot {
             staged_bytes: 0,
             verified: None,
             arriving: None,
-            checksums: Vec::new(),
+            checksums: Checksums::new(),
             with: Together::default(),
             siblings: Vec::new(),
             kind: None,
@@ -346,7 +346,7 @@ impl Slot {
             self.kind = Some(record.facts().group_kind);
             return Step::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.length }));
         }
-        let checksums: Vec<Checksum> = record.checksums(&member).collect();
+        let checksums: Checksums = record.checksums(&member).collect();
         self.with = Together::of_record(&record.facts(), record.member_count());
         let hit = GetOutcome::Hit { tier: Tier::Ssd, bytes: self.want.end - self.want.start };
         if self.aim == Aim::Place {

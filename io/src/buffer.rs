@@ -268,6 +268,11 @@ impl Readers {
         Readers(Arc::new(Mutex::new(parts)))
     }
 
+    /// Look at where they lie. Whoever reads the bytes then does so while nobody can write them.
+    pub fn look<R>(&self, look: impl FnOnce(&[Part]) -> R) -> R {
+        look(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// The same bytes, to be read.
     pub fn parts(&self) -> Vec<Part> {
         let keep: Keep = self.0.clone();

@@ -9,6 +9,7 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
 use twox_hash::XxHash3_128;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128_with_secret};
 
@@ -19,6 +20,10 @@ use crate::mutant::{self, Mutant};
 
 /// A checksum as it lies on disk: XXH3-128, little-endian.
 pub type Checksum = [u8; 16];
+
+/// Those of an object's blocks, in order. An object of two blocks, which is the smallest that much is put of, needs no memory beside
+/// its own for them.
+pub type Checksums = SmallVec<[Checksum; 2]>;
 
 /// Default block size in bytes: the unit that payload is checksummed in, and that a range read is widened
 /// to. Small enough to be hashed out of the L1/L2 cache, large enough that 16 B a block is 0.05 %.

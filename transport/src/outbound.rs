@@ -8,6 +8,7 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts};
 use pagelith_layouts::wire::shown::{self, ShownPiece, Stretch};
 use pagelith_layouts::wire::{Frame, FrameHead, Kind, Side};
+use smallvec::smallvec;
 
 use crate::auth::FrameMac;
 use crate::closed::Closed;
@@ -15,7 +16,7 @@ use crate::completions::Completions;
 use crate::limits::Limits;
 use crate::link::{Counts, Event, Push, Room};
 use crate::sending::Sending;
-use crate::shown::Regions;
+use crate::shown::{Pieces, Regions};
 use crate::stream::{Moved, Stream};
 
 /// Bytes of control frames that are written together.
@@ -33,7 +34,7 @@ enum Queued {
     Frame(Frame),
     Push(Sending),
     /// To be shown where it lies.
-    Show(Push, Vec<ShownPiece>),
+    Show(Push, Pieces),
 }
 
 /// What a writer goes by: its side, and what was agreed.
@@ -168,7 +169,7 @@ impl Outbound {
             let push = Push { op, item, offset, parts: Vec::new(), token, may_show: true };
             self.pushes += 1;
             self.shown.insert(stretch, None);
-            self.queue.push_back(Queued::Show(push, vec![piece]));
+            self.queue.push_back(Queued::Show(push, smallvec![piece]));
         }
         has_room
     }

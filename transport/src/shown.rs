@@ -7,11 +7,15 @@ use pagelith_io::buffer::Part;
 use pagelith_io::fused::Piece;
 use pagelith_io::shm::{Region, SteadyWords, View};
 use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
+use smallvec::SmallVec;
 
 /// Most regions that a side hands over on one link.
 pub const REGIONS_MAX: usize = 32;
 /// Most files that a server hands over on one link.
 pub const FILES_MAX: usize = 32;
+
+/// Where bytes lie that are shown: side by side, mostly.
+pub type Pieces = SmallVec<[ShownPiece; 1]>;
 
 /// Memory of this process that its peers may look at: what links hand over that are made from now on. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -62,7 +66,7 @@ pub struct FilePlace {
 
 impl Regions {
     /// Where all of `parts` lie in this side's regions; `None` if one of them lies elsewhere, or none has a byte.
-    pub fn pieces(&self, parts: &[Part]) -> Option<Vec<ShownPiece>> {
+    pub fn pieces(&self, parts: &[Part]) -> Option<Pieces> {
         if self.own.is_empty() {
             return None;
         }
@@ -73,7 +77,7 @@ impl Regions {
                 .next()
                 .map(|(number, at)| ShownPiece::new(number, at, part.len() as u64))
         };
-        let pieces: Vec<ShownPiece> =
+        let pieces: Pieces =
             parts.iter().filter(|part| !part.is_empty()).map(place).collect::<Option<_>>()?;
         (!pieces.is_empty()).then_some(pieces)
     }
@@ -124,7 +128,7 @@ pub struct Shown {
 #[derive(Debug)]
 enum Lies {
     /// In order: where each begins in its view, and how long it is.
-    Memory(Vec<(Arc<View>, u64, u64)>),
+    Memory(SmallVec<[(Arc<View>, u64, u64); 1]>),
     File(FilePlace),
 }
 

@@ -35,7 +35,7 @@ impl Gets {
         let begun = |get: Get| {
             let Get { destination, .. } = get;
             let (outcome, with) = (Ok(GetOutcome::Miss(MissCause::Late)), Together::default());
-            GetDone { outcome, destination, length: 0, checksums: Vec::new(), with, lies: None }
+            GetDone { outcome, destination, length: 0, checksums: Default::default(), with, lies: None }
         };
         let done = gets.into_iter().map(begun).collect();
         let missed = |(at, (key, range)): (usize, &Asking)| Missed { at, key: *key, range: range.clone() };

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use pagelith_io::buffer::Readers;
 use pagelith_io::clock::Mono;
 use pagelith_io::shm::Steady;
-use pagelith_layouts::checksum::{BLOCK_BYTES, block_count};
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, block_count};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_layouts::wire::CONTROL_BODY_LEAST;
@@ -79,7 +79,7 @@ pub(super) struct RemotePut {
 
 impl RemotePut {
     pub fn new(groups: Vec<PutGroup>, required: &[ObjectKey], manner: Manner) -> RemotePut {
-        let mut objects = Vec::new();
+        let mut objects = Vec::with_capacity(groups.iter().map(|group| group.objects.len()).sum());
         let grouped = |group: PutGroup| {
             let first = objects.len();
             objects.extend(group.objects.into_iter().map(|put| {
@@ -248,19 +248,23 @@ impl RemotePut {
         };
         let word = self.is_whole().then(|| caller.steady()).flatten();
         let mut counts = false;
-        for group in &self.groups[offer.groups.clone()] {
+        let groups = &self.groups[offer.groups.clone()];
+        draft.reserve(groups.iter().map(|group| group.objects.len()).sum());
+        for group in groups {
             draft.group(group.base);
             for object in &self.objects[group.objects.clone()] {
-                let parts = object.readers.parts();
-                let place = caller.place(&parts);
-                // As long as its parts are.
-                let sums = || verify::sums(&parts, &(0..object.length)).unwrap_or_default();
-                let is_steady = word.is_some() && place.is_some() && caller.stays(&parts);
-                counts |= is_steady;
-                draft.object(object.key, object.length, &if is_steady { Vec::new() } else { sums() });
-                if let Some((region, at)) = place {
-                    draft.shown(region, at);
-                }
+                object.readers.look(|parts| {
+                    let place = caller.place(parts);
+                    // As long as its parts are.
+                    let sums = || verify::sums(parts, &(0..object.length)).unwrap_or_default();
+                    let is_steady = word.is_some() && place.is_some() && caller.stays(parts);
+                    counts |= is_steady;
+                    let sums = if is_steady { Checksums::new() } else { sums() };
+                    draft.object(object.key, object.length, &sums);
+                    if let Some((region, at)) = place {
+                        draft.shown(region, at);
+                    }
+                });
             }
         }
         let word = word.filter(|_| counts);
@@ -275,7 +279,7 @@ impl RemotePut {
 
     /// Whether the store takes this side's word for the first object: for all of them, mostly.
     fn is_steady(&self, caller: &Caller) -> bool {
-        let stays = |object: &Object| caller.stays(&object.readers.parts());
+        let stays = |object: &Object| object.readers.look(|parts| caller.stays(parts));
         self.is_whole() && caller.has(Feature::Steady) && self.objects.first().is_some_and(stays)
     }
 

@@ -1,7 +1,7 @@
 //! Objects of another process's store, looked at where they lie in memory that it shares: nothing is copied.
 
 use pagelith_io::sync::Arc;
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum, key_hash};
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums, checksum, key_hash};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::outcome::{Lies, digest};
@@ -141,7 +141,7 @@ impl Attached {
 }
 
 /// The checksums of the blocks of what is shown.
-fn sums(shown: &Shown) -> Vec<Checksum> {
+fn sums(shown: &Shown) -> Checksums {
     let mut block = vec![0; BLOCK_BYTES as usize];
     let length = shown.length();
     let sum = |from: u64| {

@@ -232,7 +232,10 @@ impl Flusher {
             base_group: GroupId(0),
             depth: 0,
             moved: answer.is_none(),
-            members: keys.iter().map(|k| UnitMember { key: *k, length: 0, checksums: Vec::new() }).collect(),
+            members: keys
+                .iter()
+                .map(|k| UnitMember { key: *k, length: 0, checksums: Default::default() })
+                .collect(),
             payload: Vec::new(),
         }
     }

@@ -13,7 +13,7 @@ use pagelith_tiers::policy::Recency;
 
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::frames::FrameMember;
+use crate::frames::{FrameMember, Members};
 use crate::put::admit::two_groups;
 use crate::put::{At, Kind, Size};
 
@@ -32,7 +32,7 @@ pub(crate) struct Attached {
     pub base: ObjectKey,
     pub generation: Generation,
     pub at: Recency,
-    pub members: Vec<FrameMember>,
+    pub members: Members,
     /// Where those of them are that were here when they were put.
     pub here: Vec<Option<At>>,
 }
@@ -251,7 +251,7 @@ impl Waiting {
     }
 
     /// An error if any of these objects is required by an open group of other objects.
-    pub fn check_overlap(&self, kind: Kind, group: &[Size]) -> Result<()> {
+    pub fn check_overlap(&self, kind: Kind<'_>, group: &[Size]) -> Result<()> {
         match kind {
             Kind::Single => Ok(()),
             _ if self.open.is_empty() => Ok(()),
@@ -341,12 +341,12 @@ impl Waiting {
     }
 
     /// Take out every group that `drops`, by its deadline and generation; whose members are the caller's.
-    fn take_where(&mut self, drops: impl Fn(Page, Mono, Generation) -> bool) -> Vec<Vec<FrameMember>> {
+    fn take_where(&mut self, drops: impl Fn(Page, Mono, Generation) -> bool) -> Vec<Members> {
         let due = |(id, g): (&u64, &Open)| {
             (!g.is_handed_out() && drops(page_of(&g.required[0]), g.deadline, g.generation)).then_some(*id)
         };
         let ids: Vec<u64> = self.open.iter().filter_map(due).collect();
-        let mut out: Vec<Vec<FrameMember>> =
+        let mut out: Vec<Members> =
             ids.into_iter().filter_map(|id| self.take(id)).map(|g| g.into_members().collect()).collect();
         let mut bytes = 0;
         for (page, waiting) in &mut self.attached {
@@ -384,7 +384,7 @@ impl Waiting {
                 let goes = gone.contains(&a.base) || a.members.iter().any(|m| gone.contains(&m.key));
                 if goes {
                     went += a.bytes();
-                    out.append(&mut a.members);
+                    out.extend(a.members.drain(..));
                 }
                 !goes
             });
@@ -459,7 +459,7 @@ impl Core {
     /// What waits of removed objects, or for removed bases, goes with them.
     pub fn remove_waiting(&mut self, gone: &BTreeSet<ObjectKey>) {
         let members = self.waiting.take_removed(gone);
-        self.free_members(vec![members]);
+        self.free_members(vec![members.into()]);
     }
 
     /// What waits in a namespace goes with what is visible in it.
@@ -468,7 +468,7 @@ impl Core {
         self.free_members(dropped);
     }
 
-    fn free_members(&mut self, groups: Vec<Vec<FrameMember>>) {
+    fn free_members(&mut self, groups: Vec<Members>) {
         groups.into_iter().flatten().for_each(|m| self.space.free(m.extent));
     }
 }

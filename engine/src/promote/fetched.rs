@@ -11,6 +11,7 @@ use pagelith_layouts::ids::{NamespaceId, PrefixHash};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_tiers::policy::Recency;
+use smallvec::SmallVec;
 
 use crate::config::Promote;
 use crate::core::Core;
@@ -45,8 +46,8 @@ pub(crate) fn keep(shared: &Shared, batch: &mut RemoteGet) {
     // What is attached last: its base may have come with it.
     for page in pages.into_values().chain(attached.into_values()) {
         let page: Vec<Fetched> = page.into_values().collect();
-        let kind = match page[0].attached {
-            Some((_, base)) => Kind::Attached(base.key),
+        let kind = match &page[0].attached {
+            Some((_, base)) => Kind::Attached(&base.key),
             None if page.len() == 1 => Kind::Single,
             None => Kind::Base,
         };
@@ -66,17 +67,17 @@ pub(crate) fn keep(shared: &Shared, batch: &mut RemoteGet) {
 fn keep_page(
     shared: &Shared,
     done: &[GetDone],
-    kind: Kind,
+    kind: Kind<'_>,
     page: &[Fetched],
     since: Quiet,
     at: Recency,
-) -> Vec<FrameRef> {
+) -> SmallVec<[FrameRef; 1]> {
     let size =
         |one: &Fetched| Size { key: one.key, length: Some(done[one.at].destination.len()), in_arena: false };
     let sizes: Vec<Size> = page.iter().map(size).collect();
     // What nobody could put here: it is too large, or attached to something that is not of its page.
     if put::check(shared, kind, &sizes).is_err() {
-        return Vec::new();
+        return SmallVec::new();
     }
     // Nothing gives way in the index for it: what did would be gone from SSD too. What is attached takes a link besides.
     let entries = page.len() as u64 * if matches!(kind, Kind::Attached(_)) { 2 } else { 1 };
@@ -86,21 +87,21 @@ fn keep_page(
     };
     let mut core = shared.lock();
     if !may(&core) {
-        return Vec::new();
+        return SmallVec::new();
     }
     // What may be here already, in whatever form, stays as it is.
     let mut admitted = match admit(shared, &mut core, kind, &sizes, None, &[]) {
         Admission::Admitted(admitted) => admitted,
-        _ => return Vec::new(),
+        _ => return SmallVec::new(),
     };
     if admitted.met_some() {
         admitted.give_back(&mut core);
-        return Vec::new();
+        return SmallVec::new();
     }
     admitted.came = Came::Fetched;
     drop(core);
     let incoming = |one: &Fetched| Incoming { key: one.key, bytes: Bytes::Lent(&done[one.at].destination.0) };
-    let copied = put::copy(shared, kind, page.iter().map(incoming).collect(), admitted, at);
+    let copied = put::copy(shared, kind.of_frame(), page.iter().map(incoming).collect(), admitted, at);
     // The caller has not got its memory back yet, so this is what was verified; it is compared all the same, since it will be served
     // as if it were the original.
     let sums = page.iter().map(|one| &one.sums);
@@ -108,13 +109,13 @@ fn keep_page(
     let mut core = shared.lock();
     if !is_it || !may(&core) {
         copied.give_back(&mut core);
-        return Vec::new();
+        return SmallVec::new();
     }
     match publish(shared, &mut core, kind, copied, at) {
         Stored::Done(_, frames) => frames,
         Stored::Back(_, members) => {
             members.into_iter().for_each(|m| core.space.free(m.extent));
-            Vec::new()
+            SmallVec::new()
         }
     }
 }

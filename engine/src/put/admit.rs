@@ -7,7 +7,7 @@ use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::GroupKind;
 
-use super::{Admitted, At, Came, Kind, Room, Size, expire};
+use super::{Admitted, At, Came, Fingerprints, Kind, Room, Size, expire};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::get::Probed;
@@ -77,13 +77,13 @@ enum Judged {
 pub(crate) fn admit(
     shared: &Shared,
     core: &mut Core,
-    kind: Kind,
+    kind: Kind<'_>,
     group: &[Size],
     probed: Option<&[Option<Probed>]>,
     adopted: &[Option<At>],
 ) -> Admission {
     let generation = core.generation(group[0].key.namespace());
-    let fingerprints: Vec<_> = group.iter().map(|o| shared.fingerprint(&o.key, generation)).collect();
+    let fingerprints: Fingerprints = group.iter().map(|o| shared.fingerprint(&o.key, generation)).collect();
     let mut found = Vec::with_capacity(group.len());
     let mut doubtful = Vec::new();
     for (i, (object, fp)) in group.iter().zip(&fingerprints).enumerate() {
@@ -152,7 +152,7 @@ pub(crate) fn admit(
 pub(super) fn memory(
     shared: &Shared,
     core: &mut Core,
-    (generation, fingerprints): (Generation, Vec<u128>),
+    (generation, fingerprints): (Generation, Fingerprints),
     group: &[Size],
     mut room: Room,
 ) -> Admission {
@@ -219,7 +219,7 @@ fn known(
 }
 
 /// What those of the group that are here mean for it.
-fn judge(kind: Kind, group: &[Size], found: &[Option<Found>]) -> Result<Judged> {
+fn judge(kind: Kind<'_>, group: &[Size], found: &[Option<Found>]) -> Result<Judged> {
     let mut own: Option<BTreeSet<ObjectKey>> = None;
     let mut same = true;
     let mut alone = Vec::new();

@@ -2,9 +2,11 @@
 //! of its admission. Whether it is still new is asked again when it becomes visible, as it is of whatever was admitted.
 
 use pagelith_layouts::ids::Generation;
+use pagelith_layouts::key::ObjectKey;
+use smallvec::SmallVec;
 
 use super::admit::{Admission, memory};
-use super::{Kind, Room, Size};
+use super::{Fingerprints, Kind, Room, Size};
 use crate::core::Core;
 use crate::outcome::PutOutcome;
 use crate::shared::Shared;
@@ -14,42 +16,59 @@ use crate::shared::Shared;
 pub(crate) struct Fresh {
     generation: Generation,
     /// What the index will know its objects by.
-    fingerprints: Vec<u128>,
+    fingerprints: Fingerprints,
     /// For their memory.
     room: Room,
 }
 
-/// Of each group whether it is fresh, all of them at one moment. Nobody has to be asked twice: who is not told so is admitted by a look
+/// Note of each group whether it is fresh, all of them at one moment. Nobody has to be asked twice: who is not told so is admitted by a look
 /// under the lock.
-pub(crate) fn look(shared: &Shared, groups: &[&[Size]]) -> Vec<Option<Fresh>> {
+pub(crate) fn look(shared: &Shared, groups: &mut [(&[Size], &mut Option<Fresh>)]) {
     let pin = crossbeam_epoch::pin();
     let reading = shared.published.read(&pin);
-    let known_by = |group: &&[Size]| {
+    let known_by = |group: &[Size]| {
         let generation = reading.visibility.generation(group[0].key.namespace());
         let fingerprints = group.iter().map(|object| shared.fingerprint(&object.key, generation)).collect();
         Fresh { generation, fingerprints, room: Room::of(group.len()) }
     };
-    let mut found: Vec<Option<Fresh>> = groups.iter().map(|group| Some(known_by(group))).collect();
-    let (index, mut objects) = (&shared.published.index, 0);
-    for fresh in found.iter().flatten() {
-        index.prefetch(&fresh.fingerprints);
+    let mut objects = 0;
+    for (group, fresh) in &mut *groups {
+        let fresh = fresh.insert(known_by(group));
+        shared.published.index.prefetch(&fresh.fingerprints);
         objects += fresh.fingerprints.len();
     }
     reading.expect(objects);
-    for group in &mut found {
-        let is_new =
-            |fresh: &mut Fresh| fresh.fingerprints.iter().all(|f| reading.entries(*f).next().is_none());
-        *group = group.take_if(is_new);
+    for (_, fresh) in &mut *groups {
+        let is_known =
+            |fresh: &mut Fresh| fresh.fingerprints.iter().any(|f| reading.entries(*f).next().is_some());
+        fresh.take_if(is_known);
     }
     if !reading.holds(&pin) {
-        found.fill_with(|| None);
+        groups.iter_mut().for_each(|(_, fresh)| **fresh = None);
     }
-    found
+}
+
+/// Whether the index has nothing of any of these, a moment ago.
+pub(crate) fn all_new<'a>(shared: &Shared, keys: impl Iterator<Item = &'a ObjectKey>) -> bool {
+    let pin = crossbeam_epoch::pin();
+    let reading = shared.published.read(&pin);
+    let fingerprint =
+        |key: &ObjectKey| shared.fingerprint(key, reading.visibility.generation(key.namespace()));
+    let fingerprints: SmallVec<[u128; 32]> = keys.map(fingerprint).collect();
+    shared.published.index.prefetch(&fingerprints);
+    reading.expect(fingerprints.len());
+    fingerprints.iter().all(|f| reading.entries(*f).next().is_none()) && reading.holds(&pin)
 }
 
 impl Fresh {
     /// Under the lock: memory for its objects. `None` if its namespace was cleared since, or it has to be looked at for what it is.
-    pub fn admit(self, shared: &Shared, core: &mut Core, kind: Kind, group: &[Size]) -> Option<Admission> {
+    pub fn admit(
+        self,
+        shared: &Shared,
+        core: &mut Core,
+        kind: Kind<'_>,
+        group: &[Size],
+    ) -> Option<Admission> {
         let whole = group.iter().all(|object| object.length.is_some());
         if !whole || core.generation(group[0].key.namespace()) != self.generation {
             return None;

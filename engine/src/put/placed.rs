@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use pagelith_io::buffer::{Keep, Part};
 use pagelith_io::sync::AtomicU64;
 use pagelith_layouts::align::align_up;
-use pagelith_layouts::checksum::Checksum;
+use pagelith_layouts::checksum::Checksums;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::dram::arena::Extent;
 
@@ -54,7 +54,7 @@ pub(crate) struct Arriving(Arc<Hold>);
 /// An object's bytes, in the arena, with the checksums of their blocks.
 pub(crate) struct Arrived {
     hold: Arc<Hold>,
-    sums: Vec<Checksum>,
+    sums: Checksums,
 }
 
 /// What came of asking for memory.
@@ -109,7 +109,7 @@ pub(crate) fn reserve(arriving: &AtomicU64, bytes: u64, most: u64) -> bool {
 
 impl Arriving {
     /// All of it has arrived; `parts` are its memory, and `sums` are the checksums of what is there.
-    pub fn arrived(self, parts: Vec<Part>, sums: Vec<Checksum>) -> Arrived {
+    pub fn arrived(self, parts: Vec<Part>, sums: Checksums) -> Arrived {
         drop(parts);
         Arrived { hold: self.0, sums }
     }

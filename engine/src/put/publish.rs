@@ -7,11 +7,12 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::GroupKind;
 use pagelith_tiers::policy::{FrameId, Recency};
+use smallvec::SmallVec;
 
 use super::{At, Came, Copied, Kind, Stored};
 use crate::core::Core;
 use crate::error::{Error, ErrorKind};
-use crate::frames::{FrameData, FrameMember, FrameRef, FrameState};
+use crate::frames::{FrameData, FrameMember, FrameRef, FrameState, Members};
 use crate::groups::waiting::Attached;
 use crate::index::{Entry, TICK_MODULUS, name_of};
 use crate::outcome::{PutOutcome, Tier};
@@ -19,50 +20,56 @@ use crate::shared::Shared;
 use crate::visibility::Sight;
 
 /// Make a group visible.
-pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copied, at: Recency) -> Stored {
+pub(crate) fn publish(
+    shared: &Shared,
+    core: &mut Core,
+    kind: Kind<'_>,
+    copied: Copied,
+    at: Recency,
+) -> Stored {
     let Copied { mut data, number, here, open, came, whole, wrong, claim } = copied;
     core.frames.give_back(number);
     let (fetched, generation) = (came == Came::Fetched, data.generation);
     if let Some(key) = wrong {
-        return Stored::Back(super::unlike(&key), members_of(data));
+        return back(super::unlike(&key), data);
     }
     if claim.is_some() {
         let error = data.members.first().map_or_else(too_many, |m| super::taken_back(&m.key));
-        return Stored::Back(error, members_of(data));
+        return back(error, data);
     }
     if !whole {
         let detail = "extent and object have different lengths";
-        return Stored::Back(Error::new(ErrorKind::Internal, detail), members_of(data));
+        return back(Error::new(ErrorKind::Internal, detail), data);
     }
     let objects = data.members.len() as u64;
     if core.generation(data.namespace) != generation {
         // Cleared while it was being copied: stored, and gone already.
         give_back(core, &data.members);
-        return Stored::Done(PutOutcome::Stored, Vec::new());
+        return Stored::Done(PutOutcome::Stored, SmallVec::new());
     }
     if let Came::OfStore(since) = came
         && !since.is_some_and(|since| shared.removals.none_since(since))
         && !mutant::on(Mutant::ToldBeforeOffers)
     {
         core.counters.puts_busy += objects;
-        return Stored::Back(Error::busy("something was removed while it was on its way"), members_of(data));
+        return back(Error::busy("something was removed while it was on its way"), data);
     }
     // Nothing is known of most of what is put, and nothing gives way to it then.
     let meets_some = !here.is_empty() || data.members.iter().any(|m| core.index.contains(m.fingerprint));
     if meets_some && is_present(core, kind, &data.members, generation) {
         give_back(core, &data.members);
         core.counters.puts_present += if fetched { 0 } else { objects };
-        return Stored::Done(PutOutcome::AlreadyPresent, Vec::new());
+        return Stored::Done(PutOutcome::AlreadyPresent, SmallVec::new());
     }
     let changed_one = || changed(shared, core, &data.members, &here, generation);
     if let Some(key) = meets_some.then(changed_one).flatten() {
         let error = Error::busy(format!("an object was put, removed or is being written key={key}"));
         core.counters.puts_busy += if fetched { 0 } else { objects };
-        return Stored::Back(error, members_of(data));
+        return back(error, data);
     }
     if let Some(error) = open.and_then(|id| lost(core, id)) {
         core.counters.puts_busy += objects;
-        return Stored::Back(error, members_of(data));
+        return back(error, data);
     }
     let writes = core.ssd.as_ref().is_some_and(|s| s.health.writes());
     if core.write_buffer_only && !writes {
@@ -70,8 +77,8 @@ pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copi
         return refused(core, &data.members);
     }
     if let Kind::Attached(base) = kind {
-        let attached = Attached { base, generation, at, members: members_of(data), here };
-        if core.is_base_here(name_of(shared.fingerprint(&base, generation))) {
+        let attached = Attached { base: *base, generation, at, members: members_of(data), here };
+        if core.is_base_here(name_of(shared.fingerprint(base, generation))) {
             return attach(shared, core, attached, came);
         }
         if came == Came::Put {
@@ -80,14 +87,14 @@ pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copi
         // What stores bring each other does not wait: behind a base that is not here it is not stored.
         give_back(core, &attached.members);
         core.counters.puts_refused += if fetched { 0 } else { objects };
-        return Stored::Done(PutOutcome::Refused, Vec::new());
+        return Stored::Done(PutOutcome::Refused, SmallVec::new());
     }
     // First, so that a refusal leaves everything as it was.
     if !make_room(core, objects) {
         return refused(core, &data.members);
     }
     if core.frames.is_full() {
-        return Stored::Back(too_many(), members_of(data));
+        return back(too_many(), data);
     }
     if meets_some {
         replace(shared, core, &data.members, generation);
@@ -96,9 +103,9 @@ pub(crate) fn publish(shared: &Shared, core: &mut Core, kind: Kind, copied: Copi
     Arc::make_mut(&mut data).sequence = core.next_sequence();
     let frame = match insert(core, &data, at, came) {
         Ok(frame) => frame,
-        Err(()) => return Stored::Back(too_many(), members_of(data)),
+        Err(()) => return back(too_many(), data),
     };
-    let mut frames: Vec<FrameRef> = frame.into_iter().collect();
+    let mut frames: SmallVec<[FrameRef; 1]> = frame.into_iter().collect();
     count(core, came, objects, bytes);
     if core.waiting.has_attached() {
         let keys: Vec<_> = data.members.iter().map(|m| m.key).collect();
@@ -113,7 +120,7 @@ fn take_up(
     core: &mut Core,
     keys: &[ObjectKey],
     generation: Generation,
-    frames: &mut Vec<FrameRef>,
+    frames: &mut SmallVec<[FrameRef; 1]>,
 ) {
     for attached in core.waiting.take_attached(keys) {
         // What it met when it was put may have changed while it waited.
@@ -129,8 +136,13 @@ fn take_up(
     }
 }
 
+/// It is the caller's again.
+fn back(error: Error, data: Arc<FrameData>) -> Stored {
+    Stored::Back(error, members_of(data).into_vec())
+}
+
 /// The objects of a group that is not seen; nobody else has it.
-fn members_of(data: Arc<FrameData>) -> Vec<FrameMember> {
+fn members_of(data: Arc<FrameData>) -> Members {
     Arc::try_unwrap(data).map(|data| data.members).unwrap_or_default()
 }
 
@@ -150,15 +162,15 @@ fn lost(core: &Core, id: u64) -> Option<Error> {
 fn wait(shared: &Shared, core: &mut Core, attached: Attached) -> Stored {
     if core.waiting.waits(&attached.base, &attached.members) {
         give_back(core, &attached.members);
-        return Stored::Done(PutOutcome::Waiting, Vec::new());
+        return Stored::Done(PutOutcome::Waiting, SmallVec::new());
     }
     let bytes = attached.members.iter().map(|m| m.extent.padded_bytes()).sum();
     if let Err(error) = core.room_to_wait(shared.now(), None, bytes) {
         core.counters.puts_busy += attached.members.len() as u64;
-        return Stored::Back(error, attached.members);
+        return Stored::Back(error, attached.members.into_vec());
     }
     core.waiting.wait(attached, shared.group_deadline());
-    Stored::Done(PutOutcome::Waiting, Vec::new())
+    Stored::Done(PutOutcome::Waiting, SmallVec::new())
 }
 
 /// Make attached objects visible beside their base, which is here.
@@ -171,7 +183,7 @@ fn attach(shared: &Shared, core: &mut Core, attached: Attached, came: Came) -> S
         return refused(core, &members);
     }
     if core.frames.is_full() {
-        return Stored::Back(too_many(), members);
+        return Stored::Back(too_many(), members.into_vec());
     }
     replace(shared, core, &members, generation);
     let bytes: u64 = members.iter().map(|m| m.extent.bytes).sum();
@@ -188,7 +200,7 @@ fn attach(shared: &Shared, core: &mut Core, attached: Attached, came: Came) -> S
     let data = Arc::new(data);
     let frames = match insert(core, &data, at, came) {
         Ok(frame) => frame.into_iter().collect(),
-        Err(()) => return Stored::Back(too_many(), members_of(data)),
+        Err(()) => return back(too_many(), data),
     };
     for m in &data.members {
         let linked = core.index.insert_link(m.fingerprint, name);
@@ -220,11 +232,11 @@ fn refused(core: &mut Core, members: &[FrameMember]) -> Stored {
     give_back(core, members);
     core.counters.puts_refused += members.len() as u64;
     core.counters.refused_objects += members.len() as u64;
-    Stored::Done(PutOutcome::Refused, Vec::new())
+    Stored::Done(PutOutcome::Refused, SmallVec::new())
 }
 
 /// Whether DRAM holds exactly this group, seen by everybody.
-fn is_present(core: &Core, kind: Kind, members: &[FrameMember], generation: Generation) -> bool {
+fn is_present(core: &Core, kind: Kind<'_>, members: &[FrameMember], generation: Generation) -> bool {
     let Some(first) = members.first() else { return false };
     let Some((frame, _)) = core.find_memory(&first.key, first.fingerprint, generation) else { return false };
     let seen = core.index.find(first.fingerprint).any(|e| e.frame == Some(frame.id.0) && core.is_visible(&e));

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use pagelith_io::shm::Claim;
-use pagelith_layouts::checksum::Checksum;
+use pagelith_layouts::checksum::Checksums;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_tiers::dram::arena::ArenaMemory;
 use pagelith_transport::shown::Shown;
@@ -19,7 +19,7 @@ use crate::remote::verify;
 #[derive(Debug)]
 pub(crate) enum Word {
     /// The checksums of its blocks, as the store has them.
-    Sums(Vec<Checksum>),
+    Sums(Checksums),
     /// It says so, until it takes that back.
     Steady(Arc<Claim>),
 }
@@ -42,9 +42,9 @@ impl Vouched {
     }
 
     /// Copy them. Their checksums if the copy is what was vouched for, or will be once the [`Vouched::claim`] was asked.
-    pub fn copy(&self, to: &Unpublished, memory: &Arc<ArenaMemory>) -> Option<Vec<Checksum>> {
+    pub fn copy(&self, to: &Unpublished, memory: &ArenaMemory) -> Option<Checksums> {
         let sums = to.fill_with(memory, |to| verify::copied_whole(to, &self.shown));
-        let is_it = |sums: &Vec<Checksum>| match &self.word {
+        let is_it = |sums: &Checksums| match &self.word {
             Word::Sums(sent) => sums == sent || mutant::on(Mutant::ShownUnchecked),
             Word::Steady(_) => true,
         };

@@ -5,17 +5,19 @@
 //! What one group of a batch does to the next stays as if each were put by itself: groups of the same page are never in one
 //! run, and a group that finds no room is tried again behind those that were admitted before it.
 
-use std::cell::Cell;
+use std::sync::Arc;
 
 use pagelith_tiers::policy::Recency;
+use smallvec::SmallVec;
 
 use super::{From, Group, Needs, PutBatch};
 use crate::core::Core;
 use crate::error::Error;
+use crate::frames::FrameData;
 use crate::outcome::PutOutcome;
 use crate::put::admit::{Admission, admit};
 use crate::put::fresh::{self, Fresh};
-use crate::put::{self, Admitted, Copied, Size, Stored};
+use crate::put::{self, Admitted, Copied, Leaving, Size, Stored};
 use crate::shared::Shared;
 
 /// Groups of a run: longer ones were no faster from a thread that has the lock to itself.
@@ -32,9 +34,9 @@ const ENQUEUE_BYTES: u64 = 4 << 20;
 /// A group of a run, by number.
 struct Member {
     group: usize,
-    sizes: Vec<Size>,
+    sizes: SmallVec<[Size; 1]>,
     /// Nothing was known of it, when that was asked without the lock.
-    fresh: Cell<Option<Fresh>>,
+    fresh: Option<Fresh>,
 }
 
 /// A group that was admitted, on its way.
@@ -46,68 +48,81 @@ struct Copying {
     copied: Result<Copied, Admitted>,
 }
 
+/// What a session keeps from one run to the next, and from one batch to the next: lists, all of them empty between two batches.
+#[derive(Default)]
+pub(crate) struct Runs {
+    /// The run that is about to be admitted.
+    next: Vec<Member>,
+    /// Of it those that have memory, by number.
+    admitted: Vec<(usize, Admitted)>,
+    /// The run before.
+    copied: Vec<Copying>,
+    /// What those held that made room.
+    retired: Vec<Arc<FrameData>>,
+    leaving: Leaving,
+    /// Others had the core's lock when it was asked for last.
+    among_others: bool,
+}
+
 fn bytes(sizes: &[Size]) -> u64 {
     sizes.iter().filter_map(|size| size.length).sum()
 }
 
 impl PutBatch {
     /// Store what can be stored now, run by run, and hand it to the flusher.
-    pub(super) fn try_runs(&mut self, shared: &Shared) {
-        let (mut next, mut copied) = (0, Vec::new());
+    pub(super) fn try_runs(&mut self, shared: &Shared, runs: &mut Runs) {
+        let mut from = 0;
         loop {
-            let (run, end) = self.gather(shared, next);
-            if run.is_empty() && copied.is_empty() && self.frames.is_empty() {
+            let end = self.gather(shared, from, runs);
+            if runs.next.is_empty() && runs.copied.is_empty() && self.frames.is_empty() {
                 break;
             }
-            self.look(shared, &run, &copied);
-            let settled: Vec<usize> =
-                copied.iter().map(|one: &Copying| one.group).chain(run.iter().map(|one| one.group)).collect();
-            let (admitted, end) = self.turn(shared, copied, &run, end);
+            self.look(shared, runs);
+            let (copied, next) = (&runs.copied, &runs.next);
+            let settled: SmallVec<[usize; 2 * GROUPS_LONG]> =
+                copied.iter().map(|one| one.group).chain(next.iter().map(|one| one.group)).collect();
+            from = self.turn(shared, runs, end);
             settled.into_iter().for_each(|group| self.settle_open(shared, group));
-            copied = admitted.into_iter().map(|(of, admitted)| self.copy(shared, of, admitted)).collect();
+            let Runs { next, admitted, copied, .. } = &mut *runs;
+            copied.extend(admitted.drain(..).map(|(of, admitted)| self.copy(shared, &next[of], admitted)));
             put::believe(copied.iter_mut().filter_map(|one| one.copied.as_mut().ok()));
-            next = end;
         }
     }
 
-    /// One section: what was copied becomes visible, and the next run is admitted. The members of that which have memory now, and
-    /// the first group that was not tried.
-    fn turn<'a>(
-        &mut self,
-        shared: &Shared,
-        copied: Vec<Copying>,
-        run: &'a [Member],
-        end: usize,
-    ) -> (Vec<(&'a Member, Admitted)>, usize) {
-        let fingerprints: Vec<u128> =
+    /// One section: what was copied becomes visible, and the next run is admitted. The first group that was not tried.
+    fn turn(&mut self, shared: &Shared, runs: &mut Runs, end: usize) -> usize {
+        let Runs { copied, retired, among_others, .. } = &mut *runs;
+        let fingerprints: SmallVec<[u128; GROUPS_LONG]> =
             copied.iter().filter_map(|one| one.copied.as_ref().ok()).flat_map(Copied::fingerprints).collect();
         let (mut core, others) = shared.lock_among_others();
-        self.among_others = others;
-        let left = core.frames.retire_into(std::mem::take(&mut self.retired));
+        *among_others = others;
+        let left = core.frames.retire_into(std::mem::take(retired));
         // What the look at them has brought into the cache has made room for the bytes meanwhile.
         core.index.prefetch_to_write(&fingerprints);
         self.publish(shared, &mut core, copied);
-        let queued = (run.is_empty() || self.unqueued_bytes >= ENQUEUE_BYTES) && !self.frames.is_empty();
+        let queued =
+            (runs.next.is_empty() || self.unqueued_bytes >= ENQUEUE_BYTES) && !self.frames.is_empty();
         if queued {
             self.unqueued_bytes = 0;
             put::enqueue(&mut core, &mut self.frames);
         }
-        let (admitted, end, full) = self.admit(shared, &mut core, run, end);
-        self.retired = core.frames.retire_into(Vec::new());
+        let (end, full) = self.admit(shared, &mut core, runs, end);
+        runs.retired = core.frames.retire_into(Vec::new());
         drop(core);
         drop(left);
-        self.retired.clear();
+        runs.retired.clear();
         if queued || full {
             shared.work.raise();
         }
-        (admitted, end)
+        end
     }
 
-    /// The next groups that can go together and that no rule refuses, and the first group behind them.
-    fn gather(&mut self, shared: &Shared, from: usize) -> (Vec<Member>, usize) {
+    /// The next groups that can go together and that no rule refuses; the first group behind them.
+    fn gather(&mut self, shared: &Shared, from: usize, runs: &mut Runs) -> usize {
         let has_claim = self.groups.get(from).is_some_and(Group::has_claim);
-        let most = if self.among_others || has_claim { GROUPS_LONG } else { GROUPS };
-        let mut run: Vec<Member> = Vec::new();
+        let most = if runs.among_others || has_claim { GROUPS_LONG } else { GROUPS };
+        let run = &mut runs.next;
+        run.clear();
         let mut taken = 0;
         for i in from..self.groups.len() {
             let group = &mut self.groups[i];
@@ -116,13 +131,13 @@ impl PutBatch {
             }
             let open = matches!(group.from, From::Open(..));
             if run.len() == most || (open && !run.is_empty()) {
-                return (run, i);
+                return i;
             }
             let Some(sizes) = group.sizes(shared) else {
                 group.outcome = Some(Err(crate::groups::gone()));
                 continue;
             };
-            if let Err(error) = shared.check_open().and_then(|()| put::check(shared, group.kind, &sizes)) {
+            if let Err(error) = shared.check_open().and_then(|()| put::check(shared, group.kind(), &sizes)) {
                 group.outcome = Some(Err(error));
                 self.settle_open(shared, i);
                 continue;
@@ -130,19 +145,20 @@ impl PutBatch {
             taken += bytes(&sizes);
             let same_page = |other: &Member| other.sizes[0].key.same_page(&sizes[0].key);
             if !run.is_empty() && (taken > BYTES || run.iter().any(same_page)) {
-                return (run, i);
+                return i;
             }
-            run.push(Member { group: i, sizes, fresh: Cell::new(None) });
+            run.push(Member { group: i, sizes, fresh: None });
             if open {
-                return (run, i + 1);
+                return i + 1;
             }
         }
-        (run, self.groups.len())
+        self.groups.len()
     }
 
     /// Ask without the lock whether anything is known of these groups. Of the pages of those that are about to become visible it is, soon.
-    fn look(&self, shared: &Shared, run: &[Member], copied: &[Copying]) {
-        let unseen = |member: &&Member| {
+    fn look(&self, shared: &Shared, runs: &mut Runs) {
+        let Runs { next, copied, .. } = runs;
+        let unseen = |member: &&mut Member| {
             let group = &self.groups[member.group];
             let page = &member.sizes[0].key;
             matches!(group.from, From::Lent(_))
@@ -150,35 +166,27 @@ impl PutBatch {
                 && group.adopted.is_empty()
                 && !copied.iter().any(|one| self.groups[one.group].key(0).same_page(page))
         };
-        let run: Vec<&Member> = run.iter().filter(unseen).collect();
-        let sizes: Vec<&[Size]> = run.iter().map(|member| &member.sizes[..]).collect();
-        let looks = fresh::look(shared, &sizes);
-        run.iter().zip(looks).for_each(|(member, fresh)| member.fresh.set(fresh));
+        let asked = next.iter_mut().filter(unseen).map(|member| (&member.sizes[..], &mut member.fresh));
+        fresh::look(shared, &mut asked.collect::<SmallVec<[_; GROUPS_LONG]>>());
     }
 
-    /// Step 1: those of the run that have memory now, the first group that was not tried, and whether one found no memory. Not tried is
-    /// one of the run if it found none behind one that did, or is behind one that something gives way to.
-    fn admit<'a>(
-        &mut self,
-        shared: &Shared,
-        core: &mut Core,
-        run: &'a [Member],
-        end: usize,
-    ) -> (Vec<(&'a Member, Admitted)>, usize, bool) {
-        let mut admitted = Vec::with_capacity(run.len());
+    /// Step 1, of the next run: the first group that was not tried, and whether one found no memory. Not tried is one of the run if it found
+    /// none behind one that did, or is behind one that something gives way to.
+    fn admit(&mut self, shared: &Shared, core: &mut Core, runs: &mut Runs, end: usize) -> (usize, bool) {
+        let Runs { next: run, admitted, leaving, .. } = runs;
         let (mut full, mut end) = (false, end);
-        put::prefetch(core, run.len(), &mut self.leaving);
-        for member in run {
+        put::prefetch(core, run.len(), leaving);
+        for (at, member) in run.iter_mut().enumerate() {
             let group = &mut self.groups[member.group];
             let adopted: Vec<_> = group.adopted.iter().map(|a| a.as_ref().map(|(at, _)| *at)).collect();
-            let (kind, sizes) = (group.kind, &member.sizes[..]);
+            let (kind, sizes) = (group.kind(), &member.sizes[..]);
             let fresh = member.fresh.take().and_then(|fresh| fresh.admit(shared, core, kind, sizes));
             let looked = || admit(shared, core, kind, sizes, group.probed.as_deref(), &adopted);
             match fresh.unwrap_or_else(looked) {
                 Admission::Admitted(mut one) => {
                     let met = one.met_some();
                     one.came = self.came;
-                    admitted.push((member, one));
+                    admitted.push((at, one));
                     if met {
                         // What it met here must still be there when it is published: nobody makes room before.
                         end = member.group + 1;
@@ -198,7 +206,7 @@ impl PutBatch {
                 other => group.not_admitted(other, &sizes[0]),
             }
         }
-        (admitted, end, full)
+        (end, full)
     }
 
     /// Step 2 of one group.
@@ -209,7 +217,7 @@ impl PutBatch {
             admitted.open = Some(*id);
         }
         let adopts = admitted.adopts.clone();
-        let kind = group.kind;
+        let kind = group.kind().of_frame();
         let copied = match group.incoming(shared, &adopts) {
             Some(incoming) => Ok(put::copy(shared, kind, incoming, admitted, at)),
             None => Err(admitted),
@@ -218,8 +226,8 @@ impl PutBatch {
     }
 
     /// Step 3.
-    fn publish(&mut self, shared: &Shared, core: &mut Core, run: Vec<Copying>) {
-        for Copying { group, adopts, bytes, copied } in run {
+    fn publish(&mut self, shared: &Shared, core: &mut Core, run: &mut Vec<Copying>) {
+        for Copying { group, adopts, bytes, copied } in run.drain(..) {
             let outcome = match copied {
                 Ok(copied) => self.publish_one(shared, core, group, &adopts, copied),
                 Err(admitted) => {
@@ -248,7 +256,7 @@ impl PutBatch {
         copied: Copied,
     ) -> crate::Result<PutOutcome> {
         let (group, at) = (&self.groups[number], self.at(number));
-        match put::publish::publish(shared, core, group.kind, copied, at) {
+        match put::publish::publish(shared, core, group.kind(), copied, at) {
             Stored::Done(outcome, frames) => {
                 self.frames.extend(frames);
                 Ok(outcome)

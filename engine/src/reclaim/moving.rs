@@ -2,7 +2,7 @@
 
 use pagelith_io::buffer::Part;
 use pagelith_io::disk::{Completion, Op};
-use pagelith_layouts::checksum::Checksum;
+use pagelith_layouts::checksum::Checksums;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{Record, RecordKind};
 use pagelith_layouts::segment::SegmentIdentity;
@@ -232,7 +232,7 @@ fn unit_of(id: u64, part: Part, identity: SegmentIdentity, offset: u64) -> Optio
     }
     let mut members = Vec::new();
     for m in record.members() {
-        let checksums: Vec<Checksum> = record.checksums(&m).collect();
+        let checksums: Checksums = record.checksums(&m).collect();
         let from = m.payload_offset as usize;
         let bytes = part.bytes().get(from..from + m.length as usize)?;
         let mut verifier = Verifier::new(checksums.iter().copied(), 0, m.length, facts.block_bytes);

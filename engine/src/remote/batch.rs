@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, block_count};
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, block_count};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::outcome::Base;
 use pagelith_layouts::wire::request::Terms;
@@ -130,7 +130,7 @@ pub(crate) struct Fetched {
     pub at: usize,
     pub key: ObjectKey,
     /// The checksums of its blocks.
-    pub sums: Vec<Checksum>,
+    pub sums: Checksums,
     /// How many objects were put with it, itself among them; 0 if that is not known.
     pub members: usize,
     /// What they are attached to, if they are, and the question whose other hits with this number they are.

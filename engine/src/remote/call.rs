@@ -7,7 +7,7 @@ use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
 use pagelith_io::fused::Stores;
 use pagelith_io::shm::Steady;
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, key_hash};
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums, key_hash};
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
@@ -74,7 +74,7 @@ pub(crate) struct Got {
     pub outcome: Result<GetOutcome>,
     pub parts: Vec<Part>,
     /// Of a hit: the checksums of its bytes where they landed, how many objects were put with it, or 0, and what they are attached to.
-    pub proven: (Vec<Checksum>, u32, Option<Base>),
+    pub proven: (Checksums, u32, Option<Base>),
     /// It was not what the peer vouches for: what was shown may have been changed meanwhile, what was sent on its way, or it is damaged
     /// there. Whoever asks for the bytes to be sent once more finds out.
     pub again: Option<(ObjectKey, Option<Range<u64>>)>,
@@ -114,7 +114,7 @@ pub(super) struct Item {
     /// `None` while the link has it.
     parts: Option<Vec<Part>>,
     /// The checksums of what landed, made as it did: the bytes are warm then, and the next are on their way.
-    landed: Option<Vec<Checksum>>,
+    landed: Option<Checksums>,
     /// How many objects were put with it, or 0, and what they are attached to.
     members: u32,
     base: Option<Base>,
@@ -387,7 +387,7 @@ fn judge_all(items: &mut [Item], said: &Items<'_>) {
             Verdict::Hit { tier, length, checksums, members, base } => {
                 (item.members, item.base) = (members, base);
                 let whole = length == item.stretch.end - item.stretch.start;
-                let holds = |landed: &Vec<Checksum>| checksums.iter().eq(landed.iter().copied());
+                let holds = |landed: &Checksums| checksums.iter().eq(landed.iter().copied());
                 match whole && item.landed.as_ref().is_some_and(holds) {
                     true => Ok(GetOutcome::Hit { tier: tier_of(tier), bytes: length }),
                     false => {

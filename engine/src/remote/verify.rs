@@ -4,14 +4,16 @@ use std::ops::Range;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::fused::{Stores, copy_blocks};
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, StreamChecksum, block_lengths, blocks_in, checksum};
+use pagelith_layouts::checksum::{
+    BLOCK_BYTES, Checksums, StreamChecksum, block_lengths, blocks_in, checksum,
+};
 use pagelith_transport::shown::Shown;
 
 use crate::scatter;
 
 /// The checksums of the bytes `stretch` of an object, which lie in `parts`: one for each block that the stretch lies in, of
 /// those of the block's bytes that are in the stretch. `None` if the parts are of another length.
-pub(crate) fn sums(parts: &[Part], stretch: &Range<u64>) -> Option<Vec<Checksum>> {
+pub(crate) fn sums(parts: &[Part], stretch: &Range<u64>) -> Option<Checksums> {
     let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
     if bytes != stretch.end - stretch.start {
         return None;
@@ -38,14 +40,14 @@ pub(crate) fn copied(
     stretch: &Range<u64>,
     shown: &Shown,
     stores: Stores,
-) -> Option<Vec<Checksum>> {
+) -> Option<Checksums> {
     let bytes = parts.iter().map(|part| part.len() as u64).sum();
     // One that is not to be written ends them.
     copied_to(parts.iter_mut().map_while(Part::bytes_mut), bytes, stretch, shown, stores)
 }
 
 /// As [`copied`], of a whole object into memory that is not looked at again soon.
-pub(crate) fn copied_whole(to: &mut [u8], shown: &Shown) -> Option<Vec<Checksum>> {
+pub(crate) fn copied_whole(to: &mut [u8], shown: &Shown) -> Option<Checksums> {
     let bytes = to.len() as u64;
     copied_to([to], bytes, &(0..bytes), shown, Stores::PastCache)
 }
@@ -56,12 +58,12 @@ fn copied_to<'a>(
     stretch: &Range<u64>,
     shown: &Shown,
     stores: Stores,
-) -> Option<Vec<Checksum>> {
+) -> Option<Checksums> {
     if bytes != stretch.end - stretch.start || bytes != shown.length() {
         return None;
     }
     let lengths = block_lengths(stretch.clone(), BLOCK_BYTES);
-    let mut sums = Vec::with_capacity(lengths.size_hint().0);
+    let mut sums = Checksums::with_capacity(lengths.size_hint().0);
     copy_blocks(to, shown.pieces(), lengths, stores, |sum| sums.push(sum)).then_some(sums)
 }
 
@@ -84,7 +86,7 @@ mod tests {
     fn any_stretch_in_any_pieces_is_told_from_one_with_a_bit_changed() {
         let object: Vec<u8> = (0..100_000u32).map(|i| (i * 7 + i / 251) as u8).collect();
         for stretch in [0..100_000u64, 1..100_000, 32_768..65_536, 32_767..32_769, 70_000..70_010, 0..1] {
-            let sums: Vec<Checksum> = blocks_in(stretch.clone(), BLOCK_BYTES)
+            let sums: Checksums = blocks_in(stretch.clone(), BLOCK_BYTES)
                 .map(|block| checksum(&object[block.start as usize..block.end as usize]))
                 .collect();
             let mut bytes = object[stretch.start as usize..stretch.end as usize].to_vec();

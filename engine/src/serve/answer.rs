@@ -1,6 +1,6 @@
 //! Outcomes, as the wire has them.
 
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, key_hash};
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, key_hash};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::outcome::{
@@ -17,7 +17,7 @@ use crate::outcome::{FlushReport, MissCause, PutOutcome, Tier};
 #[derive(Debug)]
 pub(super) enum Verdict {
     /// Sent, with these checksums; how many objects were put with it, or 0, and what they are attached to.
-    Hit(Tier, u64, Vec<Checksum>, u32, Option<Box<Base>>),
+    Hit(Tier, u64, Checksums, u32, Option<Box<Base>>),
     Miss(MissCause),
     Put(PutOutcome),
     Failed(Error),

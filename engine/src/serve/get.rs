@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums, checksum};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::greeting::Feature;
@@ -53,9 +53,9 @@ struct Wanted {
     /// What it was put with.
     with: Together,
     /// The checksums of all its blocks, as what was read first has them: all must be read of one and the same.
-    record: Option<Vec<Checksum>>,
+    record: Option<Checksums>,
     /// Of the blocks that the stretch lies in, of those of their bytes that are sent.
-    sums: Vec<Checksum>,
+    sums: Checksums,
     verdict: Option<Verdict>,
 }
 
@@ -74,7 +74,7 @@ impl Wanted {
             tier: Tier::Memory,
             with: Together::default(),
             record: None,
-            sums: vec![Checksum::default(); blocks as usize],
+            sums: Checksums::from_elem(Checksum::default(), blocks as usize),
             verdict: None,
             stretch,
         }

@@ -5,7 +5,7 @@
 //! - What a link has at a time is bounded: a peer that does not read keeps no more of the arena from eviction than that.
 
 use pagelith_io::buffer::Part;
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, checksum};
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, checksum};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
@@ -67,7 +67,7 @@ impl Wish {
 /// What became of a wish.
 pub(super) enum Granted {
     /// On its way, with these checksums of the blocks that the stretch lies in; what it was put with.
-    Sent(Vec<Checksum>, Together),
+    Sent(Checksums, Together),
     /// Its bytes changed in memory: it is gone from there.
     Damaged,
     /// Not now: the link has no room.
@@ -279,7 +279,7 @@ fn cut(part: Part, wish: &Wish) -> Part {
 
 /// The checksums of the blocks that the stretch lies in, of those of their bytes that are sent; `None` if a block that was
 /// to be verified is not as it was put.
-fn proofs(shared: &Shared, held: &Held, member: usize, wish: &Wish, verify: bool) -> Option<Vec<Checksum>> {
+fn proofs(shared: &Shared, held: &Held, member: usize, wish: &Wish, verify: bool) -> Option<Checksums> {
     let kept = &held.data.members[member].checksums;
     let (bytes, stretch) = (held.bytes(&shared.memory, member), &wish.stretch);
     let block = |block: u64| {

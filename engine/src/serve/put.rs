@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use pagelith_io::buffer::Part;
-use pagelith_layouts::checksum::Checksum;
+use pagelith_layouts::checksum::Checksums;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::pull::{self, PullItem};
@@ -36,6 +36,7 @@ use crate::groups::{self, Joined};
 use crate::index::{Entry, name_of};
 use crate::outcome::{PutDone, PutOutcome, Ticket};
 use crate::published::CoreGuard;
+use crate::put::fresh;
 use crate::put::placed::{self, SetAside};
 use crate::put::{self, Came, Kind as Together, Size};
 use crate::session::recency;
@@ -77,8 +78,9 @@ pub(super) struct PutOp {
 
 impl PutOp {
     pub fn new(manner: Manner, puts: Puts<'_>, into: Option<Joined>, link: &dyn Link, id: OpId) -> PutOp {
-        let mut groups: Vec<Group> = Vec::new();
-        let mut offered = Vec::new();
+        let objects = puts.items().len();
+        let mut groups: Vec<Group> = Vec::with_capacity(objects.min(puts.group_count() as usize));
+        let mut offered = Vec::with_capacity(objects);
         let claim = puts.steady().and_then(|number| link.claim(number)).map(Arc::new);
         for object in puts.objects() {
             let at = offered.len();
@@ -87,7 +89,7 @@ impl PutOp {
                 groups.push(Group { base, objects: at..at, state: State::New });
             }
             groups.iter_mut().last().into_iter().for_each(|g| g.objects.end = at + 1);
-            let sums: Vec<Checksum> = object.checksums.iter().collect();
+            let sums: Checksums = object.checksums.iter().collect();
             // What cannot be looked at, or believed, is pulled.
             let shown = |place| link.view((id, object.number, 0), place, object.length);
             let is_vouched = !sums.is_empty() || claim.is_some();
@@ -202,7 +204,9 @@ impl PutOp {
     /// no room for it now.
     fn begin(&mut self, world: &mut World, link: &mut dyn Link, id: OpId, at: usize, is_last: bool) -> bool {
         let mut run = self.run(at);
-        self.settle_known(world.shared(), &mut run);
+        if !self.is_left_to_store(world.shared(), &run) {
+            self.settle_known(world.shared(), &mut run);
+        }
         let Some(first) = run.first().copied() else { return true };
         let is_shown = self.is_shown(first);
         let same = run.iter().take_while(|at| self.is_shown(**at) == is_shown).count();
@@ -261,13 +265,13 @@ impl PutOp {
 
     /// Store groups out of the client's memory.
     fn store_shown(&mut self, world: &mut World, id: OpId, run: &[usize]) {
-        let put = |o: &mut Offered| {
-            let source = Source::elsewhere(Elsewhere::Shown(o.vouched()?));
-            Some(Put { key: o.key, source })
-        };
         let groups = run.iter().map(|at| {
             let group = &self.groups[*at];
-            let objects = self.offered[group.objects.clone()].iter_mut().filter_map(put).collect();
+            let mut objects = Vec::with_capacity(group.objects.len());
+            objects.extend(self.offered[group.objects.clone()].iter_mut().filter_map(|o| {
+                let source = Source::elsewhere(Elsewhere::Shown(o.vouched()?));
+                Some(Put { key: o.key, source })
+            }));
             PutGroup { objects, base: group.base }
         });
         let groups = groups.collect();
@@ -293,6 +297,17 @@ impl PutOp {
     /// Numbers of the objects of these groups.
     fn objects(&self, run: &[usize]) -> Vec<usize> {
         run.iter().flat_map(|at| self.groups[*at].objects.clone()).collect()
+    }
+
+    /// Whether all of a run is shown and new, so that nothing of it is settled without its bytes: whoever stores it looks at it once more, and
+    /// refuses what is wrong with it. Told without the lock.
+    fn is_left_to_store(&self, shared: &Shared, run: &[usize]) -> bool {
+        let may_be = |at: &usize| {
+            let has_base = self.manner.came == Came::Put || self.groups[*at].base.is_none();
+            has_base && self.is_shown(*at)
+        };
+        let keys = run.iter().flat_map(|at| &self.offered[self.groups[*at].objects.clone()]).map(|o| &o.key);
+        run.iter().all(may_be) && fresh::all_new(shared, keys)
     }
 
     /// Settle those that need no bytes: they are here, or are refused whatever they are like.
@@ -438,7 +453,7 @@ impl PutOp {
         let group = &self.groups[at];
         let size = |o: &Offered| Size { key: o.key, length: Some(o.length), in_arena: false };
         let sizes: Vec<Size> = self.offered[group.objects.clone()].iter().map(size).collect();
-        let together = match group.base {
+        let together = match &group.base {
             Some(base) => Together::Attached(base),
             None if sizes.len() > 1 => Together::Base,
             None => Together::Single,

@@ -221,6 +221,11 @@ impl PutDraft {
         PutDraft { open: Some(name), ..PutDraft::new(block_bytes) }
     }
 
+    /// Room for so many objects more.
+    pub fn reserve(&mut self, objects: usize) {
+        self.items.reserve(objects);
+    }
+
     /// Begin a group; `base` is an object of the group that it is attached to. A put has groups of one kind.
     pub fn group(&mut self, base: Option<ObjectKey>) {
         self.groups += 1;

@@ -355,7 +355,7 @@ impl Link for SimLink {
     }
 
     fn view(&self, stretch: Stretch, (region, at): (u32, u64), length: u64) -> Option<Shown> {
-        self.sharing.arrived(stretch, vec![ShownPiece::new(region, at, length)])
+        self.sharing.arrived(stretch, std::iter::once(ShownPiece::new(region, at, length)).collect())
     }
 
     fn lends(&self) -> bool {

@@ -18,7 +18,7 @@ use pagelith_io::buffer::{Keep, Part};
 use pagelith_io::fused::{Piece, Stores, copy_blocks};
 use pagelith_io::shm::Region;
 use pagelith_layouts::align::{ALIGN, is_aligned};
-use pagelith_layouts::checksum::{Checksum, block_count, block_lengths};
+use pagelith_layouts::checksum::{Checksums, block_count, block_lengths};
 
 pub use super::space::{ArenaSpace, Extent};
 
@@ -162,9 +162,9 @@ impl ArenaMemory {
     ///
     /// # Panics
     /// If the extent does not lie in this arena.
-    pub unsafe fn writer(self: &Arc<Self>, extent: Extent) -> ExtentWriter {
+    pub unsafe fn writer(&self, extent: Extent) -> ExtentWriter<'_> {
         self.start(extent);
-        ExtentWriter { memory: Arc::clone(self), extent }
+        ExtentWriter { memory: self, extent }
     }
 
     /// An extent's bytes, without the padding.
@@ -235,12 +235,12 @@ impl ArenaMemory {
 /// The right to fill an extent. Dropped without having been filled, the extent holds what an earlier
 /// owner left there, and must not be read.
 #[derive(Debug)]
-pub struct ExtentWriter {
-    memory: Arc<ArenaMemory>,
+pub struct ExtentWriter<'a> {
+    memory: &'a ArenaMemory,
     extent: Extent,
 }
 
-impl ExtentWriter {
+impl ExtentWriter<'_> {
     /// The extent.
     pub fn extent(&self) -> Extent {
         self.extent
@@ -248,7 +248,7 @@ impl ExtentWriter {
 
     /// Copy `parts` one after the other into the extent, past the cache, and zero its padding. The checksums of every block
     /// of `block_bytes` (the last may be shorter), made of the bytes as they were copied.
-    pub fn fill(&mut self, parts: &[&[u8]], block_bytes: u32) -> Result<Vec<Checksum>, FillError> {
+    pub fn fill(&mut self, parts: &[&[u8]], block_bytes: u32) -> Result<Checksums, FillError> {
         let extent_bytes = self.extent.bytes;
         let parts_bytes = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.len() as u64));
         if parts_bytes != extent_bytes {
@@ -259,7 +259,7 @@ impl ExtentWriter {
         }
         pagelith_io::sync::step();
         let (payload, padding) = self.padded_mut().split_at_mut(extent_bytes as usize);
-        let mut sums = Vec::with_capacity(block_count(extent_bytes, block_bytes) as usize);
+        let mut sums = Checksums::with_capacity(block_count(extent_bytes, block_bytes) as usize);
         let (lent, lengths) =
             (parts.iter().map(|part| Piece::Lent(part)), block_lengths(0..extent_bytes, block_bytes));
         let copied = copy_blocks([payload], lent, lengths, Stores::PastCache, |sum| sums.push(sum));

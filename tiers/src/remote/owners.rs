@@ -16,6 +16,9 @@ pub struct Owner {
 
 /// The owner of the key's page, by its place in `owners`; `None` if there is none. All objects of a page have the same.
 pub fn owner_of(owners: &[Owner], key: &ObjectKey) -> Option<usize> {
+    if owners.len() < 2 {
+        return (!owners.is_empty()).then_some(0);
+    }
     let page = [&key.namespace().0[..], &key.hash().0[..]].concat();
     let score = |owner: &Owner| {
         let drawn = checksum(&[&page[..], owner.name.as_bytes()].concat());

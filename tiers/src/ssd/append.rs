@@ -3,7 +3,7 @@
 use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::fault::IoFault;
 use pagelith_layouts::align::ALIGN;
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums};
 use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
 use pagelith_layouts::ids::{Generation, GroupId, NamespaceId, SegmentId, SegmentOrder, Sequence};
 use pagelith_layouts::key::ObjectKey;
@@ -48,7 +48,7 @@ pub struct UnitMember {
     /// Length in bytes.
     pub length: u64,
     /// Checksum of each block.
-    pub checksums: Vec<Checksum>,
+    pub checksums: Checksums,
 }
 
 impl Unit {

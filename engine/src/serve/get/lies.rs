@@ -75,7 +75,7 @@ impl GetOp {
                 (Ok(GetOutcome::Hit { tier, .. }), Some(lies)) => {
                     let blocks = wanted.stretch.start / BLOCK..wanted.stretch.end.div_ceil(BLOCK);
                     let sums = done.checksums.get(blocks.start as usize..blocks.end as usize);
-                    wanted.sums = sums.unwrap_or_default().to_vec();
+                    wanted.sums = sums.unwrap_or_default().into();
                     (wanted.tier, wanted.with) = (tier, done.with);
                     self.placing.untold.push_back((at, lies));
                     continue;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pagelith_io::buffer::Part;
 use pagelith_io::fused::Stores;
 use pagelith_io::shm::Claim;
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum};
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::ssd::read::Verifier;
 use pagelith_transport::shown::Shown;
@@ -20,7 +20,7 @@ pub(super) struct Offered {
     pub key: ObjectKey,
     pub length: u64,
     /// Of its blocks, as the client has them; empty for the store's own.
-    pub sums: Vec<Checksum>,
+    pub sums: Checksums,
     /// Where they lie in the client's memory, if it shows them: with checksums, or with its word for them.
     pub shown: Option<Shown>,
     pub claim: Option<Arc<Claim>>,
@@ -49,7 +49,7 @@ impl Offered {
             (None, parts) => verify::sums(parts, &all),
         };
         let part = parts.pop();
-        let right = |sums: &Vec<Checksum>| match &part {
+        let right = |sums: &Checksums| match &part {
             _ if self.sums.is_empty() => {
                 shown.is_none() || self.claim.as_ref().is_some_and(|claim| claim.stands())
             }

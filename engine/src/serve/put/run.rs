@@ -47,7 +47,10 @@ impl PutOp {
             matches!(self.groups[*at].state, State::New) && bytes <= most_bytes
         };
         let behind = (at + 1..self.groups.len()).take(most - 1).take_while(fits);
-        std::iter::once(at).chain(behind).collect()
+        let mut run = Vec::with_capacity(most.min(self.groups.len() - at));
+        run.push(at);
+        run.extend(behind);
+        run
     }
 
     /// Whether a group is put out of the client's memory: into the open ones it goes by way of memory that is set aside.

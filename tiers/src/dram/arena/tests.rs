@@ -47,7 +47,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
 }
 
 /// Fill as the only user of the extent; the checksums of its blocks.
-fn fill(memory: &Arc<ArenaMemory>, extent: Extent, parts: &[&[u8]], block: u32) -> Vec<Checksum> {
+fn fill(memory: &Arc<ArenaMemory>, extent: Extent, parts: &[&[u8]], block: u32) -> Checksums {
     // SAFETY: tests make no other access to the extent while they fill it.
     let mut writer = unsafe { memory.writer(extent) };
     writer.fill(parts, block).expect("filled")
@@ -111,14 +111,13 @@ fn a_gather_list_of_another_length_is_refused_and_nothing_is_copied() {
     let Arena { memory, mut space } = arena(4096);
     let extent = space.alloc(10).expect("room");
     fill(&memory, extent, &[&[9; 10]], BLOCK);
-    // SAFETY: the only access to the extent until it is dropped below.
+    // SAFETY: the only access to the extent until it was used for the last time.
     let mut writer = unsafe { memory.writer(extent) };
     for (parts, parts_bytes) in [(&[&[0u8; 5][..], &[0; 4]][..], 9), (&[&[0; 11]], 11), (&[], 0)] {
         let result = writer.fill(parts, BLOCK);
         assert_eq!(result, Err(FillError::Length { parts_bytes, extent_bytes: 10 }));
     }
     assert_eq!(writer.fill(&[&[0; 10]], 0), Err(FillError::Block));
-    drop(writer);
     assert_eq!(read(&memory, extent), [9; 10]);
 }
 
@@ -191,7 +190,7 @@ proptest! {
 
         let Arena { memory, mut space } = arena(8 * 4096);
         let extent = space.alloc(len as u64).expect("room");
-        let sums: Vec<Checksum> = bytes.chunks(block as usize).map(checksum).collect();
+        let sums: Checksums = bytes.chunks(block as usize).map(checksum).collect();
         prop_assert_eq!(fill(&memory, extent, &parts, block), sums);
         prop_assert!(read(&memory, extent) == bytes);
     }
