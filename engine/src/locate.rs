@@ -178,7 +178,7 @@ impl<'a, 'r> Look<'a, 'r> {
         }
         for one in ahead.iter_mut().filter(|one| !one.more) {
             one.entered = one.entry.and_then(|e| e.frame).and_then(|frame| self.enter(frame));
-            one.entered.iter().for_each(|entered| prefetch::line(&**entered));
+            one.entered.iter().for_each(|entered| prefetch::lines(&**entered));
         }
         let members = ahead.iter().filter_map(|one| one.entered.as_ref()?.members.first());
         members.for_each(|member| prefetch::line(&member.extent));
@@ -264,7 +264,6 @@ impl<'a, 'r> Look<'a, 'r> {
             identity: SegmentIdentity { store: volume.store, segment, incarnation },
             offset: u64::from(place.record_block) * 4096,
             payload_delta: u64::from(place.payload_delta) * 4096,
-            key: slot.get.key,
             generation,
             length: entry.length.into(),
         });

@@ -88,7 +88,7 @@ pub(crate) struct Slot {
     away: bool,
     pub staged: Vec<(Range<u64>, Part)>,
     pub staged_bytes: u64,
-    pub verified: Option<Verified>,
+    pub verified: Option<Box<Verified>>,
     /// Its destination is memory of the arena, where it is to stay.
     pub arriving: Option<Arriving>,
     /// Of an object out of DRAM, where they are asked for.
@@ -325,7 +325,7 @@ impl Slot {
             Ok(record) => record,
             Err(error) => return self.damaged(&error),
         };
-        let (record, member) = match judge(record, &expected) {
+        let (record, member) = match judge(record, &self.get.key, &expected) {
             Verdict::Match(record, member) => (record, member),
             Verdict::OtherKey => {
                 scatter::zero(&mut self.get.destination.0);
@@ -364,8 +364,8 @@ impl Slot {
         {
             return self.damaged(&error);
         }
-        self.verified =
-            Some(Verified { facts: record.facts(), member_count: record.member_count(), checksums });
+        let (facts, member_count) = (record.facts(), record.member_count());
+        self.verified = Some(Box::new(Verified { facts, member_count, checksums }));
         Step::Done(Ok(hit))
     }
 

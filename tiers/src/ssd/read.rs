@@ -9,7 +9,7 @@ use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{Member, Record, RecordKind};
 use pagelith_layouts::segment::SegmentIdentity;
 
-/// What the index promised about an object on SSD.
+/// What the index promised about an object on SSD, beside its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
     /// Which segment, in which life.
@@ -18,8 +18,6 @@ pub struct Expected {
     pub offset: u64,
     /// Byte offset of the payload in the record.
     pub payload_delta: u64,
-    /// Whole key.
-    pub key: ObjectKey,
     /// Generation of its namespace.
     pub generation: Generation,
     /// Length in bytes.
@@ -38,8 +36,8 @@ pub enum Verdict<'a> {
     Damaged(FormatError),
 }
 
-/// Judge a header that lies, or lay, where `expected` says.
-pub fn judge<'a>(record: Record<'a>, expected: &Expected) -> Verdict<'a> {
+/// Judge a header that lies, or lay, where `expected` says of the object `key`.
+pub fn judge<'a>(record: Record<'a>, key: &ObjectKey, expected: &Expected) -> Verdict<'a> {
     if let Err(error) = record.expect(expected.identity, expected.offset) {
         return Verdict::Damaged(error);
     }
@@ -51,10 +49,10 @@ pub fn judge<'a>(record: Record<'a>, expected: &Expected) -> Verdict<'a> {
         return wrong("kind", format!("{:?}", facts.kind));
     }
     let any_key = || record.members().find(|m| m.payload_offset == expected.payload_delta);
-    let found = if mutant::on(Mutant::KeyUnchecked) { any_key() } else { record.find(&expected.key) };
+    let found = if mutant::on(Mutant::KeyUnchecked) { any_key() } else { record.find(key) };
     let Some(member) = found else { return Verdict::OtherKey };
     // The key is in the record, and the index entry is that of another of its members.
-    let other = |m: Member| m.payload_offset == expected.payload_delta && m.key != expected.key;
+    let other = |m: Member| m.payload_offset == expected.payload_delta && m.key != *key;
     if record.members().any(other) && !mutant::on(Mutant::KeyUnchecked) {
         return Verdict::OtherKey;
     }
