@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use pagelith::attach::Attached;
 use pagelith::io::entropy::Entropy;
 use pagelith::io::system::{SystemClock, SystemEntropy};
@@ -21,14 +21,32 @@ pub(crate) fn offer() -> Offer {
 /// Longest that a call to another process's store may take: as a store's own default.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Peers of equal weight, named by their addresses; all of them know this process by `key`.
-pub(crate) fn of(addresses: &[Address], key: Option<&Key>) -> Vec<Peer> {
-    let (offer, clock) = (offer(), Arc::new(SystemClock::new()));
-    let peer = |address: &Address| {
-        let dial = SocketDial::new(address.clone(), key.cloned(), offer, clock.clone());
-        Peer { name: address.to_string(), weight: 1.0, dial: Arc::new(dial) }
-    };
-    addresses.iter().map(peer).collect()
+/// Which store processes are behind this store.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct PeerFlags {
+    /// A store process whose store is a tier behind this one's, as `pagelith serve` printed it; again for each further. What is put here goes
+    /// to the one that owns its page
+    #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH")]
+    pub(crate) remote: Vec<Address>,
+    /// One of --remote that everything goes to instead, as long as it can be reached, and that is asked before whoever owns a page
+    #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH", requires = "remote")]
+    prefer: Option<Address>,
+}
+
+impl PeerFlags {
+    /// Peers of equal weight, named by their addresses; all of them know this process by `key`.
+    pub(crate) fn peers(&self, key: Option<&Key>) -> anyhow::Result<Vec<Peer>> {
+        let (offer, clock) = (offer(), Arc::new(SystemClock::new()));
+        let peer = |address: &Address| {
+            let dial = SocketDial::new(address.clone(), key.cloned(), offer, clock.clone());
+            let preferred = self.prefer.as_ref() == Some(address);
+            Peer { name: address.to_string(), weight: 1.0, preferred, dial: Arc::new(dial) }
+        };
+        if let Some(prefer) = self.prefer.as_ref().filter(|prefer| !self.remote.contains(prefer)) {
+            bail!("--prefer {prefer} is not one of --remote");
+        }
+        Ok(self.remote.iter().map(peer).collect())
+    }
 }
 
 /// The store of the process at `address`, which knows this one by `key`.

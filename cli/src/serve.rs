@@ -25,7 +25,7 @@ use crate::exit::Verdict;
 use crate::fresh::FreshDir;
 use crate::http::{Http, Serving};
 use crate::keys;
-use crate::peers::{self, offer};
+use crate::peers::{PeerFlags, offer};
 use crate::settings::{Defaults, StoreFlags};
 
 /// How long the listener and idle links wait at a time; a signal is noticed within it.
@@ -47,10 +47,8 @@ pub(crate) struct ServeArgs {
     /// connect may do everything
     #[arg(long, value_name = "FILE")]
     keys: Option<PathBuf>,
-    /// A store process whose store is a tier behind this one's, as it printed it; again for each further. What is here goes to the one that
-    /// owns its page, and clients are answered with what these have
-    #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH")]
-    remote: Vec<Address>,
+    #[command(flatten)]
+    peers: PeerFlags,
     /// The key by which those know this process, where they demand one: a file with one entry, as `pagelith key` prints it
     #[arg(long, value_name = "FILE", requires = "remote")]
     key: Option<PathBuf>,
@@ -83,7 +81,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     let config = args.store.resolve(defaults, &fresh.path().join("store"), &|_| {})?;
     fresh.make_for(config.ssd_dirs())?;
     let key = args.key.as_deref().map(keys::own).transpose()?;
-    let peers = peers::of(&args.remote, key.as_ref());
+    let peers = args.peers.peers(key.as_ref())?;
     let store = Store::open_with_peers(config, peers).context("cannot open the store")?;
     crate::said::opened(store.opened());
     let (staging, regions) = transfer_memory(&store, args.transfer).context("no memory --transfer")?;

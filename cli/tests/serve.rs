@@ -27,6 +27,24 @@ fn a_replay_finds_at_a_peer_what_its_own_memory_has_no_room_for() {
 }
 
 #[test]
+fn a_replay_leaves_all_with_the_peer_that_it_prefers() {
+    let (near, far) = (Serving::at("tcp:127.0.0.1:0"), Serving::at("tcp:127.0.0.1:0"));
+    let both = |prefer: &str| {
+        let mut replay = replay(&near.address, "150");
+        replay.args(["--remote", &far.address, "--prefer", prefer]).output().expect("run")
+    };
+    let report = json(&both(&far.address));
+    assert!(hits(&report, "remote") > 0 && report["wrong_bytes"] == 0, "{report}");
+    // By itself the other has nothing.
+    let other = json(&replay(&near.address, "150").output().expect("run"));
+    let same = json(&replay(&far.address, "150").output().expect("run"));
+    assert!(hits(&same, "remote") > hits(&other, "remote"), "{other} {same}");
+    let refused = both("tcp:127.0.0.1:1");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("is not one of --remote"), "{said}");
+}
+
+#[test]
 fn a_peer_that_is_killed_in_the_middle_and_started_again_costs_misses() {
     let mut server = Serving::at("tcp:127.0.0.1:0");
     let running = replay(&server.address, "1000")

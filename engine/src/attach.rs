@@ -101,7 +101,7 @@ impl Attached {
     /// the two have no protocol in common; the message says which.
     pub fn attach(dial: Arc<dyn Dial>, clock: Arc<dyn Clock>, timeout: Duration) -> Result<Attached> {
         let link = first_link(&*dial, &*clock, timeout).map_err(|why| not_attached(&why))?;
-        let peer = Peer { name: "store".to_owned(), weight: 1.0, dial };
+        let peer = Peer { name: "store".to_owned(), weight: 1.0, preferred: false, dial };
         let remote = Arc::new(Remote::new(vec![peer])?);
         let keeper = Arc::new(Keeper::new(remote.clone(), clock.clone(), timeout));
         let groups = Arc::new(Keeper::new(remote.clone(), clock.clone(), timeout));

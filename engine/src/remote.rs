@@ -47,6 +47,9 @@ pub struct Peer {
     pub name: String,
     /// Its share of the pages beside the others'; above 0.
     pub weight: f64,
+    /// What is put here goes to it as long as it can be reached, whoever owns its page, and it is asked before that one: a store on this host,
+    /// say. One of the peers at most. Who shares the others and does not prefer it finds nothing there.
+    pub preferred: bool,
     /// How it is reached.
     pub dial: Arc<dyn Dial>,
 }
@@ -54,6 +57,7 @@ pub struct Peer {
 /// The peers of a store.
 pub(crate) struct Remote {
     pub owners: Vec<Owner>,
+    preferred: Option<usize>,
     pub dials: Vec<Arc<dyn Dial>>,
     breakers: Vec<Mutex<Breaker>>,
     /// Wakes the task that writes.
@@ -61,7 +65,7 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    /// Peers, each name once and each weight above 0.
+    /// Peers, each name once and each weight above 0, and one preferred at most.
     pub fn new(peers: Vec<Peer>) -> Result<Remote> {
         for (i, peer) in peers.iter().enumerate() {
             let Peer { name, weight, .. } = peer;
@@ -74,15 +78,35 @@ impl Remote {
                 return Err(Error::invalid(format!("a peer is named twice name={name}")));
             }
         }
+        let preferred = peers.iter().position(|peer| peer.preferred);
+        if let Some(second) = peers.iter().filter(|peer| peer.preferred).nth(1) {
+            return Err(Error::invalid(format!("two peers are preferred name={}", second.name)));
+        }
         let breakers = peers.iter().map(|_| Mutex::new(Breaker::default())).collect();
         let (owners, dials) =
             peers.into_iter().map(|peer| (Owner { name: peer.name, weight: peer.weight }, peer.dial)).unzip();
-        Ok(Remote { owners, dials, breakers, work: Signal::default() })
+        Ok(Remote { owners, preferred, dials, breakers, work: Signal::default() })
     }
 
     /// The peer that owns the key's page.
     pub fn owner(&self, key: &ObjectKey) -> Option<usize> {
         owner_of(&self.owners, key)
+    }
+
+    /// The peer that is preferred to whoever owns a page.
+    pub fn preferred(&self) -> Option<usize> {
+        self.preferred
+    }
+
+    /// Who is asked for what lies on the key's page.
+    pub fn asked(&self, key: &ObjectKey) -> Option<usize> {
+        self.preferred.or_else(|| self.owner(key))
+    }
+
+    /// Who is asked for it then, if that one has it not.
+    pub fn asked_next(&self, key: &ObjectKey) -> Option<usize> {
+        let preferred = self.preferred?;
+        self.owner(key).filter(|owner| *owner != preferred)
     }
 
     /// Look at, or change, what is known of a peer.

@@ -3,6 +3,8 @@
 
 #[path = "peers/attached.rs"]
 mod attached;
+#[path = "peers/preferred.rs"]
+mod preferred;
 #[path = "peers/rules.rs"]
 mod rules;
 #[path = "peers/served.rs"]
@@ -87,7 +89,7 @@ impl Process {
     /// A store in front of it, which it knows by this offer.
     fn front(&self, config: &Config, offer: Offer) -> Store {
         let dial = SocketDial::new(self.address.clone(), None, offer, Arc::new(SystemClock::new()));
-        let peer = Peer { name: "peer".into(), weight: 1.0, dial: Arc::new(dial) };
+        let peer = Peer { name: "peer".into(), weight: 1.0, preferred: false, dial: Arc::new(dial) };
         Store::open_with_peers(valid(config), vec![peer]).expect("opened")
     }
 }

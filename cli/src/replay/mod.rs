@@ -36,6 +36,7 @@ use crate::content::Content;
 use crate::exit::Verdict;
 use crate::fresh::FreshDir;
 use crate::keys;
+use crate::peers::PeerFlags;
 use crate::settings::{Defaults, StoreFlags};
 
 /// Sizes that make the built-in workload use both tiers, and finish in seconds.
@@ -67,14 +68,13 @@ pub(crate) struct ReplayArgs {
     /// After N requests, drop the process's state without closing the store, reopen it and go on
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     reopen_at: Option<u64>,
-    /// A store process whose store is a tier behind this one's, as `pagelith serve` printed it; again for each further
-    #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH")]
-    remote: Vec<Address>,
+    #[command(flatten)]
+    peers: PeerFlags,
     /// Replay on the store of a store process instead of one of this process, as `pagelith serve` printed it
     #[arg(
         long,
         value_name = "tcp:HOST:PORT|unix:PATH",
-        conflicts_with_all = ["remote", "reopen_at", "dirs", "dram", "ssd", "policy", "ssd_policy", "io", "staging", "config"]
+        conflicts_with_all = ["remote", "prefer", "reopen_at", "dirs", "dram", "ssd", "policy", "ssd_policy", "io", "staging", "config"]
     )]
     attach: Option<Address>,
     /// This process's key, where a store process demands one: a file with one entry, as `pagelith key` prints it
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
         Some(pages) => pages,
         None => Pages::plain(source.name(), args.seed, args.object_bytes.bytes())?,
     };
-    if args.key.is_some() && args.remote.is_empty() && args.attach.is_none() {
+    if args.key.is_some() && args.peers.remote.is_empty() && args.attach.is_none() {
         bail!("a key is shown to a store process: --key goes with --attach or --remote");
     }
     let mut fresh = FreshDir::named("pagelith-replay");
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
         None => {
             let config = args.store.resolve(DEFAULTS, &fresh.path().join("store"), &|_| {})?;
             fresh.make_for(config.ssd_dirs())?;
-            On::Own { config: Box::new(config), remote: args.remote.clone() }
+            On::Own { config: Box::new(config), peers: args.peers.clone() }
         }
     };
     let plan = Plan {

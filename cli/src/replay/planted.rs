@@ -11,6 +11,7 @@ use super::run::{self, On, Plan};
 use super::source::Source;
 use crate::content::Content;
 use crate::exit::Verdict;
+use crate::peers::PeerFlags;
 use crate::workload::Chat;
 
 const SEED: u64 = 7;
@@ -27,7 +28,7 @@ fn plan(model: &str, dir: &std::path::Path) -> Plan {
     Plan {
         on: On::Own {
             config: Box::new(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid")),
-            remote: Vec::new(),
+            peers: PeerFlags::default(),
         },
         pages: Pages::of_model("chat", SEED, &chosen).expect("pages"),
         content: Content::new(SEED),

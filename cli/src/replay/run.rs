@@ -17,7 +17,7 @@ use super::series::Series;
 use super::source::Source;
 use crate::content::Content;
 use crate::meter::rss_peak_bytes;
-use crate::peers;
+use crate::peers::{self, PeerFlags};
 
 /// What to replay, and how.
 pub(crate) struct Plan {
@@ -32,7 +32,7 @@ pub(crate) struct Plan {
 /// Whose store it is.
 pub(crate) enum On {
     /// This process's own, and where its peers listen.
-    Own { config: Box<ValidConfig>, remote: Vec<Address> },
+    Own { config: Box<ValidConfig>, peers: PeerFlags },
     /// A store process's.
     Attached(Address),
 }
@@ -120,8 +120,8 @@ pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Ser
 
 fn open(plan: &Plan) -> anyhow::Result<Live> {
     match &plan.on {
-        On::Own { config, remote } => {
-            let peers = peers::of(remote, plan.key.as_ref());
+        On::Own { config, peers } => {
+            let peers = peers.peers(plan.key.as_ref())?;
             let config = ValidConfig::clone(config);
             let store = Store::open_with_peers(config, peers).context("cannot open the store")?;
             crate::said::opened(store.opened());

@@ -275,7 +275,9 @@ mod tests {
         let address = "tcp:127.0.0.1:1".parse().expect("an address");
         let offer = Offer::of_this_build(SystemEntropy.bytes16());
         let dial = Arc::new(SocketDial::new(address, None, offer, clock.clone()));
-        let remote = Remote::new(vec![Peer { name: "store".to_owned(), weight: 1.0, dial }]).expect("a peer");
+        let remote =
+            Remote::new(vec![Peer { name: "store".to_owned(), weight: 1.0, preferred: false, dial }])
+                .expect("a peer");
         let keeper = Keeper::new(Arc::new(remote), clock, Duration::from_secs(60));
         let soon = || keeper.clock.now().after(Duration::from_millis(2));
         let far = keeper.manner().deadline;

@@ -28,6 +28,7 @@ const OUTCOME_BYTES_MAX: u64 = 256 << 10;
 const ITEM_BYTES: u64 = 600;
 
 /// An object that a batch of gets did not find.
+#[derive(Clone)]
 pub(crate) struct Missed {
     /// Its number in the batch.
     pub at: usize,
@@ -61,6 +62,13 @@ pub(crate) enum Asked {
     Store,
 }
 
+/// Of two: the preferred peer is asked for all of it first, and for what it has not whoever owns its page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Round {
+    First,
+    Next,
+}
+
 enum State<T> {
     /// To be asked.
     New(Vec<T>),
@@ -74,11 +82,20 @@ struct Question<T> {
     state: State<T>,
 }
 
-/// Split into questions: by owner, each of at most so much.
-fn questions<T>(desk: &Desk, items: impl Iterator<Item = (ObjectKey, u64, T)>) -> Vec<Question<T>> {
+/// Split into questions: by who is asked, each of at most so much.
+fn questions<T>(
+    desk: &Desk,
+    items: impl Iterator<Item = (ObjectKey, u64, T)>,
+    round: Round,
+) -> Vec<Question<T>> {
     let mut by_peer: BTreeMap<usize, Vec<(u64, Vec<T>)>> = BTreeMap::new();
     for (key, cost, item) in items {
-        let Some(peer) = desk.lines.remote().owner(&key) else { continue };
+        let remote = desk.lines.remote();
+        let peer = match round {
+            Round::First => remote.asked(&key),
+            Round::Next => remote.asked_next(&key),
+        };
+        let Some(peer) = peer else { continue };
         let of_peer = by_peer.entry(peer).or_default();
         match of_peer.last_mut().filter(|(sum, q)| sum + cost <= OUTCOME_BYTES_MAX && q.len() < KEYS_MAX) {
             Some((sum, question)) => {
@@ -122,6 +139,8 @@ pub(crate) struct RemoteGet {
     whole: BTreeMap<usize, ObjectKey>,
     /// What of them came, and what is known of it.
     fetched: Vec<Fetched>,
+    /// What others are asked for if the preferred peer has it not.
+    next: Vec<Missed>,
 }
 
 /// An object that a peer sent, all of it.
@@ -150,13 +169,31 @@ impl RemoteGet {
         let whole = |missed: &Missed| missed.range.is_none().then_some((missed.at, missed.key));
         let whole = missed.iter().filter(|_| asked == Asked::Peers).filter_map(whole).collect();
         let (questions, fetched) = (Vec::new(), Vec::new());
-        let mut get = RemoteGet { done, questions, manner, asked, hits: 0, bytes: 0, since, whole, fetched };
+        let has_next = |missed: &&Missed| desk.lines.remote().asked_next(&missed.key).is_some();
+        let next = missed.iter().filter(has_next).cloned().collect();
+        let (hits, bytes) = (0, 0);
+        let mut get = RemoteGet { done, questions, manner, asked, hits, bytes, since, whole, fetched, next };
         get.ask_again(desk, missed);
         get
     }
 
     /// Ask for these, of a batch all of which has its outcome.
     pub fn ask_again(&mut self, desk: &Desk, missed: Vec<Missed>) {
+        self.ask_for(desk, missed, Round::First);
+    }
+
+    /// Ask others for what the preferred peer has not, if there is any.
+    fn ask_next(&mut self, desk: &Desk) -> bool {
+        let mut next = std::mem::take(&mut self.next);
+        next.retain(|missed| matches!(self.done[missed.at].outcome, Ok(GetOutcome::Miss(_))));
+        let any = !next.is_empty();
+        if any {
+            self.ask_for(desk, next, Round::Next);
+        }
+        any
+    }
+
+    fn ask_for(&mut self, desk: &Desk, missed: Vec<Missed>, round: Round) {
         let asked = self.asked;
         let wanted = missed.into_iter().filter_map(|missed| {
             let done = &mut self.done[missed.at];
@@ -173,7 +210,7 @@ impl RemoteGet {
             let cost = ITEM_BYTES + 16 * (block_count(wanted.bytes(), BLOCK_BYTES) + 1);
             Some((missed.key, cost, (missed.at, wanted)))
         });
-        self.questions = questions(desk, wanted);
+        self.questions = questions(desk, wanted, round);
     }
 
     /// Go on as far as it goes now; true once every object has its outcome.
@@ -224,7 +261,7 @@ impl RemoteGet {
             };
             over &= is_over(&self.questions[i].state);
         }
-        over
+        over && (!self.ask_next(desk) || self.advance_heard(desk, now, heard))
     }
 
     fn ask(
@@ -323,14 +360,17 @@ pub(crate) struct RemoteExists {
     questions: Vec<Question<(usize, ObjectKey)>>,
     manner: Manner,
     failed: Option<Error>,
+    /// What others are asked for if the preferred peer has it not.
+    next: Vec<(usize, ObjectKey)>,
 }
 
 impl RemoteExists {
     /// Ask for those of `keys` that were not `found`.
     pub fn begin(desk: &Desk, keys: &[ObjectKey], found: Vec<bool>, manner: Manner) -> RemoteExists {
-        let absent = keys.iter().enumerate().filter(|(at, _)| !found[*at]);
-        let questions = questions(desk, absent.map(|(at, key)| (*key, 1, (at, *key))));
-        RemoteExists { found, questions, manner, failed: None }
+        let absent = || keys.iter().enumerate().filter(|(at, _)| !found[*at]).map(|(at, key)| (at, *key));
+        let questions = questions(desk, absent().map(|(at, key)| (key, 1, (at, key))), Round::First);
+        let next = absent().filter(|(_, key)| desk.lines.remote().asked_next(key).is_some()).collect();
+        RemoteExists { found, questions, manner, failed: None, next }
     }
 
     /// Go on as far as it goes now; true once every key has its answer.
@@ -362,7 +402,19 @@ impl RemoteExists {
             over &= is_over(&question.state);
         }
         heard.tell(desk, now);
-        over
+        over && (!self.ask_next(desk) || self.advance(desk, now))
+    }
+
+    /// Ask others for what the preferred peer has not, if there is any.
+    fn ask_next(&mut self, desk: &Desk) -> bool {
+        let mut next = std::mem::take(&mut self.next);
+        next.retain(|(at, _)| !self.found[*at]);
+        let any = !next.is_empty();
+        if any {
+            self.questions =
+                questions(desk, next.into_iter().map(|(at, key)| (key, 1, (at, key))), Round::Next);
+        }
+        any
     }
 
     /// Why some were not answered, if so.

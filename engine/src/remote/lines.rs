@@ -248,7 +248,8 @@ mod tests {
 
     #[test]
     fn who_did_not_answer_three_times_is_not_waited_for() {
-        let peer = Peer { name: "far".into(), weight: 1.0, dial: std::sync::Arc::new(CutOff) };
+        let peer =
+            Peer { name: "far".into(), weight: 1.0, preferred: false, dial: std::sync::Arc::new(CutOff) };
         let remote = Arc::new(Remote::new(vec![peer]).expect("a peer"));
         let mut lines = Lines::new(remote.clone());
         let at = |ms| Mono::default().after(Duration::from_millis(ms));

@@ -6,6 +6,7 @@ use std::time::Duration;
 use pagelith_io::clock::Mono;
 use pagelith_io::runtime::{Step, Task};
 use pagelith_layouts::checksum::BLOCK_BYTES;
+use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::put::PutDraft;
@@ -111,7 +112,7 @@ impl Writer {
             return Taken::Yes;
         }
         let first = data.members[0].key;
-        let Some(peer) = self.desk.lines.remote().owner(&first) else { return Taken::Yes };
+        let Some(peer) = self.offered(&first, now) else { return Taken::Yes };
         let token = self.desk.token();
         let shared = self.shared.clone();
         let skip = || shared.lock().counters.remote_skipped += objects;
@@ -154,6 +155,13 @@ impl Writer {
                 Taken::Yes
             }
         }
+    }
+
+    /// Who is offered what lies on the key's page: the preferred peer while it is there, else whoever owns the page.
+    fn offered(&mut self, key: &ObjectKey, now: Mono) -> Option<usize> {
+        let preferred = self.desk.lines.remote().preferred();
+        let is_there = |peer: &usize| !matches!(self.desk.lines.standing(*peer, now), Standing::Down);
+        preferred.filter(is_there).or_else(|| self.desk.lines.remote().owner(key))
     }
 
     /// The base of what is attached, if that is on its way.

@@ -70,7 +70,7 @@ impl Dial for Moving {
 
 fn moving(config: &Config) -> (Arc<Moving>, Store) {
     let moving = Arc::new(Moving::default());
-    let peer = Peer { name: "peer".into(), weight: 1.0, dial: moving.clone() };
+    let peer = Peer { name: "peer".into(), weight: 1.0, preferred: false, dial: moving.clone() };
     (moving, Store::open_with_peers(valid(config), vec![peer]).expect("opened"))
 }
 

@@ -160,7 +160,7 @@ impl Dial for Later {
 #[test]
 fn stores_that_are_peers_of_each_other_ask_once() {
     let later = Arc::new(Later::default());
-    let peer = Peer { name: "b".into(), weight: 1.0, dial: later.clone() };
+    let peer = Peer { name: "b".into(), weight: 1.0, preferred: false, dial: later.clone() };
     let a = Process::of(Store::open_with_peers(valid(&memory()), vec![peer]).expect("opened"));
     let b = Process::of(a.front(&memory(), offer()));
     let dial = SocketDial::new(b.address.clone(), None, offer(), Arc::new(SystemClock::new()));

@@ -138,7 +138,7 @@ fn answer(ask: &Ask<'_>, manner: Manner) -> Vec<u8> {
 
 fn peer(number: usize, address: &Address, offer: Offer) -> Peer {
     let dial = SocketDial::new(address.clone(), None, offer, Arc::new(SystemClock::new()));
-    Peer { name: format!("peer{number}"), weight: 1.0, dial: Arc::new(dial) }
+    Peer { name: format!("peer{number}"), weight: 1.0, preferred: false, dial: Arc::new(dial) }
 }
 
 /// A store in front of such peers removes an object, and clears a namespace; what came of both, and what each peer was asked.
@@ -333,8 +333,13 @@ fn mutual(count: usize) -> Vec<Process> {
     let dials: Vec<Arc<Later>> = (0..count).map(|_| Arc::default()).collect();
     let others = |own: usize| {
         let all = dials.iter().enumerate().filter(|(number, _)| *number != own);
-        all.map(|(number, dial)| Peer { name: format!("peer{number}"), weight: 1.0, dial: dial.clone() })
-            .collect()
+        all.map(|(number, dial)| Peer {
+            name: format!("peer{number}"),
+            weight: 1.0,
+            preferred: false,
+            dial: dial.clone(),
+        })
+        .collect()
     };
     let open = |own| Process::of(Store::open_with_peers(valid(&memory()), others(own)).expect("opened"));
     let all: Vec<Process> = (0..count).map(open).collect();

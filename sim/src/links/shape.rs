@@ -100,7 +100,10 @@ impl Shape {
     pub fn introduce(self, machines: &[Machine]) {
         let others = |own: usize| {
             let all = machines.iter().enumerate().filter(|(at, _)| *at != own);
-            all.map(|(at, machine)| peer(at, machine)).collect()
+            let mut peers: Vec<Peer> = all.map(|(at, machine)| peer(at, machine)).collect();
+            // Where there are several, one is preferred.
+            peers[0].preferred = peers.len() > 1;
+            peers
         };
         match self {
             Shape::Behind => machines[0].ask(others(0)),
@@ -153,7 +156,7 @@ fn attached(ground: &Ground, dial: Arc<dyn Dial>, machines: &[Machine], number: 
 
 fn peer(at: usize, machine: &Machine) -> Peer {
     let dial: Arc<dyn Dial> = Arc::new(OtherStore(machine.clone()));
-    Peer { name: format!("peer{at}"), weight: 1.0, dial }
+    Peer { name: format!("peer{at}"), weight: 1.0, preferred: false, dial }
 }
 
 /// A store in front of all machines, and clients of it with a session each.
@@ -164,7 +167,9 @@ fn front(ground: &Ground, machines: &[Machine], number: usize, dram_kib: u32) ->
         entropy: ground.entropy.clone(),
         runtime: Arc::new(ground.runtime.fresh()),
     };
-    let peers = machines.iter().enumerate().map(|(at, machine)| peer(at, machine)).collect();
+    let mut peers: Vec<Peer> = machines.iter().enumerate().map(|(at, machine)| peer(at, machine)).collect();
+    // One is preferred in a third of the seeds.
+    peers[0].preferred = dram_kib == 256;
     let store = pagelith::Store::open_in_with_peers(site::front(dram_kib), env, peers).expect("opens");
     let store = Arc::new(store);
     (0..2)

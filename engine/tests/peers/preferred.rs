@@ -1,0 +1,99 @@
+//! A peer that is preferred to those that own pages.
+
+use super::*;
+
+/// Peers by these names, of which this one is preferred.
+fn peers(all: &[(&str, &Process)], preferred: &str) -> Vec<Peer> {
+    let peer = |(name, process): &(&str, &Process)| {
+        let dial = SocketDial::new(process.address.clone(), None, offer(), Arc::new(SystemClock::new()));
+        Peer { name: (*name).into(), weight: 1.0, preferred: *name == preferred, dial: Arc::new(dial) }
+    };
+    all.iter().map(peer).collect()
+}
+
+fn front(peers: Vec<Peer>) -> Store {
+    Store::open_with_peers(valid(&memory()), peers).expect("opened")
+}
+
+fn exists(store: &Store, keys: &[ObjectKey]) -> usize {
+    store.exists_batch(keys, Options::default()).into_iter().filter(|here| *here).count()
+}
+
+/// What was put to a store and told to its peers is there; nothing of it is left to be offered.
+fn told(store: &Store) {
+    store.flush(Options::default()).expect("flushed");
+    until("offers", || {
+        store.stats().remote_stored + store.stats().remote_skipped >= store.stats().puts_stored
+    });
+}
+
+fn pages(from: u64) -> Vec<ObjectKey> {
+    (from..from + 40).map(|page| key(page, "k")).collect()
+}
+
+#[test]
+fn all_goes_to_the_preferred_peer_and_is_found_there() {
+    let (near, far) = (Process::new(&memory()), Process::new(&memory()));
+    let store = front(peers(&[("near", &near), ("far", &far)], "near"));
+    let keys = pages(1);
+    keys.iter().for_each(|key| put(&store, &[*key]));
+    told(&store);
+    assert_eq!((exists(&near.store, &keys), exists(&far.store, &keys)), (40, 0));
+    let other = front(peers(&[("near", &near), ("far", &far)], "near"));
+    assert_eq!(other.exists_batch(&keys, Options::default()), vec![true; 40]);
+    assert_eq!(get(&other, &keys), all(Tier::Remote, 40));
+    // Who prefers nobody asks the owner of each page, and finds what lies with its own.
+    let alike = front(peers(&[("near", &near), ("far", &far)], "nobody"));
+    let owned = exists(&alike, &keys);
+    assert!((1..40).contains(&owned), "{owned}");
+    // What is removed is gone wherever it was.
+    store.remove(&keys, Options::default()).expect("removed");
+    assert_eq!((exists(&near.store, &keys), exists(&other, &keys)), (0, 40), "what another has is its own");
+}
+
+#[test]
+fn what_the_preferred_peer_has_not_is_asked_of_whoever_owns_it() {
+    let (near, far) = (Process::new(&memory()), Process::new(&memory()));
+    let others = front(peers(&[("near", &near), ("far", &far)], "nobody"));
+    let keys = pages(100);
+    keys.iter().for_each(|key| put(&others, &[*key]));
+    told(&others);
+    let with_owners = (exists(&near.store, &keys), exists(&far.store, &keys));
+    assert!(with_owners.0 > 0 && with_owners.1 > 0 && with_owners.0 + with_owners.1 == 40, "{with_owners:?}");
+    let store = front(peers(&[("near", &near), ("far", &far)], "near"));
+    let absent: Vec<ObjectKey> = pages(1000);
+    let asked: Vec<ObjectKey> = keys.iter().chain(&absent).copied().collect();
+    assert_eq!(exists(&store, &asked), 40);
+    let found = get(&store, &asked);
+    assert_eq!((&found[..40], &found[40..]), (&all(Tier::Remote, 40)[..], &vec![None; 40][..]));
+    let stats = store.stats();
+    assert_eq!(
+        (stats.hits_remote, stats.misses.get("absent").copied()),
+        (40, Some(40)),
+        "each counts once: {stats:?}"
+    );
+}
+
+#[test]
+fn while_the_preferred_peer_is_gone_owners_are_offered_and_asked() {
+    let (near, far) = (Process::new(&memory()), Process::new(&memory()));
+    let all_peers = peers(&[("near", &near), ("far", &far)], "near");
+    drop(near);
+    let store = front(all_peers);
+    let keys = pages(200);
+    keys.iter().for_each(|key| put(&store, &[*key]));
+    told(&store);
+    let with_far = exists(&far.store, &keys);
+    assert!((1..40).contains(&with_far), "its own share: {with_far}");
+    let other = front(peers(&[("near", &Process::new(&memory())), ("far", &far)], "near"));
+    assert_eq!(get(&other, &keys).into_iter().flatten().count(), with_far);
+}
+
+#[test]
+fn two_that_are_preferred_are_refused() {
+    let (near, far) = (Process::new(&memory()), Process::new(&memory()));
+    let mut both = peers(&[("near", &near), ("far", &far)], "near");
+    both[1].preferred = true;
+    let refused = Store::open_with_peers(valid(&memory()), both).err().expect("refused").to_string();
+    assert!(refused.contains("two peers are preferred name=far"), "{refused}");
+}
