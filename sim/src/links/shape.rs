@@ -100,10 +100,7 @@ impl Shape {
     pub fn introduce(self, machines: &[Machine]) {
         let others = |own: usize| {
             let all = machines.iter().enumerate().filter(|(at, _)| *at != own);
-            let mut peers: Vec<Peer> = all.map(|(at, machine)| peer(at, machine)).collect();
-            // Where there are several, one is preferred.
-            peers[0].preferred = peers.len() > 1;
-            peers
+            all.map(|(at, machine)| peer(at, machine)).collect()
         };
         match self {
             Shape::Behind => machines[0].ask(others(0)),
