@@ -48,7 +48,7 @@ struct Copying {
     copied: Result<Copied, Admitted>,
 }
 
-/// What a session keeps from one run to the next, and from one batch to the next: lists, all of them empty between two batches.
+/// What a session keeps from one run to the next, and from one batch to the next: lists, of which none holds anything of a store between two batches.
 #[derive(Default)]
 pub(crate) struct Runs {
     /// The run that is about to be admitted.

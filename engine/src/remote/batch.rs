@@ -1,6 +1,6 @@
 //! What a batch did not find here, asked of the peers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -182,10 +182,20 @@ impl RemoteGet {
         self.ask_for(desk, missed, Round::First);
     }
 
-    /// Ask others for what the preferred peer has not, if there is any.
+    /// Ask others for what the preferred peer has not, if there is any. Of a page of which that one has objects that were put together it has
+    /// all or none: what others have of it is of another computation.
     fn ask_next(&mut self, desk: &Desk) -> bool {
         let mut next = std::mem::take(&mut self.next);
-        next.retain(|missed| matches!(self.done[missed.at].outcome, Ok(GetOutcome::Miss(_))));
+        let page = |missed: &Missed| (missed.key.namespace(), missed.key.hash());
+        let came_together = |missed: &&Missed| {
+            let done = &self.done[missed.at];
+            done.outcome.as_ref().is_ok_and(GetOutcome::is_hit) && done.with.members != 1
+        };
+        let whole: BTreeSet<_> = next.iter().filter(came_together).map(page).collect();
+        next.retain(|missed| {
+            let is_missed = matches!(self.done[missed.at].outcome, Ok(GetOutcome::Miss(_)));
+            is_missed && !whole.contains(&page(missed))
+        });
         let any = !next.is_empty();
         if any {
             self.ask_for(desk, next, Round::Next);

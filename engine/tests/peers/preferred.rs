@@ -19,9 +19,9 @@ fn exists(store: &Store, keys: &[ObjectKey]) -> usize {
     store.exists_batch(keys, Options::default()).into_iter().filter(|here| *here).count()
 }
 
-/// What was put to a store and told to its peers is there; nothing of it is left to be offered.
-fn told(store: &Store) {
-    store.flush(Options::default()).expect("flushed");
+/// Put each by itself; behind it nothing is left to be offered.
+fn put_each(store: &Store, keys: &[ObjectKey]) {
+    keys.iter().for_each(|key| put(store, &[*key]));
     until("offers", || {
         store.stats().remote_stored + store.stats().remote_skipped >= store.stats().puts_stored
     });
@@ -36,8 +36,7 @@ fn all_goes_to_the_preferred_peer_and_is_found_there() {
     let (near, far) = (Process::new(&memory()), Process::new(&memory()));
     let store = front(peers(&[("near", &near), ("far", &far)], "near"));
     let keys = pages(1);
-    keys.iter().for_each(|key| put(&store, &[*key]));
-    told(&store);
+    put_each(&store, &keys);
     assert_eq!((exists(&near.store, &keys), exists(&far.store, &keys)), (40, 0));
     let other = front(peers(&[("near", &near), ("far", &far)], "near"));
     assert_eq!(other.exists_batch(&keys, Options::default()), vec![true; 40]);
@@ -56,8 +55,7 @@ fn what_the_preferred_peer_has_not_is_asked_of_whoever_owns_it() {
     let (near, far) = (Process::new(&memory()), Process::new(&memory()));
     let others = front(peers(&[("near", &near), ("far", &far)], "nobody"));
     let keys = pages(100);
-    keys.iter().for_each(|key| put(&others, &[*key]));
-    told(&others);
+    put_each(&others, &keys);
     let with_owners = (exists(&near.store, &keys), exists(&far.store, &keys));
     assert!(with_owners.0 > 0 && with_owners.1 > 0 && with_owners.0 + with_owners.1 == 40, "{with_owners:?}");
     let store = front(peers(&[("near", &near), ("far", &far)], "near"));
@@ -74,6 +72,28 @@ fn what_the_preferred_peer_has_not_is_asked_of_whoever_owns_it() {
     );
 }
 
+/// Two peers have a page, each as it was put there: no object of the one is brought with objects of the other.
+#[test]
+fn what_was_put_together_comes_from_one_peer() {
+    let (near, far) = (Process::new(&memory()), Process::new(&memory()));
+    let store = front(peers(&[("near", &near), ("far", &far)], "near"));
+    for page in 300..340 {
+        let keys = ["k", "v", "i"].map(|component| key(page, component));
+        put(&near.store, &keys[..2]);
+        put(&far.store, &keys);
+        assert_eq!(get(&store, &keys), [Some(Tier::Remote), Some(Tier::Remote), None], "page={page}");
+    }
+    // Each by itself, and half of a page here and half there.
+    let singles: Vec<[ObjectKey; 2]> = (400..440).map(|page| [key(page, "k"), key(page, "v")]).collect();
+    singles.iter().for_each(|[k, v]| {
+        put(&near.store, &[*k]);
+        put(&far.store, &[*v]);
+    });
+    let found = get(&store, &singles.concat());
+    let of_far = found.iter().skip(1).step_by(2).flatten().count();
+    assert!(found.iter().step_by(2).all(Option::is_some) && (1..40).contains(&of_far), "{found:?}");
+}
+
 #[test]
 fn while_the_preferred_peer_is_gone_owners_are_offered_and_asked() {
     let (near, far) = (Process::new(&memory()), Process::new(&memory()));
@@ -81,8 +101,7 @@ fn while_the_preferred_peer_is_gone_owners_are_offered_and_asked() {
     drop(near);
     let store = front(all_peers);
     let keys = pages(200);
-    keys.iter().for_each(|key| put(&store, &[*key]));
-    told(&store);
+    put_each(&store, &keys);
     let with_far = exists(&far.store, &keys);
     assert!((1..40).contains(&with_far), "its own share: {with_far}");
     let other = front(peers(&[("near", &Process::new(&memory())), ("far", &far)], "near"));
