@@ -1,0 +1,242 @@
+//! How long a get takes whose peer is lost in the middle of it: killed, or stopped so that its host answers and it does not (a process that hangs;
+//! a host that is cut off looks the same from here). The peer is a process of its own, over TCP and over a Unix socket with rings; each get is of 64
+//! objects of 1 MiB, and the peer is lost at a random moment of as long as such a get takes.
+//!
+//! `cargo bench -p pagelith-micro --bench lost_peer [-- TRIALS]` (50 of each). Of each line the gets that were met, how long they took (median,
+//! longest) and by how much of their deadline the longest was late. Hits are compared byte by byte; memory of gets that are over is looked at once
+//! more after the peer went on.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "processes and threads are what is measured, by the real clock"
+)]
+#![allow(clippy::print_stdout, reason = "a table is what comes of it")]
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use pagelith::attach::Attached;
+use pagelith::io::staging::StagingPool;
+use pagelith::io::system::{SystemClock, SystemEntropy};
+use pagelith::remote::Peer;
+use pagelith::serve::Server;
+use pagelith::transport::address::Address;
+use pagelith::transport::capability::Offer;
+use pagelith::transport::dial::SocketDial;
+use pagelith::transport::handshake::Admission;
+use pagelith::transport::limits::Limits;
+use pagelith::transport::rights::Rights;
+use pagelith::transport::socket::{Arrival, Listen, Listener};
+use pagelith::{AlignedBuf, Config, Facts, GetSlice, Options, PutSlice, Size, Store};
+use rustix::process::{Pid, Signal, kill_process};
+
+use common::{keys, mix};
+
+const OBJECTS: usize = 64;
+const OBJECT_BYTES: usize = 1 << 20;
+const TRIALS: u64 = 50;
+const WAIT: Duration = Duration::from_millis(10);
+const PATIENCE: Duration = Duration::from_secs(30);
+/// What lies in memory that nobody may write any more.
+const UNTOUCHED: u8 = 0xa5;
+
+/// How the peer is lost.
+#[derive(Clone, Copy, PartialEq)]
+enum Lost {
+    Killed,
+    Stopped,
+}
+
+fn store(dram: u64, peers: Vec<Peer>) -> Store {
+    let mut config = Config::default();
+    config.dram.bytes = Size::from_bytes(dram);
+    // What the peer sent is not kept: the next get asks it again.
+    config.dram.promote = pagelith::config::Promote::Never;
+    config.index.max_objects = Some(65_536);
+    let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("room for it");
+    Store::open_with_peers(config, peers).expect("a store")
+}
+
+/// The peer's process: serves whoever comes until it is lost.
+fn be_a_peer(address: Address) -> ! {
+    let store: &'static Store = Box::leak(Box::new(store(256 << 20, Vec::new())));
+    let listen = Listen { address, admission: Admission::Connection(Rights::all()), beyond_this_host: false };
+    let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
+    let offer = Offer::of_this_build([1; 16]);
+    let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
+    let staging = StagingPool::new(64 << 20).expect("memory");
+    println!("{}", listener.address());
+    let mut arrivals = Vec::new();
+    loop {
+        listener.wait(&mut arrivals, WAIT);
+        for arrival in arrivals.drain(..) {
+            let Arrival::Link(link) = arrival else { panic!("refused") };
+            let mut server = Server::new(store, link, staging.clone()).expect("serves");
+            std::thread::spawn(move || {
+                while server.closed().is_none() {
+                    server.wait(WAIT);
+                }
+            });
+        }
+    }
+}
+
+/// A peer that has all objects.
+struct Process {
+    child: Child,
+    address: Address,
+}
+
+impl Process {
+    fn with_objects(listen: &str, buffers: &[AlignedBuf]) -> Process {
+        let program = std::env::current_exe().expect("this program");
+        let mut child =
+            Command::new(program).args(["peer", listen]).stdout(Stdio::piped()).spawn().expect("spawned");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("its output")).read_line(&mut line).expect("a line");
+        let address: Address = line.trim().parse().expect("an address");
+        let there = Attached::to(&address, None, PATIENCE).expect("attached");
+        let keys = keys(0..OBJECTS as u64);
+        let pieces: Vec<[&[u8]; 1]> = buffers.iter().map(|buffer| [&buffer[..]]).collect();
+        let puts: Vec<_> =
+            keys.iter().zip(&pieces).map(|(key, pieces)| PutSlice { key: *key, pieces }).collect();
+        assert!(there.put_batch(&puts, Options::default()).iter().all(Result::is_ok));
+        Process { child, address }
+    }
+
+    /// A store that has nothing and asks it.
+    fn asked_by(&self) -> Store {
+        let clock = Arc::new(SystemClock::new());
+        let dial = SocketDial::new(self.address.clone(), None, Offer::of_this_build([2; 16]), clock);
+        let peer = Peer { name: "peer".into(), weight: 1.0, preferred: false, dial: Arc::new(dial) };
+        store(1 << 20, vec![peer])
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("it is there");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Get everything from the peer; how long it took, and which were hits.
+fn get(store: &Store, buffers: &mut [AlignedBuf], timeout: Duration) -> (Duration, Vec<bool>) {
+    let keys = keys(0..OBJECTS as u64);
+    let mut pieces: Vec<[&mut [u8]; 1]> = buffers.iter_mut().map(|buffer| [&mut buffer[..]]).collect();
+    let mut gets: Vec<_> = keys
+        .iter()
+        .zip(&mut pieces)
+        .map(|(key, pieces)| GetSlice { key: *key, range: None, pieces })
+        .collect();
+    let options = Options { timeout: Some(timeout), ..Options::default() };
+    let begun = Instant::now();
+    let outcomes = store.get_batch(&mut gets, options);
+    let took = begun.elapsed();
+    (took, outcomes.iter().map(|o| o.as_ref().expect("an outcome").is_hit()).collect())
+}
+
+fn buffers() -> Vec<AlignedBuf> {
+    (0..OBJECTS).map(|_| AlignedBuf::new(OBJECT_BYTES).expect("memory")).collect()
+}
+
+/// A get whose peer is lost `after` so long; `None` if it was done before.
+fn trial(
+    peer: &Process,
+    how: Lost,
+    after: Duration,
+    deadline: Duration,
+    values: &[AlignedBuf],
+) -> Option<Duration> {
+    // One of its own for each trial: it has asked nobody in vain yet.
+    let near = peer.asked_by();
+    let mut buffers = buffers();
+    let (_, hits) = get(&near, &mut buffers, PATIENCE);
+    assert!(hits.iter().all(|hit| *hit), "all is at the peer");
+    buffers.iter_mut().for_each(|buffer| buffer.fill(UNTOUCHED));
+    let together = Barrier::new(2);
+    let (took, hits) = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            together.wait();
+            let begun = Instant::now();
+            while begun.elapsed() < after {
+                std::hint::spin_loop();
+            }
+            peer.signal(if how == Lost::Killed { Signal::KILL } else { Signal::STOP });
+        });
+        together.wait();
+        get(&near, &mut buffers, deadline)
+    });
+    for ((hit, buffer), value) in hits.iter().zip(&buffers).zip(values) {
+        assert!(!hit || buffer[..] == value[..], "a hit has other bytes than were put");
+    }
+    buffers.iter_mut().for_each(|buffer| buffer.fill(UNTOUCHED));
+    if how == Lost::Stopped {
+        peer.signal(Signal::CONT);
+        // Whatever it had still to send comes before this is answered, over the same link or another.
+        let mut others = self::buffers();
+        get(&near, &mut others, PATIENCE);
+    }
+    assert!(buffers.iter().all(|buffer| buffer.iter().all(|byte| *byte == UNTOUCHED)), "touched late");
+    hits.iter().any(|hit| !hit).then_some(took)
+}
+
+fn main() {
+    if let Some(listen) = std::env::args().skip_while(|arg| arg != "peer").nth(1) {
+        be_a_peer(listen.parse().expect("an address"));
+    }
+    let trials = std::env::args().find_map(|arg| arg.parse().ok()).unwrap_or(TRIALS);
+    let mut values = buffers();
+    for (number, value) in values.iter_mut().enumerate() {
+        for (at, word) in value.chunks_mut(8).enumerate() {
+            word.copy_from_slice(&mix((number * OBJECT_BYTES + at) as u64).to_le_bytes());
+        }
+    }
+    let socket = std::env::temp_dir().join(format!("pagelith-lost-peer-{}", std::process::id()));
+    let unix = format!("unix:{}", socket.display());
+    println!(
+        "| link | the peer is | deadline, ms | gets met | median, ms | longest, ms | longest over the deadline |"
+    );
+    println!("| --- | --- | ---: | ---: | ---: | ---: | ---: |");
+    for (link, listen) in [("TCP", "tcp:127.0.0.1:0"), ("Unix socket", &unix)] {
+        for (how, name) in [(Lost::Killed, "killed"), (Lost::Stopped, "stopped")] {
+            for deadline in [100, 300, 1000].map(Duration::from_millis) {
+                let mut peer = Process::with_objects(listen, &values);
+                // As long as a get takes when nothing happens to it.
+                let whole = whole(&peer);
+                let mut took = Vec::new();
+                for number in 0..trials {
+                    let after = whole.mul_f64((mix(number) >> 11) as f64 / (1u64 << 53) as f64);
+                    took.extend(trial(&peer, how, after, deadline, &values));
+                    if how == Lost::Killed {
+                        drop(peer);
+                        peer = Process::with_objects(listen, &values);
+                    }
+                }
+                took.sort();
+                let ms = |time: Option<&Duration>| time.map_or(f64::NAN, |time| time.as_secs_f64() * 1e3);
+                let (median, longest) = (ms(took.get(took.len() / 2)), ms(took.last()));
+                let limit = deadline.as_secs_f64() * 1e3;
+                let over = (longest / limit - 1.0).max(0.0) * 100.0;
+                let met = took.len();
+                println!("| {link} | {name} | {limit} | {met} | {median:.1} | {longest:.1} | {over:.1} % |");
+            }
+        }
+    }
+    let _ = std::fs::remove_file(socket);
+}
+
+/// How long a get of everything takes.
+fn whole(peer: &Process) -> Duration {
+    let (near, mut buffers) = (peer.asked_by(), buffers());
+    let mut took: Vec<Duration> = (0..5).map(|_| get(&near, &mut buffers, PATIENCE).0).collect();
+    took.sort();
+    took[2]
+}
