@@ -1,17 +1,16 @@
 //! Where other stores are, and how they are reached.
 
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use pagelith::attach::Attached;
+use pagelith::config::{Config, PeerConfig, ValidConfig};
 use pagelith::io::entropy::Entropy;
-use pagelith::io::system::{SystemClock, SystemEntropy};
-use pagelith::remote::Peer;
+use pagelith::io::system::SystemEntropy;
 use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
 use pagelith::transport::capability::Offer;
-use pagelith::transport::dial::SocketDial;
 
 /// What this process says of itself on every link.
 pub(crate) fn offer() -> Offer {
@@ -21,31 +20,43 @@ pub(crate) fn offer() -> Offer {
 /// Longest that a call to another process's store may take: as a store's own default.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Which store processes are behind this store.
+/// Which store processes are behind this store: flags over `remote.peers` and `remote.key` of the configuration.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct PeerFlags {
     /// A store process whose store is a tier behind this one's, as `pagelith serve` printed it; again for each further. What is put here goes
-    /// to the one that owns its page
+    /// to the one that owns its page. Instead of those of the configuration, which may have names and weights (remote.peers)
     #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH")]
     pub(crate) remote: Vec<Address>,
-    /// One of --remote that everything goes to instead, as long as it can be reached, and that is asked before whoever owns a page
-    #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH", requires = "remote")]
+    /// One of them that everything goes to instead, as long as it can be reached, and that is asked before whoever owns a page
+    #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH")]
     prefer: Option<Address>,
+    /// This process's key, where a store process demands one: a file with one entry, as `pagelith key` prints it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Option<PathBuf>,
 }
 
 impl PeerFlags {
-    /// Peers of equal weight, named by their addresses; all of them know this process by `key`.
-    pub(crate) fn peers(&self, key: Option<&Key>) -> anyhow::Result<Vec<Peer>> {
-        let (offer, clock) = (offer(), Arc::new(SystemClock::new()));
-        let peer = |address: &Address| {
-            let dial = SocketDial::new(address.clone(), key.cloned(), offer, clock.clone());
-            let preferred = self.prefer.as_ref() == Some(address);
-            Peer { name: address.to_string(), weight: 1.0, preferred, dial: Arc::new(dial) }
-        };
-        if let Some(prefer) = self.prefer.as_ref().filter(|prefer| !self.remote.contains(prefer)) {
-            bail!("--prefer {prefer} is not one of --remote");
+    pub(crate) fn apply(&self, config: &mut Config) {
+        let remote = &mut config.remote;
+        if !self.remote.is_empty() {
+            remote.peers = self.remote.iter().cloned().map(PeerConfig::from).collect();
         }
-        Ok(self.remote.iter().map(peer).collect())
+        if let Some(prefer) = &self.prefer {
+            remote.peers.iter_mut().for_each(|peer| peer.preferred = peer.address == *prefer);
+        }
+        if self.key.is_some() {
+            remote.key.clone_from(&self.key);
+        }
+    }
+
+    /// What is wrong with them beside `config`, which they were applied to.
+    pub(crate) fn check(&self, config: &ValidConfig) -> anyhow::Result<()> {
+        match &self.prefer {
+            Some(prefer) if !config.peers().iter().any(|peer| peer.preferred) => {
+                bail!("--prefer {prefer} is not one of --remote or remote.peers")
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 }
 

@@ -9,12 +9,14 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use pagelith::Store;
-use pagelith::config::Size;
+use pagelith::config::{Config, Size};
 use pagelith::io::shm::Region;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
+use pagelith::key_file;
 use pagelith::serve::Server;
 use pagelith::transport::address::Address;
+use pagelith::transport::auth::KeyRing;
 use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::link::Link;
@@ -24,7 +26,6 @@ use pagelith::transport::socket::{Arrival, Listen, Listener};
 use crate::exit::Verdict;
 use crate::fresh::FreshDir;
 use crate::http::{Http, Serving};
-use crate::keys;
 use crate::peers::{PeerFlags, offer};
 use crate::settings::{Defaults, StoreFlags};
 
@@ -49,9 +50,6 @@ pub(crate) struct ServeArgs {
     keys: Option<PathBuf>,
     #[command(flatten)]
     peers: PeerFlags,
-    /// The key by which those know this process, where they demand one: a file with one entry, as `pagelith key` prints it
-    #[arg(long, value_name = "FILE", requires = "remote")]
-    key: Option<PathBuf>,
     /// Listen also where other hosts can connect; nothing is encrypted
     #[arg(long, requires = "keys")]
     beyond_this_host: bool,
@@ -71,18 +69,18 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
         signal_hook::flag::register(signal, stop.clone()).context("cannot take signals")?;
     }
     let admission = match &args.keys {
-        Some(path) => Admission::Keys(keys::ring(path)?),
+        Some(path) => Admission::Keys(Arc::new(KeyRing::new(key_file::ring(path)?, &SystemEntropy)?)),
         None => Admission::Connection(Rights::all()),
     };
     let mut fresh = FreshDir::named("pagelith-serve");
     // Who may do everything may look at everything. Where clients have keys, they see what their keys are for.
     let shared = matches!(args.listen, Address::Unix(_)) && args.keys.is_none();
     let defaults = Defaults { dram: Size::mib(256), ssd: Size::ZERO, shared };
-    let config = args.store.resolve(defaults, &fresh.path().join("store"), &|_| {})?;
+    let with_peers = |config: &mut Config| args.peers.apply(config);
+    let config = args.store.resolve(defaults, &fresh.path().join("store"), &with_peers)?;
+    args.peers.check(&config)?;
     fresh.make_for(config.ssd_dirs())?;
-    let key = args.key.as_deref().map(keys::own).transpose()?;
-    let peers = args.peers.peers(key.as_ref())?;
-    let store = Store::open_with_peers(config, peers).context("cannot open the store")?;
+    let store = Store::open(config).context("cannot open the store")?;
     crate::said::opened(store.opened());
     let (staging, regions) = transfer_memory(&store, args.transfer).context("no memory --transfer")?;
     let serving = Serving { links: AtomicU64::new(0), staging };

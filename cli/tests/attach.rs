@@ -112,5 +112,5 @@ fn an_attached_process_has_no_store_of_its_own_and_shows_its_key() {
     refused(with(&stranger), "cannot attach to the store");
     refused(replay(&server.address, "1"), "cannot attach to the store");
     refused(replay("tcp:127.0.0.1:1", "1"), "cannot attach to the store");
-    refused(command(&["replay", "--key", &known]), "--key goes with --attach or --remote");
+    refused(command(&["replay", "--key", &known]), "remote.key: must be unset without remote.peers");
 }

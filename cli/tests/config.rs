@@ -25,6 +25,20 @@ fn every_problem_is_named_and_nothing_is_made() {
 }
 
 #[test]
+fn every_wrong_peer_is_named_and_flags_that_name_none_are_refused() {
+    let (_dir, path) =
+        file("remote.peers = [\"here\", {address = \"unix:/a\", weight = \"1\"}, {name = \"b\"}]");
+    let ran = pagelith(&["config", "check", "--config", &path]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    for entry in ["entry 0", "entry 1", "entry 2"] {
+        assert!(ran.stdout.contains(entry), "{entry} is not named: {ran:?}");
+    }
+    let (_dir, path) = file("remote.peers = [\"unix:/a\"]");
+    let ran = pagelith(&["replay", "--requests", "1", "--config", &path, "--prefer", "unix:/b"]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("is not one of"), "{ran:?}");
+}
+
+#[test]
 fn flags_come_before_the_environment_and_that_before_the_file() {
     let (_dir, path) = file("[dram]\nbytes = \"64MiB\"\npolicy = \"fifo\"\n[staging]\nbytes = \"5MiB\"\n");
     let env = [("PAGELITH_DRAM__BYTES", "96MiB"), ("PAGELITH_STAGING__BYTES", "6MiB")];

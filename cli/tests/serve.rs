@@ -26,15 +26,17 @@ fn a_replay_finds_at_a_peer_what_its_own_memory_has_no_room_for() {
     assert_eq!(again["wrong_bytes"], 0, "{again}");
 }
 
+/// Objects that were put with it.
+fn stored(server: &Serving) -> u64 {
+    let (_, text) = server.get("/metrics");
+    let line = text.lines().find_map(|line| line.strip_prefix("pagelith_puts_stored_total "));
+    line.and_then(|value| value.parse().ok()).expect("a number")
+}
+
 #[test]
 fn a_replay_leaves_all_with_the_peer_that_it_prefers() {
     let serving = || Serving::with(&["--listen", "tcp:127.0.0.1:0", "--metrics", "127.0.0.1:0"]);
     let (near, far) = (serving(), serving());
-    let stored = |server: &Serving| {
-        let (_, text) = server.get("/metrics");
-        let line = text.lines().find_map(|line| line.strip_prefix("pagelith_puts_stored_total "));
-        line.and_then(|value| value.parse::<u64>().ok()).expect("a number")
-    };
     let both = |prefer: &str| {
         let mut replay = replay(&near.address, "150");
         replay.args(["--remote", &far.address, "--prefer", prefer]).output().expect("run")
@@ -44,7 +46,36 @@ fn a_replay_leaves_all_with_the_peer_that_it_prefers() {
     assert!(stored(&far) > 0 && stored(&near) == 0, "{} {}", stored(&far), stored(&near));
     let refused = both("tcp:127.0.0.1:1");
     let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && said.contains("is not one of --remote"), "{said}");
+    assert!(!refused.status.success() && said.contains("is not one of --remote or remote.peers"), "{said}");
+}
+
+#[test]
+fn a_file_names_peers_with_their_weights_and_flags_go_before_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let serving = || Serving::with(&["--listen", "tcp:127.0.0.1:0", "--metrics", "127.0.0.1:0"]);
+    let (one, two) = (serving(), serving());
+    let file = dir.path().join("pagelith.toml");
+    let peer = |server: &Serving, name: &str, rest: &str| {
+        format!("[[remote.peers]]\naddress = \"{}\"\nname = \"{name}\"\n{rest}\n", server.address)
+    };
+    // So light that it owns no page of some hundred.
+    let text = peer(&one, "a", "weight = 1e-9") + &peer(&two, "b", "");
+    std::fs::write(&file, text).expect("written");
+    let file = file.to_str().expect("text");
+    let own = ["replay", "--json", "--dram", "2MiB", "--ssd", "0", "--requests", "150", "--config", file];
+    let run = |flags: &[&str]| json(&command(&[&own[..], flags].concat()).output().expect("run"));
+    let report = run(&[]);
+    assert!(hits(&report, "remote") > 0 && report["wrong_bytes"] == 0, "{report}");
+    assert!(stored(&two) > 0 && stored(&one) == 0, "{} {}", stored(&one), stored(&two));
+    run(&["--prefer", &one.address]);
+    assert!(stored(&one) > 0, "what is preferred has all");
+    // A store process takes them from there as well: what a client puts with it is offered on.
+    let three = serving();
+    let front = Serving::with(&["--listen", "tcp:127.0.0.1:0", "--config", file, "--remote", &three.address]);
+    let client = command(&["replay", "--json", "--requests", "20", "--attach", &front.address]).output();
+    assert_eq!(json(&client.expect("run"))["wrong_bytes"], 0);
+    drop(front);
+    assert!(stored(&three) > 0, "flags go before the file");
 }
 
 #[test]

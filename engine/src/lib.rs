@@ -44,6 +44,7 @@ mod headers;
 mod health;
 mod hits;
 mod index;
+pub mod key_file;
 mod leaving;
 mod locate;
 mod open;

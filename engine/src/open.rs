@@ -43,7 +43,7 @@ use crate::recovery::Collector;
 use crate::remote::desk::Desk;
 use crate::remote::queue::RemoteQueue;
 use crate::remote::writer::Writer;
-use crate::remote::{Peer, Remote};
+use crate::remote::{Peer, Remote, configured};
 use crate::removals::Removals;
 use crate::shared::{NEVER_READ, Shared};
 use crate::stats::Counters;
@@ -125,9 +125,10 @@ pub(crate) struct Opened {
     pub report: OpenReport,
 }
 
-/// Open or make a store in `env`.
+/// Open or make a store in `env`, with the peers that are given, or else those of the configuration.
 #[tracing::instrument(level = "info", skip_all, name = "recover")]
-pub(crate) fn open(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Opened> {
+pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> Result<Opened> {
+    let peers = peers.map_or_else(|| configured::peers(&config, &env), Ok)?;
     let remote = match peers.is_empty() {
         true => None,
         false => Some(Arc::new(Remote::new(peers)?)),

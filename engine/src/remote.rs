@@ -9,6 +9,7 @@
 pub(crate) mod batch;
 mod call;
 pub(crate) mod caller;
+pub(crate) mod configured;
 pub(crate) mod desk;
 mod in_hand;
 pub(crate) mod lines;

@@ -50,22 +50,22 @@ impl Store {
         Store::open_in(config, env)
     }
 
-    /// As [`Store::open`], with peers' stores as a tier behind DRAM and SSD: what is not here is asked of the peer that
-    /// owns its page, and what is put here is offered to it in the background. `Invalid` names a peer that is named
+    /// As [`Store::open`], with these peers' stores as a tier behind DRAM and SSD, instead of those that the configuration names: what is not here is
+    /// asked of the peer that owns its page, and what is put here is offered to it in the background. `Invalid` names a peer that is named
     /// twice or has no weight; that one cannot be reached is no error, and costs misses.
     pub fn open_with_peers(config: ValidConfig, peers: Vec<Peer>) -> Result<Store> {
         let env = open::real_env(&config)?;
-        Store::opened_by(open::open(config, env, peers)?)
+        Store::open_in_with_peers(config, env, peers)
     }
 
     /// As [`Store::open`], in a world of the caller's: a simulation, or an application's own clock.
     pub fn open_in(config: ValidConfig, env: Env) -> Result<Store> {
-        Store::open_in_with_peers(config, env, Vec::new())
+        Store::opened_by(open::open(config, env, None)?)
     }
 
     /// As [`Store::open_with_peers`], in a world of the caller's.
     pub fn open_in_with_peers(config: ValidConfig, env: Env, peers: Vec<Peer>) -> Result<Store> {
-        Store::opened_by(open::open(config, env, peers)?)
+        Store::opened_by(open::open(config, env, Some(peers))?)
     }
 
     fn opened_by(opened: open::Opened) -> Result<Store> {

@@ -1,11 +1,13 @@
 //! Which layer wins, what a right configuration comes to, and that no text makes the parsers panic.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagelith::config::{
-    Config, ConfigFormat, DramPolicy, Facts, MemoryPlan, Promote, Size, SsdIo, SsdPolicy, SsdRing, fields,
+    Config, ConfigFormat, DramPolicy, Facts, MemoryPlan, PeerConfig, Promote, Size, SsdIo, SsdPolicy,
+    SsdRing, fields,
 };
+use pagelith::transport::address::Address;
 use proptest::prelude::*;
 
 fn facts(memory_bytes: u64) -> Facts {
@@ -109,6 +111,7 @@ fn what_is_not_utf8_is_refused_and_does_not_panic() {
     let mut config = Config::default();
     config.ssd.bytes = Size::gib(1);
     config.ssd.dirs = vec![PathBuf::from(broken())];
+    config.remote.peers = vec![PeerConfig::from("unix:/a".parse::<Address>().unwrap())];
     let error = config.validate(&facts(1 << 40)).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -133,6 +136,24 @@ fn directories_in_the_environment_are_separated_by_commas_or_a_json_list() {
         let config = Config::builder().env([("PAGELITH_SSD__DIRS", text)]).build().unwrap();
         assert_eq!(config.ssd.dirs, [PathBuf::from("/a:b"), PathBuf::from("/c")], "text={text}");
     }
+}
+
+#[test]
+fn peers_in_the_environment_are_separated_by_commas_or_a_json_list_and_replace_those_of_the_file() {
+    let file = "remote.peers = [\"unix:/a\", \"unix:/b\", \"unix:/c\"]";
+    let named = |text: &str| {
+        let builder = Config::builder().file(ConfigFormat::Toml, file);
+        let config = builder.env([("PAGELITH_REMOTE__PEERS", text)]).build().unwrap();
+        config
+            .remote
+            .peers
+            .into_iter()
+            .map(|peer| (peer.address.to_string(), peer.weight))
+            .collect::<Vec<_>>()
+    };
+    let two = |weight| vec![("unix:/d".to_owned(), weight), ("tcp:[::1]:1".to_owned(), 1.0)];
+    assert_eq!(named("unix:/d,tcp:[::1]:1"), two(1.0));
+    assert_eq!(named("[{\"address\": \"unix:/d\", \"weight\": 3}, \"tcp:[::1]:1\"]"), two(3.0));
 }
 
 #[test]
@@ -167,6 +188,15 @@ fn every_setting_of_a_file_arrives() {
         probe_max_ms = 1250
         quarantine_after = 9
         scrub_bytes_per_s = "5MiB"
+        [remote]
+        key = "/key"
+        [[remote.peers]]
+        address = "tcp:10.0.0.1:7411"
+        name = "a"
+        weight = 2.5
+        [[remote.peers]]
+        address = "unix:/b"
+        preferred = true
         [staging]
         bytes = "8MiB"
         ratio = 0.5
@@ -201,6 +231,11 @@ fn every_setting_of_a_file_arrives() {
     assert_eq!(valid.headers_bytes(), 3 << 20);
     assert_eq!(valid.probe_pauses(), (Duration::from_millis(250), Duration::from_millis(1250)));
     assert_eq!((valid.quarantine_after(), valid.scrub_bytes_per_s()), (9, 5 << 20));
+    let of = |address: &str| PeerConfig::from(address.parse::<Address>().unwrap());
+    let first = PeerConfig { name: "a".to_owned(), weight: 2.5, ..of("tcp:10.0.0.1:7411") };
+    assert_eq!(valid.peers(), [first, PeerConfig { preferred: true, ..of("unix:/b") }]);
+    assert_eq!((valid.peers()[1].name.as_str(), valid.peers()[1].weight), ("unix:/b", 1.0));
+    assert_eq!(valid.peers_key(), Some(Path::new("/key")));
     assert_eq!((valid.staging_bytes(), valid.staging_budget()), (8 << 20, 4 << 20));
     assert_eq!(valid.staging_chunk_bytes(), 96 << 10);
     assert_eq!((valid.group_deadline(), valid.events_max()), (Duration::from_millis(5), 77));
@@ -233,7 +268,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 37);
+    assert_eq!(fields().len(), 39);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)
@@ -326,6 +361,7 @@ fn nearly_right() -> impl Strategy<Value = String> {
         "\"\\PC{0,8}\"",
         Just("true".to_owned()),
         Just("[\"/a\", [], {}]".to_owned()),
+        Just("[\"unix:/a\", {\"address\": \"unix:/b\", \"weight\": 1e999, \"name\": null}]".to_owned()),
         Just("1979-05-27T07:32:00Z".to_owned()),
     ];
     let line = (key, value).prop_map(|(key, value)| format!("{key} = {value}\n"));

@@ -78,6 +78,16 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("ssd.scrub_bytes_per_s = 1", "ssd.scrub_bytes_per_s", "must be 0 or a size between 4KiB and 1TiB, got=1B"),
     ("ssd.scrub_bytes_per_s = \"2TiB\"", "ssd.scrub_bytes_per_s", "must be 0 or a size between 4KiB and 1TiB, got=2TiB"),
     ("ssd.quarantine_after = true", "ssd.quarantine_after", "must be an integer between 1 and 1000000, got=true type=boolean"),
+    ("remote.peers = \"tcp:127.0.0.1:1\"", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred, got=\"tcp:127.0.0.1:1\" type=string"),
+    ("remote.peers = [7, \"here\"]", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred: entry 0 is 7 type=integer, entry 1 has as address \"here\": an address begins with tcp: or unix:, got=[..] type=list entries=2"),
+    ("remote.peers = [{}, {address = \"tcp:a:1\", weight = \"2\", nam = \"a\"}]", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred: entry 0 has no address, entry 1 has as address \"tcp:a:1\": tcp: is followed by an IP address, a colon and a port, entry 1 has \"nam\", and may have address, name, weight, preferred, entry 1 has as weight \"2\" type=string, which must be a number, got=[..] type=list entries=2"),
+    ("remote.peers = [{address = 1, name = 2, preferred = 3}]", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred: entry 0 has as address 1 type=integer, which must be a string, entry 0 has as name 2 type=integer, which must be a string, entry 0 has as preferred 3 type=integer, which must be true or false, got=[..] type=list entries=1"),
+    ("remote.peers = [\"unix:/a\", {address = \"unix:/b\", name = \"unix:/a\", weight = 0}, {address = \"unix:/c\", name = \"\", weight = nan}]", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred, but entry 1 repeats the name \"unix:/a\", entry 1 has the weight 0, which must be above 0, entry 2 has an empty name, entry 2 has the weight NaN, which must be above 0"),
+    ("remote.peers = [{address = \"unix:/a\", preferred = true}, \"unix:/b\", {address = \"unix:/c\", preferred = true}]", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred, but entries 0 and 2 are both preferred"),
+    ("remote.peers = []\nremote.key = 7", "remote.key", "must be the path of a file, got=7 type=integer"),
+    ("remote.peers = [\"unix:/a\"]\nremote.key = \"\"", "remote.key", "must be the path of a file, got=\"\""),
+    ("remote.key = \"/a\"", "remote.key", "must be unset without remote.peers, which it is shown to"),
+    ("remote.peer = []", "remote.peer", "is not a setting; did you mean remote.peers?"),
     ("staging.bytes = \"32KiB\"", "staging.bytes", "must be a size between 64KiB and 1TiB, got=32KiB"),
     ("staging.bytes = \"2TiB\"", "staging.bytes", "must be a size between 64KiB and 1TiB, got=2TiB"),
     ("staging.bytes = false", "staging.bytes", "must be a size between 64KiB and 1TiB, got=false type=boolean"),
@@ -114,10 +124,10 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("SSD.io = \"auto\"", "SSD.io", "is not a setting; did you mean ssd.io?"),
     ("staging.chunk-bytes = 1", "staging.chunk-bytes", "is not a setting; did you mean staging.chunk_bytes?"),
     ("read.zzz = 1", "read.zzz", "is not a setting; read has depth"),
-    ("qqqq = 1", "qqqq", "is not a setting; at the top are deadline_ms, namespaces_max, dram, ssd, staging, groups, events, index, read, memory, log"),
-    ("[qqqq]", "qqqq", "is not a setting; at the top are deadline_ms, namespaces_max, dram, ssd, staging, groups, events, index, read, memory, log"),
+    ("qqqq = 1", "qqqq", "is not a setting; at the top are deadline_ms, namespaces_max, dram, ssd, remote, staging, groups, events, index, read, memory, log"),
+    ("[qqqq]", "qqqq", "is not a setting; at the top are deadline_ms, namespaces_max, dram, ssd, remote, staging, groups, events, index, read, memory, log"),
     ("\"dram.bytes\" = 1", "\"dram.bytes\"", "is not a setting; did you mean dram.bytes, a key inside a table?"),
-    ("\"a\\nb\" = 1", "\"a\\nb\"", "is not a setting; at the top are deadline_ms, namespaces_max, dram, ssd, staging, groups, events, index, read, memory, log"),
+    ("\"a\\nb\" = 1", "\"a\\nb\"", "is not a setting; at the top are deadline_ms, namespaces_max, dram, ssd, remote, staging, groups, events, index, read, memory, log"),
     ("dram.bytes", "(file)", "is not TOML: key with no value, expected `=` line=3 column=11"),
     ("read.depth = 1\nread.depth = 2", "(file)", "is not TOML: duplicate key line=4 column=6"),
 ];
@@ -166,6 +176,8 @@ const ENV_ROWS: &[(&str, &str, &str, &str)] = &[
     ("PAGELITH_SSD__DIRS", "", "ssd.dirs", "must be a list of at most 64 different directories, got=\"\" type=string env=PAGELITH_SSD__DIRS"),
     ("PAGELITH_SSD__DIRS", "/a,", "ssd.dirs", "must be a list of at most 64 different directories, but entry 1 is empty env=PAGELITH_SSD__DIRS"),
     ("PAGELITH_SSD__DIRS", "[\"/a\"", "ssd.dirs", "must be a list of at most 64 different directories, got=\"[\\\"/a\\\"\" type=string env=PAGELITH_SSD__DIRS"),
+    ("PAGELITH_REMOTE__PEERS", "", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred, got=\"\" type=string env=PAGELITH_REMOTE__PEERS"),
+    ("PAGELITH_REMOTE__PEERS", "unix:/a,unix:/a", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred, but entry 1 repeats the name \"unix:/a\" env=PAGELITH_REMOTE__PEERS"),
     ("PAGELITH_DRAM__BYTS", "1", "PAGELITH_DRAM__BYTS", "is not a setting; did you mean PAGELITH_DRAM__BYTES?"),
     ("PAGELITH_DRAM_BYTES", "1", "PAGELITH_DRAM_BYTES", "is not a setting; did you mean PAGELITH_DRAM__BYTES?"),
     ("PAGELITH_dram__bytes", "1", "PAGELITH_dram__bytes", "is not a setting; did you mean PAGELITH_DRAM__BYTES?"),
@@ -210,6 +222,17 @@ fn wrong_values_in_the_environment() {
         let result = Config::builder().env([(*name, *text)]).validate(&facts());
         assert_eq!(only(result, name), (field.to_string(), message.to_string()), "row={name}={text}");
     }
+}
+
+#[test]
+fn there_are_64_peers_at_most() {
+    let of = |count: usize| {
+        let peers: Vec<String> = (0..count).map(|number| format!("unix:/{number}")).collect();
+        Config::builder().env([("PAGELITH_REMOTE__PEERS", peers.join(","))]).validate(&facts())
+    };
+    assert_eq!(of(64).expect("valid").peers().len(), 64);
+    let (field, message) = only(of(65), "65 peers");
+    assert!(field == "remote.peers" && message.contains("but there are 65"), "{message}");
 }
 
 #[test]

@@ -3,6 +3,8 @@
 
 #[path = "peers/attached.rs"]
 mod attached;
+#[path = "peers/configured.rs"]
+mod configured;
 #[path = "peers/preferred.rs"]
 mod preferred;
 #[path = "peers/rules.rs"]
@@ -58,10 +60,14 @@ impl Process {
 
     /// It serves this store.
     fn of(store: Store) -> Process {
+        Process::admitting(store, Admission::Connection(Rights::all()))
+    }
+
+    fn admitting(store: Store, admission: Admission) -> Process {
         let store = Arc::new(store);
         let listen = Listen {
             address: "tcp:127.0.0.1:0".parse().expect("an address"),
-            admission: Admission::Connection(Rights::all()),
+            admission,
             beyond_this_host: false,
         };
         let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));

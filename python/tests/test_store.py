@@ -542,6 +542,36 @@ class Process:
             self.end()
 
 
+class Peers(Case):
+    def test_a_store_of_this_process_asks_the_peers_that_its_configuration_names(self):
+        processes = [Process("unix:" + os.path.join(self.home.name, name)) for name in "ab"]
+        for process in processes:
+            self.addCleanup(process.ended)
+        entries = [{"address": process.address, "name": name} for process, name in zip(processes, "ab")]
+        settings = {**config(), "remote": {"peers": entries}}
+        keys, values = [key(page) for page in range(40)], [content(page) for page in range(40)]
+        with pagelith.Store(settings) as store:
+            self.assertTrue(all(store.put(keys, values)))
+            for _ in range(100_000):
+                if store.stats()["remote_stored"] == len(keys):
+                    break
+            self.assertEqual(store.stats()["remote_stored"], len(keys))
+        with pagelith.Store(settings) as store:
+            landed = [bytearray(PAGE) for _ in keys]
+            outcomes = store.get(keys, landed)
+        self.assertEqual([outcome.tier for outcome in outcomes], ["remote"] * len(keys))
+        self.assertEqual([bytes(value) for value in landed], values)
+        # Each has its share.
+        for process in processes:
+            with pagelith.Store.attach(process.address) as there:
+                self.assertTrue(0 < sum(there.exists(keys)) < len(keys))
+
+    def test_peers_that_are_wrong_are_refused(self):
+        wrong = {"remote": {"peers": ["here", {"address": "unix:/a", "weight": "2"}]}}
+        with self.assertRaisesRegex(pagelith.InvalidError, "entry 0 .* entry 1 "):
+            pagelith.Store(wrong)
+
+
 class Attached(Case):
     def serve(self, *flags):
         process = Process("unix:" + os.path.join(self.home.name, "socket"), *flags)

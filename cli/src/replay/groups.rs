@@ -45,8 +45,8 @@ impl Harness<'_> {
             return Ok(());
         }
         let arena = match &self.plan.on {
-            On::Own { config, .. } => config.arena_bytes(),
-            On::Attached(_) => 0,
+            On::Own(config) => config.arena_bytes(),
+            On::Attached(..) => 0,
         };
         let waiting_max = arena / WAITING_SHARE;
         let page: u64 = self.pages().base().iter().map(|object| align_up(object.bytes as u64)).sum();

@@ -24,7 +24,8 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
-use pagelith::config::Size;
+use pagelith::config::{Config, Size};
+use pagelith::key_file;
 use pagelith::transport::address::Address;
 
 use self::model::ModelFlags;
@@ -35,7 +36,6 @@ use self::source::Source;
 use crate::content::Content;
 use crate::exit::Verdict;
 use crate::fresh::FreshDir;
-use crate::keys;
 use crate::peers::PeerFlags;
 use crate::settings::{Defaults, StoreFlags};
 
@@ -77,9 +77,6 @@ pub(crate) struct ReplayArgs {
         conflicts_with_all = ["remote", "prefer", "reopen_at", "dirs", "dram", "ssd", "policy", "ssd_policy", "io", "staging", "config"]
     )]
     attach: Option<Address>,
-    /// This process's key, where a store process demands one: a file with one entry, as `pagelith key` prints it
-    #[arg(long, value_name = "FILE")]
-    key: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -97,25 +94,21 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
         Some(pages) => pages,
         None => Pages::plain(source.name(), args.seed, args.object_bytes.bytes())?,
     };
-    if args.key.is_some() && args.peers.remote.is_empty() && args.attach.is_none() {
-        bail!("a key is shown to a store process: --key goes with --attach or --remote");
-    }
     let mut fresh = FreshDir::named("pagelith-replay");
     let on = match &args.attach {
-        Some(address) => On::Attached(address.clone()),
+        Some(address) => {
+            let key = args.peers.key.as_deref().map(key_file::own).transpose()?;
+            On::Attached(address.clone(), key)
+        }
         None => {
-            let config = args.store.resolve(DEFAULTS, &fresh.path().join("store"), &|_| {})?;
+            let with_peers = |config: &mut Config| args.peers.apply(config);
+            let config = args.store.resolve(DEFAULTS, &fresh.path().join("store"), &with_peers)?;
+            args.peers.check(&config)?;
             fresh.make_for(config.ssd_dirs())?;
-            On::Own { config: Box::new(config), peers: args.peers.clone() }
+            On::Own(Box::new(config))
         }
     };
-    let plan = Plan {
-        on,
-        pages,
-        content: Content::new(args.seed),
-        reopen_at: args.reopen_at,
-        key: args.key.as_deref().map(keys::own).transpose()?,
-    };
+    let plan = Plan { on, pages, content: Content::new(args.seed), reopen_at: args.reopen_at };
     let (report, series) = run::replay(&plan, source)?;
     if args.json {
         println!("{}", serde_json::to_string(&report)?);

@@ -11,7 +11,6 @@ use super::run::{self, On, Plan};
 use super::source::Source;
 use crate::content::Content;
 use crate::exit::Verdict;
-use crate::peers::PeerFlags;
 use crate::workload::Chat;
 
 const SEED: u64 = 7;
@@ -26,14 +25,10 @@ fn plan(model: &str, dir: &std::path::Path) -> Plan {
     (config.dram.bytes, config.ssd.bytes) = (Size::mib(32), Size::mib(64));
     (config.staging.bytes, config.ssd.dirs) = (Size::mib(2), vec![dir.join("store")]);
     Plan {
-        on: On::Own {
-            config: Box::new(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid")),
-            peers: PeerFlags::default(),
-        },
+        on: On::Own(Box::new(config.validate(&Facts::of_this_machine().expect("facts")).expect("valid"))),
         pages: Pages::of_model("chat", SEED, &chosen).expect("pages"),
         content: Content::new(SEED),
         reopen_at: None,
-        key: None,
     }
 }
 
@@ -67,7 +62,7 @@ fn replay_on(model: &str, plant: impl FnOnce(&Plan, &Store, &[PrefixHash])) -> R
     let plan = plan(model, dir.path());
     let first: Vec<PrefixHash> =
         Chat::new(SEED).next_request().hash_ids.into_iter().map(Pages::hash).collect();
-    let On::Own { config, .. } = &plan.on else { panic!("its own") };
+    let On::Own(config) = &plan.on else { panic!("its own") };
     let store = Store::open((**config).clone()).expect("a store");
     plant(&plan, &store, &first);
     store.close().expect("closed");

@@ -17,7 +17,7 @@ use super::series::Series;
 use super::source::Source;
 use crate::content::Content;
 use crate::meter::rss_peak_bytes;
-use crate::peers::{self, PeerFlags};
+use crate::peers;
 
 /// What to replay, and how.
 pub(crate) struct Plan {
@@ -25,16 +25,14 @@ pub(crate) struct Plan {
     pub(crate) pages: Pages,
     pub(crate) content: Content,
     pub(crate) reopen_at: Option<u64>,
-    /// What this process is known by elsewhere.
-    pub(crate) key: Option<Key>,
 }
 
 /// Whose store it is.
 pub(crate) enum On {
-    /// This process's own, and where its peers listen.
-    Own { config: Box<ValidConfig>, peers: PeerFlags },
-    /// A store process's.
-    Attached(Address),
+    /// This process's own.
+    Own(Box<ValidConfig>),
+    /// A store process's, and what this process is known by there.
+    Attached(Address, Option<Key>),
 }
 
 /// What the stores of a replay say, together: each counts from its own open, and one that was open before had counted
@@ -120,15 +118,13 @@ pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Ser
 
 fn open(plan: &Plan) -> anyhow::Result<Live> {
     match &plan.on {
-        On::Own { config, peers } => {
-            let peers = peers.peers(plan.key.as_ref())?;
-            let config = ValidConfig::clone(config);
-            let store = Store::open_with_peers(config, peers).context("cannot open the store")?;
+        On::Own(config) => {
+            let store = Store::open(ValidConfig::clone(config)).context("cannot open the store")?;
             crate::said::opened(store.opened());
             let session = Box::new(store.session().context("cannot begin a session")?);
             Ok(Live::Own { session, store })
         }
-        On::Attached(address) => Ok(Live::Attached(peers::attach(address, plan.key.as_ref())?)),
+        On::Attached(address, key) => Ok(Live::Attached(peers::attach(address, key.as_ref())?)),
     }
 }
 

@@ -45,7 +45,7 @@ const DRAM_MAX: Size = Size::gib(64 << 10);
 const SSD_MAX: Size = Size::gib(1 << 20);
 const KIB_64: Size = Size::kib(64);
 
-static FIELDS: [Field; 37] = [
+static FIELDS: [Field; 39] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
     row!(dram.bytes, Rule::SizeOrZero { min: KIB_64, max: DRAM_MAX }),
@@ -73,6 +73,8 @@ static FIELDS: [Field; 37] = [
     row!(ssd.probe_max_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(ssd.quarantine_after, Rule::Count { min: 1, max: 1_000_000 }),
     row!(ssd.scrub_bytes_per_s, Rule::SizeOrZero { min: Size::kib(4), max: TIB }),
+    row!(remote.peers, Rule::Peers),
+    row!(remote.key, Rule::File),
     row!(staging.bytes, Rule::Size { min: KIB_64, max: TIB, grain: Grain::Any }),
     row!(staging.ratio, Rule::RatioAboveZero { max: 1.0 }),
     // Whole checksum blocks, so that each chunk can be verified by itself.

@@ -7,7 +7,7 @@
 //! - file: [`Config::from_toml_str`], [`Config::from_json_str`], or [`ConfigBuilder::file`]. The caller
 //!   reads the file; nothing here touches the disk.
 //! - environment: `PAGELITH_` and the path in upper case with `__` for each dot:
-//!   `PAGELITH_DRAM__BYTES=2GiB`. `ssd.dirs` is separated by commas, or a JSON list. *Every* variable with
+//!   `PAGELITH_DRAM__BYTES=2GiB`. `ssd.dirs` and `remote.peers` are separated by commas, or a JSON list. *Every* variable with
 //!   the prefix must be a setting.
 //! - code: the fields of [`Config`], or [`ConfigBuilder::set`].
 //!
@@ -40,6 +40,7 @@ mod error;
 mod fields;
 mod node;
 mod parse;
+mod peer;
 mod rule;
 mod setting;
 mod size;
@@ -55,6 +56,7 @@ pub use choice::{DramPolicy, Promote, SsdIo, SsdPolicy, SsdRing};
 pub use error::{ConfigError, Problem};
 pub use fields::{ENV_PREFIX, Field, fields};
 pub use parse::{ConfigBuilder, ConfigFormat};
+pub use peer::PeerConfig;
 pub use size::{Size, SizeError};
 pub use valid::{Facts, MemoryPlan, ValidConfig};
 
@@ -73,6 +75,8 @@ pub struct Config {
     pub dram: DramConfig,
     /// The SSD tier.
     pub ssd: SsdConfig,
+    /// The remote tier.
+    pub remote: RemoteConfig,
     /// Memory that direct reads land in when they cannot land in the caller's.
     pub staging: StagingConfig,
     /// Groups that are put in several calls.
@@ -191,6 +195,18 @@ pub struct SsdConfig {
     pub scrub_bytes_per_s: Size,
 }
 
+/// Settings of the remote tier: peers' stores behind DRAM and SSD.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct RemoteConfig {
+    /// Store processes that hold pages for this store: what is not here is asked of the one that owns its page, and what is put here is offered to
+    /// it. Default none; at most 64. Each is an address, or a table ([`PeerConfig`]). Who shares pages with others names the same peers by
+    /// the same names, with the same weights. That one cannot be reached is no error, and costs misses.
+    pub peers: Vec<PeerConfig>,
+    /// The file with the key by which those know this process, as `pagelith key` prints it; no other user may read it. Default none. For
+    /// peers that demand one (`pagelith serve --keys`).
+    pub key: Option<PathBuf>,
+}
+
 /// Settings of the staging memory.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StagingConfig {
@@ -267,6 +283,7 @@ impl Default for Config {
             namespaces_max: 4096,
             dram: DramConfig::default(),
             ssd: SsdConfig::default(),
+            remote: RemoteConfig::default(),
             staging: StagingConfig::default(),
             groups: GroupsConfig { deadline_ms: 30_000 },
             events: EventsConfig { max: 0 },

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::de::{self, Deserialize, Deserializer};
 
@@ -282,8 +282,9 @@ impl Config {
         // by `validate`).
         serde_json::to_string_pretty(self).unwrap_or_else(|error| {
             let mut shown = self.clone();
-            shown.ssd.dirs =
-                self.ssd.dirs.iter().map(|dir| dir.to_string_lossy().into_owned().into()).collect();
+            let lossy = |path: &PathBuf| path.to_string_lossy().into_owned().into();
+            shown.ssd.dirs = self.ssd.dirs.iter().map(lossy).collect();
+            shown.remote.key = self.remote.key.as_ref().map(lossy);
             serde_json::to_string_pretty(&shown).unwrap_or_else(|_| error.to_string())
         })
     }

@@ -3,9 +3,10 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::node::{Node, quoted};
+use super::peer::{self, PEERS_MAX, PeerConfig};
 use super::size::Size;
 
 /// Most directories (drives) of one store.
@@ -40,6 +41,9 @@ pub(super) enum Rule {
     Flag,
     Choice(&'static [&'static str]),
     Dirs,
+    Peers,
+    /// A file; which one, is not looked at here.
+    File,
 }
 
 /// Which sizes within the range are allowed.
@@ -59,6 +63,8 @@ pub(super) enum Value<'a> {
     Flag(bool),
     Choice(&'static str),
     Dirs(&'a [PathBuf]),
+    Peers(&'a [PeerConfig]),
+    File(&'a Path),
 }
 
 impl fmt::Display for Rule {
@@ -86,6 +92,11 @@ impl fmt::Display for Rule {
                 Ok(())
             }
             Rule::Dirs => write!(f, "a list of at most {DIRS_MAX} different directories"),
+            Rule::Peers => write!(
+                f,
+                "a list of at most {PEERS_MAX} peers, each an address or a table of address, name, weight and preferred"
+            ),
+            Rule::File => f.write_str("the path of a file"),
         }
     }
 }
@@ -100,6 +111,11 @@ impl fmt::Display for Value<'_> {
             Value::Flag(flag) => write!(f, "{flag}"),
             Value::Choice(name) => write!(f, "{name:?}"),
             Value::Dirs(dirs) => write!(f, "{dirs:?}"),
+            Value::Peers(peers) => {
+                let peers: Vec<String> = peers.iter().map(PeerConfig::to_string).collect();
+                write!(f, "[{}]", peers.join(", "))
+            }
+            Value::File(path) => write!(f, "{path:?}"),
         }
     }
 }
@@ -118,6 +134,8 @@ impl Rule {
             (Rule::Ratio { min, max }, Value::Ratio(ratio)) => (*min..=*max).contains(ratio),
             (Rule::RatioAboveZero { max }, Value::Ratio(ratio)) => *ratio > 0.0 && *ratio <= *max,
             (Rule::Dirs, Value::Dirs(dirs)) => return self.check_dirs(dirs),
+            (Rule::Peers, Value::Peers(peers)) => return self.unless(&peer::faults(peers)),
+            (Rule::File, Value::File(path)) => path.to_str().is_some_and(|path| !path.is_empty()),
             // Flags and choices are right by their type, and an optional setting may be unset.
             _ => true,
         };
@@ -143,6 +161,10 @@ impl Rule {
                 Some(_) => {}
             }
         }
+        self.unless(&faults)
+    }
+
+    fn unless(&self, faults: &[String]) -> Result<(), String> {
         if faults.is_empty() { Ok(()) } else { Err(format!("must be {self}, but {}", faults.join(", "))) }
     }
 
@@ -159,9 +181,13 @@ impl Rule {
             {
                 text.parse().map_or_else(|_| as_text(), Node::Float)
             }
-            Rule::Dirs if text.is_empty() => as_text(),
-            Rule::Dirs if text.starts_with('[') => serde_json::from_str(text).unwrap_or_else(|_| as_text()),
-            Rule::Dirs => Node::List(text.split(',').map(|dir| Node::Text(dir.to_owned())).collect()),
+            Rule::Dirs | Rule::Peers if text.is_empty() => as_text(),
+            Rule::Dirs | Rule::Peers if text.starts_with('[') => {
+                serde_json::from_str(text).unwrap_or_else(|_| as_text())
+            }
+            Rule::Dirs | Rule::Peers => {
+                Node::List(text.split(',').map(|entry| Node::Text(entry.to_owned())).collect())
+            }
             _ => as_text(),
         }
     }

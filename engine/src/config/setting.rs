@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::node::Node;
+use super::peer::{self, PeerConfig};
 use super::rule::{DIRS_MAX, Value};
 use super::size::{Size, SizeError};
 
@@ -110,6 +111,29 @@ impl Setting for Vec<PathBuf> {
 
     fn value(&self) -> Value<'_> {
         Value::Dirs(self)
+    }
+}
+
+impl Setting for Vec<PeerConfig> {
+    fn read(node: &Node) -> Result<Vec<PeerConfig>, String> {
+        peer::read(node)
+    }
+
+    fn value(&self) -> Value<'_> {
+        Value::Peers(self)
+    }
+}
+
+impl Setting for PathBuf {
+    fn read(node: &Node) -> Result<PathBuf, String> {
+        match node {
+            Node::Text(text) => Ok(PathBuf::from(text)),
+            _ => Err(String::new()),
+        }
+    }
+
+    fn value(&self) -> Value<'_> {
+        Value::File(self)
     }
 }
 

@@ -1,11 +1,12 @@
 //! A configuration that was checked against itself and the machine: the numbers a store is built from.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::Config;
 use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy, SsdRing};
+use super::peer::PeerConfig;
 use super::size::Size;
 
 /// What validation has to know of the machine.
@@ -200,6 +201,16 @@ impl ValidConfig {
     /// Failing reads in a segment after which it is quarantined.
     pub fn quarantine_after(&self) -> u32 {
         self.config.ssd.quarantine_after
+    }
+
+    /// The store processes behind this store.
+    pub fn peers(&self) -> &[PeerConfig] {
+        &self.config.remote.peers
+    }
+
+    /// The file with the key by which those know this process.
+    pub fn peers_key(&self) -> Option<&Path> {
+        self.config.remote.key.as_deref()
     }
 
     /// Bytes of staging memory.

@@ -48,6 +48,7 @@ pub(super) fn resolve(draft: Draft, facts: &Facts) -> Result<ValidConfig, Config
     relations.check_segments();
     relations.check_rings();
     relations.check_probe();
+    relations.check_remote();
     relations.check_staging();
     relations.check_memory(facts);
     let Draft { config, problems, .. } = relations.draft;
@@ -186,6 +187,14 @@ impl Relations {
         if self.sound(&["ssd.probe_ms", "ssd.probe_max_ms"]) && longest < first {
             let message = format!("must be at least ssd.probe_ms, got={longest} ssd.probe_ms={first}");
             self.problem("ssd.probe_max_ms", message);
+        }
+    }
+
+    /// A key is for somebody.
+    fn check_remote(&mut self) {
+        let remote = &self.draft.config.remote;
+        if self.sound(&["remote.peers", "remote.key"]) && remote.key.is_some() && remote.peers.is_empty() {
+            self.problem("remote.key", "must be unset without remote.peers, which it is shown to".to_owned());
         }
     }
 

@@ -1,0 +1,102 @@
+//! Peers that a configuration names.
+
+use std::os::unix::fs::PermissionsExt;
+
+use pagelith::ErrorKind;
+use pagelith::config::PeerConfig;
+use pagelith::transport::auth::{Key, KeyRing};
+
+use super::*;
+
+fn peer(name: &str, process: &Process) -> PeerConfig {
+    PeerConfig { name: name.to_owned(), ..PeerConfig::from(process.address.clone()) }
+}
+
+fn front(peers: Vec<PeerConfig>) -> Store {
+    let mut config = memory();
+    config.remote.peers = peers;
+    Store::open(valid(&config)).expect("opened")
+}
+
+/// How many of these pages each has, once all were offered.
+fn shares(store: &Store, pages: &[ObjectKey], at: [&Process; 2]) -> [usize; 2] {
+    pages.iter().for_each(|key| put(store, &[*key]));
+    until("offers", || {
+        store.stats().remote_stored + store.stats().remote_skipped >= store.stats().puts_stored
+    });
+    let exists = |at: &Process| {
+        at.store.exists_batch(pages, Options::default()).into_iter().filter(|here| *here).count()
+    };
+    at.map(exists)
+}
+
+#[test]
+fn they_share_the_pages_by_their_names_and_weights() {
+    let (one, two) = (Process::new(&memory()), Process::new(&memory()));
+    let pages: Vec<ObjectKey> = (1..=100).map(|page| key(page, "k")).collect();
+    let heavy = PeerConfig { weight: 9.0, ..peer("b", &two) };
+    let store = front(vec![peer("a", &one), heavy.clone()]);
+    let [light, most] = shares(&store, &pages, [&one, &two]);
+    assert!(light + most == 100 && (80..=97).contains(&most), "{light} {most}");
+    // Another store that names them alike, in whatever order and by whatever address, finds all there.
+    let other = front(vec![heavy.clone(), peer("a", &one)]);
+    assert_eq!(get(&other, &pages), all(Tier::Remote, 100));
+    // By other names it does not: they own other pages.
+    let stranger = front(vec![peer("b", &one), PeerConfig { name: "a".to_owned(), ..heavy }]);
+    let found = stranger.exists_batch(&pages, Options::default()).into_iter().filter(|here| *here).count();
+    assert!(found < 100, "{found}");
+}
+
+#[test]
+fn one_that_is_preferred_has_all() {
+    let (one, two) = (Process::new(&memory()), Process::new(&memory()));
+    let pages: Vec<ObjectKey> = (200..240).map(|page| key(page, "k")).collect();
+    let store = front(vec![peer("a", &one), PeerConfig { preferred: true, ..peer("b", &two) }]);
+    assert_eq!(shares(&store, &pages, [&one, &two]), [0, 40]);
+}
+
+/// Peers given in code are instead of those of the configuration.
+#[test]
+fn who_gives_peers_has_those_and_no_others() {
+    let (configured, given) = (Process::new(&memory()), Process::new(&memory()));
+    let mut config = memory();
+    config.remote.peers = vec![peer("a", &configured)];
+    let store = given.front(&config, offer());
+    let pages = [key(300, "k"), key(301, "k")];
+    assert_eq!(shares(&store, &pages, [&configured, &given]), [0, 2]);
+}
+
+#[test]
+fn the_key_is_read_at_open_by_its_owner_alone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("key");
+    let secret = [7; 32];
+    let hex = "07".repeat(32);
+    let mut config = memory();
+    config.remote.key = Some(path.clone());
+    let ring = KeyRing::new([(Key::new("rank-0", &secret).expect("a key"), Rights::all())], &SystemEntropy);
+    let process = Process::admitting(
+        Store::open(valid(&memory())).expect("opened"),
+        Admission::Keys(Arc::new(ring.expect("a ring"))),
+    );
+    config.remote.peers = vec![peer("a", &process)];
+    let open = || Store::open(valid(&config));
+    let refused = |why: &str| {
+        let error = open().expect_err("refused");
+        assert!(error.message.starts_with("remote.key: ") && error.message.contains(why), "{error}");
+        assert!(!error.message.contains(&hex), "a secret is said: {error}");
+        error.kind
+    };
+    assert_eq!(refused("No such file"), ErrorKind::Unavailable);
+    std::fs::write(&path, format!("[[key]]\nname = \"rank-0\"\nsecret = \"{hex}\"\n")).expect("written");
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).expect("shared");
+    assert_eq!(refused("other users can read"), ErrorKind::Denied);
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("kept to oneself");
+    let store = open().expect("opened");
+    let pages = [key(400, "k")];
+    put(&store, &pages);
+    until("offers", || store.stats().remote_stored == 1);
+    assert_eq!(process.store.exists_batch(&pages, Options::default()), [true]);
+    std::fs::write(&path, format!("[[key]]\nname = \"rank-0\"\nsecret = \"{hex}0\"\n")).expect("written");
+    assert_eq!(refused("secret is not 64 hexadecimal digits"), ErrorKind::Invalid);
+}
