@@ -15,6 +15,7 @@ mod listen;
 mod pin;
 mod put;
 mod session;
+mod split;
 mod tell;
 mod view;
 
@@ -75,6 +76,8 @@ struct Desks {
     idle: Vec<Desk>,
     /// How often memory was shared: links that were made before have not handed it over.
     shares: u64,
+    /// Before this no call waits for a second link: the last one that did waited in vain.
+    narrow_until: Mono,
 }
 
 /// A store in another process. Shared between threads by reference.
@@ -107,7 +110,7 @@ impl Attached {
         let groups = Arc::new(Keeper::new(remote.clone(), clock.clone(), timeout));
         let mut desk = Desk::patient(remote.clone());
         desk.lines.adopt(STORE, link);
-        let desks = Mutex::new(Desks { idle: vec![desk], shares: 0 });
+        let desks = Mutex::new(Desks { idle: vec![desk], ..Desks::default() });
         let (requests, acked, shows) = (Mutex::new(0), Mutex::default(), Shows::default());
         let listening = Mutex::default();
         Ok(Attached { remote, clock, timeout, desks, requests, acked, listening, shows, keeper, groups })
@@ -218,6 +221,13 @@ impl Attached {
 
     /// Put groups, or parts of groups that consist of the objects `required` if there are any.
     fn put_parts_of(&self, groups: Vec<PutGroup>, required: &[ObjectKey], options: Options) -> Vec<PutDone> {
+        let groups = match required {
+            [] => match self.put_in_two(groups, options) {
+                Ok(done) => return done,
+                Err(groups) => groups,
+            },
+            _ => groups,
+        };
         let manner = self.manner(&options);
         self.with_desk(|desk| {
             let mut puts = Puts::begin(desk, groups, required, manner);

@@ -3,6 +3,8 @@
 
 #[path = "shown/lent.rs"]
 mod lent;
+#[path = "shown/two_links.rs"]
+mod two_links;
 #[path = "shown/views.rs"]
 mod views;
 
@@ -21,8 +23,8 @@ use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::layouts::ids::{NamespaceId, OpId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::shard::Shard;
-use pagelith::layouts::wire::Frame;
 use pagelith::layouts::wire::shown::Stretch;
+use pagelith::layouts::wire::{Frame, Kind};
 use pagelith::serve::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Offer;
@@ -90,7 +92,8 @@ impl Process {
             while !ends.load(Ordering::Relaxed) {
                 listener.wait(&mut arrivals, Duration::from_micros(200));
                 for arrival in arrivals.drain(..) {
-                    let Arrival::Link(link) = arrival else { panic!("refused") };
+                    // One that ended in its greeting is none.
+                    let Arrival::Link(link) = arrival else { continue };
                     servers.push(Server::new(&served, link, staging.clone()).expect("serves"));
                 }
                 servers.iter_mut().for_each(|server| while server.turn() {});
@@ -140,8 +143,15 @@ struct Seen {
     landed: AtomicU64,
     showed: AtomicU64,
     sent: AtomicU64,
-    /// The link is to end.
+    /// Links that were begun; what was asked over the first and over the others.
+    begun: AtomicU64,
+    asked: [AtomicU64; 2],
+    /// No further one is made.
+    refuses: AtomicBool,
+    /// The links are to end.
     cut: AtomicBool,
+    /// The one of this number is, if it is not the first.
+    cut_one: AtomicU64,
     /// Nothing of what comes over it is heard.
     deaf: AtomicBool,
     /// What is looked at lies so many bytes beside where the store says.
@@ -160,21 +170,24 @@ struct Watching {
     seen: Arc<Seen>,
 }
 
-struct Soon(Box<dyn Dialing>, Arc<Seen>);
+/// The number of the link is 0 for the first.
+struct Soon(Box<dyn Dialing>, Arc<Seen>, u64);
 
-struct Watched(Box<dyn Link>, Arc<Seen>);
+struct Watched(Box<dyn Link>, Arc<Seen>, u64);
 
 impl Dial for Watching {
     fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
-        Ok(Box::new(Soon(self.dial.begin()?, self.seen.clone())))
+        let number = self.seen.begun.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(Soon(self.dial.begin()?, self.seen.clone(), number)))
     }
 }
 
 impl Soon {
-    fn dialled(dialled: Dialled, seen: Arc<Seen>) -> Dialled {
+    fn dialled(dialled: Dialled, seen: Arc<Seen>, number: u64) -> Dialled {
         match dialled {
-            Dialled::Waiting(dialing) => Dialled::Waiting(Box::new(Soon(dialing, seen))),
-            Dialled::Ready(link) => Dialled::Ready(Box::new(Watched(link, seen))),
+            _ if seen.refuses.load(Ordering::Relaxed) => Dialled::Over(Closed::Here),
+            Dialled::Waiting(dialing) => Dialled::Waiting(Box::new(Soon(dialing, seen, number))),
+            Dialled::Ready(link) => Dialled::Ready(Box::new(Watched(link, seen, number))),
             Dialled::Over(why) => Dialled::Over(why),
         }
     }
@@ -182,11 +195,11 @@ impl Soon {
 
 impl Dialing for Soon {
     fn poll(self: Box<Self>) -> Dialled {
-        Soon::dialled(self.0.poll(), self.1)
+        Soon::dialled(self.0.poll(), self.1, self.2)
     }
 
     fn wait(self: Box<Self>, timeout: Duration) -> Dialled {
-        Soon::dialled(self.0.wait(timeout), self.1)
+        Soon::dialled(self.0.wait(timeout), self.1, self.2)
     }
 }
 
@@ -219,6 +232,9 @@ impl Link for Watched {
     }
 
     fn send(&mut self, frame: Frame) -> Result<(), Frame> {
+        if frame.kind == Kind::Request {
+            self.1.asked[usize::from(self.2 > 0)].fetch_add(1, Ordering::Relaxed);
+        }
         self.0.send(frame)
     }
 
@@ -260,7 +276,8 @@ impl Link for Watched {
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) {
-        if self.1.cut.load(Ordering::Relaxed) {
+        let is_cut = self.2 > 0 && self.1.cut_one.load(Ordering::Relaxed) == self.2;
+        if is_cut || self.1.cut.load(Ordering::Relaxed) {
             self.0.close();
         }
         if self.1.deaf.load(Ordering::Relaxed) {

@@ -1,5 +1,5 @@
-//! One thread's batches over one link: several are in flight, so that the store works at the next while this side copies, and
-//! checksums the next while the store does.
+//! One thread's batches: several are in flight, so that the store works at the next while this side copies, and
+//! checksums the next while the store does. Puts that the store copies by itself go over two links by turns: it copies two at once.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,9 +14,13 @@ use crate::outcome::{Done, Ticket};
 use crate::remote::batch::Heard;
 use crate::remote::desk::Desk;
 
+/// How long to wait for one link while something is on its way over the other.
+const TURN: Duration = Duration::from_millis(1);
+
 /// One thread's way to the store of an [`Attached`], as [`crate::Session`] is to a store of this process: it submits batches,
-/// several at a time, and collects them as they are done, in any order. It has a link to itself until it is dropped, and what is
-/// on its way goes on while one of its methods runs, and not in between. Not shared between threads: make one a thread.
+/// several at a time, and collects them as they are done, in any order. It has a link to itself until it is dropped, a second one once it has several puts
+/// in flight out of memory that the store is shown, and what is on its way goes on while one of its methods runs, and not in between. Not shared between
+/// threads: make one a thread.
 ///
 /// A batch is what a call of [`Attached::get`] or [`Attached::put`] is: as long in all as its [`Options`] say, asked once more if the link
 /// ended under it, and told `Busy` at once where a put finds no room. The store takes up what it is asked in any order: who gets what it
@@ -30,12 +34,35 @@ use crate::remote::desk::Desk;
 /// stores of that only what it copied before the drop, or what has the checksums that were sent. Of a put that was given up some may have been stored.
 pub struct Session<'a> {
     attached: &'a Attached,
-    desk: Desk,
-    /// How often memory had been shared when the link was taken.
-    shares: u64,
-    batches: Vec<(Ticket, Batch)>,
+    first: Way,
+    second: Second,
+    batches: Vec<UnderWay>,
     finished: VecDeque<(Ticket, Done)>,
     last_ticket: u64,
+}
+
+/// A link.
+struct Way {
+    desk: Desk,
+    /// How often memory had been shared when it was taken.
+    shares: u64,
+}
+
+/// The other link.
+enum Second {
+    /// Nobody wanted it yet.
+    Unwanted,
+    /// Batches go by it from when it has stood on, and make it again if it ended.
+    Wanted { way: Way, has_stood: bool },
+    /// It could not be made, and is not tried again.
+    Refused,
+}
+
+struct UnderWay {
+    ticket: Ticket,
+    /// It goes by the second link.
+    second: bool,
+    batch: Batch,
 }
 
 enum Batch {
@@ -47,17 +74,21 @@ impl Attached {
     /// A thread's way to keep several batches in flight. Its link is one that a call before it made, or is made when the first
     /// batch is submitted.
     pub fn session(&self) -> Session<'_> {
-        let (mut desk, shares) = self.desk();
-        // What nobody waited for.
-        desk.take_all();
         Session {
             attached: self,
-            desk,
-            shares,
+            first: self.way(),
+            second: Second::Unwanted,
             batches: Vec::new(),
             finished: VecDeque::new(),
             last_ticket: 0,
         }
+    }
+
+    fn way(&self) -> Way {
+        let (mut desk, shares) = self.desk();
+        // What nobody waited for.
+        desk.take_all();
+        Way { desk, shares }
     }
 }
 
@@ -65,26 +96,86 @@ impl Session<'_> {
     /// Submit objects to be got, as [`Attached::get`]. Asks, and never waits: what comes is copied while [`Session::poll`] or a wait runs.
     pub fn submit_get(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
         let manner = self.attached.manner(&options);
-        let gets = Gets::begin(&mut self.desk, gets, manner);
-        self.submit(Batch::Get(Box::new(gets)))
+        let gets = Gets::begin(&mut self.first.desk, gets, manner);
+        self.submit(false, Batch::Get(Box::new(gets)))
     }
 
     /// Submit groups to be put, as [`Attached::put`]. Their bytes are checksummed now, in this thread, where the store does not take
     /// this process's word for them, and go to the store from then on.
     pub fn submit_put(&mut self, groups: Vec<PutGroup>, options: Options) -> Ticket {
         let manner = self.attached.manner(&options);
-        let puts = Puts::begin(&mut self.desk, groups, &[], manner);
-        self.submit(Batch::Put(Box::new(puts)))
+        let second = self.goes_second(&groups);
+        let puts = Puts::begin(self.desk(second), groups, &[], manner);
+        self.submit(second, Batch::Put(Box::new(puts)))
     }
 
     /// The store is asked before anything that came is looked at: it begins meanwhile.
-    fn submit(&mut self, batch: Batch) -> Ticket {
+    fn submit(&mut self, second: bool, batch: Batch) -> Ticket {
         self.last_ticket += 1;
         let ticket = Ticket(self.last_ticket);
-        self.batches.push((ticket, batch));
+        self.batches.push(UnderWay { ticket, second, batch });
         self.advance(self.batches.len() - 1, self.attached.clock.now());
-        self.desk.send_on();
+        self.desk(second).send_on();
         ticket
+    }
+
+    fn desk(&mut self, second: bool) -> &mut Desk {
+        match &mut self.second {
+            Second::Wanted { way, .. } if second => &mut way.desk,
+            _ => &mut self.first.desk,
+        }
+    }
+
+    /// Whether groups are put by the second link: the first has more puts, and the store copies these out of memory that it is shown, and needs
+    /// nothing of this side meanwhile.
+    fn goes_second(&mut self, groups: &[PutGroup]) -> bool {
+        let puts = |second: bool| {
+            let is_one = |one: &&UnderWay| one.second == second && matches!(one.batch, Batch::Put(_));
+            self.batches.iter().filter(is_one).count()
+        };
+        puts(false) > puts(true) && self.is_shown(groups) && self.has_second()
+    }
+
+    /// Whether the store is shown the first object: all of them, mostly.
+    pub(super) fn is_shown(&self, groups: &[PutGroup]) -> bool {
+        let caller = self.first.desk.lines.stands(STORE);
+        let first = groups.first().and_then(|group| group.objects.first());
+        caller.zip(first).is_some_and(|(caller, put)| caller.shows(&put.source.parts))
+    }
+
+    /// Whether the second link stands. It is begun if there is none.
+    fn has_second(&mut self) -> bool {
+        let now = self.attached.clock.now();
+        if matches!(self.second, Second::Unwanted) {
+            let mut way = self.attached.way();
+            way.desk.lines.standing(STORE, now);
+            self.second = Second::Wanted { way, has_stood: false };
+        }
+        let Second::Wanted { way, has_stood } = &mut self.second else { return false };
+        let stands = way.desk.lines.stands(STORE).is_some();
+        *has_stood |= stands;
+        match stands || way.desk.is_busy() {
+            true => {}
+            false if *has_stood => drop(way.desk.lines.standing(STORE, now)),
+            false => self.second = Second::Refused,
+        }
+        stands
+    }
+
+    /// Wait for the second link, at most `timeout`; whether it stands.
+    pub(super) fn await_second(&mut self, timeout: Duration) -> bool {
+        let deadline = self.attached.clock.now().after(timeout);
+        loop {
+            if self.has_second() {
+                return true;
+            }
+            let now = self.attached.clock.now();
+            let Second::Wanted { way, .. } = &mut self.second else { return false };
+            if deadline.since(now).is_zero() {
+                return false;
+            }
+            way.desk.wait(now, deadline.since(now).min(STEP));
+        }
     }
 
     /// Do what can be done without waiting; a finished batch, if there is one.
@@ -111,7 +202,7 @@ impl Session<'_> {
             if let Some(at) = self.finished.iter().position(|(ticket, _)| is_it(*ticket)) {
                 return self.finished.remove(at);
             }
-            if !self.batches.iter().any(|(ticket, _)| is_it(*ticket)) {
+            if !self.batches.iter().any(|one| is_it(one.ticket)) {
                 return None;
             }
             self.drive();
@@ -124,28 +215,50 @@ impl Session<'_> {
                 return None;
             }
             self.attached.look();
-            self.desk.wait(now, left.min(STEP));
+            // The one that was asked first is done first, mostly.
+            let second = self.batches.iter().find(|one| is_it(one.ticket)).is_some_and(|one| one.second);
+            let step = if self.is_busy(!second) { TURN } else { STEP };
+            self.desk(second).wait(now, left.min(step));
+        }
+    }
+
+    /// Whether something is on its way over a link.
+    fn is_busy(&self, second: bool) -> bool {
+        match (&self.second, second) {
+            (_, false) => self.first.desk.is_busy(),
+            (Second::Wanted { way, .. }, true) => way.desk.is_busy(),
+            (Second::Unwanted | Second::Refused, true) => false,
         }
     }
 
     /// Let every batch go on as far as it goes now. What has been answered is handed on before more is taken in.
     fn drive(&mut self) {
         let now = self.attached.clock.now();
-        if !self.desk.has_replies() {
-            self.desk.poll(now);
+        let second = match &mut self.second {
+            Second::Wanted { way, .. } => Some(way),
+            Second::Unwanted | Second::Refused => None,
+        };
+        for way in second.into_iter().chain([&mut self.first]) {
+            if !way.desk.has_replies() {
+                way.desk.poll(now);
+            }
         }
         self.advance(0, now);
     }
 
     /// Let batches from the one at `at` on go on, and collect those that are done.
     fn advance(&mut self, mut at: usize, now: Mono) {
-        // All that one link took with it when it ended is one failure, of however many batches.
+        // All that the links took with them when they ended is one failure, of however many batches.
         let mut heard = Heard::default();
-        while let Some((_, batch)) = self.batches.get_mut(at) {
+        while let Some(UnderWay { second, batch, .. }) = self.batches.get_mut(at) {
+            let desk = match &mut self.second {
+                Second::Wanted { way, .. } if *second => &mut way.desk,
+                _ => &mut self.first.desk,
+            };
             let over = match batch {
-                Batch::Get(gets) => gets.advance(&mut self.desk, now, &mut heard),
+                Batch::Get(gets) => gets.advance(desk, now, &mut heard),
                 Batch::Put(puts) => {
-                    let over = puts.advance(&mut self.desk, now, &mut heard);
+                    let over = puts.advance(desk, now, &mut heard);
                     self.attached.acked().note(puts.acked());
                     over
                 }
@@ -154,28 +267,39 @@ impl Session<'_> {
                 at += 1;
                 continue;
             }
-            let (ticket, batch) = self.batches.remove(at);
+            let UnderWay { ticket, batch, .. } = self.batches.remove(at);
             let done = match batch {
                 Batch::Get(gets) => Done::Get(gets.finish()),
                 Batch::Put(puts) => Done::Put(puts.finish()),
             };
             self.finished.push_back((ticket, done));
         }
-        heard.tell(&self.desk, now);
+        heard.tell(&self.first.desk, now);
     }
 }
 
 impl Drop for Session<'_> {
-    /// Waits for the memory that the link has, however long it takes.
+    /// Waits for the memory that the links have, however long it takes.
     fn drop(&mut self) {
+        let second = match std::mem::replace(&mut self.second, Second::Refused) {
+            // What is still being made is no use to the next call.
+            Second::Wanted { way, .. } => {
+                Some(way).filter(|way| way.desk.lines.stands(STORE).is_some() || way.desk.is_asked(STORE))
+            }
+            Second::Unwanted | Second::Refused => None,
+        };
+        let none = Way { desk: Desk::patient(self.attached.remote.clone()), shares: self.first.shares };
+        let first = std::mem::replace(&mut self.first, none);
         let clock = &*self.attached.clock;
-        self.desk.give_up(STORE, clock.now());
-        while self.desk.is_asked(STORE) && !mutant::on(Mutant::SessionGoesAtOnce) {
-            self.desk.wait(clock.now(), STEP);
+        let mut ways: Vec<Way> = second.into_iter().chain([first]).collect();
+        ways.iter_mut().for_each(|way| way.desk.give_up(STORE, clock.now()));
+        for Way { mut desk, shares } in ways {
+            while desk.is_asked(STORE) && !mutant::on(Mutant::SessionGoesAtOnce) {
+                desk.wait(clock.now(), STEP);
+            }
+            desk.take_all();
+            self.attached.give_back(desk, shares);
         }
-        self.desk.take_all();
-        let desk = std::mem::replace(&mut self.desk, Desk::patient(self.attached.remote.clone()));
-        self.attached.give_back(desk, self.shares);
     }
 }
 

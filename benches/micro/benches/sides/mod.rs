@@ -207,15 +207,18 @@ pub fn attach<'s, 'e>(
     let address = listener.address().clone();
     scope.spawn(move || {
         let mut arrivals = Vec::new();
-        // One client at a time, which comes again when its link was idle for too long.
         while !stop.load(Ordering::Relaxed) {
             listener.wait(&mut arrivals, WAIT);
             for arrival in arrivals.drain(..) {
                 let Arrival::Link(link) = arrival else { panic!("refused") };
-                let mut server = Server::new(store, link, staging.clone()).expect("serves");
-                while server.closed().is_none() && !stop.load(Ordering::Relaxed) {
-                    server.wait(WAIT);
-                }
+                let staging = staging.clone();
+                // A thread a link, as `pagelith serve` has it.
+                scope.spawn(move || {
+                    let mut server = Server::new(store, link, staging).expect("serves");
+                    while server.closed().is_none() && !stop.load(Ordering::Relaxed) {
+                        server.wait(WAIT);
+                    }
+                });
             }
         }
     });
