@@ -1,7 +1,8 @@
 //! A configuration that is wrong is refused, and the refusal names the setting and what would be right.
 //! One row a wrong value; the whole message is compared.
 
-use pagelith::config::{Config, ConfigError, ConfigFormat, Facts, fields};
+use pagelith::config::{Config, ConfigError, ConfigFormat, Facts, PeerConfig, fields};
+use pagelith::transport::address::Address;
 
 const SSD: &str = "ssd.bytes = \"1GiB\"\nssd.dirs = [\"/a\"]\n";
 
@@ -82,8 +83,10 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("remote.peers = [7, \"here\"]", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred: entry 0 is 7 type=integer, entry 1 has as address \"here\": an address begins with tcp: or unix:, got=[..] type=list entries=2"),
     ("remote.peers = [{}, {address = \"tcp:a:1\", weight = \"2\", nam = \"a\"}]", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred: entry 0 has no address, entry 1 has as address \"tcp:a:1\": tcp: is followed by an IP address, a colon and a port, entry 1 has \"nam\", and may have address, name, weight, preferred, entry 1 has as weight \"2\" type=string, which must be a number, got=[..] type=list entries=2"),
     ("remote.peers = [{address = 1, name = 2, preferred = 3}]", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred: entry 0 has as address 1 type=integer, which must be a string, entry 0 has as name 2 type=integer, which must be a string, entry 0 has as preferred 3 type=integer, which must be true or false, got=[..] type=list entries=1"),
-    ("remote.peers = [\"unix:/a\", {address = \"unix:/b\", name = \"unix:/a\", weight = 0}, {address = \"unix:/c\", name = \"\", weight = nan}]", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred, but entry 1 repeats the name \"unix:/a\", entry 1 has the weight 0, which must be above 0, entry 2 has an empty name, entry 2 has the weight NaN, which must be above 0"),
-    ("remote.peers = [{address = \"unix:/a\", preferred = true}, \"unix:/b\", {address = \"unix:/c\", preferred = true}]", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred, but entries 0 and 2 are both preferred"),
+    ("remote.peers = [\"unix:/a\", {address = \"unix:/b\", name = \"unix:/a\", weight = 0}, {address = \"unix:/c\", name = \"\", weight = nan}]", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred, but entry 1 repeats the name \"unix:/a\", entry 1 has the weight 0, which must be finite and above 0, entry 2 has an empty name, entry 2 has the weight NaN, which must be finite and above 0"),
+    ("remote.peers = [{address = \"unix:/a\", preferred = true}, \"unix:/b\", {address = \"unix:/c\", preferred = true}]", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred, but entry 2 is preferred, and so is entry 0"),
+    ("remote.peers = [\"unix:/a\", {address = \"unix:/b\", weight = inf}, {address = \"unix:/c\", weight = -1}]", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred, but entry 1 has the weight inf, which must be finite and above 0, entry 2 has the weight -1, which must be finite and above 0"),
+    ("remote.peers = [\"here\", {address = \"unix:/a\", weight = 0}, {address = 7, name = \"\", preferred = true}, \"unix:/a\", {address = \"unix:/b\", name = 7, preferred = true}]", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred: entry 0 has as address \"here\": an address begins with tcp: or unix:, entry 1 has the weight 0, which must be finite and above 0, entry 2 has as address 7 type=integer, which must be a string, entry 2 has an empty name, entry 3 repeats the name \"unix:/a\", entry 4 has as name 7 type=integer, which must be a string, entry 4 is preferred, and so is entry 2, got=[..] type=list entries=5"),
     ("remote.peers = []\nremote.key = 7", "remote.key", "must be the path of a file, got=7 type=integer"),
     ("remote.peers = [\"unix:/a\"]\nremote.key = \"\"", "remote.key", "must be the path of a file, got=\"\""),
     ("remote.key = \"/a\"", "remote.key", "must be unset without remote.peers, which it is shown to"),
@@ -159,6 +162,8 @@ const JSON_ROWS: &[(&str, &str, &str)] = &[
     (r#"{"read": {"depth": 64.0}}"#, "read.depth", "must be an integer between 1 and 1024, got=64 type=float"),
     (r#"{"dram": {"bytes": 18446744073709551616}}"#, "dram.bytes", "must be 0 or a size between 64KiB and 64TiB, got=18446744073709552000 type=float"),
     (r#"{"dram.bytes": 1}"#, "\"dram.bytes\"", "is not a setting; did you mean dram.bytes, a key inside a table?"),
+    (r#"{"remote": {"peers": [{"address": "unix:/a", "address": "unix:/b"}]}}"#, "(file)", "is not JSON: duplicate key \"address\" line=1 column=66"),
+    (r#"{"remote": {"peers": [null, {"address": "unix:/a", "name": null}]}}"#, "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred: entry 0 is null, entry 1 has as name null, which must be a string, got=[..] type=list entries=2"),
     (r#"{"log": {"batch_sumary": true}}"#, "log.batch_sumary", "is not a setting; did you mean log.batch_summary?"),
 ];
 
@@ -178,6 +183,8 @@ const ENV_ROWS: &[(&str, &str, &str, &str)] = &[
     ("PAGELITH_SSD__DIRS", "[\"/a\"", "ssd.dirs", "must be a list of at most 64 different directories, got=\"[\\\"/a\\\"\" type=string env=PAGELITH_SSD__DIRS"),
     ("PAGELITH_REMOTE__PEERS", "", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred, got=\"\" type=string env=PAGELITH_REMOTE__PEERS"),
     ("PAGELITH_REMOTE__PEERS", "unix:/a,unix:/a", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred, but entry 1 repeats the name \"unix:/a\" env=PAGELITH_REMOTE__PEERS"),
+    ("PAGELITH_REMOTE__PEERS", "unix:/a,,here", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred: entry 1 has as address \"\": an address begins with tcp: or unix:, entry 2 has as address \"here\": an address begins with tcp: or unix:, got=[..] type=list entries=3 env=PAGELITH_REMOTE__PEERS"),
+    ("PAGELITH_REMOTE__PEERS", "[\"unix:/a\"", "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred, got=\"[\\\"unix:/a\\\"\" type=string env=PAGELITH_REMOTE__PEERS"),
     ("PAGELITH_DRAM__BYTS", "1", "PAGELITH_DRAM__BYTS", "is not a setting; did you mean PAGELITH_DRAM__BYTES?"),
     ("PAGELITH_DRAM_BYTES", "1", "PAGELITH_DRAM_BYTES", "is not a setting; did you mean PAGELITH_DRAM__BYTES?"),
     ("PAGELITH_dram__bytes", "1", "PAGELITH_dram__bytes", "is not a setting; did you mean PAGELITH_DRAM__BYTES?"),
@@ -232,7 +239,24 @@ fn there_are_64_peers_at_most() {
     };
     assert_eq!(of(64).expect("valid").peers().len(), 64);
     let (field, message) = only(of(65), "65 peers");
-    assert!(field == "remote.peers" && message.contains("but there are 65"), "{message}");
+    assert!(field == "remote.peers" && message.contains("entries=65"), "{message}");
+    let mut config = Config::default();
+    let peer = |number| PeerConfig::from(format!("unix:/{number}").parse::<Address>().expect("an address"));
+    config.remote.peers = (0..65).map(peer).collect();
+    let (field, message) = only(config.validate(&facts()), "65 peers of code");
+    assert!(field == "remote.peers" && message.ends_with("but there are 65"), "{message}");
+}
+
+#[test]
+fn a_peers_name_has_255_bytes_at_most() {
+    let of = |bytes: usize| {
+        let text = format!("remote.peers = [{{address = \"unix:/a\", name = \"{}\"}}]", "n".repeat(bytes));
+        Config::from_toml_str(&text)
+    };
+    assert_eq!(of(255).expect("valid").remote.peers[0].name.len(), 255);
+    let (field, message) = only(of(256), "256 bytes");
+    let why = "but entry 0 has a name of 256 bytes, and 255 are the most";
+    assert!(field == "remote.peers" && message.ends_with(why), "{message}");
 }
 
 #[test]

@@ -49,59 +49,86 @@ impl fmt::Display for PeerConfig {
     }
 }
 
+/// An entry as far as it can be read, and what is wrong with the rest.
+struct Entry {
+    address: Option<Address>,
+    name: Option<String>,
+    weight: f64,
+    preferred: bool,
+    faults: Vec<String>,
+}
+
 /// The peers of a list; else everything that is wrong with it and is not its type.
 pub(super) fn read(node: &Node) -> Result<Vec<PeerConfig>, String> {
-    let Node::List(entries) = node else { return Err(String::new()) };
-    let (mut peers, mut faults) = (Vec::new(), Vec::new());
-    // Of more entries than there may be the rule says so.
-    for (number, entry) in entries.iter().enumerate().take(PEERS_MAX + 1) {
-        match entry_of(entry) {
-            Ok(peer) => peers.push(peer),
-            Err(wrong) => faults.extend(wrong.into_iter().map(|wrong| format!("entry {number} {wrong}"))),
-        }
+    let Node::List(nodes) = node else { return Err(String::new()) };
+    if nodes.len() > PEERS_MAX {
+        // How many there are, every message about a list says.
+        return Err(String::new());
     }
-    if faults.is_empty() { Ok(peers) } else { Err(faults.join(", ")) }
-}
-
-fn entry_of(node: &Node) -> Result<PeerConfig, Vec<String>> {
-    let fields = match node {
-        Node::Text(text) => return address_of(text).map(PeerConfig::from).map_err(|wrong| vec![wrong]),
-        Node::Table(fields) => fields,
-        other => return Err(vec![format!("is {other}")]),
+    let entries: Vec<Entry> = nodes.iter().map(Entry::read).collect();
+    let unread = |(number, entry): (usize, &Entry)| {
+        entry.faults.iter().map(|fault| (number, fault.clone())).collect::<Vec<_>>()
     };
-    let mut faults = Vec::new();
-    let (mut address, mut name, mut weight, mut preferred) = (None, None, 1.0, false);
-    for (key, value) in fields {
-        let must = |what: &str| format!("has as {key} {value}, which must be {what}");
-        match (key.as_str(), value) {
-            ("address", Node::Text(text)) => match address_of(text) {
-                Ok(read) => address = Some(read),
-                Err(wrong) => faults.push(wrong),
-            },
-            ("name", Node::Text(text)) => name = Some(text.clone()),
-            ("weight", Node::Float(number)) => weight = *number,
-            ("weight", Node::Integer(number)) => weight = *number as f64,
-            ("preferred", Node::Bool(flag)) => preferred = *flag,
-            ("address" | "name", _) => faults.push(must("a string")),
-            ("weight", _) => faults.push(must("a number")),
-            ("preferred", _) => faults.push(must("true or false")),
-            _ => faults.push(format!("has {}, and may have {}", quoted(key), KEYS.join(", "))),
-        }
+    let mut faults: Vec<(usize, String)> = entries.iter().enumerate().flat_map(unread).collect();
+    if faults.is_empty() {
+        return Ok(entries.into_iter().filter_map(Entry::peer).collect());
     }
-    if !fields.iter().any(|(key, _)| key == "address") {
-        faults.push("has no address".to_owned());
-    }
-    match address.filter(|_| faults.is_empty()) {
-        Some(address) => {
-            let peer = PeerConfig::from(address);
-            Ok(PeerConfig { name: name.unwrap_or(peer.name), weight, preferred, ..peer })
-        }
-        None => Err(faults),
-    }
+    // What could be read is held to the rules all the same: else that would be news of the next try.
+    let rest = |entry: &Entry| (entry.name.clone(), entry.weight, entry.preferred);
+    faults.extend(broken(entries.iter().map(rest)));
+    faults.sort_by_key(|(number, _)| *number);
+    Err(numbered(faults).join(", "))
 }
 
-fn address_of(text: &str) -> Result<Address, String> {
-    text.parse().map_err(|wrong| format!("has as address {}: {wrong}", quoted(text)))
+impl Entry {
+    fn read(node: &Node) -> Entry {
+        let mut entry =
+            Entry { address: None, name: None, weight: 1.0, preferred: false, faults: Vec::new() };
+        let mut named = false;
+        match node {
+            Node::Text(text) => entry.put_address(text),
+            Node::Table(fields) => {
+                named = fields.iter().any(|(key, _)| key == "name");
+                fields.iter().for_each(|(key, value)| entry.put(key, value));
+                if !fields.iter().any(|(key, _)| key == "address") {
+                    entry.faults.push("has no address".to_owned());
+                }
+            }
+            other => entry.faults.push(format!("is {other}")),
+        }
+        if !named {
+            entry.name = entry.address.as_ref().map(Address::to_string);
+        }
+        entry
+    }
+
+    fn put(&mut self, key: &str, value: &Node) {
+        let must = |what: &str| format!("has as {key} {value}, which must be {what}");
+        match (key, value) {
+            ("address", Node::Text(text)) => self.put_address(text),
+            ("name", Node::Text(text)) => self.name = Some(text.clone()),
+            ("weight", Node::Float(number)) => self.weight = *number,
+            ("weight", Node::Integer(number)) => self.weight = *number as f64,
+            ("preferred", Node::Bool(flag)) => self.preferred = *flag,
+            ("address" | "name", _) => self.faults.push(must("a string")),
+            ("weight", _) => self.faults.push(must("a number")),
+            ("preferred", _) => self.faults.push(must("true or false")),
+            _ => self.faults.push(format!("has {}, and may have {}", quoted(key), KEYS.join(", "))),
+        }
+    }
+
+    fn put_address(&mut self, text: &str) {
+        match text.parse() {
+            Ok(address) => self.address = Some(address),
+            Err(wrong) => self.faults.push(format!("has as address {}: {wrong}", quoted(text))),
+        }
+    }
+
+    /// The peer, if nothing is wrong.
+    fn peer(self) -> Option<PeerConfig> {
+        let Entry { address, name, weight, preferred, faults: _ } = self;
+        Some(PeerConfig { address: address?, name: name?, weight, preferred })
+    }
 }
 
 /// What is wrong with peers that are of the right type.
@@ -109,26 +136,41 @@ pub(super) fn faults(peers: &[PeerConfig]) -> Vec<String> {
     if peers.len() > PEERS_MAX {
         return vec![format!("there are {}", peers.len())];
     }
+    let said = |peer: &PeerConfig| (Some(peer.name.clone()), peer.weight, peer.preferred);
+    numbered(broken(peers.iter().map(said)))
+}
+
+/// Which rules of the list these names (where they are known), weights and preferences break, and at which entry.
+fn broken(peers: impl Iterator<Item = (Option<String>, f64, bool)>) -> Vec<(usize, String)> {
     let mut faults = Vec::new();
-    let (mut names, mut preferred) = (HashSet::new(), None);
-    for (number, PeerConfig { name, weight, preferred: is_preferred, .. }) in peers.iter().enumerate() {
-        match name.len() {
-            0 => faults.push(format!("entry {number} has an empty name")),
-            1..=NAME_BYTES_MAX if !names.insert(name) => {
-                faults.push(format!("entry {number} repeats the name {}", quoted(name)));
+    let (mut names, mut first_preferred) = (HashSet::new(), None);
+    for (number, (name, weight, preferred)) in peers.enumerate() {
+        let mut fault = |text: String| faults.push((number, text));
+        match name {
+            Some(name) if name.is_empty() => fault("has an empty name".to_owned()),
+            Some(name) if name.len() > NAME_BYTES_MAX => {
+                let bytes = name.len();
+                fault(format!("has a name of {bytes} bytes, and {NAME_BYTES_MAX} are the most"));
             }
-            1..=NAME_BYTES_MAX => {}
-            bytes => faults.push(format!("entry {number} has a name of {bytes} bytes, and 255 are the most")),
-        }
-        if !(weight.is_finite() && *weight > 0.0) {
-            faults.push(format!("entry {number} has the weight {weight}, which must be above 0"));
-        }
-        match preferred {
-            Some(first) if *is_preferred => {
-                faults.push(format!("entries {first} and {number} are both preferred"));
+            Some(name) => {
+                let repeats = format!("repeats the name {}", quoted(&name));
+                if !names.insert(name) {
+                    fault(repeats);
+                }
             }
-            _ => preferred = preferred.or(is_preferred.then_some(number)),
+            None => {}
+        }
+        if !(weight.is_finite() && weight > 0.0) {
+            fault(format!("has the weight {weight}, which must be finite and above 0"));
+        }
+        match first_preferred {
+            Some(first) if preferred => fault(format!("is preferred, and so is entry {first}")),
+            _ => first_preferred = first_preferred.or(preferred.then_some(number)),
         }
     }
     faults
+}
+
+fn numbered(faults: Vec<(usize, String)>) -> Vec<String> {
+    faults.into_iter().map(|(number, fault)| format!("entry {number} {fault}")).collect()
 }
