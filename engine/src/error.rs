@@ -23,7 +23,7 @@ pub enum ErrorKind {
     Incompatible,
     /// The store was closed.
     Closed,
-    /// Another process holds the store, or the file system is read-only.
+    /// Another process holds the store, the file system is read-only, or others can read a file of keys.
     Denied,
     /// A bug in Pagelith.
     Internal,

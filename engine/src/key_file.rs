@@ -21,6 +21,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Bytes of a secret.
 pub const SECRET_BYTES: usize = 32;
+/// Longest word that a message repeats: as many digits as a namespace has, and half of a secret's.
+const WORD_BYTES_MAX: usize = 32;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -58,15 +60,14 @@ impl Entry {
         let secret: Option<Vec<u8>> = pairs.iter().map(byte).collect();
         // Whatever is wrong with it, it is not repeated.
         let secret = secret.filter(|bytes| rest.is_empty() && bytes.len() == SECRET_BYTES);
-        let no_secret = || Error::invalid(format!("secret is not 64 hexadecimal digits key={}", self.name));
-        Key::new(&self.name, &secret.ok_or_else(no_secret)?)
-            .map_err(|wrong| Error::invalid(wrong.to_string()))
+        let no_secret = || wrong(&format!("secret is not 64 hexadecimal digits key={}", self.name));
+        Key::new(&self.name, &secret.ok_or_else(no_secret)?).map_err(|error| wrong(&error.to_string()))
     }
 
     fn rights(&self) -> Result<Rights> {
         let id = |text: &String| {
-            let wrong = || format!("not a namespace's 32 hexadecimal digits namespace={text}");
-            NamespaceId::from_hex(text).ok_or_else(|| Error::invalid(wrong()))
+            let message = || format!("not a namespace's 32 hexadecimal digits namespace={text}");
+            NamespaceId::from_hex(text).ok_or_else(|| wrong(&message()))
         };
         let namespaces = match &self.namespaces {
             None => Namespaces::All,
@@ -81,6 +82,16 @@ impl Entry {
             operate: has(Right::Operate),
         })
     }
+}
+
+/// What is wrong in a file, without words that may be a secret: one may stand where something else belongs.
+fn wrong(message: &str) -> Error {
+    let of_word = |c: char| c.is_ascii_alphanumeric();
+    let shown = |piece: &str| match piece.trim_end_matches(|c| !of_word(c)) {
+        word if word.len() > WORD_BYTES_MAX => format!("…{}", &piece[word.len()..]),
+        _ => piece.to_owned(),
+    };
+    Error::invalid(message.split_inclusive(|c| !of_word(c)).map(shown).collect::<String>())
 }
 
 /// Every key of a server's file, and what it may do.
@@ -114,7 +125,8 @@ fn read(path: &Path) -> Result<Vec<Entry>> {
     // The parser's message would quote the line, which may be a secret.
     let parsed = toml::from_str::<KeyFile>(&text).map_err(|error| {
         let line = error.span().map_or(0, |span| text[..span.start].lines().count().max(1));
-        Error::invalid(format!("{} line={line} file={}", error.message(), path.display()))
+        let error = wrong(error.message());
+        Error { message: format!("{} line={line} file={}", error.message, path.display()), ..error }
     })?;
     Ok(parsed.key)
 }

@@ -44,7 +44,8 @@ pub struct Store {
 impl Store {
     /// Open the store that `config` describes, or make it. Blocks; allocates all memory that the store will
     /// use. Fails without touching anything if the directories hold something else, another format or
-    /// another configuration, or if another process has the store open.
+    /// another configuration, if another process has the store open, or if `remote.key` is no file of one key that
+    /// others cannot read. The peers of `remote.peers` are a tier behind it; that one cannot be reached is no error.
     pub fn open(config: ValidConfig) -> Result<Store> {
         let env = open::real_env(&config)?;
         Store::open_in(config, env)
