@@ -39,6 +39,29 @@ fn every_wrong_peer_is_named_and_flags_that_name_none_are_refused() {
 }
 
 #[test]
+fn peers_that_are_shown_are_a_configuration_again() {
+    let (_dir, path) = file(
+        "[remote]\nkey = \"/key\"\npeers = [\"tcp:[::1]:7411\", {address = \"unix:/b\", name = \"b\", weight = 2.5, preferred = true}]",
+    );
+    let shown = pagelith(&["config", "show", "--config", &path]).json();
+    let plain =
+        r#"{"address": "tcp:[::1]:7411", "name": "tcp:[::1]:7411", "weight": 1.0, "preferred": false}"#;
+    let table = r#"{"address": "unix:/b", "name": "b", "weight": 2.5, "preferred": true}"#;
+    let right = format!(r#"{{"peers": [{plain}, {table}], "key": "/key"}}"#);
+    assert_eq!(shown["remote"], serde_json::from_str::<serde_json::Value>(&right).unwrap());
+    let again = tempfile::tempdir().unwrap();
+    let json = again.path().join("pagelith.json");
+    std::fs::write(&json, shown.to_string()).unwrap();
+    let json = json.to_str().unwrap();
+    assert_eq!(pagelith(&["config", "show", "--config", json]).json(), shown);
+    // The environment goes before the file.
+    let env = [("PAGELITH_REMOTE__PEERS", "unix:/c")];
+    let shown = pagelith_with(&["config", "show", "--config", json], &env).json();
+    assert_eq!(shown["remote"]["peers"][0]["address"], "unix:/c");
+    assert_eq!(shown["remote"]["peers"].as_array().unwrap().len(), 1);
+}
+
+#[test]
 fn flags_come_before_the_environment_and_that_before_the_file() {
     let (_dir, path) = file("[dram]\nbytes = \"64MiB\"\npolicy = \"fifo\"\n[staging]\nbytes = \"5MiB\"\n");
     let env = [("PAGELITH_DRAM__BYTES", "96MiB"), ("PAGELITH_STAGING__BYTES", "6MiB")];

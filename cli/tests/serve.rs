@@ -26,6 +26,14 @@ fn a_replay_finds_at_a_peer_what_its_own_memory_has_no_room_for() {
     assert_eq!(again["wrong_bytes"], 0, "{again}");
 }
 
+/// Have it end as it should: it closes its store, and its peers are offered what is left.
+fn end(server: &mut Serving) {
+    let killed = Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status();
+    assert!(killed.expect("run").success());
+    server.says("closed durable_objects=0");
+    assert!(server.child.wait().expect("reaped").success());
+}
+
 /// Objects that were put with it.
 fn stored(server: &Serving) -> u64 {
     let (_, text) = server.get("/metrics");
@@ -70,12 +78,57 @@ fn a_file_names_peers_with_their_weights_and_flags_go_before_it() {
     run(&["--prefer", &one.address]);
     assert!(stored(&one) > 0, "what is preferred has all");
     // A store process takes them from there as well: what a client puts with it is offered on.
-    let three = serving();
+    let (three, before) = (serving(), stored(&two));
     let front = Serving::with(&["--listen", "tcp:127.0.0.1:0", "--config", file, "--remote", &three.address]);
-    let client = command(&["replay", "--json", "--requests", "20", "--attach", &front.address]).output();
-    assert_eq!(json(&client.expect("run"))["wrong_bytes"], 0);
-    drop(front);
-    assert!(stored(&three) > 0, "flags go before the file");
+    client_of(front, "1");
+    assert!(stored(&three) > 0 && stored(&two) == before, "flags go before the file");
+}
+
+/// Pages of the front's client, which asks for those of this seed, that came from the front's peers; the front has offered what it was left, and ended.
+fn client_of(mut front: Serving, seed: &str) -> u64 {
+    let flags =
+        ["replay", "--json", "--object-bytes", "8KiB", "--requests", "150", "--seed", seed, "--attach"];
+    let report = json(&command(&[&flags[..], &[&front.address]].concat()).output().expect("run"));
+    assert_eq!((&report["wrong_bytes"], &report["partial_groups"]), (&0.into(), &0.into()), "{report}");
+    end(&mut front);
+    hits(&report, "remote")
+}
+
+#[test]
+fn a_store_process_has_the_peers_and_the_key_of_its_file() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (known, stranger) = (keys(dir.path(), &["rank-0"]), keys(dir.path(), &["rank-1"]));
+    let serving = ["--listen", "tcp:127.0.0.1:0", "--metrics", "127.0.0.1:0", "--keys", &known];
+    let (owner, light) = (Serving::with(&serving), Serving::with(&serving));
+    let file = dir.path().join("pagelith.toml");
+    let written = |preferred: bool| {
+        let peers = format!(
+            "[[remote.peers]]\naddress = \"{}\"\nname = \"owner\"\n[[remote.peers]]\naddress = \"{}\"\n\
+             name = \"light\"\nweight = 1e-9\npreferred = {preferred}\n",
+            owner.address, light.address
+        );
+        std::fs::write(&file, format!("[remote]\nkey = \"{known}\"\n{peers}")).expect("written");
+    };
+    let front = |flags: &[&str]| {
+        let file = file.to_str().expect("text");
+        Serving::with(&[&["--listen", "tcp:127.0.0.1:0", "--config", file], flags].concat())
+    };
+    // What is put with it is offered to the one that owns nearly all; another one that is started finds it there.
+    written(false);
+    client_of(front(&[]), "1");
+    assert!(stored(&owner) > 0 && stored(&light) == 0, "{} {}", stored(&owner), stored(&light));
+    assert!(client_of(front(&[]), "1") > 0);
+    // By another key it is not known there.
+    assert_eq!(client_of(front(&["--key", &stranger]), "1"), 0);
+    let before = stored(&owner);
+    written(true);
+    client_of(front(&[]), "2");
+    let now = (stored(&owner), stored(&light));
+    assert!(now.0 == before && now.1 > 0, "what is preferred has all: {before} {now:?}");
+    // A flag goes before what the file prefers.
+    client_of(front(&["--prefer", &owner.address]), "3");
+    let then = (stored(&owner), stored(&light));
+    assert!(then.0 > now.0 && then.1 == now.1, "another one is preferred: {now:?} {then:?}");
 }
 
 #[test]
@@ -100,11 +153,7 @@ fn a_peer_that_is_killed_in_the_middle_and_started_again_costs_misses() {
 
 #[test]
 fn a_terminated_server_closes_its_store_and_ends_well() {
-    let mut server = Serving::at("tcp:127.0.0.1:0");
-    let killed = Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status();
-    assert!(killed.expect("run").success());
-    server.says("closed durable_objects=0");
-    assert!(server.child.wait().expect("reaped").success());
+    end(&mut Serving::at("tcp:127.0.0.1:0"));
 }
 
 #[test]
@@ -161,13 +210,21 @@ fn keys_that_others_can_read_and_files_of_no_use_are_refused() {
     refused(replay, "a client's file has one key keys=2");
     std::fs::set_permissions(&one, PermissionsExt::from_mode(0o640)).expect("shared");
     refused(serve(&one), "other users can read the keys");
-    let secret = "c0ffee".repeat(10);
-    for wrong in
-        [format!("secret = \"{secret}\""), format!("sceret = \"{secret}\""), format!("secret = {secret}")]
-    {
-        std::fs::write(&two, format!("[[key]]\nname = \"a\"\n{wrong}\n")).expect("written");
-        let said = refused(serve(&two), "");
-        assert!(!said.contains(&secret), "a secret is said: {said}");
+    // Too short, misspelled, no text, or where something else belongs: whatever is wrong, a secret is not repeated.
+    let (short, long) = ("c0ffee".repeat(10), "c0ff".repeat(16));
+    for wrong in [
+        format!("[[key]]\nname = \"a\"\nsecret = \"{short}\""),
+        format!("[[key]]\nname = \"a\"\nsceret = \"{short}\""),
+        format!("[[key]]\nname = \"a\"\nsecret = {short}"),
+        format!("key = \"{long}\""),
+        format!("{long} = \"a\""),
+        format!("[[key]]\nname = \"{long}\"\nsecret = \"a\""),
+        format!("[[key]]\nname = \"a\"\nsecret = \"{long}\"\nrights = [\"{long}\"]"),
+        format!("[[key]]\nname = \"a\"\nsecret = \"{long}\"\nnamespaces = [\"{long}\"]"),
+    ] {
+        std::fs::write(&two, wrong + "\n").expect("written");
+        let said = refused(serve(&two), &two);
+        assert!(![&short, &long].iter().any(|secret| said.contains(*secret)), "a secret is said: {said}");
     }
     // No name twice, and no network without keys.
     std::fs::write(
