@@ -87,7 +87,7 @@ impl Side<'_> {
 /// A thread's way in, with several batches in flight.
 pub enum Way<'a> {
     Embedded(Box<Session>),
-    Attached(attach::Session<'a>),
+    Attached(Box<attach::Session<'a>>),
 }
 
 /// Batches in flight, and buffers for as many.
@@ -100,7 +100,7 @@ impl<'a> Flights<'a> {
     pub fn new(side: &'a Side<'_>, buffers: &mut Vec<AlignedBuf>) -> Flights<'a> {
         let way = match side {
             Side::Embedded(store) => Way::Embedded(Box::new(store.session().expect("a session"))),
-            Side::Attached(store) => Way::Attached(store.session()),
+            Side::Attached(store) => Way::Attached(Box::new(store.session())),
         };
         let mut idle: Vec<Vec<AlignedBuf>> = (0..DEPTH).map(|_| Vec::new()).collect();
         idle.iter_mut().for_each(|idle| *idle = buffers.split_off(buffers.len() - BATCH));
