@@ -139,7 +139,8 @@ pub(super) struct Offer {
 
 pub(super) enum Work {
     Exists(usize, Result<Vec<bool>>),
-    Get(Vec<Item>),
+    /// The objects, and how what is shown of them is copied.
+    Get(Vec<Item>, Stores),
     Put(Offer),
     Told(Verb, Result<Told>),
 }
@@ -183,7 +184,9 @@ impl Call {
             base: None,
             outcome: None,
         };
-        Call::new(token, deadline, Work::Get(items.map(item).collect()))
+        let items: Vec<Item> = items.map(item).collect();
+        let stores = Stores::of(items.iter().map(|item| item.stretch.end - item.stretch.start).sum());
+        Call::new(token, deadline, Work::Get(items, stores))
     }
 
     pub fn put(
@@ -205,7 +208,7 @@ impl Call {
     pub fn is_done(&self) -> bool {
         let back = match &self.work {
             Work::Exists(..) | Work::Told(..) => true,
-            Work::Get(items) => items.iter().all(|item| item.parts.is_some()),
+            Work::Get(items, _) => items.iter().all(|item| item.parts.is_some()),
             Work::Put(offer) => offer.sending == 0,
         };
         self.over && back
@@ -213,7 +216,7 @@ impl Call {
 
     /// Whether it is a get, and done.
     pub fn is_got(&self) -> bool {
-        matches!(self.work, Work::Get(_)) && self.is_done()
+        matches!(self.work, Work::Get(..)) && self.is_done()
     }
 
     pub fn reply(self) -> (u64, Reply) {
@@ -225,7 +228,7 @@ impl Call {
         };
         let reply = match self.work {
             Work::Exists(_, found) => Reply::Exists(found),
-            Work::Get(items) => Reply::Get(items.into_iter().map(got).collect()),
+            Work::Get(items, _) => Reply::Get(items.into_iter().map(got).collect()),
             Work::Put(mut offer) => {
                 offer.outcomes.resize_with(offer.keys.len(), || Err(no_answer()));
                 Reply::Put(offer.outcomes)
@@ -237,7 +240,7 @@ impl Call {
 
     /// An object's memory is back; with all of its bytes if it `landed`.
     pub fn take_back(&mut self, item: u32, parts: Vec<Part>, landed: bool) {
-        if let Work::Get(items) = &mut self.work
+        if let Work::Get(items, _) = &mut self.work
             && let Some(item) = items.get_mut(item as usize)
         {
             item.landed = if landed && !self.over { verify::sums(&parts, &item.stretch) } else { None };
@@ -247,11 +250,10 @@ impl Call {
 
     /// An object's memory is back, and its bytes are shown: copy and checksum them, block by block.
     pub fn take_shown(&mut self, item: u32, mut parts: Vec<Part>, shown: &Shown) {
-        let Work::Get(items) = &mut self.work else { return };
-        let stores = Stores::of(items.iter().map(|item| item.stretch.end - item.stretch.start).sum());
+        let Work::Get(items, stores) = &mut self.work else { return };
         if let Some(item) = items.get_mut(item as usize) {
             item.landed =
-                if self.over { None } else { verify::copied(&mut parts, &item.stretch, shown, stores) };
+                if self.over { None } else { verify::copied(&mut parts, &item.stretch, shown, *stores) };
             item.parts = Some(parts);
         }
     }
@@ -325,7 +327,7 @@ impl Call {
             (Work::Exists(keys, found), Answer::Bits(bits)) if bits.len() == *keys => {
                 *found = Ok(bits.iter().collect());
             }
-            (Work::Get(items), Answer::Items(said)) if said.len() == items.len() && blocks_fit(said) => {
+            (Work::Get(items, _), Answer::Items(said)) if said.len() == items.len() && blocks_fit(said) => {
                 judge_all(items, said);
             }
             (Work::Put(offer), Answer::Items(said)) if said.len() == offer.keys.len() => {
@@ -348,7 +350,7 @@ impl Call {
         self.over = true;
         match &mut self.work {
             Work::Exists(_, found) => *found = Err(error.clone()),
-            Work::Get(items) => items.iter_mut().for_each(|item| item.outcome = Some(Err(error.clone()))),
+            Work::Get(items, _) => items.iter_mut().for_each(|item| item.outcome = Some(Err(error.clone()))),
             Work::Put(offer) => offer.outcomes = offer.keys.iter().map(|_| Err(error.clone())).collect(),
             Work::Told(_, told) => *told = Err(error.clone()),
         }

@@ -115,13 +115,14 @@ impl PutOp {
         let at = item as usize;
         let Some(object) = self.offered.get_mut(at) else { return };
         object.arrived(parts, shown, self.block_bytes);
-        for group in self.groups.iter_mut().filter(|group| group.objects.contains(&at)) {
-            group.state = match std::mem::replace(&mut group.state, State::Done) {
-                State::Pulled(1) => State::Whole,
-                State::Pulled(left) => State::Pulled(left - 1),
-                other => other,
-            };
-        }
+        // Groups have their objects one behind the other.
+        let of = self.groups.partition_point(|group| group.objects.end <= at);
+        let Some(group) = self.groups.get_mut(of) else { return };
+        group.state = match std::mem::replace(&mut group.state, State::Done) {
+            State::Pulled(1) => State::Whole,
+            State::Pulled(left) => State::Pulled(left - 1),
+            other => other,
+        };
     }
 
     /// Groups were stored, or were not.
