@@ -137,7 +137,8 @@ impl Keeper {
     /// The link, if nobody has it.
     fn unused(&self) -> Option<Own<'_>> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
-        kept.is_some().then_some(Own { keeper: self, kept })
+        // Made only if there is one: who drops it puts back what is in it.
+        kept.map(|kept| Own { keeper: self, kept: Some(kept) })
     }
 
     /// See to it that the store hears of this process, unless somebody talks to it now.
@@ -281,10 +282,14 @@ mod tests {
         let keeper = Keeper::new(Arc::new(remote), clock, Duration::from_secs(60));
         let soon = || keeper.clock.now().after(Duration::from_millis(2));
         let far = keeper.manner().deadline;
+        // As if a link stood when it was last used.
+        keeper.stood.store(7, Relaxed);
         let outer = keeper.with(far, |_| {
             assert_eq!(keeper.with(soon(), |_| ()).expect_err("in use").kind, ErrorKind::Busy);
             assert!(!keeper.stands(1), "and who only asks does not wait at all");
+            keeper.held.store(1, Relaxed);
             keeper.look();
+            assert!(keeper.stands(7), "nor does who asks while it is in use make it one that has ended");
         });
         assert_eq!((outer, keeper.with(soon(), |_| ())), (Ok(()), Ok(())), "it is put back");
     }
