@@ -5,10 +5,12 @@
 //! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [checksums|unsealed|by-calls]]`: `checksums` with a store that takes no client's word for
 //! what it puts, as those of before; `unsealed` puts out of memory that an engine mapped, which may become shorter, by a process that survives that,
 //! and `by-calls` by one that does not. Of each the medians of all rounds (21), us a batch, and the median of their ratios with the middle half of them.
+//! A round counts only if two threads had a core each right before and right after it ([`cores`]); how many did not is said.
 #![allow(clippy::disallowed_methods, reason = "threads are what is measured, by the real clock")]
 #![allow(clippy::print_stdout, reason = "a table is what comes of it")]
 
 mod common;
+mod cores;
 mod sides;
 
 use std::fs::File;
@@ -28,6 +30,8 @@ use sides::{BATCH, DATA, DEPTH, Flights, Shares, Side, attach, store};
 /// How long one side runs before it is the other's turn.
 const TURN: Duration = Duration::from_millis(100);
 const ROUNDS: usize = 21;
+/// Most rounds for each that counts: a machine whose cores are hardly ever its own is measured at nothing.
+const TRIES: usize = 20;
 
 /// What is done to a store in batches.
 #[derive(Clone, Copy)]
@@ -82,6 +86,21 @@ fn in_flight(side: &Side<'_>, what: What, batches: &mut Batches, buffers: &mut V
     taken
 }
 
+/// So many rounds, each with a core for either thread from its begin to its end, as far as that can be told; and how many others there were.
+fn rounds(count: usize, mut round: impl FnMut() -> (f64, f64)) -> (Vec<(f64, f64)>, usize) {
+    let (mut times, mut others, mut had_cores) = (Vec::with_capacity(count), 0, cores::two_run());
+    while times.len() < count {
+        let taken = round();
+        let has_cores = cores::two_run();
+        match std::mem::replace(&mut had_cores, has_cores) && has_cores {
+            true => times.push(taken),
+            false => others += 1,
+        }
+        assert!(others < TRIES * count, "two threads have a core each too seldom here to be measured");
+    }
+    (times, others)
+}
+
 /// A quarter, half and three quarters of the way through.
 fn quartiles(mut all: Vec<f64>) -> [f64; 3] {
     all.sort_by(f64::total_cmp);
@@ -110,7 +129,7 @@ impl Unsealed {
 }
 
 fn main() {
-    let rounds = std::env::args().find_map(|arg| arg.parse().ok()).unwrap_or(ROUNDS);
+    let count = std::env::args().find_map(|arg| arg.parse().ok()).unwrap_or(ROUNDS);
     let is = |name: &str| std::env::args().any(|arg| arg == name);
     let shares = if is("checksums") { Shares::Checksummed } else { Shares::Arena };
     let unsealed = is("unsealed") || is("by-calls");
@@ -119,8 +138,10 @@ fn main() {
     }
     let dir = std::env::temp_dir().join(format!("pagelith-turns-{}", std::process::id()));
     std::fs::create_dir(&dir).expect("a directory");
-    println!("| what | object | in flight | embedded, us | shown, us | embedded to shown | middle half |");
-    println!("| --- | ---: | ---: | ---: | ---: | ---: | --- |");
+    println!(
+        "| what | object | in flight | embedded, us | shown, us | embedded to shown | middle half | rounds without two cores |"
+    );
+    println!("| --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |");
     for object_bytes in [64 << 10, 256 << 10, 1 << 20] {
         let (store, stop) = (store(), AtomicBool::new(false));
         let (mut buffers, memory) = AlignedBuf::shown((1 + DEPTH) * BATCH, object_bytes).expect("memory");
@@ -144,14 +165,13 @@ fn main() {
                         1 => one_at_a_time(side, what, &mut batches, &mut buffers),
                         _ => in_flight(side, what, &mut batches, &mut more),
                     };
-                    let times: Vec<(f64, f64)> =
-                        (0..rounds).map(|_| (turn(&embedded), turn(&shown))).collect();
+                    let (times, others) = rounds(count, || (turn(&embedded), turn(&shown)));
                     let of = |of: fn(&(f64, f64)) -> f64| quartiles(times.iter().map(of).collect());
                     let ([low, ratio, high], [_, own, _], [_, theirs, _]) =
                         (of(|(own, theirs)| own / theirs), of(|(own, _)| *own), of(|(_, theirs)| *theirs));
                     let kib = object_bytes >> 10;
                     println!(
-                        "| {name} | {kib} KiB | {depth} | {own:.0} | {theirs:.0} | **{ratio:.2}** | {low:.2} to {high:.2} |"
+                        "| {name} | {kib} KiB | {depth} | {own:.0} | {theirs:.0} | **{ratio:.2}** | {low:.2} to {high:.2} | {others} |"
                     );
                 }
             }
