@@ -141,15 +141,20 @@ impl BlockCopy {
         }
     }
 
-    /// The checksum of what was copied; `None` if bytes of the block are missing.
-    fn finish(&mut self) -> Option<Checksum> {
-        (self.left == 0).then(|| match &mut self.sum {
+    /// The checksum of what was copied, as little-endian bytes have it. A number, and not bytes in memory: what is stored by two instructions and
+    /// loaded by one waits for all stores before it, those of the block among them.
+    ///
+    /// # Panics
+    /// If bytes of the block are missing.
+    fn finish(&mut self) -> u128 {
+        assert_eq!(self.left, 0, "the block is not whole");
+        match &mut self.sum {
             #[cfg(target_arch = "x86_64")]
             Sum::Fused(fused) => fused.finish(),
-            Sum::Behind(Behind::Nothing) => checksum(&[]),
-            Sum::Behind(Behind::Whole(sum)) => *sum,
-            Sum::Behind(Behind::Pieces(stream)) => stream.finish(),
-        })
+            Sum::Behind(Behind::Nothing) => u128::from_le_bytes(checksum(&[])),
+            Sum::Behind(Behind::Whole(sum)) => u128::from_le_bytes(*sum),
+            Sum::Behind(Behind::Pieces(stream)) => u128::from_le_bytes(stream.finish()),
+        }
     }
 }
 
@@ -272,15 +277,15 @@ impl Fused {
 
     /// Of a block of whole stripes nothing is moved, and nothing read in one load that was stored by several: such a load waits for all stores
     /// before it, also those past the cache.
-    fn finish(&self) -> Checksum {
+    fn finish(&self) -> u128 {
         if self.in_part == STRIPE {
-            return self.sum.finish(&self.part, self.length as u64).to_le_bytes();
+            return self.sum.finish(&self.part, self.length as u64);
         }
         let mut last = self.part;
         // The last 64 bytes, of which the stripe before has the first ones.
         last.rotate_left(self.in_part);
         last[..STRIPE - self.in_part].copy_from_slice(&self.before[self.in_part..]);
-        self.sum.finish(&last, self.length as u64).to_le_bytes()
+        self.sum.finish(&last, self.length as u64)
     }
 }
 

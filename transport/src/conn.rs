@@ -326,10 +326,8 @@ impl<S: Stream> Link for Conn<S> {
         self.landing.expose((op, item, offset), parts)
     }
 
-    fn nudge(&mut self) {
-        if let Some(stream) = self.stream.as_mut() {
-            stream.nudge();
-        }
+    fn nudge(&mut self) -> bool {
+        self.stream.as_mut().is_some_and(Stream::nudge)
     }
 
     fn send_on(&mut self) {

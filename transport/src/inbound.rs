@@ -1,8 +1,10 @@
 //! The receiving half of a byte-stream link: bytes become frames, and bulk bytes land where they were exposed.
 //!
 //! A head is read, and only then is it known where its body goes; so while anything is exposed no byte is read beyond
-//! the next head, and bulk bytes go from the stream straight to their place. Otherwise as much is read as fits.
+//! the next head, or few where the peer shows memory, and bulk bytes go from the stream straight to their place. Otherwise as much is
+//! read as fits.
 
+use std::borrow::Cow;
 use std::io::IoSliceMut;
 
 use pagelith_layouts::ids::OpId;
@@ -19,6 +21,8 @@ use crate::stream::{Moved, Stream};
 
 /// Bytes that are read ahead, of control frames and of what is thrown away.
 const AHEAD_BYTES: usize = 64 << 10;
+/// The same while memory is exposed, where the peer shows most of what would land there: bytes that were sent instead are copied once more.
+const FEW_BYTES: usize = 2 << 10;
 /// Bytes after which a poll goes on to other things.
 const TURN_BYTES: u64 = 8 << 20;
 
@@ -119,7 +123,9 @@ impl Inbound {
             State::Land { .. } => 0,
         };
         let next_head = if matches!(self.state, State::Head) { 0 } else { FrameHead::BYTES };
-        let wanted = if sink.landing.is_empty() { AHEAD_BYTES } else { missing + next_head };
+        // What is shown comes as small frames, one close behind the other.
+        let few = if sink.regions.theirs.is_empty() { 0 } else { FEW_BYTES };
+        let wanted = if sink.landing.is_empty() { AHEAD_BYTES } else { few.max(missing + next_head) };
         if self.start > 0 && self.end + wanted > self.ahead.len() {
             self.ahead.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, have);
@@ -167,12 +173,19 @@ impl Inbound {
                 State::Control { head, facts, mac, body } => {
                     let missing = facts.body_bytes as usize - body.len();
                     let now = missing.min(ahead.len());
-                    body.extend_from_slice(&ahead[..now]);
-                    if now < missing {
-                        (self.start, self.end) = (0, 0);
-                        return Ok(());
-                    }
-                    self.reading.deliver(head, facts, mac, std::mem::take(body), sink)?;
+                    let whole = match body.is_empty() && now == missing {
+                        true => Cow::Borrowed(&ahead[..now]),
+                        false => {
+                            body.reserve(missing.min(AHEAD_BYTES));
+                            body.extend_from_slice(&ahead[..now]);
+                            if now < missing {
+                                (self.start, self.end) = (0, 0);
+                                return Ok(());
+                            }
+                            Cow::Owned(std::mem::take(body))
+                        }
+                    };
+                    self.reading.deliver(head, facts, mac, whole, sink)?;
                     self.state = State::Head;
                     now
                 }
@@ -208,20 +221,20 @@ impl Inbound {
 
 impl Sink<'_> {
     /// The peer shows bytes: who has memory exposed for them is told where they lie.
-    fn show(&mut self, frame: &Frame) -> Result<(), Closed> {
-        let said = shown::decode(&frame.body)?;
-        let stretch = (frame.op, said.item, said.offset);
+    fn show(&mut self, op: OpId, body: &[u8]) -> Result<(), Closed> {
+        let said = shown::decode(body)?;
+        let stretch = (op, said.item, said.offset);
         let in_memory = self.regions.shown(stretch, said.pieces.iter());
         let found = in_memory.or_else(|| self.regions.shown_in_file(stretch, said.pieces.iter()));
         let found = found.ok_or_else(|| Closed::broken("shown", "nothing that was handed over"))?;
         let length = u32::try_from(said.length).map_err(|_| Closed::broken("shown", said.length))?;
-        let Some(name) = self.landing.begin(frame.op, said.item, said.offset, length)? else {
+        let Some(name) = self.landing.begin(op, said.item, said.offset, length)? else {
             self.counts.bytes_late += said.length;
             self.looked.push(stretch);
             return Ok(());
         };
         self.counts.bytes_in += said.length;
-        let (op, item, offset) = stretch;
+        let (_, item, offset) = stretch;
         let unused = if name == stretch { self.landing.unused(name, said.length) } else { None };
         if let Some(parts) = unused {
             self.events.push(Event::Shown { op, item, offset, parts, shown: found });
@@ -251,8 +264,7 @@ impl Reading {
             return Err(Closed::broken("body_bytes", facts.body_bytes));
         }
         if !data {
-            let body = Vec::with_capacity((facts.body_bytes as usize).min(AHEAD_BYTES));
-            return Ok(State::Control { head: bytes, facts, mac, body });
+            return Ok(State::Control { head: bytes, facts, mac, body: Vec::new() });
         }
         self.check_mac(&bytes, &[], &mac)?;
         let left = u64::from(facts.body_bytes);
@@ -275,22 +287,22 @@ impl Reading {
         head: &[u8; FrameHead::BYTES],
         facts: &HeadFacts,
         mac: &Mac,
-        body: Vec<u8>,
+        body: Cow<'_, [u8]>,
         sink: &mut Sink<'_>,
     ) -> Result<(), Closed> {
         facts.check_body(&body)?;
         self.check_mac(head, &body, mac)?;
-        let frame = Frame::new(facts.kind, facts.op, body);
+        let frame = |body: Cow<'_, [u8]>| Frame::new(facts.kind, facts.op, body.into_owned());
         match facts.kind {
-            Kind::Ping | Kind::Pong | Kind::Bye => sink.own.push(frame),
-            Kind::Shown => sink.show(&frame)?,
+            Kind::Ping | Kind::Pong | Kind::Bye => sink.own.push(frame(body)),
+            Kind::Shown => sink.show(facts.op, &body)?,
             Kind::Taken if !(sink.regions.own.is_empty() && sink.regions.own_files.is_empty()) => {
-                sink.taken.extend(shown::decode_taken(&frame.body)?);
+                sink.taken.extend(shown::decode_taken(&body)?);
             }
             Kind::Taken => return Err(Closed::broken("kind", "nothing is shown")),
             _ => {
                 sink.counts.frames_in += 1;
-                sink.events.push(Event::Frame(frame));
+                sink.events.push(Event::Frame(frame(body)));
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 //! Invariant: each byte of an exposed stretch lands once, in order. So it is whole exactly when its length has landed,
 //! and its memory leaves this table in the same step: what comes later finds nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSliceMut;
 
 use pagelith_io::buffer::Part;
@@ -19,6 +19,9 @@ pub(crate) type Name = (OpId, u32, u64);
 const STRETCHES_MAX: usize = 64;
 
 struct Exposed {
+    item: u32,
+    /// Where in the item it begins.
+    from: u64,
     parts: Vec<Part>,
     len: u64,
     landed: u64,
@@ -27,23 +30,31 @@ struct Exposed {
     at: usize,
 }
 
+impl Exposed {
+    fn place(&self) -> (u32, u64) {
+        (self.item, self.from)
+    }
+}
+
 /// The stretches exposed on one link.
 pub(crate) struct Landing {
-    items: BTreeMap<Name, Exposed>,
+    /// Of each operation, in the order of items and of where they begin in them: mostly added behind, and taken from the front. None is empty.
+    ops: BTreeMap<OpId, VecDeque<Exposed>>,
+    count: usize,
     most: usize,
 }
 
 impl Landing {
     pub fn new(most: usize) -> Landing {
-        Landing { items: BTreeMap::new(), most }
+        Landing { ops: BTreeMap::new(), count: 0, most }
     }
 
     pub fn is_empty(&self) -> bool {
-        self.items.is_empty()
+        self.count == 0
     }
 
     pub fn room(&self) -> usize {
-        self.most.saturating_sub(self.items.len())
+        self.most.saturating_sub(self.count)
     }
 
     pub fn expose(&mut self, name: Name, parts: Vec<Part>) -> Result<(), Vec<Part>> {
@@ -55,39 +66,67 @@ impl Landing {
         if refused {
             return Err(parts);
         }
-        self.items.insert(name, Exposed { parts, len, landed: 0, part: 0, at: 0 });
+        let (op, item, from) = name;
+        let of_op = self.ops.entry(op).or_default();
+        let at = of_op.partition_point(|other| other.place() < (item, from));
+        of_op.insert(at, Exposed { item, from, parts, len, landed: 0, part: 0, at: 0 });
+        self.count += 1;
         Ok(())
+    }
+
+    fn find(&mut self, (op, item, from): Name) -> Option<&mut Exposed> {
+        let of_op = self.ops.get_mut(&op)?;
+        let at = of_op.partition_point(|other| other.place() < (item, from));
+        of_op.get_mut(at).filter(|found| found.place() == (item, from))
+    }
+
+    /// The last of an item that begins at `offset` or before.
+    fn before(&self, op: OpId, item: u32, offset: u64) -> Option<&Exposed> {
+        let of_op = self.ops.get(&op)?;
+        let behind = of_op.partition_point(|other| other.place() <= (item, offset));
+        of_op.get(behind.checked_sub(1)?).filter(|found| found.item == item)
+    }
+
+    fn remove(&mut self, (op, item, from): Name) -> Option<Exposed> {
+        let of_op = self.ops.get_mut(&op)?;
+        let at = of_op.partition_point(|other| other.place() < (item, from));
+        of_op.get(at).filter(|found| found.place() == (item, from))?;
+        let found = of_op.remove(at);
+        if of_op.is_empty() {
+            self.ops.remove(&op);
+        }
+        self.count -= 1;
+        found
     }
 
     /// Whether a stretch has bytes in common with one that is exposed, or does not end.
     fn overlaps(&self, (op, item, from): Name, len: u64) -> bool {
         let Some(last) = from.checked_add(len - 1) else { return true };
-        let before = self.items.range((op, item, 0)..=(op, item, last)).next_back();
-        before.is_some_and(|((_, _, begins), found)| begins.saturating_add(found.len) > from)
+        self.before(op, item, last).is_some_and(|found| found.from.saturating_add(found.len) > from)
     }
 
     /// The stretch that `len` bytes at `offset` of an item land in; `None` if they are not exposed.
     pub fn begin(&self, op: OpId, item: u32, offset: u64, len: u32) -> Result<Option<Name>, Closed> {
-        let before = self.items.range((op, item, 0)..=(op, item, offset)).next_back();
-        let Some((name, found)) = before.filter(|((_, _, from), found)| offset - from < found.len) else {
+        let before = self.before(op, item, offset);
+        let Some(found) = before.filter(|found| offset - found.from < found.len) else {
             return Ok(None);
         };
-        if offset - name.2 != found.landed {
+        if offset - found.from != found.landed {
             return Err(Closed::broken("offset", offset));
         }
         if u64::from(len) > found.len - found.landed {
             return Err(Closed::broken("body_bytes", len));
         }
-        Ok(Some(*name))
+        Ok(Some((op, item, found.from)))
     }
 
     /// The memory of a stretch of so many bytes, if that is all of it and no byte has landed.
     pub fn unused(&mut self, name: Name, len: u64) -> Option<Vec<Part>> {
         let whole = |found: &Exposed| found.landed == 0 && found.len == len;
-        if !self.items.get(&name).is_some_and(whole) {
+        if !self.find(name).is_some_and(|found| whole(found)) {
             return None;
         }
-        self.items.remove(&name).map(|found| found.parts)
+        self.remove(name).map(|found| found.parts)
     }
 
     /// Land all of `len` bytes that `copy` writes: from which of them on, and where.
@@ -108,7 +147,7 @@ impl Landing {
 
     /// The next `most` bytes of an item's memory, or those of them that one call can fill.
     pub fn stretches(&mut self, name: Name, most: u64) -> Vec<IoSliceMut<'_>> {
-        let Some(item) = self.items.get_mut(&name) else { return Vec::new() };
+        let Some(item) = self.find(name) else { return Vec::new() };
         let (mut left, mut skip) = (most, item.at);
         let mut found = Vec::new();
         for part in item.parts.iter_mut().skip(item.part) {
@@ -128,7 +167,7 @@ impl Landing {
 
     /// So many bytes more have landed.
     pub fn advance(&mut self, name: Name, bytes: usize) {
-        let Some(item) = self.items.get_mut(&name) else { return };
+        let Some(item) = self.find(name) else { return };
         item.landed += bytes as u64;
         item.at += bytes;
         while let Some(part) = item.parts.get(item.part).filter(|part| item.at >= part.len()) {
@@ -156,24 +195,22 @@ impl Landing {
 
     /// Hand a stretch back if all of it has landed.
     pub fn finish(&mut self, name: Name) -> Option<Event> {
-        let whole = self.items.get(&name).is_some_and(|found| found.landed == found.len);
-        let found = if whole { self.items.remove(&name) } else { None };
+        let whole = self.find(name).is_some_and(|found| found.landed == found.len);
+        let found = if whole { self.remove(name) } else { None };
         let (op, item, offset) = name;
         found.map(|found| Event::Landed { op, item, offset, parts: found.parts })
     }
 
     /// Hand back what is exposed for `op`, or for all.
     pub fn retract(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
-        let gone: Vec<Name> = match op {
-            Some(op) => {
-                self.items.range((op, 0, 0)..=(op, u32::MAX, u64::MAX)).map(|(name, _)| *name).collect()
-            }
-            None => self.items.keys().copied().collect(),
+        let gone = match op {
+            Some(op) => self.ops.remove_entry(&op).into_iter().collect(),
+            None => std::mem::take(&mut self.ops),
         };
-        for (op, item, offset) in gone {
-            if let Some(found) = self.items.remove(&(op, item, offset)) {
-                events.push(Event::Retracted { op, item, offset, parts: found.parts });
-            }
+        for (op, of_op) in gone {
+            self.count -= of_op.len();
+            let back = |Exposed { item, from, parts, .. }| Event::Retracted { op, item, offset: from, parts };
+            events.extend(of_op.into_iter().map(back));
         }
     }
 }

@@ -53,7 +53,9 @@ pub trait Stream: Send {
     }
 
     /// See [`Link::nudge`](crate::link::Link::nudge).
-    fn nudge(&mut self) {}
+    fn nudge(&mut self) -> bool {
+        false
+    }
 
     /// As `write`, of what more follows at once.
     fn write_more(&mut self, parts: &[IoSlice<'_>]) -> Moved {

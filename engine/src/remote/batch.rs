@@ -251,13 +251,13 @@ impl RemoteGet {
                             }
                             let hit = got.outcome.as_ref().is_ok_and(GetOutcome::is_hit);
                             let (sums, members, base) = got.proven;
+                            let known = if base.is_none() { members } else { 0 };
                             if let (true, Some(key)) = (hit, self.whole.remove(&at)) {
                                 let (sums, members) = (sums.clone(), members as usize);
-                                let attached = base.map(|base| (token, base));
+                                let attached = base.map(|base| (token, *base));
                                 self.fetched.push(Fetched { at, key, sums, members, attached });
                             }
-                            let members = if base.is_none() { members } else { 0 };
-                            (self.done[at].checksums, self.done[at].with.members) = (sums, members);
+                            (self.done[at].checksums, self.done[at].with.members) = (sums, known);
                             self.settle(at, got.outcome);
                             self.done[at].destination.0 = got.parts;
                         }

@@ -12,18 +12,17 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::Frame;
-use pagelith_layouts::wire::outcome::{
-    self, Answer, Base, CauseTag, ErrorTag, Failure, Flushed, Happened, Items, Lies, TierTag, Verdict,
-};
+use pagelith_layouts::wire::outcome::{self, Answer, Base, Items, Lies, Verdict};
 use pagelith_layouts::wire::pull::PullItem;
 use pagelith_layouts::wire::request::{GetItem, Verb};
 use pagelith_transport::link::Push;
 use pagelith_transport::shown::Shown;
 
+use super::said::{error, miss, stored, tier_of, told_by};
 use super::{reads, verify};
 use crate::error::{Error, ErrorKind, Result};
-use crate::events::{Event, Since};
-use crate::outcome::{FlushReport, GetOutcome, MissCause, PutOutcome, Tier};
+use crate::events::Since;
+use crate::outcome::{FlushReport, GetOutcome, MissCause, PutOutcome};
 use crate::scatter;
 
 /// An object that is wanted of a peer.
@@ -74,7 +73,7 @@ pub(crate) struct Got {
     pub outcome: Result<GetOutcome>,
     pub parts: Vec<Part>,
     /// Of a hit: the checksums of its bytes where they landed, how many objects were put with it, or 0, and what they are attached to.
-    pub proven: (Checksums, u32, Option<Base>),
+    pub proven: (Checksums, u32, Option<Box<Base>>),
     /// It was not what the peer vouches for: what was shown may have been changed meanwhile, what was sent on its way, or it is damaged
     /// there. Whoever asks for the bytes to be sent once more finds out.
     pub again: Option<(ObjectKey, Option<Range<u64>>)>,
@@ -117,8 +116,14 @@ pub(super) struct Item {
     landed: Option<Checksums>,
     /// How many objects were put with it, or 0, and what they are attached to.
     members: u32,
-    base: Option<Base>,
+    base: Option<Box<Base>>,
     outcome: Option<Result<GetOutcome>>,
+}
+
+impl Item {
+    fn bytes(&self) -> u64 {
+        self.stretch.end - self.stretch.start
+    }
 }
 
 /// Lends an object's bytes, to be sent.
@@ -139,8 +144,8 @@ pub(super) struct Offer {
 
 pub(super) enum Work {
     Exists(usize, Result<Vec<bool>>),
-    /// The objects, and how what is shown of them is copied.
-    Get(Vec<Item>, Stores),
+    /// The objects, how what is shown of them is copied, and the bytes of those that have not come.
+    Get(Vec<Item>, Stores, u64),
     Put(Offer),
     Told(Verb, Result<Told>),
 }
@@ -157,7 +162,7 @@ pub(super) struct Call {
     pub answered: Option<Frame>,
 }
 
-fn no_answer() -> Error {
+pub(super) fn no_answer() -> Error {
     Error::new(ErrorKind::Unavailable, "the peer did not answer in time")
 }
 
@@ -185,8 +190,8 @@ impl Call {
             outcome: None,
         };
         let items: Vec<Item> = items.map(item).collect();
-        let stores = Stores::of(items.iter().map(|item| item.stretch.end - item.stretch.start).sum());
-        Call::new(token, deadline, Work::Get(items, stores))
+        let bytes = items.iter().map(Item::bytes).sum();
+        Call::new(token, deadline, Work::Get(items, Stores::of(bytes), bytes))
     }
 
     pub fn put(
@@ -208,7 +213,7 @@ impl Call {
     pub fn is_done(&self) -> bool {
         let back = match &self.work {
             Work::Exists(..) | Work::Told(..) => true,
-            Work::Get(items, _) => items.iter().all(|item| item.parts.is_some()),
+            Work::Get(items, ..) => items.iter().all(|item| item.parts.is_some()),
             Work::Put(offer) => offer.sending == 0,
         };
         self.over && back
@@ -228,7 +233,7 @@ impl Call {
         };
         let reply = match self.work {
             Work::Exists(_, found) => Reply::Exists(found),
-            Work::Get(items, _) => Reply::Get(items.into_iter().map(got).collect()),
+            Work::Get(items, ..) => Reply::Get(items.into_iter().map(got).collect()),
             Work::Put(mut offer) => {
                 offer.outcomes.resize_with(offer.keys.len(), || Err(no_answer()));
                 Reply::Put(offer.outcomes)
@@ -240,22 +245,26 @@ impl Call {
 
     /// An object's memory is back; with all of its bytes if it `landed`.
     pub fn take_back(&mut self, item: u32, parts: Vec<Part>, landed: bool) {
-        if let Work::Get(items, _) = &mut self.work
+        if let Work::Get(items, _, left) = &mut self.work
             && let Some(item) = items.get_mut(item as usize)
         {
+            *left = left.saturating_sub(item.bytes());
             item.landed = if landed && !self.over { verify::sums(&parts, &item.stretch) } else { None };
             item.parts = Some(parts);
         }
     }
 
-    /// An object's memory is back, and its bytes are shown: copy and checksum them, block by block.
-    pub fn take_shown(&mut self, item: u32, mut parts: Vec<Part>, shown: &Shown) {
-        let Work::Get(items, stores) = &mut self.work else { return };
+    /// An object's memory is back, and its bytes are shown: copy and checksum them, block by block. How many bytes of the get are left that have
+    /// not come.
+    pub fn take_shown(&mut self, item: u32, mut parts: Vec<Part>, shown: &Shown) -> u64 {
+        let Work::Get(items, stores, left) = &mut self.work else { return 0 };
         if let Some(item) = items.get_mut(item as usize) {
+            *left = left.saturating_sub(item.bytes());
             item.landed =
                 if self.over { None } else { verify::copied(&mut parts, &item.stretch, shown, *stores) };
             item.parts = Some(parts);
         }
+        *left
     }
 
     /// The link is done with a push.
@@ -327,7 +336,7 @@ impl Call {
             (Work::Exists(keys, found), Answer::Bits(bits)) if bits.len() == *keys => {
                 *found = Ok(bits.iter().collect());
             }
-            (Work::Get(items, _), Answer::Items(said)) if said.len() == items.len() && blocks_fit(said) => {
+            (Work::Get(items, ..), Answer::Items(said)) if said.len() == items.len() && blocks_fit(said) => {
                 judge_all(items, said);
             }
             (Work::Put(offer), Answer::Items(said)) if said.len() == offer.keys.len() => {
@@ -350,7 +359,7 @@ impl Call {
         self.over = true;
         match &mut self.work {
             Work::Exists(_, found) => *found = Err(error.clone()),
-            Work::Get(items, _) => items.iter_mut().for_each(|item| item.outcome = Some(Err(error.clone()))),
+            Work::Get(items, ..) => items.iter_mut().for_each(|item| item.outcome = Some(Err(error.clone()))),
             Work::Put(offer) => offer.outcomes = offer.keys.iter().map(|_| Err(error.clone())).collect(),
             Work::Told(_, told) => *told = Err(error.clone()),
         }
@@ -387,7 +396,7 @@ fn judge_all(items: &mut [Item], said: &Items<'_>) {
             // An answer about another object is no answer.
             _ if said.key_hash != key_hash(&item.key) => Err(no_answer()),
             Verdict::Hit { tier, length, checksums, members, base } => {
-                (item.members, item.base) = (members, base);
+                (item.members, item.base) = (members, base.map(Box::new));
                 let whole = length == item.stretch.end - item.stretch.start;
                 let holds = |landed: &Checksums| checksums.iter().eq(landed.iter().copied());
                 match whole && item.landed.as_ref().is_some_and(holds) {
@@ -410,79 +419,4 @@ fn judge_all(items: &mut [Item], said: &Items<'_>) {
         }
         item.outcome = Some(outcome);
     }
-}
-
-fn stored(verdict: &Verdict<'_>) -> Result<PutOutcome> {
-    match verdict {
-        Verdict::Stored => Ok(PutOutcome::Stored),
-        Verdict::AlreadyPresent => Ok(PutOutcome::AlreadyPresent),
-        Verdict::Waiting => Ok(PutOutcome::Waiting),
-        Verdict::Refused => Ok(PutOutcome::Refused),
-        Verdict::Failed(failure) => Err(error(failure)),
-        Verdict::Hit { .. } | Verdict::Miss(_) => Err(no_answer()),
-    }
-}
-
-fn told_by(answer: &Answer<'_>) -> Option<Told> {
-    match answer {
-        Answer::Number(number) => Some(Told::Number(*number)),
-        Answer::Flushed(said) => {
-            let Flushed { durable_objects, durable_bytes, refused_objects, lost_objects } = *said;
-            let report = FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects };
-            Some(Told::Flushed(report))
-        }
-        Answer::Text(text) => Some(Told::Text((*text).to_owned())),
-        Answer::Bits(bits) => Some(Told::Bits(bits.iter().collect())),
-        Answer::Events(said) => {
-            let events = said.iter().map(happened).collect();
-            Some(Told::Events(Since { events, next: said.next, lost: said.lost }))
-        }
-        Answer::Views(views) => {
-            Some(Told::Views(views.iter().map(|view| (view.key_hash(), view.lies())).collect()))
-        }
-        Answer::Items(_) | Answer::Failed(_) => None,
-    }
-}
-
-fn happened(said: Happened) -> Event {
-    match said {
-        Happened::Stored(tier, key, new) => Event::Stored { tier: tier_of(tier), key, new },
-        Happened::Removed(tier, key, gone) => Event::Removed { tier: tier_of(tier), key, gone },
-        Happened::Cleared(namespace) => Event::Cleared { namespace },
-        Happened::Forgot(tier) => Event::Forgot { tier: tier_of(tier) },
-    }
-}
-
-fn tier_of(tier: TierTag) -> Tier {
-    match tier {
-        TierTag::Memory => Tier::Memory,
-        TierTag::Ssd => Tier::Ssd,
-        TierTag::Remote => Tier::Remote,
-    }
-}
-
-fn miss(cause: CauseTag) -> MissCause {
-    match cause {
-        CauseTag::Absent => MissCause::Absent,
-        CauseTag::Damaged => MissCause::Damaged,
-        CauseTag::Unreadable => MissCause::Unreadable,
-        CauseTag::Gone => MissCause::Gone,
-        CauseTag::Late => MissCause::Late,
-    }
-}
-
-fn error(failure: &Failure<'_>) -> Error {
-    let kind = match failure.error {
-        ErrorTag::Invalid => ErrorKind::Invalid,
-        ErrorTag::Busy => ErrorKind::Busy,
-        ErrorTag::NoSpace => ErrorKind::NoSpace,
-        ErrorTag::Unavailable => ErrorKind::Unavailable,
-        ErrorTag::Damaged => ErrorKind::Damaged,
-        ErrorTag::Incompatible => ErrorKind::Incompatible,
-        ErrorTag::Closed => ErrorKind::Closed,
-        ErrorTag::Denied => ErrorKind::Denied,
-        ErrorTag::Internal => ErrorKind::Internal,
-    };
-    let errno = (failure.errno != 0).then_some(failure.errno);
-    Error { errno, ..Error::new(kind, failure.text) }
 }

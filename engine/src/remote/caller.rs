@@ -26,6 +26,7 @@ use pagelith_transport::link::{Event, Link};
 use pagelith_transport::shown::Shown;
 
 use super::call::{Call, Lend, Reply, Wanted};
+use super::early::{EARLY_BYTES, Early};
 use super::reads::{Landed, Reads};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -43,14 +44,16 @@ pub(crate) struct Caller {
     last: u64,
     closed: Option<Closed>,
     pub(super) reads: Reads,
+    early: Early,
     /// What is asked is a store's, of its peer.
     of_store: bool,
 }
 
 impl Caller {
     pub fn new(link: Box<dyn Link>) -> Caller {
-        let (calls, arrived, reads) = (BTreeMap::new(), VecDeque::new(), Reads::default());
-        Caller { link, calls, arrived, is_done: false, last: 0, closed: None, reads, of_store: false }
+        let (calls, arrived) = (BTreeMap::new(), VecDeque::new());
+        let (reads, early) = (Reads::default(), Early::default());
+        Caller { link, calls, arrived, is_done: false, last: 0, closed: None, reads, early, of_store: false }
     }
 
     /// The same of a store that has the other side for a peer.
@@ -117,7 +120,8 @@ impl Caller {
 
     /// Something is about to be asked that takes a while to be put into words.
     pub fn nudge(&mut self) {
-        self.link.nudge();
+        let slept = self.link.nudge();
+        self.early.asked(slept);
     }
 
     /// Move what is asked towards the peer, and look at nothing that it says.
@@ -154,15 +158,16 @@ impl Caller {
             return Err((self.no_room(), wanted));
         }
         let op = self.next_op();
+        if self.link.send(Frame::new(Kind::Request, op, body)).is_err() {
+            return Err((self.no_room(), wanted));
+        }
+        // The peer looks for them while their memory is made ready: what it says is looked at behind that.
+        self.link.send_on();
         let mut call = Call::get(token, deadline, items.iter().copied());
         for (i, w) in wanted.into_iter().enumerate() {
             if let Err(parts) = self.link.expose(op, i as u32, 0, w.parts) {
                 call.take_back(i as u32, parts, false);
             }
-        }
-        if self.link.send(Frame::new(Kind::Request, op, body)).is_err() {
-            call.fail(&self.no_room());
-            self.link.retract(op);
         }
         self.calls.insert(op, call);
         Ok(())
@@ -351,10 +356,14 @@ impl Caller {
                 }
             }
             Event::Shown { op, item, parts, shown, .. } => {
-                if let Some(call) = self.calls.get_mut(&op) {
-                    call.take_shown(item, parts, &shown);
-                }
+                let (is_last, call) = (self.calls.len() == 1, self.calls.get_mut(&op));
+                let left = call.map(|call| call.take_shown(item, parts, &shown));
                 self.link.took(shown);
+                // Nothing else is asked of the peer: it sleeps, and is asked again as soon as the rest has been copied.
+                if is_last && left.is_some_and(|left| left <= EARLY_BYTES) && self.early.is_due() {
+                    let slept = self.link.nudge();
+                    self.early.woke(slept);
+                }
             }
             Event::Retracted { op, item, parts, .. } => {
                 if let Some(call) = self.calls.get_mut(&op) {

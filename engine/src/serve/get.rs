@@ -316,7 +316,7 @@ impl GetOp {
 
     /// Look for what begins at `at` in DRAM, and send what is there; false if the link has no room for the first of it.
     fn look(&mut self, world: &mut World, link: &mut dyn Link, id: OpId, at: usize) -> bool {
-        let most = if at == 0 && self.wanted.len() > 2 * lent::FIRST { lent::FIRST } else { LOOKS };
+        let most = if self.wanted.len() > 2 * lent::FIRST { lent::looks(at).min(LOOKS) } else { LOOKS };
         let ahead = self.wanted.iter().enumerate().skip(at).filter(|(_, w)| !w.looked && w.verdict.is_none());
         let wishes: Vec<Wish> = ahead.take(most).map(|(at, wanted)| wanted.wish(id, at)).collect();
         let granted = lent::grant(world, link, &wishes, &self.manner.options);

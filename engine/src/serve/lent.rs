@@ -28,10 +28,21 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Most bytes of the arena that a link has at a time: an eighth, and at most so many.
 const LENT_BYTES_MAX: u64 = 64 << 20;
 const LENT_SHARE: u64 = 8;
-/// So many objects are looked for and sent on before the others are: the client begins with them, or wakes up, meanwhile.
+/// So many objects are looked for and sent on one before the others: the client begins with it, or wakes up, meanwhile.
 pub(super) const FIRST: usize = 4;
 /// Behind them, so many at a time: a client that is quicker than the look-ups does not wait for all of them.
-const NEXT: u32 = 8;
+const NEXT: usize = 8;
+
+/// How many objects are looked for from the one at `at` on, of many: the client copies one in less time than all the others are found in, and a few in
+/// more.
+pub(super) fn looks(at: usize) -> usize {
+    match at {
+        0 => 1,
+        1..FIRST => FIRST - at,
+        FIRST..NEXT => NEXT - at,
+        _ => usize::MAX,
+    }
+}
 
 /// What a link has of the arena.
 #[derive(Default)]
@@ -262,8 +273,8 @@ fn send(
     }
     world.lent.frames.insert(token, (held.frame, length));
     world.lent.bytes += length;
-    let sent = wish.behind + 1;
-    if sent as usize == FIRST || sent.is_multiple_of(NEXT) {
+    let sent = wish.behind as usize + 1;
+    if sent == 1 || sent == FIRST || sent.is_multiple_of(NEXT) {
         link.send_on();
     }
     noted.hits += 1;

@@ -21,7 +21,7 @@ pub enum Piece<'a> {
     },
 }
 
-impl<'a> Piece<'a> {
+impl Piece<'_> {
     fn len(&self) -> usize {
         match self {
             Piece::Lent(bytes) => bytes.len(),
@@ -29,23 +29,17 @@ impl<'a> Piece<'a> {
         }
     }
 
-    fn split_at(self, mid: usize) -> (Piece<'a>, Piece<'a>) {
+    /// Copy as many of its bytes as `to` has, and go on behind them. In place: see [`BlockCopy::finish`].
+    fn copy(&mut self, to: &mut [u8], block: &mut BlockCopy) {
         match self {
             Piece::Lent(bytes) => {
-                let (first, rest) = bytes.split_at(mid);
-                (Piece::Lent(first), Piece::Lent(rest))
+                block.piece(to, &bytes[..to.len()]);
+                *bytes = &bytes[to.len()..];
             }
-            Piece::Shown { view, at, len } => (
-                Piece::Shown { view, at, len: mid },
-                Piece::Shown { view, at: at + mid as u64, len: len - mid },
-            ),
-        }
-    }
-
-    fn copy(self, to: &mut [u8], block: &mut BlockCopy) {
-        match self {
-            Piece::Lent(bytes) => block.piece(to, bytes),
-            Piece::Shown { view, at, .. } => view.copy_block(at, to, block),
+            Piece::Shown { view, at, len } => {
+                view.copy_block(*at, to, block);
+                (*at, *len) = (*at + to.len() as u64, *len - to.len());
+            }
         }
     }
 }
@@ -90,12 +84,10 @@ pub fn copy_blocks<'t, 'f>(
             }
             let here = block.left.min(target.len()).min(source.len());
             let (now, later) = std::mem::take(&mut target).split_at_mut(here);
-            let (piece, behind) = source.split_at(here);
-            piece.copy(now, &mut block);
-            (target, source) = (later, behind);
+            source.copy(now, &mut block);
+            target = later;
         }
-        let Some(copied) = block.finish() else { return false };
-        sum(copied);
+        sum(block.finish().to_le_bytes());
     }
     true
 }

@@ -4,9 +4,9 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{
-    __m256i, _MM_HINT_T0, _mm_prefetch, _mm256_add_epi64, _mm256_loadu_si256, _mm256_mul_epu32,
-    _mm256_set1_epi64x, _mm256_shuffle_epi32, _mm256_slli_epi64, _mm256_srli_epi64, _mm256_storeu_si256,
-    _mm256_stream_si256, _mm256_xor_si256,
+    __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_add_epi64, _mm256_loadu_si256,
+    _mm256_mul_epu32, _mm256_set_m128i, _mm256_set1_epi64x, _mm256_shuffle_epi32, _mm256_slli_epi64,
+    _mm256_srli_epi64, _mm256_storeu_si256, _mm256_stream_si256, _mm256_xor_si256,
 };
 
 /// Bytes of a stripe.
@@ -72,8 +72,12 @@ impl Accumulators {
         first: usize,
     ) {
         let acc = self.0.as_mut_ptr().cast::<__m256i>();
-        // SAFETY: eight words are two vectors.
-        let mut acc_now = unsafe { [_mm256_loadu_si256(acc), _mm256_loadu_si256(acc.add(1))] };
+        // By halves, since a build for baseline x86-64 sets new ones by halves: a load of what two instructions stored waits for all stores
+        // before it, those of the block before among them.
+        let halves = self.0.as_ptr().cast::<__m128i>();
+        // SAFETY: eight words are four halves.
+        let half = |at: usize| unsafe { _mm_loadu_si128(halves.add(at)) };
+        let mut acc_now = [_mm256_set_m128i(half(1), half(0)), _mm256_set_m128i(half(3), half(2))];
         let mut at = 0;
         while at < count {
             let place = (first + at) % ROUND;
