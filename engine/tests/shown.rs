@@ -1,6 +1,8 @@
 //! Clients of this host that are shown what the store has in DRAM, and show the store what they put.
 #![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
 
+#[path = "shown/early.rs"]
+mod early;
 #[path = "shown/lent.rs"]
 mod lent;
 #[path = "shown/two_links.rs"]
@@ -8,8 +10,8 @@ mod two_links;
 #[path = "shown/views.rs"]
 mod views;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -156,6 +158,9 @@ struct Seen {
     deaf: AtomicBool,
     /// What is looked at lies so many bytes beside where the store says.
     beside: AtomicU64,
+    /// What was copied, and how much of it when the store was woken for what comes next.
+    took: AtomicU64,
+    nudged: Mutex<Vec<u64>>,
 }
 
 impl Seen {
@@ -268,7 +273,15 @@ impl Link for Watched {
     }
 
     fn took(&mut self, shown: Shown) {
+        self.1.took.fetch_add(1, Ordering::Relaxed);
         self.0.took(shown);
+    }
+
+    /// As if the store slept.
+    fn nudge(&mut self) -> bool {
+        self.1.nudged.lock().expect("no panic").push(self.1.took.load(Ordering::Relaxed));
+        self.0.nudge();
+        true
     }
 
     fn retract(&mut self, op: OpId) {
