@@ -11,8 +11,7 @@ const LEFT: u64 = 8;
 
 /// A client of a store that has so many batches.
 fn client(batches: u64) -> (Process, Attached, Arc<Seen>) {
-    let process =
-        Process::tuned(Rights::all(), false, |config| config.dram.bytes = Size::mib(64));
+    let process = Process::tuned(Rights::all(), false, |config| config.dram.bytes = Size::mib(64));
     let (client, seen) = process.client(Vec::new());
     for page in 0..batches * OBJECTS {
         let bytes = content(page, LEN);
