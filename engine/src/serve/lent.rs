@@ -28,13 +28,12 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Most bytes of the arena that a link has at a time: an eighth, and at most so many.
 const LENT_BYTES_MAX: u64 = 64 << 20;
 const LENT_SHARE: u64 = 8;
-/// So many objects are looked for and sent on one before the others: the client begins with it, or wakes up, meanwhile.
+/// So many objects are looked for and sent on before the others are, the first of them by itself: the client begins with it, or wakes up, meanwhile.
 pub(super) const FIRST: usize = 4;
 /// Behind them, so many at a time: a client that is quicker than the look-ups does not wait for all of them.
 const NEXT: usize = 8;
 
-/// How many objects are looked for from the one at `at` on, of many: the client copies one in less time than all the others are found in, and a few in
-/// more.
+/// How many objects are looked for at a time, of many, from the one at `at` on.
 pub(super) fn looks(at: usize) -> usize {
     match at {
         0 => 1,
