@@ -9,6 +9,7 @@
 
 mod acked;
 mod batch;
+mod direct;
 mod group;
 mod keeper;
 mod listen;
@@ -251,7 +252,12 @@ impl Attached {
         let manner = self.manner(&options);
         self.with_desk(|desk| {
             let mut gets = Gets::begin(desk, gets, manner);
-            self.drive(desk, |desk, now| noting(desk, now, |desk, heard| gets.advance(desk, now, heard)));
+            self.drive(desk, |desk, now| {
+                noting(desk, now, |desk, heard| {
+                    let over = gets.advance(desk, now, heard);
+                    over || gets.has_direct() && gets.advance(desk, now, heard)
+                })
+            });
             gets.finish()
         })
     }

@@ -17,6 +17,7 @@ use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checksum::FINGERPRINT_KEY_BYTES;
 use pagelith_layouts::footer;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
+use pagelith_io::shm::Catalog;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_tiers::dram::arena::Arena;
 use pagelith_tiers::policy::{Touches, frame_policy, segment_policy};
@@ -125,6 +126,15 @@ pub(crate) struct Opened {
     pub report: OpenReport,
 }
 
+/// Where clients of this host find what lies in the arena.
+fn catalog(config: &ValidConfig) -> Result<Option<Catalog>> {
+    let made = || {
+        Catalog::new(usize::try_from(config.catalog_rows()).unwrap_or(usize::MAX), config.arena_bytes())
+    };
+    let made = config.dram_shared().then(made).transpose();
+    made.map_err(|e| Error::new(ErrorKind::Busy, format!("dram.shared: no memory for a catalog: {e}")))
+}
+
 /// Open or make a store in `env`, with the peers that are given, or else those of the configuration.
 #[tracing::instrument(level = "info", skip_all, name = "recover")]
 pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> Result<Opened> {
@@ -166,6 +176,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         Some(opened) => fingerprint_key = opened.manifest.superblock().fingerprint_key,
         None => env.entropy.fill(&mut fingerprint_key),
     }
+    let catalog = catalog(&config)?;
     let mut core = Core {
         index,
         frames: Frames::with_room(frames_max, frame_numbers, touches),
@@ -180,6 +191,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         adopting: 0,
         sequence: Sequence(1),
         counters: Counters::default(),
+        catalog,
         events: EventLog::default(),
         answers: HashMap::new(),
         next_answer: 1,

@@ -30,6 +30,8 @@ use pagelith_io::staging::StagingPool;
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::outcome::{EventItem, OutcomeHead};
 use pagelith_layouts::wire::request::{self, Ask, Terms, Verb};
 use pagelith_layouts::wire::{Frame, Kind};
@@ -55,6 +57,7 @@ use crate::outcome::Ticket;
 use crate::prefetch;
 use crate::session::{Session, recency};
 use crate::shared::Shared;
+use crate::stats::Counters;
 use crate::store::Store;
 
 /// Most operations of one link under way; a client that asks for more is told `Busy`.
@@ -294,6 +297,11 @@ impl Server {
                 self.answer(id, answered);
                 return;
             }
+            Ask::Used(bytes, keys) => {
+                let answered = self.used(bytes, keys.iter(), &manner.options);
+                self.answer(id, answered);
+                return;
+            }
             Ask::Events(from) => {
                 let answered = self.events(from);
                 self.answer(id, answered);
@@ -357,6 +365,24 @@ impl Server {
             }
         };
         self.ops.insert(id, op);
+    }
+
+    /// A client got these out of the arena by itself: they count as asked for, and as hits of this store's.
+    fn used(
+        &self,
+        bytes: u64,
+        keys: impl ExactSizeIterator<Item = ObjectKey> + Clone,
+        options: &Options,
+    ) -> Answered {
+        if self.link.facts().features & Feature::Catalog.bit() == 0 {
+            let detail = "the store tells this process nothing of where its objects lie";
+            return Answered::failed(Verb::Used, Error::new(ErrorKind::Incompatible, detail));
+        }
+        let (shared, tally) = (self.world.shared(), self.world.session.io.tally);
+        let got = Counters { hits_memory: keys.len() as u64, bytes_memory: bytes, ..Counters::default() };
+        shared.tallies.add(tally, &got);
+        let here = crate::exists::exists(shared, keys, recency(shared, options));
+        Answered::number(Verb::Used, here.iter().filter(|here| **here).count() as u64)
     }
 
     /// What came and went, as much of it as fits into an outcome and the peer may hear of.

@@ -223,7 +223,7 @@ fn ask(verb: u8, page: u8, other: u8, number: u8) -> Vec<u8> {
     draft.group((verb % 16 > 12).then(|| key(page)));
     draft.object(key(other), u64::from(number) * 1000 + 1, &[]);
     let put = draft.puts().ok().map(Ask::Put);
-    let ask = match verb % 14 {
+    let ask = match verb % 15 {
         0 => Ask::Exists(List::of(&keys)),
         1 => Ask::ExistsPrefix(List::of(&keys)),
         2..=4 => Ask::Get(List::of(&items)),
@@ -233,6 +233,7 @@ fn ask(verb: u8, page: u8, other: u8, number: u8) -> Vec<u8> {
         10 => Ask::Stats,
         11 => Ask::Hold(u64::from(number) + 1),
         12 => Ask::Release(u64::from(number) + 1),
+        13 => Ask::Used(u64::from(number) + 1, List::of(&keys)),
         _ => Ask::Ping,
     };
     request::encode(terms, &ask)

@@ -182,7 +182,8 @@ mod tests {
                 "peers",
                 "bases",
                 "holds",
-                "steady"
+                "steady",
+                "catalog"
             ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };

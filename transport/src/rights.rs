@@ -74,7 +74,7 @@ impl Rights {
         let verb = ask.verb();
         let may = match verb {
             Verb::Exists | Verb::ExistsPrefix | Verb::Get => self.read,
-            Verb::Pin | Verb::Unpin | Verb::Lease | Verb::Events | Verb::Prefetch | Verb::View => self.read,
+            Verb::Pin | Verb::Unpin | Verb::Lease | Verb::Events | Verb::Prefetch | Verb::View | Verb::Used => self.read,
             Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::Flush => self.write,
             Verb::Begin | Verb::PutInto | Verb::Commit | Verb::Abort | Verb::Missing => self.write,
             Verb::Remove | Verb::Clear | Verb::Hold | Verb::Release => self.remove,
@@ -93,6 +93,7 @@ impl Rights {
             | Ask::Lease(_, keys)
             | Ask::Prefetch(keys)
             | Ask::View(_, keys)
+            | Ask::Used(_, keys)
             | Ask::Begin(_, keys) => keys.iter().find_map(|key| foreign(key.namespace())),
             Ask::Get(items) => items.iter().find_map(|item| foreign(item.key.namespace())),
             Ask::Put(puts) => {
@@ -159,6 +160,7 @@ mod tests {
             Ask::Lease(1, List::of(&keys)),
             Ask::Prefetch(List::of(&keys)),
             Ask::View(1, List::of(&keys)),
+            Ask::Used(1, List::of(&keys)),
             Ask::Begin(1, List::of(&keys)),
         ] {
             assert_eq!(refused(ask), Some(FOREIGN), "{:?}", ask.verb());

@@ -2,8 +2,8 @@
 //! same from one second to the next. A store of DRAM alone, its client and its server a thread each; batches of 32, one at a time and four
 //! in flight.
 //!
-//! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [checksums|unsealed|by-calls]]`: `checksums` with a store that takes no client's word for
-//! what it puts, as those of before; `unsealed` puts out of memory that an engine mapped, which may become shorter, by a process that survives that,
+//! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [checksums|untold|unsealed|by-calls]]`: `checksums` with a store that takes no client's word for
+//! what it puts, as those of before; `untold` with one that does not tell what lies where; `unsealed` puts out of memory that an engine mapped, which may become shorter, by a process that survives that,
 //! and `by-calls` by one that does not. Of each the medians of all rounds (21), us a batch, and the median of their ratios with the middle half of them.
 //! A round counts only if two threads had a core each right before and right after it ([`cores`]); how many did not is said.
 #![allow(clippy::disallowed_methods, reason = "threads are what is measured, by the real clock")]
@@ -131,7 +131,11 @@ impl Unsealed {
 fn main() {
     let count = std::env::args().find_map(|arg| arg.parse().ok()).unwrap_or(ROUNDS);
     let is = |name: &str| std::env::args().any(|arg| arg == name);
-    let shares = if is("checksums") { Shares::Checksummed } else { Shares::Arena };
+    let shares = match (is("checksums"), is("untold")) {
+        (true, _) => Shares::Checksummed,
+        (_, true) => Shares::Untold,
+        _ => Shares::Arena,
+    };
     let unsealed = is("unsealed") || is("by-calls");
     if is("unsealed") {
         survive_shrinking().expect("signals");

@@ -7,8 +7,9 @@ use pagelith_io::clock::Mono;
 use pagelith_layouts::key::ObjectKey;
 
 use super::acked::Instance;
+use super::direct::{Copied, Direct};
 use super::put::RemotePut;
-use super::{is_unavailable, nudge, tries};
+use super::{STORE, is_unavailable, nudge, tries};
 use crate::batch::{Get, PutGroup};
 use crate::outcome::{GetDone, GetOutcome, MissCause, PutDone};
 use crate::remote::batch::{Asked, Heard, Manner, Missed, RemoteGet};
@@ -23,14 +24,20 @@ pub(super) struct Gets {
     /// What each object was asked for by.
     asked: Vec<Asking>,
     get: RemoteGet,
-    deadline: Mono,
+    /// Those that are copied out of the store's memory, until they are.
+    direct: Option<Direct>,
+    /// Those that were, and are to be asked for.
+    changed: Vec<usize>,
+    manner: Manner,
+    has_asked: bool,
     /// How often it may be asked still, this time among them.
     tries: usize,
 }
 
 impl Gets {
     pub fn begin(desk: &mut Desk, gets: Vec<Get>, manner: Manner) -> Gets {
-        nudge(desk);
+        let direct = Direct::look(desk, &gets);
+        let is_direct = |at: usize| direct.as_ref().is_some_and(|direct| direct.has(at));
         let asked: Vec<Asking> = gets.iter().map(|get| (get.key, get.range.clone())).collect();
         let begun = |get: Get| {
             let Get { destination, .. } = get;
@@ -38,22 +45,60 @@ impl Gets {
             GetDone { outcome, destination, length: 0, checksums: Default::default(), with, lies: None }
         };
         let done = gets.into_iter().map(begun).collect();
-        let missed = |(at, (key, range)): (usize, &Asking)| Missed { at, key: *key, range: range.clone() };
-        let missed = asked.iter().enumerate().map(missed).collect();
+        let missed: Vec<Missed> =
+            (0..asked.len()).filter(|at| !is_direct(*at)).map(|at| missed(&asked, at)).collect();
+        if !missed.is_empty() {
+            nudge(desk);
+        }
         let get = RemoteGet::begin(desk, done, missed, manner, Asked::Store, None);
-        Gets { asked, get, deadline: manner.deadline, tries: tries(desk) }
+        let tries = tries(desk);
+        Gets { asked, get, direct, changed: Vec::new(), manner, has_asked: false, tries }
     }
 
-    /// Go on as far as it goes now; true once every object has its outcome.
+    /// Whether there is something to be copied, for which nothing is waited.
+    pub fn has_direct(&self) -> bool {
+        self.direct.is_some()
+    }
+
+    /// Whether that is what it goes on with.
+    pub fn is_to_copy(&self) -> bool {
+        self.has_asked && self.has_direct()
+    }
+
+    /// Go on as far as it goes now; true once every object has its outcome. The first time it asks for what is not copied from here, and
+    /// no more: the store is at it meanwhile.
     pub fn advance(&mut self, desk: &mut Desk, now: Mono, heard: &mut Heard) -> bool {
+        if !std::mem::replace(&mut self.has_asked, true) && self.has_direct() {
+            self.get.advance_heard(desk, now, heard);
+            return false;
+        }
+        if let Some(direct) = self.direct.take() {
+            self.copy(direct, desk, now);
+        }
         while self.get.advance_heard(desk, now, heard) {
+            if !self.changed.is_empty() {
+                let changed = std::mem::take(&mut self.changed);
+                let changed = changed.into_iter().map(|at| missed(&self.asked, at)).collect();
+                self.get.ask_again(desk, changed);
+                continue;
+            }
             self.tries -= 1;
-            if self.tries == 0 || now >= self.deadline {
+            if self.tries == 0 || now >= self.manner.deadline {
                 return true;
             }
             self.get.ask_again(desk, lost(&self.asked, self.get.done()));
         }
         false
+    }
+
+    fn copy(&mut self, direct: Direct, desk: &mut Desk, now: Mono) {
+        let asked = &self.asked;
+        let Copied { hits, bytes, lost } = direct.copy(desk, self.get.done_mut(), |at| asked[at].0);
+        self.changed = lost;
+        let keys = hits.into_iter().map(|at| asked[at].0).collect();
+        if let Some(caller) = desk.lines.stands_mut(STORE) {
+            caller.note_used((self.manner.terms(now, 0), bytes, keys), now);
+        }
     }
 
     /// The outcomes, and the memory.
@@ -62,12 +107,15 @@ impl Gets {
     }
 }
 
+fn missed(asked: &[Asking], at: usize) -> Missed {
+    let (key, range) = &asked[at];
+    Missed { at, key: *key, range: range.clone() }
+}
+
 /// Those of a batch that have an outcome that another try may better.
 fn lost(asked: &[Asking], done: &[GetDone]) -> Vec<Missed> {
-    let lost = |(at, ((key, range), done)): (usize, (&Asking, &GetDone))| {
-        is_unavailable(&done.outcome).then(|| Missed { at, key: *key, range: range.clone() })
-    };
-    asked.iter().zip(done).enumerate().filter_map(lost).collect()
+    let is_lost = |at: &usize| is_unavailable(&done[*at].outcome);
+    (0..asked.len()).filter(is_lost).map(|at| missed(asked, at)).collect()
 }
 
 /// A batch of puts on its way.

@@ -206,7 +206,7 @@ impl Session<'_> {
                 return None;
             }
             self.drive();
-            if self.finished.iter().any(|(ticket, _)| is_it(*ticket)) {
+            if self.finished.iter().any(|(ticket, _)| is_it(*ticket)) || self.has_direct() {
                 continue;
             }
             let now = self.attached.clock.now();
@@ -220,6 +220,11 @@ impl Session<'_> {
             let step = if self.is_busy(!second) { TURN } else { STEP };
             self.desk(second).wait(now, left.min(step));
         }
+    }
+
+    /// Whether something is to be copied, for which nothing is waited.
+    fn has_direct(&self) -> bool {
+        self.batches.iter().any(|one| matches!(&one.batch, Batch::Get(gets) if gets.has_direct()))
     }
 
     /// Whether something is on its way over a link.
@@ -250,13 +255,19 @@ impl Session<'_> {
     fn advance(&mut self, mut at: usize, now: Mono) {
         // All that the links took with them when they ended is one failure, of however many batches.
         let mut heard = Heard::default();
+        // One is copied at a time: it is handed out before the next is.
+        let mut has_copied = false;
         while let Some(UnderWay { second, batch, .. }) = self.batches.get_mut(at) {
             let desk = match &mut self.second {
                 Second::Wanted { way, .. } if *second => &mut way.desk,
                 _ => &mut self.first.desk,
             };
             let over = match batch {
-                Batch::Get(gets) => gets.advance(desk, now, &mut heard),
+                Batch::Get(gets) if has_copied && gets.is_to_copy() => false,
+                Batch::Get(gets) => {
+                    has_copied |= gets.is_to_copy();
+                    gets.advance(desk, now, &mut heard)
+                }
                 Batch::Put(puts) => {
                     let over = puts.advance(desk, now, &mut heard);
                     self.attached.acked().note(puts.acked());

@@ -8,6 +8,7 @@ use super::Config;
 use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy, SsdRing};
 use super::peer::PeerConfig;
 use super::size::Size;
+use super::validate;
 
 /// What validation has to know of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +49,8 @@ pub struct MemoryPlan {
     pub index: u64,
     /// Headers of what is on SSD.
     pub headers: u64,
+    /// Where clients of this host find what lies in the arena, where that is shared.
+    pub catalog: u64,
     /// All of them.
     pub total: u64,
 }
@@ -56,8 +59,9 @@ impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = Size::from_bytes;
         let (arena, staging) = (size(self.arena), size(self.staging));
-        let (index, headers, total) = (size(self.index), size(self.headers), size(self.total));
-        write!(f, "arena={arena} staging={staging} index={index} headers={headers} total={total}")
+        let (index, headers, catalog) = (size(self.index), size(self.headers), size(self.catalog));
+        let total = size(self.total);
+        write!(f, "arena={arena} staging={staging} index={index} headers={headers} catalog={catalog} total={total}")
     }
 }
 
@@ -70,6 +74,11 @@ impl ValidConfig {
     /// What the store allocates.
     pub fn memory_plan(&self) -> MemoryPlan {
         self.memory
+    }
+
+    /// How many objects in the arena clients are told of at most, where it is shared.
+    pub fn catalog_rows(&self) -> u64 {
+        validate::catalog_rows(self.max_objects, self.memory.arena)
     }
 
     /// Bytes of the DRAM cache tier; 0: there is none.

@@ -348,6 +348,11 @@ impl RemoteGet {
         &self.done
     }
 
+    /// The same, for who gets some of them without asking. Those that are not asked for have their memory here.
+    pub fn done_mut(&mut self) -> &mut [GetDone] {
+        &mut self.done
+    }
+
     /// When it was asked for, if nothing was being removed then.
     pub fn since(&self) -> Option<Quiet> {
         self.since

@@ -8,11 +8,12 @@
 //!   several under way begins the next before the bytes of the others are copied.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
-use pagelith_io::shm::Steady;
+use pagelith_io::shm::{CatalogView, Steady};
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
@@ -28,10 +29,16 @@ use pagelith_transport::shown::Shown;
 use super::call::{Call, Lend, Reply, Wanted};
 use super::early::{EARLY_BYTES, Early};
 use super::reads::{Landed, Reads};
+use super::used::{Untold, Used};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Longest single wait for reads while the link, too, may bring something.
 const READ_STEP: Duration = Duration::from_millis(1);
+
+/// The token of what is said though nobody waits for an answer.
+const NOBODY: u64 = 0;
+/// How long the peer has to answer to that.
+const NOBODYS_TIME: Duration = Duration::from_secs(1);
 
 /// Operations on one link.
 pub(crate) struct Caller {
@@ -45,6 +52,7 @@ pub(crate) struct Caller {
     closed: Option<Closed>,
     pub(super) reads: Reads,
     early: Early,
+    untold: Untold,
     /// What is asked is a store's, of its peer.
     of_store: bool,
 }
@@ -52,8 +60,9 @@ pub(crate) struct Caller {
 impl Caller {
     pub fn new(link: Box<dyn Link>) -> Caller {
         let (calls, arrived) = (BTreeMap::new(), VecDeque::new());
-        let (reads, early) = (Reads::default(), Early::default());
-        Caller { link, calls, arrived, is_done: false, last: 0, closed: None, reads, early, of_store: false }
+        let (reads, early, untold) = (Reads::default(), Early::default(), Untold::default());
+        let (is_done, last, closed, of_store) = (false, 0, None, false);
+        Caller { link, calls, arrived, is_done, last, closed, reads, early, untold, of_store }
     }
 
     /// The same of a store that has the other side for a peer.
@@ -102,6 +111,16 @@ impl Caller {
         self.link.view(nowhere, (region, at), length)
     }
 
+    /// What the peer tells of where its objects lie, if it does.
+    pub fn catalog(&self) -> Option<&Arc<CatalogView>> {
+        self.link.catalog()
+    }
+
+    /// Whether the peer has its end of the link now.
+    pub fn is_there(&self) -> bool {
+        self.closed.is_none() && self.link.is_there()
+    }
+
     /// Longest request in bytes.
     pub fn request_bytes_max(&self) -> usize {
         self.link.facts().control_bytes_max as usize
@@ -147,6 +166,7 @@ impl Caller {
         terms: Terms,
         deadline: Mono,
     ) -> std::result::Result<(), (Error, Vec<Wanted>)> {
+        self.tell_used(deadline);
         let parts_max = self.reads.parts_max(&*self.link);
         let items: Vec<GetItem> = wanted.iter().map(|wanted| wanted.item(parts_max)).collect();
         let room = self.link.room();
@@ -192,7 +212,24 @@ impl Caller {
         self.ask(terms, ask, Call::told(token, deadline, ask.verb()))
     }
 
+    /// Something was got without asking. The peer is told of it now and then, and before it is asked anything: what it does then is done behind that.
+    pub fn note_used(&mut self, used: Used, now: Mono) {
+        if self.untold.note(used) {
+            self.tell_used(now.after(NOBODYS_TIME));
+            self.link.send_on();
+        }
+    }
+
+    fn tell_used(&mut self, deadline: Mono) {
+        for (terms, bytes, keys) in self.untold.take() {
+            let ask = Ask::Used(bytes, List::of(&keys));
+            // What there is no room for was not important.
+            let _ = self.tell(NOBODY, &ask, terms, deadline);
+        }
+    }
+
     fn ask(&mut self, terms: Terms, ask: &Ask<'_>, call: Call) -> Result<()> {
+        self.tell_used(call.deadline);
         let op = self.next_op();
         let frame = Frame::new(Kind::Request, op, request::encode(self.said(terms), ask));
         if self.link.send(frame).is_err() {
@@ -297,7 +334,8 @@ impl Caller {
         self.take(events);
         let done: Vec<OpId> =
             self.calls.iter().filter(|(_, call)| call.is_done()).map(|(id, _)| *id).collect();
-        replies.extend(done.into_iter().filter_map(|op| self.calls.remove(&op)).map(Call::reply));
+        let over = done.into_iter().filter_map(|op| self.calls.remove(&op)).map(Call::reply);
+        replies.extend(over.filter(|(token, _)| *token != NOBODY));
         self.is_done = false;
     }
 

@@ -114,11 +114,13 @@ pub enum Feature {
     Holds = 1 << 19,
     /// A client's word that what it shows is as it was counts, in place of checksums.
     Steady = 1 << 20,
+    /// What lies where in memory that is shown stands in a catalog beside it: a client copies hits from there without asking, and says later what it used.
+    Catalog = 1 << 21,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 21] = [
+    pub const ALL: [Feature; 22] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -140,6 +142,7 @@ impl Feature {
         Feature::Bases,
         Feature::Holds,
         Feature::Steady,
+        Feature::Catalog,
     ];
 
     /// Its bit.
@@ -171,6 +174,7 @@ impl Feature {
             Feature::Bases => "bases",
             Feature::Holds => "holds",
             Feature::Steady => "steady",
+            Feature::Catalog => "catalog",
         }
     }
 

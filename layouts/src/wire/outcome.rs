@@ -25,7 +25,7 @@ structure! {
     /// bits, a bit an item from the lowest of each byte; or four numbers; or a text; or events; or views.
     pub struct OutcomeHead = 40 {
         /// 1 items (get, put), 2 bits (exists, missing), 3 a number (exists prefix, remove, clear, ping, pin, unpin, lease, begin, prefetch,
-        /// commit, abort, hold, release), 4 flushed, 5 a text
+        /// commit, abort, hold, release, used), 4 flushed, 5 a text
         /// (stats), 6 failed as a whole, 7 events, 8 views; 0 is never valid.
         form: u8,
         /// The verb of the request.
@@ -44,7 +44,7 @@ structure! {
         text_bytes: u32,
         /// The kernel's errno of a failure; zero where there is none.
         errno: i32,
-        /// How many keys are here (exists prefix, pin, lease), are read (prefetch) or were (remove, unpin), the generation after a clear, the state of a group
+        /// How many keys are here (exists prefix, pin, lease, used), are read (prefetch) or were (remove, unpin), the generation after a clear, the state of a group
         /// after a commit (3, 4 or 5, as of an item), 1 if the hold had lasted (release), from where on to ask next (events), never zero there; the number of keys of bases (items); else zero.
         number: u64,
         /// Events before these that were dropped; else zero.
@@ -223,7 +223,7 @@ pub enum Answer<'a> {
     Items(Items<'a>),
     /// To exists and missing: one bit an item.
     Bits(Bits<'a>),
-    /// To exists prefix, remove, clear, ping, pin, unpin, lease, begin, commit, abort, prefetch, hold and release.
+    /// To exists prefix, remove, clear, ping, pin, unpin, lease, begin, commit, abort, prefetch, hold, release and used.
     Number(u64),
     /// To flush.
     Flushed(Flushed),
@@ -281,7 +281,7 @@ fn form_of(verb: Verb) -> u8 {
         Verb::Get | Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::PutInto => FORM_ITEMS,
         Verb::Exists | Verb::Missing => FORM_BITS,
         Verb::ExistsPrefix | Verb::Remove | Verb::Clear | Verb::Ping => FORM_NUMBER,
-        Verb::Pin | Verb::Unpin | Verb::Lease | Verb::Prefetch => FORM_NUMBER,
+        Verb::Pin | Verb::Unpin | Verb::Lease | Verb::Prefetch | Verb::Used => FORM_NUMBER,
         Verb::Begin | Verb::Commit | Verb::Abort | Verb::Hold | Verb::Release => FORM_NUMBER,
         Verb::Flush => FORM_FLUSHED,
         Verb::Stats => FORM_TEXT,

@@ -12,13 +12,13 @@ use crate::key::ObjectKey;
 use crate::record::OBJECT_BYTES_MAX;
 
 structure! {
-    /// Start of a request's body. Behind it come `item_count` keys (exists, prefix, remove, pin, lease, begin, prefetch, view), get items or
+    /// Start of a request's body. Behind it come `item_count` keys (exists, prefix, remove, pin, lease, begin, prefetch, view, used), get items or
     /// put items; then `group_count` keys of bases (attached puts alone) or `required_count` keys (parts alone); then
     /// `checksum_count` checksums of 16 bytes.
     pub struct RequestHead = 64 {
         /// What is asked: 1 exists, 2 exists prefix, 3 get, 4 put, 5 put attached, 6 remove, 7 clear, 8 flush, 9 stats, 10
         /// ping, 11 put parts, 12 pin, 13 unpin, 14 lease, 15 begin, 16 put into, 17 commit, 18 abort, 19
-        /// missing, 20 events, 21 prefetch, 22 view, 23 hold, 24 release; 0 is never valid.
+        /// missing, 20 events, 21 prefetch, 22 view, 23 hold, 24 release, 25 used; 0 is never valid.
         verb: u8,
         /// Bit 0: it is a store's that has this one for a peer: it is answered from what is here, and nothing of it goes on from here to
         /// other stores. Other bits are zero.
@@ -43,7 +43,7 @@ structure! {
         request: u64,
         /// Which namespace to clear; else zero.
         namespace: NamespaceId,
-        /// What the client calls a pin (pin, unpin, view) or an open group (begin, put into, commit, abort, missing) or a hold (hold, release), of this connection; how many milliseconds (lease). At least 1 there. From where
+        /// What the client calls a pin (pin, unpin, view) or an open group (begin, put into, commit, abort, missing) or a hold (hold, release), of this connection; how many milliseconds (lease), how many bytes (used). At least 1 there. From where
         /// on (events), 0 for what happens from now on. Under which the client says that what it shows without checksums is as it was (put, put attached, put parts), 0 if it does not. Else zero.
         number: u64,
     }
@@ -126,11 +126,13 @@ pub enum Verb {
     Hold = 23,
     /// End that; whether it had lasted.
     Release = 24,
+    /// What was got without asking.
+    Used = 25,
 }
 
 impl Verb {
     /// All verbs, for tables.
-    pub const ALL: [Verb; 24] = [
+    pub const ALL: [Verb; 25] = [
         Verb::Exists,
         Verb::ExistsPrefix,
         Verb::Get,
@@ -155,6 +157,7 @@ impl Verb {
         Verb::View,
         Verb::Hold,
         Verb::Release,
+        Verb::Used,
     ];
 
     /// The verb of a tag; 0 is none.
@@ -284,6 +287,8 @@ pub enum Ask<'a> {
     Hold(u64),
     /// End the hold of this name; whether it had lasted until now.
     Release(u64),
+    /// These were got from memory that is shown, so many bytes in all.
+    Used(u64, List<'a, ObjectKey>),
 }
 
 impl Ask<'_> {
@@ -316,6 +321,7 @@ impl Ask<'_> {
             Ask::View(..) => Verb::View,
             Ask::Hold(_) => Verb::Hold,
             Ask::Release(_) => Verb::Release,
+            Ask::Used(..) => Verb::Used,
         }
     }
 }
@@ -344,6 +350,7 @@ pub fn encode(terms: Terms, ask: &Ask<'_>) -> Vec<u8> {
         }
         Ask::Pin(number, keys)
         | Ask::View(number, keys)
+        | Ask::Used(number, keys)
         | Ask::Lease(number, keys)
         | Ask::Begin(number, keys) => {
             (head.number, head.item_count, parts[0]) = (*number, keys.len() as u32, keys.bytes());
@@ -384,7 +391,7 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
         Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Remove | Verb::Prefetch => (true, false, false),
         Verb::Clear | Verb::Flush | Verb::Stats | Verb::Ping | Verb::Events => (false, false, false),
         Verb::PutInto => (true, true, true),
-        Verb::Pin | Verb::View | Verb::Lease | Verb::Begin => (true, false, true),
+        Verb::Pin | Verb::View | Verb::Lease | Verb::Begin | Verb::Used => (true, false, true),
         Verb::Unpin | Verb::Commit | Verb::Abort | Verb::Missing | Verb::Hold | Verb::Release => {
             (false, false, true)
         }
@@ -421,6 +428,7 @@ fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<A
         Verb::Prefetch => Ask::Prefetch(keys(rest, head.item_count)?),
         Verb::Pin => Ask::Pin(head.number, keys(rest, head.item_count)?),
         Verb::View => Ask::View(head.number, keys(rest, head.item_count)?),
+        Verb::Used => Ask::Used(head.number, keys(rest, head.item_count)?),
         Verb::Lease => Ask::Lease(head.number, keys(rest, head.item_count)?),
         Verb::Unpin => Ask::Unpin(head.number),
         Verb::Begin => Ask::Begin(head.number, keys(rest, head.item_count)?),

@@ -165,6 +165,7 @@ fn requests() -> Vec<Named> {
         ("request_prefetch", Ask::Prefetch(List::of(&keys[..2]))),
         ("request_hold", Ask::Hold(8)),
         ("request_release", Ask::Release(8)),
+        ("request_used", Ask::Used(135_536, List::of(&keys[..2]))),
     ];
     let frame = |ask| control(&Frame::new(Kind::Request, OP, request::encode(terms, ask)));
     asks.iter().map(|(name, ask)| (*name, frame(ask))).collect()
@@ -224,6 +225,7 @@ fn outcomes() -> Vec<Named> {
         ("outcome_prefetch", Verb::Prefetch, Written::Number(2)),
         ("outcome_hold", Verb::Hold, Written::Number(0)),
         ("outcome_release", Verb::Release, Written::Number(1)),
+        ("outcome_used", Verb::Used, Written::Number(2)),
         ("outcome_events", Verb::Events, Written::Events(&events, 45, 3)),
         ("outcome_failed", Verb::Get, Written::Failed(failed)),
     ];

@@ -91,6 +91,7 @@ fn read_request(body: &[u8]) -> bool {
         | Ask::Remove(keys)
         | Ask::Prefetch(keys)
         | Ask::View(_, keys)
+        | Ask::Used(_, keys)
         | Ask::Pin(_, keys)
         | Ask::Lease(_, keys)
         | Ask::Begin(_, keys) => {

@@ -144,6 +144,7 @@ fn requests_are_read_in_every_field() {
     read("events", &|ask| assert_eq!(ask, Ask::Events(41)));
     read("hold", &|ask| assert_eq!(ask, Ask::Hold(8)));
     read("release", &|ask| assert_eq!(ask, Ask::Release(8)));
+    read("used", &|ask| assert_eq!(ask, Ask::Used(135_536, List::of(&keys()[..2]))));
     read("lease", &|ask| assert_eq!(ask, Ask::Lease(60_000, List::of(&keys()[..2]))));
     for (name, verb) in [
         ("exists_prefix", Verb::ExistsPrefix),

@@ -171,12 +171,20 @@ pub enum Shares {
     Nothing,
     /// The rings that the bytes go through.
     Rings,
-    /// The arena and the staging memory too.
+    /// The arena and the staging memory too, and where what lies in the arena.
     Arena,
+    /// The same without that.
+    Untold,
     /// The same, with a store that takes nobody's word for what is put.
     Checksummed,
     /// And the files that segments lie in.
     Files,
+}
+
+impl Shares {
+    fn has_arena(self) -> bool {
+        !matches!(self, Shares::Nothing | Shares::Rings)
+    }
 }
 
 /// Serve `store` at `address` until told to stop, and attach to it.
@@ -198,8 +206,11 @@ pub fn attach<'s, 'e>(
     let mut listener =
         Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), Limits::default()).expect("listens");
     let (staging, staging_memory) = StagingPool::shared(256 << 20).expect("memory");
-    if matches!(shares, Shares::Arena | Shares::Checksummed | Shares::Files) {
+    if shares.has_arena() {
         listener = listener.showing(store.shared_memory().into_iter().chain([staging_memory]).collect());
+    }
+    if shares != Shares::Untold {
+        listener = listener.telling(store.shared_catalog());
     }
     if shares == Shares::Files {
         listener = listener.lending(store.shared_files());
@@ -224,7 +235,7 @@ pub fn attach<'s, 'e>(
     });
     let limits = Limits::default();
     let shows = Shows::default();
-    if matches!(shares, Shares::Arena | Shares::Checksummed | Shares::Files) {
+    if shares.has_arena() {
         assert!(shows.add(memory.clone()));
     }
     let dial =

@@ -1,0 +1,56 @@
+//! What was got without asking, until the store is told.
+
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::request::Terms;
+
+/// Batches of which a store is told together, and objects: so that it is woken for few of them, and little is forgotten of a process that ends.
+const BATCHES: usize = 8;
+const KEYS: usize = 256;
+
+/// A batch: as part of what, how many bytes in all, and which objects.
+pub(crate) type Used = (Terms, u64, Vec<ObjectKey>);
+
+/// Batches that the store was not told of.
+#[derive(Default)]
+pub(super) struct Untold {
+    batches: Vec<Used>,
+    keys: usize,
+}
+
+impl Untold {
+    /// One more; whether the store is to be told now.
+    pub fn note(&mut self, used: Used) -> bool {
+        if !used.2.is_empty() {
+            self.keys += used.2.len();
+            self.batches.push(used);
+        }
+        self.batches.len() >= BATCHES || self.keys >= KEYS
+    }
+
+    /// All of them, to be told.
+    pub fn take(&mut self) -> Vec<Used> {
+        self.keys = 0;
+        std::mem::take(&mut self.batches)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagelith_layouts::ids::{NamespaceId, PrefixHash};
+    use pagelith_layouts::key::Role;
+    use pagelith_layouts::shard::Shard;
+
+    use super::*;
+
+    #[test]
+    fn a_store_is_told_of_several_batches_together_and_of_none_twice() {
+        let key = ObjectKey::new(NamespaceId([1; 16]), PrefixHash([2; 32]), Role::Target, "kv", "k", Shard::Whole);
+        let used = |keys| (Terms::default(), 9, vec![key.expect("a key"); keys]);
+        let mut untold = Untold::default();
+        assert!((0..1000).all(|_| !untold.note(used(0))), "nothing was used");
+        let told: Vec<bool> = (0..BATCHES).map(|_| untold.note(used(1))).collect();
+        assert_eq!(told.iter().position(|told| *told), Some(BATCHES - 1));
+        assert_eq!(untold.take().len(), BATCHES);
+        assert!(untold.take().is_empty() && !untold.note(used(KEYS - 1)) && untold.note(used(1)));
+    }
+}
