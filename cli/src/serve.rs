@@ -88,7 +88,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
     let listener =
         Listener::new(&listen, offer(), entropy, clock, Limits::default()).context("cannot listen")?;
-    let mut listener = listener.showing(regions).telling(store.shared_catalog()).lending(store.shared_files());
+    let mut listener =
+        listener.showing(regions).telling(store.shared_catalog()).lending(store.shared_files());
     let http = args.metrics.map(Http::listen).transpose()?;
     if let Some(http) = &http {
         println!("metrics http://{}/metrics", http.address());

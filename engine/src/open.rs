@@ -8,6 +8,7 @@ use pagelith_io::disk::Side;
 use pagelith_io::probe::{SideChoice, open_disk_with};
 use pagelith_io::rings::{RingKind, RingSetup};
 use pagelith_io::runtime::{Env, Join};
+use pagelith_io::shm::Catalog;
 use pagelith_io::signal::Signal;
 use pagelith_io::staging::StagingPool;
 use pagelith_io::sync::{Arc, AtomicBool, AtomicU64};
@@ -17,7 +18,6 @@ use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checksum::FINGERPRINT_KEY_BYTES;
 use pagelith_layouts::footer;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
-use pagelith_io::shm::Catalog;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_tiers::dram::arena::Arena;
 use pagelith_tiers::policy::{Touches, frame_policy, segment_policy};
@@ -128,9 +128,8 @@ pub(crate) struct Opened {
 
 /// Where clients of this host find what lies in the arena.
 fn catalog(config: &ValidConfig) -> Result<Option<Catalog>> {
-    let made = || {
-        Catalog::new(usize::try_from(config.catalog_rows()).unwrap_or(usize::MAX), config.arena_bytes())
-    };
+    let made =
+        || Catalog::new(usize::try_from(config.catalog_rows()).unwrap_or(usize::MAX), config.arena_bytes());
     let made = config.dram_shared().then(made).transpose();
     made.map_err(|e| Error::new(ErrorKind::Busy, format!("dram.shared: no memory for a catalog: {e}")))
 }

@@ -74,7 +74,13 @@ impl Rights {
         let verb = ask.verb();
         let may = match verb {
             Verb::Exists | Verb::ExistsPrefix | Verb::Get => self.read,
-            Verb::Pin | Verb::Unpin | Verb::Lease | Verb::Events | Verb::Prefetch | Verb::View | Verb::Used => self.read,
+            Verb::Pin
+            | Verb::Unpin
+            | Verb::Lease
+            | Verb::Events
+            | Verb::Prefetch
+            | Verb::View
+            | Verb::Used => self.read,
             Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::Flush => self.write,
             Verb::Begin | Verb::PutInto | Verb::Commit | Verb::Abort | Verb::Missing => self.write,
             Verb::Remove | Verb::Clear | Verb::Hold | Verb::Release => self.remove,

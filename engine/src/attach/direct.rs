@@ -56,8 +56,12 @@ impl Direct {
         let fits = |get: &Get, found: &Found| get.range.is_none() && bytes(get) == found.length;
         let found: Vec<_> =
             gets.iter().zip(found).map(|(get, found)| found.filter(|found| fits(get, found))).collect();
-        let asked: HashSet<_> =
-            gets.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(get, _)| page(&get.key)).collect();
+        let asked: HashSet<_> = gets
+            .iter()
+            .zip(&found)
+            .filter(|(_, found)| found.is_none())
+            .map(|(get, _)| page(&get.key))
+            .collect();
         let whole = |at: usize| asked.is_empty() || !asked.contains(&page(&gets[at].key));
         let found = found.into_iter().enumerate().filter(|(at, _)| whole(*at));
         let found: Vec<_> = found.filter_map(|(at, found)| Some((at, found?))).collect();

@@ -61,7 +61,10 @@ impl fmt::Display for MemoryPlan {
         let (arena, staging) = (size(self.arena), size(self.staging));
         let (index, headers, catalog) = (size(self.index), size(self.headers), size(self.catalog));
         let total = size(self.total);
-        write!(f, "arena={arena} staging={staging} index={index} headers={headers} catalog={catalog} total={total}")
+        write!(
+            f,
+            "arena={arena} staging={staging} index={index} headers={headers} catalog={catalog} total={total}"
+        )
     }
 }
 

@@ -171,7 +171,9 @@ impl Store {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let dir = tempfile::tempdir().expect("a directory");
         let address = match between {
-            Between::Shared | Between::Shown | Between::Lent | Between::Told => Address::Unix(dir.path().join("socket")),
+            Between::Shared | Between::Shown | Between::Lent | Between::Told => {
+                Address::Unix(dir.path().join("socket"))
+            }
             Between::Tcp | Between::Sim | Between::Nothing => "tcp:127.0.0.1:0".parse().expect("an address"),
         };
         let admission = Admission::Connection(Rights::all());

@@ -141,7 +141,9 @@ impl Catalog {
 
     /// Bytes that one takes at most, once all of it is used; what is beside the memory that is shown among them.
     pub fn bytes_for(rows: u64, bytes: u64) -> u64 {
-        let Some(shape) = usize::try_from(rows).ok().and_then(|rows| Shape::of(rows, bytes)) else { return 0 };
+        let Some(shape) = usize::try_from(rows).ok().and_then(|rows| Shape::of(rows, bytes)) else {
+            return 0;
+        };
         let own = size_of::<(u32, u32)>() + 2 * size_of::<u32>();
         let shown = shape.words().and_then(|words| words.checked_mul(8));
         shown.and_then(|shown| shown.checked_add(shape.rows * own)).map_or(u64::MAX, |all| all as u64)
@@ -293,9 +295,11 @@ impl CatalogView {
                     words[at..at + ROW_WORDS].chunks(BUCKET).for_each(|line| prefetch::line(&line[0]));
                 }
             }
-            found.extend(homes.iter().map(|(key, (cells, tag))| {
-                self.rows(*cells, *tag).find_map(|row| self.read(row, key))
-            }));
+            found.extend(
+                homes
+                    .iter()
+                    .map(|(key, (cells, tag))| self.rows(*cells, *tag).find_map(|row| self.read(row, key))),
+            );
         }
     }
 
@@ -317,7 +321,8 @@ impl CatalogView {
         }
         let (length, place) = (word(at + LENGTH), word(at + PLACE));
         // Whatever it says: no more than the memory has.
-        let blocks = usize::try_from(block_count(length, BLOCK_BYTES)).ok().filter(|n| *n <= self.shape.pages)?;
+        let blocks =
+            usize::try_from(block_count(length, BLOCK_BYTES)).ok().filter(|n| *n <= self.shape.pages)?;
         let mut sums = Checksums::with_capacity(blocks);
         for block in 0..blocks {
             let at = self.shape.sum(row as usize, place, block)?;

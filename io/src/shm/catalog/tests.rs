@@ -13,7 +13,8 @@ const MIB: u64 = 1 << 20;
 fn key(number: u32) -> ObjectKey {
     let mut hash = [0; 32];
     hash[..4].copy_from_slice(&number.to_le_bytes());
-    ObjectKey::new(NamespaceId([1; 16]), PrefixHash(hash), Role::Target, "kv", "k", Shard::Whole).expect("a key")
+    ObjectKey::new(NamespaceId([1; 16]), PrefixHash(hash), Role::Target, "kv", "k", Shard::Whole)
+        .expect("a key")
 }
 
 fn look(region: &Region) -> Arc<View> {
@@ -100,7 +101,8 @@ fn what_has_no_place_is_not_posted_and_harms_nothing() {
     let view = of(&catalog);
     let mut posted = Vec::new();
     for number in 0..200 {
-        let one = Posted { key: &key(number), place: u64::from(number) * 4096, length: 9, sums: &sums(number, 9) };
+        let one =
+            Posted { key: &key(number), place: u64::from(number) * 4096, length: 9, sums: &sums(number, 9) };
         posted.extend(catalog.post(number, &one).then_some(number));
     }
     assert!(posted.len() <= 64 && posted.len() > 48, "{}", posted.len());
@@ -142,7 +144,11 @@ fn whatever_the_memory_has_is_no_catalog_or_is_looked_at_inside() {
         let words = catalog.words();
         for _ in 0..round {
             // Rows and cells mostly: anything may be in them.
-            let at = if next() % 8 == 0 { next() as usize % 3 } else { HEAD_WORDS + next() as usize % (first + 400 - HEAD_WORDS) };
+            let at = if next() % 8 == 0 {
+                next() as usize % 3
+            } else {
+                HEAD_WORDS + next() as usize % (first + 400 - HEAD_WORDS)
+            };
             let value = match next() % 3 {
                 0 => next() << 20,
                 1 => words[at].load(Relaxed) ^ 1 << (next() % 64),
@@ -198,7 +204,8 @@ fn what_holds_behind_a_copy_is_what_was_posted() {
             let value = round * 8 + number;
             memory[first..first + LENGTH / 8].iter().for_each(|word| word.store(value, Relaxed));
             let (key, place_at) = (&keys[number as usize], u64::from(place) * PAGE);
-            catalog.post(place, &Posted { key, place: place_at, length: LENGTH as u64, sums: &sums(1, 4096) });
+            catalog
+                .post(place, &Posted { key, place: place_at, length: LENGTH as u64, sums: &sums(1, 4096) });
         }
         over.store(true, Relaxed);
         for looker in lookers {
