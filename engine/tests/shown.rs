@@ -5,50 +5,52 @@
 mod early;
 #[path = "shown/lent.rs"]
 mod lent;
+#[path = "shown/told.rs"]
+mod told;
 #[path = "shown/two_links.rs"]
 mod two_links;
 #[path = "shown/views.rs"]
 mod views;
+#[path = "shown/watched.rs"]
+mod watched;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pagelith::attach::Attached;
-use pagelith::io::buffer::{AlignedBuf, Part};
-use pagelith::io::disk::Disk;
-use pagelith::io::fault::IoFault;
+use pagelith::io::buffer::AlignedBuf;
 use pagelith::io::shm::Region;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
-use pagelith::layouts::ids::{NamespaceId, OpId, PrefixHash};
+use pagelith::layouts::ids::{NamespaceId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::shard::Shard;
-use pagelith::layouts::wire::shown::Stretch;
-use pagelith::layouts::wire::{Frame, Kind};
 use pagelith::serve::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::capability::Offer;
-use pagelith::transport::closed::Closed;
-use pagelith::transport::dial::{Dial, Dialing, Dialled, SocketDial};
+use pagelith::transport::dial::SocketDial;
 use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
-use pagelith::transport::link::{Counts, Event, Facts as LinkFacts, Link, Push, Room};
 use pagelith::transport::rights::{Namespaces, Rights};
-use pagelith::transport::shown::{Shown, Shows};
+use pagelith::transport::shown::Shows;
 use pagelith::transport::socket::{Arrival, Listen, Listener};
 use pagelith::{Config, Facts, GetOutcome, GetSlice, Options, PutOutcome, PutSlice, Size, Store, Tier};
 use tempfile::TempDir;
+
+use watched::{Seen, Watching};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const STAGING: usize = 16 << 20;
 
 /// A store process of one client at a time.
 struct Process {
-    dir: TempDir,
+    dir: Arc<TempDir>,
     store: Arc<Store>,
     stop: Arc<AtomicBool>,
+    /// It is to answer nothing, and whether it does so by now.
+    deaf: Arc<[AtomicBool; 2]>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -59,7 +61,16 @@ impl Process {
     }
 
     fn tuned(rights: Rights, ssd: bool, tune: impl FnOnce(&mut Config)) -> Process {
-        let dir = tempfile::tempdir().expect("a directory");
+        Process::at(Arc::new(tempfile::tempdir().expect("a directory")), rights, (ssd, false), tune)
+    }
+
+    /// In this directory, and whether it tells what lies where.
+    fn at(
+        dir: Arc<TempDir>,
+        rights: Rights,
+        (ssd, tells): (bool, bool),
+        tune: impl FnOnce(&mut Config),
+    ) -> Process {
         let mut config = Config::default();
         config.dram.bytes = Size::mib(16);
         config.dram.shared = true;
@@ -86,9 +97,10 @@ impl Process {
         let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default())
             .expect("listens")
             .showing(vec![arena, memory])
+            .telling(store.shared_catalog().filter(|_| tells))
             .lending(store.shared_files());
-        let stop = Arc::new(AtomicBool::new(false));
-        let (ends, served) = (stop.clone(), store.clone());
+        let (stop, deaf) = (Arc::new(AtomicBool::new(false)), Arc::<[AtomicBool; 2]>::default());
+        let (ends, served, hears_not) = (stop.clone(), store.clone(), deaf.clone());
         let thread = std::thread::spawn(move || {
             let (mut arrivals, mut servers) = (Vec::new(), Vec::<Server>::new());
             while !ends.load(Ordering::Relaxed) {
@@ -98,11 +110,24 @@ impl Process {
                     let Arrival::Link(link) = arrival else { continue };
                     servers.push(Server::new(&served, link, staging.clone()).expect("serves"));
                 }
+                let is_deaf = hears_not[0].load(Ordering::Relaxed);
+                hears_not[1].store(is_deaf, Ordering::Release);
+                if is_deaf {
+                    continue;
+                }
                 servers.iter_mut().for_each(|server| while server.turn() {});
                 servers.retain(|server| server.closed().is_none());
             }
         });
-        Process { dir, store, stop, thread: Some(thread) }
+        Process { dir, store, stop, deaf, thread: Some(thread) }
+    }
+
+    /// Have it answer, or answer nothing, from now on.
+    fn hear(&self, hears: bool) {
+        self.deaf[0].store(!hears, Ordering::Relaxed);
+        while self.deaf[1].load(Ordering::Acquire) == hears {
+            std::thread::yield_now();
+        }
     }
 
     fn client(&self, regions: Vec<Arc<Region>>) -> (Attached, Arc<Seen>) {
@@ -133,185 +158,6 @@ impl Drop for Process {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.thread.take().map(JoinHandle::join);
         assert!(ended.is_none_or(|ended| ended.is_ok()) || std::thread::panicking());
-    }
-}
-
-/// What a client's link was shown, and showed.
-#[derive(Default)]
-struct Seen {
-    shown: AtomicU64,
-    /// Of these, in a file.
-    lent: AtomicU64,
-    landed: AtomicU64,
-    showed: AtomicU64,
-    sent: AtomicU64,
-    /// Links that were begun; what was asked over the first and over the others.
-    begun: AtomicU64,
-    asked: [AtomicU64; 2],
-    /// No further one is made.
-    refuses: AtomicBool,
-    /// The links are to end.
-    cut: AtomicBool,
-    /// The one of this number is, if it is not the first.
-    cut_one: AtomicU64,
-    /// Nothing of what comes over it is heard.
-    deaf: AtomicBool,
-    /// What is looked at lies so many bytes beside where the store says.
-    beside: AtomicU64,
-    /// What was copied, and how much of it when the store was woken for what comes next.
-    took: AtomicU64,
-    nudged: Mutex<Vec<u64>>,
-}
-
-impl Seen {
-    /// Objects that were shown, that landed, that were showed, and sent, since this was last asked.
-    fn take(&self) -> [u64; 4] {
-        [&self.shown, &self.landed, &self.showed, &self.sent].map(|count| count.swap(0, Ordering::Relaxed))
-    }
-}
-
-struct Watching {
-    dial: SocketDial,
-    seen: Arc<Seen>,
-}
-
-/// The number of the link is 0 for the first.
-struct Soon(Box<dyn Dialing>, Arc<Seen>, u64);
-
-struct Watched(Box<dyn Link>, Arc<Seen>, u64);
-
-impl Dial for Watching {
-    fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
-        let number = self.seen.begun.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(Soon(self.dial.begin()?, self.seen.clone(), number)))
-    }
-}
-
-impl Soon {
-    fn dialled(dialled: Dialled, seen: Arc<Seen>, number: u64) -> Dialled {
-        match dialled {
-            _ if seen.refuses.load(Ordering::Relaxed) => Dialled::Over(Closed::Here),
-            Dialled::Waiting(dialing) => Dialled::Waiting(Box::new(Soon(dialing, seen, number))),
-            Dialled::Ready(link) => Dialled::Ready(Box::new(Watched(link, seen, number))),
-            Dialled::Over(why) => Dialled::Over(why),
-        }
-    }
-}
-
-impl Dialing for Soon {
-    fn poll(self: Box<Self>) -> Dialled {
-        Soon::dialled(self.0.poll(), self.1, self.2)
-    }
-
-    fn wait(self: Box<Self>, timeout: Duration) -> Dialled {
-        Soon::dialled(self.0.wait(timeout), self.1, self.2)
-    }
-}
-
-impl Watched {
-    fn note(&self, events: &[Event]) {
-        for event in events {
-            match event {
-                Event::Shown { shown, .. } => {
-                    self.1.lent.fetch_add(shown.file().is_some().into(), Ordering::Relaxed);
-                    self.1.shown.fetch_add(1, Ordering::Relaxed)
-                }
-                Event::Landed { .. } => self.1.landed.fetch_add(1, Ordering::Relaxed),
-                _ => 0,
-            };
-        }
-    }
-}
-
-impl Link for Watched {
-    fn facts(&self) -> &LinkFacts {
-        self.0.facts()
-    }
-
-    fn counts(&self) -> Counts {
-        self.0.counts()
-    }
-
-    fn room(&self) -> Room {
-        self.0.room()
-    }
-
-    fn send(&mut self, frame: Frame) -> Result<(), Frame> {
-        if frame.kind == Kind::Request {
-            self.1.asked[usize::from(self.2 > 0)].fetch_add(1, Ordering::Relaxed);
-        }
-        self.0.send(frame)
-    }
-
-    fn shows(&self, parts: &[Part]) -> bool {
-        self.0.shows(parts)
-    }
-
-    fn place(&self, parts: &[Part]) -> Option<(u32, u64)> {
-        let place = self.0.place(parts);
-        self.1.showed.fetch_add(place.is_some().into(), Ordering::Relaxed);
-        place
-    }
-
-    fn files(&self) -> Result<Option<Arc<dyn Disk>>, IoFault> {
-        self.0.files()
-    }
-
-    fn view(&self, stretch: Stretch, place: (u32, u64), length: u64) -> Option<Shown> {
-        let (region, at) = place;
-        self.0.view(stretch, (region, at + self.1.beside.load(Ordering::Relaxed)), length)
-    }
-
-    fn push(&mut self, push: Push) -> Result<(), Push> {
-        let count = if self.0.shows(&push.parts) { &self.1.showed } else { &self.1.sent };
-        count.fetch_add(1, Ordering::Relaxed);
-        self.0.push(push)
-    }
-
-    fn expose(&mut self, op: OpId, item: u32, offset: u64, parts: Vec<Part>) -> Result<(), Vec<Part>> {
-        self.0.expose(op, item, offset, parts)
-    }
-
-    fn took(&mut self, shown: Shown) {
-        self.1.took.fetch_add(1, Ordering::Relaxed);
-        self.0.took(shown);
-    }
-
-    /// As if the store slept.
-    fn nudge(&mut self) -> bool {
-        self.1.nudged.lock().expect("no panic").push(self.1.took.load(Ordering::Relaxed));
-        self.0.nudge();
-        true
-    }
-
-    fn retract(&mut self, op: OpId) {
-        self.0.retract(op);
-    }
-
-    fn poll(&mut self, events: &mut Vec<Event>) {
-        let is_cut = self.2 > 0 && self.1.cut_one.load(Ordering::Relaxed) == self.2;
-        if is_cut || self.1.cut.load(Ordering::Relaxed) {
-            self.0.close();
-        }
-        if self.1.deaf.load(Ordering::Relaxed) {
-            return;
-        }
-        let had = events.len();
-        self.0.poll(events);
-        self.note(&events[had..]);
-    }
-
-    fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration) {
-        if self.1.deaf.load(Ordering::Relaxed) {
-            return;
-        }
-        let had = events.len();
-        self.0.wait(events, timeout);
-        self.note(&events[had..]);
-    }
-
-    fn close(&mut self) {
-        self.0.close();
     }
 }
 

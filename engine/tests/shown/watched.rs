@@ -1,0 +1,204 @@
+//! Links of clients that are watched: what came over them, and how.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pagelith::io::buffer::Part;
+use pagelith::io::disk::Disk;
+use pagelith::io::fault::IoFault;
+use pagelith::io::shm::CatalogView;
+use pagelith::layouts::ids::OpId;
+use pagelith::layouts::wire::shown::Stretch;
+use pagelith::layouts::wire::{Frame, Kind};
+use pagelith::transport::closed::Closed;
+use pagelith::transport::dial::{Dial, Dialing, Dialled, SocketDial};
+use pagelith::transport::link::{Counts, Event, Facts as LinkFacts, Link, Push, Room};
+use pagelith::transport::shown::Shown;
+
+/// What a client's link was shown, and showed.
+#[derive(Default)]
+pub struct Seen {
+    pub shown: AtomicU64,
+    /// Of these, in a file.
+    pub lent: AtomicU64,
+    pub landed: AtomicU64,
+    pub showed: AtomicU64,
+    pub sent: AtomicU64,
+    /// Links that were begun; what was asked over the first and over the others.
+    pub begun: AtomicU64,
+    pub asked: [AtomicU64; 2],
+    /// No further one is made.
+    pub refuses: AtomicBool,
+    /// The links are to end.
+    pub cut: AtomicBool,
+    /// The one of this number is, if it is not the first.
+    pub cut_one: AtomicU64,
+    /// Nothing of what comes over it is heard.
+    pub deaf: AtomicBool,
+    /// What is looked at lies so many bytes beside where the store says.
+    pub beside: AtomicU64,
+    /// What was copied, and how much of it when the store was woken for what comes next.
+    pub took: AtomicU64,
+    pub nudged: Mutex<Vec<u64>>,
+}
+
+impl Seen {
+    /// Objects that were shown, that landed, that were showed, and sent, since this was last asked.
+    pub fn take(&self) -> [u64; 4] {
+        [&self.shown, &self.landed, &self.showed, &self.sent].map(|count| count.swap(0, Ordering::Relaxed))
+    }
+}
+
+pub struct Watching {
+    pub dial: SocketDial,
+    pub seen: Arc<Seen>,
+}
+
+/// The number of the link is 0 for the first.
+struct Soon(Box<dyn Dialing>, Arc<Seen>, u64);
+
+struct Watched(Box<dyn Link>, Arc<Seen>, u64);
+
+impl Dial for Watching {
+    fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
+        let number = self.seen.begun.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(Soon(self.dial.begin()?, self.seen.clone(), number)))
+    }
+}
+
+impl Soon {
+    fn dialled(dialled: Dialled, seen: Arc<Seen>, number: u64) -> Dialled {
+        match dialled {
+            _ if seen.refuses.load(Ordering::Relaxed) => Dialled::Over(Closed::Here),
+            Dialled::Waiting(dialing) => Dialled::Waiting(Box::new(Soon(dialing, seen, number))),
+            Dialled::Ready(link) => Dialled::Ready(Box::new(Watched(link, seen, number))),
+            Dialled::Over(why) => Dialled::Over(why),
+        }
+    }
+}
+
+impl Dialing for Soon {
+    fn poll(self: Box<Self>) -> Dialled {
+        Soon::dialled(self.0.poll(), self.1, self.2)
+    }
+
+    fn wait(self: Box<Self>, timeout: Duration) -> Dialled {
+        Soon::dialled(self.0.wait(timeout), self.1, self.2)
+    }
+}
+
+impl Watched {
+    fn note(&self, events: &[Event]) {
+        for event in events {
+            match event {
+                Event::Shown { shown, .. } => {
+                    self.1.lent.fetch_add(shown.file().is_some().into(), Ordering::Relaxed);
+                    self.1.shown.fetch_add(1, Ordering::Relaxed)
+                }
+                Event::Landed { .. } => self.1.landed.fetch_add(1, Ordering::Relaxed),
+                _ => 0,
+            };
+        }
+    }
+}
+
+impl Link for Watched {
+    fn facts(&self) -> &LinkFacts {
+        self.0.facts()
+    }
+
+    fn counts(&self) -> Counts {
+        self.0.counts()
+    }
+
+    fn room(&self) -> Room {
+        self.0.room()
+    }
+
+    fn send(&mut self, frame: Frame) -> Result<(), Frame> {
+        if frame.kind == Kind::Request {
+            self.1.asked[usize::from(self.2 > 0)].fetch_add(1, Ordering::Relaxed);
+        }
+        self.0.send(frame)
+    }
+
+    fn shows(&self, parts: &[Part]) -> bool {
+        self.0.shows(parts)
+    }
+
+    fn place(&self, parts: &[Part]) -> Option<(u32, u64)> {
+        let place = self.0.place(parts);
+        self.1.showed.fetch_add(place.is_some().into(), Ordering::Relaxed);
+        place
+    }
+
+    fn catalog(&self) -> Option<&Arc<CatalogView>> {
+        self.0.catalog()
+    }
+
+    fn is_there(&self) -> bool {
+        self.0.is_there()
+    }
+
+    fn files(&self) -> Result<Option<Arc<dyn Disk>>, IoFault> {
+        self.0.files()
+    }
+
+    fn view(&self, stretch: Stretch, place: (u32, u64), length: u64) -> Option<Shown> {
+        let (region, at) = place;
+        self.0.view(stretch, (region, at + self.1.beside.load(Ordering::Relaxed)), length)
+    }
+
+    fn push(&mut self, push: Push) -> Result<(), Push> {
+        let count = if self.0.shows(&push.parts) { &self.1.showed } else { &self.1.sent };
+        count.fetch_add(1, Ordering::Relaxed);
+        self.0.push(push)
+    }
+
+    fn expose(&mut self, op: OpId, item: u32, offset: u64, parts: Vec<Part>) -> Result<(), Vec<Part>> {
+        self.0.expose(op, item, offset, parts)
+    }
+
+    fn took(&mut self, shown: Shown) {
+        self.1.took.fetch_add(1, Ordering::Relaxed);
+        self.0.took(shown);
+    }
+
+    /// As if the store slept.
+    fn nudge(&mut self) -> bool {
+        self.1.nudged.lock().expect("no panic").push(self.1.took.load(Ordering::Relaxed));
+        self.0.nudge();
+        true
+    }
+
+    fn retract(&mut self, op: OpId) {
+        self.0.retract(op);
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        let is_cut = self.2 > 0 && self.1.cut_one.load(Ordering::Relaxed) == self.2;
+        if is_cut || self.1.cut.load(Ordering::Relaxed) {
+            self.0.close();
+        }
+        if self.1.deaf.load(Ordering::Relaxed) {
+            return;
+        }
+        let had = events.len();
+        self.0.poll(events);
+        self.note(&events[had..]);
+    }
+
+    fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration) {
+        if self.1.deaf.load(Ordering::Relaxed) {
+            return;
+        }
+        let had = events.len();
+        self.0.wait(events, timeout);
+        self.note(&events[had..]);
+    }
+
+    fn close(&mut self) {
+        self.0.close();
+    }
+}
