@@ -83,6 +83,11 @@ fn what_does_not_lie_there_as_it_is_wanted_is_for_the_store_to_say() {
     assert_eq!(client.get_batch(&mut [ranged], Options::default()), [hit(Tier::Memory, 50)]);
     assert_eq!(some, content(0, 100_000)[70_000..70_050]);
     assert_eq!(get(&client, 0, 99_999).0.expect_err("of another length").kind, ErrorKind::Invalid);
+    // As long as the object, and not of it.
+    let mut beyond = vec![0; 100_000];
+    let ranged = GetSlice { key: part(0, "k"), range: Some(50..100_050), pieces: &mut [&mut beyond] };
+    let refused = client.get_batch(&mut [ranged], Options::default()).remove(0);
+    assert_eq!(refused.expect_err("there are no such bytes").kind, ErrorKind::Invalid);
     assert_eq!(get(&client, 9, 10).0, Ok(GetOutcome::Miss(MissCause::Absent)));
     assert_eq!(seen.take()[0], 1, "the range was shown");
     // What is copied from beside where it lies is not what was told, and is shown by the store.
@@ -97,7 +102,7 @@ fn what_does_not_lie_there_as_it_is_wanted_is_for_the_store_to_say() {
 /// Of a page, what is asked for together comes from one of the two: the store says at one moment whether it is here.
 #[test]
 fn a_page_that_does_not_lie_there_as_a_whole_is_asked_for_as_a_whole() {
-    let (process, client, _) = telling();
+    let (process, client, seen) = telling();
     put_pages(&process.store, 0..2, 10_000);
     // What is attached is not told of.
     let bytes = content(1, 10_000);
@@ -107,21 +112,19 @@ fn a_page_that_does_not_lie_there_as_a_whole_is_asked_for_as_a_whole() {
     client.ping(Options::default()).expect("there is a link");
     process.hear(false);
     let mut session = client.session();
-    let alone = session.submit_get(gets(both(0..2), 10_000), Options::default());
-    let Some(Done::Get(done)) = session.wait(alone, Duration::ZERO) else { panic!("nobody is asked") };
-    assert_eq!(outcomes(done), vec![hit(Tier::Memory, 10_000); 4]);
-    let asked = seen_keys(&mut session, [part(0, "k"), part(1, "v"), part(1, "m")]);
-    assert_eq!(session.wait(asked, Duration::ZERO).map(drop), None, "the store has to be asked");
+    // The last of several, for which nobody is waited.
+    let tickets = [(); 3].map(|()| session.submit_get(gets(both(0..2), 10_000), Options::default()));
+    let last = session.wait(tickets[2], Duration::ZERO);
+    let keys = [part(0, "k"), part(1, "v"), part(1, "m")];
+    let asked = session.submit_get(gets(keys, 10_000), Options::default());
+    let unanswered = session.wait(asked, Duration::ZERO);
     process.hear(true);
+    let Some(Done::Get(done)) = last else { panic!("somebody was asked") };
+    assert_eq!(outcomes(done), vec![hit(Tier::Memory, 10_000); 4]);
+    assert!(unanswered.is_none(), "what is attached was not asked for");
     let Some(Done::Get(done)) = session.wait(asked, TIMEOUT) else { panic!("a get") };
     assert_eq!(outcomes(done), vec![hit(Tier::Memory, 10_000); 3]);
-}
-
-fn seen_keys<const N: usize>(
-    session: &mut pagelith::attach::Session<'_>,
-    keys: [ObjectKey; N],
-) -> pagelith::Ticket {
-    session.submit_get(gets(keys, 10_000), Options::default())
+    assert_eq!(seen.take()[0], 2, "all of that page was shown, and nothing of the other");
 }
 
 /// What goes between the look and the copy is asked for, with what belongs to it.
