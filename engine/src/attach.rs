@@ -11,6 +11,7 @@ mod acked;
 mod batch;
 mod direct;
 mod group;
+mod halving;
 mod keeper;
 mod listen;
 mod pin;
@@ -44,6 +45,7 @@ use pagelith_transport::shown::{REGIONS_MAX, Shows};
 
 use self::acked::Acked;
 use self::batch::{Gets, Puts};
+use self::halving::Halving;
 use self::keeper::Keeper;
 use self::listen::Listening;
 use crate::batch::{Get, GetSlice, Options, PutGroup, PutSlice, Request};
@@ -87,6 +89,7 @@ pub struct Attached {
     clock: Arc<dyn Clock>,
     timeout: Duration,
     desks: Mutex<Desks>,
+    halving: Mutex<Halving>,
     requests: Mutex<u64>,
     acked: Mutex<Acked>,
     listening: Mutex<Listening>,
@@ -114,7 +117,20 @@ impl Attached {
         let desks = Mutex::new(Desks { idle: vec![desk], ..Desks::default() });
         let (requests, acked, shows) = (Mutex::new(0), Mutex::default(), Shows::default());
         let listening = Mutex::default();
-        Ok(Attached { remote, clock, timeout, desks, requests, acked, listening, shows, keeper, groups })
+        let halving = Mutex::default();
+        Ok(Attached {
+            remote,
+            clock,
+            timeout,
+            desks,
+            halving,
+            requests,
+            acked,
+            listening,
+            shows,
+            keeper,
+            groups,
+        })
     }
 
     /// Attach to the store of the process at `address`, which knows this one by `key`. As [`Attached::attach`].

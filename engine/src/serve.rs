@@ -93,6 +93,8 @@ struct World {
     batches: FxHashMap<Ticket, OpId>,
     lent: Lent,
     pushed: Pushed,
+    /// The client slept when what it put last was about to be over.
+    dozes: bool,
 }
 
 impl World {
@@ -132,6 +134,7 @@ impl Server {
                 batches: FxHashMap::default(),
                 lent: Lent::default(),
                 pushed: Pushed::default(),
+                dozes: false,
             },
             outbox: VecDeque::new(),
             requests: VecDeque::new(),

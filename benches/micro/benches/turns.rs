@@ -30,6 +30,8 @@ use sides::{BATCH, DATA, DEPTH, Flights, Shares, Side, attach, store};
 /// How long one side runs before it is the other's turn.
 const TURN: Duration = Duration::from_millis(100);
 const ROUNDS: usize = 21;
+/// How long the threads of a link look for more before they sleep, and some: they have a core each meanwhile.
+const LOOKED: Duration = Duration::from_millis(3);
 /// Most rounds for each that counts: a machine whose cores are hardly ever its own is measured at nothing.
 const TRIES: usize = 20;
 
@@ -91,6 +93,7 @@ fn rounds(count: usize, mut round: impl FnMut() -> (f64, f64)) -> (Vec<(f64, f64
     let (mut times, mut others, mut had_cores) = (Vec::with_capacity(count), 0, cores::two_run());
     while times.len() < count {
         let taken = round();
+        std::thread::sleep(LOOKED);
         let has_cores = cores::two_run();
         match std::mem::replace(&mut had_cores, has_cores) && has_cores {
             true => times.push(taken),

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use pagelith_io::sync::{MutexGuard, PoisonError};
 use rustc_hash::FxHashSet;
 
+use super::halving::Halving;
 use super::{Attached, STEP, Session};
 use crate::batch::{Options, PutGroup};
 use crate::outcome::{Done, PutDone, Ticket};
@@ -21,15 +23,23 @@ impl Attached {
         mut groups: Vec<PutGroup>,
         options: Options,
     ) -> Result<Vec<PutDone>, Vec<PutGroup>> {
-        let Some(half) = half(&groups) else { return Err(groups) };
+        let Some((half, bytes)) = half(&groups) else { return Err(groups) };
         let mut session = self.session();
         if !session.is_shown(&groups) || self.clock.now() < self.desks().narrow_until {
             return Err(groups);
+        }
+        if !self.halving().pays(bytes) {
+            let begun = self.clock.now();
+            let ticket = session.submit_put(groups, options);
+            let done = ended(&mut session, ticket);
+            self.halving().took(false, bytes, self.clock.now().since(begun));
+            return Ok(done);
         }
         if !session.await_second(LINK_WAIT) {
             self.desks().narrow_until = self.clock.now().after(LINK_PAUSE);
             return Err(groups);
         }
+        let begun = self.clock.now();
         // Both are of one request, and of one call.
         let request = Some(self.request(&options));
         let deadline = self.clock.now().after(options.timeout.unwrap_or(self.timeout));
@@ -41,7 +51,13 @@ impl Attached {
             session.submit_put(groups, Options { timeout, ..options })
         };
         let tickets = [submit(groups, options), submit(behind, Options { depth, ..options })];
-        Ok(tickets.into_iter().flat_map(|ticket| ended(&mut session, ticket)).collect())
+        let done = tickets.into_iter().flat_map(|ticket| ended(&mut session, ticket)).collect();
+        self.halving().took(true, bytes, self.clock.now().since(begun));
+        Ok(done)
+    }
+
+    fn halving(&self) -> MutexGuard<'_, Halving> {
+        self.halving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -54,8 +70,8 @@ fn ended(session: &mut Session<'_>, ticket: Ticket) -> Vec<PutDone> {
     }
 }
 
-/// How many groups are half of all bytes, where they may be put in two: none is to find another of them there.
-fn half(groups: &[PutGroup]) -> Option<usize> {
+/// How many groups are half of all bytes, and all of these, where they may be put in two: none is to find another of them there.
+fn half(groups: &[PutGroup]) -> Option<(usize, u64)> {
     let bytes = |group: &PutGroup| group.objects.iter().map(|put| put.source.len()).sum::<u64>();
     let all: u64 = groups.iter().map(bytes).sum();
     if all < BYTES_MIN || groups.iter().any(|group| group.base.is_some()) {
@@ -72,5 +88,6 @@ fn half(groups: &[PutGroup]) -> Option<usize> {
         before += bytes(group);
         is_first
     };
-    Some(groups.iter().take_while(is_first).count()).filter(|half| *half < groups.len())
+    let half = groups.iter().take_while(is_first).count();
+    (half < groups.len()).then_some((half, all))
 }

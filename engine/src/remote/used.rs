@@ -46,7 +46,8 @@ mod tests {
     fn a_store_is_told_of_several_batches_together_and_of_none_twice() {
         let key =
             ObjectKey::new(NamespaceId([1; 16]), PrefixHash([2; 32]), Role::Target, "kv", "k", Shard::Whole);
-        let used = |keys| (Terms::default(), 9, vec![key.expect("a key"); keys]);
+        let key = key.expect("a key");
+        let used = |keys| (Terms::default(), 9, vec![key; keys]);
         let mut untold = Untold::default();
         assert!((0..1000).all(|_| !untold.note(used(0))), "nothing was used");
         let told: Vec<bool> = (0..BATCHES).map(|_| untold.note(used(1))).collect();

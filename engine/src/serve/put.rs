@@ -204,7 +204,7 @@ impl PutOp {
     /// Settle the groups of a run without their bytes, or pull them, from group `at` on and at least that one; false if there is
     /// no room for it now.
     fn begin(&mut self, world: &mut World, link: &mut dyn Link, id: OpId, at: usize, is_last: bool) -> bool {
-        let mut run = self.run(at);
+        let mut run = self.run(at, world.dozes);
         if !self.is_left_to_store(world.shared(), &run) {
             self.settle_known(world.shared(), &mut run);
         }
@@ -213,10 +213,15 @@ impl PutOp {
         let same = run.iter().take_while(|at| self.is_shown(**at) == is_shown).count();
         run.truncate(same);
         if is_shown {
-            if is_last && self.is_soon_over(first) {
-                link.nudge();
+            let is_woken = is_last && self.is_soon_over(first);
+            if is_woken {
+                world.dozes = link.nudge();
             }
             self.store_shown(world, id, &run);
+            // Nothing of it is left: it is woken by the outcome, in a moment, and next time before.
+            if is_last && !is_woken && run.last() == Some(&(self.groups.len() - 1)) {
+                world.dozes = link.nudge();
+            }
             return true;
         }
         let memory = loop {

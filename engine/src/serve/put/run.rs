@@ -28,17 +28,17 @@ impl PutOp {
         self.offered[first..].iter().map(|o| o.length).sum()
     }
 
-    /// Groups from `at` on that begin together.
-    pub(super) fn run(&self, at: usize) -> Vec<usize> {
+    /// Groups from `at` on that begin together; the end by itself of what a client waits for that `dozes`, so that it is woken before.
+    pub(super) fn run(&self, at: usize, dozes: bool) -> Vec<usize> {
         let bytes_of = |at: usize| -> u64 {
             self.offered[self.groups[at].objects.clone()].iter().map(|o| o.length).sum()
         };
         let first = self.groups[at].objects.start;
         let (most, most_bytes) = match &self.offered[first].claim {
-            // The end by itself, so that the client is woken before it.
-            Some(_) => {
+            Some(_) if dozes => {
                 (STEADY_GROUPS, self.left(first).saturating_sub(RUN_BYTES).clamp(RUN_BYTES, STEADY_BYTES))
             }
+            Some(_) => (STEADY_GROUPS, STEADY_BYTES),
             None => (RUN_GROUPS, RUN_BYTES),
         };
         let mut bytes = bytes_of(at);
