@@ -214,6 +214,11 @@ impl Copied {
     pub fn fingerprints(&self) -> impl Iterator<Item = u128> {
         self.data.members.iter().map(|member| member.fingerprint)
     }
+
+    /// Their keys.
+    pub fn keys(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.data.members.iter().map(|member| &member.key)
+    }
 }
 
 /// What became of a group that was copied.

@@ -99,6 +99,10 @@ impl PutBatch {
         let left = core.frames.retire_into(std::mem::take(retired));
         // What the look at them has brought into the cache has made room for the bytes meanwhile.
         core.index.prefetch_to_write(&fingerprints);
+        if let Some(catalog) = &core.catalog {
+            let copied = copied.iter().filter_map(|one| one.copied.as_ref().ok());
+            catalog.prefetch(copied.flat_map(Copied::keys));
+        }
         self.publish(shared, &mut core, copied);
         let queued =
             (runs.next.is_empty() || self.unqueued_bytes >= ENQUEUE_BYTES) && !self.frames.is_empty();
