@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use super::region::{Region, View};
 use crate::prefetch;
 
-/// "pagelith", and the version of what follows.
+/// What the memory begins with; the last byte is the version of how it is laid out.
 const MAGIC: u64 = u64::from_le_bytes(*b"pagecat\x01");
 /// Words of the head, before the cells.
 const HEAD_WORDS: usize = 512;

@@ -164,6 +164,36 @@ fn whatever_the_memory_has_is_no_catalog_or_is_looked_at_inside() {
     assert!(seen > 0, "nothing was left of any");
 }
 
+/// What a build of the first layout shows: another one finds what is in it, and writes the same. `PAGELITH_BLESS=1` writes it anew.
+#[test]
+#[cfg(target_endian = "little")]
+#[allow(clippy::disallowed_methods, reason = "the repository's own file, and a look at the environment")]
+fn the_first_layout_is_read_and_written() {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+    use rustix::io::{pread, pwrite};
+    let mut catalog = Catalog::new(8, 1 << 17).expect("memory");
+    for (number, place, length) in [(1, 0, 5), (2, 4096, 40_000), (3, 49_152, 81_920)] {
+        let posted = Posted { key: &key(number), place, length, sums: &sums(number, length) };
+        assert!(catalog.post(number, &posted));
+    }
+    catalog.withdraw(2);
+    let mut bytes = vec![0; catalog.region().len()];
+    assert_eq!(pread(catalog.region().as_fd(), &mut bytes[..], 0), Ok(bytes.len()));
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/shm/catalog/layout1.bin");
+    if std::env::var_os("PAGELITH_BLESS").is_some_and(|v| v == "1") {
+        std::fs::write(&path, &bytes).expect("written");
+    }
+    let golden = std::fs::read(&path).expect("the golden file");
+    assert!(golden == bytes, "another layout needs another number");
+    let fd = memfd_create("golden", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
+    assert_eq!(pwrite(&fd, &golden, 0), Ok(golden.len()));
+    fcntl_add_seals(&fd, SealFlags::SHRINK).expect("seals");
+    let view = CatalogView::of(View::shared(fd).expect("a view")).expect("a catalog");
+    let found = [1, 2, 3]
+        .map(|number| find(&view, number).map(|found| (found.place, found.length, found.sums.to_vec())));
+    assert_eq!(found, [Some((0, 5, sums(1, 5))), None, Some((49_152, 81_920, sums(3, 81_920)))]);
+}
+
 /// One thread posts, withdraws and writes over what lay there; two look and copy meanwhile.
 #[test]
 #[allow(clippy::disallowed_methods, reason = "threads are what is tested")]
