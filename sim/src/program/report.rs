@@ -168,7 +168,7 @@ gone, and questions that go in a circle. Hits and look-ups are
 compared with puts, removals and clears. A put of a client that was not answered, or was asked twice, may take effect until its links are gone; one of a store with
 peers is over with its outcome, and removed, with the peers told, it does not come back to that store (what another has of the key or puts may); of stores that are each other's peers none has what one of them removed and any of
 them had put ([0051](decisions/0051-removals-that-peers-hold-for.md)). Of what is shown
-(decisions 0024, 0038) and lent (0044) it is also held that it stays as it is until it is taken or given up, that it is what its outcome vouches for, and that nothing of it is held for who is
+(decisions 0024, 0038) and lent (0044), which half of these links' clients copy out of the store's memory without asking ([0063](decisions/0063-hits-that-nobody-is-asked-for.md)), it is also held that it stays as it is until it is taken or given up, that it is what its outcome vouches for, and that nothing of it is held for who is
 gone; of stores with peers that what one asks another goes no further ([0049](decisions/0049-promises-that-checksums-hide.md)). The first row is of before the last two shapes, the last one of all of them.
 
 | seeds | packets | reordered | duplicated | late | dropped | flipped | links cut | stores killed | hits | shown | lent | broken | wrong | touched late | held late |
