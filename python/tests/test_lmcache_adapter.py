@@ -301,7 +301,10 @@ class Adapter(unittest.TestCase):
         )
         process.child.send_signal(signal.SIGSTOP)
         with self.assertLogs("pagelith.lmcache") as told:
-            self.assertEqual(self.load(adapter, chunks[:10], into[:10]), [0] * 10)
+            # Nobody is asked for what lies in its memory.
+            self.assertEqual(self.load(adapter, chunks[:10], into[:10]), [1] * 10)
+            self.assertEqual(self.bytes_of(into[:10]), self.bytes_of(Memory(n) for n in range(10)))
+            self.assertEqual(self.load(adapter, keys(30)[20:], into[10:]), [0] * 10)
             self.assertEqual(self.look(adapter, chunks[10:]), [0] * 10)
             # What the pin has taken of the time is gone.
             self.assertLessEqual(waited[0], 0.2)

@@ -6,13 +6,13 @@
 //!   whether they are here.
 //! - What was copied and is no hit is zeroed before it is asked for.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use pagelith_io::fused::Stores;
 use pagelith_io::shm::{CatalogView, Found};
 use pagelith_layouts::ids::{NamespaceId, PrefixHash};
 use pagelith_layouts::key::ObjectKey;
+use rustc_hash::FxHashSet;
 
 use super::STORE;
 use crate::batch::Get;
@@ -56,7 +56,7 @@ impl Direct {
         let fits = |get: &Get, found: &Found| get.range.is_none() && bytes(get) == found.length;
         let found: Vec<_> =
             gets.iter().zip(found).map(|(get, found)| found.filter(|found| fits(get, found))).collect();
-        let asked: HashSet<_> = gets
+        let asked: FxHashSet<_> = gets
             .iter()
             .zip(&found)
             .filter(|(_, found)| found.is_none())
@@ -93,7 +93,7 @@ impl Direct {
             held.fill(false);
         }
         let changed = self.found.iter().zip(&held).filter(|(_, held)| !**held);
-        let changed: HashSet<_> = changed.map(|((at, _), _)| page(&key(*at))).collect();
+        let changed: FxHashSet<_> = changed.map(|((at, _), _)| page(&key(*at))).collect();
         let mut of = Copied::default();
         for (at, found) in self.found {
             let done = &mut done[at];

@@ -6,6 +6,8 @@ use pagelith_layouts::wire::request::Terms;
 /// Batches of which a store is told together, and objects: so that it is woken for few of them, and little is forgotten of a process that ends.
 const BATCHES: usize = 8;
 const KEYS: usize = 256;
+/// Most objects of one request.
+const REQUEST_KEYS: usize = 4096;
 
 /// A batch: as part of what, how many bytes in all, and which objects.
 pub(crate) type Used = (Terms, u64, Vec<ObjectKey>);
@@ -22,7 +24,14 @@ impl Untold {
     pub fn note(&mut self, used: Used) -> bool {
         if !used.2.is_empty() {
             self.keys += used.2.len();
-            self.batches.push(used);
+            let (terms, bytes, keys) = used;
+            // An object has a byte at least: all requests together have as many as the batch.
+            let behind = keys.len().div_ceil(REQUEST_KEYS) as u64 - 1;
+            let parts = keys.chunks(REQUEST_KEYS).enumerate();
+            self.batches.extend(parts.map(|(at, keys)| {
+                let bytes = if at == 0 { bytes - behind } else { 1 };
+                (terms, bytes, keys.to_vec())
+            }));
         }
         self.batches.len() >= BATCHES || self.keys >= KEYS
     }
@@ -53,6 +62,11 @@ mod tests {
         let told: Vec<bool> = (0..BATCHES).map(|_| untold.note(used(1))).collect();
         assert_eq!(told.iter().position(|told| *told), Some(BATCHES - 1));
         assert_eq!(untold.take().len(), BATCHES);
+        let long = (Terms::default(), 1 << 30, vec![key; 2 * REQUEST_KEYS + 1]);
+        assert!(untold.note(long));
+        let parts: Vec<(u64, usize)> =
+            untold.take().into_iter().map(|(_, bytes, keys)| (bytes, keys.len())).collect();
+        assert_eq!(parts, [((1 << 30) - 2, REQUEST_KEYS), (1, REQUEST_KEYS), (1, 1)]);
         assert!(untold.take().is_empty() && !untold.note(used(KEYS - 1)) && untold.note(used(1)));
     }
 }
