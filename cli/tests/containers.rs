@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Write as _};
+use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::process::{Child, Command, Stdio};
 
 use common::serving::{command, hits, json};
@@ -30,13 +30,18 @@ fn a_client_of_another_container_is_served() {
     }
     let dir = tempfile::tempdir().expect("a directory");
     let address = format!("unix:{}", dir.path().join("socket").display());
-    let mut serve = Command::new("unshare");
+    let mut serve = common::without_settings(Command::new("unshare"));
     serve.args(unshare).arg(env!("CARGO_BIN_EXE_pagelith"));
-    serve.args(["serve", "--dram", "64MiB", "--listen", &address]).env_remove("RUST_LOG");
-    let mut server = Container(serve.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("spawned"));
+    serve.args(["serve", "--dram", "64MiB", "--listen", &address]);
+    let mut server = Container(serve.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawned"));
     let mut line = String::new();
     let said = server.0.stdout.take().expect("stdout");
     BufReader::new(said).read_line(&mut line).expect("a line");
+    if line.is_empty() {
+        let mut why = String::new();
+        server.0.stderr.take().expect("stderr").read_to_string(&mut why).expect("text");
+        panic!("it ended before it listened: {:?} {why}", server.0.wait());
+    }
     assert_eq!(line.trim(), format!("listening {address}"));
     let replay = command(&["replay", "--json", "--attach", &address, "--requests", "20"]).output();
     let report = json(&replay.expect("run"));

@@ -38,7 +38,11 @@ pub fn pagelith_with<S: AsRef<std::ffi::OsStr>>(args: &[S], env: &[(&str, &str)]
 
 /// The program, with no setting of the environment.
 fn unset() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pagelith"));
+    without_settings(Command::new(env!("CARGO_BIN_EXE_pagelith")))
+}
+
+/// A command whose programs no setting of the environment reaches.
+pub fn without_settings(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("PAGELITH_") || name == "RUST_LOG" {
             command.env_remove(name);
