@@ -2,6 +2,8 @@
 //! it says that it was skipped.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
+mod common;
+
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
@@ -51,9 +53,9 @@ impl Network {
     }
 
     fn pagelith(&self, n: usize, args: &[&str]) -> Command {
-        let mut command = Command::new("ip");
+        let mut command = common::without_settings(Command::new("ip"));
         command.args(["netns", "exec", &self.host(n), env!("CARGO_BIN_EXE_pagelith")]).args(args);
-        command.env_remove("RUST_LOG").env("PAGELITH_DEADLINE_MS", "500");
+        command.env("PAGELITH_DEADLINE_MS", "500");
         command
     }
 }

@@ -20,7 +20,7 @@ struct Replay(Child);
 
 impl Replay {
     fn start(store: &Path) -> Replay {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pagelith"));
+        let mut command = common::without_settings(Command::new(env!("CARGO_BIN_EXE_pagelith")));
         command.args(ARGS).arg("--dir").arg(store).stdout(Stdio::null()).stderr(Stdio::null());
         Replay(command.spawn().unwrap())
     }
