@@ -58,8 +58,20 @@ fn the_log_goes_round_with_tombstones_in_it() {
     assert!(here.iter().filter(|h| **h).count() as u32 > 5 * per_segment);
 }
 
+/// The open that follows a crash knows of nothing that was in use, and may reclaim the segment before it is asked for: then another store is made.
 #[test]
 fn a_removed_object_stays_gone_in_a_segment_that_outlasts_its_tombstone() {
+    const TRIES: usize = 10;
+    let outlasts = (0..TRIES).any(|_| match reopened()[..] {
+        [false, true, true] => true,
+        [false, false, false] => false,
+        ref other => panic!("the removed object is back, or others are gone one by one: {other:?}"),
+    });
+    assert!(outlasts, "the segment was reclaimed each time");
+}
+
+/// Of a segment that outlasts a tombstone, behind a crash: whether what that removed is here, and two that are in use.
+fn reopened() -> Vec<bool> {
     let home = tempfile::tempdir().unwrap();
     let open = || open(home.path(), SsdPolicy::Recency);
     let store = open();
@@ -86,5 +98,5 @@ fn a_removed_object_stays_gone_in_a_segment_that_outlasts_its_tombstone() {
         std::fs::write(&file, vec![0; bytes]).unwrap();
     }
     let store = open();
-    assert_eq!(store.exists_batch(&[key(0), key(1), key(14)], Options::default()), [false, true, true]);
+    store.exists_batch(&[key(0), key(1), key(14)], Options::default())
 }
