@@ -43,9 +43,10 @@ client vllm_shared 0f "p@m@store_tp:8@store_pp:1@store_format:tp_shared_lbhnc@tp
 client opaque 01 'anything else'
 
 # Which end of the store, then edits: file, block, offset (two bytes), what, flags (bit 0: make the checksum right).
-edit() { # NAME BYTES: hexadecimal
-    printf '%b' "$(printf '%s' "$2" | tr -d ' ' | sed 's/../\\x&/g')" >"corpus/store_open/$1"
+hex() { # FILE BYTES: hexadecimal
+    printf '%b' "$(printf '%s' "$2" | tr -d ' ' | sed 's/../\\x&/g')" >"corpus/$1"
 }
+edit() { hex "store_open/$1" "$2"; } # NAME BYTES
 edit closed 00
 edit dropped 01
 edit manifest_copy_gone '00 01 00 0000 c0 00 01 01 0000 c0 00'
@@ -63,9 +64,7 @@ edit record_misdirected '01 00 0c 0001 d0 00'
 edit footer '01 00 ff 0fe0 e3 00'
 
 # Edits of a catalog: a word of it (two bytes, the lowest first), and what is written there (eight).
-catalog() { # NAME BYTES: hexadecimal
-    printf '%b' "$(printf '%s' "$2" | tr -d ' ' | sed 's/../\\x&/g')" >"corpus/catalog/$1"
-}
+catalog() { hex "catalog/$1" "$2"; } # NAME BYTES
 catalog rows '0100 ffff000000000000'
 catalog version '2002 0200000000000000'
 catalog length '2102 ffffffffffffffff'
@@ -100,9 +99,7 @@ ops crash 0b 01 $puts 08 09 0a 15 0f 10 $puts 1e 00 01 1f $puts 15 00 01 20 01 1
 ops constant 03 02 $puts 15 0f 12 13 01 1c 01
 
 # Steps of a client: requests (a verb and three numbers), bytes as they are, counts, anything anywhere.
-steps() { # NAME BYTES: hexadecimal
-    printf '%b' "$(printf '%s' "$2" | tr -d ' ' | sed 's/../\\x&/g')" >"corpus/server/$1"
-}
+steps() { hex "server/$1" "$2"; } # NAME BYTES
 steps asks '04 02 01 01 00 04 00 01 02 00 04 01 01 02 00 04 09 00 00 00 04 0a 00 00 00'
 steps puts '04 05 06 06 05 04 05 07 07 01 04 08 06 06 00'
 steps counts '04 02 01 01 00 06 00 00 00 00 00 01 00 00 0e 00 00 00 00 00 00 10 00'

@@ -128,8 +128,14 @@ pub(crate) struct Opened {
 
 /// Where clients of this host find what lies in the arena.
 fn catalog(config: &ValidConfig) -> Result<Option<Catalog>> {
-    let made =
-        || Catalog::new(usize::try_from(config.catalog_rows()).unwrap_or(usize::MAX), config.arena_bytes());
+    let made = || {
+        let rows = usize::try_from(config.catalog_rows()).unwrap_or(usize::MAX);
+        let catalog = Catalog::new(rows, config.arena_bytes())?;
+        if config.dram_prefault() {
+            catalog.region().prefault()?;
+        }
+        Ok::<Catalog, std::io::Error>(catalog)
+    };
     let made = config.dram_shared().then(made).transpose();
     made.map_err(|e| Error::new(ErrorKind::Busy, format!("dram.shared: no memory for a catalog: {e}")))
 }

@@ -162,9 +162,13 @@ impl Drop for Process {
 }
 
 fn key(page: u64) -> ObjectKey {
+    part(page, "k")
+}
+
+fn part(page: u64, component: &str) -> ObjectKey {
     let mut hash = [0; 32];
     hash[..8].copy_from_slice(&page.to_le_bytes());
-    ObjectKey::new(NamespaceId([5; 16]), PrefixHash(hash), Role::Target, "kv", "k", Shard::Whole)
+    ObjectKey::new(NamespaceId([5; 16]), PrefixHash(hash), Role::Target, "kv", component, Shard::Whole)
         .expect("a key")
 }
 

@@ -12,13 +12,6 @@ fn telling() -> (Process, Attached, Arc<Seen>) {
     (process, client, seen)
 }
 
-fn part(page: u64, component: &str) -> ObjectKey {
-    let mut hash = [0; 32];
-    hash[..8].copy_from_slice(&page.to_le_bytes());
-    ObjectKey::new(NamespaceId([5; 16]), PrefixHash(hash), Role::Target, "kv", component, Shard::Whole)
-        .expect("a key")
-}
-
 /// Put in the store's own process, as groups of two objects.
 fn put_pages(store: &Store, pages: std::ops::Range<u64>, len: usize) {
     for page in pages {

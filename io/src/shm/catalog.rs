@@ -21,6 +21,7 @@ use pagelith_layouts::key::ObjectKey;
 use rustix::io::Errno;
 
 use super::region::{Region, View};
+use crate::huge::table;
 use crate::prefetch;
 
 /// What the memory begins with; the last byte is the version of how it is laid out.
@@ -132,7 +133,8 @@ impl Catalog {
         let shape = Shape::of(rows, bytes).ok_or(Errno::INVAL)?;
         let length = shape.words().and_then(|words| words.checked_mul(8)).ok_or(Errno::NOMEM)?;
         let region = Arc::new(Region::new(length)?);
-        let (links, first, free) = (Vec::new(), Vec::new(), Vec::new());
+        // Owners have a page of the memory each, at least. None of these grows while somebody waits.
+        let (links, first, free) = (table(shape.rows), table(shape.pages), table(shape.rows));
         let catalog = Catalog { region, shape, links, first, free, withdrawn: false };
         let head = [MAGIC, shape.rows as u64, bytes];
         head.iter().zip(catalog.words()).for_each(|(value, word)| word.store(*value, Relaxed));
@@ -144,9 +146,9 @@ impl Catalog {
         let Some(shape) = usize::try_from(rows).ok().and_then(|rows| Shape::of(rows, bytes)) else {
             return 0;
         };
-        let own = size_of::<(u32, u32)>() + 2 * size_of::<u32>();
+        let own = shape.rows * (size_of::<(u32, u32)>() + size_of::<u32>()) + shape.pages * size_of::<u32>();
         let shown = shape.words().and_then(|words| words.checked_mul(8));
-        shown.and_then(|shown| shown.checked_add(shape.rows * own)).map_or(u64::MAX, |all| all as u64)
+        shown.and_then(|shown| shown.checked_add(own)).map_or(u64::MAX, |all| all as u64)
     }
 
     /// The memory, to be shown.
@@ -331,9 +333,9 @@ impl CatalogView {
             return None;
         }
         let (length, place) = (word(at + LENGTH), word(at + PLACE));
-        // Whatever it says: no more than the memory has.
-        let blocks =
-            usize::try_from(block_count(length, BLOCK_BYTES)).ok().filter(|n| *n <= self.shape.pages)?;
+        // Whatever it says: an object has a byte at least, and no more than the memory has.
+        let blocks = usize::try_from(block_count(length, BLOCK_BYTES)).ok();
+        let blocks = blocks.filter(|n| (1..=self.shape.pages).contains(n))?;
         let mut sums = Checksums::with_capacity(blocks);
         for block in 0..blocks {
             let at = self.shape.sum(row as usize, place, block)?;

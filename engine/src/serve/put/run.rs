@@ -62,3 +62,67 @@ impl PutOp {
             && self.offered[self.groups[at].objects.clone()].iter().all(|o| o.shown.is_some())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pagelith_io::clock::Mono;
+    use pagelith_io::shm::SteadyWords;
+    use pagelith_layouts::checksum::Checksums;
+    use pagelith_layouts::ids::{NamespaceId, PrefixHash};
+    use pagelith_layouts::key::{ObjectKey, Role};
+    use pagelith_layouts::shard::Shard;
+    use pagelith_layouts::wire::request::Verb;
+
+    use super::super::offered::{Memory, Offered};
+    use super::super::{Group, Manner};
+    use super::*;
+    use crate::batch::Options;
+    use crate::put::Came;
+
+    /// A put of so many objects of 64 KiB, by the client's word or by checksums.
+    fn put(objects: usize, by_word: bool) -> PutOp {
+        let key =
+            ObjectKey::new(NamespaceId([1; 16]), PrefixHash([2; 32]), Role::Target, "kv", "k", Shard::Whole);
+        let (key, claim) = (key.expect("a key"), Arc::new(SteadyWords::within().claim(1)));
+        let offered = |_| Offered {
+            key,
+            length: 64 << 10,
+            sums: Checksums::new(),
+            shown: None,
+            claim: by_word.then(|| claim.clone()),
+            memory: Memory::None,
+            verdict: None,
+        };
+        let group = |at: usize| Group { base: None, objects: at..at + 1, state: State::New };
+        PutOp {
+            manner: Manner { options: Options::default(), deadline: Mono::default(), came: Came::Put },
+            verb: Verb::Put,
+            block_bytes: BLOCK_BYTES,
+            offered: (0..objects).map(offered).collect(),
+            groups: (0..objects).map(group).collect(),
+            required: None,
+            into: None,
+        }
+    }
+
+    /// How many groups go together, from the first to the last.
+    fn runs(put: &PutOp, dozes: bool) -> Vec<usize> {
+        let (mut at, mut runs) = (0, Vec::new());
+        while at < put.groups.len() {
+            runs.push(put.run(at, dozes).len());
+            at += runs[runs.len() - 1];
+        }
+        runs
+    }
+
+    #[test]
+    fn the_end_goes_by_itself_for_a_client_that_sleeps() {
+        assert_eq!(runs(&put(32, true), false), [32]);
+        assert_eq!(runs(&put(32, true), true), [24, 8]);
+        assert_eq!(runs(&put(70, true), false), [32, 32, 6]);
+        // Checksummed ones are as short as the end is.
+        assert!([false, true].iter().all(|dozes| runs(&put(20, false), *dozes) == [8, 8, 4]));
+    }
+}

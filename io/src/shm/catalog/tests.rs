@@ -158,10 +158,27 @@ fn whatever_the_memory_has_is_no_catalog_or_is_looked_at_inside() {
         }
         if let Some(view) = CatalogView::of(look(catalog.region())) {
             let keys: Vec<ObjectKey> = (0..10).map(key).collect();
+            assert!(view.find(&keys).iter().flatten().all(|found| found.length > 0));
             seen += view.find(&keys).iter().flatten().filter(|found| view.behind().holds(found)).count();
         }
     }
     assert!(seen > 0, "nothing was left of any");
+}
+
+/// Two keys of one bucket and tag are found at each other's rows: the whole key decides. An object without a byte is none.
+#[test]
+fn a_row_of_another_key_or_of_nothing_is_not_what_is_looked_for() {
+    let mut catalog = Catalog::new(4, MIB).expect("memory");
+    let view = of(&catalog);
+    assert!(catalog.post(1, &Posted { key: &key(1), place: 0, length: 40_000, sums: &sums(1, 40_000) }));
+    let row = catalog.shape.row(0);
+    for at in (row + KEY..row + KEY + KEY_WORDS).chain([row + LENGTH]) {
+        let word = &catalog.words()[at];
+        let was = word.swap(if at == row + LENGTH { 0 } else { word.load(Relaxed) ^ 1 << 63 }, Relaxed);
+        assert_eq!(find(&view, 1), None, "word {}", at - row);
+        word.store(was, Relaxed);
+        assert!(find(&view, 1).is_some());
+    }
 }
 
 /// What a build of the first layout shows: another one finds what is in it, and writes the same. `PAGELITH_BLESS=1` writes it anew.
