@@ -6,7 +6,8 @@
 //!   knows of it before it is put. Nothing that a peer sends decides how much is allocated or held.
 //! - The server drives both directions: bytes of a put come only when they were pulled, into memory set aside for them.
 //! - What was pushed for a get is back by the get's deadline.
-//! - Each operation ends with one outcome, behind all bytes that it speaks of; a cancelled one with none.
+//! - Each operation ends with one outcome, behind all bytes that it speaks of; a cancelled one at once: a client may have so many
+//!   in flight, and counts them by their outcomes.
 //! - What a peer pinned or holds, and groups that it began, are let go with its link, however that ends.
 //! - What a peer has no right to is refused before anything is looked up.
 
@@ -31,6 +32,7 @@ use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::outcome::{EventItem, OutcomeHead};
 use pagelith_layouts::wire::request::{self, Ask, Terms, Verb};
@@ -254,8 +256,12 @@ impl Server {
                 self.begin(frame.op, terms, ask);
             }
             Kind::Cancel => {
-                self.ops.remove(&frame.op);
+                let op = self.ops.remove(&frame.op);
                 self.link.retract(frame.op);
+                // What was answered already is on its way.
+                if let Some(op) = op.filter(|_| !mutant::on(Mutant::CancelledUnanswered)) {
+                    self.answer(frame.op, op.cancelled());
+                }
             }
             // The link passes on nothing that a client does not send, and greetings and pings are its own.
             _ => {}

@@ -92,11 +92,13 @@ pub enum Mutant {
     AnsweredBeforeOffers,
     /// A client's session goes while links have its callers' memory.
     SessionGoesAtOnce,
+    /// What a client cancels has no outcome.
+    CancelledUnanswered,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 42] = [
+    pub const ALL: [Mutant; 43] = [
         Mutant::PayloadUnchecked,
         Mutant::KeyUnchecked,
         Mutant::GenerationUnchecked,
@@ -139,6 +141,7 @@ impl Mutant {
         Mutant::HoldUnasked,
         Mutant::AnsweredBeforeOffers,
         Mutant::SessionGoesAtOnce,
+        Mutant::CancelledUnanswered,
     ];
 
     /// Its name in `PAGELITH_MUTANT`: that of the variant.

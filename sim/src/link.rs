@@ -12,6 +12,7 @@
 
 mod end;
 mod landing;
+mod owed;
 mod plant;
 mod shares;
 mod watch;
@@ -89,6 +90,8 @@ pub struct Fates {
     pub questions: u64,
     /// Of both, those that changed while they were shown, or are not what the outcome vouches for.
     pub broken: u64,
+    /// Requests that were cancelled and have no outcome, and outcomes that nobody is owed.
+    pub unowed: u64,
 }
 
 /// Most bulk bytes of a packet.

@@ -214,7 +214,7 @@ impl RemotePut {
                 return None;
             }
             // It would be checksummed in vain.
-            Standing::Up(caller) if caller.calls() > 0 && !caller.has_room(OFFER_BYTES_MAX as usize) => {
+            Standing::Up(caller) if caller.is_owed() && !caller.has_room(OFFER_BYTES_MAX as usize) => {
                 return Some(offer);
             }
             Standing::Up(caller) => caller,
@@ -229,7 +229,7 @@ impl RemotePut {
         let terms = self.manner.terms(now, offer.groups.start);
         match caller.put(token, &draft, (lend, steady), terms, self.manner.deadline) {
             Ok(()) => Some(Offer { state: State::Asked(token, caller.peer_instance()), ..offer }),
-            Err(error) if error.kind == ErrorKind::Busy && caller.calls() > 0 => {
+            Err(error) if error.kind == ErrorKind::Busy && caller.is_owed() => {
                 Some(Offer { draft: Some(draft).filter(|draft| !draft.shows()), ..offer })
             }
             Err(error) => {

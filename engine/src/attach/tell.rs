@@ -98,7 +98,7 @@ pub(super) fn tell_once(
                     Some(error) => Some(Err(error)),
                     None => match caller.tell(token, ask, manner.terms(now, 0), manner.deadline) {
                         Ok(()) => Some(Ok(caller.peer_instance())),
-                        Err(error) if error.kind == ErrorKind::Busy && caller.calls() > 0 => None,
+                        Err(error) if error.kind == ErrorKind::Busy && caller.is_owed() => None,
                         Err(error) => Some(Err(error)),
                     },
                 },

@@ -296,7 +296,7 @@ impl RemoteGet {
         match caller.get(token, wanted, self.manner.terms(now, behind), self.manner.deadline) {
             Ok(()) => State::Asked(token, of),
             // Nothing is on its way that would make room.
-            Err((error, wanted)) if caller.calls() == 0 => {
+            Err((error, wanted)) if !caller.is_owed() => {
                 self.give_back(of.into_iter().zip(wanted).collect(), error)
             }
             Err((_, wanted)) => State::New(of.into_iter().zip(wanted).collect()),
@@ -464,7 +464,7 @@ fn ask_exists(
     let behind = keys.first().map_or(0, |(at, _)| *at);
     match caller.exists(token, &asked, manner.terms(now, behind), manner.deadline) {
         Ok(()) => Ok(State::Asked(token, keys.into_iter().map(|(at, _)| at).collect())),
-        Err(Error { kind: ErrorKind::Busy, .. }) if caller.calls() > 0 => Ok(State::New(keys)),
+        Err(Error { kind: ErrorKind::Busy, .. }) if caller.is_owed() => Ok(State::New(keys)),
         Err(error) => Err(error),
     }
 }

@@ -137,6 +137,13 @@ impl Caller {
         self.calls.len()
     }
 
+    /// Whether the peer owes an answer, also to what nobody waits for any more: with that the link has more room.
+    pub fn is_owed(&self) -> bool {
+        let in_flight =
+            || (self.link.facts().operations_max as usize).saturating_sub(self.link.room().operations);
+        self.calls() > 0 || self.closed.is_none() && in_flight() > 0
+    }
+
     /// Something is about to be asked that takes a while to be put into words.
     pub fn nudge(&mut self) {
         let slept = self.link.nudge();

@@ -215,7 +215,7 @@ fn is_busy(line: &Line) -> bool {
     match line {
         Line::None => false,
         Line::Dialing(_) => true,
-        Line::Up(caller) => caller.calls() > 0,
+        Line::Up(caller) => caller.is_owed(),
     }
 }
 

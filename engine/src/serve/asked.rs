@@ -16,7 +16,7 @@ use crate::shared::{Pending, Shared};
 
 /// One of them under way.
 pub(super) struct AskedOp {
-    verb: Verb,
+    pub verb: Verb,
     pending: Pending,
     /// What is said once all is durable.
     number: u64,

@@ -9,7 +9,7 @@ use super::{Manner, World};
 
 /// A look under way.
 pub(super) struct LookOp {
-    verb: Verb,
+    pub verb: Verb,
     found: Option<Vec<bool>>,
 }
 

@@ -65,7 +65,7 @@ struct Group {
 /// A put under way.
 pub(super) struct PutOp {
     manner: Manner,
-    verb: Verb,
+    pub verb: Verb,
     block_bytes: u32,
     offered: Vec<Offered>,
     groups: Vec<Group>,

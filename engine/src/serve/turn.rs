@@ -1,9 +1,11 @@
 //! What is under way on a link goes on: in which order, and how much of it in one turn.
 
 use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::request::Verb;
 
 use super::answer::Answered;
 use super::{Op, Server};
+use crate::error::Error;
 use crate::outcome::{Done, Ticket};
 
 impl Server {
@@ -68,5 +70,19 @@ impl Server {
             // It was cancelled, and its memory is free with this.
             _ => {}
         }
+    }
+}
+
+impl Op {
+    /// What is said of it once its client has given it up.
+    pub(super) fn cancelled(&self) -> Answered {
+        let verb = match self {
+            Op::Get(_) => Verb::Get,
+            Op::Put(put) => put.verb,
+            Op::Asked(asked) => asked.verb,
+            Op::Commit(_) => Verb::Commit,
+            Op::Look(look) => look.verb,
+        };
+        Answered::failed(verb, Error::busy("it was cancelled"))
     }
 }

@@ -22,6 +22,7 @@ use pagelith_transport::rights::Rights;
 use pagelith_transport::shown::{FilePlace, Shown};
 
 use super::landing::Landing;
+use super::owed::Owed;
 use super::plant::{Landed, Plant};
 use super::shares::{Shares, Sharing, copied, over};
 use super::wire::Packet;
@@ -49,6 +50,7 @@ pub struct SimLink {
     newest: OpId,
     landed: Landed,
     sharing: Sharing,
+    owed: Owed,
     open: bool,
 }
 
@@ -92,6 +94,7 @@ impl SimLink {
             newest,
             landed,
             sharing: Sharing::default(),
+            owed: Owed::default(),
             open: true,
         }
     }
@@ -158,7 +161,9 @@ impl SimLink {
                 Out::Frame(frame) => {
                     self.counts.frames_out += 1;
                     self.sharing.passes(&mut self.net.wire(), &frame);
-                    self.net.wire().send(self.side, Packet::Frame(frame));
+                    let mut wire = self.net.wire();
+                    wire.fates.unowed += u64::from(self.side == Side::Server && !self.owed.leaves(&frame));
+                    wire.send(self.side, Packet::Frame(frame));
                 }
                 Out::Lend(push, place) => {
                     self.sharing.lend(&mut self.net.wire(), self.side, push, place);
@@ -214,6 +219,9 @@ impl SimLink {
                 }
                 if frame.kind == Kind::Request {
                     self.sharing.passes(&mut self.net.wire(), &frame);
+                }
+                if self.side == Side::Server {
+                    self.owed.arrived(&frame, self.net.wire().clock.now());
                 }
                 events.push(Event::Frame(frame));
             }
@@ -278,6 +286,7 @@ impl SimLink {
         self.leave(events);
         let (arrived, silent, cut) = {
             let mut wire = self.net.wire();
+            wire.fates.unowed += self.owed.overdue(wire.clock.now());
             (wire.receive(self.side), wire.silent(), wire.is_cut())
         };
         for packet in arrived {

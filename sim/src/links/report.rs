@@ -25,6 +25,7 @@ impl Fates {
             looked_late: self.looked_late + other.looked_late,
             questions: self.questions + other.questions,
             broken: self.broken + other.broken,
+            unowed: self.unowed + other.unowed,
         }
     }
 }
@@ -92,7 +93,7 @@ pub struct Tally {
     pub touched_late: u64,
     /// Memory that a link had still when its operation had ended.
     pub held_late: u64,
-    /// What was shown or lent and changed meanwhile, or is not what its outcome vouches for.
+    /// What was shown or lent and changed meanwhile, or is not what its outcome vouches for; what was cancelled and has no outcome.
     #[serde(default)]
     pub broken: u64,
     /// Stores that held something for clients when these were gone.
@@ -137,7 +138,12 @@ impl Tally {
         self.unasked += fates.unasked;
         self.looked_late += fates.looked_late;
         self.questions += fates.questions;
-        self.broken += fates.broken;
+        self.broken += fates.broken + fates.unowed;
+        if fates.unowed > 0 {
+            self.found(
+                "what was cancelled has no outcome, or something has one that nobody asked for".into(),
+            );
+        }
         if fates.broken > 0 {
             self.found("what was shown or lent changed meanwhile, or is not what was vouched for".into());
         }
@@ -161,6 +167,7 @@ impl Tally {
             looked_late,
             questions,
             broken,
+            unowed: 0,
         });
         self.viewed += other.viewed;
         self.left += other.left;

@@ -112,7 +112,7 @@ fn shape_for(mutant: Mutant) -> Option<Shape> {
         Mutant::ShownLetGo | Mutant::LentFromStart => Some(Shape::Shown),
         Mutant::ViewLetGo | Mutant::HeldForTheGone => Some(Shape::Shown),
         Mutant::ShownUnchecked | Mutant::SteadyUnasked | Mutant::CatalogKept => Some(Shape::Shown),
-        Mutant::SessionGoesAtOnce => Some(Shape::Attached),
+        Mutant::SessionGoesAtOnce | Mutant::CancelledUnanswered => Some(Shape::Attached),
         Mutant::PeersAskOn | Mutant::ToldAndKept | Mutant::ServedUntold => Some(Shape::Mutual),
         Mutant::ToldOwnerAlone | Mutant::HoldDropped => Some(Shape::Mutual),
         _ => None,

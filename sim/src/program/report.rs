@@ -164,7 +164,7 @@ const LINKS: &str = "\n## Links\n
 clients that are attached, with the same of a store that has a peer itself, with one store or two that have the same two peers, with clients of the store's host, which are shown its
 memory and lent its files, and with two or three stores that are each other's peers and have clients each (`--shape NAME` is one of these alone). Clients of a single store have several batches in flight now and then ([0053](decisions/0053-batches-in-flight-of-clients.md)). *Late* arrived for an operation that was over; *touched late* is memory
 that was written after its operation had ended, *held late* memory that a link had still then; *broken* are promises of what is shown and lent, what is held for the
-gone, and questions that go in a circle. Hits and look-ups are
+gone, questions that go in a circle, and (since the last row) operations that were cancelled and have no outcome, or have one too many. Hits and look-ups are
 compared with puts, removals and clears. A put of a client that was not answered, or was asked twice, may take effect until its links are gone; one of a store with
 peers is over with its outcome, and removed, with the peers told, it does not come back to that store (what another has of the key or puts may); of stores that are each other's peers none has what one of them removed and any of
 them had put ([0051](decisions/0051-removals-that-peers-hold-for.md)). Of what is shown

@@ -1,0 +1,84 @@
+//! What a server's end owes: one outcome for each request that arrived, also for one that its client cancelled. A client counts what it
+//! may still ask by outcomes, so that one that never comes takes some of that for ever, and nothing else tells.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pagelith_io::clock::Mono;
+use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::{Frame, Kind};
+
+/// How long the outcome of what was cancelled may take: it waits for nothing.
+const CANCELLED_MAX: Duration = Duration::from_millis(100);
+
+#[derive(Default)]
+pub(super) struct Owed {
+    /// How often each was asked for: packets come twice.
+    asked: BTreeMap<OpId, u32>,
+    /// Those that were cancelled since, and when.
+    cancelled: BTreeMap<OpId, Mono>,
+}
+
+impl Owed {
+    /// A frame came to the server's end.
+    pub fn arrived(&mut self, frame: &Frame, now: Mono) {
+        match frame.kind {
+            Kind::Request => *self.asked.entry(frame.op).or_default() += 1,
+            Kind::Cancel if self.asked.contains_key(&frame.op) => {
+                self.cancelled.entry(frame.op).or_insert(now);
+            }
+            _ => {}
+        }
+    }
+
+    /// A frame leaves it; whether it was owed, if it is an outcome.
+    pub fn leaves(&mut self, frame: &Frame) -> bool {
+        if frame.kind != Kind::Outcome {
+            return true;
+        }
+        let Some(times) = self.asked.get_mut(&frame.op) else { return false };
+        *times -= 1;
+        if *times == 0 {
+            self.asked.remove(&frame.op);
+            self.cancelled.remove(&frame.op);
+        }
+        true
+    }
+
+    /// How many were cancelled too long ago; each once.
+    pub fn overdue(&mut self, now: Mono) -> u64 {
+        let all = self.cancelled.len();
+        self.cancelled.retain(|_, since| now.since(*since) < CANCELLED_MAX);
+        (all - self.cancelled.len()) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_request_is_owed_one_outcome_and_what_was_cancelled_has_it_soon() {
+        let mut owed = Owed::default();
+        let at = |ms| Mono::default().after(Duration::from_millis(ms));
+        let (request, outcome) = (
+            |op| Frame::new(Kind::Request, OpId(op), vec![1]),
+            |op| Frame::new(Kind::Outcome, OpId(op), vec![1]),
+        );
+        let cancel = |op| Frame::bare(Kind::Cancel, OpId(op));
+        for op in [1, 2, 2, 3] {
+            owed.arrived(&request(op), at(0));
+        }
+        assert!(owed.leaves(&outcome(1)) && !owed.leaves(&outcome(1)), "one, and no second");
+        assert!(
+            owed.leaves(&outcome(2)) && owed.leaves(&outcome(2)) && !owed.leaves(&outcome(2)),
+            "asked twice"
+        );
+        [1, 3].into_iter().for_each(|op| owed.arrived(&cancel(op), at(10)));
+        assert_eq!([50, 110, 500].map(|ms| owed.overdue(at(ms))), [0, 1, 0], "of 1 there was one");
+        owed.arrived(&request(4), at(500));
+        owed.arrived(&cancel(4), at(500));
+        assert!(owed.leaves(&outcome(4)));
+        assert_eq!(owed.overdue(at(1000)), 0);
+    }
+}
