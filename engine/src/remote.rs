@@ -31,6 +31,8 @@ mod tests_lent;
 #[cfg(test)]
 mod tests_removed;
 #[cfg(test)]
+mod tests_room;
+#[cfg(test)]
 mod tests_shown;
 
 use pagelith_io::signal::Signal;

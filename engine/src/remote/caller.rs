@@ -132,6 +132,12 @@ impl Caller {
         room.frames > 0 && room.operations > 0 && room.frame_bytes >= bytes
     }
 
+    /// How much more the link takes now.
+    #[cfg(test)]
+    pub fn room(&self) -> pagelith_transport::link::Room {
+        self.link.room()
+    }
+
     /// Operations under way.
     pub fn calls(&self) -> usize {
         self.calls.len()

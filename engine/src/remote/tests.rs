@@ -46,7 +46,7 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    fn new(rights: Rights) -> Pair {
+    pub(super) fn new(rights: Rights) -> Pair {
         Pair::verifying(rights, Config::default().dram.verify_ratio)
     }
 
@@ -156,7 +156,7 @@ impl Pair {
     }
 
     /// Put groups of objects; `lie` changes a byte on the way.
-    fn put(&mut self, groups: &[Offered], lie: bool) -> Vec<Stored> {
+    pub(super) fn put(&mut self, groups: &[Offered], lie: bool) -> Vec<Stored> {
         let mut draft = PutDraft::new(BLOCK_BYTES);
         let mut all = Vec::new();
         for (base, group) in groups {
@@ -415,48 +415,4 @@ fn memory_comes_back_when_the_server_dies_or_the_time_is_up() {
     let deadline = pair.clock.now().after(PATIENCE);
     let told = pair.caller.tell(1, &Ask::Remove(List::of(&[key(1, "k")])), Terms::default(), deadline);
     assert!(told.is_err());
-}
-
-/// Who gave up its room waits for the outcome of what it gave up, of whatever kind, and has it again with that.
-#[test]
-fn a_link_has_all_its_room_again_however_much_was_given_up() {
-    let mut pair = Pair::new(Rights::all());
-    pair.put(&[(None, vec![(key(1, "k"), object(1, 1_000_000))])], false);
-    for round in 0..2 {
-        let soon = pair.clock.now();
-        for token in 0.. {
-            if !pair.caller.has_room(1 << 10) {
-                break;
-            }
-            let caller = &mut pair.caller;
-            let asked = match token % 4 {
-                0 => {
-                    let wanted =
-                        Wanted { key: key(1, "k"), range: None, parts: parts(&[1_000_000]), sent: false };
-                    caller.get(token, vec![wanted], Terms::default(), soon).map_err(|(error, _)| error)
-                }
-                1 => {
-                    let mut draft = PutDraft::new(BLOCK_BYTES);
-                    draft.group(None);
-                    draft.object(key(2, "k"), 100, &[checksum(&object(2, 100))]);
-                    let lend = Box::new(|_| panic!("given up before it was asked for"));
-                    caller.put(token, &draft, (lend, None), Terms::default(), soon)
-                }
-                2 => caller.exists(token, &[key(1, "k")], Terms::default(), soon),
-                _ => caller.tell(token, &Ask::Flush, Terms::default(), soon),
-            };
-            asked.expect("room");
-        }
-        let mut replies = Vec::new();
-        pair.caller.poll(pair.clock.now(), &mut replies);
-        assert_eq!((replies.len() > 100, pair.caller.calls()), (true, 0), "round={round}");
-        assert!(pair.caller.is_owed() && !pair.caller.has_room(1 << 10), "nobody answered");
-        let until = pair.clock.now().after(PATIENCE);
-        while pair.caller.is_owed() {
-            assert!(pair.clock.now() < until, "round={round}: some have no outcome");
-            pair.server.turn();
-            pair.caller.poll(pair.clock.now(), &mut replies);
-        }
-    }
-    assert!(pair.get(vec![(key(1, "k"), None, vec![1_000_000])])[0].0.as_ref().is_ok_and(|got| got.is_hit()));
 }
