@@ -64,6 +64,10 @@ impl Process {
     }
 
     fn admitting(store: Store, admission: Admission) -> Process {
+        Process::offering(store, admission, Offer::of_this_build([1; 16]))
+    }
+
+    fn offering(store: Store, admission: Admission, offer: Offer) -> Process {
         let store = Arc::new(store);
         let listen = Listen {
             address: "tcp:127.0.0.1:0".parse().expect("an address"),
@@ -71,7 +75,6 @@ impl Process {
             beyond_this_host: false,
         };
         let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
-        let offer = Offer::of_this_build([1; 16]);
         let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));

@@ -147,8 +147,10 @@ impl Writer {
                 Taken::Sent
             }
             Err(error) => {
+                let is_owed = caller.is_owed();
                 shared.lock().release_frame(frame);
-                if error.kind == ErrorKind::Busy {
+                // What finds no room though nothing is on its way never does.
+                if error.kind == ErrorKind::Busy && is_owed {
                     return Taken::Later(RemoteJob::Frame(frame, objects));
                 }
                 skip();

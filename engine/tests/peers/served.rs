@@ -191,3 +191,19 @@ fn stores_that_are_peers_of_each_other_ask_once() {
     assert_eq!(a.store.exists_batch(&[key(5, "k")], Options::default()), [false]);
     assert_eq!(b.store.exists_batch(&[key(5, "k")], Options::default()), [false]);
 }
+
+/// What a peer cannot be asked at all, since it reads no such long requests, is not offered to it, and what comes behind is.
+#[test]
+fn a_page_of_more_objects_than_a_peer_reads_of_in_one_request_stays_here() {
+    let store = Store::open(valid(&memory())).expect("opened");
+    let brief = Offer { control_bytes_max: 16 << 10, ..Offer::of_this_build([1; 16]) };
+    let process = Process::offering(store, Admission::Connection(Rights::all()), brief);
+    let front = process.front(&memory(), offer());
+    let keys: Vec<ObjectKey> = (0..500).map(|part| key(1, &format!("part-{part}"))).collect();
+    let group: Vec<PutSlice<'_>> = keys.iter().map(|key| PutSlice { key: *key, pieces: &[b"x"] }).collect();
+    assert_eq!(front.put_groups(&[&group], Options::default()), [Ok(PutOutcome::Stored)]);
+    put(&front, &[key(2, "k")]);
+    until("the peer has the other", || front.stats().remote_stored == 1);
+    assert_eq!(front.stats().remote_skipped, 500);
+    assert_eq!(process.store.exists_batch(&[keys[0], key(2, "k")], Options::default()), [false, true]);
+}
