@@ -105,7 +105,12 @@ impl GetBatch {
         let located = locate::locate(shared, &mut self.slots, which, self.at);
         let mut from_ssd = Vec::new();
         let stores = Stores::of(which.iter().map(|&i| self.slots[i].get.destination.len()).sum());
-        for (slot, found) in located {
+        let mut located = located.into_iter();
+        while let Some((slot, found)) = located.next() {
+            // It comes while this one is copied.
+            if let Some((next, Located::Memory(entered, _, member))) = located.as_slice().first() {
+                self.slots[*next].ask_ahead(shared, entered, *member);
+            }
             match found {
                 Located::Memory(entered, frame, member) => {
                     let verify = self.slots[slot].aim != Aim::Bytes || sampler.next();
@@ -223,7 +228,7 @@ impl GetBatch {
             if self.is_moot(&fetch) {
                 continue;
             }
-            let staged = fetch.pieces.iter().any(matches_staged);
+            let staged = fetch.pieces.iter().any(Piece::is_staged);
             if staged && (fetch.stage > self.stage || staging_held) {
                 held_back.push_back(fetch);
                 continue;
@@ -487,12 +492,5 @@ impl GetBatch {
         locate::release(&io.shared, slot);
         self.end(i, outcome);
         self.leave_header(io, i);
-    }
-}
-
-fn matches_staged(piece: &Piece) -> bool {
-    match piece {
-        Piece::Staged { .. } => true,
-        Piece::Header { .. } | Piece::Direct { .. } => false,
     }
 }

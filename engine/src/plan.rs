@@ -54,6 +54,13 @@ impl Piece {
             Piece::Staged { chunk, .. } => chunk.end - chunk.start,
         }
     }
+
+    pub fn is_staged(&self) -> bool {
+        match self {
+            Piece::Staged { .. } => true,
+            Piece::Header { .. } | Piece::Direct { .. } => false,
+        }
+    }
 }
 
 /// One read.

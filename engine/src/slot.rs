@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::Stores;
+use pagelith_io::fused::{Piece, Stores};
 use pagelith_layouts::align::is_aligned;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums};
 use pagelith_layouts::key::ObjectKey;
@@ -281,6 +281,14 @@ impl Slot {
             }
         }
         Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: self.want.end - self.want.start })
+    }
+
+    /// Have the bytes of an object on their way that lies in DRAM and is copied next.
+    pub fn ask_ahead(&self, shared: &Shared, entered: &Entered<'_>, member: usize) {
+        if self.aim == Aim::Bytes {
+            let stored = entered.bytes(&shared.memory, member);
+            Piece::Lent(&stored[self.want.start as usize..self.want.end as usize]).ask_ahead();
+        }
     }
 
     /// Copy what is wanted of the object's bytes `at`, whole blocks, and verify them: as they are copied, unless only a part of

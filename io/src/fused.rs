@@ -14,6 +14,10 @@ mod blocks;
 #[cfg(target_arch = "x86_64")]
 mod stripes;
 
+/// Bytes ahead that a copy asks for: what is on its way from memory while the multiplications of the lines before are made. As good as
+/// any of 0 to 8192 on one kind of CPU. Of what it begins with others may ask so much ([`Piece::ask_ahead`]).
+const AHEAD: usize = 4096;
+
 /// Stretches up to this long are copied plainly: what they begin and end in are parts of lines of the cache, mostly.
 #[cfg(target_arch = "x86_64")]
 const PLAIN_BYTES: usize = 192;

@@ -79,8 +79,13 @@ impl Direct {
         let bytes = self.found.iter().map(|(_, found)| found.length).sum();
         let stores = Stores::of(bytes);
         let mut copied = Vec::with_capacity(self.found.len());
-        for (at, found) in &self.found {
-            let shown = caller.and_then(|caller| caller.view((REGION, found.place), found.length));
+        let view = |found: &Found| caller.and_then(|c| c.view((REGION, found.place), found.length));
+        let mut next = self.found.first().and_then(|(_, found)| view(found));
+        for (i, (at, found)) in self.found.iter().enumerate() {
+            let shown = next.take();
+            // It comes while this one is copied.
+            next = self.found.get(i + 1).and_then(|(_, found)| view(found));
+            next.iter().filter_map(|shown| shown.pieces().next()).for_each(|piece| piece.ask_ahead());
             let parts = &mut done[*at].destination.0;
             let sums = shown.and_then(|shown| verify::copied(parts, &(0..found.length), &shown, stores));
             copied.push(sums.is_some_and(|sums| sums == found.sums));

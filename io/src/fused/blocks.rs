@@ -2,7 +2,8 @@
 
 use pagelith_layouts::checksum::Checksum;
 
-use super::{BlockCopy, Stores, settle};
+use super::{AHEAD, BlockCopy, Stores, settle};
+use crate::prefetch;
 use crate::shm::View;
 
 /// Bytes side by side that are copied from.
@@ -26,6 +27,14 @@ impl Piece<'_> {
         match self {
             Piece::Lent(bytes) => bytes.len(),
             Piece::Shown { len, .. } => *len,
+        }
+    }
+
+    /// Have the first of its bytes on their way while something else is copied: of those behind the copy asks by itself, as it goes.
+    pub fn ask_ahead(&self) {
+        match self {
+            Piece::Lent(bytes) => prefetch::stretch(bytes.as_ptr(), bytes.len().min(AHEAD)),
+            Piece::Shown { view, at, len } => view.ask_ahead(*at, (*len).min(AHEAD)),
         }
     }
 

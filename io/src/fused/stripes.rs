@@ -15,9 +15,6 @@ pub(super) const STRIPE: usize = 64;
 pub(super) const SHORT_MAX: usize = 240;
 /// Stripes between two scrambles: as many as the secret has places for, 8 bytes apart.
 const ROUND: usize = (SECRET.len() - STRIPE) / 8;
-/// Bytes ahead that are asked for: what is on its way from memory while the multiplications of the lines before are made. As good as
-/// any of 0 to 8192 on one kind of CPU.
-const AHEAD: usize = 4096;
 
 const PRIME32_1: u64 = 0x9E37_79B1;
 const PRIME32_2: u64 = 0x85EB_CA77;
@@ -89,7 +86,7 @@ impl Accumulators {
                 // The address asked for ahead may be of no memory: nothing is read by it.
                 unsafe {
                     let (from, to) = (from.add(offset), to.add(offset));
-                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(AHEAD).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(super::AHEAD).cast());
                     let secret = SECRET.as_ptr().add(8 * n);
                     for (half, acc) in acc_now.iter_mut().enumerate() {
                         let bytes = 32 * half;
