@@ -14,11 +14,22 @@ fn telling() -> (Process, Attached, Arc<Seen>) {
 
 /// Put in the store's own process, as groups of two objects.
 fn put_pages(store: &Store, pages: std::ops::Range<u64>, len: usize) {
-    for page in pages {
-        let bytes = content(page, len);
-        let pieces: [&[u8]; 1] = [&bytes];
-        let group = ["k", "v"].map(|component| PutSlice { key: part(page, component), pieces: &pieces });
-        assert_eq!(store.put_groups(&[&group], Options::default()), [Ok(PutOutcome::Stored)]);
+    pages.for_each(|page| assert_eq!(put_page(store, page, len), Ok(PutOutcome::Stored)));
+}
+
+fn put_page(store: &Store, page: u64, len: usize) -> pagelith::Result<PutOutcome> {
+    let bytes = content(page, len);
+    let pieces: [&[u8]; 1] = [&bytes];
+    let group = ["k", "v"].map(|component| PutSlice { key: part(page, component), pieces: &pieces });
+    store.put_groups(&[&group], Options::default()).remove(0)
+}
+
+/// Others stop when this goes, with a panic too: who waits for them would wait for ever.
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -196,10 +207,13 @@ fn hits_have_their_bytes_while_the_arena_turns_over() {
             (hits, round)
         };
         let getters = [scope.spawn(move || get(0)), scope.spawn(move || get(all / 2))];
+        let stops = Stops(&stop);
         for round in 0..3 * all {
-            put_pages(&process.store, round % all..round % all + 1, LEN);
+            // What is got all the while may be here still, a lap later.
+            let put = put_page(&process.store, round % all, LEN);
+            assert!(matches!(put, Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent)), "{put:?}");
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stops);
         getters
             .into_iter()
             .map(|getter| getter.join().expect("every hit was right"))
