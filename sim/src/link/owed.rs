@@ -40,8 +40,9 @@ impl Owed {
         *times -= 1;
         if *times == 0 {
             self.asked.remove(&frame.op);
-            self.cancelled.remove(&frame.op);
         }
+        // A request that came again behind the cancel is asked anew.
+        self.cancelled.remove(&frame.op);
         true
     }
 
@@ -78,7 +79,9 @@ mod tests {
         assert_eq!([50, 110, 500].map(|ms| owed.overdue(at(ms))), [0, 1, 0], "of 1 there was one");
         owed.arrived(&request(4), at(500));
         owed.arrived(&cancel(4), at(500));
+        owed.arrived(&request(4), at(500));
         assert!(owed.leaves(&outcome(4)));
         assert_eq!(owed.overdue(at(1000)), 0);
+        assert!(owed.leaves(&outcome(4)) && !owed.leaves(&outcome(4)));
     }
 }
