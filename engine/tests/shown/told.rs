@@ -208,11 +208,14 @@ fn hits_have_their_bytes_while_the_arena_turns_over() {
         };
         let getters = [scope.spawn(move || get(0)), scope.spawn(move || get(all / 2))];
         let stops = Stops(&stop);
+        let mut stored = 0;
         for round in 0..3 * all {
             // What is got all the while may be here still, a lap later.
             let put = put_page(&process.store, round % all, LEN);
             assert!(matches!(put, Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent)), "{put:?}");
+            stored += u64::from(put == Ok(PutOutcome::Stored));
         }
+        assert!(stored > 2 * all, "the arena turns over: stored={stored} of={}", 3 * all);
         drop(stops);
         getters
             .into_iter()
