@@ -3,12 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
+use pagelith_io::gated::Gated;
 use pagelith_io::shm::{Catalog, Posted};
+use pagelith_io::sync::AtomicU64;
 use pagelith_layouts::align::align_up;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_tiers::dram::arena::ArenaSpace;
+use pagelith_tiers::dram::arena::SharedSpace;
 use pagelith_tiers::policy::{FrameId, FramePolicy, Recency, SegmentPolicy};
 use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::segments::SegmentTable;
@@ -81,6 +84,27 @@ impl SsdCore {
     }
 }
 
+/// The sequences to come.
+#[derive(Clone, Debug)]
+pub(crate) struct Sequences(Arc<AtomicU64>);
+
+impl Sequences {
+    /// From `next` on.
+    pub fn from(next: Sequence) -> Sequences {
+        Sequences(Arc::new(AtomicU64::new(next.0)))
+    }
+
+    /// The next one.
+    pub fn next(&self) -> Sequence {
+        Sequence(self.0.load(Relaxed))
+    }
+
+    /// Have so many, the first of them.
+    pub fn take(&self, count: u64) -> Sequence {
+        Sequence(self.0.fetch_add(count, Relaxed))
+    }
+}
+
 /// A request that the flusher answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
@@ -91,7 +115,7 @@ pub(crate) enum Answer {
 pub(crate) struct Core {
     pub index: Index,
     pub frames: Frames,
-    pub space: ArenaSpace,
+    pub space: SharedSpace,
     pub policy: Box<dyn FramePolicy>,
     pub visibility: Visibility,
     /// What readers without the lock were last told of.
@@ -99,12 +123,12 @@ pub(crate) struct Core {
     pub ssd: Option<SsdCore>,
     /// What is to be told to peers; `None` without any.
     pub remote: Option<RemoteQueue>,
-    pub pins: Pins,
+    pub pins: Gated<Pins>,
     /// Groups that are not visible yet.
-    pub waiting: Waiting,
+    pub waiting: Gated<Waiting>,
     /// Bytes of memory in use for objects that groups take in.
     pub adopting: u64,
-    pub sequence: Sequence,
+    pub sequences: Sequences,
     pub counters: Counters,
     /// Where clients of this host find what lies in the arena, where that is shared.
     pub catalog: Option<Catalog>,
@@ -154,9 +178,7 @@ impl Core {
 
     /// The next sequence.
     pub fn next_sequence(&mut self) -> Sequence {
-        let now = self.sequence;
-        self.sequence.0 += 1;
-        now
+        self.sequences.take(1)
     }
 
     /// The tick that counts as now.

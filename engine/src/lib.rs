@@ -45,6 +45,7 @@ mod health;
 mod hits;
 mod index;
 pub mod key_file;
+mod lanes;
 mod leaving;
 mod locate;
 mod open;

@@ -18,6 +18,7 @@ use pagelith_tiers::ssd::guards::SegmentGuards;
 use crate::core::Core;
 use crate::frames::FrameData;
 use crate::index::{Entry, Marks, Reader, SsdPlace};
+use crate::lanes::Lanes;
 use crate::visibility::{Sight, Visibility};
 
 /// How often something is tried without the lock.
@@ -155,11 +156,17 @@ impl Sight for Reading<'_> {
 pub(crate) struct CoreGuard<'a> {
     core: MutexGuard<'a, Core>,
     published: &'a Published,
+    lanes: Option<&'a Lanes>,
 }
 
 impl<'a> CoreGuard<'a> {
-    pub fn new(core: MutexGuard<'a, Core>, published: &'a Published) -> CoreGuard<'a> {
-        CoreGuard { core, published }
+    pub fn new(
+        mut core: MutexGuard<'a, Core>,
+        published: &'a Published,
+        lanes: Option<&'a Lanes>,
+    ) -> CoreGuard<'a> {
+        lanes.into_iter().for_each(|lanes| lanes.close(&mut core));
+        CoreGuard { core, published, lanes }
     }
 }
 
@@ -179,5 +186,6 @@ impl DerefMut for CoreGuard<'_> {
 impl Drop for CoreGuard<'_> {
     fn drop(&mut self) {
         self.published.publish(&mut self.core);
+        self.lanes.into_iter().for_each(|lanes| lanes.open(&self.core));
     }
 }

@@ -17,6 +17,9 @@
 
 pub(crate) mod admit;
 pub(crate) mod fresh;
+pub(crate) mod in_lane;
+#[cfg(test)]
+mod in_lane_test;
 pub(crate) mod placed;
 pub(crate) mod publish;
 pub(crate) mod vouched;
@@ -154,6 +157,13 @@ pub(crate) enum Came {
 }
 
 impl Admitted {
+    /// Of a group that nothing is known of.
+    fn plain(fresh: fresh::Fresh) -> Admitted {
+        let fresh::Fresh { generation, fingerprints, room } = fresh;
+        let (here, adopts, open, came) = (Vec::new(), Vec::new(), None, Came::Put);
+        Admitted { generation, fingerprints, room, here, adopts, open, came }
+    }
+
     /// Whether something is here that gives way to it.
     pub fn met_some(&self) -> bool {
         !self.here.is_empty()
@@ -196,6 +206,12 @@ pub(crate) fn believe<'a>(copied: impl Iterator<Item = &'a mut Copied>) {
 }
 
 impl Copied {
+    /// A group that nothing is to be said about but that it was put.
+    fn plain(data: Arc<FrameData>, number: Option<Number>) -> Copied {
+        let (here, open, came) = (Vec::new(), None, Came::Put);
+        Copied { data, number, here, open, came, whole: true, wrong: None, claim: None }
+    }
+
     /// Whether it is what was vouched for: the checksums of each object's blocks, in their order.
     pub fn is<'a>(&self, mut sums: impl Iterator<Item = &'a Checksums>) -> bool {
         self.whole
@@ -213,6 +229,11 @@ impl Copied {
     /// What the index will know its objects by.
     pub fn fingerprints(&self) -> impl Iterator<Item = u128> {
         self.data.members.iter().map(|member| member.fingerprint)
+    }
+
+    /// How many those are.
+    pub fn objects(&self) -> usize {
+        self.data.members.len()
     }
 
     /// Their keys.

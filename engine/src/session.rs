@@ -112,7 +112,7 @@ impl Session {
             sampler,
             desk,
             proofs: false,
-            runs: Runs::default(),
+            runs: Runs::of(tally),
         };
         Ok(Session {
             io,

@@ -1,4 +1,4 @@
-//! What gets count, each session where few others do: a line that all threads wrote would be what they wait for.
+//! What gets, and puts in lanes, count, each session where few others do: a line that all threads wrote would be what they wait for.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,6 +21,9 @@ struct Tally {
     staged_bytes: AtomicU64,
     lent_bytes: AtomicU64,
     damaged: AtomicU64,
+    puts_stored: AtomicU64,
+    bytes_put: AtomicU64,
+    frames_evicted: AtomicU64,
     misses: [AtomicU64; MissCause::ALL.len()],
 }
 
@@ -37,7 +40,7 @@ impl Tallies {
         (self.sessions.fetch_add(1, Relaxed) % TALLIES as u64) as usize
     }
 
-    /// Add what a batch of gets counted to a tally.
+    /// Add what was counted to a tally.
     pub fn add(&self, tally: usize, batch: &Counters) {
         let tally = &self.tallies[tally];
         tally.pairs(batch).filter(|(_, n)| *n > 0).for_each(|(sum, n)| {
@@ -57,6 +60,9 @@ impl Tallies {
             counters.staged_bytes += read(&tally.staged_bytes);
             counters.lent_bytes += read(&tally.lent_bytes);
             counters.damaged += read(&tally.damaged);
+            counters.puts_stored += read(&tally.puts_stored);
+            counters.bytes_put += read(&tally.bytes_put);
+            counters.frames_evicted += read(&tally.frames_evicted);
             counters.misses.iter_mut().zip(&tally.misses).for_each(|(sum, n)| *sum += read(n));
         }
     }
@@ -73,6 +79,9 @@ impl Tally {
             (&self.staged_bytes, batch.staged_bytes),
             (&self.lent_bytes, batch.lent_bytes),
             (&self.damaged, batch.damaged),
+            (&self.puts_stored, batch.puts_stored),
+            (&self.bytes_put, batch.bytes_put),
+            (&self.frames_evicted, batch.frames_evicted),
         ];
         named.into_iter().chain(self.misses.iter().zip(batch.misses))
     }

@@ -10,6 +10,8 @@ pub mod disk;
 pub mod entropy;
 pub mod fault;
 pub mod fused;
+pub mod gate;
+pub mod gated;
 pub mod handed;
 pub mod here;
 pub mod huge;

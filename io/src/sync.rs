@@ -10,7 +10,7 @@ pub use loom::{
         Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence},
     },
-    thread::Builder,
+    thread::{Builder, yield_now},
 };
 #[cfg(all(shuttle, not(loom)))]
 pub use shuttle::{
@@ -18,7 +18,7 @@ pub use shuttle::{
         Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence},
     },
-    thread::Builder,
+    thread::{Builder, yield_now},
 };
 #[cfg(not(any(loom, shuttle, pagelith_tsan)))]
 pub use std::{
@@ -26,14 +26,14 @@ pub use std::{
         Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence},
     },
-    thread::Builder,
+    thread::{Builder, yield_now},
 };
 #[cfg(pagelith_tsan)]
 pub use {
     ordered::{Condvar, Mutex, MutexGuard},
     std::{
         sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence},
-        thread::Builder,
+        thread::{Builder, yield_now},
     },
 };
 

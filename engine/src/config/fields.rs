@@ -2,6 +2,7 @@
 //! reference that `pagelith` prints all go by this table, so a setting missing here cannot be set at all.
 
 use pagelith_layouts::checksum::BLOCK_BYTES;
+use pagelith_tiers::policy::LANES_MAX;
 
 use super::Config;
 use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy, SsdRing};
@@ -45,7 +46,7 @@ const DRAM_MAX: Size = Size::gib(64 << 10);
 const SSD_MAX: Size = Size::gib(1 << 20);
 const KIB_64: Size = Size::kib(64);
 
-static FIELDS: [Field; 39] = [
+static FIELDS: [Field; 40] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
     row!(dram.bytes, Rule::SizeOrZero { min: KIB_64, max: DRAM_MAX }),
@@ -54,6 +55,7 @@ static FIELDS: [Field; 39] = [
     row!(dram.verify_ratio, Rule::Ratio { min: 0.0, max: 1.0 }),
     row!(dram.shared, Rule::Flag),
     row!(dram.prefault, Rule::Flag),
+    row!(dram.lanes, Rule::Count { min: 1, max: LANES_MAX as u64 }),
     row!(ssd.bytes, Rule::SizeOrZero { min: Size::mib(1), max: SSD_MAX }),
     row!(ssd.dirs, Rule::Dirs),
     row!(ssd.segment_bytes, Rule::Size { min: Size::mib(1), max: Size::mib(256), grain: Grain::PowerOfTwo }),

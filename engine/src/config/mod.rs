@@ -119,6 +119,10 @@ pub struct DramConfig {
     /// filled, which costs the first lap of puts and promotions more than the work itself. With it the store opens as
     /// much later as one thread takes to clear the arena, and its memory is taken from the start; needs Linux 5.14.
     pub prefault: bool,
+    /// In how many parts the order is kept in which pages leave: 1 to 128, rounded down to a power of two. Default: one for each 16 MiB of the
+    /// arena, at most 64. With one, or with `s3fifo`, threads that put take turns, and the page that leaves is the one that the policy has
+    /// next; with more they do not, and it is the next of one of the parts.
+    pub lanes: Option<u64>,
 }
 
 /// Settings of the SSD tier.
@@ -305,6 +309,7 @@ impl Default for DramConfig {
             verify_ratio: 1.0,
             shared: false,
             prefault: false,
+            lanes: None,
         }
     }
 }

@@ -27,6 +27,10 @@ impl Facts {
     }
 }
 
+/// Bytes of the arena for each part of its order where their number is not set, and most of those.
+const LANE_BYTES: u64 = 16 << 20;
+const LANES_UNSET_MAX: u64 = 64;
+
 /// A [`Config`] that may open a store. Made by [`Config::validate`] only; every number is resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValidConfig {
@@ -117,6 +121,14 @@ impl ValidConfig {
     /// Whether the arena's memory is all there from the start.
     pub fn dram_prefault(&self) -> bool {
         self.config.dram.prefault
+    }
+
+    /// In how many parts the order is kept in which pages leave DRAM.
+    pub fn lanes(&self) -> usize {
+        let divides = self.config.dram.policy != DramPolicy::S3Fifo && !self.constant_fingerprint();
+        let unset = || (self.arena_bytes / LANE_BYTES).clamp(1, LANES_UNSET_MAX);
+        let lanes = self.config.dram.lanes.unwrap_or_else(unset).max(1);
+        if divides { 1 << lanes.ilog2() } else { 1 }
     }
 
     /// Whether there is an SSD tier.

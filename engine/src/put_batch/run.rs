@@ -17,6 +17,7 @@ use crate::frames::FrameData;
 use crate::outcome::PutOutcome;
 use crate::put::admit::{Admission, admit};
 use crate::put::fresh::{self, Fresh};
+use crate::put::in_lane::{InLane, Making};
 use crate::put::{self, Admitted, Copied, Leaving, Size, Stored};
 use crate::shared::Shared;
 
@@ -60,8 +61,19 @@ pub(crate) struct Runs {
     /// What those held that made room.
     retired: Vec<Arc<FrameData>>,
     leaving: Leaving,
+    making: Making,
+    /// Of the session.
+    tally: usize,
     /// Others had the core's lock when it was asked for last.
     among_others: bool,
+}
+
+impl Runs {
+    /// Of a session that counts so.
+    pub fn of(tally: usize) -> Runs {
+        // Those that begin side by side are to make room in different lanes.
+        Runs { making: Making::from(tally), tally, ..Runs::default() }
+    }
 }
 
 fn bytes(sizes: &[Size]) -> u64 {
@@ -91,6 +103,9 @@ impl PutBatch {
 
     /// One section: what was copied becomes visible, and the next run is admitted. The first group that was not tried.
     fn turn(&mut self, shared: &Shared, runs: &mut Runs, end: usize) -> usize {
+        if let Some(end) = self.turn_in_lane(shared, runs, end) {
+            return end;
+        }
         let Runs { copied, retired, among_others, .. } = &mut *runs;
         let fingerprints: SmallVec<[u128; GROUPS_LONG]> =
             copied.iter().filter_map(|one| one.copied.as_ref().ok()).flat_map(Copied::fingerprints).collect();
@@ -104,13 +119,15 @@ impl PutBatch {
             catalog.prefetch(copied.flat_map(Copied::keys));
         }
         self.publish(shared, &mut core, copied);
-        let queued =
-            (runs.next.is_empty() || self.unqueued_bytes >= ENQUEUE_BYTES) && !self.frames.is_empty();
+        let queued = self.is_to_enqueue(&runs.next);
         if queued {
             self.unqueued_bytes = 0;
             put::enqueue(&mut core, &mut self.frames);
         }
         let (end, full) = self.admit(shared, &mut core, runs, end);
+        if shared.lanes.is_some() {
+            core.frames.spare_numbers();
+        }
         runs.retired = core.frames.retire_into(Vec::new());
         drop(core);
         drop(left);
@@ -119,6 +136,72 @@ impl PutBatch {
             shared.work.raise();
         }
         end
+    }
+
+    /// The same beside others who put; `None` if something is left that takes the core.
+    fn turn_in_lane(&mut self, shared: &Shared, runs: &mut Runs, end: usize) -> Option<usize> {
+        let pin = crossbeam_epoch::pin();
+        let Runs { next, admitted, copied, making, retired, among_others, tally, .. } = &mut *runs;
+        let objects = copied.iter().filter_map(|one| one.copied.as_ref().ok()).map(Copied::objects);
+        let mut lane = InLane::enter(shared, &pin, copied.len(), objects.sum())?;
+        *among_others = true;
+        self.publish_in_lane(&mut lane, copied);
+        let queued = self.is_to_enqueue(next) && copied.is_empty();
+        if queued {
+            self.unqueued_bytes = 0;
+            lane.section.enqueue(&mut self.frames);
+        }
+        let groups = next
+            .iter_mut()
+            .map(|member| (self.groups[member.group].kind(), &member.sizes[..], &mut member.fresh));
+        let tried = match copied.is_empty() {
+            true => lane.admit(groups, making, retired, |at, one| admitted.push((at, one))),
+            false => 0,
+        };
+        shared.tallies.add(*tally, &lane.leave());
+        admitted.iter_mut().for_each(|(_, one)| one.came = self.came);
+        retired.clear();
+        if queued {
+            shared.work.raise();
+        }
+        match next.get(tried) {
+            _ if !copied.is_empty() => None,
+            None => Some(end),
+            // What none of is admitted is for who has the core.
+            Some(_) if tried == 0 => None,
+            Some(next) => Some(next.group),
+        }
+    }
+
+    /// Step 3 of what is plain.
+    fn publish_in_lane(&mut self, lane: &mut InLane<'_>, run: &mut Vec<Copying>) {
+        let all = std::mem::take(run);
+        for Copying { group, adopts, bytes, copied } in all {
+            let published = match copied {
+                Ok(copied) => {
+                    let kind = self.groups[group].kind();
+                    lane.publish(kind, copied, self.at(group)).map_err(Ok)
+                }
+                Err(admitted) => Err(Err(admitted)),
+            };
+            match published {
+                Ok(frame) => {
+                    if lane.section.listeners().writes {
+                        self.frames.push(frame);
+                    }
+                    self.unqueued_bytes += bytes;
+                    let group = &mut self.groups[group];
+                    (group.takes_in, group.outcome) = (adopts, Some(Ok(PutOutcome::Stored)));
+                }
+                Err(copied) => run.push(Copying { group, adopts, bytes, copied }),
+            }
+        }
+        lane.order();
+    }
+
+    /// Whether it is time to hand to the flusher what is visible.
+    fn is_to_enqueue(&self, next: &[Member]) -> bool {
+        (next.is_empty() || self.unqueued_bytes >= ENQUEUE_BYTES) && !self.frames.is_empty()
     }
 
     /// The next groups that can go together and that no rule refuses; the first group behind them.

@@ -114,6 +114,11 @@ impl World {
             Kind::Sqpoll => SsdRing::Sqpoll,
             Kind::Uring | Kind::Blocking | Kind::Refused | Kind::Sim => SsdRing::Plain,
         };
+        // Puts beside one another take ways that a small store has only if it is told to have them.
+        c.dram.lanes = match self.kind {
+            Kind::Uring | Kind::Refused | Kind::Sim => Some(4),
+            Kind::Deferred | Kind::Sqpoll | Kind::Blocking => Some(1),
+        };
         c.staging.bytes = Size::mib(4);
         c.namespaces_max = 64;
         c.index.max_objects = Some(4096);

@@ -4,6 +4,7 @@
 #![allow(clippy::field_reassign_with_default, reason = "as the other tests make their configurations")]
 
 mod flusher;
+mod gate;
 mod kept;
 mod segment;
 mod staging;

@@ -1,0 +1,272 @@
+//! Steps 1 and 3 of a put for what nothing is known of, beside others who put ([`crate::lanes`]). What is not that plain is left as it was,
+//! for who has the core.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crossbeam_epoch::Guard;
+use pagelith_layouts::ids::Sequence;
+use pagelith_tiers::dram::arena::Extent;
+use pagelith_tiers::policy::Recency;
+use smallvec::SmallVec;
+
+use super::fresh::Fresh;
+use super::{Admitted, Came, Copied, Kind, Room, Size};
+use crate::frames::{FrameData, FrameRef, FrameState, Number, Victims};
+use crate::index::{Allowance, Entry, TICK_MODULUS};
+use crate::lanes::{Gone, Section};
+use crate::shared::Shared;
+use crate::stats::Counters;
+use crate::visibility::Visibility;
+
+/// Most objects of a group that is put in a lane: each has its own stripes of the index at once.
+const MEMBERS_MAX: usize = 32;
+/// Most frames that leave for one group, before who has the core makes room for it.
+const VICTIMS_MAX: usize = 64;
+
+/// Somebody who puts in a lane.
+pub(crate) struct InLane<'a> {
+    shared: &'a Shared,
+    visibility: &'a Visibility,
+    pub counters: Counters,
+    allowance: Allowance<'a>,
+    /// What the groups that are published are known by from here on; who is not does without some.
+    serials: Range<u64>,
+    sequences: Range<u64>,
+    /// Made visible here, and not ordered or told yet.
+    visible: Vec<(FrameRef, Arc<FrameData>, Recency)>,
+    /// Dropped behind all that counts on it.
+    pub section: Section<'a>,
+}
+
+/// Room to note what leaves, and where to look for it.
+#[derive(Default)]
+pub(crate) struct Making {
+    turn: usize,
+    victims: Victims,
+    /// Whose number and memory are nobody's yet.
+    extents: Vec<Extent>,
+    numbers: Vec<Number>,
+}
+
+impl Making {
+    /// Who begins with this turn: others begin elsewhere.
+    pub fn from(turn: usize) -> Making {
+        Making { turn, ..Making::default() }
+    }
+}
+
+impl<'a> InLane<'a> {
+    /// Go in, to publish so many groups of so many objects; `None` if there are no lanes now.
+    pub fn enter(shared: &'a Shared, pin: &'a Guard, groups: usize, objects: usize) -> Option<InLane<'a>> {
+        let section = shared.lanes.as_ref()?.enter()?;
+        let lanes = section.lanes;
+        let groups = groups as u64;
+        let first = lanes.sequences.take(groups).0;
+        let (serials, allowance) = (lanes.frames.serials(groups), lanes.index.allow(objects));
+        // Behind the gate: nobody changes it meanwhile.
+        let visibility = shared.published.read(pin).visibility;
+        Some(InLane {
+            shared,
+            visibility,
+            counters: Counters::default(),
+            allowance,
+            serials,
+            sequences: first..first + groups,
+            visible: Vec::new(),
+            section,
+        })
+    }
+
+    /// Step 3 of a group; it comes back as it was if it is not for a lane.
+    #[allow(clippy::result_large_err, reason = "it is where it was")]
+    pub fn publish(&mut self, kind: Kind<'_>, copied: Copied, at: Recency) -> Result<FrameRef, Copied> {
+        let numbers = self.serials.next().zip(self.sequences.next());
+        let Some((serial, sequence)) = numbers.filter(|_| self.is_plain(kind, &copied)) else {
+            return Err(copied);
+        };
+        let Copied { mut data, number, .. } = copied;
+        let lanes = self.section.lanes;
+        // Who found memory that nobody had has none.
+        let Some(number) = number.or_else(|| lanes.frames.number()) else {
+            return Err(Copied::plain(data, None));
+        };
+        let tick = (self.shared.published.tick.load(Relaxed) % u64::from(TICK_MODULUS)) as u32;
+        let entry = |m: &crate::frames::FrameMember| Entry {
+            fingerprint: m.fingerprint,
+            length: m.extent.bytes as u32,
+            ssd: None,
+            frame: Some(number.get()),
+            tick,
+            freq: 0,
+            attached: false,
+        };
+        let entries: SmallVec<[Entry; 1]> = data.members.iter().map(entry).collect();
+        let Ok(room) = lanes.index.begin_insert(&entries, &self.allowance) else {
+            return Err(Copied::plain(data, Some(number)));
+        };
+        // Nobody else has it.
+        Arc::make_mut(&mut data).sequence = Sequence(sequence);
+        let state = if self.section.listeners().writes { FrameState::Queued } else { FrameState::Clean };
+        // Before the index knows of it: who finds it there enters it.
+        let inserted = lanes.frames.insert(&self.section.inside, number, serial, data.clone(), state, at);
+        let frame = match inserted {
+            Ok(frame) => frame,
+            Err(number) => return Err(Copied::plain(data, Some(number))),
+        };
+        room.insert(&mut self.allowance);
+        self.counters.puts_stored += data.members.len() as u64;
+        self.counters.bytes_put += data.object_bytes();
+        self.visible.push((frame, data, at));
+        Ok(frame)
+    }
+
+    /// Go out again; what was counted.
+    pub fn leave(self) -> Counters {
+        self.counters
+    }
+
+    /// Nothing is to be said about it but that it is here.
+    fn is_plain(&self, kind: Kind<'_>, copied: &Copied) -> bool {
+        let Copied { data, here, open, came, whole, wrong, claim, number: _ } = copied;
+        let believed = *whole && wrong.is_none() && claim.is_none();
+        believed
+            && here.is_empty()
+            && open.is_none()
+            && *came == Came::Put
+            && !matches!(kind, Kind::Attached(_))
+            && data.members.len() <= MEMBERS_MAX
+            && !data.members.first().is_none_or(|m| self.section.waiting().waits_for_page_of(&m.key))
+            && self.visibility.generation(data.namespace) == data.generation
+    }
+
+    /// What was made visible may leave from here on, or is known to be written.
+    pub fn order(&mut self) {
+        self.section.tell_visible(self.visible.iter().map(|(frame, data, _)| (*frame, data)));
+        if self.section.listeners().writes {
+            // Who writes them orders them.
+            self.visible.clear();
+            return;
+        }
+        let first = |data: &FrameData| data.members.first().map_or(0, |m| m.fingerprint);
+        let ordered = self.visible.drain(..).map(|(frame, data, at)| (frame, data.bytes(), first(&data), at));
+        self.section.lanes.frames.order(&ordered.collect::<SmallVec<[_; 16]>>());
+    }
+
+    /// Bring what may have to leave for so many groups out of its lane.
+    fn choose(&self, making: &mut Making, groups: usize) {
+        let Section { lanes, inside } = &self.section;
+        making.turn = making.turn.wrapping_add(1);
+        let pins = Some(self.section.pins()).filter(|pins| pins.are_any());
+        let pinned = |fingerprint| pins.is_some_and(|pins| pins.is_pinned(fingerprint));
+        lanes.frames.choose(inside, making.turn, groups, pinned, &mut making.victims);
+        let soles = making.victims.victims.iter().filter_map(|victim| lanes.frames.sole(inside, victim));
+        lanes.index.prefetch(&soles.collect::<SmallVec<[u128; 16]>>());
+    }
+
+    /// One frame leaves, if there is one and nothing is in its way.
+    fn evict(&mut self, making: &mut Making, retired: &mut Vec<Arc<FrameData>>) {
+        let Section { lanes, inside } = &self.section;
+        let Some(victim) = making.victims.victims.pop() else { return };
+        let Some(data) = lanes.frames.data(inside, &victim) else { return };
+        let (fingerprints, mut gone) = (data.members.iter().map(|m| m.fingerprint), Gone::new());
+        let (frame, attached, allowance) = (victim.number(), data.is_attached(), &mut self.allowance);
+        if !lanes.index.remove_frame(fingerprints, frame, attached, allowance, |is| gone.push(is)) {
+            return lanes.frames.put_back(inside, victim);
+        }
+        self.counters.frames_evicted += 1;
+        self.section.tell_left(&data, gone);
+        if let Some(number) = lanes.frames.vacate(inside, victim) {
+            making.numbers.push(number);
+            making.extents.extend(data.members.iter().map(|m| m.extent));
+        }
+        retired.push(data);
+    }
+
+    /// Step 1 of groups that nothing is known of, the first ones of a run: of as many as this returns.
+    pub fn admit<'b>(
+        &mut self,
+        groups: impl ExactSizeIterator<Item = (Kind<'b>, &'b [Size], &'b mut Option<Fresh>)>,
+        making: &mut Making,
+        retired: &mut Vec<Arc<FrameData>>,
+        mut admitted: impl FnMut(usize, Admitted),
+    ) -> usize {
+        let (mut done, all) = (0, groups.len());
+        for (kind, sizes, fresh) in groups {
+            let plain = !matches!(kind, Kind::Attached(_))
+                && sizes.len() <= MEMBERS_MAX
+                && sizes.iter().all(|size| size.length.is_some() && !size.in_arena);
+            let known =
+                |fresh: &mut Fresh| self.visibility.generation(sizes[0].key.namespace()) == fresh.generation;
+            // Who has the core says what is wrong.
+            let alone = self.section.waiting().check_overlap(kind, sizes).is_ok();
+            let Some(mut one) = fresh.take_if(|fresh| plain && alone && known(fresh)) else { break };
+            if !self.set_aside(sizes, &mut one.room, making, retired, all - done) {
+                *fresh = Some(one);
+                break;
+            }
+            admitted(done, Admitted::plain(one));
+            done += 1;
+        }
+        self.tidy(making);
+        done
+    }
+
+    /// Memory and a number for a group; false, and nothing is set aside, if there is not enough now.
+    fn set_aside(
+        &mut self,
+        group: &[Size],
+        room: &mut Room,
+        making: &mut Making,
+        retired: &mut Vec<Arc<FrameData>>,
+        groups: usize,
+    ) -> bool {
+        let mut victims = 0;
+        let mut make_room = |this: &mut Self, making: &mut Making| {
+            if making.victims.victims.is_empty() {
+                this.choose(making, groups);
+            }
+            victims += 1;
+            let any = !making.victims.victims.is_empty();
+            this.evict(making, retired);
+            any && victims <= VICTIMS_MAX
+        };
+        for size in group {
+            let bytes = size.length.unwrap_or(0);
+            let extent = loop {
+                let as_long = |e: &Extent| e.of_as_many_pages(bytes).is_some();
+                if let Some(at) = making.extents.iter().position(as_long) {
+                    break making.extents.swap_remove(at).of_as_many_pages(bytes);
+                }
+                // What is of other lengths may be long enough beside its neighbours.
+                making.extents.drain(..).for_each(|extent| self.section.lanes.space.free(extent));
+                if let Some(extent) = self.section.lanes.space.alloc(bytes) {
+                    break Some(extent);
+                }
+                if !make_room(self, making) {
+                    break None;
+                }
+            };
+            match extent {
+                Some(extent) => room.extents.push(Some(extent)),
+                None => return self.give_up(room),
+            }
+        }
+        room.number = making.numbers.pop().or_else(|| self.section.lanes.frames.number());
+        room.number.is_some() || self.give_up(room)
+    }
+
+    fn give_up(&self, room: &mut Room) -> bool {
+        room.extents.drain(..).flatten().for_each(|extent| self.section.lanes.space.free(extent));
+        false
+    }
+
+    /// What was made and is not needed.
+    fn tidy(&self, making: &mut Making) {
+        let Section { lanes, inside } = &self.section;
+        making.extents.drain(..).for_each(|extent| lanes.space.free(extent));
+        making.numbers.drain(..).for_each(|number| lanes.frames.give_back(Some(number)));
+        making.victims.victims.drain(..).for_each(|victim| lanes.frames.put_back(inside, victim));
+    }
+}
