@@ -62,8 +62,8 @@ pub(crate) struct Listeners {
 
 /// What the core is to be told.
 #[derive(Debug)]
-enum Told {
-    /// This was put and is visible.
+pub(crate) enum Told {
+    /// This was put and is visible; it will be written once it is enqueued.
     Visible(FrameRef, Arc<FrameData>),
     /// These are to be written, the last first.
     Enqueue(Vec<FrameRef>),
@@ -151,7 +151,7 @@ impl Listeners {
         Listeners { writes: is(0), events: is(1), peers: is(2) }
     }
 
-    fn any(self) -> bool {
+    pub fn any(self) -> bool {
         self != Listeners::default()
     }
 }
@@ -186,32 +186,20 @@ impl Section<'_> {
         Listeners::of(self.lanes.listeners.load(Relaxed))
     }
 
-    fn tell(&self, all: impl ExactSizeIterator<Item = Told>) {
-        let count = all.len() as u32;
-        self.lanes.told().extend(all);
-        self.lanes.told_count.fetch_add(count, Relaxed);
-    }
-
-    /// These were put and are visible; each will be written once it is [enqueued](Section::enqueue).
-    pub fn tell_visible<'a>(&self, frames: impl ExactSizeIterator<Item = (FrameRef, &'a Arc<FrameData>)>) {
-        if self.listeners().any() {
-            self.tell(frames.map(|(frame, data)| Told::Visible(frame, data.clone())));
+    /// Tell the core all of this, in its order.
+    pub fn tell(&self, all: &mut Vec<Told>) {
+        if !all.is_empty() {
+            self.lanes.told_count.fetch_add(all.len() as u32, Relaxed);
+            self.lanes.told().append(all);
         }
     }
 
     /// As [`crate::put::enqueue`].
     pub fn enqueue(&self, frames: &mut Vec<FrameRef>) {
         if self.listeners().writes {
-            self.tell([Told::Enqueue(std::mem::take(frames))].into_iter());
+            self.tell(&mut vec![Told::Enqueue(std::mem::take(frames))]);
         }
         frames.clear();
-    }
-
-    /// A frame has left memory.
-    pub fn tell_left(&self, data: &Arc<FrameData>, gone: Gone) {
-        if self.listeners().events {
-            self.tell([Told::Left(data.clone(), gone)].into_iter());
-        }
     }
 
     /// What may not leave.

@@ -206,12 +206,6 @@ pub(crate) fn believe<'a>(copied: impl Iterator<Item = &'a mut Copied>) {
 }
 
 impl Copied {
-    /// A group that nothing is to be said about but that it was put.
-    fn plain(data: Arc<FrameData>, number: Option<Number>) -> Copied {
-        let (here, open, came) = (Vec::new(), None, Came::Put);
-        Copied { data, number, here, open, came, whole: true, wrong: None, claim: None }
-    }
-
     /// Whether it is what was vouched for: the checksums of each object's blocks, in their order.
     pub fn is<'a>(&self, mut sums: impl Iterator<Item = &'a Checksums>) -> bool {
         self.whole
@@ -229,11 +223,6 @@ impl Copied {
     /// What the index will know its objects by.
     pub fn fingerprints(&self) -> impl Iterator<Item = u128> {
         self.data.members.iter().map(|member| member.fingerprint)
-    }
-
-    /// How many those are.
-    pub fn objects(&self) -> usize {
-        self.data.members.len()
     }
 
     /// Their keys.

@@ -27,6 +27,14 @@ struct Tally {
     misses: [AtomicU64; MissCause::ALL.len()],
 }
 
+/// What somebody put, in objects, bytes and frames that made room.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PutsCounted {
+    pub stored: u64,
+    pub bytes: u64,
+    pub evicted: u64,
+}
+
 /// All of them.
 #[derive(Default)]
 pub(crate) struct Tallies {
@@ -40,12 +48,21 @@ impl Tallies {
         (self.sessions.fetch_add(1, Relaxed) % TALLIES as u64) as usize
     }
 
-    /// Add what was counted to a tally.
+    /// Add what a batch of gets counted to a tally.
     pub fn add(&self, tally: usize, batch: &Counters) {
         let tally = &self.tallies[tally];
         tally.pairs(batch).filter(|(_, n)| *n > 0).for_each(|(sum, n)| {
             sum.fetch_add(n, Relaxed);
         });
+    }
+
+    /// Add what was put.
+    pub fn add_puts(&self, tally: usize, puts: PutsCounted) {
+        let tally = &self.tallies[tally];
+        let sums = [&tally.puts_stored, &tally.bytes_put, &tally.frames_evicted];
+        for (sum, n) in sums.into_iter().zip([puts.stored, puts.bytes, puts.evicted]) {
+            sum.fetch_add(n, Relaxed);
+        }
     }
 
     /// Add what all of them have to the `counters`.
@@ -79,9 +96,6 @@ impl Tally {
             (&self.staged_bytes, batch.staged_bytes),
             (&self.lent_bytes, batch.lent_bytes),
             (&self.damaged, batch.damaged),
-            (&self.puts_stored, batch.puts_stored),
-            (&self.bytes_put, batch.bytes_put),
-            (&self.frames_evicted, batch.frames_evicted),
         ];
         named.into_iter().chain(self.misses.iter().zip(batch.misses))
     }

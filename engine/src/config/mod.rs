@@ -120,8 +120,8 @@ pub struct DramConfig {
     /// much later as one thread takes to clear the arena, and its memory is taken from the start; needs Linux 5.14.
     pub prefault: bool,
     /// In how many parts the order is kept in which pages leave: 1 to 128, rounded down to a power of two. Default: one for each 16 MiB of the
-    /// arena, at most 64. With one, or with `s3fifo`, threads that put take turns, and the page that leaves is the one that the policy has
-    /// next; with more they do not, and it is the next of one of the parts.
+    /// arena, at most 64. With one, with `s3fifo` and where the arena is `shared`, threads that put take turns, and the page that leaves is
+    /// the one that the policy has next; with more they do not, and it is the next of one of the parts.
     pub lanes: Option<u64>,
 }
 

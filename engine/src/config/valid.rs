@@ -4,11 +4,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::Config;
 use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy, SsdRing};
 use super::peer::PeerConfig;
 use super::size::Size;
 use super::validate;
+use super::{Config, DramConfig};
 
 /// What validation has to know of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,7 +125,9 @@ impl ValidConfig {
 
     /// In how many parts the order is kept in which pages leave DRAM.
     pub fn lanes(&self) -> usize {
-        let divides = self.config.dram.policy != DramPolicy::S3Fifo && !self.constant_fingerprint();
+        let DramConfig { policy, shared, .. } = self.config.dram;
+        // What a catalog is told of takes the core's lock, and one order is the better one then.
+        let divides = policy != DramPolicy::S3Fifo && !shared && !self.constant_fingerprint();
         let unset = || (self.arena_bytes / LANE_BYTES).clamp(1, LANES_UNSET_MAX);
         let lanes = self.config.dram.lanes.unwrap_or_else(unset).max(1);
         if divides { 1 << lanes.ilog2() } else { 1 }

@@ -8,7 +8,6 @@ use pagelith_io::gate::Inside;
 use pagelith_io::kept::Kept;
 use pagelith_io::sync::AtomicU64;
 use pagelith_tiers::policy::{FrameId, Lanes, Recency, Touches};
-use smallvec::SmallVec;
 
 use super::cells::LaneCells;
 use super::{Frame, FrameData, FrameRef, FrameState, Number, Numbers};
@@ -80,10 +79,8 @@ impl LaneFrames {
     }
 
     /// What was inserted may leave from here on: each with its bytes, and what its first object is known by.
-    pub fn order(&self, frames: &[(FrameRef, u64, u128, Recency)]) {
-        let placed: SmallVec<[_; 16]> =
-            frames.iter().map(|(f, bytes, first, at)| (f.id, *bytes, *first, *at)).collect();
-        self.order.insert(&placed);
+    pub fn order(&self, frames: &[(FrameId, u64, u128, Recency)]) {
+        self.order.insert(frames);
     }
 
     /// Take up to `most` frames out of a lane that may leave, those that are to leave first behind the others: nobody reads them, they are not on

@@ -8,16 +8,16 @@ use std::sync::atomic::Ordering::Relaxed;
 use crossbeam_epoch::Guard;
 use pagelith_layouts::ids::Sequence;
 use pagelith_tiers::dram::arena::Extent;
-use pagelith_tiers::policy::Recency;
+use pagelith_tiers::policy::{FrameId, Recency};
 use smallvec::SmallVec;
 
 use super::fresh::Fresh;
 use super::{Admitted, Came, Copied, Kind, Room, Size};
-use crate::frames::{FrameData, FrameRef, FrameState, Number, Victims};
+use crate::frames::{FrameData, FrameMember, FrameRef, FrameState, Number, Victims};
 use crate::index::{Allowance, Entry, TICK_MODULUS};
-use crate::lanes::{Gone, Section};
+use crate::lanes::{Gone, Lanes, Listeners, Section, Told};
 use crate::shared::Shared;
-use crate::stats::Counters;
+use crate::tally::PutsCounted;
 use crate::visibility::Visibility;
 
 /// Most objects of a group that is put in a lane: each has its own stripes of the index at once.
@@ -29,13 +29,13 @@ const VICTIMS_MAX: usize = 64;
 pub(crate) struct InLane<'a> {
     shared: &'a Shared,
     visibility: &'a Visibility,
-    pub counters: Counters,
+    counted: PutsCounted,
     allowance: Allowance<'a>,
     /// What the groups that are published are known by from here on; who is not does without some.
     serials: Range<u64>,
     sequences: Range<u64>,
-    /// Made visible here, and not ordered or told yet.
-    visible: Vec<(FrameRef, Arc<FrameData>, Recency)>,
+    /// Who is to know of it.
+    pub listeners: Listeners,
     /// Dropped behind all that counts on it.
     pub section: Section<'a>,
 }
@@ -48,6 +48,10 @@ pub(crate) struct Making {
     /// Whose number and memory are nobody's yet.
     extents: Vec<Extent>,
     numbers: Vec<Number>,
+    /// Made visible and not ordered yet: as [`crate::frames::LaneFrames::order`] has it.
+    visible: Vec<(FrameId, u64, u128, Recency)>,
+    /// Or not told.
+    told: Vec<Told>,
 }
 
 impl Making {
@@ -59,9 +63,14 @@ impl Making {
 
 impl<'a> InLane<'a> {
     /// Go in, to publish so many groups of so many objects; `None` if there are no lanes now.
-    pub fn enter(shared: &'a Shared, pin: &'a Guard, groups: usize, objects: usize) -> Option<InLane<'a>> {
-        let section = shared.lanes.as_ref()?.enter()?;
-        let lanes = section.lanes;
+    pub fn enter(
+        shared: &'a Shared,
+        lanes: &'a Lanes,
+        pin: &'a Guard,
+        groups: usize,
+        objects: usize,
+    ) -> Option<InLane<'a>> {
+        let section = lanes.enter()?;
         let groups = groups as u64;
         let first = lanes.sequences.take(groups).0;
         let (serials, allowance) = (lanes.frames.serials(groups), lanes.index.allow(objects));
@@ -70,30 +79,32 @@ impl<'a> InLane<'a> {
         Some(InLane {
             shared,
             visibility,
-            counters: Counters::default(),
+            counted: PutsCounted::default(),
             allowance,
             serials,
             sequences: first..first + groups,
-            visible: Vec::new(),
+            listeners: section.listeners(),
             section,
         })
     }
 
-    /// Step 3 of a group; it comes back as it was if it is not for a lane.
-    #[allow(clippy::result_large_err, reason = "it is where it was")]
-    pub fn publish(&mut self, kind: Kind<'_>, copied: Copied, at: Recency) -> Result<FrameRef, Copied> {
-        let numbers = self.serials.next().zip(self.sequences.next());
-        let Some((serial, sequence)) = numbers.filter(|_| self.is_plain(kind, &copied)) else {
-            return Err(copied);
-        };
-        let Copied { mut data, number, .. } = copied;
+    /// Step 3 of a group; it is as it was, and `None`, if it is not for a lane.
+    pub fn publish(
+        &mut self,
+        kind: Kind<'_>,
+        copied: &mut Copied,
+        at: Recency,
+        making: &mut Making,
+    ) -> Option<FrameRef> {
+        let (serial, sequence) = self.serials.next().zip(self.sequences.next())?;
+        if !self.is_plain(kind, copied) {
+            return None;
+        }
         let lanes = self.section.lanes;
         // Who found memory that nobody had has none.
-        let Some(number) = number.or_else(|| lanes.frames.number()) else {
-            return Err(Copied::plain(data, None));
-        };
+        let number = copied.number.take().or_else(|| lanes.frames.number())?;
         let tick = (self.shared.published.tick.load(Relaxed) % u64::from(TICK_MODULUS)) as u32;
-        let entry = |m: &crate::frames::FrameMember| Entry {
+        let entry = |m: &FrameMember| Entry {
             fingerprint: m.fingerprint,
             length: m.extent.bytes as u32,
             ssd: None,
@@ -102,29 +113,48 @@ impl<'a> InLane<'a> {
             freq: 0,
             attached: false,
         };
-        let entries: SmallVec<[Entry; 1]> = data.members.iter().map(entry).collect();
-        let Ok(room) = lanes.index.begin_insert(&entries, &self.allowance) else {
-            return Err(Copied::plain(data, Some(number)));
-        };
+        let entries: SmallVec<[Entry; 1]> = copied.data.members.iter().map(entry).collect();
+        let room = lanes.index.begin_insert(&entries, &self.allowance);
         // Nobody else has it.
-        Arc::make_mut(&mut data).sequence = Sequence(sequence);
-        let state = if self.section.listeners().writes { FrameState::Queued } else { FrameState::Clean };
+        let (Ok(room), Some(data)) = (room, Arc::get_mut(&mut copied.data)) else {
+            copied.number = Some(number);
+            return None;
+        };
+        data.sequence = Sequence(sequence);
+        let state = if self.listeners.writes { FrameState::Queued } else { FrameState::Clean };
         // Before the index knows of it: who finds it there enters it.
-        let inserted = lanes.frames.insert(&self.section.inside, number, serial, data.clone(), state, at);
+        let inserted =
+            lanes.frames.insert(&self.section.inside, number, serial, copied.data.clone(), state, at);
         let frame = match inserted {
             Ok(frame) => frame,
-            Err(number) => return Err(Copied::plain(data, Some(number))),
+            Err(number) => {
+                copied.number = Some(number);
+                return None;
+            }
         };
         room.insert(&mut self.allowance);
-        self.counters.puts_stored += data.members.len() as u64;
-        self.counters.bytes_put += data.object_bytes();
-        self.visible.push((frame, data, at));
-        Ok(frame)
+        self.counted.stored += entries.len() as u64;
+        self.counted.bytes += copied.data.object_bytes();
+        if self.listeners.any() {
+            making.told.push(Told::Visible(frame, copied.data.clone()));
+        }
+        // What is to be written is ordered by who writes it.
+        if !self.listeners.writes {
+            making.visible.push((frame.id, copied.data.bytes(), entries[0].fingerprint, at));
+        }
+        Some(frame)
+    }
+
+    /// What was made visible may leave from here on, or is known to be written.
+    pub fn order(&self, making: &mut Making) {
+        self.section.tell(&mut making.told);
+        self.section.lanes.frames.order(&making.visible);
+        making.visible.clear();
     }
 
     /// Go out again; what was counted.
-    pub fn leave(self) -> Counters {
-        self.counters
+    pub fn leave(self) -> PutsCounted {
+        self.counted
     }
 
     /// Nothing is to be said about it but that it is here.
@@ -139,19 +169,6 @@ impl<'a> InLane<'a> {
             && data.members.len() <= MEMBERS_MAX
             && !data.members.first().is_none_or(|m| self.section.waiting().waits_for_page_of(&m.key))
             && self.visibility.generation(data.namespace) == data.generation
-    }
-
-    /// What was made visible may leave from here on, or is known to be written.
-    pub fn order(&mut self) {
-        self.section.tell_visible(self.visible.iter().map(|(frame, data, _)| (*frame, data)));
-        if self.section.listeners().writes {
-            // Who writes them orders them.
-            self.visible.clear();
-            return;
-        }
-        let first = |data: &FrameData| data.members.first().map_or(0, |m| m.fingerprint);
-        let ordered = self.visible.drain(..).map(|(frame, data, at)| (frame, data.bytes(), first(&data), at));
-        self.section.lanes.frames.order(&ordered.collect::<SmallVec<[_; 16]>>());
     }
 
     /// Bring what may have to leave for so many groups out of its lane.
@@ -175,8 +192,10 @@ impl<'a> InLane<'a> {
         if !lanes.index.remove_frame(fingerprints, frame, attached, allowance, |is| gone.push(is)) {
             return lanes.frames.put_back(inside, victim);
         }
-        self.counters.frames_evicted += 1;
-        self.section.tell_left(&data, gone);
+        self.counted.evicted += 1;
+        if self.listeners.events {
+            making.told.push(Told::Left(data.clone(), gone));
+        }
         if let Some(number) = lanes.frames.vacate(inside, victim) {
             making.numbers.push(number);
             making.extents.extend(data.members.iter().map(|m| m.extent));
@@ -265,6 +284,7 @@ impl<'a> InLane<'a> {
     /// What was made and is not needed.
     fn tidy(&self, making: &mut Making) {
         let Section { lanes, inside } = &self.section;
+        self.section.tell(&mut making.told);
         making.extents.drain(..).for_each(|extent| lanes.space.free(extent));
         making.numbers.drain(..).for_each(|number| lanes.frames.give_back(Some(number)));
         making.victims.victims.drain(..).for_each(|victim| lanes.frames.put_back(inside, victim));

@@ -142,10 +142,14 @@ impl PutBatch {
     fn turn_in_lane(&mut self, shared: &Shared, runs: &mut Runs, end: usize) -> Option<usize> {
         let pin = crossbeam_epoch::pin();
         let Runs { next, admitted, copied, making, retired, among_others, tally, .. } = &mut *runs;
-        let objects = copied.iter().filter_map(|one| one.copied.as_ref().ok()).map(Copied::objects);
-        let mut lane = InLane::enter(shared, &pin, copied.len(), objects.sum())?;
+        let lanes = shared.lanes.as_ref()?;
+        let fingerprints: SmallVec<[u128; GROUPS_LONG]> =
+            copied.iter().filter_map(|one| one.copied.as_ref().ok()).flat_map(Copied::fingerprints).collect();
+        lanes.index.prefetch(&fingerprints);
+        let mut lane = InLane::enter(shared, lanes, &pin, copied.len(), fingerprints.len())?;
         *among_others = true;
-        self.publish_in_lane(&mut lane, copied);
+        copied.retain_mut(|one| !self.publish_in_lane(&mut lane, making, one));
+        lane.order(making);
         let queued = self.is_to_enqueue(next) && copied.is_empty();
         if queued {
             self.unqueued_bytes = 0;
@@ -158,7 +162,7 @@ impl PutBatch {
             true => lane.admit(groups, making, retired, |at, one| admitted.push((at, one))),
             false => 0,
         };
-        shared.tallies.add(*tally, &lane.leave());
+        shared.tallies.add_puts(*tally, lane.leave());
         admitted.iter_mut().for_each(|(_, one)| one.came = self.came);
         retired.clear();
         if queued {
@@ -173,30 +177,18 @@ impl PutBatch {
         }
     }
 
-    /// Step 3 of what is plain.
-    fn publish_in_lane(&mut self, lane: &mut InLane<'_>, run: &mut Vec<Copying>) {
-        let all = std::mem::take(run);
-        for Copying { group, adopts, bytes, copied } in all {
-            let published = match copied {
-                Ok(copied) => {
-                    let kind = self.groups[group].kind();
-                    lane.publish(kind, copied, self.at(group)).map_err(Ok)
-                }
-                Err(admitted) => Err(Err(admitted)),
-            };
-            match published {
-                Ok(frame) => {
-                    if lane.section.listeners().writes {
-                        self.frames.push(frame);
-                    }
-                    self.unqueued_bytes += bytes;
-                    let group = &mut self.groups[group];
-                    (group.takes_in, group.outcome) = (adopts, Some(Ok(PutOutcome::Stored)));
-                }
-                Err(copied) => run.push(Copying { group, adopts, bytes, copied }),
-            }
+    /// Step 3 of a group, if it is plain.
+    fn publish_in_lane(&mut self, lane: &mut InLane<'_>, making: &mut Making, one: &mut Copying) -> bool {
+        let (at, group) = (self.at(one.group), &self.groups[one.group]);
+        let Some(copied) = one.copied.as_mut().ok() else { return false };
+        let Some(frame) = lane.publish(group.kind(), copied, at, making) else { return false };
+        if lane.listeners.writes {
+            self.frames.push(frame);
         }
-        lane.order();
+        self.unqueued_bytes += one.bytes;
+        let group = &mut self.groups[one.group];
+        (group.takes_in, group.outcome) = (std::mem::take(&mut one.adopts), Some(Ok(PutOutcome::Stored)));
+        true
     }
 
     /// Whether it is time to hand to the flusher what is visible.
