@@ -9,8 +9,8 @@
 //! 1. Nobody who is inside asks for the core's lock: they would wait for themselves.
 //! 2. What would have to be told to a catalog keeps the lanes shut, as does a store that takes nothing now: [`Lanes::open`] looks, each time
 //!    that the core is given back.
-//! 3. What happened inside is told to the core before anybody has it ([`Lanes::close`]), that which happened to one frame in its order: of a
-//!    frame that comes before it may leave, of one that leaves before its number is another's.
+//! 3. What happened inside is told to the core before anybody has it ([`Lanes::close`]), that which happened to one object in its order: that it
+//!    is here before it may leave, and that it left before anybody finds out, who may put it again.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -19,12 +19,11 @@ use pagelith_io::gated::Seen;
 use pagelith_io::sync::{Arc, AtomicBool, AtomicU32, Mutex, MutexGuard, PoisonError};
 use pagelith_tiers::dram::arena::SharedSpace;
 use pagelith_tiers::policy;
-use smallvec::SmallVec;
 
 use crate::core::{Core, Sequences};
 use crate::frames::{FrameData, FrameRef, LaneFrames};
 use crate::groups::waiting::Waiting;
-use crate::index::Writer;
+use crate::index::{Gone, Writer};
 use crate::outcome::Tier;
 use crate::pins::Pins;
 
@@ -70,9 +69,6 @@ pub(crate) enum Told {
     /// These left memory, each of which is gone or on SSD still.
     Left(Arc<FrameData>, Gone),
 }
-
-/// Which objects of a frame are gone with it, in their order.
-pub(crate) type Gone = SmallVec<[bool; 2]>;
 
 /// Somebody inside.
 pub(crate) struct Section<'a> {

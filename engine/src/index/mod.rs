@@ -37,7 +37,7 @@ use entry::{Slot, stored};
 use table::Table;
 
 pub use read::{Marks, Reader};
-pub use several::{Allowance, Writer};
+pub use several::{Allowance, Gone, Writer};
 
 pub use entry::{Entry, FRAME_MAX, SEGMENT_MAX, SsdPlace, TICK_MODULUS, name_of, tick_age};
 

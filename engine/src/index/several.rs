@@ -19,6 +19,9 @@ const STEPS_MAX: usize = 512;
 /// How often somebody tries where others are.
 const TRIES: u32 = 64;
 
+/// Which of several entries went, in their order.
+pub type Gone = SmallVec<[bool; 2]>;
+
 /// Why nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
@@ -173,22 +176,23 @@ impl Writer {
     }
 
     /// Take a frame out of the entries that have it, one for each of these fingerprints, all at once: those of objects that are on SSD too
-    /// stay, the others go, with their links if they are `attached`; which of them went, `gone` is told in their order. False, and nothing is changed, if others were there all the time.
+    /// stay, the others go, with their links if they are `attached`; which of them went is `told` before anybody can find out. False, and nothing is changed, if others were there all the time.
     pub fn remove_frame(
         &self,
         fingerprints: impl Iterator<Item = u128> + Clone,
         frame: u32,
         attached: bool,
         allowance: &mut Allowance<'_>,
-        mut gone: impl FnMut(bool),
+        told: impl FnOnce(Gone),
     ) -> bool {
         let links = fingerprints.clone().filter(|_| attached).map(link_of);
         let Some(mut begun) = self.begin(fingerprints.clone().chain(links), 1) else { return false };
         begun.changed = true;
+        let mut gone = Gone::new();
         for fingerprint in fingerprints {
             let mut entries = self.table.find(fingerprint, |_| ());
             let Some((at, entry)) = entries.find(|(_, e)| e.frame == Some(frame)) else { continue };
-            gone(entry.ssd.is_none());
+            gone.push(entry.ssd.is_none());
             let kept = entry.ssd.and_then(|_| Slot::pack(&Entry { frame: None, ..entry }).ok());
             match kept {
                 Some(slot) => self.table.set(at, slot),
@@ -205,6 +209,8 @@ impl Writer {
                 }
             }
         }
+        // Whoever puts one of them again does so behind this.
+        told(gone);
         true
     }
 }

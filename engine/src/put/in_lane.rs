@@ -15,7 +15,7 @@ use super::fresh::Fresh;
 use super::{Admitted, Came, Copied, Kind, Room, Size};
 use crate::frames::{FrameData, FrameMember, FrameRef, FrameState, Number, Victims};
 use crate::index::{Allowance, Entry, TICK_MODULUS};
-use crate::lanes::{Gone, Lanes, Listeners, Section, Told};
+use crate::lanes::{Lanes, Listeners, Section, Told};
 use crate::shared::Shared;
 use crate::tally::PutsCounted;
 use crate::visibility::Visibility;
@@ -187,15 +187,17 @@ impl<'a> InLane<'a> {
         let Section { lanes, inside } = &self.section;
         let Some(victim) = making.victims.victims.pop() else { return };
         let Some(data) = lanes.frames.data(inside, &victim) else { return };
-        let (fingerprints, mut gone) = (data.members.iter().map(|m| m.fingerprint), Gone::new());
+        let fingerprints = data.members.iter().map(|m| m.fingerprint);
         let (frame, attached, allowance) = (victim.number(), data.is_attached(), &mut self.allowance);
-        if !lanes.index.remove_frame(fingerprints, frame, attached, allowance, |is| gone.push(is)) {
+        let told = |gone| {
+            if self.listeners.events {
+                self.section.tell(&mut vec![Told::Left(data.clone(), gone)]);
+            }
+        };
+        if !lanes.index.remove_frame(fingerprints, frame, attached, allowance, told) {
             return lanes.frames.put_back(inside, victim);
         }
         self.counted.evicted += 1;
-        if self.listeners.events {
-            making.told.push(Told::Left(data.clone(), gone));
-        }
         if let Some(number) = lanes.frames.vacate(inside, victim) {
             making.numbers.push(number);
             making.extents.extend(data.members.iter().map(|m| m.extent));
@@ -284,7 +286,6 @@ impl<'a> InLane<'a> {
     /// What was made and is not needed.
     fn tidy(&self, making: &mut Making) {
         let Section { lanes, inside } = &self.section;
-        self.section.tell(&mut making.told);
         making.extents.drain(..).for_each(|extent| lanes.space.free(extent));
         making.numbers.drain(..).for_each(|number| lanes.frames.give_back(Some(number)));
         making.victims.victims.drain(..).for_each(|victim| lanes.frames.put_back(inside, victim));

@@ -1,6 +1,6 @@
 //! Memory that changes hands under readers: a DRAM-only store with room for two objects.
 
-use pagelith::Size;
+use pagelith::{Event, Options, Size};
 
 use super::explore::explore;
 use super::kit::{Play, is_fair, part, thread, together, value_of};
@@ -113,6 +113,40 @@ fn pinned_while_evicted() {
             }));
         }
         together(threads);
+        play.ends_clean();
+    });
+}
+
+/// What is told of what came and went, by threads that put the same keys and evict one another's, is in the order in which it happened to each.
+#[test]
+fn events_of_what_came_and_went() {
+    explore("events_of_what_came_and_went", 3000, || {
+        let mut config = memory(Size::kib(64));
+        config.events.max = 1000;
+        let play = Play::new(&World::new(), &config, LEN);
+        let putter = |keys: [u64; 4]| {
+            thread(&play, move |p| {
+                for key in keys {
+                    let outcome = p.put(key, key * 100);
+                    assert!(is_fair(&outcome), "{outcome:?}");
+                }
+            })
+        };
+        together(vec![putter([1, 2, 3, 1]), putter([3, 1, 4, 3]), putter([2, 1, 2, 3])]);
+        let told = play.store.take_events(1000);
+        assert_eq!(told.lost, 0);
+        let mut here = std::collections::BTreeSet::new();
+        for event in told.events {
+            match event {
+                Event::Stored { key, new: true, .. } => assert!(here.insert(key), "came twice"),
+                Event::Removed { key, gone: true, .. } => assert!(here.remove(&key), "left before it came"),
+                other => panic!("{other:?}"),
+            }
+        }
+        for key in 1..5 {
+            let part = part(key, 0);
+            assert_eq!(play.store.exists_batch(&[part], Options::default()), [here.contains(&part)], "{key}");
+        }
         play.ends_clean();
     });
 }
