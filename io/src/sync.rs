@@ -42,6 +42,23 @@ mod ordered;
 
 use std::time::Duration;
 
+/// A lock, if nobody has it; whether who had it has panicked is not asked. Checkers let threads take turns at locks themselves: there it is
+/// waited for.
+pub fn at_once<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    #[cfg(not(any(loom, shuttle, pagelith_tsan)))]
+    {
+        match mutex.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        }
+    }
+    #[cfg(any(loom, shuttle, pagelith_tsan))]
+    {
+        Some(mutex.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
 /// Wait while `waits` holds, at most `timeout`. Under loom and shuttle time does not pass: what waits for a raise that
 /// was lost is found as a deadlock.
 pub fn wait_while<'a, T>(

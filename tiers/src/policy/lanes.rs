@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use pagelith_io::sync::{Mutex, MutexGuard, PoisonError};
+use pagelith_io::sync::{Mutex, MutexGuard, PoisonError, at_once};
 
 use super::touches::pack;
 use super::{Fifo, FrameId, FramePolicy, Lru, Recency, Touches};
@@ -22,6 +22,9 @@ const BLOCK_BITS: u32 = 4;
 
 /// Lanes that one who makes room chooses among: their notes are one line of the cache.
 const CHOICE: usize = 8;
+
+/// The share of a lane that leaves at once at most, as a divisor.
+const SHARE: usize = 8;
 
 /// A lane without frames.
 const NOBODY: u64 = u64::MAX;
@@ -150,6 +153,8 @@ impl Lanes {
     ) {
         let begin = into.len();
         let take = |order: &mut dyn FramePolicy| {
+            // What is young in this lane is younger than what other lanes have.
+            let most = most.min((order.len() / SHARE).max(1));
             order.ahead(most, into);
             ahead(&into[begin..]);
             into.truncate(begin);
@@ -167,21 +172,6 @@ impl Lanes {
             }
         }
     }
-}
-
-#[cfg(not(any(loom, shuttle, pagelith_tsan)))]
-fn at_once<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    match mutex.try_lock() {
-        Ok(guard) => Some(guard),
-        Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-        Err(std::sync::TryLockError::WouldBlock) => None,
-    }
-}
-
-/// Checkers let threads take turns at locks themselves.
-#[cfg(any(loom, shuttle, pagelith_tsan))]
-fn at_once<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    Some(mutex.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// All lanes as one policy, for who has all of them: its victim is of the lane whose oldest is the oldest.
@@ -360,6 +350,30 @@ mod tests {
         }
         // Exactly the oldest would be FRAMES old each time.
         assert!(youngest < u64::from(FRAMES) * 3 / 2, "{youngest}");
+    }
+
+    /// What is asked for again stays, also where a lane has no more frames than leave at once.
+    #[test]
+    fn what_is_asked_for_all_the_time_does_not_leave() {
+        for frames in [256, 2048] {
+            let lanes = lanes("lru", 16);
+            let filled: Vec<_> = (0..frames).map(|f| (FrameId(f), 1, 0, at(1 + u64::from(f)))).collect();
+            lanes.insert(&filled);
+            let hot = |f: FrameId| f.0 % 23 == 5;
+            let (mut epoch, mut victims) = (u64::from(frames), Vec::new());
+            for turn in 0..4 * frames as usize {
+                epoch += 1;
+                let again = (0..frames).map(FrameId).filter(|f| hot(*f));
+                again.for_each(|f| lanes.change(lanes.spread.lane(f), |order| order.touch(f, at(epoch))));
+                lanes.victims(turn, 16, |_| (), |_| true, &mut victims);
+                assert!(
+                    !victims.is_empty() && !victims.iter().any(|f| hot(*f)),
+                    "frames={frames} turn={turn}"
+                );
+                let new: Vec<_> = victims.drain(..).map(|f| (f, 1, 0, at(epoch))).collect();
+                lanes.insert(&new);
+            }
+        }
     }
 
     #[test]
