@@ -192,6 +192,8 @@ client's memory and views were new.
 Of ac65ba4, which has catalogs ([0063](decisions/0063-hits-that-nobody-is-asked-for.md)): `fuzz/all.sh 20`, 15 targets under AddressSanitizer, 9.9 million inputs, `catalog`, `rings` and `server` with 184,224, 23,582 and 9,363 of them: nothing. Of 62ebf55 `sim/sanitize.sh address io engine`: clean.
 `sim/sanitize.sh thread io engine`: a test that ends by a signal ends otherwise, and eight reports of memory that is handed on under a mutex or `Once` of `std`, whose waiting half is not built with the sanitizer; the suite behind them was not begun.
 
+Of 7373163, which puts in lanes ([0064](decisions/0064-puts-in-lanes.md)): `sim/concurrency.sh loom`, 20 kernels, 202,600 orders, and `PAGELITH_SCHEDULES=50 sim/concurrency.sh shuttle`, 23 scenarios, 23,700 schedules: nothing. ThreadSanitizer over the engine's tests of puts and of the index (`put::`, `index::several`): clean.
+
 Not run: loom and shuttle over these two, and all of the table over what [decision 0047](decisions/0047-stores-with-peers-that-serve.md) changed.
 ";
 
