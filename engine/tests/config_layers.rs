@@ -280,9 +280,9 @@ fn lanes_are_a_power_of_two_and_one_where_the_order_is_one() {
         let valid = Config::from_toml_str(text).unwrap().validate(&facts(1 << 40)).unwrap();
         valid.lanes()
     };
-    assert_eq!((lanes(""), lanes("dram.bytes = '8MiB'"), lanes("dram.bytes = '100GiB'")), (16, 1, 64));
+    assert_eq!((lanes(""), lanes("dram.bytes = '8MiB'"), lanes("dram.bytes = '100GiB'")), (4, 1, 64));
     assert_eq!((lanes("dram.lanes = 6"), lanes("dram.lanes = 128"), lanes("dram.lanes = 1")), (4, 128, 1));
-    assert_eq!((lanes("dram.policy = 'fifo'"), lanes("dram.policy = 's3fifo'\ndram.lanes = 8")), (16, 1));
+    assert_eq!((lanes("dram.policy = 'fifo'"), lanes("dram.policy = 's3fifo'\ndram.lanes = 8")), (4, 1));
     assert_eq!((lanes("index.constant_fingerprint = true"), lanes("dram.shared = true")), (1, 1));
 }
 

@@ -119,7 +119,7 @@ pub struct DramConfig {
     /// filled, which costs the first lap of puts and promotions more than the work itself. With it the store opens as
     /// much later as one thread takes to clear the arena, and its memory is taken from the start; needs Linux 5.14.
     pub prefault: bool,
-    /// In how many parts the order is kept in which pages leave: 1 to 128, rounded down to a power of two. Default: one for each 16 MiB of the
+    /// In how many parts the order is kept in which pages leave: 1 to 128, rounded down to a power of two. Default: one for each 64 MiB of the
     /// arena, at most 64. With one, with `s3fifo` and where the arena is `shared`, threads that put take turns, and the page that leaves is
     /// the one that the policy has next; with more they do not, and it is the next of one of the parts.
     pub lanes: Option<u64>,

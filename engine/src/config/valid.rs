@@ -28,7 +28,7 @@ impl Facts {
 }
 
 /// Bytes of the arena for each part of its order where their number is not set, and most of those.
-const LANE_BYTES: u64 = 16 << 20;
+const LANE_BYTES: u64 = 64 << 20;
 const LANES_UNSET_MAX: u64 = 64;
 
 /// A [`Config`] that may open a store. Made by [`Config::validate`] only; every number is resolved.
