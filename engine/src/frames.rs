@@ -37,7 +37,7 @@ pub(crate) use in_lane::{LaneFrames, Victims};
 const RETIRED_MAX: usize = 64;
 
 /// Numbers that are made at a time for those who put in lanes.
-const SPARE_NUMBERS: usize = 64;
+pub(crate) const SPARE_NUMBERS: usize = 64;
 
 /// What a frame holds; does not change once it is filled.
 #[derive(Clone, Debug)]

@@ -170,7 +170,8 @@ impl Told {
             }
             Told::Left(data, gone) => {
                 let each = data.members.iter().zip(gone);
-                each.for_each(|(m, gone)| core.events.removed(Tier::Memory, &m.key, gone));
+                let here = each.filter_map(|(m, gone)| Some((m, gone?)));
+                here.for_each(|(m, gone)| core.events.removed(Tier::Memory, &m.key, gone));
             }
         }
     }

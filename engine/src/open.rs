@@ -33,7 +33,7 @@ use crate::core::{Core, Job, Sequences, SsdCore};
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::EventLog;
 use crate::flusher::Flusher;
-use crate::frames::Frames;
+use crate::frames::{Frames, SPARE_NUMBERS};
 use crate::groups::waiting::Waiting;
 use crate::headers::Headers;
 use crate::health::{Health, Limits};
@@ -184,7 +184,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     };
     let mut policy = policy.ok_or_else(|| Error::new(ErrorKind::Internal, "dram.policy is unknown"))?;
     // A frame has an object at least, and that a block of the arena.
-    let frames_max = config.max_objects().min(config.arena_bytes() / ALIGN) as usize;
+    let frames_max = config.max_objects().min(config.arena_bytes() / ALIGN) as usize + SPARE_NUMBERS;
     policy.expect(frames_max);
     let mut fingerprint_key = [0; FINGERPRINT_KEY_BYTES];
     match &ssd {

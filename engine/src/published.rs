@@ -161,12 +161,14 @@ pub(crate) struct CoreGuard<'a> {
 
 impl<'a> CoreGuard<'a> {
     pub fn new(
-        mut core: MutexGuard<'a, Core>,
+        core: MutexGuard<'a, Core>,
         published: &'a Published,
         lanes: Option<&'a Lanes>,
     ) -> CoreGuard<'a> {
-        lanes.into_iter().for_each(|lanes| lanes.close(&mut core));
-        CoreGuard { core, published, lanes }
+        // First: whatever comes of what the core hears, the gate is opened again.
+        let mut guard = CoreGuard { core, published, lanes };
+        lanes.into_iter().for_each(|lanes| lanes.close(&mut guard.core));
+        guard
     }
 }
 

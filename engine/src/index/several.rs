@@ -13,14 +13,14 @@ use smallvec::SmallVec;
 use super::Table;
 use super::entry::{Entry, Slot, link_of, stored};
 
-/// Most slots that an entry's way is followed to the first empty one: at a load of 0.8 one in 10^7 is longer, and where fingerprints
-/// are made equal all are.
-const STEPS_MAX: usize = 512;
+/// Most slots that an entry's way is followed to the first empty one. Runs of full slots longer than k are about exp(-k (a - 1 - ln a)) of all
+/// at a load of a: none is at 0.8, where fingerprints are spread; where they are made equal all are.
+const STEPS_MAX: usize = 4096;
 /// How often somebody tries where others are.
 const TRIES: u32 = 64;
 
-/// Which of several entries went, in their order.
-pub type Gone = SmallVec<[bool; 2]>;
+/// Which of several entries went, in their order; `None` for one that was not there.
+pub type Gone = SmallVec<[Option<bool>; 2]>;
 
 /// Why nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,8 +191,9 @@ impl Writer {
         let mut gone = Gone::new();
         for fingerprint in fingerprints {
             let mut entries = self.table.find(fingerprint, |_| ());
-            let Some((at, entry)) = entries.find(|(_, e)| e.frame == Some(frame)) else { continue };
-            gone.push(entry.ssd.is_none());
+            let found = entries.find(|(_, e)| e.frame == Some(frame));
+            gone.push(found.as_ref().map(|(_, entry)| entry.ssd.is_none()));
+            let Some((at, entry)) = found else { continue };
             let kept = entry.ssd.and_then(|_| Slot::pack(&Entry { frame: None, ..entry }).ok());
             match kept {
                 Some(slot) => self.table.set(at, slot),

