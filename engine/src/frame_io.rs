@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use pagelith_io::buffer::{Keep, Part};
+use pagelith_io::fused::Copier;
 use pagelith_io::kept::Inside;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums};
 use pagelith_tiers::dram::arena::{ArenaMemory, Extent, ExtentWriter};
@@ -24,6 +25,17 @@ impl Unpublished {
     /// Copy `parts` in; the checksum of each block.
     pub fn fill(&self, memory: &ArenaMemory, parts: &[&[u8]]) -> Option<Checksums> {
         self.writer(memory).fill(parts, BLOCK_BYTES).ok()
+    }
+
+    /// The same by a copier that copies more, behind the checksums that are there. False if they are of another length.
+    pub fn fill_by(
+        &self,
+        memory: &ArenaMemory,
+        copier: &mut Copier,
+        parts: &[&[u8]],
+        sums: &mut Checksums,
+    ) -> bool {
+        self.writer(memory).fill_by(copier, parts, BLOCK_BYTES, |sum| sums.push(sum)).is_ok()
     }
 
     /// Let `copy` write all of it.

@@ -2,7 +2,7 @@
 //!
 //! 1. [`admit`](admit::admit): under the lock, what is present is told apart from what is new, and memory is
 //!    set aside, evicting where needed. A full arena answers `Busy` here; nothing waits and nothing grows.
-//! 2. [`copy`]: outside the lock, in the caller's thread, one copy into the arena and the block checksums.
+//! 2. [`prepare`](copied::prepare) and [`fill`](copied::Filling::fill): outside the lock, in the caller's thread, one copy into the arena and the block checksums.
 //! 3. [`publish`](publish::publish): under the lock again, the group becomes visible as a whole, unless its
 //!    namespace was cleared or somebody else was first meanwhile; then it is queued for the flusher.
 //!
@@ -16,6 +16,7 @@
 //! *adopted*, its bytes read and stored again with the group's.
 
 pub(crate) mod admit;
+pub(crate) mod copied;
 pub(crate) mod fresh;
 pub(crate) mod in_lane;
 #[cfg(test)]
@@ -24,28 +25,21 @@ pub(crate) mod placed;
 pub(crate) mod publish;
 pub(crate) mod vouched;
 
-use std::sync::Arc;
-
-use pagelith_io::buffer::Part;
-use pagelith_io::shm::Claim;
 use pagelith_layouts::align::align_up;
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums};
+use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::footer;
-use pagelith_layouts::ids::{Generation, Sequence};
+use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{self, GroupKind, MEMBERS_MAX, OBJECT_BYTES_MAX};
 use pagelith_tiers::dram::arena::Extent;
-use pagelith_tiers::policy::{FrameId, Recency};
+use pagelith_tiers::policy::FrameId;
 use smallvec::SmallVec;
 
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
-use crate::frame_io::Unpublished;
-use crate::frames::{FrameData, FrameMember, FrameRef, Members, Number};
+use crate::frames::{FrameMember, FrameRef, Number};
 use crate::index::SsdPlace;
 use crate::outcome::PutOutcome;
-use crate::put::vouched::Vouched;
 use crate::removals::Quiet;
 use crate::shared::Shared;
 
@@ -96,26 +90,6 @@ impl Kind<'_> {
             Kind::Base | Kind::Attached(_) => GroupKind::Base,
         }
     }
-}
-
-/// One object of a group to be put.
-pub(crate) struct Incoming<'a> {
-    pub key: ObjectKey,
-    pub bytes: Bytes<'a>,
-}
-
-/// Where the bytes of an object to be put are.
-pub(crate) enum Bytes<'a> {
-    /// In the caller's memory.
-    Lent(&'a [Part]),
-    /// Read from where the object was by itself.
-    Adopted(&'a [u8]),
-    /// In the arena already, in an open group.
-    Arena(Box<FrameMember>),
-    /// In the arena already, where they arrived.
-    Placed(placed::Arrived),
-    /// In a client's memory.
-    Shown(&'a Vouched),
 }
 
 /// What the store has to know of an object before it looks at its bytes.
@@ -172,62 +146,6 @@ impl Admitted {
     /// Nothing will be stored: free what was set aside.
     pub fn give_back(mut self, core: &mut Core) {
         self.room.give_back(core);
-    }
-}
-
-/// A group whose bytes lie in the arena, invisible so far.
-pub(crate) struct Copied {
-    /// As the frame will have it, but for its number.
-    data: Arc<FrameData>,
-    number: Option<Number>,
-    /// As admission had it.
-    here: Vec<Option<At>>,
-    open: Option<u64>,
-    /// As admission had it.
-    came: Came,
-    /// All of it is there.
-    whole: bool,
-    /// An object that is something else than its client vouched for.
-    wrong: Option<ObjectKey>,
-    /// What is to be asked before it is believed.
-    claim: Option<Arc<Claim>>,
-}
-
-/// Ask for all of a run what is to be asked behind their copies: once for what one client said in one request.
-pub(crate) fn believe<'a>(copied: impl Iterator<Item = &'a mut Copied>) {
-    let mut last: Option<(Arc<Claim>, bool)> = None;
-    for one in copied {
-        let Some(claim) = one.claim.take() else { continue };
-        let asked = last.as_ref().filter(|(asked, _)| Arc::ptr_eq(asked, &claim)).map(|(_, stands)| *stands);
-        let stands = asked.unwrap_or_else(|| claim.stands() || mutant::on(Mutant::SteadyUnasked));
-        last = Some((claim.clone(), stands));
-        one.claim = Some(claim).filter(|_| !stands);
-    }
-}
-
-impl Copied {
-    /// Whether it is what was vouched for: the checksums of each object's blocks, in their order.
-    pub fn is<'a>(&self, mut sums: impl Iterator<Item = &'a Checksums>) -> bool {
-        self.whole
-            && self.wrong.is_none()
-            && self.claim.is_none()
-            && self.data.members.iter().all(|m| sums.next() == Some(&m.checksums))
-    }
-
-    /// It is not made visible: its memory is free again.
-    pub fn give_back(self, core: &mut Core) {
-        self.data.members.iter().for_each(|m| core.space.free(m.extent));
-        core.frames.give_back(self.number);
-    }
-
-    /// What the index will know its objects by.
-    pub fn fingerprints(&self) -> impl Iterator<Item = u128> {
-        self.data.members.iter().map(|member| member.fingerprint)
-    }
-
-    /// Their keys.
-    pub fn keys(&self) -> impl Iterator<Item = &ObjectKey> {
-        self.data.members.iter().map(|member| &member.key)
     }
 }
 
@@ -395,78 +313,6 @@ pub(crate) fn expire(shared: &Shared, core: &mut Core) {
 pub(crate) fn unlike(key: &ObjectKey) -> Error {
     let detail = format!("bytes arrived that do not have the checksums sent with them key={key}");
     Error::new(ErrorKind::Unavailable, detail)
-}
-
-/// A client took back its word for what it showed while that was copied.
-fn taken_back(key: &ObjectKey) -> Error {
-    let detail = format!("memory was given up while it was copied key={key}");
-    Error::new(ErrorKind::Unavailable, detail)
-}
-
-/// Step 2, of a group by itself or a base group; one that is attached is known to be when it is published. What it copied is to be
-/// believed ([`believe`]) before that.
-pub(crate) fn copy(
-    shared: &Shared,
-    kind: GroupKind,
-    group: SmallVec<[Incoming<'_>; 1]>,
-    admitted: Admitted,
-    at: Recency,
-) -> Copied {
-    let Admitted { generation, fingerprints, room, here, open, came, .. } = admitted;
-    let Room { extents, number } = room;
-    let namespace = group[0].key.namespace();
-    let mut members = Members::with_capacity(group.len());
-    let (mut whole, mut wrong, mut claim) = (true, None, None);
-    for ((object, extent), fingerprint) in group.into_iter().zip(extents).zip(fingerprints) {
-        let lent: SmallVec<[&[u8]; 2]>;
-        let (pieces, extent) = match (object.bytes, extent) {
-            (Bytes::Arena(member), _) => {
-                members.push(*member);
-                continue;
-            }
-            (Bytes::Placed(arrived), _) => {
-                match arrived.into_member(object.key, fingerprint) {
-                    Some(member) => members.push(member),
-                    None => whole = false,
-                }
-                continue;
-            }
-            (Bytes::Shown(vouched), Some(extent)) => {
-                let checksums = vouched.copy(&Unpublished::new(extent), &shared.memory);
-                if checksums.is_none() {
-                    wrong = Some(object.key);
-                }
-                claim = claim.or_else(|| vouched.claim().cloned());
-                let checksums = checksums.unwrap_or_default();
-                members.push(FrameMember { key: object.key, fingerprint, extent, checksums });
-                continue;
-            }
-            (Bytes::Lent(parts), Some(extent)) => {
-                lent = parts.iter().map(Part::bytes).collect();
-                (&lent[..], extent)
-            }
-            (Bytes::Adopted(bytes), Some(extent)) => (&[bytes][..], extent),
-            (Bytes::Lent(_) | Bytes::Adopted(_) | Bytes::Shown(_), None) => {
-                whole = false;
-                continue;
-            }
-        };
-        let checksums = Unpublished::new(extent).fill(&shared.memory, pieces);
-        whole &= checksums.is_some();
-        let checksums = checksums.unwrap_or_default();
-        members.push(FrameMember { key: object.key, fingerprint, extent, checksums });
-    }
-    let data = FrameData {
-        namespace,
-        generation,
-        sequence: Sequence(0),
-        group_kind: kind,
-        base_group: 0,
-        base: None,
-        depth: at.depth,
-        members,
-    };
-    Copied { data: Arc::new(data), number, here, open, came, whole, wrong, claim }
 }
 
 /// Queue the frames of a batch for the flusher, the last first: heads of chains become younger in the log

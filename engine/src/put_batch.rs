@@ -15,11 +15,12 @@ use smallvec::SmallVec;
 use crate::batch::{Destination, Elsewhere, Get, Put, PutGroup, Source};
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
-use crate::frames::{FrameMember, FrameRef};
+use crate::frames::{FrameData, FrameMember, FrameRef};
 use crate::get::{GetBatch, Probed};
 use crate::outcome::{PutDone, PutOutcome, Ticket};
 use crate::put::admit::Alone;
-use crate::put::{At, Bytes, Came, Incoming, Kind, Size};
+use crate::put::copied::{self, Bytes, Copied, Incoming};
+use crate::put::{Admitted, At, Came, Kind, Size};
 use crate::session::SessionIo;
 use crate::shared::Shared;
 
@@ -93,10 +94,7 @@ impl Group {
     /// Whether somebody has to be asked behind the copy of it.
     fn has_claim(&self) -> bool {
         match &self.from {
-            From::Lent(objects) => objects.first().is_some_and(|put| match &put.source.elsewhere {
-                Some(Elsewhere::Shown(vouched)) => vouched.claim().is_some(),
-                Some(Elsewhere::Arrived(_)) | None => false,
-            }),
+            From::Lent(objects) => objects.first().is_some_and(|put| bytes(&put.source).claim().is_some()),
             From::Open(..) => false,
         }
     }
@@ -131,36 +129,55 @@ impl Group {
         }
     }
 
-    /// The objects, those of an open group out of the hands of the table. `None` if it is gone, or no longer what
-    /// was admitted.
-    fn incoming(&mut self, shared: &Shared, adopts: &[bool]) -> Option<SmallVec<[Incoming<'_>; 1]>> {
+    /// The group as it will be, with the objects of an open group out of the hands of the table, of which none was copied yet. What was
+    /// admitted comes back if it is gone, or no longer what that was.
+    fn prepare(
+        &mut self,
+        shared: &Shared,
+        admitted: Admitted,
+        at: Recency,
+        left: &mut Vec<Arc<FrameData>>,
+    ) -> std::result::Result<Copied, Box<Admitted>> {
+        let (kind, page) = (self.kind().of_frame(), *self.key(0));
         let taken = &self.adopted;
-        let adopted = |i: usize, key: ObjectKey| {
-            let (_, bytes) = taken.get(i)?.as_ref().filter(|_| takes_in(adopts, i))?;
-            Some(Incoming { key, bytes: Bytes::Adopted(bytes) })
-        };
+        let adopted = |i: usize| adopted(taken, &admitted.adopts, i);
         match &mut self.from {
             From::Lent(objects) => {
-                let mut all = SmallVec::with_capacity(objects.len());
-                for (i, put) in objects.iter_mut().enumerate() {
-                    all.push(
-                        adopted(i, put.key)
-                            .unwrap_or_else(|| Incoming { key: put.key, bytes: bytes(&mut put.source) }),
-                    );
+                let mut all: SmallVec<[Incoming<'_>; 1]> = SmallVec::with_capacity(objects.len());
+                for (i, Put { key, source }) in objects.iter_mut().enumerate() {
+                    let is_here = |e: &Elsewhere| matches!(e, Elsewhere::Arrived(_));
+                    let arrived = source.elsewhere.take_if(|e| is_here(e) && adopted(i).is_none());
+                    all.push(match arrived {
+                        Some(Elsewhere::Arrived(arrived)) => Incoming::Placed(*key, arrived),
+                        _ => Incoming::Elsewhere(*key, adopted(i).unwrap_or_else(|| bytes(source)).claim()),
+                    });
                 }
-                Some(all)
+                Ok(copied::prepare(kind, &page, all.into_iter(), admitted, at, left))
             }
             From::Open(id, required) => {
                 let mut core = shared.lock();
-                let open = core.waiting.get_mut(*id)?;
-                let whole = (0..required.len()).all(|i| takes_in(adopts, i) || open.filled(i).is_some());
-                let mut one = |i| {
-                    let of_arena = |m| Incoming { key: required[i], bytes: Bytes::Arena(Box::new(m)) };
-                    adopted(i, required[i]).or_else(|| open.hand_out(i).map(of_arena))
+                let open = core.waiting.get_mut(*id).filter(|open| {
+                    (0..required.len()).all(|i| takes_in(&admitted.adopts, i) || open.filled(i).is_some())
+                });
+                let Some(open) = open else { return Err(Box::new(admitted)) };
+                let one = |(i, key): (usize, &ObjectKey)| match adopted(i) {
+                    Some(_) => Some(Incoming::Elsewhere(*key, None)),
+                    None => open.hand_out(i).map(|member| Incoming::Arena(Box::new(member))),
                 };
-                whole.then(|| (0..required.len()).filter_map(&mut one).collect())
+                let all: Vec<_> = required.iter().enumerate().filter_map(one).collect();
+                drop(core);
+                Ok(copied::prepare(kind, &page, all.into_iter(), admitted, at, left))
             }
         }
+    }
+
+    /// The bytes of a member that is to be copied.
+    fn bytes(&self, adopts: &[bool], member: usize) -> Bytes<'_> {
+        adopted(&self.adopted, adopts, member).unwrap_or_else(|| match &self.from {
+            From::Lent(objects) => bytes(&objects[member].source),
+            // What is not adopted is in the arena.
+            From::Open(..) => Bytes::Lent(&[]),
+        })
     }
 
     /// It cannot be stored now: what of it is in the arena goes back to where it was.
@@ -181,15 +198,18 @@ impl Group {
     }
 }
 
-/// The bytes of a source, out of its hands if they are in the arena.
-fn bytes(source: &mut Source) -> Bytes<'_> {
-    let Source { parts, elsewhere } = source;
-    let arrived = elsewhere.take_if(|elsewhere| matches!(elsewhere, Elsewhere::Arrived(_)));
-    match (arrived, elsewhere) {
-        (Some(Elsewhere::Arrived(arrived)), _) => Bytes::Placed(arrived),
-        (_, Some(Elsewhere::Shown(vouched))) => Bytes::Shown(vouched),
-        _ => Bytes::Lent(parts),
+/// The bytes of a source that are not in the arena.
+fn bytes(source: &Source) -> Bytes<'_> {
+    match &source.elsewhere {
+        Some(Elsewhere::Shown(vouched)) => Bytes::Shown(vouched),
+        Some(Elsewhere::Arrived(_)) | None => Bytes::Lent(&source.parts),
     }
+}
+
+/// The bytes of a member that is stored with those that were here, if it is.
+fn adopted<'a>(taken: &'a [Option<(At, AlignedBuf)>], adopts: &[bool], i: usize) -> Option<Bytes<'a>> {
+    let (_, bytes) = taken.get(i)?.as_ref().filter(|_| takes_in(adopts, i))?;
+    Some(Bytes::Adopted(bytes))
 }
 
 /// Whether member `i` is stored with bytes that were here.

@@ -8,7 +8,7 @@ use pagelith_layouts::checksum::{Checksum, StreamChecksum, checksum};
 #[cfg(target_arch = "x86_64")]
 use stripes::{Accumulators, SHORT_MAX, STRIPE};
 
-pub use blocks::{Piece, copy_blocks};
+pub use blocks::{Copier, Piece, copy_blocks};
 
 mod blocks;
 #[cfg(target_arch = "x86_64")]

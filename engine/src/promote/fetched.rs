@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use pagelith_io::fused::{Copier, Stores};
 use pagelith_layouts::ids::{NamespaceId, PrefixHash};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
@@ -18,8 +19,9 @@ use crate::core::Core;
 use crate::frames::FrameRef;
 use crate::outcome::GetDone;
 use crate::put::admit::{Admission, admit};
+use crate::put::copied::{Bytes, Incoming, prepare};
 use crate::put::publish::publish;
-use crate::put::{self, Bytes, Came, Incoming, Kind, Size, Stored};
+use crate::put::{self, Came, Kind, Size, Stored};
 use crate::remote::batch::{Fetched, RemoteGet};
 use crate::removals::Quiet;
 use crate::shared::Shared;
@@ -100,8 +102,12 @@ fn keep_page(
     }
     admitted.came = Came::Fetched;
     drop(core);
-    let incoming = |one: &Fetched| Incoming { key: one.key, bytes: Bytes::Lent(&done[one.at].destination.0) };
-    let copied = put::copy(shared, kind.of_frame(), page.iter().map(incoming).collect(), admitted, at);
+    let bytes = |of: usize| Bytes::Lent(&done[page[of].at].destination.0);
+    let incoming = page.iter().map(|one| Incoming::Elsewhere(one.key, None));
+    let mut copied = prepare(kind.of_frame(), &page[0].key, incoming, admitted, at, &mut Vec::new());
+    if let Some(mut filling) = copied.filling() {
+        filling.fill(&shared.memory, &mut Copier::new(Stores::PastCache), bytes);
+    }
     // The caller has not got its memory back yet, so this is what was verified; it is compared all the same, since it will be served
     // as if it were the original.
     let sums = page.iter().map(|one| &one.sums);

@@ -11,8 +11,9 @@ use pagelith_tiers::dram::arena::Extent;
 use pagelith_tiers::policy::{FrameId, Recency};
 use smallvec::SmallVec;
 
+use super::copied::Copied;
 use super::fresh::Fresh;
-use super::{Admitted, Came, Copied, Kind, Room, Size};
+use super::{Admitted, Came, Kind, Room, Size};
 use crate::frames::{FrameData, FrameMember, FrameRef, FrameState, Number, Victims};
 use crate::index::{Allowance, Entry, TICK_MODULUS};
 use crate::lanes::{Lanes, Listeners, Section, Told};

@@ -9,7 +9,8 @@ use pagelith_layouts::record::GroupKind;
 use pagelith_tiers::policy::{FrameId, Recency};
 use smallvec::SmallVec;
 
-use super::{At, Came, Copied, Kind, Stored};
+use super::copied::Copied;
+use super::{At, Came, Kind, Stored};
 use crate::core::Core;
 use crate::error::{Error, ErrorKind};
 use crate::frames::{FrameData, FrameMember, FrameRef, FrameState, Members};
@@ -27,14 +28,11 @@ pub(crate) fn publish(
     copied: Copied,
     at: Recency,
 ) -> Stored {
-    let Copied { mut data, number, here, open, came, whole, wrong, claim } = copied;
+    let doubt = copied.doubt();
+    let Copied { mut data, number, here, open, came, whole, .. } = copied;
     core.frames.give_back(number);
     let (fetched, generation) = (came == Came::Fetched, data.generation);
-    if let Some(key) = wrong {
-        return back(super::unlike(&key), data);
-    }
-    if claim.is_some() {
-        let error = data.members.first().map_or_else(too_many, |m| super::taken_back(&m.key));
+    if let Some(error) = doubt {
         return back(error, data);
     }
     if !whole {

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use pagelith_io::fused::Copier;
 use pagelith_io::shm::Claim;
 use pagelith_layouts::checksum::Checksums;
 use pagelith_layouts::mutant::{self, Mutant};
@@ -41,14 +42,21 @@ impl Vouched {
         self.shown.length()
     }
 
-    /// Copy them. Their checksums if the copy is what was vouched for, or will be once the [`Vouched::claim`] was asked.
-    pub fn copy(&self, to: &Unpublished, memory: &ArenaMemory) -> Option<Checksums> {
-        let sums = to.fill_with(memory, |to| verify::copied_whole(to, &self.shown));
-        let is_it = |sums: &Checksums| match &self.word {
-            Word::Sums(sent) => sums == sent || mutant::on(Mutant::ShownUnchecked),
-            Word::Steady(_) => true,
-        };
-        sums.filter(is_it)
+    /// Copy them, and their checksums behind those that are there. Whether the copy is what was vouched for, or will be once the
+    /// [`Vouched::claim`] was asked.
+    pub fn copy(
+        &self,
+        to: &Unpublished,
+        memory: &ArenaMemory,
+        copier: &mut Copier,
+        sums: &mut Checksums,
+    ) -> bool {
+        let is_whole = to.fill_with(memory, |to| verify::copied_whole(to, &self.shown, copier, sums));
+        is_whole
+            && match &self.word {
+                Word::Sums(sent) => sums == sent || mutant::on(Mutant::ShownUnchecked),
+                Word::Steady(_) => true,
+            }
     }
 
     /// What is to be asked behind the copy, before it is believed.

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use pagelith_io::fused::{Copier, Stores};
 use pagelith_tiers::policy::Recency;
 use smallvec::SmallVec;
 
@@ -16,9 +17,10 @@ use crate::error::Error;
 use crate::frames::FrameData;
 use crate::outcome::PutOutcome;
 use crate::put::admit::{Admission, admit};
+use crate::put::copied::{Copied, believe};
 use crate::put::fresh::{self, Fresh};
 use crate::put::in_lane::{InLane, Making};
-use crate::put::{self, Admitted, Copied, Leaving, Size, Stored};
+use crate::put::{self, Admitted, Leaving, Size, Stored};
 use crate::shared::Shared;
 
 /// Groups of a run: longer ones were no faster from a thread that has the lock to itself.
@@ -46,7 +48,7 @@ struct Copying {
     adopts: Vec<bool>,
     bytes: u64,
     /// Or what was set aside, for a group that is no longer what was admitted.
-    copied: Result<Copied, Admitted>,
+    copied: Result<Copied, Box<Admitted>>,
 }
 
 /// What a session keeps from one run to the next, and from one batch to the next: lists, of which none holds anything of a store between two batches.
@@ -95,9 +97,12 @@ impl PutBatch {
                 copied.iter().map(|one| one.group).chain(next.iter().map(|one| one.group)).collect();
             from = self.turn(shared, runs, end);
             settled.into_iter().for_each(|group| self.settle_open(shared, group));
-            let Runs { next, admitted, copied, .. } = &mut *runs;
-            copied.extend(admitted.drain(..).map(|(of, admitted)| self.copy(shared, &next[of], admitted)));
-            put::believe(copied.iter_mut().filter_map(|one| one.copied.as_mut().ok()));
+            let Runs { next, admitted, copied, retired, .. } = &mut *runs;
+            let prepared = |(of, one): (usize, _)| self.prepare(shared, &next[of], one, retired);
+            copied.extend(admitted.drain(..).map(prepared));
+            retired.clear();
+            self.copy(shared, copied);
+            believe(copied.iter_mut().filter_map(|one| one.copied.as_mut().ok()));
         }
     }
 
@@ -131,7 +136,6 @@ impl PutBatch {
         runs.retired = core.frames.retire_into(Vec::new());
         drop(core);
         drop(left);
-        runs.retired.clear();
         if queued || full {
             shared.work.raise();
         }
@@ -164,7 +168,6 @@ impl PutBatch {
         };
         shared.tallies.add_puts(*tally, lane.leave());
         admitted.iter_mut().for_each(|(_, one)| one.came = self.came);
-        retired.clear();
         if queued {
             shared.work.raise();
         }
@@ -288,20 +291,35 @@ impl PutBatch {
         (end, full)
     }
 
-    /// Step 2 of one group.
-    fn copy(&mut self, shared: &Shared, of: &Member, mut admitted: Admitted) -> Copying {
+    /// A group as it will be once it was copied.
+    fn prepare(
+        &mut self,
+        shared: &Shared,
+        of: &Member,
+        mut admitted: Admitted,
+        left: &mut Vec<Arc<FrameData>>,
+    ) -> Copying {
         let at = self.at(of.group);
         let group = &mut self.groups[of.group];
         if let From::Open(id, _) = &group.from {
             admitted.open = Some(*id);
         }
         let adopts = admitted.adopts.clone();
-        let kind = group.kind().of_frame();
-        let copied = match group.incoming(shared, &adopts) {
-            Some(incoming) => Ok(put::copy(shared, kind, incoming, admitted, at)),
-            None => Err(admitted),
-        };
+        let copied = group.prepare(shared, admitted, at, left);
         Copying { group: of.group, adopts, bytes: bytes(&of.sizes), copied }
+    }
+
+    /// Step 2, of a run.
+    fn copy(&self, shared: &Shared, run: &mut [Copying]) {
+        let filling = |one| {
+            let Copying { group, adopts, copied, .. }: &mut Copying = one;
+            Some((&self.groups[*group], &adopts[..], copied.as_mut().ok()?.filling()?))
+        };
+        let mut filling: SmallVec<[_; GROUPS_LONG]> = run.iter_mut().filter_map(filling).collect();
+        let mut copier = Copier::new(Stores::PastCache);
+        for (group, adopts, filling) in &mut filling {
+            filling.fill(&shared.memory, &mut copier, |member| group.bytes(adopts, member));
+        }
     }
 
     /// Step 3.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::{Stores, copy_blocks};
+use pagelith_io::fused::{Copier, Stores, copy_blocks};
 use pagelith_layouts::checksum::{
     BLOCK_BYTES, Checksums, StreamChecksum, block_lengths, blocks_in, checksum,
 };
@@ -41,30 +41,23 @@ pub(crate) fn copied(
     shown: &Shown,
     stores: Stores,
 ) -> Option<Checksums> {
-    let bytes = parts.iter().map(|part| part.len() as u64).sum();
-    // One that is not to be written ends them.
-    copied_to(parts.iter_mut().map_while(Part::bytes_mut), bytes, stretch, shown, stores)
-}
-
-/// As [`copied`], of a whole object into memory that is not looked at again soon.
-pub(crate) fn copied_whole(to: &mut [u8], shown: &Shown) -> Option<Checksums> {
-    let bytes = to.len() as u64;
-    copied_to([to], bytes, &(0..bytes), shown, Stores::PastCache)
-}
-
-fn copied_to<'a>(
-    to: impl IntoIterator<Item = &'a mut [u8]>,
-    bytes: u64,
-    stretch: &Range<u64>,
-    shown: &Shown,
-    stores: Stores,
-) -> Option<Checksums> {
+    let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
     if bytes != stretch.end - stretch.start || bytes != shown.length() {
         return None;
     }
     let lengths = block_lengths(stretch.clone(), BLOCK_BYTES);
     let mut sums = Checksums::with_capacity(lengths.size_hint().0);
+    // One that is not to be written ends them.
+    let to = parts.iter_mut().map_while(Part::bytes_mut);
     copy_blocks(to, shown.pieces(), lengths, stores, |sum| sums.push(sum)).then_some(sums)
+}
+
+/// The same of a whole object into memory that is its alone, by a copier that copies more, behind the checksums that are there. False if it is
+/// of another length.
+pub(crate) fn copied_whole(to: &mut [u8], shown: &Shown, copier: &mut Copier, sums: &mut Checksums) -> bool {
+    let bytes = to.len() as u64;
+    bytes == shown.length()
+        && copier.copy([to], shown.pieces(), block_lengths(0..bytes, BLOCK_BYTES), |sum| sums.push(sum))
 }
 
 #[cfg(test)]

@@ -53,50 +53,71 @@ impl Piece<'_> {
     }
 }
 
-/// Settles what went past the cache, however the copy ends.
-struct Settles(Stores);
+/// Copies one thing after the other. What it stores past the cache is waited for once, when it is dropped: nobody may be told before that what
+/// was copied is there.
+pub struct Copier(BlockCopy);
 
-impl Drop for Settles {
+impl Drop for Copier {
     fn drop(&mut self) {
-        if self.0 == Stores::PastCache {
+        if self.0.stores == Stores::PastCache {
             settle();
         }
     }
 }
 
-/// Copy what lies in the pieces `from`, one behind the other, to the pieces `to`, in blocks of the lengths `blocks`; `sum` hears the
-/// checksum of each, of what was copied. False if either ends before the blocks do: `sum` has not heard of the rest then.
+impl Copier {
+    /// One that stores so.
+    pub fn new(stores: Stores) -> Copier {
+        Copier(BlockCopy::new(0, stores))
+    }
+
+    /// Copy what lies in the pieces `from`, one behind the other, to the pieces `to`, in blocks of the lengths `blocks`; `sum` hears the
+    /// checksum of each, of what was copied. False if either ends before the blocks do: `sum` has not heard of the rest then.
+    ///
+    /// # Panics
+    /// If a piece is shown of memory that has no such bytes.
+    pub fn copy<'t, 'f>(
+        &mut self,
+        to: impl IntoIterator<Item = &'t mut [u8]>,
+        from: impl IntoIterator<Item = Piece<'f>>,
+        blocks: impl IntoIterator<Item = usize>,
+        mut sum: impl FnMut(Checksum),
+    ) -> bool {
+        let (mut to, mut from) = (to.into_iter(), from.into_iter());
+        let (mut target, mut source): (&mut [u8], Piece<'_>) = (&mut [], Piece::Lent(&[]));
+        let block = &mut self.0;
+        for len in blocks {
+            block.begin(len);
+            while block.left > 0 {
+                while target.is_empty() {
+                    let Some(next) = to.next() else { return false };
+                    target = next;
+                }
+                while source.len() == 0 {
+                    let Some(next) = from.next() else { return false };
+                    source = next;
+                }
+                let here = block.left.min(target.len()).min(source.len());
+                let (now, later) = std::mem::take(&mut target).split_at_mut(here);
+                source.copy(now, block);
+                target = later;
+            }
+            sum(block.finish().to_le_bytes());
+        }
+        true
+    }
+}
+
+/// Copy once, as [`Copier::copy`].
 ///
 /// # Panics
-/// If a piece is shown of memory that has no such bytes.
+/// As that.
 pub fn copy_blocks<'t, 'f>(
     to: impl IntoIterator<Item = &'t mut [u8]>,
     from: impl IntoIterator<Item = Piece<'f>>,
     blocks: impl IntoIterator<Item = usize>,
     stores: Stores,
-    mut sum: impl FnMut(Checksum),
+    sum: impl FnMut(Checksum),
 ) -> bool {
-    let _settles = Settles(stores);
-    let (mut to, mut from) = (to.into_iter(), from.into_iter());
-    let (mut target, mut source): (&mut [u8], Piece<'_>) = (&mut [], Piece::Lent(&[]));
-    let mut block = BlockCopy::new(0, stores);
-    for len in blocks {
-        block.begin(len);
-        while block.left > 0 {
-            while target.is_empty() {
-                let Some(next) = to.next() else { return false };
-                target = next;
-            }
-            while source.len() == 0 {
-                let Some(next) = from.next() else { return false };
-                source = next;
-            }
-            let here = block.left.min(target.len()).min(source.len());
-            let (now, later) = std::mem::take(&mut target).split_at_mut(here);
-            source.copy(now, &mut block);
-            target = later;
-        }
-        sum(block.finish().to_le_bytes());
-    }
-    true
+    Copier::new(stores).copy(to, from, blocks, sum)
 }

@@ -115,6 +115,22 @@ fn pieces_that_end_before_the_blocks_do_are_told() {
 }
 
 #[test]
+fn a_copier_begins_anew_with_each_copy() {
+    for stores in WAYS {
+        let mut copier = Copier::new(stores);
+        // Whatever the copy before was like, and also if it ended in the middle of a block.
+        for (len, there) in [(5000, 5000), (100, 100), (5000, 2600), (300, 300), (0, 0), (70, 10), (5000, 5000)] {
+            let (mut memory, bytes) = (vec![0; len], bytes(there));
+            let mut sums = Vec::new();
+            let all = copier.copy([&mut memory[..]], [Piece::Lent(&bytes)], [len], |sum| sums.push(sum));
+            assert_eq!(all, len == there, "len={len} there={there}");
+            assert_eq!(sums, if all { vec![checksum(&bytes)] } else { vec![] }, "len={len} there={there}");
+            assert!(memory[..there] == bytes, "len={len} there={there}");
+        }
+    }
+}
+
+#[test]
 fn what_came_by_itself_is_hashed_where_it_is() {
     for len in [0, 100, 241, 5000, 32_768] {
         let (mut whole, mut pieces) =

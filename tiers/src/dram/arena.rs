@@ -15,10 +15,10 @@ use std::sync::Arc;
 
 use memmap2::{Advice, MmapMut, MmapRaw};
 use pagelith_io::buffer::{Keep, Part};
-use pagelith_io::fused::{Piece, Stores, copy_blocks};
+use pagelith_io::fused::{Copier, Piece, Stores};
 use pagelith_io::shm::Region;
 use pagelith_layouts::align::{ALIGN, is_aligned};
-use pagelith_layouts::checksum::{Checksums, block_count, block_lengths};
+use pagelith_layouts::checksum::{Checksum, Checksums, block_count, block_lengths};
 
 pub use super::shared_space::SharedSpace;
 pub use super::space::{ArenaSpace, Extent};
@@ -250,6 +250,22 @@ impl ExtentWriter<'_> {
     /// Copy `parts` one after the other into the extent, past the cache, and zero its padding. The checksums of every block
     /// of `block_bytes` (the last may be shorter), made of the bytes as they were copied.
     pub fn fill(&mut self, parts: &[&[u8]], block_bytes: u32) -> Result<Checksums, FillError> {
+        let mut sums = Checksums::new();
+        if block_bytes > 0 {
+            sums.reserve(block_count(self.extent.bytes, block_bytes) as usize);
+        }
+        self.fill_by(&mut Copier::new(Stores::PastCache), parts, block_bytes, |sum| sums.push(sum))?;
+        Ok(sums)
+    }
+
+    /// The same by a copier that copies more; `sum` hears the checksums.
+    pub fn fill_by(
+        &mut self,
+        copier: &mut Copier,
+        parts: &[&[u8]],
+        block_bytes: u32,
+        sum: impl FnMut(Checksum),
+    ) -> Result<(), FillError> {
         let extent_bytes = self.extent.bytes;
         let parts_bytes = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.len() as u64));
         if parts_bytes != extent_bytes {
@@ -258,15 +274,11 @@ impl ExtentWriter<'_> {
         if block_bytes == 0 {
             return Err(FillError::Block);
         }
-        pagelith_io::sync::step();
-        let (payload, padding) = self.padded_mut().split_at_mut(extent_bytes as usize);
-        let mut sums = Checksums::with_capacity(block_count(extent_bytes, block_bytes) as usize);
-        let (lent, lengths) =
-            (parts.iter().map(|part| Piece::Lent(part)), block_lengths(0..extent_bytes, block_bytes));
-        let copied = copy_blocks([payload], lent, lengths, Stores::PastCache, |sum| sums.push(sum));
+        let lengths = block_lengths(0..extent_bytes, block_bytes);
+        let copied =
+            self.fill_with(|to| copier.copy([to], parts.iter().map(|part| Piece::Lent(part)), lengths, sum));
         assert!(copied, "the parts are as long as the extent: that was looked at");
-        padding.fill(0);
-        Ok(sums)
+        Ok(())
     }
 
     /// Let `copy` write all of the extent, and zero its padding.

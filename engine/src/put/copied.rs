@@ -1,0 +1,225 @@
+//! Step 2 of a put: one copy of each object into the arena, and the checksums of its blocks.
+//!
+//! A run of groups is [prepared](prepare) first, and then [filled](Filling::fill) one behind the other: what becomes of a group lies where it
+//! stays before its bytes are copied, and behind the copy its checksums alone are written. Stores past the cache are queued for a while behind a
+//! copy, and what was written in small pieces and is moved in large ones, or is counted by an instruction that others see as one, waits for all
+//! of them ([0065](../../../docs/decisions/0065-what-is-moved-behind-a-copy.md)).
+
+use std::sync::Arc;
+
+use pagelith_io::buffer::Part;
+use pagelith_io::fused::Copier;
+use pagelith_io::shm::Claim;
+use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, block_count};
+use pagelith_layouts::ids::Sequence;
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::mutant::{self, Mutant};
+use pagelith_layouts::record::GroupKind;
+use pagelith_tiers::dram::arena::ArenaMemory;
+use pagelith_tiers::policy::Recency;
+use smallvec::SmallVec;
+
+use super::vouched::Vouched;
+use super::{Admitted, At, Came, Room, placed};
+use crate::core::Core;
+use crate::error::{Error, ErrorKind};
+use crate::frame_io::Unpublished;
+use crate::frames::{FrameData, FrameMember, Members, Number};
+
+/// One object of a group to be put.
+pub(crate) enum Incoming<'a> {
+    /// To be copied, and what is to be asked then before the copy is believed.
+    Elsewhere(ObjectKey, Option<&'a Arc<Claim>>),
+    /// In the arena already, in an open group.
+    Arena(Box<FrameMember>),
+    /// In the arena already, where it arrived.
+    Placed(ObjectKey, placed::Arrived),
+}
+
+/// Where the bytes of an object are that are to be copied.
+#[derive(Clone, Copy)]
+pub(crate) enum Bytes<'a> {
+    /// In the caller's memory.
+    Lent(&'a [Part]),
+    /// Read from where the object was by itself.
+    Adopted(&'a [u8]),
+    /// In a client's memory.
+    Shown(&'a Vouched),
+}
+
+/// A group whose bytes lie in the arena, or are about to, invisible so far.
+pub(crate) struct Copied {
+    /// As the frame will have it, but for its number.
+    pub(super) data: Arc<FrameData>,
+    pub(super) number: Option<Number>,
+    /// As admission had it.
+    pub(super) here: Vec<Option<At>>,
+    pub(super) open: Option<u64>,
+    /// As admission had it.
+    pub(super) came: Came,
+    /// All of it is there.
+    pub(super) whole: bool,
+    /// An object that is something else than its client vouched for, by number.
+    pub(super) wrong: Option<usize>,
+    /// What is to be asked before it is believed.
+    pub(super) claim: Option<Arc<Claim>>,
+}
+
+/// A group whose objects are to be copied. Those without checksums are: an object has at least one block.
+pub(crate) struct Filling<'a> {
+    members: &'a mut Members,
+    whole: &'a mut bool,
+    wrong: &'a mut Option<usize>,
+}
+
+/// Ask for all of a run what is to be asked behind their copies: once for what one client said in one request.
+pub(crate) fn believe<'a>(copied: impl Iterator<Item = &'a mut Copied>) {
+    let mut last: Option<(Arc<Claim>, bool)> = None;
+    for one in copied {
+        let Some(claim) = one.claim.take() else { continue };
+        let asked = last.as_ref().filter(|(asked, _)| Arc::ptr_eq(asked, &claim)).map(|(_, stands)| *stands);
+        let stands = asked.unwrap_or_else(|| claim.stands() || mutant::on(Mutant::SteadyUnasked));
+        last = Some((claim.clone(), stands));
+        one.claim = Some(claim).filter(|_| !stands);
+    }
+}
+
+impl<'a> Bytes<'a> {
+    /// What is to be asked behind the copy.
+    pub fn claim(self) -> Option<&'a Arc<Claim>> {
+        match self {
+            Bytes::Shown(vouched) => vouched.claim(),
+            Bytes::Lent(_) | Bytes::Adopted(_) => None,
+        }
+    }
+}
+
+impl Copied {
+    /// What is to be copied of it; `None` if a part of it is gone, so that none of it is to be stored.
+    pub fn filling(&mut self) -> Option<Filling<'_>> {
+        let Copied { data, whole, wrong, .. } = self;
+        // Nobody else has it.
+        let members = &mut Arc::get_mut(data)?.members;
+        whole.then_some(Filling { members, whole, wrong })
+    }
+
+    /// Whether it is what was vouched for: the checksums of each object's blocks, in their order.
+    pub fn is<'a>(&self, mut sums: impl Iterator<Item = &'a Checksums>) -> bool {
+        self.whole
+            && self.wrong.is_none()
+            && self.claim.is_none()
+            && self.data.members.iter().all(|m| sums.next() == Some(&m.checksums))
+    }
+
+    /// Why it is not to be believed, if it is not.
+    pub fn doubt(&self) -> Option<Error> {
+        let key = |at: usize| self.data.members.get(at).map(|m| m.key);
+        let taken_back = || self.claim.as_ref().and_then(|_| key(0)).map(|key| taken_back(&key));
+        self.wrong.and_then(key).map(|key| super::unlike(&key)).or_else(taken_back)
+    }
+
+    /// It is not made visible: its memory is free again.
+    pub fn give_back(self, core: &mut Core) {
+        self.data.members.iter().for_each(|m| core.space.free(m.extent));
+        core.frames.give_back(self.number);
+    }
+
+    /// What the index will know its objects by.
+    pub fn fingerprints(&self) -> impl Iterator<Item = u128> {
+        self.data.members.iter().map(|member| member.fingerprint)
+    }
+
+    /// Their keys.
+    pub fn keys(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.data.members.iter().map(|member| &member.key)
+    }
+}
+
+/// A client took back its word for what it showed while that was copied.
+fn taken_back(key: &ObjectKey) -> Error {
+    let detail = format!("memory was given up while it was copied key={key}");
+    Error::new(ErrorKind::Unavailable, detail)
+}
+
+/// A group of the page of this object, by itself or a base group, as it will be once it is [filled](Copied::filling); one that is attached is known to be when it is
+/// published. It takes the memory of one of those that `left`. It is to be believed ([`believe`]) before that.
+pub(crate) fn prepare<'a>(
+    kind: GroupKind,
+    page: &ObjectKey,
+    group: impl ExactSizeIterator<Item = Incoming<'a>>,
+    admitted: Admitted,
+    at: Recency,
+    left: &mut Vec<Arc<FrameData>>,
+) -> Copied {
+    let Admitted { generation, fingerprints, room, here, open, came, .. } = admitted;
+    let Room { extents, number } = room;
+    let mut members = Members::with_capacity(group.len());
+    let (mut whole, mut claim) = (true, None);
+    for ((object, extent), fingerprint) in group.zip(extents).zip(fingerprints) {
+        let member = match (object, extent) {
+            (Incoming::Arena(member), _) => Some(*member),
+            (Incoming::Placed(key, arrived), _) => arrived.into_member(key, fingerprint),
+            (Incoming::Elsewhere(key, asked), Some(extent)) => {
+                claim = claim.or_else(|| asked.cloned());
+                let blocks = block_count(extent.bytes, BLOCK_BYTES);
+                let checksums = Checksums::with_capacity(blocks as usize);
+                Some(FrameMember { key, fingerprint, extent, checksums })
+            }
+            (Incoming::Elsewhere(..), None) => None,
+        };
+        match member {
+            Some(member) => members.push(member),
+            None => whole = false,
+        }
+    }
+    let data = FrameData {
+        namespace: page.namespace(),
+        generation,
+        sequence: Sequence(0),
+        group_kind: kind,
+        base_group: 0,
+        base: None,
+        depth: at.depth,
+        members,
+    };
+    Copied { data: in_place_of(left, data), number, here, open, came, whole, wrong: None, claim }
+}
+
+/// A frame's data in the memory of one that left, if nobody has that any more.
+fn in_place_of(left: &mut Vec<Arc<FrameData>>, data: FrameData) -> Arc<FrameData> {
+    while let Some(mut one) = left.pop() {
+        if let Some(place) = Arc::get_mut(&mut one) {
+            *place = data;
+            return one;
+        }
+    }
+    Arc::new(data)
+}
+
+impl Filling<'_> {
+    /// Copy what is to be copied of it, from where `bytes` says that an object is, by number. Only once the copier is dropped it may be
+    /// published.
+    pub fn fill<'b>(
+        &mut self,
+        memory: &ArenaMemory,
+        copier: &mut Copier,
+        mut bytes: impl FnMut(usize) -> Bytes<'b>,
+    ) {
+        let Filling { members, whole, wrong } = self;
+        for (at, member) in members.iter_mut().enumerate().filter(|(_, m)| m.checksums.is_empty()) {
+            let (to, sums) = (Unpublished::new(member.extent), &mut member.checksums);
+            match bytes(at) {
+                Bytes::Shown(vouched) => {
+                    if !vouched.copy(&to, memory, copier, sums) {
+                        **wrong = Some(at);
+                    }
+                }
+                Bytes::Lent(parts) => {
+                    let lent: SmallVec<[&[u8]; 2]> = parts.iter().map(Part::bytes).collect();
+                    **whole &= to.fill_by(memory, copier, &lent, sums);
+                }
+                Bytes::Adopted(bytes) => **whole &= to.fill_by(memory, copier, &[bytes], sums),
+            }
+        }
+    }
+}
