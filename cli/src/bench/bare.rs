@@ -1,7 +1,8 @@
 //! Bare transfers of a file, as the store's own disk seam makes them: what is left of the device's bandwidth when nothing
-//! is found, verified or kept.
+//! is found, verified or kept; or what is left of it when what was read is hashed besides.
 
 use std::collections::VecDeque;
+use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use pagelith::io::disk::{Completion, Disk, FileId, Op as DiskOp, Queue};
 use pagelith::io::fault::FaultKind;
 use pagelith::io::probe::{SideChoice, open_disk};
 use pagelith::layouts::align::{ALIGN, align_up};
+use pagelith::layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith::layouts::footer::FooterEntry;
 use pagelith::layouts::ids::SegmentId;
 use pagelith::layouts::names::SEGMENTS;
@@ -270,8 +272,15 @@ impl<'f> Bare<'f> {
             if writes {
                 self.writing -= 1;
                 self.writes.push_back(buffers.collect());
-            } else {
-                self.reads.extend(buffers);
+                continue;
+            }
+            for buffer in buffers {
+                if self.shape.hashed {
+                    buffer.chunks(BLOCK_BYTES as usize).for_each(|block| {
+                        black_box(checksum(block));
+                    });
+                }
+                self.reads.push(buffer);
             }
         }
         Ok(())

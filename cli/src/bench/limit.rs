@@ -56,6 +56,7 @@ impl Limit {
                 Op::Put if file.shape.as_written => "bare writes of the store's pieces and a sync",
                 Op::Put => "bare writes and a sync",
                 Op::Mixed => "bare reads beside bare writes, and a sync",
+                _ if file.shape.hashed => "bare reads of the same extents, and their checksums",
                 Op::Get | Op::Exists | Op::Open | Op::OpenClean => "bare reads of the same extents",
             },
         }

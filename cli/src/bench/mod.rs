@@ -66,6 +66,9 @@ pub(crate) struct BenchArgs {
     /// With `put` on SSD: the limit writes what the store writes, a header before each object, out of as much memory
     #[arg(long)]
     as_written: bool,
+    /// With `get` on SSD: the limit makes the checksums of what it has read, and looks nothing up
+    #[arg(long)]
+    hashed: bool,
     /// Rounds of each
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
@@ -171,6 +174,8 @@ struct Shape {
     just_opened: bool,
     /// The limit writes the store's pieces.
     as_written: bool,
+    /// The limit makes checksums of what it reads.
+    hashed: bool,
     round: Duration,
     rounds: u32,
     seed: u64,
@@ -208,6 +213,9 @@ impl BenchArgs {
         if self.write_rate.is_some() && self.op != Op::Mixed {
             bail!("a writer beside is for --op=mixed");
         }
+        if self.hashed && !ssd_gets {
+            bail!("what is read and hashed is compared with --tier=ssd --op=get --hashed");
+        }
         if self.as_written && !(self.tier == BenchTier::Ssd && self.op == Op::Put) {
             bail!("how the store writes is compared with --tier=ssd --op=put --as-written");
         }
@@ -225,6 +233,7 @@ impl BenchArgs {
             memory: self.memory,
             just_opened: self.just_opened,
             as_written: self.as_written,
+            hashed: self.hashed,
             round,
             rounds: self.rounds,
             seed: self.seed,
