@@ -223,3 +223,36 @@ impl Filling<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use pagelith_layouts::ids::{Generation, NamespaceId};
+
+    use super::*;
+
+    fn data(depth: u32) -> FrameData {
+        FrameData {
+            namespace: NamespaceId([7; 16]),
+            generation: Generation(1),
+            sequence: Sequence(0),
+            group_kind: GroupKind::Single,
+            base_group: 0,
+            base: None,
+            depth,
+            members: Members::new(),
+        }
+    }
+
+    #[test]
+    fn data_takes_the_memory_of_what_left_but_not_of_what_somebody_has() {
+        let (free, held) = (Arc::new(data(1)), Arc::new(data(2)));
+        let place = Arc::as_ptr(&free);
+        let mut left = vec![free, held.clone()];
+        let one = in_place_of(&mut left, data(3));
+        assert_eq!((Arc::as_ptr(&one), one.depth, left.len()), (place, 3, 0));
+        assert_eq!(held.depth, 2);
+        let another = in_place_of(&mut vec![held.clone()], data(4));
+        assert_eq!((another.depth, held.depth), (4, 2));
+        assert!(!Arc::ptr_eq(&another, &held));
+    }
+}

@@ -119,7 +119,9 @@ fn a_copier_begins_anew_with_each_copy() {
     for stores in WAYS {
         let mut copier = Copier::new(stores);
         // Whatever the copy before was like, and also if it ended in the middle of a block.
-        for (len, there) in [(5000, 5000), (100, 100), (5000, 2600), (300, 300), (0, 0), (70, 10), (5000, 5000)] {
+        for (len, there) in
+            [(5000, 5000), (100, 100), (5000, 2600), (300, 300), (0, 0), (70, 10), (5000, 5000)]
+        {
             let (mut memory, bytes) = (vec![0; len], bytes(there));
             let mut sums = Vec::new();
             let all = copier.copy([&mut memory[..]], [Piece::Lent(&bytes)], [len], |sum| sums.push(sum));
