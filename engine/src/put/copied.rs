@@ -95,27 +95,37 @@ impl<'a> Bytes<'a> {
 }
 
 impl Copied {
-    /// What is to be copied of it; `None` if a part of it is gone, so that none of it is to be stored.
+    /// What is to be copied of it; `None` if a part of it is gone, or somebody else has it: none of it is stored then ([`Copied::is_whole`]).
     pub fn filling(&mut self) -> Option<Filling<'_>> {
         let Copied { data, whole, wrong, .. } = self;
-        // Nobody else has it.
         let members = &mut Arc::get_mut(data)?.members;
         whole.then_some(Filling { members, whole, wrong })
     }
 
     /// Whether it is what was vouched for: the checksums of each object's blocks, in their order.
     pub fn is<'a>(&self, mut sums: impl Iterator<Item = &'a Checksums>) -> bool {
-        self.whole
-            && self.wrong.is_none()
-            && self.claim.is_none()
+        self.is_whole()
+            && self.is_believed()
             && self.data.members.iter().all(|m| sums.next() == Some(&m.checksums))
+    }
+
+    /// Whether all of it is in the arena. What was not copied, for whatever reason, has no checksums.
+    pub fn is_whole(&self) -> bool {
+        self.whole && self.data.members.iter().all(|m| !m.checksums.is_empty())
+    }
+
+    /// Whether everybody who vouched for it did so rightly, and nobody is still to be asked.
+    pub fn is_believed(&self) -> bool {
+        self.wrong.is_none() && self.claim.is_none()
     }
 
     /// Why it is not to be believed, if it is not.
     pub fn doubt(&self) -> Option<Error> {
-        let key = |at: usize| self.data.members.get(at).map(|m| m.key);
-        let taken_back = || self.claim.as_ref().and_then(|_| key(0)).map(|key| taken_back(&key));
-        self.wrong.and_then(key).map(|key| super::unlike(&key)).or_else(taken_back)
+        let member = self.data.members.get(self.wrong.unwrap_or(0));
+        let why =
+            |m: &FrameMember| if self.wrong.is_some() { super::unlike(&m.key) } else { taken_back(&m.key) };
+        let nothing = || Error::new(ErrorKind::Internal, "a group without objects");
+        (!self.is_believed()).then(|| member.map_or_else(nothing, why))
     }
 
     /// It is not made visible: its memory is free again.
@@ -226,7 +236,10 @@ impl Filling<'_> {
 
 #[cfg(test)]
 mod tests {
-    use pagelith_layouts::ids::{Generation, NamespaceId};
+    use pagelith_layouts::ids::{Generation, NamespaceId, PrefixHash};
+    use pagelith_layouts::key::Role;
+    use pagelith_layouts::shard::Shard;
+    use pagelith_tiers::dram::arena::Extent;
 
     use super::*;
 
@@ -240,6 +253,37 @@ mod tests {
             base: None,
             depth,
             members: Members::new(),
+        }
+    }
+
+    /// A group of one object that is to be copied.
+    fn prepared() -> Copied {
+        let key =
+            ObjectKey::new(NamespaceId([7; 16]), PrefixHash([7; 32]), Role::Target, "kv", "k", Shard::Whole);
+        let mut members = Members::new();
+        let (extent, checksums) = (Extent { first_page: 0, bytes: 9 }, Checksums::new());
+        members.push(FrameMember { key: key.expect("a key"), fingerprint: 7, extent, checksums });
+        let data = Arc::new(FrameData { members, ..data(0) });
+        let (number, here, open, came, claim) = (None, Vec::new(), None, Came::Put, None);
+        Copied { data, number, here, open, came, whole: true, wrong: None, claim }
+    }
+
+    #[test]
+    fn what_was_not_copied_is_not_whole() {
+        let mut copied = prepared();
+        let held = copied.data.clone();
+        assert!(copied.filling().is_none(), "somebody else has it");
+        assert!(!copied.is_whole() && !copied.is([Checksums::new()].iter()));
+        drop(held);
+        copied.filling().expect("nobody else has it").members[0].checksums.push([1; 16]);
+        assert!(copied.is_whole() && copied.doubt().is_none());
+    }
+
+    #[test]
+    fn what_is_wrong_is_in_doubt_whatever_else_is_known_of_it() {
+        for wrong in [0, 5] {
+            let copied = Copied { wrong: Some(wrong), ..prepared() };
+            assert!(!copied.is_believed() && copied.doubt().is_some());
         }
     }
 

@@ -160,9 +160,9 @@ impl<'a> InLane<'a> {
 
     /// Nothing is to be said about it but that it is here.
     fn is_plain(&self, kind: Kind<'_>, copied: &Copied) -> bool {
-        let Copied { data, here, open, came, whole, wrong, claim, number: _ } = copied;
-        let believed = *whole && wrong.is_none() && claim.is_none();
-        believed
+        let Copied { data, here, open, came, .. } = copied;
+        copied.is_whole()
+            && copied.is_believed()
             && here.is_empty()
             && open.is_none()
             && *came == Came::Put

@@ -28,15 +28,15 @@ pub(crate) fn publish(
     copied: Copied,
     at: Recency,
 ) -> Stored {
-    let doubt = copied.doubt();
-    let Copied { mut data, number, here, open, came, whole, .. } = copied;
+    let (doubt, whole) = (copied.doubt(), copied.is_whole());
+    let Copied { mut data, number, here, open, came, .. } = copied;
     core.frames.give_back(number);
     let (fetched, generation) = (came == Came::Fetched, data.generation);
     if let Some(error) = doubt {
         return back(error, data);
     }
     if !whole {
-        let detail = "extent and object have different lengths";
+        let detail = "not all of a group was copied";
         return back(Error::new(ErrorKind::Internal, detail), data);
     }
     let objects = data.members.len() as u64;
