@@ -75,9 +75,12 @@ pub struct MutantsArgs {
     /// Only these, by the names of `layouts::mutant`.
     #[arg(long)]
     only: Vec<String>,
-    /// Seconds in which each must be caught.
+    /// Seconds in which each must be caught: a minute is what it takes where a core is not shared with others.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
+    /// Seconds of looking for something where nothing is planted.
+    #[arg(long, default_value_t = 60)]
+    none_seconds: u64,
     /// Processes at a time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -183,13 +186,14 @@ fn fails(command: &mut Command, limit: Duration) -> std::io::Result<(bool, Strin
 fn try_one(args: &MutantsArgs, mutant: Option<Mutant>) -> std::io::Result<Option<Outcome>> {
     let tests = mutant.and_then(tests_for);
     let shape = mutant.and_then(shape_for);
+    let seconds = mutant.map_or(args.none_seconds, |_| args.seconds);
     let mut command = match tests {
         Some(wanted) => match args.tests.iter().find(|(name, _)| name == wanted) {
             Some((_, file)) => Command::new(file),
             None => return Ok(None),
         },
         None => {
-            let (mut hunt, seconds) = (Command::new(std::env::current_exe()?), args.seconds.to_string());
+            let (mut hunt, seconds) = (Command::new(std::env::current_exe()?), seconds.to_string());
             match shape.map(|shape| format!("{shape:?}")) {
                 Some(shape) => {
                     let most = format!("0..{}", u32::MAX);
@@ -206,7 +210,7 @@ fn try_one(args: &MutantsArgs, mutant: Option<Mutant>) -> std::io::Result<Option
         None => command.env_remove(CHOICE),
     };
     let began = Instant::now();
-    let (caught, how) = fails(&mut command, Duration::from_secs(args.seconds) * GRACE)?;
+    let (caught, how) = fails(&mut command, Duration::from_secs(seconds) * GRACE)?;
     // What a test program says in its last line is not to be taken for a line of this one's own tests.
     let how = match how.split_once("FAILED. ").filter(|_| tests.is_some()) {
         Some((_, counts)) => counts.split("; 0 ignored").next().unwrap_or(counts).to_owned(),
