@@ -1,30 +1,36 @@
 //! Existence: from the index alone, thousands of keys at a time, and without the core's lock as long as nothing changes
 //! where they are looked for.
 
+use std::borrow::Borrow;
 use std::sync::atomic::Ordering;
 
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
+use smallvec::SmallVec;
 
 use crate::core::Core;
 use crate::index::{PREFETCH_GROUP, TICK_MODULUS};
 use crate::published::{Reading, TRIES};
 use crate::shared::Shared;
 use crate::steps::PageSteps;
-use crate::touched::{Touched, note};
+use crate::touched::{self, Touched, note};
 
 /// Which of `keys` are here, all of them at one moment. What is here counts as asked for.
 pub(crate) fn exists(
     shared: &Shared,
-    keys: impl Iterator<Item = ObjectKey> + Clone,
+    keys: impl Iterator<Item: Borrow<ObjectKey>> + Clone,
     at: Recency,
 ) -> Vec<bool> {
     at_one_moment(shared, at, |look| look.each(keys.clone()))
 }
 
 /// How many of `keys` are here before the first that is not.
-pub(crate) fn prefix(shared: &Shared, keys: impl Iterator<Item = ObjectKey> + Clone, at: Recency) -> usize {
+pub(crate) fn prefix(
+    shared: &Shared,
+    keys: impl Iterator<Item: Borrow<ObjectKey>> + Clone,
+    at: Recency,
+) -> usize {
     at_one_moment(shared, at, |look| look.prefix(keys.clone()))
 }
 
@@ -32,7 +38,7 @@ pub(crate) fn prefix(shared: &Shared, keys: impl Iterator<Item = ObjectKey> + Cl
 pub(crate) fn under(
     shared: &Shared,
     core: &mut Core,
-    keys: impl Iterator<Item = ObjectKey>,
+    keys: impl Iterator<Item: Borrow<ObjectKey>>,
     at: Recency,
 ) -> Vec<bool> {
     locked(shared, core, at, |look| look.each(keys))
@@ -85,50 +91,66 @@ impl<'a> Look<'a> {
     }
 
     /// Which of `keys` are here.
-    pub fn each(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Vec<bool> {
+    pub fn each(&mut self, keys: impl Iterator<Item: Borrow<ObjectKey>>) -> Vec<bool> {
         self.look(keys, false)
     }
 
     /// How many of `keys` are here before the first that is not.
-    pub fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> usize {
+    pub fn prefix(&mut self, keys: impl Iterator<Item: Borrow<ObjectKey>>) -> usize {
         self.look(keys, true).into_iter().take_while(|here| *here).count()
     }
 
-    fn look(&mut self, mut keys: impl Iterator<Item = ObjectKey>, stop: bool) -> Vec<bool> {
+    fn look<K: Borrow<ObjectKey>>(&mut self, mut keys: impl Iterator<Item = K>, stop: bool) -> Vec<bool> {
         let mut found = Vec::with_capacity(keys.size_hint().0);
         self.touched.reserve(keys.size_hint().0);
         self.reading.expect(keys.size_hint().0);
         let mut steps = PageSteps::default();
-        let mut group = Vec::with_capacity(PREFETCH_GROUP);
-        let mut fingerprints = Vec::with_capacity(PREFETCH_GROUP);
         // The keys of a batch are of one namespace, mostly.
         let mut of: Option<(NamespaceId, Generation)> = None;
+        // What is looked for, and what comes while it is: one step for all of a group at a time, so that their misses of
+        // the cache are under way together, and those of the next group while this one is compared.
+        let (mut group, mut next) = (Group::default(), Group::default());
         loop {
-            group.clear();
-            group.extend(keys.by_ref().take(PREFETCH_GROUP));
-            if group.is_empty() {
-                return found;
-            }
-            fingerprints.clear();
-            fingerprints.extend(group.iter().map(|key| {
-                let namespace = key.namespace();
+            next.clear();
+            for key in keys.by_ref().take(PREFETCH_GROUP) {
+                let namespace = key.borrow().namespace();
                 let known = of.filter(|known| known.0 == namespace);
                 let generation = || self.reading.visibility.generation(namespace);
                 let (_, generation) = *of.insert(known.unwrap_or_else(|| (namespace, generation())));
-                self.shared.fingerprint(key, generation)
-            }));
-            // One step for all of the group at a time, so that their misses of the cache are under way together.
-            self.shared.published.index.prefetch(&fingerprints);
-            for (key, fingerprint) in group.iter().zip(&fingerprints) {
+                let fingerprint = self.shared.fingerprint(key.borrow(), generation);
+                self.shared.published.index.prefetch(&[fingerprint]);
+                next.fingerprints.push(fingerprint);
+                next.depths.push(self.depth.saturating_add(steps.step(key.borrow())));
+            }
+            let seen = self.touched.len();
+            for (fingerprint, depth) in group.fingerprints.iter().zip(&group.depths) {
                 let entry = self.reading.find(*fingerprint);
-                let depth = self.depth.saturating_add(steps.step(key));
                 found.push(entry.is_some());
                 match entry {
-                    Some(entry) => self.touched.push(Touched::new(&entry, depth, self.tick)),
+                    Some(entry) => self.touched.push(Touched::new(&entry, *depth, self.tick)),
                     None if stop => return found,
                     None => {}
                 }
             }
+            touched::prefetch(self.shared, &self.touched[seen..]);
+            if next.fingerprints.is_empty() {
+                return found;
+            }
+            std::mem::swap(&mut group, &mut next);
         }
+    }
+}
+
+/// Some of the keys that are looked for.
+#[derive(Default)]
+struct Group {
+    fingerprints: SmallVec<[u128; PREFETCH_GROUP]>,
+    depths: SmallVec<[u32; PREFETCH_GROUP]>,
+}
+
+impl Group {
+    fn clear(&mut self) {
+        self.fingerprints.clear();
+        self.depths.clear();
     }
 }

@@ -224,7 +224,7 @@ impl Session {
     pub fn submit_exists(&mut self, keys: &[ObjectKey], options: Options) -> Ticket {
         let ticket = self.ticket();
         let at = recency(&self.io.shared, &options);
-        let found = crate::exists::exists(&self.io.shared, keys.iter().copied(), at);
+        let found = crate::exists::exists(&self.io.shared, keys.iter(), at);
         let Some(desk) = self.io.desk.as_ref().filter(|_| !found.iter().all(|here| *here)) else {
             self.finished.push_back((ticket, Done::Exists(found)));
             return ticket;

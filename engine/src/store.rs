@@ -206,7 +206,7 @@ impl Store {
             return pooled::exists(self, keys, options);
         }
         let at = session::recency(&self.shared, &options);
-        exists::exists(&self.shared, keys.iter().copied(), at)
+        exists::exists(&self.shared, keys.iter(), at)
     }
 
     /// How many of `keys` are here before the first that is not.
@@ -215,7 +215,7 @@ impl Store {
             return pooled::exists(self, keys, options).into_iter().take_while(|here| *here).count();
         }
         let at = session::recency(&self.shared, &options);
-        exists::prefix(&self.shared, keys.iter().copied(), at)
+        exists::prefix(&self.shared, keys.iter(), at)
     }
 
     /// How long a prefix can be restored when a page's state lies in several pools, and every length at which
