@@ -38,8 +38,15 @@ fn get(client: &Attached, page: u8) -> GetOutcome {
 fn the_memory_of_a_process_that_was_killed_is_not_believed() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut server = Serving::at(&format!("unix:{}", dir.path().join("socket").display()));
-    let client = Attached::to(&server.address.parse().expect("an address"), None, Duration::from_secs(30));
-    let client = client.expect("attached");
+    let attach = || {
+        Attached::to(&server.address.parse().expect("an address"), None, Duration::from_secs(30))
+            .expect("attached")
+    };
+    let (client, looker) = (attach(), attach());
+    let looked_up = |pages: &[u8]| {
+        let keys: Vec<_> = pages.iter().copied().map(key).collect();
+        looker.exists_batch(&keys, Options::default()).expect("an answer")
+    };
     let put = |page| {
         client
             .put_batch(&[PutSlice { key: key(page), pieces: &[&content(page)] }], Options::default())
@@ -50,11 +57,14 @@ fn the_memory_of_a_process_that_was_killed_is_not_believed() {
         assert_eq!(put(page), Ok(PutOutcome::Stored));
         assert_eq!(get(&client, page), hit);
     }
+    assert_eq!(looked_up(&[0, 7]), [true; 2]);
     server.kill();
     let _server = Serving::at(&server.address.clone());
+    assert_eq!(looked_up(&[0, 7]), [false; 2]);
     for page in 0..8 {
         assert_eq!(get(&client, page), GetOutcome::Miss(MissCause::Absent), "page={page}");
     }
     assert_eq!(put(3), Ok(PutOutcome::Stored));
     assert_eq!([3, 4].map(|page| get(&client, page)), [hit, GetOutcome::Miss(MissCause::Absent)]);
+    assert_eq!((looked_up(&[3]), looked_up(&[3, 4])), (vec![true], vec![true, false]));
 }

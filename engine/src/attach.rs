@@ -14,6 +14,7 @@ mod group;
 mod halving;
 mod keeper;
 mod listen;
+mod look;
 mod pin;
 mod put;
 mod session;
@@ -50,10 +51,9 @@ use self::keeper::Keeper;
 use self::listen::Listening;
 use crate::batch::{Get, GetSlice, Options, PutGroup, PutSlice, Request};
 use crate::error::{Error, ErrorKind, Result};
-use crate::hits::{self, PagesFound, PagesQuery};
 use crate::outcome::{FlushReport, GetDone, GetOutcome, PutDone, PutOutcome};
 use crate::pooled::{self, LentGroup};
-use crate::remote::batch::{Heard, Manner, RemoteExists, no_link};
+use crate::remote::batch::{Heard, Manner, no_link};
 use crate::remote::caller::Caller;
 use crate::remote::desk::Desk;
 use crate::remote::{Peer, Remote, Told};
@@ -67,8 +67,6 @@ pub use self::view::View;
 const STEP: Duration = Duration::from_millis(20);
 /// How long to wait before a busy store is asked again.
 const BUSY_STEP: Duration = Duration::from_millis(2);
-/// Most keys of one look-up of a prefix.
-const PREFIX_KEYS_MAX: usize = 4096;
 
 /// The one store that is asked, as a desk numbers them.
 const STORE: usize = 0;
@@ -278,45 +276,6 @@ impl Attached {
         })
     }
 
-    /// Which objects are here. What is here counts as asked for.
-    pub fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Result<Vec<bool>> {
-        let manner = self.manner(&options);
-        self.with_desk(|desk| {
-            let mut last = Err(no_link());
-            for _ in 0..tries(desk) {
-                let mut exists = RemoteExists::begin(desk, keys, vec![false; keys.len()], manner);
-                self.drive(desk, |desk, now| exists.advance(desk, now));
-                last = match exists.failed() {
-                    Some(error) => Err(error.clone()),
-                    None => return Ok(exists.finish()),
-                };
-            }
-            last
-        })
-    }
-
-    /// How many of `keys` are here before the first that is not.
-    pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
-        let mut here = 0;
-        for chunk in keys.chunks(PREFIX_KEYS_MAX) {
-            let depth = options.depth.saturating_add(u32::try_from(here).unwrap_or(u32::MAX));
-            let ask = Ask::ExistsPrefix(List::of(chunk));
-            let found = self.number(&ask, &Options { depth, ..options }, true)?;
-            let found = usize::try_from(found).map_or(chunk.len(), |found| found.min(chunk.len()));
-            here += found;
-            if found < chunk.len() {
-                break;
-            }
-        }
-        Ok(here)
-    }
-
-    /// As [`crate::Store::exists_groups`]; the pools are asked about one after the other, so that something may come or go
-    /// between two of them.
-    pub fn exists_groups(&self, query: &PagesQuery<'_>, options: Options) -> Result<PagesFound> {
-        hits::exists_groups_by(&mut There { attached: self, options }, query)
-    }
-
     /// As [`crate::Store::remove`].
     pub fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
         if keys.is_empty() {
@@ -472,22 +431,6 @@ fn not_attached(why: &Closed) -> Error {
         _ => ErrorKind::Unavailable,
     };
     Error::new(kind, format!("cannot attach to the store: {why}"))
-}
-
-/// Looks at the store over a link.
-struct There<'a> {
-    attached: &'a Attached,
-    options: Options,
-}
-
-impl hits::Look for There<'_> {
-    fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize> {
-        self.attached.exists_prefix(&keys.collect::<Vec<_>>(), self.options)
-    }
-
-    fn exists(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<Vec<bool>> {
-        self.attached.exists_batch(&keys.collect::<Vec<_>>(), self.options)
-    }
 }
 
 impl std::fmt::Debug for Attached {

@@ -18,7 +18,7 @@ pub(crate) mod queue;
 mod reads;
 mod said;
 mod telling;
-mod used;
+pub(crate) mod used;
 pub(crate) mod verify;
 pub(crate) mod writer;
 

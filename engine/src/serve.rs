@@ -83,6 +83,8 @@ pub struct Server {
     outbox: VecDeque<Frame>,
     /// Numbers that the client gave its requests, oldest first.
     requests: VecDeque<(u64, Request)>,
+    /// The highest of them so far.
+    newest_request: u64,
     closed: Option<Closed>,
     /// The link has handed everything back.
     ended: bool,
@@ -140,6 +142,7 @@ impl Server {
             },
             outbox: VecDeque::new(),
             requests: VecDeque::new(),
+            newest_request: 0,
             closed: None,
             ended: false,
         })
@@ -419,12 +422,17 @@ impl Server {
         self.outbox.push_back(Frame::new(Kind::Outcome, id, body));
     }
 
+    /// What is said goes to the client now, and not once this thread comes to wait.
     fn send(&mut self) {
+        let any = !self.outbox.is_empty();
         while let Some(frame) = self.outbox.pop_front() {
             if let Err(frame) = self.link.send(frame) {
                 self.outbox.push_front(frame);
-                return;
+                break;
             }
+        }
+        if any {
+            self.link.send_on();
         }
     }
 }

@@ -5,6 +5,8 @@
 mod early;
 #[path = "shown/lent.rs"]
 mod lent;
+#[path = "shown/looked_up.rs"]
+mod looked_up;
 #[path = "shown/told.rs"]
 mod told;
 #[path = "shown/two_links.rs"]

@@ -81,6 +81,11 @@ pub fn run(data: &[u8]) -> Option<usize> {
         assert!(view.behind().holds(found), "nobody writes there now");
         assert_eq!(found.sums.len() as u64, found.length.div_ceil(BLOCK_BYTES.into()));
     }
+    let here: Vec<ObjectKey> =
+        keys.iter().zip(&found).filter_map(|(key, found)| found.as_ref().map(|_| *key)).collect();
+    assert!(view.has_all(&here), "nobody writes there now");
+    let rows = keys.iter().filter(|key| view.has_all(std::slice::from_ref(key))).count();
+    assert!(rows >= here.len(), "what is found is there");
     Some(found.iter().flatten().count())
 }
 

@@ -119,10 +119,13 @@ impl<S: Stream> Conn<S> {
 
     /// How long until [`Link::poll`] must be called though nothing arrived.
     pub fn due(&self) -> Duration {
+        self.due_from(self.heartbeat.clock.now())
+    }
+
+    fn due_from(&self, now: Mono) -> Duration {
         if self.ending.is_some() {
             return ending::STEP;
         }
-        let now = self.heartbeat.clock.now();
         let given_up = self.given_up.map(|since| self.limits.given_up_max.saturating_sub(now.since(since)));
         self.heartbeat.due(now, &self.limits).min(given_up.unwrap_or(Duration::MAX))
     }
@@ -357,7 +360,9 @@ impl<S: Stream> Link for Conn<S> {
 
     fn poll(&mut self, events: &mut Vec<Event>) {
         events.append(&mut self.happened);
-        self.go_on_ending(self.heartbeat.clock.now(), events);
+        if self.ending.is_some() {
+            self.go_on_ending(self.heartbeat.clock.now(), events);
+        }
         if let Err(why) = self.turn(events) {
             self.end(why, events);
         }
@@ -368,10 +373,14 @@ impl<S: Stream> Link for Conn<S> {
         let until = self.heartbeat.clock.now().after(timeout);
         loop {
             self.poll(events);
-            let (now, write, due) = (self.heartbeat.clock.now(), self.wants_write(), self.due());
-            if events.len() != had || now >= until {
+            if events.len() != had {
                 return;
             }
+            let (now, write) = (self.heartbeat.clock.now(), self.wants_write());
+            if now >= until {
+                return;
+            }
+            let due = self.due_from(now);
             let left = until.since(now);
             let ready = match (&mut self.stream, &mut self.ending) {
                 (Some(stream), _) => stream.ready(write, left.min(due)),

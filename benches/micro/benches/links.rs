@@ -8,49 +8,19 @@
 #![allow(missing_docs, reason = "criterion's macros")]
 #![allow(clippy::disallowed_methods, reason = "threads are what is measured, by the real clock")]
 
+mod bare;
 mod common;
 mod sides;
 
-use std::hint::black_box;
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pagelith::layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith::transport::address::Address;
 use pagelith::{AlignedBuf, Config, Facts, Options, Size, Store};
 
+use bare::Bare;
 use common::{keys, mix};
 use sides::{BATCH, DATA, DEPTH, Flights, Shares, Side, attach, store};
-
-/// A client that asks with a byte and receives so many objects, checksummed where they land.
-fn bare_get(stream: &mut TcpStream, buffers: &mut [AlignedBuf]) {
-    stream.write_all(&[1]).expect("asked");
-    for buffer in buffers {
-        stream.read_exact(buffer).expect("received");
-        for block in buffer.chunks(BLOCK_BYTES as usize) {
-            black_box(checksum(block));
-        }
-    }
-}
-
-fn bare_server(listener: TcpListener, object_bytes: usize) {
-    let Ok((mut stream, _)) = listener.accept() else { return };
-    stream.set_nodelay(true).expect("set");
-    let objects = DATA / object_bytes;
-    let mut far = AlignedBuf::many(objects, object_bytes).expect("memory");
-    far.iter_mut().for_each(|object| object.fill(1));
-    let (mut asked, mut turn) = ([0], 0u64);
-    while stream.read_exact(&mut asked).is_ok() {
-        for i in 0..BATCH as u64 {
-            turn += 1;
-            if stream.write_all(&far[(mix(turn + i) % objects as u64) as usize]).is_err() {
-                return;
-            }
-        }
-    }
-}
 
 fn links(c: &mut Criterion) {
     let dir = std::env::temp_dir().join(format!("pagelith-links-{}", std::process::id()));
@@ -110,16 +80,11 @@ fn links(c: &mut Criterion) {
                 );
                 in_flight = flights.land();
             }
-            let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
-            let address = listener.local_addr().expect("an address");
-            let bare = scope.spawn(move || bare_server(listener, object_bytes));
-            let mut stream = TcpStream::connect(address).expect("connected");
-            stream.set_nodelay(true).expect("set");
+            let mut bare = Bare::new(scope, object_bytes);
             group.bench_function(BenchmarkId::from_parameter("limit: bare tcp and checksum"), |b| {
-                b.iter(|| bare_get(&mut stream, &mut buffers));
+                b.iter(|| bare.get(&mut buffers));
             });
-            drop(stream);
-            bare.join().expect("no panic");
+            drop(bare);
             group.finish();
 
             let mut group = c.benchmark_group(format!("put {BATCH} of {} KiB", object_bytes >> 10));
@@ -148,13 +113,19 @@ fn links(c: &mut Criterion) {
             }
             group.finish();
 
-            let mut group = c.benchmark_group(format!("exists of 1, objects of {} KiB", object_bytes >> 10));
-            for (name, side) in &sides {
-                group.bench_function(BenchmarkId::from_parameter(name), |b| {
-                    b.iter(|| side.exists(&asked[..1]))
-                });
+            // What is here a client that is told so finds without asking; what is not it asks for.
+            for (what, key) in [
+                ("exists of 1", asked[0]),
+                ("exists of 1 that is not here", keys((1 << 60)..(1 << 60) + 1)[0]),
+            ] {
+                let mut group = c.benchmark_group(format!("{what}, objects of {} KiB", object_bytes >> 10));
+                for (name, side) in &sides {
+                    group.bench_function(BenchmarkId::from_parameter(name), |b| {
+                        b.iter(|| side.exists(&[key]))
+                    });
+                }
+                group.finish();
             }
-            group.finish();
             stop.store(true, Ordering::Relaxed);
         });
     }

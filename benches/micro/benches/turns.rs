@@ -2,13 +2,15 @@
 //! same from one second to the next. A store of DRAM alone, its client and its server a thread each; batches of 32, one at a time and four
 //! in flight.
 //!
-//! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [checksums|untold|unsealed|by-calls]]`: `checksums` with a store that takes no client's word for
+//! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [checksums|untold|unsealed|by-calls|tcp|looks]]`: `checksums` with a store that takes no client's word for
 //! what it puts, as those of before; `untold` with one that does not tell what lies where; `unsealed` puts out of memory that an engine mapped, which may become shorter, by a process that survives that,
-//! and `by-calls` by one that does not. Of each the medians of all rounds (21), us a batch, and the median of their ratios with the middle half of them.
+//! and `by-calls` by one that does not; `tcp` gets over TCP beside a bare loop that sends, receives and checksums as many bytes; `looks` look-ups of one key, of which the median
+//! of each round's 5,000 is taken. Of each the medians of all rounds (21), us a batch, and the median of their ratios with the middle half of them.
 //! A round counts only if two threads had a core each right before and right after it ([`cores`]); how many did not is said.
 #![allow(clippy::disallowed_methods, reason = "threads are what is measured, by the real clock")]
 #![allow(clippy::print_stdout, reason = "a table is what comes of it")]
 
+mod bare;
 mod common;
 mod cores;
 mod sides;
@@ -24,6 +26,7 @@ use pagelith::io::shm::{Region, survive_shrinking};
 use pagelith::layouts::key::ObjectKey;
 use pagelith::transport::address::Address;
 
+use bare::Bare;
 use common::{keys, mix};
 use sides::{BATCH, DATA, DEPTH, Flights, Shares, Side, attach, store};
 
@@ -110,6 +113,93 @@ fn quartiles(mut all: Vec<f64>) -> [f64; 3] {
     [1, 2, 3].map(|quarter| all[(all.len() - 1) * quarter / 4])
 }
 
+fn print_head(one: &str, other: &str) {
+    println!(
+        "| what | object | in flight | {one}, us | {other}, us | {one} to {other} | middle half | rounds without two cores |"
+    );
+    println!("| --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |");
+}
+
+fn print_row((name, object_bytes, depth): (&str, usize, usize), times: &[(f64, f64)], others: usize) {
+    let of = |of: fn(&(f64, f64)) -> f64| quartiles(times.iter().map(of).collect());
+    let ([low, ratio, high], [_, one, _], [_, other, _]) =
+        (of(|(one, other)| one / other), of(|(one, _)| *one), of(|(_, other)| *other));
+    let kib = object_bytes >> 10;
+    println!(
+        "| {name} | {kib} KiB | {depth} | {one:.0} | {other:.0} | **{ratio:.2}** | {low:.2} to {high:.2} | {others} |"
+    );
+}
+
+/// Gets over TCP beside what TCP allows.
+fn tcp(count: usize) {
+    print_head("bare loop", "tcp");
+    for object_bytes in [64 << 10, 256 << 10, 1 << 20] {
+        let (store, stop) = (store(), AtomicBool::new(false));
+        let (mut buffers, memory) = AlignedBuf::shown(BATCH, object_bytes).expect("memory");
+        buffers.iter_mut().for_each(|buffer| buffer.fill(1));
+        std::thread::scope(|scope| {
+            let at = ("tcp:127.0.0.1:0".parse().expect("an address"), Shares::Nothing);
+            let attached = Side::Attached(attach(scope, &store, at, &memory, &stop));
+            let mut bare = Bare::new(scope, object_bytes);
+            let mut batches = Batches { objects: (DATA / object_bytes) as u64, turn: 0 };
+            for batch in keys(0..batches.objects).chunks(BATCH) {
+                Side::Embedded(&store).put(batch, &buffers[..batch.len()]);
+            }
+            let (times, others) = rounds(count, || {
+                let limit = time(|| bare.get(&mut buffers));
+                (limit, one_at_a_time(&attached, What::Get, &mut batches, &mut buffers))
+            });
+            print_row(("get", object_bytes, 1), &times, others);
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+}
+
+/// How long half of the look-ups of one key take at most, us.
+fn look(side: &Side<'_>, key: ObjectKey) -> f64 {
+    const LOOKS: usize = 5000;
+    let one = |_| {
+        let begun = Instant::now();
+        side.exists(&[key]);
+        begun.elapsed().as_secs_f64() * 1e6
+    };
+    for at in 0..LOOKS / 5 {
+        one(at);
+    }
+    quartiles((0..LOOKS).map(one).collect())[1]
+}
+
+/// Look-ups of one key: of what lies where a client sees it, and of what it has to ask for.
+fn looks(count: usize) {
+    println!("| one key | embedded, us | shown, us | through rings alone, us | rounds without two cores |");
+    println!("| --- | ---: | ---: | ---: | ---: |");
+    let (store, stop) = (store(), AtomicBool::new(false));
+    let (buffers, memory) = AlignedBuf::shown(1, 64 << 10).expect("memory");
+    let dir = std::env::temp_dir().join(format!("pagelith-looks-{}", std::process::id()));
+    std::fs::create_dir(&dir).expect("a directory");
+    std::thread::scope(|scope| {
+        let side = |name, shares| {
+            let at = (Address::Unix(dir.join(name)), shares);
+            Side::Attached(attach(scope, &store, at, &memory, &stop))
+        };
+        let sides = [Side::Embedded(&store), side("shown", Shares::Arena), side("rings", Shares::Rings)];
+        let two = keys(0..2);
+        sides[0].put(&two[..1], &buffers);
+        for (what, key) in [("that is here", two[0]), ("that is not", two[1])] {
+            let mut all: [Vec<f64>; 3] = Default::default();
+            let (_, others) = rounds(count, || {
+                let took: [f64; 3] = std::array::from_fn(|side| look(&sides[side], key));
+                took.iter().zip(&mut all).for_each(|(took, all)| all.push(*took));
+                (took[0], took[1])
+            });
+            let [embedded, shown, rings] = all.map(|all| quartiles(all)[1]);
+            println!("| {what} | {embedded:.2} | {shown:.2} | {rings:.2} | {others} |");
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    std::fs::remove_dir_all(&dir).expect("removed");
+}
+
 /// Memory as an engine maps it, and whoever it is shown to: it allows no seals, so that it may become shorter.
 struct Unsealed(MmapRaw, Arc<Region>);
 
@@ -143,12 +233,14 @@ fn main() {
     if is("unsealed") {
         survive_shrinking().expect("signals");
     }
+    match (is("tcp"), is("looks")) {
+        (true, _) => return tcp(count),
+        (_, true) => return looks(count),
+        _ => {}
+    }
     let dir = std::env::temp_dir().join(format!("pagelith-turns-{}", std::process::id()));
     std::fs::create_dir(&dir).expect("a directory");
-    println!(
-        "| what | object | in flight | embedded, us | shown, us | embedded to shown | middle half | rounds without two cores |"
-    );
-    println!("| --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |");
+    print_head("embedded", "shown");
     for object_bytes in [64 << 10, 256 << 10, 1 << 20] {
         let (store, stop) = (store(), AtomicBool::new(false));
         let (mut buffers, memory) = AlignedBuf::shown((1 + DEPTH) * BATCH, object_bytes).expect("memory");
@@ -173,13 +265,7 @@ fn main() {
                         _ => in_flight(side, what, &mut batches, &mut more),
                     };
                     let (times, others) = rounds(count, || (turn(&embedded), turn(&shown)));
-                    let of = |of: fn(&(f64, f64)) -> f64| quartiles(times.iter().map(of).collect());
-                    let ([low, ratio, high], [_, own, _], [_, theirs, _]) =
-                        (of(|(own, theirs)| own / theirs), of(|(own, _)| *own), of(|(_, theirs)| *theirs));
-                    let kib = object_bytes >> 10;
-                    println!(
-                        "| {name} | {kib} KiB | {depth} | {own:.0} | {theirs:.0} | **{ratio:.2}** | {low:.2} to {high:.2} | {others} |"
-                    );
+                    print_row((name, object_bytes, depth), &times, others);
                 }
             }
             stop.store(true, Ordering::Relaxed);

@@ -14,6 +14,7 @@ use crate::batch::{Get, PutGroup};
 use crate::outcome::{GetDone, GetOutcome, MissCause, PutDone};
 use crate::remote::batch::{Asked, Heard, Manner, Missed, RemoteGet};
 use crate::remote::desk::Desk;
+use crate::remote::used::Use;
 use crate::together::Together;
 
 /// An object that is asked for, and which of its bytes.
@@ -97,7 +98,7 @@ impl Gets {
         self.changed = lost;
         let keys = hits.into_iter().map(|at| asked[at].0).collect();
         if let Some(caller) = desk.lines.stands_mut(STORE) {
-            caller.note_used((self.manner.terms(now, 0), bytes, keys), now);
+            caller.note_used((self.manner.terms(now, 0), Use::Got(bytes), keys), now);
         }
     }
 

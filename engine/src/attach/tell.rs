@@ -48,13 +48,12 @@ pub(super) fn drive(
     mut advance: impl FnMut(&mut Desk, Mono) -> bool,
     between: &dyn Fn(),
 ) {
-    loop {
-        desk.poll(clock.now());
-        if advance(desk, clock.now()) {
-            return;
-        }
+    let mut now = clock.now();
+    desk.poll(now);
+    while !advance(desk, now) {
         between();
         desk.wait(clock.now(), STEP);
+        now = clock.now();
     }
 }
 

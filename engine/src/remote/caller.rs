@@ -19,7 +19,7 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::put::PutDraft;
-use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms};
+use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms, Verb};
 use pagelith_layouts::wire::shown::Stretch;
 use pagelith_layouts::wire::{Frame, Kind, List, outcome, pull};
 use pagelith_transport::closed::Closed;
@@ -29,7 +29,7 @@ use pagelith_transport::shown::Shown;
 use super::call::{Call, Lend, Reply, Wanted};
 use super::early::{EARLY_BYTES, Early};
 use super::reads::{Landed, Reads};
-use super::used::{Untold, Used};
+use super::used::{Untold, Use, Used};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Longest single wait for reads while the link, too, may bring something.
@@ -39,6 +39,8 @@ const READ_STEP: Duration = Duration::from_millis(1);
 const NOBODY: u64 = 0;
 /// How long the peer has to answer to that.
 const NOBODYS_TIME: Duration = Duration::from_secs(1);
+/// How much of that it may owe an answer to.
+const UNHEARD_MAX: usize = 4;
 
 /// Operations on one link.
 pub(crate) struct Caller {
@@ -225,7 +227,12 @@ impl Caller {
         self.ask(terms, ask, Call::told(token, deadline, ask.verb()))
     }
 
-    /// Something was got without asking. The peer is told of it now and then, and before it is asked anything: what it does then is done behind that.
+    /// Whether the peer hears of what is used as fast as it is: one that does not is asked.
+    pub fn hears(&self) -> bool {
+        self.calls.values().filter(|call| call.token == NOBODY).count() < UNHEARD_MAX
+    }
+
+    /// Something was got or looked up without asking. The peer is told of it now and then, and before it is asked anything: what it does then is done behind that.
     pub fn note_used(&mut self, used: Used, now: Mono) {
         if self.untold.note(used) {
             self.tell_used(now.after(NOBODYS_TIME));
@@ -234,10 +241,15 @@ impl Caller {
     }
 
     fn tell_used(&mut self, deadline: Mono) {
-        for (terms, bytes, keys) in self.untold.take() {
-            let ask = Ask::Used(bytes, List::of(&keys));
+        for (terms, how, keys) in self.untold.take() {
+            let (ask, call) = match how {
+                Use::Got(bytes) => {
+                    (Ask::Used(bytes, List::of(&keys)), Call::told(NOBODY, deadline, Verb::Used))
+                }
+                Use::Found => (Ask::Exists(List::of(&keys)), Call::exists(NOBODY, deadline, keys.len())),
+            };
             // What there is no room for was not important.
-            let _ = self.tell(NOBODY, &ask, terms, deadline);
+            let _ = self.ask(terms, &ask, call);
         }
     }
 
@@ -328,6 +340,7 @@ impl Caller {
     fn go_on(&mut self, now: Mono, replies: &mut Vec<(u64, Reply)>) {
         let late: Vec<OpId> =
             self.calls.iter().filter(|(_, c)| !c.over && now >= c.deadline).map(|(id, _)| *id).collect();
+        let given_up = !late.is_empty();
         for op in late {
             // If the peer cannot be told, it finds out by its own deadline.
             let _ = self.link.send(Frame::bare(Kind::Cancel, op));
@@ -341,10 +354,15 @@ impl Caller {
                 }
             }
         }
-        // What was retracted comes back at the next look.
-        let mut events = Vec::new();
-        self.link.poll(&mut events);
-        self.take(events);
+        match given_up {
+            // What was retracted comes back at the next look.
+            true => {
+                let mut events = Vec::new();
+                self.link.poll(&mut events);
+                self.take(events);
+            }
+            false => self.link.send_on(),
+        }
         let done: Vec<OpId> =
             self.calls.iter().filter(|(_, call)| call.is_done()).map(|(id, _)| *id).collect();
         let over = done.into_iter().filter_map(|op| self.calls.remove(&op)).map(Call::reply);

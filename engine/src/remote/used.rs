@@ -1,4 +1,4 @@
-//! What was got without asking, until the store is told.
+//! What was got and looked up without asking, until the store is told.
 
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::request::Terms;
@@ -9,8 +9,17 @@ const KEYS: usize = 256;
 /// Most objects of one request.
 const REQUEST_KEYS: usize = 4096;
 
-/// A batch: as part of what, how many bytes in all, and which objects.
-pub(crate) type Used = (Terms, u64, Vec<ObjectKey>);
+/// What was done with objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// They were got, so many bytes in all.
+    Got(u64),
+    /// They were found to be there.
+    Found,
+}
+
+/// A batch: as part of what, what was done, and with which objects.
+pub(crate) type Used = (Terms, Use, Vec<ObjectKey>);
 
 /// Batches that the store was not told of.
 #[derive(Default)]
@@ -24,13 +33,16 @@ impl Untold {
     pub fn note(&mut self, used: Used) -> bool {
         if !used.2.is_empty() {
             self.keys += used.2.len();
-            let (terms, bytes, keys) = used;
+            let (terms, how, keys) = used;
             // An object has a byte at least: all requests together have as many as the batch.
             let behind = keys.len().div_ceil(REQUEST_KEYS) as u64 - 1;
             let parts = keys.chunks(REQUEST_KEYS).enumerate();
             self.batches.extend(parts.map(|(at, keys)| {
-                let bytes = if at == 0 { bytes - behind } else { 1 };
-                (terms, bytes, keys.to_vec())
+                let how = match how {
+                    Use::Got(bytes) => Use::Got(if at == 0 { bytes - behind } else { 1 }),
+                    Use::Found => Use::Found,
+                };
+                (terms, how, keys.to_vec())
             }));
         }
         self.batches.len() >= BATCHES || self.keys >= KEYS
@@ -56,17 +68,18 @@ mod tests {
         let key =
             ObjectKey::new(NamespaceId([1; 16]), PrefixHash([2; 32]), Role::Target, "kv", "k", Shard::Whole);
         let key = key.expect("a key");
-        let used = |keys| (Terms::default(), 9, vec![key; keys]);
+        let used = |keys| (Terms::default(), Use::Got(9), vec![key; keys]);
         let mut untold = Untold::default();
         assert!((0..1000).all(|_| !untold.note(used(0))), "nothing was used");
         let told: Vec<bool> = (0..BATCHES).map(|_| untold.note(used(1))).collect();
         assert_eq!(told.iter().position(|told| *told), Some(BATCHES - 1));
         assert_eq!(untold.take().len(), BATCHES);
-        let long = (Terms::default(), 1 << 30, vec![key; 2 * REQUEST_KEYS + 1]);
+        let long = (Terms::default(), Use::Got(1 << 30), vec![key; 2 * REQUEST_KEYS + 1]);
         assert!(untold.note(long));
-        let parts: Vec<(u64, usize)> =
-            untold.take().into_iter().map(|(_, bytes, keys)| (bytes, keys.len())).collect();
-        assert_eq!(parts, [((1 << 30) - 2, REQUEST_KEYS), (1, REQUEST_KEYS), (1, 1)]);
+        let parts: Vec<(Use, usize)> =
+            untold.take().into_iter().map(|(_, how, keys)| (how, keys.len())).collect();
+        let got = Use::Got;
+        assert_eq!(parts, [(got((1 << 30) - 2), REQUEST_KEYS), (got(1), REQUEST_KEYS), (got(1), 1)]);
         assert!(untold.take().is_empty() && !untold.note(used(KEYS - 1)) && untold.note(used(1)));
     }
 }

@@ -34,8 +34,10 @@ impl Server {
             self.world.session.io.desk = None;
         }
         let timeout = (terms.deadline_ms > 0).then(|| Duration::from_millis(terms.deadline_ms.into()));
-        let mut youngest_first = self.requests.iter().rev();
-        let known = youngest_first.find(|(theirs, _)| *theirs == terms.request).map(|(_, own)| *own);
+        // Clients count theirs up: one that is newer than all is not looked for among them.
+        let asked = terms.request <= self.newest_request;
+        let youngest_first = asked.then_some(&self.requests).into_iter().flatten().rev();
+        let known = youngest_first.filter(|(theirs, _)| *theirs == terms.request).map(|(_, own)| *own).next();
         let request = match (terms.request, known) {
             // All of it is one request, however many batches it becomes here.
             (0, _) => begin_request(self.world.shared()),
@@ -46,6 +48,7 @@ impl Server {
                     self.requests.pop_front();
                 }
                 self.requests.push_back((theirs, own));
+                self.newest_request = self.newest_request.max(theirs);
                 own
             }
         };

@@ -44,7 +44,6 @@ impl Server {
             self.answer(*id, answered);
             if !is_last {
                 self.send();
-                self.link.send_on();
             }
         }
         any | copied

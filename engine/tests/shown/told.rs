@@ -5,15 +5,15 @@ use pagelith::{Destination, Done, ErrorKind, Get, GetDone, MissCause, PutGroup, 
 use super::*;
 
 /// A store that tells, and a client.
-fn telling() -> (Process, Attached, Arc<Seen>) {
+pub fn telling(tune: impl FnOnce(&mut Config)) -> (Process, Attached, Arc<Seen>) {
     let dir = Arc::new(tempfile::tempdir().expect("a directory"));
-    let process = Process::at(dir, Rights::all(), (false, true), |_| {});
+    let process = Process::at(dir, Rights::all(), (false, true), tune);
     let (client, seen) = process.client(Vec::new());
     (process, client, seen)
 }
 
 /// Put in the store's own process, as groups of two objects.
-fn put_pages(store: &Store, pages: std::ops::Range<u64>, len: usize) {
+pub fn put_pages(store: &Store, pages: std::ops::Range<u64>, len: usize) {
     pages.for_each(|page| assert_eq!(put_page(store, page, len), Ok(PutOutcome::Stored)));
 }
 
@@ -38,7 +38,7 @@ fn gets(keys: impl IntoIterator<Item = ObjectKey>, len: usize) -> Vec<Get> {
     keys.into_iter().map(|key| Get { key, range: None, destination: destination() }).collect()
 }
 
-fn both(pages: std::ops::Range<u64>) -> impl Iterator<Item = ObjectKey> {
+pub fn both(pages: std::ops::Range<u64>) -> impl Iterator<Item = ObjectKey> {
     pages.flat_map(|page| ["k", "v"].map(|component| part(page, component)))
 }
 
@@ -48,7 +48,7 @@ fn outcomes(done: Vec<GetDone>) -> Vec<pagelith::Result<GetOutcome>> {
 
 #[test]
 fn hits_are_got_of_a_store_that_does_nothing() {
-    let (process, client, seen) = telling();
+    let (process, client, seen) = telling(|_| {});
     let lengths = [1, 4096, 32_768, 65_536, 65_537, 100_001, 1 << 20, 3_000_000];
     for (page, len) in (0..).zip(lengths) {
         let bytes = content(page, len);
@@ -79,7 +79,7 @@ fn hits_are_got_of_a_store_that_does_nothing() {
 
 #[test]
 fn what_does_not_lie_there_as_it_is_wanted_is_for_the_store_to_say() {
-    let (process, client, seen) = telling();
+    let (process, client, seen) = telling(|_| {});
     put_pages(&process.store, 0..1, 100_000);
     client.ping(Options::default()).expect("there is a link");
     let mut some = vec![0; 50];
@@ -106,7 +106,7 @@ fn what_does_not_lie_there_as_it_is_wanted_is_for_the_store_to_say() {
 /// Of a page, what is asked for together comes from one of the two: the store says at one moment whether it is here.
 #[test]
 fn a_page_that_does_not_lie_there_as_a_whole_is_asked_for_as_a_whole() {
-    let (process, client, seen) = telling();
+    let (process, client, seen) = telling(|_| {});
     put_pages(&process.store, 0..2, 10_000);
     // What is attached is not told of.
     let bytes = content(1, 10_000);
@@ -134,7 +134,7 @@ fn a_page_that_does_not_lie_there_as_a_whole_is_asked_for_as_a_whole() {
 /// What goes between the look and the copy is asked for, with what belongs to it.
 #[test]
 fn what_was_removed_before_it_was_copied_is_no_hit() {
-    let (process, client, _) = telling();
+    let (process, client, _) = telling(|_| {});
     put_pages(&process.store, 0..3, 70_000);
     client.ping(Options::default()).expect("there is a link");
     let mut session = client.session();
@@ -161,7 +161,7 @@ fn what_was_removed_before_it_was_copied_is_no_hit() {
 /// A store that went may be there again, and others may have removed from it what lies in the old one's memory still.
 #[test]
 fn the_memory_of_a_store_that_is_gone_is_not_believed() {
-    let (process, client, _) = telling();
+    let (process, client, _) = telling(|_| {});
     put_pages(&process.store, 0..4, 10_000);
     client.ping(Options::default()).expect("there is a link");
     assert_eq!(
@@ -181,7 +181,7 @@ fn the_memory_of_a_store_that_is_gone_is_not_believed() {
 #[test]
 fn hits_have_their_bytes_while_the_arena_turns_over() {
     const LEN: usize = 50_000;
-    let (process, client, seen) = telling();
+    let (process, client, seen) = telling(|_| {});
     let all = 3 * (16 << 20) / (2 * LEN as u64);
     let stop = AtomicBool::new(false);
     let (hits, rounds) = std::thread::scope(|scope| {
@@ -243,7 +243,7 @@ fn who_has_rights_in_some_namespaces_is_told_nothing() {
 /// Several batches in flight, some of them puts: each is done once, and gets that need nobody do not wait for others.
 #[test]
 fn batches_in_flight_are_done_each_once() {
-    let (process, client, _) = telling();
+    let (process, client, _) = telling(|_| {});
     put_pages(&process.store, 0..8, 20_000);
     client.ping(Options::default()).expect("there is a link");
     let mut session = client.session();

@@ -291,6 +291,30 @@ impl CatalogView {
 
     /// Where these lie, as far as it is told.
     pub fn find<'a>(&self, keys: impl IntoIterator<Item = &'a ObjectKey>) -> Vec<Option<Found>> {
+        self.search(keys, |row, key| self.read(row, key))
+    }
+
+    /// Whether it is told of all of these, at one moment, where they lie.
+    pub fn has_all(&self, keys: &[ObjectKey]) -> bool {
+        let mut stand = Vec::with_capacity(keys.len());
+        for some in keys.chunks(TOGETHER) {
+            for row in self.search(some, |row, key| Some((row, self.stands(row, key)?))) {
+                let Some(row) = row else { return false };
+                stand.push(row);
+            }
+        }
+        // All of it is atomics. Each stood when it was looked at: those that stand still did when the last was.
+        fence(Acquire);
+        let version = |row: u32| self.words()[self.shape.row(row as usize) + VERSION].load(Relaxed);
+        stand.into_iter().all(|(row, was)| version(row) == was)
+    }
+
+    /// What `read` makes of the row of each.
+    fn search<'a, R>(
+        &self,
+        keys: impl IntoIterator<Item = &'a ObjectKey>,
+        read: impl Fn(u32, &ObjectKey) -> Option<R>,
+    ) -> Vec<Option<R>> {
         let words = self.words();
         let mut keys = keys.into_iter();
         let mut found = Vec::with_capacity(keys.size_hint().0);
@@ -311,7 +335,7 @@ impl CatalogView {
             found.extend(
                 homes
                     .iter()
-                    .map(|(key, (cells, tag))| self.rows(*cells, *tag).find_map(|row| self.read(row, key))),
+                    .map(|(key, (cells, tag))| self.rows(*cells, *tag).find_map(|row| read(row, key))),
             );
         }
     }
@@ -323,15 +347,19 @@ impl CatalogView {
         cells.filter_map(row).filter(|row| (*row as usize) < self.shape.rows)
     }
 
-    /// What a row says, if that is of this key.
-    fn read(&self, row: u32, key: &ObjectKey) -> Option<Found> {
+    /// The version of a row, if it stands and is of this key: as long as the version is that.
+    fn stands(&self, row: u32, key: &ObjectKey) -> Option<u64> {
         let (words, at) = (self.words(), self.shape.row(row as usize));
         let version = words[at + VERSION].load(Acquire);
+        let is_it = (at + KEY..).zip(key_words(key)).all(|(at, value)| words[at].load(Relaxed) == value);
+        (version % 2 == 1 && is_it).then_some(version)
+    }
+
+    /// What a row says, if that is of this key.
+    fn read(&self, row: u32, key: &ObjectKey) -> Option<Found> {
+        let version = self.stands(row, key)?;
+        let (words, at) = (self.words(), self.shape.row(row as usize));
         let word = |at: usize| words[at].load(Relaxed);
-        let is_it = (at + KEY..).zip(key_words(key)).all(|(at, value)| word(at) == value);
-        if version % 2 == 0 || !is_it {
-            return None;
-        }
         let (length, place) = (word(at + LENGTH), word(at + PLACE));
         // Whatever it says: an object has a byte at least, and no more than the memory has.
         let blocks = usize::try_from(block_count(length, BLOCK_BYTES)).ok();

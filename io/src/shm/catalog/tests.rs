@@ -261,3 +261,41 @@ fn what_holds_behind_a_copy_is_what_was_posted() {
         }
     });
 }
+
+/// One thread has one of two objects there at a time and never both; another looks for them, and much between them.
+#[test]
+#[allow(clippy::disallowed_methods, reason = "threads are what is tested")]
+fn all_are_there_if_they_are_at_one_moment() {
+    let mut catalog = Catalog::new(64, MIB).expect("memory");
+    let post = |catalog: &mut Catalog, number: u32| {
+        let place = u64::from(number) * PAGE;
+        assert!(catalog.post(number, &Posted { key: &key(number), place, length: 9, sums: &sums(1, 9) }));
+    };
+    (1..31).for_each(|number| post(&mut catalog, number));
+    let (view, over) = (of(&catalog), AtomicBool::new(false));
+    let keys: Vec<ObjectKey> = (0..32).map(key).collect();
+    assert!(view.has_all(&[]) && view.has_all(&keys[1..31]) && !view.has_all(&keys[1..]));
+    let met = [0, 1].map(|_| AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let looker = scope.spawn(|| {
+            while !over.load(Relaxed) {
+                met[0].fetch_or(view.has_all(&keys[..31]), Relaxed);
+                met[1].fetch_or(view.has_all(&keys[1..]), Relaxed);
+                assert!(!view.has_all(&keys), "they are never there together");
+            }
+        });
+        for round in 0..40_000 {
+            for (number, met) in [0, 31].into_iter().zip(&met) {
+                post(&mut catalog, number);
+                // In the end each is there until it was met.
+                while round == 39_999 && !met.load(Relaxed) && !looker.is_finished() {
+                    std::thread::yield_now();
+                }
+                catalog.withdraw(number);
+                catalog.settle();
+            }
+        }
+        over.store(true, Relaxed);
+        looker.join().expect("it never saw both");
+    });
+}

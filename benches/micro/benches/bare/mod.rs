@@ -1,0 +1,55 @@
+//! What TCP allows a batch of gets: a thread that sends as many bytes for each byte that asks for them, and one that receives them into
+//! the same buffers, and checksums them.
+
+use std::hint::black_box;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread::Scope;
+
+use pagelith::AlignedBuf;
+use pagelith::layouts::checksum::{BLOCK_BYTES, checksum};
+
+use super::common::mix;
+use super::sides::{BATCH, DATA};
+
+/// The end that asks. The other one's thread ends with it.
+pub struct Bare(TcpStream);
+
+impl Bare {
+    pub fn new<'scope>(scope: &'scope Scope<'scope, '_>, object_bytes: usize) -> Bare {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+        let address = listener.local_addr().expect("an address");
+        scope.spawn(move || serve(listener, object_bytes));
+        let stream = TcpStream::connect(address).expect("connected");
+        stream.set_nodelay(true).expect("set");
+        Bare(stream)
+    }
+
+    /// Ask with a byte and receive so many objects, checksummed where they land.
+    pub fn get(&mut self, buffers: &mut [AlignedBuf]) {
+        self.0.write_all(&[1]).expect("asked");
+        for buffer in buffers {
+            self.0.read_exact(buffer).expect("received");
+            for block in buffer.chunks(BLOCK_BYTES as usize) {
+                black_box(checksum(block));
+            }
+        }
+    }
+}
+
+fn serve(listener: TcpListener, object_bytes: usize) {
+    let Ok((mut stream, _)) = listener.accept() else { return };
+    stream.set_nodelay(true).expect("set");
+    let objects = DATA / object_bytes;
+    let mut far = AlignedBuf::many(objects, object_bytes).expect("memory");
+    far.iter_mut().for_each(|object| object.fill(1));
+    let (mut asked, mut turn) = ([0], 0u64);
+    while stream.read_exact(&mut asked).is_ok() {
+        for i in 0..BATCH as u64 {
+            turn += 1;
+            if stream.write_all(&far[(mix(turn + i) % objects as u64) as usize]).is_err() {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Look-ups: of what the store tells to lie in memory that it shows, without asking it; of the rest by asking.
+
+use pagelith_layouts::key::ObjectKey;
+use pagelith_layouts::wire::List;
+use pagelith_layouts::wire::request::Ask;
+
+use super::{Attached, STORE, tries};
+use crate::batch::Options;
+use crate::error::Result;
+use crate::hits::{self, PagesFound, PagesQuery};
+use crate::remote::batch::{Manner, RemoteExists, no_link};
+use crate::remote::desk::Desk;
+use crate::remote::used::Use;
+
+/// Most keys of one look-up of a prefix.
+const PREFIX_KEYS_MAX: usize = 4096;
+
+impl Attached {
+    /// Which objects are here, all of them at one moment. What is here counts as asked for.
+    pub fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Result<Vec<bool>> {
+        let manner = self.manner(&options);
+        self.with_desk(|desk| {
+            if self.all_told(desk, keys, manner) {
+                return Ok(vec![true; keys.len()]);
+            }
+            let mut last = Err(no_link());
+            for _ in 0..tries(desk) {
+                let mut exists = RemoteExists::begin(desk, keys, vec![false; keys.len()], manner);
+                self.drive(desk, |desk, now| exists.advance(desk, now));
+                last = match exists.failed() {
+                    Some(error) => Err(error.clone()),
+                    None => return Ok(exists.finish()),
+                };
+            }
+            last
+        })
+    }
+
+    /// How many of `keys` are here before the first that is not.
+    pub fn exists_prefix(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
+        let mut here = 0;
+        for chunk in keys.chunks(PREFIX_KEYS_MAX) {
+            let depth = options.depth.saturating_add(u32::try_from(here).unwrap_or(u32::MAX));
+            let options = Options { depth, ..options };
+            let manner = self.manner(&options);
+            if self.with_desk(|desk| self.all_told(desk, chunk, manner)) {
+                here += chunk.len();
+                continue;
+            }
+            let found = self.number(&Ask::ExistsPrefix(List::of(chunk)), &options, true)?;
+            let found = usize::try_from(found).map_or(chunk.len(), |found| found.min(chunk.len()));
+            here += found;
+            if found < chunk.len() {
+                break;
+            }
+        }
+        Ok(here)
+    }
+
+    /// As [`crate::Store::exists_groups`]; the pools are asked about one after the other, so that something may come or go
+    /// between two of them.
+    pub fn exists_groups(&self, query: &PagesQuery<'_>, options: Options) -> Result<PagesFound> {
+        hits::exists_groups_by(&mut There { attached: self, options }, query)
+    }
+
+    /// Whether the store tells of all of these, at one moment, where they lie: then they are here, and it hears later that they were
+    /// looked up. What it does not tell of may be here all the same.
+    fn all_told(&self, desk: &mut Desk, keys: &[ObjectKey], manner: Manner) -> bool {
+        let Some(caller) = desk.lines.stands_mut(STORE).filter(|caller| caller.hears()) else { return false };
+        let told = !keys.is_empty() && caller.catalog().is_some_and(|catalog| catalog.has_all(keys));
+        // Behind the look, as of what is copied.
+        let told = told && caller.is_there();
+        if told {
+            let now = self.clock.now();
+            caller.note_used((manner.terms(now, 0), Use::Found, keys.to_vec()), now);
+        }
+        told
+    }
+}
+
+/// Looks at the store over a link.
+struct There<'a> {
+    attached: &'a Attached,
+    options: Options,
+}
+
+impl hits::Look for There<'_> {
+    fn prefix(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<usize> {
+        self.attached.exists_prefix(&keys.collect::<Vec<_>>(), self.options)
+    }
+
+    fn exists(&mut self, keys: impl Iterator<Item = ObjectKey>) -> Result<Vec<bool>> {
+        self.attached.exists_batch(&keys.collect::<Vec<_>>(), self.options)
+    }
+}
