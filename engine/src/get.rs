@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::Completion;
-use pagelith_io::fused::Stores;
+use pagelith_io::fused::{Copier, Stores};
 use pagelith_layouts::staging;
 use pagelith_tiers::policy::Recency;
 use rustc_hash::FxHashMap;
@@ -104,17 +104,19 @@ impl GetBatch {
         let SessionIo { shared, sampler, proofs, .. } = io;
         let located = locate::locate(shared, &mut self.slots, which, self.at);
         let mut from_ssd = Vec::new();
-        let stores = Stores::of(which.iter().map(|&i| self.slots[i].get.destination.len()).sum());
+        // What it stores past the cache is waited for behind all of them, before anybody hears of one.
+        let bytes = which.iter().map(|&i| self.slots[i].get.destination.len()).sum();
+        let mut copier = Copier::new(Stores::of(bytes));
         let mut located = located.into_iter();
         while let Some((slot, found)) = located.next() {
-            // It comes while this one is copied.
+            // It comes while the end of this one is copied.
             if let Some((next, Located::Memory(entered, _, member))) = located.as_slice().first() {
-                self.slots[*next].ask_ahead(shared, entered, *member);
+                self.slots[*next].piece(shared, entered, *member).iter().for_each(|piece| copier.then(piece));
             }
             match found {
                 Located::Memory(entered, frame, member) => {
                     let verify = self.slots[slot].aim != Aim::Bytes || sampler.next();
-                    let outcome = self.slots[slot].copy_out(shared, &entered, member, (verify, stores));
+                    let outcome = self.slots[slot].copy_out(shared, &entered, member, verify, &mut copier);
                     if *proofs {
                         self.slots[slot].with = Together::of_frame(&entered);
                         self.slots[slot].checksums.clone_from(&entered.members[member].checksums);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::{Piece, Stores, copy_blocks};
+use pagelith_io::fused::{Copier, Piece, Stores};
 use pagelith_io::stream::copy_past_cache;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, block_lengths};
 
@@ -40,14 +40,14 @@ pub(crate) fn copy_blocks_in(
     pieces: &mut [Part],
     offset: u64,
     bytes: &[u8],
-    stores: Stores,
+    copier: &mut Copier,
     sum: impl FnMut(Checksum),
 ) -> bool {
     let all = bytes.len() as u64;
     let (want, mut at) = (offset..offset + all, 0);
     let target = |piece| target(piece, &mut at, &want);
     let to = pieces.iter_mut().map_while(target).flatten();
-    copy_blocks(to, [Piece::Lent(bytes)], block_lengths(0..all, BLOCK_BYTES), stores, sum)
+    copier.copy(to, [Piece::Lent(bytes)], block_lengths(0..all, BLOCK_BYTES), sum)
 }
 
 /// What of the next piece overlaps `want`, as [`overlap`] has it: nothing, or bytes to be written; `None` if they are not to be.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::{Piece, Stores};
+use pagelith_io::fused::{Copier, Piece, Stores};
 use pagelith_layouts::align::is_aligned;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums};
 use pagelith_layouts::key::ObjectKey;
@@ -258,7 +258,8 @@ impl Slot {
         shared: &Shared,
         entered: &Entered<'_>,
         member: usize,
-        (verify, stores): (bool, Stores),
+        verify: bool,
+        copier: &mut Copier,
     ) -> Result<GetOutcome> {
         if self.aim != Aim::Bytes {
             return Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: self.length });
@@ -267,14 +268,15 @@ impl Slot {
         if !verify {
             self.unverified = true;
             let wanted = &stored[self.want.start as usize..self.want.end as usize];
-            scatter::copy_in(&mut self.get.destination.0, 0, wanted, stores);
+            scatter::copy_in(&mut self.get.destination.0, 0, wanted, copier.stores());
             return Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: wanted.len() as u64 });
         }
         let checksums = &entered.members[member].checksums;
         for at in plan::cut(&self.want, self.length).into_iter().filter(|at| !at.is_empty()) {
             let bytes = &stored[at.start as usize..at.end as usize];
             let offset = at.start;
-            if self.deliver(at, bytes, checksums, stores).is_err() {
+            if self.deliver(at, bytes, checksums, copier).is_err() {
+                copier.wait();
                 scatter::zero(&mut self.get.destination.0);
                 tracing::error!(key = %self.get.key, offset, "memory does not hold what was put");
                 return Ok(GetOutcome::Miss(MissCause::Damaged));
@@ -283,12 +285,15 @@ impl Slot {
         Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: self.want.end - self.want.start })
     }
 
-    /// Have the bytes of an object on their way that lies in DRAM and is copied next.
-    pub fn ask_ahead(&self, shared: &Shared, entered: &Entered<'_>, member: usize) {
-        if self.aim == Aim::Bytes {
-            let stored = entered.bytes(&shared.memory, member);
-            Piece::Lent(&stored[self.want.start as usize..self.want.end as usize]).ask_ahead();
-        }
+    /// What is copied of an object that lies in DRAM.
+    pub fn piece<'b>(
+        &self,
+        shared: &'b Shared,
+        entered: &'b Entered<'_>,
+        member: usize,
+    ) -> Option<Piece<'b>> {
+        let stored = (self.aim == Aim::Bytes).then(|| entered.bytes(&shared.memory, member))?;
+        Some(Piece::Lent(&stored[self.want.start as usize..self.want.end as usize]))
     }
 
     /// Copy what is wanted of the object's bytes `at`, whole blocks, and verify them: as they are copied, unless only a part of
@@ -298,7 +303,7 @@ impl Slot {
         at: Range<u64>,
         bytes: &[u8],
         checksums: &[Checksum],
-        stores: Stores,
+        copier: &mut Copier,
     ) -> std::result::Result<(), ()> {
         let (lo, hi) = (self.want.start.max(at.start), self.want.end.min(at.end));
         let inside = (lo - at.start) as usize..(hi - at.start) as usize;
@@ -310,13 +315,13 @@ impl Slot {
         if (lo, hi) == (at.start, at.end) {
             let (mut sums, mut right) = (sums.iter(), true);
             let compare = |sum| right &= sums.next() == Some(&sum);
-            let copied = scatter::copy_blocks_in(pieces, target.start, bytes, stores, compare);
+            let copied = scatter::copy_blocks_in(pieces, target.start, bytes, copier, compare);
             // None that nothing was compared with.
             let right = copied && right && sums.next().is_none();
             return (right || mutant::on(Mutant::PayloadUnchecked)).then_some(()).ok_or(());
         }
         let mut verifier = Verifier::new(sums.iter().copied(), 0, at.end - at.start, BLOCK_BYTES);
-        scatter::copy_in(pieces, target.start, &bytes[inside], stores);
+        scatter::copy_in(pieces, target.start, &bytes[inside], copier.stores());
         verifier.update(bytes).map_err(|_| ())?;
         verifier.is_complete().then_some(()).ok_or(())
     }
@@ -402,7 +407,7 @@ impl Slot {
             self.staged_bytes += chunk.end - chunk.start;
             self.pieces_left -= 1;
             let block = chunk.start / u64::from(BLOCK_BYTES);
-            self.deliver(chunk.start..end, bytes, checksums, Stores::Cached)
+            self.deliver(chunk.start..end, bytes, checksums, &mut Copier::new(Stores::Cached))
                 .map_err(|()| pagelith_layouts::error::FormatError::Payload { block })?;
             if mutant::on(Mutant::StagingLeak) {
                 std::mem::forget(part);

@@ -15,7 +15,7 @@ mod blocks;
 mod stripes;
 
 /// Bytes ahead that a copy asks for: what is on its way from memory while the multiplications of the lines before are made. As good as
-/// any of 0 to 8192 on one kind of CPU. Of what it begins with others may ask so much ([`Piece::ask_ahead`]).
+/// any of 0 to 8192 on one kind of CPU. Of what it begins with so much is asked for at the end of the copy before ([`Copier::then`]).
 const AHEAD: usize = 4096;
 
 /// Stretches up to this long are copied plainly: what they begin and end in are parts of lines of the cache, mostly.
@@ -92,6 +92,18 @@ impl BlockCopy {
                 *sum = Sum::Fused(Fused::new(len));
             }
             sum => *sum = Sum::Behind(Behind::Nothing),
+        }
+    }
+
+    /// From here to the end of the block, what lies so far behind what is copied is asked for.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(unused_variables, reason = "elsewhere all copies are plain")
+    )]
+    fn ask_ahead(&mut self, ahead: isize) {
+        #[cfg(target_arch = "x86_64")]
+        if let Sum::Fused(fused) = &mut self.sum {
+            fused.ahead = ahead;
         }
     }
 
@@ -181,6 +193,8 @@ impl Behind {
 #[cfg(target_arch = "x86_64")]
 struct Fused {
     sum: Accumulators,
+    /// How far behind what is copied that lies which is asked for.
+    ahead: isize,
     length: usize,
     /// Stripes that were taken in.
     stripes: usize,
@@ -195,11 +209,20 @@ struct Fused {
 impl Fused {
     fn new(length: usize) -> Fused {
         let none = [0; STRIPE];
-        Fused { sum: Accumulators::NEW, length, stripes: 0, before: none, part: none, in_part: 0 }
+        Fused {
+            sum: Accumulators::NEW,
+            ahead: AHEAD as isize,
+            length,
+            stripes: 0,
+            before: none,
+            part: none,
+            in_part: 0,
+        }
     }
 
     fn begin(&mut self, length: usize) {
         (self.sum, self.length, self.stripes, self.in_part) = (Accumulators::NEW, length, 0, 0);
+        self.ahead = AHEAD as isize;
     }
 
     /// Stripes that are taken in on the way: those before the last byte.
@@ -220,7 +243,8 @@ impl Fused {
             }
             // SAFETY: a stripe of this value's own, to another.
             unsafe {
-                self.sum.copy::<false, false>(self.before.as_mut_ptr(), self.part.as_ptr(), 1, self.stripes)
+                let (before, part) = (self.before.as_mut_ptr(), self.part.as_ptr());
+                self.sum.copy::<false, false>(before, part, 1, self.stripes, AHEAD as isize)
             };
             (self.stripes, self.in_part) = (self.stripes + 1, 0);
         }
@@ -250,7 +274,7 @@ impl Fused {
     ) {
         let (whole, rest) = to.split_at_mut(count * STRIPE);
         // SAFETY: the caller's promise.
-        unsafe { self.sum.copy::<PAST, SHARED>(whole.as_mut_ptr(), from, count, self.stripes) };
+        unsafe { self.sum.copy::<PAST, SHARED>(whole.as_mut_ptr(), from, count, self.stripes, self.ahead) };
         self.stripes += count;
         if !self.length.is_multiple_of(STRIPE) && count > 0 {
             self.before.copy_from_slice(&whole[whole.len() - STRIPE..]);

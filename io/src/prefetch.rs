@@ -19,12 +19,6 @@ pub fn lines<T>(of: &T) {
     address(first.wrapping_add(size_of::<T>().saturating_sub(1)));
 }
 
-/// As [`line`], of each that `bytes` bytes from `at` on lie in. What is there, and whether anything is, does not matter.
-#[inline(always)]
-pub fn stretch(at: *const u8, bytes: usize) {
-    (0..bytes).step_by(LINE).for_each(|offset| address(at.wrapping_add(offset)));
-}
-
 #[inline(always)]
 fn address(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -61,8 +55,6 @@ mod tests {
         super::lines(&[7u64; 40]);
         super::lines(&());
         table.iter().for_each(super::line_to_write);
-        super::stretch(table.as_ptr().cast(), 10_000);
-        super::stretch(std::ptr::null(), 10_000);
         assert!(table.iter().all(|word| *word == 7));
     }
 }

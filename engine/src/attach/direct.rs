@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use pagelith_io::fused::Stores;
+use pagelith_io::fused::{Copier, Stores};
 use pagelith_io::shm::{CatalogView, Found};
 use pagelith_layouts::ids::{NamespaceId, PrefixHash};
 use pagelith_layouts::key::ObjectKey;
@@ -77,19 +77,21 @@ impl Direct {
     pub fn copy(self, desk: &Desk, done: &mut [GetDone], key: impl Fn(usize) -> ObjectKey) -> Copied {
         let caller = desk.lines.stands(STORE).filter(|_| desk.lines.made() == self.link);
         let bytes = self.found.iter().map(|(_, found)| found.length).sum();
-        let stores = Stores::of(bytes);
+        let mut copier = Copier::new(Stores::of(bytes));
         let mut copied = Vec::with_capacity(self.found.len());
         let view = |found: &Found| caller.and_then(|c| c.view((REGION, found.place), found.length));
         let mut next = self.found.first().and_then(|(_, found)| view(found));
         for (i, (at, found)) in self.found.iter().enumerate() {
             let shown = next.take();
-            // It comes while this one is copied.
+            // It comes while the end of this one is copied.
             next = self.found.get(i + 1).and_then(|(_, found)| view(found));
-            next.iter().filter_map(|shown| shown.pieces().next()).for_each(|piece| piece.ask_ahead());
+            next.iter().filter_map(|shown| shown.pieces().next()).for_each(|piece| copier.then(&piece));
             let parts = &mut done[*at].destination.0;
-            let sums = shown.and_then(|shown| verify::copied(parts, &(0..found.length), &shown, stores));
+            let sums = shown.and_then(|shown| verify::copied(parts, &(0..found.length), &shown, &mut copier));
             copied.push(sums.is_some_and(|sums| sums == found.sums));
         }
+        // Before what was copied is zeroed, too, if it is no hit.
+        drop(copier);
         let behind = self.catalog.behind();
         let held = self.found.iter().zip(&copied).map(|((_, found), copied)| *copied && behind.holds(found));
         let mut held: Vec<bool> = held.collect();

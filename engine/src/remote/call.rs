@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
-use pagelith_io::fused::Stores;
+use pagelith_io::fused::{Copier, Stores};
 use pagelith_io::shm::Steady;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums, key_hash};
 use pagelith_layouts::error::FormatError;
@@ -260,8 +260,11 @@ impl Call {
         let Work::Get(items, stores, left) = &mut self.work else { return 0 };
         if let Some(item) = items.get_mut(item as usize) {
             *left = left.saturating_sub(item.bytes());
-            item.landed =
-                if self.over { None } else { verify::copied(&mut parts, &item.stretch, shown, *stores) };
+            item.landed = if self.over {
+                None
+            } else {
+                verify::copied(&mut parts, &item.stretch, shown, &mut Copier::new(*stores))
+            };
             item.parts = Some(parts);
         }
         *left

@@ -3,7 +3,6 @@
 use pagelith_layouts::checksum::Checksum;
 
 use super::{AHEAD, BlockCopy, Stores, settle};
-use crate::prefetch;
 use crate::shm::View;
 
 /// Bytes side by side that are copied from.
@@ -30,11 +29,11 @@ impl Piece<'_> {
         }
     }
 
-    /// Have the first of its bytes on their way while something else is copied: of those behind the copy asks by itself, as it goes.
-    pub fn ask_ahead(&self) {
+    /// Where its bytes begin; `None` if they are not mapped.
+    fn address(&self) -> Option<usize> {
         match self {
-            Piece::Lent(bytes) => prefetch::stretch(bytes.as_ptr(), bytes.len().min(AHEAD)),
-            Piece::Shown { view, at, len } => view.ask_ahead(*at, (*len).min(AHEAD)),
+            Piece::Lent(bytes) => Some(bytes.as_ptr().addr()),
+            Piece::Shown { view, at, .. } => Some(view.mapped_at(*at)?.addr()),
         }
     }
 
@@ -55,20 +54,40 @@ impl Piece<'_> {
 
 /// Copies one thing after the other. What it stores past the cache is waited for once, when it is dropped: nobody may be told before that what
 /// was copied is there.
-pub struct Copier(BlockCopy);
+pub struct Copier {
+    block: BlockCopy,
+    /// Where that begins which is copied next.
+    then: Option<usize>,
+}
 
 impl Drop for Copier {
     fn drop(&mut self) {
-        if self.0.stores == Stores::PastCache {
-            settle();
-        }
+        self.wait();
     }
 }
 
 impl Copier {
     /// One that stores so.
     pub fn new(stores: Stores) -> Copier {
-        Copier(BlockCopy::new(0, stores))
+        Copier { block: BlockCopy::new(0, stores), then: None }
+    }
+
+    /// Wait for what it has stored: what is stored from here on comes behind that.
+    pub fn wait(&self) {
+        if self.block.stores == Stores::PastCache {
+            settle();
+        }
+    }
+
+    /// How it stores.
+    pub fn stores(&self) -> Stores {
+        self.block.stores
+    }
+
+    /// What is copied behind the next copy. The first of its bytes are asked for while the last ones of that are copied, as all others are by what
+    /// is copied before them.
+    pub fn then(&mut self, next: &Piece<'_>) {
+        self.then = next.address();
     }
 
     /// Copy what lies in the pieces `from`, one behind the other, to the pieces `to`, in blocks of the lengths `blocks`; `sum` hears the
@@ -85,7 +104,7 @@ impl Copier {
     ) -> bool {
         let (mut to, mut from) = (to.into_iter(), from.into_iter());
         let (mut target, mut source): (&mut [u8], Piece<'_>) = (&mut [], Piece::Lent(&[]));
-        let block = &mut self.0;
+        let (block, then) = (&mut self.block, self.then.take());
         for len in blocks {
             block.begin(len);
             while block.left > 0 {
@@ -98,9 +117,18 @@ impl Copier {
                     source = next;
                 }
                 let here = block.left.min(target.len()).min(source.len());
-                let (now, later) = std::mem::take(&mut target).split_at_mut(here);
-                source.copy(now, block);
+                let (mut now, later) = std::mem::take(&mut target).split_at_mut(here);
                 target = later;
+                if source.len() == here
+                    && let Some(then) = then
+                {
+                    let (before, last) = now.split_at_mut(here.saturating_sub(AHEAD));
+                    source.copy(before, block);
+                    let ahead = source.address().map(|at| then.wrapping_sub(at) as isize);
+                    block.ask_ahead(ahead.unwrap_or(AHEAD as isize));
+                    now = last;
+                }
+                source.copy(now, block);
             }
             sum(block.finish().to_le_bytes());
         }

@@ -14,7 +14,6 @@ use rustix::io::{Errno, pread};
 
 use super::shrinking::Watch;
 use crate::fused::BlockCopy;
-use crate::prefetch;
 
 /// What `statfs` calls a memory file system (`TMPFS_MAGIC` of linux/magic.h); memfds are files of one.
 const TMPFS: i64 = 0x0102_1994;
@@ -212,15 +211,6 @@ impl View {
         // is a private borrow, the other a mapping that nothing in this process writes. Another process may write these bytes
         // meanwhile: this one's memory model does not know of it, and nothing but the copy is ever read as bytes.
         unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) }
-    }
-
-    /// Have so many bytes from `at` on on their way to the cache, if they are mapped.
-    pub(crate) fn ask_ahead(&self, at: u64, bytes: usize) {
-        if self.has(at, bytes as u64)
-            && let Look::At(from) = self.look(at)
-        {
-            prefetch::stretch(from, bytes);
-        }
     }
 
     /// As [`View::copy_out`], as the next piece of `block`, whose checksum is of the copy.
