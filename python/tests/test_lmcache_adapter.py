@@ -305,11 +305,13 @@ class Adapter(unittest.TestCase):
             self.assertEqual(self.load(adapter, chunks[:10], into[:10]), [1] * 10)
             self.assertEqual(self.bytes_of(into[:10]), self.bytes_of(Memory(n) for n in range(10)))
             self.assertEqual(self.load(adapter, keys(30)[20:], into[10:]), [0] * 10)
-            self.assertEqual(self.look(adapter, chunks[10:]), [0] * 10)
+            # What does not all lie there it is asked about.
+            some = chunks[10:] + keys(31)[30:]
+            self.assertEqual(self.look(adapter, some), [0] * 11)
             # What the pin has taken of the time is gone.
             self.assertLessEqual(waited[0], 0.2)
             # It could not be pinned: that is not tried again for now.
-            self.assertEqual((self.look(adapter, chunks[10:]), asked), ([0] * 10, [0.1]))
+            self.assertEqual((self.look(adapter, some), asked), ([0] * 11, [0.1]))
             self.assertEqual(len([line for line in told.output if "not pinned" in line]), 1)
         # Whoever unlocks does not wait until the store has let go.
         adapter.submit_unlock(chunks)
