@@ -36,9 +36,9 @@ fn what_is_shown_and_lent_stays_as_it_is_until_it_is_taken_and_nothing_is_held_f
 
 #[test]
 fn stores_that_are_peers_of_each_other_answer_for_what_they_put_and_removed() {
-    let sums = of_shape(0..16, Some(Shape::Mutual), Plant::None, false);
+    let sums = of_shape(0..40, Some(Shape::Mutual), Plant::None, false);
     assert!(sums.is_clean(), "{sums:?}");
-    assert!(sums.questions > 1000 && sums.removals > 50 && sums.hits > 500 && sums.kills > 5, "{sums:?}");
+    assert!(sums.questions > 5000 && sums.removals > 250 && sums.hits > 2500 && sums.kills > 25, "{sums:?}");
 }
 
 #[test]
