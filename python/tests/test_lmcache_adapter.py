@@ -20,6 +20,12 @@ from pagelith.lmcache.pins import Pins
 from pagelith.lmcache.settings import Settings
 
 
+def stop(process):
+    """All of its threads stand when this returns: `kill` returns before they do, and a thread that is on a CPU answers meanwhile."""
+    process.child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.child.pid, os.WSTOPPED)
+
+
 class Adapter(unittest.TestCase):
     def setUp(self):
         self.home = tempfile.TemporaryDirectory()
@@ -299,7 +305,7 @@ class Adapter(unittest.TestCase):
         adapter._store = types.SimpleNamespace(
             exists=exists, put=real.put, get=real.get, remove=real.remove, stats=real.stats, close=real.close
         )
-        process.child.send_signal(signal.SIGSTOP)
+        stop(process)
         with self.assertLogs("pagelith.lmcache") as told:
             # Nobody is asked for what lies in its memory.
             self.assertEqual(self.load(adapter, chunks[:10], into[:10]), [1] * 10)
@@ -341,7 +347,7 @@ class Adapter(unittest.TestCase):
         self.assertEqual(self.store(adapter, chunks, [Memory(n) for n in range(20)]), (True, 20 * SIZE))
         adapter._pins._again = 0
         self.assertEqual((self.look(adapter, chunks), adapter.report_status()["stats"]["objects_pinned"]), ([1] * 20, 20))
-        again.child.send_signal(signal.SIGSTOP)
+        stop(again)
         adapter.close()
 
     def test_pins_are_taken_again_after_a_while(self):
@@ -383,7 +389,7 @@ class Adapter(unittest.TestCase):
         self.assertTrue(other.report_status()["is_healthy"])
         other.submit_unlock(chunks)
         # One that hangs costs a look-up its second, and the status nothing.
-        process.child.send_signal(signal.SIGSTOP)
+        stop(process)
         started = time.monotonic()
         with self.assertLogs("pagelith.lmcache"):
             self.assertEqual(self.look(other, chunks), [0] * 100)
@@ -393,6 +399,7 @@ class Adapter(unittest.TestCase):
         until(lambda: sum(self.look(other, chunks)) == 50 or None)
         self.assertTrue(other.report_status()["is_healthy"])
         process.child.kill()
+        process.child.wait()
         with self.assertLogs("pagelith.lmcache"):
             self.assertEqual(self.look(other, chunks), [0] * 100)
             self.assertEqual(self.load(other, chunks[:2], into[:2]), [0, 0])
