@@ -106,6 +106,11 @@ impl ObjectKey {
         Shard::decode(&self.shard).map(|_| ())
     }
 
+    /// All that is checked: any namespace and any page is one.
+    fn behind_page(&self) -> &[u8] {
+        &self.as_bytes()[std::mem::offset_of!(ObjectKey, role)..]
+    }
+
     /// The key's 128 bytes.
     pub fn as_bytes(&self) -> &[u8; ObjectKey::BYTES] {
         bytemuck::cast_ref(self)
@@ -163,6 +168,30 @@ fn inline<const N: usize>(what: &'static str, name: &str) -> Result<[u8; N], Nam
         _ => return Err(NameError { what, max: N, name: name.into() }),
     }
     Ok(out)
+}
+
+/// Checks keys one behind the other: those of a request differ in their pages alone, mostly.
+#[derive(Debug, Default)]
+pub(crate) struct KeyCheck {
+    /// The last that was looked at as a whole.
+    whole: Option<ObjectKey>,
+}
+
+impl KeyCheck {
+    /// As [`ObjectKey::check`] of this one.
+    pub fn check(&mut self, key: &ObjectKey) -> Result<(), FormatError> {
+        if self.whole.as_ref().is_none_or(|whole| whole.behind_page() != key.behind_page()) {
+            key.check()?;
+            self.whole = Some(*key);
+        }
+        Ok(())
+    }
+
+    /// The same of all of these.
+    pub fn check_all(keys: impl Iterator<Item = ObjectKey>) -> Result<(), FormatError> {
+        let mut checked = KeyCheck::default();
+        { keys }.try_for_each(|key| checked.check(&key))
+    }
 }
 
 /// Names are ASCII by [`is_name`]; a key cannot be made otherwise.
@@ -288,6 +317,12 @@ mod tests {
             bytes[offset] = value;
             let error = ObjectKey::decode(&bytes).expect_err("not a key").to_string();
             assert!(error.contains(&format!("field={named} ")), "offset={offset} value={value}: {error}");
+            // Nor behind one that is a key, or before it.
+            let all = [good, bytes, good].map(|bytes| bytemuck::cast(bytes));
+            let mut checked = KeyCheck::default();
+            let refused = all.map(|key| checked.check(&key).map_err(|error| error.to_string()));
+            assert_eq!(refused, [Ok(()), Err(error), Ok(())], "offset={offset} value={value}");
+            assert!(KeyCheck::check_all(all.into_iter()).is_err());
         }
     }
 

@@ -131,7 +131,7 @@ impl RemotePut {
         // Who has something else to do for this client waits for no first offer, nor is there anything to wait for where nothing is
         // checksummed.
         let at_once = desk.is_asked(STORE) || caller.is_some_and(|caller| self.is_steady(caller));
-        let doubled = if at_once { DOUBLINGS } else { 0 };
+        let doubled = if at_once { DOUBLINGS - 1 } else { 0 };
         self.offers.clear();
         let (mut bytes, mut payload) = (0, 0);
         for (at, group) in self.groups.iter().enumerate() {

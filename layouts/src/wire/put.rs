@@ -4,7 +4,7 @@ use super::List;
 use crate::checksum::{Checksum, block_count};
 use crate::error::FormatError;
 use crate::format::structure;
-use crate::key::ObjectKey;
+use crate::key::{KeyCheck, ObjectKey};
 use crate::record::OBJECT_BYTES_MAX;
 
 structure! {
@@ -93,9 +93,9 @@ impl<'a> Puts<'a> {
         let wrong = |field, value: u64| Err(FormatError::field(WHAT, field, value));
         // The first item's group is 0; each other's is that of the one before, or the next.
         let mut last = None;
-        let mut sums = 0u64;
+        let (mut sums, mut keys) = (0u64, KeyCheck::default());
         for item in items.iter() {
-            item.key.check()?;
+            keys.check(&item.key)?;
             if !(1..=OBJECT_BYTES_MAX).contains(&item.length) {
                 return wrong("length", item.length);
             }

@@ -8,7 +8,7 @@ use crate::checksum::{Checksum, block_bytes_ok};
 use crate::error::FormatError;
 use crate::format::{is_zero, read, structure};
 use crate::ids::NamespaceId;
-use crate::key::ObjectKey;
+use crate::key::{KeyCheck, ObjectKey};
 use crate::record::OBJECT_BYTES_MAX;
 
 structure! {
@@ -211,8 +211,13 @@ impl GetItem {
 
     /// Whether a store may be asked for it.
     pub fn check(&self) -> Result<(), FormatError> {
-        const WHAT: &str = "get item";
         self.key.check()?;
+        self.check_rest()
+    }
+
+    /// The same but for its key.
+    fn check_rest(&self) -> Result<(), FormatError> {
+        const WHAT: &str = "get item";
         let wrong = |field, value: u64| Err(FormatError::field(WHAT, field, value));
         if !(1..=OBJECT_BYTES_MAX).contains(&self.length) {
             return wrong("length", self.length);
@@ -418,7 +423,7 @@ fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<A
     let missing = |field| move || FormatError::field(WHAT, field, "not all there");
     let keys = |rest: &mut &'a [u8], count| -> Result<List<'a, ObjectKey>, FormatError> {
         let keys = List::<ObjectKey>::take(rest, count).ok_or_else(missing("item_count"))?;
-        keys.iter().try_for_each(|key| key.check())?;
+        KeyCheck::check_all(keys.iter())?;
         Ok(keys)
     };
     Ok(match verb {
@@ -440,7 +445,8 @@ fn read_ask<'a>(head: &RequestHead, verb: Verb, rest: &mut &'a [u8]) -> Result<A
         Verb::Release => Ask::Release(head.number),
         Verb::Get => {
             let items = List::<GetItem>::take(rest, head.item_count).ok_or_else(missing("item_count"))?;
-            items.iter().try_for_each(|item| item.check())?;
+            let mut keys = KeyCheck::default();
+            items.iter().try_for_each(|item| keys.check(&item.key).and_then(|()| item.check_rest()))?;
             Ask::Get(items)
         }
         Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::PutInto => {

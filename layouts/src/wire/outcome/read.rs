@@ -4,6 +4,7 @@ use super::*;
 use crate::checksum::{block_bytes_ok, block_count};
 use crate::error::FormatError;
 use crate::format::{is_zero, read};
+use crate::key::KeyCheck;
 use crate::record::OBJECT_BYTES_MAX;
 
 /// Read an outcome. Every number in it has been checked when this is `Ok`; that it answers the request (its verb, its
@@ -89,7 +90,7 @@ fn items<'a>(head: &OutcomeHead, rest: &mut &'a [u8]) -> Result<Items<'a>, Forma
         List::<Checksum>::take(rest, head.checksum_count).ok_or_else(missing("checksum_count"))?;
     let bases = u32::try_from(head.number).ok().and_then(|count| List::<ObjectKey>::take(rest, count));
     let bases = bases.ok_or_else(missing("number"))?;
-    bases.iter().try_for_each(|key| key.check())?;
+    KeyCheck::check_all(bases.iter())?;
     let texts = text(rest, head.text_bytes)?;
     let (mut sums, mut said, mut attached) = (0u64, 0u64, 0u32);
     for row in rows.iter() {
