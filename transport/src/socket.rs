@@ -11,6 +11,7 @@ mod connect;
 mod end;
 mod handed;
 mod listener;
+mod patience;
 mod rings;
 mod zero_copy;
 

@@ -5,8 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::peer;
 use pagelith_io::shm::{Region, SharedMemory, SteadyWords};
+use pagelith_io::system::SystemClock;
 use pagelith_layouts::wire::Side;
 use pagelith_layouts::wire::greeting::Feature;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,12 +16,17 @@ use rustix::io::{Errno, readv, retry_on_intr};
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
+use super::patience::Patience;
 use super::rings::{Handed, Rings};
 use super::zero_copy::Sender;
 use crate::closed::Closed;
 use crate::limits::Limits;
 use crate::shown::{REGIONS_MAX, Regions};
 use crate::stream::{Moved, Stream, ZeroCopy};
+
+/// How long a side looks before it sleeps, where that was not in vain: what is on its way comes sooner than the kernel stops a core and starts it
+/// again, and whoever sends does not stop to start it.
+const LOOKS: Duration = Duration::from_micros(20);
 
 /// A socket of TCP or of this host.
 pub struct Socket {
@@ -33,6 +40,7 @@ pub struct Socket {
     zero_copy: Option<Sender>,
     /// The process at the other end of a socket of this host, if this one can see it end.
     peer: Option<OwnedFd>,
+    patience: Patience,
 }
 
 /// What moves the bytes.
@@ -55,7 +63,8 @@ impl Socket {
         let fd = Arc::new(socket);
         let zero_copy = Some(Sender::new(fd.clone(), limits));
         let (shows, lends, peer) = (Vec::new(), Vec::new(), None);
-        Ok(Socket { fd, carries: Carries::Bytes, shows, lends, zero_copy, peer })
+        let patience = Patience::new(Duration::ZERO, LOOKS);
+        Ok(Socket { fd, carries: Carries::Bytes, shows, lends, zero_copy, peer, patience })
     }
 
     /// Take a socket of this host that does not block, if this user's process is at its other end, or root's. A
@@ -69,7 +78,8 @@ impl Socket {
             return Err(Closed::NotAuthentic { what: "the user" });
         }
         let (fd, carries) = (Arc::new(socket), Carries::BytesUntil(memory));
-        Ok(Socket { fd, carries, shows: Vec::new(), lends: Vec::new(), zero_copy: None, peer: None })
+        let (shows, lends, patience) = (Vec::new(), Vec::new(), Patience::new(Duration::ZERO, LOOKS));
+        Ok(Socket { fd, carries, shows, lends, zero_copy: None, peer: None, patience })
     }
 
     /// The same, of who connected: it is noticed when that process has ended, if it can be seen from here.
@@ -106,6 +116,18 @@ impl Socket {
     /// Whether the bytes go through memory that both sides have.
     pub fn is_shared_memory(&self) -> bool {
         matches!(self.carries, Carries::Rings(..))
+    }
+
+    /// Look so long whether there is something to do, without sleeping.
+    fn look(&self, write: bool, most: Duration) -> bool {
+        // By the clock of the kernel that has the socket: nothing of it is ever simulated.
+        let clock = SystemClock::new();
+        while clock.now().since(Mono::default()) < most {
+            if wait_for(&[(self.as_fd(), write)], Duration::ZERO) {
+                return true;
+            }
+        }
+        false
     }
 
     /// Before somebody waits at the descriptor: true if there is something to be done already.
@@ -175,7 +197,11 @@ impl Stream for Socket {
         match &mut self.carries {
             Carries::Rings(rings, _) => rings.ready(&self.fd, write, timeout),
             Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => {
-                wait_for(&[(self.as_fd(), write)], timeout)
+                let looks = self.patience.looks();
+                let looked = looks.min(timeout);
+                let came = self.look(write, looked);
+                self.patience.learn(looked, came);
+                came || wait_for(&[(self.as_fd(), write)], timeout.saturating_sub(looked))
             }
         }
     }

@@ -22,6 +22,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::end::wait_for;
 use super::handed;
+use super::patience::Patience;
 use crate::closed::Closed;
 use crate::shown::FILES_MAX;
 use crate::stream::Moved;
@@ -33,8 +34,6 @@ const LOOKS_LONG: Duration = Duration::from_micros(200);
 /// Looks between two at the clock, at which a thread that looks long lets others have its core, too: it may be the other side that
 /// waits for it.
 const LOOKS_AT_ONCE: u32 = 32;
-/// Most waits between two that are tried with long looks although the last one was in vain.
-const PAUSE_MAX: u32 = 64;
 /// Reads that found nothing after which the socket is looked at: whoever never waits must notice the end too.
 const IDLE_READS: u32 = 1024;
 /// What the memory is handed over with.
@@ -45,35 +44,6 @@ const WAKE: u8 = 2;
 const SHOWS: u8 = 3;
 /// The same, and files behind them: added to this is how many.
 const LENDS: u8 = 0x40;
-
-/// How long it pays to look before sleeping: long as long as something comes meanwhile, else now and then.
-#[derive(Default)]
-struct Patience {
-    /// Short waits between two long ones.
-    pause: u32,
-    /// How many of them are left.
-    left: u32,
-}
-
-impl Patience {
-    /// How long to look this time.
-    fn looks(&mut self) -> Duration {
-        if self.left == 0 {
-            return LOOKS_LONG;
-        }
-        self.left -= 1;
-        LOOKS
-    }
-
-    /// So long it was looked, and something came or not.
-    fn learn(&mut self, looked: Duration, came: bool) {
-        if looked <= LOOKS {
-            return;
-        }
-        self.pause = if came { 0 } else { (2 * self.pause).clamp(1, PAUSE_MAX) };
-        self.left = self.pause;
-    }
-}
 
 /// This side's ends of both rings.
 pub(super) struct Rings {
@@ -99,7 +69,7 @@ impl Rings {
         Rings {
             out,
             inward,
-            patience: Patience::default(),
+            patience: Patience::new(LOOKS, LOOKS_LONG),
             armed: Cell::new(false),
             unsaid: false,
             ended: false,
@@ -378,31 +348,5 @@ mod tests {
         assert!(!is_woken(), "quietly");
         assert!(!ours.ready(&here, false, Duration::ZERO));
         assert!(is_woken(), "both would sleep");
-    }
-
-    #[test]
-    fn who_looked_long_in_vain_does_so_ever_more_seldom() {
-        let mut patience = Patience::default();
-        let mut waits_between = Vec::new();
-        for _ in 0..9 {
-            let mut short = 0;
-            while patience.looks() == LOOKS {
-                patience.learn(LOOKS, false);
-                short += 1;
-            }
-            patience.learn(LOOKS_LONG, false);
-            waits_between.push(short);
-        }
-        assert_eq!(waits_between, [0, 1, 2, 4, 8, 16, 32, 64, 64]);
-    }
-
-    #[test]
-    fn who_looked_long_and_found_something_does_so_again() {
-        let mut patience = Patience { pause: 32, left: 1 };
-        assert_eq!(patience.looks(), LOOKS);
-        patience.learn(LOOKS / 2, true);
-        assert_eq!(patience.looks(), LOOKS_LONG, "what comes at once says nothing of long waits");
-        patience.learn(LOOKS + Duration::from_micros(1), true);
-        assert_eq!((patience.looks(), patience.pause), (LOOKS_LONG, 0));
     }
 }
