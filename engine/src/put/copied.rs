@@ -77,9 +77,14 @@ pub(crate) fn believe<'a>(copied: impl Iterator<Item = &'a mut Copied>) {
     let mut last: Option<(Arc<Claim>, bool)> = None;
     for one in copied {
         let Some(claim) = one.claim.take() else { continue };
-        let asked = last.as_ref().filter(|(asked, _)| Arc::ptr_eq(asked, &claim)).map(|(_, stands)| *stands);
-        let stands = asked.unwrap_or_else(|| claim.stands() || mutant::on(Mutant::SteadyUnasked));
-        last = Some((claim.clone(), stands));
+        let stands = match &last {
+            Some((asked, stands)) if Arc::ptr_eq(asked, &claim) => *stands,
+            _ => {
+                let stands = claim.stands() || mutant::on(Mutant::SteadyUnasked);
+                last = Some((claim.clone(), stands));
+                stands
+            }
+        };
         one.claim = Some(claim).filter(|_| !stands);
     }
 }
