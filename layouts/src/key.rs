@@ -188,9 +188,9 @@ impl KeyCheck {
     }
 
     /// The same of all of these.
-    pub fn check_all(keys: impl Iterator<Item = ObjectKey>) -> Result<(), FormatError> {
+    pub fn check_all(mut keys: impl Iterator<Item = ObjectKey>) -> Result<(), FormatError> {
         let mut checked = KeyCheck::default();
-        { keys }.try_for_each(|key| checked.check(&key))
+        keys.try_for_each(|key| checked.check(&key))
     }
 }
 

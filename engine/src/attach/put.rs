@@ -129,7 +129,7 @@ impl RemotePut {
         let taken = caller.map_or(CONTROL_BODY_LEAST as usize, Caller::request_bytes_max);
         let most = OFFER_BYTES_MAX.min(taken as u64);
         // Who has something else to do for this client waits for no first offer, nor is there anything to wait for where nothing is
-        // checksummed.
+        // checksummed: half of the longest is first then, and the next is put into words while that is copied.
         let at_once = desk.is_asked(STORE) || caller.is_some_and(|caller| self.is_steady(caller));
         let doubled = if at_once { DOUBLINGS - 1 } else { 0 };
         self.offers.clear();
