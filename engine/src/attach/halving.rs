@@ -7,7 +7,7 @@ const SURE_BYTES: u64 = 8 << 20;
 /// After so many puts one is put the way that is the slower one, as far as is known: what else is done on the machine changes. As long as it
 /// stays the slower one twice as many lie before the next such, up to the second number: a second thread that is woken looks for
 /// more, on a core that may be somebody's, for longer than such a put takes.
-const TRY_AFTER: [u32; 2] = [32, 1024];
+const TRY_AFTER: [u32; 2] = [32, 128];
 
 /// What the two ways took lately. Where memory is quick, and where few cores are free, a second thread begins too late to be of use.
 #[derive(Debug, Default)]
@@ -77,7 +77,7 @@ mod tests {
             halving.took(in_two, BYTES, Duration::from_micros(if in_two { halves } else { whole }));
             in_two
         };
-        (0..3000).map(put).collect::<Vec<_>>()[2900..].iter().filter(|in_two| **in_two).count()
+        (0..300).map(put).collect::<Vec<_>>()[200..].iter().filter(|in_two| **in_two).count()
     }
 
     #[test]
@@ -99,7 +99,7 @@ mod tests {
             tries.extend(in_two.then_some(at));
         }
         let between: Vec<i32> = tries.windows(2).map(|two| two[1] - two[0]).collect();
-        assert_eq!(between[between.len() - 5..], [129, 257, 513, 1025, 1025], "{tries:?}");
+        assert_eq!(between[1..6], [65, 129, 129, 129, 129], "{tries:?}");
         let quicker = |_| {
             let in_two = halving.pays(BYTES);
             halving.took(in_two, BYTES, Duration::from_micros(if in_two { 20 } else { 150 }));

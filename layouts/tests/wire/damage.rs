@@ -1,6 +1,7 @@
 //! Every single bit of every frame's head and control body, flipped: it is noticed. And forged bodies, with every
 //! checksum made right: what is read then is within the rules, and nothing panics.
 
+use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
 use pagelith_layouts::wire::greeting::{Greeting, Refusal};
 use pagelith_layouts::wire::outcome::{self, Answer, EventItem, ViewItem, Written};
@@ -11,6 +12,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::build::*;
+use super::common::NAMESPACE;
 use super::config;
 
 const HEAD: usize = 64;
@@ -81,6 +83,29 @@ fn what_a_pin_says_of_itself_is_not_believed() {
         refused("number", &request::encode(Terms::default(), &held), 56, &0u64.to_le_bytes());
     }
     refused("number", &request::encode(Terms::default(), &Ask::Ping), 56, &1u64.to_le_bytes());
+}
+
+/// A role that there is not, and a name that ends elsewhere, in each key of each frame by itself.
+#[test]
+fn what_is_no_key_is_refused_wherever_a_key_stands() {
+    const ROLE: usize = 48;
+    let mut forged = 0;
+    for (name, frame) in frames() {
+        let (facts, _, body) = head::split(&frame, Some(VERSION)).expect(name);
+        let is_key = |bytes: &[u8; ObjectKey::BYTES]| {
+            bytes.starts_with(&NAMESPACE.0) && ObjectKey::decode(bytes).is_ok()
+        };
+        let windows = body.windows(ObjectKey::BYTES).map(|bytes| bytes.try_into().expect("as long"));
+        for (at, _) in windows.enumerate().filter(|(_, bytes)| is_key(bytes)) {
+            for byte in [ROLE, ROLE + 1] {
+                let mut body = body.to_vec();
+                body[at + byte] = 9;
+                assert!(!read_all(facts.kind, &body), "{name}: at={at} byte={byte}");
+                forged += 1;
+            }
+        }
+    }
+    assert!(forged > 80, "{forged}");
 }
 
 fn read_request(body: &[u8]) -> bool {
