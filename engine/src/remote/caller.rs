@@ -50,6 +50,8 @@ pub(crate) struct Caller {
     arrived: VecDeque<Event>,
     /// A get is done that was not replied to.
     is_done: bool,
+    /// When it was last looked at.
+    now: Mono,
     last: u64,
     closed: Option<Closed>,
     pub(super) reads: Reads,
@@ -63,8 +65,8 @@ impl Caller {
     pub fn new(link: Box<dyn Link>) -> Caller {
         let (calls, arrived) = (BTreeMap::new(), VecDeque::new());
         let (reads, early, untold) = (Reads::default(), Early::default(), Untold::default());
-        let (is_done, last, closed, of_store) = (false, 0, None, false);
-        Caller { link, calls, arrived, is_done, last, closed, reads, early, untold, of_store }
+        let (is_done, now, last, closed, of_store) = (false, Mono::default(), 0, None, false);
+        Caller { link, calls, arrived, is_done, now, last, closed, reads, early, untold, of_store }
     }
 
     /// The same of a store that has the other side for a peer.
@@ -283,6 +285,7 @@ impl Caller {
 
     /// Go on as far as it goes now; what has ended.
     pub fn poll(&mut self, now: Mono, replies: &mut Vec<(u64, Reply)>) {
+        self.now = now;
         let mut events = Vec::new();
         self.link.poll(&mut events);
         self.take(events);
@@ -292,6 +295,7 @@ impl Caller {
 
     /// As `poll`, but wait until something happens, at most `timeout`.
     pub fn wait(&mut self, now: Mono, timeout: Duration, replies: &mut Vec<(u64, Reply)>) {
+        self.now = now;
         let mut events = Vec::new();
         let due = self.calls.values().filter(|call| !call.over).map(|call| call.deadline.since(now)).min();
         let timeout = timeout.min(due.unwrap_or(timeout));
@@ -341,11 +345,7 @@ impl Caller {
         let late: Vec<OpId> =
             self.calls.iter().filter(|(_, c)| !c.over && now >= c.deadline).map(|(id, _)| *id).collect();
         let given_up = !late.is_empty();
-        for op in late {
-            // If the peer cannot be told, it finds out by its own deadline.
-            let _ = self.link.send(Frame::bare(Kind::Cancel, op));
-            self.give_up(op);
-        }
+        late.into_iter().for_each(|op| self.cancel(op));
         for call in self.calls.values_mut() {
             while let Some(push) = call.next_push() {
                 if let Err(push) = self.link.push(push) {
@@ -368,6 +368,13 @@ impl Caller {
         let over = done.into_iter().filter_map(|op| self.calls.remove(&op)).map(Call::reply);
         replies.extend(over.filter(|(token, _)| *token != NOBODY));
         self.is_done = false;
+    }
+
+    /// Its time is up.
+    fn cancel(&mut self, op: OpId) {
+        // If the peer cannot be told, it finds out by its own deadline.
+        let _ = self.link.send(Frame::bare(Kind::Cancel, op));
+        self.give_up(op);
     }
 
     /// Nothing more is waited for but the memory.
@@ -411,15 +418,20 @@ impl Caller {
             }
             Event::Shown { op, item, parts, shown, .. } if let Some(place) = shown.file() => {
                 match self.calls.get_mut(&op) {
-                    Some(call) if !call.over => {
+                    // The peer keeps it where it lies until then.
+                    Some(call) if !call.over && self.now < call.deadline => {
                         call.reading += 1;
                         if let Err(landed) = self.reads.begin((op, item), parts, shown, place) {
                             self.landed(landed);
                         }
                     }
                     Some(call) => {
+                        let is_late = !call.over;
                         call.take_back(item, parts, false);
                         self.link.took(shown);
+                        if is_late {
+                            self.cancel(op);
+                        }
                     }
                     None => self.link.took(shown),
                 }

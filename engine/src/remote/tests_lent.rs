@@ -99,6 +99,8 @@ fn a_segment_is_held_until_the_client_has_read() {
 #[test]
 fn a_client_that_never_reads_holds_a_segment_until_its_time_is_up() {
     let (mut pair, _dir) = lending(own);
+    // However quick the drive is.
+    pair.caller.reads = Reads::by(Box::new(Stuck { held: Vec::new(), goes_on: Arc::new(true.into()) }));
     let soon = Duration::from_millis(100);
     lend(&mut pair, soon);
     let since = pair.clock.now();
@@ -109,6 +111,12 @@ fn a_client_that_never_reads_holds_a_segment_until_its_time_is_up() {
     let got = got(&mut pair);
     assert!(matches!(got.outcome, Ok(GetOutcome::Miss(MissCause::Late))), "{:?}", got.outcome);
     assert_eq!(got.parts.iter().map(|part| part.len()).sum::<usize>(), LEN, "memory is lost");
+    let until = pair.clock.now().after(PATIENCE);
+    while pair.caller.is_owed() {
+        pair.server.turn();
+        pair.caller.poll(pair.clock.now(), &mut Vec::new());
+        assert!(pair.clock.now() < until, "the link has no room for another");
+    }
 }
 
 #[test]
