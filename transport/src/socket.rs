@@ -13,6 +13,7 @@ mod handed;
 mod listener;
 mod patience;
 mod rings;
+mod shared_core;
 mod zero_copy;
 
 use std::os::fd::{AsFd, BorrowedFd};

@@ -4,10 +4,16 @@ use std::time::Duration;
 
 /// Puts of so many bytes are always put in two: what a second thread of the store's takes to begin is little beside them.
 const SURE_BYTES: u64 = 8 << 20;
-/// After so many puts one is put the way that is the slower one, as far as is known: what else is done on the machine changes. As long as it
-/// stays the slower one twice as many lie before the next such, up to the second number: a second thread that is woken looks for
+/// After so many puts the way that is the slower one, as far as is known, is tried: what else is done on the machine changes. As long as it
+/// stays the slower one twice as many lie before the next try, up to the second number: a second thread that is woken looks for
 /// more, on a core that may be somebody's, for longer than such a put takes.
 const TRY_AFTER: [u32; 2] = [32, 128];
+/// How many puts a try is, as a whole and in two, and how many of them count, the last: the first in two wakes a thread of the store's, and the
+/// sides of its link have yet to learn whether they share a core.
+const TRIED: [u32; 2] = [1, 4];
+const COUNTED: u32 = 3;
+/// Of the way that is taken, so many puts are in its mean, mostly.
+const MEAN_OF: u64 = 8;
 
 /// What the two ways took lately. Where memory is quick, and where few cores are free, a second thread begins too late to be of use.
 #[derive(Debug, Default)]
@@ -19,46 +25,65 @@ pub(super) struct Halving {
     left: u32,
     /// In two, the last time that it was known.
     in_two: bool,
+    /// In two, what is tried, and how many puts of that are left.
+    trial: (bool, u32),
+}
+
+/// How to put something.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    pub in_two: bool,
+    /// Of a try, which of its puts it is, from the last one on; `None` for what is no try.
+    trial: Option<u32>,
 }
 
 impl Halving {
-    /// Whether to put so many bytes in two.
-    pub fn pays(&mut self, bytes: u64) -> bool {
+    /// How to put so many bytes.
+    pub fn way(&mut self, bytes: u64) -> Way {
         if bytes >= SURE_BYTES {
-            return true;
+            return Way { in_two: true, trial: None };
         }
-        let [Some(whole), Some(halves)] = self.pace else { return self.pace[1].is_none() };
-        let in_two = halves <= whole;
-        if std::mem::replace(&mut self.in_two, in_two) != in_two || self.pause == 0 {
-            (self.pause, self.left) = (TRY_AFTER[0], TRY_AFTER[0]);
-        }
-        let is_try = self.left == 0;
-        if is_try {
+        if self.trial.1 == 0 {
+            let [Some(whole), Some(halves)] = self.pace else { return self.begin(self.pace[1].is_none()) };
+            let in_two = halves <= whole;
+            if std::mem::replace(&mut self.in_two, in_two) != in_two || self.pause == 0 {
+                (self.pause, self.left) = (TRY_AFTER[0], TRY_AFTER[0]);
+            }
+            if self.left > 0 {
+                self.left -= 1;
+                return Way { in_two, trial: None };
+            }
             self.pause = (2 * self.pause).min(TRY_AFTER[1]);
             self.left = self.pause;
-        } else {
-            self.left -= 1;
+            return self.begin(!in_two);
         }
-        in_two != is_try
+        self.trial.1 -= 1;
+        Way { in_two: self.trial.0, trial: Some(self.trial.1) }
     }
 
-    /// A put took so long, in two or as a whole.
-    pub fn took(&mut self, in_two: bool, bytes: u64, time: Duration) {
-        if bytes >= SURE_BYTES || bytes == 0 {
+    fn begin(&mut self, in_two: bool) -> Way {
+        let left = TRIED[usize::from(in_two)] - 1;
+        self.trial = (in_two, left);
+        Way { in_two, trial: Some(left) }
+    }
+
+    /// A put took so long.
+    pub fn took(&mut self, way: Way, bytes: u64, time: Duration) {
+        let counts = way.trial.is_none_or(|left| left < COUNTED);
+        if bytes >= SURE_BYTES || bytes == 0 || !counts {
             return;
         }
         let now =
             u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).saturating_mul(1 << 10) / (bytes >> 10).max(1);
-        // What was quicker for once is tried again at once: its mean follows if it is so each time.
-        if in_two != self.in_two && self.pace[usize::from(!in_two)].is_some_and(|other| now < other) {
-            (self.pause, self.left) = (TRY_AFTER[0], 0);
-        }
         // The mean, and not what it takes at best: two threads that are seldom there together are quick now and then. One that took very
-        // long was disturbed. What is seldom tried was another time's.
-        let weight = if in_two == self.in_two { 8 } else { 2 };
-        let pace = &mut self.pace[usize::from(in_two)];
+        // long was disturbed. What a way took before a try was another time's.
+        let of = match way.trial {
+            Some(left) => u64::from(TRIED[usize::from(way.in_two)].min(COUNTED) - left),
+            None => MEAN_OF,
+        };
+        let pace = &mut self.pace[usize::from(way.in_two)];
         *pace = Some(match *pace {
-            Some(before) => ((weight - 1) * before + now.min(2 * before)) / weight,
+            Some(before) => ((of - 1) * before + now.min(2 * before)) / of,
             None => now,
         });
     }
@@ -73,9 +98,9 @@ mod tests {
     /// Puts that take so many microseconds as a whole and in two; how many of the last hundred were put in two.
     fn in_two(halving: &mut Halving, whole: u64, halves: u64) -> usize {
         let put = |_| {
-            let in_two = halving.pays(BYTES);
-            halving.took(in_two, BYTES, Duration::from_micros(if in_two { halves } else { whole }));
-            in_two
+            let way = halving.way(BYTES);
+            halving.took(way, BYTES, Duration::from_micros(if way.in_two { halves } else { whole }));
+            way.in_two
         };
         (0..300).map(put).collect::<Vec<_>>()[200..].iter().filter(|in_two| **in_two).count()
     }
@@ -86,7 +111,7 @@ mod tests {
         assert!(in_two(&mut halving, 150, 180) <= 4);
         assert!(in_two(&mut halving, 300, 200) >= 96, "the machine is another one now");
         assert!(in_two(&mut halving, 150, 180) <= 4);
-        assert!(halving.pays(SURE_BYTES), "of so much the half is always quicker");
+        assert!(halving.way(SURE_BYTES).in_two, "of so much the half is always quicker");
     }
 
     #[test]
@@ -94,16 +119,18 @@ mod tests {
         let mut halving = Halving::default();
         let mut tries = Vec::new();
         for at in 0..4000 {
-            let in_two = halving.pays(BYTES);
-            halving.took(in_two, BYTES, Duration::from_micros(if in_two { 180 } else { 150 }));
+            let Way { in_two, trial } = halving.way(BYTES);
+            halving.took(Way { in_two, trial }, BYTES, Duration::from_micros(if in_two { 180 } else { 150 }));
             tries.extend(in_two.then_some(at));
         }
-        let between: Vec<i32> = tries.windows(2).map(|two| two[1] - two[0]).collect();
+        let (tries, more) = tries.as_chunks::<{ TRIED[1] as usize }>();
+        assert!(more.is_empty() && tries.iter().all(|tried| tried[3] - tried[0] == 3), "{tries:?}");
+        let between: Vec<i32> = tries.windows(2).map(|two| two[1][0] - two[0][3]).collect();
         assert_eq!(between[1..6], [65, 129, 129, 129, 129], "{tries:?}");
         let quicker = |_| {
-            let in_two = halving.pays(BYTES);
-            halving.took(in_two, BYTES, Duration::from_micros(if in_two { 20 } else { 150 }));
-            in_two
+            let way = halving.way(BYTES);
+            halving.took(way, BYTES, Duration::from_micros(if way.in_two { 20 } else { 150 }));
+            way.in_two
         };
         assert!((0..5000).map(quicker).filter(|in_two| *in_two).count() > 2000);
     }
@@ -114,9 +141,9 @@ mod tests {
         let mut in_two = 0;
         for at in 0..3000 {
             let halves = if at % 3 == 0 { 100 } else { 230 };
-            let now = halving.pays(BYTES);
-            halving.took(now, BYTES, Duration::from_micros(if now { halves } else { 170 }));
-            in_two += u32::from(now);
+            let way = halving.way(BYTES);
+            halving.took(way, BYTES, Duration::from_micros(if way.in_two { halves } else { 170 }));
+            in_two += u32::from(way.in_two);
         }
         assert!(in_two < 300, "{in_two}");
     }
@@ -125,7 +152,22 @@ mod tests {
     fn one_put_that_was_disturbed_changes_nothing() {
         let mut halving = Halving::default();
         assert!(in_two(&mut halving, 150, 120) >= 96);
-        halving.took(true, BYTES, Duration::from_secs(5));
-        assert!(halving.pays(BYTES));
+        halving.took(Way { in_two: true, trial: None }, BYTES, Duration::from_secs(5));
+        assert!(halving.way(BYTES).in_two);
+    }
+
+    /// Two threads of which one sleeps: the first puts in two are slow.
+    #[test]
+    fn what_the_first_of_a_try_take_says_nothing() {
+        let mut halving = Halving::default();
+        let (mut asleep, mut in_two) = (1, 0);
+        for _ in 0..1000 {
+            let way = halving.way(BYTES);
+            let halves = if asleep > 0 { 400 } else { 130 };
+            asleep = if way.in_two { asleep - i32::from(asleep > 0) } else { 1 };
+            halving.took(way, BYTES, Duration::from_micros(if way.in_two { halves } else { 170 }));
+            in_two += u32::from(way.in_two);
+        }
+        assert!(in_two > 900, "{in_two}");
     }
 }

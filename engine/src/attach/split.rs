@@ -28,11 +28,12 @@ impl Attached {
         if !session.is_shown(&groups) || self.clock.now() < self.desks().narrow_until {
             return Err(groups);
         }
-        if !self.halving().pays(bytes) {
+        let way = self.halving().way(bytes);
+        if !way.in_two {
             let begun = self.clock.now();
             let ticket = session.submit_put(groups, options);
             let done = ended(&mut session, ticket);
-            self.halving().took(false, bytes, self.clock.now().since(begun));
+            self.halving().took(way, bytes, self.clock.now().since(begun));
             return Ok(done);
         }
         if !session.await_second(LINK_WAIT) {
@@ -52,7 +53,7 @@ impl Attached {
         };
         let tickets = [submit(groups, options), submit(behind, Options { depth, ..options })];
         let done = tickets.into_iter().flat_map(|ticket| ended(&mut session, ticket)).collect();
-        self.halving().took(true, bytes, self.clock.now().since(begun));
+        self.halving().took(way, bytes, self.clock.now().since(begun));
         Ok(done)
     }
 
