@@ -27,6 +27,12 @@ use crate::stream::{Moved, Stream, ZeroCopy};
 /// How long a side looks before it sleeps, where that was not in vain: what is on its way comes sooner than the kernel stops a core and starts it
 /// again, and whoever sends does not stop to start it.
 const LOOKS: Duration = Duration::from_micros(20);
+/// The same while bytes come in bulk, and how far apart the looks are then: whoever takes each piece as it comes makes a call for it, and keeps the
+/// kernel, which has the socket to itself meanwhile, from appending the next.
+const LOOKS_IN_BULK: Duration = Duration::from_micros(40);
+const APART_IN_BULK: Duration = Duration::from_micros(15);
+/// So many bytes of one call are bulk: no request or answer that somebody waits for by itself.
+const BULK_BYTES: usize = 4 << 10;
 
 /// A socket of TCP or of this host.
 pub struct Socket {
@@ -41,6 +47,8 @@ pub struct Socket {
     /// The process at the other end of a socket of this host, if this one can see it end.
     peer: Option<OwnedFd>,
     patience: Patience,
+    /// The last call brought many bytes.
+    in_bulk: bool,
 }
 
 /// What moves the bytes.
@@ -64,7 +72,7 @@ impl Socket {
         let zero_copy = Some(Sender::new(fd.clone(), limits));
         let (shows, lends, peer) = (Vec::new(), Vec::new(), None);
         let patience = Patience::new(Duration::ZERO, LOOKS);
-        Ok(Socket { fd, carries: Carries::Bytes, shows, lends, zero_copy, peer, patience })
+        Ok(Socket { fd, carries: Carries::Bytes, shows, lends, zero_copy, peer, patience, in_bulk: false })
     }
 
     /// Take a socket of this host that does not block, if this user's process is at its other end, or root's. A
@@ -79,7 +87,7 @@ impl Socket {
         }
         let (fd, carries) = (Arc::new(socket), Carries::BytesUntil(memory));
         let (shows, lends, patience) = (Vec::new(), Vec::new(), Patience::new(Duration::ZERO, LOOKS));
-        Ok(Socket { fd, carries, shows, lends, zero_copy: None, peer: None, patience })
+        Ok(Socket { fd, carries, shows, lends, zero_copy: None, peer: None, patience, in_bulk: false })
     }
 
     /// The same, of who connected: it is noticed when that process has ended, if it can be seen from here.
@@ -118,16 +126,25 @@ impl Socket {
         matches!(self.carries, Carries::Rings(..))
     }
 
-    /// Look so long whether there is something to do, without sleeping.
-    fn look(&self, write: bool, most: Duration) -> bool {
+    /// Look so long whether there is something to do, so far apart, without sleeping.
+    fn look(&self, write: bool, most: Duration, apart: Duration) -> bool {
         // By the clock of the kernel that has the socket: nothing of it is ever simulated.
         let clock = SystemClock::new();
-        while clock.now().since(Mono::default()) < most {
+        let mut next = apart;
+        loop {
+            let now = clock.now().since(Mono::default());
+            if now >= most {
+                return false;
+            }
+            if now < next {
+                std::hint::spin_loop();
+                continue;
+            }
             if wait_for(&[(self.as_fd(), write)], Duration::ZERO) {
                 return true;
             }
+            next = now + apart;
         }
-        false
     }
 
     /// Before somebody waits at the descriptor: true if there is something to be done already.
@@ -157,7 +174,10 @@ impl Stream for Socket {
         }
         match retry_on_intr(|| readv(&self.fd, parts)) {
             Ok(0) => Moved::Ended,
-            other => moved("recv", other),
+            other => {
+                self.in_bulk = other.map_or(self.in_bulk, |bytes| bytes >= BULK_BYTES);
+                moved("recv", other)
+            }
         }
     }
 
@@ -198,8 +218,12 @@ impl Stream for Socket {
             Carries::Rings(rings, _) => rings.ready(&self.fd, write, timeout),
             Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => {
                 let looks = self.patience.looks();
+                // What is to be written is no bulk that comes.
+                let in_bulk = self.in_bulk && !write && !looks.is_zero();
+                let (looks, apart) =
+                    if in_bulk { (LOOKS_IN_BULK, APART_IN_BULK) } else { (looks, Duration::ZERO) };
                 let looked = looks.min(timeout);
-                let came = self.look(write, looked);
+                let came = self.look(write, looked, apart);
                 self.patience.learn(looked, came);
                 came || wait_for(&[(self.as_fd(), write)], timeout.saturating_sub(looked))
             }
