@@ -72,15 +72,42 @@ fn a_writer_beside_writes_at_its_rate() {
 }
 
 #[test]
-fn puts_are_compared_with_their_own_pieces_if_that_is_wanted() {
-    let json = bench(&["--tier=ssd", "--op=put", "--as-written"]);
-    assert_eq!(json["limit"]["what"], "bare writes of the store's pieces and a sync", "{json}");
-    assert!(json["limit"]["gb_per_s"].as_f64().unwrap() > 0.0, "{json}");
-    for (args, says) in
-        [(["--op=get", "--data=32MiB"], "--as-written"), (["--op=put", "--data=1MiB"], "less than one write")]
-    {
+fn what_is_asked_for_takes_turns_beside_the_limit() {
+    for (op, beside, whats) in [
+        (
+            "--op=put",
+            "--beside=as-written,as-put",
+            [
+                "bare writes of the store's pieces and a sync",
+                "bare writes of copied and hashed pieces and a sync",
+            ],
+        ),
+        (
+            "--op=get",
+            "--beside=hashed,hashed-elsewhere",
+            [
+                "bare reads of the same extents, and their checksums",
+                "bare reads of the same extents, and checksums of other bytes",
+            ],
+        ),
+    ] {
+        let json = bench(&["--tier=ssd", op, beside]);
+        assert!(json["limit"]["gb_per_s"].as_f64().unwrap() > 0.0, "{json}");
+        for (at, what) in whats.iter().enumerate() {
+            let side = &json["beside"][at];
+            assert_eq!(side["what"], *what, "{json}");
+            let of = |key: &str| side[key].as_f64().unwrap();
+            let ratio = json["gb_per_s"].as_f64().unwrap() / of("gb_per_s");
+            assert!((of("ratio") - ratio).abs() < 1e-3, "{json}");
+        }
+        assert!(bench(&["--tier=ssd", op])["beside"].is_null());
+    }
+    for (args, says) in [
+        (["--op=get", "--data=32MiB"], "--beside=as-put"),
+        (["--op=put", "--data=1MiB"], "less than one write"),
+    ] {
         let all =
-            ["bench", "--tier=ssd", "--as-written", "--object-bytes=64KiB", "--batch=8", "--seconds=0.2"];
+            ["bench", "--tier=ssd", "--beside=as-put", "--object-bytes=64KiB", "--batch=8", "--seconds=0.2"];
         let ran = pagelith(&[&all[..], &args].concat());
         assert_ne!(ran.code, Some(0), "{ran:?}");
         assert!(ran.stderr.contains(says), "{ran:?}");

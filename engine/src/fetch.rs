@@ -4,6 +4,7 @@ use pagelith_io::buffer::Part;
 use pagelith_io::disk::{Completion, Op};
 use pagelith_io::fault::IoFault;
 use pagelith_layouts::align::ALIGN;
+use smallvec::SmallVec;
 
 use crate::outcome::Ticket;
 use crate::plan::{Fetch, Piece};
@@ -16,7 +17,7 @@ use crate::session::SessionIo;
 struct Taken {
     /// Number of parts of the operation.
     parts: usize,
-    ragged: Option<Ragged>,
+    ragged: Option<Box<Ragged>>,
 }
 
 /// A read under way.
@@ -24,7 +25,7 @@ struct Taken {
 pub(crate) struct Flight {
     pub fetch: Fetch,
     /// By piece.
-    taken: Vec<Taken>,
+    taken: SmallVec<[Taken; 1]>,
 }
 
 /// What a read brought for one piece.
@@ -64,7 +65,7 @@ pub(crate) fn submit(
         return Err((Held::Queue, fetch));
     };
     // All memory of the store's own first: without it nothing of the caller's is touched.
-    let mut own = Vec::with_capacity(fetch.pieces.len());
+    let mut own: SmallVec<[Part; 1]> = SmallVec::new();
     for piece in &fetch.pieces {
         let (part, held) = match piece {
             Piece::Header { bytes, .. } => (io.scratch.take(*bytes as usize), Held::Scratch),
@@ -82,19 +83,24 @@ pub(crate) fn submit(
         }
     }
     let mut own = own.into_iter();
-    let mut parts = Vec::with_capacity(fetch.parts);
-    let mut taken = Vec::with_capacity(fetch.pieces.len());
+    let mut parts = Vec::new();
+    let mut taken = SmallVec::with_capacity(fetch.pieces.len());
     for piece in &fetch.pieces {
         let before = parts.len();
         let mut rag = None;
         match piece {
             Piece::Header { .. } | Piece::Staged { .. } => {
+                parts.reserve(fetch.parts - parts.len());
                 parts.extend(own.next().map(|p| cut(p, piece.bytes())));
             }
             Piece::Direct { slot, bytes, ragged, .. } => {
-                parts.append(&mut take(*slot));
+                match parts.is_empty() {
+                    // In the list that they are in.
+                    true => parts = take(*slot),
+                    false => parts.append(&mut take(*slot)),
+                }
                 if *ragged && let Some((last, page)) = parts.pop().zip(own.next()) {
-                    rag = Some(Ragged::cut(&mut parts, before, last, page, *bytes, align));
+                    rag = Some(Box::new(Ragged::cut(&mut parts, before, last, page, *bytes, align)));
                 }
             }
         }
@@ -119,11 +125,11 @@ pub(crate) fn land(
     scratch: &mut Scratch,
     flight: Flight,
     completion: Completion,
-) -> (Vec<Landed>, Result<(), IoFault>, Fetch) {
+) -> (SmallVec<[Landed; 1]>, Result<(), IoFault>, Fetch) {
     let Flight { fetch, taken } = flight;
     let arrived = completion.result.is_ok();
     let mut parts = completion.op.into_parts().into_iter();
-    let mut landed = Vec::with_capacity(fetch.pieces.len());
+    let mut landed = SmallVec::with_capacity(fetch.pieces.len());
     for (piece, taken) in fetch.pieces.iter().zip(taken) {
         match piece {
             Piece::Header { header, .. } => {
@@ -134,7 +140,11 @@ pub(crate) fn land(
                 landed.extend(parts.next().map(|part| Landed::Staged { slot, round, chunk, part }));
             }
             Piece::Direct { slot, .. } => {
-                let mut mine: Vec<Part> = parts.by_ref().take(taken.parts).collect();
+                let mut mine: Vec<Part> = match parts.len() == taken.parts {
+                    // In the list that they are in.
+                    true => std::mem::take(&mut parts).collect(),
+                    false => parts.by_ref().take(taken.parts).collect(),
+                };
                 if let Some(ragged) = taken.ragged {
                     ragged.put_back(&mut mine, arrived).into_iter().for_each(|page| scratch.give_back(page));
                 }

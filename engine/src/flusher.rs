@@ -14,6 +14,7 @@ use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, SegmentOrder, Se
 use pagelith_tiers::ssd::append::{RecordPlace, Unit};
 use pagelith_tiers::ssd::log::Log;
 use pagelith_tiers::ssd::sync::SyncId;
+use rustc_hash::FxHashMap;
 
 use crate::checkpoint::Checkpointing;
 use crate::core::Answer;
@@ -69,8 +70,8 @@ pub(crate) enum Purpose {
 pub(crate) struct Flusher {
     pub shared: Arc<Shared>,
     pub log: Log,
-    pub units: HashMap<u64, Appended>,
-    pub written: HashMap<u64, Written>,
+    pub units: FxHashMap<u64, Appended>,
+    pub written: FxHashMap<u64, Written>,
     pub next_unit: u64,
     /// Of each unit that was appended: its segment, its bytes and, of data, its sequence; what the core does not know yet.
     appended: Vec<(SegmentId, u64, Option<Sequence>)>,
@@ -124,8 +125,8 @@ impl Flusher {
         Flusher {
             shared,
             log,
-            units: HashMap::new(),
-            written: HashMap::new(),
+            units: FxHashMap::default(),
+            written: FxHashMap::default(),
             next_unit: 0,
             appended: Vec::new(),
             stalled: None,

@@ -24,6 +24,7 @@ use pagelith_io::fused::{Copier, Stores};
 use pagelith_layouts::staging;
 use pagelith_tiers::policy::Recency;
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 pub(crate) use self::finish::Finished;
 pub(crate) use self::header::{Header, HeaderBytes};
@@ -33,15 +34,18 @@ use crate::batch::Get;
 use crate::error::Result;
 use crate::fetch::{self, Flight, Held, Landed};
 use crate::locate::{self, Located};
-use crate::outcome::{GetOutcome, MissCause, Ticket};
+use crate::outcome::{GetOutcome, MissCause, Proof, Ticket};
 use crate::plan::{self, Fetch, HeaderPlace, Piece, Target};
+use crate::promote;
 use crate::session::{SessionIo, release_segment};
-use crate::slot::{Aim, Slot, Step};
+use crate::slot::{Aim, Slot, Step, Wants};
 use crate::steps::PageSteps;
-use crate::together::Together;
 
 /// Tries of a read that the device failed.
 const ATTEMPTS: u32 = 2;
+
+/// Objects that a read brought something for: mostly one.
+type Touched = SmallVec<[usize; 1]>;
 
 /// A batch of gets.
 pub(crate) struct GetBatch {
@@ -118,8 +122,7 @@ impl GetBatch {
                     let verify = self.slots[slot].aim != Aim::Bytes || sampler.next();
                     let outcome = self.slots[slot].copy_out(shared, &entered, member, verify, &mut copier);
                     if *proofs {
-                        self.slots[slot].with = Together::of_frame(&entered);
-                        self.slots[slot].checksums.clone_from(&entered.members[member].checksums);
+                        self.slots[slot].proof = Some(Box::new(Proof::of_frame(&entered, member)));
                     }
                     // What the arena holds is not what was put: the frame goes, with all that it says, before anybody else
                     // finds it, least of all who does not verify.
@@ -286,7 +289,7 @@ impl GetBatch {
             io.shared.late_reads.fetch_sub(1, Ordering::Relaxed);
         }
         let (landed, result, fetch) = fetch::land(&mut io.scratch, flight, completion);
-        let mut touched: Vec<usize> = Vec::with_capacity(landed.len());
+        let mut touched = Touched::new();
         for piece in landed {
             match piece {
                 Landed::Direct { slot, parts } => {
@@ -304,7 +307,7 @@ impl GetBatch {
                         continue;
                     }
                     if result.is_ok() {
-                        self.slots[slot].staged.push((chunk, part));
+                        self.slots[slot].rare_mut().staged.push((chunk, part));
                     }
                     touched.push(slot);
                 }
@@ -320,7 +323,7 @@ impl GetBatch {
         if let Err(fault) = result {
             tracing::warn!(%fault, "read failed");
             io.shared.lock().counters.read_errors += 1;
-            self.retry(io, touched);
+            self.retry(io, &touched);
             return;
         }
         // As long as the kernel has reads of callers who wait for their memory, another may be as late.
@@ -337,7 +340,7 @@ impl GetBatch {
         }
         for slot in touched {
             if self.slots[slot].again {
-                self.retry(io, vec![slot]);
+                self.retry(io, &[slot]);
             } else {
                 self.look(io, slot);
             }
@@ -346,7 +349,7 @@ impl GetBatch {
 
     /// Add those that wait for this header and are not among the `touched`: nobody, unless some of its record was read
     /// apart from it.
-    fn touch_users(&self, header: usize, touched: &mut Vec<usize>) {
+    fn touch_users(&self, header: usize, touched: &mut Touched) {
         let needs = |i: &usize| self.slots[*i].header == Some(header);
         if touched.iter().filter(|i| needs(i)).count() < self.headers[header].users {
             touched.extend((0..self.slots.len()).filter(needs));
@@ -356,8 +359,8 @@ impl GetBatch {
     }
 
     /// Everything in a failed read is read once more by itself, then it is a miss.
-    fn retry(&mut self, io: &mut SessionIo, touched: Vec<usize>) {
-        for slot in touched {
+    fn retry(&mut self, io: &mut SessionIo, touched: &[usize]) {
+        for &slot in touched {
             if self.slots[slot].outcome.is_some() {
                 continue;
             }
@@ -396,13 +399,14 @@ impl GetBatch {
             return;
         }
         let Some(header) = self.slots[i].header else { return };
-        let step = self.slots[i].step(&self.headers[header]);
+        let record = self.slots[i].is_arriving() || promote::is_on(&io.shared);
+        let step = self.slots[i].step(&self.headers[header], Wants { proof: io.proofs, record });
         match step {
             Step::Wait => {}
             Step::LongerHeader(bytes) => {
                 let HeaderPlace { segment, record } = self.headers[header].place;
                 self.headers[header].bytes = None;
-                let pieces = vec![Piece::Header { header, bytes }];
+                let pieces = [Piece::Header { header, bytes }].into();
                 let asked = self.waiting.iter().any(|f| f.pieces == pieces)
                     || self.flights.values().any(|f| f.fetch.pieces == pieces);
                 if !asked {
@@ -426,7 +430,7 @@ impl GetBatch {
                 self.slots[i].begin_again();
                 self.locate(io, &[i]);
             }
-            Step::Done(Ok(GetOutcome::Miss(MissCause::Damaged))) if self.is_known(header) => {
+            Step::Done(Ok(GetOutcome::Miss(MissCause::Damaged))) if self.headers[header].is_known() => {
                 if !self.is_queued(i) {
                     self.read_header(io, i);
                 }
@@ -434,15 +438,11 @@ impl GetBatch {
             Step::Done(outcome) => {
                 if outcome.as_ref().is_ok_and(GetOutcome::is_hit) {
                     self.headers[header].note(&io.shared);
-                    self.slots[i].lies = LiesOnSsd::of(&io.shared, &self.slots[i]);
+                    LiesOnSsd::note(&io.shared, &mut self.slots[i]);
                 }
                 self.settle(io, i, outcome);
             }
         }
-    }
-
-    fn is_known(&self, header: usize) -> bool {
-        self.headers[header].bytes.as_ref().is_some_and(HeaderBytes::is_known)
     }
 
     /// What came does not fit the header that was known: before the object counts as damaged, all of its record is read from
@@ -485,7 +485,7 @@ impl GetBatch {
     fn settle(&mut self, io: &mut SessionIo, i: usize, outcome: Result<GetOutcome>) {
         self.leave_stage(i);
         let slot = &mut self.slots[i];
-        slot.staged.clear();
+        slot.drop_staged();
         if let Ok(GetOutcome::Miss(cause @ (MissCause::Damaged | MissCause::Unreadable))) = &outcome {
             tracing::warn!(key = %slot.get.key, %cause, "object on ssd is lost");
             let header = slot.header.and_then(|h| self.headers[h].bytes.as_ref());

@@ -173,7 +173,10 @@ impl<'a, 'r> Look<'a, 'r> {
             let mut entries = self.reading.entries(*fingerprint);
             let entry = entries.next();
             let more = entries.next().is_some();
-            entry.and_then(|e| e.frame).into_iter().for_each(|frame| frames.prefetch(frame as usize));
+            let frame = entry.and_then(|e| e.frame);
+            frame.into_iter().for_each(|frame| frames.prefetch(frame as usize));
+            // Where it will be noted.
+            self.shared.published.touches.prefetch(frame.into_iter());
             ahead.push(Ahead { entry, more, entered: None });
         }
         for one in ahead.iter_mut().filter(|one| !one.more) {
@@ -233,7 +236,7 @@ impl<'a, 'r> Look<'a, 'r> {
         let mut misfit = None;
         // What is in DRAM, too, is known from there to be another object.
         for entry in entries.iter().filter(|e| e.frame.is_none() && !self.reading.is_broken(e)) {
-            let Some(place) = entry.ssd.filter(|p| !slot.tried.contains(p)) else { continue };
+            let Some(place) = entry.ssd.filter(|place| !slot.has_tried(place)) else { continue };
             match slot.fit(entry.length.into()) {
                 Ok(()) => {
                     if self.hold(slot, entry, place, generation) {

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use pagelith_layouts::checksum::Checksums;
+use pagelith_layouts::checksum::{Checksum, Checksums};
 
 use crate::batch::{Destination, Source};
 use crate::error::Result;
+use crate::frames::FrameData;
 use crate::get::LiesOnSsd;
 use crate::hits::PagesFound;
 use crate::together::Together;
@@ -106,12 +107,34 @@ pub struct GetDone {
     pub destination: Destination,
     /// The object's length in bytes, where it was found.
     pub(crate) length: u64,
-    /// The checksums of all its blocks, for a session with proofs.
-    pub(crate) checksums: Checksums,
+    /// What is said of it beside, where that was asked for.
+    pub(crate) proof: Option<Box<Proof>>,
+}
+
+impl GetDone {
+    /// The checksums of the object's blocks, and what it was put with; nothing where that was not asked for.
+    pub(crate) fn proven(&self) -> (&[Checksum], Together) {
+        self.proof.as_ref().map(|proof| (&proof.checksums[..], proof.with.clone())).unwrap_or_default()
+    }
+}
+
+/// What a session with proofs says of an object beside its outcome, and one that was asked where objects lie. Kept apart: nobody else asks.
+#[derive(Debug, Default)]
+pub(crate) struct Proof {
+    /// The checksums of all its blocks.
+    pub checksums: Checksums,
     /// What it was put with.
-    pub(crate) with: Together,
+    pub with: Together,
     /// Where it lies on SSD, if that is what was asked.
-    pub(crate) lies: Option<LiesOnSsd>,
+    pub lies: Option<LiesOnSsd>,
+}
+
+impl Proof {
+    /// Of an object in memory.
+    pub fn of_frame(data: &FrameData, member: usize) -> Proof {
+        let checksums = data.members[member].checksums.clone();
+        Proof { checksums, with: Together::of_frame(data), lies: None }
+    }
 }
 
 /// A finished put: its outcome, and its memory back.

@@ -6,6 +6,7 @@ use std::ops::Range;
 use pagelith_layouts::align::{ALIGN, align_up};
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::ids::SegmentId;
+use smallvec::SmallVec;
 
 /// Longest read that neighbours are joined into, in bytes. Past some hundred KiB a longer read gains
 /// nothing on NVMe, and a failed or late read should not take many objects with it.
@@ -13,6 +14,9 @@ pub(crate) const JOIN_BYTES_MAX: u64 = 1 << 20;
 /// Longest stretch in front of a payload that is read along with it for the header's sake, in bytes; beyond
 /// it the header is read by itself.
 pub(crate) const LEAD_BYTES_MAX: u64 = 64 * 1024;
+
+/// Stretches of one payload: one, but of what streams.
+pub(crate) type Chunks = SmallVec<[Range<u64>; 1]>;
 
 /// What is wanted of one object, and where it lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +29,7 @@ pub(crate) struct Target {
     pub record: u64,
     pub delta: u64,
     /// The stretches of the payload to read, each a multiple of 4096 from an aligned start.
-    pub chunks: Vec<Range<u64>>,
+    pub chunks: Chunks,
     /// Straight into the caller's memory, in this many parts; `None` through staging.
     pub direct_parts: Option<usize>,
     /// Whether the last of those parts has an end too short to be read into.
@@ -72,7 +76,7 @@ pub(crate) struct Fetch {
     pub bytes: u64,
     /// Scatter parts that it takes.
     pub parts: usize,
-    pub pieces: Vec<Piece>,
+    pub pieces: SmallVec<[Piece; 1]>,
     /// It may be submitted once this sub-batch's turn has come.
     pub stage: usize,
 }
@@ -174,7 +178,7 @@ fn push(fetches: &mut Vec<Fetch>, t: Turn, offset: u64, piece: Piece, parts: usi
         }
     }
     let stage = t.stage;
-    fetches.push(Fetch { segment: t.segment, offset, bytes, parts, pieces: vec![piece], stage });
+    fetches.push(Fetch { segment: t.segment, offset, bytes, parts, pieces: [piece].into(), stage });
 }
 
 /// How a wanted range of an object is read: the stretch of its payload in whole blocks, padded to 4096.
@@ -203,8 +207,8 @@ pub(crate) fn is_whole_blocks(want: &Range<u64>, length: u64) -> bool {
 }
 
 /// Split a stretch into chunks of at most `chunk` bytes.
-pub(crate) fn chunks(stretch: Range<u64>, chunk: u64) -> Vec<Range<u64>> {
-    let mut out = Vec::new();
+pub(crate) fn chunks(stretch: Range<u64>, chunk: u64) -> Chunks {
+    let mut out = Chunks::new();
     let mut at = stretch.start;
     while at < stretch.end {
         let end = (at + chunk).min(stretch.end);
@@ -317,7 +321,7 @@ mod tests {
         let far = target(0, 4096, 4096 + (1 << 20), 65536);
         let (fetches, ..) = plan(&[far], 3, 64);
         assert_eq!(fetches.len(), 2);
-        assert_eq!(fetches[0].pieces, vec![Piece::Header { header: 3, bytes: 4096 }]);
+        assert_eq!(fetches[0].pieces[..], [Piece::Header { header: 3, bytes: 4096 }]);
     }
 
     #[test]
@@ -341,7 +345,7 @@ mod tests {
 
     #[test]
     fn chunks_cover_without_gaps() {
-        assert_eq!(chunks(0..10, 4), vec![0..4, 4..8, 8..10]);
-        assert_eq!(chunks(4..8, 4), vec![4..8]);
+        assert_eq!(chunks(0..10, 4)[..], [0..4, 4..8, 8..10]);
+        assert_eq!(chunks(4..8, 4)[..], [4..8; 1]);
     }
 }

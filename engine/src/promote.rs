@@ -22,9 +22,9 @@ use crate::visibility::Sight;
 /// Promote every record of which this batch brought all members whole, and whatever was read to be kept; how many objects. Gives
 /// up on one that DRAM has no room for: a promotion is never worth waiting.
 pub(crate) fn promote(shared: &Shared, slots: &mut [Slot], at: Recency) -> u64 {
-    let always = shared.config.promote() != Promote::Never && shared.config.dram_bytes() > 0;
+    let always = is_on(shared);
     let mut records: BTreeMap<(SegmentId, u64), BTreeMap<u64, usize>> = BTreeMap::new();
-    for (i, slot) in slots.iter().enumerate().filter(|(_, slot)| always || slot.arriving.is_some()) {
+    for (i, slot) in slots.iter().enumerate().filter(|(_, slot)| always || slot.is_arriving()) {
         let whole = slot.want == (0..slot.length);
         let from_ssd = match &slot.outcome {
             Some(Ok(GetOutcome::Hit { tier, .. })) => *tier == Tier::Ssd,
@@ -47,6 +47,11 @@ pub(crate) fn promote(shared: &Shared, slots: &mut [Slot], at: Recency) -> u64 {
     objects
 }
 
+/// Whether what is read for callers is kept in DRAM.
+pub(crate) fn is_on(shared: &Shared) -> bool {
+    shared.config.promote() != Promote::Never && shared.config.dram_bytes() > 0
+}
+
 /// Whether nothing has happened to the object since it was read: it is on SSD alone. What was cleared meanwhile, or is not seen
 /// any more, would lie in memory for nobody.
 fn is_there(core: &Core, slot: &Slot) -> bool {
@@ -62,7 +67,7 @@ fn is_found(slot: &Slot, entry: &Entry) -> bool {
 }
 
 fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Recency) -> bool {
-    let members = match which.iter().all(|i| slots[*i].arriving.is_some()) {
+    let members = match which.iter().all(|i| slots[*i].is_arriving()) {
         true => which.iter().filter_map(|i| arrived(&mut slots[*i])).collect(),
         false => copied(shared, slots, which),
     };
@@ -102,8 +107,9 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
 
 /// What was read to be kept, where it lies.
 fn arrived(slot: &mut Slot) -> Option<FrameMember> {
-    let (arriving, verified) = slot.arriving.take().zip(slot.verified.as_ref())?;
-    let memory = std::mem::take(&mut slot.get.destination.0);
+    let arriving = slot.rare.as_mut().and_then(|rare| rare.arriving.take());
+    let (arriving, verified) = arriving.zip(slot.verified.as_ref())?;
+    let memory = std::mem::take(&mut slot.get.destination.0).into_vec();
     // It was verified there, and nobody else has it.
     arriving.arrived(memory, verified.checksums.clone()).into_member(slot.get.key, slot.fingerprint)
 }

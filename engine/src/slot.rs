@@ -12,12 +12,12 @@ use pagelith_layouts::record::{GroupKind, Record, RecordFacts};
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_tiers::ssd::read::{Expected, Verdict, Verifier, judge};
 
-use crate::batch::{Destination, Get};
+use crate::batch::{Destination, Get, Parts};
 use crate::error::{Error, Result};
 use crate::frame_io::Entered;
-use crate::get::{Header, LiesOnSsd};
+use crate::get::Header;
 use crate::index::SsdPlace;
-use crate::outcome::{GetDone, GetOutcome, MissCause, Tier};
+use crate::outcome::{GetDone, GetOutcome, MissCause, Proof, Tier};
 use crate::plan::{self, Target};
 use crate::put::placed::Arriving;
 use crate::scatter;
@@ -65,8 +65,6 @@ pub(crate) struct Slot {
     pub fingerprint: u128,
     pub expected: Option<Expected>,
     pub place: Option<SsdPlace>,
-    /// Places that turned out to be other keys'.
-    pub tried: Vec<SsdPlace>,
     pub header: Option<usize>,
     /// Its header, if that need not be read; on its way to the batch's headers.
     pub known: Option<Box<[u8]>>,
@@ -83,22 +81,37 @@ pub(crate) struct Slot {
     /// It was copied out of DRAM as it lay there.
     pub unverified: bool,
     pub aim: Aim,
-    /// Where it lies, if that is what was asked.
-    pub lies: Option<LiesOnSsd>,
     away: bool,
+    /// What the record says, where it may be kept.
+    pub verified: Option<Box<Verified>>,
+    /// What is said of it beside its outcome, where that is asked for.
+    pub proof: Option<Box<Proof>>,
+    pub rare: Option<Box<Rare>>,
+    pub outcome: Option<Result<GetOutcome>>,
+}
+
+/// What few objects have. Apart from the rest, so that what all have lies together: between two looks at an object its batch's bytes go
+/// through the cache.
+#[derive(Debug, Default)]
+pub(crate) struct Rare {
+    /// Places that turned out to be other keys'.
+    pub tried: Vec<SsdPlace>,
     pub staged: Vec<(Range<u64>, Part)>,
     pub staged_bytes: u64,
-    pub verified: Option<Box<Verified>>,
     /// Its destination is memory of the arena, where it is to stay.
     pub arriving: Option<Arriving>,
-    /// Of an object out of DRAM, where they are asked for.
-    pub checksums: Checksums,
-    /// What it was put with, where that is asked for.
-    pub with: Together,
     /// What a probe found in the record: every member and its place, and how they belong together.
     pub siblings: Vec<(ObjectKey, SsdPlace)>,
     pub kind: Option<GroupKind>,
-    pub outcome: Option<Result<GetOutcome>>,
+}
+
+/// What is to be told of an object on SSD beside its bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wants {
+    /// A [`Proof`].
+    pub proof: bool,
+    /// What its record says, for who keeps it.
+    pub record: bool,
 }
 
 impl Slot {
@@ -110,7 +123,6 @@ impl Slot {
             fingerprint: 0,
             expected: None,
             place: None,
-            tried: Vec::new(),
             header: None,
             known: None,
             step_back: 0,
@@ -123,36 +135,31 @@ impl Slot {
             direct: false,
             unverified: false,
             aim: Aim::Bytes,
-            lies: None,
             away: false,
-            staged: Vec::new(),
-            staged_bytes: 0,
             verified: None,
-            arriving: None,
-            checksums: Checksums::new(),
-            with: Together::default(),
-            siblings: Vec::new(),
-            kind: None,
+            proof: None,
+            rare: None,
             outcome: None,
         }
     }
 
     /// A question whether an object is here; the outcome's bytes are its length.
     pub fn probe(key: ObjectKey) -> Slot {
-        let get = Get { key, range: None, destination: Destination(Vec::new()) };
+        let get = Get { key, range: None, destination: Destination(Parts::new()) };
         Slot { aim: Aim::Probe, ..Slot::new(get) }
     }
 
     /// A question where bytes of an object lie on SSD; the outcome's bytes are how many there are.
     pub fn place(key: ObjectKey, range: Option<Range<u64>>) -> Slot {
-        let get = Get { key, range, destination: Destination(Vec::new()) };
+        let get = Get { key, range, destination: Destination(Parts::new()) };
         Slot { aim: Aim::Place, ..Slot::new(get) }
     }
 
     /// An object that is to stay in the memory that it is read into.
     pub fn ahead(key: ObjectKey, arriving: Arriving, part: Part) -> Slot {
-        let get = Get { key, range: None, destination: Destination(vec![part]) };
-        Slot { arriving: Some(arriving), ..Slot::new(get) }
+        let get = Get { key, range: None, destination: Destination([part].into()) };
+        let rare = Rare { arriving: Some(arriving), ..Rare::default() };
+        Slot { rare: Some(Box::new(rare)), ..Slot::new(get) }
     }
 
     /// Settle what is wanted of an object of `length` bytes; an error if range or destination do not fit it.
@@ -204,14 +211,16 @@ impl Slot {
         let direct = !sick && plan::is_whole_blocks(&self.want, self.length) && self.is_aligned(align);
         let ragged = !is_aligned(self.want.end - self.want.start);
         let parts = self.get.destination.0.len() + usize::from(ragged);
-        let payload = vec![plan::widen(&self.want, self.length)];
         Some(Target {
             slot,
             round: self.round,
             segment: expected.identity.segment,
             record: expected.offset,
             delta: expected.payload_delta,
-            chunks: if self.aim == Aim::Bytes { payload } else { Vec::new() },
+            chunks: (self.aim == Aim::Bytes)
+                .then(|| plan::widen(&self.want, self.length))
+                .into_iter()
+                .collect(),
             direct_parts: Some(parts).filter(|p| self.aim != Aim::Bytes || (direct && p + 1 < parts_max)),
             ragged,
             stage: 0,
@@ -230,13 +239,13 @@ impl Slot {
     pub fn take_parts(&mut self) -> Vec<Part> {
         self.away = true;
         self.began = true;
-        std::mem::take(&mut self.get.destination.0)
+        std::mem::take(&mut self.get.destination.0).into_vec()
     }
 
     /// The caller's memory, back.
     pub fn give_parts(&mut self, parts: Vec<Part>) {
         self.away = false;
-        self.get.destination.0 = parts;
+        self.get.destination.0 = Parts::from_vec(parts);
     }
 
     /// Whether the caller's memory is in a read.
@@ -248,7 +257,32 @@ impl Slot {
     pub fn begin_again(&mut self) {
         self.round += 1;
         self.header = None;
-        self.staged.clear();
+        self.drop_staged();
+    }
+
+    /// What it has that few have.
+    pub fn rare_mut(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_default()
+    }
+
+    /// Whether it is to stay in the memory that it is read into.
+    pub fn is_arriving(&self) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.arriving.is_some())
+    }
+
+    /// Whether it is known to be another key's that lies there.
+    pub fn has_tried(&self, place: &SsdPlace) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.tried.contains(place))
+    }
+
+    /// Whether it is said where it lies.
+    pub fn lies(&self) -> bool {
+        self.proof.as_ref().is_some_and(|proof| proof.lies.is_some())
+    }
+
+    /// What was staged is not needed any more.
+    pub fn drop_staged(&mut self) {
+        self.rare.iter_mut().for_each(|rare| rare.staged.clear());
     }
 
     /// Copy a member of a frame out. With `verify` each block is verified where it landed (or where it lies, if only
@@ -327,7 +361,7 @@ impl Slot {
     }
 
     /// Judge what has arrived from SSD.
-    pub fn step(&mut self, header: &Header) -> Step {
+    pub fn step(&mut self, header: &Header, wants: Wants) -> Step {
         let (Some(bytes), Some(expected), false) = (&header.bytes, self.expected, self.away) else {
             return Step::Wait;
         };
@@ -342,7 +376,8 @@ impl Slot {
             Verdict::Match(record, member) => (record, member),
             Verdict::OtherKey => {
                 scatter::zero(&mut self.get.destination.0);
-                self.tried.extend(self.place);
+                let place = self.place;
+                self.rare_mut().tried.extend(place);
                 return Step::NextCandidate;
             }
             Verdict::Damaged(error) => return self.damaged(&error),
@@ -355,15 +390,15 @@ impl Slot {
             });
         }
         if self.aim == Aim::Probe {
-            self.siblings = siblings(&record);
-            self.kind = Some(record.facts().group_kind);
+            let rare = self.rare_mut();
+            (rare.siblings, rare.kind) = (siblings(&record), Some(record.facts().group_kind));
             return Step::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.length }));
         }
         let checksums: Checksums = record.checksums(&member).collect();
-        self.with = Together::of_record(&record.facts(), record.member_count());
+        let with = || Together::of_record(&record.facts(), record.member_count());
         let hit = GetOutcome::Hit { tier: Tier::Ssd, bytes: self.want.end - self.want.start };
         if self.aim == Aim::Place {
-            self.checksums = checksums;
+            self.proof = Some(Box::new(Proof { checksums, with: with(), lies: None }));
             return Step::Done(Ok(hit));
         }
         if let Err(error) = self.take_staged(&checksums) {
@@ -377,8 +412,13 @@ impl Slot {
         {
             return self.damaged(&error);
         }
-        let (facts, member_count) = (record.facts(), record.member_count());
-        self.verified = Some(Box::new(Verified { facts, member_count, checksums }));
+        if wants.proof {
+            self.proof = Some(Box::new(Proof { checksums: checksums.clone(), with: with(), lies: None }));
+        }
+        if wants.record {
+            let (facts, member_count) = (record.facts(), record.member_count());
+            self.verified = Some(Box::new(Verified { facts, member_count, checksums }));
+        }
         Step::Done(Ok(hit))
     }
 
@@ -401,10 +441,11 @@ impl Slot {
         &mut self,
         checksums: &[Checksum],
     ) -> std::result::Result<(), pagelith_layouts::error::FormatError> {
-        for (chunk, part) in std::mem::take(&mut self.staged) {
+        let staged = self.rare.as_mut().map(|rare| std::mem::take(&mut rare.staged)).unwrap_or_default();
+        for (chunk, part) in staged {
             let end = chunk.end.min(self.length);
             let bytes = &part.bytes()[..(end - chunk.start) as usize];
-            self.staged_bytes += chunk.end - chunk.start;
+            self.rare_mut().staged_bytes += chunk.end - chunk.start;
             self.pieces_left -= 1;
             let block = chunk.start / u64::from(BLOCK_BYTES);
             self.deliver(chunk.start..end, bytes, checksums, &mut Copier::new(Stores::Cached))
@@ -425,10 +466,7 @@ impl Slot {
 
     pub fn into_done(self) -> GetDone {
         let outcome = self.outcome.unwrap_or(Ok(GetOutcome::Miss(MissCause::Late)));
-        let proven = self.verified.map(|v| v.checksums).unwrap_or_default();
-        let checksums = if self.checksums.is_empty() { proven } else { self.checksums };
-        let (with, lies) = (self.with, self.lies);
-        GetDone { outcome, destination: self.get.destination, length: self.length, checksums, with, lies }
+        GetDone { outcome, destination: self.get.destination, length: self.length, proof: self.proof }
     }
 }
 

@@ -83,7 +83,7 @@ impl AlignedBuf {
         let len = self.len;
         // The memory does not move with the buffer's handle.
         let ptr = NonNull::from(&mut self[..]).cast();
-        Part { ptr, len, exclusive: true, keep: Held::Owned(Arc::new(self)) }
+        Part { ptr, len, exclusive: true, keep: Held::Whole(self) }
     }
 }
 
@@ -134,10 +134,23 @@ impl fmt::Debug for AlignedBuf {
     }
 }
 
-#[derive(Clone)]
 enum Held {
+    /// All of a buffer: whoever hands one over and gets it back allocates nothing.
+    Whole(AlignedBuf),
+    /// Some of one.
     Owned(Arc<AlignedBuf>),
     Guarded(#[allow(dead_code, reason = "held for its drop")] Option<Keep>),
+}
+
+impl Held {
+    /// The same for two.
+    fn shared(self) -> (Held, Held) {
+        match self {
+            Held::Whole(buf) => Held::Owned(Arc::new(buf)).shared(),
+            Held::Owned(buf) => (Held::Owned(buf.clone()), Held::Owned(buf)),
+            Held::Guarded(keep) => (Held::Guarded(keep.clone()), Held::Guarded(keep)),
+        }
+    }
 }
 
 /// A stretch of memory on its way to, in, or back from an operation. Holding a `Part` *is* the right to the
@@ -150,7 +163,7 @@ pub struct Part {
     keep: Held,
 }
 
-// SAFETY: a Part is an owner (Held::Owned) or a borrower whose constructor promised that the memory may be
+// SAFETY: a Part is an owner (Held::Whole, Held::Owned) or a borrower whose constructor promised that the memory may be
 // used from any thread; the guard it holds is Send + Sync by its type.
 unsafe impl Send for Part {}
 
@@ -218,6 +231,7 @@ impl Part {
     /// The buffer, if the part was made from one and no other part of it is left.
     pub fn into_buf(self) -> Option<AlignedBuf> {
         match self.keep {
+            Held::Whole(buf) => Some(buf),
             Held::Owned(buf) => Arc::try_unwrap(buf).ok(),
             Held::Guarded(_) => None,
         }
@@ -228,9 +242,10 @@ impl Part {
         let at = at.min(self.len);
         // SAFETY: `at` is within the part, or one past its end.
         let second = unsafe { self.ptr.add(at) };
-        let keep = self.keep.clone();
-        let rest = Part { ptr: second, len: self.len - at, exclusive: self.exclusive, keep };
-        (Part { len: at, ..self }, rest)
+        let Part { ptr, len, exclusive, keep } = self;
+        let (keep, of_rest) = keep.shared();
+        let rest = Part { ptr: second, len: len - at, exclusive, keep: of_rest };
+        (Part { ptr, len: at, exclusive, keep }, rest)
     }
 
     /// One part again of two that [`Part::split`] made; hands both back if they are not neighbours in memory

@@ -97,8 +97,19 @@ pub(crate) const fn counter_ok(value: u64) -> bool {
 
 /// Whether all of `bytes` are zero: what is reserved must be, so that a later version may give it a meaning.
 pub(crate) fn is_zero(bytes: &[u8]) -> bool {
-    // In pieces without a branch inside, which compile to wide compares: headers are mostly padding.
-    bytes.chunks(64).all(|piece| piece.iter().fold(0, |any, b| any | b) == 0)
+    // In lines of words without a branch inside, which compile to wide compares: headers are mostly padding.
+    let (lines, rest) = bytes.as_chunks();
+    lines.iter().all(|line| is_zero_line(*line)) && rest.iter().all(|b| *b == 0)
+}
+
+fn is_zero_line(line: [u8; 64]) -> bool {
+    bytemuck::cast::<_, [u64; 8]>(line).iter().fold(0, |any, word| any | word) == 0
+}
+
+/// Make all of `bytes` zero. What is zero already is not written: of memory that was written to a disk before, another core may have a
+/// copy, which a write would wait for.
+pub(crate) fn clear(bytes: &mut [u8]) {
+    bytes.chunks_mut(64).filter(|line| !is_zero(line)).for_each(|line| line.fill(0));
 }
 
 #[cfg(test)]
@@ -123,5 +134,22 @@ mod tests {
         assert_eq!(read::<u32>(&[1, 0, 0]), None);
         assert_eq!(read::<u32>(&[1, 0, 0, 0, 9]), Some(1));
         assert!(is_zero(&[0; 3]) && !is_zero(&[0, 1]));
+    }
+
+    #[test]
+    fn one_byte_that_is_not_zero_is_seen_anywhere_and_cleared() {
+        for len in [0, 1, 63, 64, 65, 200] {
+            let mut bytes = vec![0u8; len];
+            assert!(is_zero(&bytes));
+            for at in 0..len {
+                bytes[at] = 0x80;
+                assert!(!is_zero(&bytes), "len={len} at={at}");
+                clear(&mut bytes);
+                assert!(is_zero(&bytes) && bytes[at] == 0, "len={len} at={at}");
+            }
+            bytes.fill(1);
+            clear(&mut bytes);
+            assert!(bytes.iter().all(|b| *b == 0), "len={len}");
+        }
     }
 }

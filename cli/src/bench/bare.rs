@@ -2,7 +2,6 @@
 //! is found, verified or kept; or what is left of it when what was read is hashed besides.
 
 use std::collections::VecDeque;
-use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,12 +13,12 @@ use pagelith::io::disk::{Completion, Disk, FileId, Op as DiskOp, Queue};
 use pagelith::io::fault::FaultKind;
 use pagelith::io::probe::{SideChoice, open_disk};
 use pagelith::layouts::align::{ALIGN, align_up};
-use pagelith::layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith::layouts::footer::FooterEntry;
 use pagelith::layouts::ids::SegmentId;
 use pagelith::layouts::names::SEGMENTS;
 use pagelith::{AlignedBuf, Registration};
 
+use super::beside::{Beside, Doing};
 use super::round::{Round, Timer};
 use super::{Op, Shape};
 use crate::on_disk::{
@@ -42,6 +41,7 @@ const HEADER_BYTES: usize = 4096;
 /// The file that bare transfers are measured on. It is open during a round only.
 pub(super) struct File {
     pub(super) shape: Shape,
+    pub(super) beside: Option<Beside>,
     dir: PathBuf,
     name: &'static str,
     side: SideChoice,
@@ -54,7 +54,12 @@ pub(super) struct File {
 
 impl File {
     /// The extents of a closed store, of one directory, whose segments are sealed.
-    pub(super) fn of_store(shape: Shape, dirs: &[PathBuf], io: Option<SsdIo>) -> anyhow::Result<File> {
+    pub(super) fn of_store(
+        shape: Shape,
+        beside: Option<Beside>,
+        dirs: &[PathBuf],
+        io: Option<SsdIo>,
+    ) -> anyhow::Result<File> {
         let [dir] = dirs else { bail!("a store of several directories dirs={}", dirs.len()) };
         let disk = OnDisk::open(dirs, Hold::Peek)?;
         let Ok((manifest, _)) = disk.manifest() else { bail!("the store has no manifest") };
@@ -71,14 +76,19 @@ impl File {
         if extents.is_empty() {
             bail!("the store has no objects on SSD");
         }
-        Ok(File { extents, name: SEGMENTS, ..File::named(shape, dir, io) })
+        Ok(File { extents, name: SEGMENTS, ..File::named(shape, beside, dir, io) })
     }
 
     /// A file of its own, of the data's size, full.
-    pub(super) fn made(shape: Shape, dir: &Path, io: Option<SsdIo>) -> anyhow::Result<File> {
+    pub(super) fn made(
+        shape: Shape,
+        beside: Option<Beside>,
+        dir: &Path,
+        io: Option<SsdIo>,
+    ) -> anyhow::Result<File> {
         let object = align_up(shape.object_bytes as u64);
         let extents = (0..shape.objects).map(|i| (i * object, object as usize)).collect();
-        let file = File { extents, ..File::named(shape, dir, io) };
+        let file = File { extents, ..File::named(shape, beside, dir, io) };
         let len = (object * shape.objects).next_multiple_of(WRITE_BYTES as u64);
         let disk = open_disk(std::slice::from_ref(&file.dir), file.side)?;
         let fresh = match disk.open(0, FILE) {
@@ -105,14 +115,14 @@ impl File {
         Ok(file)
     }
 
-    fn named(shape: Shape, dir: &Path, io: Option<SsdIo>) -> File {
+    fn named(shape: Shape, beside: Option<Beside>, dir: &Path, io: Option<SsdIo>) -> File {
         let side = match io.unwrap_or_default() {
             SsdIo::Auto => SideChoice::Auto,
             SsdIo::Uring => SideChoice::Uring,
             SsdIo::Blocking => SideChoice::Blocking,
         };
         let rng = SplitMix64::new(shape.seed);
-        File { shape, dir: dir.to_owned(), name: FILE, side, extents: Vec::new(), next: 0, rng }
+        File { shape, beside, dir: dir.to_owned(), name: FILE, side, extents: Vec::new(), next: 0, rng }
     }
 
     /// One round.
@@ -127,6 +137,9 @@ impl File {
 /// Bare transfers under way.
 struct Bare<'f> {
     shape: Shape,
+    /// Whether what is written is what the store writes.
+    is_of_pieces: bool,
+    doing: Doing,
     extents: &'f [(u64, usize)],
     file: FileId,
     queue: Box<dyn Queue>,
@@ -156,8 +169,11 @@ impl<'f> Bare<'f> {
         let readers = if shape.op == Op::Put { 0 } else { shape.batch * shape.depth };
         let depth = readers + WRITE_DEPTH;
         let queue = disk.queue(depth)?;
+        let is_of_pieces = of.beside.is_some_and(Beside::is_of_pieces);
         let mut bare = Bare {
             shape,
+            is_of_pieces,
+            doing: Doing::new(shape, of.beside).context("no memory for a transfer")?,
             extents: &of.extents,
             file,
             queue,
@@ -181,7 +197,7 @@ impl<'f> Bare<'f> {
         // Not while the clock runs.
         bare.reads.iter_mut().flat_map(|buffer| buffer.chunks_mut(4096)).for_each(|page| page[0] = 1);
         if shape.op != Op::Get {
-            bare.writes = pieces(shape).context("no memory for a transfer")?;
+            bare.writes = pieces(shape, is_of_pieces).context("no memory for a transfer")?;
             // Nothing that a device can take for zeros, or compress.
             for word in bare.writes.iter_mut().flatten().flat_map(|buffer| buffer.chunks_mut(8)) {
                 word.copy_from_slice(&bare.rng.next_u64().to_le_bytes()[..word.len()]);
@@ -225,9 +241,10 @@ impl<'f> Bare<'f> {
         while self.writing == WRITE_DEPTH {
             self.take(None)?;
         }
-        let pieces = self.writes.pop_front().context("more writes than buffers")?;
+        let mut pieces = self.writes.pop_front().context("more writes than buffers")?;
+        self.doing.writes(&mut pieces);
         let bytes: u64 = pieces.iter().map(|piece| align_up(piece.len() as u64)).sum();
-        let objects = match self.shape.as_written {
+        let objects = match self.is_of_pieces {
             true => pieces.len() as u64 / 2 * self.shape.object_bytes as u64,
             false => bytes,
         };
@@ -275,11 +292,7 @@ impl<'f> Bare<'f> {
                 continue;
             }
             for buffer in buffers {
-                if self.shape.hashed {
-                    buffer.chunks(BLOCK_BYTES as usize).for_each(|block| {
-                        black_box(checksum(block));
-                    });
-                }
+                self.doing.read(&buffer);
                 self.reads.push(buffer);
             }
         }
@@ -300,8 +313,8 @@ impl<'f> Bare<'f> {
 }
 
 /// What writes are of: 1 MiB each that stays in the cache, or a header and an object, and so on, of memory that does not.
-fn pieces(shape: Shape) -> std::io::Result<VecDeque<Vec<AlignedBuf>>> {
-    if !shape.as_written {
+fn pieces(shape: Shape, is_of_pieces: bool) -> std::io::Result<VecDeque<Vec<AlignedBuf>>> {
+    if !is_of_pieces {
         let buffers = AlignedBuf::many(WRITE_DEPTH, WRITE_BYTES)?;
         return Ok(buffers.into_iter().map(|buffer| vec![buffer]).collect());
     }

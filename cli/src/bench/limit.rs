@@ -13,6 +13,7 @@ use pagelith::layouts::align::align_up;
 use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths};
 
 use super::bare::File;
+use super::beside::Beside;
 use super::round::{Round, Timer};
 use super::{BenchTier, Op, Shape};
 use crate::rng::SplitMix64;
@@ -28,9 +29,10 @@ pub(super) enum Limit {
 }
 
 impl Limit {
-    /// Make ready what the measurement needs.
+    /// Make ready what the measurement needs: the limit, or what is `beside` it.
     pub(super) fn prepare(
         shape: Shape,
+        beside: Option<Beside>,
         dir: &Path,
         store: &[PathBuf],
         io: Option<SsdIo>,
@@ -38,8 +40,8 @@ impl Limit {
         Ok(match (shape.op, shape.tier) {
             (Op::Exists, _) => Limit::Probes(Probes::new(shape)?),
             (_, BenchTier::Dram) => Limit::Memory(Memory::new(shape)?),
-            (Op::Get, BenchTier::Ssd) => Limit::File(File::of_store(shape, store, io)?),
-            (_, BenchTier::Ssd) => Limit::File(File::made(shape, dir, io)?),
+            (Op::Get, BenchTier::Ssd) => Limit::File(File::of_store(shape, beside, store, io)?),
+            (_, BenchTier::Ssd) => Limit::File(File::made(shape, beside, dir, io)?),
         })
     }
 
@@ -52,12 +54,11 @@ impl Limit {
                 Op::Mixed => "copy and checksum, then memcpy",
                 Op::Get | Op::Exists | Op::Open | Op::OpenClean => "copy and checksum",
             },
-            Limit::File(file) => match file.shape.op {
-                Op::Put if file.shape.as_written => "bare writes of the store's pieces and a sync",
-                Op::Put => "bare writes and a sync",
-                Op::Mixed => "bare reads beside bare writes, and a sync",
-                _ if file.shape.hashed => "bare reads of the same extents, and their checksums",
-                Op::Get | Op::Exists | Op::Open | Op::OpenClean => "bare reads of the same extents",
+            Limit::File(file) => match (file.beside, file.shape.op) {
+                (Some(beside), _) => beside.what(),
+                (None, Op::Put) => "bare writes and a sync",
+                (None, Op::Mixed) => "bare reads beside bare writes, and a sync",
+                (None, Op::Get | Op::Exists | Op::Open | Op::OpenClean) => "bare reads of the same extents",
             },
         }
     }

@@ -3,6 +3,7 @@
 //! machine does meets both; the figures are medians.
 
 mod bare;
+mod beside;
 mod hash;
 mod limit;
 mod objects;
@@ -22,6 +23,7 @@ use pagelith::config::{Promote, Size};
 use pagelith::layouts::align::align_up;
 use serde::Serialize;
 
+use self::beside::Beside;
 use self::hash::Cold;
 use self::limit::Limit;
 use self::report::{Report, Summary};
@@ -63,12 +65,9 @@ pub(crate) struct BenchArgs {
     /// With `get` on SSD: of a store that was opened a moment ago, and knows no header
     #[arg(long)]
     just_opened: bool,
-    /// With `put` on SSD: the limit writes what the store writes, a header before each object, out of as much memory
-    #[arg(long)]
-    as_written: bool,
-    /// With `get` on SSD: the limit makes the checksums of what it has read, and looks nothing up
-    #[arg(long)]
-    hashed: bool,
+    /// What else takes turns with the store and the limit, on SSD
+    #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
+    beside: Vec<Beside>,
     /// Rounds of each
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
@@ -172,10 +171,6 @@ struct Shape {
     memory: Memory,
     /// Nothing is got before it is measured.
     just_opened: bool,
-    /// The limit writes the store's pieces.
-    as_written: bool,
-    /// The limit makes checksums of what it reads.
-    hashed: bool,
     round: Duration,
     rounds: u32,
     seed: u64,
@@ -213,14 +208,14 @@ impl BenchArgs {
         if self.write_rate.is_some() && self.op != Op::Mixed {
             bail!("a writer beside is for --op=mixed");
         }
-        if self.hashed && !ssd_gets {
-            bail!("what is read and hashed is compared with --tier=ssd --op=get --hashed");
+        for beside in &self.beside {
+            if self.tier != BenchTier::Ssd || self.op != beside.op() {
+                bail!("it is of another tier or operation --beside={}", beside.name());
+            }
         }
-        if self.as_written && !(self.tier == BenchTier::Ssd && self.op == Op::Put) {
-            bail!("how the store writes is compared with --tier=ssd --op=put --as-written");
-        }
-        // Store and limit share the time.
-        let round = Duration::from_secs_f64(self.seconds / f64::from(2 * self.rounds));
+        // All share the time.
+        let sides = 2 + self.beside.len() as u32;
+        let round = Duration::from_secs_f64(self.seconds / f64::from(sides * self.rounds));
         Ok(Shape {
             tier: self.tier,
             op: self.op,
@@ -232,8 +227,6 @@ impl BenchArgs {
             write_rate: self.write_rate.map(Size::bytes),
             memory: self.memory,
             just_opened: self.just_opened,
-            as_written: self.as_written,
-            hashed: self.hashed,
             round,
             rounds: self.rounds,
             seed: self.seed,
@@ -275,7 +268,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
     fresh.make_for(config.ssd_dirs())?;
     if matches!(shape.op, Op::Open | Op::OpenClean) {
         let report = open::run(shape, config)?;
-        return print(args, report.summary(open::LIMIT));
+        return print(args, report.summary());
     }
     let mut store = store::Bench::open(shape, config.clone())?;
     let mut report = Report::new(shape, store.io());
@@ -283,28 +276,32 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
         (shape.tier == BenchTier::Ssd && shape.op == Op::Get).then(|| Cold::new(shape.seed)).transpose()?;
     // Reads are measured over the very extents that the store reads, which only one of the two can have open.
     let shared = shape.tier == BenchTier::Ssd && shape.op == Op::Get;
-    let mut limit = None;
-    let limit_round = |limit: &mut Option<Limit>| match limit {
-        Some(limit) => limit.round(),
-        none => {
-            let made = Limit::prepare(shape, &dir.join("limit"), config.ssd_dirs(), args.io)?;
-            none.insert(made).round()
+    let mut limits = Vec::new();
+    let mut limit_rounds = |report: &mut Report| {
+        if limits.is_empty() {
+            for beside in std::iter::once(None).chain(args.beside.iter().copied().map(Some)) {
+                let limit = Limit::prepare(shape, beside, &dir.join("limit"), config.ssd_dirs(), args.io)?;
+                limits.push(limit);
+            }
         }
+        for (at, limit) in limits.iter_mut().enumerate() {
+            report.limit(at, limit.what(), limit.round()?);
+        }
+        anyhow::Ok(())
     };
     for _ in 0..shape.rounds {
         report.store(store.round()?);
         report.checksum(cold.as_ref().map(Cold::pass));
         if shared {
             let paused = store.pause()?;
-            report.limit(limit_round(&mut limit)?);
+            limit_rounds(&mut report)?;
             store = store::Bench::resume(shape, config.clone(), paused)?;
         } else {
-            report.limit(limit_round(&mut limit)?);
+            limit_rounds(&mut report)?;
         }
     }
     store.pause()?;
-    let what = limit.as_ref().map_or("", Limit::what);
-    print(args, report.summary(what))
+    print(args, report.summary())
 }
 
 fn print(args: &BenchArgs, summary: Summary) -> anyhow::Result<Verdict> {

@@ -18,7 +18,7 @@ use super::store::Bench;
 use super::{Op, Shape};
 
 /// What opening is measured against.
-pub(super) const LIMIT: &str = "a bare read of as many entries of the checkpoint";
+const LIMIT: &str = "a bare read of as many entries of the checkpoint";
 
 /// Bytes of a bare read.
 const READ_BYTES: usize = 1 << 20;
@@ -37,7 +37,7 @@ pub(super) fn run(shape: Shape, config: ValidConfig) -> anyhow::Result<Report> {
     for _ in 0..shape.rounds {
         let (round, objects) = opens(shape, &config)?;
         report.store(round);
-        report.limit(reads(shape, &config, objects)?);
+        report.limit(0, LIMIT, reads(shape, &config, objects)?);
     }
     Ok(report)
 }

@@ -13,7 +13,8 @@ pub(super) struct Report {
     shape: Shape,
     io: String,
     store: Vec<Round>,
-    limit: Vec<Round>,
+    /// The limit, and what was beside it, each with what it is.
+    limits: Vec<(&'static str, Vec<Round>)>,
     checksums: Vec<f64>,
 }
 
@@ -34,6 +35,19 @@ pub(super) struct Summary {
     written_gb_per_s: Option<f64>,
     limit: Limit,
     /// Store over limit, medians: of bandwidth, or of keys for `exists`.
+    ratio: f64,
+    /// What else took turns with the store.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    beside: Vec<Compared>,
+}
+
+/// What took turns with the store beside its limit.
+#[derive(Debug, Serialize)]
+struct Compared {
+    what: &'static str,
+    #[serde(flatten)]
+    figures: Figures,
+    /// Store over this, as `ratio`.
     ratio: f64,
 }
 
@@ -63,15 +77,20 @@ struct Figures {
 
 impl Report {
     pub(super) fn new(shape: Shape, io: String) -> Report {
-        Report { shape, io, store: Vec::new(), limit: Vec::new(), checksums: Vec::new() }
+        Report { shape, io, store: Vec::new(), limits: Vec::new(), checksums: Vec::new() }
     }
 
     pub(super) fn store(&mut self, round: Round) {
         self.store.push(round);
     }
 
-    pub(super) fn limit(&mut self, round: Round) {
-        self.limit.push(round);
+    /// A round of the limit, which is number 0, or of what is beside it.
+    pub(super) fn limit(&mut self, at: usize, what: &'static str, round: Round) {
+        if self.limits.len() <= at {
+            self.limits.resize_with(at + 1, Default::default);
+        }
+        self.limits[at].0 = what;
+        self.limits[at].1.push(round);
     }
 
     /// What a pass of the checksum cost in a round, CPU seconds for 10^9 bytes.
@@ -79,12 +98,16 @@ impl Report {
         self.checksums.extend(cost);
     }
 
-    pub(super) fn summary(&self, what: &'static str) -> Summary {
-        let (store, limit) = (figures(&self.store), figures(&self.limit));
-        let ratio = match (store.gb_per_s, limit.gb_per_s) {
-            (Some(store), Some(limit)) => store / limit,
-            _ => store.ops_per_s / limit.ops_per_s,
-        };
+    pub(super) fn summary(&self) -> Summary {
+        let store = figures(&self.store);
+        let mut compared = self.limits.iter().map(|(what, rounds)| {
+            let figures = figures(rounds);
+            Compared { what, figures, ratio: rounded(store.over(&figures)) }
+        });
+        let Compared { what, figures, ratio } = compared.next().unwrap_or_else(|| {
+            let figures = figures(&[]);
+            Compared { what: "", figures, ratio: 0.0 }
+        });
         Summary {
             tier: self.shape.tier,
             op: self.shape.op,
@@ -100,11 +123,22 @@ impl Report {
                 .map(|_| median(self.store.iter().map(Round::written_gb_per_s))),
             limit: Limit {
                 what,
-                figures: limit,
+                figures,
                 checksum_cpu_s_per_gb: (!self.checksums.is_empty())
                     .then(|| median(self.checksums.iter().copied())),
             },
-            ratio: rounded(ratio),
+            ratio,
+            beside: compared.collect(),
+        }
+    }
+}
+
+impl Figures {
+    /// How many times the other's these are.
+    fn over(&self, other: &Figures) -> f64 {
+        match (self.gb_per_s, other.gb_per_s) {
+            (Some(own), Some(other)) => own / other,
+            _ => self.ops_per_s / other.ops_per_s,
         }
     }
 }
@@ -148,7 +182,10 @@ impl fmt::Display for Summary {
             "{tier} {op} object_bytes={} batch={} depth={} rounds={} io={}",
             self.object_bytes, self.batch, self.depth, self.rounds, self.io
         )?;
-        for (name, x) in [("store", &self.store), (self.limit.what, &self.limit.figures)] {
+        let beside = self.beside.iter().map(|beside| (beside.what, &beside.figures));
+        for (name, x) in
+            [("store", &self.store), (self.limit.what, &self.limit.figures)].into_iter().chain(beside)
+        {
             write!(f, "{name:<40}")?;
             match (x.gb_per_s, x.cpu_s_per_gb) {
                 (Some(gb), Some(cpu)) => {
@@ -168,6 +205,9 @@ impl fmt::Display for Summary {
         }
         if let Some(cost) = self.limit.checksum_cpu_s_per_gb {
             writeln!(f, "{:<40} {cost:>8.4} CPU-s/GB", "a pass of the checksum")?;
+        }
+        for beside in &self.beside {
+            writeln!(f, "{:<40} {:>8.3}", format!("to {}", beside.what), beside.ratio)?;
         }
         write!(f, "{:<40} {:>8.3}", "ratio", self.ratio)
     }

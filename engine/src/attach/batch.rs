@@ -15,7 +15,6 @@ use crate::outcome::{GetDone, GetOutcome, MissCause, PutDone};
 use crate::remote::batch::{Asked, Heard, Manner, Missed, RemoteGet};
 use crate::remote::desk::Desk;
 use crate::remote::used::Use;
-use crate::together::Together;
 
 /// An object that is asked for, and which of its bytes.
 type Asking = (ObjectKey, Option<Range<u64>>);
@@ -42,8 +41,8 @@ impl Gets {
         let asked: Vec<Asking> = gets.iter().map(|get| (get.key, get.range.clone())).collect();
         let begun = |get: Get| {
             let Get { destination, .. } = get;
-            let (outcome, with) = (Ok(GetOutcome::Miss(MissCause::Late)), Together::default());
-            GetDone { outcome, destination, length: 0, checksums: Default::default(), with, lies: None }
+            let outcome = Ok(GetOutcome::Miss(MissCause::Late));
+            GetDone { outcome, destination, length: 0, proof: None }
         };
         let done = gets.into_iter().map(begun).collect();
         let missed: Vec<Missed> =

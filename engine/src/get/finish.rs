@@ -18,7 +18,7 @@ pub(crate) struct Finished {
 impl GetBatch {
     /// The outcomes, once [`GetBatch::advance`] said that all are there.
     pub fn finish(mut self, io: &mut SessionIo) -> Finished {
-        let ahead = self.slots.iter().any(|slot| slot.arriving.is_some());
+        let ahead = self.slots.iter().any(Slot::is_arriving);
         let missed = if ahead { Vec::new() } else { self.missed(io) };
         let promoted = crate::promote::promote(&io.shared, &mut self.slots, self.at);
         let mut counters = Counters::default();
@@ -31,7 +31,7 @@ impl GetBatch {
                 Some(Ok(GetOutcome::Miss(MissCause::Damaged))) if ahead => counters.damaged += 1,
                 _ if ahead => {}
                 // It is asked for once more, for its bytes.
-                Some(Ok(GetOutcome::Hit { .. })) if slot.aim == Aim::Place && slot.lies.is_none() => {}
+                Some(Ok(GetOutcome::Hit { .. })) if slot.aim == Aim::Place && !slot.lies() => {}
                 Some(Ok(GetOutcome::Miss(_))) if slot.aim == Aim::Place && io.desk.is_some() => {}
                 Some(Ok(GetOutcome::Hit { tier: Tier::Memory, bytes })) => {
                     counters.hits_memory += 1;
@@ -41,8 +41,8 @@ impl GetBatch {
                 Some(Ok(GetOutcome::Hit { bytes, .. })) => {
                     counters.hits_ssd += 1;
                     counters.bytes_ssd += bytes;
-                    counters.staged_bytes += slot.staged_bytes;
-                    counters.lent_bytes += slot.lies.as_ref().map_or(0, |_| *bytes);
+                    counters.staged_bytes += slot.rare.as_ref().map_or(0, |rare| rare.staged_bytes);
+                    counters.lent_bytes += if slot.lies() { *bytes } else { 0 };
                 }
                 // Peers are asked first.
                 Some(Ok(GetOutcome::Miss(_))) if !missed.is_empty() => {}

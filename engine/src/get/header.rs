@@ -26,6 +26,11 @@ impl Header {
         Header { place, bytes: None, users: 0, noted: false }
     }
 
+    /// Whether it was known before.
+    pub fn is_known(&self) -> bool {
+        self.bytes.as_ref().is_some_and(HeaderBytes::is_known)
+    }
+
     /// It led to a hit: from now on it is known.
     pub fn note(&mut self, shared: &Shared) {
         let read = match &self.bytes {
@@ -70,7 +75,7 @@ impl HeaderBytes {
     }
 
     /// Whether it was known before.
-    pub fn is_known(&self) -> bool {
+    fn is_known(&self) -> bool {
         match self {
             HeaderBytes::Read(_) => false,
             HeaderBytes::Known(_) => true,

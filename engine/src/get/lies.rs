@@ -27,8 +27,16 @@ pub(crate) struct LiesOnSsd {
 }
 
 impl LiesOnSsd {
+    /// Say of a slot's object where it lies, if that is what was asked.
+    pub fn note(shared: &Arc<Shared>, slot: &mut Slot) {
+        let lies = LiesOnSsd::of(shared, slot);
+        if let Some(proof) = &mut slot.proof {
+            proof.lies = lies;
+        }
+    }
+
     /// Where a slot's object lies, if that is what was asked, of whole blocks, and the slot holds its segment.
-    pub fn of(shared: &Arc<Shared>, slot: &Slot) -> Option<LiesOnSsd> {
+    fn of(shared: &Arc<Shared>, slot: &Slot) -> Option<LiesOnSsd> {
         let expected = slot
             .expected
             .as_ref()

@@ -12,7 +12,7 @@ use crate::index::SsdPlace;
 use crate::outcome::GetOutcome;
 use crate::put::placed::Arriving;
 use crate::session::SessionIo;
-use crate::slot::Slot;
+use crate::slot::{Rare, Slot};
 
 /// An object that a probe found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,8 @@ impl GetBatch {
         let probed = |s: Slot| match s.outcome {
             Some(Ok(GetOutcome::Hit { bytes, .. })) => {
                 let generation = s.expected.map(|expected| expected.generation);
-                Some(Probed { length: bytes, siblings: s.siblings, kind: s.kind, generation })
+                let Rare { siblings, kind, .. } = s.rare.map(|rare| *rare).unwrap_or_default();
+                Some(Probed { length: bytes, siblings, kind, generation })
             }
             Some(Ok(GetOutcome::Miss(_)) | Err(_)) | None => None,
         };

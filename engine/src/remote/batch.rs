@@ -16,9 +16,10 @@ use super::call::Wanted;
 use super::desk::Desk;
 use super::lines::Standing;
 use crate::error::{Error, ErrorKind, Result};
-use crate::outcome::{GetDone, GetOutcome, MissCause, Tier};
+use crate::outcome::{GetDone, GetOutcome, MissCause, Proof, Tier};
 use crate::removals::Quiet;
 use crate::stats::Counters;
+use crate::together::Together;
 
 /// Most keys of one question.
 const KEYS_MAX: usize = 4096;
@@ -189,7 +190,8 @@ impl RemoteGet {
         let page = |missed: &Missed| (missed.key.namespace(), missed.key.hash());
         let came_together = |missed: &&Missed| {
             let done = &self.done[missed.at];
-            done.outcome.as_ref().is_ok_and(GetOutcome::is_hit) && done.with.members != 1
+            let members = done.proof.as_ref().map_or(0, |proof| proof.with.members);
+            done.outcome.as_ref().is_ok_and(GetOutcome::is_hit) && members != 1
         };
         let whole: BTreeSet<_> = next.iter().filter(came_together).map(page).collect();
         next.retain(|missed| {
@@ -207,11 +209,11 @@ impl RemoteGet {
         let asked = self.asked;
         let wanted = missed.into_iter().filter_map(|missed| {
             let done = &mut self.done[missed.at];
-            let parts = std::mem::take(&mut done.destination.0);
+            let parts = std::mem::take(&mut done.destination.0).into_vec();
             let wanted = Wanted { key: missed.key, range: missed.range, parts, sent: false };
             // It would end the link. A peer need not say so of what is not here.
             if let Err(error) = wanted.check() {
-                done.destination.0 = wanted.parts;
+                done.destination.0 = wanted.parts.into();
                 if asked == Asked::Store {
                     done.outcome = Err(error);
                 }
@@ -257,9 +259,11 @@ impl RemoteGet {
                                 let attached = base.map(|base| (token, *base));
                                 self.fetched.push(Fetched { at, key, sums, members, attached });
                             }
-                            (self.done[at].checksums, self.done[at].with.members) = (sums, known);
+                            let with = Together { members: known, attached: None };
+                            let proof = Proof { checksums: sums, with, lies: None };
+                            self.done[at].proof = Some(Box::new(proof));
                             self.settle(at, got.outcome);
-                            self.done[at].destination.0 = got.parts;
+                            self.done[at].destination.0 = got.parts.into();
                         }
                         heard.note(peer, failed);
                         if again.is_empty() { State::Over } else { State::New(again) }
@@ -306,7 +310,7 @@ impl RemoteGet {
     /// These are not asked for.
     fn give_back(&mut self, items: Vec<(usize, Wanted)>, why: Error) -> State<(usize, Wanted)> {
         for (at, wanted) in items {
-            self.done[at].destination.0 = wanted.parts;
+            self.done[at].destination.0 = wanted.parts.into();
             self.settle(at, Err(why.clone()));
         }
         State::Over

@@ -6,7 +6,6 @@ mod lies;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums, checksum};
 use pagelith_layouts::ids::OpId;
@@ -111,15 +110,17 @@ impl Wanted {
         }
         if tier == Tier::Remote {
             // Nothing but these is known of the object. If all of it was asked for, the peer has compared its length.
-            if done.checksums.len() != self.sums.len() {
+            let (checksums, with) = done.proven();
+            if checksums.len() != self.sums.len() {
                 return Err(Verdict::Miss(MissCause::Gone));
             }
-            self.sums.clone_from(&done.checksums);
-            (self.tier, self.with) = (tier, done.with.clone());
+            self.sums = checksums.into();
+            (self.tier, self.with) = (tier, with);
             return Ok(());
         }
-        let record = self.record.get_or_insert_with(|| done.checksums.clone());
-        if *record != done.checksums {
+        let (checksums, with) = done.proven();
+        let record = self.record.get_or_insert_with(|| checksums.into());
+        if record[..] != *checksums {
             // Removed and put again in between: no bytes of two objects are one object's.
             return Err(Verdict::Miss(MissCause::Gone));
         }
@@ -135,7 +136,7 @@ impl Wanted {
             };
             self.sums[(block - first) as usize] = sum;
         }
-        (self.tier, self.with) = (tier, done.with.clone());
+        (self.tier, self.with) = (tier, with);
         Ok(())
     }
 }
@@ -240,7 +241,7 @@ impl GetOp {
             } else if is_open {
                 let len = (chunk.end - chunk.start) as usize;
                 let Some(part) = world.staging.try_part(len) else { break };
-                let destination = Destination(vec![part.split(len).0]);
+                let destination = Destination([part.split(len).0].into());
                 // Asked for as a whole it is refused, and not read, where its length is another.
                 let range = (!wanted.whole || chunk != wanted.stretch).then(|| chunk.clone());
                 let (gets, chunks) = &mut asked[usize::from(self.has_peers && chunk != wanted.stretch)];
@@ -309,7 +310,7 @@ impl GetOp {
             let Some(part) = world.staging.try_part(len) else { return };
             let (key, range) = (wanted.key, (!wanted.whole).then(|| stretch.clone()));
             self.afar.pop_front();
-            let destination = Destination(vec![part.split(len).0]);
+            let destination = Destination([part.split(len).0].into());
             self.submit(world, id, vec![Get { key, range, destination }], vec![(at, stretch)], false);
         }
     }
@@ -351,7 +352,7 @@ impl GetOp {
             if is_part && wanted.afar {
                 continue;
             }
-            let parts: Vec<Part> = std::mem::take(&mut done.destination.0);
+            let parts = std::mem::take(&mut done.destination.0).into_vec();
             let verdict = match (&done.outcome, parts.first()) {
                 (Ok(GetOutcome::Hit { tier, .. }), Some(part)) => {
                     wanted.take(&chunk, *tier, &done, part.bytes()).err()

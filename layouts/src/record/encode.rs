@@ -6,7 +6,7 @@ use super::{
 };
 use crate::align::align_up;
 use crate::checksum::{Checksum, block_count, checksum_around};
-use crate::format::VERSION;
+use crate::format::{VERSION, clear};
 use crate::key::ObjectKey;
 
 /// An object to be laid out: key, length in bytes, and the checksum of each block.
@@ -63,7 +63,7 @@ pub fn encode_into<'a>(
         return None;
     }
     let header = bytes.len() as u64;
-    bytes.fill(0);
+    clear(bytes);
     let (mut at, mut payload_offset, mut first_block) = (RecordHead::BYTES, header, 0u32);
     let sums_at = at + members.len() * Member::BYTES;
     for spec in members {

@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use super::{BLOCK, GetOp, Verdict, World};
 use crate::config::Promote;
 use crate::get::LiesOnSsd;
-use crate::outcome::{Done, GetDone, GetOutcome, Ticket};
+use crate::outcome::{Done, GetDone, GetOutcome, Proof, Ticket};
 use crate::shared::Shared;
 
 /// Objects of a get that are, or will be, left to the client.
@@ -68,15 +68,16 @@ impl GetOp {
     pub(super) fn placed(&mut self, places: Vec<usize>, done: Vec<GetDone>) {
         for (at, done) in places.into_iter().zip(done) {
             let wanted = &mut self.wanted[at];
-            let verdict = match (done.outcome, done.lies) {
+            let Proof { checksums, with, lies } = done.proof.map(|proof| *proof).unwrap_or_default();
+            let verdict = match (done.outcome, lies) {
                 (Ok(GetOutcome::Hit { .. }), _) if wanted.whole && done.length != wanted.stretch.end => {
                     Some(Verdict::Failed(wanted.other_length(done.length)))
                 }
                 (Ok(GetOutcome::Hit { tier, .. }), Some(lies)) => {
                     let blocks = wanted.stretch.start / BLOCK..wanted.stretch.end.div_ceil(BLOCK);
-                    let sums = done.checksums.get(blocks.start as usize..blocks.end as usize);
+                    let sums = checksums.get(blocks.start as usize..blocks.end as usize);
                     wanted.sums = sums.unwrap_or_default().into();
-                    (wanted.tier, wanted.with) = (tier, done.with);
+                    (wanted.tier, wanted.with) = (tier, with);
                     self.placing.untold.push_back((at, lies));
                     continue;
                 }
