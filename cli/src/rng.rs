@@ -1,6 +1,8 @@
 //! SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014): small,
 //! seedable, and the same on every machine, so that a seed names a run.
 
+use pagelith::AlignedBuf;
+
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A seeded stream of numbers.
@@ -24,6 +26,13 @@ impl SplitMix64 {
     pub(crate) fn within(&mut self, from: u64, to: u64) -> u64 {
         let width = u128::from(to.saturating_sub(from)) + 1;
         from + ((u128::from(self.next_u64()) * width) >> 64) as u64
+    }
+
+    /// Fill memory with what nothing can guess, or take for zeros.
+    pub(crate) fn fill<'a>(&mut self, memory: impl IntoIterator<Item = &'a mut AlignedBuf>) {
+        for word in memory.into_iter().flat_map(|buffer| buffer.chunks_mut(8)) {
+            word.copy_from_slice(&self.next_u64().to_le_bytes()[..word.len()]);
+        }
     }
 
     /// A number from 0 up to 1, 1 excluded.

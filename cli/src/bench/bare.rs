@@ -152,8 +152,6 @@ struct Bare<'f> {
     done: Vec<Completion>,
     /// Buffers that wait for their next read.
     reads: Vec<AlignedBuf>,
-    /// What the next writes are of, the pieces of each in a row.
-    writes: VecDeque<Vec<AlignedBuf>>,
     /// Writes in flight.
     writing: usize,
     _registration: Registration,
@@ -184,7 +182,6 @@ impl<'f> Bare<'f> {
             free: (0..depth as u64).collect(),
             done: Vec::new(),
             reads: Vec::new(),
-            writes: VecDeque::new(),
             writing: 0,
             _registration: Registration::none(),
             _disk: disk,
@@ -197,11 +194,9 @@ impl<'f> Bare<'f> {
         // Not while the clock runs.
         bare.reads.iter_mut().flat_map(|buffer| buffer.chunks_mut(4096)).for_each(|page| page[0] = 1);
         if shape.op != Op::Get {
-            bare.writes = pieces(shape, is_of_pieces).context("no memory for a transfer")?;
-            // Nothing that a device can take for zeros, or compress.
-            for word in bare.writes.iter_mut().flatten().flat_map(|buffer| buffer.chunks_mut(8)) {
-                word.copy_from_slice(&bare.rng.next_u64().to_le_bytes()[..word.len()]);
-            }
+            let mut writes = pieces(shape, is_of_pieces).context("no memory for a transfer")?;
+            bare.rng.fill(writes.iter_mut().flatten());
+            writes.into_iter().for_each(|pieces| bare.doing.give(pieces));
         }
         Ok(bare)
     }
@@ -241,8 +236,7 @@ impl<'f> Bare<'f> {
         while self.writing == WRITE_DEPTH {
             self.take(None)?;
         }
-        let mut pieces = self.writes.pop_front().context("more writes than buffers")?;
-        self.doing.writes(&mut pieces);
+        let pieces = self.doing.take().context("more writes than buffers")?;
         let bytes: u64 = pieces.iter().map(|piece| align_up(piece.len() as u64)).sum();
         let objects = match self.is_of_pieces {
             true => pieces.len() as u64 / 2 * self.shape.object_bytes as u64,
@@ -288,7 +282,7 @@ impl<'f> Bare<'f> {
             let buffers = completion.op.into_parts().into_iter().filter_map(Part::into_buf);
             if writes {
                 self.writing -= 1;
-                self.writes.push_back(buffers.collect());
+                self.doing.give(buffers.collect());
                 continue;
             }
             for buffer in buffers {

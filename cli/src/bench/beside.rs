@@ -1,8 +1,12 @@
 //! What takes turns with the store beside its limit: bare transfers that do one thing more, so that it is seen what that thing costs.
 
+use std::collections::VecDeque;
 use std::hint::black_box;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 
 use super::{Op, Shape};
+use crate::rng::SplitMix64;
 use clap::ValueEnum;
 use pagelith::AlignedBuf;
 use pagelith::io::fused::{Copier, Piece, Stores};
@@ -20,7 +24,7 @@ pub(super) enum Beside {
     HashedElsewhere,
     /// `put`: what the store writes is written, a header before each object, out of as much memory.
     AsWritten,
-    /// `put`: the same, and each object is copied there first, in one pass with its checksum.
+    /// `put`: the same, and another thread copies each object there first, in one pass with its checksum.
     AsPut,
 }
 
@@ -54,11 +58,15 @@ impl Beside {
     }
 }
 
-/// The one thing more, and the memory for it.
+/// The one thing more, with the memory for it, and what is to be written.
 pub(super) struct Doing {
     beside: Option<Beside>,
-    memory: Vec<AlignedBuf>,
+    /// Hashed instead of what was read.
+    elsewhere: Vec<AlignedBuf>,
     next: usize,
+    /// What the next writes are of, the pieces of each in a row.
+    writes: VecDeque<Vec<AlignedBuf>>,
+    copying: Option<Copying>,
 }
 
 impl Doing {
@@ -66,48 +74,102 @@ impl Doing {
     pub(super) fn new(shape: Shape, beside: Option<Beside>) -> std::io::Result<Doing> {
         let count = match beside {
             Some(Beside::HashedElsewhere) => ELSEWHERE_BYTES.div_ceil(shape.object_bytes),
-            // As the application's, of the store's side.
-            Some(Beside::AsPut) => shape.batch * (shape.depth + 1),
-            Some(Beside::Hashed | Beside::AsWritten) | None => 0,
+            Some(Beside::Hashed | Beside::AsWritten | Beside::AsPut) | None => 0,
         };
-        let mut memory = AlignedBuf::many(count, shape.object_bytes)?;
-        memory.iter_mut().flat_map(|buffer| buffer.chunks_mut(4096)).for_each(|page| page[0] = 1);
-        Ok(Doing { beside, memory, next: 0 })
-    }
-
-    fn next(&mut self) -> Option<&AlignedBuf> {
-        self.next = (self.next + 1) % self.memory.len().max(1);
-        self.memory.get(self.next)
+        let elsewhere = filled(shape, count)?;
+        let copying = (beside == Some(Beside::AsPut)).then(|| Copying::begin(shape)).transpose()?;
+        Ok(Doing { beside, elsewhere, next: 0, writes: VecDeque::new(), copying })
     }
 
     /// An object was read.
     pub(super) fn read(&mut self, buffer: &[u8]) {
-        let hash = |bytes: &[u8]| {
-            for block in bytes.chunks(BLOCK_BYTES as usize) {
-                black_box(checksum(block));
-            }
-        };
         match self.beside {
             Some(Beside::Hashed) => hash(buffer),
-            Some(Beside::HashedElsewhere) => self.next().into_iter().for_each(|other| hash(other)),
+            Some(Beside::HashedElsewhere) => {
+                self.next = (self.next + 1) % self.elsewhere.len().max(1);
+                self.elsewhere.get(self.next).into_iter().for_each(|other| hash(other));
+            }
             Some(Beside::AsWritten | Beside::AsPut) | None => {}
         }
     }
 
-    /// These are about to be written: a header and an object, and so on.
-    pub(super) fn writes(&mut self, pieces: &mut [AlignedBuf]) {
-        if self.beside != Some(Beside::AsPut) {
-            return;
+    /// These pieces are not being written.
+    pub(super) fn give(&mut self, pieces: Vec<AlignedBuf>) {
+        match &self.copying {
+            Some(copying) => copying.give(pieces),
+            None => self.writes.push_back(pieces),
         }
-        let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
-        let mut copier = Copier::new(Stores::of(bytes as u64));
-        for [header, object] in pieces.as_chunks_mut::<2>().0 {
-            header.fill(self.next as u8);
-            let Some(source) = self.next() else { continue };
-            let lengths = block_lengths(0..source.len() as u64, BLOCK_BYTES);
-            copier.copy([&mut object[..source.len()]], [Piece::Lent(source)], lengths, |sum| {
-                black_box(sum);
-            });
+    }
+
+    /// The pieces of the next write; waits for them if they are being copied to.
+    pub(super) fn take(&mut self) -> Option<Vec<AlignedBuf>> {
+        match &self.copying {
+            Some(copying) => copying.copied.recv().ok(),
+            None => self.writes.pop_front(),
         }
+    }
+}
+
+fn hash(bytes: &[u8]) {
+    for block in bytes.chunks(BLOCK_BYTES as usize) {
+        black_box(checksum(block));
+    }
+}
+
+fn filled(shape: Shape, count: usize) -> std::io::Result<Vec<AlignedBuf>> {
+    let mut memory = AlignedBuf::many(count, shape.object_bytes)?;
+    SplitMix64::new(shape.seed).fill(memory.iter_mut());
+    Ok(memory)
+}
+
+/// A thread that copies objects to where they are written from, as many ahead as there is memory: as who puts, beside the flusher.
+struct Copying {
+    fresh: Option<Sender<Vec<AlignedBuf>>>,
+    copied: Receiver<Vec<AlignedBuf>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Copying {
+    fn begin(shape: Shape) -> std::io::Result<Copying> {
+        let (fresh, next) = channel::<Vec<AlignedBuf>>();
+        let (done, copied) = channel();
+        // As the application's, of the store's side.
+        let sources = filled(shape, shape.batch * (shape.depth + 1))?;
+        let thread = std::thread::spawn(move || {
+            let mut sources = sources.iter().cycle();
+            for mut pieces in next {
+                copy(&mut sources, &mut pieces);
+                if done.send(pieces).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Copying { fresh: Some(fresh), copied, thread: Some(thread) })
+    }
+
+    fn give(&self, pieces: Vec<AlignedBuf>) {
+        // Only a thread that is gone takes none, and then nothing comes of it either.
+        let _ = self.fresh.as_ref().map(|fresh| fresh.send(pieces));
+    }
+}
+
+impl Drop for Copying {
+    fn drop(&mut self) {
+        self.fresh = None;
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Fill pieces, a header and an object and so on, each object in one pass with its checksums.
+fn copy<'a>(sources: &mut impl Iterator<Item = &'a AlignedBuf>, pieces: &mut [AlignedBuf]) {
+    let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
+    let mut copier = Copier::new(Stores::of(bytes as u64));
+    let pairs = pieces.as_chunks_mut::<2>().0;
+    for ([header, object], source) in pairs.iter_mut().zip(sources) {
+        header.fill(1);
+        let lengths = block_lengths(0..source.len() as u64, BLOCK_BYTES);
+        copier.copy([&mut object[..source.len()]], [Piece::Lent(source)], lengths, |sum| {
+            black_box(sum);
+        });
     }
 }

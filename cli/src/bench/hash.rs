@@ -17,10 +17,7 @@ impl Cold {
     /// Filled with what nothing can guess.
     pub(super) fn new(seed: u64) -> anyhow::Result<Cold> {
         let mut memory = AlignedBuf::new(BYTES).context("no memory")?;
-        let mut rng = SplitMix64::new(seed);
-        for word in memory.as_chunks_mut::<8>().0 {
-            *word = rng.next_u64().to_le_bytes();
-        }
+        SplitMix64::new(seed).fill([&mut memory]);
         Ok(Cold(memory))
     }
 
