@@ -90,7 +90,6 @@ pub(crate) fn submit(
         let mut rag = None;
         match piece {
             Piece::Header { .. } | Piece::Staged { .. } => {
-                parts.reserve(fetch.parts - parts.len());
                 parts.extend(own.next().map(|p| cut(p, piece.bytes())));
             }
             Piece::Direct { slot, bytes, ragged, .. } => {
