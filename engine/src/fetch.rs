@@ -6,6 +6,7 @@ use pagelith_io::fault::IoFault;
 use pagelith_layouts::align::ALIGN;
 use smallvec::SmallVec;
 
+use crate::batch::Parts;
 use crate::outcome::Ticket;
 use crate::plan::{Fetch, Piece};
 use crate::ragged::Ragged;
@@ -65,7 +66,7 @@ pub(crate) fn submit(
         return Err((Held::Queue, fetch));
     };
     // All memory of the store's own first: without it nothing of the caller's is touched.
-    let mut own: SmallVec<[Part; 1]> = SmallVec::new();
+    let mut own = Parts::new();
     for piece in &fetch.pieces {
         let (part, held) = match piece {
             Piece::Header { bytes, .. } => (io.scratch.take(*bytes as usize), Held::Scratch),

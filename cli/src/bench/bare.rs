@@ -1,5 +1,5 @@
 //! Bare transfers of a file, as the store's own disk seam makes them: what is left of the device's bandwidth when nothing
-//! is found, verified or kept; or what is left of it when what was read is hashed besides.
+//! is found, verified or kept; or what is left of it when one thing more is done ([`super::beside`]).
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -194,6 +194,7 @@ impl<'f> Bare<'f> {
         // Not while the clock runs.
         bare.reads.iter_mut().flat_map(|buffer| buffer.chunks_mut(4096)).for_each(|page| page[0] = 1);
         if shape.op != Op::Get {
+            // Nothing that a device can take for zeros, or compress.
             let mut writes = pieces(shape, is_of_pieces).context("no memory for a transfer")?;
             bare.rng.fill(writes.iter_mut().flatten());
             writes.into_iter().for_each(|pieces| bare.doing.give(pieces));

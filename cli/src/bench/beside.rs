@@ -5,12 +5,13 @@ use std::hint::black_box;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use super::{Op, Shape};
-use crate::rng::SplitMix64;
 use clap::ValueEnum;
 use pagelith::AlignedBuf;
 use pagelith::io::fused::{Copier, Piece, Stores};
 use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths, checksum};
+
+use super::{Op, Shape};
+use crate::rng::SplitMix64;
 
 /// Memory that is hashed instead of what was read: more than a core's cache.
 const ELSEWHERE_BYTES: usize = 64 << 20;
