@@ -400,6 +400,8 @@ impl GetBatch {
         }
         let Some(header) = self.slots[i].header else { return };
         let record = self.slots[i].is_arriving() || promote::is_on(&io.shared);
+        // What comes of it is kept behind a pass over all of its bytes.
+        self.headers[header].expect(&io.shared, self.slots[i].header_place());
         let step = self.slots[i].step(&self.headers[header], Wants { proof: io.proofs, record });
         match step {
             Step::Wait => {}

@@ -7,8 +7,15 @@
 //! finds bytes that do not fit a known header reads the device's own before the object counts as damaged.
 //!
 //! Each shard is a ring that headers are appended to, the oldest under the newest's feet, and a table that says where each began.
-//! Invariant: an entry's bytes are in the ring, untouched, as long as the ring's head is no further from their start than the ring
-//! is long; so a table may keep entries of what is gone.
+//! A ring lies in pieces, and a header in one of them.
+//! Invariants:
+//! - An entry's bytes are in the ring, untouched, as long as the ring's head is no further from their start than the ring is long; so a
+//!   table may keep entries of what is gone.
+//! - An entry says where a header may be; whose it is, that header says itself.
+//!
+//! Both are in huge pages, where there are many of them: in small ones a store just opened spends half of what it takes to keep a
+//! header on the faults of pages that none came to before, and a look misses the TLB twice. The first pieces of all rings lie side by
+//! side, and so do the second ones: memory is taken as headers come, whatever shard they come to.
 
 use pagelith_io::buffer::AlignedBuf;
 use pagelith_io::prefetch;
@@ -22,88 +29,164 @@ use pagelith_tiers::ssd::append::RecordPlace;
 const SHARDS_MAX: u64 = 16;
 /// Bytes of the smallest shard: some hundred headers.
 const SHARD_BYTES_MIN: u64 = 64 << 10;
-/// Entries that are looked at for one place.
-const WAYS: usize = 4;
-/// A shard's table is this part of it: an entry of 32 bytes for 256 bytes, fewer than any header has.
-const TABLE_PART: u64 = 8;
-/// Bytes of the entries that are looked at together.
-const LINE_BYTES: u64 = (WAYS * size_of::<Entry>()) as u64;
-/// Bytes of a line of the CPU's cache.
+/// A shard's table is this part of it: an entry of 8 bytes for 256 bytes, fewer than any header has.
+const TABLE_PART: u64 = 32;
+/// Bytes of a line of the CPU's cache: a header begins with one, and entries are looked at by one.
 const LINE: usize = 64;
-/// Headers longer than this part of a ring are not kept.
+/// Entries of one.
+const WAYS: usize = LINE / size_of::<u64>();
+/// Headers longer than this part of a ring, or than a piece of it, are not kept.
 const LONG_PART: u64 = 16;
+/// Bytes of a huge page, or fewer.
+const HUGE_PAGE: u64 = 2 << 20;
+/// Bytes of the longest piece of a ring: those of all shards fill a huge page.
+const PIECE_BYTES_MAX: u64 = HUGE_PAGE / SHARDS_MAX;
+/// Bytes of a ring that are asked for before a header comes there: those of a header of one object of 64 KiB.
+const EXPECTED_BYTES: usize = 384;
 
-/// Segment and 4096-byte block of a record, its incarnation, where its header began, counting every byte that the shard's ring ever
-/// took, and its length; of no length: none.
-type Entry = [u64; 4];
+/// Upper 24 bits: of the hash of a place. The others: where the header began, counting every line that the shard's ring ever
+/// took, and one; 0: nothing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Entry(u64);
 
-/// What names a record: an entry's first two words.
-fn named(identity: SegmentIdentity, block: u32) -> [u64; 2] {
-    [u64::from(identity.segment.0) << 32 | u64::from(block), identity.incarnation.0]
+impl Entry {
+    const LINE_BITS: u32 = 40;
+    /// Lines that a ring takes before it begins anew.
+    const LINES_MAX: u64 = (1 << Entry::LINE_BITS) - 1;
+
+    fn new(hash: u64, begin: u64) -> Entry {
+        Entry(hash >> Entry::LINE_BITS << Entry::LINE_BITS | (begin + 1))
+    }
+
+    /// Where a header began, if it may be one of a place with this hash.
+    fn begin(self, hash: u64) -> Option<u64> {
+        (self.0 ^ hash < 1 << Entry::LINE_BITS).then(|| self.age().checked_sub(1))?
+    }
+
+    /// More for what came later; 0 for nothing.
+    fn age(self) -> u64 {
+        self.0 & Entry::LINES_MAX
+    }
 }
 
-fn is(entry: &Entry, name: [u64; 2]) -> bool {
-    entry[..2] == name
+/// A record's place, and a hash of it.
+#[derive(Clone, Copy)]
+struct Name {
+    identity: SegmentIdentity,
+    offset: u64,
+    hash: u64,
+}
+
+impl Name {
+    fn new(identity: SegmentIdentity, offset: u64) -> Name {
+        let place = (u64::from(identity.segment.0) << 32) ^ (offset / ALIGN);
+        // Fibonacci hashing: for places in a row the upper bits are as good as random.
+        let hash = (place ^ identity.incarnation.0.rotate_left(48)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Name { identity, offset, hash }
+    }
 }
 
 struct Shard {
-    /// `WAYS` entries for each hash, of little-endian words. Mapped, as the ring is: memory that no header came to is not
-    /// taken, and all of it goes back with the store.
+    /// `WAYS` entries for each hash, little-endian. Mapped, as the ring is: memory that no header came to is not taken, and all of
+    /// it goes back with the store. Not read before the first header came.
     table: AlignedBuf,
-    ring: AlignedBuf,
+    /// Pieces of one length, one behind the other.
+    ring: Vec<AlignedBuf>,
+    /// Lines that it took.
     head: u64,
 }
 
 impl Shard {
-    /// The bytes of the entries that a hash leads to.
-    fn line(&mut self, hash: u64) -> &mut [u8] {
-        let lines = self.table.len() as u64 / LINE_BYTES;
-        let at = ((hash >> 32) % lines * LINE_BYTES) as usize;
-        &mut self.table[at..at + LINE_BYTES as usize]
+    /// Lines of a piece.
+    fn piece_lines(&self) -> u64 {
+        self.ring.first().map_or(0, |piece| (piece.len() / LINE) as u64)
     }
 
-    fn ways(&mut self, hash: u64) -> [Entry; WAYS] {
-        let mut words = self.line(hash).chunks_exact(8).map(|word| {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(word);
-            u64::from_le_bytes(bytes)
-        });
-        std::array::from_fn(|_| std::array::from_fn(|_| words.next().unwrap_or(0)))
+    fn ring_lines(&self) -> u64 {
+        self.ring.len() as u64 * self.piece_lines()
+    }
+
+    /// The piece that the line counted as `begin` is in, and where in it.
+    fn place(&self, begin: u64) -> (usize, usize) {
+        let lines = self.piece_lines();
+        ((begin / lines) as usize % self.ring.len(), (begin % lines) as usize * LINE)
+    }
+
+    /// Where the entries are that a hash leads to.
+    fn at(&self, hash: u64) -> usize {
+        ((hash >> 32) % (self.table.len() / LINE) as u64) as usize * LINE
+    }
+
+    fn ways(&self, hash: u64) -> [Entry; WAYS] {
+        let (words, _) = self.table[self.at(hash)..].as_chunks::<8>();
+        std::array::from_fn(|way| Entry(u64::from_le_bytes(words[way])))
     }
 
     fn set(&mut self, hash: u64, way: usize, entry: Entry) {
-        let words = self.line(hash).chunks_exact_mut(8).skip(way * entry.len());
-        words.zip(entry).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
+        let at = self.at(hash) + way * size_of::<Entry>();
+        self.table[at..at + size_of::<Entry>()].copy_from_slice(&entry.0.to_le_bytes());
     }
 
-    fn find(&mut self, name: [u64; 2], hash: u64) -> Option<&[u8]> {
-        let (head, len) = (self.head, self.ring.len() as u64);
-        let [.., begin, bytes] = *self.ways(hash).iter().find(|e| e[3] > 0 && is(e, name))?;
-        let at = (begin % len) as usize;
-        (head - begin <= len).then(|| &self.ring[at..at + bytes as usize])
+    /// The header of this name, and which of its ways leads there.
+    fn find(&self, name: Name) -> Option<(usize, Record<'_>)> {
+        if self.head == 0 {
+            return None;
+        }
+        let is_it = |(way, entry): (usize, Entry)| {
+            let begin = entry.begin(name.hash)?;
+            let (piece, at) = self.place(begin);
+            let kept = self.head - begin <= self.ring_lines();
+            let record = Record::of_trimmed(&self.ring[piece][at..]).filter(|_| kept)?;
+            record.expect(name.identity, name.offset).ok().map(|()| (way, record))
+        };
+        self.ways(name.hash).into_iter().enumerate().find_map(is_it)
     }
 
-    fn keep(&mut self, name: [u64; 2], hash: u64, header: &[u8]) {
-        let (len, bytes) = (self.ring.len() as u64, header.len() as u64);
+    fn keep(&mut self, name: Name, header: &[u8]) {
+        let (piece, lines) = (self.piece_lines(), header.len().div_ceil(LINE) as u64);
         // A long one would push out many, and spares its reader least.
-        if bytes > len / LONG_PART {
+        if lines > (self.ring_lines() / LONG_PART).min(piece) {
             return;
         }
-        let lap_ends = self.head - self.head % len + len;
-        let begin = if self.head + bytes > lap_ends { lap_ends } else { self.head };
-        let at = (begin % len) as usize;
-        self.ring[at..at + header.len()].copy_from_slice(header);
-        self.head = begin + bytes;
-        let ways = self.ways(hash);
-        let same = ways.iter().position(|e| is(e, name));
-        let oldest = || (0..WAYS).min_by_key(|&i| (ways[i][3] > 0, ways[i][2]));
+        if self.head + piece + lines >= Entry::LINES_MAX {
+            self.table.fill(0);
+            self.head = 0;
+        }
+        if self.head == 0 {
+            self.begin();
+        }
+        let ways = self.ways(name.hash);
+        let same = self.find(name).map(|(way, _)| way);
+        let piece_ends = self.head - self.head % piece + piece;
+        let begin = if self.head + lines > piece_ends { piece_ends } else { self.head };
+        let (piece, at) = self.place(begin);
+        self.ring[piece][at..at + header.len()].copy_from_slice(header);
+        self.head = begin + lines;
+        let oldest = || (0..WAYS).min_by_key(|&way| ways[way].age());
         let way = same.or_else(oldest).unwrap_or(0);
-        self.set(hash, way, [name[0], name[1], begin, bytes]);
+        self.set(name.hash, way, Entry::new(name.hash, begin));
     }
 
-    fn forget(&mut self, name: [u64; 2], hash: u64) {
-        if let Some(way) = self.ways(hash).iter().position(|e| is(e, name)) {
-            self.set(hash, way, [0; 4]);
+    /// Write to each huge page of the table: one that is read first is a page of zeros that all share, for which some systems
+    /// (Linux before 6.13) give small ones when it is written to.
+    fn begin(&mut self) {
+        self.table.chunks_mut(HUGE_PAGE as usize).for_each(|page| page[0] = 0);
+        self.table.last_mut().into_iter().for_each(|byte| *byte = 0);
+    }
+
+    /// Start bringing into the cache what a header that is kept next is written to.
+    fn expect(&self, hash: u64) {
+        if self.head > 0 {
+            prefetch::line_to_write(&self.table[self.at(hash)]);
+            let (piece, at) = self.place(self.head);
+            let next = self.ring[piece][at..].iter().step_by(LINE).take(EXPECTED_BYTES / LINE);
+            next.for_each(prefetch::line_to_write);
+        }
+    }
+
+    fn forget(&mut self, name: Name) {
+        if let Some((way, _)) = self.find(name) {
+            self.set(name.hash, way, Entry(0));
         }
     }
 }
@@ -116,29 +199,44 @@ impl Headers {
     pub fn new(bytes: u64) -> std::io::Result<Headers> {
         let shards = (bytes / SHARD_BYTES_MIN).min(SHARDS_MAX);
         let bytes = bytes.checked_div(shards).unwrap_or(0);
-        let table = bytes / TABLE_PART / LINE_BYTES * LINE_BYTES;
-        let memory = |bytes: u64| AlignedBuf::sparse(shards as usize, bytes as usize);
-        let memory = memory(table)?.into_iter().zip(memory(bytes - table)?);
-        let shard = |(table, ring)| Mutex::new(Shard { table, ring, head: 0 });
-        Ok(Headers(memory.map(shard).collect()))
+        let table = bytes / TABLE_PART / LINE as u64 * LINE as u64;
+        let pieces = (bytes - table).div_ceil(PIECE_BYTES_MAX);
+        let piece = (bytes - table).checked_div(pieces).unwrap_or(0) / ALIGN * ALIGN;
+        let times = |count: u64, bytes: u64| std::iter::repeat_n(bytes as usize, count as usize);
+        let lengths: Vec<usize> = times(shards, table).chain(times(shards * pieces, piece)).collect();
+        let mut memory = AlignedBuf::several(&lengths)?.into_iter();
+        let shard = |table| Shard { table, ring: Vec::new(), head: 0 };
+        let mut all: Vec<Shard> = memory.by_ref().take(shards as usize).map(shard).collect();
+        for (at, piece) in memory.enumerate() {
+            all[at % shards as usize].ring.push(piece);
+        }
+        Ok(Headers(all.into_iter().map(Mutex::new).collect()))
     }
 
     /// The header at a place, without its padding ([`Record::of_trimmed`]).
     pub fn get(&self, identity: SegmentIdentity, offset: u64) -> Option<Box<[u8]>> {
-        let (mut shard, name, hash) = self.shard(identity, offset)?;
-        shard.find(name, hash).map(Box::from)
+        let (shard, name) = self.shard(identity, offset)?;
+        shard.find(name).map(|(_, record)| Box::from(record.trimmed()))
     }
 
     /// Start bringing what is known of these places into the cache, a step for all of them at a time: they will be asked for.
     pub fn bring(&self, places: impl Iterator<Item = (SegmentIdentity, u64)> + Clone) {
-        for (mut shard, _, hash) in
-            places.clone().filter_map(|(identity, offset)| self.shard(identity, offset))
-        {
-            shard.line(hash).chunks(LINE).for_each(|line| prefetch::line(&line[0]));
+        let shards = |(identity, offset)| self.shard(identity, offset).filter(|(shard, _)| shard.head > 0);
+        for (shard, name) in places.clone().filter_map(shards) {
+            prefetch::line(&shard.table[shard.at(name.hash)]);
         }
-        for (mut shard, name, hash) in places.filter_map(|(identity, offset)| self.shard(identity, offset)) {
-            let header = shard.find(name, hash).unwrap_or_default();
-            header.chunks(LINE).for_each(|line| prefetch::line(&line[0]));
+        for (shard, name) in places.filter_map(shards) {
+            for begin in shard.ways(name.hash).into_iter().filter_map(|entry| entry.begin(name.hash)) {
+                let (piece, at) = shard.place(begin);
+                prefetch::front(&shard.ring[piece][at..], EXPECTED_BYTES);
+            }
+        }
+    }
+
+    /// A header of this place will be kept soon, if it is what is wanted there: start bringing what that takes.
+    pub fn expect(&self, identity: SegmentIdentity, offset: u64) {
+        if let Some((shard, name)) = self.shard(identity, offset) {
+            shard.expect(name.hash);
         }
     }
 
@@ -155,94 +253,24 @@ impl Headers {
 
     /// What is known of this place led to nothing.
     pub fn forget(&self, identity: SegmentIdentity, offset: u64) {
-        if let Some((mut shard, name, hash)) = self.shard(identity, offset) {
-            shard.forget(name, hash);
+        if let Some((mut shard, name)) = self.shard(identity, offset) {
+            shard.forget(name);
         }
     }
 
     fn keep(&self, identity: SegmentIdentity, offset: u64, trimmed: &[u8]) {
-        if let Some((mut shard, name, hash)) = self.shard(identity, offset) {
-            shard.keep(name, hash, trimmed);
+        if let Some((mut shard, name)) = self.shard(identity, offset) {
+            shard.keep(name, trimmed);
         }
     }
 
-    /// The shard of a place, the place's name there, and a hash of it.
-    fn shard(
-        &self,
-        identity: SegmentIdentity,
-        offset: u64,
-    ) -> Option<(MutexGuard<'_, Shard>, [u64; 2], u64)> {
-        let name = named(identity, u32::try_from(offset / ALIGN).ok()?);
-        // Fibonacci hashing: for places in a row the upper bits are as good as random.
-        let hash = (name[0] ^ name[1].rotate_left(48)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let shard = self.0.get(((hash >> 16) % self.0.len().max(1) as u64) as usize)?;
-        Some((shard.lock().unwrap_or_else(PoisonError::into_inner), name, hash))
+    /// The shard of a place, and the place's name there.
+    fn shard(&self, identity: SegmentIdentity, offset: u64) -> Option<(MutexGuard<'_, Shard>, Name)> {
+        let name = Name::new(identity, offset);
+        let shard = self.0.get(((name.hash >> 16) % self.0.len().max(1) as u64) as usize)?;
+        Some((shard.lock().unwrap_or_else(PoisonError::into_inner), name))
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use pagelith_layouts::ids::{Incarnation, SegmentId, StoreId};
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn at(segment: u32, incarnation: u64) -> SegmentIdentity {
-        let (segment, incarnation) = (SegmentId(segment), Incarnation(incarnation));
-        SegmentIdentity { store: StoreId([7; 16]), segment, incarnation }
-    }
-
-    fn bytes_of(segment: u32, incarnation: u64, block: u64, len: usize) -> Vec<u8> {
-        (0..len as u64).map(|i| (i * 31 + block * 7 + incarnation * 3 + u64::from(segment)) as u8).collect()
-    }
-
-    proptest! {
-        /// Whatever is said of a place is what was last kept for it, and what was kept last of all is known.
-        #[test]
-        fn what_is_known_is_what_was_kept(
-            bytes in 0u64..1 << 20,
-            steps in prop::collection::vec((0u32..4, 1u64..3, 1u64..64, 352usize..3000, 0u8..8), 1..400),
-        ) {
-            let headers = Headers::new(bytes).expect("memory");
-            let mut kept = std::collections::BTreeMap::new();
-            for (segment, incarnation, block, len, what) in steps {
-                let (identity, offset) = (at(segment, incarnation), block * ALIGN);
-                headers.bring([(identity, offset)].into_iter());
-                let known = headers.get(identity, offset);
-                let expected = kept.get(&(segment, incarnation, block));
-                prop_assert!(known.is_none() || known.as_deref() == expected.map(Vec::as_slice));
-                if what == 0 {
-                    headers.forget(identity, offset);
-                    kept.remove(&(segment, incarnation, block));
-                    prop_assert_eq!(headers.get(identity, offset), None);
-                    continue;
-                }
-                let header = bytes_of(segment, incarnation, block, len);
-                headers.keep(identity, offset, &header);
-                let known = headers.get(identity, offset);
-                prop_assert_eq!(known.as_deref(), (bytes >= SHARD_BYTES_MIN).then_some(&header[..]));
-                kept.insert((segment, incarnation, block), header);
-            }
-        }
-    }
-
-    /// Of headers in the order of a log, the newest are known: nearly as many as fit.
-    #[test]
-    fn the_newest_of_a_log_are_known() {
-        const LEN: usize = 384;
-        let headers = Headers::new(4 << 20).expect("memory");
-        let place = |i: u64| (at((i / 1000) as u32, 1), (1 + i % 1000 * 17) * ALIGN);
-        let fit = (4 << 20) * 7 / 8 / LEN as u64;
-        for i in 0..3 * fit {
-            let (identity, offset) = place(i);
-            headers.keep(identity, offset, &bytes_of(0, 1, i, LEN));
-        }
-        let known = |i: &u64| {
-            let (identity, offset) = place(*i);
-            headers.get(identity, offset).is_some_and(|known| *known == bytes_of(0, 1, *i, LEN))
-        };
-        let newest = (3 * fit - fit * 8 / 10..3 * fit).filter(known).count() as u64;
-        assert!(newest > fit * 7 / 10, "known={newest} of={}", fit * 8 / 10);
-        assert_eq!((0..fit).filter(known).count(), 0, "older than all that fits");
-    }
-}
+mod tests;

@@ -347,6 +347,8 @@ impl Session {
     fn drive(&mut self) {
         self.take_arrived();
         while let Some(completion) = self.arrived.pop_front() {
+            // Looked at next, behind a pass over all that this one brought.
+            self.arrived.front().into_iter().for_each(Completion::expect);
             if self.completed(completion) {
                 break;
             }

@@ -14,6 +14,11 @@ use crate::spare;
 /// Keeps borrowed memory valid for as long as a [`Part`] of it exists.
 pub type Keep = Arc<dyn Any + Send + Sync>;
 
+/// Bytes from one buffer to the next in one mapping.
+fn stride(len: usize) -> usize {
+    align_up(len.max(1) as u64) as usize
+}
+
 /// An owned, zeroed, page-aligned (4096) buffer, mapped rather than allocated, so that a long one goes back to the
 /// system when dropped; what short ones leave is kept for the next, at most 16 MiB of it.
 pub struct AlignedBuf {
@@ -43,7 +48,20 @@ impl AlignedBuf {
         AlignedBuf::side_by_side(count, len, spare::fresh)
     }
 
-    /// The same, of small pages: memory that nobody wrote to is not taken from the system.
+    /// The same, of these lengths, in this order.
+    pub fn several(lengths: &[usize]) -> std::io::Result<Vec<AlignedBuf>> {
+        let mut total = 0usize;
+        let mut places = Vec::with_capacity(lengths.len());
+        for len in lengths {
+            places.push((total, *len));
+            total = total.checked_add(stride(*len)).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        }
+        let map = Arc::new(MmapRaw::from(spare::fresh(total)?));
+        let slice = |(at, len)| AlignedBuf { map: Map::Slice(map.clone(), at), len };
+        Ok(places.into_iter().map(slice).collect())
+    }
+
+    /// As [`AlignedBuf::many`], of small pages: memory that nobody wrote to is not taken from the system.
     pub fn sparse(count: usize, len: usize) -> std::io::Result<Vec<AlignedBuf>> {
         AlignedBuf::side_by_side(count, len, spare::sparse)
     }
@@ -53,7 +71,7 @@ impl AlignedBuf {
         len: usize,
         map: impl FnOnce(usize) -> std::io::Result<MmapMut>,
     ) -> std::io::Result<Vec<AlignedBuf>> {
-        let stride = align_up(len.max(1) as u64) as usize;
+        let stride = stride(len);
         let total = stride.checked_mul(count).ok_or(std::io::ErrorKind::OutOfMemory)?;
         let map = Arc::new(MmapRaw::from(map(total)?));
         Ok((0..count).map(|i| AlignedBuf { map: Map::Slice(map.clone(), i * stride), len }).collect())
@@ -61,7 +79,7 @@ impl AlignedBuf {
 
     /// The same, of memory that other processes can be shown, and the memory as what they are shown.
     pub fn shown(count: usize, len: usize) -> std::io::Result<(Vec<AlignedBuf>, Arc<Region>)> {
-        let stride = align_up(len.max(1) as u64) as usize;
+        let stride = stride(len);
         let total = stride.checked_mul(count.max(1)).ok_or(std::io::ErrorKind::OutOfMemory)?;
         let region = Arc::new(Region::new(total)?);
         let slice = |i| AlignedBuf { map: Map::Shown(region.clone(), i * stride), len };
@@ -420,6 +438,24 @@ mod tests {
         assert_eq!(last.into_buf().map(|buf| buf.len()), Some(5000));
         assert!(AlignedBuf::many(0, 1).expect("nothing").is_empty());
         assert!(AlignedBuf::many(usize::MAX, 5000).is_err());
+    }
+
+    #[test]
+    fn buffers_of_several_lengths_lie_in_their_order_in_one_mapping() {
+        let lengths = [4096, 1, 5000, 0, 8192];
+        let mut several = AlignedBuf::several(&lengths).expect("memory");
+        let first = several[0].as_ptr().addr();
+        let places: Vec<usize> = several.iter().map(|buf| buf.as_ptr().addr() - first).collect();
+        assert_eq!(places, [0, 4096, 8192, 16384, 20480]);
+        for (buf, i) in several.iter_mut().zip(1..) {
+            assert!(buf.iter().all(|b| *b == 0));
+            buf.fill(i);
+        }
+        for ((buf, len), i) in several.iter().zip(lengths).zip(1..) {
+            assert!(buf.len() == len && buf.iter().all(|b| *b == i));
+        }
+        assert!(AlignedBuf::several(&[]).expect("nothing").is_empty());
+        assert!(AlignedBuf::several(&[usize::MAX, usize::MAX]).is_err());
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use crate::buffer::Part;
 use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::prefetch;
 use crate::registered::Registration;
 use crate::rings::RingSetup;
 
@@ -99,6 +100,9 @@ impl Op {
     }
 }
 
+/// Bytes of what a read begins with that are asked for: a header of one object of 64 KiB, without its padding.
+const FRONT_BYTES: usize = 384;
+
 /// The end of an operation: its verdict, and its memory handed back.
 #[derive(Debug)]
 pub struct Completion {
@@ -108,6 +112,15 @@ pub struct Completion {
     pub result: Result<(), IoFault>,
     /// The operation with its parts; what a failed read's parts hold is unspecified but initialised.
     pub op: Op,
+}
+
+impl Completion {
+    /// Start bringing what a read begins with into the cache: the disk wrote it to memory.
+    pub fn expect(&self) {
+        if let Op::Read { parts, .. } = &self.op {
+            parts.first().into_iter().for_each(|part| prefetch::front(part.bytes(), FRONT_BYTES));
+        }
+    }
 }
 
 /// One thread's way to the disk; it may go from thread to thread, with operations in flight too. Never blocks except in [`Queue::wait`]. Dropping a queue waits for the

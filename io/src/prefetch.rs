@@ -19,6 +19,12 @@ pub fn lines<T>(of: &T) {
     address(first.wrapping_add(size_of::<T>().saturating_sub(1)));
 }
 
+/// As [`line`], of each that the first `most` bytes lie in.
+#[inline(always)]
+pub fn front(bytes: &[u8], most: usize) {
+    bytes.iter().take(most).step_by(LINE).for_each(line);
+}
+
 #[inline(always)]
 fn address(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -54,6 +60,8 @@ mod tests {
         table.iter().for_each(super::line);
         super::lines(&[7u64; 40]);
         super::lines(&());
+        super::front(&[7; 100], 200);
+        super::front(&[], 200);
         table.iter().for_each(super::line_to_write);
         assert!(table.iter().all(|word| *word == 7));
     }

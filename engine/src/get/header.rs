@@ -3,6 +3,7 @@
 use pagelith_io::buffer::Part;
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::record::Record;
+use pagelith_layouts::segment::SegmentIdentity;
 
 use crate::plan::HeaderPlace;
 use crate::scratch::Scratch;
@@ -29,6 +30,12 @@ impl Header {
     /// Whether it was known before.
     pub fn is_known(&self) -> bool {
         self.bytes.as_ref().is_some_and(HeaderBytes::is_known)
+    }
+
+    /// What is known of it is about to be judged, for an object that has it at this place.
+    pub fn expect(&self, shared: &Shared, place: Option<(SegmentIdentity, u64)>) {
+        let read = place.filter(|_| !self.noted && matches!(self.bytes, Some(HeaderBytes::Read(_))));
+        read.into_iter().for_each(|(identity, offset)| shared.headers.expect(identity, offset));
     }
 
     /// It led to a hit: from now on it is known.
