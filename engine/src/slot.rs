@@ -464,9 +464,11 @@ impl Slot {
         Step::Done(Ok(GetOutcome::Miss(MissCause::Damaged)))
     }
 
-    pub fn into_done(self) -> GetDone {
-        let outcome = self.outcome.unwrap_or(Ok(GetOutcome::Miss(MissCause::Late)));
-        GetDone { outcome, destination: self.get.destination, length: self.length, proof: self.proof }
+    /// What became of it. Taken out of where it lies: it is many times as long, and would be moved for that.
+    pub fn take_done(&mut self) -> GetDone {
+        let outcome = self.outcome.take().unwrap_or(Ok(GetOutcome::Miss(MissCause::Late)));
+        let destination = Destination(std::mem::take(&mut self.get.destination.0));
+        GetDone { outcome, destination, length: self.length, proof: self.proof.take() }
     }
 }
 

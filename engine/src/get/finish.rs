@@ -55,7 +55,7 @@ impl GetBatch {
             crate::summary::gets(&self.slots);
         }
         let manner = Manner { at: self.at, deadline: self.deadline };
-        Finished { done: self.slots.drain(..).map(Slot::into_done).collect(), missed, manner }
+        Finished { done: self.slots.iter_mut().map(Slot::take_done).collect(), missed, manner }
     }
 
     /// What a peer may have.
