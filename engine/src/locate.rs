@@ -10,7 +10,6 @@
 //!   is waited for; whoever came later is refused, or sees that its look does not hold.
 //! - So who holds a frame or a segment by a look that held has the one that the index led to, until it leaves.
 
-use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pagelith_io::prefetch;
@@ -24,7 +23,7 @@ use pagelith_tiers::ssd::read::Expected;
 use crate::core::Core;
 use crate::error::Result;
 use crate::frame_io::{Entered, Held};
-use crate::index::{Entry, SsdPlace, TICK_MODULUS};
+use crate::index::{Entry, PREFETCH_GROUP, SsdPlace, TICK_MODULUS};
 use crate::outcome::{GetOutcome, MissCause};
 use crate::published::{Reading, TRIES};
 use crate::shared::Shared;
@@ -100,27 +99,6 @@ fn free_left(shared: &Shared, left: &[FrameId]) {
     }
 }
 
-/// Keys that a look makes a step for at a time: of 2, 3, 4, 8 and 16 the best for objects of 4 KiB, where a look weighs most.
-const GROUP: usize = 4;
-/// Steps of a look.
-const STEPS: usize = 5;
-
-/// Generations of namespaces: the keys of a batch are of one, mostly.
-struct Generations<'r> {
-    reading: &'r Reading<'r>,
-    last: Option<(NamespaceId, Generation)>,
-}
-
-impl Generations<'_> {
-    fn of(&mut self, namespace: NamespaceId) -> Generation {
-        let known = self.last.filter(|last| last.0 == namespace);
-        let (_, generation) =
-            known.unwrap_or_else(|| (namespace, self.reading.visibility.generation(namespace)));
-        self.last = Some((namespace, generation));
-        generation
-    }
-}
-
 /// A look for the objects of some slots.
 struct Look<'a, 'r> {
     shared: &'a Shared,
@@ -151,64 +129,62 @@ impl<'a, 'r> Look<'a, 'r> {
         Look { shared, reading, tick, located, touched, left: Vec::new(), torn: false }
     }
 
-    /// In steps of which each is made for a group of keys while others wait for memory: the homes of one group in the index are under way
-    /// while the frames of another are, and what those hold of a third.
     fn all(&mut self, slots: &mut [Slot], which: &[usize], at: Recency) {
-        let mut generations = Generations { reading: self.reading, last: None };
-        let mut ahead = VecDeque::with_capacity(STEPS * GROUP);
-        // How many each step is done with, the first step first.
-        let mut done = [0; STEPS];
-        while done[STEPS - 1] < which.len() {
-            let [hashed, found, entered, brought, settled] = done;
-            let end = which.len().min(hashed + GROUP);
-            for &i in &which[hashed..end] {
+        // The keys of a batch are of one namespace, mostly.
+        let mut of: Option<(NamespaceId, Generation)> = None;
+        let mut fingerprints = Vec::with_capacity(PREFETCH_GROUP);
+        let mut generations = Vec::with_capacity(PREFETCH_GROUP);
+        let mut ahead = Vec::with_capacity(PREFETCH_GROUP);
+        for group in which.chunks(PREFETCH_GROUP) {
+            fingerprints.clear();
+            generations.clear();
+            for &i in group {
                 let slot = &mut slots[i];
-                let generation = generations.of(slot.get.key.namespace());
+                let namespace = slot.get.key.namespace();
+                let known = of.filter(|known| known.0 == namespace);
+                let generation = || self.reading.visibility.generation(namespace);
+                let (_, generation) = *of.insert(known.unwrap_or_else(|| (namespace, generation())));
                 slot.fingerprint = self.shared.fingerprint(&slot.get.key, generation);
+                fingerprints.push(slot.fingerprint);
+                generations.push(generation);
             }
-            // Apart: a fingerprint that is loaded as it is stored waits for all stores before it, those of the last copies among them.
-            for &i in &which[hashed..end] {
-                self.shared.published.index.prefetch(&[slots[i].fingerprint]);
-            }
-            which[found..hashed].iter().for_each(|&i| ahead.push_back(self.find(slots[i].fingerprint)));
-            ahead.range_mut(entered - settled..found - settled).for_each(|one| self.enter_ahead(one));
-            let members = ahead.range(brought - settled..entered - settled);
-            let members = members.filter_map(|one| one.entered.as_ref()?.members.first());
-            members.for_each(|member| prefetch::line(&member.extent));
-            for (&i, one) in which[settled..brought].iter().zip(ahead.drain(..brought - settled)) {
+            self.ahead(&fingerprints, &mut ahead);
+            for ((&i, generation), ahead) in group.iter().zip(&generations).zip(ahead.drain(..)) {
                 let slot = &mut slots[i];
-                let generation = generations.of(slot.get.key.namespace());
                 let depth = at.depth.saturating_add(slot.step_back);
-                let located = match (one.more, &one.entry) {
+                let found = match (ahead.more, &ahead.entry) {
                     (true, _) => {
                         let entries: Vec<Entry> = self.reading.entries(slot.fingerprint).collect();
-                        self.one(slot, &entries, None, generation, depth)
+                        self.one(slot, &entries, None, *generation, depth)
                     }
-                    (false, entry) => self.one(slot, entry.as_slice(), one.entered, generation, depth),
+                    (false, entry) => self.one(slot, entry.as_slice(), ahead.entered, *generation, depth),
                 };
-                self.located.push((i, located));
+                self.located.push((i, found));
             }
-            done = [end, hashed, found, entered, brought];
         }
     }
 
-    /// What a fingerprint leads to.
-    fn find(&self, fingerprint: u128) -> Ahead<'a> {
-        let mut entries = self.reading.entries(fingerprint);
-        let entry = entries.next();
-        let more = entries.next().is_some();
-        let frame = entry.and_then(|e| e.frame);
-        frame.into_iter().for_each(|frame| self.shared.published.frames.prefetch(frame as usize));
-        // Where it will be noted.
-        self.shared.published.touches.prefetch(frame.into_iter());
-        Ahead { entry, more, entered: None }
-    }
-
-    fn enter_ahead(&self, one: &mut Ahead<'a>) {
-        if !one.more {
+    /// Find what these fingerprints lead to, one step for all of them at a time, so that their misses of the cache are under
+    /// way together.
+    fn ahead(&self, fingerprints: &[u128], ahead: &mut Vec<Ahead<'a>>) {
+        let frames = &self.shared.published.frames;
+        self.shared.published.index.prefetch(fingerprints);
+        for fingerprint in fingerprints {
+            let mut entries = self.reading.entries(*fingerprint);
+            let entry = entries.next();
+            let more = entries.next().is_some();
+            let frame = entry.and_then(|e| e.frame);
+            frame.into_iter().for_each(|frame| frames.prefetch(frame as usize));
+            // Where it will be noted.
+            self.shared.published.touches.prefetch(frame.into_iter());
+            ahead.push(Ahead { entry, more, entered: None });
+        }
+        for one in ahead.iter_mut().filter(|one| !one.more) {
             one.entered = one.entry.and_then(|e| e.frame).and_then(|frame| self.enter(frame));
             one.entered.iter().for_each(|entered| prefetch::lines(&**entered));
         }
+        let members = ahead.iter().filter_map(|one| one.entered.as_ref()?.members.first());
+        members.for_each(|member| prefetch::line(&member.extent));
     }
 
     fn enter(&self, frame: u32) -> Option<Entered<'a>> {

@@ -60,13 +60,11 @@ pub(crate) struct SessionIo {
     pub queue: Option<Box<dyn Queue>>,
     pub facts: Option<DiskFacts>,
     pub scratch: Scratch,
-    /// Whose operation a token is.
-    pub owners: FxHashMap<u64, Ticket>,
     /// Operations whose batch gave up on them: the segment each reads from.
     pub orphans: FxHashMap<u64, SegmentId>,
     /// Which of the tallies is its own.
     pub tally: usize,
-    last_token: u64,
+    last_token: u32,
     /// Which hits from DRAM are verified.
     pub sampler: Sampler,
     /// What is asked of peers.
@@ -78,11 +76,11 @@ pub(crate) struct SessionIo {
 }
 
 impl SessionIo {
-    /// A token for a new operation of `ticket`.
+    /// A token for a new operation of `ticket`: half of the ticket's number, so that nothing has to be looked up for whose it is, and a
+    /// number of its own. None is under way for as long as either takes to come again.
     pub fn token(&mut self, ticket: Ticket) -> u64 {
-        self.last_token += 1;
-        self.owners.insert(self.last_token, ticket);
-        self.last_token
+        self.last_token = self.last_token.wrapping_add(1);
+        ticket.0 << 32 | u64::from(self.last_token)
     }
 }
 
@@ -105,7 +103,6 @@ impl Session {
             queue,
             facts,
             scratch,
-            owners: FxHashMap::default(),
             orphans: FxHashMap::default(),
             tally,
             last_token: 0,
@@ -259,8 +256,7 @@ impl Session {
                 }
             }
             for completion in done {
-                if self.io.owners.get(&completion.token) == Some(&ticket) {
-                    self.io.owners.remove(&completion.token);
+                if is_of(completion.token, ticket) {
                     batch.completed(&mut self.io, completion);
                 } else {
                     self.arrived.push_back(completion);
@@ -431,8 +427,7 @@ impl Session {
             release_segment(&self.io.shared, segment);
             return false;
         }
-        let Some(ticket) = self.io.owners.remove(&token) else { return false };
-        match self.batches.iter_mut().find(|(t, _)| *t == ticket) {
+        match self.batches.iter_mut().find(|(ticket, _)| is_of(token, *ticket)) {
             Some((_, Batch::Get(b))) => {
                 b.completed(&mut self.io, completion);
                 b.is_over()
@@ -473,6 +468,11 @@ impl Drop for Session {
         }
         self.io.orphans.drain().for_each(|(_, segment)| release_segment(&self.io.shared, segment));
     }
+}
+
+/// Whether a token is of an operation of this ticket.
+fn is_of(token: u64, ticket: Ticket) -> bool {
+    token >> 32 == ticket.0 & u64::from(u32::MAX)
 }
 
 /// Recency of a batch's first key.

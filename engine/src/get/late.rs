@@ -25,7 +25,6 @@ impl GetBatch {
                 io.shared.late_reads.fetch_add(1, Ordering::Relaxed);
                 io.shared.lock().counters.late_direct += 1;
             } else if let Some(flight) = self.flights.remove(&token) {
-                io.owners.remove(&token);
                 // It keeps its segment from being reused until the kernel is done with it.
                 io.orphans.insert(token, flight.fetch.segment);
             }
