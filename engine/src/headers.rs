@@ -41,8 +41,8 @@ const LONG_PART: u64 = 16;
 const HUGE_PAGE: u64 = 2 << 20;
 /// Bytes of the longest piece of a ring: those of all shards fill a huge page.
 const PIECE_BYTES_MAX: u64 = HUGE_PAGE / SHARDS_MAX;
-/// Bytes of a ring that are asked for before a header comes there: those of a header of one object of 64 KiB.
-const EXPECTED_BYTES: usize = 384;
+/// Bytes that are asked for of a header before it is looked at, and of where it will be kept: those of one object of 64 KiB have so many.
+pub(crate) const EXPECTED_BYTES: usize = 384;
 
 /// Upper 24 bits: of the hash of a place. The others: where the header began, counting every line that the shard's ring ever
 /// took, and one; 0: nothing.

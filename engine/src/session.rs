@@ -18,6 +18,7 @@ use crate::batch::{Get, Options, PutGroup, Request};
 use crate::error::{Error, ErrorKind, Result};
 use crate::get::{Finished, GetBatch, Probed};
 use crate::groups::GroupId;
+use crate::headers::EXPECTED_BYTES;
 use crate::hits::{self, PagesQuery};
 use crate::outcome::{Done, Ticket};
 use crate::promote::fetched;
@@ -256,7 +257,9 @@ impl Session {
                 }
             }
             for completion in done {
-                if is_of(completion.token, ticket) {
+                // What it gave up is the session's, to let go of its segment.
+                let given_up = self.io.orphans.contains_key(&completion.token);
+                if !given_up && is_of(completion.token, ticket) {
                     batch.completed(&mut self.io, completion);
                 } else {
                     self.arrived.push_back(completion);
@@ -344,7 +347,7 @@ impl Session {
         self.take_arrived();
         while let Some(completion) = self.arrived.pop_front() {
             // Looked at next, behind a pass over all that this one brought.
-            self.arrived.front().into_iter().for_each(Completion::expect);
+            self.arrived.front().into_iter().for_each(|next| next.expect(EXPECTED_BYTES));
             if self.completed(completion) {
                 break;
             }

@@ -100,9 +100,6 @@ impl Op {
     }
 }
 
-/// Bytes of what a read begins with that are asked for: a header of one object of 64 KiB, without its padding.
-const FRONT_BYTES: usize = 384;
-
 /// The end of an operation: its verdict, and its memory handed back.
 #[derive(Debug)]
 pub struct Completion {
@@ -115,10 +112,10 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// Start bringing what a read begins with into the cache: the disk wrote it to memory.
-    pub fn expect(&self) {
+    /// Start bringing what a read begins with, so many bytes, into the cache: the disk wrote it to memory.
+    pub fn expect(&self, bytes: usize) {
         if let Op::Read { parts, .. } = &self.op {
-            parts.first().into_iter().for_each(|part| prefetch::front(part.bytes(), FRONT_BYTES));
+            parts.first().into_iter().for_each(|part| prefetch::front(part.bytes(), bytes));
         }
     }
 }
