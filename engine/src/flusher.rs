@@ -206,7 +206,7 @@ impl Flusher {
         !self.is_read_only() && self.prepare_free().is_some()
     }
 
-    /// Writes that may be in flight: few while somebody reads, who would wait for them.
+    /// Writes that the device may have: few while somebody reads, who would wait for them.
     fn write_depth(&self) -> usize {
         let config = &self.shared.config;
         (if self.shared.is_read() { config.write_depth_reading() } else { config.write_depth() }) as usize
@@ -258,6 +258,7 @@ impl Task for Flusher {
         }
         if !self.expire() {
             // Abandoned: what is under way ends, nothing new begins.
+            self.log.drop_made();
             let mut events = Vec::new();
             if self.log.in_flight() == 0 {
                 return Step::Done;

@@ -10,7 +10,7 @@
 //! - After a failed sync nothing is appended or sealed with a footer, and nothing that was written since the last
 //!   good one is trusted. The sync is never tried again; [`Log::trust_again`] begins anew, with other segments.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -112,7 +112,11 @@ pub struct Log {
     pub(super) in_round: Vec<(u64, RecordPlace)>,
     pub(super) pending: HashMap<u64, Pending>,
     pub(super) token: u64,
+    /// Record writes that the device has.
     pub(super) record_writes: usize,
+    /// Record writes that are pending and that the device does not have yet, in order: there is something for it at once when
+    /// it has ended others.
+    made: VecDeque<(u64, Op)>,
     /// Most of them at present.
     write_depth: usize,
     pub(super) spare_buffers: Vec<AlignedBuf>,
@@ -146,6 +150,7 @@ impl Log {
             pending: HashMap::new(),
             token: 0,
             record_writes: 0,
+            made: VecDeque::new(),
             write_depth: config.write_depth,
             spare_buffers: Vec::new(),
             bytes_written: 0,
@@ -175,7 +180,7 @@ impl Log {
         self.ended
     }
 
-    /// Operations in flight.
+    /// Operations in flight, and writes that are made.
     pub fn in_flight(&self) -> usize {
         self.pending.len()
     }
@@ -185,9 +190,9 @@ impl Log {
         self.write_depth = depth.clamp(1, self.config.write_depth);
     }
 
-    /// Whether another record write may be begun.
+    /// Whether another record write may be made: beside those in flight as many wait for them as may be.
     pub fn has_room(&self) -> bool {
-        self.record_writes < self.write_depth && self.sync_fault.is_none()
+        self.record_writes + self.made.len() < 2 * self.write_depth && self.sync_fault.is_none()
     }
 
     /// Bytes of records, at least one, after which what is gathered is written.
@@ -331,7 +336,7 @@ impl Log {
         }
     }
 
-    /// Submit what has been gathered, full or not.
+    /// Make what has been gathered a write, full or not, and submit it if the device may have another.
     pub fn submit_gathered(&mut self) {
         let Some(gather) = self.open.as_mut().and_then(OpenSegment::take) else { return };
         let Some(open) = self.open.as_ref() else { return };
@@ -339,13 +344,48 @@ impl Log {
         let segment = open.segment();
         let (file, at) = self.volume.place(segment, offset);
         self.bytes_written += bytes;
-        self.record_writes += 1;
         let with_head = offset == 0;
-        self.begin(
-            Op::Write { file, offset: at, parts },
-            Pending::Records { segment, file, units, with_head },
-        );
+        self.token += 1;
+        self.pending.insert(self.token, Pending::Records { segment, file, units, with_head });
+        // A sync that is asked for now waits for it.
         self.syncs.write_begun(self.token);
+        self.made.push_back((self.token, Op::Write { file, offset: at, parts }));
+        self.launch(usize::MAX);
+    }
+
+    /// Submit at most so many of the writes that are made, as far as the device may have them; true if there was one.
+    pub(super) fn launch(&mut self, most: usize) -> bool {
+        let mut count = 0;
+        while count < most
+            && self.record_writes < self.write_depth
+            && let Some((token, op)) = self.made.pop_front()
+        {
+            self.record_writes += 1;
+            self.hand_over(token, op);
+            count += 1;
+        }
+        count > 0
+    }
+
+    /// Writes that are made are not submitted any more: what was to be in them.
+    pub fn drop_made(&mut self) -> Vec<u64> {
+        let mut ids = Vec::new();
+        for (token, _) in std::mem::take(&mut self.made) {
+            self.syncs.write_dropped(token);
+            let Some(Pending::Records { segment, units, .. }) = self.pending.remove(&token) else { continue };
+            if let Some(open) = self.unsealed(segment) {
+                open.writes -= 1;
+                open.lost(&units);
+            }
+            ids.extend(units.into_iter().map(|(id, _)| id));
+        }
+        ids
+    }
+
+    /// A segment that is not sealed.
+    pub(super) fn unsealed(&mut self, segment: SegmentId) -> Option<&mut OpenSegment> {
+        let mut all = self.open.iter_mut().chain(self.sealing.iter_mut().map(|s| &mut s.segment));
+        all.find(|open| open.segment() == segment)
     }
 
     /// A sync failed. What was only gathered is not written any more, and the open segment is put away.
@@ -354,6 +394,10 @@ impl Log {
             return;
         }
         self.sync_fault = Some(fault.clone());
+        let made = self.drop_made();
+        if !made.is_empty() {
+            events.push(Event::Unwritten(made, fault.clone()));
+        }
         if let Some(mut segment) = self.open.take() {
             segment.footerless = true;
             if let Some(Gather { units, .. }) = segment.take() {
@@ -369,14 +413,30 @@ impl Log {
     pub(super) fn begin(&mut self, op: Op, pending: Pending) {
         self.token += 1;
         self.pending.insert(self.token, pending);
-        let mut op = op;
-        let mut done = Vec::new();
+        self.hand_over(self.token, op);
+    }
+
+    fn hand_over(&mut self, token: u64, mut op: Op) {
         // The queue was made deep enough for everything that the log submits by itself; the owner's
         // operations were checked for room. A full queue here still only means waiting a little.
-        while let Err(back) = self.queue.submit(self.token, op) {
+        while let Err(back) = self.queue.submit(token, op) {
             op = back;
-            self.queue.wait(&mut done, Duration::from_millis(100));
+            self.take(Some(Duration::from_millis(100)));
         }
-        self.early.append(&mut done);
+    }
+
+    /// Take what the queue has ended, or wait that long for something.
+    pub(super) fn take(&mut self, wait: Option<Duration>) {
+        let before = self.early.len();
+        match wait {
+            Some(timeout) => self.queue.wait(&mut self.early, timeout),
+            None => self.queue.poll(&mut self.early),
+        }
+        let pending = &self.pending;
+        let is_record = |c: &&Completion| matches!(pending.get(&c.token), Some(Pending::Records { .. }));
+        self.record_writes -= self.early[before..].iter().filter(is_record).count();
     }
 }
+
+#[cfg(test)]
+mod tests;

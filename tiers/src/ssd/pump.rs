@@ -19,11 +19,14 @@ impl Log {
     /// completion if any operation is in flight.
     pub fn pump(&mut self, wait: Option<Duration>, events: &mut Vec<Event>) {
         self.advance(events);
-        let mut done = std::mem::take(&mut self.early);
-        match wait.filter(|_| done.is_empty()) {
-            Some(timeout) => self.queue.wait(&mut done, timeout),
-            None => self.queue.poll(&mut done),
+        self.take(wait.filter(|_| self.early.is_empty()));
+        // The device has what is made before anything else is done, and begins with the first while the others are submitted.
+        for most in [1, usize::MAX] {
+            if self.launch(most) {
+                self.take(None);
+            }
         }
+        let mut done = std::mem::take(&mut self.early);
         let is_record = |c: &Completion| matches!(self.pending.get(&c.token), Some(Pending::Records { .. }));
         let first = done.iter().position(is_record).map_or(done.len(), |at| at + 1);
         self.early = done.split_off(first);
@@ -108,7 +111,6 @@ impl Log {
         self.ended += 1;
         match pending {
             Pending::Records { segment, file, units, with_head } => {
-                self.record_writes -= 1;
                 self.syncs.write_ended(token, file);
                 self.keep_buffers(completion.op.into_parts());
                 self.records_written(segment, units, with_head, completion.result, events);
@@ -153,8 +155,7 @@ impl Log {
         result: Result<(), IoFault>,
         events: &mut Vec<Event>,
     ) {
-        let open = self.open.iter_mut().chain(self.sealing.iter_mut().map(|s| &mut s.segment));
-        let Some(open) = open.into_iter().find(|o| o.segment() == segment) else { return };
+        let Some(open) = self.unsealed(segment) else { return };
         open.writes -= 1;
         let identity = open.identity;
         if result.is_err() {

@@ -34,9 +34,14 @@ struct Round {
 }
 
 impl Syncs {
-    /// A write was submitted. Tokens only grow.
+    /// A write was made, and is submitted next or when others have ended. Tokens only grow.
     pub fn write_begun(&mut self, token: u64) {
         self.writing.insert(token);
+    }
+
+    /// A write was not submitted after all.
+    pub fn write_dropped(&mut self, token: u64) {
+        self.writing.remove(&token);
     }
 
     /// A write's completion was returned.

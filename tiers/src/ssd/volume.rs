@@ -84,7 +84,7 @@ impl Geometry {
             + ALIGN
     }
 
-    fn superblock(&self, fingerprint_key: [u8; FINGERPRINT_KEY_BYTES]) -> Superblock {
+    pub(super) fn superblock(&self, fingerprint_key: [u8; FINGERPRINT_KEY_BYTES]) -> Superblock {
         Superblock {
             segment_bytes: self.segment_bytes,
             capacity_bytes: self.capacity_bytes,

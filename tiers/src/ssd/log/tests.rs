@@ -1,0 +1,304 @@
+//! The log over a device that ends record writes and syncs when it is told to, and all else at once.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pagelith_io::disk::{Disk, DiskFacts, Side};
+use pagelith_io::fault::{FaultKind, FaultOp};
+use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
+use pagelith_layouts::client_names::opaque_key;
+use pagelith_layouts::ids::{GroupId, Sequence, StoreId};
+use pagelith_layouts::record::{GroupKind, RecordKind};
+
+use super::*;
+use crate::ssd::append::UnitMember;
+use crate::ssd::volume::Geometry;
+
+const SEGMENTS: FileId = FileId(9);
+const NAMESPACE: NamespaceId = NamespaceId([7; 16]);
+/// Of an object and its header; a write is of one record.
+const RECORD: u64 = 8192;
+const DEPTH: usize = 2;
+
+#[derive(Default)]
+struct State {
+    /// Submitted and not ended, in order.
+    held: Vec<(u64, Op)>,
+    /// What comes of the next of them, and of how many.
+    ends: usize,
+    fails: bool,
+}
+
+#[derive(Clone, Default)]
+struct Device(Arc<Mutex<State>>);
+
+impl Device {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Offsets of the record writes that the device has.
+    fn writes(&self) -> Vec<u64> {
+        let offset = |(_, op): &(u64, Op)| match op {
+            Op::Write { offset, .. } => Some(*offset),
+            Op::Read { .. } | Op::Sync { .. } => None,
+        };
+        self.state().held.iter().filter_map(offset).collect()
+    }
+
+    fn syncs(&self) -> usize {
+        self.state().held.iter().filter(|(_, op)| matches!(op, Op::Sync { .. })).count()
+    }
+}
+
+impl Queue for Device {
+    fn room(&self) -> usize {
+        usize::MAX
+    }
+
+    fn in_flight(&self) -> usize {
+        self.state().held.len()
+    }
+
+    fn submit(&mut self, token: u64, op: Op) -> Result<(), Op> {
+        self.state().held.push((token, op));
+        Ok(())
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        let mut state = self.state();
+        let State { held, ends, fails } = &mut *state;
+        let of_segments = |op: &Op| match op {
+            Op::Read { file, .. } | Op::Write { file, .. } | Op::Sync { file } => *file == SEGMENTS,
+        };
+        let over = held.extract_if(.., |(_, op)| {
+            let over = !of_segments(op) || *ends > 0;
+            *ends -= usize::from(over && of_segments(op));
+            over
+        });
+        for (token, op) in over {
+            let fault = IoFault::found(FaultKind::Device, FaultOp::Write, "segments", 0, "as planted");
+            let result = if *fails && of_segments(&op) { Err(fault) } else { Ok(()) };
+            done.push(Completion { token, result, op });
+        }
+    }
+
+    fn wait(&mut self, done: &mut Vec<Completion>, _timeout: Duration) {
+        self.poll(done);
+    }
+}
+
+impl Disk for Device {
+    fn facts(&self) -> DiskFacts {
+        DiskFacts {
+            side: Side::Blocking,
+            direct: true,
+            memory_align: 4096,
+            offset_align: 4096,
+            parts_max: 64,
+            reason: String::new(),
+            rings: None,
+        }
+    }
+
+    fn dirs(&self) -> usize {
+        1
+    }
+
+    fn dir_name(&self, _dir: usize) -> String {
+        String::new()
+    }
+
+    fn list(&self, _dir: usize) -> Result<Vec<(String, u64)>, IoFault> {
+        Ok(Vec::new())
+    }
+
+    fn create(&self, _dir: usize, name: &str, _len: u64) -> Result<FileId, IoFault> {
+        Err(IoFault::found(FaultKind::Unsupported, FaultOp::Open, name, 0, "not here"))
+    }
+
+    fn open(&self, _dir: usize, name: &str) -> Result<(FileId, u64), IoFault> {
+        Err(IoFault::found(FaultKind::Unsupported, FaultOp::Open, name, 0, "not here"))
+    }
+
+    fn remove(&self, _dir: usize, _name: &str) -> Result<(), IoFault> {
+        Ok(())
+    }
+
+    fn queue(&self, _depth: usize) -> Result<Box<dyn Queue>, IoFault> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+struct Rig {
+    device: Device,
+    log: Log,
+}
+
+impl Rig {
+    fn new() -> Rig {
+        let device = Device::default();
+        let geometry = Geometry::fit(64 << 20, 1 << 20, 1, 1000, 100).expect("it fits");
+        let store = StoreId([1; 16]);
+        let volume = Volume {
+            disk: Arc::new(device.clone()),
+            geometry,
+            store,
+            manifests: [FileId(1), FileId(2)],
+            checkpoints: [FileId(3), FileId(4)],
+            segments: vec![SEGMENTS],
+        };
+        let manifest = Manifest::new(store, geometry.superblock([2; 192]));
+        let config = LogConfig { write_bytes: RECORD, write_depth: DEPTH };
+        let mut rig = Rig { log: Log::new(Arc::new(volume), manifest, config).expect("a queue"), device };
+        rig.prepare(0);
+        rig
+    }
+
+    fn prepare(&mut self, segment: u32) {
+        let order = SegmentOrder(1 + u64::from(segment));
+        self.log.prepare(SegmentId(segment), Incarnation(1), order);
+        for _ in 0..10 {
+            self.pump();
+        }
+        assert!(self.log.has_spare());
+    }
+
+    fn pump(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.log.pump(None, &mut events);
+        events
+    }
+
+    /// Append objects as long as the log has room; how many.
+    fn fill(&mut self, from: u64) -> u64 {
+        let mut id = from;
+        while self.log.has_room() {
+            let mut payload = AlignedBuf::new(4096).expect("memory");
+            payload.fill(id as u8);
+            let member = UnitMember {
+                key: opaque_key(NAMESPACE, &id.to_le_bytes()),
+                length: 4096,
+                checksums: payload.chunks(BLOCK_BYTES as usize).map(checksum).collect(),
+            };
+            let unit = Unit {
+                id,
+                kind: RecordKind::Data,
+                group_kind: GroupKind::Single,
+                namespace: NAMESPACE,
+                generation: Generation::FIRST,
+                sequence: Sequence(id),
+                group: GroupId(id),
+                base_group: GroupId(0),
+                depth: 0,
+                moved: false,
+                members: vec![member],
+                payload: vec![payload.into_part()],
+            };
+            self.log.append(unit).expect("a segment is open");
+            id += 1;
+        }
+        id - from
+    }
+
+    /// The device ends that many, and the log hears of each of them; what it says.
+    fn end(&mut self, count: usize, well: bool) -> Vec<Event> {
+        (self.device.state().ends, self.device.state().fails) = (count, !well);
+        (0..count.max(1) + 2).flat_map(|_| self.pump()).collect()
+    }
+}
+
+fn written(events: &[Event]) -> Vec<u64> {
+    let ids = |event: &Event| match event {
+        Event::Written(units) => units.iter().map(|(id, _)| *id).collect(),
+        _ => Vec::new(),
+    };
+    events.iter().flat_map(ids).collect()
+}
+
+#[test]
+fn as_many_writes_wait_as_the_device_may_have_and_it_has_no_more_than_that() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.fill(1), 2 * DEPTH as u64);
+    rig.pump();
+    let first = rig.device.writes();
+    assert_eq!(first.len(), DEPTH);
+    assert_eq!(rig.log.in_flight(), 2 * DEPTH);
+
+    // While the log is being told of the first it does nothing else, and the device has the others all the same.
+    (rig.device.state().ends, rig.device.state().fails) = (DEPTH, false);
+    let events = rig.pump();
+    assert_eq!(written(&events), [1], "one at a time: {events:?}");
+    let then = rig.device.writes();
+    assert_eq!(then.len(), DEPTH);
+    assert!(first.iter().max() < then.iter().min(), "in order: {first:?} {then:?}");
+
+    // With fewer allowed it has fewer.
+    assert!(rig.fill(10) > 0);
+    rig.log.limit_writes(1);
+    assert_eq!(rig.fill(20), 0);
+    rig.end(1, true);
+    assert_eq!(rig.device.writes().len(), 1);
+    rig.end(1, true);
+    assert_eq!(rig.device.writes().len(), 1);
+    rig.log.limit_writes(DEPTH);
+    rig.end(0, true);
+    assert_eq!(rig.device.writes().len(), DEPTH);
+}
+
+#[test]
+fn a_sync_covers_writes_that_wait() {
+    let mut rig = Rig::new();
+    let count = rig.fill(1);
+    let asked = rig.log.sync();
+    let mut all = rig.end(DEPTH, true);
+    assert_eq!((rig.device.writes().len(), rig.device.syncs()), (DEPTH, 0), "it would cover half of them");
+    all.extend(rig.end(DEPTH, true));
+    assert_eq!((rig.device.writes().len(), rig.device.syncs()), (0, 1));
+    assert_eq!(written(&all), (1..=count).collect::<Vec<_>>());
+
+    let durable = |event: &Event| match event {
+        Event::Durable(units) => units.len(),
+        _ => 0,
+    };
+    assert_eq!(all.iter().map(durable).sum::<usize>(), 0);
+    let events = rig.end(1, true);
+    assert_eq!(events.iter().map(durable).sum::<usize>() as u64, count, "{events:?}");
+    assert!(events.iter().any(|event| matches!(event, Event::Synced(id, true) if *id == asked)));
+    assert!(rig.log.idle());
+}
+
+#[test]
+fn after_a_failed_sync_what_waits_is_not_written() {
+    let mut rig = Rig::new();
+    rig.fill(1);
+    rig.log.sync();
+    rig.end(DEPTH, true);
+    rig.end(DEPTH, true);
+    assert_eq!(rig.device.syncs(), 1);
+    // Behind the sync's beginning, two at the device and two that wait; then it fails, and those at the device end well.
+    let later = rig.fill(10);
+    assert_eq!(later, 2 * DEPTH as u64);
+    rig.pump();
+    assert_eq!(rig.device.writes().len(), DEPTH);
+    let events = rig.end(1, false);
+    let unwritten = |event: &Event| match event {
+        Event::Unwritten(ids, _) => ids.clone(),
+        _ => Vec::new(),
+    };
+    let ids: Vec<u64> = events.iter().flat_map(unwritten).collect();
+    assert_eq!(ids, [12, 13], "{events:?}");
+    assert_eq!(rig.device.writes().len(), DEPTH);
+    let events = rig.end(DEPTH, true);
+    assert!(rig.device.writes().is_empty(), "nothing is written behind it");
+    assert!(events.iter().any(|event| matches!(event, Event::Sealed(_, false))), "{events:?}");
+
+    // What was dropped holds no later sync back.
+    assert!(rig.log.trust_again());
+    rig.prepare(1);
+    rig.fill(20);
+    rig.log.sync();
+    rig.end(DEPTH, true);
+    rig.end(DEPTH, true);
+    let events = rig.end(1, true);
+    assert!(events.iter().any(|event| matches!(event, Event::Synced(_, true))), "{events:?}");
+}
