@@ -117,7 +117,7 @@ pub struct Log {
     /// Record writes that are pending and that the device does not have yet, in order: there is something for it at once when
     /// it has ended others.
     made: VecDeque<(u64, Op)>,
-    /// Most of them at present.
+    /// Most that the device may have at present.
     write_depth: usize,
     pub(super) spare_buffers: Vec<AlignedBuf>,
     pub(super) bytes_written: u64,
@@ -185,7 +185,7 @@ impl Log {
         self.pending.len()
     }
 
-    /// Keep at most `depth` record writes in flight from now on, at least one and at most as many as configured.
+    /// Let the device have at most `depth` record writes from now on, at least one and at most as many as configured.
     pub fn limit_writes(&mut self, depth: usize) {
         self.write_depth = depth.clamp(1, self.config.write_depth);
     }
