@@ -340,10 +340,9 @@ impl Log {
     pub fn submit_gathered(&mut self) {
         let Some(gather) = self.open.as_mut().and_then(OpenSegment::take) else { return };
         let Some(open) = self.open.as_ref() else { return };
-        let Gather { offset, bytes, parts, units } = gather;
+        let Gather { offset, parts, units, .. } = gather;
         let segment = open.segment();
         let (file, at) = self.volume.place(segment, offset);
-        self.bytes_written += bytes;
         let with_head = offset == 0;
         self.token += 1;
         self.pending.insert(self.token, Pending::Records { segment, file, units, with_head });
@@ -361,6 +360,7 @@ impl Log {
             && let Some((token, op)) = self.made.pop_front()
         {
             self.record_writes += 1;
+            self.bytes_written += op.bytes();
             self.hand_over(token, op);
             count += 1;
         }
@@ -394,18 +394,19 @@ impl Log {
             return;
         }
         self.sync_fault = Some(fault.clone());
-        let made = self.drop_made();
-        if !made.is_empty() {
-            events.push(Event::Unwritten(made, fault.clone()));
-        }
+        // In one event: the owner takes what it names back in that order, and in front of all else.
+        let mut unwritten = self.drop_made();
         if let Some(mut segment) = self.open.take() {
             segment.footerless = true;
             if let Some(Gather { units, .. }) = segment.take() {
                 segment.writes -= 1;
                 segment.lost(&units);
-                events.push(Event::Unwritten(units.into_iter().map(|(id, _)| id).collect(), fault.clone()));
+                unwritten.extend(units.into_iter().map(|(id, _)| id));
             }
             self.sealing.push(Sealing { segment, stage: Stage::Writes });
+        }
+        if !unwritten.is_empty() {
+            events.push(Event::Unwritten(unwritten, fault.clone()));
         }
         events.push(Event::SyncFailed(fault));
     }

@@ -173,31 +173,35 @@ impl Rig {
     fn fill(&mut self, from: u64) -> u64 {
         let mut id = from;
         while self.log.has_room() {
-            let mut payload = AlignedBuf::new(4096).expect("memory");
-            payload.fill(id as u8);
-            let member = UnitMember {
-                key: opaque_key(NAMESPACE, &id.to_le_bytes()),
-                length: 4096,
-                checksums: payload.chunks(BLOCK_BYTES as usize).map(checksum).collect(),
-            };
-            let unit = Unit {
-                id,
-                kind: RecordKind::Data,
-                group_kind: GroupKind::Single,
-                namespace: NAMESPACE,
-                generation: Generation::FIRST,
-                sequence: Sequence(id),
-                group: GroupId(id),
-                base_group: GroupId(0),
-                depth: 0,
-                moved: false,
-                members: vec![member],
-                payload: vec![payload.into_part()],
-            };
-            self.log.append(unit).expect("a segment is open");
+            self.append(id);
             id += 1;
         }
         id - from
+    }
+
+    fn append(&mut self, id: u64) {
+        let mut payload = AlignedBuf::new(4096).expect("memory");
+        payload.fill(id as u8);
+        let member = UnitMember {
+            key: opaque_key(NAMESPACE, &id.to_le_bytes()),
+            length: 4096,
+            checksums: payload.chunks(BLOCK_BYTES as usize).map(checksum).collect(),
+        };
+        let unit = Unit {
+            id,
+            kind: RecordKind::Data,
+            group_kind: GroupKind::Single,
+            namespace: NAMESPACE,
+            generation: Generation::FIRST,
+            sequence: Sequence(id),
+            group: GroupId(id),
+            base_group: GroupId(0),
+            depth: 0,
+            moved: false,
+            members: vec![member],
+            payload: vec![payload.into_part()],
+        };
+        self.log.append(unit).expect("a segment is open");
     }
 
     /// The device ends that many, and the log hears of each of them; what it says.
@@ -276,17 +280,23 @@ fn after_a_failed_sync_what_waits_is_not_written() {
     rig.end(DEPTH, true);
     assert_eq!(rig.device.syncs(), 1);
     // Behind the sync's beginning, two at the device and two that wait; then it fails, and those at the device end well.
+    let before = rig.log.written().0;
     let later = rig.fill(10);
     assert_eq!(later, 2 * DEPTH as u64);
     rig.pump();
     assert_eq!(rig.device.writes().len(), DEPTH);
+    // And one that no write is made of yet.
+    rig.log.config.write_bytes = 2 * RECORD;
+    rig.append(14);
     let events = rig.end(1, false);
     let unwritten = |event: &Event| match event {
         Event::Unwritten(ids, _) => ids.clone(),
         _ => Vec::new(),
     };
-    let ids: Vec<u64> = events.iter().flat_map(unwritten).collect();
-    assert_eq!(ids, [12, 13], "{events:?}");
+    let ids: Vec<Vec<u64>> = events.iter().map(unwritten).filter(|ids| !ids.is_empty()).collect();
+    assert_eq!(ids, [vec![12, 13, 14]], "in their order, at once: {events:?}");
+    let handed_over = rig.log.written().0 - before;
+    assert_eq!(handed_over, DEPTH as u64 * RECORD, "what is dropped never was");
     assert_eq!(rig.device.writes().len(), DEPTH);
     let events = rig.end(DEPTH, true);
     assert!(rig.device.writes().is_empty(), "nothing is written behind it");
