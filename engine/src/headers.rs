@@ -213,6 +213,15 @@ impl Headers {
         Ok(Headers(all.into_iter().map(Mutex::new).collect()))
     }
 
+    /// Give all of them their memory now. Where a virtual machine's host has to bring it, a huge page can take some
+    /// milliseconds, which else the flusher or a get waits for that keeps a header there first.
+    pub fn prefault(&self) -> std::io::Result<()> {
+        self.0.iter().try_for_each(|shard| {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            std::iter::once(&shard.table).chain(&shard.ring).try_for_each(AlignedBuf::prefault)
+        })
+    }
+
     /// The header at a place, without its padding ([`Record::of_trimmed`]).
     pub fn get(&self, identity: SegmentIdentity, offset: u64) -> Option<Box<[u8]>> {
         let (shard, name) = self.shard(identity, offset)?;

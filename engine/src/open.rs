@@ -158,14 +158,15 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     let arena = if config.dram_shared() { Arena::shared } else { Arena::new };
     let arena =
         arena(config.arena_bytes()).map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
-    if config.dram_prefault() {
-        let failed =
-            |e| Error::new(ErrorKind::Busy, format!("dram.prefault: {e} bytes={}", config.arena_bytes()));
-        arena.memory.prefault().map_err(failed)?;
-    }
     let index = Index::new(config.max_objects()).map_err(|e| Error::new(ErrorKind::Busy, e.to_string()))?;
     let headers = Headers::new(config.headers_bytes())
         .map_err(|e| Error::new(ErrorKind::Busy, format!("ssd.headers_bytes: {e}")))?;
+    if config.dram_prefault() {
+        let all =
+            || arena.memory.prefault().and_then(|()| index.prefault()).and_then(|()| headers.prefault());
+        let bytes = config.memory_plan().total;
+        all().map_err(|e| Error::new(ErrorKind::Busy, format!("dram.prefault: {e} bytes={bytes}")))?;
+    }
     let staging = StagingPool::new(config.staging_bytes() as usize)
         .map_err(|e| Error::new(ErrorKind::Busy, format!("staging.bytes: {e}")))?;
     // A frame has a block of the arena at least, also one that is on its way out.

@@ -11,8 +11,8 @@ use crate::buffer::AlignedBuf;
 pub struct Words {
     at: NonNull<AtomicU64>,
     count: usize,
-    /// Keeps the memory; nobody reaches it by this.
-    _memory: AlignedBuf,
+    /// Keeps the memory; nobody reaches the words by this.
+    memory: AlignedBuf,
 }
 
 // SAFETY: the words are atomics, and the memory is this value's own.
@@ -26,7 +26,12 @@ impl Words {
         let bytes = count.checked_mul(size_of::<AtomicU64>()).ok_or(std::io::ErrorKind::OutOfMemory)?;
         let mut memory = AlignedBuf::new(bytes)?;
         // The memory does not move with the buffer's handle.
-        Ok(Words { at: NonNull::from(&mut memory[..]).cast(), count, _memory: memory })
+        Ok(Words { at: NonNull::from(&mut memory[..]).cast(), count, memory })
+    }
+
+    /// Give all of them their memory now ([`AlignedBuf::prefault`]).
+    pub fn prefault(&self) -> std::io::Result<()> {
+        self.memory.prefault()
     }
 }
 
@@ -34,7 +39,7 @@ impl Deref for Words {
     type Target = [AtomicU64];
     #[inline]
     fn deref(&self) -> &[AtomicU64] {
-        // SAFETY: so many zeroed, page-aligned words were mapped in `new`, are kept by `_memory`, and are reached by
+        // SAFETY: so many zeroed, page-aligned words were mapped in `new`, are kept by `memory`, and are reached by
         // this slice alone, whose elements may change under a shared borrow.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.count) }
     }

@@ -260,8 +260,8 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
     let flags = StoreFlags::of_io(args.io);
     let config = flags.resolve(args.sizes(), &dir.join("store"), &|config| {
         // Whatever the environment says, nothing may be read from memory that is to be read from SSD.
-        // A store that has been running has had each page of its arena: the first touch of one can take a hundred times a put's copy.
-        config.dram.prefault = args.tier == BenchTier::Dram;
+        // A store that has been running has had each page of its memory: the first touch of one can take a hundred times a put's copy.
+        config.dram.prefault = !matches!(shape.op, Op::Open | Op::OpenClean);
         config.dram.promote = if args.tier == BenchTier::Ssd { Promote::Never } else { Promote::Always };
         config.index.max_objects = config.index.max_objects.or(Some(shape.index_objects));
     })?;

@@ -115,9 +115,11 @@ pub struct DramConfig {
     /// who may read every namespace can look at all of it. Such memory is of huge pages only where the system gives them
     /// (`shmem_enabled`).
     pub shared: bool,
-    /// Whether all of the arena is given its memory when the store is opened. Default false: pages are cleared as they are first
-    /// filled, which costs the first lap of puts and promotions more than the work itself. With it the store opens as
-    /// much later as one thread takes to clear the arena, and its memory is taken from the start; needs Linux 5.14.
+    /// Whether the arena, the index and the memory for headers (`ssd.headers_bytes`) are given their memory when the store is opened,
+    /// and without a DRAM tier the write buffer in the arena's place. Default false: pages are cleared as they are first
+    /// filled, which costs the first lap of puts and promotions more than the work itself, most of all on a virtual machine whose
+    /// host has to bring them. With it the store opens as much later as one thread takes to clear all of them, and they are
+    /// taken from the system from the start; needs Linux 5.14.
     pub prefault: bool,
     /// In how many parts the order is kept in which pages leave: 1 to 128, rounded down to a power of two. Default: one for each 64 MiB of the
     /// arena, at most 64. With one, with `s3fifo` and where the arena is `shared`, threads that put take turns, and the page that leaves is

@@ -113,6 +113,11 @@ impl Index {
         Ok(Index { table: Arc::new(table), begun: Vec::new(), capacity })
     }
 
+    /// Give all of it its memory now: else pages come as entries do. Fails as [`Words::prefault`](pagelith_io::words::Words::prefault).
+    pub fn prefault(&self) -> std::io::Result<()> {
+        self.table.prefault()
+    }
+
     /// The index as threads see it that do not have it.
     pub fn reader(&self) -> Reader {
         Reader::new(self.table.clone())

@@ -45,6 +45,11 @@ impl Table {
         Ok(Table { words, count, len, links, versions, stripe_bits: stripe.trailing_zeros() })
     }
 
+    /// Give the slots their memory now.
+    pub(super) fn prefault(&self) -> std::io::Result<()> {
+        self.words.prefault()
+    }
+
     pub(super) fn count(&self) -> usize {
         self.count
     }

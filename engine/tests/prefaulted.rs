@@ -1,0 +1,43 @@
+//! A store's memory is there from the start where that is asked for, and as it is used where not. Alone in its process, whose memory it
+//! looks at.
+#![allow(clippy::disallowed_methods, reason = "what the system says of this process's memory is in no store")]
+
+use pagelith::{Config, Facts, Size, Store};
+
+/// Bytes of this process that have memory, as the system says.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("status");
+    let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB"));
+    kib.and_then(|kib| kib.trim().parse::<u64>().ok()).expect("KiB") << 10
+}
+
+/// Bytes that opening a store takes, and those it says it will at most but for its staging.
+fn taken(prefault: bool, dram: Size) -> (u64, u64) {
+    let home = tempfile::tempdir().unwrap();
+    let mut config = Config::default();
+    config.dram.bytes = dram;
+    config.dram.prefault = prefault;
+    config.index.max_objects = Some(1 << 20);
+    config.ssd.bytes = Size::mib(256);
+    config.ssd.segment_bytes = Some(Size::mib(16));
+    config.ssd.headers_bytes = Size::mib(48);
+    config.ssd.dirs = vec![home.path().join("store")];
+    let config = config.validate(&Facts::of_this_machine().unwrap()).unwrap();
+    let plan = config.memory_plan();
+    assert!([plan.arena, plan.index, plan.headers].iter().all(|part| *part >= 32 << 20), "{plan}");
+    let before = resident();
+    let store = Store::open(config).unwrap();
+    let taken = resident() - before;
+    store.close().unwrap();
+    (taken, plan.total - plan.staging)
+}
+
+#[test]
+fn memory_is_there_when_the_store_is_open_if_that_is_asked_for() {
+    for dram in [Size::mib(64), Size::ZERO] {
+        let (lazy, all) = taken(false, dram);
+        assert!(lazy < all / 4, "taken={lazy} of={all}");
+        let (taken, all) = taken(true, dram);
+        assert!(taken >= all / 64 * 63, "taken={taken} of={all}");
+    }
+}
