@@ -1,7 +1,7 @@
 //! Files that another process opened and handed over, to be read: what is in them is whatever that process puts there, at any time.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
@@ -12,10 +12,11 @@ use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::files::DataFile;
 use crate::real::{Mover, RealDisk};
 use crate::rings::RingSetup;
+use crate::sync::{PoisonError, StaticMutex};
 use crate::uring::Maker;
 
 /// The helper threads of all that is read without rings: a process has a link for each of its threads, and files on each.
-static POOL: Mutex<Weak<Pool>> = Mutex::new(Weak::new());
+static POOL: StaticMutex<Weak<Pool>> = StaticMutex::new(Weak::new());
 
 /// A disk that has these files, numbered in their order, and makes no others: by io_uring where this process may use it, else by
 /// helper threads.

@@ -6,9 +6,9 @@
 //!   system.
 //! - A map has one owner: the list, or whoever took it from there.
 
-use std::sync::{Mutex, PoisonError};
-
 use memmap2::{Advice, MmapMut, MmapOptions};
+
+use crate::sync::{PoisonError, StaticMutex};
 
 /// Most that is kept, bytes: the reads and writes of a deep queue, not somebody's staging memory.
 const SPARE_BYTES: usize = 16 << 20;
@@ -22,7 +22,7 @@ const ANY: usize = 64 << 10;
 /// Maps of so many bytes are asked to be of huge pages.
 const HUGE: usize = 4 << 20;
 
-static SPARE: Mutex<Vec<MmapMut>> = Mutex::new(Vec::new());
+static SPARE: StaticMutex<Vec<MmapMut>> = StaticMutex::new(Vec::new());
 
 /// At least `len` bytes, at least one, the first `len` of them zero.
 pub(crate) fn zeroed(len: usize) -> std::io::Result<MmapMut> {

@@ -37,6 +37,12 @@ pub use {
     },
 };
 
+/// A lock of the process's own, as a `static` is one. Checkers that decide who runs do not see it: theirs are made anew for each run.
+#[cfg(pagelith_tsan)]
+pub use ordered::Mutex as StaticMutex;
+#[cfg(not(pagelith_tsan))]
+pub use std::sync::Mutex as StaticMutex;
+
 #[cfg(pagelith_tsan)]
 mod ordered;
 

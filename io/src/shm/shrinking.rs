@@ -10,10 +10,12 @@
 use std::io::{Error, Result};
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libc::{c_int, c_void, siginfo_t};
+
+use crate::sync::{PoisonError, StaticMutex};
 
 /// Ranges that are watched at a time, at most: 32 regions each of as many clients as a host has, and more.
 const RANGES_MAX: usize = 1024;
@@ -33,7 +35,7 @@ static RANGES: [Range; RANGES_MAX] =
         RANGES_MAX];
 
 /// Whoever takes a range does it alone.
-static TAKING: Mutex<()> = Mutex::new(());
+static TAKING: StaticMutex<()> = StaticMutex::new(());
 
 /// What was done about these signals before.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
@@ -224,7 +226,12 @@ mod tests {
         again
             .args(["--exact", "shm::shrinking::tests::other_memory_that_is_gone_ends_the_process_as_before"]);
         // A sanitizer has these signals before anybody, and would end the process its own way.
-        let ended = again.env(ENDS, "1").env("ASAN_OPTIONS", "handle_sigbus=0").output().expect("run");
+        let ended = again
+            .env(ENDS, "1")
+            .env("ASAN_OPTIONS", "handle_sigbus=0")
+            .env("TSAN_OPTIONS", "handle_sigbus=0")
+            .output()
+            .expect("run");
         assert_eq!(ended.status.signal(), Some(libc::SIGBUS), "{ended:?}");
     }
 }

@@ -1,11 +1,12 @@
 //! Views of the same memory, mapped once: a process has a link for each of its threads, and is handed the same file on each.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use rustix::fs::fstat;
 
 use super::region::View;
+use crate::sync::{PoisonError, StaticMutex};
 
 /// A file, as the system tells them apart as long as it is there: a view that is kept keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +15,7 @@ struct File {
     number: u64,
 }
 
-static MAPPED: Mutex<Vec<(File, Weak<View>)>> = Mutex::new(Vec::new());
+static MAPPED: StaticMutex<Vec<(File, Weak<View>)>> = StaticMutex::new(Vec::new());
 
 impl View {
     /// As [`View::of`]; of what this process has mapped already, as long as it is now, that mapping.

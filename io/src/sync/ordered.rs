@@ -23,7 +23,7 @@ pub struct MutexGuard<'a, T> {
 
 impl<T> Mutex<T> {
     /// As std's.
-    pub fn new(value: T) -> Mutex<T> {
+    pub const fn new(value: T) -> Mutex<T> {
         Mutex { inner: std::sync::Mutex::new(value), order: AtomicUsize::new(0) }
     }
 
