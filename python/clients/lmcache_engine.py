@@ -22,7 +22,8 @@ from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend  # noqa
 from lmcache.v1.storage_backend.remote_backend import RemoteBackend  # noqa: E402
 
 CHUNK, CHUNKS = 64, 24
-NAMED = {"module_path": "pagelith.lmcache.connector", "class_name": "PagelithConnector"}
+# No engine is in this process, so nothing but the revision says which model it is.
+NAMED = {"module_path": "pagelith.lmcache.connector", "class_name": "PagelithConnector", "revision": "a test"}
 
 
 def configuration(params, **more):

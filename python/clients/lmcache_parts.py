@@ -24,7 +24,8 @@ LAYOUTS = {
 
 
 def plugin(**params):
-    """The JSON of `--l2-adapter`."""
+    """The JSON of `--l2-adapter`. LMCache's server does not know which weights the model has."""
+    params = {"revision": "a test", **params}
     return {"type": "plugin", "module_path": "pagelith.lmcache", "class_name": "PagelithL2Adapter", "adapter_params": params}
 
 

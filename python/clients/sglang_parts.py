@@ -4,8 +4,11 @@ What stands in: the allocator, of which the controllers ask only the device pool
 configuration is one that SGLang makes of flags.
 """
 
+import atexit
+import functools
 import json
 import os
+import shutil
 import tempfile
 import threading
 from types import SimpleNamespace
@@ -31,11 +34,28 @@ TOKENS = 64 * PAGE
 LAYERS = 4
 
 
-def configure(extra, layout="page_first", page=PAGE, backend="dynamic"):
+# A model that SGLang has a configuration of. Its weights are of no account: pools are filled without it.
+MODEL = dict(
+    architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=LAYERS,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=131072, torch_dtype="bfloat16",
+)
+
+
+@functools.cache
+def model_folder():
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump(MODEL, file)
+    return folder
+
+
+def configure(extra, layout="page_first", page=PAGE, backend="dynamic", **more):
     """Have SGLang make a server's configuration of its flags, of which host pools read their allocator and layout."""
     flags = dict(hicache_storage_backend=backend, hicache_storage_backend_extra_config=json.dumps(extra), hicache_mem_layout=layout)
     flags.update(hicache_io_backend="direct", hicache_ratio=2.0, page_size=page, enable_hierarchical_cache=True)
-    publish(ServerArgs(model_path="none", device="cpu", **flags), role="scheduler")
+    flags.update(model_path=model_folder(), load_format="dummy", device="cpu")
+    publish(ServerArgs(**{**flags, **more}), role="scheduler")
 
 
 def place(**changed):

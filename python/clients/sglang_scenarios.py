@@ -32,13 +32,15 @@ class Scenario:
     page = parts.PAGE
     # Pages at the end of a prompt that pools have which not every page has.
     window = 1
+    # More of the server's flags.
+    flags: dict = {}
 
     def __init__(self, make, **changed):
         self.make, self.changed = make, changed
 
     def controller(self, extra):
         extra = {**extra, **self.changed}
-        parts.configure(extra)
+        parts.configure(extra, **self.flags)
         parts.place()
         self.device, self.anchor, self.sidecars, self.trailing = self.make()
         self.derived = []

@@ -91,6 +91,11 @@ class Lives(Home):
         self.assertEqual(after["wrong"], 0)
         self.assertLess(after["from_l2"], 96)
 
+    def test_adapter_with_another_revision_finds_nothing(self):
+        self.live("write", self.embedded())
+        self.assertEqual(self.live("read", self.embedded(revision="another"))["from_l2"], 0)
+        self.assertEqual(self.live("read", self.embedded())["from_l2"], 96)
+
     def test_after_the_first_was_killed(self):
         adapter = self.embedded()
         self.live("write", adapter, "--flushed", "12", "--killed", ends=-signal.SIGKILL)

@@ -79,6 +79,19 @@ class InAnEnginesProcess(unittest.TestCase):
         with engine.backend(self.params, worker=1, world=2, heads=16) as remote:
             self.assertEqual(engine.read(remote, ALL, worker=1, world=2, heads=16)[0], [False] * engine.CHUNKS)
 
+    def test_connector_starts_with_an_explicit_revision_alone_and_finds_nothing_of_another(self):
+        from pagelith.lmcache.connector import PagelithConnector
+
+        self.written_by_another_process()
+        with engine.backend({**self.params, "revision": "another"}) as remote:
+            self.assertEqual(engine.read(remote, ALL)[0], [False] * engine.CHUNKS)
+        config = engine.configuration({**self.params, "revision": ""})
+        memory = engine.LocalCPUBackend(config, engine.metadata(), dst_device="cpu")
+        with self.assertRaisesRegex(ValueError, "remote_storage_plugin.pagelith.*which engine and model.*set 'revision' to a text"):
+            PagelithConnector(asyncio.new_event_loop(), memory, config)
+        with engine.backend(self.params) as remote:
+            self.assertEqual(engine.read(remote, ALL), ([True] * engine.CHUNKS, 0))
+
     def test_a_removed_chunk_and_a_closed_store(self):
         with engine.backend(self.params) as remote:
             engine.write(remote, ALL)

@@ -5,6 +5,7 @@ Run by clients/run.sh. What each scenario writes is written by another process t
 """
 
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ import sglang_drive as drive
 import sglang_parts as parts
 from pagelith.compat import mooncake
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
+from sglang.srt.runtime_context import get_context
 from sglang_scenarios import (
     NAMED,
     PAGES,
@@ -205,6 +207,54 @@ class AtTheSameTime(Case):
         self.assertEqual(done, [scenario.whole] * 30)
 
 
+class AnotherModel(Case):
+    """What SGLang's own configuration and its updates of weights say of the model."""
+
+    def test_pages_of_a_server_with_another_model_are_not_found(self):
+        extra, scenario = embedded(os.path.join(self.home, "models")), mha("page_first")
+        self.assertEqual(scenario.write(self.start(scenario, extra), 1), scenario.whole)
+        self.end()
+        rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+        for flags in (
+            {"json_model_override_args": json.dumps({"rope_parameters": rope})}, {"json_model_override_args": json.dumps({"rms_norm_eps": 1e-3})},
+            {"weight_version": "2"}, {"revision": "other"}, {"dtype": "float16"}, {"context_length": 4096}, {"kv_cache_dtype": "fp8_e4m3"},
+        ):
+            with self.subTest(flags):
+                other = mha("page_first")
+                other.flags = flags
+                self.assertEqual(other.read(self.start(other, extra), 1), (0, 0, 0))
+                self.end()
+        with self.subTest("another revision of the operator's"):
+            self.assertEqual(scenario.read(self.start(scenario, {**extra, "revision": "other"}), 1), (0, 0, 0))
+            self.end()
+        self.assertEqual(scenario.read(self.start(scenario, extra), 1), (scenario.whole, scenario.whole, 0))
+
+    def test_pages_from_before_a_weight_update_are_not_found_and_none_is_stored_until_the_cache_is_flushed(self):
+        scenario = mha("page_first")
+        controller = self.start(scenario, embedded(os.path.join(self.home, "updated")))
+        self.assertEqual(scenario.write(controller, 1), scenario.whole)
+        # As SGLang's scheduler does behind an update of weights, and then flushes its tree, which resets the controller.
+        get_context().override("scheduler.weight_version", weight_version="2")
+        self.assertEqual(scenario.read(controller, 1), (0, 0, 0))
+        self.assertEqual(scenario.write(controller, 2), 0)
+        controller.reset()
+        self.assertEqual(scenario.write(controller, 2), scenario.whole)
+        self.assertEqual(scenario.read(controller, 2), (scenario.whole, scenario.whole, 0))
+        self.assertEqual(scenario.read(controller, 1), (0, 0, 0))
+        get_context().override("scheduler.weight_version", weight_version="default")
+        controller.reset()
+        self.assertEqual(scenario.read(controller, 1), (scenario.whole, scenario.whole, 0))
+        self.assertEqual(scenario.read(controller, 2), (0, 0, 0))
+
+    def test_model_whose_weights_nothing_names_needs_an_explicit_revision(self):
+        extra, scenario = embedded(os.path.join(self.home, "weights")), mha("page_first")
+        # A folder with a configuration, and no weights.
+        scenario.flags = {"load_format": "auto"}
+        with self.assertRaisesRegex(ValueError, "cannot read weights here.*set 'revision'"):
+            scenario.controller(extra)
+        self.assertEqual(scenario.write(self.start(scenario, {**extra, "revision": "weights-1"}), 1), scenario.whole)
+
+
 class WhenCallsFail(Case):
     def test_sglangs_failure_injector_costs_hits_and_no_byte(self):
         in_a_process("fail", os.path.join(self.home, "injected"), SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE="0.25")
@@ -262,7 +312,9 @@ class ThroughMooncakesInterface(Case):
     def test_sglangs_own_test_file(self):
         file = importlib.util.find_spec("sglang.srt.mem_cache.storage.mooncake_store.test_mooncake_store").origin
         before = [mooncake.path(), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {"MOONCAKE_MASTER": "127.0.0.1:50051", "MOONCAKE_GLOBAL_SEGMENT_SIZE": str(64 << 20)}
+        # It is no server, so nothing in its process says which model it has.
+        named = {"MOONCAKE_PAGELITH_REVISION": "a test"}
+        environment = {"MOONCAKE_MASTER": "127.0.0.1:50051", "MOONCAKE_GLOBAL_SEGMENT_SIZE": str(64 << 20), **named}
         environment = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(before)}
         done = subprocess.run([sys.executable, "-W", "ignore", file], env=environment, capture_output=True, text=True)
         self.assertIn("All tests passed", done.stdout + done.stderr)

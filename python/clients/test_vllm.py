@@ -27,10 +27,19 @@ def setUpModule():
     unittest.addModuleCleanup(shutil.rmtree, Lives.home, ignore_errors=True)
 
 
-def tiers(tier):
-    """vLLM's tiered offloading with one more tier."""
+# Other models in the same folder, and whether their answers are others too: of a folder vLLM takes any revision.
+OTHERS = (
+    ({"hf_overrides": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}}, True),
+    ({"revision": "other"}, False),
+)
+
+
+def tiers(tier, own=False):
+    """vLLM's tiered offloading with one more tier, below our connector or vLLM's own."""
     extra = {"spec_name": "HostCopies", "spec_module_path": "vllm_host_copies", "cpu_bytes_to_use": 64 << 20, "secondary_tiers": [tier]}
-    return json.dumps({"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra})
+    ours = {"kv_connector": "PagelithOffloadingConnector", "kv_connector_module_path": "pagelith.vllm"}
+    connector = {"kv_connector": "OffloadingConnector"} if own else ours
+    return json.dumps({**connector, "kv_role": "kv_both", "kv_connector_extra_config": extra})
 
 
 class Lives(unittest.TestCase):
@@ -74,7 +83,7 @@ class Lives(unittest.TestCase):
     def taken_whole(cls):
         """What is answered where vLLM computes the last token alone: some CPUs add up one token's sums in another order than many's."""
         if Lives.whole is None:
-            transfer = tiers({"type": "fs", "root_dir": os.path.join(Lives.home, "files")})
+            transfer = tiers({"type": "fs", "root_dir": os.path.join(Lives.home, "files")}, own=True)
             said = cls.said
             cls.live(transfer)
             Lives.whole = cls.live(transfer)
@@ -84,6 +93,22 @@ class Lives(unittest.TestCase):
 
     def assert_hits(self, answers):
         self.assertTrue(all(count >= PROMPT - BLOCK for count in self.cached(answers)), self.cached(answers))
+
+    def other_models(self, transfer):
+        """Lives of other models between two of one: none takes a block of another, and each answers as without a cache."""
+        self.assert_same(self.live(transfer))
+        for options, answers_others in OTHERS:
+            with self.subTest(options):
+                other = {"VLLM_LIFE_OPTIONS": json.dumps(options)}
+                expected = self.live("none", **other) if answers_others else self.expected
+                answers = self.live(transfer, **other)
+                self.assertEqual(self.cached(answers), [0] * 4)
+                of = [[(one["tokens"], one["logprobs"]) for one in each] for each in (answers, expected, self.expected)]
+                self.assertEqual(of[0], of[1])
+                self.assertEqual(of[0] != of[2], answers_others, "an option that changes nothing shows nothing")
+        again = self.live(transfer)
+        self.assert_same(again)
+        self.assert_hits(again)
 
     def cached(self, answers):
         return [one["cached"] for one in answers]
@@ -126,6 +151,17 @@ class Tiers(Lives):
         third = self.live(transfer)
         self.assert_same(third)
         self.assertLess(sum(self.cached(third)), sum(self.cached(second)))
+
+    def test_tier_of_another_model_finds_nothing(self):
+        self.other_models(self.embedded("models"))
+
+    def test_tier_below_vllms_own_connector_starts_with_an_explicit_revision_alone(self):
+        tier = {"type": "PagelithTier", "module_path": "pagelith.vllm", "store": self.store("own")}
+        self.live(tiers(tier, own=True), ends=1)
+        self.assertIn("PagelithOffloadingConnector", self.said)
+        self.assertIn("set 'revision' to a text", self.said)
+        self.assertFalse(os.path.exists(self.directory))
+        self.assert_same(self.live(tiers({**tier, "revision": "weights-1"}, own=True)))
 
     def test_after_the_first_was_killed(self):
         transfer = self.embedded("killed")
@@ -253,6 +289,9 @@ class Connectors(Connected):
     # Of 24 KiB a block: one prompt at a time, and a part of the next.
     few = tight = 1 << 19
     long = 40
+
+    def test_connector_of_another_model_finds_nothing(self):
+        self.other_models(self.connected(store=self.store("models")))
 
     def test_what_is_preempted_while_it_is_saved(self):
         self.preempted_lives("preempted")

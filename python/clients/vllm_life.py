@@ -4,7 +4,7 @@
 
 Prints one line of JSON: for each prompt the tokens and their log-probabilities, and how many prompt tokens came from outside. With `VLLM_LIFE_EVENTS`
 another before it: the events of blocks that vLLM would have published, of caches that are not its own. `VLLM_LIFE_PROMPTS` is a file with other prompts, a
-list of lists of tokens in JSON.
+list of lists of tokens in JSON. `VLLM_LIFE_OPTIONS` are more arguments of the engine, in JSON.
 """
 
 import json
@@ -123,10 +123,11 @@ def main(folder, transfer):
         more |= dict(pipeline_parallel_size=int(os.environ["VLLM_LIFE_STAGES"]), distributed_executor_backend="mp")
     if "VLLM_LIFE_RANKS" in os.environ:
         more |= dict(tensor_parallel_size=int(os.environ["VLLM_LIFE_RANKS"]), distributed_executor_backend="mp")
-    engine = LLM(
+    known = dict(
         model=folder, skip_tokenizer_init=True, dtype="bfloat16", block_size=BLOCK, max_model_len=512, enforce_eager=True,
-        enable_prefix_caching=True, kv_cache_memory_bytes=int(os.environ.get("VLLM_LIFE_CACHE", 64 << 20)), seed=0, **more,
+        enable_prefix_caching=True, kv_cache_memory_bytes=int(os.environ.get("VLLM_LIFE_CACHE", 64 << 20)), seed=0,
     )
+    engine = LLM(**{**known, **more, **json.loads(os.environ.get("VLLM_LIFE_OPTIONS", "{}"))})
     told = listen(engine.llm_engine.engine_core.engine_core.scheduler.kv_event_publisher)
     preempted = count(engine.llm_engine.engine_core.engine_core.scheduler)
     tokens = int(os.environ.get("VLLM_LIFE_TOKENS", 8))

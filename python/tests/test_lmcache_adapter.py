@@ -35,7 +35,7 @@ class Adapter(unittest.TestCase):
         store = {"dram": {"bytes": dram}, "index": {"max_objects": 20000}}
         if ssd != "0":
             store["ssd"] = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": ssd, "segment_bytes": "4MiB"}
-        adapter = PagelithL2Adapter({"store": store, **given})
+        adapter = PagelithL2Adapter({"store": store, "revision": "weights-1", **given})
         self.addCleanup(adapter.close)
         return adapter
 
@@ -55,6 +55,18 @@ class Adapter(unittest.TestCase):
 
     def bytes_of(self, objects):
         return [memory.buffer.raw for memory in objects]
+
+    # Models.
+
+    def test_adapter_starts_with_an_explicit_revision_alone_and_finds_nothing_of_another(self):
+        with self.assertRaisesRegex(ValueError, "adapter_params.*the model's configuration, its weights.*set 'revision' to a text"):
+            self.adapter(revision="")
+        chunks = keys(1)
+        for revision, here in (("weights-1", 0), ("weights-2", 0), ("weights-1", 1)):
+            adapter = self.adapter(revision=revision)
+            self.assertEqual(self.look(adapter, chunks), [here])
+            self.store(adapter, chunks, [Memory(0)])
+            adapter.close()
 
     # Tasks.
 

@@ -6,9 +6,13 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 from pagelith.compat import mooncake
 from pagelith.compat.mooncake import MooncakeDistributedStore, MooncakeHostMemAllocator, ReplicateConfig
+from pagelith.identity import Identity
+from pagelith.identity.host import model_of_this_process
+from pagelith.identity.sglang import Now
 
 QUIET = "pagelith.compat.mooncake"
 
@@ -19,6 +23,7 @@ class Client(unittest.TestCase):
         self.at = ctypes.addressof(self.memory)
 
     def client(self, *arguments, **how):
+        how = {"revision": "weights-1", **how}
         client = MooncakeDistributedStore()
         self.assertEqual(client.setup("host", "P2PHANDSHAKE", 32 << 20, 16 << 20, "tcp", "", "127.0.0.1:50051", *arguments, **how), 0)
         self.addCleanup(client.close)
@@ -88,6 +93,45 @@ class Client(unittest.TestCase):
             places = [place.is_local_disk_replica() for place in client.batch_get_replica_desc(["a"])["a"]]
             self.assertEqual(places, [True] if value else [])
             client.close()
+
+    def test_client_without_an_engine_starts_with_an_explicit_revision_alone(self):
+        with self.assertLogs(QUIET, "ERROR") as said:
+            self.assertEqual(MooncakeDistributedStore().setup("host"), -600)
+        self.assertRegex(said.output[0], "which engine and model.*set 'revision'|MOONCAKE_PAGELITH_REVISION")
+        os.environ["MOONCAKE_PAGELITH_REVISION"] = "weights-1"
+        self.addCleanup(os.environ.pop, "MOONCAKE_PAGELITH_REVISION")
+        client = MooncakeDistributedStore()
+        self.addCleanup(client.close)
+        self.assertEqual((client.setup("host"), client.put("a", b"x")), (0, 0))
+
+    def test_objects_of_another_revision_or_another_model_are_not_found(self):
+        home = tempfile.TemporaryDirectory()
+        self.addCleanup(home.cleanup)
+        os.environ["MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES"] = str(512 << 20)
+        self.addCleanup(os.environ.pop, "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES")
+        offload = {"enable_ssd_offload": True, "ssd_offload_path": home.name}
+        models = [Identity({"rope": "linear"}), Identity({"rope": "default"})]
+        for revision, model, here in (("1", None, 0), ("2", None, 0), ("1", models[0], 0), ("1", models[1], 0), ("1", None, 1), ("1", models[0], 1)):
+            asked = model_of_this_process if model is None else lambda model=model: lambda: Now(model, False)
+            with self.subTest((revision, model)), mock.patch.object(mooncake, "model_of_this_process", asked):
+                client = self.client(None, revision=revision, **offload)
+                self.assertEqual(client.is_exist("a"), here)
+                client.put("a", b"bytes")
+                client.close()
+
+    def test_objects_from_before_a_weight_update_are_not_found_and_stale_ones_are_not_stored(self):
+        now = [Now(Identity({"weights": 1}), False)]
+        with mock.patch.object(mooncake, "model_of_this_process", lambda: lambda: now[0]):
+            client = self.client()
+        self.assertEqual((client.put("a", b"old"), client.get("a")), (0, b"old"))
+        now[0] = Now(Identity({"weights": 2}), True)
+        self.assertEqual((client.is_exist("a"), client.get("a"), client.get_size("a")), (0, b"", -704))
+        with self.assertLogs(QUIET, "ERROR"):
+            self.assertEqual((client.put("a", b"stale"), client.batch_put_from(["a"], [self.at], [8])), (-800, [-800]))
+        now[0] = Now(Identity({"weights": 2}), False)
+        self.assertEqual((client.put("a", b"new"), client.get("a")), (0, b"new"))
+        now[0] = Now(Identity({"weights": 1}), False)
+        self.assertEqual(client.get("a"), b"old")
 
     def test_what_it_does_not_know_is_named(self):
         with self.assertRaisesRegex(TypeError, "'quota'"):

@@ -2,6 +2,7 @@
 is built. Against SGLang itself: `python/clients/`.
 """
 
+import concurrent.futures
 import ctypes
 import enum
 import hashlib
@@ -105,7 +106,62 @@ stand_in(
     StorageMetrics=lambda: types.SimpleNamespace(prefetch_pgs=[], backup_pgs=[], prefetch_bandwidth=[], backup_bandwidth=[]),
 )
 stand_in("sglang.srt.mem_cache.utils", hash_str_to_int64=lambda text: int.from_bytes(bytes.fromhex(text[:16]), "big", signed=True))
-stand_in("sglang.srt.runtime_context", get_parallel=lambda: parallel)
+stand_in("sglang").__version__ = "0.5.23"
+
+
+class Served:
+    """SGLang's runtime context of one server: what it serves, and what was changed since."""
+
+    def __init__(self, **different):
+        get = different.get
+        rope = get("rope", {"rope_type": "default"})
+        hf = {"architectures": ["Llama"], "rope_parameters": rope, **get("hf", {})}
+        hf_config = types.SimpleNamespace(to_dict=lambda: hf, rope_parameters=rope, _commit_hash=get("commit", "c" * 40))
+        self.config = types.SimpleNamespace(
+            hf_config=hf_config, dtype=get("dtype", "bf16"), context_len=get("context_len", 4096), quantization=get("quantization")
+        )
+        self.serving = types.SimpleNamespace(weight_version=get("weight_version", "default"))
+        self.model = types.SimpleNamespace(
+            model_path=get("model_path", "a/model"), load_format="auto", revision=get("revision"), download_dir=None,
+            kv_cache_dtype=get("kv_cache_dtype", "auto"), quantization_param_path=get("scales"), quantization=get("quantization"),
+        )
+        self.exec = types.SimpleNamespace(
+            kernel=types.SimpleNamespace(attention_backend=get("backend", "fa3")), mamba=types.SimpleNamespace(mamba_ssm_dtype=get("ssm", "float32")),
+            deterministic=types.SimpleNamespace(), dllm=types.SimpleNamespace(), features=types.SimpleNamespace(),
+        )
+        self.memory = types.SimpleNamespace(hicache_mem_layout="page_first", enable_page_major_kv_layout=False)
+        self.spec = types.SimpleNamespace(
+            speculative_algorithm=get("draft_by"), speculative_draft_model_path=get("draft"), speculative_draft_model_revision=None,
+            speculative_draft_load_format=None, speculative_draft_model_quantization=get("draft_quantization"),
+        )
+        self.lora = types.SimpleNamespace(enable_lora=bool(get("adapters")), lora_paths=get("adapters"))
+        self.changes = []
+
+    def change(self, source="scheduler.weight_version", **weights):
+        """As SGLang does behind an update of weights."""
+        self.changes.append((source, weights))
+        for name, value in weights.items():
+            setattr(self.serving if name == "weight_version" else self.model, name, value)
+
+
+served = Served()
+
+
+def serve(**different):
+    """The server that this process is from here on."""
+    served.__dict__.update(Served(**different).__dict__)
+
+
+stand_in(
+    "sglang.srt.runtime_context",
+    get_parallel=lambda: parallel, process_model_config=lambda: served.config, get_serving=lambda: served.serving, get_model=lambda: served.model,
+    get_exec=lambda: served.exec, get_memory=lambda: served.memory, get_spec=lambda: served.spec, get_lora=lambda: served.lora,
+    get_device=lambda: types.SimpleNamespace(device="cuda"), attention_backends=lambda: (served.exec.kernel.attention_backend,) * 2,
+    get_context=lambda: types.SimpleNamespace(
+        overrides_log=lambda: served.changes, config_leaf=lambda name: PAGE, is_config_namespace_published=lambda name: True
+    ),
+    publish_role=lambda: "scheduler",
+)
 
 import pagelith  # noqa: E402
 from pagelith.sglang import HiCache  # noqa: E402
@@ -301,6 +357,112 @@ class Pages(Case):
             self.assertEqual(backend.batch_set_v2([strange]), {"never registered": [False] * 2})
             self.assertEqual(backend.batch_get_v2([strange]), {"never registered": [False] * 2})
             self.assertEqual((backend.batch_exists(pages), backend.batch_exists_v2(pages, []).kv_hit_pages), (0, 0))
+
+
+def in_a_thread(body, *arguments):
+    """As a storage thread of SGLang's, which it starts anew when it has flushed its caches."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(body, *arguments).result()
+
+
+class Models(Case):
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(serve)
+        serve()
+
+    def stored(self, count=3, **how):
+        backend, pages = self.open(Pool(), is_mla_model=True, **how), keys(count)
+        self.addCleanup(backend.close)
+        return backend, pages
+
+    def test_pages_of_a_server_with_another_model_are_not_found(self):
+        backend, pages = self.stored()
+        self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
+        backend.close()
+        folder = os.path.join(self.home.name, "draft")
+        os.mkdir(folder)
+        for name in ("config.json", "model.safetensors", "scales.json"):
+            with open(os.path.join(folder, name), "w") as file:
+                file.write(name)
+        adapter = types.SimpleNamespace(lora_name="a", lora_path=folder)
+        for other in (
+            {"rope": {"rope_type": "linear", "factor": 2.0}}, {"hf": {"rms_norm_eps": 1e-3}}, {"commit": "d" * 40}, {"revision": "other"},
+            {"quantization": "fp8"}, {"dtype": "fp16"}, {"context_len": 8192}, {"kv_cache_dtype": "fp8_e4m3"}, {"backend": "triton"},
+            {"ssm": "bfloat16"}, {"weight_version": "2"}, {"draft_by": "EAGLE", "draft": folder}, {"draft_by": "NGRAM"},
+            {"scales": os.path.join(folder, "scales.json")}, {"adapters": {"a": adapter}},
+        ):
+            with self.subTest(other):
+                serve(**other)
+                backend, _ = self.stored()
+                self.assertEqual((backend.batch_exists(pages), backend.batch_get_v1(pages, slots(9, 3))), (0, [False] * 3))
+                backend.close()
+        serve()
+        backend, _ = self.stored()
+        self.assertEqual(backend.batch_exists(pages), 3)
+
+    def test_pages_from_before_a_changed_weight_version_are_not_found_and_come_back_with_it(self):
+        backend, pages = self.stored()
+        self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [True] * 3)
+        with self.assertLogs("pagelith.sglang.hicache", "WARNING") as said:
+            served.change(weight_version="2")
+            self.assertEqual(in_a_thread(backend.batch_exists, pages), 0)
+        self.assertIn("POST /flush_cache", said.output[0])
+        self.assertEqual(in_a_thread(backend.batch_get_v1, pages, slots(9, 3)), [False] * 3)
+        # The new weights' pages are others, and each version finds its own.
+        self.assertEqual(in_a_thread(backend.batch_set_v1, pages[:2], slots(4, 2)), [True] * 2)
+        self.assertEqual(in_a_thread(backend.batch_exists, pages), 2)
+        served.change(weight_version="default")
+        self.assertEqual(in_a_thread(backend.batch_exists, pages), 3)
+
+    def test_pages_that_a_thread_from_before_a_weight_update_brings_are_not_stored(self):
+        backend, pages = self.stored()
+        with concurrent.futures.ThreadPoolExecutor(1) as before:
+            self.assertEqual(before.submit(backend.batch_set_v1, pages[:1], slots(0, 1)).result(), [True])
+            served.change(weight_version="2")
+            self.assertEqual(before.submit(backend.batch_set_v1, pages, slots(0, 3)).result(), [False] * 3)
+            # Also when the first version is back: what it brings may be the second one's.
+            served.change(weight_version="default")
+            self.assertEqual(before.submit(backend.batch_set_v1, pages, slots(0, 3)).result(), [False] * 3)
+        self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [True] * 3)
+
+    def test_pages_of_weights_that_were_loaded_from_disk_again_are_of_another_model(self):
+        folder = os.path.join(self.home.name, "model")
+        os.mkdir(folder)
+
+        def write(weights):
+            with open(os.path.join(folder, "model.safetensors"), "w") as file:
+                file.write(weights)
+
+        write("first")
+        serve(model_path=folder)
+        backend, pages = self.stored()
+        self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [True] * 3)
+        write("other")
+        served.change("model_runner.update_model_fields", model_path=folder, load_format="auto")
+        self.assertEqual(in_a_thread(backend.batch_exists, pages), 0)
+        write("first")
+        served.change("model_runner.update_model_fields", model_path=folder, load_format="auto")
+        self.assertEqual(in_a_thread(backend.batch_exists, pages), 3)
+
+    def test_backend_whose_model_cannot_be_read_starts_with_an_explicit_revision_alone(self):
+        for other, word in (
+            ({"commit": None}, "weights"), ({"draft_by": "EAGLE", "draft": "somebody/draft"}, "weights of the draft model"),
+            ({"adapters": {"a": types.SimpleNamespace(lora_name="a", lora_path="somebody/adapter")}}, "weights of LoRA adapters"),
+        ):
+            with self.subTest(other):
+                serve(**other)
+                with self.assertRaisesRegex(ValueError, f"--hicache-storage-backend-extra-config: .*{word}.*set 'revision'"):
+                    self.open(Pool(), is_mla_model=True)
+                self.open(Pool(), is_mla_model=True, extra={"revision": "weights-7"}).close()
+
+    def test_model_with_longrope_beyond_its_original_length_is_refused(self):
+        rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
+        serve(rope=rope, context_len=131072)
+        with self.assertRaisesRegex(ValueError, "--context-length 4096"):
+            self.open(Pool(), is_mla_model=True, extra={"revision": "1"})
+        serve(rope=rope, context_len=4096)
+        self.open(Pool(), is_mla_model=True).close()
 
 
 class Listener:

@@ -10,13 +10,18 @@ import tempfile
 import types
 import unittest
 
-from vllm_stand_ins import Locality, LookupResult, Medium, OffloadingEvent
+from vllm_stand_ins import KVConnectorRole, Locality, LookupResult, Medium, OffloadingEvent, model_config, vllm_config
 
-from pagelith.vllm import PagelithTier  # noqa: E402
+from pagelith.vllm import PagelithOffloadingConnector, PagelithTier  # noqa: E402
 
 ROW = 4096
 ROWS = 4096
 REQUEST = types.SimpleNamespace(req_id="request")
+
+
+def told(config=None):
+    """What a tier is told of the model by its connector."""
+    return PagelithOffloadingConnector(config or vllm_config(), KVConnectorRole.SCHEDULER, types.SimpleNamespace(kv_cache_groups=[])).extra_config
 
 
 def keys(count, group=0, of="block"):
@@ -30,13 +35,14 @@ class Tier(unittest.TestCase):
         self.memory = memoryview(bytearray(ROW * ROWS)).cast("B", (ROWS, ROW))
         self.job = 0
 
-    def tier(self, events=False, model="a/model", layers=("layer.0",), **given):
+    def tier(self, events=False, model="a/model", layers=("layer.0",), extra=None, **given):
         group = types.SimpleNamespace(group_id=0, tokens_per_block=16, layer_names=layers)
         parallel = dict(tp_size=1, pp_size=1, pcp_size=1, dcp_size=1, data_parallel_index=0, is_parallelism_agnostic=True)
         config = types.SimpleNamespace(
             model=types.SimpleNamespace(name=model, dtype="bf16"),
             cache=types.SimpleNamespace(tokens_per_hash=16, blocks_per_chunk=1),
             parallel=types.SimpleNamespace(**parallel),
+            extra_config=told() if extra is None else extra,
             groups=(group,), replicated_layout=False, canonical_layout=False, kv_cache_layout="NHD",
         )
         spec = types.SimpleNamespace(config=config, kv_events_config=types.SimpleNamespace(enable_kv_cache_events=events))
@@ -182,10 +188,32 @@ class Tier(unittest.TestCase):
         self.run_job(tier.submit_store, chunks, [0])
         self.finished(tier)
         tier.shutdown()
-        for other in ({"model": "another"}, {"layers": ("layer.1",)}, {"revision": "2"}):
+        for other in ({"model": "another"}, {"layers": ("layer.1",)}, {"revision": "2"}, *self.other_models()):
             tier = self.tier(**other)
             self.assertEqual(tier.lookup(chunks[0], REQUEST), LookupResult.MISS, other)
             tier.shutdown()
+
+    def other_models(self):
+        """What the connector of another model tells, and one that tells nothing."""
+        linear = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}
+        for model in ({"hf": linear}, {"revision": "other"}, {"quantization": "fp8"}, {"max_model_len": 8192}, {"commit": "d" * 40}):
+            yield {"extra": told(vllm_config(model_config(**model)))}
+        yield {"extra": told(vllm_config(cache={"cache_dtype": "fp8"}))}
+        yield {"extra": {}, "revision": "1"}
+
+    def test_tier_of_vllms_own_connector_starts_with_an_explicit_revision_alone(self):
+        with self.assertRaisesRegex(ValueError, "PagelithOffloadingConnector.*set 'revision' to a text"):
+            self.tier(extra={})
+        with self.assertLogs("pagelith.identity", "WARNING") as said:
+            tier = self.tier(extra={}, revision="weights-7")
+        self.addCleanup(tier.shutdown)
+        self.assertIn("revision='weights-7' keeps its pages apart", said.output[0])
+
+    def test_tier_of_a_model_with_lora_adapters_starts_with_an_explicit_revision_alone(self):
+        with_adapters = told(vllm_config(lora_config=types.SimpleNamespace(lora_dtype="auto")))
+        with self.assertRaisesRegex(ValueError, "weights of LoRA adapters"):
+            self.tier(extra=with_adapters)
+        self.tier(extra=with_adapters, revision="adapters-3").shutdown()
 
     def test_what_is_wrong_with_its_entry_is_said_at_the_start(self):
         with self.assertRaisesRegex(ValueError, "'root_dir' is no key.*'read_threads' is a whole number"):

@@ -161,7 +161,9 @@ class Connector(Case):
         others = [
             {"model": "another"}, {"extra": self.extra(revision="2")}, {"extra": self.extra(tenant="t")}, {"backend": "another"},
             {"isa": "amx"}, {"cache_dtype": "fp8"}, {"quantization": "awq"}, {"rope": 500000}, {"order": (0, 2, 1, 3)},
-            {"shape": (64, 1, TOKENS, 16)}, {"specs": [FULL, FULL]},
+            {"shape": (64, 1, TOKENS, 16)}, {"specs": [FULL, FULL]}, {"revision": "other"}, {"code_revision": "other"}, {"max_model_len": 8192},
+            {"commit": "d" * 40}, {"dtype": "fp16"}, {"scale": 0.5}, {"skip_layers": ["0"]}, {"mamba_dtype": "float32"},
+            {"guesses": types.SimpleNamespace(method="ngram", draft_model_config=None)},
         ]
         for other in others:
             with self.subTest(other):
@@ -226,6 +228,12 @@ class Connector(Case):
         ):
             with self.subTest(wrong), self.assertRaisesRegex(ValueError, words):
                 self.engine(**wrong)
+
+    def test_connector_of_a_model_with_lora_adapters_starts_with_an_explicit_revision_alone(self):
+        with_adapters = {"lora": types.SimpleNamespace(lora_dtype="auto")}
+        with self.assertRaisesRegex(ValueError, "weights of LoRA adapters"):
+            self.engine(**with_adapters)
+        self.engine(extra=self.extra(revision="adapters-3"), **with_adapters)
 
     def test_layers_that_lie_side_by_side_are_one_piece(self):
         layer = lambda at: types.SimpleNamespace(  # noqa: E731

@@ -3,6 +3,7 @@ prefix is gone on. Under vLLM itself: `python/clients/`.
 """
 
 import random
+import types
 import unittest
 
 from vllm_engine import FULL, TOKENS, Case, hashes, window
@@ -183,7 +184,7 @@ class States(Case):
             with self.subTest(wrong), self.assertRaisesRegex(ValueError, words):
                 self.hybrid(**wrong)
         # Of a model without recurrent layers that is nobody's business.
-        self.hybrid(specs=(FULL,), guesses=object()).close()
+        self.hybrid(specs=(FULL,), guesses=types.SimpleNamespace(method="ngram", draft_model_config=None)).close()
 
 
 if __name__ == "__main__":

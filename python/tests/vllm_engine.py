@@ -10,13 +10,15 @@ import tempfile
 import types
 import unittest
 
-from vllm_stand_ins import Blocks, Cache, Cached, KVConnectorRole, New, Output, Request, Spec
+from vllm_stand_ins import Blocks, Cache, Cached, KVConnectorRole, New, Output, Request, Spec, model_config
 
 from pagelith.vllm import PagelithConnector
 
 # Tokens of a block.
 TOKENS = 4
 FULL = Spec(TOKENS)
+# What of the model's configuration a test may change.
+OF_A_MODEL = ("quantization", "revision", "code_revision", "max_model_len", "commit", "dtype")
 
 
 def window(tokens, size=TOKENS):
@@ -100,7 +102,7 @@ class Engine:
             name: recurrent if group.kv_cache_spec.kind == "mamba" else layer
             for names, group in zip(self.layers, self.cache_config.kv_cache_groups) for name in names
         }
-        hf = types.SimpleNamespace(to_dict=lambda: {"rope_theta": get("rope", 10000), "_name_or_path": "/anywhere"})
+        layer._k_scale_float = layer._v_scale_float = get("scale", 1.0)
         sizes = dict(
             tensor_parallel_size=self.ranks // self.stages, prefill_context_parallel_size=get("prefill_context", 1),
             decode_context_parallel_size=get("context", 1), cp_kv_cache_interleave_size=get("interleave", 1),
@@ -115,12 +117,15 @@ class Engine:
                 data_parallel_index=0, rank=rank, world_size=self.ranks, pipeline_parallel_size=self.stages,
                 distributed_executor_backend="uni" if self.ranks == 1 else "mp", **sizes,
             ),
-            model_config=types.SimpleNamespace(
-                model=get("model", "a/model"), dtype="bf16", revision=None, quantization=get("quantization"), hf_config=hf
+            model_config=model_config(
+                model=get("model", "a/model"), hf={"rope_theta": get("rope", 10000)}, **{name: get(name) for name in OF_A_MODEL if get(name)}
             ),
+            load_config=types.SimpleNamespace(load_format="auto", model_loader_extra_config={}, download_dir=None),
             cache_config=types.SimpleNamespace(
-                cache_dtype=get("cache_dtype", "auto"), prefix_caching_hash_algo="sha256", use_replayssm=get("replays", False)
+                cache_dtype=get("cache_dtype", "auto"), prefix_caching_hash_algo="sha256", use_replayssm=get("replays", False),
+                kv_cache_dtype_skip_layers=get("skip_layers", []), mamba_cache_dtype=get("mamba_dtype", "auto"),
             ),
+            lora_config=get("lora"),
             speculative_config=get("guesses"),
             compilation_config=types.SimpleNamespace(static_forward_context=of_kind),
         )

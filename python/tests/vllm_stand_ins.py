@@ -20,6 +20,41 @@ for package in (
 ):
     stand_in(package)
 
+# Of what a model is.
+
+stand_in("vllm", __version__="0.33.0")
+platform = types.SimpleNamespace(device_type="cuda", get_device_capability=lambda: "9.0", get_device_name=lambda: "a GPU")
+stand_in("vllm.platforms", current_platform=platform)
+
+
+def model_config(**different):
+    """vLLM's configuration of a model of the Hub, as far as it is looked at."""
+    hf = {"architectures": ["Llama"], "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, **different.pop("hf", {})}
+    known = dict(
+        model="a/model", model_weights="", dtype="bf16", revision=None, code_revision=None, quantization=None, quantization_config=None,
+        max_model_len=4096, hf_config_path=None, seed=0, tokenizer="a/tokenizer", served_model_name="served", max_logprobs=20,
+    )
+    config = types.SimpleNamespace(**{**known, **different})
+    config.hf_config = types.SimpleNamespace(to_dict=lambda: {**hf, "_name_or_path": "/anywhere"}, _commit_hash=different.get("commit", "c" * 40))
+    return config
+
+
+def vllm_config(model=None, load=None, cache=None, **different):
+    """vLLM's whole configuration."""
+    load = {"load_format": "auto", "model_loader_extra_config": {}, "download_dir": None, **(load or {})}
+    caches = dict(
+        cache_dtype="auto", kv_cache_dtype_skip_layers=[], mamba_cache_dtype="auto", mamba_ssm_cache_dtype="auto", block_size=16, num_gpu_blocks=None,
+        prefix_caching_hash_algo="sha256", gpu_memory_utilization=0.9,
+    )
+    known = dict(
+        model_config=model or model_config(), load_config=types.SimpleNamespace(**load), cache_config=types.SimpleNamespace(**{**caches, **(cache or {})}),
+        attention_config=types.SimpleNamespace(backend=None), speculative_config=None, lora_config=None,
+        parallel_config=types.SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+        kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config={"cpu_bytes_to_use": 1}),
+    )
+    return types.SimpleNamespace(**{**known, **different})
+
+
 # Of the tiered offloading.
 
 
@@ -116,6 +151,17 @@ stand_in(
     KVConnectorHandshakeMetadata=Nothing, KVConnectorMetadata=Nothing, KVConnectorWorkerMetadata=Nothing,
     KVConnectorTransferResults=KVConnectorTransferResults,
 )
+
+
+class OffloadingConnector(KVConnectorBase_V1):
+    """vLLM's, which reads its configuration when it is made."""
+
+    def __init__(self, vllm_config, role, kv_cache_config):
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.extra_config = dict(vllm_config.kv_transfer_config.kv_connector_extra_config)
+
+
+stand_in("vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector", OffloadingConnector=OffloadingConnector)
 
 
 @dataclass

@@ -16,10 +16,12 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pagelith
 
+from ..identity import Identity, ModelError, admit
+from ..identity.host import model_of_this_process
 from ..settings import PoolSettings
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,21 @@ _MISSES = {"absent": OBJECT_NOT_FOUND, "gone": OBJECT_NOT_FOUND, "damaged": CHEC
 # Lengths that `get` finds without asking; the oldest is forgotten.
 _LENGTHS_MAX = 65536
 _PAGE = 4096
+# Where an engine calls `setup`, which has no argument for it.
+_REVISION = "MOONCAKE_PAGELITH_REVISION"
+
+
+class _Names(NamedTuple):
+    """Of an object's bytes and of its length, on no page."""
+
+    # Of the model, as `Identity` has it.
+    model: str
+    data: pagelith.Key
+    length: pagelith.Key
+
+
+class _StaleWeights(Exception):
+    """What is to be put was computed before the model's weights were replaced."""
 
 
 @dataclass
@@ -108,8 +125,9 @@ class MooncakeDistributedStore:
 
     def __init__(self) -> None:
         self._store: pagelith.Store | None = None
-        self._key: pagelith.Key | None = None
-        self._length: pagelith.Key | None = None
+        self._model = model_of_this_process()
+        self._names: _Names | None = None
+        self._tenant = self._revision = ""
         self._hostname = ""
         self._lock = threading.Lock()
         self._lengths: dict[str, int] = {}
@@ -133,21 +151,26 @@ class MooncakeDistributedStore:
         tenant_id: str = "default",
         enable_client_http_server: bool = False,
         client_http_port: int = 9300,
+        revision: str = "",
     ) -> int:
-        """Open the store. What has no meaning here (metadata, protocol, devices, an engine) is taken."""
+        """Open the store. What has no meaning here (metadata, protocol, devices, an engine) is taken.
+
+        `revision` is not Mooncake's: a text that keeps objects apart which keys do not, in addition to what an engine in this process
+        says of its model. Where there is none, it has to be given, here or as `MOONCAKE_PAGELITH_REVISION`.
+        """
         if isinstance(local_hostname, dict):
             return self.setup(**local_hostname)
+        self._tenant, self._revision = tenant_id, revision or os.environ.get(_REVISION, "")
         try:
+            self._model, self._names = model_of_this_process(), None
+            self._known()
             if master_server_addr.startswith(("unix:", "tcp:")):
                 store = pagelith.Store.attach(master_server_addr)
             else:
                 store = pagelith.Store(_settings(global_segment_size, ssd_offload_path if enable_ssd_offload else None))
-        except (pagelith.PagelithError, OSError) as error:
+        except (pagelith.PagelithError, OSError, ModelError) as error:
             logger.error("pagelith: cannot open the store: %s", error)
             return INVALID_PARAMS
-        space = pagelith.Namespace("mooncake-client", tenant=tenant_id)
-        self._key = pagelith.Key(space, bytes(32), pool="opaque", component="data")
-        self._length = pagelith.Key(space, bytes(32), pool="opaque", component="length")
         with self._lock:
             self._hostname, self._store = local_hostname, store
             for address in self._starts:
@@ -252,7 +275,8 @@ class MooncakeDistributedStore:
 
         def put(store: pagelith.Store) -> int:
             # With its length, so that who gets it needs not know that.
-            data, named = self._keys([key])[0], self._named(self._length, key)
+            names = self._known(writes=True)
+            data, named = names.data.on_page(key), names.length.on_page(key)
             code = _put_code(store.put_group([data, named], [list(parts), length.to_bytes(8, "little")], wait=0.0))
             if code == OK:
                 self._remember(key, length)
@@ -283,8 +307,9 @@ class MooncakeDistributedStore:
 
     def _put_pieces(self, keys: Sequence[str], pieces: list[list[tuple[int, int]]]) -> list[int]:
         def put(store: pagelith.Store) -> list[int]:
+            names = self._known(writes=True)
             codes, some = self._only_registered(keys, pieces)
-            outcomes = store.put(self._keys([keys[at] for at in some]), [pieces[at] for at in some], wait=0.0)
+            outcomes = store.put(names.data.on_pages([keys[at] for at in some]), [pieces[at] for at in some], wait=0.0)
             for at, outcome in zip(some, outcomes, strict=True):
                 codes[at] = _put_code(outcome)
                 if codes[at] == OK:
@@ -340,13 +365,12 @@ class MooncakeDistributedStore:
         return self._guarded(remove, lambda code: code)
 
     def remove_all(self, force: bool = False) -> int:
-        """Everything of this tenant is gone for ever. How much that was is not counted: 0, or an error."""
+        """Everything of this tenant and model is gone for ever. How much that was is not counted: 0, or an error."""
 
         def clear(store: pagelith.Store) -> int:
             with self._lock:
                 self._lengths.clear()
-            assert self._key is not None
-            store.clear(self._key.namespace)
+            store.clear(self._known().data.namespace)
             return OK
 
         return self._guarded(clear, lambda code: code)
@@ -356,13 +380,27 @@ class MooncakeDistributedStore:
 
     # Inside.
 
-    def _keys(self, keys: Sequence[str]) -> list[pagelith.Key]:
-        assert self._key is not None
-        return self._key.on_pages(list(keys))
+    def _known(self, writes: bool = False) -> _Names:
+        """The names that objects have now: an engine may have replaced its model's weights since the last call."""
+        now = self._model()
+        if writes and now.stale:
+            raise _StaleWeights("the model's weights were replaced, and these bytes may be from before: flush the engine's cache")
+        names = self._names
+        if names is None or names.model != now.identity.fingerprint:
+            admit(now.identity, self._revision, f"Mooncake's setup ('revision' is its argument, or the variable {_REVISION})")
+            names = self._named(now.identity)
+            with self._lock:
+                self._names = names
+                self._lengths.clear()
+        return names
 
-    def _named(self, template: pagelith.Key | None, key: str) -> pagelith.Key:
-        assert template is not None
-        return template.on_page(key)
+    def _named(self, model: Identity) -> _Names:
+        space = pagelith.Namespace("mooncake-client", tenant=self._tenant, revision=self._revision, extra=[model.extra])
+        data, length = (pagelith.Key(space, bytes(32), pool="opaque", component=name) for name in ("data", "length"))
+        return _Names(model.fingerprint, data, length)
+
+    def _keys(self, keys: Sequence[str]) -> list[pagelith.Key]:
+        return self._known().data.on_pages(list(keys))
 
     def _only_registered(self, keys: Sequence[str], pieces: list[list[tuple[int, int]]]) -> tuple[list[int], list[int]]:
         """A code for each key, and which of them may be moved."""
@@ -384,7 +422,7 @@ class MooncakeDistributedStore:
         if known is not None and store.exists(self._keys([key]))[0]:
             return known
         value = bytearray(8)
-        outcome = store.get([self._named(self._length, key)], [value])[0]
+        outcome = store.get([self._known().length.on_page(key)], [value])[0]
         return int.from_bytes(value, "little") if outcome else OBJECT_NOT_FOUND
 
     def _guarded(self, body: Callable[[pagelith.Store], _Code], failed: Callable[[int], _Code]) -> _Code:
@@ -395,6 +433,9 @@ class MooncakeDistributedStore:
             return failed(INVALID_PARAMS)
         try:
             return body(store)
+        except (_StaleWeights, ModelError) as error:
+            logger.error("pagelith: %s", error)
+            return failed(TRANSFER_FAIL)
         except pagelith.PagelithError as error:
             logger.error("pagelith: %s", error)
             return failed(_PUT_ERRORS.get(type(error).__name__, INTERNAL))

@@ -17,6 +17,7 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 
 import pagelith
 
+from ..identity import Identity, admit
 from .locks import Locks
 from .names import Names, addresses
 from .pins import Pins
@@ -25,6 +26,11 @@ from .tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
+# LMCache's server is no engine's process: its keys have the name of the model, and nothing else is known of it.
+_UNTOLD = Identity(
+    {"engine": "lmcache"},
+    ("the model's configuration, its weights, their quantization, the type and scales of its KV cache, its maximum length, and the engine",),
+)
 # Most keys that are remembered as failed until they are stored again: 16 MB. Beyond it the oldest is asked again.
 _FAILED_MAX = 65536
 # Most keys whose bytes are counted for LMCache: 100 MB. Beyond it the oldest is told to it as gone.
@@ -38,6 +44,7 @@ class PagelithL2Adapter(L2AdapterInterface):
 
     def __init__(self, params: Any, l1_memory_desc: Any = None) -> None:
         self.settings = Settings.read("\"adapter_params\" of --l2-adapter", params)
+        admit(_UNTOLD, self.settings.revision, "\"adapter_params\" of --l2-adapter")
         # No capacity: the store makes room by itself, and better knows what was asked for.
         super().__init__(max_capacity_bytes=0)
         self._names = Names(self.settings)

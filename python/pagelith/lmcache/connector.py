@@ -8,13 +8,15 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmcache.v1.protocol import RemoteMetadata
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
 import pagelith
 
+from ..identity import Identity, ModelError, admit
+from ..identity.host import model_of_this_process
 from ..settings import StoreSettings, number
 
 logger = logging.getLogger(__name__)
@@ -34,21 +36,50 @@ class ConnectorSettings(StoreSettings):
     look_timeout_ms: int = number(1000)
 
 
+class _Names(NamedTuple):
+    """Of a chunk's bytes and of what it is, on no page."""
+
+    # Of the model, as `Identity` has it.
+    model: str
+    bytes: pagelith.Key
+    facts: pagelith.Key
+
+
 class PagelithConnector(RemoteConnector):
     """A store of this process, or a store process, behind LMCache's own memory."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, local_cpu_backend: Any, config: Any) -> None:
         metadata = local_cpu_backend.metadata
         super().__init__(local_cpu_backend.config, metadata)
+        self._metadata, self._serde = metadata, str(config.remote_serde)
         given = {name: value for name, value in (config.extra_config or {}).items() if name.startswith(PREFIX)}
         ours = {name.removeprefix(PREFIX): value for name, value in given.items()}
         for name in ("module_path", "class_name"):
             ours.pop(name, None)
-        self.settings = ConnectorSettings.read("extra_config (remote_storage_plugin.pagelith.*)", ours)
+        where = "extra_config (remote_storage_plugin.pagelith.*)"
+        self.settings = ConnectorSettings.read(where, ours)
+        self._model, self._where = model_of_this_process(), where
+        admit(self._model().identity, self.settings.revision, where)
         self._memory = local_cpu_backend
         self._wait = self.settings.put_wait_ms / 1000
         self._timeout = self.settings.get_timeout_ms / 1000
         self._look = self.settings.look_timeout_ms / 1000
+        self._names: _Names | None = None
+        self._store = self.settings.open(f"lmcache_{metadata.worker_id}of{metadata.world_size}")
+
+    def _known(self, writes: bool = False) -> _Names:
+        """The names that chunks have now: SGLang may have replaced the model's weights since the last call."""
+        now = self._model()
+        names = self._names
+        if names is None or names.model != now.identity.fingerprint:
+            admit(now.identity, self.settings.revision, self._where)
+            names = self._names = self._named(now.identity)
+        if writes and now.stale:
+            raise pagelith.InvalidError("the model's weights were replaced while this server runs, and LMCache may have chunks from before: start the server again to store")
+        return names
+
+    def _named(self, model: Identity) -> _Names:
+        metadata = self._metadata
         shapes = " ".join(f"{list(shape)} {kind}" for shape, kind in zip(self.meta_shapes, self.meta_dtypes, strict=True))
         space = pagelith.Namespace(
             metadata.model_name,
@@ -57,11 +88,10 @@ class PagelithConnector(RemoteConnector):
             dtype=str(metadata.kv_dtype),
             page_tokens=int(metadata.chunk_size),
             layout=str(self.meta_fmt),
-            extra=[("client", "lmcache-engine"), ("chunk", shapes), ("serde", str(config.remote_serde))],
+            extra=[("client", "lmcache-engine"), model.extra, ("chunk", shapes), ("serde", self._serde)],
         )
         # On no page; a worker's key says which worker's it is.
-        self._bytes, self._facts = (pagelith.Key(space, bytes(32), component=name) for name in ("k", "facts"))
-        self._store = self.settings.open(f"lmcache_{metadata.worker_id}of{metadata.world_size}")
+        return _Names(model.fingerprint, *(pagelith.Key(space, bytes(32), component=name) for name in ("k", "facts")))
 
     def _on(self, key: pagelith.Key, keys: Sequence[Any]) -> list[pagelith.Key]:
         return key.on_pages([one.to_string() for one in keys])
@@ -79,8 +109,8 @@ class PagelithConnector(RemoteConnector):
 
     def batched_contains(self, keys: list[Any]) -> int:
         try:
-            return self._store.exists_prefix(self._on(self._bytes, keys), timeout=self._look)
-        except pagelith.PagelithError as error:
+            return self._store.exists_prefix(self._on(self._known().bytes, keys), timeout=self._look)
+        except (pagelith.PagelithError, ModelError) as error:
             logger.warning("pagelith: a look-up failed: %s", error)
             return 0
 
@@ -98,8 +128,13 @@ class PagelithConnector(RemoteConnector):
     async def batched_get(self, keys: list[Any]) -> list[Any]:
         """The chunks, each in memory of LMCache's; `None` for one that is not here, or that there is no memory for."""
         found: list[Any] = [None] * len(keys)
+        try:
+            names = self._known()
+        except ModelError as error:
+            logger.warning("pagelith: a read failed: %s", error)
+            return found
         facts = [bytearray(self.remote_metadata_bytes) for _ in keys]
-        here = await self._got(self._on(self._facts, keys), facts, "a read")
+        here = await self._got(self._on(names.facts, keys), facts, "a read")
         for at, chunk in enumerate(facts):
             if here[at]:
                 told = RemoteMetadata.deserialize(chunk)
@@ -107,7 +142,7 @@ class PagelithConnector(RemoteConnector):
         wanted = [at for at, memory in enumerate(found) if memory is not None]
         whole: list[bool] = [False] * len(wanted)
         try:
-            objects = self._on(self._bytes, [keys[at] for at in wanted])
+            objects = self._on(names.bytes, [keys[at] for at in wanted])
             whole = await self._got(objects, [found[at].byte_array for at in wanted], "a read")
         finally:
             # Whatever came of it, nobody writes there any more.
@@ -145,15 +180,16 @@ class PagelithConnector(RemoteConnector):
 
     async def batched_put(self, keys: list[Any], memory_objs: list[Any]) -> None:
         objects, sources = [], []
-        names = zip(self._on(self._facts, keys), self._on(self._bytes, keys), strict=True)
-        for (facts, chunk), memory in zip(names, memory_objs, strict=True):
-            held = memory.byte_array
-            told = RemoteMetadata(len(held), memory.get_shapes(), memory.get_dtypes(), memory.get_memory_format())
-            objects += [facts, chunk]
-            sources += [told.serialize(), held]
         try:
+            known = self._known(writes=True)
+            names = zip(self._on(known.facts, keys), self._on(known.bytes, keys), strict=True)
+            for (facts, chunk), memory in zip(names, memory_objs, strict=True):
+                held = memory.byte_array
+                told = RemoteMetadata(len(held), memory.get_shapes(), memory.get_dtypes(), memory.get_memory_format())
+                objects += [facts, chunk]
+                sources += [told.serialize(), held]
             outcomes = await self._ended(self._store.submit_put_pages(objects, sources, wait=self._wait))
-        except pagelith.PagelithError as error:
+        except (pagelith.PagelithError, ModelError) as error:
             logger.warning("pagelith: a write failed: %s", error)
             return
         self._note("a write", outcomes)
@@ -171,8 +207,8 @@ class PagelithConnector(RemoteConnector):
 
     def remove_sync(self, key: Any) -> bool:
         try:
-            return self._store.remove(self._on(self._bytes, [key])) > 0
-        except pagelith.PagelithError as error:
+            return self._store.remove(self._on(self._known().bytes, [key])) > 0
+        except (pagelith.PagelithError, ModelError) as error:
             logger.warning("pagelith: a removal failed: %s", error)
             return False
 

@@ -17,6 +17,8 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, 
 
 import pagelith
 
+from ..identity import Identity, admit
+from ..identity.sglang import ServedModel
 from ..shared import share_pool
 from .events import PageEvent
 from .listening import Listening
@@ -32,12 +34,15 @@ _Result = TypeVar("_Result")
 _BEGUN_MAX = 65536
 # Pools that a page need not have: no page of a model without KV of its own is named by them.
 _OF_SOME_PAGES = ("mamba", "swa", "auxiliary_swa", "draft_swa")
+_WHERE = "--hicache-storage-backend-extra-config"
 
 
 @dataclass(frozen=True)
 class _Names:
-    """What is stored under which name; replaced when a pool is registered."""
+    """What is stored under which name; replaced when a pool is registered, and when the model's weights are."""
 
+    # Of the model, as `Identity` has it.
+    model: str
     namespace: pagelith.Namespace
     # Of each pool, a key for each component, on no page.
     keys: dict[str, list[pagelith.Key]]
@@ -45,6 +50,10 @@ class _Names:
     standing: str
     # Its first object, on no page.
     anchor: pagelith.Key
+
+
+class _StaleWeights(Exception):
+    """What is to be written was computed before the model's weights were replaced."""
 
 
 class _Put:
@@ -87,6 +96,8 @@ class HiCache(HiCacheStorage):
             heads_of=config.tp_lcm_size or 0,
         )
         self._model = config.model_name
+        self._served = ServedModel()
+        admit(self._served.now().identity, self.settings.revision, _WHERE)
         self._zero_copy = bool(self.settings.interface_v1)
         self._measures = bool(config.enable_storage_metrics)
         self._wait = self.settings.put_wait_ms / 1000
@@ -162,13 +173,14 @@ class HiCache(HiCacheStorage):
         with self._lock:
             self._pools[name] = pool
             self._begun.clear()
-            self._names = self._named()
+            self._names = self._named(self._served.now().identity)
 
-    def _named(self) -> _Names | None:
+    def _named(self, model: Identity) -> _Names | None:
         host = self.mem_pool_host
         first = int(getattr(host, "start_layer", 0) or 0)
         layers = [(first, first + int(getattr(host, "layer_num", 0) or 0))]
         way = [] if self._zero_copy else [("interface", "generic")]
+        admit(model, self.settings.revision, _WHERE)
         namespace = pagelith.Namespace(
             self._model,
             tenant=self.settings.tenant,
@@ -177,7 +189,7 @@ class HiCache(HiCacheStorage):
             page_tokens=int(host.page_size),
             layout=str(getattr(host, "layout", "")),
             layer_split=layers,
-            extra=[("client", "sglang-hicache"), *way, *sorted(pool.facts() for pool in self._pools.values())],
+            extra=[("client", "sglang-hicache"), model.extra, *way, *sorted(pool.facts() for pool in self._pools.values())],
         )
         keys = {name: pool.keys(namespace) for name, pool in self._pools.items()}
         if not self._zero_copy and "kv" in keys:
@@ -187,12 +199,28 @@ class HiCache(HiCacheStorage):
         if "kv" not in keys and not named:
             return None
         standing = "kv" if "kv" in keys else named[0]
-        return _Names(namespace, keys, standing, keys[standing][0])
+        return _Names(model.fingerprint, namespace, keys, standing, keys[standing][0])
 
-    def _known(self) -> _Names:
-        names = self._names
-        if names is None:
-            raise ValueError("no host pool with pages is registered")
+    def _known(self, writes: bool = False) -> _Names:
+        """The names that pages have now: weights may have been replaced since the last call."""
+        now = self._served.now()
+        with self._lock:
+            names = self._names
+            if names is None:
+                raise ValueError("no host pool with pages is registered")
+            if names.model != now.identity.fingerprint:
+                logger.warning(
+                    "pagelith: the model's weights changed: fingerprint=%s was=%s. Pages from before are not found, and none is stored"
+                    " until SGLang flushes its cache (POST /flush_cache)",
+                    now.identity.fingerprint,
+                    names.model,
+                )
+                self._begun.clear()
+                renamed = self._named(now.identity)
+                assert renamed is not None
+                names = self._names = renamed
+        if writes and now.stale:
+            raise _StaleWeights("these pages may be of weights that were replaced: flush SGLang's cache (POST /flush_cache)")
         return names
 
     # Queries.
@@ -229,14 +257,18 @@ class HiCache(HiCacheStorage):
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
 
-    def _standing(self, keys: Sequence[str]) -> list[pagelith.Key]:
+    def _standing(self, keys: Sequence[str], names: _Names | None = None) -> list[pagelith.Key]:
         """What stands for each page."""
-        return self._known().anchor.on_pages([page_of(key) for key in keys])
+        return (names or self._known()).anchor.on_pages([page_of(key) for key in keys])
 
     # Reads.
 
+    def _without_kv(self) -> bool:
+        """Whether KV is only indices, without bytes of its own."""
+        return self._names is not None and "kv" not in self._names.keys
+
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
-        if "kv" not in self._known().keys:
+        if self._without_kv():
             return [True] * len(keys)
         return self._guarded("read", [False] * len(keys), lambda: self._read([("kv", keys, host_indices)])[0])
 
@@ -275,7 +307,7 @@ class HiCache(HiCacheStorage):
     # Writes.
 
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
-        if "kv" not in self._known().keys:
+        if self._without_kv():
             # Its pages are their sidecars, which were put before.
             return [True] * len(keys)
         pool = self._pools["kv"]
@@ -283,10 +315,10 @@ class HiCache(HiCacheStorage):
         return self._guarded("write", [False] * len(keys), lambda: self._write_kv(keys, memory))
 
     def _write_kv(self, keys: Sequence[str], memory: Callable[[], list[list[Pieces]]]) -> list[bool]:
-        names, started = self._known(), time.perf_counter()
+        names, started = self._known(writes=True), time.perf_counter()
         with self._lock:
             begun = [self._begun.pop(key, ()) for key in keys]
-        stored = self._store.exists(self._standing(keys))
+        stored = self._store.exists(self._standing(keys, names))
         if all(stored):
             return stored
         pieces = memory()
@@ -321,7 +353,7 @@ class HiCache(HiCacheStorage):
         """Put what each page has in some pools: as parts of groups that its KV completes, or if that is here, attached to it."""
         if not transfers:
             return
-        names, started = self._known(), time.perf_counter()
+        names, started = self._known(writes=True), time.perf_counter()
         rows: dict[str, list[tuple[Any, int, list[Pieces]]]] = {}
         for transfer in transfers:
             pool = self._pools.get(text_of(transfer.name))
@@ -332,7 +364,7 @@ class HiCache(HiCacheStorage):
                 rows.setdefault(key, []).append((transfer, at, memory[at]))
         keys = list(rows)
         has_kv = "kv" in names.keys
-        anchored = self._store.exists(self._standing(keys)) if has_kv else [False] * len(keys)
+        anchored = self._store.exists(self._standing(keys, names)) if has_kv else [False] * len(keys)
         # By what completes the group: nothing does where KV is only indices.
         puts: dict[tuple[str, ...] | None, _Put] = {}
         for page, key in enumerate(keys):
@@ -367,7 +399,7 @@ class HiCache(HiCacheStorage):
 
     def _write_attached(self, transfer: Any) -> list[bool]:
         """Put what only some pages have: visible with the page, whenever that comes."""
-        names, pool = self._known(), self._pools.get(text_of(transfer.name))
+        names, pool = self._known(writes=True), self._pools.get(text_of(transfer.name))
         if pool is None:
             raise ValueError(f"pool {text_of(transfer.name)!r} is not registered")
         held = names.keys[pool.name]
@@ -422,9 +454,8 @@ class HiCache(HiCacheStorage):
     def clear(self) -> None:
         with self._lock:
             self._begun.clear()
-        names = self._names
-        if names is not None:
-            self._store.clear(names.namespace)
+        if self._names is not None:
+            self._store.clear(self._known().namespace)
 
     def get_stats(self) -> Any:
         if not self._measures:
@@ -457,6 +488,10 @@ class HiCache(HiCacheStorage):
         """Do something for the controller, or tell it that nothing was found or stored: an exception would cost its thread."""
         try:
             return body()
+        except _StaleWeights as error:
+            # The change itself was logged.
+            logger.debug("pagelith: a %s was refused: %s", what, error)
+            return failed
         except Exception:
             logger.exception("pagelith: a %s failed", what)
             return failed

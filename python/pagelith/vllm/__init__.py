@@ -1,6 +1,7 @@
 """vLLM on Pagelith: a secondary tier of its tiered offloading,
 
-    --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {
+    --kv-transfer-config '{"kv_connector": "PagelithOffloadingConnector", "kv_connector_module_path": "pagelith.vllm",
+        "kv_role": "kv_both", "kv_connector_extra_config": {
         "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 34359738368, "secondary_tiers": [
             {"type": "PagelithTier", "module_path": "pagelith.vllm",
              "store": {"dram": {"bytes": "8GiB"}, "ssd": {"dirs": ["/mnt/nvme/kv"], "bytes": "500GiB"}}}]}}'
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .connector import PagelithConnector
+    from .offloading import PagelithOffloadingConnector
     from .tier import PagelithTier
 
-__all__ = ["PagelithConnector", "PagelithTier"]
+__all__ = ["PagelithConnector", "PagelithOffloadingConnector", "PagelithTier"]
 
 
 def __getattr__(name: str) -> Any:
@@ -33,4 +35,8 @@ def __getattr__(name: str) -> Any:
         from .connector import PagelithConnector
 
         return PagelithConnector
+    if name == "PagelithOffloadingConnector":
+        from .offloading import PagelithOffloadingConnector
+
+        return PagelithOffloadingConnector
     raise AttributeError(f"module {__name__!r} has no {name!r}")

@@ -13,6 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 
+from ..identity import Identity, admit
+from ..identity.vllm import identify
 from .blocks import InPlace
 from .events import EVENTS_MAX
 from .messages import Named, Plan, Report
@@ -39,6 +41,11 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         groups = kv_cache_config.kv_cache_groups
         self._kinds = [str(get_kv_cache_spec_kind(group.kv_cache_spec).value) for group in groups]
         check(self.settings, vllm_config, kv_cache_config, self._kinds)
+        self._identity: Identity | None = None
+        if role == KVConnectorRole.WORKER:
+            # Names are made of the worker's. Its groups of caches are its stage's, and are in the names of its layers.
+            self._identity = identify(vllm_config)
+            admit(self._identity, self.settings.revision, "'kv_connector_extra_config' of PagelithConnector")
         parallel = vllm_config.parallel_config
         self._pools = Pools.of(
             groups, self._kinds, getattr(kv_cache_config, "hash_block_size", None), parallel.decode_context_parallel_size
@@ -87,6 +94,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         return self._worker
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+        assert self._identity is not None
         config, cache_config = self._vllm_config, self._kv_cache_config
         groups, blocks, copies = cache_config.kv_cache_groups, cache_config.num_blocks, 1 + self._threads
         empty = [at for at, group in enumerate(groups) if not group.layer_names]
@@ -106,7 +114,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
             way, memory = "staged", [Staged(caches, blocks, self.settings.staging_bytes) for _ in range(copies)]
         # Consecutive ranks of a number that hold the same bytes keep them once.
         place = Place.of(config.parallel_config, int(getattr(cache_config, "kv_tp_replicas", 1)))
-        self._work.register(named(self.settings, config, self._kinds, by_pool, self._pools, way, place), memory)
+        self._work.register(named(self.settings, config, self._identity, self._kinds, by_pool, self._pools, way, place), memory)
 
     def get_handshake_metadata(self) -> Named:
         return self._work.named

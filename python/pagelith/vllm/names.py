@@ -8,6 +8,7 @@ from typing import Any
 
 import pagelith
 
+from ..identity import Identity
 from ..settings import StoreSettings
 from .messages import Named
 from .pools import Pools
@@ -52,7 +53,7 @@ def keys_of(named: Named, pools: Pools) -> list[list[pagelith.Key]]:
 
 
 def named(
-    settings: StoreSettings, config: Any, kinds: Sequence[str], caches: Caches, pools: Pools, way: str, place: Place
+    settings: StoreSettings, config: Any, identity: Identity, kinds: Sequence[str], caches: Caches, pools: Pools, way: str, place: Place
 ) -> Named:
     """What this worker keeps. `way` is how caches become an object's bytes."""
     model, cache = config.model_config, config.cache_config
@@ -68,10 +69,7 @@ def named(
         ("way", way),
         ("kind", "+".join(kinds)),
         ("layers", "by stage" if stages else _digest(layers)),
-        ("model", _digest(_config(model.hf_config))),
-        ("model_revision", str(model.revision)),
-        ("quantization", str(model.quantization)),
-        ("cache_dtype", str(cache.cache_dtype)),
+        identity.extra,
         ("hash", str(cache.prefix_caching_hash_algo)),
     ]
     if place.context[1] > 1:
@@ -94,6 +92,8 @@ def _layer(config: Any, name: str, cache: Any) -> list[Any]:
     layer = config.compilation_config.static_forward_context[name]
     # On the CPU the kernel's instructions decide how keys are packed.
     known = [list(cache.shape[1:]), order, str(cache.dtype), layer.get_attn_backend().full_cls_name(), getattr(layer, "isa", None)]
+    # By which a cache of a smaller type is to be multiplied.
+    known += [getattr(layer, name, None) for name in ("_k_scale_float", "_v_scale_float")]
     if hasattr(layer, "get_state_shape"):
         # A recurrent layer's cache is so many bytes; what is in them, it says itself.
         from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
@@ -101,12 +101,6 @@ def _layer(config: Any, name: str, cache: Any) -> list[Any]:
         shapes, types = [list(shape) for shape in layer.get_state_shape()], [str(dtype) for dtype in layer.get_state_dtype()]
         known += [shapes, types, bool(is_conv_state_dim_first())]
     return known
-
-
-def _config(hf_config: Any) -> Any:
-    """The model's own configuration, which overrides change: without where it was read from, and by what."""
-    known = hf_config.to_dict()
-    return {name: value for name, value in known.items() if name not in ("_name_or_path", "transformers_version")}
 
 
 def _digest(value: Sequence[Any] | Mapping[str, Any]) -> str:

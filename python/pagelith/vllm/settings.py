@@ -68,10 +68,20 @@ def check(settings: ConnectorSettings, config: Any, cache_config: Any, kinds: Se
         )
     if settings.locality not in (None, "LOCAL", "REMOTE"):
         problems.append(f"'locality' is \"LOCAL\" or \"REMOTE\", not {settings.locality!r}")
-    if getattr(config.cache_config, "calculate_kv_scales", False):
-        problems.append("'calculate_kv_scales' makes scales of each process's own, which no name can say; leave it off")
+    problems += _of_scales(config)
     if problems:
         raise ValueError("PagelithConnector: " + "; ".join(problems))
+
+
+def check_scales(config: Any) -> None:
+    """Of a configuration without a connector of Pagelith's."""
+    for problem in _of_scales(config):
+        raise ValueError(f"pagelith: {problem}")
+
+
+def _of_scales(config: Any) -> Iterator[str]:
+    if getattr(config.cache_config, "calculate_kv_scales", False):
+        yield "'calculate_kv_scales' makes scales of each process's own, which no name can say; leave it off"
 
 
 def _of_states(config: Any, groups: Sequence[Any], kinds: Sequence[str]) -> Iterator[str]:

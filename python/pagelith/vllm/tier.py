@@ -16,11 +16,22 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 import pagelith
 
+from ..identity import Identity, admit
+from ..identity.vllm import TOLD
 from ..settings import PoolSettings, number, of_type
 from .events import EVENTS_MAX, Told
 from .hashes import Missed, page_of
 
 logger = logging.getLogger(__name__)
+
+# What a tier is that vLLM's own connector made: it is told nothing of the model but its name and its caches' type.
+_UNTOLD = Identity(
+    {"engine": "vllm"},
+    (
+        "the model's configuration, weights and revision (\"kv_connector\": \"PagelithOffloadingConnector\", \"kv_connector_module_path\":"
+        " \"pagelith.vllm\" in --kv-transfer-config in place of OffloadingConnector tell them)",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -61,9 +72,12 @@ class PagelithTier(SecondaryTierManager):
             raise ValueError(f"the secondary tier {tier_type!r} has 'enable_kv_events', and --kv-events-config is not set")
         self.locality = Locality(self.settings.locality) if self.settings.locality else None
         config = offloading_spec.config
+        told = config.extra_config.get(TOLD)
+        model = _UNTOLD if told is None else Identity(told["facts"], tuple(told["unknown"]))
+        admit(model, self.settings.revision, f"the secondary tier {tier_type!r}")
         # The view itself is held by the base class; this one ends here.
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(primary_kv_view))
-        self._namespace = _namespace(self.settings, config, self._block_size_bytes)
+        self._namespace = _namespace(self.settings, config, self._block_size_bytes, model)
         self._keys: dict[int, pagelith.Key] = {}
         # Chunks whose hashes are no pages by themselves, by key; only where they are told of.
         self._hashed: dict[pagelith.Key, Any] = {}
@@ -234,11 +248,12 @@ class PagelithTier(SecondaryTierManager):
         return template.on_page(page_of(block))
 
 
-def _namespace(settings: Settings, config: Any, row_bytes: int) -> pagelith.Namespace:
+def _namespace(settings: Settings, config: Any, row_bytes: int, model: Identity) -> pagelith.Namespace:
     """What a row's bytes depend on, and its key does not say."""
     parallel, cache = config.parallel, config.cache
     extra = [
         ("client", "vllm-tiering"),
+        model.extra,
         ("row", str(row_bytes)),
         ("canonical", str(config.canonical_layout)),
         *((f"group:{group.group_id}", f"{group.tokens_per_block} {','.join(group.layer_names)}") for group in config.groups),

@@ -1,0 +1,138 @@
+"""Facts about a model as canonical JSON, and their digest."""
+
+import dataclasses
+import enum
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+# Goes into every fingerprint. Another way to make them needs another text here.
+FORMAT = "pagelith-model-1"
+# Where a configuration was read from and by what changes no byte.
+_ORIGIN = ("_name_or_path", "transformers_version")
+# Deeper than any configuration is nested; a loop ends here.
+_DEPTH_MAX = 24
+
+_announced: set[tuple[str, str, str]] = set()
+
+
+class ModelError(ValueError):
+    """Pages of this model cannot be kept apart: something is unknown and no `revision` stands in for it, or no name can say what they depend on."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The facts about one model, and which of them could not be read."""
+
+    facts: Mapping[str, Any]
+    unknown: tuple[str, ...] = ()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return digest([FORMAT, self.facts])
+
+    @property
+    def extra(self) -> tuple[str, str]:
+        """The pair for a namespace."""
+        return "model", self.fingerprint
+
+
+@dataclass
+class Reader:
+    """Collects facts. One whose source is not there is noted, and is not an error."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+
+    def read(self, name: str, source: Callable[[], Any]) -> Any:
+        """The value, which is now a fact too; None where it cannot be read."""
+        try:
+            value = source()
+            self.facts[name] = plain(value)
+        except Exception as error:
+            logger.debug("pagelith: fact cannot be read name=%s error=%r", name, error)
+            self.miss(name)
+            return None
+        return value
+
+    def miss(self, name: str) -> None:
+        self.facts[name] = "unknown"
+        self.unknown.append(name)
+
+    def identity(self) -> Identity:
+        return Identity(self.facts, tuple(self.unknown))
+
+
+def admit(identity: Identity, revision: str, where: str) -> None:
+    """Raise if something is unknown and no `revision` stands in for it. Otherwise log once what went in."""
+    if identity.unknown and not revision:
+        raise ModelError(
+            f"{where}: pagelith cannot read {', '.join(identity.unknown)} here, and would take one model's pages for another's:"
+            " set 'revision' to a text of your own that you change whenever any of that changes, such as"
+            ' "my-model weights-7 bf16 kv-fp8 max-len-32768"'
+        )
+    if (identity.fingerprint, revision, where) in _announced:
+        return
+    _announced.add((identity.fingerprint, revision, where))
+    said = " ".join(f"{name}={_short(value)}" for name, value in sorted(identity.facts.items()))
+    logger.info("pagelith: pages are of this model: fingerprint=%s revision=%r %s", identity.fingerprint, revision, said)
+    if identity.unknown:
+        logger.warning(
+            "pagelith: unknown about the model: %s; only revision=%r keeps its pages apart from others', change it when that changes",
+            ", ".join(identity.unknown), revision,
+        )
+
+
+def _short(value: Any) -> str:
+    """A fact in a log line: as it is, or where it is long a part of its digest, which two servers can compare."""
+    text = json.dumps(value, sort_keys=True)
+    return text if len(text) <= 80 else f"sha256:{digest(value)[:16]}"
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(plain(value), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def fields_of(value: Any, without: Collection[str] = ()) -> dict[str, Any]:
+    """All that a configuration says but for some names. A field that is new in an engine is thus never left out."""
+    if dataclasses.is_dataclass(value):
+        names = [f.name for f in dataclasses.fields(value)]
+    else:
+        names = list(getattr(value, "__struct_fields__", None) or vars(value))
+    return {name: getattr(value, name) for name in names if name not in without and hasattr(value, name)}
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """The same as JSON has it, alike in every process."""
+    if depth > _DEPTH_MAX:
+        raise ValueError(f"a configuration is nested deeper than {_DEPTH_MAX}")
+    inner = depth + 1
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (bytes, bytearray)):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {str(name): plain(one, inner) for name, one in value.items() if name not in _ORIGIN}
+    if isinstance(value, (list, tuple)):
+        return [plain(one, inner) for one in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(one, inner) for one in value), key=lambda one: json.dumps(one, sort_keys=True))
+    if isinstance(value, type) or hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    if callable(getattr(value, "to_dict", None)):
+        return plain(value.to_dict(), inner)
+    if dataclasses.is_dataclass(value) or hasattr(value, "__struct_fields__"):
+        return plain(fields_of(value), inner)
+    text = str(value)
+    if " at 0x" in text:
+        # The address of an object differs in every process.
+        return [type(value).__qualname__, plain(vars(value), inner)]
+    return text

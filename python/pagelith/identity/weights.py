@@ -1,0 +1,98 @@
+"""Which weights a model has: the commit that they were downloaded of, or a digest of the files."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+# Formats that an engine reads from the model's own folder. Of others (a stream, a peer, a cache) nothing here says what they bring.
+_FROM_THE_FOLDER = {
+    "auto", "hf", "safetensors", "pt", "npcache", "mistral", "gguf", "bitsandbytes", "fastsafetensors", "instanttensor",
+    "sharded_state", "presharded", "layered", "expert_pack", "jax",
+}  # fmt: skip
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".npy", ".msgpack", ".h5")
+# Of the small files these change what a model computes: its code, and how its weights or an adapter's are to be read.
+_SMALL = re.compile(r".*\.py|config\.json|params\.json|.*(adapter|quant|scale|index).*\.json")
+# A file up to this length is read whole; of a longer one its table of tensors and samples.
+_WHOLE = 4 << 20
+_SAMPLE = 4096
+_SAMPLES = 512
+# Longest table of a safetensors file, as its format has it.
+_TABLE_MAX = 100 << 20
+
+
+def weights_of(model: str, revision: str | None, load_format: str, commit: str | None = None, cache: str | None = None) -> str | None:
+    """A text for the weights of a model, which is a path or a name on the Hub; None where nothing says which they are."""
+    if load_format == "dummy":
+        return "dummy"
+    if load_format not in _FROM_THE_FOLDER:
+        return None
+    if os.path.exists(model):
+        found = files_of(model)
+        return f"files {found}" if found else None
+    commit = commit or _commit_of(model, revision, cache)
+    return f"{model}@{commit}" if commit else None
+
+
+def files_of(path: str) -> str | None:
+    """A digest of a model's or an adapter's files; None where there is no weight among them. Paths and times are no part of it."""
+    if os.path.isfile(path):
+        files = [path]
+    elif os.path.isdir(path):
+        files = [os.path.join(path, name) for name in sorted(os.listdir(path)) if name.endswith(_WEIGHTS) or _SMALL.fullmatch(name)]
+    else:
+        return None
+    files = [file for file in files if os.path.isfile(file)]
+    if not any(file.endswith(_WEIGHTS) for file in files) and not os.path.isfile(path):
+        return None
+    found = hashlib.sha256()
+    for file in files:
+        found.update(f"{os.path.basename(file)} {os.path.getsize(file)}\n".encode())
+        with open(file, "rb") as opened:
+            for part in _parts(opened, os.path.getsize(file)):
+                found.update(part)
+    return found.hexdigest()
+
+
+def _parts(file: BinaryIO, size: int) -> Iterator[bytes]:
+    if size <= _WHOLE:
+        yield file.read()
+        return
+    table = _table(file, size) if file.name.endswith(".safetensors") else b""
+    yield table
+    for at in _middles(table) or [(size - _SAMPLE) * n // (_SAMPLES - 1) for n in range(_SAMPLES)]:
+        file.seek(at)
+        yield file.read(_SAMPLE)
+
+
+def _table(file: BinaryIO, size: int) -> bytes:
+    """The table of tensors at the head of a safetensors file, with its length before it."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > min(size, _TABLE_MAX):
+        return b""
+    return length.to_bytes(8, "little") + file.read(length)
+
+
+def _middles(table: bytes) -> list[int]:
+    """One place within each tensor, so that no tensor changes unseen."""
+    if not table:
+        return []
+    try:
+        tensors = [tensor["data_offsets"] for name, tensor in json.loads(table[8:]).items() if name != "__metadata__"]
+        return sorted(len(table) + (int(begin) + int(end)) // 2 for begin, end in tensors)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def _commit_of(model: str, revision: str | None, cache: str | None) -> str | None:
+    """The commit of a Hub's model in the local cache, which the path of its snapshot says."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        path: Any = try_to_load_from_cache(model, "config.json", cache_dir=cache, revision=revision)
+    except Exception:
+        return None
+    found = re.search(r"/snapshots/([0-9a-f]{40})/", path) if isinstance(path, str) else None
+    return found.group(1) if found else None

@@ -1,0 +1,23 @@
+"""vLLM's offloading connector, which tells the tier below it what model it is for: vLLM itself hands a tier no model configuration."""
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+
+from ..identity.vllm import TOLD, identify
+from .settings import check_scales
+
+
+class PagelithOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
+    """vLLM's own in all else."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        if role == KVConnectorRole.SCHEDULER:
+            # The one side that has tiers.
+            check_scales(vllm_config)
+            transfer = vllm_config.kv_transfer_config
+            model = identify(vllm_config, kv_cache_config)
+            told = {TOLD: {"facts": model.facts, "unknown": list(model.unknown)}}
+            transfer.kv_connector_extra_config = {**(transfer.kv_connector_extra_config or {}), **told}
+        super().__init__(vllm_config, role, kv_cache_config)

@@ -1,0 +1,203 @@
+"""The fingerprint of a model: alike in every process, another with any fact that is another, and unknown where nothing says it."""
+
+import dataclasses
+import enum
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import types
+import unittest
+from unittest import mock
+
+import vllm_stand_ins as vllm
+
+from pagelith.identity import Identity, admit
+from pagelith.identity import host
+from pagelith.identity.facts import Reader, digest, plain
+from pagelith.identity.vllm import identify
+from pagelith.identity.weights import files_of, weights_of
+
+
+@dataclasses.dataclass
+class Config:
+    layers: object
+
+
+class Kind(enum.Enum):
+    FULL = 1
+
+
+class Facts(unittest.TestCase):
+    def test_facts_of_one_configuration_are_the_same_in_every_process(self):
+        program = (
+            "from pagelith.identity.facts import digest\nclass Quantized: pass\none = Quantized()\none.bits = {'w': 4}\n"
+            "print(digest({'b': {'x', 'y', 'z', 1}, 'a': one, 2: (1.5, None)}))"
+        )
+        said = set()
+        for seed in "01234":
+            environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+            said.add(subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True).stdout)
+        self.assertEqual(len(said), 1, said)
+
+    def test_facts_that_differ_in_anything_have_another_digest(self):
+        facts = [
+            {"a": 1}, {"a": "1"}, {"a": 1.5}, {"a": None}, {"a": True}, {"b": 1}, {"a": [1]}, {"a": {"c": 1}}, {"a": Config(1)}, {"a": Config(2)},
+            {"a": Kind.FULL}, {"a": len}, {"a": max}, {"a": b"1"},
+        ]
+        self.assertEqual(len({digest(one) for one in facts}), len(facts))
+
+    def test_facts_leave_out_where_a_configuration_was_read_from(self):
+        read_from = lambda folder: types.SimpleNamespace(to_dict=lambda: {"rope": 1, "text": {"_name_or_path": folder}, "_name_or_path": folder})  # noqa: E731
+        self.assertEqual(plain(read_from("/a")), {"rope": 1, "text": {}})
+
+    def test_fact_that_cannot_be_read_is_unknown_and_needs_a_revision(self):
+        reader = Reader()
+        reader.read("length", lambda: {}["length"])
+        reader.read("rope", lambda: 1)
+        identity = reader.identity()
+        self.assertEqual((identity.facts, identity.unknown), ({"length": "unknown", "rope": 1}, ("length",)))
+        with self.assertRaisesRegex(ValueError, "the place: pagelith cannot read length here.*set 'revision' to a text"):
+            admit(identity, "", "the place")
+
+    def test_what_went_in_is_logged_once(self):
+        identity = Identity({"rope": 7, "long": "x" * 200})
+        with self.assertLogs("pagelith.identity", "INFO") as said:
+            for _ in range(3):
+                admit(identity, "mine", "the place")
+        self.assertEqual(len(said.output), 1)
+        for words in (identity.fingerprint, "revision='mine'", "rope=7", "long=sha256:"):
+            self.assertIn(words, said.output[0])
+
+
+class Weights(unittest.TestCase):
+    def setUp(self):
+        self.home = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.home, ignore_errors=True)
+
+    def folder(self, name, tensors=3, changed=None, length=4 << 20):
+        """A folder with a model whose tensors are longer than what of a file is read whole."""
+        folder = os.path.join(self.home, name)
+        os.makedirs(folder, exist_ok=True)
+        offsets = {f"t{n}": {"dtype": "U8", "shape": [length], "data_offsets": [n * length, (n + 1) * length]} for n in range(tensors)}
+        table = json.dumps(offsets).encode()
+        with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+            file.write(len(table).to_bytes(8, "little") + table)
+            for n in range(tensors):
+                file.write((b"y" if n == changed else b"x") * length)
+        return folder
+
+    def test_weights_of_a_folder_are_its_bytes_and_not_its_place_or_time(self):
+        first = files_of(self.folder("a"))
+        os.utime(os.path.join(self.home, "a", "model.safetensors"), (1, 1))
+        self.assertEqual((files_of(self.folder("b")), files_of(os.path.join(self.home, "a"))), (first, first))
+        others = [files_of(self.folder("b", changed=n)) for n in range(3)] + [files_of(self.folder("b", tensors=2))]
+        self.assertEqual(len({first, *others}), 5)
+
+    def test_weights_of_a_folder_with_other_code_or_other_scales_are_others(self):
+        folder = self.folder("a")
+        found = {files_of(folder)}
+        for n, name in enumerate(("config.json", "modeling.py", "hf_quant_config.json", "model.bin", "adapter_config.json")):
+            with open(os.path.join(folder, name), "w") as file:
+                file.write("something")
+            found.add(files_of(folder))
+            self.assertEqual(len(found), n + 2, name)
+        with open(os.path.join(folder, "tokenizer.json"), "w") as file:
+            file.write("nothing that a cache depends on")
+        self.assertIn(files_of(folder), found)
+
+    def test_weights_of_one_long_file_without_a_table_are_sampled(self):
+        path = os.path.join(self.home, "model.gguf")
+        found = set()
+        for byte in (b"x", b"y"):
+            with open(path, "wb") as file:
+                file.write(b"x" * (8 << 20) + byte * (4 << 20))
+            found.add(weights_of(path, None, "auto"))
+        self.assertEqual(len(found), 2)
+
+    def test_weights_that_nothing_names_are_unknown(self):
+        empty = os.path.join(self.home, "empty")
+        os.mkdir(empty)
+        with open(os.path.join(empty, "config.json"), "w") as file:
+            file.write("{}")
+        for model, load_format, commit, known in (
+            (empty, "auto", None, None), ("somebody/model", "auto", None, None), ("somebody/model", "auto", "c" * 40, f"somebody/model@{'c' * 40}"),
+            (self.folder("a"), "tensorizer", None, None), ("somebody/model", "remote", "c" * 40, None), ("somebody/model", "dummy", None, "dummy"),
+        ):
+            self.assertEqual(weights_of(model, None, load_format, commit), known, (model, load_format))
+
+
+class OfVllm(unittest.TestCase):
+    def test_models_that_differ_in_anything_are_others(self):
+        draft = vllm.model_config(model="a/draft")
+        speculates = lambda draft, **more: types.SimpleNamespace(method="eagle", draft_model_config=draft, **more)  # noqa: E731
+        group = lambda **of: types.SimpleNamespace(kv_cache_groups=[types.SimpleNamespace(kv_cache_spec=types.SimpleNamespace(**of))])  # noqa: E731
+        configs = [
+            vllm.vllm_config(),
+            *(vllm.vllm_config(vllm.model_config(**model)) for model in (
+                {"hf": {"rope_parameters": {"rope_type": "linear"}}}, {"hf": {"quantization_config": {"bits": 4}}}, {"dtype": "fp16"}, {"revision": "2"},
+                {"code_revision": "2"}, {"quantization": "fp8"}, {"quantization_config": {"ignore": ["x"]}}, {"max_model_len": 8192}, {"commit": "d" * 40},
+                {"a_field_that_is_new": 1},
+            )),
+            *(vllm.vllm_config(cache=cache) for cache in (
+                {"cache_dtype": "fp8"}, {"kv_cache_dtype_skip_layers": ["0"]}, {"mamba_cache_dtype": "float32"}, {"mamba_ssm_cache_dtype": "float32"},
+                {"a_field_that_is_new": 1},
+            )),
+            vllm.vllm_config(attention_config=types.SimpleNamespace(backend="FLASHINFER")),
+            vllm.vllm_config(additional_config={"layout": 2}),
+            vllm.vllm_config(load={"load_format": "dummy"}),
+            vllm.vllm_config(load={"model_loader_extra_config": {"from": "b"}}),
+            vllm.vllm_config(speculative_config=speculates(None)),
+            vllm.vllm_config(speculative_config=speculates(None, kv_cache_dtype="fp8")),
+            vllm.vllm_config(speculative_config=speculates(draft)),
+            vllm.vllm_config(speculative_config=speculates(vllm.model_config(model="a/draft", commit="d" * 40))),
+            vllm.vllm_config(speculative_config=speculates(vllm.model_config(model="a/draft", quantization="fp8"))),
+        ]
+        identities = [identify(config) for config in configs]
+        identities += [identify(configs[0], group(dtype=dtype, kv_quant_mode=mode)) for dtype, mode in (("bf16", 0), ("fp8", 0), ("bf16", 1))]
+        identities.append(identify(configs[0], sizes=True))
+        for name, value in (("__version__", "0.34.0"), ("platforms", types.SimpleNamespace(current_platform=mock.Mock(device_type="rocm")))):
+            with mock.patch.object(sys.modules["vllm"], name, value, create=True), mock.patch.dict(
+                sys.modules, {"vllm.platforms": value} if name == "platforms" else {}
+            ):
+                identities.append(identify(configs[0]))
+        with mock.patch.dict(os.environ, {"VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": "1"}):
+            identities.append(identify(configs[0]))
+        self.assertEqual({identity.unknown for identity in identities}, {()})
+        self.assertEqual(len({identity.fingerprint for identity in identities}), len(identities))
+
+    def test_models_that_differ_in_what_changes_no_byte_are_the_same(self):
+        same = identify(vllm.vllm_config()).fingerprint
+        for other in (
+            vllm.vllm_config(vllm.model_config(served_model_name="other", max_logprobs=5, tokenizer="other")),
+            vllm.vllm_config(cache={"gpu_memory_utilization": 0.5, "num_gpu_blocks": 7}),
+            vllm.vllm_config(parallel_config=types.SimpleNamespace(tensor_parallel_size=2)),
+        ):
+            self.assertEqual(identify(other).fingerprint, same)
+
+    def test_weights_that_a_configuration_does_not_say_are_unknown(self):
+        for config, unknown in (
+            (vllm.vllm_config(vllm.model_config(commit=None)), ("model.weights",)),
+            # A commit of the configuration alone, and weights of an object store.
+            (vllm.vllm_config(vllm.model_config(hf_config_path="another/model")), ("model.weights",)),
+            (vllm.vllm_config(vllm.model_config(model_weights="s3://bucket/model")), ("model.weights",)),
+            (vllm.vllm_config(load={"load_format": "runai_streamer"}), ("model.weights",)),
+            (vllm.vllm_config(lora_config=types.SimpleNamespace(lora_dtype="auto")), ("weights of LoRA adapters",)),
+        ):
+            self.assertEqual(identify(config).unknown, unknown)
+
+
+class OfAProcess(unittest.TestCase):
+    def test_process_of_a_vllm_worker_says_which_model_it_is(self):
+        for config in (vllm.vllm_config(), None):
+            module = types.SimpleNamespace(get_current_vllm_config_or_none=lambda config=config: config)
+            with mock.patch.dict(sys.modules, {"vllm.config": module}):
+                now = host.model_of_this_process()()
+            expected = ("which engine and model it is for",) if config is None else ()
+            self.assertEqual((now.identity.unknown, now.stale), (expected, False))
+
+
+if __name__ == "__main__":
+    unittest.main()
