@@ -193,7 +193,7 @@ class OfAProcess(unittest.TestCase):
     def test_process_of_a_vllm_worker_says_which_model_it_is(self):
         for config in (vllm.vllm_config(), None):
             module = types.SimpleNamespace(get_current_vllm_config_or_none=lambda config=config: config)
-            with mock.patch.dict(sys.modules, {"vllm.config": module}):
+            with mock.patch.dict(sys.modules, {"vllm.config": module, "sglang.srt.runtime_context": None}):
                 now = host.model_of_this_process()()
             expected = ("which engine and model it is for",) if config is None else ()
             self.assertEqual((now.identity.unknown, now.stale), (expected, False))

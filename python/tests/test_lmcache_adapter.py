@@ -266,7 +266,7 @@ class Adapter(unittest.TestCase):
         return process
 
     def attached(self, process, **given):
-        adapter = PagelithL2Adapter({"attach": process.address, **given})
+        adapter = PagelithL2Adapter({"attach": process.address, "revision": "weights-1", **given})
         self.addCleanup(adapter.close)
         return adapter
 
@@ -388,7 +388,7 @@ class Adapter(unittest.TestCase):
     def test_adapters_that_share_a_store_process(self):
         process = self.serve("--ssd", "0")
         waits = {"look_timeout_ms": 300, "get_timeout_ms": 300}
-        one, other = (PagelithL2Adapter({"attach": process.address, **waits}) for _ in range(2))
+        one, other = (PagelithL2Adapter({"attach": process.address, "revision": "weights-1", **waits}) for _ in range(2))
         chunks, stored, into = keys(100), [Memory(n) for n in range(100)], [Memory() for _ in range(100)]
         self.assertEqual(self.store(one, chunks, stored), (True, 100 * SIZE))
         one.close()

@@ -21,6 +21,10 @@ class Client(unittest.TestCase):
     def setUp(self):
         self.memory = ctypes.create_string_buffer(1 << 20)
         self.at = ctypes.addressof(self.memory)
+        # No engine is in this process, whatever stands in for one in other tests.
+        none = mock.patch.dict(sys.modules, {"vllm.config": None, "sglang.srt.runtime_context": None})
+        none.start()
+        self.addCleanup(none.stop)
 
     def client(self, *arguments, **how):
         how = {"revision": "weights-1", **how}
