@@ -22,7 +22,7 @@ class MockL2Adapter(PagelithL2Adapter):
     def __init__(self, config):
         self._home = tempfile.mkdtemp()
         ssd = {"dirs": [self._home], "bytes": "64MiB", "segment_bytes": "4MiB"}
-        super().__init__({"store": {"dram": {"bytes": "16MiB"}, "index": {"max_objects": 10000}, "ssd": ssd}})
+        super().__init__({"revision": "a test", "store": {"dram": {"bytes": "16MiB"}, "index": {"max_objects": 10000}, "ssd": ssd}})
 
         # The mock's bandwidth, and its capacity, which it says and this one does not.
         self._rate = config.mock_bandwidth_gb * (1 << 30)

@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+from functools import partial
 from typing import Any, NamedTuple
 
 from .facts import Identity, ModelError, Reader, fields_of
@@ -22,6 +23,8 @@ _NOT_OF_A_MODEL = {
 _NOT_OF_KERNELS = {
     "disable_flashinfer_autotune", "flashinfer_autotune_skip_ops", "grammar_backend", "sampling_backend",
 }  # fmt: skip
+# How many states there is room for.
+_NOT_OF_STATES = {"int8_mamba_ckpt_size", "mamba_max_states_per_path"}
 _NOT_OF_A_DRAFT = {"spec_trace_dir", "speculative_draft_model_path"}
 _OF_WINDOWS = ("enable_encoder_swa_bounded_replay", "enable_decoder_swa_bounded_replay")
 _OF_THE_CONFIG = ("hf_config", "dtype", "context_len", "quantization")
@@ -88,13 +91,13 @@ def identify(live: Any, sizes: bool = False) -> Identity:
     # Named one by one: it has much that is of no account.
     reader.facts.pop("model config", None)
     for name in _OF_THE_CONFIG if config is not None else ():
-        reader.read(name, lambda name=name: getattr(config, name))
+        reader.read(name, partial(getattr, config, name))
     if config is not None:
         _check_rope(config)
     reader.read("model", lambda: fields_of_bag(context.get_model(), _NOT_OF_A_MODEL))
     reader.read("kernels", lambda: [context.attention_backends(), fields_of_bag(context.get_exec().kernel, _NOT_OF_KERNELS)])
     for name in ("mamba", "deterministic", "dllm"):
-        reader.read(name, lambda name=name: fields_of_bag(getattr(context.get_exec(), name)))
+        reader.read(name, partial(_way, context, name))
     # How much of what lies beyond a window is computed again.
     reader.read("windows", lambda: [getattr(context.get_exec().features, name, None) for name in _OF_WINDOWS])
     reader.read("memory", lambda: [context.get_memory().hicache_mem_layout, context.get_memory().enable_page_major_kv_layout])
@@ -122,8 +125,8 @@ def _weights(reader: Reader, context: Any, config: Any, path: str, load_format: 
             _known(reader, "weights of the draft model", found)
     if lora.enable_lora:
         # One that is loaded later has another hash of pages in each process.
-        found = [[ref.lora_name, files_of(ref.lora_path)] for ref in _adapters(lora.lora_paths)]
-        _known(reader, "weights of LoRA adapters", found if all(of for _, of in found) else None)
+        adapters = [[ref.lora_name, files_of(ref.lora_path)] for ref in _adapters(lora.lora_paths)]
+        _known(reader, "weights of LoRA adapters", adapters if all(found for _, found in adapters) else None)
 
 
 def _known(reader: Reader, name: str, found: Any) -> None:
@@ -136,6 +139,10 @@ def _known(reader: Reader, name: str, found: Any) -> None:
 def _adapters(given: Any) -> list[Any]:
     """SGLang's references to adapters, of whatever form its flag has them in."""
     return list(given.values()) if isinstance(given, dict) else list(given or ())
+
+
+def _way(context: Any, name: str) -> dict[str, Any]:
+    return fields_of_bag(getattr(context.get_exec(), name), _NOT_OF_STATES)
 
 
 def fields_of_bag(bag: Any, without: Any = ()) -> dict[str, Any]:

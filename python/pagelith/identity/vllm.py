@@ -1,6 +1,7 @@
 """What vLLM's configuration says of a model. Read against vLLM 0.32 and 0.33."""
 
 import os
+from functools import partial
 from typing import Any
 
 from .facts import Identity, Reader, fields_of
@@ -47,7 +48,7 @@ def identify(config: Any, caches: Any = None, sizes: bool = False) -> Identity:
     reader.read("cache.cache_dtype", lambda: config.cache_config.cache_dtype)
     reader.read("cache", lambda: fields_of(config.cache_config, _NOT_OF_A_CACHE))
     for name in _WHOLE:
-        reader.read(name, lambda name=name: getattr(config, name, None))
+        reader.read(name, partial(getattr, config, name, None))
     if caches is not None:
         reader.read("groups", lambda: [_group(group) for group in caches.kv_cache_groups])
     draft = getattr(config, "speculative_config", None)
@@ -70,7 +71,7 @@ def identify(config: Any, caches: Any = None, sizes: bool = False) -> Identity:
 
 def _model(reader: Reader, name: str, model: Any, load: Any) -> None:
     for needed in _NEEDED:
-        reader.read(f"{name}.{needed}", lambda needed=needed: getattr(model, needed))
+        reader.read(f"{name}.{needed}", partial(getattr, model, needed))
     reader.read(name, lambda: fields_of(model, {*_NOT_OF_A_MODEL, *_NEEDED}))
     reader.read(f"{name}.load", lambda: [str(load.load_format), load.model_loader_extra_config])
     weights = _weights(model, load)

@@ -1,7 +1,7 @@
 """LMCache on Pagelith: an L2 adapter of its multiprocess server,
 
     lmcache server --l2-adapter '{"type": "plugin", "module_path": "pagelith.lmcache", "class_name": "PagelithL2Adapter",
-        "adapter_params": {"store": {"dram": {"bytes": "8GiB"}, "ssd": {"dirs": ["/mnt/nvme/kv"], "bytes": "500GiB"}}}}'
+        "adapter_params": {"revision": "MODEL@COMMIT ...", "store": {"dram": {"bytes": "8GiB"}, "ssd": {"dirs": ["/mnt/nvme/kv"], "bytes": "500GiB"}}}}'
 
 docs/lmcache.md has the other keys, sizing, and what is not supported. Read against LMCache 0.5.6.
 """

@@ -9,7 +9,7 @@ from ..identity.vllm import TOLD, identify
 from .settings import check_scales
 
 
-class PagelithOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
+class PagelithOffloadingConnector(OffloadingConnector):
     """vLLM's own in all else."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
