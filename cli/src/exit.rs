@@ -3,6 +3,8 @@
 
 use std::process::ExitCode;
 
+use crate::output::log;
+
 /// How a command that ran ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
@@ -18,7 +20,7 @@ pub(crate) fn code(result: anyhow::Result<Verdict>) -> ExitCode {
         Ok(Verdict::Fine) => ExitCode::SUCCESS,
         Ok(Verdict::Wrong) => ExitCode::from(1),
         Err(error) => {
-            eprintln!("error: {error:#}");
+            log!("error: {error:#}");
             ExitCode::from(2)
         }
     }

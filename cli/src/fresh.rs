@@ -5,6 +5,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 
+use crate::output::log;
+
 /// The directory; not made before it is asked for. Removed, with all that is in it, when the value goes: the
 /// process must not exit before. A process that is killed leaves it behind.
 pub(crate) struct FreshDir {
@@ -41,7 +43,7 @@ impl Drop for FreshDir {
         if self.made
             && let Err(error) = std::fs::remove_dir_all(&self.path)
         {
-            eprintln!("cannot remove the directory: {error} dir={}", self.path.display());
+            log!("cannot remove the directory: {error} dir={}", self.path.display());
         }
     }
 }

@@ -1,10 +1,11 @@
 //! What a store process says of itself over HTTP, on loopback: `/metrics`, as Prometheus reads them, and `/healthz`.
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use pagelith::io::staging::StagingPool;
 use pagelith::{Stats, Store};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -13,8 +14,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
-use tiny_http::{Header, Method, Request, Response, Server};
 
 /// What [`Stats`] says of this moment; all else only grows.
 const NOW: [&str; 13] = [
@@ -35,9 +36,16 @@ const NOW: [&str; 13] = [
 const TEXT: &str = "text/plain; charset=utf-8";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// A server of HTTP.
+/// Most bytes of a request's head.
+const HEAD_BYTES: usize = 8192;
+/// How long whoever asks may take to send its request, and to take the answer.
+const REQUEST_TIME: Duration = Duration::from_secs(1);
+/// Clients are accepted no more if the accept loop made no turn for so long.
+const STALE: Duration = Duration::from_secs(10);
+
+/// A server of HTTP: one request at a time, so that it never lacks a thread.
 pub(crate) struct Http {
-    server: Server,
+    listener: TcpListener,
     address: SocketAddr,
 }
 
@@ -47,9 +55,13 @@ impl Http {
         if !address.ip().is_loopback() {
             bail!("it would be answered to other hosts --metrics={address}");
         }
-        let server = Server::http(address).map_err(|error| anyhow!("{error} --metrics={address}"))?;
-        let address = server.server_addr().to_ip().context("an address of another kind")?;
-        Ok(Http { server, address })
+        let listen = || {
+            let listener = TcpListener::bind(address)?;
+            listener.set_nonblocking(true)?;
+            let address = listener.local_addr()?;
+            std::io::Result::Ok(Http { listener, address })
+        };
+        listen().with_context(|| format!("cannot listen --metrics={address}"))
     }
 
     /// Where it listens: the port that was found, if none was said.
@@ -59,31 +71,57 @@ impl Http {
 
     /// Answer until told to stop; that is looked at each `wait`.
     pub(crate) fn answer(&self, store: &Store, serving: &Serving, stop: &AtomicBool, wait: Duration) {
+        let timeout = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
         while !stop.load(Ordering::Relaxed) {
-            match self.server.recv_timeout(wait) {
-                Ok(Some(request)) => respond(request, store, serving),
-                Ok(None) => {}
-                Err(error) => {
-                    eprintln!("metrics are not answered any more: {error}");
-                    return;
-                }
+            let ready = poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&timeout));
+            match self.listener.accept() {
+                // Whoever asked may be gone.
+                Ok((stream, _)) => drop(respond(stream, store, serving)),
+                // Such as no descriptor left: it waits in the backlog.
+                Err(_) if ready.is_ok_and(|ready| ready > 0) => std::thread::sleep(wait),
+                Err(_) => {}
             }
         }
     }
 }
 
-fn respond(request: Request, store: &Store, serving: &Serving) {
-    let (status, kind, body) = match (request.method(), request.url()) {
-        (Method::Get, "/metrics") => (200, OPEN_METRICS, metrics(&store.stats(), &serving.now())),
-        // That it answers is what is asked; a tier that is off is no reason to be ended, DRAM serves on.
-        (Method::Get, "/healthz") => (200, TEXT, format!("ok ssd_state={}\n", store.stats().ssd_state)),
-        (Method::Get, _) => (404, TEXT, "there are /metrics and /healthz\n".to_owned()),
-        _ => (405, TEXT, "only GET\n".to_owned()),
+/// Read a request and answer it.
+fn respond(mut stream: TcpStream, store: &Store, serving: &Serving) -> std::io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(REQUEST_TIME))?;
+    stream.set_write_timeout(Some(REQUEST_TIME))?;
+    let head = head(&mut stream)?;
+    let mut words = head.lines().next().unwrap_or_default().split(' ');
+    let (status, kind, body) = match (words.next(), words.next()) {
+        (Some("GET"), Some("/metrics")) => ("200 OK", OPEN_METRICS, metrics(&store.stats(), &serving.now())),
+        (Some("GET"), Some("/healthz")) => match serving.since_turn() {
+            // A tier that is off is no reason to be ended, DRAM serves on.
+            since if since < STALE => ("200 OK", TEXT, format!("ok ssd_state={}\n", store.stats().ssd_state)),
+            since => {
+                let text = format!("no client is accepted accept_loop_idle_s={}\n", since.as_secs());
+                ("503 Service Unavailable", TEXT, text)
+            }
+        },
+        (Some("GET"), Some(_)) => ("404 Not Found", TEXT, "there are /metrics and /healthz\n".to_owned()),
+        _ => ("405 Method Not Allowed", TEXT, "only GET\n".to_owned()),
     };
-    let response = Response::from_string(body).with_status_code(status);
-    let header = Header::from_bytes("Content-Type", kind).ok();
-    // Whoever asked may be gone.
-    let _ = request.respond(header.into_iter().fold(response, Response::with_header));
+    let length = body.len();
+    let fields = format!("Content-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close");
+    stream.write_all(format!("HTTP/1.1 {status}\r\n{fields}\r\n\r\n{body}").as_bytes())
+}
+
+/// The head of a request, as far as it came in time.
+fn head(stream: &mut TcpStream) -> std::io::Result<String> {
+    let begun = Instant::now();
+    let (mut head, mut part) = (Vec::new(), [0; 1024]);
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        let read = stream.read(&mut part)?;
+        head.extend_from_slice(&part[..read]);
+        if read == 0 || head.len() > HEAD_BYTES || begun.elapsed() > REQUEST_TIME {
+            break;
+        }
+    }
+    Ok(String::from_utf8_lossy(&head).into_owned())
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -93,11 +131,45 @@ struct Named {
 
 /// What a process does for its clients now.
 pub(crate) struct Serving {
-    pub(crate) links: AtomicU64,
+    links: AtomicU64,
     pub(crate) staging: StagingPool,
+    began: Instant,
+    /// When the accept loop made its last turn, in milliseconds since then.
+    turn_ms: AtomicU64,
+}
+
+/// A client that is counted as long as this lives.
+pub(crate) struct LinkCount<'a>(&'a AtomicU64);
+
+impl Drop for LinkCount<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Serving {
+    pub(crate) fn new(staging: StagingPool) -> Serving {
+        Serving { links: AtomicU64::new(0), staging, began: Instant::now(), turn_ms: AtomicU64::new(0) }
+    }
+
+    /// Count a client.
+    pub(crate) fn count_link(&self) -> LinkCount<'_> {
+        self.links.fetch_add(1, Ordering::Relaxed);
+        LinkCount(&self.links)
+    }
+
+    /// The accept loop makes a turn.
+    pub(crate) fn note_turn(&self) {
+        let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.turn_ms.store(now, Ordering::Relaxed);
+    }
+
+    /// How long ago it made the last one.
+    fn since_turn(&self) -> Duration {
+        let turn = Duration::from_millis(self.turn_ms.load(Ordering::Relaxed));
+        self.began.elapsed().saturating_sub(turn)
+    }
+
     fn now(&self) -> [(&'static str, &'static str, u64); 2] {
         [
             ("links", "clients", self.links.load(Ordering::Relaxed)),

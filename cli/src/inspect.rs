@@ -17,6 +17,7 @@ use serde::Serialize;
 use crate::exit::Verdict;
 use crate::on_disk::segment::{Footer, Head, Segment};
 use crate::on_disk::{Hold, OnDisk, shown};
+use crate::output::{log, out};
 use crate::verify::finding::Severity;
 use crate::verify::{manifest_findings, newer_format};
 
@@ -89,16 +90,16 @@ struct CheckpointRow {
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Verdict> {
     let disk = OnDisk::open(&args.dirs, Hold::Peek)?;
     if let Some(path) = &disk.locked {
-        eprintln!("the store is in use, and may change while it is read file={}", path.display());
+        log!("the store is in use, and may change while it is read file={}", path.display());
     }
     let (manifest, damage) = match disk.manifest() {
         Ok(found) => found,
         Err(damage) => {
             newer_format(&disk, &damage)?;
             for finding in manifest_findings(&disk, &damage) {
-                eprintln!("{finding}");
+                log!("{finding}");
             }
-            eprintln!("no copy of the manifest can be used dir={}", shown(&args.dirs));
+            log!("no copy of the manifest can be used dir={}", shown(&args.dirs));
             return Ok(Verdict::Wrong);
         }
     };
@@ -112,9 +113,9 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Verdict> {
     inspection.damage.extend(wrong.map(ToString::to_string));
     inspection.look(&disk, &manifest);
     if args.json {
-        println!("{}", serde_json::to_string(&inspection)?);
+        out!("{}", serde_json::to_string(&inspection)?)?;
     } else {
-        print!("{}", inspection.text());
+        out!("{}", inspection.text().trim_end())?;
     }
     Ok(if inspection.damage.is_empty() { Verdict::Fine } else { Verdict::Wrong })
 }

@@ -7,6 +7,7 @@ use pagelith::key_file::SECRET_BYTES;
 use pagelith::transport::auth::Key;
 
 use crate::exit::Verdict;
+use crate::output::out;
 
 /// Make a key for links to `pagelith serve`: an entry of a key file, on stdout.
 ///
@@ -22,6 +23,6 @@ pub(crate) fn run(args: &KeyArgs) -> anyhow::Result<Verdict> {
     SystemEntropy.fill(&mut secret);
     Key::new(&args.name, &secret)?;
     let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
-    println!("[[key]]\nname = \"{}\"\nsecret = \"{hex}\"", args.name);
+    out!("[[key]]\nname = \"{}\"\nsecret = \"{hex}\"", args.name)?;
     Ok(Verdict::Fine)
 }

@@ -1,7 +1,8 @@
 //! The program `pagelith`, as a library so that its tests can use its parts. One file a command; `inspect`
 //! and `verify` read a store with `layouts` alone.
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stdout, reason = "a program's results go to stdout")]
+// They panic if nobody takes what they print: see `output`.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 #![allow(
     clippy::disallowed_methods,
     reason = "the program is an edge: it has the real clock and the real files"
@@ -17,6 +18,7 @@ mod keys;
 mod latency;
 mod meter;
 mod on_disk;
+mod output;
 mod peers;
 mod replay;
 mod rng;
@@ -55,7 +57,7 @@ enum Command {
 pub fn main() -> ExitCode {
     // Log events go to stderr, warnings and worse unless RUST_LOG says otherwise: stdout is for results.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| output::Events).init();
     exit::code(match Cli::parse().command {
         Command::Replay(args) => replay::run(&args),
         Command::Bench(args) => bench::run(&args),

@@ -3,6 +3,8 @@
 
 use pagelith::OpenReport;
 
+use crate::output::log;
+
 /// Which side moves the bytes to and from the SSD, as `--io` spells it; `off` without an SSD tier.
 pub(crate) fn io(report: &OpenReport) -> String {
     report.side.map_or_else(|| "off".to_owned(), |side| format!("{side:?}").to_lowercase())
@@ -10,7 +12,7 @@ pub(crate) fn io(report: &OpenReport) -> String {
 
 /// Say it.
 pub(crate) fn opened(report: &OpenReport) {
-    eprintln!(
+    log!(
         "store {} io={} rings={} reason={:?} {} segments={} segment_bytes={} objects={} torn_records={} open_ms={:.1}",
         if report.made { "made" } else { "opened" },
         io(report),

@@ -1,18 +1,22 @@
 //! `pagelith serve`: a store that other processes ask over sockets.
 
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Scope;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Args;
 use pagelith::Store;
 use pagelith::config::{Config, Size};
+use pagelith::io::fault::IoFault;
 use pagelith::io::shm::Region;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
+use pagelith::io::threads::no_thread;
 use pagelith::key_file;
 use pagelith::serve::Server;
 use pagelith::transport::address::Address;
@@ -26,6 +30,7 @@ use pagelith::transport::socket::{Arrival, Listen, Listener};
 use crate::exit::Verdict;
 use crate::fresh::FreshDir;
 use crate::http::{Http, Serving};
+use crate::output::{log, never_wait_for_the_log, out};
 use crate::peers::{PeerFlags, offer};
 use crate::settings::{Defaults, StoreFlags};
 
@@ -62,6 +67,7 @@ pub(crate) struct ServeArgs {
 }
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
+    never_wait_for_the_log();
     let stop = Arc::new(AtomicBool::new(false));
     // Of clients' memory that becomes shorter while it is looked at.
     pagelith::io::shm::survive_shrinking().context("cannot take SIGBUS")?;
@@ -83,7 +89,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     let store = Store::open(config).context("cannot open the store")?;
     crate::said::opened(store.opened());
     let (staging, regions) = transfer_memory(&store, args.transfer).context("no memory --transfer")?;
-    let serving = Serving { links: AtomicU64::new(0), staging };
+    let serving = Serving::new(staging);
     let listen = Listen { address: args.listen.clone(), admission, beyond_this_host: args.beyond_this_host };
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
     let listener =
@@ -91,36 +97,89 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     let mut listener =
         listener.showing(regions).telling(store.shared_catalog()).lending(store.shared_files());
     let http = args.metrics.map(Http::listen).transpose()?;
-    if let Some(http) = &http {
-        println!("metrics http://{}/metrics", http.address());
-    }
-    println!("listening {}", listener.address());
+    let mut lines =
+        http.iter().map(|http| format!("metrics http://{}/metrics", http.address())).collect::<Vec<_>>();
+    lines.push(format!("listening {}", listener.address()));
+    // Whoever started it may not want to know.
+    out!("{}", lines.join("\n")).unwrap_or_else(|error| log!("{error:#}"));
+    let served = serve(&store, &mut listener, http.as_ref(), &serving, &stop);
+    drop((listener, http));
+    let flushed = store.close().context("cannot close the store")?;
+    log!("closed durable_objects={} lost_objects={}", flushed.durable_objects, flushed.lost_objects);
+    served.map(|()| Verdict::Fine)
+}
+
+/// Serve clients until the process is told to end. Whatever happens to a thread of them, this returns.
+fn serve(
+    store: &Store,
+    listener: &mut Listener,
+    http: Option<&Http>,
+    serving: &Serving,
+    stop: &AtomicBool,
+) -> anyhow::Result<()> {
     std::thread::scope(|scope| {
-        if let Some(http) = &http {
-            let (store, serving, stop) = (&store, &serving, &stop);
-            scope.spawn(move || http.answer(store, serving, stop, WAIT));
-        }
-        let mut arrivals = Vec::new();
-        while !stop.load(Ordering::Relaxed) {
-            listener.wait(&mut arrivals, WAIT);
-            for arrival in arrivals.drain(..) {
-                match arrival {
-                    Arrival::Link(link) => {
-                        let (store, serving, stop) = (&store, &serving, &stop);
-                        scope.spawn(move || {
-                            serving.links.fetch_add(1, Ordering::Relaxed);
-                            attend(store, link, serving.staging.clone(), stop);
-                            serving.links.fetch_sub(1, Ordering::Relaxed);
-                        });
-                    }
-                    Arrival::Refused { peer, why } => eprintln!("refused peer={peer}: {why}"),
+        let accepting = || {
+            if let Some(http) = http {
+                start(scope, "metrics", move || http.answer(store, serving, stop, WAIT))?;
+            }
+            let mut arrivals = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                serving.note_turn();
+                listener.wait(&mut arrivals, WAIT);
+                for arrival in arrivals.drain(..) {
+                    welcome(arrival, scope, store, serving, stop);
                 }
             }
+            Ok(())
+        };
+        let ended = catch_unwind(AssertUnwindSafe(accepting));
+        stop.store(true, Ordering::Relaxed);
+        ended.unwrap_or_else(|_| Err(anyhow!("the accept loop panicked, please report it")))
+    })
+}
+
+/// Give a client a thread, or tell the log why it has none.
+fn welcome<'scope>(
+    arrival: Arrival,
+    scope: &'scope Scope<'scope, '_>,
+    store: &'scope Store,
+    serving: &'scope Serving,
+    stop: &'scope AtomicBool,
+) {
+    match arrival {
+        Arrival::Link(link) => {
+            let peer = link.facts().peer.clone();
+            let attended = move || {
+                let _counted = serving.count_link();
+                attend(store, link, serving.staging.clone(), stop);
+            };
+            if let Err(error) = start(scope, "client", attended) {
+                log!("refused peer={peer}: {error}");
+            }
         }
-    });
-    let flushed = store.close().context("cannot close the store")?;
-    eprintln!("closed durable_objects={} lost_objects={}", flushed.durable_objects, flushed.lost_objects);
-    Ok(Verdict::Fine)
+        Arrival::Refused { peer, why } => {
+            log!("refused peer={peer}: {why}");
+            // Nobody was accepted, such as for lack of descriptors, and whoever waits is there at once again.
+            if peer.is_empty() {
+                std::thread::sleep(WAIT);
+            }
+        }
+    }
+}
+
+/// Start a thread, whose panic ends nothing but itself.
+fn start<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: &'static str,
+    body: impl FnOnce() + Send + 'scope,
+) -> Result<(), IoFault> {
+    let guarded = move || {
+        if catch_unwind(AssertUnwindSafe(body)).is_err() {
+            log!("a thread panicked and has ended, please report it thread={name}");
+        }
+    };
+    let builder = std::thread::Builder::new().name(format!("pagelith-{name}"));
+    builder.spawn_scoped(scope, guarded).map(drop).map_err(|error| no_thread(name, &error))
 }
 
 /// Memory for objects on their way, and what clients are shown of it and of the arena, where `dram.shared` is set.
@@ -134,13 +193,28 @@ fn transfer_memory(store: &Store, bytes: Size) -> std::io::Result<(StagingPool, 
 /// Serve one client until it leaves or the process is told to end.
 fn attend(store: &Store, link: Box<dyn Link>, staging: StagingPool, stop: &AtomicBool) {
     let peer = link.facts().peer.clone();
-    eprintln!("serving peer={peer}");
+    log!("serving peer={peer}");
     let mut server = match Server::new(store, link, staging) {
         Ok(server) => server,
-        Err(error) => return eprintln!("cannot serve peer={peer}: {error}"),
+        Err(error) => return log!("cannot serve peer={peer}: {error}"),
     };
     while server.closed().is_none() && !stop.load(Ordering::Relaxed) {
         server.wait(WAIT);
     }
     server.close();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thread_that_panics_ends_alone() {
+        let (said, heard) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            start(scope, "first", || panic!("planted")).expect("a thread");
+            start(scope, "second", move || said.send(7).expect("heard")).expect("a thread");
+        });
+        assert_eq!(heard.recv(), Ok(7));
+    }
 }

@@ -10,6 +10,7 @@ use pagelith::config::{
 };
 
 use crate::exit::Verdict;
+use crate::output::out;
 
 /// Flags that set the store up. Whatever is not given comes from the environment
 /// (`PAGELITH_DRAM__BYTES=...`), the file, or the command's defaults.
@@ -63,15 +64,15 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<Verdict> {
     let builder = flags.layers(file.as_ref()).set(|config| flags.apply(config));
     match builder.validate(&Facts::of_this_machine()?) {
         Ok(valid) if matches!(args.action, ConfigAction::Show(_)) => {
-            println!("{}", valid.config().to_json_string());
+            out!("{}", valid.config().to_json_string())?;
             Ok(Verdict::Fine)
         }
         Ok(valid) => {
-            println!("nothing is wrong with it memory={}", valid.memory_plan());
+            out!("nothing is wrong with it memory={}", valid.memory_plan())?;
             Ok(Verdict::Fine)
         }
         Err(problems) => {
-            println!("{problems}");
+            out!("{problems}")?;
             Ok(Verdict::Wrong)
         }
     }

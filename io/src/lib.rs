@@ -49,6 +49,6 @@ mod files;
 mod real;
 mod spare;
 #[allow(clippy::disallowed_methods, reason = "the real side of the runtime starts threads")]
-mod threads;
+pub mod threads;
 #[allow(clippy::disallowed_methods, reason = "waits for the kernel with a deadline")]
 mod uring;

@@ -3,10 +3,22 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+use rustix::process::{Resource, getrlimit};
+
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::runtime::{Join, Runtime, Step, Task};
 use crate::signal::Signal;
 use crate::sync::Builder;
+
+/// Why a thread of this name could not be started, with the limits that keep the system from it.
+pub fn no_thread(name: &str, error: &std::io::Error) -> IoFault {
+    let mut fault = IoFault::of_errno(FaultOp::Spawn, name, 0, error.raw_os_error().unwrap_or(0));
+    let nproc = getrlimit(Resource::Nproc).current;
+    let nproc = nproc.map_or_else(|| "unlimited".to_owned(), |most| most.to_string());
+    fault.detail =
+        format!("no thread can be started; raise pids.max of the control group or RLIMIT_NPROC={nproc}");
+    fault
+}
 
 /// Runs each task on its own thread.
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,7 +61,7 @@ impl Runtime for Threads {
                 let _last = guard;
                 drive(&own_name, task, &wake);
             })
-            .map_err(|e| IoFault::of_errno(FaultOp::Spawn, name, 0, e.raw_os_error().unwrap_or(0)))?;
+            .map_err(|error| no_thread(name, &error))?;
         Ok(Box::new(Running { finished }))
     }
 

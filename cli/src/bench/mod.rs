@@ -29,6 +29,7 @@ use self::limit::Limit;
 use self::report::{Report, Summary};
 use crate::exit::Verdict;
 use crate::fresh::FreshDir;
+use crate::output::out;
 use crate::settings::{Defaults, StoreFlags};
 
 /// Measure the store, and the limit it is measured against, in turns.
@@ -306,9 +307,9 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
 
 fn print(args: &BenchArgs, summary: Summary) -> anyhow::Result<Verdict> {
     if args.json {
-        println!("{}", serde_json::to_string(&summary)?);
+        out!("{}", serde_json::to_string(&summary)?)?;
     } else {
-        println!("{summary}");
+        out!("{summary}")?;
     }
     Ok(Verdict::Fine)
 }

@@ -36,6 +36,7 @@ use self::source::Source;
 use crate::content::Content;
 use crate::exit::Verdict;
 use crate::fresh::FreshDir;
+use crate::output::{log, out};
 use crate::peers::PeerFlags;
 use crate::settings::{Defaults, StoreFlags};
 
@@ -111,9 +112,9 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
     let plan = Plan { on, pages, content: Content::new(args.seed), reopen_at: args.reopen_at };
     let (report, series) = run::replay(&plan, source)?;
     if args.json {
-        println!("{}", serde_json::to_string(&report)?);
+        out!("{}", serde_json::to_string(&report)?)?;
     } else {
-        println!("{}\n{}", report.table(), report::plot(&series));
+        out!("{}\n{}", report.table(), report::plot(&series))?;
     }
     Ok(verdict(&report))
 }
@@ -121,10 +122,10 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
 /// One wrong byte is one too many, and so is one group of which a part was seen.
 fn verdict(report: &Report) -> Verdict {
     if report.wrong_bytes > 0 {
-        eprintln!("error: the store handed back bytes that were not put wrong_bytes={}", report.wrong_bytes);
+        log!("error: the store handed back bytes that were not put wrong_bytes={}", report.wrong_bytes);
     }
     if report.partial_groups > 0 {
-        eprintln!("error: the store showed a part of a group partial_groups={}", report.partial_groups);
+        log!("error: the store showed a part of a group partial_groups={}", report.partial_groups);
     }
     if report.wrong_bytes + report.partial_groups > 0 { Verdict::Wrong } else { Verdict::Fine }
 }

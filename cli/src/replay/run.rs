@@ -17,6 +17,7 @@ use super::series::Series;
 use super::source::Source;
 use crate::content::Content;
 use crate::meter::rss_peak_bytes;
+use crate::output::log;
 use crate::peers;
 
 /// What to replay, and how.
@@ -93,7 +94,7 @@ pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Ser
         bail!("there is no request to replay source={}", source.name());
     }
     if reopen.is_none() && plan.reopen_at.is_some() {
-        eprintln!("there were fewer requests than --reopen-at requests={requests}");
+        log!("there were fewer requests than --reopen-at requests={requests}");
     }
     let flushed = harness.meter.call(|| live.flush()).0;
     unless_unavailable(flushed).context("cannot flush")?;
@@ -101,7 +102,7 @@ pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Ser
     let closed = harness.meter.call(|| live.close()).0;
     unless_unavailable(closed).context("cannot close")?;
     if harness.out_of_reach > 0 {
-        eprintln!("the store process was out of reach times={}", harness.out_of_reach);
+        log!("the store process was out of reach times={}", harness.out_of_reach);
     }
     let totals = totals.sum;
     harness.tally.groups.waiting_dropped = totals.groups_dropped;
@@ -140,7 +141,7 @@ fn progress_bar() -> ProgressBar {
 fn unless_unavailable<T>(ended: pagelith::Result<T>) -> pagelith::Result<()> {
     match ended {
         Err(error) if error.kind == pagelith::ErrorKind::Unavailable => {
-            eprintln!("not everything is durable: {error}");
+            log!("not everything is durable: {error}");
             Ok(())
         }
         ended => ended.map(|_| ()),

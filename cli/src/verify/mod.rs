@@ -21,6 +21,7 @@ use self::finding::{Finding, Severity};
 use self::look::Look;
 use crate::exit::Verdict;
 use crate::on_disk::{Hold, OnDisk, shown};
+use crate::output::out;
 
 /// Read a whole store and name everything that is wrong with it; with --repair, take it out.
 ///
@@ -64,9 +65,9 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<Verdict> {
     }
     let (outcome, _) = Outcome::of(&disk)?;
     if args.json {
-        println!("{}", serde_json::to_string(&outcome)?);
+        out!("{}", serde_json::to_string(&outcome)?)?;
     } else {
-        print!("{}", outcome.text(&args.dirs));
+        out!("{}", outcome.text(&args.dirs).trim_end())?;
     }
     Ok(if outcome.wrong == 0 { Verdict::Fine } else { Verdict::Wrong })
 }

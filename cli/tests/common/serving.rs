@@ -22,7 +22,7 @@ pub struct Serving {
     pub address: String,
     /// Where it answers HTTP, if it was told to.
     pub metrics: Option<String>,
-    said: BufReader<ChildStderr>,
+    said: Option<BufReader<ChildStderr>>,
 }
 
 impl Serving {
@@ -31,8 +31,17 @@ impl Serving {
     }
 
     pub fn with(flags: &[&str]) -> Serving {
-        let mut command = command(&[&["serve", "--dram", "64MiB"], flags].concat());
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawned");
+        Serving::logging_to(Stdio::piped(), flags)
+    }
+
+    /// One whose log goes there: what it says is not to be asked for.
+    pub fn logging_to(stderr: Stdio, flags: &[&str]) -> Serving {
+        Serving::of(command(&[&["serve", "--dram", "64MiB"], flags].concat()).stderr(stderr))
+    }
+
+    /// What `command` starts.
+    pub fn of(command: &mut Command) -> Serving {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("spawned");
         let mut lines = BufReader::new(child.stdout.take().expect("stdout")).lines();
         let mut metrics = None;
         let address = loop {
@@ -43,7 +52,7 @@ impl Serving {
                 (None, None) => panic!("{line}"),
             }
         };
-        let said = BufReader::new(child.stderr.take().expect("stderr"));
+        let said = child.stderr.take().map(BufReader::new);
         Serving { child, address, metrics, said }
     }
 
@@ -60,9 +69,10 @@ impl Serving {
     /// Wait until it says this.
     pub fn says(&mut self, what: &str) {
         let mut line = String::new();
+        let said = self.said.as_mut().expect("its stderr");
         while !line.contains(what) {
             line.clear();
-            assert!(self.said.read_line(&mut line).expect("a line") > 0, "it ended without saying {what:?}");
+            assert!(said.read_line(&mut line).expect("a line") > 0, "it ended without saying {what:?}");
         }
     }
 

@@ -6,9 +6,10 @@ use std::time::Duration;
 use super::inbox::Inbox;
 use super::transfer;
 use crate::disk::{Completion, Op};
-use crate::fault::{FaultOp, IoFault};
+use crate::fault::IoFault;
 use crate::files::DataFile;
 use crate::sync::{Arc, Builder, Condvar, Mutex, MutexGuard, PoisonError, wait_while};
+use crate::threads::no_thread;
 
 /// Threads of one disk. A few overlap the device's latency; more would only add switching, since this side
 /// is for systems where speed is already given up.
@@ -63,9 +64,8 @@ impl Pool {
         let pool = Pool { shared: Arc::default() };
         for n in 0..THREADS {
             let shared = Arc::clone(&pool.shared);
-            Builder::new().name(format!("pagelith-io-{n}")).spawn(move || work(&shared)).map_err(|e| {
-                IoFault::of_errno(FaultOp::Spawn, "pagelith-io", 0, e.raw_os_error().unwrap_or(0))
-            })?;
+            let started = Builder::new().name(format!("pagelith-io-{n}")).spawn(move || work(&shared));
+            started.map_err(|error| no_thread("pagelith-io", &error))?;
         }
         Ok(pool)
     }

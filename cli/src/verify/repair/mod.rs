@@ -25,6 +25,7 @@ use super::{Outcome, in_use};
 use crate::exit::Verdict;
 use crate::on_disk::files::Files;
 use crate::on_disk::{Hold, OnDisk, files_of};
+use crate::output::{log, out};
 
 /// Rounds of looking and mending. One is enough unless mending shows what damage had hidden.
 const ROUNDS: u32 = 4;
@@ -183,15 +184,17 @@ fn repair(dirs: &[PathBuf], wish: Wish) -> anyhow::Result<Report> {
 
 fn tell(report: &Report, dirs: &[PathBuf], json: bool) -> anyhow::Result<()> {
     for warning in &report.warnings {
-        eprintln!("warning: {warning}");
+        log!("warning: {warning}");
     }
     if json {
-        println!("{}", serde_json::to_string(report)?);
-        return Ok(());
+        return out!("{}", serde_json::to_string(report)?);
     }
-    report.damage.iter().for_each(|finding| println!("{finding}"));
-    report.repairs.iter().for_each(|repair| println!("{repair}"));
-    println!("repairs={} dropped_objects={}", report.repairs.len(), report.dropped_objects);
-    print!("{}", report.after.text(dirs));
-    Ok(())
+    for finding in &report.damage {
+        out!("{finding}")?;
+    }
+    for repair in &report.repairs {
+        out!("{repair}")?;
+    }
+    out!("repairs={} dropped_objects={}", report.repairs.len(), report.dropped_objects)?;
+    out!("{}", report.after.text(dirs).trim_end())
 }
