@@ -94,20 +94,22 @@ fn respond(mut stream: TcpStream, store: &Store, serving: &Serving) -> std::io::
     let mut words = head.lines().next().unwrap_or_default().split(' ');
     let (status, kind, body) = match (words.next(), words.next()) {
         (Some("GET"), Some("/metrics")) => ("200 OK", OPEN_METRICS, metrics(&store.stats(), &serving.now())),
-        (Some("GET"), Some("/healthz")) => match serving.since_turn() {
-            // A tier that is off is no reason to be ended, DRAM serves on.
-            since if since < STALE => ("200 OK", TEXT, format!("ok ssd_state={}\n", store.stats().ssd_state)),
-            since => {
-                let text = format!("no client is accepted accept_loop_idle_s={}\n", since.as_secs());
-                ("503 Service Unavailable", TEXT, text)
-            }
-        },
+        (Some("GET"), Some("/healthz")) => health(serving.since_turn(), &store.stats().ssd_state),
         (Some("GET"), Some(_)) => ("404 Not Found", TEXT, "there are /metrics and /healthz\n".to_owned()),
         _ => ("405 Method Not Allowed", TEXT, "only GET\n".to_owned()),
     };
     let length = body.len();
     let fields = format!("Content-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close");
     stream.write_all(format!("HTTP/1.1 {status}\r\n{fields}\r\n\r\n{body}").as_bytes())
+}
+
+/// Status, type and text of the answer about health. A tier that is off is no reason to be ended, DRAM serves on.
+fn health(since_turn: Duration, ssd_state: &str) -> (&'static str, &'static str, String) {
+    if since_turn < STALE {
+        return ("200 OK", TEXT, format!("ok ssd_state={ssd_state}\n"));
+    }
+    let text = format!("no client is accepted accept_loop_idle_s={}\n", since_turn.as_secs());
+    ("503 Service Unavailable", TEXT, text)
 }
 
 /// The head of a request, as far as it came in time.
@@ -225,6 +227,14 @@ fn metrics(stats: &Stats, serving: &[(&'static str, &'static str, u64)]) -> Stri
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn health_fails_once_the_accept_loop_stands_still() {
+        let after = |seconds| health(Duration::from_secs(seconds), "on");
+        assert_eq!(after(9), ("200 OK", TEXT, "ok ssd_state=on\n".to_owned()));
+        let text = "no client is accepted accept_loop_idle_s=10\n".to_owned();
+        assert_eq!(after(10), ("503 Service Unavailable", TEXT, text));
+    }
 
     #[test]
     fn every_figure_is_told_and_those_of_this_moment_are_gauges() {

@@ -26,6 +26,7 @@ use pagelith::transport::limits::Limits;
 use pagelith::transport::link::Link;
 use pagelith::transport::rights::Rights;
 use pagelith::transport::socket::{Arrival, Listen, Listener};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::exit::Verdict;
 use crate::fresh::FreshDir;
@@ -41,7 +42,8 @@ const TRANSFER_DEFAULT: Size = Size::mib(64);
 /// Serve a store to other processes of this host.
 ///
 /// Prints `listening tcp:HOST:PORT` (or `unix:PATH`) once it takes connections. Without keys whoever can connect may read,
-/// write and remove everything, so the address must be loopback or a Unix socket. SIGTERM and SIGINT flush the store and end it.
+/// write and remove everything, so the address must be loopback or a Unix socket. SIGTERM, SIGINT and SIGHUP (unless it was ignored
+/// when this began, as under nohup) close the store, within close_timeout_ms, and end the process; SIGQUIT ends it at once.
 #[derive(Args, Debug)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
@@ -71,7 +73,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     let stop = Arc::new(AtomicBool::new(false));
     // Of clients' memory that becomes shorter while it is looked at.
     pagelith::io::shm::survive_shrinking().context("cannot take SIGBUS")?;
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+    for signal in signals() {
         signal_hook::flag::register(signal, stop.clone()).context("cannot take signals")?;
     }
     let admission = match &args.keys {
@@ -104,9 +106,32 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     out!("{}", lines.join("\n")).unwrap_or_else(|error| log!("{error:#}"));
     let served = serve(&store, &mut listener, http.as_ref(), &serving, &stop);
     drop((listener, http));
-    let flushed = store.close().context("cannot close the store")?;
-    log!("closed durable_objects={} lost_objects={}", flushed.durable_objects, flushed.lost_objects);
-    served.map(|()| Verdict::Fine)
+    let close_timeout = store.close_timeout();
+    let closed = store.close_within(close_timeout);
+    log!(
+        "closed durable_objects={} lost_objects={} unsaved_objects={} unsaved_bytes={}",
+        closed.flushed.durable_objects,
+        closed.flushed.lost_objects,
+        closed.unsaved_objects,
+        closed.unsaved_bytes,
+    );
+    served?;
+    closed.error.map_or(Ok(Verdict::Fine), |error| Err(error).context("not everything is durable"))
+}
+
+/// Those that end the process: the store is closed, whatever comes meanwhile. SIGHUP only if it is not ignored, as `nohup` has it.
+fn signals() -> Vec<i32> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mut signals = vec![SIGTERM, SIGINT];
+    signals.extend((!is_ignored(SIGHUP, &status)).then_some(SIGHUP));
+    signals
+}
+
+/// Whether the process of this `/proc/PID/status` ignores a signal.
+fn is_ignored(signal: i32, status: &str) -> bool {
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    ignored >> (signal - 1) & 1 == 1
 }
 
 /// Serve clients until the process is told to end. Whatever happens to a thread of them, this returns.
@@ -207,6 +232,13 @@ fn attend(store: &Store, link: Box<dyn Link>, staging: StagingPool, stop: &Atomi
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn signal_that_the_status_masks_is_ignored() {
+        let status = |mask: &str| format!("Name:\tx\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\n");
+        assert!(is_ignored(SIGHUP, &status("0000000000001001")));
+        assert!(!is_ignored(SIGHUP, &status("0000000000001002")) && !is_ignored(SIGHUP, ""));
+    }
 
     #[test]
     fn thread_that_panics_ends_alone() {

@@ -2,37 +2,66 @@
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use crate::batch::Options;
+use pagelith_io::clock::Mono;
+
 use crate::core::Job;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::flush;
-use crate::outcome::FlushReport;
+use crate::health::State;
+use crate::outcome::CloseReport;
 use crate::shared::{BUSY_STEP, Shared};
 use crate::store::Store;
 
+/// Longest that a background task is waited for when no time is left, or nothing can be expected of it.
+const GRACE: Duration = Duration::from_secs(1);
+
 /// Flush, let the flusher seal and checkpoint, and release everything.
 #[tracing::instrument(level = "info", skip_all)]
-pub(crate) fn close(store: &mut Store) -> Result<FlushReport> {
+pub(crate) fn close(store: &mut Store, timeout: Duration) -> CloseReport {
     let shared = store.shared.clone();
+    let deadline = shared.now().after(timeout);
     shared.lock().drop_waiting_groups();
-    let flushed = flush::flush(&shared, Options::default());
-    tell_peers(&shared);
+    let flushed = flush::begin(&shared)
+        .and_then(|ids| ids.into_iter().try_for_each(|id| written(&shared, id, deadline)));
+    tell_peers(&shared, deadline);
     shared.closed.store(true, Ordering::Release);
-    let deadline = shared.deadline(None);
-    let asked = shared.lock().ask(|id| Job::Close { id });
-    shared.work.raise();
-    let closed = match asked {
-        Some(id) => shared.await_answer(id, deadline, "close"),
-        None => Ok(()),
-    };
-    stop(store);
-    closed.and(flushed)
+    let closed = flushed.and_then(|()| {
+        let asked = shared.lock().ask(|id| Job::Close { id });
+        shared.work.raise();
+        asked.map_or(Ok(()), |id| written(&shared, id, deadline))
+    });
+    let (unsaved_objects, unsaved_bytes) = shared.lock().unsaved();
+    // A tier that failed is left at once: what it has not ended by now may take for ever.
+    stop(store, if closed.is_ok() { deadline } else { shared.now() });
+    let flushed = flush::report(&shared);
+    let error = closed.err();
+    if unsaved_objects > 0 || error.is_some() {
+        let why = error.as_ref().map(tracing::field::display);
+        tracing::error!(unsaved_objects, unsaved_bytes, why, "closed, and not everything is durable");
+    }
+    CloseReport { flushed, unsaved_objects, unsaved_bytes, error }
+}
+
+/// Wait until the flusher answers request `id`, as long as the tier takes anything.
+fn written(shared: &Shared, id: u64, deadline: Mono) -> Result<()> {
+    loop {
+        let seen = shared.progress.value();
+        if let Some(answer) = shared.answer(id, deadline, "close") {
+            return answer;
+        }
+        let state = shared.lock().ssd.as_ref().map(|ssd| ssd.health.state());
+        if let Some(state) = state.filter(|state| *state != State::On) {
+            return Err(Error::new(ErrorKind::Unavailable, format!("close: ssd tier is {}", state.name())));
+        }
+        shared.env.runtime.pause(&shared.progress, seen, deadline.since(shared.now()));
+    }
 }
 
 /// Give what waits for peers its time: this store will not offer it again.
-fn tell_peers(shared: &Shared) {
-    let deadline = shared.deadline(None);
+fn tell_peers(shared: &Shared, deadline: Mono) {
+    let deadline = deadline.min(shared.deadline(None));
     loop {
         let seen = shared.progress.value();
         let waits = shared.lock().remote.as_ref().is_some_and(|queue| !queue.jobs.is_empty());
@@ -44,24 +73,31 @@ fn tell_peers(shared: &Shared) {
     }
 }
 
-/// Stop the flusher where it stands, and let go of the files.
-pub(crate) fn stop(store: &mut Store) {
+/// Leave without a flush.
+pub(crate) fn abandon(store: &mut Store) {
+    let deadline = store.shared.deadline(None);
+    stop(store, deadline);
+}
+
+/// Stop the background tasks where they stand, at `deadline` or a moment after it, and let go of the files.
+fn stop(store: &mut Store, deadline: Mono) {
     let shared = &store.shared;
+    let left = || deadline.since(shared.now()).max(GRACE.min(shared.config.deadline()));
     shared.closed.store(true, Ordering::Release);
     shared.lock().stopping = true;
     shared.work.raise();
     store.sessions.lock().unwrap_or_else(PoisonError::into_inner).clear();
-    if !shared.prefetch.stop(shared.config.deadline()) {
+    if !shared.prefetch.stop(left()) {
         tracing::error!("what reads ahead did not end in time, its files stay open");
     }
     if let Some(flusher) = store.flusher.take()
-        && !flusher.join(shared.config.deadline())
+        && !flusher.join(left())
     {
         tracing::error!("flusher did not end in time, its files stay open");
     }
     shared.remote.iter().for_each(|remote| remote.work.raise());
     if let Some(writer) = store.writer.take()
-        && !writer.join(shared.config.deadline())
+        && !writer.join(left())
     {
         tracing::error!("the writer to peers did not end in time");
     }

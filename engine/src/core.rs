@@ -59,6 +59,8 @@ pub(crate) struct SsdCore {
     pub health: Health,
     /// Bytes of frames waiting or being written.
     pub unflushed_bytes: u64,
+    /// Objects of frames that were written and that no sync has covered yet, and their bytes.
+    pub unsynced: (u64, u64),
     /// Bytes appended since the store was opened, and how many make a tick.
     pub appended_bytes: u64,
     pub tick_bytes: u64,

@@ -156,6 +156,7 @@ impl Flusher {
         for (id, held, place) in frames.drain(..) {
             match frame_written(&mut core, &held, &place) {
                 Some(written) => {
+                    core.note_written(&written);
                     self.written.insert(id, written);
                 }
                 None => {
@@ -228,6 +229,7 @@ impl Flusher {
         let mut core = self.shared.lock();
         for (id, _) in units {
             if let Some(w) = self.written.remove(&id).filter(|w| w.from.is_empty()) {
+                core.note_synced(&w);
                 core.counters.durable_objects += w.members.len() as u64;
                 core.counters.durable_bytes += w.bytes;
             }
@@ -242,6 +244,7 @@ impl Flusher {
         for (id, _) in units {
             let Some(w) = self.written.remove(&id) else { continue };
             if w.from.is_empty() {
+                core.note_synced(&w);
                 for (fingerprint, place) in w.members {
                     core.counters.lost_objects += u64::from(core.drop_ssd(fingerprint, place, None));
                 }

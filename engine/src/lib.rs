@@ -85,6 +85,7 @@ mod summary;
 mod tally;
 mod together;
 mod touched;
+mod unsaved;
 mod view;
 mod visibility;
 
@@ -102,7 +103,9 @@ pub use events::{Event, Events};
 pub use groups::{Group, GroupId};
 pub use hits::{HitPolicy, PagesFound, PagesQuery, PoolQuery};
 pub use open::OpenReport;
-pub use outcome::{Done, FlushReport, GetDone, GetOutcome, MissCause, PutDone, PutOutcome, Ticket, Tier};
+pub use outcome::{
+    CloseReport, Done, FlushReport, GetDone, GetOutcome, MissCause, PutDone, PutOutcome, Ticket, Tier,
+};
 pub use pagelith_io as io;
 pub use pagelith_io::buffer::AlignedBuf;
 pub use pagelith_io::registered::Registration;

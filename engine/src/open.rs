@@ -269,11 +269,26 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     let writer = match remote {
         Some(remote) => {
             let task = Writer::new(shared.clone(), Desk::new(remote.clone()));
-            Some(env.runtime.spawn("pagelith-remote", Box::new(task), remote.work.clone())?)
+            match env.runtime.spawn("pagelith-remote", Box::new(task), remote.work.clone()) {
+                Ok(writer) => Some(writer),
+                Err(fault) => {
+                    end_flusher(&shared, flusher);
+                    return Err(fault.into());
+                }
+            }
         }
         None => None,
     };
     Ok(Opened { shared, flusher, writer, report })
+}
+
+/// The store is not opened after all: its files are let go of.
+fn end_flusher(shared: &Shared, flusher: Option<Box<dyn Join>>) {
+    shared.lock().stopping = true;
+    shared.work.raise();
+    if let Some(flusher) = flusher {
+        flusher.join(shared.config.deadline());
+    }
 }
 
 fn open_volume(config: &ValidConfig, env: &Env) -> Result<OpenedVolume> {
@@ -343,6 +358,7 @@ fn recover_into(
         unqueued: BTreeMap::new(),
         health: Health::new(limits, now),
         unflushed_bytes: 0,
+        unsynced: (0, 0),
         appended_bytes: 0,
         tick_bytes,
         first_tick: collector.newest_tick() + 1,

@@ -5,7 +5,7 @@ use std::fmt;
 use pagelith_layouts::checksum::{Checksum, Checksums};
 
 use crate::batch::{Destination, Source};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::frames::FrameData;
 use crate::get::LiesOnSsd;
 use crate::hits::PagesFound;
@@ -158,6 +158,19 @@ pub enum Done {
     Exists(Vec<bool>),
     /// Of `submit_exists_groups`: one answer for the whole query.
     ExistsGroups(Result<PagesFound>),
+}
+
+/// How a store ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CloseReport {
+    /// What happened since the last flush.
+    pub flushed: FlushReport,
+    /// Objects that the store had, and that are not durable as it ends. 0 of a store without an SSD tier.
+    pub unsaved_objects: u64,
+    /// Their bytes.
+    pub unsaved_bytes: u64,
+    /// What kept the store from closing as it should: the time was up, or the tier takes nothing.
+    pub error: Option<Error>,
 }
 
 /// What a flush did.

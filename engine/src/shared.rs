@@ -179,7 +179,7 @@ impl Shared {
 
     /// The flusher's answer to request `id`, which is forgotten with it, or that the time is up; `None` as long as
     /// neither is so.
-    fn answer(&self, id: u64, deadline: Mono, what: &str) -> Option<Result<()>> {
+    pub fn answer(&self, id: u64, deadline: Mono, what: &str) -> Option<Result<()>> {
         let mut core = self.lock();
         let answer = core.answers.get(&id).cloned().flatten();
         let late = deadline.since(self.now()).is_zero();

@@ -18,7 +18,7 @@ use crate::events::{Events, PIECE};
 use crate::groups::{self, Group, GroupId};
 use crate::hits::{PagesFound, PagesQuery};
 use crate::open::OpenReport;
-use crate::outcome::{FlushReport, GetOutcome, PutOutcome};
+use crate::outcome::{CloseReport, FlushReport, GetOutcome, PutOutcome};
 use crate::pin::Pin;
 use crate::remote::Peer;
 use crate::scrub::{self, ScrubOptions, ScrubReport};
@@ -289,15 +289,31 @@ impl Store {
         }
     }
 
-    /// Flush, seal, write a checkpoint, and release everything. Sessions still in use find the store closed.
-    pub fn close(mut self) -> Result<FlushReport> {
-        close::close(&mut self)
+    /// Flush, seal, write a checkpoint, and release everything, within `close_timeout_ms`. Sessions still in use find the store
+    /// closed.
+    ///
+    /// # Errors
+    /// Not everything is durable; [`Store::close_within`] says how much.
+    pub fn close(self) -> Result<FlushReport> {
+        let timeout = self.close_timeout();
+        let report = self.close_within(timeout);
+        report.error.map_or(Ok(report.flushed), Err)
+    }
+
+    /// The setting `close_timeout_ms`.
+    pub fn close_timeout(&self) -> Duration {
+        self.shared.config.close_timeout()
+    }
+
+    /// As [`Store::close`], within `timeout`, and say what is not durable. A tier that is known to take nothing is not waited for.
+    pub fn close_within(mut self, timeout: Duration) -> CloseReport {
+        close::close(&mut self, timeout)
     }
 
     /// Drop the process's state without flushing: on SSD is what a crash at this moment leaves. Waits for
     /// writes under way, so that the directory can be opened again at once.
     pub fn abandon(mut self) {
-        close::stop(&mut self);
+        close::abandon(&mut self);
     }
 
     /// Run `body` with a pooled session.
@@ -323,7 +339,7 @@ fn take_pooled<T>(sessions: &mut Vec<(u64, T)>, here: u64) -> Option<T> {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        close::stop(self);
+        close::abandon(self);
     }
 }
 

@@ -129,10 +129,10 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("SSD.io = \"auto\"", "SSD.io", "is not a setting; did you mean ssd.io?"),
     ("staging.chunk-bytes = 1", "staging.chunk-bytes", "is not a setting; did you mean staging.chunk_bytes?"),
     ("read.zzz = 1", "read.zzz", "is not a setting; read has depth"),
-    ("qqqq = 1", "qqqq", "is not a setting; at the top are deadline_ms, namespaces_max, dram, ssd, remote, staging, groups, events, index, read, memory, log"),
-    ("[qqqq]", "qqqq", "is not a setting; at the top are deadline_ms, namespaces_max, dram, ssd, remote, staging, groups, events, index, read, memory, log"),
+    ("qqqq = 1", "qqqq", "is not a setting; at the top are deadline_ms, close_timeout_ms, namespaces_max, dram, ssd, remote, staging, groups, events, index, read, memory, log"),
+    ("[qqqq]", "qqqq", "is not a setting; at the top are deadline_ms, close_timeout_ms, namespaces_max, dram, ssd, remote, staging, groups, events, index, read, memory, log"),
     ("\"dram.bytes\" = 1", "\"dram.bytes\"", "is not a setting; did you mean dram.bytes, a key inside a table?"),
-    ("\"a\\nb\" = 1", "\"a\\nb\"", "is not a setting; at the top are deadline_ms, namespaces_max, dram, ssd, remote, staging, groups, events, index, read, memory, log"),
+    ("\"a\\nb\" = 1", "\"a\\nb\"", "is not a setting; at the top are deadline_ms, close_timeout_ms, namespaces_max, dram, ssd, remote, staging, groups, events, index, read, memory, log"),
     ("dram.bytes", "(file)", "is not TOML: key with no value, expected `=` line=3 column=11"),
     ("read.depth = 1\nread.depth = 2", "(file)", "is not TOML: duplicate key line=4 column=6"),
 ];

@@ -14,6 +14,7 @@ while a call works. The memory of a call is named by what has a buffer, by (addr
 from ._native import (
     BusyError,
     ClosedError,
+    CloseReport,
     DamagedError,
     DeniedError,
     Event,
@@ -43,6 +44,7 @@ from ._native import (
 
 __all__ = [
     "BusyError",
+    "CloseReport",
     "ClosedError",
     "DamagedError",
     "DeniedError",

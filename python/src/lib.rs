@@ -10,6 +10,7 @@
 )]
 
 mod call;
+mod closing;
 mod errors;
 mod events;
 mod group;
@@ -36,6 +37,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<outcome::GetOutcome>()?;
     module.add_class::<outcome::PutOutcome>()?;
     module.add_class::<outcome::FlushReport>()?;
+    module.add_class::<outcome::CloseReport>()?;
     module.add_class::<events::Event>()?;
     module.add_class::<hits::PoolQuery>()?;
     module.add_class::<hits::PagesFound>()?;

@@ -106,6 +106,46 @@ fn error<T>(outcome: &std::result::Result<T, Error>, py: Python<'_>) -> Option<P
     outcome.as_ref().err().map(|error| raised(error).into_value(py).into_any())
 }
 
+/// How a store ended: as a flush report, and what is not durable.
+#[pyclass(frozen, get_all, module = "pagelith")]
+pub struct CloseReport {
+    durable_objects: u64,
+    durable_bytes: u64,
+    refused_objects: u64,
+    lost_objects: u64,
+    unsaved_objects: u64,
+    unsaved_bytes: u64,
+    error: Option<String>,
+}
+
+#[pymethods]
+impl CloseReport {
+    fn __repr__(&self) -> String {
+        let (durable, unsaved, bytes) = (self.durable_objects, self.unsaved_objects, self.unsaved_bytes);
+        let error = self.error.as_ref().map(|error| format!(", error={error:?}")).unwrap_or_default();
+        format!(
+            "CloseReport(durable_objects={durable}, unsaved_objects={unsaved}, unsaved_bytes={bytes}{error})"
+        )
+    }
+}
+
+impl From<pagelith::CloseReport> for CloseReport {
+    fn from(report: pagelith::CloseReport) -> CloseReport {
+        let pagelith::CloseReport { flushed, unsaved_objects, unsaved_bytes, error } = report;
+        let pagelith::FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects } = flushed;
+        let error = error.map(|error| error.message);
+        CloseReport {
+            durable_objects,
+            durable_bytes,
+            refused_objects,
+            lost_objects,
+            unsaved_objects,
+            unsaved_bytes,
+            error,
+        }
+    }
+}
+
 /// What a flush made durable, and what became of the rest, since the report before.
 #[pyclass(frozen, get_all, module = "pagelith")]
 pub struct FlushReport {

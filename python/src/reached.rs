@@ -10,8 +10,8 @@ use pagelith::layouts::key::ObjectKey;
 use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
 use pagelith::{
-    Error, ErrorKind, Events, FlushReport, GetOutcome, GetSlice, Options, PagesFound, PagesQuery, Pin,
-    PutOutcome, PutSlice, Registration, Request, Result, Store, View,
+    CloseReport, Error, ErrorKind, Events, FlushReport, GetOutcome, GetSlice, Options, PagesFound,
+    PagesQuery, Pin, PutOutcome, PutSlice, Registration, Request, Result, Store, View,
 };
 
 /// Longest that a call to another process's store may take which names no timeout: as a store's own default.
@@ -241,11 +241,14 @@ impl Reached {
         }
     }
 
-    /// Close it. Nothing is flushed by a client that leaves.
-    pub fn close(self) -> Result<Option<FlushReport>> {
+    /// Close it within `timeout`, or what its configuration says. Nothing is flushed by a client that leaves.
+    pub fn close(self, timeout: Option<Duration>) -> Option<CloseReport> {
         match self {
-            Reached::Own(store) => store.close().map(Some),
-            Reached::Attached(_) => Ok(None),
+            Reached::Own(store) => {
+                let timeout = timeout.unwrap_or_else(|| store.close_timeout());
+                Some(store.close_within(timeout))
+            }
+            Reached::Attached(_) => None,
         }
     }
 }

@@ -13,13 +13,14 @@ use pagelith::{Config, PagesQuery};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
-use crate::call::{Gets, Puts, Request, Span, options, put_options, put_pages, puts, together};
+use crate::call::{Gets, Puts, Request, Span, options, put_options, put_pages, puts, seconds, together};
+use crate::closing::{Held, close_at_exit, close_once};
 use crate::errors::{ClosedError, ForkedError, InternalError, InvalidError, raised, refused};
 use crate::events::Event;
 use crate::group::Group;
 use crate::hits::{PagesFound, PoolQuery};
 use crate::keys::{Key, Namespace, Page, keys};
-use crate::outcome::{FlushReport, GetOutcome, PutOutcome};
+use crate::outcome::{CloseReport, FlushReport, GetOutcome, PutOutcome};
 use crate::pin::Pin;
 use crate::reached::Reached;
 use crate::registered::Registration;
@@ -30,7 +31,7 @@ use crate::view::View;
 /// thread may call it.
 #[pyclass(frozen, module = "pagelith")]
 pub struct Store {
-    store: Arc<RwLock<Option<Reached>>>,
+    store: Arc<Held>,
     submitted: Queue,
     process: u32,
 }
@@ -41,9 +42,11 @@ pub fn is_forked(process: u32) -> bool {
 }
 
 impl Store {
-    fn of(reached: Reached) -> Store {
+    fn of(py: Python<'_>, reached: Reached) -> PyResult<Store> {
         let store = Arc::new(RwLock::new(Some(reached)));
-        Store { store, submitted: Queue::default(), process: std::process::id() }
+        let process = std::process::id();
+        close_at_exit(py, &store, process)?;
+        Ok(Store { store, submitted: Queue::default(), process })
     }
 
     /// Do something with the store, without the interpreter's lock.
@@ -108,7 +111,7 @@ impl Store {
         let config = Config::builder().file(format, &text).env(std::env::vars_os());
         let config = config.validate(&facts).map_err(|error| refused(&error))?;
         let store = py.detach(|| pagelith::Store::open(config)).map_err(|error| raised(&error))?;
-        Ok(Store::of(Reached::Own(Box::new(store))))
+        Store::of(py, Reached::Own(Box::new(store)))
     }
 
     /// Attach to the store of another process, at `unix:PATH` or `tcp:HOST:PORT`, which knows this one by `key`, a name and a
@@ -121,7 +124,7 @@ impl Store {
         let key = key.map(|(name, secret)| SharedKey::new(&name, &secret)).transpose();
         let key = key.map_err(|error| wrong(&error))?;
         let attached = py.detach(|| Reached::attach(&address, key.as_ref()));
-        attached.map(Store::of).map_err(|error| raised(&error))
+        Store::of(py, attached.map_err(|error| raised(&error))?)
     }
 
     /// Let the store process that this is attached to look at `length` bytes at `address`, which are a shared mapping of the memfd `fd`
@@ -462,16 +465,18 @@ impl Store {
         Ok((told.events.into_iter().map(Event).collect(), told.lost))
     }
 
-    /// Flush, close and release everything, once every call under way has returned and every batch handed over has ended. `None` if it was closed before, or is
-    /// another process's, which goes on.
-    fn close(&self, py: Python<'_>) -> PyResult<Option<FlushReport>> {
+    /// Flush, close and release everything, once every call under way has returned and every batch handed over has ended. What comes
+    /// then takes at most `timeout` seconds, or the setting close_timeout_ms; the report says what is not durable. `None` if it was
+    /// closed before, or is another process's, which goes on.
+    #[pyo3(signature = (*, timeout=None))]
+    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<CloseReport>> {
         self.check_process()?;
+        let timeout = seconds("timeout", timeout)?;
         let closed = py.detach(|| {
             self.submitted.finish();
-            let store = self.store.write().unwrap_or_else(PoisonError::into_inner).take();
-            store.map_or(Ok(None), Reached::close)
+            close_once(&self.store, timeout)
         });
-        closed.map(|report| report.map(FlushReport::from)).map_err(|error| raised(&error))
+        Ok(closed.map(CloseReport::from))
     }
 
     fn __enter__(this: Py<Store>) -> Py<Store> {
@@ -480,7 +485,7 @@ impl Store {
 
     #[pyo3(signature = (*_raised))]
     fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) -> PyResult<()> {
-        self.close(py).map(drop)
+        self.close(py, None).map(drop)
     }
 }
 
@@ -489,9 +494,13 @@ impl Drop for Store {
         if is_forked(self.process) {
             // Its threads are not here to be waited for, and its files are the other process's.
             std::mem::forget(self.store.clone());
-        } else if self.submitted.is_used() {
+        } else if self.store.read().unwrap_or_else(PoisonError::into_inner).is_some() {
             // What is under way needs the interpreter's lock when it ends.
-            Python::attach(|py| py.detach(|| self.submitted.finish()));
+            let close = || {
+                self.submitted.finish();
+                close_once(&self.store, None);
+            };
+            Python::attach(|py| py.detach(close));
         }
     }
 }

@@ -11,12 +11,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use pagelith::io::threads::no_thread;
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict, PyList, PyTuple};
 
 use crate::call::seconds;
-use crate::errors::{ClosedError, ForkedError, InternalError};
+use crate::errors::{ClosedError, ForkedError, InternalError, raised};
 use crate::store::is_forked;
 
 /// Batches of one store that are under way at a time; the others wait.
@@ -69,10 +70,10 @@ impl Queue {
         if state.idle <= state.waiting.len() && state.threads < THREADS {
             let (work, first) = (self.0.clone(), state.threads == 0);
             let name = format!("pagelith-{}", state.threads);
-            let made = std::thread::Builder::new().name(name).spawn(move || work.go_on());
+            let made = std::thread::Builder::new().name(name.clone()).spawn(move || work.go_on());
             match made {
                 Ok(_) => state.threads += 1,
-                Err(error) if first => return Err(error.into()),
+                Err(error) if first => return Err(raised(&no_thread(&name, &error).into())),
                 Err(_) => {}
             }
         }

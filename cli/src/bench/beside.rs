@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use clap::ValueEnum;
 use pagelith::AlignedBuf;
 use pagelith::io::fused::{Copier, Piece, Stores};
+use pagelith::io::threads::no_thread;
 use pagelith::layouts::checksum::{BLOCK_BYTES, block_lengths, checksum};
 
 use super::{Op, Shape};
@@ -136,7 +137,7 @@ impl Copying {
         let (done, copied) = channel();
         // As the application's, of the store's side.
         let sources = filled(shape, shape.batch * (shape.depth + 1))?;
-        let thread = std::thread::spawn(move || {
+        let copying = move || {
             let mut sources = sources.iter().cycle();
             for mut pieces in next {
                 copy(&mut sources, &mut pieces);
@@ -144,7 +145,9 @@ impl Copying {
                     break;
                 }
             }
-        });
+        };
+        let thread = std::thread::Builder::new().spawn(copying);
+        let thread = thread.map_err(|error| std::io::Error::other(no_thread("copying", &error)))?;
         Ok(Copying { fresh: Some(fresh), copied, thread: Some(thread) })
     }
 

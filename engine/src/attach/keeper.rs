@@ -193,12 +193,13 @@ impl Keeper {
 
     /// From now on a task looks at the link, if there is a runtime for it.
     fn look_on(self: &Arc<Self>) {
-        let Some(runtime) = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take() else {
-            return;
-        };
+        let mut slot = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(runtime) = slot.take() else { return };
         let look = Box::new(Look(Arc::downgrade(self)));
         if let Err(error) = runtime.spawn("pagelith-keeper", look, Signal::default()) {
             tracing::warn!(%error, "nobody looks at the link that things are held over, but for the next call");
+            // Whoever takes something next tries again.
+            *slot = Some(runtime);
         }
     }
 

@@ -46,8 +46,9 @@ const DRAM_MAX: Size = Size::gib(64 << 10);
 const SSD_MAX: Size = Size::gib(1 << 20);
 const KIB_64: Size = Size::kib(64);
 
-static FIELDS: [Field; 40] = [
+static FIELDS: [Field; 41] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
+    row!(close_timeout_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
     row!(dram.bytes, Rule::SizeOrZero { min: KIB_64, max: DRAM_MAX }),
     row!(dram.policy, Rule::Choice(DramPolicy::NAMES)),

@@ -68,6 +68,10 @@ pub struct Config {
     /// The longest any call waits that is given no deadline of its own, in milliseconds. Default 30 000;
     /// 1 to 3 600 000. Lower it where a late hit is worse than a miss.
     pub deadline_ms: u64,
+    /// The longest that closing the store may take, in milliseconds: all that waits in memory is written within it.
+    /// Default 120 000; 1 to 3 600 000. Raise it for a large arena over a slow drive, and with it what the service
+    /// manager allows.
+    pub close_timeout_ms: u64,
     /// The most namespaces (model, revision, dtype, tenant, ...) the store knows at a time. Default 4096;
     /// 1 to 65 536. Raise it for many tenants; each costs a row in memory and in the manifest.
     pub namespaces_max: u32,
@@ -286,6 +290,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             deadline_ms: 30_000,
+            close_timeout_ms: 120_000,
             namespaces_max: 4096,
             dram: DramConfig::default(),
             ssd: SsdConfig::default(),

@@ -284,6 +284,11 @@ impl ValidConfig {
         Duration::from_millis(self.config.deadline_ms)
     }
 
+    /// The longest that closing may take.
+    pub fn close_timeout(&self) -> Duration {
+        Duration::from_millis(self.config.close_timeout_ms)
+    }
+
     /// The most namespaces at a time.
     pub fn namespaces_max(&self) -> u32 {
         self.config.namespaces_max

@@ -1,0 +1,93 @@
+//! How store processes end, and what they go on without.
+#![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
+
+mod common;
+
+use std::fs;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use common::serving::{Serving, command, json};
+use pagelith::config::Config;
+
+/// More than there are addresses: with it no thread can be started.
+const NO_STACK: (&str, &str) = ("RUST_MIN_STACK", "1125899906842624");
+
+fn attach(address: &str) -> Output {
+    let client = ["replay", "--json", "--object-bytes", "8KiB", "--requests", "100", "--attach", address];
+    command(&client).output().expect("run")
+}
+
+fn signal(server: &mut Serving, name: &str) {
+    let sent = Command::new("kill").args([name, &server.child.id().to_string()]).status();
+    assert!(sent.expect("run").success());
+}
+
+#[test]
+fn serve_that_is_hung_up_on_keeps_what_was_put() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = dir.path().join("store");
+    let flags = ["--listen", "tcp:127.0.0.1:0", "--ssd", "256MiB", "--dir", store.to_str().expect("text")];
+    for name in ["-HUP", "-INT", "-TERM"] {
+        let mut server = Serving::with(&flags);
+        let first = json(&attach(&server.address));
+        assert_eq!(first["prefix_hit_ratio"] == 1.0, name != "-HUP", "{name} {first}");
+        signal(&mut server, name);
+        server.says("unsaved_objects=0 unsaved_bytes=0");
+        assert_eq!(server.child.wait().expect("reaped").code(), Some(0), "{name}");
+    }
+}
+
+#[test]
+fn serve_under_nohup_goes_on_when_hung_up_on() {
+    let program = env!("CARGO_BIN_EXE_pagelith");
+    let mut nohup = common::without_settings(Command::new("nohup"));
+    nohup.args([program, "serve", "--dram", "8MiB", "--listen", "tcp:127.0.0.1:0"]).stderr(Stdio::piped());
+    let mut server = Serving::of(&mut nohup);
+    signal(&mut server, "-HUP");
+    json(&attach(&server.address));
+    signal(&mut server, "-TERM");
+    assert_eq!(server.child.wait().expect("reaped").code(), Some(0));
+}
+
+#[test]
+fn client_that_no_thread_can_be_started_for_is_refused_and_accepting_goes_on() {
+    let mut serve = command(&["serve", "--dram", "8MiB", "--listen", "tcp:127.0.0.1:0"]);
+    let mut server = Serving::of(serve.env(NO_STACK.0, NO_STACK.1).stderr(Stdio::piped()));
+    for _ in 0..2 {
+        let report = json(&attach(&server.address));
+        assert_eq!(report["wrong_bytes"], 0, "{report}");
+        server.says("no thread can be started; raise pids.max of the control group or RLIMIT_NPROC=");
+    }
+    signal(&mut server, "-TERM");
+    assert_eq!(server.child.wait().expect("reaped").code(), Some(0));
+}
+
+#[test]
+fn store_without_the_threads_it_needs_does_not_open() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = dir.path().join("store");
+    let flags = ["--dram", "8MiB", "--ssd", "64MiB", "--dir", store.to_str().expect("text")];
+    let serve = ["serve", "--listen", "tcp:127.0.0.1:0"];
+    for args in [&serve[..], &["replay", "--requests", "5"]] {
+        let mut command = command(&[args, &flags].concat());
+        let refused = command.env(NO_STACK.0, NO_STACK.1).output().expect("run");
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{said}");
+        assert!(said.contains("no thread can be started") && !said.contains("panicked"), "{said}");
+    }
+    // Nothing of it is left behind that keeps the next one out.
+    json(&command(&[&["replay", "--json", "--requests", "5"][..], &flags].concat()).output().expect("run"));
+}
+
+#[test]
+fn unit_file_allows_what_closing_may_take() {
+    let unit =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/pagelith.service")).expect("read");
+    let allowed = unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")).expect("a line");
+    let allowed = Duration::from_secs(allowed.parse().expect("seconds"));
+    let config = Config::default();
+    // Calls under way end first.
+    let needed = Duration::from_millis(config.deadline_ms + config.close_timeout_ms);
+    assert!(allowed > needed, "allowed={allowed:?} needed={needed:?}");
+}

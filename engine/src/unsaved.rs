@@ -1,0 +1,42 @@
+//! What would be lost if the store ended now.
+
+use pagelith_tiers::policy::FrameId;
+
+use crate::core::Core;
+use crate::flusher::Written;
+use crate::frames::Frame;
+use crate::index::Entry;
+
+impl Core {
+    /// Objects that are not durable, and their bytes: those that only DRAM holds, and those that no sync has covered. A look at
+    /// every frame. None without an SSD tier.
+    pub fn unsaved(&self) -> (u64, u64) {
+        let Some(ssd) = &self.ssd else { return (0, 0) };
+        let alive = self.frames.iter().filter(|(_, frame)| !frame.dead);
+        let counts = alive.map(|(id, frame)| self.only_in_dram(id, frame));
+        counts.fold(ssd.unsynced, |sum, count| (sum.0 + count.0, sum.1 + count.1))
+    }
+
+    fn only_in_dram(&self, id: FrameId, frame: &Frame) -> (u64, u64) {
+        let only_here = |e: &Entry| e.frame == Some(id.0) && e.ssd.is_none();
+        let members = frame.data.members.iter();
+        let left = members.filter(|m| self.index.find(m.fingerprint).any(|e| only_here(&e)));
+        left.fold((0, 0), |sum, m| (sum.0 + 1, sum.1 + m.extent.bytes))
+    }
+
+    /// Objects were written; no sync has covered them.
+    pub fn note_written(&mut self, written: &Written) {
+        if let Some(ssd) = self.ssd.as_mut() {
+            ssd.unsynced.0 += written.members.len() as u64;
+            ssd.unsynced.1 += written.bytes;
+        }
+    }
+
+    /// A sync has covered them, or they are given up.
+    pub fn note_synced(&mut self, written: &Written) {
+        if let Some(ssd) = self.ssd.as_mut() {
+            ssd.unsynced.0 = ssd.unsynced.0.saturating_sub(written.members.len() as u64);
+            ssd.unsynced.1 = ssd.unsynced.1.saturating_sub(written.bytes);
+        }
+    }
+}
