@@ -277,8 +277,10 @@ class PagelithL2Adapter(L2AdapterInterface):
         for tasks in (self._looks, self._loads, self._stores):
             tasks.drain()
         if self._pins is None:
-            self._locks.close()
-            self._store.close()
+            try:
+                self._locks.close()
+            finally:
+                self._store.close()
         else:
             # All pins of a store process end with its link: nobody waits for each.
             self._store.close()

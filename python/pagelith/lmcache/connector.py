@@ -217,7 +217,11 @@ class PagelithConnector(RemoteConnector):
         return []
 
     async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(None, self._store.close)
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self._store.close)
+        finally:
+            # For lack of a thread; closing twice is nothing.
+            self._store.close()
 
     def _note(self, what: str, outcomes: Sequence[Any]) -> None:
         told = [outcome.error for outcome in outcomes if outcome.error is not None]

@@ -8,6 +8,8 @@ from typing import Any, Generic, TypeVar
 
 from lmcache.v1.platform import create_event_notifier
 
+from ..threads import submit
+
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
@@ -31,9 +33,10 @@ class Tasks(Generic[_Result]):
         with self._lock:
             self._open += 1
         try:
-            self._threads.submit(self._run, task, body, failed)
-        except RuntimeError:
-            # They were shut down: what was given is reported all the same.
+            submit(self._threads, self._run, task, body, failed)
+        except RuntimeError as error:
+            # They were shut down, or there is no thread: what was given is reported all the same.
+            logger.warning("pagelith: a %s task was not begun: %s", self._name, error)
             self._end(task, failed())
 
     def _run(self, task: int, body: Callable[[], _Result], failed: Callable[[], _Result]) -> None:

@@ -471,8 +471,10 @@ class HiCache(HiCacheStorage):
         return metrics
 
     def close(self) -> None:
-        self._listening.close()
-        self._store.close()
+        try:
+            self._listening.close()
+        finally:
+            self._store.close()
         for registration in self._registered:
             registration.release()
 

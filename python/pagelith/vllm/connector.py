@@ -82,9 +82,12 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
     def shutdown(self) -> None:
         if self._asking is not None:
             self._asking.shutdown(wait=True)
-        for side in (self._scheduler, self._worker):
-            if side is not None:
-                side.close()
+        try:
+            if self._scheduler is not None:
+                self._scheduler.close()
+        finally:
+            if self._worker is not None:
+                self._worker.close()
 
     # The worker's side.
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from ..threads import submit
+
 logger = logging.getLogger(__name__)
 
 
@@ -21,7 +23,14 @@ class Saving:
             logged(body)
         else:
             self._pending = [one for one in self._pending if not one[0].done()]
-            self._pending.append((self._thread.submit(logged, body), frozenset(blocks)))
+            try:
+                save = submit(self._thread, logged, body)
+            except RuntimeError:
+                # There is no thread for it.
+                logged(body)
+                return
+            if save is not None:
+                self._pending.append((save, frozenset(blocks)))
 
     def leave(self, blocks: Collection[int]) -> None:
         """Return when no save reads any of these blocks."""

@@ -19,6 +19,7 @@ import pagelith
 from ..identity import Identity, admit
 from ..identity.vllm import TOLD
 from ..settings import PoolSettings, number, of_type
+from ..threads import submit
 from .events import EVENTS_MAX, Told
 from .hashes import Missed, page_of
 
@@ -145,9 +146,10 @@ class PagelithTier(SecondaryTierManager):
         with self._settled:
             self._open += 1
         try:
-            threads.submit(self._run, job.job_id, keys, rows, body)
-        except RuntimeError:
-            # It was shut down: what was given is reported all the same.
+            submit(threads, self._run, job.job_id, keys, rows, body)
+        except RuntimeError as error:
+            # They were shut down, or there is no thread: what was given is reported all the same.
+            logger.warning("pagelith: a job of %d chunks was not begun: %s", len(keys), error)
             self._end(job.job_id, keys, [False] * len(keys), 0.0)
 
     def _run(self, job_id: int, keys: list[Any], rows: list[tuple[int, int]], body: Callable[..., list[bool]]) -> None:
@@ -231,11 +233,13 @@ class PagelithTier(SecondaryTierManager):
             self._settled.wait_for(lambda: self._open == 0)
 
     def shutdown(self) -> None:
-        for threads in (self._reads, self._writes):
-            threads.shutdown(wait=True)
-        if self._looks is not None:
-            self._looks.shutdown()
-        self._store.close()
+        try:
+            for threads in (self._reads, self._writes):
+                threads.shutdown(wait=True)
+            if self._looks is not None:
+                self._looks.shutdown()
+        finally:
+            self._store.close()
         for registration in self._registered:
             registration.release()
 

@@ -11,6 +11,7 @@ from typing import Any
 import pagelith
 
 from ..settings import joined
+from ..threads import submit
 from .hashes import page_of
 from .messages import Load, Named, Paged, Plan, Report, Step
 from .names import keys_of
@@ -89,7 +90,11 @@ class Worker:
             if self._threads is None:
                 self._loaded(load, objects, self._read(load, objects, self._own))
             else:
-                self._threads.submit(self._read_later, load, objects, self._own.told())
+                try:
+                    submit(self._threads, self._read_later, load, objects, self._own.told())
+                except RuntimeError as error:
+                    logger.warning("pagelith: %d pages are not read: %s", len(load.pages), error)
+                    self._done.put((load, objects, [False] * len(objects)))
 
     def _read_later(self, load: Load, objects: list[Object], after: Any) -> None:
         memory, whole = self._memory.get(), [False] * len(objects)

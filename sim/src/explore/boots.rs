@@ -241,7 +241,7 @@ impl Run<'_> {
                 self.oracle.may_all_be_dropped();
             }
             let deadline = self.plan.setup.deadline();
-            // The flush, the checkpoint and the end of the background task have a deadline each.
+            // Closing has a deadline, which is the same here, and the ends of background tasks a moment each.
             self.check_time("close", took, deadline * 3);
         }
         self.sums.clean_reboots += 1;

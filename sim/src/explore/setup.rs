@@ -118,7 +118,8 @@ impl Setup {
 
     /// The configuration.
     pub fn config(&self) -> ValidConfig {
-        let mut c = Config { deadline_ms: self.deadline_ms, namespaces_max: 8, ..Config::default() };
+        let (deadline_ms, close_timeout_ms) = (self.deadline_ms, self.deadline_ms);
+        let mut c = Config { deadline_ms, close_timeout_ms, namespaces_max: 8, ..Config::default() };
         c.groups.deadline_ms = self.group_ms;
         // With equal fingerprints an event may name another of its group.
         c.events.max = if self.constant { 0 } else { EVENTS_MAX };
