@@ -151,24 +151,25 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         false => Some(Arc::new(Remote::new(peers)?)),
     };
     let began = env.clock.now();
-    let mut ssd = match (&env.disk, config.has_ssd()) {
-        (Some(_), true) => Some(open_volume(&config, &env)?),
-        _ => None,
-    };
     let arena = if config.dram_shared() { Arena::shared } else { Arena::new };
     let arena =
         arena(config.arena_bytes()).map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
     let index = Index::new(config.max_objects()).map_err(|e| Error::new(ErrorKind::Busy, e.to_string()))?;
     let headers = Headers::new(config.headers_bytes())
         .map_err(|e| Error::new(ErrorKind::Busy, format!("ssd.headers_bytes: {e}")))?;
+    let staging = StagingPool::new(config.staging_bytes() as usize)
+        .map_err(|e| Error::new(ErrorKind::Busy, format!("staging.bytes: {e}")))?;
+    // Behind all memory: where there is none, no file is made.
+    let mut ssd = match (&env.disk, config.has_ssd()) {
+        (Some(_), true) => Some(open_volume(&config, &env)?),
+        _ => None,
+    };
     if config.dram_prefault() {
         let all =
             || arena.memory.prefault().and_then(|()| index.prefault()).and_then(|()| headers.prefault());
         let bytes = config.memory_plan().total;
         all().map_err(|e| Error::new(ErrorKind::Busy, format!("dram.prefault: {e} bytes={bytes}")))?;
     }
-    let staging = StagingPool::new(config.staging_bytes() as usize)
-        .map_err(|e| Error::new(ErrorKind::Busy, format!("staging.bytes: {e}")))?;
     // A frame has a block of the arena at least, also one that is on its way out.
     let frame_numbers = (config.arena_bytes() / ALIGN).min(u64::from(FRAME_MAX) + 1) as usize;
     let touches =

@@ -11,6 +11,8 @@ One call is one batch; each object of it has an outcome of its own, and a miss r
 while a call works. The memory of a call is named by what has a buffer, by (address, length), or by lists of those.
 """
 
+# Here, and not when the first store is opened: a fork meanwhile would find it half imported.
+from . import _log  # noqa: F401
 from ._native import (
     BusyError,
     ClosedError,
@@ -28,6 +30,7 @@ from ._native import (
     Key,
     Namespace,
     NoSpaceError,
+    OpenReport,
     PagelithError,
     PagesFound,
     Pin,
@@ -59,6 +62,7 @@ __all__ = [
     "Key",
     "Namespace",
     "NoSpaceError",
+    "OpenReport",
     "PagelithError",
     "PagesFound",
     "Pin",

@@ -1,7 +1,6 @@
 """What engines' configurations say of the store: the keys that all adapters have, their types, and what contradicts what."""
 
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
@@ -18,9 +17,19 @@ def of_type(kind: type, words: str, default: Any) -> Any:
     return field(default=default, metadata={"kind": kind, "words": words})
 
 
-def number(default: int) -> Any:
-    """A key whose value is a whole number, at least 1."""
-    return of_type(int, "a whole number, at least 1", default)
+def number(default: int, most: int = 1 << 40) -> Any:
+    """A key whose value is a whole number from 1 to `most`."""
+    return field(default=default, metadata={"kind": int, "words": f"a whole number, at least 1 and at most {most}", "most": most})
+
+
+def milliseconds(default: int) -> Any:
+    """A key that bounds a wait: as long as `deadline_ms` of a store may be."""
+    return number(default, 3_600_000)
+
+
+def threads(default: int) -> Any:
+    """A key whose value is a number of threads."""
+    return number(default, 1024)
 
 
 @dataclass(frozen=True)
@@ -38,18 +47,20 @@ class StoreSettings:
     tenant: str = of_type(str, "a string", "")
     revision: str = of_type(str, "a string", "")
     # Longest that a write waits for room in a full store, and a read for its bytes.
-    put_wait_ms: int = number(50)
-    get_timeout_ms: int = number(30000)
+    put_wait_ms: int = milliseconds(50)
+    get_timeout_ms: int = milliseconds(30000)
 
     @classmethod
     def read(cls: type[_Settings], where: str, given: Mapping[str, Any]) -> _Settings:
         """The settings; all problems in one error, which says `where` they are."""
+        if not isinstance(given, Mapping):
+            raise ValueError(f"{where} for pagelith: it is a dictionary, not {given!r}")
         known = {f.name: f for f in fields(cls)}
         problems = [f"{name!r} is no key of it (there are {', '.join(known)})" for name in given if name not in known]
         for name, value in given.items():
-            kind = known[name].metadata.get("kind") if name in known else None
-            if kind is not None and not _is(kind, value):
-                problems.append(f"{name!r} is {known[name].metadata['words']}, not {value!r}")
+            about = known[name].metadata if name in known else {}
+            if "kind" in about and not _is(about, value):
+                problems.append(f"{name!r} is {about['words']}, not {value!r}")
         settings = cls(**{name: value for name, value in given.items() if name in known})
         problems += settings._contradictions()
         if problems:
@@ -62,29 +73,29 @@ class StoreSettings:
             problems.append("it takes 'store' (a store in this process) or 'attach' (a store process), one of the two")
         if (self.key_name is None) != (self.key_file is None) or (self.key_name and not self.attach):
             problems.append("'key_name' and 'key_file' go together, and with 'attach'")
-        if isinstance(self.store, dict) and not isinstance(self.store.get("ssd", {}), dict):
-            problems.append(f"'store.ssd' is a dictionary, not {self.store['ssd']!r}")
         return problems
 
     def open(self, part: str, events_max: int = 0) -> Store:
-        """The store: one in this process has directories of its own, named `part`, and keeps so many events, or what `store` says."""
+        """The store: one in this process has directories of its own, named `part`, and keeps so many events, or what `store` says.
+
+        What `store` says is validated by `Store`, and not looked at here: nothing is made before it is right.
+        """
         if self.attach is not None:
             return Store.attach(self.attach, key=self._key())
         store = dict(self.store or {})
-        if "ssd" in store:
-            dirs = [os.path.join(directory, part) for directory in store["ssd"].get("dirs", [])]
-            for directory in dirs:
-                os.makedirs(directory, exist_ok=True)
-            store["ssd"] = {**store["ssd"], "dirs": dirs}
-        if events_max:
-            store["events"] = {"max": events_max, **store.get("events", {})}
-        return Store(store)
+        events = store.get("events", {})
+        if events_max and isinstance(events, dict):
+            store["events"] = {"max": events_max, **events}
+        return Store(store, subdirectory=part)
 
     def _key(self) -> tuple[str, bytes] | None:
         if self.key_name is None or self.key_file is None:
             return None
-        with open(self.key_file, "rb") as file:
-            return self.key_name, file.read().strip()
+        try:
+            with open(self.key_file, "rb") as file:
+                return self.key_name, file.read().strip()
+        except OSError as error:
+            raise ValueError(f"'key_file' cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -117,7 +128,7 @@ def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _is(kind: type, value: Any) -> bool:
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    return isinstance(value, kind)
+def _is(about: Mapping[str, Any], value: Any) -> bool:
+    if about["kind"] is int:
+        return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= about["most"]
+    return isinstance(value, about["kind"])

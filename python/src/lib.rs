@@ -16,7 +16,9 @@ mod events;
 mod group;
 mod hits;
 mod keys;
+mod log;
 mod memory;
+mod opening;
 mod outcome;
 mod pin;
 mod reached;
@@ -42,11 +44,18 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<hits::PoolQuery>()?;
     module.add_class::<hits::PagesFound>()?;
     module.add_class::<call::Request>()?;
+    module.add_class::<opening::OpenReport>()?;
     module.add_class::<store::Store>()?;
     module.add_class::<submitted::Submitted>()?;
     module.add_class::<group::Group>()?;
     module.add_class::<pin::Pin>()?;
     module.add_class::<registered::Registration>()?;
     module.add_class::<view::View>()?;
+    // Not by `add_function`, which would export them.
+    module.setattr("_log_begin", wrap_pyfunction!(log::_log_begin, module)?)?;
+    module.setattr("_log_wake", wrap_pyfunction!(log::_log_wake, module)?)?;
+    module.setattr("_log_take", wrap_pyfunction!(log::_log_take, module)?)?;
+    module.setattr("_log_hold", wrap_pyfunction!(log::_log_hold, module)?)?;
+    module.setattr("_log_go_on", wrap_pyfunction!(log::_log_go_on, module)?)?;
     Ok(())
 }

@@ -5,21 +5,22 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use pagelith::config::{ConfigFormat, Facts};
+use pagelith::PagesQuery;
 use pagelith::io::shm::{Region, keep_length};
 use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key as SharedKey;
-use pagelith::{Config, PagesQuery};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyTuple};
 
 use crate::call::{Gets, Puts, Request, Span, options, put_options, put_pages, puts, seconds, together};
 use crate::closing::{Held, close_at_exit, close_once};
-use crate::errors::{ClosedError, ForkedError, InternalError, InvalidError, raised, refused};
+use crate::errors::{ClosedError, ForkedError, InternalError, InvalidError, raised};
 use crate::events::Event;
 use crate::group::Group;
 use crate::hits::{PagesFound, PoolQuery};
 use crate::keys::{Key, Namespace, Page, keys};
+use crate::log;
+use crate::opening::{self, OpenReport};
 use crate::outcome::{CloseReport, FlushReport, GetOutcome, PutOutcome};
 use crate::pin::Pin;
 use crate::reached::Reached;
@@ -34,6 +35,7 @@ pub struct Store {
     store: Arc<Held>,
     submitted: Queue,
     process: u32,
+    report: Option<Py<OpenReport>>,
 }
 
 /// Whether this is a fork of the process in which something was opened: its threads are not here.
@@ -42,11 +44,11 @@ pub fn is_forked(process: u32) -> bool {
 }
 
 impl Store {
-    fn of(py: Python<'_>, reached: Reached) -> PyResult<Store> {
+    fn of(py: Python<'_>, reached: Reached, report: Option<Py<OpenReport>>) -> PyResult<Store> {
         let store = Arc::new(RwLock::new(Some(reached)));
         let process = std::process::id();
         close_at_exit(py, &store, process)?;
-        Ok(Store { store, submitted: Queue::default(), process })
+        Ok(Store { store, submitted: Queue::default(), process, report })
     }
 
     /// Do something with the store, without the interpreter's lock.
@@ -87,31 +89,29 @@ impl Store {
 #[pymethods]
 impl Store {
     /// Open a store. `config` is a dictionary of settings, or a path of a file of them (.toml or .json); variables
-    /// PAGELITH_... of the environment go before both.
+    /// PAGELITH_... of the environment go before both. With `subdirectory` it lies in the directories of that name below `ssd.dirs`.
     #[new]
-    #[pyo3(signature = (config=None))]
-    fn new(py: Python<'_>, config: Option<Bound<'_, PyAny>>) -> PyResult<Store> {
-        let (format, text) = match &config {
-            None => (ConfigFormat::Json, "{}".to_owned()),
-            Some(given) => match given.cast::<PyDict>() {
-                Ok(settings) => {
-                    let text = py.import("json")?.call_method1("dumps", (settings,))?.extract()?;
-                    (ConfigFormat::Json, text)
-                }
-                Err(_) => {
-                    let path: PathBuf = given.extract()?;
-                    let format = ConfigFormat::of_path(&path).ok_or_else(|| {
-                        InvalidError::new_err(format!("is neither .toml nor .json path={}", path.display()))
-                    })?;
-                    (format, std::fs::read_to_string(&path)?)
-                }
-            },
-        };
-        let facts = Facts::of_this_machine().map_err(|error| raised(&error))?;
-        let config = Config::builder().file(format, &text).env(std::env::vars_os());
-        let config = config.validate(&facts).map_err(|error| refused(&error))?;
-        let store = py.detach(|| pagelith::Store::open(config)).map_err(|error| raised(&error))?;
-        Store::of(py, Reached::Own(Box::new(store)))
+    #[pyo3(signature = (config=None, *, subdirectory=None))]
+    fn new(py: Python<'_>, config: Option<Bound<'_, PyAny>>, subdirectory: Option<&str>) -> PyResult<Store> {
+        let config = opening::config(config.as_ref(), subdirectory)?;
+        log::begin(py)?;
+        let opened = py.detach(|| pagelith::Store::open(config));
+        log::deliver(py);
+        let store = opened.map_err(|error| raised(&error))?;
+        let report = Py::new(py, OpenReport::of(py, store.opened())?)?;
+        Store::of(py, Reached::Own(Box::new(store)), Some(report))
+    }
+
+    /// What opening the store found; `None` of another process's.
+    #[getter]
+    fn opened(&self) -> Option<&Py<OpenReport>> {
+        self.report.as_ref()
+    }
+
+    /// With how many bytes (`ssd.bytes`) the store was made that lies in a directory; `None` if there is none.
+    #[staticmethod]
+    fn bytes_in(directory: PathBuf) -> Option<u64> {
+        opening::bytes_in(&directory)
     }
 
     /// Attach to the store of another process, at `unix:PATH` or `tcp:HOST:PORT`, which knows this one by `key`, a name and a
@@ -123,8 +123,10 @@ impl Store {
         let address: Address = address.parse().map_err(|error| wrong(&error))?;
         let key = key.map(|(name, secret)| SharedKey::new(&name, &secret)).transpose();
         let key = key.map_err(|error| wrong(&error))?;
+        log::begin(py)?;
         let attached = py.detach(|| Reached::attach(&address, key.as_ref()));
-        Store::of(py, attached.map_err(|error| raised(&error))?)
+        log::deliver(py);
+        Store::of(py, attached.map_err(|error| raised(&error))?, None)
     }
 
     /// Let the store process that this is attached to look at `length` bytes at `address`, which are a shared mapping of the memfd `fd`
@@ -385,7 +387,9 @@ impl Store {
     #[pyo3(signature = (*, timeout=None))]
     fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<FlushReport> {
         let options = options(None, 0, timeout)?;
-        let report = self.with(py, |store| store.flush(options))?;
+        let report = self.with(py, |store| store.flush(options));
+        log::deliver(py);
+        let report = report?;
         report.map(FlushReport::from).map_err(|error| raised(&error))
     }
 
@@ -476,6 +480,7 @@ impl Store {
             self.submitted.finish();
             close_once(&self.store, timeout)
         });
+        log::deliver(py);
         Ok(closed.map(CloseReport::from))
     }
 

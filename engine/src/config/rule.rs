@@ -12,6 +12,16 @@ use super::size::Size;
 /// Most directories (drives) of one store.
 pub(super) const DIRS_MAX: usize = 64;
 
+/// Paths that only a shell would expand, and a store would make as they are spelled.
+mod shell {
+    pub(super) const REMEDY: &str =
+        "only a shell expands that, give the whole path (./ before a name that begins so)";
+
+    pub(super) fn expands(path: &str) -> bool {
+        path.starts_with('~') || path.starts_with('$')
+    }
+}
+
 /// The range of a setting.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Rule {
@@ -135,7 +145,7 @@ impl Rule {
             (Rule::RatioAboveZero { max }, Value::Ratio(ratio)) => *ratio > 0.0 && *ratio <= *max,
             (Rule::Dirs, Value::Dirs(dirs)) => return self.check_dirs(dirs),
             (Rule::Peers, Value::Peers(peers)) => return self.unless(&peer::faults(peers)),
-            (Rule::File, Value::File(path)) => path.to_str().is_some_and(|path| !path.is_empty()),
+            (Rule::File, Value::File(path)) => return self.check_file(path),
             // Flags and choices are right by their type, and an optional setting may be unset.
             _ => true,
         };
@@ -153,6 +163,9 @@ impl Rule {
                 None => faults.push(format!("entry {number} is not UTF-8")),
                 Some("") => faults.push(format!("entry {number} is empty")),
                 Some(text) if text.contains('\0') => faults.push(format!("entry {number} holds a NUL")),
+                Some(text) if shell::expands(text) => {
+                    faults.push(format!("entry {number} is {}: {}", quoted(text), shell::REMEDY));
+                }
                 // `Path` compares by component, so "/a/" and "/a/./" are "/a". Links and ".." are not
                 // followed here (no file is touched): the lock on the data files refuses those.
                 Some(text) if !seen.insert(dir.as_path()) => {
@@ -162,6 +175,16 @@ impl Rule {
             }
         }
         self.unless(&faults)
+    }
+
+    fn check_file(&self, path: &Path) -> Result<(), String> {
+        match path.to_str() {
+            Some(text) if shell::expands(text) => {
+                Err(format!("must be {self}, got={}: {}", quoted(text), shell::REMEDY))
+            }
+            Some(text) if !text.is_empty() => Ok(()),
+            _ => Err(format!("must be {self}, got={path:?}")),
+        }
     }
 
     fn unless(&self, faults: &[String]) -> Result<(), String> {

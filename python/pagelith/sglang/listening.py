@@ -27,9 +27,12 @@ class Listening:
         self._publisher: Publisher | None = None
         if self._config is not None:
             # Here, and not above: without events it does not matter where SGLang has what they need.
-            from .publisher import publishes
+            from .publisher import Publisher, publishes
 
             self._on = publishes(self._config)
+            if self._on:
+                # It refuses what it cannot publish: before a store is made.
+                self._publisher = Publisher(self._config)
 
     @property
     def events_max(self) -> int:
@@ -37,7 +40,7 @@ class Listening:
         return EVENTS_MAX if self._on else 0
 
     def begin(self, store: pagelith.Store, anchor: Callable[[], pagelith.Key | None]) -> None:
-        """Listen to the store from here on. What is wrong with how it is to be published is raised."""
+        """Listen to the store from here on."""
         if not self._on:
             return
         try:
@@ -47,15 +50,11 @@ class Listening:
                 f"pagelith has no events to tell of pages: {error}. Set events.max of the store (PAGELITH_EVENTS__MAX={EVENTS_MAX} for"
                 f" `pagelith serve`), or leave 'enable_kv_events' and 'kv_events_config' out {_WHERE}"
             ) from error
-        if self._config is not None:
-            from .publisher import Publisher
-
-            self._publisher = Publisher(self._told, self._config)
 
     def publish(self, page_tokens: int) -> None:
         """All pools are known: what is told can be published, if it is to be."""
-        if self._publisher is not None:
-            self._publisher.start(page_tokens)
+        if self._publisher is not None and self._told is not None:
+            self._publisher.start(self._told, page_tokens)
 
     def take(self) -> list[PageEvent]:
         if self._told is None or self._publisher is not None:

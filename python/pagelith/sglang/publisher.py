@@ -38,8 +38,9 @@ def publishes(config: Mapping[str, Any]) -> bool:
 class Publisher:
     """Publishes what is told, from a thread of its own, between its start and its end."""
 
-    def __init__(self, told: PagesTold, config: Mapping[str, Any]) -> None:
-        self._told, self._page_tokens = told, 0
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._told: PagesTold | None = None
+        self._page_tokens = 0
         parallel = get_parallel()
         rank = select_kv_publisher_dp_rank(parallel.attn_dp_size, parallel.attn_dp_rank, parallel.dp_rank)
         self._sink = EventPublisherFactory.create(json.dumps(dict(config)), rank)
@@ -47,26 +48,27 @@ class Publisher:
         self._failing = False
         self._thread = threading.Thread(target=self._run, name="pagelith-events", daemon=True)
 
-    def start(self, page_tokens: int) -> None:
-        self._page_tokens = page_tokens
+    def start(self, told: PagesTold, page_tokens: int) -> None:
+        self._told, self._page_tokens = told, page_tokens
         self._thread.start()
 
     def close(self) -> None:
         """Publish what is left, and that nothing is within reach any more."""
         self._end.set()
-        if self._thread.ident is not None:
+        if self._told is not None:
             self._thread.join()
-            self._publish()
+            self._publish(self._told)
             self._send(self._told.end())
         self._sink.shutdown()
 
     def _run(self) -> None:
+        assert self._told is not None
         while not self._end.wait(_PAUSE):
-            self._publish()
+            self._publish(self._told)
 
-    def _publish(self) -> None:
+    def _publish(self, told: PagesTold) -> None:
         try:
-            events = self._told.take()
+            events = told.take()
             self._failing = False
         except PagelithError:
             # Once, and not ten times a second.

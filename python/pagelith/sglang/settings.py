@@ -23,5 +23,7 @@ class Settings(PoolSettings):
 
     @staticmethod
     def of(extra: Mapping[str, Any] | None) -> "Settings":
-        given = {name: value for name, value in (extra or {}).items() if name not in _OF_SGLANG}
+        given = {} if extra is None else extra
+        if isinstance(given, Mapping):
+            given = {name: value for name, value in given.items() if name not in _OF_SGLANG}
         return Settings.read("--hicache-storage-backend-extra-config", given)

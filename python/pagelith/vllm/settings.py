@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
-from ..settings import PoolSettings, number, of_type
+from ..settings import PoolSettings, milliseconds, number, of_type, threads
 from .pools import LAST, STATE, WHOLE, spec_of
 
 
@@ -14,10 +14,10 @@ class ConnectorSettings(PoolSettings):
     """The keys of the connector."""
 
     # Longest that a look-up may take, of which the scheduler waits for each.
-    exists_timeout_ms: int = number(100)
+    exists_timeout_ms: int = milliseconds(100)
     # Load in threads, while other requests are computed. Unset: where vLLM takes failures of other loads alone.
     load_async: bool | None = of_type(bool, "true or false", None)
-    read_threads: int = number(2)
+    read_threads: int = threads(2)
     # Save in a thread, while the next step is computed.
     save_async: bool = of_type(bool, "true or false", False)
     # Host memory through which caches on a device are copied, for saves and for each reading thread.

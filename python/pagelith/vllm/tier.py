@@ -18,7 +18,7 @@ import pagelith
 
 from ..identity import Identity, admit
 from ..identity.vllm import TOLD
-from ..settings import PoolSettings, number, of_type
+from ..settings import PoolSettings, milliseconds, of_type, threads
 from ..threads import submit
 from .events import EVENTS_MAX, Told
 from .hashes import Missed, page_of
@@ -39,9 +39,9 @@ _UNTOLD = Identity(
 class Settings(PoolSettings):
     """The keys of a tier's entry in `secondary_tiers`."""
 
-    put_wait_ms: int = number(1000)
-    read_threads: int = number(2)
-    write_threads: int = number(1)
+    put_wait_ms: int = milliseconds(1000)
+    read_threads: int = threads(2)
+    write_threads: int = threads(1)
     enable_kv_events: bool = of_type(bool, "true or false", False)
     locality: str | None = of_type(str, '"LOCAL" or "REMOTE"', None)
 

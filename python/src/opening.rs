@@ -1,0 +1,209 @@
+//! What a store is opened with, and what opening it found.
+
+use std::path::{Component, Path, PathBuf};
+
+use pagelith::config::{ConfigFormat, Facts};
+use pagelith::io::disk::Side;
+use pagelith::layouts::{manifest, names};
+use pagelith::{Config, ValidConfig};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use serde_json::{Map, Value};
+
+use crate::errors::{InvalidError, raised, refused};
+
+/// Dictionaries and lists within each other: more than any setting has.
+const DEPTH_MAX: usize = 16;
+
+/// The settings that Python gave, validated: nothing is made before. With `subdirectory` each of the store's directories is the one of that
+/// name in what `ssd.dirs` says.
+pub fn config(given: Option<&Bound<'_, PyAny>>, subdirectory: Option<&str>) -> PyResult<ValidConfig> {
+    let (format, text) = match given {
+        None => (ConfigFormat::Json, "{}".to_owned()),
+        Some(given) if given.is_instance_of::<PyDict>() => {
+            (ConfigFormat::Json, value(given, "", 0)?.to_string())
+        }
+        Some(given) => {
+            let path: PathBuf = given.extract()?;
+            let format = ConfigFormat::of_path(&path).ok_or_else(|| {
+                InvalidError::new_err(format!("is neither .toml nor .json path={}", path.display()))
+            })?;
+            (format, std::fs::read_to_string(&path)?)
+        }
+    };
+    if let Some(name) = subdirectory {
+        let mut parts = Path::new(name).components();
+        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name) {
+            return Err(InvalidError::new_err(format!("is no name of a directory subdirectory={name:?}")));
+        }
+    }
+    let facts = Facts::of_this_machine().map_err(|error| raised(&error))?;
+    let config = Config::builder().file(format, &text).env(std::env::vars_os()).set(|config| {
+        for dir in config.ssd.dirs.iter_mut().filter(|dir| !dir.as_os_str().is_empty()) {
+            dir.extend(subdirectory);
+        }
+    });
+    config.validate(&facts).map_err(|error| refused(&error))
+}
+
+/// A value of Python's as one of JSON; what JSON has not is named by its setting.
+fn value(given: &Bound<'_, PyAny>, at: &str, depth: usize) -> PyResult<Value> {
+    let wrong = |what: &str| {
+        let kind = given.get_type().name().map_or_else(|_| String::new(), |name| name.to_string());
+        InvalidError::new_err(format!(
+            "{}: {what}, got={kind}",
+            if at.is_empty() { "(settings)" } else { at }
+        ))
+    };
+    if depth > DEPTH_MAX {
+        return Err(wrong("no setting lies so deep"));
+    }
+    if given.is_none() {
+        Ok(Value::Null)
+    } else if given.is_instance_of::<PyBool>() {
+        Ok(Value::Bool(given.extract()?))
+    } else if given.is_instance_of::<PyString>() {
+        Ok(Value::String(given.extract()?))
+    } else if given.is_instance_of::<PyFloat>() {
+        let number: f64 = given.extract()?;
+        Ok(serde_json::Number::from_f64(number)
+            .map_or_else(|| Value::String(number.to_string()), Value::Number))
+    } else if let Ok(dict) = given.cast::<PyDict>() {
+        let mut table = Map::new();
+        for (key, entry) in dict.iter() {
+            let Ok(name) = key.extract::<String>() else {
+                return Err(wrong("a name of a setting must be a string"));
+            };
+            let at = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
+            table.insert(name, value(&entry, &at, depth + 1)?);
+        }
+        Ok(Value::Object(table))
+    } else if given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>() {
+        given
+            .try_iter()?
+            .map(|entry| value(&entry?, at, depth + 1))
+            .collect::<PyResult<_>>()
+            .map(Value::Array)
+    } else if given.is_instance_of::<PyInt>() || given.hasattr("__index__")? {
+        let whole =
+            given.extract::<u64>().map(Value::from).or_else(|_| given.extract::<i64>().map(Value::from));
+        whole.map_err(|_| wrong("must be a number of at most 64 bits"))
+    } else if given.hasattr("__fspath__")? {
+        let path: PathBuf = given.extract()?;
+        path.to_str().map(Value::from).ok_or_else(|| wrong("must be a path in UTF-8"))
+    } else {
+        Err(wrong("must be a number, a string, true or false, a list or a dictionary of those"))
+    }
+}
+
+/// How many bytes the store in a directory was made with; `None` if there is none, or none that can be read.
+pub fn bytes_in(directory: &Path) -> Option<u64> {
+    let copies = names::MANIFESTS.map(|name| std::fs::read(directory.join(name)).unwrap_or_default());
+    let (manifest, _) = manifest::decode([&copies[0], &copies[1]]).ok()?;
+    Some(manifest.superblock().capacity_bytes)
+}
+
+/// What opening a store found.
+#[pyclass(frozen, get_all, module = "pagelith")]
+pub struct OpenReport {
+    /// The store was made just now.
+    made: bool,
+    /// Seconds that recovery took.
+    recovery: f64,
+    /// Objects found.
+    objects: u64,
+    /// `uring` or `blocking`; `None` without an SSD tier.
+    side: Option<&'static str>,
+    /// How its rings are set up; `None` where it has none.
+    rings: Option<String>,
+    /// Why that side.
+    side_reason: String,
+    /// Bytes of memory that are allocated, by what for.
+    memory: Py<PyDict>,
+    /// Segments, and the length of one.
+    segments: u32,
+    segment_bytes: u64,
+    /// Largest object that the store takes.
+    object_bytes_max: u64,
+    /// A checkpoint shortened recovery.
+    from_checkpoint: bool,
+    /// Checkpoints that say they are whole and are not.
+    refused_checkpoints: u32,
+    /// Footers read.
+    footers: u32,
+    /// Segments read record by record.
+    scanned_segments: u32,
+    /// Records that a crash tore.
+    torn_records: u64,
+    /// Manifest blocks mended from the other copy.
+    mended_blocks: u32,
+}
+
+impl OpenReport {
+    pub fn of(py: Python<'_>, report: &pagelith::OpenReport) -> PyResult<OpenReport> {
+        // Each field by name: a new one is to be told of here too.
+        let pagelith::OpenReport {
+            made,
+            recovery,
+            objects,
+            side,
+            rings,
+            side_reason,
+            memory: plan,
+            segments,
+            segment_bytes,
+            object_bytes_max,
+            from_checkpoint,
+            refused_checkpoints,
+            footers,
+            scanned_segments,
+            torn_records,
+            mended_blocks,
+        } = report.clone();
+        let memory = PyDict::new(py);
+        let parts = [
+            ("arena", plan.arena),
+            ("staging", plan.staging),
+            ("index", plan.index),
+            ("headers", plan.headers),
+            ("catalog", plan.catalog),
+            ("total", plan.total),
+        ];
+        for (name, bytes) in parts {
+            memory.set_item(name, bytes)?;
+        }
+        Ok(OpenReport {
+            made,
+            recovery: recovery.as_secs_f64(),
+            objects,
+            side: side.map(|side| match side {
+                Side::Uring => "uring",
+                Side::Blocking => "blocking",
+                Side::Simulated => "simulated",
+            }),
+            rings: rings.map(|rings| rings.to_string()),
+            side_reason,
+            memory: memory.unbind(),
+            segments,
+            segment_bytes,
+            object_bytes_max,
+            from_checkpoint,
+            refused_checkpoints,
+            footers,
+            scanned_segments,
+            torn_records,
+            mended_blocks,
+        })
+    }
+}
+
+#[pymethods]
+impl OpenReport {
+    fn __repr__(&self) -> String {
+        let OpenReport { made, objects, side, segments, torn_records, .. } = self;
+        let side = side.unwrap_or("none");
+        format!(
+            "OpenReport(made={made}, objects={objects}, side={side}, segments={segments}, torn_records={torn_records})"
+        )
+    }
+}

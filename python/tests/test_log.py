@@ -1,0 +1,232 @@
+"""What the engine logs, as Python's logging has it; and what opening found."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+import pagelith
+
+SPACE = pagelith.Namespace("test")
+
+
+def settings(directory, **more):
+    ssd = {"dirs": [directory], "bytes": "64MiB", "segment_bytes": "4MiB", "io": "blocking"}
+    return {"dram": {"bytes": "8MiB"}, "index": {"max_objects": 10000}, "ssd": ssd, **more}
+
+
+def pages(count):
+    return pagelith.Key(SPACE, bytes(32)).on_pages([f"page {n}" for n in range(count)])
+
+
+class Kept(logging.Handler):
+    """Keeps records, and has `awaited` set once it has one of this message."""
+
+    def __init__(self, message=None):
+        super().__init__()
+        self.records, self.message, self.awaited = [], message, threading.Event()
+
+    def emit(self, record):
+        self.records.append(record)
+        if self.message is not None and self.message in record.getMessage():
+            self.awaited.set()
+
+
+class Log(unittest.TestCase):
+    def setUp(self):
+        self.home = tempfile.TemporaryDirectory()
+        self.addCleanup(self.home.cleanup)
+        self.directory = os.path.join(self.home.name, "store")
+
+    def test_what_a_call_gave_rise_to_is_logged_when_it_returns_with_its_fields(self):
+        with self.assertLogs("pagelith", "INFO") as said:
+            pagelith.Store(settings(self.directory)).close()
+        records = {record.getMessage().split(" side=")[0]: record for record in said.records}
+        record = records["disk opened"]
+        self.assertEqual((record.name, record.levelno, record.fields["side"]), ("pagelith", logging.INFO, "Blocking"))
+        self.assertIn("blocking was asked for", record.fields["reason"])
+        self.assertIn("blocking was asked for", record.getMessage())
+        self.assertTrue(record.target.startswith("pagelith") and record.pathname.endswith(".rs") and record.lineno > 0)
+        self.assertEqual(records["store is open"].fields["objects"], 0)
+
+    def test_objects_that_do_not_fit_an_index_are_a_warning_with_their_number(self):
+        with pagelith.Store(settings(self.directory)) as store:
+            self.assertTrue(all(store.put(pages(200), [b"x" * 5000] * 200)))
+        with self.assertLogs("pagelith", "WARNING") as said, pagelith.Store(settings(self.directory, index={"max_objects": 50})) as store:
+            self.assertEqual(store.opened.objects, 50)
+        (record,) = [one for one in said.records if "dropped" in one.fields]
+        self.assertEqual((record.levelno, record.fields["dropped"]), (logging.WARNING, 150))
+
+    def test_damage_is_logged_by_a_thread_of_its_own_while_nobody_calls(self):
+        with pagelith.Store(settings(self.directory, dram={"bytes": "8MiB", "promote": "never"})) as store:
+            self.assertTrue(store.put(pages(1), [b"x" * 5000])[0])
+        with open(os.path.join(self.directory, "segments"), "r+b") as file:
+            whole = file.read()
+            at = whole.index(b"x" * 5000)
+            file.seek(at)
+            file.write(b"y")
+        kept = Kept("damaged")
+        logging.getLogger("pagelith").addHandler(kept)
+        self.addCleanup(logging.getLogger("pagelith").removeHandler, kept)
+        with pagelith.Store(settings(self.directory)) as store:
+            got = store.get(pages(1), [bytearray(5000)])[0]
+            self.assertEqual((bool(got), got.cause), (False, "damaged"))
+            self.assertTrue(kept.awaited.wait(60))
+        record = next(record for record in kept.records if "damaged" in record.getMessage())
+        self.assertEqual((record.levelno, record.fields["segment"] >= 0), (logging.WARNING, True))
+
+    def test_more_than_wait_are_dropped_and_counted(self):
+        summary = settings(self.directory, log={"batch_summary": True})
+        kept = Kept()
+        logger = logging.getLogger("pagelith")
+        logger.addHandler(kept)
+        self.addCleanup(logger.removeHandler, kept)
+        logger.setLevel(logging.INFO)
+        self.addCleanup(logger.setLevel, logging.NOTSET)
+        from pagelith import _log
+
+        with pagelith.Store(summary) as store:
+            into = bytearray(8)
+            # Nobody logs meanwhile: the thread that would waits for this lock, for a while.
+            _log._WAIT_S, waited = 600, _log._WAIT_S
+            self.addCleanup(setattr, _log, "_WAIT_S", waited)
+            with _log._lock:
+                for _ in range(20000):
+                    store.get(pages(1), [into])
+        dropped = sum(record.fields["dropped"] for record in kept.records if "were dropped" in record.getMessage())
+        batches = sum("get batch" in record.getMessage() for record in kept.records)
+        self.assertTrue(dropped > 0)
+        self.assertEqual(dropped + batches, 20000)
+
+    def test_debug_is_heard_where_the_logger_has_it_when_a_store_is_opened(self):
+        for level, heard in [(logging.INFO, False), (logging.DEBUG, True), (logging.WARNING, False)]:
+            with self.assertLogs("pagelith", level) as said:
+                logging.getLogger("pagelith").warning("something")
+                with pagelith.Store(settings(self.directory, ssd={**settings(self.directory)["ssd"], "checkpoint_segments": 1})) as store:
+                    store.put(pages(3000), [bytes([level]) * 4000] * 3000)
+                    store.flush()
+            self.assertEqual(any(record.levelno == logging.DEBUG for record in said.records), heard)
+
+    def test_handlers_that_fail_or_call_the_store_fail_no_call(self):
+        case = self
+
+        class Calling(logging.Handler):
+            def emit(self, record):
+                with pagelith.Store({"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10}}) as store:
+                    case.assertFalse(store.exists(pages(1))[0])
+                raise RuntimeError("a handler's own")
+
+        handler = Calling()
+        logger = logging.getLogger("pagelith")
+        logger.addHandler(handler)
+        self.addCleanup(logger.removeHandler, handler)
+        handler.addFilter(lambda record: "disk opened" in record.getMessage())
+        logger.setLevel(logging.INFO)
+        self.addCleanup(logger.setLevel, logging.NOTSET)
+        with pagelith.Store(settings(self.directory)) as store:
+            self.assertTrue(store.put(pages(1), [b"x"])[0])
+
+    def run_program(self, program):
+        done = subprocess.run(
+            [sys.executable, "-c", program, json.dumps(settings(self.directory))], capture_output=True, text=True, timeout=100, check=False
+        )
+        self.assertEqual((done.returncode, done.stdout.splitlines()[-1:]), (0, ["done"]), done.stderr)
+        return done.stderr
+
+    def test_a_forked_child_logs_what_is_its_own(self):
+        stderr = self.run_program(
+            """if True:
+            import json, logging, os, sys, threading, pagelith
+            logging.basicConfig(level=logging.INFO, format=f"%(process)d %(message)s")
+            told = json.loads(sys.argv[1])
+            base = told["ssd"]["dirs"][0]
+            stop = threading.Event()
+
+            def busy():
+                with pagelith.Store({"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10}, "log": {"batch_summary": True}}) as store:
+                    key = pagelith.Key(pagelith.Namespace("n"), bytes(32))
+                    while not stop.is_set():
+                        store.get([key], [bytearray(8)])
+
+            # Events come while it forks.
+            thread = threading.Thread(target=busy)
+            thread.start()
+            for n in range(5):
+                child = os.fork()
+                if child == 0:
+                    told["ssd"]["dirs"] = [f"{base}{n}"]
+                    pagelith.Store(told).close()
+                    logging.shutdown()
+                    os._exit(7)
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+                print(os.getpid(), child, file=sys.stderr)
+            stop.set()
+            thread.join()
+            print("done")
+            """
+        )
+        # Of each child its own store, and nothing of the parent's batches.
+        lines = [line.split(" ", 1) for line in stderr.splitlines()]
+        parent, children = lines[-1][0], {line[1] for line in lines if line[1].isdigit()}
+        self.assertEqual(len(children), 5)
+        for child in children:
+            said = [text for process, text in lines if process == child]
+            self.assertTrue(any(text.startswith("disk opened") for text in said), said)
+            self.assertFalse([text for text in said if text.startswith("get batch")])
+        self.assertTrue(parent.isdigit())
+
+    def test_the_interpreter_ends_while_events_come(self):
+        for _ in range(5):
+            self.run_program(
+                """if True:
+                import json, logging, sys, threading, pagelith
+                logging.basicConfig(level=logging.INFO)
+                store = pagelith.Store({"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10}, "log": {"batch_summary": True}})
+                key = pagelith.Key(pagelith.Namespace("n"), bytes(32))
+                begun = threading.Barrier(4)
+
+                def busy():
+                    begun.wait()
+                    while True:
+                        store.get([key], [bytearray(8)])
+
+                for _ in range(3):
+                    threading.Thread(target=busy, daemon=True).start()
+                begun.wait()
+                print("done")
+                """
+            )
+
+
+class Opened(unittest.TestCase):
+    def setUp(self):
+        self.home = tempfile.TemporaryDirectory()
+        self.addCleanup(self.home.cleanup)
+        self.directory = os.path.join(self.home.name, "store")
+
+    def test_what_opening_found_is_told(self):
+        with pagelith.Store(settings(self.directory)) as store:
+            made = store.opened
+            self.assertEqual((made.made, made.objects, made.side, made.rings, made.from_checkpoint), (True, 0, "blocking", None, False))
+            self.assertIn("blocking was asked for", made.side_reason)
+            self.assertEqual(made.memory["total"], sum(made.memory[name] for name in made.memory if name != "total"))
+            self.assertEqual((made.memory["arena"], made.segment_bytes), (8 << 20, 4 << 20))
+            self.assertTrue(made.segments >= 4 and 0 < made.object_bytes_max < 4 << 20)
+            store.put(pages(20), [b"x" * 5000] * 20)
+        # Also of a store that was closed.
+        self.assertTrue(store.opened.made)
+        with pagelith.Store(settings(self.directory)) as store:
+            again = store.opened
+            self.assertEqual((again.made, again.objects, again.from_checkpoint), (False, 20, True))
+            self.assertTrue(again.recovery > 0)
+            clean = (again.torn_records, again.mended_blocks, again.refused_checkpoints, again.scanned_segments)
+            self.assertEqual((clean, again.segments), ((0, 0, 0, 0), made.segments))
+
+    def test_a_store_without_ssd_has_no_side(self):
+        with pagelith.Store({"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10}}) as store:
+            found = store.opened
+            self.assertEqual((found.side, found.rings, found.segments, found.made), (None, None, 0, False))

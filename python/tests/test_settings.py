@@ -1,0 +1,112 @@
+"""Settings of a store, given to it and to adapters: validated once, before anything is made."""
+
+import os
+import pathlib
+import tempfile
+import unittest
+
+import pagelith
+from pagelith.settings import StoreSettings
+
+
+class Refused(unittest.TestCase):
+    """Each in a directory of its own, in which nothing is left."""
+
+    def setUp(self):
+        self.home = tempfile.TemporaryDirectory()
+        self.addCleanup(self.home.cleanup)
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.home.name)
+
+    def store(self, **ssd):
+        given = {"dirs": ["kv"], "bytes": "64MiB", "segment_bytes": "4MiB", **ssd}
+        return {"dram": {"bytes": "8MiB"}, "index": {"max_objects": 1000}, "ssd": given}
+
+    def openings(self, store):
+        """A store in this process, as callers and as adapters open it."""
+        yield lambda: pagelith.Store(store)
+        yield lambda: StoreSettings.read("here", {"store": store}).open("rank_0", events_max=10)
+
+    def assert_refused(self, words, store):
+        said = set()
+        for opening in self.openings(store):
+            with self.assertRaisesRegex(pagelith.InvalidError, words) as refused:
+                opening()
+            said.add(str(refused.exception))
+            self.assertEqual(os.listdir(), [])
+        self.assertEqual(len(said), 1)
+
+    def test_directories_of_another_type_are_named_and_nothing_is_made(self):
+        for dirs in ("kv", None, {"a": 1}, 3, ["kv", None], [1], [["kv"]], [""], ["kv", "kv"]):
+            self.assert_refused("^ssd.dirs: must be a list of at most 64 different directories", self.store(dirs=dirs))
+
+    def test_paths_that_only_a_shell_expands_are_refused(self):
+        for path in ("~/kv", "~", "$HOME/kv", "${DIR}"):
+            self.assert_refused("ssd.dirs: .*only a shell expands that", self.store(dirs=[path]))
+        peers = {"peers": ["tcp:127.0.0.1:1"], "key": "~/key"}
+        self.assert_refused("remote.key: .*only a shell expands that", {**self.store(), "remote": peers})
+
+    def test_sections_and_values_of_another_type_are_named_by_path(self):
+        for section in (None, "kv", [], 7):
+            self.assert_refused("^ssd: must be a table of settings", {"ssd": section})
+            self.assert_refused("^events: must be a table of settings", {"events": section})
+        self.assert_refused("^ssd.bytes: .*64XB", self.store(bytes="64XB"))
+        self.assert_refused("^ssd.dirs: .*got=set", self.store(dirs={"kv"}))
+        self.assert_refused("^ssd.bytes: .*got=bytes", self.store(bytes=b"64MiB"))
+        self.assert_refused("^ssd.reinsert_ratio: .*NaN", self.store(reinsert_ratio=float("nan")))
+        self.assert_refused("a name of a setting must be a string", {1: 2})
+        deep = {}
+        deep["ssd"] = deep
+        self.assert_refused("no setting lies so deep", deep)
+
+    def test_what_contradicts_the_machine_leaves_no_directory(self):
+        self.assert_refused("dram.bytes: must be lower", {**self.store(), "dram": {"bytes": "32TiB"}})
+
+    def test_what_cannot_be_made_leaves_no_directory(self):
+        for opening in self.openings(self.store(dirs=["a/kv", "b/kv"], bytes="1000TiB", segment_bytes="256MiB") | {"dram": {"bytes": "256MiB"}}):
+            with self.assertRaises(pagelith.PagelithError):
+                opening()
+            self.assertEqual(os.listdir(), [])
+
+    def test_keys_of_adapters_have_bounds(self):
+        for given in ({"put_wait_ms": 10**30}, {"put_wait_ms": 1.5}, {"put_wait_ms": True}, {"get_timeout_ms": None}, {"tenant": None}):
+            with self.assertRaisesRegex(ValueError, f"here for pagelith: '{next(iter(given))}' is a"):
+                StoreSettings.read("here", {"store": self.store(), **given})
+        for given in (None, "kv", [1]):
+            with self.assertRaisesRegex(ValueError, "here for pagelith: it is a dictionary"):
+                StoreSettings.read("here", given)
+
+
+class Taken(unittest.TestCase):
+    def setUp(self):
+        self.home = tempfile.TemporaryDirectory()
+        self.addCleanup(self.home.cleanup)
+
+    def settings(self, directory):
+        ssd = {"dirs": (directory,), "bytes": "64MiB", "segment_bytes": "4MiB"}
+        return {"dram": {"bytes": "8MiB"}, "index": {"max_objects": 1000}, "ssd": ssd}
+
+    def test_each_part_has_a_directory_of_its_own_below_every_drive(self):
+        base = pathlib.Path(self.home.name, "new")
+        with pagelith.Store(self.settings(base), subdirectory="rank_1") as store:
+            self.assertTrue(store.opened.made)
+        self.assertEqual(os.listdir(base), ["rank_1"])
+        for name in ("", "a/b", "..", "/a", ".", "a/"):
+            with self.assertRaisesRegex(pagelith.InvalidError, "subdirectory"):
+                pagelith.Store(self.settings(base), subdirectory=name)
+        self.assertEqual(os.listdir(base), ["rank_1"])
+
+    def test_directories_of_the_environment_are_divided_as_well(self):
+        os.environ["PAGELITH_SSD__DIRS"] = os.path.join(self.home.name, "env")
+        self.addCleanup(os.environ.pop, "PAGELITH_SSD__DIRS")
+        stores = [pagelith.Store(self.settings("unused"), subdirectory=f"rank_{rank}") for rank in range(2)]
+        for store in stores:
+            store.close()
+        self.assertEqual(sorted(os.listdir(os.path.join(self.home.name, "env"))), ["rank_0", "rank_1"])
+
+    def test_how_large_a_store_was_made_can_be_asked(self):
+        base = os.path.join(self.home.name, "asked")
+        self.assertIsNone(pagelith.Store.bytes_in(base))
+        pagelith.Store(self.settings(base)).close()
+        self.assertEqual(pagelith.Store.bytes_in(base), 64 << 20)
+        self.assertIsNone(pagelith.Store.bytes_in(self.home.name))
