@@ -1,5 +1,6 @@
 """Mooncake's client interface over the store: its codes, and that what is not registered is not touched."""
 
+import collections
 import ctypes
 import os
 import subprocess
@@ -25,9 +26,11 @@ class Client(unittest.TestCase):
         none = mock.patch.dict(sys.modules, {"vllm.config": None, "sglang.srt.runtime_context": None})
         none.start()
         self.addCleanup(none.stop)
+        revision = mock.patch.dict(os.environ, {"MOONCAKE_PAGELITH_REVISION": "weights-1"})
+        revision.start()
+        self.addCleanup(revision.stop)
 
     def client(self, *arguments, **how):
-        how = {"revision": "weights-1", **how}
         client = MooncakeDistributedStore()
         self.assertEqual(client.setup("host", "P2PHANDSHAKE", 32 << 20, 16 << 20, "tcp", "", "127.0.0.1:50051", *arguments, **how), 0)
         self.addCleanup(client.close)
@@ -99,11 +102,11 @@ class Client(unittest.TestCase):
             client.close()
 
     def test_client_without_an_engine_starts_with_an_explicit_revision_alone(self):
+        del os.environ["MOONCAKE_PAGELITH_REVISION"]
         with self.assertLogs(QUIET, "ERROR") as said:
             self.assertEqual(MooncakeDistributedStore().setup("host"), -600)
         self.assertRegex(said.output[0], "which engine and model.*set 'revision'|MOONCAKE_PAGELITH_REVISION")
         os.environ["MOONCAKE_PAGELITH_REVISION"] = "weights-1"
-        self.addCleanup(os.environ.pop, "MOONCAKE_PAGELITH_REVISION")
         client = MooncakeDistributedStore()
         self.addCleanup(client.close)
         self.assertEqual((client.setup("host"), client.put("a", b"x")), (0, 0))
@@ -136,6 +139,118 @@ class Client(unittest.TestCase):
         self.assertEqual((client.put("a", b"new"), client.get("a")), (0, b"new"))
         now[0] = Now(Identity({"weights": 1}), False)
         self.assertEqual(client.get("a"), b"old")
+    def disk_of(self, total):
+        """A disk of so many bytes below a fresh directory, of which is free what no store of the test takes."""
+        home = tempfile.TemporaryDirectory()
+        self.addCleanup(home.cleanup)
+
+        def usage(path):
+            files = [os.path.join(folder, name) for folder, _, names in os.walk(home.name) for name in names]
+            used = sum(os.path.getsize(file) for file in files)
+            return collections.namedtuple("Usage", "total used free")(total, used, total - used)
+
+        patched = mock.patch("shutil.disk_usage", usage)
+        patched.start()
+        self.addCleanup(patched.stop)
+        return home.name
+
+    def assert_refused(self, words, body):
+        """It is -600, of which one line says why; it is what was returned otherwise."""
+        with self.assertLogs("pagelith", "ERROR") as said:
+            code = body()
+        self.assertIn(code, (-600, [-600]))
+        self.assertEqual(len(said.output), 1)
+        self.assertRegex(said.output[0], words)
+
+    def test_a_store_that_is_there_keeps_its_size_when_it_is_started_again(self):
+        home = self.disk_of(4 << 30)
+        path = os.path.join(home, "rank_0")
+        sizes = []
+        for turn in range(3):
+            # With the least memory that Mooncake has.
+            client = MooncakeDistributedStore()
+            self.assertEqual(client.setup("host", enable_ssd_offload=True, ssd_offload_path=path), 0)
+            self.assertEqual(client.put(f"k{turn}", b"x" * 100), 0)
+            client.close()
+            sizes.append(mooncake.pagelith.Store.bytes_in(path))
+        self.assertEqual(len(set(sizes)), 1)
+        client = self.client(enable_ssd_offload=True, ssd_offload_path=path)
+        self.assertEqual(client.batch_is_exist(["k0", "k1", "k2"]), [1, 1, 1])
+
+    def test_ranks_on_one_disk_get_the_same_each(self):
+        home = self.disk_of(4 << 30)
+        paths = [os.path.join(home, f"rank_{rank}") for rank in range(8)]
+        for path in paths:
+            client = MooncakeDistributedStore()
+            self.assertEqual(client.setup("host", enable_ssd_offload=True, ssd_offload_path=path), 0)
+            client.close()
+        (size,) = {mooncake.pagelith.Store.bytes_in(path) for path in paths}
+        self.assertTrue(0.1 < size / (4 << 30) < 0.125, size)
+
+    def test_values_are_typed_and_what_is_none_of_them_is_refused_and_makes_nothing(self):
+        home = tempfile.TemporaryDirectory()
+        self.addCleanup(home.cleanup)
+        path = os.path.join(home.name, "kv")
+
+        def setup(**given):
+            client = MooncakeDistributedStore()
+            self.addCleanup(client.close)
+            self.made = client
+            return client.setup("host", **{"ssd_offload_path": path, **given})
+
+        for size, length in [("64mb", 64 << 20), ("0.0625 GiB", 64 << 20), ("67108864", 64 << 20), (64 << 20, 64 << 20), ("64MB", 64 << 20)]:
+            self.assertEqual(setup(global_segment_size=size), 0)
+            self.assertEqual(self.made._store.opened.memory["arena"], length)
+        for off in ("false", "False", "0", "off", 0, False, ""):
+            self.assertEqual(setup(enable_ssd_offload=off), 0)
+        self.assertEqual(os.listdir(home.name), [])
+        for name, values in {
+            "global_segment_size": (None, "much", "4 apples", -1, True, 1.5, "1e3"),
+            "enable_ssd_offload": ("maybe", None, 2, 0.5),
+            "tenant_id": (7,),
+            "master_server_addr": (5,),
+        }.items():
+            for value in values:
+                self.assert_refused(f"{name} must be .*got={value!r}", lambda name=name, value=value: setup(**{name: value}))
+        for on in ("true", "1", True, 1):
+            self.assert_refused("ssd_offload_path must be text", lambda on=on: setup(enable_ssd_offload=on, ssd_offload_path=5))
+        self.assert_refused("only a shell expands", lambda: setup(enable_ssd_offload=True, ssd_offload_path="~/kv"))
+        with mock.patch.dict(os.environ, MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES="10 parsecs"):
+            self.assert_refused("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", lambda: setup(enable_ssd_offload=True))
+        self.assertEqual(os.listdir(home.name), [])
+
+    def test_a_dictionary_of_texts_is_taken_as_mooncake_takes_it(self):
+        client = MooncakeDistributedStore()
+        self.addCleanup(client.close)
+        self.assertEqual(client.setup({"local_hostname": "host", "global_segment_size": "33554432", "enable_ssd_offload": "false"}), 0)
+        self.assertEqual((client.get_hostname(), client._store.opened.memory["arena"]), ("host", 32 << 20))
+        for given in ({"quota": 1}, {5: 1}, {"local_hostname": {}}):
+            self.assert_refused("is no parameter of setup", lambda given=given: MooncakeDistributedStore().setup(given))
+
+    def test_each_minus_600_is_said_once_and_nothing_is_raised(self):
+        client = self.client()
+        self.assertEqual(client.put("k", b"12345678"), 0)
+        self.assert_refused("bytes-like", lambda: client.put("a", "text"))
+        self.assert_refused("object has no bytes", lambda: client.put("a", b""))
+        self.assert_refused("object has no bytes", lambda: client.batch_put_from(["a"], [self.at], [0]))
+        self.assert_refused("longer than", lambda: client.batch_put_from(["a"], [self.at], [8, 8]))
+        self.assert_refused("shorter than", lambda: client.batch_get_into_multi_buffers(["a"], [[self.at]], [[]]))
+        self.assert_refused("keys=1 memories=0", lambda: client.batch_get_into(["a"], [], []))
+        self.assert_refused("not registered", lambda: client.batch_put_from(["a"], [self.at], [-8]))
+        self.assert_refused("float", lambda: client.batch_put_from(["a"], [self.at], [8.5]))
+        self.assert_refused("int", lambda: client.batch_is_exist([5]))
+        self.assert_refused("destination is longer", lambda: client.batch_get_into(["k"], [self.at], [9]))
+        self.assert_refused("1 keys and 0 values", lambda: client.put_batch(["a"], []))
+        self.assert_refused("no memory is registered", lambda: client.unregister_buffer(5))
+        self.assert_refused("an address and a length", lambda: client.register_buffer(None, 8))
+        self.assert_refused("no memory of this allocator", lambda: MooncakeHostMemAllocator().free(8))
+        self.assert_refused("is not set up", lambda: MooncakeDistributedStore().put("a", b"a"))
+
+    def test_a_key_that_is_given_twice_has_one_code(self):
+        client = self.client()
+        self.assertEqual(client.batch_put_from(["d", "e", "d"], [self.at] * 3, [8] * 3), [0, 0, 0])
+        self.assertEqual(client.batch_get_into(["d", "d"], [self.at, self.at + 64], [8, 8]), [8, 8])
+        self.assertEqual((client.put_batch(["p", "p"], [b"1", b"1"]), client.batch_is_exist(["d", "d", "p"])), (0, [1, 1, 1]))
 
     def test_what_it_does_not_know_is_named(self):
         with self.assertRaisesRegex(TypeError, "'quota'"):

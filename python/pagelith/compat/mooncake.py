@@ -7,10 +7,10 @@ Read against Mooncake at 3b5a5941 (August 2026), SGLang 0.5.23 and vLLM 0.32 and
 """
 
 import ctypes
+import inspect
 import logging
 import mmap
 import os
-import shutil
 import sys
 import threading
 from bisect import bisect_right
@@ -23,10 +23,13 @@ import pagelith
 from ..identity import Identity, ModelError, admit
 from ..identity.host import model_of_this_process
 from ..settings import PoolSettings
+from .mooncake_setup import flag_of, size_of, store_settings, text_of
 
 logger = logging.getLogger(__name__)
 
 _Code = TypeVar("_Code")
+# Of each object, where its bytes lie.
+_Pieces = list[list[tuple[int, int]]]
 
 # Mooncake's codes, as far as they say something here.
 OK = 0
@@ -53,7 +56,6 @@ _GET_ERRORS = {**_PUT_ERRORS, "BusyError": BUFFER_OVERFLOW}
 _MISSES = {"absent": OBJECT_NOT_FOUND, "gone": OBJECT_NOT_FOUND, "damaged": CHECKSUM_MISMATCH}
 # Lengths that `get` finds without asking; the oldest is forgotten.
 _LENGTHS_MAX = 65536
-_PAGE = 4096
 # Where an engine calls `setup`, which has no argument for it.
 _REVISION = "MOONCAKE_PAGELITH_REVISION"
 
@@ -115,6 +117,7 @@ class MooncakeHostMemAllocator:
     def free(self, address: int) -> int:
         memory = self._maps.pop(address, None)
         if memory is None:
+            logger.error("pagelith: no memory of this allocator lies at %#x", address)
             return INVALID_PARAMS
         memory.close()
         return OK
@@ -159,16 +162,20 @@ class MooncakeDistributedStore:
         says of its model. Where there is none, it has to be given, here or as `MOONCAKE_PAGELITH_REVISION`.
         """
         if isinstance(local_hostname, dict):
-            return self.setup(**local_hostname)
-        self._tenant, self._revision = tenant_id, revision or os.environ.get(_REVISION, "")
+            return self._setup_with(local_hostname)
         try:
+            local_hostname = text_of("local_hostname", local_hostname)
+            master_server_addr, tenant_id = text_of("master_server_addr", master_server_addr), text_of("tenant_id", tenant_id)
+            offload, path = flag_of("enable_ssd_offload", enable_ssd_offload), text_of("ssd_offload_path", ssd_offload_path)
+            dram = size_of("global_segment_size", global_segment_size)
+            self._tenant, self._revision = tenant_id, text_of("revision", revision) or os.environ.get(_REVISION, "")
             self._model, self._names = model_of_this_process(), None
             self._known()
             if master_server_addr.startswith(("unix:", "tcp:")):
                 store = pagelith.Store.attach(master_server_addr)
             else:
-                store = pagelith.Store(_settings(global_segment_size, ssd_offload_path if enable_ssd_offload else None))
-        except (pagelith.PagelithError, OSError, ModelError) as error:
+                store = pagelith.Store(store_settings(dram, path if offload else None))
+        except (pagelith.PagelithError, OSError, ValueError) as error:
             logger.error("pagelith: cannot open the store: %s", error)
             return INVALID_PARAMS
         with self._lock:
@@ -177,9 +184,18 @@ class MooncakeDistributedStore:
                 self._register(address)
         return OK
 
+    def _setup_with(self, config: dict[str, Any]) -> int:
+        """The same of a dictionary, whose values may all be text."""
+        known = inspect.signature(self.setup).parameters
+        unknown = [name for name in config if name not in known]
+        if unknown or isinstance(config.get("local_hostname"), dict):
+            logger.error("pagelith: %r is no parameter of setup, which has %s", (unknown or ["local_hostname"])[0], ", ".join(known))
+            return INVALID_PARAMS
+        return self.setup(**config)
+
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
         """Attach to a store process; nothing else stands behind an address here."""
-        if not server_address.startswith(("unix:", "tcp:")):
+        if not isinstance(server_address, str) or not server_address.startswith(("unix:", "tcp:")):
             logger.error("pagelith: no store process has this address, which begins with unix: or tcp: %r", server_address)
             return INVALID_PARAMS
         return self.setup(master_server_addr=server_address)
@@ -201,6 +217,9 @@ class MooncakeDistributedStore:
 
     def register_buffer(self, address: int, size: int) -> int:
         with self._lock:
+            if not isinstance(address, int) or not isinstance(size, int):
+                logger.error("pagelith: memory has an address and a length in bytes, not %r and %r", address, size)
+                return INVALID_PARAMS
             if self._regions.get(address) == size:
                 return OK
             if size <= 0 or not _is_host_memory(address, size):
@@ -220,6 +239,7 @@ class MooncakeDistributedStore:
     def unregister_buffer(self, address: int) -> int:
         with self._lock:
             if self._regions.pop(address, None) is None:
+                logger.error("pagelith: no memory is registered at %r", address)
                 return INVALID_PARAMS
             self._starts.remove(address)
             for registration in self._held.pop(address, []):
@@ -234,7 +254,7 @@ class MooncakeDistributedStore:
     def _is_registered(self, pieces: Sequence[tuple[int, int]]) -> bool:
         for address, size in pieces:
             at = bisect_right(self._starts, address)
-            if not at or address + size > self._starts[at - 1] + self._regions[self._starts[at - 1]]:
+            if size < 0 or not at or address + size > self._starts[at - 1] + self._regions[self._starts[at - 1]]:
                 return False
         return True
 
@@ -271,13 +291,14 @@ class MooncakeDistributedStore:
         return self.put_parts(key, value)
 
     def put_parts(self, key: str, *parts: Any, config: ReplicateConfig | None = None) -> int:
-        length = sum(memoryview(part).nbytes for part in parts)
-
         def put(store: pagelith.Store) -> int:
+            length = sum(memoryview(part).nbytes for part in parts)
             # With its length, so that who gets it needs not know that.
             names = self._known(writes=True)
             data, named = names.data.on_page(key), names.length.on_page(key)
-            code = _put_code(store.put_group([data, named], [list(parts), length.to_bytes(8, "little")], wait=0.0))
+            outcome = store.put_group([data, named], [list(parts), length.to_bytes(8, "little")], wait=0.0)
+            code = _put_code(outcome)
+            _note("put", [code], [outcome])
             if code == OK:
                 self._remember(key, length)
             return code
@@ -285,6 +306,9 @@ class MooncakeDistributedStore:
         return self._guarded(put, lambda code: code)
 
     def put_batch(self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None) -> int:
+        if len(keys) != len(values):
+            logger.error("pagelith: %d keys and %d values are put", len(keys), len(values))
+            return INVALID_PARAMS
         codes = [self.put(key, value) for key, value in zip(keys, values, strict=True)]
         return next((code for code in codes if code != OK), OK)
 
@@ -294,7 +318,7 @@ class MooncakeDistributedStore:
     def batch_put_from(
         self, keys: Sequence[str], addresses: Sequence[int], sizes: Sequence[int], config: ReplicateConfig | None = None
     ) -> list[int]:
-        return self._put_pieces(keys, [[pair] for pair in zip(addresses, sizes, strict=True)])
+        return self._put_pieces(keys, lambda: [[pair] for pair in zip(addresses, sizes, strict=True)])
 
     def batch_put_from_multi_buffers(
         self,
@@ -303,17 +327,19 @@ class MooncakeDistributedStore:
         sizes: Sequence[Sequence[int]],
         config: ReplicateConfig | None = None,
     ) -> list[int]:
-        return self._put_pieces(keys, _pieces(addresses, sizes))
+        return self._put_pieces(keys, lambda: _pieces(addresses, sizes))
 
-    def _put_pieces(self, keys: Sequence[str], pieces: list[list[tuple[int, int]]]) -> list[int]:
+    def _put_pieces(self, keys: Sequence[str], given: Callable[[], _Pieces]) -> list[int]:
         def put(store: pagelith.Store) -> list[int]:
             names = self._known(writes=True)
+            pieces = given()
             codes, some = self._only_registered(keys, pieces)
             outcomes = store.put(names.data.on_pages([keys[at] for at in some]), [pieces[at] for at in some], wait=0.0)
             for at, outcome in zip(some, outcomes, strict=True):
                 codes[at] = _put_code(outcome)
                 if codes[at] == OK:
                     self._remember(keys[at], sum(size for _, size in pieces[at]))
+            _note("put", [codes[at] for at in some], outcomes)
             return codes
 
         return self._guarded(put, lambda code: [code] * len(keys))
@@ -337,19 +363,21 @@ class MooncakeDistributedStore:
         return self.batch_get_into([key], [address], [size])[0]
 
     def batch_get_into(self, keys: Sequence[str], addresses: Sequence[int], sizes: Sequence[int]) -> list[int]:
-        return self._get_pieces(keys, [[pair] for pair in zip(addresses, sizes, strict=True)])
+        return self._get_pieces(keys, lambda: [[pair] for pair in zip(addresses, sizes, strict=True)])
 
     def batch_get_into_multi_buffers(
         self, keys: Sequence[str], addresses: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]
     ) -> list[int]:
-        return self._get_pieces(keys, _pieces(addresses, sizes))
+        return self._get_pieces(keys, lambda: _pieces(addresses, sizes))
 
-    def _get_pieces(self, keys: Sequence[str], pieces: list[list[tuple[int, int]]]) -> list[int]:
+    def _get_pieces(self, keys: Sequence[str], given: Callable[[], _Pieces]) -> list[int]:
         def get(store: pagelith.Store) -> list[int]:
+            pieces = given()
             codes, some = self._only_registered(keys, pieces)
             outcomes = store.get(self._keys([keys[at] for at in some]), [pieces[at] for at in some])
             for at, outcome in zip(some, outcomes, strict=True):
                 codes[at] = _get_code(outcome)
+            _note("get", [codes[at] for at in some], outcomes)
             return codes
 
         return self._guarded(get, lambda code: [code] * len(keys))
@@ -402,8 +430,10 @@ class MooncakeDistributedStore:
     def _keys(self, keys: Sequence[str]) -> list[pagelith.Key]:
         return self._known().data.on_pages(list(keys))
 
-    def _only_registered(self, keys: Sequence[str], pieces: list[list[tuple[int, int]]]) -> tuple[list[int], list[int]]:
+    def _only_registered(self, keys: Sequence[str], pieces: _Pieces) -> tuple[list[int], list[int]]:
         """A code for each key, and which of them may be moved."""
+        if len(pieces) != len(keys):
+            raise ValueError(f"memory for each key keys={len(keys)} memories={len(pieces)}")
         with self._lock:
             some = [at for at, parts in enumerate(pieces) if self._is_registered(parts)]
         if len(some) < len(keys):
@@ -439,22 +469,21 @@ class MooncakeDistributedStore:
         except pagelith.PagelithError as error:
             logger.error("pagelith: %s", error)
             return failed(_PUT_ERRORS.get(type(error).__name__, INTERNAL))
+        except (TypeError, ValueError, OverflowError, BufferError) as error:
+            logger.error("pagelith: what was given is not taken: %s", error)
+            return failed(INVALID_PARAMS)
 
 
-def _settings(dram: int, offload: str | None) -> dict[str, Any]:
-    settings: dict[str, Any] = {"dram": {"bytes": max(dram, 16 << 20)}}
-    if offload is not None:
-        directory = offload or os.environ.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", "/data/file_storage")
-        os.makedirs(directory, exist_ok=True)
-        limit = os.environ.get("MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES")
-        # As much as Mooncake takes where nobody says otherwise, or nine tenths of what is free.
-        size = int(limit) if limit else min(2 << 40, shutil.disk_usage(directory).free * 9 // 10)
-        settings["ssd"] = {"dirs": [directory], "bytes": size // _PAGE * _PAGE}
-    return settings
-
-
-def _pieces(addresses: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
+def _pieces(addresses: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]) -> _Pieces:
     return [list(zip(some, lengths, strict=True)) for some, lengths in zip(addresses, sizes, strict=True)]
+
+
+def _note(what: str, codes: Sequence[int], outcomes: Sequence[pagelith.PutOutcome | pagelith.GetOutcome]) -> None:
+    """Say why objects of a call were not taken, in one line; no room is no news."""
+    wrong = [outcome.error for code, outcome in zip(codes, outcomes, strict=True) if code < 0 and outcome.error is not None]
+    told = [error for error in wrong if not isinstance(error, pagelith.BusyError | pagelith.NoSpaceError)]
+    if told:
+        logger.error("pagelith: a %s failed for %d of %d objects: %s", what, len(told), len(codes), told[0])
 
 
 def _put_code(outcome: pagelith.PutOutcome) -> int:
