@@ -282,13 +282,83 @@ class Pages(Case):
         found = backend.batch_exists_v2(pages, [sidecar])
         self.assertEqual((found.kv_hit_pages, found.extra_pool_hit_pages), (3, {"kv": 3, "indexer": 3}))
         self.assertEqual(backend._store.stats()["groups_waiting"], 2)
-        # One that failed takes its page with it, once.
+        # One that failed takes its page with it, until it was put.
         failing = Transfer("indexer", keys(2, "failing"), 0)
         failing.host_indices = slots(0, 1)
         with self.assertLogs("pagelith.sglang.hicache", "ERROR"):
             self.assertEqual(backend.batch_set_v2([failing]), {"indexer": [False] * 2})
-        self.assertEqual(backend.batch_set_v1(failing.keys, slots(0, 2)), [False] * 2)
+        for _ in range(2):
+            with self.assertLogs("pagelith.sglang.hicache", "WARNING") as said:
+                self.assertEqual(backend.batch_set_v1(failing.keys, slots(0, 2)), [False] * 2)
+            self.assertIn("indexer", said.output[0])
+        self.assertEqual(backend.batch_exists(failing.keys), 0)
+        failing.host_indices = slots(0, 2)
+        self.assertEqual(backend.batch_set_v2([failing]), {"indexer": [True] * 2})
         self.assertEqual(backend.batch_set_v1(failing.keys, slots(0, 2)), [True] * 2)
+        self.assertEqual(backend.batch_exists_v2(failing.keys, [failing]).kv_hit_pages, 2)
+
+    def test_a_sidecar_refused_by_a_full_store_keeps_its_page_out(self):
+        small = {"store": {"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10000}}, "put_wait_ms": 1}
+        backend, pages = self.open(Pool(), [("indexer", Pool(length=500))], extra=small, is_mla_model=True), keys(2)
+        self.addCleanup(backend.close)
+        other, pins = pagelith.Key(pagelith.Namespace("other"), bytes(32)), []
+        for length in (30000, 3000, 500):
+            while backend._store.put([other.on_page(f"{len(pins)}")], [bytes([1]) * length], wait=0)[0]:
+                pins.append(backend._store.pin([other.on_page(f"{len(pins)}")]))
+        sidecar = Transfer("indexer", pages, 0)
+        with self.assertLogs("pagelith.sglang.hicache", "WARNING"):
+            self.assertEqual(backend.batch_set_v2([sidecar]), {"indexer": [False] * 2})
+        for pin in pins:
+            pin.release()
+        with self.assertLogs("pagelith.sglang.hicache", "WARNING"):
+            self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [False] * 2)
+            self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [False] * 2)
+        self.assertEqual((backend.batch_exists(pages), backend.batch_get_v1(pages, slots(4, 2))), (0, [False] * 2))
+
+    def test_kv_refused_by_a_full_store_waits_for_its_sidecar_the_second_time(self):
+        backend, pages = self.open(Pool(), [("indexer", Pool(length=500))], is_mla_model=True), keys(2)
+        self.addCleanup(backend.close)
+        sidecar = Transfer("indexer", pages, 0)
+        backend.batch_set_v2([sidecar])
+        with self.assertLogs("pagelith.sglang.hicache", "ERROR"):
+            self.assertEqual(backend.batch_set_v1(pages, slots(0, 1)), [False] * 2)
+        self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [True] * 2)
+        self.assertEqual(backend.batch_exists_v2(pages, [sidecar]).kv_hit_pages, 2)
+
+    def test_pages_put_in_two_calls_of_sidecars_have_both(self):
+        sidecars = [("indexer", Pool(length=500)), ("draft", Pool(length=700))]
+        backend, pages = self.open(Pool(), sidecars, is_mla_model=True), keys(2)
+        self.addCleanup(backend.close)
+        both = [Transfer("indexer", pages, 0), Transfer("draft", pages, 0)]
+        # A query says which pools every page has.
+        backend.batch_exists_v2(pages, both)
+        self.assertEqual(backend.batch_set_v2(both[:1]), {"indexer": [True] * 2})
+        with self.assertLogs("pagelith.sglang.hicache", "WARNING"):
+            self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [False] * 2)
+        self.assertEqual(backend.batch_set_v2(both[1:]), {"draft": [True] * 2})
+        self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [True] * 2)
+        self.assertEqual(backend.batch_exists_v2(pages, both).kv_hit_pages, 2)
+        # What is there is stored: for each of them.
+        self.assertEqual(backend.batch_set_v2(both), {"indexer": [True] * 2, "draft": [True] * 2})
+
+    def test_a_key_that_is_given_twice_has_one_verdict(self):
+        pool = Pool()
+        backend, pages = self.open(pool, [("indexer", Pool(length=500))], is_mla_model=True), keys(9)
+        self.addCleanup(backend.close)
+        for page in range(9):
+            pool.write(page, f"page {page}")
+        for given in ([0, 0], [1, 2, 1], [3, 3, 4]):
+            twice = [pages[n] for n in given]
+            self.assertEqual(backend.batch_set_v1(twice, slots(given[0], len(twice))), [True] * len(twice))
+            self.assertEqual(backend.batch_exists(twice), len(twice))
+            self.assertEqual(backend.batch_get_v1(twice, slots(20, len(twice))), [True] * len(twice))
+            self.assertEqual(pool.read(20), pool.read(given[0]))
+        sidecar = Transfer("indexer", [pages[5], pages[5], pages[6]], 0)
+        self.assertEqual(backend.batch_set_v2([sidecar]), {"indexer": [True] * 3})
+        self.assertEqual(backend.batch_set_v1([pages[5], pages[6], pages[5]], slots(0, 3)), [True] * 3)
+        self.assertEqual(backend.batch_get_v2([sidecar]), {"indexer": [True] * 3})
+        window = Transfer("indexer", [pages[7], pages[7]], 0, PoolHitPolicy.TRAILING_PAGES)
+        self.assertEqual(backend.batch_set_v2([window]), {"indexer": [True] * 2})
 
     def test_that_are_there_are_joined_by_a_sidecar_and_go_with_it(self):
         anchor, indexer = Pool(), Pool(length=500)
@@ -348,7 +418,12 @@ class Pages(Case):
             backend.close()
 
     def test_no_exception_reaches_a_controller(self):
-        backend, pages = self.open(Pool()), keys(2)
+        backend, pages = HiCache(self.config(), {}), keys(2)
+        with self.assertLogs("pagelith.sglang.hicache", "ERROR"):
+            self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), [False] * 2)
+            self.assertEqual(backend.batch_get_v1(pages, slots(0, 2)), [False] * 2)
+        backend.close()
+        backend = self.open(Pool())
         backend.close()
         strange = Transfer("never registered", pages, 0)
         with self.assertLogs("pagelith.sglang.hicache", "ERROR"):
@@ -680,6 +755,8 @@ class Publishing(Case):
         for _ in range(2):
             with self.assertRaisesRegex(ValueError, "Unknown event publisher"):
                 self.publishing({"publisher": "carrier pigeon"})
+        # Nor is one made.
+        self.assertEqual(os.listdir(self.home.name), [])
         backend = self.open(Pool(), is_mla_model=True)
         self.addCleanup(backend.close)
         with self.assertRaisesRegex(ValueError, "enable_kv_events"):

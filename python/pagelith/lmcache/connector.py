@@ -17,7 +17,7 @@ import pagelith
 
 from ..identity import Identity, ModelError, admit
 from ..identity.host import model_of_this_process
-from ..settings import StoreSettings, number
+from ..settings import StoreSettings, milliseconds
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +29,11 @@ PREFIX = "remote_storage_plugin.pagelith."
 class ConnectorSettings(StoreSettings):
     """The keys of `extra_config` behind `remote_storage_plugin.pagelith.`"""
 
-    put_wait_ms: int = number(1000)
+    put_wait_ms: int = milliseconds(1000)
     # LMCache itself waits for `blocking_timeout_secs`, 10 unless told otherwise.
-    get_timeout_ms: int = number(5000)
+    get_timeout_ms: int = milliseconds(5000)
     # Longest that a look-up waits for a store process: LMCache's loop waits behind it.
-    look_timeout_ms: int = number(1000)
+    look_timeout_ms: int = milliseconds(1000)
 
 
 class _Names(NamedTuple):
@@ -52,7 +52,7 @@ class PagelithConnector(RemoteConnector):
         metadata = local_cpu_backend.metadata
         super().__init__(local_cpu_backend.config, metadata)
         self._metadata, self._serde = metadata, str(config.remote_serde)
-        given = {name: value for name, value in (config.extra_config or {}).items() if name.startswith(PREFIX)}
+        given = {name: value for name, value in (config.extra_config or {}).items() if str(name).startswith(PREFIX)}
         ours = {name.removeprefix(PREFIX): value for name, value in given.items()}
         for name in ("module_path", "class_name"):
             ours.pop(name, None)
@@ -180,10 +180,15 @@ class PagelithConnector(RemoteConnector):
 
     async def batched_put(self, keys: list[Any], memory_objs: list[Any]) -> None:
         objects, sources = [], []
+        # A key that is given twice is put once.
+        chunks: dict[str, tuple[Any, Any]] = {}
+        for key, memory in zip(keys, memory_objs, strict=True):
+            chunks.setdefault(key.to_string(), (key, memory))
+        named = [key for key, _ in chunks.values()]
         try:
             known = self._known(writes=True)
-            names = zip(self._on(known.facts, keys), self._on(known.bytes, keys), strict=True)
-            for (facts, chunk), memory in zip(names, memory_objs, strict=True):
+            names = zip(self._on(known.facts, named), self._on(known.bytes, named), strict=True)
+            for (facts, chunk), (_, memory) in zip(names, chunks.values(), strict=True):
                 held = memory.byte_array
                 told = RemoteMetadata(len(held), memory.get_shapes(), memory.get_dtypes(), memory.get_memory_format())
                 objects += [facts, chunk]

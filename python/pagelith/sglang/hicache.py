@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from ..shared import share_pool
 from .events import PageEvent
 from .listening import Listening
 from .pools import Pieces, Placement, Pool, has_heads, of_pages, page_of, splits_layers, text_of
+from .puts import Put, first_of
 from .settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 # Most pages whose sidecars are here and whose KV is not: twice what SGLang's longest backup of today has. What is beyond it
-# is forgotten, and its KV stored without them.
+# is forgotten, and its KV refused until its sidecars are put again.
 _BEGUN_MAX = 65536
 # Pools that a page need not have: no page of a model without KV of its own is named by them.
 _OF_SOME_PAGES = ("mamba", "swa", "auxiliary_swa", "draft_swa")
@@ -54,21 +55,6 @@ class _Names:
 
 class _StaleWeights(Exception):
     """What is to be written was computed before the model's weights were replaced."""
-
-
-class _Put:
-    """Objects of one call of `Store.put_pages`, page after page."""
-
-    def __init__(self) -> None:
-        self.keys: list[pagelith.Key] = []
-        self.sources: list[Pieces] = []
-        self.pages: list[int] = []
-
-    def add(self, page: int, keys: Sequence[pagelith.Key], sources: Sequence[Pieces]) -> None:
-        if not self.pages or self.pages[-1] != page:
-            self.pages.append(page)
-        self.keys += keys
-        self.sources += sources
 
 
 class HiCache(HiCacheStorage):
@@ -105,16 +91,23 @@ class HiCache(HiCacheStorage):
         self._pools: dict[str, Pool] = {}
         self._names: _Names | None = None
         self._lock = threading.Lock()
-        # Which pools' objects of a page are here without its KV; None for a page that some of them could not be put for.
-        self._begun: OrderedDict[str, tuple[str, ...] | None] = OrderedDict()
+        # The pools whose objects every page has: a page is not stored without them. Learned from the controller's transfers.
+        self._needed: frozenset[str] = frozenset()
+        # Which of those pools' objects of a page were put and wait for its KV.
+        self._begun: OrderedDict[str, frozenset[str]] = OrderedDict()
         self._moved: dict[str, list[Any]] = {"prefetch": [], "backup": []}
         self._registered: list[pagelith.Registration] = []
         self._listening = Listening(self.settings)
         part = f"rank_{config.dp_rank}_{config.tp_rank}_{config.pp_rank}_{config.attn_cp_rank}"
-        self._store = self.settings.open(part, self._listening.events_max)
+        try:
+            self._store = self.settings.open(part, self._listening.events_max)
+        except Exception:
+            self._listening.close()
+            raise
         try:
             self._listening.begin(self._store, self._anchor)
         except Exception:
+            self._listening.close()
             self._store.close()
             raise
 
@@ -230,6 +223,7 @@ class HiCache(HiCacheStorage):
 
     def _query(self, keys: list[str], transfers: Sequence[Any]) -> PoolTransferResult:
         names, pages = self._known(), [page_of(key) for key in keys]
+        self._learn(transfers)
         # Of a page's objects in a pool one stands for all: they are one group.
         anchor = [names.anchor] if "kv" in names.keys else []
         queries = []
@@ -263,14 +257,11 @@ class HiCache(HiCacheStorage):
 
     # Reads.
 
-    def _without_kv(self) -> bool:
-        """Whether KV is only indices, without bytes of its own."""
-        return self._names is not None and "kv" not in self._names.keys
-
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
-        if self._without_kv():
-            return [True] * len(keys)
-        return self._guarded("read", [False] * len(keys), lambda: self._read([("kv", keys, host_indices)])[0])
+        def read() -> list[bool]:
+            return self._read([("kv", keys, host_indices)])[0] if "kv" in self._known().keys else [True] * len(keys)
+
+        return self._guarded("read", [False] * len(keys), read)
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
         asked = [(text_of(t.name), t.keys or [], t.host_indices) for t in transfers]
@@ -307,95 +298,125 @@ class HiCache(HiCacheStorage):
     # Writes.
 
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
-        if self._without_kv():
-            # Its pages are their sidecars, which were put before.
-            return [True] * len(keys)
-        pool = self._pools["kv"]
-        memory = partial(pool.memory, host_indices, len(keys))
-        return self._guarded("write", [False] * len(keys), lambda: self._write_kv(keys, memory))
+        def write() -> list[bool]:
+            if "kv" not in self._known().keys:
+                # Its pages are their sidecars, which were put before.
+                return [True] * len(keys)
+            return self._write_kv(keys, partial(self._pools["kv"].memory, host_indices, len(keys)))
+
+        return self._guarded("write", [False] * len(keys), write)
 
     def _write_kv(self, keys: Sequence[str], memory: Callable[[], list[list[Pieces]]]) -> list[bool]:
         names, started = self._known(writes=True), time.perf_counter()
-        with self._lock:
-            begun = [self._begun.pop(key, ()) for key in keys]
         stored = self._store.exists(self._standing(keys, names))
-        if all(stored):
-            return stored
-        pieces = memory()
-        puts: dict[tuple[str, ...], _Put] = {}
-        for page, key in enumerate(keys):
-            others = begun[page]
-            if not stored[page] and others is not None:
-                objects = [held.on_page(page_of(key)) for held in names.keys["kv"]]
-                puts.setdefault(others, _Put()).add(page, objects, pieces[page])
-        for others, put in puts.items():
-            required = self._required(names, others) if others else None
+        first, put = first_of(keys), Put()
+        with self._lock:
+            needed = self._needed
+            absent = [page for page in sorted(set(first)) if not stored[page]]
+            new = [page for page in absent if needed.issubset(self._begun.get(keys[page], ()))]
+        without = len(absent) - len(new)
+        if without:
+            pools = ", ".join(sorted(needed))
+            logger.warning("pagelith: %d of %d pages are not stored, since not all of %s was stored of them", without, len(keys), pools)
+        if new:
+            pieces = memory()
+            for page in new:
+                put.add(page, [held.on_page(page_of(keys[page])) for held in names.keys["kv"]], pieces[page])
             # What waits for something that was dropped meanwhile is not stored.
-            for page, state in self._put(put, required=required):
+            for page, state in self._put(put, required=self._required(names, needed)):
                 stored[page] = state in ("stored", "present")
-        self._measure("backup", names, sum(len(put.pages) for put in puts.values()), started)
+        stored = [stored[page] for page in first]
+        with self._lock:
+            for key, ok in zip(keys, stored, strict=True):
+                if ok:
+                    self._begun.pop(key, None)
+        self._measure("backup", names, len(new), started)
         return stored
 
     def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
         stored = {transfer.name: [False] * len(transfer.keys or ()) for transfer in transfers}
         each = [t for t in transfers if t.hit_policy == PoolHitPolicy.ALL_PAGES]
         some = [t for t in transfers if t.hit_policy != PoolHitPolicy.ALL_PAGES]
+        self._learn(each)
+        self._forget(each)
         self._guarded("write", None, lambda: self._write_sidecars(each, stored))
-        for transfer in each:
-            for key, ok in zip(transfer.keys or (), stored[transfer.name], strict=True):
-                if not ok:
-                    self._begin(key, None)
         for transfer in some:
             stored[transfer.name] = self._guarded("write", stored[transfer.name], partial(self._write_attached, transfer))
         return stored
+
+    def _learn(self, transfers: Sequence[Any]) -> None:
+        """Note which pools the controller has of every page."""
+        each = {text_of(t.name) for t in transfers if t.hit_policy == PoolHitPolicy.ALL_PAGES} - {"kv"}
+        with self._lock:
+            if not each <= self._needed:
+                self._needed |= each
 
     def _write_sidecars(self, transfers: Sequence[Any], stored: dict[Any, list[bool]]) -> None:
         """Put what each page has in some pools: as parts of groups that its KV completes, or if that is here, attached to it."""
         if not transfers:
             return
         names, started = self._known(writes=True), time.perf_counter()
-        rows: dict[str, list[tuple[Any, int, list[Pieces]]]] = {}
+        keys = list(dict.fromkeys(key for transfer in transfers for key in transfer.keys or ()))
+        rows: dict[str, dict[str, list[Pieces]]] = {key: {} for key in keys}
         for transfer in transfers:
             pool = self._pools.get(text_of(transfer.name))
             if pool is None:
                 raise ValueError(f"pool {text_of(transfer.name)!r} is not registered")
-            memory = pool.memory(transfer.host_indices, len(transfer.keys))
-            for at, key in enumerate(transfer.keys):
-                rows.setdefault(key, []).append((transfer, at, memory[at]))
-        keys = list(rows)
+            for key, memory in zip(transfer.keys, pool.memory(transfer.host_indices, len(transfer.keys)), strict=True):
+                # A key that is given twice is put once.
+                rows[key].setdefault(pool.name, memory)
         has_kv = "kv" in names.keys
         anchored = self._store.exists(self._standing(keys, names)) if has_kv else [False] * len(keys)
-        # By what completes the group: nothing does where KV is only indices.
-        puts: dict[tuple[str, ...] | None, _Put] = {}
+        asked = [(key, name) for key in keys for name in rows[key]]
+        there = self._store.exists([names.keys[name][0].on_page(page_of(key)) for key, name in asked])
+        here = {one for one, ok in zip(asked, there, strict=True) if ok}
+        # Those that their KV completes, and the others: nothing completes them where KV is only indices.
+        waiting, whole = Put(), Put()
+        done: dict[str, bool] = {}
         for page, key in enumerate(keys):
-            pools = tuple(text_of(transfer.name) for transfer, _, _ in rows[key])
-            waits = has_kv and not anchored[page]
-            put = puts.setdefault(pools if waits else None, _Put())
-            for transfer, _, pieces in rows[key]:
-                objects = [held.on_page(page_of(key)) for held in names.keys[text_of(transfer.name)]]
-                put.add(page, objects, pieces)
-        for others, put in puts.items():
-            required = self._required(names, others) if others else None
-            base = names.anchor if has_kv and not others else None
-            for page, state in self._put(put, base=base, required=required):
-                ok = state in ("stored", "present", "waiting")
-                for transfer, at, _ in rows[keys[page]]:
-                    stored[transfer.name][at] = ok
-                if has_kv and ok and not anchored[page]:
-                    self._begin(keys[page], others or ())
+            missing = [name for name in rows[key] if (key, name) not in here]
+            done[key] = not missing
+            put = waiting if has_kv and not anchored[page] else whole
+            # What is attached goes by itself, and what makes a page together.
+            for name in missing if anchored[page] or not missing else rows[key]:
+                put.add(page, [held.on_page(page_of(key)) for held in names.keys[name]], rows[key][name])
+        if waiting.pages:
+            with self._lock:
+                needed = self._needed
+            for page, state in self._put(waiting, required=self._required(names, needed)):
+                done[keys[page]] = state in ("stored", "present", "waiting")
+        if whole.pages:
+            for page, state in self._put(whole, base=names.anchor if has_kv else None):
+                done[keys[page]] = state in ("stored", "present", "waiting")
+        for transfer in transfers:
+            stored[transfer.name] = [done[key] for key in transfer.keys]
+        self._begin((keys[page], frozenset(rows[keys[page]])) for page in waiting.pages if done[keys[page]])
         if not has_kv:
             self._measure("backup", names, len(keys), started)
 
-    def _begin(self, key: str, others: tuple[str, ...] | None) -> None:
+    def _begin(self, pages: Iterable[tuple[str, frozenset[str]]]) -> None:
+        """Note that these pages have objects in these pools that wait for their KV."""
         with self._lock:
-            self._begun[key] = others
-            self._begun.move_to_end(key)
+            for key, pools in pages:
+                self._begun[key] = pools.union(self._begun.pop(key, ()))
             while len(self._begun) > _BEGUN_MAX:
                 self._begun.popitem(last=False)
 
-    def _required(self, names: _Names, others: Sequence[str]) -> list[pagelith.Key]:
-        """What a page's group consists of; KV first, as it lies on SSD."""
-        return [key for name in ("kv", *sorted(others)) for key in names.keys[name]]
+    def _forget(self, transfers: Sequence[Any]) -> None:
+        """Forget what waits of these pages in these pools: it is put anew, or fails."""
+        with self._lock:
+            for transfer in transfers:
+                for key in transfer.keys or ():
+                    if key in self._begun:
+                        self._begun[key] -= {text_of(transfer.name)}
+
+    def _required(self, names: _Names, needed: Iterable[str]) -> list[pagelith.Key] | None:
+        """What a page's group consists of, if it is more than KV; KV first, as it lies on SSD."""
+        others = sorted(needed)
+        missing = [name for name in others if name not in names.keys]
+        if missing:
+            raise ValueError(f"every page has objects in pool {missing[0]!r}, which is not registered")
+        return [key for name in ("kv", *others) for key in names.keys[name]] if others else None
 
     def _write_attached(self, transfer: Any) -> list[bool]:
         """Put what only some pages have: visible with the page, whenever that comes."""
@@ -407,15 +428,15 @@ class HiCache(HiCacheStorage):
         stored = self._store.exists(held[0].on_pages(pages))
         if all(stored):
             return stored
-        memory, put = pool.memory(transfer.host_indices, len(pages)), _Put()
-        for at, page in enumerate(pages):
+        memory, put, first = pool.memory(transfer.host_indices, len(pages)), Put(), first_of(transfer.keys)
+        for at in sorted(set(first)):
             if not stored[at]:
-                put.add(at, [key.on_page(page) for key in held], memory[at])
+                put.add(at, [key.on_page(pages[at]) for key in held], memory[at])
         for at, state in self._put(put, base=names.anchor):
             stored[at] = state in ("stored", "present", "waiting")
-        return stored
+        return [stored[at] for at in first]
 
-    def _put(self, put: _Put, **how: Any) -> list[tuple[int, str]]:
+    def _put(self, put: Put, **how: Any) -> list[tuple[int, str]]:
         """What became of each page."""
         outcomes = self._store.put_pages(put.keys, put.sources, wait=self._wait, **how)
         self._note("write", [outcome.error for outcome in outcomes])
