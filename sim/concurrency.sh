@@ -6,13 +6,13 @@
 #   sim/concurrency.sh                    both
 #   sim/concurrency.sh loom|shuttle [NAME...]   one of them; with the tests whose names have NAME in them
 #
-#   PAGELITH_SCHEDULES=100   shuttle: percent of the usual number of schedules
-#   PAGELITH_SEED=1          shuttle: the first batch's seed
-#   PAGELITH_BATCH=pct:17    shuttle: one batch alone, as a finding names it
-#   PAGELITH_LIMIT=600       seconds that the tests of one checker may take
+#   TEST_PAGELITH_SCHEDULES=100   shuttle: percent of the usual number of schedules
+#   TEST_PAGELITH_SEED=1          shuttle: the first batch's seed
+#   TEST_PAGELITH_BATCH=pct:17    shuttle: one batch alone, as a finding names it
+#   TEST_PAGELITH_LIMIT=600       seconds that the tests of one checker may take
 set -uo pipefail
 cd "$(dirname "$0")/.."
-limit=${PAGELITH_LIMIT:-600}
+limit=${TEST_PAGELITH_LIMIT:-600}
 
 run() {
     local checker=$1 out status

@@ -26,7 +26,7 @@ use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::log::{Log, LogConfig};
 use pagelith_tiers::ssd::recover::{Recovered, recover};
 use pagelith_tiers::ssd::serial::Serial;
-use pagelith_tiers::ssd::volume::{Geometry, OpenedVolume, Volume, VolumeError, open_or_make};
+use pagelith_tiers::ssd::volume::{OpenedVolume, Volume, VolumeError, open_or_make};
 
 use crate::config::{MemoryPlan, SsdIo, SsdPolicy, SsdRing, ValidConfig};
 use crate::core::{Core, Job, Sequences, SsdCore};
@@ -37,7 +37,7 @@ use crate::frames::{Frames, SPARE_NUMBERS};
 use crate::groups::waiting::Waiting;
 use crate::headers::Headers;
 use crate::health::{Health, Limits};
-use crate::index::{FRAME_MAX, Index, SEGMENT_MAX};
+use crate::index::{FRAME_MAX, Index};
 use crate::lanes::Lanes;
 use crate::pins::Pins;
 use crate::prefetch::Prefetch;
@@ -52,6 +52,8 @@ use crate::shared::{NEVER_READ, Shared};
 use crate::stats::Counters;
 use crate::tally::Tallies;
 use crate::visibility::Visibility;
+
+const OPEN_WAIT_MIN: Duration = Duration::from_secs(30);
 
 /// What opening found.
 #[derive(Clone, Debug)]
@@ -292,28 +294,20 @@ fn end_flusher(shared: &Shared, flusher: Option<Box<dyn Join>>) {
     }
 }
 
+/// The longest that one read or write may take while a store is opened: `deadline_ms` is for calls, and may be short.
+fn patience(config: &ValidConfig) -> Duration {
+    config.deadline().max(OPEN_WAIT_MIN)
+}
+
 fn open_volume(config: &ValidConfig, env: &Env) -> Result<OpenedVolume> {
     let Some(disk) = env.disk.clone() else {
         return Err(Error::new(ErrorKind::Internal, "no disk for the ssd tier"));
     };
     let dirs = disk.dirs() as u32;
-    // An object takes a block at least, and two entries if it is attached.
-    let objects = config.max_objects().min(config.ssd_bytes() / 2048);
-    let (bytes, segment) = (config.ssd_bytes(), config.segment_bytes());
-    let geometry =
-        Geometry::fit(bytes, segment, dirs, objects, config.namespaces_max()).ok_or_else(|| {
-            let detail = "too small for four segments, two manifests and two checkpoints";
-            Error::invalid(format!(
-                "ssd.bytes: {detail} bytes={bytes} segment_bytes={segment} max_objects={objects}"
-            ))
-        })?;
-    if geometry.segment_count > SEGMENT_MAX {
-        let (count, max) = (geometry.segment_count, SEGMENT_MAX);
-        let detail = "gives more segments than the index can name";
-        return Err(Error::invalid(format!("ssd.segment_bytes: {detail} segments={count} max={max}")));
-    }
+    let geometry = config.geometry(dirs);
+    let geometry = geometry.ok_or_else(|| Error::invalid(format!("ssd.bytes: too small dirs={dirs}")))?;
     let owner = format!("pid={}\n", std::process::id());
-    open_or_make(disk, geometry, &*env.entropy, &owner, config.deadline()).map_err(volume_error)
+    open_or_make(disk, geometry, &*env.entropy, &owner, patience(config)).map_err(volume_error)
 }
 
 fn volume_error(error: VolumeError) -> Error {
@@ -336,7 +330,7 @@ fn recover_into(
     now: Mono,
 ) -> Result<Recovered> {
     let volume: &Volume = &opened.volume;
-    let mut serial = Serial::new(&*volume.disk, config.deadline())?;
+    let mut serial = Serial::new(&*volume.disk, patience(config))?;
     let mut collector = Collector::new(secret, opened.manifest.generations());
     let constant = config.constant_fingerprint();
     let recovered = recover(volume, &mut opened.manifest, &mut serial, !constant, &mut collector)

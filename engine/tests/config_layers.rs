@@ -156,6 +156,60 @@ fn peers_in_the_environment_are_separated_by_commas_or_a_json_list_and_replace_t
     assert_eq!(named("[{\"address\": \"unix:/d\", \"weight\": 3}, \"tcp:[::1]:1\"]"), two(3.0));
 }
 
+/// What Kubernetes sets for Services that are named `pagelith` and `pagelith-store`, the first with two ports, one of them named.
+const SERVICE_LINKS: [(&str, &str); 17] = [
+    ("PAGELITH_SERVICE_HOST", "10.96.7.9"),
+    ("PAGELITH_SERVICE_PORT", "7411"),
+    ("PAGELITH_SERVICE_PORT_METRICS_HTTP", "9100"),
+    ("PAGELITH_PORT", "tcp://10.96.7.9:7411"),
+    ("PAGELITH_PORT_7411_TCP", "tcp://10.96.7.9:7411"),
+    ("PAGELITH_PORT_7411_TCP_PROTO", "tcp"),
+    ("PAGELITH_PORT_7411_TCP_PORT", "7411"),
+    ("PAGELITH_PORT_7411_TCP_ADDR", "10.96.7.9"),
+    ("PAGELITH_PORT_9_UDP", "udp://[fd00::9]:9"),
+    ("PAGELITH_PORT_9_UDP_ADDR", "fd00::9"),
+    ("PAGELITH_PORT_9_SCTP_PROTO", "sctp"),
+    ("PAGELITH_STORE_SERVICE_HOST", "10.96.7.10"),
+    ("PAGELITH_STORE_SERVICE_PORT_KV", "7411"),
+    ("PAGELITH_STORE_PORT", "tcp://10.96.7.10:7411"),
+    ("PAGELITH_STORE_PORT_7411_TCP_ADDR", "10.96.7.10"),
+    ("PAGELITH_PORT_SERVICE_HOST", "10.96.7.11"),
+    ("PAGELITH_PORT_PORT_1_TCP", "tcp://10.96.7.11:1"),
+];
+
+#[test]
+fn links_to_services_are_passed_over_and_all_else_with_the_prefix_is_refused() {
+    let config = Config::builder().env(SERVICE_LINKS).env([("PAGELITH_READ__DEPTH", "3")]).build().unwrap();
+    assert_eq!(config.read.depth, 3);
+    for (name, text) in [
+        ("PAGELITH_PORT", "7411"),
+        ("PAGELITH_SERVICE_PORT", "http"),
+        ("PAGELITH_SERVICE_HOST", ""),
+        ("PAGELITH_SERVICE_PORT_", "1"),
+        ("PAGELITH_SERVICE_HOSTS", "10.96.7.9"),
+        ("PAGELITH_PORT_7411", "tcp://10.96.7.9:7411"),
+        ("PAGELITH_PORT_7411_TLS", "tcp://10.96.7.9:7411"),
+        ("PAGELITH_PORT_7411_TCP", "7411"),
+        ("PAGELITH_PORT_7411_TCP_NAME", "kv"),
+        ("PAGELITH_EXPORT_1_TCP", "tcp://10.96.7.9:1"),
+        ("PAGELITH_STORE", "tcp://10.96.7.9:7411"),
+        ("PAGELITH_TRACE", "file"),
+    ] {
+        let error = Config::builder().env([(name, text)]).build().unwrap_err();
+        assert_eq!(error.problems[0].field, name, "{error}");
+    }
+}
+
+/// None of them looks like a link to a service, so that what Kubernetes sets is never taken for a setting.
+#[test]
+fn no_setting_has_the_shape_of_a_service_link() {
+    for field in fields() {
+        let name = field.env_name();
+        let part = |part: &str| name.split('_').any(|word| word == part);
+        assert!(!part("PORT") && !part("SERVICE"), "{name}");
+    }
+}
+
 #[test]
 fn every_setting_of_a_file_arrives() {
     let text = r#"
@@ -219,7 +273,7 @@ fn every_setting_of_a_file_arrives() {
     let valid = Config::builder().file(ConfigFormat::Toml, text).validate(&facts(1 << 40)).unwrap();
     assert_eq!(valid.deadline(), Duration::from_millis(1));
     assert_eq!(valid.namespaces_max(), 65_536);
-    assert_eq!((valid.dram_bytes(), valid.arena_bytes()), (3_000_000_000, 3_000_000_000));
+    assert_eq!((valid.dram_bytes(), valid.arena_bytes()), (3_000_000_000, 2_999_996_416));
     assert_eq!((valid.dram_policy(), valid.promote()), (DramPolicy::S3Fifo, Promote::Never));
     assert_eq!((valid.has_ssd(), valid.ssd_bytes()), (true, 1 << 40));
     assert_eq!(valid.ssd_dirs(), [PathBuf::from("/a"), PathBuf::from("/b")]);
@@ -290,7 +344,7 @@ fn lanes_are_a_power_of_two_and_one_where_the_order_is_one() {
 #[test]
 fn derived_numbers() {
     let cases = [
-        ((17 << 20, 0), (4 << 20, 8 << 20, 65_536)),
+        ((20 << 20, 0), (4 << 20, 8 << 20, 65_536)),
         ((1 << 30, 256 << 20), (16 << 20, 256 << 20, 81_920)),
         (((2 << 30) - 1, 256 << 20), (16 << 20, 256 << 20, 147_455)),
         ((4 << 40, 256 << 20), (256 << 20, 256 << 20, 16_777_216)),

@@ -1,8 +1,8 @@
 //! A process that works on a store is killed at any moment; the store is opened again, compared with what
 //! the process had said before it died, and the next process goes on in the same directory.
 //!
-//! `PAGELITH_KILLS=1000` kills so often in each test, `PAGELITH_KILL_SEED=n` begins with another seed, and
-//! `PAGELITH_LANE_RESULTS=FILE` appends a line of JSON with what each test saw.
+//! `TEST_PAGELITH_KILLS=1000` kills so often in each test, `TEST_PAGELITH_KILL_SEED=n` begins with another seed, and
+//! `TEST_PAGELITH_LANE_RESULTS=FILE` appends a line of JSON with what each test saw.
 #![allow(clippy::disallowed_methods, reason = "tests start processes and measure time")]
 #![allow(clippy::print_stdout, reason = "how long opening took is printed")]
 
@@ -30,7 +30,7 @@ fn child() {
 
 #[test]
 fn everything_that_a_flush_covered_is_present_after_a_kill() {
-    let kills = number("PAGELITH_KILLS", 30);
+    let kills = number("TEST_PAGELITH_KILLS", 30);
     // Five rounds of a store fill less than it holds, so nothing is evicted.
     let plan = |home: &std::path::Path| Plan {
         ssd_mib: 128,
@@ -46,7 +46,7 @@ fn everything_that_a_flush_covered_is_present_after_a_kill() {
 
 #[test]
 fn nothing_wrong_is_found_after_a_kill_while_segments_are_reclaimed() {
-    let kills = number("PAGELITH_KILLS", 30);
+    let kills = number("TEST_PAGELITH_KILLS", 30);
     let ended = Campaign::new("overfilled", &overfilled, u64::MAX).run(kills);
     assert!(ended.evicts, "no segment was reclaimed");
     assert!(ended.tally.here > 0 && ended.tally.gone > 0, "{:?}", ended.tally);
@@ -76,7 +76,7 @@ const MORE_LIVES: u64 = 12;
 
 #[test]
 fn nothing_wrong_is_found_after_a_kill_at_each_named_point() {
-    let kills = number("PAGELITH_KILLS", 2 * POINTS.len() as u64);
+    let kills = number("TEST_PAGELITH_KILLS", 2 * POINTS.len() as u64);
     // Small, so that it wraps and moves what was used within a few rounds.
     let plan = |home: &std::path::Path| Plan { ssd_mib: 24, pages: 900, ..overfilled(home) };
     let mut campaign = Campaign::new("points", &plan, u64::MAX);
@@ -152,7 +152,7 @@ impl<'a> Campaign<'a> {
             name,
             plan,
             rounds_of_a_store,
-            seed: number("PAGELITH_KILL_SEED", 1),
+            seed: number("TEST_PAGELITH_KILL_SEED", 1),
             home: tempfile::tempdir().unwrap(),
             model: Model::of_a_store(rounds_of_a_store == u64::MAX),
             tally: Tally::default(),
@@ -190,7 +190,7 @@ impl<'a> Campaign<'a> {
             self.name,
             max.as_millis(),
         );
-        if let Some(path) = std::env::var_os("PAGELITH_LANE_RESULTS") {
+        if let Some(path) = std::env::var_os("TEST_PAGELITH_LANE_RESULTS") {
             let mut file = std::fs::File::options().append(true).create(true).open(path).unwrap();
             file.write_all(line.as_bytes()).unwrap();
         }
@@ -274,6 +274,6 @@ struct NameOnPanic<'a>(&'a str, u64, u64);
 
 impl Drop for NameOnPanic<'_> {
     fn drop(&mut self) {
-        println!("{}: failed with PAGELITH_KILL_SEED={} in round {}", self.0, self.1, self.2);
+        println!("{}: failed with TEST_PAGELITH_KILL_SEED={} in round {}", self.0, self.1, self.2);
     }
 }

@@ -10,7 +10,7 @@ mod suite;
 use pagelith::config::SsdRing;
 use suite::world::{Kind, World};
 
-const CHILD: &str = "PAGELITH_TEST_WEARS_FILTER";
+const CHILD: &str = "TEST_PAGELITH_WEARS_FILTER";
 
 /// From now on this thread, and those that it starts, get EPERM from `io_uring_setup`.
 fn refuse_io_uring() {

@@ -1,7 +1,7 @@
 //! Planted bugs. Each takes out one of the things that keep bytes right, so that the checkers can be seen to
 //! notice: a checker that has never caught one is a decoration (FAULTS, section 3).
 //!
-//! They exist only in a build with `--cfg pagelith_mutants`, all of them in that one build; `PAGELITH_MUTANT` names
+//! They exist only in a build with `--cfg pagelith_mutants`, all of them in that one build; `TEST_PAGELITH_MUTANT` names
 //! the one that is on in a process. In every other build [`on`] is `false` at compile time, and nothing is left
 //! of any of them.
 
@@ -144,7 +144,7 @@ impl Mutant {
         Mutant::CancelledUnanswered,
     ];
 
-    /// Its name in `PAGELITH_MUTANT`: that of the variant.
+    /// Its name in `TEST_PAGELITH_MUTANT`: that of the variant.
     pub fn name(self) -> String {
         format!("{self:?}")
     }
@@ -160,15 +160,15 @@ pub const fn on(_: Mutant) -> bool {
 /// Whether a mutant is planted in this process.
 ///
 /// # Panics
-/// If `PAGELITH_MUTANT` names none: a run that plants nothing would prove nothing.
+/// If `TEST_PAGELITH_MUTANT` names none: a run that plants nothing would prove nothing.
 #[cfg(pagelith_mutants)]
 #[allow(clippy::disallowed_methods, reason = "never in what ships")]
 pub fn on(mutant: Mutant) -> bool {
     static PLANTED: std::sync::OnceLock<Option<Mutant>> = std::sync::OnceLock::new();
     let planted = PLANTED.get_or_init(|| {
-        let name = std::env::var("PAGELITH_MUTANT").ok()?;
+        let name = std::env::var("TEST_PAGELITH_MUTANT").ok()?;
         let found = Mutant::ALL.into_iter().find(|m| m.name() == name);
-        Some(found.unwrap_or_else(|| panic!("no such mutant PAGELITH_MUTANT={name}")))
+        Some(found.unwrap_or_else(|| panic!("no such mutant TEST_PAGELITH_MUTANT={name}")))
     });
     *planted == Some(mutant)
 }

@@ -1,7 +1,7 @@
 //! Golden files: a small store in the bytes of format version 1, kept in `golden/v1/`. The reader must read them
 //! for as long as it claims to read that version, and today's encoder must write exactly them.
 //!
-//! `PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test golden todays_encoder` writes them anew (one test
+//! `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test golden todays_encoder` writes them anew (one test
 //! alone, since the others read them meanwhile). That is right only while no version of the format was released
 //! with the old ones: after that a change of bytes is a new version, in a folder of its own.
 
@@ -40,7 +40,7 @@ fn golden(name: &str) -> Vec<u8> {
 
 #[test]
 fn todays_encoder_writes_exactly_these_bytes() {
-    let bless = std::env::var_os("PAGELITH_BLESS").is_some_and(|v| v == "1");
+    let bless = std::env::var_os("TEST_PAGELITH_BLESS").is_some_and(|v| v == "1");
     for (name, bytes) in files() {
         if bless {
             std::fs::write(path(name), &bytes).expect("the golden folder can be written");

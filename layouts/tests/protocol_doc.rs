@@ -1,4 +1,4 @@
-//! `docs/protocol.md` shows the field tables of the code. `PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test
+//! `docs/protocol.md` shows the field tables of the code. `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test
 //! protocol_doc tables` writes them anew between the page's markers (one test alone, since the others read the page
 //! meanwhile); the prose around them is written by hand.
 
@@ -27,7 +27,7 @@ fn the_page_shows_the_tables_of_the_code() {
     let (before, rest) = page.split_once(BEGIN).expect("the begin marker");
     let (shown, after) = rest.split_once(END).expect("the end marker");
     let rendered = format!("\n{}", render_wire_structures());
-    if std::env::var_os("PAGELITH_BLESS").is_some_and(|v| v == "1") {
+    if std::env::var_os("TEST_PAGELITH_BLESS").is_some_and(|v| v == "1") {
         std::fs::write(path(), format!("{before}{BEGIN}{rendered}{END}{after}"))
             .expect("the page can be written");
         return;

@@ -2,7 +2,7 @@
 //! afterwards or runs meanwhile. Nobody ever gets bytes that were not put under that key, or a part of a group; what
 //! is lost is what was hit; the store opens and takes new things.
 //!
-//! `PAGELITH_SIM_DAMAGE=all` leaves out no bit and no place.
+//! `TEST_PAGELITH_SIM_DAMAGE=all` leaves out no bit and no place.
 
 #[path = "damage/flips.rs"]
 mod flips;

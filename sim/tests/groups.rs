@@ -2,7 +2,7 @@
 //! twelve operations, crashed after every single change in every way, and again at every change of the recovery.
 //! Never a part of a group, never an attached one without its base, never what was not committed.
 //!
-//! `PAGELITH_SIM_FALLS=N` lets each crash fall in N more random ways.
+//! `TEST_PAGELITH_SIM_FALLS=N` lets each crash fall in N more random ways.
 
 mod support;
 
@@ -22,8 +22,8 @@ const COLD: Shape = Shape { cold: true, ..CHECKPOINTED };
 const MOVING: Shape = Shape { recency: true, checkpoint: 1, ..Shape::TIGHT };
 
 fn ways() -> Vec<(CrashMode, u64)> {
-    let more = match std::env::var("PAGELITH_SIM_FALLS") {
-        Ok(text) => text.parse().expect("PAGELITH_SIM_FALLS=N"),
+    let more = match std::env::var("TEST_PAGELITH_SIM_FALLS") {
+        Ok(text) => text.parse().expect("TEST_PAGELITH_SIM_FALLS=N"),
         Err(_) => 0,
     };
     WAYS.into_iter().chain((0..more).map(|i| (CrashMode::Random, 100 + i))).collect()

@@ -106,11 +106,11 @@ fn random_plans_of_the_upper_half() {
     hold(seeds(1));
 }
 
-/// Two tests, so that two cores are used. `PAGELITH_SIM_SEEDS=FROM..TO` runs others.
+/// Two tests, so that two cores are used. `TEST_PAGELITH_SIM_SEEDS=FROM..TO` runs others.
 fn seeds(half: u64) -> std::ops::Range<u64> {
-    let (from, to) = match std::env::var("PAGELITH_SIM_SEEDS") {
+    let (from, to) = match std::env::var("TEST_PAGELITH_SIM_SEEDS") {
         Ok(text) => {
-            let (from, to) = text.split_once("..").expect("PAGELITH_SIM_SEEDS=FROM..TO");
+            let (from, to) = text.split_once("..").expect("TEST_PAGELITH_SIM_SEEDS=FROM..TO");
             (from.parse().expect("a number"), to.parse().expect("a number"))
         }
         Err(_) => (0, 200),

@@ -2,6 +2,7 @@
 //! reference that `pagelith` prints all go by this table, so a setting missing here cannot be set at all.
 
 use pagelith_layouts::checksum::BLOCK_BYTES;
+use pagelith_tiers::dram::arena::ARENA_BYTES_MAX;
 use pagelith_tiers::policy::LANES_MAX;
 
 use super::Config;
@@ -42,9 +43,12 @@ macro_rules! row {
 }
 
 const TIB: Size = Size::gib(1024);
-const DRAM_MAX: Size = Size::gib(64 << 10);
+const DRAM_MAX: Size = Size::gib(8 << 10);
+const MEMORY_MAX: Size = Size::gib(64 << 10);
 const SSD_MAX: Size = Size::gib(1 << 20);
 const KIB_64: Size = Size::kib(64);
+
+const _: () = assert!(DRAM_MAX.bytes() <= ARENA_BYTES_MAX);
 
 static FIELDS: [Field; 41] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
@@ -70,7 +74,7 @@ static FIELDS: [Field; 41] = [
     row!(ssd.write_depth, Rule::Count { min: 1, max: 64 }),
     row!(ssd.write_depth_reading, Rule::Count { min: 1, max: 64 }),
     row!(ssd.write_bytes, Rule::Size { min: KIB_64, max: Size::mib(16), grain: Grain::MultipleOf(4096) }),
-    row!(ssd.headers_bytes, Rule::SizeOrZero { min: KIB_64, max: DRAM_MAX }),
+    row!(ssd.headers_bytes, Rule::SizeOrZero { min: KIB_64, max: MEMORY_MAX }),
     row!(ssd.checkpoint_segments, Rule::Count { min: 0, max: u32::MAX as u64 }),
     row!(ssd.probe_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(ssd.probe_max_ms, Rule::Count { min: 1, max: 3_600_000 }),
@@ -90,7 +94,7 @@ static FIELDS: [Field; 41] = [
     row!(index.max_objects, Rule::Count { min: 1, max: 1 << 32 }),
     row!(index.constant_fingerprint, Rule::Flag),
     row!(read.depth, Rule::Count { min: 1, max: 1024 }),
-    row!(memory.reserve, Rule::Size { min: Size::ZERO, max: DRAM_MAX, grain: Grain::Any }),
+    row!(memory.reserve, Rule::Size { min: Size::ZERO, max: MEMORY_MAX, grain: Grain::Any }),
     row!(log.batch_summary, Rule::Flag),
 ];
 

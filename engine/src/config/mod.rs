@@ -8,7 +8,7 @@
 //!   reads the file; nothing here touches the disk.
 //! - environment: `PAGELITH_` and the path in upper case with `__` for each dot:
 //!   `PAGELITH_DRAM__BYTES=2GiB`. `ssd.dirs` and `remote.peers` are separated by commas, or a JSON list. *Every* variable with
-//!   the prefix must be a setting.
+//!   the prefix must be a setting, but for those that Kubernetes sets for a Service of that name (`PAGELITH_PORT_7411_TCP`).
 //! - code: the fields of [`Config`], or [`ConfigBuilder::set`].
 //!
 //! A configuration is refused, never repaired or rounded: [`ConfigError`] lists every problem at once, each
@@ -42,6 +42,7 @@ mod node;
 mod parse;
 mod peer;
 mod rule;
+mod service_link;
 mod setting;
 mod size;
 mod unknown;
@@ -100,8 +101,8 @@ pub struct Config {
 /// Settings of the DRAM tier.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DramConfig {
-    /// Bytes of the arena. Default 256 MiB; 0, or 64 KiB to 64 TiB; with an SSD tier at least one segment.
-    /// As much as the host can spare: a DRAM hit is many times faster than an SSD hit. 0 means no DRAM cache
+    /// Bytes of the arena, of which whole pages of 4096 are used. Default 256 MiB; 0, or 64 KiB to 8 TiB; with an SSD tier
+    /// at least one segment. As much as the host can spare: a DRAM hit is many times faster than an SSD hit. 0 means no DRAM cache
     /// tier: the arena is then a write buffer of two segments.
     pub bytes: Size,
     /// Which object leaves first: `lru` (default), `fifo` or `s3fifo`. `s3fifo` where many pages are used
@@ -135,7 +136,8 @@ pub struct DramConfig {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SsdConfig {
     /// Bytes of all files of the store together. Default 0: no SSD tier; at most 1 PiB, and at least four
-    /// segments (or one a directory, if that is more) and 1 MiB. The size of the cache that survives a
+    /// segments (or one a directory, if that is more) and what two manifests and two checkpoints take, some 100 bytes
+    /// for each of `index.max_objects` and `namespaces_max`. The size of the cache that survives a
     /// restart.
     pub bytes: Size,
     /// The directories, one a drive; segments are striped over them. Default none; at most 64, all
@@ -220,7 +222,7 @@ pub struct RemoteConfig {
 /// Settings of the staging memory.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StagingConfig {
-    /// Bytes of aligned memory for staged reads. Default 64 MiB; 64 KiB to 1 TiB, and `bytes` x `ratio` at
+    /// Bytes of aligned memory for staged reads, of which whole pages of 4096 are used. Default 64 MiB; 64 KiB to 1 TiB, and `bytes` x `ratio` at
     /// least one chunk + 8192. Raise it if batches with unaligned destinations are split too often.
     pub bytes: Size,
     /// The part of `bytes` that batches may be charged. Default 0.9; above 0, at most 1. Lower it to keep

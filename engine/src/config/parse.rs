@@ -11,6 +11,7 @@ use super::depth::nests_too_deep;
 use super::error::{ConfigError, Problem, unless_problems};
 use super::fields::{ENV_PREFIX, Field, field_at, fields, is_section};
 use super::node::{Node, quoted};
+use super::service_link::is_service_link;
 use super::unknown::{shown_name, unknown_key, unknown_variable};
 use super::valid::{Facts, ValidConfig};
 use super::validate;
@@ -144,12 +145,15 @@ impl Draft {
 
     fn apply_env(&mut self, variables: &[(OsString, OsString)]) {
         let mut seen = HashSet::new();
+        let mut links = Vec::new();
         for (name, text) in variables {
             let shown = name.to_string_lossy();
-            if !shown.starts_with(ENV_PREFIX) {
-                continue;
-            }
+            let Some(rest) = shown.strip_prefix(ENV_PREFIX) else { continue };
             let Some(field) = fields().iter().find(|field| name == field.env_name().as_str()) else {
+                if is_service_link(rest, &text.to_string_lossy()) {
+                    links.push(shown_name(&shown));
+                    continue;
+                }
                 let (problem, meant) = unknown_variable(&shown);
                 self.problems.push(problem);
                 self.suspects.extend(meant.map(Field::path));
@@ -167,6 +171,12 @@ impl Draft {
                     self.fault(field, format!("must be {}: not UTF-8, got={lossy}{origin}", field.expects()));
                 }
             }
+        }
+        if !links.is_empty() {
+            tracing::debug!(
+                variables = links.join(","),
+                "variables of a Kubernetes service are not settings"
+            );
         }
     }
 

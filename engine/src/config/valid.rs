@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use pagelith_tiers::ssd::volume::Geometry;
+
 use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy, SsdRing};
 use super::peer::PeerConfig;
 use super::size::Size;
@@ -93,7 +95,7 @@ impl ValidConfig {
         self.config.dram.bytes.bytes()
     }
 
-    /// Bytes of the arena: `dram_bytes`, or two segments where that is 0.
+    /// Bytes of the arena: the whole pages of `dram_bytes`, or two segments where that is 0.
     pub fn arena_bytes(&self) -> u64 {
         self.arena_bytes
     }
@@ -156,6 +158,13 @@ impl ValidConfig {
     /// Bytes of a segment, given or derived. Meaningless without an SSD tier.
     pub fn segment_bytes(&self) -> u64 {
         self.segment_bytes
+    }
+
+    /// The files of the SSD tier in so many directories; `None` if it is too small for that many.
+    pub(crate) fn geometry(&self, dirs: u32) -> Option<Geometry> {
+        let config = &self.config;
+        let (bytes, segment) = (config.ssd.bytes.bytes(), self.segment_bytes);
+        validate::geometry(bytes, segment, dirs, self.max_objects, config.namespaces_max)
     }
 
     /// Which segment is reclaimed first.
@@ -239,12 +248,12 @@ impl ValidConfig {
         self.config.remote.key.as_deref()
     }
 
-    /// Bytes of staging memory.
+    /// Bytes of staging memory: the whole pages of what was given.
     pub fn staging_bytes(&self) -> u64 {
-        self.config.staging.bytes.bytes()
+        self.memory.staging
     }
 
-    /// Bytes of staging that one batch may be charged: bytes x ratio, rounded down; at least a chunk + 8192.
+    /// Bytes of staging that one batch may be charged: those x ratio, rounded down; at least a chunk + 8192.
     pub fn staging_budget(&self) -> u64 {
         self.staging_budget
     }

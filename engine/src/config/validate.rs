@@ -4,7 +4,9 @@
 //! if all of the settings it reads are within their ranges.
 
 use pagelith_io::shm::Catalog;
+use pagelith_layouts::align::align_down;
 use pagelith_layouts::staging;
+use pagelith_tiers::ssd::volume::{Geometry, SEGMENTS_MIN};
 
 use super::Config;
 use super::choice::{SsdIo, SsdRing};
@@ -12,12 +14,8 @@ use super::error::{ConfigError, Problem, unless_problems};
 use super::parse::Draft;
 use super::size::Size;
 use super::valid::{Facts, MemoryPlan, ValidConfig};
+use crate::index::SEGMENT_MAX;
 
-/// Segments that an SSD tier cannot do without: open, being reclaimed, and two to hold something.
-const SEGMENTS_MIN: u64 = 4;
-/// The room beside the segments that is asked for here; the exact figure depends on the layout and is
-/// checked at open.
-const SSD_OVERHEAD_BYTES: u64 = 1 << 20;
 /// Segments of write buffer without a DRAM tier: one is filled while the other is flushed.
 const WRITE_BUFFER_SEGMENTS: u64 = 2;
 /// Bounds of the derived segment. The largest fits the default `dram.bytes`, so that an SSD tier of any size
@@ -81,12 +79,12 @@ impl Numbers {
         let segment = config.ssd.segment_bytes.map_or_else(|| derived_segment(ssd), Size::bytes);
         let arena = match dram {
             0 if ssd > 0 => segment.saturating_mul(WRITE_BUFFER_SEGMENTS),
-            dram => dram,
+            dram => align_down(dram),
         };
         let max_objects = config.index.max_objects.unwrap_or_else(|| {
             (dram.saturating_add(ssd) / OBJECT_BYTES_ASSUMED).clamp(OBJECTS_DERIVED.0, OBJECTS_DERIVED.1)
         });
-        let staging_bytes = config.staging.bytes.bytes();
+        let staging_bytes = align_down(config.staging.bytes.bytes());
         let index = max_objects.saturating_mul(INDEX_BYTES_PER_OBJECT);
         let headers = if ssd > 0 { config.ssd.headers_bytes.bytes() } else { 0 };
         let catalog = match config.dram.shared {
@@ -107,6 +105,18 @@ impl Numbers {
 /// How many objects in an arena of so many bytes are told of at most. Of smaller ones than are assumed clients ask.
 pub(super) fn catalog_rows(max_objects: u64, arena: u64) -> u64 {
     max_objects.min(arena / CATALOG_BYTES_ASSUMED).clamp(CATALOG_ROWS.0, CATALOG_ROWS.1)
+}
+
+/// The files of an SSD tier; `None` if it is too small for them.
+pub(super) fn geometry(
+    bytes: u64,
+    segment: u64,
+    dirs: u32,
+    max_objects: u64,
+    namespaces: u32,
+) -> Option<Geometry> {
+    // An object takes a block at least, and two entries if it is attached.
+    Geometry::fit(bytes, segment, dirs, max_objects.min(bytes / 2048), namespaces)
 }
 
 fn derived_segment(ssd_bytes: u64) -> u64 {
@@ -157,15 +167,7 @@ impl Relations {
             return;
         }
         let segment = Size::from_bytes(self.numbers.segment);
-        let segments = SEGMENTS_MIN.max(config.ssd.dirs.len() as u64);
-        let ssd_min = Size::from_bytes(segments * segment.bytes() + SSD_OVERHEAD_BYTES);
-        if self.sound(&["ssd.dirs"]) && ssd < ssd_min {
-            let message = format!(
-                "must be at least {ssd_min} ({segments} segments and 1MiB), got={ssd} \
-                 ssd.segment_bytes={segment}"
-            );
-            self.problem("ssd.bytes", message);
-        }
+        self.check_files();
         if self.sound(&["dram.bytes"]) && dram > Size::ZERO && dram < segment {
             let message = format!(
                 "must be 0 or at least a segment ({segment}) with an SSD tier, got={dram} \
@@ -176,6 +178,49 @@ impl Relations {
         if self.sound(&["ssd.write_bytes"]) && write > segment {
             let message = format!("must be at most a segment, got={write} ssd.segment_bytes={segment}");
             self.problem("ssd.write_bytes", message);
+        }
+    }
+
+    /// What lies beside the segments fits as well, and the index can name all of them.
+    fn check_files(&mut self) {
+        if !self.sound(&["ssd.dirs", "index.max_objects", "namespaces_max"]) {
+            return;
+        }
+        let config = &self.draft.config;
+        let Numbers { segment, max_objects, .. } = self.numbers;
+        let (ssd, dirs, namespaces) =
+            (config.ssd.bytes.bytes(), config.ssd.dirs.len() as u32, config.namespaces_max);
+        let segments = SEGMENTS_MIN.max(dirs);
+        let fits = |bytes| {
+            let geometry = geometry(bytes, segment, dirs, max_objects, namespaces);
+            geometry.is_some_and(|geometry| geometry.segment_count >= segments)
+        };
+        if !fits(ssd) {
+            // A larger tier has more to write in its checkpoints, so that no sum says what is enough.
+            let step = segment.min(1 << 20);
+            let mut least = u64::from(segments) * segment;
+            while !fits(least) {
+                least += step;
+            }
+            let size = Size::from_bytes;
+            let message = format!(
+                "must be at least {} ({segments} segments, two manifests and two checkpoints), got={} \
+                 ssd.segment_bytes={} index.max_objects={max_objects} namespaces_max={namespaces}",
+                size(least),
+                size(ssd),
+                size(segment)
+            );
+            return self.problem("ssd.bytes", message);
+        }
+        let most = u64::from(SEGMENT_MAX);
+        if ssd / segment > most {
+            let (least, segment) = ((ssd / most).next_power_of_two(), Size::from_bytes(segment));
+            let message = format!(
+                "must be at least {} for a tier of that size, got={segment} ssd.bytes={}",
+                Size::from_bytes(least),
+                Size::from_bytes(ssd)
+            );
+            self.problem("ssd.segment_bytes", message);
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use pagelith::config::fields;
+
 use super::source::{code, files, is_test_file, rust_files, text, words};
 
 /// Most lines of a file under `src`, its unit tests among them.
@@ -156,4 +158,30 @@ fn an_unsafe_block_without_a_row_is_seen() {
     assert_eq!(file("// unsafe\nfn f() { unsafe { g() } }"), accounted(page));
     assert_ne!(file("fn f() { unsafe { g() } }\nunsafe impl Send for X {}"), accounted(page));
     assert_ne!(file("#![deny(unsafe_code)]"), accounted(page));
+}
+
+/// Variables of the environment that a text reads or sets by a name with the settings' prefix, and that are no settings.
+fn strange_variables(text: &str) -> Vec<String> {
+    let quoted = text.split(['"', '`', '{', ' ', '(']).filter(|word| word.starts_with("PAGELITH_"));
+    let name =
+        |word: &str| word.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().map(str::to_owned);
+    let names = quoted.filter_map(name).filter(|name| !name.ends_with('_'));
+    names.filter(|name| !fields().iter().any(|field| field.env_name() == *name)).collect()
+}
+
+/// Each would stop every store of a process that has it, also those of the tests.
+#[test]
+fn variables_that_are_no_settings_have_another_prefix() {
+    let scripts = ["sim", "benches", "python"].into_iter().flat_map(|dir| files(dir, ".sh"));
+    let all = rust_files().into_iter().chain(scripts).chain([".ci/run".to_owned(), "README.md".to_owned()]);
+    // The configuration's own tests tell of what is refused.
+    let told = ["tests/config", "tests/replay.rs", "src/config/", "tests/house/"];
+    let all = all.filter(|path| !told.iter().any(|place| path.contains(place)));
+    let strange: Vec<_> = all.flat_map(|path| strange_variables(&text(&path))).collect();
+    assert_eq!(strange, Vec::<String>::new());
+    assert_eq!(
+        strange_variables("var(\"PAGELITH_TRACE\"), ${PAGELITH_CI_FUZZ:-1}"),
+        ["PAGELITH_TRACE", "PAGELITH_CI_FUZZ"]
+    );
+    assert_eq!(strange_variables("`PAGELITH_DRAM__BYTES=1` TEST_PAGELITH_TRACE"), Vec::<String>::new());
 }

@@ -1,4 +1,4 @@
-//! Tables of the documents that are made from the code. `PAGELITH_BLESS=1 cargo test -p pagelith --test house`
+//! Tables of the documents that are made from the code. `TEST_PAGELITH_BLESS=1 cargo test -p pagelith --test house`
 //! writes the settings anew; everything around the markers is written by hand.
 
 use pagelith::Stats;
@@ -28,7 +28,7 @@ fn the_settings_are_those_of_the_code() {
     let (before, rest) = page.split_once(BEGIN).expect("the begin marker");
     let (shown, after) = rest.split_once(END).expect("the end marker");
     let rendered = settings();
-    if std::env::var_os("PAGELITH_BLESS").is_some_and(|v| v == "1") {
+    if std::env::var_os("TEST_PAGELITH_BLESS").is_some_and(|v| v == "1") {
         std::fs::write(root().join(PAGE), format!("{before}{BEGIN}{rendered}{END}{after}"))
             .expect("the page can be written");
         return;

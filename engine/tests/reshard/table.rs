@@ -1,5 +1,5 @@
 //! Every writer size by every reader size, for every pool and layout: read, compared with the tensor, and shown in
-//! `docs/resharding.md`. `PAGELITH_BLESS=1 cargo test -p pagelith --test reshard` writes the table anew; everything
+//! `docs/resharding.md`. `TEST_PAGELITH_BLESS=1 cargo test -p pagelith --test reshard` writes the table anew; everything
 //! around the markers is written by hand.
 
 use std::collections::HashMap;
@@ -133,7 +133,7 @@ fn every_tp_size_reads_from_ssd_what_every_tp_size_wrote() {
     let (before, rest) = page.split_once(BEGIN).expect("the begin marker");
     let (shown, after) = rest.split_once(END).expect("the end marker");
     let table = table();
-    if std::env::var_os("PAGELITH_BLESS").is_some_and(|v| v == "1") {
+    if std::env::var_os("TEST_PAGELITH_BLESS").is_some_and(|v| v == "1") {
         std::fs::write(path, format!("{before}{BEGIN}{table}{END}{after}")).expect("the page can be written");
         return;
     }

@@ -165,7 +165,7 @@ mod tests {
     const PAGE: usize = 64 << 10;
     const LEN: usize = 8 * PAGE;
     /// In the environment of a process that is to end.
-    const ENDS: &str = "PAGELITH_TEST_ENDS_BY_SIGBUS";
+    const ENDS: &str = "TEST_PAGELITH_ENDS_BY_SIGBUS";
 
     fn memory(byte: u8) -> OwnedFd {
         let fd = memfd_create("test", MemfdFlags::CLOEXEC).expect("memory");

@@ -1,4 +1,4 @@
-//! `docs/geometry.md` shows what the code says. `PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test geometry
+//! `docs/geometry.md` shows what the code says. `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test geometry
 //! doc::tables` writes the tables anew between the page's markers; the prose around them is written by hand.
 
 #![expect(clippy::disallowed_methods, reason = "a test reads the page it checks itself; nothing here ships")]
@@ -21,7 +21,7 @@ fn page() -> String {
 #[test]
 fn tables() {
     let mut page = page();
-    let blessed = std::env::var_os("PAGELITH_BLESS").is_some_and(|v| v == "1");
+    let blessed = std::env::var_os("TEST_PAGELITH_BLESS").is_some_and(|v| v == "1");
     for (name, table) in [("layouts", shapes()), ("presets", sizes()), ("resharding", ranges())] {
         let begin = format!("<!-- {name}: rendered from the code, see layouts/tests/geometry/doc.rs -->\n");
         let end = format!("<!-- end of {name} -->\n");

@@ -1,7 +1,7 @@
 //! Golden files: a frame of every kind and form in the bytes of protocol version 1, kept in `golden/wire1/`. A reader
 //! must read them for as long as it speaks that version, and today's encoder must write exactly them.
 //!
-//! `PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test wire todays_encoder` writes them anew (one test alone, since
+//! `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test wire todays_encoder` writes them anew (one test alone, since
 //! the others read them meanwhile). That is right only while no version was released with the old ones: after that a
 //! change of bytes is a new version of the protocol.
 
@@ -38,7 +38,7 @@ fn body(name: &str) -> (Kind, Vec<u8>) {
 
 #[test]
 fn todays_encoder_writes_exactly_these_frames() {
-    let bless = std::env::var_os("PAGELITH_BLESS").is_some_and(|v| v == "1");
+    let bless = std::env::var_os("TEST_PAGELITH_BLESS").is_some_and(|v| v == "1");
     for (name, bytes) in files() {
         if bless {
             std::fs::write(path(&name), &bytes).expect("the golden folder can be written");

@@ -272,10 +272,10 @@ fn check(events: &[Event], tally: &mut Tally, ended: &mut bool) {
     }
 }
 
-/// `PAGELITH_LINK_STEPS=700000` makes it a million packets.
+/// `TEST_PAGELITH_LINK_STEPS=700000` makes it a million packets.
 #[test]
 fn whatever_the_network_does_memory_comes_back_once_with_its_own_bytes_or_none() {
-    let steps = std::env::var("PAGELITH_LINK_STEPS").ok().and_then(|text| text.parse().ok());
+    let steps = std::env::var("TEST_PAGELITH_LINK_STEPS").ok().and_then(|text| text.parse().ok());
     let tally = run(7, steps.unwrap_or(20_000));
     assert_eq!(tally.exposed, tally.landed + tally.retracted, "{tally:?}");
     let all_kinds = tally.landed > 500 && tally.retracted > 500 && tally.late > 0 && tally.connections > 1;

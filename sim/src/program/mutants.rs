@@ -21,7 +21,7 @@ use crate::explore::{FaultChoice, FindingKind, Plan, explore};
 use crate::links::Shape;
 
 /// What names the mutant of a process; see `layouts::mutant`.
-const CHOICE: &str = "PAGELITH_MUTANT";
+const CHOICE: &str = "TEST_PAGELITH_MUTANT";
 /// A hunt under way when the time is up may go on for as long again before it is ended.
 const GRACE: u32 = 2;
 

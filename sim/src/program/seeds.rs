@@ -48,14 +48,14 @@ pub struct RunArgs {
     /// Where finished blocks of seeds are noted, a line each; those that are there are not done again.
     #[arg(long)]
     done: Option<PathBuf>,
-    /// The commit under test, for the report; by default that of `PAGELITH_COMMIT`.
+    /// The commit under test, for the report; by default that of `TEST_PAGELITH_COMMIT`.
     #[arg(long)]
     commit: Option<String>,
 }
 
 impl RunArgs {
     fn commit(&self) -> String {
-        let set = || std::env::var("PAGELITH_COMMIT").ok();
+        let set = || std::env::var("TEST_PAGELITH_COMMIT").ok();
         self.commit.clone().or_else(set).unwrap_or_else(|| "unknown".to_owned())
     }
 }

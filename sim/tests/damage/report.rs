@@ -2,7 +2,7 @@
 
 /// Whether nothing is to be left out.
 pub fn all() -> bool {
-    std::env::var("PAGELITH_SIM_DAMAGE").is_ok_and(|v| v == "all")
+    std::env::var("TEST_PAGELITH_SIM_DAMAGE").is_ok_and(|v| v == "all")
 }
 
 /// Sums of a test in which nothing was wrong.

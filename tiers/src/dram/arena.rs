@@ -27,6 +27,9 @@ pub use super::space::{ArenaSpace, Extent};
 /// in copies, fewer faults while the arena fills.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
+/// Longest arena in bytes: pages are counted in 32 bits.
+pub const ARENA_BYTES_MAX: u64 = u32::MAX as u64 * ALIGN;
+
 /// Why there is no arena.
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {

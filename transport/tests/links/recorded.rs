@@ -1,5 +1,5 @@
 //! A recorded conversation of protocol version 1, proofs and MACs included, kept in `golden/session1/`: a function of the
-//! key, the nonces and what was said. `PAGELITH_BLESS=1 cargo test -p pagelith-transport --test links recorded` writes it
+//! key, the nonces and what was said. `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-transport --test links recorded` writes it
 //! anew, which is right only while no version was released with the old one.
 
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ fn recorded_bytes_are_those_of_today() {
     client.close();
     for (name, way) in [("client.bin", &ways.0), ("server.bin", &ways.1)] {
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/session1").join(name);
-        if std::env::var_os("PAGELITH_BLESS").is_some_and(|v| v == "1") {
+        if std::env::var_os("TEST_PAGELITH_BLESS").is_some_and(|v| v == "1") {
             std::fs::write(&path, &lock(way).record).expect("the golden folder can be written");
         }
         let kept = std::fs::read(&path).unwrap_or_else(|e| panic!("golden file {name}: {e}"));

@@ -181,7 +181,7 @@ fn a_row_of_another_key_or_of_nothing_is_not_what_is_looked_for() {
     }
 }
 
-/// What a build of the first layout shows: another one finds what is in it, and writes the same. `PAGELITH_BLESS=1` writes it anew.
+/// What a build of the first layout shows: another one finds what is in it, and writes the same. `TEST_PAGELITH_BLESS=1` writes it anew.
 #[test]
 #[cfg(target_endian = "little")]
 #[allow(clippy::disallowed_methods, reason = "the repository's own file, and a look at the environment")]
@@ -197,7 +197,7 @@ fn the_first_layout_is_read_and_written() {
     let mut bytes = vec![0; catalog.region().len()];
     assert_eq!(pread(catalog.region().as_fd(), &mut bytes[..], 0), Ok(bytes.len()));
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/shm/catalog/layout1.bin");
-    if std::env::var_os("PAGELITH_BLESS").is_some_and(|v| v == "1") {
+    if std::env::var_os("TEST_PAGELITH_BLESS").is_some_and(|v| v == "1") {
         std::fs::write(&path, &bytes).expect("written");
     }
     let golden = std::fs::read(&path).expect("the golden file");

@@ -32,16 +32,16 @@ fn batch(kind: &str, seed: u64, scenario: fn()) {
     }
 }
 
-/// Run `scenario` under `schedules` schedules, half of them random, half by PCT; `PAGELITH_SCHEDULES` is a percentage
-/// of that, `PAGELITH_SEED` the first batch's seed, and `PAGELITH_BATCH=random:SEED` or `pct:SEED` runs one batch.
+/// Run `scenario` under `schedules` schedules, half of them random, half by PCT; `TEST_PAGELITH_SCHEDULES` is a percentage
+/// of that, `TEST_PAGELITH_SEED` the first batch's seed, and `TEST_PAGELITH_BATCH=random:SEED` or `pct:SEED` runs one batch.
 pub fn explore(name: &str, schedules: usize, scenario: fn()) {
-    if let Ok(one) = std::env::var("PAGELITH_BATCH") {
-        let (kind, seed) = one.split_once(':').expect("PAGELITH_BATCH is KIND:SEED");
+    if let Ok(one) = std::env::var("TEST_PAGELITH_BATCH") {
+        let (kind, seed) = one.split_once(':').expect("TEST_PAGELITH_BATCH is KIND:SEED");
         return batch(kind, seed.parse().expect("a seed"), scenario);
     }
-    let percent = number("PAGELITH_SCHEDULES", 100) as usize;
+    let percent = number("TEST_PAGELITH_SCHEDULES", 100) as usize;
     let batches = (schedules * percent / 100).div_ceil(BATCH).max(2);
-    let first = number("PAGELITH_SEED", 1);
+    let first = number("TEST_PAGELITH_SEED", 1);
     let began = Instant::now();
     for i in 0..batches {
         let (kind, seed) = (["random", "pct"][i % 2], first + i as u64);
@@ -51,7 +51,7 @@ pub fn explore(name: &str, schedules: usize, scenario: fn()) {
                 (i + 1) * BATCH,
                 began.elapsed().as_secs_f64()
             );
-            println!("again: PAGELITH_BATCH={kind}:{seed} sim/concurrency.sh shuttle {name}");
+            println!("again: TEST_PAGELITH_BATCH={kind}:{seed} sim/concurrency.sh shuttle {name}");
             resume_unwind(panic);
         }
     }

@@ -1,0 +1,126 @@
+//! Whatever the range of a setting allows opens a store, or validation refuses it and names the setting.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use pagelith::Store;
+use pagelith::config::{Config, ConfigFormat, Facts, Field, Size, fields};
+
+/// What the largest file of a test may take. Longer tiers are validated the same way.
+const FILES_MAX: u64 = 100_000_000;
+
+/// Values at the ends of the documented range and odd ones inside of it, as TOML; none of a setting that is no number.
+fn odd_values(field: &Field) -> Vec<String> {
+    let documented = field.expects();
+    let words: Vec<&str> = documented.split_whitespace().collect();
+    let Some([least, "and", most]) =
+        words.iter().position(|word| *word == "between").and_then(|at| words.get(at + 1..))
+    else {
+        return if documented.starts_with("a number above 0") {
+            vec!["1e-9".into(), "1".into()]
+        } else {
+            Vec::new()
+        };
+    };
+    if documented.starts_with("a number") {
+        return vec![least.to_string(), most.to_string(), "0.123".into()];
+    }
+    let [min, max] = [least, most].map(|text| text.parse::<Size>().unwrap().bytes());
+    let odd = [
+        min,
+        min + 1,
+        min + 2,
+        min + 4095,
+        1_000_003,
+        3_333_333,
+        1 << 22,
+        10_000_000,
+        1_000_000_000,
+        max - 1,
+        max,
+    ];
+    let allowed = |value: &u64| match () {
+        () if documented.starts_with("a power of two") => value.is_power_of_two(),
+        () if documented.starts_with("a multiple of") => value.is_multiple_of(words[3].parse().unwrap()),
+        () => true,
+    };
+    let zero = documented.starts_with("0 or").then_some(0);
+    let within = odd.into_iter().filter(|value| (min..=max).contains(value) && allowed(value)).chain(zero);
+    let feasible = within.filter(|value| field.path() != "ssd.bytes" || *value <= FILES_MAX);
+    let mut values: Vec<u64> = feasible.collect();
+    values.sort_unstable();
+    values.dedup();
+    values.into_iter().map(|value| value.to_string()).collect()
+}
+
+/// Open a store with these settings and one more; refused only by validation, by that one's name.
+fn opens_or_names(base: &[(&str, &str)], dir: &Path, field: &Field, value: &str) {
+    let mut settings: BTreeMap<&str, &str> = base.iter().copied().collect();
+    settings.insert(field.path(), value);
+    let mut text: String = settings.iter().map(|(path, value)| format!("{path} = {value}\n")).collect();
+    let has_ssd = base.iter().any(|(path, _)| *path == "ssd.bytes");
+    if has_ssd && settings["ssd.bytes"] != "0" {
+        text += &format!("ssd.dirs = [{dir:?}]\n");
+    }
+    let builder = Config::builder().file(ConfigFormat::Toml, &text);
+    match builder.validate(&Facts::of_this_machine().unwrap()) {
+        Err(error) => {
+            let text = error.to_string();
+            // Outside of the documented range nothing was tried.
+            assert!(
+                text.contains(field.path()) && !text.contains(&field.expects()),
+                "{}={value}: {text}",
+                field.path()
+            );
+        }
+        Ok(valid) => match Store::open(valid) {
+            Ok(store) => store.abandon(),
+            Err(error) => panic!("{}={value} is valid and does not open: {error}\n{text}", field.path()),
+        },
+    }
+}
+
+const DRAM_ONLY: &[(&str, &str)] = &[("dram.bytes", "\"2MiB\""), ("staging.bytes", "\"2MiB\"")];
+const SHARED: &[(&str, &str)] = &[("dram.bytes", "\"2MiB\""), ("dram.shared", "true")];
+const BOTH: &[(&str, &str)] = &[
+    ("dram.bytes", "\"4MiB\""),
+    ("staging.bytes", "\"2MiB\""),
+    ("ssd.bytes", "\"24MiB\""),
+    ("ssd.segment_bytes", "\"1MiB\""),
+    ("ssd.headers_bytes", "\"64KiB\""),
+];
+
+#[test]
+fn every_number_in_its_documented_range_opens_or_is_refused_by_name() {
+    let home = tempfile::tempdir().unwrap();
+    let mut tried = 0;
+    for field in fields() {
+        let values = odd_values(field);
+        tried += usize::from(!values.is_empty());
+        for (at, value) in values.iter().enumerate() {
+            if !field.path().starts_with("ssd.") {
+                opens_or_names(DRAM_ONLY, Path::new(""), field, value);
+            }
+            if field.path().starts_with("dram.") {
+                opens_or_names(SHARED, Path::new(""), field, value);
+            }
+            let dir = home.path().join(format!("{}-{at}", field.path()));
+            opens_or_names(BOTH, &dir, field, value);
+            if dir.exists() {
+                std::fs::remove_dir_all(&dir).unwrap();
+            }
+        }
+    }
+    // All but flags, names, directories, peers and a file.
+    assert_eq!(tried, 26);
+}
+
+#[test]
+fn a_size_that_is_no_whole_number_of_pages_takes_those_that_are_whole() {
+    let text = "dram.bytes = \"1GB\"\nstaging.bytes = 2_000_001";
+    let facts = Facts { memory_bytes: 8 << 30, memory_source: "test".into() };
+    let valid = Config::builder().file(ConfigFormat::Toml, text).validate(&facts).unwrap();
+    assert_eq!((valid.arena_bytes(), valid.staging_bytes()), (999_997_440, 1_998_848));
+    let store = Store::open(valid).unwrap();
+    assert_eq!((store.opened().memory.arena, store.opened().memory.staging), (999_997_440, 1_998_848));
+}
