@@ -31,8 +31,10 @@ pub mod workload;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Command as Program, CommandFactory, FromArgMatches, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
+
+use crate::settings::Defaults;
 
 /// A log-structured, tiered page store for LLM KV caches.
 #[derive(Parser, Debug)]
@@ -53,12 +55,25 @@ enum Command {
     Verify(verify::VerifyArgs),
 }
 
+/// The program's command line. Each command's help states the defaults of that command.
+fn program() -> Program {
+    let of_the_store = |command| Defaults::of_the_store().in_help(command);
+    Cli::command()
+        .mut_subcommand("replay", |command| replay::DEFAULTS.in_help(command))
+        .mut_subcommand("serve", |command| serve::defaults(false).in_help(command))
+        .mut_subcommand("config", |command| {
+            command.mut_subcommand("check", of_the_store).mut_subcommand("show", of_the_store)
+        })
+}
+
 /// Run the program with the process's arguments.
 pub fn main() -> ExitCode {
     // Log events go to stderr, warnings and worse unless RUST_LOG says otherwise: stdout is for results.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| output::Events).init();
-    exit::code(match Cli::parse().command {
+    let matches = program().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    exit::code(match cli.command {
         Command::Replay(args) => replay::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Serve(args) => serve::run(&args),

@@ -29,7 +29,6 @@ use pagelith::transport::socket::{Arrival, Listen, Listener};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::exit::Verdict;
-use crate::fresh::FreshDir;
 use crate::http::{Http, Serving};
 use crate::output::{log, never_wait_for_the_log, out};
 use crate::peers::{PeerFlags, offer};
@@ -68,6 +67,11 @@ pub(crate) struct ServeArgs {
     transfer: Size,
 }
 
+/// Those of the store; `shared` with clients that may look at everything.
+pub(crate) fn defaults(shared: bool) -> Defaults {
+    Defaults { shared, ..Defaults::of_the_store() }
+}
+
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     never_wait_for_the_log();
     let stop = Arc::new(AtomicBool::new(false));
@@ -80,14 +84,11 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
         Some(path) => Admission::Keys(Arc::new(KeyRing::new(key_file::ring(path)?, &SystemEntropy)?)),
         None => Admission::Connection(Rights::all()),
     };
-    let mut fresh = FreshDir::named("pagelith-serve");
     // Who may do everything may look at everything. Where clients have keys, they see what their keys are for.
     let shared = matches!(args.listen, Address::Unix(_)) && args.keys.is_none();
-    let defaults = Defaults { dram: Size::mib(256), ssd: Size::ZERO, shared };
     let with_peers = |config: &mut Config| args.peers.apply(config);
-    let config = args.store.resolve(defaults, &fresh.path().join("store"), &with_peers)?;
+    let config = args.store.resolve(defaults(shared), None, &with_peers)?;
     args.peers.check(&config)?;
-    fresh.make_for(config.ssd_dirs())?;
     let store = Store::open(config).context("cannot open the store")?;
     crate::said::opened(store.opened());
     let (staging, regions) = transfer_memory(&store, args.transfer).context("no memory --transfer")?;

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, Subcommand};
+use clap::{Arg, Args, Command, Subcommand};
 use pagelith::config::{
-    Config, ConfigBuilder, ConfigFormat, DramPolicy, ENV_PREFIX, Facts, Size, SsdIo, SsdPolicy, ValidConfig,
+    Config, ConfigError, ConfigFormat, DramPolicy, ENV_PREFIX, Facts, Size, SsdIo, SsdPolicy, ValidConfig,
 };
 
 use crate::exit::Verdict;
@@ -16,14 +16,13 @@ use crate::output::out;
 /// (`PAGELITH_DRAM__BYTES=...`), the file, or the command's defaults.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct StoreFlags {
-    /// Directory of the store, kept afterwards; again for each further drive [default: a fresh one under the
-    /// system's temporary directory, removed at the end]
+    /// Directory of the store, kept afterwards; again for each further drive
     #[arg(long = "dir", value_name = "DIR")]
     dirs: Vec<PathBuf>,
-    /// Bytes of the DRAM tier, such as 256MiB; 0 leaves it out [default: 128MiB]
+    /// Bytes of the DRAM tier, such as 256MiB; 0 leaves it out
     #[arg(long, value_name = "SIZE")]
     dram: Option<Size>,
-    /// Bytes that all files of the store may have together; 0 leaves the SSD tier out [default: 512MiB]
+    /// Bytes that all files of the store may have together; 0 leaves the SSD tier out
     #[arg(long, value_name = "SIZE")]
     ssd: Option<Size>,
     /// Which object leaves DRAM first
@@ -60,9 +59,7 @@ enum ConfigAction {
 
 pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<Verdict> {
     let (ConfigAction::Check(flags) | ConfigAction::Show(flags)) = &args.action;
-    let file = flags.file()?;
-    let builder = flags.layers(file.as_ref()).set(|config| flags.apply(config));
-    match builder.validate(&Facts::of_this_machine()?) {
+    match flags.validate(Defaults::of_the_store(), None, &|_| {})? {
         Ok(valid) if matches!(args.action, ConfigAction::Show(_)) => {
             out!("{}", valid.config().to_json_string())?;
             Ok(Verdict::Fine)
@@ -87,6 +84,37 @@ pub(crate) struct Defaults {
     pub(crate) shared: bool,
 }
 
+impl Defaults {
+    /// Those of [`Config`] itself, which a process that embeds the store has as well.
+    pub(crate) fn of_the_store() -> Defaults {
+        let config = Config::default();
+        Defaults { dram: config.dram.bytes, ssd: config.ssd.bytes, shared: config.dram.shared }
+    }
+
+    /// State them in the help of a command that has [`StoreFlags`].
+    pub(crate) fn in_help(self, command: Command) -> Command {
+        let with = |default: String| {
+            move |arg: Arg| {
+                let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+                arg.help(format!("{help} [default: {default}]"))
+            }
+        };
+        let dirs = match self.ssd {
+            Size::ZERO => "none; one needs --ssd as well".to_owned(),
+            _ => "a fresh one under the system's temporary directory, removed at the end".to_owned(),
+        };
+        let config = Config::default();
+        command
+            .mut_arg("dirs", with(dirs))
+            .mut_arg("dram", with(self.dram.to_string()))
+            .mut_arg("ssd", with(self.ssd.to_string()))
+            .mut_arg("policy", with(config.dram.policy.name().to_owned()))
+            .mut_arg("ssd_policy", with(config.ssd.policy.name().to_owned()))
+            .mut_arg("io", with(config.ssd.io.name().to_owned()))
+            .mut_arg("staging", with(config.staging.bytes.to_string()))
+    }
+}
+
 fn choice<T: Clone + Send + Sync + 'static>(
     names: &'static [&'static str],
     of_name: fn(&str) -> Option<T>,
@@ -103,62 +131,61 @@ pub(crate) fn io_side() -> impl TypedValueParser<Value = SsdIo> {
 pub(crate) type Tune<'a> = &'a dyn Fn(&mut Config);
 
 impl StoreFlags {
-    /// No flag but this one.
-    pub(crate) fn of_io(io: Option<SsdIo>) -> StoreFlags {
-        StoreFlags { io, ..StoreFlags::default() }
+    /// No flags but these.
+    pub(crate) fn of(dirs: Vec<PathBuf>, io: Option<SsdIo>) -> StoreFlags {
+        StoreFlags { dirs, io, ..StoreFlags::default() }
     }
 
-    /// The configuration, checked against this machine. `fresh_dir` is where the store goes if no directory
-    /// was named anywhere; it is not made here. `tune` sets what the command itself has to insist on.
+    /// The configuration, or an error with all that is wrong with it.
     pub(crate) fn resolve(
         &self,
         defaults: Defaults,
-        fresh_dir: &Path,
+        fresh_dir: Option<&Path>,
         tune: Tune<'_>,
     ) -> anyhow::Result<ValidConfig> {
-        let file = self.file()?;
-        let builder = self.layers(file.as_ref());
+        self.validate(defaults, fresh_dir, tune)?.context("the configuration is refused")
+    }
+
+    /// The configuration, checked against this machine; the same for every command. `fresh_dir` is where an SSD tier goes
+    /// that only the command's defaults or `--ssd` ask for, without a directory; it is not made here. `tune` sets what the
+    /// command itself has to insist on.
+    fn validate(
+        &self,
+        defaults: Defaults,
+        fresh_dir: Option<&Path>,
+        tune: Tune<'_>,
+    ) -> anyhow::Result<Result<ValidConfig, ConfigError>> {
+        let file = self.config.as_deref().map(read_file).transpose()?;
         let given = |section: &str, name: &str| {
             file.as_ref().is_some_and(|(format, text)| names_setting(*format, text, section, name))
                 || std::env::var_os(env_name(section, name)).is_some()
         };
-        let (dram_given, ssd_given) = (given("dram", "bytes"), given("ssd", "bytes"));
-        let (arena_given, files_given) = (given("dram", "shared"), given("ssd", "shared"));
+        let mut builder = Config::builder().env(std::env::vars_os());
+        if let Some((format, text)) = &file {
+            builder = builder.file(*format, text);
+        }
         let builder = builder.set(|config| {
-            if !dram_given {
+            // A file that has half of an SSD tier is refused, not completed.
+            let ssd_given = given("ssd", "bytes") || given("ssd", "dirs");
+            if !given("dram", "bytes") {
                 config.dram.bytes = defaults.dram;
             }
             if !ssd_given {
                 config.ssd.bytes = defaults.ssd;
             }
-            if !arena_given {
+            if !given("dram", "shared") {
                 config.dram.shared = defaults.shared;
             }
-            if !files_given {
+            if !given("ssd", "shared") {
                 config.ssd.shared = defaults.shared;
             }
             self.apply(config);
-            if config.ssd.bytes == Size::ZERO {
-                // A tier that is left out needs no directory; `--ssd 0` may be added to any command line.
-                config.ssd.dirs.clear();
-            } else if config.ssd.dirs.is_empty() {
-                config.ssd.dirs = vec![fresh_dir.to_owned()];
+            if config.ssd.bytes > Size::ZERO && config.ssd.dirs.is_empty() && !ssd_given {
+                config.ssd.dirs.extend(fresh_dir.map(Path::to_owned));
             }
             tune(config);
         });
-        builder.validate(&Facts::of_this_machine()?).context("the configuration is refused")
-    }
-
-    fn file(&self) -> anyhow::Result<Option<(ConfigFormat, String)>> {
-        self.config.as_deref().map(read_file).transpose()
-    }
-
-    fn layers<'a>(&self, file: Option<&'a (ConfigFormat, String)>) -> ConfigBuilder<'a> {
-        let builder = Config::builder().env(std::env::vars_os());
-        match file {
-            Some((format, text)) => builder.file(*format, text),
-            None => builder,
-        }
+        Ok(builder.validate(&Facts::of_this_machine()?))
     }
 
     fn apply(&self, config: &mut Config) {
@@ -173,6 +200,9 @@ impl StoreFlags {
         set(&mut config.staging.bytes, self.staging);
         if !self.dirs.is_empty() {
             config.ssd.dirs.clone_from(&self.dirs);
+        } else if self.ssd == Some(Size::ZERO) {
+            // `--ssd 0` leaves out the whole tier of a file or the environment.
+            config.ssd.dirs.clear();
         }
     }
 }

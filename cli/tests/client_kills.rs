@@ -1,7 +1,7 @@
 //! Clients of a store process that die at any moment, beside one that lives: nothing of theirs is left, and no byte of the
 //! other is wrong.
 //!
-//! `PAGELITH_CLIENT_KILLS=1000 cargo test --release -p pagelith-cli --test client_kills -- --nocapture` makes a campaign of it.
+//! `TEST_PAGELITH_CLIENT_KILLS=1000 cargo test --release -p pagelith-cli --test client_kills -- --nocapture` makes a campaign of it.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real processes")]
 
 mod common;
@@ -89,7 +89,7 @@ fn check(client: Child) {
 }
 
 fn kills() -> u64 {
-    std::env::var("PAGELITH_CLIENT_KILLS").map_or(KILLS, |text| text.parse().expect("a number"))
+    std::env::var("TEST_PAGELITH_CLIENT_KILLS").map_or(KILLS, |text| text.parse().expect("a number"))
 }
 
 #[test]

@@ -77,3 +77,93 @@ fn flags_come_before_the_environment_and_that_before_the_file() {
     let args = ["config", "check", "--config", json.to_str().unwrap()];
     assert_eq!(pagelith(&args).code, Some(0));
 }
+
+/// What each command says of these flags and variables; all of them end with an error, of whatever comes first.
+fn refusals(flags: &[&str], env: &[(&str, &str)]) -> Vec<String> {
+    // A store that is opened all the same does not stay: it would answer other hosts.
+    let serve = ["serve", "--listen", "tcp:127.0.0.1:0", "--metrics", "0.0.0.0:0"];
+    let commands = [&["config", "check"][..], &["config", "show"], &serve, &["replay", "--requests", "1"]];
+    let ran = commands.map(|command| pagelith_with(&[command, flags].concat(), env));
+    ran.into_iter()
+        .map(|ran| {
+            assert!(ran.code == Some(1) || ran.code == Some(2), "{ran:?}");
+            ran.stdout + &ran.stderr
+        })
+        .collect()
+}
+
+#[test]
+fn half_an_ssd_tier_is_refused_by_every_command_and_nothing_is_made() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("store");
+    let dir = dir.to_str().unwrap();
+    let (_keep, no_bytes) = file(&format!("ssd.dirs = [{dir:?}]"));
+    let (_keep_too, no_dirs) = file("ssd.bytes = \"64MiB\"");
+    let cases: [(&[&str], &[(&str, &str)], &str); 5] = [
+        (&["--config", &no_bytes], &[], "ssd.bytes: must be above 0"),
+        (&["--config", &no_dirs], &[], "ssd.dirs: must name a directory"),
+        (&[], &[("PAGELITH_SSD__DIRS", dir)], "ssd.bytes: must be above 0"),
+        (&[], &[("PAGELITH_SSD__BYTES", "64MiB")], "ssd.dirs: must name a directory"),
+        (&["--dir", dir, "--ssd", "0"], &[], "ssd.bytes: must be above 0"),
+    ];
+    for (flags, env, why) in cases {
+        for said in refusals(flags, env) {
+            assert!(said.contains(why), "{flags:?} {env:?}: {said}");
+        }
+    }
+    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_directory_without_a_size_is_refused_where_the_command_has_no_size_of_its_own() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("store");
+    let flags = ["--dir", dir.to_str().unwrap()];
+    for command in [&["config", "check"][..], &["serve", "--metrics", "0.0.0.0:0"]] {
+        let ran = pagelith(&[command, &flags].concat());
+        assert!((ran.stdout + &ran.stderr).contains("ssd.bytes: must be above 0"), "{command:?}");
+    }
+    assert!(!dir.exists());
+}
+
+#[test]
+fn a_size_of_zero_leaves_out_the_whole_ssd_tier_of_a_file() {
+    let (_dir, path) = file("ssd.bytes = \"64MiB\"\nssd.dirs = [\"/nowhere\"]");
+    let shown = pagelith(&["config", "show", "--config", &path, "--ssd", "0"]).json();
+    assert_eq!((&shown["ssd"]["bytes"], &shown["ssd"]["dirs"]), (&"0B".into(), &serde_json::json!([])));
+}
+
+#[test]
+fn help_states_the_defaults_of_its_own_command() {
+    let help = |command: &[&str]| pagelith(&[command, &["--help"]].concat()).stdout;
+    for command in [&["serve"][..], &["config", "check"], &["config", "show"]] {
+        let said = help(command);
+        for default in ["[default: 256MiB]", "[default: 0B]", "[default: none; one needs --ssd as well]"] {
+            assert!(said.contains(default), "{default} {said}");
+        }
+        assert!(
+            !said.contains("128MiB") && !said.contains("512MiB") && !said.contains("temporary"),
+            "{said}"
+        );
+    }
+    let said = help(&["replay"]);
+    for default in
+        ["[default: 128MiB]", "[default: 512MiB]", "[default: a fresh one under", "[default: 64MiB]"]
+    {
+        assert!(said.contains(default), "{default} {said}");
+    }
+}
+
+#[test]
+fn variables_of_a_kubernetes_service_stop_nothing_and_are_told_of_at_debug() {
+    let env = [
+        ("PAGELITH_SERVICE_HOST", "10.96.7.9"),
+        ("PAGELITH_PORT", "tcp://10.96.7.9:7411"),
+        ("PAGELITH_PORT_7411_TCP_ADDR", "10.96.7.9"),
+    ];
+    let quiet = pagelith_with(&["config", "check"], &env);
+    assert!(quiet.code == Some(0) && quiet.stderr.is_empty(), "{quiet:?}");
+    let ran = pagelith_with(&["config", "check"], &[&env[..], &[("RUST_LOG", "debug")]].concat());
+    let lines: Vec<&str> = ran.stderr.lines().filter(|line| line.contains("PAGELITH_PORT")).collect();
+    assert!(ran.code == Some(0) && lines.len() == 1 && lines[0].contains("DEBUG"), "{ran:?}");
+}

@@ -74,8 +74,8 @@ fn the_built_in_workload_hits_as_often_as_an_lru_list() {
 /// Needs the trace `mooncake_conversation.jsonl.gz`, which is not part of this repository.
 #[test]
 fn the_real_trace_hits_as_often_as_an_lru_list() {
-    let Some(path) = std::env::var_os("PAGELITH_TRACE").map(PathBuf::from) else {
-        println!("skipped: PAGELITH_TRACE does not name mooncake_conversation.jsonl.gz");
+    let Some(path) = std::env::var_os("TEST_PAGELITH_TRACE").map(PathBuf::from) else {
+        println!("skipped: TEST_PAGELITH_TRACE does not name mooncake_conversation.jsonl.gz");
         return;
     };
     // Known figures of this trace, so that a mistake in the list itself shows.

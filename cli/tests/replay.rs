@@ -131,7 +131,10 @@ fn either_tier_can_be_left_out() {
     assert_eq!(json["prefix_hits"]["ssd"], 0, "{json}");
     let dir = tempfile::tempdir().unwrap();
     let with_dir = replay(&["--ssd=0", "--dir", &dir.path().join("s").to_string_lossy()]);
-    assert_eq!(with_dir.code, Some(0), "{with_dir:?}");
+    assert!(
+        with_dir.code == Some(2) && with_dir.stderr.contains("ssd.bytes: must be above 0"),
+        "{with_dir:?}"
+    );
     let ssd_only = replay(&["--dram=0"]);
     assert_eq!(ssd_only.code, Some(0), "{ssd_only:?}");
     assert!(ssd_only.json()["prefix_hits"]["ssd"].as_u64().unwrap() > 0, "{ssd_only:?}");

@@ -78,8 +78,8 @@ pub(crate) struct BenchArgs {
     /// Seed of contents and of the order of reads
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Directory for the store and for the limit's file, kept afterwards and used again by the next run with
-    /// the same sizes [default: a fresh one under the system's temporary directory, removed at the end]
+    /// Directory for the store on SSD and for the limit's file, kept afterwards and used again by the next run with
+    /// the same sizes; nothing lies there with --tier dram [default: a fresh one under the system's temporary directory, removed at the end]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// What moves the bytes to and from the SSD
@@ -258,8 +258,10 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
     let shape = args.shape()?;
     let mut fresh = FreshDir::named("pagelith-bench");
     let dir = args.dir.clone().unwrap_or_else(|| fresh.path().to_owned());
-    let flags = StoreFlags::of_io(args.io);
-    let config = flags.resolve(args.sizes(), &dir.join("store"), &|config| {
+    // Where there is a directory, the store is there, whatever the environment says.
+    let named = args.dir.iter().filter(|_| args.tier == BenchTier::Ssd).map(|dir| dir.join("store"));
+    let flags = StoreFlags::of(named.collect(), args.io);
+    let config = flags.resolve(args.sizes(), Some(&dir.join("store")), &|config| {
         // Whatever the environment says, nothing may be read from memory that is to be read from SSD.
         // A store that has been running has had each page of its memory: the first touch of one can take a hundred times a put's copy.
         config.dram.prefault = !matches!(shape.op, Op::Open | Op::OpenClean);

@@ -41,7 +41,7 @@ use crate::peers::PeerFlags;
 use crate::settings::{Defaults, StoreFlags};
 
 /// Sizes that make the built-in workload use both tiers, and finish in seconds.
-const DEFAULTS: Defaults = Defaults { dram: Size::mib(128), ssd: Size::mib(512), shared: false };
+pub(crate) const DEFAULTS: Defaults = Defaults { dram: Size::mib(128), ssd: Size::mib(512), shared: false };
 const OBJECT_BYTES_DEFAULT: Size = Size::kib(32);
 
 /// Replay a request trace through the store, and check every byte it hands back.
@@ -103,7 +103,7 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
         }
         None => {
             let with_peers = |config: &mut Config| args.peers.apply(config);
-            let config = args.store.resolve(DEFAULTS, &fresh.path().join("store"), &with_peers)?;
+            let config = args.store.resolve(DEFAULTS, Some(&fresh.path().join("store")), &with_peers)?;
             args.peers.check(&config)?;
             fresh.make_for(config.ssd_dirs())?;
             On::Own(Box::new(config))
