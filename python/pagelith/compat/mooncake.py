@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import pagelith
 
 from ..identity import Identity, ModelError, admit
-from ..identity.host import model_of_this_process
+from ..identity.host import Now, model_of_this_process, no_engine
 from ..settings import PoolSettings
 from .mooncake_setup import flag_of, size_of, store_settings, text_of
 
@@ -128,7 +128,7 @@ class MooncakeDistributedStore:
 
     def __init__(self) -> None:
         self._store: pagelith.Store | None = None
-        self._model = model_of_this_process()
+        self._model: Callable[[], Now] = no_engine
         self._names: _Names | None = None
         self._tenant = self._revision = ""
         self._hostname = ""

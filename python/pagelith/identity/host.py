@@ -6,7 +6,11 @@ from collections.abc import Callable
 from .facts import Identity
 from .sglang import Now, ServedModel
 
-_NONE = Identity({"engine": "unknown"}, ("which engine and model it is for",))
+_NONE = Now(Identity({"engine": "unknown"}, ("which engine and model it is for",)), stale=False)
+
+
+def no_engine() -> Now:
+    return _NONE
 
 
 def model_of_this_process() -> Callable[[], Now]:
@@ -19,7 +23,7 @@ def model_of_this_process() -> Callable[[], Now]:
         return lambda: known
     if _sglang_serves():
         return ServedModel(sizes=True).now
-    return lambda: Now(_NONE, stale=False)
+    return no_engine
 
 
 def _vllms() -> object | None:
