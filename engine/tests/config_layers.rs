@@ -214,6 +214,7 @@ fn no_setting_has_the_shape_of_a_service_link() {
 fn every_setting_of_a_file_arrives() {
     let text = r#"
         deadline_ms = 1
+        close_timeout_ms = 9
         namespaces_max = 65536
         [dram]
         bytes = "3GB"
@@ -271,7 +272,10 @@ fn every_setting_of_a_file_arrives() {
         batch_summary = true
     "#;
     let valid = Config::builder().file(ConfigFormat::Toml, text).validate(&facts(1 << 40)).unwrap();
-    assert_eq!(valid.deadline(), Duration::from_millis(1));
+    assert_eq!(
+        (valid.deadline(), valid.close_timeout()),
+        (Duration::from_millis(1), Duration::from_millis(9))
+    );
     assert_eq!(valid.namespaces_max(), 65_536);
     assert_eq!((valid.dram_bytes(), valid.arena_bytes()), (3_000_000_000, 2_999_996_416));
     assert_eq!((valid.dram_policy(), valid.promote()), (DramPolicy::S3Fifo, Promote::Never));

@@ -15,6 +15,7 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("deadline_ms = \"30s\"", "deadline_ms", "must be an integer between 1 and 3600000, got=\"30s\" type=string"),
     ("deadline_ms = 1.5", "deadline_ms", "must be an integer between 1 and 3600000, got=1.5 type=float"),
     ("deadline_ms = 1979-05-27", "deadline_ms", "must be an integer between 1 and 3600000, got=1979-05-27 type=date"),
+    ("close_timeout_ms = 0", "close_timeout_ms", "must be an integer between 1 and 3600000, got=0"),
     ("namespaces_max = 0", "namespaces_max", "must be an integer between 1 and 65536, got=0"),
     ("namespaces_max = 65537", "namespaces_max", "must be an integer between 1 and 65536, got=65537"),
     ("namespaces_max = 4294967297", "namespaces_max", "must be an integer between 1 and 65536, got=4294967297 type=integer"),

@@ -8,6 +8,7 @@ use pyo3::types::{IntoPyDict, PyCFunction, PyDict, PyTuple};
 
 use crate::reached::Reached;
 use crate::store::is_forked;
+use crate::submitted::Queue;
 
 /// What this is attached to, or has opened, until it is closed.
 pub type Held = RwLock<Option<Reached>>;
@@ -33,4 +34,19 @@ pub fn close_at_exit(py: Python<'_>, held: &Arc<Held>, process: u32) -> PyResult
         py.import("multiprocessing.util")?.call_method("Finalize", (py.None(), &close), Some(&priority))?;
     }
     py.import("atexit")?.call_method1("register", (close,)).map(drop)
+}
+
+/// The last reference goes: close it, unless that was done.
+pub fn end(held: &Arc<Held>, submitted: &Queue, process: u32) {
+    if is_forked(process) {
+        // Its threads are not here to be waited for, and its files are the other process's.
+        std::mem::forget(held.clone());
+    } else if held.read().unwrap_or_else(PoisonError::into_inner).is_some() {
+        // What is under way needs the interpreter's lock when it ends.
+        let close = || {
+            submitted.finish();
+            close_once(held, None);
+        };
+        Python::attach(|py| py.detach(close));
+    }
 }

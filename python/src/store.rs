@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::call::{Gets, Puts, Request, Span, options, put_options, put_pages, puts, seconds, together};
-use crate::closing::{Held, close_at_exit, close_once};
+use crate::closing::{Held, close_at_exit, close_once, end};
 use crate::errors::{ClosedError, ForkedError, InternalError, InvalidError, raised};
 use crate::events::Event;
 use crate::group::Group;
@@ -496,16 +496,6 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        if is_forked(self.process) {
-            // Its threads are not here to be waited for, and its files are the other process's.
-            std::mem::forget(self.store.clone());
-        } else if self.store.read().unwrap_or_else(PoisonError::into_inner).is_some() {
-            // What is under way needs the interpreter's lock when it ends.
-            let close = || {
-                self.submitted.finish();
-                close_once(&self.store, None);
-            };
-            Python::attach(|py| py.detach(close));
-        }
+        end(&self.store, &self.submitted, self.process);
     }
 }

@@ -33,7 +33,7 @@ pub(super) fn unknown_variable(name: &str) -> (Problem, Option<&'static Field>) 
         Some(field) => format!("is not a setting; did you mean {}?", field.env_name()),
         None => format!(
             "is not a setting; a setting is {ENV_PREFIX} and its path with __ for dots, such as {}",
-            fields()[2].env_name()
+            fields()[3].env_name()
         ),
     };
     (Problem { field: shown_name(name), message }, meant)
