@@ -255,12 +255,9 @@ pub fn _log_go_on(child: bool) {
     }
 }
 
-/// Have Python log what waits, on this thread: what a call gave rise to is logged when it returns.
-pub fn deliver(py: Python<'_>) {
-    let delivered = py.import("pagelith._log").and_then(|log| log.call_method0("deliver"));
-    if let Err(error) = delivered {
-        error.write_unraisable(py, None);
-    }
+/// Have Python log what waits, on this thread: what a call gave rise to is logged when it returns. An error is one of a signal's handler.
+pub fn deliver(py: Python<'_>) -> PyResult<()> {
+    py.import("pagelith._log")?.call_method0("deliver").map(drop)
 }
 
 /// Have Python hear of what happens from now on.

@@ -5,19 +5,50 @@ use std::path::{Component, Path, PathBuf};
 use pagelith::config::{ConfigFormat, Facts};
 use pagelith::io::disk::Side;
 use pagelith::layouts::{manifest, names};
+use pagelith::transport::address::Address;
+use pagelith::transport::auth::Key;
 use pagelith::{Config, ValidConfig};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use serde_json::{Map, Value};
 
 use crate::errors::{InvalidError, raised, refused};
+use crate::log;
+use crate::reached::Reached;
 
 /// Dictionaries and lists within each other: more than any setting has.
 const DEPTH_MAX: usize = 16;
 
+/// Open the store of these settings, and say what was found.
+pub fn open(
+    py: Python<'_>,
+    given: Option<&Bound<'_, PyAny>>,
+    subdirectory: Option<&str>,
+) -> PyResult<(Reached, Py<OpenReport>)> {
+    let config = config(given, subdirectory)?;
+    log::begin(py)?;
+    let opened = py.detach(|| pagelith::Store::open(config));
+    log::deliver(py)?;
+    let store = opened.map_err(|error| raised(&error))?;
+    let report = Py::new(py, OpenReport::of(py, store.opened())?)?;
+    Ok((Reached::Own(Box::new(store)), report))
+}
+
+/// Attach to the store process at an address.
+pub fn attach(py: Python<'_>, address: &str, key: Option<(String, Vec<u8>)>) -> PyResult<Reached> {
+    let wrong = |error: &dyn std::fmt::Display| InvalidError::new_err(error.to_string());
+    let address: Address = address.parse().map_err(|error| wrong(&error))?;
+    let key = key.map(|(name, secret)| Key::new(&name, &secret)).transpose();
+    let key = key.map_err(|error| wrong(&error))?;
+    log::begin(py)?;
+    let attached = py.detach(|| Reached::attach(&address, key.as_ref()));
+    log::deliver(py)?;
+    attached.map_err(|error| raised(&error))
+}
+
 /// The settings that Python gave, validated: nothing is made before. With `subdirectory` each of the store's directories is the one of that
 /// name in what `ssd.dirs` says.
-pub fn config(given: Option<&Bound<'_, PyAny>>, subdirectory: Option<&str>) -> PyResult<ValidConfig> {
+fn config(given: Option<&Bound<'_, PyAny>>, subdirectory: Option<&str>) -> PyResult<ValidConfig> {
     let (format, text) = match given {
         None => (ConfigFormat::Json, "{}".to_owned()),
         Some(given) if given.is_instance_of::<PyDict>() => {

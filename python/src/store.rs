@@ -5,10 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use pagelith::PagesQuery;
 use pagelith::io::shm::{Region, keep_length};
-use pagelith::transport::address::Address;
-use pagelith::transport::auth::Key as SharedKey;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
@@ -93,13 +90,8 @@ impl Store {
     #[new]
     #[pyo3(signature = (config=None, *, subdirectory=None))]
     fn new(py: Python<'_>, config: Option<Bound<'_, PyAny>>, subdirectory: Option<&str>) -> PyResult<Store> {
-        let config = opening::config(config.as_ref(), subdirectory)?;
-        log::begin(py)?;
-        let opened = py.detach(|| pagelith::Store::open(config));
-        log::deliver(py);
-        let store = opened.map_err(|error| raised(&error))?;
-        let report = Py::new(py, OpenReport::of(py, store.opened())?)?;
-        Store::of(py, Reached::Own(Box::new(store)), Some(report))
+        let (reached, report) = opening::open(py, config.as_ref(), subdirectory)?;
+        Store::of(py, reached, Some(report))
     }
 
     /// What opening the store found; `None` of another process's.
@@ -119,14 +111,7 @@ impl Store {
     #[staticmethod]
     #[pyo3(signature = (address, *, key=None))]
     fn attach(py: Python<'_>, address: &str, key: Option<(String, Vec<u8>)>) -> PyResult<Store> {
-        let wrong = |error: &dyn std::fmt::Display| InvalidError::new_err(error.to_string());
-        let address: Address = address.parse().map_err(|error| wrong(&error))?;
-        let key = key.map(|(name, secret)| SharedKey::new(&name, &secret)).transpose();
-        let key = key.map_err(|error| wrong(&error))?;
-        log::begin(py)?;
-        let attached = py.detach(|| Reached::attach(&address, key.as_ref()));
-        log::deliver(py);
-        Store::of(py, attached.map_err(|error| raised(&error))?, None)
+        Store::of(py, opening::attach(py, address, key)?, None)
     }
 
     /// Let the store process that this is attached to look at `length` bytes at `address`, which are a shared mapping of the memfd `fd`
@@ -363,7 +348,7 @@ impl Store {
         let (anchor, options) = (keys(anchor), options(request, depth, timeout)?);
         let pages: Vec<_> = pages.into_iter().map(|page| page.0).collect();
         let pools: Vec<_> = pools.iter().flatten().map(|pool| pool.get().lent()).collect();
-        let query = PagesQuery { pages: &pages, anchor: &anchor, pools: &pools };
+        let query = pagelith::PagesQuery { pages: &pages, anchor: &anchor, pools: &pools };
         let found = self.with(py, |store| store.exists_groups(&query, options))?;
         found.map(PagesFound::from).map_err(|error| raised(&error))
     }
@@ -387,9 +372,8 @@ impl Store {
     #[pyo3(signature = (*, timeout=None))]
     fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<FlushReport> {
         let options = options(None, 0, timeout)?;
-        let report = self.with(py, |store| store.flush(options));
-        log::deliver(py);
-        let report = report?;
+        let report = self.with(py, |store| store.flush(options))?;
+        log::deliver(py)?;
         report.map(FlushReport::from).map_err(|error| raised(&error))
     }
 
@@ -480,7 +464,7 @@ impl Store {
             self.submitted.finish();
             close_once(&self.store, timeout)
         });
-        log::deliver(py);
+        log::deliver(py)?;
         Ok(closed.map(CloseReport::from))
     }
 

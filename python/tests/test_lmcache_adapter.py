@@ -95,6 +95,23 @@ class Adapter(unittest.TestCase):
         self.assertEqual(signals(again.get_load_event_fd()), 1)
         self.assertEqual(self.bytes_of(into), self.bytes_of(stored))
 
+    def test_an_object_of_no_bytes_or_too_many_fails_alone(self):
+        adapter, chunks = self.adapter(ssd="0"), keys(4)
+        # Each in a put of its own, before those that can be stored.
+        objects = [Memory(None, shapes=((40 << 20,),)), Memory(None, shapes=((40 << 20,),)), Memory(0, shapes=((0,),)), Memory(3)]
+        with self.assertLogs("pagelith.lmcache.adapter", "WARNING") as said:
+            self.assertEqual(self.store(adapter, chunks, objects), (False, SIZE))
+        self.assertIn("object is too large", said.output[0])
+        self.assertEqual(self.look(adapter, chunks[3:]), [1])
+        self.assertEqual(self.load(adapter, chunks, [*objects[:3], Memory()]), [0, 0, 0, 1])
+
+    def test_a_key_that_is_given_twice_is_stored_once(self):
+        adapter, (chunk,) = self.adapter(), keys(1)
+        self.assertEqual(self.store(adapter, [chunk, chunk], [Memory(1), Memory(1)])[0], True)
+        into = [Memory(), Memory()]
+        self.assertEqual(self.load(adapter, [chunk, chunk], into), [1, 1])
+        self.assertEqual(self.bytes_of(into), self.bytes_of([Memory(1)]) * 2)
+
     def test_no_caller_waits_for_a_byte_and_look_ups_not_for_loads(self):
         adapter, chunks = self.adapter(), keys(2)
         self.store(adapter, chunks, [Memory(0), Memory(1)])

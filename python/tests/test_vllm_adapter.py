@@ -85,6 +85,22 @@ class Tier(unittest.TestCase):
         self.assertEqual([job.success for job in self.finished(again)], [True])
         self.assertEqual(self.rows(into), self.rows(range(1000)))
 
+    def test_a_row_larger_than_a_segment_and_a_chunk_given_twice_have_a_verdict(self):
+        tier, chunks = self.tier(), keys(2)
+        self.addCleanup(tier.shutdown)
+        self.run_job(tier.submit_store, [chunks[0], chunks[0]], [0, 0])
+        self.assertTrue(self.finished(tier)[0].success)
+        self.memory = memoryview(bytearray(5 << 20)).cast("B", (1, 5 << 20))
+        self.home = tempfile.TemporaryDirectory()
+        self.addCleanup(self.home.cleanup)
+        large = self.tier()
+        self.addCleanup(large.shutdown)
+        with self.assertLogs("pagelith.vllm.tier", "WARNING") as said:
+            self.run_job(large.submit_store, chunks[1:], [0])
+            self.assertFalse(self.finished(large)[0].success)
+        self.assertIn("object is too large", said.output[0])
+        self.assertEqual(large.lookup(chunks[1], REQUEST), LookupResult.MISS)
+
     def test_of_a_job_of_any_size_each_chunk_that_failed_is_told_and_found_no_more(self):
         """vLLM's own split of large loads leaves chunks unreported that were never tried: here each is tried, and told."""
         tier, chunks = self.tier(), keys(2000)

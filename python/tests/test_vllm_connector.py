@@ -30,6 +30,12 @@ class Connector(Case):
                 self.assertEqual(second.bytes(into), was)
                 second.close()
 
+    def test_a_block_larger_than_a_segment_is_computed_again_and_fails_no_step(self):
+        with self.assertLogs("pagelith.vllm.worker", "WARNING") as said:
+            engine = self.filled(2, blocks=4, shape=(4, 2, TOKENS, 1 << 20))
+        self.assertIn("object is too large", said.output[0])
+        self.assertEqual(engine.scheduler.get_num_new_matched_tokens(Request("a", 3 * TOKENS, hashes(2)), 0), (0, False))
+
     def test_the_last_token_is_computed_and_what_is_here_is_not_asked_for(self):
         engine = self.filled(8)
         matched = engine.scheduler.get_num_new_matched_tokens

@@ -417,7 +417,11 @@ fn judge_all(items: &mut [Item], said: &Items<'_>) {
             }
         };
         if outcome == Ok(GetOutcome::Miss(MissCause::Damaged)) {
-            tracing::warn!(key = %item.key, "a peer sent bytes that it does not vouch for");
+            match item.differs && !item.again {
+                // It may have been moved while it was copied: it is asked for once more.
+                true => tracing::debug!(key = %item.key, "a peer sent bytes that it does not vouch for"),
+                false => tracing::warn!(key = %item.key, "a peer sent bytes that it does not vouch for"),
+            }
             item.parts.iter_mut().for_each(|parts| scatter::zero(parts));
         }
         item.outcome = Some(outcome);

@@ -101,8 +101,8 @@ class PagelithL2Adapter(L2AdapterInterface):
             sizes = [objects[at].get_size() for at in stored]
             self._count([keys[at] for at in stored], sizes)
             written += sum(sizes)
-            if not any(outcomes):
-                # Full, and nothing leaves: the rest would wait as long, and be refused.
+            if not any(outcomes) and not any(isinstance(outcome.error, pagelith.InvalidError) for outcome in outcomes):
+                # Full, and nothing leaves: the rest would wait as long, and be refused. What is no object of a store says nothing of the rest.
                 break
         with self._lock:
             for name, there in zip(names, here, strict=True):

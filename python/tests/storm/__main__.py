@@ -3,6 +3,7 @@
 import argparse
 import faulthandler
 import gc
+import logging
 import os
 import sys
 import tempfile
@@ -86,6 +87,8 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=3600, help="seconds, after which it says where each thread is and gives up")
     options = parser.parse_args(given)
     faulthandler.dump_traceback_later(options.limit, exit=True)
+    # That a store process was killed is logged, and no news here.
+    logging.getLogger("pagelith").addHandler(logging.NullHandler())
     began, tally = time.monotonic(), Tally()
     with tempfile.TemporaryDirectory() as directory:
         homes = [Embedded(tally, Slots(256, tally), directory), Served(tally, Slots(256, tally, shared=True), directory)]
