@@ -53,13 +53,21 @@ class Log(unittest.TestCase):
         self.assertTrue(record.target.startswith("pagelith") and record.pathname.endswith(".rs") and record.lineno > 0)
         self.assertEqual(records["store is open"].fields["objects"], 0)
 
-    def test_objects_that_do_not_fit_an_index_are_a_warning_with_their_number(self):
+    def test_a_damaged_checkpoint_is_a_warning_and_in_what_opening_found(self):
         with pagelith.Store(settings(self.directory)) as store:
             self.assertTrue(all(store.put(pages(200), [b"x" * 5000] * 200)))
-        with self.assertLogs("pagelith", "WARNING") as said, pagelith.Store(settings(self.directory, index={"max_objects": 50})) as store:
-            self.assertEqual(store.opened.objects, 50)
-        (record,) = [one for one in said.records if "dropped" in one.fields]
-        self.assertEqual((record.levelno, record.fields["dropped"]), (logging.WARNING, 150))
+        for name in ("checkpoint.0", "checkpoint.1"):
+            # Behind its head, which says that all of it is there.
+            with open(os.path.join(self.directory, name), "r+b") as file:
+                file.seek(4096)
+                body = file.read(4096)
+                file.seek(4096)
+                file.write(bytes(byte ^ 1 for byte in body))
+        with self.assertLogs("pagelith", "WARNING") as said, pagelith.Store(settings(self.directory)) as store:
+            self.assertEqual((store.opened.objects, store.opened.from_checkpoint, store.opened.refused_checkpoints), (200, False, 1))
+        (record,) = said.records
+        self.assertRegex(record.getMessage(), "^checkpoint is not whole, going without it serial=[0-9]+ reason=")
+        self.assertEqual((record.levelno, record.fields["serial"] > 0), (logging.WARNING, True))
 
     def test_damage_is_logged_by_a_thread_of_its_own_while_nobody_calls(self):
         with pagelith.Store(settings(self.directory, dram={"bytes": "8MiB", "promote": "never"})) as store:

@@ -1,0 +1,124 @@
+"""The connector for LMCache in the engine's process, over stand-ins for what it uses of LMCache. Under LMCache itself: `python/clients/`."""
+
+import asyncio
+import os
+import pickle
+import sys
+import tempfile
+import types
+import unittest
+
+import lmcache_stand_ins  # noqa: F401
+
+
+class RemoteMetadata:
+    """Length, shapes, types and format of a chunk, in bytes of one length."""
+
+    def __init__(self, length, shapes, dtypes, fmt):
+        self.length, self.shapes, self.dtypes, self.fmt = length, shapes, dtypes, fmt
+
+    def serialize(self):
+        return pickle.dumps((self.length, self.shapes, self.dtypes, self.fmt)).ljust(200, b"\0")
+
+    @staticmethod
+    def deserialize(text):
+        return RemoteMetadata(*pickle.loads(bytes(text)))
+
+
+class RemoteConnector:
+    remote_metadata_bytes = 200
+
+    def __init__(self, config, metadata):
+        self.meta_shapes, self.meta_dtypes, self.meta_fmt = [(2, 4)], ["bf16"], "KV_2LTD"
+
+
+def stand_in(name, **members):
+    module = sys.modules.setdefault(name, types.ModuleType(name))
+    module.__dict__.update(members)
+
+
+stand_in("lmcache.v1.protocol", RemoteMetadata=RemoteMetadata)
+stand_in("lmcache.v1.storage_backend")
+stand_in("lmcache.v1.storage_backend.connector")
+stand_in("lmcache.v1.storage_backend.connector.base_connector", RemoteConnector=RemoteConnector)
+
+from pagelith.lmcache.connector import PREFIX, PagelithConnector  # noqa: E402
+
+
+class Chunk:
+    def __init__(self, content):
+        self.byte_array = bytearray(content)
+        self.held = True
+
+    def get_shapes(self):
+        return [(len(self.byte_array),)]
+
+    def get_dtypes(self):
+        return ["uint8"]
+
+    def get_memory_format(self):
+        return "KV"
+
+    def ref_count_down(self):
+        self.held = False
+
+
+class Key:
+    def __init__(self, text):
+        self.text = text
+
+    def to_string(self):
+        return self.text
+
+
+class Connector(unittest.TestCase):
+    def setUp(self):
+        self.home = tempfile.TemporaryDirectory()
+        self.addCleanup(self.home.cleanup)
+
+    def run_with(self, body, store=None, **given):
+        """Run `body` with a connector, in a loop of its own."""
+        ssd = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": "64MiB", "segment_bytes": "4MiB"}
+        store = store or {"dram": {"bytes": "16MiB"}, "index": {"max_objects": 1000}, "ssd": ssd}
+        metadata = types.SimpleNamespace(model_name="a/model", kv_dtype="bf16", chunk_size=256, worker_id=0, world_size=1)
+        memory = types.SimpleNamespace(metadata=metadata, config=None, allocate=lambda shapes, dtypes, fmt: Chunk(bytes(shapes[0][0])))
+        extra = {PREFIX + "store": store, **{PREFIX + name: value for name, value in given.items()}, "not ours": 1, 7: "nor this"}
+        config = types.SimpleNamespace(extra_config=extra, remote_serde="naive")
+
+        async def run():
+            connector = PagelithConnector(asyncio.get_running_loop(), memory, config)
+            try:
+                return await body(connector)
+            finally:
+                await connector.close()
+
+        return asyncio.run(run())
+
+    def test_a_key_that_is_given_twice_is_stored_once_with_the_others(self):
+        async def body(connector):
+            keys = [Key("a"), Key("a"), Key("b"), Key("a")]
+            await connector.batched_put(keys, [Chunk(b"1" * 100), Chunk(b"1" * 100), Chunk(b"2" * 50), Chunk(b"1" * 100)])
+            got = await connector.batched_get(keys)
+            return connector.batched_contains(keys), [bytes(chunk.byte_array) for chunk in got]
+
+        self.assertEqual(self.run_with(body), (4, [b"1" * 100, b"1" * 100, b"2" * 50, b"1" * 100]))
+
+    def test_a_chunk_of_no_bytes_or_too_many_fails_alone(self):
+        async def body(connector):
+            keys = [Key("none"), Key("much"), Key("b")]
+            with self.assertLogs("pagelith.lmcache.connector", "WARNING") as said:
+                await connector.batched_put(keys, [Chunk(b""), Chunk(bytes(5 << 20)), Chunk(b"2" * 50)])
+            self.assertIn("for 2 of 3", said.output[0])
+            return [chunk and bytes(chunk.byte_array) for chunk in await connector.batched_get(keys)]
+
+        self.assertEqual(self.run_with(body), [None, None, b"2" * 50])
+
+    def test_settings_of_another_type_are_named_and_nothing_is_made(self):
+        async def body(connector):
+            return None
+
+        with self.assertRaisesRegex(Exception, "ssd.dirs: must be a list"):
+            self.run_with(body, store={"ssd": {"dirs": os.path.join(self.home.name, "kv"), "bytes": "64MiB"}})
+        with self.assertRaisesRegex(ValueError, "'look_timeout_ms' is a whole number"):
+            self.run_with(body, look_timeout_ms="1s")
+        self.assertEqual(os.listdir(self.home.name), [])
