@@ -188,7 +188,8 @@ class Log(unittest.TestCase):
                     logging.shutdown()
                     os._exit(7)
                 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-                print(os.getpid(), child, file=sys.stderr)
+                # In one write, beside those of the thread that logs.
+                sys.stderr.write(f"{os.getpid()} {child}\n")
             stop.set()
             thread.join()
             print("done")
