@@ -189,7 +189,7 @@ class Log(unittest.TestCase):
                     os._exit(7)
                 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
                 # In one write, beside those of the thread that logs.
-                sys.stderr.write(f"{os.getpid()} {child}\n")
+                sys.stderr.write(f"{os.getpid()} {child}\\n")
             stop.set()
             thread.join()
             print("done")
