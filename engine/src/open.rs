@@ -102,7 +102,8 @@ pub(crate) fn real_env(config: &ValidConfig) -> Result<Env> {
                 SsdIo::Uring => SideChoice::Uring,
                 SsdIo::Blocking => SideChoice::Blocking,
             };
-            Some(open_disk_with(config.ssd_dirs(), choice, rings(config))?)
+            let depth = log_config(config).queue_depth().max(config.read_depth() as usize);
+            Some(open_disk_with(config.ssd_dirs(), choice, rings(config), depth)?)
         }
     };
     Ok(Env {
@@ -111,6 +112,10 @@ pub(crate) fn real_env(config: &ValidConfig) -> Result<Env> {
         entropy: Arc::new(SystemEntropy),
         runtime: Arc::new(Threads),
     })
+}
+
+fn log_config(config: &ValidConfig) -> LogConfig {
+    LogConfig { write_bytes: config.write_bytes(), write_depth: config.write_depth() as usize }
 }
 
 fn rings(config: &ValidConfig) -> RingSetup {
@@ -258,11 +263,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     });
     let flusher = match (volume, manifest, recovered) {
         (Some(volume), Some(manifest), Some(r)) => {
-            let log_config = LogConfig {
-                write_bytes: shared.config.write_bytes(),
-                write_depth: shared.config.write_depth() as usize,
-            };
-            let log = Log::new(volume, manifest, log_config)?;
+            let log = Log::new(volume, manifest, log_config(&shared.config))?;
             let mut task = Flusher::new(shared.clone(), log, r.next_order, r.last_serial, r.bytes_written);
             task.durable_generations = durable_generations;
             Some(env.runtime.spawn("pagelith-flusher", Box::new(task), shared.work.clone())?)

@@ -135,6 +135,8 @@ pub trait Queue: Send {
     fn poll(&mut self, done: &mut Vec<Completion>);
     /// As `poll`, but wait until at least one operation finished, none is in flight, or `timeout` passed.
     fn wait(&mut self, done: &mut Vec<Completion>, timeout: Duration);
+    /// Let dropping it wait no longer than `wait` for operations in flight; at first that is 30 s.
+    fn limit_drop(&mut self, _wait: Duration) {}
 }
 
 /// Storage in one or several directories. Control operations block and are rare.

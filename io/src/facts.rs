@@ -30,14 +30,24 @@ impl MemoryFacts {
             let detail = "no MemTotal and MemAvailable in kB";
             IoFault::found(FaultKind::Other, FaultOp::Probe, meminfo, 0, detail)
         })?;
-        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let limits = limit_files(&own, &mounts).into_iter().filter_map(|file| {
-            let limit = parse_limit(&std::fs::read_to_string(&file).ok()?)?;
-            Some((limit, file.display().to_string()))
-        });
-        Ok(least(total, available, limits))
+        Ok(least(total, available, limits(&MEMORY)))
     }
+}
+
+/// The least `pids.max` of this process's control group and all above it, as `FILE=VALUE`.
+pub(crate) fn pids_max() -> Option<String> {
+    let (limit, file) = limits(&PIDS).min()?;
+    Some(format!("{file}={limit}"))
+}
+
+/// The limits of this process's control group and all above it, with their files.
+fn limits(controller: &'static Controller) -> impl Iterator<Item = (u64, String)> {
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    limit_files(&own, &mounts, controller).into_iter().filter_map(|file| {
+        let limit = parse_limit(&std::fs::read_to_string(&file).ok()?)?;
+        Some((limit, file.display().to_string()))
+    })
 }
 
 /// What a block device of sysfs says in this file of its `queue` directory.
@@ -73,18 +83,27 @@ fn parse_limit(text: &str) -> Option<u64> {
 struct Mount {
     root: String,
     point: PathBuf,
+    is_v2: bool,
     file: &'static str,
 }
 
-const V1_FILE: &str = "memory.limit_in_bytes";
-const V2_FILE: &str = "memory.max";
+/// A controller, and its files that hold a limit in the two versions of control groups.
+struct Controller {
+    name: &'static str,
+    v1_file: &'static str,
+    v2_file: &'static str,
+}
+
+const MEMORY: Controller =
+    Controller { name: "memory", v1_file: "memory.limit_in_bytes", v2_file: "memory.max" };
+const PIDS: Controller = Controller { name: "pids", v1_file: "pids.max", v2_file: "pids.max" };
 
 /// The limit files of this process's group and every visible group above it, in both hierarchies.
-fn limit_files(own_cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
+fn limit_files(own_cgroup: &str, mountinfo: &str, controller: &'static Controller) -> Vec<PathBuf> {
     let mut files = Vec::new();
-    for mount in mountinfo.lines().filter_map(parse_mount) {
-        for (file, path) in own_cgroup.lines().filter_map(parse_own) {
-            if file == mount.file {
+    for mount in mountinfo.lines().filter_map(|line| parse_mount(line, controller)) {
+        for (is_v2, path) in own_cgroup.lines().filter_map(|line| parse_own(line, controller)) {
+            if is_v2 == mount.is_v2 {
                 walk(&mount, path, &mut files);
             }
         }
@@ -105,32 +124,33 @@ fn walk(mount: &Mount, group: &str, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// A line of /proc/self/cgroup, "id:controllers:path", if it is of a memory hierarchy (cgroups(7)).
-fn parse_own(line: &str) -> Option<(&'static str, &str)> {
+/// A line of /proc/self/cgroup, "id:controllers:path", if it is of the controller's hierarchy (cgroups(7)): whether that is of
+/// version 2, and the path.
+fn parse_own<'l>(line: &'l str, controller: &Controller) -> Option<(bool, &'l str)> {
     let mut fields = line.splitn(3, ':');
     let (id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
     // ".." stands for groups outside this process's namespace.
     let path = if path.starts_with("/..") { "/" } else { path };
     match (id, controllers) {
-        ("0", "") => Some((V2_FILE, path)),
-        _ if controllers.split(',').any(|c| c == "memory") => Some((V1_FILE, path)),
+        ("0", "") => Some((true, path)),
+        _ if controllers.split(',').any(|c| c == controller.name) => Some((false, path)),
         _ => None,
     }
 }
 
-/// A line of /proc/self/mountinfo if it mounts a memory hierarchy (proc_pid_mountinfo(5)).
-fn parse_mount(line: &str) -> Option<Mount> {
+/// A line of /proc/self/mountinfo if it mounts the controller's hierarchy (proc_pid_mountinfo(5)).
+fn parse_mount(line: &str, controller: &'static Controller) -> Option<Mount> {
     let (front, back) = line.split_once(" - ")?;
     let mut front = front.split(' ').skip(3);
     let (root, point) = (unescape(front.next()?), PathBuf::from(unescape(front.next()?)));
     let mut back = back.split(' ');
     let (fs_type, options) = (back.next()?, back.nth(1)?);
-    let file = match fs_type {
-        "cgroup2" => V2_FILE,
-        "cgroup" if options.split(',').any(|o| o == "memory") => V1_FILE,
+    let (is_v2, file) = match fs_type {
+        "cgroup2" => (true, controller.v2_file),
+        "cgroup" if options.split(',').any(|o| o == controller.name) => (false, controller.v1_file),
         _ => return None,
     };
-    Some(Mount { root, point, file })
+    Some(Mount { root, point, is_v2, file })
 }
 
 /// Undo the kernel's octal escapes of space, tab, newline and backslash.
@@ -152,7 +172,7 @@ mod tests {
 ";
 
     fn names(own: &str, mounts: &str) -> Vec<String> {
-        limit_files(own, mounts).iter().map(|p| p.display().to_string()).collect()
+        limit_files(own, mounts, &MEMORY).iter().map(|p| p.display().to_string()).collect()
     }
 
     #[test]

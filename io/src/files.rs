@@ -74,6 +74,13 @@ impl Files {
 #[allow(clippy::redundant_allocation, reason = "the outer count is one queue's, the inner one everybody's")]
 pub(crate) struct KnownFile(Arc<Arc<DataFile>>);
 
+impl KnownFile {
+    /// The file, for whoever goes on with an operation of the queue.
+    pub(crate) fn shared(&self) -> Arc<DataFile> {
+        Arc::clone(&self.0)
+    }
+}
+
 impl Deref for KnownFile {
     type Target = DataFile;
     fn deref(&self) -> &DataFile {

@@ -15,7 +15,7 @@ use crate::rings::RingSetup;
 use crate::sync::{PoisonError, StaticMutex};
 use crate::uring::Maker;
 
-/// The helper threads of all that is read without rings: a process has a link for each of its threads, and files on each.
+/// The helper threads of all that is read so: a process has a link for each of its threads, and files on each.
 static POOL: StaticMutex<Weak<Pool>> = StaticMutex::new(Weak::new());
 
 /// A disk that has these files, numbered in their order, and makes no others: by io_uring where this process may use it, else by
@@ -45,19 +45,23 @@ fn data_file(number: usize, file: &Arc<OwnedFd>) -> Result<(DataFile, bool), IoF
     Ok((DataFile { fd, path: name.clone(), dir: 0, name, len }, direct))
 }
 
+/// With as many rings as can be had; a link that gets none has the helper threads.
 fn mover() -> Result<(Mover, String), IoFault> {
-    let maker = Maker::new(RingSetup::PLAIN)?;
-    let why = match maker.try_one() {
-        Ok(()) => return Ok((Mover::Uring(Arc::new(maker)), "io_uring works".to_owned())),
-        Err(fault) => fault,
-    };
     let mut known = POOL.lock().unwrap_or_else(PoisonError::into_inner);
     let pool = match known.upgrade() {
         Some(pool) => pool,
         None => Arc::new(Pool::start()?),
     };
     *known = Arc::downgrade(&pool);
-    Ok((Mover::Blocking(pool), format!("{why}, using blocking")))
+    drop(known);
+    let tried = Maker::new(RingSetup::PLAIN).and_then(|maker| maker.try_two(1).map(|()| maker));
+    Ok(match tried {
+        Ok(maker) => {
+            let maker = Arc::new(maker);
+            (Mover::Uring { maker, pool, may_do_without: true }, "io_uring works".to_owned())
+        }
+        Err(fault) => (Mover::Blocking(pool), format!("{fault}, using blocking")),
+    })
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ pub mod handed;
 pub mod here;
 pub mod huge;
 pub mod kept;
+pub mod limits;
 pub mod peer;
 pub mod registered;
 pub mod rings;

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use pagelith_layouts::align::ALIGN;
 use rustix::fs::{FileType, Mode, OFlags};
@@ -21,8 +22,15 @@ use crate::uring::{self, Common, Maker, UringQueue};
 
 /// What moves the bytes.
 pub(crate) enum Mover {
-    /// A ring for each queue, made so.
-    Uring(Arc<Maker>),
+    /// A ring for each queue.
+    Uring {
+        /// Makes them.
+        maker: Arc<Maker>,
+        /// Does what no ring does.
+        pool: Arc<Pool>,
+        /// Whether a queue that gets no ring leaves all to the helper threads.
+        may_do_without: bool,
+    },
     /// The disk's helper threads.
     Blocking(Arc<Pool>),
 }
@@ -36,6 +44,8 @@ pub(crate) struct RealDisk {
     direct: bool,
     align: Align,
     reason: String,
+    /// A queue got no ring, and that was said.
+    lacked_ring: AtomicBool,
     /// Directories that this disk made, outermost first: a store whose making failed takes them with it.
     made: Mutex<Vec<PathBuf>>,
 }
@@ -51,7 +61,8 @@ impl RealDisk {
     ) -> RealDisk {
         let made = Mutex::default();
         let (files, registered) = (Arc::default(), Arc::default());
-        RealDisk { dirs: dirs.to_vec(), files, registered, mover, direct, align, reason, made }
+        let (dirs, lacked_ring) = (dirs.to_vec(), AtomicBool::new(false));
+        RealDisk { dirs, files, registered, mover, direct, align, reason, lacked_ring, made }
     }
 
     /// A disk of files that were handed over.
@@ -69,13 +80,27 @@ impl RealDisk {
 
     fn queue_for(&self, depth: usize, reads: bool) -> Result<Box<dyn Queue>, IoFault> {
         let (files, align) = (self.files.clone(), self.align);
-        Ok(match &self.mover {
-            Mover::Uring(maker) => {
+        let (pool, fault) = match &self.mover {
+            Mover::Uring { maker, pool, may_do_without } => {
                 let (registered, maker) = (self.registered.clone(), maker.clone());
-                Box::new(UringQueue::new(Common { files, registered, align, maker }, depth, reads)?)
+                let common = Common { files: files.clone(), registered, align, maker, pool: pool.clone() };
+                match UringQueue::new(common, depth, reads) {
+                    Ok(queue) => return Ok(Box::new(queue)),
+                    Err(fault) if *may_do_without => (pool, Some(fault)),
+                    Err(fault) => return Err(fault),
+                }
             }
-            Mover::Blocking(pool) => Box::new(BlockingQueue::new(files, align, pool.clone(), depth)),
-        })
+            Mover::Blocking(pool) => (pool, None),
+        };
+        if let Some(fault) = fault {
+            match self.lacked_ring.swap(true, Ordering::Relaxed) {
+                false => {
+                    tracing::warn!(%fault, "no ring for a queue, it goes over the blocking side: slower")
+                }
+                true => tracing::debug!(%fault, "no ring for a queue, it goes over the blocking side"),
+            }
+        }
+        Ok(Box::new(BlockingQueue::new(files, align, pool.clone(), depth)))
     }
 
     fn dir(&self, dir: usize, op: FaultOp) -> Result<&Path, IoFault> {
@@ -90,7 +115,7 @@ impl Disk for RealDisk {
     fn facts(&self) -> DiskFacts {
         DiskFacts {
             side: match self.mover {
-                Mover::Uring(_) => Side::Uring,
+                Mover::Uring { .. } => Side::Uring,
                 Mover::Blocking(_) => Side::Blocking,
             },
             direct: self.direct,
@@ -99,7 +124,7 @@ impl Disk for RealDisk {
             parts_max: PARTS_MAX,
             reason: self.reason.clone(),
             rings: match &self.mover {
-                Mover::Uring(maker) => Some(maker.setup()),
+                Mover::Uring { maker, .. } => Some(maker.setup()),
                 Mover::Blocking(_) => None,
             },
         }
@@ -174,11 +199,11 @@ impl Disk for RealDisk {
     fn register(&self, base: usize, len: usize) -> Result<Registration, IoFault> {
         let span = Span { base, len };
         match self.mover {
-            Mover::Uring(_) if len > 0 => {
+            Mover::Uring { .. } if len > 0 => {
                 uring::may_register(span)?;
                 Ok(self.registered.add(span))
             }
-            Mover::Uring(_) | Mover::Blocking(_) => Ok(Registration::none()),
+            Mover::Uring { .. } | Mover::Blocking(_) => Ok(Registration::none()),
         }
     }
 

@@ -3,9 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use rustix::process::{Resource, getrlimit};
-
 use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::limits;
 use crate::runtime::{Join, Runtime, Step, Task};
 use crate::signal::Signal;
 use crate::sync::Builder;
@@ -13,11 +12,8 @@ use crate::sync::Builder;
 /// Why a thread of this name could not be started, with the limits that keep the system from it.
 pub fn no_thread(name: &str, error: &std::io::Error) -> IoFault {
     let mut fault = IoFault::of_errno(FaultOp::Spawn, name, 0, error.raw_os_error().unwrap_or(0));
-    let nproc = getrlimit(Resource::Nproc).current;
-    let nproc = nproc.map_or_else(|| "unlimited".to_owned(), |most| most.to_string());
-    fault.detail =
-        format!("no thread can be started; raise pids.max of the control group or RLIMIT_NPROC={nproc}");
-    fault
+    fault.detail = "no thread can be started".to_owned();
+    limits::named(fault)
 }
 
 /// Runs each task on its own thread.

@@ -1,22 +1,22 @@
 //! The blocking side: positioned reads and writes on the disk's helper threads, for kernels, containers and
-//! file systems that refuse io_uring or O_DIRECT. Same contract, no unsafe code, less speed.
+//! file systems that refuse io_uring or O_DIRECT, and for queues that get no ring. Same contract, no unsafe code, less speed.
 //!
 //! Invariant: a helper thread owns an operation's memory from the moment it is submitted until its system
 //! call has returned, so a queue that is dropped early never frees memory under the kernel's hands.
 
+mod aside;
 mod inbox;
 mod pool;
 mod transfer;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::inbox::Inbox;
-use self::pool::Job;
+pub(crate) use self::aside::Aside;
 pub(crate) use self::pool::Pool;
 use crate::check::{Align, check, refused};
 use crate::disk::{Completion, Op, Queue};
 use crate::files::Files;
+use crate::sync::Arc;
 
 /// How long a dropped queue waits for its operations before it leaves them to their threads.
 const DROP_WAIT: Duration = Duration::from_secs(30);
@@ -25,20 +25,18 @@ const DROP_WAIT: Duration = Duration::from_secs(30);
 pub(crate) struct BlockingQueue {
     files: Arc<Files>,
     align: Align,
-    pool: Arc<Pool>,
-    inbox: Arc<Inbox>,
+    aside: Aside,
     /// Completions that need no thread.
     ready: Vec<Completion>,
-    /// Operations with the threads or in the inbox.
-    out: usize,
     depth: usize,
+    drop_wait: Duration,
 }
 
 impl BlockingQueue {
     /// A queue for up to `depth` operations, at least 1.
     pub(crate) fn new(files: Arc<Files>, align: Align, pool: Arc<Pool>, depth: usize) -> BlockingQueue {
-        let inbox = Arc::new(Inbox::default());
-        BlockingQueue { files, align, pool, inbox, ready: Vec::new(), out: 0, depth: depth.max(1) }
+        let (aside, depth) = (Aside::new(pool), depth.max(1));
+        BlockingQueue { files, align, aside, ready: Vec::new(), depth, drop_wait: DROP_WAIT }
     }
 }
 
@@ -48,7 +46,7 @@ impl Queue for BlockingQueue {
     }
 
     fn in_flight(&self) -> usize {
-        self.out + self.ready.len()
+        self.aside.out() + self.ready.len()
     }
 
     fn submit(&mut self, token: u64, op: Op) -> Result<(), Op> {
@@ -56,10 +54,7 @@ impl Queue for BlockingQueue {
             return Err(op);
         }
         match check(|id| self.files.get(id), self.align, &op) {
-            Ok(file) => {
-                self.out += 1;
-                self.pool.push(Job { token, op, file, inbox: Arc::clone(&self.inbox) });
-            }
+            Ok(file) => self.aside.push(token, op, file),
             Err(fault) => self.ready.push(refused(token, op, fault)),
         }
         Ok(())
@@ -67,16 +62,20 @@ impl Queue for BlockingQueue {
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
         done.append(&mut self.ready);
-        self.out -= self.inbox.take(done);
+        self.aside.take(done);
     }
 
     fn wait(&mut self, done: &mut Vec<Completion>, timeout: Duration) {
         let before = done.len();
         self.poll(done);
-        if done.len() == before && self.out > 0 && !timeout.is_zero() {
-            self.inbox.wait(timeout);
+        if done.len() == before && self.aside.out() > 0 && !timeout.is_zero() {
+            self.aside.wait(timeout);
             self.poll(done);
         }
+    }
+
+    fn limit_drop(&mut self, wait: Duration) {
+        self.drop_wait = wait.min(DROP_WAIT);
     }
 }
 
@@ -85,10 +84,10 @@ impl Drop for BlockingQueue {
         let start = Instant::now();
         let mut done = Vec::new();
         while self.in_flight() > 0 {
-            let left = DROP_WAIT.saturating_sub(start.elapsed());
+            let left = self.drop_wait.saturating_sub(start.elapsed());
             if left.is_zero() {
                 tracing::error!(
-                    stuck = self.out,
+                    stuck = self.aside.out(),
                     "queue dropped with operations stuck, their threads keep the memory"
                 );
                 return;

@@ -1,4 +1,7 @@
 //! The helper threads of a disk: a queue of jobs, and a few threads that work it off in order.
+//!
+//! Invariant: a pool that was started has at least one thread until it is dropped, so that each job is done, also where no
+//! thread can be started any more (`pids.max`, `RLIMIT_NPROC`).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,10 +11,11 @@ use super::transfer;
 use crate::disk::{Completion, Op};
 use crate::fault::IoFault;
 use crate::files::DataFile;
+use crate::limits;
 use crate::sync::{Arc, Builder, Condvar, Mutex, MutexGuard, PoisonError, wait_while};
 use crate::threads::no_thread;
 
-/// Threads of one disk. A few overlap the device's latency; more would only add switching, since this side
+/// Most threads of one disk. A few overlap the device's latency; more would only add switching, since this side
 /// is for systems where speed is already given up.
 const THREADS: usize = 4;
 
@@ -30,6 +34,9 @@ pub(super) struct Job {
 #[derive(Default)]
 struct Jobs {
     waiting: VecDeque<Job>,
+    threads: usize,
+    /// Threads that wait for a job.
+    idle: usize,
     closed: bool,
 }
 
@@ -46,8 +53,12 @@ impl Shared {
 
     /// The next job; `None` once the pool is closed and empty.
     fn next(&self) -> Option<Job> {
+        let mut jobs = self.lock();
+        jobs.idle += 1;
         let waits = |jobs: &mut Jobs| jobs.waiting.is_empty() && !jobs.closed;
-        wait_while(&self.changed, self.lock(), Duration::MAX, waits).waiting.pop_front()
+        let mut jobs = wait_while(&self.changed, jobs, Duration::MAX, waits);
+        jobs.idle -= 1;
+        jobs.waiting.pop_front()
     }
 }
 
@@ -58,22 +69,33 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Start the threads.
+    /// Start one thread; the others follow when there is work for them.
     pub(crate) fn start() -> Result<Pool, IoFault> {
-        // Made first, so that a failed start closes the threads already running.
         let pool = Pool { shared: Arc::default() };
-        for n in 0..THREADS {
-            let shared = Arc::clone(&pool.shared);
-            let started = Builder::new().name(format!("pagelith-io-{n}")).spawn(move || work(&shared));
-            started.map_err(|error| no_thread("pagelith-io", &error))?;
-        }
+        pool.shared.lock().threads = 1;
+        pool.spawn(0).map_err(|error| no_thread("pagelith-io", &error))?;
         Ok(pool)
     }
 
-    /// Hand a job to the threads.
+    fn spawn(&self, number: usize) -> std::io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        Builder::new().name(format!("pagelith-io-{number}")).spawn(move || work(&shared)).map(drop)
+    }
+
+    /// Hand a job to the threads, and start another if all of them are busy.
     pub(super) fn push(&self, job: Job) {
-        self.shared.lock().waiting.push_back(job);
+        let mut jobs = self.shared.lock();
+        jobs.waiting.push_back(job);
+        let grows = jobs.waiting.len() > jobs.idle && jobs.threads < THREADS;
+        let number = jobs.threads;
+        jobs.threads += usize::from(grows);
+        drop(jobs);
         self.shared.changed.notify_one();
+        if grows && let Err(error) = self.spawn(number) {
+            // Those that are there do it.
+            self.shared.lock().threads -= 1;
+            tracing::debug!(%error, "no further helper thread");
+        }
     }
 }
 

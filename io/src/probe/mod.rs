@@ -47,26 +47,33 @@ const BUFFERED: Align = Align { memory: 512, offset: 512 };
 /// `NoSpace` or `Device` if a directory cannot be written. A full file system is no error if the directory
 /// already holds files to read, for a store's own files may be what fills it.
 pub fn open_disk(dirs: &[PathBuf], choice: SideChoice) -> Result<Arc<dyn Disk>, IoFault> {
-    open_disk_with(dirs, choice, RingSetup::PLAIN)
+    open_disk_with(dirs, choice, RingSetup::PLAIN, 1)
 }
 
-/// The same, with rings set up as said. Any but plain ones are as good as io_uring asked for: what the kernel, a device or `choice` does not
+/// The same, with rings set up as said, for queues of up to `depth` operations: io_uring is there if two of those can be had, and with
+/// `Auto` a later one that gets no ring goes over the blocking side. Rings that are any but plain ones are as good as io_uring asked for: what the kernel, a device or `choice` does not
 /// give is an error of kind `Unsupported`, which says what refuses it.
 pub fn open_disk_with(
     dirs: &[PathBuf],
     choice: SideChoice,
     rings: RingSetup,
+    depth: usize,
 ) -> Result<Arc<dyn Disk>, IoFault> {
     if dirs.is_empty() {
         return Err(IoFault::found(FaultKind::Invalid, FaultOp::Probe, "", 0, "no directory given"));
     }
     let places = dirs.iter().map(|d| Place::open(d)).collect::<Result<Vec<Place>, IoFault>>()?;
-    let (mut pool, mut maker) = (None, None);
-    let uring = || try_uring(&places, rings, &mut maker);
-    let chosen = decide(choice, rings, uring, || try_direct(&places, &mut pool))?;
+    // Needed on either side, and the same for both: one that cannot be started is no matter of the mechanism.
+    let pool = Arc::new(Pool::start()?);
+    let mut maker = None;
+    let uring = || try_uring(&places, rings, depth, &mut maker, &pool);
+    let chosen = decide(choice, rings, uring, || try_direct(&places, &pool))?;
     let mover = match (chosen.side, maker) {
-        (Side::Uring, Some(maker)) => Mover::Uring(maker),
-        _ => Mover::Blocking(helper_threads(&mut pool)?),
+        (Side::Uring, Some(maker)) => {
+            let may_do_without = choice == SideChoice::Auto && rings.is_plain();
+            Mover::Uring { maker, pool, may_do_without }
+        }
+        _ => Mover::Blocking(pool),
     };
     tracing::info!(side = ?chosen.side, direct = chosen.direct, reason = %chosen.reason, "disk opened");
     Ok(Arc::new(RealDisk::new(dirs, mover, chosen.direct, chosen.align, chosen.reason)))
@@ -136,14 +143,21 @@ fn why(fault: &IoFault) -> String {
     let text = rustix::io::Errno::from_raw_os_error(fault.errno).to_string();
     // The standard library adds the number, which stands here already.
     let text = text.split(" (os error").next().unwrap_or_default();
-    format!("{}: errno={} ({text})", fault.path, fault.errno)
+    let detail = if fault.detail.is_empty() { String::new() } else { format!(", {}", fault.detail) };
+    format!("{}: errno={} ({text}){detail}", fault.path, fault.errno)
 }
 
-fn try_uring(places: &[Place], rings: RingSetup, maker: &mut Option<Arc<Maker>>) -> Result<Align, IoFault> {
+fn try_uring(
+    places: &[Place],
+    rings: RingSetup,
+    depth: usize,
+    maker: &mut Option<Arc<Maker>>,
+    pool: &Arc<Pool>,
+) -> Result<Align, IoFault> {
     let files = Arc::new(Files::default());
     let made = Maker::new(rings).map_err(setup_refused)?;
     // The ring first: if both it and O_DIRECT are refused, the ring is what an operator asks about.
-    made.try_one().map_err(setup_refused)?;
+    made.try_two(depth).map_err(setup_refused)?;
     let align = common_align(places)?;
     let made = match rings.iopoll {
         true => made.polled_max(polled_max(places)?),
@@ -151,8 +165,9 @@ fn try_uring(places: &[Place], rings: RingSetup, maker: &mut Option<Arc<Maker>>)
     };
     let made = Arc::new(made);
     let queue = |align, reads| {
-        let (files, registered, maker) = (files.clone(), Arc::default(), made.clone());
-        UringQueue::new(Common { files, registered, align, maker }, PROBE_DEPTH, reads).map_err(setup_refused)
+        let (files, registered, maker, pool) = (files.clone(), Arc::default(), made.clone(), pool.clone());
+        let common = Common { files, registered, align, maker, pool };
+        UringQueue::new(common, PROBE_DEPTH, reads).map_err(setup_refused)
     };
     try_places(&mut queue(align, false)?, &files, places, align, true)?;
     if rings.iopoll {
@@ -173,20 +188,11 @@ fn setup_refused(mut fault: IoFault) -> IoFault {
     fault
 }
 
-fn try_direct(places: &[Place], pool: &mut Option<Arc<Pool>>) -> Result<Align, IoFault> {
+fn try_direct(places: &[Place], pool: &Arc<Pool>) -> Result<Align, IoFault> {
     let align = common_align(places)?;
     let files = Arc::new(Files::default());
-    // Threads that cannot start are no matter of O_DIRECT; opening the disk will say so again.
-    let pool = helper_threads(pool)?;
-    let mut queue = BlockingQueue::new(Arc::clone(&files), align, pool, PROBE_DEPTH);
+    let mut queue = BlockingQueue::new(Arc::clone(&files), align, pool.clone(), PROBE_DEPTH);
     try_places(&mut queue, &files, places, align, true)
-}
-
-fn helper_threads(pool: &mut Option<Arc<Pool>>) -> Result<Arc<Pool>, IoFault> {
-    if pool.is_none() {
-        *pool = Some(Arc::new(Pool::start()?));
-    }
-    pool.clone().ok_or_else(|| IoFault::found(FaultKind::Other, FaultOp::Spawn, "", 0, "no helper threads"))
 }
 
 fn try_places(

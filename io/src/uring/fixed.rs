@@ -5,9 +5,14 @@
 
 use std::sync::Arc;
 
+use rustix::io::Errno;
+
 use super::ring::{self, Ring};
+use super::setup;
 use super::slots::{self, ENTRY_BYTES, IoVec};
 use crate::buffer::Part;
+use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::limits;
 use crate::registered::{Registered, Span};
 
 /// A part this long has a read of its own where an operation has others too, in bytes. What is spared is looking its pages
@@ -56,8 +61,9 @@ impl Fixed {
         self.spans = match ring::register(ring, had, &spans) {
             Ok(()) => spans,
             Err(e) => {
+                let fault = refused(e, String::new());
                 tracing::warn!(
-                    errno = e.raw_os_error(),
+                    %fault,
                     stretches = spans.len(),
                     "memory could not be registered with a ring, its reads cost more"
                 );
@@ -118,6 +124,23 @@ impl Fixed {
     pub(super) fn ended(&mut self, entries: usize) {
         self.live -= entries;
     }
+}
+
+fn refused(e: Errno, detail: String) -> IoFault {
+    let fault = IoFault::of_errno(FaultOp::Register, "", 0, e.raw_os_error());
+    limits::named(IoFault { detail, ..fault })
+}
+
+/// Whether the kernel takes this memory for a ring's, found by asking it to.
+pub(crate) fn may_register(span: Span) -> Result<(), IoFault> {
+    if !span.is_possible() {
+        let detail = format!("more than a ring can have: base={:#x} len={}", span.base, span.len);
+        return Err(IoFault::found(FaultKind::Invalid, FaultOp::Register, "", 0, detail));
+    }
+    let ring = setup::build_plain(1)?;
+    let spans: Vec<Span> = span.stretches().collect();
+    ring::register(&ring, false, &spans)
+        .map_err(|e| refused(e, format!("base={:#x} len={}", span.base, span.len)))
 }
 
 /// Some of an operation's vectors, of which a read has one for each part, in one entry.

@@ -8,8 +8,12 @@
 //! - Entries in flight never outnumber the submission ring's, so a push always finds room and the
 //!   completion ring, twice as large, cannot overflow. An operation is made in several entries only while that leaves one
 //!   for each operation that may still be submitted.
-//! - The kernel cancels queued work of a thread that exits: a queue's submitting thread should outlive its
-//!   operations, else they may complete with ECANCELED.
+//! - Syncs never go through the ring, but to the disk's helper threads. For a sync the kernel always takes a worker thread of its own,
+//!   and where it cannot start one (`pids.max`, `RLIMIT_NPROC`) it completes it with ECANCELED. That could not be told from a file
+//!   system's own answer, and a failed sync must not be tried again. So each sync is one call of a thread that exists.
+//! - A read or write for which the kernel gets no worker or memory (ECANCELED, EAGAIN, ENOMEM, also of one whose submitting
+//!   thread has exited) is done by a helper thread. All its entries have completed by then, so the kernel is done with its memory; and doing it
+//!   once more is sound whatever was done already: a read fills the same parts, a write brings the same bytes to the same place.
 //! - A ring is left (`moves`) rather than entered by a thread that it is not of, and when it breaks while the kernel takes entries by itself.
 //!   No operation of a ring that was left is touched before the kernel is done with the whole ring.
 
@@ -35,23 +39,25 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+pub(crate) use self::fixed::may_register;
 use self::fixed::{Fixed, Run, Runs};
 use self::ring::Ring;
 pub(crate) use self::setup::Maker;
 use self::slots::{Held, Slots};
+use crate::blocking::{Aside, Pool};
 use crate::check::{Align, check, refused, verdict};
 use crate::disk::{Completion, Op, Queue};
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::files::{Files, KnownFiles};
 use crate::here;
-use crate::registered::{Registered, Span};
+use crate::registered::Registered;
 
 /// How long a dropped queue waits for its operations before it leaks them. Longer than the 30 s that the
 /// kernel's SCSI layer gives a command by default would stall a shutdown for nothing.
 const DROP_WAIT: Duration = Duration::from_secs(30);
 
-/// Entries that the ring has for each operation: room for some to be made in several.
-const ENTRIES_EACH: u32 = 2;
+/// Longest wait for the ring while helper threads, too, have operations of the queue.
+const BOTH_STEP: Duration = Duration::from_millis(1);
 
 /// Pause before trying again when the kernel lacks memory to take anything and nothing is in flight.
 const BACK_OFF: Duration = Duration::from_millis(1);
@@ -65,6 +71,8 @@ pub(crate) struct UringQueue {
     pending: VecDeque<u64>,
     /// Completions that need no kernel.
     ready: Vec<Completion>,
+    /// What helper threads do for it.
+    aside: Aside,
     files: KnownFiles,
     fixed: Fixed,
     align: Align,
@@ -103,15 +111,16 @@ pub(crate) struct Common {
     pub(crate) registered: Arc<Registered>,
     pub(crate) align: Align,
     pub(crate) maker: Arc<Maker>,
+    pub(crate) pool: Arc<Pool>,
 }
 
 impl UringQueue {
     /// A queue for up to `depth` operations (at least 1, at most what the kernel's ring can hold); `reads`: for reads alone.
     pub(crate) fn new(common: Common, depth: usize, reads: bool) -> Result<UringQueue, IoFault> {
-        let Common { files, registered, align, maker } = common;
+        let Common { files, registered, align, maker, pool } = common;
         let wanted = u32::try_from(depth.max(1)).unwrap_or(u32::MAX);
         let piece_max = maker.piece_max(reads);
-        let ring = maker.ring(wanted.saturating_mul(ENTRIES_EACH), reads)?;
+        let ring = maker.ring(setup::entries_for(depth), reads)?;
         let entries = ring.uring.params().sq_entries();
         let depth = wanted.min(entries);
         Ok(UringQueue {
@@ -119,6 +128,7 @@ impl UringQueue {
             slots: ManuallyDrop::new(Slots::new(depth)),
             pending: VecDeque::new(),
             ready: Vec::new(),
+            aside: Aside::new(pool),
             files: KnownFiles::new(files),
             fixed: Fixed::new(registered),
             align,
@@ -204,6 +214,7 @@ impl UringQueue {
     /// Move what finished to `done`, without entering the kernel.
     fn reap(&mut self, done: &mut Vec<Completion>) {
         done.append(&mut self.ready);
+        self.aside.take(done);
         let Some(ring) = self.ring.as_mut() else { return };
         for entry in ring.uring.completion() {
             let id = entry.user_data();
@@ -217,6 +228,10 @@ impl UringQueue {
                 n => Ok(n as u64),
             };
             if let Some(held) = ended((&mut self.slots, &mut self.fixed, &mut self.more), id, moved) {
+                if !self.closing && held.moved.is_err_and(is_short_of_something) {
+                    self.aside.push(held.token, held.op, held.file.shared());
+                    continue;
+                }
                 let result = verdict(&held.op, &held.file.path, held.moved);
                 done.push(Completion { token: held.token, result, op: held.op });
             }
@@ -276,6 +291,11 @@ impl UringQueue {
     }
 }
 
+/// Whether an entry ended so because the kernel had no worker or no memory for it, or its thread is gone.
+fn is_short_of_something(e: Errno) -> bool {
+    matches!(e, Errno::CANCELED | Errno::AGAIN | Errno::NOMEM)
+}
+
 /// An entry of an operation has ended: the operation, if it was its last.
 fn ended(
     (slots, fixed, more): (&mut Slots, &mut Fixed, &mut usize),
@@ -295,28 +315,13 @@ fn ended(
     Some(held)
 }
 
-/// Whether the kernel takes this memory for a ring's, found by asking it to.
-pub(crate) fn may_register(span: Span) -> Result<(), IoFault> {
-    if !span.is_possible() {
-        let detail = format!("more than a ring can have: base={:#x} len={}", span.base, span.len);
-        return Err(IoFault::found(FaultKind::Invalid, FaultOp::Register, "", 0, detail));
-    }
-    let ring = setup::build_plain(1)?;
-    let spans: Vec<Span> = span.stretches().collect();
-    ring::register(&ring, false, &spans).map_err(|e| {
-        let mut fault = IoFault::of_errno(FaultOp::Register, "", 0, e.raw_os_error());
-        fault.detail = format!("base={:#x} len={}", span.base, span.len);
-        fault
-    })
-}
-
 impl Queue for UringQueue {
     fn room(&self) -> usize {
         self.depth - self.in_flight()
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.live() + self.ready.len()
+        self.slots.live() + self.ready.len() + self.aside.out()
     }
 
     fn submit(&mut self, token: u64, op: Op) -> Result<(), Op> {
@@ -338,6 +343,10 @@ impl Queue for UringQueue {
             let detail = "the queue takes reads alone";
             let fault = IoFault::found(FaultKind::Invalid, FaultOp::Queue, &file.path, 0, detail);
             self.ready.push(refused(token, op, fault));
+            return Ok(());
+        }
+        if matches!(op, Op::Sync { .. }) {
+            self.aside.push(token, op, file.shared());
             return Ok(());
         }
         self.come();
@@ -377,6 +386,14 @@ impl Queue for UringQueue {
             if left.is_zero() {
                 return;
             }
+            if self.slots.live() == 0 {
+                if self.ready.is_empty() {
+                    self.aside.wait(left);
+                }
+                self.reap(done);
+                continue;
+            }
+            let left = if self.aside.out() > 0 { left.min(BOTH_STEP) } else { left };
             if self.ring.is_none() {
                 self.settle(left);
                 self.reap(done);
@@ -389,6 +406,10 @@ impl Queue for UringQueue {
                 self.reap(done);
             }
         }
+    }
+
+    fn limit_drop(&mut self, wait: Duration) {
+        self.drop_wait = wait.min(DROP_WAIT);
     }
 }
 
@@ -450,15 +471,18 @@ impl Drop for UringQueue {
                 break;
             }
             if start.elapsed() >= self.drop_wait {
-                let stuck = self.slots.live();
+                let stuck = self.in_flight();
                 tracing::error!(
                     stuck,
                     "queue dropped with operations stuck in the kernel, their memory is leaked"
                 );
-                return;
+                match self.slots.live() {
+                    0 => break,
+                    _ => return,
+                }
             }
         }
-        // SAFETY: this is the destructor, so neither field is used again; no operation is in flight, of this ring or one that was
+        // SAFETY: this is the destructor, so neither field is used again; no operation is in flight in the kernel, of this ring or one that was
         // left (what was is handed back when that ring is over), so the kernel has no address in either.
         unsafe {
             ManuallyDrop::drop(&mut self.ring);

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::{BACK_OFF, UringQueue, broken_fault, ring};
+use super::{UringQueue, broken_fault, ring};
 use crate::check::refused;
 use crate::here;
 
@@ -62,8 +62,12 @@ impl UringQueue {
         match self.maker.ring(self.entries, self.reads) {
             Ok(ring) => *self.ring = Some(ring),
             Err(fault) => {
-                tracing::debug!(%fault, "no ring to go on with yet");
-                std::thread::sleep(timeout.min(BACK_OFF));
+                tracing::debug!(%fault, "no ring to go on with, helper threads do what waits");
+                for id in mem::take(&mut self.waiting) {
+                    if let Some(held) = self.slots.take(id) {
+                        self.aside.push(held.token, held.op, held.file.shared());
+                    }
+                }
                 return;
             }
         }

@@ -9,9 +9,13 @@ use rustix::io::Errno;
 
 use super::ring::{Ring, errno, mechanism_fault};
 use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::limits;
 use crate::rings::{RingKind, RingSetup};
 
 const SETUP: &str = "io_uring_setup";
+
+/// Entries that the ring has for each operation: room for some to be made in several.
+const ENTRIES_EACH: u32 = 2;
 
 /// Makes the rings of one disk.
 pub(crate) struct Maker {
@@ -48,9 +52,11 @@ impl Maker {
         self.setup
     }
 
-    /// Make a ring, to see whether one is to be had.
-    pub(crate) fn try_one(&self) -> Result<(), IoFault> {
-        self.ring(1, false).map(drop)
+    /// Make the rings of two queues of this depth at once, to see whether a store's log and a session can have theirs.
+    pub(crate) fn try_two(&self, depth: usize) -> Result<(), IoFault> {
+        let entries = entries_for(depth);
+        let _log = self.ring(entries, false)?;
+        self.ring(entries, true).map(drop)
     }
 
     /// Whether a ring is of the thread that it was made in.
@@ -102,6 +108,11 @@ pub(super) fn build_plain(entries: u32) -> Result<Ring, IoFault> {
     Maker { setup: RingSetup::PLAIN, thread: None, polled_max: usize::MAX }.ring(entries, false)
 }
 
+/// Entries of the ring of a queue of this depth.
+pub(super) fn entries_for(depth: usize) -> u32 {
+    u32::try_from(depth.max(1)).unwrap_or(u32::MAX).saturating_mul(ENTRIES_EACH)
+}
+
 fn plain() -> io_uring::Builder<Entry> {
     // A queue may move between threads. COOP_TASKRUN spares interrupts.
     let mut wanted = IoUring::builder();
@@ -122,7 +133,7 @@ fn build(wanted: &io_uring::Builder<Entry>, entries: u32, kind: RingKind) -> Res
         (Errno::INVAL, RingKind::Deferred) => {
             too_old("kernel too old: io_uring lacks SINGLE_ISSUER with DEFER_TASKRUN (6.1)")
         }
-        (e, _) => mechanism_fault(SETUP, e),
+        (e, _) => limits::named(mechanism_fault(SETUP, e)),
     })?;
     let has = ring.params();
     if !has.is_feature_ext_arg() || !has.is_feature_nodrop() {
@@ -141,7 +152,7 @@ fn too_old(detail: &str) -> IoFault {
 /// Give a ring the only writer of a pipe, as a registered file that no entry names; the reader. The kernel lets go of it when it
 /// is done with the ring, and with the last of its operations before that.
 fn give_end(uring: &IoUring) -> Result<OwnedFd, IoFault> {
-    let (reader, writer) = std::io::pipe().map_err(|e| mechanism_fault("pipe", errno(&e)))?;
+    let (reader, writer) = std::io::pipe().map_err(|e| limits::named(mechanism_fault("pipe", errno(&e))))?;
     let given = uring.submitter().register_files(&[writer.as_raw_fd()]);
     given.map_err(|e| mechanism_fault("io_uring_register", errno(&e)))?;
     Ok(reader.into())

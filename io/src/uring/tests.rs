@@ -60,7 +60,8 @@ pub(super) fn queue_over_bytes(
     let id = files.insert(file);
     let made = Maker::new(setup).map(Arc::new).and_then(|maker| {
         let registered = Arc::default();
-        UringQueue::new(Common { files, registered, align: ALIGN, maker }, depth, setup.iopoll)
+        let pool = Arc::new(Pool::start()?);
+        UringQueue::new(Common { files, registered, align: ALIGN, maker, pool }, depth, setup.iopoll)
     });
     match made {
         Ok(queue) => Some((queue, id)),
@@ -145,7 +146,7 @@ fn memory_under_the_kernels_hands_is_leaked_not_freed(setup: RingSetup) {
     let (part, guard) = guarded();
     queue.submit(1, Op::Read { file, offset: 0, parts: vec![part] }).unwrap();
     queue.poll(&mut Vec::new());
-    queue.drop_wait = Duration::from_millis(1);
+    queue.limit_drop(Duration::from_millis(1));
     drop(queue);
     assert_eq!(Arc::strong_count(&guard), 2, "the part was dropped while the kernel may write to it");
     // The kernel does write now; the sanitizers would say so if the memory were gone.

@@ -9,6 +9,7 @@ use super::*;
 use crate::buffer::{AlignedBuf, Part};
 use crate::disk::FileId;
 use crate::registered::Registration;
+use crate::registered::Span;
 use crate::rings::RingSetup;
 
 /// So long that it is read by itself, and not so long.

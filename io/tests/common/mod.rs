@@ -44,7 +44,7 @@ pub(crate) fn disk(dir: &Path, choice: SideChoice) -> Option<Arc<dyn Disk>> {
 
 /// The same with rings of a kind.
 pub(crate) fn disk_with(dir: &Path, choice: SideChoice, rings: RingSetup) -> Option<Arc<dyn Disk>> {
-    match open_disk_with(&[PathBuf::from(dir)], choice, rings) {
+    match open_disk_with(&[PathBuf::from(dir)], choice, rings, 1) {
         Ok(disk) => {
             check_facts(&disk.facts(), choice);
             assert_eq!(disk.facts().rings, (choice == SideChoice::Uring).then_some(rings));

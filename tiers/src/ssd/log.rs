@@ -69,6 +69,13 @@ pub struct LogConfig {
     pub write_depth: usize,
 }
 
+impl LogConfig {
+    /// Operations that the log's queue holds.
+    pub fn queue_depth(&self) -> usize {
+        self.write_depth + OTHER_DEPTH
+    }
+}
+
 pub(super) enum Pending {
     Records { segment: SegmentId, file: FileId, units: Vec<(u64, RecordPlace)>, with_head: bool },
     Footer { segment: SegmentId, file: FileId },
@@ -131,7 +138,7 @@ pub struct Log {
 impl Log {
     /// The writer of a store whose segments are all sealed or free.
     pub fn new(volume: Arc<Volume>, manifest: Manifest, config: LogConfig) -> Result<Log, IoFault> {
-        let queue = volume.disk.queue(config.write_depth + OTHER_DEPTH)?;
+        let queue = volume.disk.queue(config.queue_depth())?;
         let parts_max = volume.disk.facts().parts_max;
         Ok(Log {
             volume,

@@ -1,0 +1,72 @@
+//! Which limit of this process a fault ran into, for the message: errno alone does not say, and says it in other words
+//! ("Cannot allocate memory" of locked memory).
+
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::{CapabilitySet, capabilities};
+
+use crate::facts;
+use crate::fault::{FaultOp, IoFault};
+
+/// The same fault, its detail naming the limits that may be behind it, with their values. Only of faults in making a queue, a
+/// mapping or a thread, registering memory, or opening a descriptor.
+pub fn named(mut fault: IoFault) -> IoFault {
+    let limits: Vec<String> = match (fault.op, Errno::from_raw_os_error(fault.errno)) {
+        (_, Errno::MFILE) => of("RLIMIT_NOFILE", "ulimit -n", Resource::Nofile).into_iter().collect(),
+        (FaultOp::Spawn, Errno::AGAIN) => {
+            let user = of("RLIMIT_NPROC", "ulimit -u", Resource::Nproc);
+            user.into_iter().chain(facts::pids_max()).collect()
+        }
+        (FaultOp::Spawn, Errno::NOMEM) => of("RLIMIT_AS", "ulimit -v", Resource::As).into_iter().collect(),
+        (FaultOp::Queue | FaultOp::Register, Errno::NOMEM | Errno::PERM | Errno::AGAIN) => {
+            let locked = of("RLIMIT_MEMLOCK", "ulimit -l", Resource::Memlock).filter(|_| !may_lock());
+            locked.into_iter().chain(of("RLIMIT_AS", "ulimit -v", Resource::As)).collect()
+        }
+        _ => Vec::new(),
+    };
+    if !limits.is_empty() {
+        let separator = if fault.detail.is_empty() { "" } else { ", " };
+        fault.detail = format!("{}{separator}limits: {}", fault.detail, limits.join(", "));
+    }
+    fault
+}
+
+/// What may limit this process's mappings, to be put behind a message; empty if nothing does.
+pub fn of_mappings() -> String {
+    of("RLIMIT_AS", "ulimit -v", Resource::As).map_or_else(String::new, |limit| format!(", limits: {limit}"))
+}
+
+/// A limit and its value in the units of setrlimit(2), bytes or a number; `None` if there is none.
+fn of(name: &str, command: &str, resource: Resource) -> Option<String> {
+    getrlimit(resource).current.map(|value| format!("{name}={value} ({command})"))
+}
+
+/// Whether locked memory of this thread is not limited.
+fn may_lock() -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_names_the_limit_and_its_value() {
+        let files = getrlimit(Resource::Nofile).current.map_or_else(String::new, |n| n.to_string());
+        let fault = named(IoFault::of_errno(FaultOp::Queue, "x", 0, Errno::MFILE.raw_os_error()));
+        assert!(fault.detail.contains(&format!("RLIMIT_NOFILE={files} (ulimit -n)")), "{fault}");
+        let mut before = IoFault::of_errno(FaultOp::Queue, "x", 0, Errno::MFILE.raw_os_error());
+        before.detail = "first".to_owned();
+        assert!(named(before).detail.starts_with("first, limits: RLIMIT_NOFILE="));
+    }
+
+    #[test]
+    fn a_fault_of_no_limit_stays_as_it_is() {
+        for (op, errno) in
+            [(FaultOp::Read, Errno::IO), (FaultOp::Queue, Errno::NOSYS), (FaultOp::Read, Errno::NOMEM)]
+        {
+            let fault = IoFault::of_errno(op, "x", 0, errno.raw_os_error());
+            assert_eq!(named(fault.clone()), fault);
+        }
+    }
+}
