@@ -1,6 +1,5 @@
 //! The end of a store, with and without goodbye.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -86,7 +85,7 @@ fn stop(store: &mut Store, deadline: Mono) {
     shared.closed.store(true, Ordering::Release);
     shared.lock().stopping = true;
     shared.work.raise();
-    store.sessions.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    store.end_sessions(shared.now().after(left()));
     if !shared.prefetch.stop(left()) {
         tracing::error!("what reads ahead did not end in time, its files stay open");
     }

@@ -1,6 +1,7 @@
 //! Carrying out planned reads: memory for each piece, the operation, and what came back.
 
 use pagelith_io::buffer::Part;
+use pagelith_io::clock::Mono;
 use pagelith_io::disk::{Completion, Op};
 use pagelith_io::fault::IoFault;
 use pagelith_layouts::align::ALIGN;
@@ -25,6 +26,8 @@ struct Taken {
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub fetch: Fetch,
+    /// When it was submitted.
+    pub began: Mono,
     /// By piece.
     taken: SmallVec<[Taken; 1]>,
 }
@@ -109,7 +112,7 @@ pub(crate) fn submit(
     let token = io.token(ticket);
     let op = Op::Read { file, offset, parts };
     match io.queue.as_mut().map(|q| q.submit(token, op)) {
-        Some(Ok(())) => Ok((token, Flight { fetch, taken })),
+        Some(Ok(())) => Ok((token, Flight { fetch, began: io.shared.now(), taken })),
         // Room was checked above, and this thread is the queue's only user.
         _ => unreachable!("a queue with room took no operation"),
     }
@@ -126,7 +129,7 @@ pub(crate) fn land(
     flight: Flight,
     completion: Completion,
 ) -> (SmallVec<[Landed; 1]>, Result<(), IoFault>, Fetch) {
-    let Flight { fetch, taken } = flight;
+    let Flight { fetch, taken, .. } = flight;
     let arrived = completion.result.is_ok();
     let mut parts = completion.op.into_parts().into_iter();
     let mut landed = SmallVec::with_capacity(fetch.pieces.len());

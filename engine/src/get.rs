@@ -14,6 +14,7 @@ mod header;
 mod late;
 mod lies;
 mod own;
+mod stages;
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -35,7 +36,7 @@ use crate::error::Result;
 use crate::fetch::{self, Flight, Held, Landed};
 use crate::locate::{self, Located};
 use crate::outcome::{GetOutcome, MissCause, Proof, Ticket};
-use crate::plan::{self, Fetch, HeaderPlace, Piece, Target};
+use crate::plan::{self, Fetch, HeaderPlace, Piece};
 use crate::promote;
 use crate::session::{SessionIo, release_segment};
 use crate::slot::{Aim, Slot, Step, Wants};
@@ -150,12 +151,13 @@ impl GetBatch {
         let Some(facts) = &io.facts else { return };
         let align = facts.memory_align.max(facts.offset_align);
         let budget = io.shared.config.staging_budget();
-        let sick = io.shared.sick.load(Ordering::Relaxed);
+        let late = io.shared.slow.may_outlast(self.deadline, io.shared.now());
+        let stages = late || io.shared.sick.load(Ordering::Relaxed);
         let mut targets = Vec::new();
         let mut staged = Vec::new();
         io.shared.headers.bring(which.iter().filter_map(|&i| self.slots[i].header_place()));
         for &i in which {
-            let Some(mut target) = self.slots[i].target(i, align, facts.parts_max, sick) else { continue };
+            let Some(mut target) = self.slots[i].target(i, align, facts.parts_max, stages) else { continue };
             self.slots[i].direct = target.direct_parts.is_some();
             if target.direct_parts.is_none() {
                 let stretch = target.chunks[0].clone();
@@ -181,19 +183,6 @@ impl GetBatch {
             slot.header = Some(number);
         }
         self.waiting.extend(fetches);
-    }
-
-    /// Split what is staged into sub-batches, in order and greedily. Sub-batch numbers go on from those that
-    /// the batch has already.
-    fn assign_stages(&mut self, targets: &mut [Target], staged: &[(usize, u64)], budget: u64) {
-        let costs: Vec<u64> = staged.iter().map(|(_, cost)| *cost).collect();
-        for range in staging::split(&costs, budget) {
-            self.stage_open.push(range.len());
-            for (target, _) in &staged[range] {
-                targets[*target].stage = self.stage_open.len();
-                self.slots[targets[*target].slot].stage = self.stage_open.len();
-            }
-        }
     }
 
     /// Go on as far as possible without waiting; true once every object has its outcome.
@@ -231,6 +220,11 @@ impl GetBatch {
         let mut staging_held = false;
         while let Some(fetch) = self.waiting.pop_front() {
             if self.is_moot(&fetch) {
+                continue;
+            }
+            let direct = fetch.pieces.iter().any(Piece::is_direct);
+            if direct && io.shared.slow.may_outlast(self.deadline, io.shared.now()) {
+                self.stage_instead(io, &fetch);
                 continue;
             }
             let staged = fetch.pieces.iter().any(Piece::is_staged);
@@ -284,6 +278,7 @@ impl GetBatch {
     pub fn completed(&mut self, io: &mut SessionIo, completion: Completion) {
         let Some(flight) = self.flights.remove(&completion.token) else { return };
         release_segment(&io.shared, flight.fetch.segment);
+        io.shared.slow.note(io.came.since(flight.began), io.came);
         if self.late {
             // All that is still waited for after the deadline is direct.
             io.shared.late_reads.fetch_sub(1, Ordering::Relaxed);
@@ -457,13 +452,6 @@ impl GetBatch {
         self.leave_header(io, i);
         self.slots[i].begin_again();
         self.plan(io, &[i]);
-    }
-
-    fn leave_stage(&mut self, i: usize) {
-        let stage = std::mem::take(&mut self.slots[i].stage);
-        if stage > 0 {
-            self.stage_open[stage - 1] -= 1;
-        }
     }
 
     fn leave_header(&mut self, io: &mut SessionIo, i: usize) {

@@ -156,7 +156,7 @@ impl Group<'_> {
     }
 
     fn commit_once(&self, options: Options) -> Result<PutOutcome> {
-        let outcomes = self.store.with_session(|session| {
+        let outcomes = self.store.with_session(options.timeout, |session| {
             let ticket = session.submit_commit(self.joined.id, options);
             loop {
                 if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {

@@ -77,6 +77,7 @@ pub mod serve;
 mod session;
 mod shared;
 mod slot;
+mod slow;
 mod stats;
 mod steps;
 mod store;

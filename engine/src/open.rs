@@ -49,6 +49,7 @@ use crate::remote::writer::Writer;
 use crate::remote::{Peer, Remote, configured};
 use crate::removals::Removals;
 use crate::shared::{NEVER_READ, Shared};
+use crate::slow::SlowReads;
 use crate::stats::Counters;
 use crate::tally::Tallies;
 use crate::visibility::Visibility;
@@ -256,6 +257,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         closed: AtomicBool::new(false),
         sick: AtomicBool::new(false),
         late_reads: AtomicU64::new(0),
+        slow: SlowReads::default(),
         prefetch: Prefetch::default(),
         arriving: AtomicU64::new(0),
         viewed: AtomicU64::new(0),

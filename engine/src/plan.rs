@@ -59,6 +59,13 @@ impl Piece {
         }
     }
 
+    pub fn is_direct(&self) -> bool {
+        match self {
+            Piece::Direct { .. } => true,
+            Piece::Header { .. } | Piece::Staged { .. } => false,
+        }
+    }
+
     pub fn is_staged(&self) -> bool {
         match self {
             Piece::Staged { .. } => true,

@@ -20,7 +20,7 @@ fn internal() -> Error {
 /// Get, and return when all lent memory is back.
 pub(crate) fn get(store: &Store, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
     let count = gets.len();
-    let outcomes = store.with_session(|session| {
+    let outcomes = store.with_session(options.timeout, |session| {
         Lender::scope(|lender| {
             let ticket = session.begin_get(lend_gets(lender, gets), options);
             // However long it takes: the memory is the kernel's until then.
@@ -40,7 +40,7 @@ pub(crate) fn get(store: &Store, gets: &mut [GetSlice<'_, '_>], options: Options
 
 /// Which of `keys` are here or at a peer.
 pub(crate) fn exists(store: &Store, keys: &[ObjectKey], options: Options) -> Vec<bool> {
-    let found = store.with_session(|session| {
+    let found = store.with_session(options.timeout, |session| {
         let ticket = session.submit_exists(keys, options);
         loop {
             if let Some(done) = session.wait(ticket, Duration::from_secs(1)) {
@@ -72,9 +72,9 @@ pub(crate) fn put(store: &Store, groups: &[LentGroup<'_>], options: Options) -> 
     let shared = &store.shared;
     let deadline = shared.deadline(options.timeout);
     let seen = Cell::new(shared.progress.value());
-    let once = |some: &[LentGroup<'_>], options| {
+    let once = |some: &[LentGroup<'_>], options: Options| {
         seen.set(shared.progress.value());
-        whole(store.with_session(|session| put_once(session, some, options)), some.len())
+        whole(store.with_session(options.timeout, |session| put_once(session, some, options)), some.len())
     };
     let rest = |left: Duration| {
         shared.env.runtime.pause(&shared.progress, seen.get(), left.min(BUSY_STEP));

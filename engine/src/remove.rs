@@ -26,7 +26,7 @@ pub(crate) fn remove(store: &Store, keys: &[ObjectKey], options: Options) -> Res
     let deadline = shared.deadline(options.timeout);
     let _removing = shared.removals.begin();
     let Begun { answers, here, gone } =
-        store.with_session(|session| begin(shared, session, keys, &options, deadline))??;
+        store.with_session(options.timeout, |session| begin(shared, session, keys, &options, deadline))??;
     // Every answer is taken, also behind one that failed: nobody else would.
     let told = tell(shared, |id| RemoteJob::Remove { id, keys: gone });
     let ends: Vec<_> =

@@ -1,5 +1,7 @@
 //! One thread's way into a store: it submits batches, drives its own disk queue, and collects what is done.
 
+mod ending;
+
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,13 +11,14 @@ use std::time::Duration;
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::{Completion, DiskFacts, Queue};
+use pagelith_io::limits;
 use pagelith_layouts::ids::SegmentId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
 use rustc_hash::FxHashMap;
 
 use crate::batch::{Get, Options, PutGroup, Request};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::get::{Finished, GetBatch, Probed};
 use crate::groups::GroupId;
 use crate::headers::EXPECTED_BYTES;
@@ -31,6 +34,7 @@ use crate::remote::desk::Desk;
 use crate::sampler::Sampler;
 use crate::scratch::Scratch;
 use crate::shared::Shared;
+use crate::slow::Looks;
 
 /// Longest wait for the disk while a peer, too, may bring something.
 const BOTH_STEP: Duration = Duration::from_millis(1);
@@ -43,7 +47,10 @@ pub struct Session {
     batches: Vec<(Ticket, Batch)>,
     /// What the disk brought and nobody has looked at yet: who is done is handed out, and reads that wait are begun, before the
     /// rest is verified.
-    arrived: VecDeque<Completion>,
+    arrived: VecDeque<(Mono, Completion)>,
+    looks: Looks,
+    /// When dropping it ends, if that is not for it to say.
+    drop_by: Option<Mono>,
     finished: VecDeque<(Ticket, Done)>,
     next_ticket: u64,
 }
@@ -61,8 +68,10 @@ pub(crate) struct SessionIo {
     pub queue: Option<Box<dyn Queue>>,
     pub facts: Option<DiskFacts>,
     pub scratch: Scratch,
-    /// Operations whose batch gave up on them: the segment each reads from.
-    pub orphans: FxHashMap<u64, SegmentId>,
+    /// Operations whose batch gave up on them: the segment each reads from, and when it was submitted.
+    pub orphans: FxHashMap<u64, (SegmentId, Mono)>,
+    /// When the completion came that is looked at now.
+    pub came: Mono,
     /// Which of the tallies is its own.
     pub tally: usize,
     last_token: u32,
@@ -94,7 +103,7 @@ impl Session {
             None => (None, None),
         };
         let scratch = Scratch::new()
-            .map_err(|e| Error::new(ErrorKind::Busy, format!("no memory for a session: {e}")))?;
+            .map_err(|e| Error::busy(format!("no memory for a session: {e}{}", limits::of_mappings())))?;
         let seed = || u64::from_le_bytes(*shared.env.entropy.bytes16().first_chunk().unwrap_or(&[0; 8]));
         let sampler = Sampler::new(shared.config.verify_ratio(), seed);
         let desk = shared.remote.clone().map(Desk::new);
@@ -105,6 +114,7 @@ impl Session {
             facts,
             scratch,
             orphans: FxHashMap::default(),
+            came: Mono::default(),
             tally,
             last_token: 0,
             sampler,
@@ -116,6 +126,8 @@ impl Session {
             io,
             batches: Vec::new(),
             arrived: VecDeque::new(),
+            looks: Looks::default(),
+            drop_by: None,
             finished: VecDeque::new(),
             next_ticket: 0,
         })
@@ -260,9 +272,10 @@ impl Session {
                 // What it gave up is the session's, to let go of its segment.
                 let given_up = self.io.orphans.contains_key(&completion.token);
                 if !given_up && is_of(completion.token, ticket) {
+                    self.io.came = self.io.shared.now();
                     batch.completed(&mut self.io, completion);
                 } else {
-                    self.arrived.push_back(completion);
+                    self.arrived.push_back((self.io.shared.now(), completion));
                 }
             }
         }
@@ -327,6 +340,7 @@ impl Session {
             return;
         }
         let mut done = Vec::new();
+        self.looks.look(self.io.shared.now());
         let desk = self.io.desk.as_mut().filter(|desk| desk.is_busy());
         match (self.io.queue.as_mut().filter(|q| q.in_flight() > 0), desk) {
             (Some(queue), None) => queue.wait(&mut done, timeout),
@@ -338,16 +352,23 @@ impl Session {
                 self.io.shared.env.runtime.pause(released, released.value(), timeout);
             }
         }
-        self.arrived.extend(done);
+        self.take(done);
+    }
+
+    /// What the disk brought at this look.
+    fn take(&mut self, done: Vec<Completion>) {
+        let came = self.looks.look(self.io.shared.now());
+        self.arrived.extend(done.into_iter().map(|completion| (came, completion)));
     }
 
     /// Take completions, as many as bring a batch to its end, let every batch go on, and collect those that are done. What they
     /// submit waits for [`Session::start`] or a wait.
     fn drive(&mut self) {
         self.take_arrived();
-        while let Some(completion) = self.arrived.pop_front() {
+        while let Some((came, completion)) = self.arrived.pop_front() {
             // Looked at next, behind a pass over all that this one brought.
-            self.arrived.front().into_iter().for_each(|next| next.expect(EXPECTED_BYTES));
+            self.arrived.front().into_iter().for_each(|(_, next)| next.expect(EXPECTED_BYTES));
+            self.io.came = came;
             if self.completed(completion) {
                 break;
             }
@@ -417,16 +438,19 @@ impl Session {
     /// See to it that what the batches submitted is on its way before the caller goes on with other things.
     fn start(&mut self) {
         if let Some(queue) = self.io.queue.as_mut() {
-            let mut done = Vec::new();
+            let (busy, mut done) = (queue.in_flight() > 0, Vec::new());
             queue.poll(&mut done);
-            self.arrived.extend(done);
+            if busy {
+                self.take(done);
+            }
         }
     }
 
     /// Hand a completion to its batch; true if that was all the batch waited for.
     fn completed(&mut self, completion: Completion) -> bool {
         let token = completion.token;
-        if let Some(segment) = self.io.orphans.remove(&token) {
+        if let Some((segment, began)) = self.io.orphans.remove(&token) {
+            self.io.shared.slow.note(self.io.came.since(began), self.io.came);
             release_segment(&self.io.shared, segment);
             return false;
         }
@@ -441,35 +465,6 @@ impl Session {
             }
             Some((_, Batch::Remote(_) | Batch::Exists(_))) | None => false,
         }
-    }
-}
-
-impl Drop for Session {
-    /// Waits for reads under way: their memory is the caller's. The queue's own drop bounds the wait.
-    fn drop(&mut self) {
-        let tickets: Vec<Ticket> = self.batches.iter().map(|(t, _)| *t).collect();
-        for ticket in tickets {
-            let deadline: Mono = self.io.shared.deadline(None);
-            while self.io.shared.now() < deadline {
-                if self.wait(ticket, WAIT_STEP).is_some()
-                    || self.io.queue.as_ref().is_none_or(|q| q.in_flight() == 0)
-                {
-                    break;
-                }
-            }
-        }
-        // The queue's own end waits for what is left, as long as anything can. What the kernel has even then it reads into
-        // memory that nobody will look at: it must not keep segments from being reclaimed for ever.
-        drop(self.io.queue.take());
-        self.arrived.clear();
-        for (_, batch) in &mut self.batches {
-            match batch {
-                Batch::Get(b) => b.abandon(&self.io),
-                Batch::Put(b) => b.abandon(&self.io),
-                Batch::Remote(_) | Batch::Exists(_) => {}
-            }
-        }
-        self.io.orphans.drain().for_each(|(_, segment)| release_segment(&self.io.shared, segment));
     }
 }
 

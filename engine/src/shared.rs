@@ -26,6 +26,7 @@ use crate::prefetch::Prefetch;
 use crate::published::{CoreGuard, Published};
 use crate::remote::Remote;
 use crate::removals::Removals;
+use crate::slow::SlowReads;
 use crate::tally::Tallies;
 
 /// The fingerprint of every key under `index.constant_fingerprint`.
@@ -74,6 +75,8 @@ pub(crate) struct Shared {
     pub sick: AtomicBool,
     /// Direct reads past their deadline that the kernel still has.
     pub late_reads: AtomicU64,
+    /// How long reads took lately.
+    pub slow: SlowReads,
     /// What is to be read before it is asked for.
     pub prefetch: Prefetch,
     /// Bytes of the arena that are set aside for what arrives over links, and for what is read ahead.

@@ -206,9 +206,9 @@ impl Slot {
     }
 
     /// How to read the object from SSD.
-    pub fn target(&self, slot: usize, align: usize, parts_max: usize, sick: bool) -> Option<Target> {
+    pub fn target(&self, slot: usize, align: usize, parts_max: usize, stages: bool) -> Option<Target> {
         let expected = self.expected.as_ref()?;
-        let direct = !sick && plan::is_whole_blocks(&self.want, self.length) && self.is_aligned(align);
+        let direct = !stages && plan::is_whole_blocks(&self.want, self.length) && self.is_aligned(align);
         let ragged = !is_aligned(self.want.end - self.want.start);
         let parts = self.get.destination.0.len() + usize::from(ragged);
         Some(Target {

@@ -3,17 +3,18 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use pagelith_io::clock::Mono;
 use pagelith_io::here;
 use pagelith_io::registered::Registration;
 use pagelith_io::runtime::{Env, Join};
 use pagelith_io::shm::Region;
-use pagelith_io::sync::{Arc, Mutex, PoisonError};
+use pagelith_io::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 
 use crate::batch::{GetSlice, Options, PutSlice, Request};
 use crate::config::ValidConfig;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::events::{Events, PIECE};
 use crate::groups::{self, Group, GroupId};
 use crate::hits::{PagesFound, PagesQuery};
@@ -23,7 +24,7 @@ use crate::pin::Pin;
 use crate::remote::Peer;
 use crate::scrub::{self, ScrubOptions, ScrubReport};
 use crate::session::{self, Session};
-use crate::shared::Shared;
+use crate::shared::{BUSY_STEP, Shared};
 use crate::stats::Stats;
 use crate::view::View;
 use crate::{close, exists, flush, hits, open, pin, pooled, prefetch, registered, remove, view};
@@ -34,11 +35,19 @@ use crate::{close, exists, flush, hits, open, pin, pooled, prefetch, registered,
 /// everything that a flush covered, and no promise about the rest.
 pub struct Store {
     pub(crate) shared: Arc<Shared>,
-    /// With the thread that used it last.
-    pub(crate) sessions: Mutex<Vec<(u64, Session)>>,
+    sessions: Mutex<Sessions>,
     pub(crate) flusher: Option<Box<dyn Join>>,
     pub(crate) writer: Option<Box<dyn Join>>,
     report: OpenReport,
+}
+
+/// Sessions of the store's own methods.
+#[derive(Default)]
+struct Sessions {
+    /// Each with the thread that used it last.
+    idle: Vec<(u64, Session)>,
+    /// How many are in use.
+    lent: usize,
 }
 
 impl Store {
@@ -71,7 +80,7 @@ impl Store {
 
     fn opened_by(opened: open::Opened) -> Result<Store> {
         let open::Opened { shared, flusher, writer, report } = opened;
-        Ok(Store { shared, sessions: Mutex::new(Vec::new()), flusher, writer, report })
+        Ok(Store { shared, sessions: Mutex::default(), flusher, writer, report })
     }
 
     /// What opening found.
@@ -316,17 +325,56 @@ impl Store {
         close::abandon(&mut self);
     }
 
-    /// Run `body` with a pooled session.
-    pub(crate) fn with_session<R>(&self, body: impl FnOnce(&mut Session) -> R) -> Result<R> {
-        let here = here::thread();
-        let pooled = take_pooled(&mut self.sessions.lock().unwrap_or_else(PoisonError::into_inner), here);
-        let mut session = match pooled {
-            Some(session) => session,
-            None => self.session()?,
-        };
+    /// Run `body` with a pooled session, which is to be had until the timeout.
+    pub(crate) fn with_session<R>(
+        &self,
+        timeout: Option<Duration>,
+        body: impl FnOnce(&mut Session) -> R,
+    ) -> Result<R> {
+        let (here, mut session) = self.take_session(timeout)?;
         let result = body(&mut session);
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).push((here, session));
+        let mut sessions = self.sessions();
+        sessions.lent -= 1;
+        sessions.idle.push((here, session));
         Ok(result)
+    }
+
+    /// A pooled session, or else a new one. What another takes (a ring, a descriptor, a mapping) may be used up: then it is waited for one
+    /// that comes back.
+    fn take_session(&self, timeout: Option<Duration>) -> Result<(u64, Session)> {
+        let (here, shared) = (here::thread(), &self.shared);
+        let deadline = shared.deadline(timeout);
+        loop {
+            let seen = shared.progress.value();
+            let mut sessions = self.sessions();
+            if let Some(session) = take_pooled(&mut sessions.idle, here) {
+                sessions.lent += 1;
+                return Ok((here, session));
+            }
+            let others = sessions.lent > 0;
+            drop(sessions);
+            let left = deadline.since(shared.now());
+            match self.session() {
+                Ok(session) => {
+                    self.sessions().lent += 1;
+                    return Ok((here, session));
+                }
+                Err(error) if error.kind != ErrorKind::Busy || !others || left.is_zero() => {
+                    return Err(error);
+                }
+                Err(_) => shared.env.runtime.pause(&shared.progress, seen, left.min(BUSY_STEP)),
+            }
+        }
+    }
+
+    /// End those that nobody uses, until `by`.
+    pub(crate) fn end_sessions(&self, by: Mono) {
+        let mut idle = std::mem::take(&mut self.sessions().idle);
+        idle.iter_mut().for_each(|(_, session)| session.end_by(by));
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -15,7 +15,7 @@ impl GetBatch {
     /// into the caller's memory must be waited for, and says that the device is sick.
     pub(super) fn give_up(&mut self, io: &mut SessionIo) {
         self.late = true;
-        let direct = |f: &Flight| f.fetch.pieces.iter().any(matches_direct);
+        let direct = |f: &Flight| f.fetch.pieces.iter().any(Piece::is_direct);
         let mut flying: Vec<u64> = self.flights.keys().copied().collect();
         flying.sort_unstable();
         for token in flying {
@@ -26,7 +26,7 @@ impl GetBatch {
                 io.shared.lock().counters.late_direct += 1;
             } else if let Some(flight) = self.flights.remove(&token) {
                 // It keeps its segment from being reused until the kernel is done with it.
-                io.orphans.insert(token, flight.fetch.segment);
+                io.orphans.insert(token, (flight.fetch.segment, flight.began));
             }
         }
     }
@@ -54,12 +54,5 @@ impl GetBatch {
         }
         self.flights.drain().for_each(|(_, flight)| release_segment(&io.shared, flight.fetch.segment));
         self.slots.iter_mut().for_each(|slot| locate::release(&io.shared, slot));
-    }
-}
-
-fn matches_direct(piece: &Piece) -> bool {
-    match piece {
-        Piece::Direct { .. } => true,
-        Piece::Header { .. } | Piece::Staged { .. } => false,
     }
 }

@@ -184,7 +184,12 @@ impl Caller {
         deadline: Mono,
     ) -> std::result::Result<(), (Error, Vec<Wanted>)> {
         self.tell_used(deadline);
-        let parts_max = self.reads.parts_max(&*self.link);
+        let now = Mono(deadline.0.saturating_sub(u64::from(terms.deadline_ms) * 1_000_000));
+        // What may take longer than there is time is left to the peer, which stages it.
+        let parts_max = match self.reads.may_outlast(deadline, now) {
+            true => 0,
+            false => self.reads.parts_max(&*self.link),
+        };
         let items: Vec<GetItem> = wanted.iter().map(|wanted| wanted.item(parts_max)).collect();
         let room = self.link.room();
         if room.exposures < wanted.len() || room.frames == 0 {
@@ -320,8 +325,8 @@ impl Caller {
         }
         let mut landed = Vec::new();
         match wait {
-            Some(timeout) => self.reads.wait(timeout, &mut landed),
-            None => self.reads.poll(&mut landed),
+            Some(timeout) => self.reads.wait(self.now, timeout, &mut landed),
+            None => self.reads.poll(self.now, &mut landed),
         }
         landed.into_iter().for_each(|landed| self.landed(landed));
     }
@@ -421,7 +426,7 @@ impl Caller {
                     // The peer keeps it where it lies until then.
                     Some(call) if !call.over && self.now < call.deadline => {
                         call.reading += 1;
-                        if let Err(landed) = self.reads.begin((op, item), parts, shown, place) {
+                        if let Err(landed) = self.reads.begin((op, item), parts, shown, place, self.now) {
                             self.landed(landed);
                         }
                     }

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use pagelith_io::buffer::{AlignedBuf, Part};
+use pagelith_io::clock::Mono;
 use pagelith_io::disk::{Completion, FileId, Op, Queue};
 use pagelith_io::fault::IoFault;
 use pagelith_layouts::align::{ALIGN, align_up, is_aligned};
@@ -17,6 +18,7 @@ use pagelith_transport::shown::{FilePlace, Shown};
 use rustc_hash::FxHashMap;
 
 use crate::ragged::Ragged;
+use crate::slow::{Looks, SlowReads};
 
 /// Reads in flight: what a session of the store's own has.
 const DEPTH: usize = 128;
@@ -29,6 +31,9 @@ pub(super) struct Reads {
     flights: FxHashMap<u64, Flight>,
     last: u64,
     done: Vec<Completion>,
+    /// How long they took lately.
+    slow: SlowReads,
+    looks: Looks,
 }
 
 /// How files are read.
@@ -47,6 +52,7 @@ struct Flight {
     op: OpId,
     item: u32,
     shown: Shown,
+    began: Mono,
     ragged: Option<Ragged>,
 }
 
@@ -76,6 +82,11 @@ impl Reads {
         self.way.parts_max()
     }
 
+    /// Whether a read that has until `deadline` may take longer: its memory would be waited for.
+    pub fn may_outlast(&self, deadline: Mono, now: Mono) -> bool {
+        self.slow.may_outlast(deadline, now)
+    }
+
     /// Whether anything is read.
     pub fn is_busy(&self) -> bool {
         !self.flights.is_empty()
@@ -88,6 +99,7 @@ impl Reads {
         mut parts: Vec<Part>,
         shown: Shown,
         place: FilePlace,
+        now: Mono,
     ) -> Result<(), Landed> {
         let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
         let file = u32::try_from(place.file).map(FileId);
@@ -102,26 +114,27 @@ impl Reads {
         let ragged =
             last.map(|(last, page)| Ragged::cut(&mut parts, 0, last, page, align_up(bytes), ALIGN as usize));
         self.last += 1;
-        self.flights.insert(self.last, Flight { op, item, shown, ragged });
+        self.flights.insert(self.last, Flight { op, item, shown, began: now, ragged });
         self.waiting.push_back((self.last, Op::Read { file, offset: place.at, parts }));
         Ok(())
     }
 
     /// Go on as far as it goes now; what is over.
-    pub fn poll(&mut self, landed: &mut Vec<Landed>) {
-        self.turn(None, landed);
+    pub fn poll(&mut self, now: Mono, landed: &mut Vec<Landed>) {
+        self.turn(now, None, landed);
     }
 
     /// As `poll`, but wait until something is over, at most `timeout`.
-    pub fn wait(&mut self, timeout: Duration, landed: &mut Vec<Landed>) {
-        self.turn(Some(timeout), landed);
+    pub fn wait(&mut self, now: Mono, timeout: Duration, landed: &mut Vec<Landed>) {
+        self.turn(now, Some(timeout), landed);
     }
 
-    fn turn(&mut self, wait: Option<Duration>, landed: &mut Vec<Landed>) {
+    fn turn(&mut self, now: Mono, wait: Option<Duration>, landed: &mut Vec<Landed>) {
         let Way::Queue(queue, _) = &mut self.way else { return };
         if self.flights.is_empty() {
             return;
         }
+        let came = self.looks.look(now);
         while let Some((token, op)) = self.waiting.pop_front() {
             if let Err(op) = queue.submit(token, op) {
                 self.waiting.push_front((token, op));
@@ -133,9 +146,11 @@ impl Reads {
             None => queue.poll(&mut self.done),
         }
         for completion in self.done.drain(..) {
-            let Some(Flight { op, item, shown, ragged }) = self.flights.remove(&completion.token) else {
+            let Some(Flight { op, item, shown, began, ragged }) = self.flights.remove(&completion.token)
+            else {
                 continue;
             };
+            self.slow.note(came.since(began), came);
             let arrived = completion
                 .result
                 .inspect_err(|fault| tracing::warn!(%fault, "a file of the store's is not read"))

@@ -204,6 +204,27 @@ fn memory_that_is_read_into_is_waited_for_whatever_the_time() {
     assert_eq!(got.parts.iter().map(|part| part.len()).sum::<usize>(), LEN, "memory is lost");
 }
 
+#[test]
+fn a_get_whose_deadline_is_shorter_than_reads_lately_took_is_left_to_the_store() {
+    let (mut pair, _dir) = lending(own);
+    let (goes_on, took) = (Arc::new(AtomicBool::new(false)), Duration::from_millis(200));
+    pair.caller.reads = Reads::by(Box::new(Stuck { held: Vec::new(), goes_on: goes_on.clone() }));
+    let began = pair.clock.now();
+    lend(&mut pair, PATIENCE);
+    while pair.clock.now().since(began) < took {
+        pair.caller.wait(pair.clock.now(), Duration::from_millis(1), &mut Vec::new());
+    }
+    goes_on.store(true, Ordering::Relaxed);
+    // Nothing was read: its bytes are not the object's.
+    assert_eq!(self::got(&mut pair).outcome, Ok(GetOutcome::Miss(MissCause::Damaged)));
+    for (within, lent) in [(took / 2, 0), (PATIENCE, LEN as u64)] {
+        let before = pair.store.stats().lent_bytes;
+        ask(&mut pair, within, false);
+        self::got(&mut pair);
+        assert_eq!(pair.store.stats().lent_bytes - before, lent, "{within:?}");
+    }
+}
+
 /// Whatever the files hold: no byte of it is a hit, and the store is asked for its own.
 #[test]
 fn what_is_not_in_the_files_is_asked_for_by_its_bytes() {

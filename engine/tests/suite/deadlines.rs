@@ -123,6 +123,57 @@ pub fn while_a_direct_read_is_late_others_are_staged(world: &World) {
     assert_eq!(store.stats().late_direct, 1);
 }
 
+/// A drive that ends all reads, but not within the deadlines of some: only the first of those is late.
+pub fn a_get_whose_deadline_is_shorter_than_reads_lately_took_ends_in_time(world: &World) {
+    let Some(sim) = world.sim() else { return };
+    if world.constant || !world.is_embedded() {
+        return; // Each get would look at several records, or be staged at the other end.
+    }
+    let config = world.config();
+    let store = world.open(&config);
+    store_pages(&store, 0..12, LEN);
+    let store = world.reopen(store, &config);
+    let now = || pagelith::io::clock::Clock::now(&sim.clock);
+    let get = |n: u64, options: Options| {
+        let (began, mut to) = (now(), pagelith::AlignedBuf::new(LEN).expect("memory"));
+        let get = GetSlice { key: key(n), range: None, pieces: &mut [&mut to] };
+        let outcome = store.get_batch(&mut [get], options).remove(0).expect("no error");
+        (outcome, now().since(began))
+    };
+    // A deadline is looked at every 20 ms while a session waits.
+    let in_time = Duration::from_millis(60);
+    sim.disk.set_latency(Duration::from_millis(100));
+    let (_, took) = get(0, SOON);
+    assert!(took > in_time, "nothing was known of the drive: {took:?}");
+    assert_eq!(store.stats().late_direct, 1);
+    // One with time enough shows that the drive works: it is not taken for sick any more.
+    assert!(get(1, Options::default()).0.is_hit());
+    for n in 2..6 {
+        let (outcome, took) = get(n, SOON);
+        assert_eq!(outcome, GetOutcome::Miss(MissCause::Late), "n={n}");
+        assert!(took <= in_time, "n={n} {took:?}");
+        let staged = store.stats().staged_bytes;
+        assert!(get(n, Options::default()).0.is_hit(), "n={n}");
+        assert_eq!(store.stats().staged_bytes, staged, "there was time enough n={n}");
+    }
+    assert_eq!(store.stats().late_direct, 1);
+    // A batch of which only the last reads would be late: they are waited for no longer than the others.
+    let mut to: Vec<_> = (0..6).map(|_| pagelith::AlignedBuf::new(LEN).expect("memory")).collect();
+    let mut pieces: Vec<_> = to.iter_mut().map(|to| [&mut to[..]]).collect();
+    let mut gets: Vec<_> =
+        (6..).zip(&mut pieces).map(|(n, pieces)| GetSlice { key: key(n), range: None, pieces }).collect();
+    let began = now();
+    let outcomes = store.get_batch(&mut gets, SOON);
+    assert!(now().since(began) <= in_time);
+    assert!(outcomes.iter().all(|outcome| *outcome == Ok(GetOutcome::Miss(MissCause::Late))), "{outcomes:?}");
+    // The drive is quick again, and has been for a while.
+    sim.disk.set_latency(Duration::from_micros(100));
+    sim.clock.advance(Duration::from_secs(120));
+    let staged = store.stats().staged_bytes;
+    assert!(get(2, SOON).0.is_hit());
+    assert_eq!((store.stats().staged_bytes, store.stats().late_direct), (staged, 1));
+}
+
 /// Everything that asks the device something ends while the device does not answer.
 pub fn every_call_ends_while_the_device_hangs(world: &World) {
     let Some(sim) = world.sim() else { return };

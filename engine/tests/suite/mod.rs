@@ -158,6 +158,7 @@ macro_rules! for_all_behaviours {
             deadlines::flush_and_remove_end_while_syncs_hang,
             deadlines::a_staged_get_ends_while_reads_hang,
             deadlines::while_a_direct_read_is_late_others_are_staged,
+            deadlines::a_get_whose_deadline_is_shorter_than_reads_lately_took_ends_in_time,
             deadlines::every_call_ends_while_the_device_hangs,
             deadlines::an_open_ends_while_reads_hang,
             shapes::without_ssd,
