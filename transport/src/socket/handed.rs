@@ -7,8 +7,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
 use super::end::fault;
@@ -52,6 +52,10 @@ pub(super) fn take(socket: &OwnedFd, what: RangeInclusive<u8>) -> Result<Option<
         .collect();
     if received.bytes == 0 {
         return Err(Closed::Ended);
+    }
+    // There was room for more: this process may have no more descriptors, and the kernel drops those silently.
+    if received.flags.contains(ReturnFlags::CTRUNC) && fds.len() < FDS_MAX {
+        return Err(fault("recvmsg")(Errno::MFILE));
     }
     if !what.contains(&byte[0]) {
         return Err(Closed::broken("shared memory", "none was handed over"));

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagelith_io::clock::Clock;
+use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::entropy::Entropy;
 use pagelith_io::shm::Region;
 use pagelith_layouts::wire::Side;
@@ -23,6 +23,10 @@ use crate::shown::{FILES_MAX, REGIONS_MAX};
 
 /// Most connections accepted in one poll.
 const ACCEPTS_MAX: usize = 64;
+/// The errno of a peer that went away before it was accepted.
+const CONNABORTED: i32 = rustix::io::Errno::CONNABORTED.raw_os_error();
+/// Pause after an accept that failed: what it lacks (a descriptor, memory) comes back when another connection ends.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// Where to listen, and for whom.
 #[derive(Clone, Debug)]
@@ -83,6 +87,8 @@ pub struct Listener {
     shows: Vec<Arc<Region>>,
     catalog: Option<Arc<Region>>,
     lends: Vec<Arc<OwnedFd>>,
+    /// Nothing is accepted until then.
+    paused_until: Option<Mono>,
 }
 
 impl Listener {
@@ -119,6 +125,7 @@ impl Listener {
             shows: Vec::new(),
             catalog: None,
             lends: Vec::new(),
+            paused_until: None,
         })
     }
 
@@ -162,13 +169,18 @@ impl Listener {
 
     /// Accept, and go on with handshakes, as far as it goes now. Never waits.
     pub fn poll(&mut self, arrivals: &mut Vec<Arrival>) {
-        for _ in 0..ACCEPTS_MAX {
+        self.paused_until = self.paused_until.filter(|until| self.clock.now() < *until);
+        let most = if self.paused_until.is_some() { 0 } else { ACCEPTS_MAX };
+        for _ in 0..most {
             match self.acceptor.accept(&self.limits) {
                 Ok(Some((peer, Ok(socket)))) => self.begin(socket, peer, arrivals),
                 Ok(Some((peer, Err(why)))) => arrivals.push(Arrival::Refused { peer, why }),
                 Ok(None) => break,
-                // The peer went away before it was accepted, or this process is out of files: whoever polls sees it.
+                // The peer went away before it was accepted, or this process is out of descriptors: whoever polls sees it, and then
+                // the connections that wait go on waiting.
                 Err(why) => {
+                    let gone = matches!(why, Closed::System { errno, .. } if errno == CONNABORTED);
+                    self.paused_until = (!gone).then(|| self.clock.now().after(PAUSE));
                     arrivals.push(Arrival::Refused { peer: String::new(), why });
                     break;
                 }
@@ -192,13 +204,15 @@ impl Listener {
 
     /// How long until [`Listener::poll`] must be called though nothing arrived.
     pub(super) fn due(&self) -> Option<Duration> {
-        self.unknown.iter().map(Pending::due).min()
+        let pause = self.paused_until.map(|until| until.since(self.clock.now()));
+        self.unknown.iter().map(Pending::due).chain(pause).min()
     }
 
     /// What to wait for: sockets, and whether bytes wait to be written to them.
     pub(super) fn sockets(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool)> {
         let unknown = self.unknown.iter().map(|pending| (pending.stream().as_fd(), pending.wants_write()));
-        std::iter::once((self.acceptor.as_fd(), false)).chain(unknown)
+        let acceptor = self.paused_until.is_none().then(|| (self.acceptor.as_fd(), false));
+        acceptor.into_iter().chain(unknown)
     }
 
     fn begin(&mut self, socket: Socket, peer: String, arrivals: &mut Vec<Arrival>) {

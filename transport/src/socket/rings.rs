@@ -107,8 +107,7 @@ impl Rings {
         let Some(fd) = fds.next().filter(|_| fds.len() <= regions_max) else {
             return Err(Closed::broken("shared memory", "none was handed over"));
         };
-        let memory =
-            SharedMemory::of(fd, PAIR_MEMORY_BYTES).map_err(|e| Closed::broken("shared memory", e))?;
+        let memory = SharedMemory::of(fd, PAIR_MEMORY_BYTES).map_err(|e| unmapped(&e))?;
         Ok(Some((Rings::new(memory, false), views(fds)?)))
     }
 
@@ -307,8 +306,15 @@ impl Rings {
 }
 
 fn views(fds: impl Iterator<Item = OwnedFd>) -> Result<Vec<Arc<View>>, Closed> {
-    let view = |fd| View::shared(fd).map_err(|e| Closed::broken("shared memory", e));
-    fds.map(view).collect()
+    fds.map(|fd| View::shared(fd).map_err(|e| unmapped(&e))).collect()
+}
+
+/// Memory that was handed over is not mapped: this process has no room for it, or it is not what it should be.
+fn unmapped(e: &std::io::Error) -> Closed {
+    match e.raw_os_error() {
+        Some(errno) if errno == Errno::NOMEM.raw_os_error() => Closed::System { operation: "mmap", errno },
+        _ => Closed::broken("shared memory", e),
+    }
 }
 
 fn failed(_: Broken) -> Moved {
