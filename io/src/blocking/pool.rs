@@ -11,7 +11,6 @@ use super::transfer;
 use crate::disk::{Completion, Op};
 use crate::fault::IoFault;
 use crate::files::DataFile;
-use crate::limits;
 use crate::sync::{Arc, Builder, Condvar, Mutex, MutexGuard, PoisonError, wait_while};
 use crate::threads::no_thread;
 
