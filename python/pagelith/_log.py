@@ -15,7 +15,7 @@ from ._native import _log_begin, _log_go_on, _log_hold, _log_take, _log_wake
 
 logger = logging.getLogger("pagelith")
 
-# Longest that one thread waits for another one's handlers: a handler may itself wait for a store.
+# Longest that a call waits for another thread's handlers: one of them may itself wait for who calls.
 _WAIT_S = 1.0
 
 _lock = threading.RLock()
@@ -35,9 +35,9 @@ def begin() -> None:
                 _thread = thread
 
 
-def deliver() -> None:
+def deliver(wait: float = _WAIT_S) -> None:
     """Log what waits."""
-    if not _lock.acquire(timeout=_WAIT_S):
+    if not _lock.acquire(timeout=wait):
         return
     try:
         records, dropped = _log_take()
@@ -65,7 +65,7 @@ def _log(level: int, target: str, file: str | None, line: int, at: float | None,
 
 def _run(wake: int) -> None:
     while os.read(wake, 4096):
-        deliver()
+        deliver(wait=-1)
 
 
 def _in_child() -> None:

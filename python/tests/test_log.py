@@ -10,6 +10,7 @@ import threading
 import unittest
 
 import pagelith
+from pagelith import _log
 
 SPACE = pagelith.Namespace("test")
 
@@ -95,13 +96,9 @@ class Log(unittest.TestCase):
         self.addCleanup(logger.removeHandler, kept)
         logger.setLevel(logging.INFO)
         self.addCleanup(logger.setLevel, logging.NOTSET)
-        from pagelith import _log
-
         with pagelith.Store(summary) as store:
             into = bytearray(8)
-            # Nobody logs meanwhile: the thread that would waits for this lock, for a while.
-            _log._WAIT_S, waited = 600, _log._WAIT_S
-            self.addCleanup(setattr, _log, "_WAIT_S", waited)
+            # Nobody logs meanwhile: the thread that would waits for this lock.
             with _log._lock:
                 for _ in range(9000):
                     store.get(pages(1), [into])
@@ -148,9 +145,8 @@ class Log(unittest.TestCase):
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         self.addCleanup(logger.setLevel, logging.NOTSET)
-        # Nor is it the thread's that logs beside it.
-        handler.addFilter(lambda record: threading.current_thread() is threading.main_thread())
-        with self.assertRaises(KeyboardInterrupt):
+        # Nor does the thread log that would beside it: it waits for this lock.
+        with _log._lock, self.assertRaises(KeyboardInterrupt):
             pagelith.Store(settings(self.directory))
         logger.removeHandler(handler)
         pagelith.Store(settings(self.directory)).close()

@@ -1,7 +1,10 @@
 """Settings of a store, given to it and to adapters: validated once, before anything is made."""
 
+import json
 import os
 import pathlib
+import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -67,6 +70,21 @@ class Refused(unittest.TestCase):
             with self.assertRaises(pagelith.PagelithError):
                 opening()
             self.assertEqual(os.listdir(), [])
+
+    def test_memory_that_is_not_there_leaves_no_directory(self):
+        program = """if True:
+            import json, resource, sys, pagelith
+            resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+            try:
+                pagelith.Store(json.loads(sys.argv[1]), subdirectory="rank_0")
+            except pagelith.BusyError as error:
+                print(error)
+            """
+        # More than the process may have, and no more than the machine has.
+        store = {**self.store(io="blocking"), "dram": {"bytes": "2GiB"}, "memory": {"reserve": 0}}
+        done = subprocess.run([sys.executable, "-c", program, json.dumps(store)], capture_output=True, text=True, timeout=100, check=True)
+        self.assertIn("dram.bytes: no memory for the arena", done.stdout)
+        self.assertEqual(os.listdir(), [])
 
     def test_keys_of_adapters_have_bounds(self):
         for given in ({"put_wait_ms": 10**30}, {"put_wait_ms": 1.5}, {"put_wait_ms": True}, {"get_timeout_ms": None}, {"tenant": None}):
