@@ -82,6 +82,7 @@ class Connector(unittest.TestCase):
         store = store or {"dram": {"bytes": "16MiB"}, "index": {"max_objects": 1000}, "ssd": ssd}
         metadata = types.SimpleNamespace(model_name="a/model", kv_dtype="bf16", chunk_size=256, worker_id=0, world_size=1)
         memory = types.SimpleNamespace(metadata=metadata, config=None, allocate=lambda shapes, dtypes, fmt: Chunk(bytes(shapes[0][0])))
+        given = {"revision": "weights-1", **given}
         extra = {PREFIX + "store": store, **{PREFIX + name: value for name, value in given.items()}, "not ours": 1, 7: "nor this"}
         config = types.SimpleNamespace(extra_config=extra, remote_serde="naive")
 
