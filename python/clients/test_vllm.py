@@ -61,6 +61,9 @@ class Lives(unittest.TestCase):
         if done.returncode != ends:
             raise AssertionError(f"the engine ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
         cls.said = done.stderr
+        if ends > 0:
+            # It did not start.
+            return []
         lines = [line for line in done.stdout.splitlines() if line.startswith("[{")]
         cls.told = json.loads(lines[0]) if len(lines) > 1 else []
         return json.loads(lines[-1])
