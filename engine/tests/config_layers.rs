@@ -328,7 +328,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 40);
+    assert_eq!(fields().len(), 41);
 }
 
 /// As many as the arena is worth, or as is said, rounded down; one where the order cannot be divided.

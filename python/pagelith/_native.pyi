@@ -7,6 +7,7 @@ from typing_extensions import Buffer
 
 __all__ = [
     "BusyError",
+    "CloseReport",
     "ClosedError",
     "DamagedError",
     "DeniedError",

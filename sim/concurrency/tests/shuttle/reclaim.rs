@@ -18,7 +18,7 @@ const LEN: usize = 480 << 10;
 
 fn config() -> Config {
     let mut c = tiers(Size::ZERO);
-    c.deadline_ms = 600_000;
+    (c.deadline_ms, c.close_timeout_ms) = (600_000, 600_000);
     c.ssd.policy = SsdPolicy::Recency;
     c
 }
