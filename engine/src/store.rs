@@ -194,8 +194,9 @@ impl Store {
         groups::parts::put(self, required, parts, options)
     }
 
-    /// Get objects. Returns when every destination is the caller's again, which a device that hangs can
-    /// delay beyond the timeout (counted in [`Stats::late_direct`]).
+    /// Get objects. Returns when every destination is the caller's again, which a device that hangs, or has become slower than the
+    /// timeout a moment ago, can delay beyond it (counted in [`Stats::late_direct`]). Reads that lately took longer than the
+    /// timeout leaves go through staging memory, and delay nothing.
     pub fn get_batch(&self, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
         pooled::get(self, gets, options)
     }
