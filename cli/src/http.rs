@@ -50,11 +50,18 @@ pub(crate) struct Http {
 }
 
 impl Http {
-    /// Listen on loopback.
-    pub(crate) fn listen(address: SocketAddr) -> anyhow::Result<Http> {
+    /// Whether the address can be listened on.
+    pub(crate) fn check(address: SocketAddr) -> anyhow::Result<()> {
         if !address.ip().is_loopback() {
             bail!("it would be answered to other hosts --metrics={address}");
         }
+        let bound = TcpListener::bind(address);
+        bound.map(drop).with_context(|| format!("cannot listen --metrics={address}"))
+    }
+
+    /// Listen on loopback.
+    pub(crate) fn listen(address: SocketAddr) -> anyhow::Result<Http> {
+        Http::check(address)?;
         let listen = || {
             let listener = TcpListener::bind(address)?;
             listener.set_nonblocking(true)?;

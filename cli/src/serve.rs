@@ -11,13 +11,14 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use pagelith::Store;
-use pagelith::config::{Config, Size};
+use pagelith::config::{Config, Size, SizeError, ValidConfig};
 use pagelith::io::fault::IoFault;
 use pagelith::io::shm::Region;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::io::threads::no_thread;
 use pagelith::key_file;
+use pagelith::layouts::align::align_down;
 use pagelith::serve::Server;
 use pagelith::transport::address::Address;
 use pagelith::transport::auth::KeyRing;
@@ -37,6 +38,7 @@ use crate::settings::{Defaults, StoreFlags};
 /// How long the listener and idle links wait at a time; a signal is noticed within it.
 const WAIT: Duration = Duration::from_millis(100);
 const TRANSFER_DEFAULT: Size = Size::mib(64);
+const TRANSFER_RANGE: (Size, Size) = (Size::kib(64), Size::gib(1024));
 
 /// Serve a store to other processes of this host.
 ///
@@ -62,8 +64,8 @@ pub(crate) struct ServeArgs {
     /// Where `/metrics` and `/healthz` are answered over HTTP, on loopback; port 0 for any that is free
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<SocketAddr>,
-    /// Bytes of memory for hits from SSD on their way out, of all connections together
-    #[arg(long, value_name = "SIZE", default_value_t = TRANSFER_DEFAULT)]
+    /// Bytes of memory for hits from SSD on their way out, of all connections together; whole pages of 4096 bytes are used
+    #[arg(long, value_name = "SIZE", default_value_t = TRANSFER_DEFAULT, value_parser = transfer_size)]
     transfer: Size,
 }
 
@@ -89,16 +91,22 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     let with_peers = |config: &mut Config| args.peers.apply(config);
     let config = args.store.resolve(defaults(shared), None, &with_peers)?;
     args.peers.check(&config)?;
-    let store = Store::open(config).context("cannot open the store")?;
-    crate::said::opened(store.opened());
-    let (staging, regions) = transfer_memory(&store, args.transfer).context("no memory --transfer")?;
-    let serving = Serving::new(staging);
+    let (staging, transfer) = transfer_memory(&config, args.transfer).context("no memory --transfer")?;
     let listen = Listen { address: args.listen.clone(), admission, beyond_this_host: args.beyond_this_host };
-    let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
-    let listener =
-        Listener::new(&listen, offer(), entropy, clock, Limits::default()).context("cannot listen")?;
+    // What cannot be listened on is found before a store is made. Clients find nobody there until it is open.
+    drop(listener(&listen)?);
+    args.metrics.map(Http::check).transpose()?;
+    let opened = Store::open_until(config, &stop);
+    if opened.is_err() && stop.load(Ordering::Relaxed) {
+        log!("told to end before the store was open");
+        return Ok(Verdict::Fine);
+    }
+    let store = opened.context("cannot open the store")?;
+    crate::said::opened(store.opened());
+    let regions = store.shared_memory().into_iter().chain(transfer).collect();
+    let serving = Serving::new(staging);
     let mut listener =
-        listener.showing(regions).telling(store.shared_catalog()).lending(store.shared_files());
+        listener(&listen)?.showing(regions).telling(store.shared_catalog()).lending(store.shared_files());
     let http = args.metrics.map(Http::listen).transpose()?;
     let mut lines =
         http.iter().map(|http| format!("metrics http://{}/metrics", http.address())).collect::<Vec<_>>();
@@ -208,12 +216,29 @@ fn start<'scope>(
     builder.spawn_scoped(scope, guarded).map(drop).map_err(|error| no_thread(name, &error))
 }
 
-/// Memory for objects on their way, and what clients are shown of it and of the arena, where `dram.shared` is set.
-fn transfer_memory(store: &Store, bytes: Size) -> std::io::Result<(StagingPool, Vec<Arc<Region>>)> {
-    let bytes = bytes.bytes() as usize;
-    let Some(arena) = store.shared_memory() else { return Ok((StagingPool::new(bytes)?, Vec::new())) };
-    let (staging, memory) = StagingPool::shared(bytes)?;
-    Ok((staging, vec![arena, memory]))
+fn listener(listen: &Listen) -> anyhow::Result<Listener> {
+    let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
+    Listener::new(listen, offer(), entropy, clock, Limits::default()).context("cannot listen")
+}
+
+/// Memory for objects on their way, and what clients are shown of it, where `dram.shared` is set.
+fn transfer_memory(config: &ValidConfig, bytes: Size) -> std::io::Result<(StagingPool, Option<Arc<Region>>)> {
+    let bytes = align_down(bytes.bytes()) as usize;
+    if config.dram_shared() {
+        let (staging, memory) = StagingPool::shared(bytes)?;
+        return Ok((staging, Some(memory)));
+    }
+    Ok((StagingPool::new(bytes)?, None))
+}
+
+/// The value of `--transfer`: as `staging.bytes` has it.
+fn transfer_size(text: &str) -> Result<Size, String> {
+    let size: Size = text.parse().map_err(|error: SizeError| error.to_string())?;
+    let (least, most) = TRANSFER_RANGE;
+    match (least..=most).contains(&size) {
+        true => Ok(size),
+        false => Err(format!("must be a size between {least} and {most}")),
+    }
 }
 
 /// Serve one client until it leaves or the process is told to end.

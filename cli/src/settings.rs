@@ -65,6 +65,12 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<Verdict> {
             Ok(Verdict::Fine)
         }
         Ok(valid) => {
+            for dir in valid.dirs_in_memory() {
+                out!(
+                    "ssd.dirs: the files of this directory are memory, and are lost with it dir={}",
+                    dir.display()
+                )?;
+            }
             out!("nothing is wrong with it memory={}", valid.memory_plan())?;
             Ok(Verdict::Fine)
         }
@@ -185,7 +191,8 @@ impl StoreFlags {
             }
             tune(config);
         });
-        Ok(builder.validate(&Facts::of_this_machine()?))
+        let facts = Facts::of_this_machine()?;
+        Ok(builder.validate(&facts).and_then(|valid| valid.check_machine(&facts).map(|()| valid)))
     }
 
     fn apply(&self, config: &mut Config) {

@@ -99,7 +99,8 @@ fn half_an_ssd_tier_is_refused_by_every_command_and_nothing_is_made() {
     let dir = dir.to_str().unwrap();
     let (_keep, no_bytes) = file(&format!("ssd.dirs = [{dir:?}]"));
     let (_keep_too, no_dirs) = file("ssd.bytes = \"64MiB\"");
-    let cases: [(&[&str], &[(&str, &str)], &str); 5] = [
+    type Case<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], &'a str);
+    let cases: [Case<'_>; 5] = [
         (&["--config", &no_bytes], &[], "ssd.bytes: must be above 0"),
         (&["--config", &no_dirs], &[], "ssd.dirs: must name a directory"),
         (&[], &[("PAGELITH_SSD__DIRS", dir)], "ssd.bytes: must be above 0"),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::Side;
 use pagelith_io::gated::Gated;
-use pagelith_io::probe::{SideChoice, open_disk_with};
+use pagelith_io::probe::{SideChoice, open_disk_until};
 use pagelith_io::rings::{RingKind, RingSetup};
 use pagelith_io::runtime::{Env, Join};
 use pagelith_io::shm::Catalog;
@@ -28,7 +28,7 @@ use pagelith_tiers::ssd::recover::{Recovered, recover};
 use pagelith_tiers::ssd::serial::Serial;
 use pagelith_tiers::ssd::volume::{OpenedVolume, Volume, VolumeError, open_or_make};
 
-use crate::config::{MemoryPlan, SsdIo, SsdPolicy, SsdRing, ValidConfig};
+use crate::config::{Facts, MemoryPlan, SsdIo, SsdPolicy, SsdRing, ValidConfig};
 use crate::core::{Core, Job, Sequences, SsdCore};
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::EventLog;
@@ -93,8 +93,12 @@ pub struct OpenReport {
     pub mended_blocks: u32,
 }
 
-/// The real world for a configuration.
-pub(crate) fn real_env(config: &ValidConfig) -> Result<Env> {
+/// The real world for a configuration, in which files are made until `stop` is raised.
+pub(crate) fn real_env(config: &ValidConfig, stop: &Arc<AtomicBool>) -> Result<Env> {
+    config.check_machine(&Facts::of_this_machine()?).map_err(|e| Error::invalid(e.to_string()))?;
+    for dir in config.dirs_in_memory() {
+        tracing::warn!(dir = %dir.display(), "ssd.dirs: the files of this directory are memory, and are lost with it");
+    }
     let disk = match config.has_ssd() {
         false => None,
         true => {
@@ -104,7 +108,7 @@ pub(crate) fn real_env(config: &ValidConfig) -> Result<Env> {
                 SsdIo::Blocking => SideChoice::Blocking,
             };
             let depth = log_config(config).queue_depth().max(config.read_depth() as usize);
-            Some(open_disk_with(config.ssd_dirs(), choice, rings(config), depth)?)
+            Some(open_disk_until(config.ssd_dirs(), choice, rings(config), depth, stop.clone())?)
         }
     };
     Ok(Env {
@@ -167,7 +171,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         .map_err(|e| Error::new(ErrorKind::Busy, format!("ssd.headers_bytes: {e}")))?;
     let staging = StagingPool::new(config.staging_bytes() as usize)
         .map_err(|e| Error::new(ErrorKind::Busy, format!("staging.bytes: {e}")))?;
-    // Behind all memory: where there is none, no file is made.
+    // Behind what may fail: a store that cannot be opened is not made.
     let mut ssd = match (&env.disk, config.has_ssd()) {
         (Some(_), true) => Some(open_volume(&config, &env)?),
         _ => None,

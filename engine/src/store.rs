@@ -8,7 +8,7 @@ use pagelith_io::here;
 use pagelith_io::registered::Registration;
 use pagelith_io::runtime::{Env, Join};
 use pagelith_io::shm::Region;
-use pagelith_io::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use pagelith_io::sync::{Arc, AtomicBool, Mutex, MutexGuard, PoisonError};
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 
@@ -56,7 +56,13 @@ impl Store {
     /// another configuration, if another process has the store open, or if `remote.key` is no file of one key that
     /// others cannot read. The peers of `remote.peers` are a tier behind it; that one cannot be reached is no error.
     pub fn open(config: ValidConfig) -> Result<Store> {
-        let env = open::real_env(&config)?;
+        Store::open_until(config, &Arc::default())
+    }
+
+    /// As [`Store::open`], for a process that may be told to end meanwhile: making the files of a store fails soon once `stop` is
+    /// raised, and leaves nothing behind. It can take long where the file system does not allocate, and all of them are written.
+    pub fn open_until(config: ValidConfig, stop: &Arc<AtomicBool>) -> Result<Store> {
+        let env = open::real_env(&config, stop)?;
         Store::open_in(config, env)
     }
 
@@ -64,7 +70,7 @@ impl Store {
     /// asked of the peer that owns its page, and what is put here is offered to it in the background. `Invalid` names a peer that is named
     /// twice or has no weight; that one cannot be reached is no error, and costs misses.
     pub fn open_with_peers(config: ValidConfig, peers: Vec<Peer>) -> Result<Store> {
-        let env = open::real_env(&config)?;
+        let env = open::real_env(&config, &Arc::default())?;
         Store::open_in_with_peers(config, env, peers)
     }
 

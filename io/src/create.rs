@@ -3,14 +3,18 @@
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, flock};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::file_system::check_length;
 
 /// Bytes of zeros written at once where the file system cannot allocate.
 const ZEROS: usize = 1 << 20;
+/// Bytes of zeros between syncs: who is told to stop does not wait for all of them.
+const ZEROS_UNSYNCED: u64 = 64 << 20;
 
 /// A name must be one plain path component.
 pub(crate) fn check_name(dir: &Path, name: &str, op: FaultOp) -> Result<(), IoFault> {
@@ -22,16 +26,29 @@ pub(crate) fn check_name(dir: &Path, name: &str, op: FaultOp) -> Result<(), IoFa
 }
 
 /// Create and lock `dir/name` with `len` allocated bytes that read as zeros; `dir` exists. `direct` sets
-/// O_DIRECT.
-pub(crate) fn create(dir: &Path, name: &str, len: u64, direct: bool) -> Result<OwnedFd, IoFault> {
+/// O_DIRECT. If `stop` is raised meanwhile it fails soon, and leaves nothing.
+pub(crate) fn create(
+    dir: &Path,
+    name: &str,
+    len: u64,
+    direct: bool,
+    stop: &AtomicBool,
+) -> Result<OwnedFd, IoFault> {
     check_name(dir, name, FaultOp::Create)?;
     let path = dir.join(name);
+    check_length(&path, len, FaultOp::Create)?;
     let fault = |e: Errno| IoFault::of_errno(FaultOp::Create, show(&path), 0, e.raw_os_error());
     // O_DIRECT only later: an open that refuses it with EINVAL has made the file all the same.
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
     let fd = retry_on_intr(|| rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)).map_err(fault)?;
     let filled = lock(&fd, &path, FaultOp::Create).and_then(|()| {
-        allocate(&fd, len).map_err(fault)?;
+        allocate(&fd, len, &path, stop).map_err(|e| match e {
+            Errno::CANCELED => {
+                let detail = "told to stop before all of the file was allocated";
+                IoFault::found(FaultKind::Other, FaultOp::Create, show(&path), 0, detail)
+            }
+            e => fault(e),
+        })?;
         retry_on_intr(|| rustix::fs::fsync(&fd)).map_err(fault)?;
         sync_dir(dir, FaultOp::Create)?;
         set_direct(&fd, direct).map_err(fault)
@@ -79,20 +96,36 @@ pub(crate) fn show(path: &Path) -> String {
     path.display().to_string()
 }
 
-fn allocate(fd: &OwnedFd, len: u64) -> Result<(), Errno> {
+/// `CANCELED` if `stop` was raised.
+fn allocate(fd: &OwnedFd, len: u64, path: &Path, stop: &AtomicBool) -> Result<(), Errno> {
     if len == 0 {
         return Ok(());
     }
     if i64::try_from(len).is_err() {
         return Err(Errno::FBIG);
     }
-    match retry_on_intr(|| rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, len)) {
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => write_zeros(fd, len),
-        answer => answer,
+    loop {
+        match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, len) {
+            // Where files are memory a long allocation ends at a signal.
+            Err(Errno::INTR) if stop.load(Ordering::Relaxed) => return Err(Errno::CANCELED),
+            Err(Errno::INTR) => {}
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                if len > ZEROS as u64 {
+                    tracing::warn!(
+                        path = %show(path),
+                        bytes = len,
+                        "the file system does not allocate (fallocate): writing zeros instead, once, which takes as \
+                         long as the drive needs for so many bytes"
+                    );
+                }
+                return write_zeros(fd, len, stop);
+            }
+            answer => return answer,
+        }
     }
 }
 
-fn write_zeros(fd: &OwnedFd, len: u64) -> Result<(), Errno> {
+fn write_zeros(fd: &OwnedFd, len: u64, stop: &AtomicBool) -> Result<(), Errno> {
     // Known beforehand, it need not be found by filling the file system for everybody else.
     let room = rustix::fs::fstatvfs(fd)?;
     if room.f_bavail.saturating_mul(room.f_frsize) < len {
@@ -101,6 +134,12 @@ fn write_zeros(fd: &OwnedFd, len: u64) -> Result<(), Errno> {
     let zeros = vec![0; ZEROS];
     let mut at = 0;
     while at < len {
+        if stop.load(Ordering::Relaxed) {
+            return Err(Errno::CANCELED);
+        }
+        if at > 0 && at.is_multiple_of(ZEROS_UNSYNCED) {
+            retry_on_intr(|| rustix::fs::fdatasync(fd))?;
+        }
         let n = usize::try_from(len - at).unwrap_or(ZEROS).min(ZEROS);
         match retry_on_intr(|| rustix::io::pwrite(fd, &zeros[..n], at))? {
             0 => return Err(Errno::NOSPC),
@@ -159,5 +198,33 @@ pub(crate) fn remove_dirs(made: &[PathBuf]) {
     for path in made.iter().rev() {
         // Not empty means that somebody else uses it by now, which is fine.
         let _ = rustix::fs::rmdir(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(dir: &tempfile::TempDir) -> OwnedFd {
+        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
+        rustix::fs::open(dir.path().join("a"), flags, Mode::RUSR | Mode::WUSR).unwrap()
+    }
+
+    #[test]
+    fn zeros_that_are_written_take_their_blocks() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let (fd, bytes) = (file(&dir), ZEROS as i64 + 4096);
+        write_zeros(&fd, bytes as u64, &AtomicBool::new(false)).unwrap();
+        rustix::fs::fsync(&fd).unwrap();
+        let found = rustix::fs::fstat(&fd).unwrap();
+        assert!(found.st_size == bytes && found.st_blocks * 512 >= bytes, "{found:?}");
+    }
+
+    #[test]
+    fn zeros_are_not_written_once_told_to_stop() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let fd = file(&dir);
+        assert_eq!(write_zeros(&fd, 1 << 30, &AtomicBool::new(true)), Err(Errno::CANCELED));
+        assert_eq!(rustix::fs::fstat(&fd).unwrap().st_size, 0);
     }
 }

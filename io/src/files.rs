@@ -133,7 +133,7 @@ mod tests {
         let files = Arc::new(Files::default());
         let mut known = KnownFiles::new(files.clone());
         let open = |name: &str| {
-            let fd = crate::create::create(dir.path(), name, 4096, false).unwrap();
+            let fd = crate::create::create(dir.path(), name, 4096, false, &Default::default()).unwrap();
             files.insert(DataFile { fd, path: name.to_owned(), dir: 0, name: name.to_owned(), len: 4096 })
         };
         let (a, b) = (open("a"), open("b"));
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn the_lock_goes_with_the_last_user_not_with_the_description() {
         let dir = TempDir::new().unwrap();
-        let fd = crate::create::create(dir.path(), "a", 4096, false).unwrap();
+        let fd = crate::create::create(dir.path(), "a", 4096, false, &Default::default()).unwrap();
         // Stands for the reference that the kernel may keep a moment longer than an operation.
         let lingering = fd.try_clone().unwrap();
         let files = Files::default();

@@ -37,6 +37,8 @@ pub mod zero_copy;
     reason = "the real side of files: reads /proc and the cgroup file systems"
 )]
 pub mod facts;
+#[allow(clippy::disallowed_methods, reason = "the real side of files: looks where they would lie")]
+pub mod file_system;
 pub mod prefetch;
 pub mod probe;
 #[allow(clippy::disallowed_methods, reason = "the real side of the clock")]

@@ -15,6 +15,7 @@ use crate::check::{Align, PARTS_MAX};
 use crate::create::{check_name, create, lock, make_dirs, remove_dirs, set_direct, show, sync_dir};
 use crate::disk::{Disk, DiskFacts, FileId, Queue, Side};
 use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::file_system::check_length;
 use crate::files::{DataFile, Files};
 use crate::registered::{Registered, Registration, Span};
 use crate::sync::{Mutex, PoisonError};
@@ -48,6 +49,8 @@ pub(crate) struct RealDisk {
     lacked_ring: AtomicBool,
     /// Directories that this disk made, outermost first: a store whose making failed takes them with it.
     made: Mutex<Vec<PathBuf>>,
+    /// Raised when files are not to be made any more.
+    stop: Arc<AtomicBool>,
 }
 
 impl RealDisk {
@@ -61,8 +64,13 @@ impl RealDisk {
     ) -> RealDisk {
         let made = Mutex::default();
         let (files, registered) = (Arc::default(), Arc::default());
-        let (dirs, lacked_ring) = (dirs.to_vec(), AtomicBool::new(false));
-        RealDisk { dirs, files, registered, mover, direct, align, reason, lacked_ring, made }
+        let (dirs, lacked_ring, stop) = (dirs.to_vec(), AtomicBool::new(false), Arc::default());
+        RealDisk { dirs, files, registered, mover, direct, align, reason, lacked_ring, made, stop }
+    }
+
+    /// The same, which stops making a file when `stop` is raised.
+    pub(crate) fn until(self, stop: Arc<AtomicBool>) -> RealDisk {
+        RealDisk { stop, ..self }
     }
 
     /// A disk of files that were handed over.
@@ -145,7 +153,7 @@ impl Disk for RealDisk {
     fn create(&self, dir: usize, name: &str, len: u64) -> Result<FileId, IoFault> {
         let path = self.dir(dir, FaultOp::Create)?;
         let made = make_dirs(path)?;
-        let fd = create(path, name, len, self.direct).inspect_err(|_| remove_dirs(&made))?;
+        let fd = create(path, name, len, self.direct, &self.stop).inspect_err(|_| remove_dirs(&made))?;
         self.made.lock().unwrap_or_else(PoisonError::into_inner).extend(made);
         let path = show(&path.join(name));
         Ok(self.files.insert(DataFile { fd, path, dir, name: name.to_owned(), len }))
@@ -235,6 +243,7 @@ fn open(dir: &Path, index: usize, name: &str, direct: bool) -> Result<DataFile, 
     }
     rustix::fs::fcntl_setfl(&fd, OFlags::RDWR).and_then(|()| set_direct(&fd, direct)).map_err(fault)?;
     let len = u64::try_from(stat.st_size).unwrap_or(0);
+    check_length(&path, len, FaultOp::Open)?;
     Ok(DataFile { fd, path: show(&path), dir: index, name: name.to_owned(), len })
 }
 

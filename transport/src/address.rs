@@ -5,6 +5,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+/// Longest path of a Unix socket in bytes: `sun_path` less the NUL behind it (unix(7)).
+const UNIX_PATH_MAX: usize = 107;
+
 /// An address of a link over a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
@@ -26,6 +29,9 @@ pub enum AddressError {
     /// No path.
     #[error("unix: is followed by an absolute path")]
     Unix,
+    /// A longer path than a socket can have.
+    #[error("the path of a unix socket has at most {UNIX_PATH_MAX} bytes, this one has {0}")]
+    UnixLength(usize),
 }
 
 impl FromStr for Address {
@@ -34,6 +40,7 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Address, AddressError> {
         match text.split_once(':') {
             Some(("tcp", address)) => address.parse().map(Address::Tcp).map_err(|_| AddressError::Tcp),
+            Some(("unix", path)) if path.len() > UNIX_PATH_MAX => Err(AddressError::UnixLength(path.len())),
             Some(("unix", path)) if path.starts_with('/') => Ok(Address::Unix(PathBuf::from(path))),
             Some(("unix", _)) => Err(AddressError::Unix),
             Some(_) | None => Err(AddressError::Kind),
@@ -77,5 +84,12 @@ mod tests {
         ] {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn path_of_a_unix_socket_is_no_longer_than_the_kernel_takes() {
+        let of = |bytes: usize| format!("unix:/{}", "p".repeat(bytes - 1)).parse::<Address>();
+        assert!(of(107).is_ok());
+        assert_eq!(of(108), Err(AddressError::UnixLength(108)));
     }
 }

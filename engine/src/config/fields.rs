@@ -11,6 +11,7 @@ use super::node::Node;
 use super::rule::{Grain, Rule, Value};
 use super::setting::Setting;
 use super::size::Size;
+use crate::index::SEGMENT_MAX;
 
 /// What every environment variable that is a setting starts with.
 pub const ENV_PREFIX: &str = "PAGELITH_";
@@ -45,10 +46,13 @@ macro_rules! row {
 const TIB: Size = Size::gib(1024);
 const DRAM_MAX: Size = Size::gib(8 << 10);
 const MEMORY_MAX: Size = Size::gib(64 << 10);
-const SSD_MAX: Size = Size::gib(1 << 20);
+const SSD_MAX: Size = Size::gib(64 << 10);
+const SEGMENT_BYTES_MAX: Size = Size::mib(256);
 const KIB_64: Size = Size::kib(64);
 
 const _: () = assert!(DRAM_MAX.bytes() <= ARENA_BYTES_MAX);
+// The files beside the segments take one at least.
+const _: () = assert!(SSD_MAX.bytes() / SEGMENT_BYTES_MAX.bytes() <= SEGMENT_MAX as u64 + 1);
 
 static FIELDS: [Field; 41] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
@@ -63,7 +67,10 @@ static FIELDS: [Field; 41] = [
     row!(dram.lanes, Rule::Count { min: 1, max: LANES_MAX as u64 }),
     row!(ssd.bytes, Rule::SizeOrZero { min: Size::mib(1), max: SSD_MAX }),
     row!(ssd.dirs, Rule::Dirs),
-    row!(ssd.segment_bytes, Rule::Size { min: Size::mib(1), max: Size::mib(256), grain: Grain::PowerOfTwo }),
+    row!(
+        ssd.segment_bytes,
+        Rule::Size { min: Size::mib(1), max: SEGMENT_BYTES_MAX, grain: Grain::PowerOfTwo }
+    ),
     row!(ssd.policy, Rule::Choice(SsdPolicy::NAMES)),
     row!(ssd.reinsert_ratio, Rule::Ratio { min: 0.0, max: 0.25 }),
     row!(ssd.io, Rule::Choice(SsdIo::NAMES)),

@@ -38,6 +38,7 @@ mod choice;
 mod depth;
 mod error;
 mod fields;
+mod machine;
 mod node;
 mod parse;
 mod peer;
@@ -135,7 +136,7 @@ pub struct DramConfig {
 /// Settings of the SSD tier.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SsdConfig {
-    /// Bytes of all files of the store together. Default 0: no SSD tier; at most 1 PiB, and at least four
+    /// Bytes of all files of the store together. Default 0: no SSD tier; at most 64 TiB, and at least four
     /// segments (or one a directory, if that is more) and what two manifests and two checkpoints take, some 100 bytes
     /// for each of `index.max_objects` and `namespaces_max`. The size of the cache that survives a
     /// restart.

@@ -212,14 +212,19 @@ impl Relations {
             );
             return self.problem("ssd.bytes", message);
         }
-        let most = u64::from(SEGMENT_MAX);
-        if ssd / segment > most {
-            let (least, segment) = ((ssd / most).next_power_of_two(), Size::from_bytes(segment));
-            let message = format!(
-                "must be at least {} for a tier of that size, got={segment} ssd.bytes={}",
-                Size::from_bytes(least),
-                Size::from_bytes(ssd)
-            );
+        let too_many = |segment| {
+            let geometry = geometry(ssd, segment, dirs, max_objects, namespaces);
+            geometry.is_some_and(|geometry| geometry.segment_count > SEGMENT_MAX)
+        };
+        if too_many(segment) {
+            let mut least = segment;
+            while too_many(least) {
+                least *= 2;
+            }
+            let size = Size::from_bytes;
+            let (least, segment, ssd) = (size(least), size(segment), size(ssd));
+            let message =
+                format!("must be at least {least} for a tier of that size, got={segment} ssd.bytes={ssd}");
             self.problem("ssd.segment_bytes", message);
         }
     }

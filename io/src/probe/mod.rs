@@ -11,6 +11,7 @@ mod trial;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use self::place::Place;
 use crate::blocking::{BlockingQueue, Pool};
@@ -50,6 +51,18 @@ pub fn open_disk(dirs: &[PathBuf], choice: SideChoice) -> Result<Arc<dyn Disk>, 
     open_disk_with(dirs, choice, RingSetup::PLAIN, 1)
 }
 
+/// As [`open_disk_with`], for whoever may be told to end while files are made: that fails soon once `stop` is raised, and
+/// leaves nothing.
+pub fn open_disk_until(
+    dirs: &[PathBuf],
+    choice: SideChoice,
+    rings: RingSetup,
+    depth: usize,
+    stop: Arc<AtomicBool>,
+) -> Result<Arc<dyn Disk>, IoFault> {
+    Ok(Arc::new(real_disk(dirs, choice, rings, depth)?.until(stop)))
+}
+
 /// The same, with rings set up as said, for queues of up to `depth` operations: io_uring is there if two of those can be had, and with
 /// `Auto` a later one that gets no ring goes over the blocking side. Rings that are any but plain ones are as good as io_uring asked for: what the kernel, a device or `choice` does not
 /// give is an error of kind `Unsupported`, which says what refuses it.
@@ -59,6 +72,15 @@ pub fn open_disk_with(
     rings: RingSetup,
     depth: usize,
 ) -> Result<Arc<dyn Disk>, IoFault> {
+    Ok(Arc::new(real_disk(dirs, choice, rings, depth)?))
+}
+
+fn real_disk(
+    dirs: &[PathBuf],
+    choice: SideChoice,
+    rings: RingSetup,
+    depth: usize,
+) -> Result<RealDisk, IoFault> {
     if dirs.is_empty() {
         return Err(IoFault::found(FaultKind::Invalid, FaultOp::Probe, "", 0, "no directory given"));
     }
@@ -76,7 +98,7 @@ pub fn open_disk_with(
         _ => Mover::Blocking(pool),
     };
     tracing::info!(side = ?chosen.side, direct = chosen.direct, reason = %chosen.reason, "disk opened");
-    Ok(Arc::new(RealDisk::new(dirs, mover, chosen.direct, chosen.align, chosen.reason)))
+    Ok(RealDisk::new(dirs, mover, chosen.direct, chosen.align, chosen.reason))
 }
 
 #[derive(Debug, PartialEq, Eq)]

@@ -12,6 +12,8 @@ use crate::check::Align;
 use crate::create::{set_direct, show};
 use crate::facts;
 use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::file_system::nearest;
+pub(super) use crate::file_system::{RAMFS, TMPFS};
 use crate::files::DataFile;
 use crate::real::list;
 
@@ -24,9 +26,7 @@ const ALIGN_MIN: usize = 512;
 /// Alignment above which O_DIRECT is refused: extents and buffers of the store keep 4096.
 pub(super) const ALIGN_MAX: usize = 4096;
 
-// File system numbers of include/uapi/linux/magic.h.
-pub(super) const TMPFS: u64 = 0x0102_1994;
-pub(super) const RAMFS: u64 = 0x8584_58f6;
+// As `TMPFS`.
 pub(super) const OVERLAYFS: u64 = 0x794c_7630;
 
 /// An open file in, or nearest to, a directory.
@@ -155,14 +155,6 @@ fn direct_alignment(fd: &OwnedFd) -> Option<(u32, u32)> {
     let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     let answered = stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
     answered.then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
-}
-
-/// The directory itself, or the ancestor in which it would be made, which is on the same file system.
-fn nearest(dir: &Path) -> PathBuf {
-    match dir.ancestors().find(|p| !p.as_os_str().is_empty() && p.exists()) {
-        Some(p) => p.to_owned(),
-        None => PathBuf::from("."),
-    }
 }
 
 /// An unnamed file in `dir`.

@@ -13,6 +13,7 @@ use rustix::fs::{
 use rustix::io::{Errno, pread};
 
 use super::shrinking::Watch;
+use crate::file_system::too_long;
 use crate::fused::BlockCopy;
 
 /// What `statfs` calls a memory file system (`TMPFS_MAGIC` of linux/magic.h); memfds are files of one.
@@ -39,6 +40,9 @@ impl Region {
     /// `bytes` zeroed bytes, at least 1. Pages become resident as they are used. Fails if the system has no memory, or does not seal
     /// it against being written by others (Linux before 5.1).
     pub fn new(bytes: usize) -> std::io::Result<Region> {
+        if let Some(why) = too_long(bytes as u64) {
+            return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, why));
+        }
         let fd = memfd_create("pagelith-region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, bytes as u64)?;
         let map = MmapOptions::new().len(bytes).map_raw(&fd)?;

@@ -73,7 +73,7 @@ pub(super) fn queue_over_bytes(
 }
 
 pub(super) fn data_file(dir: &TempDir) -> OwnedFd {
-    crate::create::create(dir.path(), "a", 4096, false).unwrap()
+    crate::create::create(dir.path(), "a", 4096, false, &Default::default()).unwrap()
 }
 
 /// A part whose guard tells whether the part still exists.
