@@ -1,9 +1,9 @@
 //! A store in another process, of this host or another: the calls of a [`crate::Store`], over a link.
 //!
 //! - Bytes are verified where they land, before the caller hears `Hit`; those of a put by the store, before it stores them.
-//! - Each thread that calls has a link of its own, made when it is needed and kept for the next call. What a link that
-//!   ended took with it is asked once more where that is safe: gets, look-ups, puts. A removal, a clear and a flush are
-//!   not, and say `Unavailable`.
+//! - Each thread that calls has a link of its own, made when it is needed and kept for the next call. A link that is idle for some seconds
+//!   ends. A call whose link ends under it is asked once more over a new link, whatever it asks; only what belongs to one link (a pin, a
+//!   view, a group that was begun) is lost with it.
 //! - Who keeps several batches in flight has a link for all of them: [`Session`].
 //! - A store process that was started again has lost what no flush covered: the next flush says so, once.
 
@@ -131,13 +131,18 @@ impl Attached {
         })
     }
 
-    /// Attach to the store of the process at `address`, which knows this one by `key`. As [`Attached::attach`].
+    /// Attach to the store of the process at `address`, which knows this one by `key`. As [`Attached::attach`]. A host name is resolved for
+    /// each link.
     pub fn to(address: &Address, key: Option<&Key>, timeout: Duration) -> Result<Attached> {
         let clock = Arc::new(SystemClock::new());
         let offer = Offer::of_this_build(SystemEntropy.bytes16());
         let dial = SocketDial::new(address.clone(), key.cloned(), offer, clock.clone());
         let shows = dial.shows.clone();
-        let attached = Attached { shows, ..Attached::attach(Arc::new(dial), clock, timeout)? };
+        let attached = Attached::attach(Arc::new(dial), clock, timeout).map_err(|mut error| {
+            error.message = format!("{} address={address}", error.message);
+            error
+        })?;
+        let attached = Attached { shows, ..attached };
         Ok(attached.looked_at_by(Arc::new(Threads)))
     }
 
@@ -276,18 +281,18 @@ impl Attached {
         })
     }
 
-    /// As [`crate::Store::remove`].
+    /// As [`crate::Store::remove`]. If the link ended under it, it was asked twice, and counts what the second time found.
     pub fn remove(&self, keys: &[ObjectKey], options: Options) -> Result<usize> {
         if keys.is_empty() {
             return Ok(0);
         }
-        let removed = self.number(&Ask::Remove(List::of(keys)), &options, false)?;
+        let removed = self.number(&Ask::Remove(List::of(keys)), &options)?;
         Ok(usize::try_from(removed).unwrap_or(usize::MAX))
     }
 
-    /// As [`crate::Store::clear`].
+    /// As [`crate::Store::clear`]. If the link ended under it, it may have been done twice, which raises the generation twice.
     pub fn clear(&self, namespace: NamespaceId, options: Options) -> Result<Generation> {
-        self.number(&Ask::Clear(namespace), &options, false).map(Generation)
+        self.number(&Ask::Clear(namespace), &options).map(Generation)
     }
 
     /// As [`crate::Store::flush`]: what any client put is covered, and counted in the report of whoever flushes first.
@@ -297,7 +302,7 @@ impl Attached {
     /// covered: it may be gone.
     pub fn flush(&self, options: Options) -> Result<FlushReport> {
         let before = *self.acked();
-        let (told, instance) = self.tell(&Ask::Flush, &options, false)?;
+        let (told, instance) = self.tell(&Ask::Flush, &options)?;
         let Told::Flushed(report) = told else { return Err(no_link()) };
         self.acked().flushed(before, instance)?;
         Ok(report)
@@ -305,7 +310,7 @@ impl Attached {
 
     /// The store's counters, a JSON object.
     pub fn stats(&self, options: Options) -> Result<String> {
-        match self.tell(&Ask::Stats, &options, true)? {
+        match self.tell(&Ask::Stats, &options)? {
             (Told::Text(text), _) => Ok(text),
             (Told::Number(_) | Told::Flushed(_) | Told::Bits(_) | Told::Events(_) | Told::Views(_), _) => {
                 Err(no_link())
@@ -315,7 +320,7 @@ impl Attached {
 
     /// Whether the store answers.
     pub fn ping(&self, options: Options) -> Result<()> {
-        self.tell(&Ask::Ping, &options, true).map(|_| ())
+        self.tell(&Ask::Ping, &options).map(|_| ())
     }
 
     fn acked(&self) -> pagelith_io::sync::MutexGuard<'_, Acked> {

@@ -12,6 +12,7 @@ pub(crate) mod caller;
 pub(crate) mod configured;
 pub(crate) mod desk;
 mod early;
+pub(crate) mod exists;
 mod in_hand;
 pub(crate) mod lines;
 pub(crate) mod queue;

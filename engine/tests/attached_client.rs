@@ -1,8 +1,11 @@
 //! A client whose store process ends, is started again, or says nothing any more.
 #![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
 
+#[path = "attached_client/idle.rs"]
+mod idle;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 

@@ -5,6 +5,8 @@
 mod attached;
 #[path = "peers/configured.rs"]
 mod configured;
+#[path = "peers/idle.rs"]
+mod idle;
 #[path = "peers/preferred.rs"]
 mod preferred;
 #[path = "peers/rules.rs"]
@@ -15,11 +17,12 @@ mod served;
 mod told;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pagelith::config::Promote;
+use pagelith::io::clock::Clock;
 use pagelith::io::staging::StagingPool;
 use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::layouts::ids::{NamespaceId, PrefixHash};
@@ -50,6 +53,11 @@ struct Process {
     store: Arc<Store>,
     address: Address,
     stop: Arc<AtomicBool>,
+    /// How often it looked at its links, and how many it had then.
+    turns: Arc<AtomicU64>,
+    links: Arc<AtomicU64>,
+    /// It is to end them.
+    cut: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -68,17 +76,26 @@ impl Process {
     }
 
     fn offering(store: Store, admission: Admission, offer: Offer) -> Process {
+        Process::timed(store, admission, offer, Arc::new(SystemClock::new()))
+    }
+
+    /// Its links go by this clock.
+    fn timed(store: Store, admission: Admission, offer: Offer, clock: Arc<dyn Clock>) -> Process {
         let store = Arc::new(store);
         let listen = Listen {
             address: "tcp:127.0.0.1:0".parse().expect("an address"),
             admission,
             beyond_this_host: false,
         };
-        let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
+        let entropy = Arc::new(SystemEntropy);
         let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default()).expect("listens");
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));
         let (ends, served) = (stop.clone(), store.clone());
+        let turns = Arc::new(AtomicU64::new(0));
+        let links = Arc::new(AtomicU64::new(0));
+        let cut = Arc::new(AtomicBool::new(false));
+        let (turned, open, is_cut) = (turns.clone(), links.clone(), cut.clone());
         let staging = StagingPool::new(16 << 20).expect("memory");
         let thread = std::thread::spawn(move || {
             let (mut arrivals, mut servers) = (Vec::new(), Vec::<Server>::new());
@@ -90,9 +107,14 @@ impl Process {
                 }
                 servers.iter_mut().for_each(|server| while server.turn() {});
                 servers.retain(|server| server.closed().is_none());
+                if is_cut.swap(false, Ordering::Relaxed) {
+                    servers.clear();
+                }
+                open.store(servers.len() as u64, Ordering::Release);
+                turned.fetch_add(1, Ordering::Release);
             }
         });
-        Process { store, address, stop, thread: Some(thread) }
+        Process { store, address, stop, turns, links, cut, thread: Some(thread) }
     }
 
     /// A store in front of it, which it knows by this offer.

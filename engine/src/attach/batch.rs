@@ -1,5 +1,5 @@
-//! Batches of gets and of puts, and what a link that ended took with it of them asked once more: whoever calls drives one to its
-//! end, a [`Session`](super::Session) several.
+//! Batches of gets and of puts. What a link that ended took with it is asked once more: of gets by [`RemoteGet`], of puts here. Whoever calls
+//! drives one to its end, a [`Session`](super::Session) several.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use pagelith_layouts::key::ObjectKey;
 use super::acked::Instance;
 use super::direct::{Copied, Direct};
 use super::put::RemotePut;
-use super::{STORE, is_unavailable, nudge, tries};
+use super::{STORE, nudge, tries};
 use crate::batch::{Get, PutGroup};
 use crate::outcome::{GetDone, GetOutcome, MissCause, PutDone};
 use crate::remote::batch::{Asked, Heard, Manner, Missed, RemoteGet};
@@ -30,8 +30,6 @@ pub(super) struct Gets {
     changed: Vec<usize>,
     manner: Manner,
     has_asked: bool,
-    /// How often it may be asked still, this time among them.
-    tries: usize,
 }
 
 impl Gets {
@@ -51,8 +49,7 @@ impl Gets {
             nudge(desk);
         }
         let get = RemoteGet::begin(desk, done, missed, manner, Asked::Store, None);
-        let tries = tries(desk);
-        Gets { asked, get, direct, changed: Vec::new(), manner, has_asked: false, tries }
+        Gets { asked, get, direct, changed: Vec::new(), manner, has_asked: false }
     }
 
     /// Whether there is something to be copied, for which nothing is waited.
@@ -76,17 +73,11 @@ impl Gets {
             self.copy(direct, desk, now);
         }
         while self.get.advance_heard(desk, now, heard) {
-            if !self.changed.is_empty() {
-                let changed = std::mem::take(&mut self.changed);
-                let changed = changed.into_iter().map(|at| missed(&self.asked, at)).collect();
-                self.get.ask_again(desk, changed);
-                continue;
-            }
-            self.tries -= 1;
-            if self.tries == 0 || now >= self.manner.deadline {
+            if self.changed.is_empty() {
                 return true;
             }
-            self.get.ask_again(desk, lost(&self.asked, self.get.done()));
+            let changed = std::mem::take(&mut self.changed);
+            self.get.ask_again(desk, changed.into_iter().map(|at| missed(&self.asked, at)).collect());
         }
         false
     }
@@ -110,12 +101,6 @@ impl Gets {
 fn missed(asked: &[Asking], at: usize) -> Missed {
     let (key, range) = &asked[at];
     Missed { at, key: *key, range: range.clone() }
-}
-
-/// Those of a batch that have an outcome that another try may better.
-fn lost(asked: &[Asking], done: &[GetDone]) -> Vec<Missed> {
-    let is_lost = |at: &usize| is_unavailable(&done[*at].outcome);
-    (0..asked.len()).filter(is_lost).map(|at| missed(asked, at)).collect()
 }
 
 /// A batch of puts on its way.

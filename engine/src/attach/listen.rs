@@ -38,7 +38,7 @@ impl Attached {
         while listening.told.len() < most {
             let from = listening.at.map_or(0, |(_, from)| from);
             let options = Options { timeout: Some(deadline.since(self.clock.now())), ..options };
-            let (Told::Events(told), instance) = self.tell(&Ask::Events(from), &options, true)? else {
+            let (Told::Events(told), instance) = self.tell(&Ask::Events(from), &options)? else {
                 return Err(no_link());
             };
             if listening.at.is_some_and(|(before, _)| before != instance) {

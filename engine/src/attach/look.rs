@@ -4,12 +4,13 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::request::Ask;
 
-use super::{Attached, STORE, tries};
+use super::{Attached, STORE};
 use crate::batch::Options;
 use crate::error::Result;
 use crate::hits::{self, PagesFound, PagesQuery};
-use crate::remote::batch::{Manner, RemoteExists, no_link};
+use crate::remote::batch::Manner;
 use crate::remote::desk::Desk;
+use crate::remote::exists::RemoteExists;
 use crate::remote::used::Use;
 
 /// Most keys of one look-up of a prefix.
@@ -23,16 +24,12 @@ impl Attached {
             if self.all_told(desk, keys, manner) {
                 return Ok(vec![true; keys.len()]);
             }
-            let mut last = Err(no_link());
-            for _ in 0..tries(desk) {
-                let mut exists = RemoteExists::begin(desk, keys, vec![false; keys.len()], manner);
-                self.drive(desk, |desk, now| exists.advance(desk, now));
-                last = match exists.failed() {
-                    Some(error) => Err(error.clone()),
-                    None => return Ok(exists.finish()),
-                };
+            let mut exists = RemoteExists::begin(desk, keys, vec![false; keys.len()], manner);
+            self.drive(desk, |desk, now| exists.advance(desk, now));
+            match exists.failed() {
+                Some(error) => Err(error.clone()),
+                None => Ok(exists.finish()),
             }
-            last
         })
     }
 
@@ -47,7 +44,7 @@ impl Attached {
                 here += chunk.len();
                 continue;
             }
-            let found = self.number(&Ask::ExistsPrefix(List::of(chunk)), &options, true)?;
+            let found = self.number(&Ask::ExistsPrefix(List::of(chunk)), &options)?;
             let found = usize::try_from(found).map_or(chunk.len(), |found| found.min(chunk.len()));
             here += found;
             if found < chunk.len() {

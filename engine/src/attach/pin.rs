@@ -113,7 +113,7 @@ impl Attached {
         let ms = u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).max(1);
         let mut leased = 0;
         for chunk in keys.chunks(KEYS_MAX) {
-            let here = self.number(&Ask::Lease(ms, List::of(chunk)), &options, true)?;
+            let here = self.number(&Ask::Lease(ms, List::of(chunk)), &options)?;
             leased += usize::try_from(here).map_or(chunk.len(), |here| here.min(chunk.len()));
         }
         Ok(leased)
@@ -127,7 +127,7 @@ impl Attached {
         let mut taken = 0;
         for (at, chunk) in (0..).step_by(KEYS_MAX).zip(keys.chunks(KEYS_MAX)) {
             let options = Options { depth: options.depth.saturating_add(at), ..options };
-            let some = self.number(&Ask::Prefetch(List::of(chunk)), &options, true)?;
+            let some = self.number(&Ask::Prefetch(List::of(chunk)), &options)?;
             taken += usize::try_from(some).map_or(chunk.len(), |some| some.min(chunk.len()));
         }
         Ok(taken)

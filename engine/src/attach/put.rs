@@ -185,7 +185,7 @@ impl RemotePut {
                 }
                 State::Asked(token, by) => match desk.take(token) {
                     Some(Reply::Put(outcomes)) => {
-                        self.settle(heard, &offer, outcomes, by);
+                        self.settle((desk, &mut *heard), &offer, outcomes, by);
                         None
                     }
                     Some(Reply::Exists(_) | Reply::Get(_) | Reply::Told(_)) => None,
@@ -296,9 +296,15 @@ impl RemotePut {
         Box::new(move |item| readers.get(item as usize).map(Readers::parts).unwrap_or_default())
     }
 
-    fn settle(&mut self, heard: &mut Heard, offer: &Offer, outcomes: Vec<Result<PutOutcome>>, by: Instance) {
+    fn settle(
+        &mut self,
+        (desk, heard): (&Desk, &mut Heard),
+        offer: &Offer,
+        outcomes: Vec<Result<PutOutcome>>,
+        by: Instance,
+    ) {
         let failed = |outcome: &Result<PutOutcome>| super::is_unavailable(outcome);
-        heard.note(STORE, outcomes.iter().any(failed));
+        heard.note_reply(desk, STORE, outcomes.iter().any(failed));
         self.acked.extend(outcomes.iter().any(Result::is_ok).then_some(by));
         for (object, outcome) in self.of(offer).iter_mut().zip(outcomes) {
             object.outcome = Some(outcome);

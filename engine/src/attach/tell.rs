@@ -5,7 +5,7 @@ use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::request::Ask;
 
 use super::acked::Instance;
-use super::{Attached, STEP, STORE, is_unavailable, tries};
+use super::{Attached, STEP, STORE, is_unavailable};
 use crate::batch::Options;
 use crate::error::{Error, ErrorKind, Result};
 use crate::remote::batch::{Manner, no_link};
@@ -16,8 +16,8 @@ use crate::remote::{Reply, Told};
 
 impl Attached {
     /// Ask what has a number for an answer.
-    pub(super) fn number(&self, ask: &Ask<'_>, options: &Options, safe: bool) -> Result<u64> {
-        match self.tell(ask, options, safe)? {
+    pub(super) fn number(&self, ask: &Ask<'_>, options: &Options) -> Result<u64> {
+        match self.tell(ask, options)? {
             (Told::Number(number), _) => Ok(number),
             (Told::Flushed(_) | Told::Text(_) | Told::Bits(_) | Told::Events(_) | Told::Views(_), _) => {
                 Err(no_link())
@@ -25,16 +25,14 @@ impl Attached {
         }
     }
 
-    /// The answer, and which process gave it. What is `safe` to be asked twice is, if the link ends under it.
-    pub(super) fn tell(&self, ask: &Ask<'_>, options: &Options, safe: bool) -> Result<(Told, Instance)> {
+    /// The answer, and which process gave it. If the link ends under the question, it is asked once more over a new one: every verb that is
+    /// asked here has the same effect twice as once. What belongs to one link (pins, views, groups) is asked through the [`Keeper`](super::keeper::Keeper).
+    pub(super) fn tell(&self, ask: &Ask<'_>, options: &Options) -> Result<(Told, Instance)> {
         let manner = self.manner(options);
         self.with_desk(|desk| {
-            let mut told = Err(no_link());
-            for _ in 0..if safe { tries(desk) } else { 1 } {
-                told = tell_once(&*self.clock, desk, ask, manner, &|| self.look());
-                if !is_unavailable(&told) {
-                    break;
-                }
+            let told = tell_once(&*self.clock, desk, ask, manner, &|| self.look());
+            if is_unavailable(&told) && desk.lines.has_ended(STORE) && self.clock.now() < manner.deadline {
+                return tell_once(&*self.clock, desk, ask, manner, &|| self.look());
             }
             told
         })

@@ -65,12 +65,12 @@ pub(crate) enum Asked {
 
 /// Of two: the preferred peer is asked for all of it first, and for what it has not whoever owns its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Round {
+pub(super) enum Round {
     First,
     Next,
 }
 
-enum State<T> {
+pub(super) enum State<T> {
     /// To be asked.
     New(Vec<T>),
     /// Asked under this token, of these in the batch.
@@ -78,13 +78,24 @@ enum State<T> {
     Over,
 }
 
-struct Question<T> {
-    peer: usize,
-    state: State<T>,
+pub(super) struct Question<T> {
+    pub peer: usize,
+    pub state: State<T>,
+    /// It was asked once more, since its link ended under it.
+    repeated: bool,
+}
+
+impl<T> Question<T> {
+    /// Whether it is asked once more: the link that it was asked over has ended, for the first time.
+    pub fn repeats(&mut self, desk: &Desk, deadline: Mono, now: Mono) -> bool {
+        let repeats = !self.repeated && now < deadline && desk.lines.stands(self.peer).is_none();
+        self.repeated |= repeats;
+        repeats
+    }
 }
 
 /// Split into questions: by who is asked, each of at most so much.
-fn questions<T>(
+pub(super) fn questions<T>(
     desk: &Desk,
     items: impl Iterator<Item = (ObjectKey, u64, T)>,
     round: Round,
@@ -107,7 +118,11 @@ fn questions<T>(
         }
     }
     let question = |(peer, of_peer): (usize, Vec<(u64, Vec<T>)>)| {
-        of_peer.into_iter().map(move |(_, items)| Question { peer, state: State::New(items) })
+        of_peer.into_iter().map(move |(_, items)| Question {
+            peer,
+            state: State::New(items),
+            repeated: false,
+        })
     };
     by_peer.into_iter().flat_map(question).collect()
 }
@@ -119,6 +134,13 @@ pub(crate) struct Heard(BTreeMap<usize, bool>);
 impl Heard {
     pub fn note(&mut self, peer: usize, failed: bool) {
         *self.0.entry(peer).or_default() |= failed;
+    }
+
+    /// As `note`, of a reply: one that the end of the link made says nothing of the peer.
+    pub fn note_reply(&mut self, desk: &Desk, peer: usize, failed: bool) {
+        if !(failed && desk.lines.has_ended(peer)) {
+            self.note(peer, failed);
+        }
     }
 
     pub fn tell(self, desk: &Desk, now: Mono) {
@@ -244,11 +266,15 @@ impl RemoteGet {
                 State::Asked(token, of) => match desk.take(token) {
                     Some(Reply::Get(got)) => {
                         let (mut failed, mut again) = (false, Vec::new());
+                        let repeats = got.iter().any(|got| is_lost(&got.outcome))
+                            && self.questions[i].repeats(desk, self.manner.deadline, now);
                         for (at, got) in of.into_iter().zip(got) {
-                            let lost = got.outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Unavailable);
+                            let lost = is_lost(&got.outcome);
                             failed |= lost || got.outcome == Ok(GetOutcome::Miss(MissCause::Late));
-                            if let Some((key, range)) = got.again {
-                                again.push((at, Wanted { key, range, parts: got.parts, sent: true }));
+                            if got.again || lost && repeats {
+                                let (key, range, sent) = got.asked;
+                                let sent = sent || got.again;
+                                again.push((at, Wanted { key, range, parts: got.parts, sent }));
                                 continue;
                             }
                             let hit = got.outcome.as_ref().is_ok_and(GetOutcome::is_hit);
@@ -265,7 +291,7 @@ impl RemoteGet {
                             self.settle(at, got.outcome);
                             self.done[at].destination.0 = got.parts.into();
                         }
-                        heard.note(peer, failed);
+                        heard.note_reply(desk, peer, failed);
                         if again.is_empty() { State::Over } else { State::New(again) }
                     }
                     Some(_) => State::Over,
@@ -373,104 +399,9 @@ impl RemoteGet {
     }
 }
 
-/// Keys that are not here.
-pub(crate) struct RemoteExists {
-    found: Vec<bool>,
-    questions: Vec<Question<(usize, ObjectKey)>>,
-    manner: Manner,
-    failed: Option<Error>,
-    /// What others are asked for if the preferred peer has it not.
-    next: Vec<(usize, ObjectKey)>,
-}
-
-impl RemoteExists {
-    /// Ask for those of `keys` that were not `found`.
-    pub fn begin(desk: &Desk, keys: &[ObjectKey], found: Vec<bool>, manner: Manner) -> RemoteExists {
-        let absent = || keys.iter().enumerate().filter(|(at, _)| !found[*at]).map(|(at, key)| (at, *key));
-        let questions = questions(desk, absent().map(|(at, key)| (key, 1, (at, key))), Round::First);
-        let next = absent().filter(|(_, key)| desk.lines.remote().asked_next(key).is_some()).collect();
-        RemoteExists { found, questions, manner, failed: None, next }
-    }
-
-    /// Go on as far as it goes now; true once every key has its answer.
-    pub fn advance(&mut self, desk: &mut Desk, now: Mono) -> bool {
-        let (mut over, mut heard) = (true, Heard::default());
-        for question in &mut self.questions {
-            let peer = question.peer;
-            question.state = match std::mem::replace(&mut question.state, State::Over) {
-                State::New(keys) => ask_exists(desk, peer, keys, self.manner, now).unwrap_or_else(|error| {
-                    self.failed.get_or_insert(error);
-                    State::Over
-                }),
-                State::Asked(token, of) => match desk.take(token) {
-                    Some(Reply::Exists(found)) => {
-                        heard.note(peer, found.is_err());
-                        match found {
-                            Ok(found) => {
-                                of.into_iter().zip(found).for_each(|(at, here)| self.found[at] |= here)
-                            }
-                            Err(error) => self.failed = Some(error),
-                        }
-                        State::Over
-                    }
-                    Some(_) => State::Over,
-                    None => State::Asked(token, of),
-                },
-                State::Over => State::Over,
-            };
-            over &= is_over(&question.state);
-        }
-        heard.tell(desk, now);
-        over && (!self.ask_next(desk) || self.advance(desk, now))
-    }
-
-    /// Ask others for what the preferred peer has not, if there is any.
-    fn ask_next(&mut self, desk: &Desk) -> bool {
-        let mut next = std::mem::take(&mut self.next);
-        next.retain(|(at, _)| !self.found[*at]);
-        let any = !next.is_empty();
-        if any {
-            self.questions =
-                questions(desk, next.into_iter().map(|(at, key)| (key, 1, (at, key))), Round::Next);
-        }
-        any
-    }
-
-    /// Why some were not answered, if so.
-    pub fn failed(&self) -> Option<&Error> {
-        self.failed.as_ref()
-    }
-
-    /// The answers; of those that were not answered, no.
-    pub fn finish(self) -> Vec<bool> {
-        self.found
-    }
-}
-
-fn ask_exists(
-    desk: &mut Desk,
-    peer: usize,
-    keys: Vec<(usize, ObjectKey)>,
-    manner: Manner,
-    now: Mono,
-) -> Result<State<(usize, ObjectKey)>> {
-    let token = desk.token();
-    let caller = match desk.lines.standing(peer, now) {
-        Standing::Up(caller) if now < manner.deadline => caller,
-        Standing::Soon if now < manner.deadline => return Ok(State::New(keys)),
-        Standing::Soon => {
-            desk.note(peer, true, now);
-            return Err(no_link());
-        }
-        Standing::Up(_) | Standing::Down => return Err(no_link()),
-    };
-    let asked: Vec<ObjectKey> = keys.iter().map(|(_, key)| *key).collect();
-    let behind = keys.first().map_or(0, |(at, _)| *at);
-    match caller.exists(token, &asked, manner.terms(now, behind), manner.deadline) {
-        Ok(()) => Ok(State::Asked(token, keys.into_iter().map(|(at, _)| at).collect())),
-        Err(Error { kind: ErrorKind::Busy, .. }) if caller.is_owed() => Ok(State::New(keys)),
-        Err(error) => Err(error),
-    }
+/// Whether the peer could not say what became of it.
+fn is_lost(outcome: &Result<GetOutcome>) -> bool {
+    outcome.as_ref().is_err_and(|error| error.kind == ErrorKind::Unavailable)
 }
 
 /// There is no link, or none in time.
@@ -478,7 +409,7 @@ pub(crate) fn no_link() -> Error {
     Error::new(ErrorKind::Unavailable, "there is no link to the store")
 }
 
-fn is_over<T>(state: &State<T>) -> bool {
+pub(super) fn is_over<T>(state: &State<T>) -> bool {
     match state {
         State::Over => true,
         State::New(_) | State::Asked(..) => false,

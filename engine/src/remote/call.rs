@@ -74,9 +74,11 @@ pub(crate) struct Got {
     pub parts: Vec<Part>,
     /// Of a hit: the checksums of its bytes where they landed, how many objects were put with it, or 0, and what they are attached to.
     pub proven: (Checksums, u32, Option<Box<Base>>),
+    /// The object, which of its bytes, and whether they were to be sent.
+    pub asked: (ObjectKey, Option<Range<u64>>, bool),
     /// It was not what the peer vouches for: what was shown may have been changed meanwhile, what was sent on its way, or it is damaged
     /// there. Whoever asks for the bytes to be sent once more finds out.
-    pub again: Option<(ObjectKey, Option<Range<u64>>)>,
+    pub again: bool,
 }
 
 /// What came of an operation.
@@ -226,7 +228,8 @@ impl Call {
 
     pub fn reply(self) -> (u64, Reply) {
         let got = |item: Item| Got {
-            again: (item.differs && !item.again).then_some((item.key, item.range)),
+            again: item.differs && !item.again,
+            asked: (item.key, item.range, item.again),
             outcome: item.outcome.unwrap_or(Ok(GetOutcome::Miss(MissCause::Late))),
             parts: item.parts.unwrap_or_default(),
             proven: (item.landed.unwrap_or_default(), item.members, item.base),

@@ -54,6 +54,8 @@ pub(crate) struct Caller {
     now: Mono,
     last: u64,
     closed: Option<Closed>,
+    /// The peer has answered something.
+    answered: bool,
     pub(super) reads: Reads,
     early: Early,
     untold: Untold,
@@ -65,8 +67,9 @@ impl Caller {
     pub fn new(link: Box<dyn Link>) -> Caller {
         let (calls, arrived) = (BTreeMap::new(), VecDeque::new());
         let (reads, early, untold) = (Reads::default(), Early::default(), Untold::default());
-        let (is_done, now, last, closed, of_store) = (false, Mono::default(), 0, None, false);
-        Caller { link, calls, arrived, is_done, now, last, closed, reads, early, untold, of_store }
+        let (is_done, answered, now, last, closed, of_store) =
+            (false, false, Mono::default(), 0, None, false);
+        Caller { link, calls, arrived, is_done, now, last, closed, answered, reads, early, untold, of_store }
     }
 
     /// The same of a store that has the other side for a peer.
@@ -77,6 +80,11 @@ impl Caller {
     /// Why the link ended, once it has: what is asked from then on fails at once.
     pub fn closed(&self) -> Option<&Closed> {
         self.closed.as_ref()
+    }
+
+    /// Whether the peer has answered something over this link.
+    pub fn has_answered(&self) -> bool {
+        self.answered
     }
 
     /// Which process the peer is.
@@ -484,6 +492,7 @@ impl Caller {
             Kind::Outcome if call.reading > 0 => call.answered = Some(frame.clone()),
             Kind::Outcome => {
                 let (verb, answer) = outcome::decode(&frame.body)?;
+                self.answered = true;
                 call.answer(verb, &answer)?;
                 self.is_done |= call.is_got();
                 self.give_up(frame.op);

@@ -83,8 +83,12 @@ impl Desk {
         std::mem::take(&mut self.replies)
     }
 
-    /// A store answered, or failed to.
+    /// A store answered, or failed to. That a link ended under a question is no failure: links end when they are idle, several at once, and
+    /// whether the store can be reached is found out by the next dial.
     pub fn note(&self, peer: usize, failed: bool, now: Mono) {
+        if failed && self.lines.has_ended(peer) {
+            return;
+        }
         let stands = self.patient && self.lines.stands(peer).is_some();
         self.lines.remote().breaker(peer, |breaker| match (failed, stands) {
             (true, true) => {}

@@ -83,6 +83,14 @@ impl Lines {
         }
     }
 
+    /// Whether the peer had a link that has ended, and none was made since.
+    pub fn has_ended(&self, peer: usize) -> bool {
+        match self.lines.get(peer) {
+            Some(Line::Up(caller)) => caller.closed().is_some(),
+            Some(Line::Dialing(_) | Line::None) | None => false,
+        }
+    }
+
     /// A peer's link; one is made if there is none.
     pub fn standing(&mut self, peer: usize, now: Mono) -> Standing<'_> {
         let ended = |line: &Line| match line {

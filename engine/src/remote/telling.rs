@@ -3,6 +3,8 @@
 //! While one of them has removed and another has not, the first may be sent it again by the second, and keep it. So where there are several,
 //! each is asked to hold first ([`crate::serve`]), on the same link, and is told behind that. When all have answered, each is asked to
 //! release, and says whether it had held until then: at that moment nobody had it, nor had anything of before on its way.
+//!
+//! If a link ends under that, all of it is done once more: a removal and a clear have the same effect twice as once.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,59 +32,85 @@ enum Asked {
     /// To hold, or to remove or clear.
     Told,
     /// Whether it has held.
-    Released(usize),
+    Released,
+}
+
+/// What came of it.
+pub(super) enum Ended {
+    /// This is the answer to whoever waits for the job.
+    Over(u64, Answer),
+    /// A link ended under it: the job is to be done once more, by this deadline.
+    Again(RemoteJob, Mono),
 }
 
 /// One under way.
 pub(super) struct Telling {
     id: u64,
+    job: RemoteJob,
     deadline: Mono,
-    /// What was not answered yet, by token.
-    asked: BTreeMap<u64, Asked>,
+    /// What was not answered yet, and by which peer, by token.
+    asked: BTreeMap<u64, (usize, Asked)>,
     failed: Option<Error>,
+    /// A link ended under it.
+    link_ended: bool,
+    /// It is done for the first time.
+    is_first: bool,
     /// Peers that hold, under this name of each one's link.
     holding: Vec<usize>,
     name: u64,
 }
 
 impl Telling {
-    /// Tell peers of what `job` says, to be answered as `id`. Links that are being made are to be waited for before.
-    pub fn begin(desk: &mut Desk, job: &RemoteJob, id: u64, now: Mono, deadline: Mono) -> Telling {
+    /// Tell peers of what `job` says, to be answered as `id`, by a deadline, for the first time or once more. Links that are being made are to
+    /// be waited for before.
+    pub fn begin(
+        desk: &mut Desk,
+        job: RemoteJob,
+        id: u64,
+        now: Mono,
+        (deadline, is_first): (Mono, bool),
+    ) -> Telling {
         let name = desk.token();
+        let peers = concerned(desk, &job);
+        let (asked, failed, holding) = (BTreeMap::new(), None, Vec::new());
         let mut telling =
-            Telling { id, deadline, asked: BTreeMap::new(), failed: None, holding: Vec::new(), name };
-        let peers = concerned(desk, job);
+            Telling { id, job, deadline, asked, failed, link_ended: false, is_first, holding, name };
+        telling.tell(desk, peers, now);
+        telling
+    }
+
+    fn tell(&mut self, desk: &mut Desk, peers: Vec<usize>, now: Mono) {
         let holds = peers.len() > 1 && !mutant::on(Mutant::ToldOwnerAlone);
         for peer in peers {
             let has_holds = match desk.lines.standing(peer, now) {
                 Standing::Up(caller) => caller.has(Feature::Holds),
                 Standing::Soon | Standing::Down => {
-                    telling.failed = Some(untold(desk, peer));
+                    self.failed = Some(untold(desk, peer));
                     continue;
                 }
             };
             if holds && has_holds {
                 // It need not hold for longer than this side waits.
-                let left = deadline.since(now).max(Duration::from_millis(1)).as_millis();
+                let left = self.deadline.since(now).max(Duration::from_millis(1)).as_millis();
                 let terms = Terms { deadline_ms: left.try_into().unwrap_or(u32::MAX), ..Terms::default() };
-                telling.ask(desk, peer, Asked::Told, &Ask::Hold(name), terms);
-                telling.holding.push(peer);
+                self.ask(desk, peer, Asked::Told, &Ask::Hold(self.name), terms);
+                self.holding.push(peer);
             }
-            match job {
+            match &self.job {
                 RemoteJob::Remove { keys, .. } => {
                     let keys = told_of(desk, peer, keys);
                     // No request is longer than every reader takes.
                     for keys in keys.chunks(KEYS_MAX) {
-                        telling.ask(desk, peer, Asked::Told, &Ask::Remove(List::of(keys)), Terms::default());
+                        self.ask(desk, peer, Asked::Told, &Ask::Remove(List::of(keys)), Terms::default());
                     }
                 }
                 RemoteJob::Clear { namespace, .. } => {
-                    telling.ask(desk, peer, Asked::Told, &Ask::Clear(*namespace), Terms::default());
+                    let clear = Ask::Clear(*namespace);
+                    self.ask(desk, peer, Asked::Told, &clear, Terms::default());
                 }
                 RemoteJob::Frame(..) => {}
             }
         }
-        telling
     }
 
     /// Ask a peer over the link that stands.
@@ -93,18 +121,18 @@ impl Telling {
             None => Err(untold(desk, peer)),
         };
         match sent {
-            Ok(()) => _ = self.asked.insert(token, asked),
-            Err(error) => self.failed = Some(error),
+            Ok(()) => _ = self.asked.insert(token, (peer, asked)),
+            Err(error) => self.fail(desk, peer, error),
         }
     }
 
     /// A peer answered.
     pub fn heard(&mut self, desk: &Desk, token: u64, reply: Reply) {
-        let Some(asked) = self.asked.remove(&token) else { return };
+        let Some((peer, asked)) = self.asked.remove(&token) else { return };
         match (asked, reply) {
-            (_, Reply::Told(Err(error))) => self.failed = Some(error),
-            (Asked::Told, _) | (Asked::Released(_), Reply::Told(Ok(Told::Number(1)))) => {}
-            (Asked::Released(peer), _) => {
+            (_, Reply::Told(Err(error))) => self.fail(desk, peer, error),
+            (Asked::Told, _) | (Asked::Released, Reply::Told(Ok(Told::Number(1)))) => {}
+            (Asked::Released, _) => {
                 let name = &desk.lines.remote().owners[peer].name;
                 let detail = format!("a peer did not hold until all had been told peer={name}");
                 self.failed = Some(Error::new(ErrorKind::Unavailable, detail));
@@ -112,19 +140,30 @@ impl Telling {
         }
     }
 
-    /// What to answer, and whom, once all is over.
-    pub fn advance(&mut self, desk: &mut Desk) -> Option<(u64, Answer)> {
+    fn fail(&mut self, desk: &Desk, peer: usize, error: Error) {
+        self.failed = Some(error);
+        self.link_ended |= desk.lines.stands(peer).is_none();
+    }
+
+    /// Go on as far as it goes now; true once all is over.
+    pub fn advance(&mut self, desk: &mut Desk) -> bool {
         if !self.asked.is_empty() {
-            return None;
+            return false;
         }
         for peer in std::mem::take(&mut self.holding) {
-            self.ask(desk, peer, Asked::Released(peer), &Ask::Release(self.name), Terms::default());
+            self.ask(desk, peer, Asked::Released, &Ask::Release(self.name), Terms::default());
         }
         // What has failed is not waited for.
-        if self.failed.is_none() && !self.asked.is_empty() && !mutant::on(Mutant::HoldUnasked) {
-            return None;
+        self.failed.is_some() || self.asked.is_empty() || mutant::on(Mutant::HoldUnasked)
+    }
+
+    /// What came of it, once all is over.
+    pub fn finish(self, now: Mono) -> Ended {
+        let Telling { id, job, deadline, failed, link_ended, is_first, .. } = self;
+        match failed {
+            Some(_) if link_ended && is_first && now < deadline => Ended::Again(job, deadline),
+            failed => Ended::Over(id, failed.map_or(Answer::Done, Answer::Failed)),
         }
-        Some((self.id, self.failed.take().map_or(Answer::Done, Answer::Failed)))
     }
 }
 

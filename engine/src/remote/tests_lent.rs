@@ -238,7 +238,7 @@ fn what_is_not_in_the_files_is_asked_for_by_its_bytes() {
         ask(&mut pair, PATIENCE, false);
         let no = got(&mut pair);
         assert_eq!(no.outcome, Ok(GetOutcome::Miss(MissCause::Damaged)), "length={length}");
-        assert!(no.again.is_some() && no.parts[0].bytes().iter().all(|byte| *byte == 0));
+        assert!(no.again && no.parts[0].bytes().iter().all(|byte| *byte == 0));
         ask(&mut pair, PATIENCE, true);
         let sent = got(&mut pair);
         assert_eq!(sent.outcome, Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: LEN as u64 }));

@@ -36,7 +36,7 @@ fn get(pair: &mut Pair, sent: bool) -> (Result<GetOutcome, crate::Error>, Vec<u8
     pair.caller.get(1, vec![wanted], Terms::default(), deadline).expect("room");
     let Reply::Get(mut got) = pair.reply() else { panic!("another reply") };
     let got = got.remove(0);
-    (got.outcome, got.parts[0].bytes().to_vec(), got.again.is_some())
+    (got.outcome, got.parts[0].bytes().to_vec(), got.again)
 }
 
 /// Who is shown bytes that are not what was put gets none of them, and has the store look.

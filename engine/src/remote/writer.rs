@@ -17,7 +17,7 @@ use super::Reply;
 use super::desk::Desk;
 use super::lines::Standing;
 use super::queue::RemoteJob;
-use super::telling::{self, Telling};
+use super::telling::{self, Ended, Telling};
 use crate::error::ErrorKind;
 use crate::frame_io::Held;
 use crate::frames::{FrameData, FrameRef};
@@ -37,6 +37,8 @@ struct Sending {
     bytes: u64,
     objects: u64,
     turn: u64,
+    /// The peer had answered over the link before: if that ends, the page is offered once more.
+    repeats: bool,
     /// What is attached to it, and is offered once it is there.
     behind: Vec<(FrameRef, u64)>,
 }
@@ -49,6 +51,8 @@ pub(crate) struct Writer {
     bytes: u64,
     /// What is being told to all that it concerns, nothing else meanwhile.
     told: Option<Telling>,
+    /// By when the job whose telling a link ended under is done once more.
+    again_by: Option<Mono>,
 }
 
 /// Whether a job was taken.
@@ -63,7 +67,7 @@ enum Taken {
 
 impl Writer {
     pub fn new(shared: Arc<Shared>, desk: Desk) -> Writer {
-        Writer { shared, desk, sending: FxHashMap::default(), bytes: 0, told: None }
+        Writer { shared, desk, sending: FxHashMap::default(), bytes: 0, told: None, again_by: None }
     }
 
     /// Take up jobs as far as it goes.
@@ -138,12 +142,13 @@ impl Writer {
         let (lent, memory) = (held.clone(), shared.memory.clone());
         let lend = Box::new(move |item: u32| vec![lent.part(&memory, item as usize)]);
         let terms = Terms { depth: held.data.depth, ..Terms::default() };
+        let repeats = caller.has_answered();
         match caller.put(token, &draft, (lend, None), terms, shared.deadline(None)) {
             Ok(()) => {
                 let bytes = held.data.bytes();
                 self.bytes += bytes;
                 let behind = Vec::new();
-                self.sending.insert(token, Sending { held, peer, bytes, objects, turn, behind });
+                self.sending.insert(token, Sending { held, peer, bytes, objects, turn, repeats, behind });
                 Taken::Sent
             }
             Err(error) => {
@@ -178,23 +183,35 @@ impl Writer {
         if !self.sending.is_empty() && !mutant::on(Mutant::ToldBeforeOffers) {
             return Taken::Later(job);
         }
-        let (now, deadline) = (self.shared.now(), self.shared.deadline(None));
+        let now = self.shared.now();
         if telling::is_soon(&mut self.desk, &job, now) {
             return Taken::Later(job);
         }
         let (RemoteJob::Remove { id, .. } | RemoteJob::Clear { id, .. }) = job else { return Taken::Yes };
-        self.told = Some(Telling::begin(&mut self.desk, &job, id, now, deadline));
+        let how = match self.again_by.take() {
+            Some(deadline) => (deadline, false),
+            None => (self.shared.deadline(None), true),
+        };
+        self.told = Some(Telling::begin(&mut self.desk, job, id, now, how));
         self.answer();
         Taken::Yes
     }
 
-    /// Answer whoever waits for what was told to all.
+    /// Answer whoever waits for what was told to all, or have it told once more: it is the next job then.
     fn answer(&mut self) {
-        let Some((id, answer)) = self.told.as_mut().and_then(|told| told.advance(&mut self.desk)) else {
-            return;
-        };
-        self.told = None;
-        self.shared.lock().answer(id, answer);
+        let Some(told) = self.told.take_if(|told| told.advance(&mut self.desk)) else { return };
+        let mut core = self.shared.lock();
+        match told.finish(self.shared.now()) {
+            Ended::Over(id, answer) => core.answer(id, answer),
+            Ended::Again(job, deadline) => {
+                self.again_by = Some(deadline);
+                if let Some(queue) = core.remote.as_mut() {
+                    queue.push_back(job);
+                }
+                return;
+            }
+        }
+        drop(core);
         self.shared.progress.raise();
     }
 
@@ -211,12 +228,17 @@ impl Writer {
     }
 
     fn sent(&mut self, sending: Sending, reply: &Reply, now: Mono) {
-        let Sending { held, peer, bytes, objects, turn, behind } = sending;
+        let Sending { held, peer, bytes, objects, turn, repeats, behind } = sending;
         self.bytes -= bytes;
         let outcome = match reply {
             Reply::Put(outcomes) => outcomes.first().cloned(),
             Reply::Exists(_) | Reply::Get(_) | Reply::Told(_) => None,
         };
+        let failed = match &outcome {
+            Some(Err(error)) => error.kind == ErrorKind::Unavailable,
+            Some(Ok(_)) | None => false,
+        };
+        let again = failed && repeats && self.desk.lines.stands(peer).is_none();
         let mut core = self.shared.lock();
         core.release_frame(held.frame);
         match &outcome {
@@ -225,11 +247,13 @@ impl Writer {
                 core.counters.bytes_remote_put += held.data.object_bytes();
             }
             Some(Ok(PutOutcome::AlreadyPresent)) => {}
+            _ if again => {}
             _ => core.counters.remote_skipped += objects,
         }
         let is_there = matches!(outcome, Some(Ok(PutOutcome::Stored | PutOutcome::AlreadyPresent)));
-        for (frame, objects) in behind.into_iter().rev() {
-            match core.remote.as_mut().filter(|_| is_there) {
+        let base = again.then_some((held.frame, objects));
+        for (frame, objects) in base.into_iter().chain(behind).rev() {
+            match core.remote.as_mut().filter(|_| is_there || again) {
                 // Before whatever else waits, removals among it.
                 Some(queue) => queue.push_back(RemoteJob::Frame(frame, objects)),
                 None => core.counters.remote_skipped += objects,
@@ -240,10 +264,6 @@ impl Writer {
         if is_waited_for {
             self.shared.progress.raise();
         }
-        let failed = match outcome {
-            Some(Err(error)) => error.kind == ErrorKind::Unavailable,
-            Some(Ok(_)) | None => false,
-        };
         self.desk.note(peer, failed, now);
     }
 }
@@ -251,6 +271,9 @@ impl Writer {
 impl Task for Writer {
     fn step(&mut self) -> Step {
         let now = self.shared.now();
+        // The peers' pings are answered while there is nothing to do, so that the links last.
+        self.desk.poll(now);
+        self.ended(now);
         self.begin();
         if self.desk.is_busy() {
             self.desk.wait(now, LINK_STEP);

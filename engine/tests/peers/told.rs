@@ -25,6 +25,8 @@ enum Manner {
     Refuses,
     /// Its link ends when it is to say whether it held.
     Leaves,
+    /// The link that brings the request of this number ends.
+    Drops(usize),
     /// It answers puts when it is allowed to.
     Waits,
     /// It answers no puts.
@@ -65,6 +67,7 @@ impl Scripted {
         let thread = std::thread::spawn(move || {
             let (mut arrivals, mut links) = (Vec::new(), Vec::<Box<dyn Link>>::new());
             let mut later: Vec<(usize, Frame)> = Vec::new();
+            let mut requests = 0;
             while !ends.load(Ordering::Relaxed) {
                 listener.wait(&mut arrivals, Duration::from_micros(200));
                 for arrival in arrivals.drain(..) {
@@ -92,7 +95,9 @@ impl Scripted {
                         } else {
                             asked.lock().expect("a log").push((number, verb));
                         }
-                        if manner == Manner::Leaves && verb == Verb::Release {
+                        requests += 1;
+                        let leaves = manner == Manner::Leaves && verb == Verb::Release;
+                        if leaves || manner == Manner::Drops(requests) {
                             link.close();
                             break;
                         }
@@ -175,6 +180,33 @@ fn one_that_did_not_hold_until_then_makes_it_unavailable() {
     let (outcomes, asked) = told(&[Manner::Refuses, Manner::Good], offer());
     assert_eq!(outcomes, [Err(ErrorKind::Busy); 2]);
     assert!(asked.contains(&(0, Verb::Remove)) && asked.contains(&(1, Verb::Remove)), "{asked:?}");
+}
+
+/// A link that was idle may end under whatever is asked next.
+#[test]
+fn a_removal_whose_link_ends_is_told_again_to_all() {
+    for number in 1..=3 {
+        let (outcomes, asked) = told(&[Manner::Good, Manner::Drops(number)], offer());
+        assert_eq!(outcomes, [Ok(()); 2], "number={number}");
+        let removed = |peer| asked.iter().filter(|said| **said == (peer, Verb::Remove)).count();
+        assert_eq!((removed(0), removed(1)), (2, if number == 1 { 1 } else { 2 }), "number={number}");
+    }
+    let (outcomes, asked) = told(&[Manner::Drops(1)], offer());
+    assert_eq!((outcomes, &asked[..]), ([Ok(()); 2], &[(0, Verb::Remove); 2][..]));
+}
+
+/// What waits for a page that is offered again is offered behind it.
+#[test]
+fn a_page_whose_link_ends_is_offered_again_once() {
+    let asked = Asked::default();
+    let drops = Scripted::new(0, Manner::Drops(2), &asked);
+    let store = Store::open_with_peers(valid(&memory()), vec![peer(0, &drops.address, offer())]);
+    let store = store.expect("opened");
+    for page in 1..=2 {
+        put(&store, &[key(page, "k")]);
+        until("the peer has it", || store.stats().remote_stored == page);
+    }
+    assert_eq!(store.stats().remote_skipped, 0);
 }
 
 #[test]

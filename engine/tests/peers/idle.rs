@@ -1,0 +1,95 @@
+//! Links that were idle until the other side closed them: what is asked next is asked over new ones.
+
+use pagelith_sim::clock::SimClock;
+
+use super::*;
+
+/// A peer whose links go by a clock of the test's.
+fn timed() -> (Process, SimClock) {
+    let (store, clock) = (Store::open(valid(&memory())).expect("opened"), SimClock::new());
+    let admission = Admission::Connection(Rights::all());
+    (Process::timed(store, admission, Offer::of_this_build([1; 16]), Arc::new(clock.clone())), clock)
+}
+
+/// Let the peer find its links idle, as it does with time: it asks whether anybody is there, and closes them when nobody says so. This side
+/// finds both together, the question first.
+fn go_idle(peer: &Process, clock: &SimClock) {
+    let limits = Limits::default();
+    clock.advance(limits.ping_after);
+    let turns = peer.turns.load(Ordering::Acquire);
+    until("it has asked", || peer.turns.load(Ordering::Acquire) > turns + 1);
+    clock.advance(limits.dead_after);
+    until("it has closed them", || peer.links.load(Ordering::Acquire) == 0);
+}
+
+#[test]
+fn a_lookup_and_a_get_after_an_idle_time_find_what_the_peer_has() {
+    let (peer, clock) = timed();
+    let mut config = memory();
+    config.dram.promote = Promote::Never;
+    let front = peer.front(&config, offer());
+    put(&peer.store, &[key(1, "k")]);
+    let mut session = front.session().expect("a session");
+    assert_eq!(get_over(&mut session, key(1, "k")), Some(Tier::Remote));
+    go_idle(&peer, &clock);
+    assert_eq!(get_over(&mut session, key(1, "k")), Some(Tier::Remote));
+    go_idle(&peer, &clock);
+    let ticket = session.submit_exists(&[key(1, "k"), key(2, "k")], Options::default());
+    let Some(Done::Exists(found)) = session.wait(ticket, PATIENCE) else { panic!("it ends") };
+    assert_eq!(found, [true, false]);
+}
+
+/// Several threads' links end together: that is no sign that the peer is gone.
+#[test]
+fn many_idle_links_that_end_together_make_no_misses() {
+    let (peer, clock) = timed();
+    let mut config = memory();
+    config.dram.promote = Promote::Never;
+    let front = peer.front(&config, offer());
+    put(&peer.store, &[key(1, "k")]);
+    let mut sessions: Vec<_> = (0..6).map(|_| front.session().expect("a session")).collect();
+    for session in &mut sessions {
+        assert_eq!(get_over(session, key(1, "k")), Some(Tier::Remote));
+    }
+    go_idle(&peer, &clock);
+    let asked: Vec<_> = sessions
+        .iter_mut()
+        .map(|session| {
+            let destination = Destination::owned(AlignedBuf::new(LEN).expect("memory"));
+            session.submit_get(vec![Get { key: key(1, "k"), range: None, destination }], Options::default())
+        })
+        .collect();
+    // Each finds its link ended before any has a new one.
+    for _ in 0..3 {
+        sessions.iter_mut().for_each(|session| assert!(session.poll().is_none()));
+    }
+    for (session, ticket) in sessions.iter_mut().zip(asked) {
+        let Some(Done::Get(done)) = session.wait(ticket, PATIENCE) else { panic!("it ends") };
+        assert_eq!(done[0].outcome, Ok(GetOutcome::Hit { tier: Tier::Remote, bytes: LEN as u64 }));
+    }
+}
+
+/// The task that offers and removes answers its peers' pings: its links are not found idle, and may be ended all the same.
+fn end_links(peer: &Process) {
+    peer.cut.store(true, Ordering::Relaxed);
+    until("they have ended", || !peer.cut.load(Ordering::Relaxed) && peer.links.load(Ordering::Acquire) == 0);
+}
+
+#[test]
+fn a_removal_and_a_clear_over_links_that_ended_reach_the_peer() {
+    let peer = Process::new(&memory());
+    let front = peer.front(&memory(), offer());
+    put(&front, &[key(1, "k")]);
+    put(&front, &[key(2, "k")]);
+    until("the peer has them", || front.stats().remote_stored == 2);
+    end_links(&peer);
+    assert_eq!(front.remove(&[key(1, "k")], Options::default()), Ok(1));
+    assert_eq!(peer.store.exists_batch(&[key(1, "k"), key(2, "k")], Options::default()), [false, true]);
+    end_links(&peer);
+    front.clear(NAMESPACE, Options::default()).expect("cleared");
+    assert_eq!(peer.store.exists_batch(&[key(2, "k")], Options::default()), [false]);
+    end_links(&peer);
+    put(&front, &[key(3, "k")]);
+    until("the peer has it", || front.stats().remote_stored == 3);
+    assert_eq!(front.stats().remote_skipped, 0);
+}
