@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use pagelith::io::staging::StagingPool;
+use pagelith::transport::address::Endpoint;
+use pagelith::transport::limits::Limits;
+use pagelith::transport::resolve::Resolver;
 use pagelith::{Stats, Store};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -51,24 +54,26 @@ pub(crate) struct Http {
 
 impl Http {
     /// Whether the address can be listened on.
-    pub(crate) fn check(address: SocketAddr) -> anyhow::Result<()> {
-        if !address.ip().is_loopback() {
-            bail!("it would be answered to other hosts --metrics={address}");
-        }
-        let bound = TcpListener::bind(address);
-        bound.map(drop).with_context(|| format!("cannot listen --metrics={address}"))
+    pub(crate) fn check(endpoint: &Endpoint) -> anyhow::Result<()> {
+        Http::bind(endpoint).map(drop)
     }
 
-    /// Listen on loopback.
-    pub(crate) fn listen(address: SocketAddr) -> anyhow::Result<Http> {
-        Http::check(address)?;
-        let listen = || {
-            let listener = TcpListener::bind(address)?;
-            listener.set_nonblocking(true)?;
-            let address = listener.local_addr()?;
-            std::io::Result::Ok(Http { listener, address })
-        };
-        listen().with_context(|| format!("cannot listen --metrics={address}"))
+    /// Listen on loopback: at the first address of `endpoint` that this host has.
+    pub(crate) fn listen(endpoint: &Endpoint) -> anyhow::Result<Http> {
+        let listener = Http::bind(endpoint)?;
+        let address = listener.set_nonblocking(true).and_then(|()| listener.local_addr());
+        let address = address.with_context(|| format!("cannot listen --metrics={endpoint}"))?;
+        Ok(Http { listener, address })
+    }
+
+    fn bind(endpoint: &Endpoint) -> anyhow::Result<TcpListener> {
+        let addresses = Resolver::default()
+            .addresses(endpoint, Limits::default().handshake)
+            .with_context(|| format!("--metrics={endpoint}"))?;
+        if !addresses.iter().all(|address| address.ip().is_loopback()) {
+            bail!("it would be answered to other hosts --metrics={endpoint}");
+        }
+        TcpListener::bind(addresses.as_slice()).with_context(|| format!("cannot listen --metrics={endpoint}"))
     }
 
     /// Where it listens: the port that was found, if none was said.

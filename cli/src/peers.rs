@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use pagelith::attach::Attached;
 use pagelith::config::{Config, PeerConfig, ValidConfig};
 use pagelith::io::entropy::Entropy;
@@ -62,5 +62,5 @@ impl PeerFlags {
 
 /// The store of the process at `address`, which knows this one by `key`.
 pub(crate) fn attach(address: &Address, key: Option<&Key>) -> anyhow::Result<Attached> {
-    Attached::to(address, key, TIMEOUT).with_context(|| format!("address={address}"))
+    Ok(Attached::to(address, key, TIMEOUT)?)
 }

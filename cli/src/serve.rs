@@ -1,6 +1,5 @@
 //! `pagelith serve`: a store that other processes ask over sockets.
 
-use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +19,7 @@ use pagelith::io::threads::no_thread;
 use pagelith::key_file;
 use pagelith::layouts::align::align_down;
 use pagelith::serve::Server;
-use pagelith::transport::address::Address;
+use pagelith::transport::address::{Address, Endpoint};
 use pagelith::transport::auth::KeyRing;
 use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
@@ -49,7 +48,7 @@ const TRANSFER_RANGE: (Size, Size) = (Size::kib(64), Size::gib(1024));
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     store: StoreFlags,
-    /// Where to listen; port 0 for any that is free. A Unix socket takes this user's processes, and root's
+    /// Where to listen, at all addresses of a host name; port 0 for any that is free. A Unix socket takes this user's processes, and root's
     #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH", default_value = "tcp:127.0.0.1:7411")]
     listen: Address,
     /// Keys of the clients and what each may do, a file of entries as `pagelith key` prints them; without it whoever can
@@ -63,7 +62,7 @@ pub(crate) struct ServeArgs {
     beyond_this_host: bool,
     /// Where `/metrics` and `/healthz` are answered over HTTP, on loopback; port 0 for any that is free
     #[arg(long, value_name = "HOST:PORT")]
-    metrics: Option<SocketAddr>,
+    metrics: Option<Endpoint>,
     /// Bytes of memory for hits from SSD on their way out, of all connections together; whole pages of 4096 bytes are used
     #[arg(long, value_name = "SIZE", default_value_t = TRANSFER_DEFAULT, value_parser = transfer_size)]
     transfer: Size,
@@ -95,7 +94,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     let listen = Listen { address: args.listen.clone(), admission, beyond_this_host: args.beyond_this_host };
     // What cannot be listened on is found before a store is made. Clients find nobody there until it is open.
     drop(listener(&listen)?);
-    args.metrics.map(Http::check).transpose()?;
+    args.metrics.as_ref().map(Http::check).transpose()?;
     let opened = Store::open_until(config, &stop);
     if opened.is_err() && stop.load(Ordering::Relaxed) {
         log!("told to end before the store was open");
@@ -107,7 +106,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     let serving = Serving::new(staging);
     let mut listener =
         listener(&listen)?.showing(regions).telling(store.shared_catalog()).lending(store.shared_files());
-    let http = args.metrics.map(Http::listen).transpose()?;
+    let http = args.metrics.as_ref().map(Http::listen).transpose()?;
     let mut lines =
         http.iter().map(|http| format!("metrics http://{}/metrics", http.address())).collect::<Vec<_>>();
     lines.push(format!("listening {}", listener.address()));
@@ -191,13 +190,7 @@ fn welcome<'scope>(
                 log!("refused peer={peer}: {error}");
             }
         }
-        Arrival::Refused { peer, why } => {
-            log!("refused peer={peer}: {why}");
-            // Nobody was accepted, such as for lack of descriptors, and whoever waits is there at once again.
-            if peer.is_empty() {
-                std::thread::sleep(WAIT);
-            }
-        }
+        Arrival::Refused { peer, why } => log!("refused peer={peer}: {why}"),
     }
 }
 

@@ -114,3 +114,20 @@ fn an_attached_process_has_no_store_of_its_own_and_shows_its_key() {
     refused(replay("tcp:127.0.0.1:1", "1"), "cannot attach to the store");
     refused(command(&["replay", "--key", &known]), "remote.key: must be unset without remote.peers");
 }
+
+#[test]
+fn a_host_is_listened_at_and_reached_by_its_name() {
+    let server = Serving::with(&["--listen", "tcp:localhost:0", "--metrics", "localhost:0"]);
+    assert!(server.address.starts_with("tcp:localhost:"), "{}", server.address);
+    assert_eq!(server.get("/healthz").0, 200);
+    let attached = json(&replay(&server.address, "20").output().expect("run"));
+    assert!(is_right(&attached) && attached["bytes_put"] != 0, "{attached}");
+    let peer = ["replay", "--json", "--requests", "20", "--remote", &server.address];
+    let behind = json(&command(&peer).output().expect("run"));
+    assert!(is_right(&behind) && hits(&behind, "remote") > 0, "{behind}");
+    let unknown = replay("tcp:no-such-host.invalid:7411", "1").output().expect("run");
+    let said = String::from_utf8_lossy(&unknown.stderr);
+    let names =
+        said.contains("host=no-such-host.invalid") && said.contains("address=tcp:no-such-host.invalid:7411");
+    assert!(unknown.status.code() == Some(2) && names, "{said}");
+}

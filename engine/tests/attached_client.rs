@@ -23,6 +23,7 @@ use pagelith::transport::capability::Offer;
 use pagelith::transport::dial::SocketDial;
 use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
+use pagelith::transport::resolve::Resolver;
 use pagelith::transport::rights::{Namespaces, Rights};
 use pagelith::transport::shown::Shows;
 use pagelith::transport::socket::{Arrival, Listen, Listener};
@@ -111,6 +112,7 @@ impl Process {
             clock: clock.clone(),
             limits: Limits::default(),
             shows: Shows::default(),
+            resolver: Resolver::default(),
         };
         Attached::attach(Arc::new(dial), clock, timeout).expect("attached")
     }

@@ -35,6 +35,7 @@ use pagelith::transport::capability::Offer;
 use pagelith::transport::dial::SocketDial;
 use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
+use pagelith::transport::resolve::Resolver;
 use pagelith::transport::rights::{Namespaces, Rights};
 use pagelith::transport::shown::Shows;
 use pagelith::transport::socket::{Arrival, Listen, Listener};
@@ -148,6 +149,7 @@ impl Process {
             clock: clock.clone(),
             limits: Limits::default(),
             shows,
+            resolver: Resolver::default(),
         };
         let seen = Arc::new(Seen::default());
         let dial = Watching { dial, seen: seen.clone() };

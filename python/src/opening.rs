@@ -37,7 +37,8 @@ pub fn open(
 /// Attach to the store process at an address.
 pub fn attach(py: Python<'_>, address: &str, key: Option<(String, Vec<u8>)>) -> PyResult<Reached> {
     let wrong = |error: &dyn std::fmt::Display| InvalidError::new_err(error.to_string());
-    let address: Address = address.parse().map_err(|error| wrong(&error))?;
+    let address: Address =
+        address.parse().map_err(|error| wrong(&format_args!("{error} address={address:?}")))?;
     let key = key.map(|(name, secret)| Key::new(&name, &secret)).transpose();
     let key = key.map_err(|error| wrong(&error))?;
     log::begin(py)?;

@@ -692,7 +692,7 @@ class Attached(Case):
             self.assertEqual(view.memory.nbytes, PAGE)
         tcp = Process("tcp:127.0.0.1:0")
         self.addCleanup(tcp.ended)
-        with pagelith.Store.attach(tcp.address) as store:
+        with pagelith.Store.attach(tcp.address.replace("127.0.0.1", "localhost")) as store:
             store.put(keys[:1], [content(0)])
             with self.assertRaisesRegex(pagelith.IncompatibleError, "none of its memory"):
                 store.view(keys[:1])
@@ -802,6 +802,8 @@ class Attached(Case):
             pagelith.Store.attach("unix:" + os.path.join(self.home.name, "nothing"))
         with self.assertRaises(pagelith.InvalidError):
             pagelith.Store.attach("http://localhost")
+        with self.assertRaisesRegex(pagelith.UnavailableError, "host=no-such-host.invalid"):
+            pagelith.Store.attach("tcp:no-such-host.invalid:7411")
 
     def test_a_key_that_is_demanded(self):
         keys = os.path.join(self.home.name, "keys.toml")

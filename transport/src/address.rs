@@ -7,14 +7,30 @@ use std::str::FromStr;
 
 /// Longest path of a Unix socket in bytes: `sun_path` less the NUL behind it (unix(7)).
 const UNIX_PATH_MAX: usize = 107;
+/// Longest host name in bytes, as of DNS.
+const NAME_BYTES_MAX: usize = 253;
 
 /// An address of a link over a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// `tcp:HOST:PORT`, the host as a number.
-    Tcp(SocketAddr),
+    /// `tcp:HOST:PORT`.
+    Tcp(Endpoint),
     /// `unix:PATH`: this host, and this user.
     Unix(PathBuf),
+}
+
+/// `HOST:PORT`. It prints as it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// The host as an IP address; one of IPv6 in brackets.
+    Ip(SocketAddr),
+    /// The host by its name, which is resolved whenever it is used.
+    Name {
+        /// The name.
+        host: String,
+        /// The port.
+        port: u16,
+    },
 }
 
 /// Text that is no address.
@@ -23,9 +39,9 @@ pub enum AddressError {
     /// It begins with something else.
     #[error("an address begins with tcp: or unix:")]
     Kind,
-    /// Not a number and a port.
-    #[error("tcp: is followed by an IP address, a colon and a port")]
-    Tcp,
+    /// Not a host and a port.
+    #[error("tcp: is followed by HOST:PORT, {0}")]
+    Tcp(#[from] EndpointError),
     /// No path.
     #[error("unix: is followed by an absolute path")]
     Unix,
@@ -34,12 +50,57 @@ pub enum AddressError {
     UnixLength(usize),
 }
 
+/// Text that is no host and port.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("where HOST is a host name or an IP address (of IPv6 in brackets) and PORT a number up to 65535")]
+pub struct EndpointError;
+
+impl Endpoint {
+    /// The port.
+    pub fn port(&self) -> u16 {
+        match self {
+            Endpoint::Ip(address) => address.port(),
+            Endpoint::Name { port, .. } => *port,
+        }
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = EndpointError;
+
+    fn from_str(text: &str) -> Result<Endpoint, EndpointError> {
+        if let Ok(address) = text.parse() {
+            return Ok(Endpoint::Ip(address));
+        }
+        let (host, port) = text.rsplit_once(':').ok_or(EndpointError)?;
+        let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
+        let port = port.parse().ok().filter(|_| is_number).ok_or(EndpointError)?;
+        match is_name(host) {
+            true => Ok(Endpoint::Name { host: host.to_owned(), port }),
+            false => Err(EndpointError),
+        }
+    }
+}
+
+/// Whether a resolver may be asked for it. What ends in a number is a mistyped IP address, and no name.
+fn is_name(host: &str) -> bool {
+    let host = host.strip_suffix('.').unwrap_or(host);
+    let is_label = |label: &str| {
+        let known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        !label.is_empty() && label.bytes().all(known) && !label.starts_with('-') && !label.ends_with('-')
+    };
+    let last = host.rsplit('.').next().unwrap_or_default();
+    host.len() <= NAME_BYTES_MAX
+        && host.split('.').all(is_label)
+        && !last.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 impl FromStr for Address {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Address, AddressError> {
         match text.split_once(':') {
-            Some(("tcp", address)) => address.parse().map(Address::Tcp).map_err(|_| AddressError::Tcp),
+            Some(("tcp", endpoint)) => Ok(Address::Tcp(endpoint.parse()?)),
             Some(("unix", path)) if path.len() > UNIX_PATH_MAX => Err(AddressError::UnixLength(path.len())),
             Some(("unix", path)) if path.starts_with('/') => Ok(Address::Unix(PathBuf::from(path))),
             Some(("unix", _)) => Err(AddressError::Unix),
@@ -48,16 +109,31 @@ impl FromStr for Address {
     }
 }
 
+impl From<SocketAddr> for Endpoint {
+    fn from(address: SocketAddr) -> Endpoint {
+        Endpoint::Ip(address)
+    }
+}
+
 impl From<SocketAddr> for Address {
     fn from(address: SocketAddr) -> Address {
-        Address::Tcp(address)
+        Address::Tcp(address.into())
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Ip(address) => write!(f, "{address}"),
+            Endpoint::Name { host, port } => write!(f, "{host}:{port}"),
+        }
     }
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Tcp(address) => write!(f, "tcp:{address}"),
+            Address::Tcp(endpoint) => write!(f, "tcp:{endpoint}"),
             Address::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
@@ -69,14 +145,35 @@ mod tests {
 
     #[test]
     fn an_address_reads_as_it_prints_and_nothing_else_is_one() {
-        for text in ["tcp:127.0.0.1:7411", "tcp:[::1]:1", "unix:/run/user/0/pagelith"] {
+        for text in [
+            "tcp:127.0.0.1:7411",
+            "tcp:[::1]:1",
+            "tcp:localhost:1",
+            "tcp:Pagelith-0.pagelith.kv.svc.cluster.local.:7411",
+            "tcp:kv_store:7411",
+            "tcp:10.0.0.1.example:0",
+            "unix:/run/user/0/pagelith",
+        ] {
             assert_eq!(text.parse::<Address>().map(|a| a.to_string()), Ok(text.to_owned()));
         }
+        let long = format!("tcp:{}:1", "a.".repeat(128));
         for text in [
             "127.0.0.1:7411",
             "tcp:",
-            "tcp:localhost:1",
             "tcp:127.0.0.1",
+            "tcp:localhost",
+            "tcp:localhost:",
+            "tcp:localhost:+1",
+            "tcp:localhost:65536",
+            "tcp::7411",
+            "tcp:300.0.0.1:7411",
+            "tcp:7411:7411",
+            "tcp:::1:7411",
+            "tcp:a b:1",
+            "tcp:a..b:1",
+            "tcp:-a:1",
+            "tcp://localhost:1",
+            &long,
             "udp:127.0.0.1:1",
             "unix:",
             "unix:here",
@@ -91,5 +188,12 @@ mod tests {
         let of = |bytes: usize| format!("unix:/{}", "p".repeat(bytes - 1)).parse::<Address>();
         assert!(of(107).is_ok());
         assert_eq!(of(108), Err(AddressError::UnixLength(108)));
+    }
+
+    #[test]
+    fn an_endpoint_is_by_name_unless_its_host_is_an_ip_address() {
+        let by_name = |text: &str| matches!(text.parse(), Ok(Endpoint::Name { port: 7411, .. }));
+        assert!(by_name("localhost:7411") && by_name("store.example:7411"));
+        assert!(!by_name("127.0.0.1:7411") && !by_name("[::1]:7411"));
     }
 }

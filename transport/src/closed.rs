@@ -34,6 +34,16 @@ pub enum Closed {
         /// The limit in milliseconds.
         limit_ms: u64,
     },
+    /// The name of the peer's host could not be resolved.
+    #[error(
+        "the host name was not resolved: {detail}; check the name, and the resolver of this host host={host}"
+    )]
+    Unresolved {
+        /// The name.
+        host: String,
+        /// What the resolver said.
+        detail: String,
+    },
     /// The system failed an operation.
     #[error("{operation} failed: {} errno={errno}", std::io::Error::from_raw_os_error(*.errno))]
     System {
@@ -65,7 +75,7 @@ impl Closed {
         use pagelith_layouts::wire::greeting::Reason;
         match self {
             Closed::Bye | Closed::Ended | Closed::Silent { .. } | Closed::Late { .. } => true,
-            Closed::System { .. } | Closed::Unacknowledged { .. } => true,
+            Closed::System { .. } | Closed::Unacknowledged { .. } | Closed::Unresolved { .. } => true,
             Closed::Refused(refusal) => refusal.reason == Reason::Busy || refusal.reason == Reason::Late,
             Closed::Here | Closed::Broken(_) | Closed::NotAuthentic { .. } | Closed::Misfit(_) => false,
         }

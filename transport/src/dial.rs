@@ -7,13 +7,15 @@ use pagelith_io::clock::Clock;
 use pagelith_io::entropy::Entropy;
 use pagelith_io::system::SystemEntropy;
 
-use crate::address::Address;
+use crate::address::{Address, Endpoint};
 use crate::auth::Key;
+use crate::by_name::ByName;
 use crate::capability::Offer;
 use crate::closed::Closed;
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::pending::Progress;
+use crate::resolve::Resolver;
 use crate::shown::Shows;
 use crate::socket::{Socket, SocketPending, connect};
 
@@ -42,6 +44,7 @@ pub enum Dialled {
 }
 
 /// Links over sockets.
+#[derive(Clone)]
 pub struct SocketDial {
     /// The peer.
     pub address: Address,
@@ -57,6 +60,8 @@ pub struct SocketDial {
     pub limits: Limits,
     /// Memory of this process that the peer may look at, where it is one of this host.
     pub shows: Shows,
+    /// For the address, where it is by name.
+    pub resolver: Resolver,
 }
 
 impl SocketDial {
@@ -65,22 +70,25 @@ impl SocketDial {
     pub fn new(address: Address, key: Option<Key>, offer: Offer, clock: Arc<dyn Clock>) -> SocketDial {
         let limits = Limits::default();
         let entropy = Arc::new(SystemEntropy);
-        SocketDial { address, offer, key, entropy, clock, limits, shows: Shows::default() }
+        let (shows, resolver) = (Shows::default(), Resolver::default());
+        SocketDial { address, offer, key, entropy, clock, limits, shows, resolver }
+    }
+
+    /// Begin to connect to this address, which is by no name.
+    pub(crate) fn connect(&self, to: &Address, limits: Limits) -> Result<SocketPending, Closed> {
+        let (key, clock) = (self.key.clone(), self.clock.clone());
+        connect(to, self.offer, key, &*self.entropy, clock, limits, &self.shows.regions())
     }
 }
 
 impl Dial for SocketDial {
     fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
-        let clock = self.clock.clone();
-        Ok(Box::new(connect(
-            &self.address,
-            self.offer,
-            self.key.clone(),
-            &*self.entropy,
-            clock,
-            self.limits,
-            &self.shows.regions(),
-        )?))
+        match &self.address {
+            Address::Tcp(Endpoint::Name { host, port }) => {
+                Ok(Box::new(ByName::begin(self.clone(), host, *port)?))
+            }
+            address => Ok(Box::new(self.connect(address, self.limits)?)),
+        }
     }
 }
 

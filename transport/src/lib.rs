@@ -16,11 +16,14 @@ pub mod handshake;
 pub mod limits;
 pub mod link;
 pub mod pending;
+#[allow(clippy::disallowed_methods, reason = "the system's resolver blocks: it runs on a thread of its own")]
+pub mod resolve;
 pub mod rights;
 pub mod shown;
 pub mod socket;
 pub mod stream;
 
+mod by_name;
 mod completions;
 mod ending;
 mod heartbeat;

@@ -18,7 +18,7 @@ use pagelith_io::system::{SystemClock, SystemEntropy};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::greeting::{Feature, Reason, Refusal};
 use pagelith_layouts::wire::head;
-use pagelith_transport::address::Address;
+use pagelith_transport::address::{Address, Endpoint};
 use pagelith_transport::auth::Key;
 use pagelith_transport::capability::Offer;
 use pagelith_transport::closed::Closed;
@@ -40,8 +40,8 @@ fn listener(admission: Admission, offer: Offer, limits: Limits, clock: Arc<dyn C
 
 fn port(listener: &Listener) -> SocketAddr {
     match listener.address() {
-        Address::Tcp(address) => *address,
-        Address::Unix(path) => panic!("no port: {}", path.display()),
+        Address::Tcp(Endpoint::Ip(address)) => *address,
+        other => panic!("no IP address: {other}"),
     }
 }
 

@@ -18,10 +18,10 @@ const KEYS: [&str; 4] = ["address", "name", "weight", "preferred"];
 /// A store process that holds pages for this store: a text that is its address, or a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PeerConfig {
-    /// Where it listens: `tcp:HOST:PORT` or `unix:PATH`. No default.
+    /// Where it listens: `tcp:HOST:PORT` or `unix:PATH`. No default. A host's name is resolved whenever a link is made.
     #[serde(serialize_with = "as_text")]
     pub address: Address,
-    /// Its name, the same at every store that shares it: which pages it owns hangs on it. Default the address; 1 to 255 bytes. Give one where it is
+    /// Its name, the same at every store that shares it: which pages it owns hangs on it. Default the address as it is written; 1 to 255 bytes. Give one where it is
     /// reached by several addresses, or may get another.
     pub name: String,
     /// Its share of the pages beside the others'. Default 1; above 0. Give each the bytes that it has for pages, so that they fill up alike.

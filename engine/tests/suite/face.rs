@@ -24,7 +24,6 @@ use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::link::Link;
 use pagelith::transport::rights::Rights;
-use pagelith::transport::shown::Shows;
 use pagelith::transport::socket::{Arrival, Listen, Listener};
 use pagelith::{
     ErrorKind, Events, FlushReport, GetOutcome, GetSlice, Options, PagesFound, PagesQuery, Put, PutGroup,
@@ -194,9 +193,7 @@ impl Store {
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));
         let thread = Some(listen_on(listener, store.clone(), staging, stop.clone()));
-        let shows = Shows::default();
-        let dial =
-            SocketDial { address, offer: offer(2), key: None, entropy, clock: clock.clone(), limits, shows };
+        let dial = SocketDial { limits, entropy, ..SocketDial::new(address, None, offer(2), clock.clone()) };
         let client = Attached::attach(Arc::new(dial), clock, timeout).expect("attached");
         let client = client.looked_at_by(Arc::new(Threads));
         begin_listening(&client);

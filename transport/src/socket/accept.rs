@@ -14,7 +14,7 @@ use rustix::net::{
 use super::Socket;
 use super::end::fault;
 use super::listener::ListenError;
-use crate::address::Address;
+use crate::address::{Address, Endpoint};
 use crate::closed::Closed;
 use crate::limits::Limits;
 
@@ -25,34 +25,59 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 /// A connection: its name for messages, and what became of it.
 pub(super) type Accepted = (String, Result<Socket, Closed>);
 
-/// A socket that listens; one of this host has a file, which goes with it.
+/// Sockets that listen, one for each address of a host name; one of this host has a file, which goes with it.
 pub(super) struct Acceptor {
-    socket: OwnedFd,
+    sockets: Vec<OwnedFd>,
     file: Option<PathBuf>,
 }
 
 impl Acceptor {
-    /// Listen, and where.
-    pub(super) fn new(address: &Address) -> Result<(Acceptor, Address), ListenError> {
+    /// Listen, and where: at `hosts`, which are what a TCP address resolves to.
+    pub(super) fn new(address: &Address, hosts: &[SocketAddr]) -> Result<(Acceptor, Address), ListenError> {
+        match address {
+            Address::Tcp(endpoint) => Acceptor::tcp(endpoint, hosts),
+            Address::Unix(_) => Acceptor::unix(address),
+        }
+    }
+
+    /// An address that this host has not, of several, is left out: one of IPv6, say, where that is turned off.
+    fn tcp(endpoint: &Endpoint, hosts: &[SocketAddr]) -> Result<(Acceptor, Address), ListenError> {
+        let (mut sockets, mut port, mut left_out) = (Vec::new(), endpoint.port(), None);
+        for host in hosts {
+            match listen_at(SocketAddr::new(host.ip(), port)) {
+                Ok((socket, found)) => {
+                    port = found;
+                    sockets.push(socket);
+                }
+                Err((operation, errno)) => {
+                    let address = Address::from(SocketAddr::new(host.ip(), port));
+                    let error = ListenError::System { operation, address, errno: errno.raw_os_error() };
+                    if !matches!(errno, Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT) {
+                        return Err(error);
+                    }
+                    left_out = Some(error);
+                }
+            }
+        }
+        if let Some(error) = left_out.filter(|_| sockets.is_empty()) {
+            return Err(error);
+        }
+        let found = match endpoint {
+            Endpoint::Ip(address) => Endpoint::Ip(SocketAddr::new(address.ip(), port)),
+            Endpoint::Name { host, .. } => Endpoint::Name { host: host.clone(), port },
+        };
+        Ok((Acceptor { sockets, file: None }, Address::Tcp(found)))
+    }
+
+    fn unix(address: &Address) -> Result<(Acceptor, Address), ListenError> {
         let failed = |operation| {
             let address = address.clone();
             move |e: Errno| ListenError::System { operation, address, errno: e.raw_os_error() }
         };
-        let family = match address {
-            Address::Tcp(at) if at.is_ipv4() => AddressFamily::INET,
-            Address::Tcp(_) => AddressFamily::INET6,
-            Address::Unix(_) => AddressFamily::UNIX,
-        };
-        let socket = socket_with(family, SocketType::STREAM, FLAGS, None).map_err(failed("socket"))?;
-        let (found, file) = match address {
-            Address::Tcp(at) => {
-                // What a process that was just killed left behind does not keep the next one out.
-                set_socket_reuseaddr(&socket, true).map_err(failed("setsockopt SO_REUSEADDR"))?;
-                bind(&socket, at).map_err(failed("bind"))?;
-                let found =
-                    getsockname(&socket).and_then(SocketAddr::try_from).map_err(failed("getsockname"))?;
-                (Address::Tcp(found), None)
-            }
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None).map_err(failed("socket"))?;
+        let file = match address {
+            Address::Tcp(_) => None,
             Address::Unix(path) => {
                 // The file is made with the socket's mode, so that there is no moment at which others can connect.
                 fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("fchmod"))?;
@@ -64,18 +89,19 @@ impl Acceptor {
                     }
                     bound => bound.map_err(failed("bind"))?,
                 }
-                (address.clone(), Some(path.clone()))
+                Some(path.clone())
             }
         };
-        let acceptor = Acceptor { socket, file };
-        listen(&acceptor.socket, BACKLOG).map_err(failed("listen"))?;
-        Ok((acceptor, found))
+        let acceptor = Acceptor { sockets: vec![socket], file };
+        acceptor.sockets.iter().try_for_each(|socket| listen(socket, BACKLOG)).map_err(failed("listen"))?;
+        Ok((acceptor, address.clone()))
     }
 
     /// The next connection, if there is one.
     pub(super) fn accept(&self, limits: &Limits) -> Result<Option<Accepted>, Closed> {
-        match acceptfrom_with(&self.socket, FLAGS) {
-            Ok((socket, from)) => {
+        let accepted = self.sockets.iter().map(|socket| acceptfrom_with(socket, FLAGS));
+        match accepted.into_iter().find(|accepted| !matches!(accepted, Err(Errno::AGAIN))) {
+            Some(Ok((socket, from))) => {
                 let from = from.and_then(|from| SocketAddr::try_from(from).ok());
                 let name = from.map_or_else(|| "this host".to_owned(), |from| from.to_string());
                 let socket = if self.file.is_some() {
@@ -85,10 +111,28 @@ impl Acceptor {
                 };
                 Ok(Some((name, socket)))
             }
-            Err(Errno::AGAIN) => Ok(None),
-            Err(e) => Err(fault("accept")(e)),
+            None => Ok(None),
+            Some(Err(e)) => Err(fault("accept")(e)),
         }
     }
+
+    /// What to wait at.
+    pub(super) fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.sockets.iter().map(AsFd::as_fd)
+    }
+}
+
+/// A socket that listens at this address, and its port; else what failed.
+fn listen_at(at: SocketAddr) -> Result<(OwnedFd, u16), (&'static str, Errno)> {
+    let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let failed = |operation| move |errno| (operation, errno);
+    let socket = socket_with(family, SocketType::STREAM, FLAGS, None).map_err(failed("socket"))?;
+    // What a process that was just killed left behind does not keep the next one out.
+    set_socket_reuseaddr(&socket, true).map_err(failed("setsockopt SO_REUSEADDR"))?;
+    bind(&socket, &at).map_err(failed("bind"))?;
+    listen(&socket, BACKLOG).map_err(failed("listen"))?;
+    let found = getsockname(&socket).and_then(SocketAddr::try_from).map_err(failed("getsockname"))?;
+    Ok((socket, found.port()))
 }
 
 /// Whether a file is the socket of a process that is gone: nobody takes a connection.
@@ -99,12 +143,6 @@ fn is_left_over(path: &Path, at: &SocketAddrUnix) -> bool {
         connect(&socket, at)
     };
     is_socket && probe() == Err(Errno::CONNREFUSED)
-}
-
-impl AsFd for Acceptor {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
 }
 
 impl Drop for Acceptor {

@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use super::end::fault;
 use super::rings::Rings;
 use super::{Socket, SocketLink, SocketPending, offered};
-use crate::address::Address;
+use crate::address::{Address, Endpoint};
 use crate::auth::Key;
 use crate::capability::Offer;
 use crate::closed::Closed;
@@ -25,7 +25,7 @@ use crate::pending::{Pending, Progress};
 /// Longest single wait of [`dial`].
 const WAIT_STEP: Duration = Duration::from_millis(100);
 
-/// Begin to connect to a server. Never waits: connecting, greeting and proof go on in [`Pending::poll`], and together
+/// Begin to connect to a server, whose address is by no name: names are [`SocketDial`](crate::dial::SocketDial)'s to resolve. Never waits: connecting, greeting and proof go on in [`Pending::poll`], and together
 /// take at most `limits.handshake`. `key` is needed where the server demands one, and refused where it takes none. `shows` is memory
 /// of this process that the server may look at, [`REGIONS_MAX`](crate::shown::REGIONS_MAX) regions at most.
 pub fn connect(
@@ -45,7 +45,11 @@ pub fn connect(
     };
     let mut can_share = false;
     let socket = match to {
-        Address::Tcp(to) => {
+        Address::Tcp(Endpoint::Name { host, .. }) => {
+            let detail = "it is to be resolved before this".to_owned();
+            return Err(Closed::Unresolved { host: host.clone(), detail });
+        }
+        Address::Tcp(Endpoint::Ip(to)) => {
             let socket = open(if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 })?;
             begun(start(&socket, to))?;
             Socket::tcp(socket, &limits)?

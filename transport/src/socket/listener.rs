@@ -18,6 +18,7 @@ use crate::closed::Closed;
 use crate::handshake::{Admission, Handshake};
 use crate::limits::Limits;
 use crate::pending::{Pending, Progress};
+use crate::resolve::Resolver;
 use crate::rights::Namespaces;
 use crate::shown::{FILES_MAX, REGIONS_MAX};
 
@@ -31,8 +32,9 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Where to listen, and for whom.
 #[derive(Clone, Debug)]
 pub struct Listen {
-    /// The address; port 0 for any that is free. A Unix socket's file is made, for its user alone, and goes with the
-    /// listener; one that a process left behind that is gone is replaced.
+    /// The address; port 0 for any that is free. Of a host name, all addresses that it resolves to. A Unix socket's
+    /// file is made, for its user alone, and goes with the listener; one that a process left behind that is gone is
+    /// replaced.
     pub address: Address,
     /// How clients are known.
     pub admission: Admission,
@@ -43,6 +45,9 @@ pub struct Listen {
 /// Why a listener was not made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ListenError {
+    /// The name of the host could not be resolved.
+    #[error(transparent)]
+    Unresolved(Closed),
     /// The address can be reached from other hosts, which was not asked for.
     #[error("the address is not loopback; say that clients of other hosts are meant address={0}")]
     BeyondThisHost(Address),
@@ -100,17 +105,32 @@ impl Listener {
         clock: Arc<dyn Clock>,
         limits: Limits,
     ) -> Result<Listener, ListenError> {
+        Listener::resolved_by(&Resolver::default(), listen, offer, entropy, clock, limits)
+    }
+
+    /// As [`Listener::new`], at an address that `resolver` resolves if it is by name.
+    pub fn resolved_by(
+        resolver: &Resolver,
+        listen: &Listen,
+        offer: Offer,
+        entropy: Arc<dyn Entropy>,
+        clock: Arc<dyn Clock>,
+        limits: Limits,
+    ) -> Result<Listener, ListenError> {
         let keyed = matches!(listen.admission, Admission::Keys(_));
-        let within_host = match &listen.address {
-            Address::Tcp(address) => address.ip().is_loopback(),
-            Address::Unix(_) => true,
+        let hosts = match &listen.address {
+            Address::Tcp(endpoint) => {
+                resolver.addresses(endpoint, limits.handshake).map_err(ListenError::Unresolved)?
+            }
+            Address::Unix(_) => Vec::new(),
         };
+        let within_host = hosts.iter().all(|address| address.ip().is_loopback());
         match (within_host, listen.beyond_this_host, keyed) {
             (false, false, _) => return Err(ListenError::BeyondThisHost(listen.address.clone())),
             (_, true, false) => return Err(ListenError::NoKey(listen.address.clone())),
             _ => {}
         }
-        let (acceptor, address) = Acceptor::new(&listen.address)?;
+        let (acceptor, address) = Acceptor::new(&listen.address, &hosts)?;
         let offer = offered(offer, &address, true);
         let admission = listen.admission.clone();
         Ok(Listener {
@@ -211,8 +231,8 @@ impl Listener {
     /// What to wait for: sockets, and whether bytes wait to be written to them.
     pub(super) fn sockets(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool)> {
         let unknown = self.unknown.iter().map(|pending| (pending.stream().as_fd(), pending.wants_write()));
-        let acceptor = self.paused_until.is_none().then(|| (self.acceptor.as_fd(), false));
-        acceptor.into_iter().chain(unknown)
+        let accepting = self.paused_until.is_none();
+        self.acceptor.sockets().filter(move |_| accepting).map(|socket| (socket, false)).chain(unknown)
     }
 
     fn begin(&mut self, socket: Socket, peer: String, arrivals: &mut Vec<Arrival>) {

@@ -239,6 +239,6 @@ pub fn attach<'s, 'e>(
         assert!(shows.add(memory.clone()));
     }
     let dial =
-        SocketDial { address, offer: offer(2), key: None, entropy, clock: clock.clone(), limits, shows };
+        SocketDial { entropy, limits, shows, ..SocketDial::new(address, None, offer(2), clock.clone()) };
     Box::new(Attached::attach(Arc::new(dial), clock, Duration::from_secs(30)).expect("attached"))
 }
