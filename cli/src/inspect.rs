@@ -92,6 +92,7 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Verdict> {
     if let Some(path) = &disk.locked {
         log!("the store is in use, and may change while it is read file={}", path.display());
     }
+    disk.require_all_dirs()?;
     let (manifest, damage) = match disk.manifest() {
         Ok(found) => found,
         Err(damage) => {

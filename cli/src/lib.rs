@@ -16,6 +16,7 @@ mod http;
 mod inspect;
 mod keys;
 mod latency;
+mod machine;
 mod meter;
 mod on_disk;
 mod output;

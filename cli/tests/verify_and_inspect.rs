@@ -261,8 +261,10 @@ fn what_is_no_store_is_refused() {
         ran.stderr
     };
     for command in ["verify", "inspect"] {
-        let expected =
-            format!("error: not a store: no file of a store is there dir={}\n", dir.path().display());
+        let expected = format!(
+            "error: not a store: no file of a store is there, is the drive mounted? dir={}\n",
+            dir.path().display()
+        );
         assert_eq!(said(command, dir.path()), expected);
         let text = said(command, &missing);
         assert!(text.contains("not a store: the directory cannot be read dir="), "{text}");

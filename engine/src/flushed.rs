@@ -1,6 +1,6 @@
 //! What follows from the log's reports: places enter the index, requests are answered, faults are acted on.
 
-use pagelith_io::fault::{FaultOp, IoFault};
+use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 use pagelith_layouts::align::align_up;
 use pagelith_layouts::record;
 use pagelith_tiers::ssd::append::RecordPlace;
@@ -259,9 +259,10 @@ impl Flusher {
 
     fn synced(&mut self, id: SyncId, ok: bool) {
         let Some(purpose) = self.syncs.remove(&id) else { return };
+        let fault = self.log.fault().map_or_else(|| "sync failed".to_owned(), ToString::to_string);
         let answer = |what: &str| match ok {
             true => Answer::Done,
-            false => Answer::Failed(Error::new(ErrorKind::Unavailable, format!("{what}: sync failed"))),
+            false => Answer::Failed(Error::new(ErrorKind::Unavailable, format!("{what}: {fault}"))),
         };
         match purpose {
             Purpose::Flush(id) => self.shared.lock().answer(id, answer("flush")),
@@ -279,7 +280,11 @@ impl Flusher {
         let now = self.shared.now();
         let mut core = self.shared.lock();
         core.counters.flush_errors += 1;
-        let changed = core.ssd.as_mut().is_some_and(|s| s.health.sync_failed(now));
+        let changed = core.ssd.as_mut().is_some_and(|s| match fault.kind {
+            // That files were removed says nothing against the device.
+            FaultKind::Gone => s.health.stop_writing(now),
+            _ => s.health.sync_failed(now),
+        });
         drop(core);
         if changed {
             self.state_changed(&fault.to_string());
@@ -312,6 +317,7 @@ impl Flusher {
         }
         drop(core);
         tracing::error!(reason, state = state.name(), "ssd tier has failed");
+        self.reason = reason.to_owned();
         self.fail_queue();
     }
 }

@@ -109,6 +109,8 @@ pub(crate) struct Flusher {
     pub scrub: Background,
     /// Whether the device ends what was submitted.
     device: Stuck,
+    /// Why the tier was last stopped.
+    pub reason: String,
     pub closing: Option<u64>,
     pub over: bool,
 }
@@ -151,6 +153,7 @@ impl Flusher {
             to_read_back: Vec::new(),
             scrub: Background::default(),
             device,
+            reason: String::new(),
             closing: None,
             over: false,
         }

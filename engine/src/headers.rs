@@ -204,7 +204,9 @@ impl Headers {
         let piece = (bytes - table).checked_div(pieces).unwrap_or(0) / ALIGN * ALIGN;
         let times = |count: u64, bytes: u64| std::iter::repeat_n(bytes as usize, count as usize);
         let lengths: Vec<usize> = times(shards, table).chain(times(shards * pieces, piece)).collect();
-        let mut memory = AlignedBuf::several(&lengths)?.into_iter();
+        let memory = AlignedBuf::several(&lengths)?;
+        memory.iter().take(1).for_each(AlignedBuf::keep_from_children);
+        let mut memory = memory.into_iter();
         let shard = |table| Shard { table, ring: Vec::new(), head: 0 };
         let mut all: Vec<Shard> = memory.by_ref().take(shards as usize).map(shard).collect();
         for (at, piece) in memory.enumerate() {

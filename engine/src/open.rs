@@ -26,7 +26,7 @@ use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::log::{Log, LogConfig};
 use pagelith_tiers::ssd::recover::{Recovered, recover};
 use pagelith_tiers::ssd::serial::Serial;
-use pagelith_tiers::ssd::volume::{OpenedVolume, Volume, VolumeError, open_or_make};
+use pagelith_tiers::ssd::volume::{Full, OpenedVolume, Volume, VolumeError, open_or_make};
 
 use crate::config::{Facts, MemoryPlan, SsdIo, SsdPolicy, SsdRing, ValidConfig};
 use crate::core::{Core, Job, Sequences, SsdCore};
@@ -236,6 +236,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         Some(opened) => Some(recover_into(&mut core, &config, opened, fingerprint_key, env.clock.now())?),
         None => None,
     };
+    let full = open_for_reading(&mut core, ssd.as_ref(), recovered.as_ref(), env.clock.now())?;
     let report = report(&config, &env, &core, ssd.as_ref(), recovered.as_ref(), began);
     let durable_generations = ssd.iter().flat_map(|o| o.manifest.generations()).collect();
     write_back_generations(&mut core, &durable_generations);
@@ -272,9 +273,11 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     });
     let flusher = match (volume, manifest, recovered) {
         (Some(volume), Some(manifest), Some(r)) => {
-            let log = Log::new(volume, manifest, log_config(&shared.config))?;
+            let mut log = Log::new(volume, manifest, log_config(&shared.config))?;
+            full.iter().filter_map(|f| f.copy).for_each(|copy| log.suspect_manifest(copy));
             let mut task = Flusher::new(shared.clone(), log, r.next_order, r.last_serial, r.bytes_written);
             task.durable_generations = durable_generations;
+            task.reason = full.map(|f| f.fault.to_string()).unwrap_or_default();
             Some(env.runtime.spawn("pagelith-flusher", Box::new(task), shared.work.clone())?)
         }
         _ => None,
@@ -309,6 +312,29 @@ fn patience(config: &ValidConfig) -> Duration {
     config.deadline().max(OPEN_WAIT_MIN)
 }
 
+/// Whether a full file system kept the store from being written: its tier is read-only then.
+fn open_for_reading(
+    core: &mut Core,
+    opened: Option<&OpenedVolume>,
+    recovered: Option<&Recovered>,
+    now: Mono,
+) -> Result<Option<Full>> {
+    let opened = opened.and_then(|o| o.full.clone());
+    let recovered = recovered.and_then(|r| r.full.clone());
+    let full = match (opened, recovered) {
+        // Neither copy of the manifest has all of it, so neither may be written first.
+        (Some(Full { copy: Some(a), .. }), Some(Full { copy: Some(b), fault })) if a != b => {
+            return Err(Error::from(fault).context("open store"));
+        }
+        (opened, recovered) => recovered.or(opened),
+    };
+    if let (Some(full), Some(ssd)) = (&full, core.ssd.as_mut()) {
+        ssd.health.stop_writing(now);
+        tracing::error!(fault = %full.fault, "the file system is full: the ssd tier is open for reading alone");
+    }
+    Ok(full)
+}
+
 fn open_volume(config: &ValidConfig, env: &Env) -> Result<OpenedVolume> {
     let Some(disk) = env.disk.clone() else {
         return Err(Error::new(ErrorKind::Internal, "no disk for the ssd tier"));
@@ -316,8 +342,19 @@ fn open_volume(config: &ValidConfig, env: &Env) -> Result<OpenedVolume> {
     let dirs = disk.dirs() as u32;
     let geometry = config.geometry(dirs);
     let geometry = geometry.ok_or_else(|| Error::invalid(format!("ssd.bytes: too small dirs={dirs}")))?;
-    let owner = format!("pid={}\n", std::process::id());
-    open_or_make(disk, geometry, &*env.entropy, &owner, patience(config)).map_err(volume_error)
+    let owner = pagelith_io::owner::this_process();
+    let opened = open_or_make(disk.clone(), geometry, &*env.entropy, &owner, patience(config));
+    opened.map_err(|error| {
+        let mut error = volume_error(error);
+        if error.kind == ErrorKind::Damaged {
+            let dirs: Vec<String> = (0..disk.dirs()).map(|dir| disk.dir_name(dir)).collect();
+            let dirs = dirs.join(" ");
+            error.message += &format!(
+                "; `pagelith verify {dirs}` says what is damaged, `pagelith verify --repair {dirs}` drops it"
+            );
+        }
+        error
+    })
 }
 
 fn volume_error(error: VolumeError) -> Error {
@@ -325,7 +362,8 @@ fn volume_error(error: VolumeError) -> Error {
         VolumeError::Io(fault) => return Error::from(fault.clone()).context("open store"),
         VolumeError::NotAStore { .. } => ErrorKind::Invalid,
         VolumeError::Locked { .. } => ErrorKind::Denied,
-        VolumeError::File { .. } => ErrorKind::Damaged,
+        VolumeError::NoDrive { .. } => ErrorKind::Unavailable,
+        VolumeError::Missing { .. } | VolumeError::Length { .. } => ErrorKind::Damaged,
         VolumeError::Manifest { error: inner, .. } => return Error::format(inner, error.to_string()),
         VolumeError::Incompatible { .. } | VolumeError::Misplaced { .. } => ErrorKind::Incompatible,
     };
@@ -371,7 +409,9 @@ fn recover_into(
         purges: VecDeque::new(),
     });
     core.counters.bytes_to_device = recovered.bytes_written;
-    collector.finish(core, constant.then_some(crate::shared::CONSTANT));
+    // Of one that was made for more, the setting is to blame also after a crash.
+    let crashed = !recovered.clean && config.max_objects() >= volume.geometry.objects_max;
+    collector.finish(core, constant.then_some(crate::shared::CONSTANT), crashed)?;
     Ok(recovered)
 }
 

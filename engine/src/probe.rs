@@ -47,6 +47,11 @@ impl Flusher {
         if !due || !quiet || self.is_purging() || self.checkpoint.is_some() || self.closing.is_some() {
             return false;
         }
+        // A trial in files that are gone would succeed and prove nothing.
+        if let Some(Err(fault)) = self.shared.volume.as_ref().map(|v| v.disk.check_names()) {
+            self.trial_failed(&fault.to_string(), false);
+            return true;
+        }
         if let Some((identity, _)) = self.log.spare() {
             self.trial = Some(Trial { stage: Stage::Preparing, segment: identity.segment });
             return self.write_head();
@@ -126,6 +131,7 @@ impl Flusher {
 
     fn trial_failed(&mut self, reason: &str, sync: bool) {
         self.trial = None;
+        reason.clone_into(&mut self.reason);
         // Another one is tried next, if there is one.
         if let Some(segment) = self.log.drop_spare() {
             self.free_segment(segment);

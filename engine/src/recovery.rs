@@ -14,6 +14,7 @@ use pagelith_layouts::record::{GroupKind, RecordKind};
 use pagelith_tiers::ssd::recover::Sink;
 
 use crate::core::Core;
+use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Entry, SsdPlace, name_of};
 
 /// An object that was found.
@@ -160,11 +161,24 @@ impl Collector {
         });
     }
 
-    /// Fill the core: generations, index, live counts. `constant` replaces every fingerprint.
-    pub fn finish(mut self, core: &mut Core, constant: Option<u128>) {
+    /// Fill the core: generations, index, live counts. `constant` replaces every fingerprint. `crashed`: what was found
+    /// may be more than the index ever held, since a crash brings objects back that were forgotten to make room in it.
+    ///
+    /// # Errors
+    /// The index has no room for what was found, and nothing but a smaller `index.max_objects` can be why.
+    pub fn finish(mut self, core: &mut Core, constant: Option<u128>, crashed: bool) -> Result<()> {
         core.counters.groups_dropped += self.settle();
+        let entries =
+            self.objects.len() as u64 + self.objects.iter().filter(|o| o.base.is_some()).count() as u64;
+        let room = core.index.capacity();
+        if entries > room && !crashed {
+            let message = format!(
+                "index.max_objects: the store holds {entries} entries and the index has room for {room}: what has no \
+                 room would be forgotten for good; set it to at least {entries}"
+            );
+            return Err(Error::new(ErrorKind::Incompatible, message));
+        }
         let newest = self.objects.iter().filter_map(|o| o.tick).max().unwrap_or(0);
-        let mut dropped = 0u64;
         let mut without_room = HashSet::new();
         for o in &self.objects {
             let entry = Entry {
@@ -184,7 +198,6 @@ impl Collector {
                     core.index.remove_link(entry.fingerprint);
                 }
                 without_room.insert(o.record());
-                dropped += 1;
                 continue;
             }
             core.place_ssd(entry.fingerprint, |e| e.ssd.is_none() && e.length == o.length, o.place);
@@ -195,12 +208,19 @@ impl Collector {
                 core.drop_ssd(constant.unwrap_or(o.fingerprint), o.place, None);
             }
         }
-        if dropped > 0 {
-            tracing::warn!(dropped, "index is too small for what the store holds");
+        let (found, kept) = (self.objects.len() as u64, core.index.objects());
+        if kept < found {
+            tracing::warn!(
+                forgotten = found - kept,
+                found,
+                max_objects = room,
+                "the index has no room for all that was found, the rest is forgotten"
+            );
         }
         for (namespace, generation) in self.generations {
             core.visibility.set_generation(namespace, generation);
         }
+        Ok(())
     }
 
     /// The newest tick that a checkpoint knew.

@@ -38,6 +38,15 @@ fn closed() -> World {
     world
 }
 
+/// It is refused as damaged, and the command that mends it is named.
+#[track_caller]
+fn damaged(world: &World, message: &str) {
+    let dir = dir(world);
+    let commands =
+        format!("; `pagelith verify {dir}` says what is damaged, `pagelith verify --repair {dir}` drops it");
+    refused(open(world), ErrorKind::Damaged, &(message.to_owned() + &commands));
+}
+
 fn dir(world: &World) -> String {
     world.paths()[0].display().to_string()
 }
@@ -47,11 +56,15 @@ fn a_directory_that_is_open_elsewhere() {
     let world = world();
     let first = open(&world).expect("made");
     store_page(&first, 1, LEN);
-    let message =
-        format!("store is open elsewhere dir={} file=segments, its LOCK file names the owner", dir(&world));
+    let message = format!(
+        "store is open elsewhere dir={} file=segments owner=({}); if that process has ended, a child that it forked still \
+             has the file, or its last writes are under way",
+        dir(&world),
+        pagelith::io::owner::this_process().trim()
+    );
     refused(open(&world), ErrorKind::Denied, &message);
     let lock = String::from_utf8(world.read(0, "LOCK")).expect("text");
-    assert!(lock.starts_with(&format!("pid={}\n", std::process::id())), "{lock}");
+    assert!(lock.starts_with(&pagelith::io::owner::this_process()), "{lock}");
     hit_page(&first, 1, LEN);
     first.close().expect("closed");
     hit_page(&open(&world).expect("free again"), 1, LEN);
@@ -152,7 +165,7 @@ fn two_damaged_manifest_copies() {
         world.flip(0, name, 4096 + 100);
     }
     let message = "checksum of manifest block does not match file=manifest.0 offset=4096";
-    refused(open(&world), ErrorKind::Damaged, message);
+    damaged(&world, message);
     for name in ["manifest.0", "manifest.1"] {
         world.flip(0, name, 4096 + 100);
     }
@@ -166,7 +179,7 @@ fn two_truncated_manifest_copies() {
         truncate(&world.paths()[0].join(name), 4096);
     }
     let message = "superblock is malformed field=segment_count value=15 file=manifest.0 offset=0";
-    refused(open(&world), ErrorKind::Damaged, message);
+    damaged(&world, message);
 }
 
 #[test]
@@ -177,11 +190,10 @@ fn a_truncated_segments_file() {
     for len in [0, whole - 4096, whole - 1, 1 << 20] {
         truncate(&path, len);
         let message = format!(
-            "file of the store is missing or has another length dir={} file=segments \
-             expected_bytes={whole} found_bytes={len}",
+            "a file of the store has another length dir={} file=segments expected_bytes={whole} found_bytes={len}",
             dir(&world)
         );
-        refused(open(&world), ErrorKind::Damaged, &message);
+        damaged(&world, &message);
     }
 }
 
@@ -189,12 +201,7 @@ fn a_truncated_segments_file() {
 fn a_missing_segments_file() {
     let world = closed();
     std::fs::remove_file(world.paths()[0].join("segments")).expect("removed");
-    let message = format!(
-        "file of the store is missing or has another length dir={} file=segments expected_bytes=4096 \
-         found_bytes=0",
-        dir(&world)
-    );
-    refused(open(&world), ErrorKind::Damaged, &message);
+    damaged(&world, &format!("a file of the store is missing dir={} file=segments", dir(&world)));
 }
 
 #[test]
@@ -220,7 +227,8 @@ fn an_object_of_no_bytes() {
 
 #[test]
 fn an_object_above_the_maximum() {
-    let store = open(&world()).expect("made");
+    let world = world();
+    let store = open(&world).expect("made");
     let max = store.opened().object_bytes_max as usize;
     // A segment of 1 MiB less its head, its footer and the record's header.
     assert_eq!(max, (1 << 20) - 3 * 4096);
@@ -360,4 +368,37 @@ fn a_read_only_file_system() {
     }
     remount("remount,rw").expect("remounted");
     hit_page(&world().try_open(&config).expect("opens again"), 1, LEN);
+}
+
+/// Both numbers are named, and nothing is forgotten: the store opens with what it had before.
+#[test]
+fn an_index_that_is_too_small_for_what_the_store_holds() {
+    for (made, used, closes) in [(400, 400, true), (400, 400, false), (50, 400, true)] {
+        let world = world();
+        let with = |max_objects| {
+            let mut config = config(&world);
+            config.index.max_objects = Some(max_objects);
+            world.try_open(&config)
+        };
+        with(made).expect("made").close().expect("closed");
+        let store = with(used).expect("opened");
+        store_pages(&store, 0..100, 4096);
+        flush(&store);
+        match closes {
+            true => _ = store.close().expect("closed"),
+            false => store.abandon(),
+        }
+        for room in [99, 60, 1] {
+            let message = format!(
+                "index.max_objects: the store holds 100 entries and the index has room for {room}: what has no room \
+                 would be forgotten for good; set it to at least 100"
+            );
+            refused(with(room), ErrorKind::Incompatible, &message);
+        }
+        assert_eq!(with(100).expect("opens with just enough").opened().objects, 100);
+        // What an index that is nearly full has no room for is reclaimed.
+        let store = with(120).expect("opens");
+        assert_eq!(store.opened().objects, 100, "made={made} closes={closes}");
+        (0..100).for_each(|n| assert_eq!(hit_page(&store, n, 4096), pagelith::Tier::Ssd));
+    }
 }

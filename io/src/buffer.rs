@@ -98,6 +98,21 @@ impl AlignedBuf {
         }
     }
 
+    /// Leave the memory, of all buffers that share the mapping, out of children that are forked: a parent that writes
+    /// would copy it page by page. It is not there in a child then. Short buffers, whose memory others get next, stay as they are.
+    pub fn keep_from_children(&self) {
+        // What the system declines costs memory after a fork, and nothing else.
+        let _ = match &self.map {
+            Map::Whole(Some(map)) if map.len() > spare::LONGEST => map.advise(Advice::DontFork),
+            Map::Whole(_) => Ok(()),
+            Map::Slice(map, _) => map.advise(Advice::DontFork),
+            Map::Shown(region, _) => {
+                region.keep_from_children();
+                Ok(())
+            }
+        };
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len

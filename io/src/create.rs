@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, flock};
 use rustix::io::{Errno, retry_on_intr};
 
+use crate::cow;
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::file_system::check_length;
 
@@ -42,6 +43,7 @@ pub(crate) fn create(
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
     let fd = retry_on_intr(|| rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)).map_err(fault)?;
     let filled = lock(&fd, &path, FaultOp::Create).and_then(|()| {
+        cow::write_in_place(&fd);
         allocate(&fd, len, &path, stop).map_err(|e| match e {
             Errno::CANCELED => {
                 let detail = "told to stop before all of the file was allocated";

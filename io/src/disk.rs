@@ -160,6 +160,13 @@ pub trait Disk: Send + Sync {
     /// Remove a file by name and sync the directory; absent is fine. A directory that this disk made goes with
     /// the last file in it.
     fn remove(&self, dir: usize, name: &str) -> Result<(), IoFault>;
+    /// Whether every file that is open is still the one that its name leads to, and as long as it was: a fault of kind `Gone`
+    /// names the first that is not. What was synced to it will not be found by the next open. Costs two system calls a file.
+    fn check_names(&self) -> Result<(), IoFault>;
+    /// The first bytes of a file, whoever has its lock, for messages alone.
+    fn glance(&self, _dir: usize, _name: &str) -> Option<Vec<u8>> {
+        None
+    }
     /// Spare reads into this memory the looking up of its pages, as far as this side can, until the registration is dropped:
     /// `len` bytes from the address `base`, which are mapped, and to the same pages, all that while. Costs what looking all of
     /// them up does, here and at each queue's next read. A fault says why it cannot be had; reads are what they were then.

@@ -23,6 +23,8 @@ pub enum FaultKind {
     NotFound,
     /// The file exists already.
     Exists,
+    /// An open file is no longer what its name leads to: it was removed, replaced or cut.
+    Gone,
     /// A resource of the process ran out (EMFILE, ENOMEM, EAGAIN).
     Exhausted,
     /// Anything else; see the errno.

@@ -57,6 +57,16 @@ impl Files {
         table.get(id.0 as usize).and_then(Clone::clone)
     }
 
+    /// Every open file.
+    pub(crate) fn all(&self) -> Vec<Arc<DataFile>> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner).iter().flatten().cloned().collect()
+    }
+
+    /// The same; none if a thread that is not here was about to change the table.
+    pub(crate) fn try_all(&self) -> Vec<Arc<DataFile>> {
+        self.table.try_read().map_or_else(|_| Vec::new(), |table| table.iter().flatten().cloned().collect())
+    }
+
     /// Close a removed file as soon as its last transfer ends, so that its blocks become free.
     pub(crate) fn forget(&self, dir: usize, name: &str) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);

@@ -6,9 +6,11 @@
 pub mod buffer;
 pub mod calls;
 pub mod clock;
+pub mod cow;
 pub mod disk;
 pub mod entropy;
 pub mod fault;
+pub mod forked;
 pub mod fused;
 pub mod gate;
 pub mod gated;
@@ -17,6 +19,8 @@ pub mod here;
 pub mod huge;
 pub mod kept;
 pub mod limits;
+#[allow(clippy::disallowed_methods, reason = "the real side of processes: reads /proc")]
+pub mod owner;
 pub mod peer;
 pub mod registered;
 pub mod rings;

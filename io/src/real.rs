@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 
 use pagelith_layouts::align::ALIGN;
 use rustix::fs::{FileType, Mode, OFlags};
@@ -12,11 +12,13 @@ use rustix::io::{Errno, retry_on_intr};
 
 use crate::blocking::{BlockingQueue, Pool};
 use crate::check::{Align, PARTS_MAX};
+use crate::cow;
 use crate::create::{check_name, create, lock, make_dirs, remove_dirs, set_direct, show, sync_dir};
 use crate::disk::{Disk, DiskFacts, FileId, Queue, Side};
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::file_system::check_length;
 use crate::files::{DataFile, Files};
+use crate::forked;
 use crate::registered::{Registered, Registration, Span};
 use crate::sync::{Mutex, PoisonError};
 use crate::uring::{self, Common, Maker, UringQueue};
@@ -51,6 +53,8 @@ pub(crate) struct RealDisk {
     made: Mutex<Vec<PathBuf>>,
     /// Raised when files are not to be made any more.
     stop: Arc<AtomicBool>,
+    /// Said of the file system that it copies what is overwritten.
+    copies: Once,
 }
 
 impl RealDisk {
@@ -64,8 +68,11 @@ impl RealDisk {
     ) -> RealDisk {
         let made = Mutex::default();
         let (files, registered) = (Arc::default(), Arc::default());
-        let (dirs, lacked_ring, stop) = (dirs.to_vec(), AtomicBool::new(false), Arc::default());
-        RealDisk { dirs, files, registered, mover, direct, align, reason, lacked_ring, made, stop }
+        forked::note(&files);
+        // The process may change its directory while files are open.
+        let dirs = dirs.iter().map(|d| std::path::absolute(d).unwrap_or_else(|_| d.clone())).collect();
+        let (lacked_ring, stop, copies) = (AtomicBool::new(false), Arc::default(), Once::new());
+        RealDisk { dirs, files, registered, mover, direct, align, reason, lacked_ring, made, stop, copies }
     }
 
     /// The same, which stops making a file when `stop` is raised.
@@ -109,6 +116,20 @@ impl RealDisk {
             }
         }
         Ok(Box::new(BlockingQueue::new(files, align, pool.clone(), depth)))
+    }
+
+    /// Number an open file.
+    fn number(&self, file: DataFile) -> FileId {
+        if cow::copies(&file.fd) {
+            self.copies.call_once(|| {
+                tracing::warn!(
+                    path = file.path,
+                    "the file system copies what is overwritten: once it is full nothing can be written to the store; \
+                     keep room free, or on btrfs make the store anew where files may be NOCOW"
+                );
+            });
+        }
+        self.files.insert(file)
     }
 
     fn dir(&self, dir: usize, op: FaultOp) -> Result<&Path, IoFault> {
@@ -156,13 +177,13 @@ impl Disk for RealDisk {
         let fd = create(path, name, len, self.direct, &self.stop).inspect_err(|_| remove_dirs(&made))?;
         self.made.lock().unwrap_or_else(PoisonError::into_inner).extend(made);
         let path = show(&path.join(name));
-        Ok(self.files.insert(DataFile { fd, path, dir, name: name.to_owned(), len }))
+        Ok(self.number(DataFile { fd, path, dir, name: name.to_owned(), len }))
     }
 
     fn open(&self, dir: usize, name: &str) -> Result<(FileId, u64), IoFault> {
         let file = open(self.dir(dir, FaultOp::Open)?, dir, name, self.direct)?;
         let len = file.len;
-        Ok((self.files.insert(file), len))
+        Ok((self.number(file), len))
     }
 
     fn remove(&self, dir: usize, name: &str) -> Result<(), IoFault> {
@@ -181,6 +202,20 @@ impl Disk for RealDisk {
             Err(Errno::NOENT) => Ok(()),
             Err(e) => Err(IoFault::of_errno(FaultOp::Remove, show(&path.join(name)), 0, e.raw_os_error())),
         }
+    }
+
+    fn check_names(&self) -> Result<(), IoFault> {
+        self.files.all().iter().try_for_each(|file| check_name_of(file, self.dir(file.dir, FaultOp::Sync)?))
+    }
+
+    fn glance(&self, dir: usize, name: &str) -> Option<Vec<u8>> {
+        let path = self.dir(dir, FaultOp::Open).ok()?.join(name);
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let fd = retry_on_intr(|| rustix::fs::open(&path, flags, Mode::empty())).ok()?;
+        let mut bytes = vec![0; ALIGN as usize];
+        let read = retry_on_intr(|| rustix::io::read(&fd, &mut bytes)).ok()?;
+        bytes.truncate(read);
+        Some(bytes)
     }
 
     fn reader(&self, file: FileId) -> Result<OwnedFd, IoFault> {
@@ -245,6 +280,21 @@ fn open(dir: &Path, index: usize, name: &str, direct: bool) -> Result<DataFile, 
     let len = u64::try_from(stat.st_size).unwrap_or(0);
     check_length(&path, len, FaultOp::Open)?;
     Ok(DataFile { fd, path: show(&path), dir: index, name: name.to_owned(), len })
+}
+
+/// See [`Disk::check_names`].
+fn check_name_of(file: &DataFile, dir: &Path) -> Result<(), IoFault> {
+    let own = rustix::fs::fstat(&file.fd)
+        .map_err(|e| IoFault::of_errno(FaultOp::Sync, &file.path, 0, e.raw_os_error()))?;
+    let what = match rustix::fs::stat(dir.join(&file.name)) {
+        Ok(named) if (named.st_dev, named.st_ino) != (own.st_dev, own.st_ino) => "replaced",
+        Err(Errno::NOENT | Errno::NOTDIR) => "removed",
+        _ if u64::try_from(own.st_size).unwrap_or(0) < file.len => "cut",
+        // Any other error, such as a directory that this user may not enter any more, says nothing about the file.
+        Ok(_) | Err(_) => return Ok(()),
+    };
+    let detail = format!("the file was {what} while the store is open; close the store and open it again");
+    Err(IoFault::found(FaultKind::Gone, FaultOp::Sync, &file.path, 0, detail))
 }
 
 /// Regular files of `dir` by name. Names that are no UTF-8 are not ours.

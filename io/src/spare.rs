@@ -13,7 +13,7 @@ use crate::sync::{PoisonError, StaticMutex};
 /// Most that is kept, bytes: the reads and writes of a deep queue, not somebody's staging memory.
 const SPARE_BYTES: usize = 16 << 20;
 /// The longest map that is kept, bytes.
-const LONGEST: usize = 2 << 20;
+pub(crate) const LONGEST: usize = 2 << 20;
 /// Most maps that are kept: the list is searched from end to end.
 const SPARES: usize = 64;
 /// Maps of up to this many bytes serve any shorter buffer; a longer one must be half used.

@@ -76,6 +76,7 @@ impl StagingPool {
         let pages = pages_of(bytes)?;
         // A mapping of its own: what is kept of buffers that were dropped would have to be cleared, all of it.
         let mut buf = AlignedBuf::many(1, bytes)?.pop().ok_or(io::ErrorKind::OutOfMemory)?;
+        buf.keep_from_children();
         let base = NonNull::from(&mut buf[..]).cast();
         Ok(StagingPool::of(base, bytes, pages, Memory::Own(buf)))
     }
@@ -84,6 +85,7 @@ impl StagingPool {
     pub fn shared(bytes: usize) -> io::Result<(StagingPool, Arc<shm::Region>)> {
         let pages = pages_of(bytes)?;
         let memory = Arc::new(shm::Region::new(bytes)?);
+        memory.keep_from_children();
         // Nothing in this process but the pool's parts reads or writes it: a region is only places and lengths to others.
         let base = NonNull::new(memory.base()).ok_or(io::ErrorKind::OutOfMemory)?;
         let pool = StagingPool::of(base, bytes, pages, Memory::Shared(memory.clone()));

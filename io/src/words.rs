@@ -25,6 +25,7 @@ impl Words {
     pub fn new(count: usize) -> std::io::Result<Words> {
         let bytes = count.checked_mul(size_of::<AtomicU64>()).ok_or(std::io::ErrorKind::OutOfMemory)?;
         let mut memory = AlignedBuf::new(bytes)?;
+        memory.keep_from_children();
         // The memory does not move with the buffer's handle.
         Ok(Words { at: NonNull::from(&mut memory[..]).cast(), count, memory })
     }

@@ -29,6 +29,13 @@ mod tensor;
 mod view;
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// In a child: the files of stores that its parent has open are let go.
+#[pyfunction]
+fn leave_files() {
+    pagelith::io::forked::leave_files();
+}
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -57,5 +64,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.setattr("_log_take", wrap_pyfunction!(log::_log_take, module)?)?;
     module.setattr("_log_hold", wrap_pyfunction!(log::_log_hold, module)?)?;
     module.setattr("_log_go_on", wrap_pyfunction!(log::_log_go_on, module)?)?;
+    let at_fork = PyDict::new(module.py());
+    at_fork.set_item("after_in_child", wrap_pyfunction!(leave_files, module)?)?;
+    module.py().import("os")?.call_method("register_at_fork", (), Some(&at_fork))?;
     Ok(())
 }

@@ -140,6 +140,10 @@ impl SimDisk {
                 state.strikes.order(fault, nth);
                 state.remember();
             }
+            FaultPlan::Unlink { dir, name } => {
+                let found = state.files.find(dir, &name).and_then(|no| state.files.get_mut(no));
+                found.unwrap_or_else(|| panic!("no such file file=sim{dir}/{name}")).unlinked = true;
+            }
             FaultPlan::FlipBit { dir, name, offset, bit } => {
                 assert!(bit < 8, "a byte has eight bits bit={bit}");
                 damage(&mut state, (dir, name), offset, 1, |_, byte| byte ^ (1 << bit));

@@ -10,6 +10,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, retry_on_intr};
 
 use super::locks::{self, Kind, Locks};
+use crate::machine::write_in_place;
 
 /// Bytes of zeros written at once.
 const ZEROS: usize = 1 << 20;
@@ -82,6 +83,7 @@ impl Files {
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
             bail!("the store is in use file={}", path.display());
         }
+        write_in_place(&file);
         allocate(&file, bytes).with_context(context)?;
         file.sync_all().with_context(context)?;
         self.locks.held.insert(path.to_owned(), file);

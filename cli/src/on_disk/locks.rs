@@ -6,8 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+use crate::machine::has_ended;
 
 /// Longest wait for the last writes of an owner that is gone.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -39,7 +41,7 @@ pub(crate) fn take(files: &[PathBuf], kind: Kind, owner: Option<&str>) -> Result
             Kind::Exclusive => file.try_lock(),
         };
         while let Err(TryLockError::WouldBlock) = locked() {
-            if start.elapsed() >= PATIENCE || !owner.is_some_and(is_gone) {
+            if start.elapsed() >= PATIENCE || !owner.is_some_and(has_ended) {
                 return Err(path.clone());
             }
             std::thread::sleep(PAUSE);
@@ -49,23 +51,9 @@ pub(crate) fn take(files: &[PathBuf], kind: Kind, owner: Option<&str>) -> Result
     Ok(Locks { held })
 }
 
-/// Whether the owner that a LOCK file names (`pid=N`) is no process any more.
-fn is_gone(owner: &str) -> bool {
-    let pid = owner.split_whitespace().find_map(|word| word.strip_prefix("pid=")?.parse::<u32>().ok());
-    pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_an_owner_that_is_named_and_gone_is_waited_for() {
-        // Above the kernel's largest process number, 2^22.
-        assert!(is_gone("pid=4194305"));
-        assert!(!is_gone(&format!("pid={}\n", std::process::id())));
-        assert!(!is_gone("somebody") && !is_gone(""));
-    }
 
     #[test]
     fn a_lock_left_by_the_dead_is_waited_for() {

@@ -113,6 +113,32 @@ impl OnDisk {
         &self.dirs
     }
 
+    /// Number and path of the directories that hold no file of the store.
+    pub(crate) fn missing(&self) -> anyhow::Result<Vec<(usize, &Path)>> {
+        let mut missing = Vec::new();
+        for (i, dir) in self.dirs.iter().enumerate() {
+            if !list_if_there(dir)?.is_some_and(|names| names.iter().any(|n| names::is_ours(n))) {
+                missing.push((i, dir.as_path()));
+            }
+        }
+        Ok(missing)
+    }
+
+    /// An error if a directory holds no file of the store: what lies there is not damaged, it is elsewhere.
+    pub(crate) fn require_all_dirs(&self) -> anyhow::Result<()> {
+        match self.missing()?.first() {
+            None => Ok(()),
+            Some(missing) => bail!("{}", self.is_missing(*missing)),
+        }
+    }
+
+    /// What to say of a directory that holds no file of the store.
+    pub(crate) fn is_missing(&self, (number, dir): (usize, &Path)) -> String {
+        let (number, of) = (number + 1, self.dir_count());
+        let dir = dir.display();
+        format!("directory {number} of {of} holds no file of the store, is its drive mounted? dir={dir}")
+    }
+
     /// Number of directories given.
     pub(crate) fn dir_count(&self) -> u32 {
         self.dirs.len() as u32
@@ -208,9 +234,11 @@ impl CheckpointFile {
 
 /// The store's files that are there. An error if none is, or if the store was never finished.
 pub(crate) fn files_of(dirs: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
+    let (mut files, mut absent) = (Vec::new(), None);
     for dir in dirs {
-        for name in list(dir)?.iter().filter(|n| names::is_ours(n)) {
+        let names = list_if_there(dir)?;
+        absent = absent.or(names.is_none().then_some(dir));
+        for name in names.unwrap_or_default().iter().filter(|n| names::is_ours(n)) {
             if name == names::CREATING {
                 bail!("not a store: its creation was never finished dir={}", dir.display());
             }
@@ -218,7 +246,10 @@ pub(crate) fn files_of(dirs: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
         }
     }
     if files.is_empty() {
-        bail!("not a store: no file of a store is there dir={}", shown(dirs));
+        if let Some(dir) = absent {
+            list(dir)?;
+        }
+        bail!("not a store: no file of a store is there, is the drive mounted? dir={}", shown(dirs));
     }
     Ok(files)
 }
@@ -226,6 +257,14 @@ pub(crate) fn files_of(dirs: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
 /// The directories as messages show them.
 pub(crate) fn shown(dirs: &[PathBuf]) -> String {
     dirs.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(",")
+}
+
+/// As [`list`]; `None` if there is no such directory.
+pub(crate) fn list_if_there(dir: &Path) -> anyhow::Result<Option<Vec<String>>> {
+    match std::fs::symlink_metadata(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        _ => list(dir).map(Some),
+    }
 }
 
 /// Names of what is in a directory.

@@ -63,6 +63,7 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<Verdict> {
     if let Some(path) = &disk.locked {
         return Err(in_use(&disk, path));
     }
+    disk.require_all_dirs()?;
     let (outcome, _) = Outcome::of(&disk)?;
     if args.json {
         out!("{}", serde_json::to_string(&outcome)?)?;

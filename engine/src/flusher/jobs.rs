@@ -258,7 +258,8 @@ impl Flusher {
         let Some(ssd) = core.ssd.as_mut() else { return };
         let state = ssd.health.state().name();
         let jobs = std::mem::take(&mut ssd.queue);
-        let failed = || Answer::Failed(Error::new(ErrorKind::Unavailable, format!("ssd tier is {state}")));
+        let message = format!("ssd tier is {state}: {}", self.reason);
+        let failed = || Answer::Failed(Error::new(ErrorKind::Unavailable, message.clone()));
         for job in jobs {
             match job {
                 Job::Frame(frame) => {

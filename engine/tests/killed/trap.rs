@@ -157,6 +157,9 @@ impl Disk for Trap {
     fn remove(&self, dir: usize, name: &str) -> Result<(), IoFault> {
         self.watched(What::of_removal(name), || self.inner.remove(dir, name))
     }
+    fn check_names(&self) -> Result<(), IoFault> {
+        self.inner.check_names()
+    }
     fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault> {
         let (inner, watch) = (self.inner.queue(depth)?, self.watch.clone());
         Ok(Box::new(Trapped { inner, watch, after: None, in_flight: false }))

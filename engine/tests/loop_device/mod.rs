@@ -33,6 +33,15 @@ impl LoopFs {
 
     /// As [`LoopFs::new`], with more arguments for mkfs.ext4.
     pub fn made_with(mib: u64, options: &[&str]) -> Result<LoopFs, String> {
+        LoopFs::made_by(mib, "mkfs.ext4", &[&["-q", "-F", "-m", "0"], options].concat())
+    }
+
+    /// A btrfs, which needs 128 MiB at least.
+    pub fn btrfs(mib: u64) -> Result<LoopFs, String> {
+        LoopFs::made_by(mib, "mkfs.btrfs", &["-q", "-f"])
+    }
+
+    fn made_by(mib: u64, mkfs: &str, options: &[&str]) -> Result<LoopFs, String> {
         if fs::metadata("/proc/self").map_err(|e| e.to_string())?.uid() != 0 {
             return Err("not root".into());
         }
@@ -42,8 +51,7 @@ impl LoopFs {
         file.set_len(mib << 20).map_err(|e| e.to_string())?;
         let device = run("losetup", &["--find", "--show", text(&image)])?;
         let device = Device(device.trim().to_owned());
-        let args = [&["-q", "-F", "-m", "0"], options, &[&device.0]].concat();
-        run("mkfs.ext4", &args)?;
+        run(mkfs, &[options, &[&device.0]].concat())?;
         let at = home.path().join("mount");
         fs::create_dir(&at).map_err(|e| e.to_string())?;
         run("mount", &[&device.0, text(&at)])?;

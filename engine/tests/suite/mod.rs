@@ -179,6 +179,7 @@ macro_rules! for_all_behaviours {
             damage::by_the_record_of_another_place,
             damage::met_while_another_get_promotes_it_costs_nothing,
             sick::a_failed_sync_makes_it_read_only_until_a_trial_succeeds,
+            sick::a_file_that_was_removed_makes_it_read_only_for_good,
             sick::a_second_failed_sync_turns_it_off_and_a_trial_on_again,
             sick::two_rounds_of_failing_writes_are_borne_and_three_are_not,
             sick::a_failed_write_seals_the_segment_at_its_last_good_record,

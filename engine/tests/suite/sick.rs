@@ -68,6 +68,29 @@ pub fn a_failed_sync_makes_it_read_only_until_a_trial_succeeds(world: &World) {
     }
 }
 
+pub fn a_file_that_was_removed_makes_it_read_only_for_good(world: &World) {
+    let Some(sim) = world.sim() else { return };
+    let config = world.config();
+    for name in ["segments", "manifest.0", "manifest.1", "checkpoint.0", "LOCK"] {
+        let world = world.fresh(1);
+        let sim_of = world.sim().expect("simulated as the other");
+        let store = world.open(&config);
+        store_pages(&store, 0..5, LEN);
+        flush(&store);
+        store_pages(&store, 5..8, LEN);
+        sim_of.disk.inject(FaultPlan::Unlink { dir: 0, name: name.into() });
+        unavailable(try_flush(&store));
+        assert_eq!(state(&store), ("read-only".into(), 1), "{name}");
+        // Not a fault of the device's: what is there is read, however many trials find the same.
+        wait(sim_of, 600_000);
+        assert_eq!(state(&store), ("read-only".into(), 1), "{name}");
+        (0..8).for_each(|n| _ = hit_page(&store, n, LEN));
+        let cleared = store.clear(namespace("other"), Options::default()).map_err(|e| e.kind);
+        assert_eq!(cleared, Err(ErrorKind::Unavailable), "{name}");
+    }
+    assert_eq!(sim.disk.held(), 0);
+}
+
 pub fn a_second_failed_sync_turns_it_off_and_a_trial_on_again(world: &World) {
     let Some(sim) = world.sim() else { return };
     let config = world.config();

@@ -154,7 +154,7 @@ fn refuses_mechanism(fault: &IoFault) -> bool {
         // A short answer to a block inside the file: the file system does not do what it says.
         FaultKind::Short => true,
         FaultKind::Device | FaultKind::NoSpace | FaultKind::ReadOnly => false,
-        FaultKind::Locked | FaultKind::NotFound | FaultKind::Exists => false,
+        FaultKind::Locked | FaultKind::NotFound | FaultKind::Exists | FaultKind::Gone => false,
     }
 }
 
@@ -226,7 +226,12 @@ fn try_places(
 ) -> Result<Align, IoFault> {
     for place in places {
         let id = files.insert(place.direct_file()?);
-        trial::round_trip(queue, id, writes && place.may_write(), align, &place.name())?;
+        let mut trial = |writes| trial::round_trip(queue, id, writes, align, &place.name());
+        match trial(writes && place.may_write()) {
+            // A file system that copies what is overwritten may be full only now; what can be read is served.
+            Err(fault) if fault.kind == FaultKind::NoSpace => trial(false)?,
+            tried => tried?,
+        }
     }
     Ok(align)
 }

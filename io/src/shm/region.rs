@@ -72,6 +72,13 @@ impl Region {
         }
     }
 
+    /// Leave the mapping out of children that are forked, which would keep the memory when this process has ended.
+    pub fn keep_from_children(&self) {
+        if let Memory::Own(map) = &self.memory {
+            let _ = map.advise(Advice::DontFork);
+        }
+    }
+
     /// Whether its bytes are at these addresses as long as it is there: nobody else can have something else there.
     pub fn stays(&self) -> bool {
         matches!(self.memory, Memory::Own(_))

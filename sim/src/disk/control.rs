@@ -102,6 +102,16 @@ impl State {
         Ok(())
     }
 
+    /// Whether every file that the process has open still has its name. Also behind the stop point: the sync before it was the
+    /// last change, and is answered.
+    pub(crate) fn check_names(&self, process: u64) -> Result<(), IoFault> {
+        let own = self.open.values().filter(|o| o.process == process);
+        let gone = own.filter_map(|o| self.files.get(o.file)).find(|f| f.unlinked);
+        gone.map_or(Ok(()), |f| {
+            Err(fault(FaultKind::Gone, FaultOp::Sync, &f.path, 0, "the file was removed"))
+        })
+    }
+
     fn require_unlocked(&self, op: FaultOp, key: &FileKey, except: Option<u64>) -> Result<(), IoFault> {
         let file = self.files.find(key.0, &key.1);
         match self.open.values().find(|o| Some(o.file) == file && Some(o.process) != except) {

@@ -96,6 +96,10 @@ impl Disk for Handed {
         Err(Handed::refused(FaultOp::Remove))
     }
 
+    fn check_names(&self) -> Result<(), IoFault> {
+        Ok(())
+    }
+
     fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault> {
         let clock = lock(&self.disk.0).clock.clone();
         let seed = self.seeds.lock().unwrap_or_else(PoisonError::into_inner).next_u64();

@@ -32,6 +32,13 @@ pub enum FaultPlan {
         /// Which operation, from 1.
         nth: u64,
     },
+    /// Take a file's name away, at once: who has it open keeps it, and nobody opens it any more.
+    Unlink {
+        /// Directory number.
+        dir: usize,
+        /// File name.
+        name: String,
+    },
     /// Flip one bit at rest, at once.
     FlipBit {
         /// Directory number.

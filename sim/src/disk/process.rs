@@ -108,6 +108,10 @@ impl Disk for SimProcess {
         lock(&self.0.state).remove(self.0.process, (dir, name.to_string()))
     }
 
+    fn check_names(&self) -> Result<(), IoFault> {
+        lock(&self.0.state).check_names(self.0.process)
+    }
+
     fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault> {
         let mut state = lock(&self.0.state);
         state.require_alive(self.0.process, FaultOp::Queue, "")?;

@@ -22,6 +22,8 @@ pub(crate) struct Named {
     /// Directory and name, as messages have it.
     pub(crate) path: Arc<str>,
     pub(crate) file: SimFile,
+    /// Its name is gone; who has it open still reads and writes it.
+    pub(crate) unlinked: bool,
 }
 
 impl Named {
@@ -47,13 +49,14 @@ impl FileTable {
     /// Add a file whose name is not in use.
     pub(crate) fn add(&mut self, key: &FileKey, file: SimFile) -> FileNo {
         let (dir, name) = (key.0, Arc::from(key.1.as_str()));
-        self.0.push(Some(Named { dir, name, path: path(key).into(), file }));
+        self.0.push(Some(Named { dir, name, path: path(key).into(), file, unlinked: false }));
         FileNo(self.0.len() - 1)
     }
 
     /// The file called so.
     pub(crate) fn find(&self, dir: usize, name: &str) -> Option<FileNo> {
-        let is = |f: &Option<Named>| f.as_ref().is_some_and(|f| f.dir == dir && *f.name == *name);
+        let is =
+            |f: &Option<Named>| f.as_ref().is_some_and(|f| !f.unlinked && f.dir == dir && *f.name == *name);
         self.0.iter().position(is).map(FileNo)
     }
 
@@ -86,7 +89,7 @@ impl FileTable {
 
     /// Names and lengths in a directory, by name.
     pub(crate) fn list(&self, dir: usize) -> Vec<(String, u64)> {
-        let own = self.iter().filter(|(_, f)| f.dir == dir);
+        let own = self.iter().filter(|(_, f)| f.dir == dir && !f.unlinked);
         let mut list: Vec<_> = own.map(|(_, f)| (f.name.to_string(), f.file.len)).collect();
         list.sort_unstable();
         list

@@ -96,9 +96,12 @@ impl Arena {
         let failed = |source| ArenaError::Map { bytes, source };
         let memory = if shared {
             let region = Arc::new(Region::new(len).map_err(failed)?);
+            region.keep_from_children();
             ArenaMemory { map: Map::Shared(region), huge_pages_advised: bytes >= HUGE_PAGE_BYTES }
         } else {
             let map = MmapMut::map_anon(len).map_err(failed)?;
+            // A parent that puts while a child lives would copy it page by page.
+            let _ = map.advise(Advice::DontFork);
             let huge_pages_advised = bytes >= HUGE_PAGE_BYTES && map.advise(Advice::HugePage).is_ok();
             ArenaMemory { map: Map::Own(MmapRaw::from(map)), huge_pages_advised }
         };

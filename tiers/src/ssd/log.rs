@@ -38,7 +38,7 @@ pub enum Event {
     /// These were never written because of a failure that is told of by itself, or written for nothing: the head of
     /// their segment was not. The owner may append them again.
     Unwritten(Vec<u64>, IoFault),
-    /// A sync failed: from now on nothing is appended.
+    /// A sync failed, or files were not there after it: from now on nothing is appended.
     SyncFailed(IoFault),
     /// These are durable.
     Durable(Vec<(u64, RecordPlace)>),
@@ -167,6 +167,11 @@ impl Log {
         })
     }
 
+    /// A copy of the manifest could not be brought up to date: it is written anew with the next change.
+    pub fn suspect_manifest(&mut self, copy: usize) {
+        self.manifest.suspect(copy);
+    }
+
     /// Bytes handed to the device by this writer, and syncs.
     pub fn written(&self) -> (u64, u64) {
         (self.bytes_written + self.manifest.bytes_written(), self.sync_count)
@@ -211,6 +216,11 @@ impl Log {
     /// Whether the log takes records at all: false after a failed sync.
     pub fn is_trusted(&self) -> bool {
         self.sync_fault.is_none()
+    }
+
+    /// Why the log takes no records.
+    pub fn fault(&self) -> Option<&IoFault> {
+        self.sync_fault.as_ref()
     }
 
     /// Whether a segment should be prepared with [`Log::prepare`].

@@ -63,6 +63,13 @@ impl ManifestWriter {
         ManifestWriter { manifest, waiting, round: None, suspect, first: 0, bytes_written: 0 }
     }
 
+    /// A copy may not be what the manifest says: the next round begins with it, and writes all of it.
+    pub fn suspect(&mut self, copy: usize) {
+        let s = self.manifest.superblock();
+        let blocks = Manifest::copy_bytes(s.segment_count, s.namespaces_max) / ALIGN;
+        (self.suspect, self.first) = ((0..blocks as u32).collect(), copy);
+    }
+
     /// The manifest with every change that was asked for so far and has begun to be written.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest

@@ -20,6 +20,7 @@ mod order;
 mod pump;
 pub mod read;
 pub mod recover;
+mod refusal;
 mod scanned;
 pub mod segments;
 pub mod serial;

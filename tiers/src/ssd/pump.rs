@@ -100,7 +100,7 @@ impl Log {
             if !files.is_empty() {
                 break;
             }
-            let ok = self.sync_fault.is_none();
+            let ok = self.sync_fault.is_none() && self.files_are_there(events);
             self.syncs.finish().into_iter().for_each(|(ids, _)| self.answer(ids, ok, events));
         }
     }
@@ -132,11 +132,13 @@ impl Log {
                     self.distrust(fault, events);
                 }
                 if let Some((ids, ok)) = self.syncs.ended(file, ok) {
+                    let ok = ok && self.files_are_there(events);
                     self.answer(ids, ok, events);
                 }
             }
             Pending::Manifest => {
                 if let Some((changes, result)) = self.manifest.ended(&self.volume, completion.result) {
+                    let result = result.and_then(|()| self.volume.disk.check_names());
                     changes.into_iter().for_each(|c| self.changed(c, &result, events));
                     events.extend(result.err().map(Event::ManifestFailed));
                 }
@@ -182,6 +184,12 @@ impl Log {
                 self.seal_open_if(segment);
             }
         }
+    }
+
+    /// Whether the next open will find what was just synced. If not, it is as if the sync had failed.
+    fn files_are_there(&mut self, events: &mut Vec<Event>) -> bool {
+        let checked = self.volume.disk.check_names();
+        checked.map_err(|fault| self.distrust(fault, events)).is_ok()
     }
 
     /// Records lie on the device, and will be found there.

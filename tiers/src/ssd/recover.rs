@@ -20,7 +20,7 @@ use super::scanned::Scanned;
 use super::segments::{Segment, SegmentState, SegmentTable};
 use super::serial::{Serial, no_memory};
 use super::unused::disown;
-use super::volume::Volume;
+use super::volume::{Full, Volume};
 
 /// More sequences than were given since any segment was opened.
 pub(super) const UNREADABLE_SEQUENCES: u64 = 1 << 40;
@@ -53,6 +53,8 @@ pub struct Recovered {
     pub next_sequence: Sequence,
     /// Number of the checkpoint used.
     pub checkpoint: Option<u64>,
+    /// The store was closed: the checkpoint has all of it.
+    pub clean: bool,
     /// Checkpoints that say they are whole and are not, other than by being written over: only damage at rest
     /// makes one.
     pub refused_checkpoints: u32,
@@ -68,6 +70,8 @@ pub struct Recovered {
     pub unreadable: u32,
     /// Bytes written to seal what was open.
     pub bytes_written: u64,
+    /// A full file system kept the manifest from being written.
+    pub full: Option<Full>,
 }
 
 /// Find out what the store holds. Segments without a footer are sealed on the way, so that afterwards all
@@ -85,6 +89,7 @@ pub fn recover(
         next_order: SegmentOrder(1),
         next_sequence: Sequence(1),
         checkpoint: None,
+        clean: false,
         refused_checkpoints: 0,
         last_serial: 0,
         footers: 0,
@@ -92,6 +97,7 @@ pub fn recover(
         torn: 0,
         unreadable: 0,
         bytes_written: 0,
+        full: None,
     };
     let marks = newest_checkpoint(volume, manifest, serial, use_checkpoint, sink, &mut found)?;
     let mut replay = Vec::new();
@@ -121,6 +127,7 @@ pub fn recover(
             unused.push(id);
         }
     }
+    found.clean &= found.footers + found.scanned + found.unreadable == 0;
     disown(volume, manifest, serial, &unused, &mut found)?;
     Ok(found)
 }
@@ -154,7 +161,7 @@ fn newest_checkpoint(
     for (number, file, facts) in heads.into_iter().filter(|_| use_it) {
         match load_checkpoint(volume, manifest, serial, file, &facts, sink) {
             Ok(marks) => {
-                found.checkpoint = Some(number);
+                (found.checkpoint, found.clean) = (Some(number), facts.clean);
                 // The next one, by its number, goes into the other file.
                 found.last_serial += (found.last_serial ^ number) & 1;
                 // Its head may not be durable yet, and the next checkpoint is written over the older one.

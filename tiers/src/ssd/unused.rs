@@ -13,7 +13,7 @@ use pagelith_layouts::manifest::Manifest;
 
 use super::recover::{Recovered, UNREADABLE_SEQUENCES};
 use super::serial::Serial;
-use super::volume::Volume;
+use super::volume::{Full, Volume};
 
 /// Raise the incarnation of segments that are free and may hold records of their present one.
 pub(super) fn disown(
@@ -42,7 +42,10 @@ pub(super) fn disown(
         });
         match written.and_then(|()| serial.sync(file)) {
             Ok(()) => {}
-            Err(fault) if copy > 0 || serial.is_late() => return Err(fault),
+            Err(fault) if copy > 0 && !serial.is_late() => {
+                found.full = Full::of(Err(fault), Some(copy))?;
+            }
+            Err(fault) if serial.is_late() => return Err(fault),
             Err(fault) => {
                 tracing::warn!(%fault, "segments without a head keep their incarnation");
                 // What may lie in them stays older than all that comes, and every removal is kept until they are used.

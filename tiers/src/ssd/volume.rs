@@ -9,12 +9,12 @@ use pagelith_io::fault::{FaultKind, IoFault};
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checkpoint;
 use pagelith_layouts::checksum::{BLOCK_BYTES, FINGERPRINT_KEY_BYTES};
-use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::{SegmentId, StoreId};
 use pagelith_layouts::manifest::{self, Manifest, Superblock};
 use pagelith_layouts::names;
 
 use super::order;
+pub use super::refusal::VolumeError;
 use super::serial::Serial;
 
 /// Fewest segments of a store: one open, one to be opened next, one being reclaimed, one to hold something.
@@ -100,78 +100,6 @@ impl Geometry {
     }
 }
 
-/// Why a store could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum VolumeError {
-    /// The disk failed or refused.
-    #[error("{0}")]
-    Io(#[from] IoFault),
-    /// The directory holds other things.
-    #[error("directory is not a store and not empty dir={dir} file={file}")]
-    NotAStore {
-        /// The directory.
-        dir: String,
-        /// What lies in it.
-        file: String,
-    },
-    /// Another process has the store open, or one was killed and its writes are still under way.
-    #[error("store is open elsewhere dir={dir} file={file}, its LOCK file names the owner")]
-    Locked {
-        /// The directory.
-        dir: String,
-        /// The file whose lock is held.
-        file: String,
-    },
-    /// A file of the store is missing or of another length than the manifest says.
-    #[error(
-        "file of the store is missing or has another length dir={dir} file={file} expected_bytes={expected} found_bytes={found}"
-    )]
-    File {
-        /// The directory.
-        dir: String,
-        /// The file.
-        file: &'static str,
-        /// Its length as it should be.
-        expected: u64,
-        /// Its length, 0 if it is missing.
-        found: u64,
-    },
-    /// No copy of a manifest block can be read.
-    #[error("{error} file={file} offset={offset}")]
-    Manifest {
-        /// What is wrong.
-        error: FormatError,
-        /// Which copy.
-        file: &'static str,
-        /// Byte offset in it.
-        offset: u64,
-    },
-    /// A directory is another store's, or another of this store's.
-    #[error("ssd.dirs: directory {number} is not the one it was: it holds {found} dir={dir}")]
-    Misplaced {
-        /// The directory.
-        dir: String,
-        /// Its number in the configuration, from 0.
-        number: usize,
-        /// What gives it away.
-        found: String,
-    },
-    /// The store was made with another configuration.
-    #[error(
-        "store was made with another {field}: it has {found}, the configuration asks for {wanted} dir={dir}"
-    )]
-    Incompatible {
-        /// The configuration field.
-        field: &'static str,
-        /// What the store has.
-        found: u64,
-        /// What was asked for.
-        wanted: u64,
-        /// The first directory.
-        dir: String,
-    },
-}
-
 /// An open store's files.
 pub struct Volume {
     /// The disk they lie on.
@@ -206,6 +134,28 @@ pub struct OpenedVolume {
     pub made: bool,
     /// Manifest blocks that were damaged in one copy and have been mended from the other.
     pub mended: u32,
+    /// A full file system kept it from being written.
+    pub full: Option<Full>,
+}
+
+/// What could not be written because the file system is full: the store can be read.
+#[derive(Clone, Debug)]
+pub struct Full {
+    /// The write that failed.
+    pub fault: IoFault,
+    /// The copy of the manifest that was not brought up to date, if it was one.
+    pub copy: Option<usize>,
+}
+
+impl Full {
+    /// Nothing more than that the store cannot be written, if that is what `written` says; any other failure stays one.
+    pub(super) fn of(written: Result<(), IoFault>, copy: Option<usize>) -> Result<Option<Full>, IoFault> {
+        match written {
+            Ok(()) => Ok(None),
+            Err(fault) if fault.kind == FaultKind::NoSpace => Ok(Some(Full { fault, copy })),
+            Err(fault) => Err(fault),
+        }
+    }
 }
 
 /// Open the store in `disk`'s directories, or make one there if they are empty. `owner` is written to the
@@ -235,10 +185,14 @@ enum Look {
 
 /// What lies in the directories.
 fn look(disk: &dyn Disk) -> Result<Look, VolumeError> {
-    let mut ours = None;
+    let (mut ours, mut without) = (None, None);
     let mut manifest = false;
     for dir in 0..disk.dirs() {
-        for (name, _) in disk.list(dir)? {
+        let files = disk.list(dir)?;
+        if files.is_empty() {
+            without.get_or_insert(dir);
+        }
+        for (name, _) in files {
             if !names::is_ours(&name) {
                 return Err(VolumeError::NotAStore { dir: disk.dir_name(dir), file: name });
             }
@@ -251,27 +205,33 @@ fn look(disk: &dyn Disk) -> Result<Look, VolumeError> {
             ours.get_or_insert(dir);
         }
     }
-    match ours {
-        None => Ok(Look::Empty),
-        Some(_) if manifest => Ok(Look::Store),
-        Some(dir) => Err(VolumeError::File {
-            dir: disk.dir_name(dir),
-            file: names::MANIFESTS[0],
-            expected: ALIGN,
-            found: 0,
-        }),
+    match (ours, without) {
+        (None, _) => Ok(Look::Empty),
+        (Some(_), Some(dir)) => {
+            Err(VolumeError::NoDrive { dir: disk.dir_name(dir), number: dir + 1, dirs: disk.dirs() })
+        }
+        (Some(_), None) if manifest => Ok(Look::Store),
+        (Some(dir), None) => Err(VolumeError::Missing { dir: disk.dir_name(dir), file: names::MANIFESTS[0] }),
     }
 }
 
 /// Open and lock a file of the store.
 fn lock(disk: &dyn Disk, dir: usize, name: &'static str) -> Result<(FileId, u64), VolumeError> {
     disk.open(dir, name).map_err(|fault| match fault.kind {
-        FaultKind::Locked => VolumeError::Locked { dir: disk.dir_name(dir), file: name.into() },
-        FaultKind::NotFound => {
-            VolumeError::File { dir: disk.dir_name(dir), file: name, expected: ALIGN, found: 0 }
+        FaultKind::Locked => {
+            let (dir, file) = (disk.dir_name(dir), name.into());
+            VolumeError::Locked { dir, file, owner: owner_of(disk).unwrap_or_else(|| "unknown".into()) }
         }
+        FaultKind::NotFound => VolumeError::Missing { dir: disk.dir_name(dir), file: name },
         _ => VolumeError::Io(fault),
     })
+}
+
+/// What the LOCK file says.
+fn owner_of(disk: &dyn Disk) -> Option<String> {
+    let bytes = disk.glance(0, names::LOCK)?;
+    let text = String::from_utf8_lossy(&bytes).trim_matches(['\0', '\n', ' ']).to_owned();
+    (!text.is_empty() && !text.contains(char::is_control)).then_some(text)
 }
 
 fn unmake(disk: &dyn Disk) -> Result<(), IoFault> {
@@ -333,7 +293,7 @@ fn make_files(
     disk.remove(0, names::CREATING)?;
     let store = manifest.store();
     let volume = Volume { disk: disk.clone(), geometry, store, manifests, checkpoints, segments };
-    Ok(OpenedVolume { volume, manifest, made: true, mended: 0 })
+    Ok(OpenedVolume { volume, manifest, made: true, mended: 0, full: None })
 }
 
 /// The copies lie on different drives where there are several.
@@ -366,7 +326,7 @@ fn open(
                     copies[i] = read_copy(&mut serial, file, len);
                 }
             }
-            Err(VolumeError::File { .. }) => {}
+            Err(VolumeError::Missing { .. }) => {}
             Err(other) => return Err(other),
         }
     }
@@ -387,16 +347,18 @@ fn open(
     }
     let files_of_segments: Vec<FileId> = segments.iter().map(|(file, _)| *file).collect();
     order::check_heads(&*disk, &mut serial, manifest.store(), &files_of_segments)?;
-    let manifests = mend(&*disk, &mut serial, &geometry, &manifest, files, &copies)?;
+    let (manifests, mut full) = mend(&*disk, &mut serial, &geometry, &manifest, files, &copies)?;
     let mut checkpoints = [FileId(0); 2];
     for (i, file) in checkpoints.iter_mut().enumerate() {
         *file = open_or_replace(&*disk, 0, names::CHECKPOINTS[i], geometry.checkpoint_bytes())?;
     }
     let lock_file = open_or_replace(&*disk, 0, names::LOCK, ALIGN)?;
-    serial.write(lock_file, 0, owner.as_bytes().get(..ALIGN as usize).unwrap_or(owner.as_bytes()))?;
+    let named =
+        serial.write(lock_file, 0, owner.as_bytes().get(..ALIGN as usize).unwrap_or(owner.as_bytes()));
+    full = full.or(Full::of(named, None)?);
     let store = manifest.store();
     let volume = Volume { disk, geometry, store, manifests, checkpoints, segments: files_of_segments };
-    Ok(OpenedVolume { volume, manifest, made: false, mended: damage.len() as u32 })
+    Ok(OpenedVolume { volume, manifest, made: false, mended: damage.len() as u32, full })
 }
 
 /// A file that the store can do without is made anew if it is missing or has another length.
@@ -404,7 +366,7 @@ fn open_or_replace(disk: &dyn Disk, dir: usize, name: &'static str, len: u64) ->
     match lock(disk, dir, name) {
         Ok((file, found)) if found == len => return Ok(file),
         Ok(_) => disk.remove(dir, name)?,
-        Err(VolumeError::File { .. }) => {}
+        Err(VolumeError::Missing { .. }) => {}
         Err(other) => return Err(other),
     }
     Ok(disk.create(dir, name, len)?)
@@ -420,7 +382,7 @@ fn check_length(
     if found == expected {
         return Ok(());
     }
-    Err(VolumeError::File { dir: disk.dir_name(dir), file, expected, found })
+    Err(VolumeError::Length { dir: disk.dir_name(dir), file, expected, found })
 }
 
 fn compatible(disk: &dyn Disk, wanted: &Geometry, found: &Superblock) -> Result<(), VolumeError> {
@@ -461,9 +423,9 @@ fn mend(
     manifest: &Manifest,
     files: [Option<(FileId, u64)>; 2],
     copies: &[Vec<u8>; 2],
-) -> Result<[FileId; 2], VolumeError> {
+) -> Result<([FileId; 2], Option<Full>), VolumeError> {
     let wanted = manifest.copy();
-    let mut out = [FileId(0); 2];
+    let (mut out, mut full) = ([FileId(0); 2], None);
     for i in 0..2 {
         let name = names::MANIFESTS[i];
         let dir = manifest_dir(geometry.dirs, i);
@@ -475,11 +437,12 @@ fn mend(
                 disk.create(dir, name, geometry.manifest_bytes())?
             }
         };
-        if copies[i] != wanted {
-            serial.write(out[i], 0, &wanted)?;
+        // One copy after the other: behind one that could not be written the other stays as it is.
+        if full.is_none() {
+            let written = if copies[i] == wanted { Ok(()) } else { serial.write(out[i], 0, &wanted) };
+            // Also what reads as it should: a killed process may have written it and not synced it.
+            full = Full::of(written.and_then(|()| serial.sync(out[i])), Some(i))?;
         }
-        // Also what reads as it should: a killed process may have written it and not synced it.
-        serial.sync(out[i])?;
     }
-    Ok(out)
+    Ok((out, full))
 }

@@ -16,7 +16,7 @@ use self::filled::{Filled, PAGES, SEGMENT_BYTES, is_here, key};
 use super::{Wish, repair};
 use crate::on_disk::files::stop_after;
 
-const DROP: Wish = Wish { keep: false, capacity_bytes: None, namespaces_max: None };
+const DROP: Wish = Wish { keep: false, drop_missing_dirs: false, capacity_bytes: None, namespaces_max: None };
 
 /// Damage of every kind that is repaired in place, of a store with or without a checkpoint.
 fn harm(f: &Filled) {

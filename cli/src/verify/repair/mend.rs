@@ -102,6 +102,16 @@ fn plans(disk: &OnDisk, look: &Look, wish: Wish, report: &mut Report) -> (Drops,
     (drops, mends)
 }
 
+/// What a repair would drop: segments of so many that are in use, and objects in them that can be read.
+pub(super) fn loss(disk: &OnDisk, look: &Look, wish: Wish) -> (usize, usize, u64) {
+    let (drops, _) = plans(disk, look, wish, &mut Report::default());
+    let (superblock, store) = (look.manifest.superblock(), look.manifest.store());
+    let ids = (0..superblock.segment_count).map(SegmentId);
+    let used = ids.filter(|id| look.manifest.segment(*id).is_some_and(|(i, _)| i.0 > 0)).count();
+    let objects = drops.keys().map(|id| survey(disk, superblock, store, *id).members).sum();
+    (drops.len(), used, objects)
+}
+
 /// Whether a file begins with anything.
 fn holds_something(path: &std::path::Path) -> bool {
     use std::io::Read;

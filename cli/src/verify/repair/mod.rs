@@ -16,11 +16,13 @@ mod survey;
 
 use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use clap::{Args, ValueEnum};
 use pagelith_layouts::ids::SegmentId;
 use serde::Serialize;
 
 use super::finding::Finding;
+use super::look::Look;
 use super::{Outcome, in_use};
 use crate::exit::Verdict;
 use crate::on_disk::files::Files;
@@ -41,6 +43,10 @@ pub(super) struct RepairArgs {
     /// store is made empty. =keep keeps it instead: objects that were removed or cleared may then return
     #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "drop")]
     repair: Option<How>,
+    /// Repair also where a directory holds no file of the store because its drive is lost for good. Without it repair refuses
+    /// and says what it would drop: the drive may only not be mounted
+    #[arg(long, requires = "repair")]
+    drop_missing_dirs: bool,
     /// With --repair=keep, if both superblocks are lost: `ssd.bytes` of the store in bytes
     #[arg(long, value_name = "BYTES", requires = "repair")]
     capacity_bytes: Option<u64>,
@@ -62,6 +68,7 @@ enum How {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wish {
     keep: bool,
+    drop_missing_dirs: bool,
     capacity_bytes: Option<u64>,
     namespaces_max: Option<u32>,
 }
@@ -70,7 +77,12 @@ impl RepairArgs {
     /// What was asked for, if repair was.
     pub(super) fn how(&self) -> Option<Wish> {
         let keep = self.repair? == How::Keep;
-        Some(Wish { keep, capacity_bytes: self.capacity_bytes, namespaces_max: self.namespaces_max })
+        Some(Wish {
+            keep,
+            drop_missing_dirs: self.drop_missing_dirs,
+            capacity_bytes: self.capacity_bytes,
+            namespaces_max: self.namespaces_max,
+        })
     }
 }
 
@@ -160,6 +172,7 @@ fn repair(dirs: &[PathBuf], wish: Wish) -> anyhow::Result<Report> {
         places::check(&disk)?;
         let (outcome, look) = Outcome::of(&disk)?;
         if round == 0 {
+            allow_missing(&disk, look.as_ref(), wish)?;
             report.damage.clone_from(&outcome.findings);
         }
         (round, report.after) = (round + 1, outcome);
@@ -180,6 +193,28 @@ fn repair(dirs: &[PathBuf], wish: Wish) -> anyhow::Result<Report> {
     }
     report.dropped_objects = report.repairs.iter().map(|r| r.objects).sum();
     Ok(report)
+}
+
+/// An error, which says what would be dropped, if a directory holds no file of the store and nobody said that it is lost.
+fn allow_missing(disk: &OnDisk, look: Option<&Look>, wish: Wish) -> anyhow::Result<()> {
+    let missing = disk.missing()?;
+    let Some(first) = missing.first().filter(|_| !wish.drop_missing_dirs) else {
+        return match missing.iter().find(|(_, dir)| !dir.exists()) {
+            Some((_, dir)) => bail!("the directory is to be made first dir={}", dir.display()),
+            None => Ok(()),
+        };
+    };
+    let loss = match look {
+        Some(look) => {
+            let (segments, used, objects) = mend::loss(disk, look, wish);
+            format!("segments={segments} of used={used}, in them objects={objects} that can still be read")
+        }
+        None => "everything: there is no manifest in the other directories".to_owned(),
+    };
+    bail!(
+        "{}; repair would drop {loss}; if the drive is lost for good, say so with --drop-missing-dirs",
+        disk.is_missing(*first)
+    )
 }
 
 fn tell(report: &Report, dirs: &[PathBuf], json: bool) -> anyhow::Result<()> {

@@ -9,14 +9,14 @@ use pagelith_layouts::names;
 use pagelith_layouts::segment::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 
 use crate::on_disk::segment::RawHead;
-use crate::on_disk::{OnDisk, list};
+use crate::on_disk::{OnDisk, list_if_there};
 
 /// By the names of the files, and by what the heads of segments say of themselves.
 pub(super) fn check(disk: &OnDisk) -> anyhow::Result<()> {
     let dirs = disk.dirs();
     let last = dirs.len() - 1;
     for (i, dir) in dirs.iter().enumerate() {
-        let names = list(dir)?;
+        let names = list_if_there(dir)?.unwrap_or_default();
         if let Some(other) = names.iter().find(|name| !names::is_ours(name) && dir.join(name).is_file()) {
             bail!("directory holds other things than a store file={}", dir.join(other).display());
         }

@@ -96,6 +96,10 @@ impl Disk for Stepping {
         self.0.remove(dir, name)
     }
 
+    fn check_names(&self) -> Result<(), IoFault> {
+        self.0.check_names()
+    }
+
     fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault> {
         Ok(Box::new(SteppingQueue(self.0.queue(depth)?, self.1)))
     }

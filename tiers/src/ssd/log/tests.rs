@@ -124,6 +124,10 @@ impl Disk for Device {
         Ok(())
     }
 
+    fn check_names(&self) -> Result<(), IoFault> {
+        Ok(())
+    }
+
     fn queue(&self, _depth: usize) -> Result<Box<dyn Queue>, IoFault> {
         Ok(Box::new(self.clone()))
     }

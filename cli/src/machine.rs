@@ -1,0 +1,4 @@
+//! What `inspect` and `verify` ask of the machine, beside a store's bytes: who has it open, and how its files are written.
+
+pub(crate) use pagelith::io::cow::write_in_place;
+pub(crate) use pagelith::io::owner::has_ended;
