@@ -1,6 +1,7 @@
-//! A link to a host that is known by its name, on its way: the name is resolved, and its addresses are tried one after the other.
+//! A link to a host name, on its way: the name is resolved, and its addresses are tried one after the other.
 //!
-//! All of that takes as long as one handshake may. Each address has an equal share of what is left when it is tried.
+//! All of that takes as long as one handshake may. Each address has an equal share of the time that is left when it is
+//! tried.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

@@ -1,7 +1,8 @@
 //! Host names, resolved whenever a link is made: a host that has moved is found at its new address.
 //!
-//! The system's resolver blocks, for many seconds if no name server answers. So it runs on a thread of its own, and whoever waits for it does
-//! so with a deadline. A [`Resolver`] has one such thread at a time: who asks for the same name meanwhile is given the same answer.
+//! The system's resolver blocks, for many seconds if no name server answers. So it runs on a thread of its own, and
+//! whoever waits for it does so with a deadline. A [`Resolver`] has one such thread at a time for a name: lookups of the
+//! same name meanwhile have the same answer.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};

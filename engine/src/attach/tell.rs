@@ -25,8 +25,9 @@ impl Attached {
         }
     }
 
-    /// The answer, and which process gave it. If the link ends under the question, it is asked once more over a new one: every verb that is
-    /// asked here has the same effect twice as once. What belongs to one link (pins, views, groups) is asked through the [`Keeper`](super::keeper::Keeper).
+    /// The answer, and which process gave it. If the link ends under the question, it is asked once more over a new one:
+    /// every verb that is asked here has the same effect twice as once. What belongs to one link (pins, views, groups) is
+    /// asked through the [`Keeper`](super::keeper::Keeper).
     pub(super) fn tell(&self, ask: &Ask<'_>, options: &Options) -> Result<(Told, Instance)> {
         let manner = self.manner(options);
         self.with_desk(|desk| {

@@ -83,8 +83,8 @@ impl Desk {
         std::mem::take(&mut self.replies)
     }
 
-    /// A store answered, or failed to. That a link ended under a question is no failure: links end when they are idle, several at once, and
-    /// whether the store can be reached is found out by the next dial.
+    /// A store answered, or failed to. A link that ended under a question is no failure: links end when they are idle,
+    /// several at once, and the next dial says whether the store can be reached.
     pub fn note(&self, peer: usize, failed: bool, now: Mono) {
         if failed && self.lines.has_ended(peer) {
             return;

@@ -61,8 +61,8 @@ pub(super) struct Telling {
 }
 
 impl Telling {
-    /// Tell peers of what `job` says, to be answered as `id`, by a deadline, for the first time or once more. Links that are being made are to
-    /// be waited for before.
+    /// Tell peers of what `job` says, to be answered as `id`, by a deadline, for the first time or once more. Links that
+    /// are being made are to be waited for before.
     pub fn begin(
         desk: &mut Desk,
         job: RemoteJob,

@@ -1,4 +1,4 @@
-//! Links that were idle until the store closed them, or that end under a call: whatever is asked next is asked over a new one.
+//! Links that were idle until the store closed them, or that end under a call: the next call goes over a new one.
 
 use pagelith::io::buffer::AlignedBuf;
 use pagelith::layouts::wire::Kind;
@@ -75,8 +75,8 @@ impl Timed {
         Timed { address, clock, stop, turns, links, thread: Some(thread), _dir: dir }
     }
 
-    /// Let it find its links idle, as it does with time: it asks whether anybody is there, and closes them when nobody says so. The client
-    /// finds both together, the question first.
+    /// Let it find its links idle, as it does with time: it pings, and closes them when nothing is heard. The client finds
+    /// both together, the ping first.
     fn find_links_idle(&self) {
         let limits = Limits::default();
         self.clock.advance(limits.ping_after);

@@ -11,8 +11,8 @@ fn timed() -> (Process, SimClock) {
     (Process::timed(store, admission, Offer::of_this_build([1; 16]), Arc::new(clock.clone())), clock)
 }
 
-/// Let the peer find its links idle, as it does with time: it asks whether anybody is there, and closes them when nobody says so. This side
-/// finds both together, the question first.
+/// Let the peer find its links idle, as it does with time: it pings, and closes them when nothing is heard. This side finds
+/// both together, the ping first.
 fn go_idle(peer: &Process, clock: &SimClock) {
     let limits = Limits::default();
     clock.advance(limits.ping_after);
@@ -69,7 +69,7 @@ fn many_idle_links_that_end_together_make_no_misses() {
     }
 }
 
-/// The task that offers and removes answers its peers' pings: its links are not found idle, and may be ended all the same.
+/// The task that offers and removes answers its peers' pings: its links are never idle, and may end all the same.
 fn end_links(peer: &Process) {
     peer.cut.store(true, Ordering::Relaxed);
     until("they have ended", || !peer.cut.load(Ordering::Relaxed) && peer.links.load(Ordering::Acquire) == 0);

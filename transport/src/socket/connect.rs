@@ -25,8 +25,8 @@ use crate::pending::{Pending, Progress};
 /// Longest single wait of [`dial`].
 const WAIT_STEP: Duration = Duration::from_millis(100);
 
-/// Begin to connect to a server, whose address is by no name: names are [`SocketDial`](crate::dial::SocketDial)'s to resolve. Never waits: connecting, greeting and proof go on in [`Pending::poll`], and together
-/// take at most `limits.handshake`. `key` is needed where the server demands one, and refused where it takes none. `shows` is memory
+/// Begin to connect to a server. Its host is an IP address: [`SocketDial`](crate::dial::SocketDial) resolves names. Never
+/// waits: connecting, greeting and proof go on in [`Pending::poll`], and together take at most `limits.handshake`. `key` is needed where the server demands one, and refused where it takes none. `shows` is memory
 /// of this process that the server may look at, [`REGIONS_MAX`](crate::shown::REGIONS_MAX) regions at most.
 pub fn connect(
     to: &Address,
