@@ -21,7 +21,7 @@ use pagelith::{
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities, set_thread_res_uid};
 
-const CHILD: &str = "PAGELITH_TEST_LIMITED";
+const CHILD: &str = "TEST_PAGELITH_LIMITED";
 const OBJECTS: u32 = 64;
 const LEN: usize = 64 << 10;
 const NOBODY: u32 = 65_534;

@@ -12,7 +12,7 @@ use pagelith_io::probe::SideChoice;
 use rustix::process::{Resource, Rlimit, Uid, getrlimit, getuid, setrlimit};
 use tempfile::TempDir;
 
-const CHILD: &str = "PAGELITH_TEST_NO_WORKER";
+const CHILD: &str = "TEST_PAGELITH_NO_WORKER";
 const NAME: &str = "writes_and_syncs_are_done_where_no_worker_can_be_started";
 const WRITES: usize = 32;
 

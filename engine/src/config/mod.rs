@@ -68,7 +68,8 @@ pub use valid::{Facts, MemoryPlan, ValidConfig};
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Config {
     /// The longest any call waits that is given no deadline of its own, in milliseconds. Default 30 000;
-    /// 1 to 3 600 000. Lower it where a late hit is worse than a miss.
+    /// 1 to 3 600 000. Lower it where a late hit is worse than a miss. Opening the store waits for the drive for at
+    /// least 30 s whatever this says.
     pub deadline_ms: u64,
     /// The longest that closing the store may take, in milliseconds: all that waits in memory is written within it.
     /// Default 120 000; 1 to 3 600 000. Raise it for a large arena over a slow drive, and with it what the service

@@ -193,11 +193,7 @@ impl Caller {
     ) -> std::result::Result<(), (Error, Vec<Wanted>)> {
         self.tell_used(deadline);
         let now = Mono(deadline.0.saturating_sub(u64::from(terms.deadline_ms) * 1_000_000));
-        // What may take longer than there is time is left to the peer, which stages it.
-        let parts_max = match self.reads.may_outlast(deadline, now) {
-            true => 0,
-            false => self.reads.parts_max(&*self.link),
-        };
+        let parts_max = self.reads.parts_max(&*self.link, deadline, now);
         let items: Vec<GetItem> = wanted.iter().map(|wanted| wanted.item(parts_max)).collect();
         let room = self.link.room();
         if room.exposures < wanted.len() || room.frames == 0 {

@@ -73,18 +73,16 @@ impl Reads {
         Reads { way: Way::Queue(queue, usize::MAX), ..Reads::default() }
     }
 
-    /// Of how many parts memory may be that is read into out of files handed over on `link` ([`is_readable`]); 0 if none can be. A ring is
-    /// made when this is first asked where there are files.
-    pub fn parts_max(&mut self, link: &dyn Link) -> usize {
+    /// Of how many parts memory may be that is read into out of files handed over on `link` ([`is_readable`]); 0 if none can be, or if a
+    /// read may not end by `deadline`: the peer stages it then. A ring is made when this is first asked where there are files.
+    pub fn parts_max(&mut self, link: &dyn Link, deadline: Mono, now: Mono) -> usize {
+        if self.slow.may_outlast(deadline, now) {
+            return 0;
+        }
         if matches!(self.way, Way::Unknown) {
             self.way = Way::of(link);
         }
         self.way.parts_max()
-    }
-
-    /// Whether a read that has until `deadline` may take longer: its memory would be waited for.
-    pub fn may_outlast(&self, deadline: Mono, now: Mono) -> bool {
-        self.slow.may_outlast(deadline, now)
     }
 
     /// Whether anything is read.

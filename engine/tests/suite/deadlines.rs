@@ -229,7 +229,7 @@ pub fn every_call_ends_while_the_device_hangs(world: &World) {
     sim.disk.release();
 }
 
-/// So does opening a store.
+/// So does opening a store, which waits for the drive for 30 s at least.
 pub fn an_open_ends_while_reads_hang(world: &World) {
     let Some(sim) = world.sim() else { return };
     let mut config = world.config();
@@ -242,7 +242,7 @@ pub fn an_open_ends_while_reads_hang(world: &World) {
         let began = pagelith::io::clock::Clock::now(&sim.clock);
         let opened = world.try_open(&config).map(|_| ());
         let took = pagelith::io::clock::Clock::now(&sim.clock).since(began);
-        assert!(took <= Duration::from_millis(1000), "op={op} took {took:?}");
+        assert!(took <= Duration::from_secs(31), "op={op} took {took:?}");
         assert!(opened.is_err(), "op={op}");
         sim.disk.release();
     }
