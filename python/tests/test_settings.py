@@ -63,7 +63,7 @@ class Refused(unittest.TestCase):
         self.assert_refused("no setting lies so deep", deep)
 
     def test_what_contradicts_the_machine_leaves_no_directory(self):
-        self.assert_refused("dram.bytes: must be lower", {**self.store(), "dram": {"bytes": "32TiB"}})
+        self.assert_refused("dram.bytes: must be lower", {**self.store(), "dram": {"bytes": "8TiB"}})
 
     def test_what_cannot_be_made_leaves_no_directory(self):
         for opening in self.openings(self.store(dirs=["a/kv", "b/kv"], bytes="1000TiB", segment_bytes="256MiB") | {"dram": {"bytes": "256MiB"}}):
