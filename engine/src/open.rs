@@ -236,7 +236,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         Some(opened) => Some(recover_into(&mut core, &config, opened, fingerprint_key, env.clock.now())?),
         None => None,
     };
-    let full = open_for_reading(&mut core, ssd.as_ref(), recovered.as_ref(), env.clock.now())?;
+    let full = open_for_reading(&mut core, ssd.as_ref(), recovered.as_ref(), env.clock.now());
     let report = report(&config, &env, &core, ssd.as_ref(), recovered.as_ref(), began);
     let durable_generations = ssd.iter().flat_map(|o| o.manifest.generations()).collect();
     write_back_generations(&mut core, &durable_generations);
@@ -318,21 +318,14 @@ fn open_for_reading(
     opened: Option<&OpenedVolume>,
     recovered: Option<&Recovered>,
     now: Mono,
-) -> Result<Option<Full>> {
-    let opened = opened.and_then(|o| o.full.clone());
-    let recovered = recovered.and_then(|r| r.full.clone());
-    let full = match (opened, recovered) {
-        // Neither copy of the manifest has all of it, so neither may be written first.
-        (Some(Full { copy: Some(a), .. }), Some(Full { copy: Some(b), fault })) if a != b => {
-            return Err(Error::from(fault).context("open store"));
-        }
-        (opened, recovered) => recovered.or(opened),
-    };
+) -> Option<Full> {
+    // One of the two at most: the manifest is not written again while a copy of it is behind.
+    let full = opened.and_then(|o| o.full.clone()).or_else(|| recovered.and_then(|r| r.full.clone()));
     if let (Some(full), Some(ssd)) = (&full, core.ssd.as_mut()) {
         ssd.health.stop_writing(now);
         tracing::error!(fault = %full.fault, "the file system is full: the ssd tier is open for reading alone");
     }
-    Ok(full)
+    full
 }
 
 fn open_volume(config: &ValidConfig, env: &Env) -> Result<OpenedVolume> {
@@ -381,7 +374,9 @@ fn recover_into(
     let mut serial = Serial::new(&*volume.disk, patience(config))?;
     let mut collector = Collector::new(secret, opened.manifest.generations());
     let constant = config.constant_fingerprint();
-    let recovered = recover(volume, &mut opened.manifest, &mut serial, !constant, &mut collector)
+    let behind = opened.full.as_ref().is_some_and(|full| full.copy.is_some());
+    let manifest = (&mut opened.manifest, behind);
+    let recovered = recover(volume, manifest, &mut serial, !constant, &mut collector)
         .map_err(|f| Error::from(f).context("recover"))?;
     let policy = match config.ssd_policy() {
         SsdPolicy::Fifo => "fifo",

@@ -15,8 +15,9 @@ use crate::rings::RingSetup;
 use crate::sync::{PoisonError, StaticMutex};
 use crate::uring::Maker;
 
-/// The helper threads of all that is read so: a process has a link for each of its threads, and files on each.
-static POOL: StaticMutex<Weak<Pool>> = StaticMutex::new(Weak::new());
+/// The helper threads of all that is read so, and of which process they are: a forked one has none of them. A process has a
+/// link for each of its threads, and files on each.
+static POOL: StaticMutex<(u32, Weak<Pool>)> = StaticMutex::new((0, Weak::new()));
 
 /// A disk that has these files, numbered in their order, and makes no others: by io_uring where this process may use it, else by
 /// helper threads.
@@ -48,11 +49,12 @@ fn data_file(number: usize, file: &Arc<OwnedFd>) -> Result<(DataFile, bool), IoF
 /// With as many rings as can be had; a link that gets none has the helper threads.
 fn mover() -> Result<(Mover, String), IoFault> {
     let mut known = POOL.lock().unwrap_or_else(PoisonError::into_inner);
-    let pool = match known.upgrade() {
-        Some(pool) => pool,
-        None => Arc::new(Pool::start()?),
+    let process = std::process::id();
+    let pool = match known.1.upgrade() {
+        Some(pool) if known.0 == process => pool,
+        Some(_) | None => Arc::new(Pool::start()?),
     };
-    *known = Arc::downgrade(&pool);
+    *known = (process, Arc::downgrade(&pool));
     drop(known);
     let tried = Maker::new(RingSetup::PLAIN).and_then(|maker| maker.try_two(1).map(|()| maker));
     Ok(match tried {

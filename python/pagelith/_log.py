@@ -11,7 +11,7 @@ import os
 import threading
 from typing import Any
 
-from ._native import _log_begin, _log_go_on, _log_hold, _log_take, _log_wake
+from ._native import _log_begin, _log_forked, _log_take, _log_wake
 
 logger = logging.getLogger("pagelith")
 
@@ -71,8 +71,8 @@ def _run(wake: int) -> None:
 def _in_child() -> None:
     global _lock, _thread
     _lock, _thread = threading.RLock(), None
-    _log_go_on(True)
+    _log_forked()
 
 
-os.register_at_fork(before=_log_hold, after_in_parent=lambda: _log_go_on(False), after_in_child=_in_child)
+os.register_at_fork(after_in_child=_in_child)
 atexit.register(deliver)

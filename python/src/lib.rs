@@ -62,8 +62,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.setattr("_log_begin", wrap_pyfunction!(log::_log_begin, module)?)?;
     module.setattr("_log_wake", wrap_pyfunction!(log::_log_wake, module)?)?;
     module.setattr("_log_take", wrap_pyfunction!(log::_log_take, module)?)?;
-    module.setattr("_log_hold", wrap_pyfunction!(log::_log_hold, module)?)?;
-    module.setattr("_log_go_on", wrap_pyfunction!(log::_log_go_on, module)?)?;
+    module.setattr("_log_forked", wrap_pyfunction!(log::_log_forked, module)?)?;
     let at_fork = PyDict::new(module.py());
     at_fork.set_item("after_in_child", wrap_pyfunction!(leave_files, module)?)?;
     module.py().import("os")?.call_method("register_at_fork", (), Some(&at_fork))?;

@@ -4,13 +4,12 @@
 //! the interpreter's lock: an event is put into a bounded queue, and `pagelith/_log.py` takes it from there. What finds the queue full is
 //! counted.
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::os::fd::{IntoRawFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -32,12 +31,17 @@ const INFO: u8 = 20;
 /// The least level that is kept, as Python counts them.
 static LEAST: AtomicU8 = AtomicU8::new(INFO);
 
-static WAITING: Mutex<Waiting> = Mutex::new(Waiting { records: VecDeque::new(), dropped: 0, wake: None });
+/// Most forks in a row whose children each log: what is deeper shares the last queue.
+const FORKS_MAX: usize = 16;
 
-thread_local! {
-    /// The queue, held over a fork by the thread that forks.
-    static HELD: RefCell<Option<MutexGuard<'static, Waiting>>> = const { RefCell::new(None) };
-}
+/// A queue for this process and one for each child that it may fork, that child's child, and so on: another thread may hold the
+/// parent's at the moment of a fork, and in the child nobody lets go of it. A lock that is held over a fork instead would be held
+/// while other hooks of Python wait for the interpreter's lock.
+static QUEUES: [Mutex<Waiting>; FORKS_MAX] =
+    [const { Mutex::new(Waiting { records: VecDeque::new(), dropped: 0, wake: None }) }; FORKS_MAX];
+
+/// How many forks lie between this process and the first one.
+static FORKS: AtomicUsize = AtomicUsize::new(0);
 
 struct Waiting {
     records: VecDeque<Record>,
@@ -66,7 +70,7 @@ enum Value {
 }
 
 fn waiting() -> MutexGuard<'static, Waiting> {
-    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
+    QUEUES[FORKS.load(Ordering::Relaxed)].lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn python_level(level: &Level) -> u8 {
@@ -239,20 +243,10 @@ pub fn _log_take(py: Python<'_>) -> PyResult<(Vec<Taken<'_>>, u64)> {
     Ok((taken.collect::<PyResult<_>>()?, dropped))
 }
 
-/// Hold the queue still, so that a child process finds it whole. Whoever holds it waits for nothing.
+/// This process is a child that was just forked: it begins with nothing, what waits is the parent's to tell.
 #[pyfunction]
-pub fn _log_hold() {
-    HELD.with_borrow_mut(|held| *held = Some(waiting()));
-}
-
-/// Go on behind a fork; in the child with nothing: what waits is the parent's to tell.
-#[pyfunction]
-pub fn _log_go_on(child: bool) {
-    if let Some(mut waiting) = HELD.with_borrow_mut(Option::take)
-        && child
-    {
-        *waiting = Waiting { records: VecDeque::new(), dropped: 0, wake: None };
-    }
+pub fn _log_forked() {
+    FORKS.store((FORKS.load(Ordering::Relaxed) + 1).min(FORKS_MAX - 1), Ordering::Relaxed);
 }
 
 /// Have Python log what waits, on this thread: what a call gave rise to is logged when it returns. An error is one of a signal's handler.

@@ -129,6 +129,14 @@ impl CloseReport {
     }
 }
 
+impl CloseReport {
+    /// Why something is not durable; `None` if everything is.
+    pub fn loss(&self) -> Option<&str> {
+        let is_whole = self.unsaved_objects == 0 && self.lost_objects == 0;
+        self.error.as_deref().filter(|_| !is_whole)
+    }
+}
+
 impl From<pagelith::CloseReport> for CloseReport {
     fn from(report: pagelith::CloseReport) -> CloseReport {
         let pagelith::CloseReport { flushed, unsaved_objects, unsaved_bytes, error } = report;

@@ -11,7 +11,7 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::call::{Gets, Puts, Request, Span, options, put_options, put_pages, puts, seconds, together};
 use crate::closing::{Held, close_at_exit, close_once, end};
-use crate::errors::{ClosedError, ForkedError, InternalError, InvalidError, raised};
+use crate::errors::{ClosedError, ForkedError, InternalError, InvalidError, UnavailableError, raised};
 use crate::events::Event;
 use crate::group::Group;
 use crate::hits::{PagesFound, PoolQuery};
@@ -472,9 +472,17 @@ impl Store {
         this
     }
 
-    #[pyo3(signature = (*_raised))]
-    fn __exit__(&self, py: Python<'_>, _raised: &Bound<'_, PyTuple>) -> PyResult<()> {
-        self.close(py, None).map(drop)
+    /// Close it. UnavailableError if something is not durable, unless another exception is on its way.
+    #[pyo3(signature = (*raised))]
+    fn __exit__(&self, py: Python<'_>, raised: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let report = self.close(py, None)?;
+        let loss = report.as_ref().and_then(CloseReport::loss);
+        match loss {
+            Some(why) if raised.get_item(0).is_ok_and(|kind| kind.is_none()) => {
+                Err(UnavailableError::new_err(format!("not everything is durable: {why}")))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

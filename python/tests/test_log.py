@@ -54,6 +54,28 @@ class Log(unittest.TestCase):
         self.assertTrue(record.target.startswith("pagelith") and record.pathname.endswith(".rs") and record.lineno > 0)
         self.assertEqual(records["store is open"].fields["objects"], 0)
 
+    def test_a_fork_holds_nothing_while_other_hooks_let_go_of_the_interpreters_lock(self):
+        program = """if True:
+            import os, threading
+            taken = threading.Event()
+            # Registered before the package's own, so it runs after that; another thread takes events meanwhile.
+            os.register_at_fork(before=taken.wait)
+            from pagelith import _native
+            begin = threading.Event()
+            os.register_at_fork(before=begin.set)
+            def take():
+                begin.wait()
+                _native._log_take()
+                taken.set()
+            threading.Thread(target=take, daemon=True).start()
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            """
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+        self.assertEqual(done.stdout, "0\n", done.stderr)
+
     def test_a_damaged_checkpoint_is_a_warning_and_in_what_opening_found(self):
         with pagelith.Store(settings(self.directory)) as store:
             self.assertTrue(all(store.put(pages(200), [b"x" * 5000] * 200)))

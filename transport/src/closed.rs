@@ -81,6 +81,12 @@ impl Closed {
         }
     }
 
+    /// Whether the peer has ended it, so that it does nothing more of what it was asked. A peer that this side gave up may
+    /// still do that, however late.
+    pub fn is_by_peer(&self) -> bool {
+        matches!(self, Closed::Bye | Closed::Ended | Closed::System { .. })
+    }
+
     /// The peer broke the rules in a field.
     pub(crate) fn broken(field: &'static str, value: impl std::fmt::Display) -> Closed {
         Closed::Broken(FormatError::Field { structure: "frame", field, value: value.to_string() })
@@ -90,5 +96,18 @@ impl Closed {
 impl From<FormatError> for Closed {
     fn from(error: FormatError) -> Closed {
         Closed::Broken(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn link_that_this_side_gave_up_is_not_ended_by_the_peer() {
+        assert!(Closed::Ended.is_by_peer() && Closed::Bye.is_by_peer());
+        let given_up =
+            [Closed::Silent { silent_ms: 6000 }, Closed::Unacknowledged { waited_ms: 100 }, Closed::Here];
+        assert!(!given_up.iter().any(Closed::is_by_peer));
     }
 }

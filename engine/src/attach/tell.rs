@@ -26,13 +26,18 @@ impl Attached {
     }
 
     /// The answer, and which process gave it. If the link ends under the question, it is asked once more over a new one:
-    /// every verb that is asked here has the same effect twice as once. What belongs to one link (pins, views, groups) is
-    /// asked through the [`Keeper`](super::keeper::Keeper).
+    /// every verb that is asked here has the same effect twice as once. A removal or clear is repeated only if the store ended
+    /// the link: from one that stands still, the first could come to be done after what the caller puts next. What belongs to
+    /// one link (pins, views, groups) is asked through the [`Keeper`](super::keeper::Keeper).
     pub(super) fn tell(&self, ask: &Ask<'_>, options: &Options) -> Result<(Told, Instance)> {
         let manner = self.manner(options);
         self.with_desk(|desk| {
             let told = tell_once(&*self.clock, desk, ask, manner, &|| self.look());
-            if is_unavailable(&told) && desk.lines.has_ended(STORE) && self.clock.now() < manner.deadline {
+            let has_ended = match ask {
+                Ask::Remove(_) | Ask::Clear(_) => desk.lines.was_ended_by_peer(STORE),
+                _ => desk.lines.has_ended(STORE),
+            };
+            if is_unavailable(&told) && has_ended && self.clock.now() < manner.deadline {
                 return tell_once(&*self.clock, desk, ask, manner, &|| self.look());
             }
             told

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::sync::Arc;
+use pagelith_transport::closed::Closed;
 use pagelith_transport::dial::{Dialing, Dialled};
 use pagelith_transport::link::Link;
 use rustc_hash::FxHashMap;
@@ -87,6 +88,14 @@ impl Lines {
     pub fn has_ended(&self, peer: usize) -> bool {
         match self.lines.get(peer) {
             Some(Line::Up(caller)) => caller.closed().is_some(),
+            Some(Line::Dialing(_) | Line::None) | None => false,
+        }
+    }
+
+    /// The same, if the peer ended it: it does nothing more of what it was asked.
+    pub fn was_ended_by_peer(&self, peer: usize) -> bool {
+        match self.lines.get(peer) {
+            Some(Line::Up(caller)) => caller.closed().is_some_and(Closed::is_by_peer),
             Some(Line::Dialing(_) | Line::None) | None => false,
         }
     }

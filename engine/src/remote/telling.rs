@@ -4,7 +4,8 @@
 //! each is asked to hold first ([`crate::serve`]), on the same link, and is told behind that. When all have answered, each is asked to
 //! release, and says whether it had held until then: at that moment nobody had it, nor had anything of before on its way.
 //!
-//! If a link ends under that, all of it is done once more: a removal and a clear have the same effect twice as once.
+//! If a peer ends its link under that, all of it is done once more: a removal and a clear have the same effect twice as once.
+//! A link that this side gave up is not made anew for it: behind it the first could come to be done after what is put next.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -51,7 +52,7 @@ pub(super) struct Telling {
     /// What was not answered yet, and by which peer, by token.
     asked: BTreeMap<u64, (usize, Asked)>,
     failed: Option<Error>,
-    /// A link ended under it.
+    /// A peer ended its link under it.
     link_ended: bool,
     /// It is done for the first time.
     is_first: bool,
@@ -142,7 +143,7 @@ impl Telling {
 
     fn fail(&mut self, desk: &Desk, peer: usize, error: Error) {
         self.failed = Some(error);
-        self.link_ended |= desk.lines.stands(peer).is_none();
+        self.link_ended |= desk.lines.was_ended_by_peer(peer);
     }
 
     /// Go on as far as it goes now; true once all is over.

@@ -19,7 +19,7 @@ use pagelith_layouts::segment::{self, SegmentIdentity};
 use super::scanned::Scanned;
 use super::segments::{Segment, SegmentState, SegmentTable};
 use super::serial::{Serial, no_memory};
-use super::unused::disown;
+use super::unused::{disown, keep_incarnations};
 use super::volume::{Full, Volume};
 
 /// More sequences than were given since any segment was opened.
@@ -75,10 +75,11 @@ pub struct Recovered {
 }
 
 /// Find out what the store holds. Segments without a footer are sealed on the way, so that afterwards all
-/// are sealed or free, and the incarnation of those in which nothing was found is raised.
+/// are sealed or free, and the incarnation of those in which nothing was found is raised. `behind` says that a copy of the
+/// manifest could not be brought up to date: neither is written then.
 pub fn recover(
     volume: &Volume,
-    manifest: &mut Manifest,
+    (manifest, behind): (&mut Manifest, bool),
     serial: &mut Serial,
     use_checkpoint: bool,
     sink: &mut dyn Sink,
@@ -128,7 +129,10 @@ pub fn recover(
         }
     }
     found.clean &= found.footers + found.scanned + found.unreadable == 0;
-    disown(volume, manifest, serial, &unused, &mut found)?;
+    match behind {
+        true => keep_incarnations(&unused, &mut found),
+        false => disown(volume, manifest, serial, &unused, &mut found)?,
+    }
     Ok(found)
 }
 

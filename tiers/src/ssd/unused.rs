@@ -48,15 +48,22 @@ pub(super) fn disown(
             Err(fault) if serial.is_late() => return Err(fault),
             Err(fault) => {
                 tracing::warn!(%fault, "segments without a head keep their incarnation");
-                // What may lie in them stays older than all that comes, and every removal is kept until they are used.
-                for id in ids {
-                    found.segments.get_mut(*id).min_sequence = Sequence(0);
-                }
-                let next = &mut found.next_sequence.0;
-                *next = next.saturating_add(UNREADABLE_SEQUENCES);
+                keep_incarnations(ids, found);
                 return Ok(());
             }
         }
     }
     Ok(())
+}
+
+/// The same without a change of the manifest: what may lie in these segments stays older than all that comes, and every
+/// removal is kept until they are used.
+pub(super) fn keep_incarnations(ids: &[SegmentId], found: &mut Recovered) {
+    if ids.is_empty() {
+        return;
+    }
+    for id in ids {
+        found.segments.get_mut(*id).min_sequence = Sequence(0);
+    }
+    found.next_sequence.0 = found.next_sequence.0.saturating_add(UNREADABLE_SEQUENCES);
 }

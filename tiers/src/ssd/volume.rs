@@ -431,8 +431,12 @@ fn mend(
         let dir = manifest_dir(geometry.dirs, i);
         out[i] = match files[i] {
             Some((file, len)) if len == geometry.manifest_bytes() => file,
-            // Of another length: it is open here already, so it is replaced without being opened again.
+            // Of another length: it is open here already, so it is replaced without being opened again. It may have what
+            // the first copy lacks, so it is kept while that could not be written.
             _ => {
+                if let Some(Full { fault, .. }) = full {
+                    return Err(VolumeError::Io(fault));
+                }
                 disk.remove(dir, name)?;
                 disk.create(dir, name, geometry.manifest_bytes())?
             }
