@@ -233,11 +233,14 @@ class AnotherModel(Case):
         scenario = mha("page_first")
         controller = self.start(scenario, embedded(os.path.join(self.home, "updated")))
         self.assertEqual(scenario.write(controller, 1), scenario.whole)
-        # As SGLang's scheduler does behind an update of weights, and then flushes its tree, which resets the controller.
+        # As SGLang's scheduler does behind an update of weights, and then flushes its tree, which resets the controller and clears its host pool.
         get_context().override("scheduler.weight_version", weight_version="2")
         self.assertEqual(scenario.read(controller, 1), (0, 0, 0))
         self.assertEqual(scenario.write(controller, 2), 0)
         controller.reset()
+        self.assertEqual(scenario.write(controller, 2), 0)
+        controller.reset()
+        controller.mem_pool_host.clear()
         self.assertEqual(scenario.write(controller, 2), scenario.whole)
         self.assertEqual(scenario.read(controller, 2), (scenario.whole, scenario.whole, 0))
         self.assertEqual(scenario.read(controller, 1), (0, 0, 0))

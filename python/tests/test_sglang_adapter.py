@@ -14,6 +14,7 @@ import sys
 import tempfile
 import types
 import unittest
+from unittest import mock
 
 
 def stand_in(name, **members):
@@ -128,11 +129,15 @@ class Served:
         self.exec = types.SimpleNamespace(
             kernel=types.SimpleNamespace(attention_backend=get("backend", "fa3")), mamba=types.SimpleNamespace(mamba_ssm_dtype=get("ssm", "float32")),
             deterministic=types.SimpleNamespace(), dllm=types.SimpleNamespace(), features=types.SimpleNamespace(),
+            moe=types.SimpleNamespace(
+                kt_weight_path=get("experts"), kt_method=get("experts_by", "AMXINT4"), kt_num_gpu_experts=get("experts_on_gpu"),
+                kt_max_deferred_experts_per_token=None,
+            ),
         )
         self.memory = types.SimpleNamespace(hicache_mem_layout="page_first", enable_page_major_kv_layout=False)
         self.spec = types.SimpleNamespace(
             speculative_algorithm=get("draft_by"), speculative_draft_model_path=get("draft"), speculative_draft_model_revision=None,
-            speculative_draft_load_format=None, speculative_draft_model_quantization=get("draft_quantization"),
+            speculative_draft_load_format=None, speculative_draft_model_quantization=get("draft_quantization"), uno_lora_path=get("uno"),
         )
         self.lora = types.SimpleNamespace(enable_lora=bool(get("adapters")), lora_paths=get("adapters"))
         self.changes = []
@@ -164,6 +169,7 @@ stand_in(
 )
 
 import pagelith  # noqa: E402
+from pagelith.identity.host import model_of_this_process  # noqa: E402
 from pagelith.sglang import HiCache  # noqa: E402
 from pagelith.sglang.pools import Placement  # noqa: E402
 from pagelith.sglang.pools import Pool as Host  # noqa: E402
@@ -185,6 +191,9 @@ class Pool:
         base = ctypes.addressof(self.kv_buffer)
         at = [base + ((slot // self.page_size) * self.parts + part) * self.length for slot in starts for part in range(self.parts)]
         return at, [self.length] * len(at)
+
+    def clear(self):
+        """As SGLang does when it flushes its cache, behind the end of its storage threads."""
 
     def write(self, page, what):
         block = hashlib.sha256(what.encode()).digest() * (self.length * self.parts // 32 + 1)
@@ -392,10 +401,12 @@ class Pages(Case):
         self.addCleanup(backend.close)
         each = Transfer("deepseek_v4_c4", pages, 0)
         last = Transfer("deepseek_v4_c4_state", pages[2:3], 0, PoolHitPolicy.TRAILING_PAGES)
-        self.assertEqual(backend.batch_set_v1(pages, slots(0, 4)), [True] * 4)
+        # What no sidecar was stored of is no page.
+        self.assertEqual(backend.batch_set_v1(pages, slots(0, 4)), [False] * 4)
         self.assertEqual(backend.batch_exists_v2(pages, [each, last]).kv_hit_pages, 0)
         stored = backend.batch_set_v2([last, each])
         self.assertEqual(stored, {"deepseek_v4_c4": [True] * 4, "deepseek_v4_c4_state": [True]})
+        self.assertEqual(backend.batch_set_v1([*pages, *keys(1, "other")], slots(0, 5)), [True] * 4 + [False])
         found = backend.batch_exists_v2(pages, [each, last])
         self.assertEqual((found.kv_hit_pages, found.restorable_prefix_pages), (3, [3]))
         got = backend.batch_get_v2([each, last])
@@ -435,7 +446,7 @@ class Pages(Case):
 
 
 def in_a_thread(body, *arguments):
-    """As a storage thread of SGLang's, which it starts anew when it has flushed its caches."""
+    """As a storage thread of SGLang's that is new."""
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(body, *arguments).result()
 
@@ -465,7 +476,8 @@ class Models(Case):
             {"rope": {"rope_type": "linear", "factor": 2.0}}, {"hf": {"rms_norm_eps": 1e-3}}, {"commit": "d" * 40}, {"revision": "other"},
             {"quantization": "fp8"}, {"dtype": "fp16"}, {"context_len": 8192}, {"kv_cache_dtype": "fp8_e4m3"}, {"backend": "triton"},
             {"ssm": "bfloat16"}, {"weight_version": "2"}, {"draft_by": "EAGLE", "draft": folder}, {"draft_by": "NGRAM"},
-            {"scales": os.path.join(folder, "scales.json")}, {"adapters": {"a": adapter}},
+            {"scales": os.path.join(folder, "scales.json")}, {"adapters": {"a": adapter}}, {"draft_by": "UNO", "uno": folder},
+            {"experts": folder}, {"experts": folder, "experts_by": "AMXINT8"}, {"experts": folder, "experts_on_gpu": 4},
         ):
             with self.subTest(other):
                 serve(**other)
@@ -478,28 +490,73 @@ class Models(Case):
 
     def test_pages_from_before_a_changed_weight_version_are_not_found_and_come_back_with_it(self):
         backend, pages = self.stored()
-        self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [True] * 3)
+        self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
         with self.assertLogs("pagelith.sglang.hicache", "WARNING") as said:
             served.change(weight_version="2")
-            self.assertEqual(in_a_thread(backend.batch_exists, pages), 0)
+            self.assertEqual(backend.batch_exists(pages), 0)
         self.assertIn("POST /flush_cache", said.output[0])
-        self.assertEqual(in_a_thread(backend.batch_get_v1, pages, slots(9, 3)), [False] * 3)
+        self.assertEqual(backend.batch_get_v1(pages, slots(9, 3)), [False] * 3)
         # The new weights' pages are others, and each version finds its own.
-        self.assertEqual(in_a_thread(backend.batch_set_v1, pages[:2], slots(4, 2)), [True] * 2)
-        self.assertEqual(in_a_thread(backend.batch_exists, pages), 2)
+        backend.mem_pool_host.clear()
+        self.assertEqual(backend.batch_set_v1(pages[:2], slots(4, 2)), [True] * 2)
+        self.assertEqual(backend.batch_exists(pages), 2)
         served.change(weight_version="default")
-        self.assertEqual(in_a_thread(backend.batch_exists, pages), 3)
+        self.assertEqual(backend.batch_exists(pages), 3)
 
-    def test_pages_that_a_thread_from_before_a_weight_update_brings_are_not_stored(self):
+    def test_pages_from_before_a_weight_update_are_not_stored_by_any_thread_until_the_cache_is_flushed(self):
         backend, pages = self.stored()
         with concurrent.futures.ThreadPoolExecutor(1) as before:
             self.assertEqual(before.submit(backend.batch_set_v1, pages[:1], slots(0, 1)).result(), [True])
             served.change(weight_version="2")
             self.assertEqual(before.submit(backend.batch_set_v1, pages, slots(0, 3)).result(), [False] * 3)
-            # Also when the first version is back: what it brings may be the second one's.
+            # Nor by a thread that is new.
+            self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [False] * 3)
+            # Also when the first version is back: what they bring may be the second one's.
             served.change(weight_version="default")
             self.assertEqual(before.submit(backend.batch_set_v1, pages, slots(0, 3)).result(), [False] * 3)
+            self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [False] * 3)
+            backend.mem_pool_host.clear()
+            self.assertEqual(before.submit(backend.batch_set_v1, pages[:2], slots(0, 2)).result(), [True] * 2)
         self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [True] * 3)
+
+    def test_backend_that_is_attached_behind_a_weight_update_stores_nothing_until_the_cache_is_flushed(self):
+        pool, pages = Pool(), keys(3)
+        self.open(pool, is_mla_model=True).close()
+        served.change(weight_version="2")
+        for turn in range(2):
+            backend = self.open(pool, is_mla_model=True)
+            self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [False] * 3)
+            backend.close()
+        backend = self.open(pool, is_mla_model=True)
+        self.addCleanup(backend.close)
+        pool.clear()
+        self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [True] * 3)
+        # A change of something else is none of the weights.
+        served.change("scheduler.something")
+        self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [True] * 3)
+
+    def test_clients_without_sight_of_a_flush_store_nothing_behind_a_weight_update(self):
+        model = model_of_this_process()
+        self.assertFalse(in_a_thread(lambda: model().stale))
+        served.change(weight_version="2")
+        self.assertTrue(in_a_thread(lambda: model().stale))
+        self.assertTrue(model_of_this_process()().stale)
+
+    def test_weights_of_a_hub_that_were_loaded_again_are_those_of_the_local_cache_or_unknown(self):
+        backend, pages = self.stored()
+        self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
+        for path in ("a/model", "another/model"):
+            served.change("model_runner.update_model_fields", model_path=path, load_format="auto")
+            with self.assertLogs("pagelith.sglang.hicache", "ERROR") as said:
+                self.assertEqual((backend.batch_exists(pages), backend.batch_get_v1(pages, slots(9, 3))), (0, [False] * 3))
+            self.assertIn("cannot read weights here", said.output[0])
+        commits = {"a/model": "d" * 40, "another/model": "e" * 40}
+        cached = lambda model, file, **where: f"/cache/snapshots/{commits[model]}/{file}"  # noqa: E731
+        with mock.patch.dict(sys.modules, {"huggingface_hub": types.SimpleNamespace(try_to_load_from_cache=cached)}):
+            for path in commits:
+                served.change("model_runner.update_model_fields", model_path=path, load_format="auto")
+                self.assertEqual(backend.batch_exists(pages), 0)
+                self.assertEqual(backend._served.now().identity.facts["weights"], f"{path}@{commits[path]}")
 
     def test_pages_of_weights_that_were_loaded_from_disk_again_are_of_another_model(self):
         folder = os.path.join(self.home.name, "model")
@@ -512,7 +569,7 @@ class Models(Case):
         write("first")
         serve(model_path=folder)
         backend, pages = self.stored()
-        self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [True] * 3)
+        self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
         write("other")
         served.change("model_runner.update_model_fields", model_path=folder, load_format="auto")
         self.assertEqual(in_a_thread(backend.batch_exists, pages), 0)
@@ -524,12 +581,37 @@ class Models(Case):
         for other, word in (
             ({"commit": None}, "weights"), ({"draft_by": "EAGLE", "draft": "somebody/draft"}, "weights of the draft model"),
             ({"adapters": {"a": types.SimpleNamespace(lora_name="a", lora_path="somebody/adapter")}}, "weights of LoRA adapters"),
+            ({"draft_by": "UNO", "uno": "somebody/adapter"}, "weights of the draft's adapter"),
+            ({"experts": os.path.join(self.home.name, "none")}, "weights of experts on the CPU"),
         ):
             with self.subTest(other):
                 serve(**other)
                 with self.assertRaisesRegex(ValueError, f"--hicache-storage-backend-extra-config: .*{word}.*set 'revision'"):
                     self.open(Pool(), is_mla_model=True)
                 self.open(Pool(), is_mla_model=True, extra={"revision": "weights-7"}).close()
+
+    def test_pages_of_a_server_whose_environment_lays_pages_out_otherwise_are_not_found(self):
+        backend, pages = self.stored()
+        self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
+        backend.close()
+        for name, value, here in (
+            ("SGLANG_USE_HND_KVCACHE", "1", 0), ("SGLANG_AITER_KV_CACHE_LAYOUT", "vectorized_5d", 0), ("SGLANG_DSV4_KV_LAYOUT", "new", 0),
+            ("SGLANG_RUN_ID", "1", 3), ("OTHER_LAYOUT", "1", 3),
+        ):
+            with self.subTest(name), mock.patch.dict(os.environ, {name: value}):
+                backend, _ = self.stored()
+                self.assertEqual(backend.batch_exists(pages), here)
+                backend.close()
+
+    def test_pages_of_a_device_pool_with_another_layout_are_not_found(self):
+        backend, pages = self.stored()
+        self.assertEqual(backend.batch_set_v1(pages, slots(0, 3)), [True] * 3)
+        backend.close()
+        pool = Pool()
+        pool.device_pool = types.SimpleNamespace(kv_cache_layout="hnd")
+        backend = self.open(pool, is_mla_model=True)
+        self.addCleanup(backend.close)
+        self.assertEqual(backend.batch_exists(pages), 0)
 
     def test_model_with_longrope_beyond_its_original_length_is_refused(self):
         rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096}

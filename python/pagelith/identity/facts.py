@@ -5,6 +5,8 @@ import enum
 import hashlib
 import json
 import logging
+import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +20,8 @@ FORMAT = "pagelith-model-1"
 _ORIGIN = ("_name_or_path", "transformers_version")
 # Deeper than any configuration is nested; a loop ends here.
 _DEPTH_MAX = 24
+# A variable of an engine with one of these words in its name can change the bytes of a cache, also one that is new in the engine.
+_OF_A_CACHE = re.compile("LAYOUT|KVCACHE|KV_CACHE|QUANT|ROPE")
 
 _announced: set[tuple[str, str, str]] = set()
 
@@ -106,6 +110,20 @@ def fields_of(value: Any, without: Collection[str] = ()) -> dict[str, Any]:
     else:
         names = list(getattr(value, "__struct_fields__", None) or vars(value))
     return {name: getattr(value, name) for name in names if name not in without and hasattr(value, name)}
+
+
+def environment(prefix: str, named: Collection[str], without: Collection[str] = ()) -> dict[str, str]:
+    """The variables of an engine that change the bytes of a cache: those that are named, and those whose names begin with `prefix` and say so."""
+    names = (name for name in os.environ if name in named or (name.startswith(prefix) and _OF_A_CACHE.search(name)))
+    return {name: _content(name, os.environ[name]) for name in names if name not in without}
+
+
+def _content(name: str, value: str) -> str:
+    """A variable's value; of one that may name a file with a configuration, and does, what is in the file."""
+    if not name.endswith("_CONFIG") or not os.path.exists(value):
+        return value
+    with open(value, "rb") as file:
+        return f"sha256:{hashlib.sha256(file.read()).hexdigest()}"
 
 
 def plain(value: Any, depth: int = 0) -> Any:

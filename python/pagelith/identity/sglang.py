@@ -1,12 +1,11 @@
 """What SGLang's runtime context says of the model that its process serves, now. Read against SGLang 0.5.23."""
 
 import logging
-import os
 import threading
 from functools import partial
 from typing import Any, NamedTuple
 
-from .facts import Identity, ModelError, Reader, fields_of
+from .facts import Identity, ModelError, Reader, environment, fields_of
 from .weights import files_of, weights_of
 
 logger = logging.getLogger(__name__)
@@ -25,21 +24,35 @@ _NOT_OF_KERNELS = {
 }  # fmt: skip
 # How many states there is room for.
 _NOT_OF_STATES = {"int8_mamba_ckpt_size", "mamba_max_states_per_path"}
-_NOT_OF_A_DRAFT = {"spec_trace_dir", "speculative_draft_model_path"}
+_NOT_OF_A_DRAFT = {"spec_trace_dir", "speculative_draft_model_path", "uno_lora_path"}
 _OF_WINDOWS = ("enable_encoder_swa_bounded_replay", "enable_decoder_swa_bounded_replay")
 _OF_THE_CONFIG = ("hf_config", "dtype", "context_len", "quantization")
-_ENVIRONMENT = ("SGLANG_HIP_DSV41_INDEX_K_PAGE8", "SGLANG_USE_MODELSCOPE")
+# How experts are computed on the CPU, beside the folder of their weights.
+_OF_EXPERTS = ("kt_method", "kt_num_gpu_experts", "kt_max_deferred_experts_per_token")
+_ENVIRONMENT = ("SGLANG_HIP_DSV41_INDEX_K_PAGE8", "SGLANG_USE_MODELSCOPE", "SGLANG_USE_HND_KVCACHE", "SGLANG_AITER_KV_CACHE_LAYOUT")
+# SGLang sets it while it reads the model's configuration, by what is in that.
+_NOT_OF_THE_ENVIRONMENT = ("SGLANG_DSV4_FP4_DEQUANT",)
 # How SGLang notes that weights were loaded from disk again, and that they have another label.
-_CHANGES = ("model_runner.update_model_fields", "scheduler.weight_version")
+_LOADED, _LABELLED = "model_runner.update_model_fields", "scheduler.weight_version"
 
 
 class Now(NamedTuple):
     """The model at one moment."""
 
     identity: Identity
-    # The weights were replaced while the asking thread was there: it may bring pages that the old ones computed. SGLang flushes its
-    # caches when it has replaced weights, and starts its storage threads anew then.
+    # The weights were replaced, and what the engine has in memory may be of the old ones.
     stale: bool
+
+
+class _Live(NamedTuple):
+    """What of a model changes at run time."""
+
+    weight_version: str
+    path: str
+    load_format: str
+    # How often weights were loaded from disk again, and how often they had another label.
+    loaded: int
+    labelled: int
 
 
 class ServedModel:
@@ -48,44 +61,49 @@ class ServedModel:
     def __init__(self, sizes: bool = False) -> None:
         self._sizes = sizes
         self._lock = threading.Lock()
-        self._live: Any = None
+        self._live: _Live | None = None
         self._identity: Identity | None = None
-        self._thread = threading.local()
+        live = _live()
+        # The last state of which is all that SGLang has in memory. Where weights were replaced before, nothing is known of that.
+        self._clean = None if live is not None and live.loaded + live.labelled else live
 
     def now(self) -> Now:
         """What it is at this moment. All but what is live is read once for each version of the weights."""
         live = _live()
-        first = self._thread.__dict__.setdefault("live", live)
         with self._lock:
             if self._identity is None or live != self._live:
                 self._live, self._identity = live, identify(live, self._sizes)
-            return Now(self._identity, first != live)
+            return Now(self._identity, live != self._clean)
+
+    def flushed(self) -> None:
+        """SGLang has nothing in memory, and no storage thread brings what it had."""
+        self._clean = _live()
 
 
-def _live() -> Any:
-    """What of it changes at run time: the operator's label, the folder and its format, and how often one of them was set."""
+def _live() -> _Live | None:
     try:
         from sglang.srt.runtime_context import get_context, get_model, get_serving
 
-        changes = sum(source in _CHANGES for source, _ in get_context().overrides_log())
-        return str(get_serving().weight_version), str(get_model().model_path), str(get_model().load_format), changes
+        sources = [source for source, _ in get_context().overrides_log()]
+        model = get_model()
+        changes = sources.count(_LOADED), sources.count(_LABELLED)
+        return _Live(str(get_serving().weight_version), str(model.model_path), str(model.load_format), *changes)
     except Exception:
         logger.debug("pagelith: SGLang's runtime context does not answer", exc_info=True)
         return None
 
 
-def identify(live: Any, sizes: bool = False) -> Identity:
+def identify(live: _Live | None, sizes: bool = False) -> Identity:
     """The model that SGLang's runtime context describes, with these weights. `sizes`: keys do not say of how many ranks they are."""
     reader = Reader()
     reader.read("engine", _engine)
-    reader.read("environment", lambda: {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ})
+    reader.read("environment", lambda: environment("SGLANG_", _ENVIRONMENT, _NOT_OF_THE_ENVIRONMENT))
     if live is None:
         reader.miss("SGLang's runtime context")
         return reader.identity()
     from sglang.srt import runtime_context as context
 
-    version, path, load_format, _ = live
-    reader.facts["weight_version"] = version
+    reader.facts["weight_version"] = live.weight_version
     reader.read("device", lambda: str(context.get_device().device))
     config = reader.read("model config", lambda: context.process_model_config())
     # Named one by one: it has much that is of no account.
@@ -102,27 +120,33 @@ def identify(live: Any, sizes: bool = False) -> Identity:
     reader.read("windows", lambda: [getattr(context.get_exec().features, name, None) for name in _OF_WINDOWS])
     reader.read("memory", lambda: [context.get_memory().hicache_mem_layout, context.get_memory().enable_page_major_kv_layout])
     reader.read("page_size", lambda: context.get_context().config_leaf("page_size"))
-    _weights(reader, context, config, path, load_format)
+    _weights(reader, context, config, live)
     if sizes:
         names = ("tp_size", "attn_tp_size", "pp_size", "attn_cp_size", "attn_dcp_size")
         reader.read("sizes", lambda: [getattr(context.get_parallel(), name) for name in names])
     return reader.identity()
 
 
-def _weights(reader: Reader, context: Any, config: Any, path: str, load_format: str) -> None:
+def _weights(reader: Reader, context: Any, config: Any, live: _Live) -> None:
     model, draft, lora = context.get_model(), context.get_spec(), context.get_lora()
-    # The commit of a configuration that was read elsewhere is not that of the weights.
-    elsewhere = getattr(model, "decrypted_config_file", None)
+    # The commit of a configuration that was read elsewhere, or before the weights were, is not that of the weights.
+    elsewhere = live.loaded or getattr(model, "decrypted_config_file", None)
     commit = None if elsewhere else getattr(getattr(config, "hf_config", None), "_commit_hash", None)
-    _known(reader, "weights", weights_of(path, model.revision, load_format, commit, model.download_dir))
+    _known(reader, "weights", weights_of(live.path, model.revision, live.load_format, commit, model.download_dir))
     if model.quantization_param_path:
         _known(reader, "scales of the KV cache", files_of(model.quantization_param_path))
     if draft.speculative_algorithm is not None:
         reader.read("draft", lambda: fields_of_bag(draft, _NOT_OF_A_DRAFT))
         if draft.speculative_draft_model_path:
-            of_draft = draft.speculative_draft_load_format or load_format
+            of_draft = draft.speculative_draft_load_format or live.load_format
             found = weights_of(draft.speculative_draft_model_path, draft.speculative_draft_model_revision, of_draft, cache=model.download_dir)
             _known(reader, "weights of the draft model", found)
+        if getattr(draft, "uno_lora_path", None):
+            _known(reader, "weights of the draft's adapter", files_of(draft.uno_lora_path))
+    experts = context.get_exec().moe
+    if getattr(experts, "kt_weight_path", None):
+        reader.read("experts on the CPU", lambda: [getattr(experts, name, None) for name in _OF_EXPERTS])
+        _known(reader, "weights of experts on the CPU", files_of(experts.kt_weight_path))
     if lora.enable_lora:
         # One that is loaded later has another hash of pages in each process.
         adapters = [[ref.lora_name, files_of(ref.lora_path)] for ref in _adapters(lora.lora_paths)]

@@ -97,6 +97,8 @@ class HiCache(HiCacheStorage):
         self._begun: OrderedDict[str, frozenset[str]] = OrderedDict()
         self._moved: dict[str, list[Any]] = {"prefetch": [], "backup": []}
         self._registered: list[pagelith.Registration] = []
+        # Has SGLang's host pool as it was before this backend noted its flushes.
+        self._unhook: Callable[[], None] = lambda: None
         self._listening = Listening(self.settings)
         part = f"rank_{config.dp_rank}_{config.tp_rank}_{config.pp_rank}_{config.attn_cp_rank}"
         try:
@@ -128,10 +130,28 @@ class HiCache(HiCacheStorage):
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         super().register_mem_pool_host(mem_pool_host)
+        self._note_flushes(mem_pool_host)
         if splits_layers(mem_pool_host):
             self._split_layers()
         if getattr(mem_pool_host, "kv_buffer", None) is not None:
             self._register("kv", mem_pool_host)
+
+    def _note_flushes(self, host: Any) -> None:
+        """SGLang clears its host pool when it flushes its cache and has ended its storage threads, and then alone."""
+        clear = getattr(host, "clear", None)
+        if clear is None:
+            return
+
+        def cleared() -> None:
+            clear()
+            self._served.flushed()
+
+        def unhook() -> None:
+            if host.__dict__.get("clear") is cleared:
+                del host.clear
+
+        self._unhook()
+        host.clear, self._unhook = cleared, unhook
 
     def _split_layers(self) -> None:
         """Each rank of context parallelism has layers of its own, which it has to write itself."""
@@ -299,9 +319,10 @@ class HiCache(HiCacheStorage):
 
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         def write() -> list[bool]:
-            if "kv" not in self._known().keys:
+            names = self._known(writes=True)
+            if "kv" not in names.keys:
                 # Its pages are their sidecars, which were put before.
-                return [True] * len(keys)
+                return self._store.exists(self._standing(keys, names))
             return self._write_kv(keys, partial(self._pools["kv"].memory, host_indices, len(keys)))
 
         return self._guarded("write", [False] * len(keys), write)
@@ -492,6 +513,7 @@ class HiCache(HiCacheStorage):
         return metrics
 
     def close(self) -> None:
+        self._unhook()
         try:
             self._listening.close()
         finally:

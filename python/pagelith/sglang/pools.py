@@ -155,7 +155,9 @@ class Pool:
         """What its bytes depend on: two servers that differ here have no page in common."""
         kinds = [getattr(self.host, name, "") for name in ("dtype", "temporal_dtype", "conv_dtype", "indexer_dtype")]
         lengths = ",".join(f"{c.name}={c.bytes}" for c in self.components)
-        return f"pool:{self.name}", f"{getattr(self.host, 'layout', '')} {' '.join(map(str, kinds))} {lengths}"
+        # How the device has a page, which is copied as it is: an order of heads and tokens that has the same length.
+        of_device = getattr(getattr(self.host, "device_pool", None), "kv_cache_layout", "")
+        return f"pool:{self.name}", f"{getattr(self.host, 'layout', '')} {of_device} {' '.join(map(str, kinds))} {lengths}"
 
     def keys(self, namespace: pagelith.Namespace) -> list[pagelith.Key]:
         """A key for each component, on no page."""
