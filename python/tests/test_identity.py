@@ -14,7 +14,7 @@ from unittest import mock
 
 import vllm_stand_ins as vllm
 
-from pagelith.identity import Identity, admit
+from pagelith.identity import Identity, ModelError, admit
 from pagelith.identity import host
 from pagelith.identity.facts import Reader, digest, plain
 from pagelith.identity.vllm import identify
@@ -99,7 +99,9 @@ class Weights(unittest.TestCase):
     def test_weights_of_a_folder_with_other_code_or_other_scales_are_others(self):
         folder = self.folder("a")
         found = {files_of(folder)}
-        for n, name in enumerate(("config.json", "modeling.py", "hf_quant_config.json", "model.bin", "adapter_config.json")):
+        names = ("config.json", "modeling.py", "hf_quant_config.json", "model.bin", "adapter_config.json", "preprocessor_config.json", "a/model.bin", "b/x.py")
+        for n, name in enumerate(names):
+            os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
             with open(os.path.join(folder, name), "w") as file:
                 file.write("something")
             found.add(files_of(folder))
@@ -107,6 +109,22 @@ class Weights(unittest.TestCase):
         with open(os.path.join(folder, "tokenizer.json"), "w") as file:
             file.write("nothing that a cache depends on")
         self.assertIn(files_of(folder), found)
+
+    def test_weights_below_a_folder_are_known_by_where_they_lie_in_it(self):
+        folder = os.path.join(self.home, "a")
+        os.makedirs(os.path.join(folder, "layer_0"))
+        os.makedirs(os.path.join(folder, ".git"))
+        for name in ("layer_0/w.bin", ".git/w.bin"):
+            with open(os.path.join(folder, name), "w") as file:
+                file.write(name)
+        first = files_of(folder)
+        self.assertIsNotNone(first)
+        # A loop of links ends, and what is hidden is none of the model's.
+        os.symlink(folder, os.path.join(folder, "layer_0", "loop"))
+        shutil.rmtree(os.path.join(folder, ".git"))
+        self.assertEqual(files_of(folder), first)
+        os.rename(os.path.join(folder, "layer_0"), os.path.join(folder, "layer_1"))
+        self.assertNotEqual(files_of(folder), first)
 
     def test_weights_of_one_long_file_without_a_table_are_sampled(self):
         path = os.path.join(self.home, "model.gguf")
@@ -156,14 +174,31 @@ class OfVllm(unittest.TestCase):
             vllm.vllm_config(speculative_config=speculates(vllm.model_config(model="a/draft", quantization="fp8"))),
         ]
         identities = [identify(config) for config in configs]
-        identities += [identify(configs[0], group(dtype=dtype, kv_quant_mode=mode)) for dtype, mode in (("bf16", 0), ("fp8", 0), ("bf16", 1))]
+        groups = (
+            {"dtype": "bf16", "kv_quant_mode": 0}, {"dtype": "fp8", "kv_quant_mode": 0}, {"dtype": "bf16", "kv_quant_mode": 1},
+            {"dtype": "bf16", "num_head_slots": 2}, {"shapes": ((4, 8),)}, {"shapes": ((8, 4),)}, {"dtypes": ("bf16", "fp32")}, {"dtypes": ("fp32", "bf16")},
+            {"mamba_type": Kind.FULL},
+        )
+        identities += [identify(configs[0], group(**fields)) for fields in groups]
         identities.append(identify(configs[0], sizes=True))
         for name, value in (("__version__", "0.34.0"), ("platforms", types.SimpleNamespace(current_platform=mock.Mock(device_type="rocm")))):
             with mock.patch.object(sys.modules["vllm"], name, value, create=True), mock.patch.dict(
                 sys.modules, {"vllm.platforms": value} if name == "platforms" else {}
             ):
                 identities.append(identify(configs[0]))
-        with mock.patch.dict(os.environ, {"VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": "1"}):
+        quantized = os.path.join(tempfile.mkdtemp(), "online.json")
+        self.addCleanup(shutil.rmtree, os.path.dirname(quantized))
+        with open(quantized, "w") as file:
+            file.write('{"bits": 4}')
+        for name, value in (
+            ("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "1"), ("VLLM_SSM_CONV_STATE_LAYOUT", "DS"), ("VLLM_HUMMING_INPUT_QUANT_CONFIG", "{}"),
+            ("VLLM_HUMMING_ONLINE_QUANT_CONFIG", '{"bits": 4}'), ("VLLM_HUMMING_ONLINE_QUANT_CONFIG", quantized), ("VLLM_SOME_NEW_LAYOUT", "1"),
+        ):
+            with mock.patch.dict(os.environ, {name: value}):
+                identities.append(identify(configs[0]))
+        with open(quantized, "w") as file:
+            file.write('{"bits": 8}')
+        with mock.patch.dict(os.environ, {"VLLM_HUMMING_ONLINE_QUANT_CONFIG": quantized}):
             identities.append(identify(configs[0]))
         self.assertEqual({identity.unknown for identity in identities}, {()})
         self.assertEqual(len({identity.fingerprint for identity in identities}), len(identities))
@@ -176,6 +211,8 @@ class OfVllm(unittest.TestCase):
             vllm.vllm_config(parallel_config=types.SimpleNamespace(tensor_parallel_size=2)),
         ):
             self.assertEqual(identify(other).fingerprint, same)
+        with mock.patch.dict(os.environ, {"VLLM_CPU_KVCACHE_SPACE": "40", "VLLM_PORT": "5000", "MY_LAYOUT": "1"}):
+            self.assertEqual(identify(vllm.vllm_config()).fingerprint, same)
 
     def test_weights_that_a_configuration_does_not_say_are_unknown(self):
         for config, unknown in (
@@ -190,13 +227,41 @@ class OfVllm(unittest.TestCase):
 
 
 class OfAProcess(unittest.TestCase):
-    def test_process_of_a_vllm_worker_says_which_model_it_is(self):
-        for config in (vllm.vllm_config(), None):
-            module = types.SimpleNamespace(get_current_vllm_config_or_none=lambda config=config: config)
-            with mock.patch.dict(sys.modules, {"vllm.config": module, "sglang.srt.runtime_context": None}):
-                now = host.model_of_this_process()()
-            expected = ("which engine and model it is for",) if config is None else ()
-            self.assertEqual((now.identity.unknown, now.stale), (expected, False))
+    def setUp(self):
+        for patch in (mock.patch.dict(sys.modules, {"vllm.config": None, "sglang.srt.runtime_context": None}), mock.patch.dict(host._told, clear=True)):
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def ask(self, config=None, works=False):
+        """What a process says while vLLM's configuration is `config`; one that `works` has a model of vLLM's."""
+        modules = {
+            "vllm.config": types.SimpleNamespace(get_current_vllm_config_or_none=lambda: config),
+            "vllm.distributed.parallel_state": types.SimpleNamespace(model_parallel_is_initialized=lambda: works),
+        }
+        with mock.patch.dict(sys.modules, modules):
+            return host.model_of_this_process()()
+
+    def test_process_of_a_vllm_worker_says_which_model_it_is_also_when_a_connection_is_made_again(self):
+        known = self.ask(vllm.vllm_config(), works=True)
+        self.assertEqual((known.identity.unknown, known.stale), ((), False))
+        # Another thread makes it, where the configuration is not set.
+        self.assertEqual(self.ask(works=True), known)
+        self.assertEqual(self.ask(vllm.vllm_config(), works=True), known)
+        self.assertEqual(self.ask(works=True), known)
+
+    def test_process_of_a_vllm_worker_whose_configuration_was_never_set_is_refused(self):
+        with self.assertRaisesRegex(ModelError, "configuration"):
+            self.ask(works=True)
+
+    def test_process_that_had_two_models_says_which_only_while_the_configuration_is_set(self):
+        for config in (vllm.vllm_config(), vllm.vllm_config(vllm.model_config(dtype="fp16"))):
+            self.ask(config, works=True)
+        with self.assertRaisesRegex(ModelError, "configuration"):
+            self.ask(works=True)
+
+    def test_process_without_an_engine_knows_no_model(self):
+        for now in (host.model_of_this_process()(), self.ask()):
+            self.assertEqual((now.identity.unknown, now.stale), (("which engine and model it is for",), False))
 
 
 if __name__ == "__main__":

@@ -536,6 +536,9 @@ class Models(Case):
         self.assertEqual(in_a_thread(backend.batch_set_v1, pages, slots(0, 3)), [True] * 3)
 
     def test_clients_without_sight_of_a_flush_store_nothing_behind_a_weight_update(self):
+        without = mock.patch.dict(sys.modules, {"vllm.config": None})
+        without.start()
+        self.addCleanup(without.stop)
         model = model_of_this_process()
         self.assertFalse(in_a_thread(lambda: model().stale))
         served.change(weight_version="2")

@@ -4,7 +4,7 @@ import os
 from functools import partial
 from typing import Any
 
-from .facts import Identity, Reader, fields_of
+from .facts import Identity, Reader, environment, fields_of
 from .weights import weights_of
 
 # Fields of vLLM's ModelConfig that change no byte of a KV cache, are read apart, or are secrets. Everything else is a fact.
@@ -30,8 +30,15 @@ _NOT_OF_A_DRAFT = {
 _WHOLE = ("attention_config", "mamba_config", "engram_config", "diffusion_config", "additional_config")
 _NEEDED = ("max_model_len", "revision", "code_revision", "quantization", "dtype", "hf_config")
 # Which attributes of a group's specification say what its bytes mean, beside their number.
-_OF_A_GROUP = ("dtype", "kv_quant_mode", "cache_dtype_str", "model_version", "block_size", "sliding_window")
-_ENVIRONMENT = ("VLLM_USE_MODELSCOPE", "VLLM_KV_CACHE_LAYOUT", "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "VLLM_MLA_DISABLE")
+_OF_A_GROUP = (
+    "dtype", "kv_quant_mode", "cache_dtype_str", "model_version", "block_size", "sliding_window", "num_head_slots", "shapes", "dtypes", "mamba_type",
+)  # fmt: skip
+_ENVIRONMENT = (
+    "VLLM_USE_MODELSCOPE", "VLLM_KV_CACHE_LAYOUT", "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "VLLM_MLA_DISABLE", "VLLM_SSM_CONV_STATE_LAYOUT",
+    "VLLM_HUMMING_ONLINE_QUANT_CONFIG", "VLLM_HUMMING_INPUT_QUANT_CONFIG",
+)  # fmt: skip
+# How much memory there is.
+_NOT_OF_THE_ENVIRONMENT = ("VLLM_CPU_KVCACHE_SPACE",)
 
 # The key of `kv_connector_extra_config` under which a tier is told what the model is.
 TOLD = "pagelith_model"
@@ -42,7 +49,7 @@ def identify(config: Any, caches: Any = None, sizes: bool = False) -> Identity:
     reader = Reader()
     reader.read("engine", _engine)
     reader.read("device", lambda: _device(config))
-    reader.read("environment", lambda: {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ})
+    reader.read("environment", lambda: environment("VLLM_", _ENVIRONMENT, _NOT_OF_THE_ENVIRONMENT))
     model = config.model_config
     _model(reader, "model", model, getattr(config, "load_config", None))
     reader.read("cache.cache_dtype", lambda: config.cache_config.cache_dtype)

@@ -13,8 +13,8 @@ _FROM_THE_FOLDER = {
     "sharded_state", "presharded", "layered", "expert_pack", "jax",
 }  # fmt: skip
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".npy", ".msgpack", ".h5")
-# Of the small files these change what a model computes: its code, and how its weights or an adapter's are to be read.
-_SMALL = re.compile(r".*\.py|config\.json|params\.json|.*(adapter|quant|scale|index).*\.json")
+# Of the small files these change what a model computes: its code, how its weights or an adapter's are to be read, and how an image is.
+_SMALL = re.compile(r".*\.py|config\.json|params\.json|.*(adapter|quant|scale|index|processor).*\.json")
 # A file up to this length is read whole; of a longer one its table of tensors and samples.
 _WHOLE = 4 << 20
 _SAMPLE = 4096
@@ -39,21 +39,31 @@ def weights_of(model: str, revision: str | None, load_format: str, commit: str |
 def files_of(path: str) -> str | None:
     """A digest of a model's or an adapter's files; None where there is no weight among them. Paths and times are no part of it."""
     if os.path.isfile(path):
-        files = [path]
-    elif os.path.isdir(path):
-        files = [os.path.join(path, name) for name in sorted(os.listdir(path)) if name.endswith(_WEIGHTS) or _SMALL.fullmatch(name)]
+        files = {os.path.basename(path): path}
     else:
-        return None
-    files = [file for file in files if os.path.isfile(file)]
-    if not any(file.endswith(_WEIGHTS) for file in files) and not os.path.isfile(path):
-        return None
+        files = {os.path.relpath(file, path): file for file in _files_below(path)}
+        if not any(name.endswith(_WEIGHTS) for name in files):
+            return None
     found = hashlib.sha256()
-    for file in files:
-        found.update(f"{os.path.basename(file)} {os.path.getsize(file)}\n".encode())
+    for name, file in sorted(files.items()):
+        found.update(f"{name} {os.path.getsize(file)}\n".encode())
         with open(file, "rb") as opened:
             for part in _parts(opened, os.path.getsize(file)):
                 found.update(part)
     return found.hexdigest()
+
+
+def _files_below(path: str) -> Iterator[str]:
+    """A folder's files that change what a model computes, also of its subfolders but hidden ones."""
+    seen: set[str] = set()
+    for folder, below, names in os.walk(path, followlinks=True):
+        # A link may lead back.
+        seen.add(os.path.realpath(folder))
+        below[:] = [name for name in sorted(below) if not name.startswith(".") and os.path.realpath(os.path.join(folder, name)) not in seen]
+        for name in names:
+            file = os.path.join(folder, name)
+            if (name.endswith(_WEIGHTS) or _SMALL.fullmatch(name)) and os.path.isfile(file):
+                yield file
 
 
 def _parts(file: BinaryIO, size: int) -> Iterator[bytes]:
