@@ -126,6 +126,24 @@ class Client(unittest.TestCase):
                 client.put("a", b"bytes")
                 client.close()
 
+    def test_error_that_nobody_foresaw_is_a_code(self):
+        def broken():
+            raise RuntimeError("broken")
+
+        with mock.patch.object(mooncake, "model_of_this_process", broken), self.assertLogs(QUIET, "ERROR") as said:
+            self.assertEqual(MooncakeDistributedStore().setup("host"), -600)
+        self.assertIn("broken", said.output[0])
+        client = self.client()
+        client._model = broken
+        for call, code in (
+            (lambda: client.put("a", b"x"), -1), (lambda: client.is_exist("a"), -1), (lambda: client.batch_put_from(["a"], [self.at], [8]), [-1]),
+            (lambda: client.batch_get_into(["a"], [self.at], [8]), [-1]), (lambda: client.get("a"), b""), (lambda: client.remove("a"), -1),
+            (client.remove_all, -1), (lambda: client.get_replica_desc("a"), []),
+        ):
+            with self.assertLogs(QUIET, "ERROR") as said:
+                self.assertEqual(call(), code)
+            self.assertIn("broken", said.output[0])
+
     def test_objects_from_before_a_weight_update_are_not_found_and_stale_ones_are_not_stored(self):
         now = [Now(Identity({"weights": 1}), False)]
         with mock.patch.object(mooncake, "model_of_this_process", lambda: lambda: now[0]):

@@ -178,6 +178,9 @@ class MooncakeDistributedStore:
         except (pagelith.PagelithError, OSError, ValueError) as error:
             logger.error("pagelith: cannot open the store: %s", error)
             return INVALID_PARAMS
+        except Exception:
+            logger.exception("pagelith: cannot open the store")
+            return INVALID_PARAMS
         with self._lock:
             self._hostname, self._store = local_hostname, store
             for address in self._starts:
@@ -412,7 +415,7 @@ class MooncakeDistributedStore:
         """The names that objects have now: an engine may have replaced its model's weights since the last call."""
         now = self._model()
         if writes and now.stale:
-            raise _StaleWeights("the model's weights were replaced, and these bytes may be from before: flush the engine's cache")
+            raise _StaleWeights("the model's weights were replaced, and these bytes may be from before: start the server again to store")
         names = self._names
         if names is None or names.model != now.identity.fingerprint:
             admit(now.identity, self._revision, f"Mooncake's setup ('revision' is its argument, or the variable {_REVISION})")
@@ -472,6 +475,9 @@ class MooncakeDistributedStore:
         except (TypeError, ValueError, OverflowError, BufferError) as error:
             logger.error("pagelith: what was given is not taken: %s", error)
             return failed(INVALID_PARAMS)
+        except Exception:
+            logger.exception("pagelith: a call failed")
+            return failed(INTERNAL)
 
 
 def _pieces(addresses: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]) -> _Pieces:

@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec
 
 from ..identity import Identity, admit
 from ..identity.vllm import identify
+from ..threads import submit
 from .blocks import InPlace
 from .events import EVENTS_MAX
 from .messages import Named, Plan, Report
@@ -76,7 +77,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
             self._asking = ThreadPoolExecutor(1, "pagelith-events")
         groups = self._kv_cache_config.kv_cache_groups
         kinds = [(kind, get_kv_cache_spec_sliding_window(group.kv_cache_spec)) for kind, group in zip(self._kinds, groups, strict=True)]
-        later = None if self._asking is None else self._asking.submit
+        later = None if self._asking is None else partial(submit, self._asking)
         return Listener(store, self._pools, keys, kinds, self.settings.locality, later)
 
     def shutdown(self) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, OffloadingEvent, RequestOffloadingContext
@@ -86,7 +87,7 @@ class PagelithTier(SecondaryTierManager):
         self._store = self.settings.open(f"dp_{config.parallel.data_parallel_index}", events_max)
         self._reads = ThreadPoolExecutor(self.settings.read_threads, "pagelith-read")
         self._writes = ThreadPoolExecutor(self.settings.write_threads, "pagelith-write")
-        later = None if self.settings.attach is None else self._writes.submit
+        later = None if self.settings.attach is None else partial(submit, self._writes)
         self._told = Told(self._store, self._chunk, self._event, later) if self.settings.enable_kv_events else None
         self._registered = self.settings.register(self._store, [(self._base, primary_kv_view.nbytes)])
         # What a store in this process has is known without a wait.
