@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 import unittest
+from unittest import mock
 
 from vllm_stand_ins import KVConnectorRole, Locality, LookupResult, Medium, OffloadingEvent, model_config, vllm_config
 
@@ -167,6 +169,13 @@ class Tier(unittest.TestCase):
                 tier = self.tier(events=True, enable_kv_events=True, store=None, attach=f"unix:{socket}")
             if not tells:
                 self.assertIn("events.max is 0", logs.output[0])
+            if tells:
+                # A question that no thread could be started for is asked at no later time.
+                with mock.patch.object(tier._told, "_ask") as ask:
+                    with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+                        self.assertEqual(list(tier.take_events()), [])
+                    tier._writes.submit(bool).result(60)
+                    ask.assert_not_called()
             known, chunks = set(), keys(600)
             for first in range(0, 600, 50):
                 self.run_job(tier.submit_store, chunks[first : first + 50], list(range(50)))

@@ -1,6 +1,8 @@
 """vLLM's events of the connector, over stand-ins for vLLM: whoever notes them knows which blocks the store has."""
 
+import threading
 import unittest
+from unittest import mock
 
 from vllm_engine import FULL, TOKENS, Case, hashes, window
 from vllm_stand_ins import BlockRemoved, BlockStored, Blocks, Request
@@ -140,6 +142,20 @@ class Events(Case):
         told = list(engine.scheduler.take_events())
         engine.scheduler._asking.submit(bool).result(60)
         return told + list(engine.scheduler.take_events())
+
+    def test_question_that_no_thread_could_be_started_for_is_asked_at_no_later_time(self):
+        with self.process(1000) as attach:
+            engine = self.listening(attach)
+            told = engine.scheduler._plans.listener._told
+            with mock.patch.object(told, "_ask") as ask:
+                with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+                    self.assertEqual(list(engine.scheduler.take_events()), [])
+                engine.scheduler._asking.submit(bool).result(60)
+                ask.assert_not_called()
+                list(engine.scheduler.take_events())
+                engine.scheduler._asking.submit(bool).result(60)
+                ask.assert_called_once()
+            engine.close()
 
     def test_a_block_of_several_ranks_is_here_when_all_slices_are(self):
         with self.process(100_000) as attach:
