@@ -76,7 +76,7 @@ fn make(path: &Path) -> io::Result<OwnedFd> {
     Ok(dir)
 }
 
-/// Remove directories of this user whose processes were killed: nobody holds their locks. What cannot be removed stays.
+/// Remove directories of this user whose processes were killed: their locks are free. A directory that cannot be removed stays.
 fn remove_left_over(prefix: &str) {
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
     let own = rustix::process::geteuid().as_raw();

@@ -41,7 +41,7 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 
 /// Most bytes of a request's head.
 const HEAD_BYTES: usize = 8192;
-/// How long whoever asks may take to send its request, and to take the answer.
+/// How long a client may take to send its request, and to read the answer.
 const REQUEST_TIME: Duration = Duration::from_secs(1);
 /// Clients are accepted no more if the accept loop made no turn for so long.
 const STALE: Duration = Duration::from_secs(10);
@@ -87,7 +87,7 @@ impl Http {
         while !stop.load(Ordering::Relaxed) {
             let ready = poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&timeout));
             match self.listener.accept() {
-                // Whoever asked may be gone.
+                // The client may be gone.
                 Ok((stream, _)) => drop(respond(stream, store, serving)),
                 // Such as no descriptor left: it waits in the backlog.
                 Err(_) if ready.is_ok_and(|ready| ready > 0) => std::thread::sleep(wait),

@@ -1,7 +1,7 @@
 //! The program `pagelith`, as a library so that its tests can use its parts. One file a command; `inspect`
 //! and `verify` read a store with `layouts` alone.
 #![forbid(unsafe_code)]
-// They panic if nobody takes what they print: see `output`.
+// They panic if their output cannot be written: see `output`.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 #![allow(
     clippy::disallowed_methods,

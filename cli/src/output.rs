@@ -1,5 +1,5 @@
 //! All that the program prints: results on stdout, everything else on stderr. Output that cannot be written never panics:
-//! a closed stdout drops the results that are left, and a log that nobody takes drops its lines.
+//! a closed stdout drops the results that are left, and a log that cannot be written drops its lines.
 
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write, stderr, stdout};
@@ -31,7 +31,7 @@ pub(crate) fn result(text: Arguments<'_>) -> anyhow::Result<()> {
     written_to(&mut stdout().lock(), text).context("cannot write the result to stdout")
 }
 
-/// Write a line to `results`. That nobody reads it any more is no error.
+/// Write a line to `results`. A closed pipe is no error.
 fn written_to(results: &mut dyn Write, text: Arguments<'_>) -> std::io::Result<()> {
     match writeln!(results, "{text}").and_then(|()| results.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
@@ -44,13 +44,13 @@ pub(crate) fn line(text: Arguments<'_>) {
     logged(format!("{text}\n").as_bytes());
 }
 
-/// From now on, drop lines of the log that its reader has no room for: a service does not wait for whoever reads its log.
+/// From now on, drop lines of the log that its reader has no room for: a service does not wait for the reader of its log.
 pub(crate) fn never_wait_for_the_log() {
     WAITS.store(false, Ordering::Relaxed);
 }
 
 fn logged(line: &[u8]) {
-    // The lock keeps lines whole. Nothing is buffered behind it.
+    // The lock keeps lines whole. Stderr has no buffer.
     let mut log = stderr().lock();
     let dropped = DROPPED.load(Ordering::Relaxed);
     if dropped > 0 && is_ready(&log) {

@@ -92,7 +92,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     args.peers.check(&config)?;
     let (staging, transfer) = transfer_memory(&config, args.transfer).context("no memory --transfer")?;
     let listen = Listen { address: args.listen.clone(), admission, beyond_this_host: args.beyond_this_host };
-    // What cannot be listened on is found before a store is made. Clients find nobody there until it is open.
+    // An address that cannot be bound is found before a store is made. Clients are refused until the store is open.
     drop(listener(&listen)?);
     args.metrics.as_ref().map(Http::check).transpose()?;
     let opened = Store::open_until(config, &stop);
@@ -110,7 +110,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     let mut lines =
         http.iter().map(|http| format!("metrics http://{}/metrics", http.address())).collect::<Vec<_>>();
     lines.push(format!("listening {}", listener.address()));
-    // Whoever started it may not want to know.
+    // Stdout may be closed: serve all the same.
     out!("{}", lines.join("\n")).unwrap_or_else(|error| log!("{error:#}"));
     let served = serve(&store, &mut listener, http.as_ref(), &serving, &stop);
     drop((listener, http));
@@ -152,7 +152,7 @@ fn is_ignored(signal: i32, status: &str) -> bool {
     ignored >> (signal - 1) & 1 == 1
 }
 
-/// Serve clients until the process is told to end. Whatever happens to a thread of them, this returns.
+/// Serve clients until the process is told to end. It returns even if one of their threads panics.
 fn serve(
     store: &Store,
     listener: &mut Listener,

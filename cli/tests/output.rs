@@ -1,4 +1,4 @@
-//! Output that nobody takes: a reader that has gone, one that does not read, and a full disk.
+//! Output that cannot be written: a reader that has gone, one that does not read, and a full disk.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;

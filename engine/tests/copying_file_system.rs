@@ -1,4 +1,4 @@
-//! A file system that writes what is overwritten to another place, and that others have filled: btrfs on a loop device.
+//! A copy-on-write file system that other files have filled: btrfs on a loop device.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 #![allow(clippy::print_stdout, reason = "a skip is printed")]
 

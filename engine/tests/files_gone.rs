@@ -1,4 +1,4 @@
-//! Files that are removed, replaced or cut while a store has them open: what is put from then on is not called durable.
+//! Files that are removed, replaced or cut while a store has them open: later puts are not reported as durable.
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside the store")]
 #![allow(clippy::print_stdout, reason = "a skip is printed")]
 

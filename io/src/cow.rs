@@ -1,4 +1,4 @@
-//! File systems that write what is overwritten to another place: once they are full, no block of a file that was allocated
+//! Copy-on-write file systems: once they are full, no block of a file that was allocated
 //! beforehand can be written either.
 
 use std::os::fd::AsFd;
@@ -25,7 +25,7 @@ pub fn write_in_place(file: impl AsFd) {
     }
 }
 
-/// Whether what is overwritten of this file goes to another place, as far as can be known.
+/// Whether the file system copies blocks of this file on write, as far as can be known.
 pub(crate) fn copies(file: impl AsFd) -> bool {
     match magic(&file) {
         BTRFS => !ioctl_getflags(&file).is_ok_and(|flags| flags.contains(IFlags::NOCOW)),

@@ -31,7 +31,7 @@ pub fn named(mut fault: IoFault) -> IoFault {
     fault
 }
 
-/// What may limit this process's mappings, to be put behind a message; empty if nothing does.
+/// The limit on this process's mappings, to be appended to a message; empty if there is none.
 pub fn of_mappings() -> String {
     of("RLIMIT_AS", "ulimit -v", Resource::As).map_or_else(String::new, |limit| format!(", limits: {limit}"))
 }

@@ -1,4 +1,4 @@
-//! Who has a store open, in words: written to its LOCK file, and read by whoever finds the store locked.
+//! The process that has a store open, as text: written to its LOCK file, and read by a process that finds the store locked.
 //!
 //! A process number alone says nothing where namespaces have numbers of their own, or after it was used again.
 

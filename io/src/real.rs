@@ -53,7 +53,7 @@ pub(crate) struct RealDisk {
     made: Mutex<Vec<PathBuf>>,
     /// Raised when files are not to be made any more.
     stop: Arc<AtomicBool>,
-    /// Said of the file system that it copies what is overwritten.
+    /// The warning about a copy-on-write file system was logged.
     copies: Once,
 }
 
@@ -124,7 +124,7 @@ impl RealDisk {
             self.copies.call_once(|| {
                 tracing::warn!(
                     path = file.path,
-                    "the file system copies what is overwritten: once it is full nothing can be written to the store; \
+                    "the file system copies on write: once it is full nothing can be written to the store; \
                      keep room free, or on btrfs make the store anew where files may be NOCOW"
                 );
             });
