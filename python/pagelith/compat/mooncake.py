@@ -473,7 +473,7 @@ class MooncakeDistributedStore:
             logger.error("pagelith: %s", error)
             return failed(_PUT_ERRORS.get(type(error).__name__, INTERNAL))
         except (TypeError, ValueError, OverflowError, BufferError) as error:
-            logger.error("pagelith: what was given is not taken: %s", error)
+            logger.error("pagelith: invalid argument: %s", error)
             return failed(INVALID_PARAMS)
         except Exception:
             logger.exception("pagelith: a call failed")
