@@ -132,3 +132,28 @@ fn all_drives_missing_is_no_store() {
         assert!(ran.stderr.contains("no file of a store is there, is the drive mounted?"), "{ran:?}");
     }
 }
+
+#[test]
+fn a_segments_file_that_is_elsewhere_is_dropped_only_on_demand() {
+    for how in ["--repair", "--repair=keep"] {
+        let f = Filled::new(2, true);
+        let (file, elsewhere) = (f.dirs[1].join("segments"), f.dirs[1].with_extension("elsewhere"));
+        fs::rename(&file, &elsewhere).unwrap();
+        let before = contents(&f);
+        let refused = |said: &str| {
+            let ran = run(&f, &["verify", how]);
+            assert_eq!(ran.code, Some(2), "{ran:?}");
+            assert!(ran.stderr.contains(said), "{ran:?}");
+        };
+        refused("directory 2 of 2 has no file segments, is it on a drive that is not mounted?");
+        std::os::unix::fs::symlink(f.dirs[1].join("nowhere"), &file).unwrap();
+        refused("repair would drop segments=");
+        fs::remove_file(&file).unwrap();
+        fs::create_dir(&file).unwrap();
+        refused("it is no regular file, move it away first");
+        fs::remove_dir(&file).unwrap();
+        assert!(contents(&f) == before, "nothing is written");
+        fs::rename(&elsewhere, &file).unwrap();
+        assert_eq!(run(&f, &["verify"]).code, Some(0));
+    }
+}

@@ -224,7 +224,7 @@ fn a_cut_segments_file_gets_its_length_again() {
 fn a_missing_segments_file_is_made_again() {
     let f = Filled::new(2, true);
     std::fs::remove_file(f.place(SegmentId(1)).0).unwrap();
-    repaired(&f, &["--repair"]);
+    repaired(&f, &["--repair", "--drop-missing-dirs"]);
     f.missing();
 }
 

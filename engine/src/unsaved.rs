@@ -4,15 +4,18 @@ use pagelith_tiers::policy::FrameId;
 
 use crate::core::Core;
 use crate::flusher::Written;
-use crate::frames::Frame;
+use crate::frames::{Frame, FrameState};
 use crate::index::Entry;
 
 impl Core {
-    /// Objects that are not durable, and their bytes: those that only DRAM holds, and those that no sync has covered. A look at
-    /// every frame. None without an SSD tier.
+    /// Objects that are not durable, and their bytes: those that wait in DRAM to be written, and those that no sync has covered.
+    /// Not those that were written and that reclaim has evicted from SSD since: what DRAM has of them is a cache. A look at every
+    /// frame. None without an SSD tier.
     pub fn unsaved(&self) -> (u64, u64) {
         let Some(ssd) = &self.ssd else { return (0, 0) };
-        let alive = self.frames.iter().filter(|(_, frame)| !frame.dead);
+        let takes_writes = ssd.health.writes();
+        let waits = |frame: &Frame| frame.state != FrameState::Clean || !takes_writes;
+        let alive = self.frames.iter().filter(|(_, frame)| !frame.dead && waits(frame));
         let counts = alive.map(|(id, frame)| self.only_in_dram(id, frame));
         counts.fold(ssd.unsynced, |sum, count| (sum.0 + count.0, sum.1 + count.1))
     }

@@ -72,6 +72,37 @@ fn close_of_a_slow_drive_outlasts_the_deadline_of_calls_and_loses_nothing() {
     assert_eq!(found(&open(&world)), PAGES);
 }
 
+/// What reclaim has evicted from SSD is a cache in DRAM, which ends with the process.
+#[test]
+fn close_after_the_log_has_wrapped_reports_no_loss() {
+    let world = SimWorld::new(5);
+    let mut config = Config { deadline_ms: 1000, ..Config::default() };
+    config.dram.bytes = Size::mib(8);
+    config.ssd.bytes = Size::mib(12);
+    config.ssd.segment_bytes = Some(Size::mib(1));
+    config.ssd.dirs = vec!["/sim/0".into()];
+    config.index.max_objects = Some(1000);
+    config.memory.reserve = Size::ZERO;
+    let open = || {
+        let valid = config.validate(&Facts::of_this_machine().expect("facts"));
+        Store::open_in(valid.unwrap_or_else(|error| panic!("{error}")), world.env()).expect("a store")
+    };
+    let store = open();
+    for page in 0..400 {
+        let put = PutSlice { key: key(page), pieces: &[&[1; LEN]] };
+        assert_eq!(store.put_batch(&[put], Options::default()), [Ok(PutOutcome::Stored)], "page={page}");
+        store.flush(Options::default()).expect("flushed");
+    }
+    let keys: Vec<_> = (0..400).map(key).collect();
+    let count =
+        |store: &Store| store.exists_batch(&keys, Options::default()).iter().filter(|here| **here).count();
+    let here = count(&store);
+    let report = store.close_within(Duration::from_secs(60));
+    assert_eq!((report.unsaved_objects, report.unsaved_bytes, &report.error), (0, 0, &None), "{report:?}");
+    let found = count(&open());
+    assert!((1..here).contains(&found), "DRAM had none that the log has not: here={here} found={found}");
+}
+
 #[test]
 fn close_whose_time_is_up_counts_what_is_not_durable() {
     let world = SimWorld::new(2);

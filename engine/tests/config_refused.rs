@@ -152,6 +152,7 @@ const SSD_ROWS: &[(&str, &str, &str)] = &[
     ("ssd = { bytes = \"4TiB\", dirs = \"/a\" }", "ssd.dirs", "must be a list of at most 64 different directories, got=\"/a\" type=string"),
     ("ssd = { bytes = \"1GiB\", dirs = [\"/a\", 1, true] }", "ssd.dirs", "must be a list of at most 64 different directories: entry 1 is 1 type=integer, entry 2 is true type=boolean, got=[..] type=list entries=3"),
     ("ssd = { bytes = \"1GiB\", dirs = [\"/a\", \"/b\", \"/a/./\", \"\"] }", "ssd.dirs", "must be a list of at most 64 different directories, but entry 2 repeats \"/a/./\", entry 3 is empty"),
+    ("ssd = { bytes = \"1GiB\", dirs = [\"a\", \"./a\"] }", "ssd.dirs", "must be a list of at most 64 different directories, but entry 1 repeats \"./a\""),
     ("ssd = { bytes = \"1GiB\", dirs = [\"/a\\u0000\"] }", "ssd.dirs", "must be a list of at most 64 different directories, but entry 0 holds a NUL"),
     ("ssd = { bytes = \"1GiB\", dirs = [\"~/kv\", \"/a\", \"$HOME\"] }", "ssd.dirs", "must be a list of at most 64 different directories, but entry 0 is \"~/kv\": only a shell expands that, give the whole path (./ before a name that begins so), entry 2 is \"$HOME\": only a shell expands that, give the whole path (./ before a name that begins so)"),
     ("remote = { peers = [\"unix:/a\"], key = \"~/key\" }", "remote.key", "must be the path of a file, got=\"~/key\": only a shell expands that, give the whole path (./ before a name that begins so)"),

@@ -395,7 +395,13 @@ fn a_file_that_is_left_over_is_replaced_and_one_that_is_used_or_is_no_socket_is_
         other => panic!("{other:?}"),
     };
     assert_eq!(refused(&path), 98, "two listen at one path");
+    // As a cleaner of temporary files does: the next one's socket is not the first one's to remove.
+    std::fs::remove_file(&path).expect("removed");
+    let second = at(&path).expect("another socket");
     drop(first);
+    assert!(path.exists(), "the other one's socket is gone");
+    drop(second);
+    assert!(!path.exists(), "its own is left over");
     std::fs::write(&path, "precious").expect("written");
     assert_eq!(refused(&path), 98);
     assert_eq!(std::fs::read(&path).expect("read"), b"precious");

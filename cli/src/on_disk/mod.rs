@@ -139,6 +139,27 @@ impl OnDisk {
         format!("directory {number} of {of} holds no file of the store, is its drive mounted? dir={dir}")
     }
 
+    /// What to say of the first directory without a segments file: it may have been moved, or be a link to a drive that is not mounted.
+    pub(crate) fn lacks_segments(&self) -> Option<String> {
+        let number = self.segments.iter().position(Option::is_none)?;
+        let (of, dir) = (self.dir_count(), self.dirs.get(number)?.display());
+        let (file, number) = (names::SEGMENTS, number + 1);
+        Some(format!(
+            "directory {number} of {of} has no file {file}, is it on a drive that is not mounted? dir={dir}"
+        ))
+    }
+
+    /// An error if something else has the name of a segments file: nothing is dropped before it can be replaced.
+    pub(crate) fn require_plain_segments(&self) -> anyhow::Result<()> {
+        let paths = self.dirs.iter().map(|dir| dir.join(names::SEGMENTS));
+        for path in paths {
+            if std::fs::metadata(&path).is_ok_and(|about| !about.is_file()) {
+                bail!("it is no regular file, move it away first file={}", path.display());
+            }
+        }
+        Ok(())
+    }
+
     /// Number of directories given.
     pub(crate) fn dir_count(&self) -> u32 {
         self.dirs.len() as u32

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use super::node::{Node, quoted};
 use super::peer::{self, PEERS_MAX, PeerConfig};
@@ -166,9 +166,9 @@ impl Rule {
                 Some(text) if shell::expands(text) => {
                     faults.push(format!("entry {number} is {}: {}", quoted(text), shell::REMEDY));
                 }
-                // `Path` compares by component, so "/a/" and "/a/./" are "/a". Links and ".." are not
+                // Compared by component, so "/a/" and "/a/./" are "/a", and "./a" is "a". Links and ".." are not
                 // followed here (no file is touched): the lock on the data files refuses those.
-                Some(text) if !seen.insert(dir.as_path()) => {
+                Some(text) if !seen.insert(without_dots(dir)) => {
                     faults.push(format!("entry {number} repeats {}", quoted(text)));
                 }
                 Some(_) => {}
@@ -214,6 +214,10 @@ impl Rule {
             _ => as_text(),
         }
     }
+}
+
+fn without_dots(path: &Path) -> PathBuf {
+    path.components().filter(|part| *part != Component::CurDir).collect()
 }
 
 impl Grain {

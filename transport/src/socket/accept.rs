@@ -28,7 +28,7 @@ pub(super) type Accepted = (String, Result<Socket, Closed>);
 /// Sockets that listen, one for each address of a host name; one of this host has a file, which goes with it.
 pub(super) struct Acceptor {
     sockets: Vec<OwnedFd>,
-    file: Option<PathBuf>,
+    file: Option<(PathBuf, (u64, u64))>,
 }
 
 impl Acceptor {
@@ -89,7 +89,8 @@ impl Acceptor {
                     }
                     bound => bound.map_err(failed("bind"))?,
                 }
-                Some(path.clone())
+                let made = lstat(path).map_err(failed("lstat"))?;
+                Some((path.clone(), (made.st_dev, made.st_ino)))
             }
         };
         let acceptor = Acceptor { sockets: vec![socket], file };
@@ -147,7 +148,9 @@ fn is_left_over(path: &Path, at: &SocketAddrUnix) -> bool {
 
 impl Drop for Acceptor {
     fn drop(&mut self) {
-        if let Some(file) = &self.file {
+        if let Some((file, made)) = &self.file
+            && lstat(file).is_ok_and(|now| (now.st_dev, now.st_ino) == *made)
+        {
             let _ = unlink(file);
         }
     }

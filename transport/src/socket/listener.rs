@@ -49,7 +49,9 @@ pub enum ListenError {
     #[error(transparent)]
     Unresolved(Closed),
     /// The address can be reached from other hosts, which was not asked for.
-    #[error("the address is not loopback; say that clients of other hosts are meant address={0}")]
+    #[error(
+        "other hosts can reach this address: allow it (--beyond-this-host, with keys) or listen at loopback address={0}"
+    )]
     BeyondThisHost(Address),
     /// Clients of other hosts would not be known by a key.
     #[error("clients of other hosts must be known by a key address={0}")]

@@ -195,10 +195,12 @@ fn repair(dirs: &[PathBuf], wish: Wish) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// An error, which says what would be dropped, if a directory holds no file of the store and nobody said that it is lost.
+/// An error, which says what would be dropped, if segments are missing and the operator did not say that they are lost.
 fn allow_missing(disk: &OnDisk, look: Option<&Look>, wish: Wish) -> anyhow::Result<()> {
+    disk.require_plain_segments()?;
     let missing = disk.missing()?;
-    let Some(first) = missing.first().filter(|_| !wish.drop_missing_dirs) else {
+    let first = missing.first().map(|first| disk.is_missing(*first)).or_else(|| disk.lacks_segments());
+    let Some(first) = first.filter(|_| !wish.drop_missing_dirs) else {
         return match missing.iter().find(|(_, dir)| !dir.exists()) {
             Some((_, dir)) => bail!("the directory is to be made first dir={}", dir.display()),
             None => Ok(()),
@@ -211,10 +213,7 @@ fn allow_missing(disk: &OnDisk, look: Option<&Look>, wish: Wish) -> anyhow::Resu
         }
         None => "everything: there is no manifest in the other directories".to_owned(),
     };
-    bail!(
-        "{}; repair would drop {loss}; if the drive is lost for good, say so with --drop-missing-dirs",
-        disk.is_missing(*first)
-    )
+    bail!("{first}; repair would drop {loss}; if the drive is lost for good, say so with --drop-missing-dirs")
 }
 
 fn tell(report: &Report, dirs: &[PathBuf], json: bool) -> anyhow::Result<()> {
