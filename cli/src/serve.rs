@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Scope;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use pagelith::Store;
 use pagelith::config::{Config, Size, SizeError, ValidConfig};
@@ -124,10 +124,10 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
         closed.unsaved_bytes,
     );
     served?;
+    let is_whole = closed.unsaved_objects == 0 && closed.flushed.lost_objects == 0;
     match closed.error {
-        Some(error) if closed.unsaved_objects > 0 || closed.flushed.lost_objects > 0 => {
-            Err(error).context("not everything is durable")
-        }
+        Some(error) if !is_whole => Err(error).context("not everything is durable"),
+        None if !is_whole => bail!("not everything is durable"),
         // Such as of a file system that was full from the start.
         Some(error) => {
             log!("the ssd tier took nothing at the end, and nothing was to be written: {error}");

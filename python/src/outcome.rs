@@ -133,7 +133,7 @@ impl CloseReport {
     /// Why something is not durable; `None` if everything is.
     pub fn loss(&self) -> Option<&str> {
         let is_whole = self.unsaved_objects == 0 && self.lost_objects == 0;
-        self.error.as_deref().filter(|_| !is_whole)
+        (!is_whole).then(|| self.error.as_deref().unwrap_or("objects could not be written"))
     }
 }
 

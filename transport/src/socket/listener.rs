@@ -50,7 +50,7 @@ pub enum ListenError {
     Unresolved(Closed),
     /// The address can be reached from other hosts, which was not asked for.
     #[error(
-        "other hosts can reach this address: allow it (--beyond-this-host, with keys) or listen at loopback address={0}"
+        "the address is not loopback: allow other hosts (--beyond-this-host, with keys) or listen at loopback address={0}"
     )]
     BeyondThisHost(Address),
     /// Clients of other hosts would not be known by a key.
