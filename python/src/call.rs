@@ -7,6 +7,7 @@ use pagelith::{GetSlice, Options, PutSlice};
 use pyo3::prelude::*;
 
 use crate::errors::InvalidError;
+use crate::given::{Listed, Memories};
 use crate::keys::{Key, keys};
 use crate::memory::Memory;
 use crate::outcome::PutOutcome;
@@ -57,11 +58,9 @@ pub struct Puts {
 }
 
 impl Puts {
-    pub fn of(given: Vec<Bound<'_, Key>>, sources: &[Bound<'_, PyAny>]) -> PyResult<Puts> {
-        let memory = Memory::to_read(sources)?;
-        let keys = keys(given);
-        as_many(keys.len(), memory.len())?;
-        Ok(Puts { keys, memory })
+    pub fn of(given: Vec<Bound<'_, Key>>, sources: &Memories<'_>) -> PyResult<Puts> {
+        as_many(given.len(), sources.0.len())?;
+        Ok(Puts { keys: keys(given), memory: Memory::to_read(&sources.0)? })
     }
 
     /// Lend the memory to a call.
@@ -75,7 +74,7 @@ impl Puts {
 /// Lend the memory of objects to `put`.
 pub fn puts(
     given: Vec<Bound<'_, Key>>,
-    sources: &[Bound<'_, PyAny>],
+    sources: &Memories<'_>,
     put: impl FnOnce(Objects<'_>) -> PyResult<Vec<pagelith::Result<pagelith::PutOutcome>>>,
 ) -> PyResult<Vec<PutOutcome>> {
     let outcomes = put(Puts::of(given, sources)?.lend())?;
@@ -122,18 +121,17 @@ pub struct Gets {
 impl Gets {
     pub fn of(
         given: Vec<Bound<'_, Key>>,
-        destinations: &[Bound<'_, PyAny>],
-        ranges: Option<Vec<Span>>,
+        destinations: &Memories<'_>,
+        ranges: Option<Listed<Span>>,
     ) -> PyResult<Gets> {
-        let memory = Memory::to_write(destinations)?;
+        as_many(given.len(), destinations.0.len())?;
         let keys = keys(given);
-        as_many(keys.len(), memory.len())?;
-        let ranges = ranges.unwrap_or_else(|| vec![None; keys.len()]);
+        let ranges = ranges.map_or_else(|| vec![None; keys.len()], |ranges| ranges.0);
         if ranges.len() != keys.len() {
             let (keys, ranges) = (keys.len(), ranges.len());
             return Err(InvalidError::new_err(format!("a range for each key keys={keys} ranges={ranges}")));
         }
-        Ok(Gets { keys, ranges, memory })
+        Ok(Gets { keys, ranges, memory: Memory::to_write(&destinations.0)? })
     }
 
     /// Lend the memory to a call.

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 
 use crate::call::{Request, put_options, puts};
 use crate::errors::{UnavailableError, raised};
+use crate::given::Memories;
 use crate::keys::Key;
 use crate::outcome::PutOutcome;
 use crate::reached::Reached;
@@ -152,7 +153,7 @@ impl Group {
         &self,
         py: Python<'_>,
         keys: Vec<Bound<'_, Key>>,
-        sources: Vec<Bound<'_, PyAny>>,
+        sources: Memories<'_>,
         request: Option<&Bound<'_, Request>>,
         depth: u32,
         timeout: Option<f64>,

@@ -4,6 +4,7 @@ use pagelith::layouts::ids::PrefixHash;
 use pagelith::layouts::key::ObjectKey;
 use pyo3::prelude::*;
 
+use crate::given::Listed;
 use crate::keys::{Key, Page, keys};
 
 /// Which lengths a pool allows, owned.
@@ -41,9 +42,9 @@ impl PoolQuery {
         objects: Vec<Bound<'_, Key>>,
         block_pages: usize,
         group_pages: usize,
-        pages: Vec<Page>,
+        pages: Listed<Page>,
     ) -> PoolQuery {
-        let pages = pages.into_iter().map(|page| page.0).collect();
+        let pages = pages.0.into_iter().map(|page| page.0).collect();
         PoolQuery {
             objects: keys(objects),
             policy: Policy::BlockGroups { block_pages, group_pages, keys: pages },

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors::InvalidError;
+use crate::given::{Listed, Octets};
 
 /// Who may share pages: two namespaces that differ in any field never see each other's.
 #[pyclass(frozen, eq, hash, module = "pagelith")]
@@ -28,8 +29,8 @@ impl Namespace {
         page_tokens: u32,
         layout: &str,
         layout_version: u32,
-        layer_split: Option<Vec<(u32, u32)>>,
-        extra: Option<Vec<(String, String)>>,
+        layer_split: Option<Listed<(u32, u32)>>,
+        extra: Option<Listed<(String, String)>>,
     ) -> Namespace {
         let facts = Facts {
             tenant: tenant.into(),
@@ -41,10 +42,10 @@ impl Namespace {
             layout_version,
             layer_split: layer_split
                 .into_iter()
-                .flatten()
+                .flat_map(|split| split.0)
                 .map(|(from, to)| LayerRange { from, to })
                 .collect(),
-            extra: extra.unwrap_or_default(),
+            extra: extra.map(|extra| extra.0).unwrap_or_default(),
         };
         Namespace(facts.id())
     }
@@ -91,8 +92,8 @@ impl Key {
     }
 
     /// The same object of several pages.
-    fn on_pages(&self, pages: Vec<Page>) -> Vec<Key> {
-        pages.into_iter().map(|page| Key(self.0.on_page(page.0))).collect()
+    fn on_pages(&self, pages: Listed<Page>) -> Vec<Key> {
+        pages.0.into_iter().map(|page| Key(self.0.on_page(page.0))).collect()
     }
 
     #[getter]
@@ -140,7 +141,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Page {
         if let Ok(text) = given.extract::<String>() {
             return Ok(Page(opaque_hash(text.as_bytes())));
         }
-        let bytes = given.extract::<Vec<u8>>()?;
+        let Octets(bytes) = given.extract()?;
         let hash = <[u8; 32]>::try_from(bytes.as_slice());
         let wrong = |_| InvalidError::new_err(format!("a page's hash has 32 bytes length={}", bytes.len()));
         hash.map(|hash| Page(PrefixHash(hash))).map_err(wrong)

@@ -2,6 +2,8 @@
 //!
 //! A buffer or tensor is exported for as long as it is used here, so that Python neither frees nor resizes it. An address is the
 //! caller's word: a host pool that outlives its store.
+//!
+//! Where a piece lies and how long it is is asked once, when it is exported: what is checked is what is used.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -10,9 +12,10 @@ use std::ptr::NonNull;
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::PyTuple;
 
 use crate::errors::InvalidError;
+use crate::given::Pieces as Given;
 use crate::tensor;
 
 /// What `PyObject_GetBuffer` fills. It is the same in every Python from 3.0 on, and part of the stable ABI from 3.11 on; pyo3
@@ -78,18 +81,13 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Of how many objects.
-    pub fn len(&self) -> usize {
-        self.objects.len()
-    }
-
     /// Memory to be read: for each object a buffer, an (address, length), or a list of those.
-    pub fn to_read(given: &[Bound<'_, PyAny>]) -> PyResult<Memory> {
+    pub fn to_read(given: &[Given<'_>]) -> PyResult<Memory> {
         Memory::of(given, READ)
     }
 
     /// Memory to be written, of which no byte is named twice.
-    pub fn to_write(given: &[Bound<'_, PyAny>]) -> PyResult<Memory> {
+    pub fn to_write(given: &[Given<'_>]) -> PyResult<Memory> {
         let memory = Memory::of(given, WRITE)?;
         // An empty piece is no byte of anybody's, and would hide that its neighbours meet.
         let pieces = memory.objects.iter().flatten().filter(|(_, length)| *length > 0);
@@ -137,15 +135,13 @@ impl Memory {
         self.objects.iter().map(|pieces| pieces.iter().map(slice).collect()).collect()
     }
 
-    fn of(given: &[Bound<'_, PyAny>], flags: c_int) -> PyResult<Memory> {
+    fn of(given: &[Given<'_>], flags: c_int) -> PyResult<Memory> {
         let objects = Vec::with_capacity(given.len());
         let mut memory = Memory { objects, _views: Vec::new(), _tensors: Vec::new() };
         for object in given {
-            let mut pieces = Vec::with_capacity(1);
-            match object.cast::<PyList>() {
-                Ok(list) => list.iter().try_for_each(|piece| memory.piece(&piece, flags, &mut pieces))?,
-                Err(_) => memory.piece(object, flags, &mut pieces)?,
-            }
+            let given = object.as_slice();
+            let mut pieces = Vec::with_capacity(given.len());
+            given.iter().try_for_each(|piece| memory.piece(piece, flags, &mut pieces))?;
             memory.objects.push(pieces);
         }
         Ok(memory)

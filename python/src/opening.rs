@@ -13,6 +13,7 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use serde_json::{Map, Value};
 
 use crate::errors::{InvalidError, raised, refused};
+use crate::given::{Octets, entries};
 use crate::log;
 use crate::reached::Reached;
 
@@ -35,11 +36,11 @@ pub fn open(
 }
 
 /// Attach to the store process at an address.
-pub fn attach(py: Python<'_>, address: &str, key: Option<(String, Vec<u8>)>) -> PyResult<Reached> {
+pub fn attach(py: Python<'_>, address: &str, key: Option<(String, Octets)>) -> PyResult<Reached> {
     let wrong = |error: &dyn std::fmt::Display| InvalidError::new_err(error.to_string());
     let address: Address =
         address.parse().map_err(|error| wrong(&format_args!("{error} address={address:?}")))?;
-    let key = key.map(|(name, secret)| Key::new(&name, &secret)).transpose();
+    let key = key.map(|(name, Octets(secret))| Key::new(&name, &secret)).transpose();
     let key = key.map_err(|error| wrong(&error))?;
     log::begin(py)?;
     let attached = py.detach(|| Reached::attach(&address, key.as_ref()));
@@ -102,7 +103,9 @@ fn value(given: &Bound<'_, PyAny>, at: &str, depth: usize) -> PyResult<Value> {
             .map_or_else(|| Value::String(number.to_string()), Value::Number))
     } else if let Ok(dict) = given.cast::<PyDict>() {
         let mut table = Map::new();
-        for (key, entry) in dict.iter() {
+        // Copied, as lists are.
+        for item in dict.items() {
+            let (key, entry): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
             let Ok(name) = key.extract::<String>() else {
                 return Err(wrong("a name of a setting must be a string"));
             };
@@ -111,9 +114,9 @@ fn value(given: &Bound<'_, PyAny>, at: &str, depth: usize) -> PyResult<Value> {
         }
         Ok(Value::Object(table))
     } else if given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>() {
-        given
-            .try_iter()?
-            .map(|entry| value(&entry?, at, depth + 1))
+        entries(given.as_borrowed())?
+            .iter()
+            .map(|entry| value(entry, at, depth + 1))
             .collect::<PyResult<_>>()
             .map(Value::Array)
     } else if given.is_instance_of::<PyInt>() || given.hasattr("__index__")? {

@@ -3,9 +3,11 @@
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use pyo3::types::{PyMemoryView, PyTuple};
+use pyo3::types::PyTuple;
 
 use crate::errors::raised;
+use crate::given::Pieces;
+use crate::lent::Lent;
 use crate::memory::Memory;
 use crate::reached::Reached;
 use crate::store::{Store, is_forked};
@@ -21,21 +23,21 @@ pub struct Registration {
 struct Held {
     /// Dropped before the memory may go.
     _registration: pagelith::Registration,
-    _memory: Py<PyAny>,
+    /// As it was exported, for as long: a buffer is not resized meanwhile. What an address names is the caller's to keep.
+    _memory: Lent<Memory>,
 }
 
 impl Registration {
     /// Register one memory with `store`.
     pub fn of(store: &Store, memory: &Bound<'_, PyAny>, process: u32) -> PyResult<Registration> {
         let py = memory.py();
-        // A view of it keeps what has a buffer from being resized; a tensor or an address is the caller's to keep.
-        let keep = PyMemoryView::from(memory).map_or_else(|_| memory.clone(), |view| view.into_any());
-        let (base, len) = Memory::to_write(std::slice::from_ref(&keep))?.only()?;
+        let memory = Memory::to_write(&[Pieces::of(memory.clone())])?;
+        let (base, len) = memory.only()?;
         let base = base.as_ptr() as usize;
         let registered = store.with(py, |store: &Reached| store.register(base as *const u8, len))?;
         let registration = registered.map_err(|error| raised(&error))?;
         let used = registration.is_used();
-        let held = Held { _registration: registration, _memory: keep.unbind() };
+        let held = Held { _registration: registration, _memory: Lent::of(memory) };
         Ok(Registration { held: Mutex::new(Some(held)), used, process })
     }
 }

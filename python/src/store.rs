@@ -13,6 +13,7 @@ use crate::call::{Gets, Puts, Request, Span, options, put_options, put_pages, pu
 use crate::closing::{Held, close_at_exit, close_once, end};
 use crate::errors::{ClosedError, ForkedError, InternalError, InvalidError, UnavailableError, raised};
 use crate::events::Event;
+use crate::given::{Listed, Memories, Octets};
 use crate::group::Group;
 use crate::hits::{PagesFound, PoolQuery};
 use crate::keys::{Key, Namespace, Page, keys};
@@ -110,7 +111,7 @@ impl Store {
     /// secret, where it demands one.
     #[staticmethod]
     #[pyo3(signature = (address, *, key=None))]
-    fn attach(py: Python<'_>, address: &str, key: Option<(String, Vec<u8>)>) -> PyResult<Store> {
+    fn attach(py: Python<'_>, address: &str, key: Option<(String, Octets)>) -> PyResult<Store> {
         Store::of(py, opening::attach(py, address, key)?, None)
     }
 
@@ -152,7 +153,7 @@ impl Store {
         &self,
         py: Python<'_>,
         keys: Vec<Bound<'_, Key>>,
-        sources: Vec<Bound<'_, PyAny>>,
+        sources: Memories<'_>,
         request: Option<&Bound<'_, Request>>,
         depth: u32,
         timeout: Option<f64>,
@@ -169,7 +170,7 @@ impl Store {
         &self,
         py: Python<'_>,
         keys: Vec<Bound<'_, Key>>,
-        sources: Vec<Bound<'_, PyAny>>,
+        sources: Memories<'_>,
         base: Option<&Bound<'_, Key>>,
         request: Option<&Bound<'_, Request>>,
         depth: u32,
@@ -194,7 +195,7 @@ impl Store {
         &self,
         py: Python<'_>,
         keys: Vec<Bound<'_, Key>>,
-        sources: Vec<Bound<'_, PyAny>>,
+        sources: Memories<'_>,
         base: Option<&Bound<'_, Key>>,
         required: Option<Vec<Bound<'_, Key>>>,
         request: Option<&Bound<'_, Request>>,
@@ -229,8 +230,8 @@ impl Store {
         &self,
         py: Python<'_>,
         keys: Vec<Bound<'_, Key>>,
-        destinations: Vec<Bound<'_, PyAny>>,
-        ranges: Option<Vec<Span>>,
+        destinations: Memories<'_>,
+        ranges: Option<Listed<Span>>,
         request: Option<&Bound<'_, Request>>,
         depth: u32,
         timeout: Option<f64>,
@@ -251,8 +252,8 @@ impl Store {
         &self,
         py: Python<'_>,
         keys: Vec<Bound<'_, Key>>,
-        destinations: Vec<Bound<'_, PyAny>>,
-        ranges: Option<Vec<Span>>,
+        destinations: Memories<'_>,
+        ranges: Option<Listed<Span>>,
         request: Option<&Bound<'_, Request>>,
         depth: u32,
         timeout: Option<f64>,
@@ -269,7 +270,7 @@ impl Store {
         &self,
         py: Python<'_>,
         keys: Vec<Bound<'_, Key>>,
-        sources: Vec<Bound<'_, PyAny>>,
+        sources: Memories<'_>,
         request: Option<&Bound<'_, Request>>,
         depth: u32,
         timeout: Option<f64>,
@@ -287,7 +288,7 @@ impl Store {
         &self,
         py: Python<'_>,
         keys: Vec<Bound<'_, Key>>,
-        sources: Vec<Bound<'_, PyAny>>,
+        sources: Memories<'_>,
         base: Option<&Bound<'_, Key>>,
         required: Option<Vec<Bound<'_, Key>>>,
         request: Option<&Bound<'_, Request>>,
@@ -338,7 +339,7 @@ impl Store {
     fn exists_groups(
         &self,
         py: Python<'_>,
-        pages: Vec<Page>,
+        pages: Listed<Page>,
         anchor: Vec<Bound<'_, Key>>,
         pools: Option<Vec<Bound<'_, PoolQuery>>>,
         request: Option<&Bound<'_, Request>>,
@@ -346,7 +347,7 @@ impl Store {
         timeout: Option<f64>,
     ) -> PyResult<PagesFound> {
         let (anchor, options) = (keys(anchor), options(request, depth, timeout)?);
-        let pages: Vec<_> = pages.into_iter().map(|page| page.0).collect();
+        let pages: Vec<_> = pages.0.into_iter().map(|page| page.0).collect();
         let pools: Vec<_> = pools.iter().flatten().map(|pool| pool.get().lent()).collect();
         let query = pagelith::PagesQuery { pages: &pages, anchor: &anchor, pools: &pools };
         let found = self.with(py, |store| store.exists_groups(&query, options))?;

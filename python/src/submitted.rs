@@ -18,6 +18,7 @@ use pyo3::types::{PyCFunction, PyDict, PyList, PyTuple};
 
 use crate::call::seconds;
 use crate::errors::{ClosedError, ForkedError, InternalError, raised};
+use crate::lent::Lent;
 use crate::store::is_forked;
 
 /// Batches of one store that are under way at a time; the others wait.
@@ -139,28 +140,6 @@ impl Work {
     }
 }
 
-/// What a batch has of Python's: memory that is lent. It is let go of where the interpreter's lock is held, or never.
-struct Lent<T>(Option<T>);
-
-// SAFETY: what keeps buffers and tensors belongs to no thread, and asks of whoever drops it for the interpreter's lock alone, which `drop` takes; where
-// there is none to be had, nothing is dropped. Addresses and keys are plain.
-unsafe impl<T> Send for Lent<T> {}
-
-impl<T> Lent<T> {
-    fn get(&mut self) -> Option<&mut T> {
-        self.0.as_mut()
-    }
-}
-
-impl<T> Drop for Lent<T> {
-    fn drop(&mut self) {
-        let mut lent = self.0.take();
-        Python::try_attach(|_| drop(lent.take()));
-        // The interpreter is going, and whom it belonged to.
-        std::mem::forget(lent);
-    }
-}
-
 /// What became of a batch, and who waits to be told.
 #[derive(Default)]
 struct Batch {
@@ -259,7 +238,7 @@ impl Submitted {
         told: fn(O) -> P,
     ) -> PyResult<Submitted> {
         let batch = Arc::new(Batch::default());
-        let (theirs, mut lent) = (batch.clone(), Lent(Some(lent)));
+        let (theirs, mut lent) = (batch.clone(), Lent::of(lent));
         let job = move || {
             let done = catch_unwind(AssertUnwindSafe(|| lent.get().and_then(work)));
             // Nothing where the interpreter is going: what is left is the system's then.
