@@ -106,12 +106,23 @@ impl Attached {
     /// the two have no protocol in common; the message says which.
     pub fn attach(dial: Arc<dyn Dial>, clock: Arc<dyn Clock>, timeout: Duration) -> Result<Attached> {
         let link = first_link(&*dial, &*clock, timeout).map_err(|why| not_attached(&why))?;
-        let peer = Peer { name: "store".to_owned(), weight: 1.0, preferred: false, dial };
+        Attached::over(dial, "store".to_owned(), clock, timeout, Some(link))
+    }
+
+    /// Of the store that `dial` reaches, by this link or by the first one that a call can make. The log calls it `name`.
+    fn over(
+        dial: Arc<dyn Dial>,
+        name: String,
+        clock: Arc<dyn Clock>,
+        timeout: Duration,
+        link: Option<Box<dyn Link>>,
+    ) -> Result<Attached> {
+        let peer = Peer { name, weight: 1.0, preferred: false, dial };
         let remote = Arc::new(Remote::new(vec![peer])?);
         let keeper = Arc::new(Keeper::new(remote.clone(), clock.clone(), timeout));
         let groups = Arc::new(Keeper::new(remote.clone(), clock.clone(), timeout));
         let mut desk = Desk::patient(remote.clone());
-        desk.lines.adopt(STORE, link);
+        link.into_iter().for_each(|link| desk.lines.adopt(STORE, link));
         let desks = Mutex::new(Desks { idle: vec![desk], ..Desks::default() });
         let (requests, acked, shows) = (Mutex::new(0), Mutex::default(), Shows::default());
         let listening = Mutex::default();
@@ -134,14 +145,37 @@ impl Attached {
     /// Attach to the store of the process at `address`, which knows this one by `key`. As [`Attached::attach`]. A host name is resolved for
     /// each link.
     pub fn to(address: &Address, key: Option<&Key>, timeout: Duration) -> Result<Attached> {
+        Attached::dialled(address, key, timeout, false)
+    }
+
+    /// As [`Attached::to`], and also if nobody answers there yet: calls are `Unavailable` until the process can be reached, and each tries it as
+    /// after its restart. What answers and refuses this process is an error here too.
+    pub fn expecting(address: &Address, key: Option<&Key>, timeout: Duration) -> Result<Attached> {
+        Attached::dialled(address, key, timeout, true)
+    }
+
+    fn dialled(
+        address: &Address,
+        key: Option<&Key>,
+        timeout: Duration,
+        may_be_down: bool,
+    ) -> Result<Attached> {
         let clock = Arc::new(SystemClock::new());
         let offer = Offer::of_this_build(SystemEntropy.bytes16());
         let dial = SocketDial::new(address.clone(), key.cloned(), offer, clock.clone());
         let shows = dial.shows.clone();
-        let attached = Attached::attach(Arc::new(dial), clock, timeout).map_err(|mut error| {
-            error.message = format!("{} address={address}", error.message);
-            error
-        })?;
+        let link = match first_link(&dial, &*clock, timeout).map_err(|why| not_attached(&why)) {
+            Ok(link) => Some(link),
+            Err(error) if may_be_down && error.kind == ErrorKind::Unavailable => {
+                tracing::warn!(%address, %error, "store process is down, and is expected: nothing is found until it is up");
+                None
+            }
+            Err(mut error) => {
+                error.message = format!("{} address={address}", error.message);
+                return Err(error);
+            }
+        };
+        let attached = Attached::over(Arc::new(dial), address.to_string(), clock, timeout, link)?;
         let attached = Attached { shows, ..attached };
         Ok(attached.looked_at_by(Arc::new(Threads)))
     }

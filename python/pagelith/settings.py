@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from ._native import PagelithError, Registration, Store
+from ._native import PagelithError, Registration, Store, UnavailableError
+from .failures import Failures
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ class StoreSettings:
     # The name by which that process knows this one, and the file with the secret, where it demands one.
     key_name: str | None = of_type(str, "a string", None)
     key_file: str | None = of_type(str, "a string", None)
+    # Start the engine though that process is down: nothing is found or stored until it is up.
+    start_without_store: bool = of_type(bool, "true or false", False)
     # Who may share pages, beside what the engine says of the model.
     tenant: str = of_type(str, "a string", "")
     revision: str = of_type(str, "a string", "")
@@ -73,6 +76,8 @@ class StoreSettings:
             problems.append("it takes 'store' (a store in this process) or 'attach' (a store process), one of the two")
         if (self.key_name is None) != (self.key_file is None) or (self.key_name and not self.attach):
             problems.append("'key_name' and 'key_file' go together, and with 'attach'")
+        if self.start_without_store and not self.attach:
+            problems.append("'start_without_store' goes with 'attach': a store in this process is there or is refused")
         return problems
 
     def open(self, part: str, events_max: int = 0) -> Store:
@@ -81,12 +86,23 @@ class StoreSettings:
         What `store` says is validated by `Store`, and not looked at here: nothing is made before it is right.
         """
         if self.attach is not None:
-            return Store.attach(self.attach, key=self._key())
+            return self._attached(self.attach)
         store = dict(self.store or {})
         events = store.get("events", {})
         if events_max and isinstance(events, dict):
             store["events"] = {"max": events_max, **events}
         return Store(store, subdirectory=part)
+
+    def _attached(self, address: str) -> Store:
+        try:
+            return Store.attach(address, key=self._key(), may_be_down=self.start_without_store)
+        except UnavailableError as error:
+            remedy = "start it (`pagelith serve`), or set 'start_without_store': true to serve without it until it is up"
+            raise UnavailableError(f"{error}: the store process is not there: {remedy}") from error
+
+    def failures(self, log: logging.Logger) -> Failures:
+        """What goes wrong with that store, for this adapter's log."""
+        return Failures(log, self.attach)
 
     def _key(self) -> tuple[str, bytes] | None:
         if self.key_name is None or self.key_file is None:

@@ -36,14 +36,19 @@ pub fn open(
 }
 
 /// Attach to the store process at an address.
-pub fn attach(py: Python<'_>, address: &str, key: Option<(String, Octets)>) -> PyResult<Reached> {
+pub fn attach(
+    py: Python<'_>,
+    address: &str,
+    key: Option<(String, Octets)>,
+    may_be_down: bool,
+) -> PyResult<Reached> {
     let wrong = |error: &dyn std::fmt::Display| InvalidError::new_err(error.to_string());
     let address: Address =
         address.parse().map_err(|error| wrong(&format_args!("{error} address={address:?}")))?;
     let key = key.map(|(name, Octets(secret))| Key::new(&name, &secret)).transpose();
     let key = key.map_err(|error| wrong(&error))?;
     log::begin(py)?;
-    let attached = py.detach(|| Reached::attach(&address, key.as_ref()));
+    let attached = py.detach(|| Reached::attach(&address, key.as_ref(), may_be_down));
     log::deliver(py)?;
     attached.map_err(|error| raised(&error))
 }

@@ -74,8 +74,10 @@ pub enum Reached {
 }
 
 impl Reached {
-    pub fn attach(address: &Address, key: Option<&Key>) -> Result<Reached> {
-        Attached::to(address, key, TIMEOUT).map(|attached| Reached::Attached(Box::new(attached)))
+    /// Attach to a store process, which may be down for now if the caller says so.
+    pub fn attach(address: &Address, key: Option<&Key>, may_be_down: bool) -> Result<Reached> {
+        let attach = if may_be_down { Attached::expecting } else { Attached::to };
+        attach(address, key, TIMEOUT).map(|attached| Reached::Attached(Box::new(attached)))
     }
 
     /// Let the store process look at this process's memory; an own store sees it anyway.

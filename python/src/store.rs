@@ -108,11 +108,16 @@ impl Store {
     }
 
     /// Attach to the store of another process, at `unix:PATH` or `tcp:HOST:PORT`, which knows this one by `key`, a name and a
-    /// secret, where it demands one.
+    /// secret, where it demands one. With `may_be_down` also if nobody answers there: calls fail with UnavailableError until it is up.
     #[staticmethod]
-    #[pyo3(signature = (address, *, key=None))]
-    fn attach(py: Python<'_>, address: &str, key: Option<(String, Octets)>) -> PyResult<Store> {
-        Store::of(py, opening::attach(py, address, key)?, None)
+    #[pyo3(signature = (address, *, key=None, may_be_down=false))]
+    fn attach(
+        py: Python<'_>,
+        address: &str,
+        key: Option<(String, Octets)>,
+        may_be_down: bool,
+    ) -> PyResult<Store> {
+        Store::of(py, opening::attach(py, address, key, may_be_down)?, None)
     }
 
     /// Let the store process that this is attached to look at `length` bytes at `address`, which are a shared mapping of the memfd `fd`

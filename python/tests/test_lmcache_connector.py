@@ -71,7 +71,7 @@ class Key:
         return self.text
 
 
-class Connector(unittest.TestCase):
+class Case(unittest.TestCase):
     def setUp(self):
         self.home = tempfile.TemporaryDirectory()
         self.addCleanup(self.home.cleanup)
@@ -79,11 +79,11 @@ class Connector(unittest.TestCase):
     def run_with(self, body, store=None, **given):
         """Run `body` with a connector, in a loop of its own."""
         ssd = {"dirs": [os.path.join(self.home.name, "ssd")], "bytes": "64MiB", "segment_bytes": "4MiB"}
-        store = store or {"dram": {"bytes": "16MiB"}, "index": {"max_objects": 1000}, "ssd": ssd}
+        store = {"dram": {"bytes": "16MiB"}, "index": {"max_objects": 1000}, "ssd": ssd} if store is None else store
         metadata = types.SimpleNamespace(model_name="a/model", kv_dtype="bf16", chunk_size=256, worker_id=0, world_size=1)
         memory = types.SimpleNamespace(metadata=metadata, config=None, allocate=lambda shapes, dtypes, fmt: Chunk(bytes(shapes[0][0])))
         given = {"revision": "weights-1", **given}
-        extra = {PREFIX + "store": store, **{PREFIX + name: value for name, value in given.items()}, "not ours": 1, 7: "nor this"}
+        extra = {**({PREFIX + "store": store} if store else {}), **{PREFIX + name: value for name, value in given.items()}, "not ours": 1, 7: "nor this"}
         config = types.SimpleNamespace(extra_config=extra, remote_serde="naive")
 
         async def run():
@@ -95,6 +95,8 @@ class Connector(unittest.TestCase):
 
         return asyncio.run(run())
 
+
+class Connector(Case):
     def test_a_key_that_is_given_twice_is_stored_once_with_the_others(self):
         async def body(connector):
             keys = [Key("a"), Key("a"), Key("b"), Key("a")]

@@ -18,7 +18,7 @@ from pagelith.identity.sglang import Now
 QUIET = "pagelith.compat.mooncake"
 
 
-class Client(unittest.TestCase):
+class Case(unittest.TestCase):
     def setUp(self):
         self.memory = ctypes.create_string_buffer(1 << 20)
         self.at = ctypes.addressof(self.memory)
@@ -37,6 +37,8 @@ class Client(unittest.TestCase):
         self.assertEqual(client.register_buffer(self.at, len(self.memory)), 0)
         return client
 
+
+class Client(Case):
     def test_what_is_put_is_got_and_what_is_not_is_its_code(self):
         client = self.client()
         self.assertEqual((client.put("a", b"x" * 4096), client.put("a", b"y" * 4096)), (0, 0))
@@ -59,6 +61,26 @@ class Client(unittest.TestCase):
         self.assertEqual((put, client.get("p")), ([0], b"abef"))
         got = client.batch_get_into_multi_buffers(["p", "q"], [[self.at + 10, self.at + 20], [self.at + 30]], [[1, 3], [4]])
         self.assertEqual((got, self.memory[10:11], self.memory[20:23]), ([4, -704], b"a", b"bef"))
+
+    def test_lists_that_change_in_the_call_are_taken_as_they_were_given(self):
+        client, keys = self.client(), ["a", "b"]
+        self.memory[:8] = b"aaaabbbb"
+
+        class Addresses(list):
+            """What another thread does to a list while a call reads it."""
+
+            def __iter__(self):
+                keys.reverse()
+                return super().__iter__()
+
+        self.assertEqual(client.batch_put_from(keys, Addresses([self.at, self.at + 4]), [4, 4]), [0, 0])
+        self.assertEqual(keys, ["b", "a"])
+        into = [self.at + 100, self.at + 200]
+        self.assertEqual(client.batch_get_into(["a", "b"], into, [4, 4]), [4, 4])
+        self.assertEqual((self.memory[100:104], self.memory[200:204]), (b"aaaa", b"bbbb"))
+        keys[:] = ["a", "b"]
+        self.assertEqual(client.batch_get_into(keys, Addresses(into), [4, 4]), [4, 4])
+        self.assertEqual((keys, self.memory[100:104]), (["b", "a"], b"aaaa"))
 
     def test_memory_that_is_not_registered_is_not_touched(self):
         client = self.client()

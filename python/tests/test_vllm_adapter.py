@@ -30,7 +30,7 @@ def keys(count, group=0, of="block"):
     return [hashlib.sha256(f"{of}{n}".encode()).digest() + group.to_bytes(4, "big") for n in range(count)]
 
 
-class Tier(unittest.TestCase):
+class Case(unittest.TestCase):
     def setUp(self):
         self.home = tempfile.TemporaryDirectory()
         self.addCleanup(self.home.cleanup)
@@ -70,6 +70,8 @@ class Tier(unittest.TestCase):
     def rows(self, rows):
         return [bytes(self.memory[row : row + 1]) for row in rows]
 
+
+class Tier(Case):
     def test_a_job_is_one_batch_reported_once_and_read_by_the_next_process(self):
         tier, chunks = self.tier(), keys(1000)
         self.fill(range(1000), "store")

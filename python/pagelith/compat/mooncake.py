@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import pagelith
 
+from ..failures import Failures
 from ..identity import Identity, ModelError, admit
 from ..identity.host import Now, model_of_this_process, no_engine
 from ..settings import PoolSettings
@@ -58,6 +59,7 @@ _MISSES = {"absent": OBJECT_NOT_FOUND, "gone": OBJECT_NOT_FOUND, "damaged": CHEC
 _LENGTHS_MAX = 65536
 # Where an engine calls `setup`, which has no argument for it.
 _REVISION = "MOONCAKE_PAGELITH_REVISION"
+_WITHOUT = "MOONCAKE_PAGELITH_START_WITHOUT_STORE"
 
 
 class _Names(NamedTuple):
@@ -128,6 +130,7 @@ class MooncakeDistributedStore:
 
     def __init__(self) -> None:
         self._store: pagelith.Store | None = None
+        self._failures = _failures(None)
         self._model: Callable[[], Now] = no_engine
         self._names: _Names | None = None
         self._tenant = self._revision = ""
@@ -155,11 +158,13 @@ class MooncakeDistributedStore:
         enable_client_http_server: bool = False,
         client_http_port: int = 9300,
         revision: str = "",
+        start_without_store: bool = False,
     ) -> int:
         """Open the store. What has no meaning here (metadata, protocol, devices, an engine) is taken.
 
         `revision` is not Mooncake's: a text that keeps objects apart which keys do not, in addition to what an engine in this process
-        says of its model. Where there is none, it has to be given, here or as `MOONCAKE_PAGELITH_REVISION`.
+        says of its model. Where there is none, it has to be given, here or as `MOONCAKE_PAGELITH_REVISION`. Nor is `start_without_store`
+        (`MOONCAKE_PAGELITH_START_WITHOUT_STORE`): a store process may be down, and nothing is found or stored until it is up.
         """
         if isinstance(local_hostname, dict):
             return self._setup_with(local_hostname)
@@ -171,8 +176,10 @@ class MooncakeDistributedStore:
             self._tenant, self._revision = tenant_id, text_of("revision", revision) or os.environ.get(_REVISION, "")
             self._model, self._names = model_of_this_process(), None
             self._known()
+            may_be_down = flag_of("start_without_store", start_without_store) or flag_of(_WITHOUT, os.environ.get(_WITHOUT, "false"))
             if master_server_addr.startswith(("unix:", "tcp:")):
-                store = pagelith.Store.attach(master_server_addr)
+                store = pagelith.Store.attach(master_server_addr, may_be_down=may_be_down)
+                self._failures = _failures(master_server_addr)
             else:
                 store = pagelith.Store(store_settings(dram, path if offload else None))
         except (pagelith.PagelithError, OSError, ValueError) as error:
@@ -267,6 +274,8 @@ class MooncakeDistributedStore:
         return self.batch_is_exist([key])[0]
 
     def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
+        keys = list(keys)
+
         def look(store: pagelith.Store) -> list[int]:
             return [int(here) for here in store.exists(self._keys(keys))]
 
@@ -280,6 +289,7 @@ class MooncakeDistributedStore:
 
     def batch_get_replica_desc(self, keys: Sequence[str]) -> dict[str, list[ReplicaDescriptor]]:
         """Where each is; a byte of it is read to know."""
+        keys = list(keys)
 
         def look(store: pagelith.Store) -> dict[str, list[ReplicaDescriptor]]:
             into = [bytearray(1) for _ in keys]
@@ -295,13 +305,15 @@ class MooncakeDistributedStore:
 
     def put_parts(self, key: str, *parts: Any, config: ReplicateConfig | None = None) -> int:
         def put(store: pagelith.Store) -> int:
-            length = sum(memoryview(part).nbytes for part in parts)
+            # Exported once: what is counted is what is put.
+            views: list[Any] = [memoryview(part) for part in parts]
+            length = sum(view.nbytes for view in views)
             # With its length, so that who gets it needs not know that.
             names = self._known(writes=True)
             data, named = names.data.on_page(key), names.length.on_page(key)
-            outcome = store.put_group([data, named], [list(parts), length.to_bytes(8, "little")], wait=0.0)
+            outcome = store.put_group([data, named], [views, length.to_bytes(8, "little")], wait=0.0)
             code = _put_code(outcome)
-            _note("put", [code], [outcome])
+            self._note_put([outcome])
             if code == OK:
                 self._remember(key, length)
             return code
@@ -309,6 +321,7 @@ class MooncakeDistributedStore:
         return self._guarded(put, lambda code: code)
 
     def put_batch(self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None) -> int:
+        keys, values = list(keys), list(values)
         if len(keys) != len(values):
             logger.error("pagelith: %d keys and %d values are put", len(keys), len(values))
             return INVALID_PARAMS
@@ -333,6 +346,9 @@ class MooncakeDistributedStore:
         return self._put_pieces(keys, lambda: _pieces(addresses, sizes))
 
     def _put_pieces(self, keys: Sequence[str], given: Callable[[], _Pieces]) -> list[int]:
+        # Another thread may change what it gave meanwhile.
+        keys = list(keys)
+
         def put(store: pagelith.Store) -> list[int]:
             names = self._known(writes=True)
             pieces = given()
@@ -342,7 +358,7 @@ class MooncakeDistributedStore:
                 codes[at] = _put_code(outcome)
                 if codes[at] == OK:
                     self._remember(keys[at], sum(size for _, size in pieces[at]))
-            _note("put", [codes[at] for at in some], outcomes)
+            self._note_put(outcomes)
             return codes
 
         return self._guarded(put, lambda code: [code] * len(keys))
@@ -360,7 +376,7 @@ class MooncakeDistributedStore:
         return self._guarded(get, lambda code: b"")
 
     def get_batch(self, keys: Sequence[str]) -> list[bytes]:
-        return [self.get(key) for key in keys]
+        return [self.get(key) for key in list(keys)]
 
     def get_into(self, key: str, address: int, size: int) -> int:
         return self.batch_get_into([key], [address], [size])[0]
@@ -374,13 +390,18 @@ class MooncakeDistributedStore:
         return self._get_pieces(keys, lambda: _pieces(addresses, sizes))
 
     def _get_pieces(self, keys: Sequence[str], given: Callable[[], _Pieces]) -> list[int]:
+        keys = list(keys)
+
         def get(store: pagelith.Store) -> list[int]:
             pieces = given()
             codes, some = self._only_registered(keys, pieces)
-            outcomes = store.get(self._keys([keys[at] for at in some]), [pieces[at] for at in some])
+            names = self._keys([keys[at] for at in some])
+            outcomes = store.get(names, [pieces[at] for at in some])
             for at, outcome in zip(some, outcomes, strict=True):
                 codes[at] = _get_code(outcome)
-            _note("get", [codes[at] for at in some], outcomes)
+            # That there was no staging memory in time is no news.
+            told = [at for at, outcome in enumerate(outcomes) if not isinstance(outcome.error, pagelith.BusyError)]
+            self._failures.read([names[at] for at in told], [outcomes[at] for at in told], "get")
             return codes
 
         return self._guarded(get, lambda code: [code] * len(keys))
@@ -458,6 +479,10 @@ class MooncakeDistributedStore:
         outcome = store.get([self._known().length.on_page(key)], [value])[0]
         return int.from_bytes(value, "little") if outcome else OBJECT_NOT_FOUND
 
+    def _note_put(self, outcomes: Sequence[pagelith.PutOutcome]) -> None:
+        """Say why objects were not taken; no room is no news."""
+        self._failures.written([one for one in outcomes if not isinstance(one.error, pagelith.BusyError | pagelith.NoSpaceError)], "put")
+
     def _guarded(self, body: Callable[[pagelith.Store], _Code], failed: Callable[[int], _Code]) -> _Code:
         """Mooncake's clients read codes and expect no exception."""
         store = self._store
@@ -470,7 +495,7 @@ class MooncakeDistributedStore:
             logger.error("pagelith: %s", error)
             return failed(TRANSFER_FAIL)
         except pagelith.PagelithError as error:
-            logger.error("pagelith: %s", error)
+            self._failures.call("call", error)
             return failed(_PUT_ERRORS.get(type(error).__name__, INTERNAL))
         except (TypeError, ValueError, OverflowError, BufferError) as error:
             logger.error("pagelith: invalid argument: %s", error)
@@ -480,16 +505,12 @@ class MooncakeDistributedStore:
             return failed(INTERNAL)
 
 
+def _failures(attach: str | None) -> Failures:
+    return Failures(logger, attach, always=(pagelith.InvalidError,))
+
+
 def _pieces(addresses: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]) -> _Pieces:
     return [list(zip(some, lengths, strict=True)) for some, lengths in zip(addresses, sizes, strict=True)]
-
-
-def _note(what: str, codes: Sequence[int], outcomes: Sequence[pagelith.PutOutcome | pagelith.GetOutcome]) -> None:
-    """Say why objects of a call were not taken, in one line; no room is no news."""
-    wrong = [outcome.error for code, outcome in zip(codes, outcomes, strict=True) if code < 0 and outcome.error is not None]
-    told = [error for error in wrong if not isinstance(error, pagelith.BusyError | pagelith.NoSpaceError)]
-    if told:
-        logger.error("pagelith: a %s failed for %d of %d objects: %s", what, len(told), len(codes), told[0])
 
 
 def _put_code(outcome: pagelith.PutOutcome) -> int:

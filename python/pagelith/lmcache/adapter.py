@@ -48,15 +48,16 @@ class PagelithL2Adapter(L2AdapterInterface):
         # No capacity: the store makes room by itself, and better knows what was asked for.
         super().__init__(max_capacity_bytes=0)
         self._names = Names(self.settings)
+        self._failures = self.settings.failures(logger)
         self._store = self.settings.open("lmcache")
         self._locks = Locks(self.settings.lock_ms / 1000)
         self._pins: Pins | None = None
         if self.settings.attach is not None:
-            self._pins = Pins(self._store, self.settings, self._locks.expire)
+            self._pins = Pins(self._store, self.settings, self._locks.expire, self._failures)
         self._ids = itertools.count()
-        self._looks: Tasks[Any] = Tasks("look-up", 1)
-        self._loads: Tasks[Any] = Tasks("load", self.settings.read_threads)
-        self._stores: Tasks[Any] = Tasks("store", self.settings.write_threads)
+        self._looks: Tasks[Any] = Tasks("look-up", 1, self._failures)
+        self._loads: Tasks[Any] = Tasks("load", self.settings.read_threads, self._failures)
+        self._stores: Tasks[Any] = Tasks("store", self.settings.write_threads, self._failures)
         self._lock = threading.Lock()
         self._failed: dict[pagelith.Key, None] = {}
         self._counted: dict[Any, int] = {}
@@ -113,7 +114,7 @@ class PagelithL2Adapter(L2AdapterInterface):
     def _put(self, names: list[pagelith.Key], objects: list[Any]) -> list[Any]:
         _check_valid(objects)
         outcomes = self._store.put(names, addresses(objects), wait=self.settings.put_wait_ms / 1000)
-        _note("store", outcomes)
+        self._failures.written(outcomes, "store")
         try:
             _check_valid(objects)
         except ValueError:
@@ -188,7 +189,7 @@ class PagelithL2Adapter(L2AdapterInterface):
         try:
             _check_valid(objects)
             outcomes = self._store.get(names, addresses(objects), timeout=self.settings.get_timeout_ms / 1000)
-            _note("load", outcomes)
+            self._failures.read(names, outcomes, "load")
             loaded = [at for at, outcome in enumerate(outcomes) if outcome]
         finally:
             # Also where the call itself failed: LMCache would go on asking for what it is told is here.
@@ -219,8 +220,8 @@ class PagelithL2Adapter(L2AdapterInterface):
     def _remove(self, names: list[pagelith.Key]) -> bool:
         try:
             self._store.remove(names)
-        except pagelith.PagelithError:
-            logger.exception("pagelith: removing %d objects failed", len(names))
+        except pagelith.PagelithError as error:
+            self._failures.call("removal", error)
             return False
         return True
 
@@ -308,9 +309,3 @@ def _check_valid(objects: Iterable[Any]) -> None:
     """LMCache's locks end after minutes: what waited longer may have lost its memory."""
     if not all(memory.is_valid() for memory in objects):
         raise ValueError("LMCache took a memory object back before it was stored or loaded: its lock ended meanwhile")
-
-
-def _note(what: str, outcomes: Iterable[Any]) -> None:
-    told = [outcome.error for outcome in outcomes if outcome.error is not None]
-    if told:
-        logger.warning("pagelith: a %s failed for %d objects: %s", what, len(told), told[0])

@@ -65,6 +65,7 @@ class PagelithConnector(RemoteConnector):
         self._timeout = self.settings.get_timeout_ms / 1000
         self._look = self.settings.look_timeout_ms / 1000
         self._names: _Names | None = None
+        self._failures = self.settings.failures(logger)
         self._store = self.settings.open(f"lmcache_{metadata.worker_id}of{metadata.world_size}")
 
     def _known(self, writes: bool = False) -> _Names:
@@ -111,7 +112,7 @@ class PagelithConnector(RemoteConnector):
         try:
             return self._store.exists_prefix(self._on(self._known().bytes, keys), timeout=self._look)
         except (pagelith.PagelithError, ModelError) as error:
-            logger.warning("pagelith: a look-up failed: %s", error)
+            self._failures.call("look-up", error)
             return 0
 
     async def batched_async_contains(self, lookup_id: str, keys: list[Any], pin: bool = False) -> int:
@@ -131,10 +132,10 @@ class PagelithConnector(RemoteConnector):
         try:
             names = self._known()
         except ModelError as error:
-            logger.warning("pagelith: a read failed: %s", error)
+            self._failures.call("read", error)
             return found
         facts = [bytearray(self.remote_metadata_bytes) for _ in keys]
-        here = await self._got(self._on(names.facts, keys), facts, "a read")
+        here = await self._got(self._on(names.facts, keys), facts)
         for at, chunk in enumerate(facts):
             if here[at]:
                 told = RemoteMetadata.deserialize(chunk)
@@ -143,7 +144,7 @@ class PagelithConnector(RemoteConnector):
         whole: list[bool] = [False] * len(wanted)
         try:
             objects = self._on(names.bytes, [keys[at] for at in wanted])
-            whole = await self._got(objects, [found[at].byte_array for at in wanted], "a read")
+            whole = await self._got(objects, [found[at].byte_array for at in wanted])
         finally:
             # Whatever came of it, nobody writes there any more.
             for at, ok in zip(wanted, whole, strict=True):
@@ -161,13 +162,13 @@ class PagelithConnector(RemoteConnector):
                 memory.ref_count_down()
         return found[:here]
 
-    async def _got(self, objects: list[pagelith.Key], into: list[Any], what: str) -> list[bool]:
+    async def _got(self, objects: list[pagelith.Key], into: list[Any]) -> list[bool]:
         try:
             outcomes = await self._ended(self._store.submit_get(objects, into, timeout=self._timeout))
         except pagelith.PagelithError as error:
-            logger.warning("pagelith: %s failed: %s", what, error)
+            self._failures.call("read", error)
             return [False] * len(objects)
-        self._note(what, outcomes)
+        self._failures.read(objects, outcomes)
         return [bool(outcome) for outcome in outcomes]
 
     # Writes.
@@ -195,9 +196,9 @@ class PagelithConnector(RemoteConnector):
                 sources += [told.serialize(), held]
             outcomes = await self._ended(self._store.submit_put_pages(objects, sources, wait=self._wait))
         except (pagelith.PagelithError, ModelError) as error:
-            logger.warning("pagelith: a write failed: %s", error)
+            self._failures.call("write", error)
             return
-        self._note("a write", outcomes)
+        self._failures.written(outcomes)
 
     @staticmethod
     async def _ended(batch: Any) -> Any:
@@ -214,7 +215,7 @@ class PagelithConnector(RemoteConnector):
         try:
             return self._store.remove(self._on(self._known().bytes, [key])) > 0
         except (pagelith.PagelithError, ModelError) as error:
-            logger.warning("pagelith: a removal failed: %s", error)
+            self._failures.call("removal", error)
             return False
 
     async def list(self) -> list[str]:
@@ -227,8 +228,3 @@ class PagelithConnector(RemoteConnector):
         finally:
             # For lack of a thread; closing twice is nothing.
             self._store.close()
-
-    def _note(self, what: str, outcomes: Sequence[Any]) -> None:
-        told = [outcome.error for outcome in outcomes if outcome.error is not None]
-        if told:
-            logger.warning("pagelith: %s failed for %d of %d: %s", what, len(told), len(outcomes), told[0])

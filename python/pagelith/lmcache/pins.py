@@ -2,7 +2,6 @@
 thread of their own, so that nobody else waits for its answer.
 """
 
-import logging
 import queue
 import threading
 import time
@@ -11,9 +10,8 @@ from typing import Protocol
 
 import pagelith
 
+from ..failures import Failures
 from .settings import Settings
-
-logger = logging.getLogger(__name__)
 
 # How long no pin is asked for, after one was not to be had.
 _REST_S = 10.0
@@ -36,7 +34,10 @@ class _Held:
 class Pins:
     """Takes pins, and lets go of them. `idle` is called where nothing is to be let go of, once in a while."""
 
-    def __init__(self, store: _Store, settings: Settings, idle: Callable[[], None], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, store: _Store, settings: Settings, idle: Callable[[], None], failures: Failures, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._failures = failures
         self._store, self._now, self._idle = store, now, idle
         self._timeout, self._every = settings.pin_timeout_ms / 1000, settings.lock_ms / 1000
         self._again = float("-inf")
@@ -54,7 +55,7 @@ class Pins:
             return _Held(self._store.pin(names, timeout=self._timeout), self._release_later)
         except pagelith.PagelithError as error:
             self._again = self._now() + _REST_S
-            logger.warning("pagelith: what look-ups find is not pinned for the next %.0f s: %s", _REST_S, error)
+            self._failures.call(f"pin (what look-ups find is not pinned for the next {_REST_S:.0f} s)", error)
             return None
 
     def given_up(self) -> bool:

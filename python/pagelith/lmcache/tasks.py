@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from lmcache.v1.platform import create_event_notifier
 
+from ..failures import Failures
 from ..threads import submit
 
 logger = logging.getLogger(__name__)
@@ -18,8 +19,8 @@ _Result = TypeVar("_Result")
 class Tasks(Generic[_Result]):
     """Each task that was submitted ends once, with one signal, whatever comes of it."""
 
-    def __init__(self, name: str, threads: int) -> None:
-        self._name = name
+    def __init__(self, name: str, threads: int, failures: Failures) -> None:
+        self._name, self._failures = name, failures
         self._threads = ThreadPoolExecutor(threads, f"pagelith-{name}")
         self._event: Any = create_event_notifier()
         self._lock = threading.Lock()
@@ -42,8 +43,8 @@ class Tasks(Generic[_Result]):
     def _run(self, task: int, body: Callable[[], _Result], failed: Callable[[], _Result]) -> None:
         try:
             result = body()
-        except Exception:
-            logger.exception("pagelith: a %s task failed", self._name)
+        except Exception as error:
+            self._failures.call(self._name, error)
             result = failed()
         self._end(task, result)
 

@@ -4,6 +4,7 @@ SGLang publishes events of its GPU and host memory; it asks no storage backend f
 SGLang publishes its own (`publisher.py`). A page is told of by one of its objects: it is whole, or not there.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -46,8 +47,9 @@ class PagesTold:
         self._read: dict[bytes, str] = {}
         # Whether all has to be asked for, since something went that has no name.
         self._doubted = False
-        # From here on; a store that keeps no events says so.
-        taken(store)
+        # From here on; a store that keeps no events says so. One that is down, and may be, is asked the next time.
+        with contextlib.suppress(pagelith.UnavailableError):
+            taken(store)
 
     def take(self) -> list[PageEvent]:
         """The events since this was called last, in the order in which it happened."""

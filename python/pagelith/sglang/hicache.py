@@ -99,6 +99,7 @@ class HiCache(HiCacheStorage):
         self._registered: list[pagelith.Registration] = []
         # Has SGLang's host pool as it was before this backend noted its flushes.
         self._unhook: Callable[[], None] = lambda: None
+        self._failures = self.settings.failures(logger)
         self._listening = Listening(self.settings)
         part = f"rank_{config.dp_rank}_{config.tp_rank}_{config.pp_rank}_{config.attn_cp_rank}"
         try:
@@ -301,15 +302,16 @@ class HiCache(HiCacheStorage):
             objects += of_pages(names.keys[name], [page_of(key) for key in keys])
             into += [pieces for page in pool.memory(indices, len(keys)) for pieces in page]
         outcomes = self._store.get(objects, into, timeout=self._timeout)
-        self._note("read", [outcome.error for outcome in outcomes])
+        self._failures.read(objects, outcomes)
         got, at = [], 0
         for name, keys, _ in asked:
             width = len(names.keys[name])
+            starts = range(at, at + width * len(keys), width)
+            # A page came if all of its objects did.
+            came = [all(outcomes[start : start + width]) for start in starts]
             if name == names.standing:
-                first = slice(at, at + width * len(keys), width)
-                self._listening.read(zip(objects[first], outcomes[first], strict=True))
-            ends = range(at, at + width * len(keys), width)
-            got.append([all(bool(outcome) for outcome in outcomes[start : start + width]) for start in ends])
+                self._listening.read((objects[start], outcomes[start]) for start, ok in zip(starts, came, strict=True) if ok)
+            got.append(came)
             at += width * len(keys)
         whole = sum(sum(pages) for (name, _, _), pages in zip(asked, got, strict=True) if name == names.standing)
         self._measure("prefetch", names, whole, started)
@@ -460,7 +462,7 @@ class HiCache(HiCacheStorage):
     def _put(self, put: Put, **how: Any) -> list[tuple[int, str]]:
         """What became of each page."""
         outcomes = self._store.put_pages(put.keys, put.sources, wait=self._wait, **how)
-        self._note("write", [outcome.error for outcome in outcomes])
+        self._failures.written(outcomes)
         return [(page, outcome.state) for page, outcome in zip(put.pages, outcomes, strict=True)]
 
     # The generic interface: pages as flat tensors, copied by the controller.
@@ -474,7 +476,7 @@ class HiCache(HiCacheStorage):
     def _read_flat(self, keys: Sequence[str], into: Sequence[Any]) -> list[bool]:
         objects = self._standing(keys)
         outcomes = self._store.get(objects, [[_flat(page)] for page in into], timeout=self._timeout)
-        self._note("read", [outcome.error for outcome in outcomes])
+        self._failures.read(objects, outcomes)
         self._listening.read(zip(objects, outcomes, strict=True))
         return [bool(outcome) for outcome in outcomes]
 
@@ -537,14 +539,9 @@ class HiCache(HiCacheStorage):
             # The change itself was logged.
             logger.debug("pagelith: a %s was refused: %s", what, error)
             return failed
-        except Exception:
-            logger.exception("pagelith: a %s failed", what)
+        except Exception as error:
+            self._failures.call(what, error)
             return failed
-
-    def _note(self, what: str, errors: Sequence[Any]) -> None:
-        told = [error for error in errors if error is not None]
-        if told:
-            logger.warning("pagelith: a %s failed for %d of %d: %s", what, len(told), len(errors), told[0])
 
 
 def _flat(page: Any) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from .settings import Settings
 if TYPE_CHECKING:
     from .publisher import Publisher
 
+logger = logging.getLogger(__name__)
+
 _WHERE = "(--hicache-storage-backend-extra-config)"
 
 
@@ -21,7 +24,7 @@ class Listening:
     """Nothing is kept, and reads cost a comparison, where nobody listens."""
 
     def __init__(self, settings: Settings) -> None:
-        self._config = settings.kv_events_config
+        self._config, self._failures = settings.kv_events_config, settings.failures(logger)
         self._on = settings.enable_kv_events
         self._told: PagesTold | None = None
         self._publisher: Publisher | None = None
@@ -32,7 +35,7 @@ class Listening:
             self._on = publishes(self._config)
             if self._on:
                 # It refuses what it cannot publish: before a store is made.
-                self._publisher = Publisher(self._config)
+                self._publisher = Publisher(self._config, self._failures)
 
     @property
     def events_max(self) -> int:

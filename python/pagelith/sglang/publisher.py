@@ -1,7 +1,6 @@
 """Events of pages in the store, published as SGLang publishes its own: by its publisher, in its format, at an endpoint beside its."""
 
 import json
-import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -20,9 +19,8 @@ from sglang.srt.mem_cache.utils import hash_str_to_int64
 from sglang.srt.runtime_context import get_parallel
 
 from .. import PagelithError
+from ..failures import Failures
 from .events import PageEvent, PagesTold
-
-logger = logging.getLogger(__name__)
 
 # How long what happened waits to be told, in seconds.
 _PAUSE = 0.1
@@ -38,14 +36,14 @@ def publishes(config: Mapping[str, Any]) -> bool:
 class Publisher:
     """Publishes what is told, from a thread of its own, between its start and its end."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], failures: Failures) -> None:
+        self._failures = failures
         self._told: PagesTold | None = None
         self._page_tokens = 0
         parallel = get_parallel()
         rank = select_kv_publisher_dp_rank(parallel.attn_dp_size, parallel.attn_dp_rank, parallel.dp_rank)
         self._sink = EventPublisherFactory.create(json.dumps(dict(config)), rank)
         self._end = threading.Event()
-        self._failing = False
         self._thread = threading.Thread(target=self._run, name="pagelith-events", daemon=True)
 
     def start(self, told: PagesTold, page_tokens: int) -> None:
@@ -69,12 +67,8 @@ class Publisher:
     def _publish(self, told: PagesTold) -> None:
         try:
             events = told.take()
-            self._failing = False
-        except PagelithError:
-            # Once, and not ten times a second.
-            if not self._failing:
-                logger.exception("pagelith: the store does not tell what comes and goes")
-            self._failing = True
+        except PagelithError as error:
+            self._failures.call("request for events", error)
             return
         self._send(events)
 

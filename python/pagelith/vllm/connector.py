@@ -1,5 +1,6 @@
 """The connector that vLLM loads: one in the scheduler's process and one in each worker, each with its side of the work."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,6 +26,8 @@ from .pools import Pools
 from .scheduler import Scheduler, by_rank
 from .settings import ConnectorSettings, check
 from .worker import Worker
+
+logger = logging.getLogger(__name__)
 
 
 class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
@@ -78,7 +81,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         groups = self._kv_cache_config.kv_cache_groups
         kinds = [(kind, get_kv_cache_spec_sliding_window(group.kv_cache_spec)) for kind, group in zip(self._kinds, groups, strict=True)]
         later = None if self._asking is None else partial(submit, self._asking)
-        return Listener(store, self._pools, keys, kinds, self.settings.locality, later)
+        return Listener(store, self._pools, keys, kinds, self.settings.locality, later, self.settings.failures(logger))
 
     def shutdown(self) -> None:
         if self._asking is not None:

@@ -5,8 +5,9 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
-from .._native import Event, IncompatibleError, PagelithError, Store
+from .._native import Event, IncompatibleError, PagelithError, Store, UnavailableError
 from ..events import EVENTS_MAX, taken
+from ..failures import Failures
 
 __all__ = ["EVENTS_MAX", "Told"]
 
@@ -26,9 +27,10 @@ class Told:
         name: Callable[[Event], Any],
         make: Callable[[list[Any], bool], Any],
         later: Callable[[Callable[[], None]], Any] | None,
+        failures: Failures,
         cleared: Callable[[Event], list[Any]] | None = None,
     ) -> None:
-        self._store, self._tells = store, True
+        self._store, self._tells, self._failures = store, True, failures
         # The chunks that went with a namespace, where they are known.
         self._cleared = cleared
         # The chunk that an event of the store is of, if it is of one; and an event of chunks, which were removed or stored.
@@ -40,9 +42,9 @@ class Told:
         try:
             # From here on.
             self._drain()
-        except IncompatibleError as error:
-            self._tells = False
-            logger.warning("pagelith: removed chunks are not told of: %s", error)
+        except UnavailableError as error:
+            # A store process that is down, and may be: it is asked again the next time.
+            failures.call("request for events", error)
 
     def look(self, chunks: list[Any], exists: Callable[[], list[bool]]) -> list[bool]:
         """Which of these chunks are here, before the others are put. Those that are may be of an earlier process, and are told of."""
@@ -90,15 +92,20 @@ class Told:
         try:
             with self._lock:
                 self._drain()
-        except PagelithError:
-            logger.exception("pagelith: the store does not tell what comes and goes")
+        except PagelithError as error:
+            self._failures.call("request for events", error)
         finally:
             self._asked = False
 
     def _drain(self) -> Collection[Any]:
         """Take in what the store tells; what it says is gone."""
-        told, _ = taken(self._store)
         gone: set[Any] = set()
+        try:
+            told, _ = taken(self._store)
+        except IncompatibleError as error:
+            self._tells = False
+            logger.warning("pagelith: removed chunks are not told of: %s", error)
+            return gone
         for event in told:
             went = self._cleared(event) if event.kind == "cleared" and self._cleared is not None else []
             gone.update(went)

@@ -1,6 +1,5 @@
 """vLLM's events of the connector: which blocks came into the store and went, whoever stored them and for whatever reason they went."""
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -9,12 +8,11 @@ from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
 import pagelith
 
+from ..failures import Failures
 from .events import Told
 from .hashes import page_of
 from .messages import Paged
 from .pools import Pools
-
-logger = logging.getLogger(__name__)
 
 # Most pages whose state is remembered, and whose tokens: some 64 MB each. Of what is forgotten it is told again when it is met.
 _MAX = 1 << 18
@@ -34,8 +32,9 @@ class Listener:
         kinds: Sequence[tuple[str, int | None]],
         locality: str | None,
         later: Callable[[Callable[[], None]], Any] | None,
+        failures: Failures,
     ) -> None:
-        self._store, self._pools, self._keys = store, pools, keys
+        self._store, self._pools, self._keys, self._failures = store, pools, keys, failures
         # By group, vLLM's name of its kind, and its window.
         self._kinds, self._locality, self._later = kinds, locality, later
         self._spaces = {key.namespace for of in keys for key in of}
@@ -48,7 +47,7 @@ class Listener:
         self._described: dict[bytes, tuple[bytes | None, list[int], int | None, str | None]] = {}
         # Pages whose names are no pages of the store by themselves.
         self._hashed: dict[bytes, bytes] = {}
-        self._told = Told(store, self._named, self._made, later, self._cleared)
+        self._told = Told(store, self._named, self._made, later, failures, self._cleared)
 
     # What the scheduler knows.
 
@@ -89,8 +88,8 @@ class Listener:
     def _meet(self, pages: Collection[Paged]) -> None:
         try:
             self._told.meet(pages, self._found)
-        except pagelith.PagelithError:
-            logger.exception("pagelith: a look-up of %d pages failed, which are not told of", len(pages))
+        except pagelith.PagelithError as error:
+            self._failures.call("look-up for events", error)
 
     def _found(self, pages: Collection[Paged]) -> list[Paged]:
         """Those of which all is here, and was not known to be: it is now."""

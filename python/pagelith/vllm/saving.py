@@ -1,33 +1,32 @@
 """Saves: within the step, or in a thread beside the computation, with what they still read known by block."""
 
-import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from ..failures import Failures
 from ..threads import submit
-
-logger = logging.getLogger(__name__)
 
 
 class Saving:
     """One worker's saves, one after the other in the order in which they were given."""
 
-    def __init__(self, in_thread: bool) -> None:
+    def __init__(self, in_thread: bool, failures: Failures) -> None:
+        self._failures = failures
         self._thread: Any = ThreadPoolExecutor(1, "pagelith-write") if in_thread else None
         self._pending: list[tuple[Future[None], frozenset[int]]] = []
 
     def run(self, body: Callable[[], None], blocks: Collection[int]) -> None:
         """Save, now or soon. Until it is done it reads these blocks of vLLM's."""
         if self._thread is None:
-            logged(body)
+            self._logged(body)
         else:
             self._pending = [one for one in self._pending if not one[0].done()]
             try:
-                save = submit(self._thread, logged, body)
+                save = submit(self._thread, self._logged, body)
             except RuntimeError:
                 # There is no thread for it.
-                logged(body)
+                self._logged(body)
                 return
             if save is not None:
                 self._pending.append((save, frozenset(blocks)))
@@ -52,9 +51,8 @@ class Saving:
         if self._thread is not None:
             self._thread.shutdown(wait=True)
 
-
-def logged(body: Callable[[], None]) -> None:
-    try:
-        body()
-    except Exception:
-        logger.exception("pagelith: blocks could not be stored")
+    def _logged(self, body: Callable[[], None]) -> None:
+        try:
+            body()
+        except Exception as error:
+            self._failures.call("save", error)

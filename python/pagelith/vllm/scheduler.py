@@ -42,6 +42,7 @@ class Scheduler:
         self._settings = settings
         self._opened = opened
         self._store = opened.store
+        self._failures = settings.failures(logger)
         self._pools = pools
         self._loads = loads
         # By pool, the keys on no page of what each rank with bytes of its own has of a page.
@@ -96,8 +97,8 @@ class Scheduler:
         try:
             timeout = self._settings.exists_timeout_ms / 1000
             found = self._store.exists_groups([page_of(one) for one in pages], anchor, queries, depth=depth, timeout=timeout)
-        except pagelith.PagelithError:
-            logger.exception("pagelith: a look-up of %d pages failed", len(pages))
+        except pagelith.PagelithError as error:
+            self._failures.call("look-up", error)
             return 0
         return next((stop for stop in reversed(found.stops) if not self._missed_before(pages, stop)), 0)
 
@@ -203,8 +204,8 @@ class Scheduler:
         try:
             for space in dict.fromkeys(key.namespace for keys in self._keys for key in keys):
                 self._store.clear(space)
-        except pagelith.PagelithError:
-            logger.exception("pagelith: its cache could not be reset")
+        except pagelith.PagelithError as error:
+            self._failures.call("reset of the cache", error)
             return False
         self._missed.clear()
         return True

@@ -84,11 +84,12 @@ class PagelithTier(SecondaryTierManager):
         # Chunks whose hashes are no pages by themselves, by key; only where they are told of.
         self._hashed: dict[pagelith.Key, Any] = {}
         events_max = EVENTS_MAX if self.settings.enable_kv_events else 0
+        self._failures = self.settings.failures(logger)
         self._store = self.settings.open(f"dp_{config.parallel.data_parallel_index}", events_max)
         self._reads = ThreadPoolExecutor(self.settings.read_threads, "pagelith-read")
         self._writes = ThreadPoolExecutor(self.settings.write_threads, "pagelith-write")
         later = None if self.settings.attach is None else partial(submit, self._writes)
-        self._told = Told(self._store, self._chunk, self._event, later) if self.settings.enable_kv_events else None
+        self._told = Told(self._store, self._chunk, self._event, later, self._failures) if self.settings.enable_kv_events else None
         self._registered = self.settings.register(self._store, [(self._base, primary_kv_view.nbytes)])
         # What a store in this process has is known without a wait.
         self._looks = _Looks(self) if self.settings.attach is not None else None
@@ -115,8 +116,8 @@ class PagelithTier(SecondaryTierManager):
     def _here(self, keys: Collection[Any]) -> list[bool]:
         try:
             return self._store.exists([self._key(key) for key in keys])
-        except pagelith.PagelithError:
-            logger.exception("pagelith: a look-up of %d chunks failed", len(keys))
+        except pagelith.PagelithError as error:
+            self._failures.call("look-up", error)
             return [False] * len(keys)
 
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
@@ -157,8 +158,8 @@ class PagelithTier(SecondaryTierManager):
         started, done = time.monotonic(), [False] * len(keys)
         try:
             done = body(keys, [self._key(key) for key in keys], rows)
-        except Exception:
-            logger.exception("pagelith: a job of %d chunks failed", len(keys))
+        except Exception as error:
+            self._failures.call("job", error)
         self._end(job_id, keys, done, time.monotonic() - started)
 
     def _end(self, job_id: int, keys: list[Any], done: list[bool], seconds: float) -> None:
@@ -177,7 +178,7 @@ class PagelithTier(SecondaryTierManager):
             here = self._told.look(chunks, lambda: self._store.exists(keys))
         new = [at for at, there in enumerate(here) if not there]
         outcomes = self._store.put([keys[at] for at in new], [rows[at] for at in new], wait=self.settings.put_wait_ms / 1000)
-        _note("write", outcomes)
+        self._failures.written(outcomes)
         for at, outcome in zip(new, outcomes, strict=True):
             here[at] = bool(outcome)
         if self._told is not None:
@@ -186,7 +187,7 @@ class PagelithTier(SecondaryTierManager):
 
     def _load_chunks(self, _: list[Any], keys: list[pagelith.Key], rows: list[tuple[int, int]]) -> list[bool]:
         outcomes = self._store.get(keys, rows, timeout=self.settings.get_timeout_ms / 1000)
-        _note("read", outcomes)
+        self._failures.read(keys, outcomes)
         return [bool(outcome) for outcome in outcomes]
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
@@ -275,9 +276,3 @@ def _namespace(settings: Settings, config: Any, row_bytes: int, model: Identity)
         layout=str(config.kv_cache_layout or ""),
         extra=extra,
     )
-
-
-def _note(what: str, outcomes: Iterable[Any]) -> None:
-    told = [outcome.error for outcome in outcomes if outcome.error is not None]
-    if told:
-        logger.warning("pagelith: a %s failed for %d chunks: %s", what, len(told), told[0])

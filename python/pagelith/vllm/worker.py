@@ -41,6 +41,7 @@ class Worker:
         self._settings = settings
         self._opened = opened
         self._store = opened.store
+        self._failures = settings.failures(logger)
         self._pools = pools
         self._saves = saves
         self._registered: list[Any] = []
@@ -55,7 +56,7 @@ class Worker:
         self._memory: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Load, list[Object], list[bool]]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(threads, "pagelith-read") if threads else None
-        self._saving = Saving(settings.save_async)
+        self._saving = Saving(settings.save_async, self._failures)
         self._stored: queue.SimpleQueue[set[Paged]] = queue.SimpleQueue()
         self._resets = 0
 
@@ -111,6 +112,8 @@ class Worker:
         whole = [False] * len(objects)
         # One that has no block in one of its groups has nowhere to go.
         wanted = [at for at, one in enumerate(objects) if NULL not in one.blocks]
+        if len(wanted) < len(objects):
+            logger.warning("pagelith: objects have no block in some group, and are not read objects=%d request=%s", len(objects) - len(wanted), load.request)
         keys = self._keys_of([objects[at] for at in wanted], load.pages)
         for start in range(0, len(wanted), memory.at_once):
             part = slice(start, start + memory.at_once)
@@ -120,13 +123,12 @@ class Worker:
                     keys[part], memory.into(into), depth=load.first + into[0].page, timeout=self._settings.get_timeout_ms / 1000
                 )
                 memory.landed(into)
-            except Exception:
-                logger.exception("pagelith: a load of %d blocks failed", len(into))
+            except Exception as error:
+                self._failures.call("load", error)
                 continue
+            self._failures.read(keys[part], outcomes, "load", found=True)
             for at, outcome in zip(wanted[part], outcomes, strict=True):
                 whole[at] = bool(outcome)
-        if not all(whole):
-            logger.warning("pagelith: %d of %d blocks of request %s could not be read", whole.count(False), len(whole), load.request)
         return whole
 
     def _loaded(self, load: Load, objects: Sequence[Object], whole: Sequence[bool]) -> None:
@@ -180,8 +182,8 @@ class Worker:
         if pages:
             try:
                 self._put(list(pages), [list(objects.values()) for objects in pages.values()])
-            except Exception:
-                logger.exception("pagelith: %d pages could not be stored", len(pages))
+            except Exception as error:
+                self._failures.call("save", error)
 
     def _sound(self, step: Step) -> int:
         """How many of the request's pages have bytes of their own behind the step."""
@@ -228,9 +230,7 @@ class Worker:
             outcomes = self._store.put(keys, sources, wait=wait)
         else:
             outcomes = self._store.put_pages(keys, sources, base=base, wait=wait)
-        told = [outcome.error for outcome in outcomes if outcome.error is not None]
-        if told:
-            logger.warning("pagelith: %d of %d blocks could not be stored: %s", len(told), len(outcomes), told[0])
+        self._failures.written(outcomes, "save")
         for group, outcome in zip(batch, outcomes, strict=True):
             for at in group:
                 put.here[at] = bool(outcome)
