@@ -1,0 +1,61 @@
+"""The adapter and the connector for LMCache, over every combination of what may come of their objects."""
+
+import unittest
+
+import test_lmcache_adapter
+import test_lmcache_connector
+from lmcache_stand_ins import Memory, keys
+from outcome_stand_ins import Ending, combinations, whole
+from test_lmcache_connector import Chunk, Key
+
+
+class OfTheAdapter(test_lmcache_adapter.Case):
+    def test_each_object_is_told_as_it_ended_and_found_if_it_came(self):
+        adapter = self.adapter()
+        adapter._store = Ending(adapter._store)
+        stored = [Memory(n) for n in range(3)]
+        for ends in combinations(3):
+            chunks = keys(3, of=str(ends))
+            self.assertEqual(self.store(adapter, chunks, stored)[0], True)
+            names = adapter._names.of_objects(chunks, stored)
+            adapter._store.ends = dict(zip(names, ends, strict=True))
+            into = [Memory() for _ in chunks]
+            came = [int(end == "hit") for end in ends]
+            self.assertEqual(self.load(adapter, chunks, into), came, ends)
+            for memory, right, ok in zip(into, stored, came, strict=True):
+                if ok:
+                    self.assertEqual(memory.buffer.raw, right.buffer.raw, ends)
+            self.assertEqual(self.look(adapter, chunks), came, ends)
+            # What failed is found again once it was stored again.
+            self.store(adapter, chunks, stored)
+            self.assertEqual(self.look(adapter, chunks), [1, 1, 1], ends)
+            adapter.submit_unlock(chunks * 2)
+
+
+class OfTheConnector(test_lmcache_connector.Case):
+    def test_a_chunk_came_if_both_its_bytes_and_what_it_is_came(self):
+        async def body(connector):
+            connector._store = Ending(connector._store)
+            chunks = [Key("a"), Key("b")]
+            await connector.batched_put(chunks, [Chunk(b"1" * 100), Chunk(b"2" * 50)])
+            names = connector._known()
+            each = [one for pair in zip(connector._on(names.facts, chunks), connector._on(names.bytes, chunks)) for one in pair]
+            given = []
+            allocate = connector._memory.allocate
+            connector._memory.allocate = lambda *what: given.append(allocate(*what)) or given[-1]
+            for ends in combinations(4):
+                given.clear()
+                connector._store.ends = dict(zip(each, ends, strict=True))
+                came = [whole(ends[:2]), whole(ends[2:])]
+                got = await connector.batched_get(chunks)
+                self.assertEqual([chunk and bytes(chunk.byte_array) for chunk in got], [b"1" * 100 if came[0] else None, b"2" * 50 if came[1] else None], ends)
+                # Memory of what did not come is LMCache's again.
+                self.assertEqual(sum(chunk.held for chunk in given), sum(came), ends)
+                got = await connector.batched_get_non_blocking("look", chunks)
+                self.assertEqual(len(got), 2 if all(came) else int(came[0]), ends)
+
+        self.run_with(body)
+
+
+if __name__ == "__main__":
+    unittest.main()
