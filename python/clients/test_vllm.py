@@ -293,6 +293,34 @@ class Connectors(Connected):
     few = tight = 1 << 19
     long = 40
 
+    def test_a_damaged_block_under_vllms_default_policy_ends_its_request_and_the_start_said_so(self):
+        given = {"store": self.store("policy")}
+        recompute = self.connected(**given)
+        default = json.dumps({name: value for name, value in json.loads(recompute).items() if name != "kv_load_failure_policy"})
+        self.assert_same(self.live(default))
+        self.assertIn('"kv_load_failure_policy": "recompute"', self.said)
+        flip(self.directory)
+        kept = shutil.copytree(self.directory, self.directory + "_kept")
+        answers = self.live(default)
+        ended = [n for n, one in enumerate(answers) if not one["tokens"]]
+        self.assertGreater(len(ended), 0)
+        self.assertIn("cause=damaged", self.said)
+        # The remedy, over the same files.
+        shutil.rmtree(self.directory)
+        shutil.move(kept, self.directory)
+        self.assert_same(self.live(recompute))
+        self.assertNotIn('"kv_load_failure_policy": "recompute"', self.said)
+
+    def test_an_engine_starts_while_its_store_process_is_down_and_says_so_in_a_line_of_each_side(self):
+        address = "unix:" + os.path.join(self.home, "nobody")
+        self.live(self.connected(attach=address), ends=1)
+        self.assertIn(address, self.said)
+        self.assertIn("'start_without_store': true", self.said)
+        self.assert_same(self.live(self.connected(attach=address, start_without_store=True), VLLM_LIFE_ROUNDS="4"))
+        lines = [line for line in self.said.splitlines() if f"store={address}" in line]
+        self.assertEqual(len(lines), 2, self.said)
+        self.assertNotIn("Traceback", self.said)
+
     def test_connector_of_another_model_finds_nothing(self):
         self.other_models(self.connected(store=self.store("models")))
 

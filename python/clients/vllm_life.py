@@ -142,7 +142,7 @@ def main(folder, transfer):
     for at in range(0, len(prompts), together):
         for answer in engine.generate(prompts[at : at + together], sampling, use_tqdm=False):
             output = answer.outputs[0]
-            logprobs = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids)]
+            logprobs = [step[token].logprob for step, token in zip(output.logprobs or (), output.token_ids)]
             answers.append({"tokens": list(output.token_ids), "logprobs": logprobs, "cached": answer.num_cached_tokens})
     print(f"requests that were preempted: {len(preempted)}", file=sys.stderr)
     if told:

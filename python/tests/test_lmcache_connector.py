@@ -7,6 +7,7 @@ import sys
 import tempfile
 import types
 import unittest
+from unittest import mock
 
 import lmcache_stand_ins  # noqa: F401
 
@@ -42,6 +43,7 @@ stand_in("lmcache.v1.storage_backend")
 stand_in("lmcache.v1.storage_backend.connector")
 stand_in("lmcache.v1.storage_backend.connector.base_connector", RemoteConnector=RemoteConnector)
 
+from pagelith.lmcache import connector as module  # noqa: E402
 from pagelith.lmcache.connector import PREFIX, PagelithConnector  # noqa: E402
 
 
@@ -115,6 +117,19 @@ class Connector(Case):
             return [chunk and bytes(chunk.byte_array) for chunk in await connector.batched_get(keys)]
 
         self.assertEqual(self.run_with(body), [None, None, b"2" * 50])
+
+    def test_connector_in_vllm_that_ends_requests_whose_load_failed_says_so_at_the_start(self):
+        async def body(connector):
+            return None
+
+        for policy, lines in (("fail", 1), ("recompute", 0)):
+            transfer = types.SimpleNamespace(is_kv_consumer=True, kv_load_failure_policy=policy)
+            with mock.patch.object(module, "vllms_transfer", lambda transfer=transfer: transfer), self.assertLogs("pagelith.lmcache.connector", "WARNING") as said:
+                module.logger.warning("nothing")
+                self.run_with(body)
+            self.assertEqual(len(said.output) - 1, lines)
+            for line in said.output[1:]:
+                self.assertRegex(line, '"kv_load_failure_policy": "recompute".*kv_load_failure_policy=fail$')
 
     def test_settings_of_another_type_are_named_and_nothing_is_made(self):
         async def body(connector):

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 from unittest import mock
 
@@ -132,6 +133,19 @@ class Client(Case):
         client = MooncakeDistributedStore()
         self.addCleanup(client.close)
         self.assertEqual((client.setup("host"), client.put("a", b"x")), (0, 0))
+
+    def test_client_of_vllms_that_ends_requests_whose_load_failed_says_so_at_the_start(self):
+        for policy, lines in (("fail", 1), ("recompute", 0)):
+            transfer = types.SimpleNamespace(is_kv_consumer=True, kv_load_failure_policy=policy)
+            # As in a worker of vLLM's: the model is asked elsewhere.
+            engine = types.SimpleNamespace(get_current_vllm_config_or_none=lambda transfer=transfer: types.SimpleNamespace(kv_transfer_config=transfer))
+            no_model = mock.patch.object(mooncake, "model_of_this_process", lambda: mooncake.no_engine)
+            with mock.patch.dict(sys.modules, {"vllm.config": engine}), no_model, self.assertLogs(QUIET, "WARNING") as said:
+                mooncake.logger.warning("nothing")
+                self.client().close()
+            self.assertEqual(len(said.output) - 1, lines)
+            for line in said.output[1:]:
+                self.assertRegex(line, '"kv_load_failure_policy": "recompute".*kv_load_failure_policy=fail$')
 
     def test_objects_of_another_revision_or_another_model_are_not_found(self):
         home = tempfile.TemporaryDirectory()

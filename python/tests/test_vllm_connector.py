@@ -2,6 +2,7 @@
 Under vLLM itself: `python/clients/`.
 """
 
+import logging
 import types
 import unittest
 
@@ -234,6 +235,16 @@ class Connector(Case):
         ):
             with self.subTest(wrong), self.assertRaisesRegex(ValueError, words):
                 self.engine(**wrong)
+
+    def test_a_policy_that_ends_requests_whose_load_failed_is_said_at_the_start_with_the_remedy(self):
+        for policy, role, lines in (("fail", "kv_both", 1), ("fail", "kv_consumer", 1), ("fail", "kv_producer", 0), ("recompute", "kv_both", 0)):
+            with self.subTest(policy=policy, role=role), self.assertLogs("pagelith.vllm.connector", "WARNING") as said:
+                # What there is always.
+                logging.getLogger("pagelith.vllm.connector").warning("nothing")
+                self.engine(policy=policy, role=role).close()
+            self.assertEqual(len(said.output) - 1, lines)
+            for line in said.output[1:]:
+                self.assertRegex(line, '"kv_load_failure_policy": "recompute".*kv_load_failure_policy=fail$')
 
     def test_connector_of_a_model_with_lora_adapters_starts_with_an_explicit_revision_alone(self):
         with_adapters = {"lora": types.SimpleNamespace(lora_dtype="auto")}

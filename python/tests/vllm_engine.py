@@ -110,7 +110,7 @@ class Engine:
         return types.SimpleNamespace(
             kv_transfer_config=types.SimpleNamespace(
                 kv_connector_extra_config=self.extra, engine_id=get("engine", "engine"),
-                is_kv_consumer=self.role != "kv_producer", is_kv_producer=self.role != "kv_consumer",
+                kv_load_failure_policy=get("policy", "recompute"), is_kv_consumer=self.role != "kv_producer", is_kv_producer=self.role != "kv_consumer",
             ),
             kv_events_config=types.SimpleNamespace(enable_kv_cache_events=get("events", False)),
             parallel_config=types.SimpleNamespace(

@@ -22,8 +22,9 @@ import pagelith
 
 from ..failures import Failures
 from ..identity import Identity, ModelError, admit
-from ..identity.host import Now, model_of_this_process, no_engine
+from ..identity.host import Now, model_of_this_process, no_engine, vllms_transfer
 from ..settings import PoolSettings
+from ..vllm.policy import warn_of_failed_loads
 from .mooncake_setup import flag_of, size_of, store_settings, text_of
 
 logger = logging.getLogger(__name__)
@@ -176,6 +177,7 @@ class MooncakeDistributedStore:
             self._tenant, self._revision = tenant_id, text_of("revision", revision) or os.environ.get(_REVISION, "")
             self._model, self._names = model_of_this_process(), None
             self._known()
+            warn_of_failed_loads(logger, vllms_transfer())
             may_be_down = flag_of("start_without_store", start_without_store) or flag_of(_WITHOUT, os.environ.get(_WITHOUT, "false"))
             if master_server_addr.startswith(("unix:", "tcp:")):
                 store = pagelith.Store.attach(master_server_addr, may_be_down=may_be_down)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from .facts import Identity, ModelError
 from .sglang import Now, ServedModel
@@ -37,6 +38,11 @@ def model_of_this_process() -> Callable[[], Now]:
             " nothing says which model this one is for, and no 'revision' stands in for that; start the server again, with one model in a process"
         )
     return no_engine
+
+
+def vllms_transfer() -> Any:
+    """What vLLM's configuration in this process says of its connectors; `None` where there is none."""
+    return getattr(_vllms(), "kv_transfer_config", None)
 
 
 def _vllms() -> object | None:

@@ -16,8 +16,9 @@ from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 import pagelith
 
 from ..identity import Identity, ModelError, admit
-from ..identity.host import model_of_this_process
+from ..identity.host import model_of_this_process, vllms_transfer
 from ..settings import StoreSettings, milliseconds
+from ..vllm.policy import warn_of_failed_loads
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class PagelithConnector(RemoteConnector):
         self.settings = ConnectorSettings.read(where, ours)
         self._model, self._where = model_of_this_process(), where
         admit(self._model().identity, self.settings.revision, where)
+        warn_of_failed_loads(logger, vllms_transfer())
         self._memory = local_cpu_backend
         self._wait = self.settings.put_wait_ms / 1000
         self._timeout = self.settings.get_timeout_ms / 1000

@@ -22,6 +22,7 @@ from .events import EVENTS_MAX
 from .messages import Named, Plan, Report
 from .names import Place, named
 from .opened import Opened
+from .policy import warn_of_failed_loads
 from .pools import Pools
 from .scheduler import Scheduler, by_rank
 from .settings import ConnectorSettings, check
@@ -66,6 +67,7 @@ class PagelithConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: Worker | None = None
         self._asking: ThreadPoolExecutor | None = None
         if role == KVConnectorRole.SCHEDULER:
+            warn_of_failed_loads(logger, transfer)
             self._scheduler = Scheduler(
                 self.settings, opened, self._pools, transfer.is_kv_consumer, partial(self._listener, opened.store) if told else None
             )

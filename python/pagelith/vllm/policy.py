@@ -1,0 +1,13 @@
+"""What vLLM does with a request whose load failed: said at the start, by every connector of its that loads from a store."""
+
+import logging
+from typing import Any
+
+
+def warn_of_failed_loads(log: logging.Logger, transfer: Any) -> None:
+    """Of vLLM's `kv_transfer_config`, if there is one. It does not say whether the policy was asked for or is the default: so this is no error."""
+    if transfer is not None and transfer.is_kv_consumer and getattr(transfer, "kv_load_failure_policy", None) == "fail":
+        log.warning(
+            "pagelith: a request one of whose blocks cannot be read (damaged, late, evicted since it was found) ends with an error and no token."
+            " To have the block computed instead, pass \"kv_load_failure_policy\": \"recompute\" in --kv-transfer-config kv_load_failure_policy=fail"
+        )
