@@ -4,8 +4,8 @@ import unittest
 
 import test_lmcache_adapter
 import test_lmcache_connector
-from lmcache_stand_ins import Memory, keys
-from outcome_stand_ins import Ending, combinations, whole
+from lmcache_stand_ins import SIZE, Memory, keys
+from outcome_stand_ins import STATES, Ending, combinations, is_there, whole
 from test_lmcache_connector import Chunk, Key
 
 
@@ -30,6 +30,17 @@ class OfTheAdapter(test_lmcache_adapter.Case):
             self.store(adapter, chunks, stored)
             self.assertEqual(self.look(adapter, chunks), [1, 1, 1], ends)
             adapter.submit_unlock(chunks * 2)
+
+    def test_a_store_task_succeeded_if_all_its_objects_are_there(self):
+        adapter = self.adapter()
+        adapter._store = Ending(adapter._store)
+        objects = [Memory(n) for n in range(3)]
+        for states in combinations(3, STATES):
+            chunks = keys(3, of=str(states))
+            adapter._store.states = dict(zip(adapter._names.of_objects(chunks, objects), states, strict=True))
+            success, written = self.store(adapter, chunks, objects)
+            self.assertEqual(success, all(map(is_there, states)), states)
+            self.assertEqual(written, states.count("stored") * SIZE, states)
 
 
 class OfTheConnector(test_lmcache_connector.Case):

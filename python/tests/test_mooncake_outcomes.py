@@ -3,7 +3,7 @@
 import unittest
 
 import test_mooncake_api
-from outcome_stand_ins import Ending, combinations, whole
+from outcome_stand_ins import STATES, Ending, combinations, whole
 
 CODES = {"hit": 8, "absent": -704, "damaged": -801, "late": -800, "error": -10}
 
@@ -28,6 +28,15 @@ class Outcomes(test_mooncake_api.Case):
             self.assertEqual(client.batch_get_into_multi_buffers(keys, pieces, [[3, 5]] * 3), codes, ends)
             tiers = [bool(places) for places in client.batch_get_replica_desc(keys).values()]
             self.assertEqual(tiers, [end == "hit" for end in ends], ends)
+
+    def test_each_object_that_is_put_has_the_code_of_how_it_ended(self):
+        client, keys = self.client(), ["a", "b", "c"]
+        client._store = Ending(client._store)
+        self.addCleanup(setattr, client, "_store", client._store._store)
+        for states in combinations(3, STATES):
+            client._store.states = dict(zip(client._keys(keys), states, strict=True))
+            codes = [0 if state in ("stored", "present") else -200 for state in states]
+            self.assertEqual(client.batch_put_from(keys, [self.at, self.at + 8, self.at + 16], [8] * 3), codes, states)
 
     def test_a_value_came_if_its_length_and_its_bytes_came(self):
         client = self.client()

@@ -3,7 +3,7 @@
 import ctypes
 import unittest
 
-from outcome_stand_ins import Ending, combinations, whole
+from outcome_stand_ins import STATES, Ending, combinations, is_there, whole
 from test_sglang_adapter import Case, MHATokenToKVPoolHost, Pool, Transfer, keys, slots
 
 import pagelith
@@ -63,6 +63,19 @@ class Outcomes(Case):
             backend._store.ends = {first: ends[0], second: ends[1]}
             backend.batch_get_v1(pages, slots(10, 1))
             self.assertEqual(len(told), int(whole(ends)), ends)
+
+    def test_a_page_is_written_if_it_is_there_and_a_sidecar_also_if_it_waits_for_its_page(self):
+        backend = self.backend(MHATokenToKVPoolHost(), [("indexer", Pool(length=500))])
+        for states in combinations(2, STATES):
+            pages = keys(2, str(states))
+            of = lambda pool: [self.objects(backend, pool, page)[0] for page in pages]  # noqa: B023, E731
+            backend._store.states = dict(zip(of("indexer"), states, strict=True))
+            said = backend.batch_set_v2([Transfer("indexer", pages, 0)])
+            self.assertEqual(said, {"indexer": [is_there(state) or state == "waiting" for state in states]}, states)
+            backend._store.states = dict(zip(of("kv"), states, strict=True))
+            # Of a page whose sidecar was not taken nothing is put.
+            came = [is_there(state) and ok for state, ok in zip(states, said["indexer"], strict=True)]
+            self.assertEqual(backend.batch_set_v1(pages, slots(0, 2)), came, states)
 
     def test_nothing_is_read_by_a_call_that_fails(self):
         pool, pages = MHATokenToKVPoolHost(), keys(2)

@@ -6,7 +6,7 @@ import random
 import unittest
 
 import test_vllm_adapter
-from outcome_stand_ins import Ending, combinations, whole
+from outcome_stand_ins import STATES, Ending, combinations, is_there, whole
 from test_vllm_groups import HYBRID, apart
 from vllm_engine import TOKENS, Case, hashes
 from vllm_stand_ins import Blocks, LookupResult, Output, Request
@@ -36,6 +36,18 @@ class OfTheTier(test_vllm_adapter.Case):
                 if ok:
                     self.assertEqual(self.rows([10 + at]), self.rows([at]), ends)
 
+    def test_a_job_of_stores_succeeded_if_all_its_chunks_are_there(self):
+        tier, ids = self.tier(), list(range(3))
+        self.addCleanup(tier.shutdown)
+        tier._store = Ending(tier._store)
+        for states in combinations(3, STATES):
+            chunks = test_vllm_adapter.keys(3, of=str(states))
+            tier._store.states = dict(zip(map(tier._key, chunks), states, strict=True))
+            self.run_job(tier.submit_store, chunks, ids)
+            (done,) = self.finished(tier)
+            self.assertEqual(done.success, all(map(is_there, states)), states)
+            self.assertEqual(done.transfer_bytes, sum(map(is_there, states)) * test_vllm_adapter.ROW, states)
+
 
 class OfTheConnector(Case):
     def ending(self, engine):
@@ -60,6 +72,19 @@ class OfTheConnector(Case):
                     self.assertEqual(engine.bytes([block]), engine.bytes([was]), ends)
             found = engine.scheduler.get_num_new_matched_tokens(request, 0)[0]
             self.assertEqual(found, TOKENS * next((at for at, ok in enumerate(came) if not ok), 3), ends)
+
+    def test_a_block_is_told_as_stored_if_it_is_there(self):
+        engine = self.engine(specs=HYBRID, blocks=128)
+        (store,) = self.ending(engine)
+        for states in combinations(2, STATES):
+            prompt, tables = hashes(1, str(states)), apart(1)
+            store.states = dict(zip([*engine.keys(prompt), *engine.keys(prompt, 1)], states, strict=True))
+            told = []
+            engine.scheduler._plans.heard = lambda report, told=told: told.extend(report.stored if report else ())
+            engine.answer(Request(str(states), TOKENS, prompt), tables, {})
+            # What a window needs goes with its page: it is not put where that is not.
+            there = [(pool, prompt[0]) for pool in (0, 1) if all(map(is_there, states[: pool + 1]))]
+            self.assertEqual(sorted(told), there, states)
 
     def test_a_load_of_several_groups_came_if_all_of_its_objects_did(self):
         engine = self.engine(specs=HYBRID, blocks=128)
