@@ -1,7 +1,8 @@
-"""What an adapter says in its engine's log of calls that failed and of objects that could not be read.
+"""Log lines about calls that failed and about objects that could not be read.
 
-A store process that is down fails every call: one line says so, with its address, and no other for a while, which then says how many calls failed
-since. So does each other kind of failure. Objects that could not be read though the store had them are named, with the cause.
+A store process that is down fails every call: one line says so, with its address. The next one comes `EVERY_S` seconds later at the earliest, and has the
+number of calls that failed since. Each other kind of failure has lines of its own, as rarely. Objects that the store had and could not read are named,
+with the cause.
 """
 
 import logging
@@ -26,7 +27,7 @@ _ORDINARY = ("absent", "gone")
 # Kinds that are told apart.
 _KINDS_MAX = 256
 _VALUES = re.compile(r" \w+=")
-# What passes by itself, or with a store process that is started again.
+# Errors that pass by themselves, or with a store process that is started again.
 _PASSING = (UnavailableError, BusyError, NoSpaceError)
 
 
@@ -56,7 +57,7 @@ class Failures:
         self._errors(what, outcomes)
 
     def read(self, keys: "Iterable[Key]", outcomes: "Sequence[GetOutcome]", what: str = "read", found: bool = False) -> None:
-        """A get of these objects returned: some of it may have failed, or may not have come. What was `found` before is named also if it has gone."""
+        """A get of these objects returned: some of it may have failed, or may not have come. Objects that were `found` before are named also if they have gone."""
         if all(outcomes):
             return
         self._errors(what, outcomes)

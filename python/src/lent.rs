@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 
-/// What a batch, or a registration, has of Python's: memory that is lent. It is let go of where the interpreter's lock is held, or never.
+/// Memory of Python's that a batch or a registration has. It is let go of where the interpreter's lock is held, or never.
 pub struct Lent<T>(Option<T>);
 
 // SAFETY: what keeps buffers and tensors belongs to no thread, and asks of whoever drops it for the interpreter's lock alone, which `drop` takes; where

@@ -217,7 +217,7 @@ class Given(unittest.TestCase):
 
             settings["ssd"]["dirs"] = [Path("/nowhere", meddle), Path("/nowhere", settings.clear)]
             settings["close_timeout_ms"] = "words"
-            # What is wrong with them says which were read: all, and none of those that came.
+            # The message says which settings were read: all, and none that came later.
             with self.subTest(change=change), self.assertRaises(pagelith.InvalidError) as raised:
                 pagelith.Store(settings)
             self.assertIn("close_timeout_ms", str(raised.exception))

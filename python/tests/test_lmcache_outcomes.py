@@ -26,7 +26,7 @@ class OfTheAdapter(test_lmcache_adapter.Case):
                 if ok:
                     self.assertEqual(memory.buffer.raw, right.buffer.raw, ends)
             self.assertEqual(self.look(adapter, chunks), came, ends)
-            # What failed is found again once it was stored again.
+            # A failed object is found again once it was stored again.
             self.store(adapter, chunks, stored)
             self.assertEqual(self.look(adapter, chunks), [1, 1, 1], ends)
             adapter.submit_unlock(chunks * 2)

@@ -1,5 +1,5 @@
-"""A store process that is down, under every adapter: the engine starts if its operator says so, its log is not flooded, and what is there when the
-process is up is found.
+"""A store process that is down, under every adapter: the engine starts if its operator says so, its log is not flooded, and pages are stored and found
+once the process is up.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ CALLS = 50
 
 
 class Lines(unittest.TestCase):
-    """What is said, by a clock of the test's."""
+    """Lines in the log, by a clock of the test's."""
 
     def setUp(self):
         self.now = 0.0

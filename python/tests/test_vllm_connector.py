@@ -239,7 +239,7 @@ class Connector(Case):
     def test_a_policy_that_ends_requests_whose_load_failed_is_said_at_the_start_with_the_remedy(self):
         for policy, role, lines in (("fail", "kv_both", 1), ("fail", "kv_consumer", 1), ("fail", "kv_producer", 0), ("recompute", "kv_both", 0)):
             with self.subTest(policy=policy, role=role), self.assertLogs("pagelith.vllm.connector", "WARNING") as said:
-                # What there is always.
+                # `assertLogs` wants a line.
                 logging.getLogger("pagelith.vllm.connector").warning("nothing")
                 self.engine(policy=policy, role=role).close()
             self.assertEqual(len(said.output) - 1, lines)

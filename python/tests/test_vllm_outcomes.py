@@ -82,7 +82,7 @@ class OfTheConnector(Case):
             told = []
             engine.scheduler._plans.heard = lambda report, told=told: told.extend(report.stored if report else ())
             engine.answer(Request(str(states), TOKENS, prompt), tables, {})
-            # What a window needs goes with its page: it is not put where that is not.
+            # A window's object goes with its page: it is not put where that is not.
             there = [(pool, prompt[0]) for pool in (0, 1) if all(map(is_there, states[: pool + 1]))]
             self.assertEqual(sorted(told), there, states)
 
@@ -122,7 +122,7 @@ class OfTheConnector(Case):
 
 
 class Truth:
-    """What is in each token's place of each block: the bytes of its hash, or others."""
+    """The bytes in each token's place of each block: those of its hash, or others."""
 
     def __init__(self, tokens):
         self.tokens, self.wrong = tokens, set()
@@ -165,7 +165,7 @@ class Steps:
         sound = self.spoiled.step(table, computed, scheduled)
         self.truth.step(table, computed, scheduled)
         self.ends[at] = computed + scheduled
-        # What is not whole yet is not stored.
+        # A block that is not whole yet is not stored.
         claimed = min(sound, (computed + scheduled) // TOKENS)
         self.claimed, self.spoiled_ones = self.claimed + claimed, self.spoiled_ones + (sound < len(table))
         return all(self.truth.is_right(block) for block in table[:claimed]), (table, computed, scheduled, sound)

@@ -1,4 +1,4 @@
-"""What vLLM does with a request whose load failed: said at the start, by every connector of its that loads from a store."""
+"""vLLM's policy for requests whose load failed: every connector that loads from a store names it at the start."""
 
 import logging
 from typing import Any
