@@ -17,6 +17,13 @@ use crate::reached::Reached;
 #[pyclass(frozen, module = "pagelith")]
 pub struct Request(pub pagelith::Request);
 
+#[pymethods]
+impl Request {
+    fn __repr__(&self) -> String {
+        format!("{:?}", self.0)
+    }
+}
+
 /// How a call is to be treated.
 pub fn options(request: Option<&Bound<'_, Request>>, depth: u32, timeout: Option<f64>) -> PyResult<Options> {
     let (request, timeout) = (request.map(|request| request.get().0), seconds("timeout", timeout)?);

@@ -1,6 +1,6 @@
 //! The end of a store whose owner says nothing: it is closed with its last reference, or with the interpreter.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, TryLockError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
@@ -17,6 +17,15 @@ pub type Held = RwLock<Option<Reached>>;
 pub fn close_once(held: &Held, timeout: Option<Duration>) -> Option<pagelith::CloseReport> {
     let store = held.write().unwrap_or_else(PoisonError::into_inner).take();
     store.and_then(|store| store.close(timeout))
+}
+
+/// Whether it is closed, or about to be, without waiting for calls under way.
+pub fn is_closed(held: &Held) -> bool {
+    match held.try_read() {
+        Ok(store) => store.is_none(),
+        Err(TryLockError::Poisoned(store)) => store.into_inner().is_none(),
+        Err(TryLockError::WouldBlock) => true,
+    }
 }
 
 /// Have the interpreter close it at its end, if nobody has by then.

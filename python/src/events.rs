@@ -4,6 +4,7 @@ use pagelith::{Event as Told, Tier};
 use pyo3::prelude::*;
 
 use crate::keys::{Key, Namespace};
+use crate::repr::truth;
 
 /// What happened to an object.
 #[pyclass(frozen, module = "pagelith")]
@@ -71,9 +72,11 @@ impl Event {
     fn __repr__(&self) -> String {
         match &self.0 {
             Told::Stored { key, new, .. } => {
+                let new = truth(*new);
                 format!("Event(stored, {}, key={key}, new={new})", self.tier().unwrap_or_default())
             }
             Told::Removed { key, gone, .. } => {
+                let gone = truth(*gone);
                 format!("Event(removed, {}, key={key}, gone={gone})", self.tier().unwrap_or_default())
             }
             Told::Cleared { namespace } => format!("Event(cleared, namespace={namespace})"),

@@ -13,6 +13,7 @@ use crate::given::Memories;
 use crate::keys::Key;
 use crate::outcome::PutOutcome;
 use crate::reached::Reached;
+use crate::repr::truth;
 use crate::store::{Store, is_forked};
 
 /// A group that was begun: its objects become visible together when it is committed.
@@ -185,6 +186,10 @@ impl Group {
             self.over.store(true, Relaxed);
         }
         Ok(outcome)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Group(over={})", truth(self.over.load(Relaxed)))
     }
 
     /// Drop what was put of it.

@@ -50,6 +50,20 @@ impl PoolQuery {
             policy: Policy::BlockGroups { block_pages, group_pages, keys: pages },
         }
     }
+
+    fn __repr__(&self) -> String {
+        let objects = self.objects.len();
+        match &self.policy {
+            Policy::AllPages => format!("PoolQuery(all_pages, objects={objects})"),
+            Policy::TrailingPages(pages) => {
+                format!("PoolQuery(trailing_pages, objects={objects}, pages={pages})")
+            }
+            Policy::BlockGroups { block_pages, group_pages, keys } => format!(
+                "PoolQuery(block_groups, objects={objects}, block_pages={block_pages}, group_pages={group_pages}, pages={})",
+                keys.len()
+            ),
+        }
+    }
 }
 
 impl PoolQuery {
@@ -75,6 +89,17 @@ pub struct PagesFound {
     anchor_pages: usize,
     pool_pages: Vec<usize>,
     stops: Vec<usize>,
+}
+
+#[pymethods]
+impl PagesFound {
+    fn __repr__(&self) -> String {
+        let PagesFound { usable_pages, anchor_pages, pool_pages, stops } = self;
+        let stops = stops.len();
+        format!(
+            "PagesFound(usable_pages={usable_pages}, anchor_pages={anchor_pages}, pool_pages={pool_pages:?}, stops={stops})"
+        )
+    }
 }
 
 impl From<pagelith::PagesFound> for PagesFound {

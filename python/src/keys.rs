@@ -1,7 +1,7 @@
 //! Keys and namespaces.
 
 use pagelith::layouts::ids::{NamespaceId, PrefixHash};
-use pagelith::layouts::key::{ObjectKey, Role};
+use pagelith::layouts::key::{ObjectKey, ParseKeyError, Role};
 use pagelith::layouts::namespace::{LayerRange, Namespace as Facts, opaque_hash};
 use pagelith::layouts::shard::Shard;
 use pyo3::prelude::*;
@@ -10,9 +10,10 @@ use pyo3::types::PyBytes;
 use crate::errors::InvalidError;
 use crate::given::{Listed, Octets};
 
-/// Who may share pages: two namespaces that differ in any field never see each other's.
-#[pyclass(frozen, eq, hash, module = "pagelith")]
-#[derive(Clone, PartialEq, Eq, Hash)]
+/// Who may share pages: two namespaces that differ in any field never see each other's. A value: equal ones are interchangeable, and it can
+/// be copied, pickled and sorted.
+#[pyclass(frozen, eq, ord, hash, module = "pagelith")]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Namespace(pub NamespaceId);
 
 #[pymethods]
@@ -56,14 +57,37 @@ impl Namespace {
         PyBytes::new(py, &self.0.0)
     }
 
+    /// The namespace of this fingerprint, as `id` has it.
+    #[staticmethod]
+    fn of_id(id: &[u8]) -> PyResult<Namespace> {
+        let wrong = |_| InvalidError::new_err(format!("id must have 16 bytes length={}", id.len()));
+        id.try_into().map(|id| Namespace(NamespaceId(id))).map_err(wrong)
+    }
+
+    fn __reduce__<'py>(this: &Bound<'py, Namespace>) -> PyResult<Reduced<'py>> {
+        let made = this.get_type().getattr("of_id")?;
+        Ok((made, (this.get().id(this.py()).into_any(),)))
+    }
+
+    fn __copy__(this: Py<Namespace>) -> Py<Namespace> {
+        this
+    }
+
+    fn __deepcopy__(this: Py<Namespace>, _copied: &Bound<'_, PyAny>) -> Py<Namespace> {
+        this
+    }
+
     fn __repr__(&self) -> String {
         format!("Namespace(id={})", self.0)
     }
 }
 
-/// Names an object: namespace, page, whose state, pool, component and shard.
-#[pyclass(frozen, eq, hash, module = "pagelith")]
-#[derive(Clone, PartialEq, Eq, Hash)]
+/// What a value is pickled as: whom to call, with what.
+type Reduced<'py> = (Bound<'py, PyAny>, (Bound<'py, PyAny>,));
+
+/// Names an object: namespace, page, whose state, pool, component and shard. A value, as a namespace is; `str` has its text.
+#[pyclass(frozen, eq, ord, hash, module = "pagelith")]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(pub ObjectKey);
 
 #[pymethods]
@@ -124,6 +148,29 @@ impl Key {
     #[getter]
     fn shard(&self) -> String {
         self.0.shard().to_string()
+    }
+
+    /// The key of this text, as `str` has it: `NAMESPACE/PAGE/[d:]POOL/COMPONENT/SHARD`, the first two in hexadecimal digits.
+    #[staticmethod]
+    fn parse(text: &str) -> PyResult<Key> {
+        text.parse().map(Key).map_err(|error: ParseKeyError| InvalidError::new_err(error.to_string()))
+    }
+
+    fn __reduce__<'py>(this: &Bound<'py, Key>) -> PyResult<Reduced<'py>> {
+        let made = this.get_type().getattr("parse")?;
+        Ok((made, (this.str()?.into_any(),)))
+    }
+
+    fn __copy__(this: Py<Key>) -> Py<Key> {
+        this
+    }
+
+    fn __deepcopy__(this: Py<Key>, _copied: &Bound<'_, PyAny>) -> Py<Key> {
+        this
+    }
+
+    fn __str__(&self) -> String {
+        self.0.to_string()
     }
 
     fn __repr__(&self) -> String {

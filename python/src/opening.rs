@@ -8,6 +8,7 @@ use pagelith::layouts::{manifest, names};
 use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
 use pagelith::{Config, ValidConfig};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use serde_json::{Map, Value};
@@ -16,6 +17,7 @@ use crate::errors::{InvalidError, raised, refused};
 use crate::given::{Octets, entries};
 use crate::log;
 use crate::reached::Reached;
+use crate::repr::truth;
 
 /// Dictionaries and lists within each other: more than any setting has.
 const DEPTH_MAX: usize = 16;
@@ -24,38 +26,63 @@ const DEPTH_MAX: usize = 16;
 pub fn open(
     py: Python<'_>,
     given: Option<&Bound<'_, PyAny>>,
-    subdirectory: Option<&str>,
-) -> PyResult<(Reached, Py<OpenReport>)> {
-    let config = config(given, subdirectory)?;
+    subdirectory: Option<PathBuf>,
+) -> PyResult<(Reached, String, Py<OpenReport>)> {
+    let config = config(given, subdirectory.as_deref())?;
+    let name = format!("dirs={:?}", config.ssd_dirs());
     log::begin(py)?;
     let opened = py.detach(|| pagelith::Store::open(config));
     log::deliver(py)?;
     let store = opened.map_err(|error| raised(&error))?;
     let report = Py::new(py, OpenReport::of(py, store.opened())?)?;
-    Ok((Reached::Own(Box::new(store)), report))
+    Ok((Reached::Own(Box::new(store)), name, report))
 }
 
-/// Attach to the store process at an address.
+/// Attach to the store process at an address, and say what it is.
 pub fn attach(
     py: Python<'_>,
-    address: &str,
-    key: Option<(String, Octets)>,
+    address: &Bound<'_, PyAny>,
+    key: Option<&Bound<'_, PyAny>>,
     may_be_down: bool,
-) -> PyResult<Reached> {
+) -> PyResult<(Reached, String)> {
     let wrong = |error: &dyn std::fmt::Display| InvalidError::new_err(error.to_string());
+    let address = address_text(address)?;
     let address: Address =
         address.parse().map_err(|error| wrong(&format_args!("{error} address={address:?}")))?;
-    let key = key.map(|(name, Octets(secret))| Key::new(&name, &secret)).transpose();
+    let key = key.map(secret).transpose()?.map(|(name, secret)| Key::new(&name, &secret)).transpose();
     let key = key.map_err(|error| wrong(&error))?;
+    let name = format!("attached=\"{address}\"");
     log::begin(py)?;
     let attached = py.detach(|| Reached::attach(&address, key.as_ref(), may_be_down));
     log::deliver(py)?;
-    attached.map_err(|error| raised(&error))
+    attached.map(|store| (store, name)).map_err(|error| raised(&error))
+}
+
+/// An address is text; a path is that of a Unix socket.
+fn address_text(given: &Bound<'_, PyAny>) -> PyResult<String> {
+    if given.is_instance_of::<PyString>() {
+        return given.extract();
+    }
+    if !given.hasattr("__fspath__")? {
+        let kind = given.get_type().name()?;
+        let text = format!("address must be unix:PATH, tcp:HOST:PORT, or the path of a socket got={kind}");
+        return Err(PyTypeError::new_err(text));
+    }
+    let path: PathBuf = given.extract()?;
+    let path = path.to_str().ok_or_else(|| InvalidError::new_err("address must be a path in UTF-8"))?;
+    Ok(format!("unix:{path}"))
+}
+
+/// A name and a secret, which no message repeats.
+fn secret(given: &Bound<'_, PyAny>) -> PyResult<(String, Vec<u8>)> {
+    let wrong = |_| PyTypeError::new_err("key must be a pair of a name and a secret: a string and bytes");
+    let (name, Octets(secret)) = given.extract().map_err(wrong)?;
+    Ok((name, secret))
 }
 
 /// The settings that Python gave, validated: nothing is made before. With `subdirectory` each of the store's directories is the one of that
 /// name in what `ssd.dirs` says.
-fn config(given: Option<&Bound<'_, PyAny>>, subdirectory: Option<&str>) -> PyResult<ValidConfig> {
+fn config(given: Option<&Bound<'_, PyAny>>, subdirectory: Option<&Path>) -> PyResult<ValidConfig> {
     let (format, text) = match given {
         None => (ConfigFormat::Json, "{}".to_owned()),
         Some(given) if given.is_instance_of::<PyDict>() => {
@@ -70,8 +97,8 @@ fn config(given: Option<&Bound<'_, PyAny>>, subdirectory: Option<&str>) -> PyRes
         }
     };
     if let Some(name) = subdirectory {
-        let mut parts = Path::new(name).components();
-        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name) {
+        let mut parts = name.components();
+        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name.as_os_str()) {
             return Err(InvalidError::new_err(format!("is no name of a directory subdirectory={name:?}")));
         }
     }
@@ -241,7 +268,7 @@ impl OpenReport {
 impl OpenReport {
     fn __repr__(&self) -> String {
         let OpenReport { made, objects, side, segments, torn_records, .. } = self;
-        let side = side.unwrap_or("none");
+        let (made, side) = (truth(*made), side.unwrap_or("none"));
         format!(
             "OpenReport(made={made}, objects={objects}, side={side}, segments={segments}, torn_records={torn_records})"
         )

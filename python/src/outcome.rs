@@ -163,6 +163,17 @@ pub struct FlushReport {
     lost_objects: u64,
 }
 
+#[pymethods]
+impl FlushReport {
+    fn __repr__(&self) -> String {
+        let FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects } = self;
+        format!(
+            "FlushReport(durable_objects={durable_objects}, durable_bytes={durable_bytes}, refused_objects={refused_objects}, \
+             lost_objects={lost_objects})"
+        )
+    }
+}
+
 impl From<pagelith::FlushReport> for FlushReport {
     fn from(report: pagelith::FlushReport) -> FlushReport {
         let pagelith::FlushReport { durable_objects, durable_bytes, refused_objects, lost_objects } = report;

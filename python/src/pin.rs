@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::prelude::*;
 
 use crate::reached::Pinned;
+use crate::repr::truth;
 use crate::store::is_forked;
 
 /// Keeps objects from being evicted and reclaimed. A context manager.
@@ -50,6 +51,10 @@ impl Pin {
             return std::mem::forget(pin);
         }
         py.detach(|| drop(pin));
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        format!("Pin(objects={}, held={})", self.objects, truth(self.held(py)))
     }
 
     fn __enter__(this: Py<Pin>) -> Py<Pin> {

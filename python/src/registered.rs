@@ -10,6 +10,7 @@ use crate::given::Pieces;
 use crate::lent::Lent;
 use crate::memory::Memory;
 use crate::reached::Reached;
+use crate::repr::truth;
 use crate::store::{Store, is_forked};
 
 /// Memory that is registered. A context manager.
@@ -57,6 +58,11 @@ impl Registration {
             // The list of another process's store: its lock may be held for ever here.
             std::mem::forget(held);
         }
+    }
+
+    fn __repr__(&self) -> String {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        format!("Registration(used={}, held={})", truth(self.used), truth(held))
     }
 
     fn __enter__(this: Py<Registration>) -> Py<Registration> {

@@ -1,19 +1,17 @@
 //! A store in this process.
 
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use pagelith::io::shm::{Region, keep_length};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::call::{Gets, Puts, Request, Span, options, put_options, put_pages, puts, seconds, together};
-use crate::closing::{Held, close_at_exit, close_once, end};
+use crate::closing::{Held, close_at_exit, close_once, end, is_closed};
 use crate::errors::{ClosedError, ForkedError, InternalError, InvalidError, UnavailableError, raised};
 use crate::events::Event;
-use crate::given::{Listed, Memories, Octets};
+use crate::given::{Listed, Memories};
 use crate::group::Group;
 use crate::hits::{PagesFound, PoolQuery};
 use crate::keys::{Key, Namespace, Page, keys};
@@ -23,6 +21,8 @@ use crate::outcome::{CloseReport, FlushReport, GetOutcome, PutOutcome};
 use crate::pin::Pin;
 use crate::reached::Reached;
 use crate::registered::Registration;
+use crate::repr::truth;
+use crate::shared;
 use crate::submitted::{Queue, Submitted};
 use crate::view::View;
 
@@ -33,6 +33,8 @@ pub struct Store {
     store: Arc<Held>,
     submitted: Queue,
     process: u32,
+    /// What it is, as it shows itself.
+    name: String,
     report: Option<Py<OpenReport>>,
 }
 
@@ -42,11 +44,11 @@ pub fn is_forked(process: u32) -> bool {
 }
 
 impl Store {
-    fn of(py: Python<'_>, reached: Reached, report: Option<Py<OpenReport>>) -> PyResult<Store> {
+    fn of(py: Python<'_>, reached: Reached, name: String, report: Option<Py<OpenReport>>) -> PyResult<Store> {
         let store = Arc::new(RwLock::new(Some(reached)));
         let process = std::process::id();
         close_at_exit(py, &store, process)?;
-        Ok(Store { store, submitted: Queue::default(), process, report })
+        Ok(Store { store, submitted: Queue::default(), process, name, report })
     }
 
     /// Do something with the store, without the interpreter's lock.
@@ -90,9 +92,13 @@ impl Store {
     /// PAGELITH_... of the environment go before both. With `subdirectory` it lies in the directories of that name below `ssd.dirs`.
     #[new]
     #[pyo3(signature = (config=None, *, subdirectory=None))]
-    fn new(py: Python<'_>, config: Option<Bound<'_, PyAny>>, subdirectory: Option<&str>) -> PyResult<Store> {
-        let (reached, report) = opening::open(py, config.as_ref(), subdirectory)?;
-        Store::of(py, reached, Some(report))
+    fn new(
+        py: Python<'_>,
+        config: Option<Bound<'_, PyAny>>,
+        subdirectory: Option<PathBuf>,
+    ) -> PyResult<Store> {
+        let (reached, name, report) = opening::open(py, config.as_ref(), subdirectory)?;
+        Store::of(py, reached, name, Some(report))
     }
 
     /// What opening the store found; `None` of another process's.
@@ -107,35 +113,25 @@ impl Store {
         opening::bytes_in(&directory)
     }
 
-    /// Attach to the store of another process, at `unix:PATH` or `tcp:HOST:PORT`, which knows this one by `key`, a name and a
+    /// Attach to the store of another process, at `unix:PATH` (or a path) or `tcp:HOST:PORT`, which knows this one by `key`, a name and a
     /// secret, where it demands one. With `may_be_down` also if nobody answers there: calls fail with UnavailableError until it is up.
     #[staticmethod]
     #[pyo3(signature = (address, *, key=None, may_be_down=false))]
     fn attach(
         py: Python<'_>,
-        address: &str,
-        key: Option<(String, Octets)>,
+        address: Bound<'_, PyAny>,
+        key: Option<Bound<'_, PyAny>>,
         may_be_down: bool,
     ) -> PyResult<Store> {
-        Store::of(py, opening::attach(py, address, key, may_be_down)?, None)
+        let (reached, name) = opening::attach(py, &address, key.as_ref(), may_be_down)?;
+        Store::of(py, reached, name, None)
     }
 
     /// Let the store process that this is attached to look at `length` bytes at `address`, which are a shared mapping of the memfd `fd`
     /// from its first byte on: what is put from there is copied once, and not sent. A memfd that allows seals (MFD_ALLOW_SEALING) is sealed
     /// against becoming shorter, so that any store can map it: `pagelith serve` maps other memory, too.
     fn share(&self, py: Python<'_>, fd: i32, address: usize, length: usize) -> PyResult<()> {
-        // Another descriptor of the same memory, which the caller cannot close.
-        let path = format!("/proc/self/fd/{fd}");
-        if let Ok(written) = std::fs::OpenOptions::new().write(true).open(&path) {
-            keep_length(written.as_fd());
-        }
-        // One that may only be read: the store has it.
-        let file = std::fs::File::open(path);
-        let file = file
-            .map_err(|error| InvalidError::new_err(format!("not a descriptor of memory fd={fd}: {error}")))?;
-        let region = Region::mapped(file.into(), address, length).map_err(|_| {
-            InvalidError::new_err(format!("not memory of so many bytes fd={fd} length={length}"))
-        })?;
+        let region = shared::region(fd, address, length)?;
         self.with(py, |store| store.share(region))?.map_err(|error| raised(&error))
     }
 
@@ -472,6 +468,11 @@ impl Store {
         });
         log::deliver(py)?;
         Ok(closed.map(CloseReport::from))
+    }
+
+    fn __repr__(&self) -> String {
+        let closed = is_forked(self.process) || is_closed(&self.store);
+        format!("Store({}, closed={})", self.name, truth(closed))
     }
 
     fn __enter__(this: Py<Store>) -> Py<Store> {

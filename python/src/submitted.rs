@@ -19,6 +19,7 @@ use pyo3::types::{PyCFunction, PyDict, PyList, PyTuple};
 use crate::call::seconds;
 use crate::errors::{ClosedError, ForkedError, InternalError, raised};
 use crate::lent::Lent;
+use crate::repr::truth;
 use crate::store::is_forked;
 
 /// Batches of one store that are under way at a time; the others wait.
@@ -276,6 +277,12 @@ impl Submitted {
     fn done(&self) -> PyResult<bool> {
         self.check_process()?;
         Ok(held(&self.batch.told).result.is_some())
+    }
+
+    fn __repr__(&self) -> String {
+        // Of another process's batch nothing more is heard, and its lock may be held for ever here.
+        let done = !is_forked(self.process) && held(&self.batch.told).result.is_some();
+        format!("Submitted(done={})", truth(done))
     }
 
     /// What became of each of its objects, as soon as it has ended. Raises `TimeoutError` if that takes longer than `timeout` seconds, or what a

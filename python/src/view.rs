@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::prelude::*;
 
 use crate::reached::Viewed;
+use crate::repr::truth;
 use crate::store::is_forked;
 
 /// An object's bytes in the store's memory, where they stay as they are for as long as this is there, or memory that was taken of it.
@@ -60,6 +61,10 @@ impl View {
             let view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
             view.as_ref().is_some_and(Viewed::is_held)
         })
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        format!("View(address={:#x}, nbytes={}, held={})", self.address, self.nbytes, truth(self.held(py)))
     }
 }
 
