@@ -1,12 +1,14 @@
 """What engines' configurations say of the store: the keys that all adapters have, their types, and what contradicts what."""
 
 import logging
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from ._native import PagelithError, Registration, Store, UnavailableError
 from .failures import Failures
+from .shared import share
 
 logger = logging.getLogger(__name__)
 
@@ -16,6 +18,11 @@ _Settings = TypeVar("_Settings", bound="StoreSettings")
 def of_type(kind: type, words: str, default: Any) -> Any:
     """A key whose value is of a type, which `words` name."""
     return field(default=default, metadata={"kind": kind, "words": words})
+
+
+def path(words: str, prefix: str = "") -> Any:
+    """A key whose value is text, or a path, which is that text behind `prefix`."""
+    return field(default=None, metadata={"kind": str, "words": words, "prefix": prefix})
 
 
 def number(default: int, most: int = 1 << 40) -> Any:
@@ -39,11 +46,11 @@ class StoreSettings:
 
     # Settings of a store in this process, as docs/operations.md has them.
     store: dict[str, Any] | None = of_type(dict, "a dictionary", None)
-    # A store process instead: `unix:PATH` or `tcp:HOST:PORT`.
-    attach: str | None = of_type(str, "a string", None)
+    # A store process instead: `unix:PATH`, `tcp:HOST:PORT`, or the path of a socket.
+    attach: str | None = path("a string, or the path of a socket", "unix:")
     # The name by which that process knows this one, and the file with the secret, where it demands one.
     key_name: str | None = of_type(str, "a string", None)
-    key_file: str | None = of_type(str, "a string", None)
+    key_file: str | None = path("a string or a path")
     # Start the engine though that process is down: nothing is found or stored until it is up.
     start_without_store: bool = of_type(bool, "true or false", False)
     # Who may share pages, beside what the engine says of the model.
@@ -59,6 +66,7 @@ class StoreSettings:
         if not isinstance(given, Mapping):
             raise ValueError(f"{where} for pagelith: it is a dictionary, not {given!r}")
         known = {f.name: f for f in fields(cls)}
+        given = {name: _text(known[name].metadata, value) if name in known else value for name, value in given.items()}
         problems = [f"{name!r} is no key of it (there are {', '.join(known)})" for name in given if name not in known]
         for name, value in given.items():
             about = known[name].metadata if name in known else {}
@@ -122,7 +130,13 @@ class PoolSettings(StoreSettings):
     register_memory: bool = of_type(bool, "true or false", True)
 
     def register(self, store: Store, spans: Iterable[tuple[int, int]]) -> list[Registration]:
-        """Register what there is to be by address and length. What cannot be is said, and costs no read."""
+        """Say where host memory is, by address and length: a store in this process registers it, a store process is shown what it can be of it.
+
+        What cannot be is said, and costs no read.
+        """
+        if self.attach is not None:
+            share(store, spans)
+            return []
         held = []
         for address, length in spans if self.register_memory else ():
             try:
@@ -142,6 +156,12 @@ def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             found.append((address, length))
     return found
+
+
+def _text(about: Mapping[str, Any], value: Any) -> Any:
+    """What a key is given, a path as text."""
+    text = os.fspath(value) if "prefix" in about and isinstance(value, os.PathLike) else None
+    return about["prefix"] + text if isinstance(text, str) else value
 
 
 def _is(about: Mapping[str, Any], value: Any) -> bool:

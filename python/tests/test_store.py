@@ -737,7 +737,11 @@ class Attached(Case):
         for each in (fd, other):
             os.ftruncate(each, 8 * PAGE)
         pool, elsewhere = mmap.mmap(fd, 8 * PAGE), mmap.mmap(fd, 8 * PAGE, mmap.MAP_PRIVATE)
-        ((address, length),) = shared.mappings(fd)
+        # By a private mapping nothing is shared, though the file is the same.
+        lies = [ctypes.addressof(ctypes.c_char.from_buffer(memory)) for memory in (pool, elsewhere)]
+        (found,) = shared.mappings([(at, 8 * PAGE) for at in lies])
+        address, length = found.address, found.length
+        self.assertEqual((address, length, found.is_of(fd), found.is_of(other)), (lies[0], 8 * PAGE, True, False))
         keys, pages = [key(n) for n in range(8)], [content(n) for n in range(8)]
         pool[:] = elsewhere[:] = b"".join(pages)
         slices = [(address + n * PAGE, PAGE) for n in range(8)]
@@ -767,12 +771,13 @@ class Attached(Case):
         pools = [mmap.mmap(fd, PAGE) for fd in fds]
         for n, pool in enumerate(pools):
             pool[:] = content(n)
-        host = types.SimpleNamespace(allocator=types.SimpleNamespace(fds=fds))
+        lies = [(ctypes.addressof(ctypes.c_char.from_buffer(pool)), PAGE) for pool in pools]
         keys = [key(n) for n in range(34)]
         with pagelith.Store.attach(process.address) as store:
             with self.assertLogs("pagelith.shared", "WARNING") as logs:
-                self.assertEqual(shared.share_pool(store, host), 32)
-            self.assertEqual(len(logs.output), 2)
+                # What is shown already takes no more room.
+                self.assertEqual([shared.share(store, lies) for _ in range(2)], [32, 32])
+            self.assertEqual(len(logs.output), 4)
             self.assertTrue(all(store.put(keys, pools)))
             into = [bytearray(PAGE) for _ in keys]
             self.assertTrue(all(store.get(keys, into)))

@@ -22,9 +22,12 @@ pub type Pieces = SmallVec<[ShownPiece; 1]>;
 pub struct Shows(Arc<Mutex<Vec<Arc<Region>>>>);
 
 impl Shows {
-    /// One more; false, and nothing is done, if there are [`REGIONS_MAX`].
+    /// One more; false, and nothing is added, if there are [`REGIONS_MAX`]. What was there before at some of its addresses is dropped: it is not
+    /// mapped there any more.
     pub fn add(&self, region: Arc<Region>) -> bool {
         let mut regions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (first, end) = (region.base() as usize, region.base() as usize + region.len());
+        regions.retain(|one| one.base() as usize >= end || one.base() as usize + one.len() <= first);
         let room = regions.len() < REGIONS_MAX;
         if room {
             regions.push(region);
@@ -214,5 +217,35 @@ impl Shown {
             }
         }
         assert!(to.is_empty(), "beyond what is shown");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// So many bytes of a file in memory, mapped at this address by the caller's word.
+    fn region(address: usize, bytes: usize) -> Arc<Region> {
+        let own = Region::new(bytes).expect("memory");
+        let fd = std::os::fd::AsFd::as_fd(&own).try_clone_to_owned().expect("a descriptor");
+        Arc::new(Region::mapped(fd, address, bytes).expect("a file in memory"))
+    }
+
+    #[test]
+    fn a_region_takes_the_place_of_those_whose_addresses_it_has() {
+        let (shows, page) = (Shows::default(), 4096);
+        let at = |n: usize| (1 << 20) + n * page;
+        let given = [region(at(0), page), region(at(1), page), region(at(2), page), region(at(4), page)];
+        given.iter().for_each(|one| assert!(shows.add(one.clone())));
+        let again = region(at(1), 2 * page);
+        assert!(shows.add(again.clone()));
+        let left: Vec<_> = shows.regions().iter().map(|one| (one.base() as usize, one.len())).collect();
+        assert_eq!(left, [(at(0), page), (at(4), page), (at(1), 2 * page)]);
+        // The same over and over is one.
+        (0..2 * REGIONS_MAX).for_each(|_| assert!(shows.add(again.clone())));
+        assert_eq!(shows.regions().len(), 3);
+        (3..REGIONS_MAX).for_each(|n| assert!(shows.add(region(at(2 * n), page))));
+        assert!(!shows.add(region(at(2 * REGIONS_MAX), page)));
+        assert!(shows.add(region(at(6), page)));
     }
 }

@@ -6,10 +6,8 @@ or, in a program, `pagelith.compat.mooncake.install()` before the engine is impo
 Read against Mooncake at 3b5a5941 (August 2026), SGLang 0.5.23 and vLLM 0.32 and 0.33.
 """
 
-import ctypes
 import inspect
 import logging
-import mmap
 import os
 import sys
 import threading
@@ -25,7 +23,9 @@ from ..identity import Identity, ModelError, admit
 from ..identity.host import Now, model_of_this_process, no_engine, vllms_transfer
 from ..settings import PoolSettings
 from ..vllm.policy import warn_of_failed_loads
-from .mooncake_setup import flag_of, size_of, store_settings, text_of
+from .mooncake_memory import MooncakeHostMemAllocator as MooncakeHostMemAllocator
+from .mooncake_memory import is_host_memory
+from .mooncake_setup import flag_of, path_of, size_of, store_settings, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -105,25 +105,6 @@ class ReplicaDescriptor:
         return self.tier == "ssd"
 
 
-class MooncakeHostMemAllocator:
-    """Host memory at page boundaries."""
-
-    def __init__(self) -> None:
-        self._maps: dict[int, mmap.mmap] = {}
-
-    def alloc(self, size: int) -> int:
-        memory = mmap.mmap(-1, max(size, 1))
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self._maps[address] = memory
-        return address
-
-    def free(self, address: int) -> int:
-        memory = self._maps.pop(address, None)
-        if memory is None:
-            logger.error("pagelith: no memory of this allocator lies at %#x", address)
-            return INVALID_PARAMS
-        memory.close()
-        return OK
 
 
 class MooncakeDistributedStore:
@@ -141,6 +122,7 @@ class MooncakeDistributedStore:
         self._starts: list[int] = []
         self._regions: dict[int, int] = {}
         self._held: dict[int, list[pagelith.Registration]] = {}
+        self._memory = PoolSettings()
 
     def setup(
         self,
@@ -171,15 +153,16 @@ class MooncakeDistributedStore:
             return self._setup_with(local_hostname)
         try:
             local_hostname = text_of("local_hostname", local_hostname)
-            master_server_addr, tenant_id = text_of("master_server_addr", master_server_addr), text_of("tenant_id", tenant_id)
-            offload, path = flag_of("enable_ssd_offload", enable_ssd_offload), text_of("ssd_offload_path", ssd_offload_path)
+            master_server_addr, tenant_id = path_of("master_server_addr", master_server_addr, "unix:"), text_of("tenant_id", tenant_id)
+            offload, path = flag_of("enable_ssd_offload", enable_ssd_offload), path_of("ssd_offload_path", ssd_offload_path)
             dram = size_of("global_segment_size", global_segment_size)
             self._tenant, self._revision = tenant_id, text_of("revision", revision) or os.environ.get(_REVISION, "")
             self._model, self._names = model_of_this_process(), None
             self._known()
             warn_of_failed_loads(logger, vllms_transfer())
             may_be_down = flag_of("start_without_store", start_without_store) or flag_of(_WITHOUT, os.environ.get(_WITHOUT, "false"))
-            if master_server_addr.startswith(("unix:", "tcp:")):
+            attached = master_server_addr.startswith(("unix:", "tcp:"))
+            if attached:
                 store = pagelith.Store.attach(master_server_addr, may_be_down=may_be_down)
                 self._failures = _failures(master_server_addr)
             else:
@@ -192,6 +175,7 @@ class MooncakeDistributedStore:
             return INVALID_PARAMS
         with self._lock:
             self._hostname, self._store = local_hostname, store
+            self._memory = PoolSettings(attach=master_server_addr if attached else None)
             for address in self._starts:
                 self._register(address)
         return OK
@@ -234,7 +218,7 @@ class MooncakeDistributedStore:
                 return INVALID_PARAMS
             if self._regions.get(address) == size:
                 return OK
-            if size <= 0 or not _is_host_memory(address, size):
+            if size <= 0 or not is_host_memory(address, size):
                 logger.error("pagelith: no host memory at %#x of %d bytes; memory of a GPU is not taken", address, size)
                 return INVALID_PARAMS
             at = bisect_right(self._starts, address)
@@ -261,7 +245,7 @@ class MooncakeDistributedStore:
     def _register(self, address: int) -> None:
         """With the store too, once it is open."""
         if self._store is not None:
-            self._held[address] = PoolSettings().register(self._store, [(address, self._regions[address])])
+            self._held[address] = self._memory.register(self._store, [(address, self._regions[address])])
 
     def _is_registered(self, pieces: Sequence[tuple[int, int]]) -> bool:
         for address, size in pieces:
@@ -528,18 +512,6 @@ def _get_code(outcome: pagelith.GetOutcome) -> int:
     if outcome.error is not None:
         return _GET_ERRORS.get(type(outcome.error).__name__, INTERNAL)
     return _MISSES.get(outcome.cause or "", TRANSFER_FAIL)
-
-
-def _is_host_memory(address: int, size: int) -> bool:
-    """Whether its first and last byte can be read: the kernel says so, where a look would end the process."""
-    read, write = os.pipe()
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        at = (address, address + size - 1)
-        return all(libc.write(write, ctypes.c_void_p(byte), ctypes.c_size_t(1)) == 1 for byte in at)
-    finally:
-        os.close(read)
-        os.close(write)
 
 
 def path() -> str:

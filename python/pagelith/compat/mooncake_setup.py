@@ -46,6 +46,11 @@ def text_of(name: str, value: Any) -> str:
     return value or ""
 
 
+def path_of(name: str, value: Any, prefix: str = "") -> str:
+    """The same, or a path, which is that text behind `prefix`."""
+    return text_of(name, prefix + os.fspath(value) if isinstance(value, os.PathLike) else value)
+
+
 def store_settings(dram: int, offload: str | None) -> dict[str, Any]:
     """Settings of a store in this process: with `offload` on SSD too, in that directory or the one that the environment names."""
     settings: dict[str, Any] = {}

@@ -18,6 +18,7 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 import pagelith
 
 from ..identity import Identity, admit
+from ..shared import share
 from .locks import Locks
 from .names import Names, addresses
 from .pins import Pins
@@ -50,6 +51,8 @@ class PagelithL2Adapter(L2AdapterInterface):
         self._names = Names(self.settings)
         self._failures = self.settings.failures(logger)
         self._store = self.settings.open("lmcache")
+        if self.settings.attach is not None and l1_memory_desc is not None:
+            share(self._store, [(l1_memory_desc.ptr, l1_memory_desc.size)])
         self._locks = Locks(self.settings.lock_ms / 1000)
         self._pins: Pins | None = None
         if self.settings.attach is not None:

@@ -19,7 +19,6 @@ import pagelith
 
 from ..identity import Identity, admit
 from ..identity.sglang import ServedModel
-from ..shared import share_pool
 from .events import PageEvent
 from .listening import Listening
 from .pools import Pieces, Placement, Pool, has_heads, of_pages, page_of, splits_layers, text_of
@@ -180,10 +179,7 @@ class HiCache(HiCacheStorage):
                 " Use a draft of the target's kind, or pass --speculative-algorithm none"
             )
         pool = Pool(name, host, self._where)
-        if self.settings.attach is not None:
-            share_pool(self._store, host)
-        else:
-            self._registered += self.settings.register(self._store, pool.spans())
+        self._registered += self.settings.register(self._store, pool.spans())
         with self._lock:
             self._pools[name] = pool
             self._begun.clear()

@@ -1,0 +1,185 @@
+"""Memory that a store process looks at: which of it is shown, and that what is not shown is sent."""
+
+import ctypes
+import gc
+import mmap
+import os
+import tempfile
+import unittest
+from unittest import mock
+
+import pagelith
+from pagelith import shared
+from pagelith.compat import mooncake_memory
+from pagelith.compat.mooncake import MooncakeDistributedStore, MooncakeHostMemAllocator
+from pagelith.settings import PoolSettings
+from test_store import PAGE, Process, content, key
+
+LENGTH = 8 * PAGE
+
+
+def address_of(memory):
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+class Attached(unittest.TestCase):
+    def setUp(self):
+        self.home = tempfile.TemporaryDirectory()
+        self.addCleanup(self.home.cleanup)
+        self.process = Process(f"unix:{self.home.name}/socket", "--ssd", "0")
+        self.addCleanup(self.process.end)
+
+    def attach(self):
+        store = pagelith.Store.attach(self.process.address)
+        self.addCleanup(store.close)
+        return store
+
+    def looked_at(self):
+        """Files that the store process has mapped and did not make."""
+        with open(f"/proc/{self.process.child.pid}/maps") as maps:
+            return {name[0].rstrip() for line in maps if (name := line.split(maxsplit=5)[5:])}
+
+
+class Shared(Attached):
+    def put(self, store, address, first):
+        """Eight pages from there, which come back as they were."""
+        keys, pages = [key(first + n) for n in range(8)], [content(first + n) for n in range(8)]
+        ctypes.memmove(address, b"".join(pages), LENGTH)
+        self.assertEqual([o.state for o in store.put(keys, [(address + n * PAGE, PAGE) for n in range(8)])], ["stored"] * 8)
+        into = [bytearray(PAGE) for _ in keys]
+        self.assertTrue(all(store.get(keys, into)))
+        self.assertEqual(into, pages)
+
+    def in_a_file(self, name="pagelith-test", keep=False):
+        """Memory of a file in /dev/shm."""
+        fd, path = tempfile.mkstemp(prefix=name, dir="/dev/shm")
+        self.addCleanup(lambda: os.path.exists(path) and os.unlink(path))
+        os.ftruncate(fd, LENGTH)
+        # mmap has a descriptor of its own, which engines in C++ do not keep.
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        address = libc.mmap(None, LENGTH, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+        if not keep:
+            os.close(fd)
+        else:
+            self.addCleanup(os.close, fd)
+        return path, address
+
+    def test_a_file_in_memory_is_shown_by_its_name_or_by_a_descriptor(self):
+        store, settings = self.attach(), PoolSettings(attach=self.process.address)
+        for n, (keep, gone) in enumerate([(False, False), (True, False), (True, True)]):
+            path, address = self.in_a_file(keep=keep)
+            if gone:
+                os.unlink(path)
+            # Of two spans in one mapping, and of one that begins within it.
+            self.assertEqual(settings.register(store, [(address, PAGE), (address + PAGE, PAGE)]), [])
+            self.put(store, address, 8 * n)
+            self.assertIn(f"{path} (deleted)" if gone else path, self.looked_at())
+
+    def test_what_cannot_be_shown_is_sent(self):
+        store = self.attach()
+        # Nobody can open what has no name and no descriptor, and another file of its name is not it.
+        path, address = self.in_a_file()
+        os.unlink(path)
+        with self.assertLogs("pagelith.shared", "WARNING") as logs:
+            self.assertEqual(shared.share(store, [(address, LENGTH)]), 0)
+        self.assertRegex(logs.output[0], f"{LENGTH} bytes of host memory are not shown .*, but sent: .*{path}")
+        self.put(store, address, 0)
+        ordinary = ctypes.create_string_buffer(LENGTH)
+        self.assertEqual(shared.share(store, [(ctypes.addressof(ordinary), LENGTH)]), 0)
+        self.put(store, ctypes.addressof(ordinary), 8)
+        self.assertEqual({name for name in self.looked_at() if "pagelith-test" in name}, set())
+
+    def test_another_file_of_the_name_is_not_shown(self):
+        path, address = self.in_a_file()
+        os.unlink(path)
+        (found,) = shared.mappings([(address, 1)])
+        with open(path, "wb") as other:
+            other.truncate(LENGTH)
+        with (
+            mock.patch.object(shared, "mappings", return_value=[found._replace(name=path)]),
+            self.assertLogs("pagelith.shared", "WARNING") as logs,
+        ):
+            self.assertEqual(shared.share(self.attach(), [(address, LENGTH)]), 0)
+        self.assertIn("another file has this name", logs.output[0])
+
+    def test_memory_that_is_not_there_is_not_shared(self):
+        fd = os.memfd_create("pool")
+        self.addCleanup(os.close, fd)
+        os.ftruncate(fd, LENGTH)
+        with self.assertRaisesRegex(pagelith.InvalidError, "no such memory"):
+            self.attach().share(fd, 1 << 45, LENGTH)
+
+
+class OfMooncake(Attached):
+    """What its allocator hands out."""
+
+    NAME = "/memfd:pagelith-host-memory (deleted)"
+
+    def setUp(self):
+        super().setUp()
+        known = mock.patch.dict(os.environ, MOONCAKE_PAGELITH_REVISION="weights-1")
+        known.start()
+        self.addCleanup(known.stop)
+        self.client = MooncakeDistributedStore()
+        self.addCleanup(self.client.close)
+
+    def put(self, name, address, value):
+        ctypes.memmove(address, value, len(value))
+        self.assertEqual(self.client.batch_put_from([name], [address], [len(value)]), [0])
+        self.assertEqual(self.client.get(name), value)
+
+    def test_memory_of_its_allocator_is_shown_to_the_store_process(self):
+        allocator = MooncakeHostMemAllocator()
+        before, behind = allocator.alloc(LENGTH), allocator.alloc(LENGTH)
+        # Registered before the client is set up, and behind.
+        self.assertEqual(self.client.register_buffer(before, LENGTH), 0)
+        self.assertEqual(self.client.setup("host", master_server_addr=self.process.address), 0)
+        self.put("a", before, content(1))
+        self.assertIn(self.NAME, self.looked_at())
+        self.assertEqual(self.client.register_buffer(behind, LENGTH), 0)
+        self.put("b", behind, content(2))
+
+    def test_other_memory_is_sent(self):
+        self.assertEqual(self.client.setup("host", master_server_addr=self.process.address), 0)
+        memory = ctypes.create_string_buffer(LENGTH)
+        self.assertEqual(self.client.register_buffer(ctypes.addressof(memory), LENGTH), 0)
+        self.put("a", ctypes.addressof(memory), content(1))
+        self.assertNotIn(self.NAME, self.looked_at())
+
+    def test_addresses_of_what_was_freed_are_of_no_other_memory(self):
+        allocator = MooncakeHostMemAllocator()
+        self.assertEqual(self.client.setup("host", master_server_addr=self.process.address), 0)
+        seen = set()
+        for n in range(40):
+            # Of one length as in its own pages: more regions than a store looks at, were each another one.
+            address = allocator.alloc(LENGTH - n)
+            seen.add(address)
+            self.assertEqual(ctypes.string_at(address, LENGTH - n), bytes(LENGTH - n))
+            self.assertEqual(self.client.register_buffer(address, LENGTH - n), 0)
+            self.put(f"k{n}", address, content(n))
+            self.assertEqual((self.client.unregister_buffer(address), allocator.free(address)), (0, 0))
+        self.assertEqual(len(seen), 1)
+        # An allocator that nobody has any more frees what it has, and the addresses stay as they are.
+        address = allocator.alloc(LENGTH)
+        del allocator
+        gc.collect()
+        self.assertEqual(ctypes.string_at(address, LENGTH), bytes(LENGTH))
+        self.assertEqual(MooncakeHostMemAllocator().alloc(LENGTH), address)
+
+    def test_memory_that_is_freed_is_given_back(self):
+        allocator = MooncakeHostMemAllocator()
+        address = allocator.alloc(LENGTH)
+        memory = allocator._maps[address]
+        ctypes.memset(address, 1, LENGTH)
+        (found,) = shared.mappings([(address, LENGTH)])
+        with shared._descriptor(found) as fd:
+            self.assertEqual(os.fstat(fd).st_blocks * 512, LENGTH)
+            allocator.free(address)
+            self.assertEqual(os.fstat(fd).st_blocks, 0)
+        self.assertIn((address, memory), mooncake_memory._freed[LENGTH])
+
+
+if __name__ == "__main__":
+    unittest.main()
