@@ -40,9 +40,10 @@ pub fn put_options(
     Ok(Options { wait: seconds("wait", wait)?, ..options(request, depth, timeout)? })
 }
 
-/// A time that Python gave in seconds.
+/// A time that Python gave in seconds; [`crate::arguments`] has looked at it.
 pub fn seconds(what: &str, given: Option<f64>) -> PyResult<Option<Duration>> {
-    let wrong = |_| InvalidError::new_err(format!("is no time in seconds {what}={given:?}"));
+    let wrong =
+        |_| InvalidError::new_err(format!("{what} must be a number of seconds, from 0 on and finite"));
     given.map(Duration::try_from_secs_f64).transpose().map_err(wrong)
 }
 

@@ -7,6 +7,7 @@ use pagelith::layouts::key::ObjectKey;
 use pagelith::{ErrorKind, GroupId, Options, PutSlice, Result, attach};
 use pyo3::prelude::*;
 
+use crate::arguments;
 use crate::call::{Request, put_options, puts};
 use crate::errors::{UnavailableError, raised};
 use crate::given::Memories;
@@ -153,12 +154,12 @@ impl Group {
     fn put(
         &self,
         py: Python<'_>,
-        keys: Vec<Bound<'_, Key>>,
-        sources: Memories<'_>,
+        #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::sources)] sources: Memories<'_>,
         request: Option<&Bound<'_, Request>>,
-        depth: u32,
-        timeout: Option<f64>,
-        wait: Option<f64>,
+        #[pyo3(from_py_with = arguments::depth)] depth: u32,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
     ) -> PyResult<Vec<PutOutcome>> {
         let options = put_options(request, depth, timeout, wait)?;
         puts(keys, &sources, |objects| self.with(py, |group| group.put(&objects.slices(), options)))
@@ -176,9 +177,9 @@ impl Group {
         &self,
         py: Python<'_>,
         request: Option<&Bound<'_, Request>>,
-        depth: u32,
-        timeout: Option<f64>,
-        wait: Option<f64>,
+        #[pyo3(from_py_with = arguments::depth)] depth: u32,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
     ) -> PyResult<PutOutcome> {
         let options = put_options(request, depth, timeout, wait)?;
         let outcome = self.with(py, |group| group.commit(options))?;

@@ -4,6 +4,7 @@ use pagelith::layouts::ids::PrefixHash;
 use pagelith::layouts::key::ObjectKey;
 use pyo3::prelude::*;
 
+use crate::arguments;
 use crate::given::Listed;
 use crate::keys::{Key, Page, keys};
 
@@ -25,24 +26,27 @@ pub struct PoolQuery {
 impl PoolQuery {
     /// A length is allowed if all of its pages are here: KV, draft KV, indexers.
     #[staticmethod]
-    fn all_pages(objects: Vec<Bound<'_, Key>>) -> PoolQuery {
+    fn all_pages(#[pyo3(from_py_with = arguments::objects)] objects: Vec<Bound<'_, Key>>) -> PoolQuery {
         PoolQuery { objects: keys(objects), policy: Policy::AllPages }
     }
 
     /// A length is allowed if its last `pages` are here: 1 for a Mamba checkpoint, a sliding window's length.
     #[staticmethod]
     #[pyo3(signature = (objects, pages=1))]
-    fn trailing_pages(objects: Vec<Bound<'_, Key>>, pages: usize) -> PoolQuery {
+    fn trailing_pages(
+        #[pyo3(from_py_with = arguments::objects)] objects: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::page_count)] pages: usize,
+    ) -> PoolQuery {
         PoolQuery { objects: keys(objects), policy: Policy::TrailingPages(pages) }
     }
 
     /// Every length is allowed; the pool has pages of its own, in groups, each for a block of pages.
     #[staticmethod]
     fn block_groups(
-        objects: Vec<Bound<'_, Key>>,
-        block_pages: usize,
-        group_pages: usize,
-        pages: Listed<Page>,
+        #[pyo3(from_py_with = arguments::objects)] objects: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::block_pages)] block_pages: usize,
+        #[pyo3(from_py_with = arguments::group_pages)] group_pages: usize,
+        #[pyo3(from_py_with = arguments::pages)] pages: Listed<Page>,
     ) -> PoolQuery {
         let pages = pages.0.into_iter().map(|page| page.0).collect();
         PoolQuery {

@@ -4,9 +4,11 @@ use pagelith::layouts::ids::{NamespaceId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, ParseKeyError, Role};
 use pagelith::layouts::namespace::{LayerRange, Namespace as Facts, opaque_hash};
 use pagelith::layouts::shard::Shard;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyString};
 
+use crate::arguments::{self, wrong_type};
 use crate::errors::InvalidError;
 use crate::given::{Listed, Octets};
 
@@ -27,11 +29,11 @@ impl Namespace {
         tenant: &str,
         revision: &str,
         dtype: &str,
-        page_tokens: u32,
+        #[pyo3(from_py_with = arguments::page_tokens)] page_tokens: u32,
         layout: &str,
-        layout_version: u32,
-        layer_split: Option<Listed<(u32, u32)>>,
-        extra: Option<Listed<(String, String)>>,
+        #[pyo3(from_py_with = arguments::layout_version)] layout_version: u32,
+        #[pyo3(from_py_with = arguments::layer_split)] layer_split: Option<Listed<(u32, u32)>>,
+        #[pyo3(from_py_with = arguments::extra)] extra: Option<Listed<(String, String)>>,
     ) -> Namespace {
         let facts = Facts {
             tenant: tenant.into(),
@@ -116,7 +118,7 @@ impl Key {
     }
 
     /// The same object of several pages.
-    fn on_pages(&self, pages: Listed<Page>) -> Vec<Key> {
+    fn on_pages(&self, #[pyo3(from_py_with = arguments::pages)] pages: Listed<Page>) -> Vec<Key> {
         pages.0.into_iter().map(|page| Key(self.0.on_page(page.0))).collect()
     }
 
@@ -185,10 +187,15 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Page {
     type Error = PyErr;
 
     fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Page> {
-        if let Ok(text) = given.extract::<String>() {
-            return Ok(Page(opaque_hash(text.as_bytes())));
+        if given.is_instance_of::<PyString>() {
+            return Ok(Page(opaque_hash(given.extract::<String>()?.as_bytes())));
         }
-        let Octets(bytes) = given.extract()?;
+        let Octets(bytes) = given.extract().map_err(|error: PyErr| {
+            match error.is_instance_of::<PyTypeError>(given.py()) {
+                true => wrong_type("page", "32 bytes, or a string, which is hashed", &given),
+                false => error,
+            }
+        })?;
         let hash = <[u8; 32]>::try_from(bytes.as_slice());
         let wrong = |_| InvalidError::new_err(format!("a page's hash has 32 bytes length={}", bytes.len()));
         hash.map(|hash| Page(PrefixHash(hash))).map_err(wrong)

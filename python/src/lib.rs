@@ -9,6 +9,7 @@
     reason = "reads the configuration file that it is given, and has threads for batches that are handed over"
 )]
 
+mod arguments;
 mod call;
 mod closing;
 mod errors;
@@ -31,6 +32,7 @@ mod shared;
 mod store;
 mod submitted;
 mod tensor;
+mod using;
 mod view;
 
 use pyo3::prelude::*;

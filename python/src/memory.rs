@@ -14,8 +14,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::arguments::{address, at};
 use crate::errors::InvalidError;
 use crate::given::Pieces as Given;
+use crate::mapped;
 use crate::tensor;
 
 /// What `PyObject_GetBuffer` fills. It is the same in every Python from 3.0 on, and part of the stable ABI from 3.11 on; pyo3
@@ -83,23 +85,33 @@ pub struct Memory {
 impl Memory {
     /// Memory to be read: for each object a buffer, an (address, length), or a list of those.
     pub fn to_read(given: &[Given<'_>]) -> PyResult<Memory> {
-        Memory::of(given, READ)
+        Memory::of(given, READ, |n| format!("sources[{n}]"))
     }
 
     /// Memory to be written, of which no byte is named twice.
     pub fn to_write(given: &[Given<'_>]) -> PyResult<Memory> {
-        let memory = Memory::of(given, WRITE)?;
+        let memory = Memory::of(given, WRITE, |n| format!("destinations[{n}]"))?;
+        let pieces = memory
+            .objects
+            .iter()
+            .enumerate()
+            .flat_map(|(n, pieces)| pieces.iter().map(move |piece| (n, piece)));
         // An empty piece is no byte of anybody's, and would hide that its neighbours meet.
-        let pieces = memory.objects.iter().flatten().filter(|(_, length)| *length > 0);
-        let mut all: Vec<_> = pieces.map(|(at, length)| (at.as_ptr() as usize, *length)).collect();
+        let pieces = pieces.filter(|(_, (_, length))| *length > 0);
+        let mut all: Vec<_> = pieces.map(|(n, (at, length))| (at.as_ptr() as usize, *length, n)).collect();
         all.sort_unstable();
         match all.windows(2).find(|pair| pair[0].0 + pair[0].1 > pair[1].0) {
             Some(pair) => Err(InvalidError::new_err(format!(
-                "memory is named twice as a destination address={:#x} length={}",
-                pair[1].0, pair[1].1
+                "memory is named twice, by destinations[{}] and destinations[{}] address={:#x} length={}",
+                pair[0].2, pair[1].2, pair[1].0, pair[1].1
             ))),
             None => Ok(memory),
         }
+    }
+
+    /// One memory to be written, which is no call's.
+    pub fn one(given: Given<'_>) -> PyResult<Memory> {
+        Memory::of(&[given], WRITE, |_| "memory".to_owned())
     }
 
     /// The only piece of the only object.
@@ -135,13 +147,19 @@ impl Memory {
         self.objects.iter().map(|pieces| pieces.iter().map(slice).collect()).collect()
     }
 
-    fn of(given: &[Given<'_>], flags: c_int) -> PyResult<Memory> {
+    fn of(given: &[Given<'_>], flags: c_int, place: impl Fn(usize) -> String) -> PyResult<Memory> {
         let objects = Vec::with_capacity(given.len());
         let mut memory = Memory { objects, _views: Vec::new(), _tensors: Vec::new() };
-        for object in given {
+        for (n, object) in given.iter().enumerate() {
             let given = object.as_slice();
             let mut pieces = Vec::with_capacity(given.len());
-            given.iter().try_for_each(|piece| memory.piece(piece, flags, &mut pieces))?;
+            for (part, piece) in given.iter().enumerate() {
+                let place = || match object {
+                    Given::One(_) => place(n),
+                    Given::Several(_) => format!("{}[{part}]", place(n)),
+                };
+                memory.piece(piece, flags, &mut pieces).map_err(|error| at(piece.py(), &place(), error))?;
+            }
             memory.objects.push(pieces);
         }
         Ok(memory)
@@ -149,11 +167,17 @@ impl Memory {
 
     fn piece(&mut self, given: &Bound<'_, PyAny>, flags: c_int, pieces: &mut Pieces) -> PyResult<()> {
         if let Ok(pair) = given.cast::<PyTuple>() {
-            let (address, length): (usize, usize) = pair.extract()?;
+            let (address, length) = address(pair)?;
+            let wrong = |problem: &str| {
+                InvalidError::new_err(format!("{problem} address={address:#x} length={length}"))
+            };
             let at = NonNull::new(address as *mut u8).filter(|_| address.checked_add(length).is_some());
-            let at = at.ok_or_else(|| {
-                InvalidError::new_err(format!("is no memory address={address:#x} length={length}"))
-            })?;
+            let at = at.ok_or_else(|| wrong("is no memory"))?;
+            if let Some(problem) =
+                (length > 0).then(|| mapped::problem(address, length, flags == WRITE)).flatten()
+            {
+                return Err(wrong(problem));
+            }
             pieces.push((at, length));
             return Ok(());
         }

@@ -10,9 +10,10 @@ use pagelith::transport::auth::Key;
 use pagelith::{Config, ValidConfig};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString, PyTuple};
 use serde_json::{Map, Value};
 
+use crate::arguments::wrong_type;
 use crate::errors::{InvalidError, raised, refused};
 use crate::given::{Octets, entries};
 use crate::log;
@@ -64,9 +65,7 @@ fn address_text(given: &Bound<'_, PyAny>) -> PyResult<String> {
         return given.extract();
     }
     if !given.hasattr("__fspath__")? {
-        let kind = given.get_type().name()?;
-        let text = format!("address must be unix:PATH, tcp:HOST:PORT, or the path of a socket got={kind}");
-        return Err(PyTypeError::new_err(text));
+        return Err(wrong_type("address", "unix:PATH, tcp:HOST:PORT, or the path of a socket", given));
     }
     let path: PathBuf = given.extract()?;
     let path = path.to_str().ok_or_else(|| InvalidError::new_err("address must be a path in UTF-8"))?;
@@ -85,11 +84,14 @@ fn secret(given: &Bound<'_, PyAny>) -> PyResult<(String, Vec<u8>)> {
 fn config(given: Option<&Bound<'_, PyAny>>, subdirectory: Option<&Path>) -> PyResult<ValidConfig> {
     let (format, text) = match given {
         None => (ConfigFormat::Json, "{}".to_owned()),
-        Some(given) if given.is_instance_of::<PyDict>() => {
-            (ConfigFormat::Json, value(given, "", 0)?.to_string())
-        }
+        Some(given) if items(given)?.is_some() => (ConfigFormat::Json, value(given, "", 0)?.to_string()),
         Some(given) => {
-            let path: PathBuf = given.extract()?;
+            let must_be = "a dictionary of settings, or the path of a file of them";
+            let wrong = |error: PyErr| match error.is_instance_of::<PyTypeError>(given.py()) {
+                true => wrong_type("config", must_be, given),
+                false => error,
+            };
+            let path: PathBuf = given.extract().map_err(wrong)?;
             let format = ConfigFormat::of_path(&path).ok_or_else(|| {
                 InvalidError::new_err(format!("is neither .toml nor .json path={}", path.display()))
             })?;
@@ -98,7 +100,8 @@ fn config(given: Option<&Bound<'_, PyAny>>, subdirectory: Option<&Path>) -> PyRe
     };
     if let Some(name) = subdirectory {
         let mut parts = name.components();
-        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name.as_os_str()) {
+        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name.as_os_str())
+        {
             return Err(InvalidError::new_err(format!("is no name of a directory subdirectory={name:?}")));
         }
     }
@@ -109,6 +112,14 @@ fn config(given: Option<&Bound<'_, PyAny>>, subdirectory: Option<&Path>) -> PyRe
         }
     });
     config.validate(&facts).map_err(|error| refused(&error))
+}
+
+/// Names and values of a dictionary, or of what is as one; copied, as lists are.
+fn items<'py>(given: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyList>>> {
+    match given.cast::<PyDict>() {
+        Ok(dict) => Ok(Some(dict.items())),
+        Err(_) => given.cast::<PyMapping>().ok().map(|mapping| mapping.items()).transpose(),
+    }
 }
 
 /// A value of Python's as one of JSON; what JSON has not is named by its setting.
@@ -133,10 +144,9 @@ fn value(given: &Bound<'_, PyAny>, at: &str, depth: usize) -> PyResult<Value> {
         let number: f64 = given.extract()?;
         Ok(serde_json::Number::from_f64(number)
             .map_or_else(|| Value::String(number.to_string()), Value::Number))
-    } else if let Ok(dict) = given.cast::<PyDict>() {
+    } else if let Some(items) = items(given)? {
         let mut table = Map::new();
-        // Copied, as lists are.
-        for item in dict.items() {
+        for item in items {
             let (key, entry): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
             let Ok(name) = key.extract::<String>() else {
                 return Err(wrong("a name of a setting must be a string"));

@@ -32,7 +32,7 @@ impl Registration {
     /// Register one memory with `store`.
     pub fn of(store: &Store, memory: &Bound<'_, PyAny>, process: u32) -> PyResult<Registration> {
         let py = memory.py();
-        let memory = Memory::to_write(&[Pieces::of(memory.clone())])?;
+        let memory = Memory::one(Pieces::of(memory.clone()))?;
         let (base, len) = memory.only()?;
         let base = base.as_ptr() as usize;
         let registered = store.with(py, |store: &Reached| store.register(base as *const u8, len))?;

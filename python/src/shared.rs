@@ -9,7 +9,7 @@ use crate::errors::InvalidError;
 use crate::mapped;
 
 /// `length` bytes at `address`, which are a shared mapping of the memfd `fd` from its first byte on.
-pub fn region(fd: i32, address: usize, length: usize) -> PyResult<Region> {
+pub fn region(fd: u32, address: usize, length: usize) -> PyResult<Region> {
     // Another descriptor of the same memory, which the caller cannot close.
     let path = format!("/proc/self/fd/{fd}");
     if let Ok(written) = std::fs::OpenOptions::new().write(true).open(&path) {
@@ -22,7 +22,9 @@ pub fn region(fd: i32, address: usize, length: usize) -> PyResult<Region> {
     let region = Region::mapped(file.into(), address, length)
         .map_err(|_| InvalidError::new_err(format!("not memory of so many bytes fd={fd} length={length}")))?;
     match mapped::problem(address, length, false) {
-        Some(problem) => Err(InvalidError::new_err(format!("{problem} address={address:#x} length={length}"))),
+        Some(problem) => {
+            Err(InvalidError::new_err(format!("{problem} address={address:#x} length={length}")))
+        }
         None => Ok(region),
     }
 }

@@ -1,15 +1,16 @@
 //! A store in this process.
 
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
+use crate::arguments;
 use crate::call::{Gets, Puts, Request, Span, options, put_options, put_pages, puts, seconds, together};
-use crate::closing::{Held, close_at_exit, close_once, end, is_closed};
-use crate::errors::{ClosedError, ForkedError, InternalError, InvalidError, UnavailableError, raised};
+use crate::closing::{Held, close_once, end, is_closed};
+use crate::errors::{InternalError, InvalidError, UnavailableError, raised};
 use crate::events::Event;
 use crate::given::{Listed, Memories};
 use crate::group::Group;
@@ -30,60 +31,17 @@ use crate::view::View;
 /// thread may call it.
 #[pyclass(frozen, module = "pagelith")]
 pub struct Store {
-    store: Arc<Held>,
-    submitted: Queue,
-    process: u32,
+    pub(super) store: Arc<Held>,
+    pub(super) submitted: Queue,
+    pub(super) process: u32,
     /// What it is, as it shows itself.
-    name: String,
-    report: Option<Py<OpenReport>>,
+    pub(super) name: String,
+    pub(super) report: Option<Py<OpenReport>>,
 }
 
 /// Whether this is a fork of the process in which something was opened: its threads are not here.
 pub fn is_forked(process: u32) -> bool {
     std::process::id() != process
-}
-
-impl Store {
-    fn of(py: Python<'_>, reached: Reached, name: String, report: Option<Py<OpenReport>>) -> PyResult<Store> {
-        let store = Arc::new(RwLock::new(Some(reached)));
-        let process = std::process::id();
-        close_at_exit(py, &store, process)?;
-        Ok(Store { store, submitted: Queue::default(), process, name, report })
-    }
-
-    /// Do something with the store, without the interpreter's lock.
-    pub fn with<R: Send>(&self, py: Python<'_>, body: impl FnOnce(&Reached) -> R + Send) -> PyResult<R> {
-        self.check_process()?;
-        let done = py.detach(|| self.store.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(body));
-        done.ok_or_else(|| ClosedError::new_err("store is closed"))
-    }
-
-    /// Have a thread of the queue do `work`, and make of each of its outcomes what Python is told.
-    fn submit<T: 'static, O: Send + 'static, P: for<'py> IntoPyObject<'py> + 'static>(
-        &self,
-        py: Python<'_>,
-        lent: T,
-        work: impl FnOnce(&Reached, &mut T) -> Vec<O> + Send + 'static,
-        told: fn(O) -> P,
-    ) -> PyResult<Submitted> {
-        self.check_process()?;
-        let store = self.store.clone();
-        let work = move |lent: &mut T| {
-            let store = store.read().unwrap_or_else(PoisonError::into_inner);
-            store.as_ref().map(|store| work(store, lent))
-        };
-        Submitted::to(&self.submitted, py, self.process, lent, work, told)
-    }
-
-    fn check_process(&self) -> PyResult<()> {
-        if is_forked(self.process) {
-            let (here, there) = (std::process::id(), self.process);
-            let text =
-                "the store was opened before a fork; open one in this process, or attach to a store process";
-            return Err(ForkedError::new_err(format!("{text} pid={here} opened_in={there}")));
-        }
-        Ok(())
-    }
 }
 
 #[pymethods]
@@ -130,7 +88,13 @@ impl Store {
     /// Let the store process that this is attached to look at `length` bytes at `address`, which are a shared mapping of the memfd `fd`
     /// from its first byte on: what is put from there is copied once, and not sent. A memfd that allows seals (MFD_ALLOW_SEALING) is sealed
     /// against becoming shorter, so that any store can map it: `pagelith serve` maps other memory, too.
-    fn share(&self, py: Python<'_>, fd: i32, address: usize, length: usize) -> PyResult<()> {
+    fn share(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::fd)] fd: u32,
+        #[pyo3(from_py_with = arguments::address_alone)] address: usize,
+        #[pyo3(from_py_with = arguments::length)] length: usize,
+    ) -> PyResult<()> {
         let region = shared::region(fd, address, length)?;
         self.with(py, |store| store.share(region))?.map_err(|error| raised(&error))
     }
@@ -153,12 +117,12 @@ impl Store {
     fn put(
         &self,
         py: Python<'_>,
-        keys: Vec<Bound<'_, Key>>,
-        sources: Memories<'_>,
+        #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::sources)] sources: Memories<'_>,
         request: Option<&Bound<'_, Request>>,
-        depth: u32,
-        timeout: Option<f64>,
-        wait: Option<f64>,
+        #[pyo3(from_py_with = arguments::depth)] depth: u32,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
     ) -> PyResult<Vec<PutOutcome>> {
         let options = put_options(request, depth, timeout, wait)?;
         puts(keys, &sources, |objects| self.with(py, |store| store.put(&objects.slices(), options)))
@@ -170,13 +134,13 @@ impl Store {
     fn put_group(
         &self,
         py: Python<'_>,
-        keys: Vec<Bound<'_, Key>>,
-        sources: Memories<'_>,
+        #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::sources)] sources: Memories<'_>,
         base: Option<&Bound<'_, Key>>,
         request: Option<&Bound<'_, Request>>,
-        depth: u32,
-        timeout: Option<f64>,
-        wait: Option<f64>,
+        #[pyo3(from_py_with = arguments::depth)] depth: u32,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
     ) -> PyResult<PutOutcome> {
         let options = put_options(request, depth, timeout, wait)?;
         let base = base.map(|base| base.get().0);
@@ -195,14 +159,14 @@ impl Store {
     fn put_pages(
         &self,
         py: Python<'_>,
-        keys: Vec<Bound<'_, Key>>,
-        sources: Memories<'_>,
+        #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::sources)] sources: Memories<'_>,
         base: Option<&Bound<'_, Key>>,
-        required: Option<Vec<Bound<'_, Key>>>,
+        #[pyo3(from_py_with = arguments::required_or_none)] required: Option<Vec<Bound<'_, Key>>>,
         request: Option<&Bound<'_, Request>>,
-        depth: u32,
-        timeout: Option<f64>,
-        wait: Option<f64>,
+        #[pyo3(from_py_with = arguments::depth)] depth: u32,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
     ) -> PyResult<Vec<PutOutcome>> {
         let options = put_options(request, depth, timeout, wait)?;
         let (base, required) = together(base, required)?;
@@ -215,10 +179,10 @@ impl Store {
     #[pyo3(signature = (required, *, request=None, depth=0, timeout=None))]
     fn begin_group(
         this: &Bound<'_, Store>,
-        required: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::required)] required: Vec<Bound<'_, Key>>,
         request: Option<&Bound<'_, Request>>,
-        depth: u32,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::depth)] depth: u32,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<Group> {
         Group::begin(this, keys(required), options(request, depth, timeout)?)
     }
@@ -230,12 +194,12 @@ impl Store {
     fn get(
         &self,
         py: Python<'_>,
-        keys: Vec<Bound<'_, Key>>,
-        destinations: Memories<'_>,
-        ranges: Option<Listed<Span>>,
+        #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::destinations)] destinations: Memories<'_>,
+        #[pyo3(from_py_with = arguments::ranges)] ranges: Option<Listed<Span>>,
         request: Option<&Bound<'_, Request>>,
-        depth: u32,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::depth)] depth: u32,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<Vec<GetOutcome>> {
         let options = options(request, depth, timeout)?;
         let mut gets = Gets::of(keys, &destinations, ranges)?;
@@ -252,12 +216,12 @@ impl Store {
     fn submit_get(
         &self,
         py: Python<'_>,
-        keys: Vec<Bound<'_, Key>>,
-        destinations: Memories<'_>,
-        ranges: Option<Listed<Span>>,
+        #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::destinations)] destinations: Memories<'_>,
+        #[pyo3(from_py_with = arguments::ranges)] ranges: Option<Listed<Span>>,
         request: Option<&Bound<'_, Request>>,
-        depth: u32,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::depth)] depth: u32,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<Submitted> {
         let options = options(request, depth, timeout)?;
         let gets = Gets::of(keys, &destinations, ranges)?;
@@ -270,12 +234,12 @@ impl Store {
     fn submit_put(
         &self,
         py: Python<'_>,
-        keys: Vec<Bound<'_, Key>>,
-        sources: Memories<'_>,
+        #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::sources)] sources: Memories<'_>,
         request: Option<&Bound<'_, Request>>,
-        depth: u32,
-        timeout: Option<f64>,
-        wait: Option<f64>,
+        #[pyo3(from_py_with = arguments::depth)] depth: u32,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
     ) -> PyResult<Submitted> {
         let options = put_options(request, depth, timeout, wait)?;
         let puts = Puts::of(keys, &sources)?;
@@ -288,14 +252,14 @@ impl Store {
     fn submit_put_pages(
         &self,
         py: Python<'_>,
-        keys: Vec<Bound<'_, Key>>,
-        sources: Memories<'_>,
+        #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::sources)] sources: Memories<'_>,
         base: Option<&Bound<'_, Key>>,
-        required: Option<Vec<Bound<'_, Key>>>,
+        #[pyo3(from_py_with = arguments::required_or_none)] required: Option<Vec<Bound<'_, Key>>>,
         request: Option<&Bound<'_, Request>>,
-        depth: u32,
-        timeout: Option<f64>,
-        wait: Option<f64>,
+        #[pyo3(from_py_with = arguments::depth)] depth: u32,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
     ) -> PyResult<Submitted> {
         let options = put_options(request, depth, timeout, wait)?;
         let (base, required) = together(base, required)?;
@@ -311,10 +275,10 @@ impl Store {
     fn exists(
         &self,
         py: Python<'_>,
-        keys: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
         request: Option<&Bound<'_, Request>>,
-        depth: u32,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::depth)] depth: u32,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<Vec<bool>> {
         let (keys, options) = (crate::keys::keys(keys), options(request, depth, timeout)?);
         self.with(py, |store| store.exists(&keys, options))?.map_err(|error| raised(&error))
@@ -325,10 +289,10 @@ impl Store {
     fn exists_prefix(
         &self,
         py: Python<'_>,
-        keys: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
         request: Option<&Bound<'_, Request>>,
-        depth: u32,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::depth)] depth: u32,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<usize> {
         let (keys, options) = (crate::keys::keys(keys), options(request, depth, timeout)?);
         self.with(py, |store| store.exists_prefix(&keys, options))?.map_err(|error| raised(&error))
@@ -340,12 +304,12 @@ impl Store {
     fn exists_groups(
         &self,
         py: Python<'_>,
-        pages: Listed<Page>,
-        anchor: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::pages)] pages: Listed<Page>,
+        #[pyo3(from_py_with = arguments::anchor)] anchor: Vec<Bound<'_, Key>>,
         pools: Option<Vec<Bound<'_, PoolQuery>>>,
         request: Option<&Bound<'_, Request>>,
-        depth: u32,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::depth)] depth: u32,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<PagesFound> {
         let (anchor, options) = (keys(anchor), options(request, depth, timeout)?);
         let pages: Vec<_> = pages.0.into_iter().map(|page| page.0).collect();
@@ -357,14 +321,24 @@ impl Store {
 
     /// Remove objects, with the others of their groups; how many were here. They stay gone.
     #[pyo3(signature = (keys, *, timeout=None))]
-    fn remove(&self, py: Python<'_>, keys: Vec<Bound<'_, Key>>, timeout: Option<f64>) -> PyResult<usize> {
+    fn remove(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+    ) -> PyResult<usize> {
         let (keys, options) = (crate::keys::keys(keys), options(None, 0, timeout)?);
         self.with(py, |store| store.remove(&keys, options))?.map_err(|error| raised(&error))
     }
 
     /// Make everything in a namespace invisible for ever; its new generation.
     #[pyo3(signature = (namespace, *, timeout=None))]
-    fn clear(&self, py: Python<'_>, namespace: &Namespace, timeout: Option<f64>) -> PyResult<u64> {
+    fn clear(
+        &self,
+        py: Python<'_>,
+        namespace: &Namespace,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+    ) -> PyResult<u64> {
         let (id, options) = (namespace.0, options(None, 0, timeout)?);
         let cleared = self.with(py, |store| store.clear(id, options))?;
         cleared.map(|generation| generation.0).map_err(|error| raised(&error))
@@ -372,7 +346,11 @@ impl Store {
 
     /// Make everything put so far durable.
     #[pyo3(signature = (*, timeout=None))]
-    fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<FlushReport> {
+    fn flush(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+    ) -> PyResult<FlushReport> {
         let options = options(None, 0, timeout)?;
         let report = self.with(py, |store| store.flush(options))?;
         log::deliver(py)?;
@@ -381,7 +359,12 @@ impl Store {
 
     /// Keep objects from being evicted and reclaimed until the pin is released.
     #[pyo3(signature = (keys, *, timeout=None))]
-    fn pin(&self, py: Python<'_>, keys: Vec<Bound<'_, Key>>, timeout: Option<f64>) -> PyResult<Pin> {
+    fn pin(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+    ) -> PyResult<Pin> {
         let keys = crate::keys::keys(keys);
         let options = options(None, 0, timeout)?;
         let pin = self.with(py, |store| store.pin(&keys, options))?;
@@ -393,9 +376,9 @@ impl Store {
     fn lease(
         &self,
         py: Python<'_>,
-        keys: Vec<Bound<'_, Key>>,
-        seconds: f64,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::seconds)] seconds: f64,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<usize> {
         let keys = crate::keys::keys(keys);
         let options = options(None, 0, timeout)?;
@@ -411,8 +394,8 @@ impl Store {
     fn view(
         &self,
         py: Python<'_>,
-        keys: Vec<Bound<'_, Key>>,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<Vec<Option<View>>> {
         let keys = crate::keys::keys(keys);
         let options = options(None, 0, timeout)?;
@@ -427,10 +410,10 @@ impl Store {
     fn prefetch(
         &self,
         py: Python<'_>,
-        keys: Vec<Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
         request: Option<&Bound<'_, Request>>,
-        depth: u32,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = arguments::depth)] depth: u32,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<usize> {
         let keys = crate::keys::keys(keys);
         let options = options(request, depth, timeout)?;
@@ -448,7 +431,12 @@ impl Store {
     /// because nobody took them in time. None is noted unless the setting `events.max` says how many to keep. Of another process's
     /// store: since the first call, which brings none; a process that was started again counts as one that was dropped.
     #[pyo3(signature = (most=65536, *, timeout=None))]
-    fn take_events(&self, py: Python<'_>, most: usize, timeout: Option<f64>) -> PyResult<(Vec<Event>, u64)> {
+    fn take_events(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::most)] most: usize,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+    ) -> PyResult<(Vec<Event>, u64)> {
         let options = options(None, 0, timeout)?;
         let told =
             self.with(py, |store| store.take_events(most, options))?.map_err(|error| raised(&error))?;
@@ -459,7 +447,11 @@ impl Store {
     /// then takes at most `timeout` seconds, or the setting close_timeout_ms; the report says what is not durable. `None` if it was
     /// closed before, or is another process's, which goes on.
     #[pyo3(signature = (*, timeout=None))]
-    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<CloseReport>> {
+    fn close(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+    ) -> PyResult<Option<CloseReport>> {
         self.check_process()?;
         let timeout = seconds("timeout", timeout)?;
         let closed = py.detach(|| {

@@ -16,6 +16,7 @@ use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict, PyList, PyTuple};
 
+use crate::arguments;
 use crate::call::seconds;
 use crate::errors::{ClosedError, ForkedError, InternalError, raised};
 use crate::lent::Lent;
@@ -288,7 +289,11 @@ impl Submitted {
     /// What became of each of its objects, as soon as it has ended. Raises `TimeoutError` if that takes longer than `timeout` seconds, or what a
     /// signal's handler raises; the batch goes on then, and can be asked again.
     #[pyo3(signature = (timeout=None))]
-    fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyList>> {
+    fn result(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
+    ) -> PyResult<Py<PyList>> {
         self.check_process()?;
         let until = seconds("timeout", timeout)?.and_then(|most| Instant::now().checked_add(most));
         loop {

@@ -3,6 +3,7 @@
 import collections
 import ctypes
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
@@ -106,6 +107,18 @@ class Client(Case):
         self.assertEqual((client.put("more", value), client.batch_put_from(["more"], [self.at], [1 << 20])), (-200, [-200]))
         pin.release()
         self.assertEqual(client.put("again", value), 0)
+
+    def test_a_path_is_taken_where_text_names_one(self):
+        home = tempfile.TemporaryDirectory()
+        self.addCleanup(home.cleanup)
+        with mock.patch.dict(os.environ, MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES=str(512 << 20)):
+            client = self.client(None, enable_ssd_offload=True, ssd_offload_path=pathlib.Path(home.name) / "kv")
+        self.assertEqual(client.put("a", b"bytes"), 0)
+        self.assertEqual(os.listdir(home.name), ["kv"])
+        client.close()
+        with self.assertLogs(QUIET, "ERROR") as said:
+            self.assertEqual(MooncakeDistributedStore().setup("host", master_server_addr=pathlib.Path(home.name) / "socket"), -600)
+        self.assertIn("address=unix:", said.output[0])
 
     def test_tenants_and_restarts(self):
         home = tempfile.TemporaryDirectory()

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -103,6 +104,14 @@ class Taken(unittest.TestCase):
     def settings(self, directory):
         ssd = {"dirs": (directory,), "bytes": "64MiB", "segment_bytes": "4MiB"}
         return {"dram": {"bytes": "8MiB"}, "index": {"max_objects": 1000}, "ssd": ssd}
+
+    def test_a_path_is_taken_where_text_names_one(self):
+        given = {"attach": pathlib.Path("/run/socket"), "key_name": "me", "key_file": pathlib.Path("/etc/key")}
+        settings = StoreSettings.read("here", given)
+        self.assertEqual((settings.attach, settings.key_file), ("unix:/run/socket", "/etc/key"))
+        for name, wrong in (("attach", 5), ("key_file", b"/etc/key"), ("key_name", pathlib.Path("me"))):
+            with self.assertRaisesRegex(ValueError, f"'{name}' is a string.*, not {re.escape(repr(wrong))}"):
+                StoreSettings.read("here", {**given, name: wrong})
 
     def test_each_part_has_a_directory_of_its_own_below_every_drive(self):
         base = pathlib.Path(self.home.name, "new")

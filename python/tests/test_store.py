@@ -247,9 +247,7 @@ class Registered(Case):
             store.register(bytes(PAGE))
         with self.assertRaisesRegex(pagelith.InvalidError, "no list"):
             store.register([bytearray(PAGE), bytearray(PAGE)])
-        if not store.register(bytearray(PAGE)).used:
-            self.skipTest("nothing is looked up where io_uring is refused")
-        with self.assertRaisesRegex(pagelith.InvalidError, "errno=14"):
+        with self.assertRaisesRegex(pagelith.InvalidError, "no such memory"):
             store.register((4096, 4096))
 
 

@@ -1,0 +1,301 @@
+"""Arguments that are wrong: each is named in a message of Python's words, and of several which one it is; nothing is moved."""
+
+import ctypes
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import types
+import unittest
+
+import pagelith
+
+SPACE = pagelith.Namespace("test")
+PAGE = 4096
+NOT_A_KEY = "must be a pagelith.Key, not"
+NOT_KEYS = "must be a list of pagelith.Key, not"
+NOT_MEMORIES = "must be a list of memories, one for each key, not"
+MEMORY = "memory is a buffer, a tensor, an \\(address, length\\), or a list of those, not"
+
+
+def key(n):
+    return pagelith.Key(SPACE, n.to_bytes(32, "little"))
+
+
+def of(length):
+    return ctypes.create_string_buffer(length)
+
+
+class Refused(unittest.TestCase):
+    def setUp(self):
+        self.store = pagelith.Store({"dram": {"bytes": "8MiB"}})
+        self.addCleanup(self.store.close)
+
+    def assert_said(self, error, words, call, *given, **how):
+        with self.assertRaisesRegex(error, words) as raised:
+            call(*given, **how)
+        # What only Rust calls so.
+        for word in ("Sequence", "Some(", "integral", "`", "u64", "unsigned"):
+            self.assertNotIn(word, str(raised.exception))
+
+    def calls(self):
+        """Every call that takes keys and memory: what its memories are called, and the call."""
+        store, group = self.store, self.store.begin_group([key(1)])
+        yield "sources", store.put
+        yield "sources", store.put_group
+        yield "sources", store.put_pages
+        yield "sources", store.submit_put
+        yield "sources", store.submit_put_pages
+        yield "sources", group.put
+        yield "destinations", store.get
+        yield "destinations", store.submit_get
+
+    def test_keys_that_are_none_are_named(self):
+        lists = [lambda keys, call=call: call(keys, [bytearray(1)]) for _, call in self.calls()]
+        store = self.store
+        lists += [store.exists, store.exists_prefix, store.remove, store.pin, store.view, store.prefetch, lambda keys: store.lease(keys, 1)]
+        for call in lists:
+            for wrong, kind in ((5, "int"), (key(1), "Key"), ("key", "str"), (b"key", "bytes"), (None, "NoneType"), (iter([key(1)]), "list_iterator")):
+                self.assert_said(TypeError, f"^keys {NOT_KEYS} {kind}$", call, wrong)
+            for wrong, kind in ((5, "int"), (SPACE, "Namespace"), (pathlib.Path("/key"), "PosixPath")):
+                self.assert_said(TypeError, f"^keys\\[2\\] {NOT_A_KEY} {kind}$", call, [key(1), key(2), wrong])
+        self.assert_said(TypeError, f"^required {NOT_KEYS} int$", store.begin_group, 5)
+        self.assert_said(TypeError, f"^required\\[0\\] {NOT_A_KEY} int$", store.put_pages, [key(1)], [b"x"], required=[5])
+        self.assert_said(TypeError, f"^anchor {NOT_KEYS} Key$", store.exists_groups, [bytes(32)], key(1))
+        for query in (
+            pagelith.PoolQuery.all_pages,
+            pagelith.PoolQuery.trailing_pages,
+            lambda objects: pagelith.PoolQuery.block_groups(objects, 1, 1, [bytes(32)]),
+        ):
+            self.assert_said(TypeError, f"^objects {NOT_KEYS} Key$", query, key(1))
+            self.assert_said(TypeError, f"^objects\\[1\\] {NOT_A_KEY} str$", query, [key(1), "key"])
+
+    def test_memories_that_are_none_are_named_by_their_number(self):
+        for name, call in self.calls():
+            keys, good = [key(n) for n in range(3)], bytearray(10)
+            for wrong, kind in ((5, "int"), (None, "NoneType"), (b"bytes", "bytes"), (bytearray(3), "bytearray"), ("text", "str"), (pathlib.Path("/x"), "PosixPath")):
+                self.assert_said(TypeError, f"^{name} {NOT_MEMORIES} {kind}$", call, keys, wrong)
+            for wrong, kind in ((5, "int"), ("text", "str"), (None, "NoneType"), (pathlib.Path("/x"), "PosixPath")):
+                self.assert_said(TypeError, f"^{name}\\[2\\]: {MEMORY} {kind}$", call, keys, [good, bytearray(1), wrong])
+                self.assert_said(TypeError, f"^{name}\\[1\\]\\[2\\]: {MEMORY} {kind}$", call, keys, [good, [bytearray(1), bytearray(1), wrong], good])
+            self.assert_said(BufferError, f"^{name}\\[1\\]: .*contiguous", call, keys, [good, memoryview(bytearray(20))[::2], bytearray(1)])
+        for call in (self.store.get, self.store.submit_get):
+            self.assert_said(BufferError, "^destinations\\[1\\]: Object is not writable", call, keys, [good, bytes(10), bytearray(1)])
+        self.assert_said(BufferError, "^memory: Object is not writable", self.store.register, bytes(10))
+
+    def test_addresses_that_are_none_are_named_by_their_number(self):
+        memory = of(PAGE)
+        at = ctypes.addressof(memory)
+        wrong = [
+            ((-5, 10), pagelith.InvalidError, "address must be a whole number from 0 to 18446744073709551615, not -5"),
+            ((at, -1), pagelith.InvalidError, "length must be a whole number from 0 to 18446744073709551615, not -1"),
+            ((1 << 64, 1), pagelith.InvalidError, "address must be a whole number from 0 to 18446744073709551615, not 18446744073709551616"),
+            ((at, 1.5), TypeError, "length must be a whole number, not float"),
+            ((True, 10), TypeError, "address must be a whole number, not bool"),
+            (("0x10", 10), TypeError, "address must be a whole number, not str"),
+            ((at, None), TypeError, "length must be a whole number, not NoneType"),
+            ((at, 1, 2), pagelith.InvalidError, "memory by its address is a pair \\(address, length\\) parts=3"),
+            ((), pagelith.InvalidError, "memory by its address is a pair \\(address, length\\) parts=0"),
+            ((0, 10), pagelith.InvalidError, "is no memory address=0x0 length=10"),
+            (((1 << 64) - 1, 10), pagelith.InvalidError, "is no memory address=0xffffffffffffffff length=10"),
+        ]
+        for name, call in self.calls():
+            for pair, error, words in wrong:
+                self.assert_said(error, f"^{name}\\[1\\]: {words}$", call, [key(n) for n in range(2)], [bytearray(1), pair])
+                self.assert_said(error, f"^{name}\\[0\\]\\[1\\]: {words}$", call, [key(1)], [[bytearray(1), pair]])
+        for pair, error, words in wrong:
+            self.assert_said(error, f"^memory: {words}$", self.store.register, pair)
+        # NumPy's numbers are whole ones, too.
+        whole = types.new_class("int64", (), {}, lambda body: body.update(__init__=lambda self, n: setattr(self, "n", n), __index__=lambda self: self.n))
+        self.assertTrue(self.store.put([key(9)], [(whole(at), whole(PAGE))])[0])
+
+    def test_ranges_that_are_none_are_named_by_their_number(self):
+        for call in (self.store.get, self.store.submit_get):
+            for wrong, error, words in [
+                (5, TypeError, "^ranges must be a list of pairs \\(from, to\\) in bytes, or None for all of them, not int$"),
+                ([None, 5], TypeError, "^ranges\\[1\\] must be a pair \\(from, to\\) in bytes, or None, not int$"),
+                ([None, (1, 2, 3)], TypeError, "^ranges\\[1\\] must be a pair \\(from, to\\) in bytes, or None, not tuple$"),
+                ([None, (0, "5")], TypeError, "^ranges\\[1\\]\\[1\\] must be a whole number, not str$"),
+                ([None, (-1, 5)], pagelith.InvalidError, "^ranges\\[1\\]\\[0\\] must be a whole number from 0 to .*, not -1$"),
+            ]:
+                self.assert_said(error, words, call, [key(1), key(2)], [bytearray(1), bytearray(1)], ranges=wrong)
+
+    def test_times_that_are_none_are_named(self):
+        keys, store = [key(1)], self.store
+        waits = {"wait": lambda wait: store.put(keys, [b"x"], wait=wait)}
+        timeouts = [
+            lambda timeout: store.put(keys, [b"x"], timeout=timeout),
+            lambda timeout: store.get(keys, [bytearray(1)], timeout=timeout),
+            lambda timeout: store.exists(keys, timeout=timeout),
+            lambda timeout: store.flush(timeout=timeout),
+            lambda timeout: store.close(timeout=timeout),
+            store.submit_put(keys, [b"x"]).result,
+        ]
+        for name, call in [*waits.items(), *(("timeout", call) for call in timeouts), ("seconds", lambda seconds: store.lease(keys, seconds))]:
+            for wrong in (-1, -0.001, float("nan"), float("inf"), 1e300):
+                self.assert_said(pagelith.InvalidError, f"^{name} must be a number of seconds, from 0 on and finite, not {re.escape(str(wrong))}$", call, wrong)
+            for wrong, kind in ((True, "bool"), ("5", "str"), ([5], "list"), (pathlib.Path("5"), "PosixPath")):
+                self.assert_said(TypeError, f"^{name} must be a number of seconds, not {kind}$", call, wrong)
+
+    def test_numbers_that_are_none_are_named(self):
+        keys, store, query = [key(1)], self.store, pagelith.PoolQuery
+        for name, most, call in [
+            ("depth", 2**32 - 1, lambda depth: store.exists(keys, depth=depth)),
+            ("depth", 2**32 - 1, lambda depth: store.put(keys, [b"x"], depth=depth)),
+            ("most", 2**64 - 1, lambda most: store.take_events(most)),
+            ("page_tokens", 2**32 - 1, lambda tokens: pagelith.Namespace("m", page_tokens=tokens)),
+            ("layout_version", 2**32 - 1, lambda version: pagelith.Namespace("m", layout_version=version)),
+            ("pages", 2**64 - 1, lambda pages: query.trailing_pages(keys, pages)),
+            ("block_pages", 2**64 - 1, lambda pages: query.block_groups(keys, pages, 1, [])),
+            ("group_pages", 2**64 - 1, lambda pages: query.block_groups(keys, 1, pages, [])),
+            ("fd", 2**32 - 1, lambda fd: store.share(fd, PAGE, 1)),
+            ("address", 2**64 - 1, lambda address: store.share(0, address, 1)),
+            ("length", 2**64 - 1, lambda length: store.share(0, PAGE, length)),
+        ]:
+            for wrong in (-1, most + 1):
+                self.assert_said(pagelith.InvalidError, f"^{name} must be a whole number from 0 to {most}, not {wrong}$", call, wrong)
+            for wrong, kind in ((True, "bool"), (1.0, "float"), ("1", "str"), (None, "NoneType")):
+                self.assert_said(TypeError, f"^{name} must be a whole number, not {kind}$", call, wrong)
+
+    def test_pages_that_are_none_are_named(self):
+        words = "must be 32 bytes, or a string, which is hashed, not"
+        for call in (lambda page: pagelith.Key(SPACE, page), key(1).on_page):
+            for wrong, kind in ((5, "int"), (None, "NoneType"), (pathlib.Path("/x"), "PosixPath")):
+                self.assert_said(TypeError, f"^page {words} {kind}$", call, wrong)
+            self.assert_said(pagelith.InvalidError, "^a page's hash has 32 bytes length=3$", call, b"abc")
+        for call in (key(1).on_pages, lambda pages: self.store.exists_groups(pages, [key(1)])):
+            for wrong, kind in ((5, "int"), ("text", "str"), (bytes(32), "bytes")):
+                self.assert_said(TypeError, f"^pages must be a list of pages' hashes, not {kind}$", call, wrong)
+            self.assert_said(TypeError, f"^pages\\[1\\]: page {words} int$", call, [bytes(32), 5])
+            self.assert_said(pagelith.InvalidError, "^pages\\[1\\]: a page's hash has 32 bytes length=3$", call, [bytes(32), b"abc"])
+
+    def test_what_describes_a_namespace_is_named(self):
+        for name, pair, wrong in [
+            ("layer_split", "a pair of whole numbers", (5, [5], [(0, 1, 2)], [(0, "1")], [(0, -1)], [(0, True)])),
+            ("extra", "a pair of strings", (5, {"a": "b"}, ["ab"], [("a", 5)], [("a", "b", "c")])),
+        ]:
+            for given in wrong:
+                self.assert_said((TypeError, pagelith.InvalidError), f"^{name}.* must be ", lambda given=given, name=name: pagelith.Namespace("m", **{name: given}))
+            self.assert_said(TypeError, f"^{name}\\[0\\] must be {pair}, not int$", lambda name=name: pagelith.Namespace("m", **{name: [5]}))
+
+    def test_what_a_store_is_opened_with_is_named(self):
+        for address in (5, None, b"unix:/x"):
+            self.assert_said(TypeError, "^address must be unix:PATH, tcp:HOST:PORT, or the path of a socket, not ", pagelith.Store.attach, address)
+        for secret in ("ab", ("a", "b"), ("a",), 5, (b"a", b"b")):
+            with self.subTest(secret=secret):
+                self.assert_said(
+                    TypeError, "^key must be a pair of a name and a secret: a string and bytes$", pagelith.Store.attach, "unix:/x", key=secret
+                )
+        for config in (5, ["a"]):
+            self.assert_said(TypeError, "^config must be a dictionary of settings, or the path of a file of them, not ", pagelith.Store, config)
+
+    def test_what_other_code_raises_is_left_as_it_is(self):
+        class Own(Exception):
+            pass
+
+        class Tensor:
+            def __dlpack_device__(self):
+                raise Own("its own")
+
+            def __dlpack__(self):
+                raise AssertionError
+
+        with self.assertRaisesRegex(Own, "^its own$"):
+            self.store.put([key(1)], [Tensor()])
+
+
+class Paths(unittest.TestCase):
+    """`os.PathLike` wherever a path is meant."""
+
+    def setUp(self):
+        home = tempfile.TemporaryDirectory()
+        self.addCleanup(home.cleanup)
+        self.home = pathlib.Path(home.name)
+
+    def settings(self, directory):
+        return {"dram": {"bytes": "8MiB"}, "ssd": {"dirs": [directory], "bytes": "64MiB", "segment_bytes": "4MiB"}}
+
+    def test_settings_and_their_file_may_be_paths_and_any_mapping(self):
+        where = self.home / "kv"
+        with pagelith.Store(types.MappingProxyType(self.settings(where)), subdirectory=pathlib.Path("rank_0")):
+            self.assertEqual(pagelith.Store.bytes_in(where / "rank_0"), 64 << 20)
+        file = self.home / "settings.toml"
+        file.write_text("[dram]\nbytes = '8MiB'\n")
+        pagelith.Store(file).close()
+        with self.assertRaisesRegex(pagelith.InvalidError, "subdirectory"):
+            pagelith.Store(self.settings(where), subdirectory=pathlib.Path("a/b"))
+
+
+class Addresses(unittest.TestCase):
+    """Addresses at which this process has no memory. Each in a process of its own, which ends if one is looked at."""
+
+    PRELUDE = """
+import ctypes, mmap, os, pagelith
+store = pagelith.Store({"dram": {"bytes": "8MiB"}})
+key = pagelith.Key(pagelith.Namespace("m"), "page")
+assert store.put([key], [bytes(8192)])[0]
+libc = ctypes.CDLL(None)
+libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+def mapped(allowed, pages=2):
+    return libc.mmap(None, pages * 4096, allowed, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+def put(address, length=8192): return store.put([key.on_page("other")], [(address, length)])
+def get(address, length=8192): return store.get([key], [(address, length)])
+def register(address, length=8192): return store.register((address, length))
+def said(call, *given):
+    try:
+        print(call(*given))
+    except pagelith.InvalidError as error:
+        print(error)
+"""
+
+    def run_there(self, program):
+        done = subprocess.run([sys.executable, "-c", self.PRELUDE + program], capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout.splitlines()
+
+    def test_where_no_memory_is_a_call_is_refused(self):
+        lines = self.run_there("""
+low, gone, guard, short = 4096, mapped(3), mapped(0), mapped(3, 3)
+libc.munmap(gone, 8192)
+libc.munmap(short + 4096, 8192)
+for call in (put, get, register):
+    for address in (low, gone, guard, short, 0xffff800000000000, 1 << 45):
+        said(call, address)
+""")
+        self.assertEqual(len(lines), 18)
+        for line in lines:
+            self.assertRegex(line, "(sources|destinations)\\[0\\]: |memory: ")
+            self.assertRegex(line, "this process has no such memory \\(a GPU's is none of its\\) address=0x[0-9a-f]+ length=8192$")
+
+    def test_where_memory_may_not_be_written_a_get_is_refused(self):
+        lines = self.run_there("""
+fixed = mapped(mmap.PROT_READ)
+said(put, fixed); said(get, fixed); said(register, fixed)
+""")
+        self.assertEqual(lines[0], "[PutOutcome(state=stored)]")
+        self.assertRegex(lines[1], "^destinations\\[0\\]: this process may not write there address=0x[0-9a-f]+ length=8192$")
+        self.assertRegex(lines[2], "^memory: this process may not write there")
+
+    def test_memory_that_came_after_the_first_look_is_found(self):
+        lines = self.run_there("""
+said(put, mapped(3))
+for pages in range(2, 200):
+    address = mapped(3, pages)
+    assert get(address)[0]
+    # What the kernel joins with its neighbours, and what is no mapping's beginning.
+    assert get(address + 1, 8192)[0] if pages > 2 else True
+""")
+        self.assertEqual(lines, ["[PutOutcome(state=stored)]"])
+
+    def test_an_empty_piece_may_be_anywhere(self):
+        lines = self.run_there("""
+memory = mapped(3)
+print(store.put([key.on_page("pieces")], [[(4096, 0), (memory, 4096), (1 << 45, 0), (memory + 4096, 4096)]]))
+""")
+        self.assertEqual(lines, ["[PutOutcome(state=stored)]"])
+
+
+if __name__ == "__main__":
+    unittest.main()
