@@ -10,6 +10,7 @@ import threading
 import time
 import types
 import unittest
+from unittest import mock
 
 from lmcache_stand_ins import BF16, FP16, SHAPE, SIZE, UINT8, Memory, ObjectKey, keys, layouts, signals, until
 from test_store import Process
@@ -289,6 +290,14 @@ class Adapter(Case):
         adapter = PagelithL2Adapter({"attach": process.address, "revision": "weights-1", **given})
         self.addCleanup(adapter.close)
         return adapter
+
+    def test_l1_is_shown_to_a_store_process(self):
+        process = self.serve("--ssd", "0")
+        for settings, shown in (({"attach": process.address}, [mock.call(mock.ANY, [(4096, 8192)])]), ({"store": {"dram": {"bytes": "8MiB"}}}, [])):
+            with mock.patch("pagelith.lmcache.adapter.share") as share:
+                adapter = PagelithL2Adapter({"revision": "weights-1", **settings}, types.SimpleNamespace(ptr=4096, size=8192, align_bytes=4096))
+                self.addCleanup(adapter.close)
+            self.assertEqual(share.mock_calls, shown)
 
     def answers(self, adapter):
         try:

@@ -3,6 +3,7 @@ Under vLLM itself: `python/clients/`.
 """
 
 import hashlib
+import mmap
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import types
 import unittest
 from unittest import mock
 
+from test_store import Process
 from vllm_stand_ins import KVConnectorRole, Locality, LookupResult, Medium, OffloadingEvent, model_config, vllm_config
 
 from pagelith.vllm import PagelithOffloadingConnector, PagelithTier  # noqa: E402
@@ -153,6 +155,27 @@ class Tier(Case):
         self.finished(again)
         (event,) = again.take_events()
         self.assertEqual((event.keys, event.removed), (chunks[1:] + keys(1, of="new"), False))
+
+    def test_vllms_memory_is_shown_to_a_store_process(self):
+        # As vLLM has it: a file of /dev/shm, which has no name any more once all workers have mapped it.
+        fd, path = tempfile.mkstemp(prefix="vllm_offload_test", dir="/dev/shm")
+        self.addCleanup(os.close, fd)
+        os.ftruncate(fd, ROW * ROWS)
+        self.memory = memoryview(mmap.mmap(fd, ROW * ROWS)).cast("B", (ROWS, ROW))
+        os.unlink(path)
+        process = Process(f"unix:{self.home.name}/socket", "--ssd", "0")
+        self.addCleanup(process.end)
+        tier = self.tier(store=None, attach=process.address)
+        chunks = keys(10)
+        for row in range(10):
+            self.memory[row, 0] = row
+        self.run_job(tier.submit_store, chunks, list(range(10)))
+        self.assertTrue(all(job.success for job in self.finished(tier)))
+        with open(f"/proc/{process.child.pid}/maps") as maps:
+            self.assertIn(f"{path} (deleted)", maps.read())
+        self.run_job(tier.submit_load, chunks, list(range(100, 110)))
+        self.assertTrue(all(job.success for job in self.finished(tier)))
+        self.assertEqual([self.memory[100 + row, 0] for row in range(10)], list(range(10)))
 
     def test_a_store_process_tells_if_it_keeps_events(self):
         for kept in (1000, 0):
