@@ -1,12 +1,19 @@
 //! What a store process says of itself over HTTP, on loopback: `/metrics`, as Prometheus reads them, and `/healthz`.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+mod answer;
+mod connection;
+mod request;
+mod server;
+#[cfg(test)]
+mod tests;
+
+use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use pagelith::io::staging::StagingPool;
+use pagelith::io::system::SystemClock;
 use pagelith::transport::address::Endpoint;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::resolve::Resolver;
@@ -17,8 +24,11 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
+
+use self::answer::Answer;
+use self::request::Request;
+use self::server::Server;
 
 /// What [`Stats`] says of this moment; all else only grows.
 const NOW: [&str; 13] = [
@@ -36,19 +46,14 @@ const NOW: [&str; 13] = [
     "objects_leased",
     "readers",
 ];
-const TEXT: &str = "text/plain; charset=utf-8";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Most bytes of a request's head.
-const HEAD_BYTES: usize = 8192;
-/// How long a client may take to send its request, and to read the answer.
-const REQUEST_TIME: Duration = Duration::from_secs(1);
 /// Clients are accepted no more if the accept loop made no turn for so long.
 const STALE: Duration = Duration::from_secs(10);
 
-/// A server of HTTP: one request at a time, so that it never lacks a thread.
+/// What answers.
 pub(crate) struct Http {
-    listener: TcpListener,
+    server: Server,
     address: SocketAddr,
 }
 
@@ -60,10 +65,9 @@ impl Http {
 
     /// Listen on loopback: at the first address of `endpoint` that this host has.
     pub(crate) fn listen(endpoint: &Endpoint) -> anyhow::Result<Http> {
-        let listener = Http::bind(endpoint)?;
-        let address = listener.set_nonblocking(true).and_then(|()| listener.local_addr());
-        let address = address.with_context(|| format!("cannot listen --metrics={endpoint}"))?;
-        Ok(Http { listener, address })
+        let server = Server::new(Http::bind(endpoint)?);
+        let listening = server.and_then(|server| Ok(Http { address: server.address()?, server }));
+        listening.with_context(|| format!("cannot listen --metrics={endpoint}"))
     }
 
     fn bind(endpoint: &Endpoint) -> anyhow::Result<TcpListener> {
@@ -81,61 +85,34 @@ impl Http {
         self.address
     }
 
-    /// Answer until told to stop; that is looked at each `wait`.
-    pub(crate) fn answer(&self, store: &Store, serving: &Serving, stop: &AtomicBool, wait: Duration) {
-        let timeout = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
+    /// Answer until told to stop; that is looked at each `wait`, whatever clients do.
+    pub(crate) fn answer(&mut self, store: &Store, serving: &Serving, stop: &AtomicBool, wait: Duration) {
+        let clock = SystemClock::new();
         while !stop.load(Ordering::Relaxed) {
-            let ready = poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&timeout));
-            match self.listener.accept() {
-                // The client may be gone.
-                Ok((stream, _)) => drop(respond(stream, store, serving)),
-                // Such as no descriptor left: it waits in the backlog.
-                Err(_) if ready.is_ok_and(|ready| ready > 0) => std::thread::sleep(wait),
-                Err(_) => {}
-            }
+            self.server.turn(&clock, wait, &mut |request| answer_of(request, store, serving));
         }
     }
 }
 
-/// Read a request and answer it.
-fn respond(mut stream: TcpStream, store: &Store, serving: &Serving) -> std::io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(REQUEST_TIME))?;
-    stream.set_write_timeout(Some(REQUEST_TIME))?;
-    let head = head(&mut stream)?;
-    let mut words = head.lines().next().unwrap_or_default().split(' ');
-    let (status, kind, body) = match (words.next(), words.next()) {
-        (Some("GET"), Some("/metrics")) => ("200 OK", OPEN_METRICS, metrics(&store.stats(), &serving.now())),
-        (Some("GET"), Some("/healthz")) => health(serving.since_turn(), &store.stats().ssd_state),
-        (Some("GET"), Some(_)) => ("404 Not Found", TEXT, "there are /metrics and /healthz\n".to_owned()),
-        _ => ("405 Method Not Allowed", TEXT, "only GET\n".to_owned()),
-    };
-    let length = body.len();
-    let fields = format!("Content-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close");
-    stream.write_all(format!("HTTP/1.1 {status}\r\n{fields}\r\n\r\n{body}").as_bytes())
+fn answer_of(request: Request<'_>, store: &Store, serving: &Serving) -> Answer {
+    match (request.method, request.path) {
+        ("GET" | "HEAD", "/metrics") => {
+            let body = metrics(&store.stats(), &serving.now());
+            Answer { status: "200 OK", kind: OPEN_METRICS, body }
+        }
+        ("GET" | "HEAD", "/healthz") => health(serving.since_turn(), &store.stats().ssd_state),
+        ("GET" | "HEAD", _) => Answer::text("404 Not Found", "there are /metrics and /healthz\n"),
+        _ => Answer::text("405 Method Not Allowed", "only GET and HEAD\n"),
+    }
 }
 
-/// Status, type and text of the answer about health. A tier that is off is no reason to be ended, DRAM serves on.
-fn health(since_turn: Duration, ssd_state: &str) -> (&'static str, &'static str, String) {
+/// The answer about health. A tier that is off is no reason to be ended, DRAM serves on.
+fn health(since_turn: Duration, ssd_state: &str) -> Answer {
     if since_turn < STALE {
-        return ("200 OK", TEXT, format!("ok ssd_state={ssd_state}\n"));
+        return Answer::text("200 OK", format!("ok ssd_state={ssd_state}\n"));
     }
     let text = format!("no client is accepted accept_loop_idle_s={}\n", since_turn.as_secs());
-    ("503 Service Unavailable", TEXT, text)
-}
-
-/// The head of a request, as far as it came in time.
-fn head(stream: &mut TcpStream) -> std::io::Result<String> {
-    let begun = Instant::now();
-    let (mut head, mut part) = (Vec::new(), [0; 1024]);
-    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        let read = stream.read(&mut part)?;
-        head.extend_from_slice(&part[..read]);
-        if read == 0 || head.len() > HEAD_BYTES || begun.elapsed() > REQUEST_TIME {
-            break;
-        }
-    }
-    Ok(String::from_utf8_lossy(&head).into_owned())
+    Answer::text("503 Service Unavailable", text)
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -237,15 +214,15 @@ fn metrics(stats: &Stats, serving: &[(&'static str, &'static str, u64)]) -> Stri
 }
 
 #[cfg(test)]
-mod tests {
+mod told {
     use super::*;
 
     #[test]
     fn health_fails_once_the_accept_loop_stands_still() {
         let after = |seconds| health(Duration::from_secs(seconds), "on");
-        assert_eq!(after(9), ("200 OK", TEXT, "ok ssd_state=on\n".to_owned()));
-        let text = "no client is accepted accept_loop_idle_s=10\n".to_owned();
-        assert_eq!(after(10), ("503 Service Unavailable", TEXT, text));
+        assert_eq!(after(9), Answer::text("200 OK", "ok ssd_state=on\n"));
+        let text = "no client is accepted accept_loop_idle_s=10\n";
+        assert_eq!(after(10), Answer::text("503 Service Unavailable", text));
     }
 
     #[test]

@@ -106,13 +106,13 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     let serving = Serving::new(staging);
     let mut listener =
         listener(&listen)?.showing(regions).telling(store.shared_catalog()).lending(store.shared_files());
-    let http = args.metrics.as_ref().map(Http::listen).transpose()?;
+    let mut http = args.metrics.as_ref().map(Http::listen).transpose()?;
     let mut lines =
         http.iter().map(|http| format!("metrics http://{}/metrics", http.address())).collect::<Vec<_>>();
     lines.push(format!("listening {}", listener.address()));
     // Stdout may be closed: serve all the same.
     out!("{}", lines.join("\n")).unwrap_or_else(|error| log!("{error:#}"));
-    let served = serve(&store, &mut listener, http.as_ref(), &serving, &stop);
+    let served = serve(&store, &mut listener, http.as_mut(), &serving, &stop);
     drop((listener, http));
     let close_timeout = store.close_timeout();
     let closed = store.close_within(close_timeout);
@@ -156,7 +156,7 @@ fn is_ignored(signal: i32, status: &str) -> bool {
 fn serve(
     store: &Store,
     listener: &mut Listener,
-    http: Option<&Http>,
+    http: Option<&mut Http>,
     serving: &Serving,
     stop: &AtomicBool,
 ) -> anyhow::Result<()> {

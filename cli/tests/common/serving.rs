@@ -76,6 +76,11 @@ impl Serving {
         }
     }
 
+    /// What it says from now on, to be read to its end.
+    pub fn log(&mut self) -> BufReader<ChildStderr> {
+        self.said.take().expect("its stderr")
+    }
+
     pub fn kill(&mut self) {
         self.child.kill().expect("killed");
         self.child.wait().expect("reaped");

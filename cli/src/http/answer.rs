@@ -1,0 +1,27 @@
+//! An answer over HTTP/1. Each is the last of its connection.
+
+const TEXT: &str = "text/plain; charset=utf-8";
+
+/// Status, type and body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub status: &'static str,
+    pub kind: &'static str,
+    pub body: String,
+}
+
+impl Answer {
+    /// Plain text.
+    pub fn text(status: &'static str, body: impl Into<String>) -> Answer {
+        Answer { status, kind: TEXT, body: body.into() }
+    }
+
+    /// What is sent, without the body as an answer to `HEAD`.
+    pub fn bytes(&self, has_body: bool) -> Vec<u8> {
+        let (status, kind, length) = (self.status, self.kind, self.body.len());
+        let fields = format!("Content-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close");
+        let allow = if status.starts_with("405") { "\r\nAllow: GET, HEAD" } else { "" };
+        let body = if has_body { &*self.body } else { "" };
+        format!("HTTP/1.1 {status}\r\n{fields}{allow}\r\n\r\n{body}").into_bytes()
+    }
+}
