@@ -62,7 +62,7 @@ fn program() -> Program {
     let of_the_store = |command| Defaults::of_the_store().in_help(command);
     Cli::command()
         .mut_subcommand("replay", |command| replay::DEFAULTS.in_help(command))
-        .mut_subcommand("serve", |command| serve::defaults(false).in_help(command))
+        .mut_subcommand("serve", |command| serve::defaults(None).in_help(command))
         .mut_subcommand("config", |command| {
             command.mut_subcommand("check", of_the_store).mut_subcommand("show", of_the_store)
         })

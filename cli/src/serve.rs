@@ -68,8 +68,8 @@ pub(crate) struct ServeArgs {
     transfer: Size,
 }
 
-/// Those of the store; `shared` with clients that may look at everything.
-pub(crate) fn defaults(shared: bool) -> Defaults {
+/// Those of the store; `shared` with clients that may look at everything, beside memory of this length.
+pub(crate) fn defaults(shared: Option<Size>) -> Defaults {
     Defaults { shared, ..Defaults::of_the_store() }
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     // Who may do everything may look at everything. Where clients have keys, they see what their keys are for.
     let shared = matches!(args.listen, Address::Unix(_)) && args.keys.is_none();
     let with_peers = |config: &mut Config| args.peers.apply(config);
-    let config = args.store.resolve(defaults(shared), None, &with_peers)?;
+    let config = args.store.resolve(defaults(shared.then_some(args.transfer)), None, &with_peers)?;
     args.peers.check(&config)?;
     let (staging, transfer) = transfer_memory(&config, args.transfer).context("no memory --transfer")?;
     let listen = Listen { address: args.listen.clone(), admission, beyond_this_host: args.beyond_this_host };

@@ -8,9 +8,14 @@ use clap::{Arg, Args, Command, Subcommand};
 use pagelith::config::{
     Config, ConfigError, ConfigFormat, DramPolicy, ENV_PREFIX, Facts, Size, SsdIo, SsdPolicy, ValidConfig,
 };
+use pagelith::io::regular_file::read_text;
+use pagelith::io::shm::Region;
 
 use crate::exit::Verdict;
-use crate::output::out;
+use crate::output::{log, out};
+
+/// Longest configuration file, which the configuration itself bounds as well.
+const CONFIG_BYTES_MAX: u64 = 2 << 20;
 
 /// Flags that set the store up. Whatever is not given comes from the environment
 /// (`PAGELITH_DRAM__BYTES=...`), the file, or the command's defaults.
@@ -86,15 +91,16 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<Verdict> {
 pub(crate) struct Defaults {
     pub(crate) dram: Size,
     pub(crate) ssd: Size,
-    /// Whether the arena is memory that other processes can be shown, and segment files are handed over to them.
-    pub(crate) shared: bool,
+    /// Whether the arena is memory that other processes can be shown, and segment files are handed over to them, where the system lets
+    /// this process share memory of its length, and of this one.
+    pub(crate) shared: Option<Size>,
 }
 
 impl Defaults {
     /// Those of [`Config`] itself, which a process that embeds the store has as well.
     pub(crate) fn of_the_store() -> Defaults {
         let config = Config::default();
-        Defaults { dram: config.dram.bytes, ssd: config.ssd.bytes, shared: config.dram.shared }
+        Defaults { dram: config.dram.bytes, ssd: config.ssd.bytes, shared: None }
     }
 
     /// State them in the help of a command that has [`StoreFlags`].
@@ -179,13 +185,17 @@ impl StoreFlags {
             if !ssd_given {
                 config.ssd.bytes = defaults.ssd;
             }
+            self.apply(config);
+            let shares = match defaults.shared {
+                Some(beside) if !given("dram", "shared") => can_share(config.dram.bytes.max(beside)),
+                beside => beside.is_some(),
+            };
             if !given("dram", "shared") {
-                config.dram.shared = defaults.shared;
+                config.dram.shared = shares;
             }
             if !given("ssd", "shared") {
-                config.ssd.shared = defaults.shared;
+                config.ssd.shared = shares;
             }
-            self.apply(config);
             if config.ssd.bytes > Size::ZERO && config.ssd.dirs.is_empty() && !ssd_given {
                 config.ssd.dirs.extend(fresh_dir.map(Path::to_owned));
             }
@@ -218,8 +228,21 @@ fn read_file(path: &Path) -> anyhow::Result<(ConfigFormat, String)> {
     let Some(format) = ConfigFormat::of_path(path) else {
         bail!("a configuration file is .toml or .json file={}", path.display());
     };
-    let text = std::fs::read_to_string(path);
+    let text = read_text(path, CONFIG_BYTES_MAX);
     Ok((format, text.with_context(|| format!("cannot read the configuration file={}", path.display()))?))
+}
+
+/// Whether this process may share memory of this length with others; if not, the log says why.
+fn can_share(length: Size) -> bool {
+    let bytes = usize::try_from(length.bytes()).unwrap_or(usize::MAX);
+    let made = Region::new(bytes.max(1));
+    if let Err(error) = &made {
+        log!(
+            "memory cannot be shared with clients of this host, so they are sent every hit; dram.shared = false says that this \
+             is meant, and true that it is an error: {error} bytes={length}"
+        );
+    }
+    made.is_ok()
 }
 
 fn env_name(section: &str, name: &str) -> String {

@@ -45,6 +45,8 @@ pub mod facts;
 pub mod file_system;
 pub mod prefetch;
 pub mod probe;
+#[allow(clippy::disallowed_methods, reason = "the real side of files that are named")]
+pub mod regular_file;
 #[allow(clippy::disallowed_methods, reason = "the real side of the clock")]
 pub mod system;
 

@@ -20,6 +20,7 @@ use crate::file_system::check_length;
 use crate::files::{DataFile, Files};
 use crate::forked;
 use crate::registered::{Registered, Registration, Span};
+use crate::regular_file::{Access, at_name, open_own};
 use crate::sync::{Mutex, PoisonError};
 use crate::uring::{self, Common, Maker, UringQueue};
 
@@ -210,8 +211,7 @@ impl Disk for RealDisk {
 
     fn glance(&self, dir: usize, name: &str) -> Option<Vec<u8>> {
         let path = self.dir(dir, FaultOp::Open).ok()?.join(name);
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let fd = retry_on_intr(|| rustix::fs::open(&path, flags, Mode::empty())).ok()?;
+        let fd = open_own(&path, Access::Read).ok()?;
         let mut bytes = vec![0; ALIGN as usize];
         let read = retry_on_intr(|| rustix::io::read(&fd, &mut bytes)).ok()?;
         bytes.truncate(read);
@@ -225,8 +225,7 @@ impl Disk for RealDisk {
         };
         let path = self.dir(file.dir, FaultOp::Open)?.join(&file.name);
         let fault = |e: Errno| IoFault::of_errno(FaultOp::Open, show(&path), 0, e.raw_os_error());
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let fd = retry_on_intr(|| rustix::fs::open(&path, flags, Mode::empty())).map_err(fault)?;
+        let fd = open_own(&path, Access::Read)?;
         let own = rustix::fs::fstat(&file.fd).map_err(fault)?;
         let opened = rustix::fs::fstat(&fd).map_err(fault)?;
         if (own.st_dev, own.st_ino) != (opened.st_dev, opened.st_ino) {
@@ -263,15 +262,9 @@ fn open(dir: &Path, index: usize, name: &str, direct: bool) -> Result<DataFile, 
     check_name(dir, name, FaultOp::Open)?;
     let path = dir.join(name);
     let fault = |e: Errno| IoFault::of_errno(FaultOp::Open, show(&path), 0, e.raw_os_error());
-    // NONBLOCK, so that a pipe or device put there under this name cannot hang the open.
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let fd = retry_on_intr(|| rustix::fs::open(&path, flags, Mode::empty())).map_err(fault)?;
+    let fd = open_own(&path, Access::Write)?;
     lock(&fd, &path, FaultOp::Open)?;
     let stat = rustix::fs::fstat(&fd).map_err(fault)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        let detail = "not a regular file";
-        return Err(IoFault::found(FaultKind::Invalid, FaultOp::Open, show(&path), 0, detail));
-    }
     if stat.st_nlink == 0 {
         // Its owner removed it between our open and our lock.
         return Err(fault(Errno::NOENT));
@@ -286,7 +279,7 @@ fn open(dir: &Path, index: usize, name: &str, direct: bool) -> Result<DataFile, 
 fn check_name_of(file: &DataFile, dir: &Path) -> Result<(), IoFault> {
     let own = rustix::fs::fstat(&file.fd)
         .map_err(|e| IoFault::of_errno(FaultOp::Sync, &file.path, 0, e.raw_os_error()))?;
-    let what = match rustix::fs::stat(dir.join(&file.name)) {
+    let what = match at_name(&dir.join(&file.name)) {
         Ok(named) if (named.st_dev, named.st_ino) != (own.st_dev, own.st_ino) => "replaced",
         Err(Errno::NOENT | Errno::NOTDIR) => "removed",
         _ if u64::try_from(own.st_size).unwrap_or(0) < file.len => "cut",

@@ -1,8 +1,5 @@
-//! Time and randomness of the machine, and its files of secrets.
+//! Time and randomness of the machine.
 
-use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -54,20 +51,6 @@ impl Entropy for SystemEntropy {
             }
         }
     }
-}
-
-/// A file of secrets. `PermissionDenied` if other users can read it.
-pub fn read_secret(path: &Path) -> std::io::Result<String> {
-    let mut file = std::fs::File::open(path)?;
-    // Of the file that was opened, whatever lies at the path by now.
-    let mode = file.metadata()?.permissions().mode();
-    if mode & 0o077 != 0 {
-        let text = format!("other users can read the keys (chmod 600) mode={:o}", mode & 0o777);
-        return Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, text));
-    }
-    let mut text = String::new();
-    file.read_to_string(&mut text)?;
-    Ok(text)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ pub mod auth;
 pub mod greeting;
 pub mod head;
 pub mod outcome;
+pub mod printable;
 pub mod pull;
 pub mod put;
 pub mod request;

@@ -2,6 +2,7 @@
 
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::wire::greeting::Refusal;
+use pagelith_layouts::wire::printable::Printable;
 use thiserror::Error;
 
 /// Why a link ended, or was not made. Another try may help where [`Closed::retryable`] says so.
@@ -62,10 +63,10 @@ pub enum Closed {
         what: &'static str,
     },
     /// The server does not serve this client.
-    #[error("refused: {} reason={:?}", .0.text, .0.reason)]
+    #[error("refused: {} reason={:?}", Printable(&.0.text), .0.reason)]
     Refused(Refusal),
     /// The peers have nothing in common to work with.
-    #[error("the peers do not fit: {0}")]
+    #[error("the peers do not fit: {}", Printable(.0))]
     Misfit(String),
 }
 
@@ -101,7 +102,19 @@ impl From<FormatError> for Closed {
 
 #[cfg(test)]
 mod tests {
+    use pagelith_layouts::wire::greeting::Reason;
+
     use super::*;
+
+    #[test]
+    fn text_of_a_server_that_is_not_known_yet_is_escaped() {
+        let text = "gone\n2026 closed durable_objects=7 \u{1b}]0;title\u{7}";
+        let refusal = Refusal { reason: Reason::Denied, versions: (1, 1), missing: 0, text: text.into() };
+        for why in [Closed::Refused(refusal), Closed::Misfit(text.into())] {
+            let shown = why.to_string();
+            assert!(!shown.contains(char::is_control) && shown.contains("gone\\n2026"), "{shown}");
+        }
+    }
 
     #[test]
     fn link_that_this_side_gave_up_is_not_ended_by_the_peer() {

@@ -243,8 +243,8 @@ impl BenchArgs {
         let eighths = if padded > 512 << 10 { 12 } else { 9 };
         let room = Size::from_bytes((objects * padded / 8 * eighths + (64 << 20)).next_multiple_of(1 << 20));
         match self.tier {
-            BenchTier::Dram => Defaults { dram: room, ssd: Size::ZERO, shared: false },
-            BenchTier::Ssd => Defaults { dram: Size::ZERO, ssd: room, shared: false },
+            BenchTier::Dram => Defaults { dram: room, ssd: Size::ZERO, shared: None },
+            BenchTier::Ssd => Defaults { dram: Size::ZERO, ssd: room, shared: None },
         }
     }
 }

@@ -10,7 +10,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, retry_on_intr};
 
 use super::locks::{self, Kind, Locks};
-use crate::machine::write_in_place;
+use crate::machine::{Access, open_own, write_in_place};
 
 /// Bytes of zeros written at once.
 const ZEROS: usize = 1 << 20;
@@ -33,7 +33,7 @@ impl Files {
         self.locks
             .held
             .get(path)
-            .with_context(|| format!("cannot write, it was not opened file={}", path.display()))
+            .with_context(|| format!("cannot write, it was not opened: {}", why_not(path)))
     }
 
     /// Write `bytes` at an offset. Durable after [`Files::sync`].
@@ -101,6 +101,14 @@ impl Files {
         }
         self.locks.held.remove(path);
         sync_dir(path)
+    }
+}
+
+/// Why a file cannot be opened to be written.
+fn why_not(path: &Path) -> String {
+    match open_own(path, Access::Write) {
+        Ok(_) => format!("it was made meanwhile file={}", path.display()),
+        Err(fault) => fault.to_string(),
     }
 }
 

@@ -9,7 +9,7 @@ use std::fs::{File, TryLockError};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::machine::has_ended;
+use crate::machine::{Access, has_ended, open_own};
 
 /// Longest wait for the last writes of an owner that is gone.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -35,7 +35,8 @@ pub(crate) fn take(files: &[PathBuf], kind: Kind, owner: Option<&str>) -> Result
     let start = Instant::now();
     let mut held = BTreeMap::new();
     for path in files {
-        let Ok(file) = File::options().read(true).write(kind == Kind::Exclusive).open(path) else { continue };
+        let access = if kind == Kind::Exclusive { Access::Write } else { Access::Read };
+        let Ok(file) = open_own(path, access).map(File::from) else { continue };
         let locked = || match kind {
             Kind::Shared => file.try_lock_shared(),
             Kind::Exclusive => file.try_lock(),

@@ -18,6 +18,9 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::{SegmentId, StoreId};
 use pagelith_layouts::manifest::{self, BlockDamage, Manifest, Superblock};
 use pagelith_layouts::names;
+use pagelith_layouts::wire::printable::Printable;
+
+use crate::machine::{Access, FaultKind, open_own};
 
 /// Most bytes of a manifest copy that are read: twice what the largest configuration needs, so that a huge
 /// file of that name cannot take all memory.
@@ -153,7 +156,7 @@ impl OnDisk {
     pub(crate) fn require_plain_segments(&self) -> anyhow::Result<()> {
         let paths = self.dirs.iter().map(|dir| dir.join(names::SEGMENTS));
         for path in paths {
-            if std::fs::metadata(&path).is_ok_and(|about| !about.is_file()) {
+            if std::fs::symlink_metadata(&path).is_ok_and(|about| !about.is_file()) {
                 bail!("it is no regular file, move it away first file={}", path.display());
             }
         }
@@ -170,7 +173,8 @@ impl OnDisk {
         let path = self.dirs.first()?.join(names::LOCK);
         let bytes = read_if_there(&path, ALIGN).ok()??;
         let text = String::from_utf8_lossy(&bytes).trim_matches(['\0', '\n', ' ']).to_owned();
-        (!text.is_empty()).then_some(text)
+        // Whatever wrote it.
+        (!text.is_empty()).then(|| Printable(&text).to_string())
     }
 
     /// Path of the file that a segment lies in, and the segment's byte offset there.
@@ -300,10 +304,10 @@ pub(crate) fn list(dir: &Path) -> anyhow::Result<Vec<String>> {
 }
 
 fn open_if_there(path: &Path) -> anyhow::Result<Option<File>> {
-    match File::open(path) {
-        Ok(file) => Ok(Some(file)),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(e).with_context(|| format!("cannot open file={}", path.display())),
+    match open_own(path, Access::Read) {
+        Ok(fd) => Ok(Some(File::from(fd))),
+        Err(fault) if fault.kind == FaultKind::NotFound => Ok(None),
+        Err(fault) => Err(fault).context("cannot open a file of the store"),
     }
 }
 

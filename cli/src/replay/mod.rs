@@ -41,7 +41,7 @@ use crate::peers::PeerFlags;
 use crate::settings::{Defaults, StoreFlags};
 
 /// Sizes that make the built-in workload use both tiers, and finish in seconds.
-pub(crate) const DEFAULTS: Defaults = Defaults { dram: Size::mib(128), ssd: Size::mib(512), shared: false };
+pub(crate) const DEFAULTS: Defaults = Defaults { dram: Size::mib(128), ssd: Size::mib(512), shared: None };
 const OBJECT_BYTES_DEFAULT: Size = Size::kib(32);
 
 /// Replay a request trace through the store, and check every byte it hands back.

@@ -3,6 +3,7 @@
 use pagelith_layouts::wire::outcome::{
     Answer, CauseTag, ErrorTag, Failure, Flushed, Happened, TierTag, Verdict,
 };
+use pagelith_layouts::wire::printable::Printable;
 
 use super::call::{Told, no_answer};
 use crate::error::{Error, ErrorKind, Result};
@@ -81,5 +82,5 @@ pub(super) fn error(failure: &Failure<'_>) -> Error {
         ErrorTag::Internal => ErrorKind::Internal,
     };
     let errno = (failure.errno != 0).then_some(failure.errno);
-    Error { errno, ..Error::new(kind, failure.text) }
+    Error { errno, ..Error::new(kind, Printable(failure.text).to_string()) }
 }

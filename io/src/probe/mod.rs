@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use self::place::Place;
+pub(crate) use self::place::owner_of_new_files;
 use crate::blocking::{BlockingQueue, Pool};
 use crate::check::Align;
 use crate::disk::{Disk, Queue, Side};

@@ -16,6 +16,7 @@ use crate::file_system::nearest;
 pub(super) use crate::file_system::{RAMFS, TMPFS};
 use crate::files::DataFile;
 use crate::real::list;
+use crate::regular_file::{Access, open_own};
 
 /// Bytes of the file to try things on: two blocks of the largest alignment that is accepted.
 const LEN: u64 = 2 * ALIGN_MAX as u64;
@@ -157,6 +158,12 @@ fn direct_alignment(fd: &OwnedFd) -> Option<(u32, u32)> {
     answered.then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
 }
 
+/// Whose a file is that this process makes in `dir`; `None` if it can make none.
+pub(crate) fn owner_of_new_files(dir: &Path) -> Option<u32> {
+    let stat = scratch(dir).and_then(|fd| rustix::fs::fstat(&fd)).ok()?;
+    Some(stat.st_uid)
+}
+
 /// An unnamed file in `dir`.
 fn scratch(dir: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
@@ -194,9 +201,5 @@ fn fill(fd: &OwnedFd) -> Result<(), Errno> {
 /// A file of `dir` that is long enough to read from.
 fn existing(dir: &Path) -> Result<Option<OwnedFd>, IoFault> {
     let Some((name, _)) = list(dir)?.into_iter().find(|(_, len)| *len >= LEN) else { return Ok(None) };
-    let path = dir.join(name);
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    retry_on_intr(|| rustix::fs::open(&path, flags, Mode::empty()))
-        .map(Some)
-        .map_err(|e| IoFault::of_errno(FaultOp::Probe, show(&path), 0, e.raw_os_error()))
+    open_own(&dir.join(name), Access::Read).map(Some)
 }

@@ -21,6 +21,7 @@ use super::super::look::Look;
 use super::segment::{Mend, Plan, plan};
 use super::survey::survey;
 use super::{MAY_RETURN, Repair, Report, Wish};
+use crate::machine::{Access, open_own};
 use crate::on_disk::OnDisk;
 use crate::on_disk::files::Files;
 
@@ -116,8 +117,8 @@ pub(super) fn loss(disk: &OnDisk, look: &Look, wish: Wish) -> (usize, usize, u64
 fn holds_something(path: &std::path::Path) -> bool {
     use std::io::Read;
     let mut block = vec![0; ALIGN as usize];
-    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut block));
-    read.is_err() || block.iter().any(|b| *b != 0)
+    let read = open_own(path, Access::Read).map(|fd| std::fs::File::from(fd).read_exact(&mut block));
+    !matches!(read, Ok(Ok(()))) || block.iter().any(|b| *b != 0)
 }
 
 struct Work<'a> {
