@@ -4,6 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use pagelith::config::{ConfigFormat, Facts};
 use pagelith::io::disk::Side;
+use pagelith::io::regular_file::read_text;
 use pagelith::layouts::{manifest, names};
 use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
@@ -22,6 +23,8 @@ use crate::repr::truth;
 
 /// Dictionaries and lists within each other: more than any setting has.
 const DEPTH_MAX: usize = 16;
+/// Longest file of settings, which the configuration itself bounds as well.
+const SETTINGS_BYTES_MAX: u64 = 2 << 20;
 
 /// Open the store of these settings, and say what was found.
 pub fn open(
@@ -95,7 +98,7 @@ fn config(given: Option<&Bound<'_, PyAny>>, subdirectory: Option<&Path>) -> PyRe
             let format = ConfigFormat::of_path(&path).ok_or_else(|| {
                 InvalidError::new_err(format!("is neither .toml nor .json path={}", path.display()))
             })?;
-            (format, std::fs::read_to_string(&path)?)
+            (format, settings_file(&path)?)
         }
     };
     if let Some(name) = subdirectory {
@@ -171,6 +174,13 @@ fn value(given: &Bound<'_, PyAny>, at: &str, depth: usize) -> PyResult<Value> {
     } else {
         Err(wrong("must be a number, a string, true or false, a list or a dictionary of those"))
     }
+}
+
+/// The text of a file of settings; a pipe or a device is refused, and not waited for.
+fn settings_file(path: &Path) -> std::io::Result<String> {
+    let named =
+        |error: std::io::Error| std::io::Error::new(error.kind(), format!("{error} path={}", path.display()));
+    read_text(path, SETTINGS_BYTES_MAX).map_err(named)
 }
 
 /// How many bytes the store in a directory was made with; `None` if there is none, or none that can be read.
