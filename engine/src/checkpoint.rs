@@ -22,11 +22,20 @@ use crate::visibility::Sight;
 /// A checkpoint being taken.
 pub(crate) struct Checkpointing {
     writer: CheckpointWriter,
-    replay_from: SegmentOrder,
+    pub replay_from: SegmentOrder,
     cursor: u64,
     sync_asked: bool,
     clean: bool,
-    serial: u64,
+    pub serial: u64,
+    /// Damage up to this segment is left out of it, and noted nowhere else.
+    pub leaves_out: Option<SegmentOrder>,
+}
+
+impl Checkpointing {
+    /// Whether what leaves the index now is left out.
+    pub fn copies(&self) -> bool {
+        !self.sync_asked
+    }
 }
 
 impl Flusher {
@@ -61,10 +70,20 @@ impl Flusher {
             Ok(writer) => {
                 self.checkpoint_serial = serial;
                 self.sealed_since_checkpoint = 0;
-                self.checkpoint =
-                    Some(Checkpointing { writer, replay_from, cursor: 0, sync_asked: false, clean, serial });
+                self.checkpoint = Some(Checkpointing {
+                    writer,
+                    replay_from,
+                    cursor: 0,
+                    sync_asked: false,
+                    clean,
+                    serial,
+                    leaves_out: None,
+                });
             }
-            Err(fault) => self.checkpoint_failed(&fault),
+            Err(fault) => {
+                self.checkpoint_failed(&fault);
+                self.checkpoint_over(serial, None);
+            }
         }
     }
 
@@ -72,7 +91,8 @@ impl Flusher {
     pub(crate) fn step_checkpoint(&mut self) -> bool {
         let every = self.shared.config.checkpoint_segments();
         if self.checkpoint.is_none() {
-            let due = every > 0 && self.closing.is_none() && self.sealed_since_checkpoint >= every;
+            let many = every > 0 && self.closing.is_none() && self.sealed_since_checkpoint >= every;
+            let due = many || self.flush_wants_checkpoint();
             if due && !self.is_read_only() && self.generations_are_durable() {
                 self.begin_checkpoint(false);
             }
@@ -147,6 +167,7 @@ impl Flusher {
         }
         if to == homes {
             // No later: a move after this is not covered by the sync, and its old place must count.
+            c.leaves_out = core.ssd.as_mut().and_then(|s| s.damage.take_before(c.replay_from));
             let left = core.ssd.as_mut().and_then(|s| s.left.take());
             let left = left.filter(|_| !mutant::on(Mutant::WithdrawalsLost));
             let mut left: Vec<_> = left.into_iter().flatten().collect();
@@ -182,7 +203,7 @@ impl Flusher {
         let finished = if ok { c.writer.finish(next, c.clean) } else { Ok(()) };
         match finished {
             Ok(()) if ok => {}
-            Ok(()) => self.checkpoint = None,
+            Ok(()) => self.give_up_checkpoint(),
             Err(fault) => self.checkpoint_failed(&fault),
         }
     }
@@ -196,6 +217,7 @@ impl Flusher {
                 tracing::debug!(serial = c.serial, "checkpoint");
                 self.checkpoint = None;
                 self.shared.lock().counters.checkpoints += 1;
+                self.checkpoint_over(serial, None);
             }
             Some(Err(fault)) => self.checkpoint_failed(&fault),
         }
@@ -203,8 +225,9 @@ impl Flusher {
 
     /// Give up a checkpoint whose entries are not all copied, without a fault of its own; true if there was one.
     fn forget_checkpoint(&mut self) -> bool {
-        let partial = self.checkpoint.take_if(|c| !c.sync_asked).is_some();
+        let partial = self.checkpoint.as_ref().is_some_and(Checkpointing::copies);
         if partial {
+            self.give_up_checkpoint();
             self.checkpoint_serial += 1;
             if let Some(ssd) = self.shared.lock().ssd.as_mut() {
                 ssd.left = None;
@@ -216,10 +239,17 @@ impl Flusher {
     /// The older checkpoint stands; open will replay more footers.
     fn checkpoint_failed(&mut self, fault: &IoFault) {
         tracing::warn!(%fault, "checkpoint failed, the older one stands");
-        if self.checkpoint.take().is_some() {
+        if self.checkpoint.is_some() {
+            self.give_up_checkpoint();
             // The next one goes into the same file, not over the older one.
             self.checkpoint_serial += 1;
         }
         self.shared.lock().counters.checkpoint_failures += 1;
+    }
+
+    fn give_up_checkpoint(&mut self) {
+        if let Some(c) = self.checkpoint.take() {
+            self.checkpoint_over(c.serial, c.leaves_out);
+        }
     }
 }

@@ -16,6 +16,7 @@ use pagelith_tiers::policy::{FrameId, FramePolicy, Recency, SegmentPolicy};
 use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::segments::SegmentTable;
 
+use crate::damage::Damage;
 use crate::events::{Event, EventLog};
 use crate::frame_io::Held;
 use crate::frames::{Frame, FrameData, FrameRef, FrameState, Frames};
@@ -69,6 +70,8 @@ pub(crate) struct SsdCore {
     pub left: Option<HashSet<(u32, u16)>>,
     /// Segments whose entries are to leave the index, or `None` for all of them.
     pub purges: VecDeque<Option<SegmentId>>,
+    /// What an open after a crash must not find again.
+    pub damage: Damage,
 }
 
 impl SsdCore {
@@ -327,7 +330,11 @@ impl Core {
         for (fingerprint, place, key) in lost {
             let page = self.index.find(fingerprint).find(|e| e.ssd == Some(place)).and_then(|e| e.frame);
             pages.extend(page);
-            if self.drop_ssd(fingerprint, place, key.as_ref()) && page.is_none() && key.is_none() {
+            let dropped = self.drop_ssd(fingerprint, place, key.as_ref());
+            if dropped {
+                self.note_damage(SegmentId(place.segment));
+            }
+            if dropped && page.is_none() && key.is_none() {
                 self.events.forgot();
             }
         }

@@ -192,6 +192,10 @@ impl Flusher {
                 ssd.queue.push_front(Job::Flush { id });
             }
         }
+        if let Some(ssd) = self.shared.lock().ssd.as_mut() {
+            let behind = self.behind.drain(..).rev().map(|behind| Job::Flush { id: behind.flush });
+            behind.for_each(|job| ssd.queue.push_front(job));
+        }
         for id in ids.into_iter().rev() {
             self.write_failed(id, give_up);
         }

@@ -18,6 +18,7 @@ use rustc_hash::FxHashMap;
 
 use crate::checkpoint::Checkpointing;
 use crate::core::Answer;
+use crate::damage::FlushBehind;
 use crate::frame_io::Held;
 use crate::index::SsdPlace;
 use crate::probe::Trial;
@@ -96,6 +97,8 @@ pub(crate) struct Flusher {
     pub entries_before: u64,
     pub checkpoint: Option<Checkpointing>,
     pub checkpoint_serial: u64,
+    /// Flushes that wait for a checkpoint, in the order they were asked for.
+    pub behind: Vec<FlushBehind>,
     pub sealed_since_checkpoint: u32,
     /// Bytes written to the device before this task had the log.
     pub bytes_before: u64,
@@ -144,6 +147,7 @@ impl Flusher {
             entries_before: u64::MAX,
             checkpoint: None,
             checkpoint_serial: serial,
+            behind: Vec::new(),
             sealed_since_checkpoint: 0,
             bytes_before,
             trial: None,
@@ -234,7 +238,8 @@ impl Flusher {
     /// A checkpoint behind everything, then the end.
     fn close(&mut self) -> bool {
         let Some(id) = self.closing else { return false };
-        if !self.log.idle() || self.reclaim.is_some() || self.checkpoint.is_some() || self.stalled.is_some() {
+        let waiting = self.stalled.is_some() || !self.behind.is_empty();
+        if !self.log.idle() || self.reclaim.is_some() || self.checkpoint.is_some() || waiting {
             return false;
         }
         let answer = match !self.is_read_only() {

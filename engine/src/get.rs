@@ -128,7 +128,7 @@ impl GetBatch {
                     // What the arena holds is not what was put: the frame goes, with all that it says, before anybody else
                     // finds it, least of all who does not verify.
                     if outcome == Ok(GetOutcome::Miss(MissCause::Damaged)) {
-                        shared.lock().drop_frame(frame, false);
+                        shared.lock().drop_damaged(frame);
                     }
                     locate::leave(shared, entered, frame);
                     self.end(slot, outcome);

@@ -29,6 +29,7 @@ mod checkpoint;
 mod close;
 pub mod config;
 mod core;
+mod damage;
 mod error;
 mod events;
 mod exists;

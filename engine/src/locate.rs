@@ -339,6 +339,7 @@ pub(crate) fn forget(shared: &Shared, slot: &Slot, record: Option<Record<'_>>) {
         }
         None => {
             core.visibility.hide_record(place);
+            core.note_damage(SegmentId(place.segment));
             core.events.forgot();
         }
     }

@@ -30,6 +30,7 @@ use pagelith_tiers::ssd::volume::{Full, OpenedVolume, Volume, VolumeError, open_
 
 use crate::config::{Facts, MemoryPlan, SsdIo, SsdPolicy, SsdRing, ValidConfig};
 use crate::core::{Core, Job, Sequences, SsdCore};
+use crate::damage::Damage;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::EventLog;
 use crate::flusher::Flusher;
@@ -402,6 +403,7 @@ fn recover_into(
         first_tick: collector.newest_tick() + 1,
         left: None,
         purges: VecDeque::new(),
+        damage: Damage::default(),
     });
     core.counters.bytes_to_device = recovered.bytes_written;
     // Of one that was made for more, the setting is to blame also after a crash.

@@ -33,6 +33,7 @@ impl Core {
         }
         tracing::error!(segment = segment.0, state = ssd.health.state().name(), "segment is quarantined");
         ssd.purges.push_back(Some(segment));
+        ssd.damage.note(ssd.segments.get(segment).order);
         self.events.forgot();
         if ssd.segments.get(segment).state() == SegmentState::Sealed {
             ssd.segments.set_state(segment, SegmentState::Quarantined);

@@ -85,7 +85,7 @@ pub(crate) fn view(shared: &Arc<Shared>, key: &ObjectKey) -> Result<Option<View>
     let mut core = shared.lock();
     if !whole {
         core.counters.miss(MissCause::Damaged);
-        core.drop_frame(frame.id, false);
+        core.drop_damaged(frame.id);
         drop(core);
         return Ok(None);
     }

@@ -68,7 +68,7 @@ impl Flusher {
             Job::Flush { id } if mutant::on(Mutant::FlushBeforeSync) => {
                 self.shared.lock().answer(id, Answer::Done);
             }
-            Job::Flush { id } => self.sync_for(Purpose::Flush(id)),
+            Job::Flush { id } => self.take_flush(id),
             Job::Close { id } => {
                 self.log.seal_open();
                 self.closing = Some(id);
@@ -242,8 +242,9 @@ impl Flusher {
 
     /// What is asked of a tier that takes nothing hears so at once: nobody else would answer it.
     pub(super) fn refuse_jobs(&mut self) -> bool {
-        let asked =
-            self.stalled.is_some() || self.shared.lock().ssd.as_ref().is_some_and(|s| !s.queue.is_empty());
+        let asked = self.stalled.is_some()
+            || !self.behind.is_empty()
+            || self.shared.lock().ssd.as_ref().is_some_and(|s| !s.queue.is_empty());
         let refuse = asked && self.is_read_only();
         if refuse {
             self.fail_queue();
@@ -257,7 +258,8 @@ impl Flusher {
         let mut core = self.shared.lock();
         let Some(ssd) = core.ssd.as_mut() else { return };
         let state = ssd.health.state().name();
-        let jobs = std::mem::take(&mut ssd.queue);
+        let mut jobs = std::mem::take(&mut ssd.queue);
+        jobs.extend(self.behind.drain(..).map(|behind| Job::Flush { id: behind.flush }));
         let message = format!("ssd tier is {state}: {}", self.reason);
         let failed = || Answer::Failed(Error::new(ErrorKind::Unavailable, message.clone()));
         for job in jobs {

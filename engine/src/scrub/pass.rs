@@ -44,6 +44,8 @@ struct Live {
     offset: u64,
     bytes: u64,
     members: Vec<Member>,
+    /// Members that the index found when it was met.
+    live: u32,
 }
 
 /// A record whose payload is being read.
@@ -149,6 +151,7 @@ impl Pass {
             match current.verifying.take() {
                 Some(v) => {
                     self.report.unreadable += v.record.members.len() as u64;
+                    current.live = current.live.saturating_sub(v.record.live);
                     self.lost(shared, &v.record.members);
                 }
                 None => {
@@ -177,6 +180,8 @@ impl Pass {
                 }
                 Err(()) => {
                     self.report.damaged += v.record.members.len() as u64;
+                    // The segment has so many less too.
+                    current.live = current.live.saturating_sub(v.record.live);
                     self.lost(shared, &v.record.members);
                 }
             },
@@ -276,10 +281,10 @@ impl Current {
         });
         let core = shared.lock();
         let alive = |m: &Member| core.index.find(m.fingerprint).any(|e| e.ssd == Some(m.place));
-        for record in records {
-            let live = record.members.iter().filter(|m| alive(m)).count();
-            self.live += live as u32;
-            self.found.extend(Some(record).filter(|_| live > 0));
+        for mut record in records {
+            record.live = record.members.iter().filter(|m| alive(m)).count() as u32;
+            self.live += record.live;
+            self.found.extend(Some(record).filter(|record| record.live > 0));
         }
     }
 }
@@ -298,6 +303,7 @@ fn live(shared: &Shared, segment: SegmentId, record: &Record<'_>) -> Live {
         offset: facts.offset,
         bytes: record.record_bytes(),
         members: record.members().map(member).collect(),
+        live: 0,
     }
 }
 

@@ -235,8 +235,7 @@ impl Noted {
         core.counters.hits_unverified += self.unverified;
         for frame in self.damaged {
             core.counters.miss(crate::MissCause::Damaged);
-            // What the arena holds is not what was put: the frame goes, with all that it says.
-            core.drop_frame(frame.id, false);
+            core.drop_damaged(frame.id);
             core.release_frame(frame);
         }
         self.back.into_iter().for_each(|frame| core.release_frame(frame));

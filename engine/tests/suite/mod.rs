@@ -10,6 +10,7 @@ pub mod events;
 pub mod eviction;
 pub mod face;
 pub mod first_writer;
+pub mod found_damage;
 pub mod group_changes;
 pub mod groups;
 pub mod groups_begun;
@@ -178,6 +179,16 @@ macro_rules! for_all_behaviours {
             damage::of_a_range_is_found_where_it_is_read,
             damage::by_the_record_of_another_place,
             damage::met_while_another_get_promotes_it_costs_nothing,
+            found_damage::damage_found_by_gets_stays_gone_after_a_flush_and_a_crash,
+            found_damage::damage_in_the_open_segment_stays_gone_after_a_flush_and_a_crash,
+            found_damage::damage_of_a_group_keeps_all_of_it_gone_after_a_flush_and_a_crash,
+            found_damage::damage_of_a_base_costs_nothing_that_is_attached_to_it,
+            found_damage::damage_that_quarantines_a_segment_stays_gone_after_a_flush_and_a_crash,
+            found_damage::damage_found_by_a_scrub_stays_gone_after_a_flush_and_a_crash,
+            found_damage::damage_found_by_reading_ahead_stays_gone_after_a_flush_and_a_crash,
+            found_damage::damage_costs_one_checkpoint_a_flush_and_none_without_it,
+            found_damage::damage_whose_checkpoint_cannot_be_written_is_left_to_the_next_flush,
+            found_damage::damage_found_while_the_tier_is_read_only_is_remembered_until_it_is_on,
             sick::a_failed_sync_makes_it_read_only_until_a_trial_succeeds,
             sick::a_file_that_was_removed_makes_it_read_only_for_good,
             sick::a_second_failed_sync_turns_it_off_and_a_trial_on_again,

@@ -235,6 +235,17 @@ impl Log {
         sealing.chain(self.open.iter().map(|o| o.order)).chain(spare).min()
     }
 
+    /// When the segment was opened that records go to, if there is one.
+    pub fn open_order(&self) -> Option<SegmentOrder> {
+        self.open.as_ref().map(|open| open.order)
+    }
+
+    /// The youngest segment that is not sealed and may have records.
+    pub fn newest_written(&self) -> Option<SegmentOrder> {
+        let sealing = self.sealing.iter().map(|s| s.segment.order);
+        sealing.chain(self.open_order()).max()
+    }
+
     /// Whether the open segment takes this unit.
     pub fn open_fits(&self, unit: &Unit) -> bool {
         self.open.as_ref().is_some_and(|o| o.fits(unit.record_bytes(), unit.members.len()))
