@@ -5,6 +5,8 @@
 mod attached;
 #[path = "peers/configured.rs"]
 mod configured;
+#[path = "suite/hits_drawn.rs"]
+mod hits_drawn;
 #[path = "peers/idle.rs"]
 mod idle;
 #[path = "peers/preferred.rs"]

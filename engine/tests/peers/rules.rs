@@ -3,6 +3,7 @@
 use pagelith::attach::Attached;
 use pagelith::{HitPolicy, PagesFound, PagesQuery, PoolQuery};
 
+use super::hits_drawn::{Asked, Dice};
 use super::*;
 
 pub fn object(page: u64, pool: &str, component: &str) -> ObjectKey {
@@ -64,4 +65,70 @@ fn hit_rules_ask_peers() {
     let alone = is(1, 2, [1, 1], &[1]);
     assert_eq!(found(|query| served.store.exists_groups(query, Options::default())), alone);
     assert_eq!(found(|query| client.exists_groups(query, Options::default())), alone);
+}
+
+/// Pages behind the first hole of the anchor are no prefix, however many there are.
+#[test]
+fn hit_rules_stop_at_the_first_hole_of_the_anchor() {
+    let owner = Process::new(&memory());
+    let front = owner.front(&memory(), offer());
+    let pages: Vec<PrefixHash> = (0..8).map(|page| key(page, "k").hash()).collect();
+    let anchor = |store: &Store| {
+        let query = PagesQuery { pages: &pages, anchor: &kv(0), pools: &[] };
+        store.exists_groups(&query, Options::default()).expect("a query")
+    };
+    let first = |n: usize| PagesFound {
+        usable_pages: n,
+        anchor_pages: n,
+        pool_pages: Vec::new(),
+        stops: (1..=n).collect(),
+    };
+    // The hole is page 2; what lies behind it is here, there, and here again.
+    for page in [0, 1, 3, 4, 5, 6, 7] {
+        put(if page % 2 == 0 { &owner.store } else { &front }, &kv(page));
+    }
+    assert_eq!(anchor(&front), first(2));
+    // Half of a page is a hole too, wherever the half lies.
+    put(&owner.store, &[key(2, "k")]);
+    assert_eq!(anchor(&front), first(2));
+    put(&front, &[key(2, "v")]);
+    assert_eq!(anchor(&front), first(8));
+    front.remove(&kv(0), Options::default()).expect("removed here and there");
+    assert_eq!(anchor(&front), first(0));
+}
+
+/// Drawn residency, each object here or at the peer.
+#[test]
+fn hit_rules_over_peers_are_those_of_one_store_with_any_residency() {
+    let mut dice = Dice(7);
+    let (mut holes, mut sparse) = (0, 0);
+    for round in 0..48 {
+        let owner = Process::new(&memory());
+        let front = owner.front(&memory(), offer());
+        let asked = Asked::random(&mut dice);
+        let mut whole = std::collections::BTreeSet::new();
+        for (pool, keys) in asked.all_keys().into_iter().enumerate() {
+            // An anchor mostly whole, so that others decide.
+            let holes_in_64 = if pool == 0 { [0, 0, 1, 2] } else { [0, 2, 8, 32] };
+            let holes_in_64 = holes_in_64[dice.below(4) as usize];
+            for key in keys {
+                if dice.below(64) < holes_in_64 {
+                    continue;
+                }
+                let store = if dice.below(2) == 0 { &front } else { &*owner.store };
+                let slice = PutSlice { key, pieces: &[b"state"] };
+                let stored = store.put_batch(&[slice], Options::default()).remove(0);
+                assert_eq!(stored, Ok(PutOutcome::Stored), "round={round} key={key}");
+                whole.insert(key);
+            }
+        }
+        let expected = asked.expected(&whole);
+        let of = |store: &Store| {
+            asked.ask(|query| store.exists_groups(query, Options::default()).expect("a query"))
+        };
+        assert_eq!(of(&front), expected, "round={round}");
+        holes += usize::from(asked.has_hole_in_anchor(&whole));
+        sparse += usize::from(expected.stops.len() < expected.usable_pages);
+    }
+    assert!(holes >= 6 && sparse >= 6, "too few of those that matter holes={holes} sparse={sparse}");
 }

@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::face::Store;
-use pagelith::layouts::ids::PrefixHash;
+use super::hits_drawn::{Asked, Dice, objects, page, pages, spread};
 use pagelith::layouts::key::{ObjectKey, Role};
-use pagelith::layouts::shard::Shard;
 use pagelith::{
     Done, ErrorKind, HitPolicy, Options, PagesFound, PagesQuery, PoolQuery, PutOutcome, PutSlice, Result,
     Size,
@@ -17,22 +16,6 @@ use super::world::World;
 
 const MAMBA: HitPolicy<'_> = HitPolicy::TrailingPages(1);
 
-fn page(n: u64) -> PrefixHash {
-    key(n).hash()
-}
-
-fn pages(range: std::ops::Range<u64>) -> Vec<PrefixHash> {
-    range.map(page).collect()
-}
-
-/// The objects that a page has in a pool; their own page is none that is ever put.
-fn objects(role: Role, pool: &str, components: &[&str]) -> Vec<ObjectKey> {
-    let object = |part: &&str| {
-        ObjectKey::new(namespace("m"), page(u64::MAX), role, pool, part, Shard::Whole).expect("a key")
-    };
-    components.iter().map(object).collect()
-}
-
 fn put_all(store: &Store, keys: &[ObjectKey]) {
     let puts: Vec<_> = keys.iter().map(|key| PutSlice { key: *key, pieces: &[b"state"] }).collect();
     assert_eq!(store.put_batch(&puts, Options::default()), vec![Ok(PutOutcome::Stored); keys.len()]);
@@ -40,124 +23,6 @@ fn put_all(store: &Store, keys: &[ObjectKey]) {
 
 fn ask(store: &Store, query: &PagesQuery<'_>) -> PagesFound {
     store.exists_groups(query, Options::default()).expect("a query")
-}
-
-/// A small generator, so that a failure can be shown again by its round.
-struct Dice(u64);
-
-impl Dice {
-    /// One of 0..n.
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % n
-    }
-}
-
-/// What a query asks about, owned.
-struct Asked {
-    pages: Vec<PrefixHash>,
-    anchor: Vec<ObjectKey>,
-    pools: Vec<(Vec<ObjectKey>, Rule)>,
-}
-
-enum Rule {
-    All,
-    Trailing(usize),
-    Groups { block_pages: usize, group_pages: usize, keys: Vec<PrefixHash> },
-}
-
-impl Asked {
-    /// Up to 40 pages in up to 5 pools.
-    fn random(dice: &mut Dice) -> Asked {
-        let span = dice.below(41);
-        let names =
-            [(Role::Target, "indexer"), (Role::Target, "mamba"), (Role::Draft, "kv"), (Role::Target, "swa")];
-        let count = dice.below(5) as usize;
-        let mut pools = Vec::new();
-        for (role, name) in &names[..count] {
-            let parts = 1 + dice.below(3) as usize;
-            let rule = match dice.below(5) {
-                0 | 1 => Rule::All,
-                2 | 3 => Rule::Trailing(dice.below(4) as usize),
-                _ => {
-                    let block_pages = 1 + dice.below(4);
-                    let group_pages = 1 + dice.below(block_pages);
-                    let keys = pages(1000..1000 + span / block_pages * group_pages + dice.below(3));
-                    Rule::Groups {
-                        block_pages: block_pages as usize,
-                        group_pages: group_pages as usize,
-                        keys,
-                    }
-                }
-            };
-            pools.push((objects(*role, name, &["a", "b", "c"][..parts]), rule));
-        }
-        let decided = pools.iter().any(|(_, rule)| !matches!(rule, Rule::Groups { .. }));
-        let logical = decided && dice.below(4) == 0;
-        let anchor = if logical { Vec::new() } else { objects(Role::Target, "kv", &["k", "v"]) };
-        Asked { pages: pages(0..span), anchor, pools }
-    }
-
-    fn ask(&self, store: &Store) -> PagesFound {
-        let pools: Vec<_> = self
-            .pools
-            .iter()
-            .map(|(objects, rule)| PoolQuery {
-                objects,
-                policy: match rule {
-                    Rule::All => HitPolicy::AllPages,
-                    Rule::Trailing(n) => HitPolicy::TrailingPages(*n),
-                    Rule::Groups { block_pages, group_pages, keys } => {
-                        HitPolicy::BlockGroups { block_pages: *block_pages, group_pages: *group_pages, keys }
-                    }
-                },
-            })
-            .collect();
-        ask(store, &PagesQuery { pages: &self.pages, anchor: &self.anchor, pools: &pools })
-    }
-
-    /// Every object there is to put.
-    fn all_keys(&self) -> Vec<Vec<ObjectKey>> {
-        let own = |rule: &Rule| match rule {
-            Rule::Groups { keys, .. } => keys.clone(),
-            _ => self.pages.clone(),
-        };
-        let pools = self.pools.iter().map(|(objects, rule)| spread(objects, &own(rule)));
-        std::iter::once(spread(&self.anchor, &self.pages)).chain(pools).collect()
-    }
-
-    /// The answer by the rules' words, from what was put.
-    fn expected(&self, put: &BTreeSet<ObjectKey>) -> PagesFound {
-        let here = |objects: &[ObjectKey], pages: &[PrefixHash]| {
-            spread(objects, pages).iter().all(|key| put.contains(key))
-        };
-        let anchor = |l: usize| here(&self.anchor, &self.pages[..l]);
-        let allows = |(objects, rule): &(Vec<ObjectKey>, Rule), l: usize| match rule {
-            Rule::All => here(objects, &self.pages[..l]),
-            Rule::Trailing(n) => here(objects, &self.pages[l.saturating_sub((*n).max(1))..l]),
-            Rule::Groups { .. } => true,
-        };
-        let anchor_pages = (0..=self.pages.len()).filter(|l| anchor(*l)).max().unwrap_or(0);
-        let own = |pool: &(Vec<ObjectKey>, Rule)| match &pool.1 {
-            Rule::Groups { block_pages, group_pages, keys } => {
-                let covered = |blocks: &usize| here(&pool.0, &keys[..blocks * group_pages]);
-                (0..=self.pages.len() / block_pages).filter(covered).max().unwrap_or(0) * block_pages
-            }
-            _ => (0..=anchor_pages).filter(|l| *l == 0 || allows(pool, *l)).max().unwrap_or(0),
-        };
-        let is_stop = |l: &usize| anchor(*l) && self.pools.iter().all(|pool| allows(pool, *l));
-        let stops: Vec<usize> = (1..=self.pages.len()).filter(is_stop).collect();
-        PagesFound {
-            usable_pages: stops.last().copied().unwrap_or(0),
-            anchor_pages,
-            pool_pages: self.pools.iter().map(own).collect(),
-            stops,
-        }
-    }
-}
-
-fn spread(objects: &[ObjectKey], pages: &[PrefixHash]) -> Vec<ObjectKey> {
-    pages.iter().flat_map(|page| objects.iter().map(|object| object.on_page(*page))).collect()
 }
 
 pub fn any_residency_in_any_pools(world: &World) {
@@ -181,13 +46,17 @@ pub fn any_residency_in_any_pools(world: &World) {
         put_all(&store, &put.iter().copied().collect::<Vec<_>>());
         let expected = asked.expected(&put);
         sparse += usize::from(expected.stops.len() < expected.usable_pages);
-        assert_eq!(asked.ask(&store), expected, "round={round}");
+        assert_eq!(asked.ask(|query| ask(&store, query)), expected, "round={round}");
         store = world.reopen(store, &config);
-        assert_eq!(asked.ask(&store), expected, "round={round}, from SSD");
+        assert_eq!(asked.ask(|query| ask(&store, query)), expected, "round={round}, from SSD");
         let gone: Vec<_> = put.iter().copied().filter(|_| dice.below(32) == 0).collect();
         assert_eq!(store.remove(&gone, Options::default()), Ok(gone.len()), "round={round}");
         gone.iter().for_each(|key| assert!(put.remove(key)));
-        assert_eq!(asked.ask(&store), asked.expected(&put), "round={round}, less what was removed");
+        assert_eq!(
+            asked.ask(|query| ask(&store, query)),
+            asked.expected(&put),
+            "round={round}, less what was removed"
+        );
     }
     assert!(sparse >= 8, "stops with holes were among them sparse={sparse}");
 }

@@ -16,6 +16,7 @@ pub mod groups;
 pub mod groups_begun;
 pub mod headers;
 pub mod hits;
+pub mod hits_drawn;
 pub mod kit;
 pub mod making_room;
 pub mod parts;
