@@ -97,3 +97,38 @@ impl Desk {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use pagelith_transport::closed::Closed;
+    use pagelith_transport::dial::{Dial, Dialing};
+
+    use super::super::Peer;
+    use super::*;
+
+    struct Down;
+
+    impl Dial for Down {
+        fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
+            Err(Closed::Late { limit_ms: 1 })
+        }
+    }
+
+    #[test]
+    fn a_peer_that_answers_is_forgiven_the_failures_before_it() {
+        let dial = std::sync::Arc::new(Down);
+        let peer = Peer { name: "far".into(), weight: 1.0, preferred: false, dial };
+        let desk = Desk::new(Arc::new(Remote::new(vec![peer]).expect("a peer")));
+        let now = Mono::default();
+        let asks = |desk: &Desk| desk.lines.remote().breaker(0, |breaker| breaker.may_ask(now));
+        for round in 0..5 {
+            for _ in 0..2 {
+                desk.note(0, true, now);
+                assert_eq!(asks(&desk), Some(true), "round={round}");
+            }
+            desk.note(0, false, now);
+        }
+        (0..3).for_each(|_| desk.note(0, true, now));
+        assert_eq!(asks(&desk), Some(false), "three in a row");
+    }
+}

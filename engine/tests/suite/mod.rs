@@ -69,6 +69,7 @@ macro_rules! for_all_behaviours {
             groups::what_is_no_group_is_invalid,
             groups::a_group_takes_in_what_was_put_alone,
             groups::whole_or_gone_after_a_crash,
+            groups::groups_that_a_small_index_has_no_room_for_after_a_crash_go_whole,
             groups_begun::visible_at_commit_and_not_before,
             groups_begun::from_several_threads,
             groups_begun::what_is_here_by_itself_counts_as_put_and_keeps_its_bytes,
