@@ -31,12 +31,13 @@ use self::request::Request;
 use self::server::Server;
 
 /// What [`Stats`] says of this moment; all else only grows.
-const NOW: [&str; 13] = [
+const NOW: [&str; 14] = [
     "objects",
     "dram_objects",
     "dram_bytes",
     "dram_peak_bytes",
     "index_bytes",
+    "prefetch_waiting",
     "groups_waiting",
     "waiting_bytes",
     "segments_suspect",

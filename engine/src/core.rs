@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use pagelith_io::clock::Mono;
 use pagelith_io::gated::Gated;
 use pagelith_io::shm::{Catalog, Posted};
 use pagelith_io::sync::AtomicU64;
@@ -16,6 +17,7 @@ use pagelith_tiers::policy::{FrameId, FramePolicy, Recency, SegmentPolicy};
 use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::segments::SegmentTable;
 
+use crate::busy::BusyPuts;
 use crate::damage::Damage;
 use crate::events::{Event, EventLog};
 use crate::frame_io::Held;
@@ -135,6 +137,8 @@ pub(crate) struct Core {
     pub adopting: u64,
     pub sequences: Sequences,
     pub counters: Counters,
+    /// Puts that were counted in it as busy.
+    pub busy: BusyPuts,
     /// Where clients of this host find what lies in the arena, where that is shared.
     pub catalog: Option<Catalog>,
     /// What came and went, for who asks.
@@ -177,8 +181,15 @@ impl Core {
         let in_it = |f: &Frame| !f.dead && f.data.namespace == namespace;
         let old: Vec<_> = self.frames.iter().filter(|(_, f)| in_it(f)).map(|(id, _)| id).collect();
         old.into_iter().for_each(|id| self.drop_frame(id, true));
+        self.pins.end_leases(namespace);
         self.events.note(|| Event::Cleared { namespace });
         generation
+    }
+
+    /// A put of these was answered `Busy`.
+    pub fn count_busy<'a>(&mut self, keys: impl Iterator<Item = &'a ObjectKey>, now: Mono) {
+        let first = |key: &&ObjectKey| self.busy.note(key, now);
+        self.counters.puts_busy += keys.filter(first).count() as u64;
     }
 
     /// The next sequence.
@@ -334,8 +345,11 @@ impl Core {
             if dropped {
                 self.note_damage(SegmentId(place.segment));
             }
-            if dropped && page.is_none() && key.is_none() {
-                self.events.forgot();
+            if dropped && page.is_none() {
+                self.pins.end_lease(fingerprint);
+                if key.is_none() {
+                    self.events.forgot();
+                }
             }
         }
         pages

@@ -303,7 +303,7 @@ impl Joined {
                 })
                 .ok_or_else(|| Error::busy(format!("arena is full of pages in use bytes={length}")))
         });
-        let extent = extent.inspect_err(|_| core.counters.puts_busy += 1)?;
+        let extent = extent.inspect_err(|_| core.count_busy(std::iter::once(key), shared.now()))?;
         let fingerprint = shared.fingerprint(key, generation);
         let place = core.waiting.get_mut(self.id.0).and_then(|g| g.places.get_mut(at));
         match place {

@@ -25,6 +25,7 @@
 
 pub mod attach;
 mod batch;
+mod busy;
 mod checkpoint;
 mod close;
 pub mod config;

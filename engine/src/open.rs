@@ -28,6 +28,7 @@ use pagelith_tiers::ssd::recover::{Recovered, recover};
 use pagelith_tiers::ssd::serial::Serial;
 use pagelith_tiers::ssd::volume::{Full, OpenedVolume, Volume, VolumeError, open_or_make};
 
+use crate::busy::BusyPuts;
 use crate::config::{Facts, MemoryPlan, SsdIo, SsdPolicy, SsdRing, ValidConfig};
 use crate::core::{Core, Job, Sequences, SsdCore};
 use crate::damage::Damage;
@@ -226,6 +227,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         adopting: 0,
         sequences: Sequences::from(Sequence(1)),
         counters: Counters::default(),
+        busy: BusyPuts::default(),
         catalog,
         events: EventLog::default(),
         answers: HashMap::new(),

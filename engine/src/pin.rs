@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::key::ObjectKey;
 
 use crate::core::Core;
@@ -43,7 +44,7 @@ impl Pin {
     }
 
     fn of(shared: &Arc<Shared>, core: &mut Core, here: Here) -> Pin {
-        let Here { objects, fingerprints } = here;
+        let Here { objects, fingerprints, .. } = here;
         fingerprints.iter().for_each(|fp| core.pins.pin(*fp));
         Pin { shared: Arc::downgrade(shared), fingerprints, objects }
     }
@@ -72,10 +73,12 @@ struct Here {
     objects: usize,
     /// Theirs, and those of what they are attached to: without that they are not seen.
     fingerprints: Vec<u128>,
+    /// Of each of those, whose it is.
+    namespaces: Vec<NamespaceId>,
 }
 
 fn here(shared: &Shared, core: &Core, keys: impl Iterator<Item = ObjectKey>) -> Here {
-    let mut here = Here { objects: 0, fingerprints: Vec::new() };
+    let mut here = Here { objects: 0, fingerprints: Vec::new(), namespaces: Vec::new() };
     for key in keys {
         let fingerprint = shared.fingerprint(&key, core.generation(key.namespace()));
         let Some(entry) = core.index.find(fingerprint).find(|e| core.is_visible(e)) else { continue };
@@ -84,6 +87,7 @@ fn here(shared: &Shared, core: &Core, keys: impl Iterator<Item = ObjectKey>) -> 
         let link = core.index.link(fingerprint).filter(|_| entry.attached);
         let base = link.and_then(|name| core.index.find_named(name).find(|e| !e.attached));
         here.fingerprints.extend(base.map(|base| base.fingerprint));
+        here.namespaces.resize(here.fingerprints.len(), key.namespace());
     }
     here
 }
@@ -122,6 +126,7 @@ pub(crate) fn lease_bounded(
 
 fn leased(shared: &Shared, core: &mut Core, here: &Here, duration: Duration) -> usize {
     let until = shared.now().after(duration);
-    here.fingerprints.iter().for_each(|fp| core.pins.lease(*fp, until));
+    let each = here.fingerprints.iter().zip(&here.namespaces);
+    each.for_each(|(fp, namespace)| core.pins.lease(*fp, *namespace, until));
     here.objects
 }

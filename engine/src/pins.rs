@@ -3,12 +3,20 @@
 use std::collections::HashMap;
 
 use pagelith_io::clock::Mono;
+use pagelith_layouts::ids::NamespaceId;
 
 /// Which objects may not leave. By fingerprint: a pin may hold one object too many, never one too few.
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
     held: HashMap<u128, u32>,
-    leases: HashMap<u128, Mono>,
+    leases: HashMap<u128, Lease>,
+}
+
+/// Until when an object is leased, and whose it is.
+#[derive(Debug)]
+struct Lease {
+    until: Mono,
+    namespace: NamespaceId,
 }
 
 impl Pins {
@@ -28,14 +36,26 @@ impl Pins {
     }
 
     /// Pin until `deadline`, or longer if it is leased longer.
-    pub fn lease(&mut self, fingerprint: u128, deadline: Mono) {
-        let until = self.leases.entry(fingerprint).or_default();
-        *until = (*until).max(deadline);
+    pub fn lease(&mut self, fingerprint: u128, namespace: NamespaceId, deadline: Mono) {
+        let lease = self.leases.entry(fingerprint).or_insert(Lease { until: deadline, namespace });
+        lease.until = lease.until.max(deadline);
+    }
+
+    /// An object is gone for good.
+    pub fn end_lease(&mut self, fingerprint: u128) {
+        if !self.leases.is_empty() {
+            self.leases.remove(&fingerprint);
+        }
+    }
+
+    /// All objects of a namespace are.
+    pub fn end_leases(&mut self, namespace: NamespaceId) {
+        self.leases.retain(|_, lease| lease.namespace != namespace);
     }
 
     /// Forget leases that are over.
     pub fn expire(&mut self, now: Mono) {
-        self.leases.retain(|_, until| *until > now);
+        self.leases.retain(|_, lease| lease.until > now);
     }
 
     /// How many objects are pinned, and how many leased.
@@ -58,6 +78,8 @@ impl Pins {
 mod tests {
     use super::*;
 
+    const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
+
     #[test]
     fn every_pin_is_taken_back_by_itself() {
         let mut p = Pins::default();
@@ -73,11 +95,22 @@ mod tests {
     #[test]
     fn a_lease_ends_by_itself_and_the_longest_counts() {
         let mut p = Pins::default();
-        p.lease(7, Mono(10));
-        p.lease(7, Mono(5));
+        p.lease(7, NAMESPACE, Mono(10));
+        p.lease(7, NAMESPACE, Mono(5));
         p.expire(Mono(9));
         assert!(p.is_pinned(7));
         p.expire(Mono(10));
         assert!(!p.is_pinned(7));
+    }
+
+    #[test]
+    fn leases_of_what_is_gone_are_over() {
+        let mut p = Pins::default();
+        for (fingerprint, namespace) in [(1, 1), (2, 1), (3, 2), (4, 2)] {
+            p.lease(fingerprint, NamespaceId([namespace; 16]), Mono(10));
+        }
+        p.end_leases(NAMESPACE);
+        p.end_lease(3);
+        assert!(p.is_pinned(4) && p.count() == (0, 1));
     }
 }

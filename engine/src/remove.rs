@@ -118,7 +118,11 @@ fn unlink(
     let fingerprint = shared.fingerprint(key, generation);
     let mut found = false;
     if let Some((FrameRef { id, .. }, _)) = core.find_memory(key, fingerprint, generation) {
-        gone.extend(core.frames.get(id).into_iter().flat_map(|f| f.data.members.iter().map(|m| m.key)));
+        let data = core.frames.get(id).map(|f| f.data.clone());
+        for m in data.iter().flat_map(|data| &data.members) {
+            gone.insert(m.key);
+            core.pins.end_lease(m.fingerprint);
+        }
         core.drop_frame(id, true);
         found = true;
     }
@@ -126,6 +130,7 @@ fn unlink(
         let fingerprint = shared.fingerprint(&sibling, generation);
         if let Some(entry) = core.remove_entry(fingerprint, |e| e.ssd == Some(place)) {
             core.note_gone(&sibling, &entry);
+            core.pins.end_lease(fingerprint);
             found = true;
         }
         gone.insert(sibling);
@@ -134,6 +139,7 @@ fn unlink(
         // It may have moved since its header was read.
         while let Some(entry) = core.remove_entry(fingerprint, |e| e.frame.is_none()) {
             core.note_gone(key, &entry);
+            core.pins.end_lease(fingerprint);
             found = true;
         }
     }

@@ -83,7 +83,7 @@ pub struct Stats {
     pub puts_present: u64,
     /// Objects refused by policy.
     pub puts_refused: u64,
-    /// Objects answered `Busy`.
+    /// Objects whose put was answered `Busy`; tries of one object within a second of each other count once.
     pub puts_busy: u64,
     /// Bytes stored, as the callers counted them.
     pub bytes_put: u64,
@@ -166,11 +166,11 @@ pub struct Stats {
     pub segments_suspect: u64,
     /// Segments that are not read or used any more, since too much of them was not intact, now.
     pub segments_quarantined: u64,
-    /// Bytes acked and not yet written to SSD now.
+    /// Bytes acked that SSD does not have now: they wait to be written, or the tier takes nothing.
     pub unflushed_bytes: u64,
     /// Objects that are pinned now, by this process or for others.
     pub objects_pinned: u64,
-    /// Objects that are leased now; those whose time is up count until memory is needed.
+    /// Objects that are leased now.
     pub objects_leased: u64,
     /// Frames and segments that gets, links, views and writes hold now, each as often as it is held.
     pub readers: u64,
@@ -179,7 +179,9 @@ pub struct Stats {
 impl Stats {
     pub(crate) fn of(shared: &Shared) -> Stats {
         let prefetch_waiting = shared.prefetch.waiting();
-        let core = shared.lock();
+        let now = shared.now();
+        let mut core = shared.lock();
+        core.pins.expire(now);
         let mut c = core.counters.clone();
         shared.tallies.add_to(&mut c);
         let dram_objects = core.frames.iter().map(|(_, f)| f.data.members.len() as u64).sum();
@@ -235,7 +237,7 @@ impl Stats {
             ssd_state_changes: health.map_or(0, |h| h.changes()),
             segments_suspect: health.map_or(0, |h| h.suspects() as u64),
             segments_quarantined: health.map_or(0, |h| h.quarantined() as u64),
-            unflushed_bytes: core.ssd.as_ref().map_or(0, |s| s.unflushed_bytes),
+            unflushed_bytes: core.unwritten().1,
             objects_pinned: core.pins.count().0 as u64,
             objects_leased: core.pins.count().1 as u64,
             readers: core.frames.iter().map(|(id, _)| core.frames.readers(id)).sum::<u64>()

@@ -12,12 +12,19 @@ impl Core {
     /// Not those that were written and that reclaim has evicted from SSD since: what DRAM has of them is a cache. A look at every
     /// frame. None without an SSD tier.
     pub fn unsaved(&self) -> (u64, u64) {
+        let unsynced = self.ssd.as_ref().map_or((0, 0), |ssd| ssd.unsynced);
+        let unwritten = self.unwritten();
+        (unsynced.0 + unwritten.0, unsynced.1 + unwritten.1)
+    }
+
+    /// Of those, what was not written.
+    pub fn unwritten(&self) -> (u64, u64) {
         let Some(ssd) = &self.ssd else { return (0, 0) };
         let takes_writes = ssd.health.writes();
         let waits = |frame: &Frame| frame.state != FrameState::Clean || !takes_writes;
         let alive = self.frames.iter().filter(|(_, frame)| !frame.dead && waits(frame));
         let counts = alive.map(|(id, frame)| self.only_in_dram(id, frame));
-        counts.fold(ssd.unsynced, |sum, count| (sum.0 + count.0, sum.1 + count.1))
+        counts.fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1))
     }
 
     fn only_in_dram(&self, id: FrameId, frame: &Frame) -> (u64, u64) {

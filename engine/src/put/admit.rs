@@ -95,7 +95,7 @@ pub(crate) fn admit(
                 found.push(None);
             }
             Known::Unclear => {
-                core.counters.puts_busy += group.len() as u64;
+                core.count_busy(group.iter().map(|o| &o.key), shared.now());
                 let key = object.key;
                 let detail = format!("key may be present, its header was not read in time key={key}");
                 return Admission::Settled(Err(Error::busy(detail)));

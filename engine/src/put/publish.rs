@@ -49,7 +49,7 @@ pub(crate) fn publish(
         && !since.is_some_and(|since| shared.removals.none_since(since))
         && !mutant::on(Mutant::ToldBeforeOffers)
     {
-        core.counters.puts_busy += objects;
+        core.count_busy(data.members.iter().map(|m| &m.key), shared.now());
         return back(Error::busy("something was removed while it was on its way"), data);
     }
     // Nothing is known of most of what is put, and nothing gives way to it then.
@@ -62,11 +62,13 @@ pub(crate) fn publish(
     let changed_one = || changed(shared, core, &data.members, &here, generation);
     if let Some(key) = meets_some.then(changed_one).flatten() {
         let error = Error::busy(format!("an object was put, removed or is being written key={key}"));
-        core.counters.puts_busy += if fetched { 0 } else { objects };
+        if !fetched {
+            core.count_busy(data.members.iter().map(|m| &m.key), shared.now());
+        }
         return back(error, data);
     }
     if let Some(error) = open.and_then(|id| lost(core, id)) {
-        core.counters.puts_busy += objects;
+        core.count_busy(data.members.iter().map(|m| &m.key), shared.now());
         return back(error, data);
     }
     let writes = core.ssd.as_ref().is_some_and(|s| s.health.writes());
@@ -164,7 +166,7 @@ fn wait(shared: &Shared, core: &mut Core, attached: Attached) -> Stored {
     }
     let bytes = attached.members.iter().map(|m| m.extent.padded_bytes()).sum();
     if let Err(error) = core.room_to_wait(shared.now(), None, bytes) {
-        core.counters.puts_busy += attached.members.len() as u64;
+        core.count_busy(attached.members.iter().map(|m| &m.key), shared.now());
         return Stored::Back(error, attached.members.into_vec());
     }
     core.waiting.wait(attached, shared.group_deadline());

@@ -280,7 +280,7 @@ impl PutBatch {
                     break;
                 }
                 Admission::NoRoom(bytes) => {
-                    core.counters.puts_busy += sizes.len() as u64;
+                    core.count_busy(sizes.iter().map(|size| &size.key), shared.now());
                     full = true;
                     let detail = format!("arena is full of pages in use bytes={bytes}");
                     group.outcome = Some(Err(Error::busy(detail)));

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::sync::Arc;
+use pagelith_tiers::remote::breaker::Breaker;
 use pagelith_transport::closed::Closed;
 use pagelith_transport::dial::{Dialing, Dialled};
 use pagelith_transport::link::Link;
@@ -108,7 +109,7 @@ impl Lines {
             Line::Dialing(_) => false,
         };
         // A link that stands says little: the host behind it may be cut off without a word.
-        if !self.remote.breaker(peer, |breaker| breaker.may_ask(now)).unwrap_or(false) {
+        if !self.may_ask(peer, now) && (self.of_store || !self.is_back(peer, now)) {
             return Standing::Down;
         }
         if self.lines.get(peer).is_none_or(ended) && !self.dial(peer, now) {
@@ -121,6 +122,41 @@ impl Lines {
         }
     }
 
+    fn may_ask(&self, peer: usize, now: Mono) -> bool {
+        self.remote.breaker(peer, |breaker| breaker.may_ask(now)).unwrap_or(false)
+    }
+
+    /// Whether a client's only store, which is left alone, is there again. It is looked for once a second, and nobody waits for that: a
+    /// store that has peers has misses meanwhile, and a client without its store has nothing else.
+    fn is_back(&mut self, peer: usize, now: Mono) -> bool {
+        let dials = match self.lines.get(peer) {
+            Some(Line::Up(caller)) if caller.closed().is_none() => return true,
+            Some(Line::Up(caller)) => caller.calls() == 0,
+            Some(Line::None) => true,
+            Some(Line::Dialing(_)) => false,
+            None => return false,
+        };
+        let looks = |breaker: &mut Breaker| breaker.may_look(now);
+        if dials && (!self.remote.breaker(peer, looks).unwrap_or(false) || !self.dial(peer, now)) {
+            return false;
+        }
+        if let Some(Line::Dialing(_)) = self.lines.get(peer) {
+            self.turn(peer, now, None, &mut FxHashMap::default());
+        }
+        self.may_ask(peer, now)
+    }
+
+    /// The peer could not be reached. While it is left alone that was said, and nobody waited for it.
+    fn not_reached(&self, peer: usize, now: Mono, why: &Closed) {
+        let name = &self.remote.owners[peer].name;
+        if self.may_ask(peer, now) {
+            tracing::warn!(peer = %name, %why, "peer cannot be reached");
+            self.remote.breaker(peer, |breaker| breaker.failed(now));
+        } else {
+            tracing::debug!(peer = %name, %why, "peer cannot be reached still");
+        }
+    }
+
     fn dial(&mut self, peer: usize, now: Mono) -> bool {
         let (Some(line), Some(dial)) = (self.lines.get_mut(peer), self.remote.dials.get(peer)) else {
             return false;
@@ -129,8 +165,7 @@ impl Lines {
         match dial.begin() {
             Ok(dialing) => *line = Line::Dialing(dialing),
             Err(why) => {
-                tracing::warn!(peer = %self.remote.owners[peer].name, %why, "peer cannot be reached");
-                self.remote.breaker(peer, |breaker| breaker.failed(now));
+                self.not_reached(peer, now, &why);
                 return false;
             }
         }
@@ -185,8 +220,7 @@ impl Lines {
     }
 
     fn turn(&mut self, peer: usize, now: Mono, wait: Option<Duration>, replies: &mut FxHashMap<u64, Reply>) {
-        let line = &mut self.lines[peer];
-        *line = match std::mem::replace(line, Line::None) {
+        let next = match std::mem::replace(&mut self.lines[peer], Line::None) {
             Line::None => Line::None,
             Line::Dialing(dialing) => {
                 let dialled = match wait {
@@ -201,8 +235,7 @@ impl Lines {
                         up(link, self.of_store)
                     }
                     Dialled::Over(why) => {
-                        tracing::warn!(peer = %self.remote.owners[peer].name, %why, "peer cannot be reached");
-                        self.remote.breaker(peer, |breaker| breaker.failed(now));
+                        self.not_reached(peer, now, &why);
                         Line::None
                     }
                 }
@@ -217,6 +250,7 @@ impl Lines {
                 Line::Up(caller)
             }
         };
+        self.lines[peer] = next;
     }
 }
 
@@ -238,8 +272,17 @@ fn is_busy(line: &Line) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use pagelith_transport::closed::Closed;
-    use pagelith_transport::dial::Dial;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use pagelith_io::clock::Clock;
+    use pagelith_io::system::{SystemClock, SystemEntropy};
+    use pagelith_transport::capability::Offer;
+    use pagelith_transport::dial::{Dial, SocketDial};
+    use pagelith_transport::handshake::Admission;
+    use pagelith_transport::limits::Limits;
+    use pagelith_transport::rights::Rights;
+    use pagelith_transport::socket::{Listen, Listener};
 
     use super::super::Peer;
     use super::*;
@@ -269,7 +312,6 @@ mod tests {
             Peer { name: "far".into(), weight: 1.0, preferred: false, dial: std::sync::Arc::new(CutOff) };
         let remote = Arc::new(Remote::new(vec![peer]).expect("a peer"));
         let mut lines = Lines::new(remote.clone());
-        let at = |ms| Mono::default().after(Duration::from_millis(ms));
         for ms in [0, 500, 1000] {
             assert!(matches!(lines.standing(0, at(ms)), Standing::Soon), "ms={ms}");
             remote.breaker(0, |breaker| breaker.failed(at(ms)));
@@ -277,5 +319,84 @@ mod tests {
         assert!(matches!(lines.standing(0, at(1001)), Standing::Down), "it is waited for again and again");
         // It goes on meanwhile, and is asked once the pause is over.
         assert!(lines.is_busy() && matches!(lines.standing(0, at(2000)), Standing::Soon));
+    }
+
+    /// A host that refuses links until it is up.
+    struct Host {
+        up: AtomicBool,
+        dial: SocketDial,
+    }
+
+    impl Dial for Host {
+        fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
+            if self.up.load(Relaxed) { self.dial.begin() } else { Err(Closed::Late { limit_ms: 1 }) }
+        }
+    }
+
+    /// A host that is down, lines to it that have failed so often that it is left alone for half a minute from 0 ms on, and its listener.
+    fn left_alone(of_client: bool) -> (Listener, Arc<Host>, Lines) {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let (offer, limits) = (|who| Offer::of_this_build([who; 16]), Limits::default());
+        let listen = Listen {
+            address: "tcp:127.0.0.1:0".parse().expect("an address"),
+            admission: Admission::Connection(Rights::all()),
+            beyond_this_host: false,
+        };
+        let entropy = Arc::new(SystemEntropy);
+        let listener = Listener::new(&listen, offer(1), entropy, clock.clone(), limits).expect("listens");
+        let dial = SocketDial::new(listener.address().clone(), None, offer(2), clock);
+        let host = Arc::new(Host { up: AtomicBool::new(false), dial });
+        let peer = Peer { name: "store".into(), weight: 1.0, preferred: false, dial: host.clone() };
+        let remote = Arc::new(Remote::new(vec![peer]).expect("a peer"));
+        for _ in 0..20 {
+            remote.breaker(0, |breaker| breaker.failed(at(0)));
+        }
+        let lines = if of_client { Lines::of_client(remote) } else { Lines::new(remote) };
+        (listener, host, lines)
+    }
+
+    fn at(ms: u64) -> Mono {
+        Mono::default().after(Duration::from_millis(ms))
+    }
+
+    #[test]
+    fn a_client_finds_its_only_store_a_second_after_its_return_and_waits_for_nothing() {
+        let (mut listener, host, mut lines) = left_alone(true);
+        for ms in [0, 500, 1000, 5000] {
+            assert!(matches!(lines.standing(0, at(ms)), Standing::Down), "ms={ms}");
+        }
+        host.up.store(true, Relaxed);
+        assert!(matches!(lines.standing(0, at(5999)), Standing::Down), "looked for not even a second ago");
+        let (mut arrivals, began) = (Vec::new(), std::time::Instant::now());
+        while !matches!(lines.standing(0, at(6000)), Standing::Up(_)) {
+            listener.wait(&mut arrivals, Duration::from_millis(1));
+            assert!(began.elapsed() < Duration::from_secs(60), "not found");
+        }
+        let asked = lines.remote().breaker(0, |breaker| breaker.may_ask(at(6000)));
+        assert_eq!(asked, Some(true), "others ask it too: it is forgiven");
+    }
+
+    #[test]
+    fn a_store_leaves_a_peer_alone_until_the_pause_is_over_and_forgives_it_then() {
+        let (mut listener, host, mut lines) = left_alone(false);
+        host.up.store(true, Relaxed);
+        for ms in [0, 1000, 29_999] {
+            assert!(matches!(lines.standing(0, at(ms)), Standing::Down), "ms={ms}");
+        }
+        let (mut arrivals, mut replies) = (Vec::new(), FxHashMap::default());
+        let began = std::time::Instant::now();
+        while !matches!(lines.standing(0, at(30_000)), Standing::Up(_)) {
+            lines.poll(at(30_000), &mut replies);
+            listener.wait(&mut arrivals, Duration::from_millis(1));
+            assert!(began.elapsed() < Duration::from_secs(60), "not asked");
+        }
+        // As if nothing had been: it takes three failures again.
+        let fails = |lines: &Lines| lines.remote().breaker(0, |breaker| breaker.failed(at(30_000)));
+        for _ in 0..2 {
+            fails(&lines);
+            assert!(matches!(lines.standing(0, at(30_000)), Standing::Up(_)));
+        }
+        fails(&lines);
+        assert!(matches!(lines.standing(0, at(30_000)), Standing::Down));
     }
 }

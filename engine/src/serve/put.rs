@@ -233,7 +233,9 @@ impl PutOp {
                 SetAside::Full => {
                     let objects = self.objects(&run);
                     let bytes: u64 = objects.iter().map(|item| self.offered[*item].length).sum();
-                    world.shared().lock().counters.puts_busy += objects.len() as u64;
+                    let keys = objects.iter().map(|item| &self.offered[*item].key);
+                    let now = world.shared().now();
+                    world.shared().lock().count_busy(keys, now);
                     let detail = format!("arena is full of pages in use bytes={bytes}");
                     self.settle(first, || Verdict::Failed(Error::busy(detail.clone())));
                     return true;

@@ -11,6 +11,7 @@ pub mod eviction;
 pub mod face;
 pub mod first_writer;
 pub mod found_damage;
+pub mod gauges;
 pub mod group_changes;
 pub mod groups;
 pub mod groups_begun;
@@ -173,6 +174,8 @@ macro_rules! for_all_behaviours {
             stats::flush_reports_what_it_made_durable,
             stats::hits_and_misses_are_all_gets,
             stats::puts_add_up,
+            gauges::every_gauge_is_at_rest_again_when_what_it_counts_is_over,
+            gauges::a_put_that_is_tried_until_its_time_is_up_is_one_busy_put,
             damage::in_the_payload,
             damage::in_the_header,
             damage::in_the_footer,
