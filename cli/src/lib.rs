@@ -9,6 +9,7 @@
 )]
 
 mod bench;
+mod clients;
 mod content;
 mod exit;
 mod fresh;
@@ -21,6 +22,7 @@ mod meter;
 mod on_disk;
 mod output;
 mod peers;
+mod refusals;
 mod replay;
 mod rng;
 mod said;

@@ -11,6 +11,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use pagelith::Store;
 use pagelith::config::{Config, Size, SizeError, ValidConfig};
+use pagelith::io::clock::{Clock, Mono};
 use pagelith::io::fault::IoFault;
 use pagelith::io::shm::Region;
 use pagelith::io::staging::StagingPool;
@@ -21,17 +22,20 @@ use pagelith::layouts::align::align_down;
 use pagelith::serve::Server;
 use pagelith::transport::address::{Address, Endpoint};
 use pagelith::transport::auth::KeyRing;
+use pagelith::transport::closed::Closed;
 use pagelith::transport::handshake::Admission;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::link::Link;
 use pagelith::transport::rights::Rights;
-use pagelith::transport::socket::{Arrival, Listen, Listener};
+use pagelith::transport::socket::{Arrival, Listen, Listener, Socket, SocketLink};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use crate::clients::{self, ClientFlags};
 use crate::exit::Verdict;
 use crate::http::{Http, Serving};
 use crate::output::{log, never_wait_for_the_log, out};
 use crate::peers::{PeerFlags, offer};
+use crate::refusals::Sparing;
 use crate::settings::{Defaults, StoreFlags};
 
 /// How long the listener and idle links wait at a time; a signal is noticed within it.
@@ -66,6 +70,8 @@ pub(crate) struct ServeArgs {
     /// Bytes of memory for hits from SSD on their way out, of all connections together; whole pages of 4096 bytes are used
     #[arg(long, value_name = "SIZE", default_value_t = TRANSFER_DEFAULT, value_parser = transfer_size)]
     transfer: Size,
+    #[command(flatten)]
+    clients: ClientFlags,
 }
 
 /// Those of the store; `shared` with clients that may look at everything, beside memory of this length.
@@ -76,6 +82,7 @@ pub(crate) fn defaults(shared: Option<Size>) -> Defaults {
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     never_wait_for_the_log();
     let stop = Arc::new(AtomicBool::new(false));
+    let descriptors = ClientFlags::descriptors();
     // Of clients' memory that becomes shorter while it is looked at.
     pagelith::io::shm::survive_shrinking().context("cannot take SIGBUS")?;
     for signal in signals() {
@@ -93,7 +100,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     let (staging, transfer) = transfer_memory(&config, args.transfer).context("no memory --transfer")?;
     let listen = Listen { address: args.listen.clone(), admission, beyond_this_host: args.beyond_this_host };
     // An address that cannot be bound is found before a store is made. Clients are refused until the store is open.
-    drop(listener(&listen)?);
+    drop(listener(&listen, args.clients.limits(&args.listen, descriptors)?)?);
     args.metrics.as_ref().map(Http::check).transpose()?;
     let opened = Store::open_until(config, &stop);
     if opened.is_err() && stop.load(Ordering::Relaxed) {
@@ -104,8 +111,12 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     crate::said::opened(store.opened());
     let regions = store.shared_memory().into_iter().chain(transfer).collect();
     let serving = Serving::new(staging);
-    let mut listener =
-        listener(&listen)?.showing(regions).telling(store.shared_catalog()).lending(store.shared_files());
+    let limits = args.clients.limits(&args.listen, descriptors)?;
+    clients::said(&limits, &args.listen, descriptors);
+    let mut listener = listener(&listen, limits)?
+        .showing(regions)
+        .telling(store.shared_catalog())
+        .lending(store.shared_files());
     let mut http = args.metrics.as_ref().map(Http::listen).transpose()?;
     let mut lines =
         http.iter().map(|http| format!("metrics http://{}/metrics", http.address())).collect::<Vec<_>>();
@@ -165,12 +176,17 @@ fn serve(
             if let Some(http) = http {
                 start(scope, "metrics", move || http.answer(store, serving, stop, WAIT))?;
             }
-            let mut arrivals = Vec::new();
+            let (mut arrivals, mut sparing) = (Vec::new(), Sparing::default());
+            let clock = SystemClock::new();
             while !stop.load(Ordering::Relaxed) {
                 serving.note_turn();
                 listener.wait(&mut arrivals, WAIT);
+                say_left_out(sparing.passed(clock.now()).left_out);
                 for arrival in arrivals.drain(..) {
-                    welcome(arrival, scope, store, serving, stop);
+                    match arrival {
+                        Arrival::Link(link) => welcome(link, scope, store, serving, stop),
+                        Arrival::Refused { peer, why } => refused(&mut sparing, clock.now(), &peer, &why),
+                    }
                 }
             }
             Ok(())
@@ -181,26 +197,45 @@ fn serve(
     })
 }
 
+/// Tell the log that a client was not let in, or that none could be accepted.
+fn refused(sparing: &mut Sparing, now: Mono, peer: &str, why: &Closed) {
+    let due = sparing.refused(now, peer.is_empty());
+    say_left_out(due.left_out);
+    match (due.line, peer) {
+        (false, _) => {}
+        (true, "") => log!("no connection is accepted for a moment: {why}"),
+        (true, peer) => log!("refused peer={peer}: {why}"),
+    }
+}
+
+fn say_left_out(lines: u64) {
+    if lines > 0 {
+        log!("refused more connections than are named refused={lines}");
+    }
+}
+
 /// Give a client a thread, or tell the log why it has none.
 fn welcome<'scope>(
-    arrival: Arrival,
+    link: Box<SocketLink>,
     scope: &'scope Scope<'scope, '_>,
     store: &'scope Store,
     serving: &'scope Serving,
     stop: &'scope AtomicBool,
 ) {
-    match arrival {
-        Arrival::Link(link) => {
-            let peer = link.facts().peer.clone();
-            let attended = move || {
-                let _counted = serving.count_link();
-                attend(store, link, serving.staging.clone(), stop);
-            };
-            if let Err(error) = start(scope, "client", attended) {
-                log!("refused peer={peer}: {error}");
-            }
-        }
-        Arrival::Refused { peer, why } => log!("refused peer={peer}: {why}"),
+    let peer = link.facts().peer.clone();
+    let unmapped_bytes = link.stream().map_or(0, Socket::unmapped_bytes);
+    if unmapped_bytes > 0 {
+        log!(
+            "memory that a client shares is not mapped and is read by calls: free it there, or raise --client-memory \
+             peer={peer} bytes={unmapped_bytes}"
+        );
+    }
+    let attended = move || {
+        let _counted = serving.count_link();
+        attend(store, link, serving.staging.clone(), stop);
+    };
+    if let Err(error) = start(scope, "client", attended) {
+        log!("refused peer={peer}: {error}");
     }
 }
 
@@ -219,9 +254,9 @@ fn start<'scope>(
     builder.spawn_scoped(scope, guarded).map(drop).map_err(|error| no_thread(name, &error))
 }
 
-fn listener(listen: &Listen) -> anyhow::Result<Listener> {
+fn listener(listen: &Listen, limits: Limits) -> anyhow::Result<Listener> {
     let (entropy, clock) = (Arc::new(SystemEntropy), Arc::new(SystemClock::new()));
-    Listener::new(listen, offer(), entropy, clock, Limits::default()).context("cannot listen")
+    Listener::new(listen, offer(), entropy, clock, limits).context("cannot listen")
 }
 
 /// Memory for objects on their way, and what clients are shown of it, where `dram.shared` is set.

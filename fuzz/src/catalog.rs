@@ -73,7 +73,7 @@ pub fn run(data: &[u8]) -> Option<usize> {
     // What is left of an edit makes it shorter.
     let cut = data.chunks_exact(EDIT).remainder().first().map_or(0, |cut| usize::from(*cut) * 64);
     bytes.truncate(bytes.len().saturating_sub(cut).max(8));
-    let view = CatalogView::of(View::shared(handed(&bytes)).expect("memory"))?;
+    let view = CatalogView::of(View::shared(handed(&bytes), None).expect("memory"))?;
     let keys: Vec<ObjectKey> = (0..2 * OBJECTS).map(key).collect();
     let found = view.find(&keys);
     assert_eq!(found.len(), keys.len());

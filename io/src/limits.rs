@@ -2,7 +2,7 @@
 //! ("Cannot allocate memory" of locked memory).
 
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::facts;
@@ -34,6 +34,31 @@ pub fn named(mut fault: IoFault) -> IoFault {
 /// The limit on this process's mappings, to be appended to a message; empty if there is none.
 pub fn of_mappings() -> String {
     of("RLIMIT_AS", "ulimit -v", Resource::As).map_or_else(String::new, |limit| format!(", limits: {limit}"))
+}
+
+/// How many descriptors this process may have: as it was started, and now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptors {
+    /// When this was called.
+    pub before: u64,
+    /// From here on.
+    pub now: u64,
+}
+
+/// Raise the number of descriptors that this process may have to the most that it may raise it to (`RLIMIT_NOFILE`, soft to hard). Nothing changes
+/// where the system does not let it.
+pub fn raise_descriptors() -> Descriptors {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    let now = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    Descriptors { before: limit.current.unwrap_or(u64::MAX), now }
+}
+
+/// Descriptors that this process has open; `None` without a `/proc`.
+#[allow(clippy::disallowed_methods, reason = "a look at this process, of no file of a store")]
+pub fn open_descriptors() -> Option<u64> {
+    // The directory itself is one of them.
+    std::fs::read_dir("/proc/self/fd").ok().map(|open| (open.count() as u64).saturating_sub(1))
 }
 
 /// A limit and its value in the units of setrlimit(2), bytes or a number; `None` if there is none.

@@ -32,6 +32,11 @@ pub fn user(socket: impl AsFd) -> Result<u32> {
     option::<libc::ucred>(socket.as_fd(), libc::SO_PEERCRED).map(|peer| peer.uid)
 }
 
+/// The number of the process that connected, or that listened; 0 if it cannot be seen from here.
+pub fn number(socket: impl AsFd) -> Result<i32> {
+    option::<libc::ucred>(socket.as_fd(), libc::SO_PEERCRED).map(|peer| peer.pid)
+}
+
 /// The process that connected, or that listened, to be asked whether it has ended (`pidfd_open(2)`): also one of another namespace, from Linux 6.5 on.
 /// `None` if it has ended already or cannot be seen from here.
 pub fn process(socket: impl AsFd) -> Option<OwnedFd> {

@@ -23,6 +23,7 @@ use crate::landing::Landing;
 use crate::limits::Limits;
 use crate::link::{Counts, Event, Facts, Link, Push, Room};
 use crate::outbound::{Outbound, Writing};
+use crate::places::Place;
 use crate::shown::{FilePlace, Regions, Shown};
 use crate::stream::Stream;
 
@@ -46,6 +47,8 @@ pub struct Conn<S: Stream> {
     /// Requests without an outcome.
     operations: u32,
     heartbeat: Heartbeat,
+    /// At a server that has only so many: free again when this is gone.
+    _place: Option<Place>,
 }
 
 impl<S: Stream> Conn<S> {
@@ -59,7 +62,7 @@ impl<S: Stream> Conn<S> {
         first: Vec<u8>,
         (clock, limits): (Arc<dyn Clock>, Limits),
     ) -> Conn<S> {
-        let Agreed { common, rights, key_name, macs } = agreed;
+        let Agreed { common, rights, key_name, macs, place } = agreed;
         let (sends, reads) = macs.unzip();
         let reading = Reading {
             from: side.other(),
@@ -104,6 +107,7 @@ impl<S: Stream> Conn<S> {
             happened: Vec::new(),
             operations: 0,
             heartbeat: Heartbeat::new(clock),
+            _place: place,
         }
     }
 

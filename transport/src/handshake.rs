@@ -14,6 +14,7 @@ use pagelith_layouts::wire::{FrameHead, Kind, Side, VERSION_GREETING};
 use crate::auth::{FrameMac, Key, KeyRing, Session, Transcript};
 use crate::capability::{Common, Offer, agree};
 use crate::closed::Closed;
+use crate::places::{Place, Places};
 use crate::rights::Rights;
 
 /// How a server knows its clients.
@@ -33,6 +34,8 @@ pub struct Handshake {
     nonce: [u8; 32],
     state: State,
     out: Vec<u8>,
+    /// A server's, if it has only so many.
+    places: Option<Arc<Places>>,
 }
 
 enum State {
@@ -60,6 +63,8 @@ pub(crate) struct Agreed {
     pub key_name: Option<String>,
     /// MACs of the frames sent and received; `None` where there is no key.
     pub macs: Option<(FrameMac, FrameMac)>,
+    /// At a server that has only so many.
+    pub place: Option<Place>,
 }
 
 impl Handshake {
@@ -78,10 +83,21 @@ impl Handshake {
         Handshake::new(offer, state, entropy)
     }
 
+    /// The same, which lets a peer in only if one of these is free.
+    pub(crate) fn taking_places(self, places: Arc<Places>) -> Handshake {
+        Handshake { places: Some(places), ..self }
+    }
+
+    /// Whether the other side has greeted; a client's need not.
+    pub(crate) fn is_greeted(&self) -> bool {
+        !matches!(self.state, State::Server { step: ServerStep::Hello, .. })
+    }
+
     fn new(offer: Offer, state: State, entropy: &dyn Entropy) -> Handshake {
         let mut nonce = [0; 32];
         entropy.fill(&mut nonce);
-        Handshake { offer, transcript: Transcript::default(), nonce, state, out: Vec::new() }
+        let (transcript, out) = (Transcript::default(), Vec::new());
+        Handshake { offer, transcript, nonce, state, out, places: None }
     }
 
     /// Whether there are bytes to be sent.
@@ -159,7 +175,13 @@ impl Handshake {
                 session.check_server(&ProofBody::decode(body)?)?;
                 let (own, theirs) = session.frame_macs();
                 let key_name = key.map(|key| key.name().to_owned());
-                Ok(Some(Agreed { common, rights: Rights::all(), key_name, macs: Some((own, theirs)) }))
+                Ok(Some(Agreed {
+                    common,
+                    rights: Rights::all(),
+                    key_name,
+                    macs: Some((own, theirs)),
+                    place: None,
+                }))
             }
             (_, kind) => Err(Closed::broken("kind", format_args!("{kind:?}"))),
         }
@@ -179,10 +201,11 @@ impl Handshake {
                 let keyed = matches!(admission, Admission::Keys(_));
                 self.transcript.add(frame);
                 let common = agree(&self.offer, &Greeting::decode(body)?, keyed).map_err(Closed::Refused)?;
+                let place = if keyed { None } else { self.take_place()? };
                 let welcome = self.offer.greeting(keyed).encode();
                 self.say(Kind::Welcome, &welcome);
                 if let Admission::Connection(rights) = admission {
-                    return Ok(Some(Agreed::without_key(common, rights)));
+                    return Ok(Some(Agreed { place, ..Agreed::without_key(common, rights) }));
                 }
                 let challenge = ChallengeBody { nonce: self.nonce };
                 self.say(Kind::Challenge, bytemuck::bytes_of(&challenge));
@@ -196,13 +219,24 @@ impl Handshake {
                 let transcript = std::mem::take(&mut self.transcript).finish();
                 let proof = ProofBody::decode(body)?;
                 let (session, rights) = ring.admit(&proof, transcript)?;
+                let place = self.take_place()?;
                 self.say(Kind::Proof, bytemuck::bytes_of(&session.server_proof()));
                 let (theirs, own) = session.frame_macs();
                 let key_name = Some(proof.key_name().to_owned());
-                Ok(Some(Agreed { common, rights, key_name, macs: Some((own, theirs)) }))
+                Ok(Some(Agreed { common, rights, key_name, macs: Some((own, theirs)), place }))
             }
             (_, kind) => Err(Closed::broken("kind", format_args!("{kind:?}"))),
         }
+    }
+
+    /// A place for the peer, which is known; a refusal if all are taken.
+    fn take_place(&self) -> Result<Option<Place>, Closed> {
+        let Some(places) = &self.places else { return Ok(None) };
+        let text =
+            || format!("as many clients are connected as are served at a time links_max={}", places.most());
+        let versions = self.offer.versions;
+        let busy = || Refusal { reason: Reason::Busy, versions, missing: 0, text: text() };
+        places.take().map(Some).ok_or_else(|| Closed::Refused(busy()))
     }
 
     /// Queue a frame, and count it to the transcript if it belongs there.
@@ -238,7 +272,7 @@ impl Handshake {
 
 impl Agreed {
     fn without_key(common: Common, rights: Rights) -> Agreed {
-        Agreed { common, rights, key_name: None, macs: None }
+        Agreed { common, rights, key_name: None, macs: None, place: None }
     }
 }
 

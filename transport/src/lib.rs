@@ -30,4 +30,5 @@ mod heartbeat;
 mod inbound;
 mod landing;
 mod outbound;
+mod places;
 mod sending;

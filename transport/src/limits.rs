@@ -22,8 +22,17 @@ pub struct Limits {
     pub dead_after: Duration,
     /// Longest that connecting, greeting and proof may take together. Default 5 s.
     pub handshake: Duration,
-    /// Most connections of a listener that are not known yet; more are closed at once. Default 64.
+    /// Longest that a peer may take of that until it has greeted. Default 1 s.
+    pub greeting: Duration,
+    /// Most connections of a listener that are not known yet, half of them from one source: an address, or a user of this host. One more
+    /// takes the place of the oldest of its source, or of the source that has most. Default 64.
     pub unknown_max: usize,
+    /// Most links of a listener at a time; one more is refused. Default 4096.
+    pub links_max: usize,
+    /// Most bytes of clients' own memory that a server maps, of all its clients' together; what is more is read by calls. Default `u64::MAX`.
+    pub mapped_max: u64,
+    /// The same of one client's process. Default `u64::MAX`.
+    pub mapped_of_peer_max: u64,
     /// Bytes of a call from which on a link over TCP sends them from where they lie, where the kernel can; what is shorter is
     /// copied. `usize::MAX` for never. Default 64 KiB.
     pub zero_copy_min: usize,
@@ -44,7 +53,11 @@ impl Default for Limits {
             ping_after: Duration::from_secs(2),
             dead_after: Duration::from_secs(6),
             handshake: Duration::from_secs(5),
+            greeting: Duration::from_secs(1),
             unknown_max: 64,
+            links_max: 4096,
+            mapped_max: u64::MAX,
+            mapped_of_peer_max: u64::MAX,
             zero_copy_min: 64 << 10,
             zero_copy_within_host: false,
             given_up_max: Duration::from_millis(100),

@@ -25,7 +25,7 @@ pub struct Pending<S> {
     have: Vec<u8>,
     clock: Arc<dyn Clock>,
     limits: Limits,
-    until: Mono,
+    begun: Mono,
     /// What was agreed, while the stream goes over to something better.
     agreed: Option<Agreed>,
 }
@@ -51,8 +51,8 @@ impl<S: Stream> Pending<S> {
         handshake: Handshake,
         (clock, limits): (Arc<dyn Clock>, Limits),
     ) -> Pending<S> {
-        let until = clock.now().after(limits.handshake);
-        Pending { stream, side, peer, offer, handshake, have: Vec::new(), clock, limits, until, agreed: None }
+        let begun = clock.now();
+        Pending { stream, side, peer, offer, handshake, have: Vec::new(), clock, limits, begun, agreed: None }
     }
 
     /// The peer's name for messages.
@@ -72,7 +72,13 @@ impl<S: Stream> Pending<S> {
 
     /// How long until the handshake has taken too long.
     pub fn due(&self) -> Duration {
-        self.until.since(self.clock.now())
+        self.limit().saturating_sub(self.clock.now().since(self.begun))
+    }
+
+    /// How long it may take altogether: little, until the other side has greeted.
+    fn limit(&self) -> Duration {
+        let Limits { greeting, handshake, .. } = self.limits;
+        if self.handshake.is_greeted() { handshake } else { greeting.min(handshake) }
     }
 
     /// Whether it waits for the stream to take bytes.
@@ -96,8 +102,8 @@ impl<S: Stream> Pending<S> {
                     (clock, limits),
                 )))
             }
-            Ok(None) if self.clock.now() >= self.until => {
-                let limit_ms = u64::try_from(self.limits.handshake.as_millis()).unwrap_or(u64::MAX);
+            Ok(None) if self.due().is_zero() => {
+                let limit_ms = u64::try_from(self.limit().as_millis()).unwrap_or(u64::MAX);
                 self.refuse(Closed::Late { limit_ms })
             }
             Ok(None) => Progress::Waiting(self),
@@ -111,9 +117,14 @@ impl<S: Stream> Pending<S> {
 
     /// As `poll`, but wait until there is progress or `timeout` passed.
     pub fn wait(mut self, timeout: Duration) -> Progress<S> {
+        self.sleep(timeout);
+        self.poll()
+    }
+
+    /// Wait until there may be progress or `timeout` passed.
+    pub(crate) fn sleep(&mut self, timeout: Duration) {
         let (write, most) = (self.wants_write(), timeout.min(self.due()));
         self.stream.ready(write, most);
-        self.poll()
     }
 
     /// End it, and tell the peer why if it can be told at once.

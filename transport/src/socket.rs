@@ -7,6 +7,11 @@
 //! other side is: this user's processes are let in, and root's.
 
 mod accept;
+#[allow(
+    clippy::disallowed_methods,
+    reason = "what a peer hands over may block: its handshake has a thread of its own"
+)]
+mod aside;
 mod connect;
 mod end;
 mod handed;
@@ -14,6 +19,8 @@ mod listener;
 mod patience;
 mod rings;
 mod shared_core;
+mod source;
+mod unknown;
 mod zero_copy;
 
 use std::os::fd::{AsFd, BorrowedFd};

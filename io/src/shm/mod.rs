@@ -5,10 +5,12 @@
 //! then looked at. That the memory cannot shrink under the mapping is sealed.
 
 mod catalog;
+mod holes;
 mod region;
 mod ring;
 mod shrinking;
 mod steady;
+mod trap;
 mod views;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,6 +26,7 @@ pub use region::{Region, View, keep_length};
 pub use ring::{Broken, RING_BYTES, RING_MEMORY_BYTES, RingReader, RingWriter};
 pub use shrinking::survive_shrinking;
 pub use steady::{Claim, Steady, SteadyWords};
+pub use views::MapBound;
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
@@ -45,6 +48,7 @@ impl SharedMemory {
     /// Memory of `bytes` bytes that another process made. Refuses what is not sealed against becoming smaller, and what is
     /// of another length.
     pub fn of(fd: OwnedFd, bytes: usize) -> std::io::Result<SharedMemory> {
+        // Asked first: of anything but memory this is an error, and no file system hears of it.
         let sealed = fcntl_get_seals(&fd)?.contains(SEALS);
         if !sealed || u64::try_from(fstat(&fd)?.st_size) != Ok(bytes as u64) {
             return Err(Errno::INVAL.into());

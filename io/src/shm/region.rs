@@ -12,7 +12,9 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread};
 
+use super::holes::Holes;
 use super::shrinking::Watch;
+use super::trap;
 use crate::file_system::too_long;
 use crate::fused::BlockCopy;
 
@@ -130,6 +132,8 @@ pub fn keep_length(fd: BorrowedFd<'_>) {
 #[derive(Debug)]
 pub struct View {
     bytes: Bytes,
+    /// Of memory whose owner is not trusted: which of it has no memory, to be read through this descriptor.
+    guard: Option<(Holes, OwnedFd)>,
 }
 
 #[derive(Debug)]
@@ -155,14 +159,46 @@ impl View {
         let is_sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         let map = || MmapOptions::new().len(len).map_raw_read_only(&fd);
         if is_sealed {
-            return Ok(View { bytes: Bytes::Mapped(map()?) });
+            return Ok(View { bytes: Bytes::Mapped(map()?), guard: None });
         }
         let watched = map().ok().and_then(|map| Some((Watch::begin(map.as_ptr(), len)?, map)));
         let bytes = match watched {
             Some((watch, map)) => Bytes::MayShrink(watch, map, fd),
             None => Bytes::Read(fd, len as u64),
         };
-        Ok(View { bytes })
+        Ok(View { bytes, guard: None })
+    }
+
+    /// As [`View::of`], of a process that may want this one to pay for its memory, or to look at holes of it: what has no memory is read and never
+    /// mapped. Where it can be given holes, looks at those are caught if this process survives that.
+    pub fn guarded(fd: OwnedFd) -> std::io::Result<View> {
+        let len = length_in_memory(&fd)?;
+        let seals = fcntl_get_seals(&fd)?;
+        let Ok(map) = MmapOptions::new().len(len).map_raw_read_only(&fd) else {
+            return Ok(View { bytes: Bytes::Read(fd, len as u64), guard: None });
+        };
+        let from = map.as_ptr();
+        let guard = |lasts| std::io::Result::Ok(Some((Holes::of(from, len, lasts), fd.try_clone()?)));
+        let stays_long = seals.contains(SealFlags::SHRINK);
+        if stays_long && seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
+            let guard = guard(true)?;
+            return Ok(View { bytes: Bytes::Mapped(map), guard });
+        }
+        let Some(watch) = Watch::begin(from, len) else {
+            let guard = guard(false)?;
+            return Ok(match stays_long {
+                true => View { bytes: Bytes::Mapped(map), guard },
+                false => View { bytes: Bytes::Read(fd, len as u64), guard: None },
+            });
+        };
+        let guard = guard(trap::set(from, len))?;
+        Ok(View { bytes: Bytes::MayShrink(watch, map, fd), guard })
+    }
+
+    /// The same, read by calls alone: of what is more than may be mapped.
+    pub fn unmapped(fd: OwnedFd) -> std::io::Result<View> {
+        let len = length_in_memory(&fd)? as u64;
+        Ok(View { bytes: Bytes::Read(fd, len), guard: None })
     }
 
     /// Length in bytes, when it was handed over.
@@ -188,7 +224,18 @@ impl View {
         !matches!(self.bytes, Bytes::Read(..))
     }
 
-    fn look(&self, at: u64) -> Look<'_> {
+    /// Whether what is known of holes stays so.
+    #[cfg(test)]
+    pub(super) fn guard_lasts(&self) -> Option<bool> {
+        self.guard.as_ref().map(|(holes, _)| holes.lasts())
+    }
+
+    fn look(&self, at: u64, len: usize) -> Look<'_> {
+        if let Some((holes, fd)) = &self.guard
+            && !holes.are_none(at as usize, len)
+        {
+            return Look::By(fd);
+        }
         match &self.bytes {
             Bytes::MayShrink(watch, map, _) if !watch.is_torn() => {
                 Look::At(map.as_ptr().wrapping_add(at as usize))
@@ -214,7 +261,7 @@ impl View {
     /// If there are no such bytes.
     pub fn copy_out(&self, at: u64, to: &mut [u8]) {
         assert!(self.has(at, to.len() as u64), "beyond the memory that was handed over");
-        let from = match self.look(at) {
+        let from = match self.look(at, to.len()) {
             Look::At(from) => from,
             Look::By(fd) => return read_out(fd, at, to),
         };
@@ -230,7 +277,7 @@ impl View {
     /// If there are no such bytes, or they are more than what is left of the block.
     pub(crate) fn copy_block(&self, at: u64, to: &mut [u8], block: &mut BlockCopy) {
         assert!(self.has(at, to.len() as u64), "beyond the memory that was handed over");
-        match self.look(at) {
+        match self.look(at, to.len()) {
             // SAFETY: inside of the mapping, as in `copy_out`; others that write there are other processes.
             Look::At(from) => unsafe { block.piece_shared(to, from) },
             Look::By(fd) => {
@@ -243,6 +290,8 @@ impl View {
 
 /// Length in bytes of a memfd, or of a file of a memory file system; an error for anything else, and for nothing.
 fn length_in_memory(fd: &OwnedFd) -> std::io::Result<usize> {
+    // First: of anything but memory this is an error, and no file system hears of it, which may not answer.
+    fcntl_get_seals(fd)?;
     let stat = fstat(fd)?;
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     let in_memory = is_file && fstatfs(fd)?.f_type == TMPFS;

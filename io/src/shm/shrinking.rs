@@ -104,7 +104,8 @@ impl Drop for Watch {
     }
 }
 
-/// Put zeros where a watched range has lost a page; false if the address is of none.
+/// Put zeros where a watched range has lost a page, and behind it to the range's end: as many mappings as pages are lost would be more than a process may
+/// have. Copies under way see them; what is torn is read by calls from then on. False if the address is of no range.
 fn mend(address: usize) -> bool {
     let has = |range: &&Range| {
         let to = range.to.load(Ordering::Acquire);
@@ -113,12 +114,15 @@ fn mend(address: usize) -> bool {
     let Some(range) = RANGES.iter().find(has) else { return false };
     range.torn.store(true, Ordering::Release);
     let page_bytes = PAGE.load(Ordering::Relaxed);
-    let (page, flags) =
-        (address & !(page_bytes - 1), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
-    // SAFETY: the page is of a watched range, so of a mapping that is only read, through raw pointers, by who expects that its bytes
-    // change; whoever watches unmaps it later, this page among it.
+    let (page, flags) = (
+        address & !(page_bytes - 1),
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
+    );
+    let bytes = range.to.load(Ordering::Acquire).saturating_sub(page);
+    // SAFETY: these pages are of a watched range, so of a mapping that is only read, through raw pointers, by who expects that its bytes
+    // change; whoever watches unmaps it later, these pages among it.
     let mapped =
-        unsafe { libc::mmap(ptr::without_provenance_mut(page), page_bytes, libc::PROT_READ, flags, -1, 0) };
+        unsafe { libc::mmap(ptr::without_provenance_mut(page), bytes, libc::PROT_READ, flags, -1, 0) };
     mapped != libc::MAP_FAILED
 }
 

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
-use rustix::fs::fstat;
+use rustix::fs::{fcntl_get_seals, fstat};
 
 use super::region::View;
 use crate::sync::{PoisonError, StaticMutex};
@@ -15,24 +15,65 @@ struct File {
     number: u64,
 }
 
-static MAPPED: StaticMutex<Vec<(File, Weak<View>)>> = StaticMutex::new(Vec::new());
+static MAPPED: StaticMutex<Vec<Mapped>> = StaticMutex::new(Vec::new());
+
+struct Mapped {
+    file: File,
+    view: Weak<View>,
+    peer: i32,
+    len: u64,
+}
+
+/// How much memory of other processes may be mapped; what is more is read by calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapBound {
+    /// Of all of them together, in bytes.
+    pub all: u64,
+    /// Of one of them, in bytes.
+    pub of_peer: u64,
+    /// The process whose memory it is; 0 for those that cannot be seen from here, which count as one.
+    pub peer: i32,
+}
+
+/// Most regions of one process that are mapped: half of those that can be watched.
+const REGIONS_OF_PEER_MAX: usize = 512;
+
+impl MapBound {
+    fn has_room(&self, mapped: &[Mapped], len: u64) -> bool {
+        let all: u64 = mapped.iter().map(|other| other.len).sum();
+        let own = || mapped.iter().filter(|other| other.peer == self.peer);
+        let (own, regions): (u64, usize) = (own().map(|other| other.len).sum(), own().count());
+        regions < REGIONS_OF_PEER_MAX
+            && all.saturating_add(len) <= self.all
+            && own.saturating_add(len) <= self.of_peer
+    }
+}
 
 impl View {
-    /// As [`View::of`]; of what this process has mapped already, as long as it is now, that mapping.
-    pub fn shared(fd: OwnedFd) -> std::io::Result<Arc<View>> {
+    /// As [`View::of`]; of what this process has mapped already, as long as it is now, that mapping. Of a process that is not trusted, as
+    /// [`View::guarded`], within `bound`.
+    pub fn shared(fd: OwnedFd, bound: Option<&MapBound>) -> std::io::Result<Arc<View>> {
+        // First: see `length_in_memory`.
+        fcntl_get_seals(&fd)?;
         let stat = fstat(fd.as_fd())?;
         let file = File { device: stat.st_dev, number: stat.st_ino };
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
-        mapped.retain(|(_, view)| view.strong_count() > 0);
-        let same = mapped.iter().filter(|(other, _)| *other == file).filter_map(|(_, view)| view.upgrade());
+        mapped.retain(|other| other.view.strong_count() > 0);
+        let same = mapped.iter().filter(|other| other.file == file).filter_map(|other| other.view.upgrade());
         let same = same.into_iter().find(|view| view.len() as i64 == stat.st_size);
         if let Some(view) = same {
             return Ok(view);
         }
-        let view = Arc::new(View::of(fd)?);
+        let len = u64::try_from(stat.st_size).unwrap_or(0);
+        let view = Arc::new(match bound {
+            None => View::of(fd)?,
+            Some(bound) if bound.has_room(&mapped, len) => View::guarded(fd)?,
+            Some(_) => View::unmapped(fd)?,
+        });
         // What is not mapped is read through its own descriptor.
         if view.is_mapped() {
-            mapped.push((file, Arc::downgrade(&view)));
+            let peer = bound.map_or(0, |bound| bound.peer);
+            mapped.push(Mapped { file, view: Arc::downgrade(&view), peer, len });
         }
         Ok(view)
     }
@@ -50,14 +91,14 @@ mod tests {
     #[test]
     fn the_same_memory_is_mapped_once_as_long_as_somebody_looks_at_it() {
         let (region, other) = (Region::new(8192).expect("memory"), Region::new(8192).expect("memory"));
-        let view = View::shared(handed(&region)).expect("a view");
-        let again = View::shared(handed(&region)).expect("a view");
+        let view = View::shared(handed(&region), None).expect("a view");
+        let again = View::shared(handed(&region), None).expect("a view");
         assert!(Arc::ptr_eq(&view, &again));
-        assert!(!Arc::ptr_eq(&view, &View::shared(handed(&other)).expect("a view")), "other memory");
+        assert!(!Arc::ptr_eq(&view, &View::shared(handed(&other), None).expect("a view")), "other memory");
         let gone = Arc::downgrade(&view);
         drop((view, again));
         assert!(gone.upgrade().is_none(), "nobody keeps it");
-        let anew = View::shared(handed(&region)).expect("a view");
+        let anew = View::shared(handed(&region), None).expect("a view");
         assert_eq!(anew.len(), 8192);
     }
 
@@ -67,9 +108,61 @@ mod tests {
         let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&fd, 4096).expect("memory");
         fcntl_add_seals(&fd, SealFlags::SHRINK).expect("seals");
-        let short = View::shared(fd.try_clone().expect("a descriptor")).expect("a view");
+        let short = View::shared(fd.try_clone().expect("a descriptor"), None).expect("a view");
         ftruncate(&fd, 8192).expect("memory");
-        let long = View::shared(fd).expect("a view");
+        let long = View::shared(fd, None).expect("a view");
         assert_eq!((short.len(), long.len()), (4096, 8192));
+    }
+
+    /// Memory of so many bytes that has none: what a peer can hand over for nothing.
+    fn sparse(bytes: u64) -> OwnedFd {
+        use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
+        ftruncate(&fd, bytes).expect("memory");
+        fd
+    }
+
+    #[test]
+    fn memory_beyond_the_bound_is_read_by_calls() {
+        const MIB: u64 = 1 << 20;
+        // A process of its own in the account: other tests map memory meanwhile.
+        let of = |peer, of_peer| MapBound { all: u64::MAX, of_peer, peer };
+        let (own, other) = (of(-7, 10 * MIB), of(-8, 10 * MIB));
+        let shared = |fd: &OwnedFd, bound: &MapBound| {
+            let fd = fd.try_clone().expect("a descriptor");
+            View::shared(fd, Some(bound)).expect("a view")
+        };
+        super::super::survive_shrinking().expect("asked for");
+        let fds: Vec<OwnedFd> = [6 * MIB, 4 * MIB, 1, 64 << 40].map(sparse).into();
+        let mapped = |views: &[Arc<View>]| views.iter().map(|view| view.is_mapped()).collect::<Vec<_>>();
+        let views: Vec<Arc<View>> = fds.iter().map(|fd| shared(fd, &own)).collect();
+        assert_eq!(mapped(&views), [true, true, false, false]);
+        // The same memory over another link, and another process's.
+        let again: Vec<Arc<View>> = fds[..2].iter().map(|fd| shared(fd, &own)).collect();
+        assert!(again.iter().zip(&views).all(|(again, view)| Arc::ptr_eq(again, view)));
+        assert_eq!(mapped(&[shared(&sparse(MIB), &other)]), [true]);
+        let nothing = MapBound { all: 0, ..other };
+        assert_eq!(mapped(&[shared(&sparse(1), &nothing)]), [false]);
+        let mut bytes = [0xee; 100];
+        views[3].copy_out((64 << 40) - 100, &mut bytes);
+        assert_eq!(bytes, [0; 100]);
+        // What is gone counts no more.
+        drop((views, again));
+        assert_eq!(mapped(&[shared(&sparse(10 * MIB), &own)]), [true]);
+    }
+
+    #[test]
+    fn descriptor_that_is_no_memory_is_refused_before_its_file_system_hears_of_it() {
+        let (pipe, _other) = std::io::pipe().expect("a pipe");
+        let (file, dir) = (tempfile::tempfile().expect("a file"), tempfile::tempdir().expect("a directory"));
+        let refused = |fd: OwnedFd| {
+            let bound = MapBound { all: u64::MAX, of_peer: u64::MAX, peer: -9 };
+            View::shared(fd, Some(&bound)).err().and_then(|e| e.raw_os_error())
+        };
+        let invalid = Some(rustix::io::Errno::INVAL.raw_os_error());
+        assert_eq!((refused(pipe.into()), refused(file.into())), (invalid, invalid));
+        let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
+        let path = rustix::fs::open(dir.path(), flags, rustix::fs::Mode::empty()).expect("a path");
+        assert!(refused(path).is_some());
     }
 }

@@ -11,19 +11,23 @@ use rustix::net::{
     listen, socket_with, sockopt::set_socket_reuseaddr,
 };
 
-use super::Socket;
-use super::end::fault;
+use super::end::{fault, user};
 use super::listener::ListenError;
+use super::source::Source;
 use crate::address::{Address, Endpoint};
 use crate::closed::Closed;
-use crate::limits::Limits;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// A connection: its name for messages, and what became of it.
-pub(super) type Accepted = (String, Result<Socket, Closed>);
+/// A connection that was accepted, and nothing else done with it.
+pub(super) struct Accepted {
+    /// Its name for messages.
+    pub peer: String,
+    pub source: Source,
+    pub socket: OwnedFd,
+}
 
 /// Sockets that listen, one for each address of a host name; one of this host has a file, which goes with it.
 pub(super) struct Acceptor {
@@ -99,18 +103,15 @@ impl Acceptor {
     }
 
     /// The next connection, if there is one.
-    pub(super) fn accept(&self, limits: &Limits) -> Result<Option<Accepted>, Closed> {
+    pub(super) fn accept(&self) -> Result<Option<Accepted>, Closed> {
         let accepted = self.sockets.iter().map(|socket| acceptfrom_with(socket, FLAGS));
         match accepted.into_iter().find(|accepted| !matches!(accepted, Err(Errno::AGAIN))) {
             Some(Ok((socket, from))) => {
                 let from = from.and_then(|from| SocketAddr::try_from(from).ok());
-                let name = from.map_or_else(|| "this host".to_owned(), |from| from.to_string());
-                let socket = if self.file.is_some() {
-                    Socket::unix(socket, None).map(Socket::seeing_peer)
-                } else {
-                    Socket::tcp(socket, limits)
-                };
-                Ok(Some((name, socket)))
+                let peer = from.map_or_else(|| "this host".to_owned(), |from| from.to_string());
+                let source =
+                    from.map_or_else(|| user(&socket).map(Source::User), |from| Ok(Source::of(from)));
+                Ok(Some(Accepted { peer, source: source?, socket }))
             }
             None => Ok(None),
             Some(Err(e)) => Err(fault("accept")(e)),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::peer;
-use pagelith_io::shm::{Region, SharedMemory, SteadyWords};
+use pagelith_io::shm::{MapBound, Region, SharedMemory, SteadyWords};
 use pagelith_io::system::SystemClock;
 use pagelith_layouts::wire::Side;
 use pagelith_layouts::wire::greeting::Feature;
@@ -31,6 +31,8 @@ const LOOKS: Duration = Duration::from_micros(20);
 /// kernel, which has the socket to itself meanwhile, from appending the next.
 const LOOKS_IN_BULK: Duration = Duration::from_micros(40);
 const APART_IN_BULK: Duration = Duration::from_micros(15);
+/// What a socket maps of the other side's before it is known whose it is.
+const NOTHING: MapBound = MapBound { all: 0, of_peer: 0, peer: 0 };
 /// So many bytes of one call are bulk: no request or answer that somebody waits for by itself.
 const BULK_BYTES: usize = 4 << 10;
 
@@ -46,6 +48,8 @@ pub struct Socket {
     zero_copy: Option<Sender>,
     /// The process at the other end of a socket of this host, if this one can see it end.
     peer: Option<OwnedFd>,
+    /// How much of a client's memory is mapped.
+    bound: MapBound,
     patience: Patience,
     /// The last call brought many bytes.
     in_bulk: bool,
@@ -71,29 +75,53 @@ impl Socket {
         let fd = Arc::new(socket);
         let zero_copy = Some(Sender::new(fd.clone(), limits));
         let (shows, lends, peer) = (Vec::new(), Vec::new(), None);
-        let patience = Patience::new(Duration::ZERO, LOOKS);
-        Ok(Socket { fd, carries: Carries::Bytes, shows, lends, zero_copy, peer, patience, in_bulk: false })
+        let (patience, bound) = (Patience::new(Duration::ZERO, LOOKS), NOTHING);
+        Ok(Socket {
+            fd,
+            carries: Carries::Bytes,
+            shows,
+            lends,
+            zero_copy,
+            peer,
+            bound,
+            patience,
+            in_bulk: false,
+        })
     }
 
     /// Take a socket of this host that does not block, if this user's process is at its other end, or root's. A
     /// client has `memory` to share, if it can.
     pub(super) fn unix(socket: OwnedFd, memory: Option<SharedMemory>) -> Result<Socket, Closed> {
-        let user = peer::user(&socket).map_err(|e| Closed::System {
-            operation: "getsockopt SO_PEERCRED",
-            errno: e.raw_os_error().unwrap_or(0),
-        })?;
-        if user != rustix::process::geteuid().as_raw() && user != 0 {
+        let user = user(&socket)?;
+        if !is_let_in(user) {
             return Err(Closed::NotAuthentic { what: "the user" });
         }
         let (fd, carries) = (Arc::new(socket), Carries::BytesUntil(memory));
         let (shows, lends, patience) = (Vec::new(), Vec::new(), Patience::new(Duration::ZERO, LOOKS));
-        Ok(Socket { fd, carries, shows, lends, zero_copy: None, peer: None, patience, in_bulk: false })
+        let (zero_copy, peer, bound, in_bulk) = (None, None, NOTHING, false);
+        Ok(Socket { fd, carries, shows, lends, zero_copy, peer, bound, patience, in_bulk })
     }
 
-    /// The same, of who connected: it is noticed when that process has ended, if it can be seen from here.
-    pub(super) fn seeing_peer(self) -> Socket {
+    /// The socket itself.
+    pub(super) fn shared(&self) -> Arc<OwnedFd> {
+        self.fd.clone()
+    }
+
+    /// The same, of who connected: it is noticed when that process has ended, if it can be seen from here, and its memory is mapped within
+    /// the limits.
+    pub(super) fn seeing_peer(self, limits: &Limits) -> Socket {
         let peer = peer::process(&self.fd);
-        Socket { peer, ..self }
+        let (all, of_peer) = (limits.mapped_max, limits.mapped_of_peer_max);
+        let bound = MapBound { all, of_peer, peer: peer::number(&self.fd).unwrap_or(0) };
+        Socket { peer, bound, ..self }
+    }
+
+    /// Bytes of memory of the other side's that is not mapped, but read by calls.
+    pub fn unmapped_bytes(&self) -> u64 {
+        let unmapped = |regions: &Regions| {
+            regions.theirs.iter().filter(|view| !view.is_mapped()).map(|view| view.len() as u64).sum()
+        };
+        if let Carries::Rings(_, regions) = &self.carries { unmapped(regions) } else { 0 }
     }
 
     /// Whether it would be noticed that the process at the other end has ended.
@@ -154,6 +182,19 @@ impl Socket {
             Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => false,
         }
     }
+}
+
+/// The user at the other end of a socket of this host.
+pub(super) fn user(socket: &OwnedFd) -> Result<u32, Closed> {
+    peer::user(socket).map_err(|e| Closed::System {
+        operation: "getsockopt SO_PEERCRED",
+        errno: e.raw_os_error().unwrap_or(0),
+    })
+}
+
+/// Whether this user's processes are talked to: this process's own user, and root.
+pub(super) fn is_let_in(user: u32) -> bool {
+    user == rustix::process::geteuid().as_raw() || user == 0
 }
 
 /// The system failed an operation.
@@ -240,7 +281,9 @@ impl Stream for Socket {
         let own = if shows { std::mem::take(&mut self.shows) } else { Vec::new() };
         if let Carries::BytesUntil(memory) = &mut self.carries {
             let begun = match (side, memory.take()) {
-                (Side::Server, _) => Rings::take_over(&self.fd, if shows { REGIONS_MAX } else { 0 })?,
+                (Side::Server, _) => {
+                    Rings::take_over(&self.fd, if shows { REGIONS_MAX } else { 0 }, &self.bound)?
+                }
                 (Side::Client, Some(made)) => match Rings::hand_over(&self.fd, made, &own)? {
                     Ok(rings) => Some((rings, Vec::new())),
                     Err(made) => {

@@ -8,9 +8,14 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::entropy::Entropy;
 use pagelith_io::shm::Region;
 use pagelith_layouts::wire::Side;
-use pagelith_layouts::wire::greeting::{Feature, Reason, Refusal};
+use pagelith_layouts::wire::greeting::Feature;
+use rustix::event::{EventfdFlags, eventfd};
 
-use super::accept::Acceptor;
+use super::accept::{Accepted, Acceptor};
+use super::aside::{self, Aside, Helpers};
+use super::end::is_let_in;
+use super::source::Source;
+use super::unknown::{Shaking, Unknown};
 use super::{Socket, SocketLink, SocketPending, offered, wait};
 use crate::address::Address;
 use crate::capability::Offer;
@@ -18,6 +23,7 @@ use crate::closed::Closed;
 use crate::handshake::{Admission, Handshake};
 use crate::limits::Limits;
 use crate::pending::{Pending, Progress};
+use crate::places::Places;
 use crate::resolve::Resolver;
 use crate::rights::Namespaces;
 use crate::shown::{FILES_MAX, REGIONS_MAX};
@@ -26,7 +32,9 @@ use crate::shown::{FILES_MAX, REGIONS_MAX};
 const ACCEPTS_MAX: usize = 64;
 /// The errno of a peer that went away before it was accepted.
 const CONNABORTED: i32 = rustix::io::Errno::CONNABORTED.raw_os_error();
-/// Pause after an accept that failed: what it lacks (a descriptor, memory) comes back when another connection ends.
+/// Threads for handshakes, for each that may be under way: those that a peer keeps from ending are as many as that at most.
+const HELPERS: usize = 2;
+/// Pause after an accept that failed: what it lacks (a descriptor, memory, a thread) comes back when another connection ends.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Where to listen, and for whom.
@@ -85,7 +93,10 @@ pub enum Arrival {
 pub struct Listener {
     acceptor: Acceptor,
     address: Address,
-    unknown: Vec<SocketPending>,
+    unknown: Unknown,
+    /// For connections of this host.
+    helpers: Option<Helpers>,
+    links: Arc<Places>,
     admission: Admission,
     offer: Offer,
     entropy: Arc<dyn Entropy>,
@@ -133,12 +144,23 @@ impl Listener {
             _ => {}
         }
         let (acceptor, address) = Acceptor::new(&listen.address, &hosts)?;
+        let helpers = match &address {
+            Address::Tcp(_) => None,
+            Address::Unix(_) => Some(Helpers::new(
+                eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| {
+                    let (operation, address) = ("eventfd", address.clone());
+                    ListenError::System { operation, address, errno: e.raw_os_error() }
+                })?,
+            )),
+        };
         let offer = offered(offer, &address, true);
         let admission = listen.admission.clone();
         Ok(Listener {
             acceptor,
             address,
-            unknown: Vec::new(),
+            unknown: Unknown::new(limits, offer.versions),
+            helpers,
+            links: Places::new(limits.links_max),
             admission,
             offer,
             entropy,
@@ -186,17 +208,26 @@ impl Listener {
 
     /// Bytes that are held for each peer that is not known yet.
     pub fn held_bytes(&self) -> Vec<usize> {
-        self.unknown.iter().map(Pending::held_bytes).collect()
+        self.unknown.held_bytes()
+    }
+
+    /// Links of it that there are now.
+    pub fn links(&self) -> usize {
+        self.links.taken()
     }
 
     /// Accept, and go on with handshakes, as far as it goes now. Never waits.
     pub fn poll(&mut self, arrivals: &mut Vec<Arrival>) {
         self.paused_until = self.paused_until.filter(|until| self.clock.now() < *until);
-        let most = if self.paused_until.is_some() { 0 } else { ACCEPTS_MAX };
-        for _ in 0..most {
-            match self.acceptor.accept(&self.limits) {
-                Ok(Some((peer, Ok(socket)))) => self.begin(socket, peer, arrivals),
-                Ok(Some((peer, Err(why)))) => arrivals.push(Arrival::Refused { peer, why }),
+        if let Some(helpers) = &self.helpers {
+            let _ = rustix::io::read(helpers.wake(), &mut [0; 8]);
+        }
+        for _ in 0..ACCEPTS_MAX {
+            if !self.accepts() {
+                break;
+            }
+            match self.acceptor.accept() {
+                Ok(Some(accepted)) => self.begin(accepted, arrivals),
                 Ok(None) => break,
                 // The peer went away before it was accepted, or this process is out of descriptors: whoever polls sees it, and then
                 // the connections that wait go on waiting.
@@ -208,14 +239,13 @@ impl Listener {
                 }
             }
         }
-        for pending in std::mem::take(&mut self.unknown) {
-            let peer = pending.peer().to_owned();
-            match pending.poll() {
-                Progress::Waiting(pending) => self.unknown.push(pending),
-                Progress::Ready(link) => arrivals.push(Arrival::Link(link)),
-                Progress::Over(why) => arrivals.push(Arrival::Refused { peer, why }),
-            }
-        }
+        self.unknown.poll(self.clock.now(), arrivals);
+    }
+
+    /// Whether connections are accepted now.
+    fn accepts(&self) -> bool {
+        let most = HELPERS * self.limits.unknown_max;
+        self.paused_until.is_none() && self.helpers.as_ref().is_none_or(|helpers| helpers.count() < most)
     }
 
     /// As `poll`, but wait until something came in or a handshake has taken too long, at most `timeout`.
@@ -226,18 +256,55 @@ impl Listener {
 
     /// How long until [`Listener::poll`] must be called though nothing arrived.
     pub(super) fn due(&self) -> Option<Duration> {
-        let pause = self.paused_until.map(|until| until.since(self.clock.now()));
-        self.unknown.iter().map(Pending::due).chain(pause).min()
+        let now = self.clock.now();
+        let pause = self.paused_until.map(|until| until.since(now));
+        self.unknown.due(now).into_iter().chain(pause).min()
     }
 
     /// What to wait for: sockets, and whether bytes wait to be written to them.
     pub(super) fn sockets(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool)> {
-        let unknown = self.unknown.iter().map(|pending| (pending.stream().as_fd(), pending.wants_write()));
-        let accepting = self.paused_until.is_none();
-        self.acceptor.sockets().filter(move |_| accepting).map(|socket| (socket, false)).chain(unknown)
+        let accepting = self.accepts();
+        let accepted = self.acceptor.sockets().filter(move |_| accepting);
+        let wake = self.helpers.iter().map(|helpers| helpers.wake().as_fd());
+        accepted.chain(wake).map(|socket| (socket, false)).chain(self.unknown.sockets())
     }
 
-    fn begin(&mut self, socket: Socket, peer: String, arrivals: &mut Vec<Arrival>) {
+    fn begin(&mut self, accepted: Accepted, arrivals: &mut Vec<Arrival>) {
+        let Accepted { peer, source, socket } = accepted;
+        let socket = match (source, &self.helpers) {
+            (Source::User(user), Some(helpers)) if !is_let_in(user) => {
+                aside::let_go(socket, helpers);
+                Err(Closed::NotAuthentic { what: "the user" })
+            }
+            (Source::User(_), _) => Socket::unix(socket, None).map(|socket| socket.seeing_peer(&self.limits)),
+            (Source::Network(_), _) => Socket::tcp(socket, &self.limits),
+        };
+        let socket = match socket {
+            Ok(socket) => socket,
+            Err(why) => return arrivals.push(Arrival::Refused { peer, why }),
+        };
+        self.unknown.make_room(source, arrivals);
+        let pending = self.pending(socket, peer.clone());
+        let Some(helpers) = &self.helpers else {
+            // What it said already is answered before it may have to make room for others.
+            return match pending.poll() {
+                Progress::Waiting(pending) => {
+                    self.unknown.add(source, peer, Shaking::Here(Box::new(pending)))
+                }
+                Progress::Ready(link) => arrivals.push(Arrival::Link(link)),
+                Progress::Over(why) => arrivals.push(Arrival::Refused { peer, why }),
+            };
+        };
+        match Aside::begin(pending, helpers, &*self.clock) {
+            Ok(aside) => self.unknown.add(source, peer, Shaking::Aside(aside)),
+            Err(why) => {
+                self.paused_until = Some(self.clock.now().after(PAUSE));
+                arrivals.push(Arrival::Refused { peer, why });
+            }
+        }
+    }
+
+    fn pending(&self, socket: Socket, peer: String) -> SocketPending {
         let shows = self.shows.iter().chain(&self.catalog).cloned().collect();
         let socket = socket.showing(shows).lending(self.lends.clone());
         // Nobody's word is taken who may be gone.
@@ -245,15 +312,7 @@ impl Listener {
         let offer = if self.catalog.is_some() { offer } else { offer.without(Feature::Catalog) };
         let handshake = Handshake::server(offer, self.admission.clone(), &*self.entropy);
         let outside = (self.clock.clone(), self.limits);
-        let pending = Pending::new(socket, peer.clone(), Side::Server, offer, handshake, outside);
-        if self.unknown.len() < self.limits.unknown_max {
-            self.unknown.push(pending);
-            return;
-        }
-        let text = format!("too many connections that are not known yet most={}", self.limits.unknown_max);
-        let busy = Refusal { reason: Reason::Busy, versions: self.offer.versions, missing: 0, text };
-        if let Progress::Over(why) = pending.refuse(Closed::Refused(busy)) {
-            arrivals.push(Arrival::Refused { peer, why });
-        }
+        let handshake = handshake.taking_places(self.links.clone());
+        Pending::new(socket, peer, Side::Server, offer, handshake, outside)
     }
 }

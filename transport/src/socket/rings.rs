@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::shm::{
-    Broken, PAIR_MEMORY_BYTES, Region, RingReader, RingWriter, SharedMemory, SteadyWords, View, pair,
+    Broken, MapBound, PAIR_MEMORY_BYTES, Region, RingReader, RingWriter, SharedMemory, SteadyWords, View,
+    pair,
 };
 use pagelith_io::system::SystemClock;
 use pagelith_layouts::wire::Side;
@@ -100,15 +101,19 @@ impl Rings {
         })
     }
 
-    /// Take what a client hands over: its memory, and at most so many regions; `None` if it has not come yet.
-    pub fn take_over(socket: &OwnedFd, regions_max: usize) -> Result<Option<Shared>, Closed> {
+    /// Take what a client hands over: its memory, and at most so many regions, mapped within `bound`; `None` if it has not come yet.
+    pub fn take_over(
+        socket: &OwnedFd,
+        regions_max: usize,
+        bound: &MapBound,
+    ) -> Result<Option<Shared>, Closed> {
         let Some((_, fds)) = handed::take(socket, HANDED..=HANDED)? else { return Ok(None) };
         let mut fds = fds.into_iter();
         let Some(fd) = fds.next().filter(|_| fds.len() <= regions_max) else {
             return Err(Closed::broken("shared memory", "none was handed over"));
         };
         let memory = SharedMemory::of(fd, PAIR_MEMORY_BYTES).map_err(|e| unmapped(&e))?;
-        Ok(Some((Rings::new(memory, false), views(fds)?)))
+        Ok(Some((Rings::new(memory, false), views(fds, Some(bound))?)))
     }
 
     /// Hand a server's regions over, and its files if that is agreed; false if they cannot be handed over yet.
@@ -132,7 +137,7 @@ impl Rings {
             return Err(Closed::broken("files", "fewer were handed over than was said"));
         };
         let files = fds.split_off(regions).into_iter().map(Arc::new).collect();
-        Ok(Some((views(fds.into_iter())?, files)))
+        Ok(Some((views(fds.into_iter(), None)?, files)))
     }
 
     /// Where the client says what is steady, as this side has it.
@@ -305,8 +310,8 @@ impl Rings {
     }
 }
 
-fn views(fds: impl Iterator<Item = OwnedFd>) -> Result<Vec<Arc<View>>, Closed> {
-    fds.map(|fd| View::shared(fd).map_err(|e| unmapped(&e))).collect()
+fn views(fds: impl Iterator<Item = OwnedFd>, bound: Option<&MapBound>) -> Result<Vec<Arc<View>>, Closed> {
+    fds.map(|fd| View::shared(fd, bound).map_err(|e| unmapped(&e))).collect()
 }
 
 /// Memory that was handed over is not mapped: this process has no room for it, or it is not what it should be.

@@ -18,7 +18,7 @@ fn key(number: u32) -> ObjectKey {
 }
 
 fn look(region: &Region) -> Arc<View> {
-    View::shared(region.as_fd().try_clone_to_owned().expect("a descriptor")).expect("a view")
+    View::shared(region.as_fd().try_clone_to_owned().expect("a descriptor"), None).expect("a view")
 }
 
 fn of(catalog: &Catalog) -> CatalogView {
@@ -205,7 +205,7 @@ fn the_first_layout_is_read_and_written() {
     let fd = memfd_create("golden", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
     assert_eq!(pwrite(&fd, &golden, 0), Ok(golden.len()));
     fcntl_add_seals(&fd, SealFlags::SHRINK).expect("seals");
-    let view = CatalogView::of(View::shared(fd).expect("a view")).expect("a catalog");
+    let view = CatalogView::of(View::shared(fd, None).expect("a view")).expect("a catalog");
     let found = [1, 2, 3]
         .map(|number| find(&view, number).map(|found| (found.place, found.length, found.sums.to_vec())));
     assert_eq!(found, [Some((0, 5, sums(1, 5))), None, Some((49_152, 81_920, sums(3, 81_920)))]);

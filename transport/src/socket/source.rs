@@ -1,0 +1,42 @@
+//! Where a connection comes from: connections of one source share a part of the places for peers that are not known yet.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+/// The prefix of an IPv6 address that one host or site has to itself.
+const SITE_BITS: u32 = 64;
+
+/// Where a connection comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Source {
+    /// An address; of IPv6 its /64, of which one host may have every address.
+    Network(IpAddr),
+    /// A user of this host.
+    User(u32),
+}
+
+impl Source {
+    pub fn of(address: SocketAddr) -> Source {
+        match address.ip().to_canonical() {
+            IpAddr::V4(ip) => Source::Network(IpAddr::V4(ip)),
+            IpAddr::V6(ip) => {
+                let site = ip.to_bits() & (u128::MAX << (128 - SITE_BITS));
+                Source::Network(IpAddr::V6(Ipv6Addr::from_bits(site)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_one_host_are_one_source() {
+        let of = |text: &str| Source::of(text.parse().expect("an address"));
+        assert_eq!(of("10.0.0.1:5"), of("10.0.0.1:6"));
+        assert_ne!(of("10.0.0.1:5"), of("10.0.0.2:5"));
+        assert_eq!(of("[::ffff:10.0.0.1]:5"), of("10.0.0.1:5"));
+        assert_eq!(of("[2001:db8:1:2:3::1]:5"), of("[2001:db8:1:2:ffff::9]:7"));
+        assert_ne!(of("[2001:db8:1:2::1]:5"), of("[2001:db8:1:3::1]:5"));
+    }
+}

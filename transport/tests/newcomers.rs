@@ -1,0 +1,298 @@
+//! Connections whose peers are not known yet: whoever opens many keeps out nobody, and as many links are served as there are places.
+
+mod common;
+
+use std::io::{IoSlice, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::*;
+use pagelith_io::clock::Clock;
+use pagelith_io::shm::{PAIR_MEMORY_BYTES, SharedMemory};
+use pagelith_io::system::{SystemClock, SystemEntropy};
+use pagelith_layouts::wire::Side;
+use pagelith_layouts::wire::greeting::Reason;
+use pagelith_transport::address::{Address, Endpoint};
+use pagelith_transport::auth::Key;
+use pagelith_transport::capability::Offer;
+use pagelith_transport::closed::Closed;
+use pagelith_transport::handshake::{Admission, Handshake};
+use pagelith_transport::limits::Limits;
+use pagelith_transport::pending::{Pending, Progress};
+use pagelith_transport::rights::Rights;
+use pagelith_transport::socket::{Arrival, Listen, Listener, SocketLink, connect};
+use rustix::net::sockopt::set_socket_linger;
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, bind, connect as start,
+    sendmsg, socket,
+};
+
+/// Longest single wait. Every wait here is for something that comes.
+const WAIT: Duration = Duration::from_secs(10);
+
+fn at(address: Address, admission: Admission, limits: Limits, clock: Arc<dyn Clock>) -> Listener {
+    let listen = Listen { address, admission, beyond_this_host: false };
+    Listener::new(&listen, offer(), Arc::new(SystemEntropy), clock, limits).expect("listens")
+}
+
+fn loopback() -> Address {
+    "tcp:127.0.0.1:0".parse().expect("an address")
+}
+
+fn port(listener: &Listener) -> SocketAddr {
+    match listener.address() {
+        Address::Tcp(Endpoint::Ip(address)) => *address,
+        other => panic!("no IP address: {other}"),
+    }
+}
+
+fn clock() -> Arc<dyn Clock> {
+    Arc::new(SystemClock::new())
+}
+
+/// A connection that says nothing.
+trait Silent {}
+impl Silent for TcpStream {}
+impl Silent for UnixStream {}
+
+fn silent(address: &Address) -> Box<dyn Silent> {
+    match address {
+        Address::Tcp(Endpoint::Ip(to)) => Box::new(TcpStream::connect(to).expect("connected")),
+        Address::Unix(path) => Box::new(UnixStream::connect(path).expect("connected")),
+        Address::Tcp(Endpoint::Name { .. }) => panic!("no name is listened at"),
+    }
+}
+
+/// One from another address of this host.
+fn silent_from(from: &str, to: SocketAddr) -> TcpStream {
+    let from: SocketAddr = from.parse().expect("an address");
+    let stream = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    bind(&stream, &from).expect("an address of this host");
+    start(&stream, &to).expect("connected");
+    stream.into()
+}
+
+/// A client's greeting, as bytes.
+fn greeting_of(offer: Offer, key: Option<Key>) -> Vec<u8> {
+    let (ours, theirs) = pipe(usize::MAX);
+    let handshake = Handshake::client(offer, key, &*entropy());
+    let outside = (clock(), Limits::default());
+    let pending = Pending::new(ours, "nobody".into(), Side::Client, offer, handshake, outside).poll();
+    assert!(matches!(pending, Progress::Waiting(_)), "it waits for an answer");
+    lock(&theirs.reads).bytes.iter().copied().collect()
+}
+
+/// A client that is let in or hears why not, whatever else arrives.
+fn meet(
+    listener: &mut Listener,
+    key: Option<Key>,
+    arrivals: &mut Vec<Arrival>,
+    mut meanwhile: impl FnMut(),
+) -> Result<SocketLink, Closed> {
+    let address = listener.address().clone();
+    let begun = connect(&address, offer(), key, &SystemEntropy, clock(), Limits::default(), &[]);
+    let mut progress = begun.expect("a socket").poll();
+    for _ in 0..10_000 {
+        listener.poll(arrivals);
+        progress = match progress {
+            Progress::Waiting(pending) => pending.wait(Duration::from_millis(5)),
+            Progress::Ready(link) => return Ok(*link),
+            Progress::Over(why) => return Err(why),
+        };
+        meanwhile();
+    }
+    panic!("the handshake does not end");
+}
+
+fn links(arrivals: &[Arrival]) -> usize {
+    arrivals.iter().filter(|arrival| matches!(arrival, Arrival::Link(_))).count()
+}
+
+fn reason(why: &Closed) -> Option<Reason> {
+    if let Closed::Refused(refusal) = why { Some(refusal.reason) } else { None }
+}
+
+#[test]
+fn half_open_connections_keep_out_nobody() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for address in [loopback(), Address::Unix(dir.path().join("socket"))] {
+        let mut listener = at(address.clone(), keys(1), Limits::default(), clock());
+        let address = listener.address().clone();
+        let mut arrivals = Vec::new();
+        let mut half_open: Vec<_> = (0..64).map(|_| silent(&address)).collect();
+        for round in 0..20 {
+            // As those that are closed are made again at once.
+            let more = || half_open.push(silent(&address));
+            let met = meet(&mut listener, Some(key(1)), &mut arrivals, more);
+            assert!(met.is_ok(), "address={address} round={round} {:?}", met.err());
+        }
+        while links(&arrivals) < 20 {
+            listener.wait(&mut arrivals, WAIT);
+        }
+        let refused = |arrival: &Arrival| match arrival {
+            Arrival::Refused { why: Closed::Late { .. }, .. } | Arrival::Link(_) => true,
+            Arrival::Refused { why, .. } => reason(why) == Some(Reason::Busy),
+        };
+        assert!(arrivals.iter().all(refused), "who says nothing makes room, and no other");
+        assert!(listener.held_bytes().len() <= Limits::default().unknown_max);
+    }
+}
+
+#[test]
+fn one_source_takes_no_place_of_another() {
+    let limits = Limits { unknown_max: 8, ..Limits::default() };
+    // Time stands still: nothing is late.
+    let mut listener = at(loopback(), keys(1), limits, Arc::new(HandClock::default()));
+    let (to, mut arrivals) = (port(&listener), Vec::new());
+    let quiet: Vec<_> = (0..3).map(|_| silent_from("127.0.0.2:0", to)).collect();
+    while listener.held_bytes().len() < quiet.len() {
+        listener.wait(&mut arrivals, WAIT);
+    }
+    let mut many = Vec::new();
+    for _ in 0..50 {
+        many.push(silent_from("127.0.0.1:0", to));
+        listener.wait(&mut arrivals, WAIT);
+    }
+    while arrivals.len() < 46 {
+        listener.wait(&mut arrivals, WAIT);
+    }
+    assert_eq!(listener.held_bytes().len(), 7, "half of the places are one source's");
+    let of = |arrival: &Arrival| match arrival {
+        Arrival::Refused { peer, .. } => peer.starts_with("127.0.0.1:"),
+        Arrival::Link(_) => false,
+    };
+    assert!(arrivals.iter().all(of));
+    // With all places taken, the source that has most gives one.
+    arrivals.clear();
+    let others: Vec<_> = ["127.0.0.3:0", "127.0.0.4:0"].map(|from| silent_from(from, to)).into();
+    while arrivals.is_empty() {
+        listener.wait(&mut arrivals, WAIT);
+    }
+    assert!(arrivals.iter().all(of) && arrivals.len() == 1 && listener.held_bytes().len() == 8);
+    drop((quiet, many, others));
+}
+
+#[test]
+fn peer_that_does_not_greet_is_let_go_before_one_that_proves_nothing() {
+    let time = Arc::new(HandClock::default());
+    let limits = Limits::default();
+    let mut listener = at(loopback(), keys(1), limits, time.clone());
+    let (to, mut arrivals) = (port(&listener), Vec::new());
+    let silent = TcpStream::connect(to).expect("connected");
+    let mut greeted = TcpStream::connect(to).expect("connected");
+    greeted.write_all(&greeting_of(offer(), Some(key(1)))).expect("greeted");
+    // The server's own greeting.
+    let mut heard = [0; 1];
+    while listener.held_bytes().len() < 2 {
+        listener.wait(&mut arrivals, WAIT);
+    }
+    greeted.set_nonblocking(true).expect("set");
+    while greeted.read(&mut heard).is_err() {
+        listener.poll(&mut arrivals);
+    }
+    time.pass(limits.greeting);
+    listener.poll(&mut arrivals);
+    let late = |arrivals: &[Arrival], limit: Duration| match arrivals {
+        [Arrival::Refused { why: Closed::Late { limit_ms }, .. }] => {
+            u128::from(*limit_ms) == limit.as_millis()
+        }
+        _ => false,
+    };
+    assert!(late(&arrivals, limits.greeting) && listener.held_bytes().len() == 1);
+    arrivals.clear();
+    time.pass(limits.handshake - limits.greeting);
+    listener.poll(&mut arrivals);
+    assert!(late(&arrivals, limits.handshake) && listener.held_bytes().is_empty());
+    drop(silent);
+}
+
+#[test]
+fn client_beyond_the_bound_hears_it_and_is_let_in_when_another_has_gone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let open = || Admission::Connection(Rights::all());
+    let cases = [
+        (loopback(), keys(1), Some(key(1))),
+        (loopback(), open(), None),
+        (Address::Unix(dir.path().join("socket")), open(), None),
+    ];
+    for (address, admission, key) in cases {
+        let limits = Limits { links_max: 2, ..Limits::default() };
+        let mut listener = at(address.clone(), admission, limits, clock());
+        let (mut arrivals, mut clients) = (Vec::new(), Vec::new());
+        for _ in 0..2 {
+            clients.push(meet(&mut listener, key.clone(), &mut arrivals, || {}).expect("a place"));
+        }
+        while links(&arrivals) < 2 {
+            listener.wait(&mut arrivals, WAIT);
+        }
+        let why = meet(&mut listener, key.clone(), &mut arrivals, || {}).err().expect("no place");
+        assert_eq!(reason(&why), Some(Reason::Busy));
+        assert!(why.to_string().contains("links_max=2") && why.retryable(), "{why}");
+        assert_eq!(listener.links(), 2);
+        // The server's end of one of them.
+        let served = arrivals.iter().position(|arrival| matches!(arrival, Arrival::Link(_)));
+        drop(arrivals.remove(served.expect("a link")));
+        assert_eq!(listener.links(), 1);
+        meet(&mut listener, key, &mut arrivals, || {}).expect("the place of the one that has gone");
+    }
+}
+
+/// A descriptor whose close waits: of a socket that lingers until its peer has read what it will never read. The peer ends that.
+fn lingering() -> (TcpStream, OwnedFd) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+    let mut lingers = TcpStream::connect(listener.local_addr().expect("known")).expect("connected");
+    let (reader, _) = listener.accept().expect("accepted");
+    set_socket_linger(&lingers, Some(Duration::from_secs(600))).expect("set");
+    lingers.set_nonblocking(true).expect("set");
+    while lingers.write(&[0; 65536]).is_ok() {}
+    (reader, lingers.into())
+}
+
+fn hand(client: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)));
+    sendmsg(client, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::empty()).expect("sent");
+}
+
+#[test]
+fn descriptor_whose_close_waits_keeps_out_nobody() {
+    let admission = || Admission::Connection(Rights::all());
+    for beside_greeting in [true, false] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("socket");
+        let listen =
+            Listen { address: Address::Unix(path.clone()), admission: admission(), beyond_this_host: false };
+        let limits = Limits { handshake: Duration::from_secs(600), ..Limits::default() };
+        let mut listener =
+            Listener::new(&listen, sharing(), Arc::new(SystemEntropy), clock(), limits).expect("listens");
+        let (reader, lingers) = lingering();
+        let hostile = UnixStream::connect(&path).expect("connected");
+        let greeting = greeting_of(sharing(), None);
+        if beside_greeting {
+            hand(&hostile, &greeting, &[lingers.as_fd()]);
+        } else {
+            let memory = SharedMemory::new(PAIR_MEMORY_BYTES).expect("memory");
+            (&hostile).write_all(&greeting).expect("greeted");
+            hand(&hostile, &[1], &[memory.as_fd(), lingers.as_fd()]);
+        }
+        drop(lingers);
+        let mut arrivals = Vec::new();
+        let met = meet(&mut listener, None, &mut arrivals, || {});
+        assert!(met.is_ok(), "{:?}", met.err());
+        while arrivals.is_empty() {
+            listener.wait(&mut arrivals, WAIT);
+        }
+        assert!(matches!(arrivals[..], [Arrival::Link(_)]), "who hands it over waits, and nobody else");
+        // What waits for the close goes on when the peer has gone.
+        drop(reader);
+        drop(hostile);
+        while arrivals.len() < 2 {
+            listener.wait(&mut arrivals, WAIT);
+        }
+        assert!(matches!(arrivals[1], Arrival::Refused { .. }), "beside_greeting={beside_greeting}");
+    }
+}
