@@ -52,7 +52,7 @@ struct Cli {
 enum Command {
     Replay(Box<replay::ReplayArgs>),
     Bench(bench::BenchArgs),
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     Key(keys::KeyArgs),
     Config(settings::ConfigArgs),
     Inspect(inspect::InspectArgs),
