@@ -4,6 +4,7 @@
 //! sealed. Who looks at it copies bytes out, and only then believes anything of them: the owner may change them at any time.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use rustix::fs::{
@@ -133,16 +134,16 @@ pub fn keep_length(fd: BorrowedFd<'_>) {
 pub struct View {
     bytes: Bytes,
     /// Of memory whose owner is not trusted: which of it has no memory, to be read through this descriptor.
-    guard: Option<(Holes, OwnedFd)>,
+    guard: Option<(Holes, Arc<OwnedFd>)>,
 }
 
 #[derive(Debug)]
 enum Bytes {
     Mapped(MmapRaw),
     /// What could become shorter, where this process survives that: until it has. The watch goes before the mapping.
-    MayShrink(Watch, MmapRaw, OwnedFd),
+    MayShrink(Watch, MmapRaw, Arc<OwnedFd>),
     /// The same elsewhere: it is not mapped, which would end this process at the next look, but read.
-    Read(OwnedFd, u64),
+    Read(Arc<OwnedFd>, u64),
 }
 
 /// Where bytes are looked at.
@@ -163,8 +164,8 @@ impl View {
         }
         let watched = map().ok().and_then(|map| Some((Watch::begin(map.as_ptr(), len)?, map)));
         let bytes = match watched {
-            Some((watch, map)) => Bytes::MayShrink(watch, map, fd),
-            None => Bytes::Read(fd, len as u64),
+            Some((watch, map)) => Bytes::MayShrink(watch, map, Arc::new(fd)),
+            None => Bytes::Read(Arc::new(fd), len as u64),
         };
         Ok(View { bytes, guard: None })
     }
@@ -175,30 +176,29 @@ impl View {
         let len = length_in_memory(&fd)?;
         let seals = fcntl_get_seals(&fd)?;
         let Ok(map) = MmapOptions::new().len(len).map_raw_read_only(&fd) else {
-            return Ok(View { bytes: Bytes::Read(fd, len as u64), guard: None });
+            return Ok(View { bytes: Bytes::Read(Arc::new(fd), len as u64), guard: None });
         };
         let from = map.as_ptr();
-        let guard = |lasts| std::io::Result::Ok(Some((Holes::of(from, len, lasts), fd.try_clone()?)));
+        let fd = Arc::new(fd);
+        let guard = |lasts| Some((Holes::of(from, len, lasts), fd.clone()));
         let stays_long = seals.contains(SealFlags::SHRINK);
         if stays_long && seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
-            let guard = guard(true)?;
-            return Ok(View { bytes: Bytes::Mapped(map), guard });
+            return Ok(View { bytes: Bytes::Mapped(map), guard: guard(true) });
         }
-        let Some(watch) = Watch::begin(from, len) else {
-            let guard = guard(false)?;
-            return Ok(match stays_long {
-                true => View { bytes: Bytes::Mapped(map), guard },
-                false => View { bytes: Bytes::Read(fd, len as u64), guard: None },
-            });
-        };
-        let guard = guard(trap::set(from, len))?;
-        Ok(View { bytes: Bytes::MayShrink(watch, map, fd), guard })
+        match Watch::begin(from, len) {
+            Some(watch) => {
+                let guard = guard(trap::set(from, len));
+                Ok(View { bytes: Bytes::MayShrink(watch, map, fd), guard })
+            }
+            None if stays_long => Ok(View { bytes: Bytes::Mapped(map), guard: guard(false) }),
+            None => Ok(View { bytes: Bytes::Read(fd, len as u64), guard: None }),
+        }
     }
 
     /// The same, read by calls alone: of what is more than may be mapped.
     pub fn unmapped(fd: OwnedFd) -> std::io::Result<View> {
         let len = length_in_memory(&fd)? as u64;
-        Ok(View { bytes: Bytes::Read(fd, len), guard: None })
+        Ok(View { bytes: Bytes::Read(Arc::new(fd), len), guard: None })
     }
 
     /// Length in bytes, when it was handed over.
