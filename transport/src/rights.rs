@@ -15,6 +15,14 @@ pub enum Namespaces {
 }
 
 impl Namespaces {
+    /// Which, if not all.
+    pub fn these(&self) -> Option<&BTreeSet<NamespaceId>> {
+        match self {
+            Namespaces::All => None,
+            Namespaces::These(these) => Some(these),
+        }
+    }
+
     fn have(&self, namespace: NamespaceId) -> bool {
         match self {
             Namespaces::All => true,
@@ -36,6 +44,32 @@ pub struct Rights {
     pub remove: bool,
     /// stats, which tell about every namespace.
     pub operate: bool,
+}
+
+/// One of the rights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Right {
+    /// See [`Rights::read`].
+    Read,
+    /// See [`Rights::write`].
+    Write,
+    /// See [`Rights::remove`].
+    Remove,
+    /// See [`Rights::operate`].
+    Operate,
+}
+
+/// The right that a verb needs; `None` for what everybody may ask.
+fn right_of(verb: Verb) -> Option<Right> {
+    match verb {
+        Verb::Exists | Verb::ExistsPrefix | Verb::Get | Verb::Prefetch | Verb::Used => Some(Right::Read),
+        Verb::Pin | Verb::Unpin | Verb::Lease | Verb::View | Verb::Events => Some(Right::Read),
+        Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::Flush => Some(Right::Write),
+        Verb::Begin | Verb::PutInto | Verb::Commit | Verb::Abort | Verb::Missing => Some(Right::Write),
+        Verb::Remove | Verb::Clear | Verb::Hold | Verb::Release => Some(Right::Remove),
+        Verb::Stats => Some(Right::Operate),
+        Verb::Ping => None,
+    }
 }
 
 /// A request that the peer has no right to; says nothing of whether what it asked about is here.
@@ -64,6 +98,16 @@ impl Rights {
         Rights { namespaces, read: true, write: true, remove: true, operate }
     }
 
+    /// Whether it has this one.
+    pub fn has(&self, right: Right) -> bool {
+        match right {
+            Right::Read => self.read,
+            Right::Write => self.write,
+            Right::Remove => self.remove,
+            Right::Operate => self.operate,
+        }
+    }
+
     /// Whether it may be told what comes and goes in a namespace.
     pub fn may_hear(&self, namespace: NamespaceId) -> bool {
         self.read && self.namespaces.have(namespace)
@@ -72,21 +116,7 @@ impl Rights {
     /// Whether all of `ask` is allowed. Every key is looked at, and the keys of bases and of what groups consist of.
     pub fn check(&self, ask: &Ask<'_>) -> Result<(), NotAllowed> {
         let verb = ask.verb();
-        let may = match verb {
-            Verb::Exists | Verb::ExistsPrefix | Verb::Get => self.read,
-            Verb::Pin
-            | Verb::Unpin
-            | Verb::Lease
-            | Verb::Events
-            | Verb::Prefetch
-            | Verb::View
-            | Verb::Used => self.read,
-            Verb::Put | Verb::PutAttached | Verb::PutParts | Verb::Flush => self.write,
-            Verb::Begin | Verb::PutInto | Verb::Commit | Verb::Abort | Verb::Missing => self.write,
-            Verb::Remove | Verb::Clear | Verb::Hold | Verb::Release => self.remove,
-            Verb::Stats => self.operate,
-            Verb::Ping => true,
-        };
+        let may = right_of(verb).is_none_or(|right| self.has(right));
         if !may {
             return Err(NotAllowed { verb, namespace: None });
         }
@@ -121,84 +151,4 @@ impl Rights {
 }
 
 #[cfg(test)]
-mod tests {
-    use pagelith_layouts::ids::PrefixHash;
-    use pagelith_layouts::key::{ObjectKey, Role};
-    use pagelith_layouts::shard::Shard;
-    use pagelith_layouts::wire::List;
-    use pagelith_layouts::wire::put::PutDraft;
-    use pagelith_layouts::wire::request::GetItem;
-
-    use super::*;
-
-    const OWN: NamespaceId = NamespaceId([1; 16]);
-    const FOREIGN: NamespaceId = NamespaceId([2; 16]);
-
-    fn key(namespace: NamespaceId) -> ObjectKey {
-        ObjectKey::new(namespace, PrefixHash([7; 32]), Role::Target, "kv", "k", Shard::Whole).expect("names")
-    }
-
-    fn own() -> Rights {
-        Rights::of(Namespaces::These(BTreeSet::from([OWN])))
-    }
-
-    #[test]
-    fn what_a_part_says_of_its_group_is_looked_at_too() {
-        let part = |required| {
-            let mut put = PutDraft::of_parts(32 << 10, &[key(OWN), key(required)]);
-            put.group(None);
-            put.object(key(OWN), 100, &[]);
-            own().check(&Ask::Put(put.puts().expect("a put")))
-        };
-        assert_eq!(part(OWN), Ok(()));
-        assert_eq!(part(FOREIGN), Err(NotAllowed { verb: Verb::PutParts, namespace: Some(FOREIGN) }));
-    }
-
-    #[test]
-    fn a_foreign_namespace_is_seen_in_every_place_of_every_verb() {
-        let refused = |ask: Ask<'_>| own().check(&ask).expect_err("foreign").namespace;
-        let keys = [key(OWN), key(FOREIGN)];
-        for ask in [
-            Ask::Exists(List::of(&keys)),
-            Ask::ExistsPrefix(List::of(&keys)),
-            Ask::Remove(List::of(&keys)),
-            Ask::Pin(1, List::of(&keys)),
-            Ask::Lease(1, List::of(&keys)),
-            Ask::Prefetch(List::of(&keys)),
-            Ask::View(1, List::of(&keys)),
-            Ask::Used(1, List::of(&keys)),
-            Ask::Begin(1, List::of(&keys)),
-        ] {
-            assert_eq!(refused(ask), Some(FOREIGN), "{:?}", ask.verb());
-        }
-        let gets = keys.map(|key| GetItem::new(key, None, 1));
-        assert_eq!(refused(Ask::Get(List::of(&gets))), Some(FOREIGN));
-        assert_eq!(refused(Ask::Clear(FOREIGN)), Some(FOREIGN));
-        for (base, object) in [(None, FOREIGN), (Some(key(FOREIGN)), OWN)] {
-            let mut put = PutDraft::new(4096);
-            put.group(base);
-            put.object(key(object), 1, &[]);
-            assert_eq!(refused(Ask::Put(put.puts().expect("a put"))), Some(FOREIGN), "{base:?}");
-        }
-        assert_eq!(own().check(&Ask::Exists(List::of(&keys[..1]))), Ok(()));
-        assert_eq!(own().check(&Ask::Clear(OWN)), Ok(()));
-        assert_eq!(own().check(&Ask::Hold(1)), Ok(()));
-        assert_eq!(Rights::all().check(&Ask::Exists(List::of(&keys))), Ok(()));
-    }
-
-    #[test]
-    fn a_right_that_is_missing_is_refused_by_verb() {
-        let readers = Rights { write: false, remove: false, ..own() };
-        for ask in [Ask::Flush, Ask::Clear(OWN), Ask::Hold(1), Ask::Release(1), Ask::Stats] {
-            let refused = readers.check(&ask).expect_err("no right");
-            assert_eq!((refused.verb, refused.namespace), (ask.verb(), None));
-        }
-        assert_eq!(readers.check(&Ask::Ping), Ok(()));
-        assert_eq!(readers.check(&Ask::Events(0)), Ok(()));
-        assert_eq!((readers.may_hear(OWN), readers.may_hear(FOREIGN)), (true, false));
-        let writers = Rights { read: false, ..own() };
-        assert!(writers.check(&Ask::Events(0)).is_err() && !writers.may_hear(OWN));
-        let text = own().check(&Ask::Clear(FOREIGN)).expect_err("foreign").to_string();
-        assert_eq!(text, format!("not allowed on this connection: namespace={FOREIGN} verb=Clear"));
-    }
-}
+mod tests;

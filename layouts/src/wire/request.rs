@@ -74,10 +74,24 @@ const FLAG_RANGE: u32 = 1;
 const FLAG_SENT: u32 = 2;
 const FLAG_READS: u32 = 4;
 
-/// What is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Verb {
+/// The verbs and their tags, as a type that has a list of them all.
+macro_rules! verbs {
+    ($($(#[$doc:meta])* $name:ident = $tag:literal,)*) => {
+        /// What is asked.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum Verb {
+            $($(#[$doc])* $name = $tag,)*
+        }
+
+        impl Verb {
+            /// All verbs, for tables.
+            pub const ALL: &[Verb] = &[$(Verb::$name,)*];
+        }
+    };
+}
+
+verbs! {
     /// Which keys are here.
     Exists = 1,
     /// How many keys are here before the first that is not.
@@ -131,38 +145,9 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// All verbs, for tables.
-    pub const ALL: [Verb; 25] = [
-        Verb::Exists,
-        Verb::ExistsPrefix,
-        Verb::Get,
-        Verb::Put,
-        Verb::PutAttached,
-        Verb::Remove,
-        Verb::Clear,
-        Verb::Flush,
-        Verb::Stats,
-        Verb::Ping,
-        Verb::PutParts,
-        Verb::Pin,
-        Verb::Unpin,
-        Verb::Lease,
-        Verb::Begin,
-        Verb::PutInto,
-        Verb::Commit,
-        Verb::Abort,
-        Verb::Missing,
-        Verb::Events,
-        Verb::Prefetch,
-        Verb::View,
-        Verb::Hold,
-        Verb::Release,
-        Verb::Used,
-    ];
-
     /// The verb of a tag; 0 is none.
     pub fn of(tag: u8) -> Option<Verb> {
-        Verb::ALL.into_iter().find(|verb| *verb as u8 == tag)
+        Verb::ALL.iter().copied().find(|verb| *verb as u8 == tag)
     }
 }
 
