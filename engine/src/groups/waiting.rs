@@ -3,6 +3,9 @@
 //!
 //! Invariant: `bytes` is what the extents of all waiting members take, padded.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
