@@ -34,7 +34,7 @@ pub(crate) fn close(store: &mut Store, timeout: Duration) -> CloseReport {
     let (unsaved_objects, unsaved_bytes) = shared.lock().unsaved();
     // A tier that failed is left at once: what it has not ended by now may take for ever.
     stop(store, if closed.is_ok() { deadline } else { shared.now() });
-    let flushed = flush::report(&shared);
+    let flushed = shared.lock().flushes.last_report();
     let error = closed.err();
     if unsaved_objects > 0 || error.is_some() {
         let why = error.as_ref().map(tracing::field::display);

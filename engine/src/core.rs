@@ -20,17 +20,19 @@ use pagelith_tiers::ssd::segments::SegmentTable;
 use crate::busy::BusyPuts;
 use crate::damage::Damage;
 use crate::events::{Event, EventLog};
+use crate::flush_counts::FlushCounts;
 use crate::frame_io::Held;
 use crate::frames::{Frame, FrameData, FrameRef, FrameState, Frames};
 use crate::groups::waiting::Waiting;
 use crate::health::Health;
 use crate::index::{Entry, Index, SsdPlace, TICK_MODULUS, tick_age};
-use crate::outcome::Tier;
+use crate::outcome::{FlushReport, Tier};
 use crate::pins::Pins;
 use crate::published::Edition;
 use crate::remote::queue::RemoteQueue;
 use crate::stats::Counters;
 use crate::visibility::{Sight, Visibility};
+use crate::written_namespaces::WrittenNamespaces;
 
 /// Laps of the log that a recency tick counter takes to wrap: 2^20 ticks at 4096 a lap.
 const TICKS_PER_LAP: u64 = 4096;
@@ -57,6 +59,8 @@ pub(crate) struct SsdCore {
     pub guards: Arc<SegmentGuards>,
     pub policy: Box<dyn SegmentPolicy>,
     pub queue: VecDeque<Job>,
+    /// Objects of removals that wait in it.
+    pub removing: usize,
     /// Frames that are visible and not in the queue yet, by serial: their batch is still being put.
     pub unqueued: BTreeMap<u64, FrameRef>,
     pub health: Health,
@@ -70,6 +74,8 @@ pub(crate) struct SsdCore {
     pub first_tick: u64,
     /// While a checkpoint copies the index: the records (segment, block) that entries have left meanwhile.
     pub left: Option<HashSet<(u32, u16)>>,
+    /// Namespaces that something was written of.
+    pub written: WrittenNamespaces,
     /// Segments whose entries are to leave the index, or `None` for all of them.
     pub purges: VecDeque<Option<SegmentId>>,
     /// What an open after a crash must not find again.
@@ -77,6 +83,15 @@ pub(crate) struct SsdCore {
 }
 
 impl SsdCore {
+    /// The next job.
+    pub fn next_job(&mut self) -> Option<Job> {
+        let job = self.queue.pop_front()?;
+        if let Job::Tombstones { keys, .. } = &job {
+            self.removing -= keys.len();
+        }
+        Some(job)
+    }
+
     /// Queue those of `frames` that are not queued yet, the last first.
     pub fn enqueue(&mut self, frames: impl DoubleEndedIterator<Item = FrameRef>) {
         for frame in frames.rev() {
@@ -139,6 +154,8 @@ pub(crate) struct Core {
     pub counters: Counters,
     /// Puts that were counted in it as busy.
     pub busy: BusyPuts,
+    /// Counts that reports of flushes are made of.
+    pub flushes: FlushCounts,
     /// Where clients of this host find what lies in the arena, where that is shared.
     pub catalog: Option<Catalog>,
     /// What came and went, for who asks.
@@ -190,6 +207,13 @@ impl Core {
     pub fn count_busy<'a>(&mut self, keys: impl Iterator<Item = &'a ObjectKey>, now: Mono) {
         let first = |key: &&ObjectKey| self.busy.note(key, now);
         self.counters.puts_busy += keys.filter(first).count() as u64;
+    }
+
+    /// Whether a namespace holds anything here, and whether it may: of what lies on SSD that is not always known.
+    pub fn holds_of(&self, namespace: NamespaceId) -> (bool, bool) {
+        let (written, may) = self.ssd.as_ref().map_or((false, false), |ssd| ssd.written.has(namespace));
+        let holds = written || self.frames.iter().any(|(_, f)| !f.dead && f.data.namespace == namespace);
+        (holds, holds || may)
     }
 
     /// The next sequence.
@@ -452,6 +476,12 @@ impl Core {
         ids.into_iter().filter(|id| self.requeue_frame(*id)).count()
     }
 
+    /// Objects of a namespace were put and cannot be made durable.
+    pub fn note_lost(&mut self, namespace: NamespaceId, objects: usize) {
+        let lost = FlushReport { lost_objects: objects as u64, ..FlushReport::default() };
+        self.flushes.add(namespace, &lost);
+    }
+
     /// Ask the flusher for something; the number to wait for. What is visible by now comes before it, also if its
     /// batch is not done: others were told that it is here, and may take it for covered.
     pub fn ask(&mut self, job: impl FnOnce(u64) -> Job) -> Option<u64> {
@@ -459,7 +489,11 @@ impl Core {
         let ssd = self.ssd.as_mut()?;
         let visible = std::mem::take(&mut ssd.unqueued);
         ssd.queue.extend(visible.into_values().rev().map(Job::Frame));
-        ssd.queue.push_back(job(id));
+        let job = job(id);
+        if let Job::Tombstones { keys, .. } = &job {
+            ssd.removing += keys.len();
+        }
+        ssd.queue.push_back(job);
         self.next_answer += 1;
         self.answers.insert(id, None);
         Some(id)

@@ -24,14 +24,7 @@ pub(crate) fn begin(shared: &Shared) -> Result<Vec<u64>> {
     Ok(asked.into_iter().collect())
 }
 
-/// What happened since the last report.
+/// All that happened since the embedding process was told last.
 pub(crate) fn report(shared: &Shared) -> FlushReport {
-    let mut core = shared.lock();
-    let c = &mut core.counters;
-    FlushReport {
-        durable_objects: std::mem::take(&mut c.durable_objects),
-        durable_bytes: std::mem::take(&mut c.durable_bytes),
-        refused_objects: std::mem::take(&mut c.refused_objects),
-        lost_objects: std::mem::take(&mut c.lost_objects),
-    }
+    shared.lock().flushes.report()
 }

@@ -14,6 +14,7 @@ use crate::error::{Error, ErrorKind};
 use crate::flusher::{Appended, Flusher, Purpose, Written};
 use crate::frame_io::Held;
 use crate::index::{Entry, SsdPlace};
+use crate::outcome::FlushReport;
 
 /// Frames whose places enter the index in one section: others wait for the lock as long.
 const FRAMES: usize = 8;
@@ -48,7 +49,7 @@ fn frame_written(core: &mut Core, held: &Held, place: &RecordPlace) -> Option<Wr
     let bytes = data.object_bytes();
     core.release_frame(held.frame);
     core.settle_frame(held.frame);
-    Some(Written { members, bytes, from: Vec::new() })
+    Some(Written { namespace: Some(data.namespace), members, bytes, from: Vec::new() })
 }
 
 impl Flusher {
@@ -210,7 +211,7 @@ impl Flusher {
                     core.write_later(&held);
                     return;
                 }
-                core.counters.lost_objects += held.data.members.len() as u64;
+                core.note_lost(held.data.namespace, held.data.members.len());
                 if let Some(ssd) = core.ssd.as_mut() {
                     ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(held.data.bytes());
                 }
@@ -234,8 +235,9 @@ impl Flusher {
         for (id, _) in units {
             if let Some(w) = self.written.remove(&id).filter(|w| w.from.is_empty()) {
                 core.note_synced(&w);
-                core.counters.durable_objects += w.members.len() as u64;
-                core.counters.durable_bytes += w.bytes;
+                let (durable_objects, durable_bytes) = (w.members.len() as u64, w.bytes);
+                let durable = FlushReport { durable_objects, durable_bytes, ..FlushReport::default() };
+                w.namespace.iter().for_each(|namespace| core.flushes.add(*namespace, &durable));
             }
         }
     }
@@ -249,9 +251,9 @@ impl Flusher {
             let Some(w) = self.written.remove(&id) else { continue };
             if w.from.is_empty() {
                 core.note_synced(&w);
-                for (fingerprint, place) in w.members {
-                    core.counters.lost_objects += u64::from(core.drop_ssd(fingerprint, place, None));
-                }
+                let lost =
+                    w.members.into_iter().filter(|(fp, place)| core.drop_ssd(*fp, *place, None)).count();
+                w.namespace.iter().for_each(|namespace| core.note_lost(*namespace, lost));
                 core.events.forgot();
                 continue;
             }

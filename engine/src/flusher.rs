@@ -53,6 +53,8 @@ pub(crate) enum Appended {
 
 /// Objects written and not yet durable.
 pub(crate) struct Written {
+    /// Of what was put.
+    pub namespace: Option<NamespaceId>,
     pub members: Vec<(u128, SsdPlace)>,
     pub bytes: u64,
     /// Where reclaim took each member from; empty for what was put.

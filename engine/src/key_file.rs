@@ -4,7 +4,7 @@
 //! [[key]]
 //! name = "rank-0"
 //! secret = "..."                  # 64 hexadecimal digits, random
-//! rights = ["read", "write"]      # of read, write, remove, operate; all, if it is left out
+//! rights = ["read", "write"]      # of read, write, remove, operate; if it is left out, all but operate where namespaces are said
 //! namespaces = ["..."]            # 32 hexadecimal digits each; all, if it is left out
 //! ```
 
@@ -79,12 +79,14 @@ fn rights_of(entry: &Table) -> std::result::Result<Rights, Wrong> {
         }
     };
     let has = |right| rights.as_ref().is_none_or(|rights| rights.contains(&right));
+    // It tells of every namespace: where some are said it has to be said too.
+    let operates = rights.is_some() || matches!(namespaces, Namespaces::All);
     Ok(Rights {
         namespaces,
         read: has("read"),
         write: has("write"),
         remove: has("remove"),
-        operate: has("operate"),
+        operate: has("operate") && operates,
     })
 }
 

@@ -36,6 +36,7 @@ mod events;
 mod exists;
 mod fetch;
 mod flush;
+mod flush_counts;
 mod flushed;
 mod flusher;
 mod frame_io;
@@ -91,6 +92,7 @@ mod touched;
 mod unsaved;
 mod view;
 mod visibility;
+mod written_namespaces;
 
 /// Parts of the store that benches measure by themselves. No promise holds here.
 #[cfg(feature = "internals")]

@@ -34,6 +34,7 @@ use crate::core::{Core, Job, Sequences, SsdCore};
 use crate::damage::Damage;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::EventLog;
+use crate::flush_counts::FlushCounts;
 use crate::flusher::Flusher;
 use crate::frames::{Frames, SPARE_NUMBERS};
 use crate::groups::waiting::Waiting;
@@ -55,6 +56,7 @@ use crate::slow::SlowReads;
 use crate::stats::Counters;
 use crate::tally::Tallies;
 use crate::visibility::Visibility;
+use crate::written_namespaces::WrittenNamespaces;
 
 const OPEN_WAIT_MIN: Duration = Duration::from_secs(30);
 
@@ -228,6 +230,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         sequences: Sequences::from(Sequence(1)),
         counters: Counters::default(),
         busy: BusyPuts::default(),
+        flushes: FlushCounts::default(),
         catalog,
         events: EventLog::default(),
         answers: HashMap::new(),
@@ -272,6 +275,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         prefetch: Prefetch::default(),
         arriving: AtomicU64::new(0),
         viewed: AtomicU64::new(0),
+        served: AtomicU64::new(0),
         read_at: AtomicU64::new(NEVER_READ),
     });
     let flusher = match (volume, manifest, recovered) {
@@ -396,6 +400,8 @@ fn recover_into(
         policy: segment_policy(policy, config.reinsert_ratio())
             .ok_or_else(|| Error::new(ErrorKind::Internal, "ssd.policy is unknown"))?,
         queue: VecDeque::new(),
+        removing: 0,
+        written: WrittenNamespaces::of_log(opened.made),
         unqueued: BTreeMap::new(),
         health: Health::new(limits, now),
         unflushed_bytes: 0,

@@ -3,11 +3,17 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use pagelith_io::clock::Mono;
+use pagelith_layouts::align::align_up;
 use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::key::ObjectKey;
+use pagelith_tiers::policy::FrameId;
 
 use crate::core::Core;
 use crate::error::{Error, Result};
+use crate::index::Entry;
+use crate::pins::client::Totals;
+use crate::pins::{ClientName, Row};
 use crate::shared::Shared;
 use crate::visibility::Sight;
 
@@ -17,36 +23,36 @@ pub struct Pin {
     shared: Weak<Shared>,
     fingerprints: Vec<u128>,
     objects: usize,
+    /// Whose it is, of a client's.
+    client: Option<ClientName>,
 }
 
 impl Pin {
     pub(crate) fn new(shared: &Arc<Shared>, keys: &[ObjectKey]) -> Pin {
         let mut core = shared.lock();
-        let here = here(shared, &core, keys.iter().copied());
-        Pin::of(shared, &mut core, here)
+        let Here { objects, rows } = here(shared, &core, keys.iter().copied());
+        let fingerprints = fingerprints(&rows);
+        fingerprints.iter().for_each(|fp| core.pins.pin(*fp));
+        Pin { shared: Arc::downgrade(shared), fingerprints, objects, client: None }
     }
 
-    /// For another process, which is believed nothing: at most `most` rows of its own, and as many of all together as there
-    /// may be objects.
+    /// For another process, which is believed nothing: at most `most` rows of its connection, and a share of the store for that client and
+    /// for all of them.
     pub(crate) fn bounded(
         shared: &Arc<Shared>,
+        client: &ClientName,
         keys: impl Iterator<Item = ObjectKey>,
         most: usize,
     ) -> Result<Pin> {
         let mut core = shared.lock();
-        let here = here(shared, &core, keys);
-        let (rows, (pinned, _)) = (here.fingerprints.len(), core.pins.count());
-        if rows > most {
-            return Err(Error::busy(format!("too much is pinned on this link objects={rows} room={most}")));
+        let Here { objects, rows } = here(shared, &core, keys);
+        if rows.len() > most {
+            let count = rows.len();
+            return Err(Error::busy(format!("too much is pinned on this link objects={count} room={most}")));
         }
-        check_all(shared, pinned + rows)?;
-        Ok(Pin::of(shared, &mut core, here))
-    }
-
-    fn of(shared: &Arc<Shared>, core: &mut Core, here: Here) -> Pin {
-        let Here { objects, fingerprints, .. } = here;
-        fingerprints.iter().for_each(|fp| core.pins.pin(*fp));
-        Pin { shared: Arc::downgrade(shared), fingerprints, objects }
+        hold(shared, &mut core, client, &rows, None)?;
+        let (shared, fingerprints) = (Arc::downgrade(shared), fingerprints(&rows));
+        Ok(Pin { shared, fingerprints, objects, client: Some(client.clone()) })
     }
 
     /// How many of the objects were here and are pinned.
@@ -64,7 +70,10 @@ impl Drop for Pin {
     fn drop(&mut self) {
         let Some(shared) = self.shared.upgrade() else { return };
         let mut core = shared.lock();
-        self.fingerprints.iter().for_each(|fp| core.pins.unpin(*fp));
+        match &self.client {
+            Some(client) => core.pins.let_go(client, &self.fingerprints),
+            None => self.fingerprints.iter().for_each(|fp| core.pins.unpin(*fp)),
+        }
     }
 }
 
@@ -72,61 +81,72 @@ impl Drop for Pin {
 struct Here {
     objects: usize,
     /// Theirs, and those of what they are attached to: without that they are not seen.
-    fingerprints: Vec<u128>,
-    /// Of each of those, whose it is.
-    namespaces: Vec<NamespaceId>,
+    rows: Vec<Row>,
+}
+
+fn fingerprints(rows: &[Row]) -> Vec<u128> {
+    rows.iter().map(|row| row.fingerprint).collect()
 }
 
 fn here(shared: &Shared, core: &Core, keys: impl Iterator<Item = ObjectKey>) -> Here {
-    let mut here = Here { objects: 0, fingerprints: Vec::new(), namespaces: Vec::new() };
+    let mut here = Here { objects: 0, rows: Vec::new() };
     for key in keys {
         let fingerprint = shared.fingerprint(&key, core.generation(key.namespace()));
         let Some(entry) = core.index.find(fingerprint).find(|e| core.is_visible(e)) else { continue };
         here.objects += 1;
-        here.fingerprints.push(fingerprint);
+        let namespace = key.namespace();
+        here.rows.push(row(core, namespace, &entry));
         let link = core.index.link(fingerprint).filter(|_| entry.attached);
         let base = link.and_then(|name| core.index.find_named(name).find(|e| !e.attached));
-        here.fingerprints.extend(base.map(|base| base.fingerprint));
-        here.namespaces.resize(here.fingerprints.len(), key.namespace());
+        here.rows.extend(base.map(|base| row(core, namespace, &base)));
     }
     here
 }
 
-/// An error if other processes would have more pinned, or leased, than there may be objects.
-fn check_all(shared: &Shared, rows: usize) -> Result<()> {
-    let max = usize::try_from(shared.config.max_objects()).unwrap_or(usize::MAX);
-    if rows <= max {
-        return Ok(());
+/// The row of an object that is to be pinned: all that lies with it in memory is kept there with it, and an object that does not lie there
+/// may be read into it.
+fn row(core: &Core, namespace: NamespaceId, entry: &Entry) -> Row {
+    let Entry { fingerprint, length, .. } = *entry;
+    let frame = entry.frame.and_then(|frame| core.frames.get(FrameId(frame)));
+    match frame.and_then(|f| Some((f.data.members.first()?.fingerprint, f.data.bytes()))) {
+        Some((group, bytes)) => Row { fingerprint, namespace, group, bytes },
+        None => Row { fingerprint, namespace, group: fingerprint, bytes: align_up(length.into()) },
     }
-    Err(Error::busy(format!("too much is pinned or leased objects={rows} max={max}")))
+}
+
+/// Pin or lease for a client; leases that are over make room.
+fn hold(
+    shared: &Shared,
+    core: &mut Core,
+    client: &ClientName,
+    rows: &[Row],
+    lease: Option<Mono>,
+) -> Result<()> {
+    let most = Totals::of(&shared.config);
+    core.pins.hold(client, rows, lease, &most).or_else(|_| {
+        core.pins.expire(shared.now());
+        core.pins.hold(client, rows, lease, &most)
+    })
 }
 
 /// See [`crate::Store::lease`].
 pub(crate) fn lease(shared: &Shared, keys: &[ObjectKey], duration: Duration) -> usize {
     let mut core = shared.lock();
-    let here = here(shared, &core, keys.iter().copied());
-    leased(shared, &mut core, &here, duration)
+    let Here { objects, rows } = here(shared, &core, keys.iter().copied());
+    let until = shared.now().after(duration);
+    rows.iter().for_each(|row| core.pins.lease(row.fingerprint, row.namespace, until));
+    objects
 }
 
 /// As [`lease`], for another process.
 pub(crate) fn lease_bounded(
     shared: &Shared,
+    client: &ClientName,
     keys: impl Iterator<Item = ObjectKey>,
     duration: Duration,
 ) -> Result<usize> {
     let mut core = shared.lock();
-    let here = here(shared, &core, keys);
-    let rows = |core: &Core| core.pins.count().1 + here.fingerprints.len();
-    if check_all(shared, rows(&core)).is_err() {
-        core.pins.expire(shared.now());
-        check_all(shared, rows(&core))?;
-    }
-    Ok(leased(shared, &mut core, &here, duration))
-}
-
-fn leased(shared: &Shared, core: &mut Core, here: &Here, duration: Duration) -> usize {
-    let until = shared.now().after(duration);
-    let each = here.fingerprints.iter().zip(&here.namespaces);
-    each.for_each(|(fp, namespace)| core.pins.lease(*fp, *namespace, until));
-    here.objects
+    let Here { objects, rows } = here(shared, &core, keys);
+    hold(shared, &mut core, client, &rows, Some(shared.now().after(duration)))?;
+    Ok(objects)
 }

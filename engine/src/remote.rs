@@ -7,7 +7,7 @@
 //! - A peer that does not answer costs misses: after three failures it is not asked for a while.
 
 pub(crate) mod batch;
-mod call;
+pub(crate) mod call;
 pub(crate) mod caller;
 pub(crate) mod configured;
 pub(crate) mod desk;
@@ -17,6 +17,7 @@ mod in_hand;
 pub(crate) mod lines;
 pub(crate) mod queue;
 mod reads;
+mod room;
 mod said;
 mod telling;
 pub(crate) mod used;
@@ -24,7 +25,7 @@ pub(crate) mod verify;
 pub(crate) mod writer;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 #[cfg(test)]
 mod tests_held;
 #[cfg(test)]

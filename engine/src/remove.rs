@@ -230,9 +230,18 @@ pub(crate) fn tell(shared: &Shared, job: impl FnOnce(u64) -> RemoteJob) -> Optio
 pub(crate) fn begin_clear(shared: &Shared, namespace: NamespaceId) -> Result<(Generation, Option<u64>)> {
     shared.check_open()?;
     let mut core = shared.lock();
-    let known = core.visibility.generations().contains_key(&namespace);
-    if !known && core.visibility.generations().len() >= shared.config.namespaces_max() as usize {
-        let max = shared.config.namespaces_max();
+    let rows = core.visibility.generations();
+    let (has_row, rows) = (rows.contains_key(&namespace), rows.len());
+    let (holds, may_hold) = core.holds_of(namespace);
+    if !has_row && !may_hold {
+        // Nothing of it can come back: a row would be for nothing, and everybody's are few.
+        core.clear_waiting_groups(namespace);
+        return Ok((core.generation(namespace), None));
+    }
+    let max = shared.config.namespaces_max();
+    // Clears on suspicion leave half of them for namespaces that hold something.
+    let room = if holds { max } else { max.div_ceil(2) };
+    if !has_row && rows >= room as usize {
         let detail =
             format!("no room for another cleared namespace namespace={namespace} namespaces_max={max}");
         return Err(Error::new(ErrorKind::NoSpace, detail));

@@ -13,15 +13,23 @@
 
 mod answer;
 mod asked;
+mod at_once;
+pub mod bounds;
+#[cfg(test)]
+mod bounds_test;
 mod commit;
 mod get;
 mod held;
 mod hold;
 mod lent;
+pub mod load;
 mod looked;
 mod manner;
 mod pushed;
 mod put;
+mod said;
+#[cfg(test)]
+mod tenants_test;
 mod turn;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -31,10 +39,7 @@ use pagelith_io::staging::StagingPool;
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
-use pagelith_layouts::wire::greeting::Feature;
-use pagelith_layouts::wire::outcome::{EventItem, OutcomeHead};
 use pagelith_layouts::wire::request::{self, Ask, Terms, Verb};
 use pagelith_layouts::wire::{Frame, Kind};
 use pagelith_transport::closed::Closed;
@@ -43,23 +48,23 @@ use rustc_hash::FxHashMap;
 
 use self::answer::Answered;
 use self::asked::AskedOp;
+use self::at_once::answer_now;
 use self::commit::CommitOp;
 use self::get::GetOp;
 use self::held::Held;
 use self::hold::Holds;
 use self::lent::Lent;
+use self::load::Load;
 use self::looked::LookOp;
 use self::manner::Manner;
 use self::pushed::Pushed;
 use self::put::PutOp;
-use crate::batch::{Options, Request};
+use crate::batch::Request;
 use crate::error::{Error, ErrorKind, Result};
-use crate::events;
 use crate::outcome::Ticket;
 use crate::prefetch;
-use crate::session::{Session, recency};
+use crate::session::Session;
 use crate::shared::Shared;
-use crate::stats::Counters;
 use crate::store::Store;
 
 /// Most operations of one link under way; a client that asks for more is told `Busy`.
@@ -79,8 +84,15 @@ pub struct Server {
     held: Held,
     holds: Holds,
     world: World,
-    /// Frames that the link had no room for.
+    load: Load,
+    /// Names the client's process, of its key: whom a flush tells what was not told yet.
+    process: String,
+    /// Removals and flushes that were cancelled, which end all the same, and what they take.
+    leaving: Vec<(AskedOp, u64)>,
+    /// Outcomes that the link had no room for.
     outbox: VecDeque<Frame>,
+    /// Bytes of outcomes that the link takes while it has none.
+    outcome_room: usize,
     /// Numbers that the client gave its requests, oldest first.
     requests: VecDeque<(u64, Request)>,
     /// The highest of them so far.
@@ -127,10 +139,22 @@ impl Server {
         }
         let mut session = store.session()?;
         session.io.proofs = true;
+        let outcome_room = link.room().frame_bytes;
+        let facts = link.facts();
+        let instance: String = facts.peer_instance.iter().map(|byte| format!("{byte:02x}")).collect();
+        let key = facts.key_name.as_deref();
+        let process = format!("{}/{instance}", key.unwrap_or_default());
+        // Those of a key trust each other; without one each is by itself.
+        let held = Held::of(key.map_or_else(|| instance.as_str().into(), |key| format!("key/{key}").into()));
+        session.io.shared.lock().flushes.link(&process, facts.rights.namespaces.these());
         Ok(Server {
             link,
+            load: Load::default(),
+            leaving: Vec::new(),
+            outcome_room,
             ops: BTreeMap::new(),
-            held: Held::default(),
+            held,
+            process,
             holds: Holds::default(),
             world: World {
                 session,
@@ -243,6 +267,8 @@ impl Server {
                 self.held.let_go(self.world.shared());
                 self.holds.let_go();
                 self.outbox.clear();
+                self.leaving.clear();
+                self.load.let_go(&self.world.session.io.shared.served);
             }
         }
         Ok(())
@@ -256,14 +282,18 @@ impl Server {
                     let value = format!("{:?}", frame.op);
                     return Err(FormatError::Field { structure: "frame", field: "op", value });
                 }
-                self.begin(frame.op, terms, ask);
+                self.begin(frame.op, terms, ask, frame.body.len());
             }
             Kind::Cancel => {
                 let op = self.ops.remove(&frame.op);
                 self.link.retract(frame.op);
                 // What was answered already is on its way.
                 if let Some(op) = op.filter(|_| !mutant::on(Mutant::CancelledUnanswered)) {
-                    self.answer(frame.op, op.cancelled());
+                    let answered = op.cancelled();
+                    if let Op::Asked(asked) = op {
+                        self.leaving.push((asked, self.load.cancelled(frame.op)));
+                    }
+                    self.answer(frame.op, answered);
                 }
             }
             // The link passes on nothing that a client does not send, and greetings and pings are its own.
@@ -272,7 +302,7 @@ impl Server {
         Ok(())
     }
 
-    fn begin(&mut self, id: OpId, terms: Terms, ask: Ask<'_>) {
+    fn begin(&mut self, id: OpId, terms: Terms, ask: Ask<'_>, body: usize) {
         let verb = ask.verb();
         if let Err(refused) = self.link.facts().rights.check(&ask) {
             self.answer(id, Answered::failed(verb, Error::new(ErrorKind::Denied, refused.to_string())));
@@ -281,6 +311,10 @@ impl Server {
         if self.ops.len() >= OPS_MAX {
             let detail = format!("too many operations on this link most={OPS_MAX}");
             self.answer(id, Answered::failed(verb, Error::busy(detail)));
+            return;
+        }
+        if let Err(error) = self.load.begin(&self.world.shared().served, id, load::cost(&ask, body)) {
+            self.answer(id, Answered::failed(verb, error));
             return;
         }
         let manner = self.manner(terms);
@@ -378,63 +412,6 @@ impl Server {
         };
         self.ops.insert(id, op);
     }
-
-    /// A client got these out of the arena by itself: they count as asked for, and as hits of this store's.
-    fn used(
-        &self,
-        bytes: u64,
-        keys: impl ExactSizeIterator<Item = ObjectKey> + Clone,
-        options: &Options,
-    ) -> Answered {
-        if self.link.facts().features & Feature::Catalog.bit() == 0 {
-            let detail = "the store tells this process nothing of where its objects lie";
-            return Answered::failed(Verb::Used, Error::new(ErrorKind::Incompatible, detail));
-        }
-        let (shared, tally) = (self.world.shared(), self.world.session.io.tally);
-        let got = Counters { hits_memory: keys.len() as u64, bytes_memory: bytes, ..Counters::default() };
-        shared.tallies.add(tally, &got);
-        let here = crate::exists::exists(shared, keys, recency(shared, options));
-        Answered::number(Verb::Used, here.iter().filter(|here| **here).count() as u64)
-    }
-
-    /// What came and went, as much of it as fits into an outcome and the peer may hear of.
-    fn events(&self, from: u64) -> Answered {
-        let facts = self.link.facts();
-        let room = facts.control_bytes_max as usize - OutcomeHead::BYTES;
-        let most = (room / EventItem::BYTES).min(events::PIECE);
-        let Some(since) = self.world.shared().lock().events.since_number(from, most) else {
-            let detail = "the store keeps no events: its setting events.max is 0";
-            return Answered::failed(Verb::Events, Error::new(ErrorKind::Incompatible, detail));
-        };
-        Answered::events(&since, |event| {
-            event.namespace().is_none_or(|namespace| facts.rights.may_hear(namespace))
-        })
-    }
-
-    fn answer(&mut self, id: OpId, answered: Answered) {
-        let most = self.link.facts().control_bytes_max as usize;
-        let mut body = answered.encode();
-        if body.len() > most {
-            let bytes = body.len();
-            let detail = format!("the outcome is longer than the peer reads bytes={bytes} max={most}");
-            body = Answered::failed(answered.verb, Error::invalid(detail)).encode();
-        }
-        self.outbox.push_back(Frame::new(Kind::Outcome, id, body));
-    }
-
-    /// What is said goes to the client now, and not once this thread comes to wait.
-    fn send(&mut self) {
-        let any = !self.outbox.is_empty();
-        while let Some(frame) = self.outbox.pop_front() {
-            if let Err(frame) = self.link.send(frame) {
-                self.outbox.push_front(frame);
-                break;
-            }
-        }
-        if any {
-            self.link.send_on();
-        }
-    }
 }
 
 impl Drop for Server {
@@ -463,6 +440,8 @@ impl Drop for Server {
             ),
         }
         self.held.let_go(&session.io.shared);
+        self.load.let_go(&session.io.shared.served);
+        session.io.shared.lock().flushes.unlink(&self.process);
     }
 }
 
@@ -470,22 +449,5 @@ fn matches_asked(op: &Op) -> bool {
     match op {
         Op::Asked(_) => true,
         Op::Get(_) | Op::Put(_) | Op::Commit(_) | Op::Look(_) => false,
-    }
-}
-
-/// Answer what memory alone can answer.
-fn answer_now(shared: &Shared, ask: &Ask<'_>, options: &Options) -> Answered {
-    let at = recency(shared, options);
-    match ask {
-        Ask::Exists(keys) => Answered::bits(Verb::Exists, crate::exists::exists(shared, keys.iter(), at)),
-        Ask::ExistsPrefix(keys) => {
-            let found = crate::exists::prefix(shared, keys.iter(), at);
-            Answered::number(Verb::ExistsPrefix, found as u64)
-        }
-        Ask::Stats => {
-            let stats = crate::stats::Stats::of(shared);
-            Answered::text(serde_json::to_string(&stats).unwrap_or_default())
-        }
-        ask => Answered::number(ask.verb(), 0),
     }
 }

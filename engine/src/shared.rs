@@ -83,6 +83,8 @@ pub(crate) struct Shared {
     pub arriving: AtomicU64,
     /// Bytes of the arena that other processes look at, for as long as they want.
     pub viewed: AtomicU64,
+    /// Bytes that operations of clients take, and outcomes that these have not read.
+    pub served: AtomicU64,
     /// When somebody last had reads on the device, as the clock has it; [`NEVER_READ`] at first.
     pub read_at: AtomicU64,
 }

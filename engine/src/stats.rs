@@ -47,11 +47,6 @@ pub(crate) struct Counters {
     pub scrubbed_objects: u64,
     pub scrubbed_bytes: u64,
     pub scrub_repaired: u64,
-    /// Since the last flush report.
-    pub durable_objects: u64,
-    pub durable_bytes: u64,
-    pub refused_objects: u64,
-    pub lost_objects: u64,
 }
 
 impl Counters {

@@ -257,7 +257,8 @@ impl Store {
         remove::remove(self, keys, options)
     }
 
-    /// Make everything in a namespace invisible for ever, by raising its generation; durable when it returns.
+    /// Make everything in a namespace invisible for ever, by raising its generation; durable when it returns. Returns the generation that it has
+    /// then: of one that holds nothing the one that it had.
     pub fn clear(&self, namespace: NamespaceId, options: Options) -> Result<Generation> {
         remove::clear(&self.shared, namespace, options)
     }

@@ -49,6 +49,8 @@ pub struct Conn<S: Stream> {
     heartbeat: Heartbeat,
     /// At a server that has only so many: free again when this is gone.
     _place: Option<Place>,
+    /// Bytes that the stream had taken when the peer was heard last.
+    written: u64,
 }
 
 impl<S: Stream> Conn<S> {
@@ -108,6 +110,7 @@ impl<S: Stream> Conn<S> {
             operations: 0,
             heartbeat: Heartbeat::new(clock),
             _place: place,
+            written: 0,
         }
     }
 
@@ -160,10 +163,17 @@ impl<S: Stream> Conn<S> {
         }
     }
 
+    /// Whether nothing of a client is read for now: it has not read what it was told, and what it asks for would add to that. It is
+    /// dead if it takes none of it for as long as if it were silent.
+    fn is_stopped_up(&self) -> bool {
+        self.facts.side == Side::Server && self.outbound.is_stopped_up()
+    }
+
     /// Move bytes both ways once.
     fn turn(&mut self, events: &mut Vec<Event>) -> Result<(), Closed> {
         let now = self.heartbeat.clock.now();
         self.complete(now, events)?;
+        let stopped = self.is_stopped_up();
         let Some(stream) = self.stream.as_mut() else { return Ok(()) };
         let wrote = self.outbound.pump(stream, events, &mut self.counts);
         let (mut own, mut taken, mut looked) = (Vec::new(), Vec::new(), Vec::new());
@@ -177,7 +187,7 @@ impl<S: Stream> Conn<S> {
             looked: &mut looked,
             counts: &mut self.counts,
         };
-        let read = self.inbound.pump(stream, &mut sink);
+        let read = if stopped { Ok(0) } else { self.inbound.pump(stream, &mut sink) };
         self.outbound.taken(&taken, events, &mut self.counts);
         looked.into_iter().for_each(|stretch| self.outbound.took(stretch));
         self.operations = in_flight(self.operations, &events[had..]);
@@ -189,8 +199,13 @@ impl<S: Stream> Conn<S> {
         if goodbye {
             return Err(Closed::Bye);
         }
-        if read? > 0 {
+        let takes = stopped && self.outbound.written() > self.written;
+        self.written = self.outbound.written();
+        if read? > 0 || takes {
             self.heartbeat.heard(now);
+        }
+        if self.outbound.unsaid() > self.limits.exposures_max {
+            return Err(Closed::broken("shown", "more than is taken"));
         }
         wrote?;
         for ping in own.into_iter().filter(|frame| frame.kind == Kind::Ping) {
@@ -380,13 +395,15 @@ impl<S: Stream> Link for Conn<S> {
             if events.len() != had {
                 return;
             }
-            let (now, write) = (self.heartbeat.clock.now(), self.wants_write());
+            let (now, write, stopped) =
+                (self.heartbeat.clock.now(), self.wants_write(), self.is_stopped_up());
             if now >= until {
                 return;
             }
             let due = self.due_from(now);
             let left = until.since(now);
             let ready = match (&mut self.stream, &mut self.ending) {
+                (Some(stream), _) if stopped => stream.ready_to_write(left.min(due)),
                 (Some(stream), _) => stream.ready(write, left.min(due)),
                 (None, Some(ending)) => ending.wait(left),
                 (None, None) => return,

@@ -25,6 +25,8 @@ const AHEAD_BYTES: usize = 64 << 10;
 const FEW_BYTES: usize = 2 << 10;
 /// Bytes after which a poll goes on to other things.
 const TURN_BYTES: u64 = 8 << 20;
+/// The same of control frames, which are held until the link's user has looked at them.
+const TURN_CONTROL_BYTES: usize = 1 << 20;
 
 enum State {
     /// Waiting for a head.
@@ -68,20 +70,23 @@ pub(crate) struct Inbound {
     ahead: Box<[u8]>,
     start: usize,
     end: usize,
+    /// Bytes of control frames in this poll.
+    control: usize,
 }
 
 impl Inbound {
     pub fn new(reading: Reading) -> Inbound {
         let ahead = vec![0; AHEAD_BYTES].into_boxed_slice();
-        Inbound { reading, state: State::Head, ahead, start: 0, end: 0 }
+        Inbound { reading, state: State::Head, ahead, start: 0, end: 0, control: 0 }
     }
 
     /// Read as far as it goes now. Returns how many bytes came.
     pub fn pump(&mut self, stream: &mut dyn Stream, sink: &mut Sink<'_>) -> Result<u64, Closed> {
         let mut total = 0;
+        self.control = 0;
         loop {
             self.parse(sink)?;
-            if total >= TURN_BYTES {
+            if total >= TURN_BYTES || self.control >= TURN_CONTROL_BYTES {
                 return Ok(total);
             }
             sink.counts.calls += 1;
@@ -185,6 +190,7 @@ impl Inbound {
                             Cow::Owned(std::mem::take(body))
                         }
                     };
+                    self.control += FrameHead::BYTES + facts.body_bytes as usize;
                     self.reading.deliver(head, facts, mac, whole, sink)?;
                     self.state = State::Head;
                     now

@@ -27,6 +27,8 @@ const STRETCHES_MAX: usize = 64;
 const TURN_BYTES: u64 = 8 << 20;
 /// Most stretches in one frame that says what was taken: well below what every reader takes.
 const TAKEN_MAX: usize = 512;
+/// So many stretches that were taken wait to be said, and a server reads no more of who showed them.
+const TAKEN_WAITING_MAX: usize = 4096;
 /// Most pings, pongs and goodbyes that wait.
 const URGENT_MAX: usize = 16;
 
@@ -71,6 +73,8 @@ pub(crate) struct Outbound {
     reads: Completions,
     /// Pushes that were to be sent so far.
     numbers: u64,
+    /// Bytes that the stream took so far.
+    written: u64,
 }
 
 impl Outbound {
@@ -92,6 +96,7 @@ impl Outbound {
             pushes: 0,
             reads: Completions::default(),
             numbers: 0,
+            written: 0,
         }
     }
 
@@ -103,6 +108,24 @@ impl Outbound {
             exposures,
             operations,
         }
+    }
+
+    /// Whether what waits is so much that a peer is to read some of it before it says more: half of what may wait, so that the
+    /// outcomes of what it has asked for already find room.
+    pub fn is_stopped_up(&self) -> bool {
+        2 * self.frames >= self.limits.frames_max
+            || 2 * self.frame_bytes >= self.limits.frame_bytes_max
+            || self.taken.len() >= TAKEN_WAITING_MAX
+    }
+
+    /// Stretches that were taken and not said yet.
+    pub fn unsaid(&self) -> usize {
+        self.taken.len()
+    }
+
+    /// Bytes that the stream took so far.
+    pub fn written(&self) -> u64 {
+        self.written
     }
 
     /// Whether there is anything to be written.
@@ -280,6 +303,7 @@ impl Outbound {
             match moved {
                 Moved::Bytes(n) => {
                     total += n as u64;
+                    self.written += n as u64;
                     self.advance(n, is_read, events, counts);
                 }
                 Moved::Blocked => return Ok(()),

@@ -74,6 +74,11 @@ pub trait Stream: Send {
 
     /// Wait until bytes can be read, or with `write` sent, at most `timeout`; false if none can, also before that time is up.
     fn ready(&mut self, write: bool, timeout: Duration) -> bool;
+
+    /// The same, of bytes that can be sent alone: whatever has arrived is left where it is.
+    fn ready_to_write(&mut self, timeout: Duration) -> bool {
+        self.ready(true, timeout)
+    }
 }
 
 /// Sends of a stream whose bytes are read after the call too, until a completion says that they are not any more.

@@ -107,7 +107,7 @@ impl Flusher {
             if !frames.is_empty() && !queue.front().is_some_and(is_frame) {
                 break;
             }
-            let Some(job) = queue.pop_front() else { break };
+            let Some(job) = core.ssd.as_mut()?.next_job() else { break };
             let Job::Frame(frame) = job else { return Some(Next::Other(job)) };
             let queued = core.frames.get_ref(frame).filter(|f| !f.dead && f.state == FrameState::Queued);
             if queued.map(|f| f.state = FrameState::Writing).is_none() {
@@ -115,6 +115,7 @@ impl Flusher {
             }
             if let Some(held) = Held::new(&mut core, frame) {
                 bytes += held.data.bytes();
+                core.ssd.iter_mut().for_each(|ssd| ssd.written.add(held.data.namespace));
                 frames.push(held);
             }
         }
@@ -259,6 +260,7 @@ impl Flusher {
         let Some(ssd) = core.ssd.as_mut() else { return };
         let state = ssd.health.state().name();
         let mut jobs = std::mem::take(&mut ssd.queue);
+        ssd.removing = 0;
         jobs.extend(self.behind.drain(..).map(|behind| Job::Flush { id: behind.flush }));
         let message = format!("ssd tier is {state}: {}", self.reason);
         let failed = || Answer::Failed(Error::new(ErrorKind::Unavailable, message.clone()));
@@ -268,8 +270,9 @@ impl Flusher {
                     let Some(f) = core.frames.get_ref(frame).filter(|f| f.state == FrameState::Queued) else {
                         continue;
                     };
-                    let (objects, bytes) = (f.data.members.len() as u64, f.data.bytes());
-                    core.counters.lost_objects += objects;
+                    let (namespace, objects, bytes) =
+                        (f.data.namespace, f.data.members.len(), f.data.bytes());
+                    core.note_lost(namespace, objects);
                     if let Some(ssd) = core.ssd.as_mut() {
                         ssd.unflushed_bytes = ssd.unflushed_bytes.saturating_sub(bytes);
                     }

@@ -23,7 +23,7 @@ use crate::put;
 use crate::shared::Shared;
 
 /// What may be set aside at a time: this share of the arena, or one group if that is more.
-const ARRIVING_SHARE: u64 = 4;
+pub(crate) const ARRIVING_SHARE: u64 = 4;
 
 /// An extent set aside.
 struct Hold {

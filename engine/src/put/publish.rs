@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind};
 use crate::frames::{FrameData, FrameMember, FrameRef, FrameState, Members};
 use crate::groups::waiting::Attached;
 use crate::index::{Entry, TICK_MODULUS, name_of};
-use crate::outcome::{PutOutcome, Tier};
+use crate::outcome::{FlushReport, PutOutcome, Tier};
 use crate::shared::Shared;
 use crate::visibility::Sight;
 
@@ -231,7 +231,10 @@ fn give_back(core: &mut Core, members: &[FrameMember]) {
 fn refused(core: &mut Core, members: &[FrameMember]) -> Stored {
     give_back(core, members);
     core.counters.puts_refused += members.len() as u64;
-    core.counters.refused_objects += members.len() as u64;
+    if let Some(first) = members.first() {
+        let refused = FlushReport { refused_objects: members.len() as u64, ..FlushReport::default() };
+        core.flushes.add(first.key.namespace(), &refused);
+    }
     Stored::Done(PutOutcome::Refused, SmallVec::new())
 }
 
@@ -328,7 +331,7 @@ fn insert(
         return Ok(Some(frame));
     }
     if core.ssd.is_some() && came != Came::Fetched {
-        core.counters.lost_objects += data.members.len() as u64;
+        core.note_lost(data.namespace, data.members.len());
     }
     core.settle_frame(frame);
     Ok(None)

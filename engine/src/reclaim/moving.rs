@@ -196,7 +196,7 @@ impl Flusher {
         drop(core);
         // Without members nobody's place depends on it.
         if !now.is_empty() {
-            self.written.insert(id, Written { members: now, bytes: place.bytes, from });
+            self.written.insert(id, Written { namespace: None, members: now, bytes: place.bytes, from });
         }
         self.reclaim_unit_done();
     }

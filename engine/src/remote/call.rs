@@ -157,6 +157,8 @@ pub(super) struct Call {
     pub token: u64,
     pub deadline: Mono,
     pub work: Work,
+    /// Bytes of the request.
+    pub asked: usize,
     /// The peer's outcome came, or is not waited for any more.
     pub over: bool,
     /// Objects that this process is reading itself, and the outcome if that came meanwhile.
@@ -170,7 +172,7 @@ pub(super) fn no_answer() -> Error {
 
 impl Call {
     fn new(token: u64, deadline: Mono, work: Work) -> Call {
-        Call { token, deadline, work, over: false, reading: 0, answered: None }
+        Call { token, deadline, work, asked: 0, over: false, reading: 0, answered: None }
     }
 
     pub fn exists(token: u64, deadline: Mono, keys: usize) -> Call {

@@ -44,8 +44,8 @@ const UNHEARD_MAX: usize = 4;
 
 /// Operations on one link.
 pub(crate) struct Caller {
-    link: Box<dyn Link>,
-    calls: BTreeMap<OpId, Call>,
+    pub(super) link: Box<dyn Link>,
+    pub(super) calls: BTreeMap<OpId, Call>,
     /// What came and was not looked at yet.
     arrived: VecDeque<Event>,
     /// A get is done that was not replied to.
@@ -138,18 +138,6 @@ impl Caller {
         self.link.facts().control_bytes_max as usize
     }
 
-    /// Whether there is room for a request of so many bytes now.
-    pub fn has_room(&self, bytes: usize) -> bool {
-        let room = self.link.room();
-        room.frames > 0 && room.operations > 0 && room.frame_bytes >= bytes
-    }
-
-    /// How much more the link takes now.
-    #[cfg(test)]
-    pub fn room(&self) -> pagelith_transport::link::Room {
-        self.link.room()
-    }
-
     /// Operations under way.
     pub fn calls(&self) -> usize {
         self.calls.len()
@@ -200,16 +188,18 @@ impl Caller {
             return Err((self.no_room(), wanted));
         }
         let body = request::encode(self.said(terms), &Ask::Get(List::of(&items)));
-        if body.len() > self.link.facts().control_bytes_max as usize || body.len() > room.frame_bytes {
+        let is_long =
+            body.len() > self.link.facts().control_bytes_max as usize || body.len() > room.frame_bytes;
+        if is_long || !self.may_ask(body.len()) {
             return Err((self.no_room(), wanted));
         }
-        let op = self.next_op();
+        let (op, asked) = (self.next_op(), body.len());
         if self.link.send(Frame::new(Kind::Request, op, body)).is_err() {
             return Err((self.no_room(), wanted));
         }
         // The peer looks for them while their memory is made ready: what it says is looked at behind that.
         self.link.send_on();
-        let mut call = Call::get(token, deadline, items.iter().copied());
+        let mut call = Call { asked, ..Call::get(token, deadline, items.iter().copied()) };
         for (i, w) in wanted.into_iter().enumerate() {
             if let Err(parts) = self.link.expose(op, i as u32, 0, w.parts) {
                 call.take_back(i as u32, parts, false);
@@ -268,10 +258,11 @@ impl Caller {
         self.tell_used(call.deadline);
         let op = self.next_op();
         let frame = Frame::new(Kind::Request, op, request::encode(self.said(terms), ask));
-        if self.link.send(frame).is_err() {
+        let asked = frame.body.len();
+        if !self.may_ask(asked) || self.link.send(frame).is_err() {
             return Err(self.no_room());
         }
-        self.calls.insert(op, call);
+        self.calls.insert(op, Call { asked, ..call });
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use super::queue::RemoteJob;
+use super::queue::{RemoteJob, removed};
 use crate::core::{Answer, Core};
 
 /// A part of the queue.
@@ -40,7 +40,9 @@ impl Core {
     /// Have peers told something; the number to wait for.
     pub fn ask_remote(&mut self, job: impl FnOnce(u64) -> RemoteJob) -> Option<u64> {
         let id = self.next_answer;
-        self.remote.as_mut()?.jobs.push_back(job(id));
+        let (remote, job) = (self.remote.as_mut()?, job(id));
+        remote.removing += removed(&job);
+        remote.jobs.push_back(job);
         self.next_answer += 1;
         self.answers.insert(id, None);
         Some(id)

@@ -27,6 +27,8 @@ pub(crate) enum RemoteJob {
 pub(crate) struct RemoteQueue {
     pub jobs: VecDeque<RemoteJob>,
     frames: usize,
+    /// Objects of removals that wait.
+    pub removing: usize,
     pub in_hand: InHand,
 }
 
@@ -51,13 +53,23 @@ impl RemoteQueue {
         let job = self.jobs.pop_front()?;
         let turn = is_frame(&job).then(|| self.in_hand.take());
         self.frames -= usize::from(turn.is_some());
+        self.removing -= removed(&job);
         Some((job, turn))
     }
 
     /// A job that cannot be done yet.
     pub fn push_back(&mut self, job: RemoteJob) {
         self.frames += usize::from(is_frame(&job));
+        self.removing += removed(&job);
         self.jobs.push_front(job);
+    }
+}
+
+/// Objects that a job removes.
+pub(super) fn removed(job: &RemoteJob) -> usize {
+    match job {
+        RemoteJob::Remove { keys, .. } => keys.len(),
+        RemoteJob::Frame(..) | RemoteJob::Clear { .. } => 0,
     }
 }
 

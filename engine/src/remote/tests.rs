@@ -17,9 +17,11 @@ use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::{Ask, Terms};
 use pagelith_transport::address::Address;
+use pagelith_transport::auth::Key;
 use pagelith_transport::capability::Offer;
 use pagelith_transport::handshake::Admission;
 use pagelith_transport::limits::Limits;
+use pagelith_transport::link::Link;
 use pagelith_transport::pending::Progress;
 use pagelith_transport::rights::Rights;
 use pagelith_transport::socket::{Arrival, Listen, Listener, connect};
@@ -35,18 +37,19 @@ use crate::serve::Server;
 use crate::store::Store;
 
 const NAMESPACE: NamespaceId = NamespaceId([5; 16]);
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const STAGING: usize = 16 << 20;
+static CLIENTS: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(2);
 
-pub(super) struct Pair {
-    pub(super) store: Store,
-    pub(super) server: Server,
-    pub(super) caller: Caller,
-    pub(super) clock: Arc<dyn Clock>,
+pub(crate) struct Pair {
+    pub(crate) store: Store,
+    pub(crate) server: Server,
+    pub(crate) caller: Caller,
+    pub(crate) clock: Arc<dyn Clock>,
 }
 
 impl Pair {
-    pub(super) fn new(rights: Rights) -> Pair {
+    pub(crate) fn new(rights: Rights) -> Pair {
         Pair::verifying(rights, Config::default().dram.verify_ratio)
     }
 
@@ -55,7 +58,7 @@ impl Pair {
     }
 
     /// At a Unix socket the store's memory is shown.
-    pub(super) fn at(address: Address, rights: Rights, verify_ratio: f64, shows: &[Arc<Region>]) -> Pair {
+    pub(crate) fn at(address: Address, rights: Rights, verify_ratio: f64, shows: &[Arc<Region>]) -> Pair {
         let shared = matches!(address, Address::Unix(_));
         let mut config = Config::default();
         config.dram.verify_ratio = verify_ratio;
@@ -70,7 +73,7 @@ impl Pair {
     }
 
     /// A client of a store, and the server for it.
-    pub(super) fn meet(
+    pub(crate) fn meet(
         store: &Store,
         clock: &Arc<dyn Clock>,
         address: Address,
@@ -81,15 +84,28 @@ impl Pair {
     }
 
     /// The same, where the store says that these are its files.
-    pub(super) fn meet_lending(
+    pub(crate) fn meet_lending(
         store: &Store,
         clock: &Arc<dyn Clock>,
         address: Address,
         rights: Rights,
-        (of_client, lends): (&[Arc<Region>], Vec<Arc<OwnedFd>>),
+        shared: (&[Arc<Region>], Vec<Arc<OwnedFd>>),
     ) -> (Server, Caller) {
+        let (server, link) = Pair::links(store, clock, address, Admission::Connection(rights), None, shared);
+        (server, Caller::new(link))
+    }
+
+    /// A server, and the client's end of its link.
+    pub(crate) fn links(
+        store: &Store,
+        clock: &Arc<dyn Clock>,
+        address: Address,
+        admission: Admission,
+        key: Option<Key>,
+        (of_client, lends): (&[Arc<Region>], Vec<Arc<OwnedFd>>),
+    ) -> (Server, Box<dyn Link>) {
         let limits = Limits::default();
-        let listen = Listen { address, admission: Admission::Connection(rights), beyond_this_host: false };
+        let listen = Listen { address, admission, beyond_this_host: false };
         let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
         let regions = store.shared_memory().into_iter().flat_map(|arena| [arena, memory.clone()]).collect();
         let offer = |who| Offer::of_this_build([who; 16]);
@@ -97,8 +113,10 @@ impl Pair {
             .expect("listens")
             .showing(regions)
             .lending(lends);
+        // Another process each.
+        let client = offer(CLIENTS.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
         let pending =
-            connect(listener.address(), offer(2), None, &SystemEntropy, clock.clone(), limits, of_client);
+            connect(listener.address(), client, key, &SystemEntropy, clock.clone(), limits, of_client);
         let mut progress = Progress::Waiting(pending.expect("connects"));
         let (mut client, mut arrivals) = (None, Vec::new());
         while client.is_none() || arrivals.is_empty() {
@@ -117,11 +135,11 @@ impl Pair {
         }
         let Some(Arrival::Link(link)) = arrivals.pop() else { panic!("refused") };
         let server = Server::new(store, link, staging).expect("serves");
-        (server, Caller::new(client.expect("a link")))
+        (server, client.expect("a link"))
     }
 
     /// Drive both ends until the one operation has its reply.
-    pub(super) fn reply(&mut self) -> Reply {
+    pub(crate) fn reply(&mut self) -> Reply {
         let mut replies = Vec::new();
         while replies.is_empty() {
             self.server.turn();
@@ -131,7 +149,7 @@ impl Pair {
         replies.remove(0).1
     }
 
-    pub(super) fn get(
+    pub(crate) fn get(
         &mut self,
         wanted: Vec<(ObjectKey, Option<std::ops::Range<u64>>, Vec<usize>)>,
     ) -> Vec<(Got, Vec<u8>)> {
@@ -156,7 +174,7 @@ impl Pair {
     }
 
     /// Put groups of objects; `lie` changes a byte on the way.
-    pub(super) fn put(&mut self, groups: &[Offered], lie: bool) -> Vec<Stored> {
+    pub(crate) fn put(&mut self, groups: &[Offered], lie: bool) -> Vec<Stored> {
         let mut draft = PutDraft::new(BLOCK_BYTES);
         let mut all = Vec::new();
         for (base, group) in groups {
@@ -188,16 +206,16 @@ type Offered = (Option<ObjectKey>, Vec<(ObjectKey, Vec<u8>)>);
 type Got = crate::error::Result<GetOutcome>;
 type Stored = (crate::error::Result<PutOutcome>, usize);
 
-pub(super) fn parts(lengths: &[usize]) -> Vec<Part> {
+pub(crate) fn parts(lengths: &[usize]) -> Vec<Part> {
     lengths.iter().map(|len| AlignedBuf::new(*len).expect("memory").into_part()).collect()
 }
 
-pub(super) fn key(page: u8, component: &str) -> ObjectKey {
+pub(crate) fn key(page: u8, component: &str) -> ObjectKey {
     ObjectKey::new(NAMESPACE, PrefixHash([page; 32]), Role::Target, "kv", component, Shard::Whole)
         .expect("a key")
 }
 
-pub(super) fn object(seed: u8, len: usize) -> Vec<u8> {
+pub(crate) fn object(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + i / 253) as u8 ^ seed).collect()
 }
 
@@ -264,7 +282,7 @@ fn what_a_link_has_of_memory_is_bounded_and_free_once_the_client_is_gone() {
 }
 
 /// Other bytes for the one object that the store has.
-pub(super) fn overwrite(store: &Store, bytes: &[u8]) {
+pub(crate) fn overwrite(store: &Store, bytes: &[u8]) {
     let extent = store.shared.lock().frames.iter().map(|(_, f)| f.data.members[0].extent).next();
     let filled = Unpublished::new(extent.expect("a frame")).fill(&store.shared.memory, &[bytes]);
     assert!(filled.is_some());

@@ -14,6 +14,10 @@ use crate::remove::Begun;
 use crate::session::Session;
 use crate::shared::{Pending, Shared};
 
+/// Most objects of removals that wait for the device, or for peers to be told, as a client asks for more. Removals of the embedding process
+/// are not bounded.
+pub(super) const REMOVING_MAX: usize = 65_536;
+
 /// One of them under way.
 pub(super) struct AskedOp {
     pub verb: Verb,
@@ -30,6 +34,7 @@ impl AskedOp {
         let shared = session.io.shared.clone();
         let verb = ask.verb();
         // What a store tells its peers they do not tell others.
+        check_room(&shared, ask)?;
         let goes_on = session.io.desk.is_some() && !mutant::on(Mutant::ServedUntold);
         let _removing = (verb != Verb::Flush).then(|| shared.removals.begin());
         let (mut answers, number): (Vec<u64>, u64) = match ask {
@@ -58,8 +63,8 @@ impl AskedOp {
         Ok(AskedOp { verb, pending: Pending::new(answers, manner.deadline), number, _removing })
     }
 
-    /// The outcome, once it is there.
-    pub fn advance(&mut self, shared: &Shared) -> Option<Answered> {
+    /// The outcome, once it is there, for a client of this process.
+    pub fn advance(&mut self, shared: &Shared, process: &str) -> Option<Answered> {
         let what = match self.verb {
             Verb::Flush => "flush",
             Verb::Clear => "clear",
@@ -68,8 +73,25 @@ impl AskedOp {
         let ended = self.pending.poll(shared, what)?;
         Some(match (ended, self.verb) {
             (Err(error), verb) => Answered::failed(verb, error),
-            (Ok(()), Verb::Flush) => Answered::flushed(crate::flush::report(shared)),
+            (Ok(()), Verb::Flush) => Answered::flushed(shared.lock().flushes.report_to(process)),
             (Ok(()), verb) => Answered::number(verb, self.number),
         })
+    }
+}
+
+/// An error if too many objects wait to be removed: a removal that is cancelled, or whose client is gone, goes on.
+fn check_room(shared: &Shared, ask: &Ask<'_>) -> Result<()> {
+    let Ask::Remove(keys) = ask else { return Ok(()) };
+    let core = shared.lock();
+    let waits = core.ssd.as_ref().map_or(0, |ssd| ssd.removing)
+        + core.remote.as_ref().map_or(0, |remote| remote.removing);
+    match waits == 0 || waits + keys.len() <= REMOVING_MAX {
+        true => Ok(()),
+        false => {
+            let (objects, max) = (keys.len(), REMOVING_MAX);
+            Err(Error::busy(format!(
+                "too many removals wait, try again waiting={waits} objects={objects} max={max}"
+            )))
+        }
     }
 }

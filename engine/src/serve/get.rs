@@ -28,6 +28,8 @@ use crate::shared::Shared;
 use crate::together::{self, AttachedTo, Together};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Bytes that an object takes that is wanted, but for its checksums.
+pub(super) const WANTED_BYTES: usize = size_of::<Wanted>();
 /// Most objects that are looked for in DRAM at a time: others wait for the core's lock as long.
 const LOOKS: usize = 32;
 
@@ -53,7 +55,7 @@ struct Wanted {
     with: Together,
     /// The checksums of all its blocks, as what was read first has them: all must be read of one and the same.
     record: Option<Checksums>,
-    /// Of the blocks that the stretch lies in, of those of their bytes that are sent.
+    /// Of the blocks that the stretch lies in, of those of their bytes that are sent; empty before any of them was found.
     sums: Checksums,
     verdict: Option<Verdict>,
 }
@@ -61,7 +63,6 @@ struct Wanted {
 impl Wanted {
     fn new(item: &GetItem) -> Wanted {
         let stretch = item.stretch();
-        let blocks = stretch.end.div_ceil(BLOCK) - stretch.start / BLOCK;
         Wanted {
             key: item.key,
             whole: item.range().is_none(),
@@ -73,10 +74,15 @@ impl Wanted {
             tier: Tier::Memory,
             with: Together::default(),
             record: None,
-            sums: Checksums::from_elem(Checksum::default(), blocks as usize),
+            sums: Checksums::new(),
             verdict: None,
             stretch,
         }
+    }
+
+    /// Blocks of the object that the stretch lies in.
+    fn blocks(&self) -> usize {
+        (self.stretch.end.div_ceil(BLOCK) - self.stretch.start / BLOCK) as usize
     }
 
     /// It, as a wish of operation `op`, of which it is item `at`.
@@ -111,7 +117,7 @@ impl Wanted {
         if tier == Tier::Remote {
             // Nothing but these is known of the object. If all of it was asked for, the peer has compared its length.
             let (checksums, with) = done.proven();
-            if checksums.len() != self.sums.len() {
+            if checksums.len() != self.blocks() {
                 return Err(Verdict::Miss(MissCause::Gone));
             }
             self.sums = checksums.into();
@@ -119,12 +125,13 @@ impl Wanted {
             return Ok(());
         }
         let (checksums, with) = done.proven();
+        let (first, blocks) = (self.stretch.start / BLOCK, self.blocks());
         let record = self.record.get_or_insert_with(|| checksums.into());
         if record[..] != *checksums {
             // Removed and put again in between: no bytes of two objects are one object's.
             return Err(Verdict::Miss(MissCause::Gone));
         }
-        let first = self.stretch.start / BLOCK;
+        self.sums.resize(blocks, Checksum::default());
         for block in chunk.start / BLOCK..chunk.end.div_ceil(BLOCK) {
             let all = block * BLOCK..((block + 1) * BLOCK).min(done.length);
             let sent = all.start.max(chunk.start)..all.end.min(chunk.end);

@@ -18,22 +18,24 @@ use crate::batch::Options;
 use crate::error::{Error, ErrorKind, Result};
 use crate::groups::{self, Joined};
 use crate::pin::{self, Pin};
+use crate::pins::ClientName;
 use crate::put::placed::reserve;
 use crate::shared::Shared;
 use crate::view::{self, View};
 
 /// Most objects that a connection has pinned; what they are attached to counts too.
-const PINNED_MAX: usize = 65_536;
+pub(super) const PINNED_MAX: usize = 65_536;
 /// Of the arena all clients together look at this share at most, or at one page.
-const VIEWED_SHARE: u64 = 4;
+pub(super) const VIEWED_SHARE: u64 = 4;
 /// Longest lease that a client gets: a lease outlives its connection, and nobody could end it before.
-const LEASE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+pub(super) const LEASE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// Most objects that the open groups of a connection consist of: a quarter of what those of all together may.
-const REQUIRED_MAX: usize = groups::waiting::REQUIRED_MAX / 4;
+pub(super) const REQUIRED_MAX: usize = groups::waiting::REQUIRED_MAX / 4;
 
 /// What a connection holds.
 #[derive(Default)]
 pub(super) struct Held {
+    client: ClientName,
     pins: FxHashMap<u64, Pin>,
     rows: usize,
     views: FxHashMap<u64, Vec<View>>,
@@ -48,13 +50,18 @@ struct Begun {
 }
 
 impl Held {
+    /// Nothing, of this client.
+    pub fn of(client: ClientName) -> Held {
+        Held { client, ..Held::default() }
+    }
+
     /// Do what is asked of pins and leases; how many objects it was done with.
     pub fn pins(&mut self, shared: &Arc<Shared>, ask: &Ask<'_>) -> Result<u64> {
         shared.check_open()?;
         let objects = match ask {
             Ask::Pin(name, _) if self.has(*name) => return Err(has_name(*name)),
             Ask::Pin(name, keys) => {
-                let pin = Pin::bounded(shared, keys.iter(), PINNED_MAX - self.rows)?;
+                let pin = Pin::bounded(shared, &self.client, keys.iter(), PINNED_MAX - self.rows)?;
                 let pinned = pin.pinned();
                 self.rows += pin.rows();
                 if pinned > 0 {
@@ -75,7 +82,7 @@ impl Held {
                     let max = LEASE_MAX.as_millis();
                     return Err(Error::invalid(format!("a lease is too long ms={ms} max={max}")));
                 }
-                pin::lease_bounded(shared, keys.iter(), duration)?
+                pin::lease_bounded(shared, &self.client, keys.iter(), duration)?
             }
             ask => return Err(Error::invalid(format!("nothing to hold verb={:?}", ask.verb()))),
         };

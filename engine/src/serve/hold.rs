@@ -19,7 +19,7 @@ use crate::removals::{Removals, Removing};
 use crate::shared::Shared;
 
 /// Most holds of a connection: a store has one at a time, and may leave another behind.
-const HOLDS_MAX: usize = 16;
+pub(super) const HOLDS_MAX: usize = 16;
 
 /// Those of a connection.
 #[derive(Default)]

@@ -26,8 +26,8 @@ use crate::together::Together;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Most bytes of the arena that a link has at a time: an eighth, and at most so many.
-const LENT_BYTES_MAX: u64 = 64 << 20;
-const LENT_SHARE: u64 = 8;
+pub(super) const LENT_BYTES_MAX: u64 = 64 << 20;
+pub(super) const LENT_SHARE: u64 = 8;
 /// So many objects are looked for and sent on before the others are, the first of them by itself: the client begins with it, or wakes up, meanwhile.
 pub(super) const FIRST: usize = 4;
 /// Behind them, so many at a time: a client that is quicker than the look-ups does not wait for all of them.

@@ -43,6 +43,9 @@ use crate::session::recency;
 use crate::shared::Shared;
 use crate::visibility::Sight;
 
+/// Bytes that an object takes that is offered, in a group by itself.
+pub(super) const OFFERED_BYTES: usize = size_of::<Offered>() + size_of::<Group>();
+
 enum State {
     New,
     /// So many objects are on their way.

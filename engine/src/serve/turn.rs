@@ -22,6 +22,14 @@ impl Server {
     /// Let operations go on, in the order in which they were asked for; whether one is over. Who is answered hears of it before the next
     /// is looked at, and one put at most is copied in a turn: what else the client asks for meanwhile waits no longer than that takes.
     pub(super) fn advance(&mut self) -> bool {
+        let shared = &self.world.session.io.shared;
+        self.leaving.retain_mut(|(asked, bytes)| match asked.advance(shared, &self.process) {
+            Some(_) => {
+                self.load.over(&shared.served, *bytes);
+                false
+            }
+            None => true,
+        });
         let ids: Vec<OpId> = self.ops.keys().copied().collect();
         let (mut any, mut copied) = (false, false);
         for id in &ids {
@@ -53,7 +61,7 @@ impl Server {
         match self.ops.get_mut(&id)? {
             Op::Get(get) => get.advance(&mut self.world, &mut *self.link, id),
             Op::Put(put) => put.advance(&mut self.world, &mut *self.link, id, is_last),
-            Op::Asked(asked) => asked.advance(self.world.shared()),
+            Op::Asked(asked) => asked.advance(&self.world.session.io.shared, &self.process),
             Op::Commit(commit) => commit.advance(),
             Op::Look(look) => look.advance(),
         }

@@ -58,6 +58,7 @@ pub fn flush_and_remove_end_while_syncs_hang(world: &World) {
     let Some(sim) = world.sim() else { return };
     let store = world.open(&world.config());
     store_pages(&store, 0..3, LEN);
+    store_in(&store, "x");
     flush(&store);
     store_page(&store, 3, LEN);
     sim.disk.hold(FaultOp::Sync, None);

@@ -364,14 +364,21 @@ impl Store {
 
     pub fn pin(&self, keys: &[ObjectKey]) -> Pin {
         match &self.client {
-            Some(client) => Pin::Attached(client.pin(keys, Options::default()).expect("the store answers")),
+            Some(client) => match client.pin(keys, Options::default()) {
+                // More of so small a store than a client may.
+                Err(error) if error.kind == ErrorKind::Busy => Pin::Own(self.store.pin(keys)),
+                pin => Pin::Attached(pin.expect("the store answers")),
+            },
             None => Pin::Own(self.store.pin(keys)),
         }
     }
 
     pub fn lease(&self, keys: &[ObjectKey], duration: Duration) -> usize {
         match &self.client {
-            Some(client) => client.lease(keys, duration, Options::default()).expect("the store answers"),
+            Some(client) => match client.lease(keys, duration, Options::default()) {
+                Err(error) if error.kind == ErrorKind::Busy => self.store.lease(keys, duration),
+                leased => leased.expect("the store answers"),
+            },
             None => self.store.lease(keys, duration),
         }
     }

@@ -74,6 +74,11 @@ pub fn store_page(store: &Store, n: u64, len: usize) {
     assert_eq!(put(store, key(n), &bytes(n, len)), Ok(PutOutcome::Stored), "n={n}");
 }
 
+/// Have something in a namespace: to clear one that holds nothing changes nothing.
+pub fn store_in(store: &Store, name: &str) {
+    assert_eq!(put(store, key_in(namespace(name), 1, "k"), &bytes(1, 100)), Ok(PutOutcome::Stored), "{name}");
+}
+
 pub fn store_pages(store: &Store, pages: std::ops::Range<u64>, len: usize) {
     pages.for_each(|n| store_page(store, n, len));
 }

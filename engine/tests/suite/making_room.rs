@@ -87,6 +87,7 @@ pub fn a_tier_that_can_read_no_victim_stops_writing(world: &World) {
     let mut config = world.config();
     config.ssd.quarantine_after = 1_000_000;
     let store = world.open(&config);
+    store_in(&store, "other");
     let next = pour(&store, 0, LEN, LAP);
     flush(&store);
     sim.disk.set_faults(FaultRates::new(1).with(DiskFault::ReadError, 1_000_000));

@@ -76,6 +76,7 @@ pub fn a_file_that_was_removed_makes_it_read_only_for_good(world: &World) {
         let sim_of = world.sim().expect("simulated as the other");
         let store = world.open(&config);
         store_pages(&store, 0..5, LEN);
+        store_in(&store, "other");
         flush(&store);
         store_pages(&store, 5..8, LEN);
         sim_of.disk.inject(FaultPlan::Unlink { dir: 0, name: name.into() });
@@ -197,6 +198,7 @@ pub fn a_manifest_that_could_not_be_written_is_written_later(world: &World) {
                 let config = world.config();
                 let store = world.open(&config);
                 store_page(&store, 1, LEN);
+                store_in(&store, "x");
                 flush(&store);
                 wait(sim, 20);
                 fail(sim, op, nth..nth + 1);
@@ -238,6 +240,8 @@ pub fn a_crash_while_the_manifest_is_written_again_leaves_one_whole(world: &Worl
                 let config = world.config();
                 let store = world.open(&config);
                 store_page(&store, 1, LEN);
+                ["x", "y"].iter().for_each(|name| store_in(&store, name));
+                (0..40).for_each(|n| store_in(&store, &format!("x{n}")));
                 flush(&store);
                 // So many that a change of the last touches several sectors of its block: one can be torn.
                 for n in 0..40 {

@@ -1,4 +1,4 @@
-//! What each request needs, and in which of its keys a foreign namespace is seen.
+//! The right that each request needs, and in which of its keys a foreign namespace is seen.
 
 use pagelith_layouts::ids::PrefixHash;
 use pagelith_layouts::key::{ObjectKey, Role};

@@ -271,6 +271,17 @@ impl Stream for Socket {
         }
     }
 
+    fn ready_to_write(&mut self, timeout: Duration) -> bool {
+        match &mut self.carries {
+            Carries::Rings(rings, _) => rings.ready_to_write(&self.fd, timeout),
+            Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => {
+                let mut socket = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::OUT)];
+                let timeout = Timespec::try_from(timeout).ok();
+                !matches!(poll(&mut socket, timeout.as_ref()), Ok(0) | Err(Errno::INTR))
+            }
+        }
+    }
+
     fn goes_over(&self, features: u64) -> bool {
         matches!(self.carries, Carries::BytesUntil(_)) && features & Feature::SharedMemory.bit() != 0
     }

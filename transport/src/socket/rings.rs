@@ -242,6 +242,19 @@ impl Rings {
         self.has_work(write) || woken && self.look(write, LOOKS_LONG).is_some()
     }
 
+    /// As [`Rings::ready`], of room for what is to be sent alone.
+    pub fn ready_to_write(&mut self, socket: &OwnedFd, timeout: Duration) -> bool {
+        let has_room = |rings: &Rings| rings.ended || rings.out.room() != Ok(0);
+        self.armed.set(true);
+        self.out.sleep(true);
+        if !has_room(self) {
+            wait_for(&[(socket.as_fd(), false)], timeout);
+        }
+        self.out.sleep(false);
+        self.drain(socket);
+        has_room(self)
+    }
+
     /// Look so long whether there is something to do; how long it took.
     fn look(&mut self, write: bool, most: Duration) -> Option<Duration> {
         // Rings are of one host, and never simulated.

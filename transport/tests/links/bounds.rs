@@ -1,5 +1,7 @@
 //! Queues are bounded, and what does not fit is handed back.
 
+use std::time::Duration;
+
 use pagelith_io::buffer::Part;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts};
@@ -97,6 +99,56 @@ fn little_is_held_for_a_peer_that_is_not_known() {
             client = next;
             let pagelith_transport::pending::Progress::Waiting(next) = server.poll() else { break };
             server = next;
+        }
+    }
+}
+
+/// A client that asks and never reads: the server leaves the rest of what it asks where it is, and takes it for dead in the end. One that
+/// takes some of it now and then is there.
+#[test]
+fn client_that_reads_nothing_is_read_no_more_and_is_dead_in_the_end() {
+    for takes in [false, true] {
+        let mut pair = pair(usize::MAX, true);
+        let Pair { client, server, ways, clock } = &mut pair;
+        lock(&ways.1).most = 1;
+        let (mut asked, mut heard, mut events) = (0, 0, Vec::new());
+        let mut turn = |client: &mut PipeLink, server: &mut PipeLink| {
+            asked += u64::from(client.send(request(asked + 1, &[7; 100])).is_ok());
+            client.send_on();
+            server.poll(&mut events);
+            let told = told(&std::mem::take(&mut events));
+            for line in told.iter().filter(|line| line.starts_with("Request")) {
+                heard += 1;
+                server.send(outcome(heard, &[1; 60 << 10])).unwrap_or_else(|_| panic!("no room: {line}"));
+            }
+            (told.last().filter(|line| line.starts_with("closed")).cloned(), heard)
+        };
+        for _ in 0..1000 {
+            assert_eq!(turn(client, server).0, None);
+        }
+        let limits = Limits::default();
+        let (_, heard) = turn(client, server);
+        let half = (limits.frame_bytes_max / 2).div_ceil(60 << 10);
+        assert_eq!(heard as usize, half + 1, "half of what may wait, and what is being written");
+        for second in 0..20 {
+            clock.pass(Duration::from_secs(1));
+            let (closed, now) = turn(client, server);
+            assert_eq!(now, heard, "it is read no more");
+            if takes {
+                lock(&ways.1).most += 1;
+                assert_eq!(closed, None, "second={second}");
+            } else if second > limits.dead_after.as_secs() {
+                assert!(closed.is_some(), "second={second}");
+                break;
+            }
+        }
+        if takes {
+            lock(&ways.1).most = 0;
+            let mut outcomes = Vec::new();
+            while outcomes.len() < 100 {
+                client.poll(&mut outcomes);
+                turn(client, server);
+            }
         }
     }
 }

@@ -57,11 +57,15 @@ pub struct Failure<'a> {
 
 /// Longest text of a failure in bytes.
 pub const TEXT_MAX: usize = 512;
+/// Bytes of all texts of an outcome, unless they are so many that each has no more than the least.
+const TEXTS_MAX: usize = 64 << 10;
+const TEXT_LEAST: usize = 64;
 
 impl<'a> Failure<'a> {
-    /// The text as it is sent.
-    pub(super) fn sent(&self) -> &'a str {
-        let mut end = self.text.len().min(TEXT_MAX);
+    /// The text as it is sent among so many of an outcome: of many each is shorter.
+    pub(super) fn sent(&self, among: usize) -> &'a str {
+        let most = (TEXTS_MAX / among.max(1)).clamp(TEXT_LEAST, TEXT_MAX);
+        let mut end = self.text.len().min(most);
         while !self.text.is_char_boundary(end) {
             end -= 1;
         }
@@ -77,8 +81,9 @@ mod tests {
     fn a_text_is_cut_between_characters() {
         let long = "\u{e9}".repeat(300);
         let failure = Failure { error: ErrorTag::Busy, errno: 0, text: &long[..] };
-        assert_eq!(failure.sent().len(), 512);
+        assert_eq!(failure.sent(1).len(), 512);
         let odd = format!("x{long}");
-        assert_eq!(Failure { text: &odd, ..failure }.sent().len(), 511);
+        assert_eq!(Failure { text: &odd, ..failure }.sent(128).len(), 511);
+        assert_eq!([129, 1000, usize::MAX].map(|among| failure.sent(among).len()), [508, 64, 64]);
     }
 }

@@ -56,7 +56,7 @@ pub fn encode(verb: Verb, answer: &Written<'_>) -> Vec<u8> {
             tail.extend_from_slice(bytemuck::cast_slice(items));
         }
         Written::Failed(failure) => {
-            let text = failure.sent();
+            let text = failure.sent(1);
             (head.form, head.error, head.errno) = (FORM_FAILED, failure.error as u8, failure.errno);
             head.text_bytes = text.len() as u32;
             tail.extend_from_slice(text.as_bytes());
@@ -68,6 +68,7 @@ pub fn encode(verb: Verb, answer: &Written<'_>) -> Vec<u8> {
 fn encode_items(head: &mut OutcomeHead, items: &[Item<'_>], block_bytes: u32) -> Vec<u8> {
     let mut rows = Vec::with_capacity(items.len() * OutcomeItem::BYTES);
     let (mut sums, mut bases, mut texts) = (Vec::new(), Vec::new(), Vec::new());
+    let failed = items.iter().filter(|item| matches!(item.verdict, Verdict::Failed(_))).count();
     for item in items {
         let mut row: OutcomeItem = bytemuck::Zeroable::zeroed();
         row.key_hash = item.key_hash;
@@ -89,7 +90,7 @@ fn encode_items(head: &mut OutcomeHead, items: &[Item<'_>], block_bytes: u32) ->
             Verdict::Waiting => row.state = STATE_WAITING,
             Verdict::Refused => row.state = STATE_REFUSED,
             Verdict::Failed(failure) => {
-                let text = failure.sent();
+                let text = failure.sent(failed);
                 (row.state, row.error, row.errno) = (STATE_FAILED, failure.error as u8, failure.errno);
                 row.text_bytes = text.len() as u32;
                 texts.extend_from_slice(text.as_bytes());
