@@ -183,6 +183,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::disallowed_methods, reason = "a look at this process, of no file of a store")]
     fn many_holes_in_one_copy_take_one_mapping() {
         survive_shrinking().expect("asked for");
         let fd = memory(SealFlags::empty());
