@@ -290,7 +290,9 @@ impl ClientMemory {
         if total > facts.memory_bytes {
             let (total, memory) = (Size::from_bytes(total), Size::from_bytes(facts.memory_bytes));
             let source = facts.memory_source;
-            bail!("the store and its clients must have at most {memory}: lower dram.bytes or --transfer got={total} {plan} {clients} source={source}");
+            bail!(
+                "the store and its clients must have at most {memory}: lower dram.bytes or --transfer got={total} {plan} {clients} source={source}"
+            );
         }
         Ok(clients)
     }

@@ -1,0 +1,236 @@
+//! A store process of three tenants for a while: one behaves, clients of the second are killed, the third is hostile. It never reads
+//! its answers, and hands over memory that no client would; somebody without a key opens connections and says nothing.
+//! The first has its hits, with the right bytes; the process keeps to its memory plan; nothing is left of the others.
+//!
+//! `TEST_PAGELITH_SOAK_S=1800 cargo test --release -p pagelith-cli --test soak -- --nocapture` makes a campaign of it, which
+//! compares latencies too. `benches/results/soak.md` has what came of one.
+#![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real processes, threads and time")]
+
+#[path = "soak/behaved.rs"]
+mod behaved;
+mod common;
+#[path = "soak/hostile.rs"]
+mod hostile;
+#[path = "soak/stranger.rs"]
+mod stranger;
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+
+use common::serving::{Serving, command};
+use pagelith::Size;
+use pagelith::key_file;
+use pagelith::layouts::ids::NamespaceId;
+use pagelith::layouts::namespace::Namespace;
+use pagelith::transport::address::Address;
+use pagelith::transport::auth::Key;
+use serde_json::Value;
+
+/// Seconds where nobody says otherwise: every tenant has had its turns.
+const SECONDS: u64 = 4;
+/// Part of the time that the behaved tenant is alone for.
+const ALONE: u32 = 5;
+/// From so many seconds on latencies are compared.
+const CAMPAIGN_SECONDS: u64 = 300;
+/// The 99th percentile beside the others, in those of the time alone.
+const SLOWER_MAX: f64 = 3.0;
+/// Memory outside the plan: `docs/operations.md` names it; sessions, tables, the program itself.
+const BEYOND_PLAN_BYTES: u64 = 128 << 20;
+/// How often the metrics are read until what is left of clients is gone: some seconds of a busy machine.
+const LOOKS: u64 = 20_000;
+/// Gauges of what the store is and has; all others are of what somebody does with it, and go back to zero.
+const LASTING: [&str; 12] = [
+    "objects",
+    "index_bytes",
+    "dram_objects",
+    "dram_bytes",
+    "dram_peak_bytes",
+    "ssd_state",
+    "segments",
+    "segment_bytes",
+    "segments_free",
+    "namespaces",
+    "remote_peers",
+    "catalog_bytes",
+];
+
+/// The end of a phase, which everybody who waits hears of.
+#[derive(Default)]
+struct Stop {
+    stopped: Mutex<bool>,
+    told: Condvar,
+}
+
+impl Stop {
+    /// Wait so long, or until the end; whether that has come.
+    fn within(&self, pause: Duration) -> bool {
+        let stopped = self.stopped.lock().expect("a lock");
+        *self.told.wait_timeout_while(stopped, pause, |stopped| !*stopped).expect("a lock").0
+    }
+
+    fn now(&self) {
+        *self.stopped.lock().expect("a lock") = true;
+        self.told.notify_all();
+    }
+}
+
+/// Where a tenant attaches, and as whom.
+struct Tenant {
+    address: Address,
+    key: Key,
+    namespace: NamespaceId,
+}
+
+impl Tenant {
+    /// A new key of this name, for a namespace of the same name; its entry is added to the server's file.
+    fn new(name: &str, rights: &str, home: &Path, address: &Address) -> Tenant {
+        let namespace = Namespace { model: name.into(), ..Namespace::default() }.id();
+        let own = PathBuf::from(common::serving::keys(home, &[name]));
+        let entry = std::fs::read_to_string(&own).expect("an entry");
+        let may = format!("rights = [{rights}]\nnamespaces = [\"{namespace}\"]\n\n");
+        let mut ring = File::options().append(true).open(ring(home)).expect("the server's file");
+        write!(ring, "{entry}{may}").expect("written");
+        Tenant { address: address.clone(), key: key_file::own(&own).expect("a key"), namespace }
+    }
+}
+
+fn ring(home: &Path) -> PathBuf {
+    home.join("server.keys")
+}
+
+fn seconds() -> u64 {
+    std::env::var("TEST_PAGELITH_SOAK_S").map_or(SECONDS, |text| text.parse().expect("a number of seconds"))
+}
+
+/// Gauges that should be zero once nobody does anything, and are not.
+fn gauges_left(server: &Serving) -> Vec<String> {
+    let (status, text) = server.get("/metrics");
+    assert_eq!(status, 200);
+    let gauges =
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE pagelith_")?.strip_suffix(" gauge"));
+    let value = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("pagelith_{name} ")));
+        line.and_then(|value| value.parse::<i64>().ok()).unwrap_or_else(|| panic!("{name} is not in\n{text}"))
+    };
+    let left = gauges.filter(|name| !LASTING.contains(name)).map(|name| (name, value(name)));
+    left.filter(|(_, value)| *value != 0).map(|(name, value)| format!("{name}={value}")).collect()
+}
+
+/// The most memory that the process had, and the total of the plan that it printed, in bytes.
+fn memory(server: &Serving, log: &Path) -> (u64, u64) {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.child.id())).expect("a status");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    let peak_kib: u64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
+    let said = std::fs::read_to_string(log).expect("a log");
+    let total = said.split_whitespace().find_map(|word| word.strip_prefix("total=")).expect("a plan");
+    (peak_kib << 10, total.parse::<Size>().expect("a size").bytes())
+}
+
+/// Clients that attach, put and get, and are killed in the middle of it.
+fn killed(address: &str, key: &str, stop: &Stop) -> u64 {
+    let mut kills = 0;
+    let mut pause = Duration::from_millis(30);
+    loop {
+        let seed = (kills % 5 + 1).to_string();
+        let args =
+            ["replay", "--json", "--attach", address, "--key", key, "--seed", &seed, "--requests", "400"];
+        let mut child = command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("spawned");
+        let over = stop.within(pause);
+        // It may have ended by itself.
+        let _ = child.kill();
+        child.wait().expect("reaped");
+        kills += 1;
+        // In the greeting, in a look-up, in the middle of bytes either way.
+        pause = Duration::from_millis([30, 80, 200, 500][(kills % 4) as usize]);
+        if over || stop.within(pause) {
+            return kills;
+        }
+    }
+}
+
+/// One more than was counted, as long as it is there.
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+#[test]
+fn well_behaved_tenant_is_unharmed_beside_kills_and_a_hostile_tenant() {
+    let home = tempfile::tempdir().expect("a directory");
+    let (home, log) = (home.path(), home.path().join("log"));
+    let address: Address = format!("unix:{}", home.join("socket").display()).parse().expect("an address");
+    std::fs::write(ring(home), "").expect("written");
+    std::os::unix::fs::chown(ring(home), None, None).expect("its owner's");
+    let own = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o600);
+    std::fs::set_permissions(ring(home), own).expect("kept to oneself");
+    let behaved = Tenant::new("behaved", "\"read\", \"write\", \"remove\"", home, &address);
+    let hostile = Tenant::new("hostile", "\"read\", \"write\"", home, &address);
+    // What a replay's namespaces are is its own affair.
+    let dying = common::serving::keys(home, &["dying"]);
+    let entry = std::fs::read_to_string(&dying).expect("an entry");
+    let mut file = File::options().append(true).open(ring(home)).expect("the server's file");
+    writeln!(file, "{entry}rights = [\"read\", \"write\"]").expect("written");
+
+    let (listen, keys) = (address.to_string(), ring(home));
+    let (keys, dir) = (keys.to_str().expect("text"), home.join("store"));
+    let flags = ["--listen", &listen, "--keys", keys, "--metrics", "127.0.0.1:0", "--ssd", "512MiB", "--dir"];
+    let stderr = Stdio::from(File::create(&log).expect("a log"));
+    let mut server = Serving::logging_to(stderr, &[&flags[..], &[dir.to_str().expect("text")]].concat());
+
+    let total = Duration::from_secs(seconds());
+    let mut client = behaved::Behaved::new(&behaved);
+    let alone = client.work(total / ALONE, |_| ());
+    let counters = hostile::Counters::default();
+    let mut kills = 0;
+    let beside = client.work(total - total / ALONE, |stop| {
+        std::thread::scope(|scope| {
+            let killing = scope.spawn(|| killed(&listen, &dying, stop));
+            scope.spawn(|| hostile::never_read(&hostile, &counters, stop));
+            scope.spawn(|| hostile::hand_over(&hostile, &counters, stop));
+            scope.spawn(|| stranger::say_nothing(&address, &counters, stop));
+            kills = killing.join().expect("no panic");
+        });
+    });
+    client.end();
+
+    let mut looks = 0;
+    let mut left = gauges_left(&server);
+    while !left.is_empty() {
+        looks += 1;
+        assert!(looks < LOOKS, "left: {left:?}");
+        left = gauges_left(&server);
+    }
+    let (peak_bytes, plan_bytes) = memory(&server, &log);
+    let slower = beside.p99_us() / alone.p99_us();
+    let report = serde_json::json!({
+        "seconds": total.as_secs(), "kills": kills, "alone": alone.json(), "beside": beside.json(), "p99_ratio": slower,
+        "unread_requests": counters.unread.load(Ordering::Relaxed),
+        "descriptors_handed_over": counters.handed.load(Ordering::Relaxed),
+        "silent_connections": counters.silent.load(Ordering::Relaxed),
+        "peak_bytes": peak_bytes, "plan_bytes": plan_bytes, "gauges_left": left,
+    });
+    writeln!(std::io::stderr(), "{report}").expect("told");
+    assert!(peak_bytes <= plan_bytes + BEYOND_PLAN_BYTES, "{report}");
+    assert_eq!((alone.missed, beside.missed), (0, 0), "{report}");
+    assert!(total.as_secs() < CAMPAIGN_SECONDS || slower <= SLOWER_MAX, "{report}");
+    ends_well(&mut server, &log);
+}
+
+/// SIGTERM ends it, with everything durable, whatever the tenants did.
+fn ends_well(server: &mut Serving, log: &Path) {
+    let pid = rustix::process::Pid::from_child(&server.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("told");
+    let status = server.child.wait().expect("ended");
+    let said = std::fs::read_to_string(log).expect("a log");
+    assert!(status.success() && said.contains("lost_objects=0 unsaved_objects=0"), "{status}\n{said}");
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+/// A figure of a phase.
+fn rounded(value: f64) -> Value {
+    ((value * 100.0).round() / 100.0).into()
+}
