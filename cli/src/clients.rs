@@ -1,11 +1,15 @@
 //! How many clients `pagelith serve` takes, and how much of their memory it maps: bounds that no client moves, said at the start.
 
+use std::fmt;
+
 use anyhow::{Context, bail};
 use clap::Args;
-use pagelith::config::{Size, SizeError};
+use pagelith::config::{Facts, Size, SizeError, ValidConfig};
 use pagelith::io::facts::MemoryFacts;
 use pagelith::io::limits::{Descriptors, open_descriptors, raise_descriptors};
 use pagelith::io::shm::PAIR_MEMORY_BYTES;
+use pagelith::layouts::align::align_down;
+use pagelith::serve::load;
 use pagelith::transport::address::Address;
 use pagelith::transport::limits::Limits;
 use pagelith::transport::shown::REGIONS_MAX;
@@ -73,15 +77,54 @@ impl ClientFlags {
     }
 }
 
+/// Memory that clients make the process hold beside the store's own plan, in bytes; printed at open and never exceeded.
+pub(crate) struct ClientMemory {
+    transfer: u64,
+}
+
+impl ClientMemory {
+    /// Beside the plan of a store.
+    ///
+    /// # Errors
+    /// The machine or its control group has no room for both.
+    pub(crate) fn beside(config: &ValidConfig, transfer: Size) -> anyhow::Result<ClientMemory> {
+        let clients = ClientMemory { transfer: align_down(transfer.bytes()) };
+        let facts = Facts::of_this_machine()?;
+        let plan = config.memory_plan();
+        let total = plan.total.saturating_add(clients.total());
+        if total > facts.memory_bytes {
+            let (total, memory) = (Size::from_bytes(total), Size::from_bytes(facts.memory_bytes));
+            let source = facts.memory_source;
+            bail!(
+                "the store and its clients must have at most {memory}: lower dram.bytes or --transfer got={total} {plan} {clients} source={source}"
+            );
+        }
+        Ok(clients)
+    }
+
+    fn total(&self) -> u64 {
+        self.transfer.saturating_add(load::ALL_BYTES_MAX)
+    }
+}
+
+impl fmt::Display for ClientMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = Size::from_bytes;
+        let (transfer, operations) = (size(self.transfer), size(load::ALL_BYTES_MAX));
+        let total = size(self.total());
+        write!(f, "transfer={transfer} operations={operations} clients_total={total}")
+    }
+}
+
 /// Say what bounds the clients.
-pub(crate) fn said(limits: &Limits, listen: &Address, descriptors: Descriptors) {
+pub(crate) fn said(limits: &Limits, listen: &Address, descriptors: Descriptors, memory: &ClientMemory) {
     let Limits { links_max, mapped_max, mapped_of_peer_max, .. } = limits;
     let descriptors = descriptors.now;
     if matches!(listen, Address::Tcp(_)) {
-        return log!("clients links_max={links_max} descriptors={descriptors}");
+        return log!("clients {memory} links_max={links_max} descriptors={descriptors}");
     }
     log!(
-        "clients links_max={links_max} descriptors={descriptors} link_memory_bytes_max={} client_memory_bytes_max={mapped_max} \
+        "clients {memory} links_max={links_max} descriptors={descriptors} link_memory_bytes_max={} client_memory_bytes_max={mapped_max} \
          client_memory_of_one_bytes_max={mapped_of_peer_max} client_page_table_bytes_max={}",
         *links_max as u64 * PAIR_MEMORY_BYTES as u64,
         mapped_max.div_ceil(TABLE_SHARE),

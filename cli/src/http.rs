@@ -52,7 +52,7 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 /// Clients are accepted no more if the accept loop made no turn for so long.
 const STALE: Duration = Duration::from_secs(10);
 
-/// What answers.
+/// The HTTP server of a store process.
 pub(crate) struct Http {
     server: Server,
     address: SocketAddr,

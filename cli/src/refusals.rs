@@ -21,7 +21,7 @@ pub(crate) struct Sparing {
 /// What is to be said of one refusal.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Due {
-    /// It.
+    /// Whether it has a line of its own.
     pub line: bool,
     /// How many others were left out before this.
     pub left_out: u64,

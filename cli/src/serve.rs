@@ -1,6 +1,5 @@
 //! `pagelith serve`: a store that other processes ask over sockets.
 
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use pagelith::Store;
-use pagelith::config::{Config, Facts, Size, SizeError, ValidConfig};
+use pagelith::config::{Config, Size, SizeError, ValidConfig};
 use pagelith::io::clock::{Clock, Mono};
 use pagelith::io::fault::IoFault;
 use pagelith::io::shm::Region;
@@ -20,7 +19,7 @@ use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::io::threads::no_thread;
 use pagelith::key_file;
 use pagelith::layouts::align::align_down;
-use pagelith::serve::{Server, load};
+use pagelith::serve::Server;
 use pagelith::transport::address::{Address, Endpoint};
 use pagelith::transport::auth::KeyRing;
 use pagelith::transport::closed::Closed;
@@ -31,7 +30,7 @@ use pagelith::transport::rights::Rights;
 use pagelith::transport::socket::{Arrival, Listen, Listener, Socket, SocketLink};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::clients::{self, ClientFlags};
+use crate::clients::{self, ClientFlags, ClientMemory};
 use crate::exit::Verdict;
 use crate::http::{Http, Serving};
 use crate::output::{log, never_wait_for_the_log, out};
@@ -98,7 +97,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     let with_peers = |config: &mut Config| args.peers.apply(config);
     let config = args.store.resolve(defaults(shared.then_some(args.transfer)), None, &with_peers)?;
     args.peers.check(&config)?;
-    let clients = ClientMemory::beside(&config, args.transfer)?;
+    let memory = ClientMemory::beside(&config, args.transfer)?;
     let (staging, transfer) = transfer_memory(&config, args.transfer).context("no memory --transfer")?;
     let listen = Listen { address: args.listen.clone(), admission, beyond_this_host: args.beyond_this_host };
     // An address that cannot be bound is found before a store is made. Clients are refused until the store is open.
@@ -111,11 +110,10 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     }
     let store = opened.context("cannot open the store")?;
     crate::said::opened(store.opened());
-    log!("clients {clients}");
     let regions = store.shared_memory().into_iter().chain(transfer).collect();
     let serving = Serving::new(staging);
     let limits = args.clients.limits(&args.listen, descriptors)?;
-    clients::said(&limits, &args.listen, descriptors);
+    clients::said(&limits, &args.listen, descriptors, &memory);
     let mut listener = listener(&listen, limits)?
         .showing(regions)
         .telling(store.shared_catalog())
@@ -270,45 +268,6 @@ fn transfer_memory(config: &ValidConfig, bytes: Size) -> std::io::Result<(Stagin
         return Ok((staging, Some(memory)));
     }
     Ok((StagingPool::new(bytes)?, None))
-}
-
-/// Memory that clients make the process hold beside the store's own plan, in bytes; printed at open and never exceeded.
-struct ClientMemory {
-    transfer: u64,
-}
-
-impl ClientMemory {
-    /// Beside the plan of a store.
-    ///
-    /// # Errors
-    /// The machine or its control group has no room for both.
-    fn beside(config: &ValidConfig, transfer: Size) -> anyhow::Result<ClientMemory> {
-        let clients = ClientMemory { transfer: align_down(transfer.bytes()) };
-        let facts = Facts::of_this_machine()?;
-        let plan = config.memory_plan();
-        let total = plan.total.saturating_add(clients.total());
-        if total > facts.memory_bytes {
-            let (total, memory) = (Size::from_bytes(total), Size::from_bytes(facts.memory_bytes));
-            let source = facts.memory_source;
-            bail!(
-                "the store and its clients must have at most {memory}: lower dram.bytes or --transfer got={total} {plan} {clients} source={source}"
-            );
-        }
-        Ok(clients)
-    }
-
-    fn total(&self) -> u64 {
-        self.transfer.saturating_add(load::ALL_BYTES_MAX)
-    }
-}
-
-impl fmt::Display for ClientMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let size = Size::from_bytes;
-        let (transfer, operations) = (size(self.transfer), size(load::ALL_BYTES_MAX));
-        let total = size(self.total());
-        write!(f, "transfer={transfer} operations={operations} clients_total={total}")
-    }
 }
 
 /// The value of `--transfer`: as `staging.bytes` has it.

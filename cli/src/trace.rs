@@ -2,6 +2,7 @@
 //! 512-token block; equal ids mean equal block and equal prefix), plain or gzipped. Read as a stream: a trace
 //! may be longer than memory.
 
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, bail};
 use flate2::bufread::MultiGzDecoder;
-use pagelith::io::regular_file;
 use serde::Deserialize;
 
 /// First bytes of a gzip member (RFC 1952).
@@ -67,7 +67,7 @@ impl Trace {
     /// Open a trace. Whether it is gzipped is told by its first bytes, not by its name.
     pub fn open(path: &Path) -> anyhow::Result<Trace> {
         let context = || format!("cannot read the trace file={}", path.display());
-        let file = regular_file::open(path).with_context(context)?;
+        let file = File::open(path).with_context(context)?;
         let file_bytes = file.metadata().with_context(context)?.len();
         Trace::read(file, file_bytes, path)
     }

@@ -85,8 +85,7 @@ fn file_of_a_setting_that_is_not_regular_is_refused_and_not_waited_for() {
         std::fs::write(&config, format!("[remote]\nkey = {path:?}\npeers = [\"tcp:127.0.0.1:1\"]\n"))
             .expect("written");
         let listen = ["serve", "--dram", "1MiB", "--listen", "tcp:127.0.0.1:0", "--config", text(&config)];
-        let trace = ["replay", "--ssd", "0", "--trace", text(path)];
-        for said in [serve(text(path)), client(text(path)), refused(&listen), refused(&trace)] {
+        for said in [serve(text(path)), client(text(path)), refused(&listen)] {
             assert!(said.contains("not a regular file") && said.contains(text(path)), "{said}");
         }
     }

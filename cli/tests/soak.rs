@@ -121,14 +121,15 @@ fn gauges_left(server: &Serving) -> Vec<String> {
     left.filter(|(_, value)| *value != 0).map(|(name, value)| format!("{name}={value}")).collect()
 }
 
-/// The most memory that the process had, and the total of the plan that it printed, in bytes.
+/// The most memory that the process had, and what it printed as its own plan and its clients', in bytes.
 fn memory(server: &Serving, log: &Path) -> (u64, u64) {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.child.id())).expect("a status");
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
     let peak_kib: u64 = peak.trim().trim_end_matches(" kB").parse().expect("a number");
     let said = std::fs::read_to_string(log).expect("a log");
-    let total = said.split_whitespace().find_map(|word| word.strip_prefix("total=")).expect("a plan");
-    (peak_kib << 10, total.parse::<Size>().expect("a size").bytes())
+    let size = |name| said.split_whitespace().find_map(|word| word.strip_prefix(name)).expect("a plan");
+    let bytes = |name| size(name).parse::<Size>().expect("a size").bytes();
+    (peak_kib << 10, bytes("total=") + bytes("clients_total="))
 }
 
 /// Clients that attach, put and get, and are killed in the middle of it.

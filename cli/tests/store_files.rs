@@ -4,7 +4,7 @@
 mod common;
 
 use std::io::Write as _;
-use std::os::unix::fs::{chown, symlink};
+use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -79,6 +79,29 @@ fn verify_and_inspect_follow_no_link_and_wait_for_no_pipe() {
         }
         let _ = std::fs::rename(&away, &path);
     }
+}
+
+/// A backup of hard links, say: the file cannot be locked, so nobody knows whether an engine has the store open.
+#[test]
+fn repair_of_a_store_with_a_file_of_two_names_changes_nothing() {
+    let filled = Filled::new(1, false);
+    let segment = filled.segments()[0];
+    let place = filled.records(segment).swap_remove(0);
+    filled.flip(segment, place.offset + place.bytes - 1);
+    let (segments, _) = filled.place(segment);
+    std::fs::hard_link(&segments, segments.with_extension("backup")).expect("a second name");
+    let contents = || -> Vec<_> {
+        let paths = files(&filled).into_iter();
+        paths
+            .map(|path| {
+                (std::fs::metadata(&path).expect("a file").ino(), std::fs::read(&path).expect("read"))
+            })
+            .collect()
+    };
+    let before = contents();
+    let ran = common::pagelith(&["verify".as_ref(), "--repair".as_ref(), filled.dirs[0].as_os_str()]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("cannot repair, a file cannot be locked"), "{ran:?}");
+    assert!(contents() == before, "a file was changed");
 }
 
 fn files_of_one(filled: &Filled) -> Vec<PathBuf> {

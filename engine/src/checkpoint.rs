@@ -32,7 +32,7 @@ pub(crate) struct Checkpointing {
 }
 
 impl Checkpointing {
-    /// Whether what leaves the index now is left out.
+    /// Whether entries that leave the index now are left out of the checkpoint.
     pub fn copies(&self) -> bool {
         !self.sync_asked
     }
@@ -128,10 +128,15 @@ impl Flusher {
 
     fn copy_entries(&mut self) -> bool {
         let shared = self.shared.clone();
+        let purging = self.purge.is_some();
         let Some(c) = self.checkpoint.as_mut() else { return false };
         let mut core = shared.lock();
         let homes = core.index.home_slots();
         if !c.writer.wants_entries() || c.sync_asked {
+            return false;
+        }
+        // A purge that the copy overtakes would leave in it what the purge has not reached: it goes first.
+        if purging || core.ssd.as_ref().is_some_and(|ssd| !ssd.purges.is_empty()) {
             return false;
         }
         let Some(ssd) = core.ssd.as_ref() else { return false };

@@ -19,7 +19,7 @@ use crate::core::Core;
 use crate::flusher::{Flusher, Purpose};
 use crate::frames::FrameState;
 
-/// What was dropped as damaged since the last checkpoint: a bound, whatever it is.
+/// What was dropped as damaged since the last checkpoint, as one number: its youngest segment.
 #[derive(Debug, Default)]
 pub(crate) struct Damage {
     newest: Option<SegmentOrder>,

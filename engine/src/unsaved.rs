@@ -9,8 +9,8 @@ use crate::index::Entry;
 
 impl Core {
     /// Objects that are not durable, and their bytes: those that wait in DRAM to be written, and those that no sync has covered.
-    /// Not those that were written and that reclaim has evicted from SSD since: what DRAM has of them is a cache. A look at every
-    /// frame. None without an SSD tier.
+    /// Not those that were written and that reclaim has evicted from SSD since, unless the tier takes no writes: what DRAM has of them is a
+    /// cache. A look at every frame, and where the tier takes no writes at every object of it. None without an SSD tier.
     pub fn unsaved(&self) -> (u64, u64) {
         let unsynced = self.ssd.as_ref().map_or((0, 0), |ssd| ssd.unsynced);
         let unwritten = self.unwritten();

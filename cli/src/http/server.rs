@@ -28,7 +28,7 @@ pub(super) struct Server {
     spares: Vec<OwnedFd>,
     /// Nothing is accepted before.
     accepts_from: Mono,
-    /// That there is no descriptor was said, and none was had since.
+    /// The lack of descriptors was logged, and no connection was accepted since.
     lacks: bool,
 }
 
@@ -80,7 +80,9 @@ impl Server {
                         if !self.is_waited_for() {
                             return;
                         }
-                        if !self.free_a_descriptor() {
+                        // The system's lack, unlike the process's, is not ours to mend.
+                        let ours = error.raw_os_error() == Some(Errno::MFILE.raw_os_error());
+                        if !ours || !self.free_a_descriptor() {
                             self.pause(now, &error);
                             return;
                         }

@@ -27,6 +27,15 @@ impl Files {
         locks::take(files, Kind::Exclusive, owner).map(|locks| Files { locks })
     }
 
+    /// Refuse to go on if one of these is there and could not be opened: it is not locked, so the store may be in use.
+    pub(crate) fn check_all(&self, files: &[PathBuf]) -> anyhow::Result<()> {
+        let is_there = |path: &&PathBuf| path.symlink_metadata().is_ok();
+        match files.iter().filter(is_there).find(|path| !self.locks.held.contains_key(*path)) {
+            Some(path) => bail!("cannot repair, a file cannot be locked: {}", why_not(path)),
+            None => Ok(()),
+        }
+    }
+
     fn file(&self, path: &Path) -> anyhow::Result<&File> {
         #[cfg(test)]
         tests::step()?;

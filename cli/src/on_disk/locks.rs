@@ -30,7 +30,7 @@ pub(crate) struct Locks {
 }
 
 /// Take a lock on each file; the first that somebody holds if that cannot be done. Files that cannot be opened are
-/// passed over: they are named where they are read or written.
+/// passed over: whoever writes refuses them ([`Files::check_all`](super::files::Files::check_all)), whoever reads names them there.
 pub(crate) fn take(files: &[PathBuf], kind: Kind, owner: Option<&str>) -> Result<Locks, PathBuf> {
     let start = Instant::now();
     let mut held = BTreeMap::new();

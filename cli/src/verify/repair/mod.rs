@@ -163,8 +163,9 @@ pub(super) fn run(dirs: &[PathBuf], wish: Wish, json: bool) -> anyhow::Result<Ve
 
 fn repair(dirs: &[PathBuf], wish: Wish) -> anyhow::Result<Report> {
     let before = OnDisk::open(dirs, Hold::Mine)?;
-    let mut files =
-        Files::lock(&files_of(dirs)?, before.owner().as_deref()).map_err(|path| in_use(&before, &path))?;
+    let paths = files_of(dirs)?;
+    let mut files = Files::lock(&paths, before.owner().as_deref()).map_err(|path| in_use(&before, &path))?;
+    files.check_all(&paths)?;
     let mut report = Report::default();
     let mut round = 0;
     loop {
