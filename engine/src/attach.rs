@@ -324,12 +324,14 @@ impl Attached {
         Ok(usize::try_from(removed).unwrap_or(usize::MAX))
     }
 
-    /// As [`crate::Store::clear`]. If the link ended under it, it may have been done twice, which raises the generation twice.
+    /// As [`crate::Store::clear`]. If the link ended under it, it may have been done twice, which raises the
+    /// generation twice. One of a namespace that holds nothing raises none.
     pub fn clear(&self, namespace: NamespaceId, options: Options) -> Result<Generation> {
         self.number(&Ask::Clear(namespace), &options).map(Generation)
     }
 
-    /// As [`crate::Store::flush`]: what any client put is covered, and counted in the report of whoever flushes first.
+    /// As [`crate::Store::flush`]: what any client put is covered. The report counts what this process was not told yet, in the namespaces of its
+    /// key.
     ///
     /// # Errors
     /// `Unavailable` also, once, if the store process was started again since something was put from here that no flush

@@ -8,6 +8,8 @@ use pagelith_io::clock::Mono;
 use pagelith_layouts::key::ObjectKey;
 use rustc_hash::FxHasher;
 
+use crate::core::Core;
+
 /// Tries of an object that are no further apart are of one put.
 const APART: Duration = Duration::from_secs(1);
 /// Objects that are remembered: 64 KiB. One that another took the place of is counted again with its next try.
@@ -32,6 +34,14 @@ impl BusyPuts {
         let place = &mut self.0[(hash >> 52) as usize % PLACES];
         let (last, at) = std::mem::replace(place, (hash, now));
         last != hash || now.since(at) > APART
+    }
+}
+
+impl Core {
+    /// A put of these was answered `Busy`.
+    pub fn count_busy<'a>(&mut self, keys: impl Iterator<Item = &'a ObjectKey>, now: Mono) {
+        let first = |key: &&ObjectKey| self.busy.note(key, now);
+        self.counters.puts_busy += keys.filter(first).count() as u64;
     }
 }
 

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use pagelith_io::clock::Mono;
 use pagelith_io::gated::Gated;
 use pagelith_io::shm::{Catalog, Posted};
 use pagelith_io::sync::AtomicU64;
@@ -201,19 +200,6 @@ impl Core {
         self.pins.end_leases(namespace);
         self.events.note(|| Event::Cleared { namespace });
         generation
-    }
-
-    /// A put of these was answered `Busy`.
-    pub fn count_busy<'a>(&mut self, keys: impl Iterator<Item = &'a ObjectKey>, now: Mono) {
-        let first = |key: &&ObjectKey| self.busy.note(key, now);
-        self.counters.puts_busy += keys.filter(first).count() as u64;
-    }
-
-    /// Whether a namespace holds anything here, and whether it may: of what lies on SSD that is not always known.
-    pub fn holds_of(&self, namespace: NamespaceId) -> (bool, bool) {
-        let (written, may) = self.ssd.as_ref().map_or((false, false), |ssd| ssd.written.has(namespace));
-        let holds = written || self.frames.iter().any(|(_, f)| !f.dead && f.data.namespace == namespace);
-        (holds, holds || may)
     }
 
     /// The next sequence.

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use pagelith_layouts::ids::NamespaceId;
 
+use crate::core::Core;
+
 /// Most namespaces that are remembered; with more any may have been written.
 const NAMESPACES_MAX: usize = 65_536;
 
@@ -34,6 +36,17 @@ impl WrittenNamespaces {
     pub fn has(&self, namespace: NamespaceId) -> (bool, bool) {
         let known = self.known.contains(&namespace);
         (known, known || self.others)
+    }
+}
+
+impl Core {
+    /// Whether a namespace holds anything here, and whether it may: of what lies on SSD that is not always known.
+    pub fn holds_of(&self, namespace: NamespaceId) -> (bool, bool) {
+        let (written, may) = self.ssd.as_ref().map_or((false, false), |ssd| ssd.written.has(namespace));
+        let in_memory = || self.frames.iter().any(|(_, f)| !f.dead && f.data.namespace == namespace);
+        // What is being made visible now is told by the raised generation alone that it was cleared.
+        let holds = written || self.waiting.commits_in(namespace) || in_memory();
+        (holds, holds || may)
     }
 }
 

@@ -348,6 +348,12 @@ impl Waiting {
         come
     }
 
+    /// Whether a group of this namespace is being committed: its objects are handed out, and not visible yet.
+    pub fn commits_in(&self, namespace: NamespaceId) -> bool {
+        let of = |group: &Open| group.required.first().is_some_and(|key| key.namespace() == namespace);
+        self.open.values().any(|group| group.is_handed_out() && of(group))
+    }
+
     /// Take out every group that `drops`, by its deadline and generation; whose members are the caller's.
     fn take_where(&mut self, drops: impl Fn(Page, Mono, Generation) -> bool) -> Vec<Members> {
         let due = |(id, g): (&u64, &Open)| {

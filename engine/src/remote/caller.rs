@@ -225,7 +225,9 @@ impl Caller {
 
     /// Ask what has one answer: a number, a report, a text.
     pub fn tell(&mut self, token: u64, ask: &Ask<'_>, terms: Terms, deadline: Mono) -> Result<()> {
-        self.ask(terms, ask, Call::told(token, deadline, ask.verb()))
+        self.tell_used(deadline);
+        let body = request::encode(self.said(terms), ask);
+        self.send(body, Call::told(token, deadline, ask.verb()))
     }
 
     /// Whether the peer hears of what is used as fast as it is: one that does not is asked.
@@ -256,10 +258,17 @@ impl Caller {
 
     fn ask(&mut self, terms: Terms, ask: &Ask<'_>, call: Call) -> Result<()> {
         self.tell_used(call.deadline);
-        let op = self.next_op();
-        let frame = Frame::new(Kind::Request, op, request::encode(self.said(terms), ask));
-        let asked = frame.body.len();
-        if !self.may_ask(asked) || self.link.send(frame).is_err() {
+        let body = request::encode(self.said(terms), ask);
+        match self.may_ask(body.len()) {
+            true => self.send(body, call),
+            false => Err(self.no_room()),
+        }
+    }
+
+    /// Send a request, however much the peer was asked before.
+    fn send(&mut self, body: Vec<u8>, call: Call) -> Result<()> {
+        let (op, asked) = (self.next_op(), body.len());
+        if self.link.send(Frame::new(Kind::Request, op, body)).is_err() {
             return Err(self.no_room());
         }
         self.calls.insert(op, Call { asked, ..call });

@@ -63,14 +63,23 @@ impl AskedOp {
         Ok(AskedOp { verb, pending: Pending::new(answers, manner.deadline), number, _removing })
     }
 
-    /// The outcome, once it is there, for a client of this process.
-    pub fn advance(&mut self, shared: &Shared, process: &str) -> Option<Answered> {
+    /// Whether one that its client gave up is over. Nobody is told anything by it: the client's next flush reports what it would have.
+    pub fn is_over(&mut self, shared: &Shared) -> bool {
+        self.poll(shared).is_some()
+    }
+
+    fn poll(&mut self, shared: &Shared) -> Option<Result<()>> {
         let what = match self.verb {
             Verb::Flush => "flush",
             Verb::Clear => "clear",
             _ => "remove",
         };
-        let ended = self.pending.poll(shared, what)?;
+        self.pending.poll(shared, what)
+    }
+
+    /// The outcome, once it is there, for a client of this process.
+    pub fn advance(&mut self, shared: &Shared, process: &str) -> Option<Answered> {
+        let ended = self.poll(shared)?;
         Some(match (ended, self.verb) {
             (Err(error), verb) => Answered::failed(verb, error),
             (Ok(()), Verb::Flush) => Answered::flushed(shared.lock().flushes.report_to(process)),

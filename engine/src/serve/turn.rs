@@ -23,12 +23,12 @@ impl Server {
     /// is looked at, and one put at most is copied in a turn: what else the client asks for meanwhile waits no longer than that takes.
     pub(super) fn advance(&mut self) -> bool {
         let shared = &self.world.session.io.shared;
-        self.leaving.retain_mut(|(asked, bytes)| match asked.advance(shared, &self.process) {
-            Some(_) => {
+        self.leaving.retain_mut(|(asked, bytes)| match asked.is_over(shared) {
+            true => {
                 self.load.over(&shared.served, *bytes);
                 false
             }
-            None => true,
+            false => true,
         });
         let ids: Vec<OpId> = self.ops.keys().copied().collect();
         let (mut any, mut copied) = (false, false);

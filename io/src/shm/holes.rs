@@ -119,7 +119,7 @@ mod tests {
     }
 
     fn guarded(fd: &OwnedFd) -> View {
-        View::guarded(fd.as_fd().try_clone_to_owned().expect("a descriptor")).expect("a view")
+        View::guarded(fd.as_fd().try_clone_to_owned().expect("a descriptor"), LEN).expect("a view")
     }
 
     fn given(fd: &OwnedFd) -> u64 {

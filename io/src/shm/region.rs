@@ -172,9 +172,13 @@ impl View {
 
     /// As [`View::of`], of a process that may want this one to pay for its memory, or to look at holes of it: what has no memory is read and never
     /// mapped. Where it can be given holes, looks at those are caught if this process survives that.
-    pub fn guarded(fd: OwnedFd) -> std::io::Result<View> {
-        let len = length_in_memory(&fd)?;
+    /// Its first `len` bytes, whatever length it has by now; fails if it has become shorter.
+    pub fn guarded(fd: OwnedFd, len: usize) -> std::io::Result<View> {
+        // Before the length: memory that cannot become shorter is as long as it is found to be behind this.
         let seals = fcntl_get_seals(&fd)?;
+        if len > length_in_memory(&fd)? {
+            return Err(Errno::INVAL.into());
+        }
         let Ok(map) = MmapOptions::new().len(len).map_raw_read_only(&fd) else {
             return Ok(View { bytes: Bytes::Read(Arc::new(fd), len as u64), guard: None });
         };

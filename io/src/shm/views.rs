@@ -64,10 +64,11 @@ impl View {
         if let Some(view) = same {
             return Ok(view);
         }
+        // The file may get another length at any time: what is mapped is what the bound was asked about.
         let len = u64::try_from(stat.st_size).unwrap_or(0);
         let view = Arc::new(match bound {
             None => View::of(fd)?,
-            Some(bound) if bound.has_room(&mapped, len) => View::guarded(fd)?,
+            Some(bound) if bound.has_room(&mapped, len) => View::guarded(fd, len as usize)?,
             Some(_) => View::unmapped(fd)?,
         });
         // What is not mapped is read through its own descriptor.

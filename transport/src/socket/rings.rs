@@ -245,6 +245,10 @@ impl Rings {
     /// As [`Rings::ready`], of room for what is to be sent alone.
     pub fn ready_to_write(&mut self, socket: &OwnedFd, timeout: Duration) -> bool {
         let has_room = |rings: &Rings| rings.ended || rings.out.room() != Ok(0);
+        // The other side makes room only if it knows what lies there.
+        if std::mem::take(&mut self.unsaid) {
+            self.nudge(socket);
+        }
         self.armed.set(true);
         self.out.sleep(true);
         if !has_room(self) {

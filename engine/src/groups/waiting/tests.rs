@@ -104,3 +104,26 @@ fn what_waits_for_its_base_goes_at_its_own_deadline() {
         assert_eq!(waits, due.len(), "now={now}");
     }
 }
+
+/// Between the moment when it hands out its objects and the one when they are visible: the generation alone tells that it was cleared.
+#[test]
+fn clear_of_a_namespace_whose_only_group_is_being_committed_raises_its_generation() {
+    let store = store();
+    let (shared, key) = (&store.shared, key(1, 0));
+    let group = store.begin_group(&[key], crate::Options::default()).expect("begun");
+    let put = crate::PutSlice { key, pieces: &[b"bytes"] };
+    group.put(&[put], crate::Options::default()).remove(0).expect("put");
+    let clear = || crate::remove::begin_clear(shared, NAMESPACE).expect("cleared").0;
+    let hand_out = |core: &mut Core| {
+        let (_, open) = core.waiting.open.iter_mut().next().expect("an open group");
+        open.hand_out(0).expect("its object")
+    };
+    let member = hand_out(&mut shared.lock());
+    assert_eq!(clear(), Generation(2));
+    let mut core = shared.lock();
+    let (_, open) = core.waiting.open.iter_mut().next().expect("still open");
+    assert!(open.take_back(member).is_none());
+    drop(core);
+    group.abort();
+    assert_eq!(clear(), Generation(3), "a namespace that has a row keeps it");
+}
