@@ -2,6 +2,7 @@
 
 import logging
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
@@ -11,6 +12,9 @@ from .failures import Failures
 from .shared import share
 
 logger = logging.getLogger(__name__)
+
+# Longest file of a secret.
+_SECRET_BYTES_MAX = 64 << 10
 
 _Settings = TypeVar("_Settings", bound="StoreSettings")
 
@@ -116,8 +120,7 @@ class StoreSettings:
         if self.key_name is None or self.key_file is None:
             return None
         try:
-            with open(self.key_file, "rb") as file:
-                return self.key_name, file.read().strip()
+            return self.key_name, _secret(self.key_file).strip()
         except OSError as error:
             raise ValueError(f"'key_file' cannot be read: {error}") from error
 
@@ -158,10 +161,26 @@ def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
+def _secret(path: str) -> bytes:
+    """A file of a secret, as `pagelith` takes one: a regular file, not waited for, of this user or root, that nobody else can read."""
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
+        # Of the file that was opened, whatever lies at the path by now.
+        there = os.fstat(file.fileno())
+        if not stat.S_ISREG(there.st_mode):
+            raise OSError(f"not a regular file path={path}")
+        if there.st_uid not in (os.geteuid(), 0):
+            raise OSError(f"it is another user's, who can change it (chown) path={path} owner={there.st_uid} user={os.geteuid()}")
+        if there.st_mode & 0o077:
+            raise OSError(f"other users can read it (chmod 600) path={path} mode={stat.S_IMODE(there.st_mode):o}")
+        secret = file.read(_SECRET_BYTES_MAX + 1)
+        if len(secret) > _SECRET_BYTES_MAX:
+            raise OSError(f"it is too long for a secret path={path} bytes_max={_SECRET_BYTES_MAX}")
+        return secret
+
+
 def _text(about: Mapping[str, Any], value: Any) -> Any:
     """What a key is given, a path as text."""
-    text = os.fspath(value) if "prefix" in about and isinstance(value, os.PathLike) else None
-    return about["prefix"] + text if isinstance(text, str) else value
+    return about["prefix"] + os.fsdecode(value) if "prefix" in about and isinstance(value, os.PathLike) else value
 
 
 def _is(about: Mapping[str, Any], value: Any) -> bool:

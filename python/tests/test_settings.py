@@ -7,10 +7,18 @@ import re
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
+from unittest import mock
 
 import pagelith
 from pagelith.settings import StoreSettings
+
+
+def owned(path, user):
+    """What is known of a file, were it that user's."""
+    known = os.stat(path)
+    return types.SimpleNamespace(st_uid=user, **{name: getattr(known, name) for name in ("st_mode", "st_size", "st_blksize")})
 
 
 class Refused(unittest.TestCase):
@@ -112,6 +120,31 @@ class Taken(unittest.TestCase):
         for name, wrong in (("attach", 5), ("key_file", b"/etc/key"), ("key_name", pathlib.Path("me"))):
             with self.assertRaisesRegex(ValueError, f"'{name}' is a string.*, not {re.escape(repr(wrong))}"):
                 StoreSettings.read("here", {**given, name: wrong})
+
+    def test_secret_is_read_of_a_file_that_nobody_else_can_read_or_change(self):
+        file, pipe = pathlib.Path(self.home.name, "key"), pathlib.Path(self.home.name, "pipe")
+        file.write_bytes(b"\xffsecret\n")
+        file.chmod(0o600)
+        os.mkfifo(pipe)
+
+        def key(path):
+            return StoreSettings.read("here", {"attach": "/run/socket", "key_name": "me", "key_file": path})._key()
+
+        self.assertEqual(key(file), ("me", b"\xffsecret"))
+        for mode in (0o640, 0o604, 0o620):
+            file.chmod(mode)
+            with self.assertRaisesRegex(ValueError, f"'key_file' cannot be read: other users can read it .* mode={mode:o}$"):
+                key(file)
+        file.chmod(0o600)
+        for path in (pipe, "/dev/null"):
+            with self.assertRaisesRegex(ValueError, "'key_file' cannot be read: not a regular file path="):
+                key(path)
+        with mock.patch("os.geteuid", return_value=os.geteuid() + 1), mock.patch("os.fstat", return_value=owned(file, 12345)):
+            with self.assertRaisesRegex(ValueError, "another user's.* owner=12345 "):
+                key(file)
+        file.write_bytes(bytes(100_000))
+        with self.assertRaisesRegex(ValueError, "too long for a secret .* bytes_max=65536$"):
+            key(file)
 
     def test_each_part_has_a_directory_of_its_own_below_every_drive(self):
         base = pathlib.Path(self.home.name, "new")

@@ -48,7 +48,7 @@ def text_of(name: str, value: Any) -> str:
 
 def path_of(name: str, value: Any, prefix: str = "") -> str:
     """The same, or a path, which is that text behind `prefix`."""
-    return text_of(name, prefix + os.fspath(value) if isinstance(value, os.PathLike) else value)
+    return text_of(name, prefix + os.fsdecode(value) if isinstance(value, os.PathLike) else value)
 
 
 def store_settings(dram: int, offload: str | None) -> dict[str, Any]:
