@@ -27,6 +27,8 @@ _ORDINARY = ("absent", "gone")
 # Kinds that are told apart.
 _KINDS_MAX = 256
 _VALUES = re.compile(r" \w+=")
+# Unavailable errors by which a store process says nothing: others are its answers, such as that a checksum is wrong.
+_DOWN = re.compile("link to the (store|peer)|did not answer in time|cannot attach to the store")
 # Errors that pass by themselves, or with a store process that is started again.
 _PASSING = (UnavailableError, BusyError, NoSpaceError)
 
@@ -97,11 +99,13 @@ class Failures:
             return 1
         # A store process that is down is one failure, whatever it was asked; of the store's other errors the values behind the text are no part.
         text = _VALUES.split(str(error), 1)[0] if isinstance(error, PagelithError) else str(error)
-        kind = "store" if isinstance(error, UnavailableError) else f"{what} {type(error).__name__} {text}"
+        is_down = isinstance(error, UnavailableError) and _DOWN.search(text) is not None
+        kind = "store" if is_down else f"{what} {type(error).__name__} {text}"
         now = self._now()
         with self._lock:
             if kind not in self._kinds and len(self._kinds) >= _KINDS_MAX:
-                kind = "other"
+                self._kinds = {known: one for known, one in self._kinds.items() if now < one[0]}
+                kind = kind if len(self._kinds) < _KINDS_MAX else "other"
             again, since = self._kinds.get(kind, (now, 0))
             if now < again:
                 self._kinds[kind] = (again, since + 1)

@@ -81,6 +81,23 @@ class Lines(unittest.TestCase):
         self.assertEqual(len(lines), 3)
         self.assertTrue(all(line.startswith("ERROR") and "Traceback" not in line for line in lines), lines)
 
+    def test_store_that_goes_down_is_said_though_another_failure_of_it_was(self):
+        with self.said() as lines:
+            self.failures.call("read", pagelith.UnavailableError("a checksum is wrong segment=1"))
+            self.failures.call("read", pagelith.UnavailableError("a checksum is wrong segment=2"))
+            self.failures.call("read", pagelith.UnavailableError("there is no link to the store"))
+        self.assertEqual(len(lines), 2)
+
+    def test_kind_that_is_new_when_there_were_many_has_a_line_once_their_time_is_over(self):
+        for n in range(1000):
+            self.failures.call("read", KeyError(n))
+        self.now = 2 * EVERY_S
+        with self.said() as lines:
+            for _ in range(2):
+                self.failures.call("read", KeyError("new"))
+                self.failures.call("write", KeyError("new"))
+        self.assertEqual(len(lines), 2)
+
     def test_kinds_of_failures_are_bounded(self):
         with self.said() as lines:
             for n in range(10_000):
