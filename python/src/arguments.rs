@@ -1,15 +1,20 @@
 //! What Python gives as arguments, each with its name in what is said of it: an error says which argument is wrong, and which of several.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use pagelith::layouts::ids::NamespaceId;
+use pagelith::layouts::key::ObjectKey;
+use pyo3::PyClass;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyMemoryView, PyString, PyTuple};
 
-use crate::call::Span;
+use crate::call::{Request, Span};
 use crate::errors::InvalidError;
 use crate::given::{Listed, Memories, Pieces, entries};
-use crate::keys::{Key, Page};
+use crate::hits::PoolQuery;
+use crate::keys::{Key, Namespace, Page};
 
 /// What is wrong with a value by its type.
 pub fn wrong_type(what: &str, must_be: &str, given: &Bound<'_, PyAny>) -> PyErr {
@@ -52,20 +57,28 @@ fn out_of_range<T>(what: &str, given: &Bound<'_, PyAny>) -> PyErr {
     InvalidError::new_err(format!("{what} must be a whole number from 0 to {most}, not {given}"))
 }
 
+/// A time in seconds that is none.
+pub fn no_time(what: &str, given: &dyn std::fmt::Display) -> PyErr {
+    InvalidError::new_err(format!("{what} must be a number of seconds, from 0 to {}, not {given}", u64::MAX))
+}
+
 /// A time in seconds.
 fn number(what: &str, given: &Bound<'_, PyAny>) -> PyResult<f64> {
     let must_be = "a number of seconds";
     if given.is_instance_of::<PyBool>() {
         return Err(wrong_type(what, must_be, given));
     }
-    let wrong = |error: PyErr| match error.is_instance_of::<PyTypeError>(given.py()) {
-        true => wrong_type(what, must_be, given),
-        false => error,
-    };
-    let number: f64 = given.extract().map_err(wrong)?;
-    let wrong =
-        |_| InvalidError::new_err(format!("{what} must be {must_be}, from 0 on and finite, not {given}"));
-    Duration::try_from_secs_f64(number).map(|_| number).map_err(wrong)
+    let number: f64 = given.extract().map_err(|error: PyErr| {
+        let py = given.py();
+        if error.is_instance_of::<PyTypeError>(py) {
+            wrong_type(what, must_be, given)
+        } else if error.is_instance_of::<PyOverflowError>(py) {
+            no_time(what, given)
+        } else {
+            error
+        }
+    })?;
+    Duration::try_from_secs_f64(number).map(|_| number).map_err(|_| no_time(what, given))
 }
 
 /// The entries of a list; one thing that should have been in a list is no list of its parts.
@@ -237,8 +250,98 @@ pub fn layer_split(given: &Bound<'_, PyAny>) -> PyResult<Option<Listed<(u32, u32
 }
 
 pub fn extra(given: &Bound<'_, PyAny>) -> PyResult<Option<Listed<(String, String)>>> {
-    let must_be = "a pair of strings";
-    let one =
-        |place: &str, pair: &Bound<'_, PyTuple>| pair.extract().map_err(|_| wrong_type(place, must_be, pair));
-    pairs("extra", must_be, given, one)
+    let part = |place: &str, pair: &Bound<'_, PyTuple>, n| {
+        text_of(&format!("{place}[{n}]"), &pair.get_item(n)?).map(str::to_owned)
+    };
+    let one = |place: &str, pair: &Bound<'_, PyTuple>| Ok((part(place, pair, 0)?, part(place, pair, 1)?));
+    pairs("extra", "a pair of strings", given, one)
+}
+
+/// An object of one of this package's classes.
+fn instance<'py, T: PyClass>(
+    what: &str,
+    must_be: &str,
+    given: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, T>> {
+    given.cast::<T>().cloned().map_err(|_| wrong_type(what, must_be, given))
+}
+
+pub fn request(given: &Bound<'_, PyAny>) -> PyResult<Option<pagelith::Request>> {
+    let one = || instance::<Request>("request", "a pagelith.Request, or None", given);
+    (!given.is_none()).then(|| one().map(|request| request.get().0)).transpose()
+}
+
+pub fn base(given: &Bound<'_, PyAny>) -> PyResult<Option<ObjectKey>> {
+    let one = || instance::<Key>("base", "a pagelith.Key, or None", given);
+    (!given.is_none()).then(|| one().map(|key| key.get().0)).transpose()
+}
+
+pub fn namespace(given: &Bound<'_, PyAny>) -> PyResult<NamespaceId> {
+    instance::<Namespace>("namespace", "a pagelith.Namespace", given).map(|namespace| namespace.get().0)
+}
+
+pub fn pools<'py>(given: &Bound<'py, PyAny>) -> PyResult<Option<Listed<Bound<'py, PoolQuery>>>> {
+    if given.is_none() {
+        return Ok(None);
+    }
+    let one = |place: &str, entry: Bound<'py, PyAny>| instance(place, "a pagelith.PoolQuery", &entry);
+    listed("pools", "pagelith.PoolQuery", given, one).map(|pools| Some(Listed(pools)))
+}
+
+/// A string.
+pub fn text_of<'a>(what: &str, given: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
+    let text = given.cast::<PyString>().map_err(|_| wrong_type(what, "a string", given))?;
+    let wrong = |error: PyErr| InvalidError::new_err(format!("{what} must be a string in UTF-8: {error}"));
+    text.to_str().map_err(wrong)
+}
+
+/// Texts by their names.
+macro_rules! texts {
+    ($($name:ident),+ $(,)?) => {$(
+        pub fn $name<'a>(given: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
+            text_of(stringify!($name), given)
+        }
+    )+};
+}
+
+texts! { model, tenant, revision, dtype, layout, pool, component, shard, text }
+
+fn truth_of(what: &str, given: &Bound<'_, PyAny>) -> PyResult<bool> {
+    given.extract().map_err(|_| wrong_type(what, "True or False", given))
+}
+
+pub fn draft(given: &Bound<'_, PyAny>) -> PyResult<bool> {
+    truth_of("draft", given)
+}
+
+pub fn may_be_down(given: &Bound<'_, PyAny>) -> PyResult<bool> {
+    truth_of("may_be_down", given)
+}
+
+/// The bytes of a namespace's fingerprint.
+pub fn id<'a>(given: &'a Bound<'_, PyAny>) -> PyResult<&'a [u8]> {
+    let bytes = given.cast::<PyBytes>().map_err(|_| wrong_type("id", "16 bytes", given))?;
+    Ok(bytes.as_bytes())
+}
+
+/// A path: a string, or what names one (`os.PathLike`), be that in bytes.
+pub fn path(what: &str, must_be: &str, given: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
+    let py = given.py();
+    if !given.is_instance_of::<PyString>() && !given.hasattr("__fspath__")? {
+        return Err(wrong_type(what, must_be, given));
+    }
+    let decoded = py.import("os")?.call_method1("fsdecode", (given,));
+    let path = decoded.and_then(|text| text.extract());
+    path.map_err(|error| match error.is_instance_of::<PyTypeError>(py) {
+        true => wrong_type(what, must_be, given),
+        false => error,
+    })
+}
+
+pub fn directory(given: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
+    path("directory", "a path", given)
+}
+
+pub fn subdirectory(given: &Bound<'_, PyAny>) -> PyResult<Option<PathBuf>> {
+    (!given.is_none()).then(|| path("subdirectory", "a name of a directory, or None", given)).transpose()
 }

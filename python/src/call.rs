@@ -6,6 +6,7 @@ use pagelith::layouts::key::ObjectKey;
 use pagelith::{GetSlice, Options, PutSlice};
 use pyo3::prelude::*;
 
+use crate::arguments::no_time;
 use crate::errors::InvalidError;
 use crate::given::{Listed, Memories};
 use crate::keys::{Key, keys};
@@ -25,14 +26,14 @@ impl Request {
 }
 
 /// How a call is to be treated.
-pub fn options(request: Option<&Bound<'_, Request>>, depth: u32, timeout: Option<f64>) -> PyResult<Options> {
-    let (request, timeout) = (request.map(|request| request.get().0), seconds("timeout", timeout)?);
+pub fn options(request: Option<pagelith::Request>, depth: u32, timeout: Option<f64>) -> PyResult<Options> {
+    let timeout = seconds("timeout", timeout)?;
     Ok(Options { request, depth, timeout, ..Options::default() })
 }
 
 /// How a put is to be treated.
 pub fn put_options(
-    request: Option<&Bound<'_, Request>>,
+    request: Option<pagelith::Request>,
     depth: u32,
     timeout: Option<f64>,
     wait: Option<f64>,
@@ -42,9 +43,8 @@ pub fn put_options(
 
 /// A time that Python gave in seconds; [`crate::arguments`] has looked at it.
 pub fn seconds(what: &str, given: Option<f64>) -> PyResult<Option<Duration>> {
-    let wrong =
-        |_| InvalidError::new_err(format!("{what} must be a number of seconds, from 0 on and finite"));
-    given.map(Duration::try_from_secs_f64).transpose().map_err(wrong)
+    let one = |seconds| Duration::try_from_secs_f64(seconds).map_err(|_| no_time(what, &seconds));
+    given.map(one).transpose()
 }
 
 /// Objects of a call, to be put.
@@ -107,13 +107,13 @@ pub fn put_pages(
 
 /// What the pages of a call are put with: a base, or all that a page consists of.
 pub fn together(
-    base: Option<&Bound<'_, Key>>,
+    base: Option<ObjectKey>,
     required: Option<Vec<Bound<'_, Key>>>,
 ) -> PyResult<(Option<ObjectKey>, Option<Vec<ObjectKey>>)> {
     if base.is_some() && required.is_some() {
         return Err(InvalidError::new_err("what is attached to a base is whole: base and required"));
     }
-    Ok((base.map(|base| base.get().0), required.map(keys)))
+    Ok((base, required.map(keys)))
 }
 
 /// Some of an object's bytes, from and to.

@@ -8,7 +8,7 @@ use pagelith::{ErrorKind, GroupId, Options, PutSlice, Result, attach};
 use pyo3::prelude::*;
 
 use crate::arguments;
-use crate::call::{Request, put_options, puts};
+use crate::call::{put_options, puts};
 use crate::errors::{UnavailableError, raised};
 use crate::given::Memories;
 use crate::keys::Key;
@@ -156,7 +156,7 @@ impl Group {
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
         #[pyo3(from_py_with = arguments::sources)] sources: Memories<'_>,
-        request: Option<&Bound<'_, Request>>,
+        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
@@ -176,7 +176,7 @@ impl Group {
     fn commit(
         &self,
         py: Python<'_>,
-        request: Option<&Bound<'_, Request>>,
+        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,

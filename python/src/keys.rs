@@ -25,12 +25,12 @@ impl Namespace {
         layer_split=None, extra=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
-        model: &str,
-        tenant: &str,
-        revision: &str,
-        dtype: &str,
+        #[pyo3(from_py_with = arguments::model)] model: &str,
+        #[pyo3(from_py_with = arguments::tenant)] tenant: &str,
+        #[pyo3(from_py_with = arguments::revision)] revision: &str,
+        #[pyo3(from_py_with = arguments::dtype)] dtype: &str,
         #[pyo3(from_py_with = arguments::page_tokens)] page_tokens: u32,
-        layout: &str,
+        #[pyo3(from_py_with = arguments::layout)] layout: &str,
         #[pyo3(from_py_with = arguments::layout_version)] layout_version: u32,
         #[pyo3(from_py_with = arguments::layer_split)] layer_split: Option<Listed<(u32, u32)>>,
         #[pyo3(from_py_with = arguments::extra)] extra: Option<Listed<(String, String)>>,
@@ -61,7 +61,7 @@ impl Namespace {
 
     /// The namespace of this fingerprint, as `id` has it.
     #[staticmethod]
-    fn of_id(id: &[u8]) -> PyResult<Namespace> {
+    fn of_id(#[pyo3(from_py_with = arguments::id)] id: &[u8]) -> PyResult<Namespace> {
         let wrong = |_| InvalidError::new_err(format!("id must have 16 bytes length={}", id.len()));
         id.try_into().map(|id| Namespace(NamespaceId(id))).map_err(wrong)
     }
@@ -98,17 +98,17 @@ impl Key {
     #[new]
     #[pyo3(signature = (namespace, page, *, pool="kv", component="kv", draft=false, shard="whole"))]
     fn new(
-        namespace: &Namespace,
+        #[pyo3(from_py_with = arguments::namespace)] namespace: NamespaceId,
         page: Page,
-        pool: &str,
-        component: &str,
-        draft: bool,
-        shard: &str,
+        #[pyo3(from_py_with = arguments::pool)] pool: &str,
+        #[pyo3(from_py_with = arguments::component)] component: &str,
+        #[pyo3(from_py_with = arguments::draft)] draft: bool,
+        #[pyo3(from_py_with = arguments::shard)] shard: &str,
     ) -> PyResult<Key> {
         let role = if draft { Role::Draft } else { Role::Target };
         let shard = Shard::parse(shard)
             .ok_or_else(|| InvalidError::new_err(format!("is no shard shard={shard:?}")))?;
-        let key = ObjectKey::new(namespace.0, page.0, role, pool, component, shard);
+        let key = ObjectKey::new(namespace, page.0, role, pool, component, shard);
         key.map(Key).map_err(|error| InvalidError::new_err(error.to_string()))
     }
 
@@ -154,7 +154,7 @@ impl Key {
 
     /// The key of this text, as `str` has it: `NAMESPACE/PAGE/[d:]POOL/COMPONENT/SHARD`, the first two in hexadecimal digits.
     #[staticmethod]
-    fn parse(text: &str) -> PyResult<Key> {
+    fn parse(#[pyo3(from_py_with = arguments::text)] text: &str) -> PyResult<Key> {
         text.parse().map(Key).map_err(|error: ParseKeyError| InvalidError::new_err(error.to_string()))
     }
 
@@ -188,7 +188,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Page {
 
     fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Page> {
         if given.is_instance_of::<PyString>() {
-            return Ok(Page(opaque_hash(given.extract::<String>()?.as_bytes())));
+            return Ok(Page(opaque_hash(arguments::text_of("page", &given)?.as_bytes())));
         }
         let Octets(bytes) = given.extract().map_err(|error: PyErr| {
             match error.is_instance_of::<PyTypeError>(given.py()) {

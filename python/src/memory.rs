@@ -174,7 +174,7 @@ impl Memory {
             let at = NonNull::new(address as *mut u8).filter(|_| address.checked_add(length).is_some());
             let at = at.ok_or_else(|| wrong("is no memory"))?;
             if let Some(problem) =
-                (length > 0).then(|| mapped::problem(address, length, flags == WRITE)).flatten()
+                (length > 0).then(|| mapped::problem(given.py(), address, length, flags == WRITE)).flatten()
             {
                 return Err(wrong(problem));
             }

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString, PyTuple};
 use serde_json::{Map, Value};
 
-use crate::arguments::wrong_type;
+use crate::arguments;
 use crate::errors::{InvalidError, raised, refused};
 use crate::given::{Octets, entries};
 use crate::log;
@@ -67,10 +67,8 @@ fn address_text(given: &Bound<'_, PyAny>) -> PyResult<String> {
     if given.is_instance_of::<PyString>() {
         return given.extract();
     }
-    if !given.hasattr("__fspath__")? {
-        return Err(wrong_type("address", "unix:PATH, tcp:HOST:PORT, or the path of a socket", given));
-    }
-    let path: PathBuf = given.extract()?;
+    let must_be = "unix:PATH, tcp:HOST:PORT, or the path of a socket";
+    let path = arguments::path("address", must_be, given)?;
     let path = path.to_str().ok_or_else(|| InvalidError::new_err("address must be a path in UTF-8"))?;
     Ok(format!("unix:{path}"))
 }
@@ -90,11 +88,7 @@ fn config(given: Option<&Bound<'_, PyAny>>, subdirectory: Option<&Path>) -> PyRe
         Some(given) if items(given)?.is_some() => (ConfigFormat::Json, value(given, "", 0)?.to_string()),
         Some(given) => {
             let must_be = "a dictionary of settings, or the path of a file of them";
-            let wrong = |error: PyErr| match error.is_instance_of::<PyTypeError>(given.py()) {
-                true => wrong_type("config", must_be, given),
-                false => error,
-            };
-            let path: PathBuf = given.extract().map_err(wrong)?;
+            let path = arguments::path("config", must_be, given)?;
             let format = ConfigFormat::of_path(&path).ok_or_else(|| {
                 InvalidError::new_err(format!("is neither .toml nor .json path={}", path.display()))
             })?;
@@ -169,7 +163,7 @@ fn value(given: &Bound<'_, PyAny>, at: &str, depth: usize) -> PyResult<Value> {
             given.extract::<u64>().map(Value::from).or_else(|_| given.extract::<i64>().map(Value::from));
         whole.map_err(|_| wrong("must be a number of at most 64 bits"))
     } else if given.hasattr("__fspath__")? {
-        let path: PathBuf = given.extract()?;
+        let path = arguments::path(at, "a path", given)?;
         path.to_str().map(Value::from).ok_or_else(|| wrong("must be a path in UTF-8"))
     } else {
         Err(wrong("must be a number, a string, true or false, a list or a dictionary of those"))

@@ -4,18 +4,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pagelith::layouts::ids::NamespaceId;
+use pagelith::layouts::key::ObjectKey;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::arguments;
 use crate::call::{Gets, Puts, Request, Span, options, put_options, put_pages, puts, seconds, together};
 use crate::closing::{Held, close_once, end, is_closed};
-use crate::errors::{InternalError, InvalidError, UnavailableError, raised};
+use crate::errors::{InternalError, UnavailableError, raised};
 use crate::events::Event;
 use crate::given::{Listed, Memories};
 use crate::group::Group;
 use crate::hits::{PagesFound, PoolQuery};
-use crate::keys::{Key, Namespace, Page, keys};
+use crate::keys::{Key, Page, keys};
 use crate::log;
 use crate::opening::{self, OpenReport};
 use crate::outcome::{CloseReport, FlushReport, GetOutcome, PutOutcome};
@@ -53,7 +55,7 @@ impl Store {
     fn new(
         py: Python<'_>,
         config: Option<Bound<'_, PyAny>>,
-        subdirectory: Option<PathBuf>,
+        #[pyo3(from_py_with = arguments::subdirectory)] subdirectory: Option<PathBuf>,
     ) -> PyResult<Store> {
         let (reached, name, report) = opening::open(py, config.as_ref(), subdirectory)?;
         Store::of(py, reached, name, Some(report))
@@ -67,7 +69,7 @@ impl Store {
 
     /// With how many bytes (`ssd.bytes`) the store was made that lies in a directory; `None` if there is none.
     #[staticmethod]
-    fn bytes_in(directory: PathBuf) -> Option<u64> {
+    fn bytes_in(#[pyo3(from_py_with = arguments::directory)] directory: PathBuf) -> Option<u64> {
         opening::bytes_in(&directory)
     }
 
@@ -79,7 +81,7 @@ impl Store {
         py: Python<'_>,
         address: Bound<'_, PyAny>,
         key: Option<Bound<'_, PyAny>>,
-        may_be_down: bool,
+        #[pyo3(from_py_with = arguments::may_be_down)] may_be_down: bool,
     ) -> PyResult<Store> {
         let (reached, name) = opening::attach(py, &address, key.as_ref(), may_be_down)?;
         Store::of(py, reached, name, None)
@@ -95,7 +97,7 @@ impl Store {
         #[pyo3(from_py_with = arguments::address_alone)] address: usize,
         #[pyo3(from_py_with = arguments::length)] length: usize,
     ) -> PyResult<()> {
-        let region = shared::region(fd, address, length)?;
+        let region = shared::region(py, fd, address, length)?;
         self.with(py, |store| store.share(region))?.map_err(|error| raised(&error))
     }
 
@@ -119,7 +121,7 @@ impl Store {
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
         #[pyo3(from_py_with = arguments::sources)] sources: Memories<'_>,
-        request: Option<&Bound<'_, Request>>,
+        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
@@ -136,14 +138,13 @@ impl Store {
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
         #[pyo3(from_py_with = arguments::sources)] sources: Memories<'_>,
-        base: Option<&Bound<'_, Key>>,
-        request: Option<&Bound<'_, Request>>,
+        #[pyo3(from_py_with = arguments::base)] base: Option<ObjectKey>,
+        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
     ) -> PyResult<PutOutcome> {
         let options = put_options(request, depth, timeout, wait)?;
-        let base = base.map(|base| base.get().0);
         let outcomes = puts(keys, &sources, |objects| {
             self.with(py, |store| store.put_pages(base, &[&objects.slices()], options))
         })?;
@@ -161,9 +162,9 @@ impl Store {
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
         #[pyo3(from_py_with = arguments::sources)] sources: Memories<'_>,
-        base: Option<&Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::base)] base: Option<ObjectKey>,
         #[pyo3(from_py_with = arguments::required_or_none)] required: Option<Vec<Bound<'_, Key>>>,
-        request: Option<&Bound<'_, Request>>,
+        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
@@ -180,7 +181,7 @@ impl Store {
     fn begin_group(
         this: &Bound<'_, Store>,
         #[pyo3(from_py_with = arguments::required)] required: Vec<Bound<'_, Key>>,
-        request: Option<&Bound<'_, Request>>,
+        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<Group> {
@@ -197,7 +198,7 @@ impl Store {
         #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
         #[pyo3(from_py_with = arguments::destinations)] destinations: Memories<'_>,
         #[pyo3(from_py_with = arguments::ranges)] ranges: Option<Listed<Span>>,
-        request: Option<&Bound<'_, Request>>,
+        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<Vec<GetOutcome>> {
@@ -219,7 +220,7 @@ impl Store {
         #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
         #[pyo3(from_py_with = arguments::destinations)] destinations: Memories<'_>,
         #[pyo3(from_py_with = arguments::ranges)] ranges: Option<Listed<Span>>,
-        request: Option<&Bound<'_, Request>>,
+        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<Submitted> {
@@ -236,7 +237,7 @@ impl Store {
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
         #[pyo3(from_py_with = arguments::sources)] sources: Memories<'_>,
-        request: Option<&Bound<'_, Request>>,
+        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
@@ -254,9 +255,9 @@ impl Store {
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
         #[pyo3(from_py_with = arguments::sources)] sources: Memories<'_>,
-        base: Option<&Bound<'_, Key>>,
+        #[pyo3(from_py_with = arguments::base)] base: Option<ObjectKey>,
         #[pyo3(from_py_with = arguments::required_or_none)] required: Option<Vec<Bound<'_, Key>>>,
-        request: Option<&Bound<'_, Request>>,
+        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
         #[pyo3(from_py_with = arguments::wait)] wait: Option<f64>,
@@ -276,7 +277,7 @@ impl Store {
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
-        request: Option<&Bound<'_, Request>>,
+        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<Vec<bool>> {
@@ -290,7 +291,7 @@ impl Store {
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
-        request: Option<&Bound<'_, Request>>,
+        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<usize> {
@@ -306,14 +307,14 @@ impl Store {
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::pages)] pages: Listed<Page>,
         #[pyo3(from_py_with = arguments::anchor)] anchor: Vec<Bound<'_, Key>>,
-        pools: Option<Vec<Bound<'_, PoolQuery>>>,
-        request: Option<&Bound<'_, Request>>,
+        #[pyo3(from_py_with = arguments::pools)] pools: Option<Listed<Bound<'_, PoolQuery>>>,
+        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<PagesFound> {
         let (anchor, options) = (keys(anchor), options(request, depth, timeout)?);
         let pages: Vec<_> = pages.0.into_iter().map(|page| page.0).collect();
-        let pools: Vec<_> = pools.iter().flatten().map(|pool| pool.get().lent()).collect();
+        let pools: Vec<_> = pools.iter().flat_map(|pools| &pools.0).map(|pool| pool.get().lent()).collect();
         let query = pagelith::PagesQuery { pages: &pages, anchor: &anchor, pools: &pools };
         let found = self.with(py, |store| store.exists_groups(&query, options))?;
         found.map(PagesFound::from).map_err(|error| raised(&error))
@@ -336,11 +337,11 @@ impl Store {
     fn clear(
         &self,
         py: Python<'_>,
-        namespace: &Namespace,
+        #[pyo3(from_py_with = arguments::namespace)] namespace: NamespaceId,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<u64> {
-        let (id, options) = (namespace.0, options(None, 0, timeout)?);
-        let cleared = self.with(py, |store| store.clear(id, options))?;
+        let options = options(None, 0, timeout)?;
+        let cleared = self.with(py, |store| store.clear(namespace, options))?;
         cleared.map(|generation| generation.0).map_err(|error| raised(&error))
     }
 
@@ -382,7 +383,7 @@ impl Store {
     ) -> PyResult<usize> {
         let keys = crate::keys::keys(keys);
         let options = options(None, 0, timeout)?;
-        let wrong = |_| InvalidError::new_err(format!("is no time in seconds seconds={seconds}"));
+        let wrong = |_| arguments::no_time("seconds", &seconds);
         let duration = Duration::try_from_secs_f64(seconds).map_err(wrong)?;
         let here = self.with(py, |store| store.lease(&keys, duration, options))?;
         here.map_err(|error| raised(&error))
@@ -411,7 +412,7 @@ impl Store {
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = arguments::keys)] keys: Vec<Bound<'_, Key>>,
-        request: Option<&Bound<'_, Request>>,
+        #[pyo3(from_py_with = arguments::request)] request: Option<pagelith::Request>,
         #[pyo3(from_py_with = arguments::depth)] depth: u32,
         #[pyo3(from_py_with = arguments::timeout)] timeout: Option<f64>,
     ) -> PyResult<usize> {

@@ -1,6 +1,7 @@
 """Arguments that are wrong: each is named in a message of Python's words, and of several which one it is; nothing is moved."""
 
 import ctypes
+import os
 import pathlib
 import re
 import subprocess
@@ -10,6 +11,8 @@ import types
 import unittest
 
 import pagelith
+from pagelith.compat.mooncake_setup import path_of
+from pagelith.settings import StoreSettings
 
 SPACE = pagelith.Namespace("test")
 PAGE = 4096
@@ -133,8 +136,8 @@ class Refused(unittest.TestCase):
             store.submit_put(keys, [b"x"]).result,
         ]
         for name, call in [*waits.items(), *(("timeout", call) for call in timeouts), ("seconds", lambda seconds: store.lease(keys, seconds))]:
-            for wrong in (-1, -0.001, float("nan"), float("inf"), 1e300):
-                self.assert_said(pagelith.InvalidError, f"^{name} must be a number of seconds, from 0 on and finite, not {re.escape(str(wrong))}$", call, wrong)
+            for wrong in (-1, -0.001, float("nan"), float("inf"), 1e300, 10**400):
+                self.assert_said(pagelith.InvalidError, f"^{name} must be a number of seconds, from 0 to 18446744073709551615, not {re.escape(str(wrong))}$", call, wrong)
             for wrong, kind in ((True, "bool"), ("5", "str"), ([5], "list"), (pathlib.Path("5"), "PosixPath")):
                 self.assert_said(TypeError, f"^{name} must be a number of seconds, not {kind}$", call, wrong)
 
@@ -178,6 +181,54 @@ class Refused(unittest.TestCase):
             for given in wrong:
                 self.assert_said((TypeError, pagelith.InvalidError), f"^{name}.* must be ", lambda given=given, name=name: pagelith.Namespace("m", **{name: given}))
             self.assert_said(TypeError, f"^{name}\\[0\\] must be {pair}, not int$", lambda name=name: pagelith.Namespace("m", **{name: [5]}))
+        self.assert_said(TypeError, "^extra\\[1\\]\\[0\\] must be a string, not int$", lambda: pagelith.Namespace("m", extra=[("a", "b"), (1, "b")]))
+        self.assert_said(TypeError, "^extra\\[0\\]\\[1\\] must be a string, not int$", lambda: pagelith.Namespace("m", extra=[("a", 1)]))
+
+    def test_argument_of_another_type_is_named(self):
+        keys, store, make = [key(1)], self.store, pagelith.Key
+        requests = [
+            lambda request: store.put(keys, [b"x"], request=request),
+            lambda request: store.put_group(keys, [b"x"], request=request),
+            lambda request: store.put_pages(keys, [b"x"], request=request),
+            lambda request: store.begin_group(keys, request=request),
+            lambda request: store.get(keys, [bytearray(1)], request=request),
+            lambda request: store.submit_get(keys, [bytearray(1)], request=request),
+            lambda request: store.submit_put(keys, [b"x"], request=request),
+            lambda request: store.submit_put_pages(keys, [b"x"], request=request),
+            lambda request: store.exists(keys, request=request),
+            lambda request: store.exists_prefix(keys, request=request),
+            lambda request: store.exists_groups(["a"], keys, request=request),
+            lambda request: store.prefetch(keys, request=request),
+            lambda request: store.begin_group(keys).put(keys, [b"x"], request=request),
+            lambda request: store.begin_group(keys).commit(request=request),
+        ]
+        bases = [
+            lambda base: store.put_group(keys, [b"x"], base=base),
+            lambda base: store.put_pages(keys, [b"x"], base=base),
+            lambda base: store.submit_put_pages(keys, [b"x"], base=base),
+        ]
+        texts = ("tenant", "revision", "dtype", "layout")
+        for name, must_be, calls in [
+            ("request", "a pagelith.Request, or None", requests),
+            ("base", "a pagelith.Key, or None", bases),
+            ("pools", "a list of pagelith.PoolQuery", [lambda pools: store.exists_groups(["a"], keys, pools)]),
+            ("pools\\[0\\]", "a pagelith.PoolQuery", [lambda pool: store.exists_groups(["a"], keys, [pool])]),
+            ("namespace", "a pagelith.Namespace", [store.clear, lambda space: make(space, "a")]),
+            ("model", "a string", [pagelith.Namespace]),
+            *((name, "a string", [lambda text, name=name: pagelith.Namespace("m", **{name: text})]) for name in texts),
+            *((name, "a string", [lambda text, name=name: make(SPACE, "a", **{name: text})]) for name in ("pool", "component", "shard")),
+            ("draft", "True or False", [lambda draft: make(SPACE, "a", draft=draft)]),
+            ("text", "a string", [make.parse]),
+            ("id", "16 bytes", [pagelith.Namespace.of_id]),
+            ("may_be_down", "True or False", [lambda down: pagelith.Store.attach("unix:/x", may_be_down=down)]),
+            ("subdirectory", "a name of a directory, or None", [lambda name: pagelith.Store({}, subdirectory=name)]),
+            ("directory", "a path", [pagelith.Store.bytes_in]),
+        ]:
+            for call in calls:
+                self.assert_said(TypeError, f"^{name} must be {must_be}, not int$", call, 5)
+        self.assert_said(TypeError, "^subdirectory must be a name of a directory, or None, not bytes$", pagelith.Store, {}, subdirectory=b"a")
+        self.assert_said(pagelith.InvalidError, "^page must be a string in UTF-8: ", make, SPACE, "\udc80")
+        self.assert_said(pagelith.InvalidError, "^tenant must be a string in UTF-8: ", lambda: pagelith.Namespace("m", tenant="\udc80"))
 
     def test_what_a_store_is_opened_with_is_named(self):
         for address in (5, None, b"unix:/x"):
@@ -226,6 +277,23 @@ class Paths(unittest.TestCase):
         with self.assertRaisesRegex(pagelith.InvalidError, "subdirectory"):
             pagelith.Store(self.settings(where), subdirectory=pathlib.Path("a/b"))
 
+    def test_a_path_in_bytes_is_one(self):
+        class InBytes(os.PathLike):
+            def __init__(self, path):
+                self.path = path
+
+            def __fspath__(self):
+                return os.fsencode(self.path)
+
+        where = InBytes(self.home / "kv")
+        with pagelith.Store(self.settings(where), subdirectory=InBytes("rank_0")):
+            self.assertEqual(pagelith.Store.bytes_in(InBytes(self.home / "kv" / "rank_0")), 64 << 20)
+        with self.assertRaisesRegex(pagelith.UnavailableError, "none"):
+            pagelith.Store.attach(InBytes(self.home / "none"))
+        settings = StoreSettings.read("here", {"attach": InBytes("/run/socket"), "key_name": "me", "key_file": InBytes("/etc/key")})
+        self.assertEqual((settings.attach, settings.key_file), ("unix:/run/socket", "/etc/key"))
+        self.assertEqual(path_of("master_server_addr", InBytes("/run/socket"), "unix:"), "unix:/run/socket")
+
 
 class Addresses(unittest.TestCase):
     """Addresses at which this process has no memory. Each in a process of its own, which ends if one is looked at."""
@@ -267,7 +335,7 @@ for call in (put, get, register):
         self.assertEqual(len(lines), 18)
         for line in lines:
             self.assertRegex(line, "(sources|destinations)\\[0\\]: |memory: ")
-            self.assertRegex(line, "this process has no such memory \\(a GPU's is none of its\\) address=0x[0-9a-f]+ length=8192$")
+            self.assertRegex(line, "this process has no such memory \\(GPU memory is not in it\\) address=0x[0-9a-f]+ length=8192$")
 
     def test_where_memory_may_not_be_written_a_get_is_refused(self):
         lines = self.run_there("""
@@ -288,6 +356,17 @@ for pages in range(2, 200):
     assert get(address + 1, 8192)[0] if pages > 2 else True
 """)
         self.assertEqual(lines, ["[PutOutcome(state=stored)]"])
+
+    def test_mapped_file_of_any_name_does_not_hide_that_there_is_no_memory(self):
+        lines = self.run_there("""
+import tempfile
+with tempfile.TemporaryDirectory() as home:
+    with open(os.path.join(os.fsencode(home), b"odd\\xff\\rname"), "w+b") as file:
+        file.truncate(4096)
+        odd = mmap.mmap(file.fileno(), 4096)
+        said(put, 4096)
+""")
+        self.assertRegex(lines[0], "this process has no such memory")
 
     def test_an_empty_piece_may_be_anywhere(self):
         lines = self.run_there("""

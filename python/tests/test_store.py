@@ -757,7 +757,7 @@ class Attached(Case):
             self.assertEqual(store.exists(keys), [True] * 4 + [False] * 4)
             with self.assertRaisesRegex(pagelith.InvalidError, "not a descriptor"):
                 store.share(12345, address, length)
-            with self.assertRaisesRegex(pagelith.InvalidError, "not memory of so many bytes"):
+            with self.assertRaisesRegex(pagelith.InvalidError, "is shorter than length, or no file in memory"):
                 store.share(fd, address, length + 1)
 
     def test_of_more_pools_than_a_store_looks_at_the_rest_is_sent(self):
