@@ -28,6 +28,10 @@ class Mapping(NamedTuple):
     device: int
     inode: int
 
+    @property
+    def end(self) -> int:
+        return self.address + self.length
+
     def is_of(self, fd: int) -> bool:
         there = os.fstat(fd)
         return (there.st_dev, there.st_ino) == (self.device, self.inode)
@@ -35,16 +39,26 @@ class Mapping(NamedTuple):
 
 def mappings(spans: Iterable[tuple[int, int]]) -> list[Mapping]:
     """Those in which some of these addresses lie: of memfds, and of files in /dev/shm."""
-    wanted, found = list(spans), []
-    with open("/proc/self/maps") as maps:
+    wanted = list(spans)
+    return [mapping for mapping in _files_in_memory() if any(at < mapping.end and at + length > mapping.address for at, length in wanted)]
+
+
+def _files_in_memory() -> list[Mapping]:
+    """All of them. The kernel lists a mapping in parts, where its parts have other flags (`mlock`)."""
+    found: list[Mapping] = []
+    # A name has any bytes but newlines.
+    with open("/proc/self/maps", "rb") as maps:
         for line in maps:
-            addresses, allowed, offset, device, inode, *name = line.rstrip("\n").split(maxsplit=5)
-            if not name or not name[0].startswith(("/memfd:", "/dev/shm/")) or not allowed.endswith("s") or int(offset, 16) != 0:
+            addresses, allowed, at, device, inode, *name = line.rstrip(b"\n").split(maxsplit=5)
+            if not name or not name[0].startswith((b"/memfd:", b"/dev/shm/")) or not allowed.endswith(b"s"):
                 continue
-            start, end = (int(part, 16) for part in addresses.split("-"))
-            if any(at < end and at + length > start for at, length in wanted):
-                major, minor = (int(part, 16) for part in device.split(":"))
-                found.append(Mapping(start, end - start, name[0], os.makedev(major, minor), int(inode)))
+            (start, end), offset = (int(part, 16) for part in addresses.split(b"-")), int(at, 16)
+            major, minor = (int(part, 16) for part in device.split(b":"))
+            part = Mapping(start, end - start, os.fsdecode(name[0]), os.makedev(major, minor), int(inode))
+            if offset == 0:
+                found.append(part)
+            elif found and found[-1].end == start and found[-1].length == offset and found[-1][2:] == part[2:]:
+                found[-1] = found[-1]._replace(length=offset + part.length)
     return found
 
 
@@ -55,7 +69,12 @@ def share(store: Store, spans: Iterable[tuple[int, int]]) -> int:
     the store refuses, since it is shown as much as it takes, which is said.
     """
     shared = 0
-    for mapping in mappings(spans):
+    try:
+        found = mappings(spans)
+    except OSError as error:
+        logger.warning("pagelith: no host memory is shown to the store process, but sent: this process's mappings cannot be listed: %s", error)
+        return 0
+    for mapping in found:
         try:
             with _descriptor(mapping) as fd:
                 store.share(fd, mapping.address, mapping.length)
@@ -75,7 +94,11 @@ def _descriptor(mapping: Mapping) -> Iterator[int]:
                 found = os.dup(int(name))
                 break
     else:
-        found = os.open(mapping.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        # Another file may have the name that the kernel writes for one that has none any more.
+        if mapping.name.endswith(" (deleted)"):
+            raise FileNotFoundError(f"its file has no name any more, and this process no descriptor of it: {mapping.name}")
+        # A pipe in its place is not waited for.
+        found = os.open(mapping.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if not mapping.is_of(found):
             raise FileNotFoundError(f"another file has this name by now: {mapping.name}")

@@ -1,7 +1,6 @@
 """Memory that a store process looks at: which of it is shown, and that what is not shown is sent."""
 
 import ctypes
-import gc
 import mmap
 import os
 import tempfile
@@ -10,7 +9,6 @@ from unittest import mock
 
 import pagelith
 from pagelith import shared
-from pagelith.compat import mooncake_memory
 from pagelith.compat.mooncake import MooncakeDistributedStore, MooncakeHostMemAllocator
 from pagelith.settings import PoolSettings
 from test_store import PAGE, Process, content, key
@@ -104,6 +102,58 @@ class Shared(Attached):
             self.assertEqual(shared.share(self.attach(), [(address, LENGTH)]), 0)
         self.assertIn("another file has this name", logs.output[0])
 
+    def test_a_pipe_in_place_of_a_file_that_was_deleted_is_not_waited_for(self):
+        path, address = self.in_a_file()
+        os.unlink(path)
+        os.mkfifo(f"{path} (deleted)")
+        self.addCleanup(os.unlink, f"{path} (deleted)")
+        with self.assertLogs("pagelith.shared", "WARNING") as logs:
+            self.assertEqual(shared.share(self.attach(), [(address, LENGTH)]), 0)
+        self.assertIn("no descriptor of it", logs.output[0])
+
+    def test_mappings_of_files_with_any_name_are_listed(self):
+        store, memories = self.attach(), []
+        for n, name in enumerate((b"odd\xff", b"odd\rname", b"odd\nname", "odd\u2028name".encode())):
+            path = os.path.join(b"/dev/shm", b"pagelith-test-" + name)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            self.addCleanup(os.close, fd)
+            self.addCleanup(os.unlink, path)
+            os.ftruncate(fd, LENGTH)
+            memory = mmap.mmap(fd, LENGTH)
+            # What was shown has to stay where it is.
+            memories.append(memory)
+            (found,) = shared.mappings([(address_of(memory), 1)])
+            self.assertEqual(os.fsencode(found.name), path.replace(b"\n", b"\\012"))
+            self.assertEqual(shared.share(store, [(address_of(memory), LENGTH)]), 0 if b"\n" in name else 1)
+            self.put(store, address_of(memory), 8 * n)
+
+    def test_mappings_that_cannot_be_listed_are_sent(self):
+        client = MooncakeDistributedStore()
+        client._memory = PoolSettings(attach=self.process.address)
+        client._store = self.attach()
+        memory = ctypes.create_string_buffer(LENGTH)
+        with (
+            mock.patch("builtins.open", side_effect=OSError(24, "Too many open files")),
+            self.assertLogs("pagelith.shared", "WARNING") as logs,
+        ):
+            self.assertEqual(client.register_buffer(ctypes.addressof(memory), LENGTH), 0)
+        self.assertIn("cannot be listed", logs.output[0])
+
+    def test_a_mapping_whose_parts_have_other_flags_is_one(self):
+        address = MooncakeHostMemAllocator().alloc(LENGTH)
+        libc = ctypes.CDLL(None, use_errno=True)
+        self.assertEqual(libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE)), 0)
+        (found,) = shared.mappings([(address + LENGTH - 1, 1)])
+        self.assertEqual((found.address, found.length), (address, LENGTH))
+
+    def test_a_pipe_is_refused_as_memory_and_not_waited_for(self):
+        read, write = os.pipe()
+        self.addCleanup(os.close, read)
+        self.addCleanup(os.close, write)
+        for fd in (read, write):
+            with self.assertRaisesRegex(pagelith.InvalidError, f"^not a descriptor of memory fd={fd}: not a regular file$"):
+                self.attach().share(fd, PAGE, LENGTH)
+
     def test_memory_that_is_not_there_is_not_shared(self):
         fd = os.memfd_create("pool")
         self.addCleanup(os.close, fd)
@@ -152,33 +202,27 @@ class OfMooncake(Attached):
         allocator = MooncakeHostMemAllocator()
         self.assertEqual(self.client.setup("host", master_server_addr=self.process.address), 0)
         seen = set()
-        for n in range(40):
-            # Of one length as in its own pages: more regions than a store looks at, were each another one.
-            address = allocator.alloc(LENGTH - n)
-            seen.add(address)
-            self.assertEqual(ctypes.string_at(address, LENGTH - n), bytes(LENGTH - n))
-            self.assertEqual(self.client.register_buffer(address, LENGTH - n), 0)
-            self.put(f"k{n}", address, content(n))
-            self.assertEqual((self.client.unregister_buffer(address), allocator.free(address)), (0, 0))
-        self.assertEqual(len(seen), 1)
-        # An allocator that nobody has any more frees what it has, and the addresses stay as they are.
-        address = allocator.alloc(LENGTH)
-        del allocator
-        gc.collect()
-        self.assertEqual(ctypes.string_at(address, LENGTH), bytes(LENGTH))
-        self.assertEqual(MooncakeHostMemAllocator().alloc(LENGTH), address)
+        # More regions than a store looks at: the others are sent.
+        with self.assertLogs("pagelith.shared", "WARNING"):
+            for n in range(40):
+                address = allocator.alloc(LENGTH - n)
+                seen.add(address)
+                self.assertEqual(ctypes.string_at(address, LENGTH - n), bytes(LENGTH - n))
+                self.assertEqual(self.client.register_buffer(address, LENGTH - n), 0)
+                self.put(f"k{n}", address, content(n))
+                self.assertEqual((self.client.unregister_buffer(address), allocator.free(address)), (0, 0))
+                self.assertEqual(ctypes.string_at(address, LENGTH), bytes(LENGTH))
+        self.assertEqual(len(seen), 40)
 
     def test_memory_that_is_freed_is_given_back(self):
         allocator = MooncakeHostMemAllocator()
         address = allocator.alloc(LENGTH)
-        memory = allocator._maps[address]
         ctypes.memset(address, 1, LENGTH)
         (found,) = shared.mappings([(address, LENGTH)])
         with shared._descriptor(found) as fd:
             self.assertEqual(os.fstat(fd).st_blocks * 512, LENGTH)
             allocator.free(address)
             self.assertEqual(os.fstat(fd).st_blocks, 0)
-        self.assertIn((address, memory), mooncake_memory._freed[LENGTH])
 
 
 if __name__ == "__main__":

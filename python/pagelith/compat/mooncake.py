@@ -24,7 +24,7 @@ from ..identity.host import Now, model_of_this_process, no_engine, vllms_transfe
 from ..settings import PoolSettings
 from ..vllm.policy import warn_of_failed_loads
 from .mooncake_memory import MooncakeHostMemAllocator as MooncakeHostMemAllocator
-from .mooncake_memory import is_host_memory
+from .mooncake_memory import clients, is_host_memory
 from .mooncake_setup import flag_of, path_of, size_of, store_settings, text_of
 
 logger = logging.getLogger(__name__)
@@ -72,8 +72,12 @@ class _Names(NamedTuple):
     length: pagelith.Key
 
 
-class _StaleWeights(Exception):
+class _StaleWeights(ModelError):
     """What is to be put was computed before the model's weights were replaced."""
+
+
+class _Refused(pagelith.PagelithError):
+    """A call that the client does not take, whatever the store."""
 
 
 @dataclass
@@ -105,8 +109,6 @@ class ReplicaDescriptor:
         return self.tier == "ssd"
 
 
-
-
 class MooncakeDistributedStore:
     """A client: of a store in this process, or of a store process if the master's address is one's (`unix:PATH`, `tcp:HOST:PORT`)."""
 
@@ -123,6 +125,7 @@ class MooncakeDistributedStore:
         self._regions: dict[int, int] = {}
         self._held: dict[int, list[pagelith.Registration]] = {}
         self._memory = PoolSettings()
+        clients[id(self)] = self
 
     def setup(
         self,
@@ -218,7 +221,12 @@ class MooncakeDistributedStore:
                 return INVALID_PARAMS
             if self._regions.get(address) == size:
                 return OK
-            if size <= 0 or not is_host_memory(address, size):
+            try:
+                is_host = size > 0 and is_host_memory(address, size)
+            except OSError as error:
+                logger.error("pagelith: memory at %#x of %d bytes cannot be looked at: %s", address, size, error)
+                return INTERNAL
+            if not is_host:
                 logger.error("pagelith: no host memory at %#x of %d bytes; memory of a GPU is not taken", address, size)
                 return INVALID_PARAMS
             at = bisect_right(self._starts, address)
@@ -234,13 +242,23 @@ class MooncakeDistributedStore:
 
     def unregister_buffer(self, address: int) -> int:
         with self._lock:
-            if self._regions.pop(address, None) is None:
+            if address not in self._regions:
                 logger.error("pagelith: no memory is registered at %r", address)
                 return INVALID_PARAMS
-            self._starts.remove(address)
-            for registration in self._held.pop(address, []):
-                registration.release()
+            self._unregister(address)
             return OK
+
+    def forget_memory(self, address: int, length: int) -> None:
+        """The allocator's, which is freed: what is registered of it is registered no more. Not Mooncake's."""
+        with self._lock:
+            for start in [start for start in self._starts if start < address + length and start + self._regions[start] > address]:
+                self._unregister(start)
+
+    def _unregister(self, address: int) -> None:
+        del self._regions[address]
+        self._starts.remove(address)
+        for registration in self._held.pop(address, []):
+            registration.release()
 
     def _register(self, address: int) -> None:
         """With the store too, once it is open."""
@@ -338,7 +356,7 @@ class MooncakeDistributedStore:
         def put(store: pagelith.Store) -> list[int]:
             names = self._known(writes=True)
             pieces = given()
-            codes, some = self._only_registered(keys, pieces)
+            codes, some = self._only_registered("put", keys, pieces)
             outcomes = store.put(names.data.on_pages([keys[at] for at in some]), [pieces[at] for at in some], wait=0.0)
             for at, outcome in zip(some, outcomes, strict=True):
                 codes[at] = _put_code(outcome)
@@ -380,7 +398,7 @@ class MooncakeDistributedStore:
 
         def get(store: pagelith.Store) -> list[int]:
             pieces = given()
-            codes, some = self._only_registered(keys, pieces)
+            codes, some = self._only_registered("get", keys, pieces)
             names = self._keys([keys[at] for at in some])
             outcomes = store.get(names, [pieces[at] for at in some])
             for at, outcome in zip(some, outcomes, strict=True):
@@ -440,14 +458,15 @@ class MooncakeDistributedStore:
     def _keys(self, keys: Sequence[str]) -> list[pagelith.Key]:
         return self._known().data.on_pages(list(keys))
 
-    def _only_registered(self, keys: Sequence[str], pieces: _Pieces) -> tuple[list[int], list[int]]:
+    def _only_registered(self, what: str, keys: Sequence[str], pieces: _Pieces) -> tuple[list[int], list[int]]:
         """A code for each key, and which of them may be moved."""
         if len(pieces) != len(keys):
             raise ValueError(f"memory for each key keys={len(keys)} memories={len(pieces)}")
         with self._lock:
             some = [at for at, parts in enumerate(pieces) if self._is_registered(parts)]
         if len(some) < len(keys):
-            logger.error("pagelith: %d of %d objects are in memory that is not registered", len(keys) - len(some), len(keys))
+            unknown = len(keys) - len(some)
+            self._failures.call(what, _Refused(f"memory of objects is not registered objects={unknown} of={len(keys)}"))
         return [INVALID_PARAMS] * len(keys), some
 
     def _remember(self, key: str, length: int) -> None:
@@ -473,12 +492,12 @@ class MooncakeDistributedStore:
         """Mooncake's clients read codes and expect no exception."""
         store = self._store
         if store is None:
-            logger.error("pagelith: the store is not set up")
+            self._failures.call("call", _Refused("the store is not set up"))
             return failed(INVALID_PARAMS)
         try:
             return body(store)
-        except (_StaleWeights, ModelError) as error:
-            logger.error("pagelith: %s", error)
+        except ModelError as error:
+            self._failures.call("call", error)
             return failed(TRANSFER_FAIL)
         except pagelith.PagelithError as error:
             self._failures.call("call", error)
