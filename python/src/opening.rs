@@ -1,10 +1,11 @@
 //! What a store is opened with, and what opening it found.
 
+use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
 use pagelith::config::{ConfigFormat, Facts};
 use pagelith::io::disk::Side;
-use pagelith::io::regular_file::read_text;
+use pagelith::io::regular_file::{self, read_text};
 use pagelith::layouts::{manifest, names};
 use pagelith::transport::address::Address;
 use pagelith::transport::auth::Key;
@@ -179,7 +180,12 @@ fn settings_file(path: &Path) -> std::io::Result<String> {
 
 /// How many bytes the store in a directory was made with; `None` if there is none, or none that can be read.
 pub fn bytes_in(directory: &Path) -> Option<u64> {
-    let copies = names::MANIFESTS.map(|name| std::fs::read(directory.join(name)).unwrap_or_default());
+    let read = |name| {
+        let mut bytes = Vec::new();
+        // What is no regular file is not waited for.
+        regular_file::open(&directory.join(name))?.read_to_end(&mut bytes).map(|_| bytes)
+    };
+    let copies = names::MANIFESTS.map(|name| read(name).unwrap_or_default());
     let (manifest, _) = manifest::decode([&copies[0], &copies[1]]).ok()?;
     Some(manifest.superblock().capacity_bytes)
 }

@@ -170,3 +170,11 @@ class Taken(unittest.TestCase):
         pagelith.Store(self.settings(base)).close()
         self.assertEqual(pagelith.Store.bytes_in(base), 64 << 20)
         self.assertIsNone(pagelith.Store.bytes_in(self.home.name))
+
+    def test_pipe_in_place_of_a_file_of_the_store_is_not_waited_for(self):
+        base, pipes = pathlib.Path(self.home.name, "made"), pathlib.Path(self.home.name, "pipes")
+        pagelith.Store(self.settings(base)).close()
+        pipes.mkdir()
+        for name in os.listdir(base):
+            os.mkfifo(pipes / name)
+        self.assertIsNone(pagelith.Store.bytes_in(pipes))
