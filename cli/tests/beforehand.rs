@@ -61,10 +61,18 @@ fn transfer_memory_is_of_any_size_in_its_range() {
 
 /// Run under a limit of 20 MiB a file.
 fn limited(args: &[&str]) -> (Option<i32>, String) {
+    limited_with(&[], args)
+}
+
+fn limited_with(env: &[(&str, &str)], args: &[&str]) -> (Option<i32>, String) {
     let program = env!("CARGO_BIN_EXE_pagelith");
     let mut shell = without_settings(Command::new("bash"));
-    let output =
-        shell.args(["-c", "ulimit -f 20480; exec \"$0\" \"$@\"", program]).args(args).output().expect("run");
+    let output = shell
+        .args(["-c", "ulimit -f 20480; exec \"$0\" \"$@\"", program])
+        .args(args)
+        .envs(env.iter().copied())
+        .output()
+        .expect("run");
     let said = [output.stdout, output.stderr].concat();
     (output.status.code(), String::from_utf8(said).expect("text"))
 }
@@ -89,11 +97,12 @@ fn limit_of_a_files_length_is_named_beforehand_and_ends_nobody() {
     assert_eq!(made.code, Some(0), "{made:?}");
     let (ended, said) = limited(&[&replay[..], &store].concat());
     assert!(ended == Some(2) && said.contains("ulimit -f"), "{ended:?} {said}");
-    // Memory that is shared is a file as well, and so is that of `--transfer`.
+    // Memory that is shared is a file as well, and so is that of `--transfer`, where sharing was asked for by name.
+    let shared = [("PAGELITH_DRAM__SHARED", "true")];
     let socket = format!("unix:{}", home.path().join("socket").display());
-    let (ended, said) = limited(&["serve", "--listen", &socket]);
+    let (ended, said) = limited_with(&shared, &["serve", "--listen", &socket]);
     assert!(ended == Some(2) && said.contains("dram.bytes: is a file of memory"), "{ended:?} {said}");
-    let (ended, said) = limited(&["serve", "--listen", &socket, "--dram", "1MiB"]);
+    let (ended, said) = limited_with(&shared, &["serve", "--listen", &socket, "--dram", "1MiB"]);
     assert!(
         ended == Some(2) && said.contains("--transfer") && said.contains("ulimit -f"),
         "{ended:?} {said}"
