@@ -25,7 +25,7 @@ pub struct Limits {
     /// Longest that a peer may take of that until it has greeted. Default 1 s.
     pub greeting: Duration,
     /// Most connections of a listener that are not known yet, half of them from one source: an address, or a user of this host. One more
-    /// takes the place of the oldest of its source, or of the source that has most. Default 64.
+    /// takes the place of one of its source, or of the source that has most: the oldest that has not greeted, or the oldest. Default 64.
     pub unknown_max: usize,
     /// Most links of a listener at a time; one more is refused. Default 4096.
     pub links_max: usize,

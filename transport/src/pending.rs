@@ -81,6 +81,11 @@ impl<S: Stream> Pending<S> {
         if self.handshake.is_greeted() { handshake } else { greeting.min(handshake) }
     }
 
+    /// Whether the other side has greeted.
+    pub(crate) fn is_greeted(&self) -> bool {
+        self.handshake.is_greeted()
+    }
+
     /// Whether it waits for the stream to take bytes.
     pub fn wants_write(&self) -> bool {
         self.handshake.wants_write()

@@ -142,6 +142,38 @@ fn half_open_connections_keep_out_nobody() {
 }
 
 #[test]
+fn peer_that_has_greeted_keeps_its_place_while_silent_connections_of_its_source_flood_in() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for address in [loopback(), Address::Unix(dir.path().join("socket"))] {
+        // Time stands still: nothing is late.
+        let time = Arc::new(HandClock::default());
+        let mut listener = at(address, keys(1), Limits::default(), time.clone());
+        let (address, mut arrivals) = (listener.address().clone(), Vec::new());
+        let first = silent(&address);
+        let begun = connect(&address, offer(), Some(key(1)), &SystemEntropy, time, Limits::default(), &[]);
+        let mut progress = begun.expect("a socket").poll();
+        while listener.greeted() < 1 {
+            listener.wait(&mut arrivals, Duration::from_millis(5));
+        }
+        let mut flood = Vec::new();
+        while arrivals.len() < 100 {
+            flood.push(silent(&address));
+            listener.wait(&mut arrivals, WAIT);
+        }
+        assert!(listener.greeted() == 1 && links(&arrivals) == 0, "address={address}");
+        while links(&arrivals) == 0 {
+            listener.wait(&mut arrivals, Duration::from_millis(5));
+            progress = match progress {
+                Progress::Waiting(pending) => pending.poll(),
+                ready @ Progress::Ready(_) => ready,
+                Progress::Over(why) => panic!("address={address} {why}"),
+            };
+        }
+        drop((first, flood));
+    }
+}
+
+#[test]
 fn one_source_takes_no_place_of_another() {
     let limits = Limits { unknown_max: 8, ..Limits::default() };
     // Time stands still: nothing is late.

@@ -34,6 +34,8 @@ struct State {
     /// The connection, while the thread has it: for its shutdown alone.
     socket: Option<Arc<OwnedFd>>,
     end: Option<End>,
+    /// The peer has greeted.
+    is_greeted: bool,
     /// Why nobody waits for it any more.
     dismissed: Option<Closed>,
 }
@@ -116,6 +118,11 @@ impl Aside {
         self.held_bytes
     }
 
+    /// Whether the peer has greeted.
+    pub fn is_greeted(&self) -> bool {
+        lock(&self.state).is_greeted
+    }
+
     /// How it ended, if it has.
     pub fn end(&self) -> Option<End> {
         lock(&self.state).end.take()
@@ -148,6 +155,7 @@ fn shake(pending: SocketPending, state: &Mutex<State>) -> End {
             Progress::Ready(link) => return Ok(link),
             Progress::Over(why) => return Err(why),
         };
+        lock(state).is_greeted = pending.is_greeted();
         pending.sleep(WAIT_STEP);
     }
 }

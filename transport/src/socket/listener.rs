@@ -211,6 +211,11 @@ impl Listener {
         self.unknown.held_bytes()
     }
 
+    /// Peers that are not known yet and have greeted.
+    pub fn greeted(&self) -> usize {
+        self.unknown.greeted()
+    }
+
     /// Links of it that there are now.
     pub fn links(&self) -> usize {
         self.links.taken()

@@ -2,8 +2,9 @@
 //!
 //! Invariants:
 //! - There are at most `most`, and of one source at most half as many.
-//! - A new one always gets a place: that of the oldest of its source, where that has its share; else of the source that has most. So whoever opens
-//!   connections and says nothing keeps out nobody, and one source no other.
+//! - A new one always gets a place: of one of its source, where that has its share; else of one of the source that has most. Of these the oldest
+//!   that has not greeted gives its place up, and only where all have greeted the oldest. So connections that say nothing keep out nobody and
+//!   end no handshake that has begun, and one source ends none of another that has less.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -33,6 +34,15 @@ struct Newcomer {
     shaking: Shaking,
 }
 
+impl Newcomer {
+    fn is_greeted(&self) -> bool {
+        match &self.shaking {
+            Shaking::Here(pending) => pending.is_greeted(),
+            Shaking::Aside(aside) => aside.is_greeted(),
+        }
+    }
+}
+
 /// Connections in their handshakes, in the order in which they came.
 pub(super) struct Unknown {
     newcomers: Vec<Newcomer>,
@@ -54,6 +64,11 @@ impl Unknown {
         self.newcomers.iter().map(held).collect()
     }
 
+    /// How many of them have greeted.
+    pub fn greeted(&self) -> usize {
+        self.newcomers.iter().filter(|newcomer| newcomer.is_greeted()).count()
+    }
+
     /// One more.
     pub fn add(&mut self, source: Source, peer: String, shaking: Shaking) {
         self.newcomers.push(Newcomer { source, peer, shaking });
@@ -61,36 +76,59 @@ impl Unknown {
 
     /// Make room for one of `source`.
     pub fn make_room(&mut self, source: Source, arrivals: &mut Vec<Arrival>) {
+        let Some(gives) = self.gives(source) else { return };
+        // Each time one has gone, or one more is known to have greeted.
+        while let Some(at) = self.first_to_go(gives) {
+            let had_greeted = self.newcomers[at].is_greeted();
+            let Newcomer { source, peer, shaking } = self.newcomers.remove(at);
+            let end = match shaking {
+                Shaking::Here(pending) => match pending.poll() {
+                    // Its greeting was here, and not read yet.
+                    Progress::Waiting(pending) if pending.is_greeted() && !had_greeted => {
+                        let shaking = Shaking::Here(Box::new(pending));
+                        self.newcomers.insert(at, Newcomer { source, peer, shaking });
+                        continue;
+                    }
+                    Progress::Waiting(pending) => match pending.refuse(self.busy()) {
+                        Progress::Over(why) => Some(Err(why)),
+                        Progress::Ready(_) | Progress::Waiting(_) => None,
+                    },
+                    Progress::Ready(link) => Some(Ok(link)),
+                    Progress::Over(why) => Some(Err(why)),
+                },
+                Shaking::Aside(aside) => aside.dismiss(self.busy()).or_else(|| Some(Err(self.busy()))),
+            };
+            arrivals.extend(end.map(|end| arrival(peer, end)));
+            return;
+        }
+    }
+
+    /// The source of which one gives up its place to a new one of `source`, if one has to.
+    fn gives(&self, source: Source) -> Option<Source> {
         let of = |source| self.newcomers.iter().filter(|other| other.source == source).count();
         let share = self.limits.unknown_max.div_ceil(2);
-        let gives = if of(source) >= share {
-            source
-        } else if self.newcomers.len() >= self.limits.unknown_max {
-            // Of several that have as many, the one that came first.
-            let most = self.newcomers.iter().rev().max_by_key(|other| of(other.source));
-            most.map_or(source, |other| other.source)
-        } else {
-            return;
+        if of(source) >= share {
+            return Some(source);
+        }
+        if self.newcomers.len() < self.limits.unknown_max {
+            return None;
+        }
+        // Of several that have as many, the one that came first.
+        let most = self.newcomers.iter().rev().max_by_key(|other| of(other.source));
+        Some(most.map_or(source, |other| other.source))
+    }
+
+    /// Which of a source gives up its place: the oldest that has not greeted, or the oldest.
+    fn first_to_go(&self, source: Source) -> Option<usize> {
+        let first = |is_one: &dyn Fn(&Newcomer) -> bool| {
+            self.newcomers.iter().position(|other| other.source == source && is_one(other))
         };
-        let Some(oldest) = self.newcomers.iter().position(|other| other.source == gives) else { return };
-        let Newcomer { peer, shaking, .. } = self.newcomers.remove(oldest);
-        let end = match shaking {
-            Shaking::Here(pending) => match pending.poll() {
-                Progress::Waiting(pending) => match pending.refuse(self.busy()) {
-                    Progress::Over(why) => Some(Err(why)),
-                    Progress::Ready(_) | Progress::Waiting(_) => None,
-                },
-                Progress::Ready(link) => Some(Ok(link)),
-                Progress::Over(why) => Some(Err(why)),
-            },
-            Shaking::Aside(aside) => aside.dismiss(self.busy()).or_else(|| Some(Err(self.busy()))),
-        };
-        arrivals.extend(end.map(|end| arrival(peer, end)));
+        first(&|newcomer| !newcomer.is_greeted()).or_else(|| first(&|_| true))
     }
 
     fn busy(&self) -> Closed {
         let text = format!(
-            "too many connections that are not known yet, the oldest made room: try again most={}",
+            "too many connections that are not known yet, this one made room: try again most={}",
             self.limits.unknown_max
         );
         Closed::Refused(Refusal { reason: Reason::Busy, versions: self.versions, missing: 0, text })
