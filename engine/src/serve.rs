@@ -23,6 +23,8 @@ mod held;
 mod hold;
 mod lent;
 pub mod load;
+#[cfg(test)]
+mod load_test;
 mod looked;
 mod manner;
 mod pushed;
@@ -278,7 +280,7 @@ impl Server {
         match frame.kind {
             Kind::Request => {
                 let (terms, ask) = request::decode(&frame.body)?;
-                if self.ops.contains_key(&frame.op) {
+                if self.ops.contains_key(&frame.op) || self.load.counts(frame.op) {
                     let value = format!("{:?}", frame.op);
                     return Err(FormatError::Field { structure: "frame", field: "op", value });
                 }

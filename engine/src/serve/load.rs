@@ -5,6 +5,8 @@
 //!   answered `Busy`, which takes next to nothing, and does nothing.
 //! - A request stays counted until the outcome has left this process, or the link is gone: a client that does not read makes room for
 //!   nothing.
+//! - `under_way` is the sum of `of` and of what was cancelled and goes on: a number that is counted is not given to another request before
+//!   its outcome has left.
 //! - A link that has nothing under way may always begin one small operation, whatever other links have.
 
 use pagelith_io::sync::AtomicU64;
@@ -43,6 +45,11 @@ pub(super) struct Load {
 }
 
 impl Load {
+    /// Whether an operation of this number is under way, or its outcome has not left.
+    pub fn counts(&self, id: OpId) -> bool {
+        self.of.contains_key(&id)
+    }
+
     /// Count an operation of so many bytes in, or say that there is no room for it.
     pub fn begin(&mut self, all: &AtomicU64, id: OpId, bytes: u64) -> Result<()> {
         let own = self.under_way + self.unsent;
