@@ -69,7 +69,7 @@ use crate::session::Session;
 use crate::shared::Shared;
 use crate::store::Store;
 
-/// Most operations of one link under way; a client that asks for more is told `Busy`.
+/// Most operations of one link under way, those among them that were cancelled and go on; a client that asks for more is told `Busy`.
 const OPS_MAX: usize = 1024;
 /// Longest stretch of an object that is staged at a time, in bytes: whole blocks.
 const CHUNK_BYTES: u64 = 128 * BLOCK_BYTES as u64;
@@ -310,7 +310,7 @@ impl Server {
             self.answer(id, Answered::failed(verb, Error::new(ErrorKind::Denied, refused.to_string())));
             return;
         }
-        if self.ops.len() >= OPS_MAX {
+        if self.ops.len() + self.leaving.len() >= OPS_MAX {
             let detail = format!("too many operations on this link most={OPS_MAX}");
             self.answer(id, Answered::failed(verb, Error::busy(detail)));
             return;
