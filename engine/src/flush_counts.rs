@@ -10,7 +10,8 @@ use pagelith_layouts::ids::NamespaceId;
 
 use crate::outcome::FlushReport;
 
-/// Most clients that are gone whose last report is remembered: a process may come back over another link.
+/// Most clients of a key that are gone whose last report is remembered: a process may come back over another link. Each key has its own, since
+/// a client chooses by which process it is called, and not by which key.
 const GONE_MAX: usize = 1024;
 
 /// Counts, and who was told what of them.
@@ -22,7 +23,8 @@ pub(crate) struct FlushCounts {
     /// Counts that the embedding process was told, and those that anybody was told who hears of everything.
     own: FlushReport,
     everything: FlushReport,
-    clients: BTreeMap<String, Told>,
+    /// By key, then by process.
+    clients: BTreeMap<String, BTreeMap<String, Told>>,
     turns: u64,
 }
 
@@ -64,34 +66,43 @@ impl FlushCounts {
         namespaces.into_iter().flatten().for_each(|namespace| _ = self.of.entry(*namespace).or_default());
         let last = self.now(namespaces);
         let told = || Told { namespaces: namespaces.cloned(), last, links: 0, left: 0 };
-        self.clients.entry(client.to_owned()).or_insert_with(told).links += 1;
+        let (key, process) = parts(client);
+        let of_key = self.clients.entry(key.to_owned()).or_default();
+        of_key.entry(process.to_owned()).or_insert_with(told).links += 1;
     }
 
     /// One of its links is gone.
     pub fn unlink(&mut self, client: &str) {
         self.turns += 1;
-        let Some(told) = self.clients.get_mut(client) else { return };
+        let (key, process) = parts(client);
+        let Some(of_key) = self.clients.get_mut(key) else { return };
+        let Some(told) = of_key.get_mut(process) else { return };
         told.links = told.links.saturating_sub(1);
         told.left = self.turns;
-        let gone = || self.clients.iter().filter(|(_, told)| told.links == 0);
+        let gone = || of_key.iter().filter(|(_, told)| told.links == 0);
         if gone().count() > GONE_MAX
-            && let Some(oldest) = gone().min_by_key(|(_, told)| told.left).map(|(client, _)| client.clone())
+            && let Some(oldest) = gone().min_by_key(|(_, told)| told.left).map(|(process, _)| process.clone())
         {
-            self.clients.remove(&oldest);
+            of_key.remove(&oldest);
         }
     }
 
     /// All that happened, of what a client may hear, since it was told last.
     pub fn report_to(&mut self, client: &str) -> FlushReport {
-        let namespaces = self.clients.get(client).map(|told| told.namespaces.clone());
+        let namespaces = self.told(client).map(|told| told.namespaces.clone());
         let Some(namespaces) = namespaces else { return FlushReport::default() };
         let now = self.now(namespaces.as_ref());
-        let Some(told) = self.clients.get_mut(client) else { return FlushReport::default() };
+        let Some(told) = self.told(client) else { return FlushReport::default() };
         let since = since(&now, &std::mem::replace(&mut told.last, now));
         if namespaces.is_none() {
             self.everything = now;
         }
         since
+    }
+
+    fn told(&mut self, client: &str) -> Option<&mut Told> {
+        let (key, process) = parts(client);
+        self.clients.get_mut(key)?.get_mut(process)
     }
 
     fn now(&self, namespaces: Option<&BTreeSet<NamespaceId>>) -> FlushReport {
@@ -100,6 +111,11 @@ impl FlushCounts {
         namespaces.iter().filter_map(|namespace| self.of.get(namespace)).for_each(|of| add(&mut sum, of));
         sum
     }
+}
+
+/// The key of a client and its process, which stands behind the last slash.
+fn parts(client: &str) -> (&str, &str) {
+    client.rsplit_once('/').unwrap_or(("", client))
 }
 
 fn add(to: &mut FlushReport, more: &FlushReport) {
@@ -172,12 +188,33 @@ mod tests {
     }
 
     #[test]
+    fn clients_of_one_key_that_are_gone_push_out_none_of_another_key() {
+        let mut counts = FlushCounts::default();
+        let only = |namespace| BTreeSet::from([namespace]);
+        for client in ["a/1", "a/b/1", "/1"] {
+            counts.link(client, Some(&only(A)));
+            counts.unlink(client);
+        }
+        counts.add(A, &lost(3));
+        for n in 0..GONE_MAX + 10 {
+            let client = format!("b/{n}");
+            counts.link(&client, Some(&only(B)));
+            counts.unlink(&client);
+        }
+        for client in ["a/1", "a/b/1", "/1"] {
+            counts.link(client, Some(&only(A)));
+            assert_eq!(counts.report_to(client), lost(3), "{client}");
+        }
+    }
+
+    #[test]
     fn clients_that_are_gone_are_forgotten_the_oldest_first() {
         let mut counts = FlushCounts::default();
         for n in 0..GONE_MAX + 10 {
             counts.link(&n.to_string(), None);
             counts.unlink(&n.to_string());
         }
-        assert_eq!((counts.clients.len(), counts.clients.contains_key("9")), (GONE_MAX, false));
+        let of_key = &counts.clients[""];
+        assert_eq!((of_key.len(), of_key.contains_key("9")), (GONE_MAX, false));
     }
 }
