@@ -51,6 +51,7 @@ use crate::remote::queue::RemoteQueue;
 use crate::remote::writer::Writer;
 use crate::remote::{Peer, Remote, configured};
 use crate::removals::Removals;
+use crate::serve::served::Served;
 use crate::shared::{NEVER_READ, Shared};
 use crate::slow::SlowReads;
 use crate::stats::Counters;
@@ -275,7 +276,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         prefetch: Prefetch::default(),
         arriving: AtomicU64::new(0),
         viewed: AtomicU64::new(0),
-        served: AtomicU64::new(0),
+        served: Served::default(),
         read_at: AtomicU64::new(NEVER_READ),
     });
     let flusher = match (volume, manifest, recovered) {

@@ -30,6 +30,7 @@ mod manner;
 mod pushed;
 mod put;
 mod said;
+pub(crate) mod served;
 #[cfg(test)]
 mod tenants_test;
 mod turn;
@@ -64,6 +65,7 @@ use self::put::PutOp;
 use crate::batch::Request;
 use crate::error::{Error, ErrorKind, Result};
 use crate::outcome::Ticket;
+use crate::pins::ClientName;
 use crate::prefetch;
 use crate::session::Session;
 use crate::shared::Shared;
@@ -147,11 +149,14 @@ impl Server {
         let key = facts.key_name.as_deref();
         let process = format!("{}/{instance}", key.unwrap_or_default());
         // Those of a key trust each other; without one each is by itself.
-        let held = Held::of(key.map_or_else(|| instance.as_str().into(), |key| format!("key/{key}").into()));
+        let client: ClientName =
+            key.map_or_else(|| instance.as_str().into(), |key| format!("key/{key}").into());
+        let load = Load::of(session.io.shared.served.client(&client));
+        let held = Held::of(client);
         session.io.shared.lock().flushes.link(&process, facts.rights.namespaces.these());
         Ok(Server {
             link,
-            load: Load::default(),
+            load,
             leaving: Vec::new(),
             outcome_room,
             ops: BTreeMap::new(),

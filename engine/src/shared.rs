@@ -26,6 +26,7 @@ use crate::prefetch::Prefetch;
 use crate::published::{CoreGuard, Published};
 use crate::remote::Remote;
 use crate::removals::Removals;
+use crate::serve::served::Served;
 use crate::slow::SlowReads;
 use crate::tally::Tallies;
 
@@ -84,7 +85,7 @@ pub(crate) struct Shared {
     /// Bytes of the arena that other processes look at, for as long as they want.
     pub viewed: AtomicU64,
     /// Bytes that operations of clients take, and outcomes that these have not read.
-    pub served: AtomicU64,
+    pub served: Served,
     /// When somebody last had reads on the device, as the clock has it; [`NEVER_READ`] at first.
     pub read_at: AtomicU64,
 }

@@ -43,6 +43,8 @@ bounds! {
     Deadline = "time of an operation", |config| config.deadline().as_millis() as u64;
     /// Bytes of operations under way on a link and of outcomes that wait there.
     LinkBytes = "operations and unread outcomes of a link", |_| load::LINK_BYTES_MAX;
+    /// The same of all links of a client; each of them may begin [`FIRST_BYTES_MAX`](load::FIRST_BYTES_MAX) beside that.
+    ClientBytes = "operations and unread outcomes of a client", |_| load::CLIENT_BYTES_MAX;
     /// The same of all links; each may begin [`FIRST_BYTES_MAX`](load::FIRST_BYTES_MAX) beside that.
     AllBytes = "operations and unread outcomes of all links", |_| load::ALL_BYTES_MAX;
     /// Rows that a link has pinned.

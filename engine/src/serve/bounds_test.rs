@@ -20,7 +20,7 @@ use pagelith_transport::rights::Rights;
 use tempfile::TempDir;
 
 use super::bounds::Bound;
-use super::{Server, load};
+use super::{Server, load, load_test};
 use crate::batch::{Options, PutSlice};
 use crate::config::{Config, Facts};
 use crate::error::{ErrorKind, Result};
@@ -132,6 +132,9 @@ fn each_bound_holds_over_several_clients() {
         match bound {
             Bound::Deadline => deadline(),
             Bound::LinkBytes | Bound::AllBytes => unread(),
+            Bound::ClientBytes => {
+                load_test::of_one_client(bound.most(&World::new(0, false).store.shared.config))
+            }
             Bound::PinnedByLink => rows(),
             Bound::PinnedByClient | Bound::PinnedByAll => pinned(),
             Bound::ObjectsByClient | Bound::ObjectsByAll => pinned_objects(),
@@ -193,7 +196,7 @@ fn unread() {
             let queued = server.outcome_room.saturating_sub(server.link.room().frame_bytes);
             assert!((unsent + queued) as u64 <= link_most, "unsent={unsent} queued={queued}");
         }
-        top = top.max(shared.served.load(Relaxed));
+        top = top.max(shared.served.bytes());
     }
     let firsts = hostile.len() as u64 * load::FIRST_BYTES_MAX;
     assert!(top > link_most && top <= all_most + firsts, "top={top} most={all_most}");
@@ -203,7 +206,7 @@ fn unread() {
     drop(hostile);
     let (server, _) = &mut world.clients[0];
     server.turn();
-    assert_eq!(world.store.shared.served.load(Relaxed), 0, "something is counted for nobody");
+    assert_eq!(world.store.shared.served.bytes(), 0, "something is counted for nobody");
 }
 
 fn rows() {

@@ -1,19 +1,23 @@
 //! Memory that clients' operations and unread outcomes take, as it is counted over real links.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use pagelith_io::clock::{Clock, Mono};
+use pagelith_io::system::SystemEntropy;
+use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith_layouts::ids::OpId;
+use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::{self, Ask, Terms};
 use pagelith_layouts::wire::{Frame, Kind, List};
-use pagelith_transport::auth::Key;
+use pagelith_transport::auth::{Key, KeyRing};
 use pagelith_transport::closed::Closed;
 use pagelith_transport::handshake::Admission;
+use pagelith_transport::limits::Limits;
 use pagelith_transport::link::{Event, Link};
 use pagelith_transport::rights::Rights;
 
 use super::Server;
+use super::load::{FIRST_BYTES_MAX, LINK_BYTES_MAX};
 use crate::config::{Config, Facts};
 use crate::remote::tests::{Pair, key};
 use crate::store::Store;
@@ -65,11 +69,66 @@ fn request_with_the_number_of_an_unsent_outcome_ends_the_link_and_leaves_nothing
     // A number whose outcome has left may be used again.
     for _ in 0..3 {
         assert_eq!(outcomes(&mut server, &mut *link, vec![request(1)], 1), 1);
-        assert_eq!(store.shared.served.load(Relaxed), 0);
+        assert_eq!(store.shared.served.bytes(), 0);
     }
     // Both arrive in one turn, and each is answered at once.
     outcomes(&mut server, &mut *link, vec![request(2), request(2)], 2);
     assert!(matches!(server.closed(), Some(Closed::Broken(_))), "{:?}", server.closed());
     drop(server);
-    assert_eq!(store.shared.served.load(Relaxed), 0);
+    assert_eq!(store.shared.served.bytes(), 0);
+}
+
+/// Clients whose puts' bytes never come: six links of one key, and one of another.
+pub(super) fn of_one_client(most: u64) {
+    let (store, puts) = (store(), puts());
+    let key_of = |name, n| Key::new(name, &[n; 32]).expect("a key");
+    let ring = || {
+        let keys = [(key_of("a", 1), Rights::all()), (key_of("b", 2), Rights::all())];
+        Admission::Keys(Arc::new(KeyRing::new(keys, &SystemEntropy).expect("a ring")))
+    };
+    let waiting = |key: Key| meet(&store, ring(), Some(key));
+    let served = || store.shared.served.bytes();
+    let mut hostile: Vec<_> = (0..6).map(|_| waiting(key_of("a", 1))).collect();
+    hostile.iter_mut().for_each(|(server, link)| ask_all(server, &mut **link, &puts));
+    let top = served();
+    let firsts = hostile.len() as u64 * FIRST_BYTES_MAX;
+    assert!(top > most * 3 / 4 && top <= most + firsts, "top={top} most={most}");
+    // A link of the other key has as much as a link may.
+    let (mut server, mut link) = waiting(key_of("b", 2));
+    ask_all(&mut server, &mut *link, &puts);
+    let others = served() - top;
+    assert!(others > LINK_BYTES_MAX * 3 / 4 && others <= LINK_BYTES_MAX, "others={others}");
+    drop((hostile, server));
+    assert_eq!(served(), 0);
+}
+
+/// Requests for more than a link may have, of many objects.
+fn puts() -> Vec<Vec<u8>> {
+    let put = |n: u32| {
+        let mut draft = PutDraft::new(BLOCK_BYTES);
+        draft.group(None);
+        (0..400).for_each(|object| draft.object(key(1, &format!("{n}-{object}")), 1, &[checksum(b"x")]));
+        request::encode(Terms::default(), &Ask::Put(draft.puts().expect("puts")))
+    };
+    (0..120).map(put).collect()
+}
+
+/// Ask for these, and send nothing of them.
+fn ask_all(server: &mut Server, link: &mut dyn Link, bodies: &[Vec<u8>]) {
+    for (n, body) in bodies.iter().enumerate() {
+        let mut unsent = Some(Frame::new(Kind::Request, OpId(n as u64 + 1), body.clone()));
+        while let Some(frame) = unsent.take() {
+            unsent = link.send(frame).err();
+            if unsent.is_some() {
+                link.send_on();
+                server.turn();
+            }
+        }
+    }
+    // Until it has looked at the last of them.
+    while link.room().frame_bytes < Limits::default().frame_bytes_max {
+        link.send_on();
+        server.turn();
+    }
+    (0..20).for_each(|_| _ = server.turn());
 }
