@@ -77,7 +77,8 @@ impl ClientFlags {
     }
 }
 
-/// Memory that clients make the process hold beside the store's own plan, in bytes; printed at open and never exceeded.
+/// Memory that all clients together make the process hold beside the store's own plan, in bytes; printed at open. It is exceeded by no more than
+/// [`links_bytes_max`], which grows with the number of clients and is printed too.
 pub(crate) struct ClientMemory {
     transfer: u64,
 }
@@ -116,15 +117,23 @@ impl fmt::Display for ClientMemory {
     }
 }
 
+/// Most memory of links that counts neither for the transfer nor for the operations, in bytes: reached if each of so many clients sends as much as it
+/// can and reads nothing.
+fn links_bytes_max(links_max: usize) -> u64 {
+    (links_max as u64).saturating_mul(load::OUTSIDE_BYTES_MAX)
+}
+
 /// Say what bounds the clients.
 pub(crate) fn said(limits: &Limits, listen: &Address, descriptors: Descriptors, memory: &ClientMemory) {
     let Limits { links_max, mapped_max, mapped_of_peer_max, .. } = limits;
-    let descriptors = descriptors.now;
+    let (descriptors, links_bytes) = (descriptors.now, Size::from_bytes(links_bytes_max(*links_max)));
     if matches!(listen, Address::Tcp(_)) {
-        return log!("clients {memory} links_max={links_max} descriptors={descriptors}");
+        return log!(
+            "clients {memory} links_max={links_max} links_bytes_max={links_bytes} descriptors={descriptors}"
+        );
     }
     log!(
-        "clients {memory} links_max={links_max} descriptors={descriptors} link_memory_bytes_max={} client_memory_bytes_max={mapped_max} \
+        "clients {memory} links_max={links_max} links_bytes_max={links_bytes} descriptors={descriptors} link_memory_bytes_max={} client_memory_bytes_max={mapped_max} \
          client_memory_of_one_bytes_max={mapped_of_peer_max} client_page_table_bytes_max={}",
         *links_max as u64 * PAIR_MEMORY_BYTES as u64,
         mapped_max.div_ceil(TABLE_SHARE),
@@ -170,6 +179,13 @@ mod tests {
         assert_eq!(of(None, false, u64::MAX), Some(4096));
         assert_eq!((of(Some(100), false, 728), of(Some(101), false, 728)), (Some(100), None));
         assert_eq!((of(None, false, 331), of(None, false, 0)), (None, None));
+    }
+
+    #[test]
+    fn memory_of_links_outside_of_the_plan_grows_with_their_number() {
+        // 2 MiB and 64 KiB that arrive, 4 MiB and 64 KiB that are written, 256 KiB that may always be begun.
+        assert_eq!(links_bytes_max(1), 6_684_672);
+        assert_eq!(links_bytes_max(4096), 4096 * 6_684_672);
     }
 
     #[test]

@@ -29,6 +29,9 @@ pub struct Offer {
     pub instance: [u8; 16],
 }
 
+/// Longest control body in bytes that this build reads.
+pub(crate) const CONTROL_BYTES_MAX: u32 = 1 << 20;
+
 impl Offer {
     /// What this build speaks and has, as the process named `instance`: control bodies up to 1 MiB, data frames up to
     /// 1 MiB, so that a ping waits for no more than that.
@@ -38,7 +41,7 @@ impl Offer {
             features: Feature::ALL.iter().fold(0, |all, feature| all | feature.bit()),
             required: 0,
             alignment: 4096,
-            control_bytes_max: 1 << 20,
+            control_bytes_max: CONTROL_BYTES_MAX,
             data_bytes_max: 1 << 20,
             operations_max: 256,
             object_bytes_max: OBJECT_BYTES_MAX,

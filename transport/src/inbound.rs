@@ -20,13 +20,13 @@ use crate::shown::Regions;
 use crate::stream::{Moved, Stream};
 
 /// Bytes that are read ahead, of control frames and of what is thrown away.
-const AHEAD_BYTES: usize = 64 << 10;
+pub(crate) const AHEAD_BYTES: usize = 64 << 10;
 /// The same while memory is exposed, where the peer shows most of what would land there: bytes that were sent instead are copied once more.
 const FEW_BYTES: usize = 2 << 10;
 /// Bytes after which a poll goes on to other things.
 const TURN_BYTES: u64 = 8 << 20;
 /// The same of control frames, which are held until the link's user has looked at them.
-const TURN_CONTROL_BYTES: usize = 1 << 20;
+pub(crate) const TURN_CONTROL_BYTES: usize = 1 << 20;
 
 enum State {
     /// Waiting for a head.

@@ -2,8 +2,19 @@
 
 use std::time::Duration;
 
+use crate::capability::CONTROL_BYTES_MAX;
+use crate::inbound::{AHEAD_BYTES, TURN_CONTROL_BYTES};
+use crate::outbound::STAGE_BYTES;
+
 /// Most bytes that are held for a peer before it is known.
 pub const UNKNOWN_PEER_BYTES_MAX: usize = 16 << 10;
+
+/// Most bytes that a link holds of what arrives: control frames that its user has not looked at, with the one that exceeds their bound, and what
+/// is read ahead.
+pub const RECEIVED_BYTES_MAX: usize = TURN_CONTROL_BYTES + CONTROL_BYTES_MAX as usize + AHEAD_BYTES;
+
+/// Most bytes of control frames that a link is writing, beside the last of these and beside what waits.
+pub const WRITTEN_BYTES_MAX: usize = STAGE_BYTES;
 
 /// Bounds of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

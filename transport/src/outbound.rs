@@ -20,7 +20,7 @@ use crate::shown::{Pieces, Regions};
 use crate::stream::{Moved, Stream};
 
 /// Bytes of control frames that are written together.
-const STAGE_BYTES: usize = 64 << 10;
+pub(crate) const STAGE_BYTES: usize = 64 << 10;
 /// Most stretches of memory in one system call.
 const STRETCHES_MAX: usize = 64;
 /// Bytes after which a poll goes on to other things.

@@ -16,10 +16,12 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::outcome::{EventItem, OutcomeItem, ViewItem};
 use pagelith_layouts::wire::request::Ask;
+use pagelith_transport::limits::{RECEIVED_BYTES_MAX, WRITTEN_BYTES_MAX};
 use rustc_hash::FxHashMap;
 
 use super::get::WANTED_BYTES;
 use super::put::OFFERED_BYTES;
+use super::said::OUTCOME_BYTES_MAX;
 use super::served::Served;
 use crate::error::{Error, Result};
 use crate::events;
@@ -32,6 +34,10 @@ pub const CLIENT_BYTES_MAX: u64 = ALL_BYTES_MAX / 2;
 pub const LINK_BYTES_MAX: u64 = 32 << 20;
 /// So much a link may begin beside what others have, while it has nothing under way.
 pub const FIRST_BYTES_MAX: u64 = 256 << 10;
+/// Most bytes of a link outside of [`ALL_BYTES_MAX`]: what arrives and is not counted yet, the outcome that is being written, and what it may
+/// begin beside others.
+pub const OUTSIDE_BYTES_MAX: u64 =
+    (RECEIVED_BYTES_MAX + WRITTEN_BYTES_MAX + OUTCOME_BYTES_MAX) as u64 + FIRST_BYTES_MAX;
 /// Bytes that every operation takes, counters as an answer among them.
 const OPERATION_BYTES: u64 = 4096;
 /// Bytes that an item's outcome takes: as it is kept, with a text if it failed, and while it is written.

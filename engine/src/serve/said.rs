@@ -8,7 +8,7 @@ use super::answer::Answered;
 use crate::error::Error;
 
 /// Longest outcome in bytes, also of a peer that reads longer ones.
-const OUTCOME_BYTES_MAX: usize = 4 << 20;
+pub(super) const OUTCOME_BYTES_MAX: usize = 4 << 20;
 
 impl Server {
     pub(super) fn answer(&mut self, id: OpId, answered: Answered) {
