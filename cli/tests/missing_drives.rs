@@ -147,10 +147,10 @@ fn a_segments_file_that_is_elsewhere_is_dropped_only_on_demand() {
         };
         refused("directory 2 of 2 has no file segments, is it on a drive that is not mounted?");
         std::os::unix::fs::symlink(f.dirs[1].join("nowhere"), &file).unwrap();
-        refused("repair would drop segments=");
+        refused("a symbolic link in place of a file of the store");
         fs::remove_file(&file).unwrap();
         fs::create_dir(&file).unwrap();
-        refused("it is no regular file, move it away first");
+        refused("not a regular file");
         fs::remove_dir(&file).unwrap();
         assert!(contents(&f) == before, "nothing is written");
         fs::rename(&elsewhere, &file).unwrap();

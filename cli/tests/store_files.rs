@@ -91,7 +91,7 @@ fn repair_of_a_store_with_a_file_of_two_names_changes_nothing() {
     let (segments, _) = filled.place(segment);
     std::fs::hard_link(&segments, segments.with_extension("backup")).expect("a second name");
     let contents = || -> Vec<_> {
-        let paths = files(&filled).into_iter();
+        let paths = files_of_one(&filled).into_iter();
         paths
             .map(|path| {
                 (std::fs::metadata(&path).expect("a file").ino(), std::fs::read(&path).expect("read"))

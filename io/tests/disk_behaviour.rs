@@ -168,7 +168,7 @@ fn names_are_plain_and_files_are_regular() {
         assert!(outside.is_dir());
         let fifo = dir.join("fifo");
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        assert_eq!(kind(disk.open(0, "fifo")), FaultKind::Invalid);
+        assert_eq!(kind(disk.open(0, "fifo")), FaultKind::ReadOnly);
         assert_eq!(disk.list(0).unwrap(), []);
     });
 }
