@@ -3,7 +3,7 @@
 //! The first has its hits, with the right bytes; the process keeps to its memory plan; nothing is left of the others.
 //!
 //! `TEST_PAGELITH_SOAK_S=1800 cargo test --release -p pagelith-cli --test soak -- --nocapture` makes a campaign of it, which
-//! compares latencies too. `benches/results/soak.md` has what came of one.
+//! compares latencies too.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real processes, threads and time")]
 
 #[path = "soak/behaved.rs"]
