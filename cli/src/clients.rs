@@ -61,7 +61,7 @@ impl ClientFlags {
         descriptors
     }
 
-    /// The bounds, once the store is open: what is left is for clients.
+    /// The bounds. Taken once the store is open: clients share the descriptors that are left.
     pub(crate) fn limits(&self, listen: &Address, descriptors: Descriptors) -> anyhow::Result<Limits> {
         let open = open_descriptors().unwrap_or(SPARE);
         let is_local = matches!(listen, Address::Unix(_));

@@ -1,4 +1,4 @@
-//! What `inspect` and `verify` ask of the machine, beside a store's bytes: who has it open, and how its files are opened and written.
+//! The system calls of `inspect` and `verify`: who has a store open, and how its files are opened and written.
 
 pub(crate) use pagelith::io::cow::write_in_place;
 pub(crate) use pagelith::io::fault::FaultKind;

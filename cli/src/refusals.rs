@@ -41,7 +41,7 @@ impl Sparing {
         due
     }
 
-    /// Time has passed: what was left out is due with the next second.
+    /// The count of lines that were left out, due once a second.
     pub(crate) fn passed(&mut self, now: Mono) -> Due {
         let since = *self.since.get_or_insert(now);
         if now.since(since) < SECOND {

@@ -1,4 +1,4 @@
-//! Files that a setting names: whose they are, what they are, and that no message repeats what stands in one of keys.
+//! Files that settings name must be regular and have the right owner. No message repeats the contents of a key file.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;

@@ -1,7 +1,7 @@
-//! A server of HTTP on one thread that waits for no client: it goes on with whichever connection has something.
+//! An HTTP server on one thread, over sockets that do not block: no client holds up another.
 //!
-//! `connections <= CONNECTIONS_MAX`; each new one beyond that replaces the oldest. `spares` are descriptors that are given up for
-//! a connection when the process has no other left, so that it can be asked what is wrong.
+//! `connections <= CONNECTIONS_MAX`; each new one beyond that replaces the oldest. `spares` are descriptors held in reserve: when the
+//! process has no others left, one is closed to accept a connection, so that metrics stay readable.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -58,7 +58,7 @@ impl Server {
         let listening = accepts.then(|| PollFd::new(&self.listener, PollFlags::IN));
         let mut fds: Vec<PollFd<'_>> = self.connections.iter().map(Connection::poll_fd).collect();
         fds.extend(listening);
-        // Interrupted or not: what is not ready says so.
+        // An interrupted poll does no harm: a socket that is not ready answers EAGAIN.
         let _ = poll(&mut fds, Some(&short(timeout)));
         let now = clock.now();
         if accepts {
@@ -103,7 +103,7 @@ impl Server {
     fn admit(&mut self, stream: TcpStream, now: Mono, answer: Answering<'_>) {
         self.lacks = false;
         let Ok(mut connection) = Connection::new(stream, now) else { return };
-        // At once: if its request is here, nobody that comes after it replaces it.
+        // Read at once, so that a later connection cannot replace one whose request has arrived.
         if connection.turn(now, answer) {
             if self.connections.len() >= CONNECTIONS_MAX {
                 self.connections.remove(0);

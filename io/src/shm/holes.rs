@@ -136,6 +136,15 @@ mod tests {
     }
 
     #[test]
+    fn view_has_the_length_that_its_bound_was_asked_about_whatever_the_file_has_now() {
+        let fd = memory(SealFlags::empty());
+        ftruncate(&fd, 1 << 40).expect("longer");
+        assert_eq!(guarded(&fd).len(), LEN);
+        ftruncate(&fd, LEN as u64 - 1).expect("shorter");
+        assert!(View::guarded(fd, LEN).is_err());
+    }
+
+    #[test]
     fn holes_are_zeros_and_get_no_memory_by_being_looked_at() {
         survive_shrinking().expect("asked for");
         for seals in [
