@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every planted bug, one at a time, in one build that has them all: each must be caught within a minute, and the build
-# without one must find nothing. Further arguments go to `pagelith-sim mutants`, as in
+# Every planted bug, one at a time, in one build that has them all: each must be caught by as many seeds as are tried, and
+# the build without one must find nothing. Further arguments go to `pagelith-sim mutants`, as in
 #   sim/mutants.sh --only PinIgnored --results FILE
 set -euo pipefail
 cd "$(dirname "$0")/.."

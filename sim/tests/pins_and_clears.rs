@@ -4,14 +4,14 @@ mod support;
 
 use std::time::Duration;
 
-use pagelith::Options;
+use pagelith::{AlignedBuf, Destination, Done, Get, GetOutcome, Options, Tier};
 use pagelith_sim::disk::CrashMode;
 use pagelith_sim::env::SimWorld;
 use support::check::{WAYS, record};
 use support::plan::Step::*;
 use support::plan::{Plan, Shape};
 use support::run::Run;
-use support::world::key;
+use support::world::{key, length};
 
 /// Pins that found their object, over all moments tried.
 fn pin_at(pages: u32, wait: Duration) -> bool {
@@ -119,4 +119,38 @@ fn a_lease_ends_and_a_pin_does_not() {
     let here = store.exists_batch(&[key(0, "k"), key(0, "v"), key(2, "k")], Options::default());
     assert_eq!(here, [true, true, false]);
     world.crash(CrashMode::KeepAll);
+}
+
+/// A read stays in flight while the log goes round twice. The disk refuses operations that overlap one that is in flight.
+#[test]
+fn segment_with_a_read_in_flight_is_not_written_over() {
+    const READ_TIME: Duration = Duration::from_secs(1);
+    const LATENCY: Duration = Duration::from_micros(100);
+    let shape = Shape { promote: false, ..Shape::TIGHT };
+    let world = SimWorld::with_dirs(1, shape.dirs);
+    let mut run = Run::new(&world, shape);
+    assert!(run.open());
+    // Opened again, it has the page on SSD alone.
+    for step in [Group(0), Flush, Abandon] {
+        run.step(step);
+    }
+    assert!(run.store.is_some() || run.open());
+    let store = run.store.take().expect("an open store");
+    let mut session = store.session().expect("a session");
+    let memory = AlignedBuf::new(length(&key(0, "k"))).expect("memory");
+    let get = Get { key: key(0, "k"), range: None, destination: Destination::owned(memory) };
+    world.disk.set_latency(READ_TIME);
+    let ticket = session.submit_get(vec![get], Options::default());
+    assert!(session.poll().is_none(), "the read is in flight");
+    world.disk.set_latency(LATENCY);
+    let reclaimed = store.stats().segments_reclaimed;
+    run.store = Some(store);
+    run.step(Fill(100, 80));
+    let store = run.store.take().expect("an open store");
+    let twice = u64::from(shape.ssd_mib) * 2;
+    assert!(store.stats().segments_reclaimed >= reclaimed + twice, "{:?}", store.stats());
+    assert!(session.poll().is_none(), "the read is in flight still");
+    let Some(Done::Get(done)) = session.wait(ticket, 2 * READ_TIME) else { panic!("the get does not end") };
+    assert!(matches!(done[0].outcome, Ok(GetOutcome::Hit { tier: Tier::Ssd, .. })), "{:?}", done[0].outcome);
+    assert!(run.wrong.is_empty(), "{:?}", run.wrong);
 }

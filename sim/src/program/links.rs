@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -35,9 +35,9 @@ pub struct LinksArgs {
     /// This alone of what may stand where: `Attached`, `Behind`, `Fronts`, `Shown`, `Mutual`.
     #[arg(long)]
     shape: Option<Shape>,
-    /// Begin no other seed after the first that finds something, or after so many seconds.
+    /// Begin no other seed after the first that finds something.
     #[arg(long)]
-    hunt: Option<u64>,
+    hunt: bool,
     /// The bug to be planted in clients' ends of links, one of `StaleOutcome`, `KeptAfterRetract`, `PushedEarly`, `Unverified`, `ReadOn`.
     #[arg(long, default_value = "None")]
     plant: Plant,
@@ -86,10 +86,7 @@ pub fn links(args: &LinksArgs) -> ExitCode {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::SeqCst);
-                    let late = args.hunt.is_some_and(|limit| {
-                        began.elapsed() > Duration::from_secs(limit) || !lock().1.is_empty()
-                    });
-                    if seed >= args.seeds.end || late {
+                    if seed >= args.seeds.end || (args.hunt && !lock().1.is_empty()) {
                         return;
                     }
                     let tally = run(&Plan {
