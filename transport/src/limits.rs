@@ -44,11 +44,6 @@ pub struct Limits {
     pub mapped_max: u64,
     /// The same of one client's process. Default `u64::MAX`.
     pub mapped_of_peer_max: u64,
-    /// Bytes of a call from which on a link over TCP sends them from where they lie, where the kernel can; what is shorter is
-    /// copied. `usize::MAX` for never. Default 64 KiB.
-    pub zero_copy_min: usize,
-    /// Do so to peers on this host as well, where the kernel copies after all. Default false.
-    pub zero_copy_within_host: bool,
     /// Memory that was given up while the kernel still reads it is waited for so long; then the connection is cut.
     /// Default 100 ms.
     pub given_up_max: Duration,
@@ -69,8 +64,6 @@ impl Default for Limits {
             links_max: 4096,
             mapped_max: u64::MAX,
             mapped_of_peer_max: u64::MAX,
-            zero_copy_min: 64 << 10,
-            zero_copy_within_host: false,
             given_up_max: Duration::from_millis(100),
         }
     }

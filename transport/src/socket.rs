@@ -21,7 +21,6 @@ mod rings;
 mod shared_core;
 mod source;
 mod unknown;
-mod zero_copy;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;

@@ -165,6 +165,67 @@ fn long_objects_arrive(over: Over) {
 }
 
 #[test]
+fn pushed_memory_overwritten_once_handed_back_arrives_as_pushed() {
+    EVERYTHING.into_iter().for_each(overwritten_once_handed_back);
+}
+
+/// The peer reads nothing at first, so that the kernel has much to send when the first memory is handed back.
+fn overwritten_once_handed_back(over: Over) {
+    const OBJECT: usize = 128 << 10;
+    const OBJECTS: u64 = 128;
+    let (mut client, mut server) = linked(over, 4 << 20);
+    for op in 1..=OBJECTS {
+        client.expose(OpId(op), 0, 0, scatter(&vec![0; OBJECT], &[])).expect("room");
+        server.push(push(op, 0, 0, &bytes(op, OBJECT))).expect("room");
+    }
+    let (mut back, mut idle) = (0, 0);
+    while idle < 100 {
+        let (had, mut events) = (server.counts().bytes_out, Vec::new());
+        server.poll(&mut events);
+        back += overwrite(events);
+        idle = if server.counts().bytes_out == had { idle + 1 } else { 0 };
+    }
+    assert!(back < OBJECTS, "{over:?}: the peer's memory is larger than thought");
+
+    // Those that are given up come back at once, though the peer still reads nothing.
+    let sent = back;
+    let is_given_up = |op: u64| op.is_multiple_of(2) || op == sent + 1;
+    (1..=OBJECTS).filter(|op| is_given_up(*op)).for_each(|op| server.retract(OpId(op)));
+    let mut events = Vec::new();
+    server.poll(&mut events);
+    back += overwrite(events);
+    assert_eq!(back, sent + (sent + 1..=OBJECTS).filter(|op| is_given_up(*op)).count() as u64, "{over:?}");
+
+    let mut landed = Vec::new();
+    let wanted = |op: &u64| *op <= sent || !is_given_up(*op);
+    while !(1..=OBJECTS).filter(wanted).all(|op| landed.contains(&op)) {
+        let (mut got, mut events) = (Vec::new(), Vec::new());
+        server.poll(&mut events);
+        back += overwrite(events);
+        client.wait(&mut got, Duration::from_millis(1));
+        for event in got {
+            let Event::Landed { op, parts, .. } = event else { panic!("{over:?} {event:?}") };
+            assert!(gathered(&parts) == bytes(op.0, OBJECT), "{over:?}: op={} has changed", op.0);
+            landed.push(op.0);
+        }
+    }
+    assert_eq!(back, OBJECTS, "{over:?}");
+}
+
+/// Write into all memory that was handed back; how many pushes it was.
+fn overwrite(events: Vec<Event>) -> u64 {
+    let mut count = 0;
+    for event in events {
+        let Event::Pushed { parts, .. } = event else { panic!("{event:?}") };
+        for mut part in parts {
+            part.bytes_mut().expect("its owner's").fill(0xee);
+        }
+        count += 1;
+    }
+    count
+}
+
+#[test]
 fn a_wait_ends_with_what_arrives() {
     EVERYTHING.into_iter().for_each(a_wait_ends);
 }

@@ -52,7 +52,7 @@ pub fn connect(
         Address::Tcp(Endpoint::Ip(to)) => {
             let socket = open(if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 })?;
             begun(start(&socket, to))?;
-            Socket::tcp(socket, &limits)?
+            Socket::tcp(socket)?
         }
         Address::Unix(path) => {
             let socket = open(AddressFamily::UNIX)?;

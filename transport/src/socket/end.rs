@@ -18,11 +18,10 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::patience::Patience;
 use super::rings::{Handed, Rings};
-use super::zero_copy::Sender;
 use crate::closed::Closed;
 use crate::limits::Limits;
 use crate::shown::{REGIONS_MAX, Regions};
-use crate::stream::{Moved, Stream, ZeroCopy};
+use crate::stream::{Moved, Stream};
 
 /// How long a side looks before it sleeps, where that was not in vain: what is on its way comes sooner than the kernel stops a core and starts it
 /// again, and whoever sends does not stop to start it.
@@ -44,8 +43,6 @@ pub struct Socket {
     shows: Vec<Arc<Region>>,
     /// The same, of its files.
     lends: Vec<Arc<OwnedFd>>,
-    /// Of a socket of TCP.
-    zero_copy: Option<Sender>,
     /// The process at the other end of a socket of this host, if this one can see it end.
     peer: Option<OwnedFd>,
     /// How much of a client's memory is mapped.
@@ -69,24 +66,13 @@ enum Carries {
 
 impl Socket {
     /// Take a socket of TCP that does not block: without Nagle's delay, kept alive.
-    pub(super) fn tcp(socket: OwnedFd, limits: &Limits) -> Result<Socket, Closed> {
+    pub(super) fn tcp(socket: OwnedFd) -> Result<Socket, Closed> {
         set_tcp_nodelay(&socket, true).map_err(fault("setsockopt TCP_NODELAY"))?;
         set_socket_keepalive(&socket, true).map_err(fault("setsockopt SO_KEEPALIVE"))?;
         let fd = Arc::new(socket);
-        let zero_copy = Some(Sender::new(fd.clone(), limits));
         let (shows, lends, peer) = (Vec::new(), Vec::new(), None);
         let (patience, bound) = (Patience::new(Duration::ZERO, LOOKS), NOTHING);
-        Ok(Socket {
-            fd,
-            carries: Carries::Bytes,
-            shows,
-            lends,
-            zero_copy,
-            peer,
-            bound,
-            patience,
-            in_bulk: false,
-        })
+        Ok(Socket { fd, carries: Carries::Bytes, shows, lends, peer, bound, patience, in_bulk: false })
     }
 
     /// Take a socket of this host that does not block, if this user's process is at its other end, or root's. A
@@ -98,8 +84,8 @@ impl Socket {
         }
         let (fd, carries) = (Arc::new(socket), Carries::BytesUntil(memory));
         let (shows, lends, patience) = (Vec::new(), Vec::new(), Patience::new(Duration::ZERO, LOOKS));
-        let (zero_copy, peer, bound, in_bulk) = (None, None, NOTHING, false);
-        Ok(Socket { fd, carries, shows, lends, zero_copy, peer, bound, patience, in_bulk })
+        let (peer, bound, in_bulk) = (None, NOTHING, false);
+        Ok(Socket { fd, carries, shows, lends, peer, bound, patience, in_bulk })
     }
 
     /// The socket itself.
@@ -226,18 +212,9 @@ impl Stream for Socket {
         if let Carries::Rings(rings, _) = &mut self.carries {
             return rings.write(&self.fd, parts, true);
         }
-        plain(&self.fd, parts, false)
-    }
-
-    fn write_more(&mut self, parts: &[IoSlice<'_>]) -> Moved {
-        match &self.carries {
-            Carries::Rings(..) => self.write(parts),
-            Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => plain(&self.fd, parts, true),
-        }
-    }
-
-    fn zero_copy(&mut self) -> Option<&mut dyn ZeroCopy> {
-        Some(self.zero_copy.as_mut()?)
+        // Not writev: a peer that is gone must be an error here, and no signal to the whole process.
+        let flags = SendFlags::NOSIGNAL;
+        moved("send", retry_on_intr(|| sendmsg(&self.fd, parts, &mut SendAncillaryBuffer::default(), flags)))
     }
 
     fn write_quietly(&mut self, parts: &[IoSlice<'_>]) -> Moved {
@@ -353,14 +330,7 @@ impl Stream for Socket {
     }
 }
 
-/// Send what the socket copies; `more` follows at once.
-pub(super) fn plain(fd: &OwnedFd, parts: &[IoSlice<'_>], more: bool) -> Moved {
-    // Not writev: a peer that is gone must be an error here, and no signal to the whole process.
-    let flags = if more { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
-    moved("send", retry_on_intr(|| sendmsg(fd, parts, &mut SendAncillaryBuffer::default(), flags)))
-}
-
-pub(super) fn moved(operation: &'static str, result: Result<usize, Errno>) -> Moved {
+fn moved(operation: &'static str, result: Result<usize, Errno>) -> Moved {
     match result {
         Ok(bytes) => Moved::Bytes(bytes),
         Err(Errno::AGAIN) => Moved::Blocked,

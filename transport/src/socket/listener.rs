@@ -282,7 +282,7 @@ impl Listener {
                 Err(Closed::NotAuthentic { what: "the user" })
             }
             (Source::User(_), _) => Socket::unix(socket, None).map(|socket| socket.seeing_peer(&self.limits)),
-            (Source::Network(_), _) => Socket::tcp(socket, &self.limits),
+            (Source::Network(_), _) => Socket::tcp(socket),
         };
         let socket = match socket {
             Ok(socket) => socket,
