@@ -23,12 +23,6 @@ pub enum Closed {
         /// How long, in milliseconds.
         silent_ms: u64,
     },
-    /// The peer did not acknowledge bytes that were sent from where they lie, and that memory was given up.
-    #[error("what was sent was given up and is not acknowledged waited_ms={waited_ms}")]
-    Unacknowledged {
-        /// How long since it was given up, in milliseconds.
-        waited_ms: u64,
-    },
     /// The greeting or the proof took too long.
     #[error("the handshake took too long limit_ms={limit_ms}")]
     Late {
@@ -76,7 +70,7 @@ impl Closed {
         use pagelith_layouts::wire::greeting::Reason;
         match self {
             Closed::Bye | Closed::Ended | Closed::Silent { .. } | Closed::Late { .. } => true,
-            Closed::System { .. } | Closed::Unacknowledged { .. } | Closed::Unresolved { .. } => true,
+            Closed::System { .. } | Closed::Unresolved { .. } => true,
             Closed::Refused(refusal) => refusal.reason == Reason::Busy || refusal.reason == Reason::Late,
             Closed::Here | Closed::Broken(_) | Closed::NotAuthentic { .. } | Closed::Misfit(_) => false,
         }
@@ -119,8 +113,7 @@ mod tests {
     #[test]
     fn link_that_this_side_gave_up_is_not_ended_by_the_peer() {
         assert!(Closed::Ended.is_by_peer() && Closed::Bye.is_by_peer());
-        let given_up =
-            [Closed::Silent { silent_ms: 6000 }, Closed::Unacknowledged { waited_ms: 100 }, Closed::Here];
+        let given_up = [Closed::Silent { silent_ms: 6000 }, Closed::Here];
         assert!(!given_up.iter().any(Closed::is_by_peer));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::clock::{Clock, Mono};
+use pagelith_io::clock::Clock;
 use pagelith_io::disk::Disk;
 use pagelith_io::fault::IoFault;
 use pagelith_io::handed::open_handed;
@@ -15,7 +15,6 @@ use pagelith_layouts::wire::{Frame, Kind, Side};
 
 use crate::capability::Offer;
 use crate::closed::Closed;
-use crate::ending::{self, Ending};
 use crate::handshake::Agreed;
 use crate::heartbeat::Heartbeat;
 use crate::inbound::{Inbound, Reading, Sink};
@@ -28,13 +27,9 @@ use crate::shown::{FilePlace, Regions, Shown};
 use crate::stream::Stream;
 
 /// One end of a connection over `S`.
-pub struct Conn<S: Stream> {
-    /// `None` once the link is closed: the stream goes at once,
+pub struct Conn<S> {
+    /// `None` once the link is closed: the stream goes at once.
     stream: Option<S>,
-    /// or when nothing of what was pushed is read any more.
-    ending: Option<Ending<S>>,
-    /// Since when something is read that was given up.
-    given_up: Option<Mono>,
     inbound: Inbound,
     outbound: Outbound,
     landing: Landing,
@@ -98,8 +93,6 @@ impl<S: Stream> Conn<S> {
         Conn {
             regions,
             stream: Some(stream),
-            ending: None,
-            given_up: None,
             inbound: Inbound::new(reading),
             outbound: Outbound::new(writing, limits, first),
             landing: Landing::new(limits.exposures_max),
@@ -126,33 +119,7 @@ impl<S: Stream> Conn<S> {
 
     /// How long until [`Link::poll`] must be called though nothing arrived.
     pub fn due(&self) -> Duration {
-        self.due_from(self.heartbeat.clock.now())
-    }
-
-    fn due_from(&self, now: Mono) -> Duration {
-        if self.ending.is_some() {
-            return ending::STEP;
-        }
-        let given_up = self.given_up.map(|since| self.limits.given_up_max.saturating_sub(now.since(since)));
-        self.heartbeat.due(now, &self.limits).min(given_up.unwrap_or(Duration::MAX))
-    }
-
-    /// Hand back what is not read any more; an error if what was given up is read for too long.
-    fn complete(&mut self, now: Mono, events: &mut Vec<Event>) -> Result<(), Closed> {
-        let Some(stream) = self.stream.as_mut().filter(|_| self.outbound.is_read()) else {
-            self.given_up = None;
-            return Ok(());
-        };
-        self.outbound.complete(stream, events);
-        if !self.outbound.is_read_given_up() {
-            self.given_up = None;
-            return Ok(());
-        }
-        let waited = now.since(*self.given_up.get_or_insert(now));
-        if waited < self.limits.given_up_max {
-            return Ok(());
-        }
-        Err(Closed::Unacknowledged { waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX) })
+        self.heartbeat.due(self.heartbeat.clock.now(), &self.limits)
     }
 
     /// Requests that this side may still send.
@@ -171,10 +138,9 @@ impl<S: Stream> Conn<S> {
 
     /// Move bytes both ways once.
     fn turn(&mut self, events: &mut Vec<Event>) -> Result<(), Closed> {
-        let now = self.heartbeat.clock.now();
-        self.complete(now, events)?;
         let stopped = self.is_stopped_up();
         let Some(stream) = self.stream.as_mut() else { return Ok(()) };
+        let now = self.heartbeat.clock.now();
         let wrote = self.outbound.pump(stream, events, &mut self.counts);
         let (mut own, mut taken, mut looked) = (Vec::new(), Vec::new(), Vec::new());
         let had = events.len();
@@ -219,38 +185,12 @@ impl<S: Stream> Conn<S> {
         self.outbound.pump(stream, events, &mut self.counts)
     }
 
-    /// Hand everything back and let the stream go; what is read still comes later.
+    /// Hand everything back and let the stream go.
     fn end(&mut self, why: Closed, events: &mut Vec<Event>) {
+        self.stream = None;
         self.landing.retract(None, events);
         self.outbound.retract(None, events);
-        let Some(stream) = self.stream.take().filter(|_| self.outbound.is_read()) else {
-            events.push(Event::Closed(why));
-            return;
-        };
-        let now = self.heartbeat.clock.now();
-        let orderly = (why == Closed::Here).then_some(self.limits.given_up_max);
-        self.ending = Some(Ending::new(stream, why, now, orderly));
-        self.go_on_ending(now, events);
-    }
-
-    fn go_on_ending(&mut self, now: Mono, events: &mut Vec<Event>) {
-        if let Some(mut ending) = self.ending.take() {
-            match ending.poll(&mut self.outbound, now, events) {
-                true => events.push(Event::Closed(ending.why)),
-                false => self.ending = Some(ending),
-            }
-        }
-    }
-}
-
-impl<S: Stream> Drop for Conn<S> {
-    fn drop(&mut self) {
-        if self.outbound.is_read() {
-            self.close();
-        }
-        if let Some(ending) = self.ending.take() {
-            ending.last(&mut self.outbound);
-        }
+        events.push(Event::Closed(why));
     }
 }
 
@@ -379,9 +319,6 @@ impl<S: Stream> Link for Conn<S> {
 
     fn poll(&mut self, events: &mut Vec<Event>) {
         events.append(&mut self.happened);
-        if self.ending.is_some() {
-            self.go_on_ending(self.heartbeat.clock.now(), events);
-        }
         if let Err(why) = self.turn(events) {
             self.end(why, events);
         }
@@ -400,14 +337,9 @@ impl<S: Stream> Link for Conn<S> {
             if now >= until {
                 return;
             }
-            let due = self.due_from(now);
-            let left = until.since(now);
-            let ready = match (&mut self.stream, &mut self.ending) {
-                (Some(stream), _) if stopped => stream.ready_to_write(left.min(due)),
-                (Some(stream), _) => stream.ready(write, left.min(due)),
-                (None, Some(ending)) => ending.wait(left),
-                (None, None) => return,
-            };
+            let Some(stream) = self.stream.as_mut() else { return };
+            let most = until.since(now).min(self.heartbeat.due(now, &self.limits));
+            let ready = if stopped { stream.ready_to_write(most) } else { stream.ready(write, most) };
             // By a clock that stands still, some of the time is all of it.
             if !ready && self.heartbeat.clock.now() == now {
                 self.poll(events);

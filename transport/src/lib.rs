@@ -24,8 +24,6 @@ pub mod socket;
 pub mod stream;
 
 mod by_name;
-mod completions;
-mod ending;
 mod heartbeat;
 mod inbound;
 mod landing;

@@ -44,9 +44,6 @@ pub struct Limits {
     pub mapped_max: u64,
     /// The same of one client's process. Default `u64::MAX`.
     pub mapped_of_peer_max: u64,
-    /// Memory that was given up while the kernel still reads it is waited for so long; then the connection is cut.
-    /// Default 100 ms.
-    pub given_up_max: Duration,
 }
 
 impl Default for Limits {
@@ -64,7 +61,6 @@ impl Default for Limits {
             links_max: 4096,
             mapped_max: u64::MAX,
             mapped_of_peer_max: u64::MAX,
-            given_up_max: Duration::from_millis(100),
         }
     }
 }

@@ -4,8 +4,7 @@
 //! - A [`Part`] moved into [`Link::push`] or [`Link::expose`] belongs to the link until an [`Event`] hands it back.
 //!   Nothing else touches that memory in between, and the link, its peer and its device never touch it afterwards.
 //! - Every part is handed back exactly once: in [`Event::Pushed`], [`Event::Landed`] or [`Event::Retracted`]. When a
-//!   link closes, all are handed back before [`Event::Closed`], its last event. What the kernel or a device reads still is
-//!   not handed back before it says that it does not; a link that is closed may need more polls for that.
+//!   link closes, all are handed back before [`Event::Closed`], its last event.
 //! - Bytes land only where they were exposed for exactly that operation, item and offset, once each, in order, and only
 //!   up to the length exposed. What arrives for nothing exposed is read, thrown away and counted.
 //! - Where the two share memory ([`Regions`](crate::shown::Regions)), what is pushed from there is shown and not sent: the
@@ -173,16 +172,13 @@ pub struct Counts {
     pub bytes_in: u64,
     /// Bulk bytes sent, or taken where they lie.
     pub bytes_out: u64,
-    /// Of these, bytes that the kernel took from where they lie: to send them, or to copy them after all.
-    pub bytes_zero_copy: u64,
     /// Bulk bytes that arrived for nothing exposed, and were thrown away.
     pub bytes_late: u64,
     /// System calls that moved bytes.
     pub calls: u64,
 }
 
-/// One end of a connection. Used by one thread at a time. Dropping it closes it and drops what was not handed back; it waits for
-/// memory that is read still, about a second at most, and leaks what is read even then.
+/// One end of a connection. Used by one thread at a time. Dropping it closes it and drops what was not handed back.
 pub trait Link: Send {
     /// What was agreed.
     fn facts(&self) -> &Facts;
@@ -286,7 +282,6 @@ pub trait Link: Send {
     /// As `poll`, but wait until something happened, the link is closed, or `timeout` passed.
     fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration);
 
-    /// Close: everything is handed back, the peer is told if it can be told at once. Memory that is read still comes with later
-    /// polls, before [`Event::Closed`].
+    /// Close: everything is handed back by the next poll, the peer is told if it can be told at once.
     fn close(&mut self);
 }

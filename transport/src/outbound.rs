@@ -12,7 +12,6 @@ use smallvec::smallvec;
 
 use crate::auth::FrameMac;
 use crate::closed::Closed;
-use crate::completions::Completions;
 use crate::limits::Limits;
 use crate::link::{Counts, Event, Push, Room};
 use crate::sending::Sending;
@@ -69,10 +68,6 @@ pub(crate) struct Outbound {
     frame_bytes: usize,
     /// Pushes that are not handed back.
     pushes: usize,
-    /// What is read after it was sent.
-    reads: Completions,
-    /// Pushes that were to be sent so far.
-    numbers: u64,
     /// Bytes that the stream took so far.
     written: u64,
 }
@@ -94,8 +89,6 @@ impl Outbound {
             frames: 0,
             frame_bytes: 0,
             pushes: 0,
-            reads: Completions::default(),
-            numbers: 0,
             written: 0,
         }
     }
@@ -178,9 +171,7 @@ impl Outbound {
             self.queue.push_back(Queued::Show(push, pieces));
             return Ok(());
         }
-        self.numbers += 1;
-        let number = self.numbers;
-        self.queue.push_back(Queued::Push(Sending::new(push, number, len)));
+        self.queue.push_back(Queued::Push(Sending::new(push, len)));
         Ok(())
     }
 
@@ -213,45 +204,8 @@ impl Outbound {
         }
     }
 
-    /// Whether memory is read after it was sent.
-    pub fn is_read(&self) -> bool {
-        !self.reads.is_empty()
-    }
-
-    /// The same, of memory that was given up.
-    pub fn is_read_given_up(&self) -> bool {
-        self.reads.has_given_up()
-    }
-
-    /// Hand back what is not read any more.
-    pub fn complete(&mut self, stream: &mut dyn Stream, events: &mut Vec<Event>) {
-        if self.reads.is_empty() {
-            return;
-        }
-        let Some(zero_copy) = stream.zero_copy() else { return };
-        let mut back = Vec::new();
-        while let Some((first, last)) = zero_copy.completion() {
-            self.reads.over(first, last, &mut back);
-        }
-        self.pushes -= back.len();
-        events.extend(back.into_iter().map(|(push, sent)| over(push, sent)));
-    }
-
-    /// Keep memory that is read for ever; how many pushes had any.
-    pub fn leak(&mut self) -> usize {
-        self.reads.leak()
-    }
-
-    /// The link is done with a push.
-    fn finish(&mut self, sending: Sending, sent: bool, events: &mut Vec<Event>) {
-        if let Some((push, sent)) = self.reads.done(sending.number, (sending.push, sent)) {
-            self.pushes -= 1;
-            events.push(over(push, sent));
-        }
-    }
-
     /// Hand back the pushes of `op`, or all. A frame that is half out is finished from a copy, so that the stream stays
-    /// whole and the memory is free at once, but for what is read by a send that is not over.
+    /// whole and the memory is free at once.
     pub fn retract(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
         let given_up = |sending: &Sending| op.is_none_or(|op| sending.push.op == op);
         if self.body_left > 0
@@ -265,7 +219,10 @@ impl Outbound {
         }
         for queued in std::mem::take(&mut self.queue) {
             match queued {
-                Queued::Push(sending) if given_up(&sending) => self.finish(sending, false, events),
+                Queued::Push(sending) if given_up(&sending) => {
+                    self.pushes -= 1;
+                    events.push(over(sending.push, false));
+                }
                 Queued::Show(push, _) if op.is_none_or(|op| push.op == op) => {
                     self.pushes -= 1;
                     events.push(over(push, false));
@@ -273,7 +230,6 @@ impl Outbound {
                 other => self.queue.push_back(other),
             }
         }
-        self.reads.give_up(op);
         let given_up = |stretch: &Stretch| op.is_none_or(|op| stretch.0 == op);
         // Those that were still in the queue are back already.
         let gone: Vec<Stretch> = self.shown.keys().copied().filter(given_up).collect();
@@ -299,12 +255,11 @@ impl Outbound {
                 }
             }
             counts.calls += 1;
-            let (moved, is_read) = self.write(stream);
-            match moved {
+            match self.write(stream) {
                 Moved::Bytes(n) => {
                     total += n as u64;
                     self.written += n as u64;
-                    self.advance(n, is_read, events, counts);
+                    self.advance(n, events, counts);
                 }
                 Moved::Blocked => return Ok(()),
                 Moved::Ended => return Err(Closed::Ended),
@@ -314,35 +269,23 @@ impl Outbound {
         Ok(())
     }
 
-    /// One call of the stream; what it moved, and whether that is read until a completion.
-    fn write(&mut self, stream: &mut dyn Stream) -> (Moved, bool) {
+    /// One call of the stream.
+    fn write(&mut self, stream: &mut dyn Stream) -> Moved {
         let staged = &self.staged[self.at..];
-        let bulk = match self.queue.front() {
-            Some(Queued::Push(front)) if self.body_left > 0 => front.rest(self.body_left, STRETCHES_MAX),
-            _ => Vec::new(),
-        };
-        let bytes = bulk.iter().map(|bytes| bytes.len()).sum();
-        let bulk = bulk.into_iter().map(IoSlice::new);
-        if let Some(zero_copy) = stream.zero_copy().filter(|_| bytes > 0)
-            && zero_copy.pays(bytes)
-        {
-            // What is staged is written over soon.
-            return match staged.is_empty() {
-                true => zero_copy.send(&bulk.collect::<Vec<_>>()),
-                false => (stream.write_more(&[IoSlice::new(staged)]), false),
-            };
-        }
         let mut stretches = Vec::new();
         if !staged.is_empty() {
             stretches.push(IoSlice::new(staged));
         }
-        stretches.extend(bulk);
-        let moved = if self.quiet { stream.write_quietly(&stretches) } else { stream.write(&stretches) };
-        (moved, false)
+        if self.body_left > 0
+            && let Some(Queued::Push(front)) = self.queue.front()
+        {
+            stretches.extend(front.rest(self.body_left, STRETCHES_MAX).into_iter().map(IoSlice::new));
+        }
+        if self.quiet { stream.write_quietly(&stretches) } else { stream.write(&stretches) }
     }
 
     /// So many bytes were written.
-    fn advance(&mut self, bytes: usize, is_read: bool, events: &mut Vec<Event>, counts: &mut Counts) {
+    fn advance(&mut self, bytes: usize, events: &mut Vec<Event>, counts: &mut Counts) {
         let staged = bytes.min(self.staged.len() - self.at);
         self.at += staged;
         let bulk = bytes - staged;
@@ -352,16 +295,13 @@ impl Outbound {
         counts.bytes_out += bulk as u64;
         self.body_left -= bulk as u64;
         if let Some(Queued::Push(front)) = self.queue.front_mut() {
-            if is_read {
-                counts.bytes_zero_copy += bulk as u64;
-                self.reads.sent(front.number);
-            }
             front.advance(bulk);
             if self.body_left == 0
                 && front.framed == front.len
                 && let Some(Queued::Push(whole)) = self.queue.pop_front()
             {
-                self.finish(whole, true, events);
+                self.pushes -= 1;
+                events.push(over(whole.push, true));
             }
         }
     }

@@ -32,7 +32,7 @@ pub struct Pending<S> {
 
 /// How far a handshake is.
 #[expect(clippy::large_enum_variant, reason = "it goes from hand to hand a few times a connection")]
-pub enum Progress<S: Stream> {
+pub enum Progress<S> {
     /// More must arrive.
     Waiting(Pending<S>),
     /// The peer is known.

@@ -5,8 +5,6 @@ use crate::link::Push;
 /// A push on its way.
 pub(crate) struct Sending {
     pub push: Push,
-    /// Its name for what of it is read after it was sent.
-    pub number: u64,
     pub len: u64,
     /// Bytes that have a head already.
     pub framed: u64,
@@ -16,8 +14,8 @@ pub(crate) struct Sending {
 }
 
 impl Sending {
-    pub fn new(push: Push, number: u64, len: u64) -> Sending {
-        Sending { push, number, len, framed: 0, part: 0, at: 0 }
+    pub fn new(push: Push, len: u64) -> Sending {
+        Sending { push, len, framed: 0, part: 0, at: 0 }
     }
 
     /// The next `most` bytes to be written, in at most so many stretches.

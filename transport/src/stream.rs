@@ -62,16 +62,6 @@ pub trait Stream: Send {
         false
     }
 
-    /// As `write`, of what more follows at once.
-    fn write_more(&mut self, parts: &[IoSlice<'_>]) -> Moved {
-        self.write(parts)
-    }
-
-    /// Sends from where the bytes lie; `None` where there is no such thing.
-    fn zero_copy(&mut self) -> Option<&mut dyn ZeroCopy> {
-        None
-    }
-
     /// Wait until bytes can be read, or with `write` sent, at most `timeout`; false if none can, also before that time is up.
     fn ready(&mut self, write: bool, timeout: Duration) -> bool;
 
@@ -79,27 +69,4 @@ pub trait Stream: Send {
     fn ready_to_write(&mut self, timeout: Duration) -> bool {
         self.ready(true, timeout)
     }
-}
-
-/// Sends of a stream whose bytes are read after the call too, until a completion says that they are not any more.
-pub trait ZeroCopy {
-    /// Whether so many bytes are better sent so than copied.
-    fn pays(&mut self, bytes: usize) -> bool;
-
-    /// As [`Stream::write`]; true if the bytes that moved are read until a completion names the call, false if they were copied.
-    /// Calls of the first kind are numbered from 0, mod 2^32.
-    fn send(&mut self, parts: &[IoSlice<'_>]) -> (Moved, bool);
-
-    /// Calls whose bytes are not read any more: the numbers of the first and the last of consecutive ones. `None` if there are
-    /// no more now. Never waits.
-    fn completion(&mut self) -> Option<(u32, u32)>;
-
-    /// Send what was written, and then the end.
-    fn finish(&mut self);
-
-    /// End the connection at once: what was written and is not acknowledged is dropped, so that nobody reads it.
-    fn abort(&mut self);
-
-    /// Wait for a completion, at most `timeout`; maybe less.
-    fn wait(&mut self, timeout: Duration);
 }
