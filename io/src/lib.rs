@@ -34,7 +34,6 @@ pub mod sync;
 pub mod turnstile;
 pub mod versions;
 pub mod words;
-pub mod zero_copy;
 
 #[allow(
     clippy::disallowed_methods,
