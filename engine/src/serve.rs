@@ -77,9 +77,6 @@ const OPS_MAX: usize = 1024;
 const CHUNK_BYTES: u64 = 128 * BLOCK_BYTES as u64;
 /// How long to wait for the disk before looking at the link again, while there is something to wait for on both.
 const DISK_STEP: Duration = Duration::from_millis(1);
-/// How a link that is dropped waits for what is read of the arena still: so often, so long each time at most.
-const CLOSING_STEP: Duration = Duration::from_millis(1);
-const CLOSING_STEPS: u32 = 1000;
 
 /// One end of one link, and a session on the store for it. One thread's.
 pub struct Server {
@@ -102,8 +99,6 @@ pub struct Server {
     /// The highest of them so far.
     newest_request: u64,
     closed: Option<Closed>,
-    /// The link has handed everything back.
-    ended: bool,
 }
 
 /// What operations work with.
@@ -175,7 +170,6 @@ impl Server {
             requests: VecDeque::new(),
             newest_request: 0,
             closed: None,
-            ended: false,
         })
     }
 
@@ -269,7 +263,6 @@ impl Server {
             Event::Closed(why) => {
                 tracing::info!(peer = %self.link.facts().peer, %why, "link closed");
                 self.closed.get_or_insert(why);
-                self.ended = true;
                 self.ops.clear();
                 self.held.let_go(self.world.shared());
                 self.holds.let_go();
@@ -422,30 +415,14 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// What the link has of the arena is the store's again, once nothing reads it any more.
+    /// What the link has of the arena is the store's again.
     fn drop(&mut self) {
         self.link.close();
         let mut events = Vec::new();
         self.link.poll(&mut events);
-        for _ in 0..CLOSING_STEPS {
-            self.ended |= matches!(events.last(), Some(Event::Closed(_)));
-            if self.ended {
-                break;
-            }
-            self.link.wait(&mut events, CLOSING_STEP);
-        }
-        let back: Vec<u64> = events.iter().filter_map(Event::pushed).collect();
         drop(events);
         let World { lent, session, .. } = &mut self.world;
-        lent.back(&session.io.shared, &back);
-        match self.ended {
-            true => lent.all_back(&session.io.shared),
-            // Nobody evicts what is held.
-            false => tracing::error!(
-                peer = %self.link.facts().peer, frames = lent.frames(),
-                "memory of a link that was closed is read still: it stays taken"
-            ),
-        }
+        lent.all_back(&session.io.shared);
         self.held.let_go(&session.io.shared);
         self.load.let_go(&session.io.shared.served);
         session.io.shared.lock().flushes.unlink(&self.process);

@@ -151,16 +151,6 @@ pub enum Event {
     Closed(Closed),
 }
 
-impl Event {
-    /// What a push that is over was named by.
-    pub fn pushed(&self) -> Option<u64> {
-        match self {
-            Event::Pushed { token, .. } => Some(*token),
-            _ => None,
-        }
-    }
-}
-
 /// What a link has counted since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {

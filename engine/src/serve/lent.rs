@@ -118,11 +118,6 @@ impl Lent {
         self.back(shared, &tokens);
     }
 
-    /// How many frames the link has.
-    pub fn frames(&self) -> usize {
-        self.frames.len()
-    }
-
     fn taken(&mut self, token: u64) -> Option<FrameRef> {
         let (frame, bytes) = self.frames.remove(&token)?;
         self.bytes -= bytes;

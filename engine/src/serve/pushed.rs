@@ -1,8 +1,7 @@
 //! What gets have on a link, and until when.
 //!
-//! Invariant: memory that a push holds is given up by the deadline of its operation, whatever the peer does: one that is shown
-//! bytes and never says that it has taken them keeps them no longer. It finds out by its checksums, if it still looks. What the
-//! kernel reads then for a send is back when it does not, and no later than the end of the link, which the link brings about.
+//! Invariant: memory that a push holds is back by the deadline of its operation, whatever the peer does: one that is shown
+//! bytes and never says that it has taken them keeps them no longer. It finds out by its checksums, if it still looks.
 
 use std::collections::BTreeSet;
 
