@@ -339,7 +339,10 @@ impl<S: Stream> Link for Conn<S> {
             }
             let Some(stream) = self.stream.as_mut() else { return };
             let most = until.since(now).min(self.heartbeat.due(now, &self.limits));
-            let ready = if stopped { stream.ready_to_write(most) } else { stream.ready(write, most) };
+            let ready = match stopped {
+                true => stream.ready_to_write(most),
+                false => stream.ready(write, most),
+            };
             // By a clock that stands still, some of the time is all of it.
             if !ready && self.heartbeat.clock.now() == now {
                 self.poll(events);

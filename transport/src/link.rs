@@ -168,7 +168,8 @@ pub struct Counts {
     pub calls: u64,
 }
 
-/// One end of a connection. Used by one thread at a time. Dropping it closes it and drops what was not handed back.
+/// One end of a connection. Used by one thread at a time. Dropping it closes it and drops what was
+/// not handed back.
 pub trait Link: Send {
     /// What was agreed.
     fn facts(&self) -> &Facts;
@@ -272,6 +273,6 @@ pub trait Link: Send {
     /// As `poll`, but wait until something happened, the link is closed, or `timeout` passed.
     fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration);
 
-    /// Close: everything is handed back by the next poll, the peer is told if it can be told at once.
+    /// Close: the next poll hands everything back; the peer is told if it can be told at once.
     fn close(&mut self);
 }

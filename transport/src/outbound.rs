@@ -279,7 +279,8 @@ impl Outbound {
         if self.body_left > 0
             && let Some(Queued::Push(front)) = self.queue.front()
         {
-            stretches.extend(front.rest(self.body_left, STRETCHES_MAX).into_iter().map(IoSlice::new));
+            let bulk = front.rest(self.body_left, STRETCHES_MAX);
+            stretches.extend(bulk.into_iter().map(IoSlice::new));
         }
         if self.quiet { stream.write_quietly(&stretches) } else { stream.write(&stretches) }
     }

@@ -169,7 +169,7 @@ fn pushed_memory_overwritten_once_handed_back_arrives_as_pushed() {
     EVERYTHING.into_iter().for_each(overwritten_once_handed_back);
 }
 
-/// The peer reads nothing at first, so that the kernel has much to send when the first memory is handed back.
+/// The peer reads nothing at first: the kernel has much to send when the first memory is back.
 fn overwritten_once_handed_back(over: Over) {
     const OBJECT: usize = 128 << 10;
     const OBJECTS: u64 = 128;
@@ -194,7 +194,8 @@ fn overwritten_once_handed_back(over: Over) {
     let mut events = Vec::new();
     server.poll(&mut events);
     back += overwrite(events);
-    assert_eq!(back, sent + (sent + 1..=OBJECTS).filter(|op| is_given_up(*op)).count() as u64, "{over:?}");
+    let given_up = (sent + 1..=OBJECTS).filter(|op| is_given_up(*op)).count() as u64;
+    assert_eq!(back, sent + given_up, "{over:?}");
 
     let mut landed = Vec::new();
     let wanted = |op: &u64| *op <= sent || !is_given_up(*op);

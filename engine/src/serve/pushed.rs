@@ -1,7 +1,8 @@
 //! What gets have on a link, and until when.
 //!
-//! Invariant: memory that a push holds is back by the deadline of its operation, whatever the peer does: one that is shown
-//! bytes and never says that it has taken them keeps them no longer. It finds out by its checksums, if it still looks.
+//! Invariant: memory that a push holds is back by the deadline of its operation, whatever the peer
+//! does: one that is shown bytes and never says that it has taken them keeps them no longer. It
+//! finds out by its checksums, if it still looks.
 
 use std::collections::BTreeSet;
 

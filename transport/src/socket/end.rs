@@ -69,10 +69,10 @@ impl Socket {
     pub(super) fn tcp(socket: OwnedFd) -> Result<Socket, Closed> {
         set_tcp_nodelay(&socket, true).map_err(fault("setsockopt TCP_NODELAY"))?;
         set_socket_keepalive(&socket, true).map_err(fault("setsockopt SO_KEEPALIVE"))?;
-        let fd = Arc::new(socket);
-        let (shows, lends, peer) = (Vec::new(), Vec::new(), None);
+        let (fd, carries) = (Arc::new(socket), Carries::Bytes);
+        let (shows, lends, peer, in_bulk) = (Vec::new(), Vec::new(), None, false);
         let (patience, bound) = (Patience::new(Duration::ZERO, LOOKS), NOTHING);
-        Ok(Socket { fd, carries: Carries::Bytes, shows, lends, peer, bound, patience, in_bulk: false })
+        Ok(Socket { fd, carries, shows, lends, peer, bound, patience, in_bulk })
     }
 
     /// Take a socket of this host that does not block, if this user's process is at its other end, or root's. A
@@ -212,9 +212,9 @@ impl Stream for Socket {
         if let Carries::Rings(rings, _) = &mut self.carries {
             return rings.write(&self.fd, parts, true);
         }
-        // Not writev: a peer that is gone must be an error here, and no signal to the whole process.
-        let flags = SendFlags::NOSIGNAL;
-        moved("send", retry_on_intr(|| sendmsg(&self.fd, parts, &mut SendAncillaryBuffer::default(), flags)))
+        // Not writev: a peer that is gone must be an error here, and no signal to the process.
+        let (mut no_control, flags) = (SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
+        moved("send", retry_on_intr(|| sendmsg(&self.fd, parts, &mut no_control, flags)))
     }
 
     fn write_quietly(&mut self, parts: &[IoSlice<'_>]) -> Moved {
