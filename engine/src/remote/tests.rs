@@ -252,8 +252,8 @@ fn what_the_store_has_arrives_whole_in_any_scatter_list() {
     }
 }
 
-#[test]
-fn what_a_link_has_of_memory_is_bounded_and_free_once_the_client_is_gone() {
+/// A link full of pushes that nobody reads, of objects that are held in the arena for it alone.
+fn full_of_pushes() -> Pair {
     let mut pair = Pair::new(Rights::all());
     const LEN: usize = 1_000_000;
     for page in 0..40 {
@@ -273,12 +273,24 @@ fn what_a_link_has_of_memory_is_bounded_and_free_once_the_client_is_gone() {
     pair.store.clear(NAMESPACE, Options::default()).expect("cleared");
     let held = pair.store.stats().dram_bytes;
     assert!(held > 0 && held <= 64 << 20 >> 3, "an eighth of the arena at most: {held}");
-    let Pair { store, mut server, caller, .. } = pair;
+    pair
+}
+
+#[test]
+fn what_a_link_has_of_memory_is_bounded_and_free_once_the_client_is_gone() {
+    let Pair { store, mut server, caller, .. } = full_of_pushes();
     drop(caller);
     while server.closed().is_none() {
         server.turn();
     }
     assert_eq!(store.stats().dram_bytes, 0, "something is held for nobody");
+}
+
+#[test]
+fn arena_frames_pushed_to_a_client_are_free_once_the_server_is_dropped() {
+    let Pair { store, server, caller: _caller, .. } = full_of_pushes();
+    drop(server);
+    assert_eq!(store.stats().dram_bytes, 0, "frames are held for a link that is gone");
 }
 
 /// Other bytes for the one object that the store has.
