@@ -13,10 +13,9 @@ pub(crate) fn io(report: &OpenReport) -> String {
 /// Say it.
 pub(crate) fn opened(report: &OpenReport) {
     log!(
-        "store {} io={} rings={} reason={:?} {} segments={} segment_bytes={} objects={} torn_records={} open_ms={:.1}",
+        "store {} io={} reason={:?} {} segments={} segment_bytes={} objects={} torn_records={} open_ms={:.1}",
         if report.made { "made" } else { "opened" },
         io(report),
-        report.rings.map_or_else(|| "none".to_owned(), |rings| rings.to_string()),
         report.side_reason,
         report.memory,
         report.segments,

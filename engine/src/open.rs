@@ -7,7 +7,7 @@ use pagelith_io::clock::Mono;
 use pagelith_io::disk::Side;
 use pagelith_io::gated::Gated;
 use pagelith_io::probe::{SideChoice, open_disk_until};
-use pagelith_io::rings::{RingKind, RingSetup};
+use pagelith_io::rings::RingSetup;
 use pagelith_io::runtime::{Env, Join};
 use pagelith_io::shm::Catalog;
 use pagelith_io::signal::Signal;
@@ -29,7 +29,7 @@ use pagelith_tiers::ssd::serial::Serial;
 use pagelith_tiers::ssd::volume::{Full, OpenedVolume, Volume, VolumeError, open_or_make};
 
 use crate::busy::BusyPuts;
-use crate::config::{Facts, MemoryPlan, SsdIo, SsdPolicy, SsdRing, ValidConfig};
+use crate::config::{Facts, MemoryPlan, SsdIo, SsdPolicy, ValidConfig};
 use crate::core::{Core, Job, Sequences, SsdCore};
 use crate::damage::Damage;
 use crate::error::{Error, ErrorKind, Result};
@@ -72,8 +72,6 @@ pub struct OpenReport {
     pub objects: u64,
     /// Which side moves bytes to and from SSD; `None` without an SSD tier.
     pub side: Option<Side>,
-    /// How its rings are set up; `None` where it has none.
-    pub rings: Option<RingSetup>,
     /// Why that side.
     pub side_reason: String,
     /// The memory that is allocated.
@@ -116,7 +114,7 @@ pub(crate) fn real_env(config: &ValidConfig, stop: &Arc<AtomicBool>) -> Result<E
                 SsdIo::Blocking => SideChoice::Blocking,
             };
             let depth = log_config(config).queue_depth().max(config.read_depth() as usize);
-            Some(open_disk_until(config.ssd_dirs(), choice, rings(config), depth, stop.clone())?)
+            Some(open_disk_until(config.ssd_dirs(), choice, RingSetup::PLAIN, depth, stop.clone())?)
         }
     };
     Ok(Env {
@@ -129,15 +127,6 @@ pub(crate) fn real_env(config: &ValidConfig, stop: &Arc<AtomicBool>) -> Result<E
 
 fn log_config(config: &ValidConfig) -> LogConfig {
     LogConfig { write_bytes: config.write_bytes(), write_depth: config.write_depth() as usize }
-}
-
-fn rings(config: &ValidConfig) -> RingSetup {
-    let kind = match config.ssd_ring() {
-        SsdRing::Plain => RingKind::Plain,
-        SsdRing::Deferred => RingKind::Deferred,
-        SsdRing::Sqpoll => RingKind::Sqpoll,
-    };
-    RingSetup { kind, sqpoll_idle: config.sqpoll_idle(), iopoll: config.iopoll() }
 }
 
 /// An opened store's parts.
@@ -451,7 +440,6 @@ fn report(
         recovery: env.clock.now().since(began),
         objects: core.index.objects(),
         side: facts.as_ref().map(|f| f.side),
-        rings: facts.as_ref().and_then(|f| f.rings),
         side_reason: facts.map(|f| f.reason).unwrap_or_default(),
         memory: config.memory_plan(),
         segments: geometry.map_or(0, |g| g.segment_count),
@@ -466,7 +454,6 @@ fn report(
     };
     tracing::info!(
         side = ?report.side,
-        rings = report.rings.map(tracing::field::display),
         reason = report.side_reason,
         memory = %report.memory,
         objects = report.objects,

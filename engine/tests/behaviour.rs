@@ -35,7 +35,7 @@ fn show(name: &str, between: Between, kind: Kind, constant: bool, behaviour: fn(
 }
 
 /// Modules below.
-const SIDES: usize = 13;
+const SIDES: usize = 11;
 
 macro_rules! tests {
     ($side:ident, $between:ident, $kind:ident, $constant:literal, $($module:ident :: $name:ident,)+) => {
@@ -53,8 +53,6 @@ macro_rules! tests {
 }
 
 for_all_behaviours!(tests, uring, Nothing, Uring, false);
-for_all_behaviours!(tests, deferred, Nothing, Deferred, false);
-for_all_behaviours!(tests, sqpoll, Nothing, Sqpoll, false);
 for_all_behaviours!(tests, blocking, Nothing, Blocking, false);
 for_all_behaviours!(tests, sim, Nothing, Sim, false);
 for_all_behaviours!(tests, uring_constant_fingerprint, Nothing, Uring, true);

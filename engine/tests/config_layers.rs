@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagelith::config::{
-    Config, ConfigFormat, DramPolicy, Facts, MemoryPlan, PeerConfig, Promote, Size, SsdIo, SsdPolicy,
-    SsdRing, fields,
+    Config, ConfigFormat, DramPolicy, Facts, MemoryPlan, PeerConfig, Promote, Size, SsdIo, SsdPolicy, fields,
 };
 use pagelith::transport::address::Address;
 use proptest::prelude::*;
@@ -231,9 +230,6 @@ fn every_setting_of_a_file_arrives() {
         policy = "recency"
         reinsert_ratio = 0
         io = "uring"
-        ring = "sqpoll"
-        sqpoll_idle_ms = 60000
-        iopoll = true
         shared = true
         write_depth = 64
         write_depth_reading = 7
@@ -284,8 +280,6 @@ fn every_setting_of_a_file_arrives() {
     assert_eq!(valid.segment_bytes(), 256 << 20);
     assert_eq!((valid.ssd_policy(), valid.reinsert_ratio()), (SsdPolicy::Recency, 0.0));
     assert_eq!((valid.ssd_io(), valid.write_depth(), valid.write_bytes()), (SsdIo::Uring, 64, 64 << 10));
-    assert_eq!((valid.ssd_ring(), valid.sqpoll_idle()), (SsdRing::Sqpoll, Duration::from_secs(60)));
-    assert!(valid.iopoll());
     assert_eq!((valid.write_depth_reading(), valid.checkpoint_segments()), (7, 0));
     assert_eq!(valid.headers_bytes(), 3 << 20);
     assert_eq!(valid.probe_pauses(), (Duration::from_millis(250), Duration::from_millis(1250)));
@@ -328,7 +322,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 41);
+    assert_eq!(fields().len(), 38);
 }
 
 /// As many as the arena is worth, or as is said, rounded down; one where the order cannot be divided.

@@ -56,13 +56,7 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("ssd.reinsert_ratio = \"0.1\"", "ssd.reinsert_ratio", "must be a number between 0 and 0.25, got=\"0.1\" type=string"),
     ("ssd.io = \"io_uring\"", "ssd.io", "must be one of \"auto\", \"uring\", \"blocking\", got=\"io_uring\" type=string"),
     ("ssd.io = false", "ssd.io", "must be one of \"auto\", \"uring\", \"blocking\", got=false type=boolean"),
-    ("ssd.ring = \"sqpool\"", "ssd.ring", "must be one of \"plain\", \"deferred\", \"sqpoll\", got=\"sqpool\" type=string"),
-    ("ssd.io = \"blocking\"\nssd.ring = \"deferred\"", "ssd.ring", "must be \"plain\" with ssd.io=\"blocking\", got=\"deferred\""),
-    ("ssd.io = \"blocking\"\nssd.iopoll = true", "ssd.iopoll", "must be false with ssd.io=\"blocking\", got=true"),
-    ("ssd.iopoll = 1", "ssd.iopoll", "must be true or false, got=1 type=integer"),
     ("ssd.shared = 1", "ssd.shared", "must be true or false, got=1 type=integer"),
-    ("ssd.sqpoll_idle_ms = 0", "ssd.sqpoll_idle_ms", "must be an integer between 1 and 60000, got=0"),
-    ("ssd.sqpoll_idle_ms = 60001", "ssd.sqpoll_idle_ms", "must be an integer between 1 and 60000, got=60001"),
     ("ssd.write_depth = 0", "ssd.write_depth", "must be an integer between 1 and 64, got=0"),
     ("ssd.write_depth = 65", "ssd.write_depth", "must be an integer between 1 and 64, got=65"),
     ("ssd.write_depth = \"8\"", "ssd.write_depth", "must be an integer between 1 and 64, got=\"8\" type=string"),
@@ -129,6 +123,7 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("segment_bytes = 1", "segment_bytes", "is not a setting; did you mean ssd.segment_bytes?"),
     ("SSD.io = \"auto\"", "SSD.io", "is not a setting; did you mean ssd.io?"),
     ("staging.chunk-bytes = 1", "staging.chunk-bytes", "is not a setting; did you mean staging.chunk_bytes?"),
+    ("ssd.ring = \"deferred\"", "ssd.ring", "was removed in version 0.1.0: leave it out, every ring is what \"plain\" was"),
     ("read.zzz = 1", "read.zzz", "is not a setting; read has depth"),
     ("qqqq = 1", "qqqq", "is not a setting; at the top are deadline_ms, close_timeout_ms, namespaces_max, dram, ssd, remote, staging, groups, events, index, read, memory, log"),
     ("[qqqq]", "qqqq", "is not a setting; at the top are deadline_ms, close_timeout_ms, namespaces_max, dram, ssd, remote, staging, groups, events, index, read, memory, log"),
@@ -171,6 +166,7 @@ const JSON_ROWS: &[(&str, &str, &str)] = &[
     (r#"{"dram.bytes": 1}"#, "\"dram.bytes\"", "is not a setting; did you mean dram.bytes, a key inside a table?"),
     (r#"{"remote": {"peers": [{"address": "unix:/a", "address": "unix:/b"}]}}"#, "(file)", "is not JSON: duplicate key \"address\" line=1 column=66"),
     (r#"{"remote": {"peers": [null, {"address": "unix:/a", "name": null}]}}"#, "remote.peers", "must be a list of at most 64 peers, each an address or a table of address, name, weight and preferred: entry 0 is null, entry 1 has as name null, which must be a string, got=[..] type=list entries=2"),
+    (r#"{"ssd": {"iopoll": null}}"#, "ssd.iopoll", "was removed in version 0.1.0: leave it out, reads complete by interrupt"),
     (r#"{"log": {"batch_sumary": true}}"#, "log.batch_sumary", "is not a setting; did you mean log.batch_summary?"),
 ];
 
@@ -195,6 +191,7 @@ const ENV_ROWS: &[(&str, &str, &str, &str)] = &[
     ("PAGELITH_DRAM__BYTS", "1", "PAGELITH_DRAM__BYTS", "is not a setting; did you mean PAGELITH_DRAM__BYTES?"),
     ("PAGELITH_DRAM_BYTES", "1", "PAGELITH_DRAM_BYTES", "is not a setting; did you mean PAGELITH_DRAM__BYTES?"),
     ("PAGELITH_dram__bytes", "1", "PAGELITH_dram__bytes", "is not a setting; did you mean PAGELITH_DRAM__BYTES?"),
+    ("PAGELITH_SSD__SQPOLL_IDLE_MS", "10", "PAGELITH_SSD__SQPOLL_IDLE_MS", "was removed in version 0.1.0: leave it out, no kernel thread polls the rings"),
     ("PAGELITH_QQQQ", "1", "PAGELITH_QQQQ", "is not a setting; a setting is PAGELITH_ and its path with __ for dots, such as PAGELITH_DRAM__BYTES"),
 ];
 

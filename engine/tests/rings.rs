@@ -1,12 +1,11 @@
-//! A store over rings of each kind: whichever thread asks, what it is asked for comes.
+//! A store over io_uring whose sessions go from thread to thread.
 #![allow(clippy::disallowed_methods, reason = "real threads are what is tested")]
 
 use std::sync::Barrier;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use pagelith::config::{Promote, SsdIo, SsdRing};
-use pagelith::io::disk::Side;
+use pagelith::config::{Promote, SsdIo};
 use pagelith::layouts::{ids::PrefixHash, key::ObjectKey, key::Role, namespace::Namespace, shard::Shard};
 use pagelith::{
     AlignedBuf, Config, Destination, Done, Facts, Get, GetOutcome, GetSlice, Options, PutSlice, Session,
@@ -16,7 +15,6 @@ use pagelith::{
 const OBJECTS: u32 = 24;
 const LEN: usize = 40_000;
 const LONG: Duration = Duration::from_secs(60);
-const RINGS: [SsdRing; 3] = [SsdRing::Plain, SsdRing::Deferred, SsdRing::Sqpoll];
 
 fn key(n: u32) -> ObjectKey {
     let mut hash = [0; 32];
@@ -29,13 +27,13 @@ fn bytes(n: u32) -> Vec<u8> {
     (0..LEN as u32).map(|i| (i.wrapping_mul(2_654_435_761) ^ n).to_be_bytes()[0]).collect()
 }
 
-fn config(home: &tempfile::TempDir, ring: SsdRing) -> Config {
+fn config(home: &tempfile::TempDir) -> Config {
     let mut config = Config::default();
     config.dram.bytes = Size::mib(8);
     config.dram.promote = Promote::Never;
     config.ssd.bytes = Size::mib(64);
     config.ssd.dirs = vec![home.path().join("store")];
-    (config.ssd.ring, config.ssd.sqpoll_idle_ms) = (ring, 1);
+    config.ssd.io = SsdIo::Uring;
     config
 }
 
@@ -43,18 +41,16 @@ fn open(config: &Config) -> pagelith::Result<Store> {
     Store::open(config.validate(&Facts::of_this_machine().unwrap()).unwrap())
 }
 
-/// A store whose objects are on SSD alone, or `None` (and a line) if such rings are refused here.
-fn cold(home: &tempfile::TempDir, ring: SsdRing) -> Option<Store> {
-    let mut config = config(home, ring);
-    config.ssd.io = SsdIo::Uring;
+/// A store whose objects are on SSD alone, or `None` (and a line) if io_uring is refused here.
+fn cold(home: &tempfile::TempDir) -> Option<Store> {
+    let config = config(home);
     let store = match open(&config) {
         Ok(store) => store,
         Err(e) => {
-            eprintln!("skipped: {ring:?}: {e}");
+            eprintln!("skipped: {e}");
             return None;
         }
     };
-    assert_eq!(store.opened().rings.unwrap().to_string(), ring.name());
     for n in 0..OBJECTS {
         let bytes = bytes(n);
         let put = PutSlice { key: key(n), pieces: &[&bytes] };
@@ -85,40 +81,36 @@ fn get(store: &Store, options: Options) -> usize {
 
 #[test]
 fn threads_that_come_and_go_share_a_store() {
-    for ring in RINGS {
-        let home = tempfile::tempdir().unwrap();
-        let Some(store) = cold(&home, ring) else { continue };
-        for _ in 0..6 {
-            let together = Barrier::new(4);
-            std::thread::scope(|scope| {
-                for _ in 0..4 {
-                    scope.spawn(|| {
-                        together.wait();
-                        for _ in 0..4 {
-                            assert_eq!(get(&store, Options::default()), OBJECTS as usize, "{ring:?}");
-                        }
-                    });
-                }
-            });
-            assert_eq!(get(&store, Options::default()), OBJECTS as usize, "{ring:?}");
-        }
-        assert_eq!(store.stats().damaged, 0);
+    let home = tempfile::tempdir().unwrap();
+    let Some(store) = cold(&home) else { return };
+    for _ in 0..6 {
+        let together = Barrier::new(4);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    together.wait();
+                    for _ in 0..4 {
+                        assert_eq!(get(&store, Options::default()), OBJECTS as usize);
+                    }
+                });
+            }
+        });
+        assert_eq!(get(&store, Options::default()), OBJECTS as usize);
     }
+    assert_eq!(store.stats().damaged, 0);
 }
 
-/// What a batch gave up on is still under way in a session that another thread takes from the pool.
+/// The batch's reads are still under way in the session that another thread takes from the pool.
 #[test]
-fn what_one_thread_gave_up_on_hinders_no_other() {
-    for ring in RINGS {
-        let home = tempfile::tempdir().unwrap();
-        let Some(store) = cold(&home, ring) else { continue };
-        let hasty = Options { timeout: Some(Duration::from_nanos(1)), ..Options::default() };
-        for _ in 0..20 {
-            get(&store, hasty);
-            let hits =
-                std::thread::scope(|scope| scope.spawn(|| get(&store, Options::default())).join().unwrap());
-            assert_eq!(hits, OBJECTS as usize, "{ring:?}");
-        }
+fn batch_that_timed_out_does_not_hinder_the_next_threads_batch() {
+    let home = tempfile::tempdir().unwrap();
+    let Some(store) = cold(&home) else { return };
+    let hasty = Options { timeout: Some(Duration::from_nanos(1)), ..Options::default() };
+    for _ in 0..20 {
+        get(&store, hasty);
+        let hits =
+            std::thread::scope(|scope| scope.spawn(|| get(&store, Options::default())).join().unwrap());
+        assert_eq!(hits, OBJECTS as usize);
     }
 }
 
@@ -139,55 +131,28 @@ fn end(session: &mut Session, ticket: pagelith::Ticket) {
 
 /// From a thread that goes on living to another and back, with two batches under way.
 #[test]
-fn a_session_moves_between_threads_with_reads_under_way() {
-    for ring in RINGS {
-        let home = tempfile::tempdir().unwrap();
-        let Some(store) = cold(&home, ring) else { continue };
-        let mut session = store.session().unwrap();
-        std::thread::scope(|scope| {
-            let (there, come) = channel();
-            let (back, backs) = channel();
-            scope.spawn(move || {
-                for (mut session, ticket) in come {
-                    let own = begin(&mut session);
-                    end(&mut session, ticket);
-                    back.send((session, own)).unwrap();
-                }
-            });
-            for _ in 0..10 {
-                let ticket = begin(&mut session);
-                there.send((session, ticket)).unwrap();
-                let own;
-                (session, own) = backs.recv().unwrap();
-                end(&mut session, own);
-            }
-            drop(there);
-        });
-        assert_eq!(store.stats().damaged, 0);
-    }
-}
-
-/// Polled reads are had where the device has queues for them, and the store does not open where it has none.
-#[test]
-fn polled_reads_are_had_or_refused_and_why() {
+fn session_moves_between_threads_with_reads_under_way() {
     let home = tempfile::tempdir().unwrap();
-    let mut config = config(&home, SsdRing::Plain);
-    config.ssd.iopoll = true;
-    match open(&config) {
-        Ok(store) => {
-            let report = store.opened();
-            assert_eq!(report.side, Some(Side::Uring));
-            assert_eq!(report.rings.unwrap().to_string(), "plain+iopoll");
-            drop(store);
-            drop(cold(&home, SsdRing::Plain));
-            let store = open(&config).unwrap();
-            assert_eq!(get(&store, Options::default()), OBJECTS as usize);
+    let Some(store) = cold(&home) else { return };
+    let mut session = store.session().unwrap();
+    std::thread::scope(|scope| {
+        let (there, come) = channel();
+        let (back, backs) = channel();
+        scope.spawn(move || {
+            for (mut session, ticket) in come {
+                let own = begin(&mut session);
+                end(&mut session, ticket);
+                back.send((session, own)).unwrap();
+            }
+        });
+        for _ in 0..10 {
+            let ticket = begin(&mut session);
+            there.send((session, ticket)).unwrap();
+            let own;
+            (session, own) = backs.recv().unwrap();
+            end(&mut session, own);
         }
-        Err(e) => {
-            eprintln!("refused: {e}");
-            let said = e.to_string();
-            assert!(said.contains("rings=plain+iopoll was asked for and is refused"), "{said}");
-            assert!(!home.path().join("store").exists(), "something is left of a store that was refused");
-        }
-    }
+        drop(there);
+    });
+    assert_eq!(store.stats().damaged, 0);
 }

@@ -7,7 +7,6 @@ use std::sync::Mutex;
 
 mod suite;
 
-use pagelith::config::SsdRing;
 use suite::world::{Kind, World};
 
 const CHILD: &str = "TEST_PAGELITH_WEARS_FILTER";
@@ -33,21 +32,8 @@ fn say(line: std::fmt::Arguments<'_>) {
     writeln!(std::io::stdout(), "{line}").expect("the parent reads");
 }
 
-/// `ssd.io` may fall back, but not from rings that were asked for by name.
-fn rings_that_are_asked_for_are_refused() {
-    for ring in [SsdRing::Deferred, SsdRing::Sqpoll] {
-        let world = World::new(Kind::Refused, false, 1);
-        let mut config = world.config();
-        config.ssd.ring = ring;
-        let refused = world.try_open(&config).map(drop).expect_err("refused").to_string();
-        let expected = format!("rings={} was asked for and is refused: io_uring_setup: errno=1", ring.name());
-        assert!(refused.contains(&expected), "{refused}");
-    }
-}
-
 fn child() {
     refuse_io_uring();
-    rings_that_are_asked_for_are_refused();
     let todo = Mutex::new(suite::ALL.iter());
     #[allow(clippy::disallowed_methods)]
     std::thread::scope(|scope| {

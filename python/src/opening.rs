@@ -201,8 +201,6 @@ pub struct OpenReport {
     objects: u64,
     /// `uring` or `blocking`; `None` without an SSD tier.
     side: Option<&'static str>,
-    /// How its rings are set up; `None` where it has none.
-    rings: Option<String>,
     /// Why that side.
     side_reason: String,
     /// Bytes of memory that are allocated, by what for.
@@ -234,7 +232,6 @@ impl OpenReport {
             recovery,
             objects,
             side,
-            rings,
             side_reason,
             memory: plan,
             segments,
@@ -268,7 +265,6 @@ impl OpenReport {
                 Side::Blocking => "blocking",
                 Side::Simulated => "simulated",
             }),
-            rings: rings.map(|rings| rings.to_string()),
             side_reason,
             memory: memory.unbind(),
             segments,

@@ -255,7 +255,7 @@ class Opened(unittest.TestCase):
     def test_what_opening_found_is_told(self):
         with pagelith.Store(settings(self.directory)) as store:
             made = store.opened
-            self.assertEqual((made.made, made.objects, made.side, made.rings, made.from_checkpoint), (True, 0, "blocking", None, False))
+            self.assertEqual((made.made, made.objects, made.side, made.from_checkpoint), (True, 0, "blocking", False))
             self.assertIn("blocking was asked for", made.side_reason)
             self.assertEqual(made.memory["total"], sum(made.memory[name] for name in made.memory if name != "total"))
             self.assertEqual((made.memory["arena"], made.segment_bytes), (8 << 20, 4 << 20))
@@ -273,4 +273,4 @@ class Opened(unittest.TestCase):
     def test_a_store_without_ssd_has_no_side(self):
         with pagelith.Store({"dram": {"bytes": "1MiB"}, "index": {"max_objects": 10}}) as store:
             found = store.opened
-            self.assertEqual((found.side, found.rings, found.segments, found.made), (None, None, 0, False))
+            self.assertEqual((found.side, found.segments, found.made), (None, 0, False))

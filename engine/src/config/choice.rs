@@ -70,19 +70,6 @@ choice! {
 }
 
 choice! {
-    /// How the rings of io_uring are set up.
-    SsdRing {
-        /// Whichever thread enters them.
-        #[default]
-        Plain = "plain",
-        /// Each is one thread's, which posts its completions: `SINGLE_ISSUER` and `DEFER_TASKRUN`.
-        Deferred = "deferred",
-        /// A thread of the kernel's takes what is submitted to any of them: `SQPOLL`.
-        Sqpoll = "sqpoll",
-    }
-}
-
-choice! {
     /// How the SSD is driven.
     SsdIo {
         /// io_uring where the kernel and container allow it, else blocking.

@@ -6,7 +6,7 @@ use pagelith_tiers::dram::arena::ARENA_BYTES_MAX;
 use pagelith_tiers::policy::LANES_MAX;
 
 use super::Config;
-use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy, SsdRing};
+use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
 use super::node::Node;
 use super::rule::{Grain, Rule, Value};
 use super::setting::Setting;
@@ -54,7 +54,7 @@ const _: () = assert!(DRAM_MAX.bytes() <= ARENA_BYTES_MAX);
 // The files beside the segments take one at least.
 const _: () = assert!(SSD_MAX.bytes() / SEGMENT_BYTES_MAX.bytes() <= SEGMENT_MAX as u64 + 1);
 
-static FIELDS: [Field; 41] = [
+static FIELDS: [Field; 38] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(close_timeout_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
@@ -74,9 +74,6 @@ static FIELDS: [Field; 41] = [
     row!(ssd.policy, Rule::Choice(SsdPolicy::NAMES)),
     row!(ssd.reinsert_ratio, Rule::Ratio { min: 0.0, max: 0.25 }),
     row!(ssd.io, Rule::Choice(SsdIo::NAMES)),
-    row!(ssd.ring, Rule::Choice(SsdRing::NAMES)),
-    row!(ssd.sqpoll_idle_ms, Rule::Count { min: 1, max: 60_000 }),
-    row!(ssd.iopoll, Rule::Flag),
     row!(ssd.shared, Rule::Flag),
     row!(ssd.write_depth, Rule::Count { min: 1, max: 64 }),
     row!(ssd.write_depth_reading, Rule::Count { min: 1, max: 64 }),
@@ -119,6 +116,11 @@ pub(super) fn is_section(path: &str) -> bool {
     FIELDS.iter().any(|field| field.path.split_once('.').is_some_and(|(section, _)| section == path))
 }
 
+/// The environment variable of the setting at `path`.
+pub(super) fn env_name(path: &str) -> String {
+    format!("{ENV_PREFIX}{}", path.replace('.', "__").to_ascii_uppercase())
+}
+
 impl Field {
     /// The path in a file, such as `ssd.segment_bytes`.
     pub fn path(&self) -> &'static str {
@@ -127,7 +129,7 @@ impl Field {
 
     /// The environment variable, such as `PAGELITH_SSD__SEGMENT_BYTES`.
     pub fn env_name(&self) -> String {
-        format!("{ENV_PREFIX}{}", self.path.replace('.', "__").to_ascii_uppercase())
+        env_name(self.path)
     }
 
     /// What the setting may be, such as `a power of two between 1MiB and 256MiB`.

@@ -42,6 +42,7 @@ mod machine;
 mod node;
 mod parse;
 mod peer;
+mod removed;
 mod rule;
 mod service_link;
 mod setting;
@@ -54,7 +55,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-pub use choice::{DramPolicy, Promote, SsdIo, SsdPolicy, SsdRing};
+pub use choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
 pub use error::{ConfigError, Problem};
 pub use fields::{ENV_PREFIX, Field, fields};
 pub use parse::{ConfigBuilder, ConfigFormat};
@@ -160,17 +161,6 @@ pub struct SsdConfig {
     /// to open) or `blocking`. `uring` makes a container that forbids io_uring an error instead of a slow
     /// store.
     pub io: SsdIo,
-    /// How the rings of io_uring are set up: `plain` (default), `deferred` (`SINGLE_ISSUER` and `DEFER_TASKRUN`, Linux 6.1) or
-    /// `sqpoll` (`SQPOLL`: one thread of the kernel's for the whole store, which spins while there is anything to do). `deferred` for threads that
-    /// keep their sessions; `sqpoll` where a core is free to spare the callers their system calls. What the kernel does not give is refused
-    /// at open.
-    pub ring: SsdRing,
-    /// How long the kernel's thread of `ssd.ring = "sqpoll"` looks for more before it sleeps, in milliseconds. Default 10; 1 to
-    /// 60 000. Raise it if reads come in bursts that far apart; until it sleeps it takes a whole core.
-    pub sqpoll_idle_ms: u32,
-    /// Whether completions of reads are looked for instead of being told by interrupts (`IOPOLL`). Default false. For drives with queues that are
-    /// polled (of NVMe: `nvme.poll_queues`), else the store is refused at open; who waits for a read takes a whole core meanwhile.
-    pub iopoll: bool,
     /// Whether attached processes of this host are handed the files that segments lie in, opened to be read, so that they read hits from
     /// SSD themselves, straight into their own memory. Default false. For a store process with clients over a Unix socket (`pagelith serve`
     /// has it there unless told otherwise); who may read every namespace can read all of them. Takes effect with `dram.promote = "never"`: what is to
@@ -334,9 +324,6 @@ impl Default for SsdConfig {
             policy: SsdPolicy::Fifo,
             reinsert_ratio: 0.25,
             io: SsdIo::Auto,
-            ring: SsdRing::Plain,
-            sqpoll_idle_ms: 10,
-            iopoll: false,
             shared: false,
             write_depth: 8,
             write_depth_reading: 2,

@@ -11,6 +11,7 @@ use super::depth::nests_too_deep;
 use super::error::{ConfigError, Problem, unless_problems};
 use super::fields::{ENV_PREFIX, Field, field_at, fields, is_section};
 use super::node::{Node, quoted};
+use super::removed::{removed_key, removed_variable};
 use super::service_link::is_service_link;
 use super::unknown::{shown_name, unknown_key, unknown_variable};
 use super::valid::{Facts, ValidConfig};
@@ -121,6 +122,10 @@ impl Draft {
             self.put(field, node, "");
             return;
         }
+        if let Some(problem) = removed_key(&path).filter(|_| plain) {
+            self.problems.push(problem);
+            return;
+        }
         match node {
             Node::Table(entries) if !entries.is_empty() => {
                 for (key, node) in entries {
@@ -150,6 +155,10 @@ impl Draft {
             let shown = name.to_string_lossy();
             let Some(rest) = shown.strip_prefix(ENV_PREFIX) else { continue };
             let Some(field) = fields().iter().find(|field| name == field.env_name().as_str()) else {
+                if let Some(problem) = removed_variable(&shown) {
+                    self.problems.push(problem);
+                    continue;
+                }
                 if is_service_link(rest, &text.to_string_lossy()) {
                     links.push(shown_name(&shown));
                     continue;

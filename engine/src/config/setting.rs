@@ -154,4 +154,4 @@ macro_rules! setting_of_choice {
     )+};
 }
 
-setting_of_choice!(DramPolicy, Promote, SsdPolicy, SsdIo, SsdRing);
+setting_of_choice!(DramPolicy, Promote, SsdPolicy, SsdIo);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pagelith_tiers::ssd::volume::Geometry;
 
-use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy, SsdRing};
+use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
 use super::peer::PeerConfig;
 use super::size::Size;
 use super::validate;
@@ -180,21 +180,6 @@ impl ValidConfig {
     /// How the drive is driven.
     pub fn ssd_io(&self) -> SsdIo {
         self.config.ssd.io
-    }
-
-    /// How the rings of io_uring are set up.
-    pub fn ssd_ring(&self) -> SsdRing {
-        self.config.ssd.ring
-    }
-
-    /// How long the kernel's thread of such rings looks for more before it sleeps.
-    pub fn sqpoll_idle(&self) -> Duration {
-        Duration::from_millis(u64::from(self.config.ssd.sqpoll_idle_ms))
-    }
-
-    /// Whether completions of reads are looked for.
-    pub fn iopoll(&self) -> bool {
-        self.config.ssd.iopoll
     }
 
     /// Writes in flight.

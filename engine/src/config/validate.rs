@@ -9,7 +9,6 @@ use pagelith_layouts::staging;
 use pagelith_tiers::ssd::volume::{Geometry, SEGMENTS_MIN};
 
 use super::Config;
-use super::choice::{SsdIo, SsdRing};
 use super::error::{ConfigError, Problem, unless_problems};
 use super::parse::Draft;
 use super::size::Size;
@@ -48,7 +47,6 @@ pub(super) fn resolve(draft: Draft, facts: &Facts) -> Result<ValidConfig, Config
     let mut relations = Relations { draft, numbers };
     relations.check_capacity();
     relations.check_segments();
-    relations.check_rings();
     relations.check_probe();
     relations.check_remote();
     relations.check_staging();
@@ -226,22 +224,6 @@ impl Relations {
             let message =
                 format!("must be at least {least} for a tier of that size, got={segment} ssd.bytes={ssd}");
             self.problem("ssd.segment_bytes", message);
-        }
-    }
-
-    /// Rings are of io_uring.
-    fn check_rings(&mut self) {
-        let (io, ring, iopoll) =
-            (self.draft.config.ssd.io, self.draft.config.ssd.ring, self.draft.config.ssd.iopoll);
-        if io != SsdIo::Blocking {
-            return;
-        }
-        if self.sound(&["ssd.io", "ssd.ring"]) && ring != SsdRing::Plain {
-            let message = format!("must be \"plain\" with ssd.io=\"blocking\", got=\"{}\"", ring.name());
-            self.problem("ssd.ring", message);
-        }
-        if self.sound(&["ssd.io", "ssd.iopoll"]) && iopoll {
-            self.problem("ssd.iopoll", "must be false with ssd.io=\"blocking\", got=true".to_owned());
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use super::face::{Between, Store};
-use pagelith::config::{SsdIo, SsdRing};
+use pagelith::config::SsdIo;
 use pagelith::io::disk::{Disk, Side};
 use pagelith::{Config, Error, Facts, Size};
 use pagelith_sim::disk::FaultPlan;
@@ -17,10 +17,6 @@ use tempfile::TempDir;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Uring,
-    /// io_uring with rings of one thread each.
-    Deferred,
-    /// io_uring with a thread of the kernel's.
-    Sqpoll,
     Blocking,
     /// The store chooses, and io_uring is refused.
     Refused,
@@ -52,7 +48,7 @@ impl World {
     pub fn behind(between: Between, kind: Kind, constant: bool, dirs: usize) -> World {
         let place = match kind {
             Kind::Sim => Place::Sim(Box::new(SimWorld::with_dirs(7, dirs))),
-            Kind::Uring | Kind::Deferred | Kind::Sqpoll | Kind::Blocking | Kind::Refused => {
+            Kind::Uring | Kind::Blocking | Kind::Refused => {
                 Place::Real(tempfile::tempdir().expect("a directory"))
             }
         };
@@ -105,19 +101,14 @@ impl World {
         c.ssd.segment_bytes = Some(Size::mib(1));
         c.ssd.dirs = self.paths();
         c.ssd.io = match self.kind {
-            Kind::Uring | Kind::Deferred | Kind::Sqpoll => SsdIo::Uring,
+            Kind::Uring => SsdIo::Uring,
             Kind::Blocking => SsdIo::Blocking,
             Kind::Refused | Kind::Sim => SsdIo::Auto,
-        };
-        c.ssd.ring = match self.kind {
-            Kind::Deferred => SsdRing::Deferred,
-            Kind::Sqpoll => SsdRing::Sqpoll,
-            Kind::Uring | Kind::Blocking | Kind::Refused | Kind::Sim => SsdRing::Plain,
         };
         // Puts beside one another take ways that a small store has only if it is told to have them.
         c.dram.lanes = match self.kind {
             Kind::Uring | Kind::Refused | Kind::Sim => Some(4),
-            Kind::Deferred | Kind::Sqpoll | Kind::Blocking => Some(1),
+            Kind::Blocking => Some(1),
         };
         c.staging.bytes = Size::mib(4);
         c.namespaces_max = 64;
@@ -179,14 +170,11 @@ impl World {
         if config.ssd.bytes > Size::ZERO {
             let report = store.opened();
             let side = match self.kind {
-                Kind::Uring | Kind::Deferred | Kind::Sqpoll => Side::Uring,
+                Kind::Uring => Side::Uring,
                 Kind::Blocking | Kind::Refused => Side::Blocking,
                 Kind::Sim => Side::Simulated,
             };
             assert_eq!(report.side, Some(side), "reason={}", report.side_reason);
-            let rings = report.rings.map(|rings| rings.to_string());
-            let expected = (side == Side::Uring).then(|| config.ssd.ring.name().to_owned());
-            assert_eq!(rings, expected);
             if self.kind == Kind::Refused {
                 assert!(report.side_reason.contains("io_uring"), "reason={}", report.side_reason);
             }
@@ -262,23 +250,17 @@ impl World {
 
 /// Why stores of this kind cannot be opened here; `None` if they can.
 pub fn unavailable(kind: Kind) -> Option<String> {
-    static REFUSED: [OnceLock<Option<String>>; 3] = [const { OnceLock::new() }; 3];
-    let which = match kind {
-        Kind::Uring => 0,
-        Kind::Deferred => 1,
-        Kind::Sqpoll => 2,
+    static REFUSED: OnceLock<Option<String>> = OnceLock::new();
+    match kind {
+        Kind::Uring => {}
         Kind::Blocking | Kind::Refused | Kind::Sim => return None,
+    }
+    let refused = || {
+        let world = World::new(kind, false, 1);
+        let error = world.try_open(&world.config()).err()?;
+        // A full disk says nothing of io_uring.
+        assert!(![pagelith::ErrorKind::NoSpace, pagelith::ErrorKind::Busy].contains(&error.kind), "{error}");
+        Some(error.to_string())
     };
-    REFUSED[which]
-        .get_or_init(|| {
-            let world = World::new(kind, false, 1);
-            let error = world.try_open(&world.config()).err()?;
-            // A full disk says nothing of io_uring.
-            assert!(
-                ![pagelith::ErrorKind::NoSpace, pagelith::ErrorKind::Busy].contains(&error.kind),
-                "{error}"
-            );
-            Some(error.to_string())
-        })
-        .clone()
+    REFUSED.get_or_init(refused).clone()
 }
