@@ -100,7 +100,7 @@ impl Session {
         shared.check_open()?;
         let depth = shared.config.read_depth() as usize;
         let (queue, facts) = match &shared.volume {
-            Some(volume) => (Some(volume.disk.read_queue(depth)?), Some(volume.disk.facts())),
+            Some(volume) => (Some(volume.disk.queue(depth)?), Some(volume.disk.facts())),
             None => (None, None),
         };
         let scratch = Scratch::new()

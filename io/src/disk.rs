@@ -180,8 +180,4 @@ pub trait Disk: Send + Sync {
     }
     /// A queue for one thread that holds up to `depth` operations in flight.
     fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault>;
-    /// The same for reads alone; any other operation may complete with a fault of kind `Invalid`.
-    fn read_queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault> {
-        self.queue(depth)
-    }
 }

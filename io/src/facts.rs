@@ -1,5 +1,4 @@
-//! How much memory this process may use: what the machine has, and what its control groups allow. What a block device says of
-//! itself.
+//! How much memory this process may use: what the machine has, and what its control groups allow.
 
 use std::path::{Path, PathBuf};
 
@@ -48,14 +47,6 @@ fn limits(controller: &'static Controller) -> impl Iterator<Item = (u64, String)
         let limit = parse_limit(&std::fs::read_to_string(&file).ok()?)?;
         Some((limit, file.display().to_string()))
     })
-}
-
-/// What a block device of sysfs says in this file of its `queue` directory.
-pub(crate) fn of_queue(device: &Path, file: &str) -> Option<String> {
-    // A partition has its queues in its disk's directory.
-    let places = ["queue", "../queue"].map(|queue| device.join(queue).join(file));
-    let text = places.iter().find_map(|place| std::fs::read_to_string(place).ok())?;
-    Some(text.trim().to_owned())
 }
 
 fn least(total: u64, available: u64, limits: impl Iterator<Item = (u64, String)>) -> MemoryFacts {

@@ -93,7 +93,7 @@ mod tests {
 
     fn read(disk: &dyn Disk, file: FileId, offset: u64) -> Result<Vec<u8>, IoFault> {
         let part = AlignedBuf::new(4096).expect("memory").into_part();
-        let mut queue = disk.read_queue(1).expect("a queue");
+        let mut queue = disk.queue(1).expect("a queue");
         queue.submit(1, Op::Read { file, offset, parts: vec![part] }).expect("room");
         let mut done = Vec::new();
         while done.is_empty() {

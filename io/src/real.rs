@@ -94,31 +94,6 @@ impl RealDisk {
         disk
     }
 
-    fn queue_for(&self, depth: usize, reads: bool) -> Result<Box<dyn Queue>, IoFault> {
-        let (files, align) = (self.files.clone(), self.align);
-        let (pool, fault) = match &self.mover {
-            Mover::Uring { maker, pool, may_do_without } => {
-                let (registered, maker) = (self.registered.clone(), maker.clone());
-                let common = Common { files: files.clone(), registered, align, maker, pool: pool.clone() };
-                match UringQueue::new(common, depth, reads) {
-                    Ok(queue) => return Ok(Box::new(queue)),
-                    Err(fault) if *may_do_without => (pool, Some(fault)),
-                    Err(fault) => return Err(fault),
-                }
-            }
-            Mover::Blocking(pool) => (pool, None),
-        };
-        if let Some(fault) = fault {
-            match self.lacked_ring.swap(true, Ordering::Relaxed) {
-                false => {
-                    tracing::warn!(%fault, "no ring for a queue, it goes over the blocking side: slower")
-                }
-                true => tracing::debug!(%fault, "no ring for a queue, it goes over the blocking side"),
-            }
-        }
-        Ok(Box::new(BlockingQueue::new(files, align, pool.clone(), depth)))
-    }
-
     /// Number an open file.
     fn number(&self, file: DataFile) -> FileId {
         if cow::copies(&file.fd) {
@@ -250,11 +225,28 @@ impl Disk for RealDisk {
     }
 
     fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault> {
-        self.queue_for(depth, false)
-    }
-
-    fn read_queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault> {
-        self.queue_for(depth, true)
+        let (files, align) = (self.files.clone(), self.align);
+        let (pool, fault) = match &self.mover {
+            Mover::Uring { maker, pool, may_do_without } => {
+                let (registered, maker) = (self.registered.clone(), maker.clone());
+                let common = Common { files: files.clone(), registered, align, maker, pool: pool.clone() };
+                match UringQueue::new(common, depth) {
+                    Ok(queue) => return Ok(Box::new(queue)),
+                    Err(fault) if *may_do_without => (pool, Some(fault)),
+                    Err(fault) => return Err(fault),
+                }
+            }
+            Mover::Blocking(pool) => (pool, None),
+        };
+        if let Some(fault) = fault {
+            match self.lacked_ring.swap(true, Ordering::Relaxed) {
+                false => {
+                    tracing::warn!(%fault, "no ring for a queue, it goes over the blocking side: slower")
+                }
+                true => tracing::debug!(%fault, "no ring for a queue, it goes over the blocking side"),
+            }
+        }
+        Ok(Box::new(BlockingQueue::new(files, align, pool.clone(), depth)))
     }
 }
 

@@ -22,18 +22,15 @@ pub struct RingSetup {
     pub kind: RingKind,
     /// How long the kernel's thread of `Sqpoll` looks for entries before it sleeps; whole milliseconds.
     pub sqpoll_idle: Duration,
-    /// `IOPOLL`, on rings that only read: their completions are looked for, and raise no interrupt.
-    pub iopoll: bool,
 }
 
 impl RingSetup {
     /// The same rings that ask nothing of the kernel or the device.
-    pub const PLAIN: RingSetup =
-        RingSetup { kind: RingKind::Plain, sqpoll_idle: Duration::from_millis(10), iopoll: false };
+    pub const PLAIN: RingSetup = RingSetup { kind: RingKind::Plain, sqpoll_idle: Duration::from_millis(10) };
 
     /// Whether it asks for nothing that a kernel or device may refuse where it has io_uring.
     pub fn is_plain(&self) -> bool {
-        self.kind == RingKind::Plain && !self.iopoll
+        self.kind == RingKind::Plain
     }
 }
 
@@ -44,13 +41,12 @@ impl Default for RingSetup {
 }
 
 impl fmt::Display for RingSetup {
-    /// As settings name it: `plain`, `deferred+iopoll`.
+    /// As settings name it: `plain`, `deferred`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.kind {
             RingKind::Plain => "plain",
             RingKind::Deferred => "deferred",
             RingKind::Sqpoll => "sqpoll",
-        })?;
-        f.write_str(if self.iopoll { "+iopoll" } else { "" })
+        })
     }
 }

@@ -171,7 +171,7 @@ impl Way {
     fn of(link: &dyn Link) -> Way {
         let made = || -> Result<Way, IoFault> {
             let Some(disk) = link.files()? else { return Ok(Way::None) };
-            Ok(Way::Queue(disk.read_queue(DEPTH)?, disk.facts().parts_max))
+            Ok(Way::Queue(disk.queue(DEPTH)?, disk.facts().parts_max))
         };
         made().unwrap_or_else(|fault| {
             tracing::warn!(%fault, "files of the store's cannot be read: it reads hits from SSD for this process");

@@ -182,27 +182,13 @@ fn try_uring(
     // The ring first: if both it and O_DIRECT are refused, the ring is what an operator asks about.
     made.try_two(depth).map_err(setup_refused)?;
     let align = common_align(places)?;
-    let made = match rings.iopoll {
-        true => made.polled_max(polled_max(places)?),
-        false => made,
-    };
     let made = Arc::new(made);
-    let queue = |align, reads| {
-        let (files, registered, maker, pool) = (files.clone(), Arc::default(), made.clone(), pool.clone());
-        let common = Common { files, registered, align, maker, pool };
-        UringQueue::new(common, PROBE_DEPTH, reads).map_err(setup_refused)
-    };
-    try_places(&mut queue(align, false)?, &files, places, align, true)?;
-    if rings.iopoll {
-        try_places(&mut queue(align, true)?, &files, places, align, false)?;
-    }
+    let (registered, pool) = (Arc::default(), pool.clone());
+    let common = Common { files: files.clone(), registered, align, maker: made.clone(), pool };
+    let mut queue = UringQueue::new(common, PROBE_DEPTH).map_err(setup_refused)?;
+    try_places(&mut queue, &files, places, align)?;
     *maker = Some(made);
     Ok(align)
-}
-
-/// The most bytes that each of the devices takes in a request that is polled.
-fn polled_max(places: &[Place]) -> Result<usize, IoFault> {
-    places.iter().try_fold(usize::MAX, |most, place| Ok(most.min(place.polled_max()?)))
 }
 
 /// Whatever keeps a ring from being made, memory or descriptors included, another side can do without it.
@@ -215,7 +201,7 @@ fn try_direct(places: &[Place], pool: &Arc<Pool>) -> Result<Align, IoFault> {
     let align = common_align(places)?;
     let files = Arc::new(Files::default());
     let mut queue = BlockingQueue::new(Arc::clone(&files), align, pool.clone(), PROBE_DEPTH);
-    try_places(&mut queue, &files, places, align, true)
+    try_places(&mut queue, &files, places, align)
 }
 
 fn try_places(
@@ -223,12 +209,11 @@ fn try_places(
     files: &Files,
     places: &[Place],
     align: Align,
-    writes: bool,
 ) -> Result<Align, IoFault> {
     for place in places {
         let id = files.insert(place.direct_file()?);
         let mut trial = |writes| trial::round_trip(queue, id, writes, align, &place.name());
-        match trial(writes && place.may_write()) {
+        match trial(place.may_write()) {
             // A file system that copies what is overwritten may be full only now; what can be read is served.
             Err(fault) if fault.kind == FaultKind::NoSpace => trial(false)?,
             tried => tried?,

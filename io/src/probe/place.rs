@@ -10,7 +10,6 @@ use rustix::io::{Errno, retry_on_intr};
 
 use crate::check::Align;
 use crate::create::{set_direct, show};
-use crate::facts;
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::file_system::nearest;
 pub(super) use crate::file_system::{RAMFS, TMPFS};
@@ -80,18 +79,6 @@ impl Place {
             .map_err(|why| IoFault::found(FaultKind::Unsupported, FaultOp::Probe, show(&self.path), 0, why))
     }
 
-    /// The most bytes of one request that the device below takes and polls for; if it does not, or if nothing says so, the fault that says
-    /// why.
-    pub(super) fn polled_max(&self) -> Result<usize, IoFault> {
-        let stat = rustix::fs::fstat(&self.fd)
-            .map_err(|e| IoFault::of_errno(FaultOp::Probe, show(&self.path), 0, e.raw_os_error()))?;
-        let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-        let device = format!("/sys/dev/block/{major}:{minor}");
-        let said = |what: &str| facts::of_queue(Path::new(&device), what);
-        polled(&device, said)
-            .map_err(|why| IoFault::found(FaultKind::Unsupported, FaultOp::Probe, show(&self.path), 0, why))
-    }
-
     /// The file with O_DIRECT set.
     pub(super) fn direct_file(&self) -> Result<DataFile, IoFault> {
         let fault = |e: i32| IoFault::of_errno(FaultOp::Probe, show(&self.path), 0, e);
@@ -112,32 +99,6 @@ pub(super) fn alignment(fs_type: u64, said: Option<(u32, u32)>) -> Result<Align,
         (OVERLAYFS, None) => Err("overlayfs does not say what lies below it".to_owned()),
         (_, None) => Ok(Align { memory: ALIGN_MAX, offset: ALIGN_MAX }),
         (_, Some((memory, offset))) => Ok(Align { memory: accept(memory)?, offset: accept(offset)? }),
-    }
-}
-
-/// The same by what the device's `queue` directory says.
-pub(super) fn polled(device: &str, said: impl Fn(&str) -> Option<String>) -> Result<usize, String> {
-    match said("io_poll").as_deref() {
-        Some("1") => {}
-        Some(said) => {
-            return Err(format!("the device has no queues that are polled: {device}/queue/io_poll={said}"));
-        }
-        None => return Err(format!("nothing says whether the device is polled: no {device}/queue/io_poll")),
-    }
-    let number = |what: &str| {
-        let number = said(what).and_then(|said| said.parse::<usize>().ok());
-        number.ok_or_else(|| format!("the device does not say its {device}/queue/{what}"))
-    };
-    // Where requests are cut on the device cannot be seen from a file.
-    let boundary = number("chunk_sectors")?;
-    if boundary != 0 {
-        return Err(format!("the device cuts requests: {device}/queue/chunk_sectors={boundary}"));
-    }
-    // Each page may be a piece of its own, and memory may begin within one.
-    let pieces = number("max_segments")?.saturating_sub(1).saturating_mul(ALIGN_MAX);
-    match pieces.min(number("max_sectors_kb")?.saturating_mul(1024)) / ALIGN_MAX * ALIGN_MAX {
-        0 => Err(format!("the device takes no more than a page: {device}/queue/max_segments")),
-        most => Ok(most),
     }
 }
 

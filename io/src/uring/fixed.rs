@@ -182,20 +182,6 @@ impl Runs {
         Runs { first: runs.remove(0), rest: runs }
     }
 
-    /// The entries of a read whose vectors are cut into pieces: one each, but where the next would not begin at a multiple of `align`.
-    pub(super) fn of_pieces(pieces: &[IoVec], align: usize) -> Runs {
-        let none = Run { first: 0, count: 0, at: 0, fixed: None };
-        let (mut runs, mut run, mut at) = (Vec::with_capacity(pieces.len()), none, 0);
-        for (i, piece) in pieces.iter().enumerate() {
-            (run.count, at) = (run.count + 1, at + piece.len() as u64);
-            if at % align as u64 == 0 && i + 1 < pieces.len() {
-                runs.push(std::mem::replace(&mut run, Run { first: i + 1, at, ..none }));
-            }
-        }
-        runs.push(run);
-        Runs { first: runs.remove(0), rest: runs }
-    }
-
     pub(super) fn iter(&self) -> impl Iterator<Item = &Run> {
         std::iter::once(&self.first).chain(&self.rest)
     }

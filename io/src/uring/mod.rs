@@ -40,14 +40,14 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 pub(crate) use self::fixed::may_register;
-use self::fixed::{Fixed, Run, Runs};
+use self::fixed::{Fixed, Runs};
 use self::ring::Ring;
 pub(crate) use self::setup::Maker;
 use self::slots::{Held, Slots};
 use crate::blocking::{Aside, Pool};
 use crate::check::{Align, check, refused, verdict};
 use crate::disk::{Completion, Op, Queue};
-use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::fault::IoFault;
 use crate::files::{Files, KnownFiles};
 use crate::here;
 use crate::registered::Registered;
@@ -88,18 +88,12 @@ pub(crate) struct UringQueue {
     maker: Arc<Maker>,
     /// Entries that its ring has.
     entries: u32,
-    /// Takes reads alone.
-    reads: bool,
     /// The thread that the ring is of, if it is of one.
     home: u64,
     /// What says that the kernel is done with the ring that was left.
     leaving: Option<OwnedFd>,
     /// Operations that wait for the next ring.
     waiting: Vec<u64>,
-    /// Entries of operations that have one in the ring already, for which it had no room.
-    stalled: VecDeque<(u64, Run)>,
-    /// The most bytes of an entry that is polled.
-    piece_max: Option<usize>,
     /// It is being dropped: nothing is begun again.
     closing: bool,
 }
@@ -115,12 +109,11 @@ pub(crate) struct Common {
 }
 
 impl UringQueue {
-    /// A queue for up to `depth` operations (at least 1, at most what the kernel's ring can hold); `reads`: for reads alone.
-    pub(crate) fn new(common: Common, depth: usize, reads: bool) -> Result<UringQueue, IoFault> {
+    /// A queue for up to `depth` operations (at least 1, at most what the kernel's ring can hold).
+    pub(crate) fn new(common: Common, depth: usize) -> Result<UringQueue, IoFault> {
         let Common { files, registered, align, maker, pool } = common;
         let wanted = u32::try_from(depth.max(1)).unwrap_or(u32::MAX);
-        let piece_max = maker.piece_max(reads);
-        let ring = maker.ring(setup::entries_for(depth), reads)?;
+        let ring = maker.ring(setup::entries_for(depth))?;
         let entries = ring.uring.params().sq_entries();
         let depth = wanted.min(entries);
         Ok(UringQueue {
@@ -140,12 +133,9 @@ impl UringQueue {
             drop_wait: DROP_WAIT,
             maker,
             entries,
-            reads,
             home: here::thread(),
             leaving: None,
             waiting: Vec::new(),
-            stalled: VecDeque::new(),
-            piece_max,
             closing: false,
         })
     }
@@ -158,7 +148,6 @@ impl UringQueue {
 
     /// The same, starting no more than so many of what is pending.
     fn enter_with(&mut self, most: usize, want: u32, timeout: Duration) -> bool {
-        self.push_stalled();
         let Some(ring) = self.ring.as_mut() else { return false };
         let submit = if self.broken.is_some() { 0 } else { self.pending.len().min(most) as u32 };
         let entered = ring::enter(ring, submit, want, timeout);
@@ -195,13 +184,6 @@ impl UringQueue {
         if self.ring.as_ref().is_none_or(|ring| ring.sqpoll) {
             self.leave();
             return;
-        }
-        for (id, _) in std::mem::take(&mut self.stalled) {
-            let Some(held) = self.slots.get_mut(id) else { continue };
-            (held.left, held.moved) = (held.left - 1, Err(e));
-            if held.left == 0 {
-                self.hand_back(id, e);
-            }
         }
         for id in std::mem::take(&mut self.pending) {
             if let Some(held) = ended((&mut self.slots, &mut self.fixed, &mut self.more), id, Err(e)) {
@@ -242,10 +224,6 @@ impl UringQueue {
     fn push(&mut self, id: u64) -> bool {
         let (Some(ring), Some(held)) = (self.ring.as_mut(), self.slots.get_mut(id)) else { return false };
         let runs = match &held.op {
-            Op::Read { .. } if let Some(most) = self.piece_max => {
-                held.cut_pieces(most);
-                Runs::of_pieces(&held.vectors, self.align.offset)
-            }
             Op::Read { parts, .. } if self.fixed.follow(ring) => {
                 self.fixed.runs(parts, self.align.offset, self.more_max - self.more)
             }
@@ -258,36 +236,16 @@ impl UringQueue {
             Op::Read { parts, .. } | Op::Write { parts, .. } => Runs::whole(parts),
             Op::Sync { .. } => Runs::whole(&[]),
         };
-        // More only of what is cut into pieces, however many they are.
-        let room = self.more_max - self.more + 1;
-        let pushed = runs.iter().take(room).take_while(|run| ring::push(ring, held, id, **run)).count();
+        let pushed = runs.iter().take_while(|run| ring::push(ring, held, id, **run)).count();
         if pushed == 0 {
             return false;
         }
         // Were one left out, the operation would be short.
-        (held.left, held.out, held.fixed) = (runs.iter().count(), pushed, runs.fixed());
-        self.stalled.extend(runs.iter().skip(pushed).map(|run| (id, *run)));
+        (held.left, held.fixed) = (pushed, runs.fixed());
         self.more += pushed - 1;
         self.fixed.began(held.fixed);
         self.pending.extend(std::iter::repeat_n(id, pushed));
         true
-    }
-}
-
-impl UringQueue {
-    /// Queue what there was no room for, as far as there is now.
-    fn push_stalled(&mut self) {
-        while let Some((id, run)) = self.stalled.front().copied().filter(|_| self.broken.is_none()) {
-            let (Some(ring), Some(held)) = (self.ring.as_mut(), self.slots.get_mut(id)) else { return };
-            let further = usize::from(held.out > 0);
-            if self.more + further > self.more_max || !ring::push(ring, held, id, run) {
-                return;
-            }
-            self.stalled.pop_front();
-            held.out += 1;
-            self.more += further;
-            self.pending.push_back(id);
-        }
     }
 }
 
@@ -302,12 +260,8 @@ fn ended(
     id: u64,
     moved: Result<u64, Errno>,
 ) -> Option<Held> {
-    let held = slots.get_mut(id)?;
-    let last = held.ended(moved);
-    if held.out > 0 {
+    if !slots.get_mut(id)?.ended(moved) {
         *more -= 1;
-    }
-    if !last {
         return None;
     }
     let held = slots.take(id)?;
@@ -339,12 +293,6 @@ impl Queue for UringQueue {
             self.ready.push(refused(token, op, broken_fault(&file.path, e)));
             return Ok(());
         }
-        if self.reads && !matches!(op, Op::Read { .. }) {
-            let detail = "the queue takes reads alone";
-            let fault = IoFault::found(FaultKind::Invalid, FaultOp::Queue, &file.path, 0, detail);
-            self.ready.push(refused(token, op, fault));
-            return Ok(());
-        }
         if matches!(op, Op::Sync { .. }) {
             self.aside.push(token, op, file.shared());
             return Ok(());
@@ -356,8 +304,7 @@ impl Queue for UringQueue {
             return Ok(());
         }
         if self.push(id) {
-            let several = |held: &Held| held.left > 1 && held.cut && matches!(held.op, Op::Write { .. });
-            if self.slots.get(id).is_some_and(several) {
+            if self.slots.get(id).is_some_and(|held| held.left > 1 && held.cut) {
                 self.begin_each();
             }
             return Ok(());
@@ -417,10 +364,7 @@ impl UringQueue {
     /// Whether anything is begun, or posted, by entering the kernel now.
     fn wants_enter(&mut self) -> bool {
         let Some(ring) = self.ring.as_mut() else { return false };
-        !self.pending.is_empty()
-            || !self.stalled.is_empty()
-            || (ring.spins() && self.slots.live() > 0)
-            || ring::needs_enter(ring)
+        !self.pending.is_empty() || ring::needs_enter(ring)
     }
 
     /// Begin what is pending entry by entry: those that are begun together and lie side by side are joined again on their way to

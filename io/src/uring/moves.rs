@@ -40,7 +40,6 @@ impl UringQueue {
         let Some(ring) = self.ring.take() else { return };
         let end = ring.leave();
         self.pending.clear();
-        self.stalled.clear();
         self.more = 0;
         self.fixed.left();
         self.waiting = self.slots.held();
@@ -59,7 +58,7 @@ impl UringQueue {
             }
             return;
         }
-        match self.maker.ring(self.entries, self.reads) {
+        match self.maker.ring(self.entries) {
             Ok(ring) => *self.ring = Some(ring),
             Err(fault) => {
                 tracing::debug!(%fault, "no ring to go on with, helper threads do what waits");

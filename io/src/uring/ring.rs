@@ -27,16 +27,9 @@ pub(super) struct Ring {
     pub(super) end: Option<OwnedFd>,
     /// Entries are taken by a thread of the kernel's, whoever enters.
     pub(super) sqpoll: bool,
-    /// Completions are posted by who looks for them.
-    pub(super) iopoll: bool,
 }
 
 impl Ring {
-    /// Whether completions come only while somebody enters the kernel: it waits for none, for it would not look at a clock.
-    pub(super) fn spins(&self) -> bool {
-        self.iopoll && !self.sqpoll
-    }
-
     /// Let go of it. The kernel begins none of its entries any more, and ends those that it has begun; whether they have
     /// ended, [`is_over`] says of what is handed back.
     pub(super) fn leave(self) -> Option<OwnedFd> {
@@ -89,10 +82,6 @@ fn entry(held: &Held, run: Run) -> squeue::Entry {
     let fd = Fd(held.file.fd.as_raw_fd());
     let vectors = || (held.vectors[run.first..][..run.count].as_ptr().cast(), run.count as u32);
     match &held.op {
-        Op::Read { offset, .. } if held.cut => {
-            let (vectors, count) = vectors();
-            opcode::Readv::new(fd, vectors, count).offset(offset + run.at).build()
-        }
         Op::Read { offset, parts, .. } => {
             let offset = offset + run.at;
             match (single(&parts[run.first..][..run.count]), run.fixed) {
@@ -132,7 +121,6 @@ pub(super) fn enter(ring: &mut Ring, submit: u32, want: u32, timeout: Duration) 
     let time = Timespec::new().sec(timeout.as_secs()).nsec(timeout.subsec_nanos());
     let args = SubmitArgs::new().timespec(&time);
     let mut flags = EnterFlags::EXT_ARG | EnterFlags::GETEVENTS;
-    let want = if ring.spins() { 0 } else { want };
     if ring.sqpoll {
         let entries = ring.uring.submission();
         match (entries.need_wakeup(), entries.cq_overflow()) {

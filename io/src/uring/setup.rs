@@ -22,8 +22,6 @@ pub(crate) struct Maker {
     setup: RingSetup,
     /// A ring that nothing goes through: the kernel's thread is its, and all others are attached to it.
     thread: Option<IoUring>,
-    /// The most bytes that a polled read may ask for in one entry.
-    polled_max: usize,
 }
 
 impl Maker {
@@ -33,18 +31,7 @@ impl Maker {
             RingKind::Sqpoll => Some(build(&sqpoll(setup.sqpoll_idle), 1, setup.kind)?),
             RingKind::Plain | RingKind::Deferred => None,
         };
-        Ok(Maker { setup, thread, polled_max: usize::MAX })
-    }
-
-    /// The same over devices that take requests of so many bytes. A longer one they would have to take in pieces, and the kernel
-    /// refuses to cut what is polled: it tries again for ever.
-    pub(crate) fn polled_max(self, bytes: usize) -> Maker {
-        Maker { polled_max: bytes, ..self }
-    }
-
-    /// The most bytes of an entry of a ring, if it has to be one contiguous piece of memory of at most so many.
-    pub(super) fn piece_max(&self, polled: bool) -> Option<usize> {
-        (polled && self.setup.iopoll).then_some(self.polled_max)
+        Ok(Maker { setup, thread })
     }
 
     /// How its rings are set up.
@@ -55,8 +42,8 @@ impl Maker {
     /// Make the rings of two queues of this depth at once, to see whether a store's log and a session can have theirs.
     pub(crate) fn try_two(&self, depth: usize) -> Result<(), IoFault> {
         let entries = entries_for(depth);
-        let _log = self.ring(entries, false)?;
-        self.ring(entries, true).map(drop)
+        let _log = self.ring(entries)?;
+        self.ring(entries).map(drop)
     }
 
     /// Whether a ring is of the thread that it was made in.
@@ -64,11 +51,9 @@ impl Maker {
         self.setup.kind == RingKind::Deferred
     }
 
-    /// A ring with at least one entry and about so many, clamped to what the kernel allows. `polled`: nothing but reads will go
-    /// through it, so that it may be of `IOPOLL`.
-    pub(super) fn ring(&self, entries: u32, polled: bool) -> Result<Ring, IoFault> {
+    /// A ring with at least one entry and about so many, clamped to what the kernel allows.
+    pub(super) fn ring(&self, entries: u32) -> Result<Ring, IoFault> {
         let kind = self.setup.kind;
-        let iopoll = polled && self.setup.iopoll;
         let mut wanted = match kind {
             RingKind::Plain => plain(),
             RingKind::Deferred => {
@@ -81,17 +66,10 @@ impl Maker {
         if let Some(thread) = &self.thread {
             wanted.setup_attach_wq(thread.as_raw_fd());
         }
-        if iopoll {
-            wanted.setup_iopoll();
-        }
         let uring = match build(&wanted, entries, kind) {
             // COOP_TASKRUN is too new (5.19) to insist on.
             Err(e) if kind == RingKind::Plain && e.errno == Errno::INVAL.raw_os_error() => {
-                let mut wanted = IoUring::builder();
-                if iopoll {
-                    wanted.setup_iopoll();
-                }
-                build(&wanted, entries, kind)?
+                build(&IoUring::builder(), entries, kind)?
             }
             built => built?,
         };
@@ -99,13 +77,13 @@ impl Maker {
             RingKind::Plain => None,
             RingKind::Deferred | RingKind::Sqpoll => Some(give_end(&uring)?),
         };
-        Ok(Ring { uring, end, sqpoll: kind == RingKind::Sqpoll, iopoll })
+        Ok(Ring { uring, end, sqpoll: kind == RingKind::Sqpoll })
     }
 }
 
 /// A ring that memory is tried on.
 pub(super) fn build_plain(entries: u32) -> Result<Ring, IoFault> {
-    Maker { setup: RingSetup::PLAIN, thread: None, polled_max: usize::MAX }.ring(entries, false)
+    Maker { setup: RingSetup::PLAIN, thread: None }.ring(entries)
 }
 
 /// Entries of the ring of a queue of this depth.

@@ -55,8 +55,6 @@ pub(super) struct Held {
     pub(super) cut: bool,
     /// Entries of it that have not completed.
     pub(super) left: usize,
-    /// Entries of it in the ring or in the kernel's hands; it has room for one of its own while it is held.
-    pub(super) out: usize,
     /// How many of all its entries name registered memory.
     pub(super) fixed: usize,
     /// What the entries that completed moved, in bytes, and the first failure of one.
@@ -70,7 +68,7 @@ impl Held {
             Op::Read { parts, .. } | Op::Write { parts, .. } => vectors(parts),
             Op::Sync { .. } => Box::default(),
         };
-        Held { token, op, file, vectors, cut: false, left: 1, out: 0, fixed: 0, moved: Ok(0) }
+        Held { token, op, file, vectors, cut: false, left: 1, fixed: 0, moved: Ok(0) }
     }
 }
 
@@ -83,29 +81,17 @@ impl Held {
         }
     }
 
-    /// Cut its vectors into pieces that lie side by side in memory, of at most `most` bytes, each of which may be an entry of its own.
-    pub(super) fn cut_pieces(&mut self, most: usize) {
-        if let Op::Read { parts, .. } = &self.op {
-            let pieces = parts.iter().flat_map(|part| {
-                let starts = (0..part.len()).step_by(most);
-                starts.map(|at| IoVec::new(part.addr() + at, (part.len() - at).min(most)))
-            });
-            (self.vectors, self.cut) = (pieces.collect(), true);
-        }
-    }
-
     /// As it was before any entry of it was made. None of them may be in the kernel's hands.
     pub(super) fn again(&mut self) {
         if let Op::Read { parts, .. } | Op::Write { parts, .. } = &self.op {
             self.vectors = vectors(parts);
         }
-        (self.cut, self.left, self.out, self.fixed, self.moved) = (false, 1, 0, 0, Ok(0));
+        (self.cut, self.left, self.fixed, self.moved) = (false, 1, 0, Ok(0));
     }
 
     /// An entry completed, or never will be begun. True if it was the last.
     pub(super) fn ended(&mut self, moved: Result<u64, Errno>) -> bool {
         self.left = self.left.saturating_sub(1);
-        self.out = self.out.saturating_sub(1);
         self.moved = self.moved.and_then(|before| moved.map(|now| before + now));
         self.left == 0
     }

@@ -18,7 +18,7 @@ pub(super) const LONG: Duration = Duration::from_secs(60);
 pub(super) const PLAIN: RingSetup = RingSetup::PLAIN;
 pub(super) const DEFERRED: RingSetup = RingSetup { kind: RingKind::Deferred, ..PLAIN };
 pub(super) const SQPOLL: RingSetup =
-    RingSetup { kind: RingKind::Sqpoll, sqpoll_idle: Duration::from_millis(1), ..PLAIN };
+    RingSetup { kind: RingKind::Sqpoll, sqpoll_idle: Duration::from_millis(1) };
 
 /// A test for each of these, for each setup that is not asked for by name.
 macro_rules! each_setup {
@@ -61,7 +61,7 @@ pub(super) fn queue_over_bytes(
     let made = Maker::new(setup).map(Arc::new).and_then(|maker| {
         let registered = Arc::default();
         let pool = Arc::new(Pool::start()?);
-        UringQueue::new(Common { files, registered, align: ALIGN, maker, pool }, depth, setup.iopoll)
+        UringQueue::new(Common { files, registered, align: ALIGN, maker, pool }, depth)
     });
     match made {
         Ok(queue) => Some((queue, id)),

@@ -8,6 +8,7 @@ use super::tests::{DEFERRED, Ends, LONG, PLAIN, SQPOLL, each_setup, queue_over_b
 use super::*;
 use crate::buffer::{AlignedBuf, Part};
 use crate::disk::FileId;
+use crate::fault::{FaultKind, FaultOp};
 use crate::registered::Registration;
 use crate::registered::Span;
 use crate::rings::RingSetup;

@@ -8,9 +8,7 @@ use std::thread;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::tests::{
-    DEFERRED, LONG, PLAIN, SQPOLL, data_file, guarded, queue_over, queue_over_bytes, read as read_of,
-};
+use super::tests::{DEFERRED, LONG, PLAIN, SQPOLL, guarded, queue_over, queue_over_bytes, read as read_of};
 use super::tests_fixed::{FILE, buffer, byte, read, register};
 use super::*;
 use crate::disk::FileId;
@@ -18,7 +16,6 @@ use crate::fault::FaultKind;
 use crate::rings::RingSetup;
 
 const UNIT: usize = 4096;
-const IOPOLL: RingSetup = RingSetup { iopoll: true, ..PLAIN };
 
 /// A queue over a file by O_DIRECT, so that reads are under way for as long as a device takes.
 fn queue_over_pattern(dir: &TempDir, depth: usize, setup: RingSetup) -> Option<(UringQueue, FileId)> {
@@ -223,7 +220,7 @@ fn rings_of_one_disk_share_the_kernels_thread() {
             assert!(began.elapsed() < LONG, "{info}");
         }
     };
-    let rings: Vec<Ring> = (0..3).map(|_| maker.ring(4, false).unwrap()).collect();
+    let rings: Vec<Ring> = (0..3).map(|_| maker.ring(4).unwrap()).collect();
     assert!(rings.iter().all(|ring| thread_of(ring) == thread_of(&rings[0])));
 }
 
@@ -254,116 +251,18 @@ fn a_broken_ring_whose_entries_the_kernel_takes_hands_back_when_it_is_over() {
 }
 
 #[test]
-fn a_queue_for_reads_takes_nothing_else() {
-    let dir = TempDir::new().unwrap();
-    let Some((mut queue, file)) = queue_over(data_file(&dir), 4, PLAIN) else { return };
-    queue.reads = true;
-    let write = Op::Write { file, offset: 0, parts: vec![buffer(UNIT).into_part()] };
-    for op in [write, Op::Sync { file }] {
-        queue.submit(1, op).unwrap();
-        let mut done = Vec::new();
-        queue.poll(&mut done);
-        assert_eq!(done.remove(0).result.unwrap_err().kind, FaultKind::Invalid);
-    }
-    queue.submit(2, read_of(file)).unwrap();
-    let mut done = Vec::new();
-    queue.wait(&mut done, LONG);
-    done.remove(0).result.unwrap();
-}
-
-/// On whatever device this is: one without queues that are polled completes by interrupt what is looked for.
-#[test]
-fn completions_that_are_looked_for_come() {
-    let dir = TempDir::new().unwrap();
-    for setup in [IOPOLL, RingSetup { iopoll: true, ..DEFERRED }, RingSetup { iopoll: true, ..SQPOLL }] {
-        let Some((mut queue, file)) = queue_over_pattern(&dir, 16, setup) else { continue };
-        let (part, _) = guarded();
-        queue.submit(0, Op::Read { file, offset: 0, parts: vec![part] }).unwrap();
-        let mut done = Vec::new();
-        queue.wait(&mut done, LONG);
-        match done.remove(0).result {
-            Err(fault) if fault.errno == Errno::OPNOTSUPP.raw_os_error() => {
-                return eprintln!("skipped: the file system here polls no device: {fault}");
-            }
-            result => result.unwrap(),
-        }
-        begin(&mut queue, file, 0..16);
-        end(&mut queue, 0..16);
-        // By polls alone.
-        begin(&mut queue, file, 0..2);
-        let began = Instant::now();
-        while queue.in_flight() > 0 && began.elapsed() < LONG {
-            queue.poll(&mut done);
-        }
-        assert_eq!(done.len(), 2);
-    }
-}
-
-/// Made in pieces, of which the ring has room for some at a time: on a plain ring, where no device matters.
-#[test]
-fn reads_in_pieces_are_whole_however_many_they_are() {
-    let dir = TempDir::new().unwrap();
-    for (setup, most) in [(PLAIN, UNIT), (DEFERRED, UNIT), (PLAIN, 3 * UNIT), (SQPOLL, UNIT)] {
-        let Some((mut queue, file)) = queue_over_pattern(&dir, 4, setup) else { continue };
-        queue.piece_max = Some(most);
-        let parts = || [1, 30, 2, 64].map(|units| buffer(units * UNIT).into_part()).into();
-        for offset in [0, 5 * UNIT] {
-            read(&mut queue, file, offset, parts());
-        }
-        // Parts that do not end where an entry may begin.
-        read(&mut queue, file, 512, vec![buffer(512).into_part(), buffer(UNIT).into_part()]);
-        // Several at once, which share the room, and go to another thread in the middle.
-        for token in 0..4 {
-            let op = Op::Read { file, offset: token * UNIT as u64, parts: parts() };
-            queue.submit(token, op).unwrap();
-        }
-        assert!(!queue.stalled.is_empty());
-        queue.poll_nothing();
-        // One piece has come, which does not count again where its read is begun again.
-        queue.enter(1, LONG);
-        let mut done = Vec::new();
-        elsewhere(|| {
-            while queue.in_flight() > 0 {
-                queue.wait(&mut done, LONG);
-            }
-        });
-        assert_eq!((done.len(), queue.strays, queue.more), (4, 0, 0));
-        for done in done {
-            done.result.unwrap();
-            let at = done.token as usize * UNIT;
-            let parts = done.op.into_parts();
-            assert!(parts.iter().flat_map(|p| p.bytes()).enumerate().all(|(i, b)| *b == byte(at + i)));
-        }
-        // And a ring that breaks hands each back once.
-        for token in 0..2 {
-            queue.submit(token, Op::Read { file, offset: 0, parts: parts() }).unwrap();
-        }
-        queue.give_up(Errno::BADF);
-        let mut done = Vec::new();
-        while queue.in_flight() > 0 {
-            queue.wait(&mut done, LONG);
-        }
-        assert_eq!((done.len(), queue.more), (2, 0));
-        assert!(setup == SQPOLL || done.iter().all(|done| done.result.is_err()));
-    }
-}
-
-#[test]
 fn rings_of_each_kind_are_of_that_kind() {
-    for setup in [PLAIN, DEFERRED, SQPOLL, IOPOLL] {
-        let made = Maker::new(setup).and_then(|maker| Ok((maker.ring(4, true)?, maker.ring(4, false)?)));
-        let (reads, any) = match made {
-            Ok(rings) => rings,
+    for setup in [PLAIN, DEFERRED, SQPOLL] {
+        let ring = match Maker::new(setup).and_then(|maker| maker.ring(4)) {
+            Ok(ring) => ring,
             Err(fault) => {
                 eprintln!("skipped: {fault}");
                 continue;
             }
         };
-        let has = reads.uring.params();
-        assert_eq!(has.is_setup_iopoll(), setup.iopoll, "{setup}");
+        let has = ring.uring.params();
         assert_eq!(has.is_setup_sqpoll(), setup.kind == crate::rings::RingKind::Sqpoll, "{setup}");
         assert_eq!(has.is_setup_single_issuer(), setup.kind == crate::rings::RingKind::Deferred, "{setup}");
-        assert!(!any.uring.params().is_setup_iopoll(), "syncs go through it");
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) const BLOCK: usize = 4096;
 pub(crate) const RINGS: [RingSetup; 3] = [
     RingSetup::PLAIN,
     RingSetup { kind: RingKind::Deferred, ..RingSetup::PLAIN },
-    RingSetup { kind: RingKind::Sqpoll, sqpoll_idle: Duration::from_millis(1), ..RingSetup::PLAIN },
+    RingSetup { kind: RingKind::Sqpoll, sqpoll_idle: Duration::from_millis(1) },
 ];
 
 /// Run `test` on a disk of each side and with rings of each kind that this machine has; says which it has not.

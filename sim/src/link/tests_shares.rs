@@ -145,7 +145,7 @@ fn what_is_lent_is_read_by_the_client_and_what_changes_meanwhile_is_noticed() {
             write(6);
         }
         let files = world.client.files().expect("files").expect("there are some");
-        let mut reads = files.read_queue(4).expect("a queue");
+        let mut reads = files.queue(4).expect("a queue");
         reads.submit(9, Op::Read { file: FileId(0), offset: place.at, parts }).expect("room");
         let mut done = Vec::new();
         let began = world.clock.now();
