@@ -7,7 +7,6 @@ use pagelith_io::clock::Mono;
 use pagelith_io::disk::Side;
 use pagelith_io::gated::Gated;
 use pagelith_io::probe::{SideChoice, open_disk_until};
-use pagelith_io::rings::RingSetup;
 use pagelith_io::runtime::{Env, Join};
 use pagelith_io::shm::Catalog;
 use pagelith_io::signal::Signal;
@@ -114,7 +113,7 @@ pub(crate) fn real_env(config: &ValidConfig, stop: &Arc<AtomicBool>) -> Result<E
                 SsdIo::Blocking => SideChoice::Blocking,
             };
             let depth = log_config(config).queue_depth().max(config.read_depth() as usize);
-            Some(open_disk_until(config.ssd_dirs(), choice, RingSetup::PLAIN, depth, stop.clone())?)
+            Some(open_disk_until(config.ssd_dirs(), choice, depth, stop.clone())?)
         }
     };
     Ok(Env {

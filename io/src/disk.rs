@@ -16,7 +16,6 @@ use crate::buffer::Part;
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::prefetch;
 use crate::registered::Registration;
-use crate::rings::RingSetup;
 
 /// A file of the store, as [`Disk::create`] and [`Disk::open`] number them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -49,8 +48,6 @@ pub struct DiskFacts {
     pub parts_max: usize,
     /// Why this side was chosen, for the line said at open.
     pub reason: String,
-    /// How its rings are set up; `None` of a side that has none.
-    pub rings: Option<RingSetup>,
 }
 
 /// One operation. `offset` and the sum of the parts' lengths are multiples of `offset_align`, each part's

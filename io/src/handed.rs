@@ -11,9 +11,8 @@ use crate::disk::Disk;
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::files::DataFile;
 use crate::real::{Mover, RealDisk};
-use crate::rings::RingSetup;
 use crate::sync::{PoisonError, StaticMutex};
-use crate::uring::Maker;
+use crate::uring;
 
 /// The helper threads of all that is read so, and of which process they are: a forked one has none of them. A process has a
 /// link for each of its threads, and files on each.
@@ -56,12 +55,8 @@ fn mover() -> Result<(Mover, String), IoFault> {
     };
     *known = (process, Arc::downgrade(&pool));
     drop(known);
-    let tried = Maker::new(RingSetup::PLAIN).and_then(|maker| maker.try_two(1).map(|()| maker));
-    Ok(match tried {
-        Ok(maker) => {
-            let maker = Arc::new(maker);
-            (Mover::Uring { maker, pool, may_do_without: true }, "io_uring works".to_owned())
-        }
+    Ok(match uring::try_two(1) {
+        Ok(()) => (Mover::Uring { pool, may_do_without: true }, "io_uring works".to_owned()),
         Err(fault) => (Mover::Blocking(pool), format!("{fault}, using blocking")),
     })
 }

@@ -23,7 +23,6 @@ pub mod limits;
 pub mod owner;
 pub mod peer;
 pub mod registered;
-pub mod rings;
 pub mod runs;
 pub mod runtime;
 pub mod shm;

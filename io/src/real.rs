@@ -22,14 +22,12 @@ use crate::forked;
 use crate::registered::{Registered, Registration, Span};
 use crate::regular_file::{Access, at_name, open_own};
 use crate::sync::{Mutex, PoisonError};
-use crate::uring::{self, Common, Maker, UringQueue};
+use crate::uring::{self, Common, UringQueue};
 
 /// What moves the bytes.
 pub(crate) enum Mover {
     /// A ring for each queue.
     Uring {
-        /// Makes them.
-        maker: Arc<Maker>,
         /// Does what no ring does.
         pool: Arc<Pool>,
         /// Whether a queue that gets no ring leaves all to the helper threads.
@@ -128,10 +126,6 @@ impl Disk for RealDisk {
             offset_align: self.align.offset,
             parts_max: PARTS_MAX,
             reason: self.reason.clone(),
-            rings: match &self.mover {
-                Mover::Uring { maker, .. } => Some(maker.setup()),
-                Mover::Blocking(_) => None,
-            },
         }
     }
 
@@ -227,9 +221,9 @@ impl Disk for RealDisk {
     fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault> {
         let (files, align) = (self.files.clone(), self.align);
         let (pool, fault) = match &self.mover {
-            Mover::Uring { maker, pool, may_do_without } => {
-                let (registered, maker) = (self.registered.clone(), maker.clone());
-                let common = Common { files: files.clone(), registered, align, maker, pool: pool.clone() };
+            Mover::Uring { pool, may_do_without } => {
+                let registered = self.registered.clone();
+                let common = Common { files: files.clone(), registered, align, pool: pool.clone() };
                 match UringQueue::new(common, depth) {
                     Ok(queue) => return Ok(Box::new(queue)),
                     Err(fault) if *may_do_without => (pool, Some(fault)),

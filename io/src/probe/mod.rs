@@ -21,8 +21,7 @@ use crate::disk::{Disk, Queue, Side};
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::files::Files;
 use crate::real::{Mover, RealDisk};
-use crate::rings::RingSetup;
-use crate::uring::{Common, Maker, UringQueue};
+use crate::uring::{Common, UringQueue, try_two};
 
 /// Which side the configuration asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,54 +48,33 @@ const BUFFERED: Align = Align { memory: 512, offset: 512 };
 /// `NoSpace` or `Device` if a directory cannot be written. A full file system is no error if the directory
 /// already holds files to read, for a store's own files may be what fills it.
 pub fn open_disk(dirs: &[PathBuf], choice: SideChoice) -> Result<Arc<dyn Disk>, IoFault> {
-    open_disk_with(dirs, choice, RingSetup::PLAIN, 1)
+    Ok(Arc::new(real_disk(dirs, choice, 1)?))
 }
 
-/// As [`open_disk_with`], for whoever may be told to end while files are made: that fails soon once `stop` is raised, and
+/// The same for queues of up to `depth` operations: io_uring is there if two of those can be had, and with `Auto`
+/// a later one that gets no ring goes over the blocking side. Once `stop` is raised, making a file fails soon and
 /// leaves nothing.
 pub fn open_disk_until(
     dirs: &[PathBuf],
     choice: SideChoice,
-    rings: RingSetup,
     depth: usize,
     stop: Arc<AtomicBool>,
 ) -> Result<Arc<dyn Disk>, IoFault> {
-    Ok(Arc::new(real_disk(dirs, choice, rings, depth)?.until(stop)))
+    Ok(Arc::new(real_disk(dirs, choice, depth)?.until(stop)))
 }
 
-/// The same, with rings set up as said, for queues of up to `depth` operations: io_uring is there if two of those can be had, and with
-/// `Auto` a later one that gets no ring goes over the blocking side. Rings that are any but plain ones are as good as io_uring asked for: what the kernel, a device or `choice` does not
-/// give is an error of kind `Unsupported`, which says what refuses it.
-pub fn open_disk_with(
-    dirs: &[PathBuf],
-    choice: SideChoice,
-    rings: RingSetup,
-    depth: usize,
-) -> Result<Arc<dyn Disk>, IoFault> {
-    Ok(Arc::new(real_disk(dirs, choice, rings, depth)?))
-}
-
-fn real_disk(
-    dirs: &[PathBuf],
-    choice: SideChoice,
-    rings: RingSetup,
-    depth: usize,
-) -> Result<RealDisk, IoFault> {
+fn real_disk(dirs: &[PathBuf], choice: SideChoice, depth: usize) -> Result<RealDisk, IoFault> {
     if dirs.is_empty() {
         return Err(IoFault::found(FaultKind::Invalid, FaultOp::Probe, "", 0, "no directory given"));
     }
     let places = dirs.iter().map(|d| Place::open(d)).collect::<Result<Vec<Place>, IoFault>>()?;
     // Needed on either side, and the same for both: one that cannot be started is no matter of the mechanism.
     let pool = Arc::new(Pool::start()?);
-    let mut maker = None;
-    let uring = || try_uring(&places, rings, depth, &mut maker, &pool);
-    let chosen = decide(choice, rings, uring, || try_direct(&places, &pool))?;
-    let mover = match (chosen.side, maker) {
-        (Side::Uring, Some(maker)) => {
-            let may_do_without = choice == SideChoice::Auto && rings.is_plain();
-            Mover::Uring { maker, pool, may_do_without }
-        }
-        _ => Mover::Blocking(pool),
+    let uring = || try_uring(&places, depth, &pool);
+    let chosen = decide(choice, uring, || try_direct(&places, &pool))?;
+    let mover = match chosen.side {
+        Side::Uring => Mover::Uring { pool, may_do_without: choice == SideChoice::Auto },
+        Side::Blocking | Side::Simulated => Mover::Blocking(pool),
     };
     tracing::info!(side = ?chosen.side, direct = chosen.direct, reason = %chosen.reason, "disk opened");
     Ok(RealDisk::new(dirs, mover, chosen.direct, chosen.align, chosen.reason))
@@ -114,15 +92,10 @@ struct Chosen {
 /// directory that cannot be written, or a device that fails, is an error on any side.
 fn decide(
     choice: SideChoice,
-    rings: RingSetup,
     uring: impl FnOnce() -> Result<Align, IoFault>,
     direct: impl FnOnce() -> Result<Align, IoFault>,
 ) -> Result<Chosen, IoFault> {
     let mut reason = String::from("blocking was asked for");
-    if choice == SideChoice::Blocking && !rings.is_plain() {
-        let detail = format!("{reason}, which has no rings={rings}");
-        return Err(IoFault::found(FaultKind::Unsupported, FaultOp::Probe, "", 0, detail));
-    }
     if choice != SideChoice::Blocking {
         match uring() {
             Ok(align) => {
@@ -130,10 +103,9 @@ fn decide(
                 return Ok(Chosen { side: Side::Uring, direct: true, align, reason });
             }
             Err(fault) if !refuses_mechanism(&fault) => return Err(fault),
-            Err(mut fault) if choice == SideChoice::Uring || !rings.is_plain() => {
+            Err(mut fault) if choice == SideChoice::Uring => {
                 fault.kind = FaultKind::Unsupported;
-                let asked = if rings.is_plain() { String::new() } else { format!(" with rings={rings}") };
-                fault.detail = format!("io_uring{asked} was asked for and is refused: {}", why(&fault));
+                fault.detail = format!("io_uring was asked for and is refused: {}", why(&fault));
                 return Err(fault);
             }
             Err(fault) => reason = format!("{}, using blocking", why(&fault)),
@@ -170,24 +142,15 @@ fn why(fault: &IoFault) -> String {
     format!("{}: errno={} ({text}){detail}", fault.path, fault.errno)
 }
 
-fn try_uring(
-    places: &[Place],
-    rings: RingSetup,
-    depth: usize,
-    maker: &mut Option<Arc<Maker>>,
-    pool: &Arc<Pool>,
-) -> Result<Align, IoFault> {
+fn try_uring(places: &[Place], depth: usize, pool: &Arc<Pool>) -> Result<Align, IoFault> {
     let files = Arc::new(Files::default());
-    let made = Maker::new(rings).map_err(setup_refused)?;
     // The ring first: if both it and O_DIRECT are refused, the ring is what an operator asks about.
-    made.try_two(depth).map_err(setup_refused)?;
+    try_two(depth).map_err(setup_refused)?;
     let align = common_align(places)?;
-    let made = Arc::new(made);
     let (registered, pool) = (Arc::default(), pool.clone());
-    let common = Common { files: files.clone(), registered, align, maker: made.clone(), pool };
+    let common = Common { files: files.clone(), registered, align, pool };
     let mut queue = UringQueue::new(common, PROBE_DEPTH).map_err(setup_refused)?;
     try_places(&mut queue, &files, places, align)?;
-    *maker = Some(made);
     Ok(align)
 }
 

@@ -1,6 +1,5 @@
 use super::place::{ALIGN_MAX, OVERLAYFS, RAMFS, TMPFS, alignment};
 use super::*;
-use crate::rings::RingKind;
 
 const EXT4: u64 = 0xef53;
 const ALIGN: Align = Align { memory: 512, offset: 4096 };
@@ -16,7 +15,7 @@ fn chosen(
     uring: Result<Align, IoFault>,
     direct: Result<Align, IoFault>,
 ) -> Result<(Side, bool, Align, String), IoFault> {
-    decide(choice, RingSetup::PLAIN, || uring, || direct).map(|c| (c.side, c.direct, c.align, c.reason))
+    decide(choice, || uring, || direct).map(|c| (c.side, c.direct, c.align, c.reason))
 }
 
 #[test]
@@ -44,26 +43,6 @@ fn a_refusal_is_named_and_falls_back_only_if_it_may() {
     let fault = chosen(SideChoice::Uring, eperm(), Ok(ALIGN)).unwrap_err();
     assert_eq!((fault.kind, fault.errno), (FaultKind::Unsupported, 1));
     assert!(fault.detail.contains("io_uring_setup"), "{fault}");
-}
-
-/// What was asked of the kernel by name is had or refused, and a directory that fails is that.
-#[test]
-fn rings_that_are_asked_for_are_not_done_without() {
-    let rings = RingSetup { kind: RingKind::Deferred, ..RingSetup::PLAIN };
-    let deferred = |choice, uring| decide(choice, rings, || uring, || Ok(ALIGN));
-    for choice in [SideChoice::Auto, SideChoice::Uring] {
-        let old = IoFault::found(FaultKind::Unsupported, FaultOp::Queue, "io_uring_setup", 0, "too old");
-        let fault = deferred(choice, Err(old)).unwrap_err();
-        assert_eq!(fault.kind, FaultKind::Unsupported);
-        let detail = "io_uring with rings=deferred was asked for and is refused: io_uring_setup: too old";
-        assert_eq!(fault.detail, detail);
-        assert_eq!(deferred(choice, Ok(ALIGN)).unwrap().side, Side::Uring);
-        let sick = IoFault::found(FaultKind::Device, FaultOp::Write, "dir", 0, "planted");
-        assert_eq!(deferred(choice, Err(sick)).unwrap_err().kind, FaultKind::Device);
-    }
-    let fault = deferred(SideChoice::Blocking, Ok(ALIGN)).unwrap_err();
-    assert_eq!(fault.kind, FaultKind::Unsupported);
-    assert!(fault.detail.contains("rings=deferred"), "{fault}");
 }
 
 #[test]

@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
+use io_uring::IoUring;
 use rustix::io::Errno;
 
-use super::ring::{self, Ring};
-use super::setup;
+use super::ring;
 use super::slots::{self, ENTRY_BYTES, IoVec};
 use crate::buffer::Part;
 use crate::fault::{FaultKind, FaultOp, IoFault};
@@ -48,7 +48,7 @@ impl Fixed {
 
     /// Register with `ring` what is to be, if that has changed and may be done now. Blocks for as long as the kernel takes to
     /// look the pages up. Whether reads may go by the list.
-    pub(super) fn follow(&mut self, ring: &Ring) -> bool {
+    pub(super) fn follow(&mut self, ring: &IoUring) -> bool {
         if self.seen == self.registered.version() {
             return !self.spans.is_empty();
         }
@@ -114,12 +114,6 @@ impl Fixed {
         }
     }
 
-    /// The ring is left, and its list with it.
-    pub(super) fn left(&mut self) {
-        (self.seen, self.live) = (0, 0);
-        self.spans.clear();
-    }
-
     /// Entries that did are under way no more.
     pub(super) fn ended(&mut self, entries: usize) {
         self.live -= entries;
@@ -137,7 +131,7 @@ pub(crate) fn may_register(span: Span) -> Result<(), IoFault> {
         let detail = format!("more than a ring can have: base={:#x} len={}", span.base, span.len);
         return Err(IoFault::found(FaultKind::Invalid, FaultOp::Register, "", 0, detail));
     }
-    let ring = setup::build_plain(1)?;
+    let ring = ring::build(1)?;
     let spans: Vec<Span> = span.stretches().collect();
     ring::register(&ring, false, &spans)
         .map_err(|e| refused(e, format!("base={:#x} len={}", span.base, span.len)))

@@ -14,13 +14,9 @@
 //! - A read or write for which the kernel gets no worker or memory (ECANCELED, EAGAIN, ENOMEM, also of one whose submitting
 //!   thread has exited) is done by a helper thread. All its entries have completed by then, so the kernel is done with its memory; and doing it
 //!   once more is sound whatever was done already: a read fills the same parts, a write brings the same bytes to the same place.
-//! - A ring is left (`moves`) rather than entered by a thread that it is not of, and when it breaks while the kernel takes entries by itself.
-//!   No operation of a ring that was left is touched before the kernel is done with the whole ring.
 
 mod fixed;
-mod moves;
 mod ring;
-mod setup;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -29,32 +25,32 @@ mod tests_fixed;
 #[cfg(test)]
 mod tests_long;
 #[cfg(test)]
-mod tests_setups;
+mod tests_threads;
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use io_uring::IoUring;
 use rustix::io::Errno;
 
 pub(crate) use self::fixed::may_register;
 use self::fixed::{Fixed, Runs};
-use self::ring::Ring;
-pub(crate) use self::setup::Maker;
 use self::slots::{Held, Slots};
 use crate::blocking::{Aside, Pool};
 use crate::check::{Align, check, refused, verdict};
 use crate::disk::{Completion, Op, Queue};
 use crate::fault::IoFault;
 use crate::files::{Files, KnownFiles};
-use crate::here;
 use crate::registered::Registered;
 
 /// How long a dropped queue waits for its operations before it leaks them. Longer than the 30 s that the
 /// kernel's SCSI layer gives a command by default would stall a shutdown for nothing.
 const DROP_WAIT: Duration = Duration::from_secs(30);
+
+/// Entries that the ring has for each operation: room for some to be made in several.
+const ENTRIES_EACH: u32 = 2;
 
 /// Longest wait for the ring while helper threads, too, have operations of the queue.
 const BOTH_STEP: Duration = Duration::from_millis(1);
@@ -64,8 +60,7 @@ const BACK_OFF: Duration = Duration::from_millis(1);
 
 /// A queue over one ring.
 pub(crate) struct UringQueue {
-    /// `None` between a ring that was left and the next.
-    ring: ManuallyDrop<Option<Ring>>,
+    ring: ManuallyDrop<IoUring>,
     slots: ManuallyDrop<Slots>,
     /// Pushed entries that the kernel has not consumed, oldest first.
     pending: VecDeque<u64>,
@@ -85,39 +80,28 @@ pub(crate) struct UringQueue {
     /// Completions that matched no operation.
     strays: u64,
     drop_wait: Duration,
-    maker: Arc<Maker>,
-    /// Entries that its ring has.
-    entries: u32,
-    /// The thread that the ring is of, if it is of one.
-    home: u64,
-    /// What says that the kernel is done with the ring that was left.
-    leaving: Option<OwnedFd>,
-    /// Operations that wait for the next ring.
-    waiting: Vec<u64>,
     /// It is being dropped: nothing is begun again.
     closing: bool,
 }
 
 /// What queues of one disk share.
-#[derive(Clone)]
 pub(crate) struct Common {
     pub(crate) files: Arc<Files>,
     pub(crate) registered: Arc<Registered>,
     pub(crate) align: Align,
-    pub(crate) maker: Arc<Maker>,
     pub(crate) pool: Arc<Pool>,
 }
 
 impl UringQueue {
     /// A queue for up to `depth` operations (at least 1, at most what the kernel's ring can hold).
     pub(crate) fn new(common: Common, depth: usize) -> Result<UringQueue, IoFault> {
-        let Common { files, registered, align, maker, pool } = common;
-        let wanted = u32::try_from(depth.max(1)).unwrap_or(u32::MAX);
-        let ring = maker.ring(setup::entries_for(depth))?;
-        let entries = ring.uring.params().sq_entries();
+        let Common { files, registered, align, pool } = common;
+        let wanted = wanted(depth);
+        let ring = ring::build(wanted.saturating_mul(ENTRIES_EACH))?;
+        let entries = ring.params().sq_entries();
         let depth = wanted.min(entries);
         Ok(UringQueue {
-            ring: ManuallyDrop::new(Some(ring)),
+            ring: ManuallyDrop::new(ring),
             slots: ManuallyDrop::new(Slots::new(depth)),
             pending: VecDeque::new(),
             ready: Vec::new(),
@@ -131,11 +115,6 @@ impl UringQueue {
             broken: None,
             strays: 0,
             drop_wait: DROP_WAIT,
-            maker,
-            entries,
-            home: here::thread(),
-            leaving: None,
-            waiting: Vec::new(),
             closing: false,
         })
     }
@@ -148,23 +127,17 @@ impl UringQueue {
 
     /// The same, starting no more than so many of what is pending.
     fn enter_with(&mut self, most: usize, want: u32, timeout: Duration) -> bool {
-        let Some(ring) = self.ring.as_mut() else { return false };
         let submit = if self.broken.is_some() { 0 } else { self.pending.len().min(most) as u32 };
-        let entered = ring::enter(ring, submit, want, timeout);
+        let entered = ring::enter(&self.ring, submit, want, timeout);
         if self.broken.is_none() {
-            let queued = ring::queued(ring);
+            let queued = ring::queued(&mut self.ring);
             let consumed = self.pending.len().saturating_sub(queued);
             self.pending.drain(..consumed);
         }
         match entered {
-            Ok(()) => ring.sqpoll || self.pending.is_empty(),
+            Ok(()) => self.pending.is_empty(),
             // EBUSY: completions must be reaped first. EAGAIN, ENOMEM: no memory for requests.
             Err(Errno::AGAIN | Errno::BUSY | Errno::NOMEM) => false,
-            // It is not this thread's, whatever `home` says.
-            Err(Errno::EXIST) if self.maker.binds() => {
-                self.leave();
-                true
-            }
             Err(e) if self.broken.is_none() => {
                 self.give_up(e);
                 true
@@ -174,17 +147,13 @@ impl UringQueue {
     }
 
     /// The ring takes nothing any more: what the kernel has not consumed it never will, so that it can be
-    /// handed back. Where a thread of the kernel's consumes, all of it is handed back once the ring is over.
+    /// handed back.
     fn give_up(&mut self, e: Errno) {
         tracing::error!(
             errno = e.raw_os_error(),
             "io_uring_enter failed, the queue takes no more operations"
         );
         self.broken = Some(e);
-        if self.ring.as_ref().is_none_or(|ring| ring.sqpoll) {
-            self.leave();
-            return;
-        }
         for id in std::mem::take(&mut self.pending) {
             if let Some(held) = ended((&mut self.slots, &mut self.fixed, &mut self.more), id, Err(e)) {
                 let fault = broken_fault(&held.file.path, e);
@@ -197,8 +166,7 @@ impl UringQueue {
     fn reap(&mut self, done: &mut Vec<Completion>) {
         done.append(&mut self.ready);
         self.aside.take(done);
-        let Some(ring) = self.ring.as_mut() else { return };
-        for entry in ring.uring.completion() {
+        for entry in self.ring.completion() {
             let id = entry.user_data();
             if self.slots.get(id).is_none() {
                 self.strays += 1;
@@ -222,9 +190,9 @@ impl UringQueue {
 
     /// Queue the entries of a held operation. False if the ring has no room for one.
     fn push(&mut self, id: u64) -> bool {
-        let (Some(ring), Some(held)) = (self.ring.as_mut(), self.slots.get_mut(id)) else { return false };
+        let Some(held) = self.slots.get_mut(id) else { return false };
         let runs = match &held.op {
-            Op::Read { parts, .. } if self.fixed.follow(ring) => {
+            Op::Read { parts, .. } if self.fixed.follow(&self.ring) => {
                 self.fixed.runs(parts, self.align.offset, self.more_max - self.more)
             }
             Op::Write { .. }
@@ -236,7 +204,7 @@ impl UringQueue {
             Op::Read { parts, .. } | Op::Write { parts, .. } => Runs::whole(parts),
             Op::Sync { .. } => Runs::whole(&[]),
         };
-        let pushed = runs.iter().take_while(|run| ring::push(ring, held, id, **run)).count();
+        let pushed = runs.iter().take_while(|run| ring::push(&mut self.ring, held, id, **run)).count();
         if pushed == 0 {
             return false;
         }
@@ -297,12 +265,7 @@ impl Queue for UringQueue {
             self.aside.push(token, op, file.shared());
             return Ok(());
         }
-        self.come();
         let id = self.slots.insert(Held::new(token, op, file)).map_err(|held| held.op)?;
-        if self.ring.is_none() {
-            self.waiting.push(id);
-            return Ok(());
-        }
         if self.push(id) {
             if self.slots.get(id).is_some_and(|held| held.left > 1 && held.cut) {
                 self.begin_each();
@@ -316,8 +279,7 @@ impl Queue for UringQueue {
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) {
-        self.come();
-        if self.wants_enter() {
+        if !self.pending.is_empty() || ring::needs_enter(&mut self.ring) {
             self.enter(0, Duration::ZERO);
         }
         self.reap(done);
@@ -325,7 +287,6 @@ impl Queue for UringQueue {
 
     fn wait(&mut self, done: &mut Vec<Completion>, timeout: Duration) {
         let before = done.len();
-        self.come();
         self.poll_if(done, timeout.is_zero());
         let start = Instant::now();
         while done.len() == before && self.in_flight() > 0 {
@@ -341,11 +302,6 @@ impl Queue for UringQueue {
                 continue;
             }
             let left = if self.aside.out() > 0 { left.min(BOTH_STEP) } else { left };
-            if self.ring.is_none() {
-                self.settle(left);
-                self.reap(done);
-                continue;
-            }
             let started = self.enter(1, left);
             self.reap(done);
             if !started && done.len() == before {
@@ -361,12 +317,6 @@ impl Queue for UringQueue {
 }
 
 impl UringQueue {
-    /// Whether anything is begun, or posted, by entering the kernel now.
-    fn wants_enter(&mut self) -> bool {
-        let Some(ring) = self.ring.as_mut() else { return false };
-        !self.pending.is_empty() || ring::needs_enter(ring)
-    }
-
     /// Begin what is pending entry by entry: those that are begun together and lie side by side are joined again on their way to
     /// the disk.
     fn begin_each(&mut self) {
@@ -393,12 +343,11 @@ impl UringQueue {
     /// Sleep until something that is in the kernel's hands finishes, which frees what it was short of.
     fn wait_for_resources(&mut self, left: Duration) {
         let in_kernel = self.slots.live() + self.more > self.pending.len();
-        match self.ring.as_mut().filter(|_| in_kernel).map(|ring| ring::enter(ring, 0, 1, left)) {
-            Some(Ok(())) => {}
-            refused => {
-                tracing::debug!(?refused, "io_uring_enter has nothing to wait for");
-                std::thread::sleep(left.min(BACK_OFF));
-            }
+        if !in_kernel {
+            std::thread::sleep(left.min(BACK_OFF));
+        } else if let Err(e) = ring::enter(&self.ring, 0, 1, left) {
+            tracing::debug!(errno = e.raw_os_error(), "io_uring_enter refused to wait");
+            std::thread::sleep(left.min(BACK_OFF));
         }
     }
 }
@@ -426,13 +375,26 @@ impl Drop for UringQueue {
                 }
             }
         }
-        // SAFETY: this is the destructor, so neither field is used again; no operation is in flight in the kernel, of this ring or one that was
-        // left (what was is handed back when that ring is over), so the kernel has no address in either.
+        // SAFETY: this is the destructor, so neither field is used again; no operation is in flight in
+        // the kernel, so the kernel has no address in either.
         unsafe {
             ManuallyDrop::drop(&mut self.ring);
             ManuallyDrop::drop(&mut self.slots);
         }
     }
+}
+
+/// Make the rings of two queues of this depth at once, to see whether a store's log and a session can have
+/// theirs.
+pub(crate) fn try_two(depth: usize) -> Result<(), IoFault> {
+    let entries = wanted(depth).saturating_mul(ENTRIES_EACH);
+    let _log = ring::build(entries)?;
+    ring::build(entries).map(drop)
+}
+
+/// The operations that a queue of this depth is made for.
+fn wanted(depth: usize) -> u32 {
+    u32::try_from(depth.max(1)).unwrap_or(u32::MAX)
 }
 
 fn broken_fault(path: &str, e: Errno) -> IoFault {

@@ -1,12 +1,11 @@
-//! The ring itself: entries made and pushed, the kernel entered, the end of all it began. All unsafe code of this side is
+//! The ring itself: set up, entries made and pushed, the kernel entered. All unsafe code of this side is
 //! here.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, opcode, squeue};
-use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use super::fixed::Run;
@@ -15,44 +14,39 @@ use crate::buffer::Part;
 use crate::calls;
 use crate::disk::Op;
 use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::limits;
 use crate::registered::Span;
+
+const SETUP: &str = "io_uring_setup";
 
 /// Longest single sleep in the kernel; longer waits come back and sleep again.
 const SLEEP_MAX: Duration = Duration::from_secs(60);
 
-/// One ring, and what is different about it.
-pub(super) struct Ring {
-    pub(super) uring: IoUring,
-    /// What says that the kernel is done with it; of a ring that may be left.
-    pub(super) end: Option<OwnedFd>,
-    /// Entries are taken by a thread of the kernel's, whoever enters.
-    pub(super) sqpoll: bool,
-}
-
-impl Ring {
-    /// Let go of it. The kernel begins none of its entries any more, and ends those that it has begun; whether they have
-    /// ended, [`is_over`] says of what is handed back.
-    pub(super) fn leave(self) -> Option<OwnedFd> {
-        self.end
+/// A ring with at least one entry and about `entries`, clamped to what the kernel allows.
+///
+/// A queue may move between threads, which rules SINGLE_ISSUER and DEFER_TASKRUN out. COOP_TASKRUN spares
+/// interrupts, and is too new (5.19) to insist on.
+pub(super) fn build(entries: u32) -> Result<IoUring, IoFault> {
+    let mut wanted = IoUring::builder();
+    wanted.setup_clamp().setup_coop_taskrun().setup_taskrun_flag();
+    let ring = match wanted.build(entries) {
+        Err(e) if errno(&e) == Errno::INVAL => IoUring::builder().setup_clamp().build(entries),
+        ring => ring,
+    };
+    let ring = ring.map_err(|e| limits::named(mechanism_fault(SETUP, errno(&e))))?;
+    let has = ring.params();
+    if has.is_feature_ext_arg() && has.is_feature_nodrop() {
+        return Ok(ring);
     }
-}
-
-/// Whether the kernel is done with a ring that was left and all that it had begun, at the latest after `timeout`.
-pub(super) fn is_over(end: &OwnedFd, timeout: Duration) -> bool {
-    let timeout = timeout.min(SLEEP_MAX);
-    let time =
-        rustix::event::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-    // A pipe without a writer hangs up, which need not be asked for.
-    let mut ends = [PollFd::new(end, PollFlags::empty())];
-    calls::count();
-    rustix::event::poll(&mut ends, Some(&time)).is_ok_and(|_| ends[0].revents().contains(PollFlags::HUP))
+    let detail = "kernel too old: io_uring lacks EXT_ARG or NODROP (5.11)";
+    Err(IoFault::found(FaultKind::Unsupported, FaultOp::Queue, SETUP, 0, detail))
 }
 
 /// Have `ring` look up the pages of `spans`, for reads that name them by their place, and nothing else. `had`: it has looked up
 /// others before, which no read under way names.
-pub(super) fn register(ring: &Ring, had: bool, spans: &[Span]) -> Result<(), Errno> {
+pub(super) fn register(ring: &IoUring, had: bool, spans: &[Span]) -> Result<(), Errno> {
     if had {
-        ring.uring.submitter().unregister_buffers().map_err(|e| errno(&e))?;
+        ring.submitter().unregister_buffers().map_err(|e| errno(&e))?;
     }
     if spans.is_empty() {
         return Ok(());
@@ -62,20 +56,20 @@ pub(super) fn register(ring: &Ring, had: bool, spans: &[Span]) -> Result<(), Err
     let spans = unsafe { std::slice::from_raw_parts(spans.as_ptr().cast(), spans.len()) };
     // SAFETY: the kernel looks up pages, and keeps them from other use until the ring gives them up, whatever becomes of the
     // addresses meanwhile. It writes to them for entries alone, which `push` makes of parts.
-    unsafe { ring.uring.submitter().register_buffers(spans) }.map_err(|e| errno(&e))
+    unsafe { ring.submitter().register_buffers(spans) }.map_err(|e| errno(&e))
 }
 
 /// Queue a run of the operation that is held under `id` for the kernel; false if the submission ring is full. The caller keeps
 /// what is held in its slot until the kernel has completed every run of it, and takes it out only then.
-pub(super) fn push(ring: &mut Ring, held: &Held, id: u64, run: Run) -> bool {
+pub(super) fn push(ring: &mut IoUring, held: &Held, id: u64, run: Run) -> bool {
     let entry = entry(held, run).user_data(id);
     // SAFETY: the entry points to the parts' memory and to `held.vectors`, and names `held.file`. Its slot
     // owns all three until `Slots::take`, which is called only for a number that came back in a completion
-    // of each of its entries, or whose entries the kernel has not consumed and never will (nobody enters with them, or the ring
-    // is gone, see `is_over`); a queue dropped earlier leaks its slots. The parts of a read are exclusive (checked by `check`), so nobody else looks at what the kernel writes. Where
+    // of each of its entries, or whose entries the kernel has not consumed and never will; a queue dropped
+    // earlier leaks its slots. The parts of a read are exclusive (checked by `check`), so nobody else looks at what the kernel writes. Where
     // the entry names registered memory, the part lies in it, by address: what the kernel writes are that part's pages, or
     // if its owner has mapped others there since, pages that nobody sees.
-    unsafe { ring.uring.submission().push(&entry).is_ok() }
+    unsafe { ring.submission().push(&entry).is_ok() }
 }
 
 fn entry(held: &Held, run: Run) -> squeue::Entry {
@@ -116,23 +110,15 @@ fn single(parts: &[Part]) -> Option<(&Part, u32)> {
 
 /// Hand the next `submit` queued entries to the kernel, let it post completions, and wait up to `timeout`
 /// until `want` are there. `Ok` says nothing about how many entries were taken: see [`queued`].
-pub(super) fn enter(ring: &mut Ring, submit: u32, want: u32, timeout: Duration) -> Result<(), Errno> {
+pub(super) fn enter(ring: &IoUring, submit: u32, want: u32, timeout: Duration) -> Result<(), Errno> {
     let timeout = timeout.min(SLEEP_MAX);
     let time = Timespec::new().sec(timeout.as_secs()).nsec(timeout.subsec_nanos());
     let args = SubmitArgs::new().timespec(&time);
-    let mut flags = EnterFlags::EXT_ARG | EnterFlags::GETEVENTS;
-    if ring.sqpoll {
-        let entries = ring.uring.submission();
-        match (entries.need_wakeup(), entries.cq_overflow()) {
-            (true, _) => flags |= EnterFlags::SQ_WAKEUP,
-            (false, false) if want == 0 => return Ok(()),
-            (false, _) => {}
-        }
-    }
+    let flags = (EnterFlags::EXT_ARG | EnterFlags::GETEVENTS).bits();
     calls::count();
     // SAFETY: `args` is what EXT_ARG announces, and it and `time` outlive the call; the entries submitted were
     // pushed by `push`, whose proof covers what they point to.
-    let entered = unsafe { ring.uring.submitter().enter(submit, want, flags.bits(), Some(&args)) };
+    let entered = unsafe { ring.submitter().enter(submit, want, flags, Some(&args)) };
     match entered.map_err(|e| errno(&e)) {
         // Time is up, or a signal came: no fault, the caller looks at its clock.
         Ok(_) | Err(Errno::TIME | Errno::INTR) => Ok(()),
@@ -141,13 +127,13 @@ pub(super) fn enter(ring: &mut Ring, submit: u32, want: u32, timeout: Duration) 
 }
 
 /// Entries pushed and not consumed by the kernel, which consumes them in order.
-pub(super) fn queued(ring: &mut Ring) -> usize {
-    ring.uring.submission().len()
+pub(super) fn queued(ring: &mut IoUring) -> usize {
+    ring.submission().len()
 }
 
 /// Whether completions wait for somebody to enter the kernel.
-pub(super) fn needs_enter(ring: &mut Ring) -> bool {
-    let entries = ring.uring.submission();
+pub(super) fn needs_enter(ring: &mut IoUring) -> bool {
+    let entries = ring.submission();
     entries.taskrun() || entries.cq_overflow()
 }
 
@@ -161,6 +147,6 @@ pub(super) fn mechanism_fault(path: &str, e: Errno) -> IoFault {
     fault
 }
 
-pub(super) fn errno(e: &std::io::Error) -> Errno {
+fn errno(e: &std::io::Error) -> Errno {
     Errno::from_raw_os_error(e.raw_os_error().unwrap_or(Errno::IO.raw_os_error()))
 }

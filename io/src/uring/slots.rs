@@ -81,14 +81,6 @@ impl Held {
         }
     }
 
-    /// As it was before any entry of it was made. None of them may be in the kernel's hands.
-    pub(super) fn again(&mut self) {
-        if let Op::Read { parts, .. } | Op::Write { parts, .. } = &self.op {
-            self.vectors = vectors(parts);
-        }
-        (self.cut, self.left, self.fixed, self.moved) = (false, 1, 0, Ok(0));
-    }
-
     /// An entry completed, or never will be begun. True if it was the last.
     pub(super) fn ended(&mut self, moved: Result<u64, Errno>) -> bool {
         self.left = self.left.saturating_sub(1);
@@ -173,12 +165,6 @@ impl Slots {
     pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Held> {
         self.get(id)?;
         self.slots[id as u32 as usize].held.as_mut()
-    }
-
-    /// The numbers of all operations that are held.
-    pub(super) fn held(&self) -> Vec<u64> {
-        let held = self.slots.iter().enumerate().filter(|(_, slot)| slot.held.is_some());
-        held.map(|(index, slot)| u64::from(slot.generation) << 32 | index as u64).collect()
     }
 
     /// Take the operation of a number out; `None` if the number is stale or was never given.

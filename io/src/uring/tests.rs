@@ -10,58 +10,22 @@ use crate::buffer::{AlignedBuf, Part};
 use crate::disk::FileId;
 use crate::fault::FaultKind;
 use crate::files::DataFile;
-use crate::rings::{RingKind, RingSetup};
 
 const ALIGN: Align = Align { memory: 512, offset: 512 };
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
-pub(super) const PLAIN: RingSetup = RingSetup::PLAIN;
-pub(super) const DEFERRED: RingSetup = RingSetup { kind: RingKind::Deferred, ..PLAIN };
-pub(super) const SQPOLL: RingSetup =
-    RingSetup { kind: RingKind::Sqpoll, sqpoll_idle: Duration::from_millis(1) };
-
-/// A test for each of these, for each setup that is not asked for by name.
-macro_rules! each_setup {
-    ($($test:ident)+) => { each_setup!(plain = PLAIN, deferred = DEFERRED, sqpoll = SQPOLL: ($($test)+)); };
-    ($($name:ident = $setup:ident),+: $tests:tt) => { $(each_setup!(@ $name $setup $tests);)+ };
-    (@ $name:ident $setup:ident ($($test:ident)+)) => {
-        mod $name {
-            $(#[test]
-            fn $test() {
-                super::$test(super::$setup);
-            })+
-        }
-    };
-}
-pub(super) use each_setup;
-
-each_setup!(
-    a_completion_of_no_operation_is_counted_for_none
-    waiting_for_what_does_not_come_ends_in_time
-    memory_under_the_kernels_hands_is_leaked_not_freed
-    a_depth_of_nothing_and_of_everything_are_bounded
-    where_a_device_ends_a_transfer_is_short_and_never_ok
-);
-
-/// A queue over one file, or `None` (and a line) if such rings are refused here.
-pub(super) fn queue_over(fd: OwnedFd, depth: usize, setup: RingSetup) -> Option<(UringQueue, FileId)> {
-    queue_over_bytes(fd, 4096, depth, setup)
+/// A queue over one file, or `None` (and a line) if io_uring is refused here.
+pub(super) fn queue_over(fd: OwnedFd, depth: usize) -> Option<(UringQueue, FileId)> {
+    queue_over_bytes(fd, 4096, depth)
 }
 
 /// The same over a file of so many bytes.
-pub(super) fn queue_over_bytes(
-    fd: OwnedFd,
-    len: u64,
-    depth: usize,
-    setup: RingSetup,
-) -> Option<(UringQueue, FileId)> {
+pub(super) fn queue_over_bytes(fd: OwnedFd, len: u64, depth: usize) -> Option<(UringQueue, FileId)> {
     let files = Arc::new(Files::default());
     let file = DataFile { fd, path: "test".to_owned(), dir: 0, name: "test".to_owned(), len };
     let id = files.insert(file);
-    let made = Maker::new(setup).map(Arc::new).and_then(|maker| {
-        let registered = Arc::default();
-        let pool = Arc::new(Pool::start()?);
-        UringQueue::new(Common { files, registered, align: ALIGN, maker, pool }, depth)
+    let made = Pool::start().map(Arc::new).and_then(|pool| {
+        UringQueue::new(Common { files, registered: Arc::default(), align: ALIGN, pool }, depth)
     });
     match made {
         Ok(queue) => Some((queue, id)),
@@ -93,16 +57,17 @@ pub(super) fn read(file: FileId) -> Op {
 /// Make the kernel complete something that the queue did not ask for.
 fn complete_stray(queue: &mut UringQueue, id: u64) {
     let entry = opcode::Nop::new().build().user_data(id);
-    let ring = queue.ring.as_mut().unwrap();
-    let more = ring.uring.completion().len() as u32 + 1;
+    let ring = &mut *queue.ring;
+    let more = ring.completion().len() as u32 + 1;
     // SAFETY: a nop refers to no memory.
-    unsafe { ring.uring.submission().push(&entry).unwrap() };
+    unsafe { ring.submission().push(&entry).unwrap() };
     ring::enter(ring, 1, more, LONG).unwrap();
 }
 
-fn a_completion_of_no_operation_is_counted_for_none(setup: RingSetup) {
+#[test]
+fn a_completion_of_no_operation_is_counted_for_none() {
     let dir = TempDir::new().unwrap();
-    let Some((mut queue, file)) = queue_over(data_file(&dir), 4, setup) else { return };
+    let Some((mut queue, file)) = queue_over(data_file(&dir), 4) else { return };
     queue.submit(1, read(file)).unwrap();
     let stale = queue.pending[0];
     let mut done = Vec::new();
@@ -126,9 +91,10 @@ fn a_completion_of_no_operation_is_counted_for_none(setup: RingSetup) {
     assert_eq!(queue.in_flight(), 0);
 }
 
-fn waiting_for_what_does_not_come_ends_in_time(setup: RingSetup) {
+#[test]
+fn waiting_for_what_does_not_come_ends_in_time() {
     let (reader, mut writer) = std::io::pipe().unwrap();
-    let Some((mut queue, file)) = queue_over(reader.into(), 4, setup) else { return };
+    let Some((mut queue, file)) = queue_over(reader.into(), 4) else { return };
     queue.submit(1, read(file)).unwrap();
     let mut done = Vec::new();
     queue.wait(&mut done, Duration::from_millis(5));
@@ -140,9 +106,10 @@ fn waiting_for_what_does_not_come_ends_in_time(setup: RingSetup) {
     done[0].result.as_ref().unwrap();
 }
 
-fn memory_under_the_kernels_hands_is_leaked_not_freed(setup: RingSetup) {
+#[test]
+fn memory_under_the_kernels_hands_is_leaked_not_freed() {
     let (reader, mut writer) = std::io::pipe().unwrap();
-    let Some((mut queue, file)) = queue_over(reader.into(), 4, setup) else { return };
+    let Some((mut queue, file)) = queue_over(reader.into(), 4) else { return };
     let (part, guard) = guarded();
     queue.submit(1, Op::Read { file, offset: 0, parts: vec![part] }).unwrap();
     queue.poll(&mut Vec::new());
@@ -153,11 +120,10 @@ fn memory_under_the_kernels_hands_is_leaked_not_freed(setup: RingSetup) {
     writer.write_all(&[7; 4096]).unwrap();
 }
 
-each_setup!(plain_broken = PLAIN, deferred_broken = DEFERRED: (a_broken_ring_hands_back_what_it_never_started));
-
-fn a_broken_ring_hands_back_what_it_never_started(setup: RingSetup) {
+#[test]
+fn a_broken_ring_hands_back_what_it_never_started() {
     let dir = TempDir::new().unwrap();
-    let Some((mut queue, file)) = queue_over(data_file(&dir), 4, setup) else { return };
+    let Some((mut queue, file)) = queue_over(data_file(&dir), 4) else { return };
     let (part, guard) = guarded();
     queue.submit(1, Op::Write { file, offset: 0, parts: vec![part] }).unwrap();
     queue.give_up(Errno::BADF);
@@ -174,18 +140,19 @@ fn a_broken_ring_hands_back_what_it_never_started(setup: RingSetup) {
     assert!(done.is_empty());
     assert_eq!(Arc::strong_count(&guard), 1);
     // The entry is still in the ring, and the kernel must not find it when the queue goes.
-    assert_eq!(ring::queued(queue.ring.as_mut().unwrap()), 1);
+    assert_eq!(ring::queued(&mut queue.ring), 1);
     drop(queue);
     assert_eq!(guard[0], 0);
 }
 
-fn a_depth_of_nothing_and_of_everything_are_bounded(setup: RingSetup) {
+#[test]
+fn a_depth_of_nothing_and_of_everything_are_bounded() {
     let dir = TempDir::new().unwrap();
-    let Some((queue, _)) = queue_over(data_file(&dir), 0, setup) else { return };
+    let Some((queue, _)) = queue_over(data_file(&dir), 0) else { return };
     assert_eq!(queue.room(), 1);
     drop(queue);
     let fd = rustix::fs::open(dir.path().join("a"), rustix::fs::OFlags::RDWR, 0.into()).unwrap();
-    let Some((queue, _)) = queue_over(fd, usize::MAX, setup) else { return };
+    let Some((queue, _)) = queue_over(fd, usize::MAX) else { return };
     assert!(queue.room() >= 1024 && queue.room() <= 1 << 20, "room={}", queue.room());
 }
 
@@ -209,7 +176,8 @@ impl Drop for Ends {
     }
 }
 
-fn where_a_device_ends_a_transfer_is_short_and_never_ok(setup: RingSetup) {
+#[test]
+fn where_a_device_ends_a_transfer_is_short_and_never_ok() {
     const LEN: usize = 64 << 10;
     let dir = TempDir::new().unwrap();
     let image = dir.path().join("image");
@@ -220,7 +188,7 @@ fn where_a_device_ends_a_transfer_is_short_and_never_ok(setup: RingSetup) {
     };
     let file = std::fs::File::options().read(true).write(true).open(&device.0).unwrap();
     crate::create::set_direct(&file.try_clone().unwrap().into(), true).unwrap();
-    let Some((mut queue, file)) = queue_over_bytes(file.into(), LEN as u64, 4, setup) else { return };
+    let Some((mut queue, file)) = queue_over_bytes(file.into(), LEN as u64, 4) else { return };
     let parts = || vec![AlignedBuf::new(LEN).unwrap().into_part()];
     queue.submit(1, Op::Read { file, offset: 0, parts: parts() }).unwrap();
     queue.submit(2, Op::Write { file, offset: 0, parts: parts() }).unwrap();

@@ -4,38 +4,29 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::fixed::Run;
-use super::tests::{DEFERRED, Ends, LONG, PLAIN, SQPOLL, each_setup, queue_over_bytes};
+use super::tests::{Ends, LONG, queue_over_bytes};
 use super::*;
 use crate::buffer::{AlignedBuf, Part};
 use crate::disk::FileId;
 use crate::fault::{FaultKind, FaultOp};
 use crate::registered::Registration;
 use crate::registered::Span;
-use crate::rings::RingSetup;
 
 /// So long that it is read by itself, and not so long.
 const LONG_PART: usize = 128 << 10;
 const SHORT_PART: usize = 4096;
 pub(super) const FILE: usize = 1 << 20;
 
-each_setup!(
-    memory_that_is_registered_is_read_into_by_its_place_until_it_is_no_more
-    long_parts_that_are_registered_are_read_apart_from_the_rest
-    the_list_is_not_changed_under_a_read_that_goes_by_it
-    where_a_device_ends_several_entries_are_short_together
-    memory_that_is_not_there_is_refused_and_costs_no_read
-);
-
 /// What a file holds at a place.
 pub(super) fn byte(at: usize) -> u8 {
     (at % 251) as u8
 }
 
-fn queue_over_pattern(dir: &TempDir, depth: usize, setup: RingSetup) -> Option<(UringQueue, FileId)> {
+fn queue_over_pattern(dir: &TempDir, depth: usize) -> Option<(UringQueue, FileId)> {
     let path = dir.path().join("pattern");
     std::fs::write(&path, (0..FILE).map(byte).collect::<Vec<u8>>()).unwrap();
     let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
-    queue_over_bytes(file.into(), FILE as u64, depth, setup)
+    queue_over_bytes(file.into(), FILE as u64, depth)
 }
 
 pub(super) fn register(queue: &UringQueue, buf: &[u8]) -> Registration {
@@ -62,9 +53,10 @@ pub(super) fn read(queue: &mut UringQueue, file: FileId, offset: usize, parts: V
     parts
 }
 
-fn memory_that_is_registered_is_read_into_by_its_place_until_it_is_no_more(setup: RingSetup) {
+#[test]
+fn memory_that_is_registered_is_read_into_by_its_place_until_it_is_no_more() {
     let dir = TempDir::new().unwrap();
-    let Some((mut queue, file)) = queue_over_pattern(&dir, 4, setup) else { return };
+    let Some((mut queue, file)) = queue_over_pattern(&dir, 4) else { return };
     let (a, b) = (buffer(8 * SHORT_PART), buffer(8 * SHORT_PART));
     let (first, second) = (register(&queue, &a), register(&queue, &b[SHORT_PART..7 * SHORT_PART]));
 
@@ -87,12 +79,13 @@ fn memory_that_is_registered_is_read_into_by_its_place_until_it_is_no_more(setup
     read(&mut queue, file, 2048, vec![rest.split(6 * SHORT_PART).0]);
     assert_eq!(queue.fixed.made, 3, "another registration went with the first");
     drop(second);
-    assert!(!queue.fixed.follow(queue.ring.as_ref().unwrap()));
+    assert!(!queue.fixed.follow(&queue.ring));
 }
 
-fn long_parts_that_are_registered_are_read_apart_from_the_rest(setup: RingSetup) {
+#[test]
+fn long_parts_that_are_registered_are_read_apart_from_the_rest() {
     let dir = TempDir::new().unwrap();
-    let Some((mut queue, file)) = queue_over_pattern(&dir, 8, setup) else { return };
+    let Some((mut queue, file)) = queue_over_pattern(&dir, 8) else { return };
     let pool = buffer(4 * LONG_PART);
     let _pool = register(&queue, &pool);
     let mut pool = pool.into_part();
@@ -112,9 +105,10 @@ fn long_parts_that_are_registered_are_read_apart_from_the_rest(setup: RingSetup)
     assert!(!queue.push(0), "a number that was never given");
 }
 
-fn the_list_is_not_changed_under_a_read_that_goes_by_it(setup: RingSetup) {
+#[test]
+fn the_list_is_not_changed_under_a_read_that_goes_by_it() {
     let dir = TempDir::new().unwrap();
-    let Some((mut queue, file)) = queue_over_pattern(&dir, 4, setup) else { return };
+    let Some((mut queue, file)) = queue_over_pattern(&dir, 4) else { return };
     let (a, b) = (buffer(SHORT_PART), buffer(SHORT_PART));
     let gone = register(&queue, &a);
     queue.submit(1, Op::Read { file, offset: 0, parts: vec![a.into_part()] }).unwrap();
@@ -139,11 +133,10 @@ fn the_list_is_not_changed_under_a_read_that_goes_by_it(setup: RingSetup) {
     assert_eq!(queue.fixed.made, 2);
 }
 
-each_setup!(plain_broken = PLAIN, deferred_broken = DEFERRED: (a_broken_ring_hands_back_once_what_is_in_several_entries));
-
-fn a_broken_ring_hands_back_once_what_is_in_several_entries(setup: RingSetup) {
+#[test]
+fn a_broken_ring_hands_back_once_what_is_in_several_entries() {
     let dir = TempDir::new().unwrap();
-    let Some((mut queue, file)) = queue_over_pattern(&dir, 4, setup) else { return };
+    let Some((mut queue, file)) = queue_over_pattern(&dir, 4) else { return };
     let pool = buffer(LONG_PART);
     let _pool = register(&queue, &pool);
     let parts = vec![buffer(SHORT_PART).into_part(), pool.into_part()];
@@ -157,7 +150,8 @@ fn a_broken_ring_hands_back_once_what_is_in_several_entries(setup: RingSetup) {
     assert_eq!(done.remove(0).result.unwrap_err().errno, Errno::BADF.raw_os_error());
 }
 
-fn where_a_device_ends_several_entries_are_short_together(setup: RingSetup) {
+#[test]
+fn where_a_device_ends_several_entries_are_short_together() {
     let dir = TempDir::new().unwrap();
     let image = dir.path().join("image");
     std::fs::write(&image, vec![7; FILE]).unwrap();
@@ -167,7 +161,7 @@ fn where_a_device_ends_several_entries_are_short_together(setup: RingSetup) {
     };
     let file = std::fs::File::options().read(true).write(true).open(&device.0).unwrap();
     crate::create::set_direct(&file.try_clone().unwrap().into(), true).unwrap();
-    let Some((mut queue, file)) = queue_over_bytes(file.into(), FILE as u64, 4, setup) else { return };
+    let Some((mut queue, file)) = queue_over_bytes(file.into(), FILE as u64, 4) else { return };
     let pool = buffer(2 * LONG_PART);
     let _pool = register(&queue, &pool);
     let (first, second) = pool.into_part().split(LONG_PART);
@@ -183,9 +177,10 @@ fn where_a_device_ends_several_entries_are_short_together(setup: RingSetup) {
     assert!(fault.detail.contains("moved=135168 wanted=266240"), "{fault}");
 }
 
-fn memory_that_is_not_there_is_refused_and_costs_no_read(setup: RingSetup) {
+#[test]
+fn memory_that_is_not_there_is_refused_and_costs_no_read() {
     let dir = TempDir::new().unwrap();
-    let Some((mut queue, file)) = queue_over_pattern(&dir, 4, setup) else { return };
+    let Some((mut queue, file)) = queue_over_pattern(&dir, 4) else { return };
     let nowhere = Span { base: 4096, len: 4096 };
     let fault = may_register(nowhere).expect_err("page one is mapped");
     assert_eq!((fault.op, fault.errno), (FaultOp::Register, Errno::FAULT.raw_os_error()));
@@ -209,7 +204,7 @@ proptest! {
         let buffers: Vec<_> = parts.iter().map(|(_, len)| buffer(*len)).collect();
         let all = buffers.iter().zip(&parts).filter(|(_, (is, _))| *is);
         let _held: Vec<_> = all.map(|(buf, _)| registered.add(Span { base: buf.as_ptr() as usize, len: buf.len() })).collect();
-        let Ok(ring) = setup::build_plain(1) else { return Ok(()) };
+        let Ok(ring) = ring::build(1) else { return Ok(()) };
         prop_assert_eq!(fixed.follow(&ring), parts.iter().any(|(is, _)| *is));
         let lens: Vec<usize> = parts.iter().map(|(_, len)| *len).collect();
         let parts: Vec<Part> = buffers.into_iter().map(AlignedBuf::into_part).collect();

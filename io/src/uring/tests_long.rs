@@ -6,20 +6,13 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::slots::ENTRY_BYTES;
-use super::tests::{DEFERRED, LONG, PLAIN, SQPOLL, each_setup, queue_over_bytes};
+use super::tests::{LONG, queue_over_bytes};
 use super::*;
 use crate::buffer::{AlignedBuf, Part};
 use crate::check::PARTS_MAX;
-use crate::rings::RingSetup;
 
 const FILE: usize = 8 << 20;
 const UNIT: usize = 4096;
-
-each_setup!(
-    a_long_write_is_several_entries_and_a_short_one_is_one
-    a_ring_without_room_for_them_makes_one_entry_of_all
-    the_most_parts_are_written_with_room_and_without
-);
 
 /// A part whose bytes say where they are to lie.
 fn part(at: usize, len: usize) -> Part {
@@ -33,12 +26,12 @@ fn byte_at(at: usize) -> u8 {
 }
 
 /// Write parts of these lengths from `offset` on; in how many entries. The file holds them then, and nothing else is changed.
-fn write(setup: RingSetup, depth: usize, offset: usize, lengths: &[usize]) -> Option<usize> {
+fn write(depth: usize, offset: usize, lengths: &[usize]) -> Option<usize> {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("a");
     std::fs::write(&path, vec![0xEE; FILE]).unwrap();
     let open = || std::fs::File::options().read(true).write(true).open(&path).unwrap();
-    let (mut queue, file) = queue_over_bytes(open().into(), FILE as u64, depth, setup)?;
+    let (mut queue, file) = queue_over_bytes(open().into(), FILE as u64, depth)?;
     let mut at = offset;
     let mut next = |len: &usize| {
         at += len;
@@ -63,7 +56,8 @@ fn write(setup: RingSetup, depth: usize, offset: usize, lengths: &[usize]) -> Op
     Some(entries)
 }
 
-fn a_long_write_is_several_entries_and_a_short_one_is_one(setup: RingSetup) {
+#[test]
+fn a_long_write_is_several_entries_and_a_short_one_is_one() {
     let mib = ENTRY_BYTES as usize;
     for (lengths, entries) in [
         (vec![mib], 1),
@@ -77,21 +71,23 @@ fn a_long_write_is_several_entries_and_a_short_one_is_one(setup: RingSetup) {
         (vec![4 * mib], 4),
         (vec![mib - UNIT, UNIT, UNIT, 2 * mib], 3),
     ] {
-        let Some(made) = write(setup, 8, 3 * UNIT, &lengths) else { return };
+        let Some(made) = write(8, 3 * UNIT, &lengths) else { return };
         assert_eq!(made, entries, "{lengths:?}");
     }
 }
 
-fn a_ring_without_room_for_them_makes_one_entry_of_all(setup: RingSetup) {
-    let Some(made) = write(setup, 1, 0, &[UNIT, 4 << 20]) else { return };
+#[test]
+fn a_ring_without_room_for_them_makes_one_entry_of_all() {
+    let Some(made) = write(1, 0, &[UNIT, 4 << 20]) else { return };
     assert_eq!(made, 1);
 }
 
 /// As many parts as a write may have, which lie across where entries would end.
-fn the_most_parts_are_written_with_room_and_without(setup: RingSetup) {
+#[test]
+fn the_most_parts_are_written_with_room_and_without() {
     let lengths: Vec<usize> = std::iter::once(UNIT).chain([2 * UNIT; PARTS_MAX - 1]).collect();
     for (depth, entries) in [(1, 1), (8, 7)] {
-        let Some(made) = write(setup, depth, 0, &lengths) else { return };
+        let Some(made) = write(depth, 0, &lengths) else { return };
         assert_eq!(made, entries, "depth={depth}");
     }
 }
@@ -106,7 +102,7 @@ proptest! {
     ) {
         let lengths: Vec<usize> = lengths.into_iter().map(|units| units * UNIT).collect();
         let entries = (lengths.iter().sum::<usize>() / ENTRY_BYTES as usize).max(1);
-        let made = write(PLAIN, depth, offset * UNIT, &lengths);
+        let made = write(depth, offset * UNIT, &lengths);
         // A ring has room for at least one more entry for each operation.
         prop_assert!(made.is_none_or(|made| made == entries || (made == 1 && entries > depth + 1)), "{made:?}");
     }

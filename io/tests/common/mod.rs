@@ -8,8 +8,7 @@ use std::time::Duration;
 use pagelith_io::buffer::{AlignedBuf, Part};
 use pagelith_io::disk::{Completion, Disk, DiskFacts, FileId, Op, Queue, Side};
 use pagelith_io::fault::{FaultKind, IoFault};
-use pagelith_io::probe::{SideChoice, open_disk_with};
-use pagelith_io::rings::{RingKind, RingSetup};
+use pagelith_io::probe::{SideChoice, open_disk};
 use tempfile::TempDir;
 
 /// Longer than any healthy device needs; reaching it fails the test.
@@ -18,36 +17,22 @@ pub(crate) const LONG: Duration = Duration::from_secs(60);
 /// The unit that every side accepts.
 pub(crate) const BLOCK: usize = 4096;
 
-/// Rings of each kind.
-pub(crate) const RINGS: [RingSetup; 3] = [
-    RingSetup::PLAIN,
-    RingSetup { kind: RingKind::Deferred, ..RingSetup::PLAIN },
-    RingSetup { kind: RingKind::Sqpoll, sqpoll_idle: Duration::from_millis(1) },
-];
-
-/// Run `test` on a disk of each side and with rings of each kind that this machine has; says which it has not.
+/// Run `test` on a disk of each side that this machine has; says which it has not.
 pub(crate) fn on_each_side(test: impl Fn(&Arc<dyn Disk>, &Path)) {
-    let uring = RINGS.map(|rings| (SideChoice::Uring, rings));
-    for (choice, rings) in uring.into_iter().chain([(SideChoice::Blocking, RingSetup::PLAIN)]) {
+    for choice in [SideChoice::Uring, SideChoice::Blocking] {
         let dir = TempDir::new().unwrap();
-        let Some(disk) = disk_with(dir.path(), choice, rings) else { continue };
+        let Some(disk) = disk(dir.path(), choice) else { continue };
         let facts = disk.facts();
-        eprintln!("side={:?} rings={:?} direct={}", facts.side, facts.rings, facts.direct);
+        eprintln!("side={:?} direct={}", facts.side, facts.direct);
         test(&disk, dir.path());
     }
 }
 
 /// A disk over `dir`, or `None` (and a line) if io_uring or O_DIRECT is refused here.
 pub(crate) fn disk(dir: &Path, choice: SideChoice) -> Option<Arc<dyn Disk>> {
-    disk_with(dir, choice, RingSetup::PLAIN)
-}
-
-/// The same with rings of a kind.
-pub(crate) fn disk_with(dir: &Path, choice: SideChoice, rings: RingSetup) -> Option<Arc<dyn Disk>> {
-    match open_disk_with(&[PathBuf::from(dir)], choice, rings, 1) {
+    match open_disk(&[PathBuf::from(dir)], choice) {
         Ok(disk) => {
             check_facts(&disk.facts(), choice);
-            assert_eq!(disk.facts().rings, (choice == SideChoice::Uring).then_some(rings));
             Some(disk)
         }
         Err(fault) if choice == SideChoice::Uring && fault.kind == FaultKind::Unsupported => {

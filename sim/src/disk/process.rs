@@ -69,7 +69,6 @@ pub(super) fn simulated() -> DiskFacts {
         offset_align: ALIGN as usize,
         parts_max: PARTS_MAX,
         reason: "simulated".to_string(),
-        rings: None,
     }
 }
 

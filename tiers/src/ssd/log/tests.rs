@@ -96,7 +96,6 @@ impl Disk for Device {
             offset_align: 4096,
             parts_max: 64,
             reason: String::new(),
-            rings: None,
         }
     }
 
