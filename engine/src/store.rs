@@ -4,7 +4,6 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
-use pagelith_io::here;
 use pagelith_io::registered::Registration;
 use pagelith_io::runtime::{Env, Join};
 use pagelith_io::shm::Region;
@@ -44,8 +43,8 @@ pub struct Store {
 /// Sessions of the store's own methods.
 #[derive(Default)]
 struct Sessions {
-    /// Each with the thread that used it last.
-    idle: Vec<(u64, Session)>,
+    /// The one that was used last comes last, and is taken first.
+    idle: Vec<Session>,
     /// How many are in use.
     lent: usize,
 }
@@ -339,25 +338,25 @@ impl Store {
         timeout: Option<Duration>,
         body: impl FnOnce(&mut Session) -> R,
     ) -> Result<R> {
-        let (here, mut session) = self.take_session(timeout)?;
+        let mut session = self.take_session(timeout)?;
         let result = body(&mut session);
         let mut sessions = self.sessions();
         sessions.lent -= 1;
-        sessions.idle.push((here, session));
+        sessions.idle.push(session);
         Ok(result)
     }
 
     /// A pooled session, or else a new one. What another takes (a ring, a descriptor, a mapping) may be used up: then it is waited for one
     /// that comes back.
-    fn take_session(&self, timeout: Option<Duration>) -> Result<(u64, Session)> {
-        let (here, shared) = (here::thread(), &self.shared);
+    fn take_session(&self, timeout: Option<Duration>) -> Result<Session> {
+        let shared = &self.shared;
         let deadline = shared.deadline(timeout);
         loop {
             let seen = shared.progress.value();
             let mut sessions = self.sessions();
-            if let Some(session) = take_pooled(&mut sessions.idle, here) {
+            if let Some(session) = sessions.idle.pop() {
                 sessions.lent += 1;
-                return Ok((here, session));
+                return Ok(session);
             }
             let others = sessions.lent > 0;
             drop(sessions);
@@ -365,7 +364,7 @@ impl Store {
             match self.session() {
                 Ok(session) => {
                     self.sessions().lent += 1;
-                    return Ok((here, session));
+                    return Ok(session);
                 }
                 Err(error) if error.kind != ErrorKind::Busy || !others || left.is_zero() => {
                     return Err(error);
@@ -378,19 +377,12 @@ impl Store {
     /// End those that nobody uses, until `by`.
     pub(crate) fn end_sessions(&self, by: Mono) {
         let mut idle = std::mem::take(&mut self.sessions().idle);
-        idle.iter_mut().for_each(|(_, session)| session.end_by(by));
+        idle.iter_mut().for_each(|session| session.end_by(by));
     }
 
     fn sessions(&self) -> MutexGuard<'_, Sessions> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The one that this thread used last, whose ring may be of this thread alone, or else whichever was used last.
-fn take_pooled<T>(sessions: &mut Vec<(u64, T)>, here: u64) -> Option<T> {
-    let own = sessions.iter().rposition(|(thread, _)| *thread == here);
-    let at = own.or(sessions.len().checked_sub(1))?;
-    Some(sessions.remove(at).1)
 }
 
 impl Drop for Store {
@@ -402,20 +394,5 @@ impl Drop for Store {
 impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Store").field("opened", &self.report).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::take_pooled;
-
-    #[test]
-    fn a_thread_gets_its_own_session_back_and_else_the_last() {
-        let mut pool = vec![(1, 'a'), (2, 'b'), (1, 'c'), (3, 'd')];
-        assert_eq!(take_pooled(&mut pool, 1), Some('c'));
-        assert_eq!(take_pooled(&mut pool, 9), Some('d'));
-        assert_eq!(take_pooled(&mut pool, 1), Some('a'));
-        assert_eq!(take_pooled(&mut pool, 1), Some('b'));
-        assert_eq!(take_pooled(&mut pool, 1), None);
     }
 }

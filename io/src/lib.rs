@@ -15,7 +15,6 @@ pub mod fused;
 pub mod gate;
 pub mod gated;
 pub mod handed;
-pub mod here;
 pub mod huge;
 pub mod kept;
 pub mod limits;
