@@ -121,10 +121,10 @@ fn a_lease_ends_and_a_pin_does_not() {
     world.crash(CrashMode::KeepAll);
 }
 
-/// A read stays in flight while the log goes round twice. The disk refuses operations that overlap one that is in flight.
+/// A read stays in flight while the log goes round. The disk refuses operations that overlap one that is in flight.
 #[test]
 fn segment_with_a_read_in_flight_is_not_written_over() {
-    const READ_TIME: Duration = Duration::from_secs(1);
+    const READ_TIME: Duration = Duration::from_secs(60);
     const LATENCY: Duration = Duration::from_micros(100);
     let shape = Shape { promote: false, ..Shape::TIGHT };
     let world = SimWorld::with_dirs(1, shape.dirs);
@@ -139,16 +139,17 @@ fn segment_with_a_read_in_flight_is_not_written_over() {
     let mut session = store.session().expect("a session");
     let memory = AlignedBuf::new(length(&key(0, "k"))).expect("memory");
     let get = Get { key: key(0, "k"), range: None, destination: Destination::owned(memory) };
+    let options = Options { timeout: Some(2 * READ_TIME), ..Options::default() };
     world.disk.set_latency(READ_TIME);
-    let ticket = session.submit_get(vec![get], Options::default());
+    let ticket = session.submit_get(vec![get], options);
     assert!(session.poll().is_none(), "the read is in flight");
     world.disk.set_latency(LATENCY);
     let reclaimed = store.stats().segments_reclaimed;
     run.store = Some(store);
     run.step(Fill(100, 80));
     let store = run.store.take().expect("an open store");
-    let twice = u64::from(shape.ssd_mib) * 2;
-    assert!(store.stats().segments_reclaimed >= reclaimed + twice, "{:?}", store.stats());
+    let lap = u64::from(shape.ssd_mib);
+    assert!(store.stats().segments_reclaimed > reclaimed + lap, "{:?}", store.stats());
     assert!(session.poll().is_none(), "the read is in flight still");
     let Some(Done::Get(done)) = session.wait(ticket, 2 * READ_TIME) else { panic!("the get does not end") };
     assert!(matches!(done[0].outcome, Ok(GetOutcome::Hit { tier: Tier::Ssd, .. })), "{:?}", done[0].outcome);
