@@ -11,14 +11,12 @@ mod acked;
 mod batch;
 mod direct;
 mod group;
-mod halving;
 mod keeper;
 mod listen;
 mod look;
 mod pin;
 mod put;
 mod session;
-mod split;
 mod tell;
 mod view;
 
@@ -46,7 +44,6 @@ use pagelith_transport::shown::{REGIONS_MAX, Shows};
 
 use self::acked::Acked;
 use self::batch::{Gets, Puts};
-use self::halving::Halving;
 use self::keeper::Keeper;
 use self::listen::Listening;
 use crate::batch::{Get, GetSlice, Options, PutGroup, PutSlice, Request};
@@ -77,8 +74,6 @@ struct Desks {
     idle: Vec<Desk>,
     /// How often memory was shared: links that were made before have not handed it over.
     shares: u64,
-    /// Before this no call waits for a second link: the last one that did waited in vain.
-    narrow_until: Mono,
 }
 
 /// A store in another process. Shared between threads by reference.
@@ -87,7 +82,6 @@ pub struct Attached {
     clock: Arc<dyn Clock>,
     timeout: Duration,
     desks: Mutex<Desks>,
-    halving: Mutex<Halving>,
     requests: Mutex<u64>,
     acked: Mutex<Acked>,
     listening: Mutex<Listening>,
@@ -126,20 +120,7 @@ impl Attached {
         let desks = Mutex::new(Desks { idle: vec![desk], ..Desks::default() });
         let (requests, acked, shows) = (Mutex::new(0), Mutex::default(), Shows::default());
         let listening = Mutex::default();
-        let halving = Mutex::default();
-        Ok(Attached {
-            remote,
-            clock,
-            timeout,
-            desks,
-            halving,
-            requests,
-            acked,
-            listening,
-            shows,
-            keeper,
-            groups,
-        })
+        Ok(Attached { remote, clock, timeout, desks, requests, acked, listening, shows, keeper, groups })
     }
 
     /// Attach to the store of the process at `address`, which knows this one by `key`. As [`Attached::attach`]. A host name is resolved for
@@ -275,13 +256,6 @@ impl Attached {
 
     /// Put groups, or parts of groups that consist of the objects `required` if there are any.
     fn put_parts_of(&self, groups: Vec<PutGroup>, required: &[ObjectKey], options: Options) -> Vec<PutDone> {
-        let groups = match required {
-            [] => match self.put_in_two(groups, options) {
-                Ok(done) => return done,
-                Err(groups) => groups,
-            },
-            _ => groups,
-        };
         let manner = self.manner(&options);
         self.with_desk(|desk| {
             let mut puts = Puts::begin(desk, groups, required, manner);

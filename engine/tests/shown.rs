@@ -3,14 +3,14 @@
 
 #[path = "shown/early.rs"]
 mod early;
+#[path = "shown/in_flight.rs"]
+mod in_flight;
 #[path = "shown/lent.rs"]
 mod lent;
 #[path = "shown/looked_up.rs"]
 mod looked_up;
 #[path = "shown/told.rs"]
 mod told;
-#[path = "shown/two_links.rs"]
-mod two_links;
 #[path = "shown/views.rs"]
 mod views;
 #[path = "shown/watched.rs"]

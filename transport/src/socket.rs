@@ -18,7 +18,6 @@ mod handed;
 mod listener;
 mod patience;
 mod rings;
-mod shared_core;
 mod source;
 mod unknown;
 

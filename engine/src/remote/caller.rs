@@ -102,11 +102,6 @@ impl Caller {
         self.link.place(parts)
     }
 
-    /// Whether the peer is shown these bytes, and not sent.
-    pub fn shows(&self, parts: &[Part]) -> bool {
-        self.link.shows(parts)
-    }
-
     /// Whether these bytes lie where nobody else can have something else.
     pub fn stays(&self, parts: &[Part]) -> bool {
         self.link.stays(parts)

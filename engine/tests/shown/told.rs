@@ -57,7 +57,7 @@ fn hits_are_got_of_a_store_that_does_nothing() {
     }
     client.ping(Options::default()).expect("there is a link");
     process.hear(false);
-    let asked = seen.asked[0].load(Ordering::Relaxed);
+    let asked = seen.asked.load(Ordering::Relaxed);
     for (page, len) in (0..).zip(lengths) {
         assert_eq!(get(&client, page, len), (hit(Tier::Memory, len), content(page, len)), "len={len}");
         // Into pieces that begin and end anywhere.
@@ -67,7 +67,7 @@ fn hits_are_got_of_a_store_that_does_nothing() {
         assert_eq!([head, tail].concat(), content(page, len), "len={len}");
     }
     // Of sixteen batches a store is told now and then: it is no question.
-    let told = seen.asked[0].load(Ordering::Relaxed) - asked;
+    let told = seen.asked.load(Ordering::Relaxed) - asked;
     assert_eq!((told, seen.take()[0]), (16, 0), "nothing was shown");
     process.hear(true);
     let got = lengths.len() as u64 * 2;

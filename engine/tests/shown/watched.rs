@@ -25,15 +25,11 @@ pub struct Seen {
     pub landed: AtomicU64,
     pub showed: AtomicU64,
     pub sent: AtomicU64,
-    /// Links that were begun; what was asked over the first and over the others.
+    /// Links that were begun, and requests that were sent over them.
     pub begun: AtomicU64,
-    pub asked: [AtomicU64; 2],
-    /// No further one is made.
-    pub refuses: AtomicBool,
+    pub asked: AtomicU64,
     /// The links are to end.
     pub cut: AtomicBool,
-    /// The one of this number is, if it is not the first.
-    pub cut_one: AtomicU64,
     /// Nothing of what comes over it is heard.
     pub deaf: AtomicBool,
     /// What is looked at lies so many bytes beside where the store says.
@@ -55,24 +51,22 @@ pub struct Watching {
     pub seen: Arc<Seen>,
 }
 
-/// The number of the link is 0 for the first.
-struct Soon(Box<dyn Dialing>, Arc<Seen>, u64);
+struct Soon(Box<dyn Dialing>, Arc<Seen>);
 
-struct Watched(Box<dyn Link>, Arc<Seen>, u64);
+struct Watched(Box<dyn Link>, Arc<Seen>);
 
 impl Dial for Watching {
     fn begin(&self) -> Result<Box<dyn Dialing>, Closed> {
-        let number = self.seen.begun.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(Soon(self.dial.begin()?, self.seen.clone(), number)))
+        self.seen.begun.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(Soon(self.dial.begin()?, self.seen.clone())))
     }
 }
 
 impl Soon {
-    fn dialled(dialled: Dialled, seen: Arc<Seen>, number: u64) -> Dialled {
+    fn dialled(dialled: Dialled, seen: Arc<Seen>) -> Dialled {
         match dialled {
-            _ if seen.refuses.load(Ordering::Relaxed) => Dialled::Over(Closed::Here),
-            Dialled::Waiting(dialing) => Dialled::Waiting(Box::new(Soon(dialing, seen, number))),
-            Dialled::Ready(link) => Dialled::Ready(Box::new(Watched(link, seen, number))),
+            Dialled::Waiting(dialing) => Dialled::Waiting(Box::new(Soon(dialing, seen))),
+            Dialled::Ready(link) => Dialled::Ready(Box::new(Watched(link, seen))),
             Dialled::Over(why) => Dialled::Over(why),
         }
     }
@@ -80,11 +74,11 @@ impl Soon {
 
 impl Dialing for Soon {
     fn poll(self: Box<Self>) -> Dialled {
-        Soon::dialled(self.0.poll(), self.1, self.2)
+        Soon::dialled(self.0.poll(), self.1)
     }
 
     fn wait(self: Box<Self>, timeout: Duration) -> Dialled {
-        Soon::dialled(self.0.wait(timeout), self.1, self.2)
+        Soon::dialled(self.0.wait(timeout), self.1)
     }
 }
 
@@ -118,7 +112,7 @@ impl Link for Watched {
 
     fn send(&mut self, frame: Frame) -> Result<(), Frame> {
         if frame.kind == Kind::Request {
-            self.1.asked[usize::from(self.2 > 0)].fetch_add(1, Ordering::Relaxed);
+            self.1.asked.fetch_add(1, Ordering::Relaxed);
         }
         self.0.send(frame)
     }
@@ -177,8 +171,7 @@ impl Link for Watched {
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) {
-        let is_cut = self.2 > 0 && self.1.cut_one.load(Ordering::Relaxed) == self.2;
-        if is_cut || self.1.cut.load(Ordering::Relaxed) {
+        if self.1.cut.load(Ordering::Relaxed) {
             self.0.close();
         }
         if self.1.deaf.load(Ordering::Relaxed) {

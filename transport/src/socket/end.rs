@@ -26,14 +26,8 @@ use crate::stream::{Moved, Stream};
 /// How long a side looks before it sleeps, where that was not in vain: what is on its way comes sooner than the kernel stops a core and starts it
 /// again, and whoever sends does not stop to start it.
 const LOOKS: Duration = Duration::from_micros(20);
-/// The same while bytes come in bulk, and how far apart the looks are then: whoever takes each piece as it comes makes a call for it, and keeps the
-/// kernel, which has the socket to itself meanwhile, from appending the next.
-const LOOKS_IN_BULK: Duration = Duration::from_micros(40);
-const APART_IN_BULK: Duration = Duration::from_micros(15);
 /// What a socket maps of the other side's before it is known whose it is.
 const NOTHING: MapBound = MapBound { all: 0, of_peer: 0, peer: 0 };
-/// So many bytes of one call are bulk: no request or answer that somebody waits for by itself.
-const BULK_BYTES: usize = 4 << 10;
 
 /// A socket of TCP or of this host.
 pub struct Socket {
@@ -48,8 +42,6 @@ pub struct Socket {
     /// How much of a client's memory is mapped.
     bound: MapBound,
     patience: Patience,
-    /// The last call brought many bytes.
-    in_bulk: bool,
 }
 
 /// What moves the bytes.
@@ -70,9 +62,9 @@ impl Socket {
         set_tcp_nodelay(&socket, true).map_err(fault("setsockopt TCP_NODELAY"))?;
         set_socket_keepalive(&socket, true).map_err(fault("setsockopt SO_KEEPALIVE"))?;
         let (fd, carries) = (Arc::new(socket), Carries::Bytes);
-        let (shows, lends, peer, in_bulk) = (Vec::new(), Vec::new(), None, false);
+        let (shows, lends, peer) = (Vec::new(), Vec::new(), None);
         let (patience, bound) = (Patience::new(Duration::ZERO, LOOKS), NOTHING);
-        Ok(Socket { fd, carries, shows, lends, peer, bound, patience, in_bulk })
+        Ok(Socket { fd, carries, shows, lends, peer, bound, patience })
     }
 
     /// Take a socket of this host that does not block, if this user's process is at its other end, or root's. A
@@ -84,8 +76,8 @@ impl Socket {
         }
         let (fd, carries) = (Arc::new(socket), Carries::BytesUntil(memory));
         let (shows, lends, patience) = (Vec::new(), Vec::new(), Patience::new(Duration::ZERO, LOOKS));
-        let (peer, bound, in_bulk) = (None, NOTHING, false);
-        Ok(Socket { fd, carries, shows, lends, peer, bound, patience, in_bulk })
+        let (peer, bound) = (None, NOTHING);
+        Ok(Socket { fd, carries, shows, lends, peer, bound, patience })
     }
 
     /// The socket itself.
@@ -140,25 +132,16 @@ impl Socket {
         matches!(self.carries, Carries::Rings(..))
     }
 
-    /// Look so long whether there is something to do, so far apart, without sleeping.
-    fn look(&self, write: bool, most: Duration, apart: Duration) -> bool {
+    /// Look so long whether there is something to do, without sleeping.
+    fn look(&self, write: bool, most: Duration) -> bool {
         // By the clock of the kernel that has the socket: nothing of it is ever simulated.
         let clock = SystemClock::new();
-        let mut next = apart;
-        loop {
-            let now = clock.now().since(Mono::default());
-            if now >= most {
-                return false;
-            }
-            if now < next {
-                std::hint::spin_loop();
-                continue;
-            }
+        while clock.now().since(Mono::default()) < most {
             if wait_for(&[(self.as_fd(), write)], Duration::ZERO) {
                 return true;
             }
-            next = now + apart;
         }
+        false
     }
 
     /// Before somebody waits at the descriptor: true if there is something to be done already.
@@ -201,10 +184,7 @@ impl Stream for Socket {
         }
         match retry_on_intr(|| readv(&self.fd, parts)) {
             Ok(0) => Moved::Ended,
-            other => {
-                self.in_bulk = other.map_or(self.in_bulk, |bytes| bytes >= BULK_BYTES);
-                moved("recv", other)
-            }
+            other => moved("recv", other),
         }
     }
 
@@ -235,13 +215,8 @@ impl Stream for Socket {
         match &mut self.carries {
             Carries::Rings(rings, _) => rings.ready(&self.fd, write, timeout),
             Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => {
-                let looks = self.patience.looks();
-                // What is to be written is no bulk that comes.
-                let in_bulk = self.in_bulk && !write && !looks.is_zero();
-                let (looks, apart) =
-                    if in_bulk { (LOOKS_IN_BULK, APART_IN_BULK) } else { (looks, Duration::ZERO) };
-                let looked = looks.min(timeout);
-                let came = self.look(write, looked, apart);
+                let looked = self.patience.looks().min(timeout);
+                let came = self.look(write, looked);
                 self.patience.learn(looked, came);
                 came || wait_for(&[(self.as_fd(), write)], timeout.saturating_sub(looked))
             }

@@ -24,7 +24,6 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use super::end::wait_for;
 use super::handed;
 use super::patience::Patience;
-use super::shared_core::SharedCore;
 use crate::closed::Closed;
 use crate::shown::FILES_MAX;
 use crate::stream::Moved;
@@ -33,8 +32,7 @@ use crate::stream::Moved;
 const LOOKS: Duration = Duration::from_micros(20);
 /// The same where that pays: what it takes to wake the other side and to be woken by it, on a virtual machine.
 const LOOKS_LONG: Duration = Duration::from_micros(200);
-/// Looks between two at the clock, at which a thread that looks long lets others have its core, too: it may be the other side that
-/// waits for it. Where it was, mostly, it does so from the first of them on.
+/// Looks between two at the clock. There a thread that looks long yields its core: the other side may be waiting for it.
 const LOOKS_AT_ONCE: u32 = 32;
 /// Reads that found nothing after which the socket is looked at: whoever never waits must notice the end too.
 const IDLE_READS: u32 = 1024;
@@ -52,7 +50,6 @@ pub(super) struct Rings {
     out: RingWriter,
     inward: RingReader,
     patience: Patience,
-    core: SharedCore,
     /// Wake-ups may lie in the socket.
     armed: Cell<bool>,
     /// Something was written last that woke nobody.
@@ -73,7 +70,6 @@ impl Rings {
             out,
             inward,
             patience: Patience::new(LOOKS, LOOKS_LONG),
-            core: SharedCore::default(),
             armed: Cell::new(false),
             unsaid: false,
             ended: false,
@@ -260,34 +256,26 @@ impl Rings {
     }
 
     /// Look so long whether there is something to do; how long it took.
-    fn look(&mut self, write: bool, most: Duration) -> Option<Duration> {
+    fn look(&self, write: bool, most: Duration) -> Option<Duration> {
         // Rings are of one host, and never simulated.
         let clock = SystemClock::new();
         let looked = || clock.now().since(Mono::default());
         if self.has_work(write) {
             return Some(looked());
         }
-        let (mut gives_way, mut gave) = (self.core.gives_way(), None);
         loop {
-            for at in 0..LOOKS_AT_ONCE {
+            for _ in 0..LOOKS_AT_ONCE {
                 if self.has_work(write) {
-                    self.core.came(gave.filter(|_| at == 0));
                     return Some(looked());
                 }
                 std::hint::spin_loop();
             }
             let now = looked();
-            // Nobody sleeps before another thread had the core once: what that one does may be what is waited for.
-            if now >= most && gave.is_some() {
+            if now >= most {
                 return None;
             }
-            gave = None;
-            if gives_way || now >= LOOKS {
+            if now >= LOOKS {
                 std::thread::yield_now();
-                let took = looked().saturating_sub(now);
-                gave = Some(took);
-                // Where nobody else is the core is kept, as it was.
-                gives_way &= SharedCore::another_ran(took);
             }
         }
     }
