@@ -11,7 +11,6 @@ pub(crate) mod call;
 pub(crate) mod caller;
 pub(crate) mod configured;
 pub(crate) mod desk;
-mod early;
 pub(crate) mod exists;
 mod in_hand;
 pub(crate) mod lines;

@@ -1,8 +1,6 @@
 //! Clients of this host that are shown what the store has in DRAM, and show the store what they put.
 #![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
 
-#[path = "shown/early.rs"]
-mod early;
 #[path = "shown/in_flight.rs"]
 mod in_flight;
 #[path = "shown/lent.rs"]

@@ -16,7 +16,6 @@ mod connect;
 mod end;
 mod handed;
 mod listener;
-mod patience;
 mod rings;
 mod source;
 mod unknown;

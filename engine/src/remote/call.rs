@@ -146,8 +146,8 @@ pub(super) struct Offer {
 
 pub(super) enum Work {
     Exists(usize, Result<Vec<bool>>),
-    /// The objects, how what is shown of them is copied, and the bytes of those that have not come.
-    Get(Vec<Item>, Stores, u64),
+    /// The objects, and how those that are shown are copied.
+    Get(Vec<Item>, Stores),
     Put(Offer),
     Told(Verb, Result<Told>),
 }
@@ -195,7 +195,7 @@ impl Call {
         };
         let items: Vec<Item> = items.map(item).collect();
         let bytes = items.iter().map(Item::bytes).sum();
-        Call::new(token, deadline, Work::Get(items, Stores::of(bytes), bytes))
+        Call::new(token, deadline, Work::Get(items, Stores::of(bytes)))
     }
 
     pub fn put(
@@ -250,21 +250,18 @@ impl Call {
 
     /// An object's memory is back; with all of its bytes if it `landed`.
     pub fn take_back(&mut self, item: u32, parts: Vec<Part>, landed: bool) {
-        if let Work::Get(items, _, left) = &mut self.work
+        if let Work::Get(items, _) = &mut self.work
             && let Some(item) = items.get_mut(item as usize)
         {
-            *left = left.saturating_sub(item.bytes());
             item.landed = if landed && !self.over { verify::sums(&parts, &item.stretch) } else { None };
             item.parts = Some(parts);
         }
     }
 
-    /// An object's memory is back, and its bytes are shown: copy and checksum them, block by block. How many bytes of the get are left that have
-    /// not come.
-    pub fn take_shown(&mut self, item: u32, mut parts: Vec<Part>, shown: &Shown) -> u64 {
-        let Work::Get(items, stores, left) = &mut self.work else { return 0 };
+    /// An object's memory is back, and its bytes are shown: copy and checksum them, block by block.
+    pub fn take_shown(&mut self, item: u32, mut parts: Vec<Part>, shown: &Shown) {
+        let Work::Get(items, stores) = &mut self.work else { return };
         if let Some(item) = items.get_mut(item as usize) {
-            *left = left.saturating_sub(item.bytes());
             item.landed = if self.over {
                 None
             } else {
@@ -272,7 +269,6 @@ impl Call {
             };
             item.parts = Some(parts);
         }
-        *left
     }
 
     /// The link is done with a push.

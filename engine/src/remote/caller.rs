@@ -27,7 +27,6 @@ use pagelith_transport::link::{Event, Link};
 use pagelith_transport::shown::Shown;
 
 use super::call::{Call, Lend, Reply, Wanted};
-use super::early::{EARLY_BYTES, Early};
 use super::reads::{Landed, Reads};
 use super::used::{Untold, Use, Used};
 use crate::error::{Error, ErrorKind, Result};
@@ -57,7 +56,6 @@ pub(crate) struct Caller {
     /// The peer has answered something.
     answered: bool,
     pub(super) reads: Reads,
-    early: Early,
     untold: Untold,
     /// What is asked is a store's, of its peer.
     of_store: bool,
@@ -66,10 +64,10 @@ pub(crate) struct Caller {
 impl Caller {
     pub fn new(link: Box<dyn Link>) -> Caller {
         let (calls, arrived) = (BTreeMap::new(), VecDeque::new());
-        let (reads, early, untold) = (Reads::default(), Early::default(), Untold::default());
+        let (reads, untold) = (Reads::default(), Untold::default());
         let (is_done, answered, now, last, closed, of_store) =
             (false, false, Mono::default(), 0, None, false);
-        Caller { link, calls, arrived, is_done, now, last, closed, answered, reads, early, untold, of_store }
+        Caller { link, calls, arrived, is_done, now, last, closed, answered, reads, untold, of_store }
     }
 
     /// The same of a store that has the other side for a peer.
@@ -147,8 +145,7 @@ impl Caller {
 
     /// Something is about to be asked that takes a while to be put into words.
     pub fn nudge(&mut self) {
-        let slept = self.link.nudge();
-        self.early.asked(slept);
+        self.link.nudge();
     }
 
     /// Move what is asked towards the peer, and look at nothing that it says.
@@ -441,14 +438,10 @@ impl Caller {
                 }
             }
             Event::Shown { op, item, parts, shown, .. } => {
-                let (is_last, call) = (self.calls.len() == 1, self.calls.get_mut(&op));
-                let left = call.map(|call| call.take_shown(item, parts, &shown));
-                self.link.took(shown);
-                // Nothing else is asked of the peer: it sleeps, and is asked again as soon as the rest has been copied.
-                if is_last && left.is_some_and(|left| left <= EARLY_BYTES) && self.early.is_due() {
-                    let slept = self.link.nudge();
-                    self.early.woke(slept);
+                if let Some(call) = self.calls.get_mut(&op) {
+                    call.take_shown(item, parts, &shown);
                 }
+                self.link.took(shown);
             }
             Event::Retracted { op, item, parts, .. } => {
                 if let Some(call) = self.calls.get_mut(&op) {

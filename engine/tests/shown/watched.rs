@@ -1,7 +1,7 @@
 //! Links of clients that are watched: what came over them, and how.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pagelith::io::buffer::Part;
@@ -34,9 +34,6 @@ pub struct Seen {
     pub deaf: AtomicBool,
     /// What is looked at lies so many bytes beside where the store says.
     pub beside: AtomicU64,
-    /// What was copied, and how much of it when the store was woken for what comes next.
-    pub took: AtomicU64,
-    pub nudged: Mutex<Vec<u64>>,
 }
 
 impl Seen {
@@ -155,15 +152,11 @@ impl Link for Watched {
     }
 
     fn took(&mut self, shown: Shown) {
-        self.1.took.fetch_add(1, Ordering::Relaxed);
         self.0.took(shown);
     }
 
-    /// As if the store slept.
     fn nudge(&mut self) -> bool {
-        self.1.nudged.lock().expect("no panic").push(self.1.took.load(Ordering::Relaxed));
-        self.0.nudge();
-        true
+        self.0.nudge()
     }
 
     fn retract(&mut self, op: OpId) {

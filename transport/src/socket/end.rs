@@ -5,10 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::peer;
 use pagelith_io::shm::{MapBound, Region, SharedMemory, SteadyWords};
-use pagelith_io::system::SystemClock;
 use pagelith_layouts::wire::Side;
 use pagelith_layouts::wire::greeting::Feature;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,16 +14,12 @@ use rustix::io::{Errno, readv, retry_on_intr};
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
-use super::patience::Patience;
 use super::rings::{Handed, Rings};
 use crate::closed::Closed;
 use crate::limits::Limits;
 use crate::shown::{REGIONS_MAX, Regions};
 use crate::stream::{Moved, Stream};
 
-/// How long a side looks before it sleeps, where that was not in vain: what is on its way comes sooner than the kernel stops a core and starts it
-/// again, and whoever sends does not stop to start it.
-const LOOKS: Duration = Duration::from_micros(20);
 /// What a socket maps of the other side's before it is known whose it is.
 const NOTHING: MapBound = MapBound { all: 0, of_peer: 0, peer: 0 };
 
@@ -41,7 +35,6 @@ pub struct Socket {
     peer: Option<OwnedFd>,
     /// How much of a client's memory is mapped.
     bound: MapBound,
-    patience: Patience,
 }
 
 /// What moves the bytes.
@@ -63,8 +56,7 @@ impl Socket {
         set_socket_keepalive(&socket, true).map_err(fault("setsockopt SO_KEEPALIVE"))?;
         let (fd, carries) = (Arc::new(socket), Carries::Bytes);
         let (shows, lends, peer) = (Vec::new(), Vec::new(), None);
-        let (patience, bound) = (Patience::new(Duration::ZERO, LOOKS), NOTHING);
-        Ok(Socket { fd, carries, shows, lends, peer, bound, patience })
+        Ok(Socket { fd, carries, shows, lends, peer, bound: NOTHING })
     }
 
     /// Take a socket of this host that does not block, if this user's process is at its other end, or root's. A
@@ -75,9 +67,8 @@ impl Socket {
             return Err(Closed::NotAuthentic { what: "the user" });
         }
         let (fd, carries) = (Arc::new(socket), Carries::BytesUntil(memory));
-        let (shows, lends, patience) = (Vec::new(), Vec::new(), Patience::new(Duration::ZERO, LOOKS));
-        let (peer, bound) = (None, NOTHING);
-        Ok(Socket { fd, carries, shows, lends, peer, bound, patience })
+        let (shows, lends) = (Vec::new(), Vec::new());
+        Ok(Socket { fd, carries, shows, lends, peer: None, bound: NOTHING })
     }
 
     /// The socket itself.
@@ -130,18 +121,6 @@ impl Socket {
     /// Whether the bytes go through memory that both sides have.
     pub fn is_shared_memory(&self) -> bool {
         matches!(self.carries, Carries::Rings(..))
-    }
-
-    /// Look so long whether there is something to do, without sleeping.
-    fn look(&self, write: bool, most: Duration) -> bool {
-        // By the clock of the kernel that has the socket: nothing of it is ever simulated.
-        let clock = SystemClock::new();
-        while clock.now().since(Mono::default()) < most {
-            if wait_for(&[(self.as_fd(), write)], Duration::ZERO) {
-                return true;
-            }
-        }
-        false
     }
 
     /// Before somebody waits at the descriptor: true if there is something to be done already.
@@ -215,10 +194,7 @@ impl Stream for Socket {
         match &mut self.carries {
             Carries::Rings(rings, _) => rings.ready(&self.fd, write, timeout),
             Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => {
-                let looked = self.patience.looks().min(timeout);
-                let came = self.look(write, looked);
-                self.patience.learn(looked, came);
-                came || wait_for(&[(self.as_fd(), write)], timeout.saturating_sub(looked))
+                wait_for(&[(self.as_fd(), write)], timeout)
             }
         }
     }

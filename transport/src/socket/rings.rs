@@ -23,17 +23,15 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::end::wait_for;
 use super::handed;
-use super::patience::Patience;
 use crate::closed::Closed;
 use crate::shown::FILES_MAX;
 use crate::stream::Moved;
 
-/// How long a side looks before it sleeps: a few times what a small request takes.
-const LOOKS: Duration = Duration::from_micros(20);
-/// The same where that pays: what it takes to wake the other side and to be woken by it, on a virtual machine.
-const LOOKS_LONG: Duration = Duration::from_micros(200);
-/// Looks between two at the clock. There a thread that looks long yields its core: the other side may be waiting for it.
-const LOOKS_AT_ONCE: u32 = 32;
+/// How long a side polls the rings before it sleeps: a few times what a small request takes, and about as long as the other side needs to
+/// wake it.
+const SPIN: Duration = Duration::from_micros(50);
+/// Polls between two readings of the clock.
+const POLLS: u32 = 32;
 /// Reads that found nothing after which the socket is looked at: whoever never waits must notice the end too.
 const IDLE_READS: u32 = 1024;
 /// What the memory is handed over with.
@@ -49,7 +47,6 @@ const LENDS: u8 = 0x40;
 pub(super) struct Rings {
     out: RingWriter,
     inward: RingReader,
-    patience: Patience,
     /// Wake-ups may lie in the socket.
     armed: Cell<bool>,
     /// Something was written last that woke nobody.
@@ -66,15 +63,7 @@ pub(super) type Shared = (Rings, Vec<Arc<View>>);
 impl Rings {
     fn new(memory: SharedMemory, first: bool) -> Rings {
         let (out, inward) = pair(memory, first);
-        Rings {
-            out,
-            inward,
-            patience: Patience::new(LOOKS, LOOKS_LONG),
-            armed: Cell::new(false),
-            unsaid: false,
-            ended: false,
-            idle_reads: 0,
-        }
+        Rings { out, inward, armed: Cell::new(false), unsaid: false, ended: false, idle_reads: 0 }
     }
 
     /// A client's memory for them; `None` if this process may not make any.
@@ -220,10 +209,7 @@ impl Rings {
 
     /// Wait until there is something to do, at most `timeout`; false if there is nothing, also before that time is up.
     pub fn ready(&mut self, socket: &OwnedFd, write: bool, timeout: Duration) -> bool {
-        let looks = self.patience.looks();
-        let came = self.look(write, looks);
-        self.patience.learn(came.unwrap_or(looks), came.is_some());
-        if came.is_some() {
+        if self.spin(write) {
             return true;
         }
         // What was said quietly may be what the other side waits for, if it has no more to show: nothing else would tell it.
@@ -235,7 +221,7 @@ impl Rings {
         self.out.sleep(false);
         self.drain(socket);
         // Who is woken before there is anything is woken because it is about to come.
-        self.has_work(write) || woken && self.look(write, LOOKS_LONG).is_some()
+        self.has_work(write) || woken && self.spin(write)
     }
 
     /// As [`Rings::ready`], of room for what is to be sent alone.
@@ -255,27 +241,19 @@ impl Rings {
         has_room(self)
     }
 
-    /// Look so long whether there is something to do; how long it took.
-    fn look(&self, write: bool, most: Duration) -> Option<Duration> {
+    /// Poll for [`SPIN`]; whether there is something to do.
+    fn spin(&self, write: bool) -> bool {
         // Rings are of one host, and never simulated.
         let clock = SystemClock::new();
-        let looked = || clock.now().since(Mono::default());
-        if self.has_work(write) {
-            return Some(looked());
-        }
         loop {
-            for _ in 0..LOOKS_AT_ONCE {
+            for _ in 0..POLLS {
                 if self.has_work(write) {
-                    return Some(looked());
+                    return true;
                 }
                 std::hint::spin_loop();
             }
-            let now = looked();
-            if now >= most {
-                return None;
-            }
-            if now >= LOOKS {
-                std::thread::yield_now();
+            if clock.now().since(Mono::default()) >= SPIN {
+                return false;
             }
         }
     }
