@@ -1,5 +1,5 @@
-//! The table of removed settings. A file or an environment that still names one is refused with the version that
-//! dropped it and what to do, instead of the guess that an unknown name gets.
+//! The table of removed settings. A file or an environment that still names one is refused with the
+//! version that dropped it and what to do, instead of the guess that an unknown name gets.
 
 use super::error::Problem;
 use super::fields::env_name;

@@ -51,9 +51,9 @@ pub fn open_disk(dirs: &[PathBuf], choice: SideChoice) -> Result<Arc<dyn Disk>, 
     Ok(Arc::new(real_disk(dirs, choice, 1)?))
 }
 
-/// The same for queues of up to `depth` operations: io_uring is there if two of those can be had, and with `Auto`
-/// a later one that gets no ring goes over the blocking side. Once `stop` is raised, making a file fails soon and
-/// leaves nothing.
+/// The same for queues of up to `depth` operations: io_uring is there if two of those can be had, and
+/// with `Auto` a later one that gets no ring goes over the blocking side. Once `stop` is raised, making
+/// a file fails soon and leaves nothing.
 pub fn open_disk_until(
     dirs: &[PathBuf],
     choice: SideChoice,

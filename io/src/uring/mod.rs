@@ -384,8 +384,8 @@ impl Drop for UringQueue {
     }
 }
 
-/// Make the rings of two queues of this depth at once, to see whether a store's log and a session can have
-/// theirs.
+/// Make the rings of two queues of this depth at once, to see whether a store's log and a session can
+/// have theirs.
 pub(crate) fn try_two(depth: usize) -> Result<(), IoFault> {
     let entries = wanted(depth).saturating_mul(ENTRIES_EACH);
     let _log = ring::build(entries)?;

@@ -24,8 +24,8 @@ const SLEEP_MAX: Duration = Duration::from_secs(60);
 
 /// A ring with at least one entry and about `entries`, clamped to what the kernel allows.
 ///
-/// A queue may move between threads, which rules SINGLE_ISSUER and DEFER_TASKRUN out. COOP_TASKRUN spares
-/// interrupts, and is too new (5.19) to insist on.
+/// A queue may move between threads, which rules SINGLE_ISSUER and DEFER_TASKRUN out. COOP_TASKRUN
+/// spares interrupts, and is too new (5.19) to insist on.
 pub(super) fn build(entries: u32) -> Result<IoUring, IoFault> {
     let mut wanted = IoUring::builder();
     wanted.setup_clamp().setup_coop_taskrun().setup_taskrun_flag();
@@ -65,10 +65,11 @@ pub(super) fn push(ring: &mut IoUring, held: &Held, id: u64, run: Run) -> bool {
     let entry = entry(held, run).user_data(id);
     // SAFETY: the entry points to the parts' memory and to `held.vectors`, and names `held.file`. Its slot
     // owns all three until `Slots::take`, which is called only for a number that came back in a completion
-    // of each of its entries, or whose entries the kernel has not consumed and never will; a queue dropped
-    // earlier leaks its slots. The parts of a read are exclusive (checked by `check`), so nobody else looks at what the kernel writes. Where
-    // the entry names registered memory, the part lies in it, by address: what the kernel writes are that part's pages, or
-    // if its owner has mapped others there since, pages that nobody sees.
+    // of each of its entries, or whose entries the kernel has not consumed and never will; a queue
+    // dropped earlier leaks its slots. The parts of a read are exclusive (checked by `check`), so nobody
+    // else looks at what the kernel writes. Where the entry names registered memory, the part lies in
+    // it, by address: what the kernel writes are that part's pages, or if its owner has mapped others
+    // there since, pages that nobody sees.
     unsafe { ring.submission().push(&entry).is_ok() }
 }
 

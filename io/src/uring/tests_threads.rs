@@ -87,7 +87,8 @@ fn reads_under_way_go_with_their_queue_to_another_thread() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
-    /// Whichever of several threads, all of which live, submits, looks or waits next: each operation ends once, with its bytes.
+    /// Whichever of several threads, all of which live, submits, looks or waits next: each operation
+    /// ends once, with its bytes.
     #[test]
     fn any_thread_goes_on_where_another_stopped(
         steps in prop::collection::vec((0usize..3, 0u8..3), 1..40),
