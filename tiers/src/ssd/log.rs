@@ -109,6 +109,7 @@ pub struct Log {
     pub(super) parts_max: usize,
     pub(super) manifest: ManifestWriter,
     pub(super) open: Option<OpenSegment>,
+    newest_written: Option<SegmentOrder>,
     pub(super) spare: Option<(SegmentIdentity, SegmentOrder)>,
     pub(super) preparing: bool,
     pub(super) sealing: Vec<Sealing>,
@@ -147,6 +148,7 @@ impl Log {
             parts_max,
             manifest: ManifestWriter::new(manifest),
             open: None,
+            newest_written: None,
             spare: None,
             preparing: false,
             sealing: Vec::new(),
@@ -240,10 +242,9 @@ impl Log {
         self.open.as_ref().map(|open| open.order)
     }
 
-    /// The youngest segment that is not sealed and may have records.
+    /// The segment that the last record went to, sealed by now or not.
     pub fn newest_written(&self) -> Option<SegmentOrder> {
-        let sealing = self.sealing.iter().map(|s| s.segment.order);
-        sealing.chain(self.open_order()).max()
+        self.newest_written
     }
 
     /// Whether the open segment takes this unit.
@@ -332,6 +333,7 @@ impl Log {
         }
         let Some(open) = self.open.as_mut() else { return Err(unit) };
         let appended = open.append(unit, spare)?;
+        self.newest_written = Some(open.order);
         if open.gathered().0 >= self.config.write_bytes {
             self.submit_gathered();
         }

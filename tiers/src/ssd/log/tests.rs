@@ -315,3 +315,21 @@ fn after_a_failed_sync_what_waits_is_not_written() {
     let events = rig.end(1, true);
     assert!(events.iter().any(|event| matches!(event, Event::Synced(_, true))), "{events:?}");
 }
+
+#[test]
+fn segment_of_the_last_record_is_the_newest_written_also_once_it_is_sealed() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.log.newest_written(), None);
+    rig.append(1);
+    rig.log.seal_open();
+    for _ in 0..10 {
+        assert_eq!(rig.log.newest_written(), Some(SegmentOrder(1)));
+        rig.end(1, true);
+    }
+    assert_eq!((rig.log.oldest_unsealed(), rig.log.newest_written()), (None, Some(SegmentOrder(1))));
+    // One that is ready has nothing yet.
+    rig.prepare(1);
+    assert_eq!(rig.log.newest_written(), Some(SegmentOrder(1)));
+    rig.append(2);
+    assert_eq!(rig.log.newest_written(), Some(SegmentOrder(2)));
+}
