@@ -125,3 +125,69 @@ impl Flusher {
         over.into_iter().for_each(|behind| self.sync_for(Purpose::Flush(behind.flush)));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::{GetSlice, Options, PutSlice};
+    use crate::config::Config;
+    use crate::outcome::{GetOutcome, MissCause};
+    use crate::remote::tests::{key, object, overwrite};
+    use crate::stepped::Stepped;
+    use crate::store::Store;
+
+    const LEN: usize = 100_000;
+
+    fn put(store: &Store, page: u8) {
+        let put = PutSlice { key: key(page, "k"), pieces: &[&object(page, LEN)] };
+        store.put_batch(&[put], Options::default()).remove(0).expect("put");
+    }
+
+    fn get(store: &Store, page: u8) -> GetOutcome {
+        let mut bytes = vec![0; LEN];
+        let get = GetSlice { key: key(page, "k"), range: None, pieces: &mut [&mut bytes] };
+        store.get_batch(&mut [get], Options::default()).remove(0).expect("got")
+    }
+
+    /// Its record is on SSD then, of the bytes that changed, with the checksums of what was put, and in a footer.
+    #[test]
+    fn page_found_damaged_in_memory_while_it_is_written_stays_gone_after_a_flush_and_a_crash() {
+        for by_a_view in [false, true] {
+            let dir = tempfile::tempdir().expect("a directory");
+            let mut config = Config::default();
+            config.dram.bytes = crate::Size::mib(4);
+            config.ssd.bytes = crate::Size::mib(32);
+            config.ssd.segment_bytes = Some(crate::Size::mib(1));
+            config.ssd.dirs = vec![dir.path().to_owned()];
+            config.index.max_objects = Some(1000);
+            let work = Stepped::default();
+            let store = work.open(&config);
+            put(&store, 1);
+            let mut bytes = object(1, LEN);
+            bytes[50_000] ^= 1;
+            overwrite(&store, &bytes);
+            put(&store, 2);
+            let writes = |store: &Store| {
+                store.shared.lock().frames.iter().all(|(_, f)| f.state == FrameState::Writing)
+            };
+            while !writes(&store) {
+                work.step();
+            }
+            match by_a_view {
+                true => assert!(store.view(&key(1, "k")).expect("asked").is_none()),
+                false => assert_eq!(get(&store, 1), GetOutcome::Miss(MissCause::Damaged)),
+            }
+            assert!(writes(&store), "it was written before it was found damaged");
+            // The rest of its segment, and a little of the next.
+            (3..13).for_each(|page| put(&store, page));
+            while store.stats().segments_sealed == 0 {
+                work.step();
+            }
+            store.flush(Options::default()).expect("flushed");
+            store.abandon();
+            let store = Stepped::default().open(&config);
+            let here = store.exists_batch(&[key(1, "k"), key(2, "k")], Options::default());
+            assert_eq!((here, get(&store, 2).is_hit()), (vec![false, true], true), "by_a_view={by_a_view}");
+        }
+    }
+}

@@ -82,6 +82,8 @@ mod shared;
 mod slot;
 mod slow;
 mod stats;
+#[cfg(test)]
+mod stepped;
 mod steps;
 mod store;
 mod stuck;

@@ -58,6 +58,7 @@ const SYNCS: &str = "which sync fails is counted, and a link leaves the store ti
 pub const EMBEDDED_ONLY: &[(&str, &str)] = &[
     ("tickets::", "a client's sessions are others: `attached_session.rs`"),
     ("deadlines::no_time_at_all", "over a link nothing happens in no time"),
+    ("found_damage::segment_quarantined_while", "a call over a link takes longer than a checkpoint"),
     ("headers::are_read_once_and_known_then", "what the server reads into is its own"),
     ("hits::a_session_answers_at_once", "sessions are a thread's of the store's process"),
     ("sick::a_second_failed_sync_turns_it_off_and_a_trial_on_again", SYNCS),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::face::Store;
 use pagelith::io::fault::{FaultKind, FaultOp};
 use pagelith::layouts::key::ObjectKey;
-use pagelith::{Config, GetOutcome, Options, PutOutcome, PutSlice, ScrubOptions};
+use pagelith::{Config, GetOutcome, Options, PutOutcome, PutSlice, ScrubOptions, Size};
 use pagelith_sim::disk::FaultPlan;
 
 use super::kit::*;
@@ -185,6 +185,70 @@ pub fn damage_found_by_reading_ahead_stays_gone_after_a_flush_and_a_crash(world:
     until(world, "what is read ahead is found damaged", || store.stats().damaged == 1);
     flush(&store);
     stay_gone(world, store, &config, &[3]);
+}
+
+/// A page that reclaim would move, since it is pinned.
+pub fn damage_found_by_reclaim_stays_gone_after_a_flush_and_a_crash(world: &World) {
+    if !world.tells_keys_apart() {
+        return;
+    }
+    let mut config = world.cold_config();
+    // So many segments that an emptied one is not used again at once.
+    config.ssd.bytes = Size::mib(32);
+    // A scrub would find it before.
+    config.ssd.scrub_bytes_per_s = Size::ZERO;
+    closed(world, &config);
+    world.flip(0, "segments", find(world, key(3)).payload + 40_000);
+    let store = world.open(&config);
+    let pin = store.pin(&[key(3)]);
+    let found = (1000..1400).find(|n| {
+        store_page(&store, *n, LEN);
+        // Little is left to be written when it is found.
+        if n % 5 == 0 {
+            flush(&store);
+        }
+        store.stats().damaged > 0
+    });
+    assert!(found.is_some(), "its segment was never emptied");
+    assert_eq!(exists(&store, &[key(3)]), [false]);
+    flush(&store);
+    drop(pin);
+    stay_gone(world, store, &config, &[3]);
+}
+
+/// A checkpoint has copied most of the index when a segment is found bad of which it has objects: those
+/// that the walk over the index has not come to by then must not be left in it.
+pub fn segment_quarantined_while_a_checkpoint_is_taken_stays_gone_after_a_flush_and_a_crash(world: &World) {
+    let Some(_) = world.sim().filter(|_| world.tells_keys_apart()) else { return };
+    let (mut joined, mut anew) = (0, 0);
+    for steps in 0..60 {
+        let world = world.fresh(1);
+        let sim = world.sim().expect("simulated as the other");
+        let mut config = world.cold_config();
+        (config.ssd.quarantine_after, config.ssd.checkpoint_segments) = (1, 1);
+        config.ssd.scrub_bytes_per_s = Size::ZERO;
+        closed(&world, &config);
+        world.flip(0, "segments", find(&world, key(3)).payload + 40_000);
+        let store = world.open(&config);
+        // A segment that is full brings the checkpoint.
+        store_pages(&store, 1000..1012, LEN);
+        while store.stats().segments_sealed == 0 {
+            sim.runtime.run_for(Duration::from_micros(1));
+        }
+        // A get takes few steps of the flusher.
+        sim.disk.set_latency(Duration::from_micros(1));
+        sim.runtime.run_for(Duration::from_micros(steps));
+        find_damaged(&store, 3);
+        flush(&store);
+        match store.stats().checkpoints {
+            1 => joined += 1,
+            _ => anew += 1,
+        }
+        let store = world.crash(store, &config);
+        let keys: Vec<ObjectKey> = (0..8).map(key).collect();
+        assert_eq!(exists(&store, &keys), [false; 8], "steps={steps}");
+    }
+    assert!(joined > 0 && anew > 0, "joined={joined} anew={anew}");
 }
 
 pub fn damage_costs_one_checkpoint_a_flush_and_none_without_it(world: &World) {

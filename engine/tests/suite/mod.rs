@@ -191,6 +191,8 @@ macro_rules! for_all_behaviours {
             found_damage::damage_that_quarantines_a_segment_stays_gone_after_a_flush_and_a_crash,
             found_damage::damage_found_by_a_scrub_stays_gone_after_a_flush_and_a_crash,
             found_damage::damage_found_by_reading_ahead_stays_gone_after_a_flush_and_a_crash,
+            found_damage::damage_found_by_reclaim_stays_gone_after_a_flush_and_a_crash,
+            found_damage::segment_quarantined_while_a_checkpoint_is_taken_stays_gone_after_a_flush_and_a_crash,
             found_damage::damage_costs_one_checkpoint_a_flush_and_none_without_it,
             found_damage::damage_whose_checkpoint_cannot_be_written_is_left_to_the_next_flush,
             found_damage::damage_found_while_the_tier_is_read_only_is_remembered_until_it_is_on,
