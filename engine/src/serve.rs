@@ -19,6 +19,8 @@ pub mod bounds;
 mod bounds_test;
 mod commit;
 mod get;
+#[cfg(test)]
+mod given_up_test;
 mod held;
 mod hold;
 mod lent;

@@ -41,6 +41,8 @@ macro_rules! bounds {
 bounds! {
     /// Milliseconds that an operation takes, whatever its client asks for.
     Deadline = "time of an operation", |config| config.deadline().as_millis() as u64;
+    /// Operations under way on a link, those among them that were cancelled and go on.
+    Operations = "operations of a link", |_| super::OPS_MAX as u64;
     /// Bytes of operations under way on a link and of outcomes that wait there.
     LinkBytes = "operations and unread outcomes of a link", |_| load::LINK_BYTES_MAX;
     /// The same of all links of a client; each of them may begin [`FIRST_BYTES_MAX`](load::FIRST_BYTES_MAX) beside that.

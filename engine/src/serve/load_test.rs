@@ -7,7 +7,7 @@ use pagelith_io::system::SystemEntropy;
 use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::put::PutDraft;
-use pagelith_layouts::wire::request::{self, Ask, Terms};
+use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms};
 use pagelith_layouts::wire::{Frame, Kind, List};
 use pagelith_transport::auth::{Key, KeyRing};
 use pagelith_transport::closed::Closed;
@@ -17,7 +17,7 @@ use pagelith_transport::link::{Event, Link};
 use pagelith_transport::rights::Rights;
 
 use super::Server;
-use super::load::{FIRST_BYTES_MAX, LINK_BYTES_MAX};
+use super::load::{ALL_BYTES_MAX, CLIENT_BYTES_MAX, FIRST_BYTES_MAX, LINK_BYTES_MAX};
 use crate::config::{Config, Facts};
 use crate::remote::tests::{Pair, key};
 use crate::store::Store;
@@ -78,8 +78,53 @@ fn request_with_the_number_of_an_unsent_outcome_ends_the_link_and_leaves_nothing
     assert_eq!(store.shared.served.bytes(), 0);
 }
 
+/// Puts whose bytes never come, and gets of a wrong length whose outcomes are long and not read.
+pub(super) fn of_one_link() {
+    let (store, puts) = (store(), puts());
+    let anybody = || meet(&store, Admission::Connection(Rights::all()), None);
+    let mut others = 0;
+    let mut links: Vec<_> = (0..3).map(|_| anybody()).collect();
+    for (server, link) in &mut links {
+        ask_all(server, &mut **link, &puts);
+        let has = store.shared.served.bytes() - others;
+        assert!(has > LINK_BYTES_MAX * 3 / 4 && has <= LINK_BYTES_MAX, "has={has}");
+        others += has;
+    }
+    drop(links);
+    let (mut server, mut link) = anybody();
+    let items = vec![GetItem::new(key(1, "k"), None, 7); 6000];
+    let body = request::encode(Terms::default(), &Ask::Get(List::of(&items)));
+    for op in 1..=200 {
+        let _ = link.send(Frame::new(Kind::Request, OpId(op), body.clone()));
+        link.send_on();
+        server.turn();
+        let unsent: usize = server.outbox.iter().map(|frame| frame.body.len()).sum();
+        let queued = server.outcome_room.saturating_sub(server.link.room().frame_bytes);
+        assert!((unsent + queued) as u64 <= LINK_BYTES_MAX, "unsent={unsent} queued={queued}");
+    }
+    assert!(store.shared.served.bytes() > 0, "nothing waits");
+    drop(server);
+    assert_eq!(store.shared.served.bytes(), 0, "something is counted for nobody");
+}
+
+/// Six clients ask for more than all may have.
+pub(super) fn of_all_clients() {
+    let (store, puts) = (store(), puts());
+    let anybody = || meet(&store, Admission::Connection(Rights::all()), None);
+    let mut hostile: Vec<_> = (0..6).map(|_| anybody()).collect();
+    hostile.iter_mut().for_each(|(server, link)| ask_all(server, &mut **link, &puts));
+    let (top, firsts) = (store.shared.served.bytes(), hostile.len() as u64 * FIRST_BYTES_MAX);
+    assert!(top > ALL_BYTES_MAX * 3 / 4 && top <= ALL_BYTES_MAX + firsts, "top={top}");
+    // Another begins something small meanwhile.
+    let (mut server, mut link) = anybody();
+    let body = request::encode(Terms::default(), &Ask::Exists(List::of(&[key(1, "k")])));
+    assert_eq!(outcomes(&mut server, &mut *link, vec![Frame::new(Kind::Request, OpId(1), body)], 1), 1);
+    drop((hostile, server));
+    assert_eq!(store.shared.served.bytes(), 0);
+}
+
 /// Clients whose puts' bytes never come: six links of one key, and one of another.
-pub(super) fn of_one_client(most: u64) {
+pub(super) fn of_one_client() {
     let (store, puts) = (store(), puts());
     let key_of = |name, n| Key::new(name, &[n; 32]).expect("a key");
     let ring = || {
@@ -92,7 +137,7 @@ pub(super) fn of_one_client(most: u64) {
     hostile.iter_mut().for_each(|(server, link)| ask_all(server, &mut **link, &puts));
     let top = served();
     let firsts = hostile.len() as u64 * FIRST_BYTES_MAX;
-    assert!(top > most * 3 / 4 && top <= most + firsts, "top={top} most={most}");
+    assert!(top > CLIENT_BYTES_MAX * 3 / 4 && top <= CLIENT_BYTES_MAX + firsts, "top={top}");
     // A link of the other key has as much as a link may.
     let (mut server, mut link) = waiting(key_of("b", 2));
     ask_all(&mut server, &mut *link, &puts);
