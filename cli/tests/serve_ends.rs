@@ -27,9 +27,13 @@ fn signal(server: &mut Serving, name: &str) {
 fn serve_that_is_hung_up_on_keeps_what_was_put() {
     let dir = tempfile::tempdir().expect("a directory");
     let store = dir.path().join("store");
-    let flags = ["--listen", "tcp:127.0.0.1:0", "--ssd", "256MiB", "--dir", store.to_str().expect("text")];
+    let program = env!("CARGO_BIN_EXE_pagelith");
+    // Tests that run under nohup would hand on that SIGHUP is ignored.
+    let serve = ["--default-signal=HUP", program, "serve", "--dram", "64MiB", "--listen", "tcp:127.0.0.1:0"];
+    let files = ["--ssd", "256MiB", "--dir", store.to_str().expect("text")];
     for name in ["-HUP", "-INT", "-TERM"] {
-        let mut server = Serving::with(&flags);
+        let mut env = common::without_settings(Command::new("env"));
+        let mut server = Serving::of(env.args(serve).args(files).stderr(Stdio::piped()));
         let first = json(&attach(&server.address));
         assert_eq!(first["prefix_hit_ratio"] == 1.0, name != "-HUP", "{name} {first}");
         signal(&mut server, name);
