@@ -37,7 +37,8 @@ use serde_json::Value;
 const SECONDS: u64 = 4;
 /// Part of the time that the behaved tenant is alone for; and again beside threads that take the processors.
 const ALONE: u32 = 10;
-/// Such a thread, one a core, works and pauses so long: half of all processor time, which is what the other tenants take of two cores.
+/// Such threads, and how long each works and pauses: together a whole core, which is what the other tenants take.
+const BURNERS: usize = 2;
 const BURST: Duration = Duration::from_millis(5);
 /// From so many seconds on latencies are compared.
 const CAMPAIGN_SECONDS: u64 = 300;
@@ -47,6 +48,8 @@ const SLOWER_MAX: f64 = 3.0;
 const BEYOND_PLAN_BYTES: u64 = 128 << 20;
 /// How often the metrics are read until what is left of clients is gone: some seconds of a busy machine.
 const LOOKS: u64 = 20_000;
+/// Room for all that the tenants put: what is evicted for others' puts is a miss that the eviction policy owes, and no harm.
+const SSD: &str = "4GiB";
 /// Gauges of what the store is and has; all others are of what somebody does with it, and go back to zero.
 const LASTING: [&str; 6] =
     ["objects", "index_bytes", "dram_objects", "dram_bytes", "dram_peak_bytes", "ssd_state"];
@@ -148,9 +151,8 @@ fn killed(address: &str, key: &str, stop: &Stop) -> u64 {
 
 /// Take processor time, and nothing else.
 fn burn(stop: &Stop) {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
-        for _ in 0..cores {
+        for _ in 0..BURNERS {
             scope.spawn(|| {
                 while !stop.within(BURST) {
                     let began = Instant::now();
@@ -186,7 +188,7 @@ fn well_behaved_tenant_is_unharmed_beside_kills_and_a_hostile_tenant() {
 
     let (listen, keys) = (address.to_string(), ring(home));
     let (keys, dir) = (keys.to_str().expect("text"), home.join("store"));
-    let flags = ["--listen", &listen, "--keys", keys, "--metrics", "127.0.0.1:0", "--ssd", "512MiB", "--dir"];
+    let flags = ["--listen", &listen, "--keys", keys, "--metrics", "127.0.0.1:0", "--ssd", SSD, "--dir"];
     let stderr = Stdio::from(File::create(&log).expect("a log"));
     let mut server = Serving::logging_to(stderr, &[&flags[..], &[dir.to_str().expect("text")]].concat());
 

@@ -23,7 +23,7 @@ use crate::frames::FrameState;
 #[derive(Debug, Default)]
 pub(crate) struct Damage {
     newest: Option<SegmentOrder>,
-    /// A page was found damaged in memory while its record was being written, to a segment that only the log knows.
+    /// A page was found damaged in memory whose record may be in a segment that only the log knows.
     writing: bool,
 }
 
@@ -59,11 +59,11 @@ impl Core {
     }
 
     /// What the arena holds of a frame is not what was put: it goes, with all that it says. Its record may be on its way to SSD,
-    /// where an open after a crash would find it.
+    /// or there although a write of it failed (it is queued again then); an open after a crash would find it.
     pub fn drop_damaged(&mut self, id: FrameId) {
-        let writing = self.frames.get(id).is_some_and(|f| f.state == FrameState::Writing);
+        let may_be_written = self.frames.get(id).is_some_and(|f| f.state != FrameState::Clean);
         self.drop_frame(id, false);
-        if let Some(ssd) = self.ssd.as_mut().filter(|_| writing) {
+        if let Some(ssd) = self.ssd.as_mut().filter(|_| may_be_written) {
             ssd.damage.writing = true;
         }
     }
@@ -170,9 +170,7 @@ mod tests {
             let writes = |store: &Store| {
                 store.shared.lock().frames.iter().all(|(_, f)| f.state == FrameState::Writing)
             };
-            while !writes(&store) {
-                work.step();
-            }
+            work.until("the frames are being written", || writes(&store));
             match by_a_view {
                 true => assert!(store.view(&key(1, "k")).expect("asked").is_none()),
                 false => assert_eq!(get(&store, 1), GetOutcome::Miss(MissCause::Damaged)),
@@ -180,9 +178,7 @@ mod tests {
             assert!(writes(&store), "it was written before it was found damaged");
             // The rest of its segment, and a little of the next.
             (3..13).for_each(|page| put(&store, page));
-            while store.stats().segments_sealed == 0 {
-                work.step();
-            }
+            work.until("a segment is sealed", || store.stats().segments_sealed > 0);
             store.flush(Options::default()).expect("flushed");
             store.abandon();
             let store = Stepped::default().open(&config);

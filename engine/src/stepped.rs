@@ -30,6 +30,17 @@ impl Stepped {
         Store::open_in(config, env).expect("opened")
     }
 
+    /// Step until this is so.
+    pub fn until(&self, what: &str, is_so: impl Fn() -> bool) {
+        let is_so_by_now = (0..STEPS_MAX).any(|_| {
+            is_so() || {
+                self.step();
+                false
+            }
+        });
+        assert!(is_so_by_now, "{STEPS_MAX} steps and not so: {what}");
+    }
+
     /// One step of each task.
     pub fn step(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).retain_mut(|task| task.step() != Step::Done);

@@ -100,20 +100,6 @@ fn threads_that_come_and_go_share_a_store() {
     assert_eq!(store.stats().damaged, 0);
 }
 
-/// The batch's reads are still under way in the session that another thread takes from the pool.
-#[test]
-fn batch_that_timed_out_does_not_hinder_the_next_threads_batch() {
-    let home = tempfile::tempdir().unwrap();
-    let Some(store) = cold(&home) else { return };
-    let hasty = Options { timeout: Some(Duration::from_nanos(1)), ..Options::default() };
-    for _ in 0..20 {
-        get(&store, hasty);
-        let hits =
-            std::thread::scope(|scope| scope.spawn(|| get(&store, Options::default())).join().unwrap());
-        assert_eq!(hits, OBJECTS as usize);
-    }
-}
-
 fn begin(session: &mut Session) -> pagelith::Ticket {
     let destination = || Destination::owned(AlignedBuf::new(LEN).unwrap());
     let gets = (0..OBJECTS).map(|n| Get { key: key(n), range: None, destination: destination() });

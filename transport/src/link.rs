@@ -264,7 +264,7 @@ pub trait Link: Send {
     fn took(&mut self, shown: Shown);
 
     /// Give up an operation: each of its exposed stretches comes back in [`Event::Retracted`] and each of its pushes in
-    /// [`Event::Pushed`], as soon as nothing can touch them. What still arrives for it is thrown away.
+    /// [`Event::Pushed`], with the next poll. What still arrives for it is thrown away.
     fn retract(&mut self, op: OpId);
 
     /// Move bytes as far as they go now, and add what happened to `events`. Never waits.

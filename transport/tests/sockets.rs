@@ -195,7 +195,8 @@ fn overwritten_once_handed_back(over: Over) {
     server.poll(&mut events);
     back += overwrite(events);
     let given_up = (sent + 1..=OBJECTS).filter(|op| is_given_up(*op)).count() as u64;
-    assert_eq!(back, sent + given_up, "{over:?}");
+    // More, if the kernel took another meanwhile.
+    assert!(back >= sent + given_up, "{over:?} back={back} sent={sent} given_up={given_up}");
 
     let mut landed = Vec::new();
     let wanted = |op: &u64| *op <= sent || !is_given_up(*op);

@@ -33,7 +33,7 @@ use sides::{BATCH, DATA, DEPTH, Flights, Shares, Side, attach, store};
 /// How long one side runs before it is the other's turn.
 const TURN: Duration = Duration::from_millis(100);
 const ROUNDS: usize = 21;
-/// How long the threads of a link look for more before they sleep, and some: they have a core each meanwhile.
+/// Longer than the threads of a link poll before they sleep: they have a core each meanwhile.
 const LOOKED: Duration = Duration::from_millis(3);
 /// Most looks in vain for each round that counts: a machine whose cores are hardly ever its own is measured at nothing.
 const TRIES: usize = 200;

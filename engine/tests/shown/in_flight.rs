@@ -80,7 +80,7 @@ fn put_that_names_a_page_twice_stores_the_first() {
         buffer.copy_from_slice(&content(n as u64, LEN));
     }
     let slices: Vec<&[u8]> = buffers.iter().map(|buffer| &buffer[..]).collect();
-    // The second half has the pages of the first, in the other order, and other bytes.
+    // The same pages once more, in the other order, with other bytes.
     let first: Vec<u64> = pages(100).collect();
     let named: Vec<u64> = first.iter().copied().chain(first.iter().rev().copied()).collect();
     let outcomes = put(&client, &named, &slices);

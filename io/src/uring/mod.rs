@@ -208,7 +208,8 @@ impl UringQueue {
         if pushed == 0 {
             return false;
         }
-        // Were one left out, the operation would be short.
+        // Were one left out, the operation would be short: the queue has room for all of them.
+        debug_assert_eq!(pushed, runs.iter().count());
         (held.left, held.fixed) = (pushed, runs.fixed());
         self.more += pushed - 1;
         self.fixed.began(held.fixed);

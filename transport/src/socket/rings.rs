@@ -1,9 +1,8 @@
 //! Shared memory in place of a Unix socket's own buffers, once both sides are known: two rings of bytes, made by the
 //! client and handed over on the socket, which from then on carries nothing but wake-ups, and the end of the other side.
 //!
-//! While both sides are busy no call enters the kernel. A side that finds nothing looks again for some microseconds, longer where
-//! that was not in vain lately, then says that it sleeps and waits at its socket; whoever moves bytes past a sleeper, or is about to,
-//! sends it one.
+//! While both sides are busy no call enters the kernel. A side that finds nothing polls for [`SPIN`], then says that it
+//! sleeps and waits at its socket; whoever moves bytes past a sleeper, or is about to, sends it one.
 
 use std::cell::Cell;
 use std::io::{IoSlice, IoSliceMut};
@@ -241,7 +240,7 @@ impl Rings {
         has_room(self)
     }
 
-    /// Poll for [`SPIN`]; whether there is something to do.
+    /// Poll for [`SPIN`]; whether there is something to do. The core is kept meanwhile: the other side has its own, mostly.
     fn spin(&self, write: bool) -> bool {
         // Rings are of one host, and never simulated.
         let clock = SystemClock::new();
