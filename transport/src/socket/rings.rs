@@ -26,9 +26,9 @@ use crate::closed::Closed;
 use crate::shown::FILES_MAX;
 use crate::stream::Moved;
 
-/// How long a side polls the rings before it sleeps: a few times what a small request takes, and about as long as the other side needs to
-/// wake it.
-const SPIN: Duration = Duration::from_micros(50);
+/// How long a side polls the rings before it sleeps: longer than a small request takes, and than the other side needs to wake it
+/// (decision 0032 has what puts reach with 50, 100 and 200 us).
+const SPIN: Duration = Duration::from_micros(100);
 /// Polls between two readings of the clock.
 const POLLS: u32 = 32;
 /// Reads that found nothing after which the socket is looked at: whoever never waits must notice the end too.
@@ -50,6 +50,8 @@ pub(super) struct Rings {
     armed: Cell<bool>,
     /// Something was written last that woke nobody.
     unsaid: bool,
+    /// Nothing came in the last wait: an idle link is not polled each time that its thread looks after it.
+    idle: bool,
     ended: bool,
     idle_reads: u32,
 }
@@ -62,7 +64,15 @@ pub(super) type Shared = (Rings, Vec<Arc<View>>);
 impl Rings {
     fn new(memory: SharedMemory, first: bool) -> Rings {
         let (out, inward) = pair(memory, first);
-        Rings { out, inward, armed: Cell::new(false), unsaid: false, ended: false, idle_reads: 0 }
+        Rings {
+            out,
+            inward,
+            armed: Cell::new(false),
+            unsaid: false,
+            idle: false,
+            ended: false,
+            idle_reads: 0,
+        }
     }
 
     /// A client's memory for them; `None` if this process may not make any.
@@ -208,7 +218,8 @@ impl Rings {
 
     /// Wait until there is something to do, at most `timeout`; false if there is nothing, also before that time is up.
     pub fn ready(&mut self, socket: &OwnedFd, write: bool, timeout: Duration) -> bool {
-        if self.spin(write) {
+        if self.has_work(write) || !self.idle && self.spin(write) {
+            self.idle = false;
             return true;
         }
         // What was said quietly may be what the other side waits for, if it has no more to show: nothing else would tell it.
@@ -220,7 +231,9 @@ impl Rings {
         self.out.sleep(false);
         self.drain(socket);
         // Who is woken before there is anything is woken because it is about to come.
-        self.has_work(write) || woken && self.spin(write)
+        let is_ready = self.has_work(write) || woken && self.spin(write);
+        self.idle = !is_ready;
+        is_ready
     }
 
     /// As [`Rings::ready`], of room for what is to be sent alone.
