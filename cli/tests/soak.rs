@@ -37,18 +37,18 @@ use serde_json::Value;
 const SECONDS: u64 = 4;
 /// Part of the time that the behaved tenant is alone for; and again beside threads that take the processors.
 const ALONE: u32 = 10;
-/// Such threads, and how long each works and pauses: together a whole core, which is what the other tenants take.
+/// Number of those threads, and how long each works and pauses in turn. Together they take one core, as the other tenants do.
 const BURNERS: usize = 2;
 const BURST: Duration = Duration::from_millis(5);
 /// From so many seconds on latencies are compared.
 const CAMPAIGN_SECONDS: u64 = 300;
-/// The 99th percentile beside the others, in those of the time without them on a busy machine.
+/// Largest ratio of the 99th percentile with the other tenants to that with the threads alone.
 const SLOWER_MAX: f64 = 3.0;
 /// Memory outside the plan: `docs/operations.md` names it; sessions, tables, the program itself.
 const BEYOND_PLAN_BYTES: u64 = 128 << 20;
 /// How often the metrics are read until what is left of clients is gone: some seconds of a busy machine.
 const LOOKS: u64 = 20_000;
-/// Room for all that the tenants put: what is evicted for others' puts is a miss that the eviction policy owes, and no harm.
+/// Large enough that nothing is evicted: a miss then shows harm, and not that other tenants needed the room.
 const SSD: &str = "4GiB";
 /// Gauges of what the store is and has; all others are of what somebody does with it, and go back to zero.
 const LASTING: [&str; 6] =

@@ -25,8 +25,8 @@ const SLEEP_MAX: Duration = Duration::from_secs(60);
 /// A ring with at least one entry and about `entries`, clamped to what the kernel allows.
 ///
 /// A queue may move between threads, which rules SINGLE_ISSUER and DEFER_TASKRUN out. COOP_TASKRUN
-/// spares interrupts, and is too new (5.19) to insist on. With it the completions of what a thread began are posted when that thread
-/// next enters the kernel, at its next timer tick at the latest, whichever thread waits for them.
+/// spares interrupts, and is too new (5.19) to insist on. It posts the completions of an operation when
+/// the thread that submitted it next enters the kernel, so another thread may wait a timer tick longer.
 pub(super) fn build(entries: u32) -> Result<IoUring, IoFault> {
     let mut wanted = IoUring::builder();
     wanted.setup_clamp().setup_coop_taskrun().setup_taskrun_flag();
