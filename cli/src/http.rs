@@ -51,6 +51,8 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 
 /// Clients are accepted no more if the accept loop made no turn for so long.
 const STALE: Duration = Duration::from_secs(10);
+/// Between two looks at whether clients are still served, at the end of the process.
+const LINKS_STEP: Duration = Duration::from_millis(10);
 
 /// The HTTP server of a store process.
 pub(crate) struct Http {
@@ -150,6 +152,23 @@ impl Serving {
         LinkCount(&self.links)
     }
 
+    /// Clients that are served now.
+    pub(crate) fn links(&self) -> u64 {
+        self.links.load(Ordering::Relaxed)
+    }
+
+    /// Wait until no client is served, at most `timeout`. False if some still are.
+    pub(crate) fn wait_for_no_links(&self, timeout: Duration) -> bool {
+        let began = Instant::now();
+        while self.links() > 0 {
+            if began.elapsed() >= timeout {
+                return false;
+            }
+            std::thread::sleep(LINKS_STEP);
+        }
+        true
+    }
+
     /// The accept loop makes a turn.
     pub(crate) fn note_turn(&self) {
         let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -164,7 +183,7 @@ impl Serving {
 
     fn now(&self) -> [(&'static str, &'static str, u64); 2] {
         [
-            ("links", "clients", self.links.load(Ordering::Relaxed)),
+            ("links", "clients", self.links()),
             ("transfer_bytes", "bytes of transfer memory in use", self.staging.in_use() as u64),
         ]
     }

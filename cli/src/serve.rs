@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use pagelith::Store;
 use pagelith::config::{Config, Size, SizeError, ValidConfig};
 use pagelith::io::clock::{Clock, Mono};
 use pagelith::io::fault::IoFault;
@@ -28,6 +27,7 @@ use pagelith::transport::limits::Limits;
 use pagelith::transport::link::Link;
 use pagelith::transport::rights::Rights;
 use pagelith::transport::socket::{Arrival, Listen, Listener, Socket, SocketLink};
+use pagelith::{FlushReport, Options, Store};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::clients::{self, ClientFlags, ClientMemory};
@@ -103,6 +103,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     // An address that cannot be bound is found before a store is made. Clients are refused until the store is open.
     drop(listener(&listen, args.clients.limits(&args.listen, descriptors)?)?);
     args.metrics.as_ref().map(Http::check).transpose()?;
+    let deadline = config.deadline();
     let opened = Store::open_until(config, &stop);
     if opened.is_err() && stop.load(Ordering::Relaxed) {
         log!("told to end before the store was open");
@@ -124,8 +125,11 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     lines.push(format!("listening {}", listener.address()));
     // Stdout may be closed: serve all the same.
     out!("{}", lines.join("\n")).unwrap_or_else(|error| log!("{error:#}"));
-    let served = serve(&store, &mut listener, http.as_mut(), &serving, &stop);
-    drop((listener, http));
+    let served = serve(&store, &mut listener, http.as_mut(), &serving, &stop, deadline);
+    drop(http);
+    // Connections that were not accepted yet may bring descriptors whose close waits in the kernel.
+    let close = std::thread::Builder::new().name("pagelith-listener".to_owned());
+    let _ = close.spawn(move || drop(listener)).inspect_err(|error| log!("{error}"));
     let close_timeout = store.close_timeout();
     let closed = store.close_within(close_timeout);
     log!(
@@ -164,13 +168,15 @@ fn is_ignored(signal: i32, status: &str) -> bool {
     ignored >> (signal - 1) & 1 == 1
 }
 
-/// Serve clients until the process is told to end. It returns even if one of their threads panics.
+/// Serve clients until the process is told to end. It returns even if one of their threads panics. Calls under
+/// way end first, within `deadline`.
 fn serve(
     store: &Store,
     listener: &mut Listener,
     http: Option<&mut Http>,
     serving: &Serving,
     stop: &AtomicBool,
+    deadline: Duration,
 ) -> anyhow::Result<()> {
     std::thread::scope(|scope| {
         let accepting = || {
@@ -194,8 +200,31 @@ fn serve(
         };
         let ended = catch_unwind(AssertUnwindSafe(accepting));
         stop.store(true, Ordering::Relaxed);
+        if !serving.wait_for_no_links(deadline) {
+            end_without_clients(store, serving);
+        }
         ended.unwrap_or_else(|_| Err(anyhow!("the accept loop panicked, please report it")))
     })
+}
+
+/// End the process though threads of clients do not end: the kernel keeps a thread that closes a descriptor
+/// of a dead file system, or a socket that lingers. Everything is made durable first.
+fn end_without_clients(store: &Store, serving: &Serving) -> ! {
+    let options = Options { timeout: Some(store.close_timeout()), ..Options::default() };
+    let flushed = store.flush(options);
+    let links = serving.links();
+    log!("the process ends while clients' descriptors are still being closed links={links}");
+    let code = match flushed {
+        Ok(FlushReport { durable_objects, lost_objects, .. }) => {
+            log!("flushed durable_objects={durable_objects} lost_objects={lost_objects}");
+            if lost_objects == 0 { 0 } else { 2 }
+        }
+        Err(error) => {
+            log!("error: not everything is durable: {error}");
+            2
+        }
+    };
+    std::process::exit(code)
 }
 
 /// Tell the log that a client was not let in, or that none could be accepted.
@@ -231,8 +260,9 @@ fn welcome<'scope>(
              peer={peer} bytes={unmapped_bytes}"
         );
     }
+    let counted = serving.count_link();
     let attended = move || {
-        let _counted = serving.count_link();
+        let _counted = counted;
         attend(store, link, serving.staging.clone(), stop);
     };
     if let Err(error) = start(scope, "client", attended) {

@@ -4,11 +4,18 @@
 mod common;
 
 use std::fs;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
+use common::rough;
 use common::serving::{Serving, command, json};
 use pagelith::config::Config;
+use rustix::net::sockopt::set_socket_linger;
 
 /// More than there are addresses: with it no thread can be started.
 const NO_STACK: (&str, &str) = ("RUST_MIN_STACK", "1125899906842624");
@@ -55,6 +62,17 @@ fn serve_under_nohup_goes_on_when_hung_up_on() {
 }
 
 #[test]
+fn soft_limit_of_descriptors_is_raised_to_the_hard_one() {
+    let program = env!("CARGO_BIN_EXE_pagelith");
+    let mut shell = common::without_settings(Command::new("sh"));
+    let serve = "ulimit -Hn 512 && ulimit -Sn 256 && exec \"$0\" serve --dram 8MiB --listen tcp:127.0.0.1:0";
+    let mut server = Serving::of(shell.args(["-c", serve, program]).stderr(Stdio::piped()));
+    server.says("raised the limit of descriptors from=256 to=512");
+    server.says("descriptors=512");
+    json(&attach(&server.address));
+}
+
+#[test]
 fn client_that_no_thread_can_be_started_for_is_refused_and_accepting_goes_on() {
     let mut serve = command(&["serve", "--dram", "8MiB", "--listen", "tcp:127.0.0.1:0"]);
     let mut server = Serving::of(serve.env(NO_STACK.0, NO_STACK.1).stderr(Stdio::piped()));
@@ -65,6 +83,42 @@ fn client_that_no_thread_can_be_started_for_is_refused_and_accepting_goes_on() {
     }
     signal(&mut server, "-TERM");
     assert_eq!(server.child.wait().expect("reaped").code(), Some(0));
+}
+
+/// A descriptor whose close waits in the kernel: a socket that lingers until its peer has read everything.
+fn lingering_socket() -> (TcpStream, OwnedFd) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+    let mut lingers = TcpStream::connect(listener.local_addr().expect("known")).expect("connected");
+    let (reader, _) = listener.accept().expect("accepted");
+    set_socket_linger(&lingers, Some(Duration::from_secs(3600))).expect("set");
+    lingers.set_nonblocking(true).expect("set");
+    while lingers.write(&[0; 65536]).is_ok() {}
+    (reader, lingers.into())
+}
+
+#[test]
+fn store_is_flushed_at_the_end_though_a_clients_descriptor_does_not_close() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (socket, store) = (dir.path().join("socket"), dir.path().join("store"));
+    let settings = dir.path().join("settings.toml");
+    fs::write(&settings, "deadline_ms = 200\n").expect("written");
+    let address = format!("unix:{}", socket.display());
+    let flags = ["--listen", &address, "--ssd", "256MiB", "--dir", store.to_str().expect("text")];
+    let config = ["--config", settings.to_str().expect("text")];
+    let mut server = Serving::with(&[&flags[..], &config].concat());
+    json(&attach(&server.address));
+    let client = UnixStream::connect(&socket).expect("connected");
+    let own = client.try_clone().expect("a descriptor");
+    let link = rough::link_over(client, None, Vec::new(), &Arc::default()).expect("let in");
+    let (reader, lingers) = lingering_socket();
+    rough::hand_over(&own, &[lingers]);
+    signal(&mut server, "-TERM");
+    server.says("descriptors are still being closed links=1");
+    server.says("lost_objects=0");
+    assert_eq!(server.child.wait().expect("reaped").code(), Some(0));
+    drop((reader, link));
+    let again = Serving::with(&flags);
+    assert_eq!(json(&attach(&again.address))["prefix_hit_ratio"], 1.0);
 }
 
 #[test]

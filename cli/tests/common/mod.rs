@@ -4,6 +4,7 @@
 
 pub mod filled;
 pub mod fixture;
+pub mod rough;
 pub mod serving;
 
 use std::process::{Command, Output};

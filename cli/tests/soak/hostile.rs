@@ -1,32 +1,21 @@
 //! The tenant with a key that does harm: it asks and never reads, and hands over what no client would.
 
-use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use pagelith::io::entropy::Entropy;
-use pagelith::io::system::{SystemClock, SystemEntropy};
 use pagelith::layouts::ids::{OpId, PrefixHash};
 use pagelith::layouts::key::{ObjectKey, Role};
 use pagelith::layouts::shard::Shard;
-use pagelith::layouts::wire::greeting::Feature;
 use pagelith::layouts::wire::request::{self, Ask, GetItem, Terms};
-use pagelith::layouts::wire::{Frame, Kind, List, Side};
+use pagelith::layouts::wire::{Frame, Kind, List};
 use pagelith::transport::address::Address;
-use pagelith::transport::capability::Offer;
-use pagelith::transport::closed::Closed;
 use pagelith::transport::conn::Conn;
-use pagelith::transport::handshake::Handshake;
-use pagelith::transport::limits::Limits;
 use pagelith::transport::link::Link;
-use pagelith::transport::pending::{Pending, Progress};
-use pagelith::transport::stream::{Moved, Stream};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
+use super::common::rough::{self, Rough};
 use super::{Stop, Tenant, count};
 
 /// Links that ask and do not read, at a time.
@@ -37,10 +26,6 @@ const ITEMS: u64 = 4000;
 const UNREAD: Duration = Duration::from_secs(2);
 /// Between two links that hand something over.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Longest wait for bytes, at a time.
-const STEP: Duration = Duration::from_millis(1);
-/// The byte that a client's memory is handed over with.
-const HANDED: u8 = 1;
 /// Address space, not memory.
 const SPARSE_BYTES: u64 = 1 << 44;
 
@@ -52,75 +37,10 @@ pub struct Counters {
     pub silent: AtomicU64,
 }
 
-/// A socket that stops reading when it is told to, and hands over what it is given.
-struct Rough {
-    socket: UnixStream,
-    deaf: Arc<AtomicBool>,
-    hands: Vec<OwnedFd>,
-}
-
-fn moved(result: std::io::Result<usize>, operation: &'static str) -> Moved {
-    match result {
-        Ok(0) => Moved::Ended,
-        Ok(n) => Moved::Bytes(n),
-        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Moved::Blocked,
-        Err(e) => Moved::Failed { operation, errno: e.raw_os_error().unwrap_or(0) },
-    }
-}
-
-impl Stream for Rough {
-    fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved {
-        match self.deaf.load(Ordering::Relaxed) {
-            true => Moved::Blocked,
-            false => moved(self.socket.read_vectored(parts), "read"),
-        }
-    }
-
-    fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved {
-        moved(self.socket.write_vectored(parts), "write")
-    }
-
-    fn goes_over(&self, features: u64) -> bool {
-        features & Feature::SharedMemory.bit() != 0
-    }
-
-    fn go_over(&mut self, _: Side, _: u64) -> Result<bool, Closed> {
-        let fds: Vec<BorrowedFd<'_>> = self.hands.iter().map(AsFd::as_fd).collect();
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)), "too many descriptors");
-        let _ = sendmsg(&self.socket, &[IoSlice::new(&[HANDED])], &mut ancillary, SendFlags::NOSIGNAL);
-        Ok(true)
-    }
-
-    fn ready(&mut self, _: bool, _: Duration) -> bool {
-        std::thread::sleep(STEP);
-        true
-    }
-}
-
-/// A link of this tenant; `None` if it was refused. Memory is shared if something is handed over.
+/// A link of this tenant; `None` if it was refused.
 fn link(tenant: &Tenant, hands: Vec<OwnedFd>, deaf: &Arc<AtomicBool>) -> Option<Box<Conn<Rough>>> {
     let Address::Unix(path) = &tenant.address else { panic!("a Unix socket") };
-    let socket = UnixStream::connect(path).ok()?;
-    socket.set_nonblocking(true).expect("a mode");
-    let offer = Offer::of_this_build(SystemEntropy.bytes16());
-    let no_extras = [Feature::Shown, Feature::Files, Feature::Steady, Feature::Catalog];
-    let offer = no_extras.into_iter().fold(offer, Offer::without);
-    let offer = if hands.is_empty() { offer.without(Feature::SharedMemory) } else { offer };
-    let handshake = Handshake::client(offer, Some(tenant.key.clone()), &SystemEntropy);
-    let limits = Limits { dead_after: Duration::from_secs(60), ..Limits::default() };
-    let stream = Rough { socket, deaf: deaf.clone(), hands };
-    let outside = (Arc::new(SystemClock::new()) as Arc<_>, limits);
-    let pending = Pending::new(stream, "store".to_owned(), Side::Client, offer, handshake, outside);
-    let mut progress = pending.poll();
-    loop {
-        progress = match progress {
-            Progress::Waiting(pending) => pending.wait(STEP),
-            Progress::Ready(link) => return Some(link),
-            Progress::Over(_) => return None,
-        };
-    }
+    rough::link(path, Some(tenant.key.clone()), hands, deaf)
 }
 
 /// A request for objects of which none has this length.
