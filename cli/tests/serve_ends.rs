@@ -65,7 +65,7 @@ fn serve_under_nohup_goes_on_when_hung_up_on() {
 fn soft_limit_of_descriptors_is_raised_to_the_hard_one() {
     let program = env!("CARGO_BIN_EXE_pagelith");
     let mut shell = common::without_settings(Command::new("sh"));
-    let serve = "ulimit -Hn 512 && ulimit -Sn 256 && exec \"$0\" serve --dram 8MiB --listen tcp:127.0.0.1:0";
+    let serve = "ulimit -Sn 256 && ulimit -Hn 512 && exec \"$0\" serve --dram 8MiB --listen tcp:127.0.0.1:0";
     let mut server = Serving::of(shell.args(["-c", serve, program]).stderr(Stdio::piped()));
     server.says("raised the limit of descriptors from=256 to=512");
     server.says("descriptors=512");
