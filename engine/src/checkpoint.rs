@@ -62,7 +62,7 @@ impl Flusher {
                 data_end: s.data_end,
             })
             .collect();
-        let sequence = core.sequences.next();
+        let sequence = core.sequence;
         drop(core);
         let file = volume.checkpoints[(serial % 2) as usize];
         let bytes = volume.geometry.checkpoint_bytes();
@@ -203,7 +203,7 @@ impl Flusher {
     /// What was found behind the position while copying is durable: the snapshot may be completed. The sync may be that
     /// of one that failed meanwhile, whose successor has not copied everything yet.
     pub(crate) fn checkpoint_synced(&mut self, serial: u64, ok: bool) {
-        let next = self.shared.lock().sequences.next();
+        let next = self.shared.lock().sequence;
         let Some(c) = self.checkpoint.as_mut().filter(|c| c.serial == serial) else { return };
         let finished = if ok { c.writer.finish(next, c.clean) } else { Ok(()) };
         match finished {

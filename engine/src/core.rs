@@ -3,15 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
-use pagelith_io::gated::Gated;
 use pagelith_io::shm::{Catalog, Posted};
-use pagelith_io::sync::AtomicU64;
 use pagelith_layouts::align::align_up;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_tiers::dram::arena::SharedSpace;
+use pagelith_tiers::dram::arena::ArenaSpace;
 use pagelith_tiers::policy::{FrameId, FramePolicy, Recency, SegmentPolicy};
 use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::segments::SegmentTable;
@@ -105,27 +102,6 @@ impl SsdCore {
     }
 }
 
-/// The sequences to come.
-#[derive(Clone, Debug)]
-pub(crate) struct Sequences(Arc<AtomicU64>);
-
-impl Sequences {
-    /// From `next` on.
-    pub fn from(next: Sequence) -> Sequences {
-        Sequences(Arc::new(AtomicU64::new(next.0)))
-    }
-
-    /// The next one.
-    pub fn next(&self) -> Sequence {
-        Sequence(self.0.load(Relaxed))
-    }
-
-    /// Have so many, the first of them.
-    pub fn take(&self, count: u64) -> Sequence {
-        Sequence(self.0.fetch_add(count, Relaxed))
-    }
-}
-
 /// A request that the flusher answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
@@ -136,7 +112,7 @@ pub(crate) enum Answer {
 pub(crate) struct Core {
     pub index: Index,
     pub frames: Frames,
-    pub space: SharedSpace,
+    pub space: ArenaSpace,
     pub policy: Box<dyn FramePolicy>,
     pub visibility: Visibility,
     /// What readers without the lock were last told of.
@@ -144,12 +120,12 @@ pub(crate) struct Core {
     pub ssd: Option<SsdCore>,
     /// What is to be told to peers; `None` without any.
     pub remote: Option<RemoteQueue>,
-    pub pins: Gated<Pins>,
+    pub pins: Pins,
     /// Groups that are not visible yet.
-    pub waiting: Gated<Waiting>,
+    pub waiting: Waiting,
     /// Bytes of memory in use for objects that groups take in.
     pub adopting: u64,
-    pub sequences: Sequences,
+    pub sequence: Sequence,
     pub counters: Counters,
     /// Puts that were counted in it as busy.
     pub busy: BusyPuts,
@@ -204,7 +180,9 @@ impl Core {
 
     /// The next sequence.
     pub fn next_sequence(&mut self) -> Sequence {
-        self.sequences.take(1)
+        let now = self.sequence;
+        self.sequence.0 += 1;
+        now
     }
 
     /// The tick that counts as now.

@@ -6,38 +6,27 @@
 //! - A frame with readers (views, links, the flusher) keeps its extents. One that was dropped meanwhile is
 //!   dead: unreachable, and freed by its last reader.
 //! - Serial numbers tell a frame from a later one that took its place.
-//! - Threads in lanes have some of the frames each while nobody has the core ([`LaneFrames`]).
 //! - Gets enter a frame without the lock, by its number ([`Kept`]). What is dropped is closed to them behind the change of the
 //!   index that takes it out of their sight, and freed when the last one inside has left: extents go back only
 //!   with the value that those who are inside keep.
 
-mod cells;
-mod in_lane;
-
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use pagelith_io::kept::{Keeper, Kept};
-use pagelith_io::sync::{AtomicU64, Mutex, MutexGuard, PoisonError};
+use pagelith_io::{huge, prefetch};
 use pagelith_layouts::checksum::Checksums;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::GroupKind;
-use pagelith_tiers::dram::arena::{Extent, SharedSpace};
-use pagelith_tiers::policy::{FrameId, Lanes, Recency, Touches};
+use pagelith_tiers::dram::arena::{ArenaSpace, Extent};
+use pagelith_tiers::policy::{FrameId, Recency, Touches};
 use smallvec::SmallVec;
 
 use crate::index::FRAME_MAX;
-use cells::Cells;
-
-pub(crate) use in_lane::{LaneFrames, Victims};
 
 /// Where what dropped frames held is not kept any longer for somebody to let go of it behind the lock.
 const RETIRED_MAX: usize = 64;
-
-/// Numbers that are made at a time for those who put in lanes.
-pub(crate) const SPARE_NUMBERS: usize = 64;
 
 /// What a frame holds; does not change once it is filled.
 #[derive(Clone, Debug)]
@@ -123,22 +112,6 @@ pub(crate) struct Frame {
 const _: () = assert!(size_of::<Option<Frame>>() == 64);
 
 impl Frame {
-    /// A filled one; `None` if it has nothing.
-    fn new(serial: u64, data: Arc<FrameData>, state: FrameState) -> Option<Frame> {
-        let first = data.members.first()?;
-        Some(Frame {
-            serial,
-            fingerprint: first.fingerprint,
-            extent: first.extent,
-            members: u16::try_from(data.members.len()).unwrap_or(u16::MAX),
-            data,
-            state,
-            readers: 0,
-            dead: false,
-            verified: false,
-        })
-    }
-
     /// What the index knows its object by, and where that lies, if it has a single one.
     pub fn sole(&self) -> Option<(u128, Extent)> {
         (self.members == 1).then_some((self.fingerprint, self.extent))
@@ -158,32 +131,6 @@ impl Frame {
 #[derive(Debug)]
 pub(crate) struct Number(u32);
 
-impl Number {
-    /// As the index has it.
-    pub fn get(&self) -> u32 {
-        self.0
-    }
-}
-
-/// Those that are nobody's, of the frames that there were.
-#[derive(Clone, Debug, Default)]
-struct Numbers(Arc<Mutex<Vec<u32>>>);
-
-impl Numbers {
-    fn lock(&self) -> MutexGuard<'_, Vec<u32>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// That which came back last.
-    fn take(&self) -> Option<Number> {
-        self.lock().pop().map(Number)
-    }
-
-    fn give_back(&self, number: Option<Number>) {
-        number.into_iter().for_each(|number| self.lock().push(number.0));
-    }
-}
-
 /// What a frame leaves that made room.
 pub(crate) struct Vacated {
     pub extent: Extent,
@@ -199,14 +146,13 @@ pub(crate) struct FrameRef {
 
 /// All frames.
 pub(crate) struct Frames {
-    cells: Cells,
+    slots: Vec<Option<Frame>>,
     /// How many numbers there may be.
     numbers: usize,
     /// What those see that come without the lock.
     keeper: Keeper<FrameData>,
-    free: Numbers,
-    /// Of the last life of any.
-    serial: Arc<AtomicU64>,
+    free: Vec<u32>,
+    serial: u64,
     touches: Arc<Touches>,
     /// What frames held that are gone.
     retired: Vec<Arc<FrameData>>,
@@ -216,21 +162,9 @@ impl Frames {
     /// None yet, with room for `most` at a time, numbered below `numbers`; `touches` is told when each is asked for.
     pub fn with_room(most: usize, numbers: usize, touches: Arc<Touches>) -> Frames {
         let numbers = numbers.min(FRAME_MAX as usize + 1);
-        let cells = Cells::with_room(most.min(FRAME_MAX as usize + 1));
-        let (free, serial, retired) = (Numbers::default(), Arc::default(), Vec::new());
-        Frames { cells, numbers, keeper: Keeper::new(numbers), free, serial, touches, retired }
-    }
-
-    /// As threads in lanes see them.
-    pub fn of_lanes(&self, order: Arc<Lanes>) -> LaneFrames {
-        LaneFrames {
-            cells: self.cells.of_lanes(),
-            kept: self.keeper.kept(),
-            numbers: self.free.clone(),
-            serial: self.serial.clone(),
-            touches: self.touches.clone(),
-            order,
-        }
+        let slots = huge::table(most.min(numbers));
+        let (free, retired) = (Vec::new(), Vec::new());
+        Frames { slots, numbers, keeper: Keeper::new(numbers), free, serial: 0, touches, retired }
     }
 
     /// When each was last asked for.
@@ -245,30 +179,43 @@ impl Frames {
 
     /// Whether there is no number for another frame.
     pub fn is_full(&self) -> bool {
-        self.cells.len() >= self.numbers && self.free.lock().is_empty()
+        self.free.is_empty() && self.slots.len() >= self.numbers
     }
 
     /// Take a filled frame in; `None` if there are too many, or it has nothing.
     pub fn insert(&mut self, data: Arc<FrameData>, state: FrameState, recency: Recency) -> Option<FrameRef> {
-        let serial = self.serial.load(Relaxed) + 1;
-        self.serial.store(serial, Relaxed);
-        let frame = Frame::new(serial, data.clone(), state)?;
-        let id = match self.free.take() {
-            Some(Number(id)) => id,
-            None if self.cells.len() >= self.numbers => return None,
-            None => self.cells.push() as u32,
+        self.serial += 1;
+        let first = data.members.first()?;
+        let frame = Frame {
+            serial: self.serial,
+            fingerprint: first.fingerprint,
+            extent: first.extent,
+            members: u16::try_from(data.members.len()).unwrap_or(u16::MAX),
+            data: data.clone(),
+            state,
+            readers: 0,
+            dead: false,
+            verified: false,
+        };
+        let id = match self.free.pop() {
+            Some(id) => id,
+            None if self.slots.len() >= self.numbers => return None,
+            None => {
+                self.slots.push(None);
+                self.slots.len() as u32 - 1
+            }
         };
         if !self.keeper.fill(id as usize, data) {
             return None;
         }
-        *self.cells.place(id as usize)? = Some(frame);
+        self.slots[id as usize] = Some(frame);
         self.touches.set(FrameId(id), recency);
-        Some(FrameRef { id: FrameId(id), serial })
+        Some(FrameRef { id: FrameId(id), serial: self.serial })
     }
 
     /// A frame by number.
     pub fn get(&self, id: FrameId) -> Option<&Frame> {
-        self.cells.get(id.0 as usize)
+        self.slots.get(id.0 as usize)?.as_ref()
     }
 
     /// Starts bringing these frames into the cache with what [`FrameData::find`] compares and the checksums, of the first object of each,
@@ -288,7 +235,7 @@ impl Frames {
     /// index knows their objects by. Changes nothing.
     pub fn prefetch_leaving(&self, ids: &[FrameId], mut fingerprint: impl FnMut(u128)) {
         for id in ids {
-            self.cells.prefetch_to_write(id.0 as usize);
+            self.slots.get(id.0 as usize).into_iter().for_each(prefetch::line_to_write);
             self.keeper.prefetch(id.0 as usize);
         }
         self.touches.prefetch(ids.iter().map(|id| id.0));
@@ -302,7 +249,7 @@ impl Frames {
 
     /// A frame by number, to be changed.
     pub fn get_mut(&mut self, id: FrameId) -> Option<&mut Frame> {
-        self.cells.place(id.0 as usize)?.as_mut()
+        self.slots.get_mut(id.0 as usize)?.as_mut()
     }
 
     /// A frame in a certain life, to be changed.
@@ -329,8 +276,8 @@ impl Frames {
 
     /// Free a frame's number and extents; nothing may refer to either any more. Both are the caller's, if the frame has one extent of as
     /// many pages as `wanted` bytes take.
-    pub fn free(&mut self, id: FrameId, space: &SharedSpace, wanted: Option<u64>) -> Option<Vacated> {
-        let frame = self.cells.place(id.0 as usize).and_then(Option::take)?;
+    pub fn free(&mut self, id: FrameId, space: &mut ArenaSpace, wanted: Option<u64>) -> Option<Vacated> {
+        let frame = self.slots.get_mut(id.0 as usize).and_then(Option::take)?;
         let twice = mutant::on(Mutant::FrameFreedTwice);
         let fits = |extent: &Extent| wanted.and_then(|bytes| extent.of_as_many_pages(bytes));
         let taken = frame.sole().filter(|_| !twice).and_then(|(_, extent)| fits(&extent));
@@ -357,20 +304,9 @@ impl Frames {
         None
     }
 
-    /// See to it that some numbers are nobody's, for those who put in lanes: they make none. No more than there may be.
-    pub fn spare_numbers(&mut self) {
-        let mut free = self.free.lock();
-        let more = if free.is_empty() { SPARE_NUMBERS.min(self.numbers - self.cells.len()) } else { 0 };
-        free.extend((0..more).map(|_| self.cells.push() as u32));
-        if more > 0 {
-            // The first of them goes first.
-            free.reverse();
-        }
-    }
-
     /// Take a number back. The next frame that is made in this section has it.
     pub fn give_back(&mut self, number: Option<Number>) {
-        self.free.give_back(number);
+        self.free.extend(number.map(|number| number.0));
     }
 
     /// What frames held that are gone is noted in `into` from here on; what was noted so far. Whoever lets go of it does so behind the lock:
@@ -381,6 +317,7 @@ impl Frames {
 
     /// All frames.
     pub fn iter(&self) -> impl Iterator<Item = (FrameId, &Frame)> {
-        self.cells.iter().map(|(i, f)| (FrameId(i as u32), f))
+        let slots = self.slots.iter().enumerate();
+        slots.filter_map(|(i, f)| f.as_ref().map(|f| (FrameId(i as u32), f)))
     }
 }

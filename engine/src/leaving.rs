@@ -61,7 +61,7 @@ impl Core {
         }
         // Behind the change of the index: who enters later looked it up before, and finds that it does not hold.
         if self.frames.close(id) || mutant::on(Mutant::HeldFrameFreed) {
-            return self.frames.free(id, &self.space, wanted);
+            return self.frames.free(id, &mut self.space, wanted);
         }
         None
     }
@@ -69,7 +69,7 @@ impl Core {
     /// Free a frame that was dropped and that nobody reads any more; nothing happens if it is another by now.
     pub fn free_if_left(&mut self, id: FrameId) {
         if self.frames.get(id).is_some_and(|f| f.dead) && !self.frames.is_read(id) {
-            self.frames.free(id, &self.space, None);
+            self.frames.free(id, &mut self.space, None);
         }
     }
 

@@ -48,7 +48,6 @@ mod health;
 mod hits;
 mod index;
 pub mod key_file;
-mod lanes;
 mod leaving;
 mod locate;
 mod open;

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::disk::Side;
-use pagelith_io::gated::Gated;
 use pagelith_io::probe::{SideChoice, open_disk_until};
 use pagelith_io::runtime::{Env, Join};
 use pagelith_io::shm::Catalog;
@@ -19,8 +18,8 @@ use pagelith_layouts::checksum::FINGERPRINT_KEY_BYTES;
 use pagelith_layouts::footer;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
-use pagelith_tiers::dram::arena::{Arena, SharedSpace};
-use pagelith_tiers::policy::{self, AllLanes, FramePolicy, Touches, frame_policy, segment_policy};
+use pagelith_tiers::dram::arena::Arena;
+use pagelith_tiers::policy::{Touches, frame_policy, segment_policy};
 use pagelith_tiers::ssd::guards::SegmentGuards;
 use pagelith_tiers::ssd::log::{Log, LogConfig};
 use pagelith_tiers::ssd::recover::{Recovered, recover};
@@ -29,18 +28,17 @@ use pagelith_tiers::ssd::volume::{Full, OpenedVolume, Volume, VolumeError, open_
 
 use crate::busy::BusyPuts;
 use crate::config::{Facts, MemoryPlan, SsdIo, SsdPolicy, ValidConfig};
-use crate::core::{Core, Job, Sequences, SsdCore};
+use crate::core::{Core, Job, SsdCore};
 use crate::damage::Damage;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::EventLog;
 use crate::flush_counts::FlushCounts;
 use crate::flusher::Flusher;
-use crate::frames::{Frames, SPARE_NUMBERS};
+use crate::frames::Frames;
 use crate::groups::waiting::Waiting;
 use crate::headers::Headers;
 use crate::health::{Health, Limits};
 use crate::index::{FRAME_MAX, Index};
-use crate::lanes::Lanes;
 use crate::pins::Pins;
 use crate::prefetch::Prefetch;
 use crate::published::{Edition, Published};
@@ -183,18 +181,10 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     let touches =
         Touches::new(frame_numbers).map_err(|e| Error::new(ErrorKind::Busy, format!("dram.bytes: {e}")))?;
     let touches = Arc::new(touches);
-    let name = config.dram_policy().name();
-    let order = match config.lanes() {
-        1 => None,
-        lanes => policy::Lanes::new(name, lanes, &touches).map(Arc::new),
-    };
-    let policy = match &order {
-        Some(order) => Some(Box::new(AllLanes(order.clone())) as Box<dyn FramePolicy>),
-        None => frame_policy(name, &touches),
-    };
-    let mut policy = policy.ok_or_else(|| Error::new(ErrorKind::Internal, "dram.policy is unknown"))?;
+    let mut policy = frame_policy(config.dram_policy().name(), &touches)
+        .ok_or_else(|| Error::new(ErrorKind::Internal, "dram.policy is unknown"))?;
     // A frame has an object at least, and that a block of the arena.
-    let frames_max = config.max_objects().min(config.arena_bytes() / ALIGN) as usize + SPARE_NUMBERS;
+    let frames_max = config.max_objects().min(config.arena_bytes() / ALIGN) as usize;
     policy.expect(frames_max);
     let mut fingerprint_key = [0; FINGERPRINT_KEY_BYTES];
     match &ssd {
@@ -205,18 +195,16 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     let mut core = Core {
         index,
         frames: Frames::with_room(frames_max, frame_numbers, touches),
-        space: SharedSpace::new(arena.space),
+        space: arena.space,
         policy,
         visibility: Visibility::default(),
         edition: Edition::default(),
         ssd: None,
         remote: remote.as_ref().map(|_| RemoteQueue::default()),
-        // SAFETY: in the core, which is behind its lock and the lanes' gate from when there are lanes.
-        pins: unsafe { Gated::new(Pins::default()) },
-        // SAFETY: the same.
-        waiting: unsafe { Gated::new(Waiting::default()) },
+        pins: Pins::default(),
+        waiting: Waiting::default(),
         adopting: 0,
-        sequences: Sequences::from(Sequence(1)),
+        sequence: Sequence(1),
         counters: Counters::default(),
         busy: BusyPuts::default(),
         flushes: FlushCounts::default(),
@@ -240,7 +228,6 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     core.events = EventLog::new(config.events_max());
     let published = Published::of(&mut core);
     let shared = Arc::new(Shared {
-        lanes: order.map(|order| Lanes::of(&core, order)),
         core: Turnstile::new(core),
         published,
         requests: AtomicU64::new(0),
@@ -382,7 +369,7 @@ fn recover_into(
     let (probe, probe_max) = config.probe_pauses();
     let quarantine_after = config.quarantine_after();
     let limits = Limits { probe, probe_max, quarantine_after, segments: volume.geometry.segment_count };
-    core.sequences = Sequences::from(recovered.next_sequence);
+    core.sequence = recovered.next_sequence;
     core.ssd = Some(SsdCore {
         segments: recovered.segments.clone(),
         guards: Arc::new(SegmentGuards::of(&recovered.segments)),

@@ -140,7 +140,7 @@ fn copied(shared: &Shared, slots: &[Slot], which: &[usize]) -> Members {
         members.push(FrameMember { key: slot.get.key, fingerprint: slot.fingerprint, extent, checksums });
     }
     if !filled {
-        let core = shared.lock();
+        let mut core = shared.lock();
         members.drain(..).for_each(|m| core.space.free(m.extent));
     }
     members

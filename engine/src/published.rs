@@ -18,7 +18,6 @@ use pagelith_tiers::ssd::guards::SegmentGuards;
 use crate::core::Core;
 use crate::frames::FrameData;
 use crate::index::{Entry, Marks, Reader, SsdPlace};
-use crate::lanes::Lanes;
 use crate::visibility::{Sight, Visibility};
 
 /// How often something is tried without the lock.
@@ -156,19 +155,11 @@ impl Sight for Reading<'_> {
 pub(crate) struct CoreGuard<'a> {
     core: MutexGuard<'a, Core>,
     published: &'a Published,
-    lanes: Option<&'a Lanes>,
 }
 
 impl<'a> CoreGuard<'a> {
-    pub fn new(
-        core: MutexGuard<'a, Core>,
-        published: &'a Published,
-        lanes: Option<&'a Lanes>,
-    ) -> CoreGuard<'a> {
-        // First: whatever comes of what the core hears, the gate is opened again.
-        let mut guard = CoreGuard { core, published, lanes };
-        lanes.into_iter().for_each(|lanes| lanes.close(&mut guard.core));
-        guard
+    pub fn new(core: MutexGuard<'a, Core>, published: &'a Published) -> CoreGuard<'a> {
+        CoreGuard { core, published }
     }
 }
 
@@ -188,6 +179,5 @@ impl DerefMut for CoreGuard<'_> {
 impl Drop for CoreGuard<'_> {
     fn drop(&mut self) {
         self.published.publish(&mut self.core);
-        self.lanes.into_iter().for_each(|lanes| lanes.open(&self.core));
     }
 }

@@ -18,9 +18,6 @@
 pub(crate) mod admit;
 pub(crate) mod copied;
 pub(crate) mod fresh;
-pub(crate) mod in_lane;
-#[cfg(test)]
-mod in_lane_test;
 pub(crate) mod placed;
 pub(crate) mod publish;
 pub(crate) mod vouched;
@@ -131,13 +128,6 @@ pub(crate) enum Came {
 }
 
 impl Admitted {
-    /// Of a group that nothing is known of.
-    fn plain(fresh: fresh::Fresh) -> Admitted {
-        let fresh::Fresh { generation, fingerprints, room } = fresh;
-        let (here, adopts, open, came) = (Vec::new(), Vec::new(), None, Came::Put);
-        Admitted { generation, fingerprints, room, here, adopts, open, came }
-    }
-
     /// Whether something is here that gives way to it.
     pub fn met_some(&self) -> bool {
         !self.here.is_empty()

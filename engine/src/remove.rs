@@ -156,7 +156,7 @@ fn forget_attached(shared: &Shared, gone: &BTreeSet<ObjectKey>) {
     }
     let name = |key: &ObjectKey| name_of(shared.fingerprint(key, core.generation(key.namespace())));
     let names: HashSet<u64> = gone.iter().map(name).collect();
-    let before = core.sequences.next();
+    let before = core.sequence;
     let homes = core.index.home_slots();
     let piece = core.index.walk_piece();
     for from in (0..homes).step_by(piece as usize) {

@@ -121,7 +121,7 @@ impl Session {
             sampler,
             desk,
             proofs: false,
-            runs: Runs::of(tally),
+            runs: Runs::default(),
         };
         Ok(Session {
             io,

@@ -21,7 +21,6 @@ use crate::core::{Answer, Core};
 use crate::error::{Error, ErrorKind, Result};
 use crate::headers::Headers;
 use crate::index::name_of;
-use crate::lanes::Lanes;
 use crate::prefetch::Prefetch;
 use crate::published::{CoreGuard, Published};
 use crate::remote::Remote;
@@ -45,8 +44,6 @@ pub(crate) const BUSY_STEP: Duration = Duration::from_millis(10);
 pub(crate) struct Shared {
     /// Locked by [`Shared::lock`] alone, which publishes what was changed.
     pub core: Turnstile<Core>,
-    /// The ways of puts beside it; `None` where what leaves memory is in one order.
-    pub lanes: Option<Lanes>,
     /// What can be known of it without the lock.
     pub published: Published,
     /// Number of the last request.
@@ -100,7 +97,7 @@ impl Shared {
     /// The same, and whether others had it when it was asked for.
     pub fn lock_among_others(&self) -> (CoreGuard<'_>, bool) {
         let (core, others) = self.core.lock();
-        (CoreGuard::new(core, &self.published, self.lanes.as_ref()), others)
+        (CoreGuard::new(core, &self.published), others)
     }
 
     /// What the index knows a key by.

@@ -1,4 +1,4 @@
-//! What gets, and puts in lanes, count, each session where few others do: a line that all threads wrote would be what they wait for.
+//! What gets count, each session where few others do: a line that all threads wrote would be what they wait for.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,18 +21,7 @@ struct Tally {
     staged_bytes: AtomicU64,
     lent_bytes: AtomicU64,
     damaged: AtomicU64,
-    puts_stored: AtomicU64,
-    bytes_put: AtomicU64,
-    frames_evicted: AtomicU64,
     misses: [AtomicU64; MissCause::ALL.len()],
-}
-
-/// What somebody put, in objects, bytes and frames that made room.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct PutsCounted {
-    pub stored: u64,
-    pub bytes: u64,
-    pub evicted: u64,
 }
 
 /// All of them.
@@ -56,15 +45,6 @@ impl Tallies {
         });
     }
 
-    /// Add what was put.
-    pub fn add_puts(&self, tally: usize, puts: PutsCounted) {
-        let tally = &self.tallies[tally];
-        let sums = [&tally.puts_stored, &tally.bytes_put, &tally.frames_evicted];
-        for (sum, n) in sums.into_iter().zip([puts.stored, puts.bytes, puts.evicted]) {
-            sum.fetch_add(n, Relaxed);
-        }
-    }
-
     /// Add what all of them have to the `counters`.
     pub fn add_to(&self, counters: &mut Counters) {
         for tally in &self.tallies {
@@ -77,9 +57,6 @@ impl Tallies {
             counters.staged_bytes += read(&tally.staged_bytes);
             counters.lent_bytes += read(&tally.lent_bytes);
             counters.damaged += read(&tally.damaged);
-            counters.puts_stored += read(&tally.puts_stored);
-            counters.bytes_put += read(&tally.bytes_put);
-            counters.frames_evicted += read(&tally.frames_evicted);
             counters.misses.iter_mut().zip(&tally.misses).for_each(|(sum, n)| *sum += read(n));
         }
     }

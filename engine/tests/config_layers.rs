@@ -222,7 +222,6 @@ fn every_setting_of_a_file_arrives() {
         verify_ratio = 0.125
         shared = true
         prefault = true
-        lanes = 6
         [ssd]
         bytes = 1099511627776
         dirs = ["/a", "/b"]
@@ -322,20 +321,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 38);
-}
-
-/// As many as the arena is worth, or as is said, rounded down; one where the order cannot be divided.
-#[test]
-fn lanes_are_a_power_of_two_and_one_where_the_order_is_one() {
-    let lanes = |text: &str| {
-        let valid = Config::from_toml_str(text).unwrap().validate(&facts(1 << 40)).unwrap();
-        valid.lanes()
-    };
-    assert_eq!((lanes(""), lanes("dram.bytes = '8MiB'"), lanes("dram.bytes = '100GiB'")), (4, 1, 64));
-    assert_eq!((lanes("dram.lanes = 6"), lanes("dram.lanes = 128"), lanes("dram.lanes = 1")), (4, 128, 1));
-    assert_eq!((lanes("dram.policy = 'fifo'"), lanes("dram.policy = 's3fifo'\ndram.lanes = 8")), (4, 1));
-    assert_eq!((lanes("index.constant_fingerprint = true"), lanes("dram.shared = true")), (1, 1));
+    assert_eq!(fields().len(), 37);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)

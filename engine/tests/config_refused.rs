@@ -41,8 +41,6 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("dram.verify_ratio = true", "dram.verify_ratio", "must be a number between 0 and 1, got=true type=boolean"),
     ("dram.shared = 1", "dram.shared", "must be true or false, got=1 type=integer"),
     ("dram.prefault = 1", "dram.prefault", "must be true or false, got=1 type=integer"),
-    ("dram.lanes = 0", "dram.lanes", "must be an integer between 1 and 128, got=0"),
-    ("dram.lanes = 256", "dram.lanes", "must be an integer between 1 and 128, got=256"),
     ("ssd.segment_bytes = \"3MiB\"", "ssd.segment_bytes", "must be a power of two between 1MiB and 256MiB, got=3MiB"),
     ("ssd.segment_bytes = 524288", "ssd.segment_bytes", "must be a power of two between 1MiB and 256MiB, got=512KiB"),
     ("ssd.segment_bytes = \"512MiB\"", "ssd.segment_bytes", "must be a power of two between 1MiB and 256MiB, got=512MiB"),

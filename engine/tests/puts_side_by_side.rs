@@ -14,8 +14,6 @@ const ROUNDS: u32 = 40;
 /// More than a run has, so that a batch is admitted in several.
 const PAGES: u32 = 48;
 const LEN: usize = 4096;
-/// As groups of two or not, and in how many lanes.
-const WAYS: [(bool, u64); 4] = [(true, 1), (false, 1), (true, 8), (false, 8)];
 
 fn page(round: u32, n: u32) -> [ObjectKey; 2] {
     let mut hash = [0; 32];
@@ -27,9 +25,8 @@ fn page(round: u32, n: u32) -> [ObjectKey; 2] {
     ["k", "v"].map(|component| key(component).expect("a key"))
 }
 
-fn open(pages: u64, lanes: u64) -> Store {
+fn open(pages: u64) -> Store {
     let mut config = Config::default();
-    config.dram.lanes = Some(lanes);
     config.dram.bytes = Size::from_bytes(pages * 2 * LEN as u64);
     config.index.max_objects = Some(1 << 16);
     Store::open(config.validate(&Facts::of_this_machine().expect("facts")).expect("room")).expect("a store")
@@ -52,8 +49,8 @@ fn put(store: &Store, round: u32, from: u32, whole: bool) -> [u64; 2] {
     })
 }
 
-fn put_by_all(pages: u64, lanes: u64, whole: bool) -> Store {
-    let (store, together) = (open(pages, lanes), Barrier::new(THREADS));
+fn put_by_all(pages: u64, whole: bool) -> Store {
+    let (store, together) = (open(pages), Barrier::new(THREADS));
     let sums = std::thread::scope(|scope| {
         let each = |thread: usize| {
             let (store, together) = (&store, &together);
@@ -81,10 +78,10 @@ fn put_by_all(pages: u64, lanes: u64, whole: bool) -> Store {
 
 #[test]
 fn what_fits_is_stored_once_and_removed_at_once() {
-    for (whole, lanes) in WAYS {
+    for whole in [true, false] {
         let pages = u64::from(ROUNDS * PAGES);
         // Room for what is on its way beside what is there.
-        let store = put_by_all(2 * pages, lanes, whole);
+        let store = put_by_all(2 * pages, whole);
         let stats = store.stats();
         assert_eq!((stats.puts_stored, stats.objects), (2 * pages, 2 * pages), "a page was stored twice");
         assert_eq!(stats.dram_bytes, 2 * pages * LEN as u64);
@@ -103,9 +100,9 @@ fn what_fits_is_stored_once_and_removed_at_once() {
 
 #[test]
 fn what_makes_room_for_it_leaves_no_memory_behind() {
-    for (whole, lanes) in WAYS {
+    for whole in [true, false] {
         // Four rounds of pages: what is put evicts what was put before, while others put it.
-        let store = put_by_all(4 * u64::from(PAGES), lanes, whole);
+        let store = put_by_all(4 * u64::from(PAGES), whole);
         let keys: Vec<_> =
             (0..ROUNDS).flat_map(|round| (0..PAGES).flat_map(move |n| page(round, n))).collect();
         let here = store.exists_batch(&keys, Options::default()).iter().filter(|here| **here).count();

@@ -7,8 +7,7 @@
 //! [`Keeper`] and [`Kept`] are the two sides of a table of values behind such words. Invariants:
 //! 1. A place is filled only while it is empty, and opened behind that: who enters finds the value.
 //! 2. A value is taken out only after its place was closed and nobody is inside: nobody's borrow ends with it.
-//! 3. One keeper a table, and it fills, closes and takes by `&mut`; or, while it does nothing, those who have a place each ([`Own`]): none
-//!    of these meets another at one place.
+//! 3. One keeper a table, and it fills, closes and takes by `&mut`: none of these meets another.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -118,51 +117,6 @@ impl<T> Table<T> {
     fn place(&self, at: usize) -> Option<&Place<T>> {
         self.chunks.get(at / CHUNK)?.get()?.get(at % CHUNK)
     }
-
-    /// As [`Keeper::fill`].
-    fn fill(&self, at: usize, value: Arc<T>) -> bool {
-        if at >= self.places {
-            return false;
-        }
-        let chunk = self.chunks[at / CHUNK].get_or_init(|| {
-            let count = (self.places - at / CHUNK * CHUNK).min(CHUNK);
-            let mut places = huge::table(count);
-            let place = || Place { readers: Readers::default(), value: AtomicPtr::new(ptr::null_mut()) };
-            places.resize_with(count, place);
-            places.into_boxed_slice()
-        });
-        let place = &chunk[at % CHUNK];
-        if !place.value.load(Relaxed).is_null() {
-            return false;
-        }
-        place.value.store(Arc::into_raw(value).cast_mut(), Relaxed);
-        place.readers.open_idle();
-        true
-    }
-
-    /// As [`Keeper::close`].
-    fn close(&self, at: usize) {
-        if let Some(place) = self.place(at) {
-            place.readers.close();
-        }
-    }
-
-    /// As [`Keeper::take`].
-    ///
-    /// # Safety
-    /// Nobody else fills, closes or takes this place meanwhile, and what was done to it before is seen.
-    unsafe fn take(&self, at: usize) -> Option<Arc<T>> {
-        let place = self.place(at).filter(|place| place.readers.is_idle())?;
-        let value = place.value.load(Relaxed);
-        place.value.store(ptr::null_mut(), Relaxed);
-        // SAFETY: of `Arc::into_raw` in `fill`, and taken out once, by who alone puts a value in here and takes it out. The place is closed and its count was seen
-        // at 0: nobody is inside, what those did who were is done, and nobody enters before the next `fill`.
-        (!value.is_null()).then(|| unsafe { Arc::from_raw(value) })
-    }
-
-    fn count(&self, at: usize) -> u32 {
-        self.place(at).map_or(0, |place| place.readers.count())
-    }
 }
 
 impl<T> Drop for Table<T> {
@@ -204,19 +158,40 @@ impl<T> Keeper<T> {
     /// place.
     #[must_use]
     pub fn fill(&mut self, at: usize, value: Arc<T>) -> bool {
-        self.table.fill(at, value)
+        if at >= self.table.places {
+            return false;
+        }
+        let chunk = self.table.chunks[at / CHUNK].get_or_init(|| {
+            let count = (self.table.places - at / CHUNK * CHUNK).min(CHUNK);
+            let mut places = huge::table(count);
+            let place = || Place { readers: Readers::default(), value: AtomicPtr::new(ptr::null_mut()) };
+            places.resize_with(count, place);
+            places.into_boxed_slice()
+        });
+        let place = &chunk[at % CHUNK];
+        if !place.value.load(Relaxed).is_null() {
+            return false;
+        }
+        place.value.store(Arc::into_raw(value).cast_mut(), Relaxed);
+        place.readers.open_idle();
+        true
     }
 
     /// Nobody enters the place any more.
     pub fn close(&mut self, at: usize) {
-        self.table.close(at);
+        if let Some(place) = self.table.place(at) {
+            place.readers.close();
+        }
     }
 
     /// The value of a place that was closed and that nobody is inside of any more; the place is empty then.
     pub fn take(&mut self, at: usize) -> Option<Arc<T>> {
-        // SAFETY: it takes a keeper to do anything to any place, of which there is one, here and changed; or a place that is somebody's, and who has one by
-        // [`Kept::own`] has seen to it that the keeper is not used meanwhile.
-        unsafe { self.table.take(at) }
+        let place = self.table.place(at).filter(|place| place.readers.is_idle())?;
+        let value = place.value.load(Relaxed);
+        place.value.store(ptr::null_mut(), Relaxed);
+        // SAFETY: of `Arc::into_raw` in `fill`, and taken out once, by who alone puts values in and takes them out. The place is closed and its count was seen at
+        // 0: nobody is inside, what those did who were is done, and nobody enters before the next `fill`.
+        (!value.is_null()).then(|| unsafe { Arc::from_raw(value) })
     }
 
     /// Start bringing a place into the cache, to be changed. Changes nothing.
@@ -227,57 +202,11 @@ impl<T> Keeper<T> {
 
     /// How many are inside of a place.
     pub fn count(&self, at: usize) -> u32 {
-        self.table.count(at)
-    }
-}
-
-/// A place that somebody has to themselves, in the keeper's stead.
-pub struct Own<'a, T> {
-    table: &'a Table<T>,
-    at: usize,
-}
-
-impl<T> Own<'_, T> {
-    /// As [`Keeper::fill`].
-    #[must_use]
-    pub fn fill(&mut self, value: Arc<T>) -> bool {
-        self.table.fill(self.at, value)
-    }
-
-    /// As [`Keeper::close`].
-    pub fn close(&mut self) {
-        self.table.close(self.at);
-    }
-
-    /// As [`Keeper::take`].
-    pub fn take(&mut self) -> Option<Arc<T>> {
-        // SAFETY: who made this said that the place is theirs alone.
-        unsafe { self.table.take(self.at) }
-    }
-
-    /// As [`Keeper::count`].
-    #[must_use]
-    pub fn count(&self) -> u32 {
-        self.table.count(self.at)
+        self.table.place(at).map_or(0, |place| place.readers.count())
     }
 }
 
 impl<T> Kept<T> {
-    /// Have a place in the keeper's stead.
-    ///
-    /// # Safety
-    /// Until it is dropped nobody else has this place, the keeper does nothing to it, and whoever had it before handed it over: by a lock, or
-    /// by whatever makes what they did seen.
-    pub unsafe fn own(&self, at: usize) -> Own<'_, T> {
-        Own { table: &self.table, at }
-    }
-
-    /// Start bringing a place into the cache, to be changed. Changes nothing.
-    #[inline]
-    pub fn prefetch_to_write(&self, at: usize) {
-        self.table.place(at).into_iter().for_each(prefetch::line_to_write);
-    }
-
     /// Enter a place, if it is open.
     #[inline]
     pub fn enter(&self, at: usize) -> Option<Inside<'_, T>> {

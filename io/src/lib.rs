@@ -12,8 +12,6 @@ pub mod entropy;
 pub mod fault;
 pub mod forked;
 pub mod fused;
-pub mod gate;
-pub mod gated;
 pub mod handed;
 pub mod huge;
 pub mod kept;

@@ -10,7 +10,7 @@ pub use loom::{
         Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence},
     },
-    thread::{Builder, yield_now},
+    thread::Builder,
 };
 #[cfg(all(shuttle, not(loom)))]
 pub use shuttle::{
@@ -18,7 +18,7 @@ pub use shuttle::{
         Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence},
     },
-    thread::{Builder, yield_now},
+    thread::Builder,
 };
 #[cfg(not(any(loom, shuttle, pagelith_tsan)))]
 pub use std::{
@@ -26,14 +26,14 @@ pub use std::{
         Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence},
     },
-    thread::{Builder, yield_now},
+    thread::Builder,
 };
 #[cfg(pagelith_tsan)]
 pub use {
     ordered::{Condvar, Mutex, MutexGuard},
     std::{
         sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence},
-        thread::{Builder, yield_now},
+        thread::Builder,
     },
 };
 
@@ -47,23 +47,6 @@ pub use std::sync::Mutex as StaticMutex;
 mod ordered;
 
 use std::time::Duration;
-
-/// A lock, if nobody has it; whether who had it has panicked is not asked. Checkers let threads take turns at locks themselves: there it is
-/// waited for.
-pub fn at_once<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    #[cfg(not(any(loom, shuttle, pagelith_tsan)))]
-    {
-        match mutex.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(std::sync::TryLockError::WouldBlock) => None,
-        }
-    }
-    #[cfg(any(loom, shuttle, pagelith_tsan))]
-    {
-        Some(mutex.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
 
 /// Wait while `waits` holds, at most `timeout`. Under loom and shuttle time does not pass: what waits for a raise that
 /// was lost is found as a deadlock.

@@ -10,7 +10,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::sync::{AtomicU32, Mutex, MutexGuard, PoisonError, at_once};
+use crate::sync::{AtomicU32, Mutex, MutexGuard, PoisonError};
 
 /// A value behind such a lock.
 #[derive(Debug)]
@@ -72,6 +72,21 @@ fn briefly<T>(mutex: &Mutex<T>, tries: u32) -> Option<MutexGuard<'_, T>> {
         }
     }
     None
+}
+
+#[cfg(not(any(loom, shuttle, pagelith_tsan)))]
+fn at_once<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(std::sync::TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Checkers let threads take turns at locks themselves.
+#[cfg(any(loom, shuttle, pagelith_tsan))]
+fn at_once<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    Some(mutex.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// At most how many of the CPU's pauses, as a power of two, lie between two tries: some 40 ns each on current Intel processors, a third of

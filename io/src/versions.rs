@@ -1,9 +1,8 @@
 //! Reading a table without a lock while one thread changes it: a sequence lock (C. Lameter, "Effective synchronization on
 //! Linux/NUMA systems", 2005) for each stripe of the table.
 //!
-//! The writer, of which there is one at a time or one for each stripe, *begins* a stripe before its first change there and *ends* all it
-//! began when what it does may be seen as a whole. Of several writers each has begun all that it changes before it ends any of it: then
-//! what they do has an order, and readers are in it too. A reader notes the version of each stripe before it reads there, and believes
+//! The writer, of which there is one at a time, *begins* a stripe before its first change there and *ends* all it began
+//! when what it does may be seen as a whole. A reader notes the version of each stripe before it reads there, and believes
 //! what it read if every version is the same afterwards: then there was a moment at which all of it was so.
 //!
 //! What is read meanwhile may be anything that lay there: it has to be of atomics, and must not lead the reader astray.
@@ -54,26 +53,6 @@ impl Versions {
         // Whoever sees one of the changes that follow sees this.
         fence(Release);
         true
-    }
-
-    /// The same for one of several writers, who has the stripe to itself until [`end`](Versions::end) or
-    /// [`abandon`](Versions::abandon), and sees what the one before did. False if another has it.
-    #[inline]
-    pub fn try_begin(&self, stripe: usize) -> bool {
-        let version = self.stripes[stripe].load(Relaxed);
-        let begun = version.is_multiple_of(2)
-            && self.stripes[stripe].compare_exchange(version, version | 1, Acquire, Relaxed).is_ok();
-        // As above.
-        fence(Release);
-        begun
-    }
-
-    /// Nothing was changed in a stripe that was begun.
-    #[inline]
-    pub fn abandon(&self, stripe: usize) {
-        let version = self.stripes[stripe].load(Relaxed);
-        // What was read before is still so.
-        self.stripes[stripe].store(version & !1, Release);
     }
 
     /// What the writer changed in a stripe that it began may be seen.
@@ -128,18 +107,5 @@ mod tests {
         versions.end(0);
         assert!(!versions.hold(&[first]), "what was read before is not so any more");
         assert!(versions.hold(&[versions.mark(0).expect("even"), second]));
-    }
-
-    #[test]
-    fn of_two_writers_one_has_a_stripe_and_what_it_leaves_as_it_was_still_holds() {
-        let versions = Versions::new(1);
-        let mark = versions.mark(0).expect("even");
-        assert!(versions.try_begin(0) && !versions.try_begin(0));
-        assert!(versions.mark(0).is_none() && !versions.hold(&[mark]));
-        versions.abandon(0);
-        assert!(versions.hold(&[mark]));
-        assert!(versions.try_begin(0));
-        versions.end(0);
-        assert!(!versions.hold(&[mark]));
     }
 }

@@ -32,8 +32,6 @@ fn filled(object_bytes: usize) -> Store {
     let mut config = Config::default();
     config.dram.bytes = Size::from_bytes(2 * OBJECTS * object_bytes as u64);
     config.dram.prefault = true;
-    // As many as a store of some gigabytes has, whatever is put into this one.
-    config.dram.lanes = Some(32);
     config.index.max_objects = Some(4 * OBJECTS);
     let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("room for half a GiB");
     let store = Store::open(config).expect("a store");

@@ -3,7 +3,6 @@
 
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_tiers::dram::arena::ARENA_BYTES_MAX;
-use pagelith_tiers::policy::LANES_MAX;
 
 use super::Config;
 use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
@@ -54,7 +53,7 @@ const _: () = assert!(DRAM_MAX.bytes() <= ARENA_BYTES_MAX);
 // The files beside the segments take one at least.
 const _: () = assert!(SSD_MAX.bytes() / SEGMENT_BYTES_MAX.bytes() <= SEGMENT_MAX as u64 + 1);
 
-static FIELDS: [Field; 38] = [
+static FIELDS: [Field; 37] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(close_timeout_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
@@ -64,7 +63,6 @@ static FIELDS: [Field; 38] = [
     row!(dram.verify_ratio, Rule::Ratio { min: 0.0, max: 1.0 }),
     row!(dram.shared, Rule::Flag),
     row!(dram.prefault, Rule::Flag),
-    row!(dram.lanes, Rule::Count { min: 1, max: LANES_MAX as u64 }),
     row!(ssd.bytes, Rule::SizeOrZero { min: Size::mib(1), max: SSD_MAX }),
     row!(ssd.dirs, Rule::Dirs),
     row!(

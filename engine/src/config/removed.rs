@@ -13,7 +13,12 @@ struct RemovedSetting {
     advice: &'static str,
 }
 
-static REMOVED: [RemovedSetting; 3] = [
+static REMOVED: [RemovedSetting; 4] = [
+    RemovedSetting {
+        path: "dram.lanes",
+        version: "0.1.0",
+        advice: "leave it out, pages leave DRAM in one order",
+    },
     RemovedSetting {
         path: "ssd.ring",
         version: "0.1.0",

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use pagelith_tiers::ssd::volume::Geometry;
 
+use super::Config;
 use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
 use super::peer::PeerConfig;
 use super::size::Size;
 use super::validate;
-use super::{Config, DramConfig};
 
 /// What validation has to know of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,10 +28,6 @@ impl Facts {
         Ok(Facts { memory_bytes: facts.limit, memory_source: facts.source })
     }
 }
-
-/// Bytes of the arena for each part of its order where their number is not set, and most of those.
-const LANE_BYTES: u64 = 64 << 20;
-const LANES_UNSET_MAX: u64 = 64;
 
 /// A [`Config`] that may open a store. Made by [`Config::validate`] only; every number is resolved.
 #[derive(Clone, Debug, PartialEq)]
@@ -123,16 +119,6 @@ impl ValidConfig {
     /// Whether the arena's memory is all there from the start.
     pub fn dram_prefault(&self) -> bool {
         self.config.dram.prefault
-    }
-
-    /// In how many parts the order is kept in which pages leave DRAM.
-    pub fn lanes(&self) -> usize {
-        let DramConfig { policy, shared, .. } = self.config.dram;
-        // What a catalog is told of takes the core's lock, and one order is the better one then.
-        let divides = policy != DramPolicy::S3Fifo && !shared && !self.constant_fingerprint();
-        let unset = || (self.arena_bytes / LANE_BYTES).clamp(1, LANES_UNSET_MAX);
-        let lanes = self.config.dram.lanes.unwrap_or_else(unset).max(1);
-        if divides { 1 << lanes.ilog2() } else { 1 }
     }
 
     /// Whether there is an SSD tier.

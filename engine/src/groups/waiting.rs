@@ -325,11 +325,6 @@ impl Waiting {
             .any(|(_, a)| members.iter().all(|m| holds(a, m)))
     }
 
-    /// Whether anything waits for its base to be there, which is of the page of this object.
-    pub fn waits_for_page_of(&self, key: &ObjectKey) -> bool {
-        self.has_attached() && self.attached.contains_key(&page_of(key))
-    }
-
     /// Whether anything waits for its base.
     pub fn has_attached(&self) -> bool {
         !self.attached.is_empty()

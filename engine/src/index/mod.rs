@@ -17,27 +17,22 @@
 //! What is attached to a base group has a second entry, its link, which names a member of that group: an object
 //! of the index is one entry, an attached one is two.
 //!
-//! One thread changes it, behind `&mut`, or several by a [`Writer`] each, while others read it by a [`Reader`], which learns whether what it read was so at
+//! One thread changes it, behind `&mut`, while others read it by a [`Reader`], which learns whether what it read was so at
 //! one moment: everything that is changed until [`Index::publish`] becomes visible to them at once.
 #![allow(unreachable_pub, reason = "the crate root decides how far the index can be seen")]
 
 mod entry;
 mod read;
-mod several;
-#[cfg(test)]
-mod several_test;
 mod table;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use entry::{Slot, stored};
 use table::Table;
 
 pub use read::{Marks, Reader};
-pub use several::{Allowance, Gone, Writer};
 
 pub use entry::{Entry, FRAME_MAX, SEGMENT_MAX, SsdPlace, TICK_MODULUS, name_of, tick_age};
 
@@ -99,6 +94,8 @@ pub struct Index {
     table: Arc<Table>,
     /// Stripes that readers do not believe until the next `publish`.
     begun: Vec<u32>,
+    len: usize,
+    links: usize,
     capacity: usize,
 }
 
@@ -110,7 +107,7 @@ impl Index {
         let capacity = usize::try_from(max_objects).map_err(|_| no_memory(0))?;
         let bytes = capacity.checked_mul(BYTES_AN_OBJECT).ok_or(no_memory(0))?;
         let table = Table::new(bytes).map_err(|e| no_memory(e.raw_os_error().unwrap_or(0)))?;
-        Ok(Index { table: Arc::new(table), begun: Vec::new(), capacity })
+        Ok(Index { table: Arc::new(table), begun: Vec::new(), len: 0, links: 0, capacity })
     }
 
     /// Give all of it its memory now: else pages come as entries do. Fails as [`Words::prefault`](pagelith_io::words::Words::prefault).
@@ -123,26 +120,14 @@ impl Index {
         Reader::new(self.table.clone())
     }
 
-    /// The index as threads change it that do not have it, while nobody has it.
-    pub fn writer(&self) -> Writer {
-        Writer::new(self.table.clone(), self.capacity)
-    }
-
     /// What was changed since the last time may be seen by readers, all of it at once.
     pub fn publish(&mut self) {
         self.begun.drain(..).for_each(|stripe| self.table.end(stripe));
     }
 
-    fn change(&mut self, change: impl FnOnce(&Table, &mut dyn FnMut(usize, Slot))) {
-        let Index { table, begun, .. } = self;
-        change(table, &mut |at, slot| {
-            begun.extend(table.begin(at));
-            table.set(at, slot);
-        });
-    }
-
     fn set(&mut self, at: usize, slot: Slot) {
-        self.change(|_, set| set(at, slot));
+        self.begun.extend(self.table.begin(at));
+        self.table.set(at, slot);
     }
 
     /// How many entries it can hold.
@@ -152,17 +137,17 @@ impl Index {
 
     /// How many entries it holds.
     pub fn len(&self) -> u64 {
-        self.table.len.load(Relaxed) as u64
+        self.len as u64
     }
 
     /// How many of them are objects.
     pub fn objects(&self) -> u64 {
-        self.len() - self.links()
+        (self.len - self.links) as u64
     }
 
     /// How many of them are links.
     pub fn links(&self) -> u64 {
-        self.table.links.load(Relaxed) as u64
+        self.links as u64
     }
 
     /// Memory set aside for entries, bytes: at most 40 for each of [`capacity`](Index::capacity), all of it
@@ -180,19 +165,33 @@ impl Index {
     /// `base` ([`name_of`] its fingerprint). Takes an entry of its own.
     pub fn insert_link(&mut self, fingerprint: u128, base: u64) -> Result<(), IndexError> {
         self.insert_slot(Slot::link(fingerprint, base))?;
-        self.table.links.store(self.table.links.load(Relaxed) + 1, Relaxed);
+        self.links += 1;
         Ok(())
     }
 
-    fn insert_slot(&mut self, slot: Slot) -> Result<(), IndexError> {
-        let len = self.table.len.load(Relaxed);
-        if len == self.capacity {
+    fn insert_slot(&mut self, mut carried: Slot) -> Result<(), IndexError> {
+        if self.len == self.capacity {
             return Err(IndexError::Full { capacity: self.capacity() });
         }
-        self.table.len.store(len + 1, Relaxed);
-        // There are at least `capacity` slots and fewer entries, so one is empty.
-        self.change(|table, set| table.place(slot, set));
-        Ok(())
+        self.len += 1;
+        let mut at = self.table.home(carried.fingerprint);
+        let mut distance = 0;
+        // Ends: there are at least `capacity` slots and fewer entries, so one is empty.
+        loop {
+            let resident = self.table.get(at);
+            if resident.is_empty() {
+                self.set(at, carried);
+                return Ok(());
+            }
+            let resident_distance = self.table.distance(at, resident.fingerprint);
+            if resident_distance < distance {
+                self.set(at, carried);
+                carried = resident;
+                distance = resident_distance;
+            }
+            at = self.table.next(at);
+            distance += 1;
+        }
     }
 
     /// All entries with this fingerprint, in no promised order.
@@ -267,13 +266,23 @@ impl Index {
     pub fn remove_link(&mut self, fingerprint: u128) -> bool {
         let Some((at, _)) = self.table.link(fingerprint, |_| ()) else { return false };
         self.remove_slot(at);
-        self.table.links.store(self.table.links.load(Relaxed) - 1, Relaxed);
+        self.links -= 1;
         true
     }
 
-    fn remove_slot(&mut self, hole: usize) {
-        self.change(|table, set| table.close_up(hole, set));
-        self.table.len.store(self.table.len.load(Relaxed) - 1, Relaxed);
+    fn remove_slot(&mut self, mut hole: usize) {
+        // Whoever follows and is away from home moves one nearer, so that no hole stands in a probe's way.
+        for _ in 1..self.table.count() {
+            let next = self.table.next(hole);
+            let slot = self.table.get(next);
+            if slot.is_empty() || self.table.distance(next, slot.fingerprint) == 0 {
+                break;
+            }
+            self.set(hole, slot);
+            hole = next;
+        }
+        self.set(hole, Slot::EMPTY);
+        self.len -= 1;
     }
 
     /// How many homes there are: the end of the range for [`visit_homes`](Index::visit_homes).

@@ -1,8 +1,8 @@
 //! The memory of the index: a ring of packed entries, the arithmetic of homes and distances on it, and the walk of a
 //! probe, which the one who changes it and those who only read it have in common.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use pagelith_io::prefetch;
 use pagelith_io::versions::{Mark, Versions};
@@ -17,17 +17,13 @@ const SLOTS_A_LINE: usize = 64 / SLOT_BYTES;
 /// Most stripes: their versions are to stay in a core's own cache, and a batch of 1,024 keys to be no neighbour of every change.
 const STRIPES_MAX: usize = 1 << 16;
 
-/// A ring of slots, all empty at first, that one thread changes, or several each its stripes, while others read.
+/// A ring of slots, all empty at first, that one thread changes while others read.
 ///
 /// Mapped rather than allocated: the pages come zeroed and only when first touched, a mapping is aligned so
 /// that no slot crosses a cache line, and a failure is a value instead of an abort.
 pub(super) struct Table {
     words: Words,
     count: usize,
-    /// How many entries there are.
-    pub(super) len: AtomicUsize,
-    /// How many of them are links.
-    pub(super) links: AtomicUsize,
     versions: Versions,
     /// A slot's stripe is its number shifted by so much.
     stripe_bits: u32,
@@ -41,8 +37,7 @@ impl Table {
         let stripes = most.div_ceil(stripe);
         let count = (bytes - stripes * size_of::<u32>()) / SLOT_BYTES;
         let words = Words::new(count * SLOT_WORDS)?;
-        let (len, links, versions) = (AtomicUsize::new(0), AtomicUsize::new(0), Versions::new(stripes));
-        Ok(Table { words, count, len, links, versions, stripe_bits: stripe.trailing_zeros() })
+        Ok(Table { words, count, versions: Versions::new(stripes), stripe_bits: stripe.trailing_zeros() })
     }
 
     /// Give the slots their memory now.
@@ -88,59 +83,6 @@ impl Table {
     pub(super) fn begin(&self, at: usize) -> Option<u32> {
         let stripe = at >> self.stripe_bits;
         self.versions.begin(stripe).then_some(stripe as u32)
-    }
-
-    /// The stripe of a slot.
-    #[inline]
-    pub(super) fn stripe(&self, at: usize) -> u32 {
-        (at >> self.stripe_bits) as u32
-    }
-
-    /// As [`Table::begin`] for one of several who change the ring; false if another has this stripe.
-    #[inline]
-    pub(super) fn try_begin(&self, stripe: u32) -> bool {
-        self.versions.try_begin(stripe as usize)
-    }
-
-    /// Nothing was changed in a stripe.
-    pub(super) fn abandon(&self, stripe: u32) {
-        self.versions.abandon(stripe as usize);
-    }
-
-    /// Put an entry where it belongs; `set` is told what lies where then. There is an empty slot.
-    pub(super) fn place(&self, mut carried: Slot, mut set: impl FnMut(usize, Slot)) {
-        let mut at = self.home(carried.fingerprint);
-        let mut distance = 0;
-        loop {
-            let resident = self.get(at);
-            if resident.is_empty() {
-                set(at, carried);
-                return;
-            }
-            let resident_distance = self.distance(at, resident.fingerprint);
-            if resident_distance < distance {
-                set(at, carried);
-                carried = resident;
-                distance = resident_distance;
-            }
-            at = self.next(at);
-            distance += 1;
-        }
-    }
-
-    /// Take out what lies in a slot; `set` as for [`Table::place`].
-    pub(super) fn close_up(&self, mut hole: usize, mut set: impl FnMut(usize, Slot)) {
-        // Whoever follows and is away from home moves one nearer, so that no hole stands in a probe's way.
-        for _ in 1..self.count {
-            let next = self.next(hole);
-            let slot = self.get(next);
-            if slot.is_empty() || self.distance(next, slot.fingerprint) == 0 {
-                break;
-            }
-            set(hole, slot);
-            hole = next;
-        }
-        set(hole, Slot::EMPTY);
     }
 
     /// What was changed in a stripe may be seen.

@@ -6,17 +6,17 @@ use super::entry::{FREQ_MAX, SLOT_BYTES};
 use super::*;
 
 /// SplitMix64 (Steele, Lea and Flood, 2014): a seed names a whole history, and a failure prints it.
-pub(super) struct Random(pub(super) u64);
+struct Random(u64);
 
 impl Random {
-    pub(super) fn next(&mut self) -> u64 {
+    fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
 
-    pub(super) fn below(&mut self, bound: u64) -> u64 {
+    fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 }
@@ -94,13 +94,13 @@ impl Model {
     }
 }
 
-pub(super) fn sorted(entries: impl Iterator<Item = Entry>) -> Vec<Entry> {
+fn sorted(entries: impl Iterator<Item = Entry>) -> Vec<Entry> {
     let mut entries: Vec<Entry> = entries.collect();
     entries.sort_by_key(|e| e.length);
     entries
 }
 
-pub(super) fn visited(index: &Index, from: u64, to: u64) -> Vec<Entry> {
+fn visited(index: &Index, from: u64, to: u64) -> Vec<Entry> {
     let mut seen = Vec::new();
     index.visit_homes(from, to, |v| seen.extend(object(v)));
     seen
@@ -114,7 +114,7 @@ fn object(visited: Visited) -> Option<Entry> {
 }
 
 /// The invariants at the head of the module, read off the slots themselves.
-pub(super) fn check_structure(index: &Index) {
+fn check_structure(index: &Index) {
     let slots = &index.table;
     let mut full = 0;
     for at in 0..slots.count() {

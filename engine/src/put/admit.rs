@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
+use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::GroupKind;
 
-use super::fresh::Fresh;
-use super::{Admitted, At, Fingerprints, Kind, Room, Size, expire};
+use super::{Admitted, At, Came, Fingerprints, Kind, Room, Size, expire};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::get::Probed;
@@ -137,8 +137,8 @@ pub(crate) fn admit(
             return Admission::Settled(Err(error));
         }
     }
-    let new = Fresh { generation, fingerprints, room: Room::of(sizes.len()) };
-    let mut admission = memory(shared, core, new, &sizes);
+    let room = Room::of(sizes.len());
+    let mut admission = memory(shared, core, (generation, fingerprints), &sizes, room);
     if let Admission::Admitted(admitted) = &mut admission {
         if found.iter().any(Option::is_some) {
             admitted.here = found.iter().map(|f| f.as_ref().map(|f| f.at)).collect();
@@ -148,9 +148,15 @@ pub(crate) fn admit(
     admission
 }
 
-/// Memory for a group of which nothing is here.
-pub(super) fn memory(shared: &Shared, core: &mut Core, mut new: Fresh, group: &[Size]) -> Admission {
-    let mut set_aside = |core: &mut Core| super::set_aside(core, group, &mut new.room);
+/// Memory for a group of which nothing is here, and what its objects are known by in this generation.
+pub(super) fn memory(
+    shared: &Shared,
+    core: &mut Core,
+    (generation, fingerprints): (Generation, Fingerprints),
+    group: &[Size],
+    mut room: Room,
+) -> Admission {
+    let mut set_aside = |core: &mut Core| super::set_aside(core, group, &mut room);
     let enough = set_aside(core) || {
         expire(shared, core);
         set_aside(core)
@@ -158,7 +164,8 @@ pub(super) fn memory(shared: &Shared, core: &mut Core, mut new: Fresh, group: &[
     if !enough {
         return Admission::NoRoom(group.iter().filter_map(|o| o.length).sum());
     }
-    Admission::Admitted(Admitted::plain(new))
+    let (here, adopts, open, came) = (Vec::new(), Vec::new(), None, Came::Put);
+    Admission::Admitted(Admitted { generation, fingerprints, room, here, adopts, open, came })
 }
 
 /// What is known of one object; `probed` is the outer `None` before its header was asked for.

@@ -14,11 +14,11 @@ use crate::shared::Shared;
 /// A group of which the index had nothing, a moment ago.
 #[derive(Debug)]
 pub(crate) struct Fresh {
-    pub(super) generation: Generation,
+    generation: Generation,
     /// What the index will know its objects by.
-    pub(super) fingerprints: Fingerprints,
+    fingerprints: Fingerprints,
     /// For their memory.
-    pub(super) room: Room,
+    room: Room,
 }
 
 /// Note of each group whether it is fresh, all of them at one moment. Nobody has to be asked twice: who is not told so is admitted by a look
@@ -76,6 +76,6 @@ impl Fresh {
         if let Err(error) = core.waiting.check_overlap(kind, group) {
             return Some(Admission::Settled(Err::<PutOutcome, _>(error)));
         }
-        Some(memory(shared, core, self, group))
+        Some(memory(shared, core, (self.generation, self.fingerprints), group, self.room))
     }
 }

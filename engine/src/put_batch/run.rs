@@ -19,7 +19,6 @@ use crate::outcome::PutOutcome;
 use crate::put::admit::{Admission, admit};
 use crate::put::copied::{Copied, believe};
 use crate::put::fresh::{self, Fresh};
-use crate::put::in_lane::{InLane, Making};
 use crate::put::{self, Admitted, Leaving, Size, Stored};
 use crate::shared::Shared;
 
@@ -63,19 +62,8 @@ pub(crate) struct Runs {
     /// What those held that made room.
     retired: Vec<Arc<FrameData>>,
     leaving: Leaving,
-    making: Making,
-    /// Of the session.
-    tally: usize,
     /// Others had the core's lock when it was asked for last.
     among_others: bool,
-}
-
-impl Runs {
-    /// Of a session that counts so.
-    pub fn of(tally: usize) -> Runs {
-        // Those that begin side by side are to make room in different lanes.
-        Runs { making: Making::from(tally), tally, ..Runs::default() }
-    }
 }
 
 fn bytes(sizes: &[Size]) -> u64 {
@@ -108,9 +96,6 @@ impl PutBatch {
 
     /// One section: what was copied becomes visible, and the next run is admitted. The first group that was not tried.
     fn turn(&mut self, shared: &Shared, runs: &mut Runs, end: usize) -> usize {
-        if let Some(end) = self.turn_in_lane(shared, runs, end) {
-            return end;
-        }
         let Runs { copied, retired, among_others, .. } = &mut *runs;
         let fingerprints: SmallVec<[u128; GROUPS_LONG]> =
             copied.iter().filter_map(|one| one.copied.as_ref().ok()).flat_map(Copied::fingerprints).collect();
@@ -124,15 +109,13 @@ impl PutBatch {
             catalog.prefetch(copied.flat_map(Copied::keys));
         }
         self.publish(shared, &mut core, copied);
-        let queued = self.is_to_enqueue(&runs.next);
+        let queued =
+            (runs.next.is_empty() || self.unqueued_bytes >= ENQUEUE_BYTES) && !self.frames.is_empty();
         if queued {
             self.unqueued_bytes = 0;
             put::enqueue(&mut core, &mut self.frames);
         }
         let (end, full) = self.admit(shared, &mut core, runs, end);
-        if shared.lanes.is_some() {
-            core.frames.spare_numbers();
-        }
         runs.retired = core.frames.retire_into(Vec::new());
         drop(core);
         drop(left);
@@ -140,63 +123,6 @@ impl PutBatch {
             shared.work.raise();
         }
         end
-    }
-
-    /// The same beside others who put; `None` if something is left that takes the core.
-    fn turn_in_lane(&mut self, shared: &Shared, runs: &mut Runs, end: usize) -> Option<usize> {
-        let pin = crossbeam_epoch::pin();
-        let Runs { next, admitted, copied, making, retired, among_others, tally, .. } = &mut *runs;
-        let lanes = shared.lanes.as_ref()?;
-        let fingerprints: SmallVec<[u128; GROUPS_LONG]> =
-            copied.iter().filter_map(|one| one.copied.as_ref().ok()).flat_map(Copied::fingerprints).collect();
-        lanes.index.prefetch(&fingerprints);
-        let mut lane = InLane::enter(shared, lanes, &pin, copied.len(), fingerprints.len())?;
-        *among_others = true;
-        copied.retain_mut(|one| !self.publish_in_lane(&mut lane, making, one));
-        lane.order(making);
-        let queued = self.is_to_enqueue(next) && copied.is_empty();
-        if queued {
-            self.unqueued_bytes = 0;
-            lane.section.enqueue(&mut self.frames);
-        }
-        let groups = next
-            .iter_mut()
-            .map(|member| (self.groups[member.group].kind(), &member.sizes[..], &mut member.fresh));
-        let tried = match copied.is_empty() {
-            true => lane.admit(groups, making, retired, |at, one| admitted.push((at, one))),
-            false => 0,
-        };
-        shared.tallies.add_puts(*tally, lane.leave());
-        admitted.iter_mut().for_each(|(_, one)| one.came = self.came);
-        if queued {
-            shared.work.raise();
-        }
-        match next.get(tried) {
-            _ if !copied.is_empty() => None,
-            None => Some(end),
-            // What none of is admitted is for who has the core.
-            Some(_) if tried == 0 => None,
-            Some(next) => Some(next.group),
-        }
-    }
-
-    /// Step 3 of a group, if it is plain.
-    fn publish_in_lane(&mut self, lane: &mut InLane<'_>, making: &mut Making, one: &mut Copying) -> bool {
-        let (at, group) = (self.at(one.group), &self.groups[one.group]);
-        let Some(copied) = one.copied.as_mut().ok() else { return false };
-        let Some(frame) = lane.publish(group.kind(), copied, at, making) else { return false };
-        if lane.listeners.writes {
-            self.frames.push(frame);
-        }
-        self.unqueued_bytes += one.bytes;
-        let group = &mut self.groups[one.group];
-        (group.takes_in, group.outcome) = (std::mem::take(&mut one.adopts), Some(Ok(PutOutcome::Stored)));
-        true
-    }
-
-    /// Whether it is time to hand to the flusher what is visible.
-    fn is_to_enqueue(&self, next: &[Member]) -> bool {
-        (next.is_empty() || self.unqueued_bytes >= ENQUEUE_BYTES) && !self.frames.is_empty()
     }
 
     /// The next groups that can go together and that no rule refuses; the first group behind them.

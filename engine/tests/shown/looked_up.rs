@@ -58,7 +58,7 @@ fn what_is_not_here_any_more_is_not_found() {
 /// The store hears of it before it is asked anything: what was looked up leaves last.
 #[test]
 fn what_was_looked_up_counts_as_asked_for() {
-    let (process, client, _) = telling(|config| config.dram.lanes = Some(1));
+    let (process, client, _) = telling(|_| {});
     put_pages(&process.store, 0..6, 1 << 20);
     client.ping(Options::default()).expect("there is a link");
     process.hear(false);

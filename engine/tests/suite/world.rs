@@ -105,11 +105,6 @@ impl World {
             Kind::Blocking => SsdIo::Blocking,
             Kind::Refused | Kind::Sim => SsdIo::Auto,
         };
-        // Puts beside one another take ways that a small store has only if it is told to have them.
-        c.dram.lanes = match self.kind {
-            Kind::Uring | Kind::Refused | Kind::Sim => Some(4),
-            Kind::Blocking => Some(1),
-        };
         c.staging.bytes = Size::mib(4);
         c.namespaces_max = 64;
         c.index.max_objects = Some(4096);

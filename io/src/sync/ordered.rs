@@ -73,21 +73,6 @@ impl Condvar {
     }
 
     /// As std's.
-    pub fn wait<'a, T>(&self, mut guard: MutexGuard<'a, T>) -> LockResult<MutexGuard<'a, T>> {
-        let inner = guard.inner.take().expect("a guard that does not wait");
-        guard.order.fetch_add(1, Ordering::AcqRel);
-        let back = |inner| {
-            guard.order.fetch_add(1, Ordering::AcqRel);
-            guard.inner = Some(inner);
-            guard
-        };
-        match self.0.wait(inner) {
-            Ok(inner) => Ok(back(inner)),
-            Err(poisoned) => Err(PoisonError::new(back(poisoned.into_inner()))),
-        }
-    }
-
-    /// As std's.
     pub fn wait_timeout_while<'a, T>(
         &self,
         mut guard: MutexGuard<'a, T>,

@@ -59,8 +59,6 @@ pub struct Setup {
     pub steps: u64,
     /// Memory for headers that are known, in KiB; 0: none.
     pub headers_kib: u32,
-    /// Parts of the order in which pages leave DRAM.
-    pub lanes: u64,
     /// Its memory and its files are for processes of its host to look at. Not drawn: no explorer's run has such.
     pub shared: bool,
 }
@@ -110,8 +108,6 @@ impl Setup {
             steps: u64::from(pick(rng, &[1, 4, 12])),
             // Not drawn anew, so that seeds stay what they were.
             headers_kib: [0, 64, 1024][(objects as usize + dirs) % 3],
-            // Nor is this.
-            lanes: [1, 4, 16][(objects as usize + dirs + dram_kib as usize / 1024) % 3],
             shared: false,
         }
     }
@@ -126,7 +122,6 @@ impl Setup {
         c.dram.bytes = Size::kib(self.dram_kib);
         (c.dram.shared, c.ssd.shared) = (self.shared, self.shared);
         c.dram.policy = self.dram_policy;
-        c.dram.lanes = Some(self.lanes);
         c.dram.promote = if self.promote { Promote::Always } else { Promote::Never };
         if self.ssd_mib > 0 {
             c.ssd.bytes = Size::mib(self.ssd_mib);

@@ -192,8 +192,6 @@ client's memory and views were new.
 Of ac65ba4, which has catalogs ([0063](decisions/0063-hits-that-nobody-is-asked-for.md)): `fuzz/all.sh 20`, 15 targets under AddressSanitizer, 9.9 million inputs, `catalog`, `rings` and `server` with 184,224, 23,582 and 9,363 of them: nothing. Of 62ebf55 `sim/sanitize.sh address io engine`: clean.
 `sim/sanitize.sh thread io engine`: a test that ends by a signal ends otherwise, and eight reports of memory that is handed on under a mutex or `Once` of `std`, whose waiting half is not built with the sanitizer; the suite behind them was not begun.
 
-Of 7373163, which puts in lanes ([0064](decisions/0064-puts-in-lanes.md)): `sim/concurrency.sh loom`, 20 kernels, 202,600 orders, and `TEST_PAGELITH_SCHEDULES=50 sim/concurrency.sh shuttle`, 23 scenarios, 23,700 schedules: nothing. ThreadSanitizer over the engine's tests of puts and of the index (`put::`, `index::several`): clean.
-
 Of 62cdb4b and ca9b9b3, which prepare a run of puts before they copy it ([0065](decisions/0065-what-is-moved-behind-a-copy.md)): `fuzz/all.sh 20`, 15 targets under AddressSanitizer, 5.7 million inputs, `server`, `rings` and `ops_model` among them: nothing.
 `pagelith-sim links --seeds 0..300 --ops 2000`: 2,943,685 packets, 441,291 reordered, 291,915 duplicated, 508,182 late; 173,997 hits compared, 0 wrong, 0 buffers touched late. `TEST_PAGELITH_CLIENT_KILLS=1000 cargo test --release -p pagelith-cli --test client_kills`: 1,000 clients killed over TCP and 1,000 over shared memory, 0 wrong bytes of those that lived, nothing left.
 

@@ -20,7 +20,6 @@ use pagelith_io::shm::Region;
 use pagelith_layouts::align::{ALIGN, is_aligned};
 use pagelith_layouts::checksum::{Checksum, Checksums, block_count, block_lengths};
 
-pub use super::shared_space::SharedSpace;
 pub use super::space::{ArenaSpace, Extent};
 
 /// Arenas from this size on ask for huge pages (the size of one on x86-64 and most arm64): fewer TLB misses

@@ -1,6 +1,5 @@
 //! First in, first out, by the request that filled the frame: what is asked for again does not stay longer.
 
-use super::lanes::Spread;
 use super::order::Order;
 use super::slab::Slab;
 use super::{FrameId, FramePolicy, Recency};
@@ -17,12 +16,7 @@ pub struct Fifo {
 impl Fifo {
     /// An empty one.
     pub fn new() -> Fifo {
-        Fifo::in_lane(Spread::NONE)
-    }
-
-    /// The same of the frames of one lane.
-    pub(super) fn in_lane(spread: Spread) -> Fifo {
-        Fifo { order: Order::new(), at: Slab::of(spread) }
+        Fifo { order: Order::new(), at: Slab::new() }
     }
 }
 
@@ -63,10 +57,6 @@ impl FramePolicy for Fifo {
         let frame = self.order.victim(evictable)?;
         self.at.take(frame);
         Some(frame)
-    }
-
-    fn oldest(&self) -> Option<Recency> {
-        self.order.oldest()
     }
 
     fn len(&self) -> usize {

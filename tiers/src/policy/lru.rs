@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-use super::lanes::Spread;
 use super::order::{Order, Walk};
 use super::slab::Slab;
 use super::{FrameId, FramePolicy, Recency, Touches};
@@ -24,12 +23,7 @@ pub struct Lru {
 impl Lru {
     /// An empty one, of frames whose last requests `touches` has.
     pub fn new(touches: Arc<Touches>) -> Lru {
-        Lru::in_lane(touches, Spread::NONE)
-    }
-
-    /// The same of the frames of one lane.
-    pub(super) fn in_lane(touches: Arc<Touches>, spread: Spread) -> Lru {
-        Lru { order: Order::new(), placed: Slab::of(spread), touches }
+        Lru { order: Order::new(), placed: Slab::new(), touches }
     }
 }
 
@@ -89,10 +83,6 @@ impl FramePolicy for Lru {
 
     fn ahead(&self, frames: usize, into: &mut Vec<FrameId>) {
         into.extend(self.order.front().take(frames).inspect(|frame| self.placed.prefetch(*frame)));
-    }
-
-    fn oldest(&self) -> Option<Recency> {
-        self.order.oldest()
     }
 
     fn len(&self) -> usize {

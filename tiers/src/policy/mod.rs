@@ -13,7 +13,6 @@
 
 mod fifo;
 mod ghost;
-mod lanes;
 mod lowest_mean_recency;
 mod lru;
 mod order;
@@ -32,7 +31,6 @@ use std::sync::Arc;
 use pagelith_layouts::ids::SegmentId;
 
 pub use fifo::Fifo;
-pub use lanes::{AllLanes, LANES_MAX, Lanes};
 pub use lowest_mean_recency::LowestMeanRecency;
 pub use lru::Lru;
 pub use s3fifo::S3Fifo;
@@ -110,10 +108,6 @@ pub trait FramePolicy: Send {
     /// Add up to `frames` frames that are likely the next victims: a hint of what to bring into the cache before they
     /// are. A policy that cannot tell cheaply adds none.
     fn ahead(&self, _frames: usize, _into: &mut Vec<FrameId>) {}
-    /// When the frame was asked for that goes next, as far as the order has it. A policy that cannot tell says `None`.
-    fn oldest(&self) -> Option<Recency> {
-        None
-    }
     /// Number of frames known.
     fn len(&self) -> usize;
     /// Whether no frame is known.

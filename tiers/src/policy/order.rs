@@ -18,8 +18,6 @@ pub(super) struct Order {
     places: Places,
     /// The last place that a walk ran out of looks at.
     resume: Option<Place>,
-    /// Where the last victim stood.
-    last: Option<Recency>,
     looks_max: usize,
 }
 
@@ -35,7 +33,7 @@ pub(super) struct Walk {
 
 impl Order {
     pub(super) fn new() -> Order {
-        Order { places: Places::default(), resume: None, last: None, looks_max: LOOKS_MAX }
+        Order { places: Places::default(), resume: None, looks_max: LOOKS_MAX }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -53,12 +51,6 @@ impl Order {
     /// Frames in the order in which they should leave.
     pub(super) fn front(&self) -> impl Iterator<Item = FrameId> {
         self.places.iter().map(|place| place.frame)
-    }
-
-    /// About where who goes next stands: those in front may be ineligible, and then it is behind the last who went.
-    pub(super) fn oldest(&self) -> Option<Recency> {
-        let front = self.places.iter().next()?.at;
-        Some(self.last.map_or(front, |last| last.max(front)))
     }
 
     /// The next place to look at, which stays where it is; `None` at the end of the walk. Places may be
@@ -90,7 +82,6 @@ impl Order {
     /// Take the place the walk looked at last out of the order, as its victim.
     pub(super) fn take(&mut self, walk: &Walk, place: Place) {
         self.places.remove(&place);
-        self.last = Some(place.at);
         if walk.jumped {
             self.resume = walk.last;
         }

@@ -63,7 +63,7 @@ impl std::fmt::Debug for Touches {
 }
 
 /// In the order of [`Recency`].
-pub(super) fn pack(at: Recency) -> u64 {
+fn pack(at: Recency) -> u64 {
     at.epoch.min(EPOCH_MAX) << DEPTH_BITS | (DEPTH_MAX - u64::from(at.depth).min(DEPTH_MAX))
 }
 

@@ -4,7 +4,6 @@
 #![allow(clippy::field_reassign_with_default, reason = "as the other tests make their configurations")]
 
 mod flusher;
-mod gate;
 mod kept;
 mod segment;
 mod staging;

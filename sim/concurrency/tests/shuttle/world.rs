@@ -168,7 +168,6 @@ pub fn memory(bytes: Size) -> Config {
     let mut c = Config::default();
     c.deadline_ms = 10_000;
     c.dram.bytes = bytes;
-    c.dram.lanes = Some(if thread_rng().gen_bool(0.5) { 4 } else { 1 });
     c.staging.bytes = Size::kib(128);
     c.staging.chunk_bytes = Size::kib(64);
     c.namespaces_max = 4;
