@@ -10,9 +10,8 @@ use pagelith_io::runtime::{Env, Join};
 use pagelith_io::shm::Catalog;
 use pagelith_io::signal::Signal;
 use pagelith_io::staging::StagingPool;
-use pagelith_io::sync::{Arc, AtomicBool, AtomicU64};
+use pagelith_io::sync::{Arc, AtomicBool, AtomicU64, Mutex};
 use pagelith_io::system::{SystemClock, SystemEntropy, Threads};
-use pagelith_io::turnstile::Turnstile;
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checksum::FINGERPRINT_KEY_BYTES;
 use pagelith_layouts::footer;
@@ -228,7 +227,7 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
     core.events = EventLog::new(config.events_max());
     let published = Published::of(&mut core);
     let shared = Arc::new(Shared {
-        core: Turnstile::new(core),
+        core: Mutex::new(core),
         published,
         requests: AtomicU64::new(0),
         tallies: Tallies::default(),

@@ -7,8 +7,7 @@ use pagelith_io::clock::Mono;
 use pagelith_io::runtime::Env;
 use pagelith_io::signal::Signal;
 use pagelith_io::staging::StagingPool;
-use pagelith_io::sync::{Arc, AtomicBool, AtomicU64};
-use pagelith_io::turnstile::Turnstile;
+use pagelith_io::sync::{Arc, AtomicBool, AtomicU64, Mutex, PoisonError};
 use pagelith_layouts::checksum::{self, FINGERPRINT_KEY_BYTES};
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
@@ -43,7 +42,7 @@ pub(crate) const BUSY_STEP: Duration = Duration::from_millis(10);
 
 pub(crate) struct Shared {
     /// Locked by [`Shared::lock`] alone, which publishes what was changed.
-    pub core: Turnstile<Core>,
+    pub core: Mutex<Core>,
     /// What can be known of it without the lock.
     pub published: Published,
     /// Number of the last request.
@@ -91,13 +90,8 @@ impl Shared {
     /// The core. A panic elsewhere leaves it consistent enough to go on: every change keeps the invariants
     /// from one statement to the next, and what is found is verified.
     pub fn lock(&self) -> CoreGuard<'_> {
-        self.lock_among_others().0
-    }
-
-    /// The same, and whether others had it when it was asked for.
-    pub fn lock_among_others(&self) -> (CoreGuard<'_>, bool) {
-        let (core, others) = self.core.lock();
-        (CoreGuard::new(core, &self.published), others)
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        CoreGuard::new(core, &self.published)
     }
 
     /// What the index knows a key by.

@@ -27,7 +27,6 @@ pub mod signal;
 pub mod staging;
 pub mod stream;
 pub mod sync;
-pub mod turnstile;
 pub mod versions;
 pub mod words;
 

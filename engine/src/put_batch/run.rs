@@ -22,10 +22,9 @@ use crate::put::fresh::{self, Fresh};
 use crate::put::{self, Admitted, Leaving, Size, Stored};
 use crate::shared::Shared;
 
-/// Groups of a run: longer ones were no faster from a thread that has the lock to itself.
+/// Groups of a run. Sixteen were slower than four from one thread.
 const GROUPS: usize = 4;
-/// Of one behind which others had the lock: whoever comes to it finds what all of the core's own state has become, once a run. And of
-/// one behind whose copy somebody has to be asked.
+/// The same of a run after whose copy a client has to be asked, once for all of it.
 const GROUPS_LONG: usize = 16;
 /// Bytes of a run, unless its first group has more: memory that is set aside and not seen yet.
 const BYTES: u64 = 1 << 20;
@@ -62,8 +61,6 @@ pub(crate) struct Runs {
     /// What those held that made room.
     retired: Vec<Arc<FrameData>>,
     leaving: Leaving,
-    /// Others had the core's lock when it was asked for last.
-    among_others: bool,
 }
 
 fn bytes(sizes: &[Size]) -> u64 {
@@ -96,11 +93,10 @@ impl PutBatch {
 
     /// One section: what was copied becomes visible, and the next run is admitted. The first group that was not tried.
     fn turn(&mut self, shared: &Shared, runs: &mut Runs, end: usize) -> usize {
-        let Runs { copied, retired, among_others, .. } = &mut *runs;
+        let Runs { copied, retired, .. } = &mut *runs;
         let fingerprints: SmallVec<[u128; GROUPS_LONG]> =
             copied.iter().filter_map(|one| one.copied.as_ref().ok()).flat_map(Copied::fingerprints).collect();
-        let (mut core, others) = shared.lock_among_others();
-        *among_others = others;
+        let mut core = shared.lock();
         let left = core.frames.retire_into(std::mem::take(retired));
         // What the look at them has brought into the cache has made room for the bytes meanwhile.
         core.index.prefetch_to_write(&fingerprints);
@@ -128,7 +124,7 @@ impl PutBatch {
     /// The next groups that can go together and that no rule refuses; the first group behind them.
     fn gather(&mut self, shared: &Shared, from: usize, runs: &mut Runs) -> usize {
         let has_claim = self.groups.get(from).is_some_and(Group::has_claim);
-        let most = if runs.among_others || has_claim { GROUPS_LONG } else { GROUPS };
+        let most = if has_claim { GROUPS_LONG } else { GROUPS };
         let run = &mut runs.next;
         run.clear();
         let mut taken = 0;
