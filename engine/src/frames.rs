@@ -25,9 +25,6 @@ use smallvec::SmallVec;
 
 use crate::index::FRAME_MAX;
 
-/// Where what dropped frames held is not kept any longer for somebody to let go of it behind the lock.
-const RETIRED_MAX: usize = 64;
-
 /// What a frame holds; does not change once it is filled.
 #[derive(Clone, Debug)]
 pub(crate) struct FrameData {
@@ -154,8 +151,6 @@ pub(crate) struct Frames {
     free: Vec<u32>,
     serial: u64,
     touches: Arc<Touches>,
-    /// What frames held that are gone.
-    retired: Vec<Arc<FrameData>>,
 }
 
 impl Frames {
@@ -163,8 +158,7 @@ impl Frames {
     pub fn with_room(most: usize, numbers: usize, touches: Arc<Touches>) -> Frames {
         let numbers = numbers.min(FRAME_MAX as usize + 1);
         let slots = huge::table(most.min(numbers));
-        let (free, retired) = (Vec::new(), Vec::new());
-        Frames { slots, numbers, keeper: Keeper::new(numbers), free, serial: 0, touches, retired }
+        Frames { slots, numbers, keeper: Keeper::new(numbers), free: Vec::new(), serial: 0, touches }
     }
 
     /// When each was last asked for.
@@ -290,11 +284,7 @@ impl Frames {
             frame.data.members.iter().for_each(|m| space.free(m.extent));
         }
         // With a planted bug somebody may still be inside: the number is not used again then.
-        let kept = self.keeper.take(id.0 as usize);
-        let number = kept.is_some().then_some(Number(id.0));
-        if self.retired.len() < RETIRED_MAX {
-            self.retired.extend(kept.into_iter().chain([frame.data]));
-        }
+        let number = self.keeper.take(id.0 as usize).map(|_| Number(id.0));
         match (taken, number) {
             (Some(extent), Some(number)) => return Some(Vacated { extent, number }),
             // Not taken with a planted bug alone.
@@ -307,12 +297,6 @@ impl Frames {
     /// Take a number back. The next frame that is made in this section has it.
     pub fn give_back(&mut self, number: Option<Number>) {
         self.free.extend(number.map(|number| number.0));
-    }
-
-    /// What frames held that are gone is noted in `into` from here on; what was noted so far. Whoever lets go of it does so behind the lock:
-    /// it was allocated by other threads, mostly.
-    pub fn retire_into(&mut self, into: Vec<Arc<FrameData>>) -> Vec<Arc<FrameData>> {
-        std::mem::replace(&mut self.retired, into)
     }
 
     /// All frames.

@@ -6,8 +6,7 @@
 //! 3. [`publish`](publish::publish): under the lock again, the group becomes visible as a whole, unless its
 //!    namespace was cleared or somebody else was first meanwhile; then it is queued for the flusher.
 //!
-//! What is new is told apart without the lock first ([`fresh`]), since that is what most of what is put is; and what leaves the
-//! arena for it lets go of its own memory behind the lock.
+//! What is new is told apart without the lock first ([`fresh`]), since that is what most of what is put is.
 //!
 //! Groups of a batch take each step together, as many as [`run`](crate::put_batch) lets, and are made visible in the section in
 //! which the next are admitted: the lock is met once a run.

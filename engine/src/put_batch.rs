@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use crate::batch::{Destination, Elsewhere, Get, Put, PutGroup, Source};
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
-use crate::frames::{FrameData, FrameMember, FrameRef};
+use crate::frames::{FrameMember, FrameRef};
 use crate::get::{GetBatch, Probed};
 use crate::outcome::{PutDone, PutOutcome, Ticket};
 use crate::put::admit::Alone;
@@ -136,7 +136,6 @@ impl Group {
         shared: &Shared,
         admitted: Admitted,
         at: Recency,
-        left: &mut Vec<Arc<FrameData>>,
     ) -> std::result::Result<Copied, Box<Admitted>> {
         let (kind, page) = (self.kind().of_frame(), *self.key(0));
         let taken = &self.adopted;
@@ -152,7 +151,7 @@ impl Group {
                         _ => Incoming::Elsewhere(*key, adopted(i).unwrap_or_else(|| bytes(source)).claim()),
                     });
                 }
-                Ok(copied::prepare(kind, &page, all.into_iter(), admitted, at, left))
+                Ok(copied::prepare(kind, &page, all.into_iter(), admitted, at))
             }
             From::Open(id, required) => {
                 let mut core = shared.lock();
@@ -166,7 +165,7 @@ impl Group {
                 };
                 let all: Vec<_> = required.iter().enumerate().filter_map(one).collect();
                 drop(core);
-                Ok(copied::prepare(kind, &page, all.into_iter(), admitted, at, left))
+                Ok(copied::prepare(kind, &page, all.into_iter(), admitted, at))
             }
         }
     }

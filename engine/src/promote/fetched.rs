@@ -104,7 +104,7 @@ fn keep_page(
     drop(core);
     let bytes = |of: usize| Bytes::Lent(&done[page[of].at].destination.0);
     let incoming = page.iter().map(|one| Incoming::Elsewhere(one.key, None));
-    let mut copied = prepare(kind.of_frame(), &page[0].key, incoming, admitted, at, &mut Vec::new());
+    let mut copied = prepare(kind.of_frame(), &page[0].key, incoming, admitted, at);
     if let Some(mut filling) = copied.filling() {
         filling.fill(&shared.memory, &mut Copier::new(Stores::PastCache), bytes);
     }

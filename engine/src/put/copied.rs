@@ -157,14 +157,13 @@ fn taken_back(key: &ObjectKey) -> Error {
 }
 
 /// A group of the page of this object, by itself or a base group, as it will be once it is [filled](Copied::filling); one that is attached is known to be when it is
-/// published. It takes the memory of one of those that `left`. It is to be believed ([`believe`]) before that.
+/// published. It is to be believed ([`believe`]) before that.
 pub(crate) fn prepare<'a>(
     kind: GroupKind,
     page: &ObjectKey,
     group: impl ExactSizeIterator<Item = Incoming<'a>>,
     admitted: Admitted,
     at: Recency,
-    left: &mut Vec<Arc<FrameData>>,
 ) -> Copied {
     let Admitted { generation, fingerprints, room, here, open, came, .. } = admitted;
     let Room { extents, number } = room;
@@ -197,18 +196,7 @@ pub(crate) fn prepare<'a>(
         depth: at.depth,
         members,
     };
-    Copied { data: in_place_of(left, data), number, here, open, came, whole, wrong: None, claim }
-}
-
-/// A frame's data in the memory of one that left, if nobody has that any more.
-fn in_place_of(left: &mut Vec<Arc<FrameData>>, data: FrameData) -> Arc<FrameData> {
-    while let Some(mut one) = left.pop() {
-        if let Some(place) = Arc::get_mut(&mut one) {
-            *place = data;
-            return one;
-        }
-    }
-    Arc::new(data)
+    Copied { data: Arc::new(data), number, here, open, came, whole, wrong: None, claim }
 }
 
 impl Filling<'_> {
@@ -248,19 +236,6 @@ mod tests {
 
     use super::*;
 
-    fn data(depth: u32) -> FrameData {
-        FrameData {
-            namespace: NamespaceId([7; 16]),
-            generation: Generation(1),
-            sequence: Sequence(0),
-            group_kind: GroupKind::Single,
-            base_group: 0,
-            base: None,
-            depth,
-            members: Members::new(),
-        }
-    }
-
     /// A group of one object that is to be copied.
     fn prepared() -> Copied {
         let key =
@@ -268,7 +243,16 @@ mod tests {
         let mut members = Members::new();
         let (extent, checksums) = (Extent { first_page: 0, bytes: 9 }, Checksums::new());
         members.push(FrameMember { key: key.expect("a key"), fingerprint: 7, extent, checksums });
-        let data = Arc::new(FrameData { members, ..data(0) });
+        let data = Arc::new(FrameData {
+            namespace: NamespaceId([7; 16]),
+            generation: Generation(1),
+            sequence: Sequence(0),
+            group_kind: GroupKind::Single,
+            base_group: 0,
+            base: None,
+            depth: 0,
+            members,
+        });
         let (number, here, open, came, claim) = (None, Vec::new(), None, Came::Put, None);
         Copied { data, number, here, open, came, whole: true, wrong: None, claim }
     }
@@ -290,18 +274,5 @@ mod tests {
             let copied = Copied { wrong: Some(wrong), ..prepared() };
             assert!(!copied.is_believed() && copied.doubt().is_some());
         }
-    }
-
-    #[test]
-    fn data_takes_the_memory_of_what_left_but_not_of_what_somebody_has() {
-        let (free, held) = (Arc::new(data(1)), Arc::new(data(2)));
-        let place = Arc::as_ptr(&free);
-        let mut left = vec![free, held.clone()];
-        let one = in_place_of(&mut left, data(3));
-        assert_eq!((Arc::as_ptr(&one), one.depth, left.len()), (place, 3, 0));
-        assert_eq!(held.depth, 2);
-        let another = in_place_of(&mut vec![held.clone()], data(4));
-        assert_eq!((another.depth, held.depth), (4, 2));
-        assert!(!Arc::ptr_eq(&another, &held));
     }
 }

@@ -5,8 +5,6 @@
 //! What one group of a batch does to the next stays as if each were put by itself: groups of the same page are never in one
 //! run, and a group that finds no room is tried again behind those that were admitted before it.
 
-use std::sync::Arc;
-
 use pagelith_io::fused::{Copier, Stores};
 use pagelith_tiers::policy::Recency;
 use smallvec::SmallVec;
@@ -14,7 +12,6 @@ use smallvec::SmallVec;
 use super::{From, Group, Needs, PutBatch};
 use crate::core::Core;
 use crate::error::Error;
-use crate::frames::FrameData;
 use crate::outcome::PutOutcome;
 use crate::put::admit::{Admission, admit};
 use crate::put::copied::{Copied, believe};
@@ -58,8 +55,6 @@ pub(crate) struct Runs {
     admitted: Vec<(usize, Admitted)>,
     /// The run before.
     copied: Vec<Copying>,
-    /// What those held that made room.
-    retired: Vec<Arc<FrameData>>,
     leaving: Leaving,
 }
 
@@ -82,10 +77,9 @@ impl PutBatch {
                 copied.iter().map(|one| one.group).chain(next.iter().map(|one| one.group)).collect();
             from = self.turn(shared, runs, end);
             settled.into_iter().for_each(|group| self.settle_open(shared, group));
-            let Runs { next, admitted, copied, retired, .. } = &mut *runs;
-            let prepared = |(of, one): (usize, _)| self.prepare(shared, &next[of], one, retired);
+            let Runs { next, admitted, copied, .. } = &mut *runs;
+            let prepared = |(of, one): (usize, _)| self.prepare(shared, &next[of], one);
             copied.extend(admitted.drain(..).map(prepared));
-            retired.clear();
             self.copy(shared, copied);
             believe(copied.iter_mut().filter_map(|one| one.copied.as_mut().ok()));
         }
@@ -93,11 +87,10 @@ impl PutBatch {
 
     /// One section: what was copied becomes visible, and the next run is admitted. The first group that was not tried.
     fn turn(&mut self, shared: &Shared, runs: &mut Runs, end: usize) -> usize {
-        let Runs { copied, retired, .. } = &mut *runs;
+        let copied = &mut runs.copied;
         let fingerprints: SmallVec<[u128; GROUPS_LONG]> =
             copied.iter().filter_map(|one| one.copied.as_ref().ok()).flat_map(Copied::fingerprints).collect();
         let mut core = shared.lock();
-        let left = core.frames.retire_into(std::mem::take(retired));
         // What the look at them has brought into the cache has made room for the bytes meanwhile.
         core.index.prefetch_to_write(&fingerprints);
         if let Some(catalog) = &core.catalog {
@@ -112,9 +105,7 @@ impl PutBatch {
             put::enqueue(&mut core, &mut self.frames);
         }
         let (end, full) = self.admit(shared, &mut core, runs, end);
-        runs.retired = core.frames.retire_into(Vec::new());
         drop(core);
-        drop(left);
         if queued || full {
             shared.work.raise();
         }
@@ -214,20 +205,14 @@ impl PutBatch {
     }
 
     /// A group as it will be once it was copied.
-    fn prepare(
-        &mut self,
-        shared: &Shared,
-        of: &Member,
-        mut admitted: Admitted,
-        left: &mut Vec<Arc<FrameData>>,
-    ) -> Copying {
+    fn prepare(&mut self, shared: &Shared, of: &Member, mut admitted: Admitted) -> Copying {
         let at = self.at(of.group);
         let group = &mut self.groups[of.group];
         if let From::Open(id, _) = &group.from {
             admitted.open = Some(*id);
         }
         let adopts = admitted.adopts.clone();
-        let copied = group.prepare(shared, admitted, at, left);
+        let copied = group.prepare(shared, admitted, at);
         Copying { group: of.group, adopts, bytes: bytes(&of.sizes), copied }
     }
 
