@@ -112,12 +112,7 @@ impl GetBatch {
         // What it stores past the cache is waited for behind all of them, before anybody hears of one.
         let bytes = which.iter().map(|&i| self.slots[i].get.destination.len()).sum();
         let mut copier = Copier::new(Stores::of(bytes));
-        let mut located = located.into_iter();
-        while let Some((slot, found)) = located.next() {
-            // It comes while the end of this one is copied.
-            if let Some((next, Located::Memory(entered, _, member))) = located.as_slice().first() {
-                self.slots[*next].piece(shared, entered, *member).iter().for_each(|piece| copier.then(piece));
-            }
+        for (slot, found) in located {
             match found {
                 Located::Memory(entered, frame, member) => {
                     let verify = self.slots[slot].aim != Aim::Bytes || sampler.next();

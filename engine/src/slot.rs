@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::{Copier, Piece, Stores};
+use pagelith_io::fused::{Copier, Stores};
 use pagelith_layouts::align::is_aligned;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums};
 use pagelith_layouts::key::ObjectKey;
@@ -317,17 +317,6 @@ impl Slot {
             }
         }
         Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: self.want.end - self.want.start })
-    }
-
-    /// What is copied of an object that lies in DRAM.
-    pub fn piece<'b>(
-        &self,
-        shared: &'b Shared,
-        entered: &'b Entered<'_>,
-        member: usize,
-    ) -> Option<Piece<'b>> {
-        let stored = (self.aim == Aim::Bytes).then(|| entered.bytes(&shared.memory, member))?;
-        Some(Piece::Lent(&stored[self.want.start as usize..self.want.end as usize]))
     }
 
     /// Copy what is wanted of the object's bytes `at`, whole blocks, and verify them: as they are copied, unless only a part of

@@ -15,7 +15,8 @@ mod blocks;
 mod stripes;
 
 /// Bytes ahead that a copy asks for: what is on its way from memory while the multiplications of the lines before are made. As good as
-/// any of 0 to 8192 on one kind of CPU. Of what it begins with so much is asked for at the end of the copy before ([`Copier::then`]).
+/// any of 0 to 8192 on one kind of CPU.
+#[cfg(target_arch = "x86_64")]
 const AHEAD: usize = 4096;
 
 /// Stretches up to this long are copied plainly: what they begin and end in are parts of lines of the cache, mostly.
@@ -92,18 +93,6 @@ impl BlockCopy {
                 *sum = Sum::Fused(Fused::new(len));
             }
             sum => *sum = Sum::Behind(Behind::Nothing),
-        }
-    }
-
-    /// From here to the end of the block, what lies so far behind what is copied is asked for.
-    #[cfg_attr(
-        not(target_arch = "x86_64"),
-        expect(unused_variables, reason = "elsewhere all copies are plain")
-    )]
-    fn ask_ahead(&mut self, ahead: isize) {
-        #[cfg(target_arch = "x86_64")]
-        if let Sum::Fused(fused) = &mut self.sum {
-            fused.ahead = ahead;
         }
     }
 
@@ -193,8 +182,6 @@ impl Behind {
 #[cfg(target_arch = "x86_64")]
 struct Fused {
     sum: Accumulators,
-    /// How far behind what is copied that lies which is asked for.
-    ahead: isize,
     length: usize,
     /// Stripes that were taken in.
     stripes: usize,
@@ -209,20 +196,11 @@ struct Fused {
 impl Fused {
     fn new(length: usize) -> Fused {
         let none = [0; STRIPE];
-        Fused {
-            sum: Accumulators::NEW,
-            ahead: AHEAD as isize,
-            length,
-            stripes: 0,
-            before: none,
-            part: none,
-            in_part: 0,
-        }
+        Fused { sum: Accumulators::NEW, length, stripes: 0, before: none, part: none, in_part: 0 }
     }
 
     fn begin(&mut self, length: usize) {
         (self.sum, self.length, self.stripes, self.in_part) = (Accumulators::NEW, length, 0, 0);
-        self.ahead = AHEAD as isize;
     }
 
     /// Stripes that are taken in on the way: those before the last byte.
@@ -244,7 +222,7 @@ impl Fused {
             // SAFETY: a stripe of this value's own, to another.
             unsafe {
                 let (before, part) = (self.before.as_mut_ptr(), self.part.as_ptr());
-                self.sum.copy::<false, false>(before, part, 1, self.stripes, AHEAD as isize)
+                self.sum.copy::<false, false>(before, part, 1, self.stripes)
             };
             (self.stripes, self.in_part) = (self.stripes + 1, 0);
         }
@@ -274,7 +252,7 @@ impl Fused {
     ) {
         let (whole, rest) = to.split_at_mut(count * STRIPE);
         // SAFETY: the caller's promise.
-        unsafe { self.sum.copy::<PAST, SHARED>(whole.as_mut_ptr(), from, count, self.stripes, self.ahead) };
+        unsafe { self.sum.copy::<PAST, SHARED>(whole.as_mut_ptr(), from, count, self.stripes) };
         self.stripes += count;
         if !self.length.is_multiple_of(STRIPE) && count > 0 {
             self.before.copy_from_slice(&whole[whole.len() - STRIPE..]);

@@ -80,12 +80,8 @@ impl Direct {
         let mut copier = Copier::new(Stores::of(bytes));
         let mut copied = Vec::with_capacity(self.found.len());
         let view = |found: &Found| caller.and_then(|c| c.view((REGION, found.place), found.length));
-        let mut next = self.found.first().and_then(|(_, found)| view(found));
-        for (i, (at, found)) in self.found.iter().enumerate() {
-            let shown = next.take();
-            // It comes while the end of this one is copied.
-            next = self.found.get(i + 1).and_then(|(_, found)| view(found));
-            next.iter().filter_map(|shown| shown.pieces().next()).for_each(|piece| copier.then(&piece));
+        for (at, found) in &self.found {
+            let shown = view(found);
             let parts = &mut done[*at].destination.0;
             let sums = shown.and_then(|shown| verify::copied(parts, &(0..found.length), &shown, &mut copier));
             copied.push(sums.is_some_and(|sums| sums == found.sums));

@@ -2,7 +2,7 @@
 
 use pagelith_layouts::checksum::Checksum;
 
-use super::{AHEAD, BlockCopy, Stores, settle};
+use super::{BlockCopy, Stores, settle};
 use crate::shm::View;
 
 /// Bytes side by side that are copied from.
@@ -29,14 +29,6 @@ impl Piece<'_> {
         }
     }
 
-    /// Where its bytes begin; `None` if they are not mapped.
-    fn address(&self) -> Option<usize> {
-        match self {
-            Piece::Lent(bytes) => Some(bytes.as_ptr().addr()),
-            Piece::Shown { view, at, .. } => Some(view.mapped_at(*at)?.addr()),
-        }
-    }
-
     /// Copy as many of its bytes as `to` has, and go on behind them. In place: see [`BlockCopy::finish`].
     fn copy(&mut self, to: &mut [u8], block: &mut BlockCopy) {
         match self {
@@ -56,8 +48,6 @@ impl Piece<'_> {
 /// was copied is there.
 pub struct Copier {
     block: BlockCopy,
-    /// Where that begins which is copied next.
-    then: Option<usize>,
 }
 
 impl Drop for Copier {
@@ -69,7 +59,7 @@ impl Drop for Copier {
 impl Copier {
     /// One that stores so.
     pub fn new(stores: Stores) -> Copier {
-        Copier { block: BlockCopy::new(0, stores), then: None }
+        Copier { block: BlockCopy::new(0, stores) }
     }
 
     /// Wait for what it has stored: what is stored from here on comes behind that.
@@ -82,12 +72,6 @@ impl Copier {
     /// How it stores.
     pub fn stores(&self) -> Stores {
         self.block.stores
-    }
-
-    /// What is copied behind the next copy. The first of its bytes are asked for while the last ones of that are copied, as all others are by what
-    /// is copied before them.
-    pub fn then(&mut self, next: &Piece<'_>) {
-        self.then = next.address();
     }
 
     /// Copy what lies in the pieces `from`, one behind the other, to the pieces `to`, in blocks of the lengths `blocks`; `sum` hears the
@@ -104,7 +88,7 @@ impl Copier {
     ) -> bool {
         let (mut to, mut from) = (to.into_iter(), from.into_iter());
         let (mut target, mut source): (&mut [u8], Piece<'_>) = (&mut [], Piece::Lent(&[]));
-        let (block, then) = (&mut self.block, self.then.take());
+        let block = &mut self.block;
         for len in blocks {
             block.begin(len);
             while block.left > 0 {
@@ -117,17 +101,8 @@ impl Copier {
                     source = next;
                 }
                 let here = block.left.min(target.len()).min(source.len());
-                let (mut now, later) = std::mem::take(&mut target).split_at_mut(here);
+                let (now, later) = std::mem::take(&mut target).split_at_mut(here);
                 target = later;
-                if source.len() == here
-                    && let Some(then) = then
-                {
-                    let (before, last) = now.split_at_mut(here.saturating_sub(AHEAD));
-                    source.copy(before, block);
-                    let ahead = source.address().map(|at| then.wrapping_sub(at) as isize);
-                    block.ask_ahead(ahead.unwrap_or(AHEAD as isize));
-                    now = last;
-                }
                 source.copy(now, block);
             }
             sum(block.finish().to_le_bytes());

@@ -9,6 +9,8 @@ use std::arch::x86_64::{
     _mm256_srli_epi64, _mm256_storeu_si256, _mm256_stream_si256, _mm256_xor_si256,
 };
 
+use super::AHEAD;
+
 /// Bytes of a stripe.
 pub(super) const STRIPE: usize = 64;
 /// Inputs up to this long have other forms.
@@ -55,7 +57,7 @@ impl Accumulators {
 
     /// Take in `count` stripes, of which the first is number `first` of the input, from `from` on, and store them from `to` on; with
     /// `PAST` by stores past the cache, which are the caller's to wait for. With `SHARED` each byte is loaded exactly once, whatever the compiler makes of the rest:
-    /// others may write there meanwhile. What lies `ahead` bytes behind each is asked for.
+    /// others may write there meanwhile. What lies [`AHEAD`] bytes after each is prefetched.
     ///
     /// # Safety
     /// The CPU has AVX2. `count` stripes can be read at `from` and written at `to`, which with `PAST` is a multiple of 32; the two do
@@ -67,7 +69,6 @@ impl Accumulators {
         from: *const u8,
         count: usize,
         first: usize,
-        ahead: isize,
     ) {
         let acc = self.0.as_mut_ptr().cast::<__m256i>();
         // By halves, since a build for baseline x86-64 sets new ones by halves: a load of what two instructions stored waits for all stores
@@ -87,7 +88,7 @@ impl Accumulators {
                 // The address asked for ahead may be of no memory: nothing is read by it.
                 unsafe {
                     let (from, to) = (from.add(offset), to.add(offset));
-                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_offset(ahead).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(AHEAD).cast());
                     let secret = SECRET.as_ptr().add(8 * n);
                     for (half, acc) in acc_now.iter_mut().enumerate() {
                         let bytes = 32 * half;

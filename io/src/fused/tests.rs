@@ -132,26 +132,6 @@ fn a_copier_begins_anew_with_each_copy() {
     }
 }
 
-/// To ask for what is copied next, or for anything else, is no part of a copy.
-#[test]
-fn what_is_copied_next_is_asked_for_and_nothing_else_comes_of_it() {
-    let next = bytes(5000);
-    for stores in WAYS {
-        for len in [1, 240, 241, 4095, 4096, 4097, 8192, 32_768, 32_769, 70_001] {
-            for cut in [0, 1, len / 2, len - 1] {
-                let (mut memory, bytes) = (vec![0; len], bytes(len));
-                let (mut copier, mut sums) = (Copier::new(stores), Vec::new());
-                copier.then(&Piece::Lent(&next));
-                let (first, rest) = bytes.split_at(cut);
-                let blocks = bytes.chunks(32_768).map(<[u8]>::len);
-                let from = [Piece::Lent(first), Piece::Lent(rest)];
-                assert!(copier.copy([&mut memory[..]], from, blocks, |sum| sums.push(sum)));
-                assert!(memory == bytes && sums == bytes.chunks(32_768).map(checksum).collect::<Vec<_>>());
-            }
-        }
-    }
-}
-
 #[test]
 fn what_came_by_itself_is_hashed_where_it_is() {
     for len in [0, 100, 241, 5000, 32_768] {
