@@ -7,7 +7,6 @@ use pagelith_tiers::ssd::append::RecordPlace;
 use pagelith_tiers::ssd::log::Event;
 use pagelith_tiers::ssd::segments::SegmentState;
 use pagelith_tiers::ssd::sync::SyncId;
-use smallvec::SmallVec;
 
 use crate::core::{Answer, Core, Job, SsdCore};
 use crate::error::{Error, ErrorKind};
@@ -149,9 +148,6 @@ impl Flusher {
             return;
         }
         let shared = self.shared.clone();
-        // Before anybody waits for the section.
-        let firsts = frames.iter().filter_map(|(_, held, _)| Some(held.data.members.first()?.fingerprint));
-        shared.published.index.prefetch(&firsts.collect::<SmallVec<[u128; FRAMES]>>());
         let mut core = shared.lock();
         let mut lost = Vec::new();
         for (id, held, place) in frames.drain(..) {

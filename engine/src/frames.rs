@@ -12,8 +12,8 @@
 
 use std::sync::Arc;
 
+use pagelith_io::huge;
 use pagelith_io::kept::{Keeper, Kept};
-use pagelith_io::{huge, prefetch};
 use pagelith_layouts::checksum::Checksums;
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::key::ObjectKey;
@@ -210,35 +210,6 @@ impl Frames {
     /// A frame by number.
     pub fn get(&self, id: FrameId) -> Option<&Frame> {
         self.slots.get(id.0 as usize)?.as_ref()
-    }
-
-    /// Starts bringing these frames into the cache with what [`FrameData::find`] compares and the checksums, of the first object of each,
-    /// all at once. Changes nothing.
-    pub fn prefetch(&self, ids: impl Iterator<Item = u32>) {
-        let first = |m: &FrameMember| {
-            let sum = m.checksums.first().map_or(0, |sum| sum[0]);
-            m.extent.bytes ^ u64::from(m.key.as_bytes()[0] ^ sum)
-        };
-        let touched = ids.fold(0, |sum, id| {
-            sum ^ self.get(FrameId(id)).and_then(|f| f.data.members.first()).map_or(0, first)
-        });
-        std::hint::black_box(touched);
-    }
-
-    /// Starts bringing these frames into the cache, with all that dropping them looks at, all at once; `fingerprint` is told what the
-    /// index knows their objects by. Changes nothing.
-    pub fn prefetch_leaving(&self, ids: &[FrameId], mut fingerprint: impl FnMut(u128)) {
-        for id in ids {
-            self.slots.get(id.0 as usize).into_iter().for_each(prefetch::line_to_write);
-            self.keeper.prefetch(id.0 as usize);
-        }
-        self.touches.prefetch(ids.iter().map(|id| id.0));
-        for frame in ids.iter().filter_map(|id| self.get(*id)) {
-            match frame.sole() {
-                Some((sole, _)) => fingerprint(sole),
-                None => frame.data.members.iter().for_each(|m| fingerprint(m.fingerprint)),
-            }
-        }
     }
 
     /// A frame by number, to be changed.

@@ -28,7 +28,6 @@ use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::{self, GroupKind, MEMBERS_MAX, OBJECT_BYTES_MAX};
 use pagelith_tiers::dram::arena::Extent;
-use pagelith_tiers::policy::FrameId;
 use smallvec::SmallVec;
 
 use crate::core::Core;
@@ -38,27 +37,6 @@ use crate::index::SsdPlace;
 use crate::outcome::PutOutcome;
 use crate::removals::Quiet;
 use crate::shared::Shared;
-
-/// Bring what may have to leave for so many pages into the cache, with what the index has of it, all at once. Changes nothing.
-pub(crate) fn prefetch(core: &Core, pages: usize, leaving: &mut Leaving) {
-    // One miss of the cache has nothing to overlap with.
-    if pages < 2 {
-        return;
-    }
-    let Leaving { frames, fingerprints } = leaving;
-    frames.clear();
-    fingerprints.clear();
-    core.policy.ahead(pages, frames);
-    core.frames.prefetch_leaving(frames, |fingerprint| fingerprints.push(fingerprint));
-    core.index.prefetch_to_write(fingerprints);
-}
-
-/// Room to note what may have to leave.
-#[derive(Default)]
-pub(crate) struct Leaving {
-    frames: Vec<FrameId>,
-    fingerprints: Vec<u128>,
-}
 
 /// How the objects of a put belong together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

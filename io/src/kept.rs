@@ -194,12 +194,6 @@ impl<T> Keeper<T> {
         (!value.is_null()).then(|| unsafe { Arc::from_raw(value) })
     }
 
-    /// Start bringing a place into the cache, to be changed. Changes nothing.
-    #[inline]
-    pub fn prefetch(&self, at: usize) {
-        self.table.place(at).into_iter().for_each(prefetch::line_to_write);
-    }
-
     /// How many are inside of a place.
     pub fn count(&self, at: usize) -> u32 {
         self.table.place(at).map_or(0, |place| place.readers.count())

@@ -69,12 +69,6 @@ impl Versions {
         prefetch::line(&self.stripes[stripe]);
     }
 
-    /// The same for the writer.
-    #[inline]
-    pub fn prefetch_to_write(&self, stripe: usize) {
-        prefetch::line_to_write(&self.stripes[stripe]);
-    }
-
     /// A reader is about to read in a stripe. `None` if it is being changed: what is read there says nothing.
     #[inline]
     pub fn mark(&self, stripe: usize) -> Option<Mark> {

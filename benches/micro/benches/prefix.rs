@@ -84,12 +84,13 @@ impl Runs {
 }
 
 fn prefix(index: &Index, keys: &[ObjectKey]) -> usize {
+    let reader = index.reader();
     let mut here = 0;
     let mut group = Vec::with_capacity(GROUP);
     for some in keys.chunks(GROUP) {
         group.clear();
         group.extend(some.iter().map(hashed));
-        index.prefetch(&group);
+        reader.prefetch(&group);
         let found = group.iter().take_while(|f| index.find(**f).next().is_some()).count();
         here += found;
         if found < group.len() {

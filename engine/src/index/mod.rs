@@ -29,7 +29,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use entry::{Slot, stored};
+use entry::Slot;
 use table::Table;
 
 pub use read::{Marks, Reader};
@@ -213,19 +213,6 @@ impl Index {
     /// Whether there is an entry with this fingerprint.
     pub fn contains(&self, fingerprint: u128) -> bool {
         self.find(fingerprint).next().is_some()
-    }
-
-    /// Starts bringing these fingerprints' home slots into the cache, [`PREFETCH_GROUP`] at a time to good
-    /// effect. Changes nothing; only how long the next look at them takes.
-    #[inline]
-    pub fn prefetch(&self, fingerprints: &[u128]) {
-        self.table.prefetch(fingerprints.iter().map(|f| stored(*f)));
-    }
-
-    /// The same for entries that are about to be added or removed.
-    #[inline]
-    pub fn prefetch_to_write(&self, fingerprints: &[u128]) {
-        self.table.prefetch_to_write(fingerprints.iter().map(|f| stored(*f)));
     }
 
     /// Rewrites, in place, the first entry with this fingerprint that `matches`, and says whether there was

@@ -34,7 +34,8 @@ impl Reader {
         Reader { table }
     }
 
-    /// As [`super::Index::prefetch`].
+    /// Starts bringing these fingerprints' home slots into the cache, [`PREFETCH_GROUP`](super::PREFETCH_GROUP)
+    /// at a time to good effect. Changes nothing; only how long the next look at them takes.
     #[inline]
     pub fn prefetch(&self, fingerprints: &[u128]) {
         self.table.prefetch(fingerprints.iter().map(|f| stored(*f)));

@@ -74,7 +74,7 @@ impl Table {
     }
 
     #[inline]
-    fn slot(&self, at: usize) -> &[std::sync::atomic::AtomicU64; SLOT_WORDS] {
+    fn slot(&self, at: usize) -> &[AtomicU64; SLOT_WORDS] {
         &self.words.as_chunks().0[at]
     }
 
@@ -130,27 +130,15 @@ impl Table {
     /// Brings the homes of these fingerprints, and their stripes' versions, under way into the cache, all at once.
     #[inline]
     pub(super) fn prefetch(&self, homes_of: impl Iterator<Item = u128>) {
-        self.homes(homes_of, prefetch::line, |stripe| self.versions.prefetch(stripe));
-    }
-
-    /// The same for who changes them.
-    #[inline]
-    pub(super) fn prefetch_to_write(&self, homes_of: impl Iterator<Item = u128>) {
-        let version = |stripe| self.versions.prefetch_to_write(stripe);
-        self.homes(homes_of, prefetch::line_to_write, version);
-    }
-
-    #[inline]
-    fn homes(&self, of: impl Iterator<Item = u128>, line: impl Fn(&AtomicU64), version: impl Fn(usize)) {
         if self.count == 0 {
             return;
         }
-        for fingerprint in of {
+        for fingerprint in homes_of {
             let home = self.home(fingerprint);
-            line(&self.slot(home)[0]);
+            prefetch::line(&self.slot(home)[0]);
             // An entry lies two slots behind its home on average, which is in the next line.
-            line(&self.slot((home + SLOTS_A_LINE).min(self.count - 1))[0]);
-            version(home >> self.stripe_bits);
+            prefetch::line(&self.slot((home + SLOTS_A_LINE).min(self.count - 1))[0]);
+            self.versions.prefetch(home >> self.stripe_bits);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::entry::{FREQ_MAX, SLOT_BYTES};
+use super::entry::{FREQ_MAX, SLOT_BYTES, stored};
 use super::*;
 
 /// SplitMix64 (Steele, Lea and Flood, 2014): a seed names a whole history, and a failure prints it.
@@ -136,7 +136,7 @@ fn check_against(index: &Index, model: &mut Model, also: u128) {
     assert_eq!(sorted(visited(index, 0, index.home_slots()).into_iter()), all);
     model.of(also);
     let fingerprints: Vec<u128> = model.0.keys().copied().collect();
-    index.prefetch(&fingerprints);
+    index.reader().prefetch(&fingerprints);
     for fingerprint in fingerprints {
         let expected = sorted(model.of(fingerprint).iter().copied());
         assert_eq!(sorted(index.find(fingerprint)), expected);

@@ -138,16 +138,6 @@ impl Copied {
         self.data.members.iter().for_each(|m| core.space.free(m.extent));
         core.frames.give_back(self.number);
     }
-
-    /// What the index will know its objects by.
-    pub fn fingerprints(&self) -> impl Iterator<Item = u128> {
-        self.data.members.iter().map(|member| member.fingerprint)
-    }
-
-    /// Their keys.
-    pub fn keys(&self) -> impl Iterator<Item = &ObjectKey> {
-        self.data.members.iter().map(|member| &member.key)
-    }
 }
 
 /// A client took back its word for what it showed while that was copied.

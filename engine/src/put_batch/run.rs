@@ -16,7 +16,7 @@ use crate::outcome::PutOutcome;
 use crate::put::admit::{Admission, admit};
 use crate::put::copied::{Copied, believe};
 use crate::put::fresh::{self, Fresh};
-use crate::put::{self, Admitted, Leaving, Size, Stored};
+use crate::put::{self, Admitted, Size, Stored};
 use crate::shared::Shared;
 
 /// Groups of a run. Sixteen were slower than four from one thread.
@@ -55,7 +55,6 @@ pub(crate) struct Runs {
     admitted: Vec<(usize, Admitted)>,
     /// The run before.
     copied: Vec<Copying>,
-    leaving: Leaving,
 }
 
 fn bytes(sizes: &[Size]) -> u64 {
@@ -87,17 +86,8 @@ impl PutBatch {
 
     /// One section: what was copied becomes visible, and the next run is admitted. The first group that was not tried.
     fn turn(&mut self, shared: &Shared, runs: &mut Runs, end: usize) -> usize {
-        let copied = &mut runs.copied;
-        let fingerprints: SmallVec<[u128; GROUPS_LONG]> =
-            copied.iter().filter_map(|one| one.copied.as_ref().ok()).flat_map(Copied::fingerprints).collect();
         let mut core = shared.lock();
-        // What the look at them has brought into the cache has made room for the bytes meanwhile.
-        core.index.prefetch_to_write(&fingerprints);
-        if let Some(catalog) = &core.catalog {
-            let copied = copied.iter().filter_map(|one| one.copied.as_ref().ok());
-            catalog.prefetch(copied.flat_map(Copied::keys));
-        }
-        self.publish(shared, &mut core, copied);
+        self.publish(shared, &mut core, &mut runs.copied);
         let queued =
             (runs.next.is_empty() || self.unqueued_bytes >= ENQUEUE_BYTES) && !self.frames.is_empty();
         if queued {
@@ -168,9 +158,8 @@ impl PutBatch {
     /// Step 1, of the next run: the first group that was not tried, and whether one found no memory. Not tried is one of the run if it found
     /// none behind one that did, or is behind one that something gives way to.
     fn admit(&mut self, shared: &Shared, core: &mut Core, runs: &mut Runs, end: usize) -> (usize, bool) {
-        let Runs { next: run, admitted, leaving, .. } = runs;
+        let Runs { next: run, admitted, .. } = runs;
         let (mut full, mut end) = (false, end);
-        put::prefetch(core, run.len(), leaving);
         for (at, member) in run.iter_mut().enumerate() {
             let group = &mut self.groups[member.group];
             let adopted: Vec<_> = group.adopted.iter().map(|a| a.as_ref().map(|(at, _)| *at)).collect();

@@ -15,7 +15,6 @@ use pagelith_transport::link::{Link, Push};
 use rustc_hash::FxHashMap;
 
 use super::World;
-use crate::core::Core;
 use crate::frame_io::Held;
 use crate::frames::FrameRef;
 use crate::get::LiesOnSsd;
@@ -173,7 +172,6 @@ fn hold(
     let at = recency(shared, options);
     let mut held = Vec::with_capacity(wishes.len());
     let mut core = shared.lock();
-    prefetch(shared, &core, wishes);
     for wish in wishes {
         let length = wish.length();
         if length > most || length == 0 {
@@ -193,19 +191,6 @@ fn hold(
         held.push(found);
     }
     held
-}
-
-/// Bring what these objects are found by into the cache, all of it at once. Changes nothing.
-fn prefetch(shared: &Shared, core: &Core, wishes: &[Wish]) {
-    // One miss of the cache has nothing to overlap with.
-    if wishes.len() < 2 {
-        return;
-    }
-    let fingerprint = |wish: &Wish| shared.fingerprint(&wish.key, core.generation(wish.key.namespace()));
-    let fingerprints: Vec<u128> = wishes.iter().map(fingerprint).collect();
-    core.index.prefetch(&fingerprints);
-    let frames = fingerprints.iter().filter_map(|fingerprint| core.index.find(*fingerprint).next()?.frame);
-    core.frames.prefetch(frames);
 }
 
 /// What is noted of a grant, in one section behind it.

@@ -324,9 +324,6 @@ impl PutOp {
     /// Settle those that need no bytes: they are here, or are refused whatever they are like.
     fn settle_known(&mut self, shared: &Shared, run: &mut Vec<usize>) {
         let mut core = shared.lock();
-        let first = |at: &usize| self.offered[self.groups[*at].objects.start].key;
-        let fingerprint = |key: ObjectKey| shared.fingerprint(&key, core.generation(key.namespace()));
-        core.index.prefetch(&run.iter().map(first).map(fingerprint).collect::<Vec<_>>());
         // Whether an open group has it already is found when it is put there.
         let looks = self.into.is_none() && !shared.config.constant_fingerprint();
         let known = |at: &usize| match looks && self.is_present(shared, &mut core, &self.groups[*at]) {

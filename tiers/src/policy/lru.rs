@@ -81,10 +81,6 @@ impl FramePolicy for Lru {
         Some(frame)
     }
 
-    fn ahead(&self, frames: usize, into: &mut Vec<FrameId>) {
-        into.extend(self.order.front().take(frames).inspect(|frame| self.placed.prefetch(*frame)));
-    }
-
     fn len(&self) -> usize {
         self.order.len()
     }

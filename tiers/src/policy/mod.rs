@@ -105,9 +105,6 @@ pub trait FramePolicy: Send {
     /// that follow go on where this one stopped, so that a long stretch of ineligible frames delays a
     /// victim but never hides it.
     fn victim(&mut self, evictable: &mut dyn FnMut(FrameId) -> bool) -> Option<FrameId>;
-    /// Add up to `frames` frames that are likely the next victims: a hint of what to bring into the cache before they
-    /// are. A policy that cannot tell cheaply adds none.
-    fn ahead(&self, _frames: usize, _into: &mut Vec<FrameId>) {}
     /// Number of frames known.
     fn len(&self) -> usize;
     /// Whether no frame is known.

@@ -48,11 +48,6 @@ impl Order {
         self.places.remove(&Place { at, frame });
     }
 
-    /// Frames in the order in which they should leave.
-    pub(super) fn front(&self) -> impl Iterator<Item = FrameId> {
-        self.places.iter().map(|place| place.frame)
-    }
-
     /// The next place to look at, which stays where it is; `None` at the end of the walk. Places may be
     /// removed and added between looks.
     pub(super) fn look(&mut self, walk: &mut Walk) -> Option<Place> {

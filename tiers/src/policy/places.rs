@@ -122,7 +122,8 @@ impl Places {
     }
 
     /// All of them, in order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = Place> {
+    #[cfg(test)]
+    fn iter(&self) -> impl Iterator<Item = Place> {
         self.pages.values().flat_map(|pages| std::iter::once(pages.first).chain(pages.rest.iter().copied()))
     }
 }

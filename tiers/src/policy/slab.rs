@@ -1,6 +1,6 @@
 //! A table by frame number.
 
-use pagelith_io::{huge, prefetch};
+use pagelith_io::huge;
 
 use super::FrameId;
 
@@ -24,11 +24,6 @@ impl<T> Slab<T> {
 
     pub(super) fn get(&self, frame: FrameId) -> Option<&T> {
         self.notes.get(frame.0 as usize)?.as_ref()
-    }
-
-    /// Start bringing a note into the cache, to be changed. Changes nothing.
-    pub(super) fn prefetch(&self, frame: FrameId) {
-        self.notes.get(frame.0 as usize).into_iter().for_each(prefetch::line_to_write);
     }
 
     pub(super) fn get_mut(&mut self, frame: FrameId) -> Option<&mut T> {
