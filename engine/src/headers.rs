@@ -42,7 +42,7 @@ const HUGE_PAGE: u64 = 2 << 20;
 /// Bytes of the longest piece of a ring: those of all shards fill a huge page.
 const PIECE_BYTES_MAX: u64 = HUGE_PAGE / SHARDS_MAX;
 /// Bytes that are asked for of a header before it is looked at, and of where it will be kept: those of one object of 64 KiB have so many.
-pub(crate) const EXPECTED_BYTES: usize = 384;
+const EXPECTED_BYTES: usize = 384;
 
 /// Upper 24 bits: of the hash of a place. The others: where the header began, counting every line that the shard's ring ever
 /// took, and one; 0: nothing.

@@ -12,7 +12,6 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use pagelith_io::prefetch;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::Record;
@@ -113,14 +112,6 @@ struct Look<'a, 'r> {
     torn: bool,
 }
 
-/// What is known of a slot's object while its neighbours are looked at.
-struct Ahead<'a> {
-    entry: Option<Entry>,
-    /// There are more entries of its fingerprint.
-    more: bool,
-    entered: Option<Entered<'a>>,
-}
-
 impl<'a, 'r> Look<'a, 'r> {
     fn new(shared: &'a Shared, reading: &'r Reading<'r>, count: usize) -> Look<'a, 'r> {
         let tick = (shared.published.tick.load(Relaxed) % u64::from(TICK_MODULUS)) as u32;
@@ -134,7 +125,7 @@ impl<'a, 'r> Look<'a, 'r> {
         let mut of: Option<(NamespaceId, Generation)> = None;
         let mut fingerprints = Vec::with_capacity(PREFETCH_GROUP);
         let mut generations = Vec::with_capacity(PREFETCH_GROUP);
-        let mut ahead = Vec::with_capacity(PREFETCH_GROUP);
+        let mut entries: Vec<Entry> = Vec::new();
         for group in which.chunks(PREFETCH_GROUP) {
             fingerprints.clear();
             generations.clear();
@@ -148,67 +139,30 @@ impl<'a, 'r> Look<'a, 'r> {
                 fingerprints.push(slot.fingerprint);
                 generations.push(generation);
             }
-            self.ahead(&fingerprints, &mut ahead);
-            for ((&i, generation), ahead) in group.iter().zip(&generations).zip(ahead.drain(..)) {
+            self.shared.published.index.prefetch(&fingerprints);
+            for (&i, generation) in group.iter().zip(&generations) {
                 let slot = &mut slots[i];
                 let depth = at.depth.saturating_add(slot.step_back);
-                let found = match (ahead.more, &ahead.entry) {
-                    (true, _) => {
-                        let entries: Vec<Entry> = self.reading.entries(slot.fingerprint).collect();
-                        self.one(slot, &entries, None, *generation, depth)
-                    }
-                    (false, entry) => self.one(slot, entry.as_slice(), ahead.entered, *generation, depth),
-                };
+                entries.clear();
+                entries.extend(self.reading.entries(slot.fingerprint));
+                let found = self.one(slot, &entries, *generation, depth);
                 self.located.push((i, found));
             }
         }
-    }
-
-    /// Find what these fingerprints lead to, one step for all of them at a time, so that their misses of the cache are under
-    /// way together.
-    fn ahead(&self, fingerprints: &[u128], ahead: &mut Vec<Ahead<'a>>) {
-        let frames = &self.shared.published.frames;
-        self.shared.published.index.prefetch(fingerprints);
-        for fingerprint in fingerprints {
-            let mut entries = self.reading.entries(*fingerprint);
-            let entry = entries.next();
-            let more = entries.next().is_some();
-            let frame = entry.and_then(|e| e.frame);
-            frame.into_iter().for_each(|frame| frames.prefetch(frame as usize));
-            // Where it will be noted.
-            self.shared.published.touches.prefetch(frame.into_iter());
-            ahead.push(Ahead { entry, more, entered: None });
-        }
-        for one in ahead.iter_mut().filter(|one| !one.more) {
-            one.entered = one.entry.and_then(|e| e.frame).and_then(|frame| self.enter(frame));
-            one.entered.iter().for_each(|entered| prefetch::lines(&**entered));
-        }
-        let members = ahead.iter().filter_map(|one| one.entered.as_ref()?.members.first());
-        members.for_each(|member| prefetch::line(&member.extent));
     }
 
     fn enter(&self, frame: u32) -> Option<Entered<'a>> {
         self.shared.published.frames.enter(frame as usize).map(Entered::new)
     }
 
-    /// Where one object is, of which the index has these `entries`; `entered` is the frame of the only one.
-    fn one(
-        &mut self,
-        slot: &mut Slot,
-        entries: &[Entry],
-        mut entered: Option<Entered<'a>>,
-        generation: Generation,
-        depth: u32,
-    ) -> Located<'a> {
+    /// Where one object is, of which the index has these `entries`.
+    fn one(&mut self, slot: &mut Slot, entries: &[Entry], generation: Generation, depth: u32) -> Located<'a> {
         // A probe asks what lies there, seen or not.
         if slot.aim != Aim::Probe && entries.iter().any(|e| e.attached && !self.reading.is_visible(e)) {
-            if let (Some(entered), Some(frame)) = (entered, entries[0].frame) {
-                self.leave(entered, frame);
-            }
             return Located::Settled(Ok(GetOutcome::Miss(MissCause::Absent)));
         }
         for (entry, frame) in entries.iter().filter_map(|e| Some((e, e.frame?))) {
-            let Some(entered) = entered.take().or_else(|| self.enter(frame)) else {
+            let Some(entered) = self.enter(frame) else {
                 self.torn = true;
                 continue;
             };

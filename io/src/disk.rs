@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use crate::buffer::Part;
 use crate::fault::{FaultKind, FaultOp, IoFault};
-use crate::prefetch;
 use crate::registered::Registration;
 
 /// A file of the store, as [`Disk::create`] and [`Disk::open`] number them.
@@ -106,15 +105,6 @@ pub struct Completion {
     pub result: Result<(), IoFault>,
     /// The operation with its parts; what a failed read's parts hold is unspecified but initialised.
     pub op: Op,
-}
-
-impl Completion {
-    /// Start bringing what a read begins with, so many bytes, into the cache: the disk wrote it to memory.
-    pub fn expect(&self, bytes: usize) {
-        if let Op::Read { parts, .. } = &self.op {
-            parts.first().into_iter().for_each(|part| prefetch::front(part.bytes(), bytes));
-        }
-    }
 }
 
 /// One thread's way to the disk; it may go from thread to thread, with operations in flight too. Never blocks except in [`Queue::wait`]. Dropping a queue waits for the

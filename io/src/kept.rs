@@ -15,8 +15,8 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+use crate::huge;
 use crate::sync::{Arc, AtomicPtr, AtomicU32};
-use crate::{huge, prefetch};
 
 /// The bit that says that it is open; the others are the count.
 const OPEN: u32 = 1 << 31;
@@ -206,12 +206,6 @@ impl<T> Kept<T> {
     pub fn enter(&self, at: usize) -> Option<Inside<'_, T>> {
         let place = self.table.place(at)?;
         place.readers.enter().then_some(Inside { place, _value: PhantomData })
-    }
-
-    /// Start bringing a place into the cache. Changes nothing.
-    #[inline]
-    pub fn prefetch(&self, at: usize) {
-        self.table.place(at).into_iter().for_each(prefetch::line);
     }
 }
 

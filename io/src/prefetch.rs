@@ -7,34 +7,20 @@ const LINE: usize = 64;
 /// it, so that a core has as many of them under way as it can.
 #[inline(always)]
 pub fn line<T>(at: &T) {
-    address(std::ptr::from_ref(at).cast());
-}
-
-/// As [`line`], of each that a value of several lines lies in.
-#[inline(always)]
-pub fn lines<T>(of: &T) {
-    let first: *const u8 = std::ptr::from_ref(of).cast();
-    // What it ends in is one more, if it does not begin with a line.
-    (0..size_of::<T>()).step_by(LINE).for_each(|at| address(first.wrapping_add(at)));
-    address(first.wrapping_add(size_of::<T>().saturating_sub(1)));
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch reads nothing that the program could see and cannot fault, and SSE is part of x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(at).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    std::hint::black_box(at);
 }
 
 /// As [`line`], of each that the first `most` bytes lie in.
 #[inline(always)]
 pub fn front(bytes: &[u8], most: usize) {
     bytes.iter().take(most).step_by(LINE).for_each(line);
-}
-
-#[inline(always)]
-fn address(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch reads nothing that the program could see and cannot fault, and SSE is part of x86-64.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    std::hint::black_box(at);
 }
 
 /// As [`line`], for who writes there: no other core has the line then, and to write takes no second request for it.
@@ -58,8 +44,6 @@ mod tests {
     fn it_leaves_everything_as_it_is() {
         let table = vec![7u64; 10_000];
         table.iter().for_each(super::line);
-        super::lines(&[7u64; 40]);
-        super::lines(&());
         super::front(&[7; 100], 200);
         super::front(&[], 200);
         table.iter().for_each(super::line_to_write);
