@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use pagelith_io::buffer::{AlignedBuf, Keep, Part};
 use pagelith_layouts::key::ObjectKey;
-use smallvec::SmallVec;
 
 use crate::put::placed::Arrived;
 use crate::put::vouched::Vouched;
@@ -115,15 +114,12 @@ impl Source {
 /// length. Memory is owned, or borrowed under a guard, until the get is done. If the get is not a hit, what
 /// the pieces hold then is unspecified.
 #[derive(Debug)]
-pub struct Destination(pub(crate) Parts);
-
-/// The pieces of one object's memory: mostly one, which is then not kept in a list of its own.
-pub(crate) type Parts = SmallVec<[Part; 1]>;
+pub struct Destination(pub(crate) Vec<Part>);
 
 impl Destination {
     /// Fill a buffer; it comes back with the outcome.
     pub fn owned(buffer: AlignedBuf) -> Destination {
-        Destination([buffer.into_part()].into())
+        Destination(vec![buffer.into_part()])
     }
 
     /// Fill `pieces`, in order. Pieces whose address and length are multiples of 4096 are read straight into.

@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
-use smallvec::SmallVec;
 
 use crate::core::Core;
 use crate::index::{PREFETCH_GROUP, TICK_MODULUS};
@@ -107,9 +106,10 @@ impl<'a> Look<'a> {
         let mut steps = PageSteps::default();
         // The keys of a batch are of one namespace, mostly.
         let mut of: Option<(NamespaceId, Generation)> = None;
-        // What is looked for, and what comes while it is: one step for all of a group at a time, so that their misses of
-        // the cache are under way together, and those of the next group while this one is compared.
-        let (mut group, mut next) = (Group::default(), Group::default());
+        // By fingerprint and depth, what is looked for, and what comes while it is: one step for all of
+        // a group at a time, so that their misses of the cache are under way together, and those of the
+        // next group while this one is compared.
+        let (mut group, mut next) = (Vec::<(u128, u32)>::new(), Vec::new());
         loop {
             next.clear();
             for key in keys.by_ref().take(PREFETCH_GROUP) {
@@ -119,11 +119,10 @@ impl<'a> Look<'a> {
                 let (_, generation) = *of.insert(known.unwrap_or_else(|| (namespace, generation())));
                 let fingerprint = self.shared.fingerprint(key.borrow(), generation);
                 self.shared.published.index.prefetch(&[fingerprint]);
-                next.fingerprints.push(fingerprint);
-                next.depths.push(self.depth.saturating_add(steps.step(key.borrow())));
+                next.push((fingerprint, self.depth.saturating_add(steps.step(key.borrow()))));
             }
             let seen = self.touched.len();
-            for (fingerprint, depth) in group.fingerprints.iter().zip(&group.depths) {
+            for (fingerprint, depth) in &group {
                 let entry = self.reading.find(*fingerprint);
                 found.push(entry.is_some());
                 match entry {
@@ -133,24 +132,10 @@ impl<'a> Look<'a> {
                 }
             }
             touched::prefetch(self.shared, &self.touched[seen..]);
-            if next.fingerprints.is_empty() {
+            if next.is_empty() {
                 return found;
             }
             std::mem::swap(&mut group, &mut next);
         }
-    }
-}
-
-/// Some of the keys that are looked for.
-#[derive(Default)]
-struct Group {
-    fingerprints: SmallVec<[u128; PREFETCH_GROUP]>,
-    depths: SmallVec<[u32; PREFETCH_GROUP]>,
-}
-
-impl Group {
-    fn clear(&mut self) {
-        self.fingerprints.clear();
-        self.depths.clear();
     }
 }

@@ -5,9 +5,7 @@ use pagelith_io::clock::Mono;
 use pagelith_io::disk::{Completion, Op};
 use pagelith_io::fault::IoFault;
 use pagelith_layouts::align::ALIGN;
-use smallvec::SmallVec;
 
-use crate::batch::Parts;
 use crate::outcome::Ticket;
 use crate::plan::{Fetch, Piece};
 use crate::ragged::Ragged;
@@ -29,7 +27,7 @@ pub(crate) struct Flight {
     /// When it was submitted.
     pub began: Mono,
     /// By piece.
-    taken: SmallVec<[Taken; 1]>,
+    taken: Vec<Taken>,
 }
 
 /// What a read brought for one piece.
@@ -69,7 +67,7 @@ pub(crate) fn submit(
         return Err((Held::Queue, fetch));
     };
     // All memory of the store's own first: without it nothing of the caller's is touched.
-    let mut own = Parts::new();
+    let mut own = Vec::new();
     for piece in &fetch.pieces {
         let (part, held) = match piece {
             Piece::Header { bytes, .. } => (io.scratch.take(*bytes as usize), Held::Scratch),
@@ -88,7 +86,7 @@ pub(crate) fn submit(
     }
     let mut own = own.into_iter();
     let mut parts = Vec::new();
-    let mut taken = SmallVec::with_capacity(fetch.pieces.len());
+    let mut taken = Vec::with_capacity(fetch.pieces.len());
     for piece in &fetch.pieces {
         let before = parts.len();
         let mut rag = None;
@@ -128,11 +126,11 @@ pub(crate) fn land(
     scratch: &mut Scratch,
     flight: Flight,
     completion: Completion,
-) -> (SmallVec<[Landed; 1]>, Result<(), IoFault>, Fetch) {
+) -> (Vec<Landed>, Result<(), IoFault>, Fetch) {
     let Flight { fetch, taken, .. } = flight;
     let arrived = completion.result.is_ok();
     let mut parts = completion.op.into_parts().into_iter();
-    let mut landed = SmallVec::with_capacity(fetch.pieces.len());
+    let mut landed = Vec::with_capacity(fetch.pieces.len());
     for (piece, taken) in fetch.pieces.iter().zip(taken) {
         match piece {
             Piece::Header { header, .. } => {

@@ -25,7 +25,6 @@ use pagelith_io::fused::{Copier, Stores};
 use pagelith_layouts::staging;
 use pagelith_tiers::policy::Recency;
 use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
 
 pub(crate) use self::finish::Finished;
 pub(crate) use self::header::{Header, HeaderBytes};
@@ -44,9 +43,6 @@ use crate::steps::PageSteps;
 
 /// Tries of a read that the device failed.
 const ATTEMPTS: u32 = 2;
-
-/// Objects that a read brought something for: mostly one.
-type Touched = SmallVec<[usize; 1]>;
 
 /// A batch of gets.
 pub(crate) struct GetBatch {
@@ -279,7 +275,7 @@ impl GetBatch {
             io.shared.late_reads.fetch_sub(1, Ordering::Relaxed);
         }
         let (landed, result, fetch) = fetch::land(&mut io.scratch, flight, completion);
-        let mut touched = Touched::new();
+        let mut touched: Vec<usize> = Vec::new();
         for piece in landed {
             match piece {
                 Landed::Direct { slot, parts } => {
@@ -339,7 +335,7 @@ impl GetBatch {
 
     /// Add those that wait for this header and are not among the `touched`: nobody, unless some of its record was read
     /// apart from it.
-    fn touch_users(&self, header: usize, touched: &mut Touched) {
+    fn touch_users(&self, header: usize, touched: &mut Vec<usize>) {
         let needs = |i: &usize| self.slots[*i].header == Some(header);
         if touched.iter().filter(|i| needs(i)).count() < self.headers[header].users {
             touched.extend((0..self.slots.len()).filter(needs));

@@ -6,7 +6,6 @@ use std::ops::Range;
 use pagelith_layouts::align::{ALIGN, align_up};
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::ids::SegmentId;
-use smallvec::SmallVec;
 
 /// Longest read that neighbours are joined into, in bytes. Past some hundred KiB a longer read gains
 /// nothing on NVMe, and a failed or late read should not take many objects with it.
@@ -14,9 +13,6 @@ pub(crate) const JOIN_BYTES_MAX: u64 = 1 << 20;
 /// Longest stretch in front of a payload that is read along with it for the header's sake, in bytes; beyond
 /// it the header is read by itself.
 pub(crate) const LEAD_BYTES_MAX: u64 = 64 * 1024;
-
-/// Stretches of one payload: one, but of what streams.
-pub(crate) type Chunks = SmallVec<[Range<u64>; 1]>;
 
 /// What is wanted of one object, and where it lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +25,7 @@ pub(crate) struct Target {
     pub record: u64,
     pub delta: u64,
     /// The stretches of the payload to read, each a multiple of 4096 from an aligned start.
-    pub chunks: Chunks,
+    pub chunks: Vec<Range<u64>>,
     /// Straight into the caller's memory, in this many parts; `None` through staging.
     pub direct_parts: Option<usize>,
     /// Whether the last of those parts has an end too short to be read into.
@@ -83,7 +79,7 @@ pub(crate) struct Fetch {
     pub bytes: u64,
     /// Scatter parts that it takes.
     pub parts: usize,
-    pub pieces: SmallVec<[Piece; 1]>,
+    pub pieces: Vec<Piece>,
     /// It may be submitted once this sub-batch's turn has come.
     pub stage: usize,
 }
@@ -214,8 +210,8 @@ pub(crate) fn is_whole_blocks(want: &Range<u64>, length: u64) -> bool {
 }
 
 /// Split a stretch into chunks of at most `chunk` bytes.
-pub(crate) fn chunks(stretch: Range<u64>, chunk: u64) -> Chunks {
-    let mut out = Chunks::new();
+pub(crate) fn chunks(stretch: Range<u64>, chunk: u64) -> Vec<Range<u64>> {
+    let mut out = Vec::new();
     let mut at = stretch.start;
     while at < stretch.end {
         let end = (at + chunk).min(stretch.end);

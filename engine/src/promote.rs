@@ -109,7 +109,7 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
 fn arrived(slot: &mut Slot) -> Option<FrameMember> {
     let arriving = slot.rare.as_mut().and_then(|rare| rare.arriving.take());
     let (arriving, verified) = arriving.zip(slot.verified.as_ref())?;
-    let memory = std::mem::take(&mut slot.get.destination.0).into_vec();
+    let memory = std::mem::take(&mut slot.get.destination.0);
     // It was verified there, and nobody else has it.
     arriving.arrived(memory, verified.checksums.clone()).into_member(slot.get.key, slot.fingerprint)
 }

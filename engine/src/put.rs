@@ -28,7 +28,6 @@ use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::{self, GroupKind, MEMBERS_MAX, OBJECT_BYTES_MAX};
 use pagelith_tiers::dram::arena::Extent;
-use smallvec::SmallVec;
 
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
@@ -75,13 +74,11 @@ pub(crate) struct Size {
     pub in_arena: bool,
 }
 
-/// What the index will know the objects of a group by.
-pub(crate) type Fingerprints = SmallVec<[u128; 1]>;
-
 /// A group with memory of its own, invisible so far.
 pub(crate) struct Admitted {
     generation: Generation,
-    fingerprints: Fingerprints,
+    /// What the index will know its objects by.
+    fingerprints: Vec<u128>,
     room: Room,
     /// Where those of them are that are here already, and give way to the group; empty if none is.
     here: Vec<Option<At>>,
@@ -119,7 +116,7 @@ impl Admitted {
 /// What became of a group that was copied.
 pub(crate) enum Stored {
     /// That, and these frames are to be written.
-    Done(PutOutcome, SmallVec<[FrameRef; 1]>),
+    Done(PutOutcome, Vec<FrameRef>),
     /// Not now. All of it lies in the arena, in the order given, and is the caller's.
     Back(Error, Vec<FrameMember>),
 }
@@ -212,7 +209,7 @@ pub(crate) fn check_bytes(shared: &Shared, first: &ObjectKey, lengths: &[u64]) -
 #[derive(Debug, Default)]
 pub(crate) struct Room {
     /// For those that are not in the arena yet.
-    pub extents: SmallVec<[Option<Extent>; 1]>,
+    pub extents: Vec<Option<Extent>>,
     /// That of a frame which made room for it.
     pub number: Option<Number>,
 }
@@ -220,7 +217,7 @@ pub(crate) struct Room {
 impl Room {
     /// Of a group of so many objects.
     pub fn of(objects: usize) -> Room {
-        Room { extents: SmallVec::with_capacity(objects), number: None }
+        Room { extents: Vec::with_capacity(objects), number: None }
     }
 
     /// It is not needed.

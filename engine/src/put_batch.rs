@@ -10,7 +10,6 @@ use pagelith_io::clock::Mono;
 use pagelith_io::disk::Completion;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::policy::Recency;
-use smallvec::SmallVec;
 
 use crate::batch::{Destination, Elsewhere, Get, Put, PutGroup, Source};
 use crate::core::Core;
@@ -107,7 +106,7 @@ impl Group {
     }
 
     /// What was put; `None` if it is an open group that is gone.
-    fn sizes(&self, shared: &Shared) -> Option<SmallVec<[Size; 1]>> {
+    fn sizes(&self, shared: &Shared) -> Option<Vec<Size>> {
         match &self.from {
             From::Lent(objects) => {
                 let size = |o: &Put| Size {
@@ -142,7 +141,7 @@ impl Group {
         let adopted = |i: usize| adopted(taken, &admitted.adopts, i);
         match &mut self.from {
             From::Lent(objects) => {
-                let mut all: SmallVec<[Incoming<'_>; 1]> = SmallVec::with_capacity(objects.len());
+                let mut all: Vec<Incoming<'_>> = Vec::with_capacity(objects.len());
                 for (i, Put { key, source }) in objects.iter_mut().enumerate() {
                     let is_here = |e: &Elsewhere| matches!(e, Elsewhere::Arrived(_));
                     let arrived = source.elsewhere.take_if(|e| is_here(e) && adopted(i).is_none());

@@ -12,7 +12,7 @@ use pagelith_layouts::record::{GroupKind, Record, RecordFacts};
 use pagelith_layouts::segment::SegmentIdentity;
 use pagelith_tiers::ssd::read::{Expected, Verdict, Verifier, judge};
 
-use crate::batch::{Destination, Get, Parts};
+use crate::batch::{Destination, Get};
 use crate::error::{Error, Result};
 use crate::frame_io::Entered;
 use crate::get::Header;
@@ -145,13 +145,13 @@ impl Slot {
 
     /// A question whether an object is here; the outcome's bytes are its length.
     pub fn probe(key: ObjectKey) -> Slot {
-        let get = Get { key, range: None, destination: Destination(Parts::new()) };
+        let get = Get { key, range: None, destination: Destination(Vec::new()) };
         Slot { aim: Aim::Probe, ..Slot::new(get) }
     }
 
     /// A question where bytes of an object lie on SSD; the outcome's bytes are how many there are.
     pub fn place(key: ObjectKey, range: Option<Range<u64>>) -> Slot {
-        let get = Get { key, range, destination: Destination(Parts::new()) };
+        let get = Get { key, range, destination: Destination(Vec::new()) };
         Slot { aim: Aim::Place, ..Slot::new(get) }
     }
 
@@ -239,13 +239,13 @@ impl Slot {
     pub fn take_parts(&mut self) -> Vec<Part> {
         self.away = true;
         self.began = true;
-        std::mem::take(&mut self.get.destination.0).into_vec()
+        std::mem::take(&mut self.get.destination.0)
     }
 
     /// The caller's memory, back.
     pub fn give_parts(&mut self, parts: Vec<Part>) {
         self.away = false;
-        self.get.destination.0 = Parts::from_vec(parts);
+        self.get.destination.0 = parts;
     }
 
     /// Whether the caller's memory is in a read.

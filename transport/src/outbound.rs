@@ -8,14 +8,13 @@ use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts};
 use pagelith_layouts::wire::shown::{self, ShownPiece, Stretch};
 use pagelith_layouts::wire::{Frame, FrameHead, Kind, Side};
-use smallvec::smallvec;
 
 use crate::auth::FrameMac;
 use crate::closed::Closed;
 use crate::limits::Limits;
 use crate::link::{Counts, Event, Push, Room};
 use crate::sending::Sending;
-use crate::shown::{Pieces, Regions};
+use crate::shown::Regions;
 use crate::stream::{Moved, Stream};
 
 /// Bytes of control frames that are written together.
@@ -35,7 +34,7 @@ enum Queued {
     Frame(Frame),
     Push(Sending),
     /// To be shown where it lies.
-    Show(Push, Pieces),
+    Show(Push, Vec<ShownPiece>),
 }
 
 /// What a writer goes by: its side, and what was agreed.
@@ -183,7 +182,7 @@ impl Outbound {
             let push = Push { op, item, offset, parts: Vec::new(), token, may_show: true };
             self.pushes += 1;
             self.shown.insert(stretch, None);
-            self.queue.push_back(Queued::Show(push, smallvec![piece]));
+            self.queue.push_back(Queued::Show(push, vec![piece]));
         }
         has_room
     }

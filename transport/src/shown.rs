@@ -7,15 +7,11 @@ use pagelith_io::buffer::Part;
 use pagelith_io::fused::Piece;
 use pagelith_io::shm::{CatalogView, Region, SteadyWords, View};
 use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
-use smallvec::SmallVec;
 
 /// Most regions that a side hands over on one link.
 pub const REGIONS_MAX: usize = 32;
 /// Most files that a server hands over on one link.
 pub const FILES_MAX: usize = 32;
-
-/// Where bytes lie that are shown: side by side, mostly.
-pub type Pieces = SmallVec<[ShownPiece; 1]>;
 
 /// Memory of this process that its peers may look at: what links hand over that are made from now on. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -78,7 +74,7 @@ impl Regions {
     }
 
     /// Where all of `parts` lie in this side's regions; `None` if one of them lies elsewhere, or none has a byte.
-    pub fn pieces(&self, parts: &[Part]) -> Option<Pieces> {
+    pub fn pieces(&self, parts: &[Part]) -> Option<Vec<ShownPiece>> {
         if self.own.is_empty() {
             return None;
         }
@@ -89,7 +85,7 @@ impl Regions {
                 .next()
                 .map(|(number, at)| ShownPiece::new(number, at, part.len() as u64))
         };
-        let pieces: Pieces =
+        let pieces: Vec<ShownPiece> =
             parts.iter().filter(|part| !part.is_empty()).map(place).collect::<Option<_>>()?;
         (!pieces.is_empty()).then_some(pieces)
     }
@@ -140,7 +136,7 @@ pub struct Shown {
 #[derive(Debug)]
 enum Lies {
     /// In order: where each begins in its view, and how long it is.
-    Memory(SmallVec<[(Arc<View>, u64, u64); 1]>),
+    Memory(Vec<(Arc<View>, u64, u64)>),
     File(FilePlace),
 }
 

@@ -12,7 +12,6 @@ use pagelith_layouts::ids::{NamespaceId, PrefixHash};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_tiers::policy::Recency;
-use smallvec::SmallVec;
 
 use crate::config::Promote;
 use crate::core::Core;
@@ -73,13 +72,13 @@ fn keep_page(
     page: &[Fetched],
     since: Quiet,
     at: Recency,
-) -> SmallVec<[FrameRef; 1]> {
+) -> Vec<FrameRef> {
     let size =
         |one: &Fetched| Size { key: one.key, length: Some(done[one.at].destination.len()), in_arena: false };
     let sizes: Vec<Size> = page.iter().map(size).collect();
     // What nobody could put here: it is too large, or attached to something that is not of its page.
     if put::check(shared, kind, &sizes).is_err() {
-        return SmallVec::new();
+        return Vec::new();
     }
     // Nothing gives way in the index for it: what did would be gone from SSD too. What is attached takes a link besides.
     let entries = page.len() as u64 * if matches!(kind, Kind::Attached(_)) { 2 } else { 1 };
@@ -89,16 +88,16 @@ fn keep_page(
     };
     let mut core = shared.lock();
     if !may(&core) {
-        return SmallVec::new();
+        return Vec::new();
     }
     // What may be here already, in whatever form, stays as it is.
     let mut admitted = match admit(shared, &mut core, kind, &sizes, None, &[]) {
         Admission::Admitted(admitted) => admitted,
-        _ => return SmallVec::new(),
+        _ => return Vec::new(),
     };
     if admitted.met_some() {
         admitted.give_back(&mut core);
-        return SmallVec::new();
+        return Vec::new();
     }
     admitted.came = Came::Fetched;
     drop(core);
@@ -115,13 +114,13 @@ fn keep_page(
     let mut core = shared.lock();
     if !is_it || !may(&core) {
         copied.give_back(&mut core);
-        return SmallVec::new();
+        return Vec::new();
     }
     match publish(shared, &mut core, kind, copied, at) {
         Stored::Done(_, frames) => frames,
         Stored::Back(_, members) => {
             members.into_iter().for_each(|m| core.space.free(m.extent));
-            SmallVec::new()
+            Vec::new()
         }
     }
 }

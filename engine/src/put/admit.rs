@@ -7,7 +7,7 @@ use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::GroupKind;
 
-use super::{Admitted, At, Came, Fingerprints, Kind, Room, Size, expire};
+use super::{Admitted, At, Came, Kind, Room, Size, expire};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::get::Probed;
@@ -83,7 +83,7 @@ pub(crate) fn admit(
     adopted: &[Option<At>],
 ) -> Admission {
     let generation = core.generation(group[0].key.namespace());
-    let fingerprints: Fingerprints = group.iter().map(|o| shared.fingerprint(&o.key, generation)).collect();
+    let fingerprints: Vec<u128> = group.iter().map(|o| shared.fingerprint(&o.key, generation)).collect();
     let mut found = Vec::with_capacity(group.len());
     let mut doubtful = Vec::new();
     for (i, (object, fp)) in group.iter().zip(&fingerprints).enumerate() {
@@ -152,7 +152,7 @@ pub(crate) fn admit(
 pub(super) fn memory(
     shared: &Shared,
     core: &mut Core,
-    (generation, fingerprints): (Generation, Fingerprints),
+    (generation, fingerprints): (Generation, Vec<u128>),
     group: &[Size],
     mut room: Room,
 ) -> Admission {

@@ -17,7 +17,6 @@ use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::GroupKind;
 use pagelith_tiers::dram::arena::ArenaMemory;
 use pagelith_tiers::policy::Recency;
-use smallvec::SmallVec;
 
 use super::vouched::Vouched;
 use super::{Admitted, At, Came, Room, placed};
@@ -208,7 +207,7 @@ impl Filling<'_> {
                     }
                 }
                 Bytes::Lent(parts) => {
-                    let lent: SmallVec<[&[u8]; 2]> = parts.iter().map(Part::bytes).collect();
+                    let lent: Vec<&[u8]> = parts.iter().map(Part::bytes).collect();
                     **whole &= to.fill_by(memory, copier, &lent, sums);
                 }
                 Bytes::Adopted(bytes) => **whole &= to.fill_by(memory, copier, &[bytes], sums),

@@ -3,10 +3,9 @@
 
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
-use smallvec::SmallVec;
 
 use super::admit::{Admission, memory};
-use super::{Fingerprints, Kind, Room, Size};
+use super::{Kind, Room, Size};
 use crate::core::Core;
 use crate::outcome::PutOutcome;
 use crate::shared::Shared;
@@ -16,7 +15,7 @@ use crate::shared::Shared;
 pub(crate) struct Fresh {
     generation: Generation,
     /// What the index will know its objects by.
-    fingerprints: Fingerprints,
+    fingerprints: Vec<u128>,
     /// For their memory.
     room: Room,
 }
@@ -54,7 +53,7 @@ pub(crate) fn all_new<'a>(shared: &Shared, keys: impl Iterator<Item = &'a Object
     let reading = shared.published.read(&pin);
     let fingerprint =
         |key: &ObjectKey| shared.fingerprint(key, reading.visibility.generation(key.namespace()));
-    let fingerprints: SmallVec<[u128; 32]> = keys.map(fingerprint).collect();
+    let fingerprints: Vec<u128> = keys.map(fingerprint).collect();
     shared.published.index.prefetch(&fingerprints);
     reading.expect(fingerprints.len());
     fingerprints.iter().all(|f| reading.entries(*f).next().is_none()) && reading.holds(&pin)

@@ -7,7 +7,6 @@ use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::GroupKind;
 use pagelith_tiers::policy::{FrameId, Recency};
-use smallvec::SmallVec;
 
 use super::copied::Copied;
 use super::{At, Came, Kind, Stored};
@@ -43,7 +42,7 @@ pub(crate) fn publish(
     if core.generation(data.namespace) != generation {
         // Cleared while it was being copied: stored, and gone already.
         give_back(core, &data.members);
-        return Stored::Done(PutOutcome::Stored, SmallVec::new());
+        return Stored::Done(PutOutcome::Stored, Vec::new());
     }
     if let Came::OfStore(since) = came
         && !since.is_some_and(|since| shared.removals.none_since(since))
@@ -57,7 +56,7 @@ pub(crate) fn publish(
     if meets_some && is_present(core, kind, &data.members, generation) {
         give_back(core, &data.members);
         core.counters.puts_present += if fetched { 0 } else { objects };
-        return Stored::Done(PutOutcome::AlreadyPresent, SmallVec::new());
+        return Stored::Done(PutOutcome::AlreadyPresent, Vec::new());
     }
     let changed_one = || changed(shared, core, &data.members, &here, generation);
     if let Some(key) = meets_some.then(changed_one).flatten() {
@@ -87,7 +86,7 @@ pub(crate) fn publish(
         // What stores bring each other does not wait: behind a base that is not here it is not stored.
         give_back(core, &attached.members);
         core.counters.puts_refused += if fetched { 0 } else { objects };
-        return Stored::Done(PutOutcome::Refused, SmallVec::new());
+        return Stored::Done(PutOutcome::Refused, Vec::new());
     }
     // First, so that a refusal leaves everything as it was.
     if !make_room(core, objects) {
@@ -105,7 +104,7 @@ pub(crate) fn publish(
         Ok(frame) => frame,
         Err(()) => return back(too_many(), data),
     };
-    let mut frames: SmallVec<[FrameRef; 1]> = frame.into_iter().collect();
+    let mut frames: Vec<FrameRef> = frame.into_iter().collect();
     count(core, came, objects, bytes);
     if core.waiting.has_attached() {
         let keys: Vec<_> = data.members.iter().map(|m| m.key).collect();
@@ -120,7 +119,7 @@ fn take_up(
     core: &mut Core,
     keys: &[ObjectKey],
     generation: Generation,
-    frames: &mut SmallVec<[FrameRef; 1]>,
+    frames: &mut Vec<FrameRef>,
 ) {
     for attached in core.waiting.take_attached(keys) {
         // What it met when it was put may have changed while it waited.
@@ -162,7 +161,7 @@ fn lost(core: &Core, id: u64) -> Option<Error> {
 fn wait(shared: &Shared, core: &mut Core, attached: Attached) -> Stored {
     if core.waiting.waits(&attached.base, &attached.members) {
         give_back(core, &attached.members);
-        return Stored::Done(PutOutcome::Waiting, SmallVec::new());
+        return Stored::Done(PutOutcome::Waiting, Vec::new());
     }
     let bytes = attached.members.iter().map(|m| m.extent.padded_bytes()).sum();
     if let Err(error) = core.room_to_wait(shared.now(), None, bytes) {
@@ -170,7 +169,7 @@ fn wait(shared: &Shared, core: &mut Core, attached: Attached) -> Stored {
         return Stored::Back(error, attached.members.into_vec());
     }
     core.waiting.wait(attached, shared.group_deadline());
-    Stored::Done(PutOutcome::Waiting, SmallVec::new())
+    Stored::Done(PutOutcome::Waiting, Vec::new())
 }
 
 /// Make attached objects visible beside their base, which is here.
@@ -235,7 +234,7 @@ fn refused(core: &mut Core, members: &[FrameMember]) -> Stored {
         let refused = FlushReport { refused_objects: members.len() as u64, ..FlushReport::default() };
         core.flushes.add(first.key.namespace(), &refused);
     }
-    Stored::Done(PutOutcome::Refused, SmallVec::new())
+    Stored::Done(PutOutcome::Refused, Vec::new())
 }
 
 /// Whether DRAM holds exactly this group, seen by everybody.

@@ -7,7 +7,6 @@
 
 use pagelith_io::fused::{Copier, Stores};
 use pagelith_tiers::policy::Recency;
-use smallvec::SmallVec;
 
 use super::{From, Group, Needs, PutBatch};
 use crate::core::Core;
@@ -32,7 +31,7 @@ const ENQUEUE_BYTES: u64 = 4 << 20;
 /// A group of a run, by number.
 struct Member {
     group: usize,
-    sizes: SmallVec<[Size; 1]>,
+    sizes: Vec<Size>,
     /// Nothing was known of it, when that was asked without the lock.
     fresh: Option<Fresh>,
 }
@@ -72,7 +71,7 @@ impl PutBatch {
             }
             self.look(shared, runs);
             let (copied, next) = (&runs.copied, &runs.next);
-            let settled: SmallVec<[usize; 2 * GROUPS_LONG]> =
+            let settled: Vec<usize> =
                 copied.iter().map(|one| one.group).chain(next.iter().map(|one| one.group)).collect();
             from = self.turn(shared, runs, end);
             settled.into_iter().for_each(|group| self.settle_open(shared, group));
@@ -152,7 +151,7 @@ impl PutBatch {
                 && !copied.iter().any(|one| self.groups[one.group].key(0).same_page(page))
         };
         let asked = next.iter_mut().filter(unseen).map(|member| (&member.sizes[..], &mut member.fresh));
-        fresh::look(shared, &mut asked.collect::<SmallVec<[_; GROUPS_LONG]>>());
+        fresh::look(shared, &mut asked.collect::<Vec<_>>());
     }
 
     /// Step 1, of the next run: the first group that was not tried, and whether one found no memory. Not tried is one of the run if it found
@@ -211,7 +210,7 @@ impl PutBatch {
             let Copying { group, adopts, copied, .. }: &mut Copying = one;
             Some((&self.groups[*group], &adopts[..], copied.as_mut().ok()?.filling()?))
         };
-        let mut filling: SmallVec<[_; GROUPS_LONG]> = run.iter_mut().filter_map(filling).collect();
+        let mut filling: Vec<_> = run.iter_mut().filter_map(filling).collect();
         let mut copier = Copier::new(Stores::PastCache);
         for (group, adopts, filling) in &mut filling {
             filling.fill(&shared.memory, &mut copier, |member| group.bytes(adopts, member));

@@ -231,11 +231,11 @@ impl RemoteGet {
         let asked = self.asked;
         let wanted = missed.into_iter().filter_map(|missed| {
             let done = &mut self.done[missed.at];
-            let parts = std::mem::take(&mut done.destination.0).into_vec();
+            let parts = std::mem::take(&mut done.destination.0);
             let wanted = Wanted { key: missed.key, range: missed.range, parts, sent: false };
             // It would end the link. A peer need not say so of what is not here.
             if let Err(error) = wanted.check() {
-                done.destination.0 = wanted.parts.into();
+                done.destination.0 = wanted.parts;
                 if asked == Asked::Store {
                     done.outcome = Err(error);
                 }
@@ -289,7 +289,7 @@ impl RemoteGet {
                             let proof = Proof { checksums: sums, with, lies: None };
                             self.done[at].proof = Some(Box::new(proof));
                             self.settle(at, got.outcome);
-                            self.done[at].destination.0 = got.parts.into();
+                            self.done[at].destination.0 = got.parts;
                         }
                         heard.note_reply(desk, peer, failed);
                         if again.is_empty() { State::Over } else { State::New(again) }
@@ -336,7 +336,7 @@ impl RemoteGet {
     /// These are not asked for.
     fn give_back(&mut self, items: Vec<(usize, Wanted)>, why: Error) -> State<(usize, Wanted)> {
         for (at, wanted) in items {
-            self.done[at].destination.0 = wanted.parts.into();
+            self.done[at].destination.0 = wanted.parts;
             self.settle(at, Err(why.clone()));
         }
         State::Over

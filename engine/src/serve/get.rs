@@ -359,7 +359,7 @@ impl GetOp {
             if is_part && wanted.afar {
                 continue;
             }
-            let parts = std::mem::take(&mut done.destination.0).into_vec();
+            let parts = std::mem::take(&mut done.destination.0);
             let verdict = match (&done.outcome, parts.first()) {
                 (Ok(GetOutcome::Hit { tier, .. }), Some(part)) => {
                     wanted.take(&chunk, *tier, &done, part.bytes()).err()

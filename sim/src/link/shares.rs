@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use pagelith_io::buffer::Part;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::names::SEGMENTS;
-use pagelith_layouts::wire::shown::Stretch;
+use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
 use pagelith_layouts::wire::{Frame, Kind, Side};
 use pagelith_transport::link::{Event, Push};
-use pagelith_transport::shown::{FilePlace, Pieces, Regions, Shown};
+use pagelith_transport::shown::{FilePlace, Regions, Shown};
 
 use super::watch::{Vouching, sum};
 use super::wire::{Packet, Wire};
@@ -63,13 +63,13 @@ pub(super) fn over(push: Push, sent: bool) -> Event {
 
 impl Sharing {
     /// Where the bytes of a push lie, if they are to be shown.
-    pub fn pieces(&self, push: &Push) -> Option<Pieces> {
+    pub fn pieces(&self, push: &Push) -> Option<Vec<ShownPiece>> {
         let may_show = push.may_show && !self.shown.contains_key(&stretch_of(push));
         if may_show { self.shares.regions.pieces(&push.parts) } else { None }
     }
 
     /// Show what is pushed.
-    pub fn show(&mut self, wire: &mut Wire, side: Side, push: Push, pieces: Pieces) {
+    pub fn show(&mut self, wire: &mut Wire, side: Side, push: Push, pieces: Vec<ShownPiece>) {
         let (stretch, bytes) = (stretch_of(&push), gathered(&push.parts));
         self.vouching.shown(stretch, &bytes);
         wire.watch.show(side, stretch, sum(&bytes));
@@ -118,7 +118,7 @@ impl Sharing {
     }
 
     /// What the other says it shows; `None` if it has handed over no such memory.
-    pub fn arrived(&self, stretch: Stretch, pieces: Pieces) -> Option<Shown> {
+    pub fn arrived(&self, stretch: Stretch, pieces: Vec<ShownPiece>) -> Option<Shown> {
         self.shares.regions.shown(stretch, pieces.into_iter())
     }
 

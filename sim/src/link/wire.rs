@@ -9,9 +9,9 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::signal::Signal;
 use pagelith_layouts::checksum::checksum64;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::wire::shown::Stretch;
+use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
 use pagelith_layouts::wire::{Frame, Kind, Side};
-use pagelith_transport::shown::{FilePlace, Pieces};
+use pagelith_transport::shown::FilePlace;
 
 use super::watch::Watch;
 use super::{Fates, LinkFaults};
@@ -31,7 +31,7 @@ pub(super) enum Packet {
     /// Bytes that lie in the sender's memory.
     Shown {
         stretch: Stretch,
-        pieces: Pieces,
+        pieces: Vec<ShownPiece>,
     },
     /// Bytes that lie in a file of the sender's.
     Lent {
