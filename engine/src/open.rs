@@ -93,7 +93,7 @@ pub struct OpenReport {
 }
 
 /// The real world for a configuration, in which files are made until `stop` is raised.
-pub(crate) fn real_env(config: &ValidConfig, stop: &Arc<AtomicBool>) -> Result<Env> {
+pub(crate) fn real_env(config: &ValidConfig, stop: &Arc<std::sync::atomic::AtomicBool>) -> Result<Env> {
     // Memory that nothing is known of does not limit: whoever made the configuration valid knew better.
     let unlimited = |_| Facts { memory_bytes: u64::MAX, memory_source: String::new() };
     let facts = Facts::of_this_machine().unwrap_or_else(unlimited);

@@ -1,13 +1,14 @@
 //! The public face of a store. Each method is a few lines that delegate.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_io::registered::Registration;
 use pagelith_io::runtime::{Env, Join};
 use pagelith_io::shm::Region;
-use pagelith_io::sync::{Arc, AtomicBool, Mutex, MutexGuard, PoisonError};
+use pagelith_io::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pagelith_layouts::ids::{Generation, NamespaceId};
 use pagelith_layouts::key::ObjectKey;
 
