@@ -9,7 +9,6 @@
 
 mod acked;
 mod batch;
-mod direct;
 mod group;
 mod keeper;
 mod listen;
@@ -43,7 +42,7 @@ use pagelith_transport::link::Link;
 use pagelith_transport::shown::{REGIONS_MAX, Shows};
 
 use self::acked::Acked;
-use self::batch::{Gets, Puts};
+use self::batch::{Puts, begin_get};
 use self::keeper::Keeper;
 use self::listen::Listening;
 use crate::batch::{Get, GetSlice, Options, PutGroup, PutSlice, Request};
@@ -259,7 +258,12 @@ impl Attached {
         let manner = self.manner(&options);
         self.with_desk(|desk| {
             let mut puts = Puts::begin(desk, groups, required, manner);
-            self.drive(desk, |desk, now| noting(desk, now, |desk, heard| puts.advance(desk, now, heard)));
+            self.drive(desk, |desk, now| {
+                let mut heard = Heard::default();
+                let over = puts.advance(desk, now, &mut heard);
+                heard.tell(desk, now);
+                over
+            });
             self.acked().note(puts.acked());
             puts.finish()
         })
@@ -278,14 +282,9 @@ impl Attached {
     pub fn get(&self, gets: Vec<Get>, options: Options) -> Vec<GetDone> {
         let manner = self.manner(&options);
         self.with_desk(|desk| {
-            let mut gets = Gets::begin(desk, gets, manner);
-            self.drive(desk, |desk, now| {
-                noting(desk, now, |desk, heard| {
-                    let over = gets.advance(desk, now, heard);
-                    over || gets.has_direct() && gets.advance(desk, now, heard)
-                })
-            });
-            gets.finish()
+            let mut get = begin_get(desk, gets, manner);
+            self.drive(desk, |desk, now| get.advance(desk, now));
+            get.finish()
         })
     }
 
@@ -388,14 +387,6 @@ impl Attached {
     fn drive(&self, desk: &mut Desk, advance: impl FnMut(&mut Desk, Mono) -> bool) {
         tell::drive(&*self.clock, desk, advance, &|| self.look());
     }
-}
-
-/// Go on with what a batch has heard of the store noted behind it.
-fn noting(desk: &mut Desk, now: Mono, advance: impl FnOnce(&mut Desk, &mut Heard) -> bool) -> bool {
-    let mut heard = Heard::default();
-    let over = advance(desk, &mut heard);
-    heard.tell(desk, now);
-    over
 }
 
 /// How often something safe is asked: once more over a new link, if one stands that may end under it.

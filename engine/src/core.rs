@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pagelith_io::gated::Gated;
-use pagelith_io::shm::{Catalog, Posted};
 use pagelith_io::sync::AtomicU64;
 use pagelith_layouts::align::align_up;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId, Sequence};
@@ -155,8 +154,6 @@ pub(crate) struct Core {
     pub busy: BusyPuts,
     /// Counts that reports of flushes are made of.
     pub flushes: FlushCounts,
-    /// Where clients of this host find what lies in the arena, where that is shared.
-    pub catalog: Option<Catalog>,
     /// What came and went, for who asks.
     pub events: EventLog,
     pub answers: HashMap<u64, Option<Answer>>,
@@ -245,16 +242,6 @@ impl Core {
         if let Some(place) = entry.ssd {
             self.visibility.hide_record(place);
             self.events.forgot();
-        }
-    }
-
-    /// Tell clients of this host where the objects of a frame lie, which are visible from here on. What is attached is visible with its base alone:
-    /// who wants that asks.
-    pub fn tell_where(&mut self, frame: FrameId, data: &FrameData) {
-        let Some(catalog) = self.catalog.as_mut().filter(|_| !data.is_attached()) else { return };
-        for m in &data.members {
-            let (place, length) = (m.extent.offset(), m.extent.bytes);
-            catalog.post(frame.0, &Posted { key: &m.key, place, length, sums: &m.checksums });
         }
     }
 

@@ -7,8 +7,7 @@
 //!
 //! Invariants:
 //! 1. Nobody who is inside asks for the core's lock: they would wait for themselves.
-//! 2. What would have to be told to a catalog keeps the lanes shut, as does a store that takes nothing now: [`Lanes::open`] looks, each time
-//!    that the core is given back.
+//! 2. A store that takes nothing now keeps the lanes shut: [`Lanes::open`] looks, each time that the core is given back.
 //! 3. What happened inside is told to the core before anybody has it ([`Lanes::close`]), that which happened to one object in its order: that it
 //!    is here before it may leave, and that it left before anybody finds out, who may put it again.
 
@@ -121,10 +120,7 @@ impl Lanes {
     /// The core is given back.
     pub fn open(&self, core: &Core) {
         let writes = core.ssd.as_ref().is_some_and(|ssd| ssd.health.writes());
-        let open = core.catalog.is_none()
-            && !core.write_buffer_only
-            && !core.stopping
-            && (writes || core.ssd.is_none());
+        let open = !core.write_buffer_only && !core.stopping && (writes || core.ssd.is_none());
         let listeners = Listeners { writes, events: core.events.is_on(), peers: core.remote.is_some() };
         // Others look at this line.
         if self.open.load(Relaxed) != open {

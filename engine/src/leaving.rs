@@ -15,9 +15,6 @@ impl Core {
     pub fn unlink_frame(&mut self, id: FrameId, everywhere: bool) {
         let Some(frame) = self.frames.get_mut(id) else { return };
         self.policy.remove(id);
-        if let Some(catalog) = self.catalog.as_mut().filter(|_| !mutant::on(Mutant::CatalogKept)) {
-            catalog.withdraw(id.0);
-        }
         match frame.sole().filter(|_| !self.events.is_on()) {
             Some((fingerprint, _)) => self.unlink(id, fingerprint, None, everywhere),
             None => {

@@ -8,7 +8,6 @@ use pagelith_io::disk::Side;
 use pagelith_io::gated::Gated;
 use pagelith_io::probe::{SideChoice, open_disk_until};
 use pagelith_io::runtime::{Env, Join};
-use pagelith_io::shm::Catalog;
 use pagelith_io::signal::Signal;
 use pagelith_io::staging::StagingPool;
 use pagelith_io::sync::{Arc, AtomicBool, AtomicU64};
@@ -136,20 +135,6 @@ pub(crate) struct Opened {
     pub report: OpenReport,
 }
 
-/// Where clients of this host find what lies in the arena.
-fn catalog(config: &ValidConfig) -> Result<Option<Catalog>> {
-    let made = || {
-        let rows = usize::try_from(config.catalog_rows()).unwrap_or(usize::MAX);
-        let catalog = Catalog::new(rows, config.arena_bytes())?;
-        if config.dram_prefault() {
-            catalog.region().prefault()?;
-        }
-        Ok::<Catalog, std::io::Error>(catalog)
-    };
-    let made = config.dram_shared().then(made).transpose();
-    made.map_err(|e| Error::new(ErrorKind::Busy, format!("dram.shared: no memory for a catalog: {e}")))
-}
-
 /// Open or make a store in `env`, with the peers that are given, or else those of the configuration.
 #[tracing::instrument(level = "info", skip_all, name = "recover")]
 pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> Result<Opened> {
@@ -201,7 +186,6 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         Some(opened) => fingerprint_key = opened.manifest.superblock().fingerprint_key,
         None => env.entropy.fill(&mut fingerprint_key),
     }
-    let catalog = catalog(&config)?;
     let mut core = Core {
         index,
         frames: Frames::with_room(frames_max, frame_numbers, touches),
@@ -220,7 +204,6 @@ pub(crate) fn open(config: ValidConfig, env: Env, peers: Option<Vec<Peer>>) -> R
         counters: Counters::default(),
         busy: BusyPuts::default(),
         flushes: FlushCounts::default(),
-        catalog,
         events: EventLog::default(),
         answers: HashMap::new(),
         next_answer: 1,

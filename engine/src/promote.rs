@@ -99,7 +99,6 @@ fn promote_record(shared: &Shared, slots: &mut [Slot], which: &[usize], at: Rece
         debug_assert!(linked.is_ok_and(|found| found));
         core.events.stored(Tier::Memory, &slot.get.key, false);
     }
-    core.tell_where(frame.id, &data);
     core.counters.promoted += 1;
     core.settle_frame(frame);
     true

@@ -10,7 +10,6 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crossbeam_epoch::{Atomic, Guard, Owned};
 use pagelith_io::kept::Kept;
-use pagelith_io::shm::Catalog;
 use pagelith_io::sync::{Arc, AtomicU64, MutexGuard};
 use pagelith_tiers::policy::Touches;
 use pagelith_tiers::ssd::guards::SegmentGuards;
@@ -76,8 +75,6 @@ impl Published {
             unsafe { pin.defer_destroy(old) };
         }
         core.index.publish();
-        // Whoever fills what was freed does so behind this.
-        core.catalog.iter_mut().for_each(Catalog::settle);
     }
 
     /// Begin to read without the lock.

@@ -19,7 +19,6 @@ mod reads;
 mod room;
 mod said;
 mod telling;
-pub(crate) mod used;
 pub(crate) mod verify;
 pub(crate) mod writer;
 

@@ -345,9 +345,10 @@ impl Server {
                 self.answer(id, answered);
                 return;
             }
-            Ask::Used(bytes, keys) => {
-                let answered = self.used(bytes, keys.iter(), &manner.options);
-                self.answer(id, answered);
+            Ask::Used(..) => {
+                let detail = "the verb is reserved: leave it out, what is asked for is counted verb=Used";
+                let error = Error::new(ErrorKind::Incompatible, detail);
+                self.answer(id, Answered::failed(verb, error));
                 return;
             }
             Ask::Events(from) => {

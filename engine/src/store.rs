@@ -99,11 +99,6 @@ impl Store {
         self.shared.memory.region().cloned()
     }
 
-    /// What lies where in that memory, to be shown beside it ([`Listener::telling`](pagelith_transport::socket::Listener::telling)).
-    pub fn shared_catalog(&self) -> Option<Arc<Region>> {
-        self.shared.lock().catalog.as_ref().map(|catalog| catalog.region().clone())
-    }
-
     /// The files that segments lie in, opened to be read, where `ssd.shared` is set: for a listener that serves this store and hands
     /// them over ([`Listener::lending`](pagelith_transport::socket::Listener::lending)). None if they cannot be, with the reason in the log.
     pub fn shared_files(&self) -> Vec<Arc<OwnedFd>> {

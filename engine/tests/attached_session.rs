@@ -43,17 +43,9 @@ enum Way {
     Socket,
     /// The rings, and all memory.
     Shown,
-    /// The same, and what lies where in the store's: hits are copied without asking.
-    Told,
 }
 
-const WAYS: [Way; 4] = [Way::Tcp, Way::Socket, Way::Shown, Way::Told];
-
-impl Way {
-    fn shows(self) -> bool {
-        matches!(self, Way::Shown | Way::Told)
-    }
-}
+const WAYS: [Way; 3] = [Way::Tcp, Way::Socket, Way::Shown];
 
 /// A store process; it ends without a word when dropped.
 struct Process {
@@ -82,11 +74,8 @@ impl Process {
         let (staging, memory) = StagingPool::shared(16 << 20).expect("memory");
         let mut listener = Listener::new(&listen, offer, Arc::new(SystemEntropy), clock, Limits::default())
             .expect("listens");
-        if way.shows() {
+        if way == Way::Shown {
             listener = listener.showing(store.shared_memory().into_iter().chain([memory]).collect());
-        }
-        if way == Way::Told {
-            listener = listener.telling(store.shared_catalog());
         }
         let address = listener.address().clone();
         let flag = || Arc::new(AtomicBool::new(false));
@@ -122,7 +111,7 @@ impl Process {
     fn client(&self, buffers: usize) -> (Attached, Vec<AlignedBuf>) {
         let client = Attached::to(&self.address, None, PATIENCE).expect("attached");
         let (buffers, region) = AlignedBuf::shown(buffers, LEN).expect("memory");
-        if self.way.shows() {
+        if self.way == Way::Shown {
             client.share(region).expect("shared");
         }
         (client, buffers)
@@ -146,7 +135,7 @@ impl Drop for Process {
 
 fn offer(way: Way, instance: u8) -> Offer {
     match Offer::of_this_build([instance; 16]) {
-        offer if way.shows() => offer,
+        offer if way == Way::Shown => offer,
         offer => offer.without(Feature::SharedMemory),
     }
 }
@@ -156,7 +145,7 @@ fn place(way: Way) -> (Address, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("a directory");
     match way {
         Way::Tcp => ("tcp:127.0.0.1:0".parse().expect("an address"), dir),
-        Way::Socket | Way::Shown | Way::Told => (Address::Unix(dir.path().join("socket")), dir),
+        Way::Socket | Way::Shown => (Address::Unix(dir.path().join("socket")), dir),
     }
 }
 
@@ -297,8 +286,7 @@ fn what_a_link_took_with_it_is_asked_of_the_next_process() {
         let mut get = |n| session.submit_get(gets(n, taken(&mut buffers)), Options::default());
         let lost: Vec<Ticket> = (0..5).map(&mut get).collect();
         let put = session.submit_put(puts(6, taken(&mut buffers)), Options::default());
-        // What is copied without asking is left for when the process is gone.
-        assert!(way == Way::Told || session.poll().is_none(), "nobody answers");
+        assert!(session.poll().is_none(), "nobody answers");
         let (way, address) = process.end();
         let _process = Process::at(way, &address, 2);
         for (n, ticket) in (0..).zip(lost) {

@@ -61,5 +61,4 @@ for_all_behaviours!(tests, tcp, Tcp, Blocking, false);
 for_all_behaviours!(tests, shared_memory, Shared, Blocking, false);
 for_all_behaviours!(tests, shown, Shown, Blocking, false);
 for_all_behaviours!(tests, lent, Lent, Uring, false);
-for_all_behaviours!(tests, told, Told, Uring, false);
 for_all_behaviours!(tests, sim_link, Sim, Sim, false);

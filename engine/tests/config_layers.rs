@@ -313,11 +313,10 @@ fn defaults_open_and_print_and_read_back() {
             staging: 64 << 20,
             index: 65_536 * 40,
             headers: 0,
-            catalog: 0,
             total: (320 << 20) + 65_536 * 40
         }
     );
-    let printed = "arena=256MiB staging=64MiB index=2560KiB headers=0B catalog=0B total=330240KiB";
+    let printed = "arena=256MiB staging=64MiB index=2560KiB headers=0B total=330240KiB";
     assert_eq!(valid.memory_plan().to_string(), printed);
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
@@ -335,7 +334,7 @@ fn lanes_are_a_power_of_two_and_one_where_the_order_is_one() {
     assert_eq!((lanes(""), lanes("dram.bytes = '8MiB'"), lanes("dram.bytes = '100GiB'")), (4, 1, 64));
     assert_eq!((lanes("dram.lanes = 6"), lanes("dram.lanes = 128"), lanes("dram.lanes = 1")), (4, 128, 1));
     assert_eq!((lanes("dram.policy = 'fifo'"), lanes("dram.policy = 's3fifo'\ndram.lanes = 8")), (4, 1));
-    assert_eq!((lanes("index.constant_fingerprint = true"), lanes("dram.shared = true")), (1, 1));
+    assert_eq!(lanes("index.constant_fingerprint = true"), 1);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)
@@ -366,8 +365,8 @@ fn more_memory_than_there_is_less_the_reserve_is_refused_and_names_each_part() {
     let error = Config::default().validate(&facts(needed - 1)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "dram.bytes: must be lower: arena + staging + index + headers + catalog + memory.reserve must be at most 606601215B, \
-         got=592384KiB arena=256MiB staging=64MiB index=2560KiB headers=0B catalog=0B memory.reserve=256MiB source=test"
+        "dram.bytes: must be lower: arena + staging + index + headers + memory.reserve must be at most 606601215B, \
+         got=592384KiB arena=256MiB staging=64MiB index=2560KiB headers=0B memory.reserve=256MiB source=test"
     );
     let largest = |set: fn(&mut Config)| {
         let error = Config::builder().set(set).validate(&facts(1 << 29)).unwrap_err();

@@ -5,10 +5,8 @@
 mod in_flight;
 #[path = "shown/lent.rs"]
 mod lent;
-#[path = "shown/looked_up.rs"]
-mod looked_up;
-#[path = "shown/told.rs"]
-mod told;
+#[path = "shown/turnover.rs"]
+mod turnover;
 #[path = "shown/views.rs"]
 mod views;
 #[path = "shown/watched.rs"]
@@ -47,11 +45,9 @@ const STAGING: usize = 16 << 20;
 
 /// A store process of one client at a time.
 struct Process {
-    dir: Arc<TempDir>,
+    dir: TempDir,
     store: Arc<Store>,
     stop: Arc<AtomicBool>,
-    /// It is to answer nothing, and whether it does so by now.
-    deaf: Arc<[AtomicBool; 2]>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -62,16 +58,7 @@ impl Process {
     }
 
     fn tuned(rights: Rights, ssd: bool, tune: impl FnOnce(&mut Config)) -> Process {
-        Process::at(Arc::new(tempfile::tempdir().expect("a directory")), rights, (ssd, false), tune)
-    }
-
-    /// In this directory, and whether it tells what lies where.
-    fn at(
-        dir: Arc<TempDir>,
-        rights: Rights,
-        (ssd, tells): (bool, bool),
-        tune: impl FnOnce(&mut Config),
-    ) -> Process {
+        let dir = tempfile::tempdir().expect("a directory");
         let mut config = Config::default();
         config.dram.bytes = Size::mib(16);
         config.dram.shared = true;
@@ -98,10 +85,9 @@ impl Process {
         let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default())
             .expect("listens")
             .showing(vec![arena, memory])
-            .telling(store.shared_catalog().filter(|_| tells))
             .lending(store.shared_files());
-        let (stop, deaf) = (Arc::new(AtomicBool::new(false)), Arc::<[AtomicBool; 2]>::default());
-        let (ends, served, hears_not) = (stop.clone(), store.clone(), deaf.clone());
+        let stop = Arc::new(AtomicBool::new(false));
+        let (ends, served) = (stop.clone(), store.clone());
         let thread = std::thread::spawn(move || {
             let (mut arrivals, mut servers) = (Vec::new(), Vec::<Server>::new());
             while !ends.load(Ordering::Relaxed) {
@@ -111,24 +97,11 @@ impl Process {
                     let Arrival::Link(link) = arrival else { continue };
                     servers.push(Server::new(&served, link, staging.clone()).expect("serves"));
                 }
-                let is_deaf = hears_not[0].load(Ordering::Relaxed);
-                hears_not[1].store(is_deaf, Ordering::Release);
-                if is_deaf {
-                    continue;
-                }
                 servers.iter_mut().for_each(|server| while server.turn() {});
                 servers.retain(|server| server.closed().is_none());
             }
         });
-        Process { dir, store, stop, deaf, thread: Some(thread) }
-    }
-
-    /// Have it answer, or answer nothing, from now on.
-    fn hear(&self, hears: bool) {
-        self.deaf[0].store(!hears, Ordering::Relaxed);
-        while self.deaf[1].load(Ordering::Acquire) == hears {
-            std::thread::yield_now();
-        }
+        Process { dir, store, stop, thread: Some(thread) }
     }
 
     fn client(&self, regions: Vec<Arc<Region>>) -> (Attached, Arc<Seen>) {

@@ -2,7 +2,6 @@
 //! and with every checksum made right, which is what an enemy or a defective writer could make.
 #![forbid(unsafe_code)]
 
-pub mod catalog;
 pub mod client;
 pub mod damaged;
 pub mod operations;

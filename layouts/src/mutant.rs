@@ -72,8 +72,6 @@ pub enum Mutant {
     ShownUnchecked,
     /// What a client shows is put though it may have other bytes there by now.
     SteadyUnasked,
-    /// What leaves DRAM stays in the catalog that clients look at.
-    CatalogKept,
     /// What a client looked at is held when its link has ended.
     HeldForTheGone,
     /// What a store is asked by another it asks its own peers in turn.
@@ -98,7 +96,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 43] = [
+    pub const ALL: [Mutant; 42] = [
         Mutant::PayloadUnchecked,
         Mutant::KeyUnchecked,
         Mutant::GenerationUnchecked,
@@ -131,7 +129,6 @@ impl Mutant {
         Mutant::ViewLetGo,
         Mutant::ShownUnchecked,
         Mutant::SteadyUnasked,
-        Mutant::CatalogKept,
         Mutant::HeldForTheGone,
         Mutant::PeersAskOn,
         Mutant::ToldAndKept,

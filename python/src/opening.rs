@@ -250,7 +250,6 @@ impl OpenReport {
             ("staging", plan.staging),
             ("index", plan.index),
             ("headers", plan.headers),
-            ("catalog", plan.catalog),
             ("total", plan.total),
         ];
         for (name, bytes) in parts {

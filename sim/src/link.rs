@@ -82,8 +82,6 @@ pub struct Fates {
     pub shown: u64,
     /// Stretches that were lent where they lie in a file.
     pub lent: u64,
-    /// Batches that a client copied without asking.
-    pub unasked: u64,
     /// Of both, those that were looked at when they were shown no more.
     pub looked_late: u64,
     /// Requests of stores to their peers.

@@ -185,8 +185,7 @@ mod tests {
                 "peers",
                 "bases",
                 "holds",
-                "steady",
-                "catalog"
+                "steady"
             ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };

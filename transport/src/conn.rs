@@ -8,7 +8,7 @@ use pagelith_io::clock::Clock;
 use pagelith_io::disk::Disk;
 use pagelith_io::fault::IoFault;
 use pagelith_io::handed::open_handed;
-use pagelith_io::shm::{CatalogView, Claim, Steady};
+use pagelith_io::shm::{Claim, Steady};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
 use pagelith_layouts::wire::{Frame, Kind, Side};
@@ -258,14 +258,6 @@ impl<S: Stream> Link for Conn<S> {
 
     fn view(&self, stretch: Stretch, (region, at): (u32, u64), length: u64) -> Option<Shown> {
         self.regions.shown(stretch, std::iter::once(ShownPiece::new(region, at, length)))
-    }
-
-    fn catalog(&self) -> Option<&Arc<CatalogView>> {
-        self.regions.catalog.as_ref()
-    }
-
-    fn is_there(&self) -> bool {
-        self.stream.as_ref().is_some_and(Stream::is_there)
     }
 
     fn lends(&self) -> bool {

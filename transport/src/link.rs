@@ -24,7 +24,7 @@ use std::time::Duration;
 use pagelith_io::buffer::Part;
 use pagelith_io::disk::Disk;
 use pagelith_io::fault::IoFault;
-use pagelith_io::shm::{CatalogView, Claim, Steady};
+use pagelith_io::shm::{Claim, Steady};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::shown::Stretch;
 use pagelith_layouts::wire::{Frame, Side};
@@ -212,17 +212,6 @@ pub trait Link: Send {
     /// Bytes that the peer says lie in a region of its own; `None` if it has handed over no such memory.
     fn view(&self, _stretch: Stretch, _place: (u32, u64), _length: u64) -> Option<Shown> {
         None
-    }
-
-    /// What lies where in the first region that the peer has handed over, if it tells: who finds something there copies it without asking, and
-    /// believes the copy if what was found holds behind it, and [`is_there`](Link::is_there) then.
-    fn catalog(&self) -> Option<&Arc<CatalogView>> {
-        None
-    }
-
-    /// Whether the peer has its end of the link, as far as this side's system knows now. Nothing that comes is looked at.
-    fn is_there(&self) -> bool {
-        true
     }
 
     /// Whether this side has handed over files that the peer reads.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pagelith_io::buffer::Part;
 use pagelith_io::fused::Piece;
-use pagelith_io::shm::{CatalogView, Region, SteadyWords, View};
+use pagelith_io::shm::{Region, SteadyWords, View};
 use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
 use smallvec::SmallVec;
 
@@ -54,8 +54,6 @@ pub struct Regions {
     pub their_files: Vec<Arc<OwnedFd>>,
     /// Where the client says what is steady, if that is agreed.
     pub steady: Option<SteadyWords>,
-    /// What lies where in the first region of the peer's, if it tells.
-    pub catalog: Option<Arc<CatalogView>>,
 }
 
 /// Bytes side by side in a file of the peer's.
@@ -70,13 +68,6 @@ pub struct FilePlace {
 }
 
 impl Regions {
-    /// The same, where the peer's last region is a catalog of its first.
-    #[must_use]
-    pub fn with_catalog(self) -> Regions {
-        let catalog = self.theirs.last().cloned().and_then(CatalogView::of).map(Arc::new);
-        Regions { catalog, ..self }
-    }
-
     /// Where all of `parts` lie in this side's regions; `None` if one of them lies elsewhere, or none has a byte.
     pub fn pieces(&self, parts: &[Part]) -> Option<Pieces> {
         if self.own.is_empty() {

@@ -40,7 +40,7 @@ fn offered(offer: Offer, address: &Address, can_share: bool) -> Offer {
         Address::Unix(_) if can_share => offer,
         Address::Unix(_) | Address::Tcp(_) => {
             let offer = offer.without(Feature::SharedMemory).without(Feature::Shown);
-            offer.without(Feature::Files).without(Feature::Steady).without(Feature::Catalog)
+            offer.without(Feature::Files).without(Feature::Steady)
         }
     }
 }

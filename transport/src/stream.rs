@@ -47,11 +47,6 @@ pub trait Stream: Send {
         Regions::default()
     }
 
-    /// See [`Link::is_there`](crate::link::Link::is_there).
-    fn is_there(&self) -> bool {
-        true
-    }
-
     /// As `write`, of what the peer need not hear of before it looks by itself.
     fn write_quietly(&mut self, parts: &[IoSlice<'_>]) -> Moved {
         self.write(parts)

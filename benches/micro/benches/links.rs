@@ -113,7 +113,6 @@ fn links(c: &mut Criterion) {
             }
             group.finish();
 
-            // What is here a client that is told so finds without asking; what is not it asks for.
             for (what, key) in [
                 ("exists of 1", asked[0]),
                 ("exists of 1 that is not here", keys((1 << 60)..(1 << 60) + 1)[0]),

@@ -2,8 +2,8 @@
 //! same from one second to the next. A store of DRAM alone, its client and its server a thread each; batches of 32, one at a time and four
 //! in flight.
 //!
-//! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [checksums|untold|unsealed|by-calls|tcp|looks]]`: `checksums` with a store that takes no client's word for
-//! what it puts, as those of before; `untold` with one that does not tell what lies where; `unsealed` puts out of memory that an engine mapped, which may become shorter, by a process that survives that,
+//! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [checksums|unsealed|by-calls|tcp|looks]]`: `checksums` with a store that takes no client's word for
+//! what it puts, as those of before; `unsealed` puts out of memory that an engine mapped, which may become shorter, by a process that survives that,
 //! and `by-calls` by one that does not; `tcp` gets over TCP beside a bare loop that sends, receives and checksums as many bytes; `looks` look-ups of one key, of which the median
 //! of each round's 5,000 is taken. Of each the medians of all rounds (21), us a batch, and the median of their ratios with the middle half of them.
 //! A round counts only if two threads had a core each right before and right after it ([`cores`]); how often they had not is said.
@@ -171,7 +171,7 @@ fn look(side: &Side<'_>, key: ObjectKey) -> f64 {
     quartiles((0..LOOKS).map(one).collect())[1]
 }
 
-/// Look-ups of one key: of what lies where a client sees it, and of what it has to ask for.
+/// Look-ups of one key that is here, and of one that is not.
 fn looks(count: usize) {
     println!("| one key | embedded, us | shown, us | through rings alone, us | not two cores |");
     println!("| --- | ---: | ---: | ---: | ---: |");
@@ -226,11 +226,7 @@ impl Unsealed {
 fn main() {
     let count = std::env::args().find_map(|arg| arg.parse().ok()).unwrap_or(ROUNDS);
     let is = |name: &str| std::env::args().any(|arg| arg == name);
-    let shares = match (is("checksums"), is("untold")) {
-        (true, _) => Shares::Checksummed,
-        (_, true) => Shares::Untold,
-        _ => Shares::Arena,
-    };
+    let shares = if is("checksums") { Shares::Checksummed } else { Shares::Arena };
     let unsealed = is("unsealed") || is("by-calls");
     if is("unsealed") {
         survive_shrinking().expect("signals");

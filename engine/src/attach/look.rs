@@ -1,17 +1,14 @@
-//! Look-ups: of what the store tells to lie in memory that it shows, without asking it; of the rest by asking.
+//! Look-ups.
 
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::request::Ask;
 
-use super::{Attached, STORE};
+use super::Attached;
 use crate::batch::Options;
 use crate::error::Result;
 use crate::hits::{self, PagesFound, PagesQuery};
-use crate::remote::batch::Manner;
-use crate::remote::desk::Desk;
 use crate::remote::exists::RemoteExists;
-use crate::remote::used::Use;
 
 /// Most keys of one look-up of a prefix.
 const PREFIX_KEYS_MAX: usize = 4096;
@@ -21,9 +18,6 @@ impl Attached {
     pub fn exists_batch(&self, keys: &[ObjectKey], options: Options) -> Result<Vec<bool>> {
         let manner = self.manner(&options);
         self.with_desk(|desk| {
-            if self.all_told(desk, keys, manner) {
-                return Ok(vec![true; keys.len()]);
-            }
             let mut exists = RemoteExists::begin(desk, keys, vec![false; keys.len()], manner);
             self.drive(desk, |desk, now| exists.advance(desk, now));
             match exists.failed() {
@@ -39,11 +33,6 @@ impl Attached {
         for chunk in keys.chunks(PREFIX_KEYS_MAX) {
             let depth = options.depth.saturating_add(u32::try_from(here).unwrap_or(u32::MAX));
             let options = Options { depth, ..options };
-            let manner = self.manner(&options);
-            if self.with_desk(|desk| self.all_told(desk, chunk, manner)) {
-                here += chunk.len();
-                continue;
-            }
             let found = self.number(&Ask::ExistsPrefix(List::of(chunk)), &options)?;
             let found = usize::try_from(found).map_or(chunk.len(), |found| found.min(chunk.len()));
             here += found;
@@ -58,20 +47,6 @@ impl Attached {
     /// between two of them.
     pub fn exists_groups(&self, query: &PagesQuery<'_>, options: Options) -> Result<PagesFound> {
         hits::exists_groups_by(&mut There { attached: self, options }, query)
-    }
-
-    /// Whether the store tells of all of these, at one moment, where they lie: then they are here, and it hears later that they were
-    /// looked up. What it does not tell of may be here all the same.
-    fn all_told(&self, desk: &mut Desk, keys: &[ObjectKey], manner: Manner) -> bool {
-        let Some(caller) = desk.lines.stands_mut(STORE).filter(|caller| caller.hears()) else { return false };
-        let told = !keys.is_empty() && caller.catalog().is_some_and(|catalog| catalog.has_all(keys));
-        // Behind the look, as of what is copied.
-        let told = told && caller.is_there();
-        if told {
-            let now = self.clock.now();
-            caller.note_used((manner.terms(now, 0), Use::Found, keys.to_vec()), now);
-        }
-        told
     }
 }
 

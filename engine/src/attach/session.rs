@@ -7,11 +7,11 @@ use std::time::Duration;
 use pagelith_io::clock::Mono;
 use pagelith_layouts::mutant::{self, Mutant};
 
-use super::batch::{Gets, Puts};
+use super::batch::{Puts, begin_get};
 use super::{Attached, STEP, STORE};
 use crate::batch::{Get, Options, PutGroup};
 use crate::outcome::{Done, Ticket};
-use crate::remote::batch::Heard;
+use crate::remote::batch::{Heard, RemoteGet};
 use crate::remote::desk::Desk;
 
 /// One thread's way to the store of an [`Attached`], as [`crate::Session`] is to a store of this process: it submits batches,
@@ -44,7 +44,7 @@ struct UnderWay {
 }
 
 enum Batch {
-    Get(Box<Gets>),
+    Get(Box<RemoteGet>),
     Put(Box<Puts>),
 }
 
@@ -70,8 +70,8 @@ impl Session<'_> {
     /// Submit objects to be got, as [`Attached::get`]. Asks, and never waits: what comes is copied while [`Session::poll`] or a wait runs.
     pub fn submit_get(&mut self, gets: Vec<Get>, options: Options) -> Ticket {
         let manner = self.attached.manner(&options);
-        let gets = Gets::begin(&mut self.desk, gets, manner);
-        self.submit(Batch::Get(Box::new(gets)))
+        let get = begin_get(&mut self.desk, gets, manner);
+        self.submit(Batch::Get(Box::new(get)))
     }
 
     /// Submit groups to be put, as [`Attached::put`]. Their bytes are checksummed now, in this thread, where the store does not take
@@ -120,7 +120,7 @@ impl Session<'_> {
                 return None;
             }
             self.drive();
-            if self.finished.iter().any(|(ticket, _)| is_it(*ticket)) || self.has_direct() {
+            if self.finished.iter().any(|(ticket, _)| is_it(*ticket)) {
                 continue;
             }
             let now = self.attached.clock.now();
@@ -131,11 +131,6 @@ impl Session<'_> {
             self.attached.look();
             self.desk.wait(now, left.min(STEP));
         }
-    }
-
-    /// Whether something is to be copied, for which nothing is waited.
-    fn has_direct(&self) -> bool {
-        self.batches.iter().any(|one| matches!(&one.batch, Batch::Get(gets) if gets.has_direct()))
     }
 
     /// Let every batch go on as far as it goes now. What has been answered is handed on before more is taken in.
@@ -151,16 +146,10 @@ impl Session<'_> {
     fn advance(&mut self, mut at: usize, now: Mono) {
         // All that the link took with it when it ended is one failure, of however many batches.
         let mut heard = Heard::default();
-        // One is copied at a time: it is handed out before the next is.
-        let mut has_copied = false;
         while let Some(UnderWay { batch, .. }) = self.batches.get_mut(at) {
             let desk = &mut self.desk;
             let over = match batch {
-                Batch::Get(gets) if has_copied && gets.is_to_copy() => false,
-                Batch::Get(gets) => {
-                    has_copied |= gets.is_to_copy();
-                    gets.advance(desk, now, &mut heard)
-                }
+                Batch::Get(get) => get.advance_heard(desk, now, &mut heard),
                 Batch::Put(puts) => {
                     let over = puts.advance(desk, now, &mut heard);
                     self.attached.acked().note(puts.acked());
@@ -173,7 +162,7 @@ impl Session<'_> {
             }
             let UnderWay { ticket, batch } = self.batches.remove(at);
             let done = match batch {
-                Batch::Get(gets) => Done::Get(gets.finish()),
+                Batch::Get(get) => Done::Get(get.finish()),
                 Batch::Put(puts) => Done::Put(puts.finish()),
             };
             self.finished.push_back((ticket, done));

@@ -130,7 +130,7 @@ pub struct DramConfig {
     /// taken from the system from the start; needs Linux 5.14.
     pub prefault: bool,
     /// In how many parts the order is kept in which pages leave: 1 to 128, rounded down to a power of two. Default: one for each 64 MiB of the
-    /// arena, at most 64. With one, with `s3fifo` and where the arena is `shared`, threads that put take turns, and the page that leaves is
+    /// arena, at most 64. With one, and with `s3fifo`, threads that put take turns, and the page that leaves is
     /// the one that the policy has next; with more they do not, and it is the next of one of the parts.
     pub lanes: Option<u64>,
 }

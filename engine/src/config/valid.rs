@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use pagelith_tiers::ssd::volume::Geometry;
 
+use super::Config;
 use super::choice::{DramPolicy, Promote, SsdIo, SsdPolicy};
 use super::peer::PeerConfig;
 use super::size::Size;
 use super::validate;
-use super::{Config, DramConfig};
 
 /// What validation has to know of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,8 +55,6 @@ pub struct MemoryPlan {
     pub index: u64,
     /// Headers of what is on SSD.
     pub headers: u64,
-    /// Where clients of this host find what lies in the arena, where that is shared.
-    pub catalog: u64,
     /// All of them.
     pub total: u64,
 }
@@ -65,12 +63,8 @@ impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = Size::from_bytes;
         let (arena, staging) = (size(self.arena), size(self.staging));
-        let (index, headers, catalog) = (size(self.index), size(self.headers), size(self.catalog));
-        let total = size(self.total);
-        write!(
-            f,
-            "arena={arena} staging={staging} index={index} headers={headers} catalog={catalog} total={total}"
-        )
+        let (index, headers, total) = (size(self.index), size(self.headers), size(self.total));
+        write!(f, "arena={arena} staging={staging} index={index} headers={headers} total={total}")
     }
 }
 
@@ -83,11 +77,6 @@ impl ValidConfig {
     /// What the store allocates.
     pub fn memory_plan(&self) -> MemoryPlan {
         self.memory
-    }
-
-    /// How many objects in the arena clients are told of at most, where it is shared.
-    pub fn catalog_rows(&self) -> u64 {
-        validate::catalog_rows(self.max_objects, self.memory.arena)
     }
 
     /// Bytes of the DRAM cache tier; 0: there is none.
@@ -127,9 +116,7 @@ impl ValidConfig {
 
     /// In how many parts the order is kept in which pages leave DRAM.
     pub fn lanes(&self) -> usize {
-        let DramConfig { policy, shared, .. } = self.config.dram;
-        // What a catalog is told of takes the core's lock, and one order is the better one then.
-        let divides = policy != DramPolicy::S3Fifo && !shared && !self.constant_fingerprint();
+        let divides = self.config.dram.policy != DramPolicy::S3Fifo && !self.constant_fingerprint();
         let unset = || (self.arena_bytes / LANE_BYTES).clamp(1, LANES_UNSET_MAX);
         let lanes = self.config.dram.lanes.unwrap_or_else(unset).max(1);
         if divides { 1 << lanes.ilog2() } else { 1 }

@@ -3,7 +3,6 @@
 //! Ranges bound every number here (at most 2^50 bytes), so sums cannot overflow; a relation is checked only
 //! if all of the settings it reads are within their ranges.
 
-use pagelith_io::shm::Catalog;
 use pagelith_layouts::align::align_down;
 use pagelith_layouts::staging;
 use pagelith_tiers::ssd::volume::{Geometry, SEGMENTS_MIN};
@@ -27,9 +26,6 @@ const INDEX_BYTES_PER_OBJECT: u64 = 40;
 /// The mean object that the derived index is sized for, and its bounds.
 const OBJECT_BYTES_ASSUMED: u64 = 16 << 10;
 const OBJECTS_DERIVED: (u64, u64) = (65_536, 16_777_216);
-/// The least object of which as many as the arena holds are told of to clients, and bounds of how many are.
-const CATALOG_BYTES_ASSUMED: u64 = 8 << 10;
-const CATALOG_ROWS: (u64, u64) = (64, (1 << 32) - 2);
 
 impl Config {
     /// Check every setting, the relations between them and to the machine. All problems are in the error;
@@ -85,24 +81,15 @@ impl Numbers {
         let staging_bytes = align_down(config.staging.bytes.bytes());
         let index = max_objects.saturating_mul(INDEX_BYTES_PER_OBJECT);
         let headers = if ssd > 0 { config.ssd.headers_bytes.bytes() } else { 0 };
-        let catalog = match config.dram.shared {
-            true => Catalog::bytes_for(catalog_rows(max_objects, arena), arena),
-            false => 0,
-        };
-        let parts = [arena, staging_bytes, index, headers, catalog];
+        let parts = [arena, staging_bytes, index, headers];
         let total = parts.into_iter().fold(0u64, u64::saturating_add);
         Numbers {
             segment,
             staging_budget: staging::usable(staging_bytes, config.staging.ratio),
             max_objects,
-            memory: MemoryPlan { arena, staging: staging_bytes, index, headers, catalog, total },
+            memory: MemoryPlan { arena, staging: staging_bytes, index, headers, total },
         }
     }
-}
-
-/// How many objects in an arena of so many bytes are told of at most. Of smaller ones than are assumed clients ask.
-pub(super) fn catalog_rows(max_objects: u64, arena: u64) -> u64 {
-    max_objects.min(arena / CATALOG_BYTES_ASSUMED).clamp(CATALOG_ROWS.0, CATALOG_ROWS.1)
 }
 
 /// The files of an SSD tier; `None` if it is too small for them.
@@ -292,22 +279,20 @@ impl Relations {
             (plan.staging, "staging.bytes"),
             (plan.index, "index.max_objects"),
             (plan.headers, "ssd.headers_bytes"),
-            (plan.catalog, "dram.shared"),
             (reserve.bytes(), "memory.reserve"),
         ];
         let largest =
             terms.iter().rev().max_by_key(|(bytes, _)| *bytes).map_or(arena_field, |(_, field)| *field);
         let size = Size::from_bytes;
         let message = format!(
-            "must be lower: arena + staging + index + headers + catalog + memory.reserve must be at most {}, got={} arena={} \
-             staging={} index={} headers={} catalog={} memory.reserve={} source={}",
+            "must be lower: arena + staging + index + headers + memory.reserve must be at most {}, \
+             got={} arena={} staging={} index={} headers={} memory.reserve={} source={}",
             size(facts.memory_bytes),
             size(needed),
             size(plan.arena),
             size(plan.staging),
             size(plan.index),
             size(plan.headers),
-            size(plan.catalog),
             reserve,
             facts.memory_source
         );

@@ -143,11 +143,6 @@ impl Copied {
     pub fn fingerprints(&self) -> impl Iterator<Item = u128> {
         self.data.members.iter().map(|member| member.fingerprint)
     }
-
-    /// Their keys.
-    pub fn keys(&self) -> impl Iterator<Item = &ObjectKey> {
-        self.data.members.iter().map(|member| &member.key)
-    }
 }
 
 /// A client took back its word for what it showed while that was copied.

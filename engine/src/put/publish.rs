@@ -319,7 +319,6 @@ fn insert(
     let on_ssd = core.ssd.as_ref().is_some_and(|s| s.health.writes());
     let frame = core.frames.insert(data.clone(), FrameState::Queued, at).ok_or(())?;
     link(core, frame.id, data);
-    core.tell_where(frame.id, data);
     if came == Came::Put
         && let Some(remote) = core.remote.as_mut()
     {

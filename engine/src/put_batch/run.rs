@@ -119,10 +119,6 @@ impl PutBatch {
         let left = core.frames.retire_into(std::mem::take(retired));
         // What the look at them has brought into the cache has made room for the bytes meanwhile.
         core.index.prefetch_to_write(&fingerprints);
-        if let Some(catalog) = &core.catalog {
-            let copied = copied.iter().filter_map(|one| one.copied.as_ref().ok());
-            catalog.prefetch(copied.flat_map(Copied::keys));
-        }
         self.publish(shared, &mut core, copied);
         let queued = self.is_to_enqueue(&runs.next);
         if queued {

@@ -196,13 +196,8 @@ impl RemoteGet {
         let next = missed.iter().filter(has_next).cloned().collect();
         let (hits, bytes) = (0, 0);
         let mut get = RemoteGet { done, questions, manner, asked, hits, bytes, since, whole, fetched, next };
-        get.ask_again(desk, missed);
+        get.ask_for(desk, missed, Round::First);
         get
-    }
-
-    /// Ask for these, of a batch all of which has its outcome.
-    pub fn ask_again(&mut self, desk: &Desk, missed: Vec<Missed>) {
-        self.ask_for(desk, missed, Round::First);
     }
 
     /// Ask others for what the preferred peer has not, if there is any. Of a page of which that one has objects that were put together it has
@@ -376,11 +371,6 @@ impl RemoteGet {
     /// All outcomes so far, with the memory of those that are done.
     pub fn done(&self) -> &[GetDone] {
         &self.done
-    }
-
-    /// The same, for who gets some of them without asking. Those that are not asked for have their memory here.
-    pub fn done_mut(&mut self) -> &mut [GetDone] {
-        &mut self.done
     }
 
     /// When it was asked for, if nothing was being removed then.

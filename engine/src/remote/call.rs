@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
-use pagelith_io::fused::{Copier, Stores};
+use pagelith_io::fused::Stores;
 use pagelith_io::shm::Steady;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums, key_hash};
 use pagelith_layouts::error::FormatError;
@@ -262,11 +262,8 @@ impl Call {
     pub fn take_shown(&mut self, item: u32, mut parts: Vec<Part>, shown: &Shown) {
         let Work::Get(items, stores) = &mut self.work else { return };
         if let Some(item) = items.get_mut(item as usize) {
-            item.landed = if self.over {
-                None
-            } else {
-                verify::copied(&mut parts, &item.stretch, shown, &mut Copier::new(*stores))
-            };
+            item.landed =
+                if self.over { None } else { verify::copied(&mut parts, &item.stretch, shown, *stores) };
             item.parts = Some(parts);
         }
     }

@@ -8,18 +8,17 @@
 //!   several under way begins the next before the bytes of the others are copied.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
-use pagelith_io::shm::{CatalogView, Steady};
+use pagelith_io::shm::Steady;
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::put::PutDraft;
-use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms, Verb};
+use pagelith_layouts::wire::request::{self, Ask, GetItem, Terms};
 use pagelith_layouts::wire::shown::Stretch;
 use pagelith_layouts::wire::{Frame, Kind, List, outcome, pull};
 use pagelith_transport::closed::Closed;
@@ -28,18 +27,10 @@ use pagelith_transport::shown::Shown;
 
 use super::call::{Call, Lend, Reply, Wanted};
 use super::reads::{Landed, Reads};
-use super::used::{Untold, Use, Used};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Longest single wait for reads while the link, too, may bring something.
 const READ_STEP: Duration = Duration::from_millis(1);
-
-/// The token of what is said though nobody waits for an answer.
-const NOBODY: u64 = 0;
-/// How long the peer has to answer to that.
-const NOBODYS_TIME: Duration = Duration::from_secs(1);
-/// How much of that it may owe an answer to.
-const UNHEARD_MAX: usize = 4;
 
 /// Operations on one link.
 pub(crate) struct Caller {
@@ -56,7 +47,6 @@ pub(crate) struct Caller {
     /// The peer has answered something.
     answered: bool,
     pub(super) reads: Reads,
-    untold: Untold,
     /// What is asked is a store's, of its peer.
     of_store: bool,
 }
@@ -64,10 +54,9 @@ pub(crate) struct Caller {
 impl Caller {
     pub fn new(link: Box<dyn Link>) -> Caller {
         let (calls, arrived) = (BTreeMap::new(), VecDeque::new());
-        let (reads, untold) = (Reads::default(), Untold::default());
-        let (is_done, answered, now, last, closed, of_store) =
-            (false, false, Mono::default(), 0, None, false);
-        Caller { link, calls, arrived, is_done, now, last, closed, answered, reads, untold, of_store }
+        let (reads, now, last, closed) = (Reads::default(), Mono::default(), 0, None);
+        let (is_done, answered, of_store) = (false, false, false);
+        Caller { link, calls, arrived, is_done, now, last, closed, answered, reads, of_store }
     }
 
     /// The same of a store that has the other side for a peer.
@@ -116,16 +105,6 @@ impl Caller {
         self.link.view(nowhere, (region, at), length)
     }
 
-    /// What the peer tells of where its objects lie, if it does.
-    pub fn catalog(&self) -> Option<&Arc<CatalogView>> {
-        self.link.catalog()
-    }
-
-    /// Whether the peer has its end of the link now.
-    pub fn is_there(&self) -> bool {
-        self.closed.is_none() && self.link.is_there()
-    }
-
     /// Longest request in bytes.
     pub fn request_bytes_max(&self) -> usize {
         self.link.facts().control_bytes_max as usize
@@ -171,7 +150,6 @@ impl Caller {
         terms: Terms,
         deadline: Mono,
     ) -> std::result::Result<(), (Error, Vec<Wanted>)> {
-        self.tell_used(deadline);
         let now = Mono(deadline.0.saturating_sub(u64::from(terms.deadline_ms) * 1_000_000));
         let parts_max = self.reads.parts_max(&*self.link, deadline, now);
         let items: Vec<GetItem> = wanted.iter().map(|wanted| wanted.item(parts_max)).collect();
@@ -217,39 +195,11 @@ impl Caller {
 
     /// Ask what has one answer: a number, a report, a text.
     pub fn tell(&mut self, token: u64, ask: &Ask<'_>, terms: Terms, deadline: Mono) -> Result<()> {
-        self.tell_used(deadline);
         let body = request::encode(self.said(terms), ask);
         self.send(body, Call::told(token, deadline, ask.verb()))
     }
 
-    /// Whether the peer hears of what is used as fast as it is: one that does not is asked.
-    pub fn hears(&self) -> bool {
-        self.calls.values().filter(|call| call.token == NOBODY).count() < UNHEARD_MAX
-    }
-
-    /// Something was got or looked up without asking. The peer is told of it now and then, and before it is asked anything: what it does then is done behind that.
-    pub fn note_used(&mut self, used: Used, now: Mono) {
-        if self.untold.note(used) {
-            self.tell_used(now.after(NOBODYS_TIME));
-            self.link.send_on();
-        }
-    }
-
-    fn tell_used(&mut self, deadline: Mono) {
-        for (terms, how, keys) in self.untold.take() {
-            let (ask, call) = match how {
-                Use::Got(bytes) => {
-                    (Ask::Used(bytes, List::of(&keys)), Call::told(NOBODY, deadline, Verb::Used))
-                }
-                Use::Found => (Ask::Exists(List::of(&keys)), Call::exists(NOBODY, deadline, keys.len())),
-            };
-            // What there is no room for was not important.
-            let _ = self.ask(terms, &ask, call);
-        }
-    }
-
     fn ask(&mut self, terms: Terms, ask: &Ask<'_>, call: Call) -> Result<()> {
-        self.tell_used(call.deadline);
         let body = request::encode(self.said(terms), ask);
         match self.may_ask(body.len()) {
             true => self.send(body, call),
@@ -367,7 +317,7 @@ impl Caller {
         let done: Vec<OpId> =
             self.calls.iter().filter(|(_, call)| call.is_done()).map(|(id, _)| *id).collect();
         let over = done.into_iter().filter_map(|op| self.calls.remove(&op)).map(Call::reply);
-        replies.extend(over.filter(|(token, _)| *token != NOBODY));
+        replies.extend(over);
         self.is_done = false;
     }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::Copier;
+use pagelith_io::fused::{Copier, Stores, copy_blocks};
 use pagelith_layouts::checksum::{
     BLOCK_BYTES, Checksums, StreamChecksum, block_lengths, blocks_in, checksum,
 };
@@ -39,7 +39,7 @@ pub(crate) fn copied(
     parts: &mut [Part],
     stretch: &Range<u64>,
     shown: &Shown,
-    copier: &mut Copier,
+    stores: Stores,
 ) -> Option<Checksums> {
     let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
     if bytes != stretch.end - stretch.start || bytes != shown.length() {
@@ -49,7 +49,7 @@ pub(crate) fn copied(
     let mut sums = Checksums::with_capacity(lengths.size_hint().0);
     // One that is not to be written ends them.
     let to = parts.iter_mut().map_while(Part::bytes_mut);
-    copier.copy(to, shown.pieces(), lengths, |sum| sums.push(sum)).then_some(sums)
+    copy_blocks(to, shown.pieces(), lengths, stores, |sum| sums.push(sum)).then_some(sums)
 }
 
 /// The same of a whole object into memory that is its alone, by a copier that copies more, behind the checksums that are there. False if it is

@@ -130,12 +130,10 @@ pub(super) fn cost(ask: &Ask<'_>, body: usize) -> u64 {
         Ask::Exists(keys) | Ask::ExistsPrefix(keys) | Ask::Remove(keys) | Ask::Prefetch(keys) => {
             (keys.len() * KEY) as u64
         }
-        Ask::Pin(_, keys) | Ask::Lease(_, keys) | Ask::Begin(_, keys) | Ask::Used(_, keys) => {
-            (keys.len() * KEY) as u64
-        }
+        Ask::Pin(_, keys) | Ask::Lease(_, keys) | Ask::Begin(_, keys) => (keys.len() * KEY) as u64,
         Ask::View(_, keys) => (keys.len() * (KEY + 3 * ViewItem::BYTES)) as u64,
         Ask::Events(_) => (events::PIECE * (KEY + 3 * EventItem::BYTES)) as u64,
-        Ask::Clear(_) | Ask::Flush | Ask::Stats | Ask::Ping | Ask::Unpin(_) => 0,
+        Ask::Clear(_) | Ask::Flush | Ask::Stats | Ask::Ping | Ask::Unpin(_) | Ask::Used(..) => 0,
         Ask::Commit(_) | Ask::Abort(_) | Ask::Missing(_) | Ask::Hold(_) | Ask::Release(_) => 0,
     };
     OPERATION_BYTES + body as u64 + items

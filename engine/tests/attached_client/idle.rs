@@ -14,8 +14,8 @@ enum Way {
     Tcp,
     /// Rings in shared memory.
     Rings,
-    /// The same, and the store tells what lies where in its memory.
-    Told,
+    /// The same, and the store shows its arena.
+    Shown,
 }
 
 /// A store process whose links go by a clock of the test's.
@@ -35,14 +35,14 @@ impl Timed {
         let dir = tempfile::tempdir().expect("a directory");
         let mut config = Config::default();
         config.dram.bytes = Size::mib(16);
-        config.dram.shared = way == Way::Told;
+        config.dram.shared = way == Way::Shown;
         config.index.max_objects = Some(1000);
         config.events.max = 1000;
         let valid = config.validate(&Facts::of_this_machine().expect("facts")).expect("valid");
         let store = Store::open(valid).expect("opened");
         let address = match way {
             Way::Tcp => anywhere(),
-            Way::Rings | Way::Told => Address::Unix(dir.path().join("socket")),
+            Way::Rings | Way::Shown => Address::Unix(dir.path().join("socket")),
         };
         let admission = Admission::Connection(Rights::all());
         let listen = Listen { address, admission, beyond_this_host: false };
@@ -50,10 +50,8 @@ impl Timed {
         let (entropy, own) = (Arc::new(SystemEntropy), Arc::new(clock.clone()));
         let (staging, memory) = StagingPool::shared(16 << 20).expect("memory");
         let shown = store.shared_memory().map(|arena| vec![arena, memory]).unwrap_or_default();
-        let mut listener = Listener::new(&listen, offer, entropy, own, Limits::default())
-            .expect("listens")
-            .showing(shown)
-            .telling(store.shared_catalog());
+        let mut listener =
+            Listener::new(&listen, offer, entropy, own, Limits::default()).expect("listens").showing(shown);
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));
         let (turns, links) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -154,7 +152,7 @@ fn prepared(client: &Attached) {
 
 #[test]
 fn every_call_after_an_idle_time_does_what_is_asked() {
-    for way in [Way::Tcp, Way::Rings, Way::Told] {
+    for way in [Way::Tcp, Way::Rings, Way::Shown] {
         let process = Timed::over(way);
         let client = attached(&process.address);
         for (name, call) in CALLS {
@@ -167,7 +165,7 @@ fn every_call_after_an_idle_time_does_what_is_asked() {
 
 #[test]
 fn a_view_after_an_idle_time_is_of_the_new_link() {
-    let process = Timed::over(Way::Told);
+    let process = Timed::over(Way::Shown);
     let client = attached(&process.address);
     prepared(&client);
     drop(client.view_batch(&[key(1)], plain()).expect("seen"));

@@ -7,10 +7,9 @@ use std::time::Duration;
 use pagelith::io::buffer::Part;
 use pagelith::io::disk::Disk;
 use pagelith::io::fault::IoFault;
-use pagelith::io::shm::CatalogView;
 use pagelith::layouts::ids::OpId;
+use pagelith::layouts::wire::Frame;
 use pagelith::layouts::wire::shown::Stretch;
-use pagelith::layouts::wire::{Frame, Kind};
 use pagelith::transport::closed::Closed;
 use pagelith::transport::dial::{Dial, Dialing, Dialled, SocketDial};
 use pagelith::transport::link::{Counts, Event, Facts as LinkFacts, Link, Push, Room};
@@ -25,9 +24,8 @@ pub struct Seen {
     pub landed: AtomicU64,
     pub showed: AtomicU64,
     pub sent: AtomicU64,
-    /// Links that were begun, and requests that were sent over them.
+    /// Links that were begun.
     pub begun: AtomicU64,
-    pub asked: AtomicU64,
     /// The links are to end.
     pub cut: AtomicBool,
     /// Nothing of what comes over it is heard.
@@ -108,9 +106,6 @@ impl Link for Watched {
     }
 
     fn send(&mut self, frame: Frame) -> Result<(), Frame> {
-        if frame.kind == Kind::Request {
-            self.1.asked.fetch_add(1, Ordering::Relaxed);
-        }
         self.0.send(frame)
     }
 
@@ -122,14 +117,6 @@ impl Link for Watched {
         let place = self.0.place(parts);
         self.1.showed.fetch_add(place.is_some().into(), Ordering::Relaxed);
         place
-    }
-
-    fn catalog(&self) -> Option<&Arc<CatalogView>> {
-        self.0.catalog()
-    }
-
-    fn is_there(&self) -> bool {
-        self.0.is_there()
     }
 
     fn files(&self) -> Result<Option<Arc<dyn Disk>>, IoFault> {

@@ -46,8 +46,6 @@ pub enum Between {
     Shown,
     /// The same, and clients read hits from SSD themselves. Whatever is got lies in whole pages, so that they can.
     Lent,
-    /// The same, and the store tells what lies where in its arena: hits from there are got without asking.
-    Told,
     /// The simulated link, in a simulated machine.
     Sim,
 }
@@ -171,9 +169,7 @@ impl Store {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let dir = tempfile::tempdir().expect("a directory");
         let address = match between {
-            Between::Shared | Between::Shown | Between::Lent | Between::Told => {
-                Address::Unix(dir.path().join("socket"))
-            }
+            Between::Shared | Between::Shown | Between::Lent => Address::Unix(dir.path().join("socket")),
             Between::Tcp | Between::Sim | Between::Nothing => "tcp:127.0.0.1:0".parse().expect("an address"),
         };
         let admission = Admission::Connection(Rights::all());
@@ -182,14 +178,13 @@ impl Store {
         let offer = |who| Offer::of_this_build([who; 16]);
         let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
         let regions = store.shared_memory().map(|arena| vec![arena, memory]);
-        let lends = matches!(between, Between::Lent | Between::Told);
+        let lends = between == Between::Lent;
         assert_eq!(regions.is_some(), lends || between == Between::Shown);
         let files = store.shared_files();
         assert_eq!(!files.is_empty(), lends && store.opened().side.is_some());
         let listener = Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), limits)
             .expect("listens")
             .showing(regions.unwrap_or_default())
-            .telling(store.shared_catalog().filter(|_| between == Between::Told))
             .lending(files);
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));

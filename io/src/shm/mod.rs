@@ -4,7 +4,6 @@
 //! borrowed as bytes, positions that it wrote are compared with this side's own, and bytes are copied out once, and only
 //! then looked at. That the memory cannot shrink under the mapping is sealed.
 
-mod catalog;
 mod holes;
 mod region;
 mod ring;
@@ -21,7 +20,6 @@ use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 
-pub use catalog::{Behind, Catalog, CatalogView, Found, Posted};
 pub use region::{Region, View, keep_length};
 pub use ring::{Broken, RING_BYTES, RING_MEMORY_BYTES, RingReader, RingWriter};
 pub use shrinking::survive_shrinking;

@@ -67,7 +67,8 @@ pub const CHECKSUM_XXH3_128: u8 = 1;
 /// Longest text of a refusal in bytes.
 pub const REFUSAL_TEXT_MAX: usize = 512;
 
-/// What a peer may or may not have.
+/// What a peer may or may not have. Bit 21 is reserved: earlier builds mean a catalog of memory that is
+/// shown by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u64)]
 pub enum Feature {
@@ -114,13 +115,11 @@ pub enum Feature {
     Holds = 1 << 19,
     /// A client's word that what it shows is as it was counts, in place of checksums.
     Steady = 1 << 20,
-    /// What lies where in memory that is shown stands in a catalog beside it: a client copies hits from there without asking, and says later what it used.
-    Catalog = 1 << 21,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 22] = [
+    pub const ALL: [Feature; 21] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -142,7 +141,6 @@ impl Feature {
         Feature::Bases,
         Feature::Holds,
         Feature::Steady,
-        Feature::Catalog,
     ];
 
     /// Its bit.
@@ -174,7 +172,6 @@ impl Feature {
             Feature::Bases => "bases",
             Feature::Holds => "holds",
             Feature::Steady => "steady",
-            Feature::Catalog => "catalog",
         }
     }
 

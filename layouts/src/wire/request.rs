@@ -140,7 +140,7 @@ verbs! {
     Hold = 23,
     /// End that; whether it had lasted.
     Release = 24,
-    /// What was got without asking.
+    /// Reserved: by it clients of earlier builds reported what they copied without asking.
     Used = 25,
 }
 
@@ -277,7 +277,7 @@ pub enum Ask<'a> {
     Hold(u64),
     /// End the hold of this name; whether it had lasted until now.
     Release(u64),
-    /// These were got from memory that is shown, so many bytes in all.
+    /// Reserved: these were copied from memory that is shown, so many bytes in all.
     Used(u64, List<'a, ObjectKey>),
 }
 

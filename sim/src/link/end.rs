@@ -9,7 +9,7 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::disk::Disk;
 use pagelith_io::fault::IoFault;
 use pagelith_io::runtime::Runtime;
-use pagelith_io::shm::{CatalogView, Claim, Steady};
+use pagelith_io::shm::{Claim, Steady};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_layouts::wire::greeting::Feature;
@@ -365,16 +365,6 @@ impl Link for SimLink {
 
     fn view(&self, stretch: Stretch, (region, at): (u32, u64), length: u64) -> Option<Shown> {
         self.sharing.arrived(stretch, std::iter::once(ShownPiece::new(region, at, length)).collect())
-    }
-
-    fn catalog(&self) -> Option<&Arc<CatalogView>> {
-        self.sharing.shares.regions.catalog.as_ref()
-    }
-
-    fn is_there(&self) -> bool {
-        let mut wire = self.net.wire();
-        wire.fates.unasked += 1;
-        self.open && wire.is_there(self.side)
     }
 
     fn lends(&self) -> bool {

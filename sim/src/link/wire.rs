@@ -221,11 +221,6 @@ impl Wire {
         self.ends[index(side)].arrived.clone()
     }
 
-    /// Whether the other end is there, as the system of a host that both are on knows.
-    pub fn is_there(&self, side: Side) -> bool {
-        !self.cut && !self.ends[index(side.other())].closed
-    }
-
     /// Whether neither end can hear anything more.
     pub fn is_over(&self) -> bool {
         self.cut || self.ends.iter().all(|end| end.closed)

@@ -21,7 +21,6 @@ impl Fates {
             cuts: self.cuts + other.cuts,
             shown: self.shown + other.shown,
             lent: self.lent + other.lent,
-            unasked: self.unasked + other.unasked,
             looked_late: self.looked_late + other.looked_late,
             questions: self.questions + other.questions,
             broken: self.broken + other.broken,
@@ -53,9 +52,6 @@ pub struct Tally {
     /// Stretches that were lent where they lie in a file.
     #[serde(default)]
     pub lent: u64,
-    /// Batches that a client copied without asking.
-    #[serde(default)]
-    pub unasked: u64,
     /// Of both, those that were looked at when they were shown no more.
     #[serde(default)]
     pub looked_late: u64,
@@ -135,7 +131,6 @@ impl Tally {
         self.cuts += fates.cuts;
         self.shown += fates.shown;
         self.lent += fates.lent;
-        self.unasked += fates.unasked;
         self.looked_late += fates.looked_late;
         self.questions += fates.questions;
         self.broken += fates.broken + fates.unowed;
@@ -152,7 +147,7 @@ impl Tally {
     /// Another's counts.
     pub fn add(&mut self, other: &Tally) {
         let Tally { packets, dropped, duplicated, reordered, flipped, late, cuts, .. } = *other;
-        let Tally { shown, lent, unasked, looked_late, questions, broken, .. } = *other;
+        let Tally { shown, lent, looked_late, questions, broken, .. } = *other;
         self.travelled(Fates {
             packets,
             dropped,
@@ -163,7 +158,6 @@ impl Tally {
             cuts,
             shown,
             lent,
-            unasked,
             looked_late,
             questions,
             broken,

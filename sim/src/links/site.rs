@@ -14,7 +14,7 @@ use pagelith::transport::link::Link;
 use pagelith::transport::shown::Regions;
 use pagelith::{Facts, Options, Store};
 use pagelith_io::runtime::{Env, Runtime, Step, Task};
-use pagelith_io::shm::{CatalogView, Region, SteadyWords, View};
+use pagelith_io::shm::{Region, SteadyWords, View};
 use pagelith_io::staging::StagingPool;
 use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::wire::Side;
@@ -79,8 +79,6 @@ struct Up {
     store: Arc<Store>,
     /// What it shows processes of its host: none if its store does not.
     memory: Vec<(Arc<Region>, Arc<View>)>,
-    /// What of the first of it is told to them.
-    catalog: Option<Arc<CatalogView>>,
 }
 
 /// What all machines of a run share.
@@ -178,9 +176,7 @@ impl Machine {
         inner.opening = false;
         let transfer = store.shared_memory().map(|_| inner.transfer.clone());
         let memory = store.shared_memory().into_iter().chain(transfer).map(seen).collect();
-        let catalog =
-            store.shared_catalog().and_then(|catalog| CatalogView::of(seen(catalog).1)).map(Arc::new);
-        inner.up = Some(Up { process, store: Arc::new(store), memory, catalog });
+        inner.up = Some(Up { process, store: Arc::new(store), memory });
     }
 
     /// End its process, as a power cut or `kill -9` would; false if there was none.
@@ -337,7 +333,7 @@ impl Machine {
     /// Make a link; from a process of its host, that has this memory.
     fn connect(&self, neighbour: Option<&[(Arc<Region>, Arc<View>)]>) -> Result<Box<dyn Dialing>, Closed> {
         let mut inner = self.lock();
-        let Some(Up { process, store, memory, catalog }) = inner.up.clone() else {
+        let Some(Up { process, store, memory }) = inner.up.clone() else {
             return Err(Closed::Ended);
         };
         inner.dialled += 1;
@@ -349,8 +345,6 @@ impl Machine {
         let (mut of_client, mut of_server) = (Shares::default(), Shares::default());
         if let Some(own) = neighbour {
             (of_client.regions, of_server.regions) = (regions(own, &memory), regions(&memory, own));
-            // What is in memory is asked for on the other links.
-            of_client.regions.catalog = catalog.filter(|_| inner.rng.one_in(2));
             // What is put is vouched for by checksums on the other links.
             if inner.rng.one_in(2) {
                 let words = SteadyWords::within();

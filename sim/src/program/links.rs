@@ -132,16 +132,9 @@ pub fn links(args: &LinksArgs) -> ExitCode {
         let Tally { seeds, packets, reordered, duplicated, late, hits, wrong, touched_late, .. } = tally;
         println!(
             "links: {seeds} seeds, {packets} packets, {reordered} reordered, {duplicated} duplicated, {late} late; {hits} hits \
-             compared, {wrong} wrong, {touched_late} touched late, {} held late, {} panics; {} shown, {} lent, {} unasked, {} viewed, {} \
+             compared, {wrong} wrong, {touched_late} touched late, {} held late, {} panics; {} shown, {} lent, {} viewed, {} \
              broken, {} left; {seconds:.1} s",
-            tally.held_late,
-            tally.panics,
-            tally.shown,
-            tally.lent,
-            tally.unasked,
-            tally.viewed,
-            tally.broken,
-            tally.left
+            tally.held_late, tally.panics, tally.shown, tally.lent, tally.viewed, tally.broken, tally.left
         );
     }
     if tally.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -168,7 +168,7 @@ gone, questions that go in a circle, and (since the last row) operations that we
 compared with puts, removals and clears. A put of a client that was not answered, or was asked twice, may take effect until its links are gone; one of a store with
 peers is over with its outcome, and removed, with the peers told, it does not come back to that store (what another has of the key or puts may); of stores that are each other's peers none has what one of them removed and any of
 them had put ([0051](decisions/0051-removals-that-peers-hold-for.md)). Of what is shown
-(decisions 0024, 0038) and lent (0044), which half of these links' clients copy out of the store's memory without asking ([0063](decisions/0063-hits-that-nobody-is-asked-for.md)), it is also held that it stays as it is until it is taken or given up, that it is what its outcome vouches for, and that nothing of it is held for who is
+(decisions 0024, 0038) and lent (0044) it is also held that it stays as it is until it is taken or given up, that it is what its outcome vouches for, and that nothing of it is held for who is
 gone; of stores with peers that what one asks another goes no further ([0049](decisions/0049-promises-that-checksums-hide.md)). The first row is of before the last two shapes, the last one of all of them.
 
 | seeds | packets | reordered | duplicated | late | dropped | flipped | links cut | stores killed | hits | shown | lent | broken | wrong | touched late | held late |
@@ -189,7 +189,7 @@ client's memory and views were new.
 | `cargo +nightly fuzz run rings -- -max_total_time=300 -timeout=60` | 31,449 inputs: nothing |
 | the same of `wire_decode` (120 s), `ops_model` (240 s), `store_open` (120 s), and 45 s each of `key_text`, `client_names`, `record_decode`, `segment_scan`, `footer_decode`, `manifest_decode`, `checkpoint_decode`, `config` and `trace` | 347,276, 69 and 255 inputs on a machine in full use; 2.08 million of the others together: nothing |
 
-Of ac65ba4, which has catalogs ([0063](decisions/0063-hits-that-nobody-is-asked-for.md)): `fuzz/all.sh 20`, 15 targets under AddressSanitizer, 9.9 million inputs, `catalog`, `rings` and `server` with 184,224, 23,582 and 9,363 of them: nothing. Of 62ebf55 `sim/sanitize.sh address io engine`: clean.
+Of ac65ba4: `fuzz/all.sh 20`, 15 targets under AddressSanitizer, 9.9 million inputs, `rings` and `server` with 23,582 and 9,363 of them: nothing. Of 62ebf55 `sim/sanitize.sh address io engine`: clean.
 `sim/sanitize.sh thread io engine`: a test that ends by a signal ends otherwise, and eight reports of memory that is handed on under a mutex or `Once` of `std`, whose waiting half is not built with the sanitizer; the suite behind them was not begun.
 
 Of 7373163, which puts in lanes ([0064](decisions/0064-puts-in-lanes.md)): `sim/concurrency.sh loom`, 20 kernels, 202,600 orders, and `TEST_PAGELITH_SCHEDULES=50 sim/concurrency.sh shuttle`, 23 scenarios, 23,700 schedules: nothing. ThreadSanitizer over the engine's tests of puts and of the index (`put::`, `index::several`): clean.

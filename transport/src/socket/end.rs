@@ -279,19 +279,11 @@ impl Stream for Socket {
             Carries::RingsSoon(rings, (theirs, their_files)) => {
                 let own_files = if files { std::mem::take(&mut self.lends) } else { Vec::new() };
                 let steady = self.steady(&rings, side, features);
-                let regions = Regions { own, theirs, own_files, their_files, steady, catalog: None };
-                let tells = shows && side == Side::Client && features & Feature::Catalog.bit() != 0;
-                Carries::Rings(rings, if tells { regions.with_catalog() } else { regions })
+                Carries::Rings(rings, Regions { own, theirs, own_files, their_files, steady })
             }
             other => other,
         };
         Ok(true)
-    }
-
-    fn is_there(&self) -> bool {
-        let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::RDHUP)];
-        // What cannot be asked is not there.
-        poll(&mut fds, Some(&Timespec::default())) == Ok(0)
     }
 
     fn regions(&self) -> Regions {

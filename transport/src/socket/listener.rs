@@ -26,7 +26,7 @@ use crate::pending::{Pending, Progress};
 use crate::places::Places;
 use crate::resolve::Resolver;
 use crate::rights::Namespaces;
-use crate::shown::{FILES_MAX, REGIONS_MAX};
+use crate::shown::FILES_MAX;
 
 /// Most connections accepted in one poll.
 const ACCEPTS_MAX: usize = 64;
@@ -103,7 +103,6 @@ pub struct Listener {
     clock: Arc<dyn Clock>,
     limits: Limits,
     shows: Vec<Arc<Region>>,
-    catalog: Option<Arc<Region>>,
     lends: Vec<Arc<OwnedFd>>,
     /// Nothing is accepted until then.
     paused_until: Option<Mono>,
@@ -167,7 +166,6 @@ impl Listener {
             clock,
             limits,
             shows: Vec::new(),
-            catalog: None,
             lends: Vec::new(),
             paused_until: None,
         })
@@ -178,12 +176,6 @@ impl Listener {
     pub fn showing(self, regions: Vec<Arc<Region>>) -> Listener {
         let shows = if self.shows_all() { regions } else { Vec::new() };
         Listener { shows, ..self }
-    }
-
-    /// Show them `catalog` too, which tells what lies where in the first region ([`Listener::showing`]).
-    pub fn telling(self, catalog: Option<Arc<Region>>) -> Listener {
-        let room = (1..REGIONS_MAX).contains(&self.shows.len());
-        Listener { catalog: catalog.filter(|_| room), ..self }
     }
 
     /// Hand clients of this host `files` over, opened to be read and not to be written, so that they read hits from there themselves
@@ -310,11 +302,9 @@ impl Listener {
     }
 
     fn pending(&self, socket: Socket, peer: String) -> SocketPending {
-        let shows = self.shows.iter().chain(&self.catalog).cloned().collect();
-        let socket = socket.showing(shows).lending(self.lends.clone());
+        let socket = socket.showing(self.shows.clone()).lending(self.lends.clone());
         // Nobody's word is taken who may be gone.
         let offer = if socket.sees_peer() { self.offer } else { self.offer.without(Feature::Steady) };
-        let offer = if self.catalog.is_some() { offer } else { offer.without(Feature::Catalog) };
         let handshake = Handshake::server(offer, self.admission.clone(), &*self.entropy);
         let outside = (self.clock.clone(), self.limits);
         let handshake = handshake.taking_places(self.links.clone());

@@ -194,7 +194,6 @@ pub fn pendings(
         .without(Feature::Peers)
         .without(Feature::Bases)
         .without(Feature::Holds)
-        .without(Feature::Catalog)
         .without(Feature::Steady);
     let client = Handshake::client(offer, key, &*entropy());
     let server = Handshake::server(offer, admission, &*entropy());

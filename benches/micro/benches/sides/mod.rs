@@ -171,10 +171,8 @@ pub enum Shares {
     Nothing,
     /// The rings that the bytes go through.
     Rings,
-    /// The arena and the staging memory too, and where what lies in the arena.
+    /// The arena and the staging memory too.
     Arena,
-    /// The same without that.
-    Untold,
     /// The same, with a store that takes nobody's word for what is put.
     Checksummed,
     /// And the files that segments lie in.
@@ -208,9 +206,6 @@ pub fn attach<'s, 'e>(
     let (staging, staging_memory) = StagingPool::shared(256 << 20).expect("memory");
     if shares.has_arena() {
         listener = listener.showing(store.shared_memory().into_iter().chain([staging_memory]).collect());
-    }
-    if shares != Shares::Untold {
-        listener = listener.telling(store.shared_catalog());
     }
     if shares == Shares::Files {
         listener = listener.lending(store.shared_files());

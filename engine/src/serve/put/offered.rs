@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::fused::{Copier, Stores};
+use pagelith_io::fused::Stores;
 use pagelith_io::shm::Claim;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums};
 use pagelith_layouts::key::ObjectKey;
@@ -45,7 +45,7 @@ impl Offered {
         let Memory::Arriving(arriving) = std::mem::replace(&mut self.memory, Memory::None) else { return };
         let all = 0..self.length;
         let sums = match (shown, &mut parts[..]) {
-            (Some(shown), parts) => verify::copied(parts, &all, shown, &mut Copier::new(Stores::PastCache)),
+            (Some(shown), parts) => verify::copied(parts, &all, shown, Stores::PastCache),
             (None, parts) => verify::sums(parts, &all),
         };
         let part = parts.pop();
