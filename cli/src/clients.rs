@@ -20,8 +20,8 @@ use crate::output::log;
 const LINKS_DEFAULT_MAX: u64 = 4096;
 /// Descriptors of a client: its socket, and of a session two rings and an event.
 const DESCRIPTORS: u64 = 4;
-/// Of one on this host besides: its process, the memory of its link, and the regions that it shares.
-const DESCRIPTORS_SHARED: u64 = 2 + REGIONS_MAX as u64;
+/// Of one on this host besides: the memory of its link, and the regions that it shares.
+const DESCRIPTORS_SHARED: u64 = 1 + REGIONS_MAX as u64;
 /// Of a connection in its greeting: as many as its client may hand over, in the worst case, so each of those counts as a client.
 const GREETING: u64 = 2;
 /// For everything else: files that are opened meanwhile, HTTP, links to peers.
@@ -175,7 +175,7 @@ mod tests {
         let of = |asked, is_local, most| links_max(asked, is_local, most, 72, 64).ok();
         // 72 open, 128 to spare, 128 in greetings.
         assert_eq!(of(None, false, 328 + 400), Some(100));
-        assert_eq!(of(None, true, 328 + 38 * 7), Some(7));
+        assert_eq!(of(None, true, 328 + 37 * 7), Some(7));
         assert_eq!(of(None, false, u64::MAX), Some(4096));
         assert_eq!((of(Some(100), false, 728), of(Some(101), false, 728)), (Some(100), None));
         assert_eq!((of(None, false, 331), of(None, false, 0)), (None, None));
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn limits_are_refused_by_name() {
         let why = links_max(Some(9), true, 400, 10, 64).expect_err("too many").to_string();
-        assert!(why.contains("links=9") && why.contains("needed=608") && why.contains("--links"), "{why}");
+        assert!(why.contains("links=9") && why.contains("needed=599") && why.contains("--links"), "{why}");
         assert!(
             client_memory("65TiB").is_err() && client_memory("0B").is_ok() && client_memory("x").is_err()
         );

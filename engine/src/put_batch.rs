@@ -91,14 +91,6 @@ impl Group {
         }
     }
 
-    /// Whether somebody has to be asked behind the copy of it.
-    fn has_claim(&self) -> bool {
-        match &self.from {
-            From::Lent(objects) => objects.first().is_some_and(|put| bytes(&put.source).claim().is_some()),
-            From::Open(..) => false,
-        }
-    }
-
     fn key(&self, member: usize) -> &ObjectKey {
         match &self.from {
             From::Lent(objects) => &objects[member].key,
@@ -143,13 +135,13 @@ impl Group {
         let adopted = |i: usize| adopted(taken, &admitted.adopts, i);
         match &mut self.from {
             From::Lent(objects) => {
-                let mut all: SmallVec<[Incoming<'_>; 1]> = SmallVec::with_capacity(objects.len());
+                let mut all: SmallVec<[Incoming; 1]> = SmallVec::with_capacity(objects.len());
                 for (i, Put { key, source }) in objects.iter_mut().enumerate() {
                     let is_here = |e: &Elsewhere| matches!(e, Elsewhere::Arrived(_));
                     let arrived = source.elsewhere.take_if(|e| is_here(e) && adopted(i).is_none());
                     all.push(match arrived {
                         Some(Elsewhere::Arrived(arrived)) => Incoming::Placed(*key, arrived),
-                        _ => Incoming::Elsewhere(*key, adopted(i).unwrap_or_else(|| bytes(source)).claim()),
+                        _ => Incoming::Elsewhere(*key),
                     });
                 }
                 Ok(copied::prepare(kind, &page, all.into_iter(), admitted, at, left))
@@ -161,7 +153,7 @@ impl Group {
                 });
                 let Some(open) = open else { return Err(Box::new(admitted)) };
                 let one = |(i, key): (usize, &ObjectKey)| match adopted(i) {
-                    Some(_) => Some(Incoming::Elsewhere(*key, None)),
+                    Some(_) => Some(Incoming::Elsewhere(*key)),
                     None => open.hand_out(i).map(|member| Incoming::Arena(Box::new(member))),
                 };
                 let all: Vec<_> = required.iter().enumerate().filter_map(one).collect();

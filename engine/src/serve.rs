@@ -110,8 +110,6 @@ struct World {
     batches: FxHashMap<Ticket, OpId>,
     lent: Lent,
     pushed: Pushed,
-    /// The client slept when what it put last was about to be over.
-    dozes: bool,
 }
 
 impl World {
@@ -166,7 +164,6 @@ impl Server {
                 batches: FxHashMap::default(),
                 lent: Lent::default(),
                 pushed: Pushed::default(),
-                dozes: false,
             },
             outbox: VecDeque::new(),
             requests: VecDeque::new(),

@@ -70,8 +70,6 @@ pub enum Mutant {
     ViewLetGo,
     /// What a client shows is put whatever its checksums.
     ShownUnchecked,
-    /// What a client shows is put though it may have other bytes there by now.
-    SteadyUnasked,
     /// What a client looked at is held when its link has ended.
     HeldForTheGone,
     /// What a store is asked by another it asks its own peers in turn.
@@ -96,7 +94,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 42] = [
+    pub const ALL: [Mutant; 41] = [
         Mutant::PayloadUnchecked,
         Mutant::KeyUnchecked,
         Mutant::GenerationUnchecked,
@@ -128,7 +126,6 @@ impl Mutant {
         Mutant::LentFromStart,
         Mutant::ViewLetGo,
         Mutant::ShownUnchecked,
-        Mutant::SteadyUnasked,
         Mutant::HeldForTheGone,
         Mutant::PeersAskOn,
         Mutant::ToldAndKept,

@@ -184,8 +184,7 @@ mod tests {
                 "files",
                 "peers",
                 "bases",
-                "holds",
-                "steady"
+                "holds"
             ]
         );
         let strict = Offer { required: Feature::Durable.bit(), ..offer((1, 1)) };

@@ -8,7 +8,6 @@ use pagelith_io::clock::Clock;
 use pagelith_io::disk::Disk;
 use pagelith_io::fault::IoFault;
 use pagelith_io::handed::open_handed;
-use pagelith_io::shm::{Claim, Steady};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
 use pagelith_layouts::wire::{Frame, Kind, Side};
@@ -242,18 +241,6 @@ impl<S: Stream> Link for Conn<S> {
             [piece] => Some((piece.region, piece.at)),
             _ => None,
         }
-    }
-
-    fn stays(&self, parts: &[Part]) -> bool {
-        self.regions.stay(parts)
-    }
-
-    fn steady(&self) -> Option<Steady> {
-        self.regions.steady.as_ref()?.begin()
-    }
-
-    fn claim(&self, number: u64) -> Option<Claim> {
-        Some(self.regions.steady.as_ref()?.claim(number))
     }
 
     fn view(&self, stretch: Stretch, (region, at): (u32, u64), length: u64) -> Option<Shown> {

@@ -24,7 +24,6 @@ use std::time::Duration;
 use pagelith_io::buffer::Part;
 use pagelith_io::disk::Disk;
 use pagelith_io::fault::IoFault;
-use pagelith_io::shm::{Claim, Steady};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::shown::Stretch;
 use pagelith_layouts::wire::{Frame, Side};
@@ -190,22 +189,6 @@ pub trait Link: Send {
     /// The number of this side's region that all of these bytes lie in, and where in it they begin. `None` if they lie
     /// in several pieces, or elsewhere.
     fn place(&self, _parts: &[Part]) -> Option<(u32, u64)> {
-        None
-    }
-
-    /// Whether all of these bytes lie in regions of this side's that stay at their addresses as long as they are there.
-    fn stays(&self, _parts: &[Part]) -> bool {
-        false
-    }
-
-    /// A client's word that what it shows from here on under the number of that is as it is now, until that is dropped. `None` where the
-    /// peer does not take its word for it, and while it has given too many.
-    fn steady(&self) -> Option<Steady> {
-        None
-    }
-
-    /// The peer's word of this number, which is asked behind a copy of what was shown under it. `None` where this side does not take it.
-    fn claim(&self, _number: u64) -> Option<Claim> {
         None
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pagelith_io::buffer::Part;
 use pagelith_io::fused::Piece;
-use pagelith_io::shm::{Region, SteadyWords, View};
+use pagelith_io::shm::{Region, View};
 use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
 use smallvec::SmallVec;
 
@@ -52,8 +52,6 @@ pub struct Regions {
     pub own_files: Vec<Arc<OwnedFd>>,
     /// The peer's.
     pub their_files: Vec<Arc<OwnedFd>>,
-    /// Where the client says what is steady, if that is agreed.
-    pub steady: Option<SteadyWords>,
 }
 
 /// Bytes side by side in a file of the peer's.
@@ -83,12 +81,6 @@ impl Regions {
         let pieces: Pieces =
             parts.iter().filter(|part| !part.is_empty()).map(place).collect::<Option<_>>()?;
         (!pieces.is_empty()).then_some(pieces)
-    }
-
-    /// Whether all of these lie in regions of this side's where nobody else can have something else.
-    pub fn stay(&self, parts: &[Part]) -> bool {
-        let stays = |piece: &ShownPiece| self.own.get(piece.region as usize).is_some_and(|own| own.stays());
-        self.pieces(parts).is_some_and(|pieces| pieces.iter().all(stays))
     }
 
     /// What the peer shows; `None` if it has handed over no such memory.

@@ -39,8 +39,7 @@ fn offered(offer: Offer, address: &Address, can_share: bool) -> Offer {
     match address {
         Address::Unix(_) if can_share => offer,
         Address::Unix(_) | Address::Tcp(_) => {
-            let offer = offer.without(Feature::SharedMemory).without(Feature::Shown);
-            offer.without(Feature::Files).without(Feature::Steady)
+            offer.without(Feature::SharedMemory).without(Feature::Shown).without(Feature::Files)
         }
     }
 }

@@ -2,8 +2,7 @@
 //! same from one second to the next. A store of DRAM alone, its client and its server a thread each; batches of 32, one at a time and four
 //! in flight.
 //!
-//! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [checksums|unsealed|by-calls|tcp|looks]]`: `checksums` with a store that takes no client's word for
-//! what it puts, as those of before; `unsealed` puts out of memory that an engine mapped, which may become shorter, by a process that survives that,
+//! `cargo bench -p pagelith-micro --bench turns [-- ROUNDS [unsealed|by-calls|tcp|looks]]`: `unsealed` puts out of memory that an engine mapped, which may become shorter, by a process that survives that,
 //! and `by-calls` by one that does not; `tcp` gets over TCP beside a bare loop that sends, receives and checksums as many bytes; `looks` look-ups of one key, of which the median
 //! of each round's 5,000 is taken. Of each the medians of all rounds (21), us a batch, and the median of their ratios with the middle half of them.
 //! A round counts only if two threads had a core each right before and right after it ([`cores`]); how often they had not is said.
@@ -226,7 +225,6 @@ impl Unsealed {
 fn main() {
     let count = std::env::args().find_map(|arg| arg.parse().ok()).unwrap_or(ROUNDS);
     let is = |name: &str| std::env::args().any(|arg| arg == name);
-    let shares = if is("checksums") { Shares::Checksummed } else { Shares::Arena };
     let unsealed = is("unsealed") || is("by-calls");
     if is("unsealed") {
         survive_shrinking().expect("signals");
@@ -247,7 +245,7 @@ fn main() {
         let own = unsealed.then(|| Unsealed::new(BATCH * object_bytes));
         let memory = own.as_ref().map_or(memory, |own| own.1.clone());
         std::thread::scope(|scope| {
-            let at = (Address::Unix(dir.join(object_bytes.to_string())), shares);
+            let at = (Address::Unix(dir.join(object_bytes.to_string())), Shares::Arena);
             let embedded = Side::Embedded(&store);
             let shown = Side::Attached(attach(scope, &store, at, &memory, &stop));
             let mut batches = Batches { objects: (DATA / object_bytes) as u64, turn: 0 };

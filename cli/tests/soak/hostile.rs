@@ -105,8 +105,7 @@ fn link(tenant: &Tenant, hands: Vec<OwnedFd>, deaf: &Arc<AtomicBool>) -> Option<
     let socket = UnixStream::connect(path).ok()?;
     socket.set_nonblocking(true).expect("a mode");
     let offer = Offer::of_this_build(SystemEntropy.bytes16());
-    let no_extras = [Feature::Shown, Feature::Files, Feature::Steady];
-    let offer = no_extras.into_iter().fold(offer, Offer::without);
+    let offer = offer.without(Feature::Shown).without(Feature::Files);
     let offer = if hands.is_empty() { offer.without(Feature::SharedMemory) } else { offer };
     let handshake = Handshake::client(offer, Some(tenant.key.clone()), &SystemEntropy);
     let limits = Limits { dead_after: Duration::from_secs(60), ..Limits::default() };

@@ -4,8 +4,7 @@ use std::collections::VecDeque;
 
 use pagelith_io::buffer::Readers;
 use pagelith_io::clock::Mono;
-use pagelith_io::shm::Steady;
-use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, block_count};
+use pagelith_layouts::checksum::{BLOCK_BYTES, block_count};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_layouts::wire::CONTROL_BODY_LEAST;
@@ -128,10 +127,9 @@ impl RemotePut {
         let caller = desk.lines.stands(STORE);
         let taken = caller.map_or(CONTROL_BODY_LEAST as usize, Caller::request_bytes_max);
         let most = OFFER_BYTES_MAX.min(taken as u64);
-        // Who has something else to do for this client waits for no first offer, nor is there anything to wait for where nothing is
-        // checksummed: half of the longest is first then, and the next is put into words while that is copied.
-        let at_once = desk.is_asked(STORE) || caller.is_some_and(|caller| self.is_steady(caller));
-        let doubled = if at_once { DOUBLINGS - 1 } else { 0 };
+        // A store that has something else to do for this client waits for no first offer: half of the
+        // longest is first then.
+        let doubled = if desk.is_asked(STORE) { DOUBLINGS - 1 } else { 0 };
         self.offers.clear();
         let (mut bytes, mut payload) = (0, 0);
         for (at, group) in self.groups.iter().enumerate() {
@@ -222,12 +220,9 @@ impl RemotePut {
             Standing::Down => return None,
         };
         let lend = self.lend(&offer);
-        let (draft, steady) = match offer.draft.take() {
-            Some(draft) => (draft, None),
-            None => self.draft(&offer, caller),
-        };
+        let draft = offer.draft.take().unwrap_or_else(|| self.draft(&offer, caller));
         let terms = self.manner.terms(now, offer.groups.start);
-        match caller.put(token, &draft, (lend, steady), terms, self.manner.deadline) {
+        match caller.put(token, &draft, lend, terms, self.manner.deadline) {
             Ok(()) => Some(Offer { state: State::Asked(token, caller.peer_instance()), ..offer }),
             Err(error) if error.kind == ErrorKind::Busy && caller.is_owed() => {
                 Some(Offer { draft: Some(draft).filter(|draft| !draft.shows()), ..offer })
@@ -240,47 +235,28 @@ impl RemotePut {
         }
     }
 
-    /// What an offer says, over the link of `caller`, with this side's word for what needs no checksums by that.
-    fn draft(&self, offer: &Offer, caller: &Caller) -> (PutDraft, Option<Steady>) {
+    /// What an offer says, over the link of `caller`.
+    fn draft(&self, offer: &Offer, caller: &Caller) -> PutDraft {
         let mut draft = match self.into {
             Some(name) => PutDraft::into_open(BLOCK_BYTES, name),
             None => PutDraft::of_parts(BLOCK_BYTES, &self.required),
         };
-        let word = self.is_whole().then(|| caller.steady()).flatten();
-        let mut counts = false;
         let groups = &self.groups[offer.groups.clone()];
         draft.reserve(groups.iter().map(|group| group.objects.len()).sum());
         for group in groups {
             draft.group(group.base);
             for object in &self.objects[group.objects.clone()] {
                 object.readers.look(|parts| {
-                    let place = caller.place(parts);
                     // As long as its parts are.
-                    let sums = || verify::sums(parts, &(0..object.length)).unwrap_or_default();
-                    let is_steady = word.is_some() && place.is_some() && caller.stays(parts);
-                    counts |= is_steady;
-                    let sums = if is_steady { Checksums::new() } else { sums() };
+                    let sums = verify::sums(parts, &(0..object.length)).unwrap_or_default();
                     draft.object(object.key, object.length, &sums);
-                    if let Some((region, at)) = place {
+                    if let Some((region, at)) = caller.place(parts) {
                         draft.shown(region, at);
                     }
                 });
             }
         }
-        let word = word.filter(|_| counts);
-        word.iter().for_each(|word| draft.steady(word.number()));
-        (draft, word)
-    }
-
-    /// Whether these are whole groups, by themselves.
-    fn is_whole(&self) -> bool {
-        self.required.is_empty() && self.into.is_none()
-    }
-
-    /// Whether the store takes this side's word for the first object: for all of them, mostly.
-    fn is_steady(&self, caller: &Caller) -> bool {
-        let stays = |object: &Object| object.readers.look(|parts| caller.stays(parts));
-        self.is_whole() && caller.has(Feature::Steady) && self.objects.first().is_some_and(stays)
+        draft
     }
 
     fn of(&mut self, offer: &Offer) -> &mut [Object] {

@@ -27,7 +27,7 @@ use crate::remote::desk::Desk;
 /// Dropping it gives up what is under way, as what has no time left: the store is told, and the drop returns when neither the link nor a read of
 /// the kernel's has any of the callers' memory. Memory lent by [`crate::Destination::borrowed`] or [`crate::Source::borrowed`] is the
 /// caller's again then, guard or not. A store that is shown what is put may look at it a moment longer, through its own mapping, and
-/// stores of that only what it copied before the drop, or what has the checksums that were sent. Of a put that was given up some may have been stored.
+/// stores of that only what has the checksums that were sent. Of a put that was given up some may have been stored.
 pub struct Session<'a> {
     attached: &'a Attached,
     desk: Desk,
@@ -74,8 +74,7 @@ impl Session<'_> {
         self.submit(Batch::Get(Box::new(get)))
     }
 
-    /// Submit groups to be put, as [`Attached::put`]. Their bytes are checksummed now, in this thread, where the store does not take
-    /// this process's word for them, and go to the store from then on.
+    /// Submit groups to be put, as [`Attached::put`]. Their bytes are checksummed now, in this thread, and go to the store from then on.
     pub fn submit_put(&mut self, groups: Vec<PutGroup>, options: Options) -> Ticket {
         let manner = self.attached.manner(&options);
         let puts = Puts::begin(&mut self.desk, groups, &[], manner);

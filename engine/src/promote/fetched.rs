@@ -103,7 +103,7 @@ fn keep_page(
     admitted.came = Came::Fetched;
     drop(core);
     let bytes = |of: usize| Bytes::Lent(&done[page[of].at].destination.0);
-    let incoming = page.iter().map(|one| Incoming::Elsewhere(one.key, None));
+    let incoming = page.iter().map(|one| Incoming::Elsewhere(one.key));
     let mut copied = prepare(kind.of_frame(), &page[0].key, incoming, admitted, at, &mut Vec::new());
     if let Some(mut filling) = copied.filling() {
         filling.fill(&shared.memory, &mut Copier::new(Stores::PastCache), bytes);

@@ -9,11 +9,9 @@ use std::sync::Arc;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::fused::Copier;
-use pagelith_io::shm::Claim;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums, block_count};
 use pagelith_layouts::ids::Sequence;
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::GroupKind;
 use pagelith_tiers::dram::arena::ArenaMemory;
 use pagelith_tiers::policy::Recency;
@@ -27,9 +25,9 @@ use crate::frame_io::Unpublished;
 use crate::frames::{FrameData, FrameMember, Members, Number};
 
 /// One object of a group to be put.
-pub(crate) enum Incoming<'a> {
-    /// To be copied, and what is to be asked then before the copy is believed.
-    Elsewhere(ObjectKey, Option<&'a Arc<Claim>>),
+pub(crate) enum Incoming {
+    /// To be copied.
+    Elsewhere(ObjectKey),
     /// In the arena already, in an open group.
     Arena(Box<FrameMember>),
     /// In the arena already, where it arrived.
@@ -61,8 +59,6 @@ pub(crate) struct Copied {
     pub(super) whole: bool,
     /// An object that is something else than its client vouched for, by number.
     pub(super) wrong: Option<usize>,
-    /// What is to be asked before it is believed.
-    pub(super) claim: Option<Arc<Claim>>,
 }
 
 /// A group whose objects are to be copied. Those without checksums are: an object has at least one block.
@@ -70,33 +66,6 @@ pub(crate) struct Filling<'a> {
     members: &'a mut Members,
     whole: &'a mut bool,
     wrong: &'a mut Option<usize>,
-}
-
-/// Ask for all of a run what is to be asked behind their copies: once for what one client said in one request.
-pub(crate) fn believe<'a>(copied: impl Iterator<Item = &'a mut Copied>) {
-    let mut last: Option<(Arc<Claim>, bool)> = None;
-    for one in copied {
-        let Some(claim) = one.claim.take() else { continue };
-        let stands = match &last {
-            Some((asked, stands)) if Arc::ptr_eq(asked, &claim) => *stands,
-            _ => {
-                let stands = claim.stands() || mutant::on(Mutant::SteadyUnasked);
-                last = Some((claim.clone(), stands));
-                stands
-            }
-        };
-        one.claim = Some(claim).filter(|_| !stands);
-    }
-}
-
-impl<'a> Bytes<'a> {
-    /// What is to be asked behind the copy.
-    pub fn claim(self) -> Option<&'a Arc<Claim>> {
-        match self {
-            Bytes::Shown(vouched) => vouched.claim(),
-            Bytes::Lent(_) | Bytes::Adopted(_) => None,
-        }
-    }
 }
 
 impl Copied {
@@ -119,18 +88,16 @@ impl Copied {
         self.whole && self.data.members.iter().all(|m| !m.checksums.is_empty())
     }
 
-    /// Whether everybody who vouched for it did so rightly, and nobody is still to be asked.
+    /// Whether each object is what its client vouched for.
     pub fn is_believed(&self) -> bool {
-        self.wrong.is_none() && self.claim.is_none()
+        self.wrong.is_none()
     }
 
     /// Why it is not to be believed, if it is not.
     pub fn doubt(&self) -> Option<Error> {
-        let member = self.data.members.get(self.wrong.unwrap_or(0));
-        let why =
-            |m: &FrameMember| if self.wrong.is_some() { super::unlike(&m.key) } else { taken_back(&m.key) };
+        let member = self.data.members.get(self.wrong?);
         let nothing = || Error::new(ErrorKind::Internal, "a group without objects");
-        (!self.is_believed()).then(|| member.map_or_else(nothing, why))
+        Some(member.map_or_else(nothing, |m| super::unlike(&m.key)))
     }
 
     /// It is not made visible: its memory is free again.
@@ -145,18 +112,12 @@ impl Copied {
     }
 }
 
-/// A client took back its word for what it showed while that was copied.
-fn taken_back(key: &ObjectKey) -> Error {
-    let detail = format!("memory was given up while it was copied key={key}");
-    Error::new(ErrorKind::Unavailable, detail)
-}
-
 /// A group of the page of this object, by itself or a base group, as it will be once it is [filled](Copied::filling); one that is attached is known to be when it is
-/// published. It takes the memory of one of those that `left`. It is to be believed ([`believe`]) before that.
-pub(crate) fn prepare<'a>(
+/// published. It takes the memory of one of those that `left`.
+pub(crate) fn prepare(
     kind: GroupKind,
     page: &ObjectKey,
-    group: impl ExactSizeIterator<Item = Incoming<'a>>,
+    group: impl ExactSizeIterator<Item = Incoming>,
     admitted: Admitted,
     at: Recency,
     left: &mut Vec<Arc<FrameData>>,
@@ -164,18 +125,17 @@ pub(crate) fn prepare<'a>(
     let Admitted { generation, fingerprints, room, here, open, came, .. } = admitted;
     let Room { extents, number } = room;
     let mut members = Members::with_capacity(group.len());
-    let (mut whole, mut claim) = (true, None);
+    let mut whole = true;
     for ((object, extent), fingerprint) in group.zip(extents).zip(fingerprints) {
         let member = match (object, extent) {
             (Incoming::Arena(member), _) => Some(*member),
             (Incoming::Placed(key, arrived), _) => arrived.into_member(key, fingerprint),
-            (Incoming::Elsewhere(key, asked), Some(extent)) => {
-                claim = claim.or_else(|| asked.cloned());
+            (Incoming::Elsewhere(key), Some(extent)) => {
                 let blocks = block_count(extent.bytes, BLOCK_BYTES);
                 let checksums = Checksums::with_capacity(blocks as usize);
                 Some(FrameMember { key, fingerprint, extent, checksums })
             }
-            (Incoming::Elsewhere(..), None) => None,
+            (Incoming::Elsewhere(_), None) => None,
         };
         match member {
             Some(member) => members.push(member),
@@ -192,7 +152,7 @@ pub(crate) fn prepare<'a>(
         depth: at.depth,
         members,
     };
-    Copied { data: in_place_of(left, data), number, here, open, came, whole, wrong: None, claim }
+    Copied { data: in_place_of(left, data), number, here, open, came, whole, wrong: None }
 }
 
 /// A frame's data in the memory of one that left, if nobody has that any more.
@@ -264,8 +224,8 @@ mod tests {
         let (extent, checksums) = (Extent { first_page: 0, bytes: 9 }, Checksums::new());
         members.push(FrameMember { key: key.expect("a key"), fingerprint: 7, extent, checksums });
         let data = Arc::new(FrameData { members, ..data(0) });
-        let (number, here, open, came, claim) = (None, Vec::new(), None, Came::Put, None);
-        Copied { data, number, here, open, came, whole: true, wrong: None, claim }
+        let (number, here, open, came) = (None, Vec::new(), None, Came::Put);
+        Copied { data, number, here, open, came, whole: true, wrong: None }
     }
 
     #[test]

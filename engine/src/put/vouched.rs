@@ -1,13 +1,9 @@
-//! Bytes of an object that lie in a client's memory, where the client vouches for them: by their checksums, or by its word that nobody
-//! was told that the memory is theirs again.
+//! Bytes of an object that lie in a client's memory, with the checksums that the client sent.
 //!
-//! Invariant: what is published has the checksums that the client sent, made of the copy, or was copied before the client took its word
-//! back: who shows bytes may have given up meanwhile, and have others there.
-
-use std::sync::Arc;
+//! Invariant: what is published has these checksums, made of the copy: a client may give the put up
+//! meanwhile, and write other bytes there.
 
 use pagelith_io::fused::Copier;
-use pagelith_io::shm::Claim;
 use pagelith_layouts::checksum::Checksums;
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_tiers::dram::arena::ArenaMemory;
@@ -16,25 +12,16 @@ use pagelith_transport::shown::Shown;
 use crate::frame_io::Unpublished;
 use crate::remote::verify;
 
-/// How a client vouches for what it shows.
-#[derive(Debug)]
-pub(crate) enum Word {
-    /// The checksums of its blocks, as the store has them.
-    Sums(Checksums),
-    /// It says so, until it takes that back.
-    Steady(Arc<Claim>),
-}
-
-/// Where an object's bytes are shown, and what makes them believed.
+/// Where an object's bytes are shown, and the checksums of its blocks, as the store has them.
 #[derive(Debug)]
 pub(crate) struct Vouched {
     shown: Shown,
-    word: Word,
+    sums: Checksums,
 }
 
 impl Vouched {
-    pub fn new(shown: Shown, word: Word) -> Vouched {
-        Vouched { shown, word }
+    pub fn new(shown: Shown, sums: Checksums) -> Vouched {
+        Vouched { shown, sums }
     }
 
     /// Length in bytes.
@@ -42,8 +29,7 @@ impl Vouched {
         self.shown.length()
     }
 
-    /// Copy them, and their checksums behind those that are there. Whether the copy is what was vouched for, or will be once the
-    /// [`Vouched::claim`] was asked.
+    /// Copy them, and add the checksums of the copy to `sums`. Whether the copy is what was vouched for.
     pub fn copy(
         &self,
         to: &Unpublished,
@@ -51,19 +37,7 @@ impl Vouched {
         copier: &mut Copier,
         sums: &mut Checksums,
     ) -> bool {
-        let is_whole = to.fill_with(memory, |to| verify::copied_whole(to, &self.shown, copier, sums));
-        is_whole
-            && match &self.word {
-                Word::Sums(sent) => sums == sent || mutant::on(Mutant::ShownUnchecked),
-                Word::Steady(_) => true,
-            }
-    }
-
-    /// What is to be asked behind the copy, before it is believed.
-    pub fn claim(&self) -> Option<&Arc<Claim>> {
-        match &self.word {
-            Word::Sums(_) => None,
-            Word::Steady(claim) => Some(claim),
-        }
+        to.fill_with(memory, |to| verify::copied_whole(to, &self.shown, copier, sums))
+            && (*sums == self.sums || mutant::on(Mutant::ShownUnchecked))
     }
 }

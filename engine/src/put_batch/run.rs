@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::frames::FrameData;
 use crate::outcome::PutOutcome;
 use crate::put::admit::{Admission, admit};
-use crate::put::copied::{Copied, believe};
+use crate::put::copied::Copied;
 use crate::put::fresh::{self, Fresh};
 use crate::put::in_lane::{InLane, Making};
 use crate::put::{self, Admitted, Leaving, Size, Stored};
@@ -25,8 +25,7 @@ use crate::shared::Shared;
 
 /// Groups of a run: longer ones were no faster from a thread that has the lock to itself.
 const GROUPS: usize = 4;
-/// Of one behind which others had the lock: whoever comes to it finds what all of the core's own state has become, once a run. And of
-/// one behind whose copy somebody has to be asked.
+/// Of one behind which others had the lock: whoever comes to it finds what all of the core's own state has become, once a run.
 const GROUPS_LONG: usize = 16;
 /// Bytes of a run, unless its first group has more: memory that is set aside and not seen yet.
 const BYTES: u64 = 1 << 20;
@@ -102,7 +101,6 @@ impl PutBatch {
             copied.extend(admitted.drain(..).map(prepared));
             retired.clear();
             self.copy(shared, copied);
-            believe(copied.iter_mut().filter_map(|one| one.copied.as_mut().ok()));
         }
     }
 
@@ -197,8 +195,7 @@ impl PutBatch {
 
     /// The next groups that can go together and that no rule refuses; the first group behind them.
     fn gather(&mut self, shared: &Shared, from: usize, runs: &mut Runs) -> usize {
-        let has_claim = self.groups.get(from).is_some_and(Group::has_claim);
-        let most = if runs.among_others || has_claim { GROUPS_LONG } else { GROUPS };
+        let most = if runs.among_others { GROUPS_LONG } else { GROUPS };
         let run = &mut runs.next;
         run.clear();
         let mut taken = 0;

@@ -6,7 +6,6 @@ use std::ops::Range;
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
 use pagelith_io::fused::Stores;
-use pagelith_io::shm::Steady;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums, key_hash};
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
@@ -135,8 +134,6 @@ pub(crate) type Lend = Box<dyn FnMut(u32) -> Vec<Part> + Send>;
 pub(super) struct Offer {
     keys: Vec<(ObjectKey, u64)>,
     lend: Lend,
-    /// This side's word for what is shown, taken back with the offer: before the reply hands memory back.
-    _steady: Option<Steady>,
     unsent: VecDeque<Push>,
     /// Pushes that the link has.
     sending: usize,
@@ -198,14 +195,9 @@ impl Call {
         Call::new(token, deadline, Work::Get(items, Stores::of(bytes)))
     }
 
-    pub fn put(
-        token: u64,
-        deadline: Mono,
-        keys: Vec<(ObjectKey, u64)>,
-        (lend, _steady): (Lend, Option<Steady>),
-    ) -> Call {
+    pub fn put(token: u64, deadline: Mono, keys: Vec<(ObjectKey, u64)>, lend: Lend) -> Call {
         let (unsent, outcomes) = (VecDeque::new(), Vec::new());
-        let offer = Offer { keys, lend, _steady, unsent, sending: 0, outcomes };
+        let offer = Offer { keys, lend, unsent, sending: 0, outcomes };
         Call::new(token, deadline, Work::Put(offer))
     }
 

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Mono;
-use pagelith_io::shm::Steady;
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
@@ -87,16 +86,6 @@ impl Caller {
     /// Where the peer can look at these bytes, if it can.
     pub fn place(&self, parts: &[Part]) -> Option<(u32, u64)> {
         self.link.place(parts)
-    }
-
-    /// Whether these bytes lie where nobody else can have something else.
-    pub fn stays(&self, parts: &[Part]) -> bool {
-        self.link.stays(parts)
-    }
-
-    /// This side's word for what is offered next, if the peer takes it.
-    pub fn steady(&self) -> Option<Steady> {
-        self.link.steady()
     }
 
     /// Bytes that the peer says lie in a region of its own, if it has handed over such memory.
@@ -179,18 +168,18 @@ impl Caller {
         Ok(())
     }
 
-    /// Offer objects; `lend` gives the bytes of those that the peer wants, and `steady` is this side's word for what is shown without checksums.
+    /// Offer objects; `lend` gives the bytes of those that the peer wants.
     pub fn put(
         &mut self,
         token: u64,
         draft: &PutDraft,
-        (lend, steady): (Lend, Option<Steady>),
+        lend: Lend,
         terms: Terms,
         deadline: Mono,
     ) -> Result<()> {
         let puts = draft.puts().map_err(|e| Error::invalid(e.to_string()))?;
         let keys = puts.objects().map(|object| (object.key, object.length)).collect();
-        self.ask(terms, &Ask::Put(puts), Call::put(token, deadline, keys, (lend, steady)))
+        self.ask(terms, &Ask::Put(puts), Call::put(token, deadline, keys, lend))
     }
 
     /// Ask what has one answer: a number, a report, a text.

@@ -194,7 +194,7 @@ impl Pair {
             vec![Part::from_shared(Arc::from(&all[item as usize][..]))]
         });
         let deadline = self.clock.now().after(PATIENCE);
-        self.caller.put(1, &draft, (lend, None), Terms::default(), deadline).expect("room");
+        self.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
         let Reply::Put(outcomes) = self.reply() else { panic!("another reply") };
         let pulled = pulled.load(std::sync::atomic::Ordering::Relaxed);
         outcomes.into_iter().map(|outcome| (outcome, pulled)).collect()

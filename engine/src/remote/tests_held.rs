@@ -167,7 +167,7 @@ fn put_into(pair: &mut Pair, name: u64, key: ObjectKey) -> Result<PutOutcome> {
     draft.object(key, LEN as u64, &[checksum(&bytes)]);
     let deadline = pair.clock.now().after(PATIENCE);
     let lend = Box::new(move |_| vec![Part::from_shared(Arc::from(&bytes[..]))]);
-    pair.caller.put(1, &draft, (lend, None), Terms::default(), deadline).expect("room");
+    pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
     let Reply::Put(mut outcomes) = pair.reply() else { panic!("another reply") };
     outcomes.remove(0)
 }

@@ -60,7 +60,7 @@ fn offered_and_removed(
         buf.copy_from_slice(&bytes);
         vec![buf.into_part()]
     });
-    pair.caller.put(1, &draft, (lend, None), Terms::default(), deadline).expect("room");
+    pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
     let mut replies = Vec::new();
     while !asked.load(Ordering::Relaxed) {
         pair.server.turn();

@@ -43,7 +43,7 @@ fn a_link_has_all_its_room_again_however_much_was_given_up() {
                     draft.group(None);
                     draft.object(key(2, "k"), 100, &[checksum(&object(2, 100))]);
                     let lend = Box::new(|_| panic!("given up before it was asked for"));
-                    caller.put(token, &draft, (lend, None), Terms::default(), soon)
+                    caller.put(token, &draft, lend, Terms::default(), soon)
                 }
                 2 => caller.exists(token, &[key(1, "k")], Terms::default(), soon),
                 _ => caller.tell(token, &Ask::Flush, Terms::default(), soon),
@@ -118,7 +118,7 @@ fn nothing_is_kept_of_what_was_given_up_at_any_moment() {
                     draft.object(keys[0], LEN as u64, &sums);
                     let lent = memory[usize::from(page)].clone();
                     let lend: Lend = Box::new(move |_| lent.parts());
-                    caller.put(token, &draft, (lend, None), terms, deadline)
+                    caller.put(token, &draft, lend, terms, deadline)
                 }
                 7 => caller.exists(token, &keys, terms, deadline),
                 8 => caller.tell(token, &Ask::Remove(List::of(&keys[..1])), terms, deadline),

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use pagelith_io::buffer::Readers;
-use pagelith_layouts::align::align_up;
 use pagelith_layouts::checksum::{BLOCK_BYTES, checksum};
 use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::Terms;
@@ -91,7 +90,7 @@ fn memory_that_was_set_aside_for_a_put_is_free_once_the_client_is_gone() {
     }
     let deadline = pair.clock.now().after(PATIENCE);
     // It never sends what is pulled.
-    pair.caller.put(1, &draft, (Box::new(|_| Vec::new()), None), Terms::default(), deadline).expect("room");
+    pair.caller.put(1, &draft, Box::new(|_| Vec::new()), Terms::default(), deadline).expect("room");
     pair.caller.poll(pair.clock.now(), &mut Vec::new());
     let arriving = |pair: &Pair| pair.store.shared.arriving.load(std::sync::atomic::Ordering::Relaxed);
     while arriving(&pair) == 0 {
@@ -135,41 +134,11 @@ fn what_is_shown_without_checksums_is_no_put() {
         }
         let (lent, deadline) = (memory.clone(), pair.clock.now().after(PATIENCE));
         let lend = Box::new(move |_| lent.parts());
-        pair.caller.put(1, &draft, (lend, None), Terms::default(), deadline).expect("room");
+        pair.caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
         let Reply::Put(outcomes) = pair.reply() else { panic!("another reply") };
         assert_eq!(outcomes[0].is_ok(), is_put, "page={page} {outcomes:?}");
         assert_eq!(pair.store.exists_batch(&[key(page, "k")], Options::default()), [is_put], "page={page}");
     }
-}
-
-/// What is shown with its client's word needs no checksums, as long as the word stands when the bytes are copied.
-#[test]
-fn what_is_shown_with_a_word_is_put_unless_that_was_taken_back() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let (mut buffers, region) = pagelith_io::buffer::AlignedBuf::shown(1, LEN).expect("memory");
-    let bytes = object(1, LEN);
-    buffers[0].copy_from_slice(&bytes);
-    let mut pair = Pair::at(Address::Unix(dir.path().join("socket")), Rights::all(), 1.0, &[region]);
-    let memory = Readers::new(vec![buffers.remove(0).into_part()]);
-    assert!(pair.caller.stays(&memory.parts()));
-    // Held until the reply, taken back before the server looks, and never given.
-    for (page, is_given, is_held) in [(1, true, true), (2, true, false), (3, false, false), (4, true, true)] {
-        let mut draft = PutDraft::new(BLOCK_BYTES);
-        draft.group(None);
-        draft.object(key(page, "k"), LEN as u64, &[]);
-        draft.shown(0, 0);
-        let steady = pair.caller.steady().filter(|_| is_given);
-        draft.steady(steady.as_ref().map_or(1 << 40, pagelith_io::shm::Steady::number));
-        let (lent, deadline) = (memory.clone(), pair.clock.now().after(PATIENCE));
-        let lend: Lend = Box::new(move |_| lent.parts());
-        let steady = steady.filter(|_| is_held);
-        pair.caller.put(1, &draft, (lend, steady), Terms::default(), deadline).expect("room");
-        let Reply::Put(outcomes) = pair.reply() else { panic!("another reply") };
-        assert_eq!(outcomes[0].is_ok(), is_held, "page={page} {outcomes:?}");
-        assert_eq!(pair.store.exists_batch(&[key(page, "k")], Options::default()), [is_held], "page={page}");
-    }
-    let taken = pair.store.shared.config.arena_bytes() - pair.store.shared.lock().space.free_bytes();
-    assert_eq!(taken, 2 * align_up(LEN as u64), "what was copied in vain is free");
 }
 
 /// Who has several gets under way hears of the first before the bytes of the others are copied.
@@ -215,7 +184,7 @@ fn a_turn_copies_one_put_and_answers_what_is_asked_beside_it() {
         draft.shown(0, 0);
         let lent = memory.clone();
         let lend: Lend = Box::new(move |_| lent.parts());
-        pair.caller.put(page.into(), &draft, (lend, None), Terms::default(), deadline).expect("room");
+        pair.caller.put(page.into(), &draft, lend, Terms::default(), deadline).expect("room");
     }
     let wanted = Wanted { key: key(1, "k"), range: None, parts: parts(&[LEN]), sent: false };
     pair.caller.get(9, vec![wanted], Terms::default(), deadline).expect("room");

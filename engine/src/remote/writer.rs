@@ -143,7 +143,7 @@ impl Writer {
         let lend = Box::new(move |item: u32| vec![lent.part(&memory, item as usize)]);
         let terms = Terms { depth: held.data.depth, ..Terms::default() };
         let repeats = caller.has_answered();
-        match caller.put(token, &draft, (lend, None), terms, shared.deadline(None)) {
+        match caller.put(token, &draft, lend, terms, shared.deadline(None)) {
             Ok(()) => {
                 let bytes = held.data.bytes();
                 self.bytes += bytes;

@@ -260,9 +260,7 @@ fn arriving() {
         let sums = vec![checksum(b"x"); LEN.div_ceil(BLOCK_BYTES as usize)];
         draft.object(key(n, "k"), LEN as u64, &sums);
         let lend = Box::new(|_| panic!("it is not asked"));
-        caller
-            .put(n + 1, &draft, (lend, None), Terms::default(), world.clock.now().after(PATIENCE))
-            .expect("room");
+        caller.put(n + 1, &draft, lend, Terms::default(), world.clock.now().after(PATIENCE)).expect("room");
         caller.send_on();
         while server.ops() <= n as usize / CLIENTS {
             server.turn();

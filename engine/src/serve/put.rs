@@ -3,14 +3,13 @@
 //!
 //! Invariants:
 //! - What is put has the checksums that were sent with it, made of what lies in the arena, or of the copy that went there.
-//! - What was copied out of a client's memory is put only if it has such checksums, or if the client had not taken back its word for it
-//!   behind the copy: who shows bytes may have given up meanwhile, and have others there.
+//! - What was copied out of a client's memory is put only if the copy has such checksums: a client may
+//!   give the put up meanwhile, and write other bytes there.
 
 mod offered;
 mod run;
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use pagelith_io::buffer::Part;
 use pagelith_layouts::checksum::Checksums;
@@ -84,7 +83,6 @@ impl PutOp {
         let objects = puts.items().len();
         let mut groups: Vec<Group> = Vec::with_capacity(objects.min(puts.group_count() as usize));
         let mut offered = Vec::with_capacity(objects);
-        let claim = puts.steady().and_then(|number| link.claim(number)).map(Arc::new);
         for object in puts.objects() {
             let at = offered.len();
             if object.group as usize == groups.len() {
@@ -93,17 +91,14 @@ impl PutOp {
             }
             groups.iter_mut().last().into_iter().for_each(|g| g.objects.end = at + 1);
             let sums: Checksums = object.checksums.iter().collect();
-            // What cannot be looked at, or believed, is pulled.
+            // What cannot be looked at, or has no checksums to be compared with, is pulled.
             let shown = |place| link.view((id, object.number, 0), place, object.length);
-            let is_vouched = !sums.is_empty() || claim.is_some();
-            let shown = object.shown.filter(|_| is_vouched).and_then(shown);
-            let claim = claim.clone().filter(|_| sums.is_empty());
+            let shown = object.shown.filter(|_| !sums.is_empty()).and_then(shown);
             offered.push(Offered {
                 key: object.key,
                 length: object.length,
                 sums,
                 shown,
-                claim,
                 memory: Memory::None,
                 verdict: None,
             });
@@ -207,7 +202,7 @@ impl PutOp {
     /// Settle the groups of a run without their bytes, or pull them, from group `at` on and at least that one; false if there is
     /// no room for it now.
     fn begin(&mut self, world: &mut World, link: &mut dyn Link, id: OpId, at: usize, is_last: bool) -> bool {
-        let mut run = self.run(at, world.dozes);
+        let mut run = self.run(at);
         if !self.is_left_to_store(world.shared(), &run) {
             self.settle_known(world.shared(), &mut run);
         }
@@ -216,15 +211,10 @@ impl PutOp {
         let same = run.iter().take_while(|at| self.is_shown(**at) == is_shown).count();
         run.truncate(same);
         if is_shown {
-            let is_woken = is_last && self.is_soon_over(first);
-            if is_woken {
-                world.dozes = link.nudge();
+            if is_last && self.is_soon_over(first) {
+                link.nudge();
             }
             self.store_shown(world, id, &run);
-            // Nothing of it is left: it is woken by the outcome, in a moment, and next time before.
-            if is_last && !is_woken && run.last() == Some(&(self.groups.len() - 1)) {
-                world.dozes = link.nudge();
-            }
             return true;
         }
         let memory = loop {

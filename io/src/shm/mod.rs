@@ -8,7 +8,6 @@ mod holes;
 mod region;
 mod ring;
 mod shrinking;
-mod steady;
 mod trap;
 mod views;
 
@@ -23,7 +22,6 @@ use rustix::io::Errno;
 pub use region::{Region, View, keep_length};
 pub use ring::{Broken, RING_BYTES, RING_MEMORY_BYTES, RingReader, RingWriter};
 pub use shrinking::survive_shrinking;
-pub use steady::{Claim, Steady, SteadyWords};
 pub use views::MapBound;
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);

@@ -82,11 +82,6 @@ impl Region {
         }
     }
 
-    /// Whether its bytes are at these addresses as long as it is there: nobody else can have something else there.
-    pub fn stays(&self) -> bool {
-        matches!(self.memory, Memory::Own(_))
-    }
-
     /// Where it begins.
     pub fn base(&self) -> *mut u8 {
         match &self.memory {

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
-use super::{SharedMemory, SteadyWords};
+use super::SharedMemory;
 
 /// Bytes that a ring holds: a power of two, little enough that what goes through stays in a core's cache.
 pub const RING_BYTES: usize = 512 << 10;
@@ -22,8 +22,6 @@ const WRITTEN: usize = 0;
 const READ: usize = 128;
 const READER_SLEEPS: usize = 256;
 const WRITER_SLEEPS: usize = 384;
-/// And the words of what its writer says is steady.
-const STEADY: usize = 512;
 
 /// The other process wrote a count that cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,11 +109,6 @@ impl RingWriter {
         self.ring.count(WRITTEN).store(self.written, Ordering::Release);
     }
 
-    /// Where this side says what is steady.
-    pub fn steady(&self) -> SteadyWords {
-        SteadyWords::shared(self.ring.memory.clone(), self.ring.at + STEADY)
-    }
-
     /// Say that this side is about to sleep until there is room, or not any more.
     pub fn sleep(&self, sleeps: bool) {
         self.ring.sleep(WRITER_SLEEPS, sleeps);
@@ -157,11 +150,6 @@ impl RingReader {
     pub fn publish(&mut self) -> bool {
         self.ring.count(READ).store(self.read, Ordering::Release);
         self.ring.take_sleeper(WRITER_SLEEPS)
-    }
-
-    /// Where the other side says what is steady.
-    pub fn steady(&self) -> SteadyWords {
-        SteadyWords::shared(self.ring.memory.clone(), self.ring.at + STEADY)
     }
 
     /// Say that this side is about to sleep until there are bytes, or not any more.

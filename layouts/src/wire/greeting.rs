@@ -67,8 +67,8 @@ pub const CHECKSUM_XXH3_128: u8 = 1;
 /// Longest text of a refusal in bytes.
 pub const REFUSAL_TEXT_MAX: usize = 512;
 
-/// What a peer may or may not have. Bit 21 is reserved: earlier builds mean a catalog of memory that is
-/// shown by it.
+/// What a peer may or may not have. Bits 20 and 21 are reserved: by them earlier builds mean a client's
+/// word for its memory in place of checksums, and a catalog of memory that is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u64)]
 pub enum Feature {
@@ -113,13 +113,11 @@ pub enum Feature {
     Bases = 1 << 18,
     /// While a store tells its peers of a removal, they keep nothing that stores bring each other.
     Holds = 1 << 19,
-    /// A client's word that what it shows is as it was counts, in place of checksums.
-    Steady = 1 << 20,
 }
 
 impl Feature {
     /// All features, by bit.
-    pub const ALL: [Feature; 21] = [
+    pub const ALL: [Feature; 20] = [
         Feature::Ranges,
         Feature::Groups,
         Feature::Attached,
@@ -140,7 +138,6 @@ impl Feature {
         Feature::Peers,
         Feature::Bases,
         Feature::Holds,
-        Feature::Steady,
     ];
 
     /// Its bit.
@@ -171,7 +168,6 @@ impl Feature {
             Feature::Peers => "peers",
             Feature::Bases => "bases",
             Feature::Holds => "holds",
-            Feature::Steady => "steady",
         }
     }
 

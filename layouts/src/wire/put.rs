@@ -164,7 +164,8 @@ impl<'a> Puts<'a> {
         }
     }
 
-    /// The number under which the sender says that what it shows without checksums is as it was, if it does.
+    /// Reserved: by this number clients of earlier builds said that what they show without checksums is
+    /// as it was. A server pulls it.
     pub fn steady(&self) -> Option<u64> {
         (self.steady != 0).then_some(self.steady)
     }
@@ -247,7 +248,7 @@ impl PutDraft {
         }
     }
 
-    /// What is shown without checksums is as it was as long as the sender says so under this number. Not into an open group.
+    /// Reserved: the number that [`Puts::steady`] reads. Not into an open group.
     pub fn steady(&mut self, number: u64) {
         self.steady = number;
     }

@@ -44,7 +44,7 @@ structure! {
         /// Which namespace to clear; else zero.
         namespace: NamespaceId,
         /// What the client calls a pin (pin, unpin, view) or an open group (begin, put into, commit, abort, missing) or a hold (hold, release), of this connection; how many milliseconds (lease), how many bytes (used). At least 1 there. From where
-        /// on (events), 0 for what happens from now on. Under which the client says that what it shows without checksums is as it was (put, put attached, put parts), 0 if it does not. Else zero.
+        /// on (events), 0 for what happens from now on. Reserved, of any value (put, put attached, put parts). Else zero.
         number: u64,
     }
 }
@@ -386,14 +386,15 @@ fn check_counts(head: &RequestHead, verb: Verb) -> Result<(), FormatError> {
             (false, false, true)
         }
     };
-    let may_be_steady = puts && verb != Verb::PutInto;
+    // Reserved there.
+    let may_be_any = puts && verb != Verb::PutInto;
     let block_ok =
         if head.checksum_count > 0 { block_bytes_ok(head.block_bytes) } else { head.block_bytes == 0 };
     let checks = [
         ("item_count", (head.item_count > 0) == items),
         ("group_count", (head.group_count > 0) == puts && head.group_count <= head.item_count),
         ("required_count", (head.required_count > 0) == (verb == Verb::PutParts)),
-        ("number", verb == Verb::Events || (head.number > 0) == number || may_be_steady),
+        ("number", verb == Verb::Events || (head.number > 0) == number || may_be_any),
         ("checksum_count", puts || head.checksum_count == 0),
         ("block_bytes", block_ok),
         ("namespace", verb == Verb::Clear || is_zero(&head.namespace.0)),

@@ -9,7 +9,6 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::disk::Disk;
 use pagelith_io::fault::IoFault;
 use pagelith_io::runtime::Runtime;
-use pagelith_io::shm::{Claim, Steady};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::record::OBJECT_BYTES_MAX;
 use pagelith_layouts::wire::greeting::Feature;
@@ -349,18 +348,6 @@ impl Link for SimLink {
             [piece] => Some((piece.region, piece.at)),
             _ => None,
         }
-    }
-
-    fn stays(&self, parts: &[Part]) -> bool {
-        self.sharing.shares.regions.stay(parts)
-    }
-
-    fn steady(&self) -> Option<Steady> {
-        self.sharing.shares.regions.steady.as_ref()?.begin()
-    }
-
-    fn claim(&self, number: u64) -> Option<Claim> {
-        Some(self.sharing.shares.regions.steady.as_ref()?.claim(number))
     }
 
     fn view(&self, stretch: Stretch, (region, at): (u32, u64), length: u64) -> Option<Shown> {

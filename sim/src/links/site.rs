@@ -14,7 +14,7 @@ use pagelith::transport::link::Link;
 use pagelith::transport::shown::Regions;
 use pagelith::{Facts, Options, Store};
 use pagelith_io::runtime::{Env, Runtime, Step, Task};
-use pagelith_io::shm::{Region, SteadyWords, View};
+use pagelith_io::shm::{Region, View};
 use pagelith_io::staging::StagingPool;
 use pagelith_layouts::ids::NamespaceId;
 use pagelith_layouts::wire::Side;
@@ -345,12 +345,6 @@ impl Machine {
         let (mut of_client, mut of_server) = (Shares::default(), Shares::default());
         if let Some(own) = neighbour {
             (of_client.regions, of_server.regions) = (regions(own, &memory), regions(&memory, own));
-            // What is put is vouched for by checksums on the other links.
-            if inner.rng.one_in(2) {
-                let words = SteadyWords::within();
-                of_client.regions.steady = Some(words.clone());
-                of_server.regions.steady = Some(words);
-            }
             if inner.setup.ssd_mib > 0 {
                 let late_max =
                     if inner.faults == LinkFaults::default() { Duration::ZERO } else { inner.late_reads() };

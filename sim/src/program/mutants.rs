@@ -107,7 +107,7 @@ fn shape_for(mutant: Mutant) -> Option<Shape> {
         Mutant::PeersUntold | Mutant::KeptBehindRemoval => Some(Shape::Fronts),
         Mutant::ShownLetGo | Mutant::LentFromStart => Some(Shape::Shown),
         Mutant::ViewLetGo | Mutant::HeldForTheGone => Some(Shape::Shown),
-        Mutant::ShownUnchecked | Mutant::SteadyUnasked => Some(Shape::Shown),
+        Mutant::ShownUnchecked => Some(Shape::Shown),
         Mutant::SessionGoesAtOnce | Mutant::CancelledUnanswered => Some(Shape::Attached),
         Mutant::PeersAskOn | Mutant::ToldAndKept | Mutant::ServedUntold => Some(Shape::Mutual),
         Mutant::ToldOwnerAlone => Some(Shape::Mutual),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::peer;
-use pagelith_io::shm::{MapBound, Region, SharedMemory, SteadyWords};
+use pagelith_io::shm::{MapBound, Region, SharedMemory};
 use pagelith_io::system::SystemClock;
 use pagelith_layouts::wire::Side;
 use pagelith_layouts::wire::greeting::Feature;
@@ -36,8 +36,6 @@ pub struct Socket {
     shows: Vec<Arc<Region>>,
     /// The same, of its files.
     lends: Vec<Arc<OwnedFd>>,
-    /// The process at the other end of a socket of this host, if this one can see it end.
-    peer: Option<OwnedFd>,
     /// How much of a client's memory is mapped.
     bound: MapBound,
     /// Nothing came in the last wait: an idle socket is not polled each time that its thread looks after it.
@@ -62,8 +60,8 @@ impl Socket {
         set_tcp_nodelay(&socket, true).map_err(fault("setsockopt TCP_NODELAY"))?;
         set_socket_keepalive(&socket, true).map_err(fault("setsockopt SO_KEEPALIVE"))?;
         let (fd, carries) = (Arc::new(socket), Carries::Bytes);
-        let (shows, lends, peer) = (Vec::new(), Vec::new(), None);
-        Ok(Socket { fd, carries, shows, lends, peer, bound: NOTHING, idle: false })
+        let (shows, lends) = (Vec::new(), Vec::new());
+        Ok(Socket { fd, carries, shows, lends, bound: NOTHING, idle: false })
     }
 
     /// Take a socket of this host that does not block, if this user's process is at its other end, or root's. A
@@ -75,7 +73,7 @@ impl Socket {
         }
         let (fd, carries) = (Arc::new(socket), Carries::BytesUntil(memory));
         let (shows, lends) = (Vec::new(), Vec::new());
-        Ok(Socket { fd, carries, shows, lends, peer: None, bound: NOTHING, idle: false })
+        Ok(Socket { fd, carries, shows, lends, bound: NOTHING, idle: false })
     }
 
     /// The socket itself.
@@ -83,13 +81,11 @@ impl Socket {
         self.fd.clone()
     }
 
-    /// The same, of who connected: it is noticed when that process has ended, if it can be seen from here, and its memory is mapped within
-    /// the limits.
-    pub(super) fn seeing_peer(self, limits: &Limits) -> Socket {
-        let peer = peer::process(&self.fd);
+    /// The same, which maps the memory of the process that connected within the limits.
+    pub(super) fn mapping_within(self, limits: &Limits) -> Socket {
         let (all, of_peer) = (limits.mapped_max, limits.mapped_of_peer_max);
         let bound = MapBound { all, of_peer, peer: peer::number(&self.fd).unwrap_or(0) };
-        Socket { peer, bound, ..self }
+        Socket { bound, ..self }
     }
 
     /// Bytes of memory of the other side's that is not mapped, but read by calls.
@@ -100,11 +96,6 @@ impl Socket {
         if let Carries::Rings(_, regions) = &self.carries { unmapped(regions) } else { 0 }
     }
 
-    /// Whether it would be noticed that the process at the other end has ended.
-    pub(super) fn sees_peer(&self) -> bool {
-        self.peer.is_some()
-    }
-
     /// The same, which hands this memory over where that is agreed: [`REGIONS_MAX`] regions at most.
     pub(super) fn showing(self, shows: Vec<Arc<Region>>) -> Socket {
         Socket { shows, ..self }
@@ -113,16 +104,6 @@ impl Socket {
     /// The same, which hands over these files, to be read: [`FILES_MAX`](crate::shown::FILES_MAX) at most.
     pub(super) fn lending(self, lends: Vec<Arc<OwnedFd>>) -> Socket {
         Socket { lends, ..self }
-    }
-
-    /// Where a client says what is steady, with these features.
-    fn steady(&mut self, rings: &Rings, side: Side, features: u64) -> Option<SteadyWords> {
-        let agreed = Feature::Shown.bit() | Feature::Steady.bit();
-        let words = (features & agreed == agreed).then(|| rings.steady(side))?;
-        match side {
-            Side::Client => Some(words),
-            Side::Server => Some(words.watching(self.peer.take()?, self.fd.clone())),
-        }
     }
 
     /// Whether the bytes go through memory that both sides have.
@@ -278,8 +259,7 @@ impl Stream for Socket {
         self.carries = match std::mem::replace(&mut self.carries, Carries::Bytes) {
             Carries::RingsSoon(rings, (theirs, their_files)) => {
                 let own_files = if files { std::mem::take(&mut self.lends) } else { Vec::new() };
-                let steady = self.steady(&rings, side, features);
-                Carries::Rings(rings, Regions { own, theirs, own_files, their_files, steady })
+                Carries::Rings(rings, Regions { own, theirs, own_files, their_files })
             }
             other => other,
         };

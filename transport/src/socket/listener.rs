@@ -8,7 +8,6 @@ use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::entropy::Entropy;
 use pagelith_io::shm::Region;
 use pagelith_layouts::wire::Side;
-use pagelith_layouts::wire::greeting::Feature;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::accept::{Accepted, Acceptor};
@@ -273,7 +272,9 @@ impl Listener {
                 aside::let_go(socket, helpers);
                 Err(Closed::NotAuthentic { what: "the user" })
             }
-            (Source::User(_), _) => Socket::unix(socket, None).map(|socket| socket.seeing_peer(&self.limits)),
+            (Source::User(_), _) => {
+                Socket::unix(socket, None).map(|socket| socket.mapping_within(&self.limits))
+            }
             (Source::Network(_), _) => Socket::tcp(socket),
         };
         let socket = match socket {
@@ -303,11 +304,9 @@ impl Listener {
 
     fn pending(&self, socket: Socket, peer: String) -> SocketPending {
         let socket = socket.showing(self.shows.clone()).lending(self.lends.clone());
-        // Nobody's word is taken who may be gone.
-        let offer = if socket.sees_peer() { self.offer } else { self.offer.without(Feature::Steady) };
-        let handshake = Handshake::server(offer, self.admission.clone(), &*self.entropy);
+        let handshake = Handshake::server(self.offer, self.admission.clone(), &*self.entropy);
         let outside = (self.clock.clone(), self.limits);
         let handshake = handshake.taking_places(self.links.clone());
-        Pending::new(socket, peer, Side::Server, offer, handshake, outside)
+        Pending::new(socket, peer, Side::Server, self.offer, handshake, outside)
     }
 }

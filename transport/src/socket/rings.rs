@@ -12,11 +12,9 @@ use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::shm::{
-    Broken, MapBound, PAIR_MEMORY_BYTES, Region, RingReader, RingWriter, SharedMemory, SteadyWords, View,
-    pair,
+    Broken, MapBound, PAIR_MEMORY_BYTES, Region, RingReader, RingWriter, SharedMemory, View, pair,
 };
 use pagelith_io::system::SystemClock;
-use pagelith_layouts::wire::Side;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
@@ -132,14 +130,6 @@ impl Rings {
         };
         let files = fds.split_off(regions).into_iter().map(Arc::new).collect();
         Ok(Some((views(fds.into_iter(), None)?, files)))
-    }
-
-    /// Where the client says what is steady, as this side has it.
-    pub fn steady(&self, side: Side) -> SteadyWords {
-        match side {
-            Side::Client => self.out.steady(),
-            Side::Server => self.inward.steady(),
-        }
     }
 
     pub fn read(&mut self, socket: &OwnedFd, parts: &mut [IoSliceMut<'_>]) -> Moved {

@@ -193,8 +193,7 @@ pub fn pendings(
         .without(Feature::Files)
         .without(Feature::Peers)
         .without(Feature::Bases)
-        .without(Feature::Holds)
-        .without(Feature::Steady);
+        .without(Feature::Holds);
     let client = Handshake::client(offer, key, &*entropy());
     let server = Handshake::server(offer, admission, &*entropy());
     let client = Pending::new(a, "server".into(), Side::Client, offer, client, outside());

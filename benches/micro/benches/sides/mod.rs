@@ -173,8 +173,6 @@ pub enum Shares {
     Rings,
     /// The arena and the staging memory too.
     Arena,
-    /// The same, with a store that takes nobody's word for what is put.
-    Checksummed,
     /// And the files that segments lie in.
     Files,
 }
@@ -196,7 +194,6 @@ pub fn attach<'s, 'e>(
     let clock = Arc::new(SystemClock::new());
     let entropy = Arc::new(SystemEntropy);
     let offer = |who| match Offer::of_this_build([who; 16]) {
-        offer if shares == Shares::Checksummed => offer.without(Feature::Steady),
         offer if shares == Shares::Nothing => offer.without(Feature::SharedMemory),
         offer => offer,
     };

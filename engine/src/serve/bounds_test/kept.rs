@@ -151,7 +151,7 @@ fn put_into(world: &mut World, client: usize, n: u64) -> Result<crate::PutOutcom
     let (server, caller) = &mut world.clients[client];
     let lend = Box::new(move |_| vec![Part::from_shared(Arc::from(&bytes[..]))]);
     let deadline = world.clock.now().after(PATIENCE);
-    caller.put(1, &draft, (lend, None), Terms::default(), deadline).expect("room");
+    caller.put(1, &draft, lend, Terms::default(), deadline).expect("room");
     match replied(&*world.clock, server, caller) {
         Reply::Put(mut outcomes) => outcomes.remove(0),
         other => panic!("another reply {other:?}"),

@@ -1,10 +1,7 @@
 //! One object on its way into the store: where its bytes are, and whether they are those that were offered.
 
-use std::sync::Arc;
-
 use pagelith_io::buffer::Part;
 use pagelith_io::fused::Stores;
-use pagelith_io::shm::Claim;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksums};
 use pagelith_layouts::key::ObjectKey;
 use pagelith_tiers::ssd::read::Verifier;
@@ -12,7 +9,7 @@ use pagelith_transport::shown::Shown;
 
 use super::super::answer::Verdict;
 use crate::put::placed::{Arrived, Arriving};
-use crate::put::vouched::{Vouched, Word};
+use crate::put::vouched::Vouched;
 use crate::remote::verify;
 
 /// One object to be put.
@@ -21,9 +18,8 @@ pub(super) struct Offered {
     pub length: u64,
     /// Of its blocks, as the client has them; empty for the store's own.
     pub sums: Checksums,
-    /// Where they lie in the client's memory, if it shows them: with checksums, or with its word for them.
+    /// Where they lie in the client's memory, if it shows them, with checksums.
     pub shown: Option<Shown>,
-    pub claim: Option<Arc<Claim>>,
     pub memory: Memory,
     pub verdict: Option<Verdict>,
 }
@@ -50,9 +46,7 @@ impl Offered {
         };
         let part = parts.pop();
         let right = |sums: &Checksums| match &part {
-            _ if self.sums.is_empty() => {
-                shown.is_none() || self.claim.as_ref().is_some_and(|claim| claim.stands())
-            }
+            _ if self.sums.is_empty() => shown.is_none(),
             _ if block_bytes == BLOCK_BYTES => *sums == self.sums,
             // Of blocks of another length.
             Some(part) => {
@@ -69,12 +63,7 @@ impl Offered {
 
     /// What it is put with, if it is shown in blocks as the store has them.
     pub fn vouched(&mut self) -> Option<Vouched> {
-        let sums = std::mem::take(&mut self.sums);
-        let word = match self.claim.clone().filter(|_| sums.is_empty()) {
-            Some(claim) => Word::Steady(claim),
-            None => Word::Sums(sums),
-        };
-        Some(Vouched::new(self.shown.take()?, word))
+        Some(Vouched::new(self.shown.take()?, std::mem::take(&mut self.sums)))
     }
 
     /// It, if it has arrived and is right.
