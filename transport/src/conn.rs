@@ -275,8 +275,8 @@ impl<S: Stream> Link for Conn<S> {
         self.landing.expose((op, item, offset), parts)
     }
 
-    fn nudge(&mut self) -> bool {
-        self.stream.as_mut().is_some_and(Stream::nudge)
+    fn nudge(&mut self) {
+        self.stream.iter_mut().for_each(Stream::nudge);
     }
 
     fn send_on(&mut self) {

@@ -223,10 +223,8 @@ pub trait Link: Send {
     fn expose(&mut self, op: OpId, item: u32, offset: u64, parts: Vec<Part>) -> Result<(), Vec<Part>>;
 
     /// Say that something will be sent within some ten microseconds. A peer that sleeps is woken now where that takes long and costs
-    /// nothing but what waking it later would, and true is returned; on other links nothing happens.
-    fn nudge(&mut self) -> bool {
-        false
-    }
+    /// nothing but what waking it later would; on other links nothing happens.
+    fn nudge(&mut self) {}
 
     /// Move what is queued as far as it goes now, so that the peer has it while the rest of an answer is made. What happens
     /// meanwhile comes with the next [`Link::poll`].

@@ -53,9 +53,7 @@ pub trait Stream: Send {
     }
 
     /// See [`Link::nudge`](crate::link::Link::nudge).
-    fn nudge(&mut self) -> bool {
-        false
-    }
+    fn nudge(&mut self) {}
 
     /// Wait until bytes can be read, or with `write` sent, at most `timeout`; false if none can, also before that time is up.
     fn ready(&mut self, write: bool, timeout: Duration) -> bool;

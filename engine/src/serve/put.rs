@@ -142,15 +142,8 @@ impl PutOp {
         }
     }
 
-    /// Pull and store as far as it goes; the outcome once all is settled. `is_last` if the client asked for nothing behind
-    /// it: there is nothing for that to do but to wait.
-    pub fn advance(
-        &mut self,
-        world: &mut World,
-        link: &mut dyn Link,
-        id: OpId,
-        is_last: bool,
-    ) -> Option<Answered> {
+    /// Pull and store as far as it goes; the outcome once all is settled.
+    pub fn advance(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) -> Option<Answered> {
         if world.shared().now() >= self.manner.deadline {
             link.retract(id);
             self.give_up();
@@ -158,7 +151,7 @@ impl PutOp {
         let (mut at, mut whole) = (0, Vec::new());
         while at < self.groups.len() {
             // What does not begin now waits, with all behind it.
-            if matches!(self.groups[at].state, State::New) && !self.begin(world, link, id, at, is_last) {
+            if matches!(self.groups[at].state, State::New) && !self.begin(world, link, id, at) {
                 break;
             }
             if matches!(self.groups[at].state, State::Whole) {
@@ -201,7 +194,7 @@ impl PutOp {
 
     /// Settle the groups of a run without their bytes, or pull them, from group `at` on and at least that one; false if there is
     /// no room for it now.
-    fn begin(&mut self, world: &mut World, link: &mut dyn Link, id: OpId, at: usize, is_last: bool) -> bool {
+    fn begin(&mut self, world: &mut World, link: &mut dyn Link, id: OpId, at: usize) -> bool {
         let mut run = self.run(at);
         if !self.is_left_to_store(world.shared(), &run) {
             self.settle_known(world.shared(), &mut run);
@@ -211,9 +204,6 @@ impl PutOp {
         let same = run.iter().take_while(|at| self.is_shown(**at) == is_shown).count();
         run.truncate(same);
         if is_shown {
-            if is_last && self.is_soon_over(first) {
-                link.nudge();
-            }
             self.store_shown(world, id, &run);
             return true;
         }

@@ -33,16 +33,15 @@ impl Server {
         let ids: Vec<OpId> = self.ops.keys().copied().collect();
         let (mut any, mut copied) = (false, false);
         for id in &ids {
-            let is_last = Some(id) == ids.last();
             let is_put = matches!(self.ops.get(id), Some(Op::Put(_)));
             if is_put && copied {
                 continue;
             }
-            let mut answered = self.advance_one(*id, is_last);
+            let mut answered = self.advance_one(*id);
             if is_put && answered.is_none() && self.world.session.has_finished() {
                 copied = true;
                 self.collect();
-                answered = self.advance_one(*id, is_last);
+                answered = self.advance_one(*id);
             }
             let Some(answered) = answered else { continue };
             any = true;
@@ -50,17 +49,17 @@ impl Server {
                 self.world.pushed.answered(*id, get.deadline());
             }
             self.answer(*id, answered);
-            if !is_last {
+            if Some(id) != ids.last() {
                 self.send();
             }
         }
         any | copied
     }
 
-    fn advance_one(&mut self, id: OpId, is_last: bool) -> Option<Answered> {
+    fn advance_one(&mut self, id: OpId) -> Option<Answered> {
         match self.ops.get_mut(&id)? {
             Op::Get(get) => get.advance(&mut self.world, &mut *self.link, id),
-            Op::Put(put) => put.advance(&mut self.world, &mut *self.link, id, is_last),
+            Op::Put(put) => put.advance(&mut self.world, &mut *self.link, id),
             Op::Asked(asked) => asked.advance(&self.world.session.io.shared, &self.process),
             Op::Commit(commit) => commit.advance(),
             Op::Look(look) => look.advance(),

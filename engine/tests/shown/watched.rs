@@ -142,8 +142,8 @@ impl Link for Watched {
         self.0.took(shown);
     }
 
-    fn nudge(&mut self) -> bool {
-        self.0.nudge()
+    fn nudge(&mut self) {
+        self.0.nudge();
     }
 
     fn retract(&mut self, op: OpId) {

@@ -183,10 +183,9 @@ impl Stream for Socket {
         }
     }
 
-    fn nudge(&mut self) -> bool {
-        match &mut self.carries {
-            Carries::Rings(rings, _) => rings.nudge(&self.fd),
-            Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => false,
+    fn nudge(&mut self) {
+        if let Carries::Rings(rings, _) = &mut self.carries {
+            rings.nudge(&self.fd);
         }
     }
 

@@ -197,13 +197,11 @@ impl Rings {
         Moved::Bytes(total)
     }
 
-    /// Wake the other side if it sleeps, for what is about to be written; whether it did.
-    pub fn nudge(&mut self, socket: &OwnedFd) -> bool {
-        let slept = self.out.publish();
-        if slept {
+    /// Wake the other side if it sleeps, for what is about to be written.
+    pub fn nudge(&mut self, socket: &OwnedFd) {
+        if self.out.publish() {
             self.wake(socket);
         }
-        slept
     }
 
     /// Wait until there is something to do, at most `timeout`; false if there is nothing, also before that time is up.

@@ -4,21 +4,12 @@ use pagelith_layouts::checksum::BLOCK_BYTES;
 
 use super::{PutOp, State};
 
-/// Bytes that take about as long to be copied as the client to wake up, some 40 us: from so many on, and up to a run.
-const NUDGE_BYTES: u64 = 128 << 10;
 /// Groups of a run, and bytes of one unless its first group has more. They are looked up in one section, memory is set aside for them
 /// in one, and they are stored together.
 pub(super) const RUN_GROUPS: usize = 8;
 const RUN_BYTES: u64 = 512 << 10;
 
 impl PutOp {
-    /// Whether from group `at` on nothing is left but to copy, for about as long as a wake-up takes.
-    pub(super) fn is_soon_over(&self, at: usize) -> bool {
-        let first = self.groups[at].objects.start;
-        let left: u64 = self.offered[first..].iter().map(|o| o.length).sum();
-        (NUDGE_BYTES..=RUN_BYTES).contains(&left) && self.offered[first..].iter().all(|o| o.shown.is_some())
-    }
-
     /// Groups from `at` on that begin together.
     pub(super) fn run(&self, at: usize) -> Vec<usize> {
         let bytes_of = |at: usize| -> u64 {
