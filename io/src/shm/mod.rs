@@ -6,6 +6,7 @@
 
 mod catalog;
 mod holes;
+mod mapping;
 mod region;
 mod ring;
 mod shrinking;

@@ -6,7 +6,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use memmap2::{Advice, MmapOptions, MmapRaw};
+use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{
     FileType, MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
     memfd_create,
@@ -14,6 +14,7 @@ use rustix::fs::{
 use rustix::io::{Errno, pread};
 
 use super::holes::Holes;
+use super::mapping::Mapping;
 use super::shrinking::Watch;
 use super::trap;
 use crate::file_system::too_long;
@@ -34,7 +35,7 @@ pub struct Region {
 
 #[derive(Debug)]
 enum Memory {
-    Own(MmapRaw),
+    Own(Mapping),
     /// Somebody else's mapping: where it begins, and how long it is. It is compared with addresses, and never followed.
     Mapped(usize, usize),
 }
@@ -48,9 +49,7 @@ impl Region {
         }
         let fd = memfd_create("pagelith-region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, bytes as u64)?;
-        let map = MmapOptions::new().len(bytes).map_raw(&fd)?;
-        // Taken where the system has huge pages for shared memory (`shmem_enabled`), which most do not by default.
-        let _ = map.advise(Advice::HugePage);
+        let map = Mapping::new(fd.as_fd(), bytes)?;
         fcntl_add_seals(&fd, SEALS)?;
         Ok(Region { memory: Memory::Own(map), fd })
     }
@@ -66,11 +65,11 @@ impl Region {
         Ok(Region { memory: Memory::Mapped(address, bytes), fd })
     }
 
-    /// Give every page its memory now. Nothing happens to what somebody else has mapped. Fails if the system does not do this
-    /// (Linux before 5.14) or has not as much memory.
+    /// Give every page its memory now, in huge pages where the system has them. Nothing happens to what somebody else has
+    /// mapped. Fails if the system does not do this (Linux before 5.14) or has not as much memory.
     pub fn prefault(&self) -> std::io::Result<()> {
         match &self.memory {
-            Memory::Own(map) => map.advise(Advice::PopulateWrite),
+            Memory::Own(map) => map.prefault(),
             Memory::Mapped(..) => Ok(()),
         }
     }
@@ -78,7 +77,7 @@ impl Region {
     /// Leave the mapping out of children that are forked, which would keep the memory when this process has ended.
     pub fn keep_from_children(&self) {
         if let Memory::Own(map) = &self.memory {
-            let _ = map.advise(Advice::DontFork);
+            map.keep_from_children();
         }
     }
 
@@ -90,7 +89,7 @@ impl Region {
     /// Where it begins.
     pub fn base(&self) -> *mut u8 {
         match &self.memory {
-            Memory::Own(map) => map.as_mut_ptr(),
+            Memory::Own(map) => map.base(),
             Memory::Mapped(address, _) => *address as *mut u8,
         }
     }

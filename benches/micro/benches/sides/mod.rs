@@ -206,6 +206,8 @@ pub fn attach<'s, 'e>(
     let mut listener =
         Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), Limits::default()).expect("listens");
     let (staging, staging_memory) = StagingPool::shared(256 << 20).expect("memory");
+    // As `pagelith serve` does.
+    staging_memory.prefault().expect("memory");
     if shares.has_arena() {
         listener = listener.showing(store.shared_memory().into_iter().chain([staging_memory]).collect());
     }
