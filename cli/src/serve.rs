@@ -114,10 +114,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Verdict> {
     let serving = Serving::new(staging);
     let limits = args.clients.limits(&args.listen, descriptors)?;
     clients::said(&limits, &args.listen, descriptors, &memory);
-    let mut listener = listener(&listen, limits)?
-        .showing(regions)
-        .telling(store.shared_catalog())
-        .lending(store.shared_files());
+    let mut listener = listener(&listen, limits)?.showing(regions).telling(store.shared_catalog());
     let mut http = args.metrics.as_ref().map(Http::listen).transpose()?;
     let mut lines =
         http.iter().map(|http| format!("metrics http://{}/metrics", http.address())).collect::<Vec<_>>();

@@ -91,8 +91,8 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<Verdict> {
 pub(crate) struct Defaults {
     pub(crate) dram: Size,
     pub(crate) ssd: Size,
-    /// Whether the arena is memory that other processes can be shown, and segment files are handed over to them, where the system lets
-    /// this process share memory of its length, and of this one.
+    /// Whether the arena is memory that other processes can be shown, where the system lets this process share memory of its length, and
+    /// of this one.
     pub(crate) shared: Option<Size>,
 }
 
@@ -186,15 +186,9 @@ impl StoreFlags {
                 config.ssd.bytes = defaults.ssd;
             }
             self.apply(config);
-            let shares = match defaults.shared {
-                Some(beside) if !given("dram", "shared") => can_share(config.dram.bytes.max(beside)),
-                beside => beside.is_some(),
-            };
             if !given("dram", "shared") {
-                config.dram.shared = shares;
-            }
-            if !given("ssd", "shared") {
-                config.ssd.shared = shares;
+                let can = |beside: Size| can_share(config.dram.bytes.max(beside));
+                config.dram.shared = defaults.shared.is_some_and(can);
             }
             if config.ssd.bytes > Size::ZERO && config.ssd.dirs.is_empty() && !ssd_given {
                 config.ssd.dirs.extend(fresh_dir.map(Path::to_owned));

@@ -12,7 +12,6 @@ mod finish;
 mod flipped;
 mod header;
 mod late;
-mod lies;
 mod own;
 mod stages;
 
@@ -29,7 +28,6 @@ use smallvec::SmallVec;
 
 pub(crate) use self::finish::Finished;
 pub(crate) use self::header::{Header, HeaderBytes};
-pub(crate) use self::lies::LiesOnSsd;
 pub(crate) use self::own::Probed;
 use crate::batch::Get;
 use crate::error::Result;
@@ -39,7 +37,7 @@ use crate::outcome::{GetOutcome, MissCause, Proof, Ticket};
 use crate::plan::{self, Fetch, HeaderPlace, Piece};
 use crate::promote;
 use crate::session::{SessionIo, release_segment};
-use crate::slot::{Aim, Slot, Step, Wants};
+use crate::slot::{Slot, Step, Wants};
 use crate::steps::PageSteps;
 
 /// Tries of a read that the device failed.
@@ -120,7 +118,7 @@ impl GetBatch {
             }
             match found {
                 Located::Memory(entered, frame, member) => {
-                    let verify = self.slots[slot].aim != Aim::Bytes || sampler.next();
+                    let verify = self.slots[slot].probe || sampler.next();
                     let outcome = self.slots[slot].copy_out(shared, &entered, member, verify, &mut copier);
                     if *proofs {
                         self.slots[slot].proof = Some(Box::new(Proof::of_frame(&entered, member)));
@@ -138,13 +136,6 @@ impl GetBatch {
             }
         }
         self.plan(io, &from_ssd);
-        // Of those whose header is known nothing is read that would have them looked at.
-        for i in from_ssd {
-            let header = self.slots[i].header.filter(|_| self.slots[i].aim == Aim::Place);
-            if header.is_some_and(|header| self.headers[header].bytes.is_some()) {
-                self.look(io, i);
-            }
-        }
     }
 
     fn plan(&mut self, io: &SessionIo, which: &[usize]) {
@@ -435,7 +426,6 @@ impl GetBatch {
             Step::Done(outcome) => {
                 if outcome.as_ref().is_ok_and(GetOutcome::is_hit) {
                     self.headers[header].note(&io.shared);
-                    LiesOnSsd::note(&io.shared, &mut self.slots[i]);
                 }
                 self.settle(io, i, outcome);
             }

@@ -27,7 +27,7 @@ use crate::index::{Entry, PREFETCH_GROUP, SsdPlace, TICK_MODULUS};
 use crate::outcome::{GetOutcome, MissCause};
 use crate::published::{Reading, TRIES};
 use crate::shared::Shared;
-use crate::slot::{Aim, Slot, siblings};
+use crate::slot::{Slot, siblings};
 use crate::touched::{Touched, note};
 use crate::visibility::Sight;
 
@@ -201,7 +201,7 @@ impl<'a, 'r> Look<'a, 'r> {
         depth: u32,
     ) -> Located<'a> {
         // A probe asks what lies there, seen or not.
-        if slot.aim != Aim::Probe && entries.iter().any(|e| e.attached && !self.reading.is_visible(e)) {
+        if !slot.probe && entries.iter().any(|e| e.attached && !self.reading.is_visible(e)) {
             if let (Some(entered), Some(frame)) = (entered, entries[0].frame) {
                 self.leave(entered, frame);
             }

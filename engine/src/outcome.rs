@@ -7,7 +7,6 @@ use pagelith_layouts::checksum::{Checksum, Checksums};
 use crate::batch::{Destination, Source};
 use crate::error::{Error, Result};
 use crate::frames::FrameData;
-use crate::get::LiesOnSsd;
 use crate::hits::PagesFound;
 use crate::together::Together;
 
@@ -118,22 +117,20 @@ impl GetDone {
     }
 }
 
-/// What a session with proofs says of an object beside its outcome, and one that was asked where objects lie. Kept apart: nobody else asks.
+/// What a session with proofs says of an object beside its outcome. Kept apart: nobody else asks.
 #[derive(Debug, Default)]
 pub(crate) struct Proof {
     /// The checksums of all its blocks.
     pub checksums: Checksums,
     /// What it was put with.
     pub with: Together,
-    /// Where it lies on SSD, if that is what was asked.
-    pub lies: Option<LiesOnSsd>,
 }
 
 impl Proof {
     /// Of an object in memory.
     pub fn of_frame(data: &FrameData, member: usize) -> Proof {
         let checksums = data.members[member].checksums.clone();
-        Proof { checksums, with: Together::of_frame(data), lies: None }
+        Proof { checksums, with: Together::of_frame(data) }
     }
 }
 

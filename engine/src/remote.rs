@@ -15,7 +15,6 @@ pub(crate) mod exists;
 mod in_hand;
 pub(crate) mod lines;
 pub(crate) mod queue;
-mod reads;
 mod room;
 mod said;
 mod telling;
@@ -27,8 +26,6 @@ pub(crate) mod writer;
 pub(crate) mod tests;
 #[cfg(test)]
 mod tests_held;
-#[cfg(test)]
-mod tests_lent;
 #[cfg(test)]
 mod tests_removed;
 #[cfg(test)]

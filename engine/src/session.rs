@@ -3,7 +3,6 @@
 mod ending;
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -167,22 +166,6 @@ impl Session {
         let deadline = self.io.shared.deadline(options.timeout);
         let batch = GetBatch::begin(&mut self.io, gets, at, deadline);
         self.batches.push((ticket, Batch::Get(Box::new(batch))));
-        ticket
-    }
-
-    /// Ask where bytes of objects lie on SSD, for who reads them there; what is in DRAM is a hit without a place.
-    pub(crate) fn submit_places(
-        &mut self,
-        wanted: impl Iterator<Item = (ObjectKey, Option<Range<u64>>)>,
-        options: Options,
-    ) -> Ticket {
-        let ticket = self.ticket();
-        let at = recency(&self.io.shared, &options);
-        let deadline = self.io.shared.deadline(options.timeout);
-        let batch = GetBatch::places(&mut self.io, wanted, at, deadline);
-        self.batches.push((ticket, Batch::Get(Box::new(batch))));
-        self.drive();
-        self.start();
         ticket
     }
 

@@ -24,17 +24,6 @@ use crate::scatter;
 use crate::shared::Shared;
 use crate::together::Together;
 
-/// What is asked of an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Aim {
-    /// Its bytes.
-    Bytes,
-    /// Only whether it is here, seen or not; nothing is delivered.
-    Probe,
-    /// Where its bytes lie on SSD, for who reads them there.
-    Place,
-}
-
 /// What is next for an object after something of it arrived.
 #[derive(Debug)]
 pub(crate) enum Step {
@@ -80,7 +69,8 @@ pub(crate) struct Slot {
     pub direct: bool,
     /// It was copied out of DRAM as it lay there.
     pub unverified: bool,
-    pub aim: Aim,
+    /// Only whether the object is here, seen or not, is asked; nothing is delivered.
+    pub probe: bool,
     away: bool,
     /// What the record says, where it may be kept.
     pub verified: Option<Box<Verified>>,
@@ -134,7 +124,7 @@ impl Slot {
             began: false,
             direct: false,
             unverified: false,
-            aim: Aim::Bytes,
+            probe: false,
             away: false,
             verified: None,
             proof: None,
@@ -146,13 +136,7 @@ impl Slot {
     /// A question whether an object is here; the outcome's bytes are its length.
     pub fn probe(key: ObjectKey) -> Slot {
         let get = Get { key, range: None, destination: Destination(Parts::new()) };
-        Slot { aim: Aim::Probe, ..Slot::new(get) }
-    }
-
-    /// A question where bytes of an object lie on SSD; the outcome's bytes are how many there are.
-    pub fn place(key: ObjectKey, range: Option<Range<u64>>) -> Slot {
-        let get = Get { key, range, destination: Destination(Parts::new()) };
-        Slot { aim: Aim::Place, ..Slot::new(get) }
+        Slot { probe: true, ..Slot::new(get) }
     }
 
     /// An object that is to stay in the memory that it is read into.
@@ -164,7 +148,7 @@ impl Slot {
 
     /// Settle what is wanted of an object of `length` bytes; an error if range or destination do not fit it.
     pub fn fit(&mut self, length: u64) -> Result<()> {
-        if self.aim == Aim::Probe {
+        if self.probe {
             self.length = length;
             return Ok(());
         }
@@ -177,7 +161,7 @@ impl Slot {
             return Err(Error::invalid(detail));
         }
         let (wanted, have) = (want.end - want.start, self.get.destination.len());
-        if have != wanted && self.aim == Aim::Bytes {
+        if have != wanted {
             let relation = if have < wanted { "shorter" } else { "longer" };
             let detail = format!(
                 "destination is {relation} than the object key={key} destination={have} object={wanted}"
@@ -196,7 +180,7 @@ impl Slot {
     /// Its record, if that may be one whose header is known: what is only asked for is answered by what the device has, and so is
     /// what is tried again.
     pub fn header_place(&self) -> Option<(SegmentIdentity, u64)> {
-        let expected = self.expected.filter(|_| self.aim != Aim::Probe && self.round == 0)?;
+        let expected = self.expected.filter(|_| !self.probe && self.round == 0)?;
         Some((expected.identity, expected.offset))
     }
 
@@ -217,11 +201,8 @@ impl Slot {
             segment: expected.identity.segment,
             record: expected.offset,
             delta: expected.payload_delta,
-            chunks: (self.aim == Aim::Bytes)
-                .then(|| plan::widen(&self.want, self.length))
-                .into_iter()
-                .collect(),
-            direct_parts: Some(parts).filter(|p| self.aim != Aim::Bytes || (direct && p + 1 < parts_max)),
+            chunks: (!self.probe).then(|| plan::widen(&self.want, self.length)).into_iter().collect(),
+            direct_parts: Some(parts).filter(|p| self.probe || (direct && p + 1 < parts_max)),
             ragged,
             stage: 0,
             known: false,
@@ -275,11 +256,6 @@ impl Slot {
         self.rare.as_ref().is_some_and(|rare| rare.tried.contains(place))
     }
 
-    /// Whether it is said where it lies.
-    pub fn lies(&self) -> bool {
-        self.proof.as_ref().is_some_and(|proof| proof.lies.is_some())
-    }
-
     /// What was staged is not needed any more.
     pub fn drop_staged(&mut self) {
         self.rare.iter_mut().for_each(|rare| rare.staged.clear());
@@ -295,7 +271,7 @@ impl Slot {
         verify: bool,
         copier: &mut Copier,
     ) -> Result<GetOutcome> {
-        if self.aim != Aim::Bytes {
+        if self.probe {
             return Ok(GetOutcome::Hit { tier: Tier::Memory, bytes: self.length });
         }
         let stored = entered.bytes(&shared.memory, member);
@@ -326,7 +302,7 @@ impl Slot {
         entered: &'b Entered<'_>,
         member: usize,
     ) -> Option<Piece<'b>> {
-        let stored = (self.aim == Aim::Bytes).then(|| entered.bytes(&shared.memory, member))?;
+        let stored = (!self.probe).then(|| entered.bytes(&shared.memory, member))?;
         Some(Piece::Lent(&stored[self.want.start as usize..self.want.end as usize]))
     }
 
@@ -389,18 +365,12 @@ impl Slot {
                 value: record.facts().block_bytes.to_string(),
             });
         }
-        if self.aim == Aim::Probe {
+        if self.probe {
             let rare = self.rare_mut();
             (rare.siblings, rare.kind) = (siblings(&record), Some(record.facts().group_kind));
             return Step::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.length }));
         }
         let checksums: Checksums = record.checksums(&member).collect();
-        let with = || Together::of_record(&record.facts(), record.member_count());
-        let hit = GetOutcome::Hit { tier: Tier::Ssd, bytes: self.want.end - self.want.start };
-        if self.aim == Aim::Place {
-            self.proof = Some(Box::new(Proof { checksums, with: with(), lies: None }));
-            return Step::Done(Ok(hit));
-        }
         if let Err(error) = self.take_staged(&checksums) {
             return self.damaged(&error);
         }
@@ -413,13 +383,14 @@ impl Slot {
             return self.damaged(&error);
         }
         if wants.proof {
-            self.proof = Some(Box::new(Proof { checksums: checksums.clone(), with: with(), lies: None }));
+            let with = Together::of_record(&record.facts(), record.member_count());
+            self.proof = Some(Box::new(Proof { checksums: checksums.clone(), with }));
         }
         if wants.record {
             let (facts, member_count) = (record.facts(), record.member_count());
             self.verified = Some(Box::new(Verified { facts, member_count, checksums }));
         }
-        Step::Done(Ok(hit))
+        Step::Done(Ok(GetOutcome::Hit { tier: Tier::Ssd, bytes: self.want.end - self.want.start }))
     }
 
     fn verify_direct(

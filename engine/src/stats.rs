@@ -28,7 +28,6 @@ pub(crate) struct Counters {
     pub misses: [u64; MissCause::ALL.len()],
     pub damaged: u64,
     pub staged_bytes: u64,
-    pub lent_bytes: u64,
     pub late_direct: u64,
     pub frames_evicted: u64,
     pub promoted: u64,
@@ -108,8 +107,6 @@ pub struct Stats {
     pub damaged: u64,
     /// Bytes that went through staging.
     pub staged_bytes: u64,
-    /// Bytes of hits from SSD that attached processes read themselves, or were told to.
-    pub lent_bytes: u64,
     /// Reads straight into a caller's memory that came back after their deadline.
     pub late_direct: u64,
     /// Pages evicted from DRAM.
@@ -206,7 +203,6 @@ impl Stats {
             misses: named.filter(|(_, n)| *n > 0).map(|(cause, n)| (cause.to_string(), n)).collect(),
             damaged: c.damaged,
             staged_bytes: c.staged_bytes,
-            lent_bytes: c.lent_bytes,
             late_direct: c.late_direct,
             frames_evicted: c.frames_evicted,
             promoted: c.promoted,

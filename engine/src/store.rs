@@ -1,6 +1,5 @@
 //! The public face of a store. Each method is a few lines that delegate.
 
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
@@ -102,19 +101,6 @@ impl Store {
     /// What lies where in that memory, to be shown beside it ([`Listener::telling`](pagelith_transport::socket::Listener::telling)).
     pub fn shared_catalog(&self) -> Option<Arc<Region>> {
         self.shared.lock().catalog.as_ref().map(|catalog| catalog.region().clone())
-    }
-
-    /// The files that segments lie in, opened to be read, where `ssd.shared` is set: for a listener that serves this store and hands
-    /// them over ([`Listener::lending`](pagelith_transport::socket::Listener::lending)). None if they cannot be, with the reason in the log.
-    pub fn shared_files(&self) -> Vec<Arc<OwnedFd>> {
-        let volume = self.shared.volume.as_ref().filter(|_| self.shared.config.ssd_shared());
-        let files = volume
-            .into_iter()
-            .flat_map(|volume| volume.segments.iter().map(|file| volume.disk.reader(*file).map(Arc::new)));
-        files.collect::<std::result::Result<_, _>>().unwrap_or_else(|fault| {
-            tracing::warn!(%fault, "segment files are not handed over: clients are sent hits from SSD");
-            Vec::new()
-        })
     }
 
     /// A thread's own way in, with its own disk queue.

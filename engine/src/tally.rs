@@ -19,7 +19,6 @@ struct Tally {
     bytes_memory: AtomicU64,
     bytes_ssd: AtomicU64,
     staged_bytes: AtomicU64,
-    lent_bytes: AtomicU64,
     damaged: AtomicU64,
     puts_stored: AtomicU64,
     bytes_put: AtomicU64,
@@ -75,7 +74,6 @@ impl Tallies {
             counters.bytes_memory += read(&tally.bytes_memory);
             counters.bytes_ssd += read(&tally.bytes_ssd);
             counters.staged_bytes += read(&tally.staged_bytes);
-            counters.lent_bytes += read(&tally.lent_bytes);
             counters.damaged += read(&tally.damaged);
             counters.puts_stored += read(&tally.puts_stored);
             counters.bytes_put += read(&tally.bytes_put);
@@ -94,7 +92,6 @@ impl Tally {
             (&self.bytes_memory, batch.bytes_memory),
             (&self.bytes_ssd, batch.bytes_ssd),
             (&self.staged_bytes, batch.staged_bytes),
-            (&self.lent_bytes, batch.lent_bytes),
             (&self.damaged, batch.damaged),
         ];
         named.into_iter().chain(self.misses.iter().zip(batch.misses))

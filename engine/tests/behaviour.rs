@@ -35,7 +35,7 @@ fn show(name: &str, between: Between, kind: Kind, constant: bool, behaviour: fn(
 }
 
 /// Modules below.
-const SIDES: usize = 11;
+const SIDES: usize = 10;
 
 macro_rules! tests {
     ($side:ident, $between:ident, $kind:ident, $constant:literal, $($module:ident :: $name:ident,)+) => {
@@ -60,6 +60,5 @@ for_all_behaviours!(tests, sim_constant_fingerprint, Nothing, Sim, true);
 for_all_behaviours!(tests, tcp, Tcp, Blocking, false);
 for_all_behaviours!(tests, shared_memory, Shared, Blocking, false);
 for_all_behaviours!(tests, shown, Shown, Blocking, false);
-for_all_behaviours!(tests, lent, Lent, Uring, false);
 for_all_behaviours!(tests, told, Told, Uring, false);
 for_all_behaviours!(tests, sim_link, Sim, Sim, false);

@@ -230,7 +230,6 @@ fn every_setting_of_a_file_arrives() {
         policy = "recency"
         reinsert_ratio = 0
         io = "uring"
-        shared = true
         write_depth = 64
         write_depth_reading = 7
         write_bytes = "64KiB"
@@ -322,7 +321,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 38);
+    assert_eq!(fields().len(), 37);
 }
 
 /// As many as the arena is worth, or as is said, rounded down; one where the order cannot be divided.

@@ -56,7 +56,6 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("ssd.reinsert_ratio = \"0.1\"", "ssd.reinsert_ratio", "must be a number between 0 and 0.25, got=\"0.1\" type=string"),
     ("ssd.io = \"io_uring\"", "ssd.io", "must be one of \"auto\", \"uring\", \"blocking\", got=\"io_uring\" type=string"),
     ("ssd.io = false", "ssd.io", "must be one of \"auto\", \"uring\", \"blocking\", got=false type=boolean"),
-    ("ssd.shared = 1", "ssd.shared", "must be true or false, got=1 type=integer"),
     ("ssd.write_depth = 0", "ssd.write_depth", "must be an integer between 1 and 64, got=0"),
     ("ssd.write_depth = 65", "ssd.write_depth", "must be an integer between 1 and 64, got=65"),
     ("ssd.write_depth = \"8\"", "ssd.write_depth", "must be an integer between 1 and 64, got=\"8\" type=string"),

@@ -1,10 +1,10 @@
 //! Clients of this host that are shown what the store has in DRAM, and show the store what they put.
 #![allow(clippy::disallowed_methods, reason = "store processes are played by threads")]
 
+#[path = "shown/from_ssd.rs"]
+mod from_ssd;
 #[path = "shown/in_flight.rs"]
 mod in_flight;
-#[path = "shown/lent.rs"]
-mod lent;
 #[path = "shown/looked_up.rs"]
 mod looked_up;
 #[path = "shown/told.rs"]
@@ -98,8 +98,7 @@ impl Process {
         let mut listener = Listener::new(&listen, offer, entropy, clock, Limits::default())
             .expect("listens")
             .showing(vec![arena, memory])
-            .telling(store.shared_catalog().filter(|_| tells))
-            .lending(store.shared_files());
+            .telling(store.shared_catalog().filter(|_| tells));
         let (stop, deaf) = (Arc::new(AtomicBool::new(false)), Arc::<[AtomicBool; 2]>::default());
         let (ends, served, hears_not) = (stop.clone(), store.clone(), deaf.clone());
         let thread = std::thread::spawn(move || {

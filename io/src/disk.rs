@@ -9,11 +9,10 @@
 //! - Operations are unordered among themselves. A [`Op::Sync`] covers exactly the writes to its file whose
 //!   completions had been *returned* by a queue of this disk before the sync was submitted.
 
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use crate::buffer::Part;
-use crate::fault::{FaultKind, FaultOp, IoFault};
+use crate::fault::IoFault;
 use crate::prefetch;
 use crate::registered::Registration;
 
@@ -169,11 +168,6 @@ pub trait Disk: Send + Sync {
     /// them up does, here and at each queue's next read. A fault says why it cannot be had; reads are what they were then.
     fn register(&self, _base: usize, _len: usize) -> Result<Registration, IoFault> {
         Ok(Registration::none())
-    }
-    /// A file, opened once more to be read alone, for another process ([`crate::handed`]). Of kind `Unsupported` where this side cannot.
-    fn reader(&self, _file: FileId) -> Result<OwnedFd, IoFault> {
-        let detail = "files of this side are of one process";
-        Err(IoFault::found(FaultKind::Unsupported, FaultOp::Open, "", 0, detail))
     }
     /// A queue for one thread that holds up to `depth` operations in flight.
     fn queue(&self, depth: usize) -> Result<Box<dyn Queue>, IoFault>;

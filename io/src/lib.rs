@@ -14,7 +14,6 @@ pub mod forked;
 pub mod fused;
 pub mod gate;
 pub mod gated;
-pub mod handed;
 pub mod huge;
 pub mod kept;
 pub mod limits;

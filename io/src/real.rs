@@ -1,6 +1,5 @@
 //! Storage in directories of real file systems.
 
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,19 +76,6 @@ impl RealDisk {
     /// The same, which stops making a file when `stop` is raised.
     pub(crate) fn until(self, stop: Arc<AtomicBool>) -> RealDisk {
         RealDisk { stop, ..self }
-    }
-
-    /// A disk of files that were handed over.
-    pub(crate) fn handed(
-        files: impl Iterator<Item = DataFile>,
-        mover: Mover,
-        direct: bool,
-        reason: String,
-    ) -> RealDisk {
-        let align = Align { memory: ALIGN as usize, offset: ALIGN as usize };
-        let disk = RealDisk::new(&[], mover, direct, align, reason);
-        files.for_each(|file| _ = disk.files.insert(file));
-        disk
     }
 
     /// Number an open file.
@@ -185,26 +171,6 @@ impl Disk for RealDisk {
         let read = retry_on_intr(|| rustix::io::read(&fd, &mut bytes)).ok()?;
         bytes.truncate(read);
         Some(bytes)
-    }
-
-    fn reader(&self, file: FileId) -> Result<OwnedFd, IoFault> {
-        let Some(file) = self.files.get(file) else {
-            let detail = format!("no such file is open: id={}", file.0);
-            return Err(IoFault::found(FaultKind::Invalid, FaultOp::Open, "", 0, detail));
-        };
-        let path = self.dir(file.dir, FaultOp::Open)?.join(&file.name);
-        let fault = |e: Errno| IoFault::of_errno(FaultOp::Open, show(&path), 0, e.raw_os_error());
-        let fd = open_own(&path, Access::Read)?;
-        let own = rustix::fs::fstat(&file.fd).map_err(fault)?;
-        let opened = rustix::fs::fstat(&fd).map_err(fault)?;
-        if (own.st_dev, own.st_ino) != (opened.st_dev, opened.st_ino) {
-            let detail = "another file has taken its place";
-            return Err(IoFault::found(FaultKind::NotFound, FaultOp::Open, show(&path), 0, detail));
-        }
-        rustix::fs::fcntl_setfl(&fd, OFlags::empty())
-            .and_then(|()| set_direct(&fd, self.direct))
-            .map_err(fault)?;
-        Ok(fd)
     }
 
     fn register(&self, base: usize, len: usize) -> Result<Registration, IoFault> {

@@ -64,8 +64,6 @@ pub enum Mutant {
     KeptBehindRemoval,
     /// A frame that a client is shown is let go before the client has taken it.
     ShownLetGo,
-    /// A client that reads a range of an object itself is told where the object begins.
-    LentFromStart,
     /// What a client looks at is not held for it.
     ViewLetGo,
     /// What a client shows is put whatever its checksums.
@@ -98,7 +96,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 43] = [
+    pub const ALL: [Mutant; 42] = [
         Mutant::PayloadUnchecked,
         Mutant::KeyUnchecked,
         Mutant::GenerationUnchecked,
@@ -127,7 +125,6 @@ impl Mutant {
         Mutant::ToldBeforeOffers,
         Mutant::KeptBehindRemoval,
         Mutant::ShownLetGo,
-        Mutant::LentFromStart,
         Mutant::ViewLetGo,
         Mutant::ShownUnchecked,
         Mutant::SteadyUnasked,

@@ -13,7 +13,6 @@ mod control;
 mod crash;
 mod execute;
 mod file;
-mod handed;
 mod image;
 mod lie;
 mod plan;
@@ -34,7 +33,6 @@ use std::time::Duration;
 use pagelith_io::fault::FaultOp;
 
 pub use crash::{CrashMode, DiskSnapshot};
-pub use handed::Handed;
 pub use plan::{FaultPlan, LoggedOp};
 pub use process::SimProcess;
 use process::lock;

@@ -5,7 +5,7 @@
 //! are overtaken, as on a fabric that is defective or between connections; connections that break; ends that hear
 //! nothing any more and are not told; partitions, behind which everything is late.
 //!
-//! Ends of one host show each other bytes where they lie ([`Shares`]), as a link through shared memory does.
+//! Ends of one host show each other bytes where they lie ([`SimLink::sharing`]), as a link through shared memory does.
 //!
 //! Invariants: an end's memory is written by that end's `poll` alone, and only while it is exposed there; the same seed
 //! and the same calls give the same trace.
@@ -37,7 +37,6 @@ use wire::Wire;
 
 pub use end::SimLink;
 pub use plant::Plant;
-pub use shares::Shares;
 
 /// How packets fare. A packet is a control frame, or at most [`PACKET_BYTES`] of bulk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,8 +79,6 @@ pub struct Fates {
     pub cuts: u64,
     /// Stretches that were shown where they lie in memory.
     pub shown: u64,
-    /// Stretches that were lent where they lie in a file.
-    pub lent: u64,
     /// Batches that a client copied without asking.
     pub unasked: u64,
     /// Of both, those that were looked at when they were shown no more.

@@ -38,7 +38,7 @@ impl Offer {
     pub fn of_this_build(instance: [u8; 16]) -> Offer {
         Offer {
             versions: (VERSION_MIN, VERSION_MAX),
-            features: Feature::ALL.iter().fold(0, |all, feature| all | feature.bit()),
+            features: Feature::of_this_build(),
             required: 0,
             alignment: 4096,
             control_bytes_max: CONTROL_BYTES_MAX,
@@ -181,7 +181,6 @@ mod tests {
                 "views",
                 "members",
                 "asks_again",
-                "files",
                 "peers",
                 "bases",
                 "holds",

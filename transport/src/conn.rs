@@ -5,9 +5,6 @@ use std::time::Duration;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::Clock;
-use pagelith_io::disk::Disk;
-use pagelith_io::fault::IoFault;
-use pagelith_io::handed::open_handed;
 use pagelith_io::shm::{CatalogView, Claim, Steady};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::shown::{ShownPiece, Stretch};
@@ -23,7 +20,7 @@ use crate::limits::Limits;
 use crate::link::{Counts, Event, Facts, Link, Push, Room};
 use crate::outbound::{Outbound, Writing};
 use crate::places::Place;
-use crate::shown::{FilePlace, Regions, Shown};
+use crate::shown::{Regions, Shown};
 use crate::stream::Stream;
 
 /// One end of a connection over `S`.
@@ -266,20 +263,6 @@ impl<S: Stream> Link for Conn<S> {
 
     fn is_there(&self) -> bool {
         self.stream.as_ref().is_some_and(Stream::is_there)
-    }
-
-    fn lends(&self) -> bool {
-        self.stream.is_some() && !self.regions.own_files.is_empty()
-    }
-
-    fn lend(&mut self, op: OpId, item: u32, token: u64, place: FilePlace) -> bool {
-        let piece = self.regions.file_piece(place).filter(|_| self.stream.is_some());
-        piece.is_some_and(|piece| self.outbound.lend((op, item, 0), token, piece))
-    }
-
-    fn files(&self) -> Result<Option<Arc<dyn Disk>>, IoFault> {
-        let files = &self.regions.their_files;
-        if files.is_empty() { Ok(None) } else { open_handed(files).map(Some) }
     }
 
     fn push(&mut self, push: Push) -> Result<(), Push> {

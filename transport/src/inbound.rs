@@ -230,8 +230,7 @@ impl Sink<'_> {
     fn show(&mut self, op: OpId, body: &[u8]) -> Result<(), Closed> {
         let said = shown::decode(body)?;
         let stretch = (op, said.item, said.offset);
-        let in_memory = self.regions.shown(stretch, said.pieces.iter());
-        let found = in_memory.or_else(|| self.regions.shown_in_file(stretch, said.pieces.iter()));
+        let found = self.regions.shown(stretch, said.pieces.iter());
         let found = found.ok_or_else(|| Closed::broken("shown", "nothing that was handed over"))?;
         let length = u32::try_from(said.length).map_err(|_| Closed::broken("shown", said.length))?;
         let Some(name) = self.landing.begin(op, said.item, said.offset, length)? else {
@@ -245,9 +244,6 @@ impl Sink<'_> {
         if let Some(parts) = unused {
             self.events.push(Event::Shown { op, item, offset, parts, shown: found });
             return Ok(());
-        }
-        if found.file().is_some() {
-            return Err(Closed::broken("shown", "a piece of an item, in a file"));
         }
         // A piece of what is exposed: it lands as if it had been sent.
         self.landing.fill(name, said.length, |from, to| found.copy_out(from, to));
@@ -302,7 +298,7 @@ impl Reading {
         match facts.kind {
             Kind::Ping | Kind::Pong | Kind::Bye => sink.own.push(frame(body)),
             Kind::Shown => sink.show(facts.op, &body)?,
-            Kind::Taken if !(sink.regions.own.is_empty() && sink.regions.own_files.is_empty()) => {
+            Kind::Taken if !sink.regions.own.is_empty() => {
                 sink.taken.extend(shown::decode_taken(&body)?);
             }
             Kind::Taken => return Err(Closed::broken("kind", "nothing is shown")),

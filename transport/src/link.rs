@@ -22,8 +22,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pagelith_io::buffer::Part;
-use pagelith_io::disk::Disk;
-use pagelith_io::fault::IoFault;
 use pagelith_io::shm::{CatalogView, Claim, Steady};
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::shown::Stretch;
@@ -31,7 +29,7 @@ use pagelith_layouts::wire::{Frame, Side};
 
 use crate::closed::Closed;
 use crate::rights::Rights;
-use crate::shown::{FilePlace, Shown};
+use crate::shown::Shown;
 
 /// What was agreed when the link was made, and what is known of the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,7 +110,7 @@ pub enum Event {
         parts: Vec<Part>,
     },
     /// Every byte of an exposed stretch lies in memory of the peer, and none in what was exposed for it. It is to be copied at once, and
-    /// handed to [`Link::took`]. What lies in a file of the peer's ([`Shown::file`]) is to be read from there instead.
+    /// handed to [`Link::took`].
     Shown {
         /// The operation.
         op: OpId,
@@ -223,23 +221,6 @@ pub trait Link: Send {
     /// Whether the peer has its end of the link, as far as this side's system knows now. Nothing that comes is looked at.
     fn is_there(&self) -> bool {
         true
-    }
-
-    /// Whether this side has handed over files that the peer reads.
-    fn lends(&self) -> bool {
-        false
-    }
-
-    /// Say that all bytes of an item lie in a file that this side has handed over, behind everything queued before. It is over, and no
-    /// part comes with that, when the peer has read them. False, and nothing is done, if there is no room or no such file.
-    fn lend(&mut self, _op: OpId, _item: u32, _token: u64, _place: FilePlace) -> bool {
-        false
-    }
-
-    /// The files that the peer has handed over, to be read where it says, numbered as [`FilePlace`] numbers them; `None` if there are none.
-    /// Each call opens them anew. A fault says why this process cannot read them.
-    fn files(&self) -> Result<Option<Arc<dyn Disk>>, IoFault> {
-        Ok(None)
     }
 
     /// Queue bytes of an item, behind everything queued before. Handed back when there is no room, or no byte.

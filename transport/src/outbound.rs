@@ -6,9 +6,8 @@ use std::io::IoSlice;
 
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::head::{self, HeadFacts};
-use pagelith_layouts::wire::shown::{self, ShownPiece, Stretch};
+use pagelith_layouts::wire::shown::{self, Stretch};
 use pagelith_layouts::wire::{Frame, FrameHead, Kind, Side};
-use smallvec::smallvec;
 
 use crate::auth::FrameMac;
 use crate::closed::Closed;
@@ -173,19 +172,6 @@ impl Outbound {
         }
         self.queue.push_back(Queued::Push(Sending::new(push, len)));
         Ok(())
-    }
-
-    /// Queue that a stretch lies in a file of this side's; false if there is no room.
-    pub fn lend(&mut self, stretch: Stretch, token: u64, piece: ShownPiece) -> bool {
-        let has_room = self.pushes < self.limits.pushes_max && piece.length > 0;
-        if has_room {
-            let (op, item, offset) = stretch;
-            let push = Push { op, item, offset, parts: Vec::new(), token, may_show: true };
-            self.pushes += 1;
-            self.shown.insert(stretch, None);
-            self.queue.push_back(Queued::Show(push, smallvec![piece]));
-        }
-        has_room
     }
 
     /// Say that this was taken.

@@ -1,6 +1,5 @@
-//! Memory and files that the two ends of a link share, and bytes that are shown there.
+//! Memory that the two ends of a link share, and bytes that are shown there.
 
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pagelith_io::buffer::Part;
@@ -11,8 +10,6 @@ use smallvec::SmallVec;
 
 /// Most regions that a side hands over on one link.
 pub const REGIONS_MAX: usize = 32;
-/// Most files that a server hands over on one link.
-pub const FILES_MAX: usize = 32;
 
 /// Where bytes lie that are shown: side by side, mostly.
 pub type Pieces = SmallVec<[ShownPiece; 1]>;
@@ -48,25 +45,10 @@ pub struct Regions {
     pub own: Vec<Arc<Region>>,
     /// The peer's.
     pub theirs: Vec<Arc<View>>,
-    /// This side's files that the peer reads.
-    pub own_files: Vec<Arc<OwnedFd>>,
-    /// The peer's.
-    pub their_files: Vec<Arc<OwnedFd>>,
     /// Where the client says what is steady, if that is agreed.
     pub steady: Option<SteadyWords>,
     /// What lies where in the first region of the peer's, if it tells.
     pub catalog: Option<Arc<CatalogView>>,
-}
-
-/// Bytes side by side in a file of the peer's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FilePlace {
-    /// The file's number, in the order in which they were handed over.
-    pub file: usize,
-    /// Where they begin in it, in bytes. Whether there are as many is found by reading them.
-    pub at: u64,
-    /// How many there are.
-    pub length: u64,
 }
 
 impl Regions {
@@ -106,50 +88,21 @@ impl Regions {
             let view = self.theirs.get(piece.region as usize)?;
             view.has(piece.at, piece.length).then(|| (view.clone(), piece.at, piece.length))
         };
-        Some(Shown { stretch, lies: Lies::Memory(pieces.map(piece).collect::<Option<_>>()?) })
-    }
-
-    /// How bytes in a file of this side's are named; `None` if there is no such file. Files are numbered behind regions.
-    pub(crate) fn file_piece(&self, place: FilePlace) -> Option<ShownPiece> {
-        let number = u32::try_from(self.own.len() + place.file).ok()?;
-        (place.file < self.own_files.len()).then(|| ShownPiece::new(number, place.at, place.length))
-    }
-
-    /// The same of the peer's files; `None` if they lie in several pieces, or elsewhere.
-    pub(crate) fn shown_in_file(
-        &self,
-        stretch: Stretch,
-        mut pieces: impl Iterator<Item = ShownPiece>,
-    ) -> Option<Shown> {
-        let piece = pieces.next().filter(|_| pieces.next().is_none())?;
-        let file = (piece.region as usize).checked_sub(self.theirs.len())?;
-        let place = FilePlace { file, at: piece.at, length: piece.length };
-        (file < self.their_files.len()).then(|| Shown::in_file(stretch, place))
+        Some(Shown { stretch, pieces: pieces.map(piece).collect::<Option<_>>()? })
     }
 }
 
-/// Bytes in the peer's memory, or in a file of its, and the right to look at them until they are handed to
+/// Bytes in the peer's memory, and the right to look at them until they are handed to
 /// [`Link::took`](crate::link::Link::took). Nothing says that they stay as they are: what was copied is compared with
 /// checksums before it is believed.
 #[derive(Debug)]
 pub struct Shown {
     stretch: Stretch,
-    lies: Lies,
-}
-
-#[derive(Debug)]
-enum Lies {
     /// In order: where each begins in its view, and how long it is.
-    Memory(SmallVec<[(Arc<View>, u64, u64); 1]>),
-    File(FilePlace),
+    pieces: SmallVec<[(Arc<View>, u64, u64); 1]>,
 }
 
 impl Shown {
-    /// What lies in a file of the peer's.
-    pub fn in_file(stretch: Stretch, place: FilePlace) -> Shown {
-        Shown { stretch, lies: Lies::File(place) }
-    }
-
     /// Which operation, item and offset it is of.
     pub fn stretch(&self) -> Stretch {
         self.stretch
@@ -157,53 +110,34 @@ impl Shown {
 
     /// Length in bytes.
     pub fn length(&self) -> u64 {
-        match &self.lies {
-            Lies::Memory(pieces) => pieces.iter().map(|(_, _, length)| length).sum(),
-            Lies::File(place) => place.length,
-        }
-    }
-
-    /// Where they lie, if that is in a file: they are to be read from there.
-    pub fn file(&self) -> Option<FilePlace> {
-        match &self.lies {
-            Lies::Memory(_) => None,
-            Lies::File(place) => Some(*place),
-        }
+        self.pieces.iter().map(|(_, _, length)| length).sum()
     }
 
     /// Where they are mapped, if they lie side by side and are.
     pub fn mapped_at(&self) -> Option<*const u8> {
-        match &self.lies {
-            Lies::Memory(pieces) if let [(view, at, _)] = pieces.as_slice() => view.mapped_at(*at),
-            Lies::Memory(_) | Lies::File(_) => None,
+        match self.pieces.as_slice() {
+            [(view, at, _)] => view.mapped_at(*at),
+            _ => None,
         }
     }
 
     /// Copy the bytes from `from` on into `to`.
     ///
     /// # Panics
-    /// If there are not so many, or they lie in a file.
+    /// If there are not so many.
     pub fn copy_out(&self, from: u64, to: &mut [u8]) {
         self.each_view(from, to, |view, at, to| view.copy_out(at, to));
     }
 
-    /// The pieces that they lie in, in order; none if they lie in a file.
+    /// The pieces that they lie in, in order.
     pub fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
-        let pieces = match &self.lies {
-            Lies::Memory(pieces) => pieces.as_slice(),
-            Lies::File(_) => &[],
-        };
         // A view is memory of this process's, so its bytes can be counted.
-        pieces.iter().map(|(view, at, length)| Piece::Shown { view, at: *at, len: *length as usize })
+        self.pieces.iter().map(|(view, at, length)| Piece::Shown { view, at: *at, len: *length as usize })
     }
 
     fn each_view(&self, from: u64, to: &mut [u8], mut copy: impl FnMut(&View, u64, &mut [u8])) {
         let (mut skip, mut to) = (from, to);
-        let pieces = match &self.lies {
-            Lies::Memory(pieces) => pieces.as_slice(),
-            Lies::File(_) => &[],
-        };
-        for (view, at, length) in pieces {
+        for (view, at, length) in &self.pieces {
             if skip >= *length {
                 skip -= length;
                 continue;

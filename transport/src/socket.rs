@@ -34,13 +34,13 @@ pub use connect::{connect, dial};
 pub use end::Socket;
 pub use listener::{Arrival, Listen, ListenError, Listener};
 
-/// What a side offers at an address: shared memory, to show what lies there, and to hand files over, within a host alone.
+/// What a side offers at an address: shared memory, and to show what lies there, within a host alone.
 fn offered(offer: Offer, address: &Address, can_share: bool) -> Offer {
     match address {
         Address::Unix(_) if can_share => offer,
         Address::Unix(_) | Address::Tcp(_) => {
             let offer = offer.without(Feature::SharedMemory).without(Feature::Shown);
-            offer.without(Feature::Files).without(Feature::Steady).without(Feature::Catalog)
+            offer.without(Feature::Steady).without(Feature::Catalog)
         }
     }
 }

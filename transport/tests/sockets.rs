@@ -334,9 +334,8 @@ fn versions_meet_or_part_by_name() {
     let few = Offer { features: Feature::Groups.bit(), ..offer() };
     let mut listener = listener(keys(1), few, Limits::default(), clock());
     let (client, _) = meet_over((of((1, 1), 0), Some(key(1))), &mut listener);
-    // Shared memory, what lies there and where, a word for it, and files are not for TCP, and so are not missed.
-    let within_a_host =
-        [Feature::SharedMemory, Feature::Shown, Feature::Catalog, Feature::Steady, Feature::Files];
+    // Shared memory, what lies there and where, and a word for it are not for TCP, and so are not missed.
+    let within_a_host = [Feature::SharedMemory, Feature::Shown, Feature::Catalog, Feature::Steady];
     let offered = within_a_host.into_iter().fold(offer(), Offer::without).features;
     assert_eq!(client.expect("a link").facts().missing, Feature::names(offered & !few.features));
     let (client, server) = meet_over((of((1, 1), Feature::Durable.bit()), Some(key(1))), &mut listener);

@@ -4,7 +4,7 @@
 //!
 //! `cargo bench -p pagelith-micro --bench links`. Beside them stands what TCP allows: a thread that sends as many bytes for
 //! each byte that asks for them, and one that receives them into the same buffers, and checksums them. Gets from SSD are of a store below the
-//! system's directory for temporary files (`TMPDIR`), through shared memory: staged by the server, and read by the client.
+//! system's directory for temporary files (`TMPDIR`), embedded and through shared memory: staged by the server.
 #![allow(missing_docs, reason = "criterion's macros")]
 #![allow(clippy::disallowed_methods, reason = "threads are what is measured, by the real clock")]
 
@@ -143,7 +143,6 @@ fn from_ssd(c: &mut Criterion) {
         config.dram.promote = pagelith::config::Promote::Never;
         config.ssd.bytes = Size::from_bytes(8 * DATA as u64);
         config.ssd.dirs = vec![dir.join(object_bytes.to_string())];
-        config.ssd.shared = true;
         let config = config.validate(&Facts::of_this_machine().expect("facts")).expect("room");
         let (store, stop) = (Store::open(config).expect("a store"), AtomicBool::new(false));
         let (mut buffers, memory) = AlignedBuf::shown(BATCH, object_bytes).expect("memory");
@@ -158,11 +157,8 @@ fn from_ssd(c: &mut Criterion) {
             let side = |name, shares| {
                 Side::Attached(attach(scope, &store, (Address::Unix(dir.join(name)), shares), &memory, &stop))
             };
-            let sides = [
-                ("embedded", Side::Embedded(&store)),
-                ("read by the client", side("files", Shares::Files)),
-                ("staged and shown", side("arena", Shares::Arena)),
-            ];
+            let sides =
+                [("embedded", Side::Embedded(&store)), ("staged and shown", side("arena", Shares::Arena))];
             let mut group = c.benchmark_group(format!("get {BATCH} of {} KiB from ssd", object_bytes >> 10));
             group.throughput(Throughput::Bytes((BATCH * object_bytes) as u64));
             for (name, side) in &sides {

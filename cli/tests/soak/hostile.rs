@@ -105,7 +105,7 @@ fn link(tenant: &Tenant, hands: Vec<OwnedFd>, deaf: &Arc<AtomicBool>) -> Option<
     let socket = UnixStream::connect(path).ok()?;
     socket.set_nonblocking(true).expect("a mode");
     let offer = Offer::of_this_build(SystemEntropy.bytes16());
-    let no_extras = [Feature::Shown, Feature::Files, Feature::Steady, Feature::Catalog];
+    let no_extras = [Feature::Shown, Feature::Steady, Feature::Catalog];
     let offer = no_extras.into_iter().fold(offer, Offer::without);
     let offer = if hands.is_empty() { offer.without(Feature::SharedMemory) } else { offer };
     let handshake = Handshake::client(offer, Some(tenant.key.clone()), &SystemEntropy);

@@ -54,7 +54,7 @@ const _: () = assert!(DRAM_MAX.bytes() <= ARENA_BYTES_MAX);
 // The files beside the segments take one at least.
 const _: () = assert!(SSD_MAX.bytes() / SEGMENT_BYTES_MAX.bytes() <= SEGMENT_MAX as u64 + 1);
 
-static FIELDS: [Field; 38] = [
+static FIELDS: [Field; 37] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(close_timeout_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
@@ -74,7 +74,6 @@ static FIELDS: [Field; 38] = [
     row!(ssd.policy, Rule::Choice(SsdPolicy::NAMES)),
     row!(ssd.reinsert_ratio, Rule::Ratio { min: 0.0, max: 0.25 }),
     row!(ssd.io, Rule::Choice(SsdIo::NAMES)),
-    row!(ssd.shared, Rule::Flag),
     row!(ssd.write_depth, Rule::Count { min: 1, max: 64 }),
     row!(ssd.write_depth_reading, Rule::Count { min: 1, max: 64 }),
     row!(ssd.write_bytes, Rule::Size { min: KIB_64, max: Size::mib(16), grain: Grain::MultipleOf(4096) }),

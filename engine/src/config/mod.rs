@@ -161,11 +161,6 @@ pub struct SsdConfig {
     /// to open) or `blocking`. `uring` makes a container that forbids io_uring an error instead of a slow
     /// store.
     pub io: SsdIo,
-    /// Whether attached processes of this host are handed the files that segments lie in, opened to be read, so that they read hits from
-    /// SSD themselves, straight into their own memory. Default false. For a store process with clients over a Unix socket (`pagelith serve`
-    /// has it there unless told otherwise); who may read every namespace can read all of them. Takes effect with `dram.promote = "never"`: what is to
-    /// be kept in DRAM the store reads.
-    pub shared: bool,
     /// Writes in flight. Default 8; 1 to 64. Raise it if sustained puts stay below the drive's bandwidth;
     /// lower it if reads suffer under them.
     pub write_depth: u32,
@@ -324,7 +319,6 @@ impl Default for SsdConfig {
             policy: SsdPolicy::Fifo,
             reinsert_ratio: 0.25,
             io: SsdIo::Auto,
-            shared: false,
             write_depth: 8,
             write_depth_reading: 2,
             write_bytes: Size::mib(1),

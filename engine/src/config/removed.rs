@@ -13,7 +13,7 @@ struct RemovedSetting {
     advice: &'static str,
 }
 
-static REMOVED: [RemovedSetting; 3] = [
+static REMOVED: [RemovedSetting; 4] = [
     RemovedSetting {
         path: "ssd.ring",
         version: "0.1.0",
@@ -28,6 +28,11 @@ static REMOVED: [RemovedSetting; 3] = [
         path: "ssd.iopoll",
         version: "0.1.0",
         advice: "leave it out, reads complete by interrupt",
+    },
+    RemovedSetting {
+        path: "ssd.shared",
+        version: "0.1.0",
+        advice: "leave it out, the store reads hits from SSD for its clients",
     },
 ];
 

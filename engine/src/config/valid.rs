@@ -140,11 +140,6 @@ impl ValidConfig {
         self.config.ssd.bytes > Size::ZERO
     }
 
-    /// Whether other processes are handed the files that segments lie in.
-    pub fn ssd_shared(&self) -> bool {
-        self.config.ssd.shared && self.has_ssd()
-    }
-
     /// Bytes of all files together; 0 without an SSD tier.
     pub fn ssd_bytes(&self) -> u64 {
         self.config.ssd.bytes.bytes()

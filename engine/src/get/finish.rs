@@ -4,7 +4,7 @@ use super::GetBatch;
 use crate::outcome::{GetDone, GetOutcome, MissCause, Tier};
 use crate::remote::batch::{Manner, Missed};
 use crate::session::SessionIo;
-use crate::slot::{Aim, Slot};
+use crate::slot::Slot;
 use crate::stats::Counters;
 
 /// A batch that is over here.
@@ -30,9 +30,6 @@ impl GetBatch {
                 // What was read ahead is nobody's hit yet, and nobody's miss.
                 Some(Ok(GetOutcome::Miss(MissCause::Damaged))) if ahead => counters.damaged += 1,
                 _ if ahead => {}
-                // It is asked for once more, for its bytes.
-                Some(Ok(GetOutcome::Hit { .. })) if slot.aim == Aim::Place && !slot.lies() => {}
-                Some(Ok(GetOutcome::Miss(_))) if slot.aim == Aim::Place && io.desk.is_some() => {}
                 Some(Ok(GetOutcome::Hit { tier: Tier::Memory, bytes })) => {
                     counters.hits_memory += 1;
                     counters.bytes_memory += bytes;
@@ -42,7 +39,6 @@ impl GetBatch {
                     counters.hits_ssd += 1;
                     counters.bytes_ssd += bytes;
                     counters.staged_bytes += slot.rare.as_ref().map_or(0, |rare| rare.staged_bytes);
-                    counters.lent_bytes += if slot.lies() { *bytes } else { 0 };
                 }
                 // Peers are asked first.
                 Some(Ok(GetOutcome::Miss(_))) if !missed.is_empty() => {}
@@ -65,7 +61,6 @@ impl GetBatch {
         }
         let is_miss =
             |slot: &Slot| slot.outcome.as_ref().is_some_and(|o| o.as_ref().is_ok_and(|o| !o.is_hit()));
-        let is_miss = |slot: &Slot| slot.aim == Aim::Bytes && is_miss(slot);
         let missed =
             |(at, slot): (usize, &Slot)| Missed { at, key: slot.get.key, range: slot.get.range.clone() };
         self.slots.iter().enumerate().filter(|(_, slot)| is_miss(slot)).map(missed).collect()

@@ -286,7 +286,7 @@ impl RemoteGet {
                                 self.fetched.push(Fetched { at, key, sums, members, attached });
                             }
                             let with = Together { members: known, attached: None };
-                            let proof = Proof { checksums: sums, with, lies: None };
+                            let proof = Proof { checksums: sums, with };
                             self.done[at].proof = Some(Box::new(proof));
                             self.settle(at, got.outcome);
                             self.done[at].destination.0 = got.parts.into();

@@ -11,7 +11,6 @@ use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums, key_hash};
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::wire::Frame;
 use pagelith_layouts::wire::outcome::{self, Answer, Base, Items, Lies, Verdict};
 use pagelith_layouts::wire::pull::PullItem;
 use pagelith_layouts::wire::request::{GetItem, Verb};
@@ -19,7 +18,7 @@ use pagelith_transport::link::Push;
 use pagelith_transport::shown::Shown;
 
 use super::said::{error, miss, stored, tier_of, told_by};
-use super::{reads, verify};
+use super::verify;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::Since;
 use crate::outcome::{FlushReport, GetOutcome, MissCause, PutOutcome};
@@ -43,19 +42,15 @@ impl Wanted {
         self.parts.iter().map(|part| part.len() as u64).sum()
     }
 
-    /// What is asked for it of a store whose files this process reads into memory of so many parts; 0 if it does not.
-    pub fn item(&self, parts_max: usize) -> GetItem {
+    /// What is asked for it.
+    pub fn item(&self) -> GetItem {
         let item = GetItem::new(self.key, self.range.clone(), self.bytes());
-        match self.sent {
-            true => item.sent(),
-            false if reads::is_readable(&self.parts, parts_max) => item.read_by_client(),
-            false => item,
-        }
+        if self.sent { item.sent() } else { item }
     }
 
     /// What is wrong with it, whatever the object is like.
     pub fn check(&self) -> Result<()> {
-        let (key, bytes, item) = (self.key, self.bytes(), self.item(0));
+        let (key, bytes, item) = (self.key, self.bytes(), self.item());
         if item.check().is_ok() && item.length() == bytes {
             return Ok(());
         }
@@ -161,9 +156,6 @@ pub(super) struct Call {
     pub asked: usize,
     /// The peer's outcome came, or is not waited for any more.
     pub over: bool,
-    /// Objects that this process is reading itself, and the outcome if that came meanwhile.
-    pub reading: usize,
-    pub answered: Option<Frame>,
 }
 
 pub(super) fn no_answer() -> Error {
@@ -172,7 +164,7 @@ pub(super) fn no_answer() -> Error {
 
 impl Call {
     fn new(token: u64, deadline: Mono, work: Work) -> Call {
-        Call { token, deadline, work, asked: 0, over: false, reading: 0, answered: None }
+        Call { token, deadline, work, asked: 0, over: false }
     }
 
     pub fn exists(token: u64, deadline: Mono, keys: usize) -> Call {

@@ -27,12 +27,8 @@ use pagelith_transport::link::{Event, Link};
 use pagelith_transport::shown::Shown;
 
 use super::call::{Call, Lend, Reply, Wanted};
-use super::reads::{Landed, Reads};
 use super::used::{Untold, Use, Used};
 use crate::error::{Error, ErrorKind, Result};
-
-/// Longest single wait for reads while the link, too, may bring something.
-const READ_STEP: Duration = Duration::from_millis(1);
 
 /// The token of what is said though nobody waits for an answer.
 const NOBODY: u64 = 0;
@@ -49,13 +45,10 @@ pub(crate) struct Caller {
     arrived: VecDeque<Event>,
     /// A get is done that was not replied to.
     is_done: bool,
-    /// When it was last looked at.
-    now: Mono,
     last: u64,
     closed: Option<Closed>,
     /// The peer has answered something.
     answered: bool,
-    pub(super) reads: Reads,
     untold: Untold,
     /// What is asked is a store's, of its peer.
     of_store: bool,
@@ -64,10 +57,8 @@ pub(crate) struct Caller {
 impl Caller {
     pub fn new(link: Box<dyn Link>) -> Caller {
         let (calls, arrived) = (BTreeMap::new(), VecDeque::new());
-        let (reads, untold) = (Reads::default(), Untold::default());
-        let (is_done, answered, now, last, closed, of_store) =
-            (false, false, Mono::default(), 0, None, false);
-        Caller { link, calls, arrived, is_done, now, last, closed, answered, reads, untold, of_store }
+        let (is_done, answered, last, closed, of_store) = (false, false, 0, None, false);
+        Caller { link, calls, arrived, is_done, last, closed, answered, untold: Untold::default(), of_store }
     }
 
     /// The same of a store that has the other side for a peer.
@@ -172,9 +163,7 @@ impl Caller {
         deadline: Mono,
     ) -> std::result::Result<(), (Error, Vec<Wanted>)> {
         self.tell_used(deadline);
-        let now = Mono(deadline.0.saturating_sub(u64::from(terms.deadline_ms) * 1_000_000));
-        let parts_max = self.reads.parts_max(&*self.link, deadline, now);
-        let items: Vec<GetItem> = wanted.iter().map(|wanted| wanted.item(parts_max)).collect();
+        let items: Vec<GetItem> = wanted.iter().map(Wanted::item).collect();
         let room = self.link.room();
         if room.exposures < wanted.len() || room.frames == 0 {
             return Err((self.no_room(), wanted));
@@ -286,60 +275,23 @@ impl Caller {
 
     /// Go on as far as it goes now; what has ended.
     pub fn poll(&mut self, now: Mono, replies: &mut Vec<(u64, Reply)>) {
-        self.now = now;
         let mut events = Vec::new();
         self.link.poll(&mut events);
         self.take(events);
-        self.read(None);
         self.go_on(now, replies);
     }
 
     /// As `poll`, but wait until something happens, at most `timeout`.
     pub fn wait(&mut self, now: Mono, timeout: Duration, replies: &mut Vec<(u64, Reply)>) {
-        self.now = now;
         let mut events = Vec::new();
         let due = self.calls.values().filter(|call| !call.over).map(|call| call.deadline.since(now)).min();
         let timeout = timeout.min(due.unwrap_or(timeout));
-        match (self.arrived.is_empty(), self.reads.is_busy()) {
-            (false, _) => self.link.poll(&mut events),
-            // The link is looked at between two waits.
-            (true, true) => {
-                self.read(Some(timeout.min(READ_STEP)));
-                self.link.poll(&mut events);
-            }
-            (true, false) => self.link.wait(&mut events, timeout),
+        match self.arrived.is_empty() {
+            true => self.link.wait(&mut events, timeout),
+            false => self.link.poll(&mut events),
         }
         self.take(events);
-        self.read(None);
         self.go_on(now, replies);
-    }
-
-    /// Go on reading, and wait for something to be read if that is wanted.
-    fn read(&mut self, wait: Option<Duration>) {
-        if !self.reads.is_busy() {
-            return;
-        }
-        let mut landed = Vec::new();
-        match wait {
-            Some(timeout) => self.reads.wait(self.now, timeout, &mut landed),
-            None => self.reads.poll(self.now, &mut landed),
-        }
-        landed.into_iter().for_each(|landed| self.landed(landed));
-    }
-
-    /// What this process read itself, or could not, is here.
-    fn landed(&mut self, landed: Landed) {
-        let Landed { op, item, parts, shown, arrived } = landed;
-        self.link.took(shown);
-        let Some(call) = self.calls.get_mut(&op) else { return };
-        call.take_back(item, parts, arrived);
-        call.reading -= 1;
-        if call.reading == 0
-            && let Some(frame) = call.answered.take()
-            && let Err(error) = self.frame(&frame)
-        {
-            self.broken(&error);
-        }
     }
 
     fn go_on(&mut self, now: Mono, replies: &mut Vec<(u64, Reply)>) {
@@ -417,26 +369,6 @@ impl Caller {
                     call.take_back(item, parts, true);
                 }
             }
-            Event::Shown { op, item, parts, shown, .. } if let Some(place) = shown.file() => {
-                match self.calls.get_mut(&op) {
-                    // The peer keeps it where it lies until then.
-                    Some(call) if !call.over && self.now < call.deadline => {
-                        call.reading += 1;
-                        if let Err(landed) = self.reads.begin((op, item), parts, shown, place, self.now) {
-                            self.landed(landed);
-                        }
-                    }
-                    Some(call) => {
-                        let is_late = !call.over;
-                        call.take_back(item, parts, false);
-                        self.link.took(shown);
-                        if is_late {
-                            self.cancel(op);
-                        }
-                    }
-                    None => self.link.took(shown),
-                }
-            }
             Event::Shown { op, item, parts, shown, .. } => {
                 if let Some(call) = self.calls.get_mut(&op) {
                     call.take_shown(item, parts, &shown);
@@ -472,8 +404,6 @@ impl Caller {
                 let wanted = pull::decode(&frame.body)?;
                 call.pull(frame.op, wanted.iter())?;
             }
-            // It speaks of what is being read.
-            Kind::Outcome if call.reading > 0 => call.answered = Some(frame.clone()),
             Kind::Outcome => {
                 let (verb, answer) = outcome::decode(&frame.body)?;
                 self.answered = true;

@@ -1,6 +1,5 @@
 //! A store, a server and a caller in one thread, over loopback.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,18 +79,8 @@ impl Pair {
         rights: Rights,
         of_client: &[Arc<Region>],
     ) -> (Server, Caller) {
-        Pair::meet_lending(store, clock, address, rights, (of_client, store.shared_files()))
-    }
-
-    /// The same, where the store says that these are its files.
-    pub(crate) fn meet_lending(
-        store: &Store,
-        clock: &Arc<dyn Clock>,
-        address: Address,
-        rights: Rights,
-        shared: (&[Arc<Region>], Vec<Arc<OwnedFd>>),
-    ) -> (Server, Caller) {
-        let (server, link) = Pair::links(store, clock, address, Admission::Connection(rights), None, shared);
+        let admission = Admission::Connection(rights);
+        let (server, link) = Pair::links(store, clock, address, admission, None, of_client);
         (server, Caller::new(link))
     }
 
@@ -102,7 +91,7 @@ impl Pair {
         address: Address,
         admission: Admission,
         key: Option<Key>,
-        (of_client, lends): (&[Arc<Region>], Vec<Arc<OwnedFd>>),
+        of_client: &[Arc<Region>],
     ) -> (Server, Box<dyn Link>) {
         let limits = Limits::default();
         let listen = Listen { address, admission, beyond_this_host: false };
@@ -111,8 +100,7 @@ impl Pair {
         let offer = |who| Offer::of_this_build([who; 16]);
         let mut listener = Listener::new(&listen, offer(1), Arc::new(SystemEntropy), clock.clone(), limits)
             .expect("listens")
-            .showing(regions)
-            .lending(lends);
+            .showing(regions);
         // Another process each.
         let client = offer(CLIENTS.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
         let pending =

@@ -1,7 +1,4 @@
-//! Gets: from DRAM sent from where it lies, from SSD left to the client where it lies ([`lies`]), else read into staging, a chunk at
-//! a time, and sent from there.
-
-mod lies;
+//! Gets: from DRAM sent from where it lies, else read into staging, a chunk at a time, and sent from there.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,7 +13,6 @@ use pagelith_layouts::wire::request::{GetItem, Verb};
 use pagelith_transport::link::{Link, Push};
 use rustc_hash::FxHashMap;
 
-use self::lies::Placing;
 use super::answer::{Answered, Verdict};
 use super::lent::{self, Granted, Wish};
 use super::{CHUNK_BYTES, Manner, World};
@@ -42,8 +38,6 @@ struct Wanted {
     whole: bool,
     /// Whether its bytes may be shown where they lie.
     may_show: bool,
-    /// Whether the client reads them itself where they lie on SSD.
-    reads: bool,
     /// Bytes that are read and not sent, or not read.
     left: u64,
     /// It was looked for in DRAM.
@@ -67,7 +61,6 @@ impl Wanted {
             key: item.key,
             whole: item.range().is_none(),
             may_show: !item.is_sent(),
-            reads: item.is_read_by_client(),
             left: stretch.end - stretch.start,
             looked: false,
             afar: false,
@@ -159,7 +152,6 @@ pub(super) struct GetOp {
     reading: FxHashMap<Ticket, Vec<(usize, Range<u64>)>>,
     /// What was read and the link had no room for.
     unsent: VecDeque<(usize, Push)>,
-    placing: Placing,
     /// Whether peers have what is not here, and what they are to be asked for as a whole: what they send in chunks may be of two objects.
     has_peers: bool,
     afar: VecDeque<usize>,
@@ -170,34 +162,29 @@ impl GetOp {
         let wanted: Vec<Wanted> = items.map(|item| Wanted::new(&item)).collect();
         let from = wanted.first().map_or(0, |w| w.stretch.start);
         let next = (0..wanted.len()).collect();
-        let (reading, unsent, placing) = (FxHashMap::default(), VecDeque::new(), Placing::default());
+        let (reading, unsent) = (FxHashMap::default(), VecDeque::new());
         let (has_peers, afar) = (false, VecDeque::new());
-        GetOp { manner, wanted, next, from, reading, unsent, placing, has_peers, afar }
+        GetOp { manner, wanted, next, from, reading, unsent, has_peers, afar }
     }
 
     /// Read and send as far as it goes; the outcome once all is on its way.
     pub fn advance(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) -> Option<Answered> {
         self.send(world, link, id);
-        self.lend(world, link, id);
         if world.shared().now() >= self.manner.deadline {
             // What is being read is waited for by the session, which has the same deadline.
             self.next.clear();
             self.afar.clear();
-            self.placing.give_up();
             let late = |w: &Wanted| w.verdict.is_none() && w.left > 0;
-            if self.reading.is_empty() && self.unsent.is_empty() && self.placing.is_over() {
+            if self.reading.is_empty() && self.unsent.is_empty() {
                 self.wanted.iter_mut().filter(|w| late(w)).for_each(|w| {
                     w.verdict = Some(Verdict::Miss(MissCause::Late));
                 });
             }
         }
-        while self.read(world, link, id) {}
+        self.read(world, link, id);
         self.ask_afar(world, id);
-        let over = self.next.is_empty()
-            && self.afar.is_empty()
-            && self.reading.is_empty()
-            && self.unsent.is_empty()
-            && self.placing.is_over();
+        let over =
+            self.next.is_empty() && self.afar.is_empty() && self.reading.is_empty() && self.unsent.is_empty();
         over.then(|| self.answered(world.shared(), link.facts().features))
     }
 
@@ -228,13 +215,11 @@ impl GetOp {
         Answered::items(Verb::Get, self.wanted.drain(..).zip(bases).map(verdict).collect())
     }
 
-    /// Ask for the next chunks, as many as there is staging memory for; whether some more are to be asked for at once.
-    fn read(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) -> bool {
+    /// Ask for the next chunks, as many as there is staging memory for.
+    fn read(&mut self, world: &mut World, link: &mut dyn Link, id: OpId) {
         self.has_peers = world.session.io.desk.is_some();
         // What may be at a peer, and chunks of what is here.
         let mut asked = [(Vec::new(), Vec::new()), (Vec::new(), Vec::new())];
-        let mut places = Vec::new();
-        let lends = lies::lends(world.shared(), link);
         while let Some(&at) = self.next.front() {
             let wanted = &self.wanted[at];
             let chunk = wanted.chunk(self.from);
@@ -243,9 +228,7 @@ impl GetOp {
             }
             let wanted = &self.wanted[at];
             let is_open = wanted.verdict.is_none() && !wanted.afar && wanted.left > 0 && !chunk.is_empty();
-            if is_open && wanted.reads && lends {
-                places.push(at);
-            } else if is_open {
+            if is_open {
                 let len = (chunk.end - chunk.start) as usize;
                 let Some(part) = world.staging.try_part(len) else { break };
                 let destination = Destination([part.split(len).0].into());
@@ -260,17 +243,13 @@ impl GetOp {
                 }
             }
             self.next.pop_front();
-            self.begin_next();
+            self.from = self.next.front().map_or(0, |at| self.wanted[*at].stretch.start);
         }
-        let waits = self.next.len();
-        self.place(world, link, id, places);
-        let again = self.next.len() > waits;
         for ((gets, chunks), here_alone) in asked.into_iter().zip([false, true]) {
             if !gets.is_empty() {
                 self.submit(world, id, gets, chunks, here_alone);
             }
         }
-        again
     }
 
     fn submit(
@@ -288,11 +267,6 @@ impl GetOp {
         };
         self.reading.insert(ticket, chunks);
         world.batches.insert(ticket, id);
-    }
-
-    /// From the first byte of the next object on.
-    fn begin_next(&mut self) {
-        self.from = self.next.front().map_or(0, |at| self.wanted[*at].stretch.start);
     }
 
     /// Those of a batch whose first object is `at`.
@@ -344,9 +318,6 @@ impl GetOp {
 
     /// A batch was read.
     pub fn done(&mut self, id: OpId, ticket: Ticket, done: Vec<GetDone>) {
-        if let Some(places) = self.placing.asked.remove(&ticket) {
-            return self.placed(places, done);
-        }
         let chunks = self.reading.remove(&ticket).unwrap_or_default();
         for ((at, chunk), mut done) in chunks.into_iter().zip(done) {
             let wanted = &mut self.wanted[at];

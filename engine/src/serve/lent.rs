@@ -1,4 +1,4 @@
-//! Objects in DRAM, sent from where they lie; and those on SSD that a client reads.
+//! Objects in DRAM, sent from where they lie.
 //!
 //! Invariants:
 //! - A frame is held from when a push of its bytes is queued until the link hands the push back, or is gone itself.
@@ -18,7 +18,6 @@ use super::World;
 use crate::core::Core;
 use crate::frame_io::Held;
 use crate::frames::FrameRef;
-use crate::get::LiesOnSsd;
 use crate::locate;
 use crate::session::recency;
 use crate::shared::Shared;
@@ -47,8 +46,6 @@ pub(super) fn looks(at: usize) -> usize {
 #[derive(Default)]
 pub(super) struct Lent {
     frames: FxHashMap<u64, (FrameRef, u64)>,
-    /// What the client reads itself.
-    on_ssd: FxHashMap<u64, LiesOnSsd>,
     bytes: u64,
     last: u64,
 }
@@ -93,16 +90,8 @@ impl Lent {
         self.last
     }
 
-    /// The client reads it itself until the push of this name is back.
-    pub fn lend(&mut self, token: u64, lies: LiesOnSsd) {
-        self.on_ssd.insert(token, lies);
-    }
-
     /// Pushes came back.
     pub fn back(&mut self, shared: &Shared, tokens: &[u64]) {
-        if !self.on_ssd.is_empty() {
-            tokens.iter().for_each(|token| _ = self.on_ssd.remove(token));
-        }
         let frames: Vec<FrameRef> = tokens.iter().filter_map(|token| self.taken(*token)).collect();
         if frames.is_empty() {
             return;
@@ -113,7 +102,6 @@ impl Lent {
 
     /// The link is gone, and with it whatever could look at its pushes.
     pub fn all_back(&mut self, shared: &Shared) {
-        self.on_ssd.clear();
         let tokens: Vec<u64> = self.frames.keys().copied().collect();
         self.back(shared, &tokens);
     }

@@ -41,7 +41,7 @@ fn store() -> Store {
 fn meet(store: &Store, admission: Admission, key: Option<Key>) -> (Server, Box<dyn Link>) {
     let clock: Arc<dyn Clock> = Arc::new(StillClock);
     let address = "tcp:127.0.0.1:0".parse().expect("an address");
-    Pair::links(store, &clock, address, admission, key, (&[], Vec::new()))
+    Pair::links(store, &clock, address, admission, key, &[])
 }
 
 /// Send these and take what comes, until the server has closed the link or this many outcomes are here.

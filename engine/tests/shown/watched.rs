@@ -5,8 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use pagelith::io::buffer::Part;
-use pagelith::io::disk::Disk;
-use pagelith::io::fault::IoFault;
 use pagelith::io::shm::CatalogView;
 use pagelith::layouts::ids::OpId;
 use pagelith::layouts::wire::shown::Stretch;
@@ -20,8 +18,6 @@ use pagelith::transport::shown::Shown;
 #[derive(Default)]
 pub struct Seen {
     pub shown: AtomicU64,
-    /// Of these, in a file.
-    pub lent: AtomicU64,
     pub landed: AtomicU64,
     pub showed: AtomicU64,
     pub sent: AtomicU64,
@@ -83,10 +79,7 @@ impl Watched {
     fn note(&self, events: &[Event]) {
         for event in events {
             match event {
-                Event::Shown { shown, .. } => {
-                    self.1.lent.fetch_add(shown.file().is_some().into(), Ordering::Relaxed);
-                    self.1.shown.fetch_add(1, Ordering::Relaxed)
-                }
+                Event::Shown { .. } => self.1.shown.fetch_add(1, Ordering::Relaxed),
                 Event::Landed { .. } => self.1.landed.fetch_add(1, Ordering::Relaxed),
                 _ => 0,
             };
@@ -130,10 +123,6 @@ impl Link for Watched {
 
     fn is_there(&self) -> bool {
         self.0.is_there()
-    }
-
-    fn files(&self) -> Result<Option<Arc<dyn Disk>>, IoFault> {
-        self.0.files()
     }
 
     fn view(&self, stretch: Stretch, place: (u32, u64), length: u64) -> Option<Shown> {

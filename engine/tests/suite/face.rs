@@ -7,7 +7,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pagelith::attach::{self, Attached};
-use pagelith::io::buffer::AlignedBuf;
 use pagelith::io::clock::Clock;
 use pagelith::io::runtime::{Join, Runtime, Step, Task};
 use pagelith::io::staging::StagingPool;
@@ -44,8 +43,6 @@ pub enum Between {
     Shared,
     /// The same, and the store's arena and staging memory are shown.
     Shown,
-    /// The same, and clients read hits from SSD themselves. Whatever is got lies in whole pages, so that they can.
-    Lent,
     /// The same, and the store tells what lies where in its arena: hits from there are got without asking.
     Told,
     /// The simulated link, in a simulated machine.
@@ -73,8 +70,6 @@ pub struct Store {
     client: Option<Attached>,
     serving: Option<Serving>,
     store: Arc<pagelith::Store>,
-    /// What is got is got into whole pages, and copied from there.
-    pages: bool,
 }
 
 /// A group that was begun.
@@ -162,7 +157,7 @@ impl Drop for Listening {
 
 impl Store {
     pub fn embedded(store: pagelith::Store) -> Store {
-        Store { client: None, serving: None, store: Arc::new(store), pages: false }
+        Store { client: None, serving: None, store: Arc::new(store) }
     }
 
     /// Behind a socket: TCP, or with shared memory.
@@ -171,9 +166,7 @@ impl Store {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let dir = tempfile::tempdir().expect("a directory");
         let address = match between {
-            Between::Shared | Between::Shown | Between::Lent | Between::Told => {
-                Address::Unix(dir.path().join("socket"))
-            }
+            Between::Shared | Between::Shown | Between::Told => Address::Unix(dir.path().join("socket")),
             Between::Tcp | Between::Sim | Between::Nothing => "tcp:127.0.0.1:0".parse().expect("an address"),
         };
         let admission = Admission::Connection(Rights::all());
@@ -182,15 +175,11 @@ impl Store {
         let offer = |who| Offer::of_this_build([who; 16]);
         let (staging, memory) = StagingPool::shared(STAGING).expect("memory");
         let regions = store.shared_memory().map(|arena| vec![arena, memory]);
-        let lends = matches!(between, Between::Lent | Between::Told);
-        assert_eq!(regions.is_some(), lends || between == Between::Shown);
-        let files = store.shared_files();
-        assert_eq!(!files.is_empty(), lends && store.opened().side.is_some());
+        assert_eq!(regions.is_some(), matches!(between, Between::Shown | Between::Told));
         let listener = Listener::new(&listen, offer(1), entropy.clone(), clock.clone(), limits)
             .expect("listens")
             .showing(regions.unwrap_or_default())
-            .telling(store.shared_catalog().filter(|_| between == Between::Told))
-            .lending(files);
+            .telling(store.shared_catalog().filter(|_| between == Between::Told));
         let address = listener.address().clone();
         let stop = Arc::new(AtomicBool::new(false));
         let thread = Some(listen_on(listener, store.clone(), staging, stop.clone()));
@@ -199,7 +188,7 @@ impl Store {
         let client = client.looked_at_by(Arc::new(Threads));
         begin_listening(&client);
         let serving = Serving::Threads(Listening { stop, thread, _dir: dir });
-        Store { client: Some(client), serving: Some(serving), store, pages: lends }
+        Store { client: Some(client), serving: Some(serving), store }
     }
 
     /// Behind the simulated link.
@@ -218,7 +207,7 @@ impl Store {
         let client = Attached::attach(dial.clone(), Arc::new(clock), timeout).expect("attached");
         let client = client.looked_at_by(own);
         begin_listening(&client);
-        Store { client: Some(client), serving: Some(Serving::Tasks(dial)), store, pages: false }
+        Store { client: Some(client), serving: Some(Serving::Tasks(dial)), store }
     }
 
     /// End the links, and hand out the store.
@@ -293,7 +282,6 @@ impl Store {
 
     pub fn get_batch(&self, gets: &mut [GetSlice<'_, '_>], options: Options) -> Vec<Result<GetOutcome>> {
         match &self.client {
-            Some(client) if self.pages => in_pages(gets, |gets| client.get_batch(gets, options)),
             Some(client) => client.get_batch(gets, options),
             None => self.store.get_batch(gets, options),
         }
@@ -390,37 +378,6 @@ impl Store {
             None => self.store.flush(options),
         }
     }
-}
-
-/// Get into pages what is then copied to where it was to be got.
-fn in_pages<T>(gets: &mut [GetSlice<'_, '_>], get: impl FnOnce(&mut [GetSlice<'_, '_>]) -> T) -> T {
-    let page = |piece: &&mut [u8]| AlignedBuf::new(piece.len().max(1)).expect("memory");
-    let mut pages: Vec<Vec<AlignedBuf>> =
-        gets.iter().map(|get| get.pieces.iter().map(page).collect()).collect();
-    // What a miss leaves there is looked at too.
-    for (get, pages) in gets.iter().zip(&mut pages) {
-        get.pieces.iter().zip(pages).for_each(|(piece, page)| page[..piece.len()].copy_from_slice(piece));
-    }
-    let mut pieces: Vec<Vec<&mut [u8]>> = gets
-        .iter()
-        .zip(&mut pages)
-        .map(|(get, pages)| {
-            get.pieces.iter().zip(pages).map(|(piece, page)| &mut page[..piece.len()]).collect()
-        })
-        .collect();
-    let mut into: Vec<GetSlice<'_, '_>> = gets
-        .iter()
-        .zip(&mut pieces)
-        .map(|(get, pieces)| GetSlice { key: get.key, range: get.range.clone(), pieces })
-        .collect();
-    let got = get(&mut into);
-    for (get, pages) in gets.iter_mut().zip(&pages) {
-        get.pieces.iter_mut().zip(pages).for_each(|(piece, page)| {
-            let bytes = piece.len();
-            piece.copy_from_slice(&page[..bytes]);
-        });
-    }
-    got
 }
 
 /// From now on it is told what comes and goes, if anything is.

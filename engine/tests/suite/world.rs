@@ -137,8 +137,7 @@ impl World {
     pub fn try_open(&self, config: &Config) -> Result<Store, Error> {
         let facts = Facts::of_this_machine().expect("facts");
         let mut config = config.clone();
-        config.dram.shared = matches!(self.between, Between::Shown | Between::Lent | Between::Told);
-        config.ssd.shared = matches!(self.between, Between::Lent | Between::Told);
+        config.dram.shared = matches!(self.between, Between::Shown | Between::Told);
         let valid = config.validate(&facts).unwrap_or_else(|e| panic!("{e}"));
         let timeout = valid.deadline();
         match (&self.place, self.between) {
@@ -147,18 +146,14 @@ impl World {
                 let store = pagelith::Store::open_in(valid, env.clone())?;
                 Ok(match between {
                     Between::Sim => Store::sim(store, timeout, sim.clock.clone(), env.runtime),
-                    Between::Nothing
-                    | Between::Tcp
-                    | Between::Shared
-                    | Between::Shown
-                    | Between::Lent
-                    | Between::Told => Store::embedded(store),
+                    Between::Nothing | Between::Tcp | Between::Shared | Between::Shown | Between::Told => {
+                        Store::embedded(store)
+                    }
                 })
             }
-            (
-                Place::Real(_),
-                between @ (Between::Tcp | Between::Shared | Between::Shown | Between::Lent | Between::Told),
-            ) => Ok(Store::socket(pagelith::Store::open(valid)?, timeout, between)),
+            (Place::Real(_), between @ (Between::Tcp | Between::Shared | Between::Shown | Between::Told)) => {
+                Ok(Store::socket(pagelith::Store::open(valid)?, timeout, between))
+            }
             (Place::Real(_), Between::Nothing | Between::Sim) => {
                 pagelith::Store::open(valid).map(Store::embedded)
             }

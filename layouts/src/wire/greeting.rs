@@ -103,7 +103,7 @@ pub enum Feature {
     Members = 1 << 14,
     /// Who gets bytes that are not what was vouched for asks for them once more, so that the store looks at its own.
     AsksAgain = 1 << 15,
-    /// Hits from SSD are read by the client itself, out of files that were handed over on the socket of one host.
+    /// Reserved: hits from SSD that a client reads itself, out of files that were handed over on the socket of one host.
     Files = 1 << 16,
     /// A request may say that it is a store's, which has this one for a peer.
     Peers = 1 << 17,
@@ -119,6 +119,9 @@ pub enum Feature {
 }
 
 impl Feature {
+    /// Features of earlier builds: no build offers them any more, and their bits are not used for anything else.
+    const RESERVED: [Feature; 1] = [Feature::Files];
+
     /// All features, by bit.
     pub const ALL: [Feature; 22] = [
         Feature::Ranges,
@@ -144,6 +147,12 @@ impl Feature {
         Feature::Steady,
         Feature::Catalog,
     ];
+
+    /// The bits of the features that this build has.
+    pub fn of_this_build() -> u64 {
+        let has = |feature: &Feature| !Feature::RESERVED.contains(feature);
+        Feature::ALL.into_iter().filter(has).fold(0, |bits, feature| bits | feature.bit())
+    }
 
     /// Its bit.
     pub const fn bit(self) -> u64 {

@@ -60,8 +60,8 @@ structure! {
         to: u64,
         /// Bytes that the destination has room for: the length of the object, or of the range.
         length: u64,
-        /// Bit 0: a range. Bit 1: its bytes are to be sent, and not shown. Bit 2: the client can read them out of a file of the
-        /// store's. Other bits are zero, and bit 2 where bit 1 is set.
+        /// Bit 0: a range. Bit 1: its bytes are to be sent, and not shown. Bit 2: reserved, and without
+        /// effect. Other bits are zero, and bit 2 where bit 1 is set.
         flags: u32,
         /// Zero.
         reserved: u32,
@@ -169,14 +169,9 @@ impl GetItem {
         self.flags & FLAG_SENT != 0
     }
 
-    /// The same, of which the client can read the bytes out of a file of the store's.
+    /// As earlier builds asked where both had [`Feature::Files`](super::greeting::Feature::Files): it is a get like any other.
     pub fn read_by_client(self) -> GetItem {
         GetItem { flags: self.flags | FLAG_READS, ..self }
-    }
-
-    /// Whether the client can read the bytes out of a file of the store's.
-    pub fn is_read_by_client(&self) -> bool {
-        self.flags & FLAG_READS != 0
     }
 
     /// Which bytes; `None` for all.

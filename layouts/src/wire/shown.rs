@@ -1,4 +1,4 @@
-//! Bytes that are not sent but shown: where they lie in memory, or in files, that the sender handed over on the connection's socket.
+//! Bytes that are not sent but shown: where they lie in memory that the sender handed over on the connection's socket.
 //! Whoever is shown them copies them, says that it is done, and compares checksums: until then, and only until then, the
 //! sender keeps them as they are, for as long as it thinks right.
 
@@ -21,9 +21,9 @@ structure! {
 }
 
 structure! {
-    /// Bytes side by side in one region, or in one file.
+    /// Bytes side by side in one region.
     pub struct ShownPiece = 24 {
-        /// Number of the region, in the order in which the sender handed them over, from 0; of a file, behind all regions.
+        /// Number of the region, in the order in which the sender handed them over, from 0.
         pub region: u32,
         /// Zero.
         reserved: u32,

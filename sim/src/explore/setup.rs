@@ -61,7 +61,7 @@ pub struct Setup {
     pub headers_kib: u32,
     /// Parts of the order in which pages leave DRAM.
     pub lanes: u64,
-    /// Its memory and its files are for processes of its host to look at. Not drawn: no explorer's run has such.
+    /// Its memory is for processes of its host to look at. Not drawn: no explorer's run has such.
     pub shared: bool,
 }
 
@@ -124,7 +124,7 @@ impl Setup {
         // With equal fingerprints an event may name another of its group.
         c.events.max = if self.constant { 0 } else { EVENTS_MAX };
         c.dram.bytes = Size::kib(self.dram_kib);
-        (c.dram.shared, c.ssd.shared) = (self.shared, self.shared);
+        c.dram.shared = self.shared;
         c.dram.policy = self.dram_policy;
         c.dram.lanes = Some(self.lanes);
         c.dram.promote = if self.promote { Promote::Always } else { Promote::Never };

@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use pagelith_io::buffer::Part;
 use pagelith_io::clock::{Clock, Mono};
-use pagelith_io::disk::Disk;
-use pagelith_io::fault::IoFault;
 use pagelith_io::runtime::Runtime;
 use pagelith_io::shm::{CatalogView, Claim, Steady};
 use pagelith_layouts::ids::OpId;
@@ -19,12 +17,12 @@ use pagelith_transport::closed::Closed;
 use pagelith_transport::limits::Limits;
 use pagelith_transport::link::{Counts, Event, Facts, Link, Push, Room};
 use pagelith_transport::rights::Rights;
-use pagelith_transport::shown::{FilePlace, Shown};
+use pagelith_transport::shown::{Regions, Shown};
 
 use super::landing::Landing;
 use super::owed::Owed;
 use super::plant::{Landed, Plant};
-use super::shares::{Shares, Sharing, copied, over};
+use super::shares::{Sharing, copied, over};
 use super::wire::Packet;
 use super::{PACKET_BYTES, SimNet};
 
@@ -57,7 +55,6 @@ pub struct SimLink {
 enum Out {
     Frame(Frame),
     Push(Mono, Push),
-    Lend(Push, FilePlace),
     Taken(Stretch),
 }
 
@@ -68,7 +65,7 @@ impl SimLink {
             peer: format!("simulated {:?}", side.other()),
             peer_instance: [0x51; 16],
             version: VERSION_MAX,
-            features: Feature::ALL.iter().fold(0, |all, feature| all | feature.bit()),
+            features: Feature::of_this_build(),
             missing: Vec::new(),
             alignment: 4096,
             control_bytes_max: CONTROL_BYTES_MAX,
@@ -113,10 +110,10 @@ impl SimLink {
         self
     }
 
-    /// As this end is, on the host of the other.
+    /// As this end is, on the host of the other: what each side has handed over.
     #[must_use]
-    pub fn sharing(mut self, shares: Shares) -> SimLink {
-        self.sharing.shares = shares;
+    pub fn sharing(mut self, regions: Regions) -> SimLink {
+        self.sharing.regions = regions;
         self
     }
 
@@ -139,7 +136,6 @@ impl SimLink {
                 Out::Push(_, push) if op.is_none_or(|op| op == push.op) => {
                     events.push(over(push, false));
                 }
-                Out::Lend(push, _) if op.is_none_or(|op| op == push.op) => events.push(over(push, false)),
                 out => self.outbox.push_back(out),
             }
         }
@@ -164,9 +160,6 @@ impl SimLink {
                     let mut wire = self.net.wire();
                     wire.fates.unowed += u64::from(self.side == Side::Server && !self.owed.leaves(&frame));
                     wire.send(self.side, Packet::Frame(frame));
-                }
-                Out::Lend(push, place) => {
-                    self.sharing.lend(&mut self.net.wire(), self.side, push, place);
                 }
                 Out::Taken(stretch) => self.net.wire().send(self.side, Packet::Taken(stretch)),
                 Out::Push(at, push) if at <= now => {
@@ -200,7 +193,7 @@ impl SimLink {
     /// How long until something leaves.
     fn leaves(&self, now: Mono) -> Option<Duration> {
         match self.outbox.front()? {
-            Out::Frame(_) | Out::Lend(..) | Out::Taken(_) => Some(Duration::ZERO),
+            Out::Frame(_) | Out::Taken(_) => Some(Duration::ZERO),
             Out::Push(at, _) => Some(at.since(now)),
         }
     }
@@ -244,7 +237,6 @@ impl SimLink {
                 let shown = self.sharing.arrived(stretch, pieces);
                 self.shown(shown.ok_or(Closed::Ended)?, events);
             }
-            Packet::Lent { stretch, place } => self.shown(Shown::in_file(stretch, place), events),
             Packet::Taken(stretch) => {
                 events.extend(self.sharing.taken(&mut self.net.wire(), self.side, stretch));
             }
@@ -260,18 +252,14 @@ impl SimLink {
         let (op, item, offset) = stretch;
         if let Some(parts) = self.landing.unused(stretch, length) {
             self.counts.bytes_in += length;
-            if shown.file().is_none() {
-                self.sharing.look(&mut self.net.wire(), self.side, &shown);
-                if self.plant == Plant::Unverified {
-                    self.landed.note_bytes(op, item, &copied(&shown));
-                }
+            self.sharing.look(&mut self.net.wire(), self.side, &shown);
+            if self.plant == Plant::Unverified {
+                self.landed.note_bytes(op, item, &copied(&shown));
             }
             events.push(Event::Shown { op, item, offset, parts, shown });
             return;
         }
-        if shown.file().is_none()
-            && let Some(whole) = self.landing.land(op, item, offset, &copied(&shown))
-        {
+        if let Some(whole) = self.landing.land(op, item, offset, &copied(&shown)) {
             // A piece of what is exposed: it lands as if it had been sent.
             self.counts.bytes_in += length;
             events.extend(whole);
@@ -341,26 +329,26 @@ impl Link for SimLink {
     }
 
     fn shows(&self, parts: &[Part]) -> bool {
-        self.sharing.shares.regions.pieces(parts).is_some()
+        self.sharing.regions.pieces(parts).is_some()
     }
 
     fn place(&self, parts: &[Part]) -> Option<(u32, u64)> {
-        match self.sharing.shares.regions.pieces(parts)?.as_slice() {
+        match self.sharing.regions.pieces(parts)?.as_slice() {
             [piece] => Some((piece.region, piece.at)),
             _ => None,
         }
     }
 
     fn stays(&self, parts: &[Part]) -> bool {
-        self.sharing.shares.regions.stay(parts)
+        self.sharing.regions.stay(parts)
     }
 
     fn steady(&self) -> Option<Steady> {
-        self.sharing.shares.regions.steady.as_ref()?.begin()
+        self.sharing.regions.steady.as_ref()?.begin()
     }
 
     fn claim(&self, number: u64) -> Option<Claim> {
-        Some(self.sharing.shares.regions.steady.as_ref()?.claim(number))
+        Some(self.sharing.regions.steady.as_ref()?.claim(number))
     }
 
     fn view(&self, stretch: Stretch, (region, at): (u32, u64), length: u64) -> Option<Shown> {
@@ -368,7 +356,7 @@ impl Link for SimLink {
     }
 
     fn catalog(&self) -> Option<&Arc<CatalogView>> {
-        self.sharing.shares.regions.catalog.as_ref()
+        self.sharing.regions.catalog.as_ref()
     }
 
     fn is_there(&self) -> bool {
@@ -377,29 +365,7 @@ impl Link for SimLink {
         self.open && wire.is_there(self.side)
     }
 
-    fn lends(&self) -> bool {
-        self.open && self.sharing.shares.lends.is_some()
-    }
-
-    fn lend(&mut self, op: OpId, item: u32, token: u64, place: FilePlace) -> bool {
-        let is_there = self.open && place.length > 0 && self.sharing.has_file(place);
-        if is_there {
-            let (offset, parts, may_show) = (0, Vec::new(), true);
-            self.queue(Out::Lend(Push { op, item, offset, parts, token, may_show }, place));
-        }
-        is_there
-    }
-
-    fn files(&self) -> Result<Option<Arc<dyn Disk>>, IoFault> {
-        let files = self.sharing.shares.reads.clone();
-        Ok(files.map(|files| if self.plant == Plant::ReadOn { files.reading_on() } else { files }))
-            .map(|files| files.map(|files| Arc::new(files) as Arc<dyn Disk>))
-    }
-
     fn took(&mut self, shown: Shown) {
-        if shown.file().is_some() {
-            self.sharing.look(&mut self.net.wire(), self.side, &shown);
-        }
         self.queue(Out::Taken(shown.stretch()));
     }
 

@@ -25,20 +25,12 @@ pub enum Plant {
     PushedEarly,
     /// What landed is vouched for, whatever it is: a reader that does not verify.
     Unverified,
-    /// A read of a file that the other lends is said to have failed, and goes on.
-    ReadOn,
 }
 
 impl Plant {
     /// All of them, and none.
-    pub const ALL: [Plant; 6] = [
-        Plant::None,
-        Plant::StaleOutcome,
-        Plant::KeptAfterRetract,
-        Plant::PushedEarly,
-        Plant::Unverified,
-        Plant::ReadOn,
-    ];
+    pub const ALL: [Plant; 5] =
+        [Plant::None, Plant::StaleOutcome, Plant::KeptAfterRetract, Plant::PushedEarly, Plant::Unverified];
 
     /// Its name on a command line: that of the variant.
     pub fn name(self) -> String {

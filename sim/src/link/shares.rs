@@ -1,37 +1,25 @@
-//! What an end shares with the other, where both are of one host: memory that bytes are shown in, and files that it lends.
+//! What an end shares with the other, where both are of one host: memory that bytes are shown in.
 //!
-//! The memory is real ([`pagelith_io::shm`]), in one process here: what lies where in it follows from the seed. The files are the simulated
-//! disk's. What the ends say about them travels as other packets do, and is lost, late and repeated as they are.
+//! The memory is real ([`pagelith_io::shm`]), in one process here: what lies where in it follows from the seed. What the ends say about
+//! it travels as other packets do, and is lost, late and repeated as they are.
 
 use std::collections::BTreeMap;
 
 use pagelith_io::buffer::Part;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::names::SEGMENTS;
 use pagelith_layouts::wire::shown::Stretch;
 use pagelith_layouts::wire::{Frame, Kind, Side};
 use pagelith_transport::link::{Event, Push};
-use pagelith_transport::shown::{FilePlace, Pieces, Regions, Shown};
+use pagelith_transport::shown::{Pieces, Regions, Shown};
 
 use super::watch::{Vouching, sum};
 use super::wire::{Packet, Wire};
-use crate::disk::{Handed, SimDisk};
 
-/// What each side has handed over, as one end has it. The default is nothing: as between two hosts.
-#[derive(Clone, Default)]
-pub struct Shares {
-    /// Memory, this end's and the other's.
-    pub regions: Regions,
-    /// The disk whose segment files this end lends, and in how many directories they are.
-    pub lends: Option<(SimDisk, usize)>,
-    /// The files that the other lends.
-    pub reads: Option<Handed>,
-}
-
-/// The same at work.
+/// Memory that is shown, at work.
 #[derive(Default)]
 pub(super) struct Sharing {
-    pub shares: Shares,
+    /// What each side has handed over, as this end has it. The default is nothing: as between two hosts.
+    pub regions: Regions,
     /// What the other was shown, and has not taken.
     shown: BTreeMap<Stretch, Push>,
     /// Whether outcomes are of what was shown.
@@ -65,7 +53,7 @@ impl Sharing {
     /// Where the bytes of a push lie, if they are to be shown.
     pub fn pieces(&self, push: &Push) -> Option<Pieces> {
         let may_show = push.may_show && !self.shown.contains_key(&stretch_of(push));
-        if may_show { self.shares.regions.pieces(&push.parts) } else { None }
+        if may_show { self.regions.pieces(&push.parts) } else { None }
     }
 
     /// Show what is pushed.
@@ -75,26 +63,6 @@ impl Sharing {
         wire.watch.show(side, stretch, sum(&bytes));
         wire.fates.shown += 1;
         wire.send(side, Packet::Shown { stretch, pieces });
-        self.shown.insert(stretch, push);
-    }
-
-    /// Whether there is such a file.
-    pub fn has_file(&self, place: FilePlace) -> bool {
-        self.shares.lends.as_ref().is_some_and(|(_, dirs)| place.file < *dirs)
-    }
-
-    fn in_file(&self, place: FilePlace) -> Option<Vec<u8>> {
-        let (disk, _) = self.shares.lends.as_ref()?;
-        disk.peek(place.file, SEGMENTS, place.at, usize::try_from(place.length).ok()?)
-    }
-
-    /// Say where all of an item lies in a file.
-    pub fn lend(&mut self, wire: &mut Wire, side: Side, push: Push, place: FilePlace) {
-        let (stretch, bytes) = (stretch_of(&push), self.in_file(place).unwrap_or_default());
-        self.vouching.shown(stretch, &bytes);
-        wire.watch.show(side, stretch, sum(&bytes));
-        wire.fates.lent += 1;
-        wire.send(side, Packet::Lent { stretch, place });
         self.shown.insert(stretch, push);
     }
 
@@ -119,19 +87,12 @@ impl Sharing {
 
     /// What the other says it shows; `None` if it has handed over no such memory.
     pub fn arrived(&self, stretch: Stretch, pieces: Pieces) -> Option<Shown> {
-        self.shares.regions.shown(stretch, pieces.into_iter())
+        self.regions.shown(stretch, pieces.into_iter())
     }
 
     /// This end looks at what it was shown.
     pub fn look(&self, wire: &mut Wire, side: Side, shown: &Shown) {
-        let bytes = match shown.file() {
-            None => copied(shown),
-            Some(place) => match &self.shares.reads {
-                Some(files) => files.peek(place).unwrap_or_default(),
-                None => return,
-            },
-        };
-        match wire.watch.look(side.other(), shown.stretch(), sum(&bytes)) {
+        match wire.watch.look(side.other(), shown.stretch(), sum(&copied(shown))) {
             None => wire.fates.looked_late += 1,
             Some(true) => {}
             Some(false) => wire.fates.broken += 1,

@@ -11,7 +11,7 @@ use pagelith_layouts::checksum::checksum64;
 use pagelith_layouts::ids::OpId;
 use pagelith_layouts::wire::shown::Stretch;
 use pagelith_layouts::wire::{Frame, Kind, Side};
-use pagelith_transport::shown::{FilePlace, Pieces};
+use pagelith_transport::shown::Pieces;
 
 use super::watch::Watch;
 use super::{Fates, LinkFaults};
@@ -32,11 +32,6 @@ pub(super) enum Packet {
     Shown {
         stretch: Stretch,
         pieces: Pieces,
-    },
-    /// Bytes that lie in a file of the sender's.
-    Lent {
-        stretch: Stretch,
-        place: FilePlace,
     },
     /// The sender looks at what it was shown no more.
     Taken(Stretch),
@@ -106,7 +101,6 @@ impl Wire {
             Packet::Frame(f) => format!("{:?} {} {}", f.kind, f.op, checksum64(&f.body)),
             Packet::Data { op, item, offset, bytes } => format!("{op} {item} {offset} {}", checksum64(bytes)),
             Packet::Shown { stretch, pieces } => format!("shown {stretch:?} {pieces:?}"),
-            Packet::Lent { stretch, place } => format!("lent {stretch:?} {place:?}"),
             Packet::Taken(stretch) => format!("taken {stretch:?}"),
             Packet::End { goodbye } => format!("end {goodbye}"),
         };

@@ -5,13 +5,10 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pagelith::{ErrorKind, Get, GetDone, GetOutcome, Put, PutDone, PutGroup};
-use pagelith_layouts::checksum::BLOCK_BYTES;
 
 use super::client::{Client, Face, base, key};
 use super::oracle::{content, length};
 use crate::explore::memory::{Shape, Target};
-
-const BLOCK: usize = BLOCK_BYTES as usize;
 
 /// Objects that are put, which version of each, and their memory.
 pub struct Putting {
@@ -75,11 +72,6 @@ impl Client {
                 from..from + 1 + self.rng.below(len as u64 - from)
             });
             let range = range.map(|range| range.start..range.end.min(len as u64));
-            // Of whole blocks, which a client of the host reads from SSD itself.
-            let range = range.or_else(|| {
-                (len > BLOCK && self.face.is_shown() && self.rng.one_in(4))
-                    .then_some(BLOCK as u64..len as u64)
-            });
             let stretch: Range<usize> = range.clone().map_or(0..len, |r| r.start as usize..r.end as usize);
             let target = self.memory.target(stretch.len(), Shape::draw(&mut self.rng), &mut self.rng);
             gets.push(Get { key: key(object), range, destination: target.destination() });

@@ -20,7 +20,6 @@ impl Fates {
             late: self.late + other.late,
             cuts: self.cuts + other.cuts,
             shown: self.shown + other.shown,
-            lent: self.lent + other.lent,
             unasked: self.unasked + other.unasked,
             looked_late: self.looked_late + other.looked_late,
             questions: self.questions + other.questions,
@@ -50,9 +49,6 @@ pub struct Tally {
     /// Stretches that were shown where they lie in memory.
     #[serde(default)]
     pub shown: u64,
-    /// Stretches that were lent where they lie in a file.
-    #[serde(default)]
-    pub lent: u64,
     /// Batches that a client copied without asking.
     #[serde(default)]
     pub unasked: u64,
@@ -93,7 +89,7 @@ pub struct Tally {
     pub touched_late: u64,
     /// Memory that a link had still when its operation had ended.
     pub held_late: u64,
-    /// What was shown or lent and changed meanwhile, or is not what its outcome vouches for; what was cancelled and has no outcome.
+    /// What was shown and changed meanwhile, or is not what its outcome vouches for; what was cancelled and has no outcome.
     #[serde(default)]
     pub broken: u64,
     /// Stores that held something for clients when these were gone.
@@ -134,7 +130,6 @@ impl Tally {
         self.late += fates.late;
         self.cuts += fates.cuts;
         self.shown += fates.shown;
-        self.lent += fates.lent;
         self.unasked += fates.unasked;
         self.looked_late += fates.looked_late;
         self.questions += fates.questions;
@@ -145,14 +140,14 @@ impl Tally {
             );
         }
         if fates.broken > 0 {
-            self.found("what was shown or lent changed meanwhile, or is not what was vouched for".into());
+            self.found("what was shown changed meanwhile, or is not what was vouched for".into());
         }
     }
 
     /// Another's counts.
     pub fn add(&mut self, other: &Tally) {
         let Tally { packets, dropped, duplicated, reordered, flipped, late, cuts, .. } = *other;
-        let Tally { shown, lent, unasked, looked_late, questions, broken, .. } = *other;
+        let Tally { shown, unasked, looked_late, questions, broken, .. } = *other;
         self.travelled(Fates {
             packets,
             dropped,
@@ -162,7 +157,6 @@ impl Tally {
             late,
             cuts,
             shown,
-            lent,
             unasked,
             looked_late,
             questions,

@@ -24,7 +24,7 @@ pub enum Shape {
     Behind,
     /// One store or two with the same two peers, and sessions of theirs.
     Fronts,
-    /// Clients of a store process of their host, which shows them its memory and lends them its files, and is shown theirs.
+    /// Clients of a store process of their host, which shows them its memory, and is shown theirs.
     Shown,
     /// Two or three store processes that are each other's peers, and clients that are attached to each.
     Mutual,
@@ -82,7 +82,7 @@ impl Shape {
         setup.constant = false;
         if self == Shape::Shown {
             setup.shared = true;
-            // Where nothing that is read is kept, it is lent; and the less there is in DRAM, the sooner what is shown is used again.
+            // The less there is in DRAM, the sooner what is shown is used again.
             setup.promote = rng.one_in(3);
             setup.ssd_mib = if rng.one_in(3) { 0 } else { 5 };
             let most = if setup.ssd_mib > 0 { [0, 1024] } else { [256, 512] };

@@ -21,10 +21,10 @@ use pagelith_layouts::wire::Side;
 use pagelith_layouts::wire::greeting::Feature;
 
 use crate::clock::SimClock;
-use crate::disk::{CrashMode, Handed, SimDisk};
+use crate::disk::{CrashMode, SimDisk};
 use crate::entropy::{SimEntropy, SplitMix64};
 use crate::explore::setup::Setup;
-use crate::link::{Fates, LinkFaults, Plant, Shares, SimNet};
+use crate::link::{Fates, LinkFaults, Plant, SimNet};
 use crate::runtime::SimRuntime;
 
 /// Bytes that a machine stages on their way to and from the disk.
@@ -33,8 +33,6 @@ const STAGING: usize = 8 << 20;
 const SLEEP: Duration = Duration::from_millis(5);
 /// How long a busy one does: its disk says nothing by itself.
 const BUSY: Duration = Duration::from_micros(20);
-/// Longest that reads of lent files are late, by link: a little, longer than most calls take.
-const LATE_READS: [Duration; 2] = [Duration::from_millis(3), Duration::from_millis(250)];
 /// Of links between stores one of so many is slow, so that of several that are told something some are told long before others, who answer
 /// over another link meanwhile; and how slow.
 const SLOW_ONE_IN: u64 = 4;
@@ -258,10 +256,6 @@ impl Machine {
 }
 
 impl Inner {
-    fn late_reads(&mut self) -> Duration {
-        LATE_READS[self.rng.below(LATE_READS.len() as u64) as usize]
-    }
-
     /// Forget links that are over, but for what they came to.
     fn sweep(&mut self) {
         let (over, stand) = std::mem::take(&mut self.nets).into_iter().partition(SimNet::is_over);
@@ -307,7 +301,7 @@ impl Dial for OtherStore {
     }
 }
 
-/// A process on a machine's host: it is shown the store's memory, is lent its files, and shows its own memory.
+/// A process on a machine's host: it is shown the store's memory, and shows its own.
 pub struct Neighbour {
     machine: Machine,
     memory: Vec<(Arc<Region>, Arc<View>)>,
@@ -346,23 +340,16 @@ impl Machine {
         let (seed, clock) = (inner.rng.next_u64(), inner.clock.clone());
         let (net, client, server) = SimNet::new(seed, clock, &runtime, limits);
         net.set_faults(inner.faults);
-        let (mut of_client, mut of_server) = (Shares::default(), Shares::default());
+        let (mut of_client, mut of_server) = (Regions::default(), Regions::default());
         if let Some(own) = neighbour {
-            (of_client.regions, of_server.regions) = (regions(own, &memory), regions(&memory, own));
+            (of_client, of_server) = (regions(own, &memory), regions(&memory, own));
             // What is in memory is asked for on the other links.
-            of_client.regions.catalog = catalog.filter(|_| inner.rng.one_in(2));
+            of_client.catalog = catalog.filter(|_| inner.rng.one_in(2));
             // What is put is vouched for by checksums on the other links.
             if inner.rng.one_in(2) {
                 let words = SteadyWords::within();
-                of_client.regions.steady = Some(words.clone());
-                of_server.regions.steady = Some(words);
-            }
-            if inner.setup.ssd_mib > 0 {
-                let late_max =
-                    if inner.faults == LinkFaults::default() { Duration::ZERO } else { inner.late_reads() };
-                let seed = inner.rng.next_u64();
-                of_client.reads = Some(Handed::new(&inner.disk, &runtime, late_max, seed));
-                of_server.lends = Some((inner.disk.clone(), inner.setup.dirs));
+                of_client.steady = Some(words.clone());
+                of_server.steady = Some(words);
             }
         }
         let (mut client, mut server) = (client.sharing(of_client), server.sharing(of_server));

@@ -38,7 +38,7 @@ pub struct LinksArgs {
     /// Begin no other seed after the first that finds something.
     #[arg(long)]
     hunt: bool,
-    /// The bug to be planted in clients' ends of links, one of `StaleOutcome`, `KeptAfterRetract`, `PushedEarly`, `Unverified`, `ReadOn`.
+    /// The bug to be planted in clients' ends of links, one of `StaleOutcome`, `KeptAfterRetract`, `PushedEarly`, `Unverified`.
     #[arg(long, default_value = "None")]
     plant: Plant,
     /// The sum as a JSON object, instead of a line.
@@ -132,16 +132,9 @@ pub fn links(args: &LinksArgs) -> ExitCode {
         let Tally { seeds, packets, reordered, duplicated, late, hits, wrong, touched_late, .. } = tally;
         println!(
             "links: {seeds} seeds, {packets} packets, {reordered} reordered, {duplicated} duplicated, {late} late; {hits} hits \
-             compared, {wrong} wrong, {touched_late} touched late, {} held late, {} panics; {} shown, {} lent, {} unasked, {} viewed, {} \
+             compared, {wrong} wrong, {touched_late} touched late, {} held late, {} panics; {} shown, {} unasked, {} viewed, {} \
              broken, {} left; {seconds:.1} s",
-            tally.held_late,
-            tally.panics,
-            tally.shown,
-            tally.lent,
-            tally.unasked,
-            tally.viewed,
-            tally.broken,
-            tally.left
+            tally.held_late, tally.panics, tally.shown, tally.unasked, tally.viewed, tally.broken, tally.left
         );
     }
     if tally.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

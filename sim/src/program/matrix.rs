@@ -66,7 +66,7 @@ pub const ROWS: [Row; 30] = [
         19,
         "stale key of a region",
         &[],
-        "there are no keys of regions; what is shown or lent too late: `pagelith-sim links`, `engine/src/remote/tests_shown.rs`, `engine/src/remote/tests_lent.rs`",
+        "there are no keys of regions; what is shown too late: `pagelith-sim links`, `engine/src/remote/tests_shown.rs`",
     ),
     row(
         20,

@@ -105,7 +105,7 @@ pub struct Outcome {
 fn shape_for(mutant: Mutant) -> Option<Shape> {
     match mutant {
         Mutant::PeersUntold | Mutant::KeptBehindRemoval => Some(Shape::Fronts),
-        Mutant::ShownLetGo | Mutant::LentFromStart => Some(Shape::Shown),
+        Mutant::ShownLetGo => Some(Shape::Shown),
         Mutant::ViewLetGo | Mutant::HeldForTheGone => Some(Shape::Shown),
         Mutant::ShownUnchecked | Mutant::SteadyUnasked | Mutant::CatalogKept => Some(Shape::Shown),
         Mutant::SessionGoesAtOnce | Mutant::CancelledUnanswered => Some(Shape::Attached),

@@ -138,7 +138,7 @@ fn links(out: &mut String, done: &[Done]) {
         let shape = shape.as_ref().map_or_else(String::new, |shape| format!(" --shape {shape}"));
         let _ = writeln!(
             out,
-            "| {seeds_from}..{seeds_to}, `--ops {ops}{shape}` | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+            "| {seeds_from}..{seeds_to}, `--ops {ops}{shape}` | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
             s.packets,
             s.reordered,
             s.duplicated,
@@ -149,7 +149,6 @@ fn links(out: &mut String, done: &[Done]) {
             s.kills,
             s.hits,
             s.shown,
-            s.lent,
             s.broken + s.left + s.circles,
             s.wrong,
             s.touched_late,
@@ -162,17 +161,17 @@ fn links(out: &mut String, done: &[Done]) {
 const LINKS: &str = "\n## Links\n
 `pagelith-sim links --seeds A..B --ops N --jobs 2 --json`: stores and clients over simulated links, a fifth of the seeds each with
 clients that are attached, with the same of a store that has a peer itself, with one store or two that have the same two peers, with clients of the store's host, which are shown its
-memory and lent its files, and with two or three stores that are each other's peers and have clients each (`--shape NAME` is one of these alone). Clients of a single store have several batches in flight now and then ([0053](decisions/0053-batches-in-flight-of-clients.md)). *Late* arrived for an operation that was over; *touched late* is memory
-that was written after its operation had ended, *held late* memory that a link had still then; *broken* are promises of what is shown and lent, what is held for the
+memory, and with two or three stores that are each other's peers and have clients each (`--shape NAME` is one of these alone). Clients of a single store have several batches in flight now and then ([0053](decisions/0053-batches-in-flight-of-clients.md)). *Late* arrived for an operation that was over; *touched late* is memory
+that was written after its operation had ended, *held late* memory that a link had still then; *broken* are promises of what is shown, what is held for the
 gone, questions that go in a circle, and (since the last row) operations that were cancelled and have no outcome, or have one too many. Hits and look-ups are
 compared with puts, removals and clears. A put of a client that was not answered, or was asked twice, may take effect until its links are gone; one of a store with
 peers is over with its outcome, and removed, with the peers told, it does not come back to that store (what another has of the key or puts may); of stores that are each other's peers none has what one of them removed and any of
 them had put ([0051](decisions/0051-removals-that-peers-hold-for.md)). Of what is shown
-(decisions 0024, 0038) and lent (0044), which half of these links' clients copy out of the store's memory without asking ([0063](decisions/0063-hits-that-nobody-is-asked-for.md)), it is also held that it stays as it is until it is taken or given up, that it is what its outcome vouches for, and that nothing of it is held for who is
+(decisions 0024, 0038), which half of these links' clients copy out of the store's memory without asking ([0063](decisions/0063-hits-that-nobody-is-asked-for.md)), it is also held that it stays as it is until it is taken or given up, that it is what its outcome vouches for, and that nothing of it is held for who is
 gone; of stores with peers that what one asks another goes no further ([0049](decisions/0049-promises-that-checksums-hide.md)). The first row is of before the last two shapes, the last one of all of them.
 
-| seeds | packets | reordered | duplicated | late | dropped | flipped | links cut | stores killed | hits | shown | lent | broken | wrong | touched late | held late |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+| seeds | packets | reordered | duplicated | late | dropped | flipped | links cut | stores killed | hits | shown | broken | wrong | touched late | held late |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 ";
 
 const RACES: &str = "
@@ -204,8 +203,7 @@ const PLANTS: &str = "
 Bugs of a client's end of these links, planted by `--plant NAME` in any build; `sim/tests/links.rs` has each noticed within 400 seeds:
 `StaleOutcome` (the outcome of an operation that is over is believed for the one asked last; seen as a look-up of what is gone),
 `KeptAfterRetract` (memory that was given up is written still; seen as touched and held late), `PushedEarly` (a push is said to be over
-before its memory was looked at; seen as held late), `Unverified` (what landed is vouched for; seen as bytes that nobody put),
-`ReadOn` (a read of what is lent is said to have failed, and goes on; seen as held late).
+before its memory was looked at; seen as held late), `Unverified` (what landed is vouched for; seen as bytes that nobody put).
 ";
 
 fn matrix(out: &mut String, sums: &Sums, lanes: &[Lane]) {

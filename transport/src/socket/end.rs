@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pagelith_io::clock::{Clock, Mono};
 use pagelith_io::peer;
-use pagelith_io::shm::{MapBound, Region, SharedMemory, SteadyWords};
+use pagelith_io::shm::{MapBound, Region, SharedMemory, SteadyWords, View};
 use pagelith_io::system::SystemClock;
 use pagelith_layouts::wire::Side;
 use pagelith_layouts::wire::greeting::Feature;
@@ -16,7 +16,7 @@ use rustix::io::{Errno, readv, retry_on_intr};
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
-use super::rings::{Handed, Rings};
+use super::rings::Rings;
 use crate::closed::Closed;
 use crate::limits::Limits;
 use crate::shown::{REGIONS_MAX, Regions};
@@ -34,8 +34,6 @@ pub struct Socket {
     carries: Carries,
     /// This side's memory that the other is shown, where that is agreed.
     shows: Vec<Arc<Region>>,
-    /// The same, of its files.
-    lends: Vec<Arc<OwnedFd>>,
     /// The process at the other end of a socket of this host, if this one can see it end.
     peer: Option<OwnedFd>,
     /// How much of a client's memory is mapped.
@@ -51,7 +49,7 @@ enum Carries {
     /// The socket, until a client that has this memory hands it over, or a server takes it.
     BytesUntil(Option<SharedMemory>),
     /// Shared memory, once what is shown beside it has gone the other way too; this is what the other side handed over.
-    RingsSoon(Rings, Handed),
+    RingsSoon(Rings, Vec<Arc<View>>),
     /// Shared memory, and what is shown beside it.
     Rings(Rings, Regions),
 }
@@ -62,8 +60,7 @@ impl Socket {
         set_tcp_nodelay(&socket, true).map_err(fault("setsockopt TCP_NODELAY"))?;
         set_socket_keepalive(&socket, true).map_err(fault("setsockopt SO_KEEPALIVE"))?;
         let (fd, carries) = (Arc::new(socket), Carries::Bytes);
-        let (shows, lends, peer) = (Vec::new(), Vec::new(), None);
-        Ok(Socket { fd, carries, shows, lends, peer, bound: NOTHING, idle: false })
+        Ok(Socket { fd, carries, shows: Vec::new(), peer: None, bound: NOTHING, idle: false })
     }
 
     /// Take a socket of this host that does not block, if this user's process is at its other end, or root's. A
@@ -74,8 +71,7 @@ impl Socket {
             return Err(Closed::NotAuthentic { what: "the user" });
         }
         let (fd, carries) = (Arc::new(socket), Carries::BytesUntil(memory));
-        let (shows, lends) = (Vec::new(), Vec::new());
-        Ok(Socket { fd, carries, shows, lends, peer: None, bound: NOTHING, idle: false })
+        Ok(Socket { fd, carries, shows: Vec::new(), peer: None, bound: NOTHING, idle: false })
     }
 
     /// The socket itself.
@@ -108,11 +104,6 @@ impl Socket {
     /// The same, which hands this memory over where that is agreed: [`REGIONS_MAX`] regions at most.
     pub(super) fn showing(self, shows: Vec<Arc<Region>>) -> Socket {
         Socket { shows, ..self }
-    }
-
-    /// The same, which hands over these files, to be read: [`FILES_MAX`](crate::shown::FILES_MAX) at most.
-    pub(super) fn lending(self, lends: Vec<Arc<OwnedFd>>) -> Socket {
-        Socket { lends, ..self }
     }
 
     /// Where a client says what is steady, with these features.
@@ -237,7 +228,6 @@ impl Stream for Socket {
 
     fn go_over(&mut self, side: Side, features: u64) -> Result<bool, Closed> {
         let shows = features & Feature::Shown.bit() != 0;
-        let files = shows && features & Feature::Files.bit() != 0;
         let own = if shows { std::mem::take(&mut self.shows) } else { Vec::new() };
         if let Carries::BytesUntil(memory) = &mut self.carries {
             let begun = match (side, memory.take()) {
@@ -254,13 +244,13 @@ impl Stream for Socket {
                 (Side::Client, None) => return Err(Closed::broken("shared memory", "this side has none")),
             };
             if let Some((rings, theirs)) = begun {
-                self.carries = Carries::RingsSoon(rings, (theirs, Vec::new()));
+                self.carries = Carries::RingsSoon(rings, theirs);
             }
         }
         let over = match &mut self.carries {
             Carries::RingsSoon(_, theirs) if shows => match side {
-                Side::Server => Rings::show(&self.fd, &own, files.then_some(self.lends.as_slice()))?,
-                Side::Client => match Rings::take_shown(&self.fd, files)? {
+                Side::Server => Rings::show(&self.fd, &own)?,
+                Side::Client => match Rings::take_shown(&self.fd)? {
                     Some(shown) => {
                         *theirs = shown;
                         true
@@ -276,10 +266,9 @@ impl Stream for Socket {
             return Ok(false);
         }
         self.carries = match std::mem::replace(&mut self.carries, Carries::Bytes) {
-            Carries::RingsSoon(rings, (theirs, their_files)) => {
-                let own_files = if files { std::mem::take(&mut self.lends) } else { Vec::new() };
+            Carries::RingsSoon(rings, theirs) => {
                 let steady = self.steady(&rings, side, features);
-                let regions = Regions { own, theirs, own_files, their_files, steady, catalog: None };
+                let regions = Regions { own, theirs, steady, catalog: None };
                 let tells = shows && side == Side::Client && features & Feature::Catalog.bit() != 0;
                 Carries::Rings(rings, if tells { regions.with_catalog() } else { regions })
             }

@@ -2,7 +2,6 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::ops::RangeInclusive;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -13,10 +12,10 @@ use rustix::net::{
 
 use super::end::fault;
 use crate::closed::Closed;
-use crate::shown::{FILES_MAX, REGIONS_MAX};
+use crate::shown::REGIONS_MAX;
 
-/// Most descriptors at a time: a link's rings, regions, and files.
-const FDS_MAX: usize = 1 + REGIONS_MAX + FILES_MAX;
+/// Most descriptors at a time: a link's rings, and regions.
+const FDS_MAX: usize = 1 + REGIONS_MAX;
 
 /// Hand `fds` over behind one byte that says what they are; false if the socket takes nothing now.
 pub(super) fn hand(socket: &OwnedFd, what: u8, fds: &[BorrowedFd<'_>]) -> Result<bool, Closed> {
@@ -32,8 +31,8 @@ pub(super) fn hand(socket: &OwnedFd, what: u8, fds: &[BorrowedFd<'_>]) -> Result
     }
 }
 
-/// Take what the other side handed over, and the byte that says what it is, which is one of `what`; `None` if it has not come yet.
-pub(super) fn take(socket: &OwnedFd, what: RangeInclusive<u8>) -> Result<Option<(u8, Vec<OwnedFd>)>, Closed> {
+/// Take what the other side handed over behind the byte `what`; `None` if it has not come yet.
+pub(super) fn take(socket: &OwnedFd, what: u8) -> Result<Option<Vec<OwnedFd>>, Closed> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
@@ -57,8 +56,8 @@ pub(super) fn take(socket: &OwnedFd, what: RangeInclusive<u8>) -> Result<Option<
     if received.flags.contains(ReturnFlags::CTRUNC) && fds.len() < FDS_MAX {
         return Err(fault("recvmsg")(Errno::MFILE));
     }
-    if !what.contains(&byte[0]) {
+    if byte[0] != what {
         return Err(Closed::broken("shared memory", "none was handed over"));
     }
-    Ok(Some((byte[0], fds)))
+    Ok(Some(fds))
 }

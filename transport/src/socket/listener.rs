@@ -1,6 +1,6 @@
 //! A server's end: accepting, and the handshakes of peers that are not known yet.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use crate::pending::{Pending, Progress};
 use crate::places::Places;
 use crate::resolve::Resolver;
 use crate::rights::Namespaces;
-use crate::shown::{FILES_MAX, REGIONS_MAX};
+use crate::shown::REGIONS_MAX;
 
 /// Most connections accepted in one poll.
 const ACCEPTS_MAX: usize = 64;
@@ -104,7 +104,6 @@ pub struct Listener {
     limits: Limits,
     shows: Vec<Arc<Region>>,
     catalog: Option<Arc<Region>>,
-    lends: Vec<Arc<OwnedFd>>,
     /// Nothing is accepted until then.
     paused_until: Option<Mono>,
 }
@@ -168,7 +167,6 @@ impl Listener {
             limits,
             shows: Vec::new(),
             catalog: None,
-            lends: Vec::new(),
             paused_until: None,
         })
     }
@@ -184,14 +182,6 @@ impl Listener {
     pub fn telling(self, catalog: Option<Arc<Region>>) -> Listener {
         let room = (1..REGIONS_MAX).contains(&self.shows.len());
         Listener { catalog: catalog.filter(|_| room), ..self }
-    }
-
-    /// Hand clients of this host `files` over, opened to be read and not to be written, so that they read hits from there themselves
-    /// ([`FILES_MAX`](crate::shown::FILES_MAX) at most, or none): to those who may read every namespace, since they can read all of them.
-    pub fn lending(self, files: Vec<Arc<OwnedFd>>) -> Listener {
-        let fits = files.len() <= FILES_MAX && self.shows_all();
-        let lends = if fits { files } else { Vec::new() };
-        Listener { lends, ..self }
     }
 
     fn shows_all(&self) -> bool {
@@ -311,7 +301,7 @@ impl Listener {
 
     fn pending(&self, socket: Socket, peer: String) -> SocketPending {
         let shows = self.shows.iter().chain(&self.catalog).cloned().collect();
-        let socket = socket.showing(shows).lending(self.lends.clone());
+        let socket = socket.showing(shows);
         // Nobody's word is taken who may be gone.
         let offer = if socket.sees_peer() { self.offer } else { self.offer.without(Feature::Steady) };
         let offer = if self.catalog.is_some() { offer } else { offer.without(Feature::Catalog) };

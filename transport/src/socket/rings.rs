@@ -23,7 +23,6 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use super::end::wait_for;
 use super::handed;
 use crate::closed::Closed;
-use crate::shown::FILES_MAX;
 use crate::stream::Moved;
 
 /// How long a side polls the rings before it sleeps: longer than a small request takes, and than the other side needs to wake it
@@ -39,8 +38,6 @@ const HANDED: u8 = 1;
 const WAKE: u8 = 2;
 /// What a server's regions are handed over with.
 const SHOWS: u8 = 3;
-/// The same, and files behind them: added to this is how many.
-const LENDS: u8 = 0x40;
 
 /// This side's ends of both rings.
 pub(super) struct Rings {
@@ -56,8 +53,6 @@ pub(super) struct Rings {
     idle_reads: u32,
 }
 
-/// What a server handed over: what it shows, and files.
-pub(super) type Handed = (Vec<Arc<View>>, Vec<Arc<OwnedFd>>);
 /// What a client handed over: the rings, and what it shows.
 pub(super) type Shared = (Rings, Vec<Arc<View>>);
 
@@ -101,7 +96,7 @@ impl Rings {
         regions_max: usize,
         bound: &MapBound,
     ) -> Result<Option<Shared>, Closed> {
-        let Some((_, fds)) = handed::take(socket, HANDED..=HANDED)? else { return Ok(None) };
+        let Some(fds) = handed::take(socket, HANDED)? else { return Ok(None) };
         let mut fds = fds.into_iter();
         let Some(fd) = fds.next().filter(|_| fds.len() <= regions_max) else {
             return Err(Closed::broken("shared memory", "none was handed over"));
@@ -110,28 +105,16 @@ impl Rings {
         Ok(Some((Rings::new(memory, false), views(fds, Some(bound))?)))
     }
 
-    /// Hand a server's regions over, and its files if that is agreed; false if they cannot be handed over yet.
-    pub fn show(
-        socket: &OwnedFd,
-        shows: &[Arc<Region>],
-        files: Option<&[Arc<OwnedFd>]>,
-    ) -> Result<bool, Closed> {
-        let fds = shows.iter().map(|region| region.as_fd());
-        let fds: Vec<BorrowedFd<'_>> =
-            fds.chain(files.unwrap_or_default().iter().map(|file| file.as_fd())).collect();
-        handed::hand(socket, files.map_or(SHOWS, |files| LENDS + files.len() as u8), &fds)
+    /// Hand a server's regions over; false if they cannot be handed over yet.
+    pub fn show(socket: &OwnedFd, shows: &[Arc<Region>]) -> Result<bool, Closed> {
+        let fds: Vec<BorrowedFd<'_>> = shows.iter().map(|region| region.as_fd()).collect();
+        handed::hand(socket, SHOWS, &fds)
     }
 
-    /// Take a server's regions, and its files if that is agreed; `None` if they have not come yet.
-    pub fn take_shown(socket: &OwnedFd, files: bool) -> Result<Option<Handed>, Closed> {
-        let what = if files { LENDS..=LENDS + FILES_MAX as u8 } else { SHOWS..=SHOWS };
-        let Some((what, mut fds)) = handed::take(socket, what)? else { return Ok(None) };
-        let count = usize::from(if files { what - LENDS } else { 0 });
-        let Some(regions) = fds.len().checked_sub(count) else {
-            return Err(Closed::broken("files", "fewer were handed over than was said"));
-        };
-        let files = fds.split_off(regions).into_iter().map(Arc::new).collect();
-        Ok(Some((views(fds.into_iter(), None)?, files)))
+    /// Take a server's regions; `None` if they have not come yet.
+    pub fn take_shown(socket: &OwnedFd) -> Result<Option<Vec<Arc<View>>>, Closed> {
+        let Some(fds) = handed::take(socket, SHOWS)? else { return Ok(None) };
+        views(fds.into_iter(), None).map(Some)
     }
 
     /// Where the client says what is steady, as this side has it.

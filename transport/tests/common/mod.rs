@@ -190,7 +190,6 @@ pub fn pendings(
         .without(Feature::Views)
         .without(Feature::Members)
         .without(Feature::AsksAgain)
-        .without(Feature::Files)
         .without(Feature::Peers)
         .without(Feature::Bases)
         .without(Feature::Holds)

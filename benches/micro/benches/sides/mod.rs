@@ -177,8 +177,6 @@ pub enum Shares {
     Untold,
     /// The same, with a store that takes nobody's word for what is put.
     Checksummed,
-    /// And the files that segments lie in.
-    Files,
 }
 
 impl Shares {
@@ -213,9 +211,6 @@ pub fn attach<'s, 'e>(
     }
     if shares != Shares::Untold {
         listener = listener.telling(store.shared_catalog());
-    }
-    if shares == Shares::Files {
-        listener = listener.lending(store.shared_files());
     }
     let address = listener.address().clone();
     scope.spawn(move || {

@@ -1,13 +1,13 @@
-//! Clients that read hits from SSD themselves, out of the files that the store hands over.
+//! Hits from SSD of clients that are shown the store's memory: read into staging, and copied from there.
 
 use std::os::unix::fs::FileExt;
 
 use super::*;
 
-fn lending(tune: impl FnOnce(&mut Config)) -> Process {
+/// A store process without DRAM.
+fn cold(tune: impl FnOnce(&mut Config)) -> Process {
     Process::tuned(Rights::all(), true, |config| {
         config.dram.bytes = Size::ZERO;
-        config.ssd.shared = true;
         tune(config);
     })
 }
@@ -33,14 +33,10 @@ fn get_at(
     (outcome, pages[before..].to_vec())
 }
 
-fn lent(process: &Process) -> u64 {
-    process.store.stats().lent_bytes
-}
-
 #[test]
-fn hits_from_ssd_are_read_by_who_wants_them() {
-    let process = lending(|_| {});
-    let (client, seen) = process.client(Vec::new());
+fn hits_of_every_length_come_whole() {
+    let process = cold(|_| {});
+    let (client, _) = process.client(Vec::new());
     let mut bytes = 0;
     for (page, len) in (0..).zip(LENGTHS.into_iter().chain([5_000_000])) {
         put_on_ssd(&client, page, &content(page, len));
@@ -50,18 +46,16 @@ fn hits_from_ssd_are_read_by_who_wants_them() {
             "len={len}"
         );
         bytes += len as u64;
-        assert_eq!(lent(&process), bytes, "len={len}");
     }
-    assert_eq!(seen.lent.load(Ordering::Relaxed), 7);
     let stats = process.store.stats();
-    assert_eq!((stats.hits_ssd, stats.bytes_ssd, stats.staged_bytes, stats.misses.len()), (7, bytes, 0, 0));
+    assert_eq!((stats.bytes_ssd, stats.misses.len()), (bytes, 0));
 }
 
 #[test]
 fn many_at_once_come_whole_and_in_their_places() {
     const LEN: usize = 100_001;
-    let process = lending(|_| {});
-    let (client, seen) = process.client(Vec::new());
+    let process = cold(|_| {});
+    let (client, _) = process.client(Vec::new());
     let pages: Vec<u64> = (0..300).collect();
     pages.iter().for_each(|page| assert!(put(&client, &[*page], &[&content(*page, LEN)])[0].is_ok()));
     client.flush(Options::default()).expect("flushed");
@@ -76,39 +70,32 @@ fn many_at_once_come_whole_and_in_their_places() {
     let got = client.get_batch(&mut gets, Options::default());
     assert!(got.iter().all(|got| *got == hit(Tier::Ssd, LEN)), "{got:?}");
     pages.iter().rev().zip(&buffers).for_each(|(page, got)| assert!(got[..] == content(*page, LEN)));
-    assert_eq!((seen.lent.load(Ordering::Relaxed), lent(&process)), (300, 300 * LEN as u64));
 }
 
-/// What the kernel could not read straight into, or what is not whole blocks, the store reads.
 #[test]
-fn what_cannot_be_read_straight_into_its_place_is_sent() {
+fn ranges_and_unaligned_destinations_come_at_the_first_try() {
     const LEN: usize = 200_000;
-    let process = lending(|_| {});
+    let process = cold(|_| {});
     let (client, seen) = process.client(Vec::new());
     let object = content(1, LEN);
     put_on_ssd(&client, 1, &object);
-    for (range, before, is_lent) in [
-        (0..LEN, 0, true),
-        (0..LEN, 64, false),
-        (0..65_536, 0, true),
-        (32_768..65_536, 0, true),
-        (163_840..LEN, 0, true),
-        (32_768..65_535, 0, false),
-        (1..32_768, 0, false),
-        (4096..65_536, 0, false),
+    for (range, before) in [
+        (0..LEN, 0),
+        (0..LEN, 64),
+        (0..65_536, 0),
+        (32_768..65_536, 0),
+        (163_840..LEN, 0),
+        (32_768..65_535, 0),
+        (1..32_768, 0),
+        (4096..65_536, 0),
     ] {
-        let had = lent(&process);
         seen.take();
         let (outcome, bytes) =
             get_at(&client, 1, Some(range.start as u64..range.end as u64), range.len(), before);
         assert_eq!(outcome, hit(Tier::Ssd, range.len()), "{range:?}");
         assert!(bytes == object[range.clone()], "{range:?}");
-        let expected = if is_lent { range.len() as u64 } else { 0 };
-        assert_eq!(lent(&process) - had, expected, "{range:?} before={before}");
-        // At the first try: what was read from elsewhere is found out, and asked for again.
+        // What was copied from elsewhere would be found out, and asked for again.
         assert_eq!(seen.take(), [1, 0, 0, 0], "{range:?} before={before}");
-        let read = seen.lent.swap(0, Ordering::Relaxed);
-        assert_eq!(read, u64::from(is_lent), "{range:?} before={before}");
     }
     let (outcome, _) = get_at(&client, 1, None, LEN - 1, 0);
     assert_eq!(outcome.expect_err("another length").kind, pagelith::ErrorKind::Invalid);
@@ -117,20 +104,21 @@ fn what_cannot_be_read_straight_into_its_place_is_sent() {
     assert_eq!(get_at(&client, 2, None, LEN, 0).0, Ok(GetOutcome::Miss(pagelith::MissCause::Absent)));
 }
 
-/// Whatever is in the file: a miss, and no byte of anything else.
 #[test]
-fn what_is_damaged_in_the_file_is_a_miss_and_gone() {
+fn object_damaged_in_the_file_is_a_miss_and_gone() {
     const LEN: usize = 100_001;
-    let process = lending(|_| {});
+    let process = cold(|_| {});
     let (client, _) = process.client(Vec::new());
     for (page, at) in (0..).zip([0, 32_767, 32_768, LEN - 1]) {
         let object = content(page, LEN);
         put_on_ssd(&client, page, &object);
-        // It is known by now, so that the store itself looks at nothing.
+        // Its header is known by now.
         assert_eq!(get_at(&client, page, None, LEN, 0), (hit(Tier::Ssd, LEN), object.clone()));
         flip(&process, &object, at);
         let miss = Ok(GetOutcome::Miss(pagelith::MissCause::Damaged));
-        assert_eq!(get_at(&client, page, None, LEN, 0), (miss, vec![0; LEN]), "at={at}");
+        let (outcome, bytes) = get_at(&client, page, None, LEN, 0);
+        assert_eq!(outcome, miss, "at={at}");
+        assert!(bytes.iter().all(|byte| *byte == 0xee), "nothing is delivered at={at}");
         assert_eq!(client.exists_batch(&[key(page)], Options::default()), Ok(vec![false]), "at={at}");
         assert_eq!(process.store.stats().damaged, page + 1, "at={at}");
     }
@@ -151,11 +139,10 @@ fn flip(process: &Process, object: &[u8], at: usize) {
     file.sync_all().expect("on the drive");
 }
 
-/// The store is asked where things lie, over and over, while all of its segments are used again.
 #[test]
-fn what_is_reclaimed_meanwhile_is_a_miss_or_whole() {
+fn object_got_during_reclaim_is_a_miss_or_whole() {
     const LEN: usize = 1 << 20;
-    let process = lending(|config| config.ssd.bytes = Size::mib(64));
+    let process = cold(|config| config.ssd.bytes = Size::mib(64));
     let (client, _) = process.client(Vec::new());
     let stop = AtomicBool::new(false);
     let written = AtomicU64::new(0);
@@ -186,40 +173,5 @@ fn what_is_reclaimed_meanwhile_is_a_miss_or_whole() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    assert!(lent(&process) > 0 && process.store.stats().segments_reclaimed > 0);
-}
-
-/// A store that keeps what is read in DRAM reads it itself, and so does one that was not told to hand its files over.
-#[test]
-fn files_are_lent_only_where_that_is_wanted_and_of_use() {
-    for (keeps, shared) in [(true, true), (false, false)] {
-        let process = Process::tuned(Rights::all(), true, |config| {
-            config.dram.promote = if keeps { pagelith::config::Promote::Always } else { config.dram.promote };
-            config.ssd.shared = shared;
-        });
-        let (client, seen) = process.client(Vec::new());
-        let pages: Vec<u64> = (0..24).collect();
-        pages.iter().for_each(|page| put_on_ssd(&client, *page, &content(*page, 1 << 20)));
-        for page in pages {
-            let (outcome, bytes) = get_at(&client, page, None, 1 << 20, 0);
-            assert!(outcome.is_ok_and(|got| got.is_hit()) && bytes == content(page, 1 << 20), "page={page}");
-        }
-        assert_eq!((lent(&process), seen.lent.load(Ordering::Relaxed)), (0, 0), "keeps={keeps}");
-        assert!(process.store.stats().hits_ssd > 0);
-    }
-}
-
-/// Who may not read everything is handed no file.
-#[test]
-fn who_has_rights_in_some_namespaces_is_lent_nothing() {
-    let some = Rights::of(Namespaces::These([NamespaceId([5; 16])].into()));
-    let process = Process::tuned(some, true, |config| {
-        config.dram.bytes = Size::ZERO;
-        config.ssd.shared = true;
-    });
-    let (client, seen) = process.client(Vec::new());
-    put_on_ssd(&client, 1, &content(1, 100_000));
-    let got = get_at(&client, 1, None, 100_000, 0);
-    assert_eq!(got, (hit(Tier::Ssd, 100_000), content(1, 100_000)));
-    assert_eq!((lent(&process), seen.lent.load(Ordering::Relaxed)), (0, 0));
+    assert!(process.store.stats().segments_reclaimed > 0);
 }
