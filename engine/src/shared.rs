@@ -30,7 +30,7 @@ use crate::serve::served::Served;
 use crate::slow::SlowReads;
 use crate::tally::Tallies;
 
-/// The fingerprint of every key under `index.constant_fingerprint`.
+/// The fingerprint of every key where all have the same, which tests alone set.
 pub(crate) const CONSTANT: u128 = 1;
 
 /// Nobody read yet.

@@ -258,7 +258,6 @@ fn every_setting_of_a_file_arrives() {
         max = 77
         [index]
         max_objects = 1000
-        constant_fingerprint = true
         [read]
         depth = 1024
         [memory]
@@ -291,7 +290,7 @@ fn every_setting_of_a_file_arrives() {
     assert_eq!((valid.staging_bytes(), valid.staging_budget()), (8 << 20, 4 << 20));
     assert_eq!(valid.staging_chunk_bytes(), 96 << 10);
     assert_eq!((valid.group_deadline(), valid.events_max()), (Duration::from_millis(5), 77));
-    assert_eq!((valid.max_objects(), valid.constant_fingerprint()), (1000, true));
+    assert_eq!(valid.max_objects(), 1000);
     assert_eq!((valid.read_depth(), valid.memory_reserve(), valid.batch_summary()), (1024, 0, true));
     // No setting is left at its default, so none of the lines above could pass by accident.
     for field in fields() {
@@ -321,7 +320,7 @@ fn defaults_open_and_print_and_read_back() {
     assert_eq!(Config::from_json_str(&config.to_json_string()), Ok(config.clone()));
     assert_eq!(Config::from_toml_str(""), Ok(config.clone()));
     assert_eq!(Config::from_json_str("{\"dram\": {}}"), Ok(config));
-    assert_eq!(fields().len(), 37);
+    assert_eq!(fields().len(), 36);
 }
 
 /// As many as the arena is worth, or as is said, rounded down; one where the order cannot be divided.
@@ -334,7 +333,7 @@ fn lanes_are_a_power_of_two_and_one_where_the_order_is_one() {
     assert_eq!((lanes(""), lanes("dram.bytes = '8MiB'"), lanes("dram.bytes = '100GiB'")), (4, 1, 64));
     assert_eq!((lanes("dram.lanes = 6"), lanes("dram.lanes = 128"), lanes("dram.lanes = 1")), (4, 128, 1));
     assert_eq!((lanes("dram.policy = 'fifo'"), lanes("dram.policy = 's3fifo'\ndram.lanes = 8")), (4, 1));
-    assert_eq!((lanes("index.constant_fingerprint = true"), lanes("dram.shared = true")), (1, 1));
+    assert_eq!(lanes("dram.shared = true"), 1);
 }
 
 /// (ssd.bytes, dram.bytes) -> (segment, arena, max_objects)

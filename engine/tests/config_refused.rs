@@ -107,8 +107,6 @@ const TOML_ROWS: &[(&str, &str, &str)] = &[
     ("index.max_objects = 0", "index.max_objects", "must be an integer between 1 and 4294967296, got=0"),
     ("index.max_objects = 4294967297", "index.max_objects", "must be an integer between 1 and 4294967296, got=4294967297"),
     ("index.max_objects = \"1M\"", "index.max_objects", "must be an integer between 1 and 4294967296, got=\"1M\" type=string"),
-    ("index.constant_fingerprint = \"false\"", "index.constant_fingerprint", "must be true or false, got=\"false\" type=string"),
-    ("index.constant_fingerprint = 0", "index.constant_fingerprint", "must be true or false, got=0 type=integer"),
     ("read.depth = 0", "read.depth", "must be an integer between 1 and 1024, got=0"),
     ("read.depth = 1025", "read.depth", "must be an integer between 1 and 1024, got=1025"),
     ("memory.reserve = \"-1GiB\"", "memory.reserve", "must be a size between 0B and 64TiB: no decimal number before the unit, got=\"-1GiB\" type=string"),

@@ -54,7 +54,7 @@ const _: () = assert!(DRAM_MAX.bytes() <= ARENA_BYTES_MAX);
 // The files beside the segments take one at least.
 const _: () = assert!(SSD_MAX.bytes() / SEGMENT_BYTES_MAX.bytes() <= SEGMENT_MAX as u64 + 1);
 
-static FIELDS: [Field; 37] = [
+static FIELDS: [Field; 36] = [
     row!(deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(close_timeout_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(namespaces_max, Rule::Count { min: 1, max: 65_536 }),
@@ -95,7 +95,6 @@ static FIELDS: [Field; 37] = [
     row!(groups.deadline_ms, Rule::Count { min: 1, max: 3_600_000 }),
     row!(events.max, Rule::Count { min: 0, max: 1 << 20 }),
     row!(index.max_objects, Rule::Count { min: 1, max: 1 << 32 }),
-    row!(index.constant_fingerprint, Rule::Flag),
     row!(read.depth, Rule::Count { min: 1, max: 1024 }),
     row!(memory.reserve, Rule::Size { min: Size::ZERO, max: MEMORY_MAX, grain: Grain::Any }),
     row!(log.batch_summary, Rule::Flag),

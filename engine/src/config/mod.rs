@@ -245,9 +245,6 @@ pub struct IndexConfig {
     /// (`dram.bytes` + `ssd.bytes`) / 16 KiB, within 65 536 to 16 777 216; 1 to 2^32. Raise it for a large
     /// drive full of small objects; lower it to save memory with large ones.
     pub max_objects: Option<u64>,
-    /// Gives every key the same fingerprint, so that only whole keys tell objects apart. Default false. For
-    /// tests of the store: it is very slow.
-    pub constant_fingerprint: bool,
 }
 
 /// Settings of reading.
@@ -287,7 +284,7 @@ impl Default for Config {
             staging: StagingConfig::default(),
             groups: GroupsConfig { deadline_ms: 30_000 },
             events: EventsConfig { max: 0 },
-            index: IndexConfig { max_objects: None, constant_fingerprint: false },
+            index: IndexConfig { max_objects: None },
             read: ReadConfig { depth: 128 },
             memory: MemoryConfig { reserve: Size::mib(256) },
             log: LogConfig { batch_summary: false },

@@ -13,7 +13,7 @@ struct RemovedSetting {
     advice: &'static str,
 }
 
-static REMOVED: [RemovedSetting; 4] = [
+static REMOVED: [RemovedSetting; 5] = [
     RemovedSetting {
         path: "ssd.ring",
         version: "0.1.0",
@@ -33,6 +33,11 @@ static REMOVED: [RemovedSetting; 4] = [
         path: "ssd.shared",
         version: "0.1.0",
         advice: "leave it out, the store reads hits from SSD for its clients",
+    },
+    RemovedSetting {
+        path: "index.constant_fingerprint",
+        version: "0.1.0",
+        advice: "leave it out, it was for tests of the store",
     },
 ];
 

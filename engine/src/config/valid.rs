@@ -42,6 +42,8 @@ pub struct ValidConfig {
     pub(super) staging_budget: u64,
     pub(super) max_objects: u64,
     pub(super) memory: MemoryPlan,
+    #[cfg(feature = "internals")]
+    pub(super) constant_fingerprint: bool,
 }
 
 /// The memory a store allocates, in bytes; printed at open and never exceeded.
@@ -248,9 +250,23 @@ impl ValidConfig {
         self.max_objects
     }
 
-    /// Whether every key gets the same fingerprint (tests).
-    pub fn constant_fingerprint(&self) -> bool {
-        self.config.index.constant_fingerprint
+    /// The same, with one fingerprint for all keys, so that only whole keys tell objects apart. For tests: it is very slow.
+    #[cfg(feature = "internals")]
+    #[must_use]
+    pub fn with_constant_fingerprint(self) -> ValidConfig {
+        ValidConfig { constant_fingerprint: true, ..self }
+    }
+
+    /// Whether every key has the same fingerprint.
+    #[cfg(feature = "internals")]
+    pub(crate) fn constant_fingerprint(&self) -> bool {
+        self.constant_fingerprint
+    }
+
+    /// Whether every key has the same fingerprint: only in tests.
+    #[cfg(not(feature = "internals"))]
+    pub(crate) const fn constant_fingerprint(&self) -> bool {
+        false
     }
 
     /// Reads in flight per session.

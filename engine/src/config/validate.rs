@@ -59,6 +59,8 @@ pub(super) fn resolve(draft: Draft, facts: &Facts) -> Result<ValidConfig, Config
         staging_budget: numbers.staging_budget,
         max_objects: numbers.max_objects,
         memory: numbers.memory,
+        #[cfg(feature = "internals")]
+        constant_fingerprint: false,
     })
 }
 

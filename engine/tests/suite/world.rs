@@ -113,7 +113,6 @@ impl World {
         c.staging.bytes = Size::mib(4);
         c.namespaces_max = 64;
         c.index.max_objects = Some(4096);
-        c.index.constant_fingerprint = self.constant;
         c.memory.reserve = Size::ZERO;
         c
     }
@@ -139,6 +138,7 @@ impl World {
         let mut config = config.clone();
         config.dram.shared = matches!(self.between, Between::Shown | Between::Told);
         let valid = config.validate(&facts).unwrap_or_else(|e| panic!("{e}"));
+        let valid = if self.constant { valid.with_constant_fingerprint() } else { valid };
         let timeout = valid.deadline();
         match (&self.place, self.between) {
             (Place::Sim(sim), between) => {

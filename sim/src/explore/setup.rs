@@ -145,10 +145,10 @@ impl Setup {
         c.staging.bytes = Size::kib(self.staging_kib);
         c.staging.chunk_bytes = Size::kib(64);
         c.index.max_objects = Some(self.objects);
-        c.index.constant_fingerprint = self.constant;
         c.read.depth = self.read_depth;
         let facts = Facts { memory_bytes: 1 << 40, memory_source: "simulated".into() };
-        c.validate(&facts).expect("a valid configuration")
+        let valid = c.validate(&facts).expect("a valid configuration");
+        if self.constant { valid.with_constant_fingerprint() } else { valid }
     }
 
     /// The deadline of calls that bring none.

@@ -35,9 +35,9 @@ pub fn config(shape: Shape) -> ValidConfig {
     c.staging.bytes = Size::mib(1);
     c.staging.chunk_bytes = Size::kib(64);
     c.index.max_objects = Some(512);
-    c.index.constant_fingerprint = shape.constant;
     let facts = Facts { memory_bytes: 1 << 40, memory_source: "test".into() };
-    c.validate(&facts).expect("a valid configuration")
+    let valid = c.validate(&facts).expect("a valid configuration");
+    if shape.constant { valid.with_constant_fingerprint() } else { valid }
 }
 
 /// The namespace of a page.
