@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use pagelith_io::fault::IoFault;
 use pagelith_layouts::checkpoint::{CheckpointEntry, SegmentMark};
 use pagelith_layouts::ids::{SegmentId, SegmentOrder};
-use pagelith_layouts::mutant::{self, Mutant};
+use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::ssd::checkpoint::CheckpointWriter;
 
 use crate::flusher::{Flusher, Purpose};

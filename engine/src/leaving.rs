@@ -1,7 +1,7 @@
 //! Frames leave DRAM: what the index and the policy know of one, and then its memory.
 
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::mutant::{self, Mutant};
+use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::policy::FrameId;
 
 use crate::core::Core;

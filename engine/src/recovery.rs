@@ -9,8 +9,8 @@ use pagelith_layouts::checkpoint::{CheckpointEntry, CheckpointFacts};
 use pagelith_layouts::checksum::{FINGERPRINT_KEY_BYTES, fingerprint};
 use pagelith_layouts::footer::FooterEntry;
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId};
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{GroupKind, RecordKind};
+use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::ssd::recover::Sink;
 
 use crate::core::Core;

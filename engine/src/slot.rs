@@ -7,9 +7,9 @@ use pagelith_io::fused::{Copier, Piece, Stores};
 use pagelith_layouts::align::is_aligned;
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, Checksums};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{GroupKind, Record, RecordFacts};
 use pagelith_layouts::segment::SegmentIdentity;
+use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::ssd::read::{Expected, Verdict, Verifier, judge};
 
 use crate::batch::{Destination, Get, Parts};

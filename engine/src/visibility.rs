@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use pagelith_layouts::ids::{Generation, NamespaceId, SegmentId};
-use pagelith_layouts::mutant::{self, Mutant};
+use pagelith_mutants::{self as mutant, Mutant};
 
 use crate::index::{Entry, SsdPlace};
 

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use crate::disk::{Completion, FileId, Op};
 use crate::fault::{FaultKind, FaultOp, IoFault};
 use crate::files::DataFile;
-use pagelith_layouts::mutant::{self, Mutant};
+use pagelith_mutants::{self as mutant, Mutant};
 
 /// Most parts of one operation: the kernel's UIO_MAXIOV (include/uapi/linux/uio.h).
 pub(crate) const PARTS_MAX: usize = 1024;

@@ -9,6 +9,7 @@
 
 use std::ops::Range;
 
+use pagelith_mutants::{self as mutant, Mutant};
 use smallvec::SmallVec;
 use twox_hash::XxHash3_128;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128_with_secret};
@@ -16,7 +17,6 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128_with_secret};
 use crate::align::ALIGN;
 use crate::ids::Generation;
 use crate::key::ObjectKey;
-use crate::mutant::{self, Mutant};
 
 /// A checksum as it lies on disk: XXH3-128, little-endian.
 pub type Checksum = [u8; 16];

@@ -20,7 +20,6 @@ pub mod geometry;
 pub mod ids;
 pub mod key;
 pub mod manifest;
-pub mod mutant;
 pub mod names;
 pub mod namespace;
 pub mod record;

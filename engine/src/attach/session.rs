@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
-use pagelith_layouts::mutant::{self, Mutant};
+use pagelith_mutants::{self as mutant, Mutant};
 
 use super::batch::{Gets, Puts};
 use super::{Attached, STEP, STORE};

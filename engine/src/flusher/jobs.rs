@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use pagelith_layouts::ids::{Generation, GroupId, Sequence};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{GroupKind, RecordKind};
+use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::ssd::append::{Unit, UnitMember};
 use pagelith_tiers::ssd::segments::SegmentState;
 

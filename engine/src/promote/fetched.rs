@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use pagelith_io::fused::{Copier, Stores};
 use pagelith_layouts::ids::{NamespaceId, PrefixHash};
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::mutant::{self, Mutant};
+use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::policy::Recency;
 use smallvec::SmallVec;
 

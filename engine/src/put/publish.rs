@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::GroupKind;
+use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::policy::{FrameId, Recency};
 use smallvec::SmallVec;
 

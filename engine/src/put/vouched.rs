@@ -9,7 +9,7 @@ use std::sync::Arc;
 use pagelith_io::fused::Copier;
 use pagelith_io::shm::Claim;
 use pagelith_layouts::checksum::Checksums;
-use pagelith_layouts::mutant::{self, Mutant};
+use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::dram::arena::ArenaMemory;
 use pagelith_transport::shown::Shown;
 

@@ -3,9 +3,9 @@
 use pagelith_io::buffer::Part;
 use pagelith_io::disk::{Completion, Op};
 use pagelith_layouts::checksum::Checksums;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{Record, RecordKind};
 use pagelith_layouts::segment::SegmentIdentity;
+use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_tiers::policy::FrameId;
 use pagelith_tiers::ssd::append::{RecordPlace, Unit, UnitMember};
 use pagelith_tiers::ssd::read::Verifier;

@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use pagelith_io::clock::Mono;
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::wire::List;
 use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::request::{Ask, Terms};
+use pagelith_mutants::{self as mutant, Mutant};
 
 use super::desk::Desk;
 use super::lines::Standing;

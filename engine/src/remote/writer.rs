@@ -7,10 +7,10 @@ use pagelith_io::clock::Mono;
 use pagelith_io::runtime::{Step, Task};
 use pagelith_layouts::checksum::BLOCK_BYTES;
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::wire::greeting::Feature;
 use pagelith_layouts::wire::put::PutDraft;
 use pagelith_layouts::wire::request::Terms;
+use pagelith_mutants::{self as mutant, Mutant};
 use rustc_hash::FxHashMap;
 
 use super::Reply;

@@ -1,8 +1,8 @@
 //! What the flusher answers: flush, remove, clear.
 
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::wire::request::{Ask, Verb};
+use pagelith_mutants::{self as mutant, Mutant};
 
 use super::Manner;
 use super::answer::Answered;

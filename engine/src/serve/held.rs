@@ -7,9 +7,9 @@ use std::time::Duration;
 use pagelith_io::sync::Arc;
 use pagelith_layouts::checksum::key_hash;
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::wire::outcome::{Lies, ViewItem, digest};
 use pagelith_layouts::wire::request::{Ask, Verb};
+use pagelith_mutants::{self as mutant, Mutant};
 use pagelith_transport::link::Link;
 use rustc_hash::FxHashMap;
 

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use pagelith_io::clock::Mono;
 use pagelith_io::sync::Arc;
 use pagelith_layouts::ids::OpId;
-use pagelith_layouts::mutant::{self, Mutant};
+use pagelith_mutants::{self as mutant, Mutant};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::removals::{Removals, Removing};

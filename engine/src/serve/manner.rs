@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pagelith_io::clock::Mono;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::wire::request::Terms;
+use pagelith_mutants::{self as mutant, Mutant};
 
 use super::Server;
 use crate::batch::Options;

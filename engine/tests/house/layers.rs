@@ -5,17 +5,27 @@ use std::collections::BTreeMap;
 use super::source::{CRATES, exists, files, text, words};
 
 /// Package, its directory, and the packages of the workspace that it may depend on.
-const ARROWS: [(&str, &str, &[&str]); 11] = [
-    ("pagelith-layouts", "layouts", &[]),
-    ("pagelith-io", "io", &["pagelith-layouts"]),
-    ("pagelith-tiers", "tiers", &["pagelith-layouts", "pagelith-io"]),
+const ARROWS: [(&str, &str, &[&str]); 12] = [
+    // Planted bugs: none in what ships.
+    ("pagelith-mutants", "sim/mutants", &[]),
+    ("pagelith-layouts", "layouts", &["pagelith-mutants"]),
+    ("pagelith-io", "io", &["pagelith-mutants", "pagelith-layouts"]),
+    ("pagelith-tiers", "tiers", &["pagelith-mutants", "pagelith-layouts", "pagelith-io"]),
     ("pagelith-transport", "transport", &["pagelith-layouts", "pagelith-io"]),
-    ("pagelith", "engine", &["pagelith-layouts", "pagelith-io", "pagelith-tiers", "pagelith-transport"]),
+    (
+        "pagelith",
+        "engine",
+        &["pagelith-mutants", "pagelith-layouts", "pagelith-io", "pagelith-tiers", "pagelith-transport"],
+    ),
     ("pagelith-cli", "cli", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
     ("pagelith-python", "python", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
     // Sides of io's and transport's seams, and the explorer that drives a store over them; nothing that ships
     // depends on it.
-    ("pagelith-sim", "sim", &["pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"]),
+    (
+        "pagelith-sim",
+        "sim",
+        &["pagelith-mutants", "pagelith-layouts", "pagelith-io", "pagelith-transport", "pagelith"],
+    ),
     // The store over the real kernel, from outside like any program; nothing may name it.
     ("pagelith-kernel-lanes", "sim/kernel", &["pagelith"]),
     // The wheel, the same.
@@ -74,6 +84,28 @@ fn manifests() -> BTreeMap<String, String> {
         found.insert(path.trim_end_matches("/Cargo.toml").to_owned(), text);
     }
     found
+}
+
+/// Directories of manifests, but for that of the planted bugs themselves, that name the feature which builds those in.
+fn planting(manifests: &BTreeMap<String, String>) -> Vec<&String> {
+    let names = |line: &str| !line.trim_start().starts_with('#') && line.contains("planted");
+    let plants = |dir: &str, manifest: &str| dir != "sim/mutants" && manifest.lines().any(names);
+    manifests.iter().filter(|(dir, manifest)| plants(dir, manifest)).map(|(dir, _)| dir).collect()
+}
+
+/// `sim/mutants.sh` says so on its command line.
+#[test]
+fn no_manifest_builds_planted_bugs_in() {
+    let mut manifests = manifests();
+    manifests.insert(".".to_owned(), text("Cargo.toml"));
+    assert_eq!(planting(&manifests), Vec::<&String>::new());
+    for planted in [
+        "[dependencies]\npagelith-mutants = { workspace = true, features = [\"planted\"] }",
+        "[features]\ndefault = [\"pagelith-mutants/planted\"]",
+    ] {
+        let manifests = BTreeMap::from([("engine".to_owned(), planted.to_owned())]);
+        assert_eq!(planting(&manifests), ["engine"], "{planted}");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use crate::buffer::Part;
 use crate::disk::Op;
 use crate::files::KnownFile;
-use pagelith_layouts::mutant::{self, Mutant};
+use pagelith_mutants::{self as mutant, Mutant};
 
 /// A write of twice as many bytes or more is made in entries of so many, the last with what is left over, each begun by itself: a
 /// disk takes several of them at a time, and a longer one as one (docs/decisions/0031).

@@ -1,5 +1,7 @@
 //! Reading a manifest: which of two copies to believe, block by block, and what to refuse.
 
+use pagelith_mutants::{self as mutant, Mutant};
+
 use super::{
     BlockHead, FACTS, KIND_NAMESPACES, KIND_SEGMENTS, KIND_SUPER, MAGIC, Manifest, NamespaceFact,
     SegmentFact, Superblock, WHAT,
@@ -9,7 +11,6 @@ use crate::checksum::{block_bytes_ok, checksum_around};
 use crate::error::FormatError;
 use crate::format::{VERSION, counter_ok, read};
 use crate::ids::{NamespaceId, StoreId};
-use crate::mutant::{self, Mutant};
 use crate::segment::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 
 /// A block that could not be read in one copy or both.

@@ -57,7 +57,7 @@ enum Command {
     Replay(replay::ReplayArgs),
     /// Run seeds until something is wrong.
     Hunt(mutants::HuntArgs),
-    /// Plant each bug in turn and see it caught; only in a build with `--cfg pagelith_mutants`.
+    /// Plant each bug in turn and see it caught; only in a build that has them, which `sim/mutants.sh` makes.
     Mutants(mutants::MutantsArgs),
     /// Write `docs/faults.md` from the results that are kept.
     Report(report::ReportArgs),

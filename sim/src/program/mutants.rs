@@ -14,13 +14,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use pagelith_layouts::mutant::Mutant;
+use pagelith_mutants::Mutant;
 use serde::{Deserialize, Serialize};
 
 use crate::explore::{FaultChoice, FindingKind, Plan, explore};
 use crate::links::Shape;
 
-/// What names the mutant of a process; see `layouts::mutant`.
+/// What names the mutant of a process; see `pagelith_mutants`.
 const CHOICE: &str = "TEST_PAGELITH_MUTANT";
 /// Seeds of stores over links; they are shorter than the explorer's.
 const LINK_SEEDS: u64 = 1000;
@@ -71,7 +71,7 @@ pub fn hunt(args: &HuntArgs) -> ExitCode {
 
 #[derive(Args)]
 pub struct MutantsArgs {
-    /// Only these, by the names of `layouts::mutant`.
+    /// Only these, by the names of `pagelith_mutants`.
     #[arg(long)]
     only: Vec<String>,
     /// Processes at a time.
@@ -249,7 +249,7 @@ fn is_right(args: &MutantsArgs, mutant: Option<Mutant>, skipped: &AtomicUsize) -
 
 /// Plant each bug and see it caught; fails if one is missed, or if something is found without any.
 pub fn mutants(args: &MutantsArgs) -> ExitCode {
-    if !cfg!(pagelith_mutants) {
+    if !pagelith_mutants::ARE_BUILT {
         eprintln!("error: this build has no planted bugs; sim/mutants.sh makes and runs one that has");
         return ExitCode::from(2);
     }

@@ -277,7 +277,7 @@ fn kernel(out: &mut String, lanes: &[Lane]) {
 }
 
 fn planted(out: &mut String, mutants: &[Outcome]) {
-    *out += "\n## Planted bugs\n\n`sim/mutants.sh`: one build, one bug a process (`layouts::mutant` says what each breaks).\n\n";
+    *out += "\n## Planted bugs\n\n`sim/mutants.sh`: one build, one bug a process (`sim/mutants/src/lib.rs` says what each breaks).\n\n";
     *out += "| planted | caught | seconds | by | what was seen |\n| --- | --- | ---: | --- | --- |\n";
     for m in mutants {
         let said = serde_json::from_str::<Caught>(&m.how);

@@ -10,8 +10,8 @@ use super::append::{Head, RecordPlace};
 use super::log::{Event, Log, Pending, SPARE_BUFFERS, Sealing, Stage};
 use super::manifest_writer::Change;
 use pagelith_layouts::ids::SegmentId;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::segment::SegmentIdentity;
+use pagelith_mutants::{self as mutant, Mutant};
 
 impl Log {
     /// Submit what may be submitted, take what finished, and report what happened: of record writes one, so that its

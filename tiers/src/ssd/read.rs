@@ -5,9 +5,9 @@ use pagelith_layouts::checksum::{Checksum, StreamChecksum, checksum};
 use pagelith_layouts::error::FormatError;
 use pagelith_layouts::ids::Generation;
 use pagelith_layouts::key::ObjectKey;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::{Member, Record, RecordKind};
 use pagelith_layouts::segment::SegmentIdentity;
+use pagelith_mutants::{self as mutant, Mutant};
 
 /// What the index promised about an object on SSD, beside its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,10 +11,10 @@ use pagelith_layouts::error::FormatError;
 use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
 use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder, Sequence};
 use pagelith_layouts::manifest::Manifest;
-use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_layouts::record::Record;
 use pagelith_layouts::scan;
 use pagelith_layouts::segment::{self, SegmentIdentity};
+use pagelith_mutants::{self as mutant, Mutant};
 
 use super::scanned::Scanned;
 use super::segments::{Segment, SegmentState, SegmentTable};

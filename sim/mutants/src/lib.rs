@@ -1,7 +1,6 @@
-//! Planted bugs. Each takes out one of the things that keep bytes right, so that the checkers can be seen to
-//! notice: a checker that has never caught one is a decoration (FAULTS, section 3).
+//! Planted bugs. Each takes out one of the things that keep bytes right, so that the checkers can be seen to notice it.
 //!
-//! They exist only in a build with `--cfg pagelith_mutants`, all of them in that one build; `TEST_PAGELITH_MUTANT` names
+//! They exist only in a build with the feature `planted`, all of them in that one build; `TEST_PAGELITH_MUTANT` names
 //! the one that is on in a process. In every other build [`on`] is `false` at compile time, and nothing is left
 //! of any of them.
 
@@ -147,8 +146,11 @@ impl Mutant {
     }
 }
 
+/// Whether this build has planted bugs.
+pub const ARE_BUILT: bool = cfg!(feature = "planted");
+
 /// Whether a mutant is planted in this process.
-#[cfg(not(pagelith_mutants))]
+#[cfg(not(feature = "planted"))]
 #[inline(always)]
 pub const fn on(_: Mutant) -> bool {
     false
@@ -158,7 +160,7 @@ pub const fn on(_: Mutant) -> bool {
 ///
 /// # Panics
 /// If `TEST_PAGELITH_MUTANT` names none: a run that plants nothing would prove nothing.
-#[cfg(pagelith_mutants)]
+#[cfg(feature = "planted")]
 #[allow(clippy::disallowed_methods, reason = "never in what ships")]
 pub fn on(mutant: Mutant) -> bool {
     static PLANTED: std::sync::OnceLock<Option<Mutant>> = std::sync::OnceLock::new();
