@@ -1,4 +1,4 @@
-//! Time as the store sees it: monotonic, injected, never the wall.
+//! Time for the store: monotonic, injected, never wall-clock time.
 
 use std::time::Duration;
 

@@ -67,7 +67,7 @@ impl RealDisk {
     ) -> RealDisk {
         let made = Mutex::default();
         let (files, registered) = (Arc::default(), Arc::default());
-        forked::note(&files);
+        forked::track(&files);
         // The process may change its directory while files are open.
         let dirs = dirs.iter().map(|d| std::path::absolute(d).unwrap_or_else(|_| d.clone())).collect();
         let (lacked_ring, stop, copies) = (AtomicBool::new(false), Arc::default(), Once::new());

@@ -1,8 +1,9 @@
-//! Staging memory: one mapped region, handed out in page runs to transfers that cannot go straight into the
-//! caller's memory.
+//! Staging memory: one mapped region, handed out in page runs for transfers that cannot use the
+//! caller's memory directly.
 //!
-//! Invariant: a byte of the region belongs to at most one part at a time. The run allocator says which, and a
-//! part gives its run back only when it is dropped, which is after every operation that held it.
+//! Invariant: a byte of the region belongs to at most one part at a time. The run allocator records
+//! the owner, and a part returns its run only when it is dropped, which is after every operation
+//! that held it.
 
 use std::fmt;
 use std::io;
@@ -34,10 +35,11 @@ enum Memory {
     Shared(#[expect(dead_code, reason = "held for its drop")] Arc<shm::Region>),
 }
 
-// SAFETY: `base` points into the mapping that `_memory` owns, which may be used from any thread; bytes are only
-// reached through parts, whose runs are disjoint, and the rest is behind a Mutex or Sync by itself.
+// SAFETY: `base` points into the mapping that `_memory` owns, which any thread may use. Bytes are
+// accessed only through parts, whose runs are disjoint; the other fields are a Mutex or Sync by
+// themselves.
 unsafe impl Send for Region {}
-// SAFETY: as for Send: a shared Region gives access to no byte but through disjoint parts.
+// SAFETY: as for Send: a shared Region gives access to bytes only through disjoint parts.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -46,7 +48,7 @@ impl Region {
     }
 }
 
-/// A run on loan; held by its part.
+/// An allocated run; held by its part.
 struct Loan {
     region: Arc<Region>,
     start: u32,
@@ -69,24 +71,26 @@ fn pages_of(bytes: usize) -> io::Result<u32> {
 }
 
 impl StagingPool {
-    /// A pool of `bytes` bytes, mapped and zeroed now (pages become resident as they are used). Fails with
-    /// kind `InvalidInput` unless `bytes` is a positive multiple of 4096 below 16 TiB, and if the system has no
-    /// memory.
+    /// A pool of `bytes` bytes, mapped and zeroed now (pages become resident as they are used).
+    /// Fails with kind `InvalidInput` unless `bytes` is a positive multiple of 4096 below 16 TiB,
+    /// and if the system has no memory.
     pub fn new(bytes: usize) -> io::Result<StagingPool> {
         let pages = pages_of(bytes)?;
-        // A mapping of its own: what is kept of buffers that were dropped would have to be cleared, all of it.
+        // A new mapping: one from the buffer cache would have to be cleared as a whole.
         let mut buf = AlignedBuf::many(1, bytes)?.pop().ok_or(io::ErrorKind::OutOfMemory)?;
         buf.keep_from_children();
         let base = NonNull::from(&mut buf[..]).cast();
         Ok(StagingPool::of(base, bytes, pages, Memory::Own(buf)))
     }
 
-    /// The same, of memory that other processes can be shown; the memory as what they are shown.
+    /// As [`StagingPool::new`], in a region that can be shared with other processes. Returns the
+    /// region too.
     pub fn shared(bytes: usize) -> io::Result<(StagingPool, Arc<shm::Region>)> {
         let pages = pages_of(bytes)?;
         let memory = Arc::new(shm::Region::new(bytes)?);
         memory.keep_from_children();
-        // Nothing in this process but the pool's parts reads or writes it: a region is only places and lengths to others.
+        // In this process only the pool's parts read or write the region; its other users handle
+        // offsets and lengths only.
         let base = NonNull::new(memory.base()).ok_or(io::ErrorKind::OutOfMemory)?;
         let pool = StagingPool::of(base, bytes, pages, Memory::Shared(memory.clone()));
         Ok((pool, memory))
@@ -98,17 +102,18 @@ impl StagingPool {
         StagingPool { region: Arc::new(region) }
     }
 
-    /// Exclusive memory of `len` bytes rounded up to 4096, page-aligned; `None` if no run that long is free now,
-    /// or for 0. It holds zeros or what its last user left. Dropping the part gives the memory back and raises
-    /// [`StagingPool::released`].
+    /// Exclusive memory of `len` bytes rounded up to 4096, page-aligned; `None` if no run that long
+    /// is free now, or for 0. It holds zeros or the bytes of its last user. Dropping the part frees
+    /// the memory and raises [`StagingPool::released`].
     pub fn try_part(&self, len: usize) -> Option<Part> {
         let pages = u32::try_from(len.div_ceil(PAGE)).ok()?;
         let start = self.region.runs().alloc(pages)?;
         let loan = Loan { region: Arc::clone(&self.region), start, pages };
-        // SAFETY: the run lies inside the mapping, because the allocator counts exactly its pages.
+        // SAFETY: the run is inside the mapping, because the allocator counts exactly its pages.
         let ptr = unsafe { self.region.base.add(start as usize * PAGE) };
-        // SAFETY: the mapping is zeroed, so initialised; `loan` keeps the mapping alive and the run taken until
-        // the part is dropped, so no other part of this pool covers these bytes, and nothing else reaches them.
+        // SAFETY: the mapping is zeroed, so initialised. `loan` keeps the mapping alive and the run
+        // allocated until the part is dropped, so no other part of this pool covers these bytes,
+        // and nothing else accesses them.
         Some(unsafe { Part::exclusive(ptr, pages as usize * PAGE, Some(Arc::new(loan))) })
     }
 
@@ -117,7 +122,7 @@ impl StagingPool {
         self.region.bytes
     }
 
-    /// Bytes on loan.
+    /// Allocated bytes.
     pub fn in_use(&self) -> usize {
         self.capacity() - self.region.runs().free_pages() as usize * PAGE
     }
@@ -127,7 +132,7 @@ impl StagingPool {
         self.region.runs().largest_free() as usize * PAGE
     }
 
-    /// Raised each time a part came back.
+    /// Raised each time a part is dropped.
     pub fn released(&self) -> &Signal {
         &self.region.released
     }

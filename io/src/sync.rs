@@ -1,6 +1,7 @@
-//! Locks, waiting and threads: std's, or those of a checker that decides who runs when. Whatever threads of the
-//! store share goes through here, so that loom and shuttle see each step of it; a build without
-//! `--cfg loom`, `--cfg shuttle` or `--cfg pagelith_tsan` has std's types and nothing else.
+//! Locks, condition variables, atomics and threads: those of std, or those of a checker that
+//! schedules threads itself. All state that threads of the store share goes through this module, so
+//! that loom and shuttle see each step. A build without `--cfg loom`, `--cfg shuttle` or `--cfg
+//! pagelith_tsan` has std's types and nothing else.
 
 pub use std::sync::{Arc, LockResult, PoisonError};
 
@@ -37,7 +38,8 @@ pub use {
     },
 };
 
-/// A lock of the process's own, as a `static` is one. Checkers that decide who runs do not see it: theirs are made anew for each run.
+/// A mutex for a `static`. Loom and shuttle do not see it: their mutexes are created anew for each
+/// run.
 #[cfg(pagelith_tsan)]
 pub use ordered::Mutex as StaticMutex;
 #[cfg(not(pagelith_tsan))]
@@ -65,8 +67,8 @@ pub fn at_once<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Wait while `waits` holds, at most `timeout`. Under loom and shuttle time does not pass: what waits for a raise that
-/// was lost is found as a deadlock.
+/// Wait while `waits` is true, at most `timeout`. Under loom and shuttle time does not pass: a
+/// thread that waits for a lost notification is reported as a deadlock.
 pub fn wait_while<'a, T>(
     condvar: &Condvar,
     guard: MutexGuard<'a, T>,
@@ -87,8 +89,8 @@ pub fn wait_while<'a, T>(
     }
 }
 
-/// Where memory is touched that threads hand to one another without a lock: a checker may let another run here, which
-/// it otherwise does at locks alone. Nothing in an ordinary build.
+/// Mark an access to memory that threads pass to one another without a lock. A checker may switch
+/// threads at this point, which otherwise happens at locks only. Does nothing in an ordinary build.
 #[inline]
 pub fn step() {
     #[cfg(all(shuttle, not(loom)))]
@@ -96,7 +98,7 @@ pub fn step() {
     #[cfg(loom)]
     {
         loom::lazy_static! {
-            // One for all: loom takes the order of two accesses for something to be tried out.
+            // One counter for all calls: loom explores the orders of two accesses to one location.
             static ref TOUCHED: loom::sync::atomic::AtomicUsize = loom::sync::atomic::AtomicUsize::new(0);
         }
         TOUCHED.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

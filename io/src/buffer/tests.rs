@@ -29,7 +29,7 @@ fn memory_that_was_used_before_is_zeroed_and_nobody_elses() {
                 buf.fill(0xa5);
             }
             let [a, b] = two.map(|buf| buf.as_ptr() as usize);
-            assert!(a.abs_diff(b) >= len, "one memory for two");
+            assert!(a.abs_diff(b) >= len, "two buffers share memory");
         }
     }
 }
@@ -80,12 +80,15 @@ fn what_is_read_comes_back_when_nobody_reads_it_any_more() {
     let readers = Readers::new(vec![a, b]);
     let (one, mut other) = (readers.parts(), readers.parts());
     assert!(one.iter().chain(&other).all(|part| part.bytes().iter().all(|byte| *byte == 7)));
-    assert!(other[0].bytes_mut().is_none(), "a reader writes");
+    assert!(other[0].bytes_mut().is_none(), "a reader's part can be written");
     drop(other);
     assert!(readers.clone().into_parts().is_none());
     drop(one);
-    let whole =
-        readers.into_parts().expect("nobody reads").into_iter().reduce(|a, b| a.join(b).expect("neighbours"));
+    let whole = readers
+        .into_parts()
+        .expect("no reader is left")
+        .into_iter()
+        .reduce(|a, b| a.join(b).expect("neighbours"));
     assert_eq!(whole.and_then(Part::into_buf).map(|buf| buf.len()), Some(8192));
 }
 
