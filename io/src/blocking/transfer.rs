@@ -1,4 +1,4 @@
-//! One operation as one system call on this thread.
+//! One operation as one system call on the calling thread.
 
 use std::io::{IoSlice, IoSliceMut};
 

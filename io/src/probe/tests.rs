@@ -1,4 +1,4 @@
-use super::place::{ALIGN_MAX, OVERLAYFS, RAMFS, TMPFS, alignment};
+use super::dir::{ALIGN_MAX, OVERLAYFS, RAMFS, TMPFS, alignment};
 use super::*;
 
 const EXT4: u64 = 0xef53;
@@ -72,8 +72,8 @@ fn alignment_follows_file_system_and_statx() {
         (RAMFS, None, "ramfs"),
         (OVERLAYFS, None, "overlayfs"),
     ];
-    for (fs, said, why) in refused {
-        let text = alignment(fs, said).unwrap_err();
+    for (fs, reported, why) in refused {
+        let text = alignment(fs, reported).unwrap_err();
         assert!(text.contains(why), "{text}");
     }
 }

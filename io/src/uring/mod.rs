@@ -42,7 +42,7 @@ use crate::blocking::{Aside, Pool};
 use crate::check::{Align, check, refused, verdict};
 use crate::disk::{Completion, Op, Queue};
 use crate::fault::IoFault;
-use crate::files::{Files, KnownFiles};
+use crate::files::{FileCache, Files};
 use crate::registered::Registered;
 
 /// How long a dropped queue waits for its operations before it leaks them. Longer than the 30 s that the
@@ -68,7 +68,7 @@ pub(crate) struct UringQueue {
     ready: Vec<Completion>,
     /// What helper threads do for it.
     aside: Aside,
-    files: KnownFiles,
+    files: FileCache,
     fixed: Fixed,
     align: Align,
     depth: usize,
@@ -106,7 +106,7 @@ impl UringQueue {
             pending: VecDeque::new(),
             ready: Vec::new(),
             aside: Aside::new(pool),
-            files: KnownFiles::new(files),
+            files: FileCache::new(files),
             fixed: Fixed::new(registered),
             align,
             depth: depth as usize,

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 
 use crate::buffer::Part;
 use crate::disk::Op;
-use crate::files::KnownFile;
+use crate::files::CachedFile;
 use pagelith_layouts::mutant::{self, Mutant};
 
 /// A write of twice as many bytes or more is made in entries of so many, the last with what is left over, each begun by itself: a
@@ -48,7 +48,7 @@ pub(super) struct Held {
     /// The operation with its parts.
     pub(super) op: Op,
     /// Keeps file and lock.
-    pub(super) file: KnownFile,
+    pub(super) file: CachedFile,
     /// The parts as the kernel wants them; on the heap, so its address stays when the slot moves.
     pub(super) vectors: Box<[IoVec]>,
     /// Whether the vectors are cut where entries end, so that there may be more of them than parts.
@@ -63,7 +63,7 @@ pub(super) struct Held {
 
 impl Held {
     /// Hold `op`, with the vectors of its parts.
-    pub(super) fn new(token: u64, op: Op, file: KnownFile) -> Held {
+    pub(super) fn new(token: u64, op: Op, file: CachedFile) -> Held {
         let vectors = match &op {
             Op::Read { parts, .. } | Op::Write { parts, .. } => vectors(parts),
             Op::Sync { .. } => Box::default(),
