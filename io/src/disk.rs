@@ -119,10 +119,9 @@ impl Completion {
     }
 }
 
-/// A queue of operations for one thread at a time; it may move to another thread, also with
-/// operations in flight. Only [`Queue::wait`] blocks. Dropping a queue waits for the operations
-/// still in flight (bounded), and leaks their memory rather than let the kernel write into it after
-/// it was freed.
+/// One thread's way to the disk; it may go from thread to thread, with operations in flight too. Never blocks except in [`Queue::wait`]. Dropping a queue waits for the
+/// operations still in flight (bounded), and leaks their memory rather than let the kernel write into it
+/// after it was freed.
 pub trait Queue: Send {
     /// How many operations may be submitted now.
     fn room(&self) -> usize;

@@ -1,18 +1,14 @@
-//! A table of values that threads pin without a lock, while its owner may retire them.
+//! What threads use without a lock while its owner may want it gone.
 //!
-//! [`Readers`] is one word: the number of readers, and an open bit. Both change by
-//! read-modify-writes of that word, so all changes have one order. A reader that entered before the
-//! close is counted when it is closed; a later one is refused and changes nothing. This needs no
-//! fence.
+//! [`Readers`] is one word: how many are inside, and whether it is open to more. Both are changed by read-modify-writes of
+//! that word, so they happen in one order: who entered before it was closed is counted by whoever closes it, and who comes
+//! later is refused and leaves no trace. No fence is needed for that.
 //!
-//! [`Keeper`] and [`Kept`] are the two sides of a table of values with such words. Invariants:
-//! 1. A place is filled only while it is empty, and opened after that: a reader that enters finds
-//!    the value.
-//! 2. A value is taken out only after its place was closed and its count is 0: no borrow of it
-//!    remains.
-//! 3. Each table has one keeper, which fills, closes and takes by `&mut`. While the keeper does
-//!    nothing, threads may own one place each ([`Own`]). No two of these operations meet at one
-//!    place.
+//! [`Keeper`] and [`Kept`] are the two sides of a table of values behind such words. Invariants:
+//! 1. A place is filled only while it is empty, and opened behind that: who enters finds the value.
+//! 2. A value is taken out only after its place was closed and nobody is inside: nobody's borrow ends with it.
+//! 3. One keeper a table, and it fills, closes and takes by `&mut`; or, while it does nothing, those who have a place each ([`Own`]): none
+//!    of these meets another at one place.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -287,7 +283,7 @@ impl<T> Kept<T> {
         self.table.place(at).into_iter().for_each(prefetch::line_to_write);
     }
 
-    /// Pin the value of a place, if the place is open.
+    /// Enter a place, if it is open.
     #[inline]
     pub fn enter(&self, at: usize) -> Option<Inside<'_, T>> {
         let place = self.table.place(at)?;

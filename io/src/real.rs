@@ -105,7 +105,7 @@ impl RealDisk {
         disk
     }
 
-    /// Add an open file to the table.
+    /// Number an open file.
     fn insert(&self, file: DataFile) -> FileId {
         if cow::copies(&file.fd) {
             self.cow_warning.call_once(|| {

@@ -67,8 +67,8 @@ pub fn at_once<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Wait while `waits` is true, at most `timeout`. Under loom and shuttle time does not pass: a
-/// thread that waits for a lost notification is reported as a deadlock.
+/// Wait while `waits` holds, at most `timeout`. Under loom and shuttle time does not pass: what waits for a raise that
+/// was lost is found as a deadlock.
 pub fn wait_while<'a, T>(
     condvar: &Condvar,
     guard: MutexGuard<'a, T>,

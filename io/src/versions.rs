@@ -1,17 +1,13 @@
-//! Striped sequence locks: a thread reads a table without a lock while another changes it (C.
-//! Lameter, "Effective synchronization on Linux/NUMA systems", 2005). Each stripe of the table has
-//! a version.
+//! Reading a table without a lock while one thread changes it: a sequence lock (C. Lameter, "Effective synchronization on
+//! Linux/NUMA systems", 2005) for each stripe of the table.
 //!
-//! A writer, of which there is one at a time or one for each stripe, *begins* a stripe before its
-//! first change there. It *ends* all stripes that it began when its changes may be seen as a whole.
-//! Each of several writers begins all stripes that it changes before it ends any of them, so that
-//! the changes of writers have one order, and readers see that order too. A reader notes the
-//! version of each stripe before it reads there. If each version is the same afterwards, there was
-//! a moment at which all that it read was current.
+//! The writer, of which there is one at a time or one for each stripe, *begins* a stripe before its first change there and *ends* all it
+//! began when what it does may be seen as a whole. Of several writers each has begun all that it changes before it ends any of it: then
+//! what they do has an order, and readers are in it too. A reader notes the version of each stripe before it reads there, and believes
+//! what it read if every version is the same afterwards: then there was a moment at which all of it was so.
 //!
-//! A reader may read any intermediate state: the data must be atomics, and no value may lead the
-//! reader out of bounds. The orderings are those of H. Boehm, "Can seqlocks get along with
-//! programming language memory models?", MSPC 2012.
+//! What is read meanwhile may be anything that lay there: it has to be of atomics, and must not lead the reader astray.
+//! The orderings are those of H. Boehm, "Can seqlocks get along with programming language memory models?", MSPC 2012.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

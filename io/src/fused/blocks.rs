@@ -1,22 +1,24 @@
-//! Several blocks in one go, out of pieces and into pieces: stores past the cache are waited for once, behind all of them.
+//! Copies of several blocks between lists of pieces. Non-temporal stores are waited for once, after
+//! all blocks.
 
 use pagelith_layouts::checksum::Checksum;
 
 use super::{AHEAD, BlockCopy, Stores, settle};
 use crate::shm::View;
 
-/// Bytes side by side that are copied from.
+/// A source: contiguous bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Piece<'a> {
-    /// Nobody writes them meanwhile.
+    /// Bytes that are not written during the copy.
     Lent(&'a [u8]),
-    /// So many bytes of what another process handed over, from `at` on, which it may write meanwhile: the checksum is of the copy.
+    /// Bytes of memory that another process shares, and may write during the copy: the checksum is
+    /// of the copy.
     Shown {
-        /// What was handed over.
+        /// The view of the memory.
         view: &'a View,
-        /// Where the bytes begin in it.
+        /// The offset of the bytes in the view.
         at: u64,
-        /// How many there are.
+        /// The number of bytes.
         len: usize,
     },
 }
@@ -52,8 +54,8 @@ impl Piece<'_> {
     }
 }
 
-/// Copies one thing after the other. What it stores past the cache is waited for once, when it is dropped: nobody may be told before that what
-/// was copied is there.
+/// Copies one list of blocks after another. Its non-temporal stores are waited for once, when it is
+/// dropped: no other thread may be notified of the copied bytes before.
 pub struct Copier {
     block: BlockCopy,
     /// Where that begins which is copied next.
@@ -67,19 +69,19 @@ impl Drop for Copier {
 }
 
 impl Copier {
-    /// One that stores so.
+    /// A copier with this kind of store.
     pub fn new(stores: Stores) -> Copier {
         Copier { block: BlockCopy::new(0, stores), then: None }
     }
 
-    /// Wait for what it has stored: what is stored from here on comes behind that.
+    /// Wait for its stores: later stores become visible after them.
     pub fn wait(&self) {
         if self.block.stores == Stores::PastCache {
             settle();
         }
     }
 
-    /// How it stores.
+    /// Its kind of store.
     pub fn stores(&self) -> Stores {
         self.block.stores
     }
@@ -136,10 +138,10 @@ impl Copier {
     }
 }
 
-/// Copy once, as [`Copier::copy`].
+/// Copy one list of blocks, as [`Copier::copy`].
 ///
 /// # Panics
-/// As that.
+/// As [`Copier::copy`].
 pub fn copy_blocks<'t, 'f>(
     to: impl IntoIterator<Item = &'t mut [u8]>,
     from: impl IntoIterator<Item = Piece<'f>>,

@@ -13,28 +13,29 @@ fn bytes(len: usize) -> Vec<u8> {
     (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
 }
 
-/// Copies of the same block by every way there is, between these places of larger memory, in pieces that end at `cuts`.
+/// Copies one block with every kind of store, by each method, between these offsets of larger
+/// memory, in pieces that end at `cuts`.
 fn copies_are_right(len: usize, (at, source): (usize, usize), cuts: &[usize]) {
     let from = bytes(source + len);
     let from = &from[source..];
     let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (len + 1)).chain([len]).collect();
     ends.sort_unstable();
-    for way in 0..8 {
-        let (stores, shared) = (WAYS[way % 2], way / 2 % 2 == 1);
+    for case in 0..8 {
+        let (stores, shared) = (WAYS[case % 2], case / 2 % 2 == 1);
         let mut copy = BlockCopy::new(len, stores);
-        if way / 4 == 1 {
-            copy.sum = Sum::Behind(Behind::Nothing);
+        if case / 4 == 1 {
+            copy.sum = Sum::Separate(SeparateHash::Empty);
         }
         let what = format!(
-            "len={len} {stores:?} shared={shared} behind={} at={at} source={source} ends={ends:?}",
-            way / 4
+            "len={len} {stores:?} shared={shared} separate={} at={at} source={source} ends={ends:?}",
+            case / 4
         );
         let mut memory = vec![0xEE; at + len + 70];
         let mut start = 0;
         for end in &ends {
             let to = &mut memory[at + start..at + end];
             match shared {
-                // SAFETY: as many bytes of a borrow.
+                // SAFETY: a borrow of as many bytes.
                 true => unsafe { copy.piece_shared(to, from[start..*end].as_ptr()) },
                 false => copy.piece(to, &from[start..*end]),
             }
@@ -118,16 +119,20 @@ fn pieces_that_end_before_the_blocks_do_are_told() {
 fn a_copier_begins_anew_with_each_copy() {
     for stores in WAYS {
         let mut copier = Copier::new(stores);
-        // Whatever the copy before was like, and also if it ended in the middle of a block.
-        for (len, there) in
+        // The previous copy may have any length, and may have ended in the middle of a block.
+        for (len, available) in
             [(5000, 5000), (100, 100), (5000, 2600), (300, 300), (0, 0), (70, 10), (5000, 5000)]
         {
-            let (mut memory, bytes) = (vec![0; len], bytes(there));
+            let (mut memory, bytes) = (vec![0; len], bytes(available));
             let mut sums = Vec::new();
             let all = copier.copy([&mut memory[..]], [Piece::Lent(&bytes)], [len], |sum| sums.push(sum));
-            assert_eq!(all, len == there, "len={len} there={there}");
-            assert_eq!(sums, if all { vec![checksum(&bytes)] } else { vec![] }, "len={len} there={there}");
-            assert!(memory[..there] == bytes, "len={len} there={there}");
+            assert_eq!(all, len == available, "len={len} available={available}");
+            assert_eq!(
+                sums,
+                if all { vec![checksum(&bytes)] } else { vec![] },
+                "len={len} available={available}"
+            );
+            assert!(memory[..available] == bytes, "len={len} available={available}");
         }
     }
 }
@@ -157,37 +162,38 @@ fn what_came_by_itself_is_hashed_where_it_is() {
     for len in [0, 100, 241, 5000, 32_768] {
         let (mut whole, mut pieces) =
             (BlockCopy::new(len, Stores::PastCache), BlockCopy::new(len, Stores::PastCache));
-        let here = bytes(len);
-        whole.came(&here);
-        let (first, rest) = here.split_at(len / 3);
-        pieces.came(first);
+        let source = bytes(len);
+        whole.hash_in_place(&source);
+        let (first, rest) = source.split_at(len / 3);
+        pieces.hash_in_place(first);
         let mut to = vec![0; rest.len()];
         pieces.piece(&mut to, rest);
-        assert_eq!(whole.finish().to_le_bytes(), checksum(&here), "len={len}");
-        assert_eq!(pieces.finish().to_le_bytes(), checksum(&here), "len={len}");
+        assert_eq!(whole.finish().to_le_bytes(), checksum(&source), "len={len}");
+        assert_eq!(pieces.finish().to_le_bytes(), checksum(&source), "len={len}");
         assert!(to == rest, "len={len}");
     }
 }
 
-/// Tells the other thread to end, also where a check fails.
-struct Ends<'a>(&'a AtomicBool);
+/// Stops the other thread, also when an assertion fails.
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Ends<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
 #[test]
-#[cfg_attr(pagelith_tsan, ignore = "it is a race, on purpose: another process's bytes change under a copy")]
+#[cfg_attr(pagelith_tsan, ignore = "a data race on purpose: another process's bytes change during a copy")]
 fn of_bytes_that_change_meanwhile_the_checksum_is_of_the_copy() {
-    // A page, and a block so short that each of its bytes changes all the time; both end within a stripe, and at the end of one.
+    // A page-sized block, and one so short that each of its bytes changes all the time; each length
+    // ends within a stripe and at the end of one.
     for words in [4096, 40] {
         let shared: Vec<AtomicU64> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let stop = AtomicBool::new(false);
         let (mut turn, mut mixtures, mut before) = (0, 0, Vec::new());
         std::thread::scope(|scope| {
-            let _ends = Ends(&stop);
+            let _stop_on_drop = StopOnDrop(&stop);
             scope.spawn(|| {
                 let mut value = 0u64;
                 while !stop.load(Ordering::Relaxed) {
@@ -199,10 +205,10 @@ fn of_bytes_that_change_meanwhile_the_checksum_is_of_the_copy() {
                 let len = words * 8 - turn % 2 * 37;
                 let mut to = vec![0; len];
                 let mut copy = BlockCopy::new(len, WAYS[turn % 4 / 2]);
-                // SAFETY: so many bytes, which are written by a thread that stands for another process.
+                // SAFETY: `len` bytes, written by a thread that represents another process.
                 unsafe { copy.piece_shared(&mut to, shared.as_ptr().cast()) };
                 assert_eq!(copy.finish().to_le_bytes(), checksum(&to), "words={words} turn={turn}");
-                // What is as it was says nothing: the other thread waits for a core.
+                // Unchanged bytes prove nothing: the other thread is waiting for a CPU.
                 match to == before || to.first() == to.last() {
                     true => std::thread::yield_now(),
                     false => mixtures += 1,

@@ -286,7 +286,7 @@ impl View {
             Look::At(from) => unsafe { block.piece_shared(to, from) },
             Look::By(fd) => {
                 read_out(fd, at, to);
-                block.came(to);
+                block.hash_in_place(to);
             }
         }
     }

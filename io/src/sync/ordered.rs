@@ -75,7 +75,7 @@ impl Condvar {
 
     /// As std's.
     pub fn wait<'a, T>(&self, mut guard: MutexGuard<'a, T>) -> LockResult<MutexGuard<'a, T>> {
-        let inner = guard.inner.take().expect("the guard is not in a wait");
+        let inner = guard.inner.take().expect("a guard that does not wait");
         guard.order.fetch_add(1, Ordering::AcqRel);
         let back = |inner| {
             guard.order.fetch_add(1, Ordering::AcqRel);
