@@ -84,16 +84,16 @@ impl Files {
 /// of different threads write to no common memory.
 #[derive(Clone, Debug)]
 #[allow(clippy::redundant_allocation, reason = "the outer count is per queue, the inner one is shared")]
-pub(crate) struct CachedFile(Arc<Arc<DataFile>>);
+pub(crate) struct KnownFile(Arc<Arc<DataFile>>);
 
-impl CachedFile {
+impl KnownFile {
     /// The file, for another thread that continues an operation of the queue.
     pub(crate) fn shared(&self) -> Arc<DataFile> {
         Arc::clone(&self.0)
     }
 }
 
-impl Deref for CachedFile {
+impl Deref for KnownFile {
     type Target = DataFile;
     fn deref(&self) -> &DataFile {
         &self.0
@@ -103,20 +103,20 @@ impl Deref for CachedFile {
 /// The files that one queue has looked up. A removed file stays open until the queue looks up
 /// another, or is dropped.
 #[derive(Debug)]
-pub(crate) struct FileCache {
+pub(crate) struct KnownFiles {
     files: Arc<Files>,
     removals: u64,
-    cached: Vec<Option<CachedFile>>,
+    cached: Vec<Option<KnownFile>>,
 }
 
-impl FileCache {
+impl KnownFiles {
     /// An empty cache.
-    pub(crate) fn new(files: Arc<Files>) -> FileCache {
-        FileCache { files, removals: 0, cached: Vec::new() }
+    pub(crate) fn new(files: Arc<Files>) -> KnownFiles {
+        KnownFiles { files, removals: 0, cached: Vec::new() }
     }
 
     /// The file of a number, unless it was never given or the file was removed.
-    pub(crate) fn get(&mut self, id: FileId) -> Option<CachedFile> {
+    pub(crate) fn get(&mut self, id: FileId) -> Option<KnownFile> {
         let removals = self.files.removals.load(Ordering::Acquire);
         if removals != self.removals {
             self.removals = removals;
@@ -126,7 +126,7 @@ impl FileCache {
         if let Some(Some(file)) = self.cached.get(at) {
             return Some(file.clone());
         }
-        let file = CachedFile(Arc::new(self.files.get(id)?));
+        let file = KnownFile(Arc::new(self.files.get(id)?));
         self.cached.resize(self.cached.len().max(at + 1), None);
         self.cached[at] = Some(file.clone());
         Some(file)
@@ -144,7 +144,7 @@ mod tests {
     fn a_queue_knows_what_is_open_and_not_what_was_removed() {
         let dir = TempDir::new().unwrap();
         let files = Arc::new(Files::default());
-        let mut cache = FileCache::new(files.clone());
+        let mut cache = KnownFiles::new(files.clone());
         let open = |name: &str| {
             let fd = crate::create::create(dir.path(), name, 4096, false, &Default::default()).unwrap();
             files.insert(DataFile { fd, path: name.to_owned(), dir: 0, name: name.to_owned(), len: 4096 })

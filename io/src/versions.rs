@@ -77,7 +77,7 @@ impl Versions {
         self.stripes[stripe].store(version & !1, Release);
     }
 
-    /// End a stripe: its changes may be seen.
+    /// What the writer changed in a stripe that it began may be seen.
     #[inline]
     pub fn end(&self, stripe: usize) {
         let version = self.stripes[stripe].load(Relaxed);
@@ -97,8 +97,7 @@ impl Versions {
         prefetch::line_to_write(&self.stripes[stripe]);
     }
 
-    /// Note a stripe's version before reading in it. `None` while it is being changed: then a read
-    /// there is worthless.
+    /// A reader is about to read in a stripe. `None` if it is being changed: what is read there says nothing.
     #[inline]
     pub fn mark(&self, stripe: usize) -> Option<Mark> {
         let version = self.stripes[stripe].load(Acquire);

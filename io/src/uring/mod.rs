@@ -47,7 +47,7 @@ use crate::blocking::{HelperOps, Pool};
 use crate::check::{Align, check, refused, verdict};
 use crate::disk::{Completion, Op, Queue};
 use crate::fault::IoFault;
-use crate::files::{FileCache, Files};
+use crate::files::{Files, KnownFiles};
 use crate::registered::Registered;
 
 /// How long a dropped queue waits for its operations before it leaks them. Waiting longer than the
@@ -73,7 +73,7 @@ pub(crate) struct UringQueue {
     ready: Vec<Completion>,
     /// Operations that helper threads perform.
     helpers: HelperOps,
-    files: FileCache,
+    files: KnownFiles,
     fixed: FixedBuffers,
     align: Align,
     depth: usize,
@@ -112,7 +112,7 @@ impl UringQueue {
             pending: VecDeque::new(),
             ready: Vec::new(),
             helpers: HelperOps::new(pool),
-            files: FileCache::new(files),
+            files: KnownFiles::new(files),
             fixed: FixedBuffers::new(registered),
             align,
             depth: depth as usize,

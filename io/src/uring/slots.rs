@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use crate::buffer::Part;
 use crate::disk::Op;
-use crate::files::CachedFile;
+use crate::files::KnownFile;
 use pagelith_layouts::mutant::{self, Mutant};
 
 /// Bytes per entry of a long write. A write of at least twice as many bytes is split into such
@@ -50,7 +50,7 @@ pub(super) struct InFlightOp {
     /// The operation with its parts.
     pub(super) op: Op,
     /// Keeps the file open and locked.
-    pub(super) file: CachedFile,
+    pub(super) file: KnownFile,
     /// The parts as the kernel's vectors; on the heap, so their address is stable when the slot
     /// moves.
     pub(super) vectors: Box<[IoVec]>,
@@ -67,7 +67,7 @@ pub(super) struct InFlightOp {
 
 impl InFlightOp {
     /// Create the in-flight state of `op`, with the vectors of its parts.
-    pub(super) fn new(token: u64, op: Op, file: CachedFile) -> InFlightOp {
+    pub(super) fn new(token: u64, op: Op, file: KnownFile) -> InFlightOp {
         let vectors = match &op {
             Op::Read { parts, .. } | Op::Write { parts, .. } => vectors(parts),
             Op::Sync { .. } => Box::default(),
