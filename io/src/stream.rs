@@ -48,6 +48,7 @@ fn past_cache(to: &mut [u8], from: &[u8]) {
     to_tail.copy_from_slice(from_tail);
     // Such stores may become visible after later ones. The fence makes them visible to a thread
     // that learns of these bytes through a lock or an atomic.
+    // SAFETY: SSE is part of x86-64.
     unsafe { _mm_sfence() };
 }
 
