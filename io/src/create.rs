@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_that_are_written_take_their_blocks() {
+    fn written_zeros_allocate_blocks() {
         let dir = tempfile::TempDir::new().unwrap();
         let (fd, bytes) = (file(&dir), ZERO_WRITE_BYTES as i64 + 4096);
         write_zeros(&fd, bytes as u64, &AtomicBool::new(false)).unwrap();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_not_written_once_told_to_stop() {
+    fn stop_flag_ends_zero_writes() {
         let dir = tempfile::TempDir::new().unwrap();
         let fd = file(&dir);
         assert_eq!(write_zeros(&fd, 1 << 30, &AtomicBool::new(true)), Err(Errno::CANCELED));

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn meminfo_is_in_bytes() {
+    fn meminfo_is_parsed_to_bytes() {
         assert_eq!(parse_meminfo(MEMINFO), Some((16 << 20, 8 << 20)));
         assert_eq!(parse_meminfo("MemTotal: 1 kB\n"), None);
         assert_eq!(parse_meminfo("MemTotal: x kB\nMemAvailable: 1 kB\n"), None);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn both_hierarchies_are_walked_to_their_roots() {
+    fn both_cgroup_hierarchies_are_walked_to_root() {
         let own = "9:name=systemd:/\n4:memory:/a/b\n3:cpu,cpuacct:/a\n0::/x\n";
         let expected = [
             "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes",
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_sees_its_group_as_the_mount_point() {
+    fn cgroup_outside_mount_root_maps_to_mount_point() {
         let mounts = "32 26 0:29 /docker/abc /sys/fs/cgroup/memory\\040x ro - cgroup cgroup rw,memory\n";
         let at_root = ["/sys/fs/cgroup/memory x/memory.limit_in_bytes"];
         assert_eq!(names("4:memory:/docker/abc\n", mounts), at_root);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_does_not_limit() {
+    fn unparsable_cgroup_files_set_no_limit() {
         assert_eq!(names("garbage\n:::\n4:memory\n", V1_MOUNTS), Vec::<String>::new());
         assert_eq!(names("4:memory:/a\n", "garbage\n1 2 3 - cgroup\n - - -\n"), Vec::<String>::new());
         assert_eq!(parse_limit("max\n"), None);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_limit_wins_and_is_named() {
+    fn smallest_limit_is_chosen_and_named() {
         let none = [(9_223_372_036_854_771_712, "v1".to_owned())];
         let facts = with_limits(100, 50, none.into_iter());
         assert_eq!((facts.limit, facts.source.as_str(), facts.available), (100, "MemTotal", 50));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_memory() {
+    fn memory_facts_of_this_machine_are_consistent() {
         let facts = MemoryFacts::read().unwrap();
         assert!(facts.available > 0 && facts.available <= facts.limit, "{facts:?}");
         assert!(facts.limit <= facts.total, "{facts:?}");

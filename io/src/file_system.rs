@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_file_systems_are_told_from_others_also_where_the_directory_is_not_there_yet() {
+    fn memory_file_system_is_detected_for_missing_directory() {
         assert!(is_memory(Path::new("/dev/shm/not/there/yet")));
         assert!(!is_memory(Path::new("/proc")));
         assert!(!is_memory(Path::new("/sys")));

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_queue_knows_what_is_open_and_not_what_was_removed() {
+    fn file_cache_returns_open_files_and_drops_removed_ones() {
         let dir = TempDir::new().unwrap();
         let files = Arc::new(Files::default());
         let mut cache = KnownFiles::new(files.clone());
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lock_goes_with_the_last_user_not_with_the_description() {
+    fn file_lock_is_released_with_last_transfer() {
         let dir = TempDir::new().unwrap();
         let fd = crate::create::create(dir.path(), "a", 4096, false, &Default::default()).unwrap();
         // Represents the reference that the kernel may keep a moment longer than an operation.

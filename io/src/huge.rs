@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_is_empty_has_room_and_takes_what_it_is_given() {
+    fn huge_page_table_has_capacity_and_stores_entries() {
         for entries in [0, 10, 3 << 20] {
             let mut table = table::<u64>(entries);
             assert!(table.is_empty() && table.capacity() >= entries);

@@ -330,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_inside_keeps_the_value_and_the_last_one_out_says_so() {
+    fn pinned_value_stays_until_last_reader_leaves() {
         let mut keeper = Keeper::new(3);
         let kept = keeper.kept();
         assert!(kept.enter(1).is_none(), "it is empty");
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_alone_closes_at_once() {
+    fn close_if_empty_succeeds_without_readers() {
         let readers = Readers::default();
         assert!(!readers.enter() && readers.close_if_empty(), "initially closed");
         readers.open();

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fault_names_the_limit_and_its_value() {
+    fn fault_names_limit_and_value() {
         let files = getrlimit(Resource::Nofile).current.map_or_else(String::new, |n| n.to_string());
         let fault = named(IoFault::of_errno(FaultOp::Queue, "x", 0, Errno::MFILE.raw_os_error()));
         assert!(fault.detail.contains(&format!("RLIMIT_NOFILE={files} (ulimit -n)")), "{fault}");
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_of_no_limit_stays_as_it_is() {
+    fn fault_without_limit_is_unchanged() {
         for (op, errno) in
             [(FaultOp::Read, Errno::IO), (FaultOp::Queue, Errno::NOSYS), (FaultOp::Read, Errno::NOMEM)]
         {

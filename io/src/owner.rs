@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_has_not_ended_and_says_where_it_runs() {
+    fn running_process_has_not_ended() {
         let text = this_process();
         assert!(!has_ended(&text), "{text}");
         for name in ["pid=", "pid_ns=", "started=", "host=", "boot="] {
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_free_or_another_processs_has_ended_and_one_of_elsewhere_may_not_have() {
+    fn unused_or_reused_pid_has_ended_and_foreign_one_has_not() {
         // Above the kernel's largest process number, 2^22.
         assert!(has_ended("pid=4194305"));
         assert!(!has_ended(&format!("pid={}", std::process::id())), "the format of older stores");

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_registered_is_listed_once_by_address_until_it_is_dropped() {
+    fn registered_ranges_are_listed_once_in_address_order() {
         let all = Arc::new(Registered::default());
         let span = |base, len| Span { base, len };
         assert_eq!(all.buffers(), (0, vec![]));

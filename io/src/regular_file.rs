@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_not_regular_is_refused_and_not_waited_for() {
+    fn irregular_file_is_refused_without_blocking() {
         let dir = TempDir::new().expect("a directory");
         for path in irregular_files(dir.path()) {
             let refused = [open(&path).err(), read_text(&path, 100).err(), read_secret(&path).err()];
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn named_file_is_read_through_links_up_to_its_bound() {
+    fn named_file_is_read_through_links_up_to_limit() {
         let dir = TempDir::new().expect("a directory");
         let path = file(dir.path(), "a", 0o600);
         symlink(&path, dir.path().join("link")).expect("a link");
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn secret_that_others_can_read_is_refused() {
+    fn secret_readable_by_others_is_refused() {
         let dir = TempDir::new().expect("a directory");
         for mode in [0o640, 0o604, 0o660, 0o601] {
             let refused = read_secret(&file(dir.path(), "a", mode)).expect_err("refused");
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn file_of_a_store_has_one_name_and_no_link_to_it() {
+    fn store_file_with_link_is_refused() {
         let dir = TempDir::new().expect("a directory");
         let path = file(dir.path(), "segments", 0o600);
         symlink(&path, dir.path().join("link")).expect("a link");

@@ -132,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_a_bitmap(steps in prop::collection::vec((any::<bool>(), 1..20u32, any::<prop::sample::Index>()), 1..200)) {
+        fn page_runs_agree_with_bitmap_model(steps in prop::collection::vec((any::<bool>(), 1..20u32, any::<prop::sample::Index>()), 1..200)) {
             let mut runs = Runs::new(PAGES);
             let mut model = Bitmap(vec![false; PAGES as usize]);
             let mut held: Vec<(u32, u32)> = Vec::new();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_comes_of_nothing() {
+    fn empty_region_allocates_nothing() {
         let mut runs = Runs::new(0);
         assert_eq!(runs.alloc(1), None);
         assert_eq!(runs.alloc(0), None);
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "freed twice")]
-    fn a_double_free_is_caught() {
+    fn double_free_panics() {
         let mut runs = Runs::new(8);
         let start = runs.alloc(4).unwrap();
         runs.free(start, 4);
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "freed outside")]
-    fn a_free_outside_is_caught() {
+    fn free_outside_region_panics() {
         Runs::new(8).free(7, 2);
     }
 }

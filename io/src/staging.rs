@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_zeroed_aligned_and_disjoint() {
+    fn staging_parts_are_zeroed_aligned_and_disjoint() {
         let pool = StagingPool::new(8 * PAGE).unwrap();
         let mut parts: Vec<Part> = (0..4).map(|_| pool.try_part(PAGE + 1).unwrap()).collect();
         assert!(pool.try_part(1).is_none());
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_part_comes_back_and_says_so() {
+    fn dropped_staging_part_is_freed_and_raises_signal() {
         let pool = StagingPool::new(4 * PAGE).unwrap();
         let part = pool.try_part(4 * PAGE).unwrap();
         let seen = pool.released().value();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_outlives_its_pool() {
+    fn staging_part_outlives_pool() {
         let pool = StagingPool::new(PAGE).unwrap();
         let mut part = pool.try_part(1).unwrap();
         drop(pool);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_refused_not_rounded() {
+    fn unaligned_pool_size_is_refused() {
         for bytes in [0, 1, PAGE - 1, PAGE + 1] {
             let refused = StagingPool::new(bytes).unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "bytes={bytes}");

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_length_at_any_place_is_copied_and_nothing_else() {
+    fn nontemporal_copy_writes_exact_range() {
         let from: Vec<u8> = (0..700u32).map(|i| (i * 7 + i / 251) as u8).collect();
         for start in 0..70 {
             for len in [0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 400, 512] {
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn long_ones_and_short_ones_arrive() {
+    fn short_and_long_copies_are_exact() {
         let from: Vec<u8> = (0..3 * PLAIN_COPY_BYTES as u32).map(|i| (i * 7 + i / 251) as u8).collect();
         for len in [0, 1, PLAIN_COPY_BYTES - 1, PLAIN_COPY_BYTES, PLAIN_COPY_BYTES + 1, from.len()] {
             let mut to = vec![0; len];
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "equal lengths")]
-    fn different_lengths_are_not_survived() {
+    fn copy_of_unequal_lengths_panics() {
         copy_past_cache(&mut [0; 3], &[0; 4]);
     }
 }

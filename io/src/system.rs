@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clock_never_runs_backwards() {
+    fn system_clock_is_monotonic() {
         let clock = SystemClock::new();
         let mut last = clock.now();
         for _ in 0..10_000 {
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn entropy_fills_every_byte_and_does_not_repeat() {
+    fn entropy_fills_every_byte_without_repeats() {
         let mut seen = vec![0u8; 4096];
         // Each byte of a filled buffer is zero once in 256 times, so in all four buffers once in
         // 2^32.

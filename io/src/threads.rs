@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wake_during_a_step_is_not_lost() {
+    fn wake_during_step_is_not_lost() {
         let (order, steps, task) = scripted_task();
         let wake = Signal::default();
         let join = Threads.spawn("scripted", task, wake.clone()).unwrap();
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn idling_ends_at_its_time_and_again_at_once() {
+    fn idle_step_ends_at_timeout_and_again_at_once() {
         let (order, steps, task) = scripted_task();
         let join = Threads.spawn("scripted", task, Signal::default()).unwrap();
         order.send(Step::Again).unwrap();
@@ -154,13 +154,13 @@ mod tests {
     }
 
     #[test]
-    fn a_panicking_task_is_done() {
+    fn panicking_task_is_done() {
         let join = Threads.spawn("panics", Box::new(Panics), Signal::default()).unwrap();
         assert!(join.join(LONG));
     }
 
     #[test]
-    fn a_name_with_nul_is_refused() {
+    fn thread_name_with_nul_is_refused() {
         let refused = Threads.spawn("a\0b", Box::new(Panics), Signal::default()).err().unwrap();
         assert_eq!(refused.kind, FaultKind::Invalid);
     }

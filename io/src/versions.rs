@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stripe_holds_until_it_is_begun_and_is_new_when_it_has_ended() {
+    fn mark_is_valid_until_stripe_begins() {
         let versions = Versions::new(2);
         let (first, second) = (versions.mark(0).expect("even"), versions.mark(1).expect("even"));
         assert!(versions.hold(&[first, second]));

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_zero_and_any_thread_writes_them() {
+    fn atomic_array_is_zero_and_writable_by_all_threads() {
         assert!(Words::new(0).expect("memory").is_empty());
         let words = Words::new(10_000).expect("memory");
         assert!(words.iter().all(|word| word.load(Relaxed) == 0));
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_system_has_is_an_error() {
+    fn array_larger_than_memory_is_an_error() {
         assert!(Words::new(usize::MAX).is_err());
         assert!(Words::new(usize::MAX / 16).is_err());
     }

@@ -21,7 +21,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_created_file_is_whole_zeroed_and_listed() {
+fn created_file_is_allocated_zeroed_and_listed() {
     on_each_side(|disk, dir| {
         let file = disk.create(0, "a", LEN).unwrap();
         let empty = disk.create(0, "empty", 0).unwrap();
@@ -35,7 +35,7 @@ fn a_created_file_is_whole_zeroed_and_listed() {
 }
 
 #[test]
-fn a_file_has_one_owner_at_a_time() {
+fn file_has_one_owner_at_a_time() {
     on_each_side(|first, dir| {
         let file = first.create(0, "a", LEN).unwrap();
         perform(&mut *first.queue(1).unwrap(), Op::Write { file, offset: 0, parts: vec![filled(1, 5)] })
@@ -50,7 +50,7 @@ fn a_file_has_one_owner_at_a_time() {
 }
 
 #[test]
-fn a_dropped_disk_frees_its_files_at_once() {
+fn dropped_disk_unlocks_files_at_once() {
     for choice in [SideChoice::Uring, SideChoice::Blocking] {
         let dir = TempDir::new().unwrap();
         let Some(first) = disk(dir.path(), choice) else { continue };
@@ -76,7 +76,7 @@ fn a_dropped_disk_frees_its_files_at_once() {
 }
 
 #[test]
-fn an_existing_file_is_not_created_over() {
+fn existing_file_is_not_overwritten_by_create() {
     on_each_side(|disk, _| {
         let file = disk.create(0, "a", LEN).unwrap();
         let mut queue = disk.queue(1).unwrap();
@@ -88,7 +88,7 @@ fn an_existing_file_is_not_created_over() {
 }
 
 #[test]
-fn a_failed_creation_leaves_nothing() {
+fn failed_create_leaves_nothing() {
     let dir = TempDir::new().unwrap();
     let below = dir.path().join("x/y/z");
     for choice in [SideChoice::Auto, SideChoice::Blocking] {
@@ -107,7 +107,7 @@ fn a_failed_creation_leaves_nothing() {
 }
 
 #[test]
-fn a_directory_that_was_made_goes_with_its_last_file() {
+fn created_directory_is_removed_with_last_file() {
     let dir = TempDir::new().unwrap();
     let disk = open_disk(&[dir.path().join("x/y"), dir.path().to_owned()], SideChoice::Auto).unwrap();
     disk.create(0, "a", LEN).unwrap();
@@ -123,7 +123,7 @@ fn a_directory_that_was_made_goes_with_its_last_file() {
 }
 
 #[test]
-fn directories_are_made_as_needed_and_numbered() {
+fn directories_are_created_as_needed_and_numbered() {
     let dir = TempDir::new().unwrap();
     let dirs = [dir.path().join("one/deep"), dir.path().join("two")];
     let disk = open_disk(&dirs, SideChoice::Auto).unwrap();
@@ -139,7 +139,7 @@ fn directories_are_made_as_needed_and_numbered() {
 }
 
 #[test]
-fn a_removed_file_is_gone_for_operations_too() {
+fn operation_on_removed_file_is_refused() {
     on_each_side(|disk, dir| {
         let file = disk.create(0, "a", LEN).unwrap();
         let mut queue = disk.queue(1).unwrap();
@@ -157,7 +157,7 @@ fn a_removed_file_is_gone_for_operations_too() {
 }
 
 #[test]
-fn names_are_plain_and_files_are_regular() {
+fn path_names_and_irregular_files_are_refused() {
     on_each_side(|disk, dir| {
         let outside = dir.parent().unwrap();
         for name in ["", ".", "..", "/etc/a", "../a", "a/b", "a/", "a\0b"] {
@@ -174,7 +174,7 @@ fn names_are_plain_and_files_are_regular() {
 }
 
 #[test]
-fn what_one_side_wrote_the_other_reads() {
+fn data_of_one_side_is_readable_by_other() {
     let dir = TempDir::new().unwrap();
     let sides = [SideChoice::Auto, SideChoice::Blocking, SideChoice::Auto];
     open_disk(&[dir.path().to_owned()], SideChoice::Auto).unwrap().create(0, "a", LEN).unwrap();

@@ -15,7 +15,7 @@ use rustix::process::{Resource, Rlimit, Uid, getrlimit, getuid, setrlimit};
 use tempfile::TempDir;
 
 const CHILD: &str = "TEST_PAGELITH_NO_WORKER";
-const NAME: &str = "writes_and_syncs_are_done_where_no_worker_can_be_started";
+const NAME: &str = "writes_and_syncs_complete_without_kernel_workers";
 const WRITES: usize = 32;
 
 /// No thread of this one's user starts any more, the kernel's among them.
@@ -51,7 +51,7 @@ fn child() {
 }
 
 #[test]
-fn writes_and_syncs_are_done_where_no_worker_can_be_started() {
+fn writes_and_syncs_complete_without_kernel_workers() {
     if std::env::var_os(CHILD).is_some() {
         return child();
     }

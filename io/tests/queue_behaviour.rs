@@ -37,7 +37,7 @@ fn slice(skip: usize, len: usize, exclusive: bool) -> (Part, Arc<AlignedBuf>) {
 }
 
 #[test]
-fn several_parts_are_written_and_read_in_order() {
+fn parts_are_written_and_read_in_order() {
     on_each_side(|disk, _| {
         let (file, mut queue) = (file(disk), disk.queue(4).unwrap());
         let parts = vec![filled(1, 1), filled(3, 2), filled(2, 3)];
@@ -58,7 +58,7 @@ fn several_parts_are_written_and_read_in_order() {
 }
 
 #[test]
-fn a_shared_part_can_be_written_from_and_not_read_into() {
+fn shared_part_is_refused_for_read() {
     on_each_side(|disk, _| {
         let (file, mut queue) = (file(disk), disk.queue(4).unwrap());
         let (part, buf) = slice(0, BLOCK, false);
@@ -74,7 +74,7 @@ fn a_shared_part_can_be_written_from_and_not_read_into() {
 }
 
 #[test]
-fn what_is_not_aligned_is_invalid_and_comes_back() {
+fn unaligned_operation_is_refused_and_returned() {
     on_each_side(|disk, _| {
         let (file, mut queue) = (file(disk), disk.queue(4).unwrap());
         let align = disk.facts().memory_align.min(disk.facts().offset_align);
@@ -102,7 +102,7 @@ fn what_is_not_aligned_is_invalid_and_comes_back() {
 }
 
 #[test]
-fn ranges_files_and_part_counts_are_checked() {
+fn invalid_ranges_files_and_part_counts_are_refused() {
     on_each_side(|disk, _| {
         let (file, mut queue) = (file(disk), disk.queue(4).unwrap());
         let end = BLOCKS * BLOCK as u64;
@@ -131,7 +131,7 @@ fn ranges_files_and_part_counts_are_checked() {
 }
 
 #[test]
-fn reading_over_the_end_is_short_and_never_ok() {
+fn read_past_end_of_file_is_short() {
     on_each_side(|disk, _| {
         let (file, mut queue) = (file(disk), disk.queue(4).unwrap());
         let end = BLOCKS * BLOCK as u64;
@@ -145,7 +145,7 @@ fn reading_over_the_end_is_short_and_never_ok() {
 }
 
 #[test]
-fn without_room_the_operation_is_handed_back() {
+fn submit_to_full_queue_returns_operation() {
     on_each_side(|disk, _| {
         let (file, mut queue) = (file(disk), disk.queue(3).unwrap());
         let depth = queue.room();
@@ -168,7 +168,7 @@ fn without_room_the_operation_is_handed_back() {
 }
 
 #[test]
-fn waiting_ends_without_work_and_without_time() {
+fn wait_ends_without_work_or_time() {
     on_each_side(|disk, _| {
         let (file, mut queue) = (file(disk), disk.queue(4).unwrap());
         let mut done = Vec::new();
@@ -192,7 +192,7 @@ fn waiting_ends_without_work_and_without_time() {
 }
 
 #[test]
-fn a_dropped_queue_gives_every_part_back() {
+fn dropped_queue_releases_every_part() {
     on_each_side(|disk, _| {
         let file = file(disk);
         let mut queue = disk.queue(32).unwrap();
@@ -218,7 +218,7 @@ fn a_dropped_queue_gives_every_part_back() {
 }
 
 #[test]
-fn a_queue_works_when_moved_between_threads() {
+fn queue_works_when_moved_between_threads() {
     on_each_side(|disk, _| {
         let file = file(disk);
         let mut queue = disk.queue(8).unwrap();
@@ -246,7 +246,7 @@ fn a_queue_works_when_moved_between_threads() {
 }
 
 #[test]
-fn queues_of_one_disk_do_not_take_each_others_completions() {
+fn queues_of_one_disk_keep_own_completions() {
     on_each_side(|disk, _| {
         let file = file(disk);
         let mut queues: Vec<Box<dyn Queue>> = (0..4).map(|_| disk.queue(4).unwrap()).collect();
@@ -269,7 +269,7 @@ fn queues_of_one_disk_do_not_take_each_others_completions() {
 }
 
 #[test]
-fn random_mixes_complete_once_with_the_right_bytes() {
+fn random_operations_complete_once_with_right_bytes() {
     on_each_side(|disk, _| {
         for seed in 1..=20 {
             let file = disk.create(0, &format!("mix-{seed}"), BLOCKS * BLOCK as u64).unwrap();

@@ -48,7 +48,7 @@ fn copies_are_right(len: usize, (at, source): (usize, usize), cuts: &[usize]) {
 }
 
 #[test]
-fn lengths_around_every_border_are_copied_and_hashed() {
+fn boundary_lengths_are_copied_and_hashed() {
     let borders = [0usize, 1, 64, 240, 256, 1024, 2048, 4096, 5120, 32_768];
     for len in borders.iter().flat_map(|border| border.saturating_sub(65)..border + 66) {
         copies_are_right(len, (len % 3, len % 2), &[]);
@@ -57,21 +57,21 @@ fn lengths_around_every_border_are_copied_and_hashed() {
 
 proptest! {
     #[test]
-    fn any_pieces_are_copied_and_hashed_as_one(
+    fn random_pieces_are_copied_and_hashed_as_one_block(
         len in 0usize..12_000, at in 0usize..70, source in 0usize..70, cuts in prop::collection::vec(0usize..12_000, 0..6),
     ) {
         copies_are_right(len, (at, source), &cuts);
     }
 
     #[test]
-    fn pieces_of_whole_stripes_are_too(blocks in prop::collection::vec(1usize..100, 1..8), past in 0usize..64) {
+    fn whole_stripe_pieces_are_copied_and_hashed(blocks in prop::collection::vec(1usize..100, 1..8), past in 0usize..64) {
         let ends = blocks.iter().scan(0, |end, stripes| { *end += stripes * 64; Some(*end) });
         let ends: Vec<usize> = ends.collect();
         copies_are_right(ends[ends.len() - 1] + past, (0, 0), &ends);
     }
 
     #[test]
-    fn blocks_out_of_any_pieces_land_in_any_pieces(
+    fn blocks_are_copied_between_random_pieces(
         blocks in prop::collection::vec(0usize..3000, 0..6), to in cuts(), from in cuts(), past in any::<bool>(),
     ) {
         let len = blocks.iter().sum();
@@ -102,7 +102,7 @@ fn cuts() -> impl Strategy<Value = Vec<usize>> {
 }
 
 #[test]
-fn pieces_that_end_before_the_blocks_do_are_told() {
+fn pieces_shorter_than_blocks_are_reported() {
     for (to, from) in [(4999, 5000), (5000, 4999), (0, 5000), (5000, 0)] {
         let (mut memory, bytes) = (vec![0; to], bytes(from));
         let mut sums = Vec::new();
@@ -116,7 +116,7 @@ fn pieces_that_end_before_the_blocks_do_are_told() {
 }
 
 #[test]
-fn a_copier_begins_anew_with_each_copy() {
+fn copier_keeps_no_state_between_copies() {
     for stores in WAYS {
         let mut copier = Copier::new(stores);
         // The previous copy may have any length, and may have ended in the middle of a block.
@@ -158,7 +158,7 @@ fn what_is_copied_next_is_asked_for_and_nothing_else_comes_of_it() {
 }
 
 #[test]
-fn what_came_by_itself_is_hashed_where_it_is() {
+fn bytes_in_place_are_hashed() {
     for len in [0, 100, 241, 5000, 32_768] {
         let (mut whole, mut pieces) =
             (BlockCopy::new(len, Stores::PastCache), BlockCopy::new(len, Stores::PastCache));
@@ -185,7 +185,7 @@ impl Drop for StopOnDrop<'_> {
 
 #[test]
 #[cfg_attr(pagelith_tsan, ignore = "a data race on purpose: another process's bytes change during a copy")]
-fn of_bytes_that_change_meanwhile_the_checksum_is_of_the_copy() {
+fn checksum_matches_copy_of_changing_bytes() {
     // A page-sized block, and one so short that each of its bytes changes all the time; each length
     // ends within a stripe and at the end of one.
     for words in [4096, 40] {
@@ -221,12 +221,12 @@ fn of_bytes_that_change_meanwhile_the_checksum_is_of_the_copy() {
 
 #[test]
 #[should_panic(expected = "no more than the block has")]
-fn more_than_the_block_is_not_survived() {
+fn piece_beyond_block_panics() {
     BlockCopy::new(300, Stores::Cached).piece(&mut [0; 301], &[0; 301]);
 }
 
 #[test]
-fn of_less_than_the_block_there_is_no_checksum() {
+fn finish_of_incomplete_block_panics() {
     for len in [1, 300, 5000] {
         let mut copy = BlockCopy::new(len, Stores::Cached);
         copy.piece(&mut vec![0; len - 1], &vec![0; len - 1]);

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn view_has_the_length_that_its_bound_was_asked_about_whatever_the_file_has_now() {
+    fn guarded_view_keeps_requested_length() {
         let fd = memory(SealFlags::empty());
         ftruncate(&fd, 1 << 40).expect("longer");
         assert_eq!(guarded(&fd).len(), LEN);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_zeros_and_get_no_memory_by_being_looked_at() {
+    fn reading_holes_returns_zeros_and_allocates_nothing() {
         survive_shrinking().expect("SIGBUS handler");
         for seals in [
             SealFlags::empty(),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn hole_that_is_made_behind_the_question_gets_no_memory() {
+    fn hole_punched_after_residency_check_is_not_allocated() {
         survive_shrinking().expect("SIGBUS handler");
         let fd = memory(SealFlags::SHRINK);
         let view = guarded(&fd);
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     #[allow(clippy::disallowed_methods, reason = "reads /proc of this process, no file of a store")]
-    fn many_holes_in_one_copy_take_one_mapping() {
+    fn copy_over_many_holes_adds_one_mapping() {
         survive_shrinking().expect("SIGBUS handler");
         let fd = memory(SealFlags::empty());
         let view = guarded(&fd);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_can_get_holes_is_asked_about_each_time_where_looks_are_not_caught() {
+    fn residency_is_rechecked_without_trap() {
         let fd = memory(SealFlags::SHRINK);
         let map = memmap2::MmapOptions::new().len(LEN).map_raw_read_only(&fd).expect("mapped");
         let (unstable, stable) = (Holes::of(map.as_ptr(), LEN, false), Holes::of(map.as_ptr(), LEN, true));

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_owner_writes_is_seen_by_who_has_the_view() {
+    fn view_sees_writes_of_owner() {
         let region = Region::new(3 * 4096).expect("memory");
         let view = View::of(descriptor(&region)).expect("sealed");
         assert_eq!((view.len(), view.is_empty(), region.is_empty()), (3 * 4096, false, false));
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_can_write_it_or_make_it_shorter() {
+    fn region_is_sealed_against_writes_and_truncation() {
         let region = Region::new(4096).expect("memory");
         let fd = descriptor(&region);
         assert!(MmapOptions::new().len(4096).map_raw(&fd).is_err(), "mapped to be written");
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_nothing_or_not_in_memory_is_refused() {
+    fn view_of_empty_or_disk_file_is_refused() {
         let memory = |seals: SealFlags, len| {
             let fd = memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("memory");
             ftruncate(&fd, len).expect("memory");
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_shorter_is_zeros_and_ends_nobody() {
+    fn truncated_memory_reads_as_zeros() {
         let fd = memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&fd, 3 * 4096).expect("memory");
         assert_eq!(rustix::io::pwrite(&fd, &[7; 8192], 0), Ok(8192));
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_was_mapped_before_is_shown_by_its_file() {
+    fn premapped_memory_is_viewed_through_its_file() {
         let fd = memfd_create("test", MemfdFlags::CLOEXEC).expect("memory");
         ftruncate(&fd, 8192).expect("memory");
         let map = MmapOptions::new().len(8192).map_raw(&fd).expect("mapped");
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_inside_or_none() {
+    fn offsets_outside_region_are_none() {
         let region = Region::new(8192).expect("memory");
         let base = region.base() as usize;
         for (addr, len, place) in [
@@ -434,13 +434,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "beyond the memory")]
-    fn nothing_is_copied_from_beyond() {
+    fn copy_beyond_view_panics() {
         let region = Region::new(4096).expect("memory");
         View::of(descriptor(&region)).expect("sealed").copy_out(4095, &mut [0; 2]);
     }
 
     #[test]
-    fn what_is_shown_is_kept_as_long_as_it_is_where_seals_are_allowed() {
+    fn mapped_region_is_sealed_against_truncation_if_allowed() {
         for (flags, sealed) in [(MemfdFlags::ALLOW_SEALING, true), (MemfdFlags::CLOEXEC, false)] {
             let fd = memfd_create("test", flags | MemfdFlags::CLOEXEC).expect("memory");
             ftruncate(&fd, 8192).expect("memory");

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_come_out_as_they_went_in_over_any_number_of_laps() {
+    fn ring_delivers_bytes_in_order_over_many_laps() {
         let ((mut writer_a, mut reader_a), (mut writer_b, mut reader_b)) = both_sides();
         let (mut sent, mut received, mut back) = (0u64, 0u64, 0u64);
         let byte = |at: u64| (at ^ (at >> 8) ^ (at >> 17)) as u8;
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_sleeps_is_woken_once() {
+    fn sleeping_side_is_woken_once() {
         let ((mut writer, _), (_, mut reader)) = both_sides();
         reader.sleep(true);
         writer.write(&[1]).expect("room");
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_that_cannot_be_are_told_and_reach_no_byte() {
+    fn impossible_ring_counts_are_reported() {
         let ((mut writer, mut reader), _) = both_sides();
         for wrong in [RING_BYTES as u64 + 1, u64::MAX, 1 << 40] {
             reader.ring.count(WRITTEN).store(wrong, Ordering::Relaxed);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_may_shrink_or_is_of_another_length_is_refused() {
+    fn unsealed_or_missized_memory_is_refused() {
         let open = memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&open, PAIR_MEMORY_BYTES as u64).expect("grown");
         assert!(SharedMemory::of(open, PAIR_MEMORY_BYTES).is_err(), "it can shrink");
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     #[allow(clippy::disallowed_methods, reason = "a thread for each side is what is tested")]
-    fn two_threads_move_a_stream_through() {
+    fn ring_streams_between_two_threads() {
         const BYTES: u64 = 40 << 20;
         let ((mut writer, _), (_, mut reader)) = both_sides();
         std::thread::scope(|scope| {

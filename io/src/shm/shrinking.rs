@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_becomes_shorter_is_zeros_and_is_read_as_it_is_from_then_on() {
+    fn truncated_mapping_reads_zeros_then_file_contents() {
         survive_shrinking().expect("SIGBUS handler");
         survive_shrinking().expect("once more");
         let (fd, other) = (memory(1), memory(2));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_given_back() {
+    fn watched_ranges_are_reused() {
         survive_shrinking().expect("SIGBUS handler");
         let fd = memory(4);
         for _ in 0..2 * RANGES_MAX {
@@ -226,7 +226,7 @@ mod tests {
 
     /// Runs in a child process, whose end is checked.
     #[test]
-    fn other_memory_that_is_gone_ends_the_process_as_before() {
+    fn sigbus_outside_watched_ranges_ends_process() {
         if std::env::var_os(ENDS).is_some() {
             survive_shrinking().expect("SIGBUS handler");
             let (fd, watched) = (memory(5), memory(6));
@@ -239,8 +239,7 @@ mod tests {
             panic!("the process goes on byte={byte}");
         }
         let mut again = Command::new(std::env::current_exe().expect("a path"));
-        again
-            .args(["--exact", "shm::shrinking::tests::other_memory_that_is_gone_ends_the_process_as_before"]);
+        again.args(["--exact", "shm::shrinking::tests::sigbus_outside_watched_ranges_ends_process"]);
         // A sanitizer handles these signals first, and would end the process in its own way.
         let ended = again
             .env(ENDS, "1")

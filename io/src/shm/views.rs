@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_memory_is_mapped_once_as_long_as_somebody_looks_at_it() {
+    fn same_memory_is_mapped_once_while_viewed() {
         let (region, other) = (Region::new(8192).expect("memory"), Region::new(8192).expect("memory"));
         let view = View::shared(descriptor(&region), None).expect("a view");
         let again = View::shared(descriptor(&region), None).expect("a view");
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_grown_is_mapped_anew() {
+    fn grown_memory_is_mapped_again() {
         use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
         let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&fd, 4096).expect("memory");
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_beyond_the_bound_is_read_by_calls() {
+    fn memory_beyond_limit_is_not_mapped() {
         const MIB: u64 = 1 << 20;
         // A peer id of its own: other tests map memory meanwhile.
         let of = |peer, of_peer| MapBound { all: u64::MAX, of_peer, peer };
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptor_that_is_no_memory_is_refused_before_its_file_system_hears_of_it() {
+    fn descriptor_without_memory_file_is_refused() {
         let (pipe, _other) = std::io::pipe().expect("a pipe");
         let (file, dir) = (tempfile::tempfile().expect("a file"), tempfile::tempdir().expect("a directory"));
         let refused = |fd: OwnedFd| {

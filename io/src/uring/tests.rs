@@ -66,7 +66,7 @@ fn complete_stray(queue: &mut UringQueue, id: u64) {
 }
 
 #[test]
-fn a_completion_of_no_operation_is_counted_for_none() {
+fn stray_completion_matches_no_operation() {
     let dir = TempDir::new().unwrap();
     let Some((mut queue, file)) = queue_over(data_file(&dir), 4) else { return };
     queue.submit(1, read(file)).unwrap();
@@ -93,7 +93,7 @@ fn a_completion_of_no_operation_is_counted_for_none() {
 }
 
 #[test]
-fn waiting_for_what_does_not_come_ends_in_time() {
+fn wait_for_stuck_read_ends_at_timeout() {
     let (reader, mut writer) = std::io::pipe().unwrap();
     let Some((mut queue, file)) = queue_over(reader.into(), 4) else { return };
     queue.submit(1, read(file)).unwrap();
@@ -108,7 +108,7 @@ fn waiting_for_what_does_not_come_ends_in_time() {
 }
 
 #[test]
-fn memory_under_the_kernels_hands_is_leaked_not_freed() {
+fn memory_of_stuck_operation_is_leaked_not_freed() {
     let (reader, mut writer) = std::io::pipe().unwrap();
     let Some((mut queue, file)) = queue_over(reader.into(), 4) else { return };
     let (part, guard) = guarded();
@@ -122,7 +122,7 @@ fn memory_under_the_kernels_hands_is_leaked_not_freed() {
 }
 
 #[test]
-fn a_broken_ring_hands_back_what_it_never_started() {
+fn broken_ring_hands_back_pending_operations() {
     let dir = TempDir::new().unwrap();
     let Some((mut queue, file)) = queue_over(data_file(&dir), 4) else { return };
     let (part, guard) = guarded();
@@ -147,7 +147,7 @@ fn a_broken_ring_hands_back_what_it_never_started() {
 }
 
 #[test]
-fn a_depth_of_nothing_and_of_everything_are_bounded() {
+fn queue_depth_is_clamped() {
     let dir = TempDir::new().unwrap();
     let Some((queue, _)) = queue_over(data_file(&dir), 0) else { return };
     assert_eq!(queue.room(), 1);
@@ -178,7 +178,7 @@ impl Drop for TruncatedDevice {
 }
 
 #[test]
-fn where_a_device_ends_a_transfer_is_short_and_never_ok() {
+fn transfer_past_end_of_device_is_short() {
     const LEN: usize = 64 << 10;
     let dir = TempDir::new().unwrap();
     let image = dir.path().join("image");

@@ -54,7 +54,7 @@ pub(super) fn read(queue: &mut UringQueue, file: FileId, offset: usize, parts: V
 }
 
 #[test]
-fn memory_that_is_registered_is_read_into_by_its_place_until_it_is_no_more() {
+fn registered_memory_is_read_by_index_until_dropped() {
     let dir = TempDir::new().unwrap();
     let Some((mut queue, file)) = queue_over_pattern(&dir, 4) else { return };
     let (a, b) = (buffer(8 * SHORT_PART), buffer(8 * SHORT_PART));
@@ -83,7 +83,7 @@ fn memory_that_is_registered_is_read_into_by_its_place_until_it_is_no_more() {
 }
 
 #[test]
-fn long_parts_that_are_registered_are_read_apart_from_the_rest() {
+fn long_registered_parts_get_own_entries() {
     let dir = TempDir::new().unwrap();
     let Some((mut queue, file)) = queue_over_pattern(&dir, 8) else { return };
     let pool = buffer(4 * LONG_PART);
@@ -106,7 +106,7 @@ fn long_parts_that_are_registered_are_read_apart_from_the_rest() {
 }
 
 #[test]
-fn the_list_is_not_changed_under_a_read_that_goes_by_it() {
+fn buffer_list_is_unchanged_while_fixed_read_in_flight() {
     let dir = TempDir::new().unwrap();
     let Some((mut queue, file)) = queue_over_pattern(&dir, 4) else { return };
     let (a, b) = (buffer(SHORT_PART), buffer(SHORT_PART));
@@ -135,7 +135,7 @@ fn the_list_is_not_changed_under_a_read_that_goes_by_it() {
 }
 
 #[test]
-fn a_broken_ring_hands_back_once_what_is_in_several_entries() {
+fn broken_ring_hands_back_split_operation_once() {
     let dir = TempDir::new().unwrap();
     let Some((mut queue, file)) = queue_over_pattern(&dir, 4) else { return };
     let pool = buffer(LONG_PART);
@@ -152,7 +152,7 @@ fn a_broken_ring_hands_back_once_what_is_in_several_entries() {
 }
 
 #[test]
-fn where_a_device_ends_several_entries_are_short_together() {
+fn split_read_past_end_of_device_is_short() {
     let dir = TempDir::new().unwrap();
     let image = dir.path().join("image");
     std::fs::write(&image, vec![7; FILE]).unwrap();
@@ -179,7 +179,7 @@ fn where_a_device_ends_several_entries_are_short_together() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_refused_and_costs_no_read() {
+fn unmapped_memory_registration_is_refused_and_reads_work() {
     let dir = TempDir::new().unwrap();
     let Some((mut queue, file)) = queue_over_pattern(&dir, 4) else { return };
     let unmapped = Span { base: 4096, len: 4096 };
@@ -196,7 +196,7 @@ fn memory_that_is_not_there_is_refused_and_costs_no_read() {
 proptest! {
     /// The ranges cover all parts in order, and each begins where the previous ends.
     #[test]
-    fn runs_are_the_parts_in_order(
+    fn entry_ranges_cover_parts_in_order(
         parts in prop::collection::vec((any::<bool>(), prop::sample::select(vec![512, 4096, LONG_PART, LONG_PART + 512])), 1..9),
         extra_max in 0usize..12,
     ) {

@@ -58,7 +58,7 @@ fn write(depth: usize, offset: usize, lengths: &[usize]) -> Option<usize> {
 }
 
 #[test]
-fn a_long_write_is_several_entries_and_a_short_one_is_one() {
+fn long_write_is_split_and_short_one_is_not() {
     let mib = ENTRY_BYTES as usize;
     for (lengths, entries) in [
         (vec![mib], 1),
@@ -78,14 +78,14 @@ fn a_long_write_is_several_entries_and_a_short_one_is_one() {
 }
 
 #[test]
-fn a_ring_without_room_for_them_makes_one_entry_of_all() {
+fn long_write_without_room_stays_one_entry() {
     let Some(made) = write(1, 0, &[UNIT, 4 << 20]) else { return };
     assert_eq!(made, 1);
 }
 
 /// The most parts that a write may have, not aligned to the ends of entries.
 #[test]
-fn the_most_parts_are_written_with_room_and_without() {
+fn most_parts_are_written_with_and_without_room() {
     let lengths: Vec<usize> = std::iter::once(UNIT).chain([2 * UNIT; PARTS_MAX - 1]).collect();
     for (depth, entries) in [(1, 1), (8, 7)] {
         let Some(made) = write(depth, 0, &lengths) else { return };
@@ -96,7 +96,7 @@ fn the_most_parts_are_written_with_room_and_without() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn whatever_the_parts_are_the_file_holds_them(
+    fn random_parts_are_written_exactly(
         offset in 0usize..64,
         lengths in prop::collection::vec(1usize..500, 1..5),
         depth in 1usize..9,

@@ -69,7 +69,7 @@ fn in_other_thread<T: Send>(body: impl FnOnce() -> T + Send) -> T {
 
 /// The submitting thread is alive and does not enter the ring again.
 #[test]
-fn reads_under_way_go_with_their_queue_to_another_thread() {
+fn reads_in_flight_move_with_queue_to_another_thread() {
     let dir = TempDir::new().unwrap();
     let Some((mut queue, file)) = queue_over_pattern(&dir, 16) else { return };
     for round in 0..8 {
@@ -90,7 +90,7 @@ proptest! {
     /// Any of several live threads submits, polls or waits next: each operation completes once,
     /// with its bytes.
     #[test]
-    fn any_thread_goes_on_where_another_stopped(
+    fn any_thread_continues_queue_of_another(
         steps in prop::collection::vec((0usize..3, 0u8..3), 1..40),
     ) {
         let dir = TempDir::new().unwrap();
