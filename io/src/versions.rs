@@ -49,8 +49,7 @@ impl Versions {
         if version % 2 == 1 {
             return false;
         }
-        // No read-modify-write is needed, since there is one writer; it would wait for all earlier
-        // stores.
+        // With one writer no read-modify-write is needed; it would wait for all earlier stores.
         self.stripes[stripe].store(version | 1, Relaxed);
         // A reader that sees one of the following changes sees this version too.
         fence(Release);

@@ -1,6 +1,6 @@
-//! What a disk promises of its files, tried on each real side.
+//! The promises of a disk about its files, tested on each real side.
 
-#![allow(clippy::disallowed_methods, reason = "tests look at the directories behind the disk's back")]
+#![allow(clippy::disallowed_methods, reason = "tests access the directories without the disk")]
 #![allow(missing_docs, reason = "a test crate")]
 
 mod common;
@@ -69,7 +69,7 @@ fn dropped_disk_unlocks_files_at_once() {
             if round % 2 == 0 {
                 drain(&mut *queue);
             }
-            // On odd rounds the drop finishes what is in flight.
+            // In odd rounds the drop finishes the operations in flight.
             drop(queue);
         }
     }
@@ -93,13 +93,13 @@ fn failed_create_leaves_nothing() {
     let below = dir.path().join("x/y/z");
     for choice in [SideChoice::Auto, SideChoice::Blocking] {
         let disk = open_disk(std::slice::from_ref(&below), choice).unwrap();
-        assert_eq!(names(dir.path()), Vec::<String>::new(), "probing left something");
+        assert_eq!(names(dir.path()), Vec::<String>::new(), "probing left a file");
         for len in [1 << 60, u64::MAX] {
             assert_eq!(kind(disk.create(0, "a", len)), FaultKind::NoSpace, "len={len}");
             assert_eq!(names(dir.path()), Vec::<String>::new(), "len={len}");
         }
     }
-    // In a directory that was there before, only the file goes.
+    // In an existing directory only the file is removed.
     let disk = open_disk(&[dir.path().to_owned()], SideChoice::Auto).unwrap();
     disk.create(0, "kept", LEN).unwrap();
     assert_eq!(kind(disk.create(0, "a", 1 << 60)), FaultKind::NoSpace);
@@ -116,7 +116,7 @@ fn created_directory_is_removed_with_last_file() {
     assert_eq!(disk.list(0).unwrap(), [("b".to_owned(), LEN)]);
     disk.remove(0, "b").unwrap();
     assert!(!dir.path().join("x").exists());
-    // One that was there before stays.
+    // An existing directory stays.
     disk.create(1, "a", LEN).unwrap();
     disk.remove(1, "a").unwrap();
     assert!(dir.path().exists());
@@ -150,7 +150,7 @@ fn operation_on_removed_file_is_refused() {
         assert_eq!(kind(disk.open(0, "a")), FaultKind::NotFound);
         let done = perform(&mut *queue, Op::Read { file, offset: 0, parts: vec![filled(1, 0)] });
         assert_eq!(kind(done.result), FaultKind::Invalid);
-        // The name may be used again, and the old number does not reach the new file.
+        // The name may be reused, and the old number does not refer to the new file.
         let again = disk.create(0, "a", LEN).unwrap();
         assert_ne!(file, again);
     });

@@ -1,4 +1,4 @@
-//! What a queue promises, tried on each real side.
+//! The promises of a queue, tested on each real side.
 
 #![allow(clippy::disallowed_methods, reason = "tests move queues between threads")]
 #![allow(missing_docs, reason = "a test crate")]
@@ -25,8 +25,8 @@ fn slice(skip: usize, len: usize, exclusive: bool) -> (Part, Arc<AlignedBuf>) {
     let mut buf = AlignedBuf::new(4 * BLOCK).unwrap();
     let ptr = NonNull::from(&mut buf[skip..skip + len]).cast();
     let buf = Arc::new(buf);
-    // SAFETY: the range was just bounds-checked inside `buf`, which is initialised and kept by the part; the
-    // tests look at the buffer only after the part is gone.
+    // SAFETY: the range was bounds-checked inside `buf`, which is initialised and kept by the part.
+    // The tests read the buffer only after the part is dropped.
     let part = unsafe {
         match exclusive {
             true => Part::exclusive(ptr, len, Some(buf.clone())),
@@ -84,7 +84,7 @@ fn unaligned_operation_is_refused_and_returned() {
             ("length", 0, 0, BLOCK - align / 2),
             ("all", 1, 1, 1),
         ];
-        for (what, offset, skip, len) in cases {
+        for (case, offset, skip, len) in cases {
             for write in [false, true] {
                 let (part, buf) = slice(skip, len, true);
                 let parts = vec![part];
@@ -93,9 +93,9 @@ fn unaligned_operation_is_refused_and_returned() {
                     false => Op::Read { file, offset, parts },
                 };
                 let done = perform(&mut *queue, op);
-                assert_eq!(kind(done.result), FaultKind::Invalid, "{what} write={write}");
-                assert_eq!(done.op.into_parts()[0].len(), len, "{what}");
-                assert_eq!(Arc::strong_count(&buf), 1, "{what}");
+                assert_eq!(kind(done.result), FaultKind::Invalid, "{case} write={write}");
+                assert_eq!(done.op.into_parts()[0].len(), len, "{case}");
+                assert_eq!(Arc::strong_count(&buf), 1, "{case}");
             }
         }
     });
@@ -108,19 +108,19 @@ fn invalid_ranges_files_and_part_counts_are_refused() {
         let end = BLOCKS * BLOCK as u64;
         let last = i64::MAX as u64 + 1 - BLOCK as u64;
         let too_many = (0..=disk.facts().parts_max).map(|_| filled(1, 0)).collect();
-        let stranger = FileId(file.0 + 1);
+        let unknown = FileId(file.0 + 1);
         let wrong = [
             ("write past the end", Op::Write { file, offset: end, parts: vec![filled(1, 0)] }),
             ("write over the end", Op::Write { file, offset: end - BLOCK as u64, parts: vec![filled(2, 0)] }),
             ("read past any file", Op::Read { file, offset: last, parts: vec![filled(1, 0)] }),
             ("read that wraps", Op::Read { file, offset: u64::MAX - 4095, parts: vec![filled(1, 0)] }),
             ("too many parts", Op::Read { file, offset: 0, parts: too_many }),
-            ("read of no file", Op::Read { file: stranger, offset: 0, parts: vec![filled(1, 0)] }),
-            ("sync of no file", Op::Sync { file: stranger }),
+            ("read of no file", Op::Read { file: unknown, offset: 0, parts: vec![filled(1, 0)] }),
+            ("sync of no file", Op::Sync { file: unknown }),
         ];
-        for (what, op) in wrong {
+        for (case, op) in wrong {
             let done = perform(&mut *queue, op);
-            assert_eq!(kind(done.result), FaultKind::Invalid, "{what}");
+            assert_eq!(kind(done.result), FaultKind::Invalid, "{case}");
         }
         let most = (0..disk.facts().parts_max).map(|_| filled(1, 9)).collect();
         let all = disk.create(0, "wide", (disk.facts().parts_max * BLOCK) as u64).unwrap();
@@ -151,7 +151,7 @@ fn submit_to_full_queue_returns_operation() {
         let depth = queue.room();
         assert!(depth >= 3);
         for token in 0..depth as u64 {
-            // An operation that was refused takes room too, until it is handed back.
+            // A refused operation occupies a slot too, until it is handed back.
             let offset = if token == 0 { 1 } else { token * BLOCK as u64 };
             submit(&mut *queue, token, Op::Read { file, offset, parts: vec![filled(1, 0)] });
         }
@@ -172,7 +172,7 @@ fn wait_ends_without_work_or_time() {
     on_each_side(|disk, _| {
         let (file, mut queue) = (file(disk), disk.queue(4).unwrap());
         let mut done = Vec::new();
-        // With nothing in flight, even for ever is short.
+        // With nothing in flight even an unbounded wait returns.
         queue.wait(&mut done, Duration::MAX);
         queue.poll(&mut done);
         assert!(done.is_empty());
@@ -223,7 +223,8 @@ fn queue_works_when_moved_between_threads() {
         let file = file(disk);
         let mut queue = disk.queue(8).unwrap();
         for round in 0..16u8 {
-            // Completions of a thread that has ended must reach the one that waits.
+            // Completions of operations that an ended thread submitted must reach the waiting
+            // thread.
             let submitted = std::thread::spawn(move || {
                 for token in 0..8 {
                     let offset = token * BLOCK as u64;
@@ -280,7 +281,8 @@ fn random_operations_complete_once_with_right_bytes() {
     });
 }
 
-/// Random operations, at most one at a time on a block, so that what a read must see is known.
+/// Random operations, at most one at a time on a block, so that the expected bytes of each read are
+/// known.
 struct Mix {
     rng: u64,
     file: FileId,

@@ -1,6 +1,6 @@
-//! Which side is chosen, and what is said about it.
+//! The choice of the side, and its reported reason.
 
-#![allow(clippy::disallowed_methods, reason = "tests look at the directories behind the disk's back")]
+#![allow(clippy::disallowed_methods, reason = "tests access the directories without the disk")]
 #![allow(missing_docs, reason = "a test crate")]
 
 mod common;
@@ -13,7 +13,7 @@ use pagelith_io::fault::FaultKind;
 use pagelith_io::probe::{SideChoice, open_disk};
 use tempfile::TempDir;
 
-/// A directory on tmpfs, where the machine has one in the usual place.
+/// A directory on tmpfs, if the machine has one at the usual path.
 fn on_tmpfs() -> Option<TempDir> {
     let shm = Path::new("/dev/shm");
     let is_tmpfs = rustix::fs::statfs(shm).is_ok_and(|fs| fs.f_type as u64 == 0x0102_1994);

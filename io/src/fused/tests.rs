@@ -79,9 +79,9 @@ proptest! {
         let mut targets: Vec<&mut [u8]> = Vec::new();
         let mut left = &mut memory[..];
         for cut in to {
-            let (next, behind) = left.split_at_mut(cut.min(left.len()));
+            let (next, rest) = left.split_at_mut(cut.min(left.len()));
             targets.push(next);
-            left = behind;
+            left = rest;
         }
         targets.push(left);
         let mut rest = &bytes[..];

@@ -97,7 +97,7 @@ pub(super) fn alignment(fs_type: u64, reported: Option<(u32, u32)>) -> Result<Al
         (TMPFS, _) => Err("tmpfs has no device".to_owned()),
         (RAMFS, _) => Err("ramfs has no device".to_owned()),
         (_, Some((0, _) | (_, 0))) => Err("statx says that the file takes no direct i/o".to_owned()),
-        (OVERLAYFS, None) => Err("overlayfs does not say what lies below it".to_owned()),
+        (OVERLAYFS, None) => Err("overlayfs does not report the file system below it".to_owned()),
         (_, None) => Ok(Align { memory: ALIGN_MAX, offset: ALIGN_MAX }),
         (_, Some((memory, offset))) => Ok(Align { memory: accept(memory)?, offset: accept(offset)? }),
     }

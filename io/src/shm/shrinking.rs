@@ -236,7 +236,7 @@ mod tests {
             // SAFETY: inside of the mapping; its memory is missing, which is what the test is
             // about.
             let byte = unsafe { ptr::read_volatile(map.as_ptr()) };
-            panic!("the process goes on byte={byte}");
+            panic!("the process survived byte={byte}");
         }
         let mut again = Command::new(std::env::current_exe().expect("a path"));
         again.args(["--exact", "shm::shrinking::tests::sigbus_outside_watched_ranges_ends_process"]);

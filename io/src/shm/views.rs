@@ -140,7 +140,7 @@ mod tests {
             let fd = fd.try_clone().expect("a descriptor");
             View::shared(fd, Some(bound)).expect("a view")
         };
-        super::super::survive_shrinking().expect("asked for");
+        super::super::survive_shrinking().expect("SIGBUS handler");
         let fds: Vec<OwnedFd> = [6 * MIB, 4 * MIB, 1, 64 << 40].map(sparse).into();
         let mapped = |views: &[Arc<View>]| views.iter().map(|view| view.is_mapped()).collect::<Vec<_>>();
         let views: Vec<Arc<View>> = fds.iter().map(|fd| shared(fd, &own)).collect();
