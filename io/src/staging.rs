@@ -18,10 +18,10 @@ use crate::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A bounded pool of staging memory; clones share it.
 #[derive(Clone)]
 pub struct StagingPool {
-    region: Arc<Region>,
+    state: Arc<PoolState>,
 }
 
-struct Region {
+struct PoolState {
     base: NonNull<u8>,
     bytes: usize,
     /// Owns the mapping; its bytes are reached through `base` alone.
@@ -38,11 +38,11 @@ enum Memory {
 // SAFETY: `base` points into the mapping that `_memory` owns, which any thread may use. Bytes are
 // accessed only through parts, whose runs are disjoint; the other fields are a Mutex or Sync by
 // themselves.
-unsafe impl Send for Region {}
-// SAFETY: as for Send: a shared Region gives access to bytes only through disjoint parts.
-unsafe impl Sync for Region {}
+unsafe impl Send for PoolState {}
+// SAFETY: as for Send: a shared PoolState gives access to bytes only through disjoint parts.
+unsafe impl Sync for PoolState {}
 
-impl Region {
+impl PoolState {
     fn runs(&self) -> MutexGuard<'_, Runs> {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -50,15 +50,15 @@ impl Region {
 
 /// An allocated run; held by its part.
 struct Loan {
-    region: Arc<Region>,
+    state: Arc<PoolState>,
     start: u32,
     pages: u32,
 }
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        self.region.runs().free(self.start, self.pages);
-        self.region.released.raise();
+        self.state.runs().free(self.start, self.pages);
+        self.state.released.raise();
     }
 }
 
@@ -80,7 +80,7 @@ impl StagingPool {
         let mut buf = AlignedBuf::many(1, bytes)?.pop().ok_or(io::ErrorKind::OutOfMemory)?;
         buf.keep_from_children();
         let base = NonNull::from(&mut buf[..]).cast();
-        Ok(StagingPool::of(base, bytes, pages, Memory::Own(buf)))
+        Ok(StagingPool::with_memory(base, bytes, pages, Memory::Own(buf)))
     }
 
     /// As [`StagingPool::new`], in a region that can be shared with other processes. Returns the
@@ -92,14 +92,14 @@ impl StagingPool {
         // In this process only the pool's parts read or write the region; its other users handle
         // offsets and lengths only.
         let base = NonNull::new(memory.base()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let pool = StagingPool::of(base, bytes, pages, Memory::Shared(memory.clone()));
+        let pool = StagingPool::with_memory(base, bytes, pages, Memory::Shared(memory.clone()));
         Ok((pool, memory))
     }
 
-    fn of(base: NonNull<u8>, bytes: usize, pages: u32, memory: Memory) -> StagingPool {
+    fn with_memory(base: NonNull<u8>, bytes: usize, pages: u32, memory: Memory) -> StagingPool {
         let runs = Mutex::new(Runs::new(pages));
-        let region = Region { base, bytes, _memory: memory, runs, released: Signal::default() };
-        StagingPool { region: Arc::new(region) }
+        let state = PoolState { base, bytes, _memory: memory, runs, released: Signal::default() };
+        StagingPool { state: Arc::new(state) }
     }
 
     /// Exclusive memory of `len` bytes rounded up to 4096, page-aligned; `None` if no run that long
@@ -107,10 +107,10 @@ impl StagingPool {
     /// the memory and raises [`StagingPool::released`].
     pub fn try_part(&self, len: usize) -> Option<Part> {
         let pages = u32::try_from(len.div_ceil(PAGE)).ok()?;
-        let start = self.region.runs().alloc(pages)?;
-        let loan = Loan { region: Arc::clone(&self.region), start, pages };
+        let start = self.state.runs().alloc(pages)?;
+        let loan = Loan { state: Arc::clone(&self.state), start, pages };
         // SAFETY: the run is inside the mapping, because the allocator counts exactly its pages.
-        let ptr = unsafe { self.region.base.add(start as usize * PAGE) };
+        let ptr = unsafe { self.state.base.add(start as usize * PAGE) };
         // SAFETY: the mapping is zeroed, so initialised. `loan` keeps the mapping alive and the run
         // allocated until the part is dropped, so no other part of this pool covers these bytes,
         // and nothing else accesses them.
@@ -119,22 +119,22 @@ impl StagingPool {
 
     /// Bytes of the pool.
     pub fn capacity(&self) -> usize {
-        self.region.bytes
+        self.state.bytes
     }
 
     /// Allocated bytes.
     pub fn in_use(&self) -> usize {
-        self.capacity() - self.region.runs().free_pages() as usize * PAGE
+        self.capacity() - self.state.runs().free_pages() as usize * PAGE
     }
 
     /// Bytes of the longest part that [`StagingPool::try_part`] could give now.
     pub fn largest_free(&self) -> usize {
-        self.region.runs().largest_free() as usize * PAGE
+        self.state.runs().largest_free() as usize * PAGE
     }
 
     /// Raised each time a part is dropped.
     pub fn released(&self) -> &Signal {
-        &self.region.released
+        &self.state.released
     }
 }
 
