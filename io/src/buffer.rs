@@ -295,7 +295,7 @@ impl Part {
         }
     }
 
-    /// Two parts, the first of `at` bytes (at most all of them).
+    /// Split into two parts; the first has `at` bytes (at most all of them).
     pub fn split(self, at: usize) -> (Part, Part) {
         let at = at.min(self.len);
         // SAFETY: `at` is within the part, or one past its end.
@@ -376,7 +376,7 @@ pub struct Lender<'mem> {
 }
 
 impl<'mem> Lender<'mem> {
-    /// Run `body` with a lender.
+    /// Run `body` with a lender, and abort the process if a part of it still exists afterwards.
     pub fn scope<R>(body: impl FnOnce(&Lender<'mem>) -> R) -> R {
         struct AbortOnLoan(Arc<()>);
         impl Drop for AbortOnLoan {
@@ -402,7 +402,7 @@ impl<'mem> Lender<'mem> {
         }
     }
 
-    /// Lend bytes to be written.
+    /// A part that borrows bytes for writing.
     pub fn exclusive(&self, bytes: &'mem mut [u8]) -> Part {
         let (ptr, len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
         // SAFETY: the borrow lasts for 'mem, which outlives `scope`'s call, and `scope` does not
@@ -410,7 +410,7 @@ impl<'mem> Lender<'mem> {
         unsafe { Part::exclusive(ptr, len, Some(self.loans.clone())) }
     }
 
-    /// Lend bytes to be read.
+    /// A part that borrows bytes for reading.
     pub fn shared(&self, bytes: &'mem [u8]) -> Part {
         let (ptr, len) = (NonNull::from(bytes).cast(), bytes.len());
         // SAFETY: as in `exclusive`, with a shared borrow for shared access.

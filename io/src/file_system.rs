@@ -35,7 +35,9 @@ pub fn file_bytes_max() -> Option<u64> {
 /// file, too. `None` if the length is allowed.
 pub(crate) fn too_long(len: u64) -> Option<String> {
     let most = file_bytes_max().filter(|most| *most < len)?;
-    Some(format!("a file may have {most} bytes (RLIMIT_FSIZE, `ulimit -f`), and {len} are needed"))
+    Some(format!(
+        "the file size limit is {most} bytes (RLIMIT_FSIZE, `ulimit -f`), and {len} are needed: raise it"
+    ))
 }
 
 /// Return a fault instead of the signal (SIGXFSZ) that would end the process.

@@ -111,8 +111,8 @@ impl RealDisk {
             self.cow_warning.call_once(|| {
                 tracing::warn!(
                     path = file.path,
-                    "the file system copies on write: once it is full nothing can be written to the store; \
-                     keep room free, or on btrfs make the store anew where files may be NOCOW"
+                    "the file system is copy-on-write: once it is full the store cannot be written; \
+                     keep space free, or on btrfs recreate the store where files may be NOCOW"
                 );
             });
         }

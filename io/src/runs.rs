@@ -21,7 +21,7 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// All of `pages` pages free.
+    /// A region of `pages` free pages.
     pub fn new(pages: u32) -> Runs {
         let mut runs = Runs { by_start: BTreeMap::new(), by_len: BTreeSet::new(), free: pages, pages };
         if pages > 0 {

@@ -26,7 +26,7 @@ pub(super) struct Job {
     pub(super) op: Op,
     /// Keeps file and lock.
     pub(super) file: Arc<DataFile>,
-    /// Where the completion goes.
+    /// Receives the completion.
     pub(super) inbox: Arc<Inbox>,
 }
 

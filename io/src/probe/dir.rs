@@ -96,7 +96,7 @@ pub(super) fn alignment(fs_type: u64, reported: Option<(u32, u32)>) -> Result<Al
         // Linux 6.5 and later accept O_DIRECT on tmpfs, without effect.
         (TMPFS, _) => Err("tmpfs has no device".to_owned()),
         (RAMFS, _) => Err("ramfs has no device".to_owned()),
-        (_, Some((0, _) | (_, 0))) => Err("statx says that the file takes no direct i/o".to_owned()),
+        (_, Some((0, _) | (_, 0))) => Err("statx reports no support for direct i/o on the file".to_owned()),
         (OVERLAYFS, None) => Err("overlayfs does not report the file system below it".to_owned()),
         (_, None) => Ok(Align { memory: ALIGN_MAX, offset: ALIGN_MAX }),
         (_, Some((memory, offset))) => Ok(Align { memory: accept(memory)?, offset: accept(offset)? }),

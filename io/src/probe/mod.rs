@@ -124,7 +124,7 @@ fn decide(
 fn refuses_mechanism(fault: &IoFault) -> bool {
     match fault.kind {
         FaultKind::Unsupported | FaultKind::Invalid | FaultKind::Other | FaultKind::Exhausted => true,
-        // A short answer to a block inside the file: the file system does not do what it says.
+        // A short transfer inside the file: the file system violates its contract.
         FaultKind::Short => true,
         FaultKind::Device | FaultKind::NoSpace | FaultKind::ReadOnly => false,
         FaultKind::Locked | FaultKind::NotFound | FaultKind::Exists | FaultKind::Gone => false,

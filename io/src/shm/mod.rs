@@ -68,7 +68,7 @@ impl SharedMemory {
         self.map.len()
     }
 
-    /// Whether there is no byte.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

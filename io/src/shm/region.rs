@@ -106,7 +106,7 @@ impl Region {
         }
     }
 
-    /// Whether there is no byte.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -222,7 +222,7 @@ impl View {
         }
     }
 
-    /// Whether there is no byte.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
