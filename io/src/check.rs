@@ -13,8 +13,8 @@ use pagelith_layouts::mutant::{self, Mutant};
 /// Most parts of one operation: the kernel's UIO_MAXIOV (include/uapi/linux/uio.h).
 pub(crate) const PARTS_MAX: usize = 1024;
 
-/// Most bytes of one operation: the kernel's MAX_RW_COUNT (include/linux/fs.h), INT_MAX rounded down to a
-/// page. It cuts longer transfers short without an error.
+/// Most bytes of one operation: the kernel's MAX_RW_COUNT (include/linux/fs.h), INT_MAX rounded
+/// down to a page. The kernel truncates longer transfers without an error.
 pub(crate) const BYTES_MAX: u64 = 0x7fff_f000;
 
 /// Alignment in bytes that transfers must keep.

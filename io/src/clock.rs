@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// Nanoseconds since some fixed moment of this process or simulation; comparable only within one clock.
+/// Nanoseconds since a fixed moment of this process or simulation; comparable only within one
+/// clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Mono(pub u64);
 

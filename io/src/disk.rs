@@ -51,8 +51,9 @@ pub struct DiskFacts {
     pub reason: String,
 }
 
-/// One operation. `offset` and the sum of the parts' lengths are multiples of `offset_align`, each part's
-/// address and length are multiples of `memory_align`; checked in release builds too (kind `Invalid`).
+/// One operation. `offset` and the sum of the parts' lengths are multiples of `offset_align`, each
+/// part's address and length are multiples of `memory_align`; checked in release builds too (kind
+/// `Invalid`).
 #[derive(Debug)]
 pub enum Op {
     /// Fill `parts` in order from `offset`. Every part must be exclusive.

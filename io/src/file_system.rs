@@ -26,7 +26,8 @@ pub(crate) fn nearest(dir: &Path) -> PathBuf {
     }
 }
 
-/// Bytes of the longest file that this process may write (`RLIMIT_FSIZE`); `None` if nothing limits it.
+/// Bytes of the longest file that this process may write (`RLIMIT_FSIZE`); `None` if it is not
+/// limited.
 pub fn file_bytes_max() -> Option<u64> {
     getrlimit(Resource::Fsize).current
 }
