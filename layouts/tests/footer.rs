@@ -110,7 +110,7 @@ fn a_footer_of_another_place_is_refused_by_name() {
     let foreign = pagelith_layouts::segment::SegmentIdentity { store: StoreId([9; 16]), ..identity(1, 2) };
     for (place, field) in [(foreign, "store"), (identity(2, 2), "segment"), (identity(1, 1), "incarnation")] {
         let error = decode(&bytes, place, SEGMENT).expect_err("another place").to_string();
-        assert!(error.contains(&format!("belongs elsewhere field={field} ")), "{error}");
+        assert!(error.contains(&format!("does not match field={field} ")), "{error}");
     }
 }
 

@@ -149,7 +149,7 @@ fn what_an_earlier_life_left_behind_is_whole_and_refused() {
         let refused = r.expect(identity(SEGMENT, 2), at).expect_err("of an earlier life");
         assert_eq!(
             refused.to_string(),
-            "record header belongs elsewhere field=incarnation found=1 expected=2"
+            "identity of record header does not match field=incarnation found=1 expected=2"
         );
     }
     let mut whole = Vec::new();

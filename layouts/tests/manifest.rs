@@ -189,14 +189,14 @@ fn copies_that_contradict_each_other_are_refused() {
     forge(&mut b[..BLOCK], 8, at(&BlockHead::STRUCTURE, "sequence"), &newer);
     let error = decode([&a.copy(), &b]).expect_err("two stores");
     assert_eq!((error.copy, error.index), (1, 0));
-    assert!(error.error.to_string().contains("belongs elsewhere field=store"), "{}", error.error);
+    assert!(error.error.to_string().contains("does not match field=store"), "{}", error.error);
     // Equal sequence, other facts: a write was lost, and nothing says which.
     let (mut x, mut y) = (a.clone(), a);
     x.set_generation(namespace(0), Generation(70)).expect("known");
     y.set_generation(namespace(0), Generation(80)).expect("known");
     let error = decode([&x.copy(), &y.copy()]).expect_err("two histories");
     assert_eq!(error.index, 3);
-    assert!(error.error.to_string().contains("equal in copies that differ"), "{}", error.error);
+    assert!(error.error.to_string().contains("equal in copies with different content"), "{}", error.error);
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn a_header_says_where_it_belongs() {
         (identity(1, 2), 8192, "offset"),
     ] {
         let error = r.expect(place, offset).expect_err("another place").to_string();
-        assert!(error.contains(&format!("belongs elsewhere field={field} ")), "{error}");
+        assert!(error.contains(&format!("does not match field={field} ")), "{error}");
     }
 }
 

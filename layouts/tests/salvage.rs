@@ -74,8 +74,8 @@ fn without_a_superblock_or_with_two_nothing_can_be_said() {
     let other = manifest(StoreId([9; 16])).copy();
     assert!(said([&copy, &other]).contains("two stores"));
     wipe(&mut copy, 0);
-    assert_eq!(said([&copy, &[]]), "nothing here structure=superblock");
-    assert_eq!(said([&[], &[7; 100]]), "nothing here structure=superblock");
+    assert_eq!(said([&copy, &[]]), "no superblock found");
+    assert_eq!(said([&[], &[7; 100]]), "no superblock found");
 }
 
 /// However far the writing of the new manifest got, block by block in either order, a reader takes new blocks where

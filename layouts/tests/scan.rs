@@ -72,7 +72,7 @@ fn a_damaged_header_is_reported_and_costs_its_own_record_only() {
     for (at, reason) in [
         (at(&RecordHead::STRUCTURE, "sequence"), "checksum of record header does not match"),
         (at(&RecordHead::STRUCTURE, "header_bytes"), "record header is malformed field=header_bytes"),
-        (at(&RecordHead::STRUCTURE, "store"), "record header belongs elsewhere field=store"),
+        (at(&RecordHead::STRUCTURE, "store"), "identity of record header does not match field=store"),
         (4095, "checksum of record header does not match"),
     ] {
         let mut image = good.clone();

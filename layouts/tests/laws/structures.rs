@@ -207,7 +207,7 @@ proptest! {
         prop_assert!(elsewhere.is_err_and(|e| e.to_string().contains("field=index")));
         let another = decode_chunk(&chunk, &CheckpointFacts { serial: serial.wrapping_add(1), ..facts }, index);
         let refused = another.map(|_| ()).expect_err("another checkpoint's");
-        let is_identity = |e: &FormatError| e.to_string().contains("belongs elsewhere field=serial");
+        let is_identity = |e: &FormatError| e.to_string().contains("does not match field=serial");
         prop_assert!(is_identity(&refused), "{}", refused);
     }
 
