@@ -56,11 +56,11 @@ fn a_model_that_contradicts_itself() {
         ),
         (
             Model { packed_mtp_layers: 1, draft: Some(draft(&heads())), ..heads() },
-            "packed_mtp_layers must be 0 where draft is set: draft layers are packed or in pools of their own, not both value=1",
+            "packed_mtp_layers must be 0 if draft is set: draft layers are either packed or in pools of their own value=1",
         ),
         (
             Model { attention: Attention::Anchor, ..heads() },
-            "attention of no bytes needs another pool of which every page must be there",
+            "attention has no bytes and needs another pool with hit policy AllPages",
         ),
         (
             Model { indexer: Some(Indexer { layers: Some(62), key_bytes: 128, scale_bytes: 4 }), ..latent() },
@@ -79,7 +79,7 @@ fn a_model_that_contradicts_itself() {
                 }),
                 ..heads()
             },
-            "linear.conv must not be empty where temporal has no elements",
+            "linear.conv must not be empty if temporal has no elements",
         ),
         (
             Model { draft: Some(Draft { attention: Attention::Anchor, ..draft(&heads()) }), ..heads() },
@@ -159,7 +159,7 @@ fn a_head_split_that_does_not_divide() {
         (
             heads(),
             Placement { cp: Slice { rank: 0, of: 2 }, ..split(0, 4, 8) },
-            "placement.cp above 1 does not go with tp_lcm_size value=2",
+            "placement.cp must be 1 with tp_lcm_size value=2",
         ),
         (
             Model { draft: Some(few), ..with_draft },
@@ -207,7 +207,7 @@ fn a_layout_and_a_pool_that_do_not_go_together() {
     ];
     for (model, layout, rule) in cases {
         let error = refusal(&model, &Placement::single(layout));
-        assert!(error.contains("placement.layout does not go with "), "{error}");
+        assert!(error.contains("placement.layout cannot hold "), "{error}");
         assert!(error.contains(rule) && error.contains(&format!("value={layout}")), "{error}");
     }
     for layout in [Layout::LayerFirst, Layout::PageFirst, Layout::PageUnified] {
@@ -230,7 +230,7 @@ fn all_problems_at_once() {
         "window.tokens must be at least 1 value=0",
         "window.attention of a window must have bytes value=Anchor",
         "placement.pp rank must be below size value=2of2",
-        "placement.layout does not go with pool=kv",
+        "placement.layout cannot hold pool=kv",
     ] {
         assert!(error.contains(part), "{part}: {error}");
     }
@@ -313,7 +313,7 @@ fn absurd_sizes() {
     let at = |rank, of| Placement::tensor_parallel(Layout::PageFirst, rank, of);
     let error =
         reshard::plan(&wide, &at(0, 2), &at(0, 1), Role::Target, "kv").expect_err("too many").to_string();
-    assert_eq!(error, "too many ranges to list, at most 16777216 are pool=kv");
+    assert_eq!(error, "too many ranges, at most 16777216 are allowed pool=kv");
 }
 
 #[test]
