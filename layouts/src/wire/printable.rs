@@ -1,8 +1,9 @@
-//! Text of a peer, as it is shown.
+//! Escapes text from a peer before it is printed.
 
 use std::fmt::{self, Display, Write};
 
-/// Shows a peer's text on one line: control characters, and others that are not seen or change how others are shown, are escaped.
+/// Prints a peer's text on one line. Control characters, and characters that are invisible or
+/// change how others are displayed, are escaped.
 #[derive(Clone, Copy, Debug)]
 pub struct Printable<'a>(pub &'a str);
 
@@ -10,7 +11,7 @@ impl Display for Printable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for c in self.0.chars() {
             match c {
-                // Seen as they are, which `escape_debug` does not leave them.
+                // Printed unchanged; `escape_debug` would escape them.
                 '\'' | '"' | '\\' => f.write_char(c)?,
                 _ => write!(f, "{}", c.escape_debug())?,
             }
