@@ -1,13 +1,15 @@
-//! First in, first out, by the request that filled the frame: what is asked for again does not stay longer.
+//! FIFO eviction by the request that filled the frame: later requests for the frame do not extend
+//! its stay.
 
 use super::lanes::Spread;
 use super::order::Order;
 use super::slab::Slab;
 use super::{FrameId, FramePolicy, Recency};
 
-/// First in, first out. "In" is the epoch at insertion, not the moment of the call, so that the pages of two
-/// requests filled side by side do not interleave and each chain leaves from its tail. About 50 bytes a
-/// frame of a request of many pages, and three times that of one that is alone.
+/// FIFO eviction. The order is that of the epoch at insertion, not of the calls, so that the pages
+/// of two concurrent requests do not interleave and each chain leaves from its tail. Memory is
+/// about 50 bytes per frame of a request with many pages, and three times that for a request with
+/// one page.
 #[derive(Debug)]
 pub struct Fifo {
     order: Order,
@@ -81,7 +83,7 @@ mod tests {
     #[test]
     fn requests_leave_in_order_each_from_its_tail_however_often_they_are_touched() {
         let mut fifo = Fifo::new();
-        // Two requests whose pages arrive side by side.
+        // Two requests whose pages arrive interleaved.
         for depth in 0..3 {
             fifo.insert(FrameId(depth), 1, 0, Recency { epoch: 1, depth });
             fifo.insert(FrameId(10 + depth), 1, 0, Recency { epoch: 2, depth });

@@ -1,14 +1,14 @@
-//! Reclaim the segment whose objects were, in the mean, asked for longest ago, and write the most recent of
-//! them again.
+//! Reclaims the segment with the lowest mean recency of its objects, and reinserts its most
+//! recently used objects.
 
 use super::{ExtentFacts, SegmentFacts, SegmentPolicy, pinned_extents};
 
-/// Lowest mean tick of the live objects first; a segment without any before all others. Up to `ratio` of a
-/// segment's payload is written again. A store makes it through [`super::segment_policy`], which checks the
-/// ratio.
+/// The victim is the segment with the lowest mean tick of its live objects; a segment without live
+/// objects precedes all others. Up to `ratio` of a segment's payload is reinserted. A store creates
+/// it with [`super::segment_policy`], which checks the ratio.
 #[derive(Clone, Copy, Debug)]
 pub struct LowestMeanRecency {
-    /// Share of a segment's payload that may be written again, 0 to [`super::REINSERT_RATIO_MAX`].
+    /// Share of a segment's payload that may be reinserted, 0 to [`super::REINSERT_RATIO_MAX`].
     pub ratio: f64,
 }
 
@@ -38,8 +38,9 @@ impl SegmentPolicy for LowestMeanRecency {
         let mut recent: Vec<usize> = (0..extents.len()).filter(warm).collect();
         recent.sort_by_key(|&i| std::cmp::Reverse(extents[i].tick));
         for i in recent {
-            // Stop at the first that does not fit rather than look for smaller ones: what follows is deeper
-            // in its chain or older, and of no use behind the hole that this one leaves.
+            // Stop at the first extent that does not fit, instead of searching for smaller ones:
+            // later extents are deeper in their chain or older, and useless after the gap that this
+            // one leaves.
             if extents[i].bytes > budget {
                 break;
             }
@@ -51,7 +52,7 @@ impl SegmentPolicy for LowestMeanRecency {
     }
 }
 
-/// Compares means without dividing; no live object counts as a mean below all others.
+/// Compare means without division; a segment without live objects has a mean below all others.
 fn mean_cmp(a: &SegmentFacts, b: &SegmentFacts) -> std::cmp::Ordering {
     match (a.live_objects, b.live_objects) {
         (0, _) | (_, 0) => a.live_objects.min(1).cmp(&b.live_objects.min(1)),

@@ -1,35 +1,36 @@
-//! An order of frames that can be walked past the ineligible ones in bounded steps.
+//! The eviction order of frames, searched for an eligible victim in bounded steps.
 //!
-//! A walk spends its first half of looks at the front, where the right victim is. If all of those are
-//! ineligible it jumps to where the last long walk stopped, so that successive calls cover the whole order,
-//! and wraps to what it jumped over. An order no longer than one walk is walked plainly: there, the victim
-//! is always the first eligible frame.
+//! A walk examines frames at the front, where the right victim is, for the first half of its steps.
+//! If all of them are ineligible, it jumps to the place where the last long walk stopped, so that
+//! successive calls cover the whole order, and then wraps to the frames that it jumped over. If the
+//! order is no longer than one walk, the walk does not jump, and the victim is always the first
+//! eligible frame.
 
 use super::places::{Place, Places};
 use super::{FrameId, Recency};
 
-/// Most frames that one walk looks at: at some 100 ns a look and an answer, about 0.1 ms under the store's
-/// lock.
+/// Most frames that one walk examines. At about 100 ns per frame, this takes about 0.1 ms under the
+/// store's lock.
 pub(super) const LOOKS_MAX: usize = 1024;
 
-/// Frames in the order in which they should leave.
+/// Frames in eviction order.
 #[derive(Debug)]
 pub(super) struct Order {
     places: Places,
-    /// The last place that a walk ran out of looks at.
+    /// The place where the last walk that reached its limit stopped.
     resume: Option<Place>,
     /// Where the last victim stood.
     last: Option<Recency>,
     looks_max: usize,
 }
 
-/// One call's way through an [`Order`].
+/// State of one walk through an [`Order`].
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     last: Option<Place>,
     looks: usize,
     jumped: bool,
-    /// Where the jump left the front, until the walk has wrapped to it.
+    /// The place before the jump, until the walk has wrapped to it.
     skipped_from: Option<Place>,
 }
 
@@ -87,7 +88,7 @@ impl Order {
         next
     }
 
-    /// Take the place the walk looked at last out of the order, as its victim.
+    /// Remove `place`, which the walk examined last, from the order as the walk's victim.
     pub(super) fn take(&mut self, walk: &Walk, place: Place) {
         self.places.remove(&place);
         self.last = Some(place.at);
@@ -96,7 +97,7 @@ impl Order {
         }
     }
 
-    /// Remove and return the first frame that `evictable` lets go, within one walk.
+    /// Remove and return the first frame for which `evictable` is true, within one walk.
     pub(super) fn victim(&mut self, evictable: &mut dyn FnMut(FrameId) -> bool) -> Option<FrameId> {
         let mut walk = Walk::default();
         while let Some(place) = self.look(&mut walk) {
@@ -121,7 +122,8 @@ mod tests {
         order
     }
 
-    /// Calls until a victim came, counting, with at most `looks_max` looks a call.
+    /// The victim, and the number of calls until it was found; each call examines at most
+    /// `looks_max` frames.
     fn calls_to_victim(order: &mut Order, evictable: impl Fn(u32) -> bool) -> (u32, usize) {
         for call in 1..=1000 {
             let mut looks = 0;

@@ -1,8 +1,8 @@
-//! Reclaim the oldest segment: the log as a ring, the least that a device can be asked to write.
+//! Reclaims the oldest segment: the log is a ring, which causes the least possible writes.
 
 use super::{ExtentFacts, SegmentFacts, SegmentPolicy, pinned_extents};
 
-/// Oldest segment first; only what is pinned is written again.
+/// The victim is the oldest segment; only pinned extents are reinserted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SegmentFifo;
 

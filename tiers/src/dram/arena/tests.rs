@@ -5,8 +5,8 @@ use super::*;
 
 const BLOCK: u32 = 32 * 1024;
 
-/// Bytes of the mapping that address lies in, and how many of them have memory, as the system says.
-#[allow(clippy::disallowed_methods, reason = "what the system says of this process's memory is in no store")]
+/// Size and resident bytes of the mapping that contains `address`, from `/proc/self/smaps`.
+#[allow(clippy::disallowed_methods, reason = "reads the system's view of this process's memory, not a store")]
 fn resident(address: usize) -> (u64, u64) {
     let maps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
     let mut own = false;
@@ -46,7 +46,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0] ^ seed).collect()
 }
 
-/// Fill as the only user of the extent; the checksums of its blocks.
+/// Fill an extent that has no other user; returns the checksums of its blocks.
 fn fill(memory: &Arc<ArenaMemory>, extent: Extent, parts: &[&[u8]], block: u32) -> Checksums {
     // SAFETY: tests make no other access to the extent while they fill it.
     let mut writer = unsafe { memory.writer(extent) };
@@ -84,7 +84,7 @@ fn padding_is_zero_even_where_an_earlier_owner_left_bytes() {
         fill(&memory, old, &[&[0xff; 8192]], BLOCK);
         space.free(old);
         let extent = space.alloc(len).expect("room");
-        assert_eq!(extent.first_page, old.first_page, "the test is about the same memory");
+        assert_eq!(extent.first_page, old.first_page, "the allocator reuses the same page");
         fill(&memory, extent, &[&pattern(len as usize, 1)], BLOCK);
         let part = padded(&memory, extent);
         assert_eq!((part.len() as u64, part.addr() % 4096), (extent.padded_bytes(), 0));
@@ -133,7 +133,7 @@ fn a_part_keeps_the_arena_mapped() {
     assert_eq!(part.bytes(), pattern(100, 3));
     assert!(!part.is_exclusive());
     drop(part);
-    assert_eq!(alive.strong_count(), 0, "the last part gives the memory back");
+    assert_eq!(alive.strong_count(), 0, "dropping the last part releases the memory");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn an_extent_that_reaches_over_the_end_is_not_survived() {
 }
 
 #[test]
-#[allow(clippy::disallowed_methods, reason = "what is tested is that threads may share the memory")]
+#[allow(clippy::disallowed_methods, reason = "tests that threads may share the memory")]
 fn threads_fill_and_read_their_own_extents_side_by_side() {
     let Arena { memory, mut space } = arena(64 * 4096);
     let extents: Vec<Extent> = (0..8).map(|_| space.alloc(5000).expect("room")).collect();
@@ -183,7 +183,7 @@ proptest! {
         let mut ends: Vec<usize> = cuts.iter().map(|cut| cut.index(len + 1)).collect();
         ends.sort_unstable();
         ends.push(len);
-        // Equal ends make empty parts, which a caller may pass too.
+        // Equal ends give empty parts, which callers may pass.
         let mut from = 0;
         let part = |end: &usize| &bytes[std::mem::replace(&mut from, *end)..*end];
         let parts: Vec<&[u8]> = ends.iter().map(part).collect();

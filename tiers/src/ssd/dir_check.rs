@@ -1,6 +1,7 @@
-//! Whether each directory is the one it is taken for. Segments are striped over the directories by number, so a
-//! store opened with its directories in another order, or with one of another store among them, would find
-//! nothing where it looks, and write over what is there.
+//! Checks at open that each configured directory is the right one.
+//!
+//! Segments are striped over the directories by number. With directories in another order, or with
+//! a directory of another store, the store would find no valid data and overwrite what exists.
 
 use pagelith_io::disk::{Disk, FileId};
 use pagelith_layouts::align::ALIGN;
@@ -15,9 +16,10 @@ fn misplaced(disk: &dyn Disk, dir: usize, found: String) -> VolumeError {
     VolumeError::Misplaced { dir: disk.dir_name(dir), number: dir, found }
 }
 
-/// By name: the files of the first and of the last directory lie nowhere else. Before the manifest is read,
-/// since it would not be found. `dirs` is the configured number, which the manifest may contradict: with one
-/// directory every file may lie in it.
+/// Check file names: certain files exist only in the first or only in the last directory. Runs
+/// before the manifest is read, since a misplaced manifest would not be found. `dirs` is the
+/// configured number of directories, which may differ from that of the manifest. With one
+/// directory, all files are in it.
 pub(super) fn check_names(disk: &dyn Disk, dirs: usize) -> Result<(), VolumeError> {
     if dirs < 2 {
         return Ok(());
@@ -27,19 +29,19 @@ pub(super) fn check_names(disk: &dyn Disk, dirs: usize) -> Result<(), VolumeErro
             let first = name == names::MANIFESTS[0] || names::CHECKPOINTS.contains(&&*name);
             let last = name == names::MANIFESTS[1];
             if (first && dir != 0) || (last && dir != dirs - 1) {
-                return Err(misplaced(disk, dir, format!("{name}, which belongs in the {}", which(first))));
+                return Err(misplaced(disk, dir, format!("{name}, which belongs in the {}", ordinal(first))));
             }
         }
     }
     Ok(())
 }
 
-fn which(first: bool) -> &'static str {
+fn ordinal(first: bool) -> &'static str {
     if first { "first" } else { "last" }
 }
 
-/// By what was written: the head of each directory's first segment, if there is one, names this store and the
-/// segment that belongs there.
+/// Check content: the header of each directory's first segment, if one exists, names this store and
+/// that segment.
 pub(super) fn check_heads(
     disk: &dyn Disk,
     serial: &mut Serial,
@@ -47,11 +49,11 @@ pub(super) fn check_heads(
     segments: &[FileId],
 ) -> Result<(), VolumeError> {
     for (dir, file) in segments.iter().enumerate() {
-        // What the device will not read is recovery's to judge.
+        // Recovery handles unreadable segments.
         let Ok(block) = serial.read(*file, 0, ALIGN as usize) else { continue };
         let head = segment::decode_head(&block, store, SegmentId(dir as u32));
         if let Err(error @ FormatError::Identity { .. }) = head {
-            return Err(misplaced(disk, dir, error.to_string()));
+            return Err(misplaced(disk, dir, format!("another segment: {error}")));
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What a scan of a segment without a footer finds, in one look or two.
+//! The result of one or several scans of a segment without a footer.
 
 use std::collections::BTreeMap;
 
@@ -12,21 +12,21 @@ use pagelith_layouts::segment::SegmentIdentity;
 
 use super::recover::Footer;
 
-/// What a scan of a segment has found.
+/// The records found by scans of a segment.
 #[derive(Default)]
-pub(super) struct Scanned {
-    /// By offset: kind, sequence, end, and what a footer says of it.
+pub(super) struct ScanResult {
+    /// Kind, sequence, end and footer entries of each record, by offset.
     records: BTreeMap<u64, (RecordKind, Sequence, u64, Vec<FooterEntry>)>,
-    /// Records that are not whole.
+    /// Number of incomplete records.
     pub torn: u64,
-    /// Whether something was there that belongs elsewhere.
+    /// Whether a header of another store or place was found.
     pub misplaced: bool,
 }
 
-impl Scanned {
-    /// The next thing found.
-    pub fn take(&mut self, what: Found<'_>) {
-        match what {
+impl ScanResult {
+    /// Add an item that the scan found.
+    pub fn add(&mut self, item: Found<'_>) {
+        match item {
             Found::Record { record, payload: Ok(()) } => {
                 let r = record.facts();
                 let end = r.offset + record.record_bytes();
@@ -34,7 +34,7 @@ impl Scanned {
                 self.records.insert(r.offset, (r.kind, r.sequence, end, entries));
             }
             Found::Record { payload: Err(_), .. } => self.torn += 1,
-            // Old incarnations' records are no ruins of this one.
+            // Records of an old incarnation are expected and not damage.
             Found::Junk { error: FormatError::Identity { field, .. }, .. } => {
                 self.misplaced |= field != "incarnation";
             }
@@ -42,28 +42,29 @@ impl Scanned {
         }
     }
 
-    /// Whether the device may have brought something else than what is there.
+    /// Whether the device may have returned wrong data.
     pub fn is_doubtful(&self) -> bool {
         self.misplaced || self.torn > 0 || self.records.is_empty() || self.has_gap()
     }
 
-    /// Whether records lie behind a place where none was found: one that the crash took, or one that was not read.
+    /// Whether there is a gap before a record: a record was lost in the crash, or the scan missed
+    /// it.
     fn has_gap(&self) -> bool {
         let mut expected = ALIGN;
         self.records.iter().any(|(at, (_, _, end, _))| std::mem::replace(&mut expected, *end) != *at)
     }
 
-    /// Where the next record would begin.
+    /// Offset at which the next record would begin.
     pub fn end(&self) -> u64 {
         self.records.values().map(|(_, _, end, _)| *end).max().unwrap_or(ALIGN).max(ALIGN)
     }
 
-    /// Whether nothing whole was found.
+    /// Whether no valid record was found.
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
 
-    /// What its footer would say.
+    /// The footer of the segment.
     pub fn footer(self, identity: SegmentIdentity, order: SegmentOrder) -> Footer {
         let sequences = || self.records.values().map(|(kind, sequence, ..)| (*kind, *sequence));
         let facts = FooterFacts {
@@ -89,11 +90,11 @@ mod tests {
     fn a_place_without_a_record_before_others_is_looked_at_again() {
         let scanned = |records: &[(u64, u64)]| {
             let record = |(at, end): &(u64, u64)| (*at, (RecordKind::Data, Sequence(1), *end, Vec::new()));
-            Scanned { records: records.iter().map(record).collect(), ..Scanned::default() }
+            ScanResult { records: records.iter().map(record).collect(), ..ScanResult::default() }
         };
         assert!(!scanned(&[(4096, 16_384), (16_384, 20_480)]).is_doubtful());
-        assert!(scanned(&[(8192, 16_384)]).is_doubtful(), "the first is missing");
-        assert!(scanned(&[(4096, 16_384), (20_480, 24_576)]).is_doubtful(), "one between is missing");
+        assert!(scanned(&[(8192, 16_384)]).is_doubtful(), "the first record is missing");
+        assert!(scanned(&[(4096, 16_384), (20_480, 24_576)]).is_doubtful(), "a middle record is missing");
         assert!(scanned(&[]).is_doubtful());
         assert_eq!((scanned(&[(4096, 16_384)]).end(), scanned(&[]).end()), (16_384, ALIGN));
     }

@@ -1,23 +1,23 @@
-//! Why a store is not opened.
+//! The error of opening a store.
 
 use pagelith_io::fault::IoFault;
 use pagelith_layouts::error::FormatError;
 
-/// Why a store could not be opened.
+/// A store could not be opened or created.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
-    /// The disk failed or refused.
+    /// A disk operation failed.
     #[error("{0}")]
     Io(#[from] IoFault),
-    /// The directory holds other things.
+    /// The directory has files that do not belong to a store.
     #[error("directory is not a store and not empty dir={dir} file={file}")]
     NotAStore {
         /// The directory.
         dir: String,
-        /// What lies in it.
+        /// A file in it.
         file: String,
     },
-    /// Another process has the store open, or one was killed and its writes are still under way.
+    /// Another process has the store open, or a killed process still has writes in flight.
     #[error(
         "store is open elsewhere dir={dir} file={file} owner=({owner}); if that process has ended, a child that it forked still \
          has the file, or its last writes are under way"
@@ -27,10 +27,10 @@ pub enum VolumeError {
         dir: String,
         /// The file whose lock is held.
         file: String,
-        /// What the LOCK file says of who has it.
+        /// Content of the LOCK file.
         owner: String,
     },
-    /// A directory holds no file of the store, and others do.
+    /// A directory has no file of the store, while other directories have some.
     #[error(
         "ssd.dirs: directory {number} of {dirs} holds no file of the store, is its drive mounted? dir={dir}"
     )]
@@ -39,7 +39,7 @@ pub enum VolumeError {
         dir: String,
         /// Its number in the configuration, from 1.
         number: usize,
-        /// How many there are.
+        /// Number of directories.
         dirs: usize,
     },
     /// A file of the store is missing.
@@ -50,7 +50,7 @@ pub enum VolumeError {
         /// The file.
         file: &'static str,
     },
-    /// A file of the store has another length than the manifest says.
+    /// A file of the store does not have the length that the manifest implies.
     #[error(
         "a file of the store has another length dir={dir} file={file} expected_bytes={expected} found_bytes={found}"
     )]
@@ -59,41 +59,41 @@ pub enum VolumeError {
         dir: String,
         /// The file.
         file: &'static str,
-        /// Its length as it should be.
+        /// Expected length in bytes.
         expected: u64,
-        /// Its length.
+        /// Actual length in bytes.
         found: u64,
     },
-    /// No copy of a manifest block can be read.
+    /// A manifest block is valid in no copy.
     #[error("{error} file={file} offset={offset}")]
     Manifest {
-        /// What is wrong.
+        /// The error of the block.
         error: FormatError,
-        /// Which copy.
+        /// The file of the copy.
         file: &'static str,
-        /// Byte offset in it.
+        /// Byte offset in the file.
         offset: u64,
     },
-    /// A directory is another store's, or another of this store's.
+    /// A directory belongs to another store, or has another number in this store.
     #[error("ssd.dirs: directory {number} is not the one it was: it holds {found} dir={dir}")]
     Misplaced {
         /// The directory.
         dir: String,
         /// Its number in the configuration, from 0.
         number: usize,
-        /// What gives it away.
+        /// The content that proves it.
         found: String,
     },
-    /// The store was made with another configuration.
+    /// The store was created with another configuration.
     #[error(
         "store was made with another {field}: it has {found}, the configuration asks for {wanted} dir={dir}"
     )]
     Incompatible {
         /// The configuration field.
         field: &'static str,
-        /// What the store has.
+        /// Value in the store.
         found: u64,
-        /// What was asked for.
+        /// Configured value.
         wanted: u64,
         /// The first directory.
         dir: String,

@@ -1,8 +1,10 @@
-//! Segments that were kept ready and found without a head: nothing in them counts, and nothing may come to count later.
+//! Segments that recovery finds without a header: their records must not count, neither now nor at
+//! a later open.
 //!
-//! A crash can leave a record in such a segment, not synced, without the head that went before it. That nothing was
-//! found this time is then the head's doing: the day its block cannot be read, the segment would be read record by
-//! record, and what had been removed meanwhile would be there again. So the incarnation is raised at once.
+//! A crash can leave an unsynced record in a spare segment without the header that precedes it.
+//! Recovery ignores this record only because the header block is readable and empty. If that block
+//! becomes unreadable, a later open would scan the segment, find the record, and bring back an
+//! object that was removed in the meantime. So the incarnation is raised at once.
 
 use std::collections::BTreeSet;
 
@@ -15,8 +17,8 @@ use super::recover::{Recovered, UNREADABLE_SEQUENCES};
 use super::serial::Serial;
 use super::volume::{Full, Volume};
 
-/// Raise the incarnation of segments that are free and may hold records of their present one.
-pub(super) fn disown(
+/// Raise the incarnation of free segments that may have records of their current incarnation.
+pub(super) fn raise_incarnations(
     volume: &Volume,
     manifest: &mut Manifest,
     serial: &mut Serial,
@@ -32,8 +34,9 @@ pub(super) fn disown(
     if blocks.is_empty() {
         return Ok(());
     }
-    // One copy after the other, as always. While the second is whole a failure of the first costs nothing: the next
-    // change of the manifest begins with the first again. After one of the second the first must not be touched.
+    // One copy after the other. If the first copy fails, the second is intact, and the next change
+    // of the manifest begins with the first again. If the second copy fails, the first must not be
+    // written.
     for (copy, file) in volume.manifests.into_iter().enumerate() {
         let written = blocks.iter().try_for_each(|block| {
             serial.write(file, u64::from(*block) * ALIGN, &manifest.block(*block))?;
@@ -47,7 +50,7 @@ pub(super) fn disown(
             }
             Err(fault) if serial.is_late() => return Err(fault),
             Err(fault) => {
-                tracing::warn!(%fault, "segments without a head keep their incarnation");
+                tracing::warn!(%fault, "manifest cannot be written, segments without a header keep their incarnation");
                 keep_incarnations(ids, found);
                 return Ok(());
             }
@@ -56,8 +59,9 @@ pub(super) fn disown(
     Ok(())
 }
 
-/// The same without a change of the manifest: what may lie in these segments stays older than all that comes, and every
-/// removal is kept until they are used.
+/// The alternative to [`raise_incarnations`] that does not change the manifest: records in these
+/// segments get older sequences than all later ones, and all tombstones are kept until the segments
+/// are reused.
 pub(super) fn keep_incarnations(ids: &[SegmentId], found: &mut Recovered) {
     if ids.is_empty() {
         return;
