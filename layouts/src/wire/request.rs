@@ -47,12 +47,8 @@ structure! {
         request: u64,
         /// Namespace to clear; else zero.
         namespace: NamespaceId,
-        /// Name, unique on this connection, of a pin (pin, unpin, view), an open group (begin, put
-        /// into, commit, abort, missing) or a hold (hold, release); duration in milliseconds
-        /// (lease); number of bytes (used). At least 1 in these verbs. Position of the first event,
-        /// 0 for new events only (events). Number under which the client asserts that bytes passed
-        /// by reference without checksums do not change, 0 without that (put, put attached, put
-        /// parts). Else zero.
+        /// What the client calls a pin (pin, unpin, view) or an open group (begin, put into, commit, abort, missing) or a hold (hold, release), of this connection; how many milliseconds (lease), how many bytes (used). At least 1 there. From where
+        /// on (events), 0 for what happens from now on. Under which the client says that what it shows without checksums is as it was (put, put attached, put parts), 0 if it does not. Else zero.
         number: u64,
     }
 }
@@ -68,9 +64,8 @@ structure! {
         to: u64,
         /// Length of the destination in bytes, equal to the length of the object or of the range.
         length: u64,
-        /// Bit 0: a range. Bit 1: send the bytes instead of passing them by reference. Bit 2: the
-        /// client can read the bytes from a file of the store. Other bits are zero, and so is bit 2
-        /// if bit 1 is set.
+        /// Bit 0: a range. Bit 1: its bytes are to be sent, and not shown. Bit 2: the client can read them out of a file of the
+        /// store's. Other bits are zero, and bit 2 where bit 1 is set.
         flags: u32,
         /// Zero.
         reserved: u32,
@@ -189,7 +184,7 @@ impl GetItem {
         self.flags & FLAG_READS != 0
     }
 
-    /// The range; `None` for the whole object.
+    /// Which bytes; `None` for all.
     pub fn range(&self) -> Option<Range<u64>> {
         (self.flags & FLAG_RANGE != 0).then_some(self.from..self.to)
     }

@@ -1,8 +1,6 @@
-//! Bytes passed by reference: a frame names their location in memory or files that the sender
-//! passed over the connection's socket.
-//!
-//! The receiver copies the bytes, sends a taken frame, and verifies checksums. The sender keeps the
-//! bytes unchanged until it receives that frame, or until its own time limit expires.
+//! Bytes that are not sent but shown: where they lie in memory, or in files, that the sender handed over on the connection's socket.
+//! Whoever is shown them copies them, says that it is done, and compares checksums: until then, and only until then, the
+//! sender keeps them as they are, for as long as it thinks right.
 
 use super::List;
 use crate::error::FormatError;
@@ -24,10 +22,9 @@ structure! {
 }
 
 structure! {
-    /// A contiguous range of one region, or of one file.
+    /// Bytes side by side in one region, or in one file.
     pub struct ShownPiece = 24 {
-        /// Number of the region, from 0, in the order in which the sender passed them; files are
-        /// numbered after all regions.
+        /// Number of the region, in the order in which the sender handed them over, from 0; of a file, behind all regions.
         pub region: u32,
         /// Zero.
         reserved: u32,
