@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_room_for_full_and_partly_empty_chunks() {
+    fn file_length_counts_full_and_partly_empty_chunks() {
         assert_eq!(CHUNK_ITEMS, 2046);
         assert_eq!(file_bytes(0, 0), 4096);
         assert_eq!(file_bytes(1, 0), 4096 + 65_536);
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_reads_back_and_names_what_is_wrong() {
+    fn header_round_trips_and_invalid_field_is_named() {
         let block = encode_head(&facts());
         assert_eq!(decode_head(&block, STORE), Ok(facts()));
         let refused = |at: usize, value: u8| {
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_reads_back() {
+    fn chunk_round_trips() {
         for count in [0, 1, CHUNK_ITEMS] {
             let items: Vec<u8> = (0..count * 32).map(|i| (i % 251) as u8).collect();
             assert_eq!(decode_chunk(&chunk(&items), &facts(), 2), Ok((ChunkKind::Entries, &items[..])));
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_says_of_which_checkpoint_it_is() {
+    fn chunk_serial_names_its_checkpoint() {
         let mut good = chunk(&[3; 64]);
         assert_eq!(chunk_serial(&good, STORE), Some(5));
         assert_eq!(chunk_serial(&good, StoreId([8; 16])), None);
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_that_cannot_be_written_is_not() {
+    fn chunk_of_wrong_length_is_not_encoded() {
         let mut out = vec![0; CHUNK_BYTES];
         for (bytes, items) in [(CHUNK_BYTES - 1, 0), (CHUNK_BYTES, 33), (CHUNK_BYTES, (CHUNK_ITEMS + 1) * 32)]
         {
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_of_another_checkpoint_or_place_is_refused() {
+    fn chunk_of_other_checkpoint_or_index_is_refused() {
         let good = chunk(&[3; 64]);
         let named =
             |facts: CheckpointFacts, index| decode_chunk(&good, &facts, index).unwrap_err().to_string();

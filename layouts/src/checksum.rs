@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stretch_has_its_part_of_each_block() {
+    fn range_is_split_at_block_boundaries() {
         let of = |stretch| blocks_in(stretch, 10).collect::<Vec<_>>();
         assert_eq!(of(0..30), [0..10, 10..20, 20..30]);
         assert_eq!(of(13..31), [13..20, 20..30, 30..31]);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_counts_as_zeros() {
+    fn checksum_field_counts_as_zeros() {
         for len in [64, 4095, 4096, 4097, 20_000] {
             let mut bytes: Vec<u8> = (0..len).map(|i| i as u8 | 1).collect();
             for hole in [0, 8, len - 16] {
@@ -160,7 +160,7 @@ mod tests {
     proptest::proptest! {
         /// Two implementations of one specification: each reads a store that the other wrote.
         #[test]
-        fn both_implementations_agree(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..5000), cut in 0usize..5000) {
+        fn both_xxh3_implementations_agree(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..5000), cut in 0usize..5000) {
             let other = xxhash_rust::xxh3::xxh3_128(&bytes).to_le_bytes();
             proptest::prop_assert_eq!(checksum(&bytes), other);
             let (a, b) = bytes.split_at(cut.min(bytes.len()));
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_equals_one_pass_and_starts_over() {
+    fn stream_checksum_equals_one_pass_and_resets() {
         let bytes: Vec<u8> = (0..100_000u32).map(|i| i.wrapping_mul(31) as u8).collect();
         let mut s = StreamChecksum::new();
         for _ in 0..2 {
@@ -183,13 +183,13 @@ mod tests {
     }
 
     #[test]
-    fn block_sizes_have_bounds() {
+    fn block_size_out_of_bounds_is_invalid() {
         let sizes = [0, 512, 4095, 4096, BLOCK_BYTES, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX + 4096, u32::MAX];
         assert_eq!(sizes.map(block_bytes_ok), [false, false, false, true, true, true, false, false]);
     }
 
     #[test]
-    fn a_fingerprint_depends_on_secret_generation_and_every_byte_of_the_key() {
+    fn fingerprint_depends_on_secret_generation_and_every_key_byte() {
         let secret = std::array::from_fn(|i| i as u8);
         let key: ObjectKey = bytemuck::Zeroable::zeroed();
         let mut seen = vec![
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_counted_up() {
+    fn block_count_rounds_up() {
         assert_eq!([1, 32768, 32769].map(|n| block_count(n, BLOCK_BYTES)), [1, 1, 2]);
     }
 }

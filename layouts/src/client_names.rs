@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_one_spelling() {
+    fn number_with_second_spelling_is_refused() {
         assert_eq!(take_number("0_k"), Some((0, "_k")));
         assert_eq!(take_number("65535"), Some((65_535, "")));
         for bad in ["", "_k", "00", "01", "+1", "-1", " 1", "65536", "99999999999999999999", "\u{661}"] {

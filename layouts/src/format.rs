@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_follow_one_another_without_gaps() {
+    fn format_structures_have_no_gaps() {
         for s in STRUCTURES {
             let mut at = 0;
             for f in s.fields {
@@ -133,14 +133,14 @@ mod tests {
     }
 
     #[test]
-    fn reading_past_the_end_is_none() {
+    fn read_past_end_is_none() {
         assert_eq!(read::<u32>(&[1, 0, 0]), None);
         assert_eq!(read::<u32>(&[1, 0, 0, 0, 9]), Some(1));
         assert!(is_zero(&[0; 3]) && !is_zero(&[0, 1]));
     }
 
     #[test]
-    fn one_byte_that_is_not_zero_is_seen_anywhere_and_cleared() {
+    fn nonzero_byte_at_any_offset_is_detected_and_cleared() {
         for len in [0, 1, 63, 64, 65, 200] {
             let mut bytes = vec![0u8; len];
             assert!(is_zero(&bytes));

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_structure_and_field_is_in_the_page() {
+    fn rendered_page_has_every_structure_and_field() {
         let page = render_structures();
         for s in STRUCTURES {
             assert!(page.contains(&format!("### {}: {} bytes\n", s.name, s.size)), "{}", s.name);

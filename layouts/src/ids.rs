@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hex_is_strict() {
+    fn hex_of_wrong_case_or_length_is_refused() {
         let id = StoreId(std::array::from_fn(|i| i as u8 * 16 + 1));
         assert_eq!(StoreId::from_hex(&id.to_string()), Some(id));
         assert_eq!(StoreId::from_hex(&id.to_string().to_uppercase()), None);

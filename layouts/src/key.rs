@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_reads_back_from_bytes_and_text() {
+    fn key_round_trips_as_bytes_and_text() {
         for (role, mark) in [(Role::Target, ""), (Role::Draft, "d:")] {
             let k = key(role, "kv", "k").expect("valid names");
             assert_eq!((k.role(), k.pool(), k.component(), k.shard()), (role, "kv", "k", Shard::Whole));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn names_have_an_alphabet_and_a_length() {
+    fn name_outside_alphabet_or_length_is_refused() {
         for (pool, component) in [("kv", "k"), (&*"p".repeat(30), &*"c".repeat(23)), ("A-z_0.9", "temporal")]
         {
             assert_eq!(key(Role::Target, pool, component).map(|k| k.pool().len()), Ok(pool.len()));
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_no_key_has_are_refused() {
+    fn invalid_key_bytes_are_refused_by_field() {
         let good = *key(Role::Target, "kv", "k").expect("valid names").as_bytes();
         let at = |field: &str| {
             let field = ObjectKey::STRUCTURE.fields.iter().find(|f| f.name == field).expect("a field");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_no_key_has_are_refused() {
+    fn invalid_key_texts_are_refused() {
         let (n, h) = ("ab".repeat(16), "01".repeat(32));
         let bad = [
             String::new(),
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn the_objects_of_a_page_are_neighbours() {
+    fn objects_of_page_are_adjacent_in_key_order() {
         let of = |page: u8, pool: &str| {
             let hash = PrefixHash([page; 32]);
             ObjectKey::new(NamespaceId([1; 16]), hash, Role::Target, pool, "k", Shard::Whole)

@@ -30,7 +30,7 @@ mod tests {
     use crate::ids::SegmentId;
 
     #[test]
-    fn only_whole_names_are_ours() {
+    fn only_exact_file_names_are_ours() {
         let ours =
             ["LOCK", "CREATING", "segments", "manifest.0", "manifest.1", "checkpoint.0", "checkpoint.1"];
         assert_eq!(ours.map(is_ours), [true; 7]);
@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbouring_segments_lie_on_different_drives() {
+    fn neighbouring_segments_are_in_different_directories() {
         let places: Vec<_> = (0..5).map(|i| segment_place(SegmentId(i), 2, 4096)).collect();
         assert_eq!(places, [(0, 0), (1, 0), (0, 4096), (1, 4096), (0, 8192)]);
         assert_eq!(segment_place(SegmentId(7), 0, 4096), (0, 7 * 4096), "no directory counts as one");

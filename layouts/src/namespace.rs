@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_field_counts_and_none_run_together() {
+    fn namespace_id_depends_on_every_field_boundary() {
         let base = Namespace { model: "ab".into(), revision: "c".into(), ..Default::default() };
         let mut seen = vec![base.id()];
         for change in [
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fingerprint_is_stable() {
+    fn namespace_id_is_stable() {
         // Computed once by this code; a change would make every stored page unreachable.
         let n = Namespace {
             model: "llama-3-8b".into(),
@@ -138,7 +138,7 @@ mod tests {
     /// Both values were also computed independently of this code, from the rule in
     /// `docs/format.md`.
     #[test]
-    fn a_full_description_and_an_opaque_key_are_stable() {
+    fn ids_of_full_namespace_and_opaque_key_are_stable() {
         let n = Namespace {
             tenant: "acme".into(),
             model: "llama-3-8b".into(),

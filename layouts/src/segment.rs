@@ -135,18 +135,18 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_segment_is_256_mib() {
+    fn longest_segment_is_256_mib() {
         assert_eq!(SEGMENT_BYTES_MAX, 256 << 20);
     }
 
     #[test]
-    fn a_head_reads_back() {
+    fn segment_header_round_trips() {
         let read = decode_head(&head(), STORE, SEGMENT);
         assert_eq!(read, Ok((Incarnation(9), SegmentOrder(21), 1 << 20)));
     }
 
     #[test]
-    fn every_flipped_bit_is_seen() {
+    fn every_flipped_bit_of_segment_header_is_detected() {
         let mut block = head();
         for bit in 0..block.len() * 8 {
             block[bit / 8] ^= 1 << (bit % 8);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_of_another_place_is_refused_by_name() {
+    fn segment_header_of_other_place_is_refused_by_field() {
         let other = decode_head(&head(), StoreId([8; 16]), SEGMENT).unwrap_err();
         assert!(other.to_string().contains("field=store"), "{other}");
         let other = decode_head(&head(), STORE, SegmentId(4)).unwrap_err();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_head_is_named() {
+    fn invalid_segment_header_error_names_reason() {
         let refused = |block: &[u8]| decode_head(block, STORE, SEGMENT).unwrap_err();
         assert_eq!(refused(&[0; 4096]), FormatError::Empty { structure: WHAT });
         assert_eq!(refused(&[1; 4096]), FormatError::Magic { structure: WHAT });

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_reads_back_from_bytes_and_text() {
+    fn every_shard_kind_round_trips_as_bytes_and_text() {
         let full =
             Shard::Rank { tp: slice(3, 8), pp: slice(1, 2), cp: slice(0, 4), dcp: slice(65_534, 65_535) };
         let heads = Shard::Heads { group: slice(2, 8), layer_from: 0, layer_to: 61 };
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_spelling_is_refused() {
+    fn shard_text_with_second_spelling_is_refused() {
         for text in [
             "",
             "Whole",
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_a_kind_does_not_use_are_zero() {
+    fn shard_with_nonzero_unused_field_is_refused() {
         let raw = Shard::Whole.encode();
         let rank = Shard::tensor_parallel(1, 2).expect("rank below of").encode();
         let heads = Shard::Heads { group: Slice::ALL, layer_from: 1, layer_to: 2 }.encode();

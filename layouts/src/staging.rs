@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cost_is_the_clients_formula() {
+    fn staging_cost_equals_client_formula() {
         assert_eq!(cost(256 + 512), 12_288);
         assert_eq!(cost(4096), 12_288);
         assert_eq!(cost(4097), 16_384);
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn splits_in_order_and_leaves_nothing_out() {
+    fn split_keeps_order_and_every_object() {
         assert_eq!(split(&[], 10), vec![]);
         assert_eq!(split(&[4, 4, 2], 10), vec![0..3]);
         assert_eq!(split(&[4, 4, 3], 10), vec![0..2, 2..3]);

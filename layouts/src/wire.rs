@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_has_a_tag_of_its_own_and_zero_is_none() {
+    fn every_frame_kind_has_unique_nonzero_tag() {
         assert_eq!(Kind::of(0), None);
         assert_eq!(Kind::of(16), None);
         for kind in Kind::ALL {
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_follow_one_another_without_gaps() {
+    fn wire_structures_have_no_gaps() {
         for s in STRUCTURES {
             let mut at = 0;
             for f in s.fields {

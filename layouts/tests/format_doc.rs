@@ -25,7 +25,7 @@ fn page() -> String {
 }
 
 #[test]
-fn the_page_shows_the_tables_of_the_code() {
+fn format_page_has_field_tables_of_code() {
     let page = page();
     let (before, rest) = page.split_once(BEGIN).expect("the begin marker");
     let (shown, after) = rest.split_once(END).expect("the end marker");
@@ -41,7 +41,7 @@ fn the_page_shows_the_tables_of_the_code() {
 
 /// Numbers that the page's prose states.
 #[test]
-fn the_prose_states_the_numbers_of_the_code() {
+fn format_page_states_limits_of_code() {
     let page = page();
     for (what, number) in [
         ("unit of alignment", ALIGN),
@@ -62,7 +62,7 @@ fn the_prose_states_the_numbers_of_the_code() {
 }
 
 #[test]
-fn the_prose_names_every_file() {
+fn format_page_names_every_file() {
     let page = page();
     let names = [names::LOCK, names::CREATING, names::SEGMENTS];
     for name in names.into_iter().chain(names::MANIFESTS).chain(names::CHECKPOINTS) {

@@ -92,7 +92,7 @@ fn servers() -> impl Iterator<Item = Placement> {
 }
 
 #[test]
-fn every_object_of_every_preset_has_a_client_name_that_reads_back() {
+fn every_preset_object_has_client_name_that_round_trips() {
     let (mut names, mut split, mut unified) = (0, 0, 0);
     let mut tried: BTreeMap<String, usize> = BTreeMap::new();
     for model in models() {
@@ -115,7 +115,7 @@ fn every_object_of_every_preset_has_a_client_name_that_reads_back() {
 /// Where servers name one `tp_lcm_size`, all sizes that divide it have the same names for the same objects, in each
 /// number of stages; the one of as many ranks too, which splits nothing.
 #[test]
-fn servers_that_share_head_groups_have_the_same_names_for_the_same_objects() {
+fn servers_sharing_head_groups_print_equal_names() {
     for (model, lcm) in [("llama-3-8b+llama-3-8b-eagle3", 8), ("gpt-oss-20b", 8), ("qwen3-235b", 4)] {
         let model = presets::model(model).expect("a preset");
         for pp in [1, 2] {
@@ -132,7 +132,7 @@ fn servers_that_share_head_groups_have_the_same_names_for_the_same_objects() {
 
 /// Written by hand: what a rank of 2 prints with `tp_lcm_size` 8, in one stage and in two.
 #[test]
-fn names_of_head_groups() {
+fn head_group_names_equal_handwritten_list() {
     let model = presets::model("llama-3-8b+llama-3-8b-eagle3").expect("a preset");
     let packed = presets::model("llama-3-8b+packed-mtp").expect("a preset");
     for (model, pp, tail, object) in [

@@ -50,7 +50,7 @@ fn damaged(damage: &[BlockDamage]) -> Vec<(usize, u32)> {
 }
 
 #[test]
-fn facts_read_back() {
+fn manifest_facts_round_trip() {
     let m = manifest();
     let copy = m.copy();
     assert_eq!(copy.len() as u64, Manifest::copy_bytes(SEGMENTS, NAMESPACES));
@@ -67,7 +67,7 @@ fn facts_read_back() {
 }
 
 #[test]
-fn a_change_names_the_one_block_to_write() {
+fn manifest_change_returns_one_block_to_write() {
     let mut m = manifest();
     let before = m.copy();
     for (block, expected) in [
@@ -88,7 +88,7 @@ fn a_change_names_the_one_block_to_write() {
 }
 
 #[test]
-fn a_generation_is_only_ever_raised_and_namespaces_have_a_bound() {
+fn generation_is_never_lowered_and_namespaces_are_bounded() {
     let mut m = manifest();
     m.set_generation(namespace(5), Generation(3)).expect("known");
     assert_eq!(m.generation(namespace(5)), Generation(7));
@@ -102,7 +102,7 @@ fn a_generation_is_only_ever_raised_and_namespaces_have_a_bound() {
 }
 
 #[test]
-fn each_copy_alone_opens_the_store_and_blocks_of_both_together_too() {
+fn manifest_decodes_from_one_copy_or_blocks_of_both() {
     let m = manifest();
     let good = m.copy();
     for missing in [&[][..], &good[..BLOCK], &good[..good.len() - 1]] {
@@ -122,7 +122,7 @@ fn each_copy_alone_opens_the_store_and_blocks_of_both_together_too() {
 }
 
 #[test]
-fn a_block_torn_in_both_copies_is_refused_by_name() {
+fn block_torn_in_both_copies_is_refused_by_name() {
     let good = manifest().copy();
     for block in 0..5 {
         let mut torn = good.clone();
@@ -140,7 +140,7 @@ fn a_block_torn_in_both_copies_is_refused_by_name() {
 }
 
 #[test]
-fn the_newer_version_of_each_block_wins_whichever_copy_has_it() {
+fn newer_block_version_is_used_from_either_copy() {
     let old = manifest();
     let mut new = old.clone();
     let block = new.set_segment(SegmentId(0), Incarnation(4), SegmentOrder(11)).expect("a segment");
@@ -160,7 +160,7 @@ fn the_newer_version_of_each_block_wins_whichever_copy_has_it() {
 /// Two changes in one round: a new namespace fills a block, another begins the next. Power goes when only the
 /// second of the two blocks was written.
 #[test]
-fn blocks_that_changed_together_may_be_written_in_any_order() {
+fn blocks_changed_together_may_be_written_in_any_order() {
     let mut m = Manifest::new(STORE, superblock());
     (0..125).for_each(|n| _ = m.set_generation(namespace(n), Generation(2)));
     let before = m.copy();
@@ -181,7 +181,7 @@ fn blocks_that_changed_together_may_be_written_in_any_order() {
 }
 
 #[test]
-fn copies_that_contradict_each_other_are_refused() {
+fn contradicting_manifest_copies_are_refused() {
     let a = manifest();
     // Another store's copy, as after a drive was mounted in the wrong place; even if it is the younger one.
     let mut b = Manifest::new(StoreId([9; 16]), superblock()).copy();
@@ -200,7 +200,7 @@ fn copies_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn a_foreign_block_inside_a_copy_counts_as_damage() {
+fn block_of_other_store_counts_as_damage() {
     let m = manifest();
     let good = m.copy();
     let mut strange = good.clone();
@@ -211,7 +211,7 @@ fn a_foreign_block_inside_a_copy_counts_as_damage() {
 }
 
 #[test]
-fn a_newer_version_is_named_even_if_the_other_copy_could_be_read() {
+fn newer_format_in_one_copy_is_refused_by_name() {
     let good = manifest().copy();
     for block in [0, 4] {
         let mut newer = good.clone();
@@ -226,7 +226,7 @@ fn a_newer_version_is_named_even_if_the_other_copy_could_be_read() {
 }
 
 #[test]
-fn a_block_that_breaks_a_rule_is_refused_by_field() {
+fn invalid_manifest_block_is_refused_by_field() {
     let good = manifest().copy();
     let head = |field| at(&BlockHead::STRUCTURE, field);
     let body = |field| BlockHead::BYTES + at(&Superblock::STRUCTURE, field);
@@ -279,7 +279,7 @@ fn a_block_that_breaks_a_rule_is_refused_by_field() {
 
 /// Found by the fuzz target `manifest_decode`.
 #[test]
-fn a_block_that_leaves_segments_out_is_refused() {
+fn manifest_block_with_missing_segments_is_refused() {
     const COUNT_AT: usize = 56;
     let copy = manifest().copy();
     for (index, count) in [(1, 0), (1, 125), (2, 0), (2, 3)] {

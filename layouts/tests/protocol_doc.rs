@@ -22,7 +22,7 @@ fn page() -> String {
 }
 
 #[test]
-fn the_page_shows_the_tables_of_the_code() {
+fn protocol_page_has_field_tables_of_code() {
     let page = page();
     let (before, rest) = page.split_once(BEGIN).expect("the begin marker");
     let (shown, after) = rest.split_once(END).expect("the end marker");
@@ -38,7 +38,7 @@ fn the_page_shows_the_tables_of_the_code() {
 
 /// Numbers that the page's prose states.
 #[test]
-fn the_prose_states_the_numbers_of_the_code() {
+fn protocol_page_states_limits_of_code() {
     let page = page();
     for (what, number) in [
         ("body of a greeting", wire::GREETING_BODY_MAX.into()),
@@ -58,7 +58,7 @@ fn the_prose_states_the_numbers_of_the_code() {
 
 /// Tags that the field tables spell out.
 #[test]
-fn the_page_spells_out_every_kind_and_error() {
+fn protocol_page_names_every_kind_and_error() {
     let page = page().replace("\n", " ");
     for kind in Kind::ALL {
         let tag = format!("{} {}", kind as u8, format!("{kind:?}").to_lowercase());

@@ -184,7 +184,7 @@ mod tests {
 
     /// Current host layouts need at most one loop; this box needs more.
     #[test]
-    fn a_box_inside_a_buffer_is_its_elements_in_row_major_order() {
+    fn chunks_of_box_are_in_row_major_order() {
         use AxisKind::*;
         const PAGES: u64 = 3;
         let counts = [(Kv, 2), (Page, 1), (Token, 3), (Layer, 2), (Head, 4), (Element, 5)];

@@ -147,14 +147,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_layout_reads_back_from_its_name() {
+    fn layout_name_round_trips() {
         for layout in Layout::ALL {
             assert_eq!(layout.name().parse(), Ok(layout));
         }
     }
 
     #[test]
-    fn a_misspelt_layout_is_told_the_right_spelling() {
+    fn misspelt_layout_error_suggests_similar_name() {
         for (text, right) in [
             ("page_first_kv_spilt", "page_first_kv_split"),
             ("Page_First", "page_first"),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn distances_are_counted_in_letters() {
+    fn levenshtein_distance_counts_edits() {
         assert_eq!(distance(b"kitten", b"sitting"), 3);
         assert_eq!((distance(b"", b"abc"), distance(b"abc", b""), distance(b"ab", b"ab")), (3, 3, 0));
     }

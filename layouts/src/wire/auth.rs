@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_proof_names_its_key() {
+    fn proof_round_trips_and_invalid_key_name_is_refused() {
         let proof = ProofBody::new("rank-0", [1; 32], [2; 32]).expect("a name");
         assert_eq!(ProofBody::decode(bytemuck::bytes_of(&proof)), Ok(proof));
         assert_eq!(proof.key_name(), "rank-0");

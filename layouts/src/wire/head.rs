@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_reads_back() {
+    fn frame_header_round_trips() {
         let data = HeadFacts::data(1, OpId(7), 3, 4096, 5);
         assert_eq!(decode(&encode(&data, [9; 16]), Some(1)), Ok((data, [9; 16])));
         let control = HeadFacts::control(1, Kind::Request, OpId(7), b"body");
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_contradicts_itself_is_refused_by_field() {
+    fn inconsistent_frame_header_is_refused_by_field() {
         let good = HeadFacts::control(1, Kind::Request, OpId(7), b"body");
         let data = HeadFacts::data(1, OpId(7), 3, 4096, 5);
         let cases = [
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_frame_is_split_or_cut_short() {
+    fn split_returns_body_or_refuses_short_frame() {
         let facts = HeadFacts::control(1, Kind::Request, OpId(7), b"body");
         let mut frame = encode(&facts, [0; 16]).to_vec();
         frame.extend_from_slice(b"body and more");

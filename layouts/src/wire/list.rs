@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_taken_from_the_front_or_not_at_all() {
+    fn list_take_splits_front_or_fails() {
         let bytes = [1u8, 0, 2, 0, 3, 0, 9];
         let mut rest = &bytes[..];
         let list: List<'_, u16> = List::take(&mut rest, 3).expect("the bytes hold three");

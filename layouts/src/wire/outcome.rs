@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_are_packed_from_the_lowest() {
+    fn bits_are_packed_from_lowest_bit() {
         let bits = [true, false, true, false, false, false, false, false, true];
         let bytes = Bits::pack(&bits);
         assert_eq!(bytes, [0b101, 1]);

@@ -31,7 +31,7 @@ fn contexts() -> [ClientNames; 3] {
 }
 
 #[test]
-fn near_misses_read_as_nothing() {
+fn near_miss_texts_are_not_parsed() {
     let upper = H.to_uppercase();
     let sglang_texts = [
         format!("m_{H}"),
@@ -117,7 +117,7 @@ fn near_misses_read_as_nothing() {
 
 /// The store's own text form is a key where keys are read, and a text where client strings are.
 #[test]
-fn our_own_text_form_has_no_power() {
+fn own_text_form_is_opaque_to_clients() {
     for text in [format!("{K}kv/k/whole"), format!("{K}d:kv/k/whole"), format!("{K}opaque/data/whole")] {
         let ours: ObjectKey = text.parse().expect("a key's text");
         for names in contexts() {
@@ -129,7 +129,7 @@ fn our_own_text_form_has_no_power() {
 }
 
 #[test]
-fn any_bytes_have_a_key() {
+fn any_bytes_map_to_opaque_key() {
     let long = vec![b'_'; 10_000_000];
     let nines = format!("m_{H}_{}", "9".repeat(1_000_000));
     let hex = format!("m@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{}", "0".repeat(999_999));
@@ -150,7 +150,7 @@ fn any_bytes_have_a_key() {
 
 /// Computed apart from this code: SHA-256 of "pagelith-opaque-key-v1", 10 as 64 bits, "client key".
 #[test]
-fn an_opaque_key_is_stable_and_belongs_to_its_namespace() {
+fn opaque_key_is_stable_and_in_its_namespace() {
     let hash = "9c566e73f9e8a4e7047c29de7389b9ff93c115e84990217f3b3d49aa34e34614";
     let key = opaque_key(NS, b"client key");
     assert_eq!(key.to_string(), format!("{NS}/{hash}/opaque/data/whole"));

@@ -241,13 +241,13 @@ proptest! {
     #![proptest_config(config(512))]
 
     #[test]
-    fn a_key_that_is_printed_reads_as_itself((names, key, text) in printable()) {
+    fn printed_key_parses_to_itself((names, key, text) in printable()) {
         prop_assert_eq!(names.parse(NS, &text), Some(key));
         prop_assert_eq!(key_of(NS, text.as_bytes(), &names), key);
     }
 
     #[test]
-    fn an_edited_text_is_another_key(
+    fn edited_text_is_other_key(
         (names, key, text) in printable(),
         at in any::<Index>(),
         to in prop_oneof![select(vec!['0', '1', '2', '_', 'k', 'v', 'a', '@', 'A']), any::<char>()],
@@ -262,7 +262,7 @@ proptest! {
     }
 
     #[test]
-    fn a_text_that_is_read_prints_as_itself(sglang in any_sglang(), tail in tail()) {
+    fn parsed_text_prints_as_itself(sglang in any_sglang(), tail in tail()) {
         let names = SglangNames::new(sglang).expect("a good configuration");
         let group = names.group_id(PrefixHash::from_hex(H).expect("a hash"));
         let text = format!("{}{tail}", group.trim_start_matches("sglang-hicache:"));
@@ -270,7 +270,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_is_not_read_is_opaque(names in names(), bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn unparsed_text_is_opaque_key(names in names(), bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let key = key_of(NS, &bytes, &names);
         prop_assert_eq!(key, opaque_key(NS, &bytes));
         prop_assert_eq!((key.pool(), key.role(), key.shard()), (OPAQUE_POOL, Role::Target, Shard::Whole));
@@ -292,7 +292,7 @@ fn no_two_alike(names: &ClientNames, texts: impl Iterator<Item = String>) -> usi
 }
 
 #[test]
-fn no_two_texts_have_one_key() {
+fn distinct_texts_have_distinct_keys() {
     let ranks: Vec<String> =
         ["", "0", "1", "2", "0_0", "0_1", "1_0", "2_1", "00", "0_00", "+0"].map(Into::into).into();
     let more = ["cp0_pp0", "cp0_pp1", "tp0_cp0_pp0", "tp1_cp0_pp1", "dcp0_cp0", "dcp1_cp0", "dcp1_cp0_1"];

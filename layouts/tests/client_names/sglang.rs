@@ -26,7 +26,7 @@ fn replicated(tp_size: u16, pp_size: u16) -> SglangConfig {
 }
 
 #[test]
-fn the_pools_of_a_sharded_model() {
+fn sharded_model_pools_have_client_names() {
     rows(
         sharded(8, 1),
         &[
@@ -51,7 +51,7 @@ fn the_pools_of_a_sharded_model() {
 }
 
 #[test]
-fn the_pools_of_a_sharded_model_in_stages() {
+fn sharded_model_pools_in_stages_have_client_names() {
     rows(
         sharded(4, 2),
         &[
@@ -68,7 +68,7 @@ fn the_pools_of_a_sharded_model_in_stages() {
 }
 
 #[test]
-fn the_pools_of_a_rank_replicated_model() {
+fn rank_replicated_model_pools_have_client_names() {
     rows(
         replicated(8, 1),
         &[
@@ -98,7 +98,7 @@ fn the_pools_of_a_rank_replicated_model() {
 
 /// The draft pool's own class decides, not the target's.
 #[test]
-fn a_draft_of_the_other_kind() {
+fn draft_class_decides_draft_names() {
     let eagle = SglangConfig { draft_rank_replicated: false, ..replicated(4, 1) };
     rows(
         eagle,
@@ -114,7 +114,7 @@ fn a_draft_of_the_other_kind() {
 }
 
 #[test]
-fn the_pools_of_deepseek_v4() {
+fn deepseek_v4_pools_have_client_names() {
     let pools = [
         "deepseek_v4_c1",
         "deepseek_v4_c1_indexer",
@@ -160,7 +160,7 @@ fn one_stage() -> Vec<HeadLayers> {
 /// A rank of 2 with `tp_lcm_size` 8 writes four head groups under the names that 8 ranks write, and they are the
 /// same objects: also of the server of 8, which splits nothing.
 #[test]
-fn head_groups_have_one_name_and_one_key_whatever_the_server() {
+fn head_group_has_same_name_and_key_on_every_server() {
     let heads = [
         ("_0_k", "kv/k/heads0of8.layers0to32"),
         ("_7_v", "kv/v/heads7of8.layers0to32"),
@@ -198,7 +198,7 @@ fn head_groups_have_one_name_and_one_key_whatever_the_server() {
 /// The stage is in the name, its layers are in the key; a draft is on the last stage, and the same object whatever
 /// the number of stages.
 #[test]
-fn head_groups_in_stages() {
+fn head_group_key_has_layers_of_its_stage() {
     let stages = vec![
         layers(Role::Target, "kv", 0, 0, 16),
         layers(Role::Target, "kv", 1, 16, 33),
@@ -222,7 +222,7 @@ fn head_groups_in_stages() {
 }
 
 #[test]
-fn decode_context_parallel() {
+fn decode_context_ranks_have_client_names() {
     let config = SglangConfig {
         model_name: "deepseek-ai/DeepSeek-V3".into(),
         dcp_size: 4,
@@ -248,7 +248,7 @@ fn decode_context_parallel() {
 
 /// A name that does not say its context-parallel rank is that of the rank which reads it.
 #[test]
-fn context_parallel_names_are_the_readers_own() {
+fn name_without_context_rank_is_readers_own() {
     let second = |config| SglangConfig { cp_size: 2, cp_rank: 1, ..config };
     rows(
         second(sharded(4, 1)),
@@ -259,7 +259,7 @@ fn context_parallel_names_are_the_readers_own() {
 }
 
 #[test]
-fn what_stands_before_the_hash() {
+fn prefix_before_hash_is_parsed_and_printed() {
     let named = |tag: Option<&str>, model: &str| SglangConfig {
         backend_tag: tag.map(Into::into),
         model_name: model.into(),
@@ -284,7 +284,7 @@ fn what_stands_before_the_hash() {
 }
 
 #[test]
-fn the_direct_linker_packs_any_pool() {
+fn direct_linker_names_any_pool() {
     let linker = |config| SglangConfig { road: Road::DirectLinker, ..config };
     rows(
         linker(sharded(4, 2)),
@@ -313,7 +313,7 @@ fn the_direct_linker_packs_any_pool() {
 }
 
 #[test]
-fn a_configuration_that_contradicts_itself_is_refused_by_field() {
+fn inconsistent_sglang_config_is_refused_by_field() {
     let linker = Road::DirectLinker;
     let kv = |pp_rank, from, to| layers(Role::Target, "kv", pp_rank, from, to);
     let page = Some(64);

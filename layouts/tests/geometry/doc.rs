@@ -41,7 +41,7 @@ fn tables() {
 
 /// Every field of the description is in the page.
 #[test]
-fn the_prose_names_every_field() {
+fn geometry_page_names_every_field() {
     let page = page();
     let mut model = presets::model("qwen3-next").expect("a preset");
     model.indexer = presets::model("deepseek-v3.2").expect("a preset").indexer;

@@ -14,7 +14,7 @@ proptest! {
 
     /// Pools, components, shards and sizes; then every byte of every page, one at a time.
     #[test]
-    fn geometry_is_the_tensor_model(
+    fn geometry_equals_tensor_model(
         model in model(), sizes in sizes(), layout in layout(), pages in 1..4u64,
     ) {
         let place = sizes.place(&model, layout);

@@ -20,7 +20,7 @@ fn chunks(extents: &Extents, component: usize) -> Vec<(usize, u64, u64)> {
 }
 
 #[test]
-fn whole_pages_of_heads() {
+fn pages_of_heads_match_pointer_formulas() {
     let model = presets::model("llama-3-70b").expect("a preset");
     let (l, h, d, it, s, slot) = (80, 1, 128, 2, PAGES * P, PAGE * P);
     for layout in [Layout::PageFirst, Layout::PageFirstDirect, Layout::PageHead] {
@@ -35,7 +35,7 @@ fn whole_pages_of_heads() {
 
 /// 16 KiB chunks, as CONTRACTS 3.4 has them.
 #[test]
-fn layer_first_has_a_chunk_a_layer() {
+fn layer_first_page_has_one_chunk_per_layer() {
     let model = presets::model("llama-3-70b").expect("a preset");
     let (l, h, d, it, s, slot) = (80, 1, 128, 2, PAGES * P, PAGE * P);
     let (_, of_heads) = extents(&model, &Placement::tensor_parallel(Layout::LayerFirst, 5, 8), "kv");
@@ -52,7 +52,7 @@ fn layer_first_has_a_chunk_a_layer() {
 }
 
 #[test]
-fn head_groups_of_a_page() {
+fn page_head_groups_match_pointer_formulas() {
     let model = presets::model("llama-3-8b").expect("a preset");
     let (l, h, d, it, s, slot, f) = (32, 4, 128, 2, PAGES * P, PAGE * P, 4);
     let split = Placement { tp_lcm_size: Some(8), ..Placement::tensor_parallel(Layout::PageHead, 1, 2) };
@@ -72,7 +72,7 @@ fn head_groups_of_a_page() {
 }
 
 #[test]
-fn head_groups_name_the_layers_of_their_stage() {
+fn head_group_shard_has_layers_of_its_stage() {
     let model = presets::model("llama-3-8b+packed-mtp").expect("a preset");
     for layout in [Layout::PageHead, Layout::PageUnified] {
         let stage = Placement { pp: Slice { rank: 1, of: 2 }, ..Placement::tensor_parallel(layout, 1, 2) };
@@ -84,7 +84,7 @@ fn head_groups_name_the_layers_of_their_stage() {
 }
 
 #[test]
-fn decode_context_ranks_have_a_share_of_a_page() {
+fn decode_context_rank_has_share_of_page() {
     let model = presets::model("deepseek-v3").expect("a preset");
     let place =
         Placement { dcp: Slice { rank: 1, of: 2 }, ..Placement::tensor_parallel(Layout::PageFirst, 3, 4) };
@@ -98,7 +98,7 @@ fn decode_context_ranks_have_a_share_of_a_page() {
 }
 
 #[test]
-fn checkpoints_have_one_slot_a_page() {
+fn state_checkpoint_has_one_slot_per_page() {
     let model = presets::model("qwen3-next").expect("a preset");
     let (pool, extents) = extents(&model, &Placement::tensor_parallel(Layout::PageFirst, 0, 4), "mamba");
     assert_eq!(extents.page_of_slot(PAGE), Ok(PAGE));
@@ -110,7 +110,7 @@ fn checkpoints_have_one_slot_a_page() {
 
 /// Up to four buffers under one key; in the packed fp8 format no V.
 #[test]
-fn split_rows_lie_in_buffers_of_their_own() {
+fn split_latent_rows_have_separate_buffers() {
     let model = Model {
         indexer: Some(Indexer { layers: Some(21), key_bytes: 128, scale_bytes: 4 }),
         ..presets::model("deepseek-v3").expect("a preset")
@@ -133,7 +133,7 @@ fn split_rows_lie_in_buffers_of_their_own() {
 }
 
 #[test]
-fn a_model_without_recurrent_state_has_only_convolutions() {
+fn model_without_recurrent_state_has_only_convolutions() {
     let mut model = presets::model("qwen3-next").expect("a preset");
     let linear = model.linear.as_mut().expect("linear layers");
     linear.temporal.dims = vec![0, 128, 128];
@@ -143,7 +143,7 @@ fn a_model_without_recurrent_state_has_only_convolutions() {
 }
 
 #[test]
-fn a_rank_stores_its_stage_and_the_last_one_the_draft() {
+fn last_stage_stores_draft() {
     let mut model = presets::model("llama-3-8b+llama-3-8b-eagle3").expect("a preset");
     let stage = |rank| Placement { pp: Slice { rank, of: 2 }, ..Placement::single(Layout::PageFirst) };
     let count = |model: &Model, rank| Geometry::new(model, &stage(rank)).expect("goes").pools.len();
@@ -154,7 +154,7 @@ fn a_rank_stores_its_stage_and_the_last_one_the_draft() {
 }
 
 #[test]
-fn clients_know_a_pool_by_their_own_name() {
+fn pool_has_client_name() {
     let mut model = presets::model("deepseek-v3.2+deepseek-v3.2-mtp").expect("a preset");
     let draft = model.draft.as_mut().expect("a draft");
     draft.window = Some(Window { attention: draft.attention.clone(), tokens: 65 });

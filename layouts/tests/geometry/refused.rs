@@ -29,7 +29,7 @@ fn with_heads(change: impl FnOnce(&mut HeadAttention)) -> Model {
 }
 
 #[test]
-fn a_model_that_contradicts_itself() {
+fn inconsistent_model_is_refused_by_field() {
     let draft = |model: &Model| Draft { attention: model.attention.clone(), indexer: None, window: None };
     let window = |attention| Some(Window { attention, tokens: 128 });
     let rows = |name: &str| RowPool {
@@ -110,7 +110,7 @@ fn a_model_that_contradicts_itself() {
 }
 
 #[test]
-fn a_placement_that_the_model_does_not_go_with() {
+fn placement_that_does_not_fit_model_is_refused() {
     let tp = |rank, of| Placement::tensor_parallel(Layout::PageFirst, rank, of);
     let pp = |of| Placement { pp: Slice { rank: 0, of }, ..page_first() };
     let dcp = |tp: Placement, rank, of| Placement { dcp: Slice { rank, of }, ..tp };
@@ -142,7 +142,7 @@ fn a_placement_that_the_model_does_not_go_with() {
 }
 
 #[test]
-fn a_head_split_that_does_not_divide() {
+fn head_split_that_does_not_divide_is_refused() {
     let split = |rank, of, lcm| Placement {
         tp_lcm_size: Some(lcm),
         ..Placement::tensor_parallel(Layout::PageHead, rank, of)
@@ -184,7 +184,7 @@ fn a_head_split_that_does_not_divide() {
 }
 
 #[test]
-fn a_layout_and_a_pool_that_do_not_go_together() {
+fn layout_that_cannot_hold_pool_is_refused() {
     let asymmetric = with_heads(|h| h.v_dim = 64);
     let linear = presets::model("qwen3-next").expect("a preset");
     let indexed = presets::model("deepseek-v3.2").expect("a preset");
@@ -217,7 +217,7 @@ fn a_layout_and_a_pool_that_do_not_go_together() {
 }
 
 #[test]
-fn all_problems_at_once() {
+fn all_problems_are_reported_together() {
     let mut model = with_heads(|h| (h.layers, h.kv_heads) = (0, 5));
     model.window = Some(Window { attention: Attention::Anchor, tokens: 0 });
     let place = Placement {
@@ -240,7 +240,7 @@ fn all_problems_at_once() {
 }
 
 #[test]
-fn a_page_that_is_not_there() {
+fn page_or_component_out_of_range_is_refused() {
     let geometry = Geometry::new(&heads(), &page_first()).expect("goes");
     let pool = &geometry.pools[0];
     let extents = Extents::new(pool, 10).expect("fits");
@@ -261,7 +261,7 @@ fn a_page_that_is_not_there() {
 }
 
 #[test]
-fn a_list_of_another_length_than_the_component() {
+fn pointer_list_of_wrong_length_is_refused() {
     let geometry = Geometry::new(&heads(), &page_first()).expect("goes");
     let pool = &geometry.pools[0];
     assert_eq!(pool.check_lengths(1, [4_194_000, 304]), Ok(()));
@@ -276,7 +276,7 @@ fn a_list_of_another_length_than_the_component() {
 
 /// No product wraps: what does not fit 64 bits is an error, and so is a plan of more ranges than memory holds.
 #[test]
-fn absurd_sizes() {
+fn sizes_beyond_64_bits_are_refused() {
     let max = u32::MAX;
     let attention = Attention::Heads(HeadAttention {
         layers: max,
@@ -317,7 +317,7 @@ fn absurd_sizes() {
 }
 
 #[test]
-fn a_preset_that_is_not_there() {
+fn unknown_preset_is_refused() {
     for name in [
         "llama",
         "",

@@ -117,7 +117,7 @@ proptest! {
 
     /// Any writer, any reader, any two host layouts: the same tensor.
     #[test]
-    fn a_page_is_the_same_tensor_wherever_it_was_written(
+    fn page_resharded_between_any_layouts_is_same_tensor(
         model in model(), write in sizes(), read in sizes(), layouts in any::<(Index, Index)>(), page in 0..PAGES,
     ) {
         let layouts = (one_that_goes(&model, layouts.0), one_that_goes(&model, layouts.1));
@@ -170,7 +170,7 @@ fn small_heads() -> Model {
 
 /// Every writer and reader size, replicated heads included, with and without head split, target and draft.
 #[test]
-fn every_tp_size_reads_what_every_tp_size_wrote() {
+fn every_tp_size_reads_pages_of_every_tp_size() {
     let heads = small_heads();
     let latent = presets::model("deepseek-v3").expect("a preset");
     let latent = Model { page_tokens: 2, ..latent };
@@ -200,7 +200,7 @@ fn every_tp_size_reads_what_every_tp_size_wrote() {
 }
 
 #[test]
-fn a_whole_model_reads_what_stages_wrote_and_the_other_way_round() {
+fn single_stage_and_pipeline_stages_read_each_others_pages() {
     let model = small_heads();
     let of = |pp, tp| Placement { pp, ..Placement::tensor_parallel(Layout::PageFirst, tp - 1, tp) };
     for (write, read) in [(1, 4), (4, 1), (2, 2)] {
@@ -215,7 +215,7 @@ fn a_whole_model_reads_what_stages_wrote_and_the_other_way_round() {
 
 /// Groups of several heads, K and V in one object and apart.
 #[test]
-fn unified_objects_and_objects_by_head_hold_the_same_heads() {
+fn page_unified_and_page_head_read_each_others_pages() {
     let model = small_heads();
     for (lcm, read) in [(2u16, 1u16), (2, 2), (4, 1), (4, 4), (2, 16)] {
         for write in [1u16, 2] {
@@ -231,7 +231,7 @@ fn unified_objects_and_objects_by_head_hold_the_same_heads() {
 
 /// What docs/geometry.md says about cost: ranges to fill K at TP 1 from TP 8, and at TP 8 from TP 1.
 #[test]
-fn by_heads_a_reshard_is_one_range_an_object_and_otherwise_one_a_row() {
+fn reshard_has_one_range_per_object_by_heads_else_one_per_row() {
     let model = presets::model("llama-3-70b").expect("a preset");
     let (layers, tokens) = (80, 64);
     for (layout, gathered, cut) in [
@@ -255,7 +255,7 @@ fn by_heads_a_reshard_is_one_range_an_object_and_otherwise_one_a_row() {
 }
 
 #[test]
-fn a_state_of_another_tp_size_is_not_held() {
+fn state_of_other_tp_size_is_refused() {
     let model = presets::model("qwen3-next").expect("a preset");
     let at = |of| Placement::tensor_parallel(Layout::PageFirst, 0, of);
     assert!(plan(&model, &at(2), &at(2), Role::Target, "mamba").is_ok());
@@ -266,7 +266,7 @@ fn a_state_of_another_tp_size_is_not_held() {
 }
 
 #[test]
-fn decode_context_ranks_of_other_sizes_share_nothing() {
+fn other_decode_context_size_is_refused() {
     let model = presets::model("deepseek-v3").expect("a preset");
     let at = |dcp| Placement {
         dcp: Slice { rank: 0, of: dcp },
@@ -286,7 +286,7 @@ fn decode_context_ranks_of_other_sizes_share_nothing() {
 
 /// Half of a component is none.
 #[test]
-fn rows_without_the_index_keys_beside_them_are_not_held() {
+fn split_rows_without_index_keys_are_refused() {
     let model = presets::model("deepseek-v3.2").expect("a preset");
     let (writer, reader) = (Layout::PageFirst, Layout::PageFirstKvSplit);
     let error = plan(&model, &Placement::single(writer), &Placement::single(reader), Role::Target, "kv")

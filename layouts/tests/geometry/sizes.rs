@@ -50,7 +50,7 @@ fn pool(model: &Model, layout: Layout, rank: u16, of: u16, name: &str) -> Pool {
 }
 
 #[test]
-fn presets_agree_with_the_clients_table() {
+fn preset_sizes_equal_client_table() {
     for row in &ROWS {
         let model = presets::model(row.preset).expect("a preset");
         let ranks: Vec<Pool> =
@@ -70,7 +70,7 @@ fn presets_agree_with_the_clients_table() {
 }
 
 #[test]
-fn remainders_of_what_is_not_aligned() {
+fn unaligned_component_sizes_have_expected_remainders() {
     let of = |name| pool(&presets::model("deepseek-v3.2").expect("a preset"), Layout::PageFirst, 0, 1, name);
     assert_eq!((of("kv").page_bytes() % 4096, of("indexer").page_bytes() % 4096), (1024, 3328));
     assert_eq!((4_497_408 / 4096, 18_874_368 / 4096, 442_368 / 4096), (1098, 4608, 108));
@@ -78,7 +78,7 @@ fn remainders_of_what_is_not_aligned() {
 
 /// Half of what eight ranks store of four heads is the same as the other half.
 #[test]
-fn replicated_heads_are_the_same_heads() {
+fn replicated_heads_are_equal_on_ranks() {
     let model = presets::model("qwen3-235b").expect("a preset");
     let at = |rank, of| Placement::tensor_parallel(Layout::PageFirst, rank, of);
     let plans = reshard::plan(&model, &at(0, 8), &at(0, 1), Role::Target, "kv").expect("a plan");
@@ -87,7 +87,7 @@ fn replicated_heads_are_the_same_heads() {
 }
 
 #[test]
-fn fp8_halves_heads() {
+fn fp8_heads_have_half_of_bf16_bytes() {
     let mut model = presets::model("llama-3-8b").expect("a preset");
     let Attention::Heads(heads) = &mut model.attention else { panic!("heads") };
     heads.dtype = Dtype::Byte;
@@ -96,7 +96,7 @@ fn fp8_halves_heads() {
 
 /// The bytes a layer of DeepSeek-V4, under a logical `kv` without any.
 #[test]
-fn compressed_pools_are_padded_a_layer() {
+fn compressed_pools_are_padded_per_layer() {
     let model = presets::deepseek_v4(DeepSeekV4Layers { window: 43, c4: 21, c128: 20 }, 128);
     for layout in [Layout::LayerFirst, Layout::PageFirst] {
         let geometry = Geometry::new(&model, &Placement::tensor_parallel(layout, 3, 8)).expect("goes");
@@ -122,7 +122,7 @@ fn compressed_pools_are_padded_a_layer() {
 }
 
 #[test]
-fn every_preset_and_draft_has_a_geometry() {
+fn every_preset_with_every_draft_has_geometry() {
     for name in presets::NAMES {
         let model = presets::model(name).expect("a preset");
         assert!(Geometry::new(&model, &Placement::single(Layout::PageFirst)).is_ok(), "{name}");

@@ -66,7 +66,7 @@ proptest! {
     }
 
     #[test]
-    fn a_sealed_record_header_never_panics(edits in edits(), cut in any::<Index>()) {
+    fn sealed_random_record_header_never_panics(edits in edits(), cut in any::<Index>()) {
         let (facts, objects) = group_of_three(4096);
         let mut b = record(&facts, &objects);
         b.truncate(4096);
@@ -86,7 +86,7 @@ proptest! {
     }
 
     #[test]
-    fn a_sealed_footer_never_panics(edits in edits(), segment_blocks in 0..20u64) {
+    fn sealed_random_footer_never_panics(edits in edits(), segment_blocks in 0..20u64) {
         let (facts, objects) = group_of_three(4096);
         let image = record(&facts, &objects);
         let entries: Vec<_> = footer::entries_of(&Record::decode(&image).expect("what was written")).collect();
@@ -108,7 +108,7 @@ proptest! {
     }
 
     #[test]
-    fn a_sealed_manifest_never_panics(block in 0..3usize, edits in edits(), both in any::<bool>()) {
+    fn sealed_random_manifest_never_panics(block in 0..3usize, edits in edits(), both in any::<bool>()) {
         let good = small().copy();
         let mut bad = good.clone();
         let range = block * 4096..(block + 1) * 4096;
@@ -125,7 +125,7 @@ proptest! {
     }
 
     #[test]
-    fn a_sealed_checkpoint_never_panics(edits in edits(), chunk_edits in edits()) {
+    fn sealed_random_checkpoint_never_panics(edits in edits(), chunk_edits in edits()) {
         let facts = CheckpointFacts {
             store: STORE,
             serial: 1,

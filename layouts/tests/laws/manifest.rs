@@ -74,7 +74,7 @@ proptest! {
     /// Power is cut in the middle of any change: before the first write, in it (torn), between the two, in the
     /// second, after. What opens is what was there before or after that change, and nothing else.
     #[test]
-    fn a_crash_in_a_change_leaves_it_made_or_not(
+    fn crash_during_manifest_change_leaves_old_or_new_state(
         sizes in (1..400u32, 1..300u32),
         changes in changes(),
         crash in 0..5u8,
@@ -115,7 +115,7 @@ proptest! {
 
     /// Each block is damaged in one copy or in none, and blocks of the other may be of an earlier age.
     #[test]
-    fn one_valid_version_of_each_block_is_enough(
+    fn manifest_with_one_valid_version_of_each_block_decodes(
         sizes in (1..400u32, 1..300u32),
         changes in changes(),
         harm in prop::collection::vec((0..5u8, any::<Index>()), 8),
@@ -146,7 +146,7 @@ proptest! {
 
     /// Any superblock within the rules reads back; one without is refused, not believed.
     #[test]
-    fn a_superblock_reads_back_or_is_refused(
+    fn superblock_round_trips_or_is_refused(
         store in any::<[u8; 16]>(),
         sizes in (any::<u32>(), any::<u64>(), any::<u32>(), any::<u64>()),
         counts in (0..300u32, 0..5u32, 0..300u32),
@@ -183,7 +183,7 @@ proptest! {
 
     /// Whatever becomes of the blocks: what is saved is what is whole, and what is written over it is read.
     #[test]
-    fn what_is_saved_is_what_is_whole(
+    fn salvage_returns_exactly_intact_blocks(
         sizes in (1..400u32, 1..300u32),
         changes in changes(),
         lost in prop::collection::vec((0..4u8, any::<Index>()), 8),

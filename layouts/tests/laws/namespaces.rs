@@ -24,7 +24,7 @@ proptest! {
     #![proptest_config(config(1024))]
 
     #[test]
-    fn two_descriptions_are_one_namespace_only_if_they_are_equal(a in namespace(), b in namespace()) {
+    fn only_equal_namespaces_have_equal_ids(a in namespace(), b in namespace()) {
         prop_assert_eq!(a == b, a.id() == b.id());
         prop_assert_eq!(a.id(), a.clone().id());
         // What one field loses to the next is another description.
@@ -33,7 +33,7 @@ proptest! {
     }
 
     #[test]
-    fn opaque_keys_differ(a in prop::collection::vec(0..3u8, 0..4), b in prop::collection::vec(0..3u8, 0..4)) {
+    fn distinct_opaque_texts_have_distinct_hashes(a in prop::collection::vec(0..3u8, 0..4), b in prop::collection::vec(0..3u8, 0..4)) {
         prop_assert_eq!(a == b, opaque_hash(&a) == opaque_hash(&b));
     }
 }

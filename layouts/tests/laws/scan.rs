@@ -111,7 +111,7 @@ proptest! {
     #![proptest_config(config(96))]
 
     #[test]
-    fn exactly_the_intact_records_are_found(items in prop::collection::vec(item(), 0..12)) {
+    fn scan_of_random_segment_finds_exactly_intact_records(items in prop::collection::vec(item(), 0..12)) {
         let mut image = vec![0; ALIGN as usize];
         let mut expected = Expected::new();
         items.iter().for_each(|item| append(&mut image, &mut expected, item));

@@ -82,7 +82,7 @@ proptest! {
     #![proptest_config(config(96))]
 
     #[test]
-    fn a_record_reads_back((facts, objects) in any_record()) {
+    fn random_record_round_trips((facts, objects) in any_record()) {
         let image = record(&facts, &objects);
         let r = Record::decode(&image).expect("what was written");
         prop_assert_eq!(r.facts(), facts);
@@ -110,7 +110,7 @@ proptest! {
     }
 
     #[test]
-    fn a_footer_of_any_records_reads_back(
+    fn footer_of_random_records_round_trips(
         records in identity().prop_flat_map(|id| prop::collection::vec(record_at(id, ALIGN), 0..8)),
         order in 0..u64::MAX,
         gap in 0..3u64,
@@ -144,14 +144,14 @@ proptest! {
     }
 
     #[test]
-    fn a_segment_head_reads_back(identity in identity(), order in any::<u64>(), segment_bytes in any::<u64>()) {
+    fn random_segment_header_round_trips(identity in identity(), order in any::<u64>(), segment_bytes in any::<u64>()) {
         let block = encode_segment_head(identity, SegmentOrder(order), segment_bytes);
         let read = decode_segment_head(&block, identity.store, identity.segment);
         prop_assert_eq!(read, Ok((identity.incarnation, SegmentOrder(order), segment_bytes)));
     }
 
     #[test]
-    fn a_checkpoint_head_reads_back(
+    fn random_checkpoint_header_round_trips(
         store in any::<[u8; 16]>(),
         numbers in prop::array::uniform4(0..u64::MAX),
         segment_count in any::<u32>(),
@@ -179,7 +179,7 @@ proptest! {
     }
 
     #[test]
-    fn a_chunk_reads_back(
+    fn random_chunk_round_trips(
         store in any::<[u8; 16]>(),
         serial in any::<u64>(),
         index in any::<u64>(),
@@ -212,7 +212,7 @@ proptest! {
     }
 
     #[test]
-    fn an_entry_is_an_object_a_link_or_a_withdrawal(
+    fn checkpoint_entry_is_object_link_or_withdrawal(
         fingerprint in any::<u128>(),
         base in any::<u64>(),
         place in (0..u32::MAX, any::<u16>(), any::<u16>()),

@@ -18,7 +18,7 @@ use super::config;
 const HEAD: usize = 64;
 
 #[test]
-fn every_flipped_bit_of_a_head_or_control_body_is_seen() {
+fn every_flipped_bit_of_header_or_control_body_is_detected() {
     for (name, mut frame) in frames() {
         assert!(head::split(&frame, Some(VERSION)).is_ok(), "{name}");
         let covered = if name == "data" { HEAD } else { frame.len() };
@@ -32,7 +32,7 @@ fn every_flipped_bit_of_a_head_or_control_body_is_seen() {
 
 /// Bits in data's bytes are the block checksums' affair; here none is taken for a head.
 #[test]
-fn a_frame_cut_short_anywhere_is_refused() {
+fn truncated_frame_is_refused_at_every_length() {
     for (name, frame) in frames() {
         for len in 0..frame.len() {
             assert!(head::split(&frame[..len], Some(VERSION)).is_err(), "{name} len={len}");
@@ -58,7 +58,7 @@ fn read_all(kind: Kind, body: &[u8]) -> bool {
 
 /// Counts that no body has, and numbers where they mean nothing: nothing is set aside for them.
 #[test]
-fn what_a_pin_says_of_itself_is_not_believed() {
+fn forged_pin_counts_are_refused() {
     let keys = keys();
     let pin = request::encode(Terms::default(), &Ask::Pin(5, List::of(&keys)));
     assert!(request::decode(&pin).is_ok());
@@ -87,7 +87,7 @@ fn what_a_pin_says_of_itself_is_not_believed() {
 
 /// A role that there is not, and a name that ends elsewhere, in each key of each frame by itself.
 #[test]
-fn what_is_no_key_is_refused_wherever_a_key_stands() {
+fn invalid_key_is_refused_at_every_place_in_frames() {
     const ROLE: usize = 48;
     let mut forged = 0;
     for (name, frame) in frames() {
@@ -159,7 +159,7 @@ fn read_outcome(body: &[u8]) -> bool {
 }
 
 #[test]
-fn every_body_is_read_by_the_decoder_of_its_kind() {
+fn every_golden_body_is_read_by_its_decoder() {
     for (name, frame) in frames() {
         let (facts, _, body) = head::split(&frame, Some(VERSION)).expect(name);
         assert!(read_all(facts.kind, body), "{name}");
@@ -180,7 +180,7 @@ proptest! {
     #![proptest_config(config(2048))]
 
     #[test]
-    fn forged_bodies_are_refused_or_within_the_rules(
+    fn forged_bodies_are_refused_or_valid(
         which in any::<Index>(),
         edits in prop::collection::vec(
             (any::<Index>(), prop::bool::weighted(0.7), prop_oneof![Just(0u8), Just(1), Just(2), Just(0xff), any::<u8>()]),
@@ -202,7 +202,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_as_any_body(kind in 0..Kind::ALL.len(), body in prop::collection::vec(any::<u8>(), 0..600)) {
+    fn random_bytes_as_any_body_never_panic(kind in 0..Kind::ALL.len(), body in prop::collection::vec(any::<u8>(), 0..600)) {
         read_all(Kind::ALL[kind], &body);
         let _ = head::split(&body, Some(VERSION));
     }

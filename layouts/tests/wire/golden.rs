@@ -55,7 +55,7 @@ fn todays_encoder_writes_exactly_these_frames() {
 }
 
 #[test]
-fn there_is_no_golden_frame_that_nobody_checks() {
+fn every_golden_frame_is_checked() {
     let kept = std::fs::read_dir(path("")).expect("the golden folder");
     let mut kept: Vec<_> =
         kept.map(|e| e.expect("an entry").file_name().into_string().expect("a plain name")).collect();
@@ -68,7 +68,7 @@ fn there_is_no_golden_frame_that_nobody_checks() {
 }
 
 #[test]
-fn greetings_and_refusals_are_read() {
+fn golden_greetings_and_refusals_are_read() {
     assert_eq!(Greeting::decode(&body("hello.bin").1), Ok(greeting()));
     assert_eq!(Greeting::decode(&body("welcome.bin").1), Ok(greeting()));
     assert_eq!(Refusal::decode(&body("refusal.bin").1), Ok(refusal()));
@@ -77,7 +77,7 @@ fn greetings_and_refusals_are_read() {
 }
 
 #[test]
-fn requests_are_read_in_every_field() {
+fn golden_requests_are_read_in_every_field() {
     let read = |name: &str, check: &dyn Fn(Ask<'_>)| {
         let (kind, body) = body(&format!("request_{name}.bin"));
         let (terms, ask) = request::decode(&body).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -158,7 +158,7 @@ fn requests_are_read_in_every_field() {
 }
 
 #[test]
-fn what_is_shown_and_taken_is_read() {
+fn golden_shown_and_taken_frames_are_read() {
     let said = body("shown.bin").1;
     let said = shown::decode(&said).expect("shown");
     assert_eq!((said.item, said.offset, said.length), (1, 4096, 32_868));
@@ -169,7 +169,7 @@ fn what_is_shown_and_taken_is_read() {
 }
 
 #[test]
-fn pulls_and_outcomes_are_read() {
+fn golden_pulls_and_outcomes_are_read() {
     let pulled = body("pull.bin").1;
     let pulled: Vec<_> = pull::decode(&pulled).expect("a pull").iter().collect();
     assert_eq!(pulled, [PullItem::new(0, 0, 65_536), PullItem::new(1, 0, 4096)]);

@@ -106,7 +106,7 @@ proptest! {
     #![proptest_config(config(256))]
 
     #[test]
-    fn a_head_reads_back(
+    fn random_frame_header_round_trips(
         op in 1..u64::MAX,
         item in any::<u32>(),
         offset in 0..u64::from(u32::MAX),
@@ -124,7 +124,7 @@ proptest! {
     }
 
     #[test]
-    fn requests_of_keys_read_back(terms in terms(), keys in keys(), number in 1..u64::MAX, verb in 0..5u8) {
+    fn requests_with_keys_round_trip(terms in terms(), keys in keys(), number in 1..u64::MAX, verb in 0..5u8) {
         let list = List::of(&keys);
         let named = [Ask::Pin(number, list), Ask::Lease(number, list)];
         let ask = [&[Ask::Exists(list), Ask::ExistsPrefix(list), Ask::Remove(list)][..], &named].concat()[usize::from(verb)];
@@ -133,14 +133,14 @@ proptest! {
     }
 
     #[test]
-    fn a_get_reads_back(terms in terms(), items in prop::collection::vec(get_item(), 1..20)) {
+    fn get_round_trips(terms in terms(), items in prop::collection::vec(get_item(), 1..20)) {
         let ask = Ask::Get(List::of(&items));
         let body = request::encode(terms, &ask);
         prop_assert_eq!(request::decode(&body), Ok((terms, ask)));
     }
 
     #[test]
-    fn a_put_reads_back(terms in terms(), (objects, kind) in put(), seed in any::<u64>()) {
+    fn put_round_trips(terms in terms(), (objects, kind) in put(), seed in any::<u64>()) {
         let sums = some_checksums(seed);
         let put = draft(&objects, kind, &sums);
         let ask = Ask::Put(put.puts().expect("a put"));
@@ -156,7 +156,7 @@ proptest! {
     }
 
     #[test]
-    fn outcomes_of_items_read_back(verdicts in prop::collection::vec((key(), verdict(), key()), 1..20), seed in any::<u64>()) {
+    fn outcomes_with_items_round_trip(verdicts in prop::collection::vec((key(), verdict(), key()), 1..20), seed in any::<u64>()) {
         let sums = some_checksums(seed);
         let mut bases: Vec<ObjectKey> = Vec::new();
         let items: Vec<_> = verdicts.iter().map(|(key, v, of)| {
@@ -177,7 +177,7 @@ proptest! {
     }
 
     #[test]
-    fn outcomes_of_bits_and_texts_read_back(bits in prop::collection::vec(any::<bool>(), 1..70), text in ".{0,99}", number in any::<u64>()) {
+    fn outcomes_with_bits_and_texts_round_trip(bits in prop::collection::vec(any::<bool>(), 1..70), text in ".{0,99}", number in any::<u64>()) {
         let body = outcome::encode(Verb::Exists, &Written::Bits(&bits));
         let Ok((Verb::Exists, Answer::Bits(read))) = outcome::decode(&body) else { panic!("bits") };
         prop_assert_eq!(read.iter().collect::<Vec<_>>(), bits);

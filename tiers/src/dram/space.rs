@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_round_up_to_pages_and_the_whole_arena_is_one_extent() {
+    fn extent_size_rounds_up_to_pages() {
         let mut space = ArenaSpace::new(4);
         let pages = |space: &mut ArenaSpace, bytes| {
             let extent = space.alloc(bytes)?;
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn scattered_free_pages_are_visible_in_the_figures() {
+    fn fragmentation_shows_in_largest_free_bytes() {
         let mut space = ArenaSpace::new(4);
         let extents: Vec<Extent> = (0..4).map(|_| space.alloc(4096).expect("room")).collect();
         assert_eq!((space.in_use_bytes(), space.free_bytes(), space.alloc(1)), (16384, 0, None));
@@ -152,7 +152,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn extents_that_are_out_never_overlap(
+        fn allocated_extents_never_overlap(
             steps in prop::collection::vec(
                 (any::<bool>(), 1u64..40_000, any::<prop::sample::Index>()),
                 1..200,
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "freed twice")]
-    fn freeing_twice_is_not_survived() {
+    fn double_free_panics() {
         let mut space = ArenaSpace::new(4);
         let extent = space.alloc(4096).expect("room");
         space.free(extent);

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_leave_in_order_each_from_its_tail_however_often_they_are_touched() {
+    fn fifo_ignores_touches_and_evicts_chains_from_tail() {
         let mut fifo = Fifo::new();
         // Two requests whose pages arrive interleaved.
         for depth in 0..3 {
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pinned_frame_is_passed_over_and_keeps_its_place() {
+    fn fifo_skips_pinned_frame_and_keeps_its_place() {
         let mut fifo = Fifo::new();
         for frame in 0..4 {
             fifo.insert(FrameId(frame), 1, 0, Recency { epoch: u64::from(frame), depth: 0 });

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_is_forgotten_first() {
+    fn ghost_queue_drops_oldest_first() {
         let mut ghost = Ghost::default();
         for page in 0..5 {
             ghost.remember(page, 3);
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn remembering_again_makes_it_the_newest() {
+    fn ghost_remembered_again_is_newest() {
         let mut ghost = Ghost::default();
         for page in [1, 2, 1, 3, 4] {
             ghost.remember(page, 3);
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_whatever_is_recalled() {
+    fn ghost_queue_length_is_bounded() {
         let mut ghost = Ghost::default();
         for page in 0..10_000 {
             ghost.remember(page % 7, 4);

@@ -89,14 +89,14 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_mean_is_the_victim_not_the_lowest_sum() {
+    fn segment_with_lowest_mean_is_victim() {
         let sealed = [segment(1, 10, 1000), segment(2, 1, 200), segment(3, 3, 297)];
         assert_eq!(POLICY.victim(&sealed), Some(2), "99 is below 100 and 200");
         assert_eq!(POLICY.victim(&[]), None);
     }
 
     #[test]
-    fn means_that_differ_by_less_than_one_are_told_apart() {
+    fn means_differing_by_less_than_one_are_distinguished() {
         // 299 / 3 and 199 / 2 both divide to 99.
         assert_eq!(POLICY.victim(&[segment(1, 3, 299), segment(2, 2, 199)]), Some(1));
         let huge = [segment(1, u32::MAX, u64::MAX), segment(2, u32::MAX, u64::MAX - 1)];
@@ -104,14 +104,14 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_segment_goes_first_and_ties_go_to_the_oldest() {
+    fn empty_segment_is_first_victim_and_oldest_wins_ties() {
         let sealed = [segment(1, 1, 0), segment(8, 0, 0), segment(7, 0, 0)];
         assert_eq!(POLICY.victim(&sealed), Some(2));
         assert_eq!(POLICY.victim(&[segment(5, 2, 8), segment(4, 1, 4), segment(6, 3, 12)]), Some(1));
     }
 
     #[test]
-    fn a_pinned_segment_is_never_the_victim() {
+    fn pinned_segment_is_never_victim() {
         let mut sealed = [segment(1, 0, 0), segment(2, 4, 400)];
         sealed[0].pinned = true;
         assert_eq!(POLICY.victim(&sealed), Some(1));
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_recent_are_chosen_and_appended_oldest_first() {
+    fn most_recent_extents_are_reinserted_oldest_first() {
         let extents = [extent(4, 30), extent(4, 50), extent(4, 10), extent(4, 40)];
         assert_eq!(POLICY.reinsert(&extents, 0, 12), [0, 3, 1]);
         assert_eq!(POLICY.reinsert(&extents, 0, 11), [3, 1]);
@@ -129,20 +129,20 @@ mod tests {
     }
 
     #[test]
-    fn only_extents_above_the_mean_qualify() {
+    fn only_extents_above_mean_are_reinserted() {
         let extents = [extent(4, 30), extent(4, 31), extent(4, 29)];
         assert_eq!(POLICY.reinsert(&extents, 30, 1 << 20), [1]);
         assert!(POLICY.reinsert(&extents, 31, 1 << 20).is_empty());
     }
 
     #[test]
-    fn nothing_is_reinserted_behind_the_hole_of_one_that_did_not_fit() {
+    fn reinsertion_stops_at_first_extent_over_budget() {
         let extents = [extent(4, 50), extent(16, 40), extent(4, 30)];
         assert_eq!(POLICY.reinsert(&extents, 0, 12), [0]);
     }
 
     #[test]
-    fn pinned_extents_come_first_and_are_charged_to_the_budget_that_cannot_refuse_them() {
+    fn pinned_extents_are_reinserted_first_and_count_against_budget() {
         let mut extents = [extent(8, 90), extent(8, 5), extent(4, 80), extent(8, 2)];
         extents[1].pinned = true;
         extents[3].pinned = true;

@@ -154,7 +154,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equals_a_brute_force_model(steps in prop::collection::vec(step(), 1..200)) {
+        fn lru_equals_brute_force_model(steps in prop::collection::vec(step(), 1..200)) {
             let mut lru = lru(FRAMES);
             let mut model = Model::default();
             for step in steps {
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_leaves_from_its_tail() {
+    fn lru_evicts_chain_from_tail() {
         let mut lru = lru(FRAMES);
         for depth in 0..5 {
             lru.insert(FrameId(depth), 1, 0, Recency { epoch: 1, depth });
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pinned_frame_is_passed_over_and_keeps_its_place() {
+    fn lru_skips_pinned_frame_and_keeps_its_place() {
         let mut lru = lru(FRAMES);
         for frame in 0..4 {
             lru.insert(FrameId(frame), 1, 0, Recency { epoch: u64::from(frame), depth: 0 });
@@ -214,7 +214,7 @@ mod tests {
     /// More frames than one walk covers, all used again: the oldest of the frames that came up is
     /// the victim.
     #[test]
-    fn where_everything_was_asked_for_again_a_victim_is_found_in_one_call() {
+    fn lru_finds_victim_in_one_call_if_all_frames_were_used_again() {
         let frames = 3 * super::super::order::LOOKS_MAX as u32;
         let mut lru = lru(frames);
         for frame in 0..frames {

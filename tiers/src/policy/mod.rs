@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn recency_orders_older_requests_first_and_deeper_pages_first_within_one() {
+    fn recency_orders_older_requests_then_deeper_pages_first() {
         let at = |epoch, depth| Recency { epoch, depth };
         let mut all = vec![at(2, 0), at(1, 0), at(2, 7), at(1, 3), at(1, 9)];
         all.sort();
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_are_found_by_the_names_they_give_and_by_no_other() {
+    fn policies_are_found_only_by_their_names() {
         let touches = Arc::new(Touches::new(1).expect("memory"));
         for name in FRAME_POLICIES {
             assert_eq!(frame_policy(name, &touches).map(|p| p.name()), Some(name));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reinsertion_ratio_out_of_range_is_refused() {
+    fn reinsertion_ratio_out_of_range_is_refused() {
         for ratio in [-0.01, REINSERT_RATIO_MAX + 0.01, f64::NAN, f64::INFINITY] {
             assert!(segment_policy("lowest-mean-recency", ratio).is_none(), "ratio {ratio}");
         }

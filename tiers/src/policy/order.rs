@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_order_gives_the_first_eligible_frame_in_one_call() {
+    fn short_order_gives_first_eligible_frame_in_one_call() {
         for first in 0..8 {
             let mut order = order(8, 8);
             order.resume = Some(Place { at: Recency { epoch: 6, depth: 0 }, frame: FrameId(6) });
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_stretch_of_ineligible_frames_delays_a_victim_but_does_not_hide_it() {
+    fn long_run_of_ineligible_frames_delays_but_never_hides_victim() {
         for only in 0..100 {
             let mut order = order(100, 8);
             let (frame, calls) = calls_to_victim(&mut order, |frame| frame == only);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn once_past_a_long_stretch_each_call_finds_its_victim() {
+    fn calls_after_long_ineligible_run_find_victim_at_once() {
         let mut order = order(100, 8);
         let evictable = |frame| frame >= 50 && frame % 3 == 0;
         let (first, calls) = calls_to_victim(&mut order, evictable);
@@ -171,14 +171,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_jump_passed_over_is_found_by_wrapping_in_the_same_call() {
+    fn frames_skipped_by_jump_are_found_in_same_call() {
         let mut order = order(20, 16);
         order.resume = Some(Place { at: Recency { epoch: 17, depth: 0 }, frame: FrameId(17) });
         assert_eq!(calls_to_victim(&mut order, |frame| frame == 9), (9, 1));
     }
 
     #[test]
-    fn frames_at_the_front_leave_first_again_when_they_become_eligible() {
+    fn front_frames_that_become_eligible_leave_first() {
         let mut order = order(100, 8);
         calls_to_victim(&mut order, |frame| frame >= 50);
         assert_eq!(calls_to_victim(&mut order, |_| true), (0, 1));

@@ -144,7 +144,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn are_a_sorted_set(steps in prop::collection::vec((prop::bool::weighted(0.6), place()), 1..200)) {
+        fn places_equal_sorted_set(steps in prop::collection::vec((prop::bool::weighted(0.6), place()), 1..200)) {
             let (mut places, mut model) = (Places::default(), BTreeSet::new());
             for (insert, place) in steps {
                 match insert {

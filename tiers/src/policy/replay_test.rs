@@ -110,7 +110,7 @@ impl Store {
 }
 
 #[test]
-fn lru_over_a_zipf_prefix_workload_equals_an_independent_simulation() {
+fn lru_on_zipf_workload_equals_independent_simulation() {
     let mut store = Store::new();
     let mut queue = VecDeque::new();
     let mut hits = 0;

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn one_hit_wonders_leave_through_small_in_order() {
+    fn one_hit_wonders_leave_small_queue_in_order() {
         let mut cache = Cache::new(10);
         for page in 0..50 {
             cache.request(page);
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn two_later_requests_move_a_page_to_main_and_one_does_not() {
+    fn page_moves_to_main_after_two_later_requests() {
         let mut cache = Cache::new(10);
         for page in [0, 1, 0, 1, 0] {
             cache.request(page);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_the_ghost_queue_remembers_enters_main() {
+    fn page_in_ghost_queue_enters_main() {
         let mut cache = Cache::new(10);
         for page in 0..11 {
             cache.request(page);
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ghost_queue_forgets_what_left_long_ago() {
+    fn ghost_queue_drops_pages_evicted_long_ago() {
         let mut cache = Cache::new(10);
         for page in 0..40 {
             cache.request(page);
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_page_leaves_no_ghost() {
+    fn removed_page_leaves_no_ghost() {
         let mut cache = Cache::new(10);
         cache.request(7);
         let frame = cache.resident.remove(&7).expect("resident");
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn main_gives_one_more_round_for_each_request() {
+    fn main_queue_gives_one_second_chance_per_request() {
         let mut policy = S3Fifo::new();
         for frame in 0..4u32 {
             policy.ghost.remember(u128::from(frame), 4);
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_does_not_push_out_what_is_asked_for_often() {
+    fn scan_does_not_evict_hot_pages() {
         let mut cache = Cache::new(100);
         for _ in 0..4 {
             for page in 0..50 {
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_counts_once_however_often_it_names_a_frame() {
+    fn request_counts_once_per_frame() {
         let mut policy = S3Fifo::new();
         for frame in 0..2 {
             policy.insert(FrameId(frame), 4096, u128::from(frame), Recency { epoch: 1, depth: 0 });
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_leaves_from_its_tail_from_small_and_from_main() {
+    fn s3fifo_evicts_chain_from_tail_of_both_queues() {
         let mut policy = S3Fifo::new();
         let insert_chain = |policy: &mut S3Fifo, epoch| {
             for depth in 0..4u32 {
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn where_everything_is_hot_a_call_is_still_bounded() {
+    fn victim_call_is_bounded_if_all_frames_are_hot() {
         let mut policy = S3Fifo::new();
         for frame in 0..5000 {
             policy.insert(FrameId(frame), 4096, u128::from(frame), Recency { epoch: 1, depth: frame });
@@ -419,7 +419,7 @@ mod tests {
         /// For any sequence of calls: pinned frames never leave, all others do, and the sums are
         /// right.
         #[test]
-        fn accounts_balance_and_pins_hold(
+        fn s3fifo_sums_are_exact_and_pinned_frames_stay(
             steps in prop::collection::vec((0u8..4, 0u32..40, 1u64..9000, 0u32..5), 1..300)
         ) {
             let mut policy = S3Fifo::new();

@@ -81,7 +81,7 @@ mod tests {
     const DEPTH: u32 = DEPTH_MAX as u32;
 
     #[test]
-    fn packed_they_are_in_the_same_order() {
+    fn packed_recency_keeps_order() {
         let at = |epoch, depth| Recency { epoch, depth };
         let all = [at(0, DEPTH), at(0, 0), at(1, DEPTH), at(1, 7), at(1, 0), at(2, 7), at(EPOCH_MAX, 0)];
         assert!(all.is_sorted() && all.map(pack).is_sorted());
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_request_counts_whoever_notes_it_first() {
+    fn latest_request_wins_in_any_order() {
         let touches = Touches::new(2).expect("memory");
         let (early, late) = (Recency { epoch: 4, depth: 0 }, Recency { epoch: 5, depth: 9 });
         touches.raise(FrameId(1), late);

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_of_all_who_ask_looks_each_second() {
+    fn one_caller_per_second_probes_open_breaker() {
         let at = |ms| Mono::default().after(Duration::from_millis(ms));
         let mut breaker = Breaker::default();
         (0..100).for_each(|_| breaker.failed(at(0)));
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn it_opens_at_the_third_failure_and_each_trial_that_fails_doubles_the_pause() {
+    fn breaker_opens_at_third_failure_and_failed_trials_double_pause() {
         let at = |ms| Mono::default().after(Duration::from_millis(ms));
         let mut breaker = Breaker::default();
         breaker.failed(at(0));

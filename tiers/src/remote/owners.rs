@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_as_the_weights_and_a_page_has_one_owner() {
+    fn owner_shares_follow_weights_and_page_has_one_owner() {
         let owners = owners(&[1.0, 2.0, 1.0]);
         let mut counts = [0usize; 3];
         for page in 0..20_000 {
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_goes_moves_its_own_share_only() {
+    fn removed_owner_moves_only_its_share() {
         let all = owners(&[1.0, 1.0, 3.0, 1.0]);
         let rest: Vec<Owner> = [0, 1, 3].map(|i| all[i].clone()).to_vec();
         for page in 0..5000 {

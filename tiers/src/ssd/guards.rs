@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_segment_is_entered_unless_it_is_free_and_is_closed_when_all_have_left() {
+    fn used_segment_is_entered_and_closes_after_last_reader() {
         let mut segments = SegmentTable::new(2);
         let (used, free) = (SegmentId(0), SegmentId(1));
         segments.set_state(used, SegmentState::Sealed);

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn any_split_verifies_and_any_flip_does_not() {
+    fn verifier_accepts_any_split_and_detects_flips() {
         let (mut bytes, sums) = object(10_000, 4096);
         for step in [1, 7, 4095, 4096, 4097, 10_000] {
             let mut v = Verifier::new(sums.clone(), 0, 10_000, 4096);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_begins_at_its_block_and_takes_no_more() {
+    fn verifier_of_range_starts_at_block_and_refuses_extra_bytes() {
         let (bytes, sums) = object(10_000, 4096);
         let mut v = Verifier::new(sums.clone(), 1, 4096, 4096);
         assert_eq!(v.update(&bytes[4096..8192]), Ok(()));

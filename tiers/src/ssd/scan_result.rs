@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_without_a_record_before_others_is_looked_at_again() {
+    fn gap_before_record_makes_scan_doubtful() {
         let scanned = |records: &[(u64, u64)]| {
             let record = |(at, end): &(u64, u64)| (*at, (RecordKind::Data, Sequence(1), *end, Vec::new()));
             ScanResult { records: records.iter().map(record).collect(), ..ScanResult::default() }

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tombstone_is_needed_while_anything_older_lies_elsewhere() {
+    fn tombstone_is_needed_while_other_segment_has_older_record() {
         let mut t = SegmentTable::new(3);
         t.get_mut(SegmentId(0)).min_sequence = Sequence(5);
         t.get_mut(SegmentId(1)).min_sequence = Sequence(9);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_free_segment_is_next() {
+    fn oldest_free_segment_is_next() {
         let mut t = SegmentTable::new(3);
         for (i, order) in [(0, 7), (1, 3), (2, 5)] {
             t.get_mut(SegmentId(i)).order = SegmentOrder(order);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_are_counted_by_their_state() {
+    fn segment_counts_match_states() {
         use SegmentState::{Free, Open, Quarantined, Reclaiming, Sealed};
         let mut t = SegmentTable::new(4);
         assert_eq!(t.count(Free), 4);

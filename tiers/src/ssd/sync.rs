@@ -111,7 +111,7 @@ mod tests {
     const B: FileId = FileId(2);
 
     #[test]
-    fn a_request_waits_for_the_writes_before_it_only() {
+    fn sync_request_waits_only_for_earlier_writes() {
         let mut s = Syncs::default();
         s.write_begun(1);
         s.write_begun(2);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_ends_during_a_round_is_covered_by_the_next() {
+    fn write_ended_during_round_is_covered_by_next_round() {
         let mut s = Syncs::default();
         s.write_begun(1);
         s.write_ended(1, A);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_sync_is_answered_at_once() {
+    fn sync_without_dirty_file_completes_at_once() {
         let mut s = Syncs::default();
         let id = s.request(0);
         assert_eq!(s.begin(), Some(vec![]));

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn every_record_is_found_also_across_windows_and_behind_ruins() {
+    fn walk_finds_records_across_windows_and_after_damage() {
         let mut segment = vec![0; END as usize];
         let mut at = ALIGN;
         let mut expected = Vec::new();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_another_life_or_place_is_not_found() {
+    fn walk_skips_records_of_other_incarnation_or_place() {
         let mut segment = vec![0; END as usize];
         let old = SegmentIdentity { incarnation: Incarnation(1), ..identity() };
         let at = put(&mut segment, old, ALIGN, 1, 9000);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_segment_is_read_once() {
+    fn walk_reads_empty_segment_once() {
         let (found, reads) = walk(&vec![0; END as usize]);
         assert_eq!((found.len(), reads as u64), (0, (END - ALIGN).div_ceil(WINDOW)));
     }

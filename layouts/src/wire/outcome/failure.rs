@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_cut_between_characters() {
+    fn failure_text_is_truncated_at_character_boundary() {
         let long = "\u{e9}".repeat(300);
         let failure = Failure { error: ErrorTag::Busy, errno: 0, text: &long[..] };
         assert_eq!(failure.truncated_text(1).len(), 512);

@@ -25,7 +25,7 @@ fn resident(address: usize) -> (u64, u64) {
 }
 
 #[test]
-fn prefaulted_memory_is_there_before_it_is_filled() {
+fn prefault_makes_arena_resident() {
     const BYTES: u64 = 24 << 20;
     for arena in [Arena::new(BYTES), Arena::shared(BYTES)] {
         let memory = arena.expect("memory").memory;
@@ -64,7 +64,7 @@ fn read(memory: &ArenaMemory, extent: Extent) -> &[u8] {
 }
 
 #[test]
-fn one_byte_and_75_mb_come_back_as_they_were_put() {
+fn one_byte_and_75_mb_round_trip() {
     let Arena { memory, mut space } = arena(80 << 20);
     for len in [1, 75_000_000] {
         let bytes = pattern(len, 7);
@@ -77,7 +77,7 @@ fn one_byte_and_75_mb_come_back_as_they_were_put() {
 }
 
 #[test]
-fn padding_is_zero_even_where_an_earlier_owner_left_bytes() {
+fn padding_of_reused_extent_is_zero() {
     let Arena { memory, mut space } = arena(16 * 4096);
     for len in [1u64, 4095, 4096, 4097, 8191] {
         let old = space.alloc(8192).expect("room");
@@ -95,7 +95,7 @@ fn padding_is_zero_even_where_an_earlier_owner_left_bytes() {
 }
 
 #[test]
-fn neighbours_are_not_touched() {
+fn fill_does_not_touch_neighbouring_extents() {
     let Arena { memory, mut space } = arena(3 * 4096);
     let [left, middle, right] = [0, 1, 2].map(|_| space.alloc(4096).expect("room"));
     fill(&memory, left, &[&[1; 4096]], BLOCK);
@@ -107,7 +107,7 @@ fn neighbours_are_not_touched() {
 }
 
 #[test]
-fn a_gather_list_of_another_length_is_refused_and_nothing_is_copied() {
+fn gather_list_of_wrong_length_is_refused_without_copy() {
     let Arena { memory, mut space } = arena(4096);
     let extent = space.alloc(10).expect("room");
     fill(&memory, extent, &[&[9; 10]], BLOCK);
@@ -122,7 +122,7 @@ fn a_gather_list_of_another_length_is_refused_and_nothing_is_copied() {
 }
 
 #[test]
-fn a_part_keeps_the_arena_mapped() {
+fn part_keeps_arena_mapped() {
     let Arena { memory, mut space } = arena(4096);
     let extent = space.alloc(100).expect("room");
     fill(&memory, extent, &[&pattern(100, 3)], BLOCK);
@@ -137,7 +137,7 @@ fn a_part_keeps_the_arena_mapped() {
 }
 
 #[test]
-fn capacities_that_are_not_whole_pages_are_refused() {
+fn arena_capacity_of_partial_page_is_refused() {
     for bytes in [0, 1, 4095, 4097, (1 << 44) + 4096, u64::MAX] {
         let error = Arena::new(bytes).expect_err("refused");
         assert!(error.to_string().ends_with(&format!("bytes={bytes}")), "{error}");
@@ -148,14 +148,14 @@ fn capacities_that_are_not_whole_pages_are_refused() {
 
 #[test]
 #[should_panic(expected = "extent outside the arena")]
-fn an_extent_that_reaches_over_the_end_is_not_survived() {
+fn extent_beyond_arena_end_panics() {
     let Arena { memory, .. } = arena(2 * 4096);
     padded(&memory, Extent { first_page: 1, bytes: 4097 });
 }
 
 #[test]
 #[allow(clippy::disallowed_methods, reason = "tests that threads may share the memory")]
-fn threads_fill_and_read_their_own_extents_side_by_side() {
+fn threads_fill_and_read_own_extents_concurrently() {
     let Arena { memory, mut space } = arena(64 * 4096);
     let extents: Vec<Extent> = (0..8).map(|_| space.alloc(5000).expect("room")).collect();
     std::thread::scope(|scope| {
@@ -174,7 +174,7 @@ fn threads_fill_and_read_their_own_extents_side_by_side() {
 
 proptest! {
     #[test]
-    fn any_split_of_the_same_bytes_gives_the_same_content_and_blocks(
+    fn any_gather_list_gives_same_content_and_checksums(
         len in 1usize..20_000,
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
         block in prop::sample::select(vec![1u32, 3, 512, 4096, 5000, BLOCK]),

@@ -225,7 +225,7 @@ fn written(events: &[Event]) -> Vec<u64> {
 }
 
 #[test]
-fn as_many_writes_wait_as_the_device_may_have_and_it_has_no_more_than_that() {
+fn queued_and_submitted_writes_are_each_limited_to_depth() {
     let mut rig = Rig::new();
     assert_eq!(rig.fill(1), 2 * DEPTH as u64);
     rig.pump();
@@ -255,7 +255,7 @@ fn as_many_writes_wait_as_the_device_may_have_and_it_has_no_more_than_that() {
 }
 
 #[test]
-fn a_sync_covers_writes_that_wait() {
+fn sync_covers_queued_writes() {
     let mut rig = Rig::new();
     let count = rig.fill(1);
     let asked = rig.log.sync();
@@ -281,7 +281,7 @@ fn a_sync_covers_writes_that_wait() {
 }
 
 #[test]
-fn after_a_failed_sync_what_waits_is_not_written() {
+fn queued_writes_are_dropped_after_failed_sync() {
     let mut rig = Rig::new();
     rig.fill(1);
     rig.log.sync();
@@ -324,7 +324,7 @@ fn after_a_failed_sync_what_waits_is_not_written() {
 }
 
 #[test]
-fn segment_of_the_last_record_is_the_newest_written_also_once_it_is_sealed() {
+fn newest_written_survives_sealing_of_its_segment() {
     let mut rig = Rig::new();
     assert_eq!(rig.log.newest_written(), None);
     rig.append(1);
