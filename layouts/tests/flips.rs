@@ -1,5 +1,5 @@
-//! Every single bit of every header, flipped: it is noticed, or (in the manifest) mended from the other copy.
-//! Exhaustive, not sampled: FAULTS row 4.
+//! Flips every single bit of every header: each flip is detected, or (in the manifest) repaired
+//! from the other copy. Exhaustive, not sampled: FAULTS row 4.
 
 mod common;
 
@@ -17,7 +17,7 @@ use pagelith_layouts::record::{GroupKind, MEMBERS_MAX, Member, Record, RecordFac
 use pagelith_layouts::segment::{decode_head, encode_head};
 use pagelith_layouts::shard::{Shard, Slice};
 
-/// Flip each of these bits of `bytes` in turn; `survives` says whether it went unnoticed.
+/// Flip each of these bits of `bytes` in turn; `survives` returns whether the flip is undetected.
 fn flip_these(bytes: &mut [u8], bits: impl Iterator<Item = usize>, survives: impl Fn(&[u8]) -> bool) {
     assert!(survives(bytes), "the untouched bytes are read");
     for bit in bits {
@@ -53,7 +53,8 @@ fn tombstone_header_detects_every_bit_flip() {
     flip_all(&mut try_header(&facts, &gone).expect("within the rules"), |b| Record::decode(b).is_ok());
 }
 
-/// Headers of as many members as fit one block, of two and three blocks, and tombstones of many.
+/// Headers with as many members as fit one block, headers of two and three blocks, and tombstones
+/// with many members.
 #[test]
 fn record_headers_with_many_members_detect_every_bit_flip() {
     let some = |members: u8| {
@@ -70,8 +71,8 @@ fn record_headers_with_many_members_detect_every_bit_flip() {
     flip_all(&mut try_header(&facts, &gone).expect("within the rules"), |b| Record::decode(b).is_ok());
 }
 
-/// The longest list of members. Every bit would take minutes; here it is every bit of the head, of the first and last
-/// member and checksum, and one bit of every 64 bytes between.
+/// The header with the most members. All bits would take minutes; this flips every bit of the head,
+/// of the first and last member and checksum, and one bit of every 64 bytes between.
 #[test]
 fn record_header_with_most_members_detects_bit_flips() {
     let objects: Vec<_> = (0..MEMBERS_MAX)
@@ -108,7 +109,7 @@ fn segment_header_detects_every_bit_flip() {
     flip_all(&mut block, |b| decode_head(b, STORE, SegmentId(1)).is_ok());
 }
 
-/// A footer of these records, which stand one behind the other.
+/// A footer of these adjacent records.
 fn footer_of(records: &[Vec<u8>]) -> Vec<u8> {
     let decoded: Vec<_> = records.iter().map(|r| Record::decode(r).expect("what was written")).collect();
     let entries: Vec<_> = decoded.iter().flat_map(footer::entries_of).collect();
@@ -130,7 +131,7 @@ fn footer_with_three_entries_detects_every_bit_flip() {
     flip_all(&mut bytes, |b| footer::decode(b, identity(1, 2), 1 << 20).is_ok());
 }
 
-/// Of nothing, of tombstones and attached objects, and of two blocks.
+/// Footers without entries, with tombstones and attached objects, and with two blocks.
 #[test]
 fn footers_of_other_records_detect_every_bit_flip() {
     let (base, objects) = group_of_three(4096);
@@ -157,8 +158,8 @@ fn footers_of_other_records_detect_every_bit_flip() {
     }
 }
 
-/// Each flip in one copy: the store opens with what it had, and the caller learns what to mend. The same flip in
-/// both copies: refused.
+/// A flip in one copy: the manifest is unchanged, and the damaged block is reported for repair. The
+/// same flip in both copies is refused.
 #[test]
 fn manifest_block_bit_flip_in_one_copy_is_repaired() {
     let superblock = Superblock {
@@ -216,8 +217,8 @@ fn checkpoint_header_detects_every_bit_flip() {
     flip_all(&mut block, |b| checkpoint::decode_head(b, STORE).is_ok());
 }
 
-/// Items of every kind: marks; objects, attached ones, links and withdrawals. Every bit of what is used, and one of
-/// every byte behind it, which is zero.
+/// Chunks with items of every kind: marks, objects, attached objects, links and withdrawals. Flips
+/// every bit of the used part, and one bit of every byte of the zero padding.
 #[test]
 fn checkpoint_chunks_detect_every_bit_flip() {
     let marks = [SegmentMark { incarnation: 3, order: 4, min_sequence: u64::MAX, data_end: 8192 }; 4];
@@ -242,12 +243,12 @@ fn checkpoint_chunks_detect_every_bit_flip() {
         flip_these(&mut chunk, (0..used * 8).chain(behind), |b| {
             checkpoint::decode_chunk(b, &facts, 1).is_ok()
         });
-        // What says of which checkpoint a chunk is reads no less than the chunk.
+        // `chunk_serial` verifies the whole chunk.
         flip_these(&mut chunk, 0..used * 8, |b| checkpoint::chunk_serial(b, STORE).is_some());
     }
 }
 
-/// A chunk that is full: there is no byte that is not used.
+/// A full chunk: every byte is used.
 #[test]
 fn full_checkpoint_chunk_detects_every_bit_flip() {
     let facts = checkpoint_facts();
@@ -258,8 +259,8 @@ fn full_checkpoint_chunk_detects_every_bit_flip() {
     flip_these(&mut chunk, bits, |b| checkpoint::decode_chunk(b, &facts, 1).is_ok());
 }
 
-/// A key of an index: 128 bytes in every record, footer and tombstone. By itself it has no checksum, so a flip that
-/// leaves a key is another key, never the same one.
+/// The 128 bytes of a key, which every record, footer and tombstone contains. A key has no checksum
+/// of its own, so a flip that gives a valid key must give another key.
 #[test]
 fn key_with_flipped_bit_is_other_key_or_refused() {
     let rank = Slice::new(3, 8).expect("rank below of");

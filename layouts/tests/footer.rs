@@ -1,4 +1,4 @@
-//! Footers: what is written reads back, and only whole records in log order are believed.
+//! Footers: encoded footers decode, and only complete records in log order are accepted.
 
 mod common;
 
@@ -15,7 +15,7 @@ use pagelith_layouts::segment::SEGMENT_BYTES_MAX;
 const SEGMENT: u64 = 64 * ALIGN;
 const DATA_END: u64 = 10 * ALIGN;
 
-/// The entries of a group of three, an object and two tombstones.
+/// The entries of a group of three, one object and two tombstones.
 fn entries() -> Vec<FooterEntry> {
     let (group, objects) = group_of_three(ALIGN);
     let single = facts(identity(1, 2), 6 * ALIGN);
@@ -41,7 +41,7 @@ fn footer_facts() -> FooterFacts {
     }
 }
 
-/// A footer whose entries a careless writer has changed.
+/// A footer with changed entries and a valid checksum, as a defective writer would produce it.
 fn changed(change: impl FnOnce(&mut Vec<FooterEntry>)) -> Vec<u8> {
     let mut bytes = encode(&footer_facts(), &entries());
     let mut entries = entries();
@@ -95,7 +95,7 @@ fn footer_without_entries_round_trips() {
     assert_eq!(decode(&bytes, identity(1, 2), SEGMENT), Ok((facts, vec![])));
 }
 
-/// Tombstones hide and are not hidden: the smallest sequence is that of an object.
+/// Tombstones shadow but are never shadowed: `min_sequence` is that of an object.
 #[test]
 fn tombstones_do_not_lower_min_sequence() {
     let facts = FooterFacts { min_sequence: Sequence(u64::MAX), ..footer_facts() };
@@ -123,7 +123,7 @@ fn footer_of_wrong_length_is_refused() {
     let mut longer = vec![0; ALIGN as usize];
     longer.extend_from_slice(&bytes);
     assert!(decode(&longer, identity(1, 2), SEGMENT).is_err());
-    // A segment with no room for it.
+    // A segment that is too short for it.
     assert_eq!(claimed_bytes(&bytes, bytes.len() as u64), None);
     assert!(decode(&bytes, identity(1, 2), bytes.len() as u64).is_err());
     assert_eq!(decode(&[0; 4096], identity(1, 2), SEGMENT), Err(FormatError::Empty { structure: "footer" }));
@@ -161,7 +161,7 @@ fn invalid_footer_tail_is_refused_by_field() {
     }
 }
 
-/// How a careless writer changes a footer, and what the reader says.
+/// Changes to a footer by a defective writer, and the error of the reader.
 type Change = (fn(&mut Vec<FooterEntry>), &'static str);
 
 #[test]

@@ -1,6 +1,6 @@
-//! `docs/format.md` shows the field tables of the code. `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test
-//! format_doc tables` writes them anew between the page's markers (one test alone, since the others read the page
-//! meanwhile); the prose around them is written by hand.
+//! `docs/format.md` has the field tables of the code. `TEST_PAGELITH_BLESS=1 cargo test -p
+//! pagelith-layouts --test format_doc tables` rewrites them between the page's markers. It must run
+//! alone, since the other tests read the page. The prose around the tables is written by hand.
 
 #![expect(clippy::disallowed_methods, reason = "a test reads the page it checks itself; nothing here ships")]
 
@@ -21,7 +21,7 @@ fn path() -> PathBuf {
 }
 
 fn page() -> String {
-    std::fs::read_to_string(path()).expect("docs/format.md is there")
+    std::fs::read_to_string(path()).expect("docs/format.md is readable")
 }
 
 #[test]
@@ -36,10 +36,10 @@ fn format_page_has_field_tables_of_code() {
         return;
     }
     let differs = shown.lines().zip(rendered.lines()).find(|(a, b)| a != b);
-    assert!(shown == rendered, "docs/format.md is not what the code says; first difference: {differs:?}");
+    assert!(shown == rendered, "docs/format.md differs from the code; first difference: {differs:?}");
 }
 
-/// Numbers that the page's prose states.
+/// Limits that the page's prose states.
 #[test]
 fn format_page_states_limits_of_code() {
     let page = page();

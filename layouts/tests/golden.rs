@@ -1,9 +1,11 @@
-//! Golden files: a small store in the bytes of format version 1, kept in `golden/v1/`. The reader must read them
-//! for as long as it claims to read that version, and today's encoder must write exactly them.
+//! Golden files: the bytes of a small store in format version 1, in `golden/v1/`. The reader must
+//! read them as long as it supports that version, and the current encoder must write exactly these
+//! bytes.
 //!
-//! `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test golden todays_encoder` writes them anew (one test
-//! alone, since the others read them meanwhile). That is right only while no version of the format was released
-//! with the old ones: after that a change of bytes is a new version, in a folder of its own.
+//! `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-layouts --test golden todays_encoder` rewrites
+//! them. It must run alone, since the other tests read them. Do this only while no released version
+//! wrote the old bytes: after a release, a change of bytes is a new format version with a folder of
+//! its own.
 
 #![expect(clippy::disallowed_methods, reason = "a test reads its golden files itself; nothing here ships")]
 
@@ -33,7 +35,7 @@ fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v1").join(name)
 }
 
-/// A golden file's bytes as they are kept.
+/// The stored bytes of a golden file.
 fn golden(name: &str) -> Vec<u8> {
     std::fs::read(path(name)).unwrap_or_else(|e| panic!("golden file {name} must be there: {e}"))
 }
@@ -144,9 +146,9 @@ fn golden_tombstones_are_read() {
 fn golden_records_of_old_incarnation_are_intact_and_refused() {
     let image = golden("segment.bin");
     for at in LEFT_AT {
-        let r = Record::decode(&image[at as usize..]).expect("a record, whole in itself");
+        let r = Record::decode(&image[at as usize..]).expect("an intact record");
         assert_eq!(r.expect(identity(SEGMENT, 1), at), Ok(()));
-        let refused = r.expect(identity(SEGMENT, 2), at).expect_err("of an earlier life");
+        let refused = r.expect(identity(SEGMENT, 2), at).expect_err("of an earlier incarnation");
         assert_eq!(
             refused.to_string(),
             "identity of record header does not match field=incarnation found=1 expected=2"
@@ -255,7 +257,7 @@ fn golden_attached_record_is_read() {
     assert_eq!(link.fingerprint, object.fingerprint);
 }
 
-/// The fingerprint that the index and the checkpoint know a key by is part of the format too.
+/// The key fingerprint of index and checkpoint is part of the format too.
 #[test]
 fn golden_fingerprint_is_stable() {
     let key: ObjectKey = keys()[0];

@@ -1,4 +1,4 @@
-//! The manifest: two copies, one answer, or a refusal by name.
+//! The manifest: two copies decode to one manifest, or are refused by name.
 
 mod common;
 
@@ -111,7 +111,7 @@ fn manifest_decodes_from_one_copy_or_blocks_of_both() {
         assert!(!damage.is_empty() && damage.iter().all(|d| d.copy == 0), "{damage:?}");
         assert_eq!(decode([&good, missing]).expect("one whole copy").0, m);
     }
-    // Every other block torn, in the one copy the even and in the other the odd ones.
+    // Even blocks are torn in one copy, odd blocks in the other.
     let mut copies = [good.clone(), good.clone()];
     for block in 0..5 {
         copies[block % 2][block * BLOCK + 2048..][..2048].fill(0xee);
@@ -151,14 +151,14 @@ fn newer_block_version_is_used_from_either_copy() {
         assert_eq!((&read, damaged(&damage)), (&new, vec![(stale, block)]));
         assert!(damage[0].error.to_string().contains("older than the other copy"));
     }
-    // A crash in the first write: the torn block's other copy holds.
+    // A crash during the first write: the block in the other copy is used.
     mixed[block as usize * BLOCK + 4000] ^= 1;
     let (read, damage) = decode([&mixed, &old_copy]).expect("one valid");
     assert_eq!((read, damaged(&damage)), (old, vec![(0, block)]));
 }
 
-/// Two changes in one round: a new namespace fills a block, another begins the next. Power goes when only the
-/// second of the two blocks was written.
+/// Two changes in one round: a new namespace fills a block, another one begins the next block.
+/// Power fails after only the second of the two blocks was written.
 #[test]
 fn blocks_changed_together_may_be_written_in_any_order() {
     let mut m = Manifest::new(STORE, superblock());
@@ -173,7 +173,7 @@ fn blocks_changed_together_may_be_written_in_any_order() {
     let raised = [124, 125, 126].map(|n| read.generation(namespace(n)).0);
     assert_eq!(raised, [2, 1, 2]);
     assert_eq!(read.copy(), half, "every fact stays in its block");
-    // Life goes on: the gap is filled, and what is in the last block is raised there.
+    // Later changes fill the gap, and raise a namespace of the last block in place.
     assert_eq!(read.set_generation(namespace(126), Generation(3)), Some(4));
     assert_eq!(read.set_generation(namespace(127), Generation(2)), Some(3));
     let copy = read.copy();
@@ -183,14 +183,15 @@ fn blocks_changed_together_may_be_written_in_any_order() {
 #[test]
 fn contradicting_manifest_copies_are_refused() {
     let a = manifest();
-    // Another store's copy, as after a drive was mounted in the wrong place; even if it is the younger one.
+    // A copy of another store, as after a drive was mounted in the wrong place, even if it is
+    // newer.
     let mut b = Manifest::new(StoreId([9; 16]), superblock()).copy();
     let newer = 5u64.to_le_bytes();
     forge(&mut b[..BLOCK], 8, at(&BlockHead::STRUCTURE, "sequence"), &newer);
     let error = decode([&a.copy(), &b]).expect_err("two stores");
     assert_eq!((error.copy, error.index), (1, 0));
     assert!(error.error.to_string().contains("does not match field=store"), "{}", error.error);
-    // Equal sequence, other facts: a write was lost, and nothing says which.
+    // Equal sequence with different facts: a write was lost, and it cannot be identified.
     let (mut x, mut y) = (a.clone(), a);
     x.set_generation(namespace(0), Generation(70)).expect("known");
     y.set_generation(namespace(0), Generation(80)).expect("known");

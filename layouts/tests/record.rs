@@ -1,4 +1,4 @@
-//! Record headers: what is written reads back, what breaks a rule is refused by name.
+//! Record headers: encoded headers decode, and headers that break a rule are refused by name.
 
 mod common;
 
@@ -91,7 +91,7 @@ fn zeros_and_wrong_magic_are_distinct_errors() {
     assert_eq!(Record::decode(&[1; 4096]).unwrap_err(), FormatError::Magic { structure: "record header" });
 }
 
-/// Every rule that a whole header must keep beyond its checksum, broken one at a time.
+/// Breaks, one at a time, every rule for a header with a valid checksum.
 #[test]
 fn invalid_record_header_is_refused_by_field() {
     let (facts, objects) = group_of_three(4096);
@@ -195,7 +195,7 @@ fn record_that_breaks_format_rule_is_not_encoded() {
     assert!(none(good, &vec![objects[2].clone(); MEMBERS_MAX + 1]));
 }
 
-/// Lengths that only a defect of a caller can pass: an answer, not an overflow.
+/// Lengths that only a defective caller can pass: `None` instead of an overflow.
 #[test]
 fn record_with_overflowing_length_is_not_encoded() {
     let (facts, objects) = group_of_three(4096);
@@ -206,7 +206,7 @@ fn record_with_overflowing_length_is_not_encoded() {
     }
 }
 
-/// Buffers are used again: nothing of what was in one may be in the next header.
+/// Buffers are reused: no byte of the old content may remain in the new header.
 #[test]
 fn record_header_encoded_into_used_buffer_is_identical() {
     let (facts, objects) = group_of_three(4096);

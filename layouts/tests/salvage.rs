@@ -1,4 +1,4 @@
-//! What is left of a manifest that is refused, and a manifest written over it.
+//! Salvage of a manifest that does not decode, and a manifest written over it.
 
 mod common;
 
@@ -78,8 +78,8 @@ fn salvage_without_single_superblock_is_refused() {
     assert_eq!(said([&[], &[7; 100]]), "no superblock found");
 }
 
-/// However far the writing of the new manifest got, block by block in either order, a reader takes new blocks where
-/// they are there, and both copies agree at the end.
+/// The new manifest is written block by block in any order and may be incomplete: a reader uses
+/// each new block that was written, and both copies are equal at the end.
 #[test]
 fn manifest_written_over_damaged_copies_supersedes_them() {
     let old = manifest(STORE);

@@ -1,4 +1,4 @@
-//! Finding records without a footer: exactly the intact ones, whatever lies between them.
+//! Scans for records without a footer find exactly the intact ones, with any bytes between them.
 
 mod common;
 
@@ -13,8 +13,8 @@ use pagelith_layouts::record::*;
 use pagelith_layouts::scan::{Found, SCRATCH_BYTES, scan};
 use pagelith_layouts::segment::SegmentIdentity;
 
-/// What a scan reported: offsets of records whose payload verified, (offset, member) of those whose did not,
-/// and offset and reason of the junk.
+/// Result of a scan: offsets of records with a valid payload, (offset, member) of records with an
+/// invalid one, and offset and reason of junk.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Report {
     intact: Vec<u64>,
@@ -41,7 +41,8 @@ fn report(identity: SegmentIdentity, image: &[u8], end: u64) -> Report {
     report
 }
 
-/// A segment of single records of these lengths, in 8 KiB blocks, one behind the other; their offsets and it.
+/// A segment of adjacent single records of these lengths, in blocks of 8 KiB; returns their offsets
+/// and the segment.
 fn segment_of(lengths: &[usize]) -> (Vec<u64>, Vec<u8>) {
     let mut image = vec![0; ALIGN as usize];
     let mut offsets = Vec::new();
@@ -99,7 +100,7 @@ fn records_of_other_incarnation_place_or_store_are_junk() {
             r.junk
         );
     }
-    // The same bytes one block further: a misdirected write.
+    // The same bytes one block later: a misdirected write.
     let mut moved = vec![0; ALIGN as usize];
     moved.extend_from_slice(&image);
     let r = report(identity(1, 2), &moved, moved.len() as u64);
@@ -108,7 +109,8 @@ fn records_of_other_incarnation_place_or_store_are_junk() {
 
 #[test]
 fn record_inside_payload_is_not_reported() {
-    // A client that could guess the store's name puts an object that holds a whole record of another namespace.
+    // A client that knows the store's identifier puts an object that contains a complete record of
+    // another namespace.
     let forged_at = 3 * ALIGN;
     let inner = record(
         &facts(identity(1, 2), forged_at),
@@ -125,7 +127,7 @@ fn record_inside_payload_is_not_reported() {
     assert_eq!((r.intact, r.junk), (vec![ALIGN], vec![]));
 }
 
-/// A header whose payload was lost does not hide what was written where the payload should be.
+/// A header whose payload was lost does not hide records in the place of its payload.
 #[test]
 fn scan_tries_every_block_after_torn_header() {
     let (offsets, mut image) = segment_of(&[60_000, 5000]);

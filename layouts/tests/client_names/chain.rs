@@ -1,4 +1,5 @@
-//! The page hash chain. Values were computed apart from this code, from the rule in `docs/names.md`.
+//! The page hash chain. Expected values were computed independently of this code, from the rule in
+//! `docs/names.md`.
 
 use pagelith_layouts::client_names::chain::{namespace_seed, page_hash, page_hashes, pair_page_hashes};
 use pagelith_layouts::ids::PrefixHash;
@@ -13,7 +14,7 @@ fn page_hash_depends_on_previous_pages() {
         hash("cf97adeedb59e05bfd73a2b4c2a8885708c4f4f70c84c64b27120e72ab733b72"),
         hash("4ebfa8a1f3c341517621838c6e1b9aa350307e3f00b3cbd1a07ef740f54396d6"),
     ];
-    // The tenth token begins a page that is not whole.
+    // The tenth token begins an incomplete page.
     assert_eq!(page_hashes(None, &[1u32, 2, 3, 4, 5, 6, 7, 8, 9], 4), pages);
     assert_eq!(
         page_hashes(None, &[1u64, 2, 3, 4, 5, 6, 7, 8], 4),
@@ -52,7 +53,11 @@ fn pages_of_token_pairs_overlap_by_one_token() {
         hash("678c5307f2a02a2aaf8edbeb80ebac13663f70e14a4fc8d5d62b77e702841e4b"),
     ];
     assert_eq!(pair_page_hashes(None, &[1u32, 2, 3, 4, 5], 2), pages);
-    assert_eq!(pair_page_hashes(None, &[1u32, 2, 3, 4, 5, 6], 2), pages, "the fifth pair fills no page");
+    assert_eq!(
+        pair_page_hashes(None, &[1u32, 2, 3, 4, 5, 6], 2),
+        pages,
+        "the fifth pair does not complete a page"
+    );
     assert_eq!(pair_page_hashes(None, &[1u32, 2, 3, 4], 2), pages[..1]);
     for few in [&[][..], &[1], &[1, 2]] {
         assert_eq!(pair_page_hashes::<u32>(None, few, 2), []);

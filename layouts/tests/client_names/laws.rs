@@ -1,5 +1,5 @@
-//! Laws for every configuration: print(parse(text)) = text, parse(print(key)) = key, and what does not parse has a
-//! key all the same.
+//! Properties for every configuration: `print(parse(text)) == text`, `parse(print(key)) == key`,
+//! and every text that does not parse has an opaque key.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ fn prefix() -> impl Strategy<Value = String> {
     select(vec!["", "m", "org/m", "a_b", "@", "tp_rank:0", "0", H, "d:"]).prop_map(Into::into)
 }
 
-/// Layers of `kv` and `swa` on each of so many stages, and of the draft's on the last.
+/// Layers of `kv` and `swa` on each of `pp_size` stages, and those of the draft on the last.
 fn head_layers(pp_size: u16) -> Vec<HeadLayers> {
     let of = |role, pool: &str, pp_rank, from, to| HeadLayers { role, pool: pool.into(), pp_rank, from, to };
     let target =
@@ -81,7 +81,8 @@ prop_compose! {
     }
 }
 
-/// Pools and components that some configuration of a client has, and a few that none has.
+/// Pools and components that some configuration of a client has, and a few that no configuration
+/// has.
 const SGLANG: [(&str, &str); 15] = [
     ("kv", "k"),
     ("kv", "v"),
@@ -107,8 +108,8 @@ const VLLM: [(&str, &str); 5] = [
     ("group_", "data"),
 ];
 
-/// A shard of sizes that a configuration has (tensor, pipeline, context, decode context; head groups), and the kind
-/// of slice chosen by `kind`. Head groups have layers of [`head_layers`].
+/// A shard with the sizes of a configuration (tensor, pipeline, context, decode context; head
+/// groups); `kind` selects the kind of slice. Head groups have layers of [`head_layers`].
 fn slices(sizes: [u16; 5], ranks: &[Index; 4], role: Role, kind: u8) -> Shard {
     let slice = |i: usize, on: bool| {
         let of = if on { sizes[i] } else { 1 };
@@ -131,7 +132,7 @@ fn slices(sizes: [u16; 5], ranks: &[Index; 4], role: Role, kind: u8) -> Shard {
     }
 }
 
-/// A key but for the sizes that its configuration has.
+/// A key without the sizes, which the configuration determines.
 #[derive(Clone, Debug)]
 struct Part {
     hash: PrefixHash,
@@ -161,8 +162,8 @@ prop_compose! {
     }
 }
 
-/// A configuration and a key that it has a name for. Too many draws that have none end the test, so it cannot pass
-/// for want of names.
+/// A configuration and a key that has a name under it. Too many draws without a name fail the test,
+/// so that it cannot pass without testing names.
 fn printable() -> impl Strategy<Value = (ClientNames, ObjectKey, String)> {
     let drawn =
         |(names, key): (ClientNames, ObjectKey)| names.print(&key).ok().map(|text| (names, key, text));
@@ -191,7 +192,8 @@ fn names() -> impl Strategy<Value = ClientNames> {
     prop_oneof![any_sglang().prop_map(super::sglang), any_vllm().prop_map(vllm)]
 }
 
-/// Everything behind a hash that any configuration here could print, and neighbours that none does.
+/// Texts after the hash that some configuration of this file prints, and similar texts that none
+/// prints.
 fn tail() -> impl Strategy<Value = String> {
     let rank = || select(vec!["", "0", "1", "3", "10", "00", "01", "x", "65536"]);
     let part = select(vec![
@@ -227,7 +229,7 @@ fn tail() -> impl Strategy<Value = String> {
     (ranks, part).prop_map(|(ranks, part)| format!("_{ranks}_{part}"))
 }
 
-/// One text, one key; the other way round too.
+/// Distinct texts have distinct keys, and distinct keys have distinct texts.
 fn both_ways(names: &ClientNames, text: &str) -> Result<Option<ObjectKey>, TestCaseError> {
     let Some(key) = names.parse(NS, text) else { return Ok(None) };
     prop_assert_ne!(key.pool(), OPAQUE_POOL);
@@ -278,7 +280,7 @@ proptest! {
     }
 }
 
-/// All texts of a grid under one configuration: as many keys as texts, read or opaque.
+/// All texts of a grid under one configuration: each has a key of its own, parsed or opaque.
 fn no_two_alike(names: &ClientNames, texts: impl Iterator<Item = String>) -> usize {
     let mut keys = HashMap::new();
     let mut read = 0;

@@ -1,4 +1,4 @@
-//! A namespace's fingerprint: one for each description.
+//! Namespace fingerprints: distinct namespaces have distinct ids.
 
 use pagelith_layouts::client_names::sglang::SglangConfig;
 use pagelith_layouts::ids::NamespaceId;
@@ -21,7 +21,7 @@ fn full() -> Namespace {
     }
 }
 
-/// Computed apart from this code, from the rule in `docs/format.md`.
+/// Computed independently of this code, from the rule in `docs/format.md`.
 #[test]
 fn id_of_namespace_with_layer_split_is_stable() {
     assert_eq!(full().id().to_string(), "edcdfaf0eda2838caa2cb8b37db57a50");
@@ -29,7 +29,7 @@ fn id_of_namespace_with_layer_split_is_stable() {
 
 type Change = fn(&mut Namespace, &str, u32);
 
-/// Every field, changed alone.
+/// Changes of a single field, for every field.
 const CHANGES: [Change; 13] = [
     |n, text, _| n.tenant += text,
     |n, text, _| n.model += text,
@@ -77,11 +77,13 @@ fn namespace_facts_separate_equal_keys() {
     for (i, a) in all.iter().enumerate() {
         assert!(!all[i + 1..].contains(a), "{i}");
     }
-    // Sizes that are in every key need no namespace: servers of 4 and 8 ranks may live in one.
+    // Sizes are in every key and need no separate namespace: servers of 4 and 8 ranks may share
+    // one.
     assert_eq!(id(SglangConfig { tp_size: 4, ..Default::default() }), id(SglangConfig::default()));
 }
 
-/// Short strings of separators, prefixes of lengths and pieces of one another: what runs together if anything does.
+/// Short strings of separators, length prefixes and parts of each other: the most likely collisions
+/// of concatenation.
 fn text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         Just(""),
@@ -130,7 +132,7 @@ proptest! {
         prop_assert_eq!(n.id() == changed.id(), n == changed);
     }
 
-    /// A boundary between two strings moves; what they spell together stays.
+    /// The boundary between two strings moves; their concatenation stays the same.
     #[test]
     fn moved_field_boundary_changes_namespace_id(n in namespace(), at in any::<prop::sample::Index>()) {
         let joined = format!("{}{}", n.model, n.revision);

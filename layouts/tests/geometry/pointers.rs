@@ -1,4 +1,4 @@
-//! The pointer arithmetic of CONTRACTS 3.3 at real sizes, with the formulas as they stand there.
+//! The pointer arithmetic of CONTRACTS 3.3 at real sizes, with the formulas of that section.
 
 use pagelith_layouts::geometry::*;
 use pagelith_layouts::key::Role;
@@ -9,7 +9,7 @@ const PAGE: u64 = 777;
 const P: u64 = 64;
 
 fn extents(model: &Model, place: &Placement, name: &str) -> (Pool, Extents) {
-    let geometry = Geometry::new(model, place).expect("goes");
+    let geometry = Geometry::new(model, place).expect("valid geometry");
     let pool = geometry.pool(Role::Target, name).expect("the pool").clone();
     let extents = Extents::new(&pool, PAGES).expect("fits");
     (pool, extents)
@@ -33,7 +33,7 @@ fn pages_of_heads_match_pointer_formulas() {
     }
 }
 
-/// 16 KiB chunks, as CONTRACTS 3.4 has them.
+/// Chunks of 16 KiB, as in CONTRACTS 3.4.
 #[test]
 fn layer_first_page_has_one_chunk_per_layer() {
     let model = presets::model("llama-3-70b").expect("a preset");
@@ -94,7 +94,7 @@ fn decode_context_rank_has_share_of_page() {
     assert_eq!(chunks(&extents, 0), [(0, logical_slot / 2 * l * c * it, l * P / 2 * c * it)]);
     assert_eq!((pool.components[0].shard.to_string(), pool.writes), ("rank.dcp1of2".to_owned(), false));
     let writer = Placement { tp: Slice { rank: 1, of: 4 }, ..place };
-    assert!(Geometry::new(&model, &writer).expect("goes").pools[0].writes);
+    assert!(Geometry::new(&model, &writer).expect("valid geometry").pools[0].writes);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn state_checkpoint_has_one_slot_per_page() {
     assert_eq!(chunks(&extents, 1), [(1, PAGE * 36 * (2048 * 3) * 2, 442_368)]);
 }
 
-/// Up to four buffers under one key; in the packed fp8 format no V.
+/// Up to four buffers under one key; the packed fp8 format has no V.
 #[test]
 fn split_latent_rows_have_separate_buffers() {
     let model = Model {
@@ -122,7 +122,7 @@ fn split_latent_rows_have_separate_buffers() {
     assert_eq!(chunks(&of_parts, 0), expected);
     let names: Vec<_> = pool.buffers.iter().map(|b| b.name.as_str()).collect();
     assert_eq!(names, ["k", "v", "index_k", "index_scale"]);
-    assert!(Geometry::new(&model, &place).expect("goes").pool(Role::Target, "indexer").is_err());
+    assert!(Geometry::new(&model, &place).expect("valid geometry").pool(Role::Target, "indexer").is_err());
 
     let fp8 = presets::model("deepseek-v3.2").expect("a preset");
     let (pool, packed) = extents(&fp8, &place, "kv");
@@ -146,10 +146,11 @@ fn model_without_recurrent_state_has_only_convolutions() {
 fn last_stage_stores_draft() {
     let mut model = presets::model("llama-3-8b+llama-3-8b-eagle3").expect("a preset");
     let stage = |rank| Placement { pp: Slice { rank, of: 2 }, ..Placement::single(Layout::PageFirst) };
-    let count = |model: &Model, rank| Geometry::new(model, &stage(rank)).expect("goes").pools.len();
+    let count = |model: &Model, rank| Geometry::new(model, &stage(rank)).expect("valid geometry").pools.len();
     assert_eq!((count(&model, 0), count(&model, 1)), (1, 2));
     (model.draft, model.packed_mtp_layers) = (None, 1);
-    let bytes = |rank| Geometry::new(&model, &stage(rank)).expect("goes").pools[0].components[0].bytes;
+    let bytes =
+        |rank| Geometry::new(&model, &stage(rank)).expect("valid geometry").pools[0].components[0].bytes;
     assert_eq!((bytes(0), bytes(1)), (16 * 131_072, 17 * 131_072));
 }
 
@@ -158,7 +159,7 @@ fn pool_has_client_name() {
     let mut model = presets::model("deepseek-v3.2+deepseek-v3.2-mtp").expect("a preset");
     let draft = model.draft.as_mut().expect("a draft");
     draft.window = Some(Window { attention: draft.attention.clone(), tokens: 65 });
-    let geometry = Geometry::new(&model, &Placement::single(Layout::PageFirst)).expect("goes");
+    let geometry = Geometry::new(&model, &Placement::single(Layout::PageFirst)).expect("valid geometry");
     let names: Vec<_> = geometry.pools.iter().map(Pool::client_name).collect();
     assert_eq!(names, ["kv", "indexer", "draft", "draft_indexer", "draft_swa"]);
     let swa = geometry.pool(Role::Draft, "swa").expect("the pool");

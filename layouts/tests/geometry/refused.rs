@@ -1,4 +1,4 @@
-//! What is refused, and that the error names the field, the value and the rule.
+//! Refused descriptions: the error names the field, the value and the rule.
 
 use pagelith_layouts::geometry::*;
 use pagelith_layouts::key::Role;
@@ -234,14 +234,14 @@ fn all_problems_are_reported_together() {
     ] {
         assert!(error.contains(part), "{part}: {error}");
     }
-    // What divides is looked at once the slices exist.
+    // Divisibility is checked only if the slices are valid.
     let error = refusal(&model, &Placement { pp: Slice::ALL, ..place });
     assert!(error.contains("attention.kv_heads must be a multiple of the tp size 4"), "{error}");
 }
 
 #[test]
 fn page_or_component_out_of_range_is_refused() {
-    let geometry = Geometry::new(&heads(), &page_first()).expect("goes");
+    let geometry = Geometry::new(&heads(), &page_first()).expect("valid geometry");
     let pool = &geometry.pools[0];
     let extents = Extents::new(pool, 10).expect("fits");
     for page in [10, 11, u64::MAX / 2, u64::MAX] {
@@ -262,7 +262,7 @@ fn page_or_component_out_of_range_is_refused() {
 
 #[test]
 fn pointer_list_of_wrong_length_is_refused() {
-    let geometry = Geometry::new(&heads(), &page_first()).expect("goes");
+    let geometry = Geometry::new(&heads(), &page_first()).expect("valid geometry");
     let pool = &geometry.pools[0];
     assert_eq!(pool.check_lengths(1, [4_194_000, 304]), Ok(()));
     let cases = [(vec![4_194_304, 1], 4_194_305), (vec![], 0), (vec![u64::MAX, 4_194_305], u64::MAX)];
@@ -274,7 +274,8 @@ fn pointer_list_of_wrong_length_is_refused() {
     assert!(pool.check_lengths(2, [1]).is_err());
 }
 
-/// No product wraps: what does not fit 64 bits is an error, and so is a plan of more ranges than memory holds.
+/// No product wraps: a size that does not fit 64 bits is an error, and so is a plan with more
+/// ranges than the limit.
 #[test]
 fn sizes_beyond_64_bits_are_refused() {
     let max = u32::MAX;
@@ -305,7 +306,7 @@ fn sizes_beyond_64_bits_are_refused() {
     };
     assert!(refusal(&Model { rows: vec![rows], ..heads() }, &page_first()).contains("pool=x"));
 
-    let geometry = Geometry::new(&heads(), &page_first()).expect("goes");
+    let geometry = Geometry::new(&heads(), &page_first()).expect("valid geometry");
     let error = Extents::new(&geometry.pools[0], u64::MAX / 1000).expect_err("no such pool").to_string();
     assert_eq!(error, "size does not fit 64 bits pool=kv what=buffer");
 

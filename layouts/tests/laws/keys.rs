@@ -1,4 +1,4 @@
-//! Keys: one text, one reading.
+//! Keys: each text has one key, and each key one text.
 
 use pagelith_layouts::ids::*;
 use pagelith_layouts::key::{ObjectKey, Role};
@@ -8,7 +8,7 @@ use proptest::sample::{Index, select};
 
 use super::{config, key, shard};
 
-/// A text either is refused or prints back to itself.
+/// Check that a text is refused or prints as itself.
 fn has_one_spelling(text: &str) -> Result<(), TestCaseError> {
     if let Ok(key) = text.parse::<ObjectKey>() {
         prop_assert_eq!(key.to_string(), text);
@@ -16,7 +16,7 @@ fn has_one_spelling(text: &str) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// A key that differs in one thing only, chosen by `which`.
+/// A key that differs in one field only, selected by `which`.
 fn neighbour(key: &ObjectKey, which: u8, other: &ObjectKey) -> ObjectKey {
     let role = if key.role() == Role::Target { Role::Draft } else { Role::Target };
     let of = |n, h, r, pool: &str, component: &str, s| {

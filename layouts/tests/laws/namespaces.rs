@@ -1,11 +1,11 @@
-//! Namespaces and opaque keys: two descriptions share pages only if they are the same.
+//! Namespaces and opaque keys: two namespaces share pages only if they are equal.
 
 use pagelith_layouts::namespace::{LayerRange, Namespace, opaque_hash};
 use proptest::prelude::*;
 
 use super::config;
 
-/// Short texts of few letters, so that they often run together alike.
+/// Short texts of few letters, so that concatenations are often equal.
 fn text() -> impl Strategy<Value = String> {
     "[ab\u{0}]{0,3}"
 }
@@ -27,7 +27,7 @@ proptest! {
     fn only_equal_namespaces_have_equal_ids(a in namespace(), b in namespace()) {
         prop_assert_eq!(a == b, a.id() == b.id());
         prop_assert_eq!(a.id(), a.clone().id());
-        // What one field loses to the next is another description.
+        // Moving a suffix from one field to the next gives another namespace.
         let moved = Namespace { model: format!("{}{}", a.model, a.revision), revision: String::new(), ..a.clone() };
         prop_assert_eq!(moved == a, moved.id() == a.id());
     }

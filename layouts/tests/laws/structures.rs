@@ -1,4 +1,4 @@
-//! Records, heads, footers and checkpoints: decode(encode(x)) = x.
+//! Records, headers, footers and checkpoints: `decode(encode(x)) == x`.
 
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checkpoint::*;
@@ -22,7 +22,7 @@ fn identity() -> impl Strategy<Value = SegmentIdentity> {
     })
 }
 
-/// Facts and objects that go together, at any place of any segment.
+/// Consistent facts and objects, at any place of any segment.
 fn record_at(identity: SegmentIdentity, offset: u64) -> impl Strategy<Value = (RecordFacts, Vec<Object>)> {
     let length = prop_oneof![1..5000usize, Just(4096), Just(8192), 30_000..70_000usize];
     let objects = prop::collection::vec((key_in(Just(NAMESPACE)), length), 1..=64);
@@ -101,7 +101,7 @@ proptest! {
             let sums: Vec<_> = r.checksums(&member).collect();
             prop_assert_eq!(sums, checksums(&object.bytes, facts.block_bytes));
         }
-        // Read and written again, it is the same header.
+        // Decoding and encoding again gives the same header.
         let sums: Vec<Vec<_>> = r.members().map(|m| r.checksums(&m).collect()).collect();
         let spec = |(m, checksums): (Member, _)| MemberSpec { key: m.key, length: m.length, checksums };
         let specs: Vec<_> = r.members().zip(sums.iter().map(Vec::as_slice)).map(spec).collect();
@@ -139,7 +139,7 @@ proptest! {
         prop_assert_eq!(written.len() as u64, footer::footer_bytes(entries.len() as u64));
         prop_assert_eq!(footer::claimed_bytes(&written, segment_bytes), Some(written.len() as u64));
         prop_assert_eq!(footer::decode(&written, identity, segment_bytes), Ok((facts, entries)));
-        // A segment one block shorter has no room for its records.
+        // A segment one block shorter is too short for its records.
         prop_assert!(footer::decode(&written, identity, segment_bytes - ALIGN).is_err());
     }
 

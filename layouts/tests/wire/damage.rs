@@ -1,5 +1,5 @@
-//! Every single bit of every frame's head and control body, flipped: it is noticed. And forged bodies, with every
-//! checksum made right: what is read then is within the rules, and nothing panics.
+//! Flips every single bit of every frame's header and control body: each flip is detected. Forged
+//! bodies with recomputed checksums: decoded values are valid, and nothing panics.
 
 use pagelith_layouts::key::ObjectKey;
 use pagelith_layouts::wire::auth::{ChallengeBody, ProofBody};
@@ -30,7 +30,8 @@ fn every_flipped_bit_of_header_or_control_body_is_detected() {
     }
 }
 
-/// Bits in data's bytes are the block checksums' affair; here none is taken for a head.
+/// The block checksums cover the bytes of data frames; this checks that none of them is taken for a
+/// header.
 #[test]
 fn truncated_frame_is_refused_at_every_length() {
     for (name, frame) in frames() {
@@ -40,7 +41,7 @@ fn truncated_frame_is_refused_at_every_length() {
     }
 }
 
-/// Read a body as its kind is read, and all of what it holds. Says whether it was taken.
+/// Decode a body by its kind and read all of its content; returns whether it was accepted.
 fn read_all(kind: Kind, body: &[u8]) -> bool {
     match kind {
         Kind::Hello | Kind::Welcome => Greeting::decode(body).is_ok(),
@@ -56,7 +57,7 @@ fn read_all(kind: Kind, body: &[u8]) -> bool {
     }
 }
 
-/// Counts that no body has, and numbers where they mean nothing: nothing is set aside for them.
+/// Counts beyond the body, and numbers in unused fields: no memory is allocated for them.
 #[test]
 fn forged_pin_counts_are_refused() {
     let keys = keys();
@@ -85,7 +86,7 @@ fn forged_pin_counts_are_refused() {
     refused("number", &request::encode(Terms::default(), &Ask::Ping), 56, &1u64.to_le_bytes());
 }
 
-/// A role that there is not, and a name that ends elsewhere, in each key of each frame by itself.
+/// An invalid role, and a wrong name length, in each key of each frame separately.
 #[test]
 fn invalid_key_is_refused_at_every_place_in_frames() {
     const ROLE: usize = 48;
@@ -133,7 +134,7 @@ fn read_request(body: &[u8]) -> bool {
         Ask::Unpin(name) | Ask::Commit(name) | Ask::Abort(name) | Ask::Missing(name) => assert!(name > 0),
         Ask::Hold(name) | Ask::Release(name) => assert!(name > 0),
     }
-    assert_eq!(request::encode(terms, &ask), body, "what was read is written the same again");
+    assert_eq!(request::encode(terms, &ask), body, "encoding the decoded request gives the same bytes");
     true
 }
 
@@ -146,7 +147,7 @@ fn read_outcome(body: &[u8]) -> bool {
             let items: Vec<EventItem> = said.iter().map(|happened| EventItem::of(&happened)).collect();
             let written =
                 outcome::encode(request::Verb::Events, &Written::Events(&items, said.next, said.lost));
-            assert_eq!(written, body, "what was read is written the same again");
+            assert_eq!(written, body, "encoding the decoded outcome gives the same bytes");
         }
         Answer::Views(views) => {
             let items: Vec<ViewItem> =
@@ -163,12 +164,12 @@ fn every_golden_body_is_read_by_its_decoder() {
     for (name, frame) in frames() {
         let (facts, _, body) = head::split(&frame, Some(VERSION)).expect(name);
         assert!(read_all(facts.kind, body), "{name}");
-        // Neither longer nor shorter; a greeting alone may grow.
+        // Neither longer nor shorter bodies are accepted; only a greeting may be longer.
         let longer = [body, &[0]].concat();
         let grows = [Kind::Hello, Kind::Welcome, Kind::Data].contains(&facts.kind) || facts.kind.is_bare();
         assert_eq!(read_all(facts.kind, &longer), grows, "{name}");
         for len in 0..body.len() {
-            // These have no count of their own: fewer stretches are such a body too.
+            // These bodies have no count: fewer ranges are a valid body too.
             let counts = [Kind::Pull, Kind::Taken].contains(&facts.kind);
             let whole = facts.kind == Kind::Data || (counts && len > 0 && len % 24 == 0);
             assert_eq!(read_all(facts.kind, &body[..len]), whole, "{name} len={len}");

@@ -1,4 +1,4 @@
-//! Laws that hold for all values: decode(encode(x)) = x.
+//! Properties of random values: `decode(encode(x)) == x`.
 
 use pagelith_layouts::checksum::{BLOCK_BYTES, Checksum, key_hash};
 use pagelith_layouts::ids::{OpId, PrefixHash};
@@ -47,10 +47,10 @@ fn get_item() -> impl Strategy<Value = GetItem> {
         .prop_map(|(key, range, length)| GetItem::new(key, range, length))
 }
 
-/// An object of a put: whether it begins a group, its length, whether its checksums are sent.
+/// An object of a put: whether it begins a group, its length, and whether its checksums are sent.
 type Planned = (ObjectKey, bool, u64, bool);
 
-/// Which of the three puts it is: of groups, of what is attached, of parts.
+/// Kind of the put: of base groups, of attached groups, or of parts.
 fn put() -> impl Strategy<Value = (Vec<Planned>, usize)> {
     (prop::collection::vec((key(), any::<bool>(), 1..200_000u64, any::<bool>()), 1..12), 0..3usize)
 }
@@ -75,7 +75,7 @@ fn some_checksums(seed: u64) -> Vec<Checksum> {
     bytes(seed, 16 * 16).chunks_exact(16).map(|c| c.try_into().expect("16 bytes")).collect()
 }
 
-/// A verdict as owned values: which, how long, what text.
+/// A verdict as owned values: kind, length and text.
 fn verdict() -> impl Strategy<Value = (usize, u64, String, i32)> {
     (0..7usize, 1..400_000u64, ".{0,40}", any::<i32>())
 }
@@ -162,7 +162,7 @@ proptest! {
         let items: Vec<_> = verdicts.iter().map(|(key, v, of)| {
             let mut verdict = build(v, &sums);
             if let Verdict::Hit { members: 1.., base, length, .. } = &mut verdict {
-                // Of every third it is not said, and some go with one before.
+                // Every third item has no base, and some share the base of an earlier item.
                 let number = (*length as usize / 3) % (bases.len() + 1);
                 if number == bases.len() {
                     bases.push(*of);

@@ -1,13 +1,15 @@
-//! The tensor model: the buffer shapes of CONTRACTS 3.2 as strings, every element visited in row-major order, one at
-//! a time. Nothing here uses the code under test but its plain data.
+//! The tensor model: the buffer shapes of CONTRACTS 3.2 as strings; every element is visited one at
+//! a time in row-major order. It shares only plain data types with the code under test.
 //!
-//! Letters: K k or v, L layer, S token slot, G page, P token of a page, U head group, H head, D element.
+//! Letters: K k or v, L layer, S token slot, G page, P token of a page, U head group, H head, D
+//! element.
 
 use pagelith_layouts::geometry::*;
 use pagelith_layouts::key::Role;
 use pagelith_layouts::shard::{Shard, Slice};
 
-/// Where an element is in the model; what two ranks' buffers share has the same one.
+/// Coordinates of an element in the model. Elements that buffers of two ranks share have equal
+/// coordinates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
     pub what: String,
@@ -20,7 +22,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Byte `i` of the element here.
+    /// Byte `i` of the element at these coordinates.
     pub fn byte(&self, i: u64) -> u8 {
         let text = self.what.bytes().fold(7u64, |h, b| h.wrapping_mul(31).wrapping_add(b.into()));
         let numbers = [self.page, self.kv, self.layer, self.token, self.head, self.element, i];
@@ -31,9 +33,9 @@ impl Place {
     }
 }
 
-/// One buffer and what its elements are.
+/// One buffer and the meaning of its elements.
 #[derive(Clone, Debug)]
-pub struct SlowBuffer {
+pub struct ModelBuffer {
     /// Letters, outermost first.
     pub shape: &'static str,
     pub bytes_each: u64,
@@ -43,7 +45,7 @@ pub struct SlowBuffer {
     components: [usize; 2],
 }
 
-/// How many of each letter, and where the first is in the model.
+/// The length of each axis, and its first index in the model.
 #[derive(Clone, Debug, Default)]
 struct Counts {
     kv: u64,
@@ -59,24 +61,24 @@ struct Counts {
 }
 
 #[derive(Clone, Debug)]
-pub struct SlowPool {
+pub struct ModelPool {
     pub role: Role,
     pub name: String,
     pub hit: HitPolicy,
     pub writes: bool,
     pub components: Vec<(String, Shard)>,
-    pub buffers: Vec<SlowBuffer>,
+    pub buffers: Vec<ModelBuffer>,
 }
 
-/// An element as it was met.
+/// A visited element.
 pub struct Element {
     pub component: usize,
     pub offset: u64,
     pub place: Place,
 }
 
-impl SlowBuffer {
-    /// Every element of a buffer of so many pages, in row-major order.
+impl ModelBuffer {
+    /// All elements of a buffer of `pages` pages, in row-major order.
     pub fn elements(&self, pages: u64) -> Vec<Element> {
         let c = &self.counts;
         let sizes: Vec<u64> = self
@@ -138,8 +140,8 @@ impl SlowBuffer {
     }
 }
 
-/// Everything a rank has, as CONTRACTS 2.2 and 3.2 say.
-pub fn pools(model: &Model, p: &Placement) -> Vec<SlowPool> {
+/// All pools of a rank, by CONTRACTS 2.2 and 3.2.
+pub fn pools(model: &Model, p: &Placement) -> Vec<ModelPool> {
     let tokens = u64::from(model.page_tokens);
     let mine = tokens / u64::from(p.dcp.of);
     let last = p.pp.rank == p.pp.of - 1;
@@ -223,8 +225,8 @@ fn own(p: &Placement) -> Shard {
     Shard::Rank { tp: p.tp, pp: p.pp, cp: p.cp, dcp: p.dcp }
 }
 
-fn attention(of: &Attention, beside: Option<&Indexer>, kind: Kind, p: &Placement) -> SlowPool {
-    let mut pool = SlowPool {
+fn attention(of: &Attention, beside: Option<&Indexer>, kind: Kind, p: &Placement) -> ModelPool {
+    let mut pool = ModelPool {
         role: kind.role,
         name: kind.name.into(),
         hit: kind.hit,
@@ -240,7 +242,7 @@ fn attention(of: &Attention, beside: Option<&Indexer>, kind: Kind, p: &Placement
     pool
 }
 
-fn heads(pool: &mut SlowPool, h: &HeadAttention, kind: Kind, p: &Placement) {
+fn heads(pool: &mut ModelPool, h: &HeadAttention, kind: Kind, p: &Placement) {
     let (layer_from, layers) = stage(h.layers, kind, p);
     // Rank r of t has the heads that r's share of the range 0..heads touches.
     let (rank, of, all) = (u64::from(p.tp.rank), u64::from(p.tp.of), u64::from(h.kv_heads));
@@ -273,7 +275,7 @@ fn heads(pool: &mut SlowPool, h: &HeadAttention, kind: Kind, p: &Placement) {
     }
     let bytes_each = h.dtype.bytes().into();
     let mut buffer = |shape, counts, components| {
-        pool.buffers.push(SlowBuffer { shape, bytes_each, what: "heads".into(), counts, components });
+        pool.buffers.push(ModelBuffer { shape, bytes_each, what: "heads".into(), counts, components });
     };
     if h.k_dim != h.v_dim {
         let shape = if p.layout == Layout::PageFirst { "SLHD" } else { "GLPHD" };
@@ -292,7 +294,7 @@ fn heads(pool: &mut SlowPool, h: &HeadAttention, kind: Kind, p: &Placement) {
     buffer(shape, counts, if unified { [0, 0] } else { [0, 1] });
 }
 
-fn latent(pool: &mut SlowPool, l: &LatentAttention, beside: Option<&Indexer>, kind: Kind, p: &Placement) {
+fn latent(pool: &mut ModelPool, l: &LatentAttention, beside: Option<&Indexer>, kind: Kind, p: &Placement) {
     pool.writes = p.tp.rank == p.dcp.rank;
     pool.components = vec![(if kind.name == "kv" { "k" } else { "data" }.into(), shared(p))];
     let shape = match p.layout {
@@ -310,7 +312,7 @@ fn latent(pool: &mut SlowPool, l: &LatentAttention, beside: Option<&Indexer>, ki
             element_from,
             ..Counts::default()
         };
-        pool.buffers.push(SlowBuffer { shape, bytes_each, what: what.into(), counts, components: [0, 0] });
+        pool.buffers.push(ModelBuffer { shape, bytes_each, what: what.into(), counts, components: [0, 0] });
     };
     let latent = format!("latent{}", share(kind, p));
     match (&l.row, p.layout) {
@@ -334,12 +336,12 @@ fn latent(pool: &mut SlowPool, l: &LatentAttention, beside: Option<&Indexer>, ki
     }
 }
 
-/// Whose tokens they are, where decode-context ranks divide a page.
+/// A text for the decode-context rank that owns the tokens, if decode-context ranks divide a page.
 fn share(kind: Kind, p: &Placement) -> String {
     if kind.divided { format!(" of dcp {}of{}", p.dcp.rank, p.dcp.of) } else { String::new() }
 }
 
-fn packed_indexer(of: &Attention, indexer: &Indexer, kind: Kind, p: &Placement) -> SlowPool {
+fn packed_indexer(of: &Attention, indexer: &Indexer, kind: Kind, p: &Placement) -> ModelPool {
     let below = match of {
         Attention::Heads(h) => h.layers,
         Attention::Latent(l) => l.layers,
@@ -361,7 +363,7 @@ fn packed_indexer(of: &Attention, indexer: &Indexer, kind: Kind, p: &Placement) 
     )
 }
 
-fn rows(of: &RowPool, p: &Placement) -> SlowPool {
+fn rows(of: &RowPool, p: &Placement) -> ModelPool {
     let kind = Kind {
         role: of.role,
         name: "",
@@ -392,14 +394,14 @@ fn opaque(
     writes: bool,
     shard: Shard,
     p: &Placement,
-) -> SlowPool {
+) -> ModelPool {
     let shape = if p.layout == Layout::LayerFirst { "LGD" } else { "GLD" };
     let counts = Counts { layers, layer_from, elements, ..Counts::default() };
-    let buffers = vec![SlowBuffer { shape, bytes_each: 1, what, counts, components: [0, 0] }];
-    SlowPool { role: kind.role, name, hit, writes, components: vec![("data".into(), shard)], buffers }
+    let buffers = vec![ModelBuffer { shape, bytes_each: 1, what, counts, components: [0, 0] }];
+    ModelPool { role: kind.role, name, hit, writes, components: vec![("data".into(), shard)], buffers }
 }
 
-fn state(linear: &LinearState, p: &Placement) -> SlowPool {
+fn state(linear: &LinearState, p: &Placement) -> ModelPool {
     let each = u64::from(linear.layers) / u64::from(p.pp.of);
     let layer_from = each * u64::from(p.pp.rank);
     let (mut components, mut buffers) = (Vec::new(), Vec::new());
@@ -411,10 +413,10 @@ fn state(linear: &LinearState, p: &Placement) -> SlowPool {
             let what = format!("{name} of rank {}", p.tp.rank);
             let bytes_each = shape.dtype.bytes().into();
             let at = components.len();
-            buffers.push(SlowBuffer { shape: "GLD", bytes_each, what, counts, components: [at, at] });
+            buffers.push(ModelBuffer { shape: "GLD", bytes_each, what, counts, components: [at, at] });
             components.push((name, own(p)));
         }
     }
     let hit = HitPolicy::TrailingPages(1);
-    SlowPool { role: Role::Target, name: "mamba".into(), hit, writes: true, components, buffers }
+    ModelPool { role: Role::Target, name: "mamba".into(), hit, writes: true, components, buffers }
 }
