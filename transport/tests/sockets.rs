@@ -341,7 +341,7 @@ fn versions_meet_or_part_by_name() {
     assert_eq!(client.expect("a link").facts().missing, Feature::names(offered & !few.features));
     let (client, server) = meet_over((of((1, 1), Feature::Durable.bit()), Some(key(1))), &mut listener);
     let text = client.map(|_| ()).expect_err("durable is required").to_string();
-    assert_eq!(text, "the peers do not fit: features are missing names=durable");
+    assert_eq!(text, "incompatible peers: features are missing names=durable");
     // The client goes before the server knows it.
     let _ = server;
 }

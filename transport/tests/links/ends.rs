@@ -136,7 +136,7 @@ fn a_wait_that_is_woken_for_nothing_goes_on() {
 fn a_wrong_key_is_refused_and_a_server_with_another_too() {
     let (client, server, _) = pendings(usize::MAX, Some(key(2)), keys(1));
     let (client, server) = meet(client, server);
-    let text = "refused: the key is not known here reason=Denied";
+    let text = "refused: unknown key name or wrong key reason=Denied";
     assert_eq!(client.map(|_| ()).expect_err("refused").to_string(), text);
     assert_eq!(server.map(|_| ()), Err(Closed::NotAuthentic { what: "the client's proof" }));
 }

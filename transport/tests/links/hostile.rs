@@ -157,7 +157,7 @@ fn a_frame_sent_twice_or_left_out_ends_a_link_with_a_key() {
         lock(&ways.0).bytes.extend(altered);
         server.poll(&mut events);
         let last = told(&events).pop();
-        let expected = "closed: the peer is not who it says: the mac of a frame does not match";
+        let expected = "closed: the peer failed authentication: the mac of a frame does not match";
         assert_eq!(last.as_deref(), Some(expected), "twice={twice}");
     }
 }

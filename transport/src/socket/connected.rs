@@ -1,4 +1,4 @@
-//! A connected socket, never blocking.
+//! A connected, non-blocking socket, and its move to shared memory.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,88 +16,88 @@ use rustix::io::{Errno, readv, retry_on_intr};
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
-use super::rings::{Handed, Rings};
+use super::rings::{Rings, ServerMemory};
 use crate::closed::Closed;
 use crate::limits::Limits;
 use crate::shown::{REGIONS_MAX, Regions};
 use crate::stream::{Moved, Stream};
 
-/// How long a side polls its socket before it sleeps: what is on its way comes sooner than the kernel stops a core and starts it again
-/// (decision 0032 has what gets reach with 0, 20 and 50 us).
+/// Time that an end polls its socket before it sleeps: bytes in flight arrive sooner than the kernel
+/// puts a core to sleep and wakes it again (decision 0032 has the results of gets with 0, 20 and 50 us).
 const SPIN: Duration = Duration::from_micros(50);
-/// What a socket maps of the other side's before it is known whose it is.
+/// Memory that a socket maps before its peer is identified: none.
 const NOTHING: MapBound = MapBound { all: 0, of_peer: 0, peer: 0 };
 
-/// A socket of TCP or of this host.
+/// A TCP or Unix socket.
 pub struct Socket {
     fd: Arc<OwnedFd>,
-    carries: Carries,
-    /// This side's memory that the other is shown, where that is agreed.
-    shows: Vec<Arc<Region>>,
+    carrier: Carrier,
+    /// Memory of this end that it hands over if that is agreed.
+    shared_regions: Vec<Arc<Region>>,
     /// The same, of its files.
     lends: Vec<Arc<OwnedFd>>,
-    /// The process at the other end of a socket of this host, if this one can see it end.
+    /// The process at the other end of a Unix socket, if this process can observe its end.
     peer: Option<OwnedFd>,
-    /// How much of a client's memory is mapped.
+    /// Bounds on the mapped memory of a client.
     bound: MapBound,
-    /// Nothing came in the last wait: an idle socket is not polled each time that its thread looks after it.
+    /// The last wait found nothing. An idle socket is not polled at each visit of its thread.
     idle: bool,
 }
 
-/// What moves the bytes.
-enum Carries {
+/// The transport of the bytes.
+enum Carrier {
     /// The socket.
-    Bytes,
-    /// The socket, until a client that has this memory hands it over, or a server takes it.
-    BytesUntil(Option<SharedMemory>),
-    /// Shared memory, once what is shown beside it has gone the other way too; this is what the other side handed over.
-    RingsSoon(Rings, Handed),
-    /// Shared memory, and what is shown beside it.
+    Socket,
+    /// The socket, until a client hands over this memory, or a server receives it.
+    SocketUntilRings(Option<SharedMemory>),
+    /// Rings, as soon as the server's regions are handed over too. Holds the peer's memory.
+    RingsPending(Rings, ServerMemory),
+    /// Rings in shared memory, and the regions of both ends.
     Rings(Rings, Regions),
 }
 
 impl Socket {
-    /// Take a socket of TCP that does not block: without Nagle's delay, kept alive.
+    /// Wrap a non-blocking TCP socket: without Nagle's delay, with keepalive.
     pub(super) fn tcp(socket: OwnedFd) -> Result<Socket, Closed> {
-        set_tcp_nodelay(&socket, true).map_err(fault("setsockopt TCP_NODELAY"))?;
-        set_socket_keepalive(&socket, true).map_err(fault("setsockopt SO_KEEPALIVE"))?;
-        let (fd, carries) = (Arc::new(socket), Carries::Bytes);
-        let (shows, lends, peer) = (Vec::new(), Vec::new(), None);
-        Ok(Socket { fd, carries, shows, lends, peer, bound: NOTHING, idle: false })
+        set_tcp_nodelay(&socket, true).map_err(system_error("setsockopt TCP_NODELAY"))?;
+        set_socket_keepalive(&socket, true).map_err(system_error("setsockopt SO_KEEPALIVE"))?;
+        let (fd, carrier) = (Arc::new(socket), Carrier::Socket);
+        let (shared_regions, lends, peer) = (Vec::new(), Vec::new(), None);
+        Ok(Socket { fd, carrier, shared_regions, lends, peer, bound: NOTHING, idle: false })
     }
 
-    /// Take a socket of this host that does not block, if this user's process is at its other end, or root's. A
-    /// client has `memory` to share, if it can.
+    /// Wrap a non-blocking Unix socket, if its peer is a process of this user or of root. `memory` is a
+    /// client's memory for the rings.
     pub(super) fn unix(socket: OwnedFd, memory: Option<SharedMemory>) -> Result<Socket, Closed> {
-        let user = user(&socket)?;
-        if !is_let_in(user) {
+        let user = peer_user(&socket)?;
+        if !is_trusted(user) {
             return Err(Closed::NotAuthentic { what: "the user" });
         }
-        let (fd, carries) = (Arc::new(socket), Carries::BytesUntil(memory));
-        let (shows, lends) = (Vec::new(), Vec::new());
-        Ok(Socket { fd, carries, shows, lends, peer: None, bound: NOTHING, idle: false })
+        let (fd, carrier) = (Arc::new(socket), Carrier::SocketUntilRings(memory));
+        let (shared_regions, lends) = (Vec::new(), Vec::new());
+        Ok(Socket { fd, carrier, shared_regions, lends, peer: None, bound: NOTHING, idle: false })
     }
 
-    /// The socket itself.
+    /// The descriptor of the socket.
     pub(super) fn shared(&self) -> Arc<OwnedFd> {
         self.fd.clone()
     }
 
-    /// The same, of who connected: it is noticed when that process has ended, if it can be seen from here, and its memory is mapped within
-    /// the limits.
-    pub(super) fn seeing_peer(self, limits: &Limits) -> Socket {
+    /// Identify the process at the other end, so that its memory is mapped within the limits, and so
+    /// that its end is observed if this process can do that.
+    pub(super) fn watching_peer(self, limits: &Limits) -> Socket {
         let peer = peer::process(&self.fd);
         let (all, of_peer) = (limits.mapped_max, limits.mapped_of_peer_max);
         let bound = MapBound { all, of_peer, peer: peer::number(&self.fd).unwrap_or(0) };
         Socket { peer, bound, ..self }
     }
 
-    /// Bytes of memory of the other side's that is not mapped, but read by calls.
+    /// Bytes of the peer's memory that are not mapped, but read by system calls.
     pub fn unmapped_bytes(&self) -> u64 {
         let unmapped = |regions: &Regions| {
             regions.theirs.iter().filter(|view| !view.is_mapped()).map(|view| view.len() as u64).sum()
         };
-        if let Carries::Rings(_, regions) = &self.carries { unmapped(regions) } else { 0 }
+        if let Carrier::Rings(_, regions) = &self.carrier { unmapped(regions) } else { 0 }
     }
 
     /// Whether it would be noticed that the process at the other end has ended.
@@ -105,9 +105,9 @@ impl Socket {
         self.peer.is_some()
     }
 
-    /// The same, which hands this memory over where that is agreed: [`REGIONS_MAX`] regions at most.
-    pub(super) fn showing(self, shows: Vec<Arc<Region>>) -> Socket {
-        Socket { shows, ..self }
+    /// Hand this memory over if that is agreed: at most [`REGIONS_MAX`] regions.
+    pub(super) fn sharing(self, shared_regions: Vec<Arc<Region>>) -> Socket {
+        Socket { shared_regions, ..self }
     }
 
     /// The same, which hands over these files, to be read: [`FILES_MAX`](crate::shown::FILES_MAX) at most.
@@ -125,14 +125,14 @@ impl Socket {
         }
     }
 
-    /// Whether the bytes go through memory that both sides have.
+    /// Whether the bytes go through rings in shared memory.
     pub fn is_shared_memory(&self) -> bool {
-        matches!(self.carries, Carries::Rings(..))
+        matches!(self.carrier, Carrier::Rings(..))
     }
 
-    /// Poll for [`SPIN`]; whether there is something to do.
+    /// Poll the socket for at most [`SPIN`]; true if it is ready.
     fn spin(&self, write: bool) -> bool {
-        // By the clock of the kernel that has the socket: nothing of it is ever simulated.
+        // The system clock: a kernel socket is never simulated.
         let clock = SystemClock::new();
         while clock.now().since(Mono::default()) < SPIN {
             if wait_for(&[(self.as_fd(), write)], Duration::ZERO) {
@@ -142,30 +142,30 @@ impl Socket {
         false
     }
 
-    /// Before somebody waits at the descriptor: true if there is something to be done already.
+    /// Prepare a wait on the descriptor; true if there is work already.
     pub(super) fn arm(&self, write: bool) -> bool {
-        match &self.carries {
-            Carries::Rings(rings, _) => rings.arm(write),
-            Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => false,
+        match &self.carrier {
+            Carrier::Rings(rings, _) => rings.arm(write),
+            Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => false,
         }
     }
 }
 
-/// The user at the other end of a socket of this host.
-pub(super) fn user(socket: &OwnedFd) -> Result<u32, Closed> {
+/// The user at the other end of a Unix socket.
+pub(super) fn peer_user(socket: &OwnedFd) -> Result<u32, Closed> {
     peer::user(socket).map_err(|e| Closed::System {
         operation: "getsockopt SO_PEERCRED",
         errno: e.raw_os_error().unwrap_or(0),
     })
 }
 
-/// Whether this user's processes are talked to: this process's own user, and root.
-pub(super) fn is_let_in(user: u32) -> bool {
+/// Whether connections of this user are admitted: the user of this process, and root.
+pub(super) fn is_trusted(user: u32) -> bool {
     user == rustix::process::geteuid().as_raw() || user == 0
 }
 
-/// The system failed an operation.
-pub(super) fn fault(operation: &'static str) -> impl Fn(Errno) -> Closed {
+/// The error of a failed system call.
+pub(super) fn system_error(operation: &'static str) -> impl Fn(Errno) -> Closed {
     move |e| Closed::System { operation, errno: e.raw_os_error() }
 }
 
@@ -177,7 +177,7 @@ impl AsFd for Socket {
 
 impl Stream for Socket {
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved {
-        if let Carries::Rings(rings, _) = &mut self.carries {
+        if let Carrier::Rings(rings, _) = &mut self.carrier {
             return rings.read(&self.fd, parts);
         }
         match retry_on_intr(|| readv(&self.fd, parts)) {
@@ -187,32 +187,32 @@ impl Stream for Socket {
     }
 
     fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved {
-        if let Carries::Rings(rings, _) = &mut self.carries {
+        if let Carrier::Rings(rings, _) = &mut self.carrier {
             return rings.write(&self.fd, parts, true);
         }
-        // Not writev: a peer that is gone must be an error here, and no signal to the process.
+        // Not writev: a closed connection must be an error here, not a SIGPIPE.
         let (mut no_control, flags) = (SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
         moved("send", retry_on_intr(|| sendmsg(&self.fd, parts, &mut no_control, flags)))
     }
 
     fn write_quietly(&mut self, parts: &[IoSlice<'_>]) -> Moved {
-        match &mut self.carries {
-            Carries::Rings(rings, _) => rings.write(&self.fd, parts, false),
-            Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => self.write(parts),
+        match &mut self.carrier {
+            Carrier::Rings(rings, _) => rings.write(&self.fd, parts, false),
+            Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => self.write(parts),
         }
     }
 
     fn nudge(&mut self) -> bool {
-        match &mut self.carries {
-            Carries::Rings(rings, _) => rings.nudge(&self.fd),
-            Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => false,
+        match &mut self.carrier {
+            Carrier::Rings(rings, _) => rings.nudge(&self.fd),
+            Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => false,
         }
     }
 
     fn ready(&mut self, write: bool, timeout: Duration) -> bool {
-        match &mut self.carries {
-            Carries::Rings(rings, _) => rings.ready(&self.fd, write, timeout),
-            Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => {
+        match &mut self.carrier {
+            Carrier::Rings(rings, _) => rings.ready(&self.fd, write, timeout),
+            Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => {
                 let is_ready = !self.idle && self.spin(write) || wait_for(&[(self.as_fd(), write)], timeout);
                 self.idle = !is_ready;
                 is_ready
@@ -221,9 +221,9 @@ impl Stream for Socket {
     }
 
     fn ready_to_write(&mut self, timeout: Duration) -> bool {
-        match &mut self.carries {
-            Carries::Rings(rings, _) => rings.ready_to_write(&self.fd, timeout),
-            Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => {
+        match &mut self.carrier {
+            Carrier::Rings(rings, _) => rings.ready_to_write(&self.fd, timeout),
+            Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => {
                 let mut socket = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::OUT)];
                 let timeout = Timespec::try_from(timeout).ok();
                 !matches!(poll(&mut socket, timeout.as_ref()), Ok(0) | Err(Errno::INTR))
@@ -232,56 +232,56 @@ impl Stream for Socket {
     }
 
     fn goes_over(&self, features: u64) -> bool {
-        matches!(self.carries, Carries::BytesUntil(_)) && features & Feature::SharedMemory.bit() != 0
+        matches!(self.carrier, Carrier::SocketUntilRings(_)) && features & Feature::SharedMemory.bit() != 0
     }
 
     fn go_over(&mut self, side: Side, features: u64) -> Result<bool, Closed> {
-        let shows = features & Feature::Shown.bit() != 0;
-        let files = shows && features & Feature::Files.bit() != 0;
-        let own = if shows { std::mem::take(&mut self.shows) } else { Vec::new() };
-        if let Carries::BytesUntil(memory) = &mut self.carries {
+        let by_ref = features & Feature::Shown.bit() != 0;
+        let files = by_ref && features & Feature::Files.bit() != 0;
+        let own = if by_ref { std::mem::take(&mut self.shared_regions) } else { Vec::new() };
+        if let Carrier::SocketUntilRings(memory) = &mut self.carrier {
             let begun = match (side, memory.take()) {
                 (Side::Server, _) => {
-                    Rings::take_over(&self.fd, if shows { REGIONS_MAX } else { 0 }, &self.bound)?
+                    Rings::receive_memory(&self.fd, if by_ref { REGIONS_MAX } else { 0 }, &self.bound)?
                 }
-                (Side::Client, Some(made)) => match Rings::hand_over(&self.fd, made, &own)? {
+                (Side::Client, Some(made)) => match Rings::send_memory(&self.fd, made, &own)? {
                     Ok(rings) => Some((rings, Vec::new())),
                     Err(made) => {
                         *memory = Some(made);
                         None
                     }
                 },
-                (Side::Client, None) => return Err(Closed::broken("shared memory", "this side has none")),
+                (Side::Client, None) => return Err(Closed::broken("shared memory", "this end has none")),
             };
             if let Some((rings, theirs)) = begun {
-                self.carries = Carries::RingsSoon(rings, (theirs, Vec::new()));
+                self.carrier = Carrier::RingsPending(rings, (theirs, Vec::new()));
             }
         }
-        let over = match &mut self.carries {
-            Carries::RingsSoon(_, theirs) if shows => match side {
-                Side::Server => Rings::show(&self.fd, &own, files.then_some(self.lends.as_slice()))?,
-                Side::Client => match Rings::take_shown(&self.fd, files)? {
-                    Some(shown) => {
-                        *theirs = shown;
+        let over = match &mut self.carrier {
+            Carrier::RingsPending(_, theirs) if by_ref => match side {
+                Side::Server => Rings::send_regions(&self.fd, &own, files.then_some(self.lends.as_slice()))?,
+                Side::Client => match Rings::receive_regions(&self.fd, files)? {
+                    Some(received) => {
+                        *theirs = received;
                         true
                     }
                     None => false,
                 },
             },
-            Carries::RingsSoon(..) | Carries::Rings(..) | Carries::Bytes => true,
-            Carries::BytesUntil(_) => false,
+            Carrier::RingsPending(..) | Carrier::Rings(..) | Carrier::Socket => true,
+            Carrier::SocketUntilRings(_) => false,
         };
         if !over {
-            self.shows = own;
+            self.shared_regions = own;
             return Ok(false);
         }
-        self.carries = match std::mem::replace(&mut self.carries, Carries::Bytes) {
-            Carries::RingsSoon(rings, (theirs, their_files)) => {
+        self.carrier = match std::mem::replace(&mut self.carrier, Carrier::Socket) {
+            Carrier::RingsPending(rings, (theirs, their_files)) => {
                 let own_files = if files { std::mem::take(&mut self.lends) } else { Vec::new() };
                 let steady = self.steady(&rings, side, features);
                 let regions = Regions { own, theirs, own_files, their_files, steady, catalog: None };
-                let tells = shows && side == Side::Client && features & Feature::Catalog.bit() != 0;
-                Carries::Rings(rings, if tells { regions.with_catalog() } else { regions })
+                let tells = by_ref && side == Side::Client && features & Feature::Catalog.bit() != 0;
+                Carrier::Rings(rings, if tells { regions.with_catalog() } else { regions })
             }
             other => other,
         };
@@ -290,14 +290,14 @@ impl Stream for Socket {
 
     fn is_there(&self) -> bool {
         let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::RDHUP)];
-        // What cannot be asked is not there.
+        // A failed poll counts as a closed connection.
         poll(&mut fds, Some(&Timespec::default())) == Ok(0)
     }
 
     fn regions(&self) -> Regions {
-        match &self.carries {
-            Carries::Rings(_, regions) => regions.clone(),
-            Carries::Bytes | Carries::BytesUntil(_) | Carries::RingsSoon(..) => Regions::default(),
+        match &self.carrier {
+            Carrier::Rings(_, regions) => regions.clone(),
+            Carrier::Socket | Carrier::SocketUntilRings(_) | Carrier::RingsPending(..) => Regions::default(),
         }
     }
 }
@@ -311,12 +311,13 @@ fn moved(operation: &'static str, result: Result<usize, Errno>) -> Moved {
     }
 }
 
-/// Wait until one of these can be read, or written where that is asked for, at most `timeout`; false if none can.
+/// Wait at most `timeout` until one of these can be read, or written if its flag is set; false if none
+/// can.
 pub(super) fn wait_for(sockets: &[(BorrowedFd<'_>, bool)], timeout: Duration) -> bool {
     let flags = |write: &bool| if *write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
     let mut fds: Vec<_> =
         sockets.iter().map(|(fd, write)| PollFd::from_borrowed_fd(*fd, flags(write))).collect();
     let timeout = Timespec::try_from(timeout).ok();
-    // An interrupted wait is over too early at worst: whoever waits looks at the clock.
+    // A signal may end the wait early: callers check the clock.
     !matches!(poll(&mut fds, timeout.as_ref()), Ok(0) | Err(Errno::INTR))
 }

@@ -1,4 +1,4 @@
-//! Descriptors that one process hands another on their socket.
+//! Passing of file descriptors over a Unix socket (SCM_RIGHTS).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -11,29 +11,33 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use super::end::fault;
+use super::connected::system_error;
 use crate::closed::Closed;
 use crate::shown::{FILES_MAX, REGIONS_MAX};
 
-/// Most descriptors at a time: a link's rings, regions, and files.
+/// Maximum descriptors in one message: a link's rings, regions, and files.
 const FDS_MAX: usize = 1 + REGIONS_MAX + FILES_MAX;
 
-/// Hand `fds` over behind one byte that says what they are; false if the socket takes nothing now.
-pub(super) fn hand(socket: &OwnedFd, what: u8, fds: &[BorrowedFd<'_>]) -> Result<bool, Closed> {
+/// Send `fds` with one byte, `tag`, that tells their kind; false if the socket takes nothing now.
+pub(super) fn send_fds(socket: &OwnedFd, tag: u8, fds: &[BorrowedFd<'_>]) -> Result<bool, Closed> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(fault("sendmsg")(Errno::NOBUFS));
+        return Err(system_error("sendmsg")(Errno::NOBUFS));
     }
-    match sendmsg(socket, &[IoSlice::new(&[what])], &mut ancillary, SendFlags::NOSIGNAL) {
+    match sendmsg(socket, &[IoSlice::new(&[tag])], &mut ancillary, SendFlags::NOSIGNAL) {
         Ok(_) => Ok(true),
         Err(Errno::AGAIN | Errno::INTR) => Ok(false),
-        Err(e) => Err(fault("sendmsg")(e)),
+        Err(e) => Err(system_error("sendmsg")(e)),
     }
 }
 
-/// Take what the other side handed over, and the byte that says what it is, which is one of `what`; `None` if it has not come yet.
-pub(super) fn take(socket: &OwnedFd, what: RangeInclusive<u8>) -> Result<Option<(u8, Vec<OwnedFd>)>, Closed> {
+/// Receive descriptors of the peer and their tag, which must be in `tags`; `None` if they have not
+/// arrived yet.
+pub(super) fn receive_fds(
+    socket: &OwnedFd,
+    tags: RangeInclusive<u8>,
+) -> Result<Option<(u8, Vec<OwnedFd>)>, Closed> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
@@ -41,7 +45,7 @@ pub(super) fn take(socket: &OwnedFd, what: RangeInclusive<u8>) -> Result<Option<
     let received = match recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, flags) {
         Ok(received) => received,
         Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-        Err(e) => return Err(fault("recvmsg")(e)),
+        Err(e) => return Err(system_error("recvmsg")(e)),
     };
     let fds: Vec<OwnedFd> = ancillary
         .drain()
@@ -53,11 +57,12 @@ pub(super) fn take(socket: &OwnedFd, what: RangeInclusive<u8>) -> Result<Option<
     if received.bytes == 0 {
         return Err(Closed::Ended);
     }
-    // There was room for more: this process may have no more descriptors, and the kernel drops those silently.
+    // Truncated although the buffer had room: this process has no free descriptors, and the kernel drops
+    // the excess ones silently.
     if received.flags.contains(ReturnFlags::CTRUNC) && fds.len() < FDS_MAX {
-        return Err(fault("recvmsg")(Errno::MFILE));
+        return Err(system_error("recvmsg")(Errno::MFILE));
     }
-    if !what.contains(&byte[0]) {
+    if !tags.contains(&byte[0]) {
         return Err(Closed::broken("shared memory", "none was handed over"));
     }
     Ok(Some((byte[0], fds)))

@@ -1,7 +1,7 @@
-//! A link to a host name, on its way: the name is resolved, and its addresses are tried one after the other.
+//! Establishes a link to a host name: resolves the name, and tries its addresses one after the other.
 //!
-//! All of that takes as long as one handshake may. Each address has an equal share of the time that is left when it is
-//! tried.
+//! All tries together take at most [`Limits::handshake`]. Each address gets an equal share of the
+//! time that is left when it is tried.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -18,25 +18,26 @@ use crate::pending::Progress;
 use crate::resolve::Lookup;
 use crate::socket::SocketPending;
 
-pub(crate) struct ByName {
+pub(crate) struct NameDial {
     dial: SocketDial,
-    until: Mono,
+    deadline: Mono,
     lookup: Arc<Lookup>,
-    /// The address that is tried now; `None` while the name is resolved.
-    tried: Option<Box<SocketPending>>,
+    /// The connection to the current address; `None` while the name is being resolved.
+    pending: Option<Box<SocketPending>>,
+    /// Addresses not tried yet.
     rest: VecDeque<SocketAddr>,
 }
 
-impl ByName {
+impl NameDial {
     /// Begin. Never waits.
-    pub fn begin(dial: SocketDial, host: &str, port: u16) -> Result<ByName, Closed> {
-        let until = dial.clock.now().after(dial.limits.handshake);
+    pub fn begin(dial: SocketDial, host: &str, port: u16) -> Result<NameDial, Closed> {
+        let deadline = dial.clock.now().after(dial.limits.handshake);
         let lookup = dial.resolver.begin(host, port)?;
-        Ok(ByName { dial, until, lookup, tried: None, rest: VecDeque::new() })
+        Ok(NameDial { dial, deadline, lookup, pending: None, rest: VecDeque::new() })
     }
 
     fn left(&self) -> Duration {
-        self.until.since(self.dial.clock.now())
+        self.deadline.since(self.dial.clock.now())
     }
 
     /// Begin to connect to the next address.
@@ -52,19 +53,19 @@ impl ByName {
         }
     }
 
-    /// Go on, and wait for something to go on with, at most `timeout`.
-    fn turn(mut self: Box<Self>, timeout: Duration) -> Dialled {
-        let tried = self.tried.take().map(|tried| match timeout.is_zero() {
-            true => (*tried).poll(),
-            false => (*tried).wait(timeout),
+    /// Advance as far as possible, after a wait of at most `timeout`.
+    fn advance(mut self: Box<Self>, timeout: Duration) -> Dialled {
+        let polled = self.pending.take().map(|pending| match timeout.is_zero() {
+            true => (*pending).poll(),
+            false => (*pending).wait(timeout),
         });
-        let mut progress = match tried {
+        let mut progress = match polled {
             Some(progress) => progress,
             None => {
                 let left = self.left();
                 match self.lookup.found(timeout.min(left)) {
                     None if left.is_zero() => {
-                        return Dialled::Over(self.lookup.late(self.dial.limits.handshake));
+                        return Dialled::Over(self.lookup.timed_out(self.dial.limits.handshake));
                     }
                     None => return Dialled::Waiting(self),
                     Some(Err(why)) => return Dialled::Over(why),
@@ -79,11 +80,11 @@ impl ByName {
         loop {
             match progress {
                 Progress::Waiting(pending) => {
-                    self.tried = Some(Box::new(pending));
+                    self.pending = Some(Box::new(pending));
                     return Dialled::Waiting(self);
                 }
                 Progress::Ready(link) => return Dialled::Ready(link),
-                // A store has answered there: another address is no help.
+                // A store responded at this address, so another address does not help.
                 Progress::Over(why) if !why.retryable() || self.rest.is_empty() => return Dialled::Over(why),
                 Progress::Over(_) => match self.connect() {
                     Ok(pending) => progress = pending.poll(),
@@ -94,12 +95,12 @@ impl ByName {
     }
 }
 
-impl Dialing for ByName {
+impl Dialing for NameDial {
     fn poll(self: Box<Self>) -> Dialled {
-        self.turn(Duration::ZERO)
+        self.advance(Duration::ZERO)
     }
 
     fn wait(self: Box<Self>, timeout: Duration) -> Dialled {
-        self.turn(timeout)
+        self.advance(timeout)
     }
 }
