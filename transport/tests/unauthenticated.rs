@@ -1,4 +1,4 @@
-//! Connections whose peers are not known yet: whoever opens many keeps out nobody, and as many links are served as there are places.
+//! Unauthenticated connections: a flood of them blocks no client, and the number of links is bounded.
 
 mod common;
 
@@ -30,7 +30,7 @@ use rustix::net::{
     sendmsg, socket,
 };
 
-/// Longest single wait. Every wait here is for something that comes.
+/// Maximum single wait. In a passing test each wait ends with an event.
 const WAIT: Duration = Duration::from_secs(10);
 
 fn at(address: Address, admission: Admission, limits: Limits, clock: Arc<dyn Clock>) -> Listener {
@@ -53,7 +53,7 @@ fn clock() -> Arc<dyn Clock> {
     Arc::new(SystemClock::new())
 }
 
-/// A connection that says nothing.
+/// A connection that sends nothing.
 trait Silent {}
 impl Silent for TcpStream {}
 impl Silent for UnixStream {}
@@ -62,11 +62,11 @@ fn silent(address: &Address) -> Box<dyn Silent> {
     match address {
         Address::Tcp(Endpoint::Ip(to)) => Box::new(TcpStream::connect(to).expect("connected")),
         Address::Unix(path) => Box::new(UnixStream::connect(path).expect("connected")),
-        Address::Tcp(Endpoint::Name { .. }) => panic!("no name is listened at"),
+        Address::Tcp(Endpoint::Name { .. }) => panic!("the listener has an IP address"),
     }
 }
 
-/// One from another address of this host.
+/// A silent connection from another address of this host.
 fn silent_from(from: &str, to: SocketAddr) -> TcpStream {
     let from: SocketAddr = from.parse().expect("an address");
     let stream = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
@@ -81,11 +81,11 @@ fn greeting_of(offer: Offer, key: Option<Key>) -> Vec<u8> {
     let handshake = Handshake::client(offer, key, &*entropy());
     let outside = (clock(), Limits::default());
     let pending = Pending::new(ours, "nobody".into(), Side::Client, offer, handshake, outside).poll();
-    assert!(matches!(pending, Progress::Waiting(_)), "it waits for an answer");
+    assert!(matches!(pending, Progress::Waiting(_)), "it waits for a reply");
     lock(&theirs.reads).bytes.iter().copied().collect()
 }
 
-/// A client that is let in or hears why not, whatever else arrives.
+/// Connect a client until it is admitted or refused, while other connections arrive.
 fn meet(
     listener: &mut Listener,
     key: Option<Key>,
@@ -116,7 +116,7 @@ fn reason(why: &Closed) -> Option<Reason> {
 }
 
 #[test]
-fn half_open_connections_keep_out_nobody() {
+fn half_open_connections_block_no_client() {
     let dir = tempfile::tempdir().expect("a directory");
     for address in [loopback(), Address::Unix(dir.path().join("socket"))] {
         let mut listener = at(address.clone(), keys(1), Limits::default(), clock());
@@ -124,7 +124,7 @@ fn half_open_connections_keep_out_nobody() {
         let mut arrivals = Vec::new();
         let mut half_open: Vec<_> = (0..64).map(|_| silent(&address)).collect();
         for round in 0..20 {
-            // As those that are closed are made again at once.
+            // An attacker replaces each closed connection at once.
             let more = || half_open.push(silent(&address));
             let met = meet(&mut listener, Some(key(1)), &mut arrivals, more);
             assert!(met.is_ok(), "address={address} round={round} {:?}", met.err());
@@ -136,16 +136,16 @@ fn half_open_connections_keep_out_nobody() {
             Arrival::Refused { why: Closed::Late { .. }, .. } | Arrival::Link(_) => true,
             Arrival::Refused { why, .. } => reason(why) == Some(Reason::Busy),
         };
-        assert!(arrivals.iter().all(refused), "who says nothing makes room, and no other");
+        assert!(arrivals.iter().all(refused), "only silent connections are evicted");
         assert!(listener.held_bytes().len() <= Limits::default().unknown_max);
     }
 }
 
 #[test]
-fn peer_that_has_greeted_keeps_its_place_while_silent_connections_of_its_source_flood_in() {
+fn greeted_peer_survives_a_flood_of_silent_connections() {
     let dir = tempfile::tempdir().expect("a directory");
     for address in [loopback(), Address::Unix(dir.path().join("socket"))] {
-        // Time stands still: nothing is late.
+        // The clock is stopped: nothing times out.
         let time = Arc::new(HandClock::default());
         let mut listener = at(address, keys(1), Limits::default(), time.clone());
         let (address, mut arrivals) = (listener.address().clone(), Vec::new());
@@ -174,9 +174,9 @@ fn peer_that_has_greeted_keeps_its_place_while_silent_connections_of_its_source_
 }
 
 #[test]
-fn one_source_takes_no_place_of_another() {
+fn source_evicts_no_connection_of_a_smaller_source() {
     let limits = Limits { unknown_max: 8, ..Limits::default() };
-    // Time stands still: nothing is late.
+    // The clock is stopped: nothing times out.
     let mut listener = at(loopback(), keys(1), limits, Arc::new(HandClock::default()));
     let (to, mut arrivals) = (port(&listener), Vec::new());
     let quiet: Vec<_> = (0..3).map(|_| silent_from("127.0.0.2:0", to)).collect();
@@ -193,13 +193,13 @@ fn one_source_takes_no_place_of_another() {
             listener.wait(&mut arrivals, Duration::from_millis(10));
         }
     }
-    assert_eq!(listener.held_bytes().len(), 7, "half of the places are one source's");
+    assert_eq!(listener.held_bytes().len(), 7, "one source has at most half of the connections");
     let of = |arrival: &Arrival| match arrival {
         Arrival::Refused { peer, .. } => peer.starts_with("127.0.0.1:"),
         Arrival::Link(_) => false,
     };
     assert!(arrivals.iter().all(of));
-    // With all places taken, the source that has most gives one.
+    // At the limit, the source with most connections loses one.
     arrivals.clear();
     let others: Vec<_> = ["127.0.0.3:0", "127.0.0.4:0"].map(|from| silent_from(from, to)).into();
     while arrivals.is_empty() {
@@ -210,7 +210,7 @@ fn one_source_takes_no_place_of_another() {
 }
 
 #[test]
-fn peer_that_does_not_greet_is_let_go_before_one_that_proves_nothing() {
+fn peer_without_greeting_times_out_before_one_without_proof() {
     let time = Arc::new(HandClock::default());
     let limits = Limits::default();
     let mut listener = at(loopback(), keys(1), limits, time.clone());
@@ -244,7 +244,7 @@ fn peer_that_does_not_greet_is_let_go_before_one_that_proves_nothing() {
 }
 
 #[test]
-fn client_beyond_the_bound_hears_it_and_is_let_in_when_another_has_gone() {
+fn client_beyond_links_max_is_refused_until_another_link_closes() {
     let dir = tempfile::tempdir().expect("a directory");
     let open = || Admission::Connection(Rights::all());
     let cases = [
@@ -257,12 +257,12 @@ fn client_beyond_the_bound_hears_it_and_is_let_in_when_another_has_gone() {
         let mut listener = at(address.clone(), admission, limits, clock());
         let (mut arrivals, mut clients) = (Vec::new(), Vec::new());
         for _ in 0..2 {
-            clients.push(meet(&mut listener, key.clone(), &mut arrivals, || {}).expect("a place"));
+            clients.push(meet(&mut listener, key.clone(), &mut arrivals, || {}).expect("a permit"));
         }
         while links(&arrivals) < 2 {
             listener.wait(&mut arrivals, WAIT);
         }
-        let why = meet(&mut listener, key.clone(), &mut arrivals, || {}).err().expect("no place");
+        let why = meet(&mut listener, key.clone(), &mut arrivals, || {}).err().expect("no permit");
         assert_eq!(reason(&why), Some(Reason::Busy));
         assert!(why.to_string().contains("links_max=2") && why.retryable(), "{why}");
         assert_eq!(listener.links(), 2);
@@ -270,11 +270,12 @@ fn client_beyond_the_bound_hears_it_and_is_let_in_when_another_has_gone() {
         let served = arrivals.iter().position(|arrival| matches!(arrival, Arrival::Link(_)));
         drop(arrivals.remove(served.expect("a link")));
         assert_eq!(listener.links(), 1);
-        meet(&mut listener, key, &mut arrivals, || {}).expect("the place of the one that has gone");
+        meet(&mut listener, key, &mut arrivals, || {}).expect("the permit of the closed link");
     }
 }
 
-/// A descriptor whose close waits: of a socket that lingers until its peer has read what it will never read. The peer ends that.
+/// A descriptor whose close blocks: a socket that lingers until its peer has read all bytes, which it
+/// never does. Dropping the returned stream ends the wait.
 fn lingering() -> (TcpStream, OwnedFd) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
     let mut lingers = TcpStream::connect(listener.local_addr().expect("known")).expect("connected");
@@ -285,7 +286,7 @@ fn lingering() -> (TcpStream, OwnedFd) {
     (reader, lingers.into())
 }
 
-fn hand(client: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+fn send_fds(client: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)));
@@ -293,9 +294,9 @@ fn hand(client: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
 }
 
 #[test]
-fn descriptor_whose_close_waits_keeps_out_nobody() {
+fn descriptor_with_a_blocking_close_blocks_no_client() {
     let admission = || Admission::Connection(Rights::all());
-    for beside_greeting in [true, false] {
+    for with_greeting in [true, false] {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("socket");
         let listen =
@@ -306,12 +307,12 @@ fn descriptor_whose_close_waits_keeps_out_nobody() {
         let (reader, lingers) = lingering();
         let hostile = UnixStream::connect(&path).expect("connected");
         let greeting = greeting_of(sharing(), None);
-        if beside_greeting {
-            hand(&hostile, &greeting, &[lingers.as_fd()]);
+        if with_greeting {
+            send_fds(&hostile, &greeting, &[lingers.as_fd()]);
         } else {
             let memory = SharedMemory::new(PAIR_MEMORY_BYTES).expect("memory");
             (&hostile).write_all(&greeting).expect("greeted");
-            hand(&hostile, &[1], &[memory.as_fd(), lingers.as_fd()]);
+            send_fds(&hostile, &[1], &[memory.as_fd(), lingers.as_fd()]);
         }
         drop(lingers);
         let mut arrivals = Vec::new();
@@ -320,13 +321,13 @@ fn descriptor_whose_close_waits_keeps_out_nobody() {
         while arrivals.is_empty() {
             listener.wait(&mut arrivals, WAIT);
         }
-        assert!(matches!(arrivals[..], [Arrival::Link(_)]), "who hands it over waits, and nobody else");
-        // What waits for the close goes on when the peer has gone.
+        assert!(matches!(arrivals[..], [Arrival::Link(_)]), "only the peer that passed the descriptor waits");
+        // The blocked handshake ends after its peer has gone.
         drop(reader);
         drop(hostile);
         while arrivals.len() < 2 {
             listener.wait(&mut arrivals, WAIT);
         }
-        assert!(matches!(arrivals[1], Arrival::Refused { .. }), "beside_greeting={beside_greeting}");
+        assert!(matches!(arrivals[1], Arrival::Refused { .. }), "with_greeting={with_greeting}");
     }
 }
