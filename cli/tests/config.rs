@@ -139,7 +139,7 @@ fn help_states_the_defaults_of_its_own_command() {
     let help = |command: &[&str]| pagelith(&[command, &["--help"]].concat()).stdout;
     for command in [&["serve"][..], &["config", "check"], &["config", "show"]] {
         let said = help(command);
-        for default in ["[default: 256MiB]", "[default: 0B]", "[default: none; one needs --ssd as well]"] {
+        for default in ["[default: 256MiB]", "[default: 0B]", "[default: none; --ssd is needed too]"] {
             assert!(said.contains(default), "{default} {said}");
         }
         assert!(
@@ -149,7 +149,7 @@ fn help_states_the_defaults_of_its_own_command() {
     }
     let said = help(&["replay"]);
     for default in
-        ["[default: 128MiB]", "[default: 512MiB]", "[default: a fresh one under", "[default: 64MiB]"]
+        ["[default: 128MiB]", "[default: 512MiB]", "[default: a new one under", "[default: 64MiB]"]
     {
         assert!(said.contains(default), "{default} {said}");
     }

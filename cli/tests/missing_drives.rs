@@ -111,7 +111,7 @@ fn a_drive_that_is_lost_for_good_is_done_without() {
             unmount(&f, &[lost], false);
             let ran = run(&f, &["verify", how, "--drop-missing-dirs"]);
             assert_eq!(ran.code, Some(2), "{ran:?}");
-            assert!(ran.stderr.contains("the directory is to be made first"), "{ran:?}");
+            assert!(ran.stderr.contains("the directory does not exist, create it first"), "{ran:?}");
             fs::create_dir(&f.dirs[lost]).unwrap();
             let ran = run(&f, &["verify", how, "--drop-missing-dirs"]);
             assert_eq!(ran.code, Some(0), "{ran:?}");

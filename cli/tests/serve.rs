@@ -207,7 +207,7 @@ fn it_tells_over_http_what_it_did() {
     assert_eq!(server.get("/healthz"), (200, "ok ssd_state=off\n".to_owned()));
     assert_eq!(server.get("/").0, 404);
     let refused = command(&["serve", "--dram", "1MiB", "--metrics", "0.0.0.0:0"]).output().expect("run");
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("it would be answered to other hosts"));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("the address is not loopback, other hosts could read the metrics"));
 }
 
 #[test]

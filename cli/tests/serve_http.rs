@@ -91,5 +91,5 @@ fn metrics_are_answered_while_clients_take_every_place() {
     is_answered(&server);
     drop((waiting, idle));
     let said = end(server);
-    assert!(!said.contains("nobody is answered over HTTP"), "{said}");
+    assert!(!said.contains("no descriptor is free for HTTP"), "{said}");
 }

@@ -22,7 +22,7 @@ use super::beside::{Beside, Doing};
 use super::round::{Round, Timer};
 use super::{Op, Shape};
 use crate::on_disk::{
-    Hold, OnDisk,
+    LockMode, OnDisk,
     segment::{Footer, Segment},
 };
 use crate::rng::SplitMix64;
@@ -61,7 +61,7 @@ impl File {
         io: Option<SsdIo>,
     ) -> anyhow::Result<File> {
         let [dir] = dirs else { bail!("a store of several directories dirs={}", dirs.len()) };
-        let disk = OnDisk::open(dirs, Hold::Peek)?;
+        let disk = OnDisk::open(dirs, LockMode::Probe)?;
         let Ok((manifest, _)) = disk.manifest() else { bail!("the store has no manifest") };
         let mut extents = Vec::new();
         for id in (0..manifest.superblock().segment_count).map(SegmentId) {

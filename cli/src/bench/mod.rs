@@ -27,10 +27,10 @@ use self::beside::Beside;
 use self::hash::Cold;
 use self::limit::Limit;
 use self::report::{Report, Summary};
-use crate::exit::Verdict;
-use crate::fresh::FreshDir;
+use crate::exit::RunStatus;
 use crate::output::out;
 use crate::settings::{Defaults, StoreFlags};
+use crate::temp_dir::TempDir;
 
 /// Measure the store, and the limit it is measured against, in turns.
 ///
@@ -83,7 +83,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// What moves the bytes to and from the SSD
-    #[arg(long, value_name = "SIDE", value_parser = crate::settings::io_side())]
+    #[arg(long, value_name = "SIDE", value_parser = crate::settings::io_backend())]
     io: Option<pagelith::config::SsdIo>,
     /// Print one JSON object
     #[arg(long)]
@@ -254,9 +254,9 @@ fn index_objects(objects: u64) -> u64 {
     (2 * objects).max(65_536)
 }
 
-pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
+pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<RunStatus> {
     let shape = args.shape()?;
-    let mut fresh = FreshDir::named("pagelith-bench");
+    let mut fresh = TempDir::with_prefix("pagelith-bench");
     let dir = args.dir.clone().unwrap_or_else(|| fresh.path().to_owned());
     // Where there is a directory, the store is there, whatever the environment says.
     let named = args.dir.iter().filter(|_| args.tier == BenchTier::Ssd).map(|dir| dir.join("store"));
@@ -307,11 +307,11 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Verdict> {
     print(args, report.summary())
 }
 
-fn print(args: &BenchArgs, summary: Summary) -> anyhow::Result<Verdict> {
+fn print(args: &BenchArgs, summary: Summary) -> anyhow::Result<RunStatus> {
     if args.json {
         out!("{}", serde_json::to_string(&summary)?)?;
     } else {
         out!("{summary}")?;
     }
-    Ok(Verdict::Fine)
+    Ok(RunStatus::Clean)
 }

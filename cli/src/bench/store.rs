@@ -49,7 +49,7 @@ impl Bench {
     /// Open the store and fill it as the measurement needs it.
     pub(super) fn open(shape: Shape, config: ValidConfig) -> anyhow::Result<Bench> {
         let mut bench = Bench::begin(shape, config.clone())?;
-        crate::said::opened(bench.store.opened());
+        crate::open_report::log_opened(bench.store.opened());
         // Also before puts: the first lap allocates, files and memory; what is measured goes on for ever.
         if bench.found() < shape.objects {
             bench.fill()?;
@@ -107,7 +107,7 @@ impl Bench {
 
     /// What moves the bytes.
     pub(super) fn io(&self) -> String {
-        crate::said::io(self.store.opened())
+        crate::open_report::io_backend(self.store.opened())
     }
 
     /// Close the store; what it takes to go on.

@@ -34,11 +34,11 @@ use self::report::Report;
 use self::run::{On, Plan};
 use self::source::Source;
 use crate::content::Content;
-use crate::exit::Verdict;
-use crate::fresh::FreshDir;
+use crate::exit::RunStatus;
 use crate::output::{log, out};
 use crate::peers::PeerFlags;
 use crate::settings::{Defaults, StoreFlags};
+use crate::temp_dir::TempDir;
 
 /// Sizes that make the built-in workload use both tiers, and finish in seconds.
 pub(crate) const DEFAULTS: Defaults = Defaults { dram: Size::mib(128), ssd: Size::mib(512), shared: None };
@@ -83,7 +83,7 @@ pub(crate) struct ReplayArgs {
     json: bool,
 }
 
-pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
+pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<RunStatus> {
     if args.object_bytes == Size::ZERO {
         bail!("an object has at least one byte --object-bytes=0");
     }
@@ -95,7 +95,7 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
         Some(pages) => pages,
         None => Pages::plain(source.name(), args.seed, args.object_bytes.bytes())?,
     };
-    let mut fresh = FreshDir::named("pagelith-replay");
+    let mut fresh = TempDir::with_prefix("pagelith-replay");
     let on = match &args.attach {
         Some(address) => {
             let key = args.peers.key.as_deref().map(key_file::own).transpose()?;
@@ -116,18 +116,18 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Verdict> {
     } else {
         out!("{}\n{}", report.table(), report::plot(&series))?;
     }
-    Ok(verdict(&report))
+    Ok(run_status(&report))
 }
 
 /// One wrong byte is one too many, and so is one group of which a part was seen.
-fn verdict(report: &Report) -> Verdict {
+fn run_status(report: &Report) -> RunStatus {
     if report.wrong_bytes > 0 {
         log!("error: the store handed back bytes that were not put wrong_bytes={}", report.wrong_bytes);
     }
     if report.partial_groups > 0 {
         log!("error: the store showed a part of a group partial_groups={}", report.partial_groups);
     }
-    if report.wrong_bytes + report.partial_groups > 0 { Verdict::Wrong } else { Verdict::Fine }
+    if report.wrong_bytes + report.partial_groups > 0 { RunStatus::Problems } else { RunStatus::Clean }
 }
 
 #[cfg(test)]
@@ -139,8 +139,11 @@ mod tests {
         let pages = Pages::plain("chat", 1, 4096).expect("pages");
         let of = |wrong_bytes, partial_groups| {
             let tally = tally::Tally { wrong_bytes, partial_groups, ..tally::Tally::new(1) };
-            verdict(&Report::new(&tally, &pages, report::Costs::default()))
+            run_status(&Report::new(&tally, &pages, report::Costs::default()))
         };
-        assert_eq!((of(0, 0), of(1, 0), of(0, 1)), (Verdict::Fine, Verdict::Wrong, Verdict::Wrong));
+        assert_eq!(
+            (of(0, 0), of(1, 0), of(0, 1)),
+            (RunStatus::Clean, RunStatus::Problems, RunStatus::Problems)
+        );
     }
 }

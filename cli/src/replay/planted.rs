@@ -10,7 +10,7 @@ use super::report::Report;
 use super::run::{self, On, Plan};
 use super::source::Source;
 use crate::content::Content;
-use crate::exit::Verdict;
+use crate::exit::RunStatus;
 use crate::workload::Chat;
 
 const SEED: u64 = 7;
@@ -79,7 +79,7 @@ fn what_is_as_it_should_be_is_found_so() {
     });
     assert_eq!((report.wrong_bytes, report.partial_groups), (0, 0), "{report:?}");
     assert!(report.prefix_hits.dram + report.prefix_hits.ssd > 0, "{report:?}");
-    assert_eq!(super::verdict(&report), Verdict::Fine);
+    assert_eq!(super::run_status(&report), RunStatus::Clean);
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn one_flipped_byte_of_any_object_is_a_wrong_byte() {
                 }
             });
             assert!(report.wrong_bytes > 0, "model={model} object={flipped} {report:?}");
-            assert_eq!(super::verdict(&report), Verdict::Wrong);
+            assert_eq!(super::run_status(&report), RunStatus::Problems);
         }
     }
 }
@@ -117,7 +117,7 @@ fn a_page_without_one_of_its_objects_is_a_partial_group() {
         });
         // Seen once; then the replay has put what was missing.
         assert_eq!((report.partial_groups, report.wrong_bytes), (1, 0), "missing={missing} {report:?}");
-        assert_eq!(super::verdict(&report), Verdict::Wrong);
+        assert_eq!(super::run_status(&report), RunStatus::Problems);
     }
 }
 
@@ -129,5 +129,5 @@ fn a_checkpoint_without_its_page_is_a_partial_group() {
         }
     });
     assert_eq!((report.partial_groups, report.wrong_bytes), (1, 0), "{report:?}");
-    assert_eq!(super::verdict(&report), Verdict::Wrong);
+    assert_eq!(super::run_status(&report), RunStatus::Problems);
 }

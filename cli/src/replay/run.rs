@@ -59,7 +59,7 @@ impl Totals {
 pub(crate) fn replay(plan: &Plan, source: Source) -> anyhow::Result<(Report, Series)> {
     let mut live = open(plan)?;
     let io = match &live {
-        Live::Own { store, .. } => crate::said::io(store.opened()),
+        Live::Own { store, .. } => crate::open_report::io_backend(store.opened()),
         Live::Attached(_) => "attached".to_owned(),
     };
     let mut harness = Harness::new(plan);
@@ -121,7 +121,7 @@ fn open(plan: &Plan) -> anyhow::Result<Live> {
     match &plan.on {
         On::Own(config) => {
             let store = Store::open(ValidConfig::clone(config)).context("cannot open the store")?;
-            crate::said::opened(store.opened());
+            crate::open_report::log_opened(store.opened());
             let session = Box::new(store.session().context("cannot begin a session")?);
             Ok(Live::Own { session, store })
         }

@@ -1,5 +1,5 @@
-//! Whether a record that a whole footer lists is what was written there: read where the footer says, and nowhere
-//! else, so that no bytes of a client can be taken for it.
+//! Check of a record that an intact footer lists. It is read only at the offset in the footer, so that no payload
+//! of a client can be taken for a record.
 
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checksum::checksum;
@@ -10,40 +10,43 @@ use pagelith_layouts::record::{Record, RecordKind};
 use crate::on_disk::OnDisk;
 use crate::on_disk::segment::Segment;
 
-/// How a listed record was found.
-pub(super) enum Judged {
-    /// As it was written.
-    Whole,
-    /// Damaged; the footer says what it held.
+/// State of a listed record.
+pub(super) enum RecordState {
+    Intact,
+    /// Damaged; the footer has its keys.
     Damaged,
-    /// A whole header, and not the one that the footer lists.
-    Another,
+    /// An intact header that differs from the footer.
+    Different,
 }
 
-/// Judge the record that these entries list. An error is a file that cannot be read.
-pub(super) fn judge(
+/// Check the record of these footer entries. An error if a file cannot be read.
+pub(super) fn check_record(
     disk: &OnDisk,
     superblock: &Superblock,
     segment: &Segment,
     entries: &[FooterEntry],
-) -> anyhow::Result<Judged> {
+) -> anyhow::Result<RecordState> {
     let first = &entries[0];
     let (offset, bytes) = (u64::from(first.record_block) * ALIGN, u64::from(first.record_blocks) * ALIGN);
     let read = |at: u64, buf: &mut [u8]| disk.read_segment(segment.identity.segment, superblock, at, buf);
     let mut header = vec![0; ALIGN as usize];
     read(offset, &mut header)?;
     let Some(claimed) = Record::claimed_header_bytes(&header).filter(|claimed| *claimed <= bytes) else {
-        return Ok(Judged::Damaged);
+        return Ok(RecordState::Damaged);
     };
     header.resize(claimed as usize, 0);
     read(offset, &mut header)?;
-    let Ok(record) = Record::decode(&header) else { return Ok(Judged::Damaged) };
+    let Ok(record) = Record::decode(&header) else { return Ok(RecordState::Damaged) };
     if record.expect(segment.identity, offset).is_err() {
-        // A misdirected write: this place's own record is lost.
-        return Ok(Judged::Damaged);
+        // A misdirected write: the record of this offset is lost.
+        return Ok(RecordState::Damaged);
     }
     if !footer::entries_of(&record).eq(entries.iter().copied()) {
-        return Ok(if is_replacement(&record, entries) { Judged::Damaged } else { Judged::Another });
+        return Ok(if is_replacement(&record, entries) {
+            RecordState::Damaged
+        } else {
+            RecordState::Different
+        });
     }
     let mut block = Vec::new();
     for member in record.members() {
@@ -52,15 +55,15 @@ pub(super) fn judge(
             block.resize(left.min(record.facts().block_bytes.into()) as usize, 0);
             read(at, &mut block)?;
             if checksum(&block) != sum {
-                return Ok(Judged::Damaged);
+                return Ok(RecordState::Damaged);
             }
             (at, left) = (at + block.len() as u64, left - block.len() as u64);
         }
     }
-    Ok(Judged::Whole)
+    Ok(RecordState::Intact)
 }
 
-/// Whether a record is what a repair puts in the place of a damaged one: it ended before it wrote the footer.
+/// Whether a record is the replacement of a damaged one, by a repair that ended before it wrote the footer.
 fn is_replacement(record: &Record<'_>, entries: &[FooterEntry]) -> bool {
     let facts = record.facts();
     let keys = record.members().map(|m| m.key);

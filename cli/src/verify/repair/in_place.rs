@@ -1,12 +1,12 @@
-//! Repairing a store whose manifest can be read.
+//! Repair of a store with a readable manifest.
 //!
-//! The order of the writes, each step durable before the next:
-//! 1. the manifest's copies are made equal again, without any change, so that either may be lost from here on;
-//! 2. the incarnations of segments that are dropped are raised: this only hides, the checkpoints' entries included;
-//! 3. checkpoints that are damaged, or that speak for a segment about to be rewritten, are replaced by empty ones;
-//! 4. files get their lengths, and dropped segments lose head and footer;
-//! 5. damaged payload becomes zeros, then damaged headers tombstones, then heads and footers are written. A footer
-//!    that still lists what is no more leads to a miss, a torn one to a scan.
+//! The order of the writes; each step is durable before the next:
+//! 1. make the manifest copies equal, without any change of content, so that either may be lost from here on;
+//! 2. raise the incarnations of dropped segments, which only hides objects, also from checkpoints;
+//! 3. replace checkpoints that are damaged or have entries of a segment to be rewritten by empty ones;
+//! 4. correct the lengths of files, and zero head and footer of dropped segments;
+//! 5. zero damaged payload, then replace damaged headers by tombstones, then write heads and footers. Until
+//!    then a footer that lists a dropped record leads to a miss, and a torn footer to a scan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -17,57 +17,62 @@ use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder};
 use pagelith_layouts::manifest::{self, Manifest};
 use pagelith_layouts::names;
 
-use super::super::look::Look;
-use super::segment::{Mend, Plan, plan};
+use super::super::metadata::StoreMetadata;
+use super::segment::{Plan, Rewrite, plan};
 use super::survey::survey;
-use super::{MAY_RETURN, Repair, Report, Wish};
+use super::{MAY_RETURN, Repair, RepairOptions, Report};
 use crate::machine::{Access, open_own};
 use crate::on_disk::OnDisk;
 use crate::on_disk::files::Files;
 
-/// Repair what `look` found.
-pub(super) fn mend(
+/// Repair the store with this metadata.
+pub(super) fn repair(
     disk: &OnDisk,
     files: &mut Files,
-    look: Look,
-    wish: Wish,
+    metadata: StoreMetadata,
+    options: RepairOptions,
     report: &mut Report,
 ) -> anyhow::Result<()> {
-    let (drops, mends) = plans(disk, &look, wish, report);
-    let mut work = Work { disk, files, report, manifest: look.manifest.clone() };
-    work.equal_copies()?;
-    work.raise(&drops)?;
+    let (drops, rewrites) = plans(disk, &metadata, options, report);
+    let mut repairer = Repairer { disk, files, report, manifest: metadata.manifest.clone() };
+    repairer.sync_manifest_copies()?;
+    repairer.raise_incarnations(&drops)?;
     for which in 0..2 {
         let path = disk.checkpoint_path(which);
-        let resized = look.lengths.iter().any(|(p, ..)| *p == path);
-        if look.checkpoints.damaged[which] || resized {
-            work.empty_checkpoint(which, "")?;
-        } else if !mends.is_empty() && holds_something(&path) {
-            work.empty_checkpoint(which, "segments it speaks for are repaired")?;
+        let resized = metadata.lengths.iter().any(|(p, ..)| *p == path);
+        if metadata.checkpoints.damaged[which] || resized {
+            repairer.empty_checkpoint(which, "")?;
+        } else if !rewrites.is_empty() && is_not_empty(&path) {
+            repairer.empty_checkpoint(which, "segments with entries in it are repaired")?;
         }
     }
-    for (path, expected, found) in &look.lengths {
+    for (path, expected, found) in &metadata.lengths {
         if path.ends_with(names::SEGMENTS) {
-            work.files.resize(path, *expected)?;
+            repairer.files.resize(path, *expected)?;
             let cause = found.map_or("it was missing".to_owned(), |found| format!("it had {found} bytes"));
-            work.report.repairs.push(Repair::new("file has its length again", cause, path));
+            repairer.report.repairs.push(Repair::new("file has its length again", cause, path));
         }
     }
-    work.wipe(&drops)?;
-    work.rewrite(mends)
+    repairer.wipe_segments(&drops)?;
+    repairer.rewrite_segments(rewrites)
 }
 
 type Drops = BTreeMap<SegmentId, String>;
 
-/// What to do about each segment.
-fn plans(disk: &OnDisk, look: &Look, wish: Wish, report: &mut Report) -> (Drops, BTreeMap<SegmentId, Mend>) {
-    let superblock = look.manifest.superblock();
-    let (mut drops, mut mends) = (Drops::new(), BTreeMap::new());
-    let used = |id: &SegmentId| look.manifest.segment(*id).is_some_and(|(i, _)| i.0 > 0);
-    for (id, error) in look.unreadable.iter().filter(|(id, _)| used(id)) {
+/// The segments to drop, with reasons, and those to rewrite.
+fn plans(
+    disk: &OnDisk,
+    metadata: &StoreMetadata,
+    options: RepairOptions,
+    report: &mut Report,
+) -> (Drops, BTreeMap<SegmentId, Rewrite>) {
+    let superblock = metadata.manifest.superblock();
+    let (mut drops, mut rewrites) = (Drops::new(), BTreeMap::new());
+    let used = |id: &SegmentId| metadata.manifest.segment(*id).is_some_and(|(i, _)| i.0 > 0);
+    for (id, error) in metadata.unreadable.iter().filter(|(id, _)| used(id)) {
         drops.insert(*id, format!("{error:#}"));
     }
-    for (path, _, found) in &look.lengths {
+    for (path, _, found) in &metadata.lengths {
         let id = |n: &u32| disk.segment_place(SegmentId(*n), superblock);
         let ids = (0..superblock.segment_count).filter(|n| {
             let (file, at) = id(n);
@@ -75,61 +80,61 @@ fn plans(disk: &OnDisk, look: &Look, wish: Wish, report: &mut Report) -> (Drops,
         });
         drops.extend(ids.map(SegmentId).filter(used).map(|id| (id, "its file was cut short".to_owned())));
     }
-    for segment in &look.segments {
+    for segment in &metadata.segments {
         let id = segment.identity.segment;
-        // Of one that an open could not read it says that it may be full.
+        // The mark of a segment that an open could not read has the maximum end: treat that as unknown.
         let known = |end: u64| if end < superblock.segment_bytes { end } else { 0 };
-        let mark_end = look.checkpoints.mark(segment).map(|m| known(m.data_end));
-        match plan(disk, superblock, segment, look.covered(segment), mark_end) {
+        let mark_end = metadata.checkpoints.mark(segment).map(|m| known(m.data_end));
+        match plan(disk, superblock, segment, metadata.covered(segment), mark_end) {
             _ if drops.contains_key(&id) => {}
-            Plan::Leave => {}
-            Plan::Mend(mend) => _ = mends.insert(id, mend),
+            Plan::Keep => {}
+            Plan::Rewrite(rewrite) => _ = rewrites.insert(id, rewrite),
             Plan::Drop(reason) => _ = drops.insert(id, reason),
         }
     }
-    let order = |id: SegmentId| look.manifest.segment(id).map_or(SegmentOrder(0), |(_, order)| order);
-    let Some(newest) = drops.keys().max_by_key(|id| order(**id)).copied() else { return (drops, mends) };
-    if wish.keep {
-        report.warn(format!("nobody knows what {newest} held, and what is older is kept: {MAY_RETURN}"));
-        return (drops, mends);
+    let order = |id: SegmentId| metadata.manifest.segment(id).map_or(SegmentOrder(0), |(_, order)| order);
+    let Some(newest) = drops.keys().max_by_key(|id| order(**id)).copied() else { return (drops, rewrites) };
+    if options.keep {
+        report.warn(format!("the content of {newest} is unknown, and older objects are kept: {MAY_RETURN}"));
+        return (drops, rewrites);
     }
-    let reason = format!("removals in {newest} may be lost, and this is older");
+    let reason = format!("removals in {newest} may be lost, and this segment is older");
     for id in (0..superblock.segment_count).map(SegmentId).filter(used) {
         if order(id) < order(newest) && !drops.contains_key(&id) {
-            mends.remove(&id);
+            rewrites.remove(&id);
             drops.insert(id, reason.clone());
         }
     }
-    (drops, mends)
+    (drops, rewrites)
 }
 
-/// What a repair would drop: segments of so many that are in use, and objects in them that can be read.
-pub(super) fn loss(disk: &OnDisk, look: &Look, wish: Wish) -> (usize, usize, u64) {
-    let (drops, _) = plans(disk, look, wish, &mut Report::default());
-    let (superblock, store) = (look.manifest.superblock(), look.manifest.store());
+/// The loss by a repair: dropped segments, segments in use, and readable objects in the dropped ones.
+pub(super) fn loss(disk: &OnDisk, metadata: &StoreMetadata, options: RepairOptions) -> (usize, usize, u64) {
+    let (drops, _) = plans(disk, metadata, options, &mut Report::default());
+    let (superblock, store) = (metadata.manifest.superblock(), metadata.manifest.store());
     let ids = (0..superblock.segment_count).map(SegmentId);
-    let used = ids.filter(|id| look.manifest.segment(*id).is_some_and(|(i, _)| i.0 > 0)).count();
+    let used = ids.filter(|id| metadata.manifest.segment(*id).is_some_and(|(i, _)| i.0 > 0)).count();
     let objects = drops.keys().map(|id| survey(disk, superblock, store, *id).members).sum();
     (drops.len(), used, objects)
 }
 
-/// Whether a file begins with anything.
-fn holds_something(path: &std::path::Path) -> bool {
+/// Whether the first block of a file is unreadable or not zero.
+fn is_not_empty(path: &std::path::Path) -> bool {
     use std::io::Read;
     let mut block = vec![0; ALIGN as usize];
     let read = open_own(path, Access::Read).map(|fd| std::fs::File::from(fd).read_exact(&mut block));
     !matches!(read, Ok(Ok(()))) || block.iter().any(|b| *b != 0)
 }
 
-struct Work<'a> {
+struct Repairer<'a> {
     disk: &'a OnDisk,
     files: &'a mut Files,
     report: &'a mut Report,
     manifest: Manifest,
 }
 
-impl Work<'_> {
-    fn equal_copies(&mut self) -> anyhow::Result<()> {
+impl Repairer<'_> {
+    fn sync_manifest_copies(&mut self) -> anyhow::Result<()> {
         let (_, damage) = self.disk.manifest().unwrap_or((self.manifest.clone(), Vec::new()));
         let damaged = |copy: usize| {
             let stale = |error: &FormatError| matches!(error, FormatError::Field { field: "sequence", .. });
@@ -151,7 +156,7 @@ impl Work<'_> {
     }
 
     /// Raise the incarnations of dropped segments.
-    fn raise(&mut self, drops: &Drops) -> anyhow::Result<()> {
+    fn raise_incarnations(&mut self, drops: &Drops) -> anyhow::Result<()> {
         let before = self.manifest.copy();
         let ids = (0..self.manifest.superblock().segment_count).map(SegmentId);
         let mut order =
@@ -188,7 +193,7 @@ impl Work<'_> {
         self.disk.segment_place(id, self.manifest.superblock())
     }
 
-    fn wipe(&mut self, drops: &Drops) -> anyhow::Result<()> {
+    fn wipe_segments(&mut self, drops: &Drops) -> anyhow::Result<()> {
         let bytes = self.manifest.superblock().segment_bytes;
         let mut touched = BTreeSet::new();
         for id in drops.keys() {
@@ -200,59 +205,61 @@ impl Work<'_> {
         touched.iter().try_for_each(|path| self.files.sync(path))
     }
 
-    fn rewrite(&mut self, mends: BTreeMap<SegmentId, Mend>) -> anyhow::Result<()> {
-        let paths: BTreeSet<PathBuf> = mends.keys().map(|id| self.place(*id).0).collect();
-        for (id, mend) in &mends {
+    fn rewrite_segments(&mut self, rewrites: BTreeMap<SegmentId, Rewrite>) -> anyhow::Result<()> {
+        let paths: BTreeSet<PathBuf> = rewrites.keys().map(|id| self.place(*id).0).collect();
+        for (id, rewrite) in &rewrites {
             let (path, at) = self.place(*id);
-            for (range, header) in &mend.records {
+            for (range, header) in &rewrite.records {
                 let from = range.start + header.len() as u64;
                 self.files.zero(&path, at + from, range.end - from)?;
             }
         }
         paths.iter().try_for_each(|path| self.files.sync(path))?;
-        for (id, mend) in &mends {
+        for (id, rewrite) in &rewrites {
             let (path, at) = self.place(*id);
-            for (range, header) in &mend.records {
+            for (range, header) in &rewrite.records {
                 self.files.write(&path, at + range.start, header)?;
             }
         }
         paths.iter().try_for_each(|path| self.files.sync(path))?;
         let bytes = self.manifest.superblock().segment_bytes;
-        for (id, mend) in mends {
+        for (id, rewrite) in rewrites {
             let (path, at) = self.place(id);
-            if let Some(head) = &mend.head {
+            if let Some(head) = &rewrite.head {
                 self.files.write(&path, at, head)?;
             }
-            if let Some(footer) = &mend.footer {
+            if let Some(footer) = &rewrite.footer {
                 self.files.write(&path, at + bytes - footer.len() as u64, footer)?;
             }
-            self.say(id, &path, &mend);
+            self.report_rewrite(id, &path, &rewrite);
         }
         paths.iter().try_for_each(|path| self.files.sync(path))
     }
 
-    fn say(&mut self, id: SegmentId, path: &std::path::Path, mend: &Mend) {
-        let said = |action, cause: String| Repair::new(action, cause, path).of(id);
-        if mend.head.is_some() {
-            self.report.repairs.push(said("segment header is written again", String::new()));
+    fn report_rewrite(&mut self, id: SegmentId, path: &std::path::Path, rewrite: &Rewrite) {
+        let repair_of = |action, cause: String| Repair::new(action, cause, path).of(id);
+        if rewrite.head.is_some() {
+            self.report.repairs.push(repair_of("segment header is written again", String::new()));
         }
-        if !mend.dropped.is_empty() {
-            let mut repair = said("damaged records are dropped", format!("records={}", mend.records.len()));
-            repair.objects = mend.dropped.len() as u64;
-            repair.keys = mend.dropped.iter().map(ToString::to_string).collect();
+        if !rewrite.dropped.is_empty() {
+            let mut repair =
+                repair_of("damaged records are dropped", format!("records={}", rewrite.records.len()));
+            repair.objects = rewrite.dropped.len() as u64;
+            repair.keys = rewrite.dropped.iter().map(ToString::to_string).collect();
             self.report.repairs.push(repair);
         }
-        if mend.removals > 0 {
-            let cause = format!("removals={}", mend.removals);
-            self.report.repairs.push(said("damaged removals are written again", cause));
+        if rewrite.removals > 0 {
+            let cause = format!("removals={}", rewrite.removals);
+            self.report.repairs.push(repair_of("damaged removals are written again", cause));
         }
-        if mend.footer.is_some() && mend.records.is_empty() {
-            self.report.repairs.push(said("footer is written again", String::new()));
+        if rewrite.footer.is_some() && rewrite.records.is_empty() {
+            self.report.repairs.push(repair_of("footer is written again", String::new()));
         }
     }
 }
 
-/// Write the blocks of a manifest copy that differ from `before`, and make them durable; whether any did.
+/// Write the blocks of a manifest copy that differ from `before`, and make them durable. Returns whether any
+/// differed.
 pub(super) fn write_copy(
     disk: &OnDisk,
     files: &mut Files,

@@ -1,4 +1,4 @@
-//! A directory of one's own under the system's temporary directory, removed at the end whatever the outcome.
+//! A new directory under the system's temporary directory, removed at the end in every case.
 
 use std::fs::File;
 use std::io;
@@ -15,44 +15,45 @@ use signal_hook::low_level::emulate_default_handler;
 
 use crate::output::log;
 
-/// The directory; not made before it is asked for. Removed, with all that is in it, when the value goes, or when the process is
-/// told to end; what a process leaves that is killed, the next one removes.
-pub(crate) struct FreshDir {
+/// A temporary directory, created on demand. It is removed with its content when the value is dropped,
+/// and when a signal ends the process. The next process removes the directory of a killed one.
+pub(crate) struct TempDir {
     prefix: String,
     path: PathBuf,
-    /// Held for its lock, by which others know that the directory is used.
+    /// The created directory; its lock tells other processes that it is in use.
     made: Option<OwnedFd>,
 }
 
-impl FreshDir {
-    /// A name that nobody has: the process, and the moment.
-    pub(crate) fn named(prefix: &str) -> FreshDir {
+impl TempDir {
+    /// A directory with a unique name: prefix, process id and time.
+    pub(crate) fn with_prefix(prefix: &str) -> TempDir {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let prefix = format!("{prefix}.");
         let name = format!("{prefix}{}.{:x}", std::process::id(), now.as_nanos());
-        FreshDir { prefix, path: std::env::temp_dir().join(name), made: None }
+        TempDir { prefix, path: std::env::temp_dir().join(name), made: None }
     }
 
-    /// Where it is, or would be.
+    /// The path of the directory, created or not.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Make it if one of `dirs` lies in it. An error if it is there already, since then it is somebody else's.
+    /// Create it if one of `dirs` is inside of it. An error if it exists already, since then it belongs to
+    /// another process.
     pub(crate) fn make_for(&mut self, dirs: &[PathBuf]) -> anyhow::Result<()> {
         if dirs.iter().any(|dir| dir.starts_with(&self.path)) {
-            remove_left_over(&self.prefix);
+            remove_stale(&self.prefix);
             let made = make(&self.path);
             let made =
                 made.with_context(|| format!("cannot make a directory dir={}", self.path.display()))?;
             self.made = Some(made);
-            remove_at_signals(self.path.clone()).context("cannot take signals")?;
+            remove_on_signals(self.path.clone()).context("cannot take signals")?;
         }
         Ok(())
     }
 }
 
-impl Drop for FreshDir {
+impl Drop for TempDir {
     fn drop(&mut self) {
         if self.made.is_some()
             && let Err(error) = std::fs::remove_dir_all(&self.path)
@@ -62,12 +63,12 @@ impl Drop for FreshDir {
     }
 }
 
-/// Make a directory, and hold its lock from when others can know its name.
+/// Create a directory that is locked as soon as it has its final name.
 fn make(path: &Path) -> io::Result<OwnedFd> {
     if path.exists() {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
-    // Not named as a directory that may be left over.
+    // Under a name that `remove_stale` does not match.
     let unlocked = path.with_file_name(format!("new-{}", path.file_name().unwrap_or_default().display()));
     std::fs::create_dir(&unlocked)?;
     let dir = OwnedFd::from(File::open(&unlocked)?);
@@ -76,8 +77,8 @@ fn make(path: &Path) -> io::Result<OwnedFd> {
     Ok(dir)
 }
 
-/// Remove directories of this user whose processes were killed: their locks are free. A directory that cannot be removed stays.
-fn remove_left_over(prefix: &str) {
+/// Remove directories of this user whose processes were killed: their locks are free. Errors are ignored.
+fn remove_stale(prefix: &str) {
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
     let own = rustix::process::geteuid().as_raw();
     for entry in entries.flatten() {
@@ -92,12 +93,12 @@ fn remove_left_over(prefix: &str) {
     }
 }
 
-/// Have the directory go before a signal ends the process as it would have.
-fn remove_at_signals(path: PathBuf) -> io::Result<()> {
+/// Remove the directory when a signal arrives, before the signal ends the process.
+fn remove_on_signals(path: PathBuf) -> io::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     std::thread::Builder::new().name("pagelith-signals".to_owned()).spawn(move || {
         for signal in signals.forever() {
-            // A file that is made meanwhile has it begin anew.
+            // Starts again if a file is created meanwhile.
             while std::fs::remove_dir_all(&path).is_err_and(|e| e.kind() == io::ErrorKind::DirectoryNotEmpty)
             {
             }
@@ -112,26 +113,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_made_only_if_used_and_removed_with_what_is_in_it() {
-        let mut dir = FreshDir::named("pagelith-test");
+    fn directory_is_created_on_demand_and_removed_with_its_content() {
+        let mut dir = TempDir::with_prefix("pagelith-test");
         let path = dir.path().to_owned();
         dir.make_for(&[PathBuf::from("/elsewhere")]).unwrap();
         assert!(!path.exists());
         dir.make_for(&[path.join("store")]).unwrap();
         std::fs::write(path.join("file"), "x").unwrap();
-        let said = dir.make_for(std::slice::from_ref(&path)).unwrap_err().to_string();
-        assert!(said.starts_with("cannot make a directory dir="), "{said}");
+        let error = dir.make_for(std::slice::from_ref(&path)).unwrap_err().to_string();
+        assert!(error.starts_with("cannot make a directory dir="), "{error}");
         drop(dir);
         assert!(!path.exists());
     }
 
     #[test]
-    fn directory_in_use_stays_and_one_left_over_goes() {
-        let (mut used, left) = (FreshDir::named("pagelith-test-used"), FreshDir::named("pagelith-test-used"));
+    fn stale_directory_is_removed_and_one_in_use_is_kept() {
+        let (mut used, left) =
+            (TempDir::with_prefix("pagelith-test-used"), TempDir::with_prefix("pagelith-test-used"));
         used.make_for(&[used.path().to_owned()]).unwrap();
         std::fs::create_dir(left.path()).unwrap();
         std::fs::write(left.path().join("file"), "x").unwrap();
-        remove_left_over("pagelith-test-used.");
+        remove_stale("pagelith-test-used.");
         assert!(used.path().exists() && !left.path().exists());
     }
 }

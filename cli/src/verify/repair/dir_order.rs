@@ -1,5 +1,5 @@
-//! Whether the directories are the store's, in its order. Repair of directories that were mixed up would take a whole
-//! store for damage, so it refuses them as an engine does.
+//! Check that the directories belong to the store, in its order. Repair would take directories in the wrong
+//! order for a damaged store, so it refuses them as an engine does.
 
 use anyhow::bail;
 use pagelith_layouts::align::ALIGN;
@@ -9,14 +9,14 @@ use pagelith_layouts::names;
 use pagelith_layouts::segment::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 
 use crate::on_disk::segment::RawHead;
-use crate::on_disk::{OnDisk, list_if_there};
+use crate::on_disk::{OnDisk, list_if_exists};
 
-/// By the names of the files, and by what the heads of segments say of themselves.
+/// Check the directories by the names of their files and by the heads of their segments.
 pub(super) fn check(disk: &OnDisk) -> anyhow::Result<()> {
     let dirs = disk.dirs();
     let last = dirs.len() - 1;
     for (i, dir) in dirs.iter().enumerate() {
-        let names = list_if_there(dir)?.unwrap_or_default();
+        let names = list_if_exists(dir)?.unwrap_or_default();
         if let Some(other) = names.iter().find(|name| !names::is_ours(name) && dir.join(name).is_file()) {
             bail!("directory holds other things than a store file={}", dir.join(other).display());
         }
@@ -46,7 +46,8 @@ pub(super) fn check(disk: &OnDisk) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of a directory's segments: how many are in their place, how many are not, and one of those.
+/// The segments of a directory: the number at the right position, the number at a wrong one, and one of the
+/// latter.
 fn heads(disk: &OnDisk, dir: usize) -> (u64, u64, Option<RawHead>) {
     let store: Option<StoreId> = manifest::salvage(disk.manifest_bytes()).ok().map(|s| s.store);
     let (mut own, mut others, mut other) = (0, 0, None);
@@ -58,9 +59,9 @@ fn heads(disk: &OnDisk, dir: usize) -> (u64, u64, Option<RawHead>) {
             break;
         }
         let Some(head) = RawHead::read(&block) else { continue };
-        let here =
+        let is_own =
             u64::from(head.segment.0) == slot * dirs + dir as u64 && store.is_none_or(|s| s == head.store);
-        if here {
+        if is_own {
             own += 1;
         } else {
             (others, other) = (others + 1, Some(head));
@@ -69,7 +70,7 @@ fn heads(disk: &OnDisk, dir: usize) -> (u64, u64, Option<RawHead>) {
     (own, others, other)
 }
 
-/// Length of a segment: as the superblock says, else as the first head that there is.
+/// Length of a segment, from the superblock or else from the first segment head.
 fn segment_bytes(disk: &OnDisk) -> Option<u64> {
     if let Ok(saved) = manifest::salvage(disk.manifest_bytes()) {
         return Some(saved.superblock.segment_bytes);
@@ -77,11 +78,11 @@ fn segment_bytes(disk: &OnDisk) -> Option<u64> {
     any_head(disk).map(|head| head.segment_bytes)
 }
 
-/// The first head of a segment that lies at the beginning of a directory's segments, or anywhere behind it.
+/// The first segment head near the beginning of a directory's segments file.
 pub(super) fn any_head(disk: &OnDisk) -> Option<RawHead> {
     let mut block = vec![0; ALIGN as usize];
     for dir in 0..disk.dirs().len() {
-        // Two of the longest segments are looked through: the first may have no head.
+        // Searches two segments of maximum length, since the first may have no head.
         for slot in 0..2 * SEGMENT_BYTES_MAX / SEGMENT_BYTES_MIN {
             if !disk.read_slot(dir, slot * SEGMENT_BYTES_MIN, &mut block) {
                 break;

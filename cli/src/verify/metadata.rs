@@ -1,4 +1,4 @@
-//! A store as far as it can be read: what verification judges and what repair starts from.
+//! The metadata of a store as far as it is readable: the input of verification and repair.
 
 use std::path::PathBuf;
 
@@ -10,24 +10,22 @@ use super::finding::{Finding, Severity};
 use crate::on_disk::OnDisk;
 use crate::on_disk::segment::{Footer, Segment};
 
-/// Everything but the records.
-pub(super) struct Look {
-    /// The manifest.
+/// Everything of a store except its records.
+pub(super) struct StoreMetadata {
     pub(super) manifest: Manifest,
-    /// Files that have another length than they should, or `None`.
+    /// Files of wrong length: path, expected length, actual length (`None` if missing).
     pub(super) lengths: Vec<(PathBuf, u64, Option<u64>)>,
-    /// The checkpoints.
     pub(super) checkpoints: Checkpoints,
-    /// The segments that were ever used and can be read.
+    /// The readable segments that were ever used.
     pub(super) segments: Vec<Segment>,
-    /// Those whose head or footer cannot be read, and why.
+    /// Segments whose head or footer cannot be read, and the error.
     pub(super) unreadable: Vec<(SegmentId, anyhow::Error)>,
     newest_sealed: SegmentOrder,
 }
 
-impl Look {
-    /// Look at the store of this manifest.
-    pub(super) fn at(disk: &OnDisk, manifest: Manifest) -> anyhow::Result<Look> {
+impl StoreMetadata {
+    /// Read the metadata of the store with this manifest.
+    pub(super) fn read(disk: &OnDisk, manifest: Manifest) -> anyhow::Result<StoreMetadata> {
         let mut lengths = disk.lengths(manifest.superblock());
         lengths.retain(|(_, expected, found)| Some(*expected) != *found);
         let checkpoints = checkpoint::verify(disk, manifest.store())?;
@@ -40,17 +38,18 @@ impl Look {
         }
         let sealed = segments.iter().filter(|s| s.is_sealed());
         let newest_sealed = sealed.map(|s| s.order).max().unwrap_or_default();
-        Ok(Look { manifest, lengths, checkpoints, segments, unreadable, newest_sealed })
+        Ok(StoreMetadata { manifest, lengths, checkpoints, segments, unreadable, newest_sealed })
     }
 
-    /// Whether everything in a segment was durable once, sealed or not: a segment is sealed after a sync of all that
-    /// was written before, and a checkpoint replays from the oldest segment that was not sealed yet.
+    /// Whether all records of a segment were durable before, even if it is not sealed. A segment is sealed
+    /// after a sync of everything written before, and a checkpoint's replay starts at the oldest segment that
+    /// was not sealed then.
     pub(super) fn covered(&self, segment: &Segment) -> bool {
         let replay_from = self.checkpoints.newest.map_or(SegmentOrder(0), |c| c.replay_from);
         segment.order < self.newest_sealed || segment.order < replay_from
     }
 
-    /// What is the matter with files' lengths and the checkpoints.
+    /// The findings about file lengths and checkpoints.
     pub(super) fn findings(&self) -> Vec<Finding> {
         let length = |(path, expected, found): &(PathBuf, u64, Option<u64>)| {
             let cause = match found {
@@ -66,7 +65,7 @@ impl Look {
 }
 
 impl Segment {
-    /// Whether its footer is whole.
+    /// Whether the footer is intact.
     pub(super) fn is_sealed(&self) -> bool {
         matches!(self.footer, Footer::Sealed { .. })
     }

@@ -1,21 +1,20 @@
-//! What is said aloud when a store is opened: what it found, what moves the bytes and why, and the memory it
-//! took. On stderr: stdout is for results.
+//! The log line of an opened store: its content, its I/O backend and the reason for that, its memory.
 
 use pagelith::OpenReport;
 
 use crate::output::log;
 
-/// Which side moves the bytes to and from the SSD, as `--io` spells it; `off` without an SSD tier.
-pub(crate) fn io(report: &OpenReport) -> String {
+/// The I/O backend of the SSD tier, spelled as for `--io`; `off` without an SSD tier.
+pub(crate) fn io_backend(report: &OpenReport) -> String {
     report.side.map_or_else(|| "off".to_owned(), |side| format!("{side:?}").to_lowercase())
 }
 
-/// Say it.
-pub(crate) fn opened(report: &OpenReport) {
+/// Log an opened store on stderr.
+pub(crate) fn log_opened(report: &OpenReport) {
     log!(
         "store {} io={} reason={:?} {} segments={} segment_bytes={} objects={} torn_records={} open_ms={:.1}",
         if report.made { "made" } else { "opened" },
-        io(report),
+        io_backend(report),
         report.side_reason,
         report.memory,
         report.segments,

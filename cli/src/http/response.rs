@@ -1,22 +1,22 @@
-//! An answer over HTTP/1. Each is the last of its connection.
+//! An HTTP/1 response. Each closes its connection.
 
 const TEXT: &str = "text/plain; charset=utf-8";
 
 /// Status, type and body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct Response {
     pub status: &'static str,
     pub kind: &'static str,
     pub body: String,
 }
 
-impl Answer {
+impl Response {
     /// Plain text.
-    pub fn text(status: &'static str, body: impl Into<String>) -> Answer {
-        Answer { status, kind: TEXT, body: body.into() }
+    pub fn text(status: &'static str, body: impl Into<String>) -> Response {
+        Response { status, kind: TEXT, body: body.into() }
     }
 
-    /// What is sent, without the body as an answer to `HEAD`.
+    /// The encoded response; without its body for `HEAD`.
     pub fn bytes(&self, has_body: bool) -> Vec<u8> {
         let (status, kind, length) = (self.status, self.kind, self.body.len());
         let fields = format!("Content-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close");

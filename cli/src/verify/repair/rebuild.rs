@@ -1,8 +1,8 @@
-//! Repairing a store of which no manifest can be read: an empty store, or with `--repair=keep` one rebuilt from what
-//! the segments say of themselves.
+//! Repair of a store without a readable manifest: it becomes empty, or with `--repair=keep` its manifest is
+//! rebuilt from the segments.
 //!
-//! Nothing opens such a store, so until the new manifest is whole in one copy the order of the writes is free. The
-//! marker that says "being made" covers what must not be taken for a store in between.
+//! No engine opens such a store, so writes need no order until one copy of the new manifest is complete. The
+//! CREATING marker protects states that must not be taken for a store.
 
 use std::collections::BTreeMap;
 
@@ -15,25 +15,25 @@ use pagelith_layouts::ids::{Generation, Incarnation, NamespaceId, SegmentId, Seg
 use pagelith_layouts::manifest::{self, Manifest, Superblock};
 use pagelith_layouts::names;
 
-use super::mend::write_copy;
+use super::in_place::write_copy;
 use super::survey::survey;
-use super::{MAY_RETURN, Repair, Report, Wish, places};
+use super::{MAY_RETURN, Repair, RepairOptions, Report, dir_order};
 use crate::on_disk::files::Files;
-use crate::on_disk::{OnDisk, shown};
+use crate::on_disk::{OnDisk, display_dirs};
 
-/// Make the store one that opens.
+/// Make the store usable again.
 pub(super) fn rebuild(
     disk: &OnDisk,
     files: &mut Files,
-    wish: Wish,
+    options: RepairOptions,
     report: &mut Report,
 ) -> anyhow::Result<()> {
     let saved = manifest::salvage(disk.manifest_bytes());
     if let Err(FormatError::Field { field: "store", value, .. }) = &saved {
-        bail!("{value}: nothing says which one this is dir={}", shown(disk.dirs()));
+        bail!("{value}: the manifest copies are of two stores dir={}", display_dirs(disk.dirs()));
     }
-    if wish.keep {
-        return keep(disk, files, wish, report);
+    if options.keep {
+        return rebuild_manifest(disk, files, options, report);
     }
     match saved {
         Ok(saved) => make_empty(disk, files, saved.superblock, report),
@@ -44,11 +44,10 @@ pub(super) fn rebuild(
 fn random<const N: usize>() -> anyhow::Result<[u8; N]> {
     let mut bytes = [0; N];
     let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    if got < N { bail!("the system gave too little randomness bytes={got}") } else { Ok(bytes) }
+    if got < N { bail!("getrandom returned too few bytes bytes={got}") } else { Ok(bytes) }
 }
 
-/// A store of the same sizes with nothing in it. It has another name and key, so nothing that is left can be taken for
-/// its own.
+/// Make an empty store of the same sizes. It has another id and key, so that no remains are taken for its own.
 fn make_empty(disk: &OnDisk, files: &mut Files, was: Superblock, report: &mut Report) -> anyhow::Result<()> {
     if was.dir_count != disk.dir_count() {
         bail!("the store has another number of directories has={} given={}", was.dir_count, disk.dir_count());
@@ -58,7 +57,7 @@ fn make_empty(disk: &OnDisk, files: &mut Files, was: Superblock, report: &mut Re
     let marker = disk.dirs()[0].join(names::CREATING);
     files.create(&marker, ALIGN)?;
     for (path, bytes, _) in disk.lengths(&superblock) {
-        // Checkpoints and manifests of another store are nothing to be read.
+        // Checkpoints and manifests must not keep content of the old store.
         if path.ends_with(names::SEGMENTS) {
             files.resize(&path, bytes)?
         } else {
@@ -79,14 +78,15 @@ fn make_empty(disk: &OnDisk, files: &mut Files, was: Superblock, report: &mut Re
     files.remove(&marker)?;
     let cause = "no copy of the manifest can be used";
     report.repairs.push(Repair::new("store is made empty", cause, &disk.dirs()[0]));
-    report.warn("everything the store held is dropped; --repair=keep would have kept what the segments say");
+    report.warn("all objects are dropped; --repair=keep would have kept those that the segments describe");
     Ok(())
 }
 
-/// Without a superblock nobody knows how the store was configured: the next open makes a new one.
+/// Remove the files of the store. Without a superblock its configuration is unknown; the next open makes a new
+/// store.
 fn remove(disk: &OnDisk, files: &mut Files, report: &mut Report) -> anyhow::Result<()> {
     if (0..2).all(|copy| disk.copies[copy].is_none()) && disk.segment_file_bytes().iter().all(|b| *b == 0) {
-        bail!("not a store: neither manifest nor segments are there dir={}", shown(disk.dirs()));
+        bail!("not a store: it has neither manifest nor segments dir={}", display_dirs(disk.dirs()));
     }
     let marker = disk.dirs()[0].join(names::CREATING);
     files.create(&marker, ALIGN)?;
@@ -99,28 +99,33 @@ fn remove(disk: &OnDisk, files: &mut Files, report: &mut Report) -> anyhow::Resu
     let cause = "no copy of the manifest can be used, and both superblocks are lost";
     report.repairs.push(Repair::new("store is removed", cause, &disk.dirs()[0]));
     report.warn(
-        "everything the store held is dropped, and its files are removed: the next open makes an empty store",
+        "all objects are dropped, and the store's files are removed: the next open makes an empty store",
     );
     Ok(())
 }
 
-/// What the store was, as far as it can be known.
-struct Known {
+/// The reconstructed facts of the store.
+struct StoreFacts {
     store: StoreId,
     superblock: Superblock,
     segments: Vec<Option<(Incarnation, SegmentOrder)>>,
     generations: BTreeMap<NamespaceId, Generation>,
 }
 
-fn keep(disk: &OnDisk, files: &mut Files, wish: Wish, report: &mut Report) -> anyhow::Result<()> {
+fn rebuild_manifest(
+    disk: &OnDisk,
+    files: &mut Files,
+    options: RepairOptions,
+    report: &mut Report,
+) -> anyhow::Result<()> {
     let mut known = match manifest::salvage(disk.manifest_bytes()) {
-        Ok(saved) => Known {
+        Ok(saved) => StoreFacts {
             store: saved.store,
             superblock: saved.superblock,
             segments: saved.segments,
             generations: saved.generations.into_iter().collect(),
         },
-        Err(error) => guess(disk, wish, report, &error.to_string())?,
+        Err(error) => reconstruct(disk, options, report, &error.to_string())?,
     };
     let superblock = known.superblock;
     if superblock.dir_count != disk.dir_count() {
@@ -135,12 +140,12 @@ fn keep(disk: &OnDisk, files: &mut Files, wish: Wish, report: &mut Report) -> an
         }
         let fact = &mut known.segments[id.0 as usize];
         if fact.is_none() && seen.incarnation.0 > 0 {
-            // Without its head and footer nobody knows when it was opened; its lives are not given again.
+            // Without head and footer its log position is unknown; its incarnations are not used again.
             let lost = Some((Incarnation(seen.incarnation.0.saturating_add(1)), SegmentOrder(0)));
             *fact = seen.order.map(|order| (seen.incarnation, order)).or(lost);
             if seen.order.is_none() {
                 let (path, _) = disk.segment_place(id, &superblock);
-                let cause = "neither its head nor its footer says when it was opened";
+                let cause = "neither head nor footer is intact, its log position is unknown";
                 let mut repair = Repair::new("segment is dropped", cause, &path).of(id);
                 repair.objects = seen.members;
                 report.repairs.push(repair);
@@ -152,16 +157,16 @@ fn keep(disk: &OnDisk, files: &mut Files, wish: Wish, report: &mut Report) -> an
     for (namespace, generation) in known.generations.iter().filter(|(_, g)| **g > Generation::FIRST) {
         if manifest.set_generation(*namespace, *generation).is_none() {
             bail!(
-                "more namespaces were cleared than the manifest has room for namespaces_max={}",
+                "the manifest has no room for all cleared namespaces, raise --namespaces-max namespaces_max={}",
                 superblock.namespaces_max
             );
         }
     }
     let copy = manifest.copy();
     if let Err(d) = manifest::decode([&copy, &copy]) {
-        bail!("what the segments say makes no manifest: {} block={}", d.error, d.index);
+        bail!("the segments yield no valid manifest: {} block={}", d.error, d.index);
     }
-    // Their marks may be of incarnations that are not known any more.
+    // The checkpoints may have marks of incarnations that are no longer known.
     for which in 0..2 {
         files.create(&disk.checkpoint_path(which), superblock.checkpoint_bytes)?;
     }
@@ -176,18 +181,24 @@ fn keep(disk: &OnDisk, files: &mut Files, wish: Wish, report: &mut Report) -> an
     Ok(())
 }
 
-/// What the store was, without a superblock: the heads of its segments say whose they are and how long, the files how
-/// many there are, and the caller the rest.
-fn guess(disk: &OnDisk, wish: Wish, report: &mut Report, why: &str) -> anyhow::Result<Known> {
-    let (Some(capacity_bytes), Some(namespaces_max)) = (wish.capacity_bytes, wish.namespaces_max) else {
+/// Reconstruct the store's facts without a superblock: store id and segment length from segment heads, the
+/// number of segments from file lengths, the rest from flags.
+fn reconstruct(
+    disk: &OnDisk,
+    options: RepairOptions,
+    report: &mut Report,
+    why: &str,
+) -> anyhow::Result<StoreFacts> {
+    let (Some(capacity_bytes), Some(namespaces_max)) = (options.capacity_bytes, options.namespaces_max)
+    else {
         bail!(
             "the superblock is lost in both copies ({why}): --repair=keep needs --capacity-bytes (ssd.bytes) and \
              --namespaces-max as the store was made with; --repair removes the store"
         );
     };
-    let Some(head) = places::any_head(disk) else {
+    let Some(head) = dir_order::any_head(disk) else {
         bail!(
-            "the superblock is lost in both copies, and no segment says whose it is; --repair removes the store"
+            "the superblock is lost in both copies, and no segment head is intact; --repair removes the store"
         );
     };
     let segments: u64 = disk.segment_file_bytes().iter().map(|bytes| bytes / head.segment_bytes).sum();
@@ -201,11 +212,11 @@ fn guess(disk: &OnDisk, wish: Wish, report: &mut Report, why: &str) -> anyhow::R
     let objects_max = chunks.saturating_sub(marks) * checkpoint::CHUNK_ITEMS as u64;
     if objects_max == 0 {
         bail!(
-            "the superblock is lost in both copies, and no checkpoint file says for how many objects it was made"
+            "the superblock is lost in both copies, and the checkpoint files do not tell the maximum number of objects"
         );
     }
-    report.warn("both superblocks are lost: what is attached to other objects is not found again");
-    Ok(Known {
+    report.warn("both superblocks are lost: objects attached to others are not found again");
+    Ok(StoreFacts {
         store: head.store,
         superblock: Superblock {
             segment_bytes: head.segment_bytes,
