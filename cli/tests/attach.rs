@@ -83,7 +83,7 @@ fn a_store_process_that_is_killed_and_started_again_costs_misses() {
     said.read_to_string(&mut rest).expect("text");
     let report = json(&running.wait_with_output().expect("ended"));
     assert!(is_right(&report) && report["requests"] == 5000, "{report}");
-    assert!(rest.contains("the store process was out of reach times="), "{rest}");
+    assert!(rest.contains("the store process was unreachable times="), "{rest}");
     let warm = json(&replay(&again.address, "150").output().expect("run"));
     assert!(is_right(&warm) && hits(&warm, "dram") > 0, "{warm}");
 }
