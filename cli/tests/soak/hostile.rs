@@ -1,4 +1,4 @@
-//! The tenant with a key that does harm: it asks and never reads, and hands over what no client would.
+//! The hostile tenant with a valid key: it sends requests and never reads, and passes invalid descriptors as memory.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,22 +29,22 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use super::{Stop, Tenant, count};
 
-/// Links that ask and do not read, at a time.
-const DEAF_LINKS: usize = 3;
-/// Objects of a request; all of them of a length that they do not have.
+/// Concurrent links that send requests and do not read.
+const UNREAD_LINKS: usize = 3;
+/// Objects per request; all with a wrong length.
 const ITEMS: u64 = 4000;
-/// How long an unread link is kept.
+/// Lifetime of an unread link.
 const UNREAD: Duration = Duration::from_secs(2);
-/// Between two links that hand something over.
+/// Pause between two links that pass descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Longest wait for bytes, at a time.
+/// Maximum single wait for bytes.
 const STEP: Duration = Duration::from_millis(1);
-/// The byte that a client's memory is handed over with.
-const HANDED: u8 = 1;
-/// Address space, not memory.
+/// Tag of a client's memory.
+const TAG_RINGS: u8 = 1;
+/// Bytes of address space, without memory.
 const SPARSE_BYTES: u64 = 1 << 44;
 
-/// What was done.
+/// Counters of hostile actions.
 #[derive(Default)]
 pub struct Counters {
     pub unread: AtomicU64,
@@ -52,11 +52,11 @@ pub struct Counters {
     pub silent: AtomicU64,
 }
 
-/// A socket that stops reading when it is told to, and hands over what it is given.
-struct Rough {
+/// A socket that stops reading on request, and passes descriptors after the handshake.
+struct HostileStream {
     socket: UnixStream,
-    deaf: Arc<AtomicBool>,
-    hands: Vec<OwnedFd>,
+    stop_reading: Arc<AtomicBool>,
+    fds_to_pass: Vec<OwnedFd>,
 }
 
 fn moved(result: std::io::Result<usize>, operation: &'static str) -> Moved {
@@ -68,9 +68,9 @@ fn moved(result: std::io::Result<usize>, operation: &'static str) -> Moved {
     }
 }
 
-impl Stream for Rough {
+impl Stream for HostileStream {
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved {
-        match self.deaf.load(Ordering::Relaxed) {
+        match self.stop_reading.load(Ordering::Relaxed) {
             true => Moved::Blocked,
             false => moved(self.socket.read_vectored(parts), "read"),
         }
@@ -85,11 +85,11 @@ impl Stream for Rough {
     }
 
     fn go_over(&mut self, _: Side, _: u64) -> Result<bool, Closed> {
-        let fds: Vec<BorrowedFd<'_>> = self.hands.iter().map(AsFd::as_fd).collect();
+        let fds: Vec<BorrowedFd<'_>> = self.fds_to_pass.iter().map(AsFd::as_fd).collect();
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)), "too many descriptors");
-        let _ = sendmsg(&self.socket, &[IoSlice::new(&[HANDED])], &mut ancillary, SendFlags::NOSIGNAL);
+        let _ = sendmsg(&self.socket, &[IoSlice::new(&[TAG_RINGS])], &mut ancillary, SendFlags::NOSIGNAL);
         Ok(true)
     }
 
@@ -99,18 +99,22 @@ impl Stream for Rough {
     }
 }
 
-/// A link of this tenant; `None` if it was refused. Memory is shared if something is handed over.
-fn link(tenant: &Tenant, hands: Vec<OwnedFd>, deaf: &Arc<AtomicBool>) -> Option<Box<Conn<Rough>>> {
+/// A link of this tenant; `None` if it was refused. With descriptors it negotiates shared memory.
+fn link(
+    tenant: &Tenant,
+    fds_to_pass: Vec<OwnedFd>,
+    stop_reading: &Arc<AtomicBool>,
+) -> Option<Box<Conn<HostileStream>>> {
     let Address::Unix(path) = &tenant.address else { panic!("a Unix socket") };
     let socket = UnixStream::connect(path).ok()?;
     socket.set_nonblocking(true).expect("a mode");
     let offer = Offer::of_this_build(SystemEntropy.bytes16());
     let no_extras = [Feature::Shown, Feature::Files, Feature::Steady, Feature::Catalog];
     let offer = no_extras.into_iter().fold(offer, Offer::without);
-    let offer = if hands.is_empty() { offer.without(Feature::SharedMemory) } else { offer };
+    let offer = if fds_to_pass.is_empty() { offer.without(Feature::SharedMemory) } else { offer };
     let handshake = Handshake::client(offer, Some(tenant.key.clone()), &SystemEntropy);
     let limits = Limits { dead_after: Duration::from_secs(60), ..Limits::default() };
-    let stream = Rough { socket, deaf: deaf.clone(), hands };
+    let stream = HostileStream { socket, stop_reading: stop_reading.clone(), fds_to_pass };
     let outside = (Arc::new(SystemClock::new()) as Arc<_>, limits);
     let pending = Pending::new(stream, "store".to_owned(), Side::Client, offer, handshake, outside);
     let mut progress = pending.poll();
@@ -123,7 +127,7 @@ fn link(tenant: &Tenant, hands: Vec<OwnedFd>, deaf: &Arc<AtomicBool>) -> Option<
     }
 }
 
-/// A request for objects of which none has this length.
+/// A request for objects with a wrong length.
 fn request(tenant: &Tenant) -> Vec<u8> {
     let item = |n: u64| {
         let mut hash = [0xa5; 32];
@@ -137,13 +141,14 @@ fn request(tenant: &Tenant) -> Vec<u8> {
     request::encode(Terms::default(), &Ask::Get(List::of(&items)))
 }
 
-/// Ask as much as the store takes and read none of its answers, over several links; again and again.
+/// Send as many requests as the store accepts over several links, and read no response; repeatedly.
 pub fn never_read(tenant: &Tenant, counters: &Counters, stop: &Stop) {
     let body = request(tenant);
     loop {
-        let deaf = Arc::new(AtomicBool::new(false));
-        let mut links: Vec<_> = (0..DEAF_LINKS).filter_map(|_| link(tenant, Vec::new(), &deaf)).collect();
-        deaf.store(true, Ordering::Relaxed);
+        let stop_reading = Arc::new(AtomicBool::new(false));
+        let mut links: Vec<_> =
+            (0..UNREAD_LINKS).filter_map(|_| link(tenant, Vec::new(), &stop_reading)).collect();
+        stop_reading.store(true, Ordering::Relaxed);
         let mut op = 0;
         for _ in 0..UNREAD.as_millis() / 50 {
             for link in &mut links {
@@ -160,16 +165,16 @@ pub fn never_read(tenant: &Tenant, counters: &Counters, stop: &Stop) {
     }
 }
 
-/// Hand over descriptors in place of memory, each kind in turn.
-pub fn hand_over(tenant: &Tenant, counters: &Counters, stop: &Stop) {
+/// Pass descriptors of each kind in place of memory.
+pub fn pass_descriptors(tenant: &Tenant, counters: &Counters, stop: &Stop) {
     let memfd = |bytes| {
         let fd = memfd_create("soak", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&fd, bytes).expect("a length");
         fd
     };
-    for turn in 0_u64.. {
+    for round in 0_u64.. {
         let file = |path| OwnedFd::from(std::fs::File::open(path).expect("a file"));
-        let fds = match turn % 6 {
+        let fds = match round % 6 {
             0 => vec![memfd(SPARSE_BYTES)],
             1 => vec![memfd(0)],
             2 => vec![std::io::pipe().expect("a pipe").0.into()],

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use pagelith_layouts::record::RecordKind;
 
-use self::filled::{Filled, PAGES, SEGMENT_BYTES, is_here, key};
+use self::filled::{Filled, PAGES, SEGMENT_BYTES, is_present, key};
 use super::{RepairOptions, repair};
 use crate::on_disk::files::stop_after;
 
@@ -47,8 +47,8 @@ fn assert_no_removed_objects(f: &Filled) {
     let Ok(store) = f.try_open() else { return };
     for page in 0..PAGES {
         for part in 0..2 {
-            let here = is_here(&store, &key("m", page, part), &filled::bytes(page, part, 0));
-            assert!(!here || !f.removed.contains(&page), "a removed object returned page={page}");
+            let present = is_present(&store, &key("m", page, part), &filled::bytes(page, part, 0));
+            assert!(!present || !f.removed.contains(&page), "a removed object returned page={page}");
         }
     }
     store.abandon();

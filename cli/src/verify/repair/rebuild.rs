@@ -30,7 +30,7 @@ pub(super) fn rebuild(
 ) -> anyhow::Result<()> {
     let saved = manifest::salvage(disk.manifest_bytes());
     if let Err(FormatError::Field { field: "store", value, .. }) = &saved {
-        bail!("{value}: the manifest copies are of two stores dir={}", display_dirs(disk.dirs()));
+        bail!("{value}: repair cannot tell which copy is right dir={}", display_dirs(disk.dirs()));
     }
     if options.keep {
         return rebuild_manifest(disk, files, options, report);
