@@ -1,5 +1,5 @@
-//! Bounds of `pagelith serve` on the number of clients and on their mapped memory. No client can change
-//! them. They are logged at start.
+//! Bounds of `pagelith serve` on the number of clients and on their mapped memory. No client can
+//! change them. They are logged at start.
 
 use std::fmt;
 
@@ -21,10 +21,12 @@ use crate::output::log;
 const LINKS_DEFAULT_MAX: u64 = 4096;
 /// Descriptors of a client: its socket, and two io_urings and an eventfd of its session.
 const DESCRIPTORS: u64 = 4;
-/// Further descriptors of a local client: its process (pidfd), its link's memory, its shared regions.
+/// Further descriptors of a local client: its process (pidfd), its link's memory, its shared
+/// regions.
 const DESCRIPTORS_SHARED: u64 = 2 + REGIONS_MAX as u64;
 /// Descriptors of a connection in its handshake, apart from those that its client may pass. In the
-/// worst case a client passes as many as a link has, so each such connection also counts as a client.
+/// worst case a client passes as many as a link has, so each such connection also counts as a
+/// client.
 const GREETING: u64 = 2;
 /// Descriptors for everything else: files opened later, HTTP, links to peers.
 const OTHER_DESCRIPTORS: u64 = 128;
@@ -35,11 +37,13 @@ const CLIENT_MEMORY_MAX: Size = Size::gib(64 << 10);
 /// The bounds that an operator can set.
 #[derive(Args, Debug)]
 pub(crate) struct ClientFlags {
-    /// Maximum number of clients, more are refused; by default as many as the descriptor limit allows, at most 4096
+    /// Maximum number of clients, more are refused; by default as many as the descriptor limit
+    /// allows, at most 4096
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     links: Option<u32>,
-    /// Maximum mapped bytes of memory that clients share, of all clients together, half of it for one client process; memory beyond
-    /// that is read by system calls, which is slower. By default twice the memory of the machine
+    /// Maximum mapped bytes of memory that clients share, of all clients together, half of it for
+    /// one client process; memory beyond that is read by system calls, which is slower. By default
+    /// twice the memory of the machine
     #[arg(long, value_name = "SIZE", value_parser = client_memory)]
     client_memory: Option<Size>,
 }
@@ -79,9 +83,9 @@ impl ClientFlags {
     }
 }
 
-/// Memory of the process for all clients together, in addition to the store's memory plan. Printed at
-/// open. Links may exceed it by at most [`links_bytes_max`], which grows with the number of clients and
-/// is printed too.
+/// Memory of the process for all clients together, in addition to the store's memory plan. Printed
+/// at open. Links may exceed it by at most [`links_bytes_max`], which grows with the number of
+/// clients and is printed too.
 pub(crate) struct ClientMemory {
     transfer: u64,
 }
@@ -120,8 +124,8 @@ impl fmt::Display for ClientMemory {
     }
 }
 
-/// Maximum memory of `links_max` links that counts neither as transfer memory nor as memory of operations,
-/// in bytes. Reached if each client sends as much as possible and reads nothing.
+/// Maximum memory of `links_max` links that counts neither as transfer memory nor as memory of
+/// operations, in bytes. Reached if each client sends as much as possible and reads nothing.
 fn links_bytes_max(links_max: usize) -> u64 {
     (links_max as u64).saturating_mul(load::OUTSIDE_BYTES_MAX)
 }
@@ -143,8 +147,8 @@ pub(crate) fn log_bounds(limits: &Limits, listen: &Address, descriptors: Descrip
     );
 }
 
-/// The maximum of clients with `most` descriptors allowed and `open` in use: `requested`, if the remaining
-/// descriptors suffice for that. `unknown` is the maximum of unauthenticated connections.
+/// The maximum of clients with `most` descriptors allowed and `open` in use: `requested`, if the
+/// remaining descriptors suffice for that. `unknown` is the maximum of unauthenticated connections.
 fn links_max(
     requested: Option<u32>,
     is_local: bool,
@@ -190,7 +194,8 @@ mod tests {
 
     #[test]
     fn memory_of_links_outside_of_the_plan_is_proportional_to_their_number() {
-        // 2 MiB and 64 KiB of input, 4 MiB and 64 KiB of output, 256 KiB of operations that may always start.
+        // 2 MiB and 64 KiB of input, 4 MiB and 64 KiB of output, 256 KiB of operations that may
+        // always start.
         assert_eq!(links_bytes_max(1), 6_684_672);
         assert_eq!(links_bytes_max(4096), 4096 * 6_684_672);
     }

@@ -1,8 +1,8 @@
-//! Content of replayed objects: a pseudorandom stream derived from the key and the seed. So every byte
-//! that is read back can be checked without a copy of the bytes that were put.
+//! Content of replayed objects: a pseudorandom stream derived from the key and the seed. So every
+//! byte that is read back can be checked without a copy of the bytes that were put.
 //!
-//! The streams of two keys differ in almost every word, and no stream equals a shifted copy of itself or
-//! of another one. So bytes of another object, offset or run are detected.
+//! The streams of two keys differ in almost every word, and no stream equals a shifted copy of
+//! itself or of another one. So bytes of another object, offset or run are detected.
 
 use pagelith_layouts::key::ObjectKey;
 
@@ -70,7 +70,8 @@ impl Content {
             let mut found = [0; 8];
             found.copy_from_slice(word);
             let difference = u64::from_le_bytes(found) ^ stream.word(i);
-            // The common case costs one comparison per word; otherwise the check would dominate the run.
+            // The common case costs one comparison per word; otherwise the check would dominate the
+            // run.
             if difference != 0 {
                 wrong += difference.to_le_bytes().iter().filter(|b| **b != 0).count() as u64;
             }

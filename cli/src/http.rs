@@ -1,4 +1,5 @@
-//! HTTP server of a store process, on loopback: `/metrics` in the OpenMetrics format, and `/healthz`.
+//! HTTP server of a store process, on loopback: `/metrics` in the OpenMetrics format, and
+//! `/healthz`.
 
 mod connection;
 mod request;

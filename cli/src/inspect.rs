@@ -1,5 +1,5 @@
-//! `pagelith inspect`: the geometry and the content of a store, without payloads. Uses `layouts` only. A
-//! store in use can be inspected too, in its state at that moment.
+//! `pagelith inspect`: the geometry and the content of a store, without payloads. Uses `layouts`
+//! only. A store in use can be inspected too, in its state at that moment.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,7 +23,8 @@ use crate::verify::{manifest_findings, newer_format};
 
 /// Show the metadata of a store: geometry, segments, namespaces, checkpoints.
 ///
-/// Exit status: 0; 1 if a part that it read was damaged (`verify` reads everything); 2 if there is no store.
+/// Exit status: 0; 1 if a part that it read was damaged (`verify` reads everything); 2 if there is
+/// no store.
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
     /// Directories of the store, in the order of its configuration
@@ -208,7 +209,8 @@ impl Inspection {
             row.records += 1;
             row.bytes += align_up(record.record_bytes());
         })?;
-        // The next incarnation is in the manifest but has no record yet: the segment is ready to be opened.
+        // The next incarnation is in the manifest but has no record yet: the segment is ready to be
+        // opened.
         row.state = if row.records > 0 { "open" } else { "ready" };
         Ok(row)
     }

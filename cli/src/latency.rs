@@ -1,5 +1,5 @@
-//! A latency histogram in constant memory. Each bucket is 1/64 of its power of two wide, so a percentile
-//! is at most 1.6 % above the true one. The maximum is exact.
+//! A latency histogram in constant memory. Each bucket is 1/64 of its power of two wide, so a
+//! percentile is at most 1.6 % above the true one. The maximum is exact.
 
 use std::time::Duration;
 

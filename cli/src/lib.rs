@@ -74,7 +74,8 @@ fn program() -> Program {
 pub fn main() -> ExitCode {
     // With a handler, a write beyond RLIMIT_FSIZE fails instead of ending the process.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
-    // Log events go to stderr, by default only warnings and errors (RUST_LOG); stdout is for results.
+    // Log events go to stderr, by default only warnings and errors (RUST_LOG); stdout is for
+    // results.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| output::EventWriter).init();
     let matches = program().get_matches();

@@ -1,5 +1,5 @@
-//! Rate limit for log lines that unauthenticated clients can cause: a maximum per second, and the number
-//! of suppressed lines.
+//! Rate limit for log lines that unauthenticated clients can cause: a maximum per second, and the
+//! number of suppressed lines.
 
 use std::time::Duration;
 

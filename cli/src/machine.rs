@@ -1,5 +1,5 @@
-//! The functions of `pagelith::io` that `inspect` and `verify` use: liveness of a store's owner, and
-//! opening and writing of its files.
+//! The functions of `pagelith::io` that `inspect` and `verify` use: liveness of a store's owner,
+//! and opening and writing of its files.
 
 pub(crate) use pagelith::io::cow::write_in_place;
 pub(crate) use pagelith::io::fault::FaultKind;

@@ -1,8 +1,8 @@
 //! Cost of store calls, without that of the harness.
 //!
 //! Wall time is the sum over the calls. CPU time is that of the process, which includes the store's
-//! threads, minus the time of the harness's thread outside of calls: generating and checking content,
-//! reading the trace, drawing.
+//! threads, minus the time of the harness's thread outside of calls: generating and checking
+//! content, reading the trace, drawing.
 
 use std::time::{Duration, Instant};
 
@@ -86,7 +86,8 @@ mod tests {
         let (sum, took) = meter.call(|| work(20_000));
         assert_ne!(sum, 0);
         assert!(took > Duration::ZERO);
-        // CPU time of other tests in this process counts as the store's; that of this thread must not.
+        // CPU time of other tests in this process counts as the store's; that of this thread must
+        // not.
         let thread = cpu(ClockId::ThreadCPUTime) - meter.thread_start;
         assert!(meter.thread_in_calls < outside, "{meter:?} outside={outside:?}");
         assert!(thread - meter.thread_in_calls >= outside, "{meter:?} outside={outside:?}");

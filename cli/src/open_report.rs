@@ -1,4 +1,5 @@
-//! The log line of an opened store: its content, its I/O backend and the reason for that, its memory.
+//! The log line of an opened store: its content, its I/O backend and the reason for that, its
+//! memory.
 
 use pagelith::OpenReport;
 

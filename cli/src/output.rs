@@ -46,8 +46,8 @@ pub(crate) fn line(text: Arguments<'_>) {
     write_log(format!("{text}\n").as_bytes());
 }
 
-/// From now on, drop log lines for which the pipe has no room, so that a service never blocks on the
-/// reader of its log.
+/// From now on, drop log lines for which the pipe has no room, so that a service never blocks on
+/// the reader of its log.
 pub(crate) fn never_block_on_the_log() {
     BLOCKS.store(false, Ordering::Relaxed);
 }

@@ -23,14 +23,17 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Peers of this store: flags that override `remote.peers` and `remote.key` of the configuration.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct PeerFlags {
-    /// Address of a peer store process, as `pagelith serve` printed it; repeat for each further. Its store is a tier below this one,
-    /// and puts go to the peer that owns the page. Replaces remote.peers of the configuration, which may have names and weights
+    /// Address of a peer store process, as `pagelith serve` printed it; repeat for each further.
+    /// Its store is a tier below this one, and puts go to the peer that owns the page. Replaces
+    /// remote.peers of the configuration, which may have names and weights
     #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH")]
     pub(crate) remote: Vec<Address>,
-    /// One of these peers: all puts go to it while it can be reached, and gets ask it before the owner of the page
+    /// One of these peers: all puts go to it while it can be reached, and gets ask it before the
+    /// owner of the page
     #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH")]
     prefer: Option<Address>,
-    /// Key file of this process, for peers that require a key: one entry, as `pagelith key` prints it
+    /// Key file of this process, for peers that require a key: one entry, as `pagelith key` prints
+    /// it
     #[arg(long, value_name = "FILE")]
     pub(crate) key: Option<PathBuf>,
 }

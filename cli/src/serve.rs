@@ -38,26 +38,28 @@ use crate::output::{log, never_block_on_the_log, out};
 use crate::peers::{PeerFlags, offer};
 use crate::settings::{Defaults, StoreFlags};
 
-/// Maximum single wait of the listener and of idle links; the delay after which a signal takes effect.
+/// Maximum single wait of the listener and of idle links; the delay after which a signal takes
+/// effect.
 const WAIT: Duration = Duration::from_millis(100);
 const TRANSFER_DEFAULT: Size = Size::mib(64);
 const TRANSFER_RANGE: (Size, Size) = (Size::kib(64), Size::gib(1024));
 
 /// Serve a store to other processes of this host.
 ///
-/// Prints `listening tcp:HOST:PORT` (or `unix:PATH`) once it accepts connections. Without keys every client that can connect may
-/// read, write and remove everything, so the address must be loopback or a Unix socket. SIGTERM, SIGINT and SIGHUP (unless it was
-/// ignored at start, as under nohup) close the store, within close_timeout_ms, and end the process; SIGQUIT ends it at once.
+/// Prints `listening tcp:HOST:PORT` (or `unix:PATH`) once it accepts connections. Without keys
+/// every client that can connect may read, write and remove everything, so the address must be
+/// loopback or a Unix socket. SIGTERM, SIGINT and SIGHUP (unless it was ignored at start, as under
+/// nohup) close the store, within close_timeout_ms, and end the process; SIGQUIT ends it at once.
 #[derive(Args, Debug)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     store: StoreFlags,
-    /// Address to listen at, with a host name all of its addresses; port 0 for any free port. A Unix socket admits processes of this
-    /// user and of root
+    /// Address to listen at, with a host name all of its addresses; port 0 for any free port. A
+    /// Unix socket admits processes of this user and of root
     #[arg(long, value_name = "tcp:HOST:PORT|unix:PATH", default_value = "tcp:127.0.0.1:7411")]
     listen: Address,
-    /// File with the keys of the clients and the rights of each, as entries that `pagelith key` prints; without it every client that
-    /// can connect has all rights
+    /// File with the keys of the clients and the rights of each, as entries that `pagelith key`
+    /// prints; without it every client that can connect has all rights
     #[arg(long, value_name = "FILE")]
     keys: Option<PathBuf>,
     #[command(flatten)]
@@ -65,18 +67,20 @@ pub(crate) struct ServeArgs {
     /// Allow an address that other hosts can reach; the connection is not encrypted
     #[arg(long, requires = "keys")]
     beyond_this_host: bool,
-    /// Address of the HTTP server for `/metrics` and `/healthz`, on loopback; port 0 for any free port
+    /// Address of the HTTP server for `/metrics` and `/healthz`, on loopback; port 0 for any free
+    /// port
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<Endpoint>,
-    /// Bytes of memory for staging hits from SSD for all connections together, rounded down to pages of 4096 bytes
+    /// Bytes of memory for staging hits from SSD for all connections together, rounded down to
+    /// pages of 4096 bytes
     #[arg(long, value_name = "SIZE", default_value_t = TRANSFER_DEFAULT, value_parser = transfer_size)]
     transfer: Size,
     #[command(flatten)]
     clients: ClientFlags,
 }
 
-/// The defaults of the store. With `shared`, its memory is shared with clients that may read all of it, and
-/// so is transfer memory of that length.
+/// The defaults of the store. With `shared`, its memory is shared with clients that may read all of
+/// it, and so is transfer memory of that length.
 pub(crate) fn defaults(shared: Option<Size>) -> Defaults {
     Defaults { shared, ..Defaults::of_the_store() }
 }
@@ -94,7 +98,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
         Some(path) => Admission::Keys(Arc::new(KeyRing::new(key_file::ring(path)?, &SystemEntropy)?)),
         None => Admission::Connection(Rights::all()),
     };
-    // Memory is shared only if every client has all rights. With keys, clients read only their namespaces.
+    // Memory is shared only if every client has all rights. With keys, clients read only their
+    // namespaces.
     let shared = matches!(args.listen, Address::Unix(_)) && args.keys.is_none();
     let with_peers = |config: &mut Config| args.peers.apply(config);
     let config = args.store.resolve(defaults(shared.then_some(args.transfer)), None, &with_peers)?;
@@ -103,8 +108,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
     let (staging, transfer) =
         transfer_memory(&config, args.transfer).context("cannot allocate the memory of --transfer")?;
     let listen = Listen { address: args.listen.clone(), admission, beyond_this_host: args.beyond_this_host };
-    // Finds an address that cannot be bound before a store is created. Until the store is open, clients are
-    // refused.
+    // Finds an address that cannot be bound before a store is created. Until the store is open,
+    // clients are refused.
     drop(listener(&listen, args.clients.limits(&args.listen, descriptors)?)?);
     args.metrics.as_ref().map(Http::check).transpose()?;
     let opened = Store::open_until(config, &stop);
@@ -153,7 +158,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<RunStatus> {
     }
 }
 
-/// The signals that close the store and end the process. SIGHUP only if it is not ignored, as under `nohup`.
+/// The signals that close the store and end the process. SIGHUP only if it is not ignored, as under
+/// `nohup`.
 fn signals() -> Vec<i32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mut signals = vec![SIGTERM, SIGINT];

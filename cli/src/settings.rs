@@ -47,7 +47,8 @@ pub(crate) struct StoreFlags {
     config: Option<PathBuf>,
 }
 
-/// Check or show a configuration: file, environment (`PAGELITH_DRAM__BYTES=...`) and flags; later ones win
+/// Check or show a configuration: file, environment (`PAGELITH_DRAM__BYTES=...`) and flags; later
+/// ones win
 #[derive(Args, Debug)]
 pub(crate) struct ConfigArgs {
     #[command(subcommand)]
@@ -91,8 +92,9 @@ pub(crate) fn run(args: &ConfigArgs) -> anyhow::Result<RunStatus> {
 pub(crate) struct Defaults {
     pub(crate) dram: Size,
     pub(crate) ssd: Size,
-    /// If set, the arena is memory that other processes can map, and they get the segment files. That
-    /// needs a system that lets this process share memory of the arena's length and of this length.
+    /// If set, the arena is memory that other processes can map, and they get the segment files.
+    /// That needs a system that lets this process share memory of the arena's length and of this
+    /// length.
     pub(crate) shared: Option<Size>,
 }
 
@@ -158,9 +160,9 @@ impl StoreFlags {
         self.validate(defaults, fresh_dir, tune)?.context("the configuration is invalid")
     }
 
-    /// The configuration, checked against this machine; the same for every command. `fresh_dir` is the
-    /// directory for an SSD tier that only the command's defaults or `--ssd` request; it is not created
-    /// here. `tune` sets the settings that the command itself requires.
+    /// The configuration, checked against this machine; the same for every command. `fresh_dir` is
+    /// the directory for an SSD tier that only the command's defaults or `--ssd` request; it is not
+    /// created here. `tune` sets the settings that the command itself requires.
     fn validate(
         &self,
         defaults: Defaults,
@@ -249,7 +251,8 @@ fn env_name(section: &str, name: &str) -> String {
     format!("{ENV_PREFIX}{section}__{name}").to_ascii_uppercase()
 }
 
-/// Whether a file sets this setting. A file that cannot be parsed sets none; the configuration reports it.
+/// Whether a file sets this setting. A file that cannot be parsed sets none; the configuration
+/// reports it.
 fn names_setting(format: ConfigFormat, text: &str, section: &str, name: &str) -> bool {
     let tree: Option<serde_json::Value> = match format {
         ConfigFormat::Toml => toml::from_str(text).ok(),

@@ -15,8 +15,9 @@ use signal_hook::low_level::emulate_default_handler;
 
 use crate::output::log;
 
-/// A temporary directory, created on demand. It is removed with its content when the value is dropped,
-/// and when a signal ends the process. The next process removes the directory of a killed one.
+/// A temporary directory, created on demand. It is removed with its content when the value is
+/// dropped, and when a signal ends the process. The next process removes the directory of a killed
+/// one.
 pub(crate) struct TempDir {
     prefix: String,
     path: PathBuf,
@@ -38,8 +39,8 @@ impl TempDir {
         &self.path
     }
 
-    /// Create it if one of `dirs` is inside of it. An error if it exists already, since then it belongs to
-    /// another process.
+    /// Create it if one of `dirs` is inside of it. An error if it exists already, since then it
+    /// belongs to another process.
     pub(crate) fn make_for(&mut self, dirs: &[PathBuf]) -> anyhow::Result<()> {
         if dirs.iter().any(|dir| dir.starts_with(&self.path)) {
             remove_stale(&self.prefix);
@@ -77,7 +78,8 @@ fn make(path: &Path) -> io::Result<OwnedFd> {
     Ok(dir)
 }
 
-/// Remove directories of this user whose processes were killed: their locks are free. Errors are ignored.
+/// Remove directories of this user whose processes were killed: their locks are free. Errors are
+/// ignored.
 fn remove_stale(prefix: &str) {
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
     let own = rustix::process::geteuid().as_raw();

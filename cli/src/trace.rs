@@ -1,6 +1,6 @@
-//! Prefix traces: JSON lines with `timestamp`, `input_length`, `output_length` and `hash_ids` (one id per
-//! 512-token block; equal ids mean equal block and equal prefix), plain or gzipped. Read as a stream, since
-//! a trace may exceed memory.
+//! Prefix traces: JSON lines with `timestamp`, `input_length`, `output_length` and `hash_ids` (one
+//! id per 512-token block; equal ids mean equal block and equal prefix), plain or gzipped. Read as
+//! a stream, since a trace may exceed memory.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -16,8 +16,8 @@ use serde::Deserialize;
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 /// Tokens per block.
 const BLOCK_TOKENS: u64 = 512;
-/// Maximum line in bytes; a request of a million blocks is shorter. Bounds memory for files that are not
-/// traces.
+/// Maximum line in bytes; a request of a million blocks is shorter. Bounds memory for files that
+/// are not traces.
 const LINE_BYTES_MAX: u64 = 16 << 20;
 
 /// One request of a trace.

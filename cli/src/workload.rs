@@ -1,6 +1,7 @@
-//! The built-in workload: a simulated chat service with a seed. Users share a few system prompts. A session
-//! grows by a question and an answer per turn, and each request contains its whole history. The activity of
-//! sessions follows a Zipf distribution. A session that reaches its maximum length is replaced by a new one.
+//! The built-in workload: a simulated chat service with a seed. Users share a few system prompts. A
+//! session grows by a question and an answer per turn, and each request contains its whole history.
+//! The activity of sessions follows a Zipf distribution. A session that reaches its maximum length
+//! is replaced by a new one.
 
 use crate::rng::SplitMix64;
 use crate::trace::TraceRequest;
@@ -8,8 +9,8 @@ use crate::trace::TraceRequest;
 /// Number of system prompts, and their lengths in pages.
 const PROMPTS: u64 = 8;
 const PROMPT_PAGES: (u64, u64) = (2, 8);
-/// Number of open sessions, and the Zipf exponent of their activity (reported between 0.8 and 1 for chat
-/// users).
+/// Number of open sessions, and the Zipf exponent of their activity (reported between 0.8 and 1 for
+/// chat users).
 const SESSIONS: usize = 400;
 const ZIPF: f64 = 0.9;
 /// Pages of a question, and of an answer.
@@ -68,8 +69,8 @@ impl Chat {
         self.shares.partition_point(|end| *end <= at).min(SESSIONS - 1)
     }
 
-    /// The next request: a session's history and a new question. The answer is part of the session's next
-    /// request.
+    /// The next request: a session's history and a new question. The answer is part of the
+    /// session's next request.
     pub fn next_request(&mut self) -> TraceRequest {
         let at = self.draw_session();
         let mut history = std::mem::take(&mut self.sessions[at]);

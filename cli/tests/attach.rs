@@ -72,8 +72,8 @@ fn restart_of_a_killed_store_process_costs_only_misses() {
     let mut running = client.spawn().expect("spawned");
     server.says("serving peer=");
     server.kill();
-    // Restart it only after the client has noticed its absence: a call tries twice, and it stops after the third failed link
-    // in a row. A client that has finished before has noticed it too.
+    // Restart it only after the client has noticed its absence: a call tries twice, and it stops
+    // after the third failed link in a row. A client that has finished before has noticed it too.
     let mut stderr = BufReader::new(running.stderr.take().expect("stderr"));
     let mut rest = String::new();
     while rest.matches("peer cannot be reached").count() < 3

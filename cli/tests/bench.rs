@@ -38,8 +38,8 @@ fn every_tier_and_operation_is_measured_with_its_limit() {
         let rate = if moves { "gb_per_s" } else { "ops_per_s" };
         let (store, limit) = (json[rate].as_f64().unwrap(), json["limit"][rate].as_f64().unwrap());
         assert!(store > 0.0 && limit > 0.0, "{json}");
-        // All three are rounded to four decimals, so a relative bound alone fails for a ratio near 0, as of an unoptimized
-        // build of the store to an optimized `memcpy`.
+        // All three are rounded to four decimals, so a relative bound alone fails for a ratio near
+        // 0, as of an unoptimized build of the store to an optimized `memcpy`.
         let ratio = store / limit;
         assert!((json["ratio"].as_f64().unwrap() - ratio).abs() < 0.0001 + 0.01 * ratio, "{json}");
         let times = ["p50_us", "p99_us", "p999_us"].map(|key| json[key].as_f64().unwrap());

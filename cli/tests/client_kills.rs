@@ -1,7 +1,8 @@
-//! Clients of a store process that are killed at any moment, while another one runs: their resources are released, and
-//! the other one reads no wrong byte.
+//! Clients of a store process that are killed at any moment, while another one runs: their
+//! resources are released, and the other one reads no wrong byte.
 //!
-//! `TEST_PAGELITH_CLIENT_KILLS=1000 cargo test --release -p pagelith-cli --test client_kills -- --nocapture` runs a campaign.
+//! `TEST_PAGELITH_CLIENT_KILLS=1000 cargo test --release -p pagelith-cli --test client_kills -- --nocapture`
+//! runs a campaign.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and polls at real processes")]
 
 mod common;
@@ -14,7 +15,8 @@ use common::serving::{Serving, command, hits, json};
 const KILLS: u64 = 12;
 /// Concurrent clients that are killed.
 const DOOMED: usize = 2;
-/// Maximum reads of the metrics until the resources of dead clients are released: some seconds on a busy machine.
+/// Maximum reads of the metrics until the resources of dead clients are released: some seconds on a
+/// busy machine.
 const POLLS_MAX: u64 = 20_000;
 
 fn replay(address: &str, seed: u64, requests: &str) -> Command {
@@ -32,7 +34,8 @@ fn metric(server: &Serving, name: &str) -> u64 {
     line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name} is not in\n{text}"))
 }
 
-/// Number of objects that the store has stored or returned. A client is killed after a given increase.
+/// Number of objects that the store has stored or returned. A client is killed after a given
+/// increase.
 fn moved(server: &Serving) -> u64 {
     ["puts_stored_total", "hits_memory_total", "hits_ssd_total"].iter().map(|name| metric(server, name)).sum()
 }

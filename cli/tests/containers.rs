@@ -1,5 +1,5 @@
-//! A store process and its client in different PID namespaces, as in two containers: neither has a process id in the
-//! other's namespace. Needs root; skipped otherwise.
+//! A store process and its client in different PID namespaces, as in two containers: neither has a
+//! process id in the other's namespace. Needs root; skipped otherwise.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real processes")]
 
 mod common;

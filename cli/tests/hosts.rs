@@ -1,5 +1,5 @@
-//! Store processes on several hosts, each a separate network namespace: partitions and kills. Needs root; skipped
-//! otherwise.
+//! Store processes on several hosts, each a separate network namespace: partitions and kills. Needs
+//! root; skipped otherwise.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;

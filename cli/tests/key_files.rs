@@ -1,4 +1,5 @@
-//! Files named by settings must be regular and have the right owner. No message contains parts of a key file.
+//! Files named by settings must be regular and have the right owner. No message contains parts of a
+//! key file.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;

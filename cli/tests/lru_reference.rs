@@ -1,5 +1,6 @@
-//! The hit ratio of the store against an independent simulation: an LRU list of pages, one page per id. Both get the same
-//! requests. The hit ratio of a store of one tier with the same capacity must be within a percentage point of the list's.
+//! The hit ratio of the store against an independent simulation: an LRU list of pages, one page per
+//! id. Both get the same requests. The hit ratio of a store of one tier with the same capacity must
+//! be within a percentage point of the list's.
 #![allow(clippy::print_stdout, reason = "a skip is printed")]
 
 mod common;
@@ -16,8 +17,9 @@ const PAGE_BYTES: u64 = 8192;
 /// Permitted difference of the hit ratios: the store's arena is not a list of equal slots.
 const TOLERANCE: f64 = 0.01;
 
-/// Share of the requested pages in the longest stored prefix of their request, with a capacity of `capacity` pages. The
-/// first page of a request is the most recent one, so that the ends of chains are evicted first.
+/// Share of the requested pages in the longest stored prefix of their request, with a capacity of
+/// `capacity` pages. The first page of a request is the most recent one, so that the ends of chains
+/// are evicted first.
 fn reference(requests: impl Iterator<Item = Vec<u64>>, capacity: usize) -> f64 {
     let mut used: HashMap<u64, u64> = HashMap::new();
     let mut by_use: BTreeMap<u64, u64> = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! A store with drives that are not mounted: every command reports the directory, and nothing is written or created
-//! without `--drop-missing-dirs`.
+//! A store with drives that are not mounted: every command reports the directory, and nothing is
+//! written or created without `--drop-missing-dirs`.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;

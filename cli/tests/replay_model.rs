@@ -79,7 +79,8 @@ fn trailing_objects_wait_for_their_pages_and_limit_the_prefix() {
     let groups = &json["groups"];
     assert!(number(&groups["attached_waiting"]) > 0, "checkpoints come before their page: {json}");
     assert_eq!((&groups["waiting_dropped"], &groups["refused"]), (&0.into(), &0.into()), "{json}");
-    // Pages of answers have no checkpoint, nor has the page where a session forks from a shared prompt.
+    // Pages of answers have no checkpoint, nor has the page where a session forks from a shared
+    // prompt.
     assert!(number(&json["stops"]["cut_short"]) > 0 && number(&json["misses"]["no_stop"]) > 0, "{json}");
     let every_page = clean_report(&[QWEN, "--scale=512", "--pools=kv"]);
     let ratio = |json: &Value| json["prefix_hit_ratio"].as_f64().unwrap();
@@ -159,7 +160,8 @@ fn store_filled_by_one_model_has_no_hits_for_another() {
     let first = ratio(&[QWEN, "--scale=512"]);
     assert_eq!(ratio(&[QWEN, "--scale=512"]), 1.0, "all pages are present, with their checkpoints");
     assert!(first < 1.0);
-    // Without the checkpoints the groups have the same number of objects, but the pages are different.
+    // Without the checkpoints the groups have the same number of objects, but the pages are
+    // different.
     assert!(ratio(&[QWEN, "--scale=512", "--pools=kv"]) < 1.0);
     assert!(ratio(&[DEEPSEEK, "--scale=512"]) < 1.0);
     let verified = pagelith(&["verify".as_ref(), dir.path().join("store").as_os_str()]);

@@ -87,7 +87,8 @@ fn peers_of_a_file_have_weights_and_flags_override_them() {
     assert!(stored(&three) > 0 && stored(&two) == before, "flags override the file");
 }
 
-/// Remote hits in pages of a client of `front` with this seed. Then `front` offers its remaining pages to its peers, and ends.
+/// Remote hits in pages of a client of `front` with this seed. Then `front` offers its remaining
+/// pages to its peers, and ends.
 fn client_of(mut front: Serving, seed: &str) -> u64 {
     let flags =
         ["replay", "--json", "--object-bytes", "8KiB", "--requests", "150", "--seed", seed, "--attach"];

@@ -1,4 +1,5 @@
-//! Memory that clients share with a store process: holes cost the process no memory, and the mapped bytes are bounded.
+//! Memory that clients share with a store process: holes cost the process no memory, and the mapped
+//! bytes are bounded.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real processes")]
 
 mod common;

@@ -1,4 +1,5 @@
-//! Client memory that is truncated while the store process has it mapped: the process survives, and no missing bytes are put.
+//! Client memory that is truncated while the store process has it mapped: the process survives, and
+//! no missing bytes are put.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real processes")]
 
 mod common;

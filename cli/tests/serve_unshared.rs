@@ -13,7 +13,8 @@ const MEMFD_CREATE: i64 = 319;
 #[cfg(not(target_arch = "x86_64"))]
 const MEMFD_CREATE: i64 = 279;
 
-/// Run `start` with a seccomp filter under which `memfd_create` fails with EPERM, as in some containers.
+/// Run `start` with a seccomp filter under which `memfd_create` fails with EPERM, as in some
+/// containers.
 fn without_memfd<T: Send>(start: impl FnOnce() -> T + Send) -> T {
     const EPERM: u32 = 1;
     let arch = std::env::consts::ARCH.try_into().expect("an architecture with seccomp");

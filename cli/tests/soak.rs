@@ -1,12 +1,14 @@
-//! A store process with three tenants. One is well-behaved, clients of the second are killed, and the third is hostile: it
-//! never reads its responses, and passes invalid descriptors as memory. In addition, unauthenticated connections send nothing.
-//! The first tenant must have its hits with correct bytes, the process must keep its memory plan, and all resources of the
-//! others must be released.
+//! A store process with three tenants. One is well-behaved, clients of the second are killed, and
+//! the third is hostile: it never reads its responses, and passes invalid descriptors as memory. In
+//! addition, unauthenticated connections send nothing. The first tenant must have its hits with
+//! correct bytes, the process must keep its memory plan, and all resources of the others must be
+//! released.
 //!
-//! `TEST_PAGELITH_SOAK_S=1800 cargo test --release -p pagelith-cli --test soak -- --nocapture` runs a campaign, which compares
-//! latencies too. The other tenants take processor time, as any program does: on two cores each wake-up of the first tenant
-//! then waits for a time slice of the scheduler. So the baseline is the first tenant while threads that never touch the store
-//! take that time. `benches/results/soak.md` has the figures.
+//! `TEST_PAGELITH_SOAK_S=1800 cargo test --release -p pagelith-cli --test soak -- --nocapture` runs
+//! a campaign, which compares latencies too. The other tenants take processor time, as any program
+//! does: on two cores each wake-up of the first tenant then waits for a time slice of the
+//! scheduler. So the baseline is the first tenant while threads that never touch the store take
+//! that time. `benches/results/soak.md` has the figures.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and polls at real processes, threads and time")]
 
 #[path = "soak/behaved.rs"]
@@ -36,10 +38,11 @@ use serde_json::Value;
 
 /// Default duration in seconds: long enough that every tenant is active several times.
 const SECONDS: u64 = 4;
-/// Divisor of the duration for the phase of the well-behaved tenant alone, and for the phase with busy threads.
+/// Divisor of the duration for the phase of the well-behaved tenant alone, and for the phase with
+/// busy threads.
 const ALONE: u32 = 10;
-/// Number of the busy threads, and the duration of their bursts and pauses. Together they take one core, like the other
-/// tenants.
+/// Number of the busy threads, and the duration of their bursts and pauses. Together they take one
+/// core, like the other tenants.
 const BURNERS: usize = 2;
 const BURST: Duration = Duration::from_millis(5);
 /// Minimum duration in seconds for a comparison of latencies.
@@ -48,9 +51,11 @@ const CAMPAIGN_SECONDS: u64 = 300;
 const SLOWER_MAX: f64 = 3.0;
 /// Memory outside of the plan, see `docs/operations.md`: sessions, tables, the program itself.
 const BEYOND_PLAN_BYTES: u64 = 128 << 20;
-/// Maximum reads of the metrics until the resources of clients are released: some seconds on a busy machine.
+/// Maximum reads of the metrics until the resources of clients are released: some seconds on a busy
+/// machine.
 const POLLS_MAX: u64 = 20_000;
-/// Large enough that nothing is evicted, so that a miss is a failure and not an effect of the other tenants' puts.
+/// Large enough that nothing is evicted, so that a miss is a failure and not an effect of the other
+/// tenants' puts.
 const SSD: &str = "4GiB";
 /// Gauges of the store's content; all others are gauges of activity, and return to zero.
 const CONTENT_GAUGES: [&str; 6] =

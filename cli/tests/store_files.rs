@@ -81,7 +81,8 @@ fn verify_and_inspect_do_not_follow_links_or_block_on_pipes() {
     }
 }
 
-/// For example after a backup by hard links: the file cannot be locked, so an engine may have the store open.
+/// For example after a backup by hard links: the file cannot be locked, so an engine may have the
+/// store open.
 #[test]
 fn repair_with_a_hard_linked_file_changes_nothing() {
     let filled = Filled::new(1, false);

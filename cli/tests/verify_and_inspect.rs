@@ -10,8 +10,8 @@ use common::fixture::{Fixture, LENGTHS, SEGMENT_BYTES, flip};
 use common::{Ran, pagelith};
 use serde_json::Value;
 
-/// Two sealed segments (one in its second incarnation, with remains of the first after its end), one open, and one
-/// ready.
+/// Two sealed segments (one in its second incarnation, with remains of the first after its end),
+/// one open, and one ready.
 fn store(dir: &Path) -> (Fixture, [Vec<u64>; 3]) {
     let mut f = Fixture::new(&[dir]);
     let first = f.segment(0, 1, 1, 3, true);

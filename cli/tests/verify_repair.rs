@@ -1,5 +1,6 @@
-//! `verify --repair`: a store is damaged in one structure after the other, repaired, verified, opened and read. All
-//! undamaged objects are present, and no removed, cleared or replaced object returns.
+//! `verify --repair`: a store is damaged in one structure after the other, repaired, verified,
+//! opened and read. All undamaged objects are present, and no removed, cleared or replaced object
+//! returns.
 #![allow(clippy::disallowed_methods, reason = "a test sets up and looks at real files")]
 
 mod common;
@@ -23,8 +24,8 @@ fn run(f: &Filled, flags: &[&str]) -> Ran {
     pagelith(&args)
 }
 
-/// Repair with these flags. Asserts that the store then verifies, and that a second repair writes nothing. Returns
-/// the report of the first repair.
+/// Repair with these flags. Asserts that the store then verifies, and that a second repair writes
+/// nothing. Returns the report of the first repair.
 #[track_caller]
 fn repaired(f: &Filled, flags: &[&str]) -> serde_json::Value {
     let before = run(f, &[]);
@@ -238,8 +239,8 @@ fn store_without_a_valid_manifest_becomes_empty() {
     assert_eq!(f.missing().len() + f.removed.len(), PAGES as usize);
 }
 
-/// Whether all objects are present that were neither removed nor cleared. Cleared objects may return if they had been
-/// written, since only the manifest records clears.
+/// Whether all objects are present that were neither removed nor cleared. Cleared objects may
+/// return if they had been written, since only the manifest records clears.
 fn is_complete(f: &Filled) -> bool {
     let store = f.open();
     let mut kept = (0..PAGES).filter(|page| !f.removed.contains(page));
@@ -285,8 +286,8 @@ fn store_without_a_superblock_is_removed_or_rebuilt_with_given_sizes() {
     assert_eq!(f.missing().len() + f.removed.len(), PAGES as usize);
 }
 
-/// An object was damaged, dropped and put again with other bytes. If these are damaged too, the first bytes, which are
-/// readable again, must not return.
+/// An object was damaged, dropped and put again with other bytes. If these are damaged too, the
+/// first bytes, which are readable again, must not return.
 #[test]
 fn object_replaced_by_a_damaged_record_does_not_return() {
     let f = Filled::new(1, false);

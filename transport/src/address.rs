@@ -82,7 +82,8 @@ impl FromStr for Endpoint {
     }
 }
 
-/// Whether `host` is a valid host name. A last label of digits is a mistyped IP address, not a name.
+/// Whether `host` is a valid host name. A last label of digits is a mistyped IP address, not a
+/// name.
 fn is_name(host: &str) -> bool {
     let host = host.strip_suffix('.').unwrap_or(host);
     let is_label = |label: &str| {

@@ -171,8 +171,8 @@ pub(crate) struct AuthSession {
 }
 
 impl AuthSession {
-    /// The session of a client with `key` and its own nonce. `None` if a proof cannot hold the name,
-    /// which [`Key::new`] excludes.
+    /// The session of a client with `key` and its own nonce. `None` if a proof cannot hold the
+    /// name, which [`Key::new`] excludes.
     pub(crate) fn of_client(key: &Key, transcript: [u8; 32], nonce: [u8; 32]) -> Option<AuthSession> {
         let name = ProofBody::new(key.name(), nonce, [0; 32])?;
         Some(AuthSession { key: key.clone(), transcript, nonce, name })

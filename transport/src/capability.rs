@@ -34,8 +34,8 @@ pub struct Offer {
 pub(crate) const CONTROL_BYTES_MAX: u32 = 1 << 20;
 
 impl Offer {
-    /// The offer of this build for the process `instance`: control bodies up to 1 MiB, and data frames
-    /// up to 1 MiB, so that a ping waits for at most one such frame.
+    /// The offer of this build for the process `instance`: control bodies up to 1 MiB, and data
+    /// frames up to 1 MiB, so that a ping waits for at most one such frame.
     pub fn of_this_build(instance: [u8; 16]) -> Offer {
         Offer {
             versions: (VERSION_MIN, VERSION_MAX),
@@ -98,7 +98,8 @@ pub struct Common {
     pub peer_instance: [u8; 16],
 }
 
-/// Intersect `own` with a peer's greeting. The refusal tells why the intersection is not sufficient.
+/// Intersect `own` with a peer's greeting. The refusal tells why the intersection is not
+/// sufficient.
 pub fn agree(own: &Offer, theirs: &Greeting, keyed: bool) -> Result<Common, Refusal> {
     let refuse = |reason, missing, text| Err(Refusal { reason, versions: own.versions, missing, text });
     let (oldest, newest) = own.versions;
@@ -129,7 +130,8 @@ pub fn agree(own: &Offer, theirs: &Greeting, keyed: bool) -> Result<Common, Refu
         missing: Feature::names(own.features & !features),
         alignment: own.alignment.max(theirs.alignment),
         control_bytes_max: theirs.control_bytes_max,
-        // A frame that was begun must be finished, so it is no longer than this end itself would read.
+        // A frame that was begun must be finished, so it is no longer than this end itself would
+        // read.
         data_bytes_max: theirs.data_bytes_max.min(own.data_bytes_max),
         operations_max: theirs.operations_max.min(own.operations_max),
         object_bytes_max: own.object_bytes_max.min(theirs.object_bytes_max),

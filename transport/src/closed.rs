@@ -50,8 +50,8 @@ pub enum Closed {
     /// The peer sent an invalid frame, or one that is not allowed at that point.
     #[error("the peer broke the protocol: {0}")]
     Broken(FormatError),
-    /// A proof or the MAC of a frame does not match: the peer does not have the key, or a third party
-    /// changed the bytes.
+    /// A proof or the MAC of a frame does not match: the peer does not have the key, or a third
+    /// party changed the bytes.
     #[error("the peer failed authentication: {what} does not match")]
     NotAuthentic {
         /// The value that does not match.
@@ -77,8 +77,8 @@ impl Closed {
         }
     }
 
-    /// Whether the peer ended the link, so that it executes no more requests of it. A peer that this
-    /// end gave up may still execute them at any later time.
+    /// Whether the peer ended the link, so that it executes no more requests of it. A peer that
+    /// this end gave up may still execute them at any later time.
     pub fn is_by_peer(&self) -> bool {
         matches!(self, Closed::Bye | Closed::Ended | Closed::System { .. })
     }

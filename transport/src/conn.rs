@@ -161,7 +161,8 @@ impl<S: Stream> Conn<S> {
         if self.facts.side == Side::Server && self.operations > self.facts.operations_max {
             return Err(Closed::broken("op", "more in flight than agreed"));
         }
-        // Frames that arrived before the end of the stream count, whichever direction reported the end.
+        // Frames that arrived before the end of the stream count, whichever direction reported the
+        // end.
         let goodbye = own.iter().any(|frame| frame.kind == Kind::Bye);
         if goodbye {
             return Err(Closed::Bye);

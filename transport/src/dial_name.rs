@@ -1,4 +1,5 @@
-//! Establishes a link to a host name: resolves the name, and tries its addresses one after the other.
+//! Establishes a link to a host name: resolves the name, and tries its addresses one after the
+//! other.
 //!
 //! All tries together take at most [`Limits::handshake`]. Each address gets an equal share of the
 //! time that is left when it is tried.

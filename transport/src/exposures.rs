@@ -1,8 +1,8 @@
 //! The exposed memory of a link, by operation, item, and the offset at which the range begins.
 //!
 //! Invariant: each byte of an exposed range is received once, in order, so `landed <= len` and the
-//! range is complete when `landed == len`. The memory leaves this table in the same step: bytes that
-//! arrive later match no range.
+//! range is complete when `landed == len`. The memory leaves this table in the same step: bytes
+//! that arrive later match no range.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSliceMut;
@@ -131,7 +131,8 @@ impl Exposures {
         self.remove(key).map(|found| found.parts)
     }
 
-    /// Receive `len` bytes through `copy(from, to)`, which writes the bytes from `from` on into `to`.
+    /// Receive `len` bytes through `copy(from, to)`, which writes the bytes from `from` on into
+    /// `to`.
     pub fn fill(&mut self, key: ExposureKey, len: u64, mut copy: impl FnMut(u64, &mut [u8])) {
         let mut from = 0;
         while from < len {

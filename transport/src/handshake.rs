@@ -1,8 +1,8 @@
-//! The handshake of a connection as a state machine for each role. It ends with the agreement or with
-//! the reason for its failure.
+//! The handshake of a connection as a state machine for each role. It ends with the agreement or
+//! with the reason for its failure.
 //!
-//! It has no I/O and no clock. The caller reads as many bytes as [`Handshake::need`] returns, passes
-//! the whole frame to `Handshake::take`, and sends the bytes in [`Handshake::out`].
+//! It has no I/O and no clock. The caller reads as many bytes as [`Handshake::need`] returns,
+//! passes the whole frame to `Handshake::take`, and sends the bytes in [`Handshake::out`].
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ use crate::rights::Rights;
 pub enum Admission {
     /// By a key, which determines their rights.
     Keys(Arc<KeyRing>),
-    /// By the connection itself: each client that can connect has these rights. For links whose set-up
-    /// identifies the peer, and for a server that trusts all processes of its host.
+    /// By the connection itself: each client that can connect has these rights. For links whose
+    /// set-up identifies the peer, and for a server that trusts all processes of its host.
     Connection(Rights),
 }
 
@@ -124,8 +124,9 @@ impl Handshake {
         }
     }
 
-    /// Length of the frame that begins with `received`: that of a head until the head is complete, then
-    /// that of head and body. At most 1088 bytes. An error if the frame is not allowed in this state.
+    /// Length of the frame that begins with `received`: that of a head until the head is complete,
+    /// then that of head and body. At most 1088 bytes. An error if the frame is not allowed in this
+    /// state.
     pub fn need(&self, received: &[u8]) -> Result<usize, Closed> {
         let Some(bytes) = received.first_chunk() else { return Ok(FrameHead::BYTES) };
         let (facts, _) = head::decode(bytes, None)?;
@@ -135,8 +136,8 @@ impl Handshake {
         Ok(FrameHead::BYTES + facts.body_bytes as usize)
     }
 
-    /// Process a whole frame. `Ok(None)` if more frames follow. After an error a server has a refusal
-    /// in [`Handshake::out`], and the handshake is over.
+    /// Process a whole frame. `Ok(None)` if more frames follow. After an error a server has a
+    /// refusal in [`Handshake::out`], and the handshake is over.
     pub(crate) fn take(&mut self, frame: &[u8]) -> Result<Option<Agreed>, Closed> {
         let taken =
             head::split(frame, None).map_err(Closed::from).and_then(|(facts, _, body)| match self.side() {
@@ -252,8 +253,8 @@ impl Handshake {
         self.out.extend_from_slice(&frame);
     }
 
-    /// Queue a server's last frame: the reason for the refusal. It reveals nothing that is reserved for
-    /// authenticated peers.
+    /// Queue a server's last frame: the reason for the refusal. It reveals nothing that is reserved
+    /// for authenticated peers.
     pub(crate) fn refuse(&mut self, why: &Closed) {
         if self.side() == Side::Client {
             return;
@@ -399,7 +400,8 @@ mod tests {
                 let agreed = [&ends.0, &ends.1].map(|end| end.as_ref().is_some_and(|end| end.is_ok()));
                 let untouched = at >= [64, 64, 32, 96, 96][which];
                 assert_eq!(agreed[0], untouched, "which={which} at={at}");
-                // The server's proof is its last frame, so it cannot learn whether that arrived unchanged.
+                // The server's proof is its last frame, so it cannot learn whether that arrived
+                // unchanged.
                 assert_eq!(agreed[1], untouched || which == 4, "which={which} at={at}");
             }
         }

@@ -1,9 +1,11 @@
-//! The receiving half of a byte-stream link: parses frames, and reads bulk bytes into exposed memory.
+//! The receiving half of a byte-stream link: parses frames, and reads bulk bytes into exposed
+//! memory.
 //!
-//! Only a frame's head tells the destination of its body. So while any range is exposed, a read ends
-//! at the next head, and the stream writes bulk bytes straight into exposed memory. If the peer
-//! passes bulk bytes by reference, a read may exceed the next head by [`READ_AHEAD_SHARED_BYTES`].
-//! While no range is exposed, a read fills the whole read-ahead buffer.
+//! Only a frame's head tells the destination of its body. So while any range is exposed, a read
+//! ends at the next head, and the stream writes bulk bytes straight into exposed memory. If the
+//! peer passes bulk bytes by reference, a read may exceed the next head by
+//! [`READ_AHEAD_SHARED_BYTES`]. While no range is exposed, a read fills the whole read-ahead
+//! buffer.
 
 use std::borrow::Cow;
 use std::io::IoSliceMut;

@@ -121,9 +121,10 @@ pub enum Event {
         /// The exposed memory.
         parts: Vec<Part>,
     },
-    /// A reference to all bytes of an exposed range arrived. The bytes are in the peer's memory, and
-    /// the exposed memory is unwritten. The receiver copies them at once and hands `shown` to
-    /// [`Link::took`]. If they are in a file of the peer's ([`Shown::file`]), it reads that instead.
+    /// A reference to all bytes of an exposed range arrived. The bytes are in the peer's memory,
+    /// and the exposed memory is unwritten. The receiver copies them at once and hands `shown` to
+    /// [`Link::took`]. If they are in a file of the peer's ([`Shown::file`]), it reads that
+    /// instead.
     Shown {
         /// The operation.
         op: OpId,
@@ -256,13 +257,13 @@ pub trait Link: Send {
         Ok(None)
     }
 
-    /// Queue bytes of an item, after everything queued before. Handed back if there is no room, or if
-    /// the push has no byte.
+    /// Queue bytes of an item, after everything queued before. Handed back if there is no room, or
+    /// if the push has no byte.
     fn push(&mut self, push: Push) -> Result<(), Push>;
 
-    /// Receive bytes of an item into `parts`, in order, from `offset` of the requested range. An item
-    /// may have several exposed ranges; each completes by itself. Handed back if there is no room, if
-    /// a part is shared, if there is no byte, and if one of the bytes is exposed already.
+    /// Receive bytes of an item into `parts`, in order, from `offset` of the requested range. An
+    /// item may have several exposed ranges; each completes by itself. Handed back if there is no
+    /// room, if a part is shared, if there is no byte, and if one of the bytes is exposed already.
     fn expose(&mut self, op: OpId, item: u32, offset: u64, parts: Vec<Part>) -> Result<(), Vec<Part>>;
 
     /// Announce that this end will send within some ten microseconds. On links where waking a peer
@@ -280,8 +281,8 @@ pub trait Link: Send {
     fn took(&mut self, shown: Shown);
 
     /// Cancel an operation: the next poll returns each of its exposed ranges in
-    /// [`Event::Retracted`] and each of its pushes in [`Event::Pushed`]. Bytes that still arrive for
-    /// it are discarded.
+    /// [`Event::Retracted`] and each of its pushes in [`Event::Pushed`]. Bytes that still arrive
+    /// for it are discarded.
     fn retract(&mut self, op: OpId);
 
     /// Move as many bytes as possible now, and append the events to `events`. Never waits.
@@ -290,6 +291,7 @@ pub trait Link: Send {
     /// As `poll`, but wait until an event occurred, the link is closed, or `timeout` passed.
     fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration);
 
-    /// Close. The next poll hands back all memory. The peer gets a goodbye if it can be sent at once.
+    /// Close. The next poll hands back all memory. The peer gets a goodbye if it can be sent at
+    /// once.
     fn close(&mut self);
 }

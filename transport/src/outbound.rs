@@ -105,8 +105,8 @@ impl Outbound {
         }
     }
 
-    /// Whether so much is queued that the peer must read some of it before it sends more. The limit is
-    /// half of the capacity, so that the outcomes of requests in flight find room.
+    /// Whether so much is queued that the peer must read some of it before it sends more. The limit
+    /// is half of the capacity, so that the outcomes of requests in flight find room.
     pub fn is_congested(&self) -> bool {
         2 * self.frames >= self.limits.frames_max
             || 2 * self.frame_bytes >= self.limits.frame_bytes_max
@@ -206,8 +206,8 @@ impl Outbound {
         }
     }
 
-    /// Hand back the pushes of `op`, or of all operations. A partly written frame is completed from a
-    /// copy, so that the stream keeps its framing and the memory is free at once.
+    /// Hand back the pushes of `op`, or of all operations. A partly written frame is completed from
+    /// a copy, so that the stream keeps its framing and the memory is free at once.
     pub fn retract(&mut self, op: Option<OpId>, events: &mut Vec<Event>) {
         let is_retracted = |cursor: &PushCursor| op.is_none_or(|op| cursor.push.op == op);
         if self.body_left > 0

@@ -87,7 +87,8 @@ impl<S: Stream> Pending<S> {
         self.limit().saturating_sub(self.clock.now().since(self.begun))
     }
 
-    /// Maximum duration of the handshake: [`Limits::greeting`] until the peer has sent its greeting.
+    /// Maximum duration of the handshake: [`Limits::greeting`] until the peer has sent its
+    /// greeting.
     fn limit(&self) -> Duration {
         let Limits { greeting, handshake, .. } = self.limits;
         if self.handshake.is_greeted() { handshake } else { greeting.min(handshake) }

@@ -1,7 +1,7 @@
 //! A semaphore that bounds the links that a server serves at a time.
 //!
-//! Invariant: a permit is acquired before the peer learns that it is admitted, and released when its
-//! link is dropped. `in_use <= capacity`.
+//! Invariant: a permit is acquired before the peer learns that it is admitted, and released when
+//! its link is dropped. `in_use <= capacity`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -2,8 +2,8 @@
 //! new address.
 //!
 //! The system resolver blocks, for many seconds if no name server responds. So each lookup runs on
-//! its own thread, and callers wait for it with a deadline. A call for the name of the lookup that a
-//! [`Resolver`] started last joins that lookup while it runs, and gets the same result.
+//! its own thread, and callers wait for it with a deadline. A call for the name of the lookup that
+//! a [`Resolver`] started last joins that lookup while it runs, and gets the same result.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs as _};

@@ -1,5 +1,5 @@
-//! The rights of a peer: its namespaces, and the operations allowed in them. Granted when the peer is
-//! authenticated, and checked at each request.
+//! The rights of a peer: its namespaces, and the operations allowed in them. Granted when the peer
+//! is authenticated, and checked at each request.
 
 use std::collections::BTreeSet;
 
@@ -73,7 +73,8 @@ fn right_of(verb: Verb) -> Option<Right> {
     }
 }
 
-/// A request for which the peer has no right. It does not reveal whether the requested object exists.
+/// A request for which the peer has no right. It does not reveal whether the requested object
+/// exists.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not allowed on this connection: {}verb={verb:?}", namespace_field(.namespace))]
 pub struct NotAllowed {
@@ -114,8 +115,8 @@ impl Rights {
         self.read && self.namespaces.contains(namespace)
     }
 
-    /// Check that all of `ask` is allowed. It checks every key: those of items, of bases, and of the
-    /// required members of groups.
+    /// Check that all of `ask` is allowed. It checks every key: those of items, of bases, and of
+    /// the required members of groups.
     pub fn check(&self, ask: &Ask<'_>) -> Result<(), NotAllowed> {
         let verb = ask.verb();
         let may = right_of(verb).is_none_or(|right| self.has(right));
@@ -143,7 +144,8 @@ impl Rights {
             Ask::Clear(namespace) => foreign(*namespace),
             // Events are filtered by namespace when they are sent ([`Rights::may_hear`]).
             Ask::Flush | Ask::Stats | Ask::Ping | Ask::Events(_) => None,
-            // Identifiers of state of the connection, which was checked when that state was created.
+            // Identifiers of state of the connection, which was checked when that state was
+            // created.
             Ask::Unpin(_) | Ask::Commit(_) | Ask::Abort(_) | Ask::Missing(_) => None,
             // Not bound to a namespace: each removal has the same effect while it runs.
             Ask::Hold(_) | Ask::Release(_) => None,

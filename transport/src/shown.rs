@@ -17,13 +17,14 @@ pub const FILES_MAX: usize = 32;
 /// Locations of bytes that are passed by reference; usually one contiguous piece.
 pub type Pieces = SmallVec<[ShownPiece; 1]>;
 
-/// Memory of this process that its peers may read. Each new link hands it over. Clones share the list.
+/// Memory of this process that its peers may read. Each new link hands it over. Clones share the
+/// list.
 #[derive(Clone, Debug, Default)]
 pub struct Shows(Arc<Mutex<Vec<Arc<Region>>>>);
 
 impl Shows {
-    /// Add a region. Returns false, and adds nothing, if the list has [`REGIONS_MAX`] regions. Regions
-    /// that overlap its addresses are removed first: they are no longer mapped there.
+    /// Add a region. Returns false, and adds nothing, if the list has [`REGIONS_MAX`] regions.
+    /// Regions that overlap its addresses are removed first: they are no longer mapped there.
     pub fn add(&self, region: Arc<Region>) -> bool {
         let mut regions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (first, end) = (region.base() as usize, region.base() as usize + region.len());
@@ -77,8 +78,8 @@ impl Regions {
         Regions { catalog, ..self }
     }
 
-    /// The locations of all of `parts` in this end's regions; `None` if one of them is outside of the
-    /// regions, or if none has a byte.
+    /// The locations of all of `parts` in this end's regions; `None` if one of them is outside of
+    /// the regions, or if none has a byte.
     pub fn pieces(&self, parts: &[Part]) -> Option<Pieces> {
         if self.own.is_empty() {
             return None;
@@ -129,9 +130,9 @@ impl Regions {
     }
 }
 
-/// A reference to bytes in the peer's memory or in one of its files. The holder may read them until it
-/// hands the reference to [`Link::took`](crate::link::Link::took). The peer may change the bytes at any
-/// time, so the holder verifies its copy by checksums.
+/// A reference to bytes in the peer's memory or in one of its files. The holder may read them until
+/// it hands the reference to [`Link::took`](crate::link::Link::took). The peer may change the bytes
+/// at any time, so the holder verifies its copy by checksums.
 #[derive(Debug)]
 pub struct Shown {
     stretch: Stretch,

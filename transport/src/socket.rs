@@ -1,13 +1,13 @@
 //! Links over sockets: TCP, and Unix sockets within a host.
 //!
-//! A scatter read (readv) moves bulk bytes from the socket into exposed memory. A gather write (sendmsg)
-//! moves them from pushed memory into the socket. Control frames are batched.
+//! A scatter read (readv) moves bulk bytes from the socket into exposed memory. A gather write
+//! (sendmsg) moves them from pushed memory into the socket. Control frames are batched.
 //!
 //! Within a host, and if both ends support it, the bytes go through ring buffers in shared memory
 //! (`rings`); the socket then carries only wake-ups.
 //!
-//! TCP is not encrypted; `docs/security.md` describes the consequences. Over a Unix socket the kernel
-//! identifies the peer: only processes of this user and of root are admitted.
+//! TCP is not encrypted; `docs/security.md` describes the consequences. Over a Unix socket the
+//! kernel identifies the peer: only processes of this user and of root are admitted.
 
 mod accept;
 mod connect;
@@ -53,8 +53,8 @@ pub type SocketLink = Conn<Socket>;
 /// A connection in its handshake.
 pub type SocketPending = Pending<Socket>;
 
-/// Wait at most `timeout` until one of these must be polled; false if none must. `others` are further
-/// descriptors that a server's thread waits for: a ring, an eventfd.
+/// Wait at most `timeout` until one of these must be polled; false if none must. `others` are
+/// further descriptors that a server's thread waits for: a ring, an eventfd.
 pub fn wait(
     listener: Option<&Listener>,
     links: &[&SocketLink],

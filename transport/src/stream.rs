@@ -32,7 +32,8 @@ pub trait Stream: Send {
     fn read(&mut self, parts: &mut [IoSliceMut<'_>]) -> Moved;
     /// Send from `parts` in order. Never waits.
     fn write(&mut self, parts: &[IoSlice<'_>]) -> Moved;
-    /// Whether the stream moves to a faster carrier after the handshake if these features are agreed.
+    /// Whether the stream moves to a faster carrier after the handshake if these features are
+    /// agreed.
     fn goes_over(&self, _features: u64) -> bool {
         false
     }
@@ -63,8 +64,8 @@ pub trait Stream: Send {
         false
     }
 
-    /// Wait at most `timeout` until bytes can be read or, with `write`, sent. Returns false if neither
-    /// is possible, which may be before the timeout.
+    /// Wait at most `timeout` until bytes can be read or, with `write`, sent. Returns false if
+    /// neither is possible, which may be before the timeout.
     fn ready(&mut self, write: bool, timeout: Duration) -> bool;
 
     /// As `ready`, but wait only until bytes can be sent; received bytes stay unread.

@@ -1,4 +1,5 @@
-//! Links over a pipe in memory: the behaviour of every byte-stream link, for streams cut at any byte.
+//! Links over a pipe in memory: the behaviour of every byte-stream link, for streams cut at any
+//! byte.
 
 mod common;
 

@@ -116,7 +116,8 @@ fn random_bytes_in_the_rings_at_most_end_the_link() {
         for step in 0..6 {
             let mut bytes = vec![0; (next() % 9000) as usize + 1];
             bytes.iter_mut().for_each(|byte| *byte = next() as u8);
-            // Alternately ring bytes and counters; mostly small counters, so that the bytes are read.
+            // Alternately ring bytes and counters; mostly small counters, so that the bytes are
+            // read.
             let at = if step % 2 == 0 { 4096 } else { [0, 128, 256, 384][(next() % 4) as usize] };
             if at < 4096 {
                 bytes = (next() % if round % 3 == 0 { u64::MAX } else { 9000 }).to_le_bytes().to_vec();

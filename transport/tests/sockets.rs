@@ -1,5 +1,5 @@
-//! Links over real sockets: TCP on loopback, Unix sockets and shared memory. No test sleeps; each wait
-//! ends with an event.
+//! Links over real sockets: TCP on loopback, Unix sockets and shared memory. No test sleeps; each
+//! wait ends with an event.
 
 #![expect(clippy::disallowed_methods, reason = "two ends that wait need a thread each; nothing here ships")]
 
@@ -463,7 +463,8 @@ fn stale_socket_file_is_replaced_and_other_files_are_kept() {
         other => panic!("{other:?}"),
     };
     assert_eq!(refused(&path), 98, "two processes listen at one path");
-    // As a cleaner of temporary files does: the first listener must not remove the second one's file.
+    // As a cleaner of temporary files does: the first listener must not remove the second one's
+    // file.
     std::fs::remove_file(&path).expect("removed");
     let second = at(&path).expect("another socket");
     drop(first);

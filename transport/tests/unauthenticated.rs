@@ -1,4 +1,5 @@
-//! Unauthenticated connections: a flood of them blocks no client, and the number of links is bounded.
+//! Unauthenticated connections: a flood of them blocks no client, and the number of links is
+//! bounded.
 
 mod common;
 
@@ -274,8 +275,8 @@ fn client_beyond_links_max_is_refused_until_another_link_closes() {
     }
 }
 
-/// A descriptor whose close blocks: a socket that lingers until its peer has read all bytes, which it
-/// never does. Dropping the returned stream ends the wait.
+/// A descriptor whose close blocks: a socket that lingers until its peer has read all bytes, which
+/// it never does. Dropping the returned stream ends the wait.
 fn lingering() -> (TcpStream, OwnedFd) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
     let mut lingers = TcpStream::connect(listener.local_addr().expect("known")).expect("connected");

@@ -1,5 +1,5 @@
-//! Plain transfers of a file through the store's disk seam: the bandwidth of the device without lookup,
-//! verification and storage; or with one additional task ([`super::baseline`]).
+//! Plain transfers of a file through the store's disk seam: the bandwidth of the device without
+//! lookup, verification and storage; or with one additional task ([`super::baseline`]).
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -211,8 +211,8 @@ impl<'f> Transfers<'f> {
         Ok(transfers)
     }
 
-    /// Random reads, sequential writes, or both with the same number of bytes. Each completed transfer is followed by
-    /// a new one.
+    /// Random reads, sequential writes, or both with the same number of bytes. Each completed
+    /// transfer is followed by a new one.
     fn round(&mut self) -> anyhow::Result<Round> {
         let reads = self.shape.op != Op::Put;
         let writes = matches!(self.shape.op, Op::Put | Op::Mixed);
@@ -317,8 +317,8 @@ impl<'f> Transfers<'f> {
     }
 }
 
-/// The buffers of writes: 1 MiB each, which stay in the CPU cache; or alternating headers and objects in more memory
-/// than the cache holds.
+/// The buffers of writes: 1 MiB each, which stay in the CPU cache; or alternating headers and
+/// objects in more memory than the cache holds.
 fn pieces(shape: Shape, is_of_pieces: bool) -> std::io::Result<VecDeque<Vec<AlignedBuf>>> {
     if !is_of_pieces {
         let buffers = AlignedBuf::many(WRITE_DEPTH, WRITE_BYTES)?;

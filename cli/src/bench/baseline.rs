@@ -1,4 +1,5 @@
-//! Additional baselines: plain transfers with one additional task, which show the cost of that task.
+//! Additional baselines: plain transfers with one additional task, which show the cost of that
+//! task.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -24,9 +25,11 @@ pub(super) enum Baseline {
     Hashed,
     /// `get`: compute the checksums of the same number of other bytes.
     HashedElsewhere,
-    /// `put`: write the store's pieces, a header before each object, out of the same amount of memory.
+    /// `put`: write the store's pieces, a header before each object, out of the same amount of
+    /// memory.
     AsWritten,
-    /// `put`: as before, but another thread first copies each object there, and computes its checksum in one pass.
+    /// `put`: as before, but another thread first copies each object there, and computes its
+    /// checksum in one pass.
     AsPut,
 }
 
@@ -124,8 +127,8 @@ fn filled(shape: Shape, count: usize) -> std::io::Result<Vec<AlignedBuf>> {
     Ok(memory)
 }
 
-/// A thread that copies objects into the pieces of writes, as far ahead as there is memory: like a caller of put while
-/// the flusher runs.
+/// A thread that copies objects into the pieces of writes, as far ahead as there is memory: like a
+/// caller of put while the flusher runs.
 struct CopyThread {
     free: Option<Sender<Vec<AlignedBuf>>>,
     copied: Receiver<Vec<AlignedBuf>>,
@@ -165,7 +168,8 @@ impl Drop for CopyThread {
     }
 }
 
-/// Fill pieces, which are alternately headers and objects. Each object is copied and hashed in one pass.
+/// Fill pieces, which are alternately headers and objects. Each object is copied and hashed in one
+/// pass.
 fn copy<'a>(sources: &mut impl Iterator<Item = &'a AlignedBuf>, pieces: &mut [AlignedBuf]) {
     let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
     let mut copier = Copier::new(Stores::of(bytes as u64));

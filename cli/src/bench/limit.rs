@@ -1,6 +1,6 @@
-//! The limits of a measurement: the same bytes are moved without a store. On SSD these are plain reads or writes
-//! through the store's disk seam, of the same sizes, at the depth of a batch. In DRAM it is a copy, and for
-//! `exists` a read of the same number of cache lines.
+//! The limits of a measurement: the same bytes are moved without a store. On SSD these are plain
+//! reads or writes through the store's disk seam, of the same sizes, at the depth of a batch. In
+//! DRAM it is a copy, and for `exists` a read of the same number of cache lines.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -73,8 +73,8 @@ impl Limit {
     }
 }
 
-/// Reads of random cache lines of a table as large as the index, which no index can avoid. The reads of a batch are
-/// independent of each other.
+/// Reads of random cache lines of a table as large as the index, which no index can avoid. The
+/// reads of a batch are independent of each other.
 pub(super) struct Probes {
     shape: Shape,
     table: AlignedBuf,

@@ -1,6 +1,6 @@
-//! `pagelith bench`: the speed of the store relative to the limit of the machine: plain reads, writes or copies
-//! of the same sizes in the same minute. Rounds of both alternate, so that other load on the machine affects
-//! both. The figures are medians.
+//! `pagelith bench`: the speed of the store relative to the limit of the machine: plain reads,
+//! writes or copies of the same sizes in the same minute. Rounds of both alternate, so that other
+//! load on the machine affects both. The figures are medians.
 
 mod bare;
 mod baseline;
@@ -34,8 +34,9 @@ use crate::temp_dir::TempDir;
 
 /// Measure the store and its limit in alternating rounds.
 ///
-/// SSD reads are cold: O_DIRECT if available, no DRAM tier, no promotion. The store verifies every byte. It is in the state of a
-/// running store: it has cached as many headers as fit in `ssd.headers_bytes`.
+/// SSD reads are cold: O_DIRECT if available, no DRAM tier, no promotion. The store verifies every
+/// byte. It is in the state of a running store: it has cached as many headers as fit in
+/// `ssd.headers_bytes`.
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     /// Tier to measure
@@ -56,7 +57,8 @@ pub(crate) struct BenchArgs {
     /// Seconds of the whole measurement, store and limit together, without filling the store
     #[arg(long, value_name = "T", default_value_t = 10.0)]
     seconds: f64,
-    /// With `mixed`: one batch of gets at a time, while a thread puts this number of bytes per second
+    /// With `mixed`: one batch of gets at a time, while a thread puts this number of bytes per
+    /// second
     #[arg(long, value_name = "SIZE")]
     write_rate: Option<Size>,
     /// Memory into which objects are read
@@ -77,8 +79,9 @@ pub(crate) struct BenchArgs {
     /// Seed of contents and of the order of reads
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Directory for the store on SSD and for the file of the limit, kept afterwards and reused by the next run with the same sizes;
-    /// not used with --tier dram [default: a new one under the system's temporary directory, removed at the end]
+    /// Directory for the store on SSD and for the file of the limit, kept afterwards and reused by
+    /// the next run with the same sizes; not used with --tier dram [default: a new one under the
+    /// system's temporary directory, removed at the end]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// I/O backend of the SSD tier
@@ -233,9 +236,9 @@ impl BenchArgs {
 
     /// Sizes with room for the data in the measured tier, and without the other tier.
     fn sizes(&self) -> Defaults {
-        // Each object has a header of at least a block, and reclaim needs free segments: an eighth covers both
-        // from 64 KiB up, and each small object gets an additional block. Large objects leave free space at the end
-        // of segments.
+        // Each object has a header of at least a block, and reclaim needs free segments: an eighth
+        // covers both from 64 KiB up, and each small object gets an additional block. Large objects
+        // leave free space at the end of segments.
         let objects = self.data().bytes() / self.object_bytes.bytes().max(1);
         let padded = self.object_bytes.bytes().next_multiple_of(4096) + 4096;
         let eighths = if padded > 512 << 10 { 12 } else { 9 };
@@ -260,9 +263,9 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<RunStatus> {
     let named = args.dir.iter().filter(|_| args.tier == BenchTier::Ssd).map(|dir| dir.join("store"));
     let flags = StoreFlags::of(named.collect(), args.io);
     let config = flags.resolve(args.sizes(), Some(&dir.join("store")), &|config| {
-        // The measurement overrides the environment. A running store has touched each page of its memory; the first
-        // touch of a page can take a hundred times as long as the copy of a put. And objects to be read from SSD must
-        // not be in memory.
+        // The measurement overrides the environment. A running store has touched each page of its
+        // memory; the first touch of a page can take a hundred times as long as the copy of a put.
+        // And objects to be read from SSD must not be in memory.
         config.dram.prefault = !matches!(shape.op, Op::Open | Op::OpenClean);
         config.dram.promote = if args.tier == BenchTier::Ssd { Promote::Never } else { Promote::Always };
         config.index.max_objects = config.index.max_objects.or(Some(shape.index_objects));
@@ -277,7 +280,8 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<RunStatus> {
     let cold_memory = (shape.tier == BenchTier::Ssd && shape.op == Op::Get)
         .then(|| ColdMemory::new(shape.seed))
         .transpose()?;
-    // The limit of gets reads the same extents as the store, and only one of the two can have the files open.
+    // The limit of gets reads the same extents as the store, and only one of the two can have the
+    // files open.
     let shares_files = shape.tier == BenchTier::Ssd && shape.op == Op::Get;
     let mut limits = Vec::new();
     let mut limit_rounds = |report: &mut Report| {

@@ -24,8 +24,8 @@ impl Objects {
         Ok(Objects { first: first.context("a key of the bench")? })
     }
 
-    /// The key of object `number`. It is mixed, not hashed with SHA-256 as a client's key, since the cost of keys is not
-    /// measured.
+    /// The key of object `number`. It is mixed, not hashed with SHA-256 as a client's key, since
+    /// the cost of keys is not measured.
     pub(super) fn key(&self, number: u64) -> ObjectKey {
         let mut hash = [0; 32];
         for (word, salt) in hash.as_chunks_mut::<8>().0.iter_mut().zip(0u64..) {

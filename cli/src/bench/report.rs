@@ -57,12 +57,14 @@ struct Limit {
     what: &'static str,
     #[serde(flatten)]
     figures: Figures,
-    /// Cost of a checksum pass over cold memory, if the store verifies bytes and the limit does not.
+    /// Cost of a checksum pass over cold memory, if the store verifies bytes and the limit does
+    /// not.
     #[serde(skip_serializing_if = "Option::is_none")]
     checksum_cpu_s_per_gb: Option<f64>,
 }
 
-/// Medians of the store or of one baseline. Percentiles are those of batches, or of single transfers in a baseline.
+/// Medians of the store or of one baseline. Percentiles are those of batches, or of single
+/// transfers in a baseline.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Figures {
     /// `None` if no bytes are transferred.

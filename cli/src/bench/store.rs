@@ -50,8 +50,8 @@ impl Bench {
     pub(super) fn open(shape: Shape, config: ValidConfig) -> anyhow::Result<Bench> {
         let mut bench = Bench::begin(shape, config.clone())?;
         crate::open_report::log_opened(bench.store.opened());
-        // Also before puts: the first pass through the log allocates files and memory, and the measurement is about the
-        // steady state.
+        // Also before puts: the first pass through the log allocates files and memory, and the
+        // measurement is about the steady state.
         if bench.found() < shape.objects {
             bench.fill()?;
         }
@@ -248,8 +248,8 @@ impl Bench {
         Ok(())
     }
 
-    /// The range of objects to read, as distances before `next_new`, farthest first: neither just put nor about to be
-    /// evicted.
+    /// The range of objects to read, as distances before `next_new`, farthest first: neither just
+    /// put nor about to be evicted.
     fn readable_range(&self) -> anyhow::Result<(u64, u64)> {
         let quarter = self.shape.objects / 4;
         // Objects in the write buffer would be read from memory.
@@ -289,7 +289,8 @@ impl Bench {
         Ok(timer.stop(objects, objects * self.shape.object_bytes as u64))
     }
 
-    /// Batches of gets, one after the other, while a thread puts `rate` bytes per second. The round counts only the gets.
+    /// Batches of gets, one after the other, while a thread puts `rate` bytes per second. The round
+    /// counts only the gets.
     fn round_with_writer(&mut self, rate: u64) -> anyhow::Result<Round> {
         let (old, young) = self.readable_range()?;
         let next = AtomicU64::new(self.next_new);

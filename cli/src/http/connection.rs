@@ -30,8 +30,9 @@ enum State {
     Reading(Vec<u8>),
     /// Writing the response; holds its bytes and the number of those sent.
     Writing(Vec<u8>, usize),
-    /// The response was sent. Further bytes of the client are discarded; holds their number. Closing
-    /// with unread bytes would reset the connection, and the client could lose the response.
+    /// The response was sent. Further bytes of the client are discarded; holds their number.
+    /// Closing with unread bytes would reset the connection, and the client could lose the
+    /// response.
     Draining(usize),
 }
 

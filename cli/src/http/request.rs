@@ -15,7 +15,8 @@ pub(super) struct Request<'a> {
     pub path: &'a str,
 }
 
-/// The request at the start of `head`; `None` if it is incomplete, or the error response if it is invalid.
+/// The request at the start of `head`; `None` if it is incomplete, or the error response if it is
+/// invalid.
 pub(super) fn parse(head: &[u8]) -> Result<Option<Request<'_>>, Response> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut request = httparse::Request::new(&mut fields);

@@ -1,8 +1,8 @@
 //! An HTTP server on one thread with non-blocking sockets: no client blocks another.
 //!
 //! `connections <= CONNECTIONS_MAX`; each new one beyond that replaces the oldest. `spares` are
-//! reserve descriptors: if the process has no others left, one is closed to accept a connection, so that
-//! metrics stay readable.
+//! reserve descriptors: if the process has no others left, one is closed to accept a connection, so
+//! that metrics stay readable.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -53,7 +53,8 @@ impl Server {
         self.connections.len()
     }
 
-    /// Wait at most `timeout` for events, and handle them. No client can extend the time that takes.
+    /// Wait at most `timeout` for events, and handle them. No client can extend the time that
+    /// takes.
     pub fn poll(&mut self, clock: &dyn Clock, timeout: Duration, handler: Handler<'_>) {
         let accepts = self.accepts_from <= clock.now();
         let listening = accepts.then(|| PollFd::new(&self.listener, PollFlags::IN));

@@ -65,7 +65,8 @@ impl Harness {
         self.poll();
     }
 
-    /// All bytes that the server sends to a client before it closes the connection; `None` if it stays open.
+    /// All bytes that the server sends to a client before it closes the connection; `None` if it
+    /// stays open.
     fn read_all(&mut self, client: &mut TcpStream) -> Option<String> {
         let mut bytes = Vec::new();
         for _ in 0..POLLS {

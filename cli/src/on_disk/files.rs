@@ -1,5 +1,6 @@
-//! Writes to the files of a store while no other process has it open. Each file is written through the
-//! file description that holds its lock, so that no engine can open the store before the last write ends.
+//! Writes to the files of a store while no other process has it open. Each file is written through
+//! the file description that holds its lock, so that no engine can open the store before the last
+//! write ends.
 
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::FileExt;
@@ -21,14 +22,14 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Lock these files, as an engine does when it opens the store. The error is a file that another process
-    /// has locked. `owner` is the content of the LOCK file.
+    /// Lock these files, as an engine does when it opens the store. The error is a file that
+    /// another process has locked. `owner` is the content of the LOCK file.
     pub(crate) fn lock(files: &[PathBuf], owner: Option<&str>) -> Result<Files, PathBuf> {
         locks::lock_all(files, LockKind::Exclusive, owner).map(|locks| Files { locks })
     }
 
-    /// An error if one of these files exists and could not be opened: it is not locked, so the store may be
-    /// in use.
+    /// An error if one of these files exists and could not be opened: it is not locked, so the
+    /// store may be in use.
     pub(crate) fn require_all_locked(&self, files: &[PathBuf]) -> anyhow::Result<()> {
         let exists = |path: &&PathBuf| path.symlink_metadata().is_ok();
         match files.iter().filter(exists).find(|path| !self.locks.held.contains_key(*path)) {
@@ -64,13 +65,14 @@ impl Files {
         Ok(())
     }
 
-    /// Make all writes to a file durable. Never retried: after a failed sync the content on disk is unknown.
+    /// Make all writes to a file durable. Never retried: after a failed sync the content on disk is
+    /// unknown.
     pub(crate) fn sync(&self, path: &Path) -> anyhow::Result<()> {
         self.file(path)?.sync_all().with_context(|| format!("cannot sync file={}", path.display()))
     }
 
-    /// Truncate a file, or extend it with allocated blocks that read as zeros. Created if it is missing.
-    /// Durable on return.
+    /// Truncate a file, or extend it with allocated blocks that read as zeros. Created if it is
+    /// missing. Durable on return.
     pub(crate) fn resize(&mut self, path: &Path, bytes: u64) -> anyhow::Result<()> {
         if !self.locks.held.contains_key(path) {
             return self.create(path, bytes);
@@ -83,8 +85,8 @@ impl Files {
         self.sync(path)
     }
 
-    /// Create a file of `bytes` zeros, and replace an existing one. Durable on return; a crash in between
-    /// leaves no file.
+    /// Create a file of `bytes` zeros, and replace an existing one. Durable on return; a crash in
+    /// between leaves no file.
     pub(crate) fn create(&mut self, path: &Path, bytes: u64) -> anyhow::Result<()> {
         let context = || format!("cannot create bytes={bytes} file={}", path.display());
         self.remove(path)?;
@@ -162,8 +164,8 @@ mod tests {
         static STEPS: Cell<Option<u32>> = const { Cell::new(None) };
     }
 
-    /// Let only this number of further steps (writes, syncs, creations, removals) of this thread succeed, as
-    /// if the process was killed after them.
+    /// Let only this number of further steps (writes, syncs, creations, removals) of this thread
+    /// succeed, as if the process was killed after them.
     pub(crate) fn stop_after(steps: Option<u32>) {
         STEPS.set(steps);
     }

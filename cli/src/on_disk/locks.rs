@@ -1,8 +1,9 @@
-//! Locks of a store's files. The owner of a store holds an exclusive lock on every file, which excludes
-//! shared locks. Repair takes exclusive locks too, and writes through the locked file descriptions.
+//! Locks of a store's files. The owner of a store holds an exclusive lock on every file, which
+//! excludes shared locks. Repair takes exclusive locks too, and writes through the locked file
+//! descriptions.
 //!
-//! After `kill -9` the kernel keeps a lock while a write of the dead process is in flight, which may lock_all
-//! seconds. Only in that case is it useful to wait for a lock.
+//! After `kill -9` the kernel keeps a lock while a write of the dead process is in flight, which
+//! may lock_all seconds. Only in that case is it useful to wait for a lock.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -29,9 +30,10 @@ pub(crate) struct Locks {
     pub(super) held: BTreeMap<PathBuf, File>,
 }
 
-/// Lock each file; the error is the first file that another process has locked. Files that cannot be opened
-/// are skipped: writers refuse them ([`Files::require_all_locked`](super::files::Files::require_all_locked)),
-/// and readers report them later.
+/// Lock each file; the error is the first file that another process has locked. Files that cannot
+/// be opened are skipped: writers refuse them
+/// ([`Files::require_all_locked`](super::files::Files::require_all_locked)), and readers report
+/// them later.
 pub(crate) fn lock_all(files: &[PathBuf], kind: LockKind, owner: Option<&str>) -> Result<Locks, PathBuf> {
     let start = Instant::now();
     let mut held = BTreeMap::new();

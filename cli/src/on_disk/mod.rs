@@ -1,5 +1,6 @@
 //! The files of a store, read with `layouts` only: no engine, no lock, and no writes (repair writes
-//! through [`files`]). Unreadable parts are part of the result, so that a damaged store can be inspected.
+//! through [`files`]). Unreadable parts are part of the result, so that a damaged store can be
+//! inspected.
 
 pub(crate) mod files;
 pub(crate) mod locks;
@@ -21,8 +22,8 @@ use pagelith_layouts::wire::printable::Printable;
 
 use crate::machine::{Access, FaultKind, open_own};
 
-/// Maximum bytes read of a manifest copy: twice the size for the largest configuration, so that a huge
-/// file of that name cannot exhaust memory.
+/// Maximum bytes read of a manifest copy: twice the size for the largest configuration, so that a
+/// huge file of that name cannot exhaust memory.
 const MANIFEST_BYTES_MAX: u64 = 256 << 20;
 
 /// Handling of a store's locks while it is read.
@@ -50,8 +51,8 @@ pub(crate) struct OnDisk {
 }
 
 impl OnDisk {
-    /// Open the files in the directories of a store, which are given in the order of its configuration.
-    /// An error if there is no store at all.
+    /// Open the files in the directories of a store, which are given in the order of its
+    /// configuration. An error if there is no store at all.
     pub(crate) fn open(dirs: &[PathBuf], mode: LockMode) -> anyhow::Result<OnDisk> {
         let files = files_of(dirs)?;
         let mut disk = OnDisk {
@@ -126,8 +127,8 @@ impl OnDisk {
         Ok(missing)
     }
 
-    /// An error if a directory holds no file of the store. Its files are not damaged but absent: the drive
-    /// may not be mounted.
+    /// An error if a directory holds no file of the store. Its files are not damaged but absent:
+    /// the drive may not be mounted.
     pub(crate) fn require_all_dirs(&self) -> anyhow::Result<()> {
         match self.missing()?.first() {
             None => Ok(()),
@@ -142,8 +143,8 @@ impl OnDisk {
         format!("directory {number} of {of} holds no file of the store, is its drive mounted? dir={dir}")
     }
 
-    /// The message about the first directory without a segments file, if there is one. The file may have
-    /// been moved, or be a link to a drive that is not mounted.
+    /// The message about the first directory without a segments file, if there is one. The file may
+    /// have been moved, or be a link to a drive that is not mounted.
     pub(crate) fn missing_segments_message(&self) -> Option<String> {
         let number = self.segments.iter().position(Option::is_none)?;
         let (of, dir) = (self.dir_count(), self.dirs.get(number)?.display());
@@ -153,8 +154,8 @@ impl OnDisk {
         ))
     }
 
-    /// An error if a segments file is not a regular file: repair must be able to replace it before it drops
-    /// anything.
+    /// An error if a segments file is not a regular file: repair must be able to replace it before
+    /// it drops anything.
     pub(crate) fn require_plain_segments(&self) -> anyhow::Result<()> {
         let paths = self.dirs.iter().map(|dir| dir.join(names::SEGMENTS));
         for path in paths {

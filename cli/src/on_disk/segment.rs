@@ -25,8 +25,8 @@ pub(crate) enum Footer {
     },
     /// An intact footer of an older incarnation: the current incarnation is not sealed.
     Older,
-    /// Anything else. This may be an older footer whose start was overwritten by records of the current
-    /// incarnation.
+    /// Anything else. This may be an older footer whose start was overwritten by records of the
+    /// current incarnation.
     Broken {
         /// The decoding error.
         error: FormatError,
@@ -128,8 +128,8 @@ impl Segment {
         matches!(self.head, Head::Current)
     }
 
-    /// Whether an open of the store skips the segment because of its head: there is none, or an intact one
-    /// of another incarnation.
+    /// Whether an open of the store skips the segment because of its head: there is none, or an
+    /// intact one of another incarnation.
     pub(crate) fn head_hides(&self) -> bool {
         matches!(&self.head, Head::Older | Head::Broken(FormatError::Identity { field: "incarnation", .. }))
     }
@@ -200,8 +200,8 @@ pub(crate) fn is_damaged_header_of(
     read.is_ok() && field_u64(&RecordHead::STRUCTURE, "incarnation", &block) == id.incarnation.0
 }
 
-/// The raw value of a field of a structure that may be damaged; 0 if the bytes end before it. Only a hint
-/// about damaged structures, never a trusted value.
+/// The raw value of a field of a structure that may be damaged; 0 if the bytes end before it. Only
+/// a hint about damaged structures, never a trusted value.
 pub(crate) fn field_u64(structure: &Structure, name: &str, bytes: &[u8]) -> u64 {
     let field = structure.fields.iter().find(|f| f.name == name && f.size == 8);
     let raw = field.and_then(|f| bytes.get(f.offset..f.offset + 8)?.try_into().ok());

@@ -1,6 +1,7 @@
-//! The third step of a request whose pages have several pools: they are put one after the other, in the
-//! order of a hybrid controller. Trailing objects come first and wait for their pages. Then follow, batch by
-//! batch, the other pools and then the anchor pool, and the group of each page is committed.
+//! The third step of a request whose pages have several pools: they are put one after the other, in
+//! the order of a hybrid controller. Trailing objects come first and wait for their pages. Then
+//! follow, batch by batch, the other pools and then the anchor pool, and the group of each page is
+//! committed.
 
 use std::ops::Range;
 
@@ -15,8 +16,8 @@ use super::request::{BUSY_PAUSE, Harness, RequestState, depth_of};
 use super::run::Target;
 use super::target::{OpenTarget, wait};
 
-/// Divisor of the arena for the objects of a batch that are not visible yet. The store permits half of the
-/// arena, and objects that wait for their base must leave room for that base.
+/// Divisor of the arena for the objects of a batch that are not visible yet. The store permits half
+/// of the arena, and objects that wait for their base must leave room for that base.
 const WAITING_SHARE: u64 = 4;
 
 /// The open base group of a page.

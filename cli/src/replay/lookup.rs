@@ -17,8 +17,8 @@ pub(super) struct PrefixLookup {
     pub(super) stops: Vec<usize>,
 }
 
-/// Miss cause of a page whose base group is present: no trailing pool permits a prefix that ends at the page
-/// or after it.
+/// Miss cause of a page whose base group is present: no trailing pool permits a prefix that ends at
+/// the page or after it.
 const NO_STOP: &str = "no_stop";
 
 impl PrefixLookup {
@@ -97,15 +97,16 @@ impl Harness<'_> {
     }
 }
 
-/// The keys of all objects that a page can have: those of the base group, then those of each trailing pool.
+/// The keys of all objects that a page can have: those of the base group, then those of each
+/// trailing pool.
 fn keys_of(pages: &Pages, hash: PrefixHash) -> impl Iterator<Item = ObjectKey> {
     let trailing = pages.pools().iter().filter(|pool| pool.trailing.is_some());
     let objects = pages.base().iter().chain(trailing.flat_map(|pool| &pool.objects));
     objects.map(move |object| object.key(hash))
 }
 
-/// Number of pages with a partly visible group, or with attached objects without their base. `present` is the
-/// result of one call for the keys of all pages in order.
+/// Number of pages with a partly visible group, or with attached objects without their base.
+/// `present` is the result of one call for the keys of all pages in order.
 fn partial_groups(pages: &Pages, present: &[bool]) -> u64 {
     let base = pages.base().len();
     let trailing: Vec<usize> =

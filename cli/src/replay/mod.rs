@@ -1,8 +1,9 @@
-//! `pagelith replay`: drives a store with a prefix trace as a cache controller does. The store is one of
-//! this process or, attached, that of a store process.
+//! `pagelith replay`: drives a store with a prefix trace as a cache controller does. The store is
+//! one of this process or, attached, that of a store process.
 //!
-//! For each request it looks up the longest stored prefix, reads its pages, checks every byte, and puts the
-//! missing pages. Timestamps are ignored: requests follow each other as fast as the store permits.
+//! For each request it looks up the longest stored prefix, reads its pages, checks every byte, and
+//! puts the missing pages. Timestamps are ignored: requests follow each other as fast as the store
+//! permits.
 
 mod buffers;
 mod groups;
@@ -47,8 +48,8 @@ const OBJECT_BYTES_DEFAULT: Size = Size::kib(32);
 
 /// Replay a request trace through the store, and check every byte that it returns.
 ///
-/// Without --trace, a built-in chat workload is generated from the seed. Exit status: 0; 1 if the store returned a wrong byte
-/// or a part of a group; 2 if the replay could not be run.
+/// Without --trace, a built-in chat workload is generated from the seed. Exit status: 0; 1 if the
+/// store returned a wrong byte or a part of a group; 2 if the replay could not be run.
 #[derive(Args, Debug)]
 pub(crate) struct ReplayArgs {
     /// Trace of JSON lines with timestamp, input_length, output_length and hash_ids; may be gzipped

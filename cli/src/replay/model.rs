@@ -9,9 +9,9 @@ use super::pages::{ModelChoice, Pages};
 /// The model of a replay.
 #[derive(Args, Debug)]
 pub(crate) struct ModelFlags {
-    /// Model whose pages are stored, with all of its pools and, after a +, those of its draft model, such as
-    /// deepseek-v3.2+deepseek-v3.2-mtp; an unknown name prints the list. Each complete block of the trace is one page of the model;
-    /// an incomplete block is never stored
+    /// Model whose pages are stored, with all of its pools and, after a +, those of its draft
+    /// model, such as deepseek-v3.2+deepseek-v3.2-mtp; an unknown name prints the list. Each
+    /// complete block of the trace is one page of the model; an incomplete block is never stored
     #[arg(long, value_name = "PRESET[+DRAFT]", conflicts_with = "object_bytes")]
     model: Option<String>,
     /// Tensor-parallel ranks of the model; the store is that of rank 0

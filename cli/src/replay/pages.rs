@@ -1,4 +1,5 @@
-//! Mapping of a trace's blocks to objects: each block is a page, and a page has the objects of its pools.
+//! Mapping of a trace's blocks to objects: each block is a page, and a page has the objects of its
+//! pools.
 
 use anyhow::{Context, bail};
 use pagelith::layouts::geometry::{Geometry, HitPolicy, Model, Placement, Pool as ModelPool};
@@ -39,8 +40,8 @@ pub(crate) struct Pool {
     pub(crate) templates: Vec<ObjectKey>,
 }
 
-/// Objects of one page that become visible together: its base group, or the objects of a trailing pool that
-/// are attached to that.
+/// Objects of one page that become visible together: its base group, or the objects of a trailing
+/// pool that are attached to that.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unit<'a> {
     /// Number of the page in its request.
@@ -81,8 +82,9 @@ pub(crate) struct ModelChoice<'a> {
 }
 
 impl Pages {
-    /// Pages for one source, seed and object length. Replays that differ in these have no keys in common,
-    /// since their contents differ. Each page is a group of two objects, `k` and `v`, of pool `kv`.
+    /// Pages for one source, seed and object length. Replays that differ in these have no keys in
+    /// common, since their contents differ. Each page is a group of two objects, `k` and `v`, of
+    /// pool `kv`.
     pub(crate) fn plain(source: &str, seed: u64, object_bytes: u64) -> anyhow::Result<Pages> {
         let extra =
             [("source", source.to_owned()), ("seed", seed.to_string()), ("bytes", object_bytes.to_string())];
@@ -153,8 +155,8 @@ impl Pages {
         Ok(Pages { pools, base, model })
     }
 
-    /// The prefix hash of the page with this trace id. A trace id identifies a block and all blocks before it,
-    /// as a prefix hash does.
+    /// The prefix hash of the page with this trace id. A trace id identifies a block and all blocks
+    /// before it, as a prefix hash does.
     pub(crate) fn hash(id: u64) -> PrefixHash {
         opaque_hash(&id.to_le_bytes())
     }

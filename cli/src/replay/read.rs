@@ -18,8 +18,8 @@ const TRAILING: &str = "trailing";
 type Outcomes = Option<Vec<GetOutcome>>;
 
 impl Harness<'_> {
-    /// Read the usable prefix: the base group of every page, then the trailing objects of the last pages. Sets
-    /// `state.hits` to the number of complete pages.
+    /// Read the usable prefix: the base group of every page, then the trailing objects of the last
+    /// pages. Sets `state.hits` to the number of complete pages.
     pub(super) fn read_prefix(
         &mut self,
         target: &mut OpenTarget,
@@ -57,8 +57,8 @@ impl Harness<'_> {
             .map(|(page, hash)| self.pages().unit(page, *hash))
             .collect();
         for (page, outcome) in run.clone().zip(self.read_units(target, &units, options)?) {
-            // A damaged or late member affects only itself. An absent member together with a hit is a partly
-            // visible group.
+            // A damaged or late member affects only itself. An absent member together with a hit is
+            // a partly visible group.
             let absent = |o: &GetOutcome| *o == GetOutcome::Miss(MissCause::Absent);
             self.tally.partial_groups +=
                 u64::from(outcome.iter().any(GetOutcome::is_hit) && outcome.iter().any(absent));
@@ -72,8 +72,8 @@ impl Harness<'_> {
         Ok(state.hits == run.end)
     }
 
-    /// Read the trailing objects of a prefix of `stop` pages, and end the prefix hit there. If one is a miss, the
-    /// whole hit is useless.
+    /// Read the trailing objects of a prefix of `stop` pages, and end the prefix hit there. If one
+    /// is a miss, the whole hit is useless.
     fn read_trailing(
         &mut self,
         target: &mut OpenTarget,

@@ -1,7 +1,8 @@
 //! One request of a replay, as by a cache controller: look up, read, check, put.
 //!
-//! A controller of one pool looks up the longest prefix and puts whole pages. A controller of several pools looks
-//! up by their hit policies, puts the pools one after the other with the anchor pool last, and commits.
+//! A controller of one pool looks up the longest prefix and puts whole pages. A controller of
+//! several pools looks up by their hit policies, puts the pools one after the other with the anchor
+//! pool last, and commits.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,8 @@ use crate::meter::Meter;
 
 /// Pages of a batch: the number that SGLang's HiCache requests from its storage at a time.
 const BATCH_PAGES: usize = 128;
-/// Maximum bytes of a batch, so that the harness does not need more memory for large objects than the store.
+/// Maximum bytes of a batch, so that the harness does not need more memory for large objects than
+/// the store.
 const BATCH_BYTES_MAX: usize = 64 << 20;
 /// Pause before another try if the store is busy.
 pub(super) const BUSY_PAUSE: Duration = Duration::from_millis(1);

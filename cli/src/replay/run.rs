@@ -36,8 +36,8 @@ pub(crate) enum Target {
     Attached(Address, Option<Key>),
 }
 
-/// The sum of the counters of all stores of a replay. Each store counts from its open, so the counters of a
-/// store that was open before are subtracted.
+/// The sum of the counters of all stores of a replay. Each store counts from its open, so the
+/// counters of a store that was open before are subtracted.
 #[derive(Default)]
 struct Totals {
     before: StoreCounters,

@@ -1,6 +1,7 @@
 //! The hit ratio over time, in a bounded number of windows for runs of any length.
 
-/// Maximum number of windows; beyond that neighbours are merged. A plot has about that many columns.
+/// Maximum number of windows; beyond that neighbours are merged. A plot has about that many
+/// columns.
 const WINDOWS_MAX: usize = 128;
 
 /// Pages requested and found in one window of the run.

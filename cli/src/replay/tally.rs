@@ -57,7 +57,8 @@ pub(crate) struct StopCounts {
     pub(crate) dropped: u64,
 }
 
-/// Counters of a whole replay. Each requested page is either a prefix hit or a miss of exactly one cause.
+/// Counters of a whole replay. Each requested page is either a prefix hit or a miss of exactly one
+/// cause.
 #[derive(Clone, Debug)]
 pub(crate) struct Tally {
     pub(crate) requests: u64,

@@ -11,8 +11,8 @@ use pagelith::{
 };
 use serde_json::Value;
 
-/// Maximum time without any progress, busy or silent, before the replay gives up. Twice the longest default
-/// deadline of the store, so that the store's own error comes first.
+/// Maximum time without any progress, busy or silent, before the replay gives up. Twice the longest
+/// default deadline of the store, so that the store's own error comes first.
 pub(super) const STALL_MAX: Duration = Duration::from_secs(60);
 
 /// An open store, and the session of this thread.
@@ -132,8 +132,8 @@ impl OpenTarget {
         }
     }
 
-    /// Whether an error means that the store process is unreachable: that causes misses, and the replay
-    /// continues.
+    /// Whether an error means that the store process is unreachable: that causes misses, and the
+    /// replay continues.
     pub(super) fn is_unreachable(&self, error: &pagelith::Error) -> bool {
         matches!(self, OpenTarget::Attached(_)) && error.kind == ErrorKind::Unavailable
     }

@@ -34,7 +34,8 @@ impl Harness<'_> {
             let last = hashes.len().min(first + self.batch_pages());
             self.write_pages(target, hashes, first..last, options, state)?;
         }
-        // An attached store takes no groups in several calls, so trailing objects follow their pages.
+        // An attached store takes no groups in several calls, so trailing objects follow their
+        // pages.
         let attached: Vec<Unit<'_>> = self.pages().trailing_units(&hashes[state.hits..]).collect();
         for batch in attached.chunks(self.batch_pages()) {
             self.put_attached(target, batch, options)?;
@@ -80,7 +81,8 @@ impl Harness<'_> {
         Ok(())
     }
 
-    /// Put units, each as a group or attached to an object of its page, repeatedly until each has its outcome.
+    /// Put units, each as a group or attached to an object of its page, repeatedly until each has
+    /// its outcome.
     fn put_units(
         &mut self,
         target: &mut OpenTarget,
@@ -145,7 +147,8 @@ impl Harness<'_> {
         Ok(busy)
     }
 
-    /// The outcome of a unit from those of its objects: `Stored` if any was. Counts the accepted objects.
+    /// The outcome of a unit from those of its objects: `Stored` if any was. Counts the accepted
+    /// objects.
     fn outcome_of(&mut self, unit: &Unit<'_>, done: &[PutDone]) -> Option<pagelith::Result<PutOutcome>> {
         let mut whole = None;
         for (object, done) in unit.objects.iter().zip(done) {

@@ -1,5 +1,5 @@
-//! Verification of the two checkpoint files. They are written in turn, and the newer one is used. A crash
-//! may interrupt the write of the older one, so damaged chunks of that are not reported.
+//! Verification of the two checkpoint files. They are written in turn, and the newer one is used. A
+//! crash may interrupt the write of the older one, so damaged chunks of that are not reported.
 
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checkpoint::{self, CHUNK_BYTES, CheckpointFacts, ChunkKind, SegmentMark};
@@ -26,8 +26,8 @@ pub(super) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// The mark of a segment's current incarnation in the newest checkpoint, if that has entries of the
-    /// segment. They are found through the checkpoint, even if the segment's head is damaged.
+    /// The mark of a segment's current incarnation in the newest checkpoint, if that has entries of
+    /// the segment. They are found through the checkpoint, even if the segment's head is damaged.
     pub(super) fn mark(&self, segment: &Segment) -> Option<&SegmentMark> {
         let SegmentId(id) = segment.identity.segment;
         let covers = |m: &&SegmentMark| {

@@ -41,9 +41,9 @@ impl StoreMetadata {
         Ok(StoreMetadata { manifest, lengths, checkpoints, segments, unreadable, newest_sealed })
     }
 
-    /// Whether all records of a segment were durable before, even if it is not sealed. A segment is sealed
-    /// after a sync of everything written before, and a checkpoint's replay starts at the oldest segment that
-    /// was not sealed then.
+    /// Whether all records of a segment were durable before, even if it is not sealed. A segment is
+    /// sealed after a sync of everything written before, and a checkpoint's replay starts at the
+    /// oldest segment that was not sealed then.
     pub(super) fn covered(&self, segment: &Segment) -> bool {
         let replay_from = self.checkpoints.newest.map_or(SegmentOrder(0), |c| c.replay_from);
         segment.order < self.newest_sealed || segment.order < replay_from

@@ -1,5 +1,6 @@
 //! `pagelith verify`: reads a whole store and reports all damage with its location and cause. Uses
-//! `layouts` only, and writes nothing except with `--repair`. So it works on stores that no engine opens.
+//! `layouts` only, and writes nothing except with `--repair`. So it works on stores that no engine
+//! opens.
 
 mod checkpoint;
 pub(crate) mod finding;
@@ -25,9 +26,10 @@ use crate::output::out;
 
 /// Read a whole store and report all damage; with --repair, drop what is damaged.
 ///
-/// Exit status: 0 if nothing is wrong (or nothing is any more), 1 if something is, 2 if there is no store to verify (or
-/// it is in use, or of a newer format). A write that a crash cut short before a flush covered it is reported as a torn
-/// tail and is not wrong; neither are remains of a segment's earlier incarnations.
+/// Exit status: 0 if nothing is wrong (or nothing is any more), 1 if something is, 2 if there is no
+/// store to verify (or it is in use, or of a newer format). A write that a crash cut short before a
+/// flush covered it is reported as a torn tail and is not wrong; neither are remains of a segment's
+/// earlier incarnations.
 #[derive(Args, Debug)]
 pub(crate) struct VerifyArgs {
     /// Directories of the store, in the order of its configuration
@@ -113,8 +115,8 @@ pub(crate) fn manifest_findings(disk: &OnDisk, damage: &[BlockDamage]) -> Vec<Fi
 }
 
 impl VerifyReport {
-    /// Read the whole store. Also returns its metadata, from which repair starts, unless no copy of the
-    /// manifest is usable.
+    /// Read the whole store. Also returns its metadata, from which repair starts, unless no copy of
+    /// the manifest is usable.
     fn of(disk: &OnDisk) -> anyhow::Result<(VerifyReport, Option<StoreMetadata>)> {
         let mut report = VerifyReport::default();
         let metadata = match disk.manifest() {

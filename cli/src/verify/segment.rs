@@ -1,9 +1,10 @@
 //! Verification of one segment: its head, its footer, and the header and payload of every record.
 //!
-//! Damage is *wrong* if the bytes were durable before: in a segment with an intact footer (which is written
-//! after a sync of the records that it lists), and in one that the log has provably synced later
-//! ([`Context::covered`]). In any other segment a flipped bit cannot be told from a write that a crash cut
-//! short, and the damage is a *torn tail*. Remains of older incarnations are neither.
+//! Damage is *wrong* if the bytes were durable before: in a segment with an intact footer (which is
+//! written after a sync of the records that it lists), and in one that the log has provably synced
+//! later ([`Context::covered`]). In any other segment a flipped bit cannot be told from a write
+//! that a crash cut short, and the damage is a *torn tail*. Remains of older incarnations are
+//! neither.
 
 use std::collections::BTreeMap;
 
@@ -141,7 +142,8 @@ impl Verifier<'_> {
     ) {
         let offset = record.facts().offset;
         let Some(entries) = listed.remove(&offset) else {
-            // Recovery seals a segment with its intact records, so there may be torn records not in the footer.
+            // Recovery seals a segment with its intact records, so there may be torn records not in
+            // the footer.
             match payload {
                 Ok(()) => {
                     self.add_finding(Severity::Note, "record is not in the footer", offset);
@@ -168,7 +170,8 @@ impl Verifier<'_> {
         let at = self.context.superblock.segment_bytes - footer::footer_bytes(entries.len() as u64);
         let end =
             entries.iter().map(|e| (u64::from(e.record_block) + u64::from(e.record_blocks)) * ALIGN).max();
-        // Without tombstones: the field bounds the objects that a tombstone in another segment may hide.
+        // Without tombstones: the field bounds the objects that a tombstone in another segment may
+        // hide.
         let objects = entries.iter().filter(|e| e.kind == RecordKind::Data as u8);
         let least = objects.map(|e| e.sequence).min().unwrap_or(u64::MAX);
         let most = entries.iter().map(|e| e.sequence).max().unwrap_or(0);
@@ -235,8 +238,8 @@ impl Verifier<'_> {
                 let (error, from) = (error.clone(), *from);
                 self.add_finding(severity, error, from);
             }
-            // An older footer may be overwritten by records of this incarnation. But a segment with records is
-            // sealed before any later segment, or at the next open of the store.
+            // An older footer may be overwritten by records of this incarnation. But a segment with
+            // records is sealed before any later segment, or at the next open of the store.
             _ if records && self.context.covered => {
                 let at = self.context.superblock.segment_bytes - ALIGN;
                 self.add_finding(Severity::Wrong, "segment has records and no footer", at);

@@ -1,5 +1,5 @@
-//! A store filled by the engine with groups over several segments, some of them removed; and the invariants that hold after
-//! any damage.
+//! A store filled by the engine with groups over several segments, some of them removed; and the
+//! invariants that hold after any damage.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -107,8 +107,8 @@ impl Filled {
         Store::open(self.config().validate(&facts).unwrap())
     }
 
-    /// Open the store and read everything. Asserts correct bytes, no removed or cleared object, and whole groups. Returns the
-    /// missing pages.
+    /// Open the store and read everything. Asserts correct bytes, no removed or cleared object, and
+    /// whole groups. Returns the missing pages.
     #[track_caller]
     pub fn missing(&self) -> Vec<u64> {
         self.missing_of(&self.removed)
@@ -123,8 +123,8 @@ impl Filled {
         self.missing_without_clears(removed)
     }
 
-    /// As [`Filled::missing_of`], for a store that has lost its manifest. Only the manifest records clears, so cleared objects
-    /// may return if they had been written.
+    /// As [`Filled::missing_of`], for a store that has lost its manifest. Only the manifest records
+    /// clears, so cleared objects may return if they had been written.
     #[track_caller]
     pub fn missing_without_clears(&self, removed: &[u64]) -> Vec<u64> {
         let store = self.open();
@@ -189,7 +189,8 @@ impl Filled {
             };
             let keys: Vec<ObjectKey> = record.members().map(|m| m.key).collect();
             let bytes = record.record_bytes();
-            // Not deterministic: an object that is cleared at once is written only if the flusher is fast.
+            // Not deterministic: an object that is cleared at once is written only if the flusher
+            // is fast.
             if keys.first().is_none_or(|key| key.namespace() != namespace("other")) {
                 found.push(RecordLocation { segment: id, offset, kind: record.facts().kind, keys, bytes });
             }

@@ -100,8 +100,8 @@ impl Fixture {
         self.write_manifest();
     }
 
-    /// Write a segment: its incarnation, head, `records` groups of two objects, and a footer if `sealed`. Returns
-    /// the offset of each record, and the end of the last.
+    /// Write a segment: its incarnation, head, `records` groups of two objects, and a footer if
+    /// `sealed`. Returns the offset of each record, and the end of the last.
     pub fn segment(&mut self, id: u32, incarnation: u64, order: u64, records: u32, sealed: bool) -> Vec<u64> {
         self.announce(id, incarnation, order);
         let (incarnation, order) = (Incarnation(incarnation), SegmentOrder(order));

@@ -1,4 +1,5 @@
-//! The hostile tenant with a valid key: it sends requests and never reads, and passes invalid descriptors as memory.
+//! The hostile tenant with a valid key: it sends requests and never reads, and passes invalid
+//! descriptors as memory.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

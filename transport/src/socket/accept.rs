@@ -37,8 +37,8 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    /// Listen at `address`; `hosts` are the addresses to which a TCP address resolves. Also returns the
-    /// address with the port in use.
+    /// Listen at `address`; `hosts` are the addresses to which a TCP address resolves. Also returns
+    /// the address with the port in use.
     pub(super) fn new(address: &Address, hosts: &[SocketAddr]) -> Result<(Acceptor, Address), ListenError> {
         match address {
             Address::Tcp(endpoint) => Acceptor::tcp(endpoint, hosts),
@@ -46,7 +46,8 @@ impl Acceptor {
         }
     }
 
-    /// Skips an address that this host does not have, unless it has none of them: IPv6 may be disabled.
+    /// Skips an address that this host does not have, unless it has none of them: IPv6 may be
+    /// disabled.
     fn tcp(endpoint: &Endpoint, hosts: &[SocketAddr]) -> Result<(Acceptor, Address), ListenError> {
         let (mut sockets, mut port, mut skipped) = (Vec::new(), endpoint.port(), None);
         for host in hosts {
@@ -85,7 +86,8 @@ impl Acceptor {
         let file = match address {
             Address::Tcp(_) => None,
             Address::Unix(path) => {
-                // bind creates the file with the socket's mode, so other users can at no time connect.
+                // bind creates the file with the socket's mode, so other users can at no time
+                // connect.
                 fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("fchmod"))?;
                 let at = SocketAddrUnix::new(path).map_err(failed("bind"))?;
                 match bind(&socket, &at) {

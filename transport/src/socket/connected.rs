@@ -22,8 +22,9 @@ use crate::limits::Limits;
 use crate::shown::{REGIONS_MAX, Regions};
 use crate::stream::{Moved, Stream};
 
-/// Time that an end polls its socket before it sleeps: bytes in flight arrive sooner than the kernel
-/// puts a core to sleep and wakes it again (decision 0032 has the results of gets with 0, 20 and 50 us).
+/// Time that an end polls its socket before it sleeps: bytes in flight arrive sooner than the
+/// kernel puts a core to sleep and wakes it again (decision 0032 has the results of gets with 0, 20
+/// and 50 us).
 const SPIN: Duration = Duration::from_micros(50);
 /// Memory that a socket maps before its peer is identified: none.
 const NOTHING: MapBound = MapBound { all: 0, of_peer: 0, peer: 0 };
@@ -66,8 +67,8 @@ impl Socket {
         Ok(Socket { fd, carrier, shared_regions, lends, peer, bound: NOTHING, idle: false })
     }
 
-    /// Wrap a non-blocking Unix socket, if its peer is a process of this user or of root. `memory` is a
-    /// client's memory for the rings.
+    /// Wrap a non-blocking Unix socket, if its peer is a process of this user or of root. `memory`
+    /// is a client's memory for the rings.
     pub(super) fn unix(socket: OwnedFd, memory: Option<SharedMemory>) -> Result<Socket, Closed> {
         let user = peer_user(&socket)?;
         if !is_trusted(user) {
@@ -83,8 +84,8 @@ impl Socket {
         self.fd.clone()
     }
 
-    /// Identify the process at the other end, so that its memory is mapped within the limits, and so
-    /// that its end is observed if this process can do that.
+    /// Identify the process at the other end, so that its memory is mapped within the limits, and
+    /// so that its end is observed if this process can do that.
     pub(super) fn watching_peer(self, limits: &Limits) -> Socket {
         let peer = peer::process(&self.fd);
         let (all, of_peer) = (limits.mapped_max, limits.mapped_of_peer_max);
@@ -311,8 +312,8 @@ fn moved(operation: &'static str, result: Result<usize, Errno>) -> Moved {
     }
 }
 
-/// Wait at most `timeout` until one of these can be read, or written if its flag is set; false if none
-/// can.
+/// Wait at most `timeout` until one of these can be read, or written if its flag is set; false if
+/// none can.
 pub(super) fn wait_for(sockets: &[(BorrowedFd<'_>, bool)], timeout: Duration) -> bool {
     let flags = |write: &bool| if *write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
     let mut fds: Vec<_> =

@@ -57,8 +57,8 @@ pub(super) fn receive_fds(
     if received.bytes == 0 {
         return Err(Closed::Ended);
     }
-    // Truncated although the buffer had room: this process has no free descriptors, and the kernel drops
-    // the excess ones silently.
+    // Truncated although the buffer had room: this process has no free descriptors, and the kernel
+    // drops the excess ones silently.
     if received.flags.contains(ReturnFlags::CTRUNC) && fds.len() < FDS_MAX {
         return Err(system_error("recvmsg")(Errno::MFILE));
     }

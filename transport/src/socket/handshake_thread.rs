@@ -1,11 +1,11 @@
 //! The handshake of a local peer, on its own thread.
 //!
-//! A local peer can pass descriptors. A call that uses or closes one may block for as long as its owner
-//! likes: the process of a FUSE file system may not respond, or a socket may linger. So the accepting
-//! thread makes no further call on a connection after it has accepted it.
+//! A local peer can pass descriptors. A call that uses or closes one may block for as long as its
+//! owner likes: the process of a FUSE file system may not respond, or a socket may linger. So the
+//! accepting thread makes no further call on a connection after it has accepted it.
 //!
-//! Invariant: the connection and all descriptors of the peer are closed by the handshake's thread, or
-//! by the owner of the link.
+//! Invariant: the connection and all descriptors of the peer are closed by the handshake's thread,
+//! or by the owner of the link.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -42,7 +42,8 @@ struct ThreadState {
     abandoned: Option<Closed>,
 }
 
-/// State shared by the handshake threads of a listener: their count, and the eventfd that they signal.
+/// State shared by the handshake threads of a listener: their count, and the eventfd that they
+/// signal.
 #[derive(Clone)]
 pub(super) struct HandshakeThreads {
     count: Arc<()>,
@@ -134,8 +135,8 @@ impl HandshakeThread {
         lock(&self.state).result.take()
     }
 
-    /// Stop waiting for the handshake, and refuse the peer with `why` if it can still be sent. Returns
-    /// the result instead if the handshake is over.
+    /// Stop waiting for the handshake, and refuse the peer with `why` if it can still be sent.
+    /// Returns the result instead if the handshake is over.
     pub fn abandon(self, why: Closed) -> Option<HandshakeResult> {
         let mut state = lock(&self.state);
         if let Some(result) = state.result.take() {
@@ -151,7 +152,8 @@ impl HandshakeThread {
 fn run(pending: SocketPending, state: &Mutex<ThreadState>) -> HandshakeResult {
     let mut pending = pending;
     loop {
-        // Cloned, so that the lock is not held during `poll`: `abandon` must not wait for this thread.
+        // Cloned, so that the lock is not held during `poll`: `abandon` must not wait for this
+        // thread.
         let abandoned = lock(state).abandoned.clone();
         let progress = match abandoned {
             Some(why) => pending.refuse(why),

@@ -32,23 +32,24 @@ use crate::shown::{FILES_MAX, REGIONS_MAX};
 const ACCEPTS_MAX: usize = 64;
 /// The errno of accept if the peer closed the connection before.
 const CONNABORTED: i32 = rustix::io::Errno::CONNABORTED.raw_os_error();
-/// Threads per handshake slot: peers that block their threads occupy at most one thread of each slot.
+/// Threads per handshake slot: peers that block their threads occupy at most one thread of each
+/// slot.
 const THREADS_PER_HANDSHAKE: usize = 2;
-/// Pause after a failed accept: the missing resource (a descriptor, memory, a thread) becomes free when
-/// another connection ends.
+/// Pause after a failed accept: the missing resource (a descriptor, memory, a thread) becomes free
+/// when another connection ends.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// The address of a listener, and the clients that it admits.
 #[derive(Clone, Debug)]
 pub struct Listen {
-    /// The address; port 0 for any free port. For a host name, all addresses to which it resolves. The
-    /// file of a Unix socket is created with access for its user only, and removed with the listener.
-    /// It replaces the file of a process that has ended.
+    /// The address; port 0 for any free port. For a host name, all addresses to which it resolves.
+    /// The file of a Unix socket is created with access for its user only, and removed with the
+    /// listener. It replaces the file of a process that has ended.
     pub address: Address,
     /// How clients authenticate.
     pub admission: Admission,
-    /// Admit clients of other hosts, which must authenticate with a key. Otherwise the address must be
-    /// loopback.
+    /// Admit clients of other hosts, which must authenticate with a key. Otherwise the address must
+    /// be loopback.
     pub beyond_this_host: bool,
 }
 
@@ -175,8 +176,9 @@ impl Listener {
         })
     }
 
-    /// Share `regions` with clients of this host, at most [`REGIONS_MAX`](crate::shown::REGIONS_MAX):
-    /// only with clients that may read every namespace, since they can read all of the memory.
+    /// Share `regions` with clients of this host, at most
+    /// [`REGIONS_MAX`](crate::shown::REGIONS_MAX): only with clients that may read every namespace,
+    /// since they can read all of the memory.
     pub fn showing(self, regions: Vec<Arc<Region>>) -> Listener {
         let shared_regions = if self.may_share() { regions } else { Vec::new() };
         Listener { shared_regions, ..self }
@@ -237,8 +239,9 @@ impl Listener {
             match self.acceptor.accept() {
                 Ok(Some(accepted)) => self.start_handshake(accepted, arrivals),
                 Ok(None) => break,
-                // The peer closed the connection before it was accepted, or this process has no free
-                // descriptors. In the latter case connections stay in the accept queue for a while.
+                // The peer closed the connection before it was accepted, or this process has no
+                // free descriptors. In the latter case connections stay in the accept queue for a
+                // while.
                 Err(why) => {
                     let gone = matches!(why, Closed::System { errno, .. } if errno == CONNABORTED);
                     self.paused_until = (!gone).then(|| self.clock.now().after(ACCEPT_PAUSE));
@@ -257,7 +260,8 @@ impl Listener {
             && self.threads.as_ref().is_none_or(|threads| threads.count() < threads_max)
     }
 
-    /// As `poll`, but first wait at most `timeout` until a socket is ready or a handshake times out.
+    /// As `poll`, but first wait at most `timeout` until a socket is ready or a handshake times
+    /// out.
     pub fn wait(&mut self, arrivals: &mut Vec<Arrival>, timeout: Duration) {
         wait(Some(self), &[], &[], timeout);
         self.poll(arrivals);

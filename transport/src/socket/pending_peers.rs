@@ -1,12 +1,13 @@
 //! The unauthenticated connections of a listener, and the choice of the one to evict.
 //!
 //! Invariants:
-//! - connections <= [`Limits::unknown_max`], and connections of one source <= half of it, rounded up.
+//! - connections <= [`Limits::unknown_max`], and connections of one source <= half of it, rounded
+//!   up.
 //! - A new connection is always accepted. It evicts a connection of its own source if that has its
-//!   share, else one of the source that has most connections. The victim is the oldest connection of
-//!   that source that has not sent a greeting, or the oldest if all have.
-//! - So silent connections block no other connection and result no handshake that has begun. A source
-//!   evicts no connection of a source that has fewer.
+//!   share, else one of the source that has most connections. The victim is the oldest connection
+//!   of that source that has not sent a greeting, or the oldest if all have.
+//! - So silent connections block no other connection and result no handshake that has begun. A
+//!   source evicts no connection of a source that has fewer.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -79,7 +80,8 @@ impl PendingPeers {
     /// Evict a connection if there is no room for another one of `source`.
     pub fn make_room(&mut self, source: Source, arrivals: &mut Vec<Arrival>) {
         let Some(from) = self.source_to_evict(source) else { return };
-        // Ends: each round either evicts a connection, or finds that one more has sent its greeting.
+        // Ends: each round either evicts a connection, or finds that one more has sent its
+        // greeting.
         while let Some(at) = self.victim(from) {
             let had_greeted = self.peers[at].is_greeted();
             let PendingPeer { source, peer, handshaking } = self.peers.remove(at);

@@ -1,9 +1,10 @@
 //! Two byte rings in shared memory that replace the buffers of a Unix socket after the handshake.
 //!
-//! The client allocates the memory and passes it over the socket. From then on the socket carries only
-//! wake-ups, and the end of the connection. While both ends are busy, no call enters the kernel. An end
-//! that finds no work polls for [`SPIN`], then sets its sleep flag and waits on its socket. The other
-//! end sends a wake-up if that flag is set when it moves bytes, or when it is about to.
+//! The client allocates the memory and passes it over the socket. From then on the socket carries
+//! only wake-ups, and the end of the connection. While both ends are busy, no call enters the
+//! kernel. An end that finds no work polls for [`SPIN`], then sets its sleep flag and waits on its
+//! socket. The other end sends a wake-up if that flag is set when it moves bytes, or when it is
+//! about to.
 
 use std::cell::Cell;
 use std::io::{IoSlice, IoSliceMut};
@@ -27,13 +28,13 @@ use crate::closed::Closed;
 use crate::shown::FILES_MAX;
 use crate::stream::Moved;
 
-/// Time that an end polls the rings before it sleeps: longer than a small request takes, and than the
-/// other end needs to wake it (decision 0032 has the results of puts with 50, 100 and 200 us).
+/// Time that an end polls the rings before it sleeps: longer than a small request takes, and than
+/// the other end needs to wake it (decision 0032 has the results of puts with 50, 100 and 200 us).
 const SPIN: Duration = Duration::from_micros(100);
 /// Polls between two readings of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 32;
-/// Empty reads after which the socket is checked: an end that never waits must notice the end of the
-/// connection too.
+/// Empty reads after which the socket is checked: an end that never waits must notice the end of
+/// the connection too.
 const IDLE_READS: u32 = 1024;
 /// Tag of a client's memory.
 const TAG_RINGS: u8 = 1;
@@ -82,8 +83,8 @@ impl Rings {
         SharedMemory::new(PAIR_MEMORY_BYTES).ok()
     }
 
-    /// Send a client's memory and its shared regions, and begin to use the rings. Returns the memory if
-    /// the socket cannot take it yet.
+    /// Send a client's memory and its shared regions, and begin to use the rings. Returns the
+    /// memory if the socket cannot take it yet.
     pub fn send_memory(
         socket: &OwnedFd,
         memory: SharedMemory,
@@ -97,8 +98,8 @@ impl Rings {
         })
     }
 
-    /// Receive a client's memory and at most `regions_max` regions, and map them within `bound`; `None`
-    /// if they have not arrived yet.
+    /// Receive a client's memory and at most `regions_max` regions, and map them within `bound`;
+    /// `None` if they have not arrived yet.
     pub fn receive_memory(
         socket: &OwnedFd,
         regions_max: usize,
@@ -113,8 +114,8 @@ impl Rings {
         Ok(Some((Rings::new(memory, false), views(fds, Some(bound))?)))
     }
 
-    /// Send a server's regions, and its files if that is agreed; false if the socket cannot take them
-    /// yet.
+    /// Send a server's regions, and its files if that is agreed; false if the socket cannot take
+    /// them yet.
     pub fn send_regions(
         socket: &OwnedFd,
         regions: &[Arc<Region>],
@@ -126,7 +127,8 @@ impl Rings {
         fd_passing::send_fds(socket, files.map_or(TAG_REGIONS, |files| TAG_FILES + files.len() as u8), &fds)
     }
 
-    /// Receive a server's regions, and its files if that is agreed; `None` if they have not arrived yet.
+    /// Receive a server's regions, and its files if that is agreed; `None` if they have not arrived
+    /// yet.
     pub fn receive_regions(socket: &OwnedFd, files: bool) -> Result<Option<ServerMemory>, Closed> {
         let tags = if files { TAG_FILES..=TAG_FILES + FILES_MAX as u8 } else { TAG_REGIONS..=TAG_REGIONS };
         let Some((tag, mut fds)) = fd_passing::receive_fds(socket, tags)? else { return Ok(None) };
@@ -227,8 +229,8 @@ impl Rings {
             self.idle = false;
             return true;
         }
-        // The other end may wait for bytes that were written without a wake-up, and send nothing before
-        // it has them. So it must be woken before this end sleeps.
+        // The other end may wait for bytes that were written without a wake-up, and send nothing
+        // before it has them. So it must be woken before this end sleeps.
         if std::mem::take(&mut self.unannounced) {
             self.nudge(socket);
         }
@@ -259,8 +261,8 @@ impl Rings {
         has_room(self)
     }
 
-    /// Poll the rings for at most [`SPIN`]; true if there is work. It does not yield its core: the other
-    /// end usually runs on another one.
+    /// Poll the rings for at most [`SPIN`]; true if there is work. It does not yield its core: the
+    /// other end usually runs on another one.
     fn spin(&self, write: bool) -> bool {
         // The system clock: rings are never simulated.
         let clock = SystemClock::new();
@@ -316,8 +318,8 @@ fn views(fds: impl Iterator<Item = OwnedFd>, bound: Option<&MapBound>) -> Result
     fds.map(|fd| View::shared(fd, bound).map_err(|e| unmapped(&e))).collect()
 }
 
-/// The error for memory of the peer that could not be mapped: this process lacks address space, or the
-/// memory is not valid.
+/// The error for memory of the peer that could not be mapped: this process lacks address space, or
+/// the memory is not valid.
 fn unmapped(e: &std::io::Error) -> Closed {
     match e.raw_os_error() {
         Some(errno) if errno == Errno::NOMEM.raw_os_error() => Closed::System { operation: "mmap", errno },

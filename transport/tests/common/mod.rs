@@ -1,5 +1,5 @@
-//! Two ends of a link in one thread, over a pipe in memory that moves a fixed number of bytes per call.
-//! The test sets the time.
+//! Two ends of a link in one thread, over a pipe in memory that moves a fixed number of bytes per
+//! call. The test sets the time.
 
 // Each test file is a separate program and uses only a part of this module.
 #![allow(dead_code)]
@@ -63,8 +63,8 @@ pub struct Way {
     pub ended: bool,
     /// Maximum bytes in flight; 0 for no bound.
     pub most: usize,
-    /// Number of the reader's next waits that return without bytes, each 1 ms later by `clock`. After
-    /// the last of them the bytes in `later` arrive.
+    /// Number of the reader's next waits that return without bytes, each 1 ms later by `clock`.
+    /// After the last of them the bytes in `later` arrive.
     pub early: u32,
     pub clock: Option<Arc<HandClock>>,
     pub later: VecDeque<u8>,
@@ -248,7 +248,8 @@ pub fn settle(a: &mut dyn Link, b: &mut dyn Link) -> (Vec<Event>, Vec<Event>) {
     settle_slowly(a, b, 4)
 }
 
-/// Poll both ends until no counter changed for `rounds` rounds. A single byte of a head changes none.
+/// Poll both ends until no counter changed for `rounds` rounds. A single byte of a head changes
+/// none.
 pub fn settle_slowly(a: &mut dyn Link, b: &mut dyn Link, rounds: u32) -> (Vec<Event>, Vec<Event>) {
     let (mut at_a, mut at_b) = (Vec::new(), Vec::new());
     let mut quiet = 0;

@@ -1,8 +1,9 @@
-//! A hostile peer that writes any bytes into the memory of its link, and sends references to any place
-//! of any region. The link at the other end continues or ends, and writes only exposed memory.
+//! A hostile peer that writes any bytes into the memory of its link, and sends references to any
+//! place of any region. The link at the other end continues or ends, and writes only exposed
+//! memory.
 //!
-//! The input is a list of steps: a byte that selects the step, followed by its operands. The fuzz target
-//! `rings` uses this file too.
+//! The input is a list of steps: a byte that selects the step, followed by its operands. The fuzz
+//! target `rings` uses this file too.
 
 use std::io::{IoSlice, IoSliceMut, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -143,7 +144,8 @@ impl Host {
             match what % 8 {
                 // Raw bytes, appended to the ring.
                 0 => send(&memory, &mut written, &take(usize::from(*what) + 1)),
-                // A data frame, or a reference: region, offset and length near the borders or random.
+                // A data frame, or a reference: region, offset and length near the borders or
+                // random.
                 1 | 2 => {
                     let (op, item, offset) = (OpId(number(1) % (OPS + 1)), number(1) as u32 % 3, number(2));
                     let offset = if (what / 8).is_multiple_of(2) { 0 } else { offset };

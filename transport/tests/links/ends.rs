@@ -91,7 +91,8 @@ fn silent_peer_gets_a_ping_and_then_times_out() {
     );
 }
 
-/// An end that was not polled for a long time has read nothing; its peer is not dead for that reason.
+/// An end that was not polled for a long time has read nothing; its peer is not dead for that
+/// reason.
 #[test]
 fn peer_without_an_unanswered_ping_is_alive() {
     let mut pair = pair(usize::MAX, true);

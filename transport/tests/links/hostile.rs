@@ -89,7 +89,8 @@ fn forged(frames: &[(usize, u32, Vec<u8>)], version: u16) -> Vec<u8> {
     bytes
 }
 
-/// An attacker on the path changes one byte, also in heads of data frames, and corrects every checksum.
+/// An attacker on the path changes one byte, also in heads of data frames, and corrects every
+/// checksum.
 #[test]
 fn tampered_frame_ends_a_keyed_link() {
     for at in 0..64 + 18 + 64 {

@@ -1,7 +1,7 @@
-//! A recorded conversation of protocol version 1, with proofs and MACs, in `golden/session1/`. It is a
-//! function of the key, the nonces and the frames. `TEST_PAGELITH_BLESS=1 cargo test -p
-//! pagelith-transport --test links recorded` rewrites it, which is valid only as long as no version was
-//! released with the old one.
+//! A recorded conversation of protocol version 1, with proofs and MACs, in `golden/session1/`. It
+//! is a function of the key, the nonces and the frames.
+//! `TEST_PAGELITH_BLESS=1 cargo test -p pagelith-transport --test links recorded` rewrites it,
+//! which is valid only as long as no version was released with the old one.
 
 use std::path::PathBuf;
 

@@ -65,8 +65,8 @@ fn exposure_retracted_mid_frame_is_written_no_further() {
     }
 }
 
-/// Retracted by the sender, at several bytes of the frame: the memory comes back at once, although the
-/// peer reads nothing. The peer then reads one whole frame, and the frames after it.
+/// Retracted by the sender, at several bytes of the frame: the memory comes back at once, although
+/// the peer reads nothing. The peer then reads one whole frame, and the frames after it.
 #[test]
 fn push_retracted_mid_frame_keeps_the_framing() {
     for room in [1, 63, 64, 65, 100, 163, 164] {
@@ -92,7 +92,8 @@ fn push_retracted_mid_frame_keeps_the_framing() {
         let (_, got) = settle(client, server);
         assert_eq!(returned(&got, (1, 0)), Some(vec![0xaa; 100]), "room={room}");
         assert_eq!(returned(&got, (2, 0)), Some(vec![0xcc; 100]), "room={room}");
-        // A frame that was begun is finished: here the first was sent whole, and the second was begun.
+        // A frame that was begun is finished: here the first was sent whole, and the second was
+        // begun.
         let second = (room == 164).then(|| vec![0xbb; 100]);
         assert_eq!(returned(&got, (1, 1)), second, "room={room}");
     }

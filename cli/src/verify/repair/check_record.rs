@@ -1,5 +1,5 @@
-//! Check of a record that an intact footer lists. It is read only at the offset in the footer, so that no payload
-//! of a client can be taken for a record.
+//! Check of a record that an intact footer lists. It is read only at the offset in the footer, so
+//! that no payload of a client can be taken for a record.
 
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::checksum::checksum;
@@ -63,7 +63,8 @@ pub(super) fn check_record(
     Ok(RecordState::Intact)
 }
 
-/// Whether a record is the replacement of a damaged one, by a repair that ended before it wrote the footer.
+/// Whether a record is the replacement of a damaged one, by a repair that ended before it wrote the
+/// footer.
 fn is_replacement(record: &Record<'_>, entries: &[FooterEntry]) -> bool {
     let facts = record.facts();
     let keys = record.members().map(|m| m.key);

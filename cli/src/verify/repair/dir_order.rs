@@ -1,5 +1,5 @@
-//! Check that the directories belong to the store, in its order. Repair would take directories in the wrong
-//! order for a damaged store, so it refuses them as an engine does.
+//! Check that the directories belong to the store, in its order. Repair would take directories in
+//! the wrong order for a damaged store, so it refuses them as an engine does.
 
 use anyhow::bail;
 use pagelith_layouts::align::ALIGN;
@@ -46,8 +46,8 @@ pub(super) fn check(disk: &OnDisk) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The segments of a directory: the number at the right position, the number at a wrong one, and one of the
-/// latter.
+/// The segments of a directory: the number at the right position, the number at a wrong one, and
+/// one of the latter.
 fn heads(disk: &OnDisk, dir: usize) -> (u64, u64, Option<RawHead>) {
     let store: Option<StoreId> = manifest::salvage(disk.manifest_bytes()).ok().map(|s| s.store);
     let (mut own, mut others, mut other) = (0, 0, None);

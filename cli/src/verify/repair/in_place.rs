@@ -1,12 +1,15 @@
 //! Repair of a store with a readable manifest.
 //!
 //! The order of the writes; each step is durable before the next:
-//! 1. make the manifest copies equal, without any change of content, so that either may be lost from here on;
+//! 1. make the manifest copies equal, without any change of content, so that either may be lost
+//!    from here on;
 //! 2. raise the incarnations of dropped segments, which only hides objects, also from checkpoints;
-//! 3. replace checkpoints that are damaged or have entries of a segment to be rewritten by empty ones;
+//! 3. replace checkpoints that are damaged or have entries of a segment to be rewritten by empty
+//!    ones;
 //! 4. correct the lengths of files, and zero head and footer of dropped segments;
-//! 5. zero damaged payload, then replace damaged headers by tombstones, then write heads and footers. Until
-//!    then a footer that lists a dropped record leads to a miss, and a torn footer to a scan.
+//! 5. zero damaged payload, then replace damaged headers by tombstones, then write heads and
+//!    footers. Until then a footer that lists a dropped record leads to a miss, and a torn footer
+//!    to a scan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -82,7 +85,8 @@ fn plans(
     }
     for segment in &metadata.segments {
         let id = segment.identity.segment;
-        // The mark of a segment that an open could not read has the maximum end: treat that as unknown.
+        // The mark of a segment that an open could not read has the maximum end: treat that as
+        // unknown.
         let known = |end: u64| if end < superblock.segment_bytes { end } else { 0 };
         let mark_end = metadata.checkpoints.mark(segment).map(|m| known(m.data_end));
         match plan(disk, superblock, segment, metadata.covered(segment), mark_end) {
@@ -108,7 +112,8 @@ fn plans(
     (drops, rewrites)
 }
 
-/// The loss by a repair: dropped segments, segments in use, and readable objects in the dropped ones.
+/// The loss by a repair: dropped segments, segments in use, and readable objects in the dropped
+/// ones.
 pub(super) fn loss(disk: &OnDisk, metadata: &StoreMetadata, options: RepairOptions) -> (usize, usize, u64) {
     let (drops, _) = plans(disk, metadata, options, &mut Report::default());
     let (superblock, store) = (metadata.manifest.superblock(), metadata.manifest.store());
@@ -258,8 +263,8 @@ impl Repairer<'_> {
     }
 }
 
-/// Write the blocks of a manifest copy that differ from `before`, and make them durable. Returns whether any
-/// differed.
+/// Write the blocks of a manifest copy that differ from `before`, and make them durable. Returns
+/// whether any differed.
 pub(super) fn write_copy(
     disk: &OnDisk,
     files: &mut Files,

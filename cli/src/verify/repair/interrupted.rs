@@ -1,5 +1,6 @@
-//! A repair that is interrupted after any of its writes leaves a store that opens without damage and without removed
-//! objects, or that is refused. The next repair continues and has the same result.
+//! A repair that is interrupted after any of its writes leaves a store that opens without damage
+//! and without removed objects, or that is refused. The next repair continues and has the same
+//! result.
 
 #[allow(dead_code, reason = "other tests use other parts")]
 #[path = "../../../tests/common/filled.rs"]

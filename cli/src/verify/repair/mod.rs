@@ -1,10 +1,11 @@
-//! `pagelith verify --repair`: drops and reports damaged parts, and leaves a store that verifies and opens.
+//! `pagelith verify --repair`: drops and reports damaged parts, and leaves a store that verifies
+//! and opens.
 //!
-//! - Repair never makes invisible objects visible. If the lost content is unknown, it may have included
-//!   removals. Then the objects that these may have hidden are dropped too; with `--repair=keep` they are
-//!   kept, with a warning.
-//! - Each step is durable before the next one that depends on it. After a crash the next run continues
-//!   ([`in_place`] defines the order). An intact store is not written.
+//! - Repair never makes invisible objects visible. If the lost content is unknown, it may have
+//!   included removals. Then the objects that these may have hidden are dropped too; with
+//!   `--repair=keep` they are kept, with a warning.
+//! - Each step is durable before the next one that depends on it. After a crash the next run
+//!   continues ([`in_place`] defines the order). An intact store is not written.
 
 mod check_record;
 mod dir_order;
@@ -39,13 +40,15 @@ const MAY_RETURN: &str = "objects that were removed or cleared may return";
 /// The flags of repair.
 #[derive(Args, Clone, Debug)]
 pub(super) struct RepairArgs {
-    /// Drop and report what is damaged, and leave a store that verifies and opens; the store must be closed. If removals may be
-    /// lost with the damage, all older objects are dropped too; without a valid manifest the store becomes empty. =keep keeps these
-    /// instead: objects that were removed or cleared may then return
+    /// Drop and report what is damaged, and leave a store that verifies and opens; the store must
+    /// be closed. If removals may be lost with the damage, all older objects are dropped too;
+    /// without a valid manifest the store becomes empty. =keep keeps these instead: objects that
+    /// were removed or cleared may then return
     #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "drop")]
     repair: Option<DoubtPolicy>,
-    /// Repair even if a directory holds no file of the store, because its drive is lost for good. Without this flag repair refuses
-    /// and reports what it would drop, since the drive may just not be mounted
+    /// Repair even if a directory holds no file of the store, because its drive is lost for good.
+    /// Without this flag repair refuses and reports what it would drop, since the drive may just
+    /// not be mounted
     #[arg(long, requires = "repair")]
     drop_missing_dirs: bool,
     /// With --repair=keep, if both superblocks are lost: `ssd.bytes` of the store in bytes
@@ -196,7 +199,8 @@ fn repair(dirs: &[PathBuf], options: RepairOptions) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// An error if segments are missing without `--drop-missing-dirs`. It tells what a repair would drop.
+/// An error if segments are missing without `--drop-missing-dirs`. It tells what a repair would
+/// drop.
 fn check_missing(
     disk: &OnDisk,
     metadata: Option<&StoreMetadata>,

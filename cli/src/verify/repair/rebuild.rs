@@ -1,8 +1,8 @@
-//! Repair of a store without a readable manifest: it becomes empty, or with `--repair=keep` its manifest is
-//! rebuilt from the segments.
+//! Repair of a store without a readable manifest: it becomes empty, or with `--repair=keep` its
+//! manifest is rebuilt from the segments.
 //!
-//! No engine opens such a store, so writes need no order until one copy of the new manifest is complete. The
-//! CREATING marker protects states that must not be taken for a store.
+//! No engine opens such a store, so writes need no order until one copy of the new manifest is
+//! complete. The CREATING marker protects states that must not be taken for a store.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +47,8 @@ fn random<const N: usize>() -> anyhow::Result<[u8; N]> {
     if got < N { bail!("getrandom returned too few bytes bytes={got}") } else { Ok(bytes) }
 }
 
-/// Make an empty store of the same sizes. It has another id and key, so that no remains are taken for its own.
+/// Make an empty store of the same sizes. It has another id and key, so that no remains are taken
+/// for its own.
 fn make_empty(disk: &OnDisk, files: &mut Files, was: Superblock, report: &mut Report) -> anyhow::Result<()> {
     if was.dir_count != disk.dir_count() {
         bail!("the store has another number of directories has={} given={}", was.dir_count, disk.dir_count());
@@ -82,8 +83,8 @@ fn make_empty(disk: &OnDisk, files: &mut Files, was: Superblock, report: &mut Re
     Ok(())
 }
 
-/// Remove the files of the store. Without a superblock its configuration is unknown; the next open makes a new
-/// store.
+/// Remove the files of the store. Without a superblock its configuration is unknown; the next open
+/// makes a new store.
 fn remove(disk: &OnDisk, files: &mut Files, report: &mut Report) -> anyhow::Result<()> {
     if (0..2).all(|copy| disk.copies[copy].is_none()) && disk.segment_file_bytes().iter().all(|b| *b == 0) {
         bail!("not a store: it has neither manifest nor segments dir={}", display_dirs(disk.dirs()));
@@ -140,7 +141,8 @@ fn rebuild_manifest(
         }
         let fact = &mut known.segments[id.0 as usize];
         if fact.is_none() && seen.incarnation.0 > 0 {
-            // Without head and footer its log position is unknown; its incarnations are not used again.
+            // Without head and footer its log position is unknown; its incarnations are not used
+            // again.
             let lost = Some((Incarnation(seen.incarnation.0.saturating_add(1)), SegmentOrder(0)));
             *fact = seen.order.map(|order| (seen.incarnation, order)).or(lost);
             if seen.order.is_none() {
@@ -181,8 +183,8 @@ fn rebuild_manifest(
     Ok(())
 }
 
-/// Reconstruct the store's facts without a superblock: store id and segment length from segment heads, the
-/// number of segments from file lengths, the rest from flags.
+/// Reconstruct the store's facts without a superblock: store id and segment length from segment
+/// heads, the number of segments from file lengths, the rest from flags.
 fn reconstruct(
     disk: &OnDisk,
     options: RepairOptions,

@@ -1,8 +1,9 @@
 //! The repair plan of one segment.
 //!
-//! A damaged record is replaced by tombstones of its members, with the sequence before its own. So its objects
-//! are gone, and older objects of the same keys stay invisible. This needs the keys, from an intact footer or
-//! header. If the lost content is unknown, it may have included removals, and all older objects are in doubt.
+//! A damaged record is replaced by tombstones of its members, with the sequence before its own. So
+//! its objects are gone, and older objects of the same keys stay invisible. This needs the keys,
+//! from an intact footer or header. If the lost content is unknown, it may have included removals,
+//! and all older objects are in doubt.
 
 use pagelith_layouts::align::ALIGN;
 use pagelith_layouts::footer::{self, FooterEntry, FooterFacts};
@@ -40,8 +41,9 @@ pub(super) struct Rewrite {
     pub(super) removals: u64,
 }
 
-/// Plan the repair of a segment. `covered` is [`StoreMetadata::covered`](super::super::metadata::StoreMetadata::covered);
-/// `mark_end` is the end of its last record by the newest checkpoint, if that has entries of it.
+/// Plan the repair of a segment. `covered` is
+/// [`StoreMetadata::covered`](super::super::metadata::StoreMetadata::covered); `mark_end` is the
+/// end of its last record by the newest checkpoint, if that has entries of it.
 pub(super) fn plan(
     disk: &OnDisk,
     superblock: &Superblock,
@@ -148,8 +150,9 @@ impl Planner<'_> {
         self.footer(&self.facts(&kept), &kept)
     }
 
-    /// Rewrite a damaged head. A head of another incarnation hides the whole segment at open, unless the
-    /// checkpoint has entries of it. Then the rewrite must not make hidden objects visible.
+    /// Rewrite a damaged head. A head of another incarnation hides the whole segment at open,
+    /// unless the checkpoint has entries of it. Then the rewrite must not make hidden objects
+    /// visible.
     fn head(&mut self) -> Result<(), UnknownLoss> {
         if self.segment.head_is_current() {
             return Ok(());

@@ -1,5 +1,5 @@
-//! A survey of all intact headers in a segment, of any incarnation: the highest incarnation, and the highest
-//! generation of each namespace.
+//! A survey of all intact headers in a segment, of any incarnation: the highest incarnation, and
+//! the highest generation of each namespace.
 
 use std::collections::BTreeMap;
 
