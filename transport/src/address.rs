@@ -37,7 +37,7 @@ pub enum Endpoint {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// An unknown prefix.
-    #[error("an address must begin with tcp: or unix:")]
+    #[error("an address begins with tcp: or unix:")]
     Kind,
     /// Not a host and a port.
     #[error("tcp: is followed by HOST:PORT, {0}")]
