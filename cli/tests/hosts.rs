@@ -46,7 +46,7 @@ impl Network {
         format!("{}-{n}", self.prefix)
     }
 
-    /// Cut a host off from the others, or join it again. Packets vanish; nobody is told.
+    /// Cut a host off from the others, or join it again. Packets are dropped without an error.
     fn join(&self, n: usize, joined: bool) {
         let state = if joined { "up" } else { "down" };
         ip(&["-n", &self.switch(), "link", "set", &format!("port{n}"), state]).expect("a port");

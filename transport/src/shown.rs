@@ -226,7 +226,7 @@ impl Shown {
 mod tests {
     use super::*;
 
-    /// A region of `bytes` bytes in a memfd, said to be mapped at `address`.
+    /// A region of `bytes` bytes in a memfd, announced as mapped at `address`.
     fn region(address: usize, bytes: usize) -> Arc<Region> {
         let own = Region::new(bytes).expect("memory");
         let fd = std::os::fd::AsFd::as_fd(&own).try_clone_to_owned().expect("a descriptor");
