@@ -63,7 +63,7 @@ fn trace(path: &Path) -> impl Iterator<Item = Vec<u64>> {
 }
 
 #[test]
-fn the_built_in_workload_hits_as_often_as_an_lru_list() {
+fn built_in_workload_hits_as_often_as_an_lru_list() {
     for pages in [500, 2000] {
         let expected = reference(chat(1500), pages);
         let found = store(pages, &["--requests=1500", "--seed=1"]);
@@ -75,7 +75,7 @@ fn the_built_in_workload_hits_as_often_as_an_lru_list() {
 
 /// Needs the trace `mooncake_conversation.jsonl.gz`, which is not part of this repository.
 #[test]
-fn the_real_trace_hits_as_often_as_an_lru_list() {
+fn real_trace_hits_as_often_as_an_lru_list() {
     let Some(path) = std::env::var_os("TEST_PAGELITH_TRACE").map(PathBuf::from) else {
         println!("skipped: TEST_PAGELITH_TRACE does not name mooncake_conversation.jsonl.gz");
         return;
