@@ -1,11 +1,13 @@
-//! Taking a checkpoint of the index while it is in use.
+//! Takes a checkpoint of the index while the index is in use.
 //!
-//! The snapshot is fuzzy. What makes it right: its position is the oldest segment not yet sealed when it
-//! began, so everything that changes meanwhile is in segments that the next open replays; and a data sync
-//! comes after the last entry was copied, so that an object which was moved out of an older segment
-//! meanwhile, and is left out here for being found in the replay, is durable where the replay looks. Of a
-//! record that entries left meanwhile, one member may have been copied before and another not; so such
-//! records are withdrawn at the end, all members at once.
+//! The snapshot is fuzzy. It is correct for three reasons:
+//! - Its log position is the oldest segment that was not sealed when it began (`replay_from`). All
+//!   later changes are in segments that the next open replays.
+//! - A data sync follows the copy of the last entry. An object that was moved out of an older
+//!   segment during the copy, and is left out because the replay finds it, is durable where the
+//!   replay looks.
+//! - Of a record whose entries left the index during the copy, one member may have been copied and
+//!   another not. Such records are withdrawn at the end, with all their members.
 
 use std::collections::HashSet;
 
@@ -15,7 +17,7 @@ use pagelith_layouts::ids::{SegmentId, SegmentOrder};
 use pagelith_layouts::mutant::{self, Mutant};
 use pagelith_tiers::ssd::checkpoint::CheckpointWriter;
 
-use crate::flusher::{Flusher, Purpose};
+use crate::flusher::{Flusher, SyncPurpose};
 use crate::index::Visited;
 use crate::visibility::Sight;
 
@@ -24,7 +26,7 @@ pub(crate) struct Checkpointing {
     writer: CheckpointWriter,
     pub replay_from: SegmentOrder,
     cursor: u64,
-    sync_asked: bool,
+    sync_requested: bool,
     clean: bool,
     pub serial: u64,
     /// Damage up to this segment is left out of it, and noted nowhere else.
@@ -34,14 +36,14 @@ pub(crate) struct Checkpointing {
 impl Checkpointing {
     /// Whether entries that leave the index now are left out of the checkpoint.
     pub fn copies(&self) -> bool {
-        !self.sync_asked
+        !self.sync_requested
     }
 }
 
 impl Flusher {
-    /// Begin a checkpoint if none is under way.
+    /// Begin a checkpoint unless one is under way.
     pub(crate) fn begin_checkpoint(&mut self, clean: bool) {
-        // With constant fingerprints the entries of a snapshot could not be told apart again.
+        // With constant fingerprints the entries of a snapshot could not be told apart.
         if self.checkpoint.is_some() || self.shared.config.constant_fingerprint() {
             return;
         }
@@ -74,7 +76,7 @@ impl Flusher {
                     writer,
                     replay_from,
                     cursor: 0,
-                    sync_asked: false,
+                    sync_requested: false,
                     clean,
                     serial,
                     leaves_out: None,
@@ -87,7 +89,7 @@ impl Flusher {
         }
     }
 
-    /// Go on with the checkpoint, or begin one if it is time; true if anything was done.
+    /// Continue the checkpoint, or begin one if it is due; true if anything was done.
     pub(crate) fn step_checkpoint(&mut self) -> bool {
         let every = self.shared.config.checkpoint_segments();
         if self.checkpoint.is_none() {
@@ -98,7 +100,8 @@ impl Flusher {
             }
             return due && self.checkpoint.is_some();
         }
-        // It would say that nothing is there, of segments that it spares the next open to look at.
+        // The index is being emptied: the checkpoint would list nothing, and keep the next open
+        // from reading segments that hold objects.
         let off = self.shared.lock().ssd.as_ref().is_none_or(|s| !s.health.reads());
         if off && self.forget_checkpoint() {
             return true;
@@ -106,7 +109,8 @@ impl Flusher {
         let mut any = self.copy_entries();
         while let Some(c) = self.checkpoint.as_mut() {
             let Some(op) = c.writer.next_op() else { break };
-            // Operations are tagged with the checkpoint's number: one that failed may leave some behind.
+            // The tag is the checkpoint's serial number: a failed one may leave operations in
+            // flight.
             if let Err(op) = self.log.submit(c.serial, op) {
                 c.writer.put_back(op);
                 break;
@@ -116,8 +120,9 @@ impl Flusher {
         any
     }
 
-    /// Whether the manifest has every generation. Until it does, only the records themselves tell of a newer one,
-    /// and a checkpoint spares the next open the look at them: what was put in it would not be found.
+    /// Whether the manifest has every generation. Until then only records hold a newer generation.
+    /// The next open does not read records that a checkpoint covers, so it would miss objects put
+    /// in that generation.
     fn generations_are_durable(&self) -> bool {
         let core = self.shared.lock();
         core.visibility
@@ -132,10 +137,10 @@ impl Flusher {
         let Some(c) = self.checkpoint.as_mut() else { return false };
         let mut core = shared.lock();
         let homes = core.index.home_slots();
-        if !c.writer.wants_entries() || c.sync_asked {
+        if !c.writer.wants_entries() || c.sync_requested {
             return false;
         }
-        // A purge that the copy overtakes would leave in it what the purge has not reached: it goes first.
+        // The purge goes first: entries that it has not reached must not be copied.
         if purging || core.ssd.as_ref().is_some_and(|ssd| !ssd.purges.is_empty()) {
             return false;
         }
@@ -143,10 +148,10 @@ impl Flusher {
         let to = (c.cursor + core.index.walk_piece()).min(homes);
         let (mut entries, mut broken) = (Vec::new(), Vec::new());
         core.index.visit_homes(c.cursor, to, |visited| {
-            // A link is written beside its object.
+            // A link is written with its object.
             let Visited::Object(e) = visited else { return };
             let Some(place) = e.ssd else { return };
-            // What lies at or behind the position is found by the replay.
+            // The replay finds what is at or after the log position.
             let before = ssd.segments.get(SegmentId(place.segment)).order < c.replay_from;
             if !before {
                 return;
@@ -166,12 +171,14 @@ impl Flusher {
             let link = core.index.link(e.fingerprint).filter(|_| e.attached);
             entries.extend(link.map(|base| CheckpointEntry::links(e.fingerprint, base)));
         });
-        // What is not trusted since a moment ago may have been trusted when others of its record were copied.
+        // Entries hidden only now may have been visible when other members of their records were
+        // copied.
         if let Some(left) = core.ssd.as_mut().and_then(|s| s.left.as_mut()) {
             left.extend(broken);
         }
         if to == homes {
-            // No later: a move after this is not covered by the sync, and its old place must count.
+            // Not later: the sync does not cover a move after this point, so the old place must
+            // count.
             c.leaves_out = core.ssd.as_mut().and_then(|s| s.damage.take_before(c.replay_from));
             let left = core.ssd.as_mut().and_then(|s| s.left.take());
             let left = left.filter(|_| !mutant::on(Mutant::WithdrawalsLost));
@@ -193,15 +200,15 @@ impl Flusher {
         } else if to == homes
             && let Some(c) = self.checkpoint.as_mut()
         {
-            c.sync_asked = true;
+            c.sync_requested = true;
             let serial = c.serial;
-            self.sync_for(Purpose::Checkpoint(serial));
+            self.sync_for(SyncPurpose::Checkpoint(serial));
         }
         true
     }
 
-    /// What was found behind the position while copying is durable: the snapshot may be completed. The sync may be that
-    /// of one that failed meanwhile, whose successor has not copied everything yet.
+    /// The data found after the log position during the copy is durable: complete the snapshot. The
+    /// sync may belong to a failed checkpoint whose successor has not copied everything yet.
     pub(crate) fn checkpoint_synced(&mut self, serial: u64, ok: bool) {
         let next = self.shared.lock().sequences.next();
         let Some(c) = self.checkpoint.as_mut().filter(|c| c.serial == serial) else { return };
@@ -228,7 +235,8 @@ impl Flusher {
         }
     }
 
-    /// Give up a checkpoint whose entries are not all copied, without a fault of its own; true if there was one.
+    /// Give up a checkpoint that has not copied all entries, without counting a failure; true if
+    /// there was one.
     fn forget_checkpoint(&mut self) -> bool {
         let partial = self.checkpoint.as_ref().is_some_and(Checkpointing::copies);
         if partial {
@@ -241,12 +249,12 @@ impl Flusher {
         partial
     }
 
-    /// The older checkpoint stands; open will replay more footers.
+    /// The older checkpoint stays valid; open will replay more footers.
     fn checkpoint_failed(&mut self, fault: &IoFault) {
-        tracing::warn!(%fault, "checkpoint failed, the older one stands");
+        tracing::warn!(%fault, "checkpoint failed, the older one stays valid");
         if self.checkpoint.is_some() {
             self.give_up_checkpoint();
-            // The next one goes into the same file, not over the older one.
+            // The next checkpoint reuses this file, and does not overwrite the older one.
             self.checkpoint_serial += 1;
         }
         self.shared.lock().counters.checkpoint_failures += 1;

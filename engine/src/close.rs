@@ -1,4 +1,4 @@
-//! The end of a store, with and without goodbye.
+//! Ends a store, with a flush (`close`) or without (`abandon`).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,26 +13,27 @@ use crate::outcome::CloseReport;
 use crate::shared::{BUSY_STEP, Shared};
 use crate::store::Store;
 
-/// Longest that a background task is waited for when no time is left, or nothing can be expected of it.
+/// Longest wait for a background task when no time is left, or when the tier has failed.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Flush, let the flusher seal and checkpoint, and release everything.
+/// Flush, let the flusher seal and checkpoint, and release all resources.
 #[tracing::instrument(level = "info", skip_all)]
 pub(crate) fn close(store: &mut Store, timeout: Duration) -> CloseReport {
     let shared = store.shared.clone();
     let deadline = shared.now().after(timeout);
     shared.lock().drop_waiting_groups();
     let flushed = flush::begin(&shared)
-        .and_then(|ids| ids.into_iter().try_for_each(|id| written(&shared, id, deadline)));
-    tell_peers(&shared, deadline);
+        .and_then(|ids| ids.into_iter().try_for_each(|id| await_answer(&shared, id, deadline)));
+    drain_peer_queue(&shared, deadline);
     shared.closed.store(true, Ordering::Release);
     let closed = flushed.and_then(|()| {
         let asked = shared.lock().ask(|id| Job::Close { id });
         shared.work.raise();
-        asked.map_or(Ok(()), |id| written(&shared, id, deadline))
+        asked.map_or(Ok(()), |id| await_answer(&shared, id, deadline))
     });
     let (unsaved_objects, unsaved_bytes) = shared.lock().unsaved();
-    // A tier that failed is left at once: what it has not ended by now may take for ever.
+    // Do not wait for a failed tier: operations that it has not completed by now may never
+    // complete.
     stop(store, if closed.is_ok() { deadline } else { shared.now() });
     let flushed = shared.lock().flushes.last_report();
     let error = closed.err();
@@ -43,8 +44,8 @@ pub(crate) fn close(store: &mut Store, timeout: Duration) -> CloseReport {
     CloseReport { flushed, unsaved_objects, unsaved_bytes, error }
 }
 
-/// Wait until the flusher answers request `id`, as long as the tier takes anything.
-fn written(shared: &Shared, id: u64, deadline: Mono) -> Result<()> {
+/// Wait until the flusher answers request `id`, or until the tier fails.
+fn await_answer(shared: &Shared, id: u64, deadline: Mono) -> Result<()> {
     loop {
         let seen = shared.progress.value();
         if let Some(answer) = shared.answer(id, deadline, "close") {
@@ -58,8 +59,8 @@ fn written(shared: &Shared, id: u64, deadline: Mono) -> Result<()> {
     }
 }
 
-/// Give what waits for peers its time: this store will not offer it again.
-fn tell_peers(shared: &Shared, deadline: Mono) {
+/// Let the queue of offers to peers drain: after this the store makes no more offers.
+fn drain_peer_queue(shared: &Shared, deadline: Mono) {
     let deadline = deadline.min(shared.deadline(None));
     loop {
         let seen = shared.progress.value();
@@ -72,13 +73,13 @@ fn tell_peers(shared: &Shared, deadline: Mono) {
     }
 }
 
-/// Leave without a flush.
+/// Stop without a flush.
 pub(crate) fn abandon(store: &mut Store) {
     let deadline = store.shared.deadline(None);
     stop(store, deadline);
 }
 
-/// Stop the background tasks where they stand, at `deadline` or a moment after it, and let go of the files.
+/// Stop the background tasks at `deadline`, or up to [`GRACE`] later, and release the files.
 fn stop(store: &mut Store, deadline: Mono) {
     let shared = &store.shared;
     let left = || deadline.since(shared.now()).max(GRACE.min(shared.config.deadline()));
@@ -87,7 +88,7 @@ fn stop(store: &mut Store, deadline: Mono) {
     shared.work.raise();
     store.end_sessions(shared.now().after(left()));
     if !shared.prefetch.stop(left()) {
-        tracing::error!("what reads ahead did not end in time, its files stay open");
+        tracing::error!("prefetch reader did not end in time, its files stay open");
     }
     if let Some(flusher) = store.flusher.take()
         && !flusher.join(left())
@@ -98,6 +99,6 @@ fn stop(store: &mut Store, deadline: Mono) {
     if let Some(writer) = store.writer.take()
         && !writer.join(left())
     {
-        tracing::error!("the writer to peers did not end in time");
+        tracing::error!("peer writer did not end in time");
     }
 }

@@ -1,39 +1,44 @@
-//! Damage that was found stays found: an open after a crash must not find again what was dropped as damaged.
+//! Keeps damage dropped across a crash: the next open must not find again what was dropped as
+//! damaged.
 //!
-//! A flush behind damage waits for a checkpoint. That has only what the index still finds, and speaks for every segment that
-//! was sealed when it began, so it needs no names. Tombstones would: a record whose header cannot be read does not say whose
-//! it is, a quarantined segment holds thousands of objects, and the tombstone of a base would hide what is attached to it
-//! behind the next put of the base too.
+//! A flush after damage waits for a checkpoint. The checkpoint contains only what the index still
+//! finds, and covers every segment that was sealed when it began, so it needs no keys. Tombstones
+//! would need them: an unreadable record header does not name its keys, a quarantined segment holds
+//! thousands of objects, and a base's tombstone would hide the objects attached to it even after
+//! the base is put again.
 //!
 //! Invariants:
-//! - `Damage::newest` is the youngest segment of which something was dropped that no checkpoint under way leaves out.
-//! - A checkpoint leaves damage out if it is found before the index is copied to its end, in a segment older than its log position
-//!   (`newest < replay_from`); if the checkpoint fails, the damage is noted anew.
-//! - A flush waits for one checkpoint at most, so damage that is found on and on does not hold it up, nor does a checkpoint that
-//!   cannot be written.
+//! - `Damage::newest` is the youngest segment with a dropped record that no checkpoint under way
+//!   leaves out.
+//! - A checkpoint leaves damage out if the damage is found before the index is copied to its end,
+//!   in a segment older than the checkpoint's log position (`newest < replay_from`). If the
+//!   checkpoint fails, the damage is noted again.
+//! - A flush waits for at most one checkpoint, so neither a stream of new damage nor a checkpoint
+//!   that cannot be written delays it further.
 
 use pagelith_layouts::ids::{SegmentId, SegmentOrder};
 use pagelith_tiers::policy::FrameId;
 
 use crate::core::Core;
-use crate::flusher::{Flusher, Purpose};
+use crate::flusher::{Flusher, SyncPurpose};
 use crate::frames::FrameState;
 
-/// What was dropped as damaged since the last checkpoint, as one number: its youngest segment.
+/// Damage dropped since the last checkpoint, as one number: its youngest segment.
 #[derive(Debug, Default)]
 pub(crate) struct Damage {
     newest: Option<SegmentOrder>,
-    /// A page was found damaged in memory whose record may be in a segment that only the log knows.
+    /// A page was found damaged in DRAM while its record may be in a segment that only the log
+    /// knows.
     writing: bool,
 }
 
 /// A flush that waits for a checkpoint.
 #[derive(Debug)]
-pub(crate) struct FlushBehind {
+pub(crate) struct PendingFlush {
     pub flush: u64,
-    /// Segments up to this one are to be sealed first.
+    /// Segments up to this one must be sealed first.
     damaged: SegmentOrder,
-    /// Number of the first checkpoint that will do.
+    /// Serial number of the first checkpoint that suffices.
     serial: u64,
 }
 
@@ -43,7 +48,7 @@ impl Damage {
         self.newest = self.newest.max(Some(order));
     }
 
-    /// What a checkpoint leaves out that has copied the index to its end.
+    /// The damage that a checkpoint leaves out once it has copied the whole index.
     pub fn take_before(&mut self, replay_from: SegmentOrder) -> Option<SegmentOrder> {
         self.newest.take_if(|newest| *newest < replay_from)
     }
@@ -58,8 +63,9 @@ impl Core {
         }
     }
 
-    /// What the arena holds of a frame is not what was put: it goes, with all that it says. Its record may be on its way to SSD,
-    /// or there although a write of it failed (it is queued again then); an open after a crash would find it.
+    /// Drop a frame whose bytes in the arena differ from the put's, with its entries. Its record
+    /// may be in flight to SSD, or be there although its write failed (the frame is queued again
+    /// then); an open after a crash would find it.
     pub fn drop_damaged(&mut self, id: FrameId) {
         let may_be_written = self.frames.get(id).is_some_and(|f| f.state != FrameState::Clean);
         self.drop_frame(id, false);
@@ -70,16 +76,17 @@ impl Core {
 }
 
 impl Flusher {
-    /// Make everything before this durable: at once, or behind a checkpoint that leaves out what was found damaged.
+    /// Make everything before this durable: at once, or after a checkpoint that leaves out the
+    /// damage found.
     pub(crate) fn take_flush(&mut self, flush: u64) {
         match self.checkpoint_for_damage() {
-            Some((damaged, serial)) => self.behind.push(FlushBehind { flush, damaged, serial }),
-            None => self.sync_for(Purpose::Flush(flush)),
+            Some((damaged, serial)) => self.pending_flushes.push(PendingFlush { flush, damaged, serial }),
+            None => self.sync_for(SyncPurpose::Flush(flush)),
         }
     }
 
-    /// Up to which segment all are to be sealed, and the first checkpoint then that leaves out all damage found so far; `None`
-    /// if there is none.
+    /// The segment up to which all must be sealed, and the first checkpoint that then leaves out
+    /// all damage found so far; `None` without damage.
     fn checkpoint_for_damage(&mut self) -> Option<(SegmentOrder, u64)> {
         // No checkpoint is taken where all fingerprints are equal.
         if self.shared.config.constant_fingerprint() {
@@ -103,26 +110,27 @@ impl Flusher {
         if self.log.open_order().is_some_and(|open| open <= damaged) {
             self.log.seal_open();
             if let Some(open) = self.log.open_order() {
-                // Nothing was written to it, so it is not sealed, and nothing in it can be found.
+                // The open segment is empty, so it is not sealed, and holds no damage.
                 damaged = damaged.min(SegmentOrder(open.0 - 1));
             }
         }
         Some((damaged, self.checkpoint_serial + 1))
     }
 
-    /// Whether a flush waits for a checkpoint that can begin.
+    /// Whether a flush waits for a checkpoint that can begin now.
     pub(crate) fn flush_wants_checkpoint(&self) -> bool {
         let sealed = |order| self.log.oldest_unsealed().is_none_or(|oldest| order < oldest);
-        self.behind.first().is_some_and(|behind| sealed(behind.damaged))
+        self.pending_flushes.first().is_some_and(|pending| sealed(pending.damaged))
     }
 
-    /// A checkpoint is over, written or not: the flushes that waited for it go on.
+    /// A checkpoint ended, written or not: continue the flushes that waited for it.
     pub(crate) fn checkpoint_over(&mut self, serial: u64, left_out: Option<SegmentOrder>) {
         if let (Some(order), Some(ssd)) = (left_out, self.shared.lock().ssd.as_mut()) {
             ssd.damage.note(order);
         }
-        let over = self.behind.extract_if(.., |behind| behind.serial <= serial).collect::<Vec<_>>();
-        over.into_iter().for_each(|behind| self.sync_for(Purpose::Flush(behind.flush)));
+        let ready =
+            self.pending_flushes.extract_if(.., |pending| pending.serial <= serial).collect::<Vec<_>>();
+        ready.into_iter().for_each(|pending| self.sync_for(SyncPurpose::Flush(pending.flush)));
     }
 }
 
@@ -149,10 +157,11 @@ mod tests {
         store.get_batch(&mut [get], Options::default()).remove(0).expect("got")
     }
 
-    /// Its record is on SSD then, of the bytes that changed, with the checksums of what was put, and in a footer.
+    /// Then the record on SSD has the changed bytes with the checksums of the put, and a footer
+    /// lists it.
     #[test]
-    fn page_found_damaged_in_memory_while_it_is_written_stays_gone_after_a_flush_and_a_crash() {
-        for by_a_view in [false, true] {
+    fn page_damaged_in_memory_during_its_write_stays_gone_after_flush_and_crash() {
+        for by_view in [false, true] {
             let dir = tempfile::tempdir().expect("a directory");
             let mut config = Config::default();
             config.dram.bytes = crate::Size::mib(4);
@@ -171,19 +180,19 @@ mod tests {
                 store.shared.lock().frames.iter().all(|(_, f)| f.state == FrameState::Writing)
             };
             work.until("the frames are being written", || writes(&store));
-            match by_a_view {
+            match by_view {
                 true => assert!(store.view(&key(1, "k")).expect("asked").is_none()),
                 false => assert_eq!(get(&store, 1), GetOutcome::Miss(MissCause::Damaged)),
             }
-            assert!(writes(&store), "it was written before it was found damaged");
-            // The rest of its segment, and a little of the next.
+            assert!(writes(&store), "still being written when found damaged");
+            // Fill the rest of its segment, and a little of the next.
             (3..13).for_each(|page| put(&store, page));
             work.until("a segment is sealed", || store.stats().segments_sealed > 0);
             store.flush(Options::default()).expect("flushed");
             store.abandon();
             let store = Stepped::default().open(&config);
             let here = store.exists_batch(&[key(1, "k"), key(2, "k")], Options::default());
-            assert_eq!((here, get(&store, 2).is_hit()), (vec![false, true], true), "by_a_view={by_a_view}");
+            assert_eq!((here, get(&store, 2).is_hit()), (vec![false, true], true), "by_view={by_view}");
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Counts that reports of flushes are made of: objects that became durable, were refused or were lost, of the whole store and of namespaces whose clients
-//! may hear of nothing else.
+//! Counts for flush reports: objects that became durable, were refused or were lost. They are kept
+//! for the whole store, and for each namespace to which some client is restricted.
 //!
-//! Invariant: counts only grow, and each reporter remembers what it was told last. So nobody takes a report from anybody else, and who may
-//! hear of some namespaces hears of those alone.
+//! Invariant: counts only grow, and each reporter remembers the counts of its last report. So a
+//! report to one reporter takes nothing from another, and a restricted client learns about its own
+//! namespaces only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,97 +11,103 @@ use pagelith_layouts::ids::NamespaceId;
 
 use crate::outcome::FlushReport;
 
-/// Most clients of a key that are gone whose last report is remembered: a process may come back over another link. Each key has its own, since
-/// a client chooses by which process it is called, and not by which key.
-const GONE_MAX: usize = 1024;
+/// Most disconnected clients of one key whose last report is remembered: a process may return over
+/// another connection. The limit is per key, because a client chooses its process name but not its
+/// key.
+const DISCONNECTED_MAX: usize = 1024;
 
-/// Counts, and who was told what of them.
+/// The counts, and the last report to each reporter.
 #[derive(Debug, Default)]
 pub(crate) struct FlushCounts {
     all: FlushReport,
-    /// Of the namespaces that some client is restricted to.
-    of: BTreeMap<NamespaceId, FlushReport>,
-    /// Counts that the embedding process was told, and those that anybody was told who hears of everything.
-    own: FlushReport,
-    everything: FlushReport,
-    /// By key, then by process.
-    clients: BTreeMap<String, BTreeMap<String, Told>>,
-    turns: u64,
+    /// Counts of each namespace to which some client is restricted.
+    by_namespace: BTreeMap<NamespaceId, FlushReport>,
+    /// Counts last reported to the embedding process, and to any reporter that sees all namespaces.
+    to_embedder: FlushReport,
+    to_unrestricted: FlushReport,
+    /// By key, then by process name.
+    clients: BTreeMap<String, BTreeMap<String, Reporter>>,
+    unlinks: u64,
 }
 
-/// Counts that a client was told.
+/// A client that receives reports.
 #[derive(Debug)]
-struct Told {
-    /// Namespaces that it may hear of; `None` for everything.
+struct Reporter {
+    /// Namespaces that it may see; `None` for all.
     namespaces: Option<BTreeSet<NamespaceId>>,
     last: FlushReport,
     links: u32,
-    /// When its last link went.
-    left: u64,
+    /// Value of `FlushCounts::unlinks` when its last connection closed.
+    unlinked_at: u64,
 }
 
 impl FlushCounts {
-    /// Objects of a namespace became durable, were refused or were lost.
+    /// Add objects of a namespace that became durable, were refused or were lost.
     pub fn add(&mut self, namespace: NamespaceId, counts: &FlushReport) {
         add(&mut self.all, counts);
-        if let Some(of) = self.of.get_mut(&namespace) {
+        if let Some(of) = self.by_namespace.get_mut(&namespace) {
             add(of, counts);
         }
     }
 
-    /// All that happened since the embedding process was told last.
+    /// All counts since the last report to the embedding process.
     pub fn report(&mut self) -> FlushReport {
-        let since = since(&self.all, &self.own);
-        (self.own, self.everything) = (self.all, self.all);
+        let since = since(&self.all, &self.to_embedder);
+        (self.to_embedder, self.to_unrestricted) = (self.all, self.all);
         since
     }
 
-    /// All that happened since anybody was told who hears of everything: for the last report of all.
+    /// All counts since the last report to any unrestricted reporter: the last report of a store.
     pub fn last_report(&mut self) -> FlushReport {
-        self.own = self.everything;
+        self.to_embedder = self.to_unrestricted;
         self.report()
     }
 
-    /// A client has a link: it hears of what happens from now on, or since it was told last.
+    /// A client connects: its reports begin now, or at its last report if it is remembered.
     pub fn link(&mut self, client: &str, namespaces: Option<&BTreeSet<NamespaceId>>) {
-        namespaces.into_iter().flatten().for_each(|namespace| _ = self.of.entry(*namespace).or_default());
+        namespaces
+            .into_iter()
+            .flatten()
+            .for_each(|namespace| _ = self.by_namespace.entry(*namespace).or_default());
         let last = self.now(namespaces);
-        let told = || Told { namespaces: namespaces.cloned(), last, links: 0, left: 0 };
+        let reporter = || Reporter { namespaces: namespaces.cloned(), last, links: 0, unlinked_at: 0 };
         let (key, process) = parts(client);
         let of_key = self.clients.entry(key.to_owned()).or_default();
-        of_key.entry(process.to_owned()).or_insert_with(told).links += 1;
+        of_key.entry(process.to_owned()).or_insert_with(reporter).links += 1;
     }
 
-    /// One of its links is gone.
+    /// One of a client's connections closed.
     pub fn unlink(&mut self, client: &str) {
-        self.turns += 1;
+        self.unlinks += 1;
         let (key, process) = parts(client);
         let Some(of_key) = self.clients.get_mut(key) else { return };
-        let Some(told) = of_key.get_mut(process) else { return };
-        told.links = told.links.saturating_sub(1);
-        told.left = self.turns;
-        let gone = || of_key.iter().filter(|(_, told)| told.links == 0);
-        if gone().count() > GONE_MAX
-            && let Some(oldest) = gone().min_by_key(|(_, told)| told.left).map(|(process, _)| process.clone())
+        let Some(reporter) = of_key.get_mut(process) else { return };
+        reporter.links = reporter.links.saturating_sub(1);
+        reporter.unlinked_at = self.unlinks;
+        let disconnected = || of_key.iter().filter(|(_, reporter)| reporter.links == 0);
+        if disconnected().count() > DISCONNECTED_MAX
+            && let Some(oldest) = disconnected()
+                .min_by_key(|(_, reporter)| reporter.unlinked_at)
+                .map(|(process, _)| process.clone())
         {
             of_key.remove(&oldest);
         }
     }
 
-    /// All that happened, of what a client may hear, since it was told last.
+    /// The counts that a client may see, since its last report.
     pub fn report_to(&mut self, client: &str) -> FlushReport {
-        let namespaces = self.told(client).map(|told| told.namespaces.clone());
+        let namespaces = self.reporter(client).map(|reporter| reporter.namespaces.clone());
         let Some(namespaces) = namespaces else { return FlushReport::default() };
         let now = self.now(namespaces.as_ref());
-        let Some(told) = self.told(client) else { return FlushReport::default() };
-        let since = since(&now, &std::mem::replace(&mut told.last, now));
+        let Some(reporter) = self.reporter(client) else { return FlushReport::default() };
+        let since = since(&now, &std::mem::replace(&mut reporter.last, now));
         if namespaces.is_none() {
-            self.everything = now;
+            self.to_unrestricted = now;
         }
         since
     }
 
-    fn told(&mut self, client: &str) -> Option<&mut Told> {
+    fn reporter(&mut self, client: &str) -> Option<&mut Reporter> {
         let (key, process) = parts(client);
         self.clients.get_mut(key)?.get_mut(process)
     }
@@ -108,12 +115,15 @@ impl FlushCounts {
     fn now(&self, namespaces: Option<&BTreeSet<NamespaceId>>) -> FlushReport {
         let Some(namespaces) = namespaces else { return self.all };
         let mut sum = FlushReport::default();
-        namespaces.iter().filter_map(|namespace| self.of.get(namespace)).for_each(|of| add(&mut sum, of));
+        namespaces
+            .iter()
+            .filter_map(|namespace| self.by_namespace.get(namespace))
+            .for_each(|of| add(&mut sum, of));
         sum
     }
 }
 
-/// The key of a client and its process, which stands behind the last slash.
+/// The key of a client and its process name, which follows the last slash.
 fn parts(client: &str) -> (&str, &str) {
     client.rsplit_once('/').unwrap_or(("", client))
 }
@@ -167,7 +177,7 @@ mod tests {
         let mut counts = FlushCounts::default();
         counts.add(A, &lost(1));
         counts.link("a", None);
-        assert_eq!(counts.report_to("a"), lost(0), "that was before it came");
+        assert_eq!(counts.report_to("a"), lost(0), "added before the client connected");
         counts.add(A, &lost(2));
         counts.unlink("a");
         counts.link("a", None);
@@ -196,7 +206,7 @@ mod tests {
             counts.unlink(client);
         }
         counts.add(A, &lost(3));
-        for n in 0..GONE_MAX + 10 {
+        for n in 0..DISCONNECTED_MAX + 10 {
             let client = format!("b/{n}");
             counts.link(&client, Some(&only(B)));
             counts.unlink(&client);
@@ -210,11 +220,11 @@ mod tests {
     #[test]
     fn clients_that_are_gone_are_forgotten_the_oldest_first() {
         let mut counts = FlushCounts::default();
-        for n in 0..GONE_MAX + 10 {
+        for n in 0..DISCONNECTED_MAX + 10 {
             counts.link(&n.to_string(), None);
             counts.unlink(&n.to_string());
         }
         let of_key = &counts.clients[""];
-        assert_eq!((of_key.len(), of_key.contains_key("9")), (GONE_MAX, false));
+        assert_eq!((of_key.len(), of_key.contains_key("9")), (DISCONNECTED_MAX, false));
     }
 }

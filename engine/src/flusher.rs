@@ -1,6 +1,9 @@
-//! The flusher: the one background task. It takes frames, tombstones and requests in order, gives them to
-//! the log, and acts on what the log reports ([`crate::flushed`]). Reclaim and checkpoints run inside it,
-//! step by step, so that the log has one owner and one order.
+//! The flusher: the one background task of the SSD tier. It takes frames, tombstones and requests
+//! from the queue in order, appends them to the log, and handles the log's events
+//! ([`crate::log_events`]).
+//!
+//! Reclaim, checkpoints, probes and background scrub run inside it, one step at a time, so that the
+//! log has one owner and one order.
 
 mod jobs;
 
@@ -18,52 +21,53 @@ use rustc_hash::FxHashMap;
 
 use crate::checkpoint::Checkpointing;
 use crate::core::Answer;
-use crate::damage::FlushBehind;
+use crate::damage::PendingFlush;
 use crate::frame_io::Held;
 use crate::index::SsdPlace;
-use crate::probe::Trial;
+use crate::probe::Probe;
 use crate::quarantine::Purge;
-use crate::reclaim::{Kept, Reclaim};
+use crate::reclaim::{DeferredVictim, Reclaim};
 use crate::scrub::Background;
 use crate::shared::Shared;
-use crate::stuck::Stuck;
+use crate::stall::StallDetector;
 
-/// Longest that the flusher sleeps with nothing to do: leases end and readers leave without a signal.
+/// Longest sleep without work: leases expire and readers leave without a signal.
 const IDLE: Duration = Duration::from_millis(50);
 /// Longest wait for a completion.
 const WAIT: Duration = Duration::from_millis(10);
 
-/// Tags of the operations that are submitted beside the log's own; below them are the numbers of checkpoints.
+/// Tags of operations that the engine submits to the log's queue. Lower values are serial numbers
+/// of checkpoints.
 pub(crate) const TAG_FOOTER: u64 = 1 << 32;
 pub(crate) const TAG_RECORD: u64 = 2 << 32;
-pub(crate) const TAG_TRIAL: u64 = 3 << 32;
+pub(crate) const TAG_PROBE: u64 = 3 << 32;
 pub(crate) const TAG_SCAN: u64 = 4 << 32;
 pub(crate) const TAG_SCRUB: u64 = 5 << 32;
 pub(crate) const TAG_READBACK: u64 = 6 << 32;
 
-/// What a unit in the log is to the engine.
-pub(crate) enum Appended {
-    /// A frame, held until the write is over.
+/// What the engine must do once a unit in the log is written or has failed.
+pub(crate) enum PendingUnit {
+    /// A frame, pinned until its write ends.
     Frame(Held),
-    /// An extent that reclaim wrote again: fingerprint and old place of each member.
+    /// An extent that reclaim moves: fingerprint and old place of each member.
     Moved(Vec<(u128, SsdPlace)>),
-    /// Tombstones, and who waits for them; nobody for those that reclaim wrote again.
+    /// Tombstones, and the request that waits for them; `None` if reclaim carries them forward.
     Tombstones(Option<u64>),
 }
 
-/// Objects written and not yet durable.
-pub(crate) struct Written {
-    /// Of what was put.
+/// A unit that was written and that no sync has covered.
+pub(crate) struct UnsyncedUnit {
+    /// Namespace of a put; `None` for a move.
     pub namespace: Option<NamespaceId>,
     pub members: Vec<(u128, SsdPlace)>,
     pub bytes: u64,
-    /// Where reclaim took each member from; empty for what was put.
+    /// Old place of each moved member; empty for a put.
     pub from: Vec<SsdPlace>,
 }
 
-/// Why a sync was asked for.
+/// The request that a sync serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub(crate) enum SyncPurpose {
     Flush(u64),
     Tombstones(u64),
     Reclaim,
@@ -73,51 +77,54 @@ pub(crate) enum Purpose {
 pub(crate) struct Flusher {
     pub shared: Arc<Shared>,
     pub log: Log,
-    pub units: FxHashMap<u64, Appended>,
-    pub written: FxHashMap<u64, Written>,
+    pub units: FxHashMap<u64, PendingUnit>,
+    pub written: FxHashMap<u64, UnsyncedUnit>,
     pub next_unit: u64,
-    /// Of each unit that was appended: its segment, its bytes and, of data, its sequence; what the core does not know yet.
+    /// Segment, bytes and (data only) sequence of each appended unit that the core has not
+    /// accounted for.
     appended: Vec<(SegmentId, u64, Option<Sequence>)>,
-    /// A unit that waits for a segment.
+    /// A unit that waits for a free segment.
     stalled: Option<Unit>,
-    /// In the order they were asked for, which those keep that are asked for again.
-    pub syncs: BTreeMap<SyncId, Purpose>,
-    /// Generations that the manifest durably holds; namespaces that were never cleared are not in it.
+    /// In the order of the requests; a request that is made again keeps its identifier, hence its
+    /// place.
+    pub syncs: BTreeMap<SyncId, SyncPurpose>,
+    /// Generations in the durable manifest; namespaces that were never cleared are absent.
     pub durable_generations: HashMap<NamespaceId, Generation>,
-    /// Namespaces whose tombstones keep victims from being emptied.
-    pub stuck: BTreeSet<NamespaceId>,
-    /// Generations being made durable, and who waits.
+    /// Namespaces whose tombstones keep reclaim from emptying victims.
+    pub blocked_namespaces: BTreeSet<NamespaceId>,
+    /// Generations being made durable, with the request that waits for each.
     pub clears: Vec<(NamespaceId, Generation, u64)>,
     pub next_order: SegmentOrder,
     pub reclaim: Option<Reclaim>,
-    /// Victims that could not be emptied.
-    pub kept: HashMap<SegmentId, Kept>,
-    /// Emptied victims that somebody still reads, and since when.
-    pub leaving: Vec<(SegmentId, Mono)>,
-    /// Refused puts that room was made for, and entries in the index when that last began.
-    pub refused_seen: u64,
-    pub entries_before: u64,
+    /// Victims that could not be emptied, by segment.
+    pub deferred_victims: HashMap<SegmentId, DeferredVictim>,
+    /// Emptied victims that still have readers, and when they were emptied.
+    pub draining: Vec<(SegmentId, Mono)>,
+    /// `puts_refused` and the index's length when the last reclaim for index space began.
+    pub refused_at_reclaim: u64,
+    pub entries_at_reclaim: u64,
     pub checkpoint: Option<Checkpointing>,
     pub checkpoint_serial: u64,
-    /// Flushes that wait for a checkpoint, in the order they were asked for.
-    pub behind: Vec<FlushBehind>,
+    /// Flushes that wait for a checkpoint, in the order of the requests.
+    pub pending_flushes: Vec<PendingFlush>,
     pub sealed_since_checkpoint: u32,
-    /// Bytes written to the device before this task had the log.
+    /// Bytes written to the device before this task owned the log.
     pub bytes_before: u64,
-    /// A trial of a device that failed, and entries on their way out of the index.
-    pub trial: Option<Trial>,
+    /// A probe of a failed device, and the purge of index entries under way.
+    pub probe: Option<Probe>,
     pub purge: Option<Purge>,
-    /// Tombstones that somebody waits for: where they lie, which are being read back, and which wait for that.
+    /// Requested tombstones: where each record is, which records are being read back, and which
+    /// requests wait for queue space to be read back.
     pub tombstones: HashMap<u64, RecordPlace>,
     pub reading_back: HashMap<u64, (u64, SegmentId)>,
     pub to_read_back: Vec<u64>,
     pub scrub: Background,
-    /// Whether the device ends what was submitted.
-    device: Stuck,
-    /// Why the tier was last stopped.
+    /// Detects that the device completes nothing.
+    stall: StallDetector,
+    /// Why the tier last stopped.
     pub reason: String,
     pub closing: Option<u64>,
-    pub over: bool,
+    pub finished: bool,
 }
 
 impl Flusher {
@@ -128,7 +135,7 @@ impl Flusher {
         serial: u64,
         bytes_before: u64,
     ) -> Flusher {
-        let device = Stuck::new(shared.now());
+        let stall = StallDetector::new(shared.now());
         Flusher {
             shared,
             log,
@@ -139,45 +146,45 @@ impl Flusher {
             stalled: None,
             syncs: BTreeMap::new(),
             durable_generations: HashMap::new(),
-            stuck: BTreeSet::new(),
+            blocked_namespaces: BTreeSet::new(),
             clears: Vec::new(),
             next_order,
             reclaim: None,
-            kept: HashMap::new(),
-            leaving: Vec::new(),
-            refused_seen: 0,
-            entries_before: u64::MAX,
+            deferred_victims: HashMap::new(),
+            draining: Vec::new(),
+            refused_at_reclaim: 0,
+            entries_at_reclaim: u64::MAX,
             checkpoint: None,
             checkpoint_serial: serial,
-            behind: Vec::new(),
+            pending_flushes: Vec::new(),
             sealed_since_checkpoint: 0,
             bytes_before,
-            trial: None,
+            probe: None,
             purge: None,
             tombstones: HashMap::new(),
             reading_back: HashMap::new(),
             to_read_back: Vec::new(),
             scrub: Background::default(),
-            device,
+            stall,
             reason: String::new(),
             closing: None,
-            over: false,
+            finished: false,
         }
     }
 
-    /// A name for the next unit.
+    /// The identifier of the next unit.
     pub fn unit_id(&mut self) -> u64 {
         self.next_unit += 1;
         self.next_unit
     }
 
-    /// Ask for a sync and remember why.
-    pub fn sync_for(&mut self, purpose: Purpose) {
+    /// Request a sync and remember its purpose.
+    pub fn sync_for(&mut self, purpose: SyncPurpose) {
         let id = self.log.sync();
         self.syncs.insert(id, purpose);
     }
 
-    /// Let go what holds memory back only until its time is up; false if the store is abandoned.
+    /// Release memory whose hold has expired; false if the store was abandoned.
     fn expire(&self) -> bool {
         let mut core = self.shared.lock();
         if !core.stopping {
@@ -204,9 +211,9 @@ impl Flusher {
         any
     }
 
-    /// Keep a segment ready for when the open one is full.
+    /// Keep a spare segment ready for when the open one is full.
     fn prepare_segment(&mut self) -> bool {
-        // While closing, only for what is still to be written.
+        // While closing, prepare one only if something remains to be written.
         let moves = self.reclaim.as_ref().is_some_and(Reclaim::needs_room);
         let done = self.closing.is_some() && self.stalled.is_none() && !moves;
         if !self.log.wants_segment() || done {
@@ -215,32 +222,34 @@ impl Flusher {
         !self.is_read_only() && self.prepare_free().is_some()
     }
 
-    /// Writes that the device may have: few while somebody reads, who would wait for them.
+    /// Record writes that the device may have: few while reads are in flight, which would queue
+    /// after them.
     fn write_depth(&self) -> usize {
         let config = &self.shared.config;
         (if self.shared.is_read() { config.write_depth_reading() } else { config.write_depth() }) as usize
     }
 
-    /// Whether nothing is written for now.
+    /// Whether the tier accepts no writes for now.
     pub fn is_read_only(&self) -> bool {
         !self.log.is_trusted() || self.shared.lock().ssd.as_ref().is_none_or(|s| !s.health.writes())
     }
 
-    /// A device that ends nothing for as long as any call may take is not waited for: callers go on without it.
-    fn notice_stuck(&mut self) {
+    /// Stop writing if the device completed nothing for as long as a call may take, so that callers
+    /// do not wait for it.
+    fn detect_stall(&mut self) {
         let now = self.shared.now();
-        if self.device.look(self.log.ended(), self.log.in_flight(), now) < self.shared.config.deadline() {
+        if self.stall.observe(self.log.ended(), self.log.in_flight(), now) < self.shared.config.deadline() {
             return;
         }
         if self.shared.lock().ssd.as_mut().is_some_and(|s| s.health.stop_writing(now)) {
-            self.state_changed("nothing that was submitted ends");
+            self.state_changed("the device completes no submitted operation");
         }
     }
 
-    /// A checkpoint behind everything, then the end.
+    /// Take a final checkpoint after all other work, then end the task.
     fn close(&mut self) -> bool {
         let Some(id) = self.closing else { return false };
-        let waiting = self.stalled.is_some() || !self.behind.is_empty();
+        let waiting = self.stalled.is_some() || !self.pending_flushes.is_empty();
         if !self.log.idle() || self.reclaim.is_some() || self.checkpoint.is_some() || waiting {
             return false;
         }
@@ -248,14 +257,14 @@ impl Flusher {
             true if self.sealed_since_checkpoint == u32::MAX => Answer::Done,
             true => {
                 self.begin_checkpoint(true);
-                // Set so that the second time round there is nothing left to do.
+                // A marker: on the next call no checkpoint is left to take.
                 self.sealed_since_checkpoint = u32::MAX;
                 return true;
             }
             false => Answer::Done,
         };
         self.shared.lock().answer(id, answer);
-        self.over = true;
+        self.finished = true;
         self.shared.progress.raise();
         true
     }
@@ -263,11 +272,11 @@ impl Flusher {
 
 impl Task for Flusher {
     fn step(&mut self) -> Step {
-        if self.over {
+        if self.finished {
             return Step::Done;
         }
         if !self.expire() {
-            // Abandoned: what is under way ends, nothing new begins.
+            // Abandoned: operations in flight end, and none begins.
             self.log.drop_made();
             let mut events = Vec::new();
             if self.log.in_flight() == 0 {
@@ -277,7 +286,7 @@ impl Task for Flusher {
             return Step::Again;
         }
         let mut busy = self.pump(None);
-        self.notice_stuck();
+        self.detect_stall();
         busy |= self.step_purge();
         busy |= self.step_probe();
         busy |= self.step_read_back();
@@ -296,7 +305,7 @@ impl Task for Flusher {
             self.pump(Some(WAIT));
             return Step::Again;
         }
-        // What was only gathered is submitted before sleeping.
+        // Submit gathered records before sleeping.
         if self.pump(None) || !self.log.idle() { Step::Again } else { Step::Idle(IDLE) }
     }
 }

@@ -1,8 +1,9 @@
-//! Trying whether a device that failed does its work again, and taking it into use.
+//! Probes a failed device, and puts the tier back into service.
 //!
-//! A trial goes to a segment that holds nothing: its new incarnation is made durable in both copies of the manifest,
-//! its head is written, synced, read back and compared. Nothing that was written before the failure is vouched for
-//! by it: that was forgotten when it happened, and its segments are reclaimed like others.
+//! A probe uses a segment that holds nothing. It makes the segment's new incarnation durable in
+//! both copies of the manifest, writes the segment's head, syncs it, reads it back and compares. A
+//! successful probe says nothing about earlier writes: those were dropped when the device failed,
+//! and their segments are reclaimed like others.
 
 use pagelith_io::buffer::AlignedBuf;
 use pagelith_io::disk::{Completion, FileId, Op};
@@ -12,9 +13,9 @@ use pagelith_layouts::ids::{Incarnation, SegmentId, SegmentOrder};
 use pagelith_layouts::segment::{self, SegmentIdentity};
 use pagelith_tiers::ssd::segments::SegmentState;
 
-use crate::flusher::{Flusher, TAG_TRIAL};
+use crate::flusher::{Flusher, TAG_PROBE};
 
-/// How far a trial is.
+/// The step that a probe waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Preparing,
@@ -23,45 +24,46 @@ enum Stage {
     Reading,
 }
 
-/// A trial under way.
+/// A probe under way.
 #[derive(Debug)]
-pub(crate) struct Trial {
+pub(crate) struct Probe {
     stage: Stage,
     segment: SegmentId,
 }
 
 impl Flusher {
-    /// Begin a trial when it is time, or go on with it; true if anything was done.
+    /// Begin a probe when it is due, or continue it; true if anything was done.
     pub(crate) fn step_probe(&mut self) -> bool {
-        match self.trial.as_ref().map(|t| t.stage) {
+        match self.probe.as_ref().map(|t| t.stage) {
             Some(Stage::Preparing) => self.log.spare().is_some() && self.write_head(),
             Some(Stage::Writing | Stage::Syncing | Stage::Reading) => false,
-            None => self.begin_trial(),
+            None => self.begin_probe(),
         }
     }
 
-    fn begin_trial(&mut self) -> bool {
+    fn begin_probe(&mut self) -> bool {
         let now = self.shared.now();
         let due = self.shared.lock().ssd.as_ref().is_some_and(|s| s.health.probe_due(now));
         let quiet = self.log.idle() && self.log.in_flight() == 0 && self.reclaim.is_none();
         if !due || !quiet || self.is_purging() || self.checkpoint.is_some() || self.closing.is_some() {
             return false;
         }
-        // A trial in files that are gone would succeed and prove nothing.
+        // A probe in deleted files would succeed and prove nothing.
         if let Some(Err(fault)) = self.shared.volume.as_ref().map(|v| v.disk.check_names()) {
-            self.trial_failed(&fault.to_string(), false);
+            self.probe_failed(&fault.to_string(), false);
             return true;
         }
         if let Some((identity, _)) = self.log.spare() {
-            self.trial = Some(Trial { stage: Stage::Preparing, segment: identity.segment });
+            self.probe = Some(Probe { stage: Stage::Preparing, segment: identity.segment });
             return self.write_head();
         }
         match self.prepare_free() {
-            Some(segment) => self.trial = Some(Trial { stage: Stage::Preparing, segment }),
+            Some(segment) => self.probe = Some(Probe { stage: Stage::Preparing, segment }),
             None => {
-                // No segment is free, so no write can be tried: a sync has to do, and reclaim comes next.
-                self.trial = Some(Trial { stage: Stage::Reading, segment: SegmentId(0) });
-                self.submit_trial(Stage::Syncing, |file, _| Ok(Op::Sync { file }));
+                // Without a free segment no write can be probed: a sync must suffice, and reclaim
+                // comes next.
+                self.probe = Some(Probe { stage: Stage::Reading, segment: SegmentId(0) });
+                self.submit_probe(Stage::Syncing, |file, _| Ok(Op::Sync { file }));
             }
         }
         true
@@ -70,7 +72,7 @@ impl Flusher {
     fn write_head(&mut self) -> bool {
         let Some((identity, order)) = self.log.spare() else { return false };
         let Some(bytes) = self.head(identity, order) else { return false };
-        self.submit_trial(Stage::Writing, |file, offset| {
+        self.submit_probe(Stage::Writing, |file, offset| {
             let mut buf = AlignedBuf::new(ALIGN as usize)?;
             buf.copy_from_slice(&bytes);
             Ok(Op::Write { file, offset, parts: vec![buf.into_part()] })
@@ -83,27 +85,27 @@ impl Flusher {
         Some(segment::encode_head(identity, order, volume.geometry.segment_bytes))
     }
 
-    fn submit_trial(&mut self, stage: Stage, op: impl FnOnce(FileId, u64) -> std::io::Result<Op>) {
-        let (Some(volume), Some(trial)) = (self.shared.volume.clone(), self.trial.as_mut()) else { return };
-        let (file, offset) = volume.place(trial.segment, 0);
-        trial.stage = stage;
-        let submitted = op(file, offset).ok().is_some_and(|op| self.log.submit(TAG_TRIAL, op).is_ok());
+    fn submit_probe(&mut self, stage: Stage, op: impl FnOnce(FileId, u64) -> std::io::Result<Op>) {
+        let (Some(volume), Some(probe)) = (self.shared.volume.clone(), self.probe.as_mut()) else { return };
+        let (file, offset) = volume.place(probe.segment, 0);
+        probe.stage = stage;
+        let submitted = op(file, offset).ok().is_some_and(|op| self.log.submit(TAG_PROBE, op).is_ok());
         if !submitted {
-            self.trial_failed("no memory or no room in the queue", false);
+            self.probe_failed("no memory or no room in the queue", false);
         }
     }
 
-    /// An operation of the trial ended.
-    pub(crate) fn trial_ended(&mut self, completion: Completion) {
-        let Some(stage) = self.trial.as_ref().map(|t| t.stage) else { return };
+    /// An operation of the probe ended.
+    pub(crate) fn probe_ended(&mut self, completion: Completion) {
+        let Some(stage) = self.probe.as_ref().map(|t| t.stage) else { return };
         if let Err(fault) = completion.result {
-            return self.trial_failed(&fault.to_string(), fault.op == FaultOp::Sync);
+            return self.probe_failed(&fault.to_string(), fault.op == FaultOp::Sync);
         }
         match stage {
             Stage::Preparing => {}
-            Stage::Writing => self.submit_trial(Stage::Syncing, |file, _| Ok(Op::Sync { file })),
-            Stage::Syncing if self.log.spare().is_none() => self.trial_ok(),
-            Stage::Syncing => self.submit_trial(Stage::Reading, |file, offset| {
+            Stage::Writing => self.submit_probe(Stage::Syncing, |file, _| Ok(Op::Sync { file })),
+            Stage::Syncing if self.log.spare().is_none() => self.probe_succeeded(),
+            Stage::Syncing => self.submit_probe(Stage::Reading, |file, offset| {
                 let buf = AlignedBuf::new(ALIGN as usize)?;
                 Ok(Op::Read { file, offset, parts: vec![buf.into_part()] })
             }),
@@ -112,27 +114,27 @@ impl Flusher {
                 let read = completion.op.into_parts().pop();
                 let same = read.zip(written).is_some_and(|(part, head)| part.bytes() == head);
                 match same {
-                    true => self.trial_ok(),
-                    // It acks what it does not do.
-                    false => self.trial_failed("what was written reads otherwise", true),
+                    true => self.probe_succeeded(),
+                    // The device acknowledges writes that it does not make.
+                    false => self.probe_failed("read-back differs from what was written", true),
                 }
             }
         }
     }
 
-    /// The segment of a trial could not be prepared.
+    /// The segment of a probe could not be prepared.
     pub(crate) fn not_ready(&mut self, segment: SegmentId, fault: &IoFault) {
         self.free_segment(segment);
-        if self.trial.is_some() {
-            // What it was of the manifest that failed is told of by itself.
-            self.trial_failed(&fault.to_string(), false);
+        if self.probe.is_some() {
+            // Not a failed sync: `Event::ManifestFailed` reports the manifest's fault itself.
+            self.probe_failed(&fault.to_string(), false);
         }
     }
 
-    fn trial_failed(&mut self, reason: &str, sync: bool) {
-        self.trial = None;
+    fn probe_failed(&mut self, reason: &str, sync: bool) {
+        self.probe = None;
         reason.clone_into(&mut self.reason);
-        // Another one is tried next, if there is one.
+        // The next probe takes another segment, if one is free.
         if let Some(segment) = self.log.drop_spare() {
             self.free_segment(segment);
         }
@@ -142,26 +144,26 @@ impl Flusher {
         let changed = ssd.health.probe_failed(sync, now);
         let state = ssd.health.state();
         drop(core);
-        tracing::warn!(reason, state = state.name(), "ssd tier is not well yet");
+        tracing::warn!(reason, state = state.name(), "probe of the ssd tier failed");
         if changed {
             self.state_changed(reason);
         }
     }
 
-    /// The tier is on again: what was refused meanwhile and is still here is written after all.
-    fn trial_ok(&mut self) {
-        self.trial = None;
+    /// The tier is on again: queue the frames in DRAM whose writes were refused.
+    fn probe_succeeded(&mut self) {
+        self.probe = None;
         if !self.log.trust_again() {
-            return self.trial_failed("the log is not at rest", false);
+            return self.probe_failed("the log still has work from before the failure", false);
         }
-        self.kept.clear();
+        self.deferred_victims.clear();
         let now = self.shared.now();
         let mut core = self.shared.lock();
         if let Some(ssd) = core.ssd.as_mut() {
             ssd.health.probe_ok(now);
         }
         let again = core.requeue_unsaved();
-        // The manifest did not take these; those that waited for it have heard so.
+        // The manifest did not take these generations; their requests have failed already.
         let missing: Vec<_> = core
             .visibility
             .generations()
@@ -177,7 +179,7 @@ impl Flusher {
         self.shared.progress.raise();
     }
 
-    /// Prepare the free segment whose turn it is; which one, if there is any.
+    /// Prepare the next free segment and return it; `None` if no segment is free.
     pub(crate) fn prepare_free(&mut self) -> Option<SegmentId> {
         let mut core = self.shared.lock();
         let ssd = core.ssd.as_mut()?;
@@ -190,11 +192,11 @@ impl Flusher {
         Some(id)
     }
 
-    /// A segment that was prepared, or not quite, and never written to may be prepared again.
+    /// Free a segment that was prepared, completely or not, and never written to.
     fn free_segment(&mut self, segment: SegmentId) {
         let mut core = self.shared.lock();
         if let Some(ssd) = core.ssd.as_mut() {
-            // Of those that were ready its order is the newest, so that another is tried next.
+            // Its order is the newest of the free segments, so another one is taken next.
             ssd.segments.set_state(segment, SegmentState::Free);
         }
     }

@@ -1,5 +1,6 @@
-//! A removal is answered only after its tombstones were read back from the device: a write that was acked and lost, torn
-//! or misdirected would let what was removed come back at the next open, and nothing else would ever notice.
+//! Reads tombstones back from the device before a removal is answered. A write that was
+//! acknowledged but lost, torn or misdirected would let removed objects return at the next open,
+//! and nothing else would detect it.
 
 use pagelith_io::buffer::AlignedBuf;
 use pagelith_io::disk::{Completion, Op};
@@ -12,7 +13,7 @@ use crate::flusher::{Flusher, TAG_READBACK};
 use crate::session::release_segment;
 
 impl Flusher {
-    /// The tombstones of a request are durable, as far as the device says: look.
+    /// The device reports a request's tombstones as durable: read them back.
     pub(crate) fn read_back(&mut self, answer: u64) {
         let (Some(volume), Some(place)) = (self.shared.volume.clone(), self.tombstones.get(&answer)) else {
             return self.read_back_ended(answer, "tombstone was not written");
@@ -25,17 +26,18 @@ impl Flusher {
         if submitted {
             let segment = place.identity.segment;
             self.reading_back.insert(tag, (answer, segment));
-            // Nobody is to write there while the device has the read, however long that takes.
+            // The segment must not be overwritten while the device has the read, however long that
+            // takes.
             if let Some(guards) = &self.shared.published.guards {
                 guards.enter_again(segment);
             }
         } else {
-            // No room in the queue: it is tried again with the next step.
+            // No room in the queue: the next step tries again.
             self.to_read_back.push(answer);
         }
     }
 
-    /// Go on with what found no room in the queue.
+    /// Submit the reads that found no room in the queue.
     pub(crate) fn step_read_back(&mut self) -> bool {
         let waiting = std::mem::take(&mut self.to_read_back);
         let any = !waiting.is_empty();
@@ -43,7 +45,7 @@ impl Flusher {
         any && self.to_read_back.is_empty()
     }
 
-    pub(crate) fn was_read_back(&mut self, tag: u64, completion: Completion) {
+    pub(crate) fn read_back_completed(&mut self, tag: u64, completion: Completion) {
         let Some((answer, segment)) = self.reading_back.remove(&tag) else { return };
         release_segment(&self.shared, segment);
         let Some(place) = self.tombstones.get(&answer).copied() else { return };
@@ -68,7 +70,7 @@ impl Flusher {
     }
 }
 
-/// Whether these bytes are the tombstones that were written there.
+/// Whether these bytes are the tombstones written at `place`.
 fn holds(bytes: &[u8], place: &RecordPlace) -> bool {
     Record::decode(bytes).is_ok_and(|record| {
         record.expect(place.identity, place.offset).is_ok() && record.facts().kind == RecordKind::Tombstones

@@ -1,11 +1,14 @@
-//! Reclaim: emptying a sealed segment so that it can be used again.
+//! Reclaim empties a sealed segment so that it can be used again.
 //!
-//! 1. The policy picks a victim; its footer says what was in it, or its headers if it has none.
-//! 2. Records that the index still finds there, and that are pinned or recent enough for the budget, are
-//!    read, verified and appended again, and so are tombstones that may still shadow something.
-//! 3. A sync covers them. Only then does the index forget the rest, and only when the last reader has left
-//!    is the segment free. Without the sync a crash could take both copies: the new one because it was not
-//!    durable, the old one because the segment was written over.
+//! 1. The policy picks a victim. Its footer lists its records; without a footer, its record headers
+//!    do.
+//! 2. Records that the index still finds there, and that are pinned or recent enough for the
+//!    budget, are read, verified and appended again. So are tombstones that may still shadow
+//!    something.
+//! 3. A sync covers the copies. Only then are the victim's remaining entries dropped from the
+//!    index, and only when its last reader has left is it free. Without the sync, a crash could
+//!    take both copies: the new one because it was not durable, the old one because the segment was
+//!    overwritten.
 
 mod moving;
 mod scan;
@@ -29,21 +32,22 @@ use pagelith_tiers::ssd::segments::SegmentState;
 
 use self::scan::Scan;
 use self::tombstones::Tombstone;
-use crate::flusher::{Flusher, TAG_FOOTER, TAG_READBACK, TAG_RECORD, TAG_SCAN, TAG_SCRUB, TAG_TRIAL};
+use crate::flusher::{Flusher, TAG_FOOTER, TAG_PROBE, TAG_READBACK, TAG_RECORD, TAG_SCAN, TAG_SCRUB};
 use crate::index::SsdPlace;
 use crate::visibility::Sight;
 
-/// Of a segment, one part in so many has to come free for it to be emptied: less, and the device would write that
-/// much more than it is given.
+/// A victim is emptied only if at least one part in `GAIN_MIN` of it becomes free. With less, the
+/// device would write that much more than is put.
 const GAIN_MIN: u64 = 8;
-/// Bytes of a segment's end that are read at first.
+/// Bytes read from a segment's end to find its footer, at first.
 const TAIL_BYTES: u64 = 64 * 1024;
-/// How long a victim that could not be emptied is left alone: pins end, and room comes, without a signal.
-const KEPT: Duration = Duration::from_secs(1);
-/// The same of one that could not be read: each try may take the device long.
-const UNREADABLE: Duration = Duration::from_secs(60);
+/// Time before a victim that could not be emptied is tried again: pins end, and space appears,
+/// without a signal.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The same for a victim that could not be read: each try may occupy the device for long.
+const RETRY_UNREADABLE_AFTER: Duration = Duration::from_secs(60);
 
-/// A record of the victim that is to survive.
+/// A record of the victim that is to be moved.
 #[derive(Clone, Debug)]
 struct Survivor {
     record: u64,
@@ -60,8 +64,8 @@ enum Stage {
     Syncing,
 }
 
-/// A victim that could not be emptied: when it may be tried again, and whether the device is to blame.
-pub(crate) struct Kept {
+/// A victim that could not be emptied: when it may be tried again, and whether reads of it failed.
+pub(crate) struct DeferredVictim {
     until: Mono,
     unreadable: bool,
 }
@@ -84,17 +88,18 @@ pub(crate) struct Reclaim {
     to_read: Vec<Survivor>,
     reading: BTreeMap<u64, Survivor>,
     next_tag: u64,
-    /// Units that wait for room in the log, and how many are in it.
+    /// Units that wait for room in the log, and the number of those in it.
     ready: Vec<Unit>,
     in_log: usize,
-    /// Something that must survive could not be moved: the victim is kept.
-    kept: bool,
-    /// Something is to be written again.
+    /// A record that must survive could not be moved: defer the victim.
+    defer: bool,
+    /// Whether any record is written again.
     moves: bool,
 }
 
 impl Reclaim {
-    /// Whether something of the victim is, or may be once its footer was read, still to be appended.
+    /// Whether records of the victim remain to be appended, or may turn out to once its footer is
+    /// read.
     pub fn needs_room(&self) -> bool {
         match self.stage {
             Stage::Footer | Stage::Scanning | Stage::Moving => true,
@@ -104,25 +109,25 @@ impl Reclaim {
 }
 
 impl Flusher {
-    /// Free segments below which a victim is looked for: one to be prepared and, in a store with many, one
-    /// in reserve.
+    /// Free segments below which a victim is sought: one to be prepared and, in a store with many,
+    /// one in reserve.
     fn low_water(&self) -> usize {
         let count = self.shared.volume.as_ref().map_or(0, |v| v.geometry.segment_count);
         if count >= 16 { 2 } else { 1 }
     }
 
-    /// Begin or go on with a reclaim; true if anything was done.
+    /// Begin or continue a reclaim; true if anything was done.
     pub(crate) fn step_reclaim(&mut self) -> bool {
         if self.reclaim.is_some() && self.is_read_only() {
             self.stop_moving();
         }
-        let left = self.leave();
+        let freed = self.free_drained();
         let more = match self.reclaim.as_ref().map(|r| &r.stage) {
             None => self.begin_reclaim(),
             Some(Stage::Footer | Stage::Scanning | Stage::Syncing) => false,
             Some(Stage::Moving) => self.move_records(),
         };
-        left || more
+        freed || more
     }
 
     fn begin_reclaim(&mut self) -> bool {
@@ -135,31 +140,34 @@ impl Flusher {
         let (entries, refused) = (core.index.len(), core.counters.puts_refused);
         let index_full = entries * 100 > core.index.capacity() * 95;
         if !index_full {
-            self.entries_before = u64::MAX;
+            self.entries_at_reclaim = u64::MAX;
         }
-        // A victim full of what is pinned gives no entry back, and the next one does not either: without a put that
-        // asks for room, the device would be written full of the same for as long as the pins are held.
-        let for_index = index_full && (entries < self.entries_before || refused != self.refused_seen);
+        // A victim full of pinned objects gives no entry back, and the next victim may not either.
+        // Without this condition the device would be filled with copies of them for as long as the
+        // pins last.
+        let for_index =
+            index_full && (entries < self.entries_at_reclaim || refused != self.refused_at_reclaim);
         let now = self.shared.now();
-        self.kept.retain(|_, kept| kept.until > now);
+        self.deferred_victims.retain(|_, deferred| deferred.until > now);
         let Some(ssd) = core.ssd.as_mut().filter(|s| s.health.writes()) else { return false };
-        // Readers are gone soon; one that stays does not hold up the rest.
-        let soon = self.leaving.iter().filter(|(_, since)| now.since(*since) < KEPT).count();
+        // Draining segments are usually free soon; one whose reader stays must not delay the
+        // others.
+        let soon = self.draining.iter().filter(|(_, since)| now.since(*since) < RETRY_AFTER).count();
         let for_space = ssd.segments.count(SegmentState::Free) + soon < low;
         if !for_space && !for_index {
             return false;
         }
         let mut sealed = ssd.segments.sealed();
-        sealed.retain(|s| !self.kept.contains_key(&s.segment));
+        sealed.retain(|s| !self.deferred_victims.contains_key(&s.segment));
         let Some(victim) = ssd.policy.victim(&sealed).map(|i| sealed[i].segment) else {
             let none_free = ssd.segments.count(SegmentState::Free) == 0;
             drop(core);
-            return (none_free && (self.forget_stuck() || self.stop_without_room()))
+            return (none_free && (self.clear_blocked_namespaces() || self.stop_without_room()))
                 || (index_full && self.seal_for_room(refused));
         };
         ssd.segments.set_state(victim, SegmentState::Reclaiming);
         if !for_space {
-            (self.refused_seen, self.entries_before) = (refused, entries);
+            (self.refused_at_reclaim, self.entries_at_reclaim) = (refused, entries);
         }
         let identity = SegmentIdentity {
             store: volume.store,
@@ -178,7 +186,7 @@ impl Flusher {
             next_tag: 0,
             ready: Vec::new(),
             in_log: 0,
-            kept: false,
+            defer: false,
             moves: false,
         });
         tracing::debug!(segment = victim.0, for_space, entries, "reclaim");
@@ -186,13 +194,16 @@ impl Flusher {
         true
     }
 
-    /// Every victim is kept, there is no segment left, and what keeps some of them are tombstones that no
-    /// room is left for: nothing could ever be written again. Their namespaces are cleared, which the
-    /// manifest has room for: a cache may forget, what was removed may not come back. Only removals in great
-    /// numbers, or a crash at the one moment at which reclaim holds the last segment, lead here.
-    fn forget_stuck(&mut self) -> bool {
-        let stuck = std::mem::take(&mut self.stuck);
-        for &namespace in &stuck {
+    /// Every victim is deferred, no segment is free, and no room is left for the tombstones of some
+    /// victims: nothing could ever be written again. Clear the tombstones' namespaces instead, for
+    /// which the manifest always has room: a cache may lose objects, but removed objects must not
+    /// return.
+    ///
+    /// Only very many removals lead here, or a crash at the moment at which reclaim holds the last
+    /// segment.
+    fn clear_blocked_namespaces(&mut self) -> bool {
+        let blocked = std::mem::take(&mut self.blocked_namespaces);
+        for &namespace in &blocked {
             tracing::error!(%namespace, "no room is left for tombstones, their namespace is cleared");
             let mut core = self.shared.lock();
             let generation = core.clear(namespace);
@@ -201,33 +212,36 @@ impl Flusher {
             self.clears.push((namespace, generation, 0));
             self.log.raise_generation(namespace, generation);
         }
-        // The victims are tried again when their time is over; by then the manifest has it.
-        !stuck.is_empty()
+        // The victims are tried again after their delay; by then the manifest has the generations.
+        !blocked.is_empty()
     }
 
-    /// There is no segment left, and the device can read none of those that might be emptied. Who waits for room would
-    /// wait as long as the device is as it is, and so would a clear behind it: nothing more is written. Each trial
-    /// looks at the victims again.
+    /// No segment is free, and the device can read none of the victims. Requests for space would
+    /// wait until the device recovers, and so would a clear after them: stop writing. Each probe
+    /// tries the victims again.
     fn stop_without_room(&mut self) -> bool {
-        let moving = self.log.in_flight() > 0 || !self.leaving.is_empty() || self.is_purging();
-        if self.kept.is_empty() || moving || !self.kept.values().all(|kept| kept.unreadable) {
+        let moving = self.log.in_flight() > 0 || !self.draining.is_empty() || self.is_purging();
+        if self.deferred_victims.is_empty()
+            || moving
+            || !self.deferred_victims.values().all(|deferred| deferred.unreadable)
+        {
             return false;
         }
         let now = self.shared.now();
         let stopped = self.shared.lock().ssd.as_mut().is_some_and(|s| s.health.stop_writing(now));
         if stopped {
-            self.state_changed("no segment is left, and none can be read to be emptied");
+            self.state_changed("no segment is free, and no victim can be read");
         }
         stopped
     }
 
-    /// The index is full of what lies in the open segment: that becomes a victim once it is sealed. Only after
-    /// another put was refused, else what is pinned would be written again and again.
+    /// The index is full of objects in the open segment, which becomes a victim once it is sealed.
+    /// Done only after another put was refused, or pinned objects would be written again and again.
     fn seal_for_room(&mut self, puts_refused: u64) -> bool {
-        if self.refused_seen == puts_refused {
+        if self.refused_at_reclaim == puts_refused {
             return false;
         }
-        (self.refused_seen, self.entries_before) = (puts_refused, u64::MAX);
+        (self.refused_at_reclaim, self.entries_at_reclaim) = (puts_refused, u64::MAX);
         self.log.seal_open();
         true
     }
@@ -242,15 +256,15 @@ impl Flusher {
             Err(_) => false,
         };
         if !submitted {
-            self.keep_victim();
+            self.defer_victim();
         }
     }
 
-    /// An operation that reclaim or a checkpoint submitted came back.
+    /// An operation that the engine submitted to the log's queue ended.
     pub(crate) fn other(&mut self, tag: u64, completion: Completion) {
         match tag >> 32 << 32 {
-            TAG_TRIAL => self.trial_ended(completion),
-            TAG_READBACK => self.was_read_back(tag, completion),
+            TAG_PROBE => self.probe_ended(completion),
+            TAG_READBACK => self.read_back_completed(tag, completion),
             TAG_SCRUB => self.scrub_read(completion),
             TAG_SCAN => self.scan_read(completion),
             TAG_RECORD => self.record_read(tag, completion),
@@ -281,7 +295,7 @@ impl Flusher {
         }
     }
 
-    /// Decide what survives.
+    /// Decide which records survive.
     #[tracing::instrument(level = "debug", skip_all, name = "reclaim")]
     fn choose(&mut self, entries: &[FooterEntry]) {
         let shared = self.shared.clone();
@@ -296,7 +310,7 @@ impl Flusher {
                     .ssd
                     .as_ref()
                     .is_some_and(|s| s.segments.tombstone_needed(r.segment, Sequence(e.sequence)));
-                // A clear hides what the tombstone hides, but only once it is durable itself.
+                // A clear hides what the tombstone hides, but only once the clear is durable.
                 let durable = self.durable_generations.get(&e.key.namespace()).copied();
                 let current = durable.unwrap_or(Generation::FIRST) <= Generation(e.generation);
                 if needed && current && !mutant::on(Mutant::TombstoneDropped) {
@@ -316,7 +330,7 @@ impl Flusher {
                 continue;
             }
             let found = core.index.find(fingerprint).find(|i| i.ssd == Some(place));
-            // What is attached to nothing is of no use to anybody.
+            // An attached object without its base is of no use.
             let Some(found) = found.filter(|f| core.is_visible(f)) else { continue };
             let tick = core.full_tick(found.tick);
             let pinned = core.pins.is_pinned(fingerprint) && !mutant::on(Mutant::PinIgnored);
@@ -330,7 +344,7 @@ impl Flusher {
             record.1 = record.1.max(tick);
             record.2 += 1;
         }
-        // A group of which a member is gone is invisible, and not worth moving.
+        // A group that lost a member is invisible, and not worth moving.
         let whole: Vec<_> =
             records.into_values().filter(|(.., live, count)| *live == *count as usize).collect();
         let facts: Vec<_> = whole
@@ -344,20 +358,20 @@ impl Flusher {
             r.to_read = chosen.into_iter().rev().map(|i| whole[i].0.clone()).collect();
         }
         drop(core);
-        let tombstones = tombstones::joined(tombstones);
+        let tombstones = tombstones::packed(tombstones);
         let bytes: u64 = r.to_read.iter().map(|s| s.bytes).sum();
         let tombstone_bytes = tombstones.len() as u64 * ALIGN;
         let gain = segment_bytes.saturating_sub(bytes + tombstone_bytes);
         if gain < segment_bytes / GAIN_MIN {
-            // To write it all again would free nothing. What is older goes first, and with it the tombstones' use;
-            // pins end.
+            // Writing everything again would free nothing. Older victims go first, after which
+            // these tombstones may be obsolete; pins end.
             if tombstone_bytes > segment_bytes / 2 {
-                self.stuck.extend(tombstones.iter().map(|(.., keys)| keys[0].namespace()));
+                self.blocked_namespaces.extend(tombstones.iter().map(|(.., keys)| keys[0].namespace()));
             }
             self.reclaim = Some(r);
-            return self.keep_victim();
+            return self.defer_victim();
         }
-        tracing::debug!(records = r.to_read.len(), tombstones = tombstones.len(), "what survives");
+        tracing::debug!(records = r.to_read.len(), tombstones = tombstones.len(), "reclaim survivors");
         r.moves = !r.to_read.is_empty() || !tombstones.is_empty();
         for (generation, sequence, keys) in tombstones {
             r.ready.push(self.tombstone_unit(generation, sequence, &keys, None));
@@ -369,33 +383,33 @@ impl Flusher {
     pub(crate) fn reclaim_synced(&mut self, ok: bool) {
         let Some(r) = self.reclaim.as_mut() else { return };
         if !ok {
-            return self.keep_victim();
+            return self.defer_victim();
         }
         let (segment, members) = (r.segment, std::mem::take(&mut r.members));
         if !r.moves {
-            // It cost nothing, so the next may follow, whatever came of it.
-            self.entries_before = u64::MAX;
+            // It wrote nothing, so the next reclaim may follow, whatever this one freed.
+            self.entries_at_reclaim = u64::MAX;
         }
         let mut core = self.shared.lock();
-        // What was cleared is held by no pin.
+        // A pin does not hold an object that was cleared.
         let stays = |m: &Member| {
             core.pins.is_pinned(m.fingerprint)
                 && core.generation(m.key.namespace()) == m.generation
                 && core.index.find(m.fingerprint).any(|e| e.ssd == Some(m.place) && core.is_visible(&e))
         };
         if members.iter().any(stays) && !mutant::on(Mutant::PinIgnored) {
-            // Pinned after the choice was made. The next try moves it.
+            // Pinned after the choice. The next try moves it.
             drop(core);
-            return self.keep_victim();
+            return self.defer_victim();
         }
-        // There will be room: what an earlier victim was kept for may be written now.
-        self.stuck.clear();
+        // A segment becomes free, so tombstones of deferred victims may be written now.
+        self.blocked_namespaces.clear();
         for m in members {
-            // What was cleared was told of as that.
+            // The event of the clear covers cleared objects: no event for each key.
             let key = (core.generation(m.key.namespace()) == m.generation).then_some(&m.key);
             core.drop_ssd(m.fingerprint, m.place, key);
         }
-        // Where headers were read instead of the footer, one that is damaged said nothing of what lies behind it.
+        // If headers were read instead of the footer, a damaged header hides the records after it.
         if let Some(ssd) = core.ssd.as_mut().filter(|s| s.segments.get(segment).live_objects > 0) {
             ssd.purges.push_back(Some(segment));
             core.visibility.hide_segment(segment);
@@ -403,43 +417,44 @@ impl Flusher {
         }
         drop(core);
         self.reclaim = None;
-        self.leaving.push((segment, self.shared.now()));
-        self.leave();
+        self.draining.push((segment, self.shared.now()));
+        self.free_drained();
     }
 
-    /// Emptied victims are free once their last reader has left and nothing leads to them; true if one is.
-    fn leave(&mut self) -> bool {
-        if self.leaving.is_empty() {
+    /// Free the emptied victims that have no reader and no index entry left; true if any was freed.
+    fn free_drained(&mut self) -> bool {
+        if self.draining.is_empty() {
             return false;
         }
         let shared = self.shared.clone();
         let mut core = shared.lock();
-        let before = self.leaving.len();
-        let purging = self.purge.as_ref().map(|p| p.what);
-        self.leaving.retain(|(segment, _)| {
+        let before = self.draining.len();
+        let purging = self.purge.as_ref().map(|p| p.segment);
+        self.draining.retain(|(segment, _)| {
             let waiting = core.ssd.as_ref().is_some_and(|s| s.purges.contains(&Some(*segment)));
             if waiting || purging == Some(Some(*segment)) {
                 return true;
             }
-            // Last: what is closed stays so until it is opened anew.
-            if !core.is_left(*segment) && !mutant::on(Mutant::ReadersIgnored) {
+            // Must be the last condition: it closes the segment until it is opened anew.
+            if !core.close_if_unread(*segment) && !mutant::on(Mutant::ReadersIgnored) {
                 return true;
             }
             core.set_segment_state(*segment, SegmentState::Free);
             core.counters.segments_reclaimed += 1;
             false
         });
-        let left = self.leaving.len() < before;
-        if left {
+        let freed = self.draining.len() < before;
+        if freed {
             self.shared.progress.raise();
         }
-        left
+        freed
     }
 
-    /// Nothing more is written: what was to be moved stays where it is, and so does the victim.
+    /// The tier stopped writing: records that were to be moved stay in the victim, and the victim
+    /// stays.
     fn stop_moving(&mut self) {
         let Some(r) = self.reclaim.as_mut().filter(|r| r.needs_room()) else { return };
-        r.kept = true;
+        r.defer = true;
         r.to_read.clear();
         for unit in r.ready.drain(..) {
             self.units.remove(&unit.id);
@@ -447,18 +462,20 @@ impl Flusher {
     }
 
     /// Give up on this victim for now.
-    fn keep_victim(&mut self) {
-        self.keep_for(KEPT, false);
+    fn defer_victim(&mut self) {
+        self.defer_for(RETRY_AFTER, false);
     }
 
-    /// Give up on it for longer: there may be tombstones in what was not read, so it cannot be used again.
-    fn keep_unreadable(&mut self) {
-        self.keep_for(UNREADABLE, true);
+    /// Give up on this victim for longer: what was not read may be tombstones, so the segment
+    /// cannot be reused.
+    fn defer_unreadable(&mut self) {
+        self.defer_for(RETRY_UNREADABLE_AFTER, true);
     }
 
-    fn keep_for(&mut self, duration: Duration, unreadable: bool) {
+    fn defer_for(&mut self, duration: Duration, unreadable: bool) {
         let Some(r) = self.reclaim.take() else { return };
-        self.kept.insert(r.segment, Kept { until: self.shared.now().after(duration), unreadable });
+        self.deferred_victims
+            .insert(r.segment, DeferredVictim { until: self.shared.now().after(duration), unreadable });
         self.shared.lock().set_segment_state(r.segment, SegmentState::Sealed);
     }
 }

@@ -1,5 +1,5 @@
-//! How long reads from the SSD tier took lately: a read whose time may be over before is staged, so that its caller is not kept
-//! waiting for memory that the kernel has.
+//! Tracks recent SSD read latency. A read that may outlast its deadline goes through a staging
+//! buffer, so that the caller need not wait for memory that the kernel still owns.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use std::time::Duration;
 use pagelith_io::clock::Mono;
 use pagelith_io::sync::AtomicU64;
 
-/// After so long without a longer read the estimate is half of what it was.
+/// Time after which the estimate halves, unless a longer read was seen.
 const HALF_LIFE: Duration = Duration::from_secs(10);
-/// Looks this far apart or less, as those of a waiting session are, say when a completion came.
-const LOOKS_APART: Duration = Duration::from_millis(40);
+/// Polls at most this far apart, as a waiting session makes them, tell when a completion arrived.
+const POLLS_APART: Duration = Duration::from_millis(40);
 
-/// The longest read of late, of all sessions: a maximum that decays. The two numbers are written apart; at worst one estimate is
-/// wrong for a moment.
+/// The longest recent read of all sessions: a maximum that decays. The two fields are stored
+/// separately; at worst one estimate is briefly wrong.
 #[derive(Default)]
 pub(crate) struct SlowReads {
     longest: AtomicU64,
@@ -22,7 +22,7 @@ pub(crate) struct SlowReads {
 }
 
 impl SlowReads {
-    /// A read took so long.
+    /// Record that a read took `took`.
     pub fn note(&self, took: Duration, now: Mono) {
         if took > self.recent(now) {
             self.at.store(now.0, Ordering::Relaxed);
@@ -30,29 +30,31 @@ impl SlowReads {
         }
     }
 
-    /// The longest of late; zero before the first.
+    /// The longest recent read; zero before the first.
     pub fn recent(&self, now: Mono) -> Duration {
         let age = now.since(Mono(self.at.load(Ordering::Relaxed)));
         let halvings = u32::try_from(age.as_nanos() / HALF_LIFE.as_nanos()).unwrap_or(u32::MAX);
         Duration::from_nanos(self.longest.load(Ordering::Relaxed).checked_shr(halvings).unwrap_or(0))
     }
 
-    /// Whether a read that has until `deadline` may take longer. What is late already is not read at all.
+    /// Whether a read with this deadline may take longer. A read whose deadline has passed is not
+    /// submitted at all, hence false.
     pub fn may_outlast(&self, deadline: Mono, now: Mono) -> bool {
         now < deadline && deadline.since(now) < self.recent(now)
     }
 }
 
-/// When a session looked for completions last.
+/// When a session last polled for completions.
 #[derive(Default)]
 pub(crate) struct Looks(Mono);
 
 impl Looks {
-    /// A look begins, or ends with completions: since when these have been there, as far as the device is to blame. Between two looks that
-    /// are far apart the session did something else.
+    /// Record a poll that begins, or that returned completions. Returns the time from which the
+    /// device's completions had been available: `now` for a regular poll, else the previous poll,
+    /// since the session did other work in between.
     pub fn look(&mut self, now: Mono) -> Mono {
         let before = std::mem::replace(&mut self.0, now);
-        if now.since(before) <= LOOKS_APART { now } else { before }
+        if now.since(before) <= POLLS_APART { now } else { before }
     }
 }
 
@@ -69,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn longest_read_counts_until_it_is_long_ago() {
+    fn longest_read_halves_over_time() {
         let slow = SlowReads::default();
         assert!(!slow.may_outlast(at(1), at(0)), "nothing was read yet");
         slow.note(ms(800), at(1000));
@@ -82,19 +84,19 @@ mod tests {
     }
 
     #[test]
-    fn a_read_outlasts_a_deadline_that_is_nearer_than_the_longest_read() {
+    fn read_may_outlast_deadline_nearer_than_longest_read() {
         let slow = SlowReads::default();
         slow.note(ms(100), at(1000));
         assert!(slow.may_outlast(at(1099), at(1000)));
         assert!(!slow.may_outlast(at(1100), at(1000)));
-        assert!(!slow.may_outlast(at(1000), at(1000)), "it is late");
+        assert!(!slow.may_outlast(at(1000), at(1000)), "deadline passed");
     }
 
     #[test]
-    fn time_between_looks_far_apart_is_not_the_devices() {
+    fn time_between_distant_polls_is_not_counted() {
         let mut looks = Looks::default();
         looks.look(at(1000));
         assert_eq!(looks.look(at(1020)), at(1020));
-        assert_eq!(looks.look(at(9000)), at(1020), "the session did something else");
+        assert_eq!(looks.look(at(9000)), at(1020), "the session did other work");
     }
 }

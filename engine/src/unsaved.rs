@@ -1,23 +1,24 @@
-//! What would be lost if the store ended now.
+//! Counts the objects that would be lost if the store ended now.
 
 use pagelith_tiers::policy::FrameId;
 
 use crate::core::Core;
-use crate::flusher::Written;
+use crate::flusher::UnsyncedUnit;
 use crate::frames::{Frame, FrameState};
 use crate::index::Entry;
 
 impl Core {
-    /// Objects that are not durable, and their bytes: those that wait in DRAM to be written, and those that no sync has covered.
-    /// Not those that were written and that reclaim has evicted from SSD since, unless the tier takes no writes: what DRAM has of them is a
-    /// cache. A look at every frame, and where the tier takes no writes at every object of it. None without an SSD tier.
+    /// Objects that are not durable, and their bytes: frames in DRAM that wait to be written, and
+    /// written objects that no sync has covered. Objects that reclaim has evicted from SSD count
+    /// only while the tier takes no writes; otherwise their frames are a cache. Visits every frame
+    /// and, without writes, every object of each. Zero without an SSD tier.
     pub fn unsaved(&self) -> (u64, u64) {
         let unsynced = self.ssd.as_ref().map_or((0, 0), |ssd| ssd.unsynced);
         let unwritten = self.unwritten();
         (unsynced.0 + unwritten.0, unsynced.1 + unwritten.1)
     }
 
-    /// Of those, what was not written.
+    /// The part of `unsaved` that was not written.
     pub fn unwritten(&self) -> (u64, u64) {
         let Some(ssd) = &self.ssd else { return (0, 0) };
         let takes_writes = ssd.health.writes();
@@ -34,16 +35,16 @@ impl Core {
         left.fold((0, 0), |sum, m| (sum.0 + 1, sum.1 + m.extent.bytes))
     }
 
-    /// Objects were written; no sync has covered them.
-    pub fn note_written(&mut self, written: &Written) {
+    /// Objects were written; no sync has covered them yet.
+    pub fn note_written(&mut self, written: &UnsyncedUnit) {
         if let Some(ssd) = self.ssd.as_mut() {
             ssd.unsynced.0 += written.members.len() as u64;
             ssd.unsynced.1 += written.bytes;
         }
     }
 
-    /// A sync has covered them, or they are given up.
-    pub fn note_synced(&mut self, written: &Written) {
+    /// A sync has covered these objects, or they were given up.
+    pub fn note_synced(&mut self, written: &UnsyncedUnit) {
         if let Some(ssd) = self.ssd.as_mut() {
             ssd.unsynced.0 = ssd.unsynced.0.saturating_sub(written.members.len() as u64);
             ssd.unsynced.1 = ssd.unsynced.1.saturating_sub(written.bytes);

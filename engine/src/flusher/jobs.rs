@@ -1,4 +1,4 @@
-//! What is asked of the tier becomes records: jobs leave the queue in their order and are appended to the log.
+//! Turns queued jobs into log records, in queue order.
 
 use std::sync::atomic::Ordering;
 
@@ -9,21 +9,22 @@ use pagelith_layouts::record::{GroupKind, RecordKind};
 use pagelith_tiers::ssd::append::{Unit, UnitMember};
 use pagelith_tiers::ssd::segments::SegmentState;
 
-use super::{Appended, Flusher, Purpose};
+use super::{Flusher, PendingUnit, SyncPurpose};
 use crate::core::{Answer, Core, Job, SsdCore};
 use crate::error::{Error, ErrorKind};
 use crate::frame_io::Held;
 use crate::frames::FrameState;
 use crate::reclaim::Reclaim;
 
-/// What is to be written or done next.
+/// The next work from the queue.
 enum Next {
     Frames(Vec<Held>),
     Other(Job),
 }
 
 impl Flusher {
-    /// Move jobs into the log while it has room, until it has begun a write: the device gets that before the next is made.
+    /// Append jobs until the log is full or has begun a write: the device receives that write
+    /// before the next is gathered.
     pub(super) fn take_jobs(&mut self) -> bool {
         let mut moved = false;
         let before = self.log.in_flight();
@@ -52,7 +53,7 @@ impl Flusher {
 
     fn take_job(&mut self, job: Job) {
         match job {
-            // Those are taken many at a time.
+            // `next_jobs` returns frames as `Next::Frames`.
             Job::Frame(_) => {}
             Job::Tombstones { id, generation, sequence, keys } => {
                 let unit = self.tombstone_unit(generation, sequence, &keys, Some(id));
@@ -76,8 +77,8 @@ impl Flusher {
         }
     }
 
-    /// Append frames until the log begins a write beyond `before` or one has to wait for a segment; the rest goes back to
-    /// where it was.
+    /// Append frames until the log begins a write beyond `before` or one has to wait for a segment;
+    /// the remaining frames return to the queue.
     fn append_frames(&mut self, frames: Vec<Held>, before: usize) {
         let mut frames = frames.into_iter();
         for held in frames.by_ref() {
@@ -92,8 +93,9 @@ impl Flusher {
         }
     }
 
-    /// What comes next, in one section: the frames that make the next write, each held until that is over, or one job of
-    /// another kind. Frames and what is behind them are never taken together: if their write fails they go back in front of it.
+    /// Take the next work in one critical section: the frames of the next write, each pinned until
+    /// it ends, or one job of another kind. Frames and a job after them are never taken together:
+    /// if the frames' write fails, they return to the queue ahead of that job.
     fn next_jobs(&mut self) -> Option<Next> {
         let room = self.log.wanted_bytes();
         let shared = self.shared.clone();
@@ -122,23 +124,24 @@ impl Flusher {
         (!frames.is_empty()).then_some(Next::Frames(frames))
     }
 
-    /// Whether a unit is of a page that was removed or cleared while it waited for a segment: there may be none for
-    /// long, and its memory is wanted.
+    /// Whether a unit's page was removed or cleared while it waited for a segment. That wait may be
+    /// long, and the frame's memory is needed.
     fn is_dead(&self, id: u64) -> bool {
-        let Some(Appended::Frame(held)) = self.units.get(&id) else { return false };
+        let Some(PendingUnit::Frame(held)) = self.units.get(&id) else { return false };
         self.shared.lock().frames.get(held.frame.id).is_none_or(|f| f.dead)
     }
 
-    /// Append a unit of a job. False if it has to wait for a segment; it is kept.
+    /// Append a unit of a job; false if it was kept to wait for a segment.
     fn append(&mut self, unit: Unit) -> bool {
         let moves = self.reclaim.as_ref().is_some_and(Reclaim::needs_room);
         let none_free = |s: &SsdCore| s.segments.count(SegmentState::Free) == 0;
         let is_full = || self.shared.lock().ssd.as_ref().is_none_or(none_free);
-        // The last segment is reclaim's while it has something to move, from its first byte to its last: else
-        // nobody could make room. What may be moved fits into it, since it came out of one.
+        // While reclaim has records to move, the last segment is reserved for it from its first
+        // byte to its last, or no space could ever be freed. Survivors fit into one segment because
+        // they come from one.
         let fits = self.log.open_fits(&unit);
-        // And nobody but reclaim takes the last segment at all: after a crash the open one is sealed, and
-        // without another one nothing could be moved any more.
+        // Jobs never open the last free segment at all: after a crash the open segment is sealed,
+        // and without another one reclaim could move nothing.
         if !(fits && (self.log.has_spare() || !moves)) && is_full() {
             self.stalled = Some(unit);
             return false;
@@ -152,7 +155,7 @@ impl Flusher {
         }
     }
 
-    /// The core learns what was appended since the last time.
+    /// Account in the core for the units appended since the last call.
     pub fn note_appended(&mut self, core: &mut Core) {
         let Some(ssd) = core.ssd.as_mut().filter(|_| !self.appended.is_empty()) else { return };
         for (segment, bytes, sequence) in self.appended.drain(..) {
@@ -163,8 +166,8 @@ impl Flusher {
         self.shared.published.tick.store(core.now_tick(), Ordering::Relaxed);
     }
 
-    /// Append a unit; what its segment holds from now on is to be noted ([`Flusher::note_appended`]) before anything else is
-    /// decided.
+    /// Append a unit. The caller must account for it ([`Flusher::note_appended`]) before it decides
+    /// anything that depends on the segment's contents.
     pub fn append_now(&mut self, unit: Unit) -> Result<(), Unit> {
         let (sequence, data) = (unit.sequence, unit.kind == RecordKind::Data);
         let (bytes, id) = (unit.record_bytes(), unit.id);
@@ -174,14 +177,14 @@ impl Flusher {
         }
         self.appended.push((place.identity.segment, bytes, data.then_some(sequence)));
         let answer = match self.units.get(&id) {
-            Some(Appended::Tombstones(answer)) => *answer,
-            Some(Appended::Frame(_) | Appended::Moved(_)) | None => None,
+            Some(PendingUnit::Tombstones(answer)) => *answer,
+            Some(PendingUnit::Frame(_) | PendingUnit::Moved(_)) | None => None,
         };
         if let Some(answer) = answer {
             if mutant::on(Mutant::TombstoneBeforeSync) {
                 self.shared.lock().answer(answer, Answer::Done);
             }
-            self.sync_for(Purpose::Tombstones(answer));
+            self.sync_for(SyncPurpose::Tombstones(answer));
         }
         Ok(())
     }
@@ -208,11 +211,11 @@ impl Flusher {
             members: data.members.iter().map(member).collect(),
             payload: held.parts(&self.shared.memory),
         };
-        self.units.insert(id, Appended::Frame(held));
+        self.units.insert(id, PendingUnit::Frame(held));
         unit
     }
 
-    /// A record of tombstones; `keys` is not empty, and all are of one namespace.
+    /// A tombstone record; `keys` is not empty, and all keys are of one namespace.
     pub fn tombstone_unit(
         &mut self,
         generation: Generation,
@@ -221,7 +224,7 @@ impl Flusher {
         answer: Option<u64>,
     ) -> Unit {
         let id = self.unit_id();
-        self.units.insert(id, Appended::Tombstones(answer));
+        self.units.insert(id, PendingUnit::Tombstones(answer));
         Unit {
             id,
             kind: RecordKind::Tombstones,
@@ -241,10 +244,11 @@ impl Flusher {
         }
     }
 
-    /// What is asked of a tier that takes nothing hears so at once: nobody else would answer it.
+    /// While the tier accepts no writes, fail queued requests at once: no other task would answer
+    /// them.
     pub(super) fn refuse_jobs(&mut self) -> bool {
         let asked = self.stalled.is_some()
-            || !self.behind.is_empty()
+            || !self.pending_flushes.is_empty()
             || self.shared.lock().ssd.as_ref().is_some_and(|s| !s.queue.is_empty());
         let refuse = asked && self.is_read_only();
         if refuse {
@@ -253,7 +257,7 @@ impl Flusher {
         refuse
     }
 
-    /// Nothing is written for now: everything that waits for the tier hears so, and frames stay in DRAM only.
+    /// Fail every request that waits for the tier; frames stay in DRAM only.
     pub fn fail_queue(&mut self) {
         let stalled = self.stalled.take().map(|u| u.id);
         let mut core = self.shared.lock();
@@ -261,7 +265,7 @@ impl Flusher {
         let state = ssd.health.state().name();
         let mut jobs = std::mem::take(&mut ssd.queue);
         ssd.removing = 0;
-        jobs.extend(self.behind.drain(..).map(|behind| Job::Flush { id: behind.flush }));
+        jobs.extend(self.pending_flushes.drain(..).map(|pending| Job::Flush { id: pending.flush }));
         let message = format!("ssd tier is {state}: {}", self.reason);
         let failed = || Answer::Failed(Error::new(ErrorKind::Unavailable, message.clone()));
         for job in jobs {

@@ -1,4 +1,5 @@
-//! Moving what survives a reclaim: read, verified, appended again, and found where it lies now.
+//! Moves the survivors of a reclaim: reads them, verifies them, appends them again, and updates the
+//! index.
 
 use pagelith_io::buffer::Part;
 use pagelith_io::disk::{Completion, Op};
@@ -13,32 +14,32 @@ use pagelith_tiers::ssd::segments::SegmentState;
 
 use super::Stage;
 use crate::core::Core;
-use crate::flusher::{Appended, Flusher, Purpose, TAG_RECORD, Written};
+use crate::flusher::{Flusher, PendingUnit, SyncPurpose, TAG_RECORD, UnsyncedUnit};
 use crate::index::SsdPlace;
 use crate::visibility::Sight;
 
-/// Records read and not yet appended.
+/// Most records that are read and not yet appended.
 const READS_MAX: usize = 4;
 
 impl Flusher {
-    /// Read, append, and finish once everything is written.
+    /// Read and append survivors; request a sync once everything is written.
     pub(super) fn move_records(&mut self) -> bool {
         let mut moved = self.append_ready();
         moved |= self.read_records();
         let Some(r) = self.reclaim.as_mut() else { return moved };
         if r.to_read.is_empty() && r.reading.is_empty() && r.ready.is_empty() && r.in_log == 0 {
-            if r.kept {
-                self.keep_victim();
+            if r.defer {
+                self.defer_victim();
                 return true;
             }
             r.stage = Stage::Syncing;
-            // Step 3: also when nothing was moved, because what the index lost to newer records in other
-            // segments may be no more durable there.
+            // Step 3, needed also when nothing was moved: newer records in other segments, to which
+            // the index lost this segment's entries, may not be durable yet.
             if mutant::on(Mutant::FreeBeforeMoved) {
                 self.reclaim_synced(true);
                 return true;
             }
-            self.sync_for(Purpose::Reclaim);
+            self.sync_for(SyncPurpose::Reclaim);
             return true;
         }
         moved
@@ -56,8 +57,8 @@ impl Flusher {
                 if fits {
                     r.to_read.push(survivor);
                 } else {
-                    // Larger than all staging memory: given up, unless it may not be.
-                    r.kept |= survivor.pinned;
+                    // Larger than the staging pool: drop it, unless it must survive.
+                    r.defer |= survivor.pinned;
                     any = true;
                 }
                 break;
@@ -87,12 +88,12 @@ impl Flusher {
         let part = completion.op.into_parts().pop().filter(|_| ok);
         let id = self.unit_id();
         let unit =
-            part.zip(identity).and_then(|(part, identity)| unit_of(id, part, identity, survivor.record));
+            part.zip(identity).and_then(|(part, identity)| decode_unit(id, part, identity, survivor.record));
         let Some(r) = self.reclaim.as_mut() else { return };
         match unit {
             Some(unit) => {
                 r.ready.push(unit);
-                self.units.insert(id, Appended::Moved(survivor.members));
+                self.units.insert(id, PendingUnit::Moved(survivor.members));
             }
             None => {
                 tracing::warn!(
@@ -119,15 +120,15 @@ impl Flusher {
             let Some(unit) = self.reclaim.as_mut().and_then(|r| r.ready.pop()) else { break };
             let id = unit.id;
             let members = match self.units.get(&id) {
-                Some(Appended::Moved(members)) => members.clone(),
+                Some(PendingUnit::Moved(members)) => members.clone(),
                 _ => Vec::new(),
             };
             let (alive, pinned) = {
                 let core = self.shared.lock();
-                (is_alive(&core, &members), members.iter().any(|m| core.pins.is_pinned(m.0)))
+                (all_in_place(&core, &members), members.iter().any(|m| core.pins.is_pinned(m.0)))
             };
             if !alive {
-                // Removed, replaced or cleared since: writing it again would bring it back at a crash.
+                // Removed, replaced or cleared since: a new copy would return after a crash.
                 self.units.remove(&id);
                 any = true;
                 continue;
@@ -153,12 +154,12 @@ impl Flusher {
                 Err(unit) => {
                     any = true;
                     if members.is_empty() {
-                        self.stuck.insert(unit.namespace);
+                        self.blocked_namespaces.insert(unit.namespace);
                     }
-                    // No room will come: what may go goes, what may not keeps the victim as it is.
+                    // No room will appear: drop the record if it may go, else defer the victim.
                     self.units.remove(&id);
                     if let Some(r) = self.reclaim.as_mut() {
-                        r.kept |= pinned || members.is_empty();
+                        r.defer |= pinned || members.is_empty();
                     }
                 }
             }
@@ -166,7 +167,7 @@ impl Flusher {
         any
     }
 
-    /// Whether a segment is on its way to the log.
+    /// Whether a segment is being prepared for the log, or can be.
     fn waits_for_segment(&self) -> bool {
         let free = self.shared.lock().ssd.as_ref().map_or(0, |s| s.segments.count(SegmentState::Free));
         self.log.is_trusted() && (free > 0 || !self.log.wants_segment())
@@ -175,9 +176,9 @@ impl Flusher {
     pub(crate) fn move_written(&mut self, id: u64, members: Vec<(u128, SsdPlace)>, place: &RecordPlace) {
         let mut core = self.shared.lock();
         let (mut now, mut from) = (Vec::new(), Vec::new());
-        // A member that could not be read has left meanwhile, and takes the others along: a group is whole or not
-        // here.
-        let whole = is_alive(&core, &members) && !members.iter().any(|(_, old)| core.is_hidden_at(*old));
+        // A member that could not be read was dropped in the meantime, and takes the others along:
+        // a group is visible as a whole or not at all.
+        let whole = all_in_place(&core, &members) && !members.iter().any(|(_, old)| core.is_hidden_at(*old));
         if !whole {
             members.iter().for_each(|(fingerprint, old)| {
                 core.drop_ssd(*fingerprint, *old, None);
@@ -185,7 +186,7 @@ impl Flusher {
             core.events.forgot();
         }
         for (fingerprint, old) in members.iter().filter(|_| whole) {
-            // A record moves as it is: its payloads lie as far behind its header as before.
+            // A record moves as a unit: its payloads keep their distance from its header.
             let (segment, record) = (place.identity.segment, place.offset);
             let new = SsdPlace { payload_delta: old.payload_delta, ..SsdPlace::at(segment, record, 0) };
             if core.place_ssd(*fingerprint, |e| e.ssd == Some(*old), new) {
@@ -194,36 +195,36 @@ impl Flusher {
             }
         }
         drop(core);
-        // Without members nobody's place depends on it.
+        // Without members no index entry depends on this unit.
         if !now.is_empty() {
-            self.written.insert(id, Written { namespace: None, members: now, bytes: place.bytes, from });
+            self.written.insert(id, UnsyncedUnit { namespace: None, members: now, bytes: place.bytes, from });
         }
         self.reclaim_unit_done();
     }
 
-    /// A unit of reclaim's is out of the log.
+    /// The log finished a unit of reclaim.
     pub(crate) fn reclaim_unit_done(&mut self) {
         if let Some(r) = self.reclaim.as_mut() {
             r.in_log = r.in_log.saturating_sub(1);
         }
     }
 
-    /// A unit of reclaim's could not be written: the victim is kept.
+    /// A unit of reclaim could not be written: defer the victim.
     pub(crate) fn reclaim_move_failed(&mut self) {
         if let Some(r) = self.reclaim.as_mut() {
-            r.kept = true;
+            r.defer = true;
         }
         self.reclaim_unit_done();
     }
 }
 
-/// Whether the index still finds every member where it was read from; tombstones always are.
-fn is_alive(core: &Core, members: &[(u128, SsdPlace)]) -> bool {
+/// Whether the index still finds every member where it was read; vacuously true for tombstones.
+fn all_in_place(core: &Core, members: &[(u128, SsdPlace)]) -> bool {
     members.iter().all(|(fp, place)| core.index.find(*fp).any(|e| e.ssd == Some(*place)))
 }
 
-/// The record in `part` as a unit to be appended again; `None` if anything of it does not verify.
-fn unit_of(id: u64, part: Part, identity: SegmentIdentity, offset: u64) -> Option<Unit> {
+/// The record in `part` as a unit to be appended again; `None` if any part fails verification.
+fn decode_unit(id: u64, part: Part, identity: SegmentIdentity, offset: u64) -> Option<Unit> {
     let record = Record::decode(part.bytes()).ok()?;
     record.expect(identity, offset).ok()?;
     let facts = record.facts();

@@ -1,4 +1,4 @@
-//! What was in a victim whose footer cannot be read, or that never got one: its headers say, one after the other.
+//! Lists the records of a victim without a readable footer, by its record headers in order.
 
 use pagelith_io::buffer::AlignedBuf;
 use pagelith_io::disk::{Completion, Op};
@@ -9,7 +9,7 @@ use pagelith_tiers::ssd::walk::Walk;
 use super::Stage;
 use crate::flusher::{Flusher, TAG_SCAN};
 
-/// A look at every header of the victim.
+/// A scan of all record headers of the victim.
 #[derive(Debug)]
 pub(super) struct Scan {
     walk: Walk,
@@ -28,10 +28,10 @@ impl Flusher {
         let end = if data_end > 0 { data_end } else { volume.geometry.segment_bytes };
         r.stage = Stage::Scanning;
         r.scan = Some(Scan { walk: Walk::new(r.identity, end), entries: Vec::new(), tried: false });
-        self.scan_on();
+        self.continue_scan();
     }
 
-    fn scan_on(&mut self) {
+    fn continue_scan(&mut self) {
         let Some(volume) = self.shared.volume.clone() else { return };
         let Some((segment, scan)) = self.reclaim.as_mut().and_then(|r| Some((r.segment, r.scan.as_mut()?)))
         else {
@@ -46,7 +46,7 @@ impl Flusher {
             self.log.submit(TAG_SCAN, Op::Read { file, offset, parts: vec![buf.into_part()] }).is_ok()
         });
         if !submitted {
-            self.keep_victim();
+            self.defer_victim();
         }
     }
 
@@ -58,19 +58,19 @@ impl Flusher {
         if let Err(fault) = &completion.result {
             tracing::warn!(%fault, segment = segment.0, "victim cannot be read");
             if !std::mem::replace(&mut scan.tried, true) {
-                return self.scan_on();
+                return self.continue_scan();
             }
             self.suspect(segment);
-            return self.keep_unreadable();
+            return self.defer_unreadable();
         }
         scan.tried = false;
         let Some(part) = completion.op.into_parts().pop() else { return };
         let entries = &mut scan.entries;
         scan.walk.feed(part.bytes(), &mut |record| entries.extend(footer::entries_of(record)));
-        self.scan_on();
+        self.continue_scan();
     }
 
-    /// Something of a segment could not be read, or is not intact.
+    /// Part of a segment could not be read, or is not intact.
     pub(crate) fn suspect(&mut self, segment: SegmentId) {
         let now = self.shared.now();
         let mut core = self.shared.lock();

@@ -1,5 +1,5 @@
-//! What a victim's tombstones become: as few records as they fit into, or a log that many objects are removed from one
-//! by one would in the end hold little else, a block for each.
+//! Packs a victim's tombstones into as few records as possible. Otherwise a log from which many
+//! objects are removed one at a time would end up filled with one-block tombstone records.
 
 use pagelith_layouts::ids::{Generation, NamespaceId, Sequence};
 use pagelith_layouts::key::ObjectKey;
@@ -9,22 +9,23 @@ use pagelith_layouts::record::MEMBERS_MAX;
 #[derive(Clone, Debug)]
 pub(super) struct Tombstone {
     pub generation: Generation,
-    /// What was put before this is gone.
+    /// Objects put before this are removed.
     pub sequence: Sequence,
     pub key: ObjectKey,
-    /// The index has no object of this key.
+    /// Whether the index has no object of this key.
     pub absent: bool,
 }
 
-/// Records of one namespace and generation each.
+/// Packs tombstones into records of one namespace and one generation each.
 ///
-/// A record has one sequence. Tombstones of different ones share the highest of theirs if their keys are absent: all
-/// that was put under them up to now may stay away, and what will be put gets a higher sequence. A key that is here
-/// may have been put between the two, so its tombstone shares a record with those of its own sequence only. The
-/// sequence is never higher than that of some tombstone, so that it goes as soon as everything older has gone.
-pub(super) fn joined(mut tombstones: Vec<Tombstone>) -> Vec<(Generation, Sequence, Vec<ObjectKey>)> {
+/// A record has one sequence. Tombstones of absent keys share the highest of their sequences:
+/// everything put under these keys so far may stay hidden, and a later put gets a higher sequence.
+/// A key that is present may have been put between two sequences, so its tombstone shares a record
+/// only with those of its own sequence. A record's sequence is always that of one of its
+/// tombstones, so that the record becomes obsolete as soon as everything older is gone.
+pub(super) fn packed(mut tombstones: Vec<Tombstone>) -> Vec<(Generation, Sequence, Vec<ObjectKey>)> {
     let order = |t: &Tombstone| (t.absent, t.key.namespace(), t.generation);
-    // By key in the end, so that none is in a record twice.
+    // By key last, so that duplicates of a key are adjacent.
     tombstones.sort_by_key(|t| (order(t), if t.absent { Sequence(0) } else { t.sequence }, t.key));
     let mut out: Vec<(Generation, Sequence, Vec<ObjectKey>)> = Vec::new();
     let mut last: Option<(bool, NamespaceId, Generation)> = None;
@@ -68,17 +69,17 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Every key is in exactly one record for each of its sequences if it is here, and in one with at least its
-        /// highest if it is absent; no record has a sequence that no tombstone of it has, mixes namespaces or
-        /// generations, or holds a key twice.
+        /// A present key is in exactly one record for each of its sequences; an absent key is in
+        /// one with at least its highest sequence. No record has a sequence that none of its
+        /// tombstones has, mixes namespaces or generations, or holds a key twice.
         #[test]
-        fn no_tombstone_is_lost_or_raised_above_all(
+        fn packed_tombstones_keep_every_key_and_sequence(
             drawn in proptest::collection::vec((0u8..2, 0u16..40, 1u64..3, 1u64..20), 0..200),
         ) {
             let here = |n: u16| n < 8;
             let all: Vec<_> =
                 drawn.iter().map(|(ns, n, g, s)| tombstone(*ns, *n, *g, *s, !here(*n))).collect();
-            let records = joined(all.clone());
+            let records = packed(all.clone());
             let mut found: BTreeMap<(ObjectKey, u64), Vec<u64>> = BTreeMap::new();
             for (generation, sequence, keys) in &records {
                 proptest::prop_assert!(!keys.is_empty() && keys.len() <= MEMBERS_MAX);
@@ -103,9 +104,9 @@ mod tests {
     }
 
     #[test]
-    fn removals_one_by_one_become_one_record() {
+    fn single_removals_are_packed_into_full_records() {
         let all = (0..1500).map(|n| tombstone(1, n, 1, 1 + u64::from(n), true)).collect();
-        let records = joined(all);
+        let records = packed(all);
         assert_eq!(records.len(), 2);
         assert_eq!(records.iter().map(|(.., keys)| keys.len()).sum::<usize>(), 1500);
         assert_eq!(records[1].1, Sequence(1500));

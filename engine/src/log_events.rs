@@ -1,4 +1,4 @@
-//! What follows from the log's reports: places enter the index, requests are answered, faults are acted on.
+//! Handles the log's events: enters places into the index, answers requests, acts on faults.
 
 use pagelith_io::fault::{FaultKind, FaultOp, IoFault};
 use pagelith_layouts::align::align_up;
@@ -11,31 +11,34 @@ use smallvec::SmallVec;
 
 use crate::core::{Answer, Core, Job, SsdCore};
 use crate::error::{Error, ErrorKind};
-use crate::flusher::{Appended, Flusher, Purpose, Written};
+use crate::flusher::{Flusher, PendingUnit, SyncPurpose, UnsyncedUnit};
 use crate::frame_io::Held;
 use crate::index::{Entry, SsdPlace};
 use crate::outcome::FlushReport;
 
-/// Frames whose places enter the index in one section: others wait for the lock as long.
+/// Frames whose places enter the index in one critical section: bounds how long others wait for the
+/// lock.
 const FRAMES: usize = 8;
 
-/// Enter a frame's places into the index. `None` if nobody would read it there: nothing is changed then.
-fn frame_written(core: &mut Core, held: &Held, place: &RecordPlace) -> Option<Written> {
+/// Enter a frame's places into the index. `None`, with nothing changed, if the place would not be
+/// readable there.
+fn frame_written(core: &mut Core, held: &Held, place: &RecordPlace) -> Option<UnsyncedUnit> {
     let data = &held.data;
     let blocks = data.members.iter().map(|m| m.checksums.len() as u64).sum();
     let mut offset = record::header_bytes(data.members.len() as u64, blocks);
     let dead = core.frames.get(held.frame.id).is_none_or(|f| f.dead);
     let unread = |s: &SsdCore| !s.health.reads() || s.health.is_quarantined(place.identity.segment);
     if !dead && core.ssd.as_ref().is_some_and(unread) {
-        // The walk that forgets what is there may have passed a part of its group: the rest would be left behind, and be
-        // seen without it when the tier is on again.
+        // The purge of the index may have passed some of this group's entries. The remaining ones
+        // would stay, and be visible without them once the tier is on again.
         return None;
     }
     let mut members = Vec::with_capacity(data.members.len());
     for m in &data.members {
         let at = SsdPlace::at(place.identity.segment, place.offset, offset);
         offset += align_up(m.extent.bytes);
-        // A frame that was removed or cleared meanwhile is garbage on SSD; its tombstone follows it.
+        // A frame that was removed or cleared during its write is garbage on SSD; its tombstone
+        // follows it.
         let mine = |e: &Entry| {
             e.frame == Some(held.frame.id.0) && e.ssd.is_none() && u64::from(e.length) == m.extent.bytes
         };
@@ -49,7 +52,7 @@ fn frame_written(core: &mut Core, held: &Held, place: &RecordPlace) -> Option<Wr
     let bytes = data.object_bytes();
     core.release_frame(held.frame);
     core.settle_frame(held.frame);
-    Some(Written { namespace: Some(data.namespace), members, bytes, from: Vec::new() })
+    Some(UnsyncedUnit { namespace: Some(data.namespace), members, bytes, from: Vec::new() })
 }
 
 impl Flusher {
@@ -80,7 +83,7 @@ impl Flusher {
                 if let Some(ssd) = core.ssd.as_mut() {
                     let s = ssd.segments.get_mut(segment);
                     (s.incarnation, s.order) = (incarnation, order);
-                    // Only now can nothing of the old incarnation come back.
+                    // From now on nothing of the old incarnation can be recovered.
                     (s.min_sequence, s.data_end) = (pagelith_layouts::ids::Sequence(u64::MAX), 0);
                     ssd.health.reused(segment);
                     ssd.guards.open(segment, incarnation);
@@ -104,7 +107,7 @@ impl Flusher {
                         self.durable_generations.insert(namespace, generation);
                         Answer::Done
                     }
-                    // That the manifest failed is told of by itself.
+                    // `Event::ManifestFailed` reports the manifest's failure.
                     Err(fault) => Answer::Failed(fault.into()),
                 };
                 let mut core = self.shared.lock();
@@ -125,16 +128,16 @@ impl Flusher {
         let mut frames = Vec::with_capacity(FRAMES);
         for (id, place) in units {
             match self.units.remove(&id) {
-                Some(Appended::Frame(held)) => {
+                Some(PendingUnit::Frame(held)) => {
                     frames.push((id, held, place));
                     if frames.len() == FRAMES {
                         self.frames_written(&mut frames);
                     }
                 }
-                Some(Appended::Moved(members)) => self.move_written(id, members, &place),
-                // Those of reclaim's: it waits for everything it gave to the log.
-                Some(Appended::Tombstones(None)) => self.reclaim_unit_done(),
-                Some(Appended::Tombstones(Some(answer))) => {
+                Some(PendingUnit::Moved(members)) => self.move_written(id, members, &place),
+                // Reclaim waits for every unit it appended.
+                Some(PendingUnit::Tombstones(None)) => self.reclaim_unit_done(),
+                Some(PendingUnit::Tombstones(Some(answer))) => {
                     self.tombstones.insert(answer, place);
                 }
                 None => {}
@@ -143,13 +146,13 @@ impl Flusher {
         self.frames_written(&mut frames);
     }
 
-    /// Enter the places of frames into the index, in one section.
+    /// Enter the places of frames into the index, in one critical section.
     fn frames_written(&mut self, frames: &mut Vec<(u64, Held, RecordPlace)>) {
         if frames.is_empty() {
             return;
         }
         let shared = self.shared.clone();
-        // Before anybody waits for the section.
+        // Outside the lock, so that others do not wait for the cache misses.
         let firsts = frames.iter().filter_map(|(_, held, _)| Some(held.data.members.first()?.fingerprint));
         shared.published.index.prefetch(&firsts.collect::<SmallVec<[u128; FRAMES]>>());
         let mut core = shared.lock();
@@ -161,7 +164,7 @@ impl Flusher {
                     self.written.insert(id, written);
                 }
                 None => {
-                    self.units.insert(id, Appended::Frame(held));
+                    self.units.insert(id, PendingUnit::Frame(held));
                     lost.push(id);
                 }
             }
@@ -172,30 +175,31 @@ impl Flusher {
         }
     }
 
-    /// Units that were not written go to the front of the queue again, as long as the tier is on.
+    /// Return units that were not written to the front of the queue, unless the tier is read-only.
     fn writes_failed(&mut self, ids: Vec<u64>) {
         let give_up = self.is_read_only();
-        // Whoever asked for a flush waits for these too: its request goes behind them.
+        // A flush covers these units too, so its request is queued after them.
         let flushes: Vec<SyncId> = self
             .syncs
             .iter()
             .rev()
             .filter(|(_, purpose)| match purpose {
-                Purpose::Flush(_) => true,
-                Purpose::Tombstones(_) | Purpose::Reclaim | Purpose::Checkpoint(_) => false,
+                SyncPurpose::Flush(_) => true,
+                SyncPurpose::Tombstones(_) | SyncPurpose::Reclaim | SyncPurpose::Checkpoint(_) => false,
             })
             .map(|(id, _)| *id)
             .collect();
         for sync in flushes {
-            if let Some(Purpose::Flush(id)) = self.syncs.remove(&sync)
+            if let Some(SyncPurpose::Flush(id)) = self.syncs.remove(&sync)
                 && let Some(ssd) = self.shared.lock().ssd.as_mut()
             {
                 ssd.queue.push_front(Job::Flush { id });
             }
         }
         if let Some(ssd) = self.shared.lock().ssd.as_mut() {
-            let behind = self.behind.drain(..).rev().map(|behind| Job::Flush { id: behind.flush });
-            behind.for_each(|job| ssd.queue.push_front(job));
+            let flushes =
+                self.pending_flushes.drain(..).rev().map(|pending| Job::Flush { id: pending.flush });
+            flushes.for_each(|job| ssd.queue.push_front(job));
         }
         for id in ids.into_iter().rev() {
             self.write_failed(id, give_up);
@@ -204,7 +208,7 @@ impl Flusher {
 
     pub(crate) fn write_failed(&mut self, id: u64, give_up: bool) {
         match self.units.remove(&id) {
-            Some(Appended::Frame(held)) => {
+            Some(PendingUnit::Frame(held)) => {
                 let mut core = self.shared.lock();
                 let alive = core.frames.get_ref(held.frame).is_some_and(|f| !f.dead);
                 if !(alive && give_up) {
@@ -218,14 +222,14 @@ impl Flusher {
                 core.release_frame(held.frame);
                 core.settle_frame(held.frame);
             }
-            // The extent stays where it was; reclaim notices that it was not moved.
-            Some(Appended::Moved(_)) => self.reclaim_move_failed(),
-            Some(Appended::Tombstones(Some(answer))) => {
+            // The extent stays at its old place; reclaim defers the victim.
+            Some(PendingUnit::Moved(_)) => self.reclaim_move_failed(),
+            Some(PendingUnit::Tombstones(Some(answer))) => {
                 let error = Error::new(ErrorKind::Unavailable, "tombstone could not be written");
-                self.syncs.retain(|_, purpose| *purpose != Purpose::Tombstones(answer));
+                self.syncs.retain(|_, purpose| *purpose != SyncPurpose::Tombstones(answer));
                 self.shared.lock().answer(answer, Answer::Failed(error));
             }
-            Some(Appended::Tombstones(None)) => self.reclaim_move_failed(),
+            Some(PendingUnit::Tombstones(None)) => self.reclaim_move_failed(),
             None => {}
         }
     }
@@ -242,9 +246,9 @@ impl Flusher {
         }
     }
 
-    /// A sync failed: what it should have covered may be gone although reads still see it, and a second sync
-    /// would prove nothing. It is forgotten on SSD; what DRAM has is written again once the tier is on, and what
-    /// reclaim had moved is where it was.
+    /// A sync failed: writes that it should have covered may be lost although reads still see them,
+    /// and another sync would prove nothing. Drop their SSD places. Frames in DRAM are written
+    /// again once the tier is on; moved objects get their old places back.
     fn untrusted(&mut self, units: Vec<(u64, RecordPlace)>) {
         let mut core = self.shared.lock();
         for (id, _) in units {
@@ -271,14 +275,14 @@ impl Flusher {
             false => Answer::Failed(Error::new(ErrorKind::Unavailable, format!("{what}: {fault}"))),
         };
         match purpose {
-            Purpose::Flush(id) => self.shared.lock().answer(id, answer("flush")),
-            Purpose::Tombstones(id) if ok => self.read_back(id),
-            Purpose::Tombstones(id) => {
+            SyncPurpose::Flush(id) => self.shared.lock().answer(id, answer("flush")),
+            SyncPurpose::Tombstones(id) if ok => self.read_back(id),
+            SyncPurpose::Tombstones(id) => {
                 self.tombstones.remove(&id);
                 self.shared.lock().answer(id, answer("remove"));
             }
-            Purpose::Reclaim => self.reclaim_synced(ok),
-            Purpose::Checkpoint(serial) => self.checkpoint_synced(serial, ok),
+            SyncPurpose::Reclaim => self.reclaim_synced(ok),
+            SyncPurpose::Checkpoint(serial) => self.checkpoint_synced(serial, ok),
         }
     }
 
@@ -287,7 +291,7 @@ impl Flusher {
         let mut core = self.shared.lock();
         core.counters.flush_errors += 1;
         let changed = core.ssd.as_mut().is_some_and(|s| match fault.kind {
-            // That files were removed says nothing against the device.
+            // Removed files do not indicate a faulty device.
             FaultKind::Gone => s.health.stop_writing(now),
             _ => s.health.sync_failed(now),
         });
@@ -297,7 +301,7 @@ impl Flusher {
         }
     }
 
-    /// Segments cannot be used again, nor namespaces cleared, before the manifest is written again.
+    /// Without a manifest write, no segment can be reused and no namespace cleared.
     fn manifest_failed(&mut self, fault: &IoFault) {
         if fault.op == FaultOp::Sync {
             return self.sync_failed(fault);
@@ -312,7 +316,7 @@ impl Flusher {
         }
     }
 
-    /// The tier takes nothing from now on, until a trial succeeds.
+    /// The tier accepts nothing until a probe succeeds.
     pub(crate) fn state_changed(&mut self, reason: &str) {
         let mut core = self.shared.lock();
         let Some(ssd) = core.ssd.as_mut() else { return };
